@@ -30,16 +30,37 @@ shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer)'
     fi
 }
 
-# provide NAME FILE COMMAND: sets $folder to a folder in the user's cache, filled once by `COMMAND FILE FOLDER`.
-# If the cache is not writable, $folder is a temporary folder, which is added to $scratch and removed at the end.
+# hash FILE: its SHA-256, or what else this system can tell different files by.
+hash() {
+    if command -v sha256sum >/dev/null 2>&1; then
+        sha256sum <"$1"
+    elif command -v shasum >/dev/null 2>&1; then
+        shasum -a 256 <"$1"
+    else
+        cksum <"$1"
+    fi | tr -cd '0-9a-f'
+}
+
+# is_whole FOLDER: whether its files have the sizes that they had when it was filled.
+is_whole() {
+    [ -f "$1/.sizes" ] || return 1
+    (
+        cd "$1"
+        while read -r size name; do
+            [ -f "$name" ] && [ "$(wc -c <"$name")" -eq "$size" ] || exit 1
+        done <.sizes
+    )
+}
+
+# provide NAME FILE COMMAND: sets $folder to a folder in the user's cache, filled once by `COMMAND FILE FOLDER`, and
+# again if a file in it was cut or is missing. If the cache is not writable, $folder is a temporary folder, which is
+# added to $scratch and removed at the end.
 cache="${DEVCOMM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/devcomm}/packed"
 scratch=
 provide() {
-    folder="$cache/$1-$(cksum <"$2" | tr ' ' '-')"
-    [ ! -d "$folder" ] || return 0
-    cached=yes
+    folder="$cache/$1-$(hash "$2")"
+    ! is_whole "$folder" || return 0
     if ! mkdir -p "$cache" 2>/dev/null || ! partial=$(mktemp -d "$cache/.partial-XXXXXX" 2>/dev/null); then
-        cached=no
         partial=$(mktemp -d)
     fi
     echo "unpacking $1 ..." >&2
@@ -48,12 +69,19 @@ provide() {
         echo "error: $2 does not unpack into $partial" >&2
         exit 1
     fi
-    if [ "$cached" = no ]; then
+    (cd "$partial" && find . -type f ! -name .sizes -exec wc -c {} \; >.sizes)
+    case $partial in
+    "$cache"/*)
+        # Renamed when complete; another process may have been first.
+        is_whole "$folder" || rm -rf "$folder" 2>/dev/null || :
+        mv -T "$partial" "$folder" 2>/dev/null || :
+        ;;
+    esac
+    if [ -d "$partial" ] && is_whole "$folder"; then
+        rm -rf "$partial"
+    elif [ -d "$partial" ]; then
         folder=$partial
         scratch="$scratch $partial"
-    else
-        # Renamed when complete; another process may have been first.
-        mv -T "$partial" "$folder" 2>/dev/null || rm -rf "$partial"
     fi
 }
 

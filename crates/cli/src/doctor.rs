@@ -6,11 +6,14 @@ use std::process::Command;
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
-use devcomm_locate::{GinGpus, GinRoute, NcclPart, NcclTree, find_nccl, find_ptxas, gin_support};
+use devcomm_locate::{
+    GinGpus, GinRoute, NcclPart, NcclTree, find_nccl, find_ptxas, gin_support, wheel_of,
+};
 use serde::Serialize;
 
 use crate::cuda;
-use crate::setup::{NCCL_VERSION, python_with_pip};
+use crate::setup::NCCL_VERSION;
+use crate::wheels::{python_with_pip, verify};
 
 /// Show every component with its version, its path and the command that fixes what is missing
 #[derive(Debug, clap::Args)]
@@ -230,6 +233,9 @@ fn nccl(
 ) -> Component {
     match find_nccl(None, part, |_| Ok(())) {
         Ok(tree) => {
+            if let Some(damage) = damage(path(&tree)) {
+                return Component::missing(name, need, damage, setup);
+            }
             let other = tree.version.is_some_and(|version| version != NCCL_VERSION);
             Component {
                 version: tree.version.map(|version| version.to_string()),
@@ -249,8 +255,17 @@ fn nccl(
     }
 }
 
+/// What is wrong with the cached wheel that has this file, by the hashes of all its files.
+fn damage(file: Option<PathBuf>) -> Option<String> {
+    let wheel = wheel_of(&file?)?;
+    verify(&wheel).err().map(|error| format!("{error:#}"))
+}
+
 fn ptxas(setup: &str) -> Component {
     match find_ptxas() {
+        Ok(path) if let Some(damage) = damage(Some(path.clone())) => {
+            Component::missing("ptxas", NeededFor::Extra, damage, setup)
+        }
         Ok(path) => Component {
             version: first_of(Command::new(&path).arg("--version"), |line| {
                 line.split_once("release ")?.1.split(',').next()

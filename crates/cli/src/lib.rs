@@ -14,3 +14,4 @@ pub mod doctor;
 pub mod new;
 pub mod ptx;
 pub mod setup;
+pub mod wheels;

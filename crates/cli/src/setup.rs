@@ -7,26 +7,37 @@
 //! (`devcomm_locate::cache_dir`). A wheel is unpacked under a temporary name and renamed when
 //! complete, under a lock, so that killed or concurrent setups leave no partial wheel.
 
-use std::fs::{self, File, TryLockError};
-use std::io::IsTerminal;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use cuda_builder::{KernelCompiler, TUNED_TOOLCHAIN, kernel_compiler};
-use devcomm_locate::{
-    NcclPart, NcclTree, NcclVersion, NotFound, cache_dir, find_nccl, find_ptxas, wheel_dir,
-};
+use devcomm_locate::{NcclPart, NcclTree, NcclVersion, NotFound, find_nccl, find_ptxas, wheel_of};
+
+use crate::wheels::{Wheel, fetch, verify};
 
 /// The NCCL version that devcomm is built and tested with; defined only here.
 pub const NCCL_VERSION: NcclVersion = NcclVersion { major: 2, minor: 32, patch: 3 };
 
-/// NCCL's wheel.
-const NCCL_PACKAGE: &str = "nvidia-nccl-cu13";
+/// NCCL's wheel, of [`NCCL_VERSION`].
+const NCCL: Wheel = Wheel {
+    package: "nvidia-nccl-cu13",
+    version: "2.32.3",
+    sha256: [
+        "1459723080ac889d73a26edfa3e04383a7928ab31ac8f0ec43b3ea9548b04ff3",
+        "a5bee92b2f4af218c109f8d221c3c9adcc752b94ae0ffcb0ed5abf9341a7724c",
+    ],
+};
 
-/// The wheel with ptxas, and its version; any ptxas that `find_ptxas` accepts is used instead.
-const PTXAS_PACKAGE: (&str, &str) = ("nvidia-cuda-nvcc", "13.5.37");
+/// The wheel with ptxas; any ptxas that `find_ptxas` accepts is used instead.
+pub const PTXAS: Wheel = Wheel {
+    package: "nvidia-cuda-nvcc",
+    version: "13.5.37",
+    sha256: [
+        "f5c4f7ead5d964fb4af42bbf1e6d3ec3c1e6e9d83b53749f691d387e7fcaa3a7",
+        "588eda18eb5076ae859fe272844b526459228af22df0b117f54eec3aa82bc9c8",
+    ],
+};
 
 /// The components that are optional for a task.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -89,18 +100,18 @@ pub fn setup(quiet: bool, without: Optional) -> Result<()> {
     report("rustc", &format!("{version}, LLVM {llvm_version} ({})", rustc.display()));
 
     let tree = match find_pinned_nccl() {
-        Ok(tree) => tree,
-        Err(_) => {
-            let version = NCCL_VERSION.to_string();
-            fetch(NCCL_PACKAGE, &version, &[(NCCL_PACKAGE, &version)], || {
-                find_pinned_nccl().is_ok()
+        Ok(tree) if quiet || is_whole(&tree.root) => tree,
+        _ => {
+            fetch(NCCL.package, NCCL.version, &[NCCL], || {
+                find_pinned_nccl().is_ok_and(|tree| is_whole(&tree.root))
             })?;
             find_pinned_nccl()?
         }
     };
     report("NCCL", &format!("{NCCL_VERSION} in {} ({})", tree.root.display(), tree.found_by));
 
-    match find_ptxas().or_else(|_| fetch_ptxas()) {
+    let ptxas = find_ptxas().ok().filter(|path| quiet || is_whole(path));
+    match ptxas.map_or_else(fetch_ptxas, Ok) {
         Ok(path) => report("ptxas", &path.display().to_string()),
         Err(error) if without == Optional::Ptxas => {
             eprintln!("warning: continuing without ptxas (no register counts, cubins): {error:#}");
@@ -125,9 +136,18 @@ pub fn find_pinned_nccl() -> Result<NcclTree, NotFound> {
 }
 
 fn fetch_ptxas() -> Result<PathBuf> {
-    let (package, version) = PTXAS_PACKAGE;
-    fetch(package, version, &[PTXAS_PACKAGE], || find_ptxas().is_ok())?;
+    fetch(PTXAS.package, PTXAS.version, &[PTXAS], || {
+        find_ptxas().is_ok_and(|path| is_whole(&path))
+    })?;
     Ok(find_ptxas()?)
+}
+
+/// Whether the cached wheel that has this file has the contents that it had; files elsewhere are
+/// not setup's.
+fn is_whole(file: &Path) -> bool {
+    let Some(Err(damage)) = wheel_of(file).map(|wheel| verify(&wheel)) else { return true };
+    eprintln!("fetching again what was damaged: {damage:#}");
+    false
 }
 
 /// The compiler of kernels; adds `rust-src` to its toolchain if that has none.
@@ -158,173 +178,12 @@ fn rustup(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Downloads wheels, given by package and version, with pip and unpacks them into the folder
-/// `name`-`version` of the cache. Does nothing if another process has done so before this one
-/// gets the cache's lock: `is_there` is then true.
-///
-/// # Errors
-///
-/// If there is no pip, or it cannot download, or the cache cannot be written.
-pub fn fetch(
-    name: &str,
-    version: &str,
-    packages: &[(&str, &str)],
-    is_there: impl Fn() -> bool,
-) -> Result<()> {
-    let target = wheel_dir(name, version);
-    let wheels = target.parent().context("the cache has no folder")?.to_owned();
-    fs::create_dir_all(&wheels).with_context(|| {
-        format!("cannot create {}; set DEVCOMM_CACHE to a writable folder", wheels.display())
-    })?;
-    let _lock = lock(&cache_dir().join("setup.lock"))?;
-    if is_there() {
-        return Ok(());
-    }
-    remove_leftovers(&wheels)?;
-    let python = python_with_pip()?;
-    let partial = wheels.join(format!("{PARTIAL}{name}-{version}"));
-    let (download, tree) = (partial.join("download"), partial.join("tree"));
-    fs::create_dir_all(&tree)?;
-
-    let wanted: Vec<String> =
-        packages.iter().map(|(package, version)| format!("{package}=={version}")).collect();
-    let all = wanted.join(" ");
-    eprintln!("downloading {all} into {} ...", wheels.display());
-    let progress = if std::io::stderr().is_terminal() { "on" } else { "off" };
-    let mut pip = Command::new(python);
-    pip.args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"])
-        .args(["--disable-pip-version-check", "--quiet", "--progress-bar", progress, "--dest"])
-        .arg(&download)
-        .args(&wanted);
-    run(
-        &mut pip,
-        &format!(
-            "pip could not download {all} (its message is above): it needs the \
-             network and a package index; where there is none, copy {} from a machine that has it",
-            target.display()
-        ),
-    )?;
-    for entry in fs::read_dir(&download)? {
-        let wheel = entry?.path();
-        let mut unzip = Command::new(python);
-        unzip.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&tree);
-        run(&mut unzip, &format!("{} does not unpack; is the disk full?", wheel.display()))?;
-    }
-    make_programs_executable(&tree)?;
-    if target.exists() {
-        // Only complete folders get this name, but `is_there` rejects it: it is damaged.
-        fs::remove_dir_all(&target)?;
-    }
-    fs::rename(&tree, &target)?;
-    fs::remove_dir_all(&partial)?;
-    ensure!(is_there(), "{all} is now in {}, but is not found there", target.display());
-    Ok(())
-}
-
-/// Prefix of the folders of unfinished downloads.
-const PARTIAL: &str = ".partial-";
-
-/// Acquires the cache's lock, held until the returned file is dropped.
-fn lock(path: &Path) -> Result<File> {
-    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => return Ok(file),
-        Err(TryLockError::WouldBlock) => {
-            eprintln!("waiting for another setup to finish ({} is locked) ...", path.display());
-        }
-        Err(TryLockError::Error(error)) => return Err(error).context("cannot lock the cache"),
-    }
-    file.lock().context("cannot lock the cache")?;
-    Ok(file)
-}
-
-/// Removes partial downloads of killed setups. The caller holds the lock, so no other setup runs.
-fn remove_leftovers(wheels: &Path) -> Result<()> {
-    for entry in fs::read_dir(wheels)? {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
-            fs::remove_dir_all(entry.path())?;
-        }
-    }
-    Ok(())
-}
-
-/// A Python with pip; that of a virtual environment often has none.
-pub(crate) fn python_with_pip() -> Result<&'static str> {
-    let has_pip = |python: &&str| {
-        let mut pip = Command::new(python);
-        pip.args(["-m", "pip", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
-        pip.status().is_ok_and(|status| status.success())
-    };
-    ["python3", "python", "/usr/bin/python3"].into_iter().find(has_pip).context(
-        "NCCL and ptxas are fetched by pip, and no python3 with pip was found: install Python 3 \
-         and pip (`python3 -m ensurepip --user`, or your system's python3-pip), or set \
-         DEVCOMM_NCCL_HOME to an unpacked NCCL",
-    )
-}
-
-/// Runs a command; `otherwise` is the error if it fails.
-fn run(command: &mut Command, otherwise: &str) -> Result<()> {
-    // pip's messages go to standard error, not into the task's output.
-    let status = command.stdin(Stdio::null()).stdout(std::io::stderr()).status();
-    match status {
-        Ok(status) if status.success() => Ok(()),
-        Ok(_) => bail!("{otherwise}"),
-        Err(error) => Err(error)
-            .with_context(|| format!("{} does not start", command.get_program().display())),
-    }
-}
-
-/// Restores the executable bits in `bin` folders, which Python's zipfile drops.
-fn make_programs_executable(folder: &Path) -> Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() {
-            make_programs_executable(&path)?;
-        } else if folder.ends_with("bin") {
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn programs_of_a_wheel_become_executable_and_nothing_else_does() {
-        let tree = tempfile::tempdir().unwrap();
-        let (bin, lib) = (tree.path().join("nvidia/cu13/bin"), tree.path().join("nvidia/cu13/lib"));
-        for folder in [&bin, &lib] {
-            fs::create_dir_all(folder).unwrap();
-            fs::write(folder.join("file"), "").unwrap();
-            fs::set_permissions(folder.join("file"), fs::Permissions::from_mode(0o644)).unwrap();
-        }
-        make_programs_executable(tree.path()).unwrap();
-        let mode =
-            |folder: &Path| fs::metadata(folder.join("file")).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&bin), mode(&lib)), (0o755, 0o644));
-    }
-
-    #[test]
-    fn the_cache_has_one_lock_holder_at_a_time() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("setup.lock");
-        let held = lock(&path).unwrap();
-        assert!(matches!(File::create(&path).unwrap().try_lock(), Err(TryLockError::WouldBlock)));
-        drop(held);
-        lock(&path).unwrap();
-    }
-
-    #[test]
-    fn a_killed_setup_leaves_nothing_behind_for_the_next() {
-        let wheels = tempfile::tempdir().unwrap();
-        fs::create_dir_all(wheels.path().join(".partial-nvidia-nccl-cu13-2.32.3/tree")).unwrap();
-        fs::create_dir_all(wheels.path().join("nvidia-cuda-nvcc-13.5.37")).unwrap();
-        remove_leftovers(wheels.path()).unwrap();
-        let left: Vec<_> =
-            fs::read_dir(wheels.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
-        assert_eq!(left, ["nvidia-cuda-nvcc-13.5.37"]);
+    fn the_wheel_of_nccl_is_of_the_version_that_is_required() {
+        assert_eq!(NCCL.version, NCCL_VERSION.to_string());
     }
 }

@@ -9,7 +9,7 @@ use devcomm_locate::{NcclPart, find_nccl};
 
 use crate::arch::NvvmArch;
 use crate::artifact::{self, Artifacts, ModuleArtifact, NcclCode};
-use crate::cache::{Cache, copy_if_changed, write_if_changed};
+use crate::cache::{Cache, Entry, copy_if_changed, write_if_changed};
 use crate::compile::{Compile, Panics};
 use crate::error::Error;
 use crate::link::{self, PrepareNccl};
@@ -255,7 +255,7 @@ impl CudaBuilder {
             workers: &workers,
             nccl,
             ptxas: if self.assemble { Ptxas::find()? } else { None },
-            cache: Cache { folder: target.join("modules") },
+            cache: Cache { folder: target.join("modules"), hashes: true },
             arch,
             panics,
             dump: dump_folder()?,
@@ -339,14 +339,16 @@ impl CudaBuilder {
         let bitcode_sha256 = artifact::sha256_of(&source)?;
         let llvm = &workers.toolchain.llvm_version;
         let key = format!("{bitcode_sha256}-{llvm}-{}", link::REVISION);
-        let prepared = target.join(format!("nccl-{}.bc", &artifact::sha256(key.as_bytes())[..16]));
-        if !prepared.is_file() {
-            let unfinished = workers.folder.join("prepared.nccl.bc");
-            let job = PrepareNccl { bitcode: source.clone(), prepared: unfinished.clone() };
+        let key = artifact::sha256(key.as_bytes())[..16].to_owned();
+        let cache = Cache { folder: target.join("nccl"), hashes: true };
+        let file = |entry: &Entry| entry.folder.join("prepared.bc");
+        let (entry, _marked) = cache.find_or_make::<usize>(&key, |entry| {
+            let job = PrepareNccl { bitcode: source.clone(), prepared: file(entry) };
             let what = format!("cannot use NCCL's device bitcode {}", source.display());
-            let _marked: usize = workers.run("nccl", &what, Job::PrepareNccl(job))?;
-            fs::rename(&unfinished, &prepared).map_err(Error::io("create", &prepared))?;
-        }
+            workers.run("nccl", &what, Job::PrepareNccl(job))
+        })?;
+        cache.remove_unused();
+        let prepared = file(&entry);
         let code = NcclCode { version: version.to_string(), bitcode_sha256 };
         Ok(Nccl { source, prepared, code })
     }

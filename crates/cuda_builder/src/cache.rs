@@ -1,16 +1,19 @@
 //! A build cache on disk. The key of an entry is the hash of all its inputs.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
+use crate::artifact;
 use crate::error::Error;
 
-/// The JSON file of an entry, its sidecar, written last: an entry that has it is complete.
-const SIDECAR: &str = "module.json";
+/// The JSON file of an entry, written last, which lists the others: an entry that has it, and that
+/// has them as they are listed, is complete.
+const LIST: &str = "entry.json";
 
 /// An entry unused for this long is removed.
 const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);
@@ -19,12 +22,30 @@ const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 #[derive(Debug)]
 pub(crate) struct Cache {
     pub(crate) folder: PathBuf,
+    /// Whether the files of an entry are compared by hash, not only by size, each time that it is
+    /// found.
+    pub(crate) hashes: bool,
 }
 
-/// The folder of one entry: a module or a sysroot.
+/// The folder of one entry: a module, NCCL's bitcode or a sysroot.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) folder: PathBuf,
+}
+
+/// The contents of [`LIST`].
+#[derive(Serialize, Deserialize)]
+struct List<T> {
+    info: T,
+    /// The files by their paths in the entry.
+    files: BTreeMap<String, Contents>,
+}
+
+/// What a file has.
+#[derive(PartialEq, Serialize, Deserialize)]
+struct Contents {
+    size: u64,
+    sha256: Option<String>,
 }
 
 impl Entry {
@@ -32,17 +53,40 @@ impl Entry {
         self.folder.join("module.ptx")
     }
 
-    pub(crate) fn sidecar(&self) -> PathBuf {
-        self.folder.join(SIDECAR)
-    }
-
     pub(crate) fn cubin(&self) -> PathBuf {
         self.folder.join("module.cubin")
     }
 
-    fn info<T: DeserializeOwned>(&self) -> Option<T> {
-        serde_json::from_slice(&fs::read(self.sidecar()).ok()?).ok()
+    fn list(&self) -> PathBuf {
+        self.folder.join(LIST)
     }
+
+    /// What the entry was made with, if its files are as they were made.
+    fn info<T: DeserializeOwned>(&self) -> Option<T> {
+        let list: List<T> = serde_json::from_slice(&fs::read(self.list()).ok()?).ok()?;
+        let is_whole = |(path, made): (&String, &Contents)| {
+            let found = Contents::of(&self.folder.join(path), made.sha256.is_some());
+            found.is_ok_and(|found| found == *made)
+        };
+        list.files.iter().all(is_whole).then_some(list.info)
+    }
+}
+
+impl Contents {
+    fn of(path: &Path, hashed: bool) -> Result<Self, Error> {
+        let size = fs::metadata(path).map_err(Error::io("read", path))?.len();
+        let sha256 = hashed.then(|| artifact::sha256_of(path)).transpose()?;
+        Ok(Self { size, sha256 })
+    }
+}
+
+/// The files below a folder, and the folders, each after what is in it.
+fn walk(folder: &Path, visit: &mut impl FnMut(&Path) -> Result<(), Error>) -> Result<(), Error> {
+    for entry in fs::read_dir(folder).map_err(Error::io("read", folder))? {
+        let path = entry.map_err(Error::io("read", folder))?.path();
+        if path.is_dir() { walk(&path, visit)? } else { visit(&path)? }
+    }
+    visit(folder)
 }
 
 impl Cache {
@@ -50,14 +94,14 @@ impl Cache {
         Entry { folder: self.folder.join(key) }
     }
 
-    /// The entry with this key, if it exists; updates its time of use.
+    /// The entry with this key, if it exists and is whole; updates its time of use.
     pub(crate) fn find<T: DeserializeOwned>(&self, key: &str) -> Option<(Entry, T)> {
         let entry = self.entry(key);
         let info = entry.info()?;
-        // The sidecar's modification time is the time of last use. If it cannot be set, it stays
-        // the time of creation, and the entry expires although it is used.
-        let sidecar = fs::File::options().append(true).open(entry.sidecar());
-        let _ = sidecar.and_then(|file| file.set_modified(SystemTime::now()));
+        // The list's modification time is the time of last use. If it cannot be set, it stays the
+        // time of creation, and the entry expires although it is used.
+        let list = fs::File::options().append(true).open(entry.list());
+        let _ = list.and_then(|file| file.set_modified(SystemTime::now()));
         Some((entry, info))
     }
 
@@ -65,8 +109,8 @@ impl Cache {
     /// ignored.
     pub(crate) fn remove_unused(&self) {
         let is_old = |path: &Path| {
-            // An unfinished entry has no sidecar.
-            let metadata = fs::metadata(path.join(SIDECAR)).or_else(|_| fs::metadata(path));
+            // An unfinished entry has no list.
+            let metadata = fs::metadata(path.join(LIST)).or_else(|_| fs::metadata(path));
             let used = metadata.and_then(|metadata| metadata.modified());
             used.is_ok_and(|used| used.elapsed().is_ok_and(|age| age > KEPT_FOR))
         };
@@ -109,9 +153,21 @@ impl Cache {
         let new = new.map_err(Error::io("create a folder in", &self.folder))?;
         let unpublished = Entry { folder: new.path().to_owned() };
         let info = make(&unpublished)?;
-        let text = serde_json::to_string_pretty(&info).unwrap_or_default();
-        let sidecar = unpublished.sidecar();
-        fs::write(&sidecar, text).map_err(Error::io("write", &sidecar))?;
+        let mut list = List { info, files: BTreeMap::new() };
+        walk(&unpublished.folder, &mut |path| {
+            if let (true, Ok(name)) = (path.is_file(), path.strip_prefix(&unpublished.folder)) {
+                let name = name.to_string_lossy().into_owned();
+                list.files.insert(name, Contents::of(path, self.hashes)?);
+            }
+            Ok(())
+        })?;
+        let text = serde_json::to_string_pretty(&list).unwrap_or_default();
+        fs::write(unpublished.list(), text).map_err(Error::io("write", &unpublished.list()))?;
+        // All of it, before it has its name: after a crash of the system a file might be cut.
+        walk(&unpublished.folder, &mut |path| {
+            let file = fs::File::open(path).and_then(|file| file.sync_all());
+            file.map_err(Error::io("write", path))
+        })?;
         let entry = self.entry(key);
         // A concurrent build's entry is made of the same inputs and may be in use; only an
         // incomplete entry is replaced.
@@ -122,7 +178,7 @@ impl Cache {
                 renamed.map_err(Error::io("create", &entry.folder))?;
             }
         }
-        Ok((entry, info))
+        Ok((entry, list.info))
     }
 }
 
@@ -166,7 +222,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let cache = Cache { folder: folder.path().join("modules") };
+                    let cache = Cache { folder: folder.path().join("modules"), hashes: true };
                     let make = |_: &Entry| {
                         made.fetch_add(1, Ordering::Relaxed);
                         Ok(sidecar())
@@ -179,9 +235,49 @@ mod tests {
     }
 
     #[test]
+    fn an_entry_whose_file_is_cut_changed_or_missing_is_made_again() {
+        for hashes in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let cache = Cache { folder: folder.path().join("core"), hashes };
+            let made = AtomicUsize::new(0);
+            let make = |entry: &Entry| {
+                made.fetch_add(1, Ordering::Relaxed);
+                fs::create_dir(entry.folder.join("lib")).unwrap();
+                fs::write(entry.folder.join("lib/core.rlib"), "contents").unwrap();
+                Ok(sidecar())
+            };
+            let mut times = 0;
+            let mut is_made = |damage: &dyn Fn(&Path)| {
+                let (entry, _) = cache.find_or_make("key", make).unwrap();
+                let file = entry.folder.join("lib/core.rlib");
+                assert_eq!(fs::read_to_string(&file).unwrap(), "contents");
+                let new = made.load(Ordering::Relaxed) > times;
+                times = made.load(Ordering::Relaxed);
+                damage(&file);
+                new
+            };
+            assert!(is_made(&|_| ()));
+            assert!(!is_made(&|file| fs::write(file, "cont").unwrap()));
+            assert!(is_made(&|file| fs::write(file, "").unwrap()));
+            assert!(is_made(&|file| fs::remove_file(file).unwrap()));
+            let cut_list = |file: &Path| {
+                let list = file.parent().unwrap().with_file_name(LIST);
+                let text = fs::read_to_string(&list).unwrap();
+                fs::write(list, &text[..text.len() / 2]).unwrap();
+            };
+            assert!(is_made(&cut_list));
+            assert!(is_made(&|_| ()));
+            if hashes {
+                assert!(!is_made(&|file| fs::write(file, "CONTENTS").unwrap()));
+                assert!(is_made(&|_| ()));
+            }
+        }
+    }
+
+    #[test]
     fn a_module_goes_when_no_build_has_used_it_for_long() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache { folder: folder.path().to_owned() };
+        let cache = Cache { folder: folder.path().to_owned(), hashes: true };
         let long_ago = SystemTime::now() - KEPT_FOR - Duration::from_secs(60);
         for key in ["used", "unused"] {
             let make = |entry: &Entry| {
@@ -191,7 +287,7 @@ mod tests {
             let (entry, _) = cache.make(key, make).unwrap();
             fs::File::options()
                 .append(true)
-                .open(entry.sidecar())
+                .open(entry.list())
                 .unwrap()
                 .set_modified(long_ago)
                 .unwrap();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::arch::NvvmArch;
 use crate::artifact::{self, ModuleArtifact, NcclCode, Sidecar};
-use crate::cache::{Cache, Entry, copy_if_changed};
+use crate::cache::{Cache, Entry, copy_if_changed, write_if_changed};
 use crate::compile::Panics;
 use crate::error::Error;
 use crate::link::{self, Link, Linked};
@@ -56,8 +56,7 @@ impl Modules<'_> {
         let nccl = self.nccl.as_ref().filter(|_| source.uses_nccl());
         let key = self.key(source, arch, nccl)?;
         // `DEVCOMM_DUMP_IR` dumps every module, so bypass the cache.
-        let cached = if self.dump.is_none() { self.cache.find(&key) } else { None };
-        let cached = cached.filter(|(entry, _)| entry.ptx().is_file());
+        let cached = if self.dump.is_none() { self.cache.find::<Sidecar>(&key) } else { None };
         let linked = cached.is_none();
         let (entry, info) = match cached {
             Some(cached) => cached,
@@ -68,7 +67,8 @@ impl Modules<'_> {
         let output = |extension: &str| folder.join(format!("{}.{extension}", source.file));
         let (ptx, sidecar, cubin) = (output("ptx"), output("json"), output("cubin"));
         copy_if_changed(&entry.ptx(), &ptx)?;
-        copy_if_changed(&entry.sidecar(), &sidecar)?;
+        let text = serde_json::to_string_pretty(&info).unwrap_or_default();
+        write_if_changed(&sidecar, text.as_bytes())?;
         let assembled = entry.cubin().is_file();
         if assembled {
             copy_if_changed(&entry.cubin(), &cubin)?;

@@ -30,13 +30,13 @@ pub(crate) struct Sysroot {
 
 /// The sysroot for a compilation, cached or new.
 pub(crate) fn sysroot(compile: &Compile<'_>) -> Result<Sysroot, Error> {
-    let shared = cache_dir().join("core");
-    // Without a home directory the cache is in the target folder.
-    let folder = match fs::create_dir_all(&shared) {
-        Ok(()) => shared,
-        Err(_) => compile.target_dir.join("core"),
-    };
-    let cache = Cache { folder };
+    // Without a cache, or one that can be written, it is in the target folder.
+    let shared = cache_dir().ok().map(|cache| cache.join("core"));
+    let folder = shared
+        .filter(|shared| fs::create_dir_all(shared).is_ok())
+        .unwrap_or_else(|| compile.target_dir.join("core"));
+    // By size only: it has 50 MB.
+    let cache = Cache { folder, hashes: false };
     let key = key(compile);
     let (entry, names) = cache.find_or_make::<Vec<String>>(&key, |entry| make(compile, entry))?;
     cache.remove_unused();

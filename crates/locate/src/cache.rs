@@ -2,31 +2,107 @@
 
 use std::cmp::Reverse;
 use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::env::Env;
 
 /// The folder that `devcomm setup` fills and all projects share: `$DEVCOMM_CACHE`, else
-/// `$XDG_CACHE_HOME/devcomm`, else `$HOME/.cache/devcomm`. It need not exist.
-#[must_use]
-pub fn cache_dir() -> PathBuf {
-    cache_dir_from(|name| std::env::var_os(name))
+/// `$XDG_CACHE_HOME/devcomm`, else `$HOME/.cache/devcomm`. It need not exist. For a user without
+/// any of these, such as a service account, it is `devcomm-UID` in the system's temporary folder,
+/// which is made, for nobody else to use.
+///
+/// # Errors
+///
+/// [`NoCache`] if somebody else has made that folder, or can use it.
+pub fn cache_dir() -> Result<PathBuf, NoCache> {
+    let folder = Folder::of(|name| std::env::var_os(name));
+    folder.make().and_then(|()| folder.check())?;
+    Ok(folder.path)
 }
 
 /// The folder in [`cache_dir`] of an unpacked Python wheel, e.g. `nvidia-nccl-cu13` and `2.32.3`.
-/// If it exists, it is complete: a wheel is unpacked under another name and then renamed.
-#[must_use]
-pub fn wheel_dir(package: &str, version: &str) -> PathBuf {
-    wheels(&cache_dir()).join(format!("{package}-{version}"))
+/// If it exists, it was complete: a wheel is unpacked under another name and then renamed.
+///
+/// # Errors
+///
+/// As [`cache_dir`].
+pub fn wheel_dir(package: &str, version: &str) -> Result<PathBuf, NoCache> {
+    Ok(wheels(&cache_dir()?).join(format!("{package}-{version}")))
 }
 
-pub(crate) fn cache_dir_from(var: impl Fn(&str) -> Option<OsString>) -> PathBuf {
-    let set = |name| var(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("DEVCOMM_CACHE")
-        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("devcomm")))
-        .or_else(|| Some(set("HOME")?.join(".cache/devcomm")))
-        // No home directory, as in a service account: a folder that outlives this process.
-        .unwrap_or_else(|| std::env::temp_dir().join("devcomm-cache"))
+/// A folder cannot be the cache.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{} cannot be the cache of this user, who has no HOME: {why}; set DEVCOMM_CACHE to another \
+     folder",
+    path.display()
+)]
+pub struct NoCache {
+    path: PathBuf,
+    why: String,
+}
+
+/// The cache's folder.
+struct Folder {
+    path: PathBuf,
+    /// Whether it is in a folder in which others can write.
+    is_shared: bool,
+}
+
+impl Folder {
+    fn of(var: impl Fn(&str) -> Option<OsString>) -> Self {
+        let set = |name| var(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let own = set("DEVCOMM_CACHE")
+            .or_else(|| Some(set("XDG_CACHE_HOME")?.join("devcomm")))
+            .or_else(|| Some(set("HOME")?.join(".cache/devcomm")));
+        match own {
+            Some(path) => Self { path, is_shared: false },
+            None => {
+                let temporary = set("TMPDIR").unwrap_or_else(|| "/tmp".into());
+                let user = rustix::process::geteuid().as_raw();
+                Self { path: temporary.join(format!("devcomm-{user}")), is_shared: true }
+            }
+        }
+    }
+
+    fn make(&self) -> Result<(), NoCache> {
+        if !self.is_shared {
+            return Ok(());
+        }
+        match std::fs::DirBuilder::new().mode(0o700).create(&self.path) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(self.refused(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether nobody else can have put something there.
+    fn check(&self) -> Result<(), NoCache> {
+        if !self.is_shared {
+            return Ok(());
+        }
+        let why = self.misuse().map_err(|error| self.refused(error))?;
+        why.map_or(Ok(()), |why| Err(self.refused(why)))
+    }
+
+    fn misuse(&self) -> io::Result<Option<String>> {
+        let found = std::fs::symlink_metadata(&self.path)?;
+        let (user, mode) = (rustix::process::geteuid().as_raw(), found.mode() & 0o777);
+        Ok(if !found.is_dir() {
+            Some("it is not a folder".to_owned())
+        } else if found.uid() != user {
+            Some(format!("it is of user {}, this process of user {user}", found.uid()))
+        } else if mode & 0o077 != 0 {
+            Some(format!("others may use it (mode {mode:o})"))
+        } else {
+            None
+        })
+    }
+
+    fn refused(&self, why: impl ToString) -> NoCache {
+        NoCache { path: self.path.clone(), why: why.to_string() }
+    }
 }
 
 fn wheels(cache: &Path) -> PathBuf {
@@ -35,8 +111,17 @@ fn wheels(cache: &Path) -> PathBuf {
 
 /// The cached wheels whose folder name starts with `prefix`, newest version first, and the searched
 /// folder.
-pub(crate) fn cached_wheels(env: &Env, prefix: &str) -> (PathBuf, Vec<PathBuf>) {
-    let folder = wheels(&cache_dir_from(&env.var));
+///
+/// # Errors
+///
+/// As [`cache_dir`].
+pub(crate) fn cached_wheels(env: &Env, prefix: &str) -> Result<(PathBuf, Vec<PathBuf>), NoCache> {
+    let cache = Folder::of(&env.var);
+    let folder = wheels(&cache.path);
+    if !cache.path.exists() {
+        return Ok((folder, Vec::new()));
+    }
+    cache.check()?;
     let mut found: Vec<PathBuf> = std::fs::read_dir(&folder)
         .into_iter()
         .flatten()
@@ -44,7 +129,7 @@ pub(crate) fn cached_wheels(env: &Env, prefix: &str) -> (PathBuf, Vec<PathBuf>) 
         .filter(|path| name_of(path).starts_with(prefix) && path.is_dir())
         .collect();
     found.sort_by_key(|path| Reverse(version_key(&name_of(path))));
-    (folder, found)
+    Ok((folder, found))
 }
 
 fn name_of(path: &Path) -> String {
@@ -61,10 +146,14 @@ fn version_key(name: &str) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    fn with(vars: &[(&str, &str)]) -> PathBuf {
-        cache_dir_from(|name| {
+    fn folder(vars: &[(&str, &str)]) -> Folder {
+        Folder::of(|name| {
             vars.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
         })
+    }
+
+    fn with(vars: &[(&str, &str)]) -> PathBuf {
+        folder(vars).path
     }
 
     #[test]
@@ -74,6 +163,49 @@ mod tests {
         assert_eq!(with(&all[1..]), Path::new("/b/devcomm"));
         assert_eq!(with(&all[2..]), Path::new("/c/.cache/devcomm"));
         assert_eq!(with(&[("DEVCOMM_CACHE", ""), ("HOME", "/c")]), Path::new("/c/.cache/devcomm"));
+    }
+
+    #[test]
+    fn without_a_home_the_cache_is_a_folder_that_nobody_else_can_use() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let temporary = tempfile::tempdir().unwrap();
+        let cache = folder(&[("TMPDIR", temporary.path().to_str().unwrap())]);
+        let why = |cache: &Folder| cache.make().and_then(|()| cache.check()).unwrap_err().why;
+        cache.make().and_then(|()| cache.check()).unwrap();
+        cache.make().and_then(|()| cache.check()).unwrap();
+        let mode = |mode| std::fs::Permissions::from_mode(mode);
+        assert_eq!(std::fs::metadata(&cache.path).unwrap().mode() & 0o777, 0o700);
+        std::fs::set_permissions(&cache.path, mode(0o770)).unwrap();
+        assert_eq!(why(&cache), "others may use it (mode 770)");
+        std::fs::remove_dir(&cache.path).unwrap();
+        // As somebody may make it before this user does.
+        let other = tempfile::tempdir().unwrap();
+        symlink(other.path(), &cache.path).unwrap();
+        assert_eq!(why(&cache), "it is not a folder");
+        let foreign = Folder { path: "/proc/1".into(), is_shared: true };
+        if std::fs::metadata("/proc/1").unwrap().uid() != rustix::process::geteuid().as_raw() {
+            assert!(foreign.check().unwrap_err().why.contains("this process of user"));
+        }
+    }
+
+    #[test]
+    fn wheels_in_a_cache_that_others_can_use_are_not_found() {
+        use std::os::unix::fs::PermissionsExt;
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path().to_owned();
+        let var = move |name: &str| (name == "TMPDIR").then(|| path.clone().into());
+        let env = Env { var: Box::new(var), ..Env::empty() };
+        let cache = Folder::of(&env.var);
+        assert_eq!(cached_wheels(&env, "nvidia").unwrap().1, [] as [PathBuf; 0]);
+        assert!(!cache.path.exists());
+        cache.make().unwrap();
+        let wheel = cache.path.join("wheels/nvidia-1.2.3");
+        std::fs::create_dir_all(&wheel).unwrap();
+        assert_eq!(cached_wheels(&env, "nvidia").unwrap().1, [wheel]);
+        let others = std::fs::Permissions::from_mode(0o777);
+        std::fs::set_permissions(&cache.path, others).unwrap();
+        let error = cached_wheels(&env, "nvidia").unwrap_err().to_string();
+        assert!(error.contains("others may use it") && error.contains("DEVCOMM_CACHE"), "{error}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -137,32 +137,60 @@ fn python_path() -> Vec<PathBuf> {
 
 /// A program's output, or why there is none: it does not start, fails or times out.
 fn output(command: &mut Command) -> Result<String, String> {
+    output_within(PROGRAM_TIMEOUT, command)
+}
+
+fn output_within(limit: Duration, command: &mut Command) -> Result<String, String> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
         .map_err(|error| format!("it cannot be run: {error}"))?;
-    let deadline = Instant::now() + PROGRAM_TIMEOUT;
-    let status = loop {
-        match child.try_wait().map_err(|error| error.to_string())? {
-            Some(status) => break status,
-            None if Instant::now() > deadline => {
-                // Both fail if the program has just ended; its output is no longer needed.
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("it did not end within {} s", PROGRAM_TIMEOUT.as_secs()));
+    let deadline = Instant::now() + limit;
+    let pipe = child.stdout.take().ok_or("its output was not piped")?;
+    let ended = read_within(limit, pipe).and_then(|text| {
+        // It may go on without output.
+        while Instant::now() < deadline {
+            if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
+                return Ok((status, text));
             }
-            None => std::thread::sleep(Duration::from_millis(2)),
+            std::thread::sleep(Duration::from_millis(2));
         }
-    };
-    if !status.success() {
-        return Err(format!("it failed ({status})"));
+        Err(too_late(limit))
+    });
+    match ended {
+        Ok((status, text)) if status.success() => Ok(text),
+        Ok((status, _)) => Err(format!("it failed ({status})")),
+        Err(why) => {
+            // Both fail if the program has just ended; its output is no longer needed.
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(why)
+        }
     }
-    let mut text = String::new();
-    let mut stdout = child.stdout.take().ok_or("its output was not piped")?;
-    stdout.read_to_string(&mut text).map_err(|error| error.to_string())?;
-    Ok(text)
+}
+
+fn too_late(limit: Duration) -> String {
+    format!("it did not end within {} s", limit.as_secs_f32())
+}
+
+/// Reads until the writers have closed the pipe: a program waits for its reader when the pipe is
+/// full.
+fn read_within(limit: Duration, mut pipe: ChildStdout) -> Result<String, String> {
+    let (send, receive) = std::sync::mpsc::channel();
+    // It ends when the pipe is closed, for which nobody waits after the limit.
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let read = pipe.read_to_end(&mut bytes).map(|_| bytes);
+        // An error means that the limit has passed.
+        let _ = send.send(read);
+    });
+    match receive.recv_timeout(limit) {
+        Ok(Ok(bytes)) => String::from_utf8(bytes).map_err(|error| error.to_string()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(too_late(limit)),
+    }
 }
 
 #[cfg(test)]
@@ -193,5 +221,17 @@ mod tests {
         );
         assert!(output(&mut Command::new("false")).unwrap_err().contains("it failed"));
         assert_eq!(output(Command::new("echo").arg("hello")).unwrap(), "hello\n");
+        let limit = Duration::from_millis(100);
+        for script in ["exec sleep 60", "exec sleep 60 >&-"] {
+            let slow = output_within(limit, Command::new("sh").args(["-c", script]));
+            assert_eq!(slow.unwrap_err(), "it did not end within 0.1 s", "{script}");
+        }
+    }
+
+    #[test]
+    fn output_of_any_length_is_read() {
+        // More than a pipe holds, as `ldconfig -p` with thousands of libraries.
+        let mut long = Command::new("head");
+        assert_eq!(output(long.args(["-c", "1000000", "/dev/zero"])).unwrap().len(), 1_000_000);
     }
 }

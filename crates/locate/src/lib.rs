@@ -51,8 +51,9 @@ mod nccl;
 mod pip;
 mod ptxas;
 mod version;
+mod wheel;
 
-pub use cache::{cache_dir, wheel_dir};
+pub use cache::{NoCache, cache_dir, wheel_dir};
 pub use env::run_by_python;
 pub use error::{Attempt, NotFound};
 pub use gin::{GinGpus, GinRoute, GinSupport, RdmaDevice, gin_support};
@@ -61,3 +62,4 @@ pub use nccl::{FoundBy, NcclPart, NcclTree, find_nccl};
 pub use pip::{PipInstall, PipNccl};
 pub use ptxas::{PTXAS_MIN, find_ptxas};
 pub use version::NcclVersion;
+pub use wheel::{WheelFile, check_wheel, wheel_files, wheel_of};

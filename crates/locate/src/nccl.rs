@@ -7,6 +7,7 @@ use crate::cache::cached_wheels;
 use crate::env::Env;
 use crate::error::{Attempt, NotFound};
 use crate::version::NcclVersion;
+use crate::wheel::check_wheel;
 
 /// Library folders, relative to a tree's root: `lib` of wheels and toolkits, Red Hat's `lib64`,
 /// Debian's multiarch folders, and the root itself, for a path that names the library's folder.
@@ -172,6 +173,9 @@ fn check(
         }
         .to_owned());
     }
+    if let (FoundBy::Cache, Some(wheel)) = (tree.found_by, tree.root.ancestors().nth(2)) {
+        check_wheel(wheel)?;
+    }
     accept(&tree).map(|()| tree)
 }
 
@@ -200,7 +204,10 @@ fn steps<'a>(env: &'a Env, explicit: Option<&'a Path>) -> Vec<(FoundBy, Step<'a>
     };
     steps.push((FoundBy::SitePackages, Box::new(site_packages)));
     let cache = move || {
-        let (folder, wheels) = cached_wheels(env, "nvidia-nccl-cu");
+        let (folder, wheels) = match cached_wheels(env, "nvidia-nccl-cu") {
+            Ok(found) => found,
+            Err(error) => return (none("devcomm's cache", &error.to_string()), Vec::new()),
+        };
         let place = format!("{} (devcomm's cache)", folder.display());
         let roots = wheels.into_iter().map(|wheel| wheel.join("nvidia/nccl")).collect();
         (none(&place, "it holds no nvidia-nccl wheel"), roots)

@@ -3,6 +3,8 @@ use super::*;
 use std::ffi::OsString;
 use std::fs;
 
+use crate::wheel::record;
+
 /// A fake system under a temporary folder.
 struct FakeSystem {
     root: tempfile::TempDir,
@@ -38,7 +40,11 @@ impl FakeSystem {
         let header =
             format!("#define NCCL_MAJOR 2\n#define NCCL_MINOR {minor}\n#define NCCL_PATCH 0\n");
         self.file(&format!("{root}/include/nccl.h"), &header);
-        self.path(root)
+        let path = self.path(root);
+        if root.contains("/wheels/") {
+            record(path.ancestors().nth(2).unwrap());
+        }
+        path
     }
 
     fn env(&self) -> Env {
@@ -111,6 +117,21 @@ fn a_tree_without_the_wanted_part_is_passed_over() {
     assert_eq!(system.find(None, NcclPart::Library).unwrap().root, system.path("home"));
     assert_eq!(system.find(None, NcclPart::Bitcode).unwrap().root, cached);
     assert_eq!(system.find(None, NcclPart::Headers).unwrap().root, cached);
+}
+
+#[test]
+fn a_cached_tree_whose_file_was_cut_is_refused_for_every_part() {
+    let system = FakeSystem::new();
+    let wheel = "cache/wheels/nvidia-nccl-cu13-2.32.3";
+    let root = system.nccl(&format!("{wheel}/nvidia/nccl"), 32);
+    fs::write(root.join("lib/libnccl.so.2"), "a library").unwrap();
+    record(&system.path(wheel));
+    assert_eq!(system.find(None, NcclPart::Library).unwrap().root, root);
+    fs::write(root.join("lib/libnccl.so.2"), "a lib").unwrap();
+    for part in [NcclPart::Library, NcclPart::Bitcode, NcclPart::Headers] {
+        let error = system.find(None, part).unwrap_err().to_string();
+        assert!(error.contains("libnccl.so.2 has 5 of 9 bytes: it was cut"), "{error}");
+    }
 }
 
 #[test]

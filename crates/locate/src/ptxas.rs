@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::cache::cached_wheels;
 use crate::env::Env;
 use crate::error::{Attempt, NotFound};
+use crate::wheel::check_wheel;
 
 /// The oldest `ptxas` that [`find_ptxas`] accepts, as CUDA's major and minor version: the first
 /// with `sm_100`; it also reads PTX ISA 8.6, which devcomm emits.
@@ -12,6 +13,9 @@ pub const PTXAS_MIN: (u32, u32) = (12, 8);
 
 /// The path of `ptxas` in a Python wheel: of CUDA 13, then of CUDA 12.
 const IN_WHEEL: [&str; 2] = ["nvidia/cu13/bin/ptxas", "nvidia/cuda_nvcc/bin/ptxas"];
+
+/// The step of the search for which a wheel has its RECORD at a known place.
+const CACHE: &str = "devcomm's cache";
 
 const ADVICE: &str = "run `devcomm setup` (in a checkout of devcomm: `cargo xtask setup`), which \
                       downloads its wheel into the cache, or set DEVCOMM_PTXAS to a ptxas of CUDA \
@@ -30,12 +34,19 @@ pub fn find_ptxas() -> Result<PathBuf, NotFound> {
 fn find_ptxas_in(env: &Env) -> Result<PathBuf, NotFound> {
     let mut tried = Vec::new();
     for Step { place, if_empty, list } in steps(env) {
-        let candidates = list();
+        let (candidates, reason) = match list() {
+            Ok(candidates) => (candidates, if_empty.to_owned()),
+            Err(reason) => (Vec::new(), reason),
+        };
         if candidates.is_empty() {
-            tried.push(Attempt { place: place.to_owned(), reason: if_empty.to_owned() });
+            tried.push(Attempt { place: place.to_owned(), reason });
         }
         for path in candidates {
-            match check(env, &path) {
+            let complete = match (place, path.ancestors().nth(4)) {
+                (CACHE, Some(wheel)) => check_wheel(wheel),
+                _ => Ok(()),
+            };
+            match complete.and_then(|()| check(env, &path)) {
                 Ok(()) => return Ok(path),
                 Err(reason) => {
                     tried.push(Attempt { place: format!("{} ({place})", path.display()), reason });
@@ -51,7 +62,7 @@ struct Step<'a> {
     place: &'static str,
     /// The reason if the step has no candidate.
     if_empty: &'static str,
-    list: Box<dyn FnOnce() -> Vec<PathBuf> + 'a>,
+    list: Box<dyn FnOnce() -> Result<Vec<PathBuf>, String> + 'a>,
 }
 
 fn steps(env: &Env) -> [Step<'_>; 6] {
@@ -59,32 +70,35 @@ fn steps(env: &Env) -> [Step<'_>; 6] {
         place: name,
         if_empty: "not set",
         list: Box::new(move || {
-            env.path_var(name).map(|path| path.join(below)).into_iter().collect()
+            Ok(env.path_var(name).map(|path| path.join(below)).into_iter().collect())
         }),
     };
     let named = Step {
-        list: Box::new(|| env.path_var("DEVCOMM_PTXAS").into_iter().collect()),
+        list: Box::new(|| Ok(env.path_var("DEVCOMM_PTXAS").into_iter().collect())),
         ..variable("DEVCOMM_PTXAS", "")
     };
     let path = Step {
         place: "PATH",
         if_empty: "no folder in it has a ptxas",
-        list: Box::new(|| existing(&env.path_list("PATH"), &["ptxas"])),
+        list: Box::new(|| Ok(existing(&env.path_list("PATH"), &["ptxas"]))),
     };
     let site_packages = Step {
         place: "Python's site-packages",
         if_empty: "no CUDA wheel with ptxas is installed, or there is no python3",
-        list: Box::new(|| existing(&env.site_packages(), &IN_WHEEL)),
+        list: Box::new(|| Ok(existing(&env.site_packages(), &IN_WHEEL))),
     };
     let cache = Step {
-        place: "devcomm's cache",
+        place: CACHE,
         if_empty: "it holds no nvidia-cuda-nvcc wheel",
-        list: Box::new(|| existing(&cached_wheels(env, "nvidia-cuda-nvcc").1, &IN_WHEEL)),
+        list: Box::new(|| {
+            let wheels = cached_wheels(env, "nvidia-cuda-nvcc");
+            wheels.map(|found| existing(&found.1, &IN_WHEEL)).map_err(|error| error.to_string())
+        }),
     };
     let system = Step {
         place: "the system",
         if_empty: "there is no /usr/local/cuda/bin/ptxas",
-        list: Box::new(|| existing(&env.prefixes, &["cuda/bin/ptxas"])),
+        list: Box::new(|| Ok(existing(&env.prefixes, &["cuda/bin/ptxas"]))),
     };
     [named, variable("CUDA_HOME", "bin/ptxas"), path, site_packages, cache, system]
 }
@@ -121,6 +135,7 @@ fn release(text: &str) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wheel::record;
     use std::ffi::OsString;
     use std::fs;
 
@@ -145,6 +160,9 @@ mod tests {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, format!("Cuda compilation tools, release {release}, V{release}.1\n"))
             .unwrap();
+        if path.components().any(|component| component.as_os_str() == "wheels") {
+            record(path.ancestors().nth(4).unwrap());
+        }
         path
     }
 
@@ -182,6 +200,20 @@ mod tests {
         ] {
             assert!(text.contains(place), "{place} is not in: {text}");
         }
+    }
+
+    #[test]
+    fn a_cached_ptxas_that_was_cut_is_not_run() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = tree.path();
+        let path = "cache/wheels/nvidia-cuda-nvcc-13.5.37/nvidia/cu13/bin/ptxas";
+        let cached = put(root.join(path), "13.5");
+        let vars = [("DEVCOMM_CACHE", root.join("cache"))];
+        assert_eq!(find_ptxas_in(&env(root, &vars)).unwrap(), cached);
+        let contents = fs::read_to_string(&cached).unwrap();
+        fs::write(&cached, &contents[..contents.len() - 1]).unwrap();
+        let text = find_ptxas_in(&env(root, &vars)).unwrap_err().to_string();
+        assert!(text.contains("bytes: it was cut or changed"), "{text}");
     }
 
     #[test]

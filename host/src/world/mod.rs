@@ -101,13 +101,13 @@ impl World {
     ///   a subscriber of `tracing`.
     /// * `DEVCOMM_SIMULATE`: GPUs to simulate, and how: `4`, or `4,team=2,multimem=0,seed=7`, or
     ///   what the message of a failed [`check`](crate::check()) says; not under a launcher.
-    /// * `DEVCOMM_JOB_ID`: must be the same for all ranks. Default: the launcher's id
-    ///   (TORCHELASTIC_RUN_ID, Slurm's job and step, ...), else `devcomm`.
-    /// * `DEVCOMM_JOB_TOKEN`: a secret of the job's ranks, without which no process can join; or
-    ///   `DEVCOMM_JOB_TOKEN_FILE`, a file that has it and that only its owner can read.
-    ///
-    /// mpiexec of MPICH sets no job id: two jobs at the same time on one host need different
-    /// values of DEVCOMM_JOB_ID or MASTER_PORT.
+    /// * `DEVCOMM_JOB_ID`: what distinguishes the job from others, the same for all ranks. Default:
+    ///   the launcher's id (TORCHELASTIC_RUN_ID, Slurm's job and step, ...), on one host that of
+    ///   the process of MPI's launcher that started the ranks, and the number of the user. Jobs of
+    ///   MPICH or MVAPICH2 on several hosts need it.
+    /// * `DEVCOMM_JOB_TOKEN`: a secret of the job's ranks, of at least 16 characters, without which
+    ///   no process can join; or `DEVCOMM_JOB_TOKEN_FILE`, a file that has it and that only its
+    ///   owner can read.
     ///
     /// # Errors
     ///

@@ -12,6 +12,7 @@ use crate::support::{Package, TestResult, ensure, script, stderr, test};
 pub fn tests() -> Vec<Trial> {
     vec![
         test("a_change_of_one_kernel_file_links_one_module", &[RustSource, Nccl], one_module),
+        test("a_cached_module_that_was_cut_is_linked_again", &[RustSource], cut_module),
         test("core_is_compiled_once_for_all_workspaces", &[RustSource], one_core),
         test("profiles_of_packages_do_not_reach_kernels", &[RustSource], profiles),
     ]
@@ -36,6 +37,29 @@ fn one_module() -> TestResult {
     package.write("src/shared.rs", &new);
     let changed = package.builder().build()?;
     ensure(linked(&changed) == ["shared"], format!("one change links {:?}", linked(&changed)))
+}
+
+fn cut_module() -> TestResult {
+    let source =
+        "#[unsafe(no_mangle)] pub unsafe extern \"ptx-kernel\" fn cut_module(p: *mut u32) {
+            unsafe { *p = 1 }
+        }";
+    let package = Package::new("cut_module", source);
+    let target = package.folder.join("target-of-kernels");
+    let build = || package.builder().target_dir(&target).build();
+    let first = build()?;
+    let ptx = fs::read(&first.modules[0].ptx)?;
+    for (name, kept) in [("module.ptx", ptx.len() / 2), ("module.ptx.z", 0)] {
+        for entry in fs::read_dir(target.join("modules"))? {
+            let file = entry?.path().join(name);
+            fs::write(&file, &fs::read(&file)?[..kept])?;
+        }
+        let again = build()?;
+        ensure(again.modules[0].linked, format!("a cut {name} is not noticed"))?;
+        ensure(fs::read(&again.modules[0].ptx)? == ptx, "another module was linked")?;
+        ensure(!build()?.modules[0].linked, "a whole module is linked again")?;
+    }
+    Ok(())
 }
 
 /// The second of two workspaces builds with a rustc that refuses to compile `core`.

@@ -8,14 +8,19 @@
 //! MASTER_ADDR and MASTER_PORT are the address of rank 0, for every launcher. They are optional for
 //! MPI's launchers and Slurm: rank 0 is on this host if all ranks are, or on the first host of
 //! Slurm's list, and its port is derived from the id of the job.
+//!
+//! The id of a job is DEVCOMM_JOB_ID, or consists of what its launcher sets or is, and of this
+//! user's number: no two jobs of a host have the same one.
 
 mod mpi;
 mod node_list;
 mod slurm;
+mod starter;
 mod torchrun;
 
 use std::fs::File;
 use std::io::Read;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
@@ -47,8 +52,8 @@ pub(crate) struct Launched {
     pub listener: Option<i32>,
 }
 
-/// The values of one launcher's variables. Errors in `host` and `port` are ignored if other
-/// variables provide the address of rank 0.
+/// The values of one launcher's variables. Errors in `host`, `port` and `job` are ignored if other
+/// variables provide the address of rank 0 and the id of the job.
 struct LauncherVars {
     variable: &'static str,
     rank: usize,
@@ -57,7 +62,8 @@ struct LauncherVars {
     host: Result<String>,
     /// `None`: derived from the job's id.
     port: Result<Option<u16>>,
-    job: Option<String>,
+    /// What distinguishes the job from this user's other ones.
+    job: Result<String>,
 }
 
 /// The variable with the file descriptor that [`LocalJob`](super::LocalJob) passes to rank 0.
@@ -67,7 +73,6 @@ pub(crate) const LISTENER: &str = "DEVCOMM_LISTENER";
 pub(crate) const TOKEN: &str = "DEVCOMM_JOB_TOKEN";
 const TOKEN_FILE: &str = "DEVCOMM_JOB_TOKEN_FILE";
 
-const DEFAULT_JOB: &str = "devcomm";
 const MAX_JOB_ID: usize = 1024;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// More ranks than any cluster has, so that a mistyped WORLD_SIZE does not use up the memory.
@@ -85,19 +90,20 @@ pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
     let Some(vars) = read(var)? else { return Ok(None) };
     let LauncherVars { variable, rank, n_ranks, local_rank, .. } = vars;
     let alone = n_ranks == 1;
+    let host = match text(var, "MASTER_ADDR")? {
+        Some(host) => without_brackets(host),
+        None if alone => Ipv4Addr::LOCALHOST.to_string(),
+        None => vars.host?,
+    };
     let job = match text(var, "DEVCOMM_JOB_ID")? {
         Some(job) => job,
-        None => vars.job.unwrap_or_else(|| DEFAULT_JOB.to_owned()),
+        None if alone => String::new(),
+        None => format!("{} of user {}", vars.job?, rustix::process::getuid().as_raw()),
     };
     if job.len() > MAX_JOB_ID {
         let why = format!("the job id has {} bytes, at most {MAX_JOB_ID} are allowed", job.len());
         return Err(WorldError::Environment { variable: "DEVCOMM_JOB_ID", value: None, why }.into());
     }
-    let host = match text(var, "MASTER_ADDR")? {
-        Some(host) => host,
-        None if alone => "localhost".to_owned(),
-        None => vars.host?,
-    };
     let port = match port(var, "DEVCOMM_PORT")? {
         Some(port) => port,
         None if alone => PORTS.start,
@@ -139,6 +145,12 @@ fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     slurm::read(var)
 }
 
+/// An IPv6 address without the brackets that it has beside a port.
+fn without_brackets(host: String) -> String {
+    let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    inner.map(str::to_owned).unwrap_or(host)
+}
+
 /// The port that is derived from a job's id, by an FNV-1a hash.
 fn port_of(job: &str) -> u16 {
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
@@ -157,12 +169,18 @@ pub(crate) fn log_filter(var: Lookup<'_>) -> Result<Option<Targets>> {
     })
 }
 
-/// The job's token, itself or in a file that only its owner can read.
+/// The job's token, itself or in a file that only its owner can read. A variable that is set and
+/// empty, as by a command that failed, does not mean a job without a token.
 fn token(var: Lookup<'_>) -> Result<Option<Token>> {
-    if let Some(token) = text(var, TOKEN)? {
-        return Ok(Some(Token::new(&token)));
+    if var(TOKEN).is_some() {
+        let token = text(var, TOKEN)?.unwrap_or_default();
+        let refused = |why| WorldError::Environment { variable: TOKEN, value: None, why };
+        return Ok(Some(Token::new(&token).map_err(refused)?));
     }
-    let Some(path) = text(var, TOKEN_FILE)? else { return Ok(None) };
+    if var(TOKEN_FILE).is_none() {
+        return Ok(None);
+    }
+    let path = text(var, TOKEN_FILE)?.unwrap_or_default();
     let refused = |why: String| {
         let (variable, value) = (TOKEN_FILE, Some(path.clone()));
         WorldError::Environment { variable, value, why }
@@ -178,10 +196,7 @@ fn token(var: Lookup<'_>) -> Result<Option<Token>> {
         let mode = mode & 0o777;
         return Err(refused(format!("others may use it (mode {mode:o}): chmod 600 it")).into());
     }
-    if token.trim().is_empty() {
-        return Err(refused("it is empty".to_owned()).into());
-    }
-    Ok(Some(Token::new(&token)))
+    Ok(Some(Token::new(&token).map_err(refused)?))
 }
 
 #[cfg(test)]

@@ -3,9 +3,17 @@
 //!
 //! They tell a process its rank, but not the host of rank 0. That is known only if all ranks are on
 //! one host.
+//!
+//! Some give their jobs no id, and those of others are unique among the jobs of one launcher only,
+//! or not among those of two users. On one host the process that started the ranks is a part of the
+//! id; a job of several hosts without an id of its launcher needs DEVCOMM_JOB_ID. The number of a
+//! batch job is no id, since several launchers may run in it at the same time.
 
+use std::net::Ipv4Addr;
+
+use super::starter::starter;
 use super::{LauncherVars, MAX_RANKS, slurm};
-use crate::error::{Result, WorldError};
+use crate::error::{Error, Result, WorldError};
 use crate::machine::variables::{Lookup, first, number, port, text, unset};
 
 /// The names of a launcher's variables. Of several alternatives, the first that is set is used.
@@ -43,12 +51,9 @@ pub(super) const PMI: Names = Names {
     n_ranks: "PMI_SIZE",
     local_rank: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"],
     n_local: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE"],
-    job: &["PMI_JOBID", "PALS_APID"],
+    job: &["PMI_JOBID", "PALS_APID", "I_MPI_HYDRA_UUID"],
     together: "mpiexec of MPICH and Intel MPI sets PMI_RANK, PMI_SIZE and MPI_LOCALRANKID together",
 };
-
-/// Variables with the batch system's job number, for launchers that set no job id.
-const BATCH_JOB: &[&str] = &["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"];
 
 /// The values of this launcher's variables, if its rank or size is set.
 pub(super) fn read(var: Lookup<'_>, names: &Names) -> Result<Option<LauncherVars>> {
@@ -59,6 +64,7 @@ pub(super) fn read(var: Lookup<'_>, names: &Names) -> Result<Option<LauncherVars
         (Some(_), None) => return Err(unset(names.n_ranks, names.rank, names.together)),
     };
     let n_ranks = number(names.n_ranks, n_ranks, 1, MAX_RANKS)?;
+    let text_of_rank = rank.clone();
     let rank = number(names.rank, rank, 0, n_ranks - 1)?;
     let n_local = match first(var, names.n_local)? {
         Some((variable, n_local)) => Some(number(variable, n_local, 1, n_ranks)?),
@@ -71,25 +77,44 @@ pub(super) fn read(var: Lookup<'_>, names: &Names) -> Result<Option<LauncherVars
         None if n_ranks == 1 => 0,
         None => return Err(unset(names.local_rank[0], names.rank, names.together)),
     };
-    let host = if n_local == Some(n_ranks) {
-        Ok("localhost".to_owned())
-    } else {
-        Err(WorldError::Environment {
-            variable: "MASTER_ADDR",
-            value: None,
-            why: format!(
-                "not set, and not all of the {n_ranks} ranks are known to be on this host ({}{}); \
-                 set MASTER_ADDR to the host of rank 0, for all ranks alike",
-                names.n_local[0],
-                n_local.map_or_else(|| " is not set".to_owned(), |n_local| format!("={n_local}")),
-            ),
-        }
-        .into())
+    let given = first(var, names.job)?.map(|(variable, job)| format!("{variable}={job}"));
+    let on_this_host = n_local == Some(n_ranks);
+    let host = match on_this_host {
+        true => Ok(Ipv4Addr::LOCALHOST.to_string()),
+        false => Err(other_hosts(names, n_ranks, n_local, given.is_some())),
     };
-    let job = first(var, names.job)?.or(first(var, BATCH_JOB)?);
-    let job = job.map(|(variable, job)| format!("{variable}={job}"));
+    let starter = on_this_host.then(|| starter(names.rank, &text_of_rank)).flatten();
+    let job = match (given, starter) {
+        (None, None) => Err(no_job_id(names, on_this_host)),
+        (given, starter) => Ok(given.into_iter().chain(starter).collect::<Vec<_>>().join(" of ")),
+    };
     let (variable, port) = (names.rank, port(var, "MASTER_PORT"));
     Ok(Some(LauncherVars { variable, rank, n_ranks, local_rank, host, port, job }))
+}
+
+/// The error of a job over several hosts that does not know that of rank 0.
+fn other_hosts(names: &Names, n_ranks: usize, n_local: Option<usize>, has_id: bool) -> Error {
+    let why = format!(
+        "not set, and not all of the {n_ranks} ranks are known to be on this host ({}{}); set \
+         MASTER_ADDR to the host of rank 0, {}for all ranks alike",
+        names.n_local[0],
+        n_local.map_or_else(|| " is not set".to_owned(), |n_local| format!("={n_local}")),
+        if has_id { "" } else { "and DEVCOMM_JOB_ID to what no other job has, " },
+    );
+    WorldError::Environment { variable: "MASTER_ADDR", value: None, why }.into()
+}
+
+fn no_job_id(names: &Names, on_this_host: bool) -> Error {
+    let why = match on_this_host {
+        true => "and the process that started this rank cannot be seen (is this a container?)",
+        false => "and the ranks are not all known to be on this host",
+    };
+    let why = format!(
+        "not set; the launcher that set {} gives this job no id, {why}: set it to what no other \
+         job has, for all ranks alike",
+        names.rank
+    );
+    WorldError::Environment { variable: "DEVCOMM_JOB_ID", value: None, why }.into()
 }
 
 /// As [`read`] of [`PMI`]. But srun's MPI plugins set PMI's variables too: then Slurm's variables

@@ -5,12 +5,14 @@
 //! SLURM_STEP_ID, and the steps that Slurm makes for batch scripts and interactive shells have
 //! reserved numbers. `srun --pty` with one task is an interactive shell too.
 
+use std::net::Ipv4Addr;
+
 use super::{LauncherVars, MAX_RANKS, node_list};
 use crate::error::{Result, WorldError};
 use crate::machine::variables::{Lookup, first, number, port, text, unset};
 
-const TOGETHER: &str =
-    "srun sets SLURM_STEP_ID, SLURM_PROCID, SLURM_LOCALID and SLURM_STEP_NUM_TASKS together";
+const TOGETHER: &str = "srun sets SLURM_JOB_ID, SLURM_STEP_ID, SLURM_PROCID, SLURM_LOCALID and \
+                        SLURM_STEP_NUM_TASKS together";
 
 /// Steps with higher numbers are not srun's: they are of batch scripts, interactive shells, and
 /// external processes.
@@ -38,7 +40,7 @@ pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     };
     let (rank, local_rank) = (index("SLURM_PROCID")?, index("SLURM_LOCALID")?);
     let job = first(var, &["SLURM_JOB_ID", "SLURM_JOBID"])?;
-    let job = job.map_or_else(String::new, |(_, job)| job);
+    let job = job.ok_or_else(|| unset("SLURM_JOB_ID", variable, TOGETHER));
     Ok(Some(LauncherVars {
         variable,
         rank,
@@ -46,7 +48,7 @@ pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
         local_rank,
         host: host(var),
         port: port(var, "MASTER_PORT"),
-        job: Some(format!("slurm-{job}.{step}")),
+        job: job.map(|(_, job)| format!("slurm-{job}.{step}")),
     }))
 }
 
@@ -59,7 +61,7 @@ fn host(var: Lookup<'_>) -> Result<String> {
     };
     match node_list::first(list.trim()) {
         // A job on one host uses the loopback address.
-        Ok((_, true)) => Ok("localhost".to_owned()),
+        Ok((_, true)) => Ok(Ipv4Addr::LOCALHOST.to_string()),
         Ok((host, false)) => Ok(host),
         Err(why) => Err(WorldError::Environment {
             variable,

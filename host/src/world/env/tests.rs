@@ -83,6 +83,11 @@ fn error(sets: &[Vars<'_>]) -> String {
     try_with(sets).unwrap_err().to_string()
 }
 
+/// The id of a job of this user, whose launcher gives it this one.
+fn by_this_user(job: &str) -> String {
+    format!("{job} of user {}", rustix::process::getuid().as_raw())
+}
+
 fn ranks(launched: &Launched) -> (usize, usize, usize) {
     (launched.rank, launched.n_ranks, launched.local_rank)
 }
@@ -102,7 +107,7 @@ fn torchruns_variables_make_one_rank() {
         local_rank: 1,
         host: "node0".into(),
         port: 29500,
-        job: "devcomm".into(),
+        job: by_this_user("none"),
         timeout: Duration::from_secs(60),
         deadline: Some(Duration::from_secs(600)),
         token: None,
@@ -110,7 +115,7 @@ fn torchruns_variables_make_one_rank() {
     };
     assert_eq!(with(&[TORCHRUN]), expected);
     let run = [("TORCHELASTIC_RUN_ID", "abc")];
-    assert_eq!(with(&[TORCHRUN, &run]).job, "abc");
+    assert_eq!(with(&[TORCHRUN, &run]).job, by_this_user("abc"));
     assert_eq!(with(&[TORCHRUN, &run, &[("DEVCOMM_JOB_ID", "x")]]).job, "x");
     let short = with(&[TORCHRUN, &[("DEVCOMM_TIMEOUT", "2.5")]]);
     assert_eq!(short.timeout, Duration::from_millis(2500));
@@ -150,7 +155,7 @@ fn plain_variables_without_a_local_rank_or_an_address_are_an_error() {
 fn open_mpis_ranks_of_one_host_meet_there() {
     let rank = with(&[OPEN_MPI]);
     assert_eq!(ranks(&rank), (2, 4, 2));
-    assert_eq!(rank.host, "localhost");
+    assert_eq!(rank.host, "127.0.0.1");
     assert!(PORTS.contains(&rank.port));
     // Version 5 has another format of job names.
     let five = with(&[OPEN_MPI, &[("PMIX_NAMESPACE", "prterun-gpu03-91234@1")]]);
@@ -167,7 +172,7 @@ fn open_mpis_ranks_of_one_host_meet_there() {
 #[test]
 fn mpichs_and_intels_ranks_of_one_host_meet_there() {
     let rank = with(&[MPICH]);
-    assert_eq!((ranks(&rank), rank.host.as_str()), ((3, 4, 3), "localhost"));
+    assert_eq!((ranks(&rank), rank.host.as_str()), ((3, 4, 3), "127.0.0.1"));
     // PALS sets PMI's variables and its own.
     let pals = with(&[&[
         ("PMI_RANK", "1"),
@@ -178,7 +183,8 @@ fn mpichs_and_intels_ranks_of_one_host_meet_there() {
         ("PALS_LOCAL_RANKID", "1"),
         ("PALS_APID", "a-b-c"),
     ]]);
-    assert_eq!((ranks(&pals), pals.job.as_str()), ((1, 2, 1), "PALS_APID=a-b-c"));
+    assert_eq!(ranks(&pals), (1, 2, 1));
+    assert!(pals.job.starts_with("PALS_APID=a-b-c of "), "{}", pals.job);
 }
 
 #[test]
@@ -192,17 +198,44 @@ fn mpi_over_several_hosts_needs_the_masters_address() {
             let error = error(&[launcher, &local]);
             assert!(error.starts_with("MASTER_ADDR: not set"), "{error}");
             assert!(error.contains("set MASTER_ADDR to the host of rank 0"), "{error}");
-            let given = with(&[launcher, &local, &[("MASTER_ADDR", "n7"), ("MASTER_PORT", "99")]]);
+            let address = [("MASTER_ADDR", "n7"), ("MASTER_PORT", "99")];
+            let id = [("DEVCOMM_JOB_ID", if launcher == MPICH { "j" } else { "" })];
+            let given = with(&[launcher, &local, &address, &id]);
             assert_eq!((given.host.as_str(), given.port, given.local_rank), ("n7", 99, 1));
         }
     }
 }
 
 #[test]
+fn a_job_that_its_launcher_gives_no_id_has_that_of_the_process_that_started_it() {
+    let starter = starter::starter("PMI_RANK", "3").unwrap();
+    assert_eq!(with(&[MPICH]).job, by_this_user(&starter));
+    // Jobs in one batch job, and ids that two users, or two hosts, may have both.
+    assert_eq!(with(&[ALLOCATION, MPICH]).job, by_this_user(&starter));
+    let jobs = [(MPICH, "I_MPI_HYDRA_UUID"), (OPEN_MPI, "PMIX_NAMESPACE")];
+    for (launcher, variable) in jobs {
+        let job = with(&[launcher, &[(variable, "7")]]).job;
+        assert_eq!(job, by_this_user(&format!("{variable}=7 of {starter}")));
+    }
+}
+
+#[test]
+fn a_job_of_several_hosts_has_an_id_that_all_of_them_know() {
+    let spread = [("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "1"), ("MASTER_ADDR", "n7")];
+    let batch = [("PBS_JOBID", "17"), ("SLURM_JOB_ID", "18")];
+    let error = error(&[MPICH, &spread, &batch]);
+    assert!(error.starts_with("DEVCOMM_JOB_ID: not set; "), "{error}");
+    assert!(error.contains("set it to what no other job has, for all ranks alike"), "{error}");
+    let uuid = [("I_MPI_HYDRA_UUID", "2d0e")];
+    assert_eq!(with(&[MPICH, &spread, &uuid]).job, by_this_user("I_MPI_HYDRA_UUID=2d0e"));
+    assert_eq!(with(&[MPICH, &spread, &uuid, &[("DEVCOMM_JOB_ID", "x")]]).job, "x");
+}
+
+#[test]
 fn a_task_of_srun_is_a_rank_and_rank_0_is_on_the_first_host() {
     let rank = with(&[ALLOCATION, SRUN]);
     assert_eq!((ranks(&rank), rank.host.as_str()), ((5, 8, 1), "gpu03"));
-    assert_eq!(rank.job, "slurm-4711.2");
+    assert_eq!(rank.job, by_this_user("slurm-4711.2"));
     assert!(PORTS.contains(&rank.port));
     // The step's hosts, if set; else those of the job, under the variable's new or old name.
     let fewer = [("SLURM_STEP_NODELIST", "gpu07,gpu09")];
@@ -212,7 +245,7 @@ fn a_task_of_srun_is_a_rank_and_rank_0_is_on_the_first_host() {
     let older = [("SLURM_STEP_NODELIST", ""), ("SLURM_JOB_NODELIST", "")];
     assert_eq!(with(&[ALLOCATION, SRUN, &older]).host, "gpu03");
     // A job on one host uses the loopback address.
-    assert_eq!(with(&[ALLOCATION, SRUN, &[("SLURM_STEP_NODELIST", "gpu03")]]).host, "localhost");
+    assert_eq!(with(&[ALLOCATION, SRUN, &[("SLURM_STEP_NODELIST", "gpu03")]]).host, "127.0.0.1");
     let older = [("SLURM_STEP_ID", ""), ("SLURM_STEP_NUM_TASKS", "")];
     assert_eq!(ranks(&with(&[ALLOCATION, SRUN, &older])), (5, 8, 1));
     let master = [("MASTER_ADDR", "head"), ("MASTER_PORT", "1234")];
@@ -242,7 +275,7 @@ fn the_innermost_launcher_counts() {
     assert_eq!((torchrun.host.as_str(), torchrun.port), ("node0", 29500));
     // mpirun in a batch script, and its daemons started by srun.
     let from_script = with(&[ALLOCATION, OPEN_MPI]);
-    assert_eq!((ranks(&from_script), from_script.host.as_str()), ((2, 4, 2), "localhost"));
+    assert_eq!((ranks(&from_script), from_script.host.as_str()), ((2, 4, 2), "127.0.0.1"));
     assert_eq!(ranks(&with(&[ALLOCATION, SRUN, OPEN_MPI])), (2, 4, 2));
     assert_eq!(ranks(&with(&[ALLOCATION, SRUN, MPICH])), (3, 4, 3));
     // In a shell that srun started.
@@ -261,7 +294,8 @@ fn sruns_own_variables_of_pmi_leave_the_rest_to_slurm() {
 
 #[test]
 fn half_of_a_launchers_variables_are_an_error_that_names_it() {
-    let cases: [(Vars<'_>, &str, &str); 12] = [
+    let cases: [(Vars<'_>, &str, &str); 13] = [
+        (SRUN, "SLURM_JOB_ID", "srun"),
         (TORCHRUN, "RANK", "torchrun"),
         (TORCHRUN, "WORLD_SIZE", "torchrun"),
         (OPEN_MPI, "OMPI_COMM_WORLD_RANK", "Open MPI"),
@@ -398,12 +432,34 @@ fn a_token_in_a_file_is_for_its_owner_only() {
         launched(&var).unwrap_err().to_string()
     };
     assert!(error(&file).contains("No such file"));
-    write("secret\n", 0o640);
+    write("a secret of ranks\n", 0o640);
     assert!(error(&file).contains("others may use it (mode 640): chmod 600 it"));
     write(" \n", 0o600);
-    assert!(error(&file).contains("it is empty"));
+    assert!(error(&file).contains("it is blank"));
     write("secret\n", 0o600);
+    assert!(error(&file).contains("it has 6 characters"));
+    write("a secret of ranks\n", 0o600);
     let token = with(&[TORCHRUN, &file]).token;
-    assert_eq!(token, with(&[TORCHRUN, &[("DEVCOMM_JOB_TOKEN", "secret")]]).token);
+    assert_eq!(token, with(&[TORCHRUN, &[("DEVCOMM_JOB_TOKEN", "a secret of ranks")]]).token);
     assert!(token.is_some());
+}
+
+#[test]
+fn a_token_that_is_blank_or_short_is_refused_and_not_shown() {
+    for (token, why) in [("", "it is blank"), (" ", "it is blank"), ("secret", "6 characters")] {
+        let error = error(&[TORCHRUN, &[("DEVCOMM_JOB_TOKEN", token)]]);
+        assert!(error.starts_with("DEVCOMM_JOB_TOKEN: ") && error.contains(why), "{error}");
+        assert!(!error.contains("secret"), "{error}");
+    }
+    assert!(error(&[TORCHRUN, &[("DEVCOMM_JOB_TOKEN_FILE", "")]]).contains("No such file"));
+}
+
+#[test]
+fn an_ipv6_address_may_have_brackets() {
+    let host = |host| with(&[TORCHRUN, &[("MASTER_ADDR", host)]]).host;
+    assert_eq!(
+        (host("[::1]"), host("::1"), host("node")),
+        ("::1".into(), "::1".into(), "node".into())
+    );
+    assert_eq!(host("[fe80::1%eth0]"), "fe80::1%eth0");
 }

@@ -2,14 +2,13 @@
 //! hears who [connects](super::strangers), and waits until all ranks have joined or its timeout has
 //! passed.
 
-use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use super::connect::connect;
 use super::connection::Connection;
 use super::join::RendezvousConfig;
-use super::listen::{listen, try_bind};
+use super::listen::{Listeners, listen, listen_at, resolve};
+use super::probe;
 use super::strangers::{Strangers, refuse};
 use super::survivors::Members;
 use super::wire::{Hello, Kind, Member, MissingRanks, PROTOCOL, Peer, json};
@@ -17,22 +16,26 @@ use crate::error::{Error, Result};
 
 /// How often a rank that has joined is sent [`Kind::Waiting`].
 const PING_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a rank that is missing after a loss may take to accept a connection, or to refuse it.
+/// How long ranks that are missing after a loss may take to refuse a connection, and how many are
+/// asked at a time: meanwhile nobody joins.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
+const MAX_PROBES: usize = 64;
 /// The most notes about refused connections in an error.
 const MAX_NOTES: usize = 16;
 
 /// Waits for all other ranks. Returns the members, and the connections to ranks 1, 2, ..., to which
 /// [`Kind::Welcome`] was sent.
 pub(super) fn wait_for_all(config: &RendezvousConfig) -> Result<(Members, Vec<Connection>)> {
+    // Its own address, so that it need not wait for it as the others may.
+    resolve(&config.host, config.port).map_err(|error| config.unresolved(&error))?;
     let cannot_listen = |error| {
         config.error(format!("cannot listen there: {error}; DEVCOMM_PORT names another port"))
     };
-    let listener = listen(config).map_err(cannot_listen)?;
+    let listeners = listen(config).map_err(cannot_listen)?;
     // Now, as strangers may use up the descriptors.
-    let own = try_bind(&config.host, 0).map_err(cannot_listen)?;
+    let own = listen_at(&config.host, 0).map_err(cannot_listen)?;
     let mut acceptor = Acceptor::new(config);
-    if !acceptor.wait(&listener, |_| ())? {
+    if !acceptor.wait(&listeners, |_| ())? {
         return Err(acceptor.time_out());
     }
     acceptor.welcome(own)
@@ -44,17 +47,25 @@ pub(super) fn wait_for_survivors(
     members: &Members,
     lost: usize,
 ) -> Result<(Members, Vec<Connection>)> {
-    let address = members.listener.local_addr().map(|address| address.ip());
-    let own = address.and_then(|address| TcpListener::bind((address, 0)));
-    let own = own.map_err(|error| config.error(error))?;
+    let own = members.listeners.beside().map_err(|error| config.error(error))?;
     let mut acceptor = Acceptor::new(config);
     acceptor.gone[lost] = true;
-    acceptor.wait(&members.listener, |acceptor| {
-        for rank in acceptor.missing() {
-            let (host, port) = &members.list[rank].address;
-            let connected = connect(host, *port, PROBE_TIMEOUT);
-            acceptor.gone[rank] =
-                connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+    let mut turns = 0;
+    acceptor.wait(&members.listeners, |acceptor| {
+        let missing = acceptor.missing();
+        // Others in the next turn, if they are more than a turn has.
+        let first = turns * MAX_PROBES % missing.len().max(1);
+        turns += 1;
+        let chosen: Vec<usize> = missing
+            .iter()
+            .cycle()
+            .skip(first)
+            .take(missing.len().min(MAX_PROBES))
+            .copied()
+            .collect();
+        let address = |&rank: &usize| &members.list[rank].address;
+        for index in probe::refusing(chosen.iter().map(address), PROBE_TIMEOUT) {
+            acceptor.gone[chosen[index]] = true;
         }
     })?;
     let left = 1 + acceptor.joined.iter().flatten().count();
@@ -96,9 +107,10 @@ impl<'a> Acceptor<'a> {
     }
 
     /// Waits until no rank is missing; calls `check` at intervals. False after the timeout.
-    fn wait(&mut self, listener: &TcpListener, check: impl Fn(&mut Self)) -> Result<bool> {
-        let error = |error: io::Error| self.config.error(error);
-        listener.set_nonblocking(true).map_err(error)?;
+    fn wait(&mut self, listeners: &Listeners, mut check: impl FnMut(&mut Self)) -> Result<bool> {
+        let listeners = listeners.as_slice();
+        let nonblocking = listeners.iter().try_for_each(|one| one.set_nonblocking(true));
+        nonblocking.map_err(|error| self.config.error(error))?;
         let (start, mut pinged) = (Instant::now(), None::<Instant>);
         let mut strangers = Strangers::new(self.config);
         loop {
@@ -119,7 +131,7 @@ impl<'a> Acceptor<'a> {
                 return Ok(false);
             }
             let mut heard = Vec::new();
-            if let Err(error) = strangers.wait(listener, left.min(PING_INTERVAL), &mut heard) {
+            if let Err(error) = strangers.wait(listeners, left.min(PING_INTERVAL), &mut heard) {
                 // Such as too many open files: later ones may be closed.
                 self.note(format!("a connection could not be accepted: {error}"));
             }
@@ -155,19 +167,11 @@ impl<'a> Acceptor<'a> {
             return false;
         }
         if connection.send(Kind::Waiting, &[]).is_ok() {
-            let address = (self.host_of(&connection), hello.port);
+            let host = host_of(connection.peer().ok(), &self.config.host);
+            let address = (host, hello.port);
             self.joined[hello.rank] = Some(JoinedRank { peer: hello.peer, address, connection });
         }
         true
-    }
-
-    /// The host at which others reach the rank at the other end.
-    fn host_of(&self, connection: &Connection) -> String {
-        match connection.peer() {
-            Ok(ip) if !ip.is_loopback() => ip.to_string(),
-            // This host, which other hosts know by another name.
-            _ => self.config.host.clone(),
-        }
     }
 
     /// Why this rank is refused, if it is.
@@ -213,9 +217,9 @@ impl<'a> Acceptor<'a> {
     }
 
     /// Tells the ranks that have joined who they are. This one listens at `own` from now on.
-    fn welcome(self, own: TcpListener) -> Result<(Members, Vec<Connection>)> {
+    fn welcome(self, own: Listeners) -> Result<(Members, Vec<Connection>)> {
         let config = self.config;
-        let port = own.local_addr().map_err(|error| config.error(error))?.port();
+        let port = own.port().map_err(|error| config.error(error))?;
         let (peer, address) = (config.peer.clone(), (config.host.clone(), port));
         let mut list = vec![Member { rank: config.rank, peer, address }];
         let mut connections = Vec::new();
@@ -243,5 +247,35 @@ impl<'a> Acceptor<'a> {
             let _ = rank.connection.send(Kind::Missing, &[&payload]);
         }
         self.config.missing(missing)
+    }
+}
+
+/// The host at which others reach the rank at this address, if they reach rank 0 at `root`.
+fn host_of(rank: Option<SocketAddr>, root: &str) -> String {
+    match rank.map(|address| address.ip().to_canonical()) {
+        // Its interface is the one by which a rank reaches rank 0; the number is this host's.
+        Some(IpAddr::V6(ip)) if ip.is_unicast_link_local() => match root.split_once('%') {
+            Some((_, interface)) => format!("{ip}%{interface}"),
+            None => ip.to_string(),
+        },
+        Some(ip) if !ip.is_loopback() => ip.to_string(),
+        // This host, which other hosts know by another name.
+        _ => root.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_reach_a_rank_at_its_address_and_one_of_this_host_by_the_hosts_name() {
+        let host = |rank: &str, root| host_of(Some(rank.parse().unwrap()), root);
+        assert_eq!(host("192.0.2.1:7", "node0"), "192.0.2.1");
+        assert_eq!(host("[::ffff:192.0.2.1]:7", "node0"), "192.0.2.1");
+        assert_eq!(host("127.0.0.1:7", "node0"), "node0");
+        assert_eq!(host("[::1]:7", "node0"), "node0");
+        assert_eq!(host("[fe80::7%3]:7", "fe80::1%eth0"), "fe80::7%eth0");
+        assert_eq!(host_of(None, "node0"), "node0");
     }
 }

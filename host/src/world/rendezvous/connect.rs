@@ -2,12 +2,13 @@
 //! refused, or its timeout has passed.
 
 use std::io::{self, ErrorKind};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 use super::join::RendezvousConfig;
-use super::listen::listen_beside;
+use super::listen::{listen_beside, resolve};
+use super::relay::{Ends, RELAYED};
 use super::survivors::Members;
 use super::token::{Challenge, Prover, Token};
 use super::wire::{Hello, Kind, MAX_GREETING, MAX_PAYLOAD, bad, json, parse};
@@ -26,12 +27,20 @@ const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// its host is considered dead.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// After this long a host that never had an address is an error: names of hosts that have just been
+/// started may be known a little later than the ranks.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// So many attempts to connect to a rank that is left find that its host does not answer.
+const MAX_UNREACHABLE: usize = 2;
+
 const NO_TOKEN: &str = "what listens there does not have the job's token (DEVCOMM_JOB_TOKEN)";
 
 /// Joins the rendezvous of rank 0. Returns the members and the connection to rank 0.
 pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, Connection)> {
     let start = Instant::now();
     let mut notes: Vec<String> = Vec::new();
+    let mut resolved = false;
     loop {
         let left = config.timeout.saturating_sub(start.elapsed());
         let last = match try_join(config, left) {
@@ -41,7 +50,16 @@ pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, Connection)> {
                 return Err(config.error(format!("rank 0 has {welcomed} ranks, not {n_ranks}")));
             }
             Err(JoinError::Fatal(error)) => return Err(error),
-            Err(JoinError::Retry(error)) => error.to_string(),
+            Err(JoinError::Unresolved(error))
+                if !resolved && start.elapsed() >= RESOLVE_TIMEOUT.min(config.timeout) =>
+            {
+                return Err(config.unresolved(&error));
+            }
+            Err(JoinError::Unresolved(error)) => error.to_string(),
+            Err(JoinError::Unconnected(error) | JoinError::Retry(error)) => {
+                resolved = true;
+                error.to_string()
+            }
         };
         if !notes.contains(&last) && notes.len() < MAX_NOTES {
             notes.push(last);
@@ -60,31 +78,38 @@ pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, Connection)> {
     }
 }
 
-/// As [`join`], for the ranks that are left after a loss. `None` if the process of what would be
-/// rank 0 has ended.
-pub(super) fn join_survivors(config: &RendezvousConfig) -> Result<Option<(Members, Connection)>> {
-    let start = Instant::now();
+/// As [`join`], for the ranks that are left after a loss. `None` if what would be rank 0 does not
+/// let this rank in: its process has ended, its host does not answer, or it has said nothing for
+/// `patience`, as one that is stopped or does something else.
+pub(super) fn join_survivors(
+    config: &RendezvousConfig,
+    patience: Duration,
+) -> Result<Option<(Members, Connection)>> {
+    let (start, mut unreachable) = (Instant::now(), 0);
     loop {
-        let left = config.timeout.saturating_sub(start.elapsed());
+        let left = patience.saturating_sub(start.elapsed());
         match try_join(config, left) {
             Ok(joined) => return Ok(Some(joined)),
             Err(JoinError::Fatal(error)) => return Err(error),
-            Err(JoinError::Retry(error)) if error.kind() == ErrorKind::ConnectionRefused => {
+            Err(JoinError::Unconnected(error)) if error.kind() == ErrorKind::ConnectionRefused => {
                 return Ok(None);
             }
-            Err(JoinError::Retry(error)) if start.elapsed() + RETRY >= config.timeout => {
-                let why = format!("the ranks that are left did not meet in time: {error}");
-                return Err(config.error(why));
-            }
-            Err(JoinError::Retry(_)) => std::thread::sleep(RETRY),
+            Err(JoinError::Unconnected(_)) => unreachable += 1,
+            Err(_) => {}
         }
+        if unreachable == MAX_UNREACHABLE || start.elapsed() + RETRY >= patience {
+            return Ok(None);
+        }
+        std::thread::sleep(RETRY);
     }
 }
 
 fn try_join(config: &RendezvousConfig, left: Duration) -> Result<(Members, Connection), JoinError> {
-    let connection = Connection::new(connect(&config.host, config.port, left)?)?;
-    let listener = listen_beside(&config.host, connection.stream().local_addr()?.ip())?;
-    let hello = config.hello(listener.local_addr()?.port())?;
+    let addresses = resolve(&config.host, config.port).map_err(JoinError::Unresolved)?;
+    let stream = connect(&addresses, left).map_err(JoinError::Unconnected)?;
+    let connection = Connection::new(stream)?;
+    let listeners = listen_beside(&config.host, connection.stream().local_addr()?)?;
+    let hello = config.hello(Ends::of_rank(connection.stream())?, listeners.port()?)?;
     connection.send(Kind::Hello, &[&json(&hello)])?;
     // Rank 0 may not run yet: it may inherit a socket that already accepts connections.
     let mut deadline = Instant::now() + left.clamp(MIN_ANSWER_TIMEOUT, MAX_ANSWER_TIMEOUT);
@@ -101,11 +126,12 @@ fn try_join(config: &RendezvousConfig, left: Duration) -> Result<(Members, Conne
                 continue;
             }
             Kind::Welcome => {
-                let members = Members::new(config, parse(&payload)?, listener);
+                let members = Members::new(config, parse(&payload)?, listeners);
                 members.map(|members| (members, connection)).map_err(JoinError::Fatal)
             }
             Kind::Missing => Err(JoinError::Fatal(config.missing(parse(&payload)?))),
             Kind::Refused => fatal(refused(&payload)),
+            Kind::Relayed => Err(bad(RELAYED).into()),
             other => fatal(format!("rank 0 answered with {other:?}")),
         };
     }
@@ -122,10 +148,13 @@ fn prove(
     match connection.receive(MAX_GREETING, deadline)? {
         (Kind::Challenge, payload) => {
             let Challenge { nonce, proof } = parse(&payload)?;
-            if !token.verify(Prover::Root, hello, &nonce, &proof) {
+            let handshake = token.handshake(hello, &nonce);
+            if !handshake.verify(Prover::Root, &proof) {
                 return Err(bad(NO_TOKEN));
             }
-            connection.send(Kind::Proof, &[&token.proof(Prover::Other, hello, &nonce)]).map(drop)
+            connection.send(Kind::Proof, &[&handshake.proof(Prover::Other)])?;
+            connection.seal(handshake.seal(Prover::Other), handshake.seal(Prover::Root));
+            Ok(())
         }
         (Kind::Refused, payload) => Err(bad(format!("{NO_TOKEN}: {}", refused(&payload)))),
         _ => Err(bad(NO_TOKEN)),
@@ -139,6 +168,10 @@ fn refused(why: &[u8]) -> String {
 /// Why an attempt to join failed.
 enum JoinError {
     Fatal(Error),
+    /// The host has no address.
+    Unresolved(io::Error),
+    /// There is no connection.
+    Unconnected(io::Error),
     Retry(io::Error),
 }
 
@@ -148,12 +181,12 @@ impl From<io::Error> for JoinError {
     }
 }
 
-pub(super) fn connect(host: &str, port: u16, left: Duration) -> io::Result<TcpStream> {
+fn connect(addresses: &[SocketAddr], left: Duration) -> io::Result<TcpStream> {
     // An address that does not answer must not use up the whole timeout.
     let timeout = left.clamp(Duration::from_millis(100), Duration::from_secs(2));
-    let mut last = io::Error::new(ErrorKind::NotFound, "the host name has no address");
-    for address in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, timeout) {
+    let mut last = ErrorKind::NotFound.into();
+    for address in addresses {
+        match TcpStream::connect_timeout(address, timeout) {
             // On a free port of this host, the system may connect a socket to itself.
             Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {
                 last = ErrorKind::ConnectionRefused.into();

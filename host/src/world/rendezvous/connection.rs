@@ -1,9 +1,9 @@
 //! A connection that never blocks: what arrives is kept until it makes a frame, and what cannot be
-//! sent yet until it can.
+//! sent yet until it can. From [`seal`](Connection::seal) on each frame has an authentication code.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
-use super::wire::{HEAD, Kind, header, read_header};
+use super::seal::{CODE, Seal};
+use super::wire::{HEAD, Kind, bad, header, read_header};
 
 /// How much is read at once, so that a connection does not keep the others waiting.
 const CHUNK: usize = 64 << 10;
@@ -21,7 +22,7 @@ const POLL_FAILED: Duration = Duration::from_millis(10);
 pub(super) struct Connection {
     stream: TcpStream,
     unread: Mutex<Unread>,
-    unsent: Mutex<VecDeque<u8>>,
+    unsent: Mutex<Unsent>,
 }
 
 /// What has arrived. The first bytes, up to `start`, were read.
@@ -29,6 +30,13 @@ pub(super) struct Connection {
 struct Unread {
     bytes: Vec<u8>,
     start: usize,
+    seal: Option<Seal>,
+}
+
+#[derive(Default)]
+struct Unsent {
+    bytes: VecDeque<u8>,
+    seal: Option<Seal>,
 }
 
 impl Connection {
@@ -42,9 +50,15 @@ impl Connection {
         &self.stream
     }
 
+    /// Seals what is sent from now on, and expects that what is read from now on is.
+    pub(super) fn seal(&self, sent: Seal, read: Seal) {
+        self.unsent.lock().seal = Some(sent);
+        self.unread.lock().seal = Some(read);
+    }
+
     /// The address of the other end.
-    pub(super) fn peer(&self) -> io::Result<IpAddr> {
-        self.stream.peer_addr().map(|address| address.ip())
+    pub(super) fn peer(&self) -> io::Result<SocketAddr> {
+        self.stream.peer_addr()
     }
 
     /// Whether the peer has not closed the connection.
@@ -57,7 +71,7 @@ impl Connection {
 
     /// What to poll: whether something has arrived, and whether what is unsent can be sent.
     pub(super) fn poll_fd(&self) -> PollFd<'_> {
-        let unsent = !self.unsent.lock().is_empty();
+        let unsent = !self.unsent.lock().bytes.is_empty();
         let events = if unsent { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         PollFd::new(&self.stream, events)
     }
@@ -69,7 +83,7 @@ impl Connection {
     /// If the connection has ended.
     pub(super) fn read(&self) -> io::Result<()> {
         let mut unread = self.unread.lock();
-        let Unread { bytes, start } = &mut *unread;
+        let Unread { bytes, start, .. } = &mut *unread;
         bytes.drain(..std::mem::take(start));
         let arrived = (&self.stream).take(CHUNK as u64).read_to_end(bytes);
         match arrived {
@@ -83,15 +97,23 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If it is none, or its payload longer than `limit`.
+    /// If it is none, its payload longer than `limit`, or its authentication code wrong.
     pub(super) fn next(&self, limit: usize) -> io::Result<Option<(Kind, Vec<u8>)>> {
         let mut unread = self.unread.lock();
-        let Unread { bytes, start } = &mut *unread;
+        let Unread { bytes, start, seal } = &mut *unread;
         let Some((head, rest)) = bytes[*start..].split_first_chunk() else { return Ok(None) };
         let (kind, length) = read_header(*head, limit)?;
-        let Some(payload) = rest.get(..length) else { return Ok(None) };
+        let code = if seal.is_some() { CODE } else { 0 };
+        let Some(rest) = rest.get(..length + code) else { return Ok(None) };
+        let (payload, code) = rest.split_at(length);
+        if seal.as_mut().is_some_and(|seal| !seal.verify(head, payload, code)) {
+            return Err(bad(
+                "a frame with a wrong authentication code: it was made or changed by \
+                            who does not have the job's token",
+            ));
+        }
         let frame = (kind, payload.to_vec());
-        *start += HEAD + length;
+        *start += HEAD + rest.len();
         Ok(Some(frame))
     }
 
@@ -123,10 +145,12 @@ impl Connection {
     pub(super) fn send(&self, kind: Kind, payload: &[&[u8]]) -> io::Result<bool> {
         let head = header(kind, payload.iter().map(|piece| piece.len()).sum())?;
         let mut unsent = self.unsent.lock();
-        unsent.extend(head);
-        payload.iter().for_each(|piece| unsent.extend(*piece));
-        self.write(&mut unsent)?;
-        Ok(unsent.is_empty())
+        let Unsent { bytes, seal } = &mut *unsent;
+        bytes.extend(head);
+        payload.iter().for_each(|piece| bytes.extend(*piece));
+        bytes.extend(seal.iter_mut().flat_map(|seal| seal.code(&head, payload)));
+        self.write(bytes)?;
+        Ok(bytes.is_empty())
     }
 
     /// Sends what is unsent, as far as possible. Whether that was all.
@@ -136,8 +160,8 @@ impl Connection {
     /// If the connection has ended.
     pub(super) fn flush(&self) -> io::Result<bool> {
         let mut unsent = self.unsent.lock();
-        self.write(&mut unsent)?;
-        Ok(unsent.is_empty())
+        self.write(&mut unsent.bytes)?;
+        Ok(unsent.bytes.is_empty())
     }
 
     fn write(&self, unsent: &mut VecDeque<u8>) -> io::Result<()> {
@@ -250,6 +274,57 @@ mod tests {
             let error = connection.receive(MAX_GREETING, soon()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
         }
+    }
+
+    /// The two ends of a sealed connection, and the frames that they have sent each other.
+    fn sealed() -> ([(Connection, TcpStream); 2], [Vec<u8>; 2]) {
+        let (root, rank) = (Seal::new(&[1; 32]), Seal::new(&[2; 32]));
+        let mut ends = [pair(), pair()];
+        ends[0].0.seal(root.clone(), rank.clone());
+        ends[1].0.seal(rank, root);
+        let frames = ends.each_mut().map(|(connection, wire)| {
+            connection.send(Kind::Contribute, &[b"ab", b"c"]).unwrap();
+            let mut frame = vec![0; HEAD + 3 + CODE];
+            wire.read_exact(&mut frame).unwrap();
+            frame
+        });
+        (ends, frames)
+    }
+
+    #[test]
+    fn a_frame_that_is_changed_repeated_left_out_or_turned_around_is_refused() {
+        type Relay = fn(&[u8], &[u8]) -> Vec<u8>;
+        let honest: Relay = |frame, _| frame.to_vec();
+        let lies: [Relay; 5] = [
+            |frame, _| [&frame[..HEAD], b"abd", &frame[HEAD + 3..]].concat(),
+            |frame, _| [&[Kind::Failed as u8], &frame[1..]].concat(),
+            |frame, _| {
+                [&[frame[0], 2, 0, 0, 0], &frame[HEAD..HEAD + 2], &frame[HEAD + 3..]].concat()
+            },
+            |_, own| own.to_vec(),
+            |frame, _| [frame, frame].concat(),
+        ];
+        for (index, lie) in [honest].iter().chain(&lies).enumerate() {
+            let ([_, (to, mut wire)], [frame, own]) = sealed();
+            wire.write_all(&lie(&frame, &own)).unwrap();
+            let mut read = to.receive(16, soon());
+            if index == lies.len() {
+                // The first one is as it was sent, and the second one the same.
+                read = read.and_then(|_| to.receive(16, soon()));
+            }
+            assert_eq!(read.is_ok(), index == 0, "{index}: {read:?}");
+            assert!(
+                read.is_ok_and(|frame| frame == (Kind::Contribute, b"abc".to_vec())) || index > 0
+            );
+        }
+        // The first frame is left out.
+        let ([(from, mut there), (to, mut here)], _) = sealed();
+        from.send(Kind::Finished, &[]).unwrap();
+        let mut second = [0; HEAD + CODE];
+        there.read_exact(&mut second).unwrap();
+        here.write_all(&second).unwrap();
+        let error = to.receive(16, soon()).unwrap_err();
+        assert!(error.to_string().contains("a wrong authentication code"), "{error}");
     }
 
     #[test]

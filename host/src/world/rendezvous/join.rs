@@ -9,6 +9,7 @@
 use std::io;
 use std::time::Duration;
 
+use super::relay::Ends;
 use super::survivors::alone;
 use super::token::{Token, nonce};
 use super::wire::{Hello, MissingRanks, PROTOCOL, Peer};
@@ -45,7 +46,17 @@ impl RendezvousConfig {
     }
 
     pub(super) fn address(&self) -> String {
-        format!("{}:{}", self.host, self.port)
+        match self.host.contains(':') {
+            true => format!("[{}]:{}", self.host, self.port),
+            false => format!("{}:{}", self.host, self.port),
+        }
+    }
+
+    /// The error of an address that the job cannot have.
+    pub(super) fn unresolved(&self, error: &io::Error) -> Error {
+        self.error(format!(
+            "MASTER_ADDR, or what the launcher says instead, has no address: {error}"
+        ))
     }
 
     pub(super) fn error(&self, why: impl ToString) -> Error {
@@ -58,12 +69,13 @@ impl RendezvousConfig {
         Error::World(WorldError::RanksMissing { missing, address: self.address(), waited, notes })
     }
 
-    /// The first message of a rank that listens at `port` for those that are left after a loss.
-    pub(super) fn hello(&self, port: u16) -> io::Result<Hello> {
+    /// The first message of a rank that has connected to rank 0, and listens at `port` for those
+    /// that are left after a loss.
+    pub(super) fn hello(&self, ends: Ends, port: u16) -> io::Result<Hello> {
         let Self { rank, n_ranks, .. } = *self;
         let (job, peer) = (self.job.clone(), self.peer.clone());
         let nonce = self.token.as_ref().map(|_| nonce()).transpose()?;
-        Ok(Hello { protocol: PROTOCOL, job, rank, n_ranks, peer, port, nonce })
+        Ok(Hello { protocol: PROTOCOL, job, rank, n_ranks, peer, port, ends, nonce })
     }
 
     /// Joins the other ranks.

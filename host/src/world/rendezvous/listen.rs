@@ -1,8 +1,10 @@
 //! Which addresses ranks listen on.
 
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, ToSocketAddrs};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
+
+use socket2::{Domain, Socket, Type};
 
 use super::join::RendezvousConfig;
 use crate::sys::process::inherited_listener;
@@ -10,31 +12,124 @@ use crate::sys::process::inherited_listener;
 /// How long to retry while the port is in use, and the pause in between.
 const BIND_TIMEOUT: Duration = Duration::from_secs(3);
 const BIND_RETRY: Duration = Duration::from_millis(2);
+/// How many free ports of one address are tried at the others.
+const FREE_PORTS: usize = 64;
+/// How many connections may wait to be accepted, as of the standard library's listeners.
+const BACKLOG: i32 = 128;
 
-/// Listens at the job's address, as rank 0.
-pub(super) fn listen(config: &RendezvousConfig) -> io::Result<TcpListener> {
-    let inherited = config.listener.map(|descriptor| inherited_listener(descriptor, config.port));
-    let listener = match inherited {
-        Some(Ok(listener)) => listener,
-        // A wrapper process may have closed the socket, or this process is a child of rank 0 that
-        // has inherited the variable.
-        Some(Err(error)) => {
-            tracing::debug!("no socket was inherited: {error}");
-            bind(&config.host, config.port)?
+/// Sockets that listen at one port of several addresses of this host.
+#[derive(Debug)]
+pub(super) struct Listeners(Vec<TcpListener>);
+
+impl Listeners {
+    pub(super) fn port(&self) -> io::Result<u16> {
+        let first = self.0.first().ok_or(ErrorKind::AddrNotAvailable)?;
+        Ok(first.local_addr()?.port())
+    }
+
+    /// Listens at any port of the same addresses.
+    pub(super) fn beside(&self) -> io::Result<Self> {
+        let addresses: io::Result<Vec<_>> = self.0.iter().map(TcpListener::local_addr).collect();
+        Self::bind_all(&addresses?, 0)
+    }
+
+    pub(super) fn as_slice(&self) -> &[TcpListener] {
+        &self.0
+    }
+
+    /// Listens at this port of all of `addresses` that are this host's: at a port that is left out
+    /// another process may listen, and take the ranks that try it first. Port 0 is any free one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::AddrNotAvailable`] if none is this host's.
+    pub(super) fn bind_all(addresses: &[SocketAddr], port: u16) -> io::Result<Self> {
+        let mut tries = 0;
+        loop {
+            let bound = Self::try_bind_all(addresses, port);
+            let in_use = |error: &io::Error| error.kind() == ErrorKind::AddrInUse;
+            if port != 0 || tries == FREE_PORTS || !bound.as_ref().is_err_and(in_use) {
+                return bound;
+            }
+            tries += 1;
         }
-        None => bind(&config.host, config.port)?,
-    };
-    Ok(listener)
+    }
+
+    fn try_bind_all(addresses: &[SocketAddr], mut port: u16) -> io::Result<Self> {
+        let mut listeners = Vec::new();
+        for address in addresses {
+            let mut address = *address;
+            address.set_port(port);
+            match bind(address) {
+                Ok(listener) => {
+                    port = listener.local_addr()?.port();
+                    listeners.push(listener);
+                }
+                Err(error) if is_elsewhere(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        match listeners.is_empty() {
+            true => Err(ErrorKind::AddrNotAvailable.into()),
+            false => Ok(Self(listeners)),
+        }
+    }
 }
 
-/// Listens on the port. Retries while it is in use, since a launcher may be testing it, or an
-/// ending job may still use it.
-fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
+/// Whether binding failed since this host does not have the address: it has another one, no IPv6,
+/// or the address is one of a link and does not say which.
+fn is_elsewhere(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::AddrNotAvailable
+        || [libc::EAFNOSUPPORT, libc::EINVAL].map(Some).contains(&error.raw_os_error())
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    if address.ip() != Ipv6Addr::UNSPECIFIED {
+        return TcpListener::bind(address);
+    }
+    // All addresses, those of IPv4 too, whatever the system's default is.
+    let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
+    socket.set_only_v6(false)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// The addresses of a host, each once.
+///
+/// # Errors
+///
+/// If it has none.
+pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    let mut all = Vec::new();
+    for address in (host, port).to_socket_addrs()? {
+        if !all.contains(&address) {
+            all.push(address);
+        }
+    }
+    match all.is_empty() {
+        true => Err(io::Error::new(ErrorKind::NotFound, "the host name has no address")),
+        false => Ok(all),
+    }
+}
+
+/// Listens at the job's address, as rank 0.
+pub(super) fn listen(config: &RendezvousConfig) -> io::Result<Listeners> {
+    let inherited = config.listener.map(|descriptor| inherited_listener(descriptor, config.port));
+    match inherited {
+        Some(Ok(listener)) => return Ok(Listeners(vec![listener])),
+        // A wrapper process may have closed the socket, or this process is a child of rank 0 that
+        // has inherited the variable.
+        Some(Err(error)) => tracing::debug!("no socket was inherited: {error}"),
+        None => {}
+    }
     let start = Instant::now();
     loop {
-        match try_bind(host, port) {
+        // A launcher may be testing the port, or an ending job may still use it.
+        match listen_at(&config.host, config.port) {
             Err(error)
-                if error.kind() == io::ErrorKind::AddrInUse && start.elapsed() < BIND_TIMEOUT =>
+                if error.kind() == ErrorKind::AddrInUse && start.elapsed() < BIND_TIMEOUT =>
             {
                 std::thread::sleep(BIND_RETRY);
             }
@@ -43,27 +138,32 @@ fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
     }
 }
 
-/// Listens at this host's address among those of `host`.
-pub(super) fn try_bind(host: &str, port: u16) -> io::Result<TcpListener> {
+/// Listens at all addresses of `host` that are this host's; at all of this host if there are none.
+pub(super) fn listen_at(host: &str, port: u16) -> io::Result<Listeners> {
+    let addresses = resolve(host, port)?;
     // A job on one host listens on the loopback address only. Other names do not imply one host,
     // even if they resolve to a loopback address, as a host's own name does on Debian.
     let literal = host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
-    if literal || host == "localhost" {
-        return TcpListener::bind((host, port));
-    }
-    // The address that the other ranks connect to, if it is one of this host's.
-    let addresses = (host, port).to_socket_addrs().into_iter().flatten();
-    for address in addresses.filter(|address| !address.ip().is_loopback()) {
-        match TcpListener::bind(address) {
-            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {}
+    let is_one_host = literal || host == "localhost";
+    if is_one_host || !addresses.iter().all(|address| address.ip().is_loopback()) {
+        match Listeners::bind_all(&addresses, port) {
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable && !is_one_host => {}
             bound => return bound,
         }
     }
-    TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-        .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+    let any = |address: IpAddr| Listeners::bind_all(&[SocketAddr::new(address, 0)], port);
+    match any(Ipv6Addr::UNSPECIFIED.into()) {
+        Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
+            any(Ipv4Addr::UNSPECIFIED.into())
+        }
+        bound => bound,
+    }
 }
 
 /// Listens at any port of this address of this host, or of the host of rank 0 if that is this one.
-pub(super) fn listen_beside(host: &str, address: IpAddr) -> io::Result<TcpListener> {
-    if address.is_loopback() { try_bind(host, 0) } else { TcpListener::bind((address, 0)) }
+pub(super) fn listen_beside(host: &str, address: SocketAddr) -> io::Result<Listeners> {
+    match address.ip().is_loopback() {
+        true => listen_at(host, 0),
+        false => Listeners::bind_all(&[address], 0),
+    }
 }

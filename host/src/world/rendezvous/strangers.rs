@@ -12,7 +12,8 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::connection::{Connection, poll};
 use super::join::RendezvousConfig;
-use super::token::{Challenge, Nonce, Prover, nonce};
+use super::relay::{Ends, RELAYED};
+use super::token::{Challenge, Handshake, Prover, nonce};
 use super::wire::{Hello, Kind, MAX_GREETING, PROTOCOL, bad, json, parse};
 
 /// How long a connection may take to say who it is.
@@ -33,7 +34,7 @@ struct Stranger {
     since: Instant,
     connection: Connection,
     /// Who it says it is, and what it is to prove that with.
-    challenged: Option<(Hello, Nonce)>,
+    challenged: Option<(Hello, Handshake)>,
 }
 
 /// Who a connection is from, or why it was closed.
@@ -63,7 +64,7 @@ impl<'a> Strangers<'a> {
     /// If a connection cannot be accepted; then others are accepted later.
     pub(super) fn wait(
         &mut self,
-        listener: &TcpListener,
+        listeners: &[TcpListener],
         limit: Duration,
         heard: &mut Vec<Heard>,
     ) -> io::Result<()> {
@@ -74,7 +75,7 @@ impl<'a> Strangers<'a> {
         let mut next = now + limit.min(PERIOD);
         let mut fds = Vec::with_capacity(1 + self.list.len());
         if self.resume <= now {
-            fds.push(PollFd::new(listener, PollFlags::IN));
+            fds.extend(listeners.iter().map(|one| PollFd::new(one, PollFlags::IN)));
         } else {
             next = next.min(self.resume);
         }
@@ -95,7 +96,8 @@ impl<'a> Strangers<'a> {
             self.hear(index, heard);
         }
         self.close_silent(heard);
-        if accept == [true] { self.accept(listener, heard) } else { Ok(()) }
+        let ready = listeners.iter().zip(accept).filter(|(_, ready)| **ready);
+        ready.map(|(listener, _)| self.accept(listener, heard)).fold(Ok(()), io::Result::and)
     }
 
     /// Counts a failure of this address.
@@ -181,13 +183,17 @@ impl Stranger {
     fn listen(&mut self, config: &RendezvousConfig) -> io::Result<Option<Hello>> {
         self.connection.read()?;
         while let Some((kind, payload)) = self.connection.next(MAX_GREETING)? {
-            if let Some((hello, nonce)) = self.challenged.take() {
-                let valid = kind == Kind::Proof
-                    && config
-                        .token
-                        .as_ref()
-                        .is_some_and(|token| token.verify(Prover::Other, &hello, &nonce, &payload));
-                return if valid { Ok(Some(hello)) } else { Err(self.refused(NO_TOKEN)) };
+            if let Some((hello, handshake)) = self.challenged.take() {
+                if kind != Kind::Proof || !handshake.verify(Prover::Other, &payload) {
+                    return Err(self.refused(NO_TOKEN));
+                }
+                self.connection.seal(handshake.seal(Prover::Root), handshake.seal(Prover::Other));
+                if Ends::of_root(self.connection.stream())?.are_relayed(&hello.ends) {
+                    // If this fails, the rank finds its connection closed.
+                    let _ = self.connection.send(Kind::Relayed, &[]);
+                    return Err(bad(RELAYED));
+                }
+                return Ok(Some(hello));
             }
             if kind != Kind::Hello {
                 return Err(bad(format!("its first message was {kind:?}")));
@@ -206,9 +212,10 @@ impl Stranger {
                 (Some(token), Some(_)) => token,
             };
             let nonce = nonce()?;
-            let proof = token.proof(Prover::Root, &hello, &nonce);
+            let handshake = token.handshake(&hello, &nonce);
+            let proof = handshake.proof(Prover::Root);
             self.connection.send(Kind::Challenge, &[&json(&Challenge { nonce, proof })])?;
-            self.challenged = Some((hello, nonce));
+            self.challenged = Some((hello, handshake));
         }
         Ok(None)
     }

@@ -3,15 +3,18 @@
 //!
 //! Ranks that are threads meet in the [hub](super::hub). Ranks that are processes connect to the
 //! first of them: from the beginning each listens at an address that all know, and a process that
-//! has ended refuses connections. It waits for all that neither are known to be lost nor refuse, at
-//! most as long as for the first rendezvous; who comes later is left behind. At least half of the
-//! ranks must be left, so that a world that falls apart does not go on twice.
+//! has ended refuses connections. The first waits for all that neither are known to be lost nor
+//! refuse, at most as long as for the first rendezvous; the others wait for it half as long, and
+//! then for the next one half of the rest, since its process may be stopped or its host down. Who
+//! comes later is left behind. At least half of the ranks must be left, so that a world that falls
+//! apart does not go on twice.
 
-use std::net::TcpListener;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::connection::Connection;
 use super::join::RendezvousConfig;
+use super::listen::Listeners;
 use super::tcp::{TcpClient, TcpRoot};
 use super::wire::{Member, Peer};
 use super::{Hub, ThreadTransport, Transport, acceptor, connect};
@@ -32,7 +35,7 @@ pub(super) struct Members {
     /// In order; `rank` is that of the world before.
     pub list: Vec<Member>,
     /// Where this process listens.
-    pub listener: TcpListener,
+    pub listeners: Listeners,
 }
 
 impl Members {
@@ -40,13 +43,13 @@ impl Members {
     pub(super) fn new(
         config: &RendezvousConfig,
         list: Vec<Member>,
-        listener: TcpListener,
+        listeners: Listeners,
     ) -> Result<Self> {
         let rank = list.iter().position(|member| member.rank == config.rank);
         let rank = rank.ok_or_else(|| config.error("this rank is not one of those that joined"))?;
         same_version(&list)?;
         let config = RendezvousConfig { rank, n_ranks: list.len(), ..config.clone() };
-        Ok(Self { config, list, listener })
+        Ok(Self { config, list, listeners })
     }
 
     /// The world whose rank 0 this is, with the connections to the others.
@@ -73,11 +76,14 @@ impl Members {
     /// Joins those that are left after the loss of rank `lost`.
     pub(super) fn join_survivors(&self, lost: usize) -> Result<Joined> {
         let own = self.config.rank;
+        let mut left = self.config.timeout;
         for first in (0..own).filter(|rank| *rank != lost) {
-            let config = self.survivors_at(first);
-            if let Some((members, connection)) = connect::join_survivors(&config)? {
+            let (config, start) = (self.survivors_at(first), Instant::now());
+            // Half of the time for each that is silent, so that some is left for the next one.
+            if let Some((members, connection)) = connect::join_survivors(&config, left / 2)? {
                 return members.start_client(connection);
             }
+            left = left.saturating_sub(start.elapsed());
         }
         let config = self.survivors_at(own);
         let (members, connections) = acceptor::wait_for_survivors(&config, self, lost)?;

@@ -1,6 +1,6 @@
 //! The job's token: a secret that its ranks have, and strangers do not. Rank 0 and another rank
 //! prove to each other that they have it, by keyed hashes of random numbers of both; the token
-//! itself is never sent.
+//! itself is never sent. From the same numbers come the keys of what they say later.
 
 use std::fmt;
 use std::io;
@@ -9,11 +9,16 @@ use hmac::{Hmac, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
+use super::seal::Seal;
 use super::wire::Hello;
 
 /// A random number that is used once.
 pub(crate) type Nonce = [u8; 32];
 type Hash = [u8; 32];
+
+/// The fewest characters of a token. Who knows the job's id may try tokens without rank 0 noticing,
+/// as it proves first that it has the right one.
+pub(crate) const MIN_TOKEN: usize = 16;
 
 /// A job's token.
 #[derive(Clone, PartialEq)]
@@ -35,8 +40,21 @@ pub(crate) enum Prover {
 }
 
 impl Token {
-    pub(crate) fn new(text: &str) -> Self {
-        Self(text.trim().as_bytes().to_vec())
+    /// The token in a text, without the white space around it.
+    ///
+    /// # Errors
+    ///
+    /// If it has fewer than [`MIN_TOKEN`] characters.
+    pub(crate) fn new(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        match text.chars().count() {
+            0 => Err("it is blank".to_owned()),
+            few @ 1..MIN_TOKEN => Err(format!(
+                "it has {few} characters, a token has at least {MIN_TOKEN}: `openssl rand -hex 32` \
+                 makes one"
+            )),
+            _ => Ok(Self(text.as_bytes().to_vec())),
+        }
     }
 
     /// A new token, as text.
@@ -44,30 +62,40 @@ impl Token {
         Ok(nonce()?.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Proves to the rank that said `hello`, or as this rank, that the prover has the token.
-    pub(crate) fn proof(&self, prover: Prover, hello: &Hello, nonce: &Nonce) -> Hash {
-        self.hash(prover, hello, nonce).finalize().into_bytes().into()
+    /// What depends on the token, on what a rank has said, and on rank 0's number.
+    pub(crate) fn handshake(&self, hello: &Hello, nonce: &Nonce) -> Handshake {
+        let mut hash =
+            Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of HMAC may have any length");
+        hash.update(nonce);
+        // The hello has the other nonce, the job, the rank and the ends of the connection.
+        hash.update(&serde_json::to_vec(hello).unwrap_or_default());
+        Handshake(hash)
+    }
+}
+
+/// How both ends of a connection prove that they have the token, and seal what they say then.
+#[derive(Clone)]
+pub(crate) struct Handshake(Hmac<Sha256>);
+
+impl Handshake {
+    /// Proves that the prover has the token.
+    pub(crate) fn proof(&self, prover: Prover) -> Hash {
+        self.hash(prover as u8).finalize().into_bytes().into()
     }
 
     /// Whether this is the [`proof`](Self::proof), in a time that does not depend on it.
-    pub(crate) fn verify(
-        &self,
-        prover: Prover,
-        hello: &Hello,
-        nonce: &Nonce,
-        proof: &[u8],
-    ) -> bool {
-        self.hash(prover, hello, nonce).verify_slice(proof).is_ok()
+    pub(crate) fn verify(&self, prover: Prover, proof: &[u8]) -> bool {
+        self.hash(prover as u8).verify_slice(proof).is_ok()
     }
 
-    fn hash(&self, prover: Prover, hello: &Hello, nonce: &Nonce) -> Hmac<Sha256> {
-        let mut hash =
-            Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of HMAC may have any length");
-        hash.update(&[prover as u8]);
-        hash.update(nonce);
-        // The hello has the other nonce, the job and the rank.
-        hash.update(&serde_json::to_vec(hello).unwrap_or_default());
-        hash
+    /// The seal of what `sender` sends after both have proved that they have the token.
+    pub(super) fn seal(&self, sender: Prover) -> Seal {
+        // Proofs have the first two numbers.
+        Seal::new(&self.hash(2 + sender as u8).finalize().into_bytes().into())
+    }
+
+    fn hash(&self, purpose: u8) -> Hmac<Sha256> {
+        self.0.clone().chain_update([purpose])
     }
 }
 
@@ -85,27 +113,42 @@ pub(crate) fn nonce() -> io::Result<Nonce> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::relay::Ends;
     use super::super::tests::hello;
     use super::*;
 
     #[test]
     fn a_proof_is_valid_for_its_token_prover_hello_and_nonce_only() {
-        let (token, other) = (Token::new("secret\n"), Token::new("secreT"));
-        assert_eq!(token, Token::new("secret"));
+        let new = |text| Token::new(text).unwrap();
+        let (token, other) = (new("a secret of ranks\n"), new("A secret of ranks"));
+        assert_eq!(token, new("a secret of ranks"));
         let (hello, nonce) = (Hello { nonce: Some([1; 32]), ..hello(1, 2) }, [2; 32]);
-        let proof = token.proof(Prover::Other, &hello, &nonce);
-        assert!(token.verify(Prover::Other, &hello, &nonce, &proof));
-        assert!(!other.verify(Prover::Other, &hello, &nonce, &proof));
-        assert!(!token.verify(Prover::Root, &hello, &nonce, &proof));
-        assert!(!token.verify(Prover::Other, &hello, &[3; 32], &proof));
-        assert!(!token.verify(Prover::Other, &hello, &nonce, &proof[1..]));
+        let valid = |token: &Token, prover, hello: &Hello, nonce: &Nonce, proof: &[u8]| {
+            token.handshake(hello, nonce).verify(prover, proof)
+        };
+        let proof = token.handshake(&hello, &nonce).proof(Prover::Other);
+        assert!(valid(&token, Prover::Other, &hello, &nonce, &proof));
+        assert!(!valid(&other, Prover::Other, &hello, &nonce, &proof));
+        assert!(!valid(&token, Prover::Root, &hello, &nonce, &proof));
+        assert!(!valid(&token, Prover::Other, &hello, &[3; 32], &proof));
+        assert!(!valid(&token, Prover::Other, &hello, &nonce, &proof[1..]));
         let changed = [
             Hello { rank: 2, ..hello.clone() },
             Hello { job: "another".into(), ..hello.clone() },
-            Hello { nonce: Some([4; 32]), ..hello },
+            Hello { nonce: Some([4; 32]), ..hello.clone() },
+            Hello { ends: Ends { root: "[::1]:9".parse().unwrap(), ..hello.ends }, ..hello },
         ];
-        assert!(changed.iter().all(|hello| !token.verify(Prover::Other, hello, &nonce, &proof)));
+        let proves = |hello| valid(&token, Prover::Other, hello, &nonce, &proof);
+        assert!(!changed.iter().any(proves));
         assert_eq!(format!("{token:?}"), "Token");
         assert_ne!(Token::random().unwrap(), Token::random().unwrap());
+    }
+
+    #[test]
+    fn a_token_that_can_be_guessed_is_refused() {
+        assert_eq!(Token::new(" \n").unwrap_err(), "it is blank");
+        let short = Token::new(" 15 characters..\n").unwrap_err();
+        assert!(short.starts_with("it has 15 characters, a token has at least 16"), "{short}");
+        assert!(Token::new("16 characters...").is_ok());
     }
 }

@@ -1,11 +1,13 @@
-//! The protocol of rendezvous connections: a frame is one byte of kind, four bytes of length, and
-//! the payload.
+//! The protocol of rendezvous connections: a frame is one byte of kind, four bytes of length, the
+//! payload, and in a job with a token, once both ends have proved it, an
+//! [authentication code](super::seal).
 
 use std::io;
 
 use devcomm_locate::NcclVersion;
 use serde::{Deserialize, Serialize};
 
+use super::relay::Ends;
 use super::subset::MAX_KEY;
 use super::token::Nonce;
 
@@ -53,6 +55,8 @@ pub(crate) enum Kind {
     Challenge,
     /// To rank 0: the proof that the sender has the job's token.
     Proof,
+    /// From rank 0: another process relays this connection; the receiver may come without it.
+    Relayed,
 }
 
 impl Kind {
@@ -60,7 +64,7 @@ impl Kind {
         use Kind::*;
         let all = [
             Hello, Waiting, Welcome, Refused, Missing, Contribute, Gathered, Finished, Failed,
-            Lost, Alive, Challenge, Proof, Withdraw,
+            Lost, Alive, Challenge, Proof, Withdraw, Relayed,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }
@@ -76,6 +80,7 @@ pub(crate) struct Hello {
     pub peer: Peer,
     /// The port of [`Member::address`].
     pub port: u16,
+    pub ends: Ends,
     /// If the rank has a token.
     pub nonce: Option<Nonce>,
 }
@@ -104,7 +109,7 @@ impl Peer {
 }
 
 /// The version of these frames.
-pub(crate) const PROTOCOL: u32 = 3;
+pub(crate) const PROTOCOL: u32 = 4;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LostRank {

@@ -4,12 +4,13 @@ use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
 use super::super::host_name;
-use super::super::listen::{listen_beside, try_bind};
+use super::super::listen::{Listeners, listen_at, listen_beside, resolve};
 use super::processes::{as_rank, job};
 use super::*;
 
-fn address(listener: std::io::Result<TcpListener>) -> IpAddr {
-    listener.unwrap().local_addr().unwrap().ip()
+fn addresses(listeners: std::io::Result<Listeners>) -> Vec<IpAddr> {
+    let ip = |listener: &TcpListener| listener.local_addr().unwrap().ip();
+    listeners.unwrap().as_slice().iter().map(ip).collect()
 }
 
 /// An address of this host from which it reaches others. Nothing is sent.
@@ -22,21 +23,58 @@ fn outer() -> Option<IpAddr> {
 #[test]
 fn a_job_of_one_host_listens_on_the_loopback_address_only() {
     for host in ["127.0.0.1", "127.0.0.2", "localhost"] {
-        assert!(address(try_bind(host, 0)).is_loopback(), "{host}");
-        assert!(address(listen_beside(host, Ipv4Addr::LOCALHOST.into())).is_loopback(), "{host}");
+        let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        for found in [listen_at(host, 0), listen_beside(host, local)].map(addresses) {
+            assert!(found.iter().all(IpAddr::is_loopback), "{host}: {found:?}");
+        }
     }
 }
 
 #[test]
 fn a_job_of_several_hosts_listens_on_the_address_that_it_uses() {
     if let Some(outer) = outer() {
-        assert_eq!(address(try_bind(&outer.to_string(), 0)), outer);
-        assert_eq!(address(listen_beside("rank-0.invalid", outer)), outer);
+        assert_eq!(addresses(listen_at(&outer.to_string(), 0)), [outer]);
+        let local = SocketAddr::new(outer, 1);
+        assert_eq!(addresses(listen_beside("rank-0.invalid", local)), [outer]);
     }
     // This host has no such address, as when it is behind another one.
-    assert!(address(try_bind("192.0.2.1", 0)).is_unspecified());
+    assert!(addresses(listen_at("192.0.2.1", 0))[0].is_unspecified());
     // A host's own name may be one of the loopback address, which other hosts cannot reach.
-    assert!(!address(try_bind(&host_name(), 0)).is_loopback());
+    assert!(!addresses(listen_at(&host_name(), 0)).iter().all(IpAddr::is_loopback));
+}
+
+#[test]
+fn all_addresses_of_a_name_that_are_this_hosts_are_listened_at_with_one_port() {
+    let own: Vec<IpAddr> = resolve("localhost", 1).unwrap().iter().map(SocketAddr::ip).collect();
+    let listeners = listen_at("localhost", 0).unwrap();
+    let port = listeners.port().unwrap();
+    for listener in listeners.as_slice() {
+        assert_eq!(listener.local_addr().unwrap().port(), port);
+    }
+    // Those of IPv6 that a host without it does not have.
+    let has = |ip: &&IpAddr| TcpListener::bind((**ip, 0)).is_ok();
+    let own: Vec<IpAddr> = own.iter().filter(has).copied().collect();
+    assert_eq!(addresses(listeners.beside()), own);
+    assert_eq!(addresses(Ok(listeners)), own);
+    // Two addresses, of which another process has one.
+    let two = [[127, 0, 0, 1], [127, 0, 0, 2]].map(|ip| SocketAddr::from((ip, 0)));
+    let taken = TcpListener::bind(two[1]).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let error = Listeners::bind_all(&two, port).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    drop(taken);
+    assert_eq!(Listeners::bind_all(&two, port).unwrap().as_slice().len(), 2);
+}
+
+#[test]
+fn a_host_without_an_address_is_refused_at_once() {
+    let mut configs = configs(2, AMPLE);
+    configs.iter_mut().for_each(|config| config.host = "no-such-host.invalid".into());
+    let start = Instant::now();
+    for error in together(&configs, |_, world| world.err().unwrap().to_string()) {
+        assert!(error.contains("MASTER_ADDR") && error.contains("has no address"), "{error}");
+    }
+    assert!(start.elapsed() < AMPLE / 2, "{:?}", start.elapsed());
 }
 
 /// This process's sockets, by inode.

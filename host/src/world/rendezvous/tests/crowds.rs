@@ -41,7 +41,7 @@ fn an_address_that_fails_too_often_is_heard_after_the_others() {
     let (start, mut heard) = (Instant::now(), Vec::new());
     while heard.len() < 2 {
         assert!(start.elapsed() < AMPLE);
-        strangers.wait(&listener, AMPLE, &mut heard).unwrap();
+        strangers.wait(std::slice::from_ref(&listener), AMPLE, &mut heard).unwrap();
     }
     let from: Vec<IpAddr> = heard.iter().map(|(from, _)| from.ip()).collect();
     assert_eq!(from, [3, 2].map(|last| IpAddr::from([127, 0, 0, last])));

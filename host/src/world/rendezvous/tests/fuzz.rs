@@ -14,7 +14,7 @@ use super::super::wire::{
     LostRank, MAX_FRAME, MissingRanks, contribution_header, pack, parse, read_contribution,
     request, unpack,
 };
-use super::tokens::with_token;
+use super::tokens::{prove, token, with_token};
 use super::*;
 use crate::communicator::peers::{contribution, same_call};
 use crate::error::{Error, WorldError};
@@ -51,6 +51,7 @@ fn valid_frames() -> Vec<Vec<u8>> {
         (Kind::Alive, vec![]),
         (Kind::Challenge, json(&Challenge { nonce: [1; 32], proof: [2; 32] })),
         (Kind::Proof, vec![3; 32]),
+        (Kind::Relayed, vec![]),
     ];
     let framed = |(kind, payload): (Kind, Vec<u8>)| {
         [&header(kind, payload.len()).unwrap(), payload.as_slice()].concat()
@@ -131,7 +132,7 @@ struct Receiver {
 
 impl Receiver {
     fn new() -> Self {
-        let (config, token) = (configs(N, AMPLE).remove(0), Token::new("secret"));
+        let (config, token) = (configs(N, AMPLE).remove(0), token());
         Self { config, token, hub: Hub::new(Machine::Gpus, N, None) }
     }
 
@@ -144,7 +145,7 @@ impl Receiver {
         match kind {
             Kind::Hello => {
                 let hello: Hello = parse(payload)?;
-                assert!(!token.verify(Prover::Other, &hello, &[1; 32], &[0; 32]));
+                assert!(!token.handshake(&hello, &[1; 32]).verify(Prover::Other, &[0; 32]));
             }
             Kind::Welcome => drop(parse::<Vec<Member>>(payload)?),
             Kind::Missing => {
@@ -169,11 +170,12 @@ impl Receiver {
             Kind::Lost => drop(parse::<LostRank>(payload)?),
             Kind::Challenge => {
                 let Challenge { nonce, proof } = parse(payload)?;
-                assert!(!token.verify(Prover::Root, &hello(1, N), &nonce, &proof));
+                assert!(!token.handshake(&hello(1, N), &nonce).verify(Prover::Root, &proof));
             }
-            Kind::Waiting | Kind::Refused | Kind::Finished | Kind::Failed | Kind::Alive => {}
+            Kind::Waiting | Kind::Refused | Kind::Relayed => {}
+            Kind::Finished | Kind::Failed | Kind::Alive => {}
             Kind::Proof => {
-                assert!(!token.verify(Prover::Other, &hello(1, N), &[1; 32], payload));
+                assert!(!token.handshake(&hello(1, N), &[1; 32]).verify(Prover::Other, payload));
             }
         }
         Ok(())
@@ -276,21 +278,19 @@ fn no_stranger_ends_the_job_or_keeps_the_ranks_away() {
 
 /// Joins as rank 1, and sends mutated frames up to one that is invalid. Returns how many.
 fn misbehave(mutator: &mut Mutator, config: &RendezvousConfig) -> usize {
-    let mut stream = connect(config);
-    let hello = config.hello(1).unwrap();
-    send_json(&mut stream, Kind::Hello, &hello).unwrap();
-    let (_, challenge) = receive(&mut stream, 4096).unwrap();
-    let Challenge { nonce, .. } = parse(&challenge).unwrap();
-    let proof = config.token.as_ref().unwrap().proof(Prover::Other, &hello, &nonce);
-    send(&mut stream, Kind::Proof, &proof).unwrap();
-    assert_eq!(next_message(&mut stream).0, Kind::Welcome);
+    let (connection, mut seal) = prove(config);
+    while connection.receive(4096, Instant::now() + AMPLE).unwrap().0 != Kind::Welcome {}
+    let mut stream = connection.stream();
+    stream.set_nonblocking(false).unwrap();
     let kinds = [Kind::Contribute, Kind::Contribute, Kind::Withdraw, Kind::Alive];
     let (receiver, mut sent, mut valid) = (Receiver::new(), 0, true);
     while valid && sent < 100 {
         let kind = kinds.get(mutator.random.usize(..5)).copied();
         let frame = mutator.frame(kind);
         // Rank 0 may have closed the connection: what is valid here may not be at this time.
-        valid = stream.write_all(&frame).is_ok() && receiver.read(&frame).is_ok();
+        let (head, payload) = frame.split_at(HEAD.min(frame.len()));
+        let sealed = [&frame, &seal.code(head, &[payload])[..]].concat();
+        valid = stream.write_all(&sealed).is_ok() && receiver.read(&frame).is_ok();
         sent += 1;
     }
     let _ = stream.shutdown(Shutdown::Write);

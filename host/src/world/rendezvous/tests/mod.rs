@@ -6,9 +6,11 @@ mod crowds;
 mod exchange;
 mod fuzz;
 mod kills;
+mod launchers;
 mod loss;
 mod meeting;
 mod processes;
+mod relays;
 mod side_channel;
 mod strangers;
 mod subsets;
@@ -26,6 +28,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::Rendezvous;
 use super::join::RendezvousConfig;
+use super::relay::Ends;
 use super::wire::{HEAD, Hello, Kind, Member, PROTOCOL, Peer, header, json, read_header};
 use crate::error::Result;
 
@@ -136,7 +139,18 @@ fn send_hello(config: &RendezvousConfig, hello: &Hello) -> (Kind, String) {
 
 pub(super) fn hello(rank: usize, n_ranks: usize) -> Hello {
     let peer = Peer { host: "elsewhere".into(), nccl: NCCL };
-    Hello { protocol: PROTOCOL, job: "test".into(), rank, n_ranks, peer, port: 1, nonce: None }
+    let end = SocketAddr::from(([127, 0, 0, 1], 1));
+    let ends = Ends { rank: end, root: end };
+    Hello {
+        protocol: PROTOCOL,
+        job: "test".into(),
+        rank,
+        n_ranks,
+        peer,
+        port: 1,
+        ends,
+        nonce: None,
+    }
 }
 
 /// The next message of rank 0 other than `Waiting` and `Alive`.

@@ -21,7 +21,7 @@ pub(super) fn job(test: &str, n_ranks: usize) -> LocalJob {
     LocalJob::new(n_ranks).unwrap().program("/bin/sh").args(args).env(ROLE, test)
 }
 
-const ROLE: &str = "DEVCOMM_TEST_ROLE";
+pub(super) const ROLE: &str = "DEVCOMM_TEST_ROLE";
 
 /// The configuration of this process, if it is a rank of this test.
 pub(super) fn as_rank(test: &str) -> Option<RendezvousConfig> {

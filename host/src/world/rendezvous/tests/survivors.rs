@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
+use super::super::connect::join_survivors;
 use super::processes::{as_rank, job, print_to, printed_by, require_nothing_left, shared_memory};
 use super::*;
 use crate::error::{Error, WorldError};
@@ -91,7 +92,7 @@ fn who_comes_too_late_is_left_behind_and_too_few_do_not_go_on() {
             // Those that are left listen, but not for it.
             let error = world.survivors().err().unwrap().to_string();
             left_behind.wait();
-            assert!(error.contains("did not meet in time"), "{error}");
+            assert!(error.ends_with("only 1 of 5 ranks are left, fewer than half"), "{error}");
             return;
         }
         let three = world.survivors().unwrap();
@@ -104,6 +105,51 @@ fn who_comes_too_late_is_left_behind_and_too_few_do_not_go_on() {
         left_behind.wait();
         assert!(error.ends_with("only 1 of 3 ranks are left, fewer than half"), "{error}");
     });
+}
+
+#[test]
+fn those_that_are_left_go_on_without_a_first_one_that_is_silent() {
+    let mut configs = configs(5, Duration::from_secs(4));
+    configs.iter_mut().for_each(|config| config.deadline = Some(AMPLE));
+    let gone_on = std::sync::Barrier::new(4);
+    together(&configs, |config, world| {
+        let world = world.unwrap();
+        if config.rank == 0 {
+            // Its process has ended.
+            return drop(world);
+        }
+        assert_eq!(wait_for_loss(&world), 0);
+        if config.rank == 1 {
+            // It does something else until the others have gone on.
+            gone_on.wait();
+            let error = world.survivors().err().unwrap().to_string();
+            assert!(error.ends_with("only 1 of 5 ranks are left, fewer than half"), "{error}");
+            return;
+        }
+        let three = world.survivors();
+        gone_on.wait();
+        assert_eq!(originals(&three.unwrap(), config.rank), [2, 3, 4]);
+    });
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_passed_over_before_the_time_of_one_that_does() {
+    let config = configs(2, AMPLE).remove(1);
+    // Its queue is full, so that it answers no more.
+    let silent = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    silent.bind(&SocketAddr::from(([127, 0, 0, 1], config.port)).into()).unwrap();
+    silent.listen(0).unwrap();
+    let fill = || {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        // It is in progress.
+        let _ = socket.connect(&silent.local_addr().unwrap());
+        socket
+    };
+    let _queue = std::array::from_fn::<Socket, 8, _>(|_| fill());
+    let start = Instant::now();
+    assert!(join_survivors(&config, AMPLE).unwrap().is_none());
+    assert!(start.elapsed() < AMPLE / 2, "{:?}", start.elapsed());
 }
 
 const SOCKET: &str = "DEVCOMM_TEST_SOCKET";

@@ -3,15 +3,22 @@
 use std::thread;
 use std::time::Duration;
 
+use super::super::connection::Connection;
+use super::super::seal::Seal;
 use super::super::token::{Challenge, Prover, Token};
 use super::super::wire::{Kind, parse};
 use super::*;
 use crate::error::{Error, WorldError};
 
+/// The token of these jobs.
+pub(super) fn token() -> Token {
+    Token::new("a secret of ranks").unwrap()
+}
+
 /// Configurations with a token.
 pub(super) fn with_token(n: usize, timeout: Duration) -> Vec<RendezvousConfig> {
     let mut configs = configs(n, timeout);
-    configs.iter_mut().for_each(|config| config.token = Some(Token::new("secret")));
+    configs.iter_mut().for_each(|config| config.token = Some(token()));
     configs
 }
 
@@ -27,7 +34,7 @@ fn who_does_not_have_the_token_is_refused_and_the_job_goes_on() {
     let configs = with_token(2, AMPLE);
     thread::scope(|scope| {
         let root = scope.spawn(|| configs[0].join()?.barrier());
-        for token in [None, Some(Token::new("Secret"))] {
+        for token in [None, Some(Token::new("A secret of ranks").unwrap())] {
             let stranger = RendezvousConfig { token, timeout: DENIED, ..configs[1].clone() };
             let error = stranger.join().err().unwrap().to_string();
             assert!(error.contains("have the job's token (DEVCOMM_JOB_TOKEN)"), "{error}");
@@ -37,7 +44,7 @@ fn who_does_not_have_the_token_is_refused_and_the_job_goes_on() {
     });
 }
 
-const DENIED: Duration = Duration::from_millis(400);
+pub(super) const DENIED: Duration = Duration::from_millis(400);
 
 #[test]
 fn a_rank_whose_root_has_no_token_is_told() {
@@ -125,24 +132,35 @@ fn nor_does_one_that_says_nothing() {
     });
 }
 
+/// Connects as a rank, and proves that it has the token. Returns the seal of what it sends too.
+pub(super) fn prove(config: &RendezvousConfig) -> (Connection, Seal) {
+    let mut stream = connect(config);
+    let hello = config.hello(Ends::of_rank(&stream).unwrap(), 1).unwrap();
+    send_json(&mut stream, Kind::Hello, &hello).unwrap();
+    let (kind, challenge) = receive(&mut stream, 4096).unwrap();
+    assert_eq!(kind, Kind::Challenge);
+    let Challenge { nonce, .. } = parse(&challenge).unwrap();
+    let handshake = token().handshake(&hello, &nonce);
+    send(&mut stream, Kind::Proof, &handshake.proof(Prover::Other)).unwrap();
+    let connection = Connection::new(stream).unwrap();
+    let seal = |sender| handshake.seal(sender);
+    connection.seal(seal(Prover::Other), seal(Prover::Root));
+    (connection, seal(Prover::Other))
+}
+
 #[test]
 fn a_rank_takes_the_place_of_a_connection_that_was_left_behind() {
     let configs = with_token(3, AMPLE);
     thread::scope(|scope| {
         let root = scope.spawn(|| configs[0].join()?.barrier());
         // As rank 1 whose host went down after it had joined.
-        let mut old = connect(&configs[0]);
-        let hello = configs[1].hello(1).unwrap();
-        send_json(&mut old, Kind::Hello, &hello).unwrap();
-        let (kind, challenge) = receive(&mut old, 4096).unwrap();
-        assert_eq!(kind, Kind::Challenge);
-        let Challenge { nonce, .. } = parse(&challenge).unwrap();
-        let proof = Token::new("secret").proof(Prover::Other, &hello, &nonce);
-        send(&mut old, Kind::Proof, &proof).unwrap();
-        assert_eq!(receive(&mut old, 4096).unwrap().0, Kind::Waiting);
+        let old = prove(&configs[1]).0;
+        let receive = || old.receive(4096, Instant::now() + AMPLE).unwrap();
+        assert_eq!(receive().0, Kind::Waiting);
 
         let rank_1 = scope.spawn(|| configs[1].join()?.barrier());
-        let (kind, why) = next_message(&mut old);
+        let (kind, why) =
+            std::iter::repeat_with(receive).find(|(kind, _)| *kind != Kind::Waiting).unwrap();
         assert_eq!(kind, Kind::Refused);
         assert_eq!(why, b"another process has joined as rank 1");
         configs[2].join().unwrap().barrier().unwrap();
