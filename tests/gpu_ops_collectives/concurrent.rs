@@ -1,5 +1,7 @@
 //! Operations of several objects at the same time.
 
+use std::time::Duration;
+
 use devcomm::{
     Buffer, Collectives, CollectivesOptions, Error, Rank, ReduceOp, Result, Simulation, Stream,
     Window,
@@ -44,7 +46,7 @@ impl Lane {
     }
 
     fn require_sums(&self, count: usize, ranks: usize) -> Result<()> {
-        self.stream.synchronize()?;
+        self.stream.synchronize_within(Duration::from_secs(20))?;
         let sum = (ranks * (ranks + 1) / 2) as f32;
         let mut got = vec![0.0; count];
         self.recv.slice(..count)?.copy_to_host(&mut got)?;

@@ -193,6 +193,7 @@ impl Inner {
             abort_and_log(&self.handle);
             return Err(error);
         }
+        let kept = if is_together { self.handle.release_kept()? } else { Vec::new() };
         let Some(comm) = self.handle.take_to_destroy()? else { return Ok(()) };
         let (handle, call) = (Arc::clone(&self.handle), calls::comm_destroy(comm));
         let work = move || {
@@ -202,11 +203,12 @@ impl Inner {
             nccl.check("ncclCommDestroy", code, Some(handle.rank()))
         };
         // There is nothing left to abort.
-        watched(&self.context, "ncclCommDestroy", work, || ())?;
-        if is_together {
-            drop(self.handle.take_kept());
+        let destroyed = watched(&self.context, "ncclCommDestroy", work, || ());
+        if destroyed.is_err() {
+            // NCCL may still use it.
+            std::mem::forget(kept);
         }
-        Ok(())
+        destroyed
     }
 
     /// Resumes a suspended communicator, so that its resources can be closed.

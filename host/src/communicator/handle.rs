@@ -75,8 +75,8 @@ pub(crate) struct Handle {
     flags: AbortFlags,
     /// Whether an abort has ended a kernel while it waited for other ranks.
     left_ranks_waiting: AtomicBool,
-    /// Memory that other ranks may use until the communicator has ended on all ranks.
-    kept: Mutex<Vec<Kept>>,
+    /// What other ranks may use until the communicator ends on all ranks.
+    kept: Mutex<Vec<KeptToEnd>>,
 }
 
 impl Handle {
@@ -187,7 +187,7 @@ impl Handle {
 
     /// Makes a call that closes a resource, which a revoked communicator allows too.
     pub(crate) fn release(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
-        let entered = self.enter(&[Status::Live, Status::Revoked])?;
+        let entered = self.enter(&[Status::Live, Status::Revoked, Status::Finalized])?;
         entered.perform(call(entered.comm()))
     }
 
@@ -215,14 +215,29 @@ impl Handle {
         self.health.is_lost() || self.left_ranks_waiting.load(Ordering::Acquire)
     }
 
-    /// Keeps memory until the communicator has ended on all ranks.
-    pub(crate) fn keep(&self, memory: Option<Kept>) {
-        self.kept.lock().extend(memory);
+    /// Keeps a registration, which `release` ends, and its memory until the communicator ends on all
+    /// ranks.
+    pub(crate) fn keep(
+        &self,
+        memory: Option<Kept>,
+        release: impl FnOnce(CommPtr) -> Call + Send + 'static,
+    ) {
+        self.kept.lock().push(KeptToEnd { release: Box::new(release), memory });
     }
 
-    /// The memory that was kept until now.
-    pub(crate) fn take_kept(&self) -> Vec<Kept> {
-        std::mem::take(&mut *self.kept.lock())
+    /// Ends the registrations that were kept, newest first, and returns their memory: all ranks have
+    /// come to the end. NCCL's own end would wait for ever for some of them.
+    pub(crate) fn release_kept(&self) -> Result<Vec<Kept>> {
+        let kept = std::mem::take(&mut *self.kept.lock());
+        let mut memory = Vec::new();
+        for kept in kept.into_iter().rev() {
+            if let Err(error) = self.release(kept.release) {
+                std::mem::forget(kept.memory);
+                return Err(error);
+            }
+            memory.extend(kept.memory);
+        }
+        Ok(memory)
     }
 
     /// Marks the communicator aborted, and asks its kernels and those who wait for other ranks on
@@ -272,10 +287,16 @@ impl Handle {
     }
 }
 
+/// A registration that is kept until the communicator ends.
+struct KeptToEnd {
+    release: Box<dyn FnOnce(CommPtr) -> Call + Send>,
+    memory: Option<Kept>,
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         // Other ranks may use it: the communicator has not ended together with them.
-        std::mem::forget(self.take_kept());
+        std::mem::forget(std::mem::take(self.kept.get_mut()));
     }
 }
 

@@ -667,7 +667,8 @@ impl Resource for Inner {
         };
         if communicator.handle().is_reachable_for_ever() {
             ending.done();
-            communicator.handle().keep(self.memory.lock().take());
+            let deregister = move |comm| calls::deregister_window(comm, handle);
+            communicator.handle().keep(self.memory.lock().take(), deregister);
             return Ok(());
         }
         context.refuse_capturing("a window is closed")?;

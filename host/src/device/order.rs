@@ -107,8 +107,10 @@ impl StreamOrder {
         Self::of(context, 0)
     }
 
-    /// For operations that wait for other ranks, of which `objects` can run at the same time, each
-    /// with that part of the GPU: see [`part_of`](Self::part_of). With 1, an operation may fill it.
+    /// For operations that wait for other ranks, of which those of so many `objects` can run at the
+    /// same time. An operation takes at most that part of the GPU: with 2, at most one block for
+    /// each multiprocessor, which has room for two such blocks, or for four if launches are
+    /// [dependent](crate::Launch::dependent). With 1, an operation may fill the GPU.
     ///
     /// # Errors
     ///

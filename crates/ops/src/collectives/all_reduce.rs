@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use super::reduction::Reducing;
 use super::{
     Algorithm, CollectivePlan, Collectives, INVALID, Operation, PLAIN, Request, UNREACHED,
-    UNREDUCED, Way, Workspace, config,
+    UNREDUCED, Way, Workspace,
 };
 use crate::check::refuse;
 
@@ -130,7 +130,7 @@ impl Collectives {
     ) -> Result<()> {
         let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
         let capacity = options.capacity(self.communicator.n_ranks()) as u32;
-        let (count, config) = (send.len(), config(plan));
+        let (count, config) = (send.len(), options.config(plan));
         let (send, recv) = (send.device_address(), recv.device_address());
         let target = self.compiled.on(stream);
         macro_rules! launch {
@@ -201,8 +201,9 @@ impl Collectives {
         reduction: ReductionArgs<u32, f32, f32>,
         stream: &Stream,
     ) -> Result<()> {
-        let Workspace { dev_comm, inbox, .. } = workspace;
-        let (count, config, ranks) = (send.len(), config(plan), self.communicator.n_ranks());
+        let Workspace { dev_comm, inbox, options, .. } = workspace;
+        let (count, config, ranks) =
+            (send.len(), options.config(plan), self.communicator.n_ranks());
         // Rounds of equal length.
         let vectors = send.byte_len().div_ceil(16);
         let each = vectors.div_ceil(ranks * plan.blocks as usize);

@@ -1,6 +1,6 @@
 //! All-to-all with a length for each pair of ranks.
 
-use devcomm_host::{Buffer, DeviceSlice, LaunchConfig, Result, Stream, Window, group};
+use devcomm_host::{Buffer, DeviceSlice, Result, Stream, Window, group};
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::{exchange, lamport_exchange_v, room};
 use devcomm_types::Element;
@@ -133,7 +133,7 @@ impl Collectives {
             offers,
         );
         // The grid differs from the peers', whose blocks are therefore to run at the same time.
-        let config = LaunchConfig::new(blocks, threads).with_dependent();
+        let config = options.config(CollectivePlan { algorithm: Algorithm::Push, ..plan });
         // SAFETY: the parts are within the buffers; dropping one waits for the stream. The
         // workspace is as the kernel needs it, and the launches that use it are ordered.
         unsafe { launch.config(config).launch(&target) }?;
@@ -159,7 +159,11 @@ impl Collectives {
                     arrived,
                 );
                 let threads = options.threads(room::PUSH_EXCHANGE_V);
-                let config = LaunchConfig::new(options.blocks(), threads).with_dependent();
+                let config = options.config(CollectivePlan {
+                    algorithm: Algorithm::Push,
+                    blocks: options.blocks(),
+                    threads,
+                });
                 // SAFETY: as above.
                 unsafe { launch.config(config).launch(&target) }
             }

@@ -7,7 +7,7 @@ use devcomm_kernels::collectives::{lamport_exchange, room};
 use devcomm_types::Element;
 
 use super::{
-    Algorithm, Collectives, INVALID, Operation, PLAIN, Request, UNREACHED, Way, Workspace, config,
+    Algorithm, Collectives, INVALID, Operation, PLAIN, Request, UNREACHED, Way, Workspace,
 };
 use crate::check::refuse;
 
@@ -124,7 +124,7 @@ impl Collectives {
         self.require_own(send.as_ref(), recv, stream)?;
         let messages = exchange.messages(self.communicator.n_ranks());
         let mut input = send.as_ref().map_or(0, DeviceSlice::device_address);
-        let (target, config) = (self.compiled.on(stream), config(plan));
+        let (target, config) = (self.compiled.on(stream), options.config(plan));
         let (pattern, count, name) = (exchange.pattern, recv.len(), T::NAME);
         self.compare(Some(plan), || format!("{pattern:?} of {count} {name}"))?;
         let _turn = self.begin(stream)?;

@@ -46,8 +46,13 @@ use crate::{KERNELS, modules};
 /// As with a [`Communicator`], every rank calls the same operations in the same order, with buffers
 /// of the same lengths and types. All are at the same place of a window or all in none, and all
 /// begin at a multiple of 16 bytes or none does. Launches are dependent ones. Only work on the
-/// operation's stream may access its buffers until it has ended. A graph with captured operations
-/// is launched when those on other streams before it have ended.
+/// operation's stream may access its buffers until it has ended.
+///
+/// Operations may be on several streams, captured or not: each follows the one before, and so does
+/// the launch of a [graph](devcomm_host::Graph) with operations. A graph of another library is
+/// ordered with them by the program. Operations of two objects on two streams end in whatever order
+/// the ranks call them, if kernels do them; those of NCCL are called in one order. See
+/// [`CollectivesOptions::concurrent`].
 ///
 /// ```no_run
 /// use devcomm::{Collectives, ReduceOp, World};
@@ -439,11 +444,20 @@ impl Workspace {
     }
 }
 
-/// The shape of a launch. The blocks of Lamport messages need not run at the same time: each one
-/// sends before it waits, and waits for the peers' blocks of its index.
-fn config(CollectivePlan { algorithm, blocks, threads }: CollectivePlan) -> LaunchConfig {
-    let config = LaunchConfig::new(blocks, threads).with_dependent();
-    if algorithm == Algorithm::Lamport { config.without_cooperation() } else { config }
+impl CollectivesOptions {
+    /// The shape of a launch.
+    ///
+    /// The blocks of Lamport messages need not run at the same time: each one sends before it waits,
+    /// and waits for the peers' blocks of its index. If several objects run at a time, all blocks
+    /// have room, and a cooperative launch would wait for that of another object.
+    fn config(self, plan: CollectivePlan) -> LaunchConfig {
+        let CollectivePlan { algorithm, blocks, threads } = plan;
+        let config = LaunchConfig::new(blocks, threads).with_dependent();
+        match algorithm == Algorithm::Lamport || self.concurrent > 1 {
+            true => config.without_cooperation(),
+            false => config,
+        }
+    }
 }
 
 impl std::fmt::Debug for Collectives {

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::reduction::Reducing;
 use super::{
     Algorithm, Collectives, INVALID, Operation, PLAIN, Request, UNREACHED, UNREDUCED, Way,
-    Workspace, config,
+    Workspace,
 };
 use crate::check::refuse;
 
@@ -45,7 +45,7 @@ impl Collectives {
         let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
         let (count, data_type) = (recv.len(), S::Element::DATA_TYPE);
         let target = self.compiled.on(stream);
-        let (output, config) = (recv.device_address(), config(plan));
+        let (output, config) = (recv.device_address(), workspace.options.config(plan));
         macro_rules! by_lamport {
             ($type:ty) => {{
                 let capacity = options.capacity(self.communicator.n_ranks()) as u32;

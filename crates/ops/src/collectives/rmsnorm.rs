@@ -8,8 +8,8 @@ use devcomm_types::{Element, F8E4M3};
 use half::{bf16, f16};
 
 use super::{
-    Algorithm, CollectivePlan, Collectives, INVALID, Operation, Request, UNREACHED, Way, Workspace,
-    config,
+    Algorithm, CollectivePlan, Collectives, CollectivesOptions, INVALID, Operation, Request,
+    UNREACHED, Way, Workspace,
 };
 use crate::check::{check_buffer, check_len, refuse, require_context};
 
@@ -161,7 +161,8 @@ impl Collectives {
             (_, false) => Request::by_nccl(Operation::Other, LONG),
             _ => Request::fixed(plan),
         };
-        let config = config(plan).with_cluster(cluster);
+        let options = self.workspace.as_ref().map_or(CollectivesOptions::new(), |own| own.options);
+        let config = options.config(plan).with_cluster(cluster);
         let workspace = match self.way(request) {
             Way::None => return Ok(()),
             Way::Nccl => None,

@@ -320,6 +320,9 @@ impl Resource for Inner {
         context.drain()?;
         if self.communicator.handle().is_reachable_for_ever() {
             // Kernels of peers may use its barriers. The abort flag is this rank's own.
+            let raw = Out::new(self.out.get());
+            let destroy = move |comm| calls::destroy_dev_comm(comm, raw);
+            self.communicator.handle().keep(None, destroy);
             ending.done();
             context.close_abort_flag(&self.flag);
             return Ok(());
