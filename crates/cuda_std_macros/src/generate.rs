@@ -135,7 +135,12 @@ impl Kernel<'_> {
         let (full, arguments, wheres) = generics.split_for_impl();
         let fields = phantom(&generics);
         let bare = without_bounds(generics.clone());
-        let (names, types, safety) = (&self.names, self.types_with_lifetimes(), self.safety());
+        let (names, types) = (&self.names, self.types_with_lifetimes());
+        let safety = match sig.unsafety {
+            // Known without the kernel's instance, so that other errors are about that.
+            Some(_) => quote!(::cuda_std::__private::Unsafe),
+            None => quote!(<Self as ::cuda_std::__private::Kernel>::Safety),
+        };
         let values: Vec<Ident> = names.iter().map(|name| value_type(name)).collect();
         let docs = format!("Launches the kernel [`{name}`](fn@{name}).");
         quote! {
@@ -152,7 +157,7 @@ impl Kernel<'_> {
                 ) -> ::cuda_std::__private::Launch<
                     Self,
                     (#(#values,)*),
-                    ::cuda_std::__private::#safety,
+                    #safety,
                 >
                 where
                     Self: ::cuda_std::__private::Kernel,
@@ -258,14 +263,6 @@ impl Kernel<'_> {
         self.types.iter().map(|ty| with_lifetime(ty)).collect()
     }
 
-    /// `Safe` if the function is safe and takes no slice. A launch with a slice is unsafe: the
-    /// caller promises that nothing writes the elements.
-    fn safety(&self) -> Ident {
-        let slices = self.types.iter().any(|ty| matches!(ty, Type::Reference(_)));
-        let safe = self.function.sig.unsafety.is_none() && !slices;
-        format_ident!("{}", if safe { "Safe" } else { "Unsafe" })
-    }
-
     /// `Body` of a generic kernel's instance: the function with that instance's types.
     fn body(&self, instance: &Instance) -> TokenStream {
         let ItemFn { attrs, sig, block, .. } = self.function;
@@ -322,7 +319,8 @@ impl Kernel<'_> {
     /// The host's impls of `Kernel` and `HostKernel`.
     fn traits(&self, instance: &Instance) -> TokenStream {
         let ident = &self.function.sig.ident;
-        let (names, types, safety) = (&self.names, self.types_with_lifetimes(), self.safety());
+        let (names, types) = (&self.names, self.types_with_lifetimes());
+        let is_safe_fn = self.function.sig.unsafety.is_none();
         let name = instance.name(ident);
         let gin = self.args.gin.is_some();
         let Source { package, stem, .. } = self.source;
@@ -338,13 +336,18 @@ impl Kernel<'_> {
         };
         let check = (!self.args.requires.is_empty()).then(|| self.check());
         quote! {
-            impl ::cuda_std::__private::Kernel for #item {
+            // SAFETY: all is of the same function. A safe one accesses only what its parameters
+            // refer to.
+            unsafe impl ::cuda_std::__private::Kernel for #item {
                 const NAME: &'static str = #name;
                 const GIN: bool = #gin;
                 const PACKAGE: &'static str = #package;
                 const FILE: &'static str = #stem;
                 type Args = (#(#types,)*);
-                type Safety = ::cuda_std::__private::#safety;
+                type Safety = <() as ::cuda_std::__private::SafeIf<{
+                    #is_safe_fn
+                        && !<(#(#types,)*) as ::cuda_std::__private::KernelArgs>::HOLD_SLICE
+                }>>::Safety;
                 const BODY: ::core::option::Option<::cuda_std::__private::HostBody> =
                     ::core::option::Option::Some(
                         ::cuda_std::__private::HostBody::new::<Self>(
@@ -365,29 +368,33 @@ impl Kernel<'_> {
         }
     }
 
-    /// `Kernel::check`: the conditions of `requires(..)`.
+    /// `Kernel::check`: the conditions of `requires(..)`. They are in a const function, which can
+    /// ask nothing that only a thread of a kernel knows.
     fn check(&self) -> TokenStream {
-        let names = &self.names;
-        let params = self.names.iter().zip(&self.types).filter_map(|(name, ty)| match ty {
-            // The host cannot read the elements of a device slice: its `Abi` has only `len()`.
-            Type::Reference(_) => None,
-            ty => Some(quote! {
-                // SAFETY: a launch passes valid arguments.
-                let #name: #ty = unsafe { ::cuda_std::__private::param::<#ty>(#name) };
-            }),
-        });
+        let (names, types) = (&self.names, self.types_with_lifetimes());
+        let private = quote!(::cuda_std::__private);
         let conditions = self.args.requires.iter().map(condition);
+        let holds = types.iter().map(|ty| quote!({ <#ty as #private::KernelParam>::HOLDS_SLICE }));
+        let holds: Vec<TokenStream> = holds.collect();
         quote! {
-            #[allow(unused_variables)]
             fn check(
-                grid: ::cuda_std::__private::Dim3,
-                block: ::cuda_std::__private::Dim3,
-                args: &<Self::Args as ::cuda_std::__private::KernelArgs>::Abi,
-            ) -> ::core::result::Result<(), ::cuda_std::__private::Unmet> {
+                grid: #private::Dim3,
+                block: #private::Dim3,
+                args: &<Self::Args as #private::KernelArgs>::Abi,
+            ) -> ::core::result::Result<(), #private::Unmet> {
+                #[allow(unused_variables, clippy::too_many_arguments)]
+                const fn __conditions(
+                    grid: #private::Dim3,
+                    block: #private::Dim3,
+                    #( #names: <#types as #private::SeenAs<#holds>>::Value ),*
+                ) -> ::core::result::Result<(), #private::Unmet> {
+                    #(#conditions)*
+                    ::core::result::Result::Ok(())
+                }
                 let (#(#names,)*) = *args;
-                #(#params)*
-                #(#conditions)*
-                ::core::result::Result::Ok(())
+                // SAFETY: a launch passes valid arguments.
+                #( let #names = unsafe { #private::seen::<#types, #holds>(#names) }; )*
+                __conditions(grid, block, #(#names),*)
             }
         }
     }

@@ -20,11 +20,10 @@ mod reduction;
 mod rmsnorm;
 
 use std::cell::Cell;
-use std::sync::LazyLock;
 
 use devcomm_host::{
-    Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
-    LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer, Window,
+    Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Kernels, LaunchConfig, Result,
+    Stream, SymmetricBuffer, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::push_allreduce;
@@ -35,10 +34,10 @@ use self::all_reduce::most_pushed;
 pub use self::all_to_all_v::Parts;
 pub use self::plan::{Algorithm, CollectivePlan, Explanation, ParseCollectivePlanError};
 use self::plan::{Grid, Operation, Request, Table};
+use crate::KERNELS;
 use crate::check::{refuse, require_context};
 use crate::order::LastStream;
 use crate::slots::empty_slots;
-use crate::{KERNELS, modules};
 
 /// Collectives on a communicator: by kernels where load and store reach all ranks, and by NCCL.
 ///
@@ -140,7 +139,7 @@ impl CollectivesOptions {
     ///
     /// As there.
     pub fn build(self, comm: &Communicator) -> Result<Collectives> {
-        let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+        let set = KERNELS.only(FILES);
         let compiled = Kernels::load(comm.context(), &set)?;
         let reaches = matches!(comm.n_ranks(), 2 | 4 | 8) && comm.require_single_lsa_team().is_ok();
         let workspace = reaches.then(|| Workspace::new(comm, self.resolved(comm)?)).transpose()?;
@@ -196,21 +195,19 @@ impl Default for CollectivesOptions {
     }
 }
 
-static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    modules(&[
-        kernels::lamport_allreduce::<f32, 4>::FILE,
-        kernels::lamport_allreduce_any::<i32>::FILE,
-        kernels::lamport_exchange::<u32>::FILE,
-        kernels::lamport_exchange_v::FILE,
-        kernels::lamport_reduce_scatter::<f32>::FILE,
-        kernels::lamport_rmsnorm::<f32>::FILE,
-        kernels::pull_reduce_scatter::<f32>::FILE,
-        kernels::push_allreduce::<f32>::FILE,
-        kernels::push_exchange::FILE,
-        kernels::push_exchange_v::FILE,
-        kernels::rmsnorm::<f32>::FILE,
-    ])
-});
+const FILES: &[&str] = &[
+    kernels::lamport_allreduce::<f32, 4>::FILE,
+    kernels::lamport_allreduce_any::<i32>::FILE,
+    kernels::lamport_exchange::<u32>::FILE,
+    kernels::lamport_exchange_v::FILE,
+    kernels::lamport_reduce_scatter::<f32>::FILE,
+    kernels::lamport_rmsnorm::<f32>::FILE,
+    kernels::pull_reduce_scatter::<f32>::FILE,
+    kernels::push_allreduce::<f32>::FILE,
+    kernels::push_exchange::FILE,
+    kernels::push_exchange_v::FILE,
+    kernels::rmsnorm::<f32>::FILE,
+];
 
 /// Threads of a block that pushes or loads long messages.
 const THREADS: u32 = 512;

@@ -4,19 +4,18 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
 use std::slice;
-use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
-use devcomm_host::{Communicator, KernelSet, Kernels, ModuleSource, Result, Stream};
+use devcomm_host::{Communicator, Kernels, Result, Stream};
 use devcomm_kernels::{self as kernels, GemmForm, GemmWorkspace};
 use devcomm_types::Kernel;
 use half::bf16;
 
 use super::GemmAllReduce;
 use super::wire::{Wire, by_wire};
+use crate::KERNELS;
 use crate::agree::cannot_take_part;
 use crate::check::{refuse, require_context};
-use crate::{KERNELS, modules};
 
 /// The options of a [`GemmAllReduce`], the same on every rank.
 ///
@@ -86,15 +85,11 @@ impl GemmOptions {
     }
 }
 
-static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    modules(&[
-        kernels::gemm_allreduce_wgmma::<bf16>::FILE,
-        kernels::gemm_allreduce_mma::<bf16>::FILE,
-    ])
-});
+const FILES: &[&str] =
+    &[kernels::gemm_allreduce_wgmma::<bf16>::FILE, kernels::gemm_allreduce_mma::<bf16>::FILE];
 
 fn load(comm: &Communicator) -> Result<Kernels> {
-    let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+    let set = KERNELS.only(FILES);
     Kernels::load(comm.context(), &set)
 }
 
@@ -223,12 +218,6 @@ fn agree(all: &[Vec<Proposal>]) -> Result<(GemmForm, u32)> {
 mod tests {
     use super::*;
     use crate::check::tests::message;
-
-    #[test]
-    fn both_forms_are_among_the_shipped_kernels_when_those_are_compiled() {
-        let forms = if KERNELS.unavailable.is_none() { 2 } else { 0 };
-        assert_eq!(MODULES.len(), forms);
-    }
 
     #[test]
     fn ranks_agree_on_what_all_can_do_or_say_who_differs() {
