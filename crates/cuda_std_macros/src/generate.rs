@@ -1,16 +1,17 @@
 //! Generates the code of `#[kernel]`: the function, the host's type that launches it, and one GPU
 //! entry point per instance.
 
-use proc_macro2::TokenStream;
+use proc_macro2::{TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote};
 use syn::{
-    Attribute, BinOp, Error, Expr, ExprBinary, FnArg, Generics, Ident, ItemFn, Pat, Result,
-    ReturnType, Signature, Type, TypeReference,
+    Attribute, Error, FnArg, Generics, Ident, ItemFn, Pat, Result, ReturnType, Signature, Type,
+    TypeReference,
 };
 
 use crate::args::KernelArgs;
 use crate::instances::{self, Instance};
-use crate::meta::{Record, Source, token_text, type_text};
+use crate::meta::{Record, Source, type_text};
+use crate::requires;
 
 /// Maximum parameters of a kernel: `LaunchArgs` is implemented for tuples up to this size.
 const MAX_PARAMS: usize = 12;
@@ -326,6 +327,7 @@ impl Kernel<'_> {
         let Source { package, stem, .. } = self.source;
         let max_threads = self.args.max_threads.unwrap_or(MAX_THREADS);
         let cluster = self.args.cluster.unwrap_or(1);
+        let lsa_barriers = opens_lsa_barriers(self.function.block.to_token_stream());
         let (item, call) = if self.is_generic() {
             let (values, all) = (instance.item_arguments(), instance.arguments());
             let body = self.instance_ident();
@@ -334,7 +336,8 @@ impl Kernel<'_> {
         } else {
             (quote!(#ident), quote!({ let (#(#names,)*) = args; #ident(#(#names),*) }))
         };
-        let check = (!self.args.requires.is_empty()).then(|| self.check());
+        let requires = &self.args.requires;
+        let check = (!requires.is_empty()).then(|| requires::check(requires, names, &types));
         quote! {
             // SAFETY: all is of the same function. A safe one accesses only what its parameters
             // refer to.
@@ -354,6 +357,7 @@ impl Kernel<'_> {
                             &[#(stringify!(#names)),*],
                             #max_threads,
                             #cluster,
+                            #lsa_barriers,
                         ),
                     );
                 #check
@@ -364,37 +368,6 @@ impl Kernel<'_> {
                     // SAFETY: the caller keeps the kernel's contract.
                     unsafe { #call }
                 }
-            }
-        }
-    }
-
-    /// `Kernel::check`: the conditions of `requires(..)`. They are in a const function, which can
-    /// ask nothing that only a thread of a kernel knows.
-    fn check(&self) -> TokenStream {
-        let (names, types) = (&self.names, self.types_with_lifetimes());
-        let private = quote!(::cuda_std::__private);
-        let conditions = self.args.requires.iter().map(condition);
-        let holds = types.iter().map(|ty| quote!({ <#ty as #private::KernelParam>::HOLDS_SLICE }));
-        let holds: Vec<TokenStream> = holds.collect();
-        quote! {
-            fn check(
-                grid: #private::Dim3,
-                block: #private::Dim3,
-                args: &<Self::Args as #private::KernelArgs>::Abi,
-            ) -> ::core::result::Result<(), #private::Unmet> {
-                #[allow(unused_variables, clippy::too_many_arguments)]
-                const fn __conditions(
-                    grid: #private::Dim3,
-                    block: #private::Dim3,
-                    #( #names: <#types as #private::SeenAs<#holds>>::Value ),*
-                ) -> ::core::result::Result<(), #private::Unmet> {
-                    #(#conditions)*
-                    ::core::result::Result::Ok(())
-                }
-                let (#(#names,)*) = *args;
-                // SAFETY: a launch passes valid arguments.
-                #( let #names = unsafe { #private::seen::<#types, #holds>(#names) }; )*
-                __conditions(grid, block, #(#names),*)
             }
         }
     }
@@ -456,6 +429,18 @@ impl Kernel<'_> {
     }
 }
 
+/// Whether the body names a function of `nccl_device` that opens LSA barriers. On GPUs the linker
+/// knows; simulated ones have no linker.
+fn opens_lsa_barriers(body: TokenStream) -> bool {
+    const FUNCTIONS: [&str; 4] =
+        ["lsa_barrier", "lsa_barriers", "hybrid_lsa_barriers", "hybrid_barrier"];
+    body.into_iter().any(|token| match token {
+        TokenTree::Group(group) => opens_lsa_barriers(group.stream()),
+        TokenTree::Ident(name) => FUNCTIONS.iter().any(|function| name == function),
+        _ => false,
+    })
+}
+
 /// The generic parameter of `args` for the kernel parameter `param`: `CountArg` for `count`.
 fn value_type(param: &Ident) -> Ident {
     let mut name = String::new();
@@ -486,37 +471,4 @@ fn phantom(generics: &Generics) -> TokenStream {
             __types: ::core::marker::PhantomData<fn() -> (#(#types,)*)>,
         }
     }
-}
-
-/// Code that returns `Unmet` if the condition does not hold, with both sides of a comparison.
-fn condition(condition: &Expr) -> TokenStream {
-    fn text(expr: &Expr) -> String {
-        match expr {
-            Expr::Binary(ExprBinary { left, op, right, .. }) => {
-                format!("{} {} {}", text(left), op.to_token_stream(), text(right))
-            }
-            other => token_text(other.to_token_stream(), &[]),
-        }
-    }
-    let unmet = |text: String, sides: TokenStream| {
-        quote! {
-            return ::core::result::Result::Err(::cuda_std::__private::Unmet {
-                condition: #text,
-                sides: #sides,
-            });
-        }
-    };
-    if let Expr::Binary(comparison) = condition
-        && let (left, op, right) = (&comparison.left, &comparison.op, &comparison.right)
-        && let BinOp::Lt(_) | BinOp::Le(_) | BinOp::Gt(_) | BinOp::Ge(_) | BinOp::Eq(_) = op
-    {
-        let sides = quote!(::core::option::Option::Some((left as i128, right as i128)));
-        let unmet = unmet(text(condition), sides);
-        return quote! {{
-            let (left, right) = (#left, #right);
-            if !(left #op right) { #unmet }
-        }};
-    }
-    let unmet = unmet(text(condition), quote!(::core::option::Option::None));
-    quote! { if !(#condition) { #unmet } }
 }

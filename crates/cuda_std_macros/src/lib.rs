@@ -26,6 +26,7 @@ mod instances;
 mod meta;
 mod param;
 mod print;
+mod requires;
 mod test;
 
 use proc_macro::TokenStream;
