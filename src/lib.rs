@@ -35,7 +35,8 @@ pub use nccl_device as device;
 #[macro_export]
 macro_rules! include_kernels {
     () => {
-        $crate::KernelSet::new(include!(concat!(env!("OUT_DIR"), "/kernels/kernels.rs")))
+        // SAFETY: the build script compiled them from the package's kernels.
+        unsafe { $crate::KernelSet::new(include!(concat!(env!("OUT_DIR"), "/kernels/kernels.rs"))) }
     };
 }
 

@@ -10,11 +10,11 @@
 //!
 //! ```no_run
 //! use cuda_std::prelude::*;
-//! use devcomm_host::{DevCommRequirements, Error, KernelSet, ReduceOp, World};
+//! use devcomm_host::{DevCommRequirements, Error, ReduceOp, World};
 //! # use nccl_device::{DevComm, Window};
 //! # #[kernel]
 //! # fn lsa_allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: usize) {}
-//! # const KERNELS: KernelSet = KernelSet::new((&[], None));
+//! # use devcomm_host::WITHOUT_PTX as KERNELS;
 //!
 //! # fn main() -> Result<(), Error> {
 //! const BLOCKS: u32 = 32;

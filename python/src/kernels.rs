@@ -41,7 +41,9 @@ impl PyKernelSet {
     fn new(py: Python<'_>, communicator: &PyCommunicator, path: PathBuf) -> PyResult<Self> {
         let comm = communicator.get()?;
         let files = files(&path)?;
-        let kernels = detached(py, || Kernels::load_files(&comm.gpu.context, &files));
+        // SAFETY: they are launched by name only, and who calls `launch` vouches for the kernel.
+        let load = || unsafe { Kernels::load_files(&comm.gpu.context, &files) };
+        let kernels = detached(py, load);
         Ok(Self { own: Own::new(Inner { kernels: kernels.map_err(exception)?, comm }) })
     }
 

@@ -29,7 +29,7 @@ struct Run<'a> {
 
 /// With a small workspace, which is zeroed soon.
 fn object(comm: &Communicator) -> Result<Collectives, Error> {
-    CollectivesOptions::new().lamport_bytes(16 << 10).build(comm)
+    CollectivesOptions::new().lamport_bytes(16 << 10).concurrent(2).build(comm)
 }
 
 fn values(count: usize, [factor, term]: Value) -> Vec<f32> {

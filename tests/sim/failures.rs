@@ -343,14 +343,18 @@ unsafe fn takes_barrier(comm: DevComm, index: u32) {
     comm.lsa_barrier(Coop::cta(), BarrierIndex::new(index)).sync(MemoryOrder::AcqRel);
 }
 
-/// Each block takes the barrier with its index.
+/// Each block takes the barrier with its index, in a function: a launch does not know of it.
 #[kernel]
 unsafe fn takes_barriers(comm: DevComm) {
+    take_own_barrier(&comm);
+}
+
+fn take_own_barrier(comm: &DevComm) {
     comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block()).sync(MemoryOrder::AcqRel);
 }
 
 #[test]
-fn a_grid_larger_than_its_barriers_is_reported() {
+fn a_grid_larger_than_its_barriers_is_reported_where_a_launch_does_not_know() {
     let error = failure(Simulation::new(2), |gpu| {
         gpu.launch(takes_barriers::args(&gpu.dev_comm(barriers(3))?).grid(4).block(1))
     });

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use devcomm::{
-    Buffer, Collectives, CollectivesOptions, Communicator, DataType, DeviceSlice, Explanation,
-    Gemm, ReduceOp, Stream, Window,
+    Buffer, Collectives, Communicator, DataType, DeviceSlice, Explanation, Gemm, ReduceOp, Stream,
+    Window,
 };
 use devcomm_testing::gemm::Problem;
 use half::bf16;
@@ -190,7 +190,7 @@ pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
     let types = |product| Types { factors: DataType::Bfloat16, product };
     let (exact, rounded) = (types(DataType::Float32), types(DataType::Bfloat16));
     let library = load_cublaslt(job, rounded, &OF_CUBLASLT)?;
-    let collectives = &CollectivesOptions::new().concurrent(1).build(comm)?;
+    let collectives = &Collectives::new(comm)?;
     // SAFETY: what writes B has ended before any launch.
     let gemm = &unsafe { Gemm::new(stream)?.with_constant_b() };
     job.begin()?;

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use devcomm::{Buffer, CollectivePlan, Collectives, CollectivesOptions, Rank};
+use devcomm::{Buffer, CollectivePlan, Collectives, Rank};
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
@@ -69,7 +69,7 @@ impl TuneCollective {
     }
 
     fn run_types(&self, harness: &Harness<'_>, operation: Operation) -> Result<()> {
-        let collectives = CollectivesOptions::new().concurrent(1).build(harness.comm)?;
+        let collectives = Collectives::new(harness.comm)?;
         if !operation.reduces() {
             return self.run_type::<f32>(harness, operation, &collectives, "u8");
         }
@@ -178,7 +178,7 @@ mod tests {
         let ran = World::simulated(2).unwrap().run(|rank| {
             // The times are meaningless, but taken as on GPUs.
             let harness = Harness::new(rank, &tune.ranks, &tune.run)?;
-            let collectives = CollectivesOptions::new().concurrent(1).build(harness.comm)?;
+            let collectives = Collectives::new(harness.comm)?;
             for operation in [Operation::AllReduce, Operation::Broadcast] {
                 // In no window: by messages or by NCCL.
                 let memory = || harness.comm.mem_alloc::<f32>(100);

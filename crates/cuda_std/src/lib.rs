@@ -142,7 +142,8 @@ mod refusals {}
 pub mod __private {
     pub use devcomm_types::kernel::{
         Arg, ArgInfo, Body, COPIED, HostKernel, IntoArg, Kernel, KernelArgs, KernelParam,
-        LaunchArgs, MemoryRef, TakeParam, Taken, Unmet, param,
+        LaunchArgs, MemoryRef, SeenAs, TakeParam, Taken, Unmet, seen,
     };
-    pub use devcomm_types::{Dim3, HostBody, Launch, Safe, Unsafe};
+    pub use devcomm_types::launch::SafeIf;
+    pub use devcomm_types::{Dim3, HostBody, Launch, Unsafe};
 }

@@ -1,16 +1,17 @@
 //! Generates the code of `#[kernel]`: the function, the host's type that launches it, and one GPU
 //! entry point per instance.
 
-use proc_macro2::TokenStream;
+use proc_macro2::{TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote};
 use syn::{
-    Attribute, BinOp, Error, Expr, ExprBinary, FnArg, Generics, Ident, ItemFn, Pat, Result,
-    ReturnType, Signature, Type, TypeReference,
+    Attribute, Error, FnArg, Generics, Ident, ItemFn, Pat, Result, ReturnType, Signature, Type,
+    TypeReference,
 };
 
 use crate::args::KernelArgs;
 use crate::instances::{self, Instance};
-use crate::meta::{Record, Source, token_text, type_text};
+use crate::meta::{Record, Source, type_text};
+use crate::requires;
 
 /// Maximum parameters of a kernel: `LaunchArgs` is implemented for tuples up to this size.
 const MAX_PARAMS: usize = 12;
@@ -135,7 +136,12 @@ impl Kernel<'_> {
         let (full, arguments, wheres) = generics.split_for_impl();
         let fields = phantom(&generics);
         let bare = without_bounds(generics.clone());
-        let (names, types, safety) = (&self.names, self.types_with_lifetimes(), self.safety());
+        let (names, types) = (&self.names, self.types_with_lifetimes());
+        let safety = match sig.unsafety {
+            // Known without the kernel's instance, so that other errors are about that.
+            Some(_) => quote!(::cuda_std::__private::Unsafe),
+            None => quote!(<Self as ::cuda_std::__private::Kernel>::Safety),
+        };
         let values: Vec<Ident> = names.iter().map(|name| value_type(name)).collect();
         let docs = format!("Launches the kernel [`{name}`](fn@{name}).");
         quote! {
@@ -152,7 +158,7 @@ impl Kernel<'_> {
                 ) -> ::cuda_std::__private::Launch<
                     Self,
                     (#(#values,)*),
-                    ::cuda_std::__private::#safety,
+                    #safety,
                 >
                 where
                     Self: ::cuda_std::__private::Kernel,
@@ -258,14 +264,6 @@ impl Kernel<'_> {
         self.types.iter().map(|ty| with_lifetime(ty)).collect()
     }
 
-    /// `Safe` if the function is safe and takes no slice. A launch with a slice is unsafe: the
-    /// caller promises that nothing writes the elements.
-    fn safety(&self) -> Ident {
-        let slices = self.types.iter().any(|ty| matches!(ty, Type::Reference(_)));
-        let safe = self.function.sig.unsafety.is_none() && !slices;
-        format_ident!("{}", if safe { "Safe" } else { "Unsafe" })
-    }
-
     /// `Body` of a generic kernel's instance: the function with that instance's types.
     fn body(&self, instance: &Instance) -> TokenStream {
         let ItemFn { attrs, sig, block, .. } = self.function;
@@ -322,12 +320,14 @@ impl Kernel<'_> {
     /// The host's impls of `Kernel` and `HostKernel`.
     fn traits(&self, instance: &Instance) -> TokenStream {
         let ident = &self.function.sig.ident;
-        let (names, types, safety) = (&self.names, self.types_with_lifetimes(), self.safety());
+        let (names, types) = (&self.names, self.types_with_lifetimes());
+        let is_safe_fn = self.function.sig.unsafety.is_none();
         let name = instance.name(ident);
         let gin = self.args.gin.is_some();
         let Source { package, stem, .. } = self.source;
         let max_threads = self.args.max_threads.unwrap_or(MAX_THREADS);
         let cluster = self.args.cluster.unwrap_or(1);
+        let lsa_barriers = opens_lsa_barriers(self.function.block.to_token_stream());
         let (item, call) = if self.is_generic() {
             let (values, all) = (instance.item_arguments(), instance.arguments());
             let body = self.instance_ident();
@@ -336,21 +336,28 @@ impl Kernel<'_> {
         } else {
             (quote!(#ident), quote!({ let (#(#names,)*) = args; #ident(#(#names),*) }))
         };
-        let check = (!self.args.requires.is_empty()).then(|| self.check());
+        let requires = &self.args.requires;
+        let check = (!requires.is_empty()).then(|| requires::check(requires, names, &types));
         quote! {
-            impl ::cuda_std::__private::Kernel for #item {
+            // SAFETY: all is of the same function. A safe one accesses only what its parameters
+            // refer to.
+            unsafe impl ::cuda_std::__private::Kernel for #item {
                 const NAME: &'static str = #name;
                 const GIN: bool = #gin;
                 const PACKAGE: &'static str = #package;
                 const FILE: &'static str = #stem;
                 type Args = (#(#types,)*);
-                type Safety = ::cuda_std::__private::#safety;
+                type Safety = <() as ::cuda_std::__private::SafeIf<{
+                    #is_safe_fn
+                        && !<(#(#types,)*) as ::cuda_std::__private::KernelArgs>::HOLD_SLICE
+                }>>::Safety;
                 const BODY: ::core::option::Option<::cuda_std::__private::HostBody> =
                     ::core::option::Option::Some(
                         ::cuda_std::__private::HostBody::new::<Self>(
                             &[#(stringify!(#names)),*],
                             #max_threads,
                             #cluster,
+                            #lsa_barriers,
                         ),
                     );
                 #check
@@ -361,33 +368,6 @@ impl Kernel<'_> {
                     // SAFETY: the caller keeps the kernel's contract.
                     unsafe { #call }
                 }
-            }
-        }
-    }
-
-    /// `Kernel::check`: the conditions of `requires(..)`.
-    fn check(&self) -> TokenStream {
-        let names = &self.names;
-        let params = self.names.iter().zip(&self.types).filter_map(|(name, ty)| match ty {
-            // The host cannot read the elements of a device slice: its `Abi` has only `len()`.
-            Type::Reference(_) => None,
-            ty => Some(quote! {
-                // SAFETY: a launch passes valid arguments.
-                let #name: #ty = unsafe { ::cuda_std::__private::param::<#ty>(#name) };
-            }),
-        });
-        let conditions = self.args.requires.iter().map(condition);
-        quote! {
-            #[allow(unused_variables)]
-            fn check(
-                grid: ::cuda_std::__private::Dim3,
-                block: ::cuda_std::__private::Dim3,
-                args: &<Self::Args as ::cuda_std::__private::KernelArgs>::Abi,
-            ) -> ::core::result::Result<(), ::cuda_std::__private::Unmet> {
-                let (#(#names,)*) = *args;
-                #(#params)*
-                #(#conditions)*
-                ::core::result::Result::Ok(())
             }
         }
     }
@@ -449,6 +429,18 @@ impl Kernel<'_> {
     }
 }
 
+/// Whether the body names a function of `nccl_device` that opens LSA barriers. On GPUs the linker
+/// knows; simulated ones have no linker.
+fn opens_lsa_barriers(body: TokenStream) -> bool {
+    const FUNCTIONS: [&str; 4] =
+        ["lsa_barrier", "lsa_barriers", "hybrid_lsa_barriers", "hybrid_barrier"];
+    body.into_iter().any(|token| match token {
+        TokenTree::Group(group) => opens_lsa_barriers(group.stream()),
+        TokenTree::Ident(name) => FUNCTIONS.iter().any(|function| name == function),
+        _ => false,
+    })
+}
+
 /// The generic parameter of `args` for the kernel parameter `param`: `CountArg` for `count`.
 fn value_type(param: &Ident) -> Ident {
     let mut name = String::new();
@@ -479,37 +471,4 @@ fn phantom(generics: &Generics) -> TokenStream {
             __types: ::core::marker::PhantomData<fn() -> (#(#types,)*)>,
         }
     }
-}
-
-/// Code that returns `Unmet` if the condition does not hold, with both sides of a comparison.
-fn condition(condition: &Expr) -> TokenStream {
-    fn text(expr: &Expr) -> String {
-        match expr {
-            Expr::Binary(ExprBinary { left, op, right, .. }) => {
-                format!("{} {} {}", text(left), op.to_token_stream(), text(right))
-            }
-            other => token_text(other.to_token_stream(), &[]),
-        }
-    }
-    let unmet = |text: String, sides: TokenStream| {
-        quote! {
-            return ::core::result::Result::Err(::cuda_std::__private::Unmet {
-                condition: #text,
-                sides: #sides,
-            });
-        }
-    };
-    if let Expr::Binary(comparison) = condition
-        && let (left, op, right) = (&comparison.left, &comparison.op, &comparison.right)
-        && let BinOp::Lt(_) | BinOp::Le(_) | BinOp::Gt(_) | BinOp::Ge(_) | BinOp::Eq(_) = op
-    {
-        let sides = quote!(::core::option::Option::Some((left as i128, right as i128)));
-        let unmet = unmet(text(condition), sides);
-        return quote! {{
-            let (left, right) = (#left, #right);
-            if !(left #op right) { #unmet }
-        }};
-    }
-    let unmet = unmet(text(condition), quote!(::core::option::Option::None));
-    quote! { if !(#condition) { #unmet } }
 }

@@ -26,6 +26,7 @@ mod instances;
 mod meta;
 mod param;
 mod print;
+mod requires;
 mod test;
 
 use proc_macro::TokenStream;
@@ -59,7 +60,10 @@ use proc_macro::TokenStream;
 ///   for, at least. It limits the registers; 1 keeps the compiler from spilling registers to make
 ///   room for more blocks. PTX: `.minnctapersm`.
 /// * `requires(out.len() <= send.len(), grid.count() == 1)`: conditions on the arguments, and on
-///   `grid` and `block`, the launch's `Dim3`s. A launch that does not meet one is an error.
+///   `grid` and `block`, the launch's `Dim3`s. A launch that does not meet one is an error. As the
+///   host checks them, they call `const` functions only, and so nothing that only a running kernel
+///   knows, such as a thread's index or an element of a window. Of a slice they see `len()`, of a
+///   struct with a slice the fields.
 ///
 /// # Errors
 ///
@@ -70,7 +74,8 @@ use proc_macro::TokenStream;
 ///
 /// # Slices
 ///
-/// A parameter `&[T]` is an address and a length. Nothing may write the elements while the kernel
+/// A parameter `&[T]`, or a struct with one in it, makes the launch unsafe: it is an address and a
+/// length. Nothing may write the elements while the kernel
 /// runs, neither the kernel through another pointer nor a peer rank: so never pass a window's
 /// memory. Write results through a `*mut T`.
 #[proc_macro_attribute]

@@ -45,6 +45,7 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
         unsafe impl #full #private::KernelParam for #ident #arguments #wheres {
             type Abi = #abi<#(<#types as #private::KernelParam>::Abi),*>;
             const IS_DEV_COMM: bool = false #( || <#types as #private::KernelParam>::IS_DEV_COMM )*;
+            const HOLDS_SLICE: bool = false #( || <#types as #private::KernelParam>::HOLDS_SLICE )*;
             const MEMORY: &'static [#private::MemoryRef] = &[#(
                 #private::MemoryRef::of_field(
                     stringify!(#names),
@@ -61,8 +62,10 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
         #vis struct #args<#(#values),*> {
             #( pub #names: #values, )*
         }
+        // SAFETY: `info` describes all fields.
         #[cfg(not(target_arch = "nvptx64"))]
-        impl<#(#plain,)* #(#values),*> #private::IntoArg<#abi<#(#plain),*>> for #args<#(#values),*>
+        unsafe impl<#(#plain,)* #(#values),*>
+            #private::IntoArg<#abi<#(#plain),*>> for #args<#(#values),*>
         where
             #( #values: #private::IntoArg<#plain>, )*
         {

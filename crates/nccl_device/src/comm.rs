@@ -24,41 +24,41 @@ unsafe impl KernelParam for DevComm {
 impl DevComm {
     /// This rank's number in the communicator.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn rank(&self) -> i32 {
+    pub const fn rank(&self) -> i32 {
         self.0.rank
     }
 
     /// The number of ranks in the communicator.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn n_ranks(&self) -> i32 {
+    pub const fn n_ranks(&self) -> i32 {
         self.0.n_ranks
     }
 
     /// All ranks. NCCL: `ncclTeamWorld`.
     #[doc(alias = "ncclTeamWorld")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn world_team(&self) -> Team {
+    pub const fn world_team(&self) -> Team {
         self.0.world_team()
     }
 
     /// The ranks whose memory this GPU can load and store. NCCL: `ncclTeamLsa`.
     #[doc(alias = "ncclTeamLsa")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn lsa_team(&self) -> Team {
+    pub const fn lsa_team(&self) -> Team {
         self.0.lsa_team()
     }
 
     /// The ranks with the same LSA rank in every LSA team. NCCL: `ncclTeamRail`.
     #[doc(alias = "ncclTeamRail")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn rail_team(&self) -> Team {
+    pub const fn rail_team(&self) -> Team {
         self.0.rail_team()
     }
 
     /// The index of this rank's [`lsa_team`](Self::lsa_team). LSA teams are numbered in the order
     /// of their ranks.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn lsa_team_index(&self) -> i32 {
+    pub const fn lsa_team_index(&self) -> i32 {
         self.rail_team().rank
     }
 
@@ -71,14 +71,14 @@ impl DevComm {
     #[doc(alias = "ncclDevCommCanGetPeerPointer")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn has_peer_pointer(&self, team: Team, peer: i32) -> bool {
+    pub const fn has_peer_pointer(&self, team: Team, peer: i32) -> bool {
         self.lsa_team().contains(team, peer)
     }
 
     /// The number of LSA barriers that the host reserved, and so the bound of a
     /// [`BarrierIndex`](crate::BarrierIndex).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn n_lsa_barriers(&self) -> u32 {
+    pub const fn n_lsa_barriers(&self) -> u32 {
         self.0.lsa_barrier.n_barriers as u32
     }
 
@@ -91,7 +91,7 @@ impl DevComm {
     /// The number of GIN contexts: at least the number that the host requested, unless the network
     /// provides fewer.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn n_gin_contexts(&self) -> u32 {
+    pub const fn n_gin_contexts(&self) -> u32 {
         self.0.gin_context_count
     }
 
@@ -103,7 +103,7 @@ impl DevComm {
 
     /// NCCL's struct, for [`raw`](crate::raw).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn as_raw(&self) -> &nccl::DevComm {
+    pub const fn as_raw(&self) -> &nccl::DevComm {
         &self.0
     }
 }

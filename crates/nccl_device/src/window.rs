@@ -42,13 +42,13 @@ unsafe impl<T: Element> KernelParam for Window<T> {
 impl<T: Element> Window<T> {
     /// The number of elements in a rank's part: the smallest among the communicator's ranks.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn len(self) -> usize {
+    pub const fn len(self) -> usize {
         self.0.len
     }
 
     /// Whether some rank's part has no elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn is_empty(self) -> bool {
+    pub const fn is_empty(self) -> bool {
         self.len() == 0
     }
 

@@ -3,11 +3,10 @@
 use std::cell::OnceCell;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::LazyLock;
 
 use devcomm_host::{
-    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet, Kernels,
-    LaunchConfig, ModuleSource, Result, Stream, StreamOrder, SymmetricBuffer, Window,
+    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Kernels, LaunchConfig,
+    Result, Stream, StreamOrder, SymmetricBuffer, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_M, TILE_N};
@@ -23,11 +22,9 @@ use crate::check::{
 use crate::chosen::Chosen;
 use crate::gemm::{Activation, Added, Matrices, address, map, wide_maps};
 use crate::timing::Together;
-use crate::{Collectives, CollectivesOptions, Explanation, Gemm, KERNELS, modules};
+use crate::{Collectives, Explanation, Gemm, KERNELS};
 
 type FusedKernel = kernels::allgather_gemm;
-
-static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| modules(&[FusedKernel::FILE]));
 
 /// How [`AllGatherGemm`] does a product. As text: `unfused`, `fused`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -136,7 +133,7 @@ impl AllGatherGemm {
         let overlaps = all.len() > 1 && all.iter().all(|can| *can == 1);
         let operation = Self {
             gemm,
-            collectives: CollectivesOptions::new().concurrent(1).build(comm)?,
+            collectives: Collectives::new(comm)?,
             stream: stream.clone(),
             order: StreamOrder::concurrent(comm.context(), 1)?,
             communicator: comm.clone(),
@@ -388,7 +385,7 @@ impl Fused {
         const ALIGNMENT: usize = 128;
         let own = || {
             comm.require_single_lsa_team()?;
-            let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+            let set = KERNELS.only(&[FusedKernel::FILE]);
             let compiled = Kernels::load(comm.context(), &set)?;
             let clusters = compiled.resident_clusters::<FusedKernel>(CLUSTER, THREADS, SHARED)?;
             if clusters == 0 {

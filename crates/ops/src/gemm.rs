@@ -12,12 +12,9 @@ mod portable;
 mod product;
 
 use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use devcomm_host::{
-    Buffer, DataType, DeviceBuffer, Element, KernelSet, Kernels, ModuleSource, Result, Stream,
-    StreamOrder,
-};
+use devcomm_host::{Buffer, DataType, DeviceBuffer, Element, Kernels, Result, Stream, StreamOrder};
 use devcomm_kernels as kernels;
 use devcomm_types::{F8E4M3, Kernel};
 use half::bf16;
@@ -34,8 +31,8 @@ pub(crate) use self::plan::{
     clusters, costs_little, exchanging, hides, likely, measured, split_rounds,
 };
 pub use self::product::Product;
+use crate::KERNELS;
 use crate::check::{check_extents, refuse};
-use crate::{KERNELS, modules};
 
 /// `C = A x B^T` on one GPU and one stream: owns the loaded kernel, and launches it.
 ///
@@ -104,13 +101,13 @@ const NOT_TRANSPOSED: [bool; 2] = [false; 2];
 /// The plan for a shape, prepared if it is not the portable one.
 type Planned = (GemmPlan, Option<Prepared>);
 
-static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    let swapped = kernels::gemm_swapped::<kernels::gemm::gemm_swapped::M8N64>::FILE;
-    let unswapped = kernels::gemm_unswapped::<kernels::gemm::gemm_swapped::M96N64>::FILE;
-    let wide = kernels::gemm_wgmma::<bf16>::FILE;
-    let blocks = kernels::gemm_blocks::<F8E4M3>::FILE;
-    modules(&[wide, swapped, unswapped, blocks, kernels::gemm_mma::<bf16>::FILE])
-});
+const FILES: &[&str] = &[
+    kernels::gemm_wgmma::<bf16>::FILE,
+    kernels::gemm_swapped::<kernels::gemm::gemm_swapped::M8N64>::FILE,
+    kernels::gemm_unswapped::<kernels::gemm::gemm_swapped::M96N64>::FILE,
+    kernels::gemm_blocks::<F8E4M3>::FILE,
+    kernels::gemm_mma::<bf16>::FILE,
+];
 
 impl Gemm {
     /// For products launched on `stream`. On Hopper it allocates 15 MB, for sums that several
@@ -121,7 +118,7 @@ impl Gemm {
     /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) on a GPU before Ampere;
     /// those of loading kernels and of [`Context::alloc`](devcomm_host::Context::alloc).
     pub fn new(stream: &Stream) -> Result<Self> {
-        let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+        let set = KERNELS.only(FILES);
         let compiled = Kernels::load(stream.context(), &set)?;
         let hopper = match compiled.info::<kernels::gemm_wgmma<bf16>>() {
             Ok(_) => Some(stream.context().device_name()?),

@@ -3,11 +3,10 @@
 use std::cell::OnceCell;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::LazyLock;
 
 use devcomm_host::{
-    Buffer, Communicator, DeviceSlice, KernelSet, Kernels, LaunchConfig, ModuleSource, ReduceOp,
-    Result, Stream, StreamOrder, Window,
+    Buffer, Communicator, DeviceSlice, Kernels, LaunchConfig, ReduceOp, Result, Stream,
+    StreamOrder, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_N};
@@ -23,13 +22,11 @@ use crate::chosen::Chosen;
 use crate::gemm::{Matrices, address, wide_maps};
 use crate::gemm_allreduce::{Messages, OFTEN, times_filled};
 use crate::timing::Together;
-use crate::{Collectives, CollectivesOptions, Explanation, Gemm, KERNELS, modules};
+use crate::{Collectives, Explanation, Gemm, KERNELS};
 
 type OfTwo = kernels::gemm_reduce_scatter_wide<2>;
 type OfFour = kernels::gemm_reduce_scatter_wide<4>;
 type OfEight = kernels::gemm_reduce_scatter_wide<8>;
-
-static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| modules(&[OfTwo::FILE]));
 
 /// Numbers of ranks that have a kernel.
 const RANKS: [usize; 3] = [2, 4, 8];
@@ -136,7 +133,7 @@ impl GemmReduceScatter {
         let exchanges = all.iter().all(|can| *can == 1) && RANKS.contains(&comm.n_ranks());
         let operation = Self {
             gemm,
-            collectives: CollectivesOptions::new().concurrent(1).build(comm)?,
+            collectives: Collectives::new(comm)?,
             stream: stream.clone(),
             order: StreamOrder::concurrent(comm.context(), 1)?,
             communicator: comm.clone(),
@@ -328,7 +325,7 @@ impl Wide {
                 return refuse(format!("the plan `wide` is for 2, 4 or 8 ranks, not {ranks}"));
             }
             comm.require_single_lsa_team()?;
-            let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+            let set = KERNELS.only(&[OfTwo::FILE]);
             let compiled = Kernels::load(comm.context(), &set)?;
             let blocks = match ranks {
                 2 => compiled.resident_blocks::<OfTwo>(THREADS, SHARED)?,

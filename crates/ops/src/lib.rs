@@ -32,8 +32,8 @@ mod gemm_reduce_scatter;
 mod slots;
 mod timing;
 
+use devcomm_host::KernelSet;
 pub use devcomm_host::WITHOUT_PTX;
-use devcomm_host::{KernelSet, ModuleSource};
 
 pub use self::allgather_gemm::{
     AllGatherGemm, AllGatherGemmPlan, GatheredProduct, ParseAllGatherGemmPlanError,
@@ -61,13 +61,9 @@ pub use self::gemm_reduce_scatter::{
 /// contains their PTX, which GPUs need, if the feature `ptx` is on.
 #[cfg(feature = "ptx")]
 pub static KERNELS: KernelSet =
-    KernelSet::new(include!(concat!(env!("OUT_DIR"), "/kernels/kernels.rs")));
+    // SAFETY: the build script compiled them from `devcomm_kernels`.
+    unsafe { KernelSet::new(include!(concat!(env!("OUT_DIR"), "/kernels/kernels.rs"))) };
 /// The kernels of `devcomm_kernels`, to pass to [`Rank::load`](devcomm_host::Rank::load). The set
 /// contains their PTX, which GPUs need, if the feature `ptx` is on.
 #[cfg(not(feature = "ptx"))]
 pub static KERNELS: KernelSet = WITHOUT_PTX;
-
-/// The modules of [`KERNELS`] with these kernel files, so that an operation loads only its own.
-fn modules(files: &[&str]) -> Vec<ModuleSource> {
-    KERNELS.modules.iter().filter(|(name, ..)| files.contains(name)).copied().collect()
-}

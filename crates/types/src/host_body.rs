@@ -11,6 +11,7 @@ pub struct HostBody {
     name: &'static str,
     max_threads: u32,
     cluster: u32,
+    lsa_barriers: bool,
     names: &'static [&'static str],
     sizes: &'static [usize],
     memory: &'static [&'static [MemoryRef]],
@@ -19,15 +20,17 @@ pub struct HostBody {
 
 impl HostBody {
     /// The body of `K`, whose parameters have these names, whose blocks have at most `max_threads`
-    /// threads and whose clusters have `cluster` blocks.
+    /// threads and whose clusters have `cluster` blocks, and which opens LSA barriers or not.
     #[must_use]
     pub const fn new<K: HostKernel>(
         names: &'static [&'static str],
         max_threads: u32,
         cluster: u32,
+        lsa_barriers: bool,
     ) -> Self {
         let (sizes, memory) = (K::Args::SIZES, K::Args::MEMORY);
-        Self { name: K::NAME, max_threads, cluster, names, sizes, memory, call: call::<K> }
+        let (name, call) = (K::NAME, call::<K>);
+        Self { name, max_threads, cluster, lsa_barriers, names, sizes, memory, call }
     }
 
     /// The kernel's name.
@@ -46,6 +49,13 @@ impl HostBody {
     #[must_use]
     pub const fn cluster(&self) -> u32 {
         self.cluster
+    }
+
+    /// Whether the kernel's function opens LSA barriers, alone or as part of hybrid ones. A
+    /// function that it calls may open some anyway.
+    #[must_use]
+    pub const fn lsa_barriers(&self) -> bool {
+        self.lsa_barriers
     }
 
     /// The size of each parameter in bytes, in order.

@@ -21,12 +21,18 @@ use crate::team::Team;
 
 /// A launchable kernel: the type that `#[kernel]` declares with the function's name. It has no
 /// values.
+///
+/// # Safety
+///
+/// The compiled kernel that the names identify, and `BODY`, take parameters of the types `Args`. If
+/// `Safety` is [`Safe`](crate::Safe), no parameter [holds a slice](KernelArgs::HOLD_SLICE), and for
+/// any values they access only memory that the parameters refer to.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a kernel, or not an instance of one",
     note = "a kernel is a type of its function's name, such as `my_kernel` or `my_kernel<f32>`",
     note = "a generic kernel exists for the types listed in `#[kernel(T = [..])]` only"
 )]
-pub trait Kernel: Sized + 'static {
+pub unsafe trait Kernel: Sized + 'static {
     /// Name of the entry point in PTX; for a GIN kernel, the prefix of its entry points' names.
     const NAME: &'static str;
     /// Whether the kernel is compiled once per GIN back end. Each entry point's name is `NAME`, an
@@ -39,7 +45,7 @@ pub trait Kernel: Sized + 'static {
     /// The kernel's parameters, as the device sees them.
     type Args: KernelArgs;
     /// Whether a launch needs `unsafe`: [`Safe`](crate::Safe), or [`Unsafe`](crate::Unsafe) for a
-    /// kernel that is an `unsafe fn`.
+    /// kernel that is an `unsafe fn` or takes a slice.
     type Safety: Safety;
     /// What a simulated GPU runs; `None` for a kernel that exists only as machine code. Only a
     /// launch on a simulated GPU reads it.
@@ -113,7 +119,8 @@ pub trait Body {
 ///
 /// # Safety
 ///
-/// `Self` and `Abi` have the same layout, and the bytes of an `Abi` are a valid `Self`.
+/// `Self` and `Abi` have the same layout, and the bytes of an `Abi` that safe code can make are a
+/// valid `Self`, unless `HOLDS_SLICE` says that the caller of a launch promises it.
 #[diagnostic::on_unimplemented(message = "`{Self}` cannot be a kernel parameter")]
 pub unsafe trait KernelParam: Copy {
     /// The plain type that the host fills.
@@ -122,6 +129,10 @@ pub unsafe trait KernelParam: Copy {
     /// Whether the parameter is a device communicator, which makes the launch check residency and
     /// barriers.
     const IS_DEV_COMM: bool = false;
+
+    /// Whether the parameter is a slice, or has one in a field. It makes the launch unsafe: the
+    /// caller promises that the elements exist, and that nothing writes them meanwhile.
+    const HOLDS_SLICE: bool = false;
 
     /// The memory that the parameter refers to, for the simulator's reports.
     #[doc(hidden)]
@@ -238,6 +249,34 @@ impl<T: Copy + 'static> TakeParam for Taken<T, COPIED> {
     }
 }
 
+/// What the conditions of `#[kernel(requires(..))]` see of a parameter: the parameter or, if it
+/// holds a slice, whose elements the host cannot read, its [`KernelParam::Abi`].
+#[doc(hidden)]
+pub trait SeenAs<const HOLDS_SLICE: bool>: KernelParam {
+    /// The type.
+    type Value: Copy;
+}
+
+impl<T: KernelParam> SeenAs<false> for T {
+    type Value = T;
+}
+
+impl<T: KernelParam> SeenAs<true> for T {
+    type Value = T::Abi;
+}
+
+/// Converts a launch's bytes into what the conditions see.
+///
+/// # Safety
+///
+/// As [`param`], unless `HOLDS_SLICE`.
+#[doc(hidden)]
+#[inline]
+pub const unsafe fn seen<P: SeenAs<HOLDS_SLICE>, const HOLDS_SLICE: bool>(abi: P::Abi) -> P::Value {
+    // SAFETY: the bytes are those of an Abi, or as in `param` a valid parameter.
+    unsafe { core::mem::transmute_copy::<P::Abi, P::Value>(&abi) }
+}
+
 /// A parameter that stays in the launch's parameter memory, for an instruction that needs the
 /// address there, such as that of a [`TensorMap`](crate::TensorMap). The host passes a `T`.
 /// CUDA: `__grid_constant__`.
@@ -254,6 +293,7 @@ type Kept<T> = T;
 // GPU the entry point takes a reference to the bytes.
 unsafe impl<T: KernelParam<Abi = T> + 'static> KernelParam for GridConstant<T> {
     type Abi = T;
+    const HOLDS_SLICE: bool = T::HOLDS_SLICE;
     const ENTRY: u8 = if cfg!(target_arch = "nvptx64") { KEPT } else { BY_VALUE };
 }
 
@@ -363,15 +403,22 @@ impl<T> fmt::Debug for Slice<T> {
 // exist, and that nothing writes them while the kernel runs, is the contract of the launch.
 unsafe impl<T: Copy + 'static> KernelParam for &[T] {
     type Abi = Slice<T>;
+    const HOLDS_SLICE: bool = true;
     const MEMORY: &'static [MemoryRef] = &[MemoryRef::to::<T>()];
 }
 
 /// A host value that a launch can pass for a kernel parameter whose [`KernelParam::Abi`] is `Abi`.
+///
+/// # Safety
+///
+/// A window or device communicator that the bytes refer to is open and as long as they say, unless
+/// `info` says that it is closed or unchecked. It stays so until the kernel has ended, even if the
+/// value is dropped after the launch.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed where the kernel takes `{Abi}`",
     label = "not what the kernel's parameter takes"
 )]
-pub trait IntoArg<Abi> {
+pub unsafe trait IntoArg<Abi> {
     /// The bytes that the kernel gets.
     fn into_arg(self) -> Abi;
 
@@ -425,14 +472,16 @@ impl<'a> ArgInfo<'a> {
     }
 }
 
-impl<T: KernelParam<Abi = T>> IntoArg<T> for T {
+// SAFETY: a plain value refers to no window.
+unsafe impl<T: KernelParam<Abi = T>> IntoArg<T> for T {
     #[inline]
     fn into_arg(self) -> T {
         self
     }
 }
 
-impl<T: 'static> IntoArg<Window<T>> for Window<T> {
+// SAFETY: `info` says that it is unchecked.
+unsafe impl<T: 'static> IntoArg<Window<T>> for Window<T> {
     #[inline]
     fn into_arg(self) -> Window<T> {
         self
@@ -443,7 +492,8 @@ impl<T: 'static> IntoArg<Window<T>> for Window<T> {
     }
 }
 
-impl<T: 'static> IntoArg<Slice<T>> for Slice<T> {
+// SAFETY: a slice refers to no window.
+unsafe impl<T: 'static> IntoArg<Slice<T>> for Slice<T> {
     #[inline]
     fn into_arg(self) -> Slice<T> {
         self
@@ -451,11 +501,17 @@ impl<T: 'static> IntoArg<Slice<T>> for Slice<T> {
 }
 
 /// A tuple of kernel parameters.
-pub trait KernelArgs: Copy {
+///
+/// # Safety
+///
+/// The items describe the same parameters.
+pub unsafe trait KernelArgs: Copy {
     /// The parameters' `Abi` types, as a tuple.
     type Abi: Copy;
     /// Whether one of the parameters is a device communicator.
     const TAKES_DEV_COMM: bool;
+    /// Whether one of the parameters is a slice or has one in a field.
+    const HOLD_SLICE: bool;
     /// The size of each parameter in bytes, in order.
     const SIZES: &'static [usize];
     /// The memory that each parameter refers to, in order.
@@ -482,11 +538,15 @@ pub trait KernelArgs: Copy {
 }
 
 /// A tuple of host values that fits the parameters `P`.
+///
+/// # Safety
+///
+/// That of [`IntoArg`], for all of them.
 #[diagnostic::on_unimplemented(
     message = "these arguments do not fit the kernel's parameters `{P}`",
     label = "not a tuple with one argument for each parameter"
 )]
-pub trait LaunchArgs<P: KernelArgs> {
+pub unsafe trait LaunchArgs<P: KernelArgs> {
     /// The bytes that the kernel gets.
     fn into_abi(self) -> P::Abi;
     /// What a launch checks of the arguments.
@@ -495,9 +555,11 @@ pub trait LaunchArgs<P: KernelArgs> {
 
 macro_rules! tuples {
     ($($host:ident $param:ident $index:tt),*) => {
-        impl<$($param: KernelParam),*> KernelArgs for ($($param,)*) {
+        // SAFETY: all items are made of the parameters, in order.
+        unsafe impl<$($param: KernelParam),*> KernelArgs for ($($param,)*) {
             type Abi = ($($param::Abi,)*);
             const TAKES_DEV_COMM: bool = false $(|| $param::IS_DEV_COMM)*;
+            const HOLD_SLICE: bool = false $(|| $param::HOLDS_SLICE)*;
             const SIZES: &'static [usize] = &[$( size_of::<$param::Abi>() ),*];
             const MEMORY: &'static [&'static [MemoryRef]] = &[$( $param::MEMORY ),*];
 
@@ -521,7 +583,8 @@ macro_rules! tuples {
             }
         }
 
-        impl<$($host,)* $($param),*> LaunchArgs<($($param,)*)> for ($($host,)*)
+        // SAFETY: each value keeps the contract of `IntoArg`.
+        unsafe impl<$($host,)* $($param),*> LaunchArgs<($($param,)*)> for ($($host,)*)
         where
             $( $param: KernelParam, $host: IntoArg<$param::Abi>, )*
         {

@@ -142,8 +142,8 @@ pub trait Safety: sealed::Sealed + 'static {
 #[derive(Clone, Copy, Debug)]
 pub enum Safe {}
 
-/// The launch of a kernel that is an `unsafe fn`: its documentation states the contract of a
-/// launch.
+/// The launch of a kernel that is an `unsafe fn`, whose documentation states the contract of a
+/// launch, or that takes a slice, whose elements nothing may write meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub enum Unsafe {}
 
@@ -153,6 +153,21 @@ impl Safety for Safe {
 
 impl Safety for Unsafe {
     const SAFE: bool = false;
+}
+
+/// [`Safe`] if a condition of types holds, else [`Unsafe`].
+#[doc(hidden)]
+pub trait SafeIf<const CONDITION: bool> {
+    /// Which one.
+    type Safety: Safety;
+}
+
+impl SafeIf<true> for () {
+    type Safety = Safe;
+}
+
+impl SafeIf<false> for () {
+    type Safety = Unsafe;
 }
 
 mod sealed {

@@ -18,9 +18,10 @@
 //!
 //! # Safety model
 //!
-//! Nothing here dereferences a device address. A launch copies raw bytes and relies on two traits,
-//! which are therefore unsafe to implement: [`KernelParam`] (two types of the same layout) and
-//! [`Element`] (plain old data of a known size).
+//! Nothing here dereferences a device address. A launch copies raw bytes and relies on traits that
+//! are therefore unsafe to implement: [`KernelParam`] (two types of the same layout), [`Element`]
+//! (plain old data of a known size), [`Kernel`] (compiled with these parameters), [`IntoArg`] (a
+//! value that is what it says), and the tuples of both, [`KernelArgs`] and [`LaunchArgs`].
 //!
 //! # Example
 //!

@@ -136,7 +136,8 @@ impl<T: Element> SymmetricBuffer<T> {
     }
 }
 
-impl<T: Element> Buffer for SymmetricBuffer<T> {
+// SAFETY: the memory is freed after the last reference to it, when the streams are idle.
+unsafe impl<T: Element> Buffer for SymmetricBuffer<T> {
     type Element = T;
 
     fn device_slice(&self) -> DeviceSlice<T> {
@@ -146,14 +147,16 @@ impl<T: Element> Buffer for SymmetricBuffer<T> {
 }
 
 /// Passes the address, for a kernel that takes a pointer.
-impl<T: Element> IntoArg<u64> for &SymmetricBuffer<T> {
+// SAFETY: it refers to no window.
+unsafe impl<T: Element> IntoArg<u64> for &SymmetricBuffer<T> {
     fn into_arg(self) -> u64 {
         self.device_address()
     }
 }
 
 /// Passes address and length, for a kernel that takes `&[T]`.
-impl<T: Element> IntoArg<Slice<T>> for &SymmetricBuffer<T> {
+// SAFETY: it refers to no window.
+unsafe impl<T: Element> IntoArg<Slice<T>> for &SymmetricBuffer<T> {
     fn into_arg(self) -> Slice<T> {
         Slice::new(self.device_address(), self.len)
     }

@@ -542,7 +542,8 @@ fn non_null(address: u64) -> Option<u64> {
     (address != 0).then_some(address)
 }
 
-impl<T: Element> Buffer for Window<T> {
+// SAFETY: the memory of an open window is allocated; a drop waits for the streams.
+unsafe impl<T: Element> Buffer for Window<T> {
     type Element = T;
 
     fn device_slice(&self) -> DeviceSlice<T> {
@@ -707,7 +708,9 @@ impl Drop for Inner {
     }
 }
 
-impl<T: Element> IntoArg<DeviceWindow<T>> for &Window<T> {
+// SAFETY: the ranks have compared their lengths, or `info` says `unchecked`; a drop waits for the
+// streams.
+unsafe impl<T: Element> IntoArg<DeviceWindow<T>> for &Window<T> {
     fn into_arg(self) -> DeviceWindow<T> {
         // The launch has found it open. Meanwhile another thread may have begun to close it.
         match self.inner.made() {

@@ -78,7 +78,8 @@ impl<T: Element> DeviceBuffer<T> {
     }
 }
 
-impl<T: Element> Buffer for DeviceBuffer<T> {
+// SAFETY: the memory is freed after the last reference to it, when the streams are idle.
+unsafe impl<T: Element> Buffer for DeviceBuffer<T> {
     type Element = T;
 
     fn device_slice(&self) -> DeviceSlice<T> {
@@ -88,14 +89,16 @@ impl<T: Element> Buffer for DeviceBuffer<T> {
 }
 
 /// Passes the address, for a kernel that takes a pointer.
-impl<T: Element> IntoArg<u64> for &DeviceBuffer<T> {
+// SAFETY: it refers to no window.
+unsafe impl<T: Element> IntoArg<u64> for &DeviceBuffer<T> {
     fn into_arg(self) -> u64 {
         self.device_address()
     }
 }
 
 /// Passes address and length, for a kernel that takes `&[T]`.
-impl<T: Element> IntoArg<Slice<T>> for &DeviceBuffer<T> {
+// SAFETY: it refers to no window.
+unsafe impl<T: Element> IntoArg<Slice<T>> for &DeviceBuffer<T> {
     fn into_arg(self) -> Slice<T> {
         Slice::new(self.device_address(), self.len)
     }

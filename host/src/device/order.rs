@@ -109,7 +109,7 @@ impl StreamOrder {
 
     /// For operations that wait for other ranks, of which those of so many `objects` can run at the
     /// same time. An operation takes at most that part of the GPU: with 2, at most one block for
-    /// each multiprocessor, which has room for two such blocks, or for four if launches are
+    /// each multiprocessor, which has room for two such blocks, by launches that are not
     /// [dependent](crate::Launch::dependent). With 1, an operation may fill the GPU.
     ///
     /// # Errors

@@ -35,7 +35,12 @@ pub struct DeviceSlice<T> {
 ///
 /// Implemented by [`SymmetricBuffer`](crate::SymmetricBuffer), [`Window`](crate::Window) and
 /// [`DeviceSlice`].
-pub trait Buffer {
+///
+/// # Safety
+///
+/// The memory stays allocated as long as the value is borrowed, and when it is dropped until the
+/// operations are done that were enqueued before.
+pub unsafe trait Buffer {
     /// The type of the elements, or [`Dynamic`].
     type Element;
 
@@ -55,7 +60,8 @@ pub trait Buffer {
     }
 }
 
-impl<T> Buffer for DeviceSlice<T> {
+// SAFETY: the owner of the memory keeps it, or the caller of `from_raw_parts` does.
+unsafe impl<T> Buffer for DeviceSlice<T> {
     type Element = T;
 
     fn device_slice(&self) -> DeviceSlice<T> {
@@ -301,14 +307,16 @@ impl<T> std::fmt::Debug for DeviceSlice<T> {
 }
 
 /// Passed as an address, to a kernel that takes a pointer.
-impl<T: Element> IntoArg<u64> for &DeviceSlice<T> {
+// SAFETY: it refers to no window.
+unsafe impl<T: Element> IntoArg<u64> for &DeviceSlice<T> {
     fn into_arg(self) -> u64 {
         self.address
     }
 }
 
 /// Passed as address and length, to a kernel that takes `&[T]`.
-impl<T: Element> IntoArg<Slice<T>> for &DeviceSlice<T> {
+// SAFETY: it refers to no window.
+unsafe impl<T: Element> IntoArg<Slice<T>> for &DeviceSlice<T> {
     fn into_arg(self) -> Slice<T> {
         Slice::new(self.address, self.len)
     }

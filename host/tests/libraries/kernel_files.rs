@@ -1,6 +1,7 @@
 //! Tests of loading kernels, from the program's PTX and from files.
 
 use std::fs::{self, File};
+use std::path::Path;
 use std::sync::Arc;
 
 use devcomm_host::{
@@ -10,7 +11,7 @@ use devcomm_host::{
 use devcomm_types::{DevComm, Kernel};
 use sha2::{Digest, Sha256};
 
-use crate::support::{FakeDevComm, Fill, SIDECAR, Unknown, log_of, set, tests};
+use crate::support::{FakeDevComm, Fill, SIDECAR, Unknown, log_of, packed, set, set_of, tests};
 
 tests! {
     kernels_of_a_file_are_launched_under_the_type_of_its_name,
@@ -38,10 +39,15 @@ fn cubin(cubin: &str, arch: &str, hash: Option<&str>) -> KernelSet {
     set("fill", ".version 8.6\n.loc 1 2 3", &sidecar, Some(cubin.as_bytes()))
 }
 
+fn load_file(context: &Context, file: &Path) -> Result<Kernels> {
+    // SAFETY: the stub driver runs no kernel.
+    unsafe { Kernels::load_files(context, &[file]) }
+}
+
 fn kernels_of_a_file_are_launched_under_the_type_of_its_name() {
     let (folder, context) = (tempfile::tempdir().unwrap(), Context::new(0).unwrap());
     fs::write(folder.path().join("fill.json"), SIDECAR).unwrap();
-    let kernels = Kernels::load_files(&context, &[folder.path().join("fill.cubin")]).unwrap();
+    let kernels = load_file(&context, &folder.path().join("fill.cubin")).unwrap();
     assert_eq!(kernels.info::<Fill>().unwrap().registers, 32);
     let (stream, dev) = (context.stream().unwrap(), FakeDevComm::new(2, &[]));
     // SAFETY: the stub driver runs no kernel.
@@ -54,7 +60,7 @@ fn kernels_of_a_file_are_launched_under_the_type_of_its_name() {
 fn a_kernel_of_a_file_is_launched_by_its_name_with_arguments_of_its_sizes() {
     let (folder, context) = (tempfile::tempdir().unwrap(), Context::new(0).unwrap());
     fs::write(folder.path().join("fill.json"), SIDECAR).unwrap();
-    let kernels = Kernels::load_files(&context, &[folder.path().join("fill.cubin")]).unwrap();
+    let kernels = load_file(&context, &folder.path().join("fill.cubin")).unwrap();
     let params = kernels.params("fill").unwrap();
     let params: Vec<_> = params.iter().map(|p| (&*p.name, &*p.type_name, p.size)).collect();
     assert_eq!(params, [("comm", "DevComm", 248), ("count", "usize", 8)]);
@@ -110,10 +116,7 @@ fn a_cubin_that_is_damaged_or_refused_is_replaced_by_the_ptx_with_a_warning() {
     let (warnings, context) = (tempfile::NamedTempFile::new().unwrap(), Context::new(0).unwrap());
     let output = Arc::new(File::create(warnings.path()).unwrap());
     tracing_subscriber::fmt().with_ansi(false).with_writer(output).init();
-    let mut damaged = cubin("\x7fELF\0", "sm_90", None);
-    let (file, text, sidecar, _) = damaged.modules[0];
-    damaged =
-        KernelSet::new((Box::leak(Box::new([(file, text, sidecar, Some(&[1, 2][..]))])), None));
+    let damaged = set_of(("fill", packed(".version 8.6\n.loc 1 2 3"), SIDECAR, Some(&[1, 2])));
     let other = cubin("\x7fELF\0", "sm_90", Some("00ff"));
     let refused = cubin("\x7fELF refused\0", "sm_90", None);
     for set in [damaged, other, refused] {
@@ -131,7 +134,7 @@ fn a_cubin_that_is_damaged_or_refused_is_replaced_by_the_ptx_with_a_warning() {
 
 fn a_file_that_cannot_be_loaded_says_why() {
     let (folder, context) = (tempfile::tempdir().unwrap(), Context::new(0).unwrap());
-    let load = |name: &str| Kernels::load_files(&context, &[folder.path().join(name)]).unwrap_err();
+    let load = |name: &str| load_file(&context, &folder.path().join(name)).unwrap_err();
     let error = load("fill.cubin");
     assert!(matches!(error, Error::Launch(LaunchError::BadSidecar { .. })), "{error}");
     assert!(error.to_string().contains("fill.json"), "{error}");

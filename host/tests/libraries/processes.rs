@@ -25,7 +25,8 @@ tests! {
 
 enum Count {}
 
-impl Kernel for Count {
+// SAFETY: the stub driver runs no kernel.
+unsafe impl Kernel for Count {
     const NAME: &'static str = "count";
     const PACKAGE: &'static str = "tests";
     const FILE: &'static str = "count";

@@ -132,7 +132,8 @@ impl FakeDevComm {
     }
 }
 
-impl IntoArg<DevComm> for &FakeDevComm {
+// SAFETY: nothing reads it.
+unsafe impl IntoArg<DevComm> for &FakeDevComm {
     fn into_arg(self) -> DevComm {
         self.0
     }
@@ -145,7 +146,8 @@ impl IntoArg<DevComm> for &FakeDevComm {
 macro_rules! kernels {
     ($($item:ident = $file:literal $name:literal $(gin $gin:literal)?),*) => { $(
         pub(crate) enum $item {}
-        impl Kernel for $item {
+        // SAFETY: the stub driver runs no kernel.
+        unsafe impl Kernel for $item {
             const NAME: &'static str = $name;
             const PACKAGE: &'static str = "tests";
             const FILE: &'static str = $file;
@@ -159,10 +161,16 @@ kernels!(Fill = "fill" "fill", Unknown = "fill" "unknown", Ping = "ping" "ping" 
 
 /// A set of one module, as a program includes it.
 pub(crate) fn set(file: &'static str, ptx: &str, sidecar: &str, cubin: Option<&[u8]>) -> KernelSet {
-    let packed = |bytes: &[u8]| &*compress_to_vec_zlib(bytes, 1).leak();
-    let module: ModuleSource =
-        (file, packed(ptx.as_bytes()), sidecar.to_owned().leak(), cubin.map(packed));
-    KernelSet::new((Box::leak(Box::new([module])), None))
+    set_of((file, packed(ptx), sidecar.to_owned().leak(), cubin.map(packed)))
+}
+
+pub(crate) fn set_of(module: ModuleSource) -> KernelSet {
+    // SAFETY: the stub driver runs no kernel.
+    unsafe { KernelSet::new((Box::leak(Box::new([module])), None)) }
+}
+
+pub(crate) fn packed(bytes: impl AsRef<[u8]>) -> &'static [u8] {
+    compress_to_vec_zlib(bytes.as_ref(), 1).leak()
 }
 
 pub(crate) const SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","nccl":{"version":"2.32.3"},

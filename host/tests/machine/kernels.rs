@@ -1,11 +1,11 @@
 //! Kernels of the tests, and functions that launch them.
 
 use cuda_std::prelude::*;
-use devcomm_host::{DevCommResource, KernelSet, LaunchConfig, Result, Stream, Window};
+use devcomm_host::{DevCommResource, LaunchConfig, Result, Stream, Window};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder};
 
 /// Simulated GPUs run kernels as functions compiled for the host, so they need no PTX.
-pub(crate) const NO_PTX: KernelSet = KernelSet::new((&[], Some("simulated GPUs need none")));
+pub(crate) use devcomm_host::WITHOUT_PTX as NO_PTX;
 
 /// Elements of the windows that kernels take.
 pub(crate) const COUNT: usize = 1000;

@@ -7,7 +7,7 @@ use devcomm_host::{
 use devcomm_types::{Kernel, Launch, LaunchArgs};
 use nccl_device::{DevComm, Window};
 
-use crate::kernels::NO_PTX;
+use crate::kernels::{NO_PTX, meet};
 use crate::support::ranks;
 
 /// Stores the window's device-side length to its first `count` elements.
@@ -61,6 +61,29 @@ fn a_launch_that_does_not_meet_the_kernels_conditions_is_refused_with_the_number
         assert!(refusal(unset).to_string().contains("set both by `grid` and `block`"));
         launch(10)?;
         stream.synchronize()
+    });
+}
+
+#[test]
+fn a_launch_of_more_blocks_than_barriers_is_refused_before_it_runs() {
+    ranks(2, |rank| {
+        rank.load(&NO_PTX)?;
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        for barriers in 0..=2 {
+            let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(barriers))?;
+            // SAFETY: both ranks launch it, or none.
+            let launched = unsafe { meet::args(&dev, 0).grid(2).block(32).launch(&stream) };
+            match launched {
+                Err(Error::Launch(LaunchError::Refused { kernel: "meet", refusal })) => {
+                    let barriers = u64::from(barriers);
+                    assert_eq!(refusal, LaunchRefusal::TooFewBarriers { blocks: 2, barriers });
+                    assert!(barriers < 2);
+                }
+                launched => assert_eq!(launched.map(|()| barriers)?, 2),
+            }
+            stream.synchronize()?;
+        }
+        Ok(())
     });
 }
 

@@ -20,12 +20,10 @@ mod reduction;
 mod rmsnorm;
 
 use std::cell::Cell;
-use std::sync::LazyLock;
 
 use devcomm_host::{
-    CollectiveCall, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, KernelSet,
-    Kernels, LaunchConfig, ModuleSource, Result, Stream, StreamOrder, SymmetricBuffer, Turn,
-    Window,
+    CollectiveCall, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Kernels,
+    LaunchConfig, Result, Stream, StreamOrder, SymmetricBuffer, Turn, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::push_allreduce;
@@ -36,10 +34,10 @@ use self::all_reduce::most_pushed;
 pub use self::all_to_all_v::Parts;
 pub use self::plan::{Algorithm, CollectivePlan, Explanation, ParseCollectivePlanError};
 use self::plan::{Grid, Operation, Request, Table};
+use crate::KERNELS;
 use crate::agree::{hash, is_single_lsa_team, or_default};
 use crate::check::{refuse, require_context};
 use crate::slots::empty_slots;
-use crate::{KERNELS, modules};
 
 /// Collectives on a communicator: by kernels where load and store reach all ranks, and by NCCL.
 ///
@@ -50,9 +48,9 @@ use crate::{KERNELS, modules};
 ///
 /// Operations may be on several streams, captured or not: each follows the one before, and so does
 /// the launch of a [graph](devcomm_host::Graph) with operations. A graph of another library is
-/// ordered with them by the program. Operations of two objects on two streams end in whatever order
-/// the ranks call them, if kernels do them; those of NCCL are called in one order. See
-/// [`CollectivesOptions::concurrent`].
+/// ordered with them by the program. All ranks call the operations of several objects in the same
+/// order, unless [`CollectivesOptions::concurrent`] says of how many objects operations run at the
+/// same time, and kernels do them.
 ///
 /// ```no_run
 /// use devcomm::{Collectives, ReduceOp, World};
@@ -125,7 +123,7 @@ pub struct CollectivesOptions {
 impl CollectivesOptions {
     /// The default options.
     pub const fn new() -> Self {
-        Self { lamport_bytes: None, push_blocks: None, concurrent: 2 }
+        Self { lamport_bytes: None, push_blocks: None, concurrent: 1 }
     }
 
     /// The longest message in bytes that is sent in one step; an all-reduce of two ranks may have
@@ -141,11 +139,11 @@ impl CollectivesOptions {
         Self { push_blocks: Some(blocks), ..self }
     }
 
-    /// How many objects, 1 to 4, whose operations wait for other ranks may run on a GPU at the
-    /// same time, on streams of their own and called in another order on each rank; each object
-    /// gets that part of the GPU. Default: 2. With 1, an operation may fill the GPU. Beyond that,
-    /// operations wait for each other in the order of the host's calls, which then must be the same
-    /// on all ranks.
+    /// How many objects, 1 to 4, whose operations wait for other ranks may run on a GPU at the same
+    /// time, on streams of their own and called in another order on each rank; each object gets that
+    /// part of the GPU, and its launches are not dependent ones. Default: 1, with which an operation
+    /// may fill the GPU. Beyond that number, operations wait for each other in the order of the
+    /// host's calls, which then must be the same on all ranks.
     pub const fn concurrent(self, objects: u32) -> Self {
         Self { concurrent: objects, ..self }
     }
@@ -165,8 +163,7 @@ impl CollectivesOptions {
                 let objects = self.concurrent;
                 return refuse(format!("Collectives of {objects} objects at a time: it is 1 to 4"));
             }
-            let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
-            let compiled = Kernels::load(comm.context(), &set)?;
+            let compiled = Kernels::load(comm.context(), &KERNELS.only(FILES))?;
             let reaches = matches!(comm.n_ranks(), 2 | 4 | 8) && is_single_lsa_team(comm)?;
             let name = comm.context().device_name()?;
             let multiprocessors = u64::from(comm.context().limits().multiprocessors);
@@ -184,7 +181,7 @@ impl CollectivesOptions {
         let workspace = reaches.then(|| Workspace::new(comm, resolved)).transpose()?;
         // GPUs of several kinds have different tables.
         let is_one_kind = gpus.iter().all(|[_, name]| *name == gpus[0][1]);
-        let is_measured = Self { concurrent: 2, ..self } == Self::new() && reaches && is_one_kind;
+        let is_measured = Self { concurrent: 1, ..self } == Self::new() && reaches && is_one_kind;
         Ok(Collectives {
             communicator: comm.clone(),
             compiled,
@@ -213,16 +210,11 @@ impl CollectivesOptions {
     /// The most threads of a block of a kernel of whose threads a multiprocessor has room for so
     /// many.
     ///
-    /// If several objects run at a time, each may have two launches on the GPU, as they are
-    /// dependent ones. A block of each launch fits on each multiprocessor, and a launch has at most
-    /// as many blocks as there are multiprocessors: so whichever blocks are there, there is room
-    /// for the others.
+    /// If several objects run at a time, a block of each fits on each multiprocessor, and a launch
+    /// has at most as many blocks as there are multiprocessors: so whichever blocks are there, there
+    /// is room for the others.
     pub(super) fn threads(self, room: u32) -> u32 {
-        match room / (2 * self.concurrent) {
-            _ if self.concurrent == 1 => room.min(THREADS),
-            all @ 128.. => (all / 128 * 128).min(THREADS),
-            few => few / 64 * 64,
-        }
+        (room / self.concurrent / 128 * 128).min(THREADS)
     }
 
     /// The most blocks of a launch: so many for each multiprocessor, if operations may fill the
@@ -258,21 +250,19 @@ impl Default for CollectivesOptions {
     }
 }
 
-static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    modules(&[
-        kernels::lamport_allreduce::<f32, 4>::FILE,
-        kernels::lamport_allreduce_any::<i32>::FILE,
-        kernels::lamport_exchange::<u32>::FILE,
-        kernels::lamport_exchange_v::FILE,
-        kernels::lamport_reduce_scatter::<f32>::FILE,
-        kernels::lamport_rmsnorm::<f32>::FILE,
-        kernels::pull_reduce_scatter::<f32>::FILE,
-        kernels::push_allreduce::<f32>::FILE,
-        kernels::push_exchange::FILE,
-        kernels::push_exchange_v::FILE,
-        kernels::rmsnorm::<f32>::FILE,
-    ])
-});
+const FILES: &[&str] = &[
+    kernels::lamport_allreduce::<f32, 4>::FILE,
+    kernels::lamport_allreduce_any::<i32>::FILE,
+    kernels::lamport_exchange::<u32>::FILE,
+    kernels::lamport_exchange_v::FILE,
+    kernels::lamport_reduce_scatter::<f32>::FILE,
+    kernels::lamport_rmsnorm::<f32>::FILE,
+    kernels::pull_reduce_scatter::<f32>::FILE,
+    kernels::push_allreduce::<f32>::FILE,
+    kernels::push_exchange::FILE,
+    kernels::push_exchange_v::FILE,
+    kernels::rmsnorm::<f32>::FILE,
+];
 
 /// The most threads of a block, if operations may fill the GPU. A multiprocessor has room for one
 /// block that pushes long messages: with two of half as many threads, the next launch's first
@@ -448,14 +438,17 @@ impl CollectivesOptions {
     /// The shape of a launch.
     ///
     /// The blocks of Lamport messages need not run at the same time: each one sends before it waits,
-    /// and waits for the peers' blocks of its index. If several objects run at a time, all blocks
-    /// have room, and a cooperative launch would wait for that of another object.
+    /// and waits for the peers' blocks of its index. If several objects run at a time, all blocks of
+    /// a launch have room, and a cooperative launch would wait for that of another object. Nor are
+    /// launches dependent ones then: those of one object that begin early would take the room of
+    /// another.
     fn config(self, plan: CollectivePlan) -> LaunchConfig {
         let CollectivePlan { algorithm, blocks, threads } = plan;
-        let config = LaunchConfig::new(blocks, threads).with_dependent();
-        match algorithm == Algorithm::Lamport || self.concurrent > 1 {
-            true => config.without_cooperation(),
-            false => config,
+        let config = LaunchConfig::new(blocks, threads);
+        match (self.concurrent, algorithm) {
+            (1, Algorithm::Lamport) => config.with_dependent().without_cooperation(),
+            (1, _) => config.with_dependent(),
+            _ => config.without_cooperation(),
         }
     }
 }

@@ -10,11 +10,10 @@ mod throughput;
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::LazyLock;
 
 use devcomm_host::{
-    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Error, KernelSet,
-    Kernels, LaunchConfig, ModuleSource, Result, Stream, StreamOrder, SymmetricBuffer, Turn,
+    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Error, Kernels,
+    LaunchConfig, Result, Stream, StreamOrder, SymmetricBuffer, Turn,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::expert_parallel::shape::ShapeArgs;
@@ -28,9 +27,9 @@ pub use self::in_flight::{Returning, Sent};
 use self::lsa::Lsa;
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
 use self::throughput::Throughput;
+use crate::KERNELS;
 use crate::agree::or_default;
 use crate::check::{check_buffer, check_len, refuse, require_context};
-use crate::{KERNELS, modules};
 
 /// Expert parallelism on a communicator of up to 64 ranks that load and store reach, or of several
 /// LSA teams: owns the kernels and their memory, and launches them. 2, 4 and 8 ranks of one team
@@ -125,29 +124,20 @@ pub struct Tokens<'a, X, I, W> {
     pub weights: &'a W,
 }
 
-static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    modules(&[
-        kernels::ep_combine::FILE,
-        kernels::ep_dispatch::<bf16>::FILE,
-        kernels::ep_layout::FILE,
-    ])
-});
+const FILES: &[&str] =
+    &[kernels::ep_combine::FILE, kernels::ep_dispatch::<bf16>::FILE, kernels::ep_layout::FILE];
 
-static THROUGHPUT_MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    modules(&[
-        kernels::ep_combine_counted::FILE,
-        kernels::ep_dispatch_counted::<bf16>::FILE,
-        kernels::ep_expand::FILE,
-    ])
-});
+const THROUGHPUT_FILES: &[&str] = &[
+    kernels::ep_combine_counted::FILE,
+    kernels::ep_dispatch_counted::<bf16>::FILE,
+    kernels::ep_expand::FILE,
+];
 
-static HYBRID_MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    modules(&[
-        kernels::ep_combine_hybrid::FILE,
-        kernels::ep_dispatch_hybrid::<bf16>::FILE,
-        kernels::ep_layout::FILE,
-    ])
-});
+const HYBRID_FILES: &[&str] = &[
+    kernels::ep_combine_hybrid::FILE,
+    kernels::ep_dispatch_hybrid::<bf16>::FILE,
+    kernels::ep_layout::FILE,
+];
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -179,15 +169,15 @@ impl ExpertParallel {
         let own = || {
             let teams = comm.properties()?.n_lsa_teams;
             let limits = comm.context().limits();
-            let (shape, division, modules) = if teams > 1 {
+            let (shape, division, files) = if teams > 1 {
                 let shape = options.shape_in_teams(ranks)?;
                 let division = Division::new(options, teams, ranks, limits.multiprocessors)?;
-                (shape, Some(division), &HYBRID_MODULES)
+                (shape, Some(division), HYBRID_FILES)
             } else {
-                let modules = if options.rows.is_some() { &THROUGHPUT_MODULES } else { &MODULES };
-                (options.shape(ranks)?, None, modules)
+                let files = if options.rows.is_some() { THROUGHPUT_FILES } else { FILES };
+                (options.shape(ranks)?, None, files)
             };
-            let set = KernelSet { modules, unavailable: KERNELS.unavailable };
+            let set = KERNELS.only(files);
             Ok::<_, Error>((shape, division, Kernels::load(comm.context(), &set)?))
         };
         let own = own();

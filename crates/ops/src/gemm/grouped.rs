@@ -1,10 +1,7 @@
 //! Products of groups of rows, each with a B of its own: the experts of a layer.
 
-use std::sync::LazyLock;
-
 use devcomm_host::{
-    Buffer, DeviceSlice, Element, KernelSet, Kernels, LaunchConfig, ModuleSource, Result, Stream,
-    TensorMap,
+    Buffer, DeviceSlice, Element, Kernels, LaunchConfig, Result, Stream, TensorMap,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::groups::GroupsArgs;
@@ -15,8 +12,8 @@ use half::{bf16, f16};
 use super::added::{Activation, Added, address};
 use super::element::TransposableElement;
 use super::hopper::{Matrices, map};
+use crate::KERNELS;
 use crate::check::{check_extents, refuse};
-use crate::{KERNELS, modules};
 
 /// `C = A x B^T` for each group of rows of A and C, with a B for each group, on one GPU and one
 /// stream: owns the loaded kernels, and launches them.
@@ -74,10 +71,8 @@ pub trait GroupedElement: TransposableElement + LaunchesGrouped {}
 impl GroupedElement for bf16 {}
 impl GroupedElement for f16 {}
 
-static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    let portable = kernels::gemm_grouped_mma::<bf16>::FILE;
-    modules(&[kernels::gemm_grouped::<bf16>::FILE, portable])
-});
+const FILES: &[&str] =
+    &[kernels::gemm_grouped::<bf16>::FILE, kernels::gemm_grouped_mma::<bf16>::FILE];
 
 impl GroupedGemm {
     /// For products launched on `stream`.
@@ -87,7 +82,7 @@ impl GroupedGemm {
     /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) on a GPU before Ampere;
     /// those of loading kernels.
     pub fn new(stream: &Stream) -> Result<Self> {
-        let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+        let set = KERNELS.only(FILES);
         let compiled = Kernels::load(stream.context(), &set)?;
         let is_hopper = compiled.info::<kernels::gemm_grouped<bf16>>().is_ok();
         if !is_hopper {

@@ -5,7 +5,7 @@ use devcomm_host::{Buffer, Communicator, DeviceSlice, Event, ReduceOp, Result, S
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, TILE_M};
 use half::bf16;
 
-use crate::{Collectives, CollectivesOptions, Gemm};
+use crate::{Collectives, Gemm};
 
 /// Rows of a part are a multiple of these: those of a cluster's tile.
 const ROWS: usize = (CLUSTER * TILE_M) as usize;
@@ -46,7 +46,7 @@ impl Chunked {
         };
         let call = comm.collective("GemmAllReduce: the plan chunked");
         let ((gemm, sums, event), _) = call.agree(own())?;
-        let collectives = CollectivesOptions::new().concurrent(1).build(comm)?;
+        let collectives = Collectives::new(comm)?;
         Ok(Self { gemm, collectives, sums, event })
     }
 

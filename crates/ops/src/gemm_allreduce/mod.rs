@@ -33,7 +33,7 @@ pub use self::wire::{ParseWireError, Wire};
 use crate::check::{check_buffer, check_shape, refuse, require_context};
 use crate::chosen::Chosen;
 use crate::gemm::{Matrices, Room, costs_little, exchanging, hides, measured, split_rounds};
-use crate::{Collectives, CollectivesOptions, Explanation, Gemm, GemmPlan};
+use crate::{Collectives, Explanation, Gemm, GemmPlan};
 
 /// `C = sum over the ranks of A x B^T`, on one communicator and one stream: owns the loaded kernels
 /// and their workspace, and launches them.
@@ -400,9 +400,7 @@ impl GemmAllReduce {
                 // SAFETY: the contract of `with_constant_b`.
                 gemm = unsafe { gemm.with_constant_b() };
             }
-            let _ = self
-                .unfused
-                .set((gemm, CollectivesOptions::new().concurrent(1).build(&self.communicator)?));
+            let _ = self.unfused.set((gemm, Collectives::new(&self.communicator)?));
         }
         Ok(())
     }

@@ -1,22 +1,18 @@
 //! The options, and what the ranks agree on before they allocate: the form of the kernel, its grid,
 //! its workspace.
 
-use std::num::NonZeroU32;
-use std::sync::LazyLock;
-
 use bytemuck::{Pod, Zeroable};
-use devcomm_host::{
-    CollectiveCall, Communicator, KernelSet, Kernels, ModuleSource, Result, Stream,
-};
+use devcomm_host::{CollectiveCall, Communicator, Kernels, Result, Stream};
 use devcomm_kernels::{self as kernels, GemmForm, GemmWorkspace};
 use devcomm_types::Kernel;
 use half::bf16;
+use std::num::NonZeroU32;
 
 use super::GemmAllReduce;
 use super::wire::{Wire, by_wire};
+use crate::KERNELS;
 use crate::agree::{hash, or_default};
 use crate::check::{refuse, require_context};
-use crate::{KERNELS, modules};
 
 /// The options of a [`GemmAllReduce`], the same on every rank.
 ///
@@ -101,15 +97,11 @@ impl GemmOptions {
 /// The call that all ranks make together.
 const NAME: &str = "GemmAllReduce::new";
 
-static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-    modules(&[
-        kernels::gemm_allreduce_wgmma::<bf16>::FILE,
-        kernels::gemm_allreduce_mma::<bf16>::FILE,
-    ])
-});
+const FILES: &[&str] =
+    &[kernels::gemm_allreduce_wgmma::<bf16>::FILE, kernels::gemm_allreduce_mma::<bf16>::FILE];
 
 fn load(comm: &Communicator) -> Result<Kernels> {
-    let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+    let set = KERNELS.only(FILES);
     Kernels::load(comm.context(), &set)
 }
 
@@ -209,12 +201,6 @@ fn choose(asked: Option<GemmForm>, all: &[Offer]) -> (GemmForm, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn both_forms_are_among_the_shipped_kernels_when_those_are_compiled() {
-        let forms = if KERNELS.unavailable.is_none() { 2 } else { 0 };
-        assert_eq!(MODULES.len(), forms);
-    }
 
     #[test]
     fn the_form_and_the_grid_are_those_that_all_ranks_can_have() {

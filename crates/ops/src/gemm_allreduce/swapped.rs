@@ -1,11 +1,8 @@
 //! The fused product of few rows on Hopper GPUs: its workspace and launches.
 
 use std::collections::HashMap;
-use std::sync::LazyLock;
 
-use devcomm_host::{
-    Communicator, Context, KernelSet, Kernels, LaunchConfig, ModuleSource, Result, Stream,
-};
+use devcomm_host::{Communicator, Context, Kernels, LaunchConfig, Result, Stream};
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_swapped::{self as shapes, Cluster, Division, Shape};
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_swapped::slots;
@@ -13,12 +10,9 @@ use devcomm_types::Kernel;
 use half::bf16;
 
 use super::messages::Messages;
+use crate::KERNELS;
 use crate::check::refuse;
 use crate::gemm::{self, Matrices, Room, clusters, division_args, map};
-use crate::{KERNELS, modules};
-
-static MODULES: LazyLock<Vec<ModuleSource>> =
-    LazyLock::new(|| modules(&[kernels::gemm_allreduce_swapped::<shapes::M8N64, 2>::FILE]));
 
 /// The most rows of C.
 pub(super) const MOST_ROWS: usize = 256;
@@ -41,7 +35,7 @@ impl Swapped {
     pub(super) fn new(comm: &Communicator, m: usize, n: usize) -> Result<Self> {
         let ranks = comm.n_ranks();
         let own = || {
-            let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+            let set = KERNELS.only(&[kernels::gemm_allreduce_swapped::<shapes::M8N64, 2>::FILE]);
             let compiled = Kernels::load(comm.context(), &set)?;
             let Some(capacity) = slots(m.min(MOST_ROWS), n) else {
                 return refuse(format!("a product of {m} x {n} elements is too large"));

@@ -1,11 +1,6 @@
 //! The fused product of Hopper GPUs that exchange rounded products: its workspace and launch.
 
-use std::sync::LazyLock;
-
-use devcomm_host::{
-    Communicator, KernelSet, Kernels, LaunchConfig, ModuleSource, Result, Stream, SymmetricBuffer,
-    Window,
-};
+use devcomm_host::{Communicator, Kernels, LaunchConfig, Result, Stream, SymmetricBuffer, Window};
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_M, TILE_N};
 use devcomm_kernels::gemm_allreduce::{
@@ -16,17 +11,14 @@ use half::bf16;
 
 use super::messages::Messages;
 use super::wire::Wire;
+use crate::KERNELS;
 use crate::check::refuse;
 use crate::gemm::{Matrices, wide_maps};
-use crate::{KERNELS, modules};
 
 type OneShot = kernels::gemm_allreduce_wide;
 type OfF8 = kernels::gemm_allreduce_wide_f8;
 type OfFour = kernels::gemm_allreduce_two_shot<4>;
 type OfEight = kernels::gemm_allreduce_two_shot<8>;
-
-static MODULES: LazyLock<[Vec<ModuleSource>; 3]> =
-    LazyLock::new(|| [OneShot::FILE, OfF8::FILE, OfFour::FILE].map(|file| modules(&[file])));
 
 /// The kernel for this number of ranks, and the memory of its messages.
 pub(super) struct Wide {
@@ -68,13 +60,11 @@ impl Wide {
             let Some(capacity) = slots([m, n], ranks, wire) else {
                 return refuse(format!("a product of {m} x {n} elements is too large"));
             };
-            let [one_shot, of_f8, two_shot] = &*MODULES;
-            let modules = match (ranks, wire) {
-                (2, Wire::E4m3) => of_f8,
-                (2, _) => one_shot,
-                _ => two_shot,
-            };
-            let set = KernelSet { modules, unavailable: KERNELS.unavailable };
+            let set = KERNELS.only(match (ranks, wire) {
+                (2, Wire::E4m3) => &[OfF8::FILE],
+                (2, _) => &[OneShot::FILE],
+                _ => &[OfFour::FILE],
+            });
             let compiled = Kernels::load(comm.context(), &set)?;
             let blocks = match ranks {
                 2 if wire == Wire::E4m3 => compiled.resident_blocks::<OfF8>(THREADS, SHARED)?,

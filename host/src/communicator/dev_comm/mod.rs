@@ -337,7 +337,8 @@ impl Resource for Inner {
     }
 }
 
-impl IntoArg<DevComm> for &DevCommResource {
+// SAFETY: NCCL made it, or `info` says `closed`; a drop waits for the streams.
+unsafe impl IntoArg<DevComm> for &DevCommResource {
     fn into_arg(self) -> DevComm {
         // The launch has found it open. Meanwhile another thread may have begun to close it.
         let made = self.inner.made().ok().filter(|_| !self.inner.life.has_ended());

@@ -170,7 +170,9 @@ impl Loaded<'_> {
             what: format!("the kernel `{}`, which has no body in Rust,", kernel.name),
         })?;
         let function = self.context.cuda().bind_body(self.context.machine(), &body)?;
-        Ok(Arc::new(Entry::new(function)?))
+        let mut entry = Entry::new(function)?;
+        entry.lsa_barriers = body.lsa_barriers();
+        Ok(Arc::new(entry))
     }
 
     fn gin_entry(&self, kernel: &KernelDesc<'_>, back_end: GinType) -> Option<Arc<Entry>> {

@@ -43,7 +43,8 @@ use crate::sys::cuda::module::Shape;
 /// # use devcomm_types::{Kernel, Launch, Unsafe};
 /// # fn f<K: Kernel<Args = (usize,)>>(context: &Context) -> Result<(), Error> {
 /// let stream = context.stream()?;
-/// let kernels = Kernels::load_files(context, &["cpp/fill.cubin"])?;
+/// // SAFETY: the file has the kernel `K` in another language.
+/// let kernels = unsafe { Kernels::load_files(context, &["cpp/fill.cubin"])? };
 /// let launch = Launch::<K, _, Unsafe>::new((7_usize,)).grid(2).block(64);
 /// // SAFETY: the kernel takes a number.
 /// unsafe { launch.launch(&kernels.on(&stream))? };
@@ -88,12 +89,18 @@ impl Kernels {
     /// driver takes, with the description that the kernel build writes beside it (`sum.json` beside
     /// `sum.cubin`). A file's stem is matched with [`Kernel::FILE`].
     ///
+    /// # Safety
+    ///
+    /// The files do not change meanwhile, their descriptions are true, and the code of each kernel
+    /// keeps the promises of the [`Kernel`] of its file and name, if the program has one: a launch
+    /// of that may be safe.
+    ///
     /// # Errors
     ///
     /// As [`Context::load`]; [`LaunchError::BadSidecar`] when there is no description,
     /// [`Error::InvalidInput`] for a path that is not UTF-8; [`DriverError::NotSimulated`] on a
     /// simulated machine.
-    pub fn load_files<P: AsRef<Path>>(context: &Context, files: &[P]) -> Result<Self> {
+    pub unsafe fn load_files<P: AsRef<Path>>(context: &Context, files: &[P]) -> Result<Self> {
         if let Some(first) = files.first() {
             let what = || format!("the machine code of {}", first.as_ref().display());
             context.machine().refuse_simulated(what)?;

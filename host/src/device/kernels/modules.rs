@@ -10,7 +10,7 @@ use devcomm_locate::NcclVersion;
 use parking_lot::Mutex;
 
 use super::entry::Entry;
-use super::set::{KernelSet, ModuleSource};
+use super::set::KernelSet;
 use super::sidecar::Sidecar;
 use crate::device::context::Context;
 use crate::error::{Error, LaunchError, Result};
@@ -28,7 +28,7 @@ pub(crate) struct Modules {
     pub(super) skipped: BTreeMap<String, String>,
     handles: Mutex<Vec<ModuleHandle>>,
     /// The set that they were loaded from.
-    set: Option<&'static [ModuleSource]>,
+    set: Option<KernelSet>,
     /// The entries of the kernels that were used so far, by the kernels' types.
     pub(super) known: Mutex<BTreeMap<TypeId, Arc<Entry>>>,
 }
@@ -42,7 +42,7 @@ struct File {
 impl Modules {
     /// Loads every module of `set`; none on a simulated machine.
     pub(super) fn load(context: &Context, set: &KernelSet) -> Result<Self> {
-        let mut loaded = Self { set: Some(set.modules), ..Self::default() };
+        let mut loaded = Self { set: Some(*set), ..Self::default() };
         if context.machine().is_simulated() {
             return Ok(loaded);
         }
@@ -114,7 +114,7 @@ impl Modules {
 
     /// Whether they were loaded from `set`.
     pub(super) fn is_of(&self, set: &KernelSet) -> bool {
-        self.set.is_some_and(|modules| std::ptr::eq(modules, set.modules))
+        self.set.is_some_and(|own| std::ptr::eq(own.modules, set.modules) && own.only == set.only)
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -21,7 +21,8 @@ struct Communicator {
 #[derive(Clone, Copy)]
 struct Comm(nccl::DevComm);
 
-impl IntoArg<nccl::DevComm> for Comm {
+// SAFETY: a communicator of the test.
+unsafe impl IntoArg<nccl::DevComm> for Comm {
     fn into_arg(self) -> nccl::DevComm {
         self.0
     }

@@ -1,0 +1,20 @@
+//! An unsafe kernel under the name of a safe one: `Kernel` is unsafe to implement.
+
+use devcomm_kernels::gin_alltoall;
+use devcomm_types::{HostBody, Kernel, Safe};
+
+type Unsafe = gin_alltoall<f32>;
+
+enum Forged {}
+
+impl Kernel for Forged {
+    const NAME: &'static str = Unsafe::NAME;
+    const GIN: bool = Unsafe::GIN;
+    const PACKAGE: &'static str = Unsafe::PACKAGE;
+    const FILE: &'static str = Unsafe::FILE;
+    type Args = <Unsafe as Kernel>::Args;
+    type Safety = Safe;
+    const BODY: Option<HostBody> = Unsafe::BODY;
+}
+
+fn main() {}

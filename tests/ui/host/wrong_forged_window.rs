@@ -1,0 +1,13 @@
+//! A window that is longer than it is: an argument's own conversion is unsafe to implement.
+
+use devcomm_types::{IntoArg, Window};
+
+struct Longer(Window<f32>);
+
+impl IntoArg<Window<f32>> for Longer {
+    fn into_arg(self) -> Window<f32> {
+        Window::new(self.0.handle, 1 << 30)
+    }
+}
+
+fn main() {}
