@@ -46,6 +46,51 @@ unsafe fn transfers(comm: DevComm, out: Window<u32>, form: u32) {
     }
 }
 
+/// Rank 0 puts element 0 to rank 1's element 1, with signal 0 and counter 0, and stores element 0
+/// again after a wait; rank 1 loads element 1 after a wait. Forms: right, with a relaxed wait for
+/// the counter, after which the source is only written; a relaxed wait for the signal; a relaxed
+/// read of the signal; a get that a relaxed flush ends.
+#[kernel]
+unsafe fn waits_of_each_order(comm: DevComm, out: Window<u32>, form: u32) {
+    let (raw, one) = (comm.as_raw(), thread_coop());
+    let (team, mut net, window, out) = (raw.world_team(), gin(raw, 0), handle(&out), out.local());
+    let order = if form == 0 { ACQ_REL } else { RELAXED };
+    // SAFETY: the window has two elements; the races are what the tests are for.
+    unsafe {
+        match (form, raw.rank) {
+            (0..=2, 0) => {
+                let then = SignalMode::Inc(0, true);
+                put(&mut net, &team, 1, (window, 4), (window, 0), 4, then, Some(0));
+                raw::ncclGinWaitCounter(&mut net, &one, 0, 1, 56, RELAXED);
+                out.store(0, 8);
+            }
+            (2, _) => {
+                while raw::ncclGinReadSignal(&mut net, 0, 64, order) == 0 {}
+                let _ = out.load(1);
+            }
+            (0 | 1, _) => {
+                raw::ncclGinWaitSignal(&mut net, &one, 0, 1, 64, order);
+                let _ = out.load(1);
+            }
+            (_, 0) => {}
+            (_, _) => {
+                let none = core::ptr::null_mut();
+                raw::ncclGinGet(&mut net, &team, 0, window, 0, window, 4, 4, &one, false, none, 0);
+                raw::ncclGinFlush(&mut net, &one, order);
+                let _ = out.load(1);
+            }
+        }
+    }
+}
+
+#[test]
+fn gins_waits_and_reads_order_only_what_their_memory_order_says() {
+    check(&Simulation::new(2), 4, |gpu, form| {
+        let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[7_u32, 0])?);
+        gpu.launch(waits_of_each_order::args(&comm, &out, form).grid(1).block(1))
+    });
+}
+
 fn transfer(gpu: &Gpu<'_>, form: u32) -> Result<()> {
     let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[7_u32, 0])?);
     gpu.launch(transfers::args(&comm, &out, form).grid(1).block(1))

@@ -231,13 +231,40 @@ impl Races {
         words.entry(word).or_default().add(&release, |clock, other| self.joins.join(clock, other));
     }
 
-    /// A thread acquires what the word makes known.
-    pub(crate) fn acquire_from(&self, memory: &Memory, thread: &mut ThreadClock, word: usize) {
+    /// The counter at `word` has counted the read of transfer `number` of a sequence, and those
+    /// before it.
+    pub(crate) fn count(&self, memory: &Memory, word: usize, sequence: &Sequence, number: u64) {
         if !self.on {
             return;
         }
         let word = self.shadow.canonical(word, memory);
-        self.read_word(thread, word, Order::Acquire, Scope::Sys);
+        let mut words = self.words.borrow_mut();
+        let counted = words.entry(word).or_default().counted.get_or_insert_default();
+        self.joins.end(counted, sequence.line, (number as u32).wrapping_add(1));
+    }
+
+    /// A thread reads a word that makes something known.
+    pub(crate) fn read_from(
+        &self,
+        memory: &Memory,
+        thread: &mut ThreadClock,
+        word: usize,
+        order: Order,
+    ) {
+        if !self.on {
+            return;
+        }
+        let word = self.shadow.canonical(word, memory);
+        self.read_word(thread, word, order, Scope::Sys);
+    }
+
+    /// A thread has found, by reads of this order, that what `clock` knows is done.
+    pub(crate) fn find_release(&self, thread: &mut ThreadClock, clock: Clock, order: Order) {
+        let from = Position { gpu: thread.here.gpu, agent: Agent::default() };
+        let release = Release { from, scope: Scope::Sys, clock };
+        if self.on {
+            self.read_releases(thread, &[release], order, Scope::Sys);
+        }
     }
 
     /// A thread opens or closes a session on the barrier whose state is at `word`.
