@@ -124,7 +124,11 @@ pub(super) unsafe extern "C" fn resume(comm: RawComm) -> c_int {
 pub(super) unsafe extern "C" fn async_error(comm: RawComm, state: *mut c_int) -> c_int {
     call_ungrouped("ncclCommGetAsyncError", comm, |cx| {
         let rank_comm = cx.rank_comm(comm)?;
-        let broken = cx.core.check().err().map(|error| NcclError::from(error).code);
+        let broken = cx.core.check().err().map(|error| {
+            let error = NcclError::from(error);
+            set_last_error(&error.text);
+            error.code
+        });
         // SAFETY: the module's contract.
         unsafe { state.write(broken.unwrap_or_else(|| rank_comm.status(cx.core))) };
         Ok(())
