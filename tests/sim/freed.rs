@@ -15,7 +15,7 @@ use nccl_device::{Coop, DevComm, Window};
 use crate::nccl_threads::*;
 
 #[kernel]
-unsafe fn stores_to(out: *mut u32) {
+unsafe fn stores_to_freed(out: *mut u32) {
     // SAFETY: the simulator reports freed memory.
     unsafe { mem::store(out, 1) };
 }
@@ -26,7 +26,7 @@ fn an_access_to_freed_memory_names_what_it_was_and_who_freed_it() {
         let buffer = gpu.buffer(&[0_u32; 4])?;
         let address = buffer.device_address();
         drop(buffer);
-        gpu.launch(stores_to::args(address + 8).grid(1).block(1))
+        gpu.launch(stores_to_freed::args(address + 8).grid(1).block(1))
     });
     let text = error.to_string();
     assert!(matches!(*error, Error::OutOfBounds { .. }), "{text}");
