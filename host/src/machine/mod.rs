@@ -134,6 +134,23 @@ impl Machine {
         }
     }
 
+    /// Whether a simulated machine has reported an error.
+    pub(crate) fn has_failed(&self) -> bool {
+        #[cfg(feature = "simulator")]
+        if let Self::Simulated(machine) = self {
+            return machine.machine().failure().is_some();
+        }
+        false
+    }
+
+    /// Ends a simulated machine, and frees its memory, although objects remain that were made on it.
+    pub(crate) fn end(&self) {
+        #[cfg(feature = "simulator")]
+        if let Self::Simulated(machine) = self {
+            machine.machine().end();
+        }
+    }
+
     /// How long a call may wait for the other ranks, unless the program says so; `None` for ever.
     ///
     /// # Errors

@@ -234,6 +234,13 @@ impl Machine {
         self.inner.shared.failure()
     }
 
+    /// Ends the machine, and frees its memory, when no thread is attached to it: it need not be
+    /// told so by the drop of its last handle. Later calls fail.
+    pub fn end(&self) {
+        MACHINES.lock().remove(&self.inner.shared.number);
+        self.inner.shared.close();
+    }
+
     /// The GPUs' activity so far.
     #[must_use]
     pub fn activity(&self) -> Activity {
