@@ -64,6 +64,32 @@ pub(crate) enum Machine {
     Simulated(Simulated),
 }
 
+/// An operation of the calling thread that a simulated machine's reports of deadlocks name until
+/// this is dropped.
+pub(crate) struct NamedOperation {
+    #[cfg(feature = "simulator")]
+    before: Option<std::sync::Arc<str>>,
+}
+
+impl NamedOperation {
+    #[cfg_attr(not(feature = "simulator"), expect(unused_variables, reason = "for reports"))]
+    pub(crate) fn begin(operation: &impl std::fmt::Display) -> Self {
+        Self {
+            #[cfg(feature = "simulator")]
+            before: devcomm_sim::Machine::set_operation(
+                devcomm_sim::Machine::is_attached().then(|| operation.to_string().into()),
+            ),
+        }
+    }
+}
+
+#[cfg(feature = "simulator")]
+impl Drop for NamedOperation {
+    fn drop(&mut self) {
+        devcomm_sim::Machine::set_operation(self.before.take());
+    }
+}
+
 thread_local! {
     /// The machine of the world that this thread is a rank of.
     static CURRENT: RefCell<Option<Machine>> = const { RefCell::new(None) };
