@@ -151,3 +151,34 @@ fn nccls_functions_in_the_switch_access_each_ranks_part() {
         gpu.launch(by_the_switch::args(&gpu.dev_comm(asked)?, &out, form).grid(1).block(1))
     });
 }
+
+/// As [`waits_of_each_order`], with the safe functions: rank 1 waits, and loads or puts back.
+#[kernel]
+unsafe fn waits_safely(comm: DevComm, out: Window<u32>, form: u32) {
+    let (gin, coop) = (comm.gin::<nccl_device::gin::Proxy>(0), Coop::cta());
+    let (team, arrived) = (comm.world_team(), comm.signal(0));
+    let order = if form == 0 { MemoryOrder::Acquire } else { MemoryOrder::Relaxed };
+    // SAFETY: the window has two elements; the races are what the tests are for.
+    unsafe {
+        if comm.rank() == 0 {
+            let put = gin.put(team, 1, out.at(1), out.at(0), 1);
+            put.signal(arrived.inc().strong()).post(coop);
+        } else {
+            gin.wait_signal(coop, arrived, 1, order);
+            if form < 2 {
+                let _ = out.local().load(1);
+            } else {
+                gin.put(team, 0, out.at(1), out.at(1), 1).post(coop);
+            }
+        }
+    }
+    gin.flush(coop, MemoryOrder::Relaxed);
+}
+
+#[test]
+fn a_relaxed_wait_makes_data_visible_neither_to_loads_nor_to_puts() {
+    check(&Simulation::new(2), 3, |gpu, form| {
+        let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[7_u32, 0])?);
+        gpu.launch(waits_safely::args(&comm, &out, form).grid(1).block(32))
+    });
+}

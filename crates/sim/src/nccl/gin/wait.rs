@@ -23,7 +23,8 @@ impl Call<'_> {
     /// The order of a wait or read that the kernel passed as a C++ memory order, its acquire half.
     pub(super) fn order(&self, order: i32) -> Order {
         let order = acquire_half(order);
-        self.gpus.change_at(self.at).map_or(order, |change| change.order(order))
+        let at = self.thread.state.line_of(self.at);
+        self.gpus.change_at(at).map_or(order, |change| change.order(order))
     }
 
     /// Waits for `until`. A timeout of 0 cycles polls once; a longer one expires only if nothing
