@@ -182,3 +182,30 @@ fn a_relaxed_wait_makes_data_visible_neither_to_loads_nor_to_puts() {
         gpu.launch(waits_safely::args(&comm, &out, form).grid(1).block(32))
     });
 }
+
+/// Puts to the other rank by the first thread, and flushes by all.
+#[kernel]
+unsafe fn puts_and_flushes(comm: DevComm, from: Window<u32>, to: Window<u32>) {
+    let (gin, coop) = (comm.gin::<nccl_device::gin::Proxy>(0), Coop::cta());
+    let (team, arrived) = (comm.world_team(), comm.signal(0));
+    if coop.thread_rank() == 0 {
+        // SAFETY: the windows have an element.
+        let put = unsafe { gin.put(team, 1 - team.rank, to.at(0), from.at(0), 1) };
+        put.signal(arrived.inc().weak()).post(Coop::thread());
+    }
+    gin.wait_signal_follow_shadow(coop, arrived, 1, MemoryOrder::Acquire);
+    gin.flush(coop, MemoryOrder::Relaxed);
+}
+
+#[test]
+fn a_flush_by_all_threads_orders_what_comes_after_the_kernel() {
+    check(&Simulation::new(2), 1, |gpu, _| {
+        let (comm, stream) = (gpu.dev_comm(full())?, gpu.stream()?);
+        let (from, to) = (gpu.window(&[7_u32])?, gpu.window(&[0_u32])?);
+        stream.fill(&from, 1_u32)?;
+        // SAFETY: the kernel flushes its put.
+        unsafe { puts_and_flushes::args(&comm, &from, &to).grid(1).block(32).launch(&stream)? };
+        stream.fill(&from, 2_u32)?;
+        stream.synchronize()
+    });
+}
