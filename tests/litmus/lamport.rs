@@ -12,7 +12,7 @@ use crate::{explore, is_reported};
 
 /// The ranks send each other a vector of the launch's number.
 #[kernel]
-unsafe fn swap(comm: DevComm, slots: Window<u32>, state: *mut u32, launch: u32) {
+unsafe fn swap_by_lamport(comm: DevComm, slots: Window<u32>, state: *mut u32, launch: u32) {
     // SAFETY: the window and the state are for one slot.
     let received = unsafe {
         let session = LamportSlots::<2>::new(&comm, slots, 1).begin(state, 1);
@@ -30,7 +30,7 @@ fn swaps(gpu: &Gpu<'_>, launches: u32) -> Result<()> {
     let (state, comm) = (gpu.buffer(&[0; Lamport::<2>::STATE])?, gpu.dev_comm(Default::default())?);
     let stream = gpu.stream()?;
     for launch in 1..=launches {
-        let args = swap::args(&comm, &slots, &state, launch);
+        let args = swap_by_lamport::args(&comm, &slots, &state, launch);
         // SAFETY: both ranks launch the same.
         unsafe { args.grid(1).block(1).launch(&stream)? };
     }

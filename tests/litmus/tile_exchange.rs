@@ -12,7 +12,13 @@ use crate::{explore, is_reported, report};
 
 /// Sends the peer the number of the epoch through slot `slot`, and checks what the peer has sent.
 #[kernel]
-unsafe fn exchange(comm: DevComm, flags: Window<u32>, inbox: Window<u32>, epoch: u32, slot: usize) {
+unsafe fn exchange_tiles(
+    comm: DevComm,
+    flags: Window<u32>,
+    inbox: Window<u32>,
+    epoch: u32,
+    slot: usize,
+) {
     let (peer, coop) = (comm.lsa_team().next(), Coop::cta());
     // SAFETY: the windows have these elements.
     let flag = unsafe { Flag::new(&comm, flags, 0) };
@@ -31,7 +37,7 @@ fn exchanges(launches: &[(u32, usize)]) -> impl Fn(&Gpu<'_>) -> Result<()> + Syn
         let (flags, inbox) = (gpu.window(&[0])?, gpu.window(&[0; 2])?);
         let (comm, stream) = (gpu.dev_comm(DevCommRequirements::new())?, gpu.stream()?);
         for &(epoch, slot) in launches {
-            let launch = exchange::args(&comm, &flags, &inbox, epoch, slot).grid(1).block(1);
+            let launch = exchange_tiles::args(&comm, &flags, &inbox, epoch, slot).grid(1).block(1);
             // SAFETY: both ranks launch the same.
             unsafe { launch.launch(&stream)? };
         }

@@ -338,7 +338,8 @@ fn a_read_of_shared_memory_that_nothing_has_written_is_reported() {
     };
     simulate(Simulation::new(1), |gpu| launch(gpu, false));
     let error = failure(Simulation::new(1), |gpu| launch(gpu, true)).to_string();
-    let (who, what) = ("reads_shared: rank 0 block 0 thread 31 at ", "reads byte 128 of a shared");
+    let (who, what) =
+        ("reads_shared: rank 0 block 0 thread 31 at ", "reads byte 128 of the shared array");
     assert!(error.starts_with(who) && error.contains("block.rs:"), "{error}");
     assert!(error.contains(what) && error.ends_with("which nothing has written"), "{error}");
 }

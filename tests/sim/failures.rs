@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;
+use cuda_std::shared;
 use devcomm::sim::{Error, Machine, Stall, ThreadId, Waiting};
 use devcomm::{
     CommConfig, DevCommRequirements, DriverError, Error as HostError, Kernel, LaunchConfig,
@@ -335,7 +336,42 @@ unsafe fn overruns_shared() {
 #[test]
 fn a_shared_array_that_was_overrun_is_reported() {
     let error = failure_of::<overruns_shared>(1, 1);
-    assert!(matches!(*error, Error::SharedOverrun { what: "static", bytes: 12, .. }), "{error}");
+    assert!(matches!(*error, Error::SharedOverrun { bytes: 12, .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("wrote beyond the end of the shared array at tests/sim/failures.rs:"));
+}
+
+/// Loads or stores outside of one of two shared arrays.
+#[kernel]
+unsafe fn misses_an_array(which: u32, at: usize) {
+    let (a, b) = (shared_array![u32; 3], shared_array![u64; 100]);
+    // SAFETY: the simulator reports the elements that do not exist.
+    unsafe {
+        match which {
+            0 => mem::store(a.wrapping_add(at), 1),
+            1 => mem::store(b.wrapping_add(at), 1),
+            _ => mem::store(shared::dynamic_shared_mem::<u32>().wrapping_add(at), 1),
+        }
+    }
+}
+
+#[test]
+fn an_access_outside_of_a_shared_array_names_that_array() {
+    let before = 0_usize.wrapping_sub(2);
+    for (which, at, want) in [
+        (0, 3, "0 bytes after the end of the shared array at tests/sim/failures.rs:"),
+        (0, 5, "8 bytes after the end of the shared array at tests/sim/failures.rs:"),
+        (1, before, "16 bytes before the shared array at tests/sim/failures.rs:"),
+        (2, 4, "0 bytes after the end of the dynamic shared memory of 16 bytes"),
+    ] {
+        let error = failure(Simulation::new(1), |gpu| {
+            gpu.launch(misses_an_array::args(which, at).grid(1).block(1).dynamic_shared(16))
+        });
+        let text = error.to_string();
+        assert!(text.contains(want), "{which}, {at}: {text}");
+        assert!(which != 0 || text.contains("(12 bytes)"), "{text}");
+        assert!(which != 1 || text.contains("(800 bytes)"), "{text}");
+    }
 }
 
 #[kernel]

@@ -2,19 +2,20 @@
 //! kernel has it.
 
 use std::ptr::null_mut;
+use std::time::Duration;
 
 use cuda_std::prelude::*;
 use devcomm::sim::{Error, Machine};
-use devcomm::{Kernel, Result, Simulation};
+use devcomm::{CommConfig, DevCommRequirements, Kernel, ReduceOp, Result, Simulation};
 use devcomm_sys::nccl::Requirements;
-use devcomm_testing::simulated::{Gpu, failure};
+use devcomm_testing::simulated::{Gpu, failure, run, world};
 use devcomm_types::{DevComm as RawDevComm, Window as RawWindow};
 use nccl_device::{Coop, DevComm, Window};
 
 use crate::nccl_threads::*;
 
 #[kernel]
-unsafe fn stores_to(out: *mut u32) {
+unsafe fn stores_to_freed(out: *mut u32) {
     // SAFETY: the simulator reports freed memory.
     unsafe { mem::store(out, 1) };
 }
@@ -25,12 +26,51 @@ fn an_access_to_freed_memory_names_what_it_was_and_who_freed_it() {
         let buffer = gpu.buffer(&[0_u32; 4])?;
         let address = buffer.device_address();
         drop(buffer);
-        gpu.launch(stores_to::args(address + 8).grid(1).block(1))
+        gpu.launch(stores_to_freed::args(address + 8).grid(1).block(1))
     });
     let text = error.to_string();
     assert!(matches!(*error, Error::OutOfBounds { .. }), "{text}");
     assert!(text.contains("of rank 0, which was freed"), "{text}");
     assert!(text.contains("freed.rs:"), "{text}");
+}
+
+/// Stores to `out` after long.
+#[kernel]
+unsafe fn stores_to_after_long(comm: DevComm, out: *mut u32) {
+    for _ in 0..100_000 {
+        thread::nanosleep(1_000);
+    }
+    if comm.rank() == 0 {
+        // SAFETY: the simulator reports freed memory.
+        unsafe { mem::store(out, 1) };
+    }
+}
+
+#[test]
+fn each_wait_for_a_kernel_that_fails_says_what_the_kernel_did() {
+    for wait in ["stream", "event"] {
+        let world = world(Simulation::new(2));
+        let ran = run(&world, |gpu| {
+            let comm = gpu.new_communicator(&CommConfig::new().blocking(false))?;
+            comm.wait(Duration::from_secs(60))?;
+            let dev_comm = gpu.dev_comm(DevCommRequirements::new())?;
+            let (freed, more) = (gpu.buffer(&[0_u32; 4])?, gpu.buffer(&[0_u32; 4])?);
+            let address = freed.device_address();
+            drop(freed);
+            let stream =
+                start(gpu, stores_to_after_long::args(&dev_comm, address).grid(1).block(1))?;
+            comm.all_reduce(&more, &more, ReduceOp::Sum, &stream)?;
+            if wait == "event" {
+                let event = stream.context().event()?;
+                stream.record(&event)?;
+                return event.synchronize();
+            }
+            stream.synchronize()
+        });
+        let text = ran.unwrap_err().to_string();
+        assert!(text.contains("which was freed") && text.contains("freed.rs:"), "{wait}: {text}");
+        assert!(!text.contains("NCCL_DEBUG"), "{wait}: {text}");
+    }
 }
 
 /// Rank 1 stores to rank 0 when the last host action is long over.

@@ -142,7 +142,7 @@ fn registered_buffers_and_properties_are_there() {
 
 /// `recv[i]` is the sum of all ranks' `send[i]`, by load and store.
 #[kernel]
-unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: usize) {
+unsafe fn allreduce_in_windows(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: usize) {
     let team = comm.lsa_team();
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire);
@@ -181,7 +181,7 @@ fn a_kernel_uses_windows_and_a_device_communicator() {
             let args = windows.map(|handle| RawWindowArg::<f32>::new(handle, COUNT));
             let (stream, count) = (rank.stream(), COUNT);
             rank.launch_kernel(
-                &body::<allreduce>(),
+                &body::<allreduce_in_windows>(),
                 (2, 64),
                 stream,
                 &[

@@ -7,10 +7,46 @@ use std::sync::Barrier;
 use cuda_std::prelude::*;
 use devcomm::sim::{Error, Machine};
 use devcomm::{CommConfig, Lag, Result, Simulation};
-use devcomm_testing::simulated::{Gpu, failure, simulate};
+use devcomm_testing::simulated::{Gpu, failure, run, simulate, world};
 use nccl_device::{DevComm, Window};
 
 use crate::nccl_threads::{OK, cuda, retain};
+
+#[test]
+fn a_deadlock_of_the_ranks_on_the_host_names_the_call_that_each_rank_is_in() {
+    let error = failure(Simulation::new(2), |gpu| {
+        let [a, b] = [(); 2].map(|()| gpu.new_communicator(&CommConfig::new()));
+        let (a, b) = (a?, b?);
+        if gpu.rank() == 0 {
+            return a.barrier();
+        }
+        b.window::<u32>(8).map(drop)
+    });
+    let text = error.to_string();
+    for line in [
+        "host: rank 0 is in a wait for another thread: exchange of 2 ranks for barrier",
+        "host: rank 1 is in a wait for another thread: exchange of 2 ranks for register_window",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+}
+
+#[test]
+fn a_send_and_a_receive_of_other_lengths_are_an_error_that_names_both() {
+    let world = world(Simulation::new(2));
+    let ran = run(&world, |gpu| {
+        let (comm, stream) = (gpu.communicator()?, gpu.stream()?);
+        let (three, five) = (gpu.buffer(&[1_u32; 3])?, gpu.buffer(&[2_u32; 5])?);
+        match gpu.rank() {
+            0 => comm.send(&three, 1, &stream)?,
+            _ => comm.recv(&five, 0, &stream)?,
+        }
+        stream.synchronize()
+    });
+    let text = ran.unwrap_err().to_string();
+    assert!(text.contains("rank 0 posts a send to rank 1 of 3 "), "{text}");
+    assert!(text.contains("rank 1 posts a receive from rank 0 of 5 "), "{text}");
+}
 
 /// Rank 1 reads what is in rank 0's part.
 #[kernel]

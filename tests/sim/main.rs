@@ -22,6 +22,7 @@ mod host_nccl;
 mod host_nccl_faults;
 mod host_nccl_windows;
 mod host_order;
+mod leaks;
 mod lsa_barriers;
 mod machine;
 mod multimem;

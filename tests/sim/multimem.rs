@@ -127,7 +127,7 @@ fn teams_have_multicast_of_their_own() {
 
 /// Makes the mistake with number `which`.
 #[kernel]
-unsafe fn mistakes(comm: DevComm, out: Window<u32>, which: u32) {
+unsafe fn mistakes_with_multimem(comm: DevComm, out: Window<u32>, which: u32) {
     let comm = comm.as_raw();
     // SAFETY: the simulator reports misuse.
     unsafe {
@@ -156,7 +156,7 @@ fn misuse_of_multicast_addresses_is_reported() {
     let report = |requirements: &DevCommRequirements, which: u32| {
         failure(Simulation::new(2), |gpu| {
             let (comm, out) = (gpu.dev_comm(requirements.clone())?, gpu.window(&[0_u32; 2])?);
-            gpu.launch(mistakes::args(&comm, &out, which).grid(1).block(1))
+            gpu.launch(mistakes_with_multimem::args(&comm, &out, which).grid(1).block(1))
         })
     };
     for (which, want) in (0..).zip(wants) {

@@ -78,7 +78,7 @@ fn every_pointer_leads_to_its_rank() {
 
 /// Uses the invalid pointer with number `which`.
 #[kernel]
-unsafe fn mistakes(comm: DevComm, out: Window<u32>, which: u32) {
+unsafe fn mistakes_with_pointers(comm: DevComm, out: Window<u32>, which: u32) {
     let comm = comm.as_raw();
     let (w, lsa) = (handle(&out), comm.lsa_team());
     let (mut id, mut offset) = (0, 0);
@@ -114,7 +114,9 @@ fn what_no_pointer_reaches_is_reported() {
         let error = failure(Simulation::new(4).team_size(2).races(false), |gpu| {
             let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
             gpu.launch(
-                mistakes::args(&comm, &gpu.window(&[0_u32; 2])?, which as u32).grid(1).block(1),
+                mistakes_with_pointers::args(&comm, &gpu.window(&[0_u32; 2])?, which as u32)
+                    .grid(1)
+                    .block(1),
             )
         });
         let want = wants.get(which).unwrap_or(&"CFT is not simulated");

@@ -374,7 +374,8 @@ fn a_report_names_a_peers_part_and_shared_memory() {
     let part = of(0).memory;
     assert!(part.starts_with("element 5 of `out` (window ") && part.ends_with("rank 0's part)"));
     let shared = of(1).memory;
-    assert!(shared.ends_with(" of a shared array of 128 bytes"), "{shared}");
+    let array = " of the shared array at tests/sim/races.rs:";
+    assert!(shared.contains(array) && shared.ends_with(" (128 bytes)"), "{shared}");
 }
 
 /// Thread 0 writes a matrix and releases it, thread 1 acquires it and loads it by TMA after

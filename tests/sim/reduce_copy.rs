@@ -26,7 +26,7 @@ macro_rules! by_lsa {
             /// team; the first rank's `input`, which it copies to all; the sum again, which rank 1
             /// stores to all; and the sum of the two halves of `input`, twice.
             #[kernel]
-            unsafe fn all_of_them(comm: DevComm, input: Window<$type>, out: Window<$type>) {
+            unsafe fn $test(comm: DevComm, input: Window<$type>, out: Window<$type>) {
                 let comm = comm.as_raw();
                 let (team, coop) = (comm.lsa_team(), cta());
                 let (src, dst, local) = (handle(&input), handle(&out), out.local().as_ptr());
@@ -61,7 +61,7 @@ macro_rules! by_lsa {
                     let input: Vec<_> = (0..2 * COUNT).map(|i| value(gpu.rank(), i)).collect();
                     let input = gpu.window(&input)?;
                     let out = gpu.window(&[<$type>::default(); 5 * COUNT])?;
-                    gpu.launch(all_of_them::args(&comm, &input, &out).grid(1).block(8))?;
+                    gpu.launch($test::args(&comm, &input, &out).grid(1).block(8))?;
                     read(&out)
                 });
                 for (rank, got) in got.iter().enumerate() {
@@ -176,7 +176,7 @@ macro_rules! by_multimem {
             const COUNT: usize = super::COUNT + 1;
 
             #[kernel]
-            unsafe fn all_of_them(comm: DevComm, input: Window<$type>, out: Window<$type>) {
+            unsafe fn $test(comm: DevComm, input: Window<$type>, out: Window<$type>) {
                 let comm = comm.as_raw();
                 let coop = cta();
                 let bytes = COUNT * size_of::<$type>();
@@ -202,7 +202,7 @@ macro_rules! by_multimem {
                     let input: Vec<_> = (0..COUNT).map(|i| value(gpu.rank(), i)).collect();
                     let (comm, input) = (gpu.dev_comm(asked)?, gpu.window(&input)?);
                     let out = gpu.window(&[<$type>::default(); 3 * COUNT])?;
-                    gpu.launch(all_of_them::args(&comm, &input, &out).grid(1).block(8))?;
+                    gpu.launch($test::args(&comm, &input, &out).grid(1).block(8))?;
                     read(&out)
                 });
                 for (rank, got) in got.iter().enumerate() {
@@ -241,7 +241,12 @@ by_multimem! {
 
 /// Makes the mistake with number `which`; 0 and 1 are correct calls.
 #[kernel]
-unsafe fn mistakes(comm: DevComm, fp8: Window<F8E4M3>, floats: Window<f32>, which: u32) {
+unsafe fn mistakes_of_reduce_copy(
+    comm: DevComm,
+    fp8: Window<F8E4M3>,
+    floats: Window<f32>,
+    which: u32,
+) {
     let comm = comm.as_raw();
     let (team, coop) = (comm.lsa_team(), cta());
     // SAFETY: the simulator reports misuse.
@@ -270,7 +275,11 @@ fn misuse_of_reduce_copy_is_reported() {
         let result = run(&world, |gpu| {
             let asked = DevCommRequirements::new().lsa_barriers(1).lsa_multimem(true);
             let (fp8, floats) = (gpu.window(&[F8E4M3::default(); 4])?, gpu.window(&[0_f32; 4])?);
-            gpu.launch(mistakes::args(&gpu.dev_comm(asked)?, &fp8, &floats, which).grid(1).block(2))
+            gpu.launch(
+                mistakes_of_reduce_copy::args(&gpu.dev_comm(asked)?, &fp8, &floats, which)
+                    .grid(1)
+                    .block(2),
+            )
         });
         let failure = world.simulated_machine().and_then(Machine::failure);
         assert_eq!(result.is_err(), failure.is_some(), "{result:?}");

@@ -112,13 +112,13 @@ fn a_missing_barrier_between_launches_shows_when_a_rank_lags() {
 
 /// Adds 1 to rank 0's element, by a load and a store.
 #[kernel]
-unsafe fn add_1(sum: Window<u32>) {
+unsafe fn adds_1_somehow(sum: Window<u32>) {
     let word = sum.lsa(0);
     // SAFETY: the window has an element; the race is what the tests are for.
     unsafe { word.store(0, word.load(0) + 1) };
 }
 
-/// Runs [`add_1`] in both ranks, in rank 1 after some calls to the driver; returns the sum.
+/// Runs [`adds_1_somehow`] in both ranks, in rank 1 after some calls to the driver; returns the sum.
 fn lost_update(rank: &Rank, calls_before: usize) -> Result<u32> {
     rank.load(&WITHOUT_PTX)?;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
@@ -128,7 +128,7 @@ fn lost_update(rank: &Rank, calls_before: usize) -> Result<u32> {
         stream.synchronize()?;
     }
     // SAFETY: the race is what the tests are for.
-    unsafe { add_1::args(&sum).grid(1).block(1).launch(&stream)? };
+    unsafe { adds_1_somehow::args(&sum).grid(1).block(1).launch(&stream)? };
     stream.synchronize()?;
     rank.barrier()?;
     let mut result = [0];
@@ -201,7 +201,7 @@ fn a_replay_is_the_same_run_with_the_same_message() {
 /// Puts a value and a flag in the other rank's window, and waits for its own; with a `swapped`
 /// order of the stores, the value may come late.
 #[kernel]
-unsafe fn exchange(comm: DevComm, words: Window<u32>, swapped: bool) {
+unsafe fn exchange_flags(comm: DevComm, words: Window<u32>, swapped: bool) {
     let team = comm.lsa_team();
     let (mine, other) = (words.lsa(team.rank), words.lsa(1 - team.rank));
     // SAFETY: the window has three elements.
@@ -225,7 +225,7 @@ fn exchanged(rank: &Rank, swapped: bool) -> Result<()> {
     let dev = comm.create_dev_comm(DevCommRequirements::new())?;
     rank.barrier()?;
     // SAFETY: both ranks launch the same grid.
-    unsafe { exchange::args(&dev, &words, swapped).grid(1).block(1).launch(&stream)? };
+    unsafe { exchange_flags::args(&dev, &words, swapped).grid(1).block(1).launch(&stream)? };
     stream.synchronize()?;
     rank.barrier()?;
     let mut values = [0; 3];
@@ -322,7 +322,7 @@ fn the_shipped_all_reduces_are_right_under_every_schedule() {
 }
 
 #[kernel]
-unsafe fn rank_1_skips(comm: DevComm) {
+unsafe fn rank_1_misses(comm: DevComm) {
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire);
     if comm.rank() == 1 {
@@ -333,7 +333,7 @@ unsafe fn rank_1_skips(comm: DevComm) {
 
 /// Polls a value that nobody stores.
 #[kernel]
-unsafe fn polls(flag: Window<u32>) {
+unsafe fn polls_flag(flag: Window<u32>) {
     // SAFETY: the window has an element.
     unsafe { while mem::load_volatile(flag.lsa(0).as_ptr()) == 0 {} }
 }
@@ -348,13 +348,13 @@ fn reports_say_who_waits_for_what_under_every_schedule() {
                 let (comm, stream) = (rank.communicator()?, rank.stream()?);
                 let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
                 // SAFETY: all ranks launch the same grid.
-                unsafe { rank_1_skips::args(&dev).grid(1).block(64).launch(&stream)? };
+                unsafe { rank_1_misses::args(&dev).grid(1).block(64).launch(&stream)? };
                 stream.synchronize()
             });
         });
         for line in [
             "\n  host: rank 2 is in a wait for a stream",
-            "\n  GPU 0: kernel `rank_1_skips` runs",
+            "\n  GPU 0: kernel `rank_1_misses` runs",
             "\n  rank 0 block 0: 1 thread waits for LSA barrier 0, where rank 1 has not arrived",
             "\n  rank 2 block 0: 63 threads wait for the rest of its coop in barrier.sync (LSA",
         ] {
@@ -366,11 +366,14 @@ fn reports_say_who_waits_for_what_under_every_schedule() {
                 let (comm, stream) = (rank.communicator()?, rank.stream()?);
                 let flag = comm.window::<u32>(1)?;
                 // SAFETY: the kernel only loads.
-                unsafe { polls::args(&flag).grid(1).block(8).launch(&stream)? };
+                unsafe { polls_flag::args(&flag).grid(1).block(8).launch(&stream)? };
                 stream.synchronize()
             });
         });
-        assert!(livelock.contains("livelock in polls: 24 threads poll"), "{settings}: {livelock}");
+        assert!(
+            livelock.contains("livelock in polls_flag: 24 threads poll"),
+            "{settings}: {livelock}"
+        );
         assert!(
             livelock.contains("rank 1 block 0: 8 threads wait for a value that it polls"),
             "{settings}: {livelock}"

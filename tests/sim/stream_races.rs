@@ -9,7 +9,7 @@ use devcomm_testing::simulated::{Gpu, simulate};
 use crate::races::race;
 
 #[kernel]
-unsafe fn add_1(word: *mut u32) {
+unsafe fn add_1_in_stream(word: *mut u32) {
     // SAFETY: the buffer has a word.
     unsafe { mem::store(word, mem::load(word) + 1) };
 }
@@ -30,7 +30,7 @@ fn then_add(
         two.wait_event(&event)?;
     }
     // SAFETY: the buffer has a word; the races are what the tests are for.
-    unsafe { add_1::args(&word).grid(1).block(1).launch(&two)? };
+    unsafe { add_1_in_stream::args(&word).grid(1).block(1).launch(&two)? };
     one.synchronize()?;
     two.synchronize()
 }
@@ -56,7 +56,10 @@ fn copies_memsets_and_collectives_race_with_kernels_that_nothing_orders() {
             simulate(simulation.clone(), |gpu| way(gpu, true));
             let race = race(simulation, |gpu| way(gpu, false));
             let operations = [&race.access, &race.other].map(|access| &*access.operation);
-            assert!(operations.contains(&name) && operations.contains(&"add_1"), "{race}");
+            assert!(
+                operations.contains(&name) && operations.contains(&"add_1_in_stream"),
+                "{race}"
+            );
             assert!(race.memory.starts_with("element 0 of `word` (buffer "), "{race}");
         }
     }

@@ -78,7 +78,7 @@ fn with_weak_memory_copies_of_kernels_land_when_a_thread_waits_or_before() {
 /// Copies a row of ones in one of [`WAYS`], and overwrites it with twos: `early`, before the wait
 /// for the source, or after it. The simulator does not see these stores, which would race.
 #[kernel]
-unsafe fn overwrites(
+unsafe fn overwrites_early(
     way: u32,
     early: u32,
     from: GridConstant<TensorMap>,
@@ -140,7 +140,7 @@ fn with_weak_memory_a_source_that_is_overwritten_before_the_wait_gives_wrong_dat
         let outs = simulate(simulation, |gpu| {
             let (source, target) = (gpu.buffer(&[1_f32; 32])?, gpu.buffer(&[0_f32; 32])?);
             let (from, to) = (row(gpu, &source)?, row(gpu, &target)?);
-            let launch = overwrites::args(way, early, from, to, &source, &target);
+            let launch = overwrites_early::args(way, early, from, to, &source, &target);
             gpu.launch(launch.grid(1).block(1).dynamic_shared(2048))?;
             read(&target)
         });

@@ -55,6 +55,7 @@ impl<T> SharedSlot<T> {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
     pub fn get(&'static self) -> *mut T {
         arch::shared_static(self.0.get().cast())
     }
@@ -80,6 +81,7 @@ impl<T: Copy> core::ops::Deref for SharedStatic<T> {
     type Target = T;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
     fn deref(&self) -> &T {
         // SAFETY: on both targets, memory of this size and alignment, alive while the block runs;
         // users of a `static mut` prevent races and write a `T` before they read one.
@@ -89,6 +91,7 @@ impl<T: Copy> core::ops::Deref for SharedStatic<T> {
 
 impl<T: Copy> core::ops::DerefMut for SharedStatic<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as in `deref`.
         unsafe { &mut *arch::shared_static(self.0.0.get().cast::<T>()) }

@@ -223,7 +223,9 @@ impl Kernel<'_> {
             }
         });
         let traits = instance.runs_on_host().then(|| self.traits(instance));
+        let unique = self.unique(instance);
         quote! {
+            #unique
             const _: () = {
                 #aliases
                 #generic
@@ -233,6 +235,20 @@ impl Kernel<'_> {
                 #[cfg(not(target_arch = "nvptx64"))]
                 const _: () = { #traits };
             };
+        }
+    }
+
+    /// An item of the crate's root that the entry point's name names: two kernels of a crate with
+    /// one name are an error on the host too, although their functions are in different modules.
+    fn unique(&self, instance: &Instance) -> TokenStream {
+        let ident = &self.function.sig.ident;
+        let name = format_ident!("__kernel_named_{}", instance.entry(ident), span = ident.span());
+        quote! {
+            #[cfg(not(target_arch = "nvptx64"))]
+            #[doc(hidden)]
+            #[allow(unused_macros, non_local_definitions)]
+            #[macro_export]
+            macro_rules! #name { () => {}; }
         }
     }
 

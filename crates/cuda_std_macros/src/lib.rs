@@ -38,6 +38,10 @@ use proc_macro::TokenStream;
 /// implements `Kernel` (all that a launch needs) and `HostKernel` (the body, for a simulator); its
 /// function `args` takes the launch's arguments.
 ///
+/// Entry points of a crate have different names, whatever modules they are in: on the host, a
+/// second one of a name is an error too (``the name `__kernel_named_fill` is defined multiple
+/// times``).
+///
 /// A package of kernels may depend on another one and call its functions: `cuda_builder` compiles
 /// the entry points of the package that it was asked for only.
 ///

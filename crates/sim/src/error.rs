@@ -401,10 +401,7 @@ pub enum Error {
         where_to: String,
     },
     /// A write beyond the end of a shared array.
-    #[error(
-        "{kernel}: rank {rank} block {block} wrote beyond the end of its {what} shared memory of \
-        {bytes} bytes"
-    )]
+    #[error("{kernel}: rank {rank} block {block} wrote beyond the end of {what}")]
     SharedOverrun {
         /// Name of the kernel.
         kernel: &'static str,
@@ -412,8 +409,8 @@ pub enum Error {
         rank: usize,
         /// The block's number in its grid, x first.
         block: u32,
-        /// `static` or `dynamic`.
-        what: &'static str,
+        /// The array, with its line and length.
+        what: String,
         /// The array's length.
         bytes: usize,
     },

@@ -59,10 +59,10 @@ fn exit(ctx: *const ThreadCtx) -> ! {
     }
 }
 
-fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize) -> *mut u8 {
+fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize, at: Site) -> *mut u8 {
     let thread = Thread::of(ctx);
     thread.gpus().called();
-    let found = thread.block().shared.borrow_mut().of_static(key, size);
+    let found = thread.block().shared.borrow_mut().of_static(key, size, Some(at));
     found.unwrap_or_else(|| {
         let (kernel, who) = (thread.kernel(), thread.id());
         thread.fail(Error::SharedMemory { kernel, thread: who, bytes: size, limit: MAX_STATIC })
@@ -277,7 +277,13 @@ fn out_of_bounds(thread: &Thread, address: usize, bytes: usize, access: Access, 
             ),
         );
     }
-    let where_to = nccl::describe(thread, address);
+    let shared = thread.block().shared.borrow().nearest(address);
+    let other = thread.gpus().memory.distance(address);
+    let where_to = match shared.filter(|(distance, _)| other.is_none_or(|other| *distance < other))
+    {
+        Some((_, where_to)) => where_to,
+        None => nccl::describe(thread, address),
+    };
     let (kernel, who) = (thread.kernel(), thread.id());
     thread.fail(Error::OutOfBounds { kernel, thread: who, access, bytes, address, where_to, at })
 }

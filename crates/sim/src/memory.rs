@@ -379,6 +379,17 @@ impl Memory {
         self.live.borrow().get(&start).map(|live| live.owner)
     }
 
+    /// The distance in bytes of an address from the nearest memory of a window or buffer, live or
+    /// freed.
+    pub(crate) fn distance(&self, address: usize) -> Option<usize> {
+        let far = |start: usize, end: usize| {
+            if address < start { start - address } else { (address + 1).saturating_sub(end) }
+        };
+        let (live, freed) = (self.live.borrow(), self.freed.borrow());
+        let live = live.iter().map(|(start, live)| far(*start, live.end));
+        live.chain(freed.iter().map(|old| far(old.start, old.end))).min()
+    }
+
     /// Describes `address` relative to live memory, to which `arguments` refer.
     pub(crate) fn describe(&self, address: usize, arguments: &Arguments) -> String {
         let all = self.live.borrow();

@@ -20,7 +20,7 @@ pub enum Change {
     Remove,
     /// Removes the waits: each ends at once, and makes nothing known.
     NoWait,
-    /// Makes atomic accesses relaxed, and removes fences.
+    /// Makes atomic accesses and GIN's waits relaxed, and removes fences.
     Relax,
     /// Narrows the scope of atomic accesses and fences.
     Narrow(Scope),
@@ -54,8 +54,8 @@ impl Mutation {
 }
 
 impl Change {
-    /// The changed order of an access or fence.
-    fn order(self, order: Order) -> Order {
+    /// The changed order of an access, a wait or a fence.
+    pub(crate) fn order(self, order: Order) -> Order {
         if self == Self::Relax { Order::Relaxed } else { order }
     }
 

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 
+use crate::error::Site;
 use crate::memory::POISON;
 
 const POISON_WORD: u128 = {
@@ -30,6 +31,8 @@ struct SharedArray {
     /// Address of the static that identifies the array; 0 for the dynamic one.
     key: usize,
     bytes: usize,
+    /// Its line in the kernel; `None` for the dynamic one.
+    at: Option<Site>,
     /// In cells, since kernels write the words through pointers.
     words: Rc<[Cell<u128>]>,
     /// Index of the first word.
@@ -42,23 +45,30 @@ pub(crate) struct Place {
     key: usize,
     /// Length of the array.
     pub(crate) bytes: usize,
+    at: Option<Site>,
     offset: usize,
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, bytes, offset } = self;
-        let kind = if *key == 0 { "the dynamic shared memory" } else { "a shared array" };
-        write!(f, "byte {offset} of {kind} of {bytes} bytes")
+        write!(f, "byte {} of {}", self.offset, name(self.bytes, self.at))
+    }
+}
+
+/// Names an array in reports.
+fn name(bytes: usize, at: Option<Site>) -> String {
+    match at {
+        Some(at) => format!("the shared array at {at} ({bytes} bytes)"),
+        None => format!("the dynamic shared memory of {bytes} bytes"),
     }
 }
 
 impl SharedArray {
-    fn new(key: usize, bytes: usize) -> Self {
+    fn new(key: usize, bytes: usize, at: Option<Site>) -> Self {
         let len = ALIGN / 16 + bytes.div_ceil(16) + CANARY;
         let words: Rc<[_]> = vec![Cell::new(POISON_WORD); len].into();
         let first = 16_usize.wrapping_sub(words.as_ptr().addr()) % ALIGN / 16;
-        Self { key, bytes, words, first }
+        Self { key, bytes, at, words, first }
     }
 
     fn start(&self) -> *mut u8 {
@@ -72,6 +82,26 @@ impl SharedArray {
         let used_bits = (self.bytes % 16) * 8;
         partial[0].get() >> used_bits == POISON_WORD >> used_bits
             && canary.iter().all(|word| word.get() == POISON_WORD)
+    }
+
+    fn name(&self) -> String {
+        name(self.bytes, self.at)
+    }
+
+    /// The distance of an address that is not in the array, or whose access exceeds it, and where
+    /// that is.
+    fn distance(&self, address: usize) -> (usize, String) {
+        let start = self.start().addr();
+        match address.checked_sub(start) {
+            None => (start - address, format!("{} bytes before {}", start - address, self.name())),
+            Some(offset) if offset < self.bytes => {
+                (0, format!("in {}, whose end the access exceeds", self.name()))
+            }
+            Some(offset) => {
+                let after = offset - self.bytes;
+                (after, format!("{after} bytes after the end of {}", self.name()))
+            }
+        }
     }
 
     fn contains(&self, address: usize, bytes: usize) -> bool {
@@ -91,7 +121,7 @@ pub(crate) struct SharedMemory {
 impl SharedMemory {
     /// Poisoned memory, with `bytes` of dynamic shared memory.
     pub(crate) fn new(bytes: usize) -> Self {
-        Self { dynamic: Some(SharedArray::new(0, bytes)), statics: Vec::new() }
+        Self { dynamic: Some(SharedArray::new(0, bytes, None)), statics: Vec::new() }
     }
 
     /// Address and length of the dynamic memory.
@@ -100,7 +130,12 @@ impl SharedMemory {
     }
 
     /// The block's copy of the static at `key`; `None` if it does not fit.
-    pub(crate) fn of_static(&mut self, key: usize, bytes: usize) -> Option<*mut u8> {
+    pub(crate) fn of_static(
+        &mut self,
+        key: usize,
+        bytes: usize,
+        at: Option<Site>,
+    ) -> Option<*mut u8> {
         let found = self.statics.iter().position(|a| a.key == key && a.bytes == bytes);
         let index = match found {
             Some(index) => index,
@@ -109,7 +144,7 @@ impl SharedMemory {
                 if used + bytes > MAX_STATIC {
                     return None;
                 }
-                self.statics.push(SharedArray::new(key, bytes));
+                self.statics.push(SharedArray::new(key, bytes, at));
                 self.statics.len() - 1
             }
         };
@@ -135,19 +170,26 @@ impl SharedMemory {
     pub(crate) fn place(&self, address: usize) -> Option<Place> {
         let array = self.array(address, 1)?;
         let offset = address - array.start().addr();
-        Some(Place { key: array.key, bytes: array.bytes, offset })
+        Some(Place { key: array.key, bytes: array.bytes, at: array.at, offset })
     }
 
     /// The address of a location of another block; `None` if its static does not fit here.
-    pub(crate) fn address_of(&mut self, Place { key, bytes, offset }: Place) -> Option<usize> {
-        let start = if key == 0 { self.dynamic().0 } else { self.of_static(key, bytes)? };
+    pub(crate) fn address_of(&mut self, Place { key, bytes, at, offset }: Place) -> Option<usize> {
+        let start = if key == 0 { self.dynamic().0 } else { self.of_static(key, bytes, at)? };
         Some(start.expose_provenance() + offset)
     }
 
-    /// The kind and the length in bytes of an array whose end was overrun, if any.
-    pub(crate) fn overrun(&self) -> Option<(&'static str, usize)> {
-        let overrun = |array: &&SharedArray| !array.is_intact();
-        let of_static = self.statics.iter().find(overrun).map(|a| ("static", a.bytes));
-        of_static.or_else(|| self.dynamic.iter().find(overrun).map(|a| ("dynamic", a.bytes)))
+    /// The array that is nearest to an address in none, with the distance, unless it is farther than
+    /// a block's shared memory is long.
+    pub(crate) fn nearest(&self, address: usize) -> Option<(usize, String)> {
+        let arrays = self.statics.iter().chain(&self.dynamic);
+        let nearest = arrays.map(|array| array.distance(address)).min_by_key(|(at, _)| *at);
+        nearest.filter(|(distance, _)| *distance <= MAX_SHARED)
+    }
+
+    /// The name and the length in bytes of an array whose end was overrun, if any.
+    pub(crate) fn overrun(&self) -> Option<(String, usize)> {
+        let mut arrays = self.statics.iter().chain(&self.dynamic);
+        arrays.find(|array| !array.is_intact()).map(|array| (array.name(), array.bytes))
     }
 }

@@ -8,6 +8,7 @@
 use std::cell::Cell;
 use std::panic::Location;
 
+use cuda_std::arch::Order;
 use devcomm_types::WaitFor;
 use nccl_device::raw::host::Waits;
 
@@ -64,20 +65,25 @@ impl Until {
         }
     }
 
-    /// The thread that has found the condition true learns what it makes known.
-    pub(crate) fn acquire(&self, thread: &Thread) {
+    /// The thread that has found the condition true, by reads of this order, learns what that makes
+    /// known.
+    pub(crate) fn acquire(&self, thread: &Thread, order: Order) {
         let gpus = thread.gpus();
         let (memory, mut clock) = (&gpus.memory, thread.race.borrow_mut());
         match *self {
             Self::Reached { word, .. } => {
-                memory.races.acquire_from(memory, &mut clock, word.addr())
+                memory.races.read_from(memory, &mut clock, word.addr(), order);
             }
             Self::Arrived { inbox, .. } => {
-                memory.races.acquire_from(memory, &mut clock, inbox.addr());
+                memory.races.read_from(memory, &mut clock, inbox.addr(), order);
             }
             Self::Complete { queue, before, gets } => {
-                let known = gpus.network.flushed(queue, before, gets);
-                memory.races.learn(&mut clock, &known);
+                let [reads, gotten] = gpus.network.flushed(queue, before);
+                // The network has read what the thread overwrites only after the wait.
+                memory.races.learn(&mut clock, &reads);
+                if gets {
+                    memory.races.find_release(&mut clock, gotten, order);
+                }
             }
             Self::QueueSpace { .. } => {}
         }
@@ -107,6 +113,7 @@ pub(crate) fn reached(value: u64, least: u64, bits: u32) -> bool {
 pub(crate) fn until(
     thread: &Thread,
     until: Until,
+    order: Order,
     what: WaitFor,
     deadline: Option<u64>,
     at: Site,
@@ -116,7 +123,7 @@ pub(crate) fn until(
         return true;
     }
     if until.holds(gpus) {
-        until.acquire(thread);
+        until.acquire(thread, order);
         return true;
     }
     let state = &thread.state;
@@ -128,7 +135,7 @@ pub(crate) fn until(
     state.until.set(None);
     let holds = !state.timed_out.replace(false) || until.holds(gpus);
     if holds {
-        until.acquire(thread);
+        until.acquire(thread, order);
     }
     holds
 }

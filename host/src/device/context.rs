@@ -365,11 +365,14 @@ impl Context {
         self.streams().iter().try_for_each(|stream| stream.check_async_errors())
     }
 
-    /// Returns [`WorldError::RankLost`] in place of an NCCL error if a rank is found to be lost
-    /// soon after.
-    pub(crate) fn prefer_lost_rank(&self, error: Error) -> Error {
+    /// Returns the cause in place of an NCCL error, if it is known: the driver's error when a
+    /// kernel has failed, or [`WorldError::RankLost`] if a rank is found to be lost soon after.
+    pub(crate) fn prefer_cause(&self, error: Error) -> Error {
         if !matches!(error, Error::Nccl(NcclError::Failed { .. })) {
             return error;
+        }
+        if let Some(failed) = self.streams().iter().find_map(|stream| stream.failure()) {
+            return failed;
         }
         match self.poll(Some(LOST_RANK_DELAY), || Ok(false)) {
             Err(lost @ Error::World(WorldError::RankLost { .. })) => lost,

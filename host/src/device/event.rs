@@ -81,7 +81,7 @@ impl Event {
             let reached = self.is_reached()?;
             if !reached && machine.is_due(checked, ASYNC_ERROR_INTERVAL) {
                 checked = machine.now();
-                context.check_async_errors().map_err(|error| context.prefer_lost_rank(error))?;
+                context.check_async_errors().map_err(|error| context.prefer_cause(error))?;
             }
             Ok(reached)
         })

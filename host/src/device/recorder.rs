@@ -12,6 +12,8 @@ use devcomm_types::{Dim3, LaunchConfig};
 use parking_lot::Mutex;
 use tracing::span::EnteredSpan;
 
+use crate::machine::NamedOperation;
+
 /// How many operations of a rank are kept.
 const KEPT: usize = 100;
 
@@ -104,13 +106,15 @@ impl Recorder {
         let owner = self.owner.lock();
         let span = tracing::debug_span!("operation", rank = owner.as_str(), what = %operation);
         drop(owner);
+        let named = NamedOperation::begin(&operation);
         let mut entries = self.entries.lock();
         if entries.last.len() == KEPT {
             entries.last.pop_front();
         }
         entries.count += 1;
         entries.last.push_back(Entry { operation, began: Instant::now(), took: None });
-        InProgress { recorder: self, number: entries.count, _span: span.entered() }
+        let (number, _span) = (entries.count, span.entered());
+        InProgress { recorder: self, number, _named: named, _span }
     }
 
     /// Prints the operations to the standard error.
@@ -143,6 +147,7 @@ impl fmt::Display for Recorder {
 pub(crate) struct InProgress<'a> {
     recorder: &'a Recorder,
     number: u64,
+    _named: NamedOperation,
     _span: EnteredSpan,
 }
 

@@ -375,7 +375,7 @@ impl StreamInner {
                 // The error is reported once.
                 let failed = self.operations.lock().take_pending();
                 self.wait_for_exit(!failed.pending().is_empty());
-                Err(self.context.prefer_lost_rank(error))
+                Err(self.context.prefer_cause(error))
             }
             Err(error) => Err(error),
         }
@@ -446,6 +446,12 @@ impl StreamInner {
         let _query = self.context.begin_enqueue()?;
         // Errors here are sticky: no work of this CUDA context can run or finish any more.
         self.handle.is_idle().inspect_err(|_| self.context.mark_stuck())
+    }
+
+    /// The driver's error, if a kernel of the stream's context has failed.
+    pub(super) fn failure(&self) -> Option<Error> {
+        let _query = self.context.begin_enqueue().ok()?;
+        self.handle.is_idle().err()
     }
 
     /// The result of a wait for the stream, which was idle after `registered` registrations: an

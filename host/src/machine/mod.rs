@@ -64,6 +64,32 @@ pub(crate) enum Machine {
     Simulated(Simulated),
 }
 
+/// An operation of the calling thread that a simulated machine's reports of deadlocks name until
+/// this is dropped.
+pub(crate) struct NamedOperation {
+    #[cfg(feature = "simulator")]
+    before: Option<std::sync::Arc<str>>,
+}
+
+impl NamedOperation {
+    #[cfg_attr(not(feature = "simulator"), expect(unused_variables, reason = "for reports"))]
+    pub(crate) fn begin(operation: &impl std::fmt::Display) -> Self {
+        Self {
+            #[cfg(feature = "simulator")]
+            before: devcomm_sim::Machine::set_operation(
+                devcomm_sim::Machine::is_attached().then(|| operation.to_string().into()),
+            ),
+        }
+    }
+}
+
+#[cfg(feature = "simulator")]
+impl Drop for NamedOperation {
+    fn drop(&mut self) {
+        devcomm_sim::Machine::set_operation(self.before.take());
+    }
+}
+
 thread_local! {
     /// The machine of the world that this thread is a rank of.
     static CURRENT: RefCell<Option<Machine>> = const { RefCell::new(None) };
@@ -131,6 +157,23 @@ impl Machine {
         match self {
             Self::Gpus => None,
             Self::Simulated(machine) => Some(machine.machine()),
+        }
+    }
+
+    /// Whether a simulated machine has reported an error.
+    pub(crate) fn has_failed(&self) -> bool {
+        #[cfg(feature = "simulator")]
+        if let Self::Simulated(machine) = self {
+            return machine.machine().failure().is_some();
+        }
+        false
+    }
+
+    /// Ends a simulated machine, and frees its memory, although objects remain that were made on it.
+    pub(crate) fn end(&self) {
+        #[cfg(feature = "simulator")]
+        if let Self::Simulated(machine) = self {
+            machine.machine().end();
         }
     }
 

@@ -1,9 +1,10 @@
 //! The builder of worlds: settings that must be made before the GPUs are used.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::env::launched;
-use super::{GinLoopback, RankMode, World, log};
+use super::{GinLoopback, OwnMachine, RankMode, World, log};
 use crate::error::{Error, Result, WorldError};
 use crate::machine::{Machine, VARIABLE};
 
@@ -126,6 +127,10 @@ impl WorldBuilder {
     /// The world with the settings that it reads itself.
     fn set(&self, world: World) -> World {
         let mut world = World { checked: self.checked.unwrap_or(world.checked), ..world };
+        if self.is_simulated() {
+            world.own =
+                Some(Arc::new(OwnMachine { machine: world.machine.clone(), failed: false.into() }));
+        }
         if let Some(deadline) = self.deadline {
             world.deadline = deadline;
             if let RankMode::Process { config, .. } = &mut world.mode {
@@ -160,6 +165,14 @@ impl WorldBuilder {
         }
         self.gin_loopback.as_ref().map_or(Ok(()), GinLoopback::enable)?;
         Ok(Machine::Gpus)
+    }
+
+    /// Whether the world makes its own machine.
+    fn is_simulated(&self) -> bool {
+        #[cfg(feature = "simulator")]
+        return self.simulation.is_some();
+        #[cfg(not(feature = "simulator"))]
+        false
     }
 
     fn lsa_team_size(&self) -> Option<usize> {

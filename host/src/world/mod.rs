@@ -14,6 +14,8 @@ mod signals;
 mod threads;
 
 use std::fmt::{self, Display};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -58,6 +60,25 @@ pub struct World {
     checked: bool,
     /// How long a call of threads may wait for the other ranks; processes have it in their mode.
     deadline: Option<Duration>,
+    /// Its own simulated machine, if it has one.
+    own: Option<Arc<OwnMachine>>,
+}
+
+/// The simulated machine that a world has made. If it or a run has failed, it ends with the last clone of
+/// the world: what the ranks could then not free, since others might use it, would keep it.
+#[derive(Debug)]
+struct OwnMachine {
+    machine: Machine,
+    /// Whether a run has failed.
+    failed: AtomicBool,
+}
+
+impl Drop for OwnMachine {
+    fn drop(&mut self) {
+        if *self.failed.get_mut() || self.machine.has_failed() {
+            self.machine.end();
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -157,7 +178,8 @@ impl World {
         let local_rank = launched.local_rank;
         let config = RendezvousConfig::new(launched, peer);
         let mode = RankMode::Process { config, local_rank, device };
-        Ok(Self { machine, library, mode, checked: cfg!(debug_assertions), deadline: None })
+        let (checked, deadline) = (cfg!(debug_assertions), None);
+        Ok(Self { machine, library, mode, checked, deadline, own: None })
     }
 
     /// A world of `n` threads, or of one per GPU.
@@ -169,7 +191,7 @@ impl World {
         let library = Library::open_on(&machine, None, DEV_COMM_VERSION)?;
         let mode = RankMode::Threads(n);
         let (checked, deadline) = (cfg!(debug_assertions), machine.deadline()?);
-        Ok(Self { machine, library, mode, checked, deadline })
+        Ok(Self { machine, library, mode, checked, deadline, own: None })
     }
 
     /// `n` ranks as threads of this process, rank `i` on GPU `i`.
@@ -283,6 +305,9 @@ impl World {
             results.lock()[index] = Some(result);
             failure.map_or(Ok(()), |message| Err(Failure::OfFunction { index, message }))
         });
+        if let Some(own) = self.own.as_ref().filter(|_| outcome.is_err()) {
+            own.failed.store(true, Ordering::Relaxed);
+        }
         let mut results: Vec<Option<Result<T, E>>> = results.into_inner();
         match outcome {
             Ok(()) => {}

@@ -174,7 +174,8 @@ pub struct Ops {
         fn(*const ThreadCtx, words: [u32; 6], at: &'static Location<'static>) -> [[u32; 6]; 32],
     /// The block's copy of a shared static, 16-byte aligned, initially undefined: `key` is the
     /// static's address.
-    pub shared_static: fn(*const ThreadCtx, key: usize, size: usize) -> *mut u8,
+    pub shared_static:
+        fn(*const ThreadCtx, key: usize, size: usize, at: &'static Location<'static>) -> *mut u8,
     /// Called before a memory access (only while [`ThreadCtx::watch`]); the simulator may run other
     /// threads first. Returns the address to access, which is another one if the simulator has the
     /// access see an old value or removes it.

@@ -130,7 +130,7 @@ pub(crate) unsafe fn store_v4_relaxed(address: *mut [u32; 4], value: [u32; 4], s
 #[track_caller]
 pub(crate) fn shared_static<T>(slot: *mut T) -> *mut T {
     let (thread, context) = current();
-    (context.ops.shared_static)(thread, slot.addr(), size_of::<T>()).cast()
+    (context.ops.shared_static)(thread, slot.addr(), size_of::<T>(), Location::caller()).cast()
 }
 
 #[inline]

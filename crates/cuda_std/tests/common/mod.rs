@@ -44,7 +44,7 @@ static OPS: Ops = Ops {
     },
     ballot: |_, mask, predicate, _| if predicate { mask } else { mask & !1 },
     exchange: |_, words, _| [words; 32],
-    shared_static: |_, key, size| {
+    shared_static: |_, key, size, _| {
         SHARED.with_borrow_mut(|shared| {
             let slot = shared.entry(key).or_insert_with(|| vec![0; size.div_ceil(16)].into());
             slot.as_mut_ptr().cast()

@@ -122,13 +122,20 @@ pub(super) unsafe extern "C" fn resume(comm: RawComm) -> c_int {
 }
 
 pub(super) unsafe extern "C" fn async_error(comm: RawComm, state: *mut c_int) -> c_int {
-    call_ungrouped("ncclCommGetAsyncError", comm, |cx| {
+    let mut text = None;
+    let returned = call_ungrouped("ncclCommGetAsyncError", comm, |cx| {
         let rank_comm = cx.rank_comm(comm)?;
-        let broken = cx.core.check().err().map(|error| NcclError::from(error).code);
+        let broken = cx.core.check().err().map(NcclError::from);
+        let code = broken.as_ref().map_or_else(|| rank_comm.status(cx.core), |error| error.code);
+        text = broken.as_ref().or(rank_comm.error.borrow().as_ref()).map(|e| e.text.clone());
         // SAFETY: the module's contract.
-        unsafe { state.write(broken.unwrap_or_else(|| rank_comm.status(cx.core))) };
+        unsafe { state.write(code) };
         Ok(())
-    })
+    });
+    if let Some(text) = text {
+        set_last_error(&text);
+    }
+    returned
 }
 
 /// The communicator's asynchronous error, if any; else the calling thread's last error.

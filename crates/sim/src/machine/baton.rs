@@ -102,6 +102,8 @@ struct Entry {
     /// Consecutive checks that found the client blocked.
     blocked_checks: u32,
     call: Option<Call>,
+    /// What its program does in the call.
+    operation: Option<Arc<str>>,
     /// The GPU whose context was current at its last call.
     gpu: Option<usize>,
 }
@@ -117,6 +119,9 @@ enum State {
     /// Has lost the baton and runs unscheduled.
     Unscheduled,
 }
+
+/// The name of a call that waits for another thread.
+pub(super) const THREAD_WAIT: &str = "a wait for another thread";
 
 /// A call that a client has posted.
 #[derive(Clone, Copy)]
@@ -224,6 +229,7 @@ impl Shared {
             thread: 0,
             blocked_checks: 0,
             call: None,
+            operation: None,
             gpu: None,
         };
         turns.clients.insert(id, entry);
@@ -341,11 +347,16 @@ impl Shared {
         self.turns.lock().clients.get(&id).map_or_else(|| "".into(), |entry| entry.name.clone())
     }
 
-    /// The waiting clients and the names of their calls, for reports.
-    pub(crate) fn callers(&self) -> Vec<(Arc<str>, &'static str)> {
-        let turns = self.turns.lock();
-        let callers = turns.clients.values().filter_map(|e| Some((e.name.clone(), e.call?.name)));
-        callers.collect()
+    /// What the waiting clients do, for reports.
+    pub(crate) fn callers(&self) -> Vec<String> {
+        let describe = |Entry { name, call, operation, .. }: &Entry| {
+            let call = call.as_ref()?.name;
+            Some(match operation.as_ref().filter(|_| call == THREAD_WAIT) {
+                Some(operation) => format!("host: {name} is in {call}: {operation}"),
+                None => format!("host: {name} is in {call}"),
+            })
+        };
+        self.turns.lock().clients.values().filter_map(describe).collect()
     }
 }
 
@@ -390,6 +401,8 @@ pub(crate) struct Client {
     allowed: Allowed,
     /// The GPU whose context is current on this thread.
     pub(crate) gpu: Cell<Option<usize>>,
+    /// What the program does now.
+    pub(crate) operation: RefCell<Option<Arc<str>>>,
 }
 
 impl Client {
@@ -405,7 +418,8 @@ impl Client {
         let turn = Arc::clone(&entry.turn);
         drop(turns);
         let (shared, allowed) = (Arc::clone(shared), Allowed::of_this_thread());
-        let client = Self { shared, id, turn, allowed, gpu: Cell::new(None) };
+        let (gpu, operation) = Default::default();
+        let client = Self { shared, id, turn, allowed, gpu, operation };
         client.wait_for_turn(None);
         CURRENT.set(Some(client));
     }
@@ -460,6 +474,7 @@ impl Client {
             }
             if let Some(entry) = turns.clients.get_mut(&self.id) {
                 (entry.call, entry.gpu) = (call, self.gpu.get());
+                entry.operation = self.operation.borrow().clone();
                 if entry.state == State::Unscheduled {
                     self.shared.event(self.id, HostEvent::Unseen);
                 }

@@ -179,12 +179,11 @@ impl Core {
     /// What every thread and stream waits for.
     fn stall(&self) -> Box<Stall> {
         let callers = self.shared.callers();
-        let callers = callers.iter().map(|(name, call)| format!("host: {name} is in {call}"));
         let streams = self.streams.borrow();
         let heads = streams
             .values()
             .filter_map(|stream| Some(format!("GPU {}: {}", stream.gpu(), stream.describe(self)?)));
-        Box::new(Stall { host: callers.chain(heads).collect(), ..*self.gpus.stall() })
+        Box::new(Stall { host: callers.into_iter().chain(heads).collect(), ..*self.gpus.stall() })
     }
 
     /// Returns the error that ended the kernels, if any.

@@ -25,7 +25,7 @@ use litemap::LiteMap;
 use parking_lot::Mutex;
 
 pub use self::baton::EventCount;
-use self::baton::{Call, Client, ClientId, Shared};
+use self::baton::{Call, Client, ClientId, Shared, THREAD_WAIT};
 use self::core::Core;
 pub use self::fault::{CallRecord, Effect, Fault, ThreadEffect, ThreadFault};
 use crate::error::{Error, Result};
@@ -134,6 +134,18 @@ impl Machine {
         self.inner.shared.event_count()
     }
 
+    /// Sets what the calling thread's program does, which reports of deadlocks name; returns what
+    /// it did before. Without effect on a thread that is attached to no machine.
+    pub fn set_operation(operation: Option<Arc<str>>) -> Option<Arc<str>> {
+        Client::with(|client| client.operation.replace(operation)).flatten()
+    }
+
+    /// Whether the calling thread is attached to a machine.
+    #[must_use]
+    pub fn is_attached() -> bool {
+        Client::with(|_| ()).is_some()
+    }
+
     /// Waits until an event has happened on the machine after [`event_count`](Self::event_count)
     /// returned `since`, or until the clock has reached `deadline`.
     ///
@@ -159,9 +171,7 @@ impl Machine {
         deadline: Option<Duration>,
     ) -> Result<(), String> {
         self.enter();
-        self.wait_until("a wait for another thread", deadline, |core, _| {
-            core.event_count().is_notify(since)
-        })
+        self.wait_until(THREAD_WAIT, deadline, |core, _| core.event_count().is_notify(since))
     }
 
     /// As [`wait_for_notify`](Self::wait_for_notify), or until this stream of the current context
@@ -232,6 +242,13 @@ impl Machine {
     #[must_use]
     pub fn failure(&self) -> Option<Arc<Error>> {
         self.inner.shared.failure()
+    }
+
+    /// Ends the machine, and frees its memory, when no thread is attached to it: it need not be
+    /// told so by the drop of its last handle. Later calls fail.
+    pub fn end(&self) {
+        MACHINES.lock().remove(&self.inner.shared.number);
+        self.inner.shared.close();
     }
 
     /// The GPUs' activity so far.

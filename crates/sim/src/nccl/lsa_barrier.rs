@@ -9,6 +9,7 @@
 use std::mem::offset_of;
 use std::rc::Rc;
 
+use cuda_std::arch::Order;
 use devcomm_types::nccl::{
     CoopAny, DevComm, LsaBarrierHandle, LsaBarrierSession, MultimemHandle, Team,
 };
@@ -177,7 +178,7 @@ impl Session {
                     wanted: target.into(),
                     seen: 0,
                 };
-                waits::until(thread, until, what, None, at);
+                waits::until(thread, until, acquire_half(order), what, None, at);
                 self.epoch = target;
             }
             return coop.sync(thread, Some(self.call()), at);
@@ -196,10 +197,8 @@ impl Session {
             if !wait.over() {
                 thread.suspend(Wait::Inbox(wait));
             }
-            if acquires(order) {
-                let memory = &thread.gpus().memory;
-                memory.races.acquire_from(memory, &mut thread.race.borrow_mut(), wait.word.addr());
-            }
+            let (memory, mut clock) = (&thread.gpus().memory, thread.race.borrow_mut());
+            memory.races.read_from(memory, &mut clock, wait.word.addr(), acquire_half(order));
         }
         self.epoch = target;
         coop.sync(thread, Some(self.call()), at);
@@ -250,9 +249,12 @@ fn release(thread: &Thread, inbox: *const u32, order: i32) {
     }
 }
 
-/// Whether a C++ memory order is consume, acquire or stronger.
-fn acquires(order: i32) -> bool {
-    matches!(order, 1 | 2 | 4 | 5)
+/// The order of a wait's reads: the acquire half of a C++ memory order.
+pub(super) fn acquire_half(order: i32) -> Order {
+    match order {
+        1 | 2 | 4 | 5 => Order::Acquire, // consume, acquire or stronger
+        _ => Order::Relaxed,
+    }
 }
 
 /// Whether a C++ memory order is release or stronger.

@@ -12,7 +12,7 @@ use super::sync::{Position, Release};
 use super::{Accessor, Found, Races, ThreadClock};
 use crate::arguments::Arguments;
 use crate::error::{Error, Site, ThreadId};
-use crate::memory::Memory;
+use crate::memory::{Memory, Owner};
 
 /// What reports say of an operation.
 #[derive(Clone, Debug)]
@@ -231,13 +231,40 @@ impl Races {
         words.entry(word).or_default().add(&release, |clock, other| self.joins.join(clock, other));
     }
 
-    /// A thread acquires what the word makes known.
-    pub(crate) fn acquire_from(&self, memory: &Memory, thread: &mut ThreadClock, word: usize) {
+    /// The counter at `word` has counted the read of transfer `number` of a sequence, and those
+    /// before it.
+    pub(crate) fn count(&self, memory: &Memory, word: usize, sequence: &Sequence, number: u64) {
         if !self.on {
             return;
         }
         let word = self.shadow.canonical(word, memory);
-        self.read_word(thread, word, Order::Acquire, Scope::Sys);
+        let mut words = self.words.borrow_mut();
+        let counted = words.entry(word).or_default().counted.get_or_insert_default();
+        self.joins.end(counted, sequence.line, (number as u32).wrapping_add(1));
+    }
+
+    /// A thread reads a word that makes something known.
+    pub(crate) fn read_from(
+        &self,
+        memory: &Memory,
+        thread: &mut ThreadClock,
+        word: usize,
+        order: Order,
+    ) {
+        if !self.on {
+            return;
+        }
+        let word = self.shadow.canonical(word, memory);
+        self.read_word(thread, word, order, Scope::Sys);
+    }
+
+    /// A thread has found, by reads of this order, that what `clock` knows is done.
+    pub(crate) fn find_release(&self, thread: &mut ThreadClock, clock: Clock, order: Order) {
+        let from = Position { gpu: thread.here.gpu, agent: Agent::default() };
+        let release = Release { from, scope: Scope::Sys, clock };
+        if self.on {
+            self.read_releases(thread, &[release], order, Scope::Sys);
+        }
     }
 
     /// A thread opens or closes a session on the barrier whose state is at `word`.
@@ -289,8 +316,8 @@ impl Races {
         let Found { now, before, address } = *found;
         let (access, other) = (self.describe(now), self.describe(before));
         let address = address + (now.bytes() & before.bytes()).trailing_zeros() as usize;
-        let (memory, space) = match memory.owner_at(address) {
-            None => (shared(address), Space::Shared),
+        let (memory, space, of_window) = match memory.owner_at(address) {
+            None => (shared(address), Space::Shared, false),
             Some((owner, offset)) => {
                 let ops = self.ops.borrow();
                 let of = |stamp: Stamp| ops[stamp.agent().op.index()].arguments.as_deref();
@@ -301,14 +328,15 @@ impl Races {
                     all.iter().filter_map(|&(owner, offset)| arguments.find(owner, offset))
                 });
                 let place = named.next().unwrap_or_else(|| format!("byte {offset} of {owner}"));
-                (place, Space::Global)
+                let of_window = all.iter().any(|(owner, _)| matches!(owner, Owner::Window { .. }));
+                (place, Space::Global, of_window)
             }
         };
-        Box::new(Race { memory, remedy: self.remedy(now, before, space), access, other })
+        Box::new(Race { memory, remedy: self.remedy(now, before, space, of_window), access, other })
     }
 
     /// What would order two accesses.
-    fn remedy(&self, now: Stamp, before: Stamp, space: Space) -> String {
+    fn remedy(&self, now: Stamp, before: Stamp, space: Space, of_window: bool) -> String {
         let (a, b) = (now.agent(), before.agent());
         let [at, from] = [a, b].map(|agent| self.position(agent));
         let scopes = (now.kind().scope, before.kind().scope);
@@ -340,9 +368,25 @@ impl Races {
             "a wait for the end of the asynchronous operation, which orders its accesses before \
              this one, is missing"
         } else if (a.op, a.block) == (b.op, b.block) && a.number / 32 == b.number / 32 {
-            "a `sync_warp` or `sync_threads` between them is missing"
+            match of_window {
+                false => "a `sync_warp` or `sync_threads` between them is missing",
+                true => {
+                    "a `sync_warp` or `sync_threads` between them is missing; or, if threads of \
+                     other ranks access the window between them, a barrier of the ranks, which \
+                     orders both threads too"
+                }
+            }
         } else if (a.op, a.block) == (b.op, b.block) {
-            "a `sync_threads` or another barrier of both threads between them is missing"
+            match of_window {
+                false => {
+                    "a `sync_threads` or another barrier of both threads between them is missing"
+                }
+                true => {
+                    "a `sync_threads` or another barrier of both threads between them is missing; \
+                     or, if threads of other ranks access the window between them, a barrier of \
+                     the ranks, which orders both threads too"
+                }
+            }
         } else if at.gpu == from.gpu && a.op != b.op {
             "the two operations overlap: one stream or an event that orders them, or memory for \
              each of them, is missing"
@@ -378,13 +422,15 @@ impl Races {
                  a wait for its counter, is missing before the store"
             }
             (Transfer::Put, false) => {
-                "the put may not have read its source yet: a flush (`gin.flush`) after the put, or \
-                 a wait for its counter, and a barrier with the storing thread are missing before \
-                 the store; or, if the put is to send what is stored, a barrier of both threads \
-                 before the put"
+                "a barrier of both is missing before the put, if it is to send what is stored (at \
+                 the begin of a kernel, the barrier of the ranks with an acquire); or, before the \
+                 store, a flush (`gin.flush`) after the put, or a wait for its counter, and a \
+                 barrier with the storing thread: the put may not have read its source yet"
             }
             (Transfer::Put, true) if moves == before => {
-                "a wait for the put's signal (`gin.wait_signal`) before the access is missing"
+                "a wait for the put's signal (`gin.wait_signal`), with an acquire, before the \
+                 access is missing; or, if the access is to what the put replaces, a barrier of the \
+                 ranks or a signal between the access and the put"
             }
             (Transfer::Put, true) => {
                 "a wait for the put's signal (`gin.wait_signal`) before the access is missing; or, \

@@ -37,6 +37,9 @@ pub(super) struct Release {
 #[derive(Default)]
 pub(super) struct AtomicWord {
     pub(super) releases: Vec<Release>,
+    /// The network's reads that a counter has counted. A read of any order makes them known: what
+    /// overwrites their source comes only after the wait for the counter.
+    pub(super) counted: Option<Clock>,
 }
 
 impl AtomicWord {
@@ -104,6 +107,9 @@ impl Races {
     ) {
         let words = self.words.borrow();
         if let Some(found) = words.get(&word) {
+            if let Some(counted) = &found.counted {
+                self.acquire(thread, counted);
+            }
             self.read_releases(thread, &found.releases, order, scope);
         }
     }

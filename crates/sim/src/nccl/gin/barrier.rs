@@ -89,8 +89,9 @@ impl Session {
     }
 
     /// Synchronises with the other ranks.
-    pub(super) fn sync(&mut self, thread: &Thread, at: Site, fence: i32) {
+    pub(super) fn sync(&mut self, thread: &Thread, at: Site, order: i32, fence: i32) {
         let call = Call::with(self.handle, thread, at);
+        let order = call.order(order);
         // SAFETY: the session's own coop.
         let (coop, rank) = unsafe { call.coop(&raw const self.coop) };
         let (size, ranks) = (coop.size(thread), self.team.n_ranks as u32);
@@ -125,7 +126,7 @@ impl Session {
                 peer: world as i32,
                 ..call.wait_for(WaitKind::GinBarrier, self.index, wanted.into())
             };
-            call.wait_barrier(signal, wanted, what);
+            call.wait_barrier(signal, wanted, order, what);
         }
         if fence & FENCE_PUT != 0 {
             let Handle { rank, context, .. } = self.handle;
@@ -136,11 +137,11 @@ impl Session {
             if self.all_contexts {
                 for i in (rank..contexts * ranks).step_by(size.max(1) as usize) {
                     let peer = call.peer(self.team, (i % ranks) as i32);
-                    call.on_context(i / ranks).flush_peer(peer);
+                    call.on_context(i / ranks).flush_peer(peer, order);
                 }
             } else {
                 // SAFETY: the session's own coop.
-                unsafe { call.flush(&raw const self.coop, true, None) };
+                unsafe { call.flush(&raw const self.coop, order, true, None) };
             }
         }
         call.sync(coop, NAME);
@@ -185,12 +186,12 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init_all_contexts(
 pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
     session: *mut GinBarrierSession,
     _coop: *const CoopAny,
-    _order: i32,
+    order: i32,
     fence: i32,
 ) {
     let (thread, at) = caller();
     // SAFETY: the kernel opened the session.
-    unsafe { (*session.cast::<Session>()).sync(thread, at, fence) };
+    unsafe { (*session.cast::<Session>()).sync(thread, at, order, fence) };
 }
 
 /// A no-op in NCCL.

@@ -81,7 +81,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
     let coop = Coop::of(&session.lsa.coop, thread, at);
     session.lsa.arrive(thread, coop, order, at);
     session.lsa.wait(thread, coop, order, at);
-    session.rail.sync(thread, at, fence);
+    session.rail.sync(thread, at, order, fence);
 }
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn destroy(session: *mut BarrierSession) {

@@ -154,6 +154,7 @@ impl Queue {
             unsafe { *counter = (*counter).wrapping_add(1) };
             let known = memory.races.after(&flight.operation.known, &self.reads, flight.number);
             memory.races.release_to(memory, counter.addr(), flight.rank(), known);
+            memory.races.count(memory, counter.addr(), &self.reads, flight.number);
         }
         self.sent.push_back(flight);
         Ok(())
@@ -432,15 +433,15 @@ impl Network {
         first_get.or(queue.posted.front()).map_or(queue.next, |flight| flight.number)
     }
 
-    /// A thread has found the operations of a queue before `before` complete: what it learns.
-    pub(crate) fn flushed(&self, key: QueueKey, before: u64, gets: bool) -> Clock {
+    /// A thread has found the operations of a queue before `before` complete: the reads of their
+    /// sources, and the gets.
+    pub(crate) fn flushed(&self, key: QueueKey, before: u64) -> [Clock; 2] {
         let mut queues = self.queues.borrow_mut();
-        let Some(queue) = queues.get_mut(&key) else { return Clock::default() };
+        let Some(queue) = queues.get_mut(&key) else { return Default::default() };
         queue.flushed = queue.flushed.max(before);
         queue.unflushed.retain(|open| open.number >= before);
         let (races, last) = (&self.memory.races, before.wrapping_sub(1));
-        let known = races.after(&Clock::default(), &queue.reads, last);
-        if gets { races.after(&known, &queue.gets, last) } else { known }
+        [&queue.reads, &queue.gets].map(|done| races.after(&Clock::default(), done, last))
     }
 
     /// Whether an operation in flight will change this signal or counter.

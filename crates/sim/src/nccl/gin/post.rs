@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::rc::Rc;
 
+use cuda_std::arch::Order;
 use devcomm_types::WaitKind;
 use devcomm_types::nccl::{CoopAny, Gin, GinDescriptorSmem, Team};
 
@@ -151,7 +152,7 @@ impl Call<'_> {
         let space = Until::QueueSpace { queue, depth };
         // Another thread may take the queue space before this one runs.
         while !space.holds(self.gpus) {
-            waits::until(self.thread, space, what, None, self.at);
+            waits::until(self.thread, space, Order::Relaxed, what, None, self.at);
         }
         let (kernel, thread) = (self.thread.kernel(), self.thread.id());
         let to = self.thread.block().world_rank(peer as i32) as usize;

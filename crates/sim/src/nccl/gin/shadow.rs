@@ -12,10 +12,11 @@ use crate::waits::{self, Until};
 
 impl Call<'_> {
     /// Waits on this thread until signal `id` has reached `least`; returns the signal's address.
-    fn wait_here(&self, id: u32, least: u64, bits: u32) -> *const u64 {
+    fn wait_here(&self, id: u32, least: u64, bits: u32, order: i32) -> *const u64 {
         let word: *const u64 = self.own_rank().signals[self.signal(id)].as_ptr();
         let what = self.wait_for(WaitKind::Signal, id, least);
-        waits::until(self.thread, Until::Reached { word, least, bits }, what, None, self.at);
+        let (until, order) = (Until::Reached { word, least, bits }, self.order(order));
+        waits::until(self.thread, until, order, what, None, self.at);
         word
     }
 }
@@ -40,14 +41,14 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_meet(
     coop: *const CoopAny,
     signal: u32,
     bits: i32,
-    _ord: i32,
+    ord: i32,
 ) {
     // SAFETY: the kernel passes a handle and a coop; the shadow is the device communicator's.
     unsafe {
         let call = Call::on(net);
         let (shadow, bits) = (call.shadow(signal), call.bits(bits));
         call.once(coop, "a wait for a signal", || {
-            call.wait_here(signal, shadow.read_volatile(), bits);
+            call.wait_here(signal, shadow.read_volatile(), bits, ord);
         });
     }
 }
@@ -61,7 +62,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_follow(
     before: *mut u64,
     delta: *mut u64,
     bits: i32,
-    _ord: i32,
+    ord: i32,
 ) {
     const NAME: &str = "a wait for a signal";
     // SAFETY: the kernel passes a handle, a coop and pointers for two results; the shadow is the
@@ -76,7 +77,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_follow(
         // threads' timing.
         call.sync(coop, NAME);
         if rank == 0 {
-            let word = call.wait_here(signal, old.wrapping_add(least_delta), bits);
+            let word = call.wait_here(signal, old.wrapping_add(least_delta), bits, ord);
             shadow.write_volatile(word.read_volatile());
             call.gpus.progress();
         }

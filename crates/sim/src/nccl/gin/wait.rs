@@ -2,11 +2,13 @@
 
 use std::ffi::c_void;
 
+use cuda_std::arch::Order;
 use devcomm_types::nccl::{CoopAny, Gin, GinDescriptorSmem, GinRequest, Team};
 use devcomm_types::{WaitFor, WaitKind};
 
 use super::Call;
 use super::network::QueueKey;
+use crate::nccl::lsa_barrier::acquire_half;
 use crate::thread::Wait;
 use crate::waits::{self, Until};
 
@@ -18,9 +20,16 @@ const TIMEOUT: i32 = 8;
 const REQUEST: u64 = 0x6e63_636c << 32;
 
 impl Call<'_> {
+    /// The order of a wait or read that the kernel passed as a C++ memory order, its acquire half.
+    pub(super) fn order(&self, order: i32) -> Order {
+        let order = acquire_half(order);
+        let at = self.thread.state.line_of(self.at);
+        self.gpus.change_at(at).map_or(order, |change| change.order(order))
+    }
+
     /// Waits for `until`. A timeout of 0 cycles polls once; a longer one expires only if nothing
     /// else can make progress.
-    fn wait(&self, until: Until, what: WaitFor, timeout: Option<u64>) -> i32 {
+    fn wait(&self, until: Until, order: Order, what: WaitFor, timeout: Option<u64>) -> i32 {
         if self.gpus.skips_wait(self.at) {
             return SUCCESS;
         }
@@ -29,12 +38,12 @@ impl Call<'_> {
             if !until.holds(self.gpus) {
                 return TIMEOUT;
             }
-            until.acquire(self.thread);
+            until.acquire(self.thread, order);
             return SUCCESS;
         }
         // A cycle counts as a nanosecond.
         let deadline = timeout.map(|cycles| self.gpus.clock.get().saturating_add(cycles));
-        match waits::until(self.thread, until, what, deadline, self.at) {
+        match waits::until(self.thread, until, order, what, deadline, self.at) {
             true => SUCCESS,
             false => TIMEOUT,
         }
@@ -55,11 +64,17 @@ impl Call<'_> {
 
     /// Waits for this context's operations to the peers that thread `rank` of `size` threads
     /// handles.
-    fn flush_share(&self, rank: u32, size: u32, gets: bool, timeout: Option<u64>) -> i32 {
+    fn flush_share(
+        &self,
+        (rank, size): (u32, u32),
+        order: Order,
+        gets: bool,
+        timeout: Option<u64>,
+    ) -> i32 {
         for peer in (rank..self.gin.gpus.len() as u32).step_by(size.max(1) as usize) {
             let mut what = self.wait_for(WaitKind::Flush, 0, 0);
             what.peer = peer as i32;
-            let result = self.wait(self.all_of(self.queue(peer), gets), what, timeout);
+            let result = self.wait(self.all_of(self.queue(peer), gets), order, what, timeout);
             if result != SUCCESS {
                 return result;
             }
@@ -68,10 +83,10 @@ impl Call<'_> {
     }
 
     /// Waits until this context's operations to world rank `peer` are complete.
-    pub(super) fn flush_peer(&self, peer: u32) {
+    pub(super) fn flush_peer(&self, peer: u32, order: Order) {
         let mut what = self.wait_for(WaitKind::Request, 0, 0);
         what.peer = peer as i32;
-        self.wait(self.all_of(self.queue(peer), true), what, None);
+        self.wait(self.all_of(self.queue(peer), true), order, what, None);
     }
 
     /// Flushes this context; the coop's threads share the peers.
@@ -82,6 +97,7 @@ impl Call<'_> {
     pub(super) unsafe fn flush(
         &self,
         coop: *const CoopAny,
+        order: Order,
         gets: bool,
         timeout: Option<u64>,
     ) -> i32 {
@@ -89,7 +105,7 @@ impl Call<'_> {
         // SAFETY: the caller's contract.
         let (coop, rank) = unsafe { self.coop(coop) };
         self.sync(coop, NAME);
-        let result = self.flush_share(rank, coop.size(self.thread), gets, timeout);
+        let result = self.flush_share((rank, coop.size(self.thread)), order, gets, timeout);
         self.sync(coop, NAME);
         result
     }
@@ -105,7 +121,7 @@ impl Call<'_> {
         name: &'static str,
         word: *const u64,
         what: WaitFor,
-        bits: i32,
+        (bits, order): (i32, i32),
         timeout: Option<u64>,
     ) -> i32 {
         let mut result = SUCCESS;
@@ -113,26 +129,26 @@ impl Call<'_> {
         // SAFETY: the caller's contract.
         unsafe {
             self.once(coop, name, || {
-                result =
-                    self.wait(Until::Reached { word, least: what.wanted, bits }, what, timeout);
+                let until = Until::Reached { word, least: what.wanted, bits };
+                result = self.wait(until, self.order(order), what, timeout);
             });
         }
         result
     }
 
     /// Waits on this thread until signal `id` of a barrier has reached `least`, in 32 bits.
-    pub(super) fn wait_barrier(&self, id: u32, least: u32, what: WaitFor) {
+    pub(super) fn wait_barrier(&self, id: u32, least: u32, order: Order, what: WaitFor) {
         let word = self.own_rank().signals[self.signal(id)].as_ptr();
         let until = Until::Reached { word, least: least.into(), bits: 32 };
-        self.wait(until, what, None);
+        self.wait(until, order, what, None);
     }
 
     /// Reads a word that other threads change; yields, since the caller may be polling it.
-    fn read(&self, word: *const u64, bits: i32) -> u64 {
+    fn read(&self, word: *const u64, bits: i32, order: i32) -> u64 {
         let mask = u64::MAX >> (64 - self.bits(bits));
         self.thread.suspend(Wait::Spin { at: self.at, plain: false });
-        let memory = &self.gpus.memory;
-        memory.races.acquire_from(memory, &mut self.thread.race.borrow_mut(), word.addr());
+        let (memory, order) = (&self.gpus.memory, self.order(order));
+        memory.races.read_from(memory, &mut self.thread.race.borrow_mut(), word.addr(), order);
         // SAFETY: a signal or counter of the device communicator, or a checked word of a window.
         (unsafe { word.read_volatile() }) & mask
     }
@@ -144,6 +160,7 @@ impl Call<'_> {
         &self,
         coop: *const CoopAny,
         request: *const GinRequest,
+        order: i32,
         timeout: Option<u64>,
     ) -> i32 {
         let mut result = SUCCESS;
@@ -159,7 +176,8 @@ impl Call<'_> {
                 let mut what = self.wait_for(WaitKind::Request, 0, 0);
                 what.peer = peer as i32;
                 let queue = self.queue(peer as u32);
-                result = self.wait(Until::Complete { queue, before, gets: true }, what, timeout);
+                let until = Until::Complete { queue, before, gets: true };
+                result = self.wait(until, self.order(order), what, timeout);
             });
         }
         result
@@ -169,10 +187,13 @@ impl Call<'_> {
 pub(in crate::nccl) unsafe extern "C-unwind" fn flush(
     net: *mut Gin,
     coop: *const CoopAny,
-    _ord: i32,
+    ord: i32,
 ) {
     // SAFETY: the kernel passes a handle and a coop.
-    unsafe { Call::on(net).flush(coop, true, None) };
+    unsafe {
+        let call = Call::on(net);
+        call.flush(coop, call.order(ord), true, None);
+    }
 }
 
 /// Declares each of NCCL's waits twice: without a timeout, and with one in cycles.
@@ -205,32 +226,32 @@ macro_rules! waits {
 waits! {
     // PROXY's flush with a timeout does not wait until the data of gets is visible.
     flush_v2, flush_timeout(
-        coop: *const CoopAny, _ord: i32, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem
-    ) = |call, timeout| call.flush(coop, timeout.is_none(), timeout);
+        coop: *const CoopAny, ord: i32, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem
+    ) = |call, timeout| call.flush(coop, call.order(ord), timeout.is_none(), timeout);
     wait, wait_timeout(
         request: *mut GinRequest, coop: *const CoopAny, _is_descriptor: bool,
-        _descriptor: *mut GinDescriptorSmem, _ord: i32
-    ) = |call, timeout| call.wait_request(coop, request, timeout);
+        _descriptor: *mut GinDescriptorSmem, ord: i32
+    ) = |call, timeout| call.wait_request(coop, request, ord, timeout);
     wait_counter, wait_counter_timeout(
-        coop: *const CoopAny, counter: u32, least: u64, bits: i32, _ord: i32
+        coop: *const CoopAny, counter: u32, least: u64, bits: i32, ord: i32
     ) = |call, timeout| {
         let word = call.own_rank().counters[call.counter(counter)].as_ptr();
         let what = call.wait_for(WaitKind::Counter, counter, least);
-        call.wait_value(coop, "a wait for a counter", word, what, bits, timeout)
+        call.wait_value(coop, "a wait for a counter", word, what, (bits, ord), timeout)
     };
     wait_signal, wait_signal_timeout(
-        coop: *const CoopAny, signal: u32, least: u64, bits: i32, _ord: i32
+        coop: *const CoopAny, signal: u32, least: u64, bits: i32, ord: i32
     ) = |call, timeout| {
         let word = call.own_rank().signals[call.signal(signal)].as_ptr();
         let what = call.wait_for(WaitKind::Signal, signal, least);
-        call.wait_value(coop, "a wait for a signal", word, what, bits, timeout)
+        call.wait_value(coop, "a wait for a signal", word, what, (bits, ord), timeout)
     };
     wait_signal_va, wait_signal_timeout_va(
-        coop: *const CoopAny, window: *mut c_void, offset: usize, least: u64, bits: i32, _ord: i32
+        coop: *const CoopAny, window: *mut c_void, offset: usize, least: u64, bits: i32, ord: i32
     ) = |call, timeout| {
         let word = call.va_word(window, offset, call.handle.rank);
         let what = call.wait_for(WaitKind::VaSignal, offset as u32, least);
-        call.wait_value(coop, "a wait for a signal", word, what, bits, timeout)
+        call.wait_value(coop, "a wait for a signal", word, what, (bits, ord), timeout)
     };
 }
 
@@ -260,11 +281,11 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn read_counter(
     net: *mut Gin,
     counter: u32,
     bits: i32,
-    _ord: i32,
+    ord: i32,
 ) -> u64 {
     // SAFETY: the kernel passes a handle.
     let call = unsafe { Call::on(net) };
-    call.read(call.own_rank().counters[call.counter(counter)].as_ptr(), bits)
+    call.read(call.own_rank().counters[call.counter(counter)].as_ptr(), bits, ord)
 }
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn reset_counter(net: *mut Gin, counter: u32) {
@@ -282,11 +303,11 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn read_signal(
     net: *mut Gin,
     signal: u32,
     bits: i32,
-    _ord: i32,
+    ord: i32,
 ) -> u64 {
     // SAFETY: the kernel passes a handle.
     let call = unsafe { Call::on(net) };
-    call.read(call.own_rank().signals[call.signal(signal)].as_ptr(), bits)
+    call.read(call.own_rank().signals[call.signal(signal)].as_ptr(), bits, ord)
 }
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn read_signal_va(
@@ -294,12 +315,12 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn read_signal_va(
     window: *mut c_void,
     offset: usize,
     bits: i32,
-    _ord: i32,
+    ord: i32,
 ) -> u64 {
     // SAFETY: the kernel passes a handle and a window.
     unsafe {
         let call = Call::on(net);
-        call.read(call.va_word(window, offset, call.handle.rank), bits)
+        call.read(call.va_word(window, offset, call.handle.rank), bits, ord)
     }
 }
 
