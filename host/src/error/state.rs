@@ -63,6 +63,10 @@ pub enum StateError {
         /// The time waited.
         waited: Duration,
     },
+    /// A copy of pinned memory was enqueued, but the driver told neither its end nor the stream's:
+    /// the copy may still run, so the memory is neither accessed nor freed any more.
+    #[error("it is not known when a copy of the pinned memory ends, because the driver failed")]
+    UnknownCopy,
     /// A call of NCCL that waits for the other ranks has not returned in time; its communicator is
     /// aborted.
     #[error(
