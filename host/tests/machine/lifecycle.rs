@@ -138,8 +138,19 @@ fn what_has_ended_says_so() {
         let (comm, stream) = (new_comm(rank)?, rank.stream()?);
         let (b, config) = (comm.mem_alloc::<f32>(1)?, CommConfig::new());
         comm.destroy()?;
+        if !rank.is_root() {
+            return Ok(());
+        }
+        // The other rank makes none of these calls.
         makes_no_calls(rank, || {
             let gone = "destroyed";
+            is_ended(comm.barrier(), gone);
+            is_ended(comm.host_all_gather(&[1_u8]), gone);
+            is_ended(comm.window::<f32>(1), gone);
+            is_ended(comm.mem_alloc::<f32>(1), gone);
+            is_ended(comm.collective("a call").agree(Ok(((), 1_u8))), gone);
+            is_ended(comm.pre_mul_sum_from(&b), gone);
+            is_ended(comm.memory_stat(MemoryStat::Suspended), gone);
             is_ended(comm.all_reduce(&b, &b, ReduceOp::Sum, &stream), gone);
             is_ended(comm.send(&b, 0, &stream), gone);
             is_ended(comm.register_window(&b, Default::default()), gone);
