@@ -148,6 +148,10 @@ impl Issuer for Handle {
         self.status() == Status::Live
     }
 
+    fn state(&self) -> &'static str {
+        self.status().name()
+    }
+
     fn is_aborted(&self) -> bool {
         self.is_aborted()
     }

@@ -15,7 +15,7 @@ use crate::device::recorder::Operation;
 use crate::device::{Context, Kept, OnStream, Stream};
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::Nccl;
-use crate::sys::nccl::call::{Call, CommPtr, Out};
+use crate::sys::nccl::call::{Call, CommPtr, Out, Written};
 
 /// What an operation uses.
 #[derive(Default)]
@@ -266,7 +266,7 @@ impl Communicator {
     }
 
     /// Makes a query, which returns at once.
-    pub(super) fn query<T: Copy>(
+    pub(super) fn query<T: Written>(
         &self,
         out: Out<T>,
         call: impl FnOnce(CommPtr, Out<T>) -> Call,

@@ -86,7 +86,7 @@ impl Communicator {
         let aborting = start_abort(&self.inner.handle);
         // `ncclCommAbort` first stops the running operations, so that the streams become idle, and
         // then waits until the graphs with its operations are destroyed.
-        let _ = self.context().drain();
+        let _ = self.context().drain_aborted();
         self.close_resources();
         aborting?;
         wait_for_abort(&self.inner.handle)

@@ -12,13 +12,14 @@ use super::drops::Postponed;
 use super::enqueues::Enqueues;
 use super::health::Health;
 use super::holds::Holds;
+use super::idle::Stuck;
 use super::issuer::{Issuer, Kept, Owner};
 use super::kernels::Modules;
 use super::launch::DeviceLimits;
 use super::order::Orders;
 use super::recorder::Recorder;
 use super::stream::{LastHandle, StreamInner};
-use crate::error::{DriverError, Error, NcclError, Result, StateError, WorldError};
+use crate::error::{DriverError, Error, NcclError, Result, WorldError};
 use crate::machine::{Machine, Wakes};
 use crate::sys::cuda::abort_block::SharedBlock;
 use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
@@ -56,9 +57,9 @@ pub(crate) struct ContextInner {
     ordinal: usize,
     /// The streams that may have work.
     streams: Mutex<Vec<Arc<StreamInner>>>,
-    /// Set when work on the GPU did not end in time, or failed with a sticky error: later waits
-    /// fail at once.
-    stuck: AtomicBool,
+    stuck: Stuck,
+    /// Set when work on the GPU has failed: nothing runs there any more.
+    failed: AtomicBool,
     /// Set when a destructor's wait has failed: later destructors do not wait.
     drop_wait_failed: AtomicBool,
     enqueues: Enqueues,
@@ -122,7 +123,7 @@ impl Context {
     ) -> Result<Self> {
         let cuda = PrimaryContext::retain(health.machine(), ordinal)?;
         let limits = limits_of(&cuda)?;
-        let (rank, streams, stuck, drop_wait_failed, misses_ptx) = Default::default();
+        let (rank, streams, stuck, failed, drop_wait_failed, misses_ptx) = Default::default();
         let (enqueues, default_stream) = Default::default();
         let (flags, abort_blocks, postponed) = Default::default();
         let (orders, holds, issuers) = Default::default();
@@ -137,6 +138,7 @@ impl Context {
             ordinal,
             streams,
             stuck,
+            failed,
             drop_wait_failed,
             enqueues,
             default_stream,
@@ -270,8 +272,8 @@ impl Context {
     pub(crate) fn enter_world(&self, health: &Arc<Health>, rank: usize) -> Result<()> {
         *self.inner.health.write() = Arc::clone(health);
         self.set_rank(rank);
-        self.drain()?;
-        self.streams().iter().for_each(|stream| stream.forget_operations());
+        self.drain_aborted()?;
+        self.streams().iter().for_each(|stream| stream.forget_operations(u64::MAX));
         Ok(())
     }
 
@@ -295,6 +297,15 @@ impl Context {
             true => Ok(true),
             false => self.health().check().map(|()| false),
         })
+    }
+
+    pub(super) fn stuck(&self) -> &Stuck {
+        &self.inner.stuck
+    }
+
+    /// Records that work on the GPU has failed.
+    pub(super) fn mark_failed(&self) {
+        self.inner.failed.store(true, Ordering::Release);
     }
 
     pub(super) fn postponed(&self) -> &Mutex<Option<Postponed>> {
@@ -400,65 +411,16 @@ impl Context {
         self.inner.abort_blocks.lock().extend(flag.detach());
     }
 
-    /// Records that the GPU may never become idle.
-    pub(crate) fn mark_stuck(&self) {
-        self.inner.stuck.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn is_stuck(&self) -> bool {
-        self.inner.stuck.load(Ordering::Acquire)
-    }
-
-    /// Waits until all work of this context is done.
-    ///
-    /// # Errors
-    ///
-    /// A rank is lost while work is left, an operation failed or was aborted, or the GPU failed or
-    /// missed a deadline before.
-    pub(crate) fn synchronize_streams(&self) -> Result<()> {
-        self.each_stream("the GPU's streams are waited for", |stream| stream.wait())
-    }
-
-    /// Waits, for at most `limit`, until all streams of this context are idle, whether their work
-    /// succeeded or not.
-    pub(super) fn drain_within(&self, limit: Duration) -> Result<()> {
-        let (machine, start) = (self.machine(), self.machine().now());
-        let dropped = self.streams().into_iter().filter(|stream| stream.is_dropped());
-        let dropped: Vec<_> = dropped.collect();
-        self.each_stream("the GPU's streams are waited for", |stream| {
-            stream.drain(limit.saturating_sub(machine.since(start)))
-        })?;
-        dropped.iter().for_each(|stream| self.remove_stream(stream));
-        Ok(())
-    }
-
-    fn each_stream(
-        &self,
-        what: &'static str,
-        wait: impl Fn(&StreamInner) -> Result<()>,
-    ) -> Result<()> {
-        self.refuse_capturing(what)?;
-        if self.is_stuck() {
-            return Err(StateError::DeadlinePassed { waited: Duration::ZERO }.into());
-        }
-        self.streams().iter().try_for_each(|stream| wait(stream))
-    }
-
-    fn streams(&self) -> Vec<Arc<StreamInner>> {
+    pub(super) fn streams(&self) -> Vec<Arc<StreamInner>> {
         self.inner.streams.lock().clone()
-    }
-
-    /// Whether all streams of this context are idle right now.
-    pub(crate) fn is_idle_now(&self) -> bool {
-        let query = |stream: &StreamInner| stream.drain(Duration::ZERO);
-        self.each_stream("the GPU's streams are queried", query).is_ok()
     }
 }
 
 impl Drop for ContextInner {
     fn drop(&mut self) {
         self.flags.detach();
-        if self.stuck.load(Ordering::Acquire) || self.health.read().is_lost() {
+        let failed = self.failed.load(Ordering::Acquire) || self.stuck.waited().is_some();
+        if failed || self.health.read().is_lost() {
             return;
         }
         let _ = self.cuda.bind();

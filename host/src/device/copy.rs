@@ -130,13 +130,12 @@ impl Stream {
         let (handle, _enqueue) = self.checked_handle(&[memory])?;
         let event = self.context().event_without_timing()?;
         copy(handle)?;
-        if let Err(error) = self.record(&event) {
-            // Without the event, only a wait for the stream ensures that the copy is done.
-            handle.synchronize()?;
-            return Err(error);
+        let recorded = self.record(&event);
+        // Without the event, only a wait for the stream ensures that the copy is done.
+        if recorded.is_ok() || handle.synchronize().is_err() {
+            pinned.add_copy(event, recorded.is_ok());
         }
-        pinned.add_copy(event);
-        Ok(())
+        recorded
     }
 
     /// Enqueues a copy of `from` to `to`, both on this stream's GPU.

@@ -119,10 +119,10 @@ impl Context {
         idle
     }
 
-    /// How long a destructor waits, if not for `limit`: after one that has waited in vain, and
-    /// during a panic, not at all.
+    /// How long a destructor waits, if not for `limit`: if the GPU is stuck, after one that has
+    /// waited in vain, and during a panic, not at all.
     fn drop_timeout(&self, limit: Duration) -> Duration {
-        let failed = self.drop_wait_failed().load(Ordering::Relaxed);
+        let failed = self.drop_wait_failed().load(Ordering::Relaxed) || self.is_stuck();
         let no_wait = failed || std::thread::panicking();
         if no_wait { Duration::ZERO } else { limit }
     }
@@ -135,7 +135,11 @@ impl Context {
     /// Waits, with a timeout, until all streams of this context are idle, whether their work
     /// succeeded or not. Then the memory that they used can be freed.
     pub(crate) fn drain(&self) -> Result<()> {
-        self.drain_within(if std::thread::panicking() { Duration::ZERO } else { TIMEOUT })
+        self.drain_within(self.drain_timeout())
+    }
+
+    pub(super) fn drain_timeout(&self) -> Duration {
+        if std::thread::panicking() { Duration::ZERO } else { TIMEOUT }
     }
 
     /// Whether something that the GPU may still use can be [kept](Self::keep).

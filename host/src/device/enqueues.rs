@@ -43,6 +43,18 @@ impl Context {
     ///
     /// [`StateError::Capturing`] while another thread captures a stream.
     pub(crate) fn begin_enqueue(&self) -> Result<Enqueue<'_>> {
+        // A GPU that has recovered is found idle before there is more work. If it is stuck, waits
+        // say so.
+        let _ = self.end_stuck();
+        self.begin_query()
+    }
+
+    /// As [`begin_enqueue`](Self::begin_enqueue), for a call that asks about the work there is.
+    ///
+    /// # Errors
+    ///
+    /// As [`begin_enqueue`](Self::begin_enqueue).
+    pub(super) fn begin_query(&self) -> Result<Enqueue<'_>> {
         let own = thread::current().id();
         let mut state = self.enqueues().0.lock();
         if state.capture.as_ref().is_some_and(|(thread, _)| *thread != own) {

@@ -4,9 +4,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::context::Context;
+use super::idle::ASYNC_ERROR_INTERVAL;
 use super::issuer::Kept;
 use super::recorder::Operation;
-use super::stream::ASYNC_ERROR_INTERVAL;
 use crate::error::Result;
 use crate::sys::cuda::stream::EventHandle;
 

@@ -18,6 +18,9 @@ pub(crate) trait Issuer: Send + Sync {
 
     fn is_live(&self) -> bool;
 
+    /// Its state: live, suspended, revoked, finalized, destroyed or aborted.
+    fn state(&self) -> &'static str;
+
     /// Whether it was aborted, so that its operations may be incomplete.
     fn is_aborted(&self) -> bool;
 

@@ -13,6 +13,7 @@ mod foreign;
 mod graph;
 mod health;
 mod holds;
+mod idle;
 pub(crate) mod in_group;
 pub(crate) mod issuer;
 mod kernels;

@@ -9,7 +9,7 @@ use super::context::Context;
 use super::event::Event;
 use super::holds::Birth;
 use super::memory::bytes_of;
-use crate::error::Result;
+use crate::error::{Result, StateError};
 use crate::sys::cuda::memory::HostAllocation;
 
 /// `len` elements in page-locked host memory, initially zero, for
@@ -27,11 +27,20 @@ pub struct PinnedBuffer<T: Element> {
     /// `None` only while dropping.
     memory: Option<HostAllocation>,
     len: usize,
-    /// Events recorded after copies that may still run.
-    copies: Mutex<Vec<Event>>,
+    copies: Mutex<Copies>,
     context: Context,
     birth: Birth,
     element: PhantomData<T>,
+}
+
+/// The copies of a buffer.
+#[derive(Default)]
+struct Copies {
+    /// Events recorded after copies that may still run.
+    running: Vec<Event>,
+    /// Whether it is unknown when a copy ends: the elements are not accessed any more, and the
+    /// memory is not freed.
+    unknown: bool,
 }
 
 impl Context {
@@ -62,7 +71,7 @@ impl<T: Element> PinnedBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As [`Event::synchronize`].
+    /// As [`Event::synchronize`]; [`StateError::UnknownCopy`].
     pub fn as_slice(&self) -> Result<&[T]> {
         self.wait()?;
         // SAFETY: the memory is zeroed or was written by copies, which are done; every bit pattern
@@ -74,7 +83,7 @@ impl<T: Element> PinnedBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As [`Event::synchronize`].
+    /// As [`Event::synchronize`]; [`StateError::UnknownCopy`].
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
         self.wait()?;
         // SAFETY: as above; no copy begins while the buffer is borrowed mutably.
@@ -89,28 +98,37 @@ impl<T: Element> PinnedBuffer<T> {
         &self.context
     }
 
-    /// Registers a copy that was enqueued; `event` is recorded after it.
-    pub(super) fn add_copy(&self, event: Event) {
-        let mut done = self.copies.lock().clone();
-        done.retain(|copy| matches!(copy.is_reached(), Ok(true)));
-        self.forget(&done);
-        self.copies.lock().push(event);
+    /// Registers a copy that was enqueued; `event` is recorded after it, if it `is_recorded`.
+    pub(super) fn add_copy(&self, event: Event, is_recorded: bool) {
+        let mut copies = self.copies.lock();
+        copies.running.retain(|copy| !matches!(copy.is_reached(), Ok(true)));
+        if is_recorded {
+            copies.running.push(event);
+        } else {
+            copies.unknown = true;
+        }
     }
 
     fn wait(&self) -> Result<()> {
-        let copies = self.copies.lock().clone();
-        copies.iter().try_for_each(Event::synchronize)?;
-        self.forget(&copies);
+        let running = {
+            let copies = self.copies.lock();
+            if copies.unknown {
+                return Err(StateError::UnknownCopy.into());
+            }
+            copies.running.clone()
+        };
+        running.iter().try_for_each(Event::synchronize)?;
+        self.copies.lock().running.retain(|copy| !running.iter().any(|done| done.is(copy)));
         Ok(())
-    }
-
-    fn forget(&self, done: &[Event]) {
-        self.copies.lock().retain(|copy| !done.iter().any(|done| done.is(copy)));
     }
 }
 
 impl<T: Element> Drop for PinnedBuffer<T> {
     fn drop(&mut self) {
+        if self.copies.get_mut().unknown {
+            tracing::warn!("pinned memory is left allocated: a copy may still use it");
+            return;
+        }
         let (context, birth) = (self.context.clone(), self.birth);
         let moved = || {
             let (memory, copies) = (self.memory.take(), std::mem::take(&mut self.copies));

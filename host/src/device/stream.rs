@@ -1,4 +1,4 @@
-//! Streams, and waits for them that end when a rank is lost.
+//! Streams.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::abort::{self, AbortFlag};
+use super::abort::AbortFlag;
 use super::capture::Capture;
 use super::context::Context;
 use super::enqueues::Enqueue;
@@ -16,16 +16,8 @@ use super::event::Event;
 use super::in_group::refuse_before_deferred;
 use super::issuer::{Issuer, Kept, Owner};
 use super::operations::Operations;
-use super::recorder::Operation;
-use crate::error::{AbortCause, Error, NcclError, Result, StateError, WorldError};
-use crate::machine::Wakes;
+use crate::error::{Error, Result, StateError};
 use crate::sys::cuda::stream::StreamHandle;
-
-/// How often a wait asks NCCL for asynchronous errors.
-pub(super) const ASYNC_ERROR_INTERVAL: Duration = Duration::from_millis(20);
-/// How long kernels may take to exit once their abort flag is set, or their communicator is
-/// aborted. They read the flag every few thousand polls, which takes far less.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A CUDA stream. Clones are the same stream. Dropping the last clone waits for the stream's work;
 /// in a rank's function for at most 100 ms, after which the stream lasts until it is idle.
@@ -40,9 +32,9 @@ pub(super) struct LastHandle {
 }
 
 pub(super) struct StreamInner {
-    handle: StreamHandle,
-    context: Context,
-    operations: Mutex<Operations>,
+    pub(super) handle: StreamHandle,
+    pub(super) context: Context,
+    pub(super) operations: Mutex<Operations>,
     /// Whether it is registered only because its last handle was dropped during a capture.
     is_dropped: AtomicBool,
 }
@@ -146,11 +138,13 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`WorldError::RankLost`] soon after a rank is lost while work is left;
-    /// [`StateError::CommunicatorEnded`] when a communicator was aborted while its operation ran;
-    /// [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted), once, when kernels were
-    /// aborted; [`Error::Nccl`] when an operation failed; [`StateError::Capturing`]; the driver's
-    /// error when a kernel failed.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost) soon after a rank is lost while work is
+    /// left; [`StateError::CommunicatorEnded`] when a communicator was aborted while its operation
+    /// ran; [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted), once, when kernels
+    /// were aborted; [`Error::Nccl`] when an operation failed; [`StateError::Capturing`];
+    /// [`StateError::DeadlinePassed`] while the GPU counts as stuck, as
+    /// [`synchronize_within`](Self::synchronize_within) says; the driver's error when a kernel
+    /// failed.
     pub fn synchronize(&self) -> Result<()> {
         refuse_before_deferred(self.context(), Some(self), "a wait for the stream")?;
         self.inner().wait()
@@ -165,14 +159,14 @@ impl Stream {
     /// Also [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted) with what the kernels
     /// waited for: their device communicators cannot be used any more; everything else can.
     /// [`StateError::DeadlinePassed`] when there are no such kernels, or they still run a second
-    /// later. The GPU then counts as stuck: memory that it may still use is not freed before the
-    /// process ends.
+    /// later. The GPU then counts as stuck: other waits for it fail with this error, and memory that
+    /// it may still use is not freed. That ends when all streams of the context are idle, as they
+    /// are after [`Communicator::abort`](crate::Communicator::abort) of the communicator whose
+    /// operation did not end.
     pub fn synchronize_within(&self, limit: Duration) -> Result<()> {
         refuse_before_deferred(self.context(), Some(self), "a wait for the stream")?;
         match self.inner().wait_within(Some(limit)) {
-            Err(Error::State(StateError::DeadlinePassed { waited }))
-                if !self.context().is_stuck() =>
-            {
+            Err(Error::State(StateError::DeadlinePassed { waited })) => {
                 self.inner().abort_kernels(waited)
             }
             result => result,
@@ -325,180 +319,6 @@ impl std::fmt::Debug for Stream {
 }
 
 impl StreamInner {
-    /// Whether all operations were enqueued to the GPU, which non-blocking communicators do later.
-    fn is_all_enqueued(&self) -> Result<bool> {
-        let pending = self.operations.lock().pending();
-        for handle in pending.iter().filter(|handle| !handle.is_blocking()) {
-            if !poll(handle)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Waits until all work is done, and fails when an operation was aborted.
-    ///
-    /// It polls, because `cuStreamSynchronize` would never return if the running kernel waits for a
-    /// dead rank.
-    fn wait_within(&self, limit: Option<Duration>) -> Result<()> {
-        let stream = self.handle.raw() as usize;
-        let _wait = self.context.recorder().begin(Operation::Wait { stream });
-        let machine = self.context.machine();
-        let (mut checked, mut registered, mut turns) = (machine.now(), 0, 0);
-        let result = self.poll(limit, || {
-            // Another thread may enqueue more before this returns.
-            registered = self.operations.lock().count();
-            turns = self.context.ended_turns();
-            if !self.is_all_enqueued()? {
-                return Ok(false);
-            }
-            let idle = self.is_idle()?;
-            if !idle && machine.is_due(checked, ASYNC_ERROR_INTERVAL) {
-                checked = machine.now();
-                self.check_async_errors()?;
-            }
-            Ok(idle)
-        });
-        match result {
-            Ok(()) => {
-                self.context.forget_ended(self.handle.raw().cast(), turns);
-                self.idle_result(registered)
-            }
-            Err(lost @ Error::World(WorldError::RankLost { .. })) => {
-                self.wait_for_exit(false);
-                Err(lost)
-            }
-            Err(
-                error @ (Error::State(StateError::CommunicatorEnded { .. })
-                | Error::Nccl(NcclError::Failed { .. })),
-            ) => {
-                // The error is reported once.
-                let failed = self.operations.lock().take_pending();
-                self.wait_for_exit(!failed.pending().is_empty());
-                Err(self.context.prefer_cause(error))
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// After a rank was lost or a communicator failed: waits until the kernels, which were asked to
-    /// exit, and NCCL's if they `are_aborted`, have exited, and logs what they waited for.
-    fn wait_for_exit(&self, are_aborted: bool) {
-        let running = self.operations.lock().take_running().running();
-        if running.is_empty() && !are_aborted {
-            return;
-        }
-        let _ = self.context.machine().poll(self.wakes(), Some(EXIT_TIMEOUT), || self.is_idle());
-        if let Some(error) = abort::error(&running) {
-            tracing::warn!("{error}");
-        }
-    }
-
-    /// After a deadline: aborts the kernels of this stream and, if it stays busy, of all streams.
-    fn abort_kernels(&self, waited: Duration) -> Result<()> {
-        let cause = AbortCause::Deadline { waited };
-        let mut aborted: Vec<Arc<AbortFlag>> = Vec::new();
-        for flags in [self.running(), self.context.running()] {
-            let known = aborted.len();
-            for flag in flags {
-                if !aborted.iter().any(|other| Arc::ptr_eq(other, &flag)) {
-                    flag.raise(cause);
-                    aborted.push(flag);
-                }
-            }
-            if aborted.len() == known {
-                continue;
-            }
-            match self.wait_within(Some(EXIT_TIMEOUT)) {
-                Err(Error::State(StateError::DeadlinePassed { .. })) => {}
-                // This stream waited for other streams, whose kernels were aborted.
-                Ok(()) => return abort::error(&aborted).map_or(Ok(()), Err),
-                error => return error,
-            }
-        }
-        self.context.mark_stuck();
-        Err(StateError::DeadlinePassed { waited }.into())
-    }
-
-    fn poll(&self, limit: Option<Duration>, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
-        self.context.refuse_capturing("a stream is waited for")?;
-        self.context.cuda().bind()?;
-        let machine = self.context.machine();
-        let start = machine.now();
-        machine.poll(self.wakes(), limit, || {
-            let done = done()?;
-            if !done {
-                self.context.health().check()?;
-                if self.context.is_stuck() {
-                    return Err(StateError::DeadlinePassed { waited: machine.since(start) }.into());
-                }
-            }
-            Ok(done)
-        })
-    }
-
-    /// The events of a simulated machine after which a wait for this stream polls again.
-    fn wakes(&self) -> Wakes {
-        Wakes::Idle(self.handle.raw())
-    }
-
-    fn is_idle(&self) -> Result<bool> {
-        let _query = self.context.begin_enqueue()?;
-        // Errors here are sticky: no work of this CUDA context can run or finish any more.
-        self.handle.is_idle().inspect_err(|_| self.context.mark_stuck())
-    }
-
-    /// The driver's error, if a kernel of the stream's context has failed.
-    pub(super) fn failure(&self) -> Option<Error> {
-        let _query = self.context.begin_enqueue().ok()?;
-        self.handle.is_idle().err()
-    }
-
-    /// The result of a wait for the stream, which was idle after `registered` registrations: an
-    /// error if its operations or kernels were aborted.
-    fn idle_result(&self, registered: u64) -> Result<()> {
-        let done = self.operations.lock().take(registered);
-        match abort::error(&done.running()) {
-            None => {}
-            Some(error) => {
-                // If a rank is lost, that is the cause.
-                self.context.health().check()?;
-                return Err(error);
-            }
-        }
-        let aborted = done.pending().into_iter().find(|handle| handle.is_aborted());
-        match aborted {
-            None => Ok(()),
-            Some(handle) => Err(handle.ended()),
-        }
-    }
-
-    /// Waits until all work is done, and fails when an operation was aborted.
-    pub(super) fn wait(&self) -> Result<()> {
-        self.wait_within(None)
-    }
-
-    /// Waits until the stream is idle, whether its work succeeded or not.
-    pub(super) fn drain(&self, limit: Duration) -> Result<()> {
-        // A communicator that has failed enqueues nothing more.
-        self.poll(Some(limit), || Ok(self.is_all_enqueued().unwrap_or(true) && self.is_idle()?))
-    }
-
-    /// Fails when an operation in the stream has failed or was aborted, or the network that its
-    /// kernels use has failed.
-    pub(super) fn check_async_errors(&self) -> Result<()> {
-        let pending = self.operations.lock().pending();
-        pending.iter().try_for_each(|issuer| poll(issuer).map(drop))?;
-        for issuer in self.running().iter().filter_map(|flag| flag.communicator()) {
-            match poll(&issuer) {
-                // The communicator was aborted meanwhile: a wait for its kernels reports that.
-                Err(Error::State(StateError::CommunicatorEnded { .. })) => {}
-                polled => drop(polled?),
-            }
-        }
-        Ok(())
-    }
-
     /// Whether nothing but a wait for it needs it any more.
     pub(super) fn is_dropped(&self) -> bool {
         self.is_dropped.load(Ordering::Acquire)
@@ -509,34 +329,39 @@ impl StreamInner {
         self.operations.lock().running()
     }
 
-    /// Forgets the operations in the stream, which is idle, and whether they were aborted.
-    pub(super) fn forget_operations(&self) {
-        let all = self.operations.lock().take(u64::MAX);
-        drop(all);
+    /// The number of registrations so far.
+    pub(super) fn count(&self) -> u64 {
+        self.operations.lock().count()
     }
-}
 
-/// Whether a communicator has no operation in progress. Aborts one that has failed, in the
-/// background, where the driver may take seconds for it: otherwise its kernels would wait forever
-/// for a lost rank.
-fn poll(issuer: &Arc<dyn Issuer>) -> Result<bool> {
-    issuer.poll().inspect_err(|_| Arc::clone(issuer).start_abort())
+    /// Forgets the operations that were registered before `count` registrations, and whether they
+    /// were aborted. They are done.
+    pub(super) fn forget_operations(&self, count: u64) {
+        let done = self.operations.lock().take(count);
+        drop(done);
+    }
 }
 
 impl Drop for LastHandle {
     fn drop(&mut self) {
         let context = &self.inner.context;
-        match self.inner.drain(context.stream_timeout()) {
+        let limit = context.stream_timeout();
+        match self.inner.drain(limit) {
             Ok(()) => {}
             Err(_) if context.keeps() => {
                 let last = Arc::new(Self { inner: Arc::clone(&self.inner) });
                 return context.keep(Stream { last });
             }
-            Err(Error::State(StateError::Capturing { .. })) => {
+            // Nothing runs there any more.
+            Err(Error::Driver(_)) => {}
+            Err(error) => {
+                let is_late = matches!(error, Error::State(StateError::DeadlinePassed { .. }));
+                if is_late && !limit.is_zero() {
+                    context.mark_stuck(limit);
+                }
                 // The next wait for all streams waits for it too, and then removes it.
                 return self.inner.is_dropped.store(true, Ordering::Release);
             }
-            Err(_) => context.mark_stuck(),
         }
         context.remove_stream(&self.inner);
     }

@@ -186,6 +186,12 @@ pub enum LaunchRefusal {
         /// Which argument.
         what: &'static str,
     },
+    /// The communicator of an argument is suspended or revoked, or has ended.
+    #[error("the communicator of its arguments is {how}")]
+    CommunicatorEnded {
+        /// Its state: suspended, revoked, finalized, destroyed or aborted.
+        how: &'static str,
+    },
     /// The device communicator was aborted.
     #[error(
         "the device communicator of rank {rank} among its arguments was aborted ({cause}), and its \

@@ -140,7 +140,7 @@ mod tests {
             ),
             (
                 StateError::DeadlinePassed { waited: Duration::from_millis(1500) }.into(),
-                "the GPU had not finished after 1.5 s; its work may still run, and its memory is \
+                "the GPU has not finished after 1.5 s; its work may still run, and its memory is \
                  kept",
             ),
         ];

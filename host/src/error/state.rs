@@ -56,13 +56,17 @@ pub enum StateError {
     },
     /// The GPU did not finish in time.
     #[error(
-        "the GPU had not finished after {:.1} s; its work may still run, and its memory is kept",
-        waited.as_secs_f64()
+        "the GPU has not finished{}; its work may still run, and its memory is kept",
+        after(waited)
     )]
     DeadlinePassed {
         /// The time waited.
         waited: Duration,
     },
+    /// A copy of pinned memory was enqueued, but the driver told neither its end nor the stream's:
+    /// the copy may still run, so the memory is neither accessed nor freed any more.
+    #[error("it is not known when a copy of the pinned memory ends, because the driver failed")]
+    UnknownCopy,
     /// A call of NCCL that waits for the other ranks has not returned in time; its communicator is
     /// aborted.
     #[error(
@@ -84,4 +88,13 @@ pub enum StateError {
         /// `deadlock`, and in lines of their own every wait, and what it waits for.
         report: String,
     },
+}
+
+/// ` after 1.5 s`; nothing for no time at all.
+fn after(waited: &Duration) -> String {
+    match waited.as_millis() {
+        0 => String::new(),
+        millis @ 1..1000 => format!(" after {millis} ms"),
+        _ => format!(" after {:.1} s", waited.as_secs_f64()),
+    }
 }

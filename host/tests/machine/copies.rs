@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use devcomm_host::{Buffer, Context, Error, ReduceOp, Result};
+use devcomm_host::{Buffer, Context, Effect, Error, Fault, Rank, ReduceOp, Result, StateError};
 
 use crate::support::{
     contents, filled, is_capturing, is_invalid, log_of, logged, makes_no_calls, pause, ranks,
-    unchecked_world,
+    unchecked_world, world,
 };
 
 /// The names of the copies, fills and stream waits that `f` calls.
-fn memory_calls(rank: &devcomm_host::Rank, f: impl FnOnce() -> Result<()>) -> Result<Vec<String>> {
+fn memory_calls(rank: &Rank, f: impl FnOnce() -> Result<()>) -> Result<Vec<String>> {
     let machine = rank.simulated_machine().unwrap();
     let names = || {
         let calls = machine.calls().into_iter().filter(|call| call.gpu == Some(rank.device()));
@@ -214,4 +214,40 @@ fn copies_of_pinned_memory_that_make_no_sense_are_refused() {
         assert_eq!(graph.len(), 1);
         Ok(())
     });
+}
+
+#[test]
+fn pinned_memory_whose_copy_may_still_run_is_neither_read_nor_freed() {
+    let world = world(1);
+    let ran: Result<Vec<()>> = world.run(|rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (a, mut pinned) = (filled(comm, &[1.0_f32; 2])?, rank.context().pinned(2)?);
+        let (mut short, mut other) = (rank.context().pinned(1)?, rank.context().pinned(2)?);
+        // Without its event, a copy is waited for at once.
+        fail_next(rank, "cuEventRecord");
+        stream.copy_to_host_async(&a, &mut other).unwrap_err();
+        assert_eq!(other.as_slice()?, [1.0; 2]);
+        // The copy is enqueued, and the driver then tells neither its end nor the stream's.
+        fail_next(rank, "cuEventRecord");
+        fail_next(rank, "cuStreamSynchronize");
+        let failed = stream.copy_to_host_async(&a, &mut pinned).unwrap_err();
+        assert!(failed.to_string().contains("cuEventRecord"), "{failed}");
+        stream.copy_to_host_async(&a.slice(..1)?, &mut short)?;
+        assert_eq!(short.as_slice()?, [1.0]);
+        for refused in [pinned.as_slice().map(drop), pinned.as_mut_slice().map(drop)] {
+            assert!(matches!(refused, Err(Error::State(StateError::UnknownCopy))), "{refused:?}");
+        }
+        let ((), log) = logged(rank, || drop(pinned));
+        assert!(log.is_empty(), "{log:?}");
+        let ((), log) = logged(rank, || drop(short));
+        assert_eq!(log, ["cuMemFreeHost"]);
+        Ok(())
+    });
+    ran.unwrap();
+}
+
+/// Has the next call of a function of the driver fail.
+fn fail_next(rank: &Rank, function: &'static str) {
+    let fault = Fault { function, gpu: None, nth: Some(0), effect: Effect::Fail(1) };
+    rank.simulated_machine().unwrap().inject(fault);
 }

@@ -8,7 +8,7 @@ use devcomm_host::{
     group,
 };
 
-use crate::kernels::{COUNT, NO_PTX, launch_note};
+use crate::kernels::{COUNT, NO_PTX, add_one, launch_note};
 use crate::support::{
     contents, filled, is_capturing, is_closed, is_ended, is_in_group, is_invalid, log_in, logged,
     makes_no_calls, ranks,
@@ -200,5 +200,47 @@ fn a_graph_takes_in_streams_that_wait_for_its_events() {
         stream.synchronize()?;
         assert_eq!(contents(&b), [2.0; 2]);
         Ok(())
+    });
+}
+
+#[test]
+fn kernels_of_a_suspended_or_revoked_communicator_are_not_launched_by_graphs_either() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
+        rank.load(&NO_PTX)?;
+        let window = comm.window::<f32>(COUNT)?;
+        let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+        let with_dev = || launch_note(&stream, LaunchConfig::new(1, 32), (&dev, &window));
+        // SAFETY: one thread, and other kernels run before or after it.
+        let without = || unsafe { add_one::args(&window).grid(1).block(1).launch(&stream) };
+        let launches: [(&str, &dyn Fn() -> Result<()>); 2] =
+            [("note", &with_dev), ("add_one", &without)];
+        let graphs: Vec<_> =
+            (launches.iter().map(|(_, launch)| stream.capture(launch))).collect::<Result<_>>()?;
+        let are_refused = |state: &str| {
+            for ((kernel, launch), graph) in launches.iter().zip(&graphs) {
+                let text = launch().unwrap_err().to_string();
+                let expected = format!(
+                    "kernel `{kernel}` was not launched: the communicator of its arguments is {state}"
+                );
+                assert_eq!(text, expected);
+                assert!(!graph.is_valid());
+                makes_no_calls(rank, || is_ended(graph.launch(&stream), state));
+            }
+        };
+        comm.suspend()?;
+        are_refused("suspended");
+        comm.resume()?;
+        for ((_, launch), graph) in launches.iter().zip(&graphs) {
+            assert!(graph.is_valid());
+            graph.launch(&stream)?;
+            launch()?;
+        }
+        stream.synchronize()?;
+        assert_eq!(contents(&window)[0], if rank.is_root() { COUNT as f32 + 2.0 } else { 2.0 });
+        rank.barrier()?;
+        comm.revoke()?;
+        are_refused("revoked");
+        comm.destroy()
     });
 }

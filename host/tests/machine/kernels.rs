@@ -23,6 +23,17 @@ pub(crate) unsafe fn note(comm: DevComm, window: nccl_device::Window<f32>, count
     }
 }
 
+/// Adds 1 to the first element, without a device communicator.
+///
+/// # Safety
+///
+/// The kernel is launched with one thread.
+#[kernel]
+pub(crate) unsafe fn add_one(window: nccl_device::Window<f32>) {
+    // SAFETY: a window has an element; the kernel's contract: only this thread accesses it.
+    unsafe { window.local().store(0, window.local().load(0) + 1.0) };
+}
+
 /// Block `b` syncs LSA barrier `first + b`.
 #[kernel]
 pub(crate) unsafe fn meet(comm: DevComm, first: u32) {

@@ -138,8 +138,19 @@ fn what_has_ended_says_so() {
         let (comm, stream) = (new_comm(rank)?, rank.stream()?);
         let (b, config) = (comm.mem_alloc::<f32>(1)?, CommConfig::new());
         comm.destroy()?;
+        if !rank.is_root() {
+            return Ok(());
+        }
+        // The other rank makes none of these calls.
         makes_no_calls(rank, || {
             let gone = "destroyed";
+            is_ended(comm.barrier(), gone);
+            is_ended(comm.host_all_gather(&[1_u8]), gone);
+            is_ended(comm.window::<f32>(1), gone);
+            is_ended(comm.mem_alloc::<f32>(1), gone);
+            is_ended(comm.collective("a call").agree(Ok(((), 1_u8))), gone);
+            is_ended(comm.pre_mul_sum_from(&b), gone);
+            is_ended(comm.memory_stat(MemoryStat::Suspended), gone);
             is_ended(comm.all_reduce(&b, &b, ReduceOp::Sum, &stream), gone);
             is_ended(comm.send(&b, 0, &stream), gone);
             is_ended(comm.register_window(&b, Default::default()), gone);
@@ -197,6 +208,16 @@ fn is_refused(result: Result<()>, which: &str) {
     }
 }
 
+fn is_refused_as(result: Result<()>, state: &str) {
+    match result {
+        Err(Error::Launch(LaunchError::Refused {
+            refusal: LaunchRefusal::CommunicatorEnded { how },
+            ..
+        })) if how == state => {}
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn a_launch_with_what_is_closed_is_refused() {
     ranks(2, |rank| {
@@ -212,7 +233,7 @@ fn a_launch_with_what_is_closed_is_refused() {
         is_refused(launch((&closed_dev, &window)), "the device communicator");
         launch((&dev, &window))?;
         comm.destroy()?;
-        is_refused(launch((&dev, &window)), "the device communicator");
+        is_refused_as(launch((&dev, &window)), "destroyed");
         Ok(())
     });
 }
@@ -328,7 +349,7 @@ fn what_was_made_from_an_aborted_communicator_is_refused_to_kernels() {
         assert!(!window.is_valid() && !dev.is_valid() && !registered.is_valid());
         is_closed(window.device_window().map(drop));
         let launched = launch_note(&stream, LaunchConfig::new(8, 32), (&dev, &window));
-        is_refused(launched, "the device communicator");
+        is_refused_as(launched, "aborted");
         is_ended(graph.launch(&stream), "aborted");
         comm.abort()?;
         assert!(!graph.is_valid());

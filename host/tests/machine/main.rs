@@ -22,6 +22,7 @@ mod one_sided;
 mod requirements;
 mod side_channel;
 mod streams;
+mod stuck;
 mod support;
 mod survivors;
 mod threads;

@@ -305,6 +305,15 @@ impl Loaded<'_> {
         stream.register_launch(K::NAME, checked.communicator, checked.flag)
     }
 
+    /// Why a launch is refused of whose arguments `what` cannot be used.
+    fn refusal_of_closed(&self, what: &'static str, communicator: Option<u64>) -> LaunchRefusal {
+        let issuer = communicator.and_then(|number| self.context.issuer(number));
+        match issuer.filter(|issuer| !issuer.is_live()) {
+            Some(issuer) => LaunchRefusal::CommunicatorEnded { how: issuer.state() },
+            None => LaunchRefusal::Closed { what },
+        }
+    }
+
     /// Checks a launch with these arguments.
     fn prepare(
         &self,
@@ -326,7 +335,7 @@ impl Loaded<'_> {
             // After a failure on the GPU nothing can be used: that says more.
             return Err(match stream.is_idle() {
                 Err(failed @ Error::Driver(_)) => failed,
-                _ => refuse(LaunchRefusal::Closed { what }),
+                _ => refuse(self.refusal_of_closed(what, args.communicator)),
             });
         }
         if safe {

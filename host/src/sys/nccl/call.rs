@@ -4,11 +4,13 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
+
+use devcomm_sys::nccl::{CommProperties, RawComm, RawUniqueId, SimInfo};
+use devcomm_types::DevComm;
 
 use super::Nccl;
 use crate::error::Result;
-use devcomm_sys::nccl::RawComm;
 
 /// An `ncclComm_t`. NCCL allows any thread to use it, one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,12 +54,12 @@ impl CommSlot {
 #[derive(Debug)]
 pub(crate) struct Out<T>(Arc<UnsafeCell<T>>);
 
-// SAFETY: plain values and opaque handles. NCCL writes until the call that has the address is
-// complete, and owners read afterwards. The communicator's state (busy, in a group, in progress)
-// tells whether the call is complete.
-unsafe impl<T: Copy> Send for Out<T> {}
+// SAFETY: plain values and opaque handles. Words are read atomically. Structs are read once the
+// call that has the address is complete, which the communicator's state (busy, in a group, in
+// progress) tells.
+unsafe impl<T: Written> Send for Out<T> {}
 // SAFETY: as above; owners on several threads only read.
-unsafe impl<T: Copy> Sync for Out<T> {}
+unsafe impl<T: Written> Sync for Out<T> {}
 
 impl<T> Clone for Out<T> {
     fn clone(&self) -> Self {
@@ -65,7 +67,7 @@ impl<T> Clone for Out<T> {
     }
 }
 
-impl<T: Copy> Out<T> {
+impl<T: Written> Out<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(Arc::new(UnsafeCell::new(value)))
     }
@@ -74,13 +76,56 @@ impl<T: Copy> Out<T> {
         self.0.get()
     }
 
-    /// The current value; the result once the call that writes it is complete.
+    /// The current value; the result once the call that writes it is complete. A struct is read
+    /// only then.
     pub(crate) fn get(&self) -> T {
-        // SAFETY: the cell is live, and nothing writes it now, by the rule above; volatile, since C
-        // code wrote it.
-        unsafe { self.0.get().read_volatile() }
+        // SAFETY: the cell is live; nothing writes a struct now, by the rule above.
+        unsafe { T::read(self.0.get()) }
     }
 }
+
+/// What NCCL writes.
+pub(crate) trait Written: Copy {
+    /// Reads what NCCL wrote.
+    ///
+    /// # Safety
+    ///
+    /// `at` is live and aligned. Nothing but NCCL writes it, and that not now unless it is a word.
+    unsafe fn read(at: *mut Self) -> Self;
+}
+
+/// Words, which threads may read while a call that was abandoned, or is in the background, writes
+/// them.
+macro_rules! word {
+    ($($word:ty, $atomic:ty;)*) => {
+        $(impl Written for $word {
+            unsafe fn read(at: *mut Self) -> Self {
+                // SAFETY: by the contract, the word is live, and is never written by this program.
+                unsafe { <$atomic>::from_ptr(at) }.load(Ordering::Acquire)
+            }
+        })*
+    };
+}
+
+word! {
+    c_int, AtomicI32;
+    u64, AtomicU64;
+    RawComm, AtomicPtr<c_void>;
+}
+
+/// Structs.
+macro_rules! structs {
+    ($($name:ty),*) => {
+        $(impl Written for $name {
+            unsafe fn read(at: *mut Self) -> Self {
+                // SAFETY: by the contract; volatile, since C code wrote it.
+                unsafe { at.read_volatile() }
+            }
+        })*
+    };
+}
+
+structs!(CommProperties, DevComm, RawUniqueId, SimInfo);
 
 impl Out<RawComm> {
     /// The communicator that a call made, if it made one.
