@@ -345,8 +345,9 @@ fn products_overlap(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, |kernel, _| kernel.resources.is_some_and(|r| !r.serialized))
 }
 
-/// A multiprocessor of sm_90 has four parts, each with 16384 registers, which a warp takes in eights
-/// for each thread; and 228 KiB of shared memory, of which a block takes 1 KiB more than it asks for.
+/// A multiprocessor of sm_90 has four parts, each with 16384 registers, which a warp takes in
+/// eights for each thread; and 228 KiB of shared memory, of which a block takes 1 KiB more than it
+/// asks for.
 fn have_room(artifacts: &Artifacts) -> Result<(), Failed> {
     /// Launches on the GPU at a time.
     const LAUNCHES: u32 = 4;

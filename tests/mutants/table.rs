@@ -213,7 +213,6 @@ pub const MUTANTS: &[Mutant] = &[
     mutant(COUNTED, COMBINE_COUNTED, ("wait(Step::Returned)", 0), NoWait, &[ROW]),
     mutant("combines_counted", COMBINE_COUNTED, (PREVIOUS, 0), NoWait, &[ROW, "mem::load"]),
     mutant("combines_counted", COMBINE_COUNTED, ("wait(Step::Ready)", 0), NoWait, &[ROW]),
-    mutant("combines_counted", COMBINE_COUNTED, ("tell(Step::Ready)", 0), Relax, &[ROW]),
     mutant(TEAMS, EP_RAIL, (PUT, 0), Change::Signal(1), &[MEETS, PUT]),
     mutant(TEAMS, EP_RAIL, (MEETS, 0), NoWait, &[PUT]),
     mutant(TEAMS, EP_RAIL, ("gin.expect(", 0), Remove, &[PUT]),

@@ -118,7 +118,8 @@ unsafe fn adds_1_somehow(sum: Window<u32>) {
     unsafe { word.store(0, word.load(0) + 1) };
 }
 
-/// Runs [`adds_1_somehow`] in both ranks, in rank 1 after some calls to the driver; returns the sum.
+/// Runs [`adds_1_somehow`] in both ranks, in rank 1 after some calls to the driver; returns the
+/// sum.
 fn lost_update(rank: &Rank, calls_before: usize) -> Result<u32> {
     rank.load(&WITHOUT_PTX)?;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);

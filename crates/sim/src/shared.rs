@@ -179,8 +179,8 @@ impl SharedMemory {
         Some(start.expose_provenance() + offset)
     }
 
-    /// The array that is nearest to an address in none, with the distance, unless it is farther than
-    /// a block's shared memory is long.
+    /// The array that is nearest to an address in none, with the distance, unless it is farther
+    /// than a block's shared memory is long.
     pub(crate) fn nearest(&self, address: usize) -> Option<(usize, String)> {
         let arrays = self.statics.iter().chain(&self.dynamic);
         let nearest = arrays.map(|array| array.distance(address)).min_by_key(|(at, _)| *at);

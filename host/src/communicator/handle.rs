@@ -215,8 +215,8 @@ impl Handle {
         self.health.is_lost() || self.left_ranks_waiting.load(Ordering::Acquire)
     }
 
-    /// Keeps a registration, which `release` ends, and its memory until the communicator ends on all
-    /// ranks.
+    /// Keeps a registration, which `release` ends, and its memory until the communicator ends on
+    /// all ranks.
     pub(crate) fn keep(
         &self,
         memory: Option<Kept>,
@@ -225,8 +225,8 @@ impl Handle {
         self.kept.lock().push(KeptToEnd { release: Box::new(release), memory });
     }
 
-    /// Ends the registrations that were kept, newest first, and returns their memory: all ranks have
-    /// come to the end. NCCL's own end would wait for ever for some of them.
+    /// Ends the registrations that were kept, newest first, and returns their memory: all ranks
+    /// have come to the end. NCCL's own end would wait for ever for some of them.
     pub(crate) fn release_kept(&self) -> Result<Vec<Kept>> {
         let kept = std::mem::take(&mut *self.kept.lock());
         let mut memory = Vec::new();

@@ -52,8 +52,8 @@ impl Context {
         }
     }
 
-    /// If the GPU is stuck, asks all streams whether they are idle now. If they are, it is no longer
-    /// stuck.
+    /// If the GPU is stuck, asks all streams whether they are idle now. If they are, it is no
+    /// longer stuck.
     ///
     /// # Errors
     ///

@@ -138,10 +138,10 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`WorldError::RankLost`](crate::WorldError::RankLost) soon after a rank is lost while work is
-    /// left; [`StateError::CommunicatorEnded`] when a communicator was aborted while its operation
-    /// ran; [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted), once, when kernels
-    /// were aborted; [`Error::Nccl`] when an operation failed; [`StateError::Capturing`];
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost) soon after a rank is lost while work
+    /// is left; [`StateError::CommunicatorEnded`] when a communicator was aborted while its
+    /// operation ran; [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted), once, when
+    /// kernels were aborted; [`Error::Nccl`] when an operation failed; [`StateError::Capturing`];
     /// [`StateError::DeadlinePassed`] while the GPU counts as stuck, as
     /// [`synchronize_within`](Self::synchronize_within) says; the driver's error when a kernel
     /// failed.
@@ -159,9 +159,9 @@ impl Stream {
     /// Also [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted) with what the kernels
     /// waited for: their device communicators cannot be used any more; everything else can.
     /// [`StateError::DeadlinePassed`] when there are no such kernels, or they still run a second
-    /// later. The GPU then counts as stuck: other waits for it fail with this error, and memory that
-    /// it may still use is not freed. That ends when all streams of the context are idle, as they
-    /// are after [`Communicator::abort`](crate::Communicator::abort) of the communicator whose
+    /// later. The GPU then counts as stuck: other waits for it fail with this error, and memory
+    /// that it may still use is not freed. That ends when all streams of the context are idle, as
+    /// they are after [`Communicator::abort`](crate::Communicator::abort) of the communicator whose
     /// operation did not end.
     pub fn synchronize_within(&self, limit: Duration) -> Result<()> {
         refuse_before_deferred(self.context(), Some(self), "a wait for the stream")?;

@@ -169,7 +169,8 @@ impl Machine {
         false
     }
 
-    /// Ends a simulated machine, and frees its memory, although objects remain that were made on it.
+    /// Ends a simulated machine, and frees its memory, although objects remain that were made on
+    /// it.
     pub(crate) fn end(&self) {
         #[cfg(feature = "simulator")]
         if let Self::Simulated(machine) = self {

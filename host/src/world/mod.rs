@@ -64,8 +64,9 @@ pub struct World {
     own: Option<Arc<OwnMachine>>,
 }
 
-/// The simulated machine that a world has made. If it or a run has failed, it ends with the last clone of
-/// the world: what the ranks could then not free, since others might use it, would keep it.
+/// The simulated machine that a world has made. If it or a run has failed, it ends with the last
+/// clone of the world: what the ranks could then not free, since others might use it, would keep
+/// it.
 #[derive(Debug)]
 struct OwnMachine {
     machine: Machine,

@@ -221,7 +221,8 @@ fn kernels_of_a_suspended_or_revoked_communicator_are_not_launched_by_graphs_eit
             for ((kernel, launch), graph) in launches.iter().zip(&graphs) {
                 let text = launch().unwrap_err().to_string();
                 let expected = format!(
-                    "kernel `{kernel}` was not launched: the communicator of its arguments is {state}"
+                    "kernel `{kernel}` was not launched: the communicator of its arguments is \
+                     {state}"
                 );
                 assert_eq!(text, expected);
                 assert!(!graph.is_valid());

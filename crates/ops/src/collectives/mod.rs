@@ -140,10 +140,10 @@ impl CollectivesOptions {
     }
 
     /// How many objects, 1 to 4, whose operations wait for other ranks may run on a GPU at the same
-    /// time, on streams of their own and called in another order on each rank; each object gets that
-    /// part of the GPU, and its launches are not dependent ones. Default: 1, with which an operation
-    /// may fill the GPU. Beyond that number, operations wait for each other in the order of the
-    /// host's calls, which then must be the same on all ranks.
+    /// time, on streams of their own and called in another order on each rank; each object gets
+    /// that part of the GPU, and its launches are not dependent ones. Default: 1, with which an
+    /// operation may fill the GPU. Beyond that number, operations wait for each other in the order
+    /// of the host's calls, which then must be the same on all ranks.
     pub const fn concurrent(self, objects: u32) -> Self {
         Self { concurrent: objects, ..self }
     }
@@ -211,8 +211,8 @@ impl CollectivesOptions {
     /// many.
     ///
     /// If several objects run at a time, a block of each fits on each multiprocessor, and a launch
-    /// has at most as many blocks as there are multiprocessors: so whichever blocks are there, there
-    /// is room for the others.
+    /// has at most as many blocks as there are multiprocessors: so whichever blocks are there,
+    /// there is room for the others.
     pub(super) fn threads(self, room: u32) -> u32 {
         (room / self.concurrent / 128 * 128).min(THREADS)
     }
@@ -437,11 +437,11 @@ impl Workspace {
 impl CollectivesOptions {
     /// The shape of a launch.
     ///
-    /// The blocks of Lamport messages need not run at the same time: each one sends before it waits,
-    /// and waits for the peers' blocks of its index. If several objects run at a time, all blocks of
-    /// a launch have room, and a cooperative launch would wait for that of another object. Nor are
-    /// launches dependent ones then: those of one object that begin early would take the room of
-    /// another.
+    /// The blocks of Lamport messages need not run at the same time: each one sends before it
+    /// waits, and waits for the peers' blocks of its index. If several objects run at a time, all
+    /// blocks of a launch have room, and a cooperative launch would wait for that of another
+    /// object. Nor are launches dependent ones then: those of one object that begin early would
+    /// take the room of another.
     fn config(self, plan: CollectivePlan) -> LaunchConfig {
         let CollectivePlan { algorithm, blocks, threads } = plan;
         let config = LaunchConfig::new(blocks, threads);

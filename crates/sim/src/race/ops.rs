@@ -429,8 +429,8 @@ impl Races {
             }
             (Transfer::Put, true) if moves == before => {
                 "a wait for the put's signal (`gin.wait_signal`), with an acquire, before the \
-                 access is missing; or, if the access is to what the put replaces, a barrier of the \
-                 ranks or a signal between the access and the put"
+                 access is missing; or, if the access is to what the put replaces, a barrier of \
+                 the ranks or a signal between the access and the put"
             }
             (Transfer::Put, true) => {
                 "a wait for the put's signal (`gin.wait_signal`) before the access is missing; or, \

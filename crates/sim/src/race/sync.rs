@@ -273,7 +273,8 @@ impl Races {
     }
 
     /// A thread has waited for the previous kernel of its stream, which knows `clock`. As at the
-    /// start of a kernel, that is visible to all, so each of the thread's atomic stores releases it.
+    /// start of a kernel, that is visible to all, so each of the thread's atomic stores releases
+    /// it.
     pub(crate) fn learn_end(&self, thread: &mut ThreadClock, clock: &Clock) {
         self.learn(thread, clock);
         if self.on {
