@@ -19,6 +19,8 @@ use super::launch::DeviceLimits;
 use super::order::Orders;
 use super::recorder::Recorder;
 use super::stream::{LastHandle, StreamInner};
+#[cfg(doc)]
+use crate::error::StateError;
 use crate::error::{DriverError, Error, NcclError, Result, WorldError};
 use crate::machine::{Machine, Wakes};
 use crate::sys::cuda::abort_block::SharedBlock;
