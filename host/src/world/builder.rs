@@ -62,7 +62,8 @@ impl WorldBuilder {
     /// exchanges on the host, and calls that create or end communicators, windows and device
     /// communicators. Then the job fails: every rank gets [`WorldError::RankLost`], with a rank
     /// that has not come, and who waited for it in which call. A process that says nothing for so
-    /// long, such as a stopped one, counts as lost too. `None`: no limit. Default:
+    /// long, or for 20 s, such as a stopped one, counts as lost too. `None`: no limit, also of
+    /// silence, so that processes can be stopped in a debugger. Default:
     /// `DEVCOMM_OPERATION_TIMEOUT`, or else 10 minutes; on simulated GPUs none, since deadlocks are
     /// found there.
     ///
