@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::env::launched;
 use super::{GinLoopback, OwnMachine, RankMode, World, log};
 use crate::error::{Error, Result, WorldError};
-use crate::machine::{Machine, VARIABLE};
+use crate::machine::{Machine, VARIABLE, variables};
 
 /// Settings of a [`World`]: the machine, and environment variables that NCCL and the CUDA driver
 /// read once. See [`World::builder`].
@@ -157,6 +157,7 @@ impl WorldBuilder {
     /// plugin.
     fn machine(&self) -> Result<Machine> {
         log::start(&|name| std::env::var_os(name))?;
+        variables::check(&|name| std::env::var_os(name))?;
         #[cfg(feature = "simulator")]
         if let Some(simulation) = &self.simulation {
             return Machine::simulate(simulation, self.lsa_team_size());
