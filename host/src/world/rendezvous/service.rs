@@ -102,7 +102,7 @@ impl<S: Service> Drop for Running<S> {
         links.closing.store(true, Ordering::Release);
         links.waker.wake();
         let thread = self.thread.take();
-        // A forked child does not have the thread. An error is a panic of it, which it has reported.
+        // A forked child has no such thread. An error is a panic of it, which it has reported.
         let _ = thread.filter(|_| self.process.is_current()).map(JoinHandle::join);
     }
 }
