@@ -53,7 +53,8 @@ use crate::check::{check_buffer, check_len, refuse, require_context};
 /// in each rank, also 0. Launches are dependent ones, use no memory of the host, and may be
 /// captured in graphs. Only work on the operation's stream may access its buffers until it has
 /// ended. All results are determined by the inputs. After an error between the halves of an
-/// operation, the same half receives what is on its way, or after that is dropped the next operation.
+/// operation, what is on its way is received by the same half, or once that is dropped by the next
+/// operation.
 ///
 /// ```no_run
 /// use devcomm::{Buffer, ExpertParallel, ExpertParallelOptions, Tokens, World};
