@@ -2,7 +2,7 @@
 
 use devcomm::{
     Buffer, Collectives, Communicator, DeviceSlice, Error, F8E4M3, Parts, Rank, ReduceOp, Result,
-    Simulation, Stream, group,
+    Signal, Simulation, Stream, WaitSignalDesc, group,
 };
 use devcomm_testing::machines::{Gpus, on_gpus};
 
@@ -48,9 +48,10 @@ fn everywhere(name: &str, f: impl Fn(&Rank) -> Result<()> + Copy + Sync) {
 fn no_elements_are_nothing_to_do_everywhere() {
     everywhere("no_elements_are_nothing_to_do_everywhere", |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
-        let (collectives, next) = (Collectives::new(comm)?, (rank.rank() + 1) % rank.n_ranks());
+        let (me, n, collectives) = (rank.rank(), rank.n_ranks(), Collectives::new(comm)?);
+        let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
         let (x, y) = (comm.window::<f32>(16)?, comm.mem_alloc::<f32>(16)?);
-        let own: Vec<f32> = (0..16).map(|i| (16 * rank.rank() + i) as f32).collect();
+        let own: Vec<f32> = (0..16).map(|i| (16 * me + i) as f32).collect();
         x.copy_from_host(&own)?;
         y.copy_from_host(&own)?;
         let (none, empty) = (x.slice(3..3)?, y.slice(16..)?);
@@ -62,30 +63,23 @@ fn no_elements_are_nothing_to_do_everywhere() {
                 done += 1;
                 result
             })?;
-            let zeros = vec![0; rank.n_ranks()];
+            let zeros = vec![0; n];
             let parts = Parts { counts: &zeros, offsets: &zeros };
             collectives.all_to_all_v(&none, parts, to, parts, &stream)?;
             group(|_| {
                 comm.send(&none, next, &stream)?;
-                comm.recv(to, (rank.rank() + rank.n_ranks() - 1) % rank.n_ranks(), &stream)
+                comm.recv(to, previous, &stream)
             })?;
         }
         assert_eq!(done, 26);
         // Rows of no token.
         let weight = comm.mem_alloc::<f32>(8)?;
-        collectives.all_reduce_rmsnorm(
-            &none_of(&y)?,
-            &none_of(&x)?,
-            &weight,
-            &none_of(&y)?,
-            0.1,
-            &stream,
-        )?;
+        let (a, b) = (none_of(&x)?, none_of(&y)?);
+        collectives.all_reduce_rmsnorm(&a, &b, &weight, &a, 0.1, &stream)?;
         let (bytes, scale) = (comm.mem_alloc::<F8E4M3>(16)?, comm.mem_alloc::<f32>(1)?);
         let output = (&bytes.slice(..0)?, &scale);
-        let (a, b) = (none_of(&x)?, none_of(&y)?);
         collectives.all_reduce_rmsnorm_quantised(&a, &b, &weight, output, 0.1, &stream)?;
-        // Copies and fills.
+        // Copies, fills and puts.
         stream.copy(&none, &empty)?;
         stream.copy(&none, &none)?;
         stream.fill(&none, 7.0)?;
@@ -94,6 +88,10 @@ fn no_elements_are_nothing_to_do_everywhere() {
         none.copy_from_host(&[])?;
         none.copy_to_host(&mut [])?;
         none.fill_bytes(1)?;
+        for at in [0, 16] {
+            comm.put_signal(&none, &x, at, Signal::to(next), &stream)?;
+            comm.wait_signal(&[WaitSignalDesc::from(previous)], &stream)?;
+        }
         assert!(rank.all_gather::<f32>(&[])?.concat().is_empty());
         stream.synchronize()?;
         for memory in [x.device_slice(), y.device_slice()] {
@@ -103,8 +101,7 @@ fn no_elements_are_nothing_to_do_everywhere() {
         }
         // Those of others go on.
         let slice = |n| Ok([x.slice(..n)?, y.slice(..n)?]);
-        let n = 16 / rank.n_ranks();
-        each_collective(&collectives, comm, [n, 0], &stream, slice, |_, result| result)?;
+        each_collective(&collectives, comm, [16 / n, 0], &stream, slice, |_, result| result)?;
         stream.synchronize()
     });
 }
