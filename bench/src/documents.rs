@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::compare::Comparison;
+use crate::options::writable;
 use crate::plot;
 use crate::table::Report;
 use crate::versus::Row;
@@ -16,7 +17,7 @@ use crate::versus::Row;
 #[derive(Args, Clone, Debug)]
 pub struct DocumentOptions {
     /// Also draw the rows: latency and bandwidth by size, or the rate of each shape
-    #[arg(long, value_name = "SVG", conflicts_with = "simulate")]
+    #[arg(long, value_name = "SVG", conflicts_with = "simulate", value_parser = writable)]
     plot: Option<PathBuf>,
 
     /// Compare with an earlier run, a file that --json wrote: exit status 1 if a row became slower

@@ -1,5 +1,7 @@
 //! Flags shared by the benchmarks, with nccl-tests' names.
 
+use std::fs::{self, File};
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -251,15 +253,29 @@ impl NcclTestsOptions {
     }
 }
 
+/// A file that can be written, so that a run does not measure in vain. Its content stays, and one
+/// that was not there is not left.
+pub fn writable(path: &str) -> io::Result<PathBuf> {
+    let path = PathBuf::from(path);
+    match File::create_new(&path) {
+        Ok(_) => fs::remove_file(&path)?,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            File::options().append(true).open(&path)?;
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(path)
+}
+
 /// Flags for outputs in addition to the table.
 #[derive(Args, Clone, Debug)]
 pub struct OutputOptions {
     /// Also write the rows as CSV
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = writable)]
     pub csv: Option<PathBuf>,
 
     /// Also write header and rows as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = writable)]
     pub json: Option<PathBuf>,
 }
 
@@ -358,6 +374,7 @@ pub fn parse_bytes(text: &str) -> Result<usize, String> {
 mod tests {
     use super::*;
     use clap::Parser;
+    use std::path::Path;
 
     #[derive(Parser)]
     struct Cli {
@@ -371,6 +388,30 @@ mod tests {
 
     fn parse(args: &str) -> Cli {
         Cli::parse_from(["bench"].into_iter().chain(args.split_whitespace()))
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_an_error_before_anything_is_measured() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.csv");
+        let parse = |path: &Path| {
+            #[derive(Parser)]
+            struct Output {
+                #[command(flatten)]
+                output: OutputOptions,
+            }
+            let output = Output::try_parse_from(["bench".as_ref(), "--csv".as_ref(), path]);
+            output.map(|parsed| parsed.output.csv).map_err(|error| error.to_string())
+        };
+        assert_eq!(parse(&path), Ok(Some(path.clone())));
+        assert!(!path.exists());
+        fs::write(&path, "rows").unwrap();
+        assert_eq!(parse(&path), Ok(Some(path.clone())));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "rows");
+        let error = parse(&path.join("y.csv")).unwrap_err();
+        assert!(error.contains("--csv") && error.contains("Not a directory"), "{error}");
+        assert!(parse(folder.path()).unwrap_err().contains("Is a directory"));
+        assert!(parse(&folder.path().join("no/x.csv")).unwrap_err().contains("No such file"));
     }
 
     #[test]

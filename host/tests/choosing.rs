@@ -64,6 +64,30 @@ fn a_variable_that_makes_no_sense_is_an_error_wherever_a_machine_is_asked_for() 
 }
 
 #[test]
+fn a_setting_that_makes_no_sense_is_an_error_though_simulated_gpus_do_not_use_it() {
+    const TEST: &str =
+        "a_setting_that_makes_no_sense_is_an_error_though_simulated_gpus_do_not_use_it";
+    let settings = [
+        ("DEVCOMM_OPERATION_TIMEOUT", "abc"),
+        ("DEVCOMM_TIMEOUT", "0"),
+        ("DEVCOMM_PORT", "any"),
+        ("DEVCOMM_JIT", "yes"),
+        ("DEVCOMM_LOG", "devcomm_host=loud"),
+    ];
+    // In a child process, the one that is set.
+    if let Some((name, value)) = settings.iter().find(|(name, _)| std::env::var(name).is_ok()) {
+        let words = [*name, *value];
+        is_error_with(World::simulated(2).map(drop), &words);
+        is_error_with(World::builder().simulate(Simulation::new(2)).from_env().map(drop), &words);
+        is_error_with(World::threads(2).map(drop), &words);
+        return;
+    }
+    for setting in settings {
+        assert!(!has(TEST, &[setting, ("DEVCOMM_SIMULATE", "2")]));
+    }
+}
+
+#[test]
 fn with_the_variable_a_program_finds_simulated_gpus_in_and_outside_of_worlds() {
     let variable = &[("DEVCOMM_SIMULATE", "3,seed=7")];
     if !has("with_the_variable_a_program_finds_simulated_gpus_in_and_outside_of_worlds", variable) {

@@ -110,6 +110,64 @@ fn what_cannot_be_done_is_refused() {
     });
 }
 
+#[test]
+fn an_error_between_the_halves_of_an_operation_leaves_its_object_usable() {
+    on_gpus("an_error_between_the_halves_of_an_operation_leaves_its_object_usable", 2, |rank| {
+        let batch = Batch::new(64, 8, 2, &[4, 3], 1).routed(Routing::Random, 1);
+        for memory in Memory::of_each(rank, &batch, 4)? {
+            memory.write(rank, &batch)?;
+            let Memory { experts, stream, rows, output, .. } = &memory;
+            let (tokens, fails) = (|| memory.tokens(batch.tokens[rank.rank()]), rank.is_root());
+            let few = output.slice(..64)?;
+            let too_short = |result: Result<()>| {
+                let error = result.unwrap_err().to_string();
+                assert!(error.contains("the output has 64 elements"), "{error}");
+            };
+            // The tokens of a half that was dropped are received by the next operation.
+            let sent = experts.start_dispatch(tokens(), stream)?;
+            if fails {
+                drop(sent)
+            } else {
+                sent.receive()?
+            }
+            experts.group(rows, stream)?;
+            // A half can be used again after an error, and not after it has been received.
+            let returning = experts.start_combine(rows, stream)?;
+            if fails {
+                too_short(returning.receive(&few, None));
+            }
+            returning.receive(output, None)?;
+            memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
+            let again = returning.receive(output, None).unwrap_err().to_string();
+            assert!(again.contains("received already"), "{again}");
+            // What was received has nothing to do with what is sent later.
+            let later = experts.start_combine(rows, stream)?;
+            drop(returning);
+            let refused = experts.group(rows, stream).unwrap_err().to_string();
+            assert!(refused.contains("results that were sent are not received yet"), "{refused}");
+            later.receive(output, None)?;
+            // The results of a half that was dropped are discarded, and the steps go on.
+            let returning = experts.start_combine(rows, stream)?;
+            match fails {
+                true => too_short(returning.receive(&few, None)),
+                false => returning.receive(output, None)?,
+            }
+            drop(returning);
+            whole_step(rank, &memory, &batch, false)?;
+            // Nor does a capture that ends between the halves, as on an error.
+            let ended = stream.capture(|| {
+                let _sent = experts.start_dispatch(tokens(), stream)?;
+                experts.group(rows, stream)
+            });
+            let refused = ended.unwrap_err().to_string();
+            assert!(refused.contains("tokens that were sent are not received yet"), "{refused}");
+            whole_step(rank, &memory, &batch, false)?;
+            memory.experts.check()?;
+        }
+        Ok(())
+    });
+}
+
 /// Ranks that do not come leave a rank's kernel waiting. With one token a combine is one round.
 #[test]
 fn the_host_ends_waits_for_ranks_that_do_not_come() {

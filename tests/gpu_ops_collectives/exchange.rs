@@ -342,7 +342,10 @@ fn exchanges_of_other_lengths_are_refused() {
         let four_floats = comm.mem_alloc::<f32>(4)?;
         for (refused, reason) in [
             (collectives.all_gather(&four, &seven, &stream), "7 elements are not 2 times 4"),
-            (collectives.all_to_all(&seven, &seven, &stream), "7 elements are not 2 times 3"),
+            (
+                collectives.all_to_all(&seven, &seven, &stream),
+                "2 ranks, but its buffers have 7 elements",
+            ),
             (
                 collectives.reduce_scatter(&four_floats, &four_floats, ReduceOp::Sum, &stream),
                 "4 elements are not 2 times 4",

@@ -3,7 +3,9 @@
 mod any;
 mod checked;
 mod concurrent;
+mod edges;
 mod exchange;
+mod numbers;
 mod ranks;
 mod repeated;
 

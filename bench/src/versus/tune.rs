@@ -25,7 +25,7 @@ use crate::date::date;
 use crate::documents;
 use crate::harness::{Harness, Rounds};
 use crate::header::Header;
-use crate::options::{RankOptions, RunOptions};
+use crate::options::{RankOptions, RunOptions, writable};
 use crate::ranks;
 use crate::stats::Spread;
 
@@ -36,7 +36,7 @@ pub struct Tune {
     inputs: Inputs,
 
     /// Also write the fastest plans to this table, which keeps its comments and other shapes
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = writable)]
     table: Option<PathBuf>,
 
     /// Only shapes of which the table has no plan: goes on with a run that was cut off

@@ -15,7 +15,7 @@ use super::tune::{Table, TableKey, Timed, choose, number, print_header, print_ti
 use crate::contender::{Contender, Variant};
 use crate::date::date;
 use crate::harness::Harness;
-use crate::options::{Dtype, LARGEST, RankOptions, RunOptions, SizeOptions};
+use crate::options::{Dtype, LARGEST, RankOptions, RunOptions, SizeOptions, writable};
 use crate::ranks;
 
 /// The flags of `tune all-reduce` and so on. Its output is a table too: what is not an entry is a
@@ -30,7 +30,7 @@ pub struct TuneCollective {
     dtype: Dtype,
 
     /// Also write the fastest plans to this table, which keeps its comments and other entries
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = writable)]
     table: Option<PathBuf>,
 
     #[command(flatten)]

@@ -2,7 +2,8 @@
 //!
 //! On a GPU the conversions of the crates `half` and `float8` compile to slow integer code; these
 //! functions are one instruction, or two for a single 8-bit float. Narrowing rounds to the nearest,
-//! ties to even. NaNs stay NaNs, but may lose their payloads.
+//! ties to even. NaNs stay NaNs, but may lose sign and payload; zeros keep their sign. What is too
+//! large becomes an infinity in 16 bits, and in 8 bits, as infinities do, the largest number.
 //!
 //! The functions named `x2` take or return two 16-bit floats in a `u32`, or two 8-bit floats in a
 //! `u16`, the first in the low bits, as in memory.

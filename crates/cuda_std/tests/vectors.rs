@@ -118,3 +118,27 @@ fn floats_of_8_bits_beyond_the_range_are_the_largest_number() {
     assert_eq!(convert::f32_to_f8e5m2x2([1.0, -2.0]), 0xc03c);
     assert_eq!(convert::f8e5m2x2_to_f32(0xc03c), [1.0, -2.0]);
 }
+
+#[test]
+fn narrowing_keeps_nans_and_the_signs_of_zeros() {
+    use half::{bf16, f16};
+
+    let nan = f32::from_bits(0xffc1_2345);
+    assert!(convert::f32_to_f16(nan).is_nan() && convert::f32_to_bf16(nan).is_nan());
+    // All bits of the payload are lost in 16.
+    let nan = f32::from_bits(0x7f80_0001);
+    assert!(convert::f32_to_f16(nan).is_nan() && convert::f32_to_bf16(nan).is_nan());
+    assert!(convert::f32_to_f8e4m3(nan).to_f32().is_nan());
+    assert!(convert::f32_to_f8e5m2(nan).to_f32().is_nan());
+    for zero in [0.0, -0.0_f32] {
+        let sign = zero.is_sign_negative();
+        assert_eq!(convert::f32_to_f16(zero).to_bits(), u16::from(sign) << 15);
+        assert_eq!(convert::f32_to_bf16(zero).to_bits(), u16::from(sign) << 15);
+        assert_eq!(convert::f32_to_f8e4m3(zero).to_bits(), u8::from(sign) << 7);
+        assert_eq!(convert::f32_to_f8e5m2(zero).to_bits(), u8::from(sign) << 7);
+    }
+    assert_eq!(convert::f32_to_f16(1e9), f16::INFINITY);
+    assert_eq!(convert::f32_to_bf16(f32::MAX), bf16::INFINITY);
+    assert_eq!(convert::f32_to_f8e4m3(f32::INFINITY).to_f32(), 448.0);
+    assert_eq!(convert::f32_to_f8e5m2(f32::NEG_INFINITY).to_f32(), -57_344.0);
+}

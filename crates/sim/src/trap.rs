@@ -21,9 +21,11 @@ use crate::gpus::Gpus;
 mod linux;
 
 /// Processor time after which a kernel that has made no call into the simulator is stopped; it may
-/// take up to twice as long.
+/// take a tick of the watchdog longer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
-/// The same after a time limit that is shorter.
+/// How many ticks that is.
+const TICKS: u32 = 6;
+/// The same after a time limit that is shorter, in one tick.
 const GRACE_PERIOD: Duration = Duration::from_millis(250);
 
 /// Processor time of this OS thread.
@@ -60,7 +62,7 @@ impl Watchdog {
             any(target_arch = "x86_64", target_arch = "aarch64")
         )))]
         {
-            let _ = (limit, PATIENCE, GRACE_PERIOD, activity);
+            let _ = (limit, PATIENCE, TICKS, GRACE_PERIOD, activity);
             Self {}
         }
     }

@@ -4,6 +4,7 @@
 //! an error. Every method enqueues to the caller's stream, or with `None` to the context's default
 //! stream, and returns at once. The memory stays allocated until the operation is done. Where NCCL
 //! allows it, the two buffers may be the same memory, or one may be part of the other: *in place*.
+//! Buffers that overlap otherwise are an error.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -48,8 +49,8 @@ macro_rules! collectives {
                 ///
                 /// # Errors
                 ///
-                /// [`Error::InvalidInput`] when lengths do not match, or memory or stream
-                /// are of another context than the communicator;
+                /// [`Error::InvalidInput`] when lengths do not match, buffers overlap other
+                /// than in place, or memory or stream are of another context than the communicator;
                 /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
                 /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
                 #[doc(alias = $alias)]
@@ -88,6 +89,7 @@ collectives! {
     ) |this| {
         let (send, recv) = (send.device_slice(), recv.device_slice());
         same_length("an all-reduce", send.len(), recv.len())?;
+        require_place("an all-reduce", &send, &recv, Some(0))?;
         let operation = this.operation(&send).sends(&send)?.receives(&recv)?.combines(&op)?;
         operation.enqueue_configured(this, stream, calls::all_reduce)
     }
@@ -103,6 +105,7 @@ collectives! {
         if this.communicator.rank() == root {
             let recv = require_buffer("a reduction", "receive in", recv)?;
             same_length("a reduction", send.len(), recv.len())?;
+            require_place("a reduction", &send, &recv, Some(0))?;
             operation = operation.receives(&recv)?;
         }
         operation.combines(&op)?.enqueue_configured(this, stream, calls::reduce)
@@ -119,6 +122,7 @@ collectives! {
         if this.communicator.rank() == root {
             let send = require_buffer("a broadcast", "send", send)?;
             same_length("a broadcast", send.len(), recv.len())?;
+            require_place("a broadcast", &send, &recv, Some(0))?;
             operation = operation.sends(&send)?;
         }
         operation.enqueue_configured(this, stream, calls::broadcast)
@@ -130,6 +134,7 @@ collectives! {
     fn all_gather<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: impl OnStream) |this| {
         let (send, recv) = (send.device_slice(), recv.device_slice());
         this.require_chunks("an all-gather", recv.len(), send.len())?;
+        require_place("an all-gather", &send, &recv, this.chunk_at(send.len()))?;
         let operation = this.operation(&send).sends(&send)?.receives(&recv)?;
         operation.enqueue_configured(this, stream, calls::all_gather)
     }
@@ -142,6 +147,8 @@ collectives! {
     ) |this| {
         let (send, recv) = (send.device_slice(), recv.device_slice());
         this.require_chunks("a reduce-scatter", send.len(), recv.len())?;
+        let place = this.chunk_at(recv.len()).map(|at| -at);
+        require_place("a reduce-scatter", &send, &recv, place)?;
         let operation = Operation::new(this.communicator, recv.len(), send.data_type());
         let operation = operation.sends(&send)?.receives(&recv)?.combines(&op)?;
         operation.enqueue_configured(this, stream, calls::reduce_scatter)
@@ -153,8 +160,15 @@ collectives! {
     fn all_to_all<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: impl OnStream) |this| {
         let (send, recv) = (send.device_slice(), recv.device_slice());
         same_length("an all-to-all", send.len(), recv.len())?;
-        let chunk = send.len() / this.communicator.n_ranks();
-        this.require_chunks("an all-to-all", send.len(), chunk)?;
+        let (len, n_ranks) = (send.len(), this.communicator.n_ranks());
+        if !len.is_multiple_of(n_ranks) {
+            return Err(Error::invalid(format!(
+                "an all-to-all has a chunk for each of {n_ranks} ranks, but its buffers have {len} \
+                 elements"
+            )));
+        }
+        let chunk = len / n_ranks;
+        require_place("an all-to-all", &send, &recv, None)?;
         let operation = Operation::new(this.communicator, chunk, send.data_type());
         operation.sends(&send)?.receives(&recv)?.enqueue_configured(this, stream, calls::all_to_all)
     }
@@ -171,6 +185,7 @@ collectives! {
         if this.communicator.rank() == root {
             let recv = require_buffer("a gather", "receive in", recv)?;
             this.require_chunks("a gather", recv.len(), send.len())?;
+            require_place("a gather", &send, &recv, this.chunk_at(send.len()))?;
             operation = operation.receives(&recv)?;
         }
         operation.enqueue_configured(this, stream, calls::gather)
@@ -188,6 +203,8 @@ collectives! {
         if this.communicator.rank() == root {
             let send = require_buffer("a scatter", "send", send)?;
             this.require_chunks("a scatter", send.len(), recv.len())?;
+            let place = this.chunk_at(recv.len()).map(|at| -at);
+            require_place("a scatter", &send, &recv, place)?;
             operation = operation.sends(&send)?;
         }
         operation.enqueue_configured(this, stream, calls::scatter)
@@ -199,6 +216,26 @@ fn same_length(operation: &str, send: usize, recv: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!("lengths must match: {operation} from {send} elements to {recv}")))
+}
+
+/// Fails for buffers that overlap, unless `send` begins at element `place` of `recv`.
+fn require_place<T, U>(
+    operation: &str,
+    send: &DeviceSlice<T>,
+    recv: &DeviceSlice<U>,
+    place: Option<isize>,
+) -> Result<()> {
+    if send.is_apart_or_at(recv, place) {
+        return Ok(());
+    }
+    let in_place = match place {
+        None => "it does not work in place",
+        Some(0) => "in place, they begin at one address",
+        Some(_) => "in place, one is this rank's chunk of the other",
+    };
+    Err(Error::invalid(format!(
+        "the buffers of {operation} overlap: it sends {send:?} and receives in {recv:?}; {in_place}"
+    )))
 }
 
 fn require_buffer<T>(operation: &str, what: &str, buffer: Option<T>) -> Result<T> {
@@ -217,6 +254,11 @@ impl<'a> Configured<'a> {
             "{operation} of {n_ranks} ranks needs {n_ranks} chunks in one of its buffers, but \
              {len} elements are not {n_ranks} times {chunk}"
         )))
+    }
+
+    /// Where this rank's chunk of `len` elements begins, among those of all ranks.
+    fn chunk_at(&self, len: usize) -> Option<isize> {
+        isize::try_from(self.communicator.rank() * len).ok()
     }
 
     /// An operation on the elements of `slice`.

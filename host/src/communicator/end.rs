@@ -274,6 +274,9 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.context.cuda().is_forked() {
+            return;
+        }
         if self.handle.status() >= Status::Destroyed {
             // The context ends later than an abort in progress.
             return abort_and_log(&self.handle);

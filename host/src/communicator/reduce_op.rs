@@ -14,6 +14,16 @@ use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls::{self, Scalar};
 
 /// How a reduction combines elements. NCCL: `ncclRedOp_t`.
+///
+/// Of floats, all ranks get the same bits:
+///
+/// * A sum, product or average with a NaN is NaN, and so are the sum of infinities of both signs
+///   and the product of an infinity and a zero. Sign and payload of a NaN are not determined.
+/// * `Max` and `Min` leave NaNs out: the result is NaN only if all ranks' elements are.
+/// * A zero may have either sign, also where all ranks' zeros have the same one.
+/// * A result of 8-bit floats beyond the largest number is that number, of its sign.
+///
+/// Sums of integers wrap around.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ncclRedOp_t")]

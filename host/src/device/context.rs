@@ -422,7 +422,7 @@ impl Drop for ContextInner {
     fn drop(&mut self) {
         self.flags.detach();
         let failed = self.failed.load(Ordering::Acquire) || self.stuck.waited().is_some();
-        if failed || self.health.read().is_lost() {
+        if failed || self.health.read().is_lost() || self.cuda.is_forked() {
             return;
         }
         let _ = self.cuda.bind();

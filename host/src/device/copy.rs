@@ -158,7 +158,7 @@ impl Stream {
         let (from, to) = (from.device_slice(), to.device_slice());
         require_same_len(from.len(), to.len())?;
         let (source, target) = (from.device_address(), to.device_address());
-        if source.abs_diff(target) < to.byte_len() as u64 {
+        if from.overlaps(&to) {
             let (len, name) = (to.len(), T::NAME);
             return Err(Error::invalid(format!(
                 "a copy of {len} elements of {name} from {source:#x} to {target:#x}, which overlap"

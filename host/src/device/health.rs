@@ -9,6 +9,7 @@ use super::abort::{AbortFlag, AbortFlags};
 use super::issuer::Issuer;
 use crate::error::{AbortCause, Result, WorldError};
 use crate::machine::Machine;
+use crate::sys::fork::Process;
 
 /// How long running NCCL calls may take to return after a rank is lost, before they are aborted.
 const LOST_RANK_GRACE: Duration = Duration::from_secs(2);
@@ -17,6 +18,7 @@ const LOST_RANK_GRACE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Health {
     machine: Machine,
+    process: Process,
     /// How long a call may wait for the other ranks.
     deadline: Option<Duration>,
     lost: OnceLock<(usize, String)>,
@@ -29,7 +31,8 @@ pub(crate) struct Health {
 impl Health {
     pub(crate) fn new(machine: Machine, deadline: Option<Duration>) -> Arc<Self> {
         let (lost, communicators, flags) = Default::default();
-        Arc::new(Self { machine, deadline, lost, communicators, flags })
+        let process = Process::current();
+        Arc::new(Self { machine, process, deadline, lost, communicators, flags })
     }
 
     /// How long a call may wait for the other ranks: exchanges on the host, and calls that create
@@ -43,8 +46,9 @@ impl Health {
         &self.machine
     }
 
-    /// Fails once a rank is lost, naming the first one.
+    /// Fails once a rank is lost, naming the first one, and in a forked child.
     pub(crate) fn check(&self) -> Result<()> {
+        self.process.require()?;
         match self.lost.get() {
             None => Ok(()),
             Some((rank, why)) => Err(WorldError::RankLost { rank: *rank, why: why.clone() }.into()),

@@ -261,6 +261,29 @@ impl<T> DeviceSlice<T> {
         &self.context
     }
 
+    /// Whether both have bytes in common.
+    #[must_use]
+    pub fn overlaps<U>(&self, other: &DeviceSlice<U>) -> bool {
+        let (first, last) = if self.address <= other.address {
+            (self.byte_len(), other.byte_len())
+        } else {
+            (other.byte_len(), self.byte_len())
+        };
+        last > 0 && self.address.abs_diff(other.address) < first as u64
+    }
+
+    /// Whether an operation can send `self` and receive in `to`: they have no bytes in common, or
+    /// `self` begins at element `place` of `to`, as one that works in place allows.
+    #[must_use]
+    pub fn is_apart_or_at<U>(&self, to: &DeviceSlice<U>, place: Option<isize>) -> bool {
+        let size = self.data_type.size() as u64;
+        let is_at = |place: isize| {
+            let bytes = (place as i64 as u64).wrapping_mul(size);
+            self.address == to.address.wrapping_add(bytes)
+        };
+        !self.overlaps(to) || place.is_some_and(is_at)
+    }
+
     /// A reference that keeps the memory allocated, if the slice has one.
     pub(crate) fn keep(&self) -> Option<Kept> {
         self.owner.clone()

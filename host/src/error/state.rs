@@ -67,6 +67,13 @@ pub enum StateError {
     /// the copy may still run, so the memory is neither accessed nor freed any more.
     #[error("it is not known when a copy of the pinned memory ends, because the driver failed")]
     UnknownCopy,
+    /// The process was forked after the object was made, and this is the child, which has none of
+    /// the threads and connections.
+    #[error(
+        "this process is a fork of the one that joined the world, and cannot use what was made \
+         there; call devcomm in the parent, or start the process anew (spawn, exec)"
+    )]
+    Forked,
     /// A call of NCCL that waits for the other ranks has not returned in time; its communicator is
     /// aborted.
     #[error(

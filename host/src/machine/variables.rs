@@ -86,6 +86,35 @@ pub(crate) fn seconds(
     }
 }
 
+/// Whether a variable is 1.
+pub(crate) fn switch(var: Lookup<'_>, variable: &'static str) -> Result<bool> {
+    match text(var, variable)?.as_deref() {
+        None | Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(value) => {
+            let (value, why) = (Some(value.to_owned()), "neither 0 nor 1".to_owned());
+            Err(WorldError::Environment { variable, value, why }.into())
+        }
+    }
+}
+
+/// Fails for a value that makes no sense, also of a variable that this program does not use: on
+/// other machines, or with a launcher, it would.
+pub(crate) fn check(var: Lookup<'_>) -> Result<()> {
+    deadline(var)?;
+    timeout(var)?;
+    port(var, "DEVCOMM_PORT")?;
+    switch(var, JIT).map(drop)
+}
+
+/// Whether the driver compiles kernels of which the program has the machine code.
+pub(crate) const JIT: &str = "DEVCOMM_JIT";
+
+/// How long ranks that join wait for each other, if it is set.
+pub(crate) fn timeout(var: Lookup<'_>) -> Result<Option<Duration>> {
+    seconds(var, "DEVCOMM_TIMEOUT", "above 0")
+}
+
 /// How long a call on GPUs may wait for the other ranks; `None` for ever.
 pub(crate) fn deadline(var: Lookup<'_>) -> Result<Option<Duration>> {
     let deadline = seconds(var, "DEVCOMM_OPERATION_TIMEOUT", "or 0")?.unwrap_or(DEFAULT_DEADLINE);

@@ -6,6 +6,7 @@
 pub(crate) mod banner;
 pub(crate) mod cuda;
 pub(crate) mod dlpack;
+pub(crate) mod fork;
 pub(crate) mod nccl;
 pub(crate) mod nccl_build;
 pub(crate) mod process;

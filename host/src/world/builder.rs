@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::env::launched;
 use super::{GinLoopback, OwnMachine, RankMode, World, log};
 use crate::error::{Error, Result, WorldError};
-use crate::machine::{Machine, VARIABLE};
+use crate::machine::{Machine, VARIABLE, variables};
 
 /// Settings of a [`World`]: the machine, and environment variables that NCCL and the CUDA driver
 /// read once. See [`World::builder`].
@@ -62,7 +62,8 @@ impl WorldBuilder {
     /// exchanges on the host, and calls that create or end communicators, windows and device
     /// communicators. Then the job fails: every rank gets [`WorldError::RankLost`], with a rank
     /// that has not come, and who waited for it in which call. A process that says nothing for so
-    /// long, such as a stopped one, counts as lost too. `None`: no limit. Default:
+    /// long, or for 20 s, such as a stopped one, counts as lost too. `None`: no limit, also of
+    /// silence, so that processes can be stopped in a debugger. Default:
     /// `DEVCOMM_OPERATION_TIMEOUT`, or else 10 minutes; on simulated GPUs none, since deadlocks are
     /// found there.
     ///
@@ -156,6 +157,7 @@ impl WorldBuilder {
     /// plugin.
     fn machine(&self) -> Result<Machine> {
         log::start(&|name| std::env::var_os(name))?;
+        variables::check(&|name| std::env::var_os(name))?;
         #[cfg(feature = "simulator")]
         if let Some(simulation) = &self.simulation {
             return Machine::simulate(simulation, self.lsa_team_size());

@@ -184,6 +184,7 @@ impl Rank {
     ///
     /// As [`Communicator::init_rank`].
     pub fn new_communicator(&self, config: &CommConfig) -> Result<Communicator> {
+        self.rendezvous.health().check()?;
         let own = || {
             config.lower(self.library.loaded())?;
             if self.is_root() { self.library.unique_id().map(Some) } else { Ok(None) }

@@ -12,6 +12,7 @@ mod copies;
 mod dlpack;
 mod failures;
 mod faults;
+mod forks;
 mod graphs;
 mod groups;
 mod kernels;

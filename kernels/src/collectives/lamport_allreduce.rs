@@ -15,7 +15,7 @@ use super::reduction::Reduction;
 /// of the LSA team, which has `N`.
 ///
 /// f16 and bf16 are reduced in f32 and rounded once. All ranks get the same bits. `output` may be
-/// `input`. -0 counts as +0.
+/// `input`. -0 may count as +0.
 ///
 /// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
 /// from each rank.

@@ -14,7 +14,7 @@ use super::reduction::Reduction;
 /// this rank, for `i < count`, in every rank of the LSA team, which has 2, 4 or 8.
 ///
 /// f16 and bf16 are reduced in f32 and rounded once. `output` may be `input + rank * count`. -0
-/// counts as +0.
+/// may count as +0.
 ///
 /// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
 /// from each rank.

@@ -55,7 +55,7 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 ///
 /// `input` has a row for each token, `ids` and `weights` `shape.top_k` numbers: experts, from 0 up
 /// to `shape.experts` times the number of ranks, or -1 for none. Other numbers count as -1, and are
-/// counted in `faults`. Rows are 16-bit floats: -0 counts as +0.
+/// counted in `faults`. Rows are 16-bit floats: -0 may count as +0.
 ///
 /// Rows of [`F8E4M3`] become that on their way, with a scale for each 128 elements, and arrive so:
 /// an element of the input is about that one times its scale. The scale is the least power of two,

@@ -31,7 +31,8 @@ impl Collectives {
         let (ranks, bytes) = (self.communicator.n_ranks(), send.byte_len());
         let by_nccl = |reason| Request::by_nccl(Operation::AllReduce, reason);
         let Some(workspace) = &self.workspace else { return by_nccl(UNREACHED) };
-        if send.is_empty() || send.len() != recv.len() {
+        let fit = send.len() == recv.len() && send.is_apart_or_at(recv, Some(0));
+        if send.is_empty() || !fit {
             return by_nccl(INVALID);
         }
         let options = workspace.options;

@@ -52,8 +52,8 @@ impl Collectives {
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for parts that are not one for
-    /// each rank or not within the buffer, for buffers of other contexts, and in a checked world
-    /// for counts or windows that do not match; those of the launch; as
+    /// each rank, not within the buffer or overlap, for buffers of other contexts, and in a checked
+    /// world for counts or windows that do not match; those of the launch; as
     /// [`Communicator::send`](devcomm_host::Communicator::send).
     pub fn all_to_all_v<S, R>(
         &self,
@@ -78,6 +78,7 @@ impl Collectives {
                 "rank {me} sends itself {sent} elements and receives {received}"
             ));
         }
+        recv.require_apart(&send)?;
         self.require_own(Some(&send.slice), &recv.slice, stream)?;
         let Some(workspace) = &self.workspace else {
             if let Way::None = self.way(Request::by_nccl(Operation::Other, UNREACHED)) {
@@ -245,6 +246,41 @@ impl<T: Element> Side<'_, T> {
             Some(rank) => refuse(format!(
                 "{what} has {len} elements, and not {} from {} on for rank {rank}",
                 counts[rank], offsets[rank]
+            )),
+        }
+    }
+
+    /// Fails if the parts to receive in overlap each other, or those to send.
+    fn require_apart(&self, send: &Self) -> Result<()> {
+        let parts = |side: &Self| -> Vec<(u64, u64, usize)> {
+            let Parts { counts, offsets } = side.parts;
+            let (first, size) = (side.slice.device_address(), size_of::<T>());
+            let part = |(rank, (&count, &offset)): (usize, (&usize, &usize))| {
+                let from = first + (offset * size) as u64;
+                (from, from + (count * size) as u64, rank)
+            };
+            let parts = counts.iter().zip(offsets).enumerate().map(part);
+            let mut parts: Vec<_> = parts.filter(|(from, to, _)| from < to).collect();
+            parts.sort_unstable();
+            parts
+        };
+        let received = parts(self);
+        if let Some([(.., one), (.., other)]) =
+            received.array_windows().find(|[(_, to, _), (from, ..)]| from < to)
+        {
+            return refuse(format!("the parts to receive from ranks {one} and {other} in overlap"));
+        }
+        if !self.slice.overlaps(&send.slice) {
+            return Ok(());
+        }
+        let sent = parts(send);
+        let meets = |(from, to, _): &&(u64, u64, usize)| {
+            sent.iter().find(|(first, end, _)| first < to && from < end)
+        };
+        match received.iter().find_map(|part| Some((part.2, meets(&part)?.2))) {
+            None => Ok(()),
+            Some((from, to)) => refuse(format!(
+                "the part to receive from rank {from} in overlaps that to send to rank {to}"
             )),
         }
     }

@@ -188,7 +188,7 @@ impl<T: Element> Exchange<T> {
         Self { pattern, send, recv: recv.device_slice() }
     }
 
-    /// Whether there is something to send, and the lengths match.
+    /// Whether there is something to send, lengths match, and the buffers overlap in place only.
     fn is_valid(&self, rank: usize, ranks: usize) -> bool {
         let (send, recv) = (self.send.as_ref().map(DeviceSlice::len), self.recv.len());
         let matches = match self.pattern {
@@ -196,7 +196,13 @@ impl<T: Element> Exchange<T> {
             Pattern::Broadcast { root } => root < ranks && (rank != root || send == Some(recv)),
             Pattern::AllToAll => send == Some(recv) && recv.is_multiple_of(ranks),
         };
-        matches && recv > 0
+        let place = match self.pattern {
+            Pattern::AllGather => Some((rank * (recv / ranks)) as isize),
+            Pattern::Broadcast { .. } => Some(0),
+            Pattern::AllToAll => None,
+        };
+        let is_apart = |send: &DeviceSlice<T>| send.is_apart_or_at(&self.recv, place);
+        matches && recv > 0 && self.send.as_ref().is_none_or(is_apart)
     }
 
     fn messages(&self, ranks: usize) -> MessagesArgs<usize, usize, usize, u32> {

@@ -43,8 +43,9 @@ use crate::slots::empty_slots;
 ///
 /// As with a [`Communicator`], every rank calls the same operations in the same order, with buffers
 /// of the same lengths and types. All are at the same place of a window or all in none, and all
-/// begin at a multiple of 16 bytes or none does. Launches are dependent ones. Only work on the
-/// operation's stream may access its buffers until it has ended.
+/// begin at a multiple of 16 bytes or none does. What is moved keeps its bits, and
+/// [`ReduceOp`](devcomm_host::ReduceOp) says how NaNs and zeros are reduced. Launches are dependent
+/// ones. Only work on the operation's stream may access its buffers until it has ended.
 ///
 /// Operations may be on several streams, captured or not: each follows the one before, and so does
 /// the launch of a [graph](devcomm_host::Graph) with operations. A graph of another library is
@@ -271,7 +272,7 @@ const THREADS: u32 = 512;
 
 /// Why NCCL does what no kernel can.
 const UNREACHED: &str = "as load and store do not reach 2, 4 or 8 ranks";
-const INVALID: &str = "as there is nothing to send, or the lengths do not match";
+const INVALID: &str = "as there is nothing to send, or the buffers do not match";
 const UNREDUCED: &str = "as no kernel reduces this type by this operator";
 const PLAIN: &str = "as the message is too long for one step, and not aligned in a window";
 

@@ -98,7 +98,9 @@ impl Collectives {
         let (ranks, bytes) = (self.communicator.n_ranks(), recv.byte_len());
         let by_nccl = |reason| Request::by_nccl(Operation::ReduceScatter, reason);
         let Some(workspace) = &self.workspace else { return by_nccl(UNREACHED) };
-        if recv.is_empty() || recv.len().checked_mul(ranks) != Some(send.len()) {
+        let chunk = -((self.communicator.rank() * recv.len()) as isize);
+        let fit = recv.len().checked_mul(ranks) == Some(send.len());
+        if recv.is_empty() || !fit || !send.is_apart_or_at(recv, Some(chunk)) {
             return by_nccl(INVALID);
         }
         if !is_reduced {

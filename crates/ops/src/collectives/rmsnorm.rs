@@ -22,6 +22,9 @@ const MAX_THREADS: u32 = 256;
 /// The most blocks of a cluster.
 const MAX_CLUSTER: u32 = 8;
 
+const OVERLAP: &str = "the buffers of an all-reduce with RMSNorm overlap: each is memory of its \
+    own, but the output, which may be the input if it is not quantised";
+
 /// Why an all-reduce and RMSNorm follow each other.
 const LONG: &str = "as there are too many tokens for one step; RMSNorm follows an all-reduce";
 
@@ -34,11 +37,15 @@ impl Collectives {
     /// sqrt(mean(sum^2) + eps)`. All ranks get the same if their residuals are the same. `output`
     /// may be `input`; nothing else overlaps.
     ///
+    /// A row whose sums have a NaN is normalised to NaNs. If the sum of squares is not finite in
+    /// f32, as of an infinity, the row becomes zeros, and NaN where the sum itself is infinite. A
+    /// zero may have either sign.
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for buffers of other lengths,
-    /// of other contexts or not aligned to 16 bytes, and for rows that are not a multiple of 16
-    /// bytes or have more than 32 KiB; those of the launch.
+    /// of other contexts, not aligned to 16 bytes or which overlap, and for rows that are not a
+    /// multiple of 16 bytes or have more than 32 KiB; those of the launch.
     pub fn all_reduce_rmsnorm<I, R, W, O>(
         &self,
         input: &I,
@@ -60,9 +67,9 @@ impl Collectives {
 
     /// [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm) with a quantised output, for a product of
     /// 8-bit floats: `output` gets the normalised sum divided by the first element of `scale`,
-    /// rounded once to the nearest, ties to even, and saturated at 448 of either sign. The kernel
-    /// reads the scale. It is the scale of vLLM's static quantisation per tensor, and of
-    /// [`Product::scales`](crate::Product::scales).
+    /// rounded once to the nearest, ties to even, and saturated at 448 of either sign; a NaN
+    /// stays one. The kernel reads the scale. It is the scale of vLLM's static quantisation per
+    /// tensor, and of [`Product::scales`](crate::Product::scales).
     ///
     /// `input` may be overwritten: where NCCL reduces, it gets the sum. No buffers overlap.
     ///
@@ -85,16 +92,21 @@ impl Collectives {
         O: Buffer<Element = F8E4M3>,
         S: Buffer<Element = f32>,
     {
-        let (input, output, scale) =
-            (input.device_slice(), output.device_slice(), scale.device_slice());
+        let [input, residual, weight] =
+            [input.device_slice(), residual.device_slice(), weight.device_slice()];
+        let (output, scale) = (output.device_slice(), scale.device_slice());
         let own = self.communicator.context();
         require_context("the output", output.context(), own)?;
         check_buffer("the output", output.device_address(), output.len(), 1, input.len())?;
         require_context("the scale", scale.context(), own)?;
         check_len("the scale", scale.len(), 1, 1)?;
+        let inputs = [&input, &residual, &weight].map(|slice| slice.overlaps(&output));
+        if inputs.contains(&true) || scale.overlaps(&output) || scale.overlaps(&residual) {
+            return refuse(OVERLAP.to_owned());
+        }
         let quantised =
             QuantisedArgs { output: output.device_address(), scale: scale.device_address() };
-        let buffers = [input.clone(), residual.device_slice(), weight.device_slice()];
+        let buffers = [input.clone(), residual, weight];
         self.rmsnorm(buffers, &input, quantised, eps, stream)
     }
 
@@ -117,6 +129,12 @@ impl Collectives {
         ] {
             require_context(name, slice.context(), self.communicator.context())?;
             check_buffer(name, slice.device_address(), slice.len(), 1, len)?;
+        }
+        let pairs = [(&input, &residual), (&input, &weight), (&residual, &weight)];
+        let with_output = [(&residual, output), (&weight, output)];
+        let overlap = pairs.iter().chain(&with_output).any(|(one, other)| one.overlaps(other));
+        if overlap || !input.is_apart_or_at(output, Some(0)) {
+            return refuse(OVERLAP.to_owned());
         }
         let row = hidden * data_type.size();
         if hidden == 0 || !row.is_multiple_of(16) || row > MAX_ROW || !count.is_multiple_of(hidden)

@@ -130,7 +130,7 @@ impl ExpertParallel {
         scales: Option<&DeviceSlice<f32>>,
         stream: &Stream,
     ) -> Result<()> {
-        self.require_nothing_sent()?;
+        self.end_flight()?;
         if self.stage.get() == Stage::Begin {
             return refuse("no tokens have been received: `dispatch` does that".to_owned());
         }

@@ -5,54 +5,166 @@ use devcomm_kernels::expert_parallel::Steps;
 use half::bf16;
 
 use super::{ExpertParallel, Stage};
+use crate::check::refuse;
+
+/// What has been sent and not been received.
+pub(super) struct InFlight {
+    /// That of its half.
+    number: u64,
+    /// The stream on which it was sent.
+    stream: Stream,
+    /// The rows of results, which the second half reads too; `None` for tokens.
+    results: Option<DeviceSlice<bf16>>,
+    /// Whether the stream was captured, so that graphs send it.
+    is_captured: bool,
+    /// Whether its half was dropped.
+    is_dropped: bool,
+}
+
+impl InFlight {
+    fn what(&self) -> &'static str {
+        if self.results.is_some() { "results" } else { "tokens" }
+    }
+}
 
 /// Tokens on their way: [`ExpertParallel::start_dispatch`].
+///
+/// If it is dropped before they are received, the next operation of the [`ExpertParallel`] receives
+/// them first.
 #[derive(Debug)]
 #[must_use = "tokens that are not received keep the next step from beginning"]
 pub struct Sent<'a> {
     pub(super) experts: &'a ExpertParallel,
-    pub(super) stream: Stream,
+    pub(super) number: u64,
 }
 
 impl Sent<'_> {
-    /// Receives the tokens of all ranks, on the stream on which they were sent.
+    /// Receives the tokens of all ranks, on the stream on which they were sent. After an error it
+    /// can be called again.
     ///
     /// # Errors
     ///
-    /// Those of the launch.
-    pub fn receive(self) -> Result<()> {
-        let (experts, steps) = (self.experts, Steps::RECEIVE);
-        experts.compare("dispatch to experts", steps)?;
-        experts.enqueue_dispatch([0; 3], experts.tokens.get(), steps, &self.stream)?;
-        experts.stage.set(Stage::Received);
-        Ok(())
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if they were received; those of
+    /// the launch.
+    pub fn receive(&self) -> Result<()> {
+        self.experts.receive_tokens(self.number)
+    }
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        self.experts.drop_half(self.number);
     }
 }
 
 /// Results on their way: [`ExpertParallel::start_combine`].
+///
+/// If it is dropped before they are received, the next operation of the [`ExpertParallel`] receives
+/// them first and discards them, in memory that it allocates for that. Not in a stream capture.
 #[derive(Debug)]
 #[must_use = "results that are not received keep the next step from beginning"]
 pub struct Returning<'a> {
     pub(super) experts: &'a ExpertParallel,
-    pub(super) rows: DeviceSlice<bf16>,
-    pub(super) stream: Stream,
+    pub(super) number: u64,
 }
 
 impl Returning<'_> {
     /// Adds up the results, as [`ExpertParallel::combine`] does, on the stream on which they were
-    /// sent.
+    /// sent. After an error, such as for an output that is too short, it can be called again.
     ///
     /// # Errors
     ///
-    /// As there.
-    pub fn receive<O>(self, output: &O, residual: Option<&DeviceSlice<bf16>>) -> Result<()>
+    /// As there; [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if they were received.
+    pub fn receive<O>(&self, output: &O, residual: Option<&DeviceSlice<bf16>>) -> Result<()>
     where
         O: Buffer<Element = bf16>,
     {
         let outputs = self.experts.check_outputs(output, residual)?;
-        let rows = self.rows.device_address();
-        self.experts.enqueue_combine(rows, outputs, Steps::RECEIVE, &self.stream)?;
-        self.experts.stage.set(Stage::Grouped);
+        self.experts.receive_results(self.number, outputs)
+    }
+}
+
+impl Drop for Returning<'_> {
+    fn drop(&mut self) {
+        self.experts.drop_half(self.number);
+    }
+}
+
+impl ExpertParallel {
+    /// Records what has been sent: `results`, or tokens. Returns the number of its half.
+    pub(super) fn begin_flight(
+        &self,
+        stream: &Stream,
+        results: Option<DeviceSlice<bf16>>,
+    ) -> Result<u64> {
+        let number = self.flights.get() + 1;
+        self.flights.set(number);
+        let (is_captured, stream) = (stream.is_capturing()?, stream.clone());
+        let in_flight = InFlight { number, stream, results, is_captured, is_dropped: false };
+        *self.in_flight.borrow_mut() = Some(in_flight);
+        Ok(number)
+    }
+
+    fn drop_half(&self, number: u64) {
+        let mut in_flight = self.in_flight.borrow_mut();
+        if let Some(in_flight) = in_flight.as_mut().filter(|one| one.number == number) {
+            in_flight.is_dropped = true;
+        }
+    }
+
+    /// Receives what was sent by a half that was dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) while the half exists; those of
+    /// the launch, and of the memory for results.
+    pub(super) fn end_flight(&self) -> Result<()> {
+        let (number, is_results, is_over) = match &*self.in_flight.borrow() {
+            None => return Ok(()),
+            Some(in_flight) if !in_flight.is_dropped => {
+                let what = in_flight.what();
+                return refuse(format!("the {what} that were sent are not received yet"));
+            }
+            Some(InFlight { number, stream, results, is_captured, .. }) => {
+                (*number, results.is_some(), *is_captured && !stream.is_capturing()?)
+            }
+        };
+        if is_over {
+            // The capture has ended without the other half: nothing was sent yet.
+            *self.in_flight.borrow_mut() = None;
+            return Ok(());
+        }
+        if !is_results {
+            return self.receive_tokens(number);
+        }
+        let elements = self.tokens.get().max(1) * self.options.hidden;
+        // Freed when the stream is idle.
+        let discarded = self.communicator.context().alloc::<bf16>(elements)?;
+        self.receive_results(number, [discarded.device_address(), 0])
+    }
+
+    fn receive_tokens(&self, number: u64) -> Result<()> {
+        let (stream, _) = self.sent(number)?;
+        self.compare("dispatch to experts", Steps::RECEIVE)?;
+        self.enqueue_dispatch([0; 3], self.tokens.get(), Steps::RECEIVE, &stream)?;
+        *self.in_flight.borrow_mut() = None;
+        self.stage.set(Stage::Received);
         Ok(())
+    }
+
+    fn receive_results(&self, number: u64, outputs: [u64; 2]) -> Result<()> {
+        let (stream, rows) = self.sent(number)?;
+        let rows = rows.map_or(0, |rows| rows.device_address());
+        self.enqueue_combine(rows, outputs, Steps::RECEIVE, &stream)?;
+        *self.in_flight.borrow_mut() = None;
+        Ok(())
+    }
+
+    /// The stream and the rows of what is on its way.
+    fn sent(&self, number: u64) -> Result<(Stream, Option<DeviceSlice<bf16>>)> {
+        match &*self.in_flight.borrow() {
+            Some(one) if one.number == number => Ok((one.stream.clone(), one.results.clone())),
+            _ => refuse("what was sent has been received already".to_owned()),
+        }
     }
 }

@@ -8,7 +8,7 @@ mod lsa;
 mod options;
 mod throughput;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 
 use devcomm_host::{
@@ -23,6 +23,7 @@ use half::bf16;
 
 use self::form::{Form, Outputs, Source};
 use self::hybrid::{Division, Hybrid};
+use self::in_flight::InFlight;
 pub use self::in_flight::{Returning, Sent};
 use self::lsa::Lsa;
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
@@ -51,7 +52,9 @@ use crate::check::{check_buffer, check_len, refuse, require_context};
 /// Every rank calls the same operations in the same order; the number of tokens may be another one
 /// in each rank, also 0. Launches are dependent ones, use no memory of the host, and may be
 /// captured in graphs. Only work on the operation's stream may access its buffers until it has
-/// ended. All results are determined by the inputs.
+/// ended. All results are determined by the inputs. After an error between the halves of an
+/// operation, what is on its way is received by the same half, or once that is dropped by the next
+/// operation.
 ///
 /// ```no_run
 /// use devcomm::{Buffer, ExpertParallel, ExpertParallelOptions, Tokens, World};
@@ -90,6 +93,8 @@ pub struct ExpertParallel {
     faults: SymmetricBuffer<u32>,
     order: StreamOrder,
     stage: Cell<Stage>,
+    in_flight: RefCell<Option<InFlight>>,
+    flights: Cell<u64>,
     /// The ranks that are absent, a bit each.
     absent: Cell<u64>,
     /// The tokens of the last dispatch.
@@ -102,12 +107,8 @@ pub struct ExpertParallel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Begin,
-    /// Tokens have been sent but not received.
-    Sent,
     Received,
     Grouped,
-    /// Results have been sent but not received.
-    Returning,
 }
 
 /// Tokens of this rank, with their routing.
@@ -216,6 +217,8 @@ impl ExpertParallel {
             faults: comm.mem_alloc(Faults::WORDS)?,
             order: StreamOrder::concurrent(comm.context(), 1)?,
             stage: Cell::new(Stage::Begin),
+            in_flight: RefCell::default(),
+            flights: Cell::default(),
             absent: Cell::new(0),
             tokens: Cell::new(0),
             grouped: Cell::new(0),
@@ -241,7 +244,7 @@ impl ExpertParallel {
     }
 
     /// The first half of [`dispatch`](Self::dispatch): sends the tokens. Work that is enqueued
-    /// before [`Sent::receive`] overlaps their way.
+    /// before [`Sent::receive`] overlaps their way; other operations of this are refused.
     ///
     /// # Errors
     ///
@@ -257,8 +260,7 @@ impl ExpertParallel {
         W: Buffer<Element = f32>,
     {
         self.launch_dispatch(tokens, Steps::SEND, stream)?;
-        self.stage.set(Stage::Sent);
-        Ok(Sent { experts: self, stream: stream.clone() })
+        Ok(Sent { experts: self, number: self.begin_flight(stream, None)? })
     }
 
     fn launch_dispatch<X, I, W>(
@@ -272,7 +274,7 @@ impl ExpertParallel {
         I: Buffer<Element = i32>,
         W: Buffer<Element = f32>,
     {
-        self.require_nothing_sent()?;
+        self.end_flight()?;
         let (count, most) = (tokens.count, self.options.tokens);
         if count > most {
             return refuse(format!("{count} tokens, and there is memory for {most} of a rank"));
@@ -284,8 +286,9 @@ impl ExpertParallel {
         self.check_numbers("the weights of the tokens", &weights, count * top_k)?;
         let addresses = [input.device_address(), ids.device_address(), weights.device_address()];
         self.compare("dispatch to experts", steps)?;
+        self.enqueue_dispatch(addresses, count, steps, stream)?;
         self.tokens.set(count);
-        self.enqueue_dispatch(addresses, count, steps, stream)
+        Ok(())
     }
 
     fn enqueue_dispatch(
@@ -338,15 +341,15 @@ impl ExpertParallel {
     {
         let at = self.check_results(rows)?;
         self.enqueue_combine(at, [0; 2], Steps::SEND, stream)?;
-        self.stage.set(Stage::Returning);
-        Ok(Returning { experts: self, rows: rows.device_slice(), stream: stream.clone() })
+        let number = self.begin_flight(stream, Some(rows.device_slice()))?;
+        Ok(Returning { experts: self, number })
     }
 
     fn check_results<R>(&self, rows: &R) -> Result<u64>
     where
         R: Buffer<Element = bf16>,
     {
-        self.require_nothing_sent()?;
+        self.end_flight()?;
         if self.stage.get() != Stage::Grouped {
             return refuse(
                 "the rows of the last dispatch are in no order: `group` does that".to_owned(),
@@ -430,7 +433,7 @@ impl ExpertParallel {
     /// this one, while rows are on their way, and in several LSA teams; those of the stream.
     pub fn set_absent(&self, ranks: &[usize], stream: &Stream) -> Result<()> {
         let word = self.form.absent()?;
-        self.require_nothing_sent()?;
+        self.end_flight()?;
         let (me, n_ranks) = (self.communicator.rank(), self.communicator.n_ranks());
         if let Some(rank) = ranks.iter().find(|rank| **rank >= n_ranks || **rank == me) {
             return refuse(format!(
@@ -451,17 +454,6 @@ impl ExpertParallel {
             return Ok(());
         }
         self.communicator.compare_kernel(|| format!("{operation}, steps {steps}"))
-    }
-
-    /// Fails while rows are on their way.
-    fn require_nothing_sent(&self) -> Result<()> {
-        match self.stage.get() {
-            Stage::Sent => refuse("the tokens that were sent are not received yet".to_owned()),
-            Stage::Returning => {
-                refuse("the results that were sent are not received yet".to_owned())
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Before each launch.

@@ -13,6 +13,7 @@ use super::set::ModuleSource;
 use super::sidecar::Sidecar;
 use crate::device::context::Context;
 use crate::error::{LaunchError, Result};
+use crate::machine::variables::{JIT, switch};
 use crate::sys::cuda::module::{Image, ModuleHandle};
 
 pub(super) struct Embedded {
@@ -32,7 +33,7 @@ impl Embedded {
     pub(super) fn load(&self, context: &Context) -> Result<ModuleHandle> {
         let device = context.limits().compute_capability;
         // CUDA's own variable for this also keeps NCCL from loading its kernels.
-        let compile = env::var_os("DEVCOMM_JIT").is_some_and(|value| value == "1");
+        let compile = switch(&|name| env::var_os(name), JIT)?;
         let cubin = self.cubin.filter(|_| !compile && self.sidecar.cubin_runs_on(device));
         match cubin.map(|cubin| self.load_cubin(context, cubin)) {
             Some(Ok(module)) => return Ok(module),

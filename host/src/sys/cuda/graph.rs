@@ -10,6 +10,7 @@ use devcomm_sys::driver::{
 use super::check;
 use super::stream::StreamHandle;
 use crate::error::{Error, Result};
+use crate::sys::fork::Process;
 
 impl StreamHandle {
     /// Begins a capture: the stream's work goes to a graph instead of the GPU. The mode is relaxed,
@@ -52,7 +53,7 @@ impl StreamHandle {
         if raw.is_null() {
             return Err(Error::invalid("cuStreamEndCapture returned no graph"));
         }
-        Ok(GraphHandle { driver, raw })
+        Ok(GraphHandle { driver, raw, process: Process::current() })
     }
 }
 
@@ -106,6 +107,7 @@ impl CaptureInfo {
 pub(crate) struct GraphHandle {
     driver: &'static Driver,
     raw: CUgraph,
+    process: Process,
 }
 
 // SAFETY: an opaque handle, which any thread may use, one at a time.
@@ -127,14 +129,16 @@ impl GraphHandle {
         // SAFETY: the graph is live; `raw` is live; no flags.
         let made = unsafe { driver.cuGraphInstantiateWithFlags(&raw mut raw, self.raw, 0) };
         check(driver, "cuGraphInstantiate", made)?;
-        Ok(GraphExecHandle { driver, raw })
+        Ok(GraphExecHandle { driver, raw, process: self.process })
     }
 }
 
 impl Drop for GraphHandle {
     fn drop(&mut self) {
-        // SAFETY: the graph is live and not used again.
-        let _ = unsafe { self.driver.cuGraphDestroy(self.raw) };
+        if self.process.is_current() {
+            // SAFETY: the graph is live and not used again.
+            let _ = unsafe { self.driver.cuGraphDestroy(self.raw) };
+        }
     }
 }
 
@@ -142,6 +146,7 @@ impl Drop for GraphHandle {
 pub(crate) struct GraphExecHandle {
     driver: &'static Driver,
     raw: CUgraphExec,
+    process: Process,
 }
 
 // SAFETY: an opaque handle, which any thread may use, one at a time.
@@ -163,7 +168,9 @@ impl GraphExecHandle {
 
 impl Drop for GraphExecHandle {
     fn drop(&mut self) {
-        // SAFETY: it is live and not used again; the driver waits for a running launch.
-        let _ = unsafe { self.driver.cuGraphExecDestroy(self.raw) };
+        if self.process.is_current() {
+            // SAFETY: it is live and not used again; the driver waits for a running launch.
+            let _ = unsafe { self.driver.cuGraphExecDestroy(self.raw) };
+        }
     }
 }

@@ -18,6 +18,7 @@ use devcomm_locate::GinGpus;
 use devcomm_sys::driver::{CUcontext, CUdevice, CUresult, Driver};
 use libloading::Library;
 
+use super::fork::Process;
 use crate::error::{DriverError, Error, Result};
 use crate::machine::Machine;
 
@@ -138,6 +139,7 @@ pub(crate) struct PrimaryContext {
     driver: &'static Driver,
     device: CUdevice,
     raw: CUcontext,
+    process: Process,
 }
 
 // SAFETY: an opaque handle, which any thread may use; a context can be current on any number of
@@ -162,14 +164,20 @@ impl PrimaryContext {
         // SAFETY: the driver returned the device; `raw` is live.
         let retained = unsafe { driver.cuDevicePrimaryCtxRetain(&raw mut raw, device) };
         check(driver, "cuDevicePrimaryCtxRetain", retained)?;
-        let context = Self { driver, device, raw };
+        let context = Self { driver, device, raw, process: Process::current() };
         context.bind()?;
         Ok(context)
     }
 
-    /// Makes the context current on this thread.
+    /// Makes the context current on this thread. Fails in a forked child.
     pub(crate) fn bind(&self) -> Result<()> {
+        self.process.require()?;
         self.binder().bind()
+    }
+
+    /// Whether this process is a forked child, which cannot use the context.
+    pub(crate) fn is_forked(&self) -> bool {
+        !self.process.is_current()
     }
 
     /// Whether `other` is this context.
@@ -238,6 +246,9 @@ fn text_of(buffer: &[u8]) -> String {
 
 impl Drop for PrimaryContext {
     fn drop(&mut self) {
+        if self.is_forked() {
+            return;
+        }
         // The last user may be on a thread that has not used it yet.
         let _ = self.bind();
         // SAFETY: retained once by `retain`. An error cannot be handled here.

@@ -8,6 +8,7 @@ use devcomm_sys::driver::{CUevent, CUevent_flags, CUresult, CUstream_flags, Driv
 
 use super::{PrimaryContext, RawStream, check, error};
 use crate::error::Result;
+use crate::sys::fork::Process;
 
 impl PrimaryContext {
     /// Makes a stream that does not wait for the default stream.
@@ -18,7 +19,7 @@ impl PrimaryContext {
         // SAFETY: the context is current; `raw` is live.
         let made = unsafe { driver.cuStreamCreate(&raw mut raw, flags) };
         check(driver, "cuStreamCreate", made)?;
-        Ok(StreamHandle { driver, raw, owner: Owner::ThisHandle })
+        Ok(StreamHandle { driver, raw, owner: Owner::ThisHandle(Process::current()) })
     }
 
     /// Makes an event, with timing or without.
@@ -33,7 +34,7 @@ impl PrimaryContext {
         // SAFETY: the context is current; `raw` is live.
         let made = unsafe { driver.cuEventCreate(&raw mut raw, flags as c_uint) };
         check(driver, "cuEventCreate", made)?;
-        Ok(EventHandle { driver, raw })
+        Ok(EventHandle { driver, raw, process: Process::current() })
     }
 }
 
@@ -51,11 +52,10 @@ unsafe impl Sync for StreamHandle {}
 
 /// Who destroys a stream.
 enum Owner {
-    ThisHandle,
+    /// In the process that made it.
+    ThisHandle(Process),
     /// Another part of the program; `_keep` keeps the stream alive, if set.
-    Other {
-        _keep: Option<Box<dyn Any + Send + Sync>>,
-    },
+    Other { _keep: Option<Box<dyn Any + Send + Sync>> },
 }
 
 impl PrimaryContext {
@@ -117,7 +117,7 @@ impl StreamHandle {
 
 impl Drop for StreamHandle {
     fn drop(&mut self) {
-        if matches!(self.owner, Owner::ThisHandle) {
+        if matches!(self.owner, Owner::ThisHandle(process) if process.is_current()) {
             // SAFETY: the stream is live and not used again. The driver lets pending work finish.
             let _ = unsafe { self.driver.cuStreamDestroy_v2(self.raw) };
         }
@@ -136,6 +136,7 @@ fn ready(driver: &Driver, operation: &'static str, result: CUresult) -> Result<b
 pub(crate) struct EventHandle {
     driver: &'static Driver,
     raw: CUevent,
+    process: Process,
 }
 
 // SAFETY: an opaque handle, which any thread may use, several at a time.
@@ -169,7 +170,9 @@ impl EventHandle {
 
 impl Drop for EventHandle {
     fn drop(&mut self) {
-        // SAFETY: the event is live and not used again. The driver does not wait for it.
-        let _ = unsafe { self.driver.cuEventDestroy_v2(self.raw) };
+        if self.process.is_current() {
+            // SAFETY: the event is live and not used again. The driver does not wait for it.
+            let _ = unsafe { self.driver.cuEventDestroy_v2(self.raw) };
+        }
     }
 }

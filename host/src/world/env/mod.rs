@@ -28,7 +28,7 @@ use tracing_subscriber::filter::Targets;
 
 use super::rendezvous::Token;
 use crate::error::{Result, WorldError};
-use crate::machine::variables::{deadline, number, port, seconds, text};
+use crate::machine::variables::{deadline, number, port, text, timeout};
 
 pub(crate) use crate::machine::variables::Lookup;
 
@@ -113,7 +113,7 @@ pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
         Some(listener) if rank == 0 => Some(number(LISTENER, listener, 3, 1 << 30)? as i32),
         _ => None,
     };
-    let timeout = seconds(var, "DEVCOMM_TIMEOUT", "above 0")?.unwrap_or(DEFAULT_TIMEOUT);
+    let timeout = timeout(var)?.unwrap_or(DEFAULT_TIMEOUT);
     let deadline = deadline(var)?;
     Ok(Some(Launched {
         variable,

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::seal::{CODE, Seal};
 use super::wire::{HEAD, Kind, bad, header, read_header};
+use crate::sys::fork::NotInChildren;
 
 /// How much is read at once, so that a connection does not keep the others waiting.
 const CHUNK: usize = 64 << 10;
@@ -20,6 +21,7 @@ const CHUNK: usize = 64 << 10;
 const POLL_FAILED: Duration = Duration::from_millis(10);
 
 pub(super) struct Connection {
+    _not_in_children: NotInChildren,
     stream: TcpStream,
     unread: Mutex<Unread>,
     unsent: Mutex<Unsent>,
@@ -43,7 +45,8 @@ impl Connection {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, unread: Mutex::default(), unsent: Mutex::default() })
+        let _not_in_children = NotInChildren::new(&stream)?;
+        Ok(Self { _not_in_children, stream, unread: Mutex::default(), unsent: Mutex::default() })
     }
 
     pub(super) fn stream(&self) -> &TcpStream {

@@ -1,9 +1,12 @@
-//! Heartbeats: each process says at intervals that it runs. One that says nothing until the
-//! deadline counts as lost, as one that was stopped does, whose connection stays open.
+//! Heartbeats: each process says at intervals that it runs. One that says nothing for [`LIMIT`], or
+//! until a shorter deadline, counts as lost, as one that was stopped does, whose connection stays
+//! open. Without a deadline none does, so that a process can be stopped in a debugger.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+/// How long a process may say nothing: however busy it is, the thread that says so can run.
+const LIMIT: Duration = Duration::from_secs(20);
 /// The interval, unless the deadline is short.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The fewest intervals of a deadline.
@@ -20,14 +23,15 @@ impl Silence {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// An interval has passed. Returns why the peer counts as lost, if the deadline has passed.
+    /// An interval has passed. Returns why the peer counts as lost, if it has been silent too long.
     pub(super) fn grow(&self, deadline: Option<Duration>) -> Option<String> {
         let silent = interval(deadline) * (self.0.fetch_add(1, Ordering::Relaxed) + 1);
-        deadline.filter(|deadline| silent > *deadline).map(|deadline| {
+        let limit = deadline?.min(LIMIT);
+        (silent > limit).then(|| {
             format!(
                 "nothing was heard from it for {:.0} s: its process may be stopped, or its host \
                  down",
-                deadline.as_secs_f64()
+                limit.as_secs_f64()
             )
         })
     }
@@ -42,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_is_lost_once_it_was_silent_for_the_deadline() {
+    fn a_peer_is_lost_once_it_was_silent_for_the_deadline_or_for_the_limit() {
         let silence = Silence::default();
         let deadline = Some(Duration::from_secs(2));
         let grow = || silence.grow(deadline);
@@ -51,6 +55,9 @@ mod tests {
         silence.end();
         assert!((0..4).all(|_| grow().is_none()));
         silence.end();
+        let seconds = 1 + LIMIT.as_secs();
+        let lost = (1..).find(|_| silence.grow(Some(Duration::from_secs(600))).is_some());
+        assert_eq!(lost, Some(seconds));
         assert!((0..10_000).all(|_| silence.grow(None).is_none()));
         assert_eq!(interval(Some(Duration::from_secs(600))), INTERVAL);
     }

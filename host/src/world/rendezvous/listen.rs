@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Socket, Type};
 
 use super::join::RendezvousConfig;
+use crate::sys::fork::NotInChildren;
 use crate::sys::process::inherited_listener;
 
 /// How long to retry while the port is in use, and the pause in between.
@@ -19,22 +20,31 @@ const BACKLOG: i32 = 128;
 
 /// Sockets that listen at one port of several addresses of this host.
 #[derive(Debug)]
-pub(super) struct Listeners(Vec<TcpListener>);
+pub(super) struct Listeners {
+    _not_in_children: Vec<NotInChildren>,
+    sockets: Vec<TcpListener>,
+}
 
 impl Listeners {
+    pub(super) fn new(sockets: Vec<TcpListener>) -> io::Result<Self> {
+        let guards: io::Result<_> = sockets.iter().map(NotInChildren::new).collect();
+        Ok(Self { _not_in_children: guards?, sockets })
+    }
+
     pub(super) fn port(&self) -> io::Result<u16> {
-        let first = self.0.first().ok_or(ErrorKind::AddrNotAvailable)?;
+        let first = self.sockets.first().ok_or(ErrorKind::AddrNotAvailable)?;
         Ok(first.local_addr()?.port())
     }
 
     /// Listens at any port of the same addresses.
     pub(super) fn beside(&self) -> io::Result<Self> {
-        let addresses: io::Result<Vec<_>> = self.0.iter().map(TcpListener::local_addr).collect();
+        let addresses: io::Result<Vec<_>> =
+            self.sockets.iter().map(TcpListener::local_addr).collect();
         Self::bind_all(&addresses?, 0)
     }
 
     pub(super) fn as_slice(&self) -> &[TcpListener] {
-        &self.0
+        &self.sockets
     }
 
     /// Listens at this port of all of `addresses` that are this host's: at a port that is left out
@@ -71,7 +81,7 @@ impl Listeners {
         }
         match listeners.is_empty() {
             true => Err(ErrorKind::AddrNotAvailable.into()),
-            false => Ok(Self(listeners)),
+            false => Self::new(listeners),
         }
     }
 }
@@ -118,7 +128,7 @@ pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 pub(super) fn listen(config: &RendezvousConfig) -> io::Result<Listeners> {
     let inherited = config.listener.map(|descriptor| inherited_listener(descriptor, config.port));
     match inherited {
-        Some(Ok(listener)) => return Ok(Listeners(vec![listener])),
+        Some(Ok(listener)) => return Listeners::new(vec![listener]),
         // A wrapper process may have closed the socket, or this process is a child of rank 0 that
         // has inherited the variable.
         Some(Err(error)) => tracing::debug!("no socket was inherited: {error}"),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Waker, poll};
 use super::wire::{Kind, MAX_FRAME};
+use crate::sys::fork::Process;
 
 /// How long a process that closes its connections waits for its peers to have read everything.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -64,6 +65,7 @@ pub(super) trait Service: Send + Sync + 'static {
 /// A service and its thread, which ends when this is dropped.
 pub(super) struct Running<S: Service> {
     service: Arc<S>,
+    process: Process,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -74,7 +76,10 @@ impl<S: Service> Running<S> {
             let (thread, shared) = (std::thread::Builder::new(), Arc::clone(&service));
             match thread.name(format!("devcomm-rank-{rank}")).spawn(move || run(&*shared)) {
                 Err(_) if start.elapsed() < SPAWN_TIMEOUT => std::thread::sleep(SPAWN_RETRY),
-                thread => return Ok(Self { service, thread: Some(thread?) }),
+                thread => {
+                    let (process, thread) = (Process::current(), Some(thread?));
+                    return Ok(Self { service, process, thread });
+                }
             }
         }
     }
@@ -96,8 +101,9 @@ impl<S: Service> Drop for Running<S> {
         let links = self.service.links();
         links.closing.store(true, Ordering::Release);
         links.waker.wake();
-        // An error is a panic of the thread, which has reported it.
-        let _ = self.thread.take().map(JoinHandle::join);
+        let thread = self.thread.take();
+        // A forked child has no such thread. An error is a panic of it, which it has reported.
+        let _ = thread.filter(|_| self.process.is_current()).map(JoinHandle::join);
     }
 }
 

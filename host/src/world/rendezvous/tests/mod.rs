@@ -3,6 +3,7 @@
 mod absence;
 mod addresses;
 mod crowds;
+mod endings;
 mod exchange;
 mod fuzz;
 mod kills;

@@ -54,8 +54,8 @@ pub(super) fn shared_memory() -> BTreeSet<String> {
     names.filter(|name| name.contains("nccl") || name.contains("devcomm")).collect()
 }
 
-/// Checks that no process has this folder in its environment, and that no shared memory is new.
-pub(super) fn require_nothing_left(folder: &Path, shared_before: &BTreeSet<String>) {
+/// The processes that have this folder in their environment.
+pub(super) fn processes_of(folder: &Path) -> Vec<PathBuf> {
     let folder = folder.to_str().unwrap().as_bytes();
     let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
     // Reading fails for entries that are not processes, and for those of other users.
@@ -63,7 +63,12 @@ pub(super) fn require_nothing_left(folder: &Path, shared_before: &BTreeSet<Strin
         let environment = std::fs::read(process.join("environ")).unwrap_or_default();
         environment.windows(folder.len()).any(|part| part == folder)
     };
-    assert_eq!(processes.filter(ours).collect::<Vec<_>>(), Vec::<PathBuf>::new());
+    processes.filter(ours).collect()
+}
+
+/// Checks that no process has this folder in its environment, and that no shared memory is new.
+pub(super) fn require_nothing_left(folder: &Path, shared_before: &BTreeSet<String>) {
+    assert_eq!(processes_of(folder), Vec::<PathBuf>::new());
     let left: Vec<_> = shared_memory().difference(shared_before).cloned().collect();
     assert_eq!(left, Vec::<String>::new());
 }

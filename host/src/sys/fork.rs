@@ -1,0 +1,172 @@
+//! Processes that fork.
+//!
+//! A forked child has its parent's memory and descriptors, but of its threads only the one that
+//! forked. So it cannot use what was made before: its calls would wait for ever. And the sockets of
+//! its parent must not stay open in it: others would not notice the parent's end before the
+//! child's. Children by `posix_spawn`, or which call `exec`, have no such descriptors.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::{Once, OnceLock};
+
+use crate::error::{Result, StateError};
+
+/// How often the process has been forked from one that had called [`Process::current`].
+static FORKS: AtomicU32 = AtomicU32::new(0);
+/// What takes the place of sockets in children, so that their numbers are not given to others:
+/// `/dev/null`.
+static NOTHING: OnceLock<OwnedFd> = OnceLock::new();
+static SOCKETS: Slots = Slots::new();
+
+/// A process, which the child that it forks is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Process(u32);
+
+impl Process {
+    pub(crate) fn current() -> Self {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            // SAFETY: `in_child` is called in forked children, on their only thread; it calls
+            // async-signal-safe functions only, takes no lock and allocates nothing.
+            let result = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+            if result != 0 {
+                let error = io::Error::from_raw_os_error(result);
+                tracing::warn!("a forked process may keep connections open: {error}");
+            }
+        });
+        Self(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// Whether this is not a child of the process.
+    pub(crate) fn is_current(self) -> bool {
+        self.0 == FORKS.load(Ordering::Relaxed)
+    }
+
+    /// Fails in a child of the process.
+    pub(crate) fn require(self) -> Result<()> {
+        if self.is_current() { Ok(()) } else { Err(StateError::Forked.into()) }
+    }
+}
+
+/// While it exists, forked children do not keep a socket open. It is dropped before the socket.
+#[derive(Debug)]
+pub(crate) struct NotInChildren(&'static AtomicI32);
+
+impl NotInChildren {
+    pub(crate) fn new(socket: &impl AsFd) -> io::Result<Self> {
+        Process::current();
+        if NOTHING.get().is_none() {
+            // Another thread may be faster.
+            let _ = NOTHING.set(File::open("/dev/null")?.into());
+        }
+        Ok(Self(SOCKETS.claim(socket.as_fd().as_raw_fd())))
+    }
+}
+
+impl Drop for NotInChildren {
+    fn drop(&mut self) {
+        self.0.store(FREE, Ordering::Release);
+    }
+}
+
+const FREE: i32 = -1;
+const LEN: usize = 64;
+
+/// Descriptors, in a list that only grows, which a child can read without a lock.
+struct Slots {
+    descriptors: [AtomicI32; LEN],
+    next: OnceLock<Box<Self>>,
+}
+
+impl Slots {
+    const fn new() -> Self {
+        Self { descriptors: [const { AtomicI32::new(FREE) }; LEN], next: OnceLock::new() }
+    }
+
+    fn claim(&'static self, descriptor: i32) -> &'static AtomicI32 {
+        let claims = |slot: &&AtomicI32| {
+            slot.compare_exchange(FREE, descriptor, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        match self.descriptors.iter().find(claims) {
+            Some(slot) => slot,
+            None => self.next.get_or_init(|| Box::new(Self::new())).claim(descriptor),
+        }
+    }
+}
+
+/// Called in a forked child.
+extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    let Some(nothing) = NOTHING.get() else { return };
+    let mut slots = Some(&SOCKETS);
+    while let Some(Slots { descriptors, next }) = slots {
+        for slot in descriptors {
+            let descriptor = slot.load(Ordering::Acquire);
+            if descriptor != FREE {
+                // SAFETY: the descriptor is that of a socket, since its guard is dropped before it
+                // is closed; its owner in this process has `/dev/null` instead from now on, where
+                // calls for sockets fail.
+                unsafe { libc::dup3(nothing.as_raw_fd(), descriptor, libc::O_CLOEXEC) };
+            }
+        }
+        slots = next.get().map(Box::as_ref);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use super::*;
+
+    /// Forks; the child exits with what `f` returns. Its process id.
+    fn fork(f: impl FnOnce() -> i32) -> i32 {
+        // SAFETY: the child only calls `f`, and exits without destructors.
+        match unsafe { libc::fork() } {
+            // SAFETY: as above.
+            0 => unsafe { libc::_exit(f()) },
+            child => child,
+        }
+    }
+
+    fn exit_code(child: i32) -> i32 {
+        let mut status = 0;
+        // SAFETY: a child of this process that was not waited for.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status), "{status}");
+        libc::WEXITSTATUS(status)
+    }
+
+    #[test]
+    fn a_forked_child_has_no_sockets_of_its_parent_and_knows_that_it_is_one() {
+        let process = Process::current();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        // More than fit in one part of the list.
+        let connect = |_| {
+            let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            (socket, listener.accept().unwrap().0)
+        };
+        let (sockets, mut peers): (Vec<_>, Vec<_>) = (0..2 * LEN + 3).map(connect).unzip();
+        let guards: Vec<_> =
+            sockets.iter().map(|socket| NotInChildren::new(socket).unwrap()).collect();
+        let (mut held, hold) = std::io::pipe().unwrap();
+        let child = fork(|| {
+            // SAFETY: the parent's end, which this process does not use again.
+            unsafe { libc::close(hold.as_raw_fd()) };
+            // Until the parent has seen the ends of the connections.
+            let _ = held.read(&mut [0]);
+            i32::from(process.require().is_err() && Process::current() != process)
+        });
+        assert!(process.require().is_ok());
+        drop(guards);
+        drop(sockets);
+        for peer in &mut peers {
+            assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+        }
+        drop(hold);
+        assert_eq!(exit_code(child), 1);
+    }
+}

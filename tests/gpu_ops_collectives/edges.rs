@@ -1,0 +1,195 @@
+//! Operations of no elements, and of buffers that overlap.
+
+use devcomm::{
+    Buffer, Collectives, Communicator, DeviceSlice, Error, F8E4M3, Parts, Rank, ReduceOp, Result,
+    Signal, Simulation, Stream, WaitSignalDesc, group,
+};
+use devcomm_testing::machines::{Gpus, on_gpus};
+
+/// Every collective, each as a communicator's and by an object where both have it, on buffers to
+/// send and to receive in of the same elements; `n` of them for the chunk of a
+/// rank.
+fn each_collective(
+    collectives: &Collectives,
+    comm: &Communicator,
+    [n, root]: [usize; 2],
+    stream: &Stream,
+    slice: impl Fn(usize) -> Result<[DeviceSlice<f32>; 2]>,
+    mut result: impl FnMut(&'static str, Result<()>) -> Result<()>,
+) -> Result<()> {
+    let (sum, ranks) = (ReduceOp::Sum, comm.n_ranks());
+    let ([send, recv], [sends, recvs]) = (slice(n)?, slice(n * ranks)?);
+    let (at_root, alls_at_root) = (Some(recv.clone()), Some(recvs.clone()));
+    let sent = Some(send.clone());
+    let all_sent = Some(sends.clone());
+    result("all_reduce", comm.all_reduce(&send, &recv, sum, stream))?;
+    result("all_reduce", collectives.all_reduce(&send, &recv, sum, stream))?;
+    result("all_gather", comm.all_gather(&send, &recvs, stream))?;
+    result("all_gather", collectives.all_gather(&send, &recvs, stream))?;
+    result("reduce_scatter", comm.reduce_scatter(&sends, &recv, sum, stream))?;
+    result("reduce_scatter", collectives.reduce_scatter(&sends, &recv, sum, stream))?;
+    result("all_to_all", comm.all_to_all(&sends, &recvs, stream))?;
+    result("all_to_all", collectives.all_to_all(&sends, &recvs, stream))?;
+    result("broadcast", comm.broadcast(sent.clone(), &recv, root, stream))?;
+    result("broadcast", collectives.broadcast(sent, &recv, root, stream))?;
+    result("reduce", comm.reduce(&send, at_root, sum, root, stream))?;
+    result("gather", comm.gather(&send, alls_at_root, root, stream))?;
+    result("scatter", comm.scatter(all_sent, &recv, root, stream))
+}
+
+/// Machines with and without load and store between the ranks, and a world of one.
+fn everywhere(name: &str, f: impl Fn(&Rank) -> Result<()> + Copy + Sync) {
+    on_gpus(name, 2, f);
+    Gpus::from(Simulation::new(4).team_size(2)).run(name, f);
+    Gpus::from(Simulation::new(1)).run(name, f);
+}
+
+#[test]
+fn no_elements_are_nothing_to_do_everywhere() {
+    everywhere("no_elements_are_nothing_to_do_everywhere", |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (me, n, collectives) = (rank.rank(), rank.n_ranks(), Collectives::new(comm)?);
+        let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
+        let (x, y) = (comm.window::<f32>(16)?, comm.mem_alloc::<f32>(16)?);
+        let own: Vec<f32> = (0..16).map(|i| (16 * me + i) as f32).collect();
+        x.copy_from_host(&own)?;
+        y.copy_from_host(&own)?;
+        let (none, empty) = (x.slice(3..3)?, y.slice(16..)?);
+        let mut done = 0;
+        // Of different buffers, and in place.
+        for to in [&empty, &none] {
+            let slice = |_| Ok([none.clone(), to.clone()]);
+            each_collective(&collectives, comm, [0, 0], &stream, slice, |_, result| {
+                done += 1;
+                result
+            })?;
+            let zeros = vec![0; n];
+            let parts = Parts { counts: &zeros, offsets: &zeros };
+            collectives.all_to_all_v(&none, parts, to, parts, &stream)?;
+            group(|_| {
+                comm.send(&none, next, &stream)?;
+                comm.recv(to, previous, &stream)
+            })?;
+        }
+        assert_eq!(done, 26);
+        // Rows of no token.
+        let weight = comm.mem_alloc::<f32>(8)?;
+        let (a, b) = (none_of(&x)?, none_of(&y)?);
+        collectives.all_reduce_rmsnorm(&a, &b, &weight, &a, 0.1, &stream)?;
+        let (bytes, scale) = (comm.mem_alloc::<F8E4M3>(16)?, comm.mem_alloc::<f32>(1)?);
+        let output = (&bytes.slice(..0)?, &scale);
+        collectives.all_reduce_rmsnorm_quantised(&a, &b, &weight, output, 0.1, &stream)?;
+        // Copies, fills and puts.
+        stream.copy(&none, &empty)?;
+        stream.copy(&none, &none)?;
+        stream.fill(&none, 7.0)?;
+        stream.copy_to_device(&[], &none)?;
+        stream.copy_to_host(&none, &mut [])?;
+        none.copy_from_host(&[])?;
+        none.copy_to_host(&mut [])?;
+        none.fill_bytes(1)?;
+        for at in [0, 16] {
+            comm.put_signal(&none, &x, at, Signal::to(next), &stream)?;
+            comm.wait_signal(&[WaitSignalDesc::from(previous)], &stream)?;
+        }
+        assert!(rank.all_gather::<f32>(&[])?.concat().is_empty());
+        stream.synchronize()?;
+        for memory in [x.device_slice(), y.device_slice()] {
+            let mut left = vec![0.0; 16];
+            memory.copy_to_host(&mut left)?;
+            assert_eq!(left, own);
+        }
+        // Those of others go on.
+        let slice = |n| Ok([x.slice(..n)?, y.slice(..n)?]);
+        each_collective(&collectives, comm, [16 / n, 0], &stream, slice, |_, result| result)?;
+        stream.synchronize()
+    });
+}
+
+fn none_of(buffer: &impl Buffer<Element = f32>) -> Result<DeviceSlice<f32>> {
+    buffer.slice(4..4)
+}
+
+fn refused(what: &str, result: Result<()>, reason: &str) {
+    let Err(Error::InvalidInput { what: message }) = &result else { panic!("{what}: {result:?}") };
+    assert!(message.contains(reason), "{what}: {message}");
+}
+
+#[test]
+fn buffers_that_overlap_other_than_in_place_are_refused() {
+    on_gpus("buffers_that_overlap_other_than_in_place_are_refused", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let collectives = Collectives::new(comm)?;
+        let memory = comm.window::<f32>(4000)?;
+        for (n, shift) in [(8, 1), (8, 4), (8, 15), (500, 4), (500, 499)] {
+            for backwards in [false, true] {
+                let slice = |n: usize| {
+                    let slices = [
+                        memory.slice(1000..1000 + n)?,
+                        memory.slice(1000 + shift..1000 + shift + n)?,
+                    ];
+                    let [one, other] = slices;
+                    Ok(if backwards { [other, one] } else { [one, other] })
+                };
+                let n = if n <= shift { 2 * n } else { n };
+                each_collective(
+                    &collectives,
+                    comm,
+                    [n, rank.rank()],
+                    &stream,
+                    slice,
+                    |what, result| {
+                        refused(what, result, "overlap");
+                        Ok(())
+                    },
+                )?;
+                let [one, other] = slice(n)?;
+                refused("a copy", stream.copy(&one, &other), "overlap");
+            }
+        }
+        // What is in place is done.
+        let (me, all) = (rank.rank(), memory.slice(..16)?);
+        let own = memory.slice(8 * me..8 * (me + 1))?;
+        comm.all_gather(&own, &all, &stream)?;
+        collectives.all_gather(&own, &all, &stream)?;
+        comm.reduce_scatter(&all, &own, ReduceOp::Sum, &stream)?;
+        collectives.reduce_scatter(&all, &own, ReduceOp::Sum, &stream)?;
+        comm.gather(&own, Some(all.clone()), 1, &stream)?;
+        comm.scatter(Some(all), &own, 1, &stream)?;
+        // Only next to each other.
+        comm.all_reduce(&memory.slice(..8)?, &memory.slice(8..16)?, ReduceOp::Sum, &stream)?;
+        stream.synchronize()
+    });
+}
+
+#[test]
+fn parts_and_rows_that_overlap_are_refused() {
+    on_gpus("parts_and_rows_that_overlap_are_refused", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (collectives, x) = (Collectives::new(comm)?, comm.mem_alloc::<f32>(64)?);
+        let parts = |offsets| Parts { counts: &[4, 4], offsets };
+        let exchange = |sent, received| {
+            collectives.all_to_all_v(&x, parts(sent), &x, parts(received), &stream)
+        };
+        let text = "parts to receive from ranks 0 and 1 in overlap";
+        refused("all_to_all_v", exchange(&[0, 4], &[16, 19]), text);
+        let text = "part to receive from rank 1 in overlaps that to send to rank 0";
+        refused("all_to_all_v", exchange(&[0, 4], &[8, 3]), text);
+        // Between each other, and the same twice.
+        exchange(&[0, 8], &[4, 12])?;
+        exchange(&[0, 0], &[4, 12])?;
+        let slice = |first: usize| x.slice(first..first + 8);
+        let rows = |[input, residual, weight, output]: [usize; 4]| {
+            let [input, residual] = [slice(input)?, slice(residual)?];
+            let [weight, output] = [slice(weight)?, slice(output)?];
+            collectives.all_reduce_rmsnorm(&input, &residual, &weight, &output, 0.1, &stream)
+        };
+        for at in [[0, 4, 16, 24], [0, 8, 4, 24], [0, 8, 16, 4], [0, 8, 12, 24], [0, 8, 16, 12]] {
+            refused("all_reduce_rmsnorm", rows(at), "overlap");
+        }
+        refused("all_reduce_rmsnorm", rows([0, 8, 16, 20]), "overlap");
+        rows([0, 8, 16, 24])?;
+        rows([0, 8, 16, 0])?;
+        stream.synchronize()
+    });
+}

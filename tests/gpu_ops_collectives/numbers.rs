@@ -1,0 +1,175 @@
+//! Numbers that are none, infinities and zeros of either sign, as `ReduceOp` documents them.
+
+use devcomm::{
+    Algorithm, Buffer, Collectives, CollectivesOptions, F8E4M3, Rank, ReduceOp, Result, Stream,
+};
+use devcomm_testing::machines::on_gpus;
+use half::{bf16, f16};
+
+use super::Number;
+
+/// What two ranks send, and the sum, product, maximum, minimum and average.
+const CASES: [([f32; 2], [f32; 5]); 9] = {
+    const NAN: f32 = f32::NAN;
+    const MAX: f32 = f32::INFINITY;
+    [
+        ([NAN, 1.0], [NAN, NAN, 1.0, 1.0, NAN]),
+        ([1.0, NAN], [NAN, NAN, 1.0, 1.0, NAN]),
+        ([NAN, -MAX], [NAN, NAN, -MAX, -MAX, NAN]),
+        ([NAN, NAN], [NAN; 5]),
+        ([MAX, -MAX], [NAN, -MAX, MAX, -MAX, NAN]),
+        ([MAX, MAX], [MAX; 5]),
+        ([MAX, 0.0], [MAX, NAN, MAX, 0.0, MAX]),
+        ([-0.0, -0.0], [0.0; 5]),
+        ([-0.0, 1.0], [1.0, 0.0, 1.0, 0.0, 0.5]),
+    ]
+};
+
+/// Equal, or both are NaN; zeros of both signs are equal.
+fn same(got: f32, expected: f32) -> bool {
+    got == expected || got.is_nan() && expected.is_nan()
+}
+
+/// Reduces `cases` by the plans that there are, and NCCL; all ranks get the same bits.
+fn reduce<T: Number>(rank: &Rank, cases: &[([f32; 2], [f32; 5])], of: fn(f32) -> T) -> Result<()> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let collectives = CollectivesOptions::new().push_blocks(2).build(comm)?;
+    // Each case several times, so that some are in vectors and some in what is left.
+    let all = || cases.iter().cycle().take(10 * cases.len() + 3);
+    let own: Vec<T> = all().map(|(sent, _)| of(sent[rank.rank()])).collect();
+    let (send, recv) = (comm.window::<T>(own.len())?, comm.window::<T>(own.len())?);
+    send.copy_from_host(&own)?;
+    for (index, op) in ReduceOp::ALL.into_iter().enumerate() {
+        let mut plans = collectives.plans(|c| c.all_reduce(&send, &recv, op, &stream))?;
+        let by_kernel = size_of::<T>() > 1 && op != ReduceOp::Prod;
+        assert_eq!(plans.iter().any(|plan| plan.algorithm == Algorithm::Push), by_kernel);
+        // The first of each algorithm.
+        plans.dedup_by_key(|plan| plan.algorithm);
+        for plan in plans {
+            collectives.set_plan(Some(plan));
+            collectives.all_reduce(&send, &recv, op, &stream)?;
+            stream.synchronize()?;
+            let mut got = own.clone();
+            recv.copy_to_host(&mut got)?;
+            for (got, (sent, expected)) in got.iter().zip(all()) {
+                let (got, expected) = (got.value(), expected[index]);
+                assert!(same(got, expected), "{op:?} of {sent:?} as {} by {plan}: {got}", T::NAME);
+            }
+            // As a NaN does not equal itself.
+            let bits: Vec<u32> = got.iter().map(|got| got.value().to_bits()).collect();
+            let bits = rank.all_gather(&bits)?;
+            assert_eq!(bits[0], bits[1], "{op:?} by {plan}");
+        }
+        collectives.set_plan(None);
+    }
+    Ok(())
+}
+
+#[test]
+fn reductions_combine_nans_infinities_and_zeros_as_documented() {
+    on_gpus("reductions_combine_nans_infinities_and_zeros_as_documented", 2, |rank| {
+        reduce::<f32>(rank, &CASES, |value| value)?;
+        reduce::<f16>(rank, &CASES, f16::from_f32)?;
+        reduce::<bf16>(rank, &CASES, bf16::from_f32)?;
+        // Without infinities: what is too large becomes the largest number.
+        let (nan, most) = (f32::NAN, 448.0);
+        let cases = [
+            ([nan, 1.0], [nan, nan, 1.0, 1.0, nan]),
+            ([nan, nan], [nan; 5]),
+            ([most, most], [most; 5]),
+            ([-most, -most], [-most, most, -most, -most, -most]),
+            ([-0.0, 0.0], [0.0; 5]),
+        ];
+        reduce::<F8E4M3>(rank, &cases, F8E4M3::from_f32)
+    });
+}
+
+#[test]
+fn what_is_moved_keeps_its_bits() {
+    on_gpus("what_is_moved_keeps_its_bits", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let collectives = Collectives::new(comm)?;
+        let patterns = [0x8000_0000_u32, 0, 0x7fc0_0001, 0xffff_ffff, 0x7f80_0001, 0xff80_0000];
+        let own: Vec<f32> =
+            patterns.iter().cycle().take(20).map(|bits| f32::from_bits(*bits)).collect();
+        let (send, recv) = (comm.window::<f32>(20)?, comm.window::<f32>(40)?);
+        send.copy_from_host(&own)?;
+        let require = |what: &str, stream: &Stream, n: usize| {
+            stream.synchronize()?;
+            let mut got = vec![0.0_f32; n];
+            recv.slice(..n)?.copy_to_host(&mut got)?;
+            let bits =
+                |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            got.chunks(20).for_each(|part| assert_eq!(bits(part), bits(&own), "{what}"));
+            recv.fill_bytes(1)
+        };
+        collectives.all_gather(&send, &recv, &stream)?;
+        require("all_gather", &stream, 40)?;
+        comm.all_gather(&send, &recv, &stream)?;
+        require("all_gather by NCCL", &stream, 40)?;
+        let first = recv.slice(..20)?;
+        collectives.broadcast(Some(send.device_slice()), &first, 1, &stream)?;
+        require("broadcast", &stream, 20)?;
+        Ok(())
+    });
+}
+
+/// Of four rows: what RMSNorm gives, with a weight of ones and no residual.
+#[test]
+fn rows_with_nans_infinities_and_zeros_are_normalised_as_documented() {
+    on_gpus("rows_with_nans_infinities_and_zeros_are_normalised_as_documented", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let collectives = Collectives::new(comm)?;
+        let (nan, infinite) = (f32::NAN, f32::INFINITY);
+        let rows = [
+            [nan, 1.0, 2.0, 3.0],
+            [infinite, 1.0, -0.0, -3.0],
+            [0.0; 4],
+            [3e19, 3e19, -3e19, 3e19],
+        ];
+        let expected = [[nan; 4], [nan, 0.0, 0.0, 0.0], [0.0; 4], [0.0; 4]];
+        let (x, residual) = (comm.mem_alloc::<f32>(16)?, comm.mem_alloc::<f32>(16)?);
+        let (weight, output) = (comm.mem_alloc::<f32>(4)?, comm.mem_alloc::<f32>(16)?);
+        // One rank has the numbers, the other one zeros.
+        let own = if rank.is_root() { rows.concat() } else { vec![0.0; 16] };
+        x.copy_from_host(&own)?;
+        weight.copy_from_host(&[1.0; 4])?;
+        residual.fill_bytes(0)?;
+        collectives.all_reduce_rmsnorm(&x, &residual, &weight, &output, 1e-6, &stream)?;
+        stream.synchronize()?;
+        let mut got = [[0.0; 4]; 4];
+        output.copy_to_host(got.as_flattened_mut())?;
+        for (got, expected) in got.as_flattened().iter().zip(expected.as_flattened()) {
+            assert!(same(*got, *expected), "{got}, not {expected}");
+        }
+        residual.copy_to_host(got.as_flattened_mut())?;
+        for (got, sent) in got.as_flattened().iter().zip(rows.as_flattened()) {
+            assert!(same(*got, *sent), "{got}, not {sent}");
+        }
+        // Quantised, NaNs stay NaNs, and what is too large becomes the largest number.
+        let (bytes, scale) = (comm.mem_alloc::<F8E4M3>(16)?, comm.mem_alloc::<f32>(1)?);
+        residual.fill_bytes(0)?;
+        x.copy_from_host(&own)?;
+        scale.copy_from_host(&[1e-3])?;
+        weight.copy_from_host(&[1.0, -1.0, 1.0, 1.0])?;
+        let rows = rank.is_root();
+        x.slice(8..12)?.copy_from_host(&if rows { [1.0; 4] } else { [0.0; 4] })?;
+        collectives.all_reduce_rmsnorm_quantised(
+            &x,
+            &residual,
+            &weight,
+            (&bytes, &scale),
+            1e-6,
+            &stream,
+        )?;
+        stream.synchronize()?;
+        let mut got = [F8E4M3::from_f32(1.0); 16];
+        bytes.copy_to_host(&mut got)?;
+        let most = 448.0;
+        let expected = [[nan; 4], [nan, 0.0, 0.0, 0.0], [most, -most, most, most], [0.0; 4]];
+        for (got, expected) in got.iter().zip(expected.as_flattened()) {
+            assert!(same(got.to_f32(), *expected), "{got:?}, not {expected}");
+        }
+        Ok(())
+    });
+}
