@@ -121,3 +121,26 @@ fn a_loop_that_the_simulator_does_not_see_meets_the_time_limit_too() {
         gpu.launch(polls_plainly::args(&gpu.buffer(&[1_u32])?).grid(1).block(2))
     });
 }
+
+#[test]
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn a_loop_that_the_simulator_does_not_see_takes_the_time_that_the_report_says() {
+    const IN_CHILD: &str = "DEVCOMM_TEST_LOOP";
+    const NAME: &str =
+        "endless::a_loop_that_the_simulator_does_not_see_takes_the_time_that_the_report_says";
+    if std::env::var_os(IN_CHILD).is_none() {
+        // In a process of its own, whose processor time is that of this run.
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let child = child.args(["--exact", NAME]).env(IN_CHILD, "1").output().unwrap();
+        assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+        return;
+    }
+    let error = failure_with_word::<polls_plainly>(Simulation::new(1), 2);
+    let Error::Limit { limit: Limit::Calls(limit), .. } = &*error else { panic!("{error}") };
+    // In ticks of 10 ms: fields 14 and 15, user and system.
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields = stat.rsplit(") ").next().unwrap().split(' ').skip(11).take(2);
+    let ticks: u64 = fields.map(|field| field.parse::<u64>().unwrap()).sum();
+    let took = Duration::from_millis(10 * ticks);
+    assert!(took < *limit * 3 / 2, "{took:?} for a loop that is reported after {limit:?}");
+}

@@ -135,6 +135,8 @@ pub(crate) struct Gpus {
     pub(crate) calls: Cell<u64>,
     /// All hook calls when the watchdog last checked.
     pub(crate) last_activity: Cell<u64>,
+    /// The watchdog's consecutive checks without activity.
+    pub(crate) silent: Cell<u32>,
     /// Whether the watchdog has stopped a thread that computes without calls.
     pub(crate) interrupted: Cell<bool>,
     /// Value of [`accesses`](Self::accesses) at which the running thread yields.
@@ -180,6 +182,7 @@ impl Gpus {
             traffic: Counters::default(),
             calls: Cell::new(0),
             last_activity: Cell::new(u64::MAX),
+            silent: Cell::new(0),
             interrupted: Cell::new(false),
             slice_end: Cell::new(0),
             clock: Cell::new(0),

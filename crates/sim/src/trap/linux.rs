@@ -9,7 +9,7 @@ use corosensei::trap::TrapHandlerRegs;
 use cuda_std::arch::CTX;
 use libc::{SIGBUS, SIGSEGV, sigaction, siginfo_t, timer_t, ucontext_t};
 
-use super::{GRACE_PERIOD, PATIENCE, activity};
+use super::{GRACE_PERIOD, PATIENCE, activity, silent_checks};
 use crate::error::Error;
 use crate::nccl;
 use crate::thread::{Thread, Wait};
@@ -106,7 +106,9 @@ unsafe extern "C" fn on_tick(_: c_int, _: *mut siginfo_t, context: *mut c_void) 
     }
     let gpus = Thread::current().gpus();
     let now = activity(gpus);
-    if gpus.last_activity.replace(now) == now {
+    let silent = if gpus.last_activity.replace(now) == now { gpus.silent.get() + 1 } else { 0 };
+    gpus.silent.set(silent);
+    if silent >= silent_checks(gpus) {
         // SAFETY: the system passes the context to a handler with SA_SIGINFO.
         leave_kernel(unsafe { &mut *context.cast() }, interrupted);
     }
@@ -125,8 +127,7 @@ pub(crate) struct Timer(timer_t);
 
 impl Timer {
     pub(crate) fn new(limit: Duration) -> Option<Self> {
-        let first = limit.clamp(GRACE_PERIOD, PATIENCE);
-        let then = if limit < PATIENCE { GRACE_PERIOD } else { PATIENCE };
+        let first = if limit < PATIENCE { limit.max(GRACE_PERIOD) } else { GRACE_PERIOD };
         let mut timer = MaybeUninit::<timer_t>::uninit();
         // SAFETY: all zero is a valid event. The timer counts this thread's processor time and
         // signals this thread.
@@ -141,7 +142,8 @@ impl Timer {
             }
             Self(timer.assume_init())
         };
-        let times = libc::itimerspec { it_value: timespec(first), it_interval: timespec(then) };
+        let times =
+            libc::itimerspec { it_value: timespec(first), it_interval: timespec(GRACE_PERIOD) };
         // SAFETY: this object owns the timer. If setting it fails, there is no watchdog.
         unsafe { libc::timer_settime(timer.0, 0, &times, std::ptr::null_mut()) };
         Some(timer)
