@@ -6,6 +6,7 @@
 mod allreduce;
 mod asynchronous;
 mod block;
+mod checks;
 mod clusters;
 mod common;
 mod coop_misuse;
