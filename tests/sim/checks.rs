@@ -1,8 +1,9 @@
 //! `Check`: what it reports and notes.
 
 use cuda_std::prelude::*;
-use devcomm::sim::Error;
+use devcomm::sim::{self, Error};
 use devcomm::{Check, DevCommRequirements, Rank, Result, Simulation, WITHOUT_PTX};
+use devcomm_testing::simulated::{run, world};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 /// Each rank stores to the next rank's `words`, and loads its own after a barrier.
@@ -18,6 +19,13 @@ unsafe fn pass_once(comm: DevComm, words: Window<u32>, meets: bool) {
         }
         words.local().load(0);
     }
+}
+
+/// Uses its own memory only.
+#[kernel]
+unsafe fn stays_at_home(words: Window<u32>) {
+    // SAFETY: the window has an element.
+    unsafe { words.local().store(0, 1) };
 }
 
 fn launch(rank: &Rank, meets: bool) -> Result<()> {
@@ -68,9 +76,30 @@ fn a_check_says_what_it_cannot_show() {
     let child = child.args(["--exact", NAME, "--nocapture"]).env(IN_CHILD, "1").output().unwrap();
     let notes = String::from_utf8(child.stderr).unwrap();
     assert!(child.status.success(), "{notes}");
-    for note in
-        ["note: all schedules ran without weak loads, which need a seed: give one, or add a series"]
-    {
+    for note in [
+        "note: pass_once uses peers' memory and was launched once: if it needs a barrier at its",
+        "note: all schedules ran without weak loads, which need a seed: give one, or add a series",
+    ] {
         assert!(notes.contains(note), "{notes}");
     }
+}
+
+#[test]
+fn kernels_that_use_peers_and_are_launched_once_are_listed() {
+    let launched_once = |launches: u32| {
+        let world = world(Simulation::new(2));
+        run(&world, |gpu| {
+            let words = gpu.window(&[0_u32])?;
+            let dev = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+            gpu.launch(stays_at_home::args(&words).grid(1).block(1))?;
+            for _ in 0..launches {
+                gpu.launch(pass_once::args(&dev, &words, true).grid(1).block(1))?;
+            }
+            Ok(())
+        })
+        .unwrap();
+        world.simulated_machine().map(sim::Machine::activity).unwrap().launched_once
+    };
+    assert_eq!(launched_once(1), ["pass_once"]);
+    assert!(launched_once(2).is_empty());
 }

@@ -5,6 +5,7 @@
 //! multiprocessors with free resources, so grids on one GPU overlap if both fit. [`Gpus::step`]
 //! runs the ready blocks once.
 
+mod launches;
 #[cfg(test)]
 mod tests;
 
@@ -13,6 +14,7 @@ use std::rc::Rc;
 
 use litemap::LiteMap;
 
+use self::launches::Launches;
 use crate::arguments::Arguments;
 use crate::copies::Copies;
 use crate::error::{Error, Result, Site, Stall, ThreadId};
@@ -74,6 +76,10 @@ pub struct Activity {
     pub open_sessions: Vec<OpenSession>,
     /// Puts and gets, at most one of each line and block, that their kernel did not flush.
     pub unflushed: Vec<Unflushed>,
+    /// Kernels that use peers' memory, or the network, and that each rank has launched once. Whether
+    /// such a kernel disturbs what a peer's earlier launch still does, since a barrier at its start
+    /// is missing, shows only in a second launch.
+    pub launched_once: Vec<&'static str>,
 }
 
 /// Outcome of a step of the GPUs.
@@ -156,6 +162,7 @@ pub(crate) struct Gpus {
     left_open: RefCell<Vec<OpenSession>>,
     /// Puts and gets not flushed by grids that have ended.
     unflushed: RefCell<Vec<Unflushed>>,
+    launches: Launches,
 }
 
 impl Gpus {
@@ -193,6 +200,7 @@ impl Gpus {
             sessions: RefCell::default(),
             left_open: RefCell::default(),
             unflushed: RefCell::default(),
+            launches: Launches::default(),
         })
     }
 
@@ -343,6 +351,7 @@ impl Gpus {
             choices: self.scheduler.borrow().choices().to_vec(),
             open_sessions,
             unflushed,
+            launched_once: self.launches.once(),
         }
     }
 }
@@ -463,6 +472,7 @@ impl Gpus {
             self.fail(Error::Misuse { kernel: grid.launch.kernel, thread, what, at });
         }
         self.unflushed.borrow_mut().extend(unflushed);
+        self.launches.ended(grid);
         let grid = grid.id;
         let mut left_open = self.left_open.borrow_mut();
         self.sessions.borrow_mut().retain(|_, session| {

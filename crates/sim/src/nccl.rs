@@ -79,6 +79,9 @@ fn lsa_address(
 
 impl WindowView {
     fn lsa_address(&self, offset: usize, peer: i32) -> *mut c_void {
+        if peer != self.lsa_rank {
+            Thread::current().block().grid.uses_peers.set(true);
+        }
         lsa_address(self.flat_base, self.stride_4g, self.lsa_size, offset, peer)
     }
 

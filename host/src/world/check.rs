@@ -191,7 +191,9 @@ impl Check {
     }
 
     /// Runs `f` on every rank, under each schedule; returns the number of schedules. Notes on
-    /// standard error name the puts and gets that kernels have left [unflushed](Simulation::flush).
+    /// standard error name the puts and gets that kernels have left [unflushed](Simulation::flush),
+    /// and the kernels that use peers' memory and were launched once: a barrier at their start that
+    /// is missing shows only if they are launched again on the same memory.
     ///
     /// # Panics
     ///
@@ -259,7 +261,7 @@ impl Check {
         let mut notes = BTreeSet::new();
         let mut run = |simulation: &Simulation| match run_once(simulation, &f)? {
             Ok(activity) => {
-                notes.extend(activity.unflushed.iter().map(ToString::to_string));
+                notes.extend(notes_of(&activity));
                 Ok(Some(activity))
             }
             Err(report) => on_failure(report).map(|()| None),
@@ -270,6 +272,17 @@ impl Check {
         notes.iter().for_each(|note| eprintln!("note: {note}"));
         Ok(ran)
     }
+}
+
+/// What a run has done that may be wrong, or that it cannot show.
+fn notes_of(activity: &Activity) -> impl Iterator<Item = String> + '_ {
+    let once = activity.launched_once.iter().map(|kernel| {
+        format!(
+            "{kernel} uses peers' memory and was launched once: if it needs a barrier at its start \
+             and has none, that shows only in a second launch on the same memory"
+        )
+    });
+    activity.unflushed.iter().map(ToString::to_string).chain(once)
 }
 
 /// What one schedule of a [`Check`] has found. Its text ends with the [`replay`] of the schedule.

@@ -164,7 +164,10 @@ impl Call<'_> {
         if let Some(bytes) = bytes {
             self.gpus.traffic.put(self.thread.block().gpu, to, bytes);
         }
-        let Grid { id, launch, .. } = &*self.thread.block().grid;
+        let Grid { id, launch, uses_peers, .. } = &*self.thread.block().grid;
+        if to != self.thread.block().gpu {
+            uses_peers.set(true);
+        }
         let by = Poster { kernel, grid: *id, thread, at: self.at };
         let arguments = Rc::clone(&launch.arguments);
         let known = self.gpus.memory.races.post(&mut self.thread.race.borrow_mut());
