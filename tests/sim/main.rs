@@ -19,6 +19,7 @@ mod gin;
 mod gin_barriers;
 mod gin_misuse;
 mod gin_races;
+mod gin_release_races;
 mod host_nccl;
 mod host_nccl_faults;
 mod host_nccl_windows;

@@ -28,7 +28,7 @@ use crate::multicast;
 use crate::thread::Thread;
 
 pub(crate) use apart::CallsApart;
-pub use gin::network::Unflushed;
+pub use gin::Unflushed;
 pub(crate) use gin::network::{Network, QueueKey};
 pub(crate) use gin::{BarrierSet, GinComm, GinRank};
 pub(crate) use lsa_barrier::{InboxWait, arrived, barrier_words};
