@@ -6,6 +6,7 @@
 mod allreduce;
 mod asynchronous;
 mod block;
+mod bounds;
 mod checks;
 mod clusters;
 mod common;
@@ -38,6 +39,7 @@ mod schedules;
 mod stream_races;
 mod teams;
 mod tensor;
+mod tensor_maps;
 mod timeline;
 mod typed_multimem;
 mod typed_reduce_copy;
