@@ -95,3 +95,11 @@ fn with_the_variable_a_program_finds_simulated_gpus_in_and_outside_of_worlds() {
         assert_eq!(World::threads(2).unwrap().run(|rank| rank.barrier()).unwrap().len(), 2);
     }
 }
+
+#[test]
+fn a_deadline_that_is_no_number_is_an_error_on_simulated_gpus_too() {
+    let variable = &[("DEVCOMM_OPERATION_TIMEOUT", "abc")];
+    if has("a_deadline_that_is_no_number_is_an_error_on_simulated_gpus_too", variable) {
+        is_error_with(World::simulated(2).map(drop), &["DEVCOMM_OPERATION_TIMEOUT", "\"abc\""]);
+    }
+}

@@ -185,11 +185,9 @@ impl Machine {
     /// [`WorldError::Environment`](crate::WorldError::Environment) for an invalid value of
     /// DEVCOMM_OPERATION_TIMEOUT.
     pub(crate) fn deadline(&self) -> Result<Option<Duration>> {
-        match self.is_simulated() {
-            // What never ends there is a deadlock, which is found at once.
-            true => Ok(None),
-            false => variables::deadline(&|name| std::env::var_os(name)),
-        }
+        let deadline = variables::deadline(&|name| std::env::var_os(name))?;
+        // What never ends on simulated GPUs is a deadlock, which is found at once.
+        Ok(deadline.filter(|_| !self.is_simulated()))
     }
 
     /// Fails on a simulated machine, which does not support `what`.
