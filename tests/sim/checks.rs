@@ -2,7 +2,7 @@
 
 use cuda_std::prelude::*;
 use devcomm::sim::{self, Error};
-use devcomm::{Check, DevCommRequirements, Rank, Result, Simulation, WITHOUT_PTX};
+use devcomm::{Check, DevCommRequirements, Rank, Result, Simulation, WITHOUT_PTX, kernels};
 use devcomm_testing::simulated::{run, world};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
@@ -73,7 +73,7 @@ fn a_check_says_what_it_cannot_show() {
         return;
     }
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    let child = child.args(["--exact", NAME, "--nocapture"]).env(IN_CHILD, "1").output().unwrap();
+    let child = child.args(["--exact", NAME]).env(IN_CHILD, "1").output().unwrap();
     let notes = String::from_utf8(child.stderr).unwrap();
     assert!(child.status.success(), "{notes}");
     for note in [
@@ -92,6 +92,9 @@ fn kernels_that_use_peers_and_are_launched_once_are_listed() {
             let words = gpu.window(&[0_u32])?;
             let dev = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
             gpu.launch(stays_at_home::args(&words).grid(1).block(1))?;
+            let (from, to) = (gpu.window(&[1_f32])?, gpu.window(&[0_f32])?);
+            let of_devcomm = kernels::lsa_allreduce::<f32>::args(&dev, &from, &to, 1);
+            gpu.launch(of_devcomm.grid(1).block(32))?;
             for _ in 0..launches {
                 gpu.launch(pass_once::args(&dev, &words, true).grid(1).block(1))?;
             }

@@ -139,8 +139,8 @@ unsafe fn puts_for_itself(comm: DevComm, words: Window<u32>) {
     gin.flush(Coop::thread(), MemoryOrder::Relaxed);
 }
 
-/// Rank 0 puts to rank 1, which loads. Repairs: a wait for the signal; a barrier, or a signal, before
-/// the put, so that what it replaces is loaded.
+/// Rank 0 puts to rank 1, which loads. Repairs: a wait for the signal; a barrier, or a signal,
+/// before the put, so that what it replaces is loaded.
 #[kernel]
 unsafe fn puts_what_is_loaded(comm: DevComm, words: Window<u32>, repair: u32) {
     let (gin, one) = (comm.gin::<Proxy>(0), Coop::thread());

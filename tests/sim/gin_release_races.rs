@@ -20,8 +20,8 @@ const RELEASE: i32 = 3;
 const NO_FENCE: i32 = 0;
 
 /// The second thread of a block stores to the other rank, all meet at a barrier over the network,
-/// and the second thread loads. Forms: orders of the barrier: acquire and release, acquire, release,
-/// relaxed.
+/// and the second thread loads. Forms: the order of the barrier is acquire and release, acquire,
+/// release, relaxed.
 #[kernel]
 unsafe fn meets_over_the_network(comm: DevComm, words: Window<u32>, form: u32, by_nccl: bool) {
     let (team, coop, second) = (comm.world_team(), Coop::cta(), thread::thread_idx_x() == 1);

@@ -34,6 +34,8 @@ use crate::{panics, trap};
 pub(crate) struct Launch {
     /// Name of the kernel, for reports.
     pub(crate) kernel: &'static str,
+    /// The package that it is part of.
+    pub(crate) package: &'static str,
     pub(crate) gpu: usize,
     /// Blocks in each dimension.
     pub(crate) grid: [u32; 3],
@@ -76,9 +78,9 @@ pub struct Activity {
     pub open_sessions: Vec<OpenSession>,
     /// Puts and gets, at most one of each line and block, that their kernel did not flush.
     pub unflushed: Vec<Unflushed>,
-    /// Kernels that use peers' memory, or the network, and that each rank has launched once. Whether
-    /// such a kernel disturbs what a peer's earlier launch still does, since a barrier at its start
-    /// is missing, shows only in a second launch.
+    /// Kernels, except devcomm's, that use peers' memory or the network, and that no rank has
+    /// launched twice. Whether such a kernel disturbs what a peer's earlier launch still does, as a
+    /// barrier at its start is missing, shows only in a second launch.
     pub launched_once: Vec<&'static str>,
 }
 

@@ -5,7 +5,8 @@ mod schedules;
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display};
-use std::sync::Arc;
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use devcomm_sim::{Activity, Simulation};
 
@@ -269,8 +270,18 @@ impl Check {
         let plan = Plan::new(&self.simulation, &self.series)?;
         let ran = plan.run(&mut run)?;
         notes.extend(plan.note().map(str::to_owned));
-        notes.iter().for_each(|note| eprintln!("note: {note}"));
+        notes.into_iter().for_each(say);
         Ok(ran)
+    }
+}
+
+/// Says a note, once in a process: directly to standard error, since the harness of tests shows
+/// what is printed only of tests that fail.
+fn say(note: String) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let text = format!("note: {note}\n");
+    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(note) {
+        let _ = std::io::stderr().write_all(text.as_bytes());
     }
 }
 

@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 
 use crate::thread::Grid;
 
+/// The package of devcomm's own kernels.
+const OWN: &str = "devcomm-kernels";
+
 /// The launches that have ended, by the kernel's name.
 #[derive(Default)]
 pub(crate) struct Launches(RefCell<BTreeMap<&'static str, OfKernel>>);
@@ -17,6 +20,9 @@ struct OfKernel {
 
 impl Launches {
     pub(crate) fn ended(&self, grid: &Grid) {
+        if grid.launch.package == OWN {
+            return;
+        }
         let mut all = self.0.borrow_mut();
         let kernel = all.entry(grid.launch.kernel).or_default();
         *kernel.by_gpu.entry(grid.launch.gpu).or_default() += 1;

@@ -268,8 +268,8 @@ pub(crate) struct Clock {
     /// The part of it that a `fence.proxy.async` separates from what follows: the writes to shared
     /// and to global memory that asynchronous copies and `wgmma` may read.
     pub(super) fenced: [Rc<View>; 2],
-    /// The part of it that is visible to all, so that what follows in the thread makes it known also
-    /// if it releases nothing: what precedes the start of a kernel, or a fence of the system's scope.
+    /// The part of it that is visible to all, which what follows in the thread makes known also if
+    /// it releases nothing: what precedes the start of a kernel, or a fence of the system's scope.
     pub(super) visible: Rc<View>,
     /// What had ended, although nothing makes it visible, as after a shuffle or a relaxed barrier:
     /// a write that comes later does not disturb these reads and asynchronous operations.

@@ -17,7 +17,7 @@
 //! * Shuffles and votes order nothing; `sync_warp` does.
 //! * The network makes known to those that acquire its signal what its data is, and what the thread
 //!   that posted it knew and had done if the post releases that. A post that releases nothing makes
-//!   known what is visible to all: what precedes the starts of kernels that the thread knows of, and
+//!   known what is visible to all: what precedes starts of kernels that the thread knows of, and
 //!   fences of the system's scope.
 
 mod agents;
