@@ -29,7 +29,7 @@ const SYSTEM: i32 = 0;
 
 impl Call<'_> {
     /// The call of an operation whose kernel says at which scope it has released its writes
-    /// (`givenRelease`). PROXY releases them itself at the system's scope, unless that is the scope.
+    /// (`givenRelease`). Unless that is the system's, PROXY releases them itself, at that scope.
     fn given(self, scope: i32) -> Self {
         self.releasing(scope != SYSTEM)
     }
