@@ -123,5 +123,5 @@ pub use sys::nccl::DEV_COMM_VERSION;
 #[doc(hidden)]
 pub use world::run_test;
 #[cfg(feature = "simulator")]
-pub use world::{Check, check, check_exhaustive, check_pct, check_random, replay};
+pub use world::{Check, CheckReport, check, check_exhaustive, check_pct, check_random, replay};
 pub use world::{GinLoopback, LocalJob, Rank, SideChannel, World, WorldBuilder};

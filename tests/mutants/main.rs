@@ -7,7 +7,8 @@
 //!
 //! All mutants run in one build: none changes what is compiled.
 //!
-//! `cargo xtask mutants` runs it; `DEVCOMM_SCHEDULES` is the number of schedules, or a range of
+//! `cargo xtask mutants` runs it. `DEVCOMM_MUTANTS` is a program, whose mutants alone run.
+//! `DEVCOMM_SCHEDULES` is the number of schedules, or a range of
 //! them, such as `1000..2000`. Originals that take long run in fewer schedules, unless
 //! `DEVCOMM_ORIGINALS` is `all`.
 
@@ -124,8 +125,14 @@ fn on_all_cores<T>(items: impl Iterator<Item = T> + Send, work: impl Fn(T) + Syn
 
 #[test]
 fn every_mutant_is_caught() {
+    let only = std::env::var("DEVCOMM_MUTANTS").ok();
+    let mutants: Vec<_> = MUTANTS
+        .iter()
+        .filter(|mutant| only.as_ref().is_none_or(|only| mutant.program == only))
+        .collect();
+    assert!(!mutants.is_empty(), "no mutants of {only:?}");
     let missed = Mutex::new(Vec::new());
-    on_all_cores(MUTANTS.iter(), |mutant| {
+    on_all_cores(mutants.iter(), |mutant| {
         let Mutant { program, file, line, change, .. } = mutant;
         let what = format!("{program}: {file}: {change:?} of {:?}", line.0);
         let (of, mutation) = (programs::named(program), mutant.mutation());
@@ -144,7 +151,7 @@ fn every_mutant_is_caught() {
         }
     });
     let missed = missed.into_inner().unwrap();
-    println!("{} of {} caught", MUTANTS.len() - missed.len(), MUTANTS.len());
+    println!("{} of {} caught", mutants.len() - missed.len(), mutants.len());
     assert!(missed.is_empty(), "missed: {missed:#?}");
 }
 

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;
+use devcomm::sim::{Change, Mutation};
 use devcomm::{Element, Kernel, Simulation, SymmetricBuffer};
 use devcomm_testing::simulated::{Gpu, failure, read, simulate};
 use devcomm_types::LaunchArgs;
@@ -342,4 +343,26 @@ fn a_read_of_shared_memory_that_nothing_has_written_is_reported() {
         ("reads_shared: rank 0 block 0 thread 31 at ", "reads byte 128 of the shared array");
     assert!(error.starts_with(who) && error.contains("block.rs:"), "{error}");
     assert!(error.contains(what) && error.ends_with("which nothing has written"), "{error}");
+}
+
+/// Every thread votes no, of which the first one is late, and stores the outcome.
+#[kernel]
+unsafe fn votes(out: *mut u32) {
+    let t = thread::thread_idx_x();
+    if t == 0 {
+        thread::nanosleep(1);
+    }
+    let outcome = thread::sync_threads_or(0) + 2 * thread::named_barrier_sync_or(1, 64, 0);
+    // SAFETY: the buffer has an element for each thread.
+    unsafe { mem::store(out.add(t as usize), outcome) };
+}
+
+#[test]
+fn a_vote_whose_barrier_a_mutation_removes_leaves_each_thread_its_own() {
+    let mut lines = include_str!("block.rs").lines().zip(1..);
+    let (_, line) = lines.find(|(line, _)| line.contains("sync_threads_or(0)")).unwrap();
+    let removed = Mutation::new("block.rs", line, Change::Remove);
+    for simulation in [Simulation::new(1), Simulation::new(1).mutation(removed).races(false)] {
+        assert_eq!(output::<_, votes, 64>(simulation, (1, 64), [7_u32; 64]), [0; 64]);
+    }
 }

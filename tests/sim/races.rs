@@ -13,7 +13,7 @@ use devcomm_types::GridConstant;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 /// The fixed order, and others.
-fn orders(of: &Simulation) -> impl Iterator<Item = Simulation> + use<'_> {
+pub fn orders(of: &Simulation) -> impl Iterator<Item = Simulation> + use<'_> {
     let random = (0..4).map(|seed| of.clone().seed(seed).preempt(seed % 2 == 0).weak(true));
     [of.clone(), of.clone().preempt(true)].into_iter().chain(random)
 }

@@ -38,11 +38,17 @@ pub(crate) fn meet_warpgroup(thread: &Thread, at: Site) {
 }
 
 /// Makes the thread arrive at barrier `id` for `count` threads and wait for the others, as part of
-/// the NCCL call `coop_call`, if any.
-pub(crate) fn arrive(thread: &Thread, id: u32, count: u32, coop_call: Option<CoopCall>, at: Site) {
+/// the NCCL call `coop_call`, if any. Returns false if a mutation removes the barrier.
+pub(crate) fn arrive(
+    thread: &Thread,
+    id: u32,
+    count: u32,
+    coop_call: Option<CoopCall>,
+    at: Site,
+) -> bool {
     let block = thread.block();
     if thread.gpus().removes(at) {
-        return;
+        return false;
     }
     if id >= NAMED {
         thread.misuse(at, format!("barrier {id} does not exist: a block has barriers 0 to 15"));
@@ -58,6 +64,7 @@ pub(crate) fn arrive(thread: &Thread, id: u32, count: u32, coop_call: Option<Coo
         thread.misuse(at, format!("barrier {id} for {count} threads of a block of {threads}"));
     }
     arrive_at(thread, id, count, coop_call, at);
+    true
 }
 
 fn arrive_at(thread: &Thread, id: u32, count: u32, coop_call: Option<CoopCall>, at: Site) {

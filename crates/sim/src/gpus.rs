@@ -5,6 +5,7 @@
 //! multiprocessors with free resources, so grids on one GPU overlap if both fit. [`Gpus::step`]
 //! runs the ready blocks once.
 
+mod launches;
 #[cfg(test)]
 mod tests;
 
@@ -13,6 +14,7 @@ use std::rc::Rc;
 
 use litemap::LiteMap;
 
+use self::launches::Launches;
 use crate::arguments::Arguments;
 use crate::copies::Copies;
 use crate::error::{Error, Result, Site, Stall, ThreadId};
@@ -32,6 +34,8 @@ use crate::{panics, trap};
 pub(crate) struct Launch {
     /// Name of the kernel, for reports.
     pub(crate) kernel: &'static str,
+    /// The package that it is part of.
+    pub(crate) package: &'static str,
     pub(crate) gpu: usize,
     /// Blocks in each dimension.
     pub(crate) grid: [u32; 3],
@@ -74,6 +78,10 @@ pub struct Activity {
     pub open_sessions: Vec<OpenSession>,
     /// Puts and gets, at most one of each line and block, that their kernel did not flush.
     pub unflushed: Vec<Unflushed>,
+    /// Kernels, except devcomm's, that use peers' memory or the network, and that no rank has
+    /// launched twice. Whether such a kernel disturbs what a peer's earlier launch still does, as a
+    /// barrier at its start is missing, shows only in a second launch.
+    pub launched_once: Vec<&'static str>,
 }
 
 /// Outcome of a step of the GPUs.
@@ -135,8 +143,8 @@ pub(crate) struct Gpus {
     pub(crate) calls: Cell<u64>,
     /// All hook calls when the watchdog last checked.
     pub(crate) last_activity: Cell<u64>,
-    /// For so many ticks of the watchdog.
-    pub(crate) idle_ticks: Cell<usize>,
+    /// The watchdog's consecutive checks without activity.
+    pub(crate) silent: Cell<u32>,
     /// Whether the watchdog has stopped a thread that computes without calls.
     pub(crate) interrupted: Cell<bool>,
     /// Value of [`accesses`](Self::accesses) at which the running thread yields.
@@ -156,6 +164,7 @@ pub(crate) struct Gpus {
     left_open: RefCell<Vec<OpenSession>>,
     /// Puts and gets not flushed by grids that have ended.
     unflushed: RefCell<Vec<Unflushed>>,
+    launches: Launches,
 }
 
 impl Gpus {
@@ -182,7 +191,7 @@ impl Gpus {
             traffic: Counters::default(),
             calls: Cell::new(0),
             last_activity: Cell::new(u64::MAX),
-            idle_ticks: Cell::default(),
+            silent: Cell::new(0),
             interrupted: Cell::new(false),
             slice_end: Cell::new(0),
             clock: Cell::new(0),
@@ -193,6 +202,7 @@ impl Gpus {
             sessions: RefCell::default(),
             left_open: RefCell::default(),
             unflushed: RefCell::default(),
+            launches: Launches::default(),
         })
     }
 
@@ -343,6 +353,7 @@ impl Gpus {
             choices: self.scheduler.borrow().choices().to_vec(),
             open_sessions,
             unflushed,
+            launched_once: self.launches.once(),
         }
     }
 }
@@ -463,6 +474,7 @@ impl Gpus {
             self.fail(Error::Misuse { kernel: grid.launch.kernel, thread, what, at });
         }
         self.unflushed.borrow_mut().extend(unflushed);
+        self.launches.ended(grid);
         let grid = grid.id;
         let mut left_open = self.left_open.borrow_mut();
         self.sessions.borrow_mut().retain(|_, session| {

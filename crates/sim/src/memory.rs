@@ -10,6 +10,7 @@
 //! dropping an [`Allocation`] removes the range first. Kernels write to this memory while they run,
 //! so the host never creates a reference into it: it copies.
 
+mod mapping;
 mod shared;
 
 use std::cell::{Cell, RefCell};
@@ -17,8 +18,8 @@ use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::io;
 use std::rc::Rc;
-use std::sync::LazyLock;
 
+pub(crate) use self::mapping::{Mapping, page_size};
 use self::shared::is_canonical_of_pages;
 pub(crate) use self::shared::{Pages, WindowPart};
 use litemap::LiteMap;
@@ -37,89 +38,6 @@ pub(crate) const STRIDE_UNIT: usize = 4 << 30;
 
 /// Alignment of a buffer, as from `cudaMalloc`.
 const BUFFER_ALIGN: usize = 256;
-
-/// Size of a page in bytes.
-pub(crate) fn page_size() -> usize {
-    static SIZE: LazyLock<usize> = LazyLock::new(|| {
-        // SAFETY: sysconf only reads a number.
-        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        usize::try_from(size).unwrap_or(4096)
-    });
-    *SIZE
-}
-
-/// Reserved address space, initially inaccessible.
-pub(crate) struct Mapping {
-    base: *mut u8,
-    len: usize,
-}
-
-// SAFETY: the address space belongs to the process, not to a thread.
-unsafe impl Send for Mapping {}
-
-impl Mapping {
-    /// Reserves `len` bytes, a multiple of the page size.
-    pub(crate) fn reserve(len: usize) -> io::Result<Self> {
-        // SAFETY: a new private mapping at an address that the system chooses affects no existing
-        // one.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self { base: base.cast(), len })
-    }
-
-    /// Reserves whole pages for `bytes`, with a guard page on each side. Also returns the size
-    /// without the guard pages.
-    fn with_guard_pages(bytes: usize) -> io::Result<(Self, usize)> {
-        let page = page_size();
-        let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
-        let open = bytes.checked_next_multiple_of(page).ok_or_else(too_large)?.max(page);
-        let mapping = Self::reserve(open.checked_add(2 * page).ok_or_else(too_large)?)?;
-        Ok((mapping, open))
-    }
-
-    /// Makes `len` bytes from `offset` accessible (`open`) or inaccessible. Both are multiples of
-    /// the page size.
-    pub(crate) fn protect(&self, offset: usize, len: usize, open: bool) -> io::Result<()> {
-        let rights = if open { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
-        assert!(offset <= self.len && len <= self.len - offset, "the pages lie in the mapping");
-        // SAFETY: the range lies in this mapping, to which no reference exists.
-        if unsafe { libc::mprotect(self.base.add(offset).cast(), len, rights) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
-    }
-
-    /// Calls `madvise` on `len` bytes from `offset`; `false` if Linux does not know the hint.
-    pub(crate) fn advise(&self, offset: usize, len: usize, advice: i32) -> bool {
-        assert!(offset <= self.len && len <= self.len - offset, "the pages lie in the mapping");
-        // SAFETY: the range lies in this mapping, to which no reference exists; the hints in use
-        // (no huge pages, guard page) affect no other memory.
-        unsafe { libc::madvise(self.base.add(offset).cast(), len, advice) == 0 }
-    }
-
-    /// First byte.
-    pub(crate) fn base(&self) -> *mut u8 {
-        self.base
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: this object owns the mapping. Failure is not expected and cannot be handled.
-        unsafe { libc::munmap(self.base.cast(), self.len) };
-    }
-}
 
 /// The owner of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,7 +20,7 @@ pub enum Change {
     Remove,
     /// Removes the waits: each ends at once, and makes nothing known.
     NoWait,
-    /// Makes atomic accesses and GIN's waits relaxed, and removes fences.
+    /// Makes atomic accesses, and GIN's waits, barriers and posts, relaxed, and removes fences.
     Relax,
     /// Narrows the scope of atomic accesses and fences.
     Narrow(Scope),

@@ -28,7 +28,7 @@ use crate::multicast;
 use crate::thread::Thread;
 
 pub(crate) use apart::CallsApart;
-pub use gin::network::Unflushed;
+pub use gin::Unflushed;
 pub(crate) use gin::network::{Network, QueueKey};
 pub(crate) use gin::{BarrierSet, GinComm, GinRank};
 pub(crate) use lsa_barrier::{InboxWait, arrived, barrier_words};
@@ -79,6 +79,9 @@ fn lsa_address(
 
 impl WindowView {
     fn lsa_address(&self, offset: usize, peer: i32) -> *mut c_void {
+        if peer != self.lsa_rank {
+            Thread::current().block().grid.uses_peers.set(true);
+        }
         lsa_address(self.flat_base, self.stride_4g, self.lsa_size, offset, peer)
     }
 

@@ -294,6 +294,12 @@ impl Simulation {
         self.seed.or(needs_one.then_some(0))
     }
 
+    /// Whether atomic loads may see old values, and copies land late.
+    #[must_use]
+    pub fn is_weak(&self) -> bool {
+        self.weak
+    }
+
     /// Number of GPUs.
     #[must_use]
     pub fn gpus(&self) -> usize {

@@ -124,6 +124,8 @@ pub(crate) struct Grid {
     pub(crate) clock: GridClock,
     /// The GPU of each rank of the first communicator that the kernel used, for reports.
     pub(crate) communicator: OnceCell<Rc<[u32]>>,
+    /// Whether the kernel has asked for peers' memory, or posted an operation to a peer.
+    pub(crate) uses_peers: Cell<bool>,
 }
 
 /// A running block.

@@ -20,13 +20,18 @@ use crate::gpus::Gpus;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod linux;
 
-/// Processor time after which a kernel that has made no call into the simulator is stopped; it may
-/// take a tick of the watchdog longer.
+/// Processor time after which a kernel that has made no call into the simulator is stopped.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
-/// How many ticks that is.
-const TICKS: u32 = 6;
-/// The same after a time limit that is shorter, in one tick.
+/// The same after a time limit that is shorter, and the time between two checks.
 const GRACE_PERIOD: Duration = Duration::from_millis(250);
+
+/// Consecutive checks without a call after which a kernel is stopped.
+fn silent_checks(gpus: &Gpus) -> u32 {
+    match gpus.settings.time_limit {
+        Some(limit) if limit < PATIENCE => 1,
+        _ => (PATIENCE.as_millis() / GRACE_PERIOD.as_millis()) as u32,
+    }
+}
 
 /// Processor time of this OS thread.
 pub(crate) fn processor_time() -> Duration {
@@ -62,7 +67,7 @@ impl Watchdog {
             any(target_arch = "x86_64", target_arch = "aarch64")
         )))]
         {
-            let _ = (limit, PATIENCE, TICKS, GRACE_PERIOD, activity);
+            let _ = (limit, PATIENCE, GRACE_PERIOD, activity, silent_checks);
             Self {}
         }
     }

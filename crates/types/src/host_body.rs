@@ -9,6 +9,7 @@ use crate::kernel::{HostKernel, KernelArgs, MemoryRef};
 #[derive(Clone, Copy)]
 pub struct HostBody {
     name: &'static str,
+    package: &'static str,
     max_threads: u32,
     cluster: u32,
     lsa_barriers: bool,
@@ -29,14 +30,20 @@ impl HostBody {
         lsa_barriers: bool,
     ) -> Self {
         let (sizes, memory) = (K::Args::SIZES, K::Args::MEMORY);
-        let (name, call) = (K::NAME, call::<K>);
-        Self { name, max_threads, cluster, lsa_barriers, names, sizes, memory, call }
+        let (name, package, call) = (K::NAME, K::PACKAGE, call::<K>);
+        Self { name, package, max_threads, cluster, lsa_barriers, names, sizes, memory, call }
     }
 
     /// The kernel's name.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// The package that the kernel is part of.
+    #[must_use]
+    pub const fn package(&self) -> &'static str {
+        self.package
     }
 
     /// The maximum number of threads per block.

@@ -4,14 +4,16 @@ mod attribute;
 mod schedules;
 
 use std::collections::BTreeSet;
-use std::fmt::Display;
+use std::fmt::{self, Display};
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use devcomm_sim::{Activity, Simulation};
 
 pub use self::attribute::run_test;
 use self::schedules::{Plan, Series};
 use super::{Rank, World};
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 /// Runs `f` on every rank of a simulated machine, once in a fixed order and once in the order in
 /// which threads are preempted at each access to memory. `machine` is the number of ranks, or the
@@ -120,8 +122,10 @@ where
     E: From<Error> + Display + Send,
 {
     let simulation = settings.parse().map_err(|error: devcomm_sim::Error| error.to_string());
-    if let Err(failure) = simulation.and_then(|simulation| run_once(&simulation, &f)) {
-        panic!("{failure}");
+    match simulation.and_then(|simulation| run_once(&simulation, &f)) {
+        Ok(Ok(_)) => {}
+        Ok(Err(report)) => panic!("{report}"),
+        Err(refusal) => panic!("{refusal}"),
     }
 }
 
@@ -152,7 +156,8 @@ impl Check {
     }
 
     /// Adds two schedules: a fixed order, and one that preempts threads at each access. The default
-    /// if nothing else is added.
+    /// if nothing else is added. Without a seed they run without [`weak`](Simulation::weak) loads,
+    /// which need one; if there are no other schedules, a note on standard error says so.
     pub fn in_order(self) -> Self {
         self.and(Series::InOrder)
     }
@@ -187,7 +192,9 @@ impl Check {
     }
 
     /// Runs `f` on every rank, under each schedule; returns the number of schedules. Notes on
-    /// standard error name the puts and gets that kernels have left [unflushed](Simulation::flush).
+    /// standard error name the puts and gets that kernels have left [unflushed](Simulation::flush),
+    /// and the kernels that use peers' memory and were launched once: a barrier at their start that
+    /// is missing shows only if they are launched again on the same memory.
     ///
     /// # Panics
     ///
@@ -200,25 +207,127 @@ impl Check {
         T: Send,
         E: From<Error> + Display + Send,
     {
-        let mut notes = BTreeSet::new();
-        let mut run = |simulation: &Simulation| {
-            let activity = run_once(simulation, &f)?;
-            notes.extend(activity.unflushed.iter().map(ToString::to_string));
-            Ok(activity)
+        let stop = |report: CheckReport| Err(report.to_string());
+        self.each(f, stop).unwrap_or_else(|failure| panic!("{failure}"))
+    }
+
+    /// As [`run`](Self::run), but goes on after schedules that fail, and returns their reports: one
+    /// for each, also if they have found the same. A series of [`exhaustive`](Self::exhaustive)
+    /// orders ends with its first report.
+    ///
+    /// ```
+    /// use devcomm_host::{Check, Error, Simulation};
+    ///
+    /// let check = Check::new(Simulation::new(2)).random(3);
+    /// assert!(check.reports(|rank| rank.barrier())?.is_empty());
+    /// let reports = check.reports(|rank| match rank.rank() {
+    ///     0 => Ok(()),
+    ///     _ => rank.communicator()?.barrier(),
+    /// })?;
+    /// assert_eq!(reports.len(), 3);
+    /// assert_eq!(reports[2].schedule.to_string(), "2,seed=2");
+    /// # Ok::<_, Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for settings that are not valid, for more exhaustive orders than
+    /// their limit, and for a program that does not repeat itself.
+    pub fn reports<T, E, F>(&self, f: F) -> Result<Vec<CheckReport>>
+    where
+        F: Fn(&Rank) -> Result<T, E> + Sync,
+        T: Send,
+        E: From<Error> + Display + Send,
+    {
+        let mut reports = Vec::new();
+        let collect = |report| {
+            reports.push(report);
+            Ok(())
         };
-        let ran = Plan::new(&self.simulation, &self.series).and_then(|plan| plan.run(&mut run));
-        match ran {
-            Ok(schedules) => {
-                notes.iter().for_each(|note| eprintln!("note: {note}"));
-                schedules
+        self.each(f, collect).map_err(Error::invalid)?;
+        Ok(reports)
+    }
+
+    /// Runs the schedules; `on_failure` decides whether others follow one that has failed.
+    fn each<T, E, F>(
+        &self,
+        f: F,
+        mut on_failure: impl FnMut(CheckReport) -> Result<(), String>,
+    ) -> Result<u64, String>
+    where
+        F: Fn(&Rank) -> Result<T, E> + Sync,
+        T: Send,
+        E: From<Error> + Display + Send,
+    {
+        let mut notes = BTreeSet::new();
+        let mut run = |simulation: &Simulation| match run_once(simulation, &f)? {
+            Ok(activity) => {
+                notes.extend(notes_of(&activity));
+                Ok(Some(activity))
             }
-            Err(failure) => panic!("{failure}"),
-        }
+            Err(report) => on_failure(report).map(|()| None),
+        };
+        let plan = Plan::new(&self.simulation, &self.series)?;
+        let ran = plan.run(&mut run)?;
+        notes.extend(plan.note().map(str::to_owned));
+        notes.into_iter().for_each(say);
+        Ok(ran)
     }
 }
 
-/// Runs `f` under one schedule; the error is the message for the user.
-fn run_once<T, E, F>(simulation: &Simulation, f: &F) -> Result<Activity, String>
+/// Says a note, once in a process: directly to standard error, since the harness of tests shows
+/// what is printed only of tests that fail.
+fn say(note: String) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let text = format!("note: {note}\n");
+    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(note) {
+        let _ = std::io::stderr().write_all(text.as_bytes());
+    }
+}
+
+/// What a run has done that may be wrong, or that it cannot show.
+fn notes_of(activity: &Activity) -> impl Iterator<Item = String> + '_ {
+    let once = activity.launched_once.iter().map(|kernel| {
+        format!(
+            "{kernel} uses peers' memory and was launched once: if it needs a barrier at its start \
+             and has none, that shows only in a second launch on the same memory"
+        )
+    });
+    activity.unflushed.iter().map(ToString::to_string).chain(once)
+}
+
+/// What one schedule of a [`Check`] has found. Its text ends with the [`replay`] of the schedule.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CheckReport {
+    /// The schedule's settings.
+    pub schedule: Simulation,
+    /// The message of the rank that has failed first; `None` if none has.
+    pub message: Option<String>,
+    /// What the simulator has found; `None` if only a rank has failed.
+    pub error: Option<Arc<devcomm_sim::Error>>,
+}
+
+impl Display for CheckReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let error = self.error.as_ref().map(ToString::to_string);
+        match (&self.message, error) {
+            (Some(message), Some(error)) if !message.contains(&error) => {
+                write!(f, "{message}\n{error}")
+            }
+            (Some(message), _) => f.write_str(message),
+            (None, error) => f.write_str(&error.unwrap_or_default()),
+        }?;
+        let schedule = &self.schedule;
+        write!(f, "\n\nTo run this schedule again:\n    devcomm::replay(\"{schedule}\", |rank| ..)")
+    }
+}
+
+/// Runs `f` under one schedule; the outer error is the message for settings that are not valid.
+fn run_once<T, E, F>(
+    simulation: &Simulation,
+    f: &F,
+) -> Result<Result<Activity, CheckReport>, String>
 where
     F: Fn(&Rank) -> Result<T, E> + Sync,
     T: Send,
@@ -227,20 +336,12 @@ where
     let world = World::builder().simulate(simulation.clone()).threads(simulation.gpus());
     let world = world.map_err(|error| error.to_string())?;
     let ran = world.run(f);
+    let machine = world.simulated_machine();
     // The simulator may have found an error that no rank has returned.
-    let report = world.simulated_machine().and_then(devcomm_sim::Machine::failure);
-    let report = report.map(|report| report.to_string());
-    let message = match (ran.err().map(|error| error.to_string()), report) {
-        (None, None) => {
-            let activity = world.simulated_machine().map(devcomm_sim::Machine::activity);
-            return Ok(activity.unwrap_or_default());
-        }
-        (Some(error), Some(report)) if !error.contains(&report) => format!("{error}\n{report}"),
-        (Some(error), _) => error,
-        (None, Some(report)) => report,
-    };
-    Err(format!(
-        "{message}\n\nTo run this schedule again:\n    \
-         devcomm::replay(\"{simulation}\", |rank| ..)"
-    ))
+    let error = machine.and_then(devcomm_sim::Machine::failure);
+    let message = ran.err().map(|error| error.to_string());
+    if error.is_none() && message.is_none() {
+        return Ok(Ok(machine.map(devcomm_sim::Machine::activity).unwrap_or_default()));
+    }
+    Ok(Err(CheckReport { schedule: simulation.clone(), message, error }))
 }

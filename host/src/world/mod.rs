@@ -22,7 +22,9 @@ use parking_lot::Mutex;
 
 pub use self::builder::WorldBuilder;
 #[cfg(feature = "simulator")]
-pub use self::check::{Check, check, check_exhaustive, check_pct, check_random, replay, run_test};
+pub use self::check::{
+    Check, CheckReport, check, check_exhaustive, check_pct, check_random, replay, run_test,
+};
 use self::env::{Launched, launched};
 pub use self::gin_loopback::GinLoopback;
 pub use self::local_job::LocalJob;

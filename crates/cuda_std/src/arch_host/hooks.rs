@@ -151,8 +151,8 @@ pub struct MulticastParts {
 #[expect(clippy::type_complexity, reason = "a table of functions; each type is used once")]
 pub struct Ops {
     /// `barrier.sync id, count`: a barrier of `count` threads of the block (0: all threads). `id` 0
-    /// is `__syncthreads`.
-    pub barrier: fn(*const ThreadCtx, id: u32, count: u32, at: &'static Location<'static>),
+    /// is `__syncthreads`. Returns false if a planted bug removes it.
+    pub barrier: fn(*const ThreadCtx, id: u32, count: u32, at: &'static Location<'static>) -> bool,
     /// `bar.warp.sync`: a barrier of the lanes of `mask`.
     pub sync_warp: fn(*const ThreadCtx, mask: u32, at: &'static Location<'static>),
     /// A shuffle among the lanes of `mask`: the value read (32 bits), and whether the source lane

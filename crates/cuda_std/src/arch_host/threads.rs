@@ -28,25 +28,34 @@ pub(crate) fn lane_id() -> u32 {
 #[inline]
 #[track_caller]
 pub(crate) fn barrier(id: u32, count: u32) {
-    let (thread, context) = current();
-    (context.ops.barrier)(thread, id, count, Location::caller());
+    meet(id, count);
 }
 
 #[inline]
 #[track_caller]
 pub(crate) fn barrier_all() {
-    barrier(0, 0);
+    meet(0, 0);
+}
+
+/// A barrier; false if a planted bug removes it.
+#[inline]
+#[track_caller]
+fn meet(id: u32, count: u32) -> bool {
+    let (thread, context) = current();
+    (context.ops.barrier)(thread, id, count, Location::caller())
 }
 
 /// A block barrier that counts predicates: between barriers the threads add to a word in shared
-/// memory.
+/// memory. If it is removed, a thread counts its own only.
 #[track_caller]
 pub(crate) fn barrier_count(predicate: bool) -> u32 {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     // SAFETY: the simulator returns at least four bytes, aligned to 16, alive while the block runs;
     // all accesses to them are in this function, and atomic.
     let count = unsafe { AtomicU32::from_ptr(shared_static(COUNT.as_ptr())) };
-    barrier_all();
+    if !meet(0, 0) {
+        return predicate.into();
+    }
     if index_in_block() == 0 {
         count.store(0, Ordering::Relaxed);
     }
@@ -72,7 +81,9 @@ pub(crate) fn named_barrier_or(id: u32, threads: u32, predicate: bool) -> bool {
     static ANY: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
     // SAFETY: as in `barrier_count`.
     let any = unsafe { AtomicU32::from_ptr(shared_static(ANY[id as usize % 16].as_ptr())) };
-    barrier(id, threads);
+    if !meet(id, threads) {
+        return predicate;
+    }
     any.store(0, Ordering::Relaxed);
     barrier(id, threads);
     any.fetch_or(predicate.into(), Ordering::Relaxed);

@@ -35,7 +35,10 @@ pub const COPIES: usize = 3;
 pub const STRIDE: usize = 64;
 
 static OPS: Ops = Ops {
-    barrier: |_, id, count, at| record(Event::Barrier { id, count, line: at.line() }),
+    barrier: |_, id, count, at| {
+        record(Event::Barrier { id, count, line: at.line() });
+        true
+    },
     sync_warp: |_, mask, _| record(Event::SyncWarp { mask }),
     // The source lane's value is the complement of the caller's.
     shuffle: |_, mask, mode, value, lane, width, _| {

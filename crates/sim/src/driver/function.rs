@@ -371,6 +371,7 @@ impl Kernel {
         };
         Launch {
             kernel: self.body.name(),
+            package: self.body.package(),
             max_threads: self.body.max_threads(),
             gpu: self.gpu,
             grid: self.grid,

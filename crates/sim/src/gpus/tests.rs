@@ -76,6 +76,7 @@ impl Word {
 fn grid(gpu: usize, blocks: u32, threads: u32, body: impl Fn() + 'static) -> Launch {
     Launch {
         kernel: "test",
+        package: "tests",
         gpu,
         grid: [blocks, 1, 1],
         block: [threads, 1, 1],

@@ -90,7 +90,9 @@ impl Coop {
             Self::Span { warps, id, .. } => {
                 barrier::arrive(thread, 1 + id, warps * WARP, coop_call, at);
             }
-            Self::Cta => barrier::arrive(thread, 0, 0, coop_call, at),
+            Self::Cta => {
+                barrier::arrive(thread, 0, 0, coop_call, at);
+            }
         }
     }
 }

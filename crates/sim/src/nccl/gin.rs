@@ -10,6 +10,7 @@ pub(super) mod hybrid;
 pub(crate) mod network;
 pub(super) mod post;
 pub(super) mod shadow;
+mod unflushed;
 pub(super) mod wait;
 
 use std::cell::{Cell, RefCell};
@@ -21,6 +22,7 @@ use litemap::LiteMap;
 use nccl_device::raw::host::CoopCall;
 
 use self::network::{Network, QueueKey};
+pub use self::unflushed::Unflushed;
 use super::caller;
 use super::coop::{Coop, coop_rank};
 use crate::error::Site;
@@ -221,6 +223,8 @@ struct Call<'a> {
     at: Site,
     gin: &'a GinComm,
     handle: Handle,
+    /// Whether an operation that it posts releases the thread's writes.
+    releases: bool,
 }
 
 impl<'a> Call<'a> {
@@ -239,7 +243,7 @@ impl<'a> Call<'a> {
     fn with(handle: Handle, thread: &'a Thread, at: Site) -> Self {
         // SAFETY: the module's contract: the `GinComm` outlives the launch.
         let gin = unsafe { &*handle.gin };
-        Self { thread, gpus: thread.gpus(), at, gin, handle }
+        Self { thread, gpus: thread.gpus(), at, gin, handle, releases: true }
     }
 
     /// The same call on another context.

@@ -244,7 +244,7 @@ impl Session {
 fn release(thread: &Thread, inbox: *const u32, order: i32) {
     if releases(order) {
         let (memory, mut clock) = (&thread.gpus().memory, thread.race.borrow_mut());
-        let known = memory.races.post(&mut clock);
+        let known = memory.races.post(&mut clock, true);
         memory.races.release_to(memory, inbox.addr(), thread.id().rank, known);
     }
 }
@@ -258,7 +258,7 @@ pub(super) fn acquire_half(order: i32) -> Order {
 }
 
 /// Whether a C++ memory order is release or stronger.
-fn releases(order: i32) -> bool {
+pub(super) fn releases(order: i32) -> bool {
     matches!(order, 3..=5)
 }
 

@@ -52,8 +52,9 @@ pub(super) unsafe extern "C-unwind" fn peer_of_team(
 /// The multicast address of byte `offset` of memory bound at `mc_offset_4k`; fails the kernel if
 /// the handle is NULL.
 fn of_multimem(handle: MultimemHandle, mc_offset_4k: u32, offset: usize) -> *mut c_void {
+    let (thread, at) = caller();
+    thread.block().grid.uses_peers.set(true);
     if handle.base.is_null() {
-        let (thread, at) = caller();
         thread.misuse(
             at,
             "a multicast address of a NULL handle: the device communicator has no multicast for \

@@ -268,6 +268,9 @@ pub(crate) struct Clock {
     /// The part of it that a `fence.proxy.async` separates from what follows: the writes to shared
     /// and to global memory that asynchronous copies and `wgmma` may read.
     pub(super) fenced: [Rc<View>; 2],
+    /// The part of it that is visible to all, which what follows in the thread makes known also if
+    /// it releases nothing: what precedes the start of a kernel, or a fence of the system's scope.
+    pub(super) visible: Rc<View>,
     /// What had ended, although nothing makes it visible, as after a shuffle or a relaxed barrier:
     /// a write that comes later does not disturb these reads and asynchronous operations.
     pub(super) passed: Rc<View>,
@@ -320,7 +323,13 @@ impl Joins {
         for (view, other) in clock.fenced.iter_mut().zip(&other.fenced) {
             self.views(view, other);
         }
+        self.views(&mut clock.visible, &other.visible);
         self.views(&mut clock.passed, &other.passed);
+    }
+
+    /// Adds all that `other` knows to what is visible to all.
+    pub(super) fn show(&self, clock: &mut Clock, other: &Clock) {
+        self.views(&mut clock.visible, &other.seen);
     }
 
     /// Adds to what had ended before `clock` all that `other` knows.
@@ -375,8 +384,16 @@ impl Clock {
         &mut self.fenced[space as usize]
     }
 
-    /// Separates all that is known from what follows.
-    pub(super) fn fence_async(&mut self) {
+    /// Separates all that is known from what follows, and makes it visible to all.
+    pub(super) fn fence_all(&mut self) {
         self.fenced = [Rc::clone(&self.seen), Rc::clone(&self.seen)];
+        self.visible = Rc::clone(&self.seen);
+    }
+
+    /// What is visible to all.
+    pub(super) fn visible_part(&self) -> Self {
+        let mut clock = Self { seen: Rc::clone(&self.visible), ..Self::default() };
+        clock.fence_all();
+        clock
     }
 }

@@ -15,12 +15,17 @@
 //! * Asynchronous copies and `wgmma` are agents of their own: what they read and write is ordered
 //!   by the wait for them, and an ordinary write before they read it needs `fence.proxy.async`.
 //! * Shuffles and votes order nothing; `sync_warp` does.
+//! * The network makes known to those that acquire its signal what its data is, and what the thread
+//!   that posted it knew and had done if the post releases that. A post that releases nothing makes
+//!   known what is visible to all: what precedes starts of kernels that the thread knows of, and
+//!   fences of the system's scope.
 
 mod agents;
 mod clock;
 mod host;
 mod memo;
 mod ops;
+mod remedy;
 mod report;
 mod shadow;
 mod sync;

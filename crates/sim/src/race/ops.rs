@@ -20,8 +20,9 @@ pub(super) struct OpInfo {
     pub(super) name: &'static str,
     pub(super) gpu: u32,
     at: Option<Site>,
-    /// What it moves over the network, and which thread posted it.
-    pub(super) transfer: Option<(Transfer, ThreadId)>,
+    /// What it moves over the network, which thread posted it, and whether that released the
+    /// thread's writes.
+    pub(super) transfer: Option<(Transfer, ThreadId, bool)>,
     /// What the arguments of the kernel, or of the one that posted a transfer, refer to.
     arguments: Option<Rc<Arguments>>,
     /// What was known when it started, if it is a kernel.
@@ -180,8 +181,12 @@ impl Races {
         Ok(())
     }
 
-    /// A thread posts a transfer: what it knows and has done.
-    pub(crate) fn post(&self, thread: &mut ThreadClock) -> Clock {
+    /// A thread posts a transfer: what it knows and has done if the post `releases` that, and else
+    /// what is visible to all.
+    pub(crate) fn post(&self, thread: &mut ThreadClock, releases: bool) -> Clock {
+        if !releases {
+            return thread.clock.visible_part();
+        }
         let clock = self.released(thread);
         thread.time += 1;
         clock
@@ -193,13 +198,14 @@ impl Races {
         sequence: &Sequence,
         number: u64,
         transfer: Transfer,
-        (thread, at, arguments): (ThreadId, Site, &Rc<Arguments>),
+        (thread, releases): (ThreadId, bool),
+        (at, arguments): (Site, &Rc<Arguments>),
     ) -> OpId {
         let name = match transfer {
             Transfer::Put => "a put",
             Transfer::Get => "a get",
         };
-        let transfer = Some((transfer, thread));
+        let transfer = Some((transfer, thread, releases));
         let (at, arguments) = (Some(at), Some(Rc::clone(arguments)));
         let info = OpInfo { at, transfer, arguments, ..OpInfo::new(name, thread.rank as u32) };
         self.new_op(sequence.line, number as u32 + 1, info)
@@ -287,7 +293,7 @@ impl Races {
         used.map(drop).map_err(|found| self.describe(found.before))
     }
 
-    fn describe(&self, stamp: Stamp) -> RaceAccess {
+    pub(super) fn describe(&self, stamp: Stamp) -> RaceAccess {
         let (agent, kind) = (stamp.agent(), stamp.kind());
         let info = self.ops.borrow()[agent.op.index()].clone();
         let rank = info.gpu as usize;
@@ -334,120 +340,6 @@ impl Races {
         };
         Box::new(Race { memory, remedy: self.remedy(now, before, space, of_window), access, other })
     }
-
-    /// What would order two accesses.
-    fn remedy(&self, now: Stamp, before: Stamp, space: Space, of_window: bool) -> String {
-        let (a, b) = (now.agent(), before.agent());
-        let [at, from] = [a, b].map(|agent| self.position(agent));
-        let scopes = (now.kind().scope, before.kind().scope);
-        let text = if let Some(text) = self.remedy_of_transfer(now, before) {
-            text
-        } else if let (Some(_), Some(_)) = scopes {
-            match at.gpu == from.gpu {
-                true => {
-                    "a scope of the accesses that includes both threads is missing: `Scope::Gpu` \
-                     for threads of two blocks"
-                }
-                false => {
-                    "a scope of the accesses that includes both threads is missing: `Scope::Sys` \
-                     for threads of two ranks"
-                }
-            }
-        } else if now.kind().is_async && before.kind().writes && !before.kind().is_async {
-            match space {
-                Space::Shared => {
-                    "a `fence_async_shared` (fence.proxy.async) between them and what orders the \
-                     threads is missing"
-                }
-                Space::Global => {
-                    "a `fence_async_global` (fence.proxy.async.global) between them and what \
-                     orders the threads is missing"
-                }
-            }
-        } else if b.number >= super::clock::THREADS {
-            "a wait for the end of the asynchronous operation, which orders its accesses before \
-             this one, is missing"
-        } else if (a.op, a.block) == (b.op, b.block) && a.number / 32 == b.number / 32 {
-            match of_window {
-                false => "a `sync_warp` or `sync_threads` between them is missing",
-                true => {
-                    "a `sync_warp` or `sync_threads` between them is missing; or, if threads of \
-                     other ranks access the window between them, a barrier of the ranks, which \
-                     orders both threads too"
-                }
-            }
-        } else if (a.op, a.block) == (b.op, b.block) {
-            match of_window {
-                false => {
-                    "a `sync_threads` or another barrier of both threads between them is missing"
-                }
-                true => {
-                    "a `sync_threads` or another barrier of both threads between them is missing; \
-                     or, if threads of other ranks access the window between them, a barrier of \
-                     the ranks, which orders both threads too"
-                }
-            }
-        } else if at.gpu == from.gpu && a.op != b.op {
-            "the two operations overlap: one stream or an event that orders them, or memory for \
-             each of them, is missing"
-        } else if at.gpu == from.gpu {
-            "a release with the scope of the GPU after the one that is to come first and an \
-             acquire of it before the other, or the end of the kernel between them, is missing"
-        } else {
-            "a barrier of the ranks between them, or a release with the scope of the system after \
-             the one that is to come first and an acquire of it before the other, is missing"
-        };
-        text.to_owned()
-    }
-}
-
-impl Races {
-    /// What would order two accesses, of which one is a transfer's.
-    fn remedy_of_transfer(&self, now: Stamp, before: Stamp) -> Option<&'static str> {
-        let of = |stamp: Stamp| self.ops.borrow()[stamp.agent().op.index()].transfer;
-        let ((transfer, poster), moves, other) = match (of(before), of(now)) {
-            (None, None) => return None,
-            (Some(_), Some(_)) => {
-                return Some(
-                    "a wait for the end of the transfer that is to come first (its signal, or a \
-                     flush) before the other one is posted is missing",
-                );
-            }
-            (Some(transfer), None) => (transfer, before, now),
-            (None, Some(transfer)) => (transfer, now, before),
-        };
-        Some(match (transfer, moves.kind().writes) {
-            (Transfer::Put, false) if self.describe(other).thread == Some(poster) => {
-                "the put may not have read its source yet: a flush (`gin.flush`) after the put, or \
-                 a wait for its counter, is missing before the store"
-            }
-            (Transfer::Put, false) => {
-                "a barrier of both is missing before the put, if it is to send what is stored (at \
-                 the begin of a kernel, the barrier of the ranks with an acquire); or, before the \
-                 store, a flush (`gin.flush`) after the put, or a wait for its counter, and a \
-                 barrier with the storing thread: the put may not have read its source yet"
-            }
-            (Transfer::Put, true) if moves == before => {
-                "a wait for the put's signal (`gin.wait_signal`), with an acquire, before the \
-                 access is missing; or, if the access is to what the put replaces, a barrier of \
-                 the ranks or a signal between the access and the put"
-            }
-            (Transfer::Put, true) => {
-                "a wait for the put's signal (`gin.wait_signal`) before the access is missing; or, \
-                 if the access is to what the put replaces, a barrier of the ranks or a signal \
-                 between the access and the put"
-            }
-            (Transfer::Get, true) => {
-                "a flush (`gin.flush`) after the get, or a wait for its request, is missing before \
-                 the access to the get's target"
-            }
-            (Transfer::Get, false) => {
-                "a barrier of the ranks or a signal is missing: between the store and the get that \
-                 is to read it, or between the get's flush and the store that replaces what it \
-                 reads"
-            }
-        })
-    }
 }
 
 /// What a kernel's grid shares with the operations after it.
@@ -464,8 +356,8 @@ impl Races {
     /// A kernel that the current stream operation launches.
     pub(crate) fn grid(&self, kernel: &'static str, arguments: &Rc<Arguments>) -> GridClock {
         let (op, mut start) = self.current(kernel);
-        // The start of a kernel orders all that is known before accesses of all kinds.
-        start.fence_async();
+        // The start of a kernel orders all that is known before accesses of all kinds, by all.
+        start.fence_all();
         if let Some(info) = self.ops.borrow_mut().get_mut(op.index()) {
             info.arguments = Some(Rc::clone(arguments));
             info.start = Some(start.clone());

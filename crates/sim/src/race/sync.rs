@@ -191,6 +191,9 @@ impl Races {
         }
         if releases(order) {
             let clock = self.released(thread);
+            if scope == Scope::Sys {
+                self.joins.show(&mut thread.clock, &clock);
+            }
             thread.released.retain(|(other, _)| narrower(*other, scope) != *other);
             thread.released.push((scope, clock));
             thread.time += 1;
@@ -278,6 +281,7 @@ impl Races {
     pub(crate) fn learn_end(&self, thread: &mut ThreadClock, clock: &Clock) {
         self.learn(thread, clock);
         if self.on {
+            self.joins.show(&mut thread.clock, clock);
             thread.released.push((Scope::Sys, clock.clone()));
         }
     }

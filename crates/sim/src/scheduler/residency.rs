@@ -208,6 +208,7 @@ impl Scheduler {
             ended: Cell::new(0),
             launched_next: Cell::new(0),
             communicator: OnceCell::new(),
+            uses_peers: Cell::new(false),
         });
         self.grids.insert(id, Rc::clone(&grid));
         self.gpus[gpu].pending.push_back(grid);

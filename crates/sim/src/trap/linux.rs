@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use corosensei::trap::TrapHandlerRegs;
 use cuda_std::arch::CTX;
-use libc::{SIGBUS, SIGSEGV, sigaction, siginfo_t, sigval, timer_t, ucontext_t};
+use libc::{SIGBUS, SIGSEGV, sigaction, siginfo_t, timer_t, ucontext_t};
 
-use super::{GRACE_PERIOD, PATIENCE, TICKS, activity};
+use super::{GRACE_PERIOD, PATIENCE, activity, silent_checks};
 use crate::error::Error;
 use crate::nccl;
 use crate::thread::{Thread, Wait};
@@ -100,18 +100,15 @@ fn faulted(address: Option<usize>) {
     gpus.fail(Error::Fault { kernel, thread, address, where_to });
 }
 
-unsafe extern "C" fn on_tick(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
+unsafe extern "C" fn on_tick(_: c_int, _: *mut siginfo_t, context: *mut c_void) {
     if CTX.get().is_null() {
         return;
     }
     let gpus = Thread::current().gpus();
     let now = activity(gpus);
-    let idle = if gpus.last_activity.replace(now) == now { gpus.idle_ticks.get() + 1 } else { 0 };
-    gpus.idle_ticks.set(idle);
-    // SAFETY: the system passes the information to a handler with SA_SIGINFO, with the value of the
-    // timer.
-    if idle >= unsafe { (*info).si_value() }.sival_ptr.addr() {
-        gpus.idle_ticks.set(0);
+    let silent = if gpus.last_activity.replace(now) == now { gpus.silent.get() + 1 } else { 0 };
+    gpus.silent.set(silent);
+    if silent >= silent_checks(gpus) {
         // SAFETY: the system passes the context to a handler with SA_SIGINFO.
         leave_kernel(unsafe { &mut *context.cast() }, interrupted);
     }
@@ -130,10 +127,7 @@ pub(crate) struct Timer(timer_t);
 
 impl Timer {
     pub(crate) fn new(limit: Duration) -> Option<Self> {
-        let (first, then, ticks) = match limit < PATIENCE {
-            true => (limit.max(GRACE_PERIOD), GRACE_PERIOD, 1),
-            false => (PATIENCE / TICKS, PATIENCE / TICKS, TICKS as usize),
-        };
+        let first = if limit < PATIENCE { limit.max(GRACE_PERIOD) } else { GRACE_PERIOD };
         let mut timer = MaybeUninit::<timer_t>::uninit();
         // SAFETY: all zero is a valid event. The timer counts this thread's processor time and
         // signals this thread.
@@ -142,14 +136,14 @@ impl Timer {
             event.sigev_notify = libc::SIGEV_THREAD_ID;
             event.sigev_signo = tick_signal();
             event.sigev_notify_thread_id = libc::gettid();
-            event.sigev_value = sigval { sival_ptr: std::ptr::without_provenance_mut(ticks) };
             let clock = libc::CLOCK_THREAD_CPUTIME_ID;
             if libc::timer_create(clock, &mut event, timer.as_mut_ptr()) != 0 {
                 return None;
             }
             Self(timer.assume_init())
         };
-        let times = libc::itimerspec { it_value: timespec(first), it_interval: timespec(then) };
+        let times =
+            libc::itimerspec { it_value: timespec(first), it_interval: timespec(GRACE_PERIOD) };
         // SAFETY: this object owns the timer. If setting it fails, there is no watchdog.
         unsafe { libc::timer_settime(timer.0, 0, &times, std::ptr::null_mut()) };
         Some(timer)

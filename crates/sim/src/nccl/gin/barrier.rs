@@ -7,6 +7,7 @@ use devcomm_types::{WaitFor, WaitKind};
 use super::{Call, GinComm, Handle};
 use crate::error::Site;
 use crate::nccl::caller;
+use crate::nccl::lsa_barrier::releases;
 use crate::thread::Thread;
 
 const NAME: &str = "a GIN barrier";
@@ -90,7 +91,7 @@ impl Session {
 
     /// Synchronises with the other ranks.
     pub(super) fn sync(&mut self, thread: &Thread, at: Site, order: i32, fence: i32) {
-        let call = Call::with(self.handle, thread, at);
+        let call = Call::with(self.handle, thread, at).releasing(releases(order));
         let order = call.order(order);
         // SAFETY: the session's own coop.
         let (coop, rank) = unsafe { call.coop(&raw const self.coop) };

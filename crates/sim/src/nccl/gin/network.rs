@@ -19,11 +19,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::fmt;
 use std::rc::Rc;
 
 use litemap::LiteMap;
 
+use super::Unflushed;
 use crate::arguments::Arguments;
 use crate::error::{Error, Result, Site, ThreadId};
 use crate::gpus::GridId;
@@ -68,6 +68,8 @@ pub(super) struct Poster {
     pub(super) grid: GridId,
     pub(super) thread: ThreadId,
     pub(super) at: Site,
+    /// Whether the post has released the thread's writes.
+    pub(super) releases: bool,
 }
 
 /// An operation.
@@ -252,8 +254,8 @@ impl InFlight {
             Transfer::Get { .. } => race::Transfer::Get,
             _ => race::Transfer::Put,
         };
-        let Operation { by: Poster { thread, at, .. }, arguments, .. } = &self.operation;
-        memory.races.transfer(line, self.number, transfer, (*thread, at, arguments))
+        let Operation { by: Poster { thread, at, releases, .. }, arguments, .. } = &self.operation;
+        memory.races.transfer(line, self.number, transfer, (*thread, *releases), (at, arguments))
     }
 
     /// Checks an access against those of others.
@@ -267,39 +269,6 @@ impl InFlight {
     ) -> Result<()> {
         let by = (op, self.operation.known.clone());
         memory.races.op_access(memory, &by, address, bytes, writes)
-    }
-}
-
-/// A put or get that its kernel did not flush.
-///
-/// This is no misuse if nothing writes a put's source before its signal has arrived at the peer, or
-/// until the device communicator's next flush; but a get's data may come after its kernel's end.
-#[derive(Clone, Debug)]
-pub struct Unflushed {
-    /// The thread that posted it.
-    pub thread: ThreadId,
-    /// The local memory that it reads, if it is a put, or writes.
-    pub memory: String,
-    /// Whether it is a get.
-    pub is_get: bool,
-    /// Where it was posted.
-    pub at: Site,
-}
-
-impl Unflushed {
-    /// The fact, after "the kernel ends, and".
-    pub(crate) fn what(&self) -> String {
-        let memory = &self.memory;
-        match self.is_get {
-            true => format!("its get into {memory} is not flushed: its data may come later"),
-            false => format!("its put from {memory} is not flushed: it may read its source later"),
-        }
-    }
-}
-
-impl fmt::Display for Unflushed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {}: the kernel ends, and {}", self.thread, self.at, self.what())
     }
 }
 

@@ -24,7 +24,23 @@ enum Signal {
     Va { window: *mut c_void, offset: usize, strong: bool, op: i32, arg: u64 },
 }
 
+/// `cuda::thread_scope_system`.
+const SYSTEM: i32 = 0;
+
 impl Call<'_> {
+    /// The call of an operation whose kernel says at which scope it has released its writes
+    /// (`givenRelease`). Unless that is the system's, PROXY releases them itself, at that scope.
+    fn given(self, scope: i32) -> Self {
+        self.releasing(scope != SYSTEM)
+    }
+
+    /// The call of an operation before which NCCL releases the thread's writes, or does not.
+    pub(super) fn releasing(self, releases: bool) -> Self {
+        let order = if releases { Order::Release } else { Order::Relaxed };
+        let changed = self.gpus.change_at(self.at).map_or(order, |change| change.order(order));
+        Self { releases: changed == Order::Release, ..self }
+    }
+
     /// The signal of a function with the parameter `is_signal` (NCCL's older functions).
     fn legacy(&self, is_signal: bool, id: u32, op: i32, arg: u64) -> Signal {
         let strong = self.gin.strong;
@@ -164,10 +180,13 @@ impl Call<'_> {
         if let Some(bytes) = bytes {
             self.gpus.traffic.put(self.thread.block().gpu, to, bytes);
         }
-        let Grid { id, launch, .. } = &*self.thread.block().grid;
-        let by = Poster { kernel, grid: *id, thread, at: self.at };
+        let Grid { id, launch, uses_peers, .. } = &*self.thread.block().grid;
+        if to != self.thread.block().gpu {
+            uses_peers.set(true);
+        }
+        let by = Poster { kernel, grid: *id, thread, at: self.at, releases: self.releases };
         let arguments = Rc::clone(&launch.arguments);
-        let known = self.gpus.memory.races.post(&mut self.thread.race.borrow_mut());
+        let known = self.gpus.memory.races.post(&mut self.thread.race.borrow_mut(), self.releases);
         let operation = Operation { to, transfer, signal, counter, by, arguments, known };
         self.gpus.network.post(queue, operation);
         self.gpus.progress();
@@ -287,8 +306,8 @@ functions! {
         team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize,
         src_win: *mut c_void, src_offset: usize, bytes: usize, is_signal: bool, id: u32, op: i32,
         arg: u64, is_counter: bool, counter: u32, coop: *const CoopAny, _is_descriptor: bool,
-        _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32
-    ) = "a put", call, coop => call.put(
+        _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32
+    ) = "a put", call, coop => call.given(given).put(
         (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes,
         call.legacy(is_signal, id, op, arg), is_counter.then_some(counter),
     );
@@ -296,8 +315,8 @@ functions! {
         team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize,
         src_win: *mut c_void, src_offset: usize, bytes: usize, is_signal: bool, id: u32, op: i32,
         arg: u64, is_counter: bool, counter: u32, coop: *const CoopAny, _is_descriptor: bool,
-        _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32
-    ) = "a put", call, coop => call.put(
+        _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32, _flags: u32
+    ) = "a put", call, coop => call.given(given).put(
         (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes,
         call.legacy(is_signal, id, op, arg), is_counter.then_some(counter),
     );
@@ -306,8 +325,8 @@ functions! {
         src_win: *mut c_void, src_offset: usize, bytes: usize, signal_type: i32,
         signal_win: *mut c_void, signal_offset: usize, id: u32, strong: bool, op: i32, arg: u64,
         is_counter: bool, counter: u32, coop: *const CoopAny, _is_descriptor: bool,
-        _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32, _segment: i32
-    ) = "a put", call, coop => call.put(
+        _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32, _flags: u32, _segment: i32
+    ) = "a put", call, coop => call.given(given).put(
         (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes,
         call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
         is_counter.then_some(counter),
@@ -315,43 +334,47 @@ functions! {
     put_value(
         team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64,
         size: usize, is_signal: bool, id: u32, op: i32, arg: u64, coop: *const CoopAny,
-        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32
-    ) = "a put of a value", call, coop => call.put_value(
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32
+    ) = "a put of a value", call, coop => call.given(given).put_value(
         (team, peer), (dst_win, dst_offset), (value, size), call.legacy(is_signal, id, op, arg),
     );
     put_value_v2(
         team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64,
         size: usize, is_signal: bool, id: u32, op: i32, arg: u64, coop: *const CoopAny,
-        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32,
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32,
         _flags: u32
-    ) = "a put of a value", call, coop => call.put_value(
+    ) = "a put of a value", call, coop => call.given(given).put_value(
         (team, peer), (dst_win, dst_offset), (value, size), call.legacy(is_signal, id, op, arg),
     );
     put_value_v3(
         team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64,
         size: usize, signal_type: i32, signal_win: *mut c_void, signal_offset: usize, id: u32,
         strong: bool, op: i32, arg: u64, coop: *const CoopAny, _is_descriptor: bool,
-        _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32
-    ) = "a put of a value", call, coop => call.put_value(
+        _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32, _flags: u32
+    ) = "a put of a value", call, coop => call.given(given).put_value(
         (team, peer), (dst_win, dst_offset), (value, size),
         call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
     );
     signal(
         team: *const Team, peer: i32, is_signal: bool, id: u32, op: i32, arg: u64,
         coop: *const CoopAny, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem,
-        _given: i32, _required: i32
-    ) = "a signal", call, coop => call.signal_peer(team, peer, call.legacy(is_signal, id, op, arg));
+        given: i32, _required: i32
+    ) = "a signal", call, coop => call.given(given).signal_peer(
+        team, peer, call.legacy(is_signal, id, op, arg),
+    );
     signal_v2(
         team: *const Team, peer: i32, is_signal: bool, id: u32, op: i32, arg: u64,
         coop: *const CoopAny, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem,
-        _given: i32, _required: i32, _flags: u32
-    ) = "a signal", call, coop => call.signal_peer(team, peer, call.legacy(is_signal, id, op, arg));
+        given: i32, _required: i32, _flags: u32
+    ) = "a signal", call, coop => call.given(given).signal_peer(
+        team, peer, call.legacy(is_signal, id, op, arg),
+    );
     signal_v3(
         team: *const Team, peer: i32, signal_type: i32, signal_win: *mut c_void,
         signal_offset: usize, id: u32, strong: bool, op: i32, arg: u64, coop: *const CoopAny,
-        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32,
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32,
         _flags: u32
-    ) = "a signal", call, coop => call.signal_peer(
+    ) = "a signal", call, coop => call.given(given).signal_peer(
         team, peer,
         call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
     );

@@ -1,0 +1,115 @@
+//! Programs of products of matrices.
+
+use devcomm::{
+    AllGatherGemm, AllGatherGemmPlan, F8E4M3, Gemm, GemmAllReduce, GemmAllReducePlan, GemmPlan,
+    Result, Wire, kernels,
+};
+use devcomm_testing::simulated::Gpu;
+use half::bf16;
+
+use super::LAUNCHES;
+
+/// A product by a plan, and another one of its result.
+fn products(
+    gpu: &Gpu<'_>,
+    shape: [usize; 3],
+    is_planned: impl Fn(&GemmPlan) -> bool,
+) -> Result<()> {
+    let [m, n, k] = shape;
+    let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
+    let c = gpu.buffer(&vec![bf16::ZERO; m * n])?;
+    let stream = gpu.stream()?;
+    let gemm = Gemm::new(&stream)?;
+    let plan = gemm.plans(shape)?.into_iter().find(is_planned).expect("the plan exists");
+    gemm.set_plan(shape, plan)?;
+    (0..2).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
+    stream.synchronize()
+}
+
+pub fn gemm_wgmma(gpu: &Gpu<'_>) -> Result<()> {
+    products(gpu, [130, 520, 328], |plan| *plan == GemmPlan::Wide)
+}
+
+pub fn gemm_swapped(gpu: &Gpu<'_>) -> Result<()> {
+    let splits =
+        |plan: &GemmPlan| matches!(plan, GemmPlan::Swapped { cluster, .. } if cluster.splits == 2);
+    products(gpu, [16, 264, 648], splits)
+}
+
+pub fn gemm_sliced(gpu: &Gpu<'_>) -> Result<()> {
+    products(gpu, [130, 80, 1544], |plan| plan.to_string() == "unswapped:128x80:1:1x1:2")
+}
+
+pub fn gemm_blocks(gpu: &Gpu<'_>) -> Result<()> {
+    let shape @ [m, n, k] = [130, 136, 784];
+    let one = F8E4M3::from_f32(1.0);
+    let (a, b) = (gpu.buffer(&vec![one; m * k])?, gpu.buffer(&vec![one; n * k])?);
+    let blocks = k.div_ceil(128);
+    let (of_a, of_b) =
+        (gpu.buffer(&vec![1_f32; blocks * m])?, gpu.buffer(&vec![1_f32; 2 * blocks])?);
+    let (c, stream) = (gpu.buffer(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
+    let gemm = Gemm::new(&stream)?;
+    (0..2).try_for_each(|_| gemm.product(shape).block_scales(&of_a, &of_b).launch(&a, &b, &c))?;
+    stream.synchronize()
+}
+
+pub fn gemm_mma(gpu: &Gpu<'_>) -> Result<()> {
+    products(gpu, [70, 136, 264], |plan| *plan == GemmPlan::Portable)
+}
+
+fn gemm_allreduces(gpu: &Gpu<'_>, form: kernels::GemmForm, wire: Wire) -> Result<()> {
+    // Two tiles, and more steps than stages of the pipeline.
+    let k = if form == kernels::GemmForm::Mma { 136 } else { 328 };
+    let shape = [130, 40, k];
+    let [m, n, _] = shape;
+    let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
+    let (c, stream) = (gpu.window(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
+    let options = GemmAllReduce::options().form(form).wire(wire);
+    let gemm = options.build(gpu.communicator()?, &stream, m, n)?;
+    (0..LAUNCHES).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
+    stream.synchronize()
+}
+
+pub fn gemm_allreduce_wgmma(gpu: &Gpu<'_>) -> Result<()> {
+    gemm_allreduces(gpu, kernels::GemmForm::Wgmma, Wire::Bf16)
+}
+
+pub fn gemm_allreduce_mma(gpu: &Gpu<'_>) -> Result<()> {
+    gemm_allreduces(gpu, kernels::GemmForm::Mma, Wire::Bf16)
+}
+
+pub fn gemm_allreduce_e4m3(gpu: &Gpu<'_>) -> Result<()> {
+    gemm_allreduces(gpu, kernels::GemmForm::Mma, Wire::E4m3)
+}
+
+fn wide_gemm_allreduces(gpu: &Gpu<'_>, wire: Wire) -> Result<()> {
+    // Two tiles, and more steps than those after which the first one is sent.
+    let shape = [9, 264, 392];
+    let [m, n, k] = shape;
+    let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
+    let (c, stream) = (gpu.window(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
+    let gemm = GemmAllReduce::options().wire(wire).build(gpu.communicator()?, &stream, m, n)?;
+    gemm.set_plan(Some(GemmAllReducePlan::Wide))?;
+    (0..2).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
+    stream.synchronize()
+}
+
+pub fn gemm_allreduce_wide(gpu: &Gpu<'_>) -> Result<()> {
+    wide_gemm_allreduces(gpu, Wire::Bf16)
+}
+
+pub fn gemm_allreduce_wide_f8(gpu: &Gpu<'_>) -> Result<()> {
+    wide_gemm_allreduces(gpu, Wire::E4m3)
+}
+
+pub fn allgather_gemm(gpu: &Gpu<'_>) -> Result<()> {
+    // Tiles with the rows of one rank, and one with those of both.
+    let shape = [264, 8, 16];
+    let [m, n, k] = shape;
+    let (a, b) = (gpu.buffer(&vec![bf16::ONE; m / 2 * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
+    let (c, stream) = (gpu.buffer(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
+    let gemm = AllGatherGemm::new(gpu.communicator()?, &stream, m, k)?;
+    gemm.set_plan(Some(AllGatherGemmPlan::Fused))?;
+    (0..LAUNCHES).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
+    stream.synchronize()
+}
