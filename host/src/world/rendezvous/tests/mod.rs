@@ -5,6 +5,7 @@ mod addresses;
 mod crowds;
 mod exchange;
 mod fuzz;
+mod interrupts;
 mod kills;
 mod launchers;
 mod loss;
