@@ -5,7 +5,8 @@
 //! are told when that happens to the thread that waits for them.
 
 use std::cell::RefCell;
-use std::ffi::{c_long, c_ulong};
+use std::ffi::{c_int, c_long, c_ulong, c_void};
+use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -111,7 +112,8 @@ impl Interrupt {
     pub fn wait<T>(&self, py: Python<'_>, ended: &Receiver<T>) -> PyResult<Option<T>> {
         loop {
             match detached(py, || ended.recv_timeout(INTERVAL)) {
-                Ok(result) => return Ok(Some(result)),
+                // A signal may have come since, whose exception would be raised at once.
+                Ok(result) => return py.check_signals().map(|()| Some(result)),
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -142,5 +144,52 @@ impl Interrupt {
 
     fn with_threads<R>(&self, f: impl FnOnce(&mut Vec<c_ulong>) -> R) -> R {
         f(&mut self.threads.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// While it lives, this thread sleeps until the process ends where Python would end it.
+///
+/// Python ends other threads than its main one when they ask for the GIL after its own end, as a
+/// rank of an interrupted world may that was left to itself: by `pthread_exit`, which unwinds. The
+/// destructors on the way would call Python, which then ends the process. The thread's cleanup
+/// handlers are called before. (As of Python 3.14 it lets threads sleep itself.)
+pub struct SleepsAfterPython {
+    /// Space for the C library's `struct _pthread_cleanup_buffer`, which has up to four words. It
+    /// is not on the stack: so it is of no frame, and the handler is called before any is left.
+    buffer: NonNull<[usize; 4]>,
+}
+
+unsafe extern "C" {
+    fn _pthread_cleanup_push(
+        buffer: *mut [usize; 4],
+        routine: extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    );
+    fn _pthread_cleanup_pop(buffer: *mut [usize; 4], execute: c_int);
+}
+
+impl SleepsAfterPython {
+    pub fn enter() -> Self {
+        extern "C" fn sleep(_: *mut c_void) {
+            loop {
+                std::thread::sleep(Duration::from_secs(3600));
+            }
+        }
+        let buffer = Box::leak(Box::new([0; 4]));
+        // SAFETY: the buffer has the size and alignment of the C library's, and lives until the
+        // handler is removed.
+        unsafe { _pthread_cleanup_push(buffer, sleep, null_mut()) };
+        Self { buffer: NonNull::from(buffer) }
+    }
+}
+
+impl Drop for SleepsAfterPython {
+    fn drop(&mut self) {
+        // SAFETY: the latest handler of this thread, on which this was made, since it is not Send;
+        // the buffer is from a Box, and nothing refers to it any more.
+        unsafe {
+            _pthread_cleanup_pop(self.buffer.as_ptr(), 0);
+            drop(Box::from_raw(self.buffer.as_ptr()));
+        }
     }
 }

@@ -14,7 +14,7 @@ use pyo3::types::{PyBytes, PyTuple, PyType};
 use crate::communicator::{Comm, PyCommunicator};
 use crate::errors::{STATE_ERROR, exception, invalid, raise};
 use crate::own::{Own, Scope};
-use crate::signals::{Interrupt, interrupted_by_signals, waiting};
+use crate::signals::{Interrupt, SleepsAfterPython, interrupted_by_signals, waiting};
 use crate::stream::Gpu;
 
 /// The ranks of a job, one GPU each: processes that a launcher started, of which this is one, or
@@ -97,6 +97,7 @@ impl PyWorld {
         let of_processes = self.world.is_of_processes();
         let known = Arc::clone(&interrupt);
         let call = move |rank: &Rank| {
+            let _sleeps = (!of_processes).then(SleepsAfterPython::enter);
             let _scope = Scope::enter();
             let rank = PyRank::new(rank)?;
             let result = Python::attach(|py| {

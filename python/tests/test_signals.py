@@ -87,6 +87,46 @@ def test_ctrl_c_is_an_exception_of_the_ranks_and_other_worlds_run_after_it():
     """)
 
 
+def test_ctrl_c_is_not_lost_when_a_rank_fails_at_the_same_time():
+    passes("""
+        def function(rank):
+            if rank.rank == 1:
+                interrupt()
+                raise ValueError
+            rank.barrier()
+
+        is_interrupted(function)
+    """)
+
+
+def test_a_rank_that_goes_on_after_the_end_of_python_does_not_end_the_process():
+    passes("""
+        awaited, written = os.pipe()
+
+        class Output:
+            def __init__(self, output):
+                self.write, self.flush_output = output.write, output.flush
+
+            def flush(self):
+                self.flush_output()
+                # Python flushes its output once more when it has ended for all other threads.
+                if sys.is_finalizing():
+                    os.write(written, b"x")
+                    for _ in range(20):
+                        # The rank's thread asks for the GIL.
+                        time.sleep(0.01)
+
+        def function(rank):
+            if rank.rank == 1:
+                interrupt()
+                os.read(awaited, 1)
+            rank.barrier()
+
+        is_interrupted(function)
+        sys.stdout = Output(sys.stdout)
+    """)
+
+
 def test_the_exception_of_another_signals_handler_is_that_of_the_world():
     passes("""
         class TooLong(Exception):
