@@ -33,8 +33,8 @@ fn shape_of(a: &Array, b: &Array, c: &Array) -> PyResult<[usize; 3]> {
     Ok([m, n, k])
 }
 
-/// Enqueues `work` to `own`, as if to `asked`: after what is there, and before what follows, also if
-/// it fails when a part of it is enqueued. If `asked` is captured, so is the work.
+/// Enqueues `work` to `own`, as if to `asked`: after what is there, and before what follows, also
+/// if it fails when a part of it is enqueued. If `asked` is captured, so is the work.
 fn fork<R>(asked: &Stream, own: &Stream, work: impl FnOnce() -> Result<R>) -> Result<R> {
     if asked.as_raw() == own.as_raw() {
         return work();

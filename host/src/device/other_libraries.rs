@@ -22,8 +22,8 @@ impl Stream {
     /// thread of the driver, after it and all executable graphs that were made of it are gone.
     /// Returns `owner` if the stream is not captured.
     ///
-    /// It is for what keeps memory that captured work uses. Its destructor must not call the driver,
-    /// and so neither this crate.
+    /// It is for what keeps memory that captured work uses. Its destructor must not call the
+    /// driver, and so neither this crate.
     ///
     /// CUDA: `cuUserObjectCreate`, `cuGraphRetainUserObject`.
     ///
