@@ -7,6 +7,7 @@ use devcomm::{DataType, DeviceSlice, DlpackTensor, Dynamic};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyDict};
 
 use crate::communicator::Comm;
@@ -87,13 +88,13 @@ impl Array {
                 (window.address(), vec![window.len], window.data_type);
             return Self::new(name, address, shape, data_type, Place::Window(window));
         }
-        if is_a(array, "torch", "Tensor")? {
+        if TENSOR.is_of(array)? {
             return Self::of_torch(array, name);
         }
-        if is_a(array, "numpy", "ndarray")? {
+        if NDARRAY.is_of(array)? {
             return Self::of_numpy(array, name);
         }
-        if is_a(array, "numpy", "generic")? {
+        if SCALAR.is_of(array)? {
             return Err(PyTypeError::new_err(format!(
                 "{name} is a scalar of numpy, which has no memory of its own: a scalar cannot \
                  receive, nor be sent; use np.array(x)"
@@ -152,16 +153,15 @@ impl Array {
     fn of_torch(tensor: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
         let py = tensor.py();
         let shape = extents(&tensor.getattr(intern!(py, "shape"))?, name)?;
-        let device = tensor.getattr(intern!(py, "device"))?;
-        let kind = device.getattr(intern!(py, "type"))?;
-        let place = match kind.extract::<&str>()? {
-            "cpu" => Place::Host { writable: true },
-            "cuda" => {
-                let ordinal = device.getattr(intern!(py, "index"))?.extract()?;
-                let owner = Owner::Torch(tensor.clone().unbind());
-                Place::Gpu { ordinal, writable: true, owner }
-            }
-            kind => return Err(invalid(format!("{name} is on a device of type {kind}"))),
+        let place = if tensor.getattr(intern!(py, "is_cuda"))?.extract()? {
+            let ordinal = tensor.call_method0(intern!(py, "get_device"))?.extract()?;
+            let owner = Owner::Torch(tensor.clone().unbind());
+            Place::Gpu { ordinal, writable: true, owner }
+        } else if tensor.getattr(intern!(py, "is_cpu"))?.extract()? {
+            Place::Host { writable: true }
+        } else {
+            let device = tensor.getattr(intern!(py, "device"))?;
+            return Err(invalid(format!("{name} is on the device {device}")));
         };
         if !tensor.call_method0(intern!(py, "is_contiguous"))?.extract::<bool>()? {
             return Err(not_contiguous(name, &shape));
@@ -186,15 +186,19 @@ impl Array {
     /// By numpy's own interface: a subclass may have another.
     fn of_numpy(array: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
         let py = array.py();
-        if is_a(array, "numpy.ma", "MaskedArray")? {
+        if MASKED.is_of(array)? {
             return Err(invalid(format!(
                 "{name} is a masked array, whose masked elements would count; use filled(), or \
                  its data"
             )));
         }
-        let class = py.import(intern!(py, "numpy"))?.getattr(intern!(py, "ndarray"))?;
-        let interface = class.getattr(intern!(py, "__array_interface__"))?;
-        let interface = interface.call_method1(intern!(py, "__get__"), (array,))?;
+        static GET: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let get = GET.get_or_try_init(py, || {
+            let class = py.import("numpy")?.getattr("ndarray")?;
+            let interface = class.getattr("__array_interface__")?;
+            Ok::<_, PyErr>(interface.getattr("__get__")?.unbind())
+        });
+        let interface = get?.bind(py).call1((array,))?;
         let Interface { address, shape, data_type, writable } =
             Interface::new(interface.cast()?, name)?;
         Self::new(name, address, shape, data_type, Place::Host { writable })
@@ -321,12 +325,35 @@ impl Interface {
     }
 }
 
-/// Whether `object` is of a class of a module that is loaded: otherwise it cannot be.
-fn is_a(object: &Bound<'_, PyAny>, module: &str, class: &str) -> PyResult<bool> {
-    let Some(module) = loaded(object.py(), module)? else { return Ok(false) };
-    // It has no class yet while it is loaded.
-    let Some(class) = module.getattr_opt(class)? else { return Ok(false) };
-    object.is_instance(&class)
+/// A class of another library.
+struct Class {
+    module: &'static str,
+    name: &'static str,
+    /// Once it is loaded.
+    class: PyOnceLock<Py<PyAny>>,
+}
+
+static TENSOR: Class = Class::new("torch", "Tensor");
+static NDARRAY: Class = Class::new("numpy", "ndarray");
+static SCALAR: Class = Class::new("numpy", "generic");
+static MASKED: Class = Class::new("numpy.ma", "MaskedArray");
+
+impl Class {
+    const fn new(module: &'static str, name: &'static str) -> Self {
+        Self { module, name, class: PyOnceLock::new() }
+    }
+
+    /// Whether an object is of the class: it is not if the module is not loaded.
+    fn is_of(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let py = object.py();
+        if let Some(class) = self.class.get(py) {
+            return object.is_instance(class.bind(py));
+        }
+        let Some(module) = loaded(py, self.module)? else { return Ok(false) };
+        // It has no class yet while it is loaded.
+        let Some(class) = module.getattr_opt(self.name)? else { return Ok(false) };
+        object.is_instance(self.class.get_or_init(py, || class.unbind()).bind(py))
+    }
 }
 
 /// The extents of a shape.
