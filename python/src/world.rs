@@ -100,16 +100,16 @@ impl PyWorld {
             let _sleeps = (!of_processes).then(SleepsAfterPython::enter);
             let _scope = Scope::enter();
             let rank = PyRank::new(rank)?;
-            let result = Python::attach(|py| {
-                let rank = Bound::new(py, rank)?.into_any();
-                let args = std::iter::once(rank).chain(args.bind(py).iter());
-                let args = PyTuple::new(py, args.collect::<Vec<_>>())?;
-                match of_processes {
-                    true => function.call1(py, args),
-                    false => known.in_rank(py, || function.call1(py, args)),
-                }
+            let called = Python::try_attach(|py| {
+                let call = || {
+                    let rank = Bound::new(py, rank)?.into_any();
+                    let args = std::iter::once(rank).chain(args.bind(py).iter());
+                    function.call1(py, PyTuple::new(py, args.collect::<Vec<_>>())?)
+                };
+                let result = if of_processes { call() } else { known.in_rank(py, call) };
+                result.map_err(|error| Failure::Python { message: error.to_string(), error })
             });
-            result.map_err(Failure::Python)
+            called.unwrap_or(Err(Failure::PythonEnds))
         };
         let world = self.world.clone();
         let results = match of_processes {
@@ -125,7 +125,8 @@ impl PyWorld {
         };
         results.map_err(|failure| match failure {
             Failure::Devcomm(error) => exception(error),
-            Failure::Python(error) => error,
+            Failure::Python { error, .. } => error,
+            Failure::PythonEnds => raise(STATE_ERROR, PYTHON_ENDS),
         })
     }
 
@@ -142,8 +143,15 @@ fn made(py: Python<'_>, make: impl FnOnce() -> devcomm::Result<World>) -> PyResu
 /// Why a rank fails.
 enum Failure {
     Devcomm(Error),
-    Python(PyErr),
+    /// With its text, for which nobody has to wait for Python, which may have ended.
+    Python {
+        error: PyErr,
+        message: String,
+    },
+    PythonEnds,
 }
+
+const PYTHON_ENDS: &str = "Python ends";
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
@@ -155,7 +163,8 @@ impl Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Devcomm(error) => error.fmt(f),
-            Self::Python(error) => error.fmt(f),
+            Self::Python { message, .. } => message.fmt(f),
+            Self::PythonEnds => PYTHON_ENDS.fmt(f),
         }
     }
 }
