@@ -116,6 +116,7 @@ pub use error::{
     AbortCause, DevCommError, DriverError, Error, LaunchError, LaunchRefusal, NcclError,
     NcclResult, Result, StateError, StuckWait, WorldError,
 };
+pub use machine::interruptible;
 pub use sys::dlpack::DlpackTensor;
 pub use sys::nccl::DEV_COMM_VERSION;
 /// What `#[devcomm::test]` expands to.

@@ -1,5 +1,6 @@
 //! Tests of `LocalJob`: it starts ranks as processes of this host, and ends all when one fails.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use devcomm_host::{Error, LocalJob, WorldError};
@@ -88,6 +89,21 @@ fn every_job_has_an_id_of_its_own() {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), 3, "{ids:?}");
+}
+
+#[test]
+fn every_job_has_a_random_token_of_256_bits_that_its_ranks_share() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = r#"echo "$DEVCOMM_JOB_TOKEN" >> "$OUT/tokens""#;
+    for _ in 0..3 {
+        shell(2, script).env("OUT", folder.path()).run().unwrap();
+    }
+    let tokens = std::fs::read_to_string(folder.path().join("tokens")).unwrap();
+    let tokens: Vec<&str> = tokens.lines().collect();
+    let is_hex = |token: &&str| token.len() == 64 && token.bytes().all(|c| c.is_ascii_hexdigit());
+    assert!(tokens.len() == 6 && tokens.iter().all(is_hex), "{tokens:?}");
+    let distinct: HashSet<&&str> = tokens.iter().collect();
+    assert!(distinct.len() == 3 && tokens.chunks(2).all(|job| job[0] == job[1]), "{tokens:?}");
 }
 
 #[test]

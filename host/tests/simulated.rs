@@ -1,6 +1,8 @@
 //! Tests of worlds of simulated machines: time, scheduling, and operations that only GPUs support.
 #![cfg(feature = "simulator")]
 
+use std::collections::BTreeSet;
+use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -24,6 +26,28 @@ fn every_rank_has_a_gpu_of_its_own_and_knows_that_it_is_simulated() {
     });
     let ranks = ranks.unwrap();
     assert!(ranks.iter().enumerate().all(|(n, rank)| (rank.0, rank.1) == (n, n)), "{ranks:?}");
+}
+
+/// This process's sockets.
+fn sockets() -> BTreeSet<String> {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let targets =
+        open.filter_map(|path| path.read_link().ok()?.into_os_string().into_string().ok());
+    targets.filter(|target| target.starts_with("socket:")).collect()
+}
+
+#[test]
+fn ranks_that_are_threads_open_no_socket() {
+    let before = sockets();
+    let _known = UnixStream::pair().unwrap();
+    assert_eq!(sockets().len(), before.len() + 2);
+    let before = sockets();
+    let ran = World::simulated(3).unwrap().run(|rank| {
+        rank.communicator()?.barrier()?;
+        assert_eq!(sockets(), before);
+        rank.barrier()
+    });
+    ran.unwrap();
 }
 
 #[test]

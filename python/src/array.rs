@@ -1,20 +1,26 @@
 //! Arrays of Python: torch's tensors, numpy's arrays, devcomm's windows, and whatever describes its
-//! memory by `__cuda_array_interface__`, `__array_interface__` or DLPack.
+//! memory on a GPU by `__cuda_array_interface__` or DLPack.
 
 use std::rc::Rc;
 
 use devcomm::{DataType, DeviceSlice, DlpackTensor, Dynamic};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyDict};
 
 use crate::communicator::Comm;
 use crate::errors::{exception, invalid};
 use crate::own::detached;
+use crate::signals::waiting;
+use crate::stream::loaded;
 use crate::window::{PyWindow, Win};
 
 /// The memory of an array, whose elements are consecutive in row-major order.
+///
+/// If there are elements, the address is not 0, it is aligned for them, and the last one ends below
+/// 2^64; they have at most `isize::MAX` bytes.
 pub struct Array {
     pub address: u64,
     pub len: usize,
@@ -25,110 +31,181 @@ pub struct Array {
 
 /// Where an array is, and what keeps its memory beyond the caller's reference.
 pub enum Place {
-    Host { writable: bool },
-    Gpu(usize),
+    /// In memory of the host that the caller's reference keeps.
+    Host {
+        writable: bool,
+    },
+    /// In memory of this GPU that `owner` keeps.
+    Gpu {
+        ordinal: usize,
+        writable: bool,
+        owner: Owner,
+    },
     Window(Rc<Win>),
-    Dlpack { _tensor: DeviceSlice<Dynamic> },
+    Dlpack {
+        _tensor: Imported,
+    },
+}
+
+/// A tensor of another library's. It is given back when the GPU no longer uses it, for which the
+/// drop waits without the GIL.
+pub struct Imported(Option<DeviceSlice<Dynamic>>);
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        let tensor = self.0.take();
+        Python::attach(|py| detached(py, || drop(tensor)));
+    }
+}
+
+/// The object that keeps memory of a GPU allocated.
+pub enum Owner {
+    /// A tensor of torch's. Torch reuses its memory for what later work of the current stream uses,
+    /// and for nothing else while a graph has it that it was allocated for.
+    Torch(Py<PyAny>),
+    Other(Py<PyAny>),
+}
+
+/// What numpy's and numba's interfaces say, which have the same form.
+struct Interface {
+    address: u64,
+    shape: Vec<usize>,
+    data_type: DataType,
+    writable: bool,
 }
 
 impl Array {
     /// The memory of `array`, which is called `name` in messages.
+    ///
+    /// Memory on the host is that of classes whose objects keep it: what another object's
+    /// `__array_interface__` describes may be free again when the interface is there, as with
+    /// numpy's scalars.
     pub fn of(comm: &Comm, array: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
-        let found = Self::described(comm, array, name)?;
-        if found.len > 0 && !found.address.is_multiple_of(found.data_type.size() as u64) {
-            let (address, data_type) = (found.address, found.data_type);
-            return Err(invalid(format!("{name}, of {data_type:?}, begins at {address:#x}")));
-        }
-        Ok(found)
-    }
-
-    fn described(comm: &Comm, array: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
         let py = array.py();
         if let Ok(window) = array.cast::<PyWindow>() {
             let window = window.get().own().get()?;
-            let (address, len, data_type) = (window.address(), window.len, window.data_type);
-            let place = Place::Window(window);
-            return Ok(Self { address, len, shape: vec![len], data_type, place });
+            let (address, shape, data_type) =
+                (window.address(), vec![window.len], window.data_type);
+            return Self::new(name, address, shape, data_type, Place::Window(window));
         }
-        if let Ok(contiguous) = array.getattr(intern!(py, "is_contiguous"))
-            && array.hasattr(intern!(py, "data_ptr"))?
-        {
-            return Self::of_torch(array, contiguous.call0()?.extract()?, name);
+        if TENSOR.is_of(array)? {
+            return Self::of_torch(array, name);
         }
-        if let Ok(interface) = array.getattr(intern!(py, "__cuda_array_interface__")) {
+        if NDARRAY.is_of(array)? {
+            return Self::of_numpy(array, name);
+        }
+        if SCALAR.is_of(array)? {
+            return Err(PyTypeError::new_err(format!(
+                "{name} is a scalar of numpy, which has no memory of its own: a scalar cannot \
+                 receive, nor be sent; use np.array(x)"
+            )));
+        }
+        if let Some(interface) = array.getattr_opt(intern!(py, "__cuda_array_interface__"))? {
+            let Interface { address, shape, data_type, writable } =
+                Interface::new(interface.cast()?, name)?;
             // Which GPU it is on, its address tells the driver.
-            let place = Place::Gpu(comm.gpu.context.ordinal());
-            return Self::of_interface(interface.cast()?, place, name);
-        }
-        if let Ok(interface) = array.getattr(intern!(py, "__array_interface__")) {
-            return Self::of_interface(interface.cast()?, Place::Host { writable: true }, name);
+            let (ordinal, owner) = (comm.gpu.context.ordinal(), array.clone().unbind());
+            let place = Place::Gpu { ordinal, writable, owner: Owner::Other(owner) };
+            return Self::new(name, address, shape, data_type, place);
         }
         if array.hasattr(intern!(py, "__dlpack__"))? {
-            return Self::of_dlpack(comm, array);
+            return Self::of_dlpack(comm, array, name);
         }
         let class = array.get_type().name()?;
         Err(PyTypeError::new_err(format!(
-            "{name} is of type {class}: expected a tensor of torch, an array of numpy, a \
-             devcomm.Window, or an object with __cuda_array_interface__ or __dlpack__"
+            "{name} is of type {class}: expected a tensor of torch, an array of numpy (see \
+             numpy.asarray), a devcomm.Window, or an object on the GPU with \
+             __cuda_array_interface__ or __dlpack__"
         )))
     }
 
-    fn of_torch(tensor: &Bound<'_, PyAny>, contiguous: bool, name: &str) -> PyResult<Self> {
+    fn new(
+        name: &str,
+        address: u64,
+        shape: Vec<usize>,
+        data_type: DataType,
+        place: Place,
+    ) -> PyResult<Self> {
+        let size = data_type.size();
+        let Some(len) = elements_of(&shape, size) else {
+            return Err(invalid(format!(
+                "{name} has the shape {shape:?}: so many elements of {data_type:?} have no memory"
+            )));
+        };
+        let wrong = |what: String| {
+            Err(invalid(format!("{name}, of shape {shape:?} and {data_type:?}, {what}")))
+        };
+        if len > 0 && address == 0 {
+            return wrong("is at the address NULL, where nothing is".to_owned());
+        }
+        if address.checked_add((len * size) as u64).is_none() {
+            return wrong(format!("begins at {address:#x} and ends beyond all addresses"));
+        }
+        if len > 0 && !address.is_multiple_of(size as u64) {
+            return wrong(format!(
+                "begins at {address:#x}, but must begin at a multiple of {size} bytes; copy it \
+                 first (torch: clone(), numpy: copy())"
+            ));
+        }
+        Ok(Self { address, len, shape, data_type, place })
+    }
+
+    fn of_torch(tensor: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
         let py = tensor.py();
-        let shape: Vec<usize> = tensor.getattr(intern!(py, "shape"))?.extract()?;
-        if !contiguous {
+        let shape = extents(&tensor.getattr(intern!(py, "shape"))?, name)?;
+        let place = if tensor.getattr(intern!(py, "is_cuda"))?.extract()? {
+            let ordinal = tensor.call_method0(intern!(py, "get_device"))?.extract()?;
+            let owner = Owner::Torch(tensor.clone().unbind());
+            Place::Gpu { ordinal, writable: true, owner }
+        } else if tensor.getattr(intern!(py, "is_cpu"))?.extract()? {
+            Place::Host { writable: true }
+        } else {
+            let device = tensor.getattr(intern!(py, "device"))?;
+            return Err(invalid(format!("{name} is on the device {device}")));
+        };
+        if !tensor.call_method0(intern!(py, "is_contiguous"))?.extract::<bool>()? {
             return Err(not_contiguous(name, &shape));
         }
-        let device = tensor.getattr(intern!(py, "device"))?;
-        let kind = device.getattr(intern!(py, "type"))?;
-        let place = match kind.extract::<&str>()? {
-            "cpu" => Place::Host { writable: true },
-            "cuda" => Place::Gpu(device.getattr(intern!(py, "index"))?.extract()?),
-            kind => return Err(invalid(format!("{name} is on a device of type {kind}"))),
-        };
         let data_type = type_of(&tensor.getattr(intern!(py, "dtype"))?, name)?;
         let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
-        Ok(Self { address, len: shape.iter().product(), shape, data_type, place })
-    }
-
-    /// By numpy's or numba's interface, which have the same form.
-    fn of_interface(interface: &Bound<'_, PyDict>, place: Place, name: &str) -> PyResult<Self> {
-        let get = |key: &str| interface.get_item(key);
-        let required = |key: &str| {
-            get(key)?.ok_or_else(|| invalid(format!("{name} has an interface without {key:?}")))
-        };
-        let shape: Vec<usize> = required("shape")?.extract()?;
-        let text = required("typestr")?.extract::<String>()?;
-        let data_type = match text.trim_start_matches(['<', '|', '=']) {
-            "i1" => DataType::Int8,
-            "u1" => DataType::Uint8,
-            "i4" => DataType::Int32,
-            "u4" => DataType::Uint32,
-            "i8" => DataType::Int64,
-            "u8" => DataType::Uint64,
-            "f2" => DataType::Float16,
-            "f4" => DataType::Float32,
-            "f8" => DataType::Float64,
-            _ => return Err(no_type(name, &text)),
-        };
-        let strides = get("strides")?.filter(|strides| !strides.is_none());
-        if let Some(strides) = strides {
-            let strides: Vec<isize> = strides.extract()?;
-            if !is_row_major(&shape, &strides, data_type.size()) {
-                return Err(not_contiguous(name, &shape));
-            }
+        let array = Self::new(name, address, shape, data_type, place)?;
+        // The storage may have been resized.
+        let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
+        let bytes: u64 = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
+        let first: u64 = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        let last = (array.len * data_type.size()) as u64 + array.address.saturating_sub(first);
+        if array.len > 0 && (array.address < first || last > bytes) {
+            let shape = &array.shape;
+            return Err(invalid(format!(
+                "{name}, of shape {shape:?}, is not within its storage, which has {bytes} bytes"
+            )));
         }
-        let (address, read_only): (u64, bool) = required("data")?.extract()?;
-        let place = match place {
-            Place::Host { .. } => Place::Host { writable: !read_only },
-            place => place,
-        };
-        Ok(Self { address, len: shape.iter().product(), shape, data_type, place })
+        Ok(array)
     }
 
-    /// By DLPack, from memory of a GPU. The tensor is given back when the GPU no longer uses it,
-    /// for which the end of the call waits.
-    fn of_dlpack(comm: &Comm, array: &Bound<'_, PyAny>) -> PyResult<Self> {
+    /// By numpy's own interface: a subclass may have another.
+    fn of_numpy(array: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
+        let py = array.py();
+        if MASKED.is_of(array)? {
+            return Err(invalid(format!(
+                "{name} is a masked array, whose masked elements would count; use filled(), or \
+                 its data"
+            )));
+        }
+        static GET: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let get = GET.get_or_try_init(py, || {
+            let class = py.import("numpy")?.getattr("ndarray")?;
+            let interface = class.getattr("__array_interface__")?;
+            Ok::<_, PyErr>(interface.getattr("__get__")?.unbind())
+        });
+        let interface = get?.bind(py).call1((array,))?;
+        let Interface { address, shape, data_type, writable } =
+            Interface::new(interface.cast()?, name)?;
+        Self::new(name, address, shape, data_type, Place::Host { writable })
+    }
+
+    /// By DLPack, from memory of a GPU.
+    fn of_dlpack(comm: &Comm, array: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
         let py = array.py();
         let arguments = PyDict::new(py);
         // The caller's stream orders the work that writes it.
@@ -136,12 +213,31 @@ impl Array {
         let capsule = array.call_method(intern!(py, "__dlpack__"), (), Some(&arguments))?;
         let tensor = take_dlpack(capsule.cast()?)?;
         let context = &comm.gpu.context;
-        let tensor = detached(py, || DeviceSlice::from_dlpack_dynamic(context, tensor));
-        let tensor = tensor.map_err(exception)?;
+        let tensor = waiting(py, || DeviceSlice::from_dlpack_dynamic(context, tensor))?;
         let (address, len, data_type) = (tensor.device_address(), tensor.len(), tensor.data_type());
-        let shape = array.getattr(intern!(py, "shape")).and_then(|shape| shape.extract());
-        let place = Place::Dlpack { _tensor: tensor };
-        Ok(Self { address, len, shape: shape.unwrap_or(vec![len]), data_type, place })
+        let place = Place::Dlpack { _tensor: Imported(Some(tensor)) };
+        let shape = match array.getattr_opt(intern!(py, "shape"))? {
+            Some(shape) => extents(&shape, name)?,
+            None => vec![len],
+        };
+        if elements_of(&shape, data_type.size()) != Some(len) {
+            return Err(invalid(format!(
+                "{name} has the shape {shape:?}, and by DLPack {len} elements"
+            )));
+        }
+        Self::new(name, address, shape, data_type, place)
+    }
+
+    /// The object that must last until the work of a call is done. A tensor of torch's is one if
+    /// the call is on another stream than torch's `is_current` one.
+    pub fn owner(&self, py: Python<'_>, is_current: bool) -> Option<Py<PyAny>> {
+        match &self.place {
+            Place::Gpu { owner: Owner::Other(owner), .. } => Some(owner.clone_ref(py)),
+            Place::Gpu { owner: Owner::Torch(owner), .. } if !is_current => {
+                Some(owner.clone_ref(py))
+            }
+            _ => None,
+        }
     }
 
     /// Fails unless the elements are of this type.
@@ -157,9 +253,9 @@ impl Array {
 /// The element type that `dtype` names: one of torch's or numpy's, or a name such as `"bf16"`.
 pub fn type_of(dtype: &Bound<'_, PyAny>, name: &str) -> PyResult<DataType> {
     // A class of numpy's, `numpy.float32`, has its name; an instance prints it.
-    let text = match dtype.getattr(intern!(dtype.py(), "__name__")) {
-        Ok(name) => name.extract::<String>()?,
-        Err(_) => dtype.str()?.extract()?,
+    let text = match dtype.getattr_opt(intern!(dtype.py(), "__name__"))? {
+        Some(name) => name.extract::<String>()?,
+        None => dtype.str()?.extract()?,
     };
     DataType::from_name(&text).ok_or_else(|| no_type(name, &text))
 }
@@ -189,15 +285,107 @@ fn take_dlpack(capsule: &Bound<'_, PyCapsule>) -> PyResult<DlpackTensor> {
     Err(invalid("the capsule of __dlpack__ has no tensor, or somebody has taken it"))
 }
 
+impl Interface {
+    fn new(interface: &Bound<'_, PyDict>, name: &str) -> PyResult<Self> {
+        let get = |key: &str| Ok::<_, PyErr>(interface.get_item(key)?.filter(|it| !it.is_none()));
+        let required = |key: &str| {
+            get(key)?.ok_or_else(|| invalid(format!("{name} has an interface without {key:?}")))
+        };
+        let shape = extents(&required("shape")?, name)?;
+        let text = required("typestr")?.extract::<String>()?;
+        let data_type = match text.trim_start_matches(['<', '|', '=']) {
+            "i1" => DataType::Int8,
+            "u1" => DataType::Uint8,
+            "i4" => DataType::Int32,
+            "u4" => DataType::Uint32,
+            "i8" => DataType::Int64,
+            "u8" => DataType::Uint64,
+            "f2" => DataType::Float16,
+            "f4" => DataType::Float32,
+            "f8" => DataType::Float64,
+            _ => return Err(no_type(name, &text)),
+        };
+        if get("mask")?.is_some() {
+            return Err(invalid(format!("{name} has a mask, and all of its elements would count")));
+        }
+        if let Some(strides) = get("strides")? {
+            let strides: Vec<isize> = strides.extract()?;
+            if !is_row_major(&shape, &strides, data_type.size()) {
+                return Err(not_contiguous(name, &shape));
+            }
+        }
+        let data = required("data")?;
+        let (address, read_only): (u64, bool) = data.extract().map_err(|error: PyErr| {
+            match error.is_instance_of::<PyOverflowError>(data.py()) {
+                true => invalid(format!("{name} has data at {data}, which is no address")),
+                false => error,
+            }
+        })?;
+        Ok(Self { address, shape, data_type, writable: !read_only })
+    }
+}
+
+/// A class of another library.
+struct Class {
+    module: &'static str,
+    name: &'static str,
+    /// Once it is loaded.
+    class: PyOnceLock<Py<PyAny>>,
+}
+
+static TENSOR: Class = Class::new("torch", "Tensor");
+static NDARRAY: Class = Class::new("numpy", "ndarray");
+static SCALAR: Class = Class::new("numpy", "generic");
+static MASKED: Class = Class::new("numpy.ma", "MaskedArray");
+
+impl Class {
+    const fn new(module: &'static str, name: &'static str) -> Self {
+        Self { module, name, class: PyOnceLock::new() }
+    }
+
+    /// Whether an object is of the class: it is not if the module is not loaded.
+    fn is_of(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let py = object.py();
+        if let Some(class) = self.class.get(py) {
+            return object.is_instance(class.bind(py));
+        }
+        let Some(module) = loaded(py, self.module)? else { return Ok(false) };
+        // It has no class yet while it is loaded.
+        let Some(class) = module.getattr_opt(self.name)? else { return Ok(false) };
+        object.is_instance(self.class.get_or_init(py, || class.unbind()).bind(py))
+    }
+}
+
+/// The extents of a shape.
+fn extents(shape: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<usize>> {
+    shape.extract().map_err(|error: PyErr| {
+        match error.is_instance_of::<PyOverflowError>(shape.py()) {
+            true => invalid(format!("{name} has the shape {shape}, which no array has")),
+            false => error,
+        }
+    })
+}
+
+/// The number of elements; `None` if they have more bytes than memory can have.
+fn elements_of(shape: &[usize], size: usize) -> Option<usize> {
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    let len = shape.iter().try_fold(1_usize, |len, extent| len.checked_mul(*extent))?;
+    len.checked_mul(size).filter(|bytes| isize::try_from(*bytes).is_ok()).map(|_| len)
+}
+
+/// Whether elements of `size` bytes are consecutive. What overflows is found later.
 fn is_row_major(shape: &[usize], strides: &[isize], size: usize) -> bool {
     let mut expected = size as isize;
-    shape.contains(&0)
-        || shape.iter().zip(strides).rev().all(|(&extent, &stride)| {
-            // The stride of a single element has no meaning.
-            let consecutive = extent == 1 || stride == expected;
-            expected *= extent as isize;
-            consecutive
-        })
+    let consecutive = |(&extent, &stride): (&usize, &isize)| {
+        // The stride of a single element has no meaning.
+        let consecutive = extent == 1 || stride == expected;
+        expected = expected.saturating_mul(isize::try_from(extent).unwrap_or(isize::MAX));
+        consecutive
+    };
+    shape.len() == strides.len()
+        && (shape.contains(&0) || shape.iter().zip(strides).rev().all(consecutive))
 }
 
 fn not_contiguous(name: &str, shape: &[usize]) -> PyErr {

@@ -7,9 +7,10 @@ use pyo3::prelude::*;
 
 use crate::array::Array;
 use crate::communicator::{Comm, PyCommunicator};
-use crate::errors::{exception, invalid};
+use crate::errors::invalid;
 use crate::operand::{Operand, Use, with_type};
-use crate::own::{Own, detached};
+use crate::own::Own;
+use crate::signals::waiting;
 
 struct Inner {
     comm: Rc<Comm>,
@@ -68,7 +69,7 @@ impl PyCollectives {
     ) -> PyResult<()> {
         let (py, inner) = (send.py(), self.own.get()?);
         let Inner { comm, collectives } = &*inner;
-        let stream = comm.gpu.stream(stream, py)?;
+        let (asked, stream) = (stream, comm.gpu.stream(stream, py)?);
         let first = Array::of(comm, send, if recv.is_some() { "send" } else { "the array" })?;
         let second = recv.map(|recv| Array::of(comm, recv, "recv")).transpose()?;
         if let Some(second) = &second {
@@ -87,7 +88,8 @@ impl PyCollectives {
                 recv.finish(&stream)
             })
         };
-        detached(py, call).map_err(exception)
+        let arrays: Vec<_> = std::iter::once(&first).chain(&second).collect();
+        comm.gpu.call(py, (&stream, asked), &arrays, call)
     }
 }
 
@@ -97,9 +99,8 @@ impl PyCollectives {
     #[new]
     fn new(py: Python<'_>, communicator: &PyCommunicator) -> PyResult<Self> {
         let comm = communicator.get()?;
-        let collectives = detached(py, || Collectives::new(&comm.communicator));
-        let inner = Inner { collectives: collectives.map_err(exception)?, comm };
-        Ok(Self { own: Own::new(inner) })
+        let collectives = waiting(py, || Collectives::new(&comm.communicator))?;
+        Ok(Self { own: Own::new(Inner { collectives, comm }) })
     }
 
     /// Every rank's recv gets the reduction of all ranks' send, of the same length; without recv,

@@ -14,8 +14,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use crate::array::type_of;
-use crate::errors::{exception, invalid};
-use crate::own::{Own, detached};
+use crate::errors::invalid;
+use crate::own::Own;
+use crate::signals::waiting;
 use crate::store::Store;
 use crate::stream::Gpu;
 use crate::window::{PyWindow, Win};
@@ -133,7 +134,7 @@ impl PyCommunicator {
             let gpu = Rc::new(Gpu::new(&context, false)?);
             Ok(Comm::new(communicator, gpu))
         };
-        detached(class.py(), make).map(Self::new).map_err(exception)
+        waiting(class.py(), make).map(Self::new)
     }
 
     /// Memory of `length` elements on each rank, zeroed, that all ranks' kernels access.
@@ -142,8 +143,7 @@ impl PyCommunicator {
     /// dtype: of torch or numpy, or a name such as "float32" or "bf16".
     fn window(&self, length: usize, dtype: &Bound<'_, PyAny>) -> PyResult<PyWindow> {
         let (comm, data_type) = (self.get()?, type_of(dtype, "a window")?);
-        let window = detached(dtype.py(), || Win::new(&comm, length, data_type));
-        window.map(PyWindow::new).map_err(exception)
+        waiting(dtype.py(), || Win::new(&comm, length, data_type)).map(PyWindow::new)
     }
 
     /// A device communicator, with which kernels synchronise and communicate. Collective, with the
@@ -188,14 +188,14 @@ impl PyCommunicator {
             .gin_counters(gin_counters)
             .gin_connection(connection);
         let comm = self.get()?;
-        let made = detached(py, || comm.communicator.create_dev_comm(requirements));
-        Ok(PyDevComm { own: Own::new(made.map_err(exception)?) })
+        let made = waiting(py, || comm.communicator.create_dev_comm(requirements))?;
+        Ok(PyDevComm { own: Own::new(made) })
     }
 
     /// Waits until every rank has called this, and not for the GPUs. Collective.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
         let comm = self.get()?;
-        detached(py, || comm.communicator.barrier()).map_err(exception)
+        waiting(py, || comm.communicator.barrier())
     }
 
     /// Waits until the work on a stream is done; None: torch's current stream, or devcomm's own.
@@ -233,7 +233,7 @@ impl PyDevComm {
     /// Ends it. No kernel uses it any more.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let resource = self.own.get()?;
-        detached(py, || resource.close()).map_err(exception)?;
+        waiting(py, || resource.close())?;
         self.own.close(py)
     }
 }

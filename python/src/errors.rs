@@ -1,7 +1,7 @@
 //! devcomm's errors as exceptions of Python, whose classes are in `package/devcomm/errors.py`.
 
-use devcomm::Error;
-use pyo3::exceptions::PyRuntimeError;
+use devcomm::{Error, StateError};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
@@ -31,6 +31,9 @@ pub fn invalid(message: impl Into<String>) -> PyErr {
 
 /// The exception of an error: its class is that of the variant, its text the error's.
 pub fn exception(error: Error) -> PyErr {
+    if let Error::State(StateError::Interrupted) = error {
+        return PyKeyboardInterrupt::new_err(error.to_string());
+    }
     let class = match error {
         Error::Driver(_) => Class("DriverError"),
         Error::Nccl(_) => Class("NcclError"),

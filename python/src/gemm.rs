@@ -8,9 +8,10 @@ use pyo3::prelude::*;
 
 use crate::array::{Array, Place};
 use crate::communicator::{Comm, PyCommunicator};
-use crate::errors::{exception, invalid};
+use crate::errors::invalid;
 use crate::operand::{Operand, Use};
 use crate::own::{Own, detached};
+use crate::signals::waiting;
 
 /// The shape `[m, n, k]` of a product of A, `m x k`, and B, `n x k`, and that of C if it has two
 /// dimensions.
@@ -21,7 +22,7 @@ fn shape_of(a: &Array, b: &Array, c: &Array) -> PyResult<[usize; 3]> {
     };
     let fits = match &c.shape[..] {
         [rows, columns] => [*rows, *columns] == [m, n],
-        _ => c.len >= m * n,
+        _ => m.checked_mul(n).is_some_and(|elements| c.len >= elements),
     };
     if terms != k || !fits {
         let (a, b, c) = (&a.shape, &b.shape, &c.shape);
@@ -32,8 +33,8 @@ fn shape_of(a: &Array, b: &Array, c: &Array) -> PyResult<[usize; 3]> {
     Ok([m, n, k])
 }
 
-/// Enqueues `work` to `own`, as if to `asked`: behind what is there, and before what follows. If
-/// `asked` is captured, so is the work.
+/// Enqueues `work` to `own`, as if to `asked`: after what is there, and before what follows, also
+/// if it fails when a part of it is enqueued. If `asked` is captured, so is the work.
 fn fork<R>(asked: &Stream, own: &Stream, work: impl FnOnce() -> Result<R>) -> Result<R> {
     if asked.as_raw() == own.as_raw() {
         return work();
@@ -44,9 +45,9 @@ fn fork<R>(asked: &Stream, own: &Stream, work: impl FnOnce() -> Result<R>) -> Re
         second.wait_event(&event)
     };
     order(asked, own)?;
-    let done = work()?;
-    order(own, asked)?;
-    Ok(done)
+    let done = work();
+    let joined = order(own, asked);
+    done.and_then(|done| joined.map(|()| done))
 }
 
 struct Fused {
@@ -79,15 +80,16 @@ impl PyGemmAllReduce {
     ) -> PyResult<Self> {
         let comm = communicator.get()?;
         let stream = comm.gpu.capturable(stream, py)?;
-        let gemm = detached(py, || GemmAllReduce::new(&comm.communicator, &stream, m, n));
-        Ok(Self { own: Own::new(Fused { gemm: gemm.map_err(exception)?, comm, stream }) })
+        let gemm = waiting(py, || GemmAllReduce::new(&comm.communicator, &stream, m, n))?;
+        Ok(Self { own: Own::new(Fused { comm, stream, gemm }) })
     }
 
     /// Enqueues a product: a of shape (m, k), b of (n, k), this rank's part of the k terms, and c a
     /// window, or a tensor at the beginning of one, of (m, n). Every rank passes the same window. k
     /// is a multiple of 8.
     ///
-    /// In a captured graph, a, b, c and this object must last as long as the graph.
+    /// In a captured graph, tensors of torch's that were made before the capture must last as long
+    /// as the graph.
     #[pyo3(signature = (a, b, c, *, stream=None))]
     fn __call__(
         &self,
@@ -149,7 +151,7 @@ impl PyGemmAllReduce {
         let asked = comm.gpu.stream(stream, py)?;
         let window = match &c.place {
             Place::Window(window) => Some(Rc::clone(window)),
-            Place::Gpu(_) => comm.windows().into_iter().find(|one| one.address() == c.address),
+            Place::Gpu { .. } => comm.windows().into_iter().find(|one| one.address() == c.address),
             _ => None,
         };
         let window = window.ok_or_else(|| invalid("c is at the beginning of no window"))?;
@@ -161,7 +163,7 @@ impl PyGemmAllReduce {
                 work(gemm, [&a.slice, &b.slice], c, shape)
             })
         };
-        detached(py, on_own).map_err(exception)
+        comm.gpu.call(py, (&asked, stream), &[&a, &b, &c], on_own)
     }
 }
 
@@ -190,7 +192,7 @@ impl PyGemm {
     ) -> PyResult<Self> {
         let comm = communicator.get()?;
         let stream = comm.gpu.capturable(stream, py)?;
-        let gemm = detached(py, || Gemm::new(&stream)).map_err(exception)?;
+        let gemm = waiting(py, || Gemm::new(&stream))?;
         Ok(Self { own: Own::new(Alone { comm, stream, gemm }) })
     }
 
@@ -217,7 +219,8 @@ impl PyGemm {
                 return Err(invalid(format!("a product of {other:?}: it is of bf16 or f16")));
             }
         };
-        detached(py, || work(&inner, &arrays, shape, &asked)).map_err(exception)
+        let call = || work(&inner, &arrays, shape, &asked);
+        inner.comm.gpu.call(py, (&asked, stream), &arrays.each_ref(), call)
     }
 
     /// Unloads its kernels, when its last product is done.

@@ -6,14 +6,16 @@ use std::rc::Rc;
 use devcomm::{DataType, DevCommResource, Kernels, LaunchConfig, ParamInfo, RawArg};
 use devcomm_types::Slice;
 use half::{bf16, f16};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::array::{Array, Place};
 use crate::communicator::{Comm, PyCommunicator, PyDevComm};
-use crate::errors::{exception, invalid};
+use crate::errors::invalid;
 use crate::operand::with_type;
-use crate::own::{Own, detached};
+use crate::own::Own;
+use crate::signals::waiting;
 use crate::window::{PyWindow, Win};
 
 /// An address that is not NULL, for slices without elements.
@@ -43,8 +45,8 @@ impl PyKernelSet {
         let files = files(&path)?;
         // SAFETY: they are launched by name only, and who calls `launch` vouches for the kernel.
         let load = || unsafe { Kernels::load_files(&comm.gpu.context, &files) };
-        let kernels = detached(py, load);
-        Ok(Self { own: Own::new(Inner { kernels: kernels.map_err(exception)?, comm }) })
+        let kernels = waiting(py, load)?;
+        Ok(Self { own: Own::new(Inner { kernels, comm }) })
     }
 
     /// The names of the kernels; an instance of a generic one has its types in it: "sum_f32".
@@ -96,17 +98,18 @@ impl PyKernelSet {
         let values = params.iter().zip(args.iter());
         let values = values.map(|(param, arg)| Value::new(comm, param, &arg));
         let values = values.collect::<PyResult<Vec<_>>>()?;
-        let stream = comm.gpu.stream(stream, py)?;
+        let (asked, stream) = (stream, comm.gpu.stream(stream, py)?);
         let mut config = LaunchConfig::new(grid.three(), block.three()).with_dynamic_shared(shared);
         config.cluster = cluster;
         config.dependent = dependent;
         let launch = || {
             let args = values.iter().map(Value::raw).collect::<devcomm::Result<Vec<_>>>()?;
             // SAFETY: each argument is of its parameter's type; the caller of Python promises the
-            // kernel's contract. Memory on the GPU lasts as `Operand::on_gpu` says.
+            // kernel's contract. Memory on the GPU lasts as `Gpu::call` says.
             unsafe { kernels.on(&stream).launch_by_name(name, config, &args) }
         };
-        detached(py, launch).map_err(exception)
+        let arrays: Vec<_> = values.iter().filter_map(Value::array).collect();
+        comm.gpu.call(py, (&stream, asked), &arrays, launch)
     }
 
     /// Unloads them, when their last launch is done.
@@ -187,8 +190,16 @@ impl Value {
         let pointer = inside("*const ", "").or_else(|| inside("*mut ", ""));
         if let Some(element) = inside("&[", "]").or(pointer) {
             let array = Array::of(comm, arg, &param.name)?;
-            if let Place::Host { .. } = array.place {
-                return Err(wrong("an array on the GPU"));
+            match array.place {
+                Place::Host { .. } => return Err(wrong("an array on the GPU")),
+                Place::Gpu { writable: false, .. } if ty.starts_with("*mut") => {
+                    return Err(wrong("an array that may be written to"));
+                }
+                Place::Gpu { ordinal, .. } if ordinal != comm.gpu.context.ordinal() => {
+                    let own = comm.gpu.context.ordinal();
+                    return Err(wrong(&format!("an array on GPU {own}, and not on GPU {ordinal}")));
+                }
+                _ => {}
             }
             require_element(param, element, array.data_type)?;
             return Ok(if pointer.is_some() { Self::Address(array) } else { Self::Slice(array) });
@@ -219,7 +230,20 @@ impl Value {
                 _ => return Err(wrong(&format!("its {} bytes", param.size))),
             },
         };
-        bytes.map(Self::Bytes).map_err(|error| wrong(&format!("such a number ({error})")))
+        bytes.map(Self::Bytes).map_err(|error: PyErr| {
+            let py = arg.py();
+            let of_its_value = error.is_instance_of::<PyTypeError>(py)
+                || error.is_instance_of::<PyValueError>(py)
+                || error.is_instance_of::<PyOverflowError>(py);
+            if of_its_value { wrong(&format!("such a number ({error})")) } else { error }
+        })
+    }
+
+    fn array(&self) -> Option<&Array> {
+        match self {
+            Self::Address(array) | Self::Slice(array) => Some(array),
+            Self::DevComm(_) | Self::Window(_) | Self::Bytes(_) => None,
+        }
     }
 
     fn raw(&self) -> devcomm::Result<RawArg<'_>> {

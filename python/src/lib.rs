@@ -1,6 +1,7 @@
 //! devcomm from Python: the module `devcomm._devcomm`, whose names the package `devcomm` has.
 //!
-//! Every call that may wait is made without the GIL (`own::detached`).
+//! Every call that may wait is made without the GIL (`own::detached`), and signals end it
+//! (`signals::waiting`).
 
 mod array;
 mod collectives;
@@ -11,6 +12,7 @@ mod kernels;
 mod nccl;
 mod operand;
 mod own;
+mod signals;
 mod store;
 mod stream;
 mod window;

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use devcomm::Library;
 use pyo3::prelude::*;
 
-use crate::errors::exception;
-use crate::own::detached;
+use crate::signals::waiting;
 
 /// Loads an NCCL that devcomm's kernels can use, and returns its version and path. It is needed
 /// where torch's own is too old and cannot be replaced (pip install nvidia-nccl-cu13==2.32.3
@@ -20,7 +19,7 @@ use crate::own::detached;
 #[pyfunction]
 #[pyo3(signature = (path=None))]
 pub fn load_nccl(py: Python<'_>, path: Option<PathBuf>) -> PyResult<(String, String)> {
-    let library = detached(py, || Library::open(path.as_deref())).map_err(exception)?;
+    let library = waiting(py, || Library::open(path.as_deref()))?;
     let path = library.path();
     // For all: torch finds these functions before those of the library that it loads by its path.
     let ctypes = py.import("ctypes")?;

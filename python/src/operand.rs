@@ -56,13 +56,18 @@ impl<T: Element> Operand<T> {
     pub fn new(comm: &Comm, array: &Array, usage: Use, stream: &Stream) -> Result<Self> {
         debug_assert_eq!(array.data_type, T::DATA_TYPE);
         let (address, len) = (array.address, array.len);
-        let writable = match &array.place {
-            Place::Host { writable } => *writable,
+        if let Place::Host { writable: false } | Place::Gpu { writable: false, .. } = &array.place
+            && usage == Use::Write
+        {
+            return Err(invalid("an array to write to is read-only"));
+        }
+        match &array.place {
+            Place::Host { .. } => {}
             Place::Window(window) => {
                 let window = window.typed::<T>()?;
                 return Ok(window.device_slice().into());
             }
-            Place::Gpu(gpu) => {
+            Place::Gpu { ordinal: gpu, .. } => {
                 let own = comm.gpu.context.ordinal();
                 if comm.gpu.simulated {
                     return Err(invalid("a tensor of a real GPU in a simulated world"));
@@ -75,9 +80,6 @@ impl<T: Element> Operand<T> {
                 return Ok(Self::on_gpu(comm, address, len));
             }
             Place::Dlpack { .. } => return Ok(Self::on_gpu(comm, address, len)),
-        };
-        if usage == Use::Write && !writable {
-            return Err(invalid("an array to write to is read-only"));
         }
         let copy = comm.communicator.mem_alloc::<T>(len.max(1))?;
         let slice = copy.slice(..len)?;
@@ -100,9 +102,9 @@ impl<T: Element> Operand<T> {
                 }
             }
         }
-        // SAFETY: memory of the context's GPU, aligned for its elements. It stays allocated until
-        // the work on the stream is done: the allocators of torch and others reuse memory in the
-        // order of the stream on which it is used.
+        // SAFETY: memory of the context's GPU, aligned for its elements, as the array's interface
+        // says. It stays allocated until the work on the stream is done: the caller's reference
+        // keeps it during the call, and afterwards `Gpu::call` does, or torch's allocator.
         unsafe { DeviceSlice::from_raw_parts(&comm.gpu.context, address, len) }.into()
     }
 

@@ -14,6 +14,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::errors::{INVALID_INPUT, STATE_ERROR, raise};
+use crate::signals::interrupted_by_signals;
+use crate::stream::captures_current;
 
 /// A handle of an object in the table of the thread that made it.
 pub struct Own<T> {
@@ -28,6 +30,8 @@ type Returned = Mutex<Vec<u64>>;
 /// The objects of a thread.
 struct Table {
     objects: BTreeMap<u64, Rc<dyn Any>>,
+    /// Those that no [`Scope`] drops.
+    lasting: BTreeMap<u64, Rc<dyn Any>>,
     made: u64,
     returned: Arc<Returned>,
 }
@@ -35,6 +39,7 @@ struct Table {
 thread_local! {
     static TABLE: RefCell<Table> = RefCell::new(Table {
         objects: BTreeMap::new(),
+        lasting: BTreeMap::new(),
         made: 0,
         returned: Arc::default(),
     });
@@ -50,6 +55,7 @@ impl Drop for Table {
 impl Table {
     fn forget(&mut self) {
         std::mem::forget(std::mem::take(&mut self.objects));
+        std::mem::forget(std::mem::take(&mut self.lasting));
     }
 }
 
@@ -64,10 +70,20 @@ impl<T: 'static> Own<T> {
     /// A handle of a new object of this thread.
     pub fn new(object: T) -> Self {
         free_returned();
+        Self::made(object, |table| &mut table.objects)
+    }
+
+    /// A handle of an object of this thread that lasts as long as the handle, also after the end of
+    /// a [`Scope`]. [`get`](Self::get) does not find it.
+    pub fn lasting(object: T) -> Self {
+        Self::made(object, |table| &mut table.lasting)
+    }
+
+    fn made(object: T, of: impl FnOnce(&mut Table) -> &mut BTreeMap<u64, Rc<dyn Any>>) -> Self {
         TABLE.with_borrow_mut(|table| {
             let id = table.made;
             table.made += 1;
-            table.objects.insert(id, Rc::new(object));
+            of(table).insert(id, Rc::new(object));
             Self { id, thread: Arc::clone(&table.returned), object: PhantomData }
         })
     }
@@ -93,8 +109,7 @@ impl<T: 'static> Own<T> {
     pub fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.require_here()?;
         let object = TABLE.with_borrow_mut(|table| table.objects.remove(&self.id));
-        detached(py, || drop(object));
-        Ok(())
+        interrupted_by_signals(py, || drop(object))
     }
 
     fn require_here(&self) -> PyResult<()> {
@@ -117,33 +132,74 @@ impl<T> Drop for Own<T> {
     }
 }
 
-/// Drops the objects of this thread whose handles were dropped.
+/// Drops the objects of this thread whose handles were dropped, later if torch captures its stream:
+/// their destructors wait for the GPU, which would invalidate the capture.
 fn free_returned() {
     // Fails while the thread ends, which forgets its objects.
-    let taken = TABLE.try_with(|table| {
-        let mut table = table.try_borrow_mut().ok()?;
+    let any = TABLE.try_with(|table| {
+        let table = table.try_borrow_mut().ok()?;
+        Some(!table.returned.lock().unwrap_or_else(PoisonError::into_inner).is_empty())
+    });
+    if any != Ok(Some(true)) {
+        return;
+    }
+    // SAFETY: may always be called.
+    if unsafe { ffi::Py_IsInitialized() } == 0 {
+        return std::mem::forget(take_returned());
+    }
+    // Torch frees a tensor of a window without the GIL, which pyo3 does not know: it counts its own
+    // calls only.
+    // SAFETY: Python is initialised; the release is on this thread, after all else.
+    let held = unsafe { ffi::PyGILState_Ensure() };
+    let freed = Python::try_attach(|py| {
+        let _exception = Exception::set_aside(py);
+        if !captures_current(py).unwrap_or(false) {
+            detached(py, || drop(take_returned()));
+        }
+    });
+    // While Python ends, nothing waits.
+    if freed.is_none() {
+        std::mem::forget(take_returned());
+    }
+    // SAFETY: as above.
+    unsafe { ffi::PyGILState_Release(held) };
+}
+
+/// The exception that Python raises while it drops a handle, such as the argument of a call that
+/// has failed. What is called meanwhile would lose it.
+struct Exception<'py> {
+    parts: [*mut ffi::PyObject; 3],
+    _py: Python<'py>,
+}
+
+impl<'py> Exception<'py> {
+    fn set_aside(py: Python<'py>) -> Self {
+        let mut parts = [std::ptr::null_mut(); 3];
+        let [class, value, traceback] = &mut parts;
+        // SAFETY: this thread has the GIL; the pointers are to places for the parts.
+        unsafe { ffi::PyErr_Fetch(class, value, traceback) };
+        Self { parts, _py: py }
+    }
+}
+
+impl Drop for Exception<'_> {
+    fn drop(&mut self) {
+        let [class, value, traceback] = self.parts;
+        // SAFETY: this thread has the GIL; the parts, or NULL for no exception, are those of
+        // `PyErr_Fetch`, whose references this gives back.
+        unsafe { ffi::PyErr_Restore(class, value, traceback) };
+    }
+}
+
+/// Takes the objects of this thread whose handles were dropped out of its table.
+fn take_returned() -> Vec<Rc<dyn Any>> {
+    TABLE.with_borrow_mut(|table| {
         let mut returned = table.returned.lock().unwrap_or_else(PoisonError::into_inner);
         let ids = std::mem::take(&mut *returned);
         drop(returned);
-        Some(ids.iter().filter_map(|id| table.objects.remove(id)).collect::<Vec<_>>())
-    });
-    let Ok(Some(objects)) = taken else { return };
-    if objects.is_empty() {
-        return;
-    }
-    let mut objects = Some(objects);
-    // SAFETY: may always be called.
-    if unsafe { ffi::Py_IsInitialized() } != 0 {
-        // Torch frees a tensor of a window without the GIL, which pyo3 does not know: it counts its
-        // own calls only.
-        // SAFETY: Python is initialised; the release is on this thread, behind all else.
-        let held = unsafe { ffi::PyGILState_Ensure() };
-        // Their destructors wait for the GPU. While Python ends, nothing waits.
-        Python::try_attach(|py| detached(py, || drop(objects.take())));
-        // SAFETY: as above.
-        unsafe { ffi::PyGILState_Release(held) };
-    }
-    std::mem::forget(objects);
+        let mut take = |id| table.objects.remove(id).or_else(|| table.lasting.remove(id));
+        ids.iter().filter_map(&mut take).collect()
+    })
 }
 
 /// While it lives, it collects what this thread makes. Its end drops that, the latest first.
@@ -163,6 +219,7 @@ impl Drop for Scope {
         while let Some((_, object)) = objects.pop_last() {
             drop(object);
         }
+        drop(take_returned());
     }
 }
 

@@ -4,8 +4,11 @@ use std::io;
 use std::time::Duration;
 
 use devcomm::SideChannel;
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+
+use crate::signals::end_waits;
 
 /// An object with the methods of `torch.distributed.Store`.
 pub struct Store(Py<PyAny>);
@@ -17,7 +20,14 @@ impl Store {
 
     /// Calls `f` with the store; fails once Python ends.
     fn with<R>(&self, f: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<R>) -> io::Result<R> {
-        let called = Python::try_attach(|py| f(self.0.bind(py)));
+        let called = Python::try_attach(|py| {
+            f(self.0.bind(py)).inspect_err(|error| {
+                // Such as KeyboardInterrupt, in a store of Python's.
+                if !error.is_instance_of::<PyException>(py) {
+                    end_waits(error.clone_ref(py));
+                }
+            })
+        });
         called.ok_or_else(|| io::Error::other("Python ends"))?.map_err(io::Error::other)
     }
 }

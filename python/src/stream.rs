@@ -1,15 +1,18 @@
 //! The streams of calls: torch's current stream, a stream of the caller's, or devcomm's own.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
 
-use devcomm::{Context, Stream};
+use devcomm::{Context, Event, Stream};
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
+use crate::array::Array;
 use crate::errors::{exception, invalid};
 use crate::own::detached;
+use crate::signals::waiting;
 
 /// `CU_STREAM_LEGACY`, another handle of the default stream.
 const LEGACY: usize = 1;
@@ -22,12 +25,16 @@ pub struct Gpu {
     /// For calls outside of torch.
     own: Stream,
     pub simulated: bool,
+    /// What calls use that the GPU has not done, and the events after them.
+    in_flight: RefCell<VecDeque<(Event, Vec<Py<PyAny>>)>>,
 }
 
 impl Gpu {
     pub fn new(context: &Context, simulated: bool) -> devcomm::Result<Self> {
         let own = context.stream()?;
-        Ok(Self { context: context.clone(), streams: RefCell::default(), own, simulated })
+        let (context, streams, in_flight) =
+            (context.clone(), RefCell::default(), RefCell::default());
+        Ok(Self { context, streams, own, simulated, in_flight })
     }
 
     /// The stream that a call asks for; `None`: torch's current one if torch uses GPUs here, or
@@ -42,8 +49,7 @@ impl Gpu {
             None => current_of_torch(py, self.context.ordinal())?,
         };
         let Some(raw) = raw else { return Ok(self.own.clone()) };
-        let mut streams = self.streams.borrow_mut();
-        if let Some(stream) = streams.get(&raw) {
+        if let Some(stream) = self.streams.borrow().get(&raw) {
             return Ok(stream.clone());
         }
         let stream = detached(py, || match raw {
@@ -52,8 +58,71 @@ impl Gpu {
             // process, or the caller's, who promises the same.
             raw => unsafe { Stream::from_raw(&self.context, raw as *mut c_void) },
         });
-        streams.insert(raw, stream.clone());
+        self.streams.borrow_mut().insert(raw, stream.clone());
         Ok(stream)
+    }
+
+    /// Calls `f`, which enqueues work that uses the arrays. The objects that own their memory are
+    /// kept until the GPU has done it or, if the stream is captured, until the graph is gone; also
+    /// if `f` fails, since it may have enqueued a part.
+    ///
+    /// The call's stream comes with what was asked for, as in [`stream`](Self::stream): torch frees
+    /// the memory of its tensors as work of its current stream, and a graph of its own keeps what
+    /// is allocated for it. What was allocated before must outlast the graph, as for torch's own
+    /// operations.
+    pub fn call<R>(
+        &self,
+        py: Python<'_>,
+        (stream, asked): (&Stream, Option<&Bound<'_, PyAny>>),
+        arrays: &[&Array],
+        f: impl FnOnce() -> devcomm::Result<R>,
+    ) -> PyResult<R> {
+        // No other library has memory of simulated GPUs.
+        if self.simulated {
+            return waiting(py, f);
+        }
+        let done = waiting(py, f);
+        let kept = self.keep(py, stream, asked, arrays);
+        done.and_then(|done| kept.map(|()| done))
+    }
+
+    fn keep(
+        &self,
+        py: Python<'_>,
+        stream: &Stream,
+        asked: Option<&Bound<'_, PyAny>>,
+        arrays: &[&Array],
+    ) -> PyResult<()> {
+        let owners = arrays.iter().filter_map(|array| array.owner(py, asked.is_none()));
+        let owners: Vec<_> = owners.collect();
+        self.drop_done();
+        if owners.is_empty() {
+            return Ok(());
+        }
+        // The default stream cannot be captured.
+        let owners = match stream.as_raw().is_null() {
+            true => Some(owners),
+            false => stream.give_to_capture(owners).map_err(exception)?,
+        };
+        let Some(owners) = owners else { return Ok(()) };
+        let event = self.context.event_without_timing();
+        match event.and_then(|event| stream.record(&event).map(|()| event)) {
+            Ok(event) => self.in_flight.borrow_mut().push_back((event, owners)),
+            // The GPU has failed, and may still use their memory.
+            Err(error) => {
+                std::mem::forget(owners);
+                return Err(exception(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops what calls used that the GPU has done.
+    fn drop_done(&self) {
+        let is_done = |(event, _): &mut (Event, _)| event.is_reached().unwrap_or(false);
+        let next = || self.in_flight.borrow_mut().pop_front_if(is_done);
+        // Their destructors may call devcomm.
+        std::iter::from_fn(next).for_each(drop);
     }
 
     /// As [`stream`](Self::stream), but devcomm's own instead of the default stream, which cannot
@@ -66,20 +135,30 @@ impl Gpu {
     /// Waits until the stream's work is done.
     pub fn synchronize(&self, py: Python<'_>, asked: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let stream = self.stream(asked, py)?;
-        detached(py, || stream.synchronize()).map_err(exception)
+        waiting(py, || stream.synchronize())
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        let in_flight = std::mem::take(self.in_flight.get_mut());
+        if !in_flight.is_empty() {
+            self.context.drop_after_work(in_flight);
+        }
     }
 }
 
 /// The handle (`cudaStream_t`) of a stream of Python's: a number, torch's, or by the protocol
 /// `__cuda_stream__`.
 fn handle_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
-    if let Ok(handle) = stream.extract::<usize>() {
-        return Ok(handle);
+    let py = stream.py();
+    if stream.hasattr(intern!(py, "__index__"))? {
+        return stream.extract();
     }
-    if let Ok(handle) = stream.getattr(intern!(stream.py(), "cuda_stream")) {
+    if let Some(handle) = stream.getattr_opt(intern!(py, "cuda_stream"))? {
         return handle.extract();
     }
-    if let Ok(method) = stream.getattr(intern!(stream.py(), "__cuda_stream__")) {
+    if let Some(method) = stream.getattr_opt(intern!(py, "__cuda_stream__"))? {
         let (_version, handle): (usize, usize) = method.call0()?.extract()?;
         return Ok(handle);
     }
@@ -89,13 +168,28 @@ fn handle_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
     )))
 }
 
+/// A module of Python's, if it is loaded.
+pub fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
+    modules.cast::<PyDict>()?.get_item(name)
+}
+
 /// The handle of torch's current stream on a GPU, if torch is imported and is built for GPUs.
 fn current_of_torch(py: Python<'_>, gpu: usize) -> PyResult<Option<usize>> {
-    let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
-    let Ok(torch) = modules.get_item(intern!(py, "torch._C")) else { return Ok(None) };
+    let Some(torch) = loaded(py, "torch._C")? else { return Ok(None) };
     // Quicker than `torch.cuda.current_stream().cuda_stream`, which makes an object.
-    let Ok(current) = torch.getattr(intern!(py, "_cuda_getCurrentRawStream")) else {
-        return Ok(None);
-    };
-    current.call1((gpu,))?.extract().map(Some)
+    match torch.getattr_opt(intern!(py, "_cuda_getCurrentRawStream"))? {
+        Some(current) => current.call1((gpu,))?.extract().map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Whether torch, if it uses GPUs here, captures its current stream.
+pub fn captures_current(py: Python<'_>) -> PyResult<bool> {
+    let Some(torch) = loaded(py, "torch.cuda")? else { return Ok(false) };
+    let uses_gpus: bool = torch.call_method0(intern!(py, "is_initialized"))?.extract()?;
+    if !uses_gpus {
+        return Ok(false);
+    }
+    torch.call_method0(intern!(py, "is_current_stream_capturing"))?.extract()
 }

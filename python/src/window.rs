@@ -1,8 +1,10 @@
 //! Windows: memory that all ranks' kernels access, as arrays of Python.
 
 use std::any::Any;
+use std::cell::OnceCell;
 use std::ffi::{CStr, c_void};
 use std::rc::Rc;
+use std::sync::OnceLock;
 
 use devcomm::{Buffer, DataType, DeviceSlice, DlpackTensor, Dynamic, Element, Error, Window};
 use pyo3::exceptions::PyBufferError;
@@ -11,28 +13,45 @@ use pyo3::types::{PyCapsule, PyDict};
 
 use crate::array::Array;
 use crate::communicator::Comm;
-use crate::errors::{exception, invalid};
+use crate::errors::invalid;
 use crate::operand::{Operand, Use, with_type};
-use crate::own::{Own, detached};
+use crate::own::Own;
+use crate::signals::waiting;
 
 /// A window of elements of any type.
 pub struct Win {
     pub comm: Rc<Comm>,
     pub len: usize,
     pub data_type: DataType,
+    /// The window of its type.
     typed: Box<dyn Any>,
-    memory: DeviceSlice<Dynamic>,
+    slice: DeviceSlice<Dynamic>,
+    /// Once another library may use the memory.
+    exported: OnceCell<Rc<Exported>>,
+}
+
+/// Memory that other libraries may use, in streams that devcomm does not know: it is freed when all
+/// work of the GPU is done. The window has one, and whatever else refers to the memory.
+struct Exported {
+    slice: DeviceSlice<Dynamic>,
+}
+
+impl Drop for Exported {
+    fn drop(&mut self) {
+        self.slice.context().drop_after_work(self.slice.clone());
+    }
 }
 
 impl Win {
     pub fn new(comm: &Rc<Comm>, len: usize, data_type: DataType) -> devcomm::Result<Rc<Self>> {
-        let (typed, memory): (Box<dyn Any>, _) = with_type!(data_type, T => {
+        let (typed, slice): (Box<dyn Any>, _) = with_type!(data_type, T => {
             let window = comm.communicator.window::<T>(len)?;
-            let memory = window.device_slice().into_dynamic();
-            (Box::new(window), memory)
+            let slice = window.device_slice().into_dynamic();
+            (Box::new(window), slice)
         });
-        let window = Rc::new(Self { comm: Rc::clone(comm), len, data_type, typed, memory });
-        comm.add_window(&window);
+        let (comm, exported) = (Rc::clone(comm), OnceCell::new());
+        let window = Rc::new(Self { comm, len, data_type, typed, slice, exported });
+        window.comm.add_window(&window);
         Ok(window)
     }
 
@@ -43,11 +62,17 @@ impl Win {
     }
 
     pub fn address(&self) -> u64 {
-        self.memory.device_address()
+        self.slice.device_address()
     }
 
     pub fn byte_len(&self) -> usize {
-        self.memory.byte_len()
+        self.slice.byte_len()
+    }
+
+    /// A handle that keeps the memory for another library.
+    fn export(&self) -> Own<Rc<Exported>> {
+        let make = || Rc::new(Exported { slice: self.slice.clone() });
+        Own::lasting(Rc::clone(self.exported.get_or_init(make)))
     }
 
     fn copy(&self, py: Python<'_>, host: &Bound<'_, PyAny>, usage: Use) -> PyResult<()> {
@@ -59,7 +84,7 @@ impl Win {
             return Err(invalid(format!("{found} elements for a window of {len}")));
         }
         let stream = comm.gpu.stream(None, py)?;
-        detached(py, || {
+        comm.gpu.call(py, (&stream, None), &[&array], || {
             with_type!(self.data_type, T => {
                 let window = self.typed::<T>()?;
                 let operand = Operand::<T>::new(comm, &array, usage, &stream)?;
@@ -70,19 +95,21 @@ impl Win {
                 operand.finish(&stream)
             })
         })
-        .map_err(exception)
     }
 }
 
 /// Memory of each rank that all ranks' kernels access. `communicator.window` makes it.
 ///
 /// On GPUs it is an array for other libraries: `torch.from_dlpack(window)` is a tensor of one
-/// dimension in this memory, without a copy. The window lasts as long as the tensor.
+/// dimension in this memory, without a copy. The memory lasts as long as the tensor, and then until
+/// the GPU has done all work that any library has enqueued.
 #[pyclass(name = "Window", module = "devcomm", frozen)]
 pub struct PyWindow {
     own: Own<Rc<Win>>,
     len: usize,
     data_type: DataType,
+    /// For the libraries that have its address, and keep this.
+    exported: OnceLock<Own<Rc<Exported>>>,
 }
 
 /// A window, as the caller of a method has it.
@@ -97,7 +124,7 @@ impl Owned<'_> {
 impl PyWindow {
     pub fn new(window: Rc<Win>) -> Self {
         let (len, data_type) = (window.len, window.data_type);
-        Self { own: Own::new(window), len, data_type }
+        Self { own: Own::new(window), len, data_type, exported: OnceLock::new() }
     }
 
     pub fn own(&self) -> Owned<'_> {
@@ -166,8 +193,8 @@ impl PyWindow {
             return Err(PyBufferError::new_err(format!("the window is not on device {wanted:?}")));
         }
         let versioned = matches!(max_version, Some((1.., _)));
-        let registered = Own::new(Rc::clone(&window));
-        capsule(py, window.memory.to_dlpack_with(registered, versioned))
+        let kept = (Own::new(Rc::clone(&window)), window.export());
+        capsule(py, window.slice.to_dlpack_with(kept, versioned))
     }
 
     /// DLPack: the kind of the device, CUDA, and its ordinal.
@@ -183,6 +210,7 @@ impl PyWindow {
         let window = self.on_gpu().map_err(unlike)?;
         let typestr = typestr_of(self.data_type);
         let typestr = typestr.ok_or_else(|| PyAttributeError::new_err("numpy has no such type"))?;
+        self.exported.get_or_init(|| window.export());
         let interface = PyDict::new(py);
         interface.set_item("shape", (self.len,))?;
         interface.set_item("typestr", typestr)?;
@@ -195,8 +223,7 @@ impl PyWindow {
     /// Ends the registration. Collective: no rank uses the window any more.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let window = self.own().get()?;
-        detached(py, || with_type!(window.data_type, T => window.typed::<T>()?.close()))
-            .map_err(exception)?;
+        waiting(py, || with_type!(window.data_type, T => window.typed::<T>()?.close()))?;
         drop(window);
         self.own.close(py)
     }

@@ -4,14 +4,17 @@ use std::cell::OnceCell;
 use std::fmt::{self, Display};
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 
 use devcomm::{Error, Rank, Simulation, World};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple, PyType};
 
 use crate::communicator::{Comm, PyCommunicator};
-use crate::errors::{exception, invalid};
-use crate::own::{Own, Scope, detached};
+use crate::errors::{STATE_ERROR, exception, invalid, raise};
+use crate::own::{Own, Scope};
+use crate::signals::{Interrupt, SleepsAfterPython, interrupted_by_signals, waiting};
 use crate::stream::Gpu;
 
 /// The ranks of a job, one GPU each: processes that a launcher started, of which this is one, or
@@ -75,6 +78,10 @@ impl PyWorld {
     /// all ranks, in order, if ranks are threads; that of this rank alone if they are processes.
     /// Returns when all ranks of the world are done.
     ///
+    /// Ctrl-C ends the waits of the ranks and raises KeyboardInterrupt in them, and here within a
+    /// second; a rank that is a thread and waits elsewhere, such as in time.sleep, goes on until
+    /// that returns. A rank's function cannot run another world.
+    ///
     /// What a rank makes stays on its thread, and ends with the function. When a rank fails, the
     /// waits of the other ranks end with a WorldError; this raises the first one's exception.
     /// Simulated ranks must not wait for each other by locks of Python: only one of them runs.
@@ -85,19 +92,41 @@ impl PyWorld {
         function: Py<PyAny>,
         args: Py<PyTuple>,
     ) -> PyResult<Vec<Py<PyAny>>> {
-        let call = |rank: &Rank| {
+        World::refuse_nested().map_err(exception)?;
+        let interrupt = Arc::new(Interrupt::default());
+        let of_processes = self.world.is_of_processes();
+        let known = Arc::clone(&interrupt);
+        let call = move |rank: &Rank| {
+            let _sleeps = (!of_processes).then(SleepsAfterPython::enter);
             let _scope = Scope::enter();
             let rank = PyRank::new(rank)?;
-            let result = Python::attach(|py| {
-                let rank = Bound::new(py, rank)?.into_any();
-                let args = std::iter::once(rank).chain(args.bind(py).iter());
-                function.call1(py, PyTuple::new(py, args.collect::<Vec<_>>())?)
+            let called = Python::try_attach(|py| {
+                let call = || {
+                    let rank = Bound::new(py, rank)?.into_any();
+                    let args = std::iter::once(rank).chain(args.bind(py).iter());
+                    function.call1(py, PyTuple::new(py, args.collect::<Vec<_>>())?)
+                };
+                let result = if of_processes { call() } else { known.in_rank(py, call) };
+                result.map_err(|error| Failure::Python { message: error.to_string(), error })
             });
-            result.map_err(Failure::Python)
+            called.unwrap_or(Err(Failure::PythonEnds))
         };
-        detached(py, || self.world.run(call)).map_err(|failure| match failure {
+        let world = self.world.clone();
+        let results = match of_processes {
+            true => interrupted_by_signals(py, || world.run(call))?,
+            false => {
+                let (sender, ended) = sync_channel(1);
+                // It outlasts an interrupted call if a rank does.
+                let run = move || sender.send(world.run(call));
+                std::thread::Builder::new().name("devcomm-world".to_owned()).spawn(run)?;
+                let results = interrupt.wait(py, &ended)?;
+                results.ok_or_else(|| raise(STATE_ERROR, "the world's thread has panicked"))?
+            }
+        };
+        results.map_err(|failure| match failure {
             Failure::Devcomm(error) => exception(error),
-            Failure::Python(error) => error,
+            Failure::Python { error, .. } => error,
+            Failure::PythonEnds => raise(STATE_ERROR, PYTHON_ENDS),
         })
     }
 
@@ -108,14 +137,21 @@ impl PyWorld {
 }
 
 fn made(py: Python<'_>, make: impl FnOnce() -> devcomm::Result<World>) -> PyResult<PyWorld> {
-    detached(py, make).map(|world| PyWorld { world }).map_err(exception)
+    waiting(py, make).map(|world| PyWorld { world })
 }
 
 /// Why a rank fails.
 enum Failure {
     Devcomm(Error),
-    Python(PyErr),
+    /// With its text, for which nobody has to wait for Python, which may have ended.
+    Python {
+        error: PyErr,
+        message: String,
+    },
+    PythonEnds,
 }
+
+const PYTHON_ENDS: &str = "Python ends";
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
@@ -127,7 +163,8 @@ impl Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Devcomm(error) => error.fmt(f),
-            Self::Python(error) => error.fmt(f),
+            Self::Python { message, .. } => message.fmt(f),
+            Self::PythonEnds => PYTHON_ENDS.fmt(f),
         }
     }
 }
@@ -190,7 +227,7 @@ impl PyRank {
         f: impl FnOnce(&Running) -> devcomm::Result<R>,
     ) -> PyResult<R> {
         let running = self.own.get()?;
-        detached(py, || f(&running)).map_err(exception)
+        waiting(py, || f(&running))
     }
 }
 

@@ -130,6 +130,83 @@ def test_a_window_is_a_tensor_by_dlpack(comm, coll, size):
     torch.cuda.synchronize()
 
 
+@pytest.mark.parametrize("last", ["tensor", "window"])
+def test_memory_of_a_window_is_freed_after_the_work_of_torch(comm, last):
+    window = comm.window(1 << 20, torch.float32)
+    x = torch.from_dlpack(window)
+    # A stream that devcomm does not know, where a kernel runs for some tenths of a second.
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(1 << 29)
+        x.fill_(7)
+    assert not side.query()
+    if last == "tensor":
+        window.close()
+        del window, x
+    else:
+        del x, window
+    assert side.query()
+    comm.barrier()
+
+
+def test_a_tensor_of_a_window_lasts_when_the_window_is_closed(comm):
+    window = comm.window(1000, torch.float32)
+    x = torch.from_dlpack(window)
+    window.close()
+    others = [comm.window(1000, torch.float32) for _ in range(4)]
+    x.fill_(3)
+    assert (x == 3).all() and not any(torch.from_dlpack(other).any() for other in others)
+
+
+def test_what_another_stream_uses_is_kept_until_it_is_done(comm, coll):
+    side = torch.cuda.Stream()
+    size = 1 << 20
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(1 << 28)
+    x, out = torch.ones(size, device=DEVICE), torch.empty(size, device=DEVICE)
+    torch.cuda.current_stream().synchronize()
+    coll.all_reduce(x, out, stream=side)
+    del x
+    # Torch would give it the memory of x, which has no other owner.
+    torch.empty(size, device=DEVICE).fill_(100)
+    torch.cuda.current_stream().synchronize()
+    side.synchronize()
+    assert (out == N).all()
+
+
+def test_ctrl_c_ends_the_wait_for_ranks_that_do_not_come():
+    program = """if True:
+        import os, signal, threading, time
+        import devcomm
+
+        sent = None
+
+        def interrupt():
+            global sent
+            sent = time.monotonic()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        world = devcomm.World.from_env()
+        threading.Timer(2, interrupt).start()
+        try:
+            world.run(lambda rank: None)
+        except KeyboardInterrupt:
+            assert time.monotonic() - sent < 10
+            print("interrupted")
+    """
+    port = str(int(os.environ["MASTER_PORT"]) + 20 + RANK)
+    variables = {name: value for name, value in os.environ.items() if "TORCHELASTIC" not in name}
+    alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": port, "DEVCOMM_PORT": port}
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=variables | alone,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "interrupted\n"), ended.stderr
+
+
 def test_calls_follow_torchs_current_stream(coll):
     side = torch.cuda.Stream()
     for _ in range(50):

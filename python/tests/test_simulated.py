@@ -165,6 +165,27 @@ def test_ranks_that_wait_for_each_other_crosswise_are_a_deadlock():
         on_ranks(run, 2)
 
 
+def test_a_world_within_a_rank_is_refused():
+    def run(rank):
+        with pytest.raises(devcomm.InvalidInput, match=f"within.*here rank {rank.rank};"):
+            on_ranks(lambda inner: inner.barrier(), 2)
+        rank.barrier()
+        return rank.rank
+
+    assert on_ranks(run, 2) == [0, 1]
+
+
+def test_a_world_within_a_rank_of_the_environments_world_is_refused(monkeypatch):
+    monkeypatch.setenv("DEVCOMM_SIMULATE", "2")
+
+    def run(rank):
+        with pytest.raises(devcomm.InvalidInput, match="within the function of a world's rank"):
+            devcomm.World.from_env().run(lambda inner: inner.barrier())
+        rank.barrier()
+
+    devcomm.World.from_env().run(run)
+
+
 def test_what_outlives_its_world_is_closed():
     kept = []
 

@@ -58,6 +58,32 @@ def test_a_tensor_that_does_not_fit_is_refused(make, message):
     on_ranks(run)
 
 
+@pytest.mark.parametrize("left", [0, 1, 39])
+def test_a_tensor_whose_storage_was_resized_is_refused(left):
+    # As frameworks do to free the memory of parameters that are elsewhere.
+    def run(rank):
+        x, out = torch.ones(10), torch.zeros(10)
+        x.untyped_storage().resize_(left)
+        coll = devcomm.Collectives(rank.communicator())
+        for call in (lambda: coll.all_reduce(x), lambda: coll.all_reduce(x, out)):
+            with pytest.raises(devcomm.InvalidInput, match="NULL|storage"):
+                call()
+        x.untyped_storage().resize_(40)
+        part = x.fill_(1)[3:]
+        coll.all_reduce(part)
+        return x
+
+    expected = torch.cat([torch.ones(3), torch.full((7,), 2.0)])
+    assert all(torch.equal(x, expected) for x in on_ranks(run))
+
+
+def test_a_tensor_without_elements_needs_no_storage():
+    def run(rank):
+        devcomm.Collectives(rank.communicator()).all_reduce(torch.ones(0, 3))
+
+    on_ranks(run)
+
+
 def test_without_a_process_group_there_is_no_communicator_of_torch():
     with pytest.raises(ValueError, match="init_process_group"):
         devcomm.Communicator.from_torch()

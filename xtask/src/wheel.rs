@@ -19,6 +19,9 @@ pub fn check() -> Result<Option<String>> {
     if !has("torch") {
         println!("python3 has no torch: the tests with its tensors are skipped");
     }
+    if Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_err() {
+        println!("valgrind is not installed: the tests of accesses to memory are skipped");
+    }
     let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let mut build = Command::new("python3");
     build.args(["-m", "maturin", "build", "--out"]).arg(folder.path());

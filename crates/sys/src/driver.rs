@@ -63,6 +63,7 @@ functions! {
     cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
     cuDevicePrimaryCtxRelease_v2(device: CUdevice);
     cuCtxSetCurrent(context: CUcontext);
+    cuCtxSynchronize();
     // Memory.
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemAlloc_v2(memory: *mut CUdeviceptr, bytes: usize);

@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::device::Context;
 use crate::device::recorder::Operation;
 use crate::error::{Error, Result, StateError};
+use crate::machine::uninterrupted;
 
 /// How long a call may take to return after its communicator was aborted.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -48,7 +49,7 @@ pub(crate) fn watched<T: Send + 'static>(
         Err(lost) => lost,
     };
     abort();
-    if task.wait(Some(RETURN_TIMEOUT), || Ok(())).is_err() {
+    if uninterrupted(|| task.wait(Some(RETURN_TIMEOUT), || Ok(()))).is_err() {
         tracing::warn!("an NCCL call does not return; its thread is leaked");
         // The leaked thread still uses the context.
         std::mem::forget(context.clone());

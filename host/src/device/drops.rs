@@ -15,9 +15,9 @@ use super::holds::Birth;
 use crate::error::Result;
 
 /// How long destructors wait for the GPU before they leak the memory that it may still use.
-const TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 /// The same in a rank's function, where they then keep the memory for later.
-const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
+pub(super) const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// What is kept while a rank's function runs.
 #[derive(Default)]

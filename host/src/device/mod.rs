@@ -22,6 +22,7 @@ mod lifecycle;
 mod memory;
 mod operations;
 mod order;
+mod other_libraries;
 mod pinned;
 pub(crate) mod recorder;
 mod scope;

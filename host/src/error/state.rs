@@ -88,6 +88,9 @@ pub enum StateError {
         /// The time waited.
         waited: Duration,
     },
+    /// A wait was ended by what [`interruptible`](crate::interruptible) asks.
+    #[error("the wait was interrupted")]
+    Interrupted,
     /// On a simulated machine: every thread and kernel waits for something that cannot happen. On
     /// GPUs the program would hang.
     #[error("{report}")]

@@ -6,6 +6,7 @@
 //! operating system, not in the machine's functions, stops all others.
 
 mod call_lock;
+mod interrupt;
 mod shared;
 #[cfg(feature = "simulator")]
 mod simulated;
@@ -25,6 +26,8 @@ use devcomm_sys::nccl::Functions;
 use devcomm_types::HostBody;
 
 pub(crate) use self::call_lock::{CallLock, Held};
+pub use self::interrupt::interruptible;
+pub(crate) use self::interrupt::uninterrupted;
 pub(crate) use self::shared::Shared;
 #[cfg(feature = "simulator")]
 use self::simulated::Simulated;
@@ -316,7 +319,8 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`StateError::DeadlinePassed`] after `limit`; [`StateError::Deadlock`]; those of `done`.
+    /// [`StateError::DeadlinePassed`] after `limit`; [`StateError::Deadlock`];
+    /// [`StateError::Interrupted`]; those of `done`.
     pub(crate) fn poll(
         &self,
         wakes: Wakes,
@@ -339,6 +343,7 @@ impl Machine {
             } else if limit.is_some_and(|limit| waited >= limit) {
                 return Err(StateError::DeadlinePassed { waited }.into());
             }
+            interrupt::check()?;
             self.pause(wakes, seen, waited, limit.map(|limit| start.saturating_add(limit)))?;
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::{Machine, Wakes};
+use super::{Machine, Wakes, interrupt};
 use crate::error::{Error, Result, StateError};
 
 /// How often [`Shared::watch`] polls for changes elsewhere, such as a lost rank.
@@ -40,7 +40,8 @@ impl<T> Shared<T> {
     ///
     /// # Errors
     ///
-    /// [`StateError::DeadlinePassed`] after `limit`; [`StateError::Deadlock`]; those of `ready`.
+    /// [`StateError::DeadlinePassed`] after `limit`; [`StateError::Deadlock`];
+    /// [`StateError::Interrupted`]; those of `ready`.
     pub(crate) fn wait<R>(
         &self,
         limit: Option<Duration>,
@@ -76,6 +77,7 @@ impl<T> Shared<T> {
             })?;
             return found.ok_or_else(|| Error::invalid("a wait that ended without a result"));
         }
+        let interval = interval.min(interrupt::interval());
         let start = self.machine.now();
         let mut value = self.lock();
         loop {
@@ -86,6 +88,11 @@ impl<T> Shared<T> {
             let left = limit.map_or(interval, |limit| limit.saturating_sub(waited));
             if left.is_zero() {
                 return Err(StateError::DeadlinePassed { waited }.into());
+            }
+            if interrupt::is_due() {
+                // The check may take long, and the value may change meanwhile.
+                MutexGuard::unlocked(&mut value, interrupt::check)?;
+                continue;
             }
             self.changed.wait_for(&mut value, left.min(interval));
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::env::launched;
+use super::run::refuse_within_rank;
 use super::{GinLoopback, OwnMachine, RankMode, World, log};
 use crate::error::{Error, Result, WorldError};
 use crate::machine::{Machine, VARIABLE, variables};
@@ -156,6 +157,7 @@ impl WorldBuilder {
     /// Starts the log and returns the machine. With GPUs, sets the environment variables of the
     /// plugin.
     fn machine(&self) -> Result<Machine> {
+        refuse_within_rank()?;
         log::start(&|name| std::env::var_os(name))?;
         variables::check(&|name| std::env::var_os(name))?;
         #[cfg(feature = "simulator")]

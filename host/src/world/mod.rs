@@ -31,7 +31,7 @@ pub use self::local_job::LocalJob;
 pub use self::rank::Rank;
 pub use self::rendezvous::SideChannel;
 use self::rendezvous::{Peer, RendezvousConfig, host_name};
-use self::run::{run_rank, run_threads};
+use self::run::{refuse_within_rank, run_rank, run_threads};
 use self::signals::Printer;
 use crate::communicator::Library;
 use crate::device::gpus_of;
@@ -245,6 +245,12 @@ impl World {
         }
     }
 
+    /// Whether ranks are processes, of which this is one, and not threads of this process.
+    #[must_use]
+    pub fn is_of_processes(&self) -> bool {
+        matches!(self.mode, RankMode::Process { .. })
+    }
+
     /// Whether its GPUs are simulated. Times measured there tell nothing about GPUs.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
@@ -287,7 +293,7 @@ impl World {
     ///
     /// # Errors
     ///
-    /// The first failing rank's error;
+    /// The first failing rank's error; [`Error::InvalidInput`] within the function of a rank;
     /// [`WorldError::RankPanicked`](crate::WorldError::RankPanicked) if `f` panicked;
     /// [`WorldError::RankLost`](crate::WorldError::RankLost) if another process failed; from
     /// the rendezvous, [`WorldError::RanksMissing`](crate::WorldError::RanksMissing),
@@ -321,6 +327,17 @@ impl World {
         results.into_iter().flatten().collect()
     }
 
+    /// Fails on a thread that runs the function of a rank, where no world can be made or run. What
+    /// makes and [runs](Self::run) worlds does that itself; this is for callers that run worlds on
+    /// other threads.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`].
+    pub fn refuse_nested() -> Result<()> {
+        refuse_within_rank()
+    }
+
     /// The number of ranks that this process runs.
     fn local_ranks(&self) -> usize {
         if let RankMode::Threads(n) = self.mode { n } else { 1 }
@@ -331,10 +348,14 @@ impl World {
         &self,
         f: &(dyn Fn(usize, &Rank) -> Result<(), Failure> + Sync),
     ) -> Result<(), Failure> {
+        Self::refuse_nested()?;
         let _printer = Printer::start();
         match &self.mode {
             RankMode::Process { config, local_rank, device } => {
-                let rendezvous = config.join()?;
+                // On a thread of its own, since what waits for connections is not interrupted.
+                let (joining, config) = (self.machine.clone(), config.clone());
+                let joining = joining.spawn("devcomm-join", move || config.join())?;
+                let rendezvous = joining.wait(None, || Ok(()))??;
                 let library = self.library.clone();
                 let make =
                     || Rank::new(rendezvous.clone(), library, *local_rank, *device, self.checked);

@@ -1,6 +1,7 @@
 //! Running ranks: all as threads of this process, or one as this process.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -84,6 +85,27 @@ impl Drop for Running<'_> {
     }
 }
 
+thread_local! {
+    /// The rank whose function this thread runs.
+    static RUNS: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Fails on a thread that runs the function of a rank: it cannot wait for another world's ranks. On
+/// a simulated machine it would leave its own, whose other ranks wait for it.
+///
+/// # Errors
+///
+/// [`Error::InvalidInput`].
+pub(super) fn refuse_within_rank() -> Result<()> {
+    match RUNS.get() {
+        None => Ok(()),
+        Some(rank) => Err(Error::invalid(format!(
+            "a world cannot be made or run within the function of a world's rank, here rank \
+             {rank}; run it before or after"
+        ))),
+    }
+}
+
 /// Runs one rank: makes it, runs its function, waits for the other ranks, drops it.
 pub(crate) fn run_rank<R, T, E>(
     rendezvous: &Rendezvous,
@@ -96,7 +118,10 @@ where
     let fail = |error: &E| rendezvous.fail(&error.to_string());
     let rank = caught(rendezvous, || make().map_err(E::from)).inspect_err(fail)?;
     // The others get the error before the rank is dropped.
-    let result = caught(rendezvous, || f(&rank)).inspect_err(fail)?;
+    RUNS.set(Some(rendezvous.rank()));
+    let result = caught(rendezvous, || f(&rank));
+    RUNS.set(None);
+    let result = result.inspect_err(fail)?;
     // Destroying the communicator is collective: first wait until no rank uses it any more, or one
     // is lost.
     let finish = || rendezvous.finish().map_err(E::from);

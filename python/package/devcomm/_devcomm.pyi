@@ -11,6 +11,7 @@ class _CudaArray(Protocol):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
+# numpy.ndarray. Other objects with the interface are refused: numpy.asarray makes it one.
 class _HostArray(Protocol):
     @property
     def __array_interface__(self) -> dict[str, Any]: ...

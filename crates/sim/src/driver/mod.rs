@@ -176,6 +176,7 @@ pub(crate) static DRIVER: Driver = Driver {
     cuDevicePrimaryCtxRetain: context::retain,
     cuDevicePrimaryCtxRelease_v2: context::release,
     cuCtxSetCurrent: context::set_current,
+    cuCtxSynchronize: stream::synchronize_all,
     cuMemGetInfo_v2: memory::info,
     cuMemAlloc_v2: memory::alloc,
     cuMemFree_v2: memory::free,

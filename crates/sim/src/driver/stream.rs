@@ -204,6 +204,15 @@ impl Stream {
         self.queue.borrow().iter().find_map(|op| op.op.kernel_given(is_given))
     }
 
+    /// Fails if the stream is captured, and invalidates the capture.
+    fn refuse_captured(&self) -> CudaResult<()> {
+        if let Some(capturing) = &*self.capturing.borrow() {
+            capturing.invalidate(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
+        }
+        Ok(())
+    }
+
     /// Describes the first operation and what it waits for.
     pub(crate) fn describe(&self, core: &Core) -> Option<String> {
         self.queue.borrow().front().map(|head| head.op.describe(core))
@@ -254,10 +263,7 @@ impl CallContext<'_> {
     /// A stream to query or synchronize. Fails and invalidates the capture of a captured stream.
     fn synchronizable(&self, stream: CUstream) -> CudaResult<Rc<Stream>> {
         let stream = self.stream(stream)?;
-        if let Some(capturing) = &*stream.capturing.borrow() {
-            capturing.invalidate(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
-        }
+        stream.refuse_captured()?;
         Ok(stream)
     }
 
@@ -275,6 +281,29 @@ impl CallContext<'_> {
             }
             Err(error) => Poll::Ready(Err(error)),
         }
+    }
+}
+
+impl CallContext<'_> {
+    /// Ready once all streams of the current context are idle. Fails and invalidates the captures
+    /// of captured ones.
+    fn when_all_idle(&self) -> Poll<CudaResult<()>> {
+        let gpu = match self.gpu() {
+            Ok(gpu) => gpu,
+            Err(error) => return Poll::Ready(Err(error)),
+        };
+        let streams = self.core.streams.borrow();
+        let of_gpu = || streams.values().filter(|stream| stream.gpu == gpu);
+        for stream in of_gpu() {
+            if let Err(error) = stream.refuse_captured() {
+                return Poll::Ready(Err(error));
+            }
+        }
+        if !of_gpu().all(|stream| stream.is_idle()) {
+            return Poll::Pending;
+        }
+        of_gpu().for_each(|stream| self.core.memory.races.host_learns(&stream.clock()));
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -311,4 +340,9 @@ pub(super) unsafe fn query(stream: CUstream) -> CUresult {
 
 pub(super) unsafe fn synchronize(stream: CUstream) -> CUresult {
     call_until("cuStreamSynchronize", &|cx| cx.when_idle(stream, || Ok(())))
+}
+
+/// Of the current context: waits for all of its streams.
+pub(super) unsafe fn synchronize_all() -> CUresult {
+    call_until("cuCtxSynchronize", &|cx| cx.when_all_idle())
 }

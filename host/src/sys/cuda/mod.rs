@@ -236,6 +236,13 @@ impl Binder {
         // SAFETY: the holder of the handle keeps the context retained.
         check(self.driver, "cuCtxSetCurrent", unsafe { self.driver.cuCtxSetCurrent(self.raw) })
     }
+
+    /// Waits until all work of the context is done, in streams of any library.
+    pub(crate) fn synchronize(self) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the context is current.
+        check(self.driver, "cuCtxSynchronize", unsafe { self.driver.cuCtxSynchronize() })
+    }
 }
 
 /// The text before the first NUL.

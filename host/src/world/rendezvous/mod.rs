@@ -44,7 +44,7 @@ use crate::communicator::peers::{
 };
 use crate::device::Health;
 use crate::device::recorder::{Operation, Recorder};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::machine::CallLock;
 
 /// How one rank communicates with the others.
@@ -212,7 +212,13 @@ impl Rendezvous {
         // Another thread of this rank may exchange.
         let may_wait = || self.health().check().and_then(|()| cancelled());
         let _exchanging = self.exchanging.lock(self.health().machine(), None, may_wait)?;
-        self.transport.all_gather(&self.subset, bytes, cancelled)
+        let gathered = self.transport.all_gather(&self.subset, bytes, cancelled);
+        // The others may have this rank's contribution, and go on without it.
+        gathered.inspect_err(|error| {
+            if let Error::State(StateError::Interrupted) = error {
+                self.fail(&error.to_string());
+            }
+        })
     }
 
     pub(crate) fn barrier(&self) -> Result<()> {

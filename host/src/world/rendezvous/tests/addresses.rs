@@ -122,6 +122,14 @@ fn nobody_outside_reaches_the_ranks_of_a_local_job() {
         // For the time after a loss.
         let own = found(&sockets().difference(&inherited).cloned().collect(), |_| true);
         assert!(own.iter().all(|address| address.starts_with("0100007F:")), "{own:?}");
+        // Nothing is read there, nor answered.
+        let port = u16::from_str_radix(own[0].split_once(':').unwrap().1, 16).unwrap();
+        let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        world.barrier().unwrap();
+        stranger.set_nonblocking(true).unwrap();
+        let unanswered = stranger.read(&mut [0]).unwrap_err();
+        assert_eq!(unanswered.kind(), io::ErrorKind::WouldBlock);
         if config.rank == 0 {
             let port = format!(":{:04X}", config.port);
             let root = found(&inherited, |address| address.ends_with(&port));

@@ -6,6 +6,7 @@ mod crowds;
 mod endings;
 mod exchange;
 mod fuzz;
+mod interrupts;
 mod kills;
 mod launchers;
 mod loss;

@@ -3,7 +3,7 @@
 use std::net::Shutdown;
 
 use super::super::seal::CODE;
-use super::tokens::{DENIED, with_token};
+use super::tokens::{DENIED, TOKEN, with_token};
 use super::*;
 
 /// Copies what arrives until the connection ends. Returns it.
@@ -20,13 +20,14 @@ fn copy(mut from: TcpStream, mut to: TcpStream) -> Vec<u8> {
     all
 }
 
-/// Relays a connection to rank 0, unchanged. Returns what rank 0 has said.
-fn relay(rank: TcpStream, root: &RendezvousConfig) -> Vec<u8> {
+/// Relays a connection to rank 0, unchanged. Returns what the rank and rank 0 have said.
+fn relay(rank: TcpStream, root: &RendezvousConfig) -> [Vec<u8>; 2] {
     let root = connect(root);
     let back = (root.try_clone().unwrap(), rank.try_clone().unwrap());
     thread::scope(|scope| {
-        scope.spawn(|| copy(rank, root));
-        copy(back.0, back.1)
+        let of_rank = scope.spawn(|| copy(rank, root));
+        let of_root = copy(back.0, back.1);
+        [of_rank.join().unwrap(), of_root]
     })
 }
 
@@ -40,7 +41,11 @@ fn a_relay_hears_nothing_and_the_rank_joins_without_it() {
         let relayed = listener.accept().unwrap().0;
         drop(listener);
         let root = scope.spawn(|| configs[0].join()?.barrier());
-        let said = relay(relayed, &configs[0]);
+        let both = relay(relayed, &configs[0]);
+        // Both have proved that they have the token, and have not sent it.
+        let has_token = |said: &Vec<u8>| said.windows(TOKEN.len()).any(|part| part == TOKEN);
+        assert!(both.iter().all(|said| !said.is_empty() && !has_token(said)));
+        let [_, said] = both;
         let (kind, length) = read_header(*said.first_chunk().unwrap(), 4096).unwrap();
         assert_eq!(kind, Kind::Challenge);
         let rest = &said[HEAD + length..];

@@ -46,6 +46,26 @@ fn strangers_are_refused_with_a_reason_and_the_job_goes_on() {
     });
 }
 
+#[test]
+fn a_stranger_has_five_seconds_and_four_kib() {
+    let configs = configs(2, AMPLE);
+    thread::scope(|scope| {
+        let root = scope.spawn(|| configs[0].join()?.barrier());
+        let start = Instant::now();
+        let [mut silent, mut long] = [(); 2].map(|()| connect(&configs[0]));
+        // One who begins a greeting that fits has as long as one who says nothing.
+        silent.write_all(&header(Kind::Hello, 4 << 10).unwrap()).unwrap();
+        long.write_all(&header(Kind::Hello, (4 << 10) + 1).unwrap()).unwrap();
+        // An error is the end, too: what was sent was not read.
+        assert!(long.read(&mut [0]).map_or(true, |read| read == 0));
+        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(silent.read(&mut [0]).map_or(true, |read| read == 0));
+        assert!(start.elapsed() >= Duration::from_secs(5));
+        configs[1].join().unwrap().barrier().unwrap();
+        root.join().unwrap().unwrap();
+    });
+}
+
 /// Joins twice as the same rank. Asserts that one connection is refused, and returns the other.
 fn join_twice(config: &RendezvousConfig, hello: &Hello) -> TcpStream {
     let mut both = [connect(config), connect(config)];

@@ -11,8 +11,10 @@ use super::*;
 use crate::error::{Error, WorldError};
 
 /// The token of these jobs.
+pub(super) const TOKEN: &[u8] = b"a secret of ranks";
+
 pub(super) fn token() -> Token {
-    Token::new("a secret of ranks").unwrap()
+    Token::new(str::from_utf8(TOKEN).unwrap()).unwrap()
 }
 
 /// Configurations with a token.

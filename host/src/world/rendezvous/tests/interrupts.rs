@@ -1,0 +1,57 @@
+//! Waits that are interrupted.
+
+use std::cell::Cell;
+
+use super::*;
+use crate::error::{Error, StateError, WorldError};
+use crate::machine::{Machine, interruptible};
+use crate::world::run::run_threads;
+
+/// Rank 2 never comes to a barrier in which rank `who` is interrupted when it has waited for a
+/// while.
+fn is_interrupted(world: &Rendezvous, who: usize) {
+    let rank = world.rank();
+    if rank == who {
+        let asked = Cell::new(0);
+        let third = move || asked.replace(asked.get() + 1) == 2;
+        let error = interruptible(third, || world.barrier()).unwrap_err();
+        assert!(matches!(error, Error::State(StateError::Interrupted)), "{error}");
+    } else if rank == 2 {
+        while world.health().check().is_ok() {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    // The others may have gone on without it.
+    match world.barrier() {
+        Err(Error::World(WorldError::RankLost { rank, why })) => {
+            assert_eq!((rank, why.as_str()), (who, "the wait was interrupted"));
+        }
+        other => panic!("rank {rank}: {other:?}"),
+    }
+}
+
+#[test]
+fn a_rank_that_is_interrupted_in_an_exchange_is_lost() {
+    for who in [0, 1] {
+        together(&configs(3, AMPLE), |_, world| is_interrupted(&world.unwrap(), who));
+        let done = run_threads(&Machine::Gpus, 3, None, |world| -> Result<()> {
+            is_interrupted(world, who);
+            Ok(())
+        });
+        done.unwrap();
+    }
+}
+
+#[test]
+fn the_end_of_a_world_is_interrupted() {
+    let results = together(&configs(2, AMPLE), |config, world| {
+        let world = world.unwrap();
+        if config.rank == 1 {
+            let error = interruptible(|| true, || world.finish()).unwrap_err();
+            assert!(matches!(error, Error::State(StateError::Interrupted)), "{error}");
+            world.fail(&error.to_string());
+        }
+        world.finish()
+    });
+    assert!(results.iter().all(Result::is_err), "{results:?}");
+}

@@ -1,0 +1,151 @@
+//! Tests of other libraries' work, in streams that devcomm does not know and in captures of their
+//! own. The library here calls the simulated driver.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use devcomm_host::cudarc::driver::sys::{CUevent, CUresult, CUstream, CUstreamCaptureMode};
+use devcomm_host::{Effect, Rank, Result, SimulatedMachine};
+
+use crate::support::{inject, pause, ranks, world};
+
+/// Calls a function of the driver.
+macro_rules! cuda {
+    ($function:ident($($arg:expr),*)) => {{
+        // SAFETY: the arguments are live, and those that the function has.
+        unsafe { SimulatedMachine::driver().$function($($arg),*) }
+    }};
+}
+
+/// A stream of the other library.
+fn new_stream() -> CUstream {
+    let mut stream = null_mut();
+    assert_eq!(cuda!(cuStreamCreate(&raw mut stream, 1)), CUresult::CUDA_SUCCESS);
+    stream
+}
+
+/// Counts its drops by what the stream is then: busy, or idle.
+struct Dropped {
+    stream: usize,
+    counts: Arc<[AtomicUsize; 2]>,
+}
+
+impl Dropped {
+    fn new(stream: CUstream, counts: &Arc<[AtomicUsize; 2]>) -> Self {
+        Self { stream: stream as usize, counts: Arc::clone(counts) }
+    }
+}
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        let state = cuda!(cuStreamQuery(self.stream as *mut c_void as CUstream));
+        let is_idle = state == CUresult::CUDA_SUCCESS;
+        self.counts[usize::from(is_idle)].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// How often something was dropped while its stream was busy, and while it was idle.
+fn counts(counts: &[AtomicUsize; 2]) -> [usize; 2] {
+    [0, 1].map(|at: usize| counts[at].load(Ordering::Relaxed))
+}
+
+/// Rank 0's GPU is busy with nothing but a stream of another library, which waits for what rank 2
+/// sends to rank 1, while rank 0 calls `drops` with that stream. The others call `waits` before
+/// that.
+fn while_busy(rank: &Rank, waits: impl Fn(), drops: impl Fn(CUstream)) -> Result<()> {
+    let comm = rank.communicator()?;
+    let (memory, stream) = (comm.mem_alloc::<u32>(1000)?, rank.stream()?);
+    let mut event: CUevent = null_mut();
+    if rank.rank() == 1 {
+        comm.recv(&memory, 2, &stream)?;
+        assert_eq!(cuda!(cuEventCreate(&raw mut event, 2)), CUresult::CUDA_SUCCESS);
+        let recorded = cuda!(cuEventRecord(event, stream.as_raw() as CUstream));
+        assert_eq!(recorded, CUresult::CUDA_SUCCESS);
+    }
+    let event = rank.all_gather(&(event as usize).to_ne_bytes())?.swap_remove(1);
+    let event = usize::from_ne_bytes(event.try_into().unwrap()) as CUevent;
+    match rank.rank() {
+        0 => {
+            let theirs = new_stream();
+            assert_eq!(cuda!(cuStreamWaitEvent(theirs, event, 0)), CUresult::CUDA_SUCCESS);
+            assert_eq!(cuda!(cuStreamQuery(theirs)), CUresult::CUDA_ERROR_NOT_READY);
+            assert!(stream.is_idle()?);
+            rank.barrier()?;
+            drops(theirs);
+        }
+        of_others => {
+            rank.barrier()?;
+            waits();
+            if of_others == 2 {
+                comm.send(&memory, 1, &stream)?;
+            }
+        }
+    }
+    stream.synchronize()
+}
+
+#[test]
+fn what_another_library_uses_is_dropped_after_its_work() {
+    ranks(3, |rank| {
+        let waits = || pause(rank, Duration::from_millis(20));
+        while_busy(rank, waits, |stream| {
+            let drops = Arc::default();
+            rank.context().drop_after_work(Dropped::new(stream, &drops));
+            assert_eq!(counts(&drops), [0, 1]);
+        })
+    });
+}
+
+#[test]
+fn what_another_library_uses_for_long_is_kept_until_the_ranks_function_has_ended() {
+    let drops = Arc::default();
+    ranks(3, |rank| {
+        let waits = || rank.barrier().unwrap();
+        while_busy(rank, waits, |stream| {
+            rank.context().drop_after_work(Dropped::new(stream, &drops));
+            assert_eq!(counts(&drops), [0, 0]);
+            rank.barrier().unwrap();
+        })
+    });
+    assert_eq!(counts(&drops), [0, 1]);
+}
+
+#[test]
+fn what_another_library_uses_is_never_dropped_if_its_work_does_not_end() {
+    let world = world(1);
+    inject(&world, "cuCtxSynchronize", None, Effect::Hang);
+    let drops = Arc::default();
+    let run = world.run(|rank: &Rank| -> Result<()> {
+        rank.context().drop_after_work(Dropped::new(new_stream(), &drops));
+        Ok(())
+    });
+    run.unwrap();
+    assert_eq!(counts(&drops), [0, 0]);
+}
+
+#[test]
+fn what_work_uses_that_another_library_captures_lasts_as_long_as_its_graph() {
+    ranks(1, |rank| {
+        let stream = rank.stream()?;
+        let (raw, owner) = (stream.as_raw() as CUstream, Arc::new(()));
+        let back = stream.give_to_capture(Arc::clone(&owner))?;
+        assert!(back.is_some(), "nothing is captured");
+        drop(back);
+
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        assert_eq!(cuda!(cuStreamBeginCapture_v2(raw, mode)), CUresult::CUDA_SUCCESS);
+        assert!(stream.give_to_capture(Arc::clone(&owner))?.is_none());
+        let (mut graph, mut exec) = (null_mut(), null_mut());
+        assert_eq!(cuda!(cuStreamEndCapture(raw, &raw mut graph)), CUresult::CUDA_SUCCESS);
+        let made = cuda!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
+        assert_eq!(made, CUresult::CUDA_SUCCESS);
+        assert_eq!(cuda!(cuGraphDestroy(graph)), CUresult::CUDA_SUCCESS);
+        assert_eq!(Arc::strong_count(&owner), 2);
+        assert_eq!(cuda!(cuGraphExecDestroy(exec)), CUresult::CUDA_SUCCESS);
+        assert_eq!(Arc::strong_count(&owner), 1);
+        Ok(())
+    });
+}
