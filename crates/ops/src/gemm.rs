@@ -103,8 +103,8 @@ type Planned = (GemmPlan, Option<Prepared>);
 
 const FILES: &[&str] = &[
     kernels::gemm_wgmma::<bf16>::FILE,
-    kernels::gemm_swapped::<kernels::gemm::gemm_swapped::M8N64>::FILE,
-    kernels::gemm_unswapped::<kernels::gemm::gemm_swapped::M96N64>::FILE,
+    kernels::gemm_swapped::<bf16, kernels::gemm::gemm_swapped::M8N64>::FILE,
+    kernels::gemm_unswapped::<bf16, kernels::gemm::gemm_swapped::M96N64>::FILE,
     kernels::gemm_blocks::<F8E4M3>::FILE,
     kernels::gemm_mma::<bf16>::FILE,
 ];

@@ -14,6 +14,7 @@ use cuda_std::mbarrier::MBarrier;
 use cuda_std::prelude::*;
 use cuda_std::tile::{Pipeline, PipelineState, Schedule, SharedTile, TileMemory, Work};
 use cuda_std::vector::Vec16;
+use cuda_std::wgmma::Factor;
 use cuda_std::{cluster, grid, tma, wgmma};
 use devcomm_types::{GridConstant, TensorMap};
 
@@ -23,7 +24,7 @@ use super::slices::Slices;
 /// Columns of C of a warpgroup: rows of B in one of its tiles.
 pub const WARPGROUP_N: u32 = 64;
 /// Terms of the sums that a tile in shared memory has.
-const TILE_K: u32 = BTile::COLUMNS;
+const TILE_K: u32 = SharedTile::<bf16, WARPGROUP_N>::COLUMNS;
 /// Rows of C that one instruction stores.
 pub const STORE_M: u32 = 8;
 /// Groups of eight rows that a warpgroup stores together.
@@ -37,7 +38,7 @@ const LOADING: u32 = 128;
 /// The named barrier of the first warpgroup.
 pub(super) const WARPGROUP_BARRIER: u32 = 1;
 
-type BTile = SharedTile<bf16, WARPGROUP_N>;
+type BTile<T> = SharedTile<T, WARPGROUP_N>;
 type Eight<O> = SharedTile<O, 8>;
 
 /// The shape of a tile of C.
@@ -214,7 +215,7 @@ impl Division {
     }
 }
 
-/// `C = A x B^T` in bf16, with an epilogue, for few rows of A, for Hopper.
+/// `C = A x B^T` in bf16 or f16, with an epilogue, for few rows of A, for Hopper.
 ///
 /// `a` is a tensor map with tiles of [`Shape::M`] / [`Cluster::across`] rows, `b` of [`Shape::N`] /
 /// [`Cluster::down`], `c` of [`STORE_M`].
@@ -229,12 +230,12 @@ impl Division {
 /// The matrices of the maps are allocated, and have `m x k`, `n x k` and `m x n` elements. No other
 /// kernel writes A, B or what the epilogue reads, or accesses C, but those before a dependent
 /// launch, for A and B as far as [`Division::constant_a`] and [`Division::constant_b`] say.
-#[kernel(arch = "sm_90a", max_threads = 384, S = [
+#[kernel(arch = "sm_90a", max_threads = 384, T = [bf16, f16], S = [
     M8N64, M16N64, M32N64, M64N64, M96N64, M112N64, M128N64, M256N64, M8N128, M16N128, M32N128,
     M48N128, M64N128, M80N128, M96N128, M112N128, M128N128, M144N128, M160N128, M176N128,
     M192N128, M208N128, M224N128, M256N128
 ])]
-pub unsafe fn gemm_swapped<S: Shape>(
+pub unsafe fn gemm_swapped<T: Half + Factor, S: Shape>(
     a: GridConstant<TensorMap>,
     b: GridConstant<TensorMap>,
     c: GridConstant<TensorMap>,
@@ -242,10 +243,10 @@ pub unsafe fn gemm_swapped<S: Shape>(
     n: u32,
     k: u32,
     division: Division,
-    epilogue: Fused<bf16>,
+    epilogue: Fused<T>,
 ) {
     // SAFETY: the kernel's contract.
-    unsafe { product::<S, _>([&a, &b, &c], [m, n, k], division, epilogue) }
+    unsafe { product::<T, S, _>([&a, &b, &c], [m, n, k], division, epilogue) }
 }
 
 /// [`gemm_swapped()`] whose terms are divided among clusters. Taller tiles leave it too few
@@ -254,10 +255,10 @@ pub unsafe fn gemm_swapped<S: Shape>(
 /// # Safety
 ///
 /// As for [`gemm_swapped()`]. The memory of the slices is as [`Slices`] says.
-#[kernel(arch = "sm_90a", max_threads = 384, S = [
+#[kernel(arch = "sm_90a", max_threads = 384, T = [bf16, f16], S = [
     M96N64, M112N64, M80N128, M96N128, M112N128, M128N128, M144N128, M160N128
 ])]
-pub unsafe fn gemm_swapped_sliced<S: Shape>(
+pub unsafe fn gemm_swapped_sliced<T: Half + Factor, S: Shape>(
     a: GridConstant<TensorMap>,
     b: GridConstant<TensorMap>,
     c: GridConstant<TensorMap>,
@@ -266,10 +267,10 @@ pub unsafe fn gemm_swapped_sliced<S: Shape>(
     k: u32,
     division: Division,
     slices: Slices,
-    epilogue: Fused<bf16>,
+    epilogue: Fused<T>,
 ) {
     // SAFETY: the kernel's contract.
-    unsafe { compute::<S, _, _>([&a, &b], &*c, [m, n, k], division, Some(slices), epilogue) }
+    unsafe { compute::<T, S, _, _>([&a, &b], &*c, [m, n, k], division, Some(slices), epilogue) }
 }
 
 /// The body of [`gemm_swapped()`] with any epilogue, for kernels with its grid and its block. The
@@ -279,14 +280,14 @@ pub unsafe fn gemm_swapped_sliced<S: Shape>(
 ///
 /// As for [`gemm_swapped()`], and what the epilogue needs.
 #[inline(always)]
-pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
+pub unsafe fn product<T: Factor, S: Shape, E: Epilogue<Output: Half>>(
     [a, b, c]: [&TensorMap; 3],
     shape: [u32; 3],
     division: Division,
     epilogue: E,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { compute::<S, E, _>([a, b], c, shape, division, None, epilogue) }
+    unsafe { compute::<T, S, E, _>([a, b], c, shape, division, None, epilogue) }
 }
 
 /// The body of [`product()`] with any target, and perhaps with slices.
@@ -295,9 +296,9 @@ pub unsafe fn product<S: Shape, E: Epilogue<Output: Half>>(
 ///
 /// As for [`gemm_swapped()`], and what the epilogue needs.
 #[inline(always)]
-pub(super) unsafe fn compute<S: Shape, E: Epilogue<Output: Half>, T: Target>(
+pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target>(
     [a, b]: [&TensorMap; 2],
-    target: T,
+    target: C,
     [m, n, k]: [u32; 3],
     division: Division,
     slices: Option<Slices>,
@@ -319,7 +320,7 @@ pub(super) unsafe fn compute<S: Shape, E: Epilogue<Output: Half>, T: Target>(
     // are initialised first. All warps of the cluster reach its barriers.
     unsafe {
         let barriers = shared_array![u64; Pipeline::words(MAX_STAGES)];
-        let block = Block::<S, E> {
+        let block = Block::<T, S, E> {
             memory: TileMemory::dynamic(),
             pipeline: Pipeline::at(barriers, division.stages),
             received: MBarrier::at(shared_array![u64; 1]),
@@ -433,7 +434,7 @@ impl Share {
 }
 
 /// What the threads of a block share.
-pub(super) struct Block<S, E> {
+pub(super) struct Block<T, S, E> {
     memory: TileMemory,
     pipeline: Pipeline,
     /// Completes when the other blocks' sums of a split tile have arrived.
@@ -456,7 +457,7 @@ pub(super) struct Block<S, E> {
     epilogue: E,
     /// [`Epilogue::is_identity`], asked before the products, while there is time.
     is_plain: bool,
-    shape: PhantomData<S>,
+    shape: PhantomData<(T, S)>,
 }
 
 /// Where the sums of a tile go.
@@ -471,9 +472,9 @@ pub(super) trait Target: Copy {
     /// # Safety
     ///
     /// The kernel's contract, and a warpgroup calls it.
-    unsafe fn store<S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
+    unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
-        block: &Block<S, E>,
+        block: &Block<T, S, E>,
         groups: (u32, u32),
         origin: (u32, u32),
         end: u32,
@@ -482,7 +483,7 @@ pub(super) trait Target: Copy {
     );
 }
 
-impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
+impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     /// The tile of a cluster's work, and the slice of its terms.
     #[inline(always)]
     fn tile_and_slice(&self, tile: u32) -> (u32, u32) {
@@ -560,7 +561,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
 
     /// The tile of `height` rows behind `skipped` rows, at this depth of a stage.
     #[inline(always)]
-    fn tile(&self, state: PipelineState, skipped: u32, height: u32, depth: u32) -> BTile {
+    fn tile(&self, state: PipelineState, skipped: u32, height: u32, depth: u32) -> BTile<T> {
         let rows = S::DEPTH * skipped + depth * height;
         self.memory.tile(state.stage * S::STAGE + 128 * rows)
     }
@@ -621,7 +622,7 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     ///
     /// The kernel's contract, and the multiplying warpgroups of the block call it.
     #[inline(always)]
-    unsafe fn multiply<T: Target>(&self, target: T) {
+    unsafe fn multiply<C: Target>(&self, target: C) {
         let thread = thread::thread_idx_x();
         let rank_in_warpgroup = thread % 128;
         let Division { across, down, .. } = self.division;
@@ -796,9 +797,9 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     ///
     /// As [`Target::store`], and for a split tile as [`store_received`](Self::store_received).
     #[inline(always)]
-    unsafe fn store_tile<T: Target, P: Epilogue<Output: Half>>(
+    unsafe fn store_tile<C: Target, P: Epilogue<Output: Half>>(
         &self,
-        target: T,
+        target: C,
         sums: &S::Sums,
         received: Option<u32>,
         origin: (u32, u32),
@@ -818,14 +819,14 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
                 }
             }
             // Written out: a loop of this length would not be unrolled.
-            self.store_whole::<0, T>(target, sums, origin, epilogue);
-            self.store_whole::<4, T>(target, sums, origin, epilogue);
-            self.store_whole::<8, T>(target, sums, origin, epilogue);
-            self.store_whole::<12, T>(target, sums, origin, epilogue);
-            self.store_whole::<16, T>(target, sums, origin, epilogue);
-            self.store_whole::<20, T>(target, sums, origin, epilogue);
-            self.store_whole::<24, T>(target, sums, origin, epilogue);
-            self.store_whole::<28, T>(target, sums, origin, epilogue);
+            self.store_whole::<0, C>(target, sums, origin, epilogue);
+            self.store_whole::<4, C>(target, sums, origin, epilogue);
+            self.store_whole::<8, C>(target, sums, origin, epilogue);
+            self.store_whole::<12, C>(target, sums, origin, epilogue);
+            self.store_whole::<16, C>(target, sums, origin, epilogue);
+            self.store_whole::<20, C>(target, sums, origin, epilogue);
+            self.store_whole::<24, C>(target, sums, origin, epilogue);
+            self.store_whole::<28, C>(target, sums, origin, epilogue);
         }
     }
 
@@ -836,9 +837,9 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     ///
     /// As [`send`](Self::send), which was called before.
     #[inline(always)]
-    unsafe fn store_received<T: Target, P: Epilogue<Output: Half>>(
+    unsafe fn store_received<C: Target, P: Epilogue<Output: Half>>(
         &self,
-        target: T,
+        target: C,
         split: u32,
         (row, column): (u32, u32),
         epilogue: P,
@@ -909,9 +910,9 @@ impl<S: Shape, E: Epilogue<Output: Half>> Block<S, E> {
     ///
     /// As [`Target::store`].
     #[inline(always)]
-    unsafe fn store_whole<const FIRST: u32, T: Target>(
+    unsafe fn store_whole<const FIRST: u32, C: Target>(
         &self,
-        target: T,
+        target: C,
         all: &S::Sums,
         origin: (u32, u32),
         epilogue: impl Epilogue<Output: Half>,
@@ -954,9 +955,9 @@ impl Target for &TensorMap {
     }
 
     #[inline(always)]
-    unsafe fn store<S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
+    unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
-        block: &Block<S, E>,
+        block: &Block<T, S, E>,
         (first, count): (u32, u32),
         (row, column): (u32, u32),
         end: u32,

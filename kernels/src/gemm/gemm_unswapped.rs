@@ -10,8 +10,9 @@ use core::marker::PhantomData;
 use cuda_std::convert::{Float, Half};
 use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
+use cuda_std::wgmma::Factor;
 use cuda_std::{mem, warp};
-use devcomm_types::{GridConstant, TensorMap};
+use devcomm_types::{Element, GridConstant, TensorMap};
 
 use super::epilogue::{Epilogue, Fragment, Fused};
 use super::gemm_swapped::{
@@ -31,22 +32,22 @@ use super::slices::Slices;
 ///
 /// As for [`gemm_swapped`](super::gemm_swapped::gemm_swapped()) of B and A; `c` has `m x n`
 /// elements.
-#[kernel(arch = "sm_90a", max_threads = 384, S = [
+#[kernel(arch = "sm_90a", max_threads = 384, T = [bf16], S = [
     M96N64, M112N64, M80N128, M96N128, M112N128, M128N128, M144N128, M160N128, M176N128, M192N128,
     M208N128, M224N128, M256N128
 ])]
-pub unsafe fn gemm_unswapped<S: Shape>(
+pub unsafe fn gemm_unswapped<T: Half + Factor + Element, S: Shape>(
     a: GridConstant<TensorMap>,
     b: GridConstant<TensorMap>,
-    c: *mut bf16,
+    c: *mut T,
     m: u32,
     n: u32,
     k: u32,
     division: Division,
-    epilogue: Fused<bf16>,
+    epilogue: Fused<T>,
 ) {
     // SAFETY: the kernel's contract.
-    unsafe { compute::<S, _, _>([&b, &a], Rows(c), [n, m, k], division, None, epilogue) }
+    unsafe { compute::<T, S, _, _>([&b, &a], Rows(c), [n, m, k], division, None, epilogue) }
 }
 
 /// [`gemm_unswapped()`] whose terms are divided among clusters. Wider tiles leave it too few
@@ -55,37 +56,37 @@ pub unsafe fn gemm_unswapped<S: Shape>(
 /// # Safety
 ///
 /// As for [`gemm_unswapped()`]. The memory of the slices is as [`Slices`] says.
-#[kernel(arch = "sm_90a", max_threads = 384, S = [
+#[kernel(arch = "sm_90a", max_threads = 384, T = [bf16], S = [
     M96N64, M112N64, M80N128, M96N128, M112N128, M128N128, M144N128, M160N128, M176N128, M192N128,
     M208N128, M224N128
 ])]
-pub unsafe fn gemm_unswapped_sliced<S: Shape>(
+pub unsafe fn gemm_unswapped_sliced<T: Half + Factor + Element, S: Shape>(
     a: GridConstant<TensorMap>,
     b: GridConstant<TensorMap>,
-    c: *mut bf16,
+    c: *mut T,
     m: u32,
     n: u32,
     k: u32,
     division: Division,
     slices: Slices,
-    epilogue: Fused<bf16>,
+    epilogue: Fused<T>,
 ) {
     // SAFETY: the kernel's contract.
-    unsafe { compute::<S, _, _>([&b, &a], Rows(c), [n, m, k], division, Some(slices), epilogue) }
+    unsafe { compute::<T, S, _, _>([&b, &a], Rows(c), [n, m, k], division, Some(slices), epilogue) }
 }
 
 /// Rows of C, which begin here.
 #[derive(Clone, Copy)]
-struct Rows(*mut bf16);
+struct Rows<T>(*mut T);
 
-impl Target for Rows {
+impl<C: Half + Element> Target for Rows<C> {
     #[inline(always)]
     fn prefetch(self) {}
 
     #[inline(always)]
-    unsafe fn store<S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
+    unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
-        block: &Block<S, E>,
+        block: &Block<T, S, E>,
         (first, count): (u32, u32),
         (column, row): (u32, u32),
         end: u32,

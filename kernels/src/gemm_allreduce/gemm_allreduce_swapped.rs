@@ -65,7 +65,7 @@ pub unsafe fn gemm_allreduce_swapped<S: Shape, const N: usize>(
     let at_once = if S::M < 128 { AT_ONCE } else { 1 };
     let exchange = Exchange::<N> { comm, slots, state, capacity, used, session: None, at_once };
     // SAFETY: the kernel's contract.
-    unsafe { product::<S, _>([&a, &b, &c], [m, n, k], division, exchange) }
+    unsafe { product::<bf16, S, _>([&a, &b, &c], [m, n, k], division, exchange) }
 }
 
 /// The slots that a product of `m x n` elements uses, if 32 bits count them.

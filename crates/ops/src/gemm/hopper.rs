@@ -1,7 +1,7 @@
 //! The launches of Hopper's kernels.
 
 use devcomm_host::{
-    Context, Element, Kernels, LaunchConfig, Result, Stream, TensorMap, TensorMapDesc,
+    Context, DataType, Element, Kernels, LaunchConfig, Result, Stream, TensorMap, TensorMapDesc,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::epilogue::FusedArgs;
@@ -9,7 +9,7 @@ use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Cluster, Division, Sh
 use devcomm_kernels::gemm::gemm_wgmma as wide;
 use devcomm_kernels::gemm::slices;
 use devcomm_types::Kernel;
-use half::bf16;
+use half::{bf16, f16};
 
 use super::SliceMemory;
 use super::added::EpilogueArgs;
@@ -86,10 +86,13 @@ pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
     if plan == GemmPlan::Wide {
         return Ok(wide_config(compiled, shape, left)?.map(Prepared::Wide));
     }
-    let is_bf16 = [T::DATA_TYPE, O::DATA_TYPE] == [bf16::DATA_TYPE; 2];
-    let Some(tiles) = plan.swapped(shape).filter(|_| is_bf16) else { return Ok(None) };
+    let Some(tiles) = plan.swapped(shape).filter(|_| T::DATA_TYPE == O::DATA_TYPE) else {
+        return Ok(None);
+    };
     let Some(form) = form(plan, (tiles.rows, tiles.columns)) else { return Ok(None) };
-    let Form { threads, resident, divide, launch, .. } = form;
+    let Form { threads, divide, of_types, .. } = form;
+    let of_type = of_types.iter().find(|of_type| of_type.data_type == T::DATA_TYPE);
+    let Some(OfType { resident, launch, .. }) = of_type else { return Ok(None) };
     let Tiles { cluster, slices, shape, .. } = tiles;
     let blocks = cluster.blocks();
     let [clusters, shared] = resident(compiled, context, blocks)?;
@@ -127,7 +130,8 @@ pub(super) fn wide_config(
 pub(super) fn room(compiled: &Kernels, context: &Context) -> Result<Room> {
     type Tile = swapped::M128N128;
     let clusters = |blocks| {
-        let resident = resident::<Tile, kernels::gemm_swapped<Tile>>(compiled, context, blocks);
+        let resident =
+            resident::<Tile, kernels::gemm_swapped<bf16, Tile>>(compiled, context, blocks);
         resident.map(|[clusters, _]| clusters)
     };
     Ok(Room([clusters(1)?, clusters(2)?, clusters(4)?, clusters(8)?]))
@@ -217,8 +221,14 @@ pub(super) struct Form {
     /// [`Shape::DEPTH`].
     pub(super) depth: u32,
     threads: u32,
-    resident: fn(&Kernels, &Context, u32) -> Result<[u32; 2]>,
     pub(super) divide: Divide,
+    of_types: &'static [OfType],
+}
+
+/// The kernel for a type of A, B and C.
+struct OfType {
+    data_type: DataType,
+    resident: fn(&Kernels, &Context, u32) -> Result<[u32; 2]>,
     launch: LaunchTiled,
 }
 
@@ -238,10 +248,22 @@ pub(super) fn form(plan: GemmPlan, tile: (u32, u32)) -> Option<&'static Form> {
 }
 
 macro_rules! forms {
-    ($forms:ident, $kernel:ident, $maps:ident, $is_sliced:tt: $($shape:ident)*) => {
+    ($forms:ident, $kernel:ident $types:tt, $maps:ident, $is_sliced:tt: $($shape:ident)*) => {
         /// The kernels by their tiles.
         static $forms: [Form; [$(stringify!($shape)),*].len()] = [$({
             type Tile = swapped::$shape;
+            Form {
+                tile: (Tile::M, Tile::N),
+                depth: Tile::DEPTH,
+                threads: Tile::THREADS,
+                divide: Division::of::<Tile>,
+                of_types: forms!(@of_types $kernel $types, $maps, $is_sliced),
+            }
+        }),*];
+    };
+    (@of_types $kernel:ident [$($type:ident),*], $maps:ident, $is_sliced:tt) => {
+        &[$({
+            type Kernel = kernels::$kernel<$type, Tile>;
 
             unsafe fn launch(
                 compiled: &Kernels,
@@ -252,9 +274,8 @@ macro_rules! forms {
                 slices: SlicesArgs,
             ) -> Result<()> {
                 let Matrices { shape: [m, n, k], epilogue, .. } = matrices;
-                let (a, b, c) = $maps::<Tile>(stream, matrices, division)?;
+                let (a, b, c) = $maps::<$type, Tile>(stream, matrices, division)?;
                 let division = division_args(division);
-                type Kernel = kernels::$kernel<Tile>;
                 let product = forms!(
                     @args $is_sliced, Kernel, [a, b, c, m, n, k, division], slices, epilogue
                 );
@@ -262,15 +283,9 @@ macro_rules! forms {
                 unsafe { product.config(config).launch(&compiled.on(stream)) }
             }
 
-            Form {
-                tile: (Tile::M, Tile::N),
-                depth: Tile::DEPTH,
-                threads: Tile::THREADS,
-                resident: resident::<Tile, kernels::$kernel<Tile>>,
-                divide: Division::of::<Tile>,
-                launch,
-            }
-        }),*];
+            let (data_type, resident) = ($type::DATA_TYPE, resident::<Tile, Kernel>);
+            OfType { data_type, resident, launch }
+        }),*]
     };
     (@args true, $kernel:ty, [$($arg:expr),*], $slices:ident, $epilogue:ident) => {
         <$kernel>::args($($arg,)* $slices, $epilogue)
@@ -282,25 +297,25 @@ macro_rules! forms {
 }
 
 forms! {
-    SWAPPED, gemm_swapped, swapped_maps, false:
+    SWAPPED, gemm_swapped [bf16, f16], swapped_maps, false:
     M8N64 M16N64 M32N64 M64N64 M96N64 M112N64 M128N64 M256N64 M8N128 M16N128 M32N128 M48N128
     M64N128 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128 M256N128
 }
 
 forms! {
-    SWAPPED_SLICED, gemm_swapped_sliced, swapped_maps, true:
+    SWAPPED_SLICED, gemm_swapped_sliced [bf16, f16], swapped_maps, true:
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128
 }
 
 forms! {
-    UNSWAPPED, gemm_unswapped, unswapped_maps, false:
+    UNSWAPPED, gemm_unswapped [bf16], unswapped_maps, false:
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128 M256N128
 }
 
 forms! {
-    UNSWAPPED_SLICED, gemm_unswapped_sliced, unswapped_maps, true:
+    UNSWAPPED_SLICED, gemm_unswapped_sliced [bf16], unswapped_maps, true:
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128
 }
@@ -312,12 +327,12 @@ pub(crate) fn division_args(division: Division) -> DivisionArgs {
 }
 
 /// The maps of A, B and C.
-fn swapped_maps<S: Shape>(
+fn swapped_maps<T: Element, S: Shape>(
     stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
     Division { across, down, .. }: Division,
 ) -> Result<(TensorMap, TensorMap, TensorMap)> {
-    let map = |address, tiles| map::<bf16>(stream, address, tiles);
+    let map = |address, tiles| map::<T>(stream, address, tiles);
     Ok((
         map(a, [m, k, S::M / across])?,
         map(b, [n, k, S::N / down])?,
@@ -326,11 +341,11 @@ fn swapped_maps<S: Shape>(
 }
 
 /// The maps of A and B, and C's address.
-fn unswapped_maps<S: Shape>(
+fn unswapped_maps<T: Element, S: Shape>(
     stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
     Division { across, down, .. }: Division,
 ) -> Result<(TensorMap, TensorMap, u64)> {
-    let map = |address, tiles| map::<bf16>(stream, address, tiles);
+    let map = |address, tiles| map::<T>(stream, address, tiles);
     Ok((map(a, [m, k, S::N / down])?, map(b, [n, k, S::M / across])?, c))
 }
