@@ -29,6 +29,7 @@ mod expert_parallel;
 mod gemm;
 mod gemm_allreduce;
 mod gemm_reduce_scatter;
+mod gpus;
 mod slots;
 mod timing;
 

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use devcomm_host::DataType;
 
+use crate::gpus::{H100, H200};
+
 /// How a collective is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -302,9 +304,9 @@ pub(super) fn threads(slots: u32) -> u32 {
     }
 }
 
-/// Tables that `devcomm-bench tune` wrote, each for the GPUs whose name contains a text.
+/// Tables that `devcomm-bench tune` wrote, by the name of the GPU on which it ran.
 const TABLES: [(&str, &str); 2] =
-    [("H200", include_str!("plans/h200.txt")), ("H100", include_str!("plans/h100.txt"))];
+    [(H200, include_str!("plans/h200.txt")), (H100, include_str!("plans/h100.txt"))];
 
 /// The plans of a table for this many ranks.
 #[derive(Debug, Default)]
@@ -343,7 +345,7 @@ impl Entry {
 impl Table {
     /// The table of GPUs of this name; empty if there is none.
     pub(super) fn of(gpu: &str, ranks: usize) -> Self {
-        let table = TABLES.iter().find(|(name, _)| gpu.contains(name));
+        let table = TABLES.iter().find(|(name, _)| gpu == *name);
         Self::parse(table.map_or("", |(_, text)| text), ranks)
     }
 
@@ -436,7 +438,8 @@ mod tests {
         for (objects, (_, room)) in (2..=4).flat_map(|n| room::ALL.map(|kernel| (n, kernel))) {
             let options = CollectivesOptions::new().concurrent(objects);
             let most_threads = options.threads(room);
-            assert!(most_threads >= 128 && objects * most_threads <= room);
+            // One launch of an object runs, and the next one waits.
+            assert!(most_threads >= 64 && 2 * objects * most_threads <= room);
             let blocks = options.blocks();
             assert!(blocks <= MULTIPROCESSORS);
             let grid = Grid { blocks, threads: most_threads, allowed: [1, blocks] };

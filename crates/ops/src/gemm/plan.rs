@@ -8,6 +8,7 @@ use devcomm_kernels::gemm::gemm_swapped::Cluster;
 
 use super::hopper::form;
 use super::model::{Room, Rounds, Tiles, clocks, exchange};
+use crate::gpus::{H100, H200};
 
 /// How a product is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -291,16 +292,16 @@ pub(crate) fn split_rounds(plan: GemmPlan, [m, n, _]: [u32; 3], room: Room) -> f
 /// and as many groups of 8 rows, which all tiles consist of. Of more rows another plan may be twice
 /// as fast.
 pub(crate) fn measured(gpu: &str, [m, n, k]: [u32; 3]) -> Option<GemmPlan> {
-    let (_, table) = TABLES.iter().find(|(name, _)| gpu.contains(name))?;
+    let (_, table) = TABLES.iter().find(|(name, _)| gpu == *name)?;
     let entries = table.lines().filter_map(Entry::parse);
     let groups = |rows: u32| rows.div_ceil(8);
     let same = entries.filter(|entry| entry.n == n && entry.k == k && groups(entry.m) == groups(m));
     same.min_by_key(|entry| entry.m.abs_diff(m)).map(|entry| entry.plan)
 }
 
-/// Tables that `devcomm-bench tune gemm` wrote, each for the GPUs whose name contains a text.
+/// Tables that `devcomm-bench tune gemm` wrote, by the name of the GPU on which it ran.
 const TABLES: [(&str, &str); 2] =
-    [("H200", include_str!("plans/h200.txt")), ("H100", include_str!("plans/h100.txt"))];
+    [(H200, include_str!("plans/h200.txt")), (H100, include_str!("plans/h100.txt"))];
 
 /// A line of a table: `m n k plan`, and a comment behind `#`. `bench/src/versus/tune.rs` writes it.
 struct Entry {
@@ -535,6 +536,11 @@ mod tests {
         let of = |m| measured("NVIDIA H200", [m, 8192, 1024]);
         assert!(of(64).is_some_and(|plan| of(57) == Some(plan)));
         assert_eq!([of(56), of(65)], [None, None]);
-        assert_eq!(measured("a GPU of another kind", [64, 8192, 1024]), None);
+        // Cards with fewer multiprocessors, other clocks or another link.
+        for other in
+            ["NVIDIA H100 NVL", "NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA GH200 480GB"]
+        {
+            assert_eq!(measured(other, [64, 8192, 1024]), None);
+        }
     }
 }
