@@ -734,3 +734,44 @@ fn bad_input_is_refused_with_the_reason() {
         stream.synchronize()
     });
 }
+
+/// Rows of `b[j] * (ranks * a[i] + 0 + 1 + ..)`, for which all but the first column of the factors
+/// is 0: exact.
+#[test]
+fn a_product_has_more_elements_and_bytes_than_32_bits_count() {
+    let gpus = Gpus::new(2).only_real("memory for a product of 4 GiB");
+    gpus.run("a_product_has_more_elements_than_32_bits_count", |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let [m, n, k] = [(1 << 16) + 8, (1 << 15) + 8, 64];
+        let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
+        let c = comm.window::<bf16>(m * n)?;
+        let factor = |rows: usize, value: &dyn Fn(usize) -> usize| -> Vec<bf16> {
+            let at = |i| if i % k == 0 { value(i / k) } else { 0 };
+            (0..rows * k).map(|i| bf16::from_f32(at(i) as f32)).collect()
+        };
+        let ranks = rank.n_ranks();
+        a.copy_from_host(&factor(m, &|i| i % 7 + rank.rank()))?;
+        b.copy_from_host(&factor(n, &|j| j % 8))?;
+        let rows: Vec<Vec<bf16>> = (0..7)
+            .map(|i| {
+                let sum = (0..ranks).map(|rank| i + rank).sum::<usize>();
+                (0..n).map(|j| bf16::from_f32((sum * (j % 8)) as f32)).collect()
+            })
+            .collect();
+        let gemm = GemmAllReduce::new(comm, &stream, m, n)?;
+        let mut got = vec![bf16::ZERO; m * n];
+        for plan in gemm.plans([m, n, k])? {
+            c.fill_bytes(0xff)?;
+            rank.barrier()?;
+            gemm.set_plan(Some(plan))?;
+            gemm.launch(&a, &b, &c, [m, n, k])?;
+            stream.synchronize()?;
+            c.copy_to_host(&mut got)?;
+            for (i, row) in got.chunks(n).enumerate() {
+                assert!(row == rows[i % 7], "row {i} by {plan}");
+            }
+            rank.barrier()?;
+        }
+        Ok(())
+    });
+}
