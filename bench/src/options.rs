@@ -116,7 +116,7 @@ pub struct RunOptions {
     pub host: bool,
 
     /// Objects of `Collectives` that may run at the same time; with 1 an operation may fill the GPU
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 2)]
     pub concurrent: u32,
 
     /// Rounds, each with one batch of every variant, in random order

@@ -5,6 +5,7 @@ mod checked;
 mod concurrent;
 mod edges;
 mod exchange;
+mod long;
 mod numbers;
 mod ranks;
 mod repeated;
@@ -443,13 +444,17 @@ fn all_reduces_with_rmsnorm() {
 }
 
 #[test]
-fn more_tokens_than_resident_blocks_are_normalised_after_the_all_reduce() {
-    let gpus = Gpus::from(Simulation::new(2).multiprocessors(2));
-    gpus.run("more_tokens_than_resident_blocks_are_normalised_after_the_all_reduce", |rank| {
-        // The messages hold them, but the GPU does not have as many blocks at once.
-        let tokens = if rank.is_simulated() { 100 } else { 4500 };
-        normalises::<f32>(rank, tokens, 4, 2f64.powi(-19), None)
-    });
+fn more_tokens_than_resident_blocks_are_normalised() {
+    for ranks in [2, 4] {
+        let gpus = Gpus::from(Simulation::new(ranks).multiprocessors(2));
+        gpus.run("more_tokens_than_resident_blocks_are_normalised", |rank| {
+            // The messages hold them, but the GPU does not have as many blocks at once. Blocks of
+            // two ranks have several rows; of more ranks RMSNorm follows the all-reduce.
+            let tokens = if rank.is_simulated() { 100 } else { 4500 };
+            normalises::<f32>(rank, tokens, 4, 2f64.powi(-19), None)?;
+            normalises::<bf16>(rank, 7, 2056, 2f64.powi(-7), None)
+        });
+    }
 }
 
 #[test]

@@ -29,7 +29,7 @@ struct Run<'a> {
 
 /// With a small workspace, which is zeroed soon.
 fn object(comm: &Communicator) -> Result<Collectives, Error> {
-    CollectivesOptions::new().lamport_bytes(16 << 10).concurrent(2).build(comm)
+    CollectivesOptions::new().lamport_bytes(16 << 10).build(comm)
 }
 
 fn values(count: usize, [factor, term]: Value) -> Vec<f32> {
@@ -37,21 +37,34 @@ fn values(count: usize, [factor, term]: Value) -> Vec<f32> {
 }
 
 impl<'a> Run<'a> {
-    fn new(rank: &'a Rank, count: usize) -> Result<Self, Error> {
+    fn new(rank: &'a Rank) -> Result<Self, Error> {
         let comm = rank.communicator()?;
+        Ok(Self {
+            rank,
+            streams: (0..STREAMS).map(|_| rank.stream()).collect::<Result<_, _>>()?,
+            objects: (0..OBJECTS).map(|_| object(comm)).collect::<Result<_, _>>()?,
+            buffers: Vec::new(),
+            graphs: [None, None],
+            count: 0,
+        })
+    }
+
+    /// Runs a program, and fails if it computes something else. Streams and objects are those of
+    /// the program before.
+    fn run(&mut self, seed: u64, program: &Program) -> Result<(), Error> {
+        let (rank, count) = (self.rank, program.count);
         let buffer = |buffer| {
             let memory = rank.context().alloc(count)?;
             memory.device_slice().copy_from_host(&values(count, initial(rank.rank(), buffer)))?;
             Ok(memory)
         };
-        Ok(Self {
-            rank,
-            streams: (0..STREAMS).map(|_| rank.stream()).collect::<Result<_, _>>()?,
-            objects: (0..OBJECTS).map(|_| object(comm)).collect::<Result<_, _>>()?,
-            buffers: (0..BUFFERS).map(buffer).collect::<Result<_, Error>>()?,
-            graphs: [None, None],
-            count,
-        })
+        (self.graphs, self.count) = ([None, None], count);
+        self.buffers = (0..BUFFERS).map(buffer).collect::<Result<_, Error>>()?;
+        rank.barrier()?;
+        program.steps.iter().try_for_each(|step| self.step(step))?;
+        let wrong = self.wrong(&program.expected[rank.rank()])?;
+        assert!(wrong.is_empty(), "program {seed}, rank {}: {wrong:?}\n{program:#?}", rank.rank());
+        Ok(())
     }
 
     fn enqueue(&self, work: Work, stream: usize) -> Result<(), Error> {
@@ -146,16 +159,6 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Runs a program on a rank, and fails if it computes something else.
-fn run(rank: &Rank, seed: u64, program: &Program) -> Result<(), Error> {
-    let mut run = Run::new(rank, program.count)?;
-    rank.barrier()?;
-    program.steps.iter().try_for_each(|step| run.step(step))?;
-    let wrong = run.wrong(&program.expected[rank.rank()])?;
-    assert!(wrong.is_empty(), "program {seed}, rank {}: {wrong:?}\n{program:#?}", rank.rank());
-    Ok(())
-}
-
 fn programs() -> u64 {
     let asked = std::env::var(PROGRAMS).ok();
     asked.map_or(300, |asked| asked.parse().expect("DEVCOMM_PROGRAMS is a number"))
@@ -177,7 +180,7 @@ fn generated_programs_compute_what_they_do_one_step_after_the_other() {
         let multiprocessors = [2, 3, 8][seed as usize / 4 % 3];
         let simulation = Simulation::new(ranks).seed(seed).multiprocessors(multiprocessors);
         let world = World::builder().checked(false).simulate(simulation).from_env().unwrap();
-        let ran = world.run(|rank| run(rank, seed, &program));
+        let ran = world.run(|rank| Run::new(rank)?.run(seed, &program));
         if let Err(error) = ran {
             let text = error.to_string();
             let first: Vec<_> = text.lines().take(if count == 1 { 200 } else { 3 }).collect();
@@ -194,16 +197,16 @@ fn generated_programs_compute_what_they_do_one_step_after_the_other() {
     }
 }
 
-/// A tenth as many, in one world: its streams, graphs and communicators are used again.
+/// All in one world: its streams, objects and communicators are used again.
 #[test]
 fn generated_programs_compute_the_same_on_gpus() {
     let ran = Mutex::new(BTreeMap::new());
-    // Objects, of which each program makes three, take longer to make there.
-    let count = programs() / 10;
+    let count = programs();
     Gpus::new(2).unchecked().run("generated_programs_compute_the_same_on_gpus", |rank| {
+        let mut run = Run::new(rank)?;
         for seed in 0..count {
             let program = Program::generate(seed, 2);
-            run(rank, seed, &program)?;
+            run.run(seed, &program)?;
             if rank.is_root() {
                 for feature in program.features {
                     *ran.lock().unwrap().entry(feature).or_insert(0) += 1;

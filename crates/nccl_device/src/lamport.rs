@@ -287,44 +287,63 @@ impl<const N: usize> Lamport<'_, N> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn receive_all<T: Element>(&self, slot: u32, mine: Vec16<T>) -> [Vec16<T>; N] {
-        const { assert!(N != ANY_RANKS, "their vectors have no array") };
-        let me = self.me();
         let mut vectors = [mine; N];
+        // SAFETY: the caller's contract.
+        unsafe { self.receive_in_order(slot, mine, |rank, vector| vectors[rank] = vector) };
+        vectors
+    }
+
+    /// [`receive_all`](Self::receive_all) that calls `each` with each rank and its vector, in the
+    /// order of the ranks. Takes fewer registers for many ranks.
+    ///
+    /// # Safety
+    ///
+    /// As for [`receive_all`](Self::receive_all).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn receive_in_order<T: Element>(
+        &self,
+        slot: u32,
+        mine: Vec16<T>,
+        mut each: impl FnMut(usize, Vec16<T>),
+    ) {
+        const { assert!(N != ANY_RANKS, "the number of ranks is known when the kernel runs") };
+        let me = self.me();
         if N == 2 {
             // SAFETY: the caller's contract.
             let theirs = unsafe { self.receive(1 - me, slot) };
             // Not by an index, which would be a branch.
             let [first, second] = if me == 0 { [mine, theirs] } else { [theirs, mine] };
-            (vectors[0], vectors[N - 1]) = (first, second);
-            return vectors;
+            each(0, first);
+            each(1, second);
+            return;
         }
         // Four at a time: the addresses of more would take registers.
         let mut first = 0;
         while first < N {
+            let mut vectors = [mine; 4];
             self.wait(slot, || {
-                let mut rank = first;
-                while rank < N && rank < first + 4 {
+                let mut i = 0;
+                while i < 4 && first + i < N {
                     // All loads are in flight together. A branch around that of this rank's own
                     // slot, which nobody uses, would part them.
                     // SAFETY: the caller's contract.
-                    vectors[rank] = unsafe { self.load(rank, slot) };
-                    rank += 1;
+                    vectors[i] = unsafe { self.load(first + i, slot) };
+                    i += 1;
                 }
-                let (mut all, mut rank) = (true, first);
-                while rank < N && rank < first + 4 {
-                    all &= rank == me || is_message(vectors[rank]);
-                    rank += 1;
+                let (mut all, mut i) = (true, 0);
+                while i < 4 && first + i < N {
+                    all &= first + i == me || is_message(vectors[i]);
+                    i += 1;
                 }
                 all
             });
-            first += 4;
-        }
-        let mut rank = 0;
-        while rank < N {
-            if rank == me {
-                vectors[rank] = mine;
+            let mut i = 0;
+            while i < 4 && first + i < N {
+                each(first + i, if first + i == me { mine } else { vectors[i] });
+                i += 1;
             }
-            rank += 1;
+            first += 4;
         }
         // Not unrolled for many ranks, whose addresses would take registers.
         let (mut rank, ranks) = (0, if N > 4 { hint::opaque_usize(N) } else { N });
@@ -335,7 +354,6 @@ impl<const N: usize> Lamport<'_, N> {
             }
             rank += 1;
         }
-        vectors
     }
 
     /// Waits for the vector that one rank sent to a slot, and empties it.

@@ -107,10 +107,12 @@ impl StreamOrder {
         Self::of(context, 0)
     }
 
-    /// For operations that wait for other ranks, of which those of so many `objects` can run at the
-    /// same time. An operation takes at most that part of the GPU: with 2, at most one block for
-    /// each multiprocessor, which has room for two such blocks, by launches that are not
-    /// [dependent](crate::Launch::dependent). With 1, an operation may fill the GPU.
+    /// For operations that wait for other ranks; those of `objects` objects can run at the same
+    /// time. The launches of an object that are on the GPU together take at most that part of it.
+    /// With 2, a launch has at most one block for each multiprocessor, which has room for two such
+    /// blocks; for four, if launches are [dependent](crate::Launch::dependent): then the kernels
+    /// call `grid::wait_for_previous` before `grid::launch_next`, so that one launch waits while
+    /// another runs. With 1, an operation may fill the GPU.
     ///
     /// # Errors
     ///

@@ -171,8 +171,8 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         state: *mut u32,
     ) -> Lamport<'a, N> {
         let first = thread::index_1d();
-        grid::launch_next();
         grid::wait_for_previous();
+        grid::launch_next();
         // SAFETY: the caller's contract.
         unsafe {
             // The bank's number and the first vectors are in flight together.

@@ -80,8 +80,8 @@ impl<T: Accumulate> Part<T> {
     unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
         let threads = thread::grid_dim_x() * thread::block_dim_x();
         let first = thread::index_1d();
-        grid::launch_next();
         grid::wait_for_previous();
+        grid::launch_next();
         // SAFETY: the caller's contract. Each slot is used by one thread, and all lanes of a warp
         // use those of a row together.
         unsafe {

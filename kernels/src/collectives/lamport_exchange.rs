@@ -28,7 +28,7 @@ pub(super) const MARKS: u32 = warp::WARP_SIZE - 1;
 /// `input` has the messages, in ranks that send, and `output` its bytes. Nothing else accesses
 /// these until the kernel has ended, and they do not overlap, except that a rank's message to
 /// itself may be in its place. `slots` and `state` are as [`LamportSlots`] needs them.
-#[kernel(T = [Vector, u32, u8], max_threads = 512, min_blocks = 1)]
+#[kernel(T = [Vector, u32, u8], max_threads = 512, min_blocks = 2)]
 pub unsafe fn lamport_exchange<T: Unit>(
     comm: DevComm,
     slots: Window<u32>,
@@ -75,8 +75,8 @@ impl<T: Unit> Part<'_, T> {
         let threads = thread::grid_dim_x() * thread::block_dim_x();
         let first = thread::index_1d();
         let sends = self.messages.are_from(me);
-        grid::launch_next();
         grid::wait_for_previous();
+        grid::launch_next();
         // SAFETY: the caller's contract. Each slot is used by one thread, and all lanes of a warp
         // use those of a row together.
         unsafe {
@@ -106,7 +106,12 @@ impl<T: Unit> Part<'_, T> {
             let mut slot = first;
             while slot < used {
                 if sender == Messages::ALL {
-                    self.receive(slot, session.receive_all(slot, Vec16::from_bits([0; 4])));
+                    let nothing = Vec16::from_bits([0; 4]);
+                    session.receive_in_order(slot, nothing, |source, received| {
+                        if source as i32 != me {
+                            self.store(source as i32, slot, unmarked(received));
+                        }
+                    });
                 } else if !sends {
                     let received = unmarked(session.receive(sender as usize, slot));
                     self.store(sender as i32, slot, received);
@@ -135,7 +140,7 @@ impl<T: Unit> Part<'_, T> {
         let Some(place) = self.place(slot) else { return loaded };
         let mut distance = 0;
         while distance < N {
-            let to = self.comm.lsa_team().rotated(distance as i32);
+            let to = opaque::<T>(self.comm.lsa_team().rotated(distance as i32));
             let message = self.input.wrapping_byte_add(self.messages.input(to));
             // SAFETY: the caller's contract.
             loaded[distance] = unsafe { T::load(message, place) };
@@ -180,23 +185,6 @@ impl<T: Unit> Part<'_, T> {
         }
     }
 
-    /// Stores what the peers have sent to a slot.
-    ///
-    /// # Safety
-    ///
-    /// As [`send`](Self::send).
-    #[inline(always)]
-    unsafe fn receive<const N: usize>(&self, slot: u32, received: [Payload; N]) {
-        let mut source = 0;
-        while source < N {
-            if source as i32 != self.comm.lsa_team().rank {
-                // SAFETY: the caller's contract.
-                unsafe { self.store(source as i32, slot, unmarked(received[source])) };
-            }
-            source += 1;
-        }
-    }
-
     /// Stores payload from a rank; nothing in the lane of the marks.
     ///
     /// # Safety
@@ -204,12 +192,20 @@ impl<T: Unit> Part<'_, T> {
     /// The kernel's contract.
     #[inline(always)]
     unsafe fn store(&self, from: i32, slot: u32, payload: Payload) {
+        let from = opaque::<T>(from);
         let message = self.output.wrapping_byte_add(self.messages.output(from));
         if let Some(place) = self.place(slot) {
             // SAFETY: the caller's contract.
             unsafe { T::store(message, place, payload) };
         }
     }
+}
+
+/// A rank as it is. Of bytes it is opaque: the addresses of all ranks' messages would take registers
+/// in the loop.
+#[inline(always)]
+fn opaque<T>(rank: i32) -> i32 {
+    if size_of::<T>() == 1 { hint::opaque_usize(rank as usize) as i32 } else { rank }
 }
 
 /// What messages consist of, and are aligned to.

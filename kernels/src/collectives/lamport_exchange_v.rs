@@ -8,7 +8,7 @@ use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
 use cuda_std::{grid, mem};
 use devcomm_types::GridConstant;
-use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
+use nccl_device::{ANY_RANKS, Coop, DevComm, Lamport, LamportSlots, Window};
 
 use super::exchange::Parts;
 use super::lamport_exchange::{MARKS, Place, marked, unmarked};
@@ -35,7 +35,7 @@ const HEADER: usize = 16;
 /// `input` has the parts that are sent, `output` those that are received, and `offers` two numbers
 /// for each rank. Nothing else accesses these until the kernel has ended, and they do not overlap.
 /// `slots` and `state` are as [`LamportSlots`] needs them.
-#[kernel(max_threads = 512)]
+#[kernel(max_threads = 512, min_blocks = 2)]
 pub unsafe fn lamport_exchange_v(
     comm: DevComm,
     slots: Window<u32>,
@@ -54,14 +54,7 @@ pub unsafe fn lamport_exchange_v(
     let exchange =
         Exchange { comm: &comm, used, longest, input, output, sent, received, first, offers };
     // SAFETY: the kernel's contract.
-    unsafe {
-        match comm.lsa_team().n_ranks {
-            2 => exchange.run(LamportSlots::<2>::new(&comm, slots, capacity), state),
-            4 => exchange.run(LamportSlots::<4>::new(&comm, slots, capacity), state),
-            8 => exchange.run(LamportSlots::<8>::new(&comm, slots, capacity), state),
-            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
-        }
-    }
+    unsafe { exchange.run(LamportSlots::new(&comm, slots, capacity), state) };
 }
 
 /// The longest message in bytes that uses no more than this many slots.
@@ -94,12 +87,12 @@ impl Exchange<'_> {
     ///
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn run<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
+    unsafe fn run(&self, slots: LamportSlots<'_, ANY_RANKS>, state: *mut u32) {
         let team = self.comm.lsa_team();
-        let me = team.rank as usize;
+        let (me, ranks) = (team.rank as usize, team.n_ranks as usize);
         let threads = thread::grid_dim_x() * thread::block_dim_x();
-        grid::launch_next();
         grid::wait_for_previous();
+        grid::launch_next();
         // SAFETY: the caller's contract. Each slot is used by one thread, and all lanes of a warp
         // use those of a row together: a message has whole rows.
         unsafe {
@@ -107,7 +100,7 @@ impl Exchange<'_> {
             let mut slot = thread::index_1d();
             while slot < self.used {
                 let mut distance = 1;
-                while distance < N {
+                while distance < ranks {
                     let to = team.rotated(distance as i32) as usize;
                     if slot < self.slots_of(self.sent.bytes[to]) {
                         session.send(distance, slot, marked(self.load(to, slot)));
@@ -122,7 +115,7 @@ impl Exchange<'_> {
             let mut slot = thread::index_1d();
             while slot < self.used {
                 let mut source = 0;
-                while source < N {
+                while source < ranks {
                     if source != me && slot < self.slots_of(self.received.bytes[source]) {
                         self.receive(&session, source, slot);
                     }

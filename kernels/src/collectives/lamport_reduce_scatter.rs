@@ -26,7 +26,7 @@ use super::reduction::Reduction;
 ///
 /// `output` has `count` elements, and `input` as many for each rank. Nothing else accesses them
 /// until the kernel has ended. `slots` and `state` are as [`LamportSlots`] needs them.
-#[kernel(T = [f32, f16, bf16], max_threads = 512, min_blocks = 1)]
+#[kernel(T = [f32, f16, bf16], max_threads = 512, min_blocks = 2)]
 pub unsafe fn lamport_reduce_scatter<T: Accumulate<Acc = f32>>(
     comm: DevComm,
     slots: Window<u32>,
@@ -67,8 +67,8 @@ impl<T: Accumulate<Acc = f32>> Part<'_, T> {
         let vectors = self.output.vectors() as u32;
         let threads = thread::grid_dim_x() * thread::block_dim_x();
         let first = thread::index_1d();
-        grid::launch_next();
         grid::wait_for_previous();
+        grid::launch_next();
         // SAFETY: the caller's contract. Each slot is used by one thread.
         unsafe {
             // Loads before the first send, which waits for the number of the launch.
@@ -86,8 +86,12 @@ impl<T: Accumulate<Acc = f32>> Part<'_, T> {
             let mut slot = first;
             while slot < vectors {
                 let mine = self.reduction.scale(self.part(0).load(slot as usize));
-                let all = session.receive_all(slot, mine);
-                self.output.store(slot as usize, self.reduction.reduce(all));
+                let mut result = T::widen(mine);
+                session.receive_in_order(slot, mine, |rank, vector| match rank {
+                    0 => result = T::widen(vector),
+                    _ => self.reduction.combine(&mut result, vector),
+                });
+                self.output.store(slot as usize, self.reduction.finish(result));
                 slot += threads;
             }
         }

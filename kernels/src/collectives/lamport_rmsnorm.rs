@@ -1,13 +1,13 @@
-//! All-reduce, addition of the residual and RMSNorm of few tokens in one kernel, by messages that
-//! are their own flags: what a tensor-parallel layer does between its products.
+//! All-reduce, addition of the residual and RMSNorm in one kernel, by messages that are their own
+//! flags: what a tensor-parallel layer does between its products.
 
 use cuda_std::grid;
 use cuda_std::prelude::*;
-use cuda_std::vector::Accumulate;
+use cuda_std::vector::{Accumulate, Vec16};
 use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, LamportSlots, Window, message};
 
-use super::rmsnorm::{Quantised, Row};
+use super::rmsnorm::{Place, Quantised, Row};
 
 /// For each token `t < tokens`: `sum = residual[t] + ` the sum of row `t` of `input` over the ranks
 /// of the LSA team, which has 2, 4 or 8; `residual[t]` becomes the sum, rounded, and `output[t]`
@@ -22,8 +22,9 @@ use super::rmsnorm::{Quantised, Row};
 /// `slots` and `state` are the memory of [`Lamport`](nccl_device::Lamport) messages, with
 /// `capacity` slots for vectors from each rank.
 ///
-/// Grid: a cluster of 1, 2, 4 or 8 blocks for each token. Block: a multiple of 32 threads up to
-/// 256, one-dimensional. A cluster has at least as many threads as a row has vectors of 16 bytes.
+/// Grid: clusters of 1, 2, 4 or 8 blocks, all resident; for two ranks any number of them, and
+/// otherwise one for each token. Block: a multiple of 32 threads up to 256, one-dimensional. A
+/// cluster has at least as many threads as a row has vectors of 16 bytes.
 /// May be a dependent launch. `tokens` and `hidden` are the same in every rank.
 ///
 /// # Safety
@@ -34,6 +35,7 @@ use super::rmsnorm::{Quantised, Row};
 #[kernel(
     T = [f32, f16, bf16],
     max_threads = 256,
+    min_blocks = 4,
     requires(hidden.is_multiple_of(16 / size_of::<T>() as u32))
 )]
 pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
@@ -73,33 +75,58 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
     slots: LamportSlots<'_, N>,
     state: *mut u32,
 ) {
-    grid::launch_next();
     // SAFETY: the caller's contract. Each slot is used by one thread.
     unsafe {
-        let (place, cluster) = (row.place(), ClusterSum::new());
+        let (mut place, mut cluster) = (row.first(), ClusterSum::new());
+        let load = |place: Place| match row.has(place) {
+            true => row.load(row.index(place)),
+            false => Vec16::from_bits([0; 4]),
+        };
         grid::wait_for_previous();
-        let mine = place.map(|place| (place.at, row.load(place.at)));
+        grid::launch_next();
+        let mine = load(place);
         let session = slots.begin(state, row.tokens * row.vectors());
-        if let Some((at, mine)) = mine {
+        let send = |place: Place, vector| {
             let mut distance = 1;
-            while distance < N {
-                session.send(distance, at, mine);
+            while distance < N && row.has(place) {
+                session.send(distance, row.index(place), vector);
                 distance += 1;
             }
+        };
+        send(place, mine);
+        let mut next = row.next(place);
+        let mut ahead = 1;
+        while N == 2 && ahead < AHEAD && next.row < row.tokens {
+            send(next, load(next));
+            (next, ahead) = (row.next(next), ahead + 1);
         }
         // While the messages are on their way.
         thread::sync_threads();
         session.end(Coop::cta());
-        row.normalise(place, cluster, |at| {
-            // Loaded again: it would take registers during the wait.
-            let all = session.receive_all(at, message(row.load(at)));
-            let mut sum = T::widen(all[0]);
-            let mut rank = 1;
-            while rank < N {
-                T::add(&mut sum, all[rank]);
-                rank += 1;
+        let mut upcoming = if N == 2 { load(next) } else { mine };
+        while place.row < row.tokens {
+            if N == 2 {
+                send(next, upcoming);
+                next = row.next(next);
+                // In flight while this row is received.
+                upcoming = load(next);
             }
-            sum
-        });
+            row.normalise(place, &mut cluster, |at| {
+                // Loaded again: it would take registers during the wait.
+                let mut sum = T::widen(Vec16::from_bits([0; 4]));
+                session.receive_in_order(at, message(row.load(at)), |rank, vector| match rank {
+                    0 => sum = T::widen(vector),
+                    _ => T::add(&mut sum, vector),
+                });
+                sum
+            });
+            if N > 2 {
+                break;
+            }
+            place = row.next(place);
+        }
     }
 }
+
+/// How many rows ahead of the one that it receives a cluster sends.
+const AHEAD: u32 = 4;

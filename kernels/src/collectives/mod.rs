@@ -18,6 +18,7 @@ pub mod push_exchange;
 pub mod push_exchange_v;
 pub mod reduction;
 pub mod rmsnorm;
+mod strip;
 
 /// Threads of each kernel that a multiprocessor of sm_90 has room for, by its registers. A kernel
 /// is named without its types.
@@ -27,13 +28,13 @@ pub mod room {
     pub const LAMPORT_ALLREDUCE_TWO: u32 = 2048;
     pub const LAMPORT_ALLREDUCE: u32 = 1024;
     pub const LAMPORT_ALLREDUCE_ANY: u32 = 640;
-    pub const LAMPORT_EXCHANGE: u32 = 512;
-    pub const LAMPORT_EXCHANGE_V: u32 = 512;
-    pub const LAMPORT_REDUCE_SCATTER: u32 = 640;
-    pub const LAMPORT_RMSNORM: u32 = 768;
-    pub const PULL_REDUCE_SCATTER: u32 = 512;
-    pub const PUSH_ALLREDUCE: u32 = 512;
-    pub const PUSH_EXCHANGE: u32 = 512;
+    pub const LAMPORT_EXCHANGE: u32 = 1024;
+    pub const LAMPORT_EXCHANGE_V: u32 = 1024;
+    pub const LAMPORT_REDUCE_SCATTER: u32 = 1024;
+    pub const LAMPORT_RMSNORM: u32 = 1024;
+    pub const PULL_REDUCE_SCATTER: u32 = 1024;
+    pub const PUSH_ALLREDUCE: u32 = 1024;
+    pub const PUSH_EXCHANGE: u32 = 1024;
     pub const PUSH_EXCHANGE_V: u32 = 1024;
 
     /// All of them.

@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
 
 use super::reduction::Reduction;
+use super::strip::{self, ROW};
 
 /// `output[i]` becomes the reduction over the ranks of `input[first + rank * count + i]`, where
 /// `rank` is this rank and `count` is `len` divided by the ranks, for `i < count`, in every rank of
@@ -28,6 +29,7 @@ use super::reduction::Reduction;
 #[kernel(
     T = [f32, f16, bf16],
     max_threads = 512,
+    min_blocks = 2,
     requires(first <= input.len(), len <= input.len() - first)
 )]
 pub unsafe fn pull_reduce_scatter<T: Accumulate<Acc = f32>>(
@@ -41,16 +43,16 @@ pub unsafe fn pull_reduce_scatter<T: Accumulate<Acc = f32>>(
     let team = comm.lsa_team();
     let first = first / Vec16::<T>::LANES;
     let part = Part { team, input, first, len, output, reduction };
-    grid::launch_next();
     grid::wait_for_previous();
+    grid::launch_next();
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     // From here on all inputs are there.
     barrier.sync(MemoryOrder::Acquire);
     // SAFETY: the kernel's contract.
     unsafe {
         match team.n_ranks {
-            2 => part.reduce::<2, 8>(),
-            4 => part.reduce::<4, 4>(),
+            2 => part.reduce::<2, 4>(),
+            4 => part.reduce::<4, 2>(),
             8 => part.reduce::<8, 1>(),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
         }
@@ -80,14 +82,14 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         let Self { team, input, .. } = *self;
         let vectors = self.len / Vec16::<T>::LANES / N;
         let first = self.first + team.rank as usize * vectors;
-        let row = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+        let threads = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
         let mut parts = [input.local(); N];
         let mut distance = 1;
         while distance < N {
             parts[distance] = input.lsa(team.rotated(distance as i32));
             distance += 1;
         }
-        let mut at = thread::index_1d() as usize;
+        let mut at = strip::first::<UNROLL>(thread::index_1d());
         while at < vectors {
             let mut loaded = [[Vec16::<T>::from_bits([0; 4]); N]; UNROLL];
             let mut u = 0;
@@ -95,23 +97,23 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             unsafe {
                 while u < UNROLL {
                     let mut distance = 0;
-                    while distance < N && at + u * row < vectors {
-                        loaded[u][distance] = parts[distance].load_vec(first + at + u * row);
+                    while distance < N && at + u * ROW < vectors {
+                        loaded[u][distance] = parts[distance].load_vec(first + at + u * ROW);
                         distance += 1;
                     }
                     u += 1;
                 }
                 let mut u = 0;
                 while u < UNROLL {
-                    if at + u * row < vectors {
+                    if at + u * ROW < vectors {
                         let scaled = loaded[u].map(|vector| self.reduction.scale(vector));
-                        let to = self.output.wrapping_add((at + u * row) * Vec16::<T>::LANES);
+                        let to = self.output.wrapping_add((at + u * ROW) * Vec16::<T>::LANES);
                         mem::store_vec(to, self.reduction.reduce(scaled));
                     }
                     u += 1;
                 }
             }
-            at += UNROLL * row;
+            at += UNROLL * threads;
         }
     }
 }

@@ -14,9 +14,10 @@ use nccl_device::{BarrierIndex, Coop, DevComm, LsaPtr, MemoryOrder, Window};
 
 use super::elements::Elements;
 use super::reduction::Reduction;
+use super::strip::{self, ROW};
 
 /// Vectors that a thread pushes at a time.
-const PUSHED: usize = 8;
+const PUSHED: usize = 4;
 /// Slots for the chunks that a block receives from a rank.
 const SLOTS: usize = 2;
 
@@ -47,6 +48,7 @@ pub const fn inbox(ranks: usize, blocks: u32, chunk: usize) -> usize {
 #[kernel(
     T = [f32, f16, bf16],
     max_threads = 512,
+    min_blocks = 2,
     requires(first <= output.len(), count <= output.len() - first, chunk > 0)
 )]
 pub unsafe fn push_allreduce<T: Accumulate<Acc = f32>>(
@@ -76,7 +78,7 @@ pub unsafe fn push_allreduce<T: Accumulate<Acc = f32>>(
     // SAFETY: the kernel's contract.
     unsafe {
         match n_ranks {
-            2 => block.run::<2, 8>(),
+            2 => block.run::<2, 4>(),
             4 => block.run::<4, 2>(),
             8 => block.run::<8, 1>(),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
@@ -116,14 +118,6 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     /// The kernel's contract; the team has `N` ranks. A thread reduces `ROWS` vectors at a time.
     #[inline(always)]
     unsafe fn run<const N: usize, const ROWS: usize>(&self) {
-        let mut outputs = [self.output.local().as_ptr().wrapping_add(self.output_first); N];
-        let mut distance = 1;
-        while distance < N {
-            let peer = self.comm.lsa_team().rotated(distance as i32);
-            let output = self.output.lsa(peer).as_ptr();
-            outputs[distance] = output.wrapping_add(self.output_first);
-            distance += 1;
-        }
         let rounds = self.part.div_ceil(self.size * thread::grid_dim_x() as usize);
         grid::wait_for_previous();
         let mut barrier = self.comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
@@ -136,7 +130,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
                     self.push::<N>(round);
                 }
                 if round > 0 {
-                    self.reduce_chunk::<N, ROWS>(round - 1, &outputs);
+                    self.reduce_chunk::<N, ROWS>(round - 1);
                 }
             }
             barrier.sync(MemoryOrder::AcqRel);
@@ -219,64 +213,60 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     ///
     /// # Safety
     ///
-    /// As [`run`](Self::run); `outputs` are the addresses of the output in this rank and those
-    /// after it.
+    /// As [`run`](Self::run).
     #[inline(always)]
-    unsafe fn reduce_chunk<const N: usize, const ROWS: usize>(
-        &self,
-        round: usize,
-        outputs: &[*mut T; N],
-    ) {
+    unsafe fn reduce_chunk<const N: usize, const ROWS: usize>(&self, round: usize) {
         let me = self.me();
         let (chunk, inbox) = (self.chunk(me, round), self.inbox.local());
-        let mut slots = [core::ptr::null_mut(); N];
-        let mut source = 0;
-        while source < N {
-            if source != me {
-                let distance = (me + N - source) % N;
-                slots[source] = self.slot(inbox, distance, round);
+        // SAFETY: the caller's contract.
+        let all = |at: usize, mine: Vec16<T>| unsafe {
+            let mut all = [self.reduction.scale(mine); N];
+            let mut source = 0;
+            while source < N {
+                if source != me {
+                    // Opaque, as the addresses of all slots would take registers in the loop.
+                    let distance = (hint::opaque_usize(me) + N - source) % N;
+                    let from =
+                        self.slot(inbox, distance, round).wrapping_add(4 * (at - chunk.first));
+                    all[source] = Vec16::from_bits(mem::load_vec(from).to_bits());
+                }
+                source += 1;
             }
-            source += 1;
-        }
+            all
+        };
         // SAFETY: the caller's contract.
         unsafe {
-            let all = |at: usize, mine: Vec16<T>| {
-                let mut all = [self.reduction.scale(mine); N];
-                let mut source = 0;
-                while source < N {
-                    if source != me {
-                        let from = slots[source].wrapping_add(4 * (at - chunk.first));
-                        all[source] = Vec16::from_bits(mem::load_vec(from).to_bits());
-                    }
-                    source += 1;
-                }
-                all
-            };
             in_rows(chunk, |rows: [Option<usize>; ROWS]| {
                 let load = |at| all(at, mem::load_vec(vector(self.input, at)));
                 let loaded = rows.map(|row| row.map(load));
-                let mut u = 0;
-                while u < ROWS {
-                    if let (Some(at), Some(all)) = (rows[u], loaded[u]) {
-                        let result = self.reduction.reduce(all);
-                        let mut distance = 0;
-                        while distance < N {
-                            mem::store_vec(vector(outputs[distance], at).cast_mut(), result);
-                            distance += 1;
+                let results = loaded.map(|row| row.map(|all| self.reduction.reduce(all)));
+                self.each_output::<N>(|output| {
+                    let mut u = 0;
+                    while u < ROWS {
+                        if let (Some(at), Some(result)) = (rows[u], results[u]) {
+                            mem::store_vec(vector(output, at).cast_mut(), result);
                         }
+                        u += 1;
                     }
-                    u += 1;
-                }
+                });
             });
             if let Some(at) = chunk.tail.filter(|_| thread::thread_idx_x() == 0) {
                 let mine = Elements::new(self.input.cast_mut(), self.count).load(at);
                 let result = self.reduction.reduce(all(at, mine));
-                let mut distance = 0;
-                while distance < N {
-                    Elements::new(outputs[distance], self.count).store(at, result);
-                    distance += 1;
-                }
+                self.each_output::<N>(|output| Elements::new(output, self.count).store(at, result));
             }
+        }
+    }
+
+    /// Calls `store` with the address of each rank's output, this rank's first.
+    #[inline(always)]
+    fn each_output<const N: usize>(&self, store: impl Fn(*mut T)) {
+        // The loop is not unrolled: the addresses would take registers.
+        let (mut distance, ranks) = (0, hint::opaque_usize(N));
+        while distance < ranks {
+            let peer = self.comm.lsa_team().rotated(distance as i32);
+            store(self.output.lsa(peer).as_ptr().wrapping_add(self.output_first));
+            distance += 1;
         }
     }
 }
@@ -285,17 +275,17 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
 /// `ROWS` of this thread's at a time.
 #[inline(always)]
 fn in_rows<const ROWS: usize>(chunk: Chunk, each: impl Fn([Option<usize>; ROWS])) {
-    let (mut first, row) = (thread::thread_idx_x(), thread::block_dim_x());
+    let mut first = strip::first::<ROWS>(thread::thread_idx_x()) as u32;
     while first < chunk.len {
         let mut rows = [None; ROWS];
         let mut u = 0;
         while u < ROWS {
-            let at = first + u as u32 * row;
+            let at = first + (u * ROW) as u32;
             rows[u] = (at < chunk.len).then_some(chunk.first + at as usize);
             u += 1;
         }
         each(rows);
-        first += ROWS as u32 * row;
+        first += ROWS as u32 * thread::block_dim_x();
     }
 }
 

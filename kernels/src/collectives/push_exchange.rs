@@ -7,6 +7,7 @@ use cuda_std::{grid, mem};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 use super::exchange::Messages;
+use super::strip;
 
 /// Vectors that a thread has in flight.
 const UNROLL: usize = 4;
@@ -27,6 +28,7 @@ const UNROLL: usize = 4;
 /// every rank, and they do not overlap, except that a rank's message to itself may be in its place.
 #[kernel(
     max_threads = 512,
+    min_blocks = 2,
     requires(first <= output.len(), messages.output_bytes <= output.len() - first)
 )]
 pub unsafe fn push_exchange(
@@ -37,8 +39,8 @@ pub unsafe fn push_exchange(
     messages: Messages,
 ) {
     let team = comm.lsa_team();
-    grid::launch_next();
     grid::wait_for_previous();
+    grid::launch_next();
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     // From here on no rank's stream accesses its output.
     barrier.sync(MemoryOrder::Acquire);
@@ -78,17 +80,16 @@ pub(super) struct Copy {
 /// Nothing else accesses these bytes. All threads of the grid call this.
 #[inline(always)]
 unsafe fn copy_both(message: Copy, own: Copy) {
-    let row = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
-    let first = thread::index_1d() as usize;
-    let mut at = first;
+    let threads = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+    let mut at = strip::first::<UNROLL>(thread::index_1d());
     // SAFETY: the caller's contract.
     unsafe {
         while at < message.bytes / 16 {
-            message.copy_rows(at, row);
-            own.copy_rows(at, row);
-            at += UNROLL * row;
+            message.copy_rows(at);
+            own.copy_rows(at);
+            at += UNROLL * threads;
         }
-        if first == 0 {
+        if thread::first() {
             message.copy_tail();
             own.copy_tail();
         }
@@ -132,27 +133,27 @@ impl Copy {
         Self { bytes: 0, ..self }
     }
 
-    /// Copies the whole vectors `at`, `at + row`, .., as many as a thread has in flight.
+    /// Copies this thread's whole vectors of a strip, the first of which is `at`.
     ///
     /// # Safety
     ///
     /// Nothing else accesses these vectors.
     #[inline(always)]
-    unsafe fn copy_rows(self, at: usize, row: usize) {
+    unsafe fn copy_rows(self, at: usize) {
         let mut loaded = [Vec16::<u8>::from_bits([0; 4]); UNROLL];
         let mut u = 0;
         // SAFETY: the caller's contract; both are aligned.
         unsafe {
             while u < UNROLL {
-                if at + u * row < self.bytes / 16 {
-                    loaded[u] = mem::load_vec(self.from.wrapping_add(16 * (at + u * row)));
+                if at + u * strip::ROW < self.bytes / 16 {
+                    loaded[u] = mem::load_vec(self.from.wrapping_add(16 * (at + u * strip::ROW)));
                 }
                 u += 1;
             }
             let mut u = 0;
             while u < UNROLL {
-                if at + u * row < self.bytes / 16 {
-                    mem::store_vec(self.into.wrapping_add(16 * (at + u * row)), loaded[u]);
+                if at + u * strip::ROW < self.bytes / 16 {
+                    mem::store_vec(self.into.wrapping_add(16 * (at + u * strip::ROW)), loaded[u]);
                 }
                 u += 1;
             }

@@ -28,7 +28,7 @@ use super::push_exchange::Copy;
 /// each rank has registered of the window `output`. Nothing else
 /// accesses these, and what is received, until the kernel has ended. `flags` has an element for
 /// each block and rank, 0 before the first launch; one launch at a time uses the window.
-#[kernel(max_threads = 512)]
+#[kernel(max_threads = 512, min_blocks = 2)]
 pub unsafe fn push_exchange_v(
     comm: DevComm,
     input: *const u8,
@@ -46,8 +46,8 @@ pub unsafe fn push_exchange_v(
         |source: i32| (source as u32 * thread::grid_dim_x() + thread::block_idx_x()) as usize;
     // SAFETY: the kernel's contract.
     let flag = |source| unsafe { Flag::new(&comm, flags, index(source)) };
-    grid::launch_next();
     grid::wait_for_previous();
+    grid::launch_next();
     let mut distance = 1;
     while distance < team.n_ranks {
         let to = team.rotated(distance);

@@ -47,14 +47,26 @@ impl Reduction {
         let mut result = T::widen(vectors[0]);
         let mut i = 1;
         while i < N {
-            let next = T::widen(vectors[i]);
-            match self.operator {
-                Self::SUM => T::zip(&mut result, next, |a, b| a + b),
-                Self::MAX => T::zip(&mut result, next, Number::max),
-                _ => T::zip(&mut result, next, Number::min),
-            }
+            self.combine(&mut result, vectors[i]);
             i += 1;
         }
+        self.finish(result)
+    }
+
+    /// Reduces one more vector.
+    #[inline(always)]
+    pub(super) fn combine<T: Accumulate<Acc = f32>>(self, result: &mut T::Wide, next: Vec16<T>) {
+        let next = T::widen(next);
+        match self.operator {
+            Self::SUM => T::zip(result, next, |a, b| a + b),
+            Self::MAX => T::zip(result, next, Number::max),
+            _ => T::zip(result, next, Number::min),
+        }
+    }
+
+    /// The result of all vectors.
+    #[inline(always)]
+    pub(super) fn finish<T: Accumulate<Acc = f32>>(self, mut result: T::Wide) -> Vec16<T> {
         T::map(&mut result, |x| x * self.output);
         T::narrow(result)
     }

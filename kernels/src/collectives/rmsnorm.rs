@@ -41,12 +41,12 @@ pub unsafe fn rmsnorm<T: Accumulate<Acc = f32>>(
     eps: f32,
 ) {
     let row = Row { input, residual, weight, output, quantised, tokens, hidden, eps };
-    grid::launch_next();
     // SAFETY: the kernel's contract.
     unsafe {
-        let (place, cluster) = (row.place(), ClusterSum::new());
+        let (place, mut cluster) = (row.first(), ClusterSum::new());
         grid::wait_for_previous();
-        row.normalise(place, cluster, |at| T::widen(row.load(at)));
+        grid::launch_next();
+        row.normalise(place, &mut cluster, |at| T::widen(row.load(at)));
     }
 }
 
@@ -74,10 +74,10 @@ impl Quantised {
     }
 }
 
-/// The index of a vector.
+/// The place of a thread's vector in a row.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
-    pub(crate) at: u32,
+    pub(crate) row: u32,
     in_row: u32,
 }
 
@@ -102,14 +102,32 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
         self.hidden / Vec16::<T>::LANES as u32
     }
 
-    /// The place of this thread's vector, if it has one.
+    /// The place in the first row of this thread's cluster.
     #[inline(always)]
-    pub(crate) fn place(&self) -> Option<Place> {
+    pub(crate) fn first(&self) -> Place {
         // A cluster has 1, 2, 4 or 8 blocks.
         let row = thread::block_idx_x() >> cluster::size().trailing_zeros();
-        let own = cluster::rank() * thread::block_dim_x() + thread::thread_idx_x();
-        let is_here = row < self.tokens && own < self.vectors();
-        is_here.then(|| Place { at: row * self.vectors() + own, in_row: own })
+        let in_row = cluster::rank() * thread::block_dim_x() + thread::thread_idx_x();
+        Place { row, in_row }
+    }
+
+    /// The place in the cluster's next row.
+    #[inline(always)]
+    pub(crate) fn next(&self, Place { row, in_row }: Place) -> Place {
+        let clusters = thread::grid_dim_x() >> cluster::size().trailing_zeros();
+        Place { row: row + clusters, in_row }
+    }
+
+    /// The index of the vector at this place.
+    #[inline(always)]
+    pub(crate) fn index(&self, place: Place) -> u32 {
+        place.row * self.vectors() + place.in_row
+    }
+
+    /// Whether there is a vector at this place.
+    #[inline(always)]
+    pub(crate) fn has(&self, place: Place) -> bool {
+        place.row < self.tokens && place.in_row < self.vectors()
     }
 
     /// Loads a vector of the input.
@@ -132,8 +150,8 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
     #[inline(always)]
     pub(crate) unsafe fn normalise(
         &self,
-        place: Option<Place>,
-        mut cluster: ClusterSum,
+        place: Place,
+        cluster: &mut ClusterSum,
         load: impl Fn(u32) -> T::Wide,
     ) {
         // SAFETY: the caller's contract. Loaded before `load` waits.
@@ -141,15 +159,16 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
         let mut sum = T::widen(Vec16::from_bits([0; 4]));
         let mut weight = Vec16::<T>::from_bits([0; 4]);
         let squares = Cell::new(0.0);
-        if let Some(Place { at, in_row }) = place {
+        let (has_vector, at, in_row) = (self.has(place), self.index(place), place.in_row);
+        if has_vector {
             let place = vector(self.residual.cast_const(), at);
             let has_residual = !self.residual.is_null();
-            // SAFETY: the caller's contract. The residual and the weights come first, as `load` may
-            // wait.
+            // SAFETY: the caller's contract. The residual comes first, as `load` may wait; the
+            // weights are on their way while the cluster adds.
             unsafe {
                 let residual = has_residual.then(|| mem::load_vec(place));
-                weight = mem::load_vec(vector(self.weight, in_row));
                 sum = load(at);
+                weight = mem::load_vec(vector(self.weight, in_row));
                 if let Some(residual) = residual {
                     T::add(&mut sum, residual);
                     mem::store_vec(place.cast_mut(), T::narrow(sum));
@@ -163,7 +182,9 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
         // SAFETY: all threads of the cluster are here, and they are whole warps.
         let mean = unsafe { cluster.sum(squares.get()) } * math::recip(self.hidden as f32);
         let scale = math::rsqrt(mean + self.eps) * math::recip(divisor);
-        let Some(Place { at, .. }) = place else { return };
+        if !has_vector {
+            return;
+        }
         let first = at as usize * Vec16::<T>::LANES;
         let quantised = self.quantised.output;
         T::zip(&mut sum, T::widen(weight), |x, w| x * scale * w);

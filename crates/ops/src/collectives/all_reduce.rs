@@ -21,6 +21,9 @@ pub(super) const fn most_pushed(ranks: usize) -> usize {
     (128 << 10) / 16 / ranks.saturating_sub(1).next_power_of_two()
 }
 
+/// The longest message in bytes that is pushed by a dependent launch.
+const MOST_DEPENDENT: usize = 64 << 20;
+
 impl Collectives {
     fn request<T: Element>(
         &self,
@@ -203,8 +206,11 @@ impl Collectives {
         stream: &Stream,
     ) -> Result<()> {
         let Workspace { dev_comm, inbox, options, .. } = workspace;
-        let (count, config, ranks) =
-            (send.len(), options.config(plan), self.communicator.n_ranks());
+        let (count, ranks) = (send.len(), self.communicator.n_ranks());
+        // The blocks of a launch that begins early are divided unevenly among the multiprocessors,
+        // which takes a long message more time than the launch.
+        let is_long = send.byte_len() > MOST_DEPENDENT;
+        let config = if is_long { options.independent(plan) } else { options.config(plan) };
         // Rounds of equal length.
         let vectors = send.byte_len().div_ceil(16);
         let each = vectors.div_ceil(ranks * plan.blocks as usize);

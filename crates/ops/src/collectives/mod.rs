@@ -49,9 +49,9 @@ use crate::slots::empty_slots;
 ///
 /// Operations may be on several streams, captured or not: each follows the one before, and so does
 /// the launch of a [graph](devcomm_host::Graph) with operations. A graph of another library is
-/// ordered with them by the program. All ranks call the operations of several objects in the same
-/// order, unless [`CollectivesOptions::concurrent`] says of how many objects operations run at the
-/// same time, and kernels do them.
+/// ordered with them by the program. The operations of two objects, or of as many as
+/// [`CollectivesOptions::concurrent`] says, may be called in another order on each rank if kernels
+/// do them. All ranks call those of more objects in the same order.
 ///
 /// ```no_run
 /// use devcomm::{Collectives, ReduceOp, World};
@@ -124,7 +124,7 @@ pub struct CollectivesOptions {
 impl CollectivesOptions {
     /// The default options.
     pub const fn new() -> Self {
-        Self { lamport_bytes: None, push_blocks: None, concurrent: 1 }
+        Self { lamport_bytes: None, push_blocks: None, concurrent: 2 }
     }
 
     /// The longest message in bytes that is sent in one step; an all-reduce of two ranks may have
@@ -140,11 +140,10 @@ impl CollectivesOptions {
         Self { push_blocks: Some(blocks), ..self }
     }
 
-    /// How many objects, 1 to 4, whose operations wait for other ranks may run on a GPU at the same
-    /// time, on streams of their own and called in another order on each rank; each object gets
-    /// that part of the GPU, and its launches are not dependent ones. Default: 1, with which an
-    /// operation may fill the GPU. Beyond that number, operations wait for each other in the order
-    /// of the host's calls, which then must be the same on all ranks.
+    /// The number of objects, 1 to 4, whose operations may run on a GPU at the same time, on
+    /// streams of their own and called in another order on each rank. Each object gets that part of
+    /// the GPU; with 1, an operation may fill it. Operations of more objects wait for each other in
+    /// the order of the host's calls, which then must be the same on all ranks. Default: 2.
     pub const fn concurrent(self, objects: u32) -> Self {
         Self { concurrent: objects, ..self }
     }
@@ -182,7 +181,7 @@ impl CollectivesOptions {
         let workspace = reaches.then(|| Workspace::new(comm, resolved)).transpose()?;
         // GPUs of several kinds have different tables.
         let is_one_kind = gpus.iter().all(|[_, name]| *name == gpus[0][1]);
-        let is_measured = Self { concurrent: 1, ..self } == Self::new() && reaches && is_one_kind;
+        let is_measured = Self { concurrent: 2, ..self } == Self::new() && reaches && is_one_kind;
         Ok(Collectives {
             communicator: comm.clone(),
             compiled,
@@ -208,14 +207,14 @@ impl CollectivesOptions {
         self.push_blocks.unwrap_or(PUSH_BLOCKS)
     }
 
-    /// The most threads of a block of a kernel of whose threads a multiprocessor has room for so
-    /// many.
+    /// The most threads of a block of a kernel; a multiprocessor has room for `room` of its threads.
     ///
-    /// If several objects run at a time, a block of each fits on each multiprocessor, and a launch
-    /// has at most as many blocks as there are multiprocessors: so whichever blocks are there,
-    /// there is room for the others.
+    /// If several objects run at a time, one launch of each runs and another one waits. A block of
+    /// each of these launches fits on each multiprocessor, and a launch has at most as many blocks
+    /// as there are multiprocessors: so whichever blocks are there, there is room for the others.
     pub(super) fn threads(self, room: u32) -> u32 {
-        (room / self.concurrent / 128 * 128).min(THREADS)
+        let launches = if self.concurrent == 1 { 1 } else { 2 * self.concurrent };
+        (room / launches / 32 * 32).min(THREADS)
     }
 
     /// The most blocks of a launch: so many for each multiprocessor, if operations may fill the
@@ -436,19 +435,23 @@ impl Workspace {
 }
 
 impl CollectivesOptions {
+    /// The shape of a dependent launch.
+    fn config(self, plan: CollectivePlan) -> LaunchConfig {
+        self.independent(plan).with_dependent()
+    }
+
     /// The shape of a launch.
     ///
     /// The blocks of Lamport messages need not run at the same time: each one sends before it
     /// waits, and waits for the peers' blocks of its index. If several objects run at a time, all
     /// blocks of a launch have room, and a cooperative launch would wait for that of another
-    /// object. Nor are launches dependent ones then: those of one object that begin early would
-    /// take the room of another.
-    fn config(self, plan: CollectivePlan) -> LaunchConfig {
+    /// object.
+    fn independent(self, plan: CollectivePlan) -> LaunchConfig {
         let CollectivePlan { algorithm, blocks, threads } = plan;
         let config = LaunchConfig::new(blocks, threads);
         match (self.concurrent, algorithm) {
-            (1, Algorithm::Lamport) => config.with_dependent().without_cooperation(),
-            (1, _) => config.with_dependent(),
+            (1, Algorithm::Lamport) => config.without_cooperation(),
+            (1, _) => config,
             _ => config.without_cooperation(),
         }
     }

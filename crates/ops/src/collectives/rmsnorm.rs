@@ -24,6 +24,8 @@ const MAX_CLUSTER: u32 = 8;
 
 const OVERLAP: &str = "the buffers of an all-reduce with RMSNorm overlap: each is memory of its \
     own, but the output, which may be the input if it is not quantised";
+/// The most parts of a GPU (graphics processing clusters) in one of which a cluster runs.
+const GPCS: u32 = 8;
 
 /// Why an all-reduce and RMSNorm follow each other.
 const LONG: &str = "as there are too many tokens for one step; RMSNorm follows an all-reduce";
@@ -32,6 +34,27 @@ const LONG: &str = "as there are too many tokens for one step; RMSNorm follows a
 const NOT_QUANTISED: QuantisedArgs<u64, u64> = QuantisedArgs { output: 0, scale: 0 };
 
 impl Collectives {
+    /// The most blocks of `lamport_rmsnorm`: those that are resident, as a block waits for that of
+    /// its row in the other ranks, or this object's part of the GPU.
+    fn most_blocks(&self, data_type: DataType, cluster: u32, threads: u32) -> Result<u32> {
+        macro_rules! resident {
+            ($type:ty) => {
+                self.compiled
+                    .resident_clusters::<kernels::lamport_rmsnorm<$type>>(cluster, threads, 0)?
+            };
+        }
+        let resident = cluster * of_floats!(data_type, resident);
+        let Some(Workspace { options, .. }) = &self.workspace else { return Ok(resident) };
+        if options.concurrent == 1 {
+            return Ok(resident);
+        }
+        // A block takes the room of several if it is larger than one may be. In each part of the
+        // GPU there may be room for all but one block of a cluster.
+        let each = threads.div_ceil(options.threads(room::LAMPORT_RMSNORM));
+        let room = self.multiprocessors().saturating_sub(GPCS * (cluster - 1)) / each;
+        Ok(room.min(resident))
+    }
+
     /// `residual` gets itself plus the sum of all ranks' `input`, and `output` that sum normalised
     /// by RMSNorm: for each token, a row of as many elements as `weight` has, `sum * weight /
     /// sqrt(mean(sum^2) + eps)`. All ranks get the same if their residuals are the same. `output`
@@ -153,33 +176,29 @@ impl Collectives {
             return Ok(());
         }
         let tokens = (count / hidden) as u32;
-        let slots = |workspace: &Workspace| workspace.options.slots(self.communicator.n_ranks());
-        let (cluster, threads) = cluster(row);
-        let blocks = cluster * tokens;
-        macro_rules! resident {
-            ($type:ty) => {
-                self.compiled.resident_blocks::<kernels::lamport_rmsnorm<$type>>(threads, 0)?
-            };
-        }
-        let is_short = match &self.workspace {
-            // A block waits for that of its token in the other ranks, so all are resident.
-            Some(workspace) if count * data_type.size() <= 16 * slots(workspace) => {
-                let options = workspace.options;
-                // A larger block takes the room of several.
-                let each = threads.div_ceil(options.threads(room::LAMPORT_RMSNORM));
-                let most =
-                    options.most_blocks(u32::MAX / self.multiprocessors(), self.multiprocessors());
-                blocks.saturating_mul(each) <= most && blocks <= of_floats!(data_type, resident)
-            }
-            _ => false,
+        let ranks = self.communicator.n_ranks();
+        let is_short = |workspace: &&Workspace| {
+            count * data_type.size() <= 16 * workspace.options.all_reduce_slots(ranks)
         };
-        let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
-        let request = match (&self.workspace, is_short) {
-            (None, _) => Request::by_nccl(Operation::Other, UNREACHED),
-            (_, false) => Request::by_nccl(Operation::Other, LONG),
-            _ => Request::fixed(plan),
+        let all = |cluster, _| Ok(cluster * tokens);
+        let (request, (cluster, threads, blocks)) = match &self.workspace {
+            None => (Request::by_nccl(Operation::Other, UNREACHED), grid(row, tokens, all)?),
+            Some(workspace) if is_short(&workspace) => {
+                let most = |cluster, threads| self.most_blocks(data_type, cluster, threads);
+                let grid @ (cluster, threads, blocks) = grid(row, tokens, most)?;
+                let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
+                // Two ranks' clusters may have several rows each.
+                match ranks == 2 && blocks > 0 || blocks == cluster * tokens {
+                    true => (Request::fixed(plan), grid),
+                    false => {
+                        (Request::by_nccl(Operation::Other, LONG), self::grid(row, tokens, all)?)
+                    }
+                }
+            }
+            _ => (Request::by_nccl(Operation::Other, LONG), grid(row, tokens, all)?),
         };
         let options = self.workspace.as_ref().map_or(CollectivesOptions::new(), |own| own.options);
+        let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
         let config = options.config(plan).with_cluster(cluster);
         let workspace = match self.way(request) {
             Way::None => return Ok(()),
@@ -223,6 +242,12 @@ impl Collectives {
                         let launch = kernels::rmsnorm::<$type>::args(
                             output_at, residual, weight, output_at, quantised, tokens, hidden, eps,
                         );
+                        // A dependent launch of any number of blocks would take the room of others
+                        // while it waits.
+                        let config = match options.concurrent {
+                            1 => config,
+                            _ => options.independent(plan).with_cluster(cluster),
+                        };
                         // SAFETY: the buffers have the elements, aligned; dropping one waits for
                         // the stream.
                         unsafe { launch.config(config).launch(&target) }
@@ -238,11 +263,26 @@ impl Collectives {
     }
 }
 
-/// The blocks of a cluster, and the threads of a block, for a row of so many bytes: a vector for
-/// each thread. The more blocks the better, of at least 128 threads.
-fn cluster(row: usize) -> (u32, u32) {
+/// The blocks of a cluster, the threads of a block, and the blocks for `tokens` rows of `row` bytes,
+/// a vector for each thread. There are at most as many blocks as `most` says of a cluster's blocks
+/// and their threads.
+///
+/// A row takes the less time the more blocks it has, of at least 128 threads. Clusters that have
+/// several rows are small, as their blocks wait for each other.
+fn grid(
+    row: usize,
+    tokens: u32,
+    most: impl Fn(u32, u32) -> Result<u32>,
+) -> Result<(u32, u32, u32)> {
     let vectors = (row / 16) as u32;
-    let cluster = (vectors / 128).clamp(1, MAX_CLUSTER);
-    let cluster = 1 << cluster.ilog2();
-    (cluster, vectors.div_ceil(cluster).next_multiple_of(32))
+    let mut cluster = 1 << (vectors / 128).clamp(1, MAX_CLUSTER).ilog2();
+    loop {
+        let threads = vectors.div_ceil(cluster).next_multiple_of(32);
+        let clusters = most(cluster, threads)? / cluster;
+        let is_smallest = cluster == 1 || vectors.div_ceil(cluster / 2) > MAX_THREADS;
+        if tokens <= clusters || is_smallest {
+            return Ok((cluster, threads, cluster * tokens.min(clusters)));
+        }
+        cluster /= 2;
+    }
 }

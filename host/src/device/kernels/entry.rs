@@ -13,7 +13,7 @@ use crate::device::launch::{FunctionInfo, check_shape};
 use crate::error::{Error, LaunchError, Result};
 use crate::machine::CallLock;
 use crate::sys::cuda::FunctionAttribute;
-use crate::sys::cuda::module::FunctionHandle;
+use crate::sys::cuda::module::{FunctionHandle, Shape};
 
 /// A kernel function: an entry point of a loaded module, or a simulated kernel's body in Rust.
 pub(super) struct Entry {
@@ -29,9 +29,9 @@ pub(super) struct Entry {
     allowed_shared: AtomicU32,
     /// Held while it is raised.
     raising: CallLock,
-    /// The occupancies asked for so far: blocks per multiprocessor by threads per block and dynamic
-    /// shared memory.
-    occupancy: Mutex<BTreeMap<(u32, u32), u32>>,
+    /// The occupancies asked for so far, by threads per block, dynamic shared memory and blocks per
+    /// cluster: clusters of the GPU, or for 0 blocks per cluster blocks per multiprocessor.
+    occupancy: Mutex<BTreeMap<[u32; 3], u32>>,
 }
 
 impl Entry {
@@ -82,13 +82,23 @@ impl Prepared<'_> {
     /// Occupancy: blocks that fit on one multiprocessor.
     pub(super) fn blocks(&self) -> Result<u32> {
         let (threads, shared) = (self.threads, self.dynamic_shared);
-        let known = self.entry.occupancy.lock().get(&(threads, shared)).copied();
-        if let Some(blocks) = known {
-            return Ok(blocks);
+        self.occupancy(0, || self.entry.function.blocks_per_sm(threads, shared))
+    }
+
+    /// Occupancy: clusters of `cluster` blocks that fit on the GPU.
+    pub(super) fn clusters(&self, cluster: u32, shape: &Shape) -> Result<u32> {
+        self.occupancy(cluster, || self.entry.function.resident_clusters(shape))
+    }
+
+    fn occupancy(&self, cluster: u32, ask: impl FnOnce() -> Result<u32>) -> Result<u32> {
+        let key = [self.threads, self.dynamic_shared, cluster];
+        let known = self.entry.occupancy.lock().get(&key).copied();
+        if let Some(known) = known {
+            return Ok(known);
         }
-        let blocks = self.entry.function.blocks_per_sm(threads, shared)?;
-        self.entry.occupancy.lock().insert((threads, shared), blocks);
-        Ok(blocks)
+        let occupancy = ask()?;
+        self.entry.occupancy.lock().insert(key, occupancy);
+        Ok(occupancy)
     }
 }
 

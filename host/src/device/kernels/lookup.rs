@@ -102,9 +102,8 @@ impl Loaded<'_> {
         let config = config.with_cluster(cluster);
         let mut clusters = u32::MAX;
         for entry in self.entries_of(kernel)? {
-            entry.prepare(self.context, kernel.name, &config)?;
-            let resident = entry.function.resident_clusters(&shape_of(&config, false))?;
-            clusters = clusters.min(resident);
+            let prepared = entry.prepare(self.context, kernel.name, &config)?;
+            clusters = clusters.min(prepared.clusters(cluster, &shape_of(&config, false))?);
         }
         Ok(clusters)
     }
