@@ -53,7 +53,7 @@ use crate::check::{check_extents, refuse};
 ///
 /// How a shape of bf16 is computed, its [`GemmPlan`], comes from a table of measurements for this
 /// GPU, or from a model; [`measure`](Self::measure) finds the fastest. Products of f16 have the
-/// plans of bf16, except those of few columns; products of 8-bit floats have one.
+/// plans of bf16; products of 8-bit floats have one.
 ///
 /// Launches are *dependent*: a product may begin while the previous kernel of the stream still
 /// runs, if that one allows it, but waits for it before it reads A or B, or writes C.

@@ -21,7 +21,7 @@ use super::gemm_swapped::{
 };
 use super::slices::Slices;
 
-/// `C = A x B^T` in bf16, with an epilogue, for few columns of C, for Hopper.
+/// `C = A x B^T` in bf16 or f16, with an epilogue, for few columns of C, for Hopper.
 ///
 /// `m`, `n` and `k` are those of the product. The maps, the grid and the block are those of
 /// [`gemm_swapped`](super::gemm_swapped::gemm_swapped()) for the product of B and A, of `n x m`
@@ -32,7 +32,7 @@ use super::slices::Slices;
 ///
 /// As for [`gemm_swapped`](super::gemm_swapped::gemm_swapped()) of B and A; `c` has `m x n`
 /// elements.
-#[kernel(arch = "sm_90a", max_threads = 384, T = [bf16], S = [
+#[kernel(arch = "sm_90a", max_threads = 384, T = [bf16, f16], S = [
     M96N64, M112N64, M80N128, M96N128, M112N128, M128N128, M144N128, M160N128, M176N128, M192N128,
     M208N128, M224N128, M256N128
 ])]
@@ -56,7 +56,7 @@ pub unsafe fn gemm_unswapped<T: Half + Factor + Element, S: Shape>(
 /// # Safety
 ///
 /// As for [`gemm_unswapped()`]. The memory of the slices is as [`Slices`] says.
-#[kernel(arch = "sm_90a", max_threads = 384, T = [bf16], S = [
+#[kernel(arch = "sm_90a", max_threads = 384, T = [bf16, f16], S = [
     M96N64, M112N64, M80N128, M96N128, M112N128, M128N128, M144N128, M160N128, M176N128, M192N128,
     M208N128, M224N128
 ])]

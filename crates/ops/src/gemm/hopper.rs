@@ -309,13 +309,13 @@ forms! {
 }
 
 forms! {
-    UNSWAPPED, gemm_unswapped [bf16], unswapped_maps, false:
+    UNSWAPPED, gemm_unswapped [bf16, f16], unswapped_maps, false:
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128 M256N128
 }
 
 forms! {
-    UNSWAPPED_SLICED, gemm_unswapped_sliced [bf16], unswapped_maps, true:
+    UNSWAPPED_SLICED, gemm_unswapped_sliced [bf16, f16], unswapped_maps, true:
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128
 }
