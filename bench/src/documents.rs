@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::compare::Comparison;
-use crate::options::writable;
+use crate::options::validate_output;
 use crate::plot;
 use crate::table::Report;
 use crate::versus::Row;
@@ -17,7 +17,7 @@ use crate::versus::Row;
 #[derive(Args, Clone, Debug)]
 pub struct DocumentOptions {
     /// Also draw the rows: latency and bandwidth by size, or the rate of each shape
-    #[arg(long, value_name = "SVG", conflicts_with = "simulate", value_parser = writable)]
+    #[arg(long, value_name = "SVG", conflicts_with = "simulate")]
     plot: Option<PathBuf>,
 
     /// Compare with an earlier run, a file that --json wrote: exit status 1 if a row became slower
@@ -36,7 +36,12 @@ pub struct Documents {
 
 impl DocumentOptions {
     /// Reads the earlier run, before the new one begins.
+    ///
+    /// # Errors
+    ///
+    /// A file that is no run, or a plot that cannot be written.
     pub fn read(&self) -> Result<Documents> {
+        validate_output("--plot", self.plot.as_deref())?;
         let earlier = self.compare.as_deref().map(Report::read).transpose()?;
         Ok(Documents { plot: self.plot.clone(), earlier })
     }

@@ -66,6 +66,7 @@ const MORE_RANKS: [usize; 2] = [4, 8];
 
 /// Fits, compares and prints.
 pub fn run(options: &Options) -> Result<()> {
+    options.output.validate()?;
     let read = |files: &[PathBuf]| -> Result<Vec<Point>> {
         let points = files.iter().map(|file| read(file)).collect::<Result<Vec<_>>>()?.concat();
         let has = |name: &str| options.variants.iter().any(|variant| variant.name() == name);

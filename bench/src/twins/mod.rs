@@ -87,6 +87,7 @@ pub fn run(options: &Options) -> Result<()> {
     options.sizes.validate()?;
     options.grid.validate()?;
     options.run.validate()?;
+    options.output.validate()?;
     let pairs = options.pairs()?;
     let files = TwinFiles::find(options.twins.as_deref())?;
     ranks::run(&options.ranks, None, |rank| run_rank(rank, options, &pairs, &files))

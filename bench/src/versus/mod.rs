@@ -160,6 +160,7 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     let Command { benchmark, options } = command;
     benchmark.validate()?;
     options.run.validate()?;
+    options.output.validate()?;
     if let Some(variant) = options.nccl_tests {
         ensure!(B::NCCL_TESTS.is_some(), "nccl-tests has no table of {}", B::NAME);
         let has = nccl_tests::VARIANTS.contains(&variant);

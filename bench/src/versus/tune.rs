@@ -25,7 +25,7 @@ use crate::date::date;
 use crate::documents;
 use crate::harness::{Harness, Rounds};
 use crate::header::Header;
-use crate::options::{RankOptions, RunOptions, writable};
+use crate::options::{RankOptions, RunOptions, validate_output};
 use crate::ranks;
 use crate::stats::Spread;
 
@@ -36,7 +36,7 @@ pub struct Tune {
     inputs: Inputs,
 
     /// Also write the fastest plans to this table, which keeps its comments and other shapes
-    #[arg(long, value_name = "FILE", value_parser = writable)]
+    #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
 
     /// Only shapes of which the table has no plan: goes on with a run that was cut off
@@ -78,8 +78,9 @@ impl Tune {
             self.inputs.dtype == Dtype::Bf16,
             "only products of bf16 have several plans, and tables of them: leave out --dtype"
         );
-        // Before any measurement: a file that is not a table.
+        // Before any measurement: a file that is not a table, or cannot be written.
         self.read_table()?;
+        validate_output("--table", self.table.as_deref())?;
         ranks::run(&self.ranks, None, |rank| self.run_on(rank))
     }
 

@@ -15,7 +15,7 @@ use super::tune::{Table, TableKey, Timed, choose, number, print_header, print_ti
 use crate::contender::{Contender, Variant};
 use crate::date::date;
 use crate::harness::Harness;
-use crate::options::{Dtype, LARGEST, RankOptions, RunOptions, SizeOptions, writable};
+use crate::options::{Dtype, LARGEST, RankOptions, RunOptions, SizeOptions, validate_output};
 use crate::ranks;
 
 /// The flags of `tune all-reduce` and so on. Its output is a table too: what is not an entry is a
@@ -30,7 +30,7 @@ pub struct TuneCollective {
     dtype: Dtype,
 
     /// Also write the fastest plans to this table, which keeps its comments and other entries
-    #[arg(long, value_name = "FILE", value_parser = writable)]
+    #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
 
     #[command(flatten)]
@@ -58,8 +58,9 @@ impl TuneCollective {
     pub fn run(&self, operation: Operation) -> Result<()> {
         self.run.validate()?;
         self.sizes.validate()?;
-        // Before any measurement: a file that is not a table.
+        // Before any measurement: a file that is not a table, or cannot be written.
         self.table.as_deref().map(Table::<Key>::read).transpose()?;
+        validate_output("--table", self.table.as_deref())?;
         ranks::run(&self.ranks, None, |rank| {
             ensure!(!rank.is_simulated(), "simulated GPUs have no times: tune runs on GPUs");
             let harness = Harness::new(rank, &self.ranks, &self.run)?;

@@ -201,8 +201,8 @@ impl<T: Unit> Part<'_, T> {
     }
 }
 
-/// A rank as it is. Of bytes it is opaque: the addresses of all ranks' messages would take registers
-/// in the loop.
+/// A rank as it is. Of bytes it is opaque: the addresses of all ranks' messages would take
+/// registers in the loop.
 #[inline(always)]
 fn opaque<T>(rank: i32) -> i32 {
     if size_of::<T>() == 1 { hint::opaque_usize(rank as usize) as i32 } else { rank }

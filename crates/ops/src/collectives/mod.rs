@@ -207,7 +207,8 @@ impl CollectivesOptions {
         self.push_blocks.unwrap_or(PUSH_BLOCKS)
     }
 
-    /// The most threads of a block of a kernel; a multiprocessor has room for `room` of its threads.
+    /// The most threads of a block of a kernel; a multiprocessor has room for `room` of its
+    /// threads.
     ///
     /// If several objects run at a time, one launch of each runs and another one waits. A block of
     /// each of these launches fits on each multiprocessor, and a launch has at most as many blocks

@@ -263,9 +263,9 @@ impl Collectives {
     }
 }
 
-/// The blocks of a cluster, the threads of a block, and the blocks for `tokens` rows of `row` bytes,
-/// a vector for each thread. There are at most as many blocks as `most` says of a cluster's blocks
-/// and their threads.
+/// The blocks of a cluster, the threads of a block, and the blocks for `tokens` rows of `row`
+/// bytes, a vector for each thread. There are at most as many blocks as `most` says of a cluster's
+/// blocks and their threads.
 ///
 /// A row takes the less time the more blocks it has, of at least 128 threads. Clusters that have
 /// several rows are small, as their blocks wait for each other.

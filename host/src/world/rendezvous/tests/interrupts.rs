@@ -53,5 +53,6 @@ fn the_end_of_a_world_is_interrupted() {
         }
         world.finish()
     });
-    assert!(results.iter().all(Result::is_err), "{results:?}");
+    // Rank 0 may have learnt before that rank 1 had come to the end.
+    assert!(results[1].is_err(), "{results:?}");
 }
