@@ -21,6 +21,12 @@ const MAX_STACK: usize = 1 << 30;
 const STACK_SIZE: usize = 64 << 10;
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 const MULTIPROCESSORS: u32 = 132;
+const COMPUTE_CAPABILITY: (u32, u32) = (9, 0);
+/// The oldest GPUs that NCCL's device API runs on.
+const OLDEST: (u32, u32) = (7, 0);
+const MAX_MAJOR: u32 = 99;
+/// The oldest GPUs with multicast.
+const OLDEST_WITH_MULTICAST: (u32, u32) = (9, 0);
 /// The largest depth of a PCT schedule.
 const MAX_DEPTH: u32 = 1000;
 /// The length of a run that PCT assumes by default.
@@ -60,6 +66,7 @@ pub struct Simulation {
     pub(crate) step_limit: Option<u64>,
     pub(crate) time_limit: Option<Duration>,
     pub(crate) multiprocessors: u32,
+    pub(crate) compute_capability: (u32, u32),
     pub(crate) schedule: Schedule,
     pub(crate) preemptions: Option<u32>,
 }
@@ -90,6 +97,7 @@ impl Simulation {
             step_limit: None,
             time_limit: Some(TIME_LIMIT),
             multiprocessors: MULTIPROCESSORS,
+            compute_capability: COMPUTE_CAPABILITY,
             schedule: Schedule::Fair,
             preemptions: None,
         }
@@ -102,7 +110,7 @@ impl Simulation {
         self
     }
 
-    /// Whether LSA teams have multicast (NVLS). Default: yes.
+    /// Whether LSA teams have multicast (NVLS). Default: yes, from compute capability 9.0 on.
     pub fn multimem(mut self, multimem: bool) -> Self {
         self.multimem = multimem;
         self
@@ -209,6 +217,22 @@ impl Simulation {
     /// H200.
     pub fn multiprocessors(mut self, multiprocessors: u32) -> Self {
         self.multiprocessors = multiprocessors;
+        self
+    }
+
+    /// The compute capability that the GPUs report, at least 7.0, as `(major, minor)`. Default: 9.0.
+    /// In the text form: `compute_capability=8.9`.
+    ///
+    /// Before 9.0 there is no multicast, and launches with clusters and dependent launches are
+    /// refused, as on a GPU. All else is as on Hopper: resources, and the instructions of a kernel,
+    /// whatever architecture it is compiled for.
+    ///
+    /// ```
+    /// let simulation = devcomm_sim::Simulation::new(2).compute_capability(8, 9);
+    /// assert_eq!(simulation.to_string(), "2,compute_capability=8.9");
+    /// ```
+    pub fn compute_capability(mut self, major: u32, minor: u32) -> Self {
+        self.compute_capability = (major, minor);
         self
     }
 
@@ -347,6 +371,12 @@ impl Simulation {
         if self.multiprocessors == 0 {
             return refuse("a GPU without multiprocessors".to_owned());
         }
+        let (major, minor) = self.compute_capability;
+        if self.compute_capability < OLDEST || major > MAX_MAJOR || minor > 9 {
+            return refuse(format!(
+                "compute capability {major}.{minor}, but 7.0 to {MAX_MAJOR}.9 are possible"
+            ));
+        }
         match self.schedule {
             Schedule::Pct { depth, steps } if !(1..=MAX_DEPTH).contains(&depth) || steps == 0 => {
                 return refuse(format!(
@@ -371,6 +401,7 @@ impl Simulation {
                 "weak loads need the detection of races, and a seed or choices".to_owned(),
             );
         }
-        Ok(Self { watch, seed, races, ..self.clone() })
+        let multimem = self.multimem && self.compute_capability >= OLDEST_WITH_MULTICAST;
+        Ok(Self { multimem, watch, seed, races, ..self.clone() })
     }
 }

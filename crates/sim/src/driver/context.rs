@@ -54,8 +54,8 @@ pub(super) unsafe fn device_attribute(
     query("cuDeviceGetAttribute", |simulation| {
         device_index(simulation, device)?;
         let number = match attribute {
-            A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
-            A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => 0,
+            A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => simulation.compute_capability.0,
+            A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => simulation.compute_capability.1,
             A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => simulation.multiprocessors,
             A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X => limits::GRID[0],
             A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y => limits::GRID[1],

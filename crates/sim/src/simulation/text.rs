@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use devcomm_types::GinConnectionType;
 
-use super::{MULTIPROCESSORS, PCT_STEPS, STACK_SIZE, Simulation, TIME_LIMIT};
+use super::{
+    COMPUTE_CAPABILITY, MULTIPROCESSORS, OLDEST_WITH_MULTICAST, PCT_STEPS, STACK_SIZE, Simulation,
+    TIME_LIMIT,
+};
 use crate::error::{Error, Result};
 use crate::schedule::{Lag, Schedule};
 
@@ -21,7 +24,10 @@ impl fmt::Display for Simulation {
             false => Ok(()),
         };
         set("team", &self.team(), self.team() != self.gpus)?;
-        set("multimem", &0, !self.multimem)?;
+        let (major, minor) = self.compute_capability;
+        // An older GPU has none anyway.
+        let has_multicast = self.compute_capability >= OLDEST_WITH_MULTICAST;
+        set("multimem", &0, !self.multimem && has_multicast)?;
         let network = match self.network {
             GinConnectionType::None => "none",
             GinConnectionType::Rail => "rail",
@@ -29,6 +35,8 @@ impl fmt::Display for Simulation {
         };
         set("network", &network, network != "full")?;
         set("multiprocessors", &self.multiprocessors, self.multiprocessors != MULTIPROCESSORS)?;
+        let differs = self.compute_capability != COMPUTE_CAPABILITY;
+        set("compute_capability", &format_args!("{major}.{minor}"), differs)?;
         set("stack", &self.stack_size, self.stack_size != STACK_SIZE)?;
         set("steps", &self.step_limit.unwrap_or(0), self.step_limit.is_some())?;
         let seconds = self.time_limit.map_or(0, |limit| limit.as_secs().max(1));
@@ -103,6 +111,16 @@ impl Simulation {
                 _ => Err(format!("the network is {value:?}, not none, rail or full")),
             },
             "multiprocessors" => small().map(|n| self.multiprocessors(n)),
+            "compute_capability" => {
+                let number = |digits: &str| digits.parse::<u32>().ok();
+                let parts = value.split_once('.').map(|(major, minor)| {
+                    number(major).and_then(|major| Some((major, number(minor)?)))
+                });
+                match parts.flatten() {
+                    Some((major, minor)) => Ok(self.compute_capability(major, minor)),
+                    None => Err(format!("{name} is {value:?}, not two numbers such as 8.9")),
+                }
+            }
             "stack" => small().map(|bytes| self.stack_size(bytes as usize)),
             "steps" => number().map(|steps| self.step_limit(steps)),
             "seconds" => number().map(|limit| {
@@ -194,6 +212,8 @@ mod tests {
         for text in [
             "4",
             "8,team=2,multimem=0,network=rail,multiprocessors=8,stack=131072,steps=9,seconds=3",
+            "4,compute_capability=8.9,seed=3",
+            "4,multimem=0,compute_capability=10.0",
             "2,seconds=0,watch=0",
             "2,flush=1",
             "4,seed=17,pct=3",
@@ -221,6 +241,9 @@ mod tests {
             ("4,team", "\"team\" has no value"),
             ("4,team=3", "teams of 3"),
             ("4,speed=1", "unknown setting \"speed\""),
+            ("4,compute_capability=9", "not two numbers such as 8.9"),
+            ("4,compute_capability=8.x", "not two numbers such as 8.9"),
+            ("4,compute_capability=6.1", "compute capability 6.1, but 7.0"),
             ("4,seed=x", "seed is \"x\", which is not a number"),
             ("4,network=1", "not none, rail or full"),
             ("4,pct=0", "depth 0"),
