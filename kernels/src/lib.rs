@@ -43,6 +43,7 @@ pub use files::collectives::push_allreduce::push_allreduce;
 pub use files::collectives::push_exchange::push_exchange;
 pub use files::collectives::push_exchange_v::push_exchange_v;
 pub use files::collectives::rmsnorm::rmsnorm;
+pub use files::collectives::rmsnorm_block::rmsnorm_block;
 pub use files::expert_parallel;
 pub use files::expert_parallel::ep_combine::ep_combine;
 pub use files::expert_parallel::ep_combine_counted::ep_combine_counted;

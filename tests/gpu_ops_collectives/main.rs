@@ -7,6 +7,7 @@ mod edges;
 mod exchange;
 mod long;
 mod numbers;
+mod older;
 mod ranks;
 mod repeated;
 

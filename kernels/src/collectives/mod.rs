@@ -18,6 +18,7 @@ pub mod push_exchange;
 pub mod push_exchange_v;
 pub mod reduction;
 pub mod rmsnorm;
+pub mod rmsnorm_block;
 mod strip;
 
 /// Threads of each kernel that a multiprocessor of sm_90 has room for, by its registers. A kernel

@@ -68,7 +68,7 @@ impl Quantised {
     ///
     /// The scale can be read, unless there is no output.
     #[inline(always)]
-    unsafe fn divisor(self) -> f32 {
+    pub(super) unsafe fn divisor(self) -> f32 {
         // SAFETY: the caller's contract.
         if self.output.is_null() { 1.0 } else { unsafe { mem::load(self.scale) } }
     }
@@ -201,7 +201,7 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
 
 /// The address of a vector.
 #[inline(always)]
-fn vector<T: Accumulate>(elements: *const T, index: u32) -> *const T {
+pub(super) fn vector<T: Accumulate>(elements: *const T, index: u32) -> *const T {
     elements.wrapping_add(index as usize * Vec16::<T>::LANES)
 }
 

@@ -10,8 +10,8 @@ use half::{bf16, f16};
 
 use super::reduction::Reducing;
 use super::{
-    Algorithm, CollectivePlan, Collectives, INVALID, Operation, PLAIN, Request, UNREACHED,
-    UNREDUCED, Way, Workspace,
+    Algorithm, CollectivePlan, Collectives, INVALID, Operation, PLAIN, Request, UNREDUCED, Way,
+    Workspace,
 };
 use crate::check::refuse;
 
@@ -33,7 +33,7 @@ impl Collectives {
     ) -> Request {
         let (ranks, bytes) = (self.communicator.n_ranks(), send.byte_len());
         let by_nccl = |reason| Request::by_nccl(Operation::AllReduce, reason);
-        let Some(workspace) = &self.workspace else { return by_nccl(UNREACHED) };
+        let Some(workspace) = &self.workspace else { return by_nccl(self.unreached()) };
         let fit = send.len() == recv.len() && send.is_apart_or_at(recv, Some(0));
         if send.is_empty() || !fit {
             return by_nccl(INVALID);

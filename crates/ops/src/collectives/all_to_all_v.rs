@@ -6,9 +6,7 @@ use devcomm_kernels::collectives::{exchange, lamport_exchange_v, room};
 use devcomm_types::Element;
 
 use super::plan::threads;
-use super::{
-    Algorithm, CollectivePlan, Collectives, Operation, PLAIN, Request, UNREACHED, Way, Workspace,
-};
+use super::{Algorithm, CollectivePlan, Collectives, Operation, PLAIN, Request, Way, Workspace};
 use crate::check::refuse;
 
 /// The part of a buffer that belongs to each rank, in elements.
@@ -81,7 +79,7 @@ impl Collectives {
         recv.require_apart(&send)?;
         self.require_own(Some(&send.slice), &recv.slice, stream)?;
         let Some(workspace) = &self.workspace else {
-            if let Way::None = self.way(Request::by_nccl(Operation::Other, UNREACHED)) {
+            if let Way::None = self.way(Request::by_nccl(Operation::Other, self.unreached())) {
                 return Ok(());
             }
             self.compare_counts::<S::Element>([sent, received], None, usize::MAX)?;

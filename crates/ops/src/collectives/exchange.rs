@@ -6,9 +6,7 @@ use devcomm_kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm_kernels::collectives::{lamport_exchange, room};
 use devcomm_types::Element;
 
-use super::{
-    Algorithm, Collectives, INVALID, Operation, PLAIN, Request, UNREACHED, Way, Workspace,
-};
+use super::{Algorithm, Collectives, INVALID, Operation, PLAIN, Request, Way, Workspace};
 use crate::check::refuse;
 
 /// Who gets what.
@@ -91,7 +89,7 @@ impl Collectives {
     fn request_exchange<T: Element>(&self, exchange: &Exchange<T>) -> Request {
         let (ranks, rank) = (self.communicator.n_ranks(), self.communicator.rank());
         let by_nccl = |reason| Request::by_nccl(exchange.pattern.operation(), reason);
-        let Some(workspace) = &self.workspace else { return by_nccl(UNREACHED) };
+        let Some(workspace) = &self.workspace else { return by_nccl(self.unreached()) };
         if !exchange.is_valid(rank, ranks) {
             return by_nccl(INVALID);
         }

@@ -41,6 +41,9 @@ use crate::slots::empty_slots;
 
 /// Collectives on a communicator: by kernels where load and store reach all ranks, and by NCCL.
 ///
+/// The kernels are for 2, 4 or 8 Hopper GPUs or newer ones. If a rank has an older GPU, at least of
+/// Ampere, all operations are by NCCL; so they are for other numbers of ranks.
+///
 /// As with a [`Communicator`], every rank calls the same operations in the same order, with buffers
 /// of the same lengths and types. All are at the same place of a window or all in none, and all
 /// begin at a multiple of 16 bytes or none does. What is moved keeps its bits, and
@@ -68,8 +71,10 @@ use crate::slots::empty_slots;
 pub struct Collectives {
     communicator: Communicator,
     compiled: Kernels,
-    /// `None` where load and store do not reach all ranks.
+    /// `None` where load and store do not reach all ranks, or a GPU is older than Hopper.
     workspace: Option<Workspace>,
+    /// Whether a rank's GPU is older than Hopper: then `compiled` are the [`PORTABLE`] kernels.
+    is_older: bool,
     order: StreamOrder,
     /// Measured plans.
     table: Table,
@@ -163,29 +168,35 @@ impl CollectivesOptions {
                 let objects = self.concurrent;
                 return refuse(format!("Collectives of {objects} objects at a time: it is 1 to 4"));
             }
-            let compiled = Kernels::load(comm.context(), &KERNELS.only(FILES))?;
+            let limits = comm.context().limits();
+            let is_older = limits.compute_capability < HOPPER;
+            let compiled = load(comm, is_older)?;
             let reaches = matches!(comm.n_ranks(), 2 | 4 | 8) && is_single_lsa_team(comm)?;
             let name = comm.context().device_name()?;
-            let multiprocessors = u64::from(comm.context().limits().multiprocessors);
-            let gpu = [multiprocessors, hash(&name)];
+            let gpu = [u64::from(limits.multiprocessors), hash(&name), is_older.into()];
             Ok(((compiled, reaches, name), gpu))
         };
         let ((compiled, reaches, name), gpus) = match own() {
             Ok((own @ (_, false, _), gpu)) if !comm.has_peers() => (own, vec![gpu]),
             own => self.call(comm).agree(own)?,
         };
+        // All ranks do the same, by the same kernels, if one of them has an older GPU.
+        let is_older = gpus.iter().any(|[.., is_older]| *is_older == 1);
+        let compiled = if is_older { load(comm, true)? } else { compiled };
+        let reaches = reaches && !is_older;
         // A multiprocessor may have room for one block that pushes or loads long messages.
-        let fewest = gpus.iter().map(|[multiprocessors, _]| *multiprocessors as u32).min();
+        let fewest = gpus.iter().map(|[multiprocessors, ..]| *multiprocessors as u32).min();
         let blocks = fewest.map_or(PUSH_BLOCKS, |fewest| fewest.min(PUSH_BLOCKS));
         let resolved = self.push_blocks(self.push_blocks.unwrap_or(blocks));
         let workspace = reaches.then(|| Workspace::new(comm, resolved)).transpose()?;
         // GPUs of several kinds have different tables.
-        let is_one_kind = gpus.iter().all(|[_, name]| *name == gpus[0][1]);
+        let is_one_kind = gpus.iter().all(|[_, name, _]| *name == gpus[0][1]);
         let is_measured = Self { concurrent: 2, ..self } == Self::new() && reaches && is_one_kind;
         Ok(Collectives {
             communicator: comm.clone(),
             compiled,
             workspace,
+            is_older,
             order: StreamOrder::concurrent(comm.context(), self.concurrent)?,
             table: if is_measured { Table::of(&name, comm.n_ranks()) } else { Table::default() },
             plan: Cell::default(),
@@ -265,6 +276,16 @@ const FILES: &[&str] = &[
     kernels::rmsnorm::<f32>::FILE,
 ];
 
+/// The kernels for GPUs older than Hopper.
+const PORTABLE: &[&str] = &[kernels::rmsnorm_block::<f32>::FILE];
+
+/// The compute capability of Hopper, which the others need.
+const HOPPER: (u32, u32) = (9, 0);
+
+fn load(comm: &Communicator, is_older: bool) -> Result<Kernels> {
+    Kernels::load(comm.context(), &KERNELS.only(if is_older { PORTABLE } else { FILES }))
+}
+
 /// The most threads of a block, if operations may fill the GPU. A multiprocessor has room for one
 /// block that pushes long messages: with two of half as many threads, the next launch's first
 /// blocks would share multiprocessors, and take 10 % longer.
@@ -272,6 +293,7 @@ const THREADS: u32 = 512;
 
 /// Why NCCL does what no kernel can.
 const UNREACHED: &str = "as load and store do not reach 2, 4 or 8 ranks";
+const OLDER: &str = "as a rank's GPU is older than Hopper";
 const INVALID: &str = "as there is nothing to send, or the buffers do not match";
 const UNREDUCED: &str = "as no kernel reduces this type by this operator";
 const PLAIN: &str = "as the message is too long for one step, and not aligned in a window";
@@ -284,7 +306,8 @@ impl Collectives {
     ///
     /// # Errors
     ///
-    /// Those of loading kernels, and of creating windows and a device communicator;
+    /// Those of loading kernels, as [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch)
+    /// on a GPU before Ampere; those of creating windows and a device communicator;
     /// [`WorldError::CallFailed`](devcomm_host::WorldError::CallFailed) if another rank has one;
     /// [`WorldError::OptionsDiffer`](devcomm_host::WorldError::OptionsDiffer) for ranks with
     /// different options.
@@ -359,6 +382,11 @@ impl Collectives {
             (_, Some(plan)) => Explanation { plan, reason: "as was fastest on this kind of GPU" },
             _ => request.model(),
         }
+    }
+
+    /// Why there is no workspace.
+    fn unreached(&self) -> &'static str {
+        if self.is_older { OLDER } else { UNREACHED }
     }
 
     /// How an operation goes on.

@@ -8,8 +8,7 @@ use half::{bf16, f16};
 
 use super::reduction::Reducing;
 use super::{
-    Algorithm, Collectives, INVALID, Operation, PLAIN, Request, UNREACHED, UNREDUCED, Way,
-    Workspace,
+    Algorithm, Collectives, INVALID, Operation, PLAIN, Request, UNREDUCED, Way, Workspace,
 };
 use crate::check::refuse;
 
@@ -97,7 +96,7 @@ impl Collectives {
     ) -> Request {
         let (ranks, bytes) = (self.communicator.n_ranks(), recv.byte_len());
         let by_nccl = |reason| Request::by_nccl(Operation::ReduceScatter, reason);
-        let Some(workspace) = &self.workspace else { return by_nccl(UNREACHED) };
+        let Some(workspace) = &self.workspace else { return by_nccl(self.unreached()) };
         let chunk = -((self.communicator.rank() * recv.len()) as isize);
         let fit = recv.len().checked_mul(ranks) == Some(send.len());
         if recv.is_empty() || !fit || !send.is_apart_or_at(recv, Some(chunk)) {

@@ -1,15 +1,15 @@
 //! All-reduces with the residual and RMSNorm behind them.
 
-use devcomm_host::{Buffer, DataType, DeviceSlice, ReduceOp, Result, Stream};
+use devcomm_host::{Buffer, DataType, DeviceSlice, LaunchConfig, ReduceOp, Result, Stream};
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::rmsnorm::QuantisedArgs;
-use devcomm_kernels::collectives::room;
+use devcomm_kernels::collectives::{rmsnorm_block, room};
 use devcomm_types::{Element, F8E4M3};
 use half::{bf16, f16};
 
 use super::{
-    Algorithm, CollectivePlan, Collectives, CollectivesOptions, INVALID, Operation, Request,
-    UNREACHED, Way, Workspace,
+    Algorithm, CollectivePlan, Collectives, CollectivesOptions, INVALID, Operation, Request, Way,
+    Workspace,
 };
 use crate::check::{check_buffer, check_len, refuse, require_context};
 
@@ -182,7 +182,7 @@ impl Collectives {
         };
         let all = |cluster, _| Ok(cluster * tokens);
         let (request, (cluster, threads, blocks)) = match &self.workspace {
-            None => (Request::by_nccl(Operation::Other, UNREACHED), grid(row, tokens, all)?),
+            None => (Request::by_nccl(Operation::Other, self.unreached()), grid(row, tokens, all)?),
             Some(workspace) if is_short(&workspace) => {
                 let most = |cluster, threads| self.most_blocks(data_type, cluster, threads);
                 let grid @ (cluster, threads, blocks) = grid(row, tokens, most)?;
@@ -238,7 +238,17 @@ impl Collectives {
                         // that use it are ordered.
                         unsafe { launch.config(config).launch(&target) }
                     }
-                    _ => {
+                    None if self.is_older => {
+                        let launch = kernels::rmsnorm_block::<$type>::args(
+                            output_at, residual, weight, output_at, quantised, hidden, eps,
+                        );
+                        let threads = (row as u32).div_ceil(16 * rmsnorm_block::VECTORS as u32);
+                        let config = LaunchConfig::new(tokens, threads.next_multiple_of(32));
+                        // SAFETY: the buffers have the elements, aligned; dropping one waits for
+                        // the stream.
+                        unsafe { launch.config(config).launch(&target) }
+                    }
+                    None => {
                         let launch = kernels::rmsnorm::<$type>::args(
                             output_at, residual, weight, output_at, quantised, tokens, hidden, eps,
                         );

@@ -1,0 +1,160 @@
+//! Addition of the residual and RMSNorm on every GPU since Ampere, by a block for each token.
+
+use core::cell::Cell;
+
+use cuda_std::math;
+use cuda_std::prelude::*;
+use cuda_std::vector::{Accumulate, Vec16};
+use half::{bf16, f16};
+
+use super::rmsnorm::{Quantised, vector};
+
+/// The most threads of a block.
+pub const THREADS: u32 = 1024;
+
+/// Vectors of 16 bytes that a thread keeps in registers.
+pub const VECTORS: usize = 2;
+
+/// As [`rmsnorm()`](super::rmsnorm::rmsnorm()), without clusters, with a residual. It needs
+/// `sm_80`.
+///
+/// Grid: a block for each token, one-dimensional. Block: a multiple of 32 threads up to
+/// [`THREADS`], one-dimensional. A block has a thread for every [`VECTORS`] vectors of 16 bytes of
+/// a row.
+///
+/// # Safety
+///
+/// `input`, `residual` and the output in use have a row of `hidden` elements for each block, and
+/// `weight` has `hidden`, all aligned to 16 bytes. Nothing else accesses them or the scale until
+/// the kernel has ended.
+#[kernel(
+    T = [f32, f16, bf16],
+    arch = "sm_80",
+    max_threads = 1024,
+    requires(hidden.is_multiple_of(Vec16::<T>::LANES as u32))
+)]
+pub unsafe fn rmsnorm_block<T: Accumulate<Acc = f32>>(
+    input: *const T,
+    residual: *mut T,
+    weight: *const T,
+    output: *mut T,
+    quantised: Quantised,
+    hidden: u32,
+    eps: f32,
+) {
+    let vectors = hidden / Vec16::<T>::LANES as u32;
+    let first = thread::block_idx_x() * vectors;
+    let mut sums = [T::widen(Vec16::from_bits([0; 4])); VECTORS];
+    let squares = Cell::new(0.0);
+    let mut i = 0;
+    while i < VECTORS {
+        let in_row = place(i);
+        if in_row < vectors {
+            let residual = vector(residual.cast_const(), first + in_row);
+            // SAFETY: the kernel's contract: the row has the vector.
+            unsafe {
+                sums[i] = T::widen(mem::load_vec(vector(input, first + in_row)));
+                T::add(&mut sums[i], mem::load_vec(residual));
+                mem::store_vec(residual.cast_mut(), T::narrow(sums[i]));
+            }
+            T::map(&mut sums[i], |x| {
+                squares.set(squares.get() + x * x);
+                x
+            });
+        }
+        i += 1;
+    }
+    // SAFETY: all threads of the block are here, and they are whole warps. The scale can be read.
+    let (mean, divisor) =
+        unsafe { (block_sum(squares.get()) * math::recip(hidden as f32), quantised.divisor()) };
+    let scale = math::rsqrt(mean + eps) * math::recip(divisor);
+    i = 0;
+    while i < VECTORS {
+        let in_row = place(i);
+        if in_row < vectors {
+            let at = (first + in_row) as usize * Vec16::<T>::LANES;
+            // SAFETY: the kernel's contract: the row and the weights have the vector.
+            unsafe {
+                let weight = mem::load_vec(vector(weight, in_row));
+                T::zip(&mut sums[i], T::widen(weight), |x, w| x * scale * w);
+                if quantised.output.is_null() {
+                    mem::store_vec(output.wrapping_add(at), T::narrow(sums[i]));
+                } else {
+                    store_quantised(quantised.output.wrapping_add(at).cast(), sums[i].as_ref());
+                }
+            }
+        }
+        i += 1;
+    }
+}
+
+/// The place in the row of this thread's vector number `i`.
+#[inline(always)]
+fn place(i: usize) -> u32 {
+    i as u32 * thread::block_dim_x() + thread::thread_idx_x()
+}
+
+/// Stores lanes as 8-bit floats, four at once.
+///
+/// # Safety
+///
+/// `output` has a word for every four lanes, of which there are a multiple of 4, and nothing else
+/// accesses them.
+#[inline(always)]
+unsafe fn store_quantised(output: *mut u32, lanes: &[f32]) {
+    let mut i = 0;
+    while i < lanes.len() {
+        let bytes = [0, 1, 2, 3].map(|lane| to_f8e4m3(lanes[i + lane]));
+        // SAFETY: the caller's contract.
+        unsafe { mem::store(output.wrapping_add(i / 4), u32::from_le_bytes(bytes)) };
+        i += 4;
+    }
+}
+
+/// The bits of the nearest 8-bit float: ties go to even, and numbers beyond 448 of either sign to
+/// that. The instruction for it (`cuda_std::convert::f32_to_f8e4m3x2`) needs `sm_89`.
+#[inline(always)]
+fn to_f8e4m3(value: f32) -> u8 {
+    const NAN: u32 = 0x7f;
+    const LARGEST: u32 = 0x7e;
+    /// The number of which the last bit of an f32 counts as much as that of a subnormal result.
+    const SUBNORMAL: f32 = 16384.0;
+    /// Bits of an f32's mantissa that the result lacks.
+    const CUT: u32 = 20;
+    let bits = value.to_bits();
+    let (sign, size) = (bits >> 24 & 0x80, bits & 0x7fff_ffff);
+    let rounded = if size > f32::INFINITY.to_bits() {
+        NAN
+    } else if size >= 448_f32.to_bits() {
+        LARGEST
+    } else if size < 0.015625_f32.to_bits() {
+        // The addition rounds.
+        (f32::from_bits(size) + SUBNORMAL).to_bits() - SUBNORMAL.to_bits()
+    } else {
+        let half = (1 << (CUT - 1)) - 1 + (size >> CUT & 1);
+        // The exponents are relative to 127 and 7.
+        ((size + half) >> CUT) - ((127 - 7) << 3)
+    };
+    (sign | rounded) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use cuda_std::convert::f32_to_f8e4m3x2;
+
+    use super::to_f8e4m3;
+
+    #[test]
+    fn floats_are_rounded_to_8_bits_as_by_the_instruction() {
+        // Numbers all over the range, and those around each number with 4 bits of mantissa: the
+        // results and the ties between them.
+        let all = (0..=u32::MAX).step_by(65_521);
+        let ties = (0..=u32::MAX).step_by(1 << 19);
+        let around = ties.flat_map(|tie| [tie.wrapping_sub(1), tie, tie.wrapping_add(1)]);
+        for value in all.chain(around).map(f32::from_bits).filter(|value| !value.is_nan()) {
+            let [want, _] = f32_to_f8e4m3x2([value, 0.0]).to_le_bytes();
+            assert_eq!(to_f8e4m3(value), want, "{value:e}");
+        }
+        assert_eq!(to_f8e4m3(f32::NAN), 0x7f);
+    }
+}

@@ -1,0 +1,197 @@
+//! Where no kernel communicates: on GPUs before Hopper, and with numbers of ranks other than 2, 4
+//! and 8, NCCL does each operation.
+
+use devcomm::kernels::collectives::rmsnorm::QuantisedArgs;
+use devcomm::{
+    Buffer, Collectives, Context, DeviceSlice, Element, F8E4M3, KERNELS, Kernel, LaunchConfig,
+    Parts, Rank, ReduceOp, Result, Simulation, Stream, kernels,
+};
+use devcomm_testing::machines::Gpus;
+use half::{bf16, f16};
+
+use super::{Number, normalises, reduced, sent};
+
+const OLDER: &str = "nccl, as a rank's GPU is older than Hopper";
+const UNREACHED: &str = "nccl, as load and store do not reach 2, 4 or 8 ranks";
+
+/// Elements for each rank.
+const N: usize = 37;
+
+/// Collectives with the reason that NCCL does all they do.
+struct Operations<'a> {
+    rank: &'a Rank,
+    collectives: Collectives,
+    stream: Stream,
+    reason: &'static str,
+}
+
+impl Operations<'_> {
+    /// Memory with this rank's elements, in a window or not.
+    fn sending<T: Number>(&self, count: usize, in_window: bool) -> Result<DeviceSlice<T>> {
+        let memory = self.receiving(count, in_window)?;
+        let own = (0..count).map(|i| T::of(sent(self.rank.rank(), 0, i)));
+        memory.copy_from_host(&own.collect::<Vec<_>>())?;
+        Ok(memory)
+    }
+
+    fn receiving<T: Element>(&self, count: usize, in_window: bool) -> Result<DeviceSlice<T>> {
+        let comm = self.rank.communicator()?;
+        Ok(match in_window {
+            true => comm.window(count)?.device_slice(),
+            false => comm.mem_alloc(count)?.device_slice(),
+        })
+    }
+
+    /// Explains and does an operation, and compares what is received with what is wanted.
+    fn check<T: Number>(
+        &self,
+        operation: impl Fn(&Collectives) -> Result<()>,
+        recv: &DeviceSlice<T>,
+        want: impl Fn(usize) -> f32,
+    ) -> Result<()> {
+        assert_eq!(self.collectives.explain(&operation)?.to_string(), self.reason);
+        operation(&self.collectives)?;
+        self.stream.synchronize()?;
+        let mut got = vec![T::of(0); recv.len()];
+        recv.copy_to_host(&mut got)?;
+        for (i, got) in got.into_iter().enumerate() {
+            assert_eq!(got.value(), want(i), "element {i}");
+        }
+        Ok(())
+    }
+
+    fn reductions<T: Number>(&self, op: ReduceOp, in_window: bool) -> Result<()> {
+        let (rank, ranks, stream) = (self.rank.rank(), self.rank.n_ranks(), &self.stream);
+        let all = |i| reduced(op, (0..ranks).map(|rank| sent(rank, 0, i)));
+        let send = self.sending::<T>(N * ranks, in_window)?;
+        let recv = self.receiving::<T>(N, in_window)?;
+        let scatter = |c: &Collectives| c.reduce_scatter(&send, &recv, op, stream);
+        self.check(scatter, &recv, |i| all(rank * N + i))?;
+        self.check(|c| c.all_reduce(&send, &send, op, stream), &send, all)
+    }
+
+    fn exchanges<T: Number>(&self, in_window: bool) -> Result<()> {
+        let (rank, ranks, stream) = (self.rank.rank(), self.rank.n_ranks(), &self.stream);
+        let of = |rank, i| sent(rank, 0, i) as f32;
+        let send = self.sending::<T>(N * ranks, in_window)?;
+        let recv = self.receiving::<T>(N * ranks, in_window)?;
+        let (chunk, root) = (send.slice(..N)?, ranks - 1);
+        let gather = |c: &Collectives| c.all_gather(&chunk, &recv, stream);
+        self.check(gather, &recv, |i| of(i / N, i % N))?;
+        let broadcast = |c: &Collectives| c.broadcast(Some(send.clone()), &recv, root, stream);
+        self.check(broadcast, &recv, |i| of(root, i))?;
+        let mine = |i| of(i / N, rank * N + i % N);
+        self.check(|c| c.all_to_all(&send, &recv, stream), &recv, mine)?;
+        // Rank `r` gets `r` elements fewer of each rank; the others stay as they are.
+        let counts: Vec<_> = (0..ranks).map(|to| N - to).collect();
+        let offsets: Vec<_> = (0..ranks).map(|peer| peer * N).collect();
+        let parts = Parts { counts: &counts, offsets: &offsets };
+        let received = Parts { counts: &vec![N - rank; ranks], offsets: &offsets };
+        stream.fill(&recv, T::of(100))?;
+        let exchange = |c: &Collectives| c.all_to_all_v(&send, parts, &recv, received, stream);
+        self.check(exchange, &recv, |i| if i % N < N - rank { mine(i) } else { 100.0 })
+    }
+
+    /// Rows whose input and residual are 0 become 0.
+    fn explains_rmsnorm(&self) -> Result<()> {
+        let stream = &self.stream;
+        let [x, residual] = [self.receiving::<f32>(8, false)?, self.receiving(8, false)?];
+        let (weight, scale) = (self.receiving::<f32>(4, false)?, self.receiving(1, false)?);
+        let output = self.receiving::<F8E4M3>(8, false)?;
+        [&x, &residual, &weight].into_iter().try_for_each(|slice| stream.fill(slice, 0.0))?;
+        stream.fill(&scale, 1.0)?;
+        let plain = |c: &Collectives| c.all_reduce_rmsnorm(&x, &residual, &weight, &x, 0.5, stream);
+        self.check(plain, &x, |_| 0.0)?;
+        let quantised = |c: &Collectives| {
+            let to = (&output, &scale);
+            c.all_reduce_rmsnorm_quantised(&x, &residual, &weight, to, 0.5, stream)
+        };
+        self.check(quantised, &output, |_| 0.0)
+    }
+}
+
+fn is_older(context: &Context) -> bool {
+    context.limits().compute_capability < (9, 0)
+}
+
+/// All operations, by NCCL.
+fn all_operations(rank: &Rank) -> Result<()> {
+    let is_older = is_older(rank.context());
+    // Of the GPUs of this system, these may be Hopper's.
+    if !is_older && matches!(rank.n_ranks(), 2 | 4 | 8) {
+        return Ok(());
+    }
+    let reason = if is_older { OLDER } else { UNREACHED };
+    let collectives = Collectives::new(rank.communicator()?)?;
+    let operations = Operations { rank, collectives, stream: rank.stream()?, reason };
+    for in_window in [false, true] {
+        operations.reductions::<f32>(ReduceOp::Sum, in_window)?;
+        operations.reductions::<bf16>(ReduceOp::Max, in_window)?;
+        operations.reductions::<f32>(ReduceOp::Avg, in_window)?;
+        operations.exchanges::<f16>(in_window)?;
+    }
+    operations.explains_rmsnorm()?;
+    let [single, f16s, bf16s] = [4.0, 4096.0, 32768.0].map(|ulps: f64| ulps * 2f64.powi(-23));
+    normalises::<f32>(rank, 3, 64, 4.0 * single, None)?;
+    normalises::<f16>(rank, 2, 264, f16s * 1.01, None)?;
+    normalises::<bf16>(rank, 2, 2056, bf16s * 1.01, None)?;
+    normalises::<f32>(rank, 1, 20, 4.0 * single, Some(0.01))?;
+    normalises::<f16>(rank, 3, 72, 4.0 * single, Some(37.0))?;
+    normalises::<bf16>(rank, 2, 264, 4.0 * single, Some(0.01))
+}
+
+#[test]
+fn gpus_before_hopper_do_all_operations_by_nccl() {
+    let name = "gpus_before_hopper_do_all_operations_by_nccl";
+    for (ranks, (major, minor)) in [(1, (8, 0)), (2, (8, 0)), (4, (8, 9)), (3, (8, 6))] {
+        let simulation = Simulation::new(ranks).compute_capability(major, minor);
+        Gpus::from(simulation).run(name, all_operations);
+    }
+}
+
+#[test]
+fn other_numbers_of_ranks_do_all_operations_by_nccl() {
+    for ranks in [3, 5, 6, 7] {
+        let gpus = Gpus::from(Simulation::new(ranks));
+        gpus.run("other_numbers_of_ranks_do_all_operations_by_nccl", all_operations);
+    }
+}
+
+#[test]
+fn gpus_before_hopper_normalise_the_longest_rows() {
+    let gpus = Gpus::from(Simulation::new(2).compute_capability(8, 0));
+    gpus.run("gpus_before_hopper_normalise_the_longest_rows", |rank| {
+        normalises::<bf16>(rank, 1, 16_384, 2f64.powi(-8) * 1.01, None)?;
+        normalises::<f32>(rank, 2, 4100, 2f64.powi(-19), Some(0.01))
+    });
+}
+
+#[test]
+fn gpus_before_hopper_refuse_clusters_and_dependent_launches() {
+    type Rows = kernels::rmsnorm_block<f32>;
+    let gpus = Gpus::from(Simulation::new(1).compute_capability(8, 9));
+    gpus.run("gpus_before_hopper_refuse_clusters_and_dependent_launches", |rank| {
+        if !is_older(rank.context()) {
+            return Ok(());
+        }
+        rank.load(&KERNELS.only(&[Rows::FILE]))?;
+        let stream = rank.stream()?;
+        let rows = rank.communicator()?.mem_alloc::<f32>(12)?;
+        let at = |first: usize| rows.slice(first..first + 4).map(|row| row.device_address());
+        let (x, residual, weight) = (at(0)?, at(4)?, at(8)?);
+        let config = LaunchConfig::new(1, 32);
+        for (config, what) in [
+            (config.with_cluster(1), "a launch with clusters"),
+            (config.with_dependent(), "a dependent launch"),
+        ] {
+            let quantised = QuantisedArgs { output: 0_u64, scale: 0_u64 };
+            let launch = Rows::args(x, residual, weight, x, quantised, 4, 1.0);
+            // SAFETY: the rows are there, aligned, until the stream's work has ended.
+            let refused = unsafe { launch.config(config).launch(&stream) };
+            let message = refused.err().map(|error| error.to_string()).unwrap_or_default();
+            let why = format!("{what} needs a GPU of compute capability 9.0, but this one's is");
+            assert!(message.contains(&why), "{message}");
+        }
+        Ok(())
+    });
+}
