@@ -232,6 +232,18 @@ mod tests {
     }
 
     #[test]
+    fn gpus_before_hopper_have_no_multicast() {
+        for (text, multimem) in [
+            ("2", true),
+            ("2,compute_capability=8.9", false),
+            ("2,compute_capability=8.9,multimem=1", false),
+            ("2,compute_capability=10.0", true),
+        ] {
+            assert_eq!(text.parse::<Simulation>().unwrap().multimem, multimem, "{text}");
+        }
+    }
+
+    #[test]
     fn text_that_is_no_setting_is_refused_with_the_form() {
         for (bad, why) in [
             ("", "no number of GPUs"),
