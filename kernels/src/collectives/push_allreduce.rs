@@ -219,27 +219,38 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         let me = self.me();
         let (chunk, inbox) = (self.chunk(me, round), self.inbox.local());
         // SAFETY: the caller's contract.
-        let all = |at: usize, mine: Vec16<T>| unsafe {
-            let mut all = [self.reduction.scale(mine); N];
+        let result = |at: usize, mine: Vec16<T>| unsafe {
+            let mut result = T::widen(mine);
             let mut source = 0;
             while source < N {
+                let mut vector = self.reduction.scale(mine);
                 if source != me {
                     // Opaque, as the addresses of all slots would take registers in the loop.
                     let distance = (hint::opaque_usize(me) + N - source) % N;
-                    let from =
-                        self.slot(inbox, distance, round).wrapping_add(4 * (at - chunk.first));
-                    all[source] = Vec16::from_bits(mem::load_vec(from).to_bits());
+                    let slot = self.slot(inbox, distance, round);
+                    let from = slot.wrapping_add(4 * (at - chunk.first));
+                    vector = Vec16::from_bits(mem::load_vec(from).to_bits());
+                }
+                match source {
+                    0 => result = T::widen(vector),
+                    _ => self.reduction.combine(&mut result, vector),
                 }
                 source += 1;
             }
-            all
+            self.reduction.finish(result)
         };
         // SAFETY: the caller's contract.
         unsafe {
             in_rows(chunk, |rows: [Option<usize>; ROWS]| {
-                let load = |at| all(at, mem::load_vec(vector(self.input, at)));
-                let loaded = rows.map(|row| row.map(load));
-                let results = loaded.map(|row| row.map(|all| self.reduction.reduce(all)));
+                let mine = rows.map(|row| row.map(|at| mem::load_vec(vector(self.input, at))));
+                let mut results = [None; ROWS];
+                let mut u = 0;
+                while u < ROWS {
+                    if let (Some(at), Some(mine)) = (rows[u], mine[u]) {
+                        results[u] = Some(result(at, mine));
+                    }
+                    u += 1;
+                }
                 self.each_output::<N>(|output| {
                     let mut u = 0;
                     while u < ROWS {
@@ -252,7 +263,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
             });
             if let Some(at) = chunk.tail.filter(|_| thread::thread_idx_x() == 0) {
                 let mine = Elements::new(self.input.cast_mut(), self.count).load(at);
-                let result = self.reduction.reduce(all(at, mine));
+                let result = result(at, mine);
                 self.each_output::<N>(|output| Elements::new(output, self.count).store(at, result));
             }
         }
