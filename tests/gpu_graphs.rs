@@ -105,6 +105,33 @@ fn replays_a_kernel_on_four_gpus() {
     on_gpus("replays_a_kernel_on_four_gpus", 4, replays_a_kernel);
 }
 
+/// The rank that comes last ends an operation of all, and then waits in its graph's next one.
+#[test]
+fn ranks_go_on_in_a_graph_whichever_of_them_comes_last() {
+    let gpus = Gpus::new(3);
+    gpus.run("ranks_go_on_in_a_graph_whichever_of_them_comes_last", |rank| {
+        let (comm, stream, other) = (rank.communicator()?, rank.stream()?, rank.stream()?);
+        let memory = comm.mem_alloc::<f32>(1)?;
+        memory.copy_from_host(&[1.0])?;
+        let reduce = || comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream);
+        let graph = stream.capture(|| (0..3).try_for_each(|_| reduce()))?;
+        for last in 0..rank.n_ranks() {
+            if rank.rank() != last {
+                graph.launch(&other)?;
+            }
+            rank.barrier()?;
+            if rank.rank() == last {
+                graph.launch(&other)?;
+            }
+            other.synchronize()?;
+        }
+        let mut sum = [0.0];
+        memory.copy_to_host(&mut sum)?;
+        assert_eq!(sum, [(rank.n_ranks() as f32).powi(9)]);
+        Ok(())
+    });
+}
+
 #[test]
 fn a_graph_takes_in_two_streams_that_events_join() {
     on_gpus("a_graph_takes_in_two_streams_that_events_join", 2, |rank| {

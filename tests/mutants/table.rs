@@ -90,7 +90,7 @@ const BANK: &str = "arrived().add(1)";
 
 const SEND: &str = "session.send(";
 const RECEIVE: &str = "session.receive(";
-const RECEIVE: &str = "session.receive_in_order(";
+const RECEIVE_IN_ORDER: &str = "session.receive_in_order(";
 const PEEK: &str = "session.peek(";
 const WAIT: &str = "wait_until(";
 const SEVERAL: &str = "session.receive_several(";
@@ -147,8 +147,8 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("pull_reduce_scatter", PULL, (EXIT, 0), Remove, &[PULLED]),
     mutant("ll_alltoall", LL, (SEND, 0), Remove, &[RECEIVE]),
     mutant("ll_alltoall", LL, (SEND, 0), NARROW, &[SEND, RECEIVE]),
-    mutant("lamport_exchange", LAMPORT_X, (END, 0), Remove, &[RECEIVE]),
-    mutant("lamport_exchange", LAMPORT_X, (SEND, 0), NARROW, &[SEND, RECEIVE]),
+    mutant("lamport_exchange", LAMPORT_X, (END, 0), Remove, &[RECEIVE_IN_ORDER]),
+    mutant("lamport_exchange", LAMPORT_X, (SEND, 0), NARROW, &[SEND, RECEIVE_IN_ORDER]),
     mutant("lamport_exchange", LAMPORT_X, (PREVIOUS, 0), NoWait, &["mem::load", "mem::store"]),
     mutant("lamport_exchange_v", LAMPORT_XV, (END, 0), Remove, &[RECEIVE]),
     mutant("lamport_exchange_v", LAMPORT_XV, (SEND, 0), NARROW, &[SEND, RECEIVE]),
@@ -161,8 +161,8 @@ pub const MUTANTS: &[Mutant] = &[
         &["post(", "store_release("],
     ),
     mutant("push_exchange_v", PUSH_XV, (PREVIOUS, 0), NoWait, &["mem::load(offers"]),
-    mutant("lamport_reduce_scatter", LAMPORT_RS, (END, 0), Remove, &[RECEIVE]),
-    mutant("lamport_reduce_scatter", LAMPORT_RS, (SEND, 0), NARROW, &[SEND, RECEIVE]),
+    mutant("lamport_reduce_scatter", LAMPORT_RS, (END, 0), Remove, &[RECEIVE_IN_ORDER]),
+    mutant("lamport_reduce_scatter", LAMPORT_RS, (SEND, 0), NARROW, &[SEND, RECEIVE_IN_ORDER]),
     mutant(
         "lamport_reduce_scatter",
         LAMPORT_RS,
@@ -170,8 +170,8 @@ pub const MUTANTS: &[Mutant] = &[
         NoWait,
         &["self.part(", "self.output.store("],
     ),
-    mutant("lamport_rmsnorm", LAMPORT_RMS, (END, 0), Remove, &[RECEIVE]),
-    mutant("lamport_rmsnorm", LAMPORT_RMS, (SEND, 0), NARROW, &[SEND, RECEIVE]),
+    mutant("lamport_rmsnorm", LAMPORT_RMS, (END, 0), Remove, &[RECEIVE_IN_ORDER]),
+    mutant("lamport_rmsnorm", LAMPORT_RMS, (SEND, 0), NARROW, &[SEND, RECEIVE_IN_ORDER]),
     mutant("ep_dispatch", EP_DISPATCH, (SEND, 0), NARROW, &[SEND, PEEK]),
     mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 0), NARROW, &[NUMBERED, TOLD]),
     mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, TOLD]),

@@ -396,6 +396,8 @@ impl StreamOp for Launch {
             if is_ready {
                 let polled = self.within(races, index, |op| op.poll(core));
                 if polled.is_some_and(|polled| polled.is_ready()) {
+                    // Other streams may have waited for this end: of a collective, by this rank.
+                    core.goes_on();
                     self.ops[index] = None;
                     if let Some(run) = self.runs[index].take() {
                         self.ended[index] = races.end(run);
