@@ -220,8 +220,8 @@ impl Simulation {
         self
     }
 
-    /// The compute capability that the GPUs report, at least 7.0, as `(major, minor)`. Default: 9.0.
-    /// In the text form: `compute_capability=8.9`.
+    /// The compute capability that the GPUs report, at least 7.0, as `(major, minor)`. Default:
+    /// 9.0. In the text form: `compute_capability=8.9`.
     ///
     /// Before 9.0 there is no multicast, and launches with clusters and dependent launches are
     /// refused, as on a GPU. All else is as on Hopper: resources, and the instructions of a kernel,

@@ -163,12 +163,12 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
         if has_vector {
             let place = vector(self.residual.cast_const(), at);
             let has_residual = !self.residual.is_null();
-            // SAFETY: the caller's contract. The residual comes first, as `load` may wait; the
-            // weights are on their way while the cluster adds.
+            // SAFETY: the caller's contract. The residual and the weights come first, as `load` may
+            // wait.
             unsafe {
                 let residual = has_residual.then(|| mem::load_vec(place));
-                sum = load(at);
                 weight = mem::load_vec(vector(self.weight, in_row));
+                sum = load(at);
                 if let Some(residual) = residual {
                     T::add(&mut sum, residual);
                     mem::store_vec(place.cast_mut(), T::narrow(sum));

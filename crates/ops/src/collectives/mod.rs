@@ -306,8 +306,9 @@ impl Collectives {
     ///
     /// # Errors
     ///
-    /// Those of loading kernels, as [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch)
-    /// on a GPU before Ampere; those of creating windows and a device communicator;
+    /// Those of loading kernels, such as
+    /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) on a GPU before Ampere;
+    /// those of creating windows and a device communicator;
     /// [`WorldError::CallFailed`](devcomm_host::WorldError::CallFailed) if another rank has one;
     /// [`WorldError::OptionsDiffer`](devcomm_host::WorldError::OptionsDiffer) for ranks with
     /// different options.
