@@ -304,6 +304,7 @@ fn main() {
         trial("ptx_has_exactly_the_exported_kernels", false, exported_alone),
         trial("kernels_call_gins_operations_at_most", false, call_gin_at_most),
         trial("kernels_load_no_tables", false, load_no_tables),
+        trial("collectives_wait_before_they_let_the_next_begin", false, wait_before_they_launch),
         trial("kernels_keep_everything_in_registers", true, keep_registers),
         trial("kernels_run_with_512_threads", true, run_with_512_threads),
         trial("products_of_tensor_cores_overlap", true, products_overlap),
@@ -363,6 +364,35 @@ fn exported_alone(artifacts: &Artifacts) -> Result<(), Failed> {
     ensure(declared == wanted, || format!("the sidecars have {declared:?}, wanted {wanted:?}"))
 }
 
+/// A kernel that is launched beside others waits for the previous launch before it lets the next
+/// one begin, so that at most two launches of an object are on the GPU.
+fn wait_before_they_launch(artifacts: &Artifacts) -> Result<(), Failed> {
+    let mut checked = 0;
+    for module in &artifacts.modules {
+        let ptx = fs::read_to_string(&module.ptx)?;
+        for entry in ptx.split(".entry ").skip(1) {
+            let name = entry.split('(').next().unwrap_or_default();
+            let at = |what| entry.find(what);
+            if room_of(name).is_some() {
+                let order = at("griddepcontrol.wait").zip(at("griddepcontrol.launch_dependents"));
+                ensure(order.is_some_and(|(wait, launch)| wait < launch), || {
+                    format!("{name} lets the next launch begin before it waits: {order:?}")
+                })?;
+                checked += 1;
+            }
+        }
+    }
+    ensure(checked >= kernels::collectives::room::ALL.len(), || format!("{checked} kernels"))
+}
+
+/// The kernel that this one is an instance of, and its room on a multiprocessor.
+fn room_of(name: &str) -> Option<&'static (&'static str, u32)> {
+    kernels::collectives::room::ALL.iter().find(|(kernel, _)| {
+        let types = name.strip_prefix(kernel);
+        types.is_some_and(|types| types.is_empty() || types.starts_with('_'))
+    })
+}
+
 /// Everything is inlined in a kernel, except GIN operations, and the function that ends the kernel
 /// when an assertion in one of them fails.
 fn call_gin_at_most(artifacts: &Artifacts) -> Result<(), Failed> {
@@ -413,12 +443,7 @@ fn have_room(artifacts: &Artifacts) -> Result<(), Failed> {
     const LAUNCHES: u32 = 8;
     let mut found = BTreeSet::new();
     each_kernel(artifacts, |kernel, _| {
-        let named = kernels::collectives::room::ALL;
-        let named = named.iter().find(|(name, _)| {
-            let types = kernel.name.strip_prefix(name);
-            types.is_some_and(|types| types.is_empty() || types.starts_with('_'))
-        });
-        let Some((name, room)) = named else { return true };
+        let Some((name, room)) = room_of(&kernel.name) else { return true };
         found.insert(*name);
         kernel.resources.is_some_and(|resources| {
             let warps = 16384 / (32 * resources.registers.next_multiple_of(8));

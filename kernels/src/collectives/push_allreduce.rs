@@ -74,7 +74,6 @@ pub unsafe fn push_allreduce<T: Accumulate<Acc = f32>>(
         size: chunk as usize,
         reduction,
     };
-    grid::launch_next();
     // SAFETY: the kernel's contract.
     unsafe {
         match n_ranks {
@@ -120,6 +119,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     unsafe fn run<const N: usize, const ROWS: usize>(&self) {
         let rounds = self.part.div_ceil(self.size * thread::grid_dim_x() as usize);
         grid::wait_for_previous();
+        grid::launch_next();
         let mut barrier = self.comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
         let mut round = 0;
         while round <= rounds {
