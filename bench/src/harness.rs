@@ -57,7 +57,8 @@ impl<'a> Harness<'a> {
 
     /// The options of `Collectives`.
     pub fn collectives(&self) -> CollectivesOptions {
-        CollectivesOptions::new().concurrent(self.run.concurrent)
+        let options = CollectivesOptions::new();
+        self.run.concurrent.map_or(options, |objects| options.concurrent(objects))
     }
 
     /// `on_gpus` on GPUs, `simulated` on simulated GPUs, which are slower.

@@ -116,8 +116,9 @@ pub struct RunOptions {
     pub host: bool,
 
     /// Objects of `Collectives` that may run at the same time; with 1 an operation may fill the GPU
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    pub concurrent: u32,
+    /// [default: that of `CollectivesOptions`]
+    #[arg(long, value_name = "N")]
+    pub concurrent: Option<u32>,
 
     /// Rounds, each with one batch of every variant, in random order
     #[arg(long, value_name = "N", default_value_t = 21)]

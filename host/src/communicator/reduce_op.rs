@@ -15,7 +15,7 @@ use crate::sys::nccl::calls::{self, Scalar};
 
 /// How a reduction combines elements. NCCL: `ncclRedOp_t`.
 ///
-/// Of floats, all ranks get the same bits:
+/// All ranks get the same bits when floats are reduced:
 ///
 /// * A sum, product or average with a NaN is NaN, and so are the sum of infinities of both signs
 ///   and the product of an infinity and a zero. Sign and payload of a NaN are not determined.

@@ -191,7 +191,9 @@ impl CollectivesOptions {
         let workspace = reaches.then(|| Workspace::new(comm, resolved)).transpose()?;
         // GPUs of several kinds have different tables.
         let is_one_kind = gpus.iter().all(|[_, name, _]| *name == gpus[0][1]);
-        let is_measured = Self { concurrent: 2, ..self } == Self::new() && reaches && is_one_kind;
+        let default = Self::new();
+        let has_default_plans = Self { concurrent: default.concurrent, ..self } == default;
+        let is_measured = has_default_plans && reaches && is_one_kind;
         Ok(Collectives {
             communicator: comm.clone(),
             compiled,

@@ -74,7 +74,8 @@ impl Returning<'_> {
     ///
     /// # Errors
     ///
-    /// As there; [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if they were received.
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if they were received; the errors
+    /// of [`ExpertParallel::combine`].
     pub fn receive<O>(&self, output: &O, residual: Option<&DeviceSlice<bf16>>) -> Result<()>
     where
         O: Buffer<Element = bf16>,

@@ -342,7 +342,7 @@ pub(super) unsafe fn synchronize(stream: CUstream) -> CUresult {
     call_until("cuStreamSynchronize", &|cx| cx.when_idle(stream, || Ok(())))
 }
 
-/// Of the current context: waits for all of its streams.
+/// Waits for all streams of the current context.
 pub(super) unsafe fn synchronize_all() -> CUresult {
     call_until("cuCtxSynchronize", &|cx| cx.when_all_idle())
 }

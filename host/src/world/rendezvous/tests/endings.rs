@@ -6,8 +6,6 @@ use std::mem::MaybeUninit;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, ExitStatus};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::processes::{
     as_rank, job, print_to, printed_by, processes_of, require_nothing_left, shared_memory,
@@ -262,27 +260,14 @@ fn whoever_is_killed_or_stopped_and_whenever_the_others_end_or_go_on_in_time() {
     }
     let (folder, shared_before) = (tempfile::tempdir().unwrap(), shared_memory());
     let jobs = number_of("DEVCOMM_ENDINGS", JOBS);
-    let (next, took) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let start = Instant::now();
-    thread::scope(|scope| {
-        for _ in 0..CONCURRENT {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= jobs {
-                        return;
-                    }
-                    let attempt = |attempt| {
-                        let path = folder.path().join(format!("{seed}-{attempt}"));
-                        run(seed, &Case::new(seed, attempt), &path)
-                    };
-                    let one = (0..20).find_map(attempt).unwrap();
-                    took.lock().unwrap().push((Case::new(seed, 0).stops, one));
-                }
-            });
-        }
+    let took = of_each(jobs, CONCURRENT, |seed| {
+        let attempt = |attempt| {
+            let path = folder.path().join(format!("{seed}-{attempt}"));
+            run(seed, &Case::new(seed, attempt), &path)
+        };
+        (Case::new(seed, 0).stops, (0..20).find_map(attempt).unwrap())
     });
-    let took = took.into_inner().unwrap();
     assert_eq!(took.len(), jobs);
     // Children look every few milliseconds whether they may live.
     let waiting = Instant::now();

@@ -5,8 +5,6 @@ use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::processes::{as_rank, job, require_nothing_left, shared_memory};
 use super::*;
@@ -133,24 +131,11 @@ fn whoever_is_killed_and_whenever_all_others_end_with_an_error() {
     }
     let (folder, shared_before) = (tempfile::tempdir().unwrap(), shared_memory());
     let kills = number_of("DEVCOMM_KILLS", KILLS);
-    let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let start = Instant::now();
-    thread::scope(|scope| {
-        for _ in 0..CONCURRENT {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= kills {
-                        return;
-                    }
-                    let outcome = (0..10).find_map(|_| kill_one(seed, folder.path())).unwrap();
-                    outcomes.lock().unwrap().push(outcome);
-                }
-            });
-        }
+    let outcomes = of_each(kills, CONCURRENT, |seed| {
+        (0..10).find_map(|_| kill_one(seed, folder.path())).unwrap()
     });
     require_nothing_left(folder.path(), &shared_before);
-    let outcomes = outcomes.into_inner().unwrap();
     assert_eq!(outcomes.len(), kills);
     for (joining, what) in [(false, "exchanging"), (true, "joining")] {
         let mut took: Vec<Duration> =

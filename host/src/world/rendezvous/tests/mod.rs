@@ -21,7 +21,8 @@ mod tokens;
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,26 @@ use super::join::RendezvousConfig;
 use super::relay::Ends;
 use super::wire::{HEAD, Hello, Kind, Member, PROTOCOL, Peer, header, json, read_header};
 use crate::error::Result;
+
+/// What `job` returns for each number below `count`, in any order; `concurrent` run at a time.
+fn of_each<R: Send>(count: usize, concurrent: usize, job: impl Fn(usize) -> R + Sync) -> Vec<R> {
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..concurrent {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= count {
+                        return;
+                    }
+                    let result = job(number);
+                    results.lock().unwrap().push(result);
+                }
+            });
+        }
+    });
+    results.into_inner().unwrap()
+}
 
 const NCCL: u32 = 23203;
 /// The number in an environment variable, or `usual`.
