@@ -154,19 +154,20 @@ impl ClusterSum {
         unsafe { MBarrier::at(shared_array![u64; 2]) }
     }
 
-    /// The sum over the cluster, in every thread of it.
+    /// The sums over the cluster of up to four numbers, in every thread of it.
     ///
     /// # Safety
     ///
     /// All threads of the cluster call this together.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub unsafe fn sum(&mut self, mine: f32) -> f32 {
+    pub unsafe fn sum<const N: usize>(&mut self, mine: [f32; N]) -> [f32; N] {
+        const { assert!(N <= 4, "up to four numbers have room in a message") };
         let (lane, blocks) = (warp::lane_id(), cluster::size());
         if blocks == 1 {
             // A block that was launched without a cluster cannot send to itself.
             // SAFETY: the caller's contract.
-            return unsafe { block_sum(mine) };
+            return mine.map(|mine| unsafe { block_sum(mine) });
         }
         let warps = thread::block_dim_x() / warp::WARP_SIZE;
         let turn = self.calls % 2;
@@ -176,24 +177,38 @@ impl ClusterSum {
         // two calls later, when all warps have sent the sums of the call between, and so have read
         // it.
         unsafe {
-            let sum = warp_sum(mine);
+            let mut sent = [0; 4];
+            let mut i = 0;
+            while i < N {
+                sent[i] = warp_sum(mine[i]).to_bits();
+                i += 1;
+            }
             if thread::thread_idx_x() == 0 {
                 full.arrive_expect_tx(16 * blocks * warps);
             }
             if lane < blocks {
                 let slot = (cluster::rank() * warps + warp::warp_id()) as usize;
-                let (to, sent) =
-                    (arch::shared_address(of_warps.add(slot)), [sum.to_bits(), 0, 0, 0]);
+                let to = arch::shared_address(of_warps.add(slot));
                 arch::send_shared(to, lane, sent, full.address());
             }
             full.wait(self.calls / 2 % 2);
             self.calls += 1;
-            let (mut of_some, mut slot) = (0.0, lane);
+            let (mut of_some, mut slot) = ([0.0; N], lane);
             while slot < blocks * warps {
-                of_some += mem::load(of_warps.add(slot as usize))[0];
+                let of_warp = mem::load(of_warps.add(slot as usize));
+                let mut i = 0;
+                while i < N {
+                    of_some[i] += of_warp[i];
+                    i += 1;
+                }
                 slot += warp::WARP_SIZE;
             }
-            warp_sum(of_some)
+            let mut i = 0;
+            while i < N {
+                of_some[i] = warp_sum(of_some[i]);
+                i += 1;
+            }
+            of_some
         }
     }
 }

@@ -38,6 +38,19 @@ impl<T: Accumulate> Elements<T> {
         self.count.saturating_sub(hint::opaque_usize(at) * Vec16::<T>::LANES)
     }
 
+    /// Prefetches a vector, if there is one.
+    ///
+    /// # Safety
+    ///
+    /// The elements are allocated.
+    #[inline(always)]
+    pub(super) unsafe fn prefetch(self, at: usize) {
+        if at < self.vectors() {
+            // SAFETY: the caller's contract.
+            unsafe { mem::prefetch(self.vector(at).0) };
+        }
+    }
+
     /// Loads a vector. Elements behind the last one are all bits 0.
     ///
     /// # Safety

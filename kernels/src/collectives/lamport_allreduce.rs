@@ -171,10 +171,12 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         state: *mut u32,
     ) -> Lamport<'a, N> {
         let first = thread::index_1d();
-        grid::wait_for_previous();
-        grid::launch_next();
         // SAFETY: the caller's contract.
         unsafe {
+            // Before the wait, so that the address is computed there.
+            self.input.prefetch(first as usize);
+            grid::wait_for_previous();
+            grid::launch_next();
             // The bank's number and the first vectors are in flight together.
             let mine = self.load::<ROWS>(first);
             let session = slots.begin(state, self.vectors);

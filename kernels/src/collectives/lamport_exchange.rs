@@ -75,11 +75,14 @@ impl<T: Unit> Part<'_, T> {
         let threads = thread::grid_dim_x() * thread::block_dim_x();
         let first = thread::index_1d();
         let sends = self.messages.are_from(me);
-        grid::wait_for_previous();
-        grid::launch_next();
         // SAFETY: the caller's contract. Each slot is used by one thread, and all lanes of a warp
         // use those of a row together.
         unsafe {
+            if sends && first < used {
+                self.prefetch::<N>(first);
+            }
+            grid::wait_for_previous();
+            grid::launch_next();
             // Loads before the first send, which waits for the number of the launch.
             let mut mine = [Vec16::from_bits([0; 4]); N];
             if sends && first < used {
@@ -140,13 +143,35 @@ impl<T: Unit> Part<'_, T> {
         let Some(place) = self.place(slot) else { return loaded };
         let mut distance = 0;
         while distance < N {
-            let to = opaque::<T>(self.comm.lsa_team().rotated(distance as i32));
-            let message = self.input.wrapping_byte_add(self.messages.input(to));
             // SAFETY: the caller's contract.
-            loaded[distance] = unsafe { T::load(message, place) };
+            loaded[distance] = unsafe { T::load(self.message(distance), place) };
             distance += 1;
         }
         loaded
+    }
+
+    /// Prefetches what [`load`](Self::load) loads. Before the wait for the previous launch, this
+    /// also has the addresses computed there.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    #[inline(always)]
+    unsafe fn prefetch<const N: usize>(&self, slot: u32) {
+        let Some(place) = self.place(slot).filter(|place| place.left > 0) else { return };
+        let mut distance = 0;
+        while distance < N {
+            // SAFETY: the caller's contract.
+            unsafe { mem::prefetch(place.of(self.message(distance))) };
+            distance += 1;
+        }
+    }
+
+    /// The message to the rank that is `distance` after this one.
+    #[inline(always)]
+    fn message(&self, distance: usize) -> *const T {
+        let to = opaque::<T>(self.comm.lsa_team().rotated(distance as i32));
+        self.input.wrapping_byte_add(self.messages.input(to))
     }
 
     /// Where in a message the payload of a slot is; `None` for marks.

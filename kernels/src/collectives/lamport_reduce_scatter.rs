@@ -67,10 +67,16 @@ impl<T: Accumulate<Acc = f32>> Part<'_, T> {
         let vectors = self.output.vectors() as u32;
         let threads = thread::grid_dim_x() * thread::block_dim_x();
         let first = thread::index_1d();
-        grid::wait_for_previous();
-        grid::launch_next();
         // SAFETY: the caller's contract. Each slot is used by one thread.
         unsafe {
+            // Before the wait, so that the addresses are computed there.
+            let mut distance = 1;
+            while distance < N {
+                self.part(distance).prefetch(first as usize);
+                distance += 1;
+            }
+            grid::wait_for_previous();
+            grid::launch_next();
             // Loads before the first send, which waits for the number of the launch.
             let mut mine = self.load::<N>(first);
             let session = slots.begin(state, vectors);

@@ -1,13 +1,13 @@
 //! All-reduce, addition of the residual and RMSNorm in one kernel, by messages that are their own
 //! flags: what a tensor-parallel layer does between its products.
 
-use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
+use cuda_std::{grid, mem};
 use half::{bf16, f16};
-use nccl_device::{Coop, DevComm, LamportSlots, Window, message};
+use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message};
 
-use super::rmsnorm::{Place, Quantised, Row};
+use super::rmsnorm::{Place, Quantised, Row, vector};
 
 /// For each token `t < tokens`: `sum = residual[t] + ` the sum of row `t` of `input` over the ranks
 /// of the LSA team, which has 2, 4 or 8; `residual[t]` becomes the sum, rounded, and `output[t]`
@@ -64,7 +64,7 @@ pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
     }
 }
 
-/// Computes this block's part of a row.
+/// Computes this block's part of its cluster's rows.
 ///
 /// # Safety
 ///
@@ -82,6 +82,10 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
             true => row.load(row.index(place)),
             false => Vec16::from_bits([0; 4]),
         };
+        // Before the wait, so that the address is computed there.
+        if N == 2 && row.has(place) {
+            mem::prefetch(vector(row.input, row.index(place)));
+        }
         grid::wait_for_previous();
         grid::launch_next();
         let mine = load(place);
@@ -94,39 +98,61 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
             }
         };
         send(place, mine);
-        let mut next = row.next(place);
         let mut ahead = 1;
-        while N == 2 && ahead < AHEAD && next.row < row.tokens {
+        while N == 2 && ahead < AHEAD {
+            let next = row.after(place, ahead);
             send(next, load(next));
-            (next, ahead) = (row.next(next), ahead + 1);
+            ahead += 1;
         }
         // While the messages are on their way.
         thread::sync_threads();
         session.end(Coop::cta());
-        let mut upcoming = if N == 2 { load(next) } else { mine };
+        if N > 2 {
+            return row.normalise([place], &mut cluster, |[at]| [receive(&session, row, at)]);
+        }
         while place.row < row.tokens {
-            if N == 2 {
-                send(next, upcoming);
-                next = row.next(next);
-                // In flight while this row is received.
-                upcoming = load(next);
-            }
-            row.normalise(place, &mut cluster, |at| {
-                // Loaded again: it would take registers during the wait.
-                let mut sum = T::widen(Vec16::from_bits([0; 4]));
-                session.receive_in_order(at, message(row.load(at)), |rank, vector| match rank {
-                    0 => sum = T::widen(vector),
-                    _ => T::add(&mut sum, vector),
+            let second = row.after(place, 1);
+            let mut upcoming = [Vec16::from_bits([0; 4]); 2];
+            if second.row < row.tokens {
+                row.normalise([place, second], &mut cluster, |at| {
+                    let sums = at.map(|at| receive(&session, row, at));
+                    // In flight while the cluster adds up: it would take registers before.
+                    upcoming = [0, 1].map(|i| load(row.after(place, AHEAD + i)));
+                    sums
                 });
-                sum
-            });
-            if N > 2 {
-                break;
+            } else {
+                row.normalise([place], &mut cluster, |[at]| [receive(&session, row, at)]);
             }
-            place = row.next(place);
+            // None, after the last row.
+            send(row.after(place, AHEAD), upcoming[0]);
+            send(row.after(place, AHEAD + 1), upcoming[1]);
+            place = row.after(second, 1);
         }
     }
 }
 
-/// How many rows ahead of the one that it receives a cluster sends.
+/// Waits for the peers' vectors, and adds them to this rank's. That is loaded again, as it would
+/// take registers until here.
+///
+/// # Safety
+///
+/// The kernel's contract.
+#[inline(always)]
+unsafe fn receive<T: Accumulate<Acc = f32>, const N: usize>(
+    session: &Lamport<'_, N>,
+    row: &Row<T>,
+    at: u32,
+) -> T::Wide {
+    let mut sum = T::widen(Vec16::from_bits([0; 4]));
+    // SAFETY: the caller's contract. Each slot is used by one thread.
+    unsafe {
+        session.receive_in_order(at, message(row.load(at)), |rank, vector| match rank {
+            0 => sum = T::widen(vector),
+            _ => T::add(&mut sum, vector),
+        });
+    }
+    sum
+}
+
+/// How many rows ahead of those that it receives a cluster sends.
 const AHEAD: u32 = 4;

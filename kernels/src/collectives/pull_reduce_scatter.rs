@@ -43,21 +43,15 @@ pub unsafe fn pull_reduce_scatter<T: Accumulate<Acc = f32>>(
     let team = comm.lsa_team();
     let first = first / Vec16::<T>::LANES;
     let part = Part { team, input, first, len, output, reduction };
-    grid::wait_for_previous();
-    grid::launch_next();
-    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
-    // From here on all inputs are there.
-    barrier.sync(MemoryOrder::Acquire);
     // SAFETY: the kernel's contract.
     unsafe {
         match team.n_ranks {
-            2 => part.reduce::<2, 4>(),
-            4 => part.reduce::<4, 2>(),
-            8 => part.reduce::<8, 1>(),
+            2 => part.reduce::<2, 4>(&comm),
+            4 => part.reduce::<4, 2>(&comm),
+            8 => part.reduce::<8, 1>(&comm),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
         }
     }
-    barrier.sync(MemoryOrder::Release);
 }
 
 struct Part<T> {
@@ -78,17 +72,23 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     ///
     /// The kernel's contract; the team has `N` ranks. All threads of the grid call this.
     #[inline(always)]
-    unsafe fn reduce<const N: usize, const UNROLL: usize>(&self) {
+    unsafe fn reduce<const N: usize, const UNROLL: usize>(&self, comm: &DevComm) {
         let Self { team, input, .. } = *self;
         let vectors = self.len / Vec16::<T>::LANES / N;
         let first = self.first + team.rank as usize * vectors;
         let threads = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+        // Before the wait and the barrier: addresses are loaded, too.
         let mut parts = [input.local(); N];
         let mut distance = 1;
         while distance < N {
             parts[distance] = input.lsa(team.rotated(distance as i32));
             distance += 1;
         }
+        grid::wait_for_previous();
+        grid::launch_next();
+        let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+        // From here on all inputs are there.
+        barrier.sync(MemoryOrder::Acquire);
         let mut at = strip::first::<UNROLL>(thread::index_1d());
         while at < vectors {
             let mut loaded = [[Vec16::<T>::from_bits([0; 4]); N]; UNROLL];
@@ -96,10 +96,12 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             // SAFETY: the caller's contract; each vector is reduced by one thread.
             unsafe {
                 while u < UNROLL {
-                    let mut distance = 0;
-                    while distance < N && at + u * ROW < vectors {
+                    // This rank's own last, which is nearest.
+                    let mut i = 1;
+                    while i <= N && at + u * ROW < vectors {
+                        let distance = i % N;
                         loaded[u][distance] = parts[distance].load_vec(first + at + u * ROW);
-                        distance += 1;
+                        i += 1;
                     }
                     u += 1;
                 }
@@ -115,5 +117,6 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             }
             at += UNROLL * threads;
         }
+        barrier.sync(MemoryOrder::Release);
     }
 }

@@ -39,27 +39,31 @@ pub unsafe fn push_exchange(
     messages: Messages,
 ) {
     let team = comm.lsa_team();
+    let copy = |distance: i32| {
+        let to = team.rotated(distance);
+        let output = if distance == 0 { output.local() } else { output.lsa(to) };
+        let into = output.as_ptr().wrapping_add(first + messages.output(team.rank));
+        Copy { from: input.wrapping_add(messages.input(to)), into, bytes: messages.bytes }
+    };
+    // Before the wait and the barrier: addresses are loaded, too.
+    let (mut own, mut message) = (copy(0), copy(1));
+    if own.from == own.into {
+        // It is in its place.
+        own = own.empty();
+    }
     grid::wait_for_previous();
     grid::launch_next();
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     // From here on no rank's stream accesses its output.
     barrier.sync(MemoryOrder::Acquire);
     if messages.are_from(team.rank) {
-        let copy = |to: i32| {
-            let output = if to == team.rank { output.local() } else { output.lsa(to) };
-            let into = output.as_ptr().wrapping_add(first + messages.output(team.rank));
-            Copy { from: input.wrapping_add(messages.input(to)), into, bytes: messages.bytes }
-        };
-        let own = copy(team.rank);
-        // A message that is in its place has nothing to copy.
-        let own = if own.from == own.into { own.empty() } else { own };
         let mut distance = 1;
         while distance < team.n_ranks {
             // The own message is copied while NVLink is busy with the first one.
-            let own = if distance == 1 { own } else { own.empty() };
             // SAFETY: the kernel's contract; each vector is copied by one thread.
-            unsafe { copy_both(copy(team.rotated(distance)), own) };
+            unsafe { copy_both(message, own) };
             distance += 1;
+            (message, own) = (copy(distance), own.empty());
         }
     }
     barrier.sync(MemoryOrder::Release);
@@ -85,8 +89,9 @@ unsafe fn copy_both(message: Copy, own: Copy) {
     // SAFETY: the caller's contract.
     unsafe {
         while at < message.bytes / 16 {
-            message.copy_rows(at);
-            own.copy_rows(at);
+            let (to_peer, to_own) = (message.load_rows(at), own.load_rows(at));
+            message.store_rows(at, to_peer);
+            own.store_rows(at, to_own);
             at += UNROLL * threads;
         }
         if thread::first() {
@@ -133,30 +138,41 @@ impl Copy {
         Self { bytes: 0, ..self }
     }
 
-    /// Copies this thread's whole vectors of a strip, the first of which is `at`.
+    /// Loads this thread's whole vectors of a strip, the first of which is `at`.
+    ///
+    /// # Safety
+    ///
+    /// Nothing writes these vectors.
+    #[inline(always)]
+    unsafe fn load_rows(self, at: usize) -> [Vec16<u8>; UNROLL] {
+        let mut loaded = [Vec16::from_bits([0; 4]); UNROLL];
+        let mut u = 0;
+        while u < UNROLL {
+            let at = at + u * strip::ROW;
+            if at < self.bytes / 16 {
+                // SAFETY: the caller's contract; the message is aligned.
+                loaded[u] = unsafe { mem::load_vec(self.from.wrapping_add(16 * at)) };
+            }
+            u += 1;
+        }
+        loaded
+    }
+
+    /// Stores them.
     ///
     /// # Safety
     ///
     /// Nothing else accesses these vectors.
     #[inline(always)]
-    unsafe fn copy_rows(self, at: usize) {
-        let mut loaded = [Vec16::<u8>::from_bits([0; 4]); UNROLL];
+    unsafe fn store_rows(self, at: usize, loaded: [Vec16<u8>; UNROLL]) {
         let mut u = 0;
-        // SAFETY: the caller's contract; both are aligned.
-        unsafe {
-            while u < UNROLL {
-                if at + u * strip::ROW < self.bytes / 16 {
-                    loaded[u] = mem::load_vec(self.from.wrapping_add(16 * (at + u * strip::ROW)));
-                }
-                u += 1;
+        while u < UNROLL {
+            let at = at + u * strip::ROW;
+            if at < self.bytes / 16 {
+                // SAFETY: the caller's contract; the place is aligned.
+                unsafe { mem::store_vec(self.into.wrapping_add(16 * at), loaded[u]) };
             }
-            let mut u = 0;
-            while u < UNROLL {
-                if at + u * strip::ROW < self.bytes / 16 {
-                    mem::store_vec(self.into.wrapping_add(16 * (at + u * strip::ROW)), loaded[u]);
-                }
-                u += 1;
-            }
+            u += 1;
         }
     }
 

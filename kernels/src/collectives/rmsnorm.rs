@@ -46,7 +46,7 @@ pub unsafe fn rmsnorm<T: Accumulate<Acc = f32>>(
         let (place, mut cluster) = (row.first(), ClusterSum::new());
         grid::wait_for_previous();
         grid::launch_next();
-        row.normalise(place, &mut cluster, |at| T::widen(row.load(at)));
+        row.normalise([place], &mut cluster, |[at]| [T::widen(row.load(at))]);
     }
 }
 
@@ -111,11 +111,11 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
         Place { row, in_row }
     }
 
-    /// The place in the cluster's next row.
+    /// The place in the row that the cluster has `rows` rows after this one.
     #[inline(always)]
-    pub(crate) fn next(&self, Place { row, in_row }: Place) -> Place {
+    pub(crate) fn after(&self, Place { row, in_row }: Place, rows: u32) -> Place {
         let clusters = thread::grid_dim_x() >> cluster::size().trailing_zeros();
-        Place { row: row + clusters, in_row }
+        Place { row: row + rows * clusters, in_row }
     }
 
     /// The index of the vector at this place.
@@ -141,60 +141,76 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
         unsafe { mem::load_vec(vector(self.input, at)) }
     }
 
-    /// Adds the residual, normalises and stores the row. `load` returns the vector at this thread's
-    /// place.
+    /// Adds the residuals, normalises and stores `R` rows. `load` returns the vectors at this
+    /// thread's places, of which each row has one, or none has.
     ///
     /// # Safety
     ///
-    /// As for [`rmsnorm`](fn@rmsnorm), and all threads of the cluster call this.
+    /// As for [`rmsnorm`](fn@rmsnorm), there are the rows, and all threads of the cluster call this.
     #[inline(always)]
-    pub(crate) unsafe fn normalise(
+    pub(crate) unsafe fn normalise<const R: usize>(
         &self,
-        place: Place,
+        places: [Place; R],
         cluster: &mut ClusterSum,
-        load: impl Fn(u32) -> T::Wide,
+        load: impl FnOnce([u32; R]) -> [T::Wide; R],
     ) {
-        // SAFETY: the caller's contract. Loaded before `load` waits.
-        let divisor = unsafe { self.quantised.divisor() };
-        let mut sum = T::widen(Vec16::from_bits([0; 4]));
+        let mut divisor = 1.0;
+        let mut sums = [T::widen(Vec16::from_bits([0; 4])); R];
         let mut weight = Vec16::<T>::from_bits([0; 4]);
-        let squares = Cell::new(0.0);
-        let (has_vector, at, in_row) = (self.has(place), self.index(place), place.in_row);
-        if has_vector {
-            let place = vector(self.residual.cast_const(), at);
+        let squares = [const { Cell::new(0.0) }; R];
+        let (has_vectors, in_row) = (self.has(places[0]), places[0].in_row);
+        let at = places.map(|place| self.index(place));
+        if has_vectors {
             let has_residual = !self.residual.is_null();
-            // SAFETY: the caller's contract. The residual and the weights come first, as `load` may
-            // wait.
+            // SAFETY: the caller's contract. The residuals come first, and the weights and the scale
+            // of one row, as `load` may wait.
             unsafe {
-                let residual = has_residual.then(|| mem::load_vec(place));
-                weight = mem::load_vec(vector(self.weight, in_row));
-                sum = load(at);
-                if let Some(residual) = residual {
-                    T::add(&mut sum, residual);
-                    mem::store_vec(place.cast_mut(), T::narrow(sum));
+                let residuals = at.map(|at| {
+                    has_residual.then(|| mem::load_vec(vector(self.residual.cast_const(), at)))
+                });
+                let constants =
+                    || (mem::load_vec(vector(self.weight, in_row)), self.quantised.divisor());
+                if R == 1 {
+                    (weight, divisor) = constants();
+                }
+                sums = load(at);
+                let mut r = 0;
+                while r < R {
+                    if let Some(residual) = residuals[r] {
+                        T::add(&mut sums[r], residual);
+                        let to = vector(self.residual.cast_const(), at[r]).cast_mut();
+                        mem::store_vec(to, T::narrow(sums[r]));
+                    }
+                    T::map(&mut sums[r], |x| {
+                        squares[r].set(squares[r].get() + x * x);
+                        x
+                    });
+                    r += 1;
+                }
+                if R > 1 {
+                    // In flight during the sum: they would take registers before.
+                    (weight, divisor) = constants();
                 }
             }
-            T::map(&mut sum, |x| {
-                squares.set(squares.get() + x * x);
-                x
-            });
         }
         // SAFETY: all threads of the cluster are here, and they are whole warps.
-        let mean = unsafe { cluster.sum(squares.get()) } * math::recip(self.hidden as f32);
-        let scale = math::rsqrt(mean + self.eps) * math::recip(divisor);
-        if !has_vector {
-            return;
-        }
-        let first = at as usize * Vec16::<T>::LANES;
-        let quantised = self.quantised.output;
-        T::zip(&mut sum, T::widen(weight), |x, w| x * scale * w);
-        // SAFETY: the caller's contract.
-        unsafe {
-            if quantised.is_null() {
-                mem::store_vec(self.output.wrapping_add(first), T::narrow(sum));
-            } else {
-                store_quantised(quantised.wrapping_add(first), sum.as_ref());
+        let totals = unsafe { cluster.sum(squares.map(Cell::into_inner)) };
+        let mut r = 0;
+        while r < R && has_vectors {
+            let mean = totals[r] * math::recip(self.hidden as f32);
+            let scale = math::rsqrt(mean + self.eps) * math::recip(divisor);
+            let first = at[r] as usize * Vec16::<T>::LANES;
+            T::zip(&mut sums[r], T::widen(weight), |x, w| x * scale * w);
+            // SAFETY: the caller's contract.
+            unsafe {
+                if self.quantised.output.is_null() {
+                    mem::store_vec(self.output.wrapping_add(first), T::narrow(sums[r]));
+                } else {
+                    let output = self.quantised.output.wrapping_add(first);
+                    store_quantised(output, sums[r].as_ref());
+                }
             }
+            r += 1;
         }
     }
 }

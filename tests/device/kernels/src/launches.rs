@@ -55,7 +55,9 @@ pub unsafe fn sums_clusters(out: *mut f32, calls: u32) {
         let mut cluster = ClusterSum::new();
         grid::wait_for_previous();
         for call in 0..calls {
-            let sum = cluster.sum((call + i) as f32);
+            let mine = (call + i) as f32;
+            let [sum, twice] = cluster.sum([mine, 2.0 * mine]);
+            let sum = if twice == 2.0 * sum { sum } else { f32::NAN };
             mem::store(out.add((call * threads + i) as usize), sum);
         }
     }
