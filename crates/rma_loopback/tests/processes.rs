@@ -1,7 +1,9 @@
 //! Ranks in several processes: this test program starts itself again for each.
 
 mod fake;
+mod strangers;
 
+use std::io::Read;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -89,9 +91,13 @@ fn run(name: &str, number: usize, ranks: usize, server: &Path) {
         "absent" => return absent(number, &listening, &mut handles),
         "late" => return late(number, &listening, &mut handles),
         "impatient" => return impatient(number, &listening, &mut handles),
+        "squatted" => return squatted(number, &listening, &mut handles, &client),
         _ => {}
     }
+    let visits = name == "strangers" && number == 1;
+    let visitors = if visits { strangers::visit(&handles[0]) } else { Vec::new() };
     let rank = Rank::connect(&options, number, device, &listening, &mut handles);
+    strangers::require_refused(visitors);
     let barrier = || client.barrier(|| ok(rank.try_progress()));
     match name {
         "slow" => {
@@ -279,6 +285,40 @@ fn absent(number: usize, listening: &fake::Listening, handles: &mut [HandleBytes
 #[test]
 fn connecting_to_a_process_that_is_gone_is_an_error_at_once() {
     run_processes("absent", 3, 1, &[]);
+}
+
+/// Rank 0 of two ends before rank 1 connects, and another user listens in its place, if this one
+/// may become another.
+fn squatted(
+    number: usize,
+    listening: &fake::Listening,
+    handles: &mut [HandleBytes],
+    client: &Client,
+) {
+    if number == 0 {
+        listening.close();
+    }
+    let squatter = (number == 0).then(|| strangers::listen_as_another(&handles[0])).flatten();
+    client.barrier(|| ());
+    if number == 1 {
+        assert_eq!(listening.connect(handles, 1).0, REMOTE_ERROR);
+    }
+    client.barrier(|| ());
+    if let Some(squatter) = squatter {
+        // The memory would come with the first byte.
+        let read = squatter.accept().unwrap().0.read(&mut [0]).unwrap();
+        assert_eq!(read, 0);
+    }
+}
+
+#[test]
+fn another_user_in_place_of_a_rank_that_has_ended_gets_no_memory() {
+    run_processes("squatted", 2, 1, &[]);
+}
+
+#[test]
+fn processes_that_are_not_ranks_are_refused_and_the_ranks_connect() {
+    run_processes("strangers", 3, 1, &[]);
 }
 
 /// Rank 1 of two listens, but does not connect in time.

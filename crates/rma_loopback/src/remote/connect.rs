@@ -137,6 +137,10 @@ fn connect_to_rank(
             Err(error) => return Err(failed(&error)),
         }
     };
+    // The name of a rank that has ended is free, and everybody on this host can read it.
+    if !is_of_this_user(&socket) {
+        return Err(failed(&"another user listens in its place"));
+    }
     socket.set_nonblocking(false).map_err(|error| failed(&error))?;
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     socket.set_write_timeout(Some(left)).map_err(|error| failed(&error))?;
@@ -176,9 +180,14 @@ fn wait_to_retry(
     Ok(())
 }
 
+/// Whether the process at the other end is one of this user.
+fn is_of_this_user(socket: &UnixStream) -> bool {
+    socket_peercred(socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+}
+
 /// Receives a handshake, if the peer is one of this user's ranks.
 fn receive_handshake(socket: &UnixStream, deadline: Instant) -> Option<(Handshake, OwnedFd)> {
-    if socket_peercred(socket).ok()?.uid != rustix::process::getuid() {
+    if !is_of_this_user(socket) {
         return None;
     }
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));

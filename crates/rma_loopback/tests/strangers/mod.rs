@@ -1,0 +1,72 @@
+//! Processes that are not ranks, at the sockets of ranks.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+
+use rustix::process::Uid;
+use rustix::thread::set_thread_uid;
+
+use crate::fake::bootstrap::HandleBytes;
+
+/// What a rank sends when it connects.
+const HANDSHAKE_BYTES: usize = 40;
+
+/// The random number, the process and the number of a rank's socket, as its name has them, which
+/// every user of the host can read.
+fn words(handle: &HandleBytes) -> [u64; 3] {
+    [2, 3, 4].map(|word| u64::from_le_bytes(handle.as_chunks().0[word]))
+}
+
+fn address(handle: &HandleBytes) -> SocketAddr {
+    let [process, pid, endpoint] = words(handle);
+    let name = format!("devcomm-gin-{process:016x}-{pid}-{endpoint}");
+    SocketAddr::from_abstract_name(name).unwrap()
+}
+
+/// The handshake of rank 2 with rank 0, which has this handle.
+fn handshake(handle: &HandleBytes) -> [u8; HANDSHAKE_BYTES] {
+    let [process, pid, endpoint] = words(handle);
+    let mut bytes = [0; HANDSHAKE_BYTES];
+    let words = [process ^ pid.rotate_left(32), endpoint, 2, 2, 4096];
+    for (to, word) in bytes.as_chunks_mut().0.iter_mut().zip(words) {
+        *to = word.to_le_bytes();
+    }
+    bytes
+}
+
+/// What `f` returns as another user; `None` if this one may not become another.
+fn as_another<T: Send>(f: impl FnOnce() -> T + Send) -> Option<T> {
+    // The system call changes the user of one thread.
+    let thread = || set_thread_uid(Uid::from_raw(65534)).ok().map(|()| f());
+    std::thread::scope(|scope| scope.spawn(thread).join().unwrap())
+}
+
+/// Listens in place of the rank.
+pub fn listen_as_another(handle: &HandleBytes) -> Option<UnixListener> {
+    as_another(|| UnixListener::bind_addr(&address(handle)).unwrap())
+}
+
+/// Connects to rank 0 as strangers do, before it connects to the other ranks.
+pub fn visit(handle: &HandleBytes) -> Vec<UnixStream> {
+    let connect = || UnixStream::connect_addr(&address(handle)).unwrap();
+    // Not a handshake; one without memory; nothing.
+    let said = [&b"GET / HTTP/1.1\r\n\r\n"[..], &handshake(handle), &[]];
+    let visit = |said: &[u8]| {
+        let mut stranger = connect();
+        stranger.write_all(said).unwrap();
+        stranger.shutdown(Shutdown::Write).unwrap();
+        stranger
+    };
+    // Another user waits in vain, too.
+    said.into_iter().map(visit).chain(as_another(connect)).collect()
+}
+
+/// Waits until the strangers' connections are closed.
+pub fn require_refused(strangers: Vec<UnixStream>) {
+    for mut stranger in strangers {
+        // An error is the end, too: what was sent was not read.
+        assert!(stranger.read(&mut [0]).map_or(true, |read| read == 0));
+    }
+}
