@@ -12,7 +12,7 @@ use super::drops::Postponed;
 use super::enqueues::Enqueues;
 use super::health::Health;
 use super::holds::Holds;
-use super::idle::Stuck;
+use super::idle::{Failure, Stuck};
 use super::issuer::{Issuer, Kept, Owner};
 use super::kernels::Modules;
 use super::launch::DeviceLimits;
@@ -60,8 +60,7 @@ pub(crate) struct ContextInner {
     /// The streams that may have work.
     streams: Mutex<Vec<Arc<StreamInner>>>,
     stuck: Stuck,
-    /// Set when work on the GPU has failed: nothing runs there any more.
-    failed: AtomicBool,
+    failure: Failure,
     /// Set when a destructor's wait has failed: later destructors do not wait.
     drop_wait_failed: AtomicBool,
     enqueues: Enqueues,
@@ -125,7 +124,7 @@ impl Context {
     ) -> Result<Self> {
         let cuda = PrimaryContext::retain(health.machine(), ordinal)?;
         let limits = limits_of(&cuda)?;
-        let (rank, streams, stuck, failed, drop_wait_failed, misses_ptx) = Default::default();
+        let (rank, streams, stuck, failure, drop_wait_failed, misses_ptx) = Default::default();
         let (enqueues, default_stream) = Default::default();
         let (flags, abort_blocks, postponed) = Default::default();
         let (orders, holds, issuers) = Default::default();
@@ -140,7 +139,7 @@ impl Context {
             ordinal,
             streams,
             stuck,
-            failed,
+            failure,
             drop_wait_failed,
             enqueues,
             default_stream,
@@ -305,9 +304,8 @@ impl Context {
         &self.inner.stuck
     }
 
-    /// Records that work on the GPU has failed.
-    pub(super) fn mark_failed(&self) {
-        self.inner.failed.store(true, Ordering::Release);
+    pub(super) fn failure(&self) -> &Failure {
+        &self.inner.failure
     }
 
     pub(super) fn postponed(&self) -> &Mutex<Option<Postponed>> {
@@ -421,7 +419,7 @@ impl Context {
 impl Drop for ContextInner {
     fn drop(&mut self) {
         self.flags.detach();
-        let failed = self.failed.load(Ordering::Acquire) || self.stuck.waited().is_some();
+        let failed = self.failure.has_happened() || self.stuck.waited().is_some();
         if failed || self.health.read().is_lost() || self.cuda.is_forked() {
             return;
         }

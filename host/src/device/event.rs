@@ -77,14 +77,15 @@ impl Event {
         let (context, machine) = (&self.inner.context, self.inner.context.machine());
         let _wait = context.recorder().begin(Operation::Event { event: self.as_raw() as usize });
         let mut checked = machine.now();
-        context.poll(None, || {
+        let waited = context.poll(None, || {
             let reached = self.is_reached()?;
             if !reached && machine.is_due(checked, ASYNC_ERROR_INTERVAL) {
                 checked = machine.now();
                 context.check_async_errors().map_err(|error| context.prefer_cause(error))?;
             }
             Ok(reached)
-        })
+        });
+        waited.inspect_err(|error| context.failure().tell(error))
     }
 
     /// The driver's handle (`CUevent`, which is `cudaEvent_t`).

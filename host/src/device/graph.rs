@@ -198,7 +198,8 @@ impl Graph {
         let _launch = context.recorder().begin(Operation::Graph(self.len()));
         // SAFETY: `exec` keeps the memory and communicators of its operations, and its hold those
         // that kernels may use; other arguments are the contract of the captured launches.
-        unsafe { exec.handle.launch(stream.handle())? };
+        unsafe { exec.handle.launch(stream.handle()) }
+            .inspect_err(|error| stream.context().failure().tell(error))?;
         for communicator in &exec.communicators {
             stream.register_communicator(Arc::clone(communicator));
         }

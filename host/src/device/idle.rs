@@ -5,6 +5,7 @@
 //! streams are found idle, which they become when what they wait for is aborted.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -33,7 +34,42 @@ impl Stuck {
     }
 }
 
+/// Whether work on the GPU has failed, after which nothing runs there any more.
+#[derive(Debug, Default)]
+pub(super) struct Failure {
+    has_happened: AtomicBool,
+    /// Whether a wait other than a destructor's, or a launch, has returned the driver's error.
+    is_told: AtomicBool,
+}
+
+impl Failure {
+    pub(super) fn has_happened(&self) -> bool {
+        self.has_happened.load(Ordering::Acquire)
+    }
+
+    /// Records that a wait or a launch returns `error`.
+    pub(super) fn tell(&self, error: &Error) {
+        if matches!(error, Error::Driver(_)) {
+            self.is_told.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Context {
+    /// Waits, as long as destructors do, until all streams are idle or do not become so.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error, if work on the GPU has failed and nobody was told.
+    pub(crate) fn end_work(&self) -> Result<()> {
+        match self.drain() {
+            Err(error @ Error::Driver(_)) if !self.failure().is_told.load(Ordering::Relaxed) => {
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Records that the GPU was not idle after `waited`: it may never be.
     pub(super) fn mark_stuck(&self, waited: Duration) {
         let mut stuck = self.stuck().0.lock();
@@ -183,7 +219,10 @@ impl StreamInner {
                 self.wait_for_exit(!failed.pending().is_empty());
                 Err(self.context.prefer_cause(error))
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                self.context.failure().tell(&error);
+                Err(error)
+            }
         }
     }
 
@@ -249,7 +288,8 @@ impl StreamInner {
     fn is_idle(&self) -> Result<bool> {
         let _query = self.context.begin_query()?;
         // Errors here are sticky: no work of this CUDA context can run or finish any more.
-        self.handle.is_idle().inspect_err(|_| self.context.mark_failed())
+        let failure = self.context.failure();
+        self.handle.is_idle().inspect_err(|_| failure.has_happened.store(true, Ordering::Release))
     }
 
     /// The driver's error, if a kernel of the stream's context has failed.

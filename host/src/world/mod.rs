@@ -289,7 +289,8 @@ impl World {
     ///
     /// When a rank fails, the waits of the other ranks end with
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); the result is the error of the rank
-    /// that failed first.
+    /// that failed first. A kernel that fails is an error of its rank, also if nobody waits for its
+    /// stream.
     ///
     /// # Errors
     ///
@@ -350,6 +351,10 @@ impl World {
     ) -> Result<(), Failure> {
         Self::refuse_nested()?;
         let _printer = Printer::start();
+        let f = |index, rank: &Rank| {
+            f(index, rank)?;
+            Ok(rank.context().end_work()?)
+        };
         match &self.mode {
             RankMode::Process { config, local_rank, device } => {
                 // On a thread of its own, since what waits for connections is not interrupted.

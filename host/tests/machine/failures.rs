@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use devcomm_host::{
-    CommConfig, DevCommRequirements, DevCommResource, Effect, Error, Fault, NcclError, Rank,
-    ReduceOp, Result, ShrinkMode, World, WorldError, group,
+    CommConfig, DevCommRequirements, DevCommResource, DriverError, Effect, Error, Fault, NcclError,
+    Rank, ReduceOp, Result, ShrinkMode, World, WorldError, group,
 };
+use parking_lot::Mutex;
 
+use crate::kernels::{COUNT, NO_PTX, store_beyond};
 use crate::support::{
     contents, count, failed_calls, filled, inject, log_in, log_of, now, pause, unchecked_world,
     world,
@@ -328,5 +330,32 @@ fn communicators_that_are_dropped_end_with_the_ranks_function_in_one_order() {
     for rank in 0..2 {
         let log = log_in(&world, rank);
         assert_eq!((count(&log, "ncclCommFinalize"), count(&log, "ncclCommAbort")), (3, 0));
+    }
+}
+
+#[test]
+fn a_kernel_that_fails_is_the_worlds_error_though_nobody_waits_for_it() {
+    // The stream and the window are dropped; or others hold them; or another rank waits for itself.
+    for case in 0..3 {
+        let held = Mutex::new(Vec::new());
+        let failed: Result<Vec<()>> = world(2).run(|rank| {
+            let (comm, stream) = (rank.communicator()?, rank.stream()?);
+            rank.load(&NO_PTX)?;
+            let window = comm.window::<f32>(COUNT)?;
+            if rank.rank() == 1 {
+                // SAFETY: GPUs are simulated.
+                unsafe { store_beyond::args(&window).grid(1).block(1).launch(&stream)? };
+            } else if case == 2 {
+                rank.context().stream()?.synchronize()?;
+            }
+            if case == 1 {
+                held.lock().push((stream, window));
+            }
+            Ok(())
+        });
+        drop(held);
+        let Err(Error::Driver(DriverError::Failed { .. })) = &failed else { panic!("{failed:?}") };
+        let text = failed.unwrap_err().to_string();
+        assert!(text.contains("store_beyond"), "{text}");
     }
 }

@@ -49,6 +49,17 @@ pub(crate) unsafe fn never_end(_comm: DevComm) {
     }
 }
 
+/// Stores beyond the window's end.
+///
+/// # Safety
+///
+/// Only simulated GPUs run it, which refuse the access.
+#[kernel]
+pub(crate) unsafe fn store_beyond(window: nccl_device::Window<f32>) {
+    // SAFETY: the kernel's contract.
+    unsafe { window.local().store(window.len(), 0.0) };
+}
+
 /// Launches [`note`].
 pub(crate) fn launch_note(
     stream: &Stream,

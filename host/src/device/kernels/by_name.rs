@@ -133,7 +133,8 @@ impl KernelsOn<'_> {
         let mut addresses: Vec<_> = args.iter().map(|arg| arg.0.address()).collect();
         // SAFETY: the addresses are those of values of the parameters' compiled sizes, in order,
         // which `prepare` has compared; it has made the context current. The rest is the caller's.
-        unsafe { checked.entry.function.launch(stream.handle(), &checked.shape, &mut addresses)? };
+        unsafe { checked.entry.function.launch(stream.handle(), &checked.shape, &mut addresses) }
+            .inspect_err(|error| kernels.context.failure().tell(error))?;
         stream.register_launch(name, checked.communicator, checked.flag)
     }
 }

@@ -301,7 +301,8 @@ impl Loaded<'_> {
             // `prepare` has checked the sizes and has made the stream's context current; the caller
             // upholds the kernel's contract.
             unsafe { checked.entry.function.launch(stream.handle(), &checked.shape, addresses) }
-        })?;
+        })
+        .inspect_err(|error| self.context.failure().tell(error))?;
         stream.register_launch(K::NAME, checked.communicator, checked.flag)
     }
 
