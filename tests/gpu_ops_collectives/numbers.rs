@@ -47,18 +47,20 @@ fn reduce<T: Number>(rank: &Rank, cases: &[([f32; 2], [f32; 5])], of: fn(f32) ->
         plans.dedup_by_key(|plan| plan.algorithm);
         for plan in plans {
             collectives.set_plan(Some(plan));
-            collectives.all_reduce(&send, &recv, op, &stream)?;
-            stream.synchronize()?;
+            let case = format!("{op:?} of {} by {plan}", T::NAME);
+            let reduced = collectives.all_reduce(&send, &recv, op, &stream);
+            let reduced = reduced.and_then(|()| stream.synchronize());
+            reduced.unwrap_or_else(|error| panic!("{case}: {error}"));
             let mut got = own.clone();
             recv.copy_to_host(&mut got)?;
             for (got, (sent, expected)) in got.iter().zip(all()) {
                 let (got, expected) = (got.value(), expected[index]);
-                assert!(same(got, expected), "{op:?} of {sent:?} as {} by {plan}: {got}", T::NAME);
+                assert!(same(got, expected), "{case}: {got} of {sent:?}");
             }
             // As a NaN does not equal itself.
             let bits: Vec<u32> = got.iter().map(|got| got.value().to_bits()).collect();
             let bits = rank.all_gather(&bits)?;
-            assert_eq!(bits[0], bits[1], "{op:?} by {plan}");
+            assert_eq!(bits[0], bits[1], "{case}");
         }
         collectives.set_plan(None);
     }
