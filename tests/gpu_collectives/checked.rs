@@ -106,6 +106,34 @@ fn captured_collectives_are_not_compared() {
 }
 
 #[test]
+fn sends_and_receives_are_not_compared() {
+    on_gpus("sends_and_receives_are_not_compared", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let memory = comm.mem_alloc::<f32>(8)?;
+        memory.copy_from_host(&[rank.rank() as f32; 8])?;
+        let exchange = || match rank.is_root() {
+            true => comm.send(&memory, 1, &stream),
+            false => comm.recv(&memory, 0, &stream),
+        };
+        // NCCL connects the ranks in their first exchange, in which each waits for the other.
+        exchange()?;
+        // Rank 1 comes to the barrier first, which an exchange of calls would take for another one.
+        if rank.is_root() {
+            exchange()?;
+        }
+        rank.barrier()?;
+        if !rank.is_root() {
+            exchange()?;
+        }
+        stream.synchronize()?;
+        let mut got = [1.0; 8];
+        memory.copy_to_host(&mut got)?;
+        assert_eq!(got, [0.0; 8]);
+        Ok(())
+    });
+}
+
+#[test]
 fn an_unchecked_world_compares_nothing() {
     Gpus::new(2).unchecked().run("an_unchecked_world_compares_nothing", |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);

@@ -1,7 +1,12 @@
 //! Tests that checked worlds compare the operations that kernels do.
 
-use devcomm::{Buffer, Collectives, Error, ReduceOp, Result, WorldError};
+use devcomm::sim::Error as Report;
+use devcomm::{
+    Buffer, Collectives, CollectivesOptions, Error, GemmAllReduce, Parts, Rank, ReduceOp, Result,
+    Simulation, Stream, Window, World, WorldError,
+};
 use devcomm_testing::machines::on_gpus;
+use half::bf16;
 
 /// Checks that ranks 0 and 1 were told that they call these, which are done by some plan.
 fn differ(result: Result<()>, calls: [&str; 2]) {
@@ -51,4 +56,100 @@ fn kernels_of_ranks_that_call_something_else_start_on_no_rank() {
         assert_eq!(unchanged[..65], [&[3.0; 64][..], &[5.0]].concat());
         rank.barrier()
     });
+}
+
+#[test]
+fn products_are_not_compared() {
+    on_gpus("products_are_not_compared", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (a, b) = (comm.mem_alloc::<bf16>(64 * 64)?, comm.mem_alloc::<bf16>(64 * 64)?);
+        let c = comm.window::<bf16>(64 * 64)?;
+        [&a, &b].into_iter().try_for_each(|factor| factor.copy_from_host(&[bf16::ONE; 64 * 64]))?;
+        let product = GemmAllReduce::new(comm, &stream, 64, 64)?;
+        // Rank 1 comes to the barrier first, which an exchange would take for another call.
+        if rank.is_root() {
+            product.launch(&a, &b, &c, [64; 3])?;
+        }
+        rank.barrier()?;
+        if !rank.is_root() {
+            product.launch(&a, &b, &c, [64; 3])?;
+        }
+        stream.synchronize()?;
+        let mut got = [bf16::ZERO; 64 * 64];
+        c.copy_to_host(&mut got)?;
+        assert_eq!(got, [bf16::from_f32(128.0); 64 * 64]);
+        rank.barrier()
+    });
+}
+
+/// An operation of so many elements, with send and receive windows of at least twice as many.
+type Call = fn(&Rank, &Collectives, [&Window<f32>; 2], usize, &Stream) -> Result<()>;
+
+const CALLS: [(&str, Call); 7] = [
+    ("all_reduce", |_, collectives, [send, recv], n, stream| {
+        collectives.all_reduce(&send.slice(..n)?, &recv.slice(..n)?, ReduceOp::Sum, stream)
+    }),
+    ("reduce_scatter", |_, collectives, [send, recv], n, stream| {
+        collectives.reduce_scatter(&send.slice(..2 * n)?, &recv.slice(..n)?, ReduceOp::Max, stream)
+    }),
+    ("all_gather", |_, collectives, [send, recv], n, stream| {
+        collectives.all_gather(&send.slice(..n)?, &recv.slice(..2 * n)?, stream)
+    }),
+    ("broadcast", |_, collectives, [send, recv], n, stream| {
+        let send = send.slice(..n)?;
+        collectives.broadcast(Some(send.device_slice()), &recv.slice(..n)?, 0, stream)
+    }),
+    ("all_to_all", |_, collectives, [send, recv], n, stream| {
+        collectives.all_to_all(&send.slice(..2 * n)?, &recv.slice(..2 * n)?, stream)
+    }),
+    ("all_to_all_v", |_, collectives, [send, recv], n, stream| {
+        let parts = Parts { counts: &[n, n], offsets: &[0, n] };
+        collectives.all_to_all_v(send, parts, recv, parts, stream)
+    }),
+    ("product", |rank, _, _, n, stream| {
+        let comm = rank.communicator()?;
+        let (a, b) = (comm.mem_alloc::<bf16>(n * 8)?, comm.mem_alloc::<bf16>(16 * 8)?);
+        let c = comm.window::<bf16>(n * 16)?;
+        let product = GemmAllReduce::new(comm, stream, MOST, 16)?;
+        product.launch(&a, &b, &c, [n, 16, 8])?;
+        stream.synchronize()
+    }),
+];
+
+/// The most elements of an operation.
+const MOST: usize = 3000;
+
+/// Calls an operation of different lengths. Returns whether a rank failed.
+fn fails(name: &str, call: Call, lengths: [usize; 2], windows_differ: bool) -> bool {
+    let world = World::builder().checked(false).simulate(Simulation::new(2)).threads(2).unwrap();
+    let ran = world.run(|rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let collectives = CollectivesOptions::new().lamport_bytes(1 << 10).push_blocks(2);
+        let collectives = collectives.build(comm)?;
+        let n = lengths[rank.rank()];
+        // The end of a window is that of its memory.
+        let len = 2 * if windows_differ { n } else { MOST };
+        let (send, recv) = (comm.window::<f32>(len)?, comm.window::<f32>(len)?);
+        call(rank, &collectives, [&send, &recv], n, &stream)?;
+        stream.synchronize()
+    });
+    let report = world.simulated_machine().unwrap().failure();
+    // A rank that is done, or has failed, may have closed its windows.
+    if let Some(Report::OutOfBounds { where_to, .. }) = report.as_deref() {
+        assert!(where_to.contains("has deregistered"), "{name} of {lengths:?}: {where_to}");
+    }
+    ran.is_err()
+}
+
+#[test]
+fn what_ranks_write_whose_counts_differ_is_within_the_windows() {
+    for (name, call) in CALLS {
+        let mut failed = 0;
+        for lengths in [[100, 64], [8, MOST], [MOST, 8], [MOST, 2000]] {
+            for windows_differ in [false, true] {
+                failed += usize::from(fails(name, call, lengths, windows_differ));
+            }
+        }
+        assert!(failed > 0, "{name}: nothing differed");
+    }
 }

@@ -256,7 +256,7 @@ fn nccl(
 }
 
 /// What is wrong with the cached wheel that has this file, by the hashes of all its files.
-fn damage(file: Option<PathBuf>) -> Option<String> {
+pub(crate) fn damage(file: Option<PathBuf>) -> Option<String> {
     let wheel = wheel_of(&file?)?;
     verify(&wheel).err().map(|error| format!("{error:#}"))
 }

@@ -144,7 +144,7 @@ fn fetch_ptxas() -> Result<PathBuf> {
 
 /// Whether the cached wheel that has this file has the contents that it had; files elsewhere are
 /// not setup's.
-fn is_whole(file: &Path) -> bool {
+pub(crate) fn is_whole(file: &Path) -> bool {
     let Some(Err(damage)) = wheel_of(file).map(|wheel| verify(&wheel)) else { return true };
     eprintln!("fetching again what was damaged: {damage:#}");
     false

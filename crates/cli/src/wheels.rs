@@ -211,6 +211,8 @@ fn base64(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::damage;
+    use crate::setup::is_whole;
 
     #[test]
     fn programs_of_a_wheel_become_executable_and_nothing_else_does() {
@@ -281,7 +283,10 @@ mod tests {
                 sha256: ["00".repeat(32), hash].map(|hash| &*hash.leak()),
             };
             let folder = wheel_dir(wheel.package, wheel.version).unwrap();
-            let is_there = || devcomm_locate::check_wheel(&folder).is_ok();
+            let file = folder.join("file");
+            let is_there = || file.exists() && is_whole(&file);
+            // `devcomm doctor` finds the same.
+            assert_eq!(file.exists() && damage(Some(file.clone())).is_none(), is_there());
             return fetch(wheel.package, wheel.version, &[wheel], is_there).unwrap();
         }
         if python_with_pip().is_err() {
@@ -309,9 +314,11 @@ mod tests {
         devcomm_locate::check_wheel(&wheel).unwrap();
         let error = verify(&wheel).unwrap_err().to_string();
         assert!(error.ends_with("file was cut or changed"), "{error}");
-        fs::write(wheel.join("file"), "cut").unwrap();
-        assert!(fetched(&hash));
-        assert_eq!(fs::read_to_string(wheel.join("file")).unwrap(), "contents");
+        for damaged in ["CONTENTS", "cut"] {
+            fs::write(wheel.join("file"), damaged).unwrap();
+            assert!(fetched(&hash));
+            assert_eq!(fs::read_to_string(wheel.join("file")).unwrap(), "contents");
+        }
     }
 
     #[test]

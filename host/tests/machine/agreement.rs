@@ -6,7 +6,7 @@ use devcomm_host::{
     Result, ShrinkMode, Simulation, StateError, Window, WindowFlags, World, WorldError,
 };
 
-use crate::support::{contents, filled, ranks};
+use crate::support::{contents, filled, ranks, unchecked_world};
 
 /// That this option of the call differs between ranks 0 and 1.
 #[track_caller]
@@ -76,36 +76,58 @@ fn arguments_that_one_rank_refuses_are_an_error_on_all() {
 }
 
 #[test]
-fn options_that_differ_are_named_with_both_ranks() {
-    ranks(3, |rank| {
-        let (comm, me) = (rank.communicator()?, rank.rank());
-        let memory = comm.mem_alloc::<f32>(8)?;
-        let flags = [WindowFlags::COLL_SYMMETRIC, WindowFlags::STRICT_ORDERING][me.min(1)];
-        let names = ["WindowFlags(COLL_SYMMETRIC)", "WindowFlags(STRICT_ORDERING)"];
-        differs(comm.register_window(&memory, flags), "register_window", "flags", names);
+fn collectives_are_compared_in_debug_builds_and_if_the_program_says_so() {
+    let builds = [
+        (World::builder(), cfg!(debug_assertions)),
+        (World::builder().checked(true), true),
+        (World::builder().checked(false), false),
+    ];
+    for (builder, compared) in builds {
+        let world = builder.simulate(Simulation::new(2)).threads(2).unwrap();
+        let ran = world.run(|rank| {
+            let (comm, stream) = (rank.communicator()?, rank.stream()?);
+            let memory = comm.mem_alloc::<f32>(4 + rank.rank())?;
+            comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)?;
+            stream.synchronize()
+        });
+        let differs = matches!(ran, Err(Error::World(WorldError::CallsDiffer { .. })));
+        assert_eq!(differs, compared, "{ran:?}");
+    }
+}
 
-        let config = CommConfig::new().max_ctas(8 + me.min(1) as u32);
-        let ctas = ["8", "9"];
-        differs(rank.new_communicator(&config), "new_communicator", "max_ctas", ctas);
-        let none = CommConfig::new();
-        differs(comm.grow(4 + me, None, &none), "grow", "n_ranks", ["4", "5"]);
-        match comm.split(Some(0), 0, &config) {
-            Err(Error::InvalidInput { what }) => {
-                assert!(what.contains("ranks 0 and 1 have color 0"), "{what}");
-            }
-            other => panic!("{other:?}"),
+#[test]
+fn options_that_differ_are_named_with_both_ranks_in_every_world() {
+    ranks(3, options_differ);
+    unchecked_world(3).run(options_differ).unwrap();
+}
+
+fn options_differ(rank: &Rank) -> Result<()> {
+    let (comm, me) = (rank.communicator()?, rank.rank());
+    let memory = comm.mem_alloc::<f32>(8)?;
+    let flags = [WindowFlags::COLL_SYMMETRIC, WindowFlags::STRICT_ORDERING][me.min(1)];
+    let names = ["WindowFlags(COLL_SYMMETRIC)", "WindowFlags(STRICT_ORDERING)"];
+    differs(comm.register_window(&memory, flags), "register_window", "flags", names);
+
+    let config = CommConfig::new().max_ctas(8 + me.min(1) as u32);
+    let ctas = ["8", "9"];
+    differs(rank.new_communicator(&config), "new_communicator", "max_ctas", ctas);
+    let none = CommConfig::new();
+    differs(comm.grow(4 + me, None, &none), "grow", "n_ranks", ["4", "5"]);
+    match comm.split(Some(0), 0, &config) {
+        Err(Error::InvalidInput { what }) => {
+            assert!(what.contains("ranks 0 and 1 have color 0"), "{what}");
         }
-        // Ranks of different colors have what they like.
-        comm.split(Some(me as i32), 0, &config)?;
-        if me < 2 {
-            let mode = [ShrinkMode::Idle, ShrinkMode::Abort][me];
-            differs(comm.shrink(&[2], mode, &none), "shrink", "mode", ["Idle", "Abort"]);
-        }
-        let dev =
-            comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1 + me.min(1) as u32));
-        differs(dev, "create_dev_comm", "lsa_barriers", ["1", "2"]);
-        sum(comm, rank)
-    });
+        other => panic!("{other:?}"),
+    }
+    // Ranks of different colors have what they like.
+    comm.split(Some(me as i32), 0, &config)?;
+    if me < 2 {
+        let mode = [ShrinkMode::Idle, ShrinkMode::Abort][me];
+        differs(comm.shrink(&[2], mode, &none), "shrink", "mode", ["Idle", "Abort"]);
+    }
+    let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1 + me.min(1) as u32));
+    differs(dev, "create_dev_comm", "lsa_barriers", ["1", "2"]);
+    sum(comm, rank)
 }
 
 #[test]

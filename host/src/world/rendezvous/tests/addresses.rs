@@ -118,9 +118,10 @@ fn nobody_outside_reaches_the_ranks_of_a_local_job() {
     if let Some(config) = as_rank(TEST) {
         // Also what libraries of the process that started this one have left open.
         let inherited = sockets();
+        let opened = || sockets().difference(&inherited).cloned().collect::<HashSet<_>>();
         let world = config.join().unwrap();
         // For the time after a loss.
-        let own = found(&sockets().difference(&inherited).cloned().collect(), |_| true);
+        let own = found(&opened(), |_| true);
         assert!(own.iter().all(|address| address.starts_with("0100007F:")), "{own:?}");
         // Nothing is read there, nor answered.
         let port = u16::from_str_radix(own[0].split_once(':').unwrap().1, 16).unwrap();
@@ -135,7 +136,15 @@ fn nobody_outside_reaches_the_ranks_of_a_local_job() {
             let root = found(&inherited, |address| address.ends_with(&port));
             assert_eq!(root, [format!("0100007F{port}")]);
         }
-        return world.finish().unwrap();
+        world.finish().unwrap();
+        drop(world);
+        // Once its thread has ended, too.
+        let start = Instant::now();
+        while !listening(&opened()).is_empty() {
+            assert!(start.elapsed() < AMPLE);
+            thread::yield_now();
+        }
+        return;
     }
     job(TEST, 3).run().unwrap();
 }

@@ -5,7 +5,10 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
 use super::super::connect::join_survivors;
+use super::super::token::Token;
+use super::super::wire::{Kind, parse};
 use super::processes::{as_rank, job, print_to, printed_by, require_nothing_left, shared_memory};
+use super::tokens::{DENIED, prove, with_token};
 use super::*;
 use crate::error::{Error, WorldError};
 use crate::machine::Machine;
@@ -129,6 +132,51 @@ fn those_that_are_left_go_on_without_a_first_one_that_is_silent() {
         let three = world.survivors();
         gone_on.wait();
         assert_eq!(originals(&three.unwrap(), config.rank), [2, 3, 4]);
+    });
+}
+
+#[test]
+fn strangers_are_refused_where_those_that_are_left_meet() {
+    let configs = with_token(3, AMPLE);
+    let refused = std::sync::Barrier::new(2);
+    thread::scope(|scope| {
+        let left = [0, 1].map(|rank| {
+            let (config, refused) = (&configs[rank], &refused);
+            scope.spawn(move || {
+                let world = config.join().unwrap();
+                assert_eq!(wait_for_loss(&world), 2);
+                if rank == 1 {
+                    refused.wait();
+                }
+                assert_eq!(originals(&world.survivors().unwrap(), rank), [0, 1]);
+            })
+        });
+        // Rank 2 learns where the others listen, and ends.
+        let connection = prove(&configs[2]).0;
+        let receive = || connection.receive(4096, Instant::now() + AMPLE).unwrap();
+        let (_, list) =
+            std::iter::repeat_with(receive).find(|(kind, _)| *kind == Kind::Welcome).unwrap();
+        let port = parse::<Vec<Member>>(&list).unwrap()[0].address.1;
+        drop(connection);
+
+        let job = format!("{}/survivors", configs[0].job);
+        let rank_1 = RendezvousConfig { port, job, timeout: DENIED, ..configs[1].clone() };
+        let without = RendezvousConfig { token: None, ..rank_1.clone() };
+        let other = Token::new("A secret of ranks").unwrap();
+        let with_other = RendezvousConfig { token: Some(other), ..rank_1.clone() };
+        let rank_2 = RendezvousConfig { rank: 2, ..rank_1.clone() };
+        let of_world = RendezvousConfig { job: configs[0].job.clone(), ..rank_1 };
+        for (stranger, why) in [
+            (without, "have the job's token"),
+            (with_other, "have the job's token"),
+            (rank_2, "rank 2 counts as lost"),
+            (of_world, "it belongs to another job"),
+        ] {
+            let error = stranger.join().err().unwrap().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        refused.wait();
+        left.into_iter().for_each(|rank| rank.join().unwrap());
     });
 }
 

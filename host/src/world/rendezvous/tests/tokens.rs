@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::super::connection::Connection;
-use super::super::seal::Seal;
+use super::super::seal::{CODE, Seal};
 use super::super::token::{Challenge, Prover, Token};
 use super::super::wire::{Kind, parse};
 use super::*;
@@ -169,4 +169,36 @@ fn a_rank_takes_the_place_of_a_connection_that_was_left_behind() {
         rank_1.join().unwrap().unwrap();
         root.join().unwrap().unwrap();
     });
+}
+
+#[test]
+fn a_rank_whose_frame_was_made_changed_repeated_or_left_out_on_the_way_is_lost_to_all() {
+    let head = header(Kind::Alive, 0).unwrap();
+    let alive = |seal: &mut Seal| [&head[..], &seal.code(&head, &[])].concat();
+    type Faults = [fn(Vec<u8>, Vec<u8>) -> Vec<u8>; 4];
+    let faults: Faults = [
+        |first, _| [&first[..HEAD], &[0; CODE]].concat(),
+        |first, _| [&[Kind::Finished as u8], &first[1..]].concat(),
+        |first, _| first.repeat(2),
+        |_, second| second,
+    ];
+    for (number, fault) in faults.into_iter().enumerate() {
+        let configs = with_token(3, AMPLE);
+        thread::scope(|scope| {
+            let others = [0, 2].map(|rank| {
+                let config = &configs[rank];
+                scope.spawn(move || config.join().unwrap().barrier().unwrap_err())
+            });
+            let (connection, mut seal) = prove(&configs[1]);
+            while connection.receive(4096, Instant::now() + AMPLE).unwrap().0 != Kind::Welcome {}
+            let [first, second] = [(); 2].map(|()| alive(&mut seal));
+            connection.stream().write_all(&fault(first, second)).unwrap();
+            for error in others.map(|rank| rank.join().unwrap()) {
+                let Error::World(WorldError::RankLost { rank: 1, why }) = &error else {
+                    panic!("fault {number}: {error}")
+                };
+                assert!(why.contains("changed"), "{why}");
+            }
+        });
+    }
 }
