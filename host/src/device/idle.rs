@@ -47,25 +47,38 @@ impl Failure {
         self.has_happened.load(Ordering::Acquire)
     }
 
+    /// Whether it is an error of work on the GPU.
+    fn is(error: &Error) -> bool {
+        matches!(error, Error::Driver(_) | Error::State(StateError::Deadlock { .. }))
+    }
+
     /// Records that a wait or a launch returns `error`.
     pub(super) fn tell(&self, error: &Error) {
-        if matches!(error, Error::Driver(_)) {
+        if Self::is(error) {
             self.is_told.store(true, Ordering::Relaxed);
         }
     }
 }
 
 impl Context {
-    /// Waits, as long as destructors do, until all streams are idle or do not become so.
+    /// Waits until all streams are idle: as long as destructors do, or until a simulated machine
+    /// finds that they do not become so.
     ///
     /// # Errors
     ///
-    /// The driver's error, if work on the GPU has failed and nobody was told.
+    /// Why work on the GPU has failed, if nobody was told.
     pub(crate) fn end_work(&self) -> Result<()> {
-        match self.drain() {
-            Err(error @ Error::Driver(_)) if !self.failure().is_told.load(Ordering::Relaxed) => {
+        let ended = match self.machine().is_simulated() {
+            true => self.streams().iter().try_for_each(|stream| stream.drain(None)),
+            false => self.drain(),
+        };
+        match ended {
+            Err(error)
+                if Failure::is(&error) && !self.failure().is_told.load(Ordering::Relaxed) =>
+            {
                 Err(error)
             }
+            // What it waits for is not done, or a rank is lost: destructors go on from there.
             _ => Ok(()),
         }
     }
@@ -154,7 +167,7 @@ impl Context {
         let dropped: Vec<_> = streams.iter().filter(|stream| stream.is_dropped()).collect();
         for stream in &streams {
             begin(stream);
-            stream.drain(limit.saturating_sub(machine.since(start)))?;
+            stream.drain(Some(limit.saturating_sub(machine.since(start))))?;
         }
         dropped.into_iter().for_each(|stream| self.remove_stream(stream));
         Ok(())
@@ -323,9 +336,9 @@ impl StreamInner {
     }
 
     /// Waits until the stream is idle, whether its work succeeded or not.
-    pub(super) fn drain(&self, limit: Duration) -> Result<()> {
+    pub(super) fn drain(&self, limit: Option<Duration>) -> Result<()> {
         // A communicator that has failed enqueues nothing more.
-        self.poll(Some(limit), || Ok(self.is_all_enqueued().unwrap_or(true) && self.is_idle()?))
+        self.poll(limit, || Ok(self.is_all_enqueued().unwrap_or(true) && self.is_idle()?))
     }
 
     /// Fails when an operation in the stream has failed or was aborted, or the network that its

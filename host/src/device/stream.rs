@@ -346,7 +346,7 @@ impl Drop for LastHandle {
     fn drop(&mut self) {
         let context = &self.inner.context;
         let limit = context.stream_timeout();
-        match self.inner.drain(limit) {
+        match self.inner.drain(Some(limit)) {
             Ok(()) => {}
             Err(_) if context.keeps() => {
                 let last = Arc::new(Self { inner: Arc::clone(&self.inner) });

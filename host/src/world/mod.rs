@@ -290,7 +290,7 @@ impl World {
     /// When a rank fails, the waits of the other ranks end with
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); the result is the error of the rank
     /// that failed first. A kernel that fails is an error of its rank, also if nobody waits for its
-    /// stream.
+    /// stream; so is one that waits for ever on simulated GPUs.
     ///
     /// # Errors
     ///

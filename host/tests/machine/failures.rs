@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use devcomm_host::{
     CommConfig, DevCommRequirements, DevCommResource, DriverError, Effect, Error, Fault, NcclError,
-    Rank, ReduceOp, Result, ShrinkMode, World, WorldError, group,
+    Rank, ReduceOp, Result, ShrinkMode, StateError, World, WorldError, group,
 };
 use parking_lot::Mutex;
 
-use crate::kernels::{COUNT, NO_PTX, store_beyond};
+use crate::kernels::{COUNT, NO_PTX, meet, store_beyond};
 use crate::support::{
     contents, count, failed_calls, filled, inject, log_in, log_of, now, pause, unchecked_world,
     world,
@@ -358,4 +358,21 @@ fn a_kernel_that_fails_is_the_worlds_error_though_nobody_waits_for_it() {
         let text = failed.unwrap_err().to_string();
         assert!(text.contains("store_beyond"), "{text}");
     }
+}
+
+#[test]
+fn a_kernel_that_waits_for_ever_is_the_worlds_error_though_nobody_waits_for_it() {
+    let failed: Result<Vec<()>> = world(2).run(|rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        rank.load(&NO_PTX)?;
+        let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+        if rank.rank() == 1 {
+            // SAFETY: the kernel accesses no memory.
+            unsafe { meet::args(&dev, 0).grid(1).block(32).launch(&stream)? };
+        }
+        Ok(())
+    });
+    let Err(Error::State(StateError::Deadlock { .. })) = &failed else { panic!("{failed:?}") };
+    let text = failed.unwrap_err().to_string();
+    assert!(text.contains("`meet`") && text.contains("rank 0 has not arrived"), "{text}");
 }
