@@ -5,11 +5,11 @@ use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, Tile};
 use cuda_std::{mem, tma};
 use devcomm::sim::{Error, Waiting};
-use devcomm::{Element, Result, Simulation, TensorMap, TensorMapDesc};
+use devcomm::{Result, Simulation, TensorMap};
 use devcomm_testing::simulated::{Gpu, failure, simulate};
 use devcomm_types::GridConstant;
 
-use crate::tensor::aligned_shared;
+use crate::tensor::{aligned_shared, row};
 
 /// Checks that `form(0)` passes in several orders, and that each other form is misuse that the
 /// simulator reports with these words and a line of this file.
@@ -79,14 +79,7 @@ fn a_copy_finds_its_mbarrier_and_is_waited_for() {
     let in_flight = "its block ends while a copy may still write to its shared memory";
     check(&[unfenced, in_flight], |gpu, form| {
         let words = gpu.buffer(&[7_u32; 32])?;
-        let map = gpu.context().tensor_map(&TensorMapDesc {
-            address: words.device_address(),
-            rows: 1,
-            columns: 32,
-            tile_rows: 1,
-            data_type: u32::DATA_TYPE,
-        })?;
-        gpu.launch(load_row::args(map, form).grid(1).block(1).dynamic_shared(2048))
+        gpu.launch(load_row::args(row(gpu, &words)?, form).grid(1).block(1).dynamic_shared(2048))
     });
 }
 

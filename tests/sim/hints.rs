@@ -7,15 +7,14 @@ use cuda_std::atomic::{Order, Scope};
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
-use cuda_std::{mem, shared, shared_array, tma, warp};
-use devcomm::{
-    Buffer, DevCommRequirements, Element, Result, Simulation, Stream, TensorMap, TensorMapDesc,
-};
+use cuda_std::{mem, shared_array, tma, warp};
+use devcomm::{Buffer, DevCommRequirements, Result, Simulation, Stream, TensorMap};
 use devcomm_testing::simulated::{Gpu, simulate};
 use devcomm_types::GridConstant;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-use crate::races::{orders, race};
+use crate::races::{add_1, orders, race};
+use crate::tensor::{aligned_shared, row};
 
 /// Checks that the hint of a program's wrong form names these repairs, and that the program passes
 /// with each of them.
@@ -207,8 +206,6 @@ unsafe fn copy_out(out: *mut u32, lacks: u32, repair: u32) {
 /// A thread copies what it has stored in global memory into shared memory. Repair: the fence.
 #[kernel]
 unsafe fn copy_in(map: GridConstant<TensorMap>, words: *mut u32, repair: u32) {
-    let tile = shared::dynamic_shared_mem::<u8>();
-    let tile = tile.wrapping_add(tile.addr().next_multiple_of(1024) - tile.addr());
     // SAFETY: a row in each memory; the races are what the tests are for.
     unsafe {
         let full = MBarrier::at(shared_array![u64; 1]);
@@ -219,7 +216,7 @@ unsafe fn copy_in(map: GridConstant<TensorMap>, words: *mut u32, repair: u32) {
         full.init(1);
         mbarrier::fence_init();
         full.arrive_expect_tx(128);
-        tma::load_tile(tile, &map, 0, 0, full);
+        tma::load_tile(aligned_shared(), &map, 0, 0, full);
         full.wait(0);
     }
 }
@@ -235,21 +232,10 @@ fn copies_need_the_fence_of_their_proxy_and_a_wait_for_their_end() {
     }
     check(&Simulation::new(1), &["`fence_async_global`"], |gpu, repair| {
         let words = gpu.buffer(&[0_u32; 32])?;
-        let map = gpu.context().tensor_map(&TensorMapDesc {
-            address: words.device_address(),
-            rows: 1,
-            columns: 32,
-            tile_rows: 1,
-            data_type: u32::DATA_TYPE,
-        })?;
-        gpu.launch(copy_in::args(map, &words, repair).grid(1).block(1).dynamic_shared(2048))
+        gpu.launch(
+            copy_in::args(row(gpu, &words)?, &words, repair).grid(1).block(1).dynamic_shared(2048),
+        )
     });
-}
-
-#[kernel]
-unsafe fn add_2(word: *mut u32) {
-    // SAFETY: the buffer has a word.
-    unsafe { mem::store(word, mem::load(word) + 2) };
 }
 
 #[test]
@@ -259,7 +245,7 @@ fn operations_of_a_gpu_need_one_stream_an_event_or_memory_of_their_own() {
         let (words, streams) = (gpu.buffer(&[0_u32; 2])?, [gpu.stream()?, gpu.stream()?]);
         let second = if repair == 1 { &streams[0] } else { &streams[1] };
         // SAFETY: the buffer has two words; the race is what the test is for.
-        unsafe { add_2::args(&words.slice(..1)?).grid(1).block(1).launch(&streams[0])? };
+        unsafe { add_1::args(&words.slice(..1)?).grid(1).block(1).launch(&streams[0])? };
         if repair == 2 {
             let event = gpu.context().event()?;
             streams[0].record(&event)?;
@@ -267,7 +253,7 @@ fn operations_of_a_gpu_need_one_stream_an_event_or_memory_of_their_own() {
         }
         let word = if repair == 3 { words.slice(1..)? } else { words.slice(..1)? };
         // SAFETY: as above.
-        unsafe { add_2::args(&word).grid(1).block(1).launch(second)? };
+        unsafe { add_1::args(&word).grid(1).block(1).launch(second)? };
         streams.iter().try_for_each(Stream::synchronize)
     });
 }

@@ -7,10 +7,12 @@ use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
 use cuda_std::{mem, shared_array, tma, warp};
 use devcomm::sim::{Error, Race};
-use devcomm::{Buffer, DevCommRequirements, Element, Result, Simulation, TensorMap, TensorMapDesc};
+use devcomm::{Buffer, DevCommRequirements, Result, Simulation, TensorMap};
 use devcomm_testing::simulated::{Gpu, failure, simulate};
 use devcomm_types::GridConstant;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
+
+use crate::tensor::{aligned_shared, row};
 
 /// The fixed order, and others.
 pub fn orders(of: &Simulation) -> impl Iterator<Item = Simulation> + use<'_> {
@@ -42,54 +44,24 @@ pub fn race(simulation: Simulation, body: impl Fn(&Gpu<'_>) -> Result<()> + Sync
 }
 
 /// Rank 0 passes a number on by a flag. Forms: release and acquire; a relaxed store; a relaxed
-/// load; the scope of the GPU.
+/// load; the scope of the GPU. With fences, around relaxed accesses: both; none before the store;
+/// none after the load; one of the block before the store.
 #[kernel]
-unsafe fn pass(comm: DevComm, words: Window<u32>, form: u32) {
-    let team = comm.lsa_team();
-    let flag = |rank| words.lsa(rank).as_ptr().wrapping_add(1);
-    let (store, load, scope) = match form {
-        0 => (Order::Release, Order::Acquire, Scope::Sys),
-        1 => (Order::Relaxed, Order::Acquire, Scope::Sys),
-        2 => (Order::Release, Order::Relaxed, Scope::Sys),
-        _ => (Order::Release, Order::Acquire, Scope::Gpu),
-    };
+unsafe fn pass(comm: DevComm, words: Window<u32>, by_fences: bool, form: u32) {
+    let flag = words.lsa(1).as_ptr().wrapping_add(1);
+    let scope = if form == 3 && !by_fences { Scope::Gpu } else { Scope::Sys };
+    let order = |order, lacks| if form == lacks || by_fences { Order::Relaxed } else { order };
     // SAFETY: the window has two words; the races are what the tests are for.
     unsafe {
-        if team.rank == 0 {
+        if comm.lsa_team().rank == 0 {
             words.lsa(1).store(0, 7);
-            Atomic::from_ptr(flag(1)).store(1, store, scope);
-        } else {
-            while Atomic::from_ptr(flag(1)).load(load, scope) == 0 {}
-            assert!(words.local().load(0) == 7 || form > 0);
-        }
-    }
-}
-
-#[test]
-fn a_release_and_an_acquire_whose_scopes_include_both_threads_order() {
-    check(&Simulation::new(2), 4, |gpu, form| {
-        let (words, comm) = (gpu.window(&[0_u32; 2])?, gpu.dev_comm(DevCommRequirements::new())?);
-        gpu.launch(pass::args(&comm, &words, form).grid(1).block(1))
-    });
-}
-
-/// As [`pass`], by fences. Forms: both; none before the store; none after the load; one of the
-/// block before the store.
-#[kernel]
-unsafe fn pass_by_fences(comm: DevComm, words: Window<u32>, form: u32) {
-    let team = comm.lsa_team();
-    let flag = words.lsa(1).as_ptr().wrapping_add(1);
-    // SAFETY: as above.
-    unsafe {
-        if team.rank == 0 {
-            words.lsa(1).store(0, 7);
-            if form != 1 {
+            if by_fences && form != 1 {
                 fence(Order::AcqRel, if form == 3 { Scope::Cta } else { Scope::Sys });
             }
-            Atomic::from_ptr(flag).store(1, Order::Relaxed, Scope::Sys);
+            Atomic::from_ptr(flag).store(1, order(Order::Release, 1), scope);
         } else {
-            while Atomic::from_ptr(flag).load(Order::Relaxed, Scope::Sys) == 0 {}
-            if form != 2 {
+            while Atomic::from_ptr(flag).load(order(Order::Acquire, 2), scope) == 0 {}
+            if by_fences && form != 2 {
                 fence(Order::AcqRel, Scope::Sys);
             }
             assert!(words.local().load(0) == 7 || form > 0);
@@ -97,12 +69,21 @@ unsafe fn pass_by_fences(comm: DevComm, words: Window<u32>, form: u32) {
     }
 }
 
-#[test]
-fn fences_order_what_relaxed_accesses_carry() {
+fn passes(by_fences: bool) {
     check(&Simulation::new(2), 4, |gpu, form| {
         let (words, comm) = (gpu.window(&[0_u32; 2])?, gpu.dev_comm(DevCommRequirements::new())?);
-        gpu.launch(pass_by_fences::args(&comm, &words, form).grid(1).block(1))
+        gpu.launch(pass::args(&comm, &words, by_fences, form).grid(1).block(1))
     });
+}
+
+#[test]
+fn a_release_and_an_acquire_whose_scopes_include_both_threads_order() {
+    passes(false);
+}
+
+#[test]
+fn fences_order_what_relaxed_accesses_carry() {
+    passes(true);
 }
 
 /// Each block stores a number and counts itself; the last one sums all. Forms: every block fences
@@ -252,9 +233,14 @@ fn a_barrier_of_ranks_orders_by_its_memory_order() {
     });
 }
 
+/// Adds 1 to a word.
+///
+/// # Safety
+///
+/// It has the word.
 #[kernel]
-unsafe fn add_1(word: *mut u32) {
-    // SAFETY: the buffer has a word.
+pub unsafe fn add_1(word: *mut u32) {
+    // SAFETY: the kernel's contract.
     unsafe { mem::store(word, mem::load(word) + 1) };
 }
 
@@ -387,8 +373,6 @@ unsafe fn load_written_tile(
     flag: *mut u32,
     form: u32,
 ) {
-    let tile = shared::dynamic_shared_mem::<u8>();
-    let tile = tile.wrapping_add(tile.addr().next_multiple_of(1024) - tile.addr());
     // SAFETY: two threads; a tile of one row in each memory.
     unsafe {
         let full = MBarrier::at(shared_array![u64; 1]);
@@ -406,7 +390,7 @@ unsafe fn load_written_tile(
         full.init(1);
         mbarrier::fence_init();
         full.arrive_expect_tx(128);
-        tma::load_tile(tile, &map, 0, 0, full);
+        tma::load_tile(aligned_shared(), &map, 0, 0, full);
         full.wait(0);
     }
 }
@@ -415,14 +399,7 @@ unsafe fn load_written_tile(
 fn what_tma_reads_needs_the_proxy_fence_of_its_memory() {
     check(&Simulation::new(1), 3, |gpu, form| {
         let (words, flag) = (gpu.buffer(&[0_u32; 32])?, gpu.buffer(&[0_u32])?);
-        let map = gpu.context().tensor_map(&TensorMapDesc {
-            address: words.device_address(),
-            rows: 1,
-            columns: 32,
-            tile_rows: 1,
-            data_type: u32::DATA_TYPE,
-        })?;
-        let load = load_written_tile::args(map, &words, &flag, form);
+        let load = load_written_tile::args(row(gpu, &words)?, &words, &flag, form);
         gpu.launch(load.grid(1).block(2).dynamic_shared(2048))
     });
 }

@@ -5,7 +5,7 @@ use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, Factor, Sums, Tile};
 use cuda_std::{async_copy, mma, tma};
 use devcomm::{
-    Element, F8E4M3, F8E5M2, Kernel, Simulation, SymmetricBuffer, TensorMap, TensorMapDesc,
+    Element, F8E4M3, F8E5M2, Kernel, Result, Simulation, SymmetricBuffer, TensorMap, TensorMapDesc,
 };
 use devcomm_testing::numbers::Number;
 use devcomm_testing::simulated::{Gpu, failure, read, simulate};
@@ -27,6 +27,17 @@ fn product<T: Number>(a: &[T], b: &[T], k: usize) -> Vec<f32> {
 pub fn aligned_shared() -> *mut u8 {
     let memory = shared::dynamic_shared_mem::<u8>();
     memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr())
+}
+
+/// A map of 32 elements as one row.
+pub fn row<T: Element>(gpu: &Gpu<'_>, words: &SymmetricBuffer<T>) -> Result<TensorMap> {
+    gpu.context().tensor_map(&TensorMapDesc {
+        address: words.device_address(),
+        rows: 1,
+        columns: 32,
+        tile_rows: 1,
+        data_type: T::DATA_TYPE,
+    })
 }
 
 /// Element (`row`, `column`) of a tile with rows of 128 bytes.

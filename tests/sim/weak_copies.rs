@@ -5,23 +5,12 @@ use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
 use cuda_std::{async_copy, mem, tma};
-use devcomm::{Element, Result, Simulation, SymmetricBuffer, TensorMap, TensorMapDesc};
-use devcomm_testing::simulated::{Gpu, read, simulate};
+use devcomm::{Simulation, TensorMap};
+use devcomm_testing::simulated::{read, simulate};
 use devcomm_types::GridConstant;
 
 use crate::nccl_threads::{OK, cuda, on};
-use crate::tensor::aligned_shared;
-
-/// A map of 32 elements as one row.
-fn row<T: Element>(gpu: &Gpu<'_>, words: &SymmetricBuffer<T>) -> Result<TensorMap> {
-    gpu.context().tensor_map(&TensorMapDesc {
-        address: words.device_address(),
-        rows: 1,
-        columns: 32,
-        tile_rows: 1,
-        data_type: T::DATA_TYPE,
-    })
-}
+use crate::tensor::{aligned_shared, row};
 
 /// A thread loads a row by TMA and stores it by TMA. It looks at both targets before it waits, by
 /// dereferences, which the simulator does not see, and after.
