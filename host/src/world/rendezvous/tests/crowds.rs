@@ -8,6 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::super::strangers::Strangers;
 use super::processes::{as_rank, job};
+use super::tokens::with_token;
 use super::*;
 
 #[test]
@@ -25,6 +26,35 @@ fn hundreds_of_silent_strangers_do_not_keep_the_ranks_away() {
         root.join().unwrap().unwrap();
         drop(strangers);
     });
+}
+
+#[test]
+fn of_an_address_with_too_many_connections_one_that_has_said_nothing_is_closed_first() {
+    let config = with_token(2, AMPLE).remove(0);
+    let listener = TcpListener::bind(("127.0.0.1", config.port)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (mut strangers, mut heard) = (Strangers::new(&config), Vec::new());
+    let mut wait = |heard: &mut Vec<_>| {
+        strangers.wait(std::slice::from_ref(&listener), Duration::from_millis(1), heard).unwrap();
+    };
+    // The first one has said who it is, and is to prove it; another address has one, too.
+    let mut first = connect_from(2, &config);
+    send_json(&mut first, Kind::Hello, &Hello { nonce: Some([1; 32]), ..hello(1, 2) }).unwrap();
+    first.set_nonblocking(true).unwrap();
+    let start = Instant::now();
+    while first.peek(&mut [0]).is_err() {
+        assert!(start.elapsed() < AMPLE);
+        wait(&mut heard);
+    }
+    let _other = connect_from(3, &config);
+    let mut silent = Vec::new();
+    while heard.is_empty() {
+        silent.push(connect_from(2, &config));
+        wait(&mut heard);
+    }
+    // 256 are open at a time.
+    assert_eq!((silent.len(), heard.len()), (255, 1));
+    assert_eq!(heard[0].0, silent[0].local_addr().unwrap());
 }
 
 #[test]
