@@ -114,34 +114,6 @@ impl Variant {
             Self::Step8Persistent => "step8-persistent",
         }
     }
-
-    /// Whether it is a kernel, not a host call.
-    pub fn is_kernel(self) -> bool {
-        let is_operation = matches!(
-            self,
-            Self::CopyEngine
-                | Self::RustOps
-                | Self::RustOpsPlain
-                | Self::RustUnfused
-                | Self::RustThroughput
-                | Self::RustAllGather
-                | Self::RustGemm
-                | Self::CublasLtRust
-        );
-        !is_operation && !self.is_of_others()
-    }
-
-    /// Whether it is of another library.
-    pub fn is_of_others(self) -> bool {
-        let of_nccl = matches!(self, Self::Nccl | Self::NcclSym | Self::NcclAllToAll);
-        self.is_foreign() || of_nccl || self == Self::CublasLt
-    }
-
-    /// Whether another program runs it.
-    pub fn is_foreign(self) -> bool {
-        let of_torch = matches!(self, Self::TorchOneShot | Self::TorchTwoShot | Self::TorchFused);
-        of_torch || matches!(self, Self::NcclTestsLsa | Self::NcclTestsLsaVector)
-    }
 }
 
 impl fmt::Display for Variant {
@@ -159,6 +131,8 @@ pub struct Contender<'a> {
     pub launch: Option<Launch>,
     /// The algorithm of a library, or the plan of a product in Rust.
     pub algorithm: Option<String>,
+    /// The plan that the command line names for it.
+    pub asked: Option<String>,
     /// Operations per timed call: a row reports the time of one operation.
     pub operations: u32,
     /// The most calls that are timed together.
@@ -216,6 +190,7 @@ impl<'a> Contender<'a> {
             in_place: false,
             launch: None,
             algorithm: None,
+            asked: None,
             operations: 1,
             most_calls: usize::MAX,
             timed,

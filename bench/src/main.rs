@@ -21,6 +21,7 @@
 mod all_reduce_perf;
 mod compare;
 mod contender;
+mod contest;
 mod cublaslt;
 mod date;
 mod documents;
@@ -34,6 +35,7 @@ mod model;
 mod options;
 mod plot;
 mod ranks;
+mod ratio;
 mod report;
 mod sensors;
 mod stats;

@@ -8,7 +8,7 @@ use std::process::Command;
 use program::{output, program, refuses, run};
 use serde_json::Value;
 
-/// The columns of every comparison. Ratios to the host's calls that ran follow.
+/// The columns of every comparison that is not timed.
 const COLUMNS: &str = "size count type redop shape variant grid time algbw busbw #wrong noise";
 
 /// The variants of `devcomm::Collectives`.
@@ -30,12 +30,10 @@ fn table_of(command: Command) -> (Vec<String>, Vec<Vec<String>>) {
     let words = |row: &str| row.split_whitespace().map(str::to_owned).collect();
     let mut rows: Vec<Vec<String>> = rows.into_iter().map(words).collect();
     let header = rows[0].join(" ");
-    let ratios = header.strip_prefix(COLUMNS).unwrap_or_else(|| panic!("{header}"));
-    let of_nccl = rows[2..].iter().any(|row| row[5] == OF_NCCL[0]);
+    let more = header.strip_prefix(COLUMNS).unwrap_or_else(|| panic!("{header}"));
     // A product has a plan, and an operation that chooses has a choice.
-    let chooses = rows[2].len() > COLUMNS.split(' ').count() + if of_nccl { 2 } else { 0 };
-    let more = if of_nccl { " time/nccl time/nccl-sym" } else { "" };
-    assert_eq!(ratios, format!("{more}{}", if chooses { " algorithm" } else { "" }));
+    let chooses = rows[2].len() > COLUMNS.split(' ').count();
+    assert_eq!(more, if chooses { " algorithm" } else { "" });
     (comments.into_iter().map(str::to_owned).collect(), rows.split_off(2))
 }
 
@@ -92,7 +90,7 @@ fn an_all_reduce_is_right_for_every_type_and_size_and_is_not_timed() {
             for row in of_size {
                 assert_eq!((&*row[3], &*row[4]), ("sum", "-"), "{row:?}");
                 let chosen = if OF_OPS.contains(&&*row[5]) { algorithm } else { "-" };
-                assert_eq!(row[7..], ["-", "-", "-", "0", "-", "-", "-", chosen], "{row:?}");
+                assert_eq!(row[7..], ["-", "-", "-", "0", "-", chosen], "{row:?}");
             }
         }
         let of_rust: Vec<_> = rows.into_iter().step_by(5).collect();
@@ -118,14 +116,14 @@ fn the_other_collectives_are_right_and_count_bytes_as_nccl_tests() {
         let (comments, rows) = table(&args);
         let last = rows.len() - 4;
         assert_eq!(column(&rows[last..], 5), [OF_OPS, OF_NCCL].concat());
-        assert_eq!([&*rows[last][0], &*rows[last][14]], ["16384", algorithm]);
+        assert_eq!([&*rows[last][0], &*rows[last][12]], ["16384", algorithm]);
         let at = rows.iter().position(|row| row[0] == smallest).unwrap();
         assert_eq!(rows[at][1], count);
         are_right(&comments, &rows);
     }
     let args = ["all-to-all", "--simulate", "2", "-b", "16K", "-e", "16K", "-d", "f16"];
     let (comments, rows) = table(&[&args[..], &["--lamport-bytes", "1K"]].concat());
-    assert_eq!(column(&rows, 14), ["Push", "Nccl", "-", "-"]);
+    assert_eq!(column(&rows, 12), ["Push", "Nccl", "-", "-"]);
     are_right(&comments, &rows);
 }
 
@@ -451,15 +449,14 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     table(&[&args[..], &["--csv", &csv, "--json", &json]].concat());
 
     let csv = fs::read_to_string(csv).unwrap();
-    let expected = "size,count,type,redop,m,n,k,variant,in_place,blocks,threads,time_us,algbw,\
-                    busbw,tflops,wrong,noise_percent,time_over_nccl,time_over_nccl_sym,\
-                    time_over_cublaslt,time_over_best,algorithm,l2,power_w,sm_mhz,temperature_c,\
-                    p99_us,spread_percent\n\
-                    16,8,bf16,sum,,,,rust,false,1,128,,,,,0,,,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,rust-ops,false,1,64,,,,,0,,,,,,Lamport,,,,,,\n\
-                    16,8,bf16,sum,,,,rust-ops-plain,false,1,64,,,,,0,,,,,,Lamport,,,,,,\n\
-                    16,8,bf16,sum,,,,nccl,false,,,,,,,0,,,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,nccl-sym,false,,,,,,,0,,,,,,,,,,,,\n";
+    let expected = "size,count,type,redop,m,n,k,tokens,hidden,variant,in_place,blocks,threads,\
+                    time_us,algbw,busbw,tflops,wrong,noise_percent,time_over_best,algorithm,asked,\
+                    l2,power_w,sm_mhz,temperature_c,p99_us,spread_percent\n\
+                    16,8,bf16,sum,,,,,,rust,false,1,128,,,,,0,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,rust-ops,false,1,64,,,,,0,,,Lamport,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,rust-ops-plain,false,1,64,,,,,0,,,Lamport,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,nccl,false,,,,,,,0,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,nccl-sym,false,,,,,,,0,,,,,,,,,,\n";
     assert_eq!(csv, expected);
 
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
@@ -590,7 +587,7 @@ fn torchs_rows_join_the_table() {
     let more = ["--rounds", "1", "--torch", &python, "--json", &json];
     let (code, stdout, stderr) = run(&[&args[..], &more].concat());
     assert_eq!(code, Some(0), "{stdout}{stderr}");
-    assert!(stdout.contains("time/best") && stdout.contains("# #wrong 0"), "{stdout}");
+    assert!(stdout.contains("# #wrong 0"), "{stdout}");
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
     let rows = json["rows"].as_array().unwrap();
     let variants: Vec<&str> = rows.iter().filter_map(|row| row["variant"].as_str()).collect();

@@ -293,11 +293,21 @@ impl Row {
     /// version does not know.
     pub fn side(&self) -> Option<Side> {
         match Variant::from_str(&self.variant, false).ok()? {
-            variant if variant.is_of_others() => Some(Side::Others),
+            variant if is_of_others(variant) => Some(Side::Others),
             Variant::Cpp | Variant::CopyEngine => None,
             _ => Some(Side::Rust),
         }
     }
+}
+
+fn is_of_others(variant: Variant) -> bool {
+    use Variant::{
+        CublasLt, Nccl, NcclAllToAll, NcclSym, NcclTestsLsa, NcclTestsLsaVector, TorchFused,
+        TorchOneShot, TorchTwoShot,
+    };
+    let of_torch = matches!(variant, TorchOneShot | TorchTwoShot | TorchFused);
+    let of_nccl = matches!(variant, Nccl | NcclSym | NcclAllToAll);
+    of_torch || of_nccl || matches!(variant, CublasLt | NcclTestsLsa | NcclTestsLsaVector)
 }
 
 impl Column {

@@ -195,8 +195,7 @@ impl AllReduce {
                 dtype: T::NAME,
                 redop: self.op.name(),
                 bus: bus(harness.rank.n_ranks()),
-                shape: None,
-                l2: None,
+                ..Case::NONE
             };
             job.compare(case, &contenders)?;
         }

@@ -22,9 +22,6 @@ pub struct Barrier {
 
 const THREADS: u32 = 128;
 
-const CASE: Case =
-    Case { size: 0, count: 0, dtype: "-", redop: "-", bus: 0.0, shape: None, l2: None };
-
 impl Benchmark for Barrier {
     const NAME: &'static str = "barrier";
     const VARIANTS: &'static [VariantInfo] = &[
@@ -61,7 +58,7 @@ impl Benchmark for Barrier {
                 let (send, recv) = (harness.comm.window::<f32>(1)?, harness.comm.window(1)?);
                 contenders.push(by_nccl_sym(harness, &send, &recv)?);
             }
-            job.compare(CASE, &contenders)?;
+            job.compare(Case::NONE, &contenders)?;
         }
         Ok(())
     }

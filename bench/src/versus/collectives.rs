@@ -162,10 +162,8 @@ impl Benchmark for Launch {
             size: ranks * bytes,
             count: COUNT,
             dtype: "f32",
-            redop: "-",
             bus: Operation::AllToAll.bus(ranks),
-            shape: None,
-            l2: None,
+            ..Case::NONE
         };
         job.compare(case, &contenders)
     }
@@ -289,8 +287,7 @@ impl Flags {
                 dtype: T::NAME,
                 redop: if operation.reduces() { "sum" } else { "-" },
                 bus: operation.bus(ranks),
-                shape: None,
-                l2: None,
+                ..Case::NONE
             };
             job.compare(case, &contenders)?;
         }

@@ -250,9 +250,9 @@ impl Experts {
             count: tokens * hidden,
             dtype: "bf16",
             redop: operation.name(),
-            bus: 1.0,
-            shape: None,
-            l2: None,
+            tokens: Some(tokens),
+            hidden: Some(hidden),
+            ..Case::NONE
         };
         job.compare(case, &contenders)
     }

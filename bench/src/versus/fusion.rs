@@ -245,7 +245,8 @@ pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
             let work = move || F::launch(&operation, [a, b()], c, shape);
             let checked = data.result(c.device_slice(), products_lose);
             let contender = Contender::new(Variant::Rust, work, checked);
-            contenders.push(contender.by_algorithm(algorithm));
+            let asked = asked.map(|asked| asked.to_string());
+            contenders.push(Contender { asked, ..contender.by_algorithm(algorithm) });
         }
         let multiply_in_rust = || {
             let (b, product) = (matrices.b_in_turn(), gemm.product(shape));
@@ -298,6 +299,7 @@ pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
             bus,
             shape: Some(shape),
             l2: Some(l2),
+            ..Case::NONE
         };
         matrices.fill_for_checks()?;
         data.fill()?;

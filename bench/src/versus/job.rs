@@ -10,6 +10,7 @@ use super::nccl_tests::NcclTests;
 use super::row::{Case, Row, Summary, VariantResult, rows};
 use super::selection::Selection;
 use crate::contender::{Contender, Variant};
+use crate::contest::Contest;
 use crate::documents::Documents;
 use crate::files::TwinFiles;
 use crate::foreign::Foreign;
@@ -23,6 +24,7 @@ use crate::table::Report;
 pub struct Job<'a> {
     pub harness: &'a Harness<'a>,
     pub selection: Selection,
+    contest: &'static Contest,
     /// The folder of the C++ kernels, if given.
     twins: Option<&'a Path>,
     output: &'a OutputOptions,
@@ -39,6 +41,7 @@ impl<'a> Job<'a> {
     pub fn new(
         harness: &'a Harness<'a>,
         selection: Selection,
+        contest: &'static Contest,
         twins: Option<&'a Path>,
         output: &'a OutputOptions,
     ) -> Self {
@@ -46,6 +49,7 @@ impl<'a> Job<'a> {
         Self {
             harness,
             selection,
+            contest,
             output,
             twins,
             foreign: &[],
@@ -106,14 +110,11 @@ impl<'a> Job<'a> {
                 println!(
                     "# noise: the interquartile range of the rounds' times in percent of their \
                      median; spread: the longest minus the shortest, likewise; p99: their 99th \
-                     percentile, of batches, in which a slow call is one of many; time/nccl: this \
-                     row's time divided by nccl's, median of the rounds"
+                     percentile, of batches, in which a slow call is one of many; time/best: this \
+                     row's time over that of the fastest competitor, median of the rounds"
                 );
                 if !self.foreign.is_empty() {
-                    println!(
-                        "# time/best: the same over the fastest variant of another library; the \
-                         rounds of other programs' were not those of the others"
-                    );
+                    println!("# the rounds of other programs were not those of this one");
                 }
                 println!(
                     "# kernels in Rust are compiled by the driver from PTX, those in C++ are \
@@ -153,9 +154,9 @@ impl<'a> Job<'a> {
         let (mut rounds, readings) = timing.unzip();
         let readings = readings.unwrap_or_else(|| vec![Reading::default(); contenders.len()]);
         let ran = contenders.iter().zip(wrong).zip(readings).map(|((c, wrong), reading)| {
-            let algorithm = c.algorithm.clone();
+            let (algorithm, asked) = (c.algorithm.clone(), c.asked.clone());
             let Contender { variant, in_place, launch, .. } = *c;
-            VariantResult { variant, in_place, launch, algorithm, wrong, reading }
+            VariantResult { variant, in_place, launch, algorithm, asked, wrong, reading }
         });
         let mut ran: Vec<VariantResult> = ran.collect();
         for foreign in self
@@ -164,20 +165,21 @@ impl<'a> Job<'a> {
             .filter(|f| (f.size, &*f.dtype, f.shape) == (case.size, case.dtype, case.shape))
         {
             let Foreign { variant, wrong, ref times, .. } = *foreign;
-            let (in_place, launch, algorithm) = (false, None, None);
+            let (in_place, launch, algorithm, asked) = (false, None, None, None);
             let reading = Reading::default();
-            ran.push(VariantResult { variant, in_place, launch, algorithm, wrong, reading });
+            ran.push(VariantResult { variant, in_place, launch, algorithm, asked, wrong, reading });
             for (round, time) in rounds.iter_mut().flatten().zip(times) {
                 round.push(*time);
             }
         }
         let output = self.harness.rank.is_root().then_some(self.output);
-        self.report.add(rows(case, &ran, rounds.as_ref()), output)
+        let rows = rows(case, self.contest.competitors, &ran, rounds.as_ref());
+        self.report.add(rows, output)
     }
 
     /// Prints the results, even if incomplete. Wrong results are an error.
     pub fn finish(self, measured: Result<()>, documents: &Documents) -> Result<()> {
-        let summary = Summary::of(&self.report.rows);
+        let summary = Summary::of(self.contest, &self.report.rows);
         if self.harness.rank.is_root() {
             match self.nccl_tests {
                 None => self.report.publish(&summary, self.output)?,
@@ -210,8 +212,7 @@ mod tests {
     use crate::contender::Outcome;
     use crate::options::{RankOptions, RunOptions};
 
-    const CASE: Case =
-        Case { size: 4, count: 1, dtype: "f32", redop: "sum", bus: 1.0, shape: None, l2: None };
+    const CASE: Case = Case { size: 4, count: 1, dtype: "f32", redop: "sum", ..Case::NONE };
 
     /// What a rank's contenders have done.
     struct Log<'a> {
@@ -277,7 +278,8 @@ mod tests {
             let mut harness = Harness::new(rank, &cli.ranks, &cli.run)?;
             // The times are meaningless, but taken as on GPUs.
             harness.is_timed = true;
-            test(Job::new(&harness, selection.clone(), None, &cli.output))
+            let contest = Contest::of("gemm-allreduce").unwrap();
+            test(Job::new(&harness, selection.clone(), contest, None, &cli.output))
         });
         ran.unwrap();
     }

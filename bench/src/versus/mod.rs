@@ -32,11 +32,12 @@ mod tune_gemm_allreduce;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use devcomm::{Error, Rank, World};
 
 use crate::contender::Variant;
+use crate::contest::Contest;
 use crate::documents::DocumentOptions;
 use crate::foreign::Foreign;
 use crate::harness::Harness;
@@ -168,11 +169,13 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     }
     let named = options.nccl_tests.as_ref().map_or(&*options.variants, std::slice::from_ref);
     let selection = Selection::new(named, B::VARIANTS, B::NAME)?;
+    let contest = Contest::of(B::NAME).with_context(|| format!("{} has no contest", B::NAME))?;
     let documents = options.documents.read()?;
     let foreign = benchmark.foreign(options, &selection).map_err(advise)?;
     let rank = |rank: &Rank| {
         let harness = Harness::new(rank, &options.ranks, &options.run)?;
-        let job = Job::new(&harness, selection.clone(), options.twins.as_deref(), &options.output);
+        let twins = options.twins.as_deref();
+        let job = Job::new(&harness, selection.clone(), contest, twins, &options.output);
         let job = job.with_nccl_tests(options.nccl_tests.and(B::NCCL_TESTS));
         let mut job = job.with_foreign(&foreign);
         let measured = benchmark.run(&mut job);
@@ -188,5 +191,43 @@ fn advise(error: anyhow::Error) -> anyhow::Error {
             "nothing can be measured here; `--simulate N` checks the results on N simulated GPUs",
         ),
         false => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The roles of a benchmark's variants, each variant once.
+    fn has_roles<B: Benchmark>() {
+        let contest = Contest::of(B::NAME).unwrap();
+        let roles = contest.default.iter().chain(contest.competitors).chain(contest.columns);
+        let mut roles: Vec<&str> = roles.map(|variant| variant.name()).collect();
+        let mut all: Vec<&str> = B::VARIANTS.iter().map(|(variant, _)| variant.name()).collect();
+        roles.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(roles, all, "{}", B::NAME);
+    }
+
+    #[test]
+    fn every_variant_is_the_default_or_a_competitor_or_only_a_column() {
+        has_roles::<AllReduce>();
+        has_roles::<AllGather>();
+        has_roles::<ReduceScatter>();
+        has_roles::<Broadcast>();
+        has_roles::<AllToAll>();
+        has_roles::<RmsNormAllReduce>();
+        has_roles::<Experts>();
+        has_roles::<Launch>();
+        has_roles::<Barrier>();
+        has_roles::<Put>();
+        has_roles::<Signal>();
+        has_roles::<P2p>();
+        has_roles::<Gemm>();
+        has_roles::<GroupedGemm>();
+        has_roles::<GemmAllReduce>();
+        has_roles::<GemmReduceScatter>();
+        has_roles::<AllGatherGemm>();
+        has_roles::<GemmLadder>();
     }
 }

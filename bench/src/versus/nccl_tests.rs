@@ -115,17 +115,18 @@ mod tests {
     #[test]
     fn a_program_that_reads_nccl_tests_reads_the_table() {
         let rows = [(1 << 10, 2.5e-6, 3.0), (1 << 30, 0.0123456, 1.5)].map(|(size, time, bus)| {
-            let (redop, shape, l2) = ("sum", None, None);
-            let case = Case { size, count: size / 2, dtype: "bf16", redop, bus, shape, l2 };
+            let (dtype, redop) = ("bf16", "sum");
+            let case = Case { size, count: size / 2, dtype, redop, bus, ..Case::NONE };
             let ran = [false, true].map(|in_place| VariantResult {
                 variant: Variant::RustOps,
                 in_place,
                 launch: None,
                 algorithm: None,
+                asked: None,
                 wrong: Some(0),
                 reading: Reading::default(),
             });
-            rows(case, &ran, Some(&vec![vec![time, 2.0 * time]]))
+            rows(case, &[], &ran, Some(&vec![vec![time, 2.0 * time]]))
         });
         let rows = rows.concat();
         let text = NcclTests { program: "all_reduce_perf", rows: &rows }.to_string();

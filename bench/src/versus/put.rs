@@ -94,8 +94,7 @@ impl Benchmark for Put {
                 contenders.push(by_nccl_sym(harness, windows)?);
             }
             let (size, count) = (bytes, bytes);
-            let case =
-                Case { size, count, dtype: "u8", redop: "-", bus: 1.0, shape: None, l2: None };
+            let case = Case { size, count, dtype: "u8", ..Case::NONE };
             job.compare(case, &contenders)?;
         }
         Ok(())

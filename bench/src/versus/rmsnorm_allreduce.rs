@@ -119,8 +119,9 @@ impl RmsNormAllReduce {
                 dtype: T::NAME,
                 redop: "sum",
                 bus: bus(harness.rank.n_ranks()),
-                shape: None,
-                l2: None,
+                tokens: Some(tokens),
+                hidden: Some(hidden),
+                ..Case::NONE
             };
             job.compare(case, &contenders)?;
         }

@@ -7,9 +7,11 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::contender::{Launch, Variant};
+use crate::contest::Contest;
 use crate::harness::Rounds;
+use crate::ratio::{Standing, by_plan, ratios};
 use crate::sensors::Reading;
-use crate::stats::{Spread, geometric_mean};
+use crate::stats::Spread;
 use crate::table;
 
 /// Parameters common to all variants of a comparison.
@@ -27,6 +29,9 @@ pub struct Case {
     pub shape: Option<[usize; 3]>,
     /// Of a matrix product: whether B may be in the L2 cache.
     pub l2: Option<L2>,
+    /// Of a batch of tokens, on each rank: how many, and the elements of each.
+    pub tokens: Option<usize>,
+    pub hidden: Option<usize>,
 }
 
 /// What the L2 cache holds of the inputs when an operation begins.
@@ -40,6 +45,19 @@ pub enum L2 {
 }
 
 impl Case {
+    /// Without messages.
+    pub const NONE: Self = Self {
+        size: 0,
+        count: 0,
+        dtype: "-",
+        redop: "-",
+        bus: 1.0,
+        shape: None,
+        l2: None,
+        tokens: None,
+        hidden: None,
+    };
+
     /// A product of `[m, n, k]` on one GPU, with so many bytes for an element of C.
     pub fn product(
         dtype: &'static str,
@@ -47,8 +65,8 @@ impl Case {
         shape @ [m, n, _]: [usize; 3],
         l2: Option<L2>,
     ) -> Self {
-        let count = m * n;
-        Self { size: count * bytes, count, dtype, redop: "sum", bus: 1.0, shape: Some(shape), l2 }
+        let (count, shape) = (m * n, Some(shape));
+        Self { size: count * bytes, count, dtype, redop: "sum", shape, l2, ..Self::NONE }
     }
 
     /// The shape as text, empty without one.
@@ -69,6 +87,9 @@ pub struct Row {
     pub m: Option<usize>,
     pub n: Option<usize>,
     pub k: Option<usize>,
+    /// As [`Case::tokens`] and [`Case::hidden`].
+    pub tokens: Option<usize>,
+    pub hidden: Option<usize>,
     pub variant: Variant,
     /// Whether it sends and receives in one buffer.
     #[serde(default)]
@@ -87,15 +108,13 @@ pub struct Row {
     pub wrong: Option<usize>,
     /// Interquartile range of the times in percent of their median.
     pub noise_percent: Option<f64>,
-    /// This variant's time over `nccl`'s and over `nccl-sym`'s: medians of ratios within a round.
-    pub time_over_nccl: Option<f64>,
-    pub time_over_nccl_sym: Option<f64>,
-    /// The same over `cublaslt`'s.
-    pub time_over_cublaslt: Option<f64>,
-    /// The same over that of the fastest variant of another library.
+    /// This variant's time over that of the fastest competitor: the median of ratios within a
+    /// round.
     pub time_over_best: Option<f64>,
     /// The library's algorithm, or the plan of the product in Rust.
     pub algorithm: Option<String>,
+    /// The plan that the command line names for it.
+    pub asked: Option<String>,
     pub l2: Option<L2>,
     /// Medians of rank 0's GPU while the variant was timed; `None` without NVML.
     pub power_w: Option<f64>,
@@ -114,22 +133,24 @@ pub struct VariantResult {
     pub in_place: bool,
     pub launch: Option<Launch>,
     pub algorithm: Option<String>,
+    pub asked: Option<String>,
     pub wrong: Option<usize>,
     pub reading: Reading,
 }
 
 /// The rows of a case, from the variants' times.
-pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<Row> {
+pub fn rows(
+    case: Case,
+    competitors: &[Variant],
+    ran: &[VariantResult],
+    rounds: Option<&Rounds>,
+) -> Vec<Row> {
     let spread = |time: &dyn Fn(&[f64]) -> f64| Spread::of(rounds?.iter().map(|round| time(round)));
-    let position = |variant| ran.iter().position(|ran| ran.variant == variant);
     let median = |i: usize| spread(&|round| round[i]).map_or(f64::INFINITY, |time| time.median);
     let best = (0..ran.len())
-        .filter(|&i| ran[i].variant.is_of_others())
+        .filter(|&i| competitors.contains(&ran[i].variant))
         .min_by(|&a, &b| median(a).total_cmp(&median(b)));
     let row = |(i, ran): (usize, &VariantResult)| {
-        let over = |base: Option<usize>| {
-            base.and_then(|base| Some(spread(&|round| round[i] / round[base])?.median))
-        };
         let time = spread(&|round| round[i]);
         let bandwidth =
             time.filter(|_| case.size > 0).map(|time| case.size as f64 / time.median / 1e9);
@@ -143,6 +164,8 @@ pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<R
             m: case.shape.map(|[m, _, _]| m),
             n: case.shape.map(|[_, n, _]| n),
             k: case.shape.map(|[_, _, k]| k),
+            tokens: case.tokens,
+            hidden: case.hidden,
             variant: ran.variant,
             in_place: ran.in_place,
             blocks: ran.launch.map(|launch| launch.blocks),
@@ -153,11 +176,10 @@ pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<R
             tflops: rate,
             wrong: ran.wrong,
             noise_percent: time.map(|time| time.iqr / time.median * 100.0),
-            time_over_nccl: over(position(Variant::Nccl)),
-            time_over_nccl_sym: over(position(Variant::NcclSym)),
-            time_over_cublaslt: over(position(Variant::CublasLt)),
-            time_over_best: over(best),
+            time_over_best: best
+                .and_then(|best| Some(spread(&|round| round[i] / round[best])?.median)),
             algorithm: ran.algorithm.clone(),
+            asked: ran.asked.clone(),
             l2: case.l2,
             power_w: ran.reading.power_w,
             sm_mhz: ran.reading.sm_mhz,
@@ -185,9 +207,6 @@ impl table::Row for Row {
         ("noise", "% IQR"),
         ("p99", "us"),
         ("spread", "%"),
-        ("time/nccl", "<1: faster"),
-        ("time/nccl-sym", "<1: faster"),
-        ("time/cublaslt", "<1: faster"),
         ("time/best", "<1: faster"),
         ("power", "W"),
         ("SM clock", "MHz"),
@@ -216,9 +235,6 @@ impl table::Row for Row {
             number(self.noise_percent, 1),
             number(self.p99_us, 2),
             number(self.spread_percent, 1),
-            number(self.time_over_nccl, 3),
-            number(self.time_over_nccl_sym, 3),
-            number(self.time_over_cublaslt, 3),
             number(self.time_over_best, 3),
             number(self.power_w, 0),
             number(self.sm_mhz, 0),
@@ -228,21 +244,18 @@ impl table::Row for Row {
         ]
     }
 
-    /// Times over a host call's are in the table if that call is, and what sensors and libraries
-    /// tell if they do.
+    /// What a machine or a benchmark does not tell is not in the table.
     fn has_column(rows: &[Self], column: &str) -> bool {
         match column {
-            "p99" | "spread" => return rows.iter().any(|row| row.p99_us.is_some()),
-            "time/best" => return rows.iter().any(|row| row.variant.is_foreign()),
-            "power" => return rows.iter().any(|row| row.power_w.is_some()),
-            "SM clock" => return rows.iter().any(|row| row.sm_mhz.is_some()),
-            "temperature" => return rows.iter().any(|row| row.temperature_c.is_some()),
-            "rate" => return rows.iter().any(|row| row.tflops.is_some()),
-            "algorithm" => return rows.iter().any(|row| row.algorithm.is_some()),
-            _ => {}
+            "p99" | "spread" => rows.iter().any(|row| row.p99_us.is_some()),
+            "time/best" => rows.iter().any(|row| row.time_over_best.is_some()),
+            "power" => rows.iter().any(|row| row.power_w.is_some()),
+            "SM clock" => rows.iter().any(|row| row.sm_mhz.is_some()),
+            "temperature" => rows.iter().any(|row| row.temperature_c.is_some()),
+            "rate" => rows.iter().any(|row| row.tflops.is_some()),
+            "algorithm" => rows.iter().any(|row| row.algorithm.is_some()),
+            _ => true,
         }
-        let host = column.strip_prefix("time/");
-        host.is_none_or(|host| rows.iter().any(|row| row.variant.name() == host))
     }
 }
 
@@ -251,19 +264,9 @@ impl table::Row for Row {
 pub struct Summary {
     wrong: usize,
     checked: bool,
-    ratios: Vec<Ratio>,
-}
-
-/// A kernel's time over that of NCCL's host call, over several rows.
-#[derive(Clone, Copy, Debug)]
-struct Ratio {
-    kernel: Variant,
-    host: Variant,
-    rows: usize,
-    /// The geometric mean.
-    mean: f64,
-    lowest: f64,
-    highest: f64,
+    contest: &'static Contest,
+    /// Of each plan of the default.
+    standings: Vec<(String, Standing)>,
 }
 
 impl Row {
@@ -283,45 +286,54 @@ impl Row {
         Some(format!("{}x{}", self.blocks?, self.threads?))
     }
 
-    /// This variant's time over `host`'s.
-    fn over(&self, host: Variant) -> Option<f64> {
-        match host {
-            Variant::Nccl => self.time_over_nccl,
-            Variant::NcclSym => self.time_over_nccl_sym,
-            Variant::CublasLt => self.time_over_cublaslt,
-            _ => None,
+    /// The plan that was asked for or taken, without the details.
+    pub fn plan(&self) -> &str {
+        let text = self.asked.as_deref().or(self.algorithm.as_deref()).unwrap_or_default();
+        text.split([',', '(']).next().unwrap_or_default().trim_end()
+    }
+
+    /// Whether it is of the same size, shape, type and place.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let numbers = |row: &Self| {
+            [Some(row.size), Some(row.count), row.m, row.n, row.k, row.tokens, row.hidden]
+        };
+        let names = |row: &Self| (row.dtype.clone(), row.redop.clone(), row.l2, row.in_place);
+        numbers(self) == numbers(other) && names(self) == names(other)
+    }
+
+    /// The shape, the tokens, the size or, without any, the grid.
+    pub fn label(&self) -> String {
+        let size = || match (self.tokens, self.size) {
+            (Some(tokens), _) => format!("{tokens} tokens"),
+            (None, 0) => self.grid().unwrap_or("-".to_owned()),
+            (None, size) => bytes(size),
+        };
+        let label = self.shape().unwrap_or_else(size);
+        match &*self.redop {
+            "-" | "sum" => label,
+            operation => format!("{operation} of {label}"),
         }
     }
 }
 
-impl Ratio {
-    /// `None` if no row has both.
-    fn of(rows: &[Row], kernel: Variant, host: Variant) -> Option<Self> {
-        let of_kernel = rows.iter().filter(|row| row.variant == kernel);
-        let ratios: Vec<f64> = of_kernel.filter_map(|row| row.over(host)).collect();
-        let (lowest, highest) = (f64::INFINITY, 0.0);
-        Some(Self {
-            kernel,
-            host,
-            rows: ratios.len(),
-            mean: geometric_mean(ratios.iter().copied())?,
-            lowest: ratios.iter().copied().fold(lowest, f64::min),
-            highest: ratios.iter().copied().fold(highest, f64::max),
-        })
-    }
+/// A size in the largest unit that it is a multiple of, with a suffix of nccl-tests' flags.
+pub fn bytes(size: usize) -> String {
+    let units = [(30, "G"), (20, "M"), (10, "K")];
+    let unit = units.into_iter().find(|(shift, _)| size.trailing_zeros() >= *shift);
+    unit.map_or(size.to_string(), |(shift, unit)| format!("{}{unit}", size >> shift))
 }
 
 impl Summary {
     /// Summarizes these rows.
-    pub fn of(rows: &[Row]) -> Self {
-        let (kernels, hosts): (Vec<Variant>, Vec<Variant>) =
-            Variant::value_variants().iter().partition(|variant| variant.is_kernel());
-        let pairs =
-            kernels.iter().flat_map(|kernel| hosts.iter().map(move |host| (*kernel, *host)));
+    pub fn of(contest: &'static Contest, rows: &[Row]) -> Self {
+        let ratios = ratios(contest, rows);
+        let standing =
+            |(plan, ratios): (&str, Vec<_>)| Some((plan.to_owned(), Standing::of(&ratios)?));
         Self {
             wrong: rows.iter().filter_map(|row| row.wrong).sum(),
             checked: rows.iter().all(|row| row.wrong.is_some()),
-            ratios: pairs.filter_map(|(kernel, host)| Ratio::of(rows, kernel, host)).collect(),
+            contest,
+            standings: by_plan(&ratios).into_iter().filter_map(standing).collect(),
         }
     }
 
@@ -334,12 +346,17 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Ratio { kernel, host, rows, mean, lowest, highest } in &self.ratios {
-            writeln!(
-                f,
-                "# time of {kernel} over time of {host}: geometric mean {mean:.3} over {rows} \
-                 rows, from {lowest:.3} to {highest:.3} (below 1: {kernel} is faster)"
-            )?;
+        let names: Vec<&str> =
+            self.contest.competitors.iter().map(|theirs| theirs.name()).collect();
+        for (plan, standing) in &self.standings {
+            let default = self.contest.default.map_or("-", Variant::name);
+            let ours = format!("{default} {plan}");
+            let (ours, theirs) = (ours.trim_end(), names.join(", "));
+            writeln!(f, "# {ours} over the fastest of {theirs}: {standing}")?;
+        }
+        if !self.standings.is_empty() && !self.contest.columns.is_empty() {
+            let columns: Vec<_> = self.contest.columns.iter().map(|column| column.name()).collect();
+            writeln!(f, "# in no ratio: {}", columns.join(", "))?;
         }
         match self.checked {
             true => write!(f, "# #wrong {}", self.wrong),
@@ -353,22 +370,20 @@ mod tests {
     use super::*;
     use crate::table::Row as _;
 
-    const CASE: Case = Case {
-        size: 3000,
-        count: 750,
-        dtype: "f32",
-        redop: "sum",
-        bus: 1.5,
-        shape: None,
-        l2: None,
-    };
+    const CASE: Case =
+        Case { size: 3000, count: 750, dtype: "f32", redop: "sum", bus: 1.5, ..Case::NONE };
+
+    /// The competitors are `nccl` and `nccl-sym`.
+    fn contest() -> &'static Contest {
+        Contest::of("barrier").unwrap()
+    }
 
     fn ran(variant: Variant) -> VariantResult {
         let launch = Launch { blocks: 4, threads: 128, registers: 32 };
-        let launch = variant.is_kernel().then_some(launch);
+        let launch = (variant == Variant::Rust).then_some(launch);
         let reading = Reading { power_w: Some(650.4), ..Reading::default() };
-        let (in_place, algorithm) = (false, None);
-        VariantResult { variant, in_place, launch, algorithm, wrong: Some(0), reading }
+        let (in_place, algorithm, asked) = (false, None, None);
+        VariantResult { variant, in_place, launch, algorithm, asked, wrong: Some(0), reading }
     }
 
     fn measured() -> Vec<Row> {
@@ -376,7 +391,7 @@ mod tests {
         let rounds =
             vec![vec![1e-6, 2e-6, 4e-6], vec![3e-6, 6e-6, 12e-6], vec![9e-6, 18e-6, 36e-6]];
         let variants = [Variant::Rust, Variant::NcclSym, Variant::Nccl];
-        rows(CASE, &variants.map(ran), Some(&rounds))
+        rows(CASE, contest().competitors, &variants.map(ran), Some(&rounds))
     }
 
     #[test]
@@ -388,14 +403,10 @@ mod tests {
         near(rows[0].time_us, 3.0);
         near(rows[0].algbw, 1.0);
         near(rows[0].busbw, 1.5);
-        near(rows[0].time_over_nccl, 0.25);
-        near(rows[0].time_over_nccl_sym, 0.5);
-        near(rows[1].time_over_nccl_sym, 1.0);
-        near(rows[2].time_over_nccl_sym, 2.0);
         near(rows[0].noise_percent, 4.0 / 3.0 * 100.0);
         near(rows[0].spread_percent, 8.0 / 3.0 * 100.0);
         near(rows[0].p99_us, 3.0 + 0.98 * 6.0);
-        // `nccl-sym` is the fastest of another library.
+        // `nccl-sym` is the fastest competitor.
         near(rows[0].time_over_best, 0.5);
         near(rows[2].time_over_best, 2.0);
         assert_eq!(rows[0].cells().len(), Row::COLUMNS.len());
@@ -405,30 +416,31 @@ mod tests {
     #[test]
     fn a_product_has_a_rate() {
         let case = Case { shape: Some([100, 200, 500]), ..CASE };
-        let rows = rows(case, &[ran(Variant::Rust)], Some(&vec![vec![1e-6]]));
+        let rows = rows(case, &[], &[ran(Variant::Rust)], Some(&vec![vec![1e-6]]));
         assert!((rows[0].tflops.unwrap() - 20.0).abs() < 1e-9, "{rows:?}");
         assert!(Row::has_column(&rows, "rate") && !Row::has_column(&measured(), "rate"));
     }
 
     #[test]
     fn without_times_there_is_a_dash_and_no_ratio() {
-        let rows = rows(CASE, &[ran(Variant::Rust), ran(Variant::Nccl)], None);
+        let rows =
+            rows(CASE, contest().competitors, &[ran(Variant::Rust), ran(Variant::Nccl)], None);
         assert_eq!(
             rows[0].cells()[4..],
             [
-                "-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-", "-", "-", "-", "-", "650",
-                "-", "-", "-", "-"
+                "-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-", "-", "650", "-", "-", "-",
+                "-"
             ]
             .map(str::to_owned)
         );
-        assert_eq!(Summary::of(&rows).to_string(), "# #wrong 0");
+        assert_eq!(Summary::of(contest(), &rows).to_string(), "# #wrong 0");
     }
 
     #[test]
-    fn the_summary_says_which_way_the_ratio_goes() {
-        let text = Summary::of(&measured()).to_string();
-        let line = "# time of rust over time of nccl-sym: geometric mean 0.500 over 1 rows, from \
-                    0.500 to 0.500 (below 1: rust is faster)";
+    fn the_summary_says_who_is_over_whom() {
+        let text = Summary::of(contest(), &measured()).to_string();
+        let line = "# rust over the fastest of nccl, nccl-sym: geometric mean 0.500 of 1 cases, \
+                    worst 0.500 (3000), 0 above 1, 1 ties\n# in no ratio: cpp\n";
         assert!(text.contains(line) && text.ends_with("# #wrong 0"), "{text}");
     }
 
@@ -436,7 +448,7 @@ mod tests {
     fn wrong_results_fail_whatever_the_times() {
         let mut rows = measured();
         rows[1].wrong = Some(7);
-        let error = Summary::of(&rows).judge().unwrap_err().to_string();
+        let error = Summary::of(contest(), &rows).judge().unwrap_err().to_string();
         assert!(error.contains("7 elements are wrong"), "{error}");
     }
 }

@@ -28,9 +28,6 @@ const ROUNDS: u32 = 1000;
 const CHECKED_ROUNDS: u32 = 100;
 const SIMULATED_ROUNDS: u32 = 3;
 
-const CASE: Case =
-    Case { size: 0, count: 0, dtype: "-", redop: "-", bus: 0.0, shape: None, l2: None };
-
 impl Benchmark for Signal {
     const NAME: &'static str = "signal";
     const VARIANTS: &'static [VariantInfo] = &[
@@ -67,7 +64,7 @@ impl Benchmark for Signal {
         if job.selection.has(Variant::NcclSym) {
             contenders.push(by_nccl_sym(harness, &windows)?);
         }
-        job.compare(CASE, &contenders)
+        job.compare(Case::NONE, &contenders)
     }
 }
 
