@@ -2,7 +2,7 @@
 //!
 //! A time is the median of a run's rounds. Its standard error follows from their interquartile
 //! range, as for normally distributed times. A row became faster or slower if its times differ by
-//! more than three standard errors of the difference and by more than 1 %: two runs on one machine
+//! more than three standard errors of the difference and by more than 3 %: two starts on one machine
 //! differ by up to that without a cause in the code.
 
 use std::fmt;
@@ -13,6 +13,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::header::Header;
+use crate::options::ROUNDS;
 use crate::stats::geometric_mean;
 use crate::table::{self, Report};
 use crate::versus::Row;
@@ -35,7 +36,7 @@ pub fn run(options: &Options) -> Result<()> {
 /// Standard errors that a difference exceeds.
 const ERRORS: f64 = 3.0;
 /// The least difference that counts.
-const LEAST: f64 = 0.01;
+const LEAST: f64 = 0.03;
 
 /// What became of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -134,21 +135,22 @@ impl Comparison {
             ranks[0],
             ranks[1]
         );
-        let options = |header: &Header| {
-            header.run_options().with_context(|| {
-                format!("this version does not know the flags of {}", header.command.join(" "))
-            })
-        };
-        let (a, b) = (options(&before)?, options(&after)?);
         ensure!(
-            (a.graph > 0) == (b.graph > 0),
+            before.in_graphs() == after.in_graphs(),
             "plain launches and graphs (-G) cannot be compared"
         );
-        ensure!(a.host == b.host, "times of the host's calls and of GPUs cannot be compared");
+        ensure!(
+            before.has("--host") == after.has("--host"),
+            "times of the host's calls and of GPUs cannot be compared"
+        );
+        let rounds = [&before, &after].map(|header| {
+            let value = header.value(["--rounds"; 2]).and_then(|rounds| rounds.parse().ok());
+            value.unwrap_or(ROUNDS)
+        });
         let mut changes = Report::new();
         for row in &new.rows {
             if let Some(earlier) = old.rows.iter().find(|earlier| same_case(earlier, row)) {
-                changes.rows.extend(Change::of(earlier, row, [a.rounds, b.rounds]));
+                changes.rows.extend(Change::of(earlier, row, rounds));
             }
         }
         if changes.rows.is_empty() {
@@ -207,7 +209,7 @@ impl fmt::Display for Comparison {
         let mean = geometric_mean(rows.iter().map(|change| change.new_us / change.old_us));
         write!(
             f,
-            "# {} rows: {} faster, {} the same, {} slower (by more than noise and 1 %); geometric \
+            "# {} rows: {} faster, {} the same, {} slower (by more than noise and 3 %); geometric \
              mean of new over old {:.3}; {} rows only in the old run, {} only in the new one",
             rows.len(),
             self.count(Verdict::Faster),

@@ -7,13 +7,11 @@ use std::process::Command;
 use std::time::SystemTime;
 
 use anyhow::Result;
-use clap::{CommandFactory, FromArgMatches};
 use devcomm::{Properties, Rank, World};
 use serde::{Deserialize, Serialize};
 
 use crate::date::date;
-use crate::options::RunOptions;
-use crate::{Cli, links};
+use crate::links;
 
 /// System and software, as seen by rank 0.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -87,10 +85,54 @@ impl Header {
         self.command.get(1).map_or("", String::as_str)
     }
 
-    /// How it was measured, if its command line is one of this version.
-    pub fn run_options(&self) -> Option<RunOptions> {
-        let matches = Cli::command().try_get_matches_from(&self.command).ok()?;
-        RunOptions::from_arg_matches(matches.subcommand()?.1).ok()
+    /// Whether the command line has a flag.
+    pub fn has(&self, flag: &str) -> bool {
+        self.command.iter().any(|word| word == flag)
+    }
+
+    /// The value of a flag on the command line, as `--iters 20`, `--iters=20`, `-n 20` or `-n20`.
+    pub fn value<'a>(&'a self, names: [&str; 2]) -> Option<&'a str> {
+        let after = |(at, word): (usize, &'a String)| {
+            let rest = names.iter().find_map(|name| word.strip_prefix(name))?;
+            match rest.strip_prefix('=') {
+                Some(value) => Some(value),
+                None if rest.is_empty() => self.command.get(at + 1).map(String::as_str),
+                None => (!word.starts_with("--")).then_some(rest),
+            }
+        };
+        self.command.iter().enumerate().find_map(after)
+    }
+
+    /// Whether launches were captured as graphs.
+    pub fn in_graphs(&self) -> bool {
+        self.value(["-G", "--cudagraph"]).is_some_and(|graphs| graphs != "0")
+    }
+
+    /// The flags of the command line, without these and without those for files that it reads and
+    /// writes.
+    pub fn flags(&self, without: &[&str]) -> String {
+        const FILES: [&str; 6] = ["--json", "--csv", "--plot", "--compare", "--twins", "--table"];
+        let mut kept = Vec::new();
+        let mut keeps = true;
+        for word in self.command.iter().skip(2) {
+            if word.starts_with('-') {
+                let flag = word.split('=').next().unwrap_or_default();
+                keeps = !FILES.contains(&flag) && !without.contains(&flag);
+            }
+            if keeps {
+                kept.push(word.as_str());
+            }
+        }
+        kept.join(" ")
+    }
+
+    /// The number of GPUs and their name.
+    pub fn machine_name(&self) -> String {
+        let ranks = self.ranks;
+        match &self.machine {
+            Some(machine) => format!("{ranks} x {}", machine.gpu.trim_start_matches("NVIDIA ")),
+            None => format!("{ranks} simulated GPUs"),
+        }
     }
 
     /// The specified bandwidth of the links between the GPUs; `None` where it is not known.
@@ -227,6 +269,20 @@ mod tests {
         );
         assert_eq!(state.power_limit, "700.00 W");
         assert_eq!(GpuState::parse("No devices were found"), None);
+    }
+
+    #[test]
+    fn flags_are_read_as_the_command_line_has_them() {
+        let words = "devcomm-bench put -n20 -G 1 --json a.json --rounds=7 -b 1K --csv=b.csv --host";
+        let command = words.split(' ').map(str::to_owned).collect();
+        let header = Header { date: None, command, ranks: 2, lsa_ranks: 2, machine: None };
+        let value = |names| header.value(names);
+        assert_eq!(value(["-n", "--iters"]), Some("20"));
+        assert_eq!(value(["-b", "--minbytes"]), Some("1K"));
+        assert_eq!(value(["--rounds"; 2]), Some("7"));
+        assert_eq!(value(["-w", "--warmup_iters"]), None);
+        assert!(header.in_graphs() && header.has("--host") && !header.has("-c"));
+        assert_eq!(header.flags(&["-G", "--rounds"]), "-n20 -b 1K --host");
     }
 
     #[test]

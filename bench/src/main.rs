@@ -9,6 +9,7 @@
 //! devcomm-bench gemm-ladder -g 1                                # the steps of docs/gemm.md
 //! devcomm-bench tune gemm -g 1 --set square                     # the fastest plan of each shape
 //! devcomm-bench report                                          # docs/measurements.md from --json
+//! devcomm-bench rows FILE                                       # the rows of a --json
 //! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
 //! devcomm-bench all-reduce --compare rows.json --plot rows.svg  # what became faster, or slower
 //! devcomm-bench compare old.json new.json                       # the same of two files
@@ -132,8 +133,10 @@ enum Bench {
     Model(model::Options),
     /// Compares two JSON files of the same benchmark: exit status 1 if a row became slower
     Compare(compare::Options),
-    /// A page of tables and plots from files of rows (--json), such as docs/measurements.md
+    /// A page of ratios and plots from files of rows (--json), such as docs/measurements.md
     Report(report::Options),
+    /// Prints the rows of files (--json) as tables
+    Rows(report::RowsOptions),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask
     /// twins`
     Twins(twins::Options),
@@ -210,6 +213,7 @@ fn main() -> ExitCode {
         Bench::Model(options) => model::run(options),
         Bench::Compare(options) => compare::run(options),
         Bench::Report(options) => report::run(options),
+        Bench::Rows(options) => report::rows(options),
         Bench::Twins(options) => twins::run(options),
     };
     match done {

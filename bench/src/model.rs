@@ -23,9 +23,9 @@ use serde::Serialize;
 
 use crate::contender::Variant;
 use crate::options::OutputOptions;
-use crate::report::file::{self, Content};
 use crate::stats::Spread;
 use crate::table::{self, Report};
+use crate::versus;
 
 /// The flags of `model`.
 #[derive(Args, Clone, Debug)]
@@ -204,7 +204,8 @@ struct Point {
 /// The measured times of a file.
 fn read(path: &Path) -> Result<Vec<Point>> {
     let name = path.display();
-    let Content { header, rows } = Content::read(path)?;
+    let Report { header, rows } = Report::<versus::Row>::read(path)?;
+    let header = header.with_context(|| format!("{name} has no header"))?;
     let Some(collective) = Collective::parse(header.subcommand()) else {
         bail!("{name} is of no collective");
     };
@@ -212,9 +213,7 @@ fn read(path: &Path) -> Result<Vec<Point>> {
     ensure!(ranks > 1, "{name} is of one rank, which sends nothing");
     ensure!(ranks == 2 || in_graph, "{name} is of {ranks} ranks without graphs: there is no model");
     let mut points = Vec::new();
-    for file::Row { variant, dtype, size, algorithm, time_us, .. } in rows {
-        let case = dtype.zip(size);
-        let (dtype, size) = case.with_context(|| format!("{name} has no rows of a collective"))?;
+    for versus::Row { variant, dtype, size, algorithm, time_us, .. } in rows {
         // What falls back to NCCL has NCCL's costs.
         let algorithm = algorithm.filter(|name| name != "Nccl").unwrap_or(UNKNOWN.to_owned());
         points.extend(time_us.map(|us| Point {
@@ -222,8 +221,8 @@ fn read(path: &Path) -> Result<Vec<Point>> {
             ranks,
             in_graph,
             dtype,
-            size: size as usize,
-            variant,
+            size,
+            variant: variant.name().to_owned(),
             algorithm,
             us,
         }));

@@ -91,6 +91,9 @@ impl GridOptions {
     }
 }
 
+/// Rounds, if the command line names no number.
+pub const ROUNDS: usize = 21;
+
 /// Flags for iterations and rounds.
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {
@@ -121,7 +124,7 @@ pub struct RunOptions {
     pub concurrent: Option<u32>,
 
     /// Rounds, each with one batch of every variant, in random order
-    #[arg(long, value_name = "N", default_value_t = 21)]
+    #[arg(long, value_name = "N", default_value_t = ROUNDS)]
     pub rounds: usize,
 
     /// Seed of the random inputs and of the order of measurements

@@ -1,11 +1,13 @@
 //! Draws the rows of a comparison as SVG: latency and bandwidth by size where there are sizes to
-//! compare, or else a line of dots for each shape.
+//! compare, or else a line of dots for each shape or, of many shapes, their ratios.
 
 use std::fmt::Write as _;
 
 use crate::contender::Variant;
+use crate::contest::Contest;
+use crate::ratio::{Ratio, Standing, by_plan, ratios};
 use crate::table::Report;
-use crate::versus::Row;
+use crate::versus::{Row, bytes};
 
 /// The plot; `None` if no row has a time above 0.
 pub fn svg(report: &Report<Row>) -> Option<String> {
@@ -14,6 +16,11 @@ pub fn svg(report: &Report<Row>) -> Option<String> {
     rows.first()?;
     let series = series(&rows);
     let by_size = rows.iter().all(|row| row.size > 0 && row.m.is_none());
+    let contest = report.header.as_ref().and_then(|header| Contest::of(header.subcommand()));
+    let ratios = contest.map_or_else(Vec::new, |contest| ratios(contest, &report.rows));
+    if ratios.len() > MOST_LINES && ratios.iter().all(|ratio| ratio.m.is_some()) {
+        return Some(scatter(&ratios));
+    }
     let limit = report.header.as_ref().and_then(|header| header.link_bandwidth());
     if by_size { Some(panels(&series, limit)) } else { dots(&rows, &series) }
 }
@@ -122,16 +129,6 @@ impl Axis {
     }
 }
 
-/// A size with the suffixes of nccl-tests' flags.
-fn bytes(size: f64) -> String {
-    match size.log2() as u32 {
-        0..10 => format!("{size}"),
-        10..20 => format!("{}K", size / 1024.0),
-        20..30 => format!("{}M", size / 1_048_576.0),
-        _ => format!("{}G", size / 1_073_741_824.0),
-    }
-}
-
 /// The elements of a picture.
 struct Picture(String);
 
@@ -183,6 +180,7 @@ const WIDTH: f64 = 900.0;
 /// Names in a line of the legend.
 const IN_LINE: usize = 5;
 const GRID: &str = r##"stroke="#dddddd""##;
+const ONE: &str = r##"stroke="#444444""##;
 const LIMIT: &str = r##"stroke="#444444" stroke-dasharray="6 4""##;
 
 /// Latency and bus bandwidth by size. `limit` is the links' bandwidth.
@@ -207,7 +205,7 @@ fn panels(series: &[Series<'_>], limit: Option<f64>) -> String {
         picture.text(left, TOP - 14.0, "start", title);
         for &tick in &x.ticks {
             picture.line([x.at(tick), TOP, x.at(tick), BOTTOM], GRID);
-            picture.text(x.at(tick), BOTTOM + 18.0, "middle", &bytes(tick));
+            picture.text(x.at(tick), BOTTOM + 18.0, "middle", &bytes(tick as usize));
         }
         picture.text((left + right) / 2.0, BOTTOM + 36.0, "middle", "size, bytes");
         for &tick in &y.ticks {
@@ -255,6 +253,48 @@ fn draw_least_time(picture: &mut Picture, series: &[Series<'_>], limit: f64, x: 
 /// A tick without superfluous zeros.
 fn number(value: f64) -> String {
     format!("{value:.*}", (-value.log10().floor()).max(0.0) as usize)
+}
+
+/// Shapes that have a line each.
+const MOST_LINES: usize = 48;
+
+/// The ratios of many products over the rows of A.
+fn scatter(ratios: &[Ratio]) -> String {
+    const TICKS: [f64; 16] =
+        [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0];
+    let [left, right, top, bottom] = [60.0, 880.0, 40.0, 330.0];
+    let rows = |ratio: &Ratio| ratio.m.unwrap_or(1) as f64;
+    let x = Axis::of_sizes(ratios.iter().map(rows), left, right);
+    let values = || ratios.iter().map(|ratio| ratio.value().clamp(TICKS[0], TICKS[15]));
+    let (least, most) = (values().fold(1.0, f64::min), values().fold(1.0, f64::max));
+    let first = TICKS.iter().rposition(|tick| *tick <= least).unwrap_or(0);
+    let last = TICKS.iter().position(|tick| *tick >= most).unwrap_or(TICKS.len() - 1);
+    let last = last.max(first + 1);
+    let (low, high, ticks) = (TICKS[first], TICKS[last], TICKS[first..=last].to_vec());
+    let y = Axis { low, high, from: bottom, to: top, ticks };
+    let mut picture = Picture(String::new());
+    picture.text(left, top - 14.0, "start", "ratio, below 1 devcomm is faster");
+    picture.text((left + right) / 2.0, bottom + 36.0, "middle", "rows of A");
+    for &tick in &x.ticks {
+        picture.line([x.at(tick), top, x.at(tick), bottom], GRID);
+        picture.text(x.at(tick), bottom + 18.0, "middle", &tick.to_string());
+    }
+    for &tick in &y.ticks {
+        let style = if tick == 1.0 { ONE } else { GRID };
+        picture.line([left, y.at(tick), right, y.at(tick)], style);
+        picture.text(left - 6.0, y.at(tick) + 4.0, "end", &tick.to_string());
+    }
+    for ((plan, ratios), (_, colour)) in by_plan(ratios).into_iter().zip(COLOURS) {
+        for ratio in &ratios {
+            let value = ratio.value().clamp(low, high);
+            picture.dot(x.at(rows(ratio)), y.at(value), 3.0, colour);
+        }
+        let Some(Standing { mean, .. }) = Standing::of(&ratios) else { continue };
+        picture.line([left, y.at(mean), right, y.at(mean)], LIMIT);
+        let label = format!("{plan} geometric mean {mean:.3}");
+        picture.text(right, y.at(mean) - 4.0, "end", label.trim_start());
+    }
+    picture.finish(bottom + 50.0)
 }
 
 /// A line for each shape, or for each variant of a single shape: rates, or else times.
@@ -331,7 +371,6 @@ mod tests {
     #[test]
     fn labels_are_short() {
         assert_eq!([0.05, 0.5, 1.0, 200.0].map(number), ["0.05", "0.5", "1", "200"]);
-        let sizes = [8.0, 1024.0, 65_536.0, 1_048_576.0, 1_073_741_824.0];
-        assert_eq!(sizes.map(bytes), ["8", "1K", "64K", "1M", "1G"]);
+        assert_eq!([8, 1024, 65_536, 3 << 20, 1 << 30].map(bytes), ["8", "1K", "64K", "3M", "1G"]);
     }
 }

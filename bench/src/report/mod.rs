@@ -1,8 +1,8 @@
-//! `report`: a page of tables and plots from files of rows, as docs/measurements.md.
+//! `report`: a page of ratios and plots from files of rows, as docs/measurements.md. `rows`: the
+//! rows of a file.
 
-pub mod file;
+mod file;
 mod page;
-mod table;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,8 @@ use file::File;
 /// The flags of `report`.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Folder with files of rows (--json of the comparisons)
+    /// Folder with files of rows (--json of the comparisons); NAME-start2.json is another start of
+    /// the program of NAME.json
     #[arg(long, value_name = "FOLDER", default_value = "docs/measurements")]
     from: PathBuf,
 
@@ -36,11 +37,24 @@ pub fn run(options: &Options) -> Result<()> {
             write(&from.join(file.plot_name()), plot)?;
         }
     }
-    println!("{} has the rows of {} files", to.display(), files.len());
+    println!("{} has the ratios of {} files", to.display(), files.len());
     Ok(())
 }
 
-/// The files of a folder, by name.
+/// The flags of `rows`.
+#[derive(Args, Clone, Debug)]
+pub struct RowsOptions {
+    /// Files of rows (--json of the comparisons), such as those of docs/measurements
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+}
+
+/// Prints the rows of files as their runs printed them.
+pub fn rows(options: &RowsOptions) -> Result<()> {
+    options.files.iter().try_for_each(|path| file::print(path))
+}
+
+/// The files of a folder, by name, each with its further starts.
 fn read(folder: &Path) -> Result<Vec<File>> {
     let entries = fs::read_dir(folder).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
     let entries = entries.with_context(|| format!("cannot read {}", folder.display()))?;
@@ -48,7 +62,21 @@ fn read(folder: &Path) -> Result<Vec<File>> {
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
     ensure!(!paths.is_empty(), "{} has no JSON file", folder.display());
     paths.sort_by_key(|path| path.file_stem().map(ToOwned::to_owned));
-    paths.iter().map(|path| File::read(path)).collect()
+    let mut files: Vec<File> = Vec::new();
+    for path in paths {
+        let file = File::read(&path)?;
+        match file.stem().split_once("-start") {
+            Some((first, _)) => {
+                let of = files.iter_mut().find(|other| other.stem() == first);
+                let of = of.with_context(|| format!("there is no {first}.json"));
+                of.and_then(|first| first.join(&file)).with_context(|| {
+                    format!("{} is no further start of the program", path.display())
+                })?;
+            }
+            None => files.push(file),
+        }
+    }
+    Ok(files)
 }
 
 /// The folder as links of the page name it.
@@ -69,6 +97,7 @@ mod tests {
         let page = page::markdown(&files, &link(&from, &to));
         let written = fs::read_to_string(to).unwrap();
         assert!(page == written, "docs/measurements.md: run `devcomm-bench report`");
+        assert!(page.lines().count() <= 400, "the page is longer than 400 lines");
         for file in &files {
             let written = fs::read_to_string(from.join(file.plot_name())).ok();
             assert!(file.plot == written, "{}: run `devcomm-bench report`", file.plot_name());

@@ -23,7 +23,8 @@ use crate::options::{Dtype, GridOptions, OutputOptions, RankOptions, RunOptions,
 use crate::ranks;
 use crate::table::Report;
 use pairs::{PAIRS, Pair};
-use row::{Label, TwinRow, Verdict};
+use row::Label;
+pub use row::{TwinRow, Verdict};
 
 /// Flags of `devcomm-bench twins`.
 #[derive(Args, Clone, Debug)]

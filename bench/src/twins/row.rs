@@ -3,18 +3,19 @@
 use std::fmt;
 
 use anyhow::{Result, ensure};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::contender::Launch;
 use crate::harness::Rounds;
+use crate::ratio::Ratio;
 use crate::stats::{Spread, geometric_mean};
 use crate::table::Row;
 
 /// One kernel with one type and size.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TwinRow {
-    pub kernel: &'static str,
-    pub dtype: &'static str,
+    pub kernel: String,
+    pub dtype: String,
     /// Bytes of a message; 0 without messages.
     pub bytes: usize,
     pub blocks: u32,
@@ -56,8 +57,8 @@ impl TwinRow {
         let ratio = |i: usize| Spread::of(rounds.iter().map(|round| round[i] / round[1]));
         let (ours, null) = (ratio(0)?, ratio(2)?);
         Some(Self {
-            kernel: label.kernel,
-            dtype: label.dtype,
+            kernel: label.kernel.to_owned(),
+            dtype: label.dtype.to_owned(),
             bytes: label.bytes,
             blocks: launches[0].blocks,
             threads: launches[0].threads,
@@ -72,6 +73,11 @@ impl TwinRow {
             rust_wrong: wrong[0],
             cpp_wrong: wrong[1],
         })
+    }
+
+    /// Rust's time over C++'s.
+    pub fn as_ratio(&self) -> Ratio {
+        Ratio::new(self.name(), self.ratio, self.noise)
     }
 
     fn name(&self) -> String {
@@ -99,8 +105,8 @@ impl Row for TwinRow {
     fn cells(&self) -> Vec<String> {
         let wrong = |count: Option<usize>| count.map_or("N/A".to_owned(), |n| n.to_string());
         vec![
-            self.kernel.to_owned(),
-            self.dtype.to_owned(),
+            self.kernel.clone(),
+            self.dtype.clone(),
             self.bytes.to_string(),
             format!("{}x{}", self.blocks, self.threads),
             format!("{}/{}", self.rust_registers, self.cpp_registers),

@@ -60,7 +60,7 @@ pub use grouped_gemm::GroupedGemm;
 pub use p2p::P2p;
 pub use put::Put;
 pub use rmsnorm_allreduce::RmsNormAllReduce;
-pub use row::Row;
+pub use row::{Row, Summary, bytes};
 pub use signal::Signal;
 pub use tune::Tune;
 pub use tune_collectives::TuneCollective;

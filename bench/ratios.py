@@ -1,0 +1,134 @@
+"""Recomputes the ratios of docs/measurements.md from the files of rows, and compares.
+
+    python3 bench/ratios.py docs/measurements docs/measurements.md
+
+It shares no code with `devcomm-bench report`. The exit status is 1 if a figure differs.
+"""
+
+import glob
+import json
+import math
+import os
+import re
+import statistics
+import sys
+
+# Of each benchmark: the default, and whom it competes with.
+COLLECTIVE = ("rust-ops", {"nccl", "nccl-sym"})
+PRODUCT = ("rust", {"cublaslt"})
+FUSED = ("rust", {"nccl", "nccl-sym", "torch-fused"})
+SHOTS = {"torch-one-shot", "torch-two-shot"}
+ROLES = {
+    "all-reduce": (
+        "rust-ops",
+        {"nccl", "nccl-sym", "nccl-tests-lsa", "nccl-tests-lsa-vector"} | SHOTS,
+    ),
+    "all-gather": COLLECTIVE,
+    "reduce-scatter": COLLECTIVE,
+    "broadcast": COLLECTIVE,
+    "all-to-all": COLLECTIVE,
+    "rmsnorm-allreduce": COLLECTIVE,
+    "launch": COLLECTIVE,
+    "barrier": ("rust", {"nccl", "nccl-sym"}),
+    "put": ("rust", {"nccl", "nccl-sym"}),
+    "signal": ("rust", {"nccl", "nccl-sym"}),
+    "p2p": (None, set()),
+    "gemm": PRODUCT,
+    "grouped-gemm": PRODUCT,
+    "gemm-ladder": PRODUCT,
+    "gemm-allreduce": ("rust", {"nccl", "nccl-sym"} | SHOTS),
+    "gemm-reduce-scatter": FUSED,
+    "allgather-gemm": FUSED,
+    "ep": ("rust", {"nccl", "nccl-sym", "nccl-alltoall"}),
+}
+SAME = ["size", "count", "type", "redop", "m", "n", "k", "tokens", "hidden", "l2", "in_place"]
+
+
+def cases(rows):
+    """Rows that ran together: until what they are of changes, or a variant returns."""
+    case = []
+    for row in rows:
+        changes = case and any(case[-1].get(key) != row.get(key) for key in SAME)
+        variants = [other["variant"] for other in case]
+        returns = row["variant"] in variants and variants[-1] != row["variant"]
+        if changes or returns:
+            yield case
+            case = []
+        case.append(row)
+    if case:
+        yield case
+
+
+def plan(row):
+    text = row.get("asked") or row.get("algorithm") or ""
+    return re.split("[,(]", text)[0].strip()
+
+
+def ratios(path):
+    """(plan, case): [ratio, noise], in the order of the file."""
+    with open(path) as file:
+        content = json.load(file)
+    found = {}
+    benchmark = content["header"]["command"][1]
+    if benchmark == "twins":
+        for at, row in enumerate(content["rows"]):
+            found["", at] = [row["ratio"], row["noise"]]
+        return found
+    default, competitors = ROLES[benchmark]
+    for at, case in enumerate(cases(content["rows"])):
+        timed = [row for row in case if row["time_us"]]
+        theirs = [row for row in timed if row["variant"] in competitors]
+        ours = [row for row in timed if row["variant"] == default]
+        if not theirs:
+            continue
+        best = min(theirs, key=lambda row: row["time_us"])
+        for row in ours:
+            noise = max(row.get("noise_percent") or 0, best.get("noise_percent") or 0) / 100
+            of = plan(row) if len(ours) > 1 else ""
+            found[of, at] = [row["time_us"] / best["time_us"], noise]
+    return found
+
+
+def figures(folder, stem):
+    """The cells of the page for each plan: cases, mean, worst, above 1, ties."""
+    first = ratios(f"{folder}/{stem}.json")
+    starts = [ratios(path) for path in glob.glob(f"{folder}/{glob.escape(stem)}-start*.json")]
+    plans = {}
+    for key in first:
+        values = [run[key][0] for run in [first, *starts]]
+        noise = max(run[key][1] for run in [first, *starts])
+        value = statistics.median(values)
+        if len(values) >= 3:
+            tie = min(values) <= 1 <= max(values)
+        else:
+            tie = abs(value - 1) < max(0.03, noise)
+        plans.setdefault(key[0], []).append((value, tie))
+    lines = []
+    for of_plan in plans.values():
+        values = [value for value, _ in of_plan]
+        mean = math.exp(sum(map(math.log, values)) / len(values))
+        above, ties = sum(value > 1 for value in values), sum(tie for _, tie in of_plan)
+        lines.append([str(len(values)), f"{mean:.3f}", f"{max(values):.3f}", str(above), str(ties)])
+    return lines or [["-"] * 5]
+
+
+def main(folder, page):
+    stems = (os.path.basename(path)[: -len(".json")] for path in glob.glob(f"{folder}/*.json"))
+    expected = {stem: figures(folder, stem) for stem in stems if "-start" not in stem}
+    written = {stem: [] for stem in expected}
+    with open(page) as file:
+        for line in file:
+            link = re.search(r"\[rows\]\([^)]*?([^/)]+)\.json\)", line)
+            if link:
+                cells = [cell.strip() for cell in line.split("|")][5:10]
+                cells[2] = cells[2].split(" ")[0]
+                written.setdefault(link[1], []).append(cells)
+    wrong = [stem for stem in sorted(written) if written[stem] != expected.get(stem)]
+    for stem in wrong:
+        print(f"{stem}: the page has {written[stem]}, the rows {expected.get(stem)}")
+    print(f"{len(expected)} files, {len(wrong)} differ")
+    return bool(wrong) or not expected
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

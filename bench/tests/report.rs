@@ -1,0 +1,214 @@
+//! The page of measurements, and the figures of other documents that follow from the same files.
+
+mod program;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use program::{refuses, run};
+use serde_json::{Value, json};
+
+/// The folder of the project.
+fn project() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A file of rows in a folder: of each row the variant, the size, microseconds, and more.
+fn write(folder: &Path, name: &str, command: &str, rows: &[(&str, usize, f64, Value)]) {
+    let row = |(variant, size, us, more): &(&str, usize, f64, Value)| {
+        let mut row = json!({
+            "size": size, "count": size / 4, "type": "f32", "redop": "sum", "variant": variant,
+            "time_us": us, "wrong": 0,
+        });
+        row.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        row
+    };
+    let command: Vec<&str> = ["devcomm-bench"].into_iter().chain(command.split(' ')).collect();
+    let header = json!({"command": command, "ranks": 2, "lsa_ranks": 2, "machine": null});
+    let text = json!({"header": header, "rows": rows.iter().map(row).collect::<Vec<_>>()});
+    fs::write(folder.join(name), text.to_string()).unwrap();
+}
+
+/// The lines of the page of a folder that have a table's row, and the page.
+fn page(folder: &Path) -> (Vec<String>, String) {
+    let page = folder.join("page.md");
+    let (from, to) = (folder.join("rows"), page.to_str().unwrap());
+    let (code, stdout, stderr) = run(&["report", "--from", from.to_str().unwrap(), "--to", to]);
+    assert_eq!(code, Some(0), "{stdout}{stderr}");
+    let page = fs::read_to_string(page).unwrap();
+    let lines = page.lines().filter(|line| line.contains("[rows]"));
+    (lines.map(|line| line.split(" | [rows]").next().unwrap().to_owned()).collect(), page)
+}
+
+#[test]
+fn the_page_has_a_line_for_each_run_and_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = folder.path().join("rows");
+    fs::create_dir(&rows).unwrap();
+    let none = json!({});
+    let sizes = [("rust", 1.0), ("rust-ops", 2.0), ("nccl", 8.0), ("nccl-sym", 4.0)];
+    let sizes = sizes.map(|(variant, us)| (variant, 3 << 20, us, none.clone()));
+    let slower = [("rust-ops", 12, 2.02, none.clone()), ("nccl", 12, 2.0, none.clone())];
+    let all = [&sizes[..], &slower].concat();
+    write(&rows, "sizes.json", "all-reduce -e 3M -g 2 --json sizes.json -G 1", &all);
+    let grid = |blocks| json!({"blocks": blocks, "threads": 128});
+    let barriers = [
+        ("rust", 0, 1.5, grid(1)),
+        ("nccl", 0, 6.0, none.clone()),
+        ("rust", 0, 2.0, grid(16)),
+        ("nccl", 0, 5.0, none.clone()),
+    ];
+    write(&rows, "barriers.json", "barrier", &barriers);
+    let of = |plan| json!({"m": 8, "n": 8, "k": 8, "asked": plan});
+    let plans = [
+        ("rust", 256, 2.0, of("wide")),
+        ("rust", 256, 6.0, of("strips")),
+        ("rust-unfused", 256, 1.0, of("")),
+        ("nccl", 256, 4.0, of("")),
+    ];
+    write(&rows, "plans.json", "gemm-allreduce --plan wide,strips", &plans);
+    write(&rows, "alone.json", "gemm --m 8", &[("rust", 256, 2.0, of("wide"))]);
+    let twins = json!({
+        "kernel": "gin_put", "dtype": "f32", "bytes": 8192, "blocks": 4, "threads": 128,
+        "rust_registers": 8, "cpp_registers": 8, "rust_us": 4.4, "cpp_us": 4.0, "ratio": 1.1,
+        "noise": 0.01, "null": 1.0, "null_noise": 0.01,
+    });
+    let header = json!({"command": ["devcomm-bench", "twins"], "ranks": 2, "lsa_ranks": 2});
+    fs::write(rows.join("twins.json"), json!({"header": header, "rows": [twins]}).to_string())
+        .unwrap();
+    let (lines, page) = page(folder.path());
+    let expected = [
+        "| 2 simulated GPUs | graphs | f32 | `-e 3M` | 2 | 0.711 | 1.010 (12) | 1 | 1",
+        "| 2 simulated GPUs | plain | f32 |  | 2 | 0.316 | 0.400 (16x128) | 0 | 0",
+        "| 2 simulated GPUs | plain | f32 | `--m 8` | - | - | - | - | -",
+        "| 2 simulated GPUs | plain | f32 | `--plan wide,strips`: wide | 1 | 0.500 | 0.500 (8x8x8) \
+         | 0 | 0",
+        "| 2 simulated GPUs | plain | f32 | `--plan wide,strips`: strips | 1 | 1.500 | 1.500 \
+         (8x8x8) | 1 | 0",
+        "| 2 simulated GPUs | plain | f32 |  | 1 | 1.100 | 1.100 (gin_put f32 8192 B 4x128) | 1 | 0",
+    ];
+    assert_eq!(lines, expected);
+    assert!(page.contains("## Barrier\n\n| machine |"), "{page}");
+
+    let file = rows.join("sizes.json");
+    let (code, stdout, stderr) = run(&["rows", file.to_str().unwrap()]);
+    assert_eq!(code, Some(0), "{stderr}");
+    for part in [
+        "# devcomm-bench all-reduce -e 3M -g 2",
+        "# rust-ops over the fastest of nccl, nccl-sym, torch-one-shot, torch-two-shot, \
+         nccl-tests-lsa, nccl-tests-lsa-vector: geometric mean 0.711 of 2 cases",
+        "# in no ratio: rust, rust-ops-plain, cpp\n# #wrong 0",
+    ] {
+        assert!(stdout.contains(part), "{part}: {stdout}");
+    }
+    assert_eq!(stdout.lines().filter(|line| line.contains("rust-ops  ")).count(), 2, "{stdout}");
+}
+
+#[test]
+fn three_starts_that_agree_decide_what_one_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = folder.path().join("rows");
+    fs::create_dir(&rows).unwrap();
+    let start = |name: &str, us: [f64; 2]| {
+        let row = |variant, size, us| (variant, size, us, json!({}));
+        let ours = [row("rust-ops", 8, us[0]), row("nccl", 8, 1.0)];
+        let all = [&ours[..], &[row("rust-ops", 64, us[1]), row("nccl", 64, 1.0)]].concat();
+        write(&rows, name, "all-gather -b 8 -e 64", &all);
+    };
+    start("a.json", [0.98, 0.98]);
+    start("a-start2.json", [0.97, 1.01]);
+    let figures =
+        |(lines, _): (Vec<String>, _)| lines[0].split(" | ").skip(4).collect::<Vec<_>>().join(" ");
+    assert_eq!(figures(page(folder.path())), "2 0.985 0.995 (64) 0 2");
+    start("a-start3.json", [0.99, 1.02]);
+    assert_eq!(figures(page(folder.path())), "2 0.995 1.010 (64) 1 1");
+    let (from, to) = (rows.to_str().unwrap(), "/no/such");
+    start("b-start2.json", [0.99, 1.02]);
+    refuses(&["report", "--from", from, "--to", to], &["b-start2.json", "there is no b.json"]);
+    write(&rows, "b.json", "all-gather -b 8", &[("nccl", 8, 1.0, json!({}))]);
+    refuses(&["report", "--from", from, "--to", to], &["b-start2.json", "another command"]);
+}
+
+#[test]
+fn what_cannot_be_reported_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = folder.path().to_str().unwrap();
+    let refused = |words: &[&str]| refuses(&["report", "--from", from, "--to", "/no/such"], words);
+    refuses(&["report", "--from", "/no/such/folder"], &["cannot read /no/such/folder"]);
+    refused(&[from, "has no JSON file"]);
+    let file = folder.path().join("rows.json");
+    let header = |name: &str| {
+        let command = format!(r#""command": ["devcomm-bench", "{name}"]"#);
+        format!(r#"{{"header": {{{command}, "ranks": 1, "lsa_ranks": 1}}, "rows": []}}"#)
+    };
+    for (text, word) in [
+        ("size,time".to_owned(), "rows.json has no rows of a comparison"),
+        (r#"{"header": null, "rows": []}"#.to_owned(), "rows.json has no rows of a comparison"),
+        (header("put"), "rows.json has no rows"),
+        (header("model"), "rows.json is of `model`, which compares nothing"),
+    ] {
+        fs::write(&file, text).unwrap();
+        refused(&["rows.json", word]);
+        refuses(&["rows", file.to_str().unwrap()], &[word]);
+    }
+    write(folder.path(), "rows.json", "put", &[("rust", 8, 1.0, json!({}))]);
+    refused(&["cannot write /no/such"]);
+}
+
+#[test]
+fn a_second_program_computes_the_ratios_of_the_page() {
+    let name = "a_second_program_computes_the_ratios_of_the_page";
+    let mut python = Command::new("python3");
+    python.arg(project().join("bench/ratios.py"));
+    python.args([project().join("docs/measurements"), project().join("docs/measurements.md")]);
+    match python.output() {
+        Ok(output) => assert!(output.status.success(), "{output:?}"),
+        Err(error) => {
+            // Directly to standard output, bypassing the test harness's capture.
+            let line = format!("SKIPPED {name}: python3 does not start: {error}");
+            let _ = writeln!(std::io::stdout(), "{line}");
+        }
+    }
+}
+
+#[test]
+fn the_tables_of_the_readme_are_those_of_the_files() {
+    let readme = fs::read_to_string(project().join("README.md")).unwrap();
+    for (title, name) in [
+        ("All-reduces of f32 on two H200", "all-reduce-2xh200-f32-graph"),
+        ("On four H200:", "all-reduce-4xh200-f32-graph"),
+    ] {
+        let file = project().join(format!("docs/measurements/{name}.json"));
+        let file: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        let times: HashMap<_, _> = file["rows"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| {
+                let key = (row["size"].as_u64().unwrap(), row["variant"].as_str().unwrap());
+                (key, row["time_us"].as_f64().unwrap())
+            })
+            .collect();
+        let lines = readme[readme.find(title).unwrap()..].lines();
+        let table: Vec<&str> = lines
+            .skip_while(|line| !line.starts_with("| size"))
+            .skip(2)
+            .take_while(|line| line.starts_with('|'))
+            .collect();
+        assert!(table.len() > 5, "{table:?}");
+        for line in table {
+            let cells: Vec<&str> = line.trim_matches(['|', ' ']).split(" | ").collect();
+            let (number, unit) = cells[0].split_once(' ').unwrap();
+            let shift = ["KiB", "MiB", "GiB"].iter().position(|name| *name == unit).unwrap();
+            let size = number.parse::<u64>().unwrap() << (10 * (shift + 1));
+            let us = |variant| times[&(size, variant)];
+            let torch = us("torch-one-shot").min(us("torch-two-shot"));
+            let all = [us("rust-ops"), us("rust"), us("nccl"), us("nccl-sym"), torch];
+            let digits = |us: f64| if us < 100.0 { 1 } else { 0 };
+            assert_eq!(cells[1..], all.map(|us| format!("{us:.*}", digits(us))), "{line}");
+        }
+    }
+}
