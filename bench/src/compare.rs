@@ -223,18 +223,18 @@ impl fmt::Display for Comparison {
 }
 
 impl table::Row for Change {
-    const COLUMNS: &'static [(&'static str, &'static str)] = &[
-        ("size", "B"),
-        ("type", ""),
-        ("redop", ""),
-        ("shape", "m x n x k"),
-        ("grid", "blocks x threads"),
-        ("variant", ""),
-        ("old", "us"),
-        ("new", "us"),
-        ("change", "%"),
-        ("noise", "%"),
-        ("verdict", ""),
+    const COLUMNS: &'static [(&'static str, &'static str, usize)] = &[
+        ("size", "B", 0),
+        ("type", "", 0),
+        ("redop", "", 0),
+        ("shape", "m x n x k", 0),
+        ("grid", "blocks x threads", 0),
+        ("variant", "", 0),
+        ("old", "us", 0),
+        ("new", "us", 0),
+        ("change", "%", 0),
+        ("noise", "%", 0),
+        ("verdict", "", 0),
     ];
     const TEXT_COLUMNS: usize = 0;
 

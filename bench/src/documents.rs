@@ -1,14 +1,13 @@
 //! What a comparison makes of its rows besides tables and files of rows: a plot, and a comparison
 //! with an earlier run.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::compare::Comparison;
-use crate::options::validate_output;
+use crate::output::{validate_output, write};
 use crate::plot;
 use crate::table::Report;
 use crate::versus::Row;
@@ -60,13 +59,11 @@ impl Documents {
     }
 }
 
-/// Writes a file.
-pub fn write(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
 
     #[test]

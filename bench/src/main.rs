@@ -34,6 +34,7 @@ mod header;
 mod links;
 mod model;
 mod options;
+mod output;
 mod plot;
 mod ranks;
 mod ratio;

@@ -22,7 +22,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::contender::Variant;
-use crate::options::OutputOptions;
+use crate::output::OutputOptions;
 use crate::stats::Spread;
 use crate::table::{self, Report};
 use crate::versus;
@@ -78,10 +78,11 @@ pub fn run(options: &Options) -> Result<()> {
         files => Model::fit(&read(files)?)?,
     };
     let mut report = Report::new();
-    report.rows = points.iter().filter_map(|point| model.row(point)).collect();
-    ensure!(!report.rows.is_empty(), "the files of --fit have none of these collectives");
+    let rows: Vec<Row> = points.iter().filter_map(|point| model.row(point)).collect();
+    ensure!(!rows.is_empty(), "the files of --fit have none of these collectives");
+    println!("{}", report.add(rows, Some(&options.output))?);
     let summary = Summary { model: &model, errors: Errors::of(&report.rows) };
-    report.publish(&summary, &options.output)?;
+    println!("\n{summary}");
     let worst = summary.errors.worst;
     if let Some(within) = options.within {
         ensure!(worst <= within, "the model is {worst:.1} % off, which is more than {within} %");
@@ -204,7 +205,7 @@ struct Point {
 /// The measured times of a file.
 fn read(path: &Path) -> Result<Vec<Point>> {
     let name = path.display();
-    let Report { header, rows } = Report::<versus::Row>::read(path)?;
+    let Report { header, rows, .. } = Report::<versus::Row>::read(path)?;
     let header = header.with_context(|| format!("{name} has no header"))?;
     let Some(collective) = Collective::parse(header.subcommand()) else {
         bail!("{name} is of no collective");
@@ -459,17 +460,17 @@ struct Row {
 }
 
 impl table::Row for Row {
-    const COLUMNS: &'static [(&'static str, &'static str)] = &[
-        ("collective", ""),
-        ("type", ""),
-        ("variant", ""),
-        ("algorithm", ""),
-        ("size", "B"),
-        ("time", "us"),
-        ("model", "us"),
-        ("error", "%"),
-        ("on 4 GPUs", "us, model"),
-        ("on 8 GPUs", "us, model"),
+    const COLUMNS: &'static [(&'static str, &'static str, usize)] = &[
+        ("collective", "", 0),
+        ("type", "", 0),
+        ("variant", "", 0),
+        ("algorithm", "", 0),
+        ("size", "B", 0),
+        ("time", "us", 0),
+        ("model", "us", 0),
+        ("error", "%", 0),
+        ("on 4 GPUs", "us, model", 0),
+        ("on 8 GPUs", "us, model", 0),
     ];
     const TEXT_COLUMNS: usize = 4;
 

@@ -1,11 +1,8 @@
 //! Flags shared by the benchmarks, with nccl-tests' names.
 
-use std::fs::{self, File};
-use std::io;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
 
 /// Flags for ranks.
@@ -257,43 +254,6 @@ impl NcclTestsOptions {
     }
 }
 
-/// Flags for outputs in addition to the table.
-#[derive(Args, Clone, Debug)]
-pub struct OutputOptions {
-    /// Also write the rows as CSV
-    #[arg(long, value_name = "FILE")]
-    pub csv: Option<PathBuf>,
-
-    /// Also write header and rows as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-}
-
-impl OutputOptions {
-    /// Fails if the files cannot be written, before anything is measured. The flags of an earlier
-    /// run are parsed too, whose files need not be here.
-    pub fn validate(&self) -> Result<()> {
-        for (flag, path) in [("--csv", &self.csv), ("--json", &self.json)] {
-            validate_output(flag, path.as_deref())?;
-        }
-        Ok(())
-    }
-}
-
-/// Fails if the file of a flag cannot be written. Its content stays, and one that was not there is
-/// not left.
-pub fn validate_output(flag: &str, path: Option<&Path>) -> Result<()> {
-    let Some(path) = path else { return Ok(()) };
-    let opened = match File::create_new(path) {
-        Ok(_) => fs::remove_file(path),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            File::options().append(true).open(path).map(drop)
-        }
-        Err(error) => Err(error),
-    };
-    opened.with_context(|| format!("{flag}: cannot write {}", path.display()))
-}
-
 /// Element types to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Dtype {
@@ -402,25 +362,6 @@ mod tests {
 
     fn parse(args: &str) -> Cli {
         Cli::parse_from(["bench"].into_iter().chain(args.split_whitespace()))
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_written_is_an_error_before_anything_is_measured() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("x.csv");
-        let validate = |path: &Path| {
-            let output = OutputOptions { csv: Some(path.to_owned()), json: None };
-            output.validate().map_err(|error| format!("{error:#}"))
-        };
-        assert_eq!(validate(&path), Ok(()));
-        assert!(!path.exists());
-        fs::write(&path, "rows").unwrap();
-        assert_eq!(validate(&path), Ok(()));
-        assert_eq!(fs::read_to_string(&path).unwrap(), "rows");
-        let error = validate(&path.join("y.csv")).unwrap_err();
-        assert!(error.contains("--csv") && error.contains("Not a directory"), "{error}");
-        assert!(validate(folder.path()).unwrap_err().contains("Is a directory"));
-        assert!(validate(&folder.path().join("no/x.csv")).unwrap_err().contains("No such file"));
     }
 
     #[test]

@@ -1,22 +1,20 @@
 //! Rows of measurements, as a table, as CSV and as JSON.
 
-use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use comfy_table::{CellAlignment, ColumnConstraint, Table, presets};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::documents::write;
 use crate::header::Header;
-use crate::options::OutputOptions;
+use crate::output::OutputOptions;
+use crate::output::write;
 
 /// One row of a benchmark.
 pub trait Row: Serialize {
-    /// The names of the columns and their units.
-    const COLUMNS: &'static [(&'static str, &'static str)];
+    /// The names of the columns, their units and their least widths.
+    const COLUMNS: &'static [(&'static str, &'static str, usize)];
 
     /// How many leading columns are text, left-aligned; numbers are right-aligned.
     const TEXT_COLUMNS: usize;
@@ -40,12 +38,14 @@ pub struct Report<R> {
     pub header: Option<Header>,
     /// The rows, in order.
     pub rows: Vec<R>,
+    #[serde(skip)]
+    layout: Layout,
 }
 
 impl<R: Row> Report<R> {
     /// A report without rows.
     pub fn new() -> Self {
-        Self { header: None, rows: Vec::new() }
+        Self { header: None, rows: Vec::new(), layout: Layout::default() }
     }
 
     /// Sets the header.
@@ -69,62 +69,81 @@ impl<R: Row> Report<R> {
     }
 
     /// The rows as a table.
-    pub fn table(&self) -> Table {
-        let mut table = Table::new();
-        table.load_style(presets::NOTHING);
-        table.set_header(R::COLUMNS.iter().map(|(name, _)| *name));
-        table.add_row(R::COLUMNS.iter().map(|(_, unit)| *unit));
-        for row in &self.rows {
-            table.add_row(row.cells());
-        }
-        for column in table.column_iter_mut().skip(R::TEXT_COLUMNS) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        for (column, (name, _)) in table.column_iter_mut().zip(R::COLUMNS) {
-            if !R::has_column(&self.rows, name) {
-                column.set_constraint(ColumnConstraint::Hidden);
-            }
-        }
-        table
+    pub fn table(&self) -> String {
+        Layout::default().lines(&self.rows)
     }
 
-    /// Adds rows, and writes the requested files, if any: what is measured is there if a long run
-    /// is ended.
+    /// Adds rows, and writes the requested files, if any: what is measured is kept if a long run is
+    /// ended. Returns the rows' lines in the table.
     pub fn add(
         &mut self,
         rows: impl IntoIterator<Item = R>,
         output: Option<&OutputOptions>,
-    ) -> Result<()> {
+    ) -> Result<String> {
+        let first = self.rows.len();
         self.rows.extend(rows);
-        output.map_or(Ok(()), |output| self.write(output))
+        output.map_or(Ok(()), |output| self.write(output))?;
+        Ok(self.layout.lines(&self.rows[first..]))
     }
 
-    /// Prints table and summary, and writes the requested files, if there are rows.
-    pub fn publish(&self, summary: &impl Display, output: &OutputOptions) -> Result<()> {
-        if self.rows.is_empty() {
-            return Ok(());
-        }
-        println!("{}\n\n{summary}", self.table());
-        self.write(output)
-    }
-
-    /// Writes the requested files.
-    pub fn write(&self, output: &OutputOptions) -> Result<()> {
+    fn write(&self, output: &OutputOptions) -> Result<()> {
         if let Some(path) = &output.csv {
-            self.write_csv(path).with_context(|| format!("cannot write {}", path.display()))?;
+            let mut csv = csv::Writer::from_writer(Vec::new());
+            self.rows.iter().try_for_each(|row| csv.serialize(row))?;
+            write(path, &String::from_utf8(csv.into_inner()?)?)?;
         }
         if let Some(path) = &output.json {
             write(path, &(serde_json::to_string_pretty(self)? + "\n"))?;
         }
         Ok(())
     }
+}
 
-    fn write_csv(&self, path: &Path) -> Result<()> {
-        let mut csv = csv::Writer::from_path(path)?;
-        for row in &self.rows {
-            csv.serialize(row)?;
+/// The columns of a table whose rows come one after the other.
+#[derive(Debug, Default)]
+struct Layout {
+    /// Which are shown: those that a row had so far.
+    shown: Vec<bool>,
+    widths: Vec<usize>,
+}
+
+impl Layout {
+    /// The lines of these rows, after a heading if there are columns that were not shown before.
+    fn lines<R: Row>(&mut self, rows: &[R]) -> String {
+        let cells: Vec<Vec<String>> = rows.iter().map(Row::cells).collect();
+        let columns = R::COLUMNS.iter().enumerate();
+        let was = |i| self.shown.get(i).copied().unwrap_or(false);
+        let shown: Vec<bool> =
+            columns.map(|(i, (name, ..))| was(i) || R::has_column(rows, name)).collect();
+        let mut lines = Vec::new();
+        self.widths.resize(shown.len(), 0);
+        for (i, ((name, unit, least), width)) in R::COLUMNS.iter().zip(&mut self.widths).enumerate()
+        {
+            let longest = cells.iter().map(|row| row[i].len()).max().unwrap_or(0);
+            *width =
+                [*width, *least, name.len(), unit.len(), longest].into_iter().max().unwrap_or(0);
         }
-        Ok(csv.flush()?)
+        if shown != self.shown {
+            self.shown = shown;
+            lines.push(self.line::<R>(R::COLUMNS.iter().map(|(name, ..)| *name)));
+            lines.push(self.line::<R>(R::COLUMNS.iter().map(|(_, unit, _)| *unit)));
+        }
+        lines.extend(cells.iter().map(|row| self.line::<R>(row.iter().map(String::as_str))));
+        lines.join("\n")
+    }
+
+    fn line<'a, R: Row>(&self, cells: impl Iterator<Item = &'a str>) -> String {
+        let mut line = String::new();
+        for (i, cell) in cells.enumerate().filter(|(i, _)| self.shown[*i]) {
+            let width = self.widths[i];
+            line += &if i < R::TEXT_COLUMNS {
+                format!(" {cell:<width$} ")
+            } else {
+                format!(" {cell:>width$} ")
+            };
+        }
+        line.truncate(line.trim_end().len());
+        line
     }
 }
 
@@ -140,8 +159,8 @@ mod tests {
     }
 
     impl Row for Example {
-        const COLUMNS: &'static [(&'static str, &'static str)] =
-            &[("kernel", ""), ("time", "us"), ("#wrong", "")];
+        const COLUMNS: &'static [(&'static str, &'static str, usize)] =
+            &[("kernel", "", 0), ("time", "us", 6), ("#wrong", "", 0)];
         const TEXT_COLUMNS: usize = 1;
 
         fn cells(&self) -> Vec<String> {
@@ -166,8 +185,17 @@ mod tests {
             serde_json::from_str(&fs::read_to_string(path("json")).unwrap()).unwrap();
         assert_eq!(json["rows"][1]["us"], 12.5);
         assert!(json["rows"][1]["wrong"].is_null());
-        let table = report.table().to_string();
-        assert!(table.lines().count() == 4 && table.contains("us"), "{table}");
+        let table = [
+            " kernel     time  #wrong",
+            "              us",
+            " barrier     7.2       0",
+            " barrier    12.5     N/A",
+        ];
+        assert_eq!(report.table(), table.join("\n"));
+        // The next rows have no heading, unless they have more columns.
+        let mut layout = Layout::default();
+        assert_eq!(layout.lines(&report.rows[..1]), table[..3].join("\n"));
+        assert_eq!(layout.lines(&report.rows[1..]), table[3]);
         for kind in ["csv", "json"] {
             fs::remove_file(path(kind)).unwrap();
         }

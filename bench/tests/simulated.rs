@@ -3,7 +3,8 @@
 mod program;
 
 use std::fs;
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 
 use program::{output, program, refuses, run};
 use serde_json::Value;
@@ -605,10 +606,50 @@ fn torchs_rows_join_the_table() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_named() {
-    let args =
-        ["all-reduce", "--simulate", "1", "-e", "8K", "-d", "f32", "--csv", "/no/such/rows.csv"];
-    refuses_late(&args, "cannot write /no/such/rows.csv");
+fn a_file_that_cannot_be_written_is_named_before_anything_runs() {
+    let args = ["all-reduce", "--simulate", "1", "-e", "8K"];
+    for flag in ["--csv", "--json"] {
+        let named = format!("{flag}: cannot write /no/such/rows");
+        refuses(&[&args[..], &[flag, "/no/such/rows"]].concat(), &[&named]);
+    }
+}
+
+#[test]
+fn a_run_that_is_killed_keeps_its_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (csv, json) = (path("rows.csv"), path("rows.json"));
+    // More sizes than any run does before it is killed.
+    let args = ["all-reduce", "--simulate", "2", "-b", "4", "-e", "256M", "-i", "4", "-d", "f32"];
+    let mut command = program(&[&args[..], &["--csv", &csv, "--json", &json]].concat());
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    // Until the last row of the third size.
+    let mut printed = Vec::new();
+    for line in lines.filter(|line| line.contains("f32")).filter(|line| !line.starts_with('#')) {
+        printed.push(line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        if printed.len() == 15 {
+            break;
+        }
+    }
+    child.kill().unwrap();
+    assert!(!child.wait().unwrap().success());
+
+    let kept: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    assert_eq!(kept["header"]["command"][1], "all-reduce");
+    let rows = kept["rows"].as_array().unwrap();
+    assert!(rows.len() >= 15 && rows.len().is_multiple_of(5), "{}", rows.len());
+    for (row, printed) in rows.iter().zip(&printed) {
+        assert_eq!(row["size"].to_string(), printed[0]);
+        assert_eq!(row["variant"].as_str(), Some(&*printed[5]));
+        assert_eq!(row["wrong"], 0);
+    }
+    let csv = fs::read_to_string(csv).unwrap();
+    assert!(csv.ends_with('\n') && csv.lines().count() > 15, "{csv}");
+    let (code, stdout, stderr) = run(&["rows", &json]);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stdout.contains("nccl-sym") && stdout.ends_with("# #wrong 0\n"), "{stdout}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::documents::write;
+use crate::output::write;
 use file::File;
 
 /// The flags of `report`.

@@ -19,7 +19,8 @@ use crate::contender::{Contender, Launch, Variant};
 use crate::files::TwinFiles;
 use crate::harness::Harness;
 use crate::header::Header;
-use crate::options::{Dtype, GridOptions, OutputOptions, RankOptions, RunOptions, SizeOptions};
+use crate::options::{Dtype, GridOptions, RankOptions, RunOptions, SizeOptions};
+use crate::output::OutputOptions;
 use crate::ranks;
 use crate::table::Report;
 use pairs::{PAIRS, Pair};
@@ -158,7 +159,11 @@ impl Job<'_> {
             self.harness.time(contenders, &mut self.order, self.harness.run.rounds)?;
         let row = TwinRow::new(label, launches, &rounds, wrong);
         let output = self.harness.rank.is_root().then_some(&self.options.output);
-        self.report.add([row.context("there were no rounds")?], output)
+        let lines = self.report.add([row.context("there were no rounds")?], output)?;
+        if self.harness.rank.is_root() {
+            println!("{lines}");
+        }
+        Ok(())
     }
 
     /// Wrong elements of Rust and of C++ over all ranks; `None` without checks. *Collective*.
@@ -174,11 +179,11 @@ impl Job<'_> {
         }
     }
 
-    /// Prints the results, even if incomplete. Wrong results and exceeded limits are errors.
+    /// Prints the verdict, even if incomplete. Wrong results and exceeded limits are errors.
     fn finish(self, measured: Result<()>) -> Result<()> {
         let verdict = Verdict::of(&self.report.rows);
-        if self.harness.rank.is_root() {
-            self.report.publish(&verdict, &self.options.output)?;
+        if self.harness.rank.is_root() && !self.report.rows.is_empty() {
+            println!("\n{verdict}");
         }
         measured?;
         verdict.judge(self.options.max_mean, self.options.max_row)

@@ -86,19 +86,19 @@ impl TwinRow {
 }
 
 impl Row for TwinRow {
-    const COLUMNS: &'static [(&'static str, &'static str)] = &[
-        ("kernel", ""),
-        ("type", ""),
-        ("size", "B"),
-        ("grid", "blocks x threads"),
-        ("registers", "Rust/C++"),
-        ("Rust", "us"),
-        ("C++", "us"),
-        ("Rust/C++", "time"),
-        ("noise", "IQR"),
-        ("null", "C++/C++"),
-        ("null noise", "IQR"),
-        ("#wrong", "Rust/C++"),
+    const COLUMNS: &'static [(&'static str, &'static str, usize)] = &[
+        ("kernel", "", 0),
+        ("type", "", 6),
+        ("size", "B", 10),
+        ("grid", "blocks x threads", 0),
+        ("registers", "Rust/C++", 0),
+        ("Rust", "us", 0),
+        ("C++", "us", 0),
+        ("Rust/C++", "time", 0),
+        ("noise", "IQR", 0),
+        ("null", "C++/C++", 0),
+        ("null noise", "IQR", 0),
+        ("#wrong", "Rust/C++", 0),
     ];
     const TEXT_COLUMNS: usize = 2;
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use devcomm::{KernelSet, Kernels};
 
-use super::nccl_tests::NcclTests;
+use super::nccl_tests;
 use super::row::{Case, Row, Summary, VariantResult, rows};
 use super::selection::Selection;
 use crate::contender::{Contender, Variant};
@@ -16,7 +16,7 @@ use crate::files::TwinFiles;
 use crate::foreign::Foreign;
 use crate::harness::Harness;
 use crate::header::Header;
-use crate::options::OutputOptions;
+use crate::output::OutputOptions;
 use crate::sensors::Reading;
 use crate::table::Report;
 
@@ -122,6 +122,9 @@ impl<'a> Job<'a> {
                 );
             }
             println!("{}", self.selection);
+            if self.nccl_tests.is_some() {
+                println!("{}", nccl_tests::head());
+            }
         }
         self.report.set_header(header);
         Ok(())
@@ -174,19 +177,22 @@ impl<'a> Job<'a> {
         }
         let output = self.harness.rank.is_root().then_some(self.output);
         let rows = rows(case, self.contest.competitors, &ran, rounds.as_ref());
-        self.report.add(rows, output)
+        let of_nccl_tests = self.nccl_tests.map(|program| nccl_tests::lines(program, &rows));
+        let lines = self.report.add(rows, output)?;
+        if self.harness.rank.is_root() {
+            println!("{}", of_nccl_tests.unwrap_or(lines));
+        }
+        Ok(())
     }
 
-    /// Prints the results, even if incomplete. Wrong results are an error.
+    /// Prints the summary, even if incomplete. Wrong results are an error.
     pub fn finish(self, measured: Result<()>, documents: &Documents) -> Result<()> {
         let summary = Summary::of(self.contest, &self.report.rows);
         if self.harness.rank.is_root() {
             match self.nccl_tests {
-                None => self.report.publish(&summary, self.output)?,
-                Some(program) => {
-                    println!("{}", NcclTests { program, rows: &self.report.rows });
-                    self.report.write(self.output)?;
-                }
+                Some(program) => println!("{}", nccl_tests::foot(program, &self.report.rows)),
+                None if self.report.rows.is_empty() => {}
+                None => println!("\n{summary}"),
             }
         }
         measured?;

@@ -1,64 +1,61 @@
 //! nccl-tests' own table, for programs that read it.
 
-use std::fmt;
-
 use super::row::Row;
 use crate::contender::Variant;
 
 /// The variants that it can show: those that also run in place.
 pub const VARIANTS: [Variant; 3] = [Variant::RustOps, Variant::Nccl, Variant::NcclSym];
 
-/// A variant's rows in nccl-tests' columns. A row in place follows the one out of place.
-pub struct NcclTests<'a> {
-    /// The name of nccl-tests' program.
-    pub program: &'static str,
-    pub rows: &'a [Row],
+/// The heading of the table.
+pub fn head() -> String {
+    let line = |left: [&str; 5], [time, algbw, busbw, wrong]: [&str; 4]| {
+        let [size, count, dtype, redop, root] = left;
+        let place = format!("  {time:>7}  {algbw:>6}  {busbw:>6}  {wrong:>6}");
+        format!("\n# {size:>10}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}{place}{place}")
+    };
+    let names = ["size", "count", "type", "redop", "root"];
+    format!("#\n#{:49}{:>23}{:>33}", "", "out-of-place", "in-place")
+        + &line(names, ["time", "algbw", "busbw", "#wrong"])
+        + &line(["(B)", "(elements)", "", "", ""], ["(us)", "(GB/s)", "(GB/s)", ""])
 }
 
-impl fmt::Display for NcclTests<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let head = |f: &mut fmt::Formatter<'_>, left: [&str; 5], right: [&str; 4]| {
-            let [size, count, dtype, redop, root] = left;
-            write!(f, "# {size:>10}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}")?;
-            let [time, algbw, busbw, wrong] = right;
-            for _ in 0..2 {
-                write!(f, "  {time:>7}  {algbw:>6}  {busbw:>6}  {wrong:>6}")?;
-            }
-            writeln!(f)
-        };
-        writeln!(f, "#\n#{:49}{:>23}{:>33}", "", "out-of-place", "in-place")?;
-        let names = ["size", "count", "type", "redop", "root"];
-        head(f, names, ["time", "algbw", "busbw", "#wrong"])?;
-        head(f, ["(B)", "(elements)", "", "", ""], ["(us)", "(GB/s)", "(GB/s)", ""])?;
-        for row in self.rows.iter().filter(|row| !row.in_place) {
-            let (dtype, redop) =
-                (type_name(&row.dtype), if row.redop == "-" { "none" } else { &row.redop });
-            let root = if self.program == "broadcast_perf" { 0 } else { -1 };
-            write!(f, "{:12}  {:12}  {dtype:>8}  {redop:>6}  {root:6}", row.size, row.count)?;
-            let same = |other: &&Row| {
-                other.in_place && (other.size, &other.dtype) == (row.size, &row.dtype)
+/// The lines of a variant's rows: one for a row out of place and that in place.
+pub fn lines(program: &str, rows: &[Row]) -> String {
+    let line = |row: &Row| {
+        let dtype = type_name(&row.dtype);
+        let redop = if row.redop == "-" { "none" } else { &row.redop };
+        let root = if program == "broadcast_perf" { 0 } else { -1 };
+        let (size, count) = (row.size, row.count);
+        let mut line = format!("{size:12}  {count:12}  {dtype:>8}  {redop:>6}  {root:6}");
+        let same =
+            |other: &&Row| other.in_place && (other.size, &other.dtype) == (row.size, &row.dtype);
+        for row in [Some(row), rows.iter().find(same)] {
+            let number = |of: fn(&Row) -> Option<f64>, width| {
+                row.and_then(of).map_or("N/A".to_owned(), |number| fit(number, width))
             };
-            for row in [Some(row), self.rows.iter().find(same)] {
-                let number = |of: fn(&Row) -> Option<f64>, width| {
-                    row.and_then(of).map_or("N/A".to_owned(), |number| fit(number, width))
-                };
-                let wrong = row.and_then(|row| row.wrong);
-                let wrong = wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string());
-                let (time, algbw) = (number(|row| row.time_us, 7), number(|row| row.algbw, 6));
-                let busbw = number(|row| row.busbw, 6);
-                write!(f, "  {time:>7}  {algbw:>6}  {busbw:>6}  {wrong:>6}")?;
-            }
-            writeln!(f)?;
+            let wrong = row.and_then(|row| row.wrong);
+            let wrong = wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string());
+            let (time, algbw) = (number(|row| row.time_us, 7), number(|row| row.algbw, 6));
+            let busbw = number(|row| row.busbw, 6);
+            line += &format!("  {time:>7}  {algbw:>6}  {busbw:>6}  {wrong:>6}");
         }
-        let wrong: usize = self.rows.iter().filter_map(|row| row.wrong).sum();
-        let verdict = if wrong == 0 { "OK" } else { "FAILED" };
-        writeln!(f, "# {:20} : {wrong} {verdict}", "Out of bounds values")?;
-        let bandwidths: Vec<f64> = self.rows.iter().filter_map(|row| row.busbw).collect();
-        let sum = bandwidths.iter().fold(0.0, |sum, bandwidth| sum + bandwidth);
-        let mean = sum / bandwidths.len().max(1) as f64;
-        writeln!(f, "# {:20} : {mean:.4} ", "Avg bus bandwidth")?;
-        write!(f, "#\n# Collective test concluded: {}", self.program)
-    }
+        line
+    };
+    rows.iter().filter(|row| !row.in_place).map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// What follows the last of these rows.
+pub fn foot(program: &str, rows: &[Row]) -> String {
+    let wrong: usize = rows.iter().filter_map(|row| row.wrong).sum();
+    let verdict = if wrong == 0 { "OK" } else { "FAILED" };
+    let bandwidths: Vec<f64> = rows.iter().filter_map(|row| row.busbw).collect();
+    let sum = bandwidths.iter().fold(0.0, |sum, bandwidth| sum + bandwidth);
+    let mean = sum / bandwidths.len().max(1) as f64;
+    format!(
+        "# {:20} : {wrong} {verdict}\n# {:20} : {mean:.4} \n#\n# Collective test concluded: \
+         {program}",
+        "Out of bounds values", "Avg bus bandwidth"
+    )
 }
 
 /// nccl-tests' name of a type.
@@ -129,7 +126,8 @@ mod tests {
             rows(case, &[], &ran, Some(&vec![vec![time, 2.0 * time]]))
         });
         let rows = rows.concat();
-        let text = NcclTests { program: "all_reduce_perf", rows: &rows }.to_string();
+        let program = "all_reduce_perf";
+        let text = [head(), lines(program, &rows), foot(program, &rows)].join("\n");
         let (read, mean) = parse(&format!("# devcomm-bench all-reduce\n{text}\n"));
         let (long, rate) = (2f64.powi(30), 2f64.powi(30) / 0.0123456 / 1e9);
         let expected = [

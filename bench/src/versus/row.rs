@@ -192,27 +192,27 @@ pub fn rows(
 }
 
 impl table::Row for Row {
-    const COLUMNS: &'static [(&'static str, &'static str)] = &[
-        ("size", "B"),
-        ("count", "elements"),
-        ("type", ""),
-        ("redop", ""),
-        ("shape", "m x n x k"),
-        ("variant", ""),
-        ("grid", "blocks x threads"),
-        ("time", "us"),
-        ("algbw", "GB/s"),
-        ("busbw", "GB/s"),
-        ("#wrong", ""),
-        ("noise", "% IQR"),
-        ("p99", "us"),
-        ("spread", "%"),
-        ("time/best", "<1: faster"),
-        ("power", "W"),
-        ("SM clock", "MHz"),
-        ("temperature", "C"),
-        ("rate", "TFLOP/s"),
-        ("algorithm", ""),
+    const COLUMNS: &'static [(&'static str, &'static str, usize)] = &[
+        ("size", "B", 10),
+        ("count", "elements", 10),
+        ("type", "", 6),
+        ("redop", "", 0),
+        ("shape", "m x n x k", 16),
+        ("variant", "", 14),
+        ("grid", "blocks x threads", 0),
+        ("time", "us", 8),
+        ("algbw", "GB/s", 7),
+        ("busbw", "GB/s", 7),
+        ("#wrong", "", 0),
+        ("noise", "% IQR", 0),
+        ("p99", "us", 8),
+        ("spread", "%", 0),
+        ("time/best", "<1: faster", 0),
+        ("power", "W", 0),
+        ("SM clock", "MHz", 0),
+        ("temperature", "C", 0),
+        ("rate", "TFLOP/s", 0),
+        ("algorithm", "", 0),
     ];
     const TEXT_COLUMNS: usize = 0;
 

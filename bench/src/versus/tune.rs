@@ -22,10 +22,11 @@ use super::product::{Matrices, Product};
 use super::row::L2;
 use crate::contender::{Contender, Variant};
 use crate::date::date;
-use crate::documents;
 use crate::harness::{Harness, Rounds};
 use crate::header::Header;
-use crate::options::{RankOptions, RunOptions, validate_output};
+use crate::options::{RankOptions, RunOptions};
+use crate::output;
+use crate::output::validate_output;
 use crate::ranks;
 use crate::stats::Spread;
 
@@ -339,7 +340,7 @@ impl<K: TableKey> Table<K> {
 
     /// Writes it to a file.
     pub fn write(&self, path: &Path) -> Result<()> {
-        documents::write(path, &self.to_string())
+        output::write(path, &self.to_string())
     }
 
     /// Whether there is a plan for this.

@@ -15,7 +15,8 @@ use super::tune::{Table, TableKey, Timed, choose, number, print_header, print_ti
 use crate::contender::{Contender, Variant};
 use crate::date::date;
 use crate::harness::Harness;
-use crate::options::{Dtype, LARGEST, RankOptions, RunOptions, SizeOptions, validate_output};
+use crate::options::{Dtype, LARGEST, RankOptions, RunOptions, SizeOptions};
+use crate::output::validate_output;
 use crate::ranks;
 
 /// The flags of `tune all-reduce` and so on. Its output is a table too: what is not an entry is a
