@@ -19,44 +19,15 @@
 //!
 //! Results are checked first, on random data. Flags and columns are named as in nccl-tests.
 
-mod all_reduce_perf;
-mod compare;
-mod contender;
-mod contest;
-mod cublaslt;
-mod date;
-mod documents;
-mod files;
-mod foreign;
-mod gpu;
+mod base;
+mod cases;
+mod contenders;
 mod harness;
-mod header;
-mod links;
-mod model;
-mod options;
-mod output;
-mod plot;
-mod ranks;
-mod ratio;
 mod report;
-mod sensors;
-mod stats;
-mod table;
-mod torch;
-mod twins;
-mod versus;
-mod workloads;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use devcomm::KernelSet;
-
-/// The kernels of `devcomm-bench-kernels` for GPUs.
-#[cfg(feature = "ptx")]
-static KERNELS: KernelSet = devcomm::include_kernels!();
-#[cfg(not(feature = "ptx"))]
-static KERNELS: KernelSet = devcomm::WITHOUT_PTX;
 
 /// Measures kernels that communicate: kernel-initiated against host-initiated, and Rust against
 /// C++.
@@ -75,55 +46,55 @@ struct Cli {
 #[derive(Subcommand)]
 enum Bench {
     /// All-reduce: a kernel that loads and stores peer memory (LSA) against ncclAllReduce
-    AllReduce(versus::Command<versus::AllReduce>),
+    AllReduce(cases::Command<cases::AllReduce>),
     /// All-gather: devcomm::Collectives against ncclAllGather
-    AllGather(versus::Command<versus::AllGather>),
+    AllGather(cases::Command<cases::AllGather>),
     /// Reduce-scatter (sum): devcomm::Collectives against ncclReduceScatter
-    ReduceScatter(versus::Command<versus::ReduceScatter>),
+    ReduceScatter(cases::Command<cases::ReduceScatter>),
     /// Broadcast from rank 0: devcomm::Collectives against ncclBroadcast
-    Broadcast(versus::Command<versus::Broadcast>),
+    Broadcast(cases::Command<cases::Broadcast>),
     /// All-to-all: devcomm::Collectives against ncclAlltoAll
-    AllToAll(versus::Command<versus::AllToAll>),
+    AllToAll(cases::Command<cases::AllToAll>),
     /// All-reduce, residual add and RMSNorm: one kernel against ncclAllReduce and then a kernel
     #[command(name = "rmsnorm-allreduce")]
-    RmsNormAllReduce(versus::Command<versus::RmsNormAllReduce>),
+    RmsNormAllReduce(cases::Command<cases::RmsNormAllReduce>),
     /// Expert parallelism: devcomm::ExpertParallel against all-gather and reduce-scatter
-    Ep(versus::Command<versus::Experts>),
+    Ep(cases::Command<cases::Experts>),
     /// Launches of one small all-to-all, with and without attributes; with --host, what the host's
     /// calls take
-    Launch(versus::Command<versus::Launch>),
+    Launch(cases::Command<cases::Launch>),
     /// Barrier: LSA barriers within a kernel against ncclAllReduce of one element
-    Barrier(versus::Command<versus::Barrier>),
+    Barrier(cases::Command<cases::Barrier>),
     /// Ping-pong of messages between neighbouring ranks: puts by a kernel against ncclSend and
     /// ncclPutSignal
-    Put(versus::Command<versus::Put>),
+    Put(cases::Command<cases::Put>),
     /// Ping-pong of signals without data between neighbouring ranks: by a kernel against ncclSend
     /// and ncclSignal
-    Signal(versus::Command<versus::Signal>),
+    Signal(cases::Command<cases::Signal>),
     /// Copies between neighbouring ranks: by loads, stores and TMA of a kernel, and by the copy
     /// engine, against ncclSend
-    P2p(versus::Command<versus::P2p>),
+    P2p(cases::Command<cases::P2p>),
     /// Matrix product on one GPU, C = A x B^T with A of m x k and B of n x k: a kernel against
     /// cuBLASLt
-    Gemm(versus::Command<versus::Gemm>),
+    Gemm(cases::Command<cases::Gemm>),
     /// Products of groups of rows, each with a B of its own, such as experts', on one GPU: one
     /// kernel against a product of cuBLASLt for each
     #[command(name = "grouped-gemm")]
-    GroupedGemm(versus::Command<versus::GroupedGemm>),
+    GroupedGemm(cases::Command<cases::GroupedGemm>),
     /// Matrix product followed by an all-reduce: one kernel against cuBLASLt and then ncclAllReduce
     #[command(name = "gemm-allreduce")]
-    GemmAllReduce(versus::Command<versus::GemmAllReduce>),
+    GemmAllReduce(cases::Command<cases::GemmAllReduce>),
     /// Matrix product followed by the reduce-scatter of its rows: one kernel, or two, against
     /// cuBLASLt and then ncclReduceScatter
     #[command(name = "gemm-reduce-scatter")]
-    GemmReduceScatter(versus::Command<versus::GemmReduceScatter>),
+    GemmReduceScatter(cases::Command<cases::GemmReduceScatter>),
     /// All-gather of A's rows followed by a matrix product: one kernel, or two, against
     /// ncclAllGather and then cuBLASLt
     #[command(name = "allgather-gemm")]
-    AllGatherGemm(versus::Command<versus::AllGatherGemm>),
+    AllGatherGemm(cases::Command<cases::AllGatherGemm>),
     /// The matrix products of docs/gemm.md, from a loop to the shipped kernel, against cuBLASLt
     #[command(name = "gemm-ladder")]
-    GemmLadder(versus::Command<versus::GemmLadder>),
+    GemmLadder(cases::Command<cases::GemmLadder>),
     /// Finds the fastest of the ways in which devcomm can compute something on this GPU
     Tune {
         #[command(subcommand)]
@@ -131,16 +102,16 @@ enum Bench {
     },
     /// The time of collectives from a few costs, fitted to measured rows and printed beside them,
     /// and extrapolated to more GPUs
-    Model(model::Options),
+    Model(report::model::Options),
     /// Compares two JSON files of the same benchmark: exit status 1 if a row became slower
-    Compare(compare::Options),
+    Compare(report::compare::Options),
     /// A page of ratios and plots from files of rows (--json), such as docs/measurements.md
     Report(report::Options),
     /// Prints the rows of files (--json) as tables
     Rows(report::RowsOptions),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask
     /// twins`
-    Twins(twins::Options),
+    Twins(cases::twins::Options),
 }
 
 #[derive(Subcommand)]
@@ -150,28 +121,24 @@ enum Tunable {
     /// All plans of a shape are timed in a third of --rounds, and then the fastest three in twice
     /// --rounds. Of plans within 0.3 % the one that the model prefers is kept. Each shape is
     /// written to the table as soon as it is done.
-    Gemm(versus::Tune),
-    /// Plans of products with an all-reduce; as of products
-    #[command(name = "gemm-allreduce")]
-    GemmAllReduce(versus::TuneGemmAllReduce),
+    Gemm(cases::Tune),
     /// Plans of all-reduces (sum), for the tables that devcomm::Collectives reads; as of products
-    AllReduce(versus::TuneCollective),
+    AllReduce(cases::TuneCollective),
     /// Plans of all-gathers
-    AllGather(versus::TuneCollective),
+    AllGather(cases::TuneCollective),
     /// Plans of reduce-scatters (sum)
-    ReduceScatter(versus::TuneCollective),
+    ReduceScatter(cases::TuneCollective),
     /// Plans of broadcasts
-    Broadcast(versus::TuneCollective),
+    Broadcast(cases::TuneCollective),
     /// Plans of all-to-alls
-    AllToAll(versus::TuneCollective),
+    AllToAll(cases::TuneCollective),
 }
 
 impl Tunable {
     fn run(&self) -> anyhow::Result<()> {
-        use versus::Operation;
+        use cases::Operation;
         match self {
             Self::Gemm(tune) => tune.run(),
-            Self::GemmAllReduce(tune) => tune.run(),
             Self::AllReduce(tune) => tune.run(Operation::AllReduce),
             Self::AllGather(tune) => tune.run(Operation::AllGather),
             Self::ReduceScatter(tune) => tune.run(Operation::ReduceScatter),
@@ -192,30 +159,30 @@ fn main() -> ExitCode {
         }
     };
     let done = match &cli.bench {
-        Bench::AllReduce(command) => versus::run(command),
-        Bench::AllGather(command) => versus::run(command),
-        Bench::ReduceScatter(command) => versus::run(command),
-        Bench::Broadcast(command) => versus::run(command),
-        Bench::AllToAll(command) => versus::run(command),
-        Bench::RmsNormAllReduce(command) => versus::run(command),
-        Bench::Ep(command) => versus::run(command),
-        Bench::Launch(command) => versus::run(command),
-        Bench::Barrier(command) => versus::run(command),
-        Bench::Put(command) => versus::run(command),
-        Bench::Signal(command) => versus::run(command),
-        Bench::P2p(command) => versus::run(command),
-        Bench::Gemm(command) => versus::run(command),
-        Bench::GroupedGemm(command) => versus::run(command),
-        Bench::GemmAllReduce(command) => versus::run(command),
-        Bench::GemmReduceScatter(command) => versus::run(command),
-        Bench::AllGatherGemm(command) => versus::run(command),
-        Bench::GemmLadder(command) => versus::run(command),
+        Bench::AllReduce(command) => cases::run(command),
+        Bench::AllGather(command) => cases::run(command),
+        Bench::ReduceScatter(command) => cases::run(command),
+        Bench::Broadcast(command) => cases::run(command),
+        Bench::AllToAll(command) => cases::run(command),
+        Bench::RmsNormAllReduce(command) => cases::run(command),
+        Bench::Ep(command) => cases::run(command),
+        Bench::Launch(command) => cases::run(command),
+        Bench::Barrier(command) => cases::run(command),
+        Bench::Put(command) => cases::run(command),
+        Bench::Signal(command) => cases::run(command),
+        Bench::P2p(command) => cases::run(command),
+        Bench::Gemm(command) => cases::run(command),
+        Bench::GroupedGemm(command) => cases::run(command),
+        Bench::GemmAllReduce(command) => cases::run(command),
+        Bench::GemmReduceScatter(command) => cases::run(command),
+        Bench::AllGatherGemm(command) => cases::run(command),
+        Bench::GemmLadder(command) => cases::run(command),
         Bench::Tune { what } => what.run(),
-        Bench::Model(options) => model::run(options),
-        Bench::Compare(options) => compare::run(options),
+        Bench::Model(options) => report::model::run(options),
+        Bench::Compare(options) => report::compare::run(options),
         Bench::Report(options) => report::run(options),
         Bench::Rows(options) => report::rows(options),
-        Bench::Twins(options) => twins::run(options),
+        Bench::Twins(options) => cases::twins::run(options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -224,6 +224,16 @@ fn a_product_and_its_all_reduce_are_right() {
 }
 
 #[test]
+fn a_product_and_its_all_reduce_are_right_by_every_plan() {
+    let shape = ["--m", "5", "--n", "72", "--k", "8", "--variants", "rust"];
+    let all = ["gemm-allreduce", "--simulate", "2", "--plan", "all"];
+    let (comments, rows) = table(&[&all[..], &shape].concat());
+    assert_eq!(column(&rows[..2], 12), ["strips", "unfused"]);
+    assert!(rows.len() > 4, "{rows:?}");
+    are_right(&comments, &rows);
+}
+
+#[test]
 fn products_take_the_plan_that_was_measured() {
     let args = ["gemm-allreduce", "--simulate", "2", "--m", "9", "--n", "8", "--k", "16"];
     // In f32 there is one plan.

@@ -7,13 +7,14 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use crate::contest::Contest;
-use crate::header::Header;
-use crate::plot;
-use crate::ratio::{Ratio, ratios};
-use crate::table::Report;
-use crate::twins::{TwinRow, Verdict};
-use crate::versus::{Row, Summary};
+use crate::contenders::contest::Contest;
+use crate::harness::header::Header;
+use crate::report::plot;
+use crate::report::ratio::Summary;
+use crate::report::ratio::{Ratio, ratios};
+use crate::report::row::Row;
+use crate::report::table::Report;
+use crate::report::twin_row::{TwinRow, Verdict};
 
 /// A file with its ratios.
 pub struct File {

@@ -1,8 +1,17 @@
 //! `report`: a page of ratios and plots from files of rows, as docs/measurements.md. `rows`: the
 //! rows of a file.
 
+pub mod compare;
+pub mod documents;
 mod file;
+pub mod model;
+pub mod nccl_tests;
 mod page;
+mod plot;
+pub mod ratio;
+pub mod row;
+pub mod table;
+pub mod twin_row;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +19,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::output::write;
+use crate::base::output::write;
 use file::File;
 
 /// The flags of `report`.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use super::file::File;
-use crate::ratio::{Standing, by_plan};
+use crate::report::ratio::{Standing, by_plan};
 
 const INTRODUCTION: &str = "\
 # Measurements
@@ -21,7 +21,7 @@ one by one (*plain*) or as CUDA graphs.
 * A *case* is a size or a shape of one type, and one plan if a run has several.
 * A *ratio* is the time of devcomm's default, which is what a program gets that chooses nothing,
   over that of the fastest competitor in the same case. Below 1 devcomm is faster. The
-  [table of roles](../bench/src/contest.rs) names the default and the competitors of each
+  [table of roles](../bench/src/contenders/contest.rs) names the default and the competitors of each
   benchmark: NCCL's calls on memory that is not registered and on symmetric windows, cuBLASLt,
   PyTorch's symmetric memory and nccl-tests' kernels, where a run has them. Products without
   communication, bare stores, mixes of both sides and other forms of devcomm are in no ratio. A run

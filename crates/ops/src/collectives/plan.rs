@@ -313,7 +313,7 @@ const TABLES: [(&str, &str); 2] =
 pub(super) struct Table(Vec<Entry>);
 
 /// A line of a table: `operation ranks type bytes plan`, and a comment behind `#`: the plan for
-/// messages of at most so many bytes. `bench/src/versus/tune_collectives.rs` writes it.
+/// messages of at most so many bytes. `bench/src/cases/tune_collectives.rs` writes it.
 #[derive(Debug)]
 struct Entry {
     operation: Operation,

@@ -303,7 +303,7 @@ pub(crate) fn measured(gpu: &str, [m, n, k]: [u32; 3]) -> Option<GemmPlan> {
 const TABLES: [(&str, &str); 2] =
     [(H200, include_str!("plans/h200.txt")), (H100, include_str!("plans/h100.txt"))];
 
-/// A line of a table: `m n k plan`, and a comment behind `#`. `bench/src/versus/tune.rs` writes it.
+/// A line of a table: `m n k plan`, and a comment behind `#`. `bench/src/cases/tune.rs` writes it.
 struct Entry {
     m: u32,
     n: u32,

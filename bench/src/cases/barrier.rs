@@ -1,0 +1,65 @@
+//! Barrier: `bench/kernels/src/lsa_barrier.rs`, many barriers in one kernel, against the host's
+//! equivalent, a collective of one element.
+
+use anyhow::Result;
+use clap::Args;
+
+use super::all_reduce::{by_nccl, by_nccl_sym};
+use super::benchmark::{Benchmark, SIMULATED_BLOCKS};
+use super::job::Job;
+use crate::base::options::GridOptions;
+use crate::cases::workloads;
+use crate::contenders::contender::Variant;
+use crate::contenders::selection::VariantInfo;
+use crate::report::row::Case;
+
+/// The flags of `barrier`.
+#[derive(Args, Clone, Debug)]
+pub struct Barrier {
+    #[command(flatten)]
+    grid: GridOptions,
+}
+
+const THREADS: u32 = 128;
+
+impl Benchmark for Barrier {
+    const NAME: &'static str = "barrier";
+    const VARIANTS: &'static [VariantInfo] = &[
+        (Variant::Rust, "an LSA barrier for each block, synchronised 1000 times per launch"),
+        (Variant::Cpp, "the same kernel in C++"),
+        (
+            Variant::Nccl,
+            "ncclAllReduce of one element on memory that is not registered, one per launch",
+        ),
+        (Variant::NcclSym, "ncclAllReduce of one element on symmetric windows, one per launch"),
+    ];
+
+    fn validate(&self) -> Result<()> {
+        self.grid.validate()
+    }
+
+    fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        let harness = job.harness;
+        harness.comm.require_single_lsa_team()?;
+        let compiled = job.kernels(&crate::cases::kernels::KERNELS, "lsa_barrier")?;
+        job.begin()?;
+        let max_blocks = harness.choose(u32::MAX, SIMULATED_BLOCKS);
+        let default = || workloads::Barrier::BLOCKS.map(|blocks| blocks.min(max_blocks)).to_vec();
+        let mut blocks = self.grid.blocks.map_or_else(default, |blocks| vec![blocks]);
+        blocks.dedup();
+        for blocks in blocks {
+            let threads = self.grid.threads.unwrap_or(THREADS);
+            let workload = workloads::Barrier::new(harness, blocks, threads)?;
+            let mut contenders = workload.with(&compiled)?;
+            if job.selection.has(Variant::Nccl) {
+                contenders.push(by_nccl::<f32>(harness, 1, false)?);
+            }
+            if job.selection.has(Variant::NcclSym) {
+                let (send, recv) = (harness.comm.window::<f32>(1)?, harness.comm.window(1)?);
+                contenders.push(by_nccl_sym(harness, &send, &recv)?);
+            }
+            job.compare(Case::NONE, &contenders)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,147 @@
+//! What all comparisons have: flags, the trait, and the run.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use devcomm::{Error, Rank, World};
+
+use super::job::Job;
+use crate::base::options::{RankOptions, RunOptions};
+use crate::base::output::OutputOptions;
+use crate::base::ranks;
+use crate::contenders::contender::Variant;
+use crate::contenders::contest::Contest;
+use crate::contenders::foreign::Foreign;
+use crate::contenders::selection::{Selection, VariantInfo};
+use crate::harness::Harness;
+use crate::report::documents::DocumentOptions;
+
+/// Flags of the comparisons.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Only these variants, comma-separated [default: all that can run here]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "VARIANT")]
+    variants: Vec<Variant>,
+
+    /// Print nccl-tests' own table, of one variant that is also run in place: rust-ops, nccl or
+    /// nccl-sym [default with the flag alone: rust-ops]
+    #[arg(long, value_name = "VARIANT", num_args = 0..=1, default_missing_value = "rust-ops")]
+    #[arg(value_enum, conflicts_with = "variants")]
+    nccl_tests: Option<Variant>,
+
+    /// Simulate N GPUs on the CPU: all results are checked, nothing is timed
+    #[arg(long, value_name = "N", conflicts_with_all = ["gpus", "processes"])]
+    pub simulate: Option<usize>,
+
+    /// The folder that `cargo xtask twins` made [default: DEVCOMM_TWINS, or `twins` beside this
+    /// program's folder]
+    #[arg(long, value_name = "FOLDER")]
+    twins: Option<PathBuf>,
+
+    #[command(flatten)]
+    ranks: RankOptions,
+
+    #[command(flatten)]
+    pub run: RunOptions,
+
+    #[command(flatten)]
+    output: OutputOptions,
+
+    #[command(flatten)]
+    documents: DocumentOptions,
+}
+
+/// Processes of other programs are ended if they print nothing for this much longer than a wait for
+/// a GPU may take.
+const START: Duration = Duration::from_secs(120);
+
+impl Options {
+    /// The GPUs that other programs use, and for how long these may print nothing.
+    pub fn for_others(&self) -> Result<(usize, Duration)> {
+        ensure!(
+            !World::is_launched() && !self.ranks.processes,
+            "--torch and --all-reduce-perf run once, on all GPUs: the ranks must be threads of \
+             this process"
+        );
+        let gpus = self.simulate.or(self.ranks.gpus).map_or_else(devcomm::visible_gpus, Ok)?;
+        Ok((gpus, self.ranks.limit() + START))
+    }
+}
+
+/// A benchmark, with its flags in addition to [`Options`].
+pub trait Benchmark: Args + Sync {
+    /// Its name on the command line.
+    const NAME: &'static str;
+
+    /// Its variants, with descriptions.
+    const VARIANTS: &'static [VariantInfo];
+
+    /// nccl-tests' program for the same, if there is one.
+    const NCCL_TESTS: Option<&'static str> = None;
+
+    /// Validates its flags.
+    fn validate(&self) -> Result<()>;
+
+    /// What other programs measure of it, before the ranks start.
+    fn foreign(&self, _options: &Options, _selection: &Selection) -> Result<Vec<Foreign>> {
+        Ok(Vec::new())
+    }
+
+    /// Compares its variants.
+    fn run(&self, job: &mut Job<'_>) -> Result<()>;
+}
+
+/// Default largest message on simulated GPUs.
+pub const SIMULATED_LARGEST: usize = 64 << 10;
+/// Maximum blocks on simulated GPUs, which run them one after the other.
+pub const SIMULATED_BLOCKS: u32 = 4;
+
+/// The command line of a benchmark.
+#[derive(Args, Clone, Debug)]
+pub struct Command<B: Benchmark> {
+    #[command(flatten)]
+    benchmark: B,
+
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Runs this process's ranks.
+pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
+    let Command { benchmark, options } = command;
+    benchmark.validate()?;
+    options.run.validate()?;
+    options.output.validate()?;
+    if let Some(variant) = options.nccl_tests {
+        ensure!(B::NCCL_TESTS.is_some(), "nccl-tests has no table of {}", B::NAME);
+        let has = crate::report::nccl_tests::VARIANTS.contains(&variant);
+        ensure!(has, "--nccl-tests {variant}: only rust-ops, nccl and nccl-sym also run in place");
+    }
+    let named = options.nccl_tests.as_ref().map_or(&*options.variants, std::slice::from_ref);
+    let selection = Selection::new(named, B::VARIANTS, B::NAME)?;
+    let contest = Contest::of(B::NAME).with_context(|| format!("{} has no contest", B::NAME))?;
+    let documents = options.documents.read()?;
+    let foreign = benchmark.foreign(options, &selection).map_err(advise)?;
+    let rank = |rank: &Rank| {
+        let harness = Harness::new(rank, &options.ranks, &options.run)?;
+        let twins = options.twins.as_deref();
+        let job = Job::new(&harness, selection.clone(), contest, twins, &options.output);
+        let job = job.with_nccl_tests(options.nccl_tests.and(B::NCCL_TESTS));
+        let mut job = job.with_foreign(&foreign);
+        let measured = benchmark.run(&mut job);
+        job.finish(measured, &documents)
+    };
+    ranks::run(&options.ranks, options.simulate, rank).map_err(advise)
+}
+
+/// Adds advice to an error if the system cannot run the benchmark.
+fn advise(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref().is_some_and(Error::is_of_the_machine) {
+        true => error.context(
+            "nothing can be measured here; `--simulate N` checks the results on N simulated GPUs",
+        ),
+        false => error,
+    }
+}

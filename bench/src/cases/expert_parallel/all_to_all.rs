@@ -1,0 +1,148 @@
+//! The same by `ncclAlltoAll`: what a program has that sends rows to experts by NCCL alone.
+
+use std::rc::Rc;
+
+use anyhow::Result;
+use devcomm::{Buffer, DeviceSlice, group};
+use devcomm_testing::experts::Batch;
+use half::bf16;
+
+use super::layer::{Layer, Operation};
+use crate::contenders::contender::{Contender, Outcome, Variant};
+use crate::harness::Harness;
+
+/// Buffers with a chunk for each rank, as long as that of the two ranks with the most rows. A row
+/// is in the chunk of each rank that has an expert of its token, and its result in the one that
+/// returns; both are in the order of the tokens before the call, and results are not added up.
+pub(super) struct AllToAll<'a> {
+    layer: Rc<Layer<'a>>,
+    /// Rows of a chunk.
+    room: usize,
+    rows: [DeviceSlice<bf16>; 2],
+    /// Experts and weights of each row.
+    routing: [DeviceSlice<u32>; 2],
+    results: [DeviceSlice<bf16>; 2],
+}
+
+impl<'a> AllToAll<'a> {
+    pub(super) fn new(layer: &Rc<Layer<'a>>) -> Result<Rc<Self>> {
+        let (Harness { comm, rank, .. }, batch) = (layer.harness, &layer.batch);
+        let (ranks, me) = (rank.n_ranks(), rank.rank());
+        let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
+        let room = pairs.map(|(from, to)| batch.tokens_to(from, to).count()).max().unwrap_or(0);
+        let rows = ranks * room.max(1);
+        // In windows, where NCCL is fastest.
+        let of_rows = || Ok::<_, devcomm::Error>(comm.window(rows * batch.hidden)?.device_slice());
+        let of_routing =
+            || Ok::<_, devcomm::Error>(comm.window(rows * 2 * batch.top_k)?.device_slice());
+        let this = Self {
+            layer: Rc::clone(layer),
+            room: room.max(1),
+            rows: [of_rows()?, of_rows()?],
+            routing: [of_routing()?, of_routing()?],
+            results: [of_rows()?, of_rows()?],
+        };
+        for rank in 0..ranks {
+            for (at, token) in batch.tokens_to(me, rank).enumerate() {
+                this.write(&this.rows[0], rank, at, batch.row(me, token))?;
+                this.write(&this.routing[0], rank, at, &routing(batch, me, token))?;
+            }
+            for (at, token) in batch.tokens_to(rank, me).enumerate() {
+                let result = batch.partial(me, (rank, token), |_| 1.0).unwrap_or_default();
+                this.write(&this.results[0], rank, at, &result)?;
+            }
+        }
+        Ok(Rc::new(this))
+    }
+
+    /// Writes what a row of a rank's chunk has.
+    fn write<T: devcomm::Element>(
+        &self,
+        buffer: &DeviceSlice<T>,
+        rank: usize,
+        at: usize,
+        row: &[T],
+    ) -> devcomm::Result<()> {
+        let first = (rank * self.room + at) * row.len();
+        buffer.slice(first..first + row.len())?.copy_from_host(row)
+    }
+
+    fn launch(&self, operation: Operation) -> devcomm::Result<()> {
+        let Harness { comm, stream, .. } = self.layer.harness;
+        if operation.dispatches() {
+            group(|_| {
+                comm.all_to_all(&self.rows[0], &self.rows[1], stream)?;
+                comm.all_to_all(&self.routing[0], &self.routing[1], stream)
+            })?;
+        }
+        if operation.combines() {
+            comm.all_to_all(&self.results[0], &self.results[1], stream)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn contender(self: &Rc<Self>, operation: Operation) -> Contender<'a> {
+        let (this, outcome) = (Rc::clone(self), Received(Rc::clone(self), operation));
+        Contender::new(Variant::NcclAllToAll, move || this.launch(operation), outcome)
+    }
+
+    /// How many elements of the received rows are wrong: those of rank `r` are `want(r)`, in order.
+    fn count_wrong<T: devcomm::Element + Default + PartialEq>(
+        &self,
+        received: &DeviceSlice<T>,
+        want: impl Fn(usize) -> Vec<Vec<T>>,
+    ) -> Result<usize> {
+        let ranks = self.layer.batch.tokens.len();
+        let mut got = vec![T::default(); received.len()];
+        received.copy_to_host(&mut got)?;
+        let chunks = got.chunks(got.len() / ranks).enumerate();
+        let wrong = chunks.map(|(rank, chunk)| {
+            let want = want(rank).concat();
+            chunk.iter().zip(&want).filter(|(got, want)| got != want).count()
+        });
+        Ok(wrong.sum())
+    }
+}
+
+/// A token's experts and weights, as words.
+fn routing(batch: &Batch, rank: usize, token: usize) -> Vec<u32> {
+    let all = token * batch.top_k..(token + 1) * batch.top_k;
+    let ids = batch.ids[rank][all.clone()].iter().map(|id| *id as u32);
+    ids.chain(batch.weights[rank][all].iter().map(|weight| weight.to_bits())).collect()
+}
+
+/// What was received.
+struct Received<'a>(Rc<AllToAll<'a>>, Operation);
+
+impl Outcome for Received<'_> {
+    fn poison(&self) -> Result<()> {
+        let AllToAll { rows, routing, results, .. } = &*self.0;
+        rows[1].fill_bytes(0xff)?;
+        routing[1].fill_bytes(0xff)?;
+        Ok(results[1].fill_bytes(0xff)?)
+    }
+
+    fn count_wrong(&self) -> Result<usize> {
+        let Self(all, operation) = self;
+        let (batch, rank) = (&all.layer.batch, all.layer.harness.rank);
+        let me = rank.rank();
+        // A rank whose own work has ended may still receive.
+        rank.barrier()?;
+        let mut wrong = 0;
+        if operation.dispatches() {
+            wrong += all.count_wrong(&all.rows[1], |from| {
+                batch.tokens_to(from, me).map(|token| batch.row(from, token).to_vec()).collect()
+            })?;
+            wrong += all.count_wrong(&all.routing[1], |from| {
+                batch.tokens_to(from, me).map(|token| routing(batch, from, token)).collect()
+            })?;
+        }
+        if operation.combines() {
+            wrong += all.count_wrong(&all.results[1], |from| {
+                let partial = |token| batch.partial(from, (me, token), |_| 1.0);
+                batch.tokens_to(me, from).filter_map(partial).collect()
+            })?;
+        }
+        Ok(wrong)
+    }
+}

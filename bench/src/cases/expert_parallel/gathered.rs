@@ -1,0 +1,160 @@
+//! The same by collectives: all tokens to all ranks, and contributions to all tokens back.
+
+use std::rc::Rc;
+
+use anyhow::Result;
+use devcomm::{Buffer, Collectives, DeviceSlice, ReduceOp, group};
+use devcomm_testing::experts::Batch;
+use half::bf16;
+
+use super::layer::{Layer, Operation};
+use crate::contenders::contender::{Contender, Outcome, Variant};
+use crate::harness::Harness;
+
+/// The buffers of the same by collectives: rows and routing, those of all ranks, the contributions
+/// to all tokens and the results.
+struct Buffers {
+    rows: DeviceSlice<bf16>,
+    routing: DeviceSlice<u32>,
+    all_rows: DeviceSlice<bf16>,
+    all_routing: DeviceSlice<u32>,
+    partials: DeviceSlice<bf16>,
+    results: DeviceSlice<bf16>,
+}
+
+/// All tokens to all ranks, and contributions to all tokens back.
+pub struct Gathered<'a> {
+    layer: Rc<Layer<'a>>,
+    collectives: &'a Collectives,
+    plain: Buffers,
+    in_windows: Buffers,
+}
+
+impl<'a> Gathered<'a> {
+    pub fn new(layer: &Rc<Layer<'a>>, collectives: &'a Collectives) -> Result<Rc<Self>> {
+        let (harness, batch) = (layer.harness, &layer.batch);
+        let (comm, ranks, me) = (harness.comm, harness.rank.n_ranks(), harness.rank.rank());
+        let (len, routing) = (batch.inputs[me].len(), 2 * batch.ids[me].len());
+        let plain = Buffers {
+            rows: comm.mem_alloc(len)?.device_slice(),
+            routing: comm.mem_alloc(routing)?.device_slice(),
+            all_rows: comm.mem_alloc(ranks * len)?.device_slice(),
+            all_routing: comm.mem_alloc(ranks * routing)?.device_slice(),
+            partials: comm.mem_alloc(ranks * len)?.device_slice(),
+            results: comm.mem_alloc(len)?.device_slice(),
+        };
+        let in_windows = Buffers {
+            rows: comm.window(len)?.device_slice(),
+            routing: comm.window(routing)?.device_slice(),
+            all_rows: comm.window(ranks * len)?.device_slice(),
+            all_routing: comm.window(ranks * routing)?.device_slice(),
+            partials: comm.window(ranks * len)?.device_slice(),
+            results: comm.window(len)?.device_slice(),
+        };
+        let gathered = Self { layer: Rc::clone(layer), collectives, plain, in_windows };
+        let partials = gathered.partials();
+        for buffers in [&gathered.plain, &gathered.in_windows] {
+            buffers.rows.copy_from_host(&batch.inputs[me])?;
+            buffers.routing.copy_from_host(&routing_words(batch, me))?;
+            buffers.partials.copy_from_host(&partials)?;
+        }
+        Ok(Rc::new(gathered))
+    }
+
+    /// What this rank's experts contribute to the tokens of all ranks.
+    fn partials(&self) -> Vec<bf16> {
+        let (batch, me) = (&self.layer.batch, self.layer.harness.rank.rank());
+        let tokens = |rank: usize| (0..batch.tokens[rank]).map(move |token| (rank, token));
+        let all = (0..batch.tokens.len()).flat_map(tokens);
+        all.flat_map(|token| {
+            let partial = batch.partial(me, token, |_| 1.0);
+            partial.unwrap_or_else(|| vec![bf16::ZERO; batch.hidden])
+        })
+        .collect()
+    }
+
+    fn buffers(&self, variant: Variant) -> &Buffers {
+        if variant == Variant::Nccl { &self.plain } else { &self.in_windows }
+    }
+
+    fn launch(&self, operation: Operation, variant: Variant) -> devcomm::Result<()> {
+        let Buffers { rows, routing, all_rows, all_routing, partials, results } =
+            self.buffers(variant);
+        let Harness { comm, stream, .. } = self.layer.harness;
+        let collectives = self.collectives;
+        let by_rust = variant == Variant::RustAllGather;
+        if operation.dispatches() && by_rust {
+            collectives.all_gather(rows, all_rows, stream)?;
+            collectives.all_gather(routing, all_routing, stream)?;
+        } else if operation.dispatches() {
+            group(|_| {
+                comm.all_gather(rows, all_rows, stream)?;
+                comm.all_gather(routing, all_routing, stream)
+            })?;
+        }
+        match (operation.combines(), by_rust) {
+            (false, _) => Ok(()),
+            (_, true) => collectives.reduce_scatter(partials, results, ReduceOp::Sum, stream),
+            _ => comm.reduce_scatter(partials, results, ReduceOp::Sum, stream),
+        }
+    }
+
+    pub fn contender(self: &Rc<Self>, operation: Operation, variant: Variant) -> Contender<'a> {
+        let (gathered, outcome) =
+            (Rc::clone(self), ByCollectives(Rc::clone(self), operation, variant));
+        Contender::new(variant, move || gathered.launch(operation, variant), outcome)
+    }
+}
+
+/// A rank's experts and weights, as words.
+fn routing_words(batch: &Batch, rank: usize) -> Vec<u32> {
+    let ids = batch.ids[rank].iter().map(|id| *id as u32);
+    ids.chain(batch.weights[rank].iter().map(|weight| weight.to_bits())).collect()
+}
+
+/// The result of collectives.
+struct ByCollectives<'a>(Rc<Gathered<'a>>, Operation, Variant);
+
+impl Outcome for ByCollectives<'_> {
+    fn poison(&self) -> Result<()> {
+        let Self(gathered, _, variant) = self;
+        let Buffers { all_rows, all_routing, results, .. } = gathered.buffers(*variant);
+        all_rows.fill_bytes(0xff)?;
+        all_routing.fill_bytes(0xff)?;
+        Ok(results.fill_bytes(0xff)?)
+    }
+
+    /// A sum is wrong if its error exceeds one rounding for each rank.
+    fn count_wrong(&self) -> Result<usize> {
+        let Self(gathered, operation, variant) = self;
+        let buffers = gathered.buffers(*variant);
+        let layer = &gathered.layer;
+        // A rank whose own work has ended may still receive.
+        layer.harness.rank.barrier()?;
+        let (batch, mut wrong) = (&layer.batch, 0);
+        if operation.dispatches() {
+            let mut rows = vec![bf16::NAN; buffers.all_rows.len()];
+            buffers.all_rows.copy_to_host(&mut rows)?;
+            let all = batch.inputs.iter().flatten();
+            wrong += rows.iter().zip(all).filter(|(got, want)| got != want).count();
+            let mut words = vec![0; buffers.all_routing.len()];
+            buffers.all_routing.copy_to_host(&mut words)?;
+            let all = (0..batch.tokens.len()).flat_map(|rank| routing_words(batch, rank));
+            wrong += words.iter().zip(all).filter(|(got, want)| **got != *want).count();
+        }
+        if operation.combines() {
+            let mut got = vec![bf16::NAN; buffers.results.len()];
+            buffers.results.copy_to_host(&mut got)?;
+            let ranks = batch.tokens.len() as f32;
+            // Weights are at most 1, and elements at most 2.
+            let most = 2.0 * batch.top_k as f32 * ranks / 256.0;
+            let differs = |got: &bf16, want: &bf16| {
+                let off = (got.to_f32() - want.to_f32()).abs();
+                off.is_nan() || off > most
+            };
+            let pairs = got.iter().zip(&layer.expected);
+            wrong += pairs.filter(|(got, want)| differs(got, want)).count();
+        }
+        Ok(wrong)
+    }
+}

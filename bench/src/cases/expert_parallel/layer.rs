@@ -1,0 +1,171 @@
+//! The operations of `devcomm::ExpertParallel`.
+
+use std::rc::Rc;
+
+use anyhow::Result;
+use clap::ValueEnum;
+use devcomm::{
+    Buffer, DeviceSlice, ExpertParallel, ExpertParallelOptions, SymmetricBuffer, Tokens,
+};
+use devcomm_testing::experts::{Batch, Layout};
+use half::bf16;
+
+use crate::contenders::contender::{Contender, Outcome, Variant};
+use crate::harness::Harness;
+
+/// A part of a layer's communication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Operation {
+    Dispatch,
+    Group,
+    Combine,
+    Layer,
+}
+
+impl Operation {
+    pub const ALL: [Self; 4] = [Self::Dispatch, Self::Group, Self::Combine, Self::Layer];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dispatch => "dispatch",
+            Self::Group => "group",
+            Self::Combine => "combine",
+            Self::Layer => "layer",
+        }
+    }
+
+    pub fn dispatches(self) -> bool {
+        matches!(self, Self::Dispatch | Self::Layer)
+    }
+
+    pub fn groups(self) -> bool {
+        matches!(self, Self::Group | Self::Layer)
+    }
+
+    pub fn combines(self) -> bool {
+        matches!(self, Self::Combine | Self::Layer)
+    }
+}
+
+/// A batch with its memory, for [`ExpertParallel`].
+pub struct Layer<'a> {
+    pub harness: &'a Harness<'a>,
+    pub variant: Variant,
+    experts: Rc<ExpertParallel>,
+    pub batch: Rc<Batch>,
+    layout: Layout,
+    pub expected: Vec<bf16>,
+    input: SymmetricBuffer<bf16>,
+    ids: SymmetricBuffer<i32>,
+    weights: SymmetricBuffer<f32>,
+    rows: DeviceSlice<bf16>,
+    output: SymmetricBuffer<bf16>,
+}
+
+impl<'a> Layer<'a> {
+    pub fn new(
+        harness: &'a Harness<'a>,
+        variant: Variant,
+        options: ExpertParallelOptions,
+        batch: &Rc<Batch>,
+    ) -> Result<Rc<Self>> {
+        let (comm, me) = (harness.comm, harness.rank.rank());
+        let experts = options.build(comm)?;
+        let layer = Self {
+            harness,
+            variant,
+            layout: batch.layout(me),
+            expected: batch.combined(me, None, |_| 1.0),
+            input: comm.mem_alloc(batch.inputs[me].len())?,
+            ids: comm.mem_alloc(batch.ids[me].len())?,
+            weights: comm.mem_alloc(batch.weights[me].len())?,
+            rows: match variant {
+                Variant::RustThroughput => experts.rows()?,
+                _ => comm.mem_alloc(experts.most_rows() * batch.hidden)?.device_slice(),
+            },
+            output: comm.mem_alloc(batch.inputs[me].len())?,
+            batch: Rc::clone(batch),
+            experts: Rc::new(experts),
+        };
+        layer.input.copy_from_host(&layer.batch.inputs[me])?;
+        layer.ids.copy_from_host(&layer.batch.ids[me])?;
+        layer.weights.copy_from_host(&layer.batch.weights[me])?;
+        // So that any operation can be the first.
+        layer.launch(Operation::Dispatch)?;
+        layer.launch(Operation::Group)?;
+        Ok(Rc::new(layer))
+    }
+
+    fn dispatch(&self, count: usize) -> devcomm::Result<()> {
+        let Self { input, ids, weights, .. } = self;
+        self.experts.dispatch(Tokens { count, input, ids, weights }, &self.harness.stream)
+    }
+
+    fn tokens(&self) -> usize {
+        self.batch.tokens[self.harness.rank.rank()]
+    }
+
+    fn launch(&self, operation: Operation) -> devcomm::Result<()> {
+        let Self { experts, rows, output, harness: Harness { stream, .. }, .. } = self;
+        if operation.dispatches() {
+            self.dispatch(self.tokens())?;
+        }
+        if operation.groups() {
+            experts.group(rows, stream)?;
+        }
+        if operation.combines() {
+            experts.combine(rows, output, None, stream)?;
+        }
+        Ok(())
+    }
+
+    pub fn contender(self: &Rc<Self>, operation: Operation) -> Contender<'a> {
+        let (layer, outcome) = (Rc::clone(self), ByExperts(Rc::clone(self), operation));
+        Contender::new(self.variant, move || layer.launch(operation), outcome)
+    }
+
+    fn count_wrong_rows(&self) -> Result<usize> {
+        let used = self.layout.offsets.last().map_or(0, |rows| *rows as usize);
+        let mut got = vec![bf16::NAN; used * self.batch.hidden];
+        self.rows.copy_to_host(&mut got)?;
+        let mut offsets = vec![0; self.layout.offsets.len()];
+        self.experts.offsets().copy_to_host(&mut offsets)?;
+        let wrong = offsets.iter().zip(&self.layout.offsets).filter(|(got, want)| got != want);
+        Ok(wrong.count() + self.batch.count_wrong_rows(&self.layout, &got))
+    }
+}
+
+/// The result of an operation of `ExpertParallel`.
+struct ByExperts<'a>(Rc<Layer<'a>>, Operation);
+
+impl Outcome for ByExperts<'_> {
+    /// Does what comes before the operation, and spoils its result.
+    fn poison(&self) -> Result<()> {
+        let Self(layer, operation) = self;
+        // What was received before is gone.
+        layer.dispatch(0)?;
+        layer.rows.fill_bytes(0xff)?;
+        if !operation.dispatches() {
+            layer.dispatch(layer.tokens())?;
+        }
+        if *operation == Operation::Combine {
+            layer.experts.group(&layer.rows, &layer.harness.stream)?;
+        }
+        Ok(layer.output.fill_bytes(0xff)?)
+    }
+
+    fn count_wrong(&self) -> Result<usize> {
+        let Self(layer, operation) = self;
+        if *operation == Operation::Dispatch {
+            layer.experts.group(&layer.rows, &layer.harness.stream)?;
+        }
+        let mut wrong = layer.count_wrong_rows()?;
+        if operation.combines() {
+            let mut got = vec![bf16::NAN; layer.expected.len()];
+            layer.output.copy_to_host(&mut got)?;
+            wrong += got.iter().zip(&layer.expected).filter(|(got, want)| got != want).count();
+        }
+        layer.experts.check()?;
+        Ok(wrong)
+    }
+}

@@ -1,0 +1,247 @@
+//! Expert parallelism: `devcomm::ExpertParallel` against an all-gather of all tokens and a
+//! reduce-scatter of the results, by NCCL and by `devcomm::Collectives`, and `ncclAlltoAll`.
+
+mod all_to_all;
+mod gathered;
+mod layer;
+
+use std::rc::Rc;
+
+use anyhow::{Result, ensure};
+use clap::{Args, ValueEnum};
+use devcomm::{DevCommRequirements, ExpertParallelOptions, Kernels, LaunchConfig, Window};
+use devcomm_bench_kernels::p2p_copy;
+use devcomm_testing::experts::{Batch, Routing};
+
+use self::all_to_all::AllToAll;
+use self::gathered::Gathered;
+use self::layer::{Layer, Operation};
+use super::benchmark::{Benchmark, SIMULATED_BLOCKS};
+use super::job::Job;
+use crate::base::options::GridOptions;
+use crate::cases::workloads::Message;
+use crate::contenders::contender::{Contender, Variant};
+use crate::contenders::selection::VariantInfo;
+use crate::harness::Harness;
+use crate::report::row::Case;
+
+/// The flags of `ep`. A row's operation is in the column of reductions: `dispatch` until rows and
+/// counts are received, `group` puts the rows in the order of the experts, `combine`, and `layer`,
+/// all three. A size is what the busiest rank receives from its peers without duplicates, in
+/// `group` what it writes; a count is the elements of a rank's tokens.
+#[derive(Args, Clone, Debug)]
+pub struct Experts {
+    /// Tokens of each rank, comma-separated [default: 1,8,32,128,512,4096; 1,5 when simulated]
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    tokens: Vec<usize>,
+
+    /// Elements of a token [default: 7168; 264 when simulated]
+    #[arg(long, value_name = "N")]
+    hidden: Option<usize>,
+
+    /// Experts of all ranks [default: 256; 16 when simulated]
+    #[arg(long, value_name = "N")]
+    experts: Option<usize>,
+
+    /// Experts of a token [default: 8; 3 when simulated]
+    #[arg(long, value_name = "N")]
+    top_k: Option<usize>,
+
+    /// How tokens choose their experts
+    #[arg(long, value_enum, default_value = "random")]
+    routing: RoutingOption,
+
+    /// Only these operations, comma-separated [default: all]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "OPERATION")]
+    operations: Vec<Operation>,
+
+    #[command(flatten)]
+    grid: GridOptions,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum RoutingOption {
+    Random,
+    Skewed,
+    One,
+}
+
+const TOKENS: [usize; 6] = [1, 8, 32, 128, 512, 4096];
+const SIMULATED_TOKENS: [usize; 2] = [1, 5];
+
+/// Threads and blocks of plain stores.
+const STORE_THREADS: u32 = 512;
+const STORE_BLOCKS: u32 = 128;
+
+impl Benchmark for Experts {
+    const NAME: &'static str = "ep";
+    const VARIANTS: &'static [VariantInfo] = &[
+        (Variant::Rust, "devcomm::ExpertParallel"),
+        (
+            Variant::RustThroughput,
+            "the same in its form for high throughput; `group` copies rows to the other experts of \
+             their tokens, in place",
+        ),
+        (
+            Variant::RustAllGather,
+            "devcomm::Collectives on the windows: all_gather of rows and routing, reduce_scatter \
+             of results",
+        ),
+        (Variant::Write, "plain stores of as many bytes to the other of two ranks, both at once"),
+        (
+            Variant::Nccl,
+            "ncclAllGather of rows and routing in a group, ncclReduceScatter of results, on memory \
+             of ncclMemAlloc that is not registered",
+        ),
+        (Variant::NcclSym, "the same on the windows"),
+        (
+            Variant::NcclAllToAll,
+            "ncclAlltoAll on windows, of rows and routing in a group, and of results: without what \
+             puts rows in the order of the ranks and adds results up, and with chunks as long as \
+             the longest",
+        ),
+    ];
+
+    fn validate(&self) -> Result<()> {
+        ensure!(!self.tokens.contains(&0), "a rank has at least one token");
+        self.grid.validate()
+    }
+
+    fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        let harness = job.harness;
+        let ranks = harness.rank.n_ranks();
+        let collectives = harness.collectives().build(harness.comm)?;
+        if ranks != 2 {
+            job.selection.omit(Variant::Write, anyhow::anyhow!("it is for two ranks"))?;
+        }
+        let stores = Kernels::load(harness.rank.context(), &crate::cases::kernels::KERNELS)?;
+        job.begin()?;
+        let default = harness.choose(&TOKENS[..], &SIMULATED_TOKENS);
+        for &tokens in if self.tokens.is_empty() { default } else { &self.tokens } {
+            let batch = Rc::new(self.batch(harness, tokens));
+            let options = self.options(harness, &batch, tokens);
+            let layer = Layer::new(harness, Variant::Rust, options, &batch)?;
+            let mut layers = vec![Rc::clone(&layer)];
+            if job.selection.has(Variant::RustThroughput) {
+                let options = options.throughput(usize::MAX);
+                layers.push(Layer::new(harness, Variant::RustThroughput, options, &batch)?);
+            }
+            let gathered = Gathered::new(&layer, &collectives)?;
+            let exchanged = AllToAll::new(&layer)?;
+            for operation in Operation::ALL {
+                if self.operations.is_empty() || self.operations.contains(&operation) {
+                    self.compare(job, operation, &layers, (&gathered, &exchanged), &stores)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Experts {
+    fn batch(&self, harness: &Harness<'_>, tokens: usize) -> Batch {
+        let hidden = self.hidden.unwrap_or(harness.choose(7168, 264));
+        let experts = self.experts.unwrap_or(harness.choose(256, 16));
+        let top_k = self.top_k.unwrap_or(harness.choose(8, 3));
+        let routing = match self.routing {
+            RoutingOption::Random => Routing::Random,
+            RoutingOption::Skewed => Routing::Skewed,
+            RoutingOption::One => Routing::One,
+        };
+        let (seed, tokens) = (harness.run.seed, vec![tokens; harness.rank.n_ranks()]);
+        Batch::new(hidden, experts, top_k, &tokens, seed).routed(routing, seed)
+    }
+
+    fn options(
+        &self,
+        harness: &Harness<'_>,
+        batch: &Batch,
+        tokens: usize,
+    ) -> ExpertParallelOptions {
+        let Batch { hidden, experts, top_k, .. } = *batch;
+        let mut options = ExpertParallelOptions::new(hidden, tokens, experts, top_k);
+        let simulated = harness.choose(None, Some(SIMULATED_BLOCKS));
+        if let Some(blocks) = self.grid.blocks.or(simulated) {
+            options = options.blocks(blocks);
+        }
+        if let Some(threads) = self.grid.threads {
+            options = options.threads(threads);
+        }
+        options
+    }
+
+    fn compare<'a>(
+        &self,
+        job: &mut Job<'_>,
+        operation: Operation,
+        layers: &[Rc<Layer<'a>>],
+        (gathered, exchanged): (&Rc<Gathered<'a>>, &Rc<AllToAll<'a>>),
+        stores: &'a Kernels,
+    ) -> Result<()> {
+        let (harness, batch) = (layers[0].harness, &layers[0].batch);
+        let me = harness.rank.rank();
+        // Of the rank that has the most.
+        let rows = |rank| match operation {
+            Operation::Group => batch.layout(rank).rows.len(),
+            Operation::Layer => 2 * batch.received(rank),
+            _ => batch.received(rank),
+        };
+        let size = 2 * batch.hidden * (0..batch.tokens.len()).map(rows).max().unwrap_or(0);
+        let mut contenders = Vec::new();
+        for layer in layers {
+            if job.selection.has(layer.variant) {
+                contenders.push(layer.contender(operation));
+            }
+        }
+        if operation != Operation::Group {
+            for variant in [Variant::RustAllGather, Variant::Nccl, Variant::NcclSym] {
+                if job.selection.has(variant) {
+                    contenders.push(gathered.contender(operation, variant));
+                }
+            }
+            if job.selection.has(Variant::NcclAllToAll) {
+                contenders.push(exchanged.contender(operation));
+            }
+            if job.selection.has(Variant::Write) && operation != Operation::Layer && size > 0 {
+                contenders.push(by_stores(harness, stores, size, &self.grid)?);
+            }
+        }
+        let Batch { hidden, experts, top_k, .. } = **batch;
+        let tokens = batch.tokens[me];
+        let sizes = format!("{tokens}x{hidden}:{top_k}/{experts}");
+        let contenders: Vec<_> =
+            contenders.into_iter().map(|c| c.by_algorithm(sizes.clone())).collect();
+        let case = Case {
+            size,
+            count: tokens * hidden,
+            dtype: "bf16",
+            redop: operation.name(),
+            tokens: Some(tokens),
+            hidden: Some(hidden),
+            ..Case::NONE
+        };
+        job.compare(case, &contenders)
+    }
+}
+
+/// Plain stores of this many bytes between two ranks, in both directions.
+fn by_stores<'a>(
+    harness: &'a Harness<'a>,
+    compiled: &'a Kernels,
+    bytes: usize,
+    grid: &GridOptions,
+) -> Result<Contender<'a>> {
+    let windows: [Window<u8>; 2] = [harness.comm.window(bytes)?, harness.comm.window(bytes)?];
+    let dev_comm = harness.comm.create_dev_comm(DevCommRequirements::new())?;
+    let max_blocks = harness.choose(STORE_BLOCKS, SIMULATED_BLOCKS);
+    let (blocks, threads) = grid.grid(bytes, STORE_THREADS, max_blocks);
+    let config = LaunchConfig::new(blocks, threads).without_cooperation();
+    let message = Message::new(harness, &windows[0], &windows[1])?;
+    let work = move || {
+        let launch = p2p_copy::args(&dev_comm, &windows[0], &windows[1], bytes, false, 1);
+        // SAFETY: the windows have the bytes on every rank; all ranks are in one LSA team.
+        unsafe { launch.config(config).launch(&compiled.on(&harness.stream)) }
+    };
+    let info = compiled.info::<p2p_copy>()?;
+    Ok(Contender::new(Variant::Write, work, message).by_kernel(config, info))
+}

@@ -1,0 +1,447 @@
+//! Matrix products in bf16 with a collective, as one operation of `devcomm`, against cuBLASLt and
+//! NCCL: the comparison that all of them share.
+
+use std::fmt::{self, Display};
+use std::str::FromStr;
+
+use anyhow::Result;
+use devcomm::{
+    Buffer, Collectives, Communicator, DataType, DeviceSlice, Explanation, Gemm, ReduceOp, Stream,
+    Window,
+};
+use devcomm_testing::gemm::Problem;
+use half::bf16;
+
+use super::all_reduce::bus;
+use super::benchmark::Options;
+use super::job::Job;
+use super::product::{BF16_LOSES, Matrices, Product, Sum, load_cublaslt, tune};
+use super::shapes::ShapeOptions;
+use crate::contenders::contender::{Contender, Variant};
+use crate::contenders::cublaslt::Types;
+use crate::contenders::foreign::Foreign;
+use crate::contenders::selection::Selection;
+use crate::contenders::torch::{self, TorchOptions, Work};
+use crate::harness::Harness;
+use crate::report::row::{Case, L2};
+
+/// The collective of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collective {
+    /// Of the ranks' products, in place.
+    AllReduce,
+    /// Of the rows of the ranks' products.
+    ReduceScatter,
+    /// Of the rows of A, before the product. All ranks have the same A and B.
+    AllGather,
+}
+
+/// A plan that was asked for.
+#[derive(Clone, Copy, Debug)]
+pub enum Asked<P> {
+    Plan(P),
+    /// The fastest, by the operation's `measure`.
+    Measured,
+}
+
+impl<P: FromStr<Err: Display>> FromStr for Asked<P> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "measured" => Ok(Self::Measured),
+            _ => text.parse().map(Self::Plan).map_err(|error| format!("{error}, or measured")),
+        }
+    }
+}
+
+impl<P: Display> Display for Asked<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plan(plan) => plan.fmt(f),
+            Self::Measured => f.write_str("measured"),
+        }
+    }
+}
+
+impl<P: Copy + PartialEq> Asked<P> {
+    /// Sets the plan: by `measure`, or by `set`, which says how the shape is done then, and so why
+    /// not by this plan.
+    pub fn set(
+        &self,
+        measure: impl FnOnce() -> devcomm::Result<P>,
+        set: impl FnOnce(P) -> devcomm::Result<Explanation<P>>,
+    ) -> Result<Result<(), String>> {
+        match *self {
+            Self::Measured => measure().map(|_| Ok(())).map_err(Into::into),
+            Self::Plan(plan) => {
+                let how = set(plan)?;
+                Ok(if how.plan == plan { Ok(()) } else { Err(how.reason.to_owned()) })
+            }
+        }
+    }
+}
+
+/// The flags of a benchmark of such a product.
+pub trait Fusion {
+    /// The collective.
+    const COLLECTIVE: Collective;
+
+    /// Torch's variants.
+    const OF_TORCH: &'static [Variant];
+
+    /// The operation of `devcomm`.
+    type Operation;
+
+    /// A plan on the command line.
+    type Asked: Display + Clone;
+
+    /// The shapes, and what the L2 cache holds.
+    fn inputs(&self) -> (&ShapeOptions, L2);
+
+    /// Whether torch runs too.
+    fn torch(&self) -> &TorchOptions;
+
+    /// The plans that were asked for, instead of the default of a shape.
+    fn asked(&self, on: (&Communicator, &Stream), shape: [usize; 3]) -> Result<Vec<Self::Asked>>;
+
+    /// Lists of `m`, `n` and `k` that replace empty ones: on GPUs, and simulated.
+    fn defaults() -> [[&'static [usize]; 3]; 2];
+
+    /// Refuses a problem that so many ranks do not have.
+    fn require(problem: &Problem, ranks: usize) -> Result<()>;
+
+    /// The operation for a shape, of which a plan is asked.
+    fn new(
+        comm: &Communicator,
+        stream: &Stream,
+        shape: [usize; 3],
+        asked: Option<&Self::Asked>,
+    ) -> Result<Self::Operation>;
+
+    /// Sets the plan; why not, if it does not do the shape. The buffers are those of the launches.
+    fn set(
+        operation: &Self::Operation,
+        asked: &Self::Asked,
+        buffers: ([&DeviceSlice<bf16>; 2], &Window<bf16>),
+        shape: [usize; 3],
+    ) -> Result<Result<(), String>>;
+
+    /// The plan by which it does a shape, and [`Product::products_lose`].
+    fn plan(operation: &Self::Operation, shape: [usize; 3]) -> (String, Option<f64>);
+
+    /// Enqueues a product; `a` has this rank's elements.
+    fn launch(
+        operation: &Self::Operation,
+        factors: [&DeviceSlice<bf16>; 2],
+        c: &Window<bf16>,
+        shape: [usize; 3],
+    ) -> devcomm::Result<()>;
+}
+
+/// The variants of cuBLASLt's product and a collective.
+const OF_CUBLASLT: [Variant; 3] = [Variant::CublasLtRust, Variant::Nccl, Variant::NcclSym];
+
+/// The problems, with defaults for empty lists.
+pub fn problems<F: Fusion>(
+    fusion: &F,
+    default: [&[usize]; 3],
+    ranks: usize,
+    seed: u64,
+) -> Result<Vec<Problem>> {
+    let shapes = fusion.inputs().0;
+    let mut problems = shapes.problems(default, size_of::<bf16>(), ranks, seed)?;
+    if shapes.are_random() && F::COLLECTIVE != Collective::AllReduce {
+        // The ranks share the rows.
+        problems.iter_mut().for_each(|problem| problem.m = problem.m.next_multiple_of(ranks));
+    }
+    problems.iter().try_for_each(|problem| F::require(problem, ranks))?;
+    Ok(problems)
+}
+
+/// What torch measures of a benchmark.
+pub fn foreign<F: Fusion>(
+    fusion: &F,
+    options: &Options,
+    selection: &Selection,
+) -> Result<Vec<Foreign>> {
+    let Some(python) = fusion.torch().python() else { return Ok(Vec::new()) };
+    let (gpus, patience) = options.for_others()?;
+    let [on_gpus, simulated] = F::defaults();
+    let default = if options.simulate.is_some() { simulated } else { on_gpus };
+    let problems = problems(fusion, default, gpus, options.run.seed)?;
+    let collective = match F::COLLECTIVE {
+        Collective::AllReduce => "all-reduce",
+        Collective::ReduceScatter => "reduce-scatter",
+        Collective::AllGather => "all-gather",
+    };
+    let shapes = problems.iter().map(Problem::shape).collect();
+    let work = Work::Product { collective, shapes, cold: fusion.inputs().1 == L2::Cold };
+    let measurement = torch::Measurement::new(work, F::OF_TORCH, selection, &options.run)?;
+    measurement.run(python, gpus, patience)
+}
+
+/// Compares the variants of a benchmark.
+pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
+    let harness = job.harness;
+    fusion.torch().select(&mut job.selection, F::OF_TORCH)?;
+    let (comm, stream) = (harness.comm, &harness.stream);
+    comm.require_single_lsa_team()?;
+    let types = |product| Types { factors: DataType::Bfloat16, product };
+    let (exact, rounded) = (types(DataType::Float32), types(DataType::Bfloat16));
+    let library = load_cublaslt(job, rounded, &OF_CUBLASLT)?;
+    let collectives = &Collectives::new(comm)?;
+    // SAFETY: what writes B has ended before any launch.
+    let gemm = &unsafe { Gemm::new(stream)?.with_constant_b() };
+    job.begin()?;
+    let [on_gpus, simulated] = F::defaults();
+    let (ranks, seed) = (harness.rank.n_ranks(), harness.run.seed);
+    let (mut kept, l2) = (None, fusion.inputs().1);
+    for problem in problems(fusion, harness.choose(on_gpus, simulated), ranks, seed)? {
+        let shape = problem.shape();
+        let leave_out = |what: &dyn Display, why: &str| {
+            if harness.rank.is_root() {
+                println!("# left out: {what} of {shape:?}: {why}");
+            }
+        };
+        let copies = l2.copies_of_b(harness, &problem, size_of::<bf16>())?;
+        let summed = if F::COLLECTIVE == Collective::AllGather { 1 } else { ranks };
+        let matrices = &Matrices::new(harness, problem, 0..summed, copies, &mut kept)?;
+        let plan = |types| match &library {
+            Some(library) => library.plan(shape, types, None),
+            None => Ok(None),
+        };
+        // `exact` is for checks; `theirs` are omitted if cuBLASLt has no algorithm.
+        let (exact, theirs) = (plan(exact)?, plan(rounded)?);
+        if library.is_some() && theirs.is_none() {
+            leave_out(&"cuBLASLt's variants", "it has no algorithm");
+        }
+        let sum = match &exact {
+            Some(exact) if harness.run.check > 0 => Some(Sum::new(matrices, exact)?),
+            _ => None,
+        };
+        // Plans are chosen by the data of the timing.
+        matrices.fill_for_timing()?;
+        let data = Data::new::<F>(matrices, sum.as_ref())?;
+        let c = &comm.window::<bf16>(data.result_len())?;
+        if let Some(plan) = &theirs {
+            let scratch = comm.mem_alloc::<bf16>(problem.m * problem.n)?;
+            tune(matrices, plan, scratch.device_address())?;
+        }
+        let mut contenders = Vec::new();
+        let asked = fusion.asked((comm, stream), shape)?;
+        let asked: Vec<_> =
+            if asked.is_empty() { vec![None] } else { asked.into_iter().map(Some).collect() };
+        for asked in asked.into_iter().filter(|_| job.selection.has(Variant::Rust)) {
+            let operation = F::new(comm, stream, shape, asked.as_ref())?;
+            let (a, b) = (&data.own, matrices.b_in_turn());
+            if let Some(asked) = &asked
+                && let Err(why) = F::set(&operation, asked, ([a, b()], c), shape)?
+            {
+                leave_out(asked, &why);
+                continue;
+            }
+            let (algorithm, products_lose) = F::plan(&operation, shape);
+            let work = move || F::launch(&operation, [a, b()], c, shape);
+            let checked = data.result(c.device_slice(), products_lose);
+            let contender = Contender::new(Variant::Rust, work, checked);
+            let asked = asked.map(|asked| asked.to_string());
+            contenders.push(Contender { asked, ..contender.by_algorithm(algorithm) });
+        }
+        let multiply_in_rust = || {
+            let (b, product) = (matrices.b_in_turn(), gemm.product(shape));
+            move |a: &DeviceSlice<bf16>, c: &DeviceSlice<bf16>| product.launch(a, b(), c)
+        };
+        if job.selection.has(Variant::RustGemm) {
+            let (multiply, a, c) = (multiply_in_rust(), &matrices.a, c.device_slice());
+            let (a, checked) = (a.device_slice(), data.result(c.clone(), None));
+            let work = move || multiply(&a, &c);
+            contenders.push(Contender::new(Variant::RustGemm, work, checked));
+        }
+        if job.selection.has(Variant::RustUnfused) {
+            let collect =
+                Collect { collective: F::COLLECTIVE, stream, by: By::Kernels(collectives) };
+            let parts = (multiply_in_rust(), collect);
+            contenders.push(data.in_two(Variant::RustUnfused, c.device_slice(), parts)?);
+        }
+        for variant in OF_CUBLASLT.into_iter().filter(|variant| job.selection.has(*variant)) {
+            let Some(plan) = &theirs else { continue };
+            let b = matrices.b_in_turn();
+            let multiply = move |a: &DeviceSlice<bf16>, c: &DeviceSlice<bf16>| {
+                let addresses = [a.device_address(), b().device_address(), c.device_address()];
+                // SAFETY: the buffers have the elements of the plan's shape, and only this stream
+                // uses them.
+                unsafe { plan.enqueue(addresses, stream) }
+            };
+            let by = match variant {
+                Variant::CublasLtRust => By::Kernels(collectives),
+                _ => By::Nccl(comm),
+            };
+            let c = match variant {
+                Variant::Nccl => comm.mem_alloc(c.len())?.device_slice(),
+                _ => c.device_slice(),
+            };
+            let collect = Collect { collective: F::COLLECTIVE, stream, by };
+            let contender = data.in_two(variant, c, (multiply, collect))?;
+            contenders.push(contender.by_algorithm(plan.describe()));
+        }
+        let (bus, Problem { m, n, k, .. }) = (bus(ranks), problem);
+        let (count, redop, bus) = match F::COLLECTIVE {
+            Collective::AllReduce => (m * n, "sum", bus),
+            Collective::ReduceScatter => (m * n, "sum", bus / 2.0),
+            Collective::AllGather => (m * k, "-", bus / 2.0),
+        };
+        let case = Case {
+            size: count * size_of::<bf16>(),
+            count,
+            dtype: "bf16",
+            redop,
+            bus,
+            shape: Some(shape),
+            l2: Some(l2),
+            ..Case::NONE
+        };
+        matrices.fill_for_checks()?;
+        data.fill()?;
+        job.compare_refilled(case, &contenders, || {
+            matrices.fill_for_timing()?;
+            Ok(data.fill()?)
+        })?;
+    }
+    Ok(())
+}
+
+/// What a rank has and gets of a problem.
+struct Data<'a> {
+    collective: Collective,
+    harness: &'a Harness<'a>,
+    matrices: &'a Matrices<'a, bf16>,
+    sum: Option<&'a Sum>,
+    /// The rank's elements of A: a window if others get them.
+    own: DeviceSlice<bf16>,
+    /// The same, within A.
+    within: DeviceSlice<bf16>,
+}
+
+impl<'a> Data<'a> {
+    fn new<F: Fusion>(
+        matrices: &'a Matrices<'a, bf16>,
+        sum: Option<&'a Sum>,
+    ) -> devcomm::Result<Self> {
+        let (harness, collective) = (matrices.harness, F::COLLECTIVE);
+        let all = matrices.a.device_slice();
+        let (own, within) = match collective {
+            Collective::AllGather => {
+                let len = all.len() / harness.rank.n_ranks();
+                let first = harness.rank.rank() * len;
+                let within = all.slice(first..first + len)?;
+                (harness.comm.window(len)?.device_slice(), within)
+            }
+            _ => (all.clone(), all),
+        };
+        let data = Self { collective, harness, matrices, sum, own, within };
+        data.fill()?;
+        Ok(data)
+    }
+
+    /// Copies the rank's elements of A to where the others get them.
+    fn fill(&self) -> devcomm::Result<()> {
+        if self.collective == Collective::AllGather {
+            self.harness.stream.copy(&self.within, &self.own)?;
+            self.harness.stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// The rows of C that the rank gets.
+    fn rows(&self) -> std::ops::Range<usize> {
+        let m = self.matrices.problem.m;
+        match self.collective {
+            Collective::ReduceScatter => {
+                let part = m / self.harness.rank.n_ranks();
+                let first = self.harness.rank.rank() * part;
+                first..first + part
+            }
+            _ => 0..m,
+        }
+    }
+
+    /// The elements of C that the rank gets.
+    fn result_len(&self) -> usize {
+        self.rows().len() * self.matrices.problem.n
+    }
+
+    /// The check of C.
+    fn result(&self, c: DeviceSlice<bf16>, products_lose: Option<f64>) -> Product<'a, bf16> {
+        let product = Product::new(self.matrices, c, self.sum);
+        Product { rows: self.rows(), products_lose, ..product }
+    }
+
+    /// A product and a collective, one after the other.
+    fn in_two(
+        &self,
+        variant: Variant,
+        c: DeviceSlice<bf16>,
+        (multiply, collect): (
+            impl Fn(&DeviceSlice<bf16>, &DeviceSlice<bf16>) -> devcomm::Result<()> + 'a,
+            Collect<'a>,
+        ),
+    ) -> Result<Contender<'a>> {
+        let Problem { m, n, k, .. } = self.matrices.problem;
+        let alloc = |len| -> devcomm::Result<_> {
+            Ok(match variant {
+                Variant::Nccl => self.harness.comm.mem_alloc(len)?.device_slice(),
+                _ => self.harness.comm.window(len)?.device_slice(),
+            })
+        };
+        let checked = |products_lose| self.result(c.clone(), products_lose);
+        Ok(match self.collective {
+            Collective::AllReduce => {
+                let (a, checked) = (self.own.clone(), checked(Some(BF16_LOSES)));
+                let work = move || multiply(&a, &c).and_then(|()| collect.enqueue(&c, &c));
+                Contender::new(variant, work, checked)
+            }
+            Collective::ReduceScatter => {
+                let (a, product, checked) =
+                    (self.own.clone(), alloc(m * n)?, checked(Some(BF16_LOSES)));
+                let work =
+                    move || multiply(&a, &product).and_then(|()| collect.enqueue(&product, &c));
+                Contender::new(variant, work, checked)
+            }
+            Collective::AllGather => {
+                let own = if variant == Variant::Nccl { &self.within } else { &self.own };
+                let (own, a, checked) = (own.clone(), alloc(m * k)?, checked(None));
+                let work = move || collect.enqueue(&own, &a).and_then(|()| multiply(&a, &c));
+                Contender::new(variant, work, checked)
+            }
+        })
+    }
+}
+
+/// A collective on a stream.
+struct Collect<'a> {
+    collective: Collective,
+    stream: &'a Stream,
+    by: By<'a>,
+}
+
+/// By what it is done.
+#[derive(Clone, Copy)]
+enum By<'a> {
+    Kernels(&'a Collectives),
+    Nccl(&'a Communicator),
+}
+
+impl Collect<'_> {
+    fn enqueue(&self, from: &DeviceSlice<bf16>, to: &DeviceSlice<bf16>) -> devcomm::Result<()> {
+        let (op, stream) = (ReduceOp::Sum, self.stream);
+        match (self.collective, self.by) {
+            (Collective::AllReduce, By::Kernels(by)) => by.all_reduce(from, to, op, stream),
+            (Collective::AllReduce, By::Nccl(by)) => by.all_reduce(from, to, op, stream),
+            (Collective::ReduceScatter, By::Kernels(by)) => by.reduce_scatter(from, to, op, stream),
+            (Collective::ReduceScatter, By::Nccl(by)) => by.reduce_scatter(from, to, op, stream),
+            (Collective::AllGather, By::Kernels(by)) => by.all_gather(from, to, stream),
+            (Collective::AllGather, By::Nccl(by)) => by.all_gather(from, to, stream),
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Matrix product on one GPU, `C = A x B^T`: `kernels/src/gemm` against cuBLASLt.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use devcomm::kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
+use devcomm::{
+    Buffer, Element, F8E4M3, F8E5M2, Gemm as Kernel, GemmElement, GemmPlan, SymmetricBuffer,
+};
+use devcomm_testing::gemm::Problem;
+use devcomm_testing::numbers::Number;
+use half::{bf16, f16};
+
+use super::benchmark::Benchmark;
+use super::job::Job;
+use super::product::{Matrices, Product, Sum, load_cublaslt, tune};
+use super::shapes::ShapeOptions;
+use super::tune_table::Table;
+use crate::contenders::contender::{Contender, Variant};
+use crate::contenders::cublaslt::Types;
+use crate::contenders::selection::VariantInfo;
+use crate::harness::Harness;
+use crate::report::row::{Case, L2};
+
+/// What is multiplied.
+#[derive(Args, Clone, Debug)]
+pub struct Inputs {
+    #[command(flatten)]
+    shapes: ShapeOptions,
+
+    /// Element type of A and B. C has the same, and bf16 for 8-bit floats
+    #[arg(short = 'd', long, alias = "datatype", value_enum, default_value = "bf16")]
+    pub(super) dtype: Dtype,
+
+    /// What the L2 cache holds when a product begins
+    #[arg(long, value_enum, default_value = "warm")]
+    pub(super) l2: L2,
+}
+
+/// The flags of `gemm`.
+#[derive(Args, Clone, Debug)]
+pub struct Gemm {
+    #[command(flatten)]
+    inputs: Inputs,
+
+    /// Scales of A and B, by which the sums of 8-bit floats are multiplied: powers of two, so that
+    /// checks are exact [default: 1,1]
+    #[arg(long, value_delimiter = ',', value_name = "A,B")]
+    scales: Vec<f32>,
+
+    /// Plans of devcomm::Gemm, comma-separated, instead of the one that it chooses, a row for each:
+    /// `wide`, `portable`, `swapped:<rows>x<columns>:<splits>`, by tile and number of blocks that
+    /// share a sum, or that with `:<across>x<down>`, the neighbouring tiles that share their loads
+    #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
+    plans: Vec<GemmPlan>,
+
+    /// Take the plans of the shapes that are in this table, which `tune gemm` wrote, from there
+    #[arg(long, value_name = "FILE", conflicts_with = "plans")]
+    table: Option<PathBuf>,
+}
+
+/// Element types of A and B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
+    #[value(alias = "bfloat16")]
+    Bf16,
+    #[value(alias = "half")]
+    F16,
+    #[value(alias = "f8e4m3")]
+    E4m3,
+    #[value(alias = "f8e5m2")]
+    E5m2,
+}
+
+impl Dtype {
+    /// Bytes of an element.
+    fn size(self) -> usize {
+        match self {
+            Self::Bf16 | Self::F16 => 2,
+            Self::E4m3 | Self::E5m2 => 1,
+        }
+    }
+}
+
+/// An element type of A and B.
+trait Factor: GemmElement<Output: Number> + Number {
+    /// The product with these scales, if the type has scales.
+    fn scaled<'g>(product: Scaled<'g, Self>, _: [&SymmetricBuffer<f32>; 2]) -> Scaled<'g, Self> {
+        product
+    }
+}
+
+type Scaled<'g, T> = devcomm::Product<'g, T, <T as GemmElement>::Output>;
+
+impl Factor for bf16 {}
+impl Factor for f16 {}
+
+impl Factor for F8E4M3 {
+    fn scaled<'g>(product: Scaled<'g, Self>, by: [&SymmetricBuffer<f32>; 2]) -> Scaled<'g, Self> {
+        product.scales(by)
+    }
+}
+
+impl Factor for F8E5M2 {
+    fn scaled<'g>(product: Scaled<'g, Self>, by: [&SymmetricBuffer<f32>; 2]) -> Scaled<'g, Self> {
+        product.scales(by)
+    }
+}
+
+impl Benchmark for Gemm {
+    const NAME: &'static str = "gemm";
+    const VARIANTS: &'static [VariantInfo] = &[
+        (
+            Variant::Rust,
+            "a kernel in Rust, launched by devcomm::Gemm, told that no kernel writes B; its tiles \
+             are rows x columns of C",
+        ),
+        (
+            Variant::CublasLt,
+            "cuBLASLt, the fastest of the first algorithms of its heuristics; its tiles are \
+             columns x rows of C",
+        ),
+    ];
+
+    fn validate(&self) -> Result<()> {
+        self.inputs.validate()?;
+        let dtype = self.inputs.dtype;
+        if !self.scales.is_empty() {
+            ensure!(dtype.size() == 1, "--scales: only 8-bit floats have scales (--dtype e4m3)");
+            let is_exact = |x: &f32| (-32..=32).any(|exponent| *x == 2.0_f32.powi(exponent));
+            ensure!(
+                self.scales.len() == 2 && self.scales.iter().all(is_exact),
+                "--scales {:?}: one of A and one of B, powers of two from 2^-32 to 2^32",
+                self.scales
+            );
+        }
+        ensure!(
+            self.plans.is_empty() || dtype == Dtype::Bf16,
+            "--plan: only products of bf16 have several plans"
+        );
+        Ok(())
+    }
+
+    fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        match self.inputs.dtype {
+            Dtype::Bf16 => self.run_with::<bf16>(job),
+            Dtype::F16 => self.run_with::<f16>(job),
+            Dtype::E4m3 => self.run_with::<F8E4M3>(job),
+            Dtype::E5m2 => self.run_with::<F8E5M2>(job),
+        }
+    }
+}
+
+impl Gemm {
+    fn run_with<T: Factor>(&self, job: &mut Job<'_>) -> Result<()> {
+        let harness = job.harness;
+        ensure!(harness.rank.n_ranks() == 1, "gemm runs on one GPU: -g 1");
+        let (factors, product) = (T::DATA_TYPE, <T::Output as Element>::DATA_TYPE);
+        let rounded = Types { factors, product };
+        let library = load_cublaslt(job, rounded, &[Variant::CublasLt])?;
+        let problems = self.inputs.problems(harness)?;
+        let ours = match job.selection.has(Variant::Rust) {
+            true => self.kernels(harness, &problems)?,
+            false => Vec::new(),
+        };
+        let scales = [self.scale(0), self.scale(1)];
+        let factor_of_c = scales[0] * scales[1];
+        let [of_a, of_b] = [harness.comm.mem_alloc(1)?, harness.comm.mem_alloc(1)?];
+        of_a.copy_from_host(&scales[..1])?;
+        of_b.copy_from_host(&scales[1..])?;
+        job.begin()?;
+        let (mut ran, mut kept) = (0, None);
+        for (problem, copies) in problems {
+            let shape @ [m, n, k] = problem.shape();
+            let matrices = Matrices::<T>::new(harness, problem, 0..1, copies, &mut kept)?;
+            let plan = |types, scales| match &library {
+                Some(library) => library.plan(shape, types, scales),
+                None => Ok(None),
+            };
+            let exact = plan(Types { product: f32::DATA_TYPE, ..rounded }, None)?;
+            let with_scales =
+                (size_of::<T>() == 1).then(|| [of_a.device_address(), of_b.device_address()]);
+            let theirs = plan(rounded, with_scales)?;
+            let sum = match &exact {
+                Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
+                _ => None,
+            };
+            // Algorithms are chosen by the data of the timing.
+            matrices.fill_for_timing()?;
+            let (a, stream) = (&matrices.a, &harness.stream);
+            let mut contenders = Vec::new();
+            let sum = sum.as_ref();
+            let result = |c| Product { scale: factor_of_c, ..Product::new(&matrices, c, sum) };
+            for gemm in &ours {
+                let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
+                let product = T::scaled(gemm.product(shape), [&of_a, &of_b]);
+                let algorithm = describe(product.plan()?);
+                println!("# rust {m}x{n}x{k}: {algorithm}");
+                let checked = result(c.device_slice());
+                let work = move || product.launch(a, b(), &c);
+                let contender = Contender::new(Variant::Rust, work, checked);
+                contenders.push(contender.by_algorithm(algorithm));
+            }
+            match theirs.as_ref().filter(|_| job.selection.has(Variant::CublasLt)) {
+                Some(plan) => {
+                    let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
+                    tune(&matrices, plan, c.device_address())?;
+                    let checked = result(c.device_slice());
+                    // SAFETY: as above; the buffers have the elements of the plan's shape.
+                    let work = move || unsafe {
+                        let (a, b) = (a.device_address(), b().device_address());
+                        plan.enqueue([a, b, c.device_address()], stream)
+                    };
+                    let contender = Contender::new(Variant::CublasLt, work, checked);
+                    contenders.push(contender.by_algorithm(plan.describe()));
+                }
+                None if job.selection.has(Variant::CublasLt) => {
+                    println!("# left out: cublaslt of {m}x{n}x{k}: it has no algorithm");
+                }
+                None => {}
+            }
+            ran += contenders.len();
+            let case = Case::product(T::NAME, size_of::<T::Output>(), shape, Some(self.inputs.l2));
+            matrices.fill_for_checks()?;
+            job.compare_refilled(case, &contenders, || matrices.fill_for_timing())?;
+        }
+        ensure!(ran > 0, "no variant can run these shapes");
+        Ok(())
+    }
+
+    /// The scale of A (0) or of B (1).
+    fn scale(&self, i: usize) -> f32 {
+        self.scales.get(i).copied().unwrap_or(1.0)
+    }
+
+    /// The products in Rust: one by its own plans or those of a table, or one for each of `--plan`.
+    fn kernels(&self, harness: &Harness<'_>, problems: &[(Problem, usize)]) -> Result<Vec<Kernel>> {
+        // SAFETY: what writes B has ended before any launch.
+        let kernel = || Kernel::new(&harness.stream).map(|gemm| unsafe { gemm.with_constant_b() });
+        if self.plans.is_empty() {
+            let gemm = kernel()?;
+            if let Some(path) = &self.table {
+                ensure!(path.is_file(), "there is no table {}", path.display());
+                let table = Table::read(path)?;
+                for shape in problems.iter().map(|(problem, _)| problem.shape()) {
+                    if let Some(plan) = table.plan(shape) {
+                        gemm.set_plan(shape, plan)?;
+                    }
+                }
+            }
+            return Ok(vec![gemm]);
+        }
+        let planned = |plan: &GemmPlan| {
+            let gemm = kernel()?;
+            for (Problem { m, n, k, .. }, _) in problems {
+                let plans = gemm.plans([*m, *n, *k])?;
+                if !plans.contains(plan) {
+                    let plans: Vec<_> = plans.iter().map(GemmPlan::to_string).collect();
+                    bail!("--plan {plan}: for {m}x{n}x{k} there are only {}", plans.join(", "));
+                }
+                gemm.set_plan([*m, *n, *k], *plan)?;
+            }
+            Ok(gemm)
+        };
+        self.plans.iter().map(planned).collect()
+    }
+}
+
+impl Inputs {
+    /// Refuses invalid values.
+    pub(super) fn validate(&self) -> Result<()> {
+        self.shapes.problems([&[8]; 3], self.dtype.size(), 1, 0).map(drop)
+    }
+
+    /// The problems, each with the number of copies of B that its calls use in turn.
+    pub(super) fn problems(&self, harness: &Harness<'_>) -> Result<Vec<(Problem, usize)>> {
+        let defaults: [&[usize]; 3] = harness
+            .choose([&[4096, 8192], &[4096, 8192], &[1024, 4096]], [&[1, 130], &[8, 264], &[72]]);
+        let problems = self.shapes.problems(defaults, self.dtype.size(), 1, harness.run.seed)?;
+        let bytes = self.dtype.size();
+        let with_copies = |problem| Ok((problem, self.l2.copies_of_b(harness, &problem, bytes)?));
+        problems.into_iter().map(with_copies).collect()
+    }
+}
+
+/// A plan, and its tile, cluster and split of the sums, as those of cuBLASLt's algorithms.
+fn describe(plan: GemmPlan) -> String {
+    let (rows, columns, blocks, split) = match plan {
+        GemmPlan::Portable => (portable::TILE, portable::TILE, 1, None),
+        GemmPlan::Wide => (wide::TILE_M, wide::TILE_N, wide::CLUSTER, None),
+        GemmPlan::Swapped { rows, columns, cluster, slices }
+        | GemmPlan::Unswapped { rows, columns, cluster, slices } => {
+            let split = match (cluster.splits, slices) {
+                (1, 1) => None,
+                (1, slices) => Some(format!("{slices} summed in f32")),
+                (splits, _) => Some(format!("{splits} of the last tiles")),
+            };
+            (rows, columns, cluster.blocks(), split)
+        }
+        _ => return plan.to_string(),
+    };
+    let split = split.unwrap_or_else(|| "1".to_owned());
+    format!("{plan}, tile {rows}x{columns}, cluster {blocks}x1x1, split-K {split}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_described_like_an_algorithm_of_cublaslt() {
+        let described = |plan: &str| describe(plan.parse().unwrap());
+        assert_eq!(described("wide"), "wide, tile 128x256, cluster 2x1x1, split-K 1");
+        assert_eq!(
+            described("swapped:8x64:2"),
+            "swapped:8x64:2, tile 8x64, cluster 2x1x1, split-K 2 of the last tiles"
+        );
+        assert_eq!(
+            described("swapped:128x128:1:2x1"),
+            "swapped:128x128:1:2x1, tile 128x128, cluster 2x1x1, split-K 1"
+        );
+    }
+}

@@ -1,0 +1,238 @@
+//! Matrix product followed by all-reduce, `C = sum over the ranks of A x B^T` in bf16: one kernel,
+//! `kernels/src/gemm_allreduce`, against cuBLASLt's product and then `ncclAllReduce`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use devcomm::{
+    Communicator, DeviceSlice, GemmAllReduce as Operation, GemmAllReducePlan,
+    ParseGemmAllReducePlanError, Stream, Window, Wire,
+};
+use devcomm_testing::gemm::Problem;
+use half::bf16;
+
+use super::benchmark::{Benchmark, Options};
+use super::fusion::{self, Collective, Fusion};
+use super::job::Job;
+use super::shapes::ShapeOptions;
+use crate::contenders::contender::Variant;
+use crate::contenders::foreign::Foreign;
+use crate::contenders::selection::{Selection, VariantInfo};
+use crate::contenders::torch::{self, TorchOptions};
+use crate::report::row::L2;
+
+/// The flags of `gemm-allreduce`. Every combination of the lists runs.
+#[derive(Args, Clone, Debug)]
+pub struct GemmAllReduce {
+    #[command(flatten)]
+    shapes: ShapeOptions,
+
+    /// What the L2 cache holds when a product begins
+    #[arg(long, value_enum, default_value = "warm")]
+    l2: L2,
+
+    /// Plans of devcomm::GemmAllReduce, comma-separated, instead of its default, a row for each
+    /// that can do the shape: `strips`, `wide`, `unfused`, `chunked:<parts>`, `all` that it has,
+    /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, `swapped`, with the tile that is expected
+    /// to be the fastest, or `measured`, the fastest by GemmAllReduce::measure
+    #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
+    plans: Vec<fusion::Asked<AskedPlan>>,
+
+    /// Types in which partial sums travel, comma-separated, a row for each: `bf16`, `f32`, `e4m3`
+    #[arg(long = "wire", value_delimiter = ',', value_name = "TYPE")]
+    wires: Vec<Wire>,
+
+    #[command(flatten)]
+    torch: TorchOptions,
+}
+
+/// A plan that was asked for.
+#[derive(Clone, Copy, Debug)]
+pub enum AskedPlan {
+    Plan(GemmAllReducePlan),
+    /// The first one for few rows.
+    Swapped,
+    /// Every plan of the shape.
+    All,
+}
+
+impl FromStr for AskedPlan {
+    type Err = ParseGemmAllReducePlanError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "swapped" => Ok(Self::Swapped),
+            "all" => Ok(Self::All),
+            _ => text.parse().map(Self::Plan),
+        }
+    }
+}
+
+impl fmt::Display for AskedPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plan(plan) => plan.fmt(f),
+            Self::Swapped => f.write_str("swapped"),
+            Self::All => f.write_str("all"),
+        }
+    }
+}
+
+impl AskedPlan {
+    /// The plan for a shape, which has these.
+    fn find(self, plans: &[GemmAllReducePlan]) -> Option<GemmAllReducePlan> {
+        plans.iter().copied().find(|plan| match self {
+            Self::Plan(asked) => *plan == asked,
+            Self::Swapped => matches!(plan, GemmAllReducePlan::Swapped { .. }),
+            Self::All => true,
+        })
+    }
+}
+
+/// A type of partial sums, and a plan or the default one.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    wire: Wire,
+    plan: Option<fusion::Asked<AskedPlan>>,
+}
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { wire, plan } = self;
+        plan.map_or(Ok(()), |plan| write!(f, "{plan} in "))?;
+        wire.fmt(f)
+    }
+}
+
+impl Benchmark for GemmAllReduce {
+    const NAME: &'static str = "gemm-allreduce";
+    const VARIANTS: &'static [VariantInfo] = &[
+        (Variant::Rust, "one kernel, launched by devcomm::GemmAllReduce, C in a symmetric window"),
+        (
+            Variant::RustUnfused,
+            "devcomm::Gemm, then devcomm::Collectives::all_reduce in place, on a symmetric window",
+        ),
+        (
+            Variant::CublasLtRust,
+            "cuBLASLt, then devcomm::Collectives::all_reduce in place, on a symmetric window",
+        ),
+        (Variant::Nccl, "cuBLASLt, then ncclAllReduce in place, on memory that is not registered"),
+        (Variant::NcclSym, "cuBLASLt, then ncclAllReduce in place, on a symmetric window"),
+        (
+            Variant::TorchOneShot,
+            "torch.mm, then torch.ops.symm_mem.one_shot_all_reduce, in a run before the others",
+        ),
+        (Variant::TorchTwoShot, "the same by torch.ops.symm_mem.two_shot_all_reduce_, in place"),
+    ];
+
+    fn validate(&self) -> Result<()> {
+        fusion::problems(self, [&[8]; 3], 1, 0).map(drop)
+    }
+
+    fn foreign(&self, options: &Options, selection: &Selection) -> Result<Vec<Foreign>> {
+        fusion::foreign(self, options, selection)
+    }
+
+    fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        fusion::compare(self, job)
+    }
+}
+
+impl Fusion for GemmAllReduce {
+    const COLLECTIVE: Collective = Collective::AllReduce;
+    const OF_TORCH: &'static [Variant] = &torch::ALL_REDUCES;
+    type Operation = Operation;
+    type Asked = Asked;
+
+    fn torch(&self) -> &TorchOptions {
+        &self.torch
+    }
+
+    fn inputs(&self) -> (&ShapeOptions, L2) {
+        (&self.shapes, self.l2)
+    }
+
+    fn asked(&self, on: (&Communicator, &Stream), shape: [usize; 3]) -> Result<Vec<Asked>> {
+        let wires = if self.wires.is_empty() { &[Wire::Bf16][..] } else { &self.wires };
+        let is_default = self.plans.is_empty() && !self.wires.is_empty();
+        let mut asked = Vec::new();
+        for &wire in wires {
+            asked.extend(is_default.then_some(Asked { wire, plan: None }));
+            for &plan in &self.plans {
+                let plans = match plan {
+                    fusion::Asked::Plan(AskedPlan::All) => {
+                        let any = Asked { wire, plan: None };
+                        let plans = Self::new(on.0, on.1, shape, Some(&any))?.plans(shape)?;
+                        plans
+                            .into_iter()
+                            .map(|plan| fusion::Asked::Plan(AskedPlan::Plan(plan)))
+                            .collect()
+                    }
+                    plan => vec![plan],
+                };
+                asked.extend(plans.into_iter().map(|plan| Asked { wire, plan: Some(plan) }));
+            }
+        }
+        Ok(asked)
+    }
+
+    fn defaults() -> [[&'static [usize]; 3]; 2] {
+        [[&[512, 4096], &[4096], &[1024, 4096]], [&[1, 130], &[7, 264], &[72]]]
+    }
+
+    fn require(Problem { k, .. }: &Problem, _: usize) -> Result<()> {
+        ensure!(k.is_multiple_of(8), "--k {k}: rows of A and B need a multiple of 8 elements");
+        Ok(())
+    }
+
+    fn new(
+        comm: &Communicator,
+        stream: &Stream,
+        [m, n, _]: [usize; 3],
+        asked: Option<&Asked>,
+    ) -> Result<Operation> {
+        let wire = asked.map_or(Wire::Bf16, |asked| asked.wire);
+        let operation = Operation::options().wire(wire).build(comm, stream, m, n)?;
+        // SAFETY: what writes B has ended before any launch.
+        Ok(unsafe { operation.with_constant_b() })
+    }
+
+    fn set(
+        operation: &Operation,
+        asked: &Asked,
+        ([a, b], c): ([&DeviceSlice<bf16>; 2], &Window<bf16>),
+        shape: [usize; 3],
+    ) -> Result<Result<(), String>> {
+        let asked = match asked.plan {
+            None => return Ok(Ok(())),
+            Some(fusion::Asked::Measured) => {
+                operation.measure(a, b, c, shape)?;
+                return Ok(Ok(()));
+            }
+            Some(fusion::Asked::Plan(asked)) => asked,
+        };
+        let Some(plan) = asked.find(&operation.plans(shape)?) else {
+            return Ok(Err("it cannot do it here".to_owned()));
+        };
+        operation.set_plan(Some(plan))?;
+        Ok(Ok(()))
+    }
+
+    fn plan(operation: &Operation, shape: [usize; 3]) -> (String, Option<f64>) {
+        let wire = operation.wire();
+        let lost = f64::from(wire.error_bound(1.0, 0.0));
+        let algorithm = format!("{} in {wire}", operation.explain(shape).plan);
+        (algorithm, (wire != Wire::F32).then_some(lost))
+    }
+
+    fn launch(
+        operation: &Operation,
+        [a, b]: [&DeviceSlice<bf16>; 2],
+        c: &Window<bf16>,
+        shape: [usize; 3],
+    ) -> devcomm::Result<()> {
+        operation.launch(a, b, c, shape)
+    }
+}

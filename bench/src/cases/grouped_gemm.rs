@@ -1,0 +1,303 @@
+//! Products of groups of rows, each with a B of its own, on one GPU: `devcomm::GroupedGemm` against
+//! a product of cuBLASLt for each group, and beside one product of as many rows.
+
+use std::cell::RefCell;
+
+use anyhow::{Result, ensure};
+use clap::{Args, ValueEnum};
+use devcomm::{
+    Buffer, DeviceSlice, Element, Gemm, GroupedGemm as Kernel, RowGroups, SymmetricBuffer,
+};
+use devcomm_testing::gemm::{Factor, Problem};
+use devcomm_testing::numbers::Number;
+use half::bf16;
+
+use super::benchmark::Benchmark;
+use super::job::Job;
+use super::product::load_cublaslt;
+use crate::contenders::contender::{Contender, Outcome, Variant};
+use crate::contenders::cublaslt::{Plan, Types};
+use crate::contenders::selection::VariantInfo;
+use crate::harness::Harness;
+use crate::report::row::Case;
+
+/// The elements of a large product that are checked.
+const SAMPLES: usize = 4096;
+
+/// The flags of `grouped-gemm`.
+#[derive(Args, Clone, Debug)]
+pub struct GroupedGemm {
+    /// Rows of all groups, comma-separated [default: 1024,4096,16384; 5,130 when simulated]
+    #[arg(long, value_delimiter = ',', value_name = "ROWS")]
+    rows: Vec<usize>,
+
+    /// How many groups there are [default: 32; 6 when simulated]
+    #[arg(long, value_name = "N")]
+    groups: Option<usize>,
+
+    /// Rows of each B, which are columns of C [default: 2048; 72 when simulated]
+    #[arg(long, value_name = "COLUMNS")]
+    n: Option<usize>,
+
+    /// Columns of A and B, the terms of the sums, a multiple of 8 [default: 7168; 40 when
+    /// simulated]
+    #[arg(long, value_name = "TERMS")]
+    k: Option<usize>,
+
+    /// The groups of rows
+    #[arg(long, value_enum, default_value = "random")]
+    split: Split,
+}
+
+/// How rows are divided among groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Split {
+    /// As many in each, up to one
+    Even,
+    /// Each row in any group
+    Random,
+    /// The first groups have much more than others
+    Skewed,
+    /// All in one
+    One,
+}
+
+impl Split {
+    /// The rows of each group.
+    fn sizes(self, rows: usize, groups: usize, seed: u64) -> Vec<usize> {
+        let (mut sizes, mut random) = (vec![0; groups], fastrand::Rng::with_seed(seed));
+        for row in 0..rows {
+            let at = random.f64();
+            sizes[match self {
+                Self::Even => row % groups,
+                Self::Random => (at * groups as f64) as usize,
+                Self::Skewed => (at.powi(4) * groups as f64) as usize,
+                Self::One => groups / 2,
+            }] += 1;
+        }
+        sizes
+    }
+}
+
+impl Benchmark for GroupedGemm {
+    const NAME: &'static str = "grouped-gemm";
+    const VARIANTS: &'static [VariantInfo] = &[
+        (Variant::Rust, "devcomm::GroupedGemm, which reads on the GPU where the groups are"),
+        (
+            Variant::CublasLt,
+            "cuBLASLt, a product for each group that has rows, which the host knows; the first \
+             algorithm of its heuristics",
+        ),
+        (Variant::RustGemm, "devcomm::Gemm, one product of as many rows by one B"),
+    ];
+
+    fn validate(&self) -> Result<()> {
+        ensure!(!self.rows.contains(&0), "--rows: there is at least one row");
+        ensure!(self.groups != Some(0), "--groups: there is at least one");
+        let [n, k] = [self.n.unwrap_or(8), self.k.unwrap_or(8)];
+        Problem::combinations([&[1], &[n], &[k]], 1, 0).map(drop)
+    }
+
+    fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        let harness = job.harness;
+        ensure!(harness.rank.n_ranks() == 1, "grouped-gemm runs on one GPU: -g 1");
+        let types = Types { factors: bf16::DATA_TYPE, product: bf16::DATA_TYPE };
+        let groups = self.groups.unwrap_or(harness.choose(32, 6));
+        let [n, k] = [
+            self.n.unwrap_or(harness.choose(2048, 72)),
+            self.k.unwrap_or(harness.choose(7168, 40)),
+        ];
+        let library = if (n | k).is_multiple_of(256 / size_of::<bf16>()) {
+            load_cublaslt(job, types, &[Variant::CublasLt])?
+        } else {
+            let why = "its algorithms are for groups that begin at multiples of 256 bytes: n and k \
+                       that are multiples of 128";
+            job.selection.omit(Variant::CublasLt, why)?;
+            None
+        };
+        let kernel = Kernel::new(&harness.stream)?;
+        // SAFETY: what writes B has ended before any launch.
+        let gemm = unsafe { Gemm::new(&harness.stream)?.with_constant_b() };
+        job.begin()?;
+        let factor = Weights::new(harness, Problem { m: 1, n, k, seed: harness.run.seed }, groups)?;
+        let default: &[usize] = harness.choose(&[1024, 4096, 16384], &[5, 130]);
+        for &m in if self.rows.is_empty() { default } else { &self.rows } {
+            let problem = Problem { m, n, k, seed: harness.run.seed };
+            let sizes = self.split.sizes(m, groups, harness.run.seed);
+            let matrices = Matrices::new(harness, problem, &factor, sizes)?;
+            let plan = |size: &usize| match &library {
+                Some(library) if *size > 0 => library.plan([*size, n, k], types, None),
+                _ => Ok(None),
+            };
+            let plans = matrices.sizes.iter().map(plan).collect::<Result<Vec<_>>>()?;
+            let mut contenders = Vec::new();
+            for variant in [Variant::Rust, Variant::CublasLt, Variant::RustGemm] {
+                if job.selection.has(variant) {
+                    contenders.push(matrices.contender(variant, (&kernel, &gemm), &plans)?);
+                }
+            }
+            let case = Case::product("bf16", size_of::<bf16>(), [m, n, k], None);
+            job.compare_refilled(case, &contenders, || matrices.fill_for_timing())?;
+        }
+        Ok(())
+    }
+}
+
+/// The B of all groups: that of group `g` has the rows of the first one from row `g % n` on, and
+/// then those before.
+struct Weights<'a> {
+    harness: &'a Harness<'a>,
+    problem: Problem,
+    groups: usize,
+    b: SymmetricBuffer<bf16>,
+    /// The elements that it has now: random ones for timing, or those of the problem.
+    is_noise: RefCell<Option<bool>>,
+}
+
+impl<'a> Weights<'a> {
+    fn new(harness: &'a Harness<'a>, problem: Problem, groups: usize) -> Result<Self> {
+        let b = harness.comm.mem_alloc(groups * problem.n * problem.k)?;
+        Ok(Self { harness, problem, groups, b, is_noise: RefCell::new(None) })
+    }
+
+    fn fill(&self, is_noise: bool) -> Result<()> {
+        if self.is_noise.replace(Some(is_noise)) == Some(is_noise) {
+            return Ok(());
+        }
+        let Problem { n, k, .. } = self.problem;
+        let first = match is_noise {
+            true => self.problem.noise(Factor::B, 0),
+            false => self.problem.factor(Factor::B, 0),
+        };
+        for group in 0..self.groups {
+            let mut rows = first.clone();
+            rows.rotate_left(group % n * k);
+            self.b.slice(group * n * k..(group + 1) * n * k)?.copy_from_host(&rows)?;
+        }
+        self.harness.finish()
+    }
+}
+
+/// A, B and the groups of a case.
+struct Matrices<'a> {
+    harness: &'a Harness<'a>,
+    problem: Problem,
+    weights: &'a Weights<'a>,
+    sizes: Vec<usize>,
+    groups: RowGroups,
+    a: SymmetricBuffer<bf16>,
+}
+
+impl<'a> Matrices<'a> {
+    fn new(
+        harness: &'a Harness<'a>,
+        problem: Problem,
+        weights: &'a Weights<'a>,
+        sizes: Vec<usize>,
+    ) -> Result<Self> {
+        let words = |numbers: Vec<usize>| {
+            let buffer = harness.comm.mem_alloc(numbers.len())?;
+            let words: Vec<u32> = numbers.into_iter().map(|number| number as u32).collect();
+            buffer.copy_from_host(&words)?;
+            Ok::<_, devcomm::Error>(buffer.device_slice())
+        };
+        let groups = RowGroups { offsets: words(offsets(&sizes))?, sizes: words(sizes.clone())? };
+        let a = harness.comm.mem_alloc(problem.m * problem.k)?;
+        a.copy_from_host(&problem.factor(Factor::A, 0))?;
+        weights.fill(false)?;
+        Ok(Self { harness, problem, weights, sizes, groups, a })
+    }
+
+    fn fill_for_timing(&self) -> Result<()> {
+        self.a.copy_from_host(&self.problem.noise(Factor::A, 0))?;
+        self.weights.fill(true)
+    }
+
+    fn contender<'b>(
+        &'b self,
+        variant: Variant,
+        (kernel, gemm): (&'b Kernel, &'b Gemm),
+        plans: &'b [Option<Plan<'b>>],
+    ) -> Result<Contender<'b>> {
+        let (shape @ [m, n, k], stream) = (self.problem.shape(), &self.harness.stream);
+        let c = self.harness.comm.mem_alloc::<bf16>(m * n)?.device_slice();
+        let (a, b, offsets) = (&self.a, &self.weights.b, offsets(&self.sizes));
+        let outcome =
+            Product { matrices: self, c: c.clone(), grouped: variant != Variant::RustGemm };
+        let groups = format!("{} groups, up to {} rows", self.sizes.len(), most(&self.sizes));
+        // SAFETY: the graphs of a comparison end before its contenders, which own or borrow these
+        // buffers; they have the elements.
+        let work = move || unsafe {
+            match variant {
+                Variant::Rust => kernel.launch(a, b, &c, &self.groups, shape, None),
+                Variant::RustGemm => gemm.launch(a, &b.slice(..n * k)?, &c, shape),
+                _ => plans.iter().enumerate().try_for_each(|(group, plan)| {
+                    let Some(plan) = plan else { return Ok(()) };
+                    let a = a.slice(offsets[group] * k..)?.device_address();
+                    let b = b.slice(group * n * k..)?.device_address();
+                    let c = c.slice(offsets[group] * n..)?.device_address();
+                    plan.enqueue([a, b, c], stream)
+                }),
+            }
+        };
+        Ok(Contender::new(variant, work, outcome).by_algorithm(groups))
+    }
+}
+
+/// The first row of each group.
+fn offsets(sizes: &[usize]) -> Vec<usize> {
+    let first = |end: &mut usize, size: &usize| Some(std::mem::replace(end, *end + size));
+    sizes.iter().scan(0, first).collect()
+}
+
+fn most(sizes: &[usize]) -> usize {
+    sizes.iter().copied().max().unwrap_or(0)
+}
+
+/// C.
+struct Product<'a> {
+    matrices: &'a Matrices<'a>,
+    c: DeviceSlice<bf16>,
+    /// Whether each group has its own B.
+    grouped: bool,
+}
+
+impl Outcome for Product<'_> {
+    fn poison(&self) -> Result<()> {
+        // Every element is a NaN.
+        Ok(self.c.fill_bytes(0xff)?)
+    }
+
+    fn count_wrong(&self) -> Result<usize> {
+        let Matrices { harness, problem, sizes, .. } = self.matrices;
+        let mut c = vec![bf16::ZERO; self.c.len()];
+        self.c.copy_to_host(&mut c)?;
+        let groups: Vec<usize> =
+            sizes.iter().enumerate().flat_map(|(g, size)| std::iter::repeat_n(g, *size)).collect();
+        let is_wrong = |(row, column): &(usize, usize)| {
+            let group = if self.grouped { groups[*row] } else { 0 };
+            let of_b = (column + group) % problem.n;
+            let right = bf16::nearest(problem.exact(0..1, *row, of_b) as f32);
+            c[row * problem.n + column] != right
+        };
+        Ok(match harness.rank.is_simulated() {
+            true => problem.all().filter(is_wrong).count(),
+            false => problem.samples(SAMPLES).filter(is_wrong).count(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_in_a_group() {
+        for split in Split::value_variants() {
+            let sizes = split.sizes(100, 7, 3);
+            assert_eq!((sizes.len(), sizes.iter().sum::<usize>()), (7, 100), "{split:?}");
+        }
+        assert_eq!(Split::Even.sizes(9, 4, 0), [3, 2, 2, 2]);
+        assert_eq!(offsets(&[3, 0, 2]), [0, 3, 3]);
+    }
+}

@@ -1,0 +1,364 @@
+//! One rank's run of a benchmark: checks every contender (a variant's implementation), then times
+//! them interleaved.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use devcomm::{KernelSet, Kernels};
+
+use crate::base::files::TwinFiles;
+use crate::base::output::OutputOptions;
+use crate::contenders::contender::{Contender, Variant};
+use crate::contenders::contest::Contest;
+use crate::contenders::foreign::Foreign;
+use crate::contenders::selection::Selection;
+use crate::harness::Harness;
+use crate::harness::header::Header;
+use crate::harness::sensors::Reading;
+use crate::report::documents::Documents;
+use crate::report::nccl_tests;
+use crate::report::ratio::Summary;
+use crate::report::row::{Case, Row, VariantResult, rows};
+use crate::report::table::Report;
+
+/// One rank's run of a benchmark.
+pub struct Job<'a> {
+    pub harness: &'a Harness<'a>,
+    pub selection: Selection,
+    contest: &'static Contest,
+    /// The folder of the C++ kernels, if given.
+    twins: Option<&'a Path>,
+    output: &'a OutputOptions,
+    /// What others measured.
+    foreign: &'a [Foreign],
+    /// The program of nccl-tests whose table is printed instead, and variants also run in place.
+    nccl_tests: Option<&'static str>,
+    order: fastrand::Rng,
+    report: Report<Row>,
+}
+
+impl<'a> Job<'a> {
+    /// A job without rows.
+    pub fn new(
+        harness: &'a Harness<'a>,
+        selection: Selection,
+        contest: &'static Contest,
+        twins: Option<&'a Path>,
+        output: &'a OutputOptions,
+    ) -> Self {
+        let order = fastrand::Rng::with_seed(harness.run.seed);
+        Self {
+            harness,
+            selection,
+            contest,
+            output,
+            twins,
+            foreign: &[],
+            nccl_tests: None,
+            order,
+            report: Report::new(),
+        }
+    }
+
+    /// Adds these results to the cases that they belong to.
+    pub fn with_foreign(self, foreign: &'a [Foreign]) -> Self {
+        Self { foreign, ..self }
+    }
+
+    /// Runs variants in place too, and prints the table of this program of nccl-tests.
+    pub fn with_nccl_tests(self, program: Option<&'static str>) -> Self {
+        Self { nccl_tests: program, ..self }
+    }
+
+    /// Where the variants run: out of place, and perhaps in place.
+    pub fn places(&self) -> &'static [bool] {
+        if self.nccl_tests.is_some() { &[false, true] } else { &[false] }
+    }
+
+    /// Loads `set` and the C++ module `name`, as selected and available.
+    pub fn kernels(&mut self, set: &KernelSet, name: &str) -> Result<Vec<(Variant, Kernels)>> {
+        let rank = self.harness.rank;
+        let mut kernels = Vec::new();
+        if self.selection.has(Variant::Rust) {
+            kernels.push((Variant::Rust, Kernels::load(rank.context(), set)?));
+        }
+        let twin = || {
+            ensure!(!rank.is_simulated(), "the simulator runs only kernels in Rust");
+            let files = TwinFiles::find(self.twins)?;
+            let module = files.cpp(&[name]).into_iter().find(|module| module.is_file());
+            module.with_context(|| format!("{} has no {name} in C++", files.folder().display()))
+        };
+        if self.selection.has(Variant::Cpp) {
+            match twin() {
+                Ok(module) => {
+                    // SAFETY: the twin of the kernel, of the same build.
+                    let twin = unsafe { Kernels::load_files(rank.context(), &[module]) };
+                    kernels.push((Variant::Cpp, twin.context("the C++ twin does not load")?));
+                }
+                Err(why) => self.selection.omit(Variant::Cpp, why)?,
+            }
+        }
+        Ok(kernels)
+    }
+
+    /// Prints the header, once the variants are known.
+    pub fn begin(&mut self) -> Result<()> {
+        let header = Header::of(self.harness.rank)?;
+        if self.harness.rank.is_root() {
+            print!("{header}");
+            if header.machine.is_some() {
+                println!("# {}", self.harness.run.describe());
+                println!(
+                    "# noise: the interquartile range of the rounds' times in percent of their \
+                     median; spread: the longest minus the shortest, likewise; p99: their 99th \
+                     percentile, of batches, in which a slow call is one of many; time/best: this \
+                     row's time over that of the fastest competitor, median of the rounds"
+                );
+                if !self.foreign.is_empty() {
+                    println!("# the rounds of other programs were not those of this one");
+                }
+                println!(
+                    "# kernels in Rust are compiled by the driver from PTX, those in C++ are \
+                     cubins of ptxas"
+                );
+            }
+            println!("{}", self.selection);
+            if self.nccl_tests.is_some() {
+                println!("{}", nccl_tests::head());
+            }
+        }
+        self.report.set_header(header);
+        Ok(())
+    }
+
+    /// Checks and times all contenders: one row each. *Collective*.
+    pub fn compare(&mut self, case: Case, contenders: &[Contender<'_>]) -> Result<()> {
+        self.compare_refilled(case, contenders, || Ok(()))
+    }
+
+    /// As [`compare`](Self::compare); `refill` writes other inputs after the checks, for timing.
+    pub fn compare_refilled(
+        &mut self,
+        case: Case,
+        contenders: &[Contender<'_>],
+        refill: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        if contenders.is_empty() {
+            return Ok(());
+        }
+        self.harness.progress(&format!("{} B {} {} ...", case.size, case.dtype, case.shape()));
+        let wrong = self.harness.check(contenders)?;
+        let timing = match self.harness.is_timed {
+            true => {
+                refill()?;
+                Some(self.harness.time(contenders, &mut self.order, self.harness.run.rounds)?)
+            }
+            false => None,
+        };
+        let (mut rounds, readings) = timing.unzip();
+        let readings = readings.unwrap_or_else(|| vec![Reading::default(); contenders.len()]);
+        let ran = contenders.iter().zip(wrong).zip(readings).map(|((c, wrong), reading)| {
+            let (algorithm, asked) = (c.algorithm.clone(), c.asked.clone());
+            let Contender { variant, in_place, launch, .. } = *c;
+            VariantResult { variant, in_place, launch, algorithm, asked, wrong, reading }
+        });
+        let mut ran: Vec<VariantResult> = ran.collect();
+        for foreign in self
+            .foreign
+            .iter()
+            .filter(|f| (f.size, &*f.dtype, f.shape) == (case.size, case.dtype, case.shape))
+        {
+            let Foreign { variant, wrong, ref times, .. } = *foreign;
+            let (in_place, launch, algorithm, asked) = (false, None, None, None);
+            let reading = Reading::default();
+            ran.push(VariantResult { variant, in_place, launch, algorithm, asked, wrong, reading });
+            for (round, time) in rounds.iter_mut().flatten().zip(times) {
+                round.push(*time);
+            }
+        }
+        let output = self.harness.rank.is_root().then_some(self.output);
+        let rows = rows(case, self.contest.competitors, &ran, rounds.as_ref());
+        let of_nccl_tests = self.nccl_tests.map(|program| nccl_tests::lines(program, &rows));
+        let lines = self.report.add(rows, output)?;
+        if self.harness.rank.is_root() {
+            println!("{}", of_nccl_tests.unwrap_or(lines));
+        }
+        Ok(())
+    }
+
+    /// Prints the summary, even if incomplete. Wrong results are an error.
+    pub fn finish(self, measured: Result<()>, documents: &Documents) -> Result<()> {
+        let summary = Summary::of(self.contest, &self.report.rows);
+        if self.harness.rank.is_root() {
+            match self.nccl_tests {
+                Some(program) => println!("{}", nccl_tests::foot(program, &self.report.rows)),
+                None if self.report.rows.is_empty() => {}
+                None => println!("\n{summary}"),
+            }
+        }
+        measured?;
+        summary.judge()?;
+        if self.harness.rank.is_root() {
+            documents.publish(&self.report)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use anyhow::bail;
+    use clap::Parser;
+    use devcomm::World;
+
+    use super::*;
+    use crate::base::options::{RankOptions, RunOptions};
+    use crate::contenders::contender::Outcome;
+
+    const CASE: Case = Case { size: 4, count: 1, dtype: "f32", redop: "sum", ..Case::NONE };
+
+    /// What a rank's contenders have done.
+    struct Log<'a> {
+        done: RefCell<Vec<&'static str>>,
+        /// The number of poisoned results of both ranks.
+        poisoned: &'a AtomicUsize,
+    }
+
+    /// A result that is right if it is 7.
+    struct Seven<'a>(Rc<Cell<u32>>, &'a Log<'a>);
+
+    impl Outcome for Seven<'_> {
+        fn poison(&self) -> Result<()> {
+            self.1.done.borrow_mut().push("poison");
+            self.1.poisoned.fetch_add(1, Ordering::Relaxed);
+            self.0.set(0);
+            Ok(())
+        }
+
+        fn count_wrong(&self) -> Result<usize> {
+            Ok(usize::from(self.0.get() != 7))
+        }
+    }
+
+    /// Writes its result only in every `every`th check.
+    fn lazy<'a>(variant: Variant, every: usize, log: &'a Log<'a>) -> Contender<'a> {
+        let (result, times) = (Rc::new(Cell::new(7)), Cell::new(0_usize));
+        let outcome = Seven(Rc::clone(&result), log);
+        let checked = move || {
+            let mine = log.done.borrow().iter().filter(|done| **done == "poison").count();
+            let all = log.poisoned.load(Ordering::Relaxed);
+            assert!(all >= 2 * mine, "the other rank's result is not poisoned yet");
+            log.done.borrow_mut().push("checked");
+            times.set(times.get() + 1);
+            if times.get().is_multiple_of(every) {
+                result.set(7);
+            }
+            Ok(())
+        };
+        let timed = || {
+            log.done.borrow_mut().push("timed");
+            Ok(())
+        };
+        Contender::new(variant, checked, outcome).timed(1, timed)
+    }
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        ranks: RankOptions,
+        #[command(flatten)]
+        run: RunOptions,
+        #[command(flatten)]
+        output: OutputOptions,
+    }
+
+    /// A job of two simulated ranks.
+    fn simulated(args: &str, test: impl Fn(Job<'_>) -> Result<()> + Sync) {
+        let cli = Cli::parse_from(["bench"].into_iter().chain(args.split_whitespace()));
+        let variants = [(Variant::Rust, ""), (Variant::Nccl, "")];
+        let selection = Selection::new(&[], &variants, "test").unwrap();
+        let ran = World::simulated(2).unwrap().run(|rank| {
+            let mut harness = Harness::new(rank, &cli.ranks, &cli.run)?;
+            // The times are meaningless, but taken as on GPUs.
+            harness.is_timed = true;
+            let contest = Contest::of("gemm-allreduce").unwrap();
+            test(Job::new(&harness, selection.clone(), contest, None, &cli.output))
+        });
+        ran.unwrap();
+    }
+
+    #[test]
+    fn every_check_begins_with_a_spoilt_result_and_all_are_done_before_the_first_time() {
+        let poisoned = AtomicUsize::new(0);
+        simulated("-c 2 -n 3 -w 1 --rounds 2", |mut job| {
+            let log = Log { done: RefCell::default(), poisoned: &poisoned };
+            job.compare(CASE, &[lazy(Variant::Rust, 1, &log), lazy(Variant::Nccl, 2, &log)])?;
+            // Of each contender: the warm-up, and in both rounds an untimed launch and the batch.
+            let timed = 2 * (1 + 2 * (1 + 3));
+            let checks = [["poison", "checked"]; 4].concat();
+            assert_eq!(*log.done.borrow(), [&checks[..], &vec!["timed"; timed]].concat());
+
+            let wrong: Vec<_> = job.report.rows.iter().map(|row| row.wrong).collect();
+            // `nccl` writes its result in one of two checks, on both ranks.
+            assert_eq!(wrong, [Some(0), Some(2)]);
+            assert!(job.report.rows.iter().all(|row| row.time_us.is_some()));
+            let error = job.finish(Ok(()), &Documents::default()).unwrap_err().to_string();
+            assert_eq!(error, "2 elements are wrong, see #wrong");
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn the_results_of_others_join_the_cases_that_they_belong_to() {
+        let foreign = |variant, dtype: &str, wrong| {
+            let (dtype, times) = (dtype.to_owned(), vec![2e-6, 4e-6, 3e-6]);
+            Foreign { variant, dtype, size: 4, shape: None, times, wrong: Some(wrong) }
+        };
+        let of_torch = [(Variant::TorchOneShot, "f32", 5), (Variant::TorchTwoShot, "bf16", 0)];
+        let foreign = of_torch.map(|(variant, dtype, wrong)| foreign(variant, dtype, wrong));
+        let poisoned = AtomicUsize::new(0);
+        simulated("-n 1 -w 0 --rounds 3", |job| {
+            let log = Log { done: RefCell::default(), poisoned: &poisoned };
+            let mut job = job.with_foreign(&foreign);
+            job.compare(CASE, &[lazy(Variant::Rust, 1, &log)])?;
+            let [rust, torch] = &job.report.rows[..] else { panic!("{:?}", job.report.rows) };
+            assert_eq!((torch.variant, torch.wrong), (Variant::TorchOneShot, Some(5)));
+            assert!((torch.time_us.unwrap() - 3.0).abs() < 1e-9, "{torch:?}");
+            assert!(rust.time_over_best.is_some() && torch.time_over_best == Some(1.0));
+            assert!(job.finish(Ok(()), &Documents::default()).is_err());
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn rows_are_in_the_file_before_the_run_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rows.json");
+        let poisoned = AtomicUsize::new(0);
+        simulated(&format!("-n 1 -w 0 --rounds 1 --json {}", path.display()), |mut job| {
+            for rows in 1..3 {
+                let log = Log { done: RefCell::default(), poisoned: &poisoned };
+                job.compare(CASE, &[lazy(Variant::Rust, 1, &log)])?;
+                if job.harness.rank.is_root() {
+                    let file: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+                    assert_eq!(file["rows"].as_array().map(Vec::len), Some(rows));
+                }
+            }
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn the_error_of_a_run_comes_before_its_verdict() {
+        simulated("", |job| {
+            let measured = || bail!("a launch failed");
+            let error = job.finish(measured(), &Documents::default()).unwrap_err().to_string();
+            assert_eq!(error, "a launch failed");
+            Ok(())
+        });
+    }
+}

@@ -1,0 +1,87 @@
+//! Compares kernel-initiated with host-initiated communication: kernels that communicate themselves
+//! against NCCL's host calls, which launch NCCL's kernels.
+//!
+//! Every variant uses the same random data and is fully checked before it is timed. Every round
+//! times one batch of each, in random order; a ratio is the median of ratios within a round.
+
+mod all_reduce;
+mod barrier;
+mod benchmark;
+mod collectives;
+mod expert_parallel;
+mod fusion;
+mod gemm;
+mod gemm_allreduce;
+mod gemm_ladder;
+mod grouped_gemm;
+mod job;
+mod kernels;
+mod p2p;
+mod product;
+mod put;
+mod rmsnorm_allreduce;
+mod shapes;
+mod shared_rows;
+mod signal;
+mod tune;
+mod tune_collectives;
+mod tune_table;
+pub mod twins;
+mod workloads;
+
+pub use all_reduce::AllReduce;
+pub use barrier::Barrier;
+pub use benchmark::{Command, run};
+pub use collectives::{AllGather, AllToAll, Broadcast, Launch, Operation, ReduceScatter};
+pub use expert_parallel::Experts;
+pub use gemm::Gemm;
+pub use gemm_allreduce::GemmAllReduce;
+pub use gemm_ladder::GemmLadder;
+pub use grouped_gemm::GroupedGemm;
+pub use p2p::P2p;
+pub use put::Put;
+pub use rmsnorm_allreduce::RmsNormAllReduce;
+pub use shared_rows::{AllGatherGemm, GemmReduceScatter};
+pub use signal::Signal;
+pub use tune::Tune;
+pub use tune_collectives::TuneCollective;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::benchmark::Benchmark;
+    use crate::contenders::contest::Contest;
+
+    /// The roles of a benchmark's variants, each variant once.
+    fn has_roles<B: Benchmark>() {
+        let contest = Contest::of(B::NAME).unwrap();
+        let roles = contest.default.iter().chain(contest.competitors).chain(contest.columns);
+        let mut roles: Vec<&str> = roles.map(|variant| variant.name()).collect();
+        let mut all: Vec<&str> = B::VARIANTS.iter().map(|(variant, _)| variant.name()).collect();
+        roles.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(roles, all, "{}", B::NAME);
+    }
+
+    #[test]
+    fn every_variant_is_the_default_or_a_competitor_or_only_a_column() {
+        has_roles::<AllReduce>();
+        has_roles::<AllGather>();
+        has_roles::<ReduceScatter>();
+        has_roles::<Broadcast>();
+        has_roles::<AllToAll>();
+        has_roles::<RmsNormAllReduce>();
+        has_roles::<Experts>();
+        has_roles::<Launch>();
+        has_roles::<Barrier>();
+        has_roles::<Put>();
+        has_roles::<Signal>();
+        has_roles::<P2p>();
+        has_roles::<Gemm>();
+        has_roles::<GroupedGemm>();
+        has_roles::<GemmAllReduce>();
+        has_roles::<GemmReduceScatter>();
+        has_roles::<AllGatherGemm>();
+        has_roles::<GemmLadder>();
+    }
+}

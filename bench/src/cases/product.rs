@@ -1,0 +1,339 @@
+//! What the benchmarks of matrix products share: the factors, cuBLASLt, and the check of C.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use anyhow::{Result, ensure};
+use devcomm::{Buffer, DeviceSlice, Element, ReduceOp, SymmetricBuffer};
+use devcomm_testing::gemm::{Factor, Problem};
+use devcomm_testing::numbers::Number;
+
+use super::job::Job;
+use crate::base::gpu;
+use crate::base::ranks;
+use crate::contenders::contender::{Outcome, Variant};
+use crate::contenders::cublaslt::{CublasLt, Plan, Types};
+use crate::harness::Harness;
+use crate::report::row::L2;
+
+/// The number of elements of a large product that the host computes and compares; all would take
+/// too long.
+const SAMPLES: usize = 256;
+
+/// Loads cuBLASLt; without it the variants that use it are omitted.
+pub fn load_cublaslt(
+    job: &mut Job<'_>,
+    types: Types,
+    users: &[Variant],
+) -> Result<Option<CublasLt>> {
+    let (library, why) = match (job.harness.rank.is_simulated(), types.why_not()) {
+        (true, _) => (None, "cuBLASLt does not run on simulated GPUs"),
+        (false, Some(why)) => (None, why),
+        (false, None) => (
+            CublasLt::load(job.harness.comm)?,
+            "cuBLASLt (libcublasLt.so) cannot be loaded: name its folder in LD_LIBRARY_PATH; \
+             without it only samples of rust's results are checked",
+        ),
+    };
+    if library.is_none() {
+        users.iter().try_for_each(|variant| job.selection.omit(*variant, why))?;
+    }
+    Ok(library)
+}
+
+/// Makes the plan use the fastest of its algorithms for C = A x B^T at address `c`, and prints it.
+/// *Collective*.
+pub fn tune<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>, c: u64) -> Result<()> {
+    let harness = matrices.harness;
+    let b = matrices.b_in_turn();
+    // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses them;
+    // graphs end before the buffers.
+    let enqueue = || unsafe {
+        plan.enqueue([matrices.a.device_address(), b().device_address(), c], &harness.stream)
+    };
+    plan.choose(|| harness.time_briefly(&enqueue), |times| ranks::slowest(harness.rank, times))?;
+    if harness.rank.is_root() {
+        let [m, n, k] = matrices.problem.shape();
+        println!("# cublaslt {m}x{n}x{k}: {}", plan.describe());
+    }
+    Ok(())
+}
+
+impl L2 {
+    /// The copies of B that the calls use in turn, of elements of so many bytes.
+    pub fn copies_of_b(
+        self,
+        harness: &Harness<'_>,
+        problem: &Problem,
+        element_bytes: usize,
+    ) -> Result<usize> {
+        /// How many times the copies fill the L2 cache.
+        const CACHES: usize = 4;
+        let copies = match (self, harness.rank.is_simulated()) {
+            (Self::Warm, _) => 1,
+            (Self::Cold, true) => 2,
+            (Self::Cold, false) => {
+                let bytes = problem.n * problem.k * element_bytes;
+                CACHES * gpu::l2_bytes(harness.rank.context())? / bytes + 1
+            }
+        };
+        let run = harness.run;
+        ensure!(
+            run.graph == 0 || run.iters >= copies,
+            "--l2 cold: {:?} needs {copies} copies of B, one per launch of a graph: raise -n",
+            problem.shape()
+        );
+        Ok(copies)
+    }
+}
+
+/// This rank's A and B.
+pub struct Matrices<'a, T: Element> {
+    pub harness: &'a Harness<'a>,
+    pub problem: Problem,
+    /// The ranks whose products C is the sum of.
+    ranks: Range<usize>,
+    pub a: SymmetricBuffer<T>,
+    b: Rc<Weights<T>>,
+}
+
+/// This rank's B, for all products with the same `n` and `k`.
+pub struct Weights<T: Element> {
+    shape: [usize; 2],
+    copies: Vec<DeviceSlice<T>>,
+    /// The elements for checks, and those for timing.
+    exact: SymmetricBuffer<T>,
+    noise: SymmetricBuffer<T>,
+}
+
+impl<T: Number> Weights<T> {
+    fn new(
+        harness: &Harness<'_>,
+        problem: Problem,
+        rank: usize,
+        copies: usize,
+    ) -> Result<Rc<Self>> {
+        let len = problem.n * problem.k;
+        // A copy begins at a multiple of 256 bytes.
+        let stride = len.next_multiple_of(256 / size_of::<T>());
+        let all = harness.comm.mem_alloc(copies * stride)?;
+        let copy = |i| all.slice(i * stride..i * stride + len);
+        let copies = (0..copies).map(copy).collect::<devcomm::Result<_>>()?;
+        let (exact, noise) = (harness.comm.mem_alloc(len)?, harness.comm.mem_alloc(len)?);
+        exact.copy_from_host(&problem.factor(Factor::B, rank))?;
+        noise.copy_from_host(&problem.noise(Factor::B, rank))?;
+        Ok(Rc::new(Self { shape: [problem.n, problem.k], copies, exact, noise }))
+    }
+}
+
+impl<'a, T: Number> Matrices<'a, T> {
+    /// For a C that is the sum of these ranks' products; others have the elements of the first.
+    /// With this many copies of B: those of `kept`, which are of the same run, if they have the
+    /// shape; else new ones, which are kept.
+    pub fn new(
+        harness: &'a Harness<'a>,
+        problem: Problem,
+        ranks: Range<usize>,
+        copies: usize,
+        kept: &mut Option<Rc<Weights<T>>>,
+    ) -> Result<Self> {
+        let rank = owner(harness, &ranks);
+        // Frees another B first.
+        let b = match kept.take().filter(|b| b.shape == [problem.n, problem.k]) {
+            Some(b) => b,
+            None => Weights::new(harness, problem, rank, copies)?,
+        };
+        let a = harness.comm.mem_alloc(problem.m * problem.k)?;
+        let matrices = Self { harness, problem, ranks, a, b: Rc::clone(kept.insert(b)) };
+        matrices.fill_for_checks()?;
+        Ok(matrices)
+    }
+
+    /// Fills A and B with numbers whose sums are exact.
+    pub fn fill_for_checks(&self) -> Result<()> {
+        let rank = owner(self.harness, &self.ranks);
+        self.fill(&self.problem.factor(Factor::A, rank), &self.b.exact)
+    }
+
+    fn fill(&self, a: &[T], b: &SymmetricBuffer<T>) -> Result<()> {
+        self.a.copy_from_host(a)?;
+        self.b.copies.iter().try_for_each(|copy| self.harness.stream.copy(b, copy))?;
+        self.harness.finish()
+    }
+
+    /// B's copies in turn, one per call.
+    pub fn b_in_turn<'b>(&'b self) -> impl Fn() -> &'b DeviceSlice<T> {
+        let (next, copies) = (Cell::new(0), &self.b.copies);
+        move || &copies[next.replace((next.get() + 1) % copies.len())]
+    }
+
+    /// Fills A and B with random bits: with the few distinct values of the checked inputs a GPU
+    /// draws less power, and is faster.
+    pub fn fill_for_timing(&self) -> Result<()> {
+        let rank = owner(self.harness, &self.ranks);
+        self.fill(&self.problem.noise(Factor::A, rank), &self.b.noise)
+    }
+}
+
+/// The rank whose elements this rank has, if C is the sum of the products of `ranks`.
+fn owner(harness: &Harness<'_>, ranks: &Range<usize>) -> usize {
+    let own = harness.rank.rank();
+    if ranks.contains(&own) { own } else { ranks.start }
+}
+
+/// C before it is scaled and rounded: cuBLASLt and NCCL sum in f32, exactly for these elements.
+pub struct Sum {
+    elements: Vec<f32>,
+    /// The largest magnitude in any rank's product.
+    largest: f64,
+}
+
+impl Sum {
+    /// Computes C, and compares a few elements with the host's. *Collective*.
+    pub fn new<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>) -> Result<Self> {
+        let Matrices { harness, problem, ranks: summed, a, b } = matrices;
+        let (a, b) = (a.device_address(), b.copies[0].device_address());
+        let sum: SymmetricBuffer<f32> = harness.comm.mem_alloc(problem.m * problem.n)?;
+        let mut elements = vec![0.0; sum.len()];
+        // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
+        // them.
+        unsafe { plan.enqueue([a, b, sum.device_address()], &harness.stream)? };
+        harness.finish()?;
+        sum.copy_to_host(&mut elements)?;
+        let largest = elements.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+        let largest = ranks::slowest(harness.rank, &[largest.into()])?;
+        if summed.len() > 1 {
+            harness.comm.all_reduce(&sum, &sum, ReduceOp::Sum, &harness.stream)?;
+            harness.finish()?;
+            sum.copy_to_host(&mut elements)?;
+        }
+        for (row, column) in problem.samples(SAMPLES) {
+            let (got, right) =
+                (elements[row * problem.n + column], problem.exact(summed.clone(), row, column));
+            ensure!(
+                f64::from(got) == right,
+                "the reference of cuBLASLt and ncclAllReduce is wrong: {got} at ({row}, \
+                 {column}), expected {right}"
+            );
+        }
+        Ok(Self { elements, largest: largest.first().copied().unwrap_or(f64::INFINITY) })
+    }
+}
+
+/// What products in bf16 lose: half the distance from 1 to the next number.
+pub const BF16_LOSES: f64 = 1.0 / 256.0;
+
+/// C, or some of its rows, on this rank.
+pub struct Product<'a, O> {
+    pub harness: &'a Harness<'a>,
+    pub problem: Problem,
+    /// The ranks whose products it is the sum of.
+    pub ranks: Range<usize>,
+    pub c: DeviceSlice<O>,
+    /// The rows that it has: all if it is rounded once.
+    pub rows: Range<usize>,
+    pub sum: Option<&'a Sum>,
+    /// The share of itself that each rank's product may lose when it is rounded, before the sum is.
+    /// `None` if C is rounded once, from an exact sum.
+    pub products_lose: Option<f64>,
+    /// What the sums were multiplied by, a power of two: it moves no rounding.
+    pub scale: f32,
+}
+
+impl<'a, O> Product<'a, O> {
+    /// A product of the sums themselves, each rounded once.
+    pub fn new<T: Number>(
+        matrices: &Matrices<'a, T>,
+        c: DeviceSlice<O>,
+        sum: Option<&'a Sum>,
+    ) -> Self {
+        let Matrices { harness, problem, ref ranks, .. } = *matrices;
+        let (ranks, rows) = (ranks.clone(), 0..problem.m);
+        Self { harness, problem, ranks, c, rows, sum, products_lose: None, scale: 1.0 }
+    }
+}
+
+impl<O: Number> Outcome for Product<'_, O> {
+    fn poison(&self) -> Result<()> {
+        // Every element is a NaN.
+        Ok(self.c.fill_bytes(0xff)?)
+    }
+
+    /// Counts wrong elements: of all elements, or without `sum` on GPUs only of the samples.
+    fn count_wrong(&self) -> Result<usize> {
+        let Self { harness: Harness { rank, .. }, problem, ranks, rows, .. } = self;
+        let mut c = vec![O::nearest(0.0); self.c.len()];
+        self.c.copy_to_host(&mut c)?;
+        if self.scale != 1.0 {
+            let sum = |x: &O| O::nearest((x.value() / f64::from(self.scale)) as f32);
+            c = c.iter().map(sum).collect();
+        }
+        let n_ranks = ranks.len();
+        let some = || -> Box<dyn Iterator<Item = _>> {
+            match rank.is_simulated() {
+                true => Box::new(problem.all()),
+                false => Box::new(problem.samples(SAMPLES)),
+            }
+        };
+        let is_wrong = |right: f32, got: O, largest: f64| match self.products_lose {
+            None => got != O::nearest(right),
+            Some(lost) => is_beyond_rounding(right, got, largest, n_ranks, lost),
+        };
+        let is_sample_wrong = |&(row, column): &(usize, usize)| {
+            let product = |rank| problem.exact(rank..rank + 1, row, column).abs();
+            let largest = ranks.clone().map(product).fold(0.0, f64::max);
+            let right = problem.exact(ranks.clone(), row, column) as f32;
+            is_wrong(right, c[(row - rows.start) * problem.n + column], largest)
+        };
+        let is_here = |(row, _): &(usize, usize)| rows.contains(row);
+        Ok(match self.sum {
+            None if self.products_lose.is_none() => problem.count_wrong(ranks.clone(), &c, some()),
+            None => some().filter(is_here).filter(is_sample_wrong).count(),
+            Some(sum) => {
+                let is_wrong = |&(&right, &got): &(&f32, &O)| is_wrong(right, got, sum.largest);
+                let sums = &sum.elements[rows.start * problem.n..];
+                sums.iter().zip(&c).filter(is_wrong).count()
+            }
+        })
+    }
+}
+
+/// Whether `got` differs from `right` by more than roundings allow: one of each product (a rank's,
+/// of magnitude `largest` at most), which may lose this share of it, and one of each partial sum.
+fn is_beyond_rounding<O: Number>(
+    right: f32,
+    got: O,
+    largest: f64,
+    ranks: usize,
+    products_lose: f64,
+) -> bool {
+    // Half the distance from 1 to the next number.
+    let half_step = O::EPSILON / 2.0;
+    let roundings_of_products = products_lose * ranks as f64 * largest;
+    let roundings_of_sums: f64 = (2..=ranks).map(|terms| terms as f64 * largest).sum();
+    // Partial sums of rounded products may exceed the exact ones slightly.
+    let more = (1.0 + products_lose.max(half_step)).powi(ranks as i32);
+    let bound = (roundings_of_products + half_step * roundings_of_sums) * more;
+    let error = (got.value() - f64::from(right)).abs();
+    error.is_nan() || error > bound
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+
+    #[test]
+    fn roundings_are_no_error_and_a_rank_that_is_missing_is() {
+        // Two ranks with products of 100.25 each: bf16 has steps of 0.5 there, and of 1 at the sum.
+        assert!(!is_beyond_rounding(200.5, bf16::from_f32(200.0), 100.25, 2, BF16_LOSES));
+        assert!(!is_beyond_rounding(200.5, bf16::from_f32(201.0), 100.25, 2, BF16_LOSES));
+        assert!(is_beyond_rounding(200.5, bf16::from_f32(100.0), 100.25, 2, BF16_LOSES));
+        assert!(is_beyond_rounding(200.5, bf16::NAN, 100.25, 2, BF16_LOSES));
+        // Of 8-bit floats a product loses up to a sixteenth.
+        assert!(is_beyond_rounding(200.5, bf16::from_f32(189.0), 100.25, 2, BF16_LOSES));
+        assert!(!is_beyond_rounding(200.5, bf16::from_f32(189.0), 100.25, 2, 0.0625));
+    }
+}

@@ -1,0 +1,174 @@
+//! Products in bf16 whose rows the ranks share: with a reduce-scatter of C, `GemmReduceScatter`
+//! against cuBLASLt and then `ncclReduceScatter`, and after an all-gather of A, `AllGatherGemm`
+//! against `ncclAllGather` and then cuBLASLt.
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use devcomm::{
+    AllGatherGemmPlan, Communicator, DeviceSlice, GemmReduceScatterPlan, Stream, Window,
+};
+use devcomm_testing::gemm::Problem;
+use half::bf16;
+
+use super::benchmark::{Benchmark, Options};
+use super::fusion::{self, Asked, Collective, Fusion};
+use super::job::Job;
+use super::product::BF16_LOSES;
+use super::shapes::ShapeOptions;
+use crate::contenders::contender::Variant;
+use crate::contenders::foreign::Foreign;
+use crate::contenders::selection::{Selection, VariantInfo};
+use crate::contenders::torch::TorchOptions;
+use crate::report::row::L2;
+
+/// Declares a benchmark: its plans, the two extents that the operation is made for, and what its
+/// products lose.
+macro_rules! benchmarks {
+    ($($operation:ident $plan:ident $collective:ident $name:literal {
+        plans: $plans:literal, extents: $first:literal $second:literal, loses: $loses:expr,
+        defaults: $defaults:expr, variants: $variants:expr,
+    })*) => { $(
+        #[doc = concat!("The flags of `", $name, "`. Every combination of the lists runs.")]
+        #[derive(Args, Clone, Debug)]
+        pub struct $operation {
+            #[command(flatten)]
+            shapes: ShapeOptions,
+
+            /// What the L2 cache holds when a product begins
+            #[arg(long, value_enum, default_value = "warm")]
+            l2: L2,
+
+            /// Plans of the operation, comma-separated, instead of its default, a row for each that
+            /// can do the shape:
+            #[doc = concat!($plans, ",")]
+            /// or `measured`, the fastest by its `measure`
+            #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
+            plans: Vec<Asked<$plan>>,
+
+            #[command(flatten)]
+            torch: TorchOptions,
+        }
+
+        impl Benchmark for $operation {
+            const NAME: &'static str = $name;
+            const VARIANTS: &'static [VariantInfo] = &$variants;
+
+            fn validate(&self) -> Result<()> {
+                fusion::problems(self, [&[8]; 3], 1, 0).map(drop)
+            }
+
+            fn foreign(&self, options: &Options, selection: &Selection) -> Result<Vec<Foreign>> {
+                fusion::foreign(self, options, selection)
+            }
+
+            fn run(&self, job: &mut Job<'_>) -> Result<()> {
+                fusion::compare(self, job)
+            }
+        }
+
+        impl Fusion for $operation {
+            const COLLECTIVE: Collective = Collective::$collective;
+            const OF_TORCH: &'static [Variant] = &[Variant::TorchFused];
+            type Operation = devcomm::$operation;
+            type Asked = Asked<$plan>;
+
+            fn torch(&self) -> &TorchOptions {
+                &self.torch
+            }
+
+            fn inputs(&self) -> (&ShapeOptions, L2) {
+                (&self.shapes, self.l2)
+            }
+
+            fn asked(&self, _: (&Communicator, &Stream), _: [usize; 3]) -> Result<Vec<Asked<$plan>>> {
+                Ok(self.plans.clone())
+            }
+
+            fn defaults() -> [[&'static [usize]; 3]; 2] {
+                $defaults
+            }
+
+            fn require(Problem { m, .. }: &Problem, ranks: usize) -> Result<()> {
+                ensure!(m.is_multiple_of(ranks), "--m {m}: {ranks} ranks share the rows");
+                Ok(())
+            }
+
+            fn new(
+                comm: &Communicator,
+                stream: &Stream,
+                shape: [usize; 3],
+                _: Option<&Asked<$plan>>,
+            ) -> Result<Self::Operation> {
+                Ok(devcomm::$operation::new(comm, stream, shape[$first], shape[$second])?)
+            }
+
+            fn set(
+                operation: &Self::Operation,
+                asked: &Asked<$plan>,
+                ([a, b], c): ([&DeviceSlice<bf16>; 2], &Window<bf16>),
+                shape: [usize; 3],
+            ) -> Result<Result<(), String>> {
+                let set = |plan| {
+                    operation.set_plan(Some(plan))?;
+                    Ok(operation.explain(shape))
+                };
+                asked.set(|| operation.measure(a, b, c, shape), set)
+            }
+
+            fn plan(operation: &Self::Operation, shape: [usize; 3]) -> (String, Option<f64>) {
+                (operation.explain(shape).plan.to_string(), $loses)
+            }
+
+            fn launch(
+                operation: &Self::Operation,
+                [a, b]: [&DeviceSlice<bf16>; 2],
+                c: &Window<bf16>,
+                shape: [usize; 3],
+            ) -> devcomm::Result<()> {
+                operation.launch(a, b, c, shape)
+            }
+        }
+    )* };
+}
+
+benchmarks! {
+    GemmReduceScatter GemmReduceScatterPlan ReduceScatter "gemm-reduce-scatter" {
+        plans: "`unfused`, `wide`",
+        extents: 0 1,
+        loses: Some(BF16_LOSES),
+        defaults: [[&[8192], &[8192], &[1024, 4096]], [&[8, 512], &[264], &[72]]],
+        variants: [
+            (Variant::Rust, "devcomm::GemmReduceScatter, by its default or by the plans of --plan"),
+            (
+                Variant::CublasLtRust,
+                "cuBLASLt, then devcomm::Collectives::reduce_scatter, on a symmetric window",
+            ),
+            (Variant::Nccl, "cuBLASLt, then ncclReduceScatter, on memory that is not registered"),
+            (Variant::NcclSym, "cuBLASLt, then ncclReduceScatter, on symmetric windows"),
+            (
+                Variant::TorchFused,
+                "torch.ops.symm_mem.fused_matmul_reduce_scatter, in a run before the others",
+            ),
+        ],
+    }
+    AllGatherGemm AllGatherGemmPlan AllGather "allgather-gemm" {
+        plans: "`unfused`, `fused`",
+        extents: 0 2,
+        loses: None,
+        defaults: [[&[8192], &[4096], &[2048, 4096, 8192]], [&[8, 260], &[264], &[72]]],
+        variants: [
+            (Variant::Rust, "devcomm::AllGatherGemm, by its default or by the plans of --plan"),
+            (Variant::RustGemm, "devcomm::Gemm alone, where all ranks have all rows"),
+            (
+                Variant::CublasLtRust,
+                "devcomm::Collectives::all_gather on symmetric windows, then cuBLASLt",
+            ),
+            (Variant::Nccl, "ncclAllGather on memory that is not registered, then cuBLASLt"),
+            (Variant::NcclSym, "ncclAllGather on symmetric windows, then cuBLASLt"),
+            (
+                Variant::TorchFused,
+                "torch.ops.symm_mem.fused_all_gather_matmul, in a run before the others",
+            ),
+        ],
+    }
+}

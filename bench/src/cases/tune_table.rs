@@ -1,0 +1,106 @@
+//! Tables of plans, which `tune` writes and the operations read.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use devcomm::GemmPlan;
+
+use crate::base::output;
+
+/// `[n, k, m]`: tables are sorted so.
+pub type Key = [usize; 3];
+
+pub fn key([m, n, k]: [usize; 3]) -> Key {
+    [n, k, m]
+}
+
+/// What an entry of a table is for. A table is sorted by it.
+pub trait TableKey: Ord + Sized {
+    /// Reads it and the plan behind it.
+    fn parse(words: &[&str]) -> Result<Self>;
+}
+
+impl TableKey for Key {
+    fn parse(words: &[&str]) -> Result<Self> {
+        let [m, n, k, plan] = *words else { bail!("it is not `m n k plan`") };
+        plan.parse::<GemmPlan>()?;
+        Ok(key([number(m)?, number(n)?, number(k)?]))
+    }
+}
+
+pub fn number(word: &str) -> Result<usize> {
+    word.parse().with_context(|| format!("`{word}` is not a number"))
+}
+
+/// A table of plans. A line is an entry, numbers or names and then a plan, or empty; behind `#` is
+/// a comment. This program writes it, and `plan.rs` of the operation in `crates/ops/src` reads it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Table<K> {
+    /// The lines that are comments.
+    comments: Vec<String>,
+    /// The lines with a plan.
+    entries: BTreeMap<K, String>,
+}
+
+impl Table<Key> {
+    /// The plan of this shape.
+    pub fn plan(&self, shape: [usize; 3]) -> Option<GemmPlan> {
+        let line = self.entries.get(&key(shape))?;
+        line.split('#').next()?.split_whitespace().last()?.parse().ok()
+    }
+}
+
+impl<K: TableKey> Table<K> {
+    /// Reads a file, which need not exist.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = match fs::read_to_string(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
+            text => text.with_context(|| format!("cannot read {}", path.display())),
+        };
+        Self::parse(&text?).with_context(|| format!("{} is no table of plans", path.display()))
+    }
+
+    pub fn parse(text: &str) -> Result<Self> {
+        let mut table = Self { comments: Vec::new(), entries: BTreeMap::new() };
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            if line.starts_with('#') {
+                table.comments.push(line.to_owned());
+                continue;
+            }
+            let (entry, _) = line.split_once('#').unwrap_or((line, ""));
+            let words: Vec<_> = entry.split_whitespace().collect();
+            let key = K::parse(&words).with_context(|| format!("`{line}`"))?;
+            table.entries.insert(key, line.to_owned());
+        }
+        Ok(table)
+    }
+
+    /// Writes it to a file.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        output::write(path, &self.to_string())
+    }
+
+    /// Whether there is a plan for this.
+    pub fn has(&self, key: &K) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    /// Adds an entry, or replaces the one for the same. A new table begins with `head`.
+    pub fn insert(&mut self, key: K, line: String, head: String) {
+        if self.comments.is_empty() {
+            self.comments.push(head);
+        }
+        self.entries.insert(key, line);
+    }
+}
+
+/// Comments, and then the sorted entries.
+impl<K> fmt::Display for Table<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.comments.iter().chain(self.entries.values()).try_for_each(|line| writeln!(f, "{line}"))
+    }
+}

@@ -1,0 +1,130 @@
+//! All-reduce kernels, with a `DevComm`, two windows and a count as parameters.
+
+use std::marker::PhantomData;
+
+use anyhow::Result;
+use devcomm::{
+    Buffer, DevCommRequirements, DevCommResource, DeviceSlice, Kernel, Kernels, LaunchConfig,
+    Window, device,
+};
+use devcomm_testing::numbers::{Number, checksum, count_wrong, inputs};
+
+use crate::base::options::GridOptions;
+use crate::contenders::contender::{Contender, Outcome, Variant};
+use crate::harness::Harness;
+
+/// A kernel's grid limits and rounding.
+#[derive(Clone, Copy)]
+pub struct KernelInfo {
+    /// Threads per block.
+    pub threads: u32,
+    /// Maximum blocks.
+    pub max_blocks: u32,
+    /// Whether partial sums are rounded to the type, not only the result.
+    pub rounds_partial_sums: bool,
+}
+
+/// An all-reduce of one size by kernels.
+pub struct AllReduce<'a, T: Number, K> {
+    harness: &'a Harness<'a>,
+    dev_comm: DevCommResource,
+    pub send: Window<T>,
+    pub recv: Window<T>,
+    config: LaunchConfig,
+    sum: Sum<'a, T>,
+    kernel: PhantomData<K>,
+}
+
+impl<'a, T, K> AllReduce<'a, T, K>
+where
+    T: Number,
+    K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
+{
+    /// Creates an all-reduce of `count` elements, with this rank's input. *Collective*.
+    pub fn new(
+        harness: &'a Harness<'a>,
+        grid: &GridOptions,
+        info: KernelInfo,
+        count: usize,
+    ) -> Result<Self> {
+        let share = (count * size_of::<T>()).div_ceil(harness.rank.n_ranks());
+        let (blocks, threads) = grid.grid(share, info.threads, info.max_blocks);
+        let requirements = DevCommRequirements::new().lsa_barriers(blocks);
+        let dev_comm = harness.comm.create_dev_comm(requirements)?;
+        let (send, recv) = (harness.comm.window(count)?, harness.comm.window(count)?);
+        let (rounds_partial_sums, same_bits) = (info.rounds_partial_sums, true);
+        let sum = Sum { rounds_partial_sums, same_bits, ..Sum::new(harness, &send, &recv)? };
+        let config = LaunchConfig::new(blocks, threads);
+        Ok(Self { harness, dev_comm, send, recv, config, sum, kernel: PhantomData })
+    }
+
+    /// A contender for each compiler's kernel.
+    pub fn with<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+        let Self { harness, dev_comm, send, recv, config, sum, .. } = self;
+        let contender = |(variant, kernels): &'b (Variant, Kernels)| {
+            let work = move || {
+                let args = (dev_comm, send, recv, send.len());
+                // SAFETY: both windows have `count` elements on every rank; every rank launches the
+                // same, on one stream, which is synchronised before the windows are dropped.
+                unsafe { K::with_args(args).config(*config).launch(&kernels.on(&harness.stream)) }
+            };
+            Ok(Contender::new(*variant, work, sum).by_kernel(*config, kernels.info::<K>()?))
+        };
+        compiled.iter().map(contender).collect()
+    }
+}
+
+/// The sum of all ranks' inputs, on this rank.
+pub struct Sum<'a, T> {
+    harness: &'a Harness<'a>,
+    send: DeviceSlice<T>,
+    recv: DeviceSlice<T>,
+    /// Whether partial sums are rounded to the type, not only the result.
+    rounds_partial_sums: bool,
+    /// Whether every rank gets the same bits.
+    same_bits: bool,
+}
+
+impl<'a, T: Number> Sum<'a, T> {
+    /// A sum by NCCL, whose ring rounds each partial sum. Writes this rank's input to `send`.
+    pub fn new<B>(harness: &'a Harness<'a>, send: &B, recv: &B) -> Result<Self>
+    where
+        B: Buffer<Element = T>,
+    {
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        let sum = Self { harness, send, recv, rounds_partial_sums: true, same_bits: false };
+        sum.write_input()?;
+        Ok(sum)
+    }
+
+    fn write_input(&self) -> Result<()> {
+        let Harness { rank, run, .. } = self.harness;
+        Ok(self.send.copy_from_host(&inputs(run.seed, rank.rank(), self.send.len()))?)
+    }
+
+    /// Whether it is in place.
+    pub fn is_in_place(&self) -> bool {
+        self.send.device_address() == self.recv.device_address()
+    }
+}
+
+impl<T: Number> Outcome for Sum<'_, T> {
+    fn poison(&self) -> Result<()> {
+        // Every element is a NaN.
+        self.recv.fill_bytes(0xff)?;
+        if self.is_in_place() { self.write_input() } else { Ok(()) }
+    }
+
+    fn count_wrong(&self) -> Result<usize> {
+        let Harness { rank, run, .. } = self.harness;
+        let mut got = vec![T::nearest(0.0); self.recv.len()];
+        self.recv.copy_to_host(&mut got)?;
+        let roundings = if self.rounds_partial_sums { (rank.n_ranks() - 1).max(1) } else { 1 };
+        let wrong = count_wrong(run.seed, rank.n_ranks(), roundings, &got);
+        if !self.same_bits {
+            return Ok(wrong);
+        }
+        let sums = rank.all_gather(&[checksum(&got)])?;
+        Ok(wrong + usize::from(sums.iter().any(|sum| *sum != sums[0])))
+    }
+}

@@ -1,0 +1,156 @@
+//! Programs of others that measure the same operations: they run before this program uses the GPUs,
+//! and their results join the rows of this program's variants.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::contenders::contender::Variant;
+
+/// How often the processes are polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// One variant's result in one case.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Foreign {
+    pub variant: Variant,
+    pub dtype: String,
+    /// Bytes of a message.
+    pub size: usize,
+    /// `[m, n, k]` of a matrix product.
+    pub shape: Option<[usize; 3]>,
+    /// Seconds per operation in every round, on the slowest rank.
+    pub times: Vec<f64>,
+    pub wrong: Option<usize>,
+}
+
+/// Runs the processes of `program`, each with its name, and passes the lines that the first one
+/// prints to `read`. It returns whether the output is complete: then the first process may fail.
+/// All are ended if the first prints nothing for as long as `patience`.
+pub fn run(
+    program: &str,
+    commands: impl IntoIterator<Item = (String, Command)>,
+    patience: Duration,
+    mut read: impl FnMut(&str) -> Result<bool>,
+) -> Result<()> {
+    let mut processes = Processes::start(commands)?;
+    let (sender, lines) = channel();
+    let output = processes.0[0].child.stdout.take().context("the first process has no output")?;
+    thread::spawn(move || {
+        // The reader ends with the process.
+        BufReader::new(output).lines().map_while(Result::ok).try_for_each(|l| sender.send(l))
+    });
+    let (mut last_line, mut complete, mut last) = (String::new(), false, Instant::now());
+    loop {
+        match lines.recv_timeout(POLL_INTERVAL) {
+            Ok(line) => {
+                complete |= read(&line)?;
+                (last_line, last) = (line, Instant::now());
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let [first, others @ ..] = &mut processes.0[..] else { return Ok(()) };
+                let first = first.has_ended(if complete { None } else { Some(&last_line) })?;
+                if have_ended(others)? && first {
+                    return Ok(());
+                }
+                // Its output has ended, and the process is about to.
+                thread::sleep(POLL_INTERVAL);
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                have_ended(&mut processes.0[1..])?;
+            }
+        }
+        let silent = last.elapsed();
+        ensure!(silent < patience, "{program} has printed nothing for {} s", silent.as_secs());
+    }
+}
+
+/// A process, and the thread that collects what it prints to standard error.
+struct Process {
+    name: String,
+    child: Child,
+    errors: Option<JoinHandle<String>>,
+}
+
+impl Process {
+    /// Whether it has ended. An error if it has failed, unless `last_line`, the last one of its
+    /// output, is `None`.
+    fn has_ended(&mut self, last_line: Option<&str>) -> Result<bool> {
+        let Some(status) = self.child.try_wait()? else { return Ok(false) };
+        if let Some(last_line) = last_line
+            && !status.success()
+        {
+            let errors = self.errors.take().and_then(|errors| errors.join().ok());
+            let errors = errors.unwrap_or_default();
+            eprint!("{errors}");
+            let why = errors.lines().rfind(|line| !line.trim().is_empty()).unwrap_or(last_line);
+            let why = if why.is_empty() { "no message" } else { why };
+            bail!("{} has failed ({status}): {why}", self.name);
+        }
+        Ok(true)
+    }
+}
+
+/// Whether all have ended. An error if one has failed.
+fn have_ended(processes: &mut [Process]) -> Result<bool> {
+    processes.iter_mut().try_fold(true, |all, process| Ok(all & process.has_ended(Some(""))?))
+}
+
+/// Processes that are killed when this is dropped.
+struct Processes(Vec<Process>);
+
+impl Processes {
+    fn start(commands: impl IntoIterator<Item = (String, Command)>) -> Result<Self> {
+        let mut processes = Self(Vec::new());
+        for (name, mut command) in commands {
+            let is_first = processes.0.is_empty();
+            command.stdin(Stdio::null()).stderr(Stdio::piped());
+            command.stdout(if is_first { Stdio::piped() } else { Stdio::null() });
+            let started = command.spawn();
+            let program = || format!("cannot start {}", command.get_program().display());
+            let mut child = started.with_context(program)?;
+            let errors = child.stderr.take().map(|mut errors| {
+                thread::spawn(move || {
+                    let mut bytes = Vec::new();
+                    // Whatever it printed before an error is all that there is.
+                    let _ = errors.read_to_end(&mut bytes);
+                    String::from_utf8_lossy(&bytes).into_owned()
+                })
+            });
+            processes.0.push(Process { name, child, errors });
+        }
+        Ok(processes)
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for Process { child, .. } in &mut self.0 {
+            // One that has ended cannot be killed, and needs not.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Tests' programs.
+#[cfg(test)]
+pub mod fake {
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    /// A shell script as the program `name`, in a folder that is removed when it is dropped.
+    pub fn program(name: &str, script: &str) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join(name);
+        // Written by another process: a file that this one has open cannot be run.
+        let write = "printf '#!/bin/sh\n%s\n' \"$1\" > \"$0\" && chmod +x \"$0\"";
+        let mut command = Command::new("sh");
+        assert!(command.args(["-c", write]).arg(&program).arg(script).status().unwrap().success());
+        (folder, program)
+    }
+}

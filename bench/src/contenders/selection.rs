@@ -1,0 +1,107 @@
+//! Selects the variants of a comparison.
+
+use std::fmt;
+
+use anyhow::{Result, ensure};
+
+use crate::contenders::contender::Variant;
+
+/// A variant and its description in a benchmark.
+pub type VariantInfo = (Variant, &'static str);
+
+/// The variants of a run, and the omitted ones.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    wanted: Vec<VariantInfo>,
+    /// Whether they were named on the command line.
+    named: bool,
+    omitted: Vec<(Variant, String)>,
+}
+
+impl Selection {
+    /// The named variants, else all of the benchmark's.
+    pub fn new(named: &[Variant], of_benchmark: &[VariantInfo], benchmark: &str) -> Result<Self> {
+        for variant in named {
+            let names: Vec<&str> = of_benchmark.iter().map(|(variant, _)| variant.name()).collect();
+            ensure!(
+                names.contains(&variant.name()),
+                "{benchmark} has no variant `{variant}`; it has: {}",
+                names.join(", ")
+            );
+        }
+        let wants = |(variant, _): &&VariantInfo| named.is_empty() || named.contains(variant);
+        let wanted = of_benchmark.iter().filter(wants).copied().collect();
+        Ok(Self { wanted, named: !named.is_empty(), omitted: Vec::new() })
+    }
+
+    /// Whether a variant is selected.
+    pub fn has(&self, variant: Variant) -> bool {
+        self.wanted.iter().any(|(wanted, _)| *wanted == variant)
+    }
+
+    /// Omits a variant that cannot run here; an error if it was named.
+    pub fn omit(&mut self, variant: Variant, why: impl fmt::Display) -> Result<()> {
+        if self.has(variant) {
+            ensure!(!self.named, "{variant} cannot run: {why}");
+            self.wanted.retain(|(wanted, _)| *wanted != variant);
+            self.omitted.push((variant, why.to_string()));
+            ensure!(!self.wanted.is_empty(), "no variant can run: {}", self.reasons());
+        }
+        Ok(())
+    }
+
+    fn reasons(&self) -> String {
+        let reasons = self.omitted.iter().map(|(variant, why)| format!("{variant}: {why}"));
+        reasons.collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// A comment line per variant: its description, or why it was omitted.
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.wanted.iter().try_for_each(|(variant, what)| writeln!(f, "# {variant}: {what}"))?;
+        self.omitted
+            .iter()
+            .try_for_each(|(variant, why)| writeln!(f, "# left out: {variant}: {why}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Variant::{Cpp, Nccl, NcclSym, Rust, RustLsa};
+
+    const ALL: [VariantInfo; 4] = [(Rust, "r"), (Cpp, "c"), (Nccl, "n"), (NcclSym, "s")];
+
+    #[test]
+    fn a_variant_that_cannot_run_is_left_out_with_its_reason() {
+        let mut selection = Selection::new(&[], &ALL, "all-reduce").unwrap();
+        selection.omit(Cpp, "not compiled").unwrap();
+        assert!(selection.has(Rust) && !selection.has(Cpp));
+        let text = "# rust: r\n# nccl: n\n# nccl-sym: s\n# left out: cpp: not compiled\n";
+        assert_eq!(selection.to_string(), text);
+        for (variant, why) in [(Rust, "a"), (Nccl, "b")] {
+            selection.omit(variant, why).unwrap();
+        }
+        let error = selection.omit(NcclSym, "c").unwrap_err().to_string();
+        assert_eq!(error, "no variant can run: cpp: not compiled; rust: a; nccl: b; nccl-sym: c");
+    }
+
+    #[test]
+    fn a_variant_that_was_asked_for_is_not_left_out() {
+        let mut selection = Selection::new(&[Nccl, Rust], &ALL, "all-reduce").unwrap();
+        selection.omit(Cpp, "not compiled").unwrap();
+        assert_eq!(selection.to_string(), "# rust: r\n# nccl: n\n");
+        let error = selection.omit(Nccl, "no NCCL").unwrap_err().to_string();
+        assert_eq!(error, "nccl cannot run: no NCCL");
+    }
+
+    #[test]
+    fn a_benchmark_names_the_variants_that_it_has() {
+        let error = Selection::new(&[RustLsa], &ALL, "all-reduce").unwrap_err().to_string();
+        assert!(
+            error.contains("no variant `rust-lsa`; it has: rust, cpp, nccl, nccl-sym"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,228 @@
+//! The measurement loop of a rank: checks every contender (one implementation of the measured
+//! operation), then times them interleaved.
+
+pub mod header;
+pub mod sensors;
+
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use devcomm::{CollectivesOptions, Communicator, Event, Graph, Rank, Stream};
+use fastrand::Rng;
+
+use crate::base::gpu;
+use crate::base::options::{RankOptions, RunOptions};
+use crate::base::ranks;
+use crate::base::stats::Spread;
+use crate::contenders::contender::Contender;
+use crate::harness::sensors::{Reading, Sensors};
+
+/// A rank with its stream and its run options.
+pub struct Harness<'a> {
+    pub rank: &'a Rank,
+    pub comm: &'a Communicator,
+    pub stream: Stream,
+    pub run: &'a RunOptions,
+    /// Whether times are meaningful: on GPUs only.
+    pub is_timed: bool,
+    /// Of the root rank's GPU.
+    sensors: Option<Sensors>,
+    /// Time limit of a wait for the stream.
+    limit: Duration,
+    events: (Event, Event),
+}
+
+/// A function that enqueues work, borrowed.
+type Launches<'a> = &'a dyn Fn() -> devcomm::Result<()>;
+
+/// Seconds per operation of each contender, in every round.
+pub type Rounds = Vec<Vec<f64>>;
+
+impl<'a> Harness<'a> {
+    /// Creates the rank's harness. *Collective*.
+    pub fn new(rank: &'a Rank, options: &RankOptions, run: &'a RunOptions) -> Result<Self> {
+        let sensors = match rank.is_root() && !rank.is_simulated() {
+            true => Sensors::open(&gpu::pci_bus_id(rank.context())?),
+            false => None,
+        };
+        Ok(Self {
+            rank,
+            comm: rank.communicator()?,
+            stream: rank.stream()?,
+            run,
+            is_timed: !rank.is_simulated(),
+            sensors,
+            limit: options.limit(),
+            events: (rank.context().event()?, rank.context().event()?),
+        })
+    }
+
+    /// The options of `Collectives`.
+    pub fn collectives(&self) -> CollectivesOptions {
+        let options = CollectivesOptions::new();
+        self.run.concurrent.map_or(options, |objects| options.concurrent(objects))
+    }
+
+    /// `on_gpus` on GPUs, `simulated` on simulated GPUs, which are slower.
+    pub fn choose<T>(&self, on_gpus: T, simulated: T) -> T {
+        if self.rank.is_simulated() { simulated } else { on_gpus }
+    }
+
+    /// Prints progress to standard error.
+    pub fn progress(&self, what: &str) {
+        if self.rank.is_root() {
+            eprintln!("{what}");
+        }
+    }
+
+    /// Waits for the stream, up to the time limit.
+    pub fn finish(&self) -> Result<()> {
+        Ok(self.stream.synchronize_within(self.limit)?)
+    }
+
+    /// Wrong elements of each contender over all ranks and checks; `None` without checks.
+    /// *Collective*.
+    pub fn check(&self, contenders: &[Contender<'_>]) -> Result<Vec<Option<usize>>> {
+        // Every rank's memory is ready, including flags that peers write.
+        self.rank.barrier()?;
+        contenders.iter().map(|contender| self.check_one(contender)).collect()
+    }
+
+    fn check_one(&self, contender: &Contender<'_>) -> Result<Option<usize>> {
+        if self.run.graph > 0 {
+            // NCCL initialises on a first call, which cannot be captured.
+            (contender.checked)()?;
+            self.finish()?;
+            // The peers may still write to this rank's result.
+            self.rank.barrier()?;
+        }
+        let mut wrong = None;
+        for _ in 0..self.run.check {
+            contender.outcome.poison()?;
+            // No rank may write to a peer's result before the peer has poisoned it.
+            self.rank.barrier()?;
+            // As it is timed: in a graph, or as plain launches.
+            if self.run.graph > 0 {
+                let graph = self.stream.capture(|| (contender.checked)())?;
+                graph.launch(&self.stream)?;
+                self.finish()?;
+            } else {
+                (contender.checked)()?;
+                self.finish()?;
+            }
+            let mine = contender.outcome.count_wrong()?;
+            wrong = Some(wrong.unwrap_or(0) + ranks::total(self.rank, mine)?);
+        }
+        Ok(wrong)
+    }
+
+    /// The times of all contenders in each of `rounds`, of the slowest rank, and on the root rank
+    /// what its GPU's sensors tell meanwhile. *Collective*.
+    pub fn time(
+        &self,
+        contenders: &[Contender<'_>],
+        order: &mut Rng,
+        rounds: usize,
+    ) -> Result<(Rounds, Vec<Reading>)> {
+        let mut graphs = Vec::new();
+        if self.run.graph > 0 {
+            for contender in contenders {
+                graphs.push(self.graph(&*contender.timed, self.calls(contender))?);
+            }
+        }
+        for contender in contenders {
+            for _ in 0..self.run.warmup.min(contender.most_calls) {
+                (contender.timed)()?;
+            }
+        }
+        self.finish()?;
+        let mut time = |now: &dyn Fn(usize)| self.rounds(contenders, &graphs, order, rounds, now);
+        match &self.sensors {
+            None => Ok((time(&|_| ())?, vec![Reading::default(); contenders.len()])),
+            Some(sensors) => {
+                let body = |running: Sender<usize>| {
+                    time(&|i| {
+                        // A sampler that has ended needs no news.
+                        let _ = running.send(i);
+                    })
+                };
+                let (rounds, readings) = sensors.sample(contenders.len(), body);
+                Ok((rounds?, readings))
+            }
+        }
+    }
+
+    /// Times this many rounds; calls `now` with the number of the contender that runs from then on.
+    fn rounds(
+        &self,
+        contenders: &[Contender<'_>],
+        graphs: &[Graph],
+        order: &mut Rng,
+        rounds: usize,
+        now: &dyn Fn(usize),
+    ) -> Result<Rounds> {
+        let mut sequence: Vec<usize> = (0..contenders.len()).collect();
+        let mut mine = Vec::new();
+        for _ in 0..rounds {
+            let mut times = vec![0.0; contenders.len()];
+            order.shuffle(&mut sequence);
+            for &i in &sequence {
+                now(i);
+                let contender @ Contender { timed, operations, .. } = &contenders[i];
+                let time = self.time_one(&**timed, self.calls(contender), graphs.get(i))?;
+                times[i] = time / f64::from(*operations);
+            }
+            mine.extend(times);
+        }
+        let all = ranks::slowest(self.rank, &mine)?;
+        Ok(all.chunks_exact(contenders.len()).map(<[f64]>::to_vec).collect())
+    }
+
+    /// The calls of a contender in a batch, or in a graph.
+    fn calls(&self, contender: &Contender<'_>) -> usize {
+        self.run.iters.min(contender.most_calls)
+    }
+
+    /// Captures `calls` of `work` as a graph, and runs it once.
+    fn graph(&self, work: Launches<'_>, calls: usize) -> Result<Graph> {
+        let launches = || (0..calls).try_for_each(|_| work());
+        let graph = self.stream.capture(launches)?;
+        graph.launch(&self.stream)?;
+        self.finish()?;
+        Ok(graph)
+    }
+
+    /// Seconds per launch of `work`: the median of a few batches. *Collective*.
+    pub fn time_briefly(&self, work: Launches<'_>) -> Result<f64> {
+        const BATCHES: usize = 3;
+        // A library initialises on a first call, which cannot be captured.
+        work()?;
+        self.finish()?;
+        let graph = (self.run.graph > 0).then(|| self.graph(work, self.run.iters)).transpose()?;
+        let times: Result<Vec<f64>> =
+            (0..BATCHES).map(|_| self.time_one(work, self.run.iters, graph.as_ref())).collect();
+        Ok(Spread::of(times?).map_or(f64::INFINITY, |times| times.median))
+    }
+
+    /// Seconds per call of `work`, over one timed batch: of `calls`, or of graphs of as many.
+    fn time_one(&self, work: Launches<'_>, calls: usize, graph: Option<&Graph>) -> Result<f64> {
+        let (stream, run) = (&self.stream, self.run);
+        self.rank.barrier()?;
+        let (launches, launch): (_, Launches<'_>) = match graph {
+            Some(graph) => (run.graph, &|| graph.launch(stream)),
+            None => (calls, work),
+        };
+        // An untimed launch, which aligns the ranks' GPUs.
+        launch()?;
+        stream.record(&self.events.0)?;
+        let start = Instant::now();
+        (0..launches).try_for_each(|_| launch())?;
+        let on_host = start.elapsed().as_secs_f64();
+        stream.record(&self.events.1)?;
+        self.finish()?;
+        let on_gpu = f64::from(self.events.1.elapsed_ms(&self.events.0)?) / 1e3;
+        let seconds = if run.host { on_host } else { on_gpu };
+        Ok(seconds / (calls * run.graph.max(1)) as f64)
+    }
+}

@@ -1,0 +1,269 @@
+//! Compares two runs of a benchmark, row by row.
+//!
+//! A time is the median of a run's rounds. Its standard error follows from their interquartile
+//! range, as for normally distributed times. A row became faster or slower if its times differ by
+//! more than three standard errors of the difference and by more than 3 %: two starts on one machine
+//! differ by up to that without a cause in the code.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde::Serialize;
+
+use crate::base::options::ROUNDS;
+use crate::base::stats::geometric_mean;
+use crate::harness::header::Header;
+use crate::report::row::Row;
+use crate::report::table::{self, Report};
+
+/// Flags of `devcomm-bench compare`.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// The earlier run: a file that --json wrote
+    old: PathBuf,
+
+    /// The later run
+    new: PathBuf,
+}
+
+/// Compares two files.
+pub fn run(options: &Options) -> Result<()> {
+    Comparison::of(&Report::read(&options.old)?, &Report::read(&options.new)?)?.publish()
+}
+
+/// Standard errors that a difference exceeds.
+const ERRORS: f64 = 3.0;
+/// The least difference that counts.
+const LEAST: f64 = 0.03;
+
+/// What became of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Verdict {
+    Faster,
+    Same,
+    Slower,
+}
+
+/// A row of both runs.
+#[derive(Clone, Debug, Serialize)]
+struct Change {
+    size: usize,
+    #[serde(rename = "type")]
+    dtype: String,
+    redop: String,
+    shape: Option<String>,
+    grid: Option<String>,
+    variant: String,
+    /// Microseconds.
+    old_us: f64,
+    new_us: f64,
+    /// The difference, and that which noise explains, in percent of the old time.
+    change_percent: f64,
+    noise_percent: f64,
+    verdict: Verdict,
+}
+
+/// Two runs of a benchmark.
+#[derive(Debug)]
+pub struct Comparison {
+    changes: Report<Change>,
+    /// Differences between the machines.
+    notes: Vec<String>,
+    /// Rows that only one run has.
+    only_old: usize,
+    only_new: usize,
+}
+
+/// Whether two rows are of the same variant and case.
+fn same_case(a: &Row, b: &Row) -> bool {
+    let case = |row: &Row| (row.name(), row.size, row.count, row.m, row.n, row.k, row.l2);
+    // A grid is a choice of the kernel, except where it is what varies: in barriers.
+    let grid = |row: &Row| (row.size == 0).then_some((row.blocks, row.threads));
+    case(a) == case(b) && grid(a) == grid(b) && a.dtype == b.dtype && a.redop == b.redop
+}
+
+/// The standard error of a row's time, relative to it, after this many rounds.
+fn standard_error(row: &Row, rounds: usize) -> f64 {
+    // Of a normal distribution: the interquartile range is 1.349 standard deviations, and the
+    // median's standard error sqrt(pi / 2) of the mean's.
+    let deviation = row.noise_percent.unwrap_or(0.0) / 100.0 / 1.349;
+    deviation * (std::f64::consts::FRAC_PI_2 / rounds as f64).sqrt()
+}
+
+impl Change {
+    /// `None` if one of the rows has no time.
+    fn of(old: &Row, new: &Row, rounds: [usize; 2]) -> Option<Self> {
+        let (old_us, new_us) = (old.time_us?, new.time_us?);
+        let ratio = new_us / old_us;
+        let noise = ERRORS
+            * f64::hypot(standard_error(old, rounds[0]), ratio * standard_error(new, rounds[1]));
+        let verdict = match ratio - 1.0 {
+            change if change.abs() <= noise.max(LEAST) => Verdict::Same,
+            change if change < 0.0 => Verdict::Faster,
+            _ => Verdict::Slower,
+        };
+        Some(Self {
+            size: new.size,
+            dtype: new.dtype.clone(),
+            redop: new.redop.clone(),
+            shape: new.shape(),
+            grid: new.grid(),
+            variant: new.name(),
+            old_us,
+            new_us,
+            change_percent: (ratio - 1.0) * 100.0,
+            noise_percent: noise * 100.0,
+            verdict,
+        })
+    }
+}
+
+impl Comparison {
+    /// Refuses runs of different benchmarks, numbers of ranks, or ways to launch.
+    pub fn of(old: &Report<Row>, new: &Report<Row>) -> Result<Self> {
+        let header = |report: &Report<Row>| report.header.clone().context("a run has no header");
+        let (before, after) = (header(old)?, header(new)?);
+        let (names, ranks) =
+            ([&before, &after].map(Header::subcommand), [&before, &after].map(|h| h.ranks));
+        ensure!(names[0] == names[1], "{} and {} cannot be compared", names[0], names[1]);
+        ensure!(
+            ranks[0] == ranks[1],
+            "runs with {} and {} ranks cannot be compared",
+            ranks[0],
+            ranks[1]
+        );
+        ensure!(
+            before.in_graphs() == after.in_graphs(),
+            "plain launches and graphs (-G) cannot be compared"
+        );
+        ensure!(
+            before.has("--host") == after.has("--host"),
+            "times of the host's calls and of GPUs cannot be compared"
+        );
+        let rounds = [&before, &after].map(|header| {
+            let value = header.value(["--rounds"; 2]).and_then(|rounds| rounds.parse().ok());
+            value.unwrap_or(ROUNDS)
+        });
+        let mut changes = Report::new();
+        for row in &new.rows {
+            if let Some(earlier) = old.rows.iter().find(|earlier| same_case(earlier, row)) {
+                changes.rows.extend(Change::of(earlier, row, rounds));
+            }
+        }
+        if changes.rows.is_empty() {
+            bail!("no row has a time in both runs");
+        }
+        let alone = |rows: &[Row], others: &[Row]| {
+            rows.iter().filter(|row| !others.iter().any(|other| same_case(other, row))).count()
+        };
+        Ok(Self {
+            changes,
+            notes: notes(&before, &after),
+            only_old: alone(&old.rows, &new.rows),
+            only_new: alone(&new.rows, &old.rows),
+        })
+    }
+
+    /// Prints rows and summary. Rows that became slower are an error.
+    pub fn publish(&self) -> Result<()> {
+        println!("\n{}\n\n{self}", self.changes.table());
+        let slower = self.count(Verdict::Slower);
+        ensure!(slower == 0, "{slower} of {} rows became slower", self.changes.rows.len());
+        Ok(())
+    }
+
+    fn count(&self, verdict: Verdict) -> usize {
+        self.changes.rows.iter().filter(|change| change.verdict == verdict).count()
+    }
+}
+
+/// What differs between the machines of two runs.
+fn notes(old: &Header, new: &Header) -> Vec<String> {
+    let facts = |header: &Header| {
+        let machine = header.machine.as_ref();
+        let state = machine.and_then(|machine| machine.state.as_ref());
+        [
+            ("GPU", machine.map(|machine| machine.gpu.clone())),
+            ("links", machine.and_then(|machine| machine.links.clone())),
+            ("NCCL", machine.map(|machine| machine.nccl.clone())),
+            ("NVLS", machine.map(|machine| machine.nvls.clone())),
+            ("driver", state.map(|state| state.driver.clone())),
+            ("power limit", state.map(|state| state.power_limit.clone())),
+        ]
+    };
+    let pairs = facts(old).into_iter().zip(facts(new));
+    let differ = pairs.filter(|(old, new)| old != new);
+    let known = |value: Option<String>| value.unwrap_or("not known".to_owned());
+    differ.map(|((name, a), (_, b))| format!("{name}: {}, now {}", known(a), known(b))).collect()
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for note in &self.notes {
+            writeln!(f, "# {note}")?;
+        }
+        let rows = &self.changes.rows;
+        let mean = geometric_mean(rows.iter().map(|change| change.new_us / change.old_us));
+        write!(
+            f,
+            "# {} rows: {} faster, {} the same, {} slower (by more than noise and 3 %); geometric \
+             mean of new over old {:.3}; {} rows only in the old run, {} only in the new one",
+            rows.len(),
+            self.count(Verdict::Faster),
+            self.count(Verdict::Same),
+            self.count(Verdict::Slower),
+            mean.unwrap_or(1.0),
+            self.only_old,
+            self.only_new,
+        )
+    }
+}
+
+impl table::Row for Change {
+    const COLUMNS: &'static [(&'static str, &'static str, usize)] = &[
+        ("size", "B", 0),
+        ("type", "", 0),
+        ("redop", "", 0),
+        ("shape", "m x n x k", 0),
+        ("grid", "blocks x threads", 0),
+        ("variant", "", 0),
+        ("old", "us", 0),
+        ("new", "us", 0),
+        ("change", "%", 0),
+        ("noise", "%", 0),
+        ("verdict", "", 0),
+    ];
+    const TEXT_COLUMNS: usize = 0;
+
+    fn cells(&self) -> Vec<String> {
+        let verdict = match self.verdict {
+            Verdict::Faster => "faster",
+            Verdict::Same => "same",
+            Verdict::Slower => "slower",
+        };
+        vec![
+            self.size.to_string(),
+            self.dtype.clone(),
+            self.redop.clone(),
+            self.shape.clone().unwrap_or("-".to_owned()),
+            self.grid.clone().unwrap_or("-".to_owned()),
+            self.variant.clone(),
+            format!("{:.2}", self.old_us),
+            format!("{:.2}", self.new_us),
+            format!("{:+.1}", self.change_percent),
+            format!("{:.1}", self.noise_percent),
+            verdict.to_owned(),
+        ]
+    }
+
+    fn has_column(rows: &[Self], column: &str) -> bool {
+        match column {
+            "shape" => rows.iter().any(|change| change.shape.is_some()),
+            "grid" => rows.iter().any(|change| change.grid.is_some()),
+            _ => true,
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Ratios: the default's time over that of the fastest competitor, of each case of a run.
+
+use std::fmt;
+
+use anyhow::{Result, ensure};
+
+use crate::base::stats::{Spread, geometric_mean};
+use crate::contenders::contender::Variant;
+use crate::contenders::contest::Contest;
+use crate::report::row::Row;
+
+/// A ratio that is nearer to 1 than this is no verdict, unless so many starts of the program agree.
+const LEAST: f64 = 0.03;
+const STARTS: usize = 3;
+
+/// The default against the fastest competitor in one case.
+#[derive(Clone, Debug)]
+pub struct Ratio {
+    /// Which of the default's plans, if a run has several; else empty.
+    pub plan: String,
+    /// The size, shape or grid.
+    pub of: String,
+    /// Of a matrix product: the rows of A.
+    pub m: Option<usize>,
+    /// Below 1 the default is faster. One for each start of the program.
+    starts: Vec<f64>,
+    /// The interquartile range of the rounds' times over their median, of the noisier side.
+    noise: f64,
+}
+
+/// The ratios of a run, in its order. Cases without a default or a competitor have none.
+pub fn ratios(contest: &Contest, rows: &[Row]) -> Vec<Ratio> {
+    cases(rows).into_iter().flat_map(|case| of_case(contest, case)).collect()
+}
+
+/// Divides the rows where the size, the shape, the type or the grid of a barrier changes.
+fn cases(rows: &[Row]) -> Vec<&[Row]> {
+    let mut cases = Vec::new();
+    let mut first = 0;
+    for at in 1..rows.len() {
+        let (before, row) = (&rows[at - 1], &rows[at]);
+        let repeats = || rows[first..at].iter().any(|other| other.variant == row.variant);
+        if !before.is_like(row) || before.variant != row.variant && repeats() {
+            cases.push(&rows[first..at]);
+            first = at;
+        }
+    }
+    cases.push(&rows[first..]);
+    cases
+}
+
+/// Every plan of the default has the same competitors.
+fn of_case(contest: &Contest, case: &[Row]) -> Vec<Ratio> {
+    let timed = |row: &&Row| row.time_us.is_some_and(|us| us > 0.0);
+    let theirs = case.iter().filter(timed).filter(|row| contest.competitors.contains(&row.variant));
+    let Some(best) = theirs.min_by(|a, b| a.time_us.partial_cmp(&b.time_us).unwrap()) else {
+        return Vec::new();
+    };
+    let ours: Vec<&Row> =
+        case.iter().filter(timed).filter(|row| contest.default == Some(row.variant)).collect();
+    let ratio = |row: &&Row| {
+        let value = row.time_us? / best.time_us?;
+        let noise = row.noise_percent.unwrap_or(0.0).max(best.noise_percent.unwrap_or(0.0));
+        let plan = if ours.len() > 1 { row.plan() } else { "" };
+        let (of, m) = (row.label(), row.m);
+        Some(Ratio { plan: plan.to_owned(), of, m, starts: vec![value], noise: noise / 100.0 })
+    };
+    ours.iter().filter_map(ratio).collect()
+}
+
+impl Ratio {
+    /// That of a case which was measured by other means.
+    pub fn new(of: String, value: f64, noise: f64) -> Self {
+        Self { plan: String::new(), of, m: None, starts: vec![value], noise }
+    }
+
+    /// The median of the starts.
+    pub fn value(&self) -> f64 {
+        Spread::of(self.starts.iter().copied()).map_or(1.0, |spread| spread.median)
+    }
+
+    /// Whether neither side is faster: the difference is within the noise, or, after several
+    /// starts, one of them contradicts the others.
+    pub fn is_tie(&self) -> bool {
+        match self.starts.len() {
+            STARTS.. => {
+                let least = self.starts.iter().copied().fold(f64::INFINITY, f64::min);
+                let most = self.starts.iter().copied().fold(0.0, f64::max);
+                (least..=most).contains(&1.0)
+            }
+            _ => (self.value() - 1.0).abs() < LEAST.max(self.noise),
+        }
+    }
+
+    /// Adds the same case of another start of the program.
+    pub fn join(&mut self, other: &Self) {
+        self.starts.extend(&other.starts);
+        self.noise = self.noise.max(other.noise);
+    }
+
+    /// Whether it is the same case.
+    pub fn is_of(&self, other: &Self) -> bool {
+        (&self.plan, &self.of) == (&other.plan, &other.of)
+    }
+}
+
+/// What the ratios of a run come to.
+#[derive(Clone, Debug)]
+pub struct Standing {
+    pub cases: usize,
+    /// The geometric mean.
+    pub mean: f64,
+    pub worst: Ratio,
+    /// Cases in which the default is slower.
+    pub above: usize,
+    /// Cases in which neither side is faster.
+    pub ties: usize,
+}
+
+impl Standing {
+    /// `None` without ratios.
+    pub fn of(ratios: &[Ratio]) -> Option<Self> {
+        let worst = ratios.iter().max_by(|a, b| a.value().total_cmp(&b.value()))?;
+        Some(Self {
+            cases: ratios.len(),
+            mean: geometric_mean(ratios.iter().map(Ratio::value))?,
+            worst: worst.clone(),
+            above: ratios.iter().filter(|ratio| ratio.value() > 1.0).count(),
+            ties: ratios.iter().filter(|ratio| ratio.is_tie()).count(),
+        })
+    }
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cases, mean, worst, above, ties } = self;
+        let of = format!("{} {}", worst.of, worst.plan);
+        let (worst, of) = (worst.value(), of.trim_end());
+        write!(
+            f,
+            "geometric mean {mean:.3} of {cases} cases, worst {worst:.3} ({of}), {above} above 1, \
+             {ties} ties"
+        )
+    }
+}
+
+/// The plans of a run, each with its ratios.
+pub fn by_plan(ratios: &[Ratio]) -> Vec<(&str, Vec<Ratio>)> {
+    let mut plans: Vec<(&str, Vec<Ratio>)> = Vec::new();
+    for ratio in ratios {
+        match plans.iter_mut().find(|(plan, _)| *plan == ratio.plan) {
+            Some((_, of_plan)) => of_plan.push(ratio.clone()),
+            None => plans.push((&ratio.plan, vec![ratio.clone()])),
+        }
+    }
+    plans
+}
+
+/// Summary of all rows.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    wrong: usize,
+    checked: bool,
+    contest: &'static Contest,
+    /// Of each plan of the default.
+    standings: Vec<(String, Standing)>,
+}
+
+impl Summary {
+    /// Summarizes these rows.
+    pub fn of(contest: &'static Contest, rows: &[Row]) -> Self {
+        let ratios = ratios(contest, rows);
+        let standing =
+            |(plan, ratios): (&str, Vec<_>)| Some((plan.to_owned(), Standing::of(&ratios)?));
+        Self {
+            wrong: rows.iter().filter_map(|row| row.wrong).sum(),
+            checked: rows.iter().all(|row| row.wrong.is_some()),
+            contest,
+            standings: by_plan(&ratios).into_iter().filter_map(standing).collect(),
+        }
+    }
+
+    /// An error for wrong results.
+    pub fn judge(&self) -> Result<()> {
+        ensure!(self.wrong == 0, "{} elements are wrong, see #wrong", self.wrong);
+        Ok(())
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> =
+            self.contest.competitors.iter().map(|theirs| theirs.name()).collect();
+        for (plan, standing) in &self.standings {
+            let default = self.contest.default.map_or("-", Variant::name);
+            let ours = format!("{default} {plan}");
+            let (ours, theirs) = (ours.trim_end(), names.join(", "));
+            writeln!(f, "# {ours} over the fastest of {theirs}: {standing}")?;
+        }
+        if !self.standings.is_empty() && !self.contest.columns.is_empty() {
+            let columns: Vec<_> = self.contest.columns.iter().map(|column| column.name()).collect();
+            writeln!(f, "# in no ratio: {}", columns.join(", "))?;
+        }
+        match self.checked {
+            true => write!(f, "# #wrong {}", self.wrong),
+            false => write!(f, "# results were not checked"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::harness::sensors::Reading;
+    use crate::report::row::{Case, VariantResult, rows};
+    use crate::report::table::Report;
+
+    /// The standing of each plan in a kept file, as `mean worst above`.
+    fn kept(name: &str) -> Vec<String> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/measurements");
+        let report = Report::<Row>::read(&folder.join(format!("{name}.json"))).unwrap();
+        let contest = Contest::of(report.header.as_ref().unwrap().subcommand()).unwrap();
+        let ratios = ratios(contest, &report.rows);
+        let plans = by_plan(&ratios).into_iter().map(|(plan, ratios)| {
+            let Standing { mean, worst, above, .. } = Standing::of(&ratios).unwrap();
+            format!("{plan} {mean:.3} {:.3} {above}", worst.value()).trim_start().to_owned()
+        });
+        plans.collect()
+    }
+
+    #[test]
+    fn a_ratio_is_that_of_the_default_over_the_fastest_competitor() {
+        for (name, expected) in [
+            // Neither the product without its all-gather, nor cuBLASLt with devcomm's.
+            ("allgather-gemm-2xh100-random-graph", &["0.717 0.976 0"][..]),
+            ("allgather-gemm-4xh200-graph", &["0.967 0.993 0"]),
+            // Not the product of all rows by one B.
+            ("grouped-gemm-h100-graph", &["0.767 0.865 0"]),
+            // Neither bare stores nor the form for many tokens.
+            ("ep-2xh200-graph", &["0.653 1.002 1"]),
+            ("ep-2xh100-graph", &["0.674 1.596 2"]),
+            // Every plan has the competitors of the shape.
+            (
+                "gemm-allreduce-2xh200-graph",
+                &["wide in bf16 0.639 0.692 0", "chunked:2 in bf16 0.909 0.976 0"],
+            ),
+            ("gemm-allreduce-2xh200-random-graph", &["0.590 1.015 1"]),
+            // Not another kernel that is faster than the default.
+            ("all-reduce-4xh200-f32-graph", &["0.709 1.014 2"]),
+            ("gemm-h200-random", &["0.921 1.426 95"]),
+        ] {
+            assert_eq!(kept(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_difference_below_3_percent_is_a_tie_unless_three_starts_agree() {
+        let ratio = |starts: &[f64], noise| {
+            let starts = starts.to_vec();
+            Ratio { starts, ..Ratio::new(String::new(), 1.0, noise) }
+        };
+        for (starts, noise, is_tie) in [
+            (&[0.975][..], 0.0, true),
+            (&[1.029], 0.0, true),
+            (&[0.969], 0.0, false),
+            (&[0.969], 0.04, true),
+            (&[0.98, 0.97], 0.0, true),
+            (&[0.98, 0.97, 0.99], 0.04, false),
+            (&[0.98, 1.01, 0.97], 0.0, true),
+        ] {
+            assert_eq!(ratio(starts, noise).is_tie(), is_tie, "{starts:?} {noise}");
+        }
+        assert_eq!(ratio(&[0.9, 1.5, 1.0], 0.0).value(), 1.0);
+    }
+
+    #[test]
+    fn a_run_without_a_competitor_has_no_standing() {
+        assert!(Standing::of(&ratios(Contest::of("gemm").unwrap(), &[])).is_none());
+    }
+
+    /// Rows of 4 bytes by `rust`, `nccl-sym` and `nccl`.
+    fn measured() -> (&'static Contest, Vec<Row>) {
+        let contest = Contest::of("barrier").unwrap();
+        let ran = [Variant::Rust, Variant::NcclSym, Variant::Nccl].map(|variant| VariantResult {
+            variant,
+            in_place: false,
+            launch: None,
+            algorithm: None,
+            asked: None,
+            wrong: Some(0),
+            reading: Reading::default(),
+        });
+        let case = Case { size: 4, ..Case::NONE };
+        (contest, rows(case, contest.competitors, &ran, Some(&vec![vec![1e-6, 2e-6, 4e-6]])))
+    }
+
+    #[test]
+    fn the_summary_says_who_is_over_whom() {
+        let (contest, mut rows) = measured();
+        let line = "# rust over the fastest of nccl, nccl-sym: geometric mean 0.500 of 1 cases, \
+                    worst 0.500 (4), 0 above 1, 0 ties\n# in no ratio: cpp\n# #wrong 0";
+        assert_eq!(Summary::of(contest, &rows).to_string(), line);
+        rows.iter_mut().for_each(|row| row.time_us = None);
+        assert_eq!(Summary::of(contest, &rows).to_string(), "# #wrong 0");
+    }
+
+    #[test]
+    fn wrong_results_fail_whatever_the_times() {
+        let (contest, mut rows) = measured();
+        rows[1].wrong = Some(7);
+        let error = Summary::of(contest, &rows).judge().unwrap_err().to_string();
+        assert!(error.contains("7 elements are wrong"), "{error}");
+    }
+}

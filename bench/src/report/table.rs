@@ -1,0 +1,203 @@
+//! Rows of measurements, as a table, as CSV and as JSON.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::base::output::OutputOptions;
+use crate::base::output::write;
+use crate::harness::header::Header;
+
+/// One row of a benchmark.
+pub trait Row: Serialize {
+    /// The names of the columns, their units and their least widths.
+    const COLUMNS: &'static [(&'static str, &'static str, usize)];
+
+    /// How many leading columns are text, left-aligned; numbers are right-aligned.
+    const TEXT_COLUMNS: usize;
+
+    /// The values, one per column.
+    fn cells(&self) -> Vec<String>;
+
+    /// Whether a table of these rows has the column.
+    fn has_column(_rows: &[Self], _column: &str) -> bool
+    where
+        Self: Sized,
+    {
+        true
+    }
+}
+
+/// A benchmark's header and rows.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Report<R> {
+    /// `None` before it is set.
+    pub header: Option<Header>,
+    /// The rows, in order.
+    pub rows: Vec<R>,
+    #[serde(skip)]
+    layout: Layout,
+}
+
+impl<R: Row> Report<R> {
+    /// A report without rows.
+    pub fn new() -> Self {
+        Self { header: None, rows: Vec::new(), layout: Layout::default() }
+    }
+
+    /// Sets the header.
+    pub fn set_header(&mut self, header: Header) {
+        self.header = Some(header);
+    }
+
+    /// Reads a file that `--json` wrote.
+    pub fn read(path: &Path) -> Result<Self>
+    where
+        R: DeserializeOwned,
+    {
+        let name = path.display();
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+        let report: Self = serde_json::from_str(&text).with_context(|| {
+            format!("{name} is not what --json of this version writes for a comparison")
+        })?;
+        ensure!(report.header.is_some(), "{name} has no header");
+        ensure!(!report.rows.is_empty(), "{name} has no rows");
+        Ok(report)
+    }
+
+    /// The rows as a table.
+    pub fn table(&self) -> String {
+        Layout::default().lines(&self.rows)
+    }
+
+    /// Adds rows, and writes the requested files, if any: what is measured is kept if a long run is
+    /// ended. Returns the rows' lines in the table.
+    pub fn add(
+        &mut self,
+        rows: impl IntoIterator<Item = R>,
+        output: Option<&OutputOptions>,
+    ) -> Result<String> {
+        let first = self.rows.len();
+        self.rows.extend(rows);
+        output.map_or(Ok(()), |output| self.write(output))?;
+        Ok(self.layout.lines(&self.rows[first..]))
+    }
+
+    fn write(&self, output: &OutputOptions) -> Result<()> {
+        if let Some(path) = &output.csv {
+            let mut csv = csv::Writer::from_writer(Vec::new());
+            self.rows.iter().try_for_each(|row| csv.serialize(row))?;
+            write(path, &String::from_utf8(csv.into_inner()?)?)?;
+        }
+        if let Some(path) = &output.json {
+            write(path, &(serde_json::to_string_pretty(self)? + "\n"))?;
+        }
+        Ok(())
+    }
+}
+
+/// The columns of a table whose rows come one after the other.
+#[derive(Debug, Default)]
+struct Layout {
+    /// Which are shown: those that a row had so far.
+    shown: Vec<bool>,
+    widths: Vec<usize>,
+}
+
+impl Layout {
+    /// The lines of these rows, after a heading if there are columns that were not shown before.
+    fn lines<R: Row>(&mut self, rows: &[R]) -> String {
+        let cells: Vec<Vec<String>> = rows.iter().map(Row::cells).collect();
+        let columns = R::COLUMNS.iter().enumerate();
+        let was = |i| self.shown.get(i).copied().unwrap_or(false);
+        let shown: Vec<bool> =
+            columns.map(|(i, (name, ..))| was(i) || R::has_column(rows, name)).collect();
+        let mut lines = Vec::new();
+        self.widths.resize(shown.len(), 0);
+        for (i, ((name, unit, least), width)) in R::COLUMNS.iter().zip(&mut self.widths).enumerate()
+        {
+            let longest = cells.iter().map(|row| row[i].len()).max().unwrap_or(0);
+            *width =
+                [*width, *least, name.len(), unit.len(), longest].into_iter().max().unwrap_or(0);
+        }
+        if shown != self.shown {
+            self.shown = shown;
+            lines.push(self.line::<R>(R::COLUMNS.iter().map(|(name, ..)| *name)));
+            lines.push(self.line::<R>(R::COLUMNS.iter().map(|(_, unit, _)| *unit)));
+        }
+        lines.extend(cells.iter().map(|row| self.line::<R>(row.iter().map(String::as_str))));
+        lines.join("\n")
+    }
+
+    fn line<'a, R: Row>(&self, cells: impl Iterator<Item = &'a str>) -> String {
+        let mut line = String::new();
+        for (i, cell) in cells.enumerate().filter(|(i, _)| self.shown[*i]) {
+            let width = self.widths[i];
+            line += &if i < R::TEXT_COLUMNS {
+                format!(" {cell:<width$} ")
+            } else {
+                format!(" {cell:>width$} ")
+            };
+        }
+        line.truncate(line.trim_end().len());
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Example {
+        kernel: &'static str,
+        us: f64,
+        wrong: Option<usize>,
+    }
+
+    impl Row for Example {
+        const COLUMNS: &'static [(&'static str, &'static str, usize)] =
+            &[("kernel", "", 0), ("time", "us", 6), ("#wrong", "", 0)];
+        const TEXT_COLUMNS: usize = 1;
+
+        fn cells(&self) -> Vec<String> {
+            let wrong = self.wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string());
+            vec![self.kernel.to_owned(), format!("{:.1}", self.us), wrong]
+        }
+    }
+
+    #[test]
+    fn rows_come_out_as_table_csv_and_json() {
+        let folder = std::env::temp_dir();
+        let path =
+            |kind: &str| folder.join(format!("devcomm-bench-table-{}.{kind}", std::process::id()));
+        let output = OutputOptions { csv: Some(path("csv")), json: Some(path("json")) };
+        let mut report = Report::new();
+        let row = |us, wrong| Example { kernel: "barrier", us, wrong };
+        report.rows = vec![row(7.25, Some(0)), row(12.5, None)];
+        report.write(&output).unwrap();
+        let csv = fs::read_to_string(path("csv")).unwrap();
+        assert_eq!(csv, "kernel,us,wrong\nbarrier,7.25,0\nbarrier,12.5,\n");
+        let json: serde_json::Value =
+            serde_json::from_str(&fs::read_to_string(path("json")).unwrap()).unwrap();
+        assert_eq!(json["rows"][1]["us"], 12.5);
+        assert!(json["rows"][1]["wrong"].is_null());
+        let table = [
+            " kernel     time  #wrong",
+            "              us",
+            " barrier     7.2       0",
+            " barrier    12.5     N/A",
+        ];
+        assert_eq!(report.table(), table.join("\n"));
+        // The next rows have no heading, unless they have more columns.
+        let mut layout = Layout::default();
+        assert_eq!(layout.lines(&report.rows[..1]), table[..3].join("\n"));
+        assert_eq!(layout.lines(&report.rows[1..]), table[3]);
+        for kind in ["csv", "json"] {
+            fs::remove_file(path(kind)).unwrap();
+        }
+    }
+}

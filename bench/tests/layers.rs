@@ -1,0 +1,98 @@
+//! Checks the layers of this crate: no folder uses one above it, and no files use each other in a
+//! circle.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The layers, from the bottom up: each is a folder of `src`, and `main` is above them.
+const LAYERS: [&str; 5] = ["base", "contenders", "harness", "report", "cases"];
+
+/// The modules of a folder with their code, without tests: `["cases", "gemm"]`.
+fn modules(folder: &Path, path: &[String], found: &mut BTreeMap<Vec<String>, String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let entry: PathBuf = entry.unwrap().path();
+        let name = entry.file_stem().unwrap().to_str().unwrap().to_owned();
+        let inner = [path, std::slice::from_ref(&name)].concat();
+        if entry.is_dir() {
+            modules(&entry, &inner, found);
+        } else {
+            let code = fs::read_to_string(&entry).unwrap();
+            let code = code.split("#[cfg(test)]").next().unwrap().to_owned();
+            found.insert(if name == "mod" { path.to_vec() } else { inner }, code);
+        }
+    }
+}
+
+/// The paths after `crate::` and `super::` in a module's code, without comments, and in a `mod.rs`
+/// those that it re-exports.
+fn uses(module: &[String], code: &str, children: &[&String]) -> Vec<Vec<String>> {
+    let lines = code.lines().map(str::trim).filter(|line| !line.starts_with("//"));
+    let words = |path: &str| {
+        let end = path.find(|c: char| !c.is_alphanumeric() && !"_:".contains(c));
+        let path = &path[..end.unwrap_or(path.len())];
+        path.split("::").map(str::to_owned).collect::<Vec<_>>()
+    };
+    let mut found = Vec::new();
+    for line in lines {
+        found.extend(line.split("crate::").skip(1).map(words));
+        let parent = &module[..module.len().saturating_sub(1)];
+        let of_parent = line.split("super::").skip(1).map(|path| [parent, &words(path)].concat());
+        found.extend(of_parent);
+        let own = line.trim_start_matches("pub ").strip_prefix("use ").map(words);
+        let own = own.map(|path| path.into_iter().skip_while(|word| word == "self").collect());
+        let own = own.filter(|path: &Vec<_>| path.first().is_some_and(|f| children.contains(&f)));
+        found.extend(own.map(|path| [module, &path].concat()));
+    }
+    found
+}
+
+/// The modules that each one uses.
+fn graph() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
+    let mut sources = BTreeMap::new();
+    modules(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &[], &mut sources);
+    let edges = sources.iter().map(|(module, code)| {
+        let is_child =
+            |other: &&Vec<String>| other.len() == module.len() + 1 && other.starts_with(module);
+        let children: Vec<_> = sources.keys().filter(is_child).filter_map(|c| c.last()).collect();
+        let longest = |path: Vec<String>| {
+            let prefixes = (1..=path.len()).rev().map(|n| path[..n].to_vec());
+            prefixes.into_iter().find(|prefix| sources.contains_key(prefix))
+        };
+        let used = uses(module, code, &children).into_iter().filter_map(longest);
+        (module.clone(), used.filter(|used| used != module).collect())
+    });
+    edges.collect()
+}
+
+#[test]
+fn no_layer_uses_one_above_it() {
+    let rank = |module: &Vec<String>| LAYERS.iter().position(|layer| *layer == module[0]);
+    let mut n_uses = 0;
+    for (module, used) in graph().iter().filter(|(module, _)| module[..] != ["main"]) {
+        assert!(rank(module).is_some(), "{module:?} is in no layer");
+        for other in used {
+            assert!(rank(other) <= rank(module), "{module:?} uses {other:?}, of a higher layer");
+            n_uses += 1;
+        }
+    }
+    assert!(n_uses > 100, "only {n_uses} uses were found");
+}
+
+#[test]
+fn no_files_use_each_other_in_a_circle() {
+    let mut left = graph();
+    // What uses nothing that is left is in no circle.
+    loop {
+        let is_left = |module: &Vec<String>| left.contains_key(module);
+        let done = |used: &BTreeSet<_>| !used.iter().any(is_left);
+        let free: Vec<_> =
+            left.iter().filter(|(_, used)| done(used)).map(|(m, _)| m.clone()).collect();
+        if free.is_empty() {
+            break;
+        }
+        free.iter().for_each(|module| _ = left.remove(module));
+    }
+    let circle: Vec<_> = left.keys().map(|module| module.join("::")).collect();
+    assert!(circle.is_empty(), "these use each other: {circle:?}");
+}
