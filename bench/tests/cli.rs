@@ -146,6 +146,7 @@ fn what_cannot_be_modelled_is_refused() {
         format!(r#"{{"header": {{{header}, "lsa_ranks": 1}}, "rows": [{{{row}}}]}}"#)
     };
     refuses(&["model"], &["required"]);
+    refuses(&["model", "x.json", "--variants", "cpp"], &["the model knows rust-ops, nccl"]);
     refuses(&["model", "/no/such/rows.json"], &["cannot read /no/such/rows.json"]);
     refuses(&["model", &file("text", "rows")], &["is not what --json of this version writes"]);
     refuses(&["model", &file("gemm", &rows_of("gemm", 1))], &["is of no collective"]);

@@ -25,6 +25,7 @@ mod allgather_gemm;
 mod check;
 mod chosen;
 mod collectives;
+mod cost;
 mod expert_parallel;
 mod gemm;
 mod gemm_allreduce;
@@ -43,6 +44,7 @@ pub use self::collectives::{
     Algorithm, CollectivePlan, Collectives, CollectivesOptions, Explanation,
     ParseCollectivePlanError, Parts,
 };
+pub use self::cost::{CollectiveBy, CollectiveCase, CollectiveKind, CostModel};
 pub use self::expert_parallel::{
     ExpertParallel, ExpertParallelMemory, ExpertParallelOptions, Returning, Sent, Tokens,
 };

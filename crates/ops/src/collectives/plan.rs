@@ -8,7 +8,7 @@ use devcomm_host::DataType;
 use crate::gpus::{H100, H200};
 
 /// How a collective is done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
     /// In one step, by messages that are their own flags.

@@ -1,0 +1,495 @@
+//! The time of a collective from a floor, a ramp and a rate, fitted to measurements.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use devcomm_host::Result;
+
+use self::CollectiveKind::{AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter};
+use crate::Algorithm::{self, Lamport, Nccl};
+use crate::check::refuse;
+
+/// A collective of which a [`CostModel`] knows what the ranks send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum CollectiveKind {
+    /// Every rank gets the sum of all.
+    AllReduce,
+    /// Every rank gets its part of the sum.
+    ReduceScatter,
+    /// Every rank gets the parts of all.
+    AllGather,
+    /// Every rank gets its part of each rank's.
+    AllToAll,
+    /// Every rank gets what one has.
+    Broadcast,
+}
+
+/// Whose implementation a collective is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum CollectiveBy {
+    /// [`Collectives`](crate::Collectives).
+    Devcomm,
+    /// NCCL, on memory that is not registered.
+    Nccl,
+    /// NCCL, on symmetric windows.
+    NcclSymmetric,
+}
+
+/// A collective whose time is measured, or asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CollectiveCase {
+    /// Which one.
+    pub kind: CollectiveKind,
+    /// Whose.
+    pub by: CollectiveBy,
+    /// How it is done; [`Algorithm::Nccl`] for NCCL's.
+    pub algorithm: Algorithm,
+    /// The ranks, all of one host.
+    pub ranks: usize,
+    /// Whether it is launched in a CUDA graph.
+    pub in_graph: bool,
+    /// The size of the larger buffer, in bytes.
+    pub bytes: usize,
+}
+
+/// What collectives cost: a GPU that sends `wire` bytes takes
+///
+/// ```text
+/// floor + ramp x (doublings of wire from 1 KiB to 64 KiB) + wire / rate
+/// ```
+///
+/// The floor is the launch and the hops; the ramp is what more blocks take to start and to meet,
+/// until there are enough to fill the wire; the rate is that of the wire, or of the
+/// multiprocessors that feed it. Every algorithm has its own three numbers. Where the algorithm is
+/// not known (NCCL's) there are two of them, for short and for long messages.
+///
+/// They are fitted to measured times of two ranks; docs/model.md says how near the predictions are,
+/// and what more ranks of one host add. As text, a line for each algorithm.
+///
+/// # Example
+///
+/// ```
+/// use devcomm_ops::{Algorithm, CollectiveBy, CollectiveCase, CollectiveKind, CostModel};
+///
+/// let of = |bytes| CollectiveCase {
+///     kind: CollectiveKind::AllReduce,
+///     by: CollectiveBy::Devcomm,
+///     algorithm: Algorithm::Lamport,
+///     ranks: 2,
+///     in_graph: true,
+///     bytes,
+/// };
+/// // Microseconds.
+/// let measured = [(of(1 << 10), 1.9), (of(1 << 16), 2.3), (of(1 << 20), 5.1)];
+/// let model = CostModel::fit(&measured)?;
+/// let us = model.us(&of(1 << 18)).unwrap();
+/// assert!((2.3..5.1).contains(&us));
+/// let on_four = CollectiveCase { ranks: 4, ..of(1 << 18) };
+/// assert!(model.us(&on_four).unwrap() > us);
+/// # Ok::<_, devcomm_host::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct CostModel(BTreeMap<Key, Fitted>);
+
+/// What a hop to several ranks takes longer than one to a single peer, in microseconds.
+const MORE_PEERS: f64 = 0.3;
+/// What a further step of NCCL's ring takes, in microseconds.
+const STEP_OF_NCCL: f64 = 0.77;
+/// Bytes between which the ramp grows.
+const RAMP: [f64; 2] = [1024.0, 65536.0];
+/// Ranks, more than two, send messages of up to this divided by their number in one step: the
+/// default of `Collectives`.
+const ONE_STEP: usize = 4 << 20;
+
+impl CollectiveKind {
+    const ALL: [(Self, &str); 5] = [
+        (AllReduce, "all-reduce"),
+        (ReduceScatter, "reduce-scatter"),
+        (AllGather, "all-gather"),
+        (AllToAll, "all-to-all"),
+        (Broadcast, "broadcast"),
+    ];
+
+    /// The one of this name, such as `all-reduce`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, known)| *known == name).map(|(kind, _)| *kind)
+    }
+
+    /// Devcomm's kernels have the same costs for each of these: a reduction in one step or two, and
+    /// an exchange. NCCL's algorithms differ.
+    fn costs_as(self, algorithm: Algorithm) -> Self {
+        match self {
+            ReduceScatter if algorithm != Nccl => AllReduce,
+            AllToAll if algorithm != Nccl => AllGather,
+            _ => self,
+        }
+    }
+
+    /// On more than two ranks. Between two, NCCL's reduce-scatter is slower than its all-gather.
+    fn costs_on_more_as(self, algorithm: Algorithm) -> Self {
+        match (self, algorithm) {
+            (ReduceScatter, Nccl) => AllGather,
+            _ => self.costs_as(algorithm),
+        }
+    }
+
+    /// Whether more than two ranks use an algorithm, by the defaults of `Collectives`.
+    fn uses(self, algorithm: Algorithm, size: usize, ranks: usize) -> bool {
+        match (self, algorithm) {
+            (AllReduce, Lamport) => size <= ONE_STEP / ranks,
+            // A broadcast's messages are longer than their payload.
+            (Broadcast, Lamport) => size < ONE_STEP / ranks,
+            (_, Lamport) => size <= ONE_STEP,
+            // Left to NCCL, whose ranks pass it on.
+            (Broadcast, _) => algorithm == Nccl,
+            _ => true,
+        }
+    }
+
+    /// How many hops follow each other: devcomm's are to all ranks at once, and NCCL's to the next
+    /// rank.
+    fn hops(self, algorithm: Algorithm, ranks: usize) -> f64 {
+        let ring = match self {
+            AllReduce => 2 * (ranks - 1),
+            ReduceScatter | AllGather => ranks - 1,
+            // All are sent at once, and what is passed on is not waited for.
+            AllToAll | Broadcast => 1,
+        };
+        match algorithm {
+            Nccl => ring as f64,
+            Lamport => 1.0,
+            _ => 2.0,
+        }
+    }
+
+    /// The bytes that the busiest rank sends.
+    fn wire(self, algorithm: Algorithm, size: usize, ranks: usize) -> f64 {
+        let (size, ranks) = (size as f64, ranks as f64);
+        let others = ranks - 1.0;
+        match (self, algorithm) {
+            // In one step every rank sends all to every other.
+            (AllReduce, Lamport) => others * size,
+            (AllReduce, _) => 2.0 * others / ranks * size,
+            // NCCL's ranks pass it on.
+            (Broadcast, Nccl) => size,
+            (Broadcast, _) => others * size,
+            (ReduceScatter | AllGather | AllToAll, _) => others / ranks * size,
+        }
+    }
+}
+
+/// Its name, such as `all-reduce`.
+impl fmt::Display for CollectiveKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::ALL.iter().find(|(kind, _)| kind == self);
+        f.write_str(name.map_or("", |(_, name)| name))
+    }
+}
+
+/// What distinguishes costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    kind: CollectiveKind,
+    in_graph: bool,
+    by: CollectiveBy,
+    algorithm: Algorithm,
+}
+
+impl Key {
+    fn of(case: &CollectiveCase) -> Self {
+        let CollectiveCase { kind, by, algorithm, in_graph, .. } = *case;
+        Self { kind: kind.costs_as(algorithm), in_graph, by, algorithm }
+    }
+}
+
+/// The costs of one algorithm, in microseconds: of a message, of a doubling, of a byte.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Costs {
+    floor: f64,
+    ramp: f64,
+    byte: f64,
+}
+
+impl Costs {
+    fn terms(wire: f64) -> [f64; 3] {
+        // In the order in which they matter, should there be few points.
+        [wire, 1.0, (wire / RAMP[0]).log2().clamp(0.0, (RAMP[1] / RAMP[0]).log2())]
+    }
+
+    fn us(&self, wire: f64) -> f64 {
+        let [wire, one, doublings] = Self::terms(wire);
+        self.byte * wire + self.floor * one + self.ramp * doublings
+    }
+
+    /// The costs with the least sum of squares of relative errors, none negative.
+    fn fit(points: &[(f64, f64)]) -> Self {
+        let all: [usize; 3] = [0, 1, 2];
+        let mut used = &all[..points.len().min(3)];
+        let mut dropped: Vec<usize> = Vec::new();
+        loop {
+            let terms: Vec<usize> = used.iter().copied().filter(|t| !dropped.contains(t)).collect();
+            let Some(solved) = least_squares(points, &terms) else {
+                used = &used[..used.len() - 1];
+                continue;
+            };
+            if let Some(at) = (0..terms.len()).find(|&i| solved[i] < 0.0) {
+                dropped.push(terms[at]);
+                continue;
+            }
+            let mut costs = [0.0; 3];
+            terms.iter().zip(solved).for_each(|(term, cost)| costs[*term] = cost);
+            let [byte, floor, ramp] = costs;
+            return Self { floor, ramp, byte };
+        }
+    }
+}
+
+/// Solves for the costs of these terms by Gaussian elimination of the normal equations; `None` if
+/// the points do not tell the terms apart.
+fn least_squares(points: &[(f64, f64)], terms: &[usize]) -> Option<Vec<f64>> {
+    let n = terms.len();
+    let mut matrix = vec![vec![0.0; n + 1]; n];
+    for (wire, us) in points {
+        let relative: Vec<f64> = terms.iter().map(|&term| Costs::terms(*wire)[term] / us).collect();
+        for (row, a) in matrix.iter_mut().zip(&relative) {
+            for (cell, b) in row.iter_mut().zip(relative.iter().chain([&1.0])) {
+                *cell += a * b;
+            }
+        }
+    }
+    // Bytes are many: terms of one scale.
+    let scales: Vec<f64> = (0..n).map(|i| matrix[i][i].sqrt()).collect();
+    for (row, a) in matrix.iter_mut().zip(&scales) {
+        row.iter_mut().zip(scales.iter().chain([&1.0])).for_each(|(cell, b)| *cell /= a * b);
+    }
+    for i in 0..n {
+        let pivot = (i..n).max_by(|&a, &b| matrix[a][i].abs().total_cmp(&matrix[b][i].abs()))?;
+        matrix.swap(i, pivot);
+        if matrix[i][i].abs() < 1e-9 {
+            return None;
+        }
+        let pivot = matrix[i].clone();
+        for (_, row) in matrix.iter_mut().enumerate().filter(|(other, _)| *other != i) {
+            let factor = row[i] / pivot[i];
+            row.iter_mut().zip(&pivot).for_each(|(cell, above)| *cell -= factor * above);
+        }
+    }
+    Some((0..n).map(|i| matrix[i][n] / matrix[i][i] / scales[i]).collect())
+}
+
+/// The costs of a key: one set, or two of which the faster one holds.
+#[derive(Clone, Debug)]
+struct Fitted {
+    costs: Vec<Costs>,
+    /// The fewest bytes that it was fitted to.
+    least: f64,
+    points: usize,
+}
+
+impl Fitted {
+    /// `may_change`: whether there may be another algorithm for long messages.
+    fn new(mut points: Vec<(f64, f64)>, may_change: bool) -> Self {
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let least = points.first().map_or(0.0, |point| point.0);
+        let of = |costs| Self { costs, least, points: points.len() };
+        let mut best = of(vec![Costs::fit(&points)]);
+        // Short messages have three costs, and long ones two.
+        for at in if may_change { 3..points.len().max(4) - 1 } else { 0..0 } {
+            let (short, long) = points.split_at(at);
+            let two = of(vec![Costs::fit(short), Costs::fit(long)]);
+            if two.errors(&points) < best.errors(&points) {
+                best = two;
+            }
+        }
+        best
+    }
+
+    /// The sum of the squares of the relative errors.
+    fn errors(&self, points: &[(f64, f64)]) -> f64 {
+        points.iter().map(|(wire, us)| (self.us(*wire) / us - 1.0).powi(2)).sum()
+    }
+
+    fn us(&self, wire: f64) -> f64 {
+        self.costs.iter().map(|costs| costs.us(wire)).fold(f64::INFINITY, f64::min)
+    }
+}
+
+impl CostModel {
+    /// Fits the costs to times in microseconds, by least squares of relative errors.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a case of another number of
+    /// ranks than two, or a time that is not above 0.
+    pub fn fit(measured: &[(CollectiveCase, f64)]) -> Result<Self> {
+        let mut by_key: BTreeMap<Key, Vec<(f64, f64)>> = BTreeMap::new();
+        for (case, us) in measured {
+            if case.ranks != 2 {
+                return refuse(format!("the model is fitted to two ranks, not {}", case.ranks));
+            }
+            if !(us.is_finite() && *us > 0.0) {
+                return refuse(format!("the model is fitted to times above 0, not {us} us"));
+            }
+            let wire = case.kind.wire(case.algorithm, case.bytes, 2);
+            by_key.entry(Key::of(case)).or_default().push((wire, *us));
+        }
+        let fit = |(key, points): (Key, _)| (key, Fitted::new(points, key.algorithm == Nccl));
+        Ok(Self(by_key.into_iter().map(fit).collect()))
+    }
+
+    /// The time in microseconds: on two ranks by the algorithm of the case, and on more, in graphs,
+    /// by the fastest that the model knows for them. `None` for what it was not fitted to.
+    pub fn us(&self, case: &CollectiveCase) -> Option<f64> {
+        let CollectiveCase { kind, by, algorithm, ranks, in_graph, bytes } = *case;
+        if ranks == 2 {
+            return Some(self.0.get(&Key::of(case))?.us(kind.wire(algorithm, bytes, 2)));
+        }
+        let same = |other: &Key| {
+            // What devcomm leaves to NCCL has NCCL's costs.
+            let left = kind == Broadcast && other.algorithm == Nccl;
+            let by_nccl = left && (by, other.by) == (CollectiveBy::Devcomm, CollectiveBy::Nccl);
+            let costs_so = other.kind == kind.costs_on_more_as(other.algorithm);
+            ranks > 2 && in_graph && other.in_graph && costs_so && (other.by == by || by_nccl)
+        };
+        let time = |(other, fitted): (&Key, &Fitted)| {
+            let algorithm = other.algorithm;
+            let wire = kind.wire(algorithm, bytes, ranks);
+            // A rate alone does not say what short messages take.
+            let known = wire >= fitted.least || fitted.costs.iter().all(|costs| costs.floor > 0.0);
+            let hops = |ranks| kind.hops(algorithm, ranks);
+            let more = match algorithm {
+                Nccl => STEP_OF_NCCL * (hops(ranks) - hops(2)),
+                _ => MORE_PEERS * hops(ranks),
+            };
+            // But for its steps NCCL takes as long for a short message of any number of ranks.
+            let of_two = kind.wire(algorithm, bytes, 2);
+            let us = match &*fitted.costs {
+                [short, long] => short.us(of_two).min(long.us(wire)),
+                _ => fitted.us(wire),
+            };
+            (known && kind.uses(algorithm, bytes, ranks)).then_some(us + more)
+        };
+        let times = self.0.iter().filter(|(other, _)| same(other)).filter_map(time);
+        times.reduce(f64::min)
+    }
+}
+
+impl fmt::Display for CostModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (key, Fitted { costs, points, .. }) in &self.0 {
+            let form = if key.in_graph { "graph" } else { "plain" };
+            let Key { kind, by, algorithm, .. } = key;
+            write!(f, "{kind} {by:?} {algorithm}, {form}, {points} points:")?;
+            for (i, Costs { floor, ramp, byte }) in costs.iter().enumerate() {
+                let or = if i > 0 { "; or" } else { "" };
+                let rate = 1e-3 / byte;
+                write!(f, "{or} {floor:.2} us + {ramp:.2} us a doubling + bytes / {rate:.0} GB/s")?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use CollectiveBy::{Devcomm, Nccl as ByNccl};
+
+    fn near(a: f64, b: f64) {
+        assert!((a / b - 1.0).abs() < 1e-6, "{a} {b}");
+    }
+
+    #[test]
+    fn known_costs_are_found_again() {
+        let costs = Costs { floor: 1.8, ramp: 0.1, byte: 2.9e-6 };
+        let sizes = [1024.0, 4096.0, 65536.0, 1e6, 1e7];
+        let points = sizes.map(|wire| (wire, costs.us(wire)));
+        let found = Costs::fit(&points);
+        near(found.floor, 1.8);
+        near(found.ramp, 0.1);
+        near(found.byte, 2.9e-6);
+        // Long messages do not tell a ramp from a floor, one does not tell anything but a rate, and
+        // no cost is negative.
+        let found = Costs::fit(&points[3..]);
+        assert_eq!(found.ramp, 0.0);
+        near(found.us(3e6), costs.us(3e6));
+        assert_eq!(Costs::fit(&[(1e6, 4.0)]), Costs { byte: 4e-6, ..Costs::default() });
+        assert_eq!(Costs::fit(&[(1e6, 2.0), (2e6, 5.0)]).floor, 0.0);
+    }
+
+    #[test]
+    fn an_unknown_algorithm_may_change_with_the_size() {
+        let short = Costs { floor: 5.0, ramp: 0.2, byte: 6e-6 };
+        let long = Costs { floor: 25.0, ramp: 0.0, byte: 3e-6 };
+        let sizes = [1e3, 4e3, 1.6e4, 6.4e4, 2.5e5, 1e6, 2e7, 5e7, 1e8, 2e8];
+        let points = sizes.map(|wire| (wire, short.us(wire).min(long.us(wire))));
+        let fitted = Fitted::new(points.to_vec(), true);
+        for (wire, us) in points {
+            near(fitted.us(wire), us);
+        }
+        assert_eq!((fitted.costs.len(), fitted.points), (2, 10));
+        assert_eq!(Fitted::new(points.to_vec(), false).costs.len(), 1);
+    }
+
+    #[test]
+    fn more_ranks_take_more_hops_and_send_more() {
+        let costs = |floor, byte| Costs { floor, ramp: 0.0, byte };
+        let fitted = |costs| Fitted { costs, least: 1024.0, points: 9 };
+        let key = |kind, by, algorithm| Key { kind, in_graph: true, by, algorithm };
+        let nccl = vec![costs(6.0, 1e-5), costs(20.0, 2e-6)];
+        let model = CostModel(BTreeMap::from([
+            (key(AllReduce, Devcomm, Lamport), fitted(vec![costs(2.0, 3e-6)])),
+            (key(AllReduce, ByNccl, Nccl), fitted(nccl.clone())),
+            (key(AllGather, ByNccl, Nccl), fitted(nccl.clone())),
+            (key(Broadcast, ByNccl, Nccl), fitted(nccl)),
+        ]));
+        let us = |kind, by, bytes, ranks| {
+            let (algorithm, in_graph) = (Lamport, true);
+            model.us(&CollectiveCase { kind, by, algorithm, ranks, in_graph, bytes })
+        };
+        // A hop to three peers, and three messages.
+        near(us(AllReduce, Devcomm, 100_000, 4).unwrap(), 2.0 + MORE_PEERS + 3.0 * 0.3);
+        assert_eq!(us(AllReduce, Devcomm, 2 << 20, 4), None);
+        assert_eq!(us(AllReduce, Devcomm, 100_000, 1), None);
+        // Six steps instead of two: of a short message, and of a long one.
+        near(us(AllReduce, ByNccl, 100_000, 4).unwrap(), 6.0 + 1.0 + 4.0 * STEP_OF_NCCL);
+        let long = 20.0 + 1.5 * 2e-6 * 1e8 + 4.0 * STEP_OF_NCCL;
+        near(us(AllReduce, ByNccl, 100_000_000, 4).unwrap(), long);
+        // As an all-gather.
+        near(us(ReduceScatter, ByNccl, 2000, 8).unwrap(), 6.0 + 0.01 + 6.0 * STEP_OF_NCCL);
+        // Left to NCCL.
+        assert_eq!(us(Broadcast, Devcomm, 8 << 20, 4), us(Broadcast, ByNccl, 8 << 20, 4));
+    }
+
+    #[test]
+    fn a_model_of_no_two_ranks_or_no_time_is_refused() {
+        let case = CollectiveCase {
+            kind: AllReduce,
+            by: Devcomm,
+            algorithm: Lamport,
+            ranks: 4,
+            in_graph: true,
+            bytes: 8,
+        };
+        let refused = |case, us| CostModel::fit(&[(case, us)]).unwrap_err().to_string();
+        assert!(refused(case, 1.0).contains("two ranks, not 4"));
+        for us in [0.0, -1.0, f64::NAN] {
+            assert!(refused(CollectiveCase { ranks: 2, ..case }, us).contains("above 0"));
+        }
+    }
+
+    #[test]
+    fn a_rank_sends_what_the_algorithm_says() {
+        assert_eq!(AllReduce.wire(Lamport, 1000, 2), AllReduce.wire(Algorithm::Pull, 1000, 2));
+        assert_eq!(AllReduce.wire(Lamport, 1000, 4), 3000.0);
+        assert_eq!(AllReduce.wire(Nccl, 1000, 4), 1500.0);
+        assert_eq!(AllGather.wire(Algorithm::Push, 1000, 4), 750.0);
+        assert_eq!(
+            [Broadcast.wire(Nccl, 10, 8), Broadcast.wire(Algorithm::Push, 10, 8)],
+            [10.0, 70.0]
+        );
+    }
+}
