@@ -88,7 +88,8 @@ fn the_page_has_a_line_for_each_run_and_plan() {
          | 0 | 0",
         "| 2 simulated GPUs | plain | f32 | `--plan wide,strips`: strips | 1 | 1.500 | 1.500 \
          (8x8x8) | 1 | 0",
-        "| 2 simulated GPUs | plain | f32 |  | 1 | 1.100 | 1.100 (gin_put f32 8192 B 4x128) | 1 | 0",
+        "| 2 simulated GPUs | plain | f32 |  | 1 | 1.100 | 1.100 (gin_put f32 8192 B 4x128) | 1 \
+         | 0",
     ];
     assert_eq!(lines, expected);
     assert!(page.contains("## Barrier\n\n| machine |"), "{page}");
@@ -125,6 +126,18 @@ fn three_starts_that_agree_decide_what_one_does_not() {
     assert_eq!(figures(page(folder.path())), "2 0.985 0.995 (64) 0 2");
     start("a-start3.json", [0.99, 1.02]);
     assert_eq!(figures(page(folder.path())), "2 0.995 1.010 (64) 1 1");
+    // A size of two types is two cases.
+    let of_type = |name: &str, us: [f64; 2]| {
+        let row = |variant, us, dtype| (variant, 8, us, json!({"type": dtype}));
+        let first = [row("rust-ops", us[0], "f32"), row("nccl", 1.0, "f32")];
+        let second = [row("rust-ops", us[1], "bf16"), row("nccl", 1.0, "bf16")];
+        write(&rows, name, "all-reduce", &[first, second].concat());
+    };
+    of_type("c.json", [0.5, 0.98]);
+    of_type("c-start2.json", [0.5, 0.97]);
+    of_type("c-start3.json", [0.5, 0.96]);
+    let (lines, _) = page(folder.path());
+    assert!(lines[0].ends_with("| bf16, f32 |  | 2 | 0.696 | 0.970 (8 bf16) | 0 | 0"), "{lines:?}");
     let (from, to) = (rows.to_str().unwrap(), "/no/such");
     start("b-start2.json", [0.99, 1.02]);
     refuses(&["report", "--from", from, "--to", to], &["b-start2.json", "there is no b.json"]);

@@ -80,7 +80,11 @@ macro_rules! benchmarks {
                 (&self.shapes, self.l2)
             }
 
-            fn asked(&self, _: (&Communicator, &Stream), _: [usize; 3]) -> Result<Vec<Asked<$plan>>> {
+            fn asked(
+                &self,
+                _: (&Communicator, &Stream),
+                _: [usize; 3],
+            ) -> Result<Vec<Self::Asked>> {
                 Ok(self.plans.clone())
             }
 

@@ -1,4 +1,5 @@
-//! Who is compared: variants, their roles in each benchmark, and the programs and libraries of others.
+//! Who is compared: variants, their roles in each benchmark, and the programs and libraries of
+//! others.
 
 pub mod all_reduce_perf;
 pub mod contender;

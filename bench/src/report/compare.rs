@@ -2,8 +2,8 @@
 //!
 //! A time is the median of a run's rounds. Its standard error follows from their interquartile
 //! range, as for normally distributed times. A row became faster or slower if its times differ by
-//! more than three standard errors of the difference and by more than 3 %: two starts on one machine
-//! differ by up to that without a cause in the code.
+//! more than three standard errors of the difference and by more than 3 %: two starts on one
+//! machine differ by up to that without a cause in the code.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -106,9 +106,9 @@ impl File {
     pub fn join(&mut self, other: &Self) -> Result<()> {
         let run = |file: &Self| (file.header.flags(&[]), file.header.machine_name());
         ensure!(run(self) == run(other), "{} is of another command or machine", self.name);
-        for ratio in &mut self.ratios {
-            let same = other.ratios.iter().find(|theirs| theirs.is_of(ratio));
-            let same = same.with_context(|| format!("it has no ratio of {}", ratio.of))?;
+        ensure!(self.ratios.len() == other.ratios.len(), "{} has other cases", self.name);
+        for (ratio, same) in self.ratios.iter_mut().zip(&other.ratios) {
+            ensure!(ratio.is_of(same), "it has a ratio of {}, not of {}", same.of, ratio.of);
             ratio.join(same);
         }
         Ok(())

@@ -153,8 +153,8 @@ fn line(file: &File, plan: &str, standing: Option<&Standing>, folder: &str) -> S
 fn conditions(files: &[File]) -> String {
     let machines: BTreeSet<String> = files.iter().filter_map(machine).collect();
     let mut text = "\n## Machines\n\n\
-                    | GPUs | driver | NCCL | NVLS | links | SM clock at most | memory clock | power \
-                    limit | ranks are |\n|---|---|---|---|---|---|---|---|---|\n"
+                    | GPUs | driver | NCCL | NVLS | links | SM clock at most | memory clock \
+                    | power limit | ranks are |\n|---|---|---|---|---|---|---|---|---|\n"
         .to_owned();
     text.extend(machines);
     text

@@ -30,7 +30,14 @@ pub struct Ratio {
 
 /// The ratios of a run, in its order. Cases without a default or a competitor have none.
 pub fn ratios(contest: &Contest, rows: &[Row]) -> Vec<Ratio> {
-    cases(rows).into_iter().flat_map(|case| of_case(contest, case)).collect()
+    let mut ratios: Vec<Ratio> = Vec::new();
+    let one_type = rows.iter().all(|row| row.dtype == rows[0].dtype);
+    for case in cases(rows) {
+        let of_type = if one_type { String::new() } else { format!(" {}", case[0].dtype) };
+        let of_case = of_case(contest, case).into_iter();
+        ratios.extend(of_case.map(|ratio| Ratio { of: ratio.of + &of_type, ..ratio }));
+    }
+    ratios
 }
 
 /// Divides the rows where the size, the shape, the type or the grid of a barrier changes.
@@ -45,7 +52,7 @@ fn cases(rows: &[Row]) -> Vec<&[Row]> {
             first = at;
         }
     }
-    cases.push(&rows[first..]);
+    cases.extend(Some(&rows[first..]).filter(|case| !case.is_empty()));
     cases
 }
 

@@ -293,7 +293,8 @@ impl Row {
             (None, 0) => self.grid().unwrap_or("-".to_owned()),
             (None, size) => bytes(size),
         };
-        let label = self.shape().unwrap_or_else(size);
+        let place = if self.in_place { " in place" } else { "" };
+        let label = self.shape().unwrap_or_else(size) + place;
         match &*self.redop {
             "-" | "sum" => label,
             operation => format!("{operation} of {label}"),
