@@ -132,126 +132,61 @@ pub struct RunOptions {
     pub nccl_tests: NcclTestsOptions,
 }
 
-/// nccl-tests' flags that have no meaning here, so that they are refused with the reason. Their
-/// values that change nothing are accepted.
-#[derive(Args, Clone, Debug)]
-pub struct NcclTestsOptions {
-    #[arg(short = 't', long = "nthreads", hide = true)]
-    nthreads: Option<String>,
-    #[arg(short = 'r', long = "root", hide = true)]
-    root: Option<String>,
-    #[arg(short = 'm', long = "agg_iters", hide = true)]
-    agg_iters: Option<String>,
-    #[arg(short = 'N', long = "run_cycles", hide = true)]
-    run_cycles: Option<String>,
-    #[arg(short = 'a', long = "average", hide = true)]
-    average: Option<String>,
-    #[arg(short = 'I', long = "per_iter_timing", hide = true)]
-    per_iter_timing: Option<String>,
-    #[arg(short = 'K', long = "per_iter_skip", hide = true)]
-    per_iter_skip: Option<String>,
-    #[arg(short = 'p', long = "parallel_init", hide = true)]
-    parallel_init: Option<String>,
-    #[arg(short = 'z', long = "blocking", hide = true)]
-    blocking: Option<String>,
-    #[arg(short = 'C', long = "report_cputime", hide = true)]
-    report_cputime: Option<String>,
-    #[arg(short = 'R', long = "local_register", hide = true)]
-    local_register: Option<String>,
-    #[arg(short = 'D', long = "device_implementation", hide = true)]
-    device_implementation: Option<String>,
-    #[arg(short = 'V', long = "device_cta_count", hide = true)]
-    device_cta_count: Option<String>,
-    #[arg(short = 'x', long = "cta_policy", hide = true)]
-    cta_policy: Option<String>,
-    #[arg(short = 'y', long = "stream_null", hide = true)]
-    stream_null: Option<String>,
-    #[arg(short = 'S', long = "report_timestamps", hide = true)]
-    report_timestamps: Option<String>,
-    #[arg(short = 'J', long = "output_file", hide = true)]
-    output_file: Option<String>,
-    #[arg(short = 'M', long = "memory", hide = true)]
-    memory: Option<String>,
-    #[arg(short = 'u', long = "unalign", hide = true)]
-    unalign: Option<String>,
-}
+/// Declares nccl-tests' flags that have no meaning here, so that they are refused with the reason:
+/// each with the value that changes nothing, which is accepted.
+macro_rules! refused {
+    ($($field:ident $short:literal $long:literal $accepted:literal, $why:literal;)*) => {
+        /// nccl-tests' flags that have no meaning here.
+        #[derive(Args, Clone, Debug)]
+        pub struct NcclTestsOptions {
+            $(
+                #[arg(short = $short, long = $long, hide = true)]
+                $field: Option<String>,
+            )*
+        }
 
-impl NcclTestsOptions {
-    /// Refuses values that would change something.
-    pub fn validate(&self) -> Result<()> {
-        for (flag, value, accepted, why) in [
-            (
-                "-t (--nthreads)",
-                &self.nthreads,
-                "1",
-                "-g counts all ranks, each a thread, or with --processes a process",
-            ),
-            ("-r (--root)", &self.root, "0", "broadcast sends from rank 0"),
-            (
-                "-m (--agg_iters)",
-                &self.agg_iters,
-                "1",
-                "calls are timed together by -n, one after the other",
-            ),
-            (
-                "-N (--run_cycles)",
-                &self.run_cycles,
-                "1",
-                "--rounds repeats the measurement, and the table has the medians",
-            ),
-            ("-a (--average)", &self.average, "3", "times are those of the slowest rank"),
-            (
-                "-I (--per_iter_timing)",
-                &self.per_iter_timing,
-                "0",
-                "--rounds repeats the measurement, and the table has its noise",
-            ),
-            (
-                "-K (--per_iter_skip)",
-                &self.per_iter_skip,
-                "0",
-                "-w sets the launches that are not timed",
-            ),
-            ("-p (--parallel_init)", &self.parallel_init, "1", "ranks initialise NCCL in parallel"),
-            ("-z (--blocking)", &self.blocking, "0", "launches of a batch are not waited for"),
-            ("-C (--report_cputime)", &self.report_cputime, "0", "times are those of the GPU"),
-            (
-                "-R (--local_register)",
-                &self.local_register,
-                "0",
-                "--variants chooses the memory: nccl is -R 0, nccl-sym is -R 2",
-            ),
-            (
-                "-D (--device_implementation)",
-                &self.device_implementation,
-                "0",
-                "--variants chooses the implementation",
-            ),
-            (
-                "-V (--device_cta_count)",
-                &self.device_cta_count,
-                "",
-                "--blocks sets the blocks of a kernel, NCCL_MAX_CTAS those of NCCL",
-            ),
-            (
-                "-x (--cta_policy)",
-                &self.cta_policy,
-                "0",
-                "the communicators have NCCL's default policy",
-            ),
-            ("-y (--stream_null)", &self.stream_null, "0", "every rank has a stream of its own"),
-            ("-S (--report_timestamps)", &self.report_timestamps, "0", "there are no timestamps"),
-            ("-J (--output_file)", &self.output_file, "", "--json writes the rows"),
-            ("-M (--memory)", &self.memory, "0", "NCCL_DEBUG=INFO tells NCCL's memory"),
-            ("-u (--unalign)", &self.unalign, "0", "buffers are aligned"),
-        ] {
-            let value = value.as_deref().filter(|value| *value != accepted);
-            if let Some(value) = value {
-                bail!("nccl-tests' {flag} {value} has no meaning here: {why}");
+        impl NcclTestsOptions {
+            /// Refuses values that would change something.
+            pub fn validate(&self) -> Result<()> {
+                $(
+                    let value = self.$field.as_deref().filter(|value| *value != $accepted);
+                    if let Some(value) = value {
+                        let (short, long, why) = ($short, $long, $why);
+                        bail!("nccl-tests' -{short} (--{long}) {value} has no meaning here: {why}");
+                    }
+                )*
+                Ok(())
             }
         }
-        Ok(())
-    }
+    };
+}
+
+refused! {
+    nthreads 't' "nthreads" "1",
+        "-g counts all ranks, each a thread, or with --processes a process";
+    root 'r' "root" "0", "broadcast sends from rank 0";
+    agg_iters 'm' "agg_iters" "1", "calls are timed together by -n, one after the other";
+    run_cycles 'N' "run_cycles" "1",
+        "--rounds repeats the measurement, and the table has the medians";
+    average 'a' "average" "3", "times are those of the slowest rank";
+    per_iter_timing 'I' "per_iter_timing" "0",
+        "--rounds repeats the measurement, and the table has its noise";
+    per_iter_skip 'K' "per_iter_skip" "0", "-w sets the launches that are not timed";
+    parallel_init 'p' "parallel_init" "1", "ranks initialise NCCL in parallel";
+    blocking 'z' "blocking" "0", "launches of a batch are not waited for";
+    report_cputime 'C' "report_cputime" "0", "times are those of the GPU";
+    local_register 'R' "local_register" "0",
+        "--variants chooses the memory: nccl is -R 0, nccl-sym is -R 2";
+    device_implementation 'D' "device_implementation" "0",
+        "--variants chooses the implementation";
+    device_cta_count 'V' "device_cta_count" "",
+        "--blocks sets the blocks of a kernel, NCCL_MAX_CTAS those of NCCL";
+    cta_policy 'x' "cta_policy" "0", "the communicators have NCCL's default policy";
+    stream_null 'y' "stream_null" "0", "every rank has a stream of its own";
+    report_timestamps 'S' "report_timestamps" "0", "there are no timestamps";
+    output_file 'J' "output_file" "", "--json writes the rows";
+    memory 'M' "memory" "0", "NCCL_DEBUG=INFO tells NCCL's memory";
+    unalign 'u' "unalign" "0", "buffers are aligned";
 }
 
 /// Element types to run.

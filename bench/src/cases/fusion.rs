@@ -18,7 +18,7 @@ use super::job::Job;
 use super::product::{BF16_LOSES, Matrices, Product, Sum, load_cublaslt, tune};
 use super::shapes::ShapeOptions;
 use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::cublaslt::Types;
+use crate::contenders::cublaslt::{Plan, Types};
 use crate::contenders::foreign::Foreign;
 use crate::contenders::selection::Selection;
 use crate::contenders::torch::{self, TorchOptions, Work};
@@ -181,40 +181,40 @@ pub fn foreign<F: Fusion>(
     measurement.run(python, gpus, patience)
 }
 
+/// By what the parts of an operation are done.
+struct Means {
+    collectives: Collectives,
+    gemm: Gemm,
+}
+
 /// Compares the variants of a benchmark.
 pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
     let harness = job.harness;
     fusion.torch().select(&mut job.selection, F::OF_TORCH)?;
-    let (comm, stream) = (harness.comm, &harness.stream);
-    comm.require_single_lsa_team()?;
+    harness.comm.require_single_lsa_team()?;
     let types = |product| Types { factors: DataType::Bfloat16, product };
     let (exact, rounded) = (types(DataType::Float32), types(DataType::Bfloat16));
     let library = load_cublaslt(job, rounded, &OF_CUBLASLT)?;
-    let collectives = &Collectives::new(comm)?;
+    let collectives = Collectives::new(harness.comm)?;
     // SAFETY: what writes B has ended before any launch.
-    let gemm = &unsafe { Gemm::new(stream)?.with_constant_b() };
+    let gemm = unsafe { Gemm::new(&harness.stream)?.with_constant_b() };
+    let means = Means { collectives, gemm };
     job.begin()?;
     let [on_gpus, simulated] = F::defaults();
     let (ranks, seed) = (harness.rank.n_ranks(), harness.run.seed);
     let (mut kept, l2) = (None, fusion.inputs().1);
     for problem in problems(fusion, harness.choose(on_gpus, simulated), ranks, seed)? {
-        let shape = problem.shape();
-        let leave_out = |what: &dyn Display, why: &str| {
-            if harness.rank.is_root() {
-                println!("# left out: {what} of {shape:?}: {why}");
-            }
-        };
         let copies = l2.copies_of_b(harness, &problem, size_of::<bf16>())?;
         let summed = if F::COLLECTIVE == Collective::AllGather { 1 } else { ranks };
         let matrices = &Matrices::new(harness, problem, 0..summed, copies, &mut kept)?;
         let plan = |types| match &library {
-            Some(library) => library.plan(shape, types, None),
+            Some(library) => library.plan(problem.shape(), types, None),
             None => Ok(None),
         };
         // `exact` is for checks; `theirs` are omitted if cuBLASLt has no algorithm.
         let (exact, theirs) = (plan(exact)?, plan(rounded)?);
         if library.is_some() && theirs.is_none() {
-            leave_out(&"cuBLASLt's variants", "it has no algorithm");
+            leave_out(matrices, &"cuBLASLt's variants", "it has no algorithm");
         }
         let sum = match &exact {
             Some(exact) if harness.run.check > 0 => Some(Sum::new(matrices, exact)?),
@@ -222,93 +222,109 @@ pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
         };
         // Plans are chosen by the data of the timing.
         matrices.fill_for_timing()?;
-        let data = Data::new::<F>(matrices, sum.as_ref())?;
-        let c = &comm.window::<bf16>(data.result_len())?;
+        let data = &Data::new::<F>(matrices, sum.as_ref())?;
+        let c = &harness.comm.window::<bf16>(data.result_len())?;
         if let Some(plan) = &theirs {
-            let scratch = comm.mem_alloc::<bf16>(problem.m * problem.n)?;
+            let scratch = harness.comm.mem_alloc::<bf16>(problem.m * problem.n)?;
             tune(matrices, plan, scratch.device_address())?;
         }
-        let mut contenders = Vec::new();
-        let asked = fusion.asked((comm, stream), shape)?;
-        let asked: Vec<_> =
-            if asked.is_empty() { vec![None] } else { asked.into_iter().map(Some).collect() };
-        for asked in asked.into_iter().filter(|_| job.selection.has(Variant::Rust)) {
-            let operation = F::new(comm, stream, shape, asked.as_ref())?;
-            let (a, b) = (&data.own, matrices.b_in_turn());
-            if let Some(asked) = &asked
-                && let Err(why) = F::set(&operation, asked, ([a, b()], c), shape)?
-            {
-                leave_out(asked, &why);
-                continue;
-            }
-            let (algorithm, products_lose) = F::plan(&operation, shape);
-            let work = move || F::launch(&operation, [a, b()], c, shape);
-            let checked = data.result(c.device_slice(), products_lose);
-            let contender = Contender::new(Variant::Rust, work, checked);
-            let asked = asked.map(|asked| asked.to_string());
-            contenders.push(Contender { asked, ..contender.by_algorithm(algorithm) });
+        let mut contenders = ours(fusion, &job.selection, &means, data, c)?;
+        if let Some(plan) = &theirs {
+            contenders.extend(by_cublaslt(&job.selection, &means, data, plan, c)?);
         }
-        let multiply_in_rust = || {
-            let (b, product) = (matrices.b_in_turn(), gemm.product(shape));
-            move |a: &DeviceSlice<bf16>, c: &DeviceSlice<bf16>| product.launch(a, b(), c)
-        };
-        if job.selection.has(Variant::RustGemm) {
-            let (multiply, a, c) = (multiply_in_rust(), &matrices.a, c.device_slice());
-            let (a, checked) = (a.device_slice(), data.result(c.clone(), None));
-            let work = move || multiply(&a, &c);
-            contenders.push(Contender::new(Variant::RustGemm, work, checked));
-        }
-        if job.selection.has(Variant::RustUnfused) {
-            let collect =
-                Collect { collective: F::COLLECTIVE, stream, by: By::Kernels(collectives) };
-            let parts = (multiply_in_rust(), collect);
-            contenders.push(data.in_two(Variant::RustUnfused, c.device_slice(), parts)?);
-        }
-        for variant in OF_CUBLASLT.into_iter().filter(|variant| job.selection.has(*variant)) {
-            let Some(plan) = &theirs else { continue };
-            let b = matrices.b_in_turn();
-            let multiply = move |a: &DeviceSlice<bf16>, c: &DeviceSlice<bf16>| {
-                let addresses = [a.device_address(), b().device_address(), c.device_address()];
-                // SAFETY: the buffers have the elements of the plan's shape, and only this stream
-                // uses them.
-                unsafe { plan.enqueue(addresses, stream) }
-            };
-            let by = match variant {
-                Variant::CublasLtRust => By::Kernels(collectives),
-                _ => By::Nccl(comm),
-            };
-            let c = match variant {
-                Variant::Nccl => comm.mem_alloc(c.len())?.device_slice(),
-                _ => c.device_slice(),
-            };
-            let collect = Collect { collective: F::COLLECTIVE, stream, by };
-            let contender = data.in_two(variant, c, (multiply, collect))?;
-            contenders.push(contender.by_algorithm(plan.describe()));
-        }
-        let (bus, Problem { m, n, k, .. }) = (bus(ranks), problem);
-        let (count, redop, bus) = match F::COLLECTIVE {
-            Collective::AllReduce => (m * n, "sum", bus),
-            Collective::ReduceScatter => (m * n, "sum", bus / 2.0),
-            Collective::AllGather => (m * k, "-", bus / 2.0),
-        };
-        let case = Case {
-            size: count * size_of::<bf16>(),
-            count,
-            dtype: "bf16",
-            redop,
-            bus,
-            shape: Some(shape),
-            l2: Some(l2),
-            ..Case::NONE
-        };
         matrices.fill_for_checks()?;
         data.fill()?;
-        job.compare_refilled(case, &contenders, || {
+        job.compare_refilled(data.case(l2), &contenders, || {
             matrices.fill_for_timing()?;
             Ok(data.fill()?)
         })?;
     }
     Ok(())
+}
+
+fn leave_out(matrices: &Matrices<'_, bf16>, what: &dyn Display, why: &str) {
+    if matrices.harness.rank.is_root() {
+        println!("# left out: {what} of {:?}: {why}", matrices.problem.shape());
+    }
+}
+
+/// The operation of `devcomm` by each plan, and what it is made of.
+fn ours<'a, F: Fusion<Operation: 'a>>(
+    fusion: &F,
+    selection: &Selection,
+    means: &'a Means,
+    data: &'a Data<'a>,
+    c: &'a Window<bf16>,
+) -> Result<Vec<Contender<'a>>> {
+    let (matrices, Harness { comm, stream, .. }) = (data.matrices, data.harness);
+    let shape = matrices.problem.shape();
+    let mut contenders = Vec::new();
+    let asked = fusion.asked((comm, stream), shape)?;
+    let asked: Vec<_> =
+        if asked.is_empty() { vec![None] } else { asked.into_iter().map(Some).collect() };
+    for asked in asked.into_iter().filter(|_| selection.has(Variant::Rust)) {
+        let operation = F::new(comm, stream, shape, asked.as_ref())?;
+        let (a, b) = (&data.own, matrices.b_in_turn());
+        if let Some(asked) = &asked
+            && let Err(why) = F::set(&operation, asked, ([a, b()], c), shape)?
+        {
+            leave_out(matrices, asked, &why);
+            continue;
+        }
+        let (algorithm, products_lose) = F::plan(&operation, shape);
+        let work = move || F::launch(&operation, [a, b()], c, shape);
+        let checked = data.result(c.device_slice(), products_lose);
+        let contender = Contender::new(Variant::Rust, work, checked);
+        let asked = asked.map(|asked| asked.to_string());
+        contenders.push(Contender { asked, ..contender.by_algorithm(algorithm) });
+    }
+    let multiply = || {
+        let (b, product) = (matrices.b_in_turn(), means.gemm.product(shape));
+        move |a: &DeviceSlice<bf16>, c: &DeviceSlice<bf16>| product.launch(a, b(), c)
+    };
+    if selection.has(Variant::RustGemm) {
+        let (multiply, a, c) = (multiply(), matrices.a.device_slice(), c.device_slice());
+        let checked = data.result(c.clone(), None);
+        let work = move || multiply(&a, &c);
+        contenders.push(Contender::new(Variant::RustGemm, work, checked));
+    }
+    if selection.has(Variant::RustUnfused) {
+        let parts = (multiply(), data.collect(By::Kernels(&means.collectives)));
+        contenders.push(data.in_two(Variant::RustUnfused, c.device_slice(), parts)?);
+    }
+    Ok(contenders)
+}
+
+/// cuBLASLt's product and each collective.
+fn by_cublaslt<'a>(
+    selection: &Selection,
+    means: &'a Means,
+    data: &'a Data<'a>,
+    plan: &'a Plan<'a>,
+    c: &Window<bf16>,
+) -> Result<Vec<Contender<'a>>> {
+    let (matrices, Harness { comm, stream, .. }) = (data.matrices, data.harness);
+    let mut contenders = Vec::new();
+    for variant in OF_CUBLASLT.into_iter().filter(|variant| selection.has(*variant)) {
+        let b = matrices.b_in_turn();
+        let multiply = move |a: &DeviceSlice<bf16>, c: &DeviceSlice<bf16>| {
+            let addresses = [a.device_address(), b().device_address(), c.device_address()];
+            // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
+            // them.
+            unsafe { plan.enqueue(addresses, stream) }
+        };
+        let by = match variant {
+            Variant::CublasLtRust => By::Kernels(&means.collectives),
+            _ => By::Nccl(comm),
+        };
+        let c = match variant {
+            Variant::Nccl => comm.mem_alloc(c.len())?.device_slice(),
+            _ => c.device_slice(),
+        };
+        let contender = data.in_two(variant, c, (multiply, data.collect(by)))?;
+        contenders.push(contender.by_algorithm(plan.describe()));
+    }
+    Ok(contenders)
 }
 
 /// What a rank has and gets of a problem.
@@ -342,6 +358,24 @@ impl<'a> Data<'a> {
         let data = Self { collective, harness, matrices, sum, own, within };
         data.fill()?;
         Ok(data)
+    }
+
+    /// What a row of a variant is of.
+    fn case(&self, l2: L2) -> Case {
+        let (bus, Problem { m, n, k, .. }) =
+            (bus(self.harness.rank.n_ranks()), self.matrices.problem);
+        let (count, redop, bus) = match self.collective {
+            Collective::AllReduce => (m * n, "sum", bus),
+            Collective::ReduceScatter => (m * n, "sum", bus / 2.0),
+            Collective::AllGather => (m * k, "-", bus / 2.0),
+        };
+        let (dtype, shape) = ("bf16", Some([m, n, k]));
+        let (size, l2) = (count * size_of::<bf16>(), Some(l2));
+        Case { size, count, dtype, redop, bus, shape, l2, ..Case::NONE }
+    }
+
+    fn collect(&self, by: By<'a>) -> Collect<'a> {
+        Collect { collective: self.collective, stream: &self.harness.stream, by }
     }
 
     /// Copies the rank's elements of A to where the others get them.
