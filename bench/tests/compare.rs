@@ -50,6 +50,20 @@ fn a_verdict_knows_the_noise_and_a_slower_row_fails() {
         assert!(words.iter().all(|word| stdout.contains(word)), "{stdout}");
         assert_eq!(stderr.contains("4 of 4 rows became slower"), code == 1, "{stderr}");
     }
+    // Three starts of both tell it, unless one of them says otherwise.
+    file("old-start2.json", &rows(2.0, 1.001));
+    file("old-start3.json", &rows(2.0, 0.999));
+    for (factors, code, words) in [
+        ([1.01, 1.012, 1.005], 1, "+1.0"),
+        ([1.01, 1.012, 1.0005], 0, "4 rows: 0 faster, 4 the same, 0 slower"),
+    ] {
+        let new = file("three.json", &rows(2.0, factors[0]));
+        file("three-start2.json", &rows(2.0, factors[1]));
+        file("three-start3.json", &rows(2.0, factors[2]));
+        let (status, stdout, stderr) = run(&["compare", &old, &new]);
+        assert_eq!(status, Some(code), "{stdout}{stderr}");
+        assert!(stdout.contains(words), "{stdout}");
+    }
     let mut fewer = rows(0.0, 1.005);
     fewer["rows"].as_array_mut().unwrap().pop();
     fewer["rows"][0]["count"] = json!(7);

@@ -23,63 +23,43 @@ pub struct Contest {
     pub columns: &'static [Variant],
 }
 
-/// The collectives of one buffer by NCCL.
-const HOST_CALLS: &[Variant] = &[Nccl, NcclSym];
+const NCCL: &[Variant] = &[Nccl, NcclSym];
+const NCCL_AND_TORCH: &[Variant] = &[Nccl, NcclSym, TorchFused];
+const OPS: Option<Variant> = Some(RustOps);
+const KERNEL: Option<Variant> = Some(Rust);
 
 const CONTESTS: &[Contest] = &[
-    Contest {
-        benchmark: "all-reduce",
-        default: Some(RustOps),
-        competitors: &[Nccl, NcclSym, TorchOneShot, TorchTwoShot, NcclTestsLsa, NcclTestsLsaVector],
-        columns: &[Rust, RustOpsPlain, Cpp],
-    },
-    collective("reduce-scatter"),
-    collective("all-gather"),
-    collective("all-to-all"),
-    collective("broadcast"),
-    Contest { columns: &[], ..collective("rmsnorm-allreduce") },
-    Contest { columns: &[Rust], ..collective("launch") },
-    Contest { benchmark: "barrier", default: Some(Rust), competitors: HOST_CALLS, columns: &[Cpp] },
-    Contest {
-        benchmark: "put",
-        default: Some(Rust),
-        competitors: HOST_CALLS,
-        columns: &[RustLsa, Cpp],
-    },
-    Contest {
-        benchmark: "signal",
-        default: Some(Rust),
-        competitors: HOST_CALLS,
-        columns: &[RustLsa],
-    },
-    Contest {
-        benchmark: "p2p",
-        default: None,
-        competitors: HOST_CALLS,
-        columns: &[Read, Write, Tma, CopyEngine],
-    },
-    product("gemm"),
-    Contest { columns: &[RustGemm], ..product("grouped-gemm") },
-    Contest {
-        benchmark: "gemm-allreduce",
-        default: Some(Rust),
-        competitors: &[Nccl, NcclSym, TorchOneShot, TorchTwoShot],
-        columns: &[RustUnfused, CublasLtRust],
-    },
-    Contest {
-        benchmark: "gemm-reduce-scatter",
-        default: Some(Rust),
-        competitors: &[Nccl, NcclSym, TorchFused],
-        columns: &[CublasLtRust],
-    },
-    Contest {
-        benchmark: "allgather-gemm",
-        default: Some(Rust),
-        competitors: &[Nccl, NcclSym, TorchFused],
-        columns: &[RustGemm, CublasLtRust],
-    },
-    Contest {
-        columns: &[
+    contest(
+        "all-reduce",
+        OPS,
+        &[Nccl, NcclSym, TorchOneShot, TorchTwoShot, NcclTestsLsa, NcclTestsLsaVector],
+        &[Rust, RustOpsPlain, Cpp],
+    ),
+    contest("reduce-scatter", OPS, NCCL, &[RustOpsPlain]),
+    contest("all-gather", OPS, NCCL, &[RustOpsPlain]),
+    contest("all-to-all", OPS, NCCL, &[RustOpsPlain]),
+    contest("broadcast", OPS, NCCL, &[RustOpsPlain]),
+    contest("rmsnorm-allreduce", OPS, NCCL, &[]),
+    contest("launch", OPS, NCCL, &[Rust]),
+    contest("barrier", KERNEL, NCCL, &[Cpp]),
+    contest("put", KERNEL, NCCL, &[RustLsa, Cpp]),
+    contest("signal", KERNEL, NCCL, &[RustLsa]),
+    contest("p2p", None, NCCL, &[Read, Write, Tma, CopyEngine]),
+    contest("gemm", KERNEL, &[CublasLt], &[]),
+    contest("grouped-gemm", KERNEL, &[CublasLt], &[RustGemm]),
+    contest(
+        "gemm-allreduce",
+        KERNEL,
+        &[Nccl, NcclSym, TorchOneShot, TorchTwoShot],
+        &[RustUnfused, CublasLtRust],
+    ),
+    contest("gemm-reduce-scatter", KERNEL, NCCL_AND_TORCH, &[CublasLtRust]),
+    contest("allgather-gemm", KERNEL, NCCL_AND_TORCH, &[RustGemm, CublasLtRust]),
+    contest(
+        "gemm-ladder",
+        KERNEL,
+        &[CublasLt],
+        &[
             Step1Loop,
             Step2Shared,
             Step3Registers,
@@ -89,23 +69,17 @@ const CONTESTS: &[Contest] = &[
             Step7Cluster,
             Step8Persistent,
         ],
-        ..product("gemm-ladder")
-    },
-    Contest {
-        benchmark: "ep",
-        default: Some(Rust),
-        competitors: &[Nccl, NcclSym, NcclAllToAll],
-        columns: &[RustThroughput, RustAllGather, Write],
-    },
+    ),
+    contest("ep", KERNEL, &[Nccl, NcclSym, NcclAllToAll], &[RustThroughput, RustAllGather, Write]),
 ];
 
-const fn collective(benchmark: &'static str) -> Contest {
-    let (default, columns) = (Some(RustOps), &[RustOpsPlain]);
-    Contest { benchmark, default, competitors: HOST_CALLS, columns }
-}
-
-const fn product(benchmark: &'static str) -> Contest {
-    Contest { benchmark, default: Some(Rust), competitors: &[CublasLt], columns: &[] }
+const fn contest(
+    benchmark: &'static str,
+    default: Option<Variant>,
+    competitors: &'static [Variant],
+    columns: &'static [Variant],
+) -> Contest {
+    Contest { benchmark, default, competitors, columns }
 }
 
 impl Contest {

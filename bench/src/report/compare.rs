@@ -3,40 +3,49 @@
 //! A time is the median of a run's rounds. Its standard error follows from their interquartile
 //! range, as for normally distributed times. A row became faster or slower if its times differ by
 //! more than three standard errors of the difference and by more than 3 %: two starts on one
-//! machine differ by up to that without a cause in the code.
+//! machine differ by up to that without a cause in the code. With three starts of both versions it
+//! did if all times of one are below all of the other.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::Serialize;
 
 use crate::base::options::ROUNDS;
-use crate::base::stats::geometric_mean;
+use crate::base::stats::{Spread, geometric_mean};
 use crate::harness::header::Header;
+use crate::report::ratio::{LEAST, STARTS};
 use crate::report::row::Row;
 use crate::report::table::{self, Report};
 
 /// Flags of `devcomm-bench compare`.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// The earlier run: a file that --json wrote
+    /// The earlier run: a file NAME.json that --json wrote, and with it NAME-start2.json and so on,
+    /// which are further starts of the same program
     old: PathBuf,
 
-    /// The later run
+    /// The later run, likewise
     new: PathBuf,
 }
 
 /// Compares two files.
 pub fn run(options: &Options) -> Result<()> {
-    Comparison::of(&Report::read(&options.old)?, &Report::read(&options.new)?)?.publish()
+    Comparison::of(&starts(&options.old)?, &starts(&options.new)?)?.publish()
+}
+
+/// A run and its further starts.
+pub fn starts(path: &Path) -> Result<Vec<Report<Row>>> {
+    let name = path.with_extension("");
+    let further = (2..).map(|n| format!("{}-start{n}.json", name.display()).into());
+    let further = further.take_while(|path: &PathBuf| path.is_file());
+    std::iter::once(path.to_owned()).chain(further).map(|path| Report::read(&path)).collect()
 }
 
 /// Standard errors that a difference exceeds.
 const ERRORS: f64 = 3.0;
-/// The least difference that counts.
-const LEAST: f64 = 0.03;
 
 /// What became of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -94,16 +103,25 @@ fn standard_error(row: &Row, rounds: usize) -> f64 {
 }
 
 impl Change {
-    /// `None` if one of the rows has no time.
-    fn of(old: &Row, new: &Row, rounds: [usize; 2]) -> Option<Self> {
-        let (old_us, new_us) = (old.time_us?, new.time_us?);
+    /// Of the same row in all starts; `None` if it has no time before or after.
+    fn of(old: &[&Row], new: &[&Row], rounds: [usize; 2]) -> Option<Self> {
+        let times = |rows: &[&Row]| rows.iter().filter_map(|row| row.time_us).collect::<Vec<_>>();
+        let (before, after) = (times(old), times(new));
+        let median = |times: &[f64]| Some(Spread::of(times.iter().copied())?.median);
+        let (old_us, new_us) = (median(&before)?, median(&after)?);
+        let (old, new) = (old[0], new[0]);
         let ratio = new_us / old_us;
         let noise = ERRORS
             * f64::hypot(standard_error(old, rounds[0]), ratio * standard_error(new, rounds[1]));
-        let verdict = match ratio - 1.0 {
-            change if change.abs() <= noise.max(LEAST) => Verdict::Same,
-            change if change < 0.0 => Verdict::Faster,
-            _ => Verdict::Slower,
+        let all_below = |a: &[f64], b: &[f64]| a.iter().all(|a| b.iter().all(|b| a < b));
+        let differ = match before.len().min(after.len()) {
+            STARTS.. => all_below(&before, &after) || all_below(&after, &before),
+            _ => (ratio - 1.0).abs() > noise.max(LEAST),
+        };
+        let verdict = match differ {
+            false => Verdict::Same,
+            true if ratio < 1.0 => Verdict::Faster,
+            true => Verdict::Slower,
         };
         Some(Self {
             size: new.size,
@@ -123,7 +141,8 @@ impl Change {
 
 impl Comparison {
     /// Refuses runs of different benchmarks, numbers of ranks, or ways to launch.
-    pub fn of(old: &Report<Row>, new: &Report<Row>) -> Result<Self> {
+    pub fn of<'a>(old_starts: &'a [Report<Row>], new_starts: &'a [Report<Row>]) -> Result<Self> {
+        let (old, new) = old_starts.first().zip(new_starts.first()).context("there is no run")?;
         let header = |report: &Report<Row>| report.header.clone().context("a run has no header");
         let (before, after) = (header(old)?, header(new)?);
         let (names, ranks) =
@@ -149,8 +168,12 @@ impl Comparison {
         });
         let mut changes = Report::new();
         for row in &new.rows {
-            if let Some(earlier) = old.rows.iter().find(|earlier| same_case(earlier, row)) {
-                changes.rows.extend(Change::of(earlier, row, rounds));
+            let same =
+                |start: &'a Report<Row>| start.rows.iter().find(|other| same_case(other, row));
+            let [earlier, later] = [old_starts, new_starts]
+                .map(|starts| starts.iter().filter_map(same).collect::<Vec<_>>());
+            if !earlier.is_empty() {
+                changes.rows.extend(Change::of(&earlier, &later, rounds));
             }
         }
         if changes.rows.is_empty() {

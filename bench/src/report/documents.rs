@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::base::output::{validate_output, write};
-use crate::report::compare::Comparison;
+use crate::report::compare::{self, Comparison};
 use crate::report::plot;
 use crate::report::row::Row;
 use crate::report::table::Report;
@@ -30,7 +30,7 @@ pub struct DocumentOptions {
 pub struct Documents {
     plot: Option<PathBuf>,
     /// The rows of an earlier run.
-    earlier: Option<Report<Row>>,
+    earlier: Option<Vec<Report<Row>>>,
 }
 
 impl DocumentOptions {
@@ -41,7 +41,7 @@ impl DocumentOptions {
     /// A file that is no run, or a plot that cannot be written.
     pub fn read(&self) -> Result<Documents> {
         validate_output("--plot", self.plot.as_deref())?;
-        let earlier = self.compare.as_deref().map(Report::read).transpose()?;
+        let earlier = self.compare.as_deref().map(compare::starts).transpose()?;
         Ok(Documents { plot: self.plot.clone(), earlier })
     }
 }
@@ -53,7 +53,7 @@ impl Documents {
             write(path, &plot::svg(report).context("there are no times to draw")?)?;
         }
         match &self.earlier {
-            Some(earlier) => Comparison::of(earlier, report)?.publish(),
+            Some(earlier) => Comparison::of(earlier, std::slice::from_ref(report))?.publish(),
             None => Ok(()),
         }
     }

@@ -10,8 +10,8 @@ use crate::contenders::contest::Contest;
 use crate::report::row::Row;
 
 /// A ratio that is nearer to 1 than this is no verdict, unless so many starts of the program agree.
-const LEAST: f64 = 0.03;
-const STARTS: usize = 3;
+pub const LEAST: f64 = 0.03;
+pub const STARTS: usize = 3;
 
 /// The default against the fastest competitor in one case.
 #[derive(Clone, Debug)]
