@@ -83,7 +83,7 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
             false => Vec16::from_bits([0; 4]),
         };
         // Before the wait, so that the address is computed there.
-        if N == 2 && row.has(place) {
+        if row.has(place) {
             mem::prefetch(vector(row.input, row.index(place)));
         }
         grid::wait_for_previous();
@@ -99,7 +99,7 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
         };
         send(place, mine);
         let mut ahead = 1;
-        while N == 2 && ahead < AHEAD {
+        while N == 2 && ahead < AHEAD && row.after(place, ahead).row < row.tokens {
             let next = row.after(place, ahead);
             send(next, load(next));
             ahead += 1;
@@ -107,26 +107,21 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
         // While the messages are on their way.
         thread::sync_threads();
         session.end(Coop::cta());
-        if N > 2 {
-            return row.normalise([place], &mut cluster, |[at]| [receive(&session, row, at)]);
-        }
-        while place.row < row.tokens {
+        while N == 2 && row.after(place, 1).row < row.tokens {
             let second = row.after(place, 1);
             let mut upcoming = [Vec16::from_bits([0; 4]); 2];
-            if second.row < row.tokens {
-                row.normalise([place, second], &mut cluster, |at| {
-                    let sums = at.map(|at| receive(&session, row, at));
-                    // In flight while the cluster adds up: it would take registers before.
-                    upcoming = [0, 1].map(|i| load(row.after(place, AHEAD + i)));
-                    sums
-                });
-            } else {
-                row.normalise([place], &mut cluster, |[at]| [receive(&session, row, at)]);
-            }
-            // None, after the last row.
+            row.normalise([place, second], &mut cluster, |at| {
+                let sums = at.map(|at| receive(&session, row, at));
+                // In flight while the cluster adds up: it would take registers before.
+                upcoming = [0, 1].map(|i| load(row.after(place, AHEAD + i)));
+                sums
+            });
             send(row.after(place, AHEAD), upcoming[0]);
             send(row.after(place, AHEAD + 1), upcoming[1]);
             place = row.after(second, 1);
+        }
+        if place.row < row.tokens {
+            row.normalise([place], &mut cluster, |[at]| [receive(&session, row, at)]);
         }
     }
 }
