@@ -100,7 +100,7 @@ impl Gpu {
             return Ok(());
         }
         // The default stream cannot be captured.
-        let owners = match stream.as_raw().is_null() {
+        let owners = match stream.is_default() {
             true => Some(owners),
             false => stream.give_to_capture(owners).map_err(exception)?,
         };
@@ -129,7 +129,7 @@ impl Gpu {
     /// be captured.
     pub fn capturable(&self, asked: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<Stream> {
         let stream = self.stream(asked, py)?;
-        Ok(if stream.as_raw().is_null() { self.own.clone() } else { stream })
+        Ok(if stream.is_default() { self.own.clone() } else { stream })
     }
 
     /// Waits until the stream's work is done.

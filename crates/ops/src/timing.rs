@@ -51,7 +51,7 @@ pub(crate) fn fastest<P: Copy + PartialEq>(
         select(plan)?;
         launch()?;
         // The default stream cannot be captured.
-        let graph = (!stream.as_raw().is_null()).then(|| stream.capture(several)).transpose()?;
+        let graph = (!stream.is_default()).then(|| stream.capture(several)).transpose()?;
         let time = time(plan, graph.as_ref());
         graphs.push(graph);
         time

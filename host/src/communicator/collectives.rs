@@ -322,7 +322,7 @@ impl Communicator {
         }
         // SAFETY: an untimed event of this device; every operation with this configuration keeps
         // the event alive.
-        let config = unsafe { config.clone().launch_completion_event(event.as_raw()) };
+        let config = unsafe { config.clone().launch_completion_event(event.handle().raw().cast()) };
         Ok(Configured { event: Some(event.clone()), ..self.configured(&config)? })
     }
 

@@ -50,7 +50,7 @@ impl Event {
         Ok(Self { inner: Arc::new(EventInner { handle, context, timed }) })
     }
 
-    pub(super) fn handle(&self) -> &EventHandle {
+    pub(crate) fn handle(&self) -> &EventHandle {
         &self.inner.handle
     }
 
@@ -75,7 +75,8 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         self.inner.context.refuse_capturing("an event is waited for")?;
         let (context, machine) = (&self.inner.context, self.inner.context.machine());
-        let _wait = context.recorder().begin(Operation::Event { event: self.as_raw() as usize });
+        let _wait =
+            context.recorder().begin(Operation::Event { event: self.handle().raw() as usize });
         let mut checked = machine.now();
         let waited = context.poll(None, || {
             let reached = self.is_reached()?;
@@ -91,6 +92,7 @@ impl Event {
     /// The driver's handle (`CUevent`, which is `cudaEvent_t`).
     #[must_use]
     pub fn as_raw(&self) -> *mut c_void {
+        self.context().share_handles();
         self.inner.handle.raw().cast()
     }
 
@@ -152,7 +154,7 @@ mod tests {
         stream.record(&event).unwrap();
         event.synchronize().unwrap();
         let text = context.recorder().to_string();
-        let wait = format!("wait for event {:#x}: returned after", event.as_raw() as usize);
+        let wait = format!("wait for event {:#x}: returned after", event.handle().raw() as usize);
         assert!(text.contains(&wait), "{text}");
     }
 }

@@ -26,6 +26,9 @@ pub(super) struct Holds {
     live: Mutex<Vec<Arc<Hold>>>,
     /// The capture by another library whose graph last got a hold.
     foreign: Mutex<Option<u64>>,
+    /// Whether another part of the program knows a stream or an event of the context by its handle,
+    /// so that it can capture streams.
+    is_shared: AtomicBool,
 }
 
 /// What one graph holds.
@@ -57,6 +60,16 @@ impl Context {
     /// Now, in the order in which this context's memory, windows and graphs are made.
     pub(crate) fn birth(&self) -> Birth {
         Birth(self.holds().births.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Says that another part of the program knows a stream or an event by its handle.
+    pub(super) fn share_handles(&self) {
+        self.holds().is_shared.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether another part of the program may capture streams.
+    pub(super) fn shares_handles(&self) -> bool {
+        self.holds().is_shared.load(Ordering::Relaxed)
     }
 
     /// Begins a hold for a graph that has been captured.

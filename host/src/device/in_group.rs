@@ -49,7 +49,7 @@ pub(crate) fn refuse_before_deferred(
     }
     let comes_before = DEFERRED.with_borrow(|deferred| {
         let mut own = deferred.iter().filter(|other| other.context().is(context));
-        own.any(|other| stream.is_none_or(|stream| stream.as_raw() == other.as_raw()))
+        own.any(|other| stream.is_none_or(|stream| stream.is(other)))
     });
     if comes_before { Err(StateError::BeforeDeferred { what }.into()) } else { Ok(()) }
 }

@@ -178,7 +178,8 @@ impl Context {
 
     /// Forgets the operations on the stream of the first so many turns: they have ended.
     pub(super) fn forget_ended(&self, stream: *mut c_void, turns: u64) {
-        let has_ended = |used: &mut Use| used.turn < turns && used.stream.as_raw() == stream;
+        let has_ended =
+            |used: &mut Use| used.turn < turns && used.stream.handle().raw().cast() == stream;
         let ended: Vec<_> = self.orders().eager.lock().0.extract_if(.., has_ended).collect();
         // Without the lock: this may drop a stream.
         drop(ended);
@@ -230,6 +231,14 @@ impl Uses {
         turn: u64,
         captured: bool,
     ) -> Result<()> {
+        // The usual case: one object, on the stream of its last operation.
+        if let ([order], [used]) = (objects, self.0.as_mut_slice())
+            && Arc::ptr_eq(order, &used.order)
+            && used.stream.is(stream)
+        {
+            (used.turn, used.is_recorded) = (turn, false);
+            return Ok(());
+        }
         // What the operation takes of the GPU: a graph may run those of all its objects at a time.
         let part = objects.iter().map(|order| order.part).sum::<u32>().min(GPU);
         let is_own = |used: &Use| objects.iter().any(|order| Arc::ptr_eq(order, &used.order));
@@ -246,7 +255,7 @@ impl Uses {
                     true
                 }
             };
-            if must_follow && used.stream.as_raw() != stream.as_raw() {
+            if must_follow && !used.stream.is(stream) {
                 let has_ended = used.precede(stream, captured)?;
                 if has_ended && !is_own(used) {
                     self.0.remove(at);

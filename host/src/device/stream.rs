@@ -110,6 +110,7 @@ impl Stream {
     /// `raw` is a stream of the primary context of the context's GPU, and outlives this stream.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: *mut c_void) -> Self {
+        context.share_handles();
         // SAFETY: the caller's contract.
         Self::of(context, unsafe { context.cuda().foreign_stream(raw.cast(), None) })
     }
@@ -127,6 +128,7 @@ impl Stream {
     ) -> Result<Self> {
         context.machine().refuse_simulated(|| "a stream of cudarc's".to_owned())?;
         context.require_cudarc(stream.context(), "stream")?;
+        context.share_handles();
         let keep: Box<dyn Any + Send + Sync> = Box::new(Arc::clone(stream));
         // SAFETY: a stream of the same CUDA context, which the `Arc` keeps alive.
         let handle = unsafe { context.cuda().foreign_stream(stream.cu_stream(), Some(keep)) };
@@ -202,7 +204,7 @@ impl Stream {
     /// The number of the capture by another library that the stream's work goes to. Its graph then
     /// holds what it may use.
     pub(super) fn foreign_capture(&self) -> Result<Option<u64>> {
-        if self.as_raw().is_null() {
+        if self.is_default() || !self.context().shares_handles() {
             return Ok(None);
         }
         self.context().cuda().bind()?;
@@ -254,7 +256,19 @@ impl Stream {
     /// The driver's handle (`CUstream`, which is `cudaStream_t`), for use with other libraries.
     #[must_use]
     pub fn as_raw(&self) -> *mut c_void {
+        self.context().share_handles();
         self.handle().raw().cast()
+    }
+
+    /// Whether it is the context's default stream, which cannot be captured.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        self.handle().raw().is_null()
+    }
+
+    /// Whether it is the same stream of the driver.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.handle().raw() == other.handle().raw()
     }
 
     /// The context that the stream belongs to.
@@ -302,8 +316,7 @@ impl Stream {
         if let Some(flag) = flag {
             self.inner().operations.lock().add_kernel(flag);
         }
-        // Only other libraries capture their streams without this crate.
-        if self.handle().is_foreign() { self.foreign_capture().map(drop) } else { Ok(()) }
+        self.foreign_capture().map(drop)
     }
 
     /// Registers a communicator that has operations in the stream.
@@ -314,7 +327,7 @@ impl Stream {
 
 impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Stream({:p}, {:?})", self.as_raw(), self.context())
+        write!(f, "Stream({:p}, {:?})", self.handle().raw(), self.context())
     }
 }
 

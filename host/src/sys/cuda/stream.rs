@@ -85,11 +85,6 @@ impl StreamHandle {
         self.driver
     }
 
-    /// Whether another part of the program made it.
-    pub(crate) fn is_foreign(&self) -> bool {
-        matches!(self.owner, Owner::Other { .. })
-    }
-
     pub(crate) fn raw(&self) -> RawStream {
         self.raw
     }
