@@ -55,7 +55,10 @@ impl Operations<'_> {
         let mut got = vec![T::of(0); recv.len()];
         recv.copy_to_host(&mut got)?;
         for (i, got) in got.into_iter().enumerate() {
-            assert_eq!(got.value(), want(i), "element {i}");
+            let (got, want) = (got.value(), want(i));
+            // NCCL multiplies by the reciprocal of the number of ranks, rounded, to average numbers
+            // of at most 8.
+            assert!((got - want).abs() <= 8.0 * f32::EPSILON, "element {i}: {got}, not {want}");
         }
         Ok(())
     }

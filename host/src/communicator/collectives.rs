@@ -15,7 +15,7 @@ use super::config::LoweredCollectiveConfig;
 use super::create::rank_of;
 use super::dispatch::Uses;
 use super::reduce_op::sealed::{Opened, Operator};
-use super::{CollectiveConfig, Communicator, ReduceOperator};
+use super::{CollectiveConfig, Communicator, ReduceOp, ReduceOperator};
 use crate::device::issuer::Resource;
 use crate::device::{Buffer, DeviceSlice, Event, Kept, OnStream};
 use crate::error::{Error, Result};
@@ -91,7 +91,7 @@ collectives! {
         same_length("an all-reduce", send.len(), recv.len())?;
         require_place("an all-reduce", &send, &recv, Some(0))?;
         let operation = this.operation(&send).sends(&send)?.receives(&recv)?.combines(&op)?;
-        operation.enqueue_configured(this, stream, calls::all_reduce)
+        operation.averages_by_product()?.enqueue_configured(this, stream, calls::all_reduce)
     }
 
     /// `root`'s `recv` gets the reduction of all ranks' `send`; both have the same length. The
@@ -409,6 +409,16 @@ impl<'a> Operation<'a> {
         self.operands.op = op;
         self.terms += &format!(", {}", operator.name());
         self.uses.open.extend(resource.map(|Opened(resource)| resource));
+        Ok(self)
+    }
+
+    /// Replaces the average of floats by a sum of products, as which NCCL computes it anyway. For
+    /// windows it takes a symmetric kernel for the average, and has none in an all-reduce: the call
+    /// fails with "invalid device function" (2.32.3).
+    fn averages_by_product(mut self) -> Result<Self> {
+        if self.operands.op == ReduceOp::Avg as c_int {
+            self.operands.op = self.communicator.average(self.data_type)?;
+        }
         Ok(self)
     }
 

@@ -5,11 +5,13 @@
 //! slot. So a thread that has checked a communicator can use it, however long it is stopped before
 //! its call.
 
+use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use devcomm_sys::nccl::IN_PROGRESS;
+use devcomm_types::DataType;
 use parking_lot::Mutex;
 
 use crate::device::abort::{AbortFlag, AbortFlags};
@@ -77,6 +79,8 @@ pub(crate) struct Handle {
     left_ranks_waiting: AtomicBool,
     /// What other ranks may use until the communicator ends on all ranks.
     kept: Mutex<Vec<KeptToEnd>>,
+    /// The operators that average, by type. They end with the communicator.
+    averages: Mutex<Vec<(DataType, c_int)>>,
 }
 
 impl Handle {
@@ -89,7 +93,7 @@ impl Handle {
     ) -> Self {
         let status = AtomicU8::new(Status::Live as u8);
         let (busy, calls, aborting, flags) = Default::default();
-        let (left_ranks_waiting, kept) = Default::default();
+        let (left_ranks_waiting, kept, averages) = Default::default();
         Self {
             nccl,
             slot,
@@ -103,7 +107,13 @@ impl Handle {
             flags,
             left_ranks_waiting,
             kept,
+            averages,
         }
+    }
+
+    /// The operators that average, by type.
+    pub(super) fn averages(&self) -> &Mutex<Vec<(DataType, c_int)>> {
+        &self.averages
     }
 
     pub(crate) fn nccl(&self) -> &Arc<Nccl> {

@@ -3,7 +3,8 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use devcomm_types::{DataType, Element};
+use devcomm_types::{DataType, Element, F8E4M3, F8E5M2};
+use half::{bf16, f16};
 
 use super::Communicator;
 use crate::device::in_group::refuse_inside;
@@ -197,18 +198,44 @@ impl Communicator {
         self.custom(Scalar::Device(slice.device_address()), None, slice.keep())
     }
 
+    /// NCCL's number of an operator that averages: of floats that multiplies by 1/ranks, rounded to
+    /// the type, and sums.
+    pub(super) fn average(&self, data_type: DataType) -> Result<c_int> {
+        let factor = (self.n_ranks() as f32).recip();
+        let scalar = match data_type {
+            DataType::Float32 => factor.to_bits(),
+            DataType::Float16 => f16::from_f32(factor).to_bits().into(),
+            DataType::Bfloat16 => bf16::from_f32(factor).to_bits().into(),
+            DataType::Float8e4m3 => F8E4M3::from_f32(factor).to_bits().into(),
+            DataType::Float8e5m2 => F8E5M2::from_f32(factor).to_bits().into(),
+            _ => return Ok(ReduceOp::Avg as c_int),
+        };
+        let averages = self.handle().averages();
+        let known = averages.lock().iter().find(|(of, _)| *of == data_type).map(|(_, op)| *op);
+        if let Some(op) = known {
+            return Ok(op);
+        }
+        let op = self.create_operator(Scalar::Host(vec![scalar.into()]), data_type)?;
+        averages.lock().push((data_type, op));
+        Ok(op)
+    }
+
+    /// NCCL's number of a new operator.
+    fn create_operator(&self, scalar: Scalar, data_type: DataType) -> Result<c_int> {
+        self.bind()?;
+        let out = Out::new(0);
+        self.call(|comm| calls::pre_mul_sum(comm, scalar, data_type as c_int, out.clone()))?;
+        Ok(out.get())
+    }
+
     fn custom<T: Element>(
         &self,
         scalar: Scalar,
         value: Option<T>,
         keep: Option<Kept>,
     ) -> Result<CustomReduceOp<T>> {
-        self.bind()?;
-        let out = Out::new(0);
-        let data_type = T::DATA_TYPE as c_int;
-        self.call(|comm| calls::pre_mul_sum(comm, scalar, data_type, out.clone()))?;
         let inner = Arc::new(Inner {
-            op: out.get(),
+            op: self.create_operator(scalar, T::DATA_TYPE)?,
             data_type: T::DATA_TYPE,
             life: Lifecycle::default(),
             communicator: self.clone(),

@@ -81,6 +81,20 @@ impl Collective {
         }
     }
 
+    /// Whether NCCL 2.32.3, which takes symmetric kernels for windows, lacks the one for this: it
+    /// has none that averages floats in an all-reduce.
+    pub(super) fn needs_missing_kernel(&self) -> bool {
+        let is_float = matches!(
+            self.data_type,
+            DataType::Float32
+                | DataType::Float16
+                | DataType::Bfloat16
+                | DataType::Float8e4m3
+                | DataType::Float8e5m2
+        );
+        self.kind == Kind::AllReduce && self.operator == Operator::Avg && is_float
+    }
+
     /// Whether the arguments that must be equal on all ranks are equal.
     fn matches(&self, other: &Self) -> bool {
         (self.kind, self.count, self.data_type, self.root)

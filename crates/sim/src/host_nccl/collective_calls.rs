@@ -7,7 +7,7 @@ use devcomm_sys::driver::CUevent;
 use devcomm_sys::nccl::{API_MAGIC, CollConfig, RawComm, RawStream, UNDEF_INT};
 
 use super::batch::Operation;
-use super::call::{NcclError, call};
+use super::call::{NcclError, UNHANDLED_CUDA_ERROR, call};
 use super::collective::{Collective, Kind, data_type};
 use super::config::{list, text_of};
 use super::operator::Operator;
@@ -65,6 +65,19 @@ impl CollectiveArgs {
             let (reads, writes) = collective.bytes(rank, shared.n_ranks());
             cx.check_access(&rank_comm, collective.send, reads)?;
             cx.check_access(&rank_comm, collective.recv, writes)?;
+            let windows = cx.core.nccl.windows.borrow();
+            let in_window = |address, bytes| {
+                windows.values().any(|own| own.is_of(&rank_comm) && own.has(address, bytes))
+            };
+            if collective.needs_missing_kernel()
+                && (shared.n_ranks() > 1 && shared.lsa_size() == shared.n_ranks())
+                && in_window(collective.send, reads)
+                && in_window(collective.recv, writes)
+            {
+                let text = "invalid device function: NCCL has no symmetric kernel for an average";
+                return Err(NcclError::new(UNHANDLED_CUDA_ERROR, text));
+            }
+            drop(windows);
             if kind == Kind::AllToAll && collective.send.abs_diff(collective.recv) < reads {
                 return Err(NcclError::argument("an in-place all-to-all"));
             }
