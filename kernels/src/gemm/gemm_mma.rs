@@ -8,7 +8,7 @@ use cuda_std::convert::Float;
 use cuda_std::hint;
 use cuda_std::mma::Factor;
 use cuda_std::prelude::*;
-use cuda_std::tile::{Matrix, MmaProduct, TileOrder};
+use cuda_std::tile::{Matrix, MmaProduct, RegTile, TileOrder};
 
 use super::epilogue::{Epilogue, Fragment, Fused};
 
@@ -28,7 +28,7 @@ pub const SHARED: u32 = Product::<bf16>::BYTES;
 type Product<T, const TA: bool = false, const TB: bool = false> =
     MmaProduct<T, TILE, TILE, STAGES, THREADS, TA, TB>;
 /// A warp's sums: 4 x 8 fragments of 16 x 8.
-type Sums = [[[f32; 4]; 8]; 4];
+type Sums = [RegTile<f32, 8>; 4];
 
 /// `C = A x B^T`, with an epilogue, for every GPU since Ampere.
 ///
@@ -223,7 +223,8 @@ impl Fragment for Part {
 
     #[inline(always)]
     fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
-        &mut self.sums[(i / 2) as usize][(j / 2) as usize][(i % 2 * 2 + j % 2) as usize]
+        &mut self.sums[(i / 2) as usize].blocks_mut()[(j / 2) as usize]
+            [(i % 2 * 2 + j % 2) as usize]
     }
 }
 

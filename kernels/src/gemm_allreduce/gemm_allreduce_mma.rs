@@ -100,8 +100,8 @@ unsafe fn compute<W: Partial>(
                 });
             let strip = tiles.strip(STRIPS * tile + half);
             let partial_tile = exchange.partial_tile(strip);
-            partial_tile.store::<8>(i, j, |x| sums[0][x]);
-            partial_tile.store::<8>(i + 1, j, |x| sums[1][x]);
+            partial_tile.store::<8>(i, j, |x| sums[0].blocks()[x]);
+            partial_tile.store::<8>(i + 1, j, |x| sums[1].blocks()[x]);
             exchange.announce(strip, STRIP_BARRIER + half, thread % 128);
         }
         tile += thread::grid_dim_x();

@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::PipelineState;
+use super::{PipelineState, RegTile};
 use crate::mma::{self, Factor};
 use crate::{arch, async_copy, hint, mem, thread, warp};
 
@@ -260,8 +260,7 @@ impl<
     /// J` columns, from row and column `part` of the tile on. Those outside the product mean
     /// nothing.
     ///
-    /// `sums[i][j]` are those of 16 rows and 8 columns, as [`mma::m16n8k16`] leaves them: of rows
-    /// `lane / 4` (elements 0, 1) and 8 rows below (2, 3), columns `lane % 4 * 2` and the next.
+    /// There is a tile for each 16 rows.
     ///
     /// `ALIGN` (16, 4 or 2) is at most both factors' [`row_alignment`](Matrix::row_alignment): the
     /// copies are faster, the larger it is. `sync` is a barrier of the `THREADS` threads.
@@ -277,7 +276,7 @@ impl<
         origin: (u32, u32),
         part: (u32, u32),
         sync: impl Fn(),
-    ) -> [[[f32; 4]; J]; I] {
+    ) -> [RegTile<f32, J>; I] {
         // Read once: the compiler does not move what is in the loop out of it.
         let stages = Stages {
             product: self,
@@ -285,7 +284,7 @@ impl<
             thread: thread::thread_idx_x(),
             lane: warp::lane_id(),
         };
-        let mut sums = [[[0.0; 4]; J]; I];
+        let mut sums = [RegTile::filled(0.0); I];
         let (mut filled, mut read) = (PipelineState::FIRST, PipelineState::FIRST);
         let (mut next, mut term) = (0, 0);
         // SAFETY: the caller's contract. A stage is refilled after a barrier that follows all
@@ -388,7 +387,7 @@ impl<
     #[track_caller]
     unsafe fn multiply<const I: usize, const J: usize>(
         self,
-        sums: &mut [[[f32; 4]; J]; I],
+        sums: &mut [RegTile<f32, J>; I],
         state: PipelineState,
         (row, column): (u32, u32),
     ) {
@@ -409,8 +408,9 @@ impl<
                     let [left, right] = b.load_b(column + 8 * j as u32, term, self.lane);
                     let mut i = 0;
                     while i < I {
-                        mma::m16n8k16::<T>(&mut sums[i][j], rows[i], left);
-                        mma::m16n8k16::<T>(&mut sums[i][j + 1], rows[i], right);
+                        let sums = sums[i].blocks_mut();
+                        mma::m16n8k16::<T>(&mut sums[j], rows[i], left);
+                        mma::m16n8k16::<T>(&mut sums[j + 1], rows[i], right);
                         i += 1;
                     }
                     j += 2;

@@ -1,6 +1,8 @@
 //! Tiles: what matrix kernels are written with.
 //!
 //! * [`SharedTile`]: rows of 128 bytes in shared memory, swizzled as TMA and `wgmma` expect.
+//! * [`RegTile`]: a tile in the registers of a warp, as products leave it: mapped, combined, and
+//!   reduced over its rows and columns.
 //! * [`Pipeline`]: stages in shared memory that a producer fills and consumers empty.
 //! * [`TileMemory`]: the dynamic shared memory where tiles lie.
 //! * [`MmaProduct`]: a block's product on every GPU since Ampere, from [`MmaTile`]s that its
@@ -16,11 +18,13 @@
 mod mma;
 mod order;
 mod pipeline;
+mod registers;
 mod schedule;
 mod shared;
 
 pub use self::mma::{Matrix, MmaProduct, MmaTile};
 pub use self::order::TileOrder;
 pub use self::pipeline::{Pipeline, PipelineState};
+pub use self::registers::{RegColumns, RegRows, RegTile};
 pub use self::schedule::{Schedule, Work};
 pub use self::shared::{SharedTile, TileMemory};

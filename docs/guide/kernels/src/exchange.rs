@@ -9,7 +9,7 @@ use cuda_std::tma;
 use cuda_std::vector::{Accumulate, Vec16};
 use nccl_device::{Coop, DevComm, TileExchange, Window};
 
-use crate::products::{Factors, Sums, TILE, warps_part};
+use crate::products::{Factors, Sums, TILE, for_each_pair};
 
 /// Elements of a tile, and of a vector of 16 bytes.
 pub const ELEMENTS: usize = (TILE * TILE) as usize;
@@ -97,20 +97,12 @@ impl Parts<'_> {
     #[inline(always)]
     unsafe fn push(&self, tile: u32, sums: &Sums) {
         let staged = shared_array![bf16; ELEMENTS];
-        let ((row, column), lane) = (warps_part(), warp::lane_id());
-        for (i, rows) in sums.iter().enumerate() {
-            for (j, [a, b, c, d]) in rows.iter().enumerate() {
-                let row = row + 16 * i as u32 + lane / 4;
-                let at = row * TILE + column + 8 * j as u32 + lane % 4 * 2;
-                // SAFETY: each thread has elements of its own. The previous push has read the
-                // memory: its thread has waited since, at the barriers of this tile's product.
-                unsafe {
-                    let to = staged.add(at as usize).cast::<u32>();
-                    mem::store(to, f32_to_bf16x2([*a, *b]));
-                    mem::store(to.add(4 * TILE as usize), f32_to_bf16x2([*c, *d]));
-                }
-            }
-        }
+        for_each_pair(sums, |row, column, pair| {
+            let to = staged.wrapping_add((row * TILE + column) as usize).cast();
+            // SAFETY: each thread has elements of its own. The previous push has read the memory:
+            // its thread has waited since, at the barriers of this tile's product.
+            unsafe { mem::store(to, f32_to_bf16x2(pair)) };
+        });
         // The copy is by the asynchronous proxy, which sees what is fenced for it.
         tma::fence_async_shared();
         thread::sync_threads();

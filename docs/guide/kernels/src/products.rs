@@ -6,7 +6,7 @@
 
 // ANCHOR: tile
 use cuda_std::prelude::*;
-use cuda_std::tile::{Matrix, MmaProduct};
+use cuda_std::tile::{Matrix, MmaProduct, RegTile};
 use nccl_device::{BarrierIndex, Coop, DevComm, Epoch, Flag, MemoryOrder, Window};
 
 /// Rows and columns of a tile of C.
@@ -23,8 +23,8 @@ pub(crate) struct Factors {
     b: Matrix<bf16>,
 }
 
-/// A thread's sums: a warp has 32 x 32 of the tile's, in fragments of 16 x 8.
-pub(crate) type Sums = [[[f32; 4]; 4]; 2];
+/// A warp's sums: 32 x 32 of the tile's, in tiles of 16 rows.
+pub(crate) type Sums = [RegTile<f32, 4>; 2];
 
 impl Factors {
     pub(crate) fn new(a: *const bf16, b: *const bf16, (m, n, k): (u32, u32, u32)) -> Self {
@@ -71,18 +71,22 @@ pub(crate) fn warps_part() -> (u32, u32) {
     (warp::warp_id() / 2 * 32, warp::warp_id() % 2 * 32)
 }
 
-/// Calls `f` with the row and the column in the tile, and the value, of each of a thread's sums.
-fn for_each(sums: &Sums, mut f: impl FnMut(u32, u32, f32)) {
-    let ((row, column), lane) = (warps_part(), warp::lane_id());
-    for (i, rows) in sums.iter().enumerate() {
-        for (j, fragment) in rows.iter().enumerate() {
-            for (e, value) in fragment.iter().enumerate() {
-                let row = row + 16 * i as u32 + lane / 4 + 8 * (e as u32 / 2);
-                let column = column + 8 * j as u32 + lane % 4 * 2 + e as u32 % 2;
-                f(row, column, *value);
-            }
-        }
+/// Calls `f` with the row and the column in the block's tile, and the values, of each pair of
+/// neighbours that a thread has.
+pub(crate) fn for_each_pair(sums: &Sums, mut f: impl FnMut(u32, u32, [f32; 2])) {
+    let (first_row, first_column) = warps_part();
+    for (i, sums) in sums.iter().enumerate() {
+        let first_row = first_row + 16 * i as u32;
+        sums.for_each_pair(|row, column, pair| f(first_row + row, first_column + column, pair));
     }
+}
+
+/// The same for each single value.
+fn for_each(sums: &Sums, mut f: impl FnMut(u32, u32, f32)) {
+    for_each_pair(sums, |row, column, [left, right]| {
+        f(row, column, left);
+        f(row, column + 1, right);
+    });
 }
 // ANCHOR_END: tile
 

@@ -29,21 +29,16 @@ pub unsafe fn step4_mma(a: *const bf16, b: *const bf16, c: *mut bf16, m: u32, n:
         memory: shared::dynamic_shared_mem(),
     };
     let (row, column) = (TILE * thread::block_idx_y(), TILE * thread::block_idx_x());
-    let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE, warp::lane_id());
+    let warp = warp::warp_id();
     let part = (warp / 2 * WARP_TILE, warp % 2 * WARP_TILE);
     // SAFETY: the contract; rows are aligned to 16 bytes.
     let sums = unsafe { product.sums::<16, 4, 8>((row, column), part, thread::sync_threads) };
-    // A lane has two neighbouring columns of two rows of each 16 x 8 sums.
-    let (row, column) = (row + part.0 + lane / 4, column + part.1 + lane % 4 * 2);
-    let mut i = 0;
-    while i < 4 * 8 {
-        let ([p, q, r, s], row) = (sums[i / 8][i % 8], row as usize + 16 * (i / 8));
-        let to = c.wrapping_add(row * n as usize + column as usize + 8 * (i % 8));
-        // SAFETY: the contract.
-        unsafe {
-            mem::store(to.cast(), f32_to_bf16x2([p, q]));
-            mem::store(to.wrapping_add(8 * n as usize).cast(), f32_to_bf16x2([r, s]));
-        }
-        i += 1;
+    for (i, sums) in sums.iter().enumerate() {
+        let (row, column) = (row + part.0 + 16 * i as u32, column + part.1);
+        sums.for_each_pair(|i, j, pair| {
+            let at = (row + i) as usize * n as usize + (column + j) as usize;
+            // SAFETY: the contract.
+            unsafe { mem::store(c.wrapping_add(at).cast(), f32_to_bf16x2(pair)) };
+        });
     }
 }

@@ -5,7 +5,6 @@
 //! pushes them to all ranks. While they travel, it adds the ranks' parts of its previous tile. All
 //! ranks add the same numbers in the same order, so that they get the same bits.
 
-use cuda_std::convert::f32_to_bf16x2;
 use cuda_std::prelude::*;
 use cuda_std::tile::{Matrix, MmaProduct, TileOrder};
 use cuda_std::tma;
@@ -118,9 +117,8 @@ impl Sum<'_> {
             });
             let mut vector = 0;
             while vector < VECTORS {
-                let (i, j) = (vector as usize / 4, vector as usize % 4 * 2);
-                let ([a, b, c, d], [e, f, g, h]) = (sums[i][j], sums[i][j + 1]);
-                let words = [[a, b], [c, d], [e, f], [g, h]].map(f32_to_bf16x2);
+                let (i, j) = (vector as usize / 4, vector as usize % 4);
+                let words = sums[i].factor::<bf16>(j);
                 mem::store_vec(staged.add(Self::index(vector)), Vec16::from_bits(words));
                 vector += 1;
             }

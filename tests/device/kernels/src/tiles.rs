@@ -3,7 +3,7 @@
 
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
-use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory};
+use cuda_std::tile::{Pipeline, PipelineState, RegTile, SharedTile, TileMemory};
 use cuda_std::wgmma::Layout;
 use cuda_std::{mma, tma, wgmma};
 use devcomm_types::{GridConstant, TensorMap};
@@ -221,5 +221,29 @@ unsafe fn multiply<T: mma::Factor, A: Layout<T>, B: Layout<T>>(
             term += T::TERMS;
         }
         wgmma::commit_group();
+    }
+}
+
+/// Columns of [`combines_a_tile`]'s tile, which has 16 rows.
+pub const REG_COLUMNS: u32 = 24;
+
+/// `out` becomes three times `x`, less the largest element of the row, and the sum of the column.
+/// One warp.
+#[kernel(max_threads = 32)]
+pub unsafe fn combines_a_tile(x: *const f32, out: *mut f32) {
+    let at = |row, column| (row * REG_COLUMNS + column) as usize;
+    // SAFETY: `x` and `out` have an element for each of the tile; all lanes are here.
+    unsafe {
+        let places = RegTile::<u8, { REG_COLUMNS as usize / 8 }>::filled(0);
+        let tile = places.map_at(|row, column, _| mem::load(x.add(at(row, column))));
+        let largest = tile.reduce_rows(f32::max);
+        let sums = tile.reduce_columns(|a, b| a + b);
+        let combined = tile.zip_rows(largest, |x, largest| x - largest);
+        let combined = combined.zip_columns(sums, |x, sum| x + sum);
+        let twice = tile.map(|x| 2.0 * x);
+        combined.zip(twice, |x, twice| x + twice).for_each_pair(|row, column, [left, right]| {
+            mem::store(out.add(at(row, column)), left);
+            mem::store(out.add(at(row, column) + 1), right);
+        });
     }
 }

@@ -3,7 +3,10 @@
 use cuda_std::{bf16, f16};
 use devcomm::{Element, Error, LaunchConfig, LaunchError, Simulation, TensorMapDesc};
 use devcomm_device_tests::KERNELS;
-use devcomm_device_tests::kernels::{self, tiles::PRODUCT_N};
+use devcomm_device_tests::kernels::{
+    self,
+    tiles::{PRODUCT_N, REG_COLUMNS},
+};
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::Gpus;
 use devcomm_testing::simulated::read;
@@ -70,6 +73,29 @@ fn tensor_cores_multiply_factors_of_every_layout() {
         }
         multiplies!(bf16, rank);
         multiplies!(f16, rank);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_tile_in_registers_knows_its_rows_and_columns() {
+    let gpus = Gpus::from(Simulation::new(1)).with_kernels(&KERNELS);
+    gpus.run("a_tile_in_registers_knows_its_rows_and_columns", |rank| {
+        rank.load(&KERNELS)?;
+        let (comm, stream, columns) = (rank.communicator()?, rank.stream()?, REG_COLUMNS as usize);
+        let count = 16 * columns;
+        let x: Vec<f32> = (0..count).map(|i| (i * 37 % 101) as f32 - 50.0).collect();
+        let (input, out) = (comm.mem_alloc::<f32>(count)?, comm.mem_alloc::<f32>(count)?);
+        input.copy_from_host(&x)?;
+        // SAFETY: both have an element for each of the tile.
+        unsafe { kernels::combines_a_tile::args(&input, &out).grid(1).block(32).launch(&stream)? };
+        stream.synchronize()?;
+        for (i, got) in read(&out)?.into_iter().enumerate() {
+            let (row, column) = (&x[i / columns * columns..][..columns], i % columns);
+            let largest = row.iter().copied().fold(f32::MIN, f32::max);
+            let sum: f32 = x.iter().skip(column).step_by(columns).sum();
+            assert_eq!(got, 3.0 * x[i] - largest + sum, "element {i}");
+        }
         Ok(())
     });
 }

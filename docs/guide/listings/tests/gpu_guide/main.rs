@@ -5,4 +5,5 @@ mod all_reduce;
 mod norm;
 mod products;
 mod readme;
+mod softmax;
 mod teams;

@@ -1,0 +1,253 @@
+//! Tiles in registers.
+
+use crate::convert::Half;
+use crate::warp::{self, WarpShuffleValue};
+
+/// A tile of 16 rows and `8 * BLOCKS` columns in the registers of a warp, as
+/// [`mma::m16n8k16`](crate::mma::m16n8k16) and [`wgmma::multiply`](crate::wgmma::multiply) leave
+/// sums there. The four warps of a warpgroup have 16 rows each of 64.
+///
+/// Of each block of 8 columns a lane has four elements: two neighbours of row `lane / 4`, from
+/// column `2 * (lane % 4)` on, and the two below them in row `lane / 4 + 8`. The methods hide this:
+/// they give rows and columns of the tile, reduce over them, and combine tiles element by element.
+///
+/// The methods that reduce are `unsafe`, as the lanes of the warp call them together.
+///
+/// # Example
+///
+/// ```
+/// use cuda_std::math;
+/// use cuda_std::tile::RegTile;
+///
+/// /// The softmax of the rows of a tile.
+/// ///
+/// /// # Safety
+/// ///
+/// /// All lanes of the warp call this together.
+/// unsafe fn softmax(scores: RegTile<f32, 8>) -> RegTile<f32, 8> {
+///     // SAFETY: the caller's contract.
+///     unsafe {
+///         let largest = scores.reduce_rows(f32::max);
+///         let powers = scores.zip_rows(largest, |score, largest| math::exp(score - largest));
+///         powers.zip_rows(powers.reduce_rows(|a, b| a + b), |power, sum| power / sum)
+///     }
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct RegTile<T, const BLOCKS: usize>([[T; 4]; BLOCKS]);
+
+/// A value for each row of a [`RegTile`], in the registers of the warp.
+#[derive(Clone, Copy, Debug)]
+pub struct RegRows<T>([T; 2]);
+
+/// A value for each column of a [`RegTile`], in the registers of the warp.
+#[derive(Clone, Copy, Debug)]
+pub struct RegColumns<T, const BLOCKS: usize>([[T; 2]; BLOCKS]);
+
+impl<T: Copy> RegRows<T> {
+    /// The same value for each row.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn filled(value: T) -> Self {
+        Self([value; 2])
+    }
+
+    /// Combines the values of each row with those of `other`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn zip<U: Copy, V>(self, other: RegRows<U>, f: impl Fn(T, U) -> V) -> RegRows<V> {
+        RegRows([f(self.0[0], other.0[0]), f(self.0[1], other.0[1])])
+    }
+}
+
+impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
+    /// The rows.
+    pub const ROWS: u32 = 16;
+    /// The columns.
+    pub const COLUMNS: u32 = 8 * BLOCKS as u32;
+
+    /// A tile with the same value everywhere.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn filled(value: T) -> Self {
+        Self([[value; 4]; BLOCKS])
+    }
+
+    /// The lane's elements of each block of 8 columns.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn blocks(&self) -> &[[T; 4]; BLOCKS] {
+        &self.0
+    }
+
+    /// As [`blocks`](Self::blocks), to change.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn blocks_mut(&mut self) -> &mut [[T; 4]; BLOCKS] {
+        &mut self.0
+    }
+
+    /// Calls `f` with the row, the first column and the elements of each of the lane's pairs of
+    /// neighbours: columns are even.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn for_each_pair(&self, mut f: impl FnMut(u32, u32, [T; 2])) {
+        let (row, column) = place();
+        let mut block = 0;
+        while block < BLOCKS {
+            let ([a, b, c, d], column) = (self.0[block], column + 8 * block as u32);
+            f(row, column, [a, b]);
+            f(row + 8, column, [c, d]);
+            block += 1;
+        }
+    }
+
+    /// The tile whose elements are `f` of the row, the column and the element here.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn map_at<U: Copy>(self, f: impl Fn(u32, u32, T) -> U) -> RegTile<U, BLOCKS> {
+        let (row, column) = place();
+        self.indexed(|block, i, element| {
+            let (row, column) = (row + 8 * (i / 2) as u32, column + (i % 2) as u32);
+            f(row, column + 8 * block as u32, element)
+        })
+    }
+
+    /// The tile whose elements are `f` of those here.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn map<U: Copy>(self, f: impl Fn(T) -> U) -> RegTile<U, BLOCKS> {
+        self.indexed(|_, _, element| f(element))
+    }
+
+    /// Combines the elements with those of `other`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn zip<U: Copy, V: Copy>(
+        self,
+        other: RegTile<U, BLOCKS>,
+        f: impl Fn(T, U) -> V,
+    ) -> RegTile<V, BLOCKS> {
+        self.indexed(|block, i, element| f(element, other.0[block][i]))
+    }
+
+    /// Combines each element with the value of its row.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn zip_rows<U: Copy, V: Copy>(
+        self,
+        rows: RegRows<U>,
+        f: impl Fn(T, U) -> V,
+    ) -> RegTile<V, BLOCKS> {
+        self.indexed(|_, i, element| f(element, rows.0[i / 2]))
+    }
+
+    /// Combines each element with the value of its column.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn zip_columns<U: Copy, V: Copy>(
+        self,
+        columns: RegColumns<U, BLOCKS>,
+        f: impl Fn(T, U) -> V,
+    ) -> RegTile<V, BLOCKS> {
+        self.indexed(|block, i, element| f(element, columns.0[block][i % 2]))
+    }
+
+    /// The tile whose elements are `f` of a block's number, an index in it, and the element here.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn indexed<U: Copy>(self, f: impl Fn(usize, usize, T) -> U) -> RegTile<U, BLOCKS> {
+        // Not by the methods of arrays, which leave large ones on the stack. The first value is
+        // only there until the loop has replaced it.
+        let mut result = [[f(0, 0, self.0[0][0]); 4]; BLOCKS];
+        let mut block = 0;
+        while block < BLOCKS {
+            let elements = self.0[block];
+            result[block] = [
+                f(block, 0, elements[0]),
+                f(block, 1, elements[1]),
+                f(block, 2, elements[2]),
+                f(block, 3, elements[3]),
+            ];
+            block += 1;
+        }
+        RegTile(result)
+    }
+}
+
+/// The row and the column of the lane's first element.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn place() -> (u32, u32) {
+    let lane = warp::lane_id();
+    (lane / 4, lane % 4 * 2)
+}
+
+impl<T: WarpShuffleValue, const BLOCKS: usize> RegTile<T, BLOCKS> {
+    /// Each row's elements combined by `op`, which is associative and commutative. All lanes that
+    /// have elements of a row get the same value.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call this together.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn reduce_rows(&self, op: impl Fn(T, T) -> T) -> RegRows<T> {
+        let [a, b, c, d] = self.0[0];
+        let mut rows = [op(a, b), op(c, d)];
+        let mut block = 1;
+        while block < BLOCKS {
+            let [a, b, c, d] = self.0[block];
+            rows = [op(rows[0], op(a, b)), op(rows[1], op(c, d))];
+            block += 1;
+        }
+        // The four lanes of a row are neighbours.
+        // SAFETY: the caller's contract.
+        RegRows(rows.map(|row| unsafe { exchange(exchange(row, 1, &op), 2, &op) }))
+    }
+
+    /// Each column's elements of the warp's 16 rows combined by `op`, which is associative and
+    /// commutative. All lanes that have elements of a column get the same value.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call this together.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn reduce_columns(&self, op: impl Fn(T, T) -> T) -> RegColumns<T, BLOCKS> {
+        let mut columns = [[self.0[0][0]; 2]; BLOCKS];
+        let mut block = 0;
+        while block < BLOCKS {
+            let [a, b, c, d] = self.0[block];
+            columns[block] = [op(a, c), op(b, d)].map(|column| {
+                // Lanes of the same columns are four apart.
+                // SAFETY: the caller's contract.
+                unsafe { exchange(exchange(exchange(column, 4, &op), 8, &op), 16, &op) }
+            });
+            block += 1;
+        }
+        RegColumns(columns)
+    }
+}
+
+/// Combines a lane's value with that of the lane whose number differs by `distance`.
+///
+/// # Safety
+///
+/// All lanes of the warp call this together.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+unsafe fn exchange<T: WarpShuffleValue>(mine: T, distance: u32, op: &impl Fn(T, T) -> T) -> T {
+    // SAFETY: the caller's contract.
+    op(mine, unsafe { warp::shuffle_xor(mine, distance) })
+}
+
+impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
+    /// Columns `16 * terms` to `16 * terms + 15`, rounded to `T`, as the left factor `a` of
+    /// [`mma::m16n8k16`](crate::mma::m16n8k16): a product of this tile with another matrix.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn factor<T: Half>(&self, terms: usize) -> [u32; 4] {
+        let ([a, b, c, d], [e, f, g, h]) = (self.0[2 * terms], self.0[2 * terms + 1]);
+        [T::pack([a, b]), T::pack([c, d]), T::pack([e, f]), T::pack([g, h])]
+    }
+}
