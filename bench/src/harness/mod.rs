@@ -193,6 +193,14 @@ impl<'a> Harness<'a> {
         Ok(graph)
     }
 
+    /// Seconds per launch of `work`, by a few launches: enough to leave out what is slow.
+    /// *Collective*.
+    pub fn try_out(&self, work: Launches<'_>) -> Result<f64> {
+        const CALLS: usize = 5;
+        work()?;
+        self.time_one(work, CALLS, None)
+    }
+
     /// Seconds per launch of `work`: the median of a few batches. *Collective*.
     pub fn time_briefly(&self, work: Launches<'_>) -> Result<f64> {
         const BATCHES: usize = 3;
@@ -209,9 +217,9 @@ impl<'a> Harness<'a> {
     fn time_one(&self, work: Launches<'_>, calls: usize, graph: Option<&Graph>) -> Result<f64> {
         let (stream, run) = (&self.stream, self.run);
         self.rank.barrier()?;
-        let (launches, launch): (_, Launches<'_>) = match graph {
-            Some(graph) => (run.graph, &|| graph.launch(stream)),
-            None => (calls, work),
+        let (launches, each, launch): (_, _, Launches<'_>) = match graph {
+            Some(graph) => (run.graph, calls, &|| graph.launch(stream)),
+            None => (calls, 1, work),
         };
         // An untimed launch, which aligns the ranks' GPUs.
         launch()?;
@@ -223,6 +231,6 @@ impl<'a> Harness<'a> {
         self.finish()?;
         let on_gpu = f64::from(self.events.1.elapsed_ms(&self.events.0)?) / 1e3;
         let seconds = if run.host { on_host } else { on_gpu };
-        Ok(seconds / (calls * run.graph.max(1)) as f64)
+        Ok(seconds / (launches * each) as f64)
     }
 }

@@ -14,8 +14,11 @@ use algorithm::Algorithm;
 /// Workspace of an algorithm, in bytes: what NVIDIA recommends for Hopper.
 const SCRATCH: usize = 32 << 20;
 
-/// How many of the proposed algorithms are tried.
-const TRIED: usize = 8;
+/// How many algorithms the heuristics are asked for.
+const ASKED: usize = 256;
+
+/// How many of these are timed again, the fastest of a short try.
+const TIMED: usize = 8;
 
 /// A handle of the library, and a workspace on one GPU.
 pub struct CublasLt {
@@ -105,7 +108,7 @@ impl CublasLt {
         let (transposed, scratch, fast) = (1_i32, SCRATCH, 1_i8);
         let reductions = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         // SAFETY: numbers, for which zeros are valid.
-        let mut found: [sys::cublasLtMatmulHeuristicResult_t; TRIED] =
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; ASKED] =
             unsafe { std::mem::zeroed() };
         let mut count = 0;
         let preference = result::create_matmul_pref()?;
@@ -161,7 +164,7 @@ impl CublasLt {
                 plan.c,
                 plan.c,
                 preference,
-                TRIED as i32,
+                ASKED as i32,
                 found.as_mut_ptr(),
                 &raw mut count,
             );
@@ -200,21 +203,30 @@ pub struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Chooses the fastest algorithm. `slowest` makes of this rank's times those of the slowest
-    /// rank, so that all ranks choose the same.
+    /// Chooses the fastest algorithm: tries each, and times those that were fastest again.
+    /// `slowest` makes of this rank's times those of the slowest rank, so that all ranks choose the
+    /// same.
     pub fn choose(
         &self,
+        try_one: impl Fn() -> Result<f64>,
         time: impl Fn() -> Result<f64>,
-        slowest: impl FnOnce(&[f64]) -> Result<Vec<f64>>,
+        slowest: impl Fn(&[f64]) -> Result<Vec<f64>>,
     ) -> Result<()> {
-        let mut times = Vec::new();
-        for i in 0..self.algorithms.len() {
-            self.chosen.set(i);
-            times.push(time()?);
-        }
-        let times = slowest(&times)?;
-        let fastest = times.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1));
-        self.chosen.set(fastest.map_or(0, |(i, _)| i));
+        let sorted = |algorithms: Vec<usize>, time: &dyn Fn() -> Result<f64>| -> Result<_> {
+            let own: Result<Vec<f64>> = algorithms
+                .iter()
+                .map(|&algorithm| {
+                    self.chosen.set(algorithm);
+                    time()
+                })
+                .collect();
+            let mut timed: Vec<_> = slowest(&own?)?.into_iter().zip(algorithms).collect();
+            timed.sort_by(|a, b| a.0.total_cmp(&b.0));
+            Ok(timed.into_iter().map(|(_, algorithm)| algorithm).collect::<Vec<_>>())
+        };
+        let mut fastest = sorted((0..self.algorithms.len()).collect(), &try_one)?;
+        fastest.truncate(TIMED);
+        self.chosen.set(sorted(fastest, &time)?[0]);
         Ok(())
     }
 
