@@ -136,8 +136,9 @@ impl<T: Factor, L: Layout<T>> Tile<T, L> {
 }
 
 /// `d = a * b`, or `d += a * b` if `accumulate`: 64 x `N` sums in `f32` of products of
-/// [`Factor::TERMS`] columns of `a` (64 rows) and of `b` (`N` rows), where `D` is `[f32; N / 2]`.
-/// Each factor has its own [`Layout`]. PTX: `wgmma.mma_async.sync.aligned.m64nNk16.f32`, or
+/// [`Factor::TERMS`] columns of `a` (64 rows) and of `b` (`N` rows), where `D` is
+/// [`RegTile<f32, { N / 8 }>`](crate::tile::RegTile) or `[f32; N / 2]`. Each factor has its own
+/// [`Layout`]. PTX: `wgmma.mma_async.sync.aligned.m64nNk16.f32`, or
 /// `m64nNk32` for 8-bit factors.
 ///
 /// Hopper adds products of 8-bit factors with fewer bits than `f32` has: relative to the largest of

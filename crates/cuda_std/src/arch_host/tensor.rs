@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use super::copies::{copy, put};
 use super::memory::{event, touch};
 use super::{Access, Engine, Event, SumsStep, current, lane_id};
+use crate::tile::RegTile;
 use crate::warp::FULL_MASK;
 use crate::wgmma::Layout;
 
@@ -294,22 +295,14 @@ fn step(sums: &mut [f32], step: SumsStep) {
     (context.ops.sums)(thread, sums, step, Location::caller());
 }
 
-impl Sums for [f32; 4] {}
-impl Sums for [f32; 8] {}
-impl Sums for [f32; 16] {}
-impl Sums for [f32; 24] {}
-impl Sums for [f32; 32] {}
-impl Sums for [f32; 40] {}
-impl Sums for [f32; 48] {}
-impl Sums for [f32; 56] {}
-impl Sums for [f32; 64] {}
-impl Sums for [f32; 72] {}
-impl Sums for [f32; 80] {}
-impl Sums for [f32; 88] {}
-impl Sums for [f32; 96] {}
-impl Sums for [f32; 104] {}
-impl Sums for [f32; 112] {}
-impl Sums for [f32; 128] {}
+macro_rules! widths {
+    ($($sums:literal)*) => { $(
+        impl Sums for [f32; $sums] {}
+        impl Sums for RegTile<f32, { $sums / 4 }> {}
+    )* };
+}
+
+widths! { 4 8 16 24 32 40 48 56 64 72 80 88 96 104 112 128 }
 
 /// A warp executes the instruction together, so no lane writes the tiles while others still read
 /// them. Orders no accesses: it is no barrier.

@@ -5,6 +5,7 @@ use core::arch::asm;
 use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
+use crate::tile::RegTile;
 use crate::wgmma::Layout;
 
 /// An address in shared memory.
@@ -294,6 +295,24 @@ macro_rules! wgmma {
                         options(nostack),
                     );
                 }
+            }
+        }
+
+        impl Sums for RegTile<f32, { $sums / 4 }> {
+            #[inline(always)]
+            unsafe fn wgmma<T: Factor, LA: Layout<T>, LB: Layout<T>>(
+                &mut self,
+                a: TileAddress,
+                b: TileAddress,
+                accumulate: bool,
+            ) {
+                // SAFETY: the caller's contract.
+                unsafe { self.elements_mut::<$sums>().wgmma::<T, LA, LB>(a, b, accumulate) }
+            }
+
+            #[inline(always)]
+            fn fence_operand(&mut self) {
+                self.elements_mut::<$sums>().fence_operand();
             }
         }
     };

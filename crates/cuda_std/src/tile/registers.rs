@@ -1,6 +1,7 @@
 //! Tiles in registers.
 
-use crate::convert::Half;
+use super::SharedTile;
+use crate::convert::{Float, Half};
 use crate::warp::{self, WarpShuffleValue};
 
 /// A tile of 16 rows and `8 * BLOCKS` columns in the registers of a warp, as
@@ -85,6 +86,15 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn blocks_mut(&mut self) -> &mut [[T; 4]; BLOCKS] {
         &mut self.0
+    }
+
+    /// The lane's elements, of all blocks.
+    #[cfg(target_arch = "nvptx64")]
+    #[inline(always)]
+    pub(crate) fn elements_mut<const N: usize>(&mut self) -> &mut [T; N] {
+        const { assert!(N == 4 * BLOCKS, "a block has four elements") };
+        // SAFETY: arrays of as many elements, which lie one after the other in both.
+        unsafe { &mut *core::ptr::from_mut(&mut self.0).cast() }
     }
 
     /// Calls `f` with the row, the first column and the elements of each of the lane's pairs of
@@ -173,6 +183,14 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     }
 }
 
+/// The lane's elements, of all blocks.
+impl<T, const BLOCKS: usize> AsMut<[T]> for RegTile<T, BLOCKS> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn as_mut(&mut self) -> &mut [T] {
+        self.0.as_flattened_mut()
+    }
+}
+
 /// The row and the column of the lane's first element.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn place() -> (u32, u32) {
@@ -242,6 +260,21 @@ unsafe fn exchange<T: WarpShuffleValue>(mine: T, distance: u32, op: &impl Fn(T, 
 }
 
 impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
+    /// Stores columns from `column` on, a multiple of 8, to a tile in shared memory, rounded to `T`:
+    /// 64 of 16 bits, or 32 of 32. PTX: `stmatrix` for 16 bits, `st.shared.v2.u32` for 32.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call this together; no other thread accesses the tile in shared memory.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn store<T: Float>(&self, to: SharedTile<T, 16>, column: u32) {
+        let first = (column / 8) as usize * 4 * size_of::<T>() / 4;
+        let element = |i: usize| self.0[i / 4][i % 4];
+        // SAFETY: the caller's contract.
+        unsafe { to.store_words(warp::lane_id(), |i| T::word(first + i, element)) }
+    }
+
     /// Columns `16 * terms` to `16 * terms + 15`, rounded to `T`, as the left factor `a` of
     /// [`mma::m16n8k16`](crate::mma::m16n8k16): a product of this tile with another matrix.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

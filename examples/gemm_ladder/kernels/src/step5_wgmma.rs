@@ -2,7 +2,7 @@
 
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
-use cuda_std::tile::{SharedTile, TileMemory};
+use cuda_std::tile::{RegTile, SharedTile, TileMemory};
 use cuda_std::wgmma;
 use devcomm_types::{GridConstant, TensorMap};
 
@@ -43,7 +43,7 @@ pub unsafe fn step5_wgmma(
             mbarrier::fence_init();
         }
         thread::sync_threads();
-        let mut sums = [0.0; 64];
+        let mut sums = RegTile::<f32, { TILE as usize / 8 }>::filled(0.0);
         let (mut term, mut parity) = (0, 0);
         while term < k {
             if thread == 0 {

@@ -5,7 +5,7 @@ use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory};
 use cuda_std::wgmma;
 use devcomm_types::{GridConstant, TensorMap};
 
-use crate::warpgroup::{ROWS, TERMS, multiply, store};
+use crate::warpgroup::{ROWS, Sums256, TERMS, multiply, store};
 
 /// Rows of C of a block.
 pub const TILE_M: u32 = 128;
@@ -56,7 +56,7 @@ pub unsafe fn step6_pipeline(
         if warp < MULTIPLYING {
             wgmma::raise_registers::<232>();
             let warpgroup_row = ROWS * (thread / 128);
-            let (mut sums, mut last) = ([0.0; 128], state);
+            let (mut sums, mut last) = (Sums256::filled(0.0), state);
             let release = |state| {
                 if thread.is_multiple_of(128) {
                     pipeline.empty(state).arrive();

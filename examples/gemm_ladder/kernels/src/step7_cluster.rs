@@ -6,7 +6,7 @@ use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory};
 use cuda_std::wgmma;
 use devcomm_types::{GridConstant, TensorMap};
 
-use crate::warpgroup::{ROWS, TERMS, multiply, store};
+use crate::warpgroup::{ROWS, Sums256, TERMS, multiply, store};
 
 /// Rows of C of a block.
 pub const TILE_M: u32 = 128;
@@ -61,7 +61,7 @@ pub unsafe fn step7_cluster(
         if warp < MULTIPLYING {
             wgmma::raise_registers::<232>();
             let warpgroup_row = ROWS * (thread / 128);
-            let (mut sums, mut last) = ([0.0; 128], state);
+            let (mut sums, mut last) = (Sums256::filled(0.0), state);
             let release = |state| {
                 // One thread for each block of the cluster.
                 if thread % 128 < CLUSTER {

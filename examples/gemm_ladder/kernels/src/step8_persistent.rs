@@ -1,13 +1,12 @@
 //! Step 8: a block computes tile after tile, in an order that the L2 cache likes, and TMA stores
 //! them.
 
-use cuda_std::convert::f32_to_bf16x2;
 use cuda_std::prelude::*;
 use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory, TileOrder};
 use cuda_std::{cluster, tma, wgmma};
 use devcomm_types::{GridConstant, TensorMap};
 
-use crate::warpgroup::{ROWS, TERMS, multiply};
+use crate::warpgroup::{ROWS, Sums256, TERMS, multiply};
 
 /// Rows of C of a block.
 pub const TILE_M: u32 = 128;
@@ -81,7 +80,7 @@ pub unsafe fn step8_persistent(
                 }
             };
             while tile < order.count() {
-                let (mut sums, mut last, mut term) = ([0.0; 128], state, 0);
+                let (mut sums, mut last, mut term) = (Sums256::filled(0.0), state, 0);
                 wgmma::fence_operand(&mut sums);
                 while term < k {
                     let (tile_a, tile_b) = tiles(state);
@@ -132,7 +131,7 @@ pub unsafe fn step8_persistent(
 ///
 /// The lanes of a multiplying warp call this together.
 #[inline(always)]
-unsafe fn store(sums: &[f32; 128], c: &TensorMap, memory: TileMemory, row: u32, column: u32) {
+unsafe fn store(sums: &Sums256, c: &TensorMap, memory: TileMemory, row: u32, column: u32) {
     let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE, warp::lane_id());
     let mut slice = 0;
     while slice < TILE_N / Store::COLUMNS {
@@ -144,10 +143,7 @@ unsafe fn store(sums: &[f32; 128], c: &TensorMap, memory: TileMemory, row: u32, 
                 tma::wait_stores_read::<1>();
             }
             warp::sync();
-            to.store_words(lane, |i| {
-                let i = 2 * (16 * slice as usize + i);
-                f32_to_bf16x2([sums[i], sums[i + 1]])
-            });
+            sums.store(to, slice * Store::COLUMNS);
             tma::fence_async_shared();
             warp::sync();
             if lane == 0 {

@@ -178,7 +178,7 @@ pub unsafe fn product_of_layouts<T: mma::Factor>(
             tile(2).load(&b, row, column, full);
         }
         full.wait(0);
-        let mut sums = [0.0; 64];
+        let mut sums = RegTile::<f32, { PRODUCT_N as usize / 8 }>::filled(0.0);
         wgmma::fence_operand(&mut sums);
         match (transposed_a, transposed_b) {
             (false, false) => multiply(&mut sums, tile(0).factor(), tile(1).factor()),
@@ -191,13 +191,12 @@ pub unsafe fn product_of_layouts<T: mma::Factor>(
         }
         wgmma::wait_groups::<0>();
         wgmma::fence_operand(&mut sums);
-        let (row, column) = (thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2);
-        let mut i = 0;
-        while i < sums.len() as u32 {
-            let (row, column) = (row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2);
-            mem::store(c.add((PRODUCT_N * row + column) as usize), sums[i as usize]);
-            i += 1;
-        }
+        let first_row = thread / 32 * 16;
+        sums.for_each_pair(|row, column, [left, right]| {
+            let to = c.add((PRODUCT_N * (first_row + row) + column) as usize);
+            mem::store(to, left);
+            mem::store(to.add(1), right);
+        });
     }
 }
 
@@ -208,7 +207,7 @@ pub unsafe fn product_of_layouts<T: mma::Factor>(
 /// As [`wgmma::multiply`].
 #[inline(always)]
 unsafe fn multiply<T: mma::Factor, A: Layout<T>, B: Layout<T>>(
-    sums: &mut [f32; 64],
+    sums: &mut RegTile<f32, { PRODUCT_N as usize / 8 }>,
     a: wgmma::Tile<T, A>,
     b: wgmma::Tile<T, B>,
 ) {
