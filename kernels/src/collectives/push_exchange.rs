@@ -46,11 +46,9 @@ pub unsafe fn push_exchange(
         Copy { from: input.wrapping_add(messages.input(to)), into, bytes: messages.bytes }
     };
     // Before the wait and the barrier: addresses are loaded, too.
-    let (mut own, mut message) = (copy(0), copy(1));
-    if own.from == own.into {
-        // It is in its place.
-        own = own.empty();
-    }
+    let (own, mut message) = (copy(0), copy(1));
+    // Unless it is in its place.
+    let mut own = (own.from != own.into).then_some(own);
     grid::wait_for_previous();
     grid::launch_next();
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
@@ -63,7 +61,7 @@ pub unsafe fn push_exchange(
             // SAFETY: the kernel's contract; each vector is copied by one thread.
             unsafe { copy_both(message, own) };
             distance += 1;
-            (message, own) = (copy(distance), own.empty());
+            (message, own) = (copy(distance), None);
         }
     }
     barrier.sync(MemoryOrder::Release);
@@ -77,26 +75,31 @@ pub(super) struct Copy {
     pub(super) bytes: usize,
 }
 
-/// Copies two messages together, this thread's vectors of them. One of them may be empty.
+/// Copies two messages of the same length together, this thread's vectors of them.
 ///
 /// # Safety
 ///
 /// Nothing else accesses these bytes. All threads of the grid call this.
 #[inline(always)]
-unsafe fn copy_both(message: Copy, own: Copy) {
+unsafe fn copy_both(message: Copy, own: Option<Copy>) {
+    let own = own.map(|own| Copy { bytes: message.bytes, ..own });
     let threads = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
     let mut at = strip::first::<UNROLL>(thread::index_1d());
     // SAFETY: the caller's contract.
     unsafe {
         while at < message.bytes / 16 {
-            let (to_peer, to_own) = (message.load_rows(at), own.load_rows(at));
-            message.store_rows(at, to_peer);
-            own.store_rows(at, to_own);
+            let loaded = (message.load_rows(at), own.map(|own| (own, own.load_rows(at))));
+            message.store_rows(at, loaded.0);
+            if let Some((own, loaded)) = loaded.1 {
+                own.store_rows(at, loaded);
+            }
             at += UNROLL * threads;
         }
         if thread::first() {
             message.copy_tail();
-            own.copy_tail();
+            if let Some(own) = own {
+                own.copy_tail();
+            }
         }
     }
 }
@@ -112,7 +115,7 @@ impl Copy {
         // SAFETY: the caller's contract.
         unsafe {
             if (self.from.addr() | self.into.addr()).is_multiple_of(16) {
-                copy_both(self, self.empty());
+                copy_both(self, None);
             } else {
                 let mut at = thread::index_1d() as usize;
                 while at < self.bytes {
@@ -130,12 +133,6 @@ impl Copy {
     unsafe fn copy_byte(self, at: usize) {
         // SAFETY: the caller's contract.
         unsafe { mem::store(self.into.wrapping_add(at), mem::load(self.from.wrapping_add(at))) }
-    }
-
-    /// No message.
-    #[inline(always)]
-    fn empty(self) -> Self {
-        Self { bytes: 0, ..self }
     }
 
     /// Loads this thread's whole vectors of a strip, the first of which is `at`.

@@ -146,7 +146,7 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
     ///
     /// # Safety
     ///
-    /// As for [`rmsnorm`](fn@rmsnorm), there are the rows, and all threads of the cluster call this.
+    /// As for [`rmsnorm`](fn@rmsnorm). The rows exist, and all threads of the cluster call this.
     #[inline(always)]
     pub(crate) unsafe fn normalise<const R: usize>(
         &self,
@@ -162,16 +162,15 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
         let at = places.map(|place| self.index(place));
         if has_vectors {
             let has_residual = !self.residual.is_null();
-            // SAFETY: the caller's contract. The residuals come first, and the weights and the scale
-            // of one row, as `load` may wait.
+            // SAFETY: the caller's contract. The residuals come first, and the weights and the
+            // scale of one row, as `load` may wait.
             unsafe {
                 let residuals = at.map(|at| {
                     has_residual.then(|| mem::load_vec(vector(self.residual.cast_const(), at)))
                 });
-                let constants =
-                    || (mem::load_vec(vector(self.weight, in_row)), self.quantised.divisor());
+                let weights = vector(self.weight, in_row);
                 if R == 1 {
-                    (weight, divisor) = constants();
+                    (weight, divisor) = (mem::load_vec(weights), self.quantised.divisor());
                 }
                 sums = load(at);
                 let mut r = 0;
@@ -189,12 +188,19 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
                 }
                 if R > 1 {
                     // In flight during the sum: they would take registers before.
-                    (weight, divisor) = constants();
+                    weight = mem::load_vec(weights);
                 }
             }
         }
-        // SAFETY: all threads of the cluster are here, and they are whole warps.
-        let totals = unsafe { cluster.sum(squares.map(Cell::into_inner)) };
+        // SAFETY: all threads of the cluster are here, and they are whole warps; the scale can be
+        // read.
+        let totals = unsafe {
+            let totals = cluster.sum(squares.map(Cell::into_inner));
+            if R > 1 {
+                divisor = self.quantised.divisor();
+            }
+            totals
+        };
         let mut r = 0;
         while r < R && has_vectors {
             let mean = totals[r] * math::recip(self.hidden as f32);

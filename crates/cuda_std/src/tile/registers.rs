@@ -260,12 +260,12 @@ unsafe fn exchange<T: WarpShuffleValue>(mine: T, distance: u32, op: &impl Fn(T, 
 }
 
 impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
-    /// Stores columns from `column` on, a multiple of 8, to a tile in shared memory, rounded to `T`:
-    /// 64 of 16 bits, or 32 of 32. PTX: `stmatrix` for 16 bits, `st.shared.v2.u32` for 32.
+    /// Stores columns from `column` on, a multiple of 8, to a tile in shared memory, rounded to
+    /// `T`: 64 of 16 bits, or 32 of 32. PTX: `stmatrix` for 16 bits, `st.shared.v2.u32` for 32.
     ///
     /// # Safety
     ///
-    /// All lanes of the warp call this together; no other thread accesses the tile in shared memory.
+    /// All lanes of the warp call this together; no other thread accesses the shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store<T: Float>(&self, to: SharedTile<T, 16>, column: u32) {

@@ -223,7 +223,7 @@ unsafe fn multiply<T: mma::Factor, A: Layout<T>, B: Layout<T>>(
     }
 }
 
-/// Columns of [`combines_a_tile`]'s tile, which has 16 rows.
+/// Columns of [`combines_a_tile()`]'s tile, which has 16 rows.
 pub const REG_COLUMNS: u32 = 24;
 
 /// `out` becomes three times `x`, less the largest element of the row, and the sum of the column.
