@@ -103,7 +103,7 @@ fn standard_error(row: &Row, rounds: usize) -> f64 {
 }
 
 impl Change {
-    /// Of the same row in all starts; `None` if it has no time before or after.
+    /// Returns the change of a row that all starts have; `None` if it has no time before or after.
     fn of(old: &[&Row], new: &[&Row], rounds: [usize; 2]) -> Option<Self> {
         let times = |rows: &[&Row]| rows.iter().filter_map(|row| row.time_us).collect::<Vec<_>>();
         let (before, after) = (times(old), times(new));

@@ -20,7 +20,7 @@ pub struct Ratio {
     pub plan: String,
     /// The size, shape or grid.
     pub of: String,
-    /// Of a matrix product: the rows of A.
+    /// The rows of A, if it is a matrix product.
     pub m: Option<usize>,
     /// Below 1 the default is faster. One for each start of the program.
     starts: Vec<f64>,

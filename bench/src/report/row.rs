@@ -24,7 +24,7 @@ pub struct Case {
     pub shape: Option<[usize; 3]>,
     /// Of a matrix product: whether B may be in the L2 cache.
     pub l2: Option<L2>,
-    /// Of a batch of tokens, on each rank: how many, and the elements of each.
+    /// The number of tokens on each rank, and the elements of each, if it is about tokens.
     pub tokens: Option<usize>,
     pub hidden: Option<usize>,
 }

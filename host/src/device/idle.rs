@@ -216,7 +216,7 @@ impl StreamInner {
         });
         match result {
             Ok(()) => {
-                self.context.forget_ended(self.handle.raw().cast(), turns);
+                self.context.forget_ended(self.handle.raw(), turns);
                 self.idle_result(registered)
             }
             Err(lost @ Error::World(WorldError::RankLost { .. })) => {

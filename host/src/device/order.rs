@@ -1,6 +1,5 @@
 //! The order of operations on a GPU that must not run at the same time.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, ThreadId};
@@ -12,6 +11,7 @@ use super::event::Event;
 use super::stream::Stream;
 use crate::error::{Error, Result, StateError};
 use crate::machine::{CallLock, Held};
+use crate::sys::cuda::RawStream;
 
 /// The whole GPU, in units that the numbers up to 10 divide.
 const GPU: u32 = 2520;
@@ -177,9 +177,8 @@ impl Context {
     }
 
     /// Forgets the operations on the stream of the first so many turns: they have ended.
-    pub(super) fn forget_ended(&self, stream: *mut c_void, turns: u64) {
-        let has_ended =
-            |used: &mut Use| used.turn < turns && used.stream.handle().raw().cast() == stream;
+    pub(super) fn forget_ended(&self, stream: RawStream, turns: u64) {
+        let has_ended = |used: &mut Use| used.turn < turns && used.stream.handle().raw() == stream;
         let ended: Vec<_> = self.orders().eager.lock().0.extract_if(.., has_ended).collect();
         // Without the lock: this may drop a stream.
         drop(ended);

@@ -180,7 +180,7 @@ impl Experts {
     ) -> Result<()> {
         let (harness, batch) = (layers[0].harness, &layers[0].batch);
         let me = harness.rank.rank();
-        // Of the rank that has the most.
+        // The size is that of the rank with the most rows.
         let rows = |rank| match operation {
             Operation::Group => batch.layout(rank).rows.len(),
             Operation::Layer => 2 * batch.received(rank),

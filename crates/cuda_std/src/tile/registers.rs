@@ -165,25 +165,21 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     /// The tile whose elements are `f` of a block's number, an index in it, and the element here.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn indexed<U: Copy>(self, f: impl Fn(usize, usize, T) -> U) -> RegTile<U, BLOCKS> {
-        // Not by the methods of arrays, which leave large ones on the stack. The first value is
-        // only there until the loop has replaced it.
-        let mut result = [[f(0, 0, self.0[0][0]); 4]; BLOCKS];
-        let mut block = 0;
+        let of = |block: usize| {
+            let [a, b, c, d] = self.0[block];
+            [f(block, 0, a), f(block, 1, b), f(block, 2, c), f(block, 3, d)]
+        };
+        // Not by the methods of arrays, which leave large ones on the stack.
+        let mut result = [of(0); BLOCKS];
+        let mut block = 1;
         while block < BLOCKS {
-            let elements = self.0[block];
-            result[block] = [
-                f(block, 0, elements[0]),
-                f(block, 1, elements[1]),
-                f(block, 2, elements[2]),
-                f(block, 3, elements[3]),
-            ];
+            result[block] = of(block);
             block += 1;
         }
         RegTile(result)
     }
 }
 
-/// The lane's elements, of all blocks.
 impl<T, const BLOCKS: usize> AsMut<[T]> for RegTile<T, BLOCKS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn as_mut(&mut self) -> &mut [T] {

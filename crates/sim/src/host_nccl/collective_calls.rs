@@ -65,19 +65,14 @@ impl CollectiveArgs {
             let (reads, writes) = collective.bytes(rank, shared.n_ranks());
             cx.check_access(&rank_comm, collective.send, reads)?;
             cx.check_access(&rank_comm, collective.recv, writes)?;
-            let windows = cx.core.nccl.windows.borrow();
-            let in_window = |address, bytes| {
-                windows.values().any(|own| own.is_of(&rank_comm) && own.has(address, bytes))
-            };
             if collective.needs_missing_kernel()
                 && (shared.n_ranks() > 1 && shared.lsa_size() == shared.n_ranks())
-                && in_window(collective.send, reads)
-                && in_window(collective.recv, writes)
+                && cx.is_in_window(&rank_comm, collective.send, reads)
+                && cx.is_in_window(&rank_comm, collective.recv, writes)
             {
                 let text = "invalid device function: NCCL has no symmetric kernel for an average";
                 return Err(NcclError::new(UNHANDLED_CUDA_ERROR, text));
             }
-            drop(windows);
             if kind == Kind::AllToAll && collective.send.abs_diff(collective.recv) < reads {
                 return Err(NcclError::argument("an in-place all-to-all"));
             }

@@ -158,8 +158,7 @@ pub(super) unsafe extern "C" fn put_signal(
         window.at(signal.to, offset, bytes)?;
         let from = local.expose_provenance();
         cx.check_access(&rank_comm, from, bytes)?;
-        let windows = cx.core.nccl.windows.borrow();
-        if !windows.values().any(|own| own.is_of(&rank_comm) && own.has(from, bytes)) {
+        if !cx.is_in_window(&rank_comm, from, bytes) {
             return Err(NcclError::argument("the source is not in a window of the communicator"));
         }
         let (data, stream) = (Some((from, window, offset)), cx.stream(&rank_comm, stream)?);

@@ -126,6 +126,12 @@ impl CallContext<'_> {
         let known = self.core.nccl.windows.borrow().get(&window.addr()).cloned();
         known.ok_or_else(|| NcclError::argument("not a window, or one that was deregistered"))
     }
+
+    /// Whether the rank has registered these bytes of its memory in a window.
+    pub(super) fn is_in_window(&self, comm: &RankComm, address: usize, bytes: usize) -> bool {
+        let windows = self.core.nccl.windows.borrow();
+        windows.values().any(|own| own.is_of(comm) && own.has(address, bytes))
+    }
 }
 
 /// Writes NULL on all ranks if a rank's memory is not from `ncclMemAlloc`.
