@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::context::Context;
 use super::event::Event;
+use super::in_group::refuse_before_deferred;
 use super::stream::Stream;
 use crate::error::{Error, Result, StateError};
 use crate::machine::{CallLock, Held};
@@ -143,7 +144,7 @@ impl StreamOrder {
         if !stream.context().is(&self.context) {
             return Err(Error::invalid("the stream is of another context than the operation"));
         }
-        let _enqueue = stream.begin_enqueue("an operation")?;
+        refuse_before_deferred(&self.context, Some(stream), "an operation")?;
         let turn = self.context.turn()?;
         self.context.take_turn(std::slice::from_ref(&self.inner), stream)?;
         Ok(turn)
@@ -196,6 +197,10 @@ impl Context {
         }
         match stream.foreign_capture()? {
             None => {
+                if eager.lock().follow_on_the_stream(objects, stream, turn) {
+                    return Ok(());
+                }
+                let _enqueue = self.begin_enqueue()?;
                 let mut uses = std::mem::take(&mut *eager.lock());
                 let taken = uses.take_turns(objects, stream, turn, false);
                 *eager.lock() = uses;
@@ -223,6 +228,18 @@ impl Uses {
         Some(self.0.remove(at))
     }
 
+    /// The usual case: whether the only operation is one of the same object, on the same stream.
+    fn follow_on_the_stream(&mut self, objects: &[Arc<Inner>], stream: &Stream, turn: u64) -> bool {
+        if let ([order], [used]) = (objects, self.0.as_mut_slice())
+            && Arc::ptr_eq(order, &used.order)
+            && used.stream.is(stream)
+        {
+            (used.turn, used.is_recorded) = (turn, false);
+            return true;
+        }
+        false
+    }
+
     fn take_turns(
         &mut self,
         objects: &[Arc<Inner>],
@@ -230,14 +247,6 @@ impl Uses {
         turn: u64,
         captured: bool,
     ) -> Result<()> {
-        // The usual case: one object, on the stream of its last operation.
-        if let ([order], [used]) = (objects, self.0.as_mut_slice())
-            && Arc::ptr_eq(order, &used.order)
-            && used.stream.is(stream)
-        {
-            (used.turn, used.is_recorded) = (turn, false);
-            return Ok(());
-        }
         // What the operation takes of the GPU: a graph may run those of all its objects at a time.
         let part = objects.iter().map(|order| order.part).sum::<u32>().min(GPU);
         let is_own = |used: &Use| objects.iter().any(|order| Arc::ptr_eq(order, &used.order));

@@ -69,7 +69,8 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.guard = None;
         fence(Ordering::SeqCst);
-        if self.lock.is_awaited.swap(false, Ordering::SeqCst) {
+        let is_awaited = &self.lock.is_awaited;
+        if is_awaited.load(Ordering::SeqCst) && is_awaited.swap(false, Ordering::SeqCst) {
             self.machine.notify();
         }
     }

@@ -173,8 +173,11 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         let first = thread::index_1d();
         // SAFETY: the caller's contract.
         unsafe {
-            // Before the wait, so that the address is computed there.
-            self.input.prefetch(first as usize);
+            // Before the wait, so that the address is computed there. A longer message does not wait
+            // for its first load alone.
+            if self.vectors <= threads() {
+                self.input.prefetch(first as usize);
+            }
             grid::wait_for_previous();
             grid::launch_next();
             // The bank's number and the first vectors are in flight together.
