@@ -1,5 +1,5 @@
 #![doc = include_str!("../README.md")]
-#![allow(clippy::test_attr_in_doctest, reason = "docs/guide/listings runs the README's tests")]
+#![allow(clippy::test_attr_in_doctest, reason = "the doc of `test` shows one")]
 
 /// ```
 /// use devcomm::{Error, Rank};

@@ -1,6 +1,7 @@
 //! Checks documents and sources: the tests that docs/host_api.md and docs/device_api.md name exist,
 //! every name of other host APIs and of NCCL's headers for kernels is there, what docs/gemm.md
-//! quotes is in the kernels, and lines have at most 100 columns.
+//! quotes is in the kernels, the list of crates and that of environment variables are complete,
+//! links lead to files and headings, and lines have at most 100 columns.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -264,14 +265,14 @@ fn names_are_found_in_declarations_and_not_in_comments() {
 }
 
 #[test]
-fn the_manifests_of_the_readme_are_those_of_a_new_project() {
+fn the_manifests_of_the_guide_are_those_of_a_new_project() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let template: String = ["Cargo.toml.liquid", "kernels/Cargo.toml.liquid"]
         .map(|name| fs::read_to_string(root.join("template").join(name)).unwrap())
         .concat();
     let template = template.replace("{{project-name}}", "my-sums");
-    let readme = fs::read_to_string(root.join("README.md")).unwrap();
-    let listings = readme.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let chapter = fs::read_to_string(root.join("docs/guide/src/project.md")).unwrap();
+    let listings = chapter.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
     let mut found = 0;
     for line in listings.flat_map(str::lines) {
         let line = line.split(" #").next().unwrap_or_default().trim();
@@ -283,7 +284,7 @@ fn the_manifests_of_the_readme_are_those_of_a_new_project() {
         assert!(is_there, "the template does not have: {line}");
         found += 1;
     }
-    assert!(found >= 20, "only {found} lines were found: did the README's form change?");
+    assert!(found >= 20, "only {found} lines were found: did the chapter's form change?");
 }
 
 /// A quotation begins with the name of its file. Parts of the file follow, with `// ...` between.
@@ -314,4 +315,151 @@ fn what_the_chapter_on_products_quotes_is_in_the_kernels() {
         .filter(|name| name.starts_with("step"))
         .collect();
     assert_eq!(quoted, steps, "the chapter quotes every step");
+}
+
+/// The manifests of packages below a folder: `Cargo.toml`, by path from the root.
+fn manifests(folder: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && name != "target" && !name.starts_with('.') {
+            manifests(&path, into);
+        } else if name == "Cargo.toml" {
+            into.push(path);
+        }
+    }
+}
+
+#[test]
+fn the_list_of_crates_has_every_package() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let design = fs::read_to_string(root.join("docs/design.md")).unwrap();
+    let (_, list) = design.split_once("| folder | package |").unwrap();
+    let rows = list.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let listed: BTreeSet<(String, String)> = rows
+        .map(|row| {
+            let cells: Vec<&str> = row.trim_matches(['|', ' ']).split(" | ").collect();
+            (cells[0].trim_matches('`').to_owned(), cells[1].to_owned())
+        })
+        .collect();
+
+    let mut found = Vec::new();
+    manifests(root, &mut found);
+    let packages: BTreeSet<(String, String)> = found
+        .iter()
+        .map(|path| {
+            let text = fs::read_to_string(path).unwrap();
+            let (_, package) = text.split_once("[package]").unwrap();
+            let name = package.lines().find_map(|line| line.strip_prefix("name = ")).unwrap();
+            let folder = path.parent().unwrap().strip_prefix(root).unwrap();
+            let folder = folder.to_str().filter(|folder| !folder.is_empty()).unwrap_or(".");
+            (folder.to_owned(), name.trim_matches('"').to_owned())
+        })
+        .collect();
+    assert_eq!(listed, packages);
+    assert!(packages.len() > 25, "{packages:?}");
+}
+
+/// Words that begin with `DEVCOMM_`.
+fn variables(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words.filter(|word| word.starts_with("DEVCOMM_") && !word.ends_with('_')).collect()
+}
+
+/// Variables that are not for users: of tests, and between devcomm's own processes.
+const INTERNAL: [&str; 9] = [
+    "DEVCOMM_LINK_JOB",
+    "DEVCOMM_LISTENER",
+    "DEVCOMM_ORIGINALS",
+    "DEVCOMM_RANK",
+    "DEVCOMM_TEST_CHILD",
+    "DEVCOMM_TEST_DUMP",
+    "DEVCOMM_TEST_FETCH",
+    "DEVCOMM_TEST_KERNELS",
+    "DEVCOMM_TEST_SOCKET",
+];
+
+#[test]
+fn the_list_of_environment_variables_is_that_of_the_sources() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let document = fs::read_to_string(root.join("docs/environment.md")).unwrap();
+    let listed = variables(&document);
+
+    let mut code = Vec::new();
+    for folder in ["host/src", "bench/src", "xtask/src", "python/src"] {
+        sources(&root.join(folder), &mut code);
+    }
+    for entry in fs::read_dir(root.join("crates")).unwrap() {
+        sources(&entry.unwrap().path().join("src"), &mut code);
+    }
+    let all: BTreeSet<&str> = code.iter().flat_map(|(_, text)| variables(text)).collect();
+    let absent: Vec<&&str> =
+        listed.iter().filter(|name| **name != "DEVCOMM_BLESS" && !all.contains(*name)).collect();
+    assert!(absent.is_empty(), "no source reads {absent:?}");
+
+    let quoted: BTreeSet<&str> = code
+        .iter()
+        .filter(|(_, text)| !text.contains("\n#[test]"))
+        .flat_map(|(_, text)| text.split('"').filter(|part| part.starts_with("DEVCOMM_")))
+        .filter(|part| variables(part).contains(part))
+        .collect();
+    let unlisted: Vec<&str> = quoted
+        .into_iter()
+        .filter(|name| !listed.contains(name) && !INTERNAL.contains(name))
+        .collect();
+    assert!(unlisted.is_empty(), "docs/environment.md does not have {unlisted:?}");
+    assert!(listed.len() > 25, "{listed:?}");
+}
+
+/// A heading's anchor on a forge.
+fn anchor(heading: &str) -> String {
+    let heading = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || "_- ".contains(*c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+/// Code blocks are left out.
+fn prose(text: &str) -> String {
+    text.split("```").step_by(2).collect()
+}
+
+#[test]
+fn every_link_of_the_documents_leads_to_a_file_and_a_heading() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let documents = |folder: &str| -> Vec<PathBuf> {
+        let entries = fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.extension().is_some_and(|kind| kind == "md")).collect()
+    };
+    let folders = ["", "docs", "docs/lab", "docs/guide/src", "bench"];
+    let mut links = 0;
+    for path in folders.iter().flat_map(|folder| documents(folder)) {
+        let text = prose(&fs::read_to_string(&path).unwrap());
+        for link in text.split("](").skip(1) {
+            let (link, _) = link.split_once(')').unwrap();
+            if link.contains("://") {
+                continue;
+            }
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target =
+                if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            assert!(target.exists(), "{}: {link}", path.display());
+            if !heading.is_empty() && target.extension().is_some_and(|kind| kind == "md") {
+                let text = prose(&fs::read_to_string(&target).unwrap());
+                let mut headings = text.lines().filter(|line| line.starts_with('#'));
+                let found = headings.any(|line| anchor(line) == heading);
+                assert!(found, "{}: {link} has no heading", path.display());
+            }
+            links += 1;
+        }
+    }
+    assert!(links >= 100, "{links}");
+}
+
+#[test]
+fn the_design_and_the_findings_have_at_most_30_kilobytes() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    for name in ["design.md", "findings.md"] {
+        let size = fs::metadata(docs.join(name)).unwrap().len();
+        assert!(size <= 30 * 1024, "{name} has {size} bytes");
+    }
 }

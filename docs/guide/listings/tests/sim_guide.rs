@@ -10,7 +10,7 @@ use devcomm::{
     Check, DevCommRequirements, DevCommResource, Error, GinConnectionType, Rank, Simulation,
     SymmetricBuffer, World,
 };
-use kernels::{debugging, gin, mistakes, normalize, teams};
+use kernels::{debugging, gin, mistakes, normalize, sum_of_all, teams};
 use norm::KERNELS;
 
 /// The ranks of two LSA teams know their places.
@@ -141,6 +141,22 @@ fn the_race_that_the_first_chapter_plants_is_found() {
     });
     let lines = ["sums.lsa(peer as i32).store", "total += unsafe { sums.local().load(rank) }"];
     is_shown_of("norm.rs", "planted", &report, &lines);
+}
+
+/// What the README plants: the first barrier of its kernel orders nothing.
+#[test]
+fn the_race_that_the_readme_plants_is_found() {
+    let line = line_of("sum_of_all.rs", "barrier.sync(MemoryOrder::Acquire)");
+    let planted = Mutation::new("sum_of_all.rs", line, Change::Relax);
+    let report = report(Simulation::new(4).mutation(planted), |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (send, out) = (comm.window::<f32>(100)?, comm.window::<f32>(100)?);
+        let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(4))?;
+        stream.fill(&send, rank.rank() as f32)?;
+        sum_of_all::sum_of_all::args(&dev, &send, &out).grid(4).block(32).launch(&stream)?;
+        stream.synchronize()
+    });
+    is_shown_of("sum_of_all.rs", "readme", &report, &["send.lsa(peer).load(i)"]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! The tests that the README shows: this text, below the first line.
+//! The tests of the chapter on testing.
 
+// ANCHOR: tests
 use devcomm::{Check, Error, Rank, Simulation};
 
 // On GPUs if there are four and the program has PTX, or else simulated: in fixed, random and
@@ -20,3 +21,4 @@ fn the_ranks_of_two_teams_meet() {
 fn two_ranks_meet_in_every_order() {
     devcomm::check_exhaustive(2, 1000, |rank| rank.barrier());
 }
+// ANCHOR_END: tests
