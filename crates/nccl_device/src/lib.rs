@@ -91,6 +91,9 @@ pub use barrier::{
 pub use cft::CftPlace;
 pub use comm::DevComm;
 pub use coop::Coop;
+pub use devcomm_types::nccl::{
+    GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle, ResourceHandle,
+};
 pub use devcomm_types::{CftTeamMode, CounterRange, DataType, Element, SignalRange, Team};
 pub use flag::{Epoch, Flag, Flags, is_last_block};
 pub use lamport::{ANY_RANKS, EMPTY, Lamport, LamportSlots, lamport_words, message, message_word};

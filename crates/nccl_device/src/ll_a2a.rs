@@ -15,8 +15,7 @@
 //!
 //! ```
 //! use cuda_std::prelude::*;
-//! use devcomm_types::nccl::LlA2aHandle;
-//! use nccl_device::{Coop, DevComm, LlA2aBuffer, Window};
+//! use nccl_device::{Coop, DevComm, LlA2aBuffer, LlA2aHandle, Window};
 //!
 //! /// Rank `i`'s element `j` becomes rank `j`'s element `i`, one per thread; blocks have one
 //! /// thread per rank.

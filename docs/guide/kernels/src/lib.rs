@@ -12,6 +12,7 @@ pub mod all_reduce;
 pub mod debugging;
 pub mod gin;
 pub mod mistakes;
+pub mod numbers;
 pub mod sum_of_all;
 pub mod teams;
 // ANCHOR: norm

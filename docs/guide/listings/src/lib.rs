@@ -1,6 +1,7 @@
 //! The kernels of the guide, compiled, and its pictures. The other listings are the package's
 //! program and tests.
 
+pub mod kept;
 pub mod pictures;
 
 // ANCHOR: kernels

@@ -2,6 +2,7 @@
 
 mod all_reduce;
 mod norm;
+mod numbers;
 mod products;
 mod softmax;
 mod teams;

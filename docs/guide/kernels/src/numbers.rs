@@ -1,0 +1,71 @@
+//! A few numbers from all ranks, inside a kernel: the softmax of rows that are divided among ranks.
+
+// ANCHOR: kernel
+use cuda_std::math;
+use cuda_std::prelude::*;
+use nccl_device::{Coop, DevComm, LlA2aBuffer, LlA2aHandle};
+
+/// What a rank knows of a row: its largest element, and the sum of `e^(x - largest)`.
+type Part = [f32; 2];
+
+/// The same of two parts together.
+#[inline(always)]
+fn merge(a: Part, b: Part) -> Part {
+    let largest = a[0].max(b[0]);
+    [largest, a[1] * math::exp(a[0] - largest) + b[1] * math::exp(b[0] - largest)]
+}
+
+/// Divides each `e^x` by the sum of its row. Every rank has `columns` elements of each of `rows`
+/// rows, row-major.
+///
+/// # Safety
+///
+/// `x` has these elements. `exchange` is this device communicator's, for `grid` blocks and an
+/// element of 8 bytes for each rank. Grid: the same in every rank. Block: a warp.
+#[kernel]
+pub unsafe fn softmax_of_all(
+    comm: DevComm,
+    exchange: LlA2aHandle,
+    x: *mut f32,
+    rows: u32,
+    columns: u32,
+) {
+    let (team, coop, blocks) = (comm.lsa_team(), Coop::cta(), thread::grid_dim_x());
+    let (me, ranks) = (team.rank as u32, team.n_ranks as u32);
+    // SAFETY: the contract.
+    let buffer = unsafe { LlA2aBuffer::new(&comm, team, exchange, blocks) };
+    buffer.with(coop, thread::block_idx_x(), ranks, |session| {
+        let mut row = thread::block_idx_x();
+        while row < rows {
+            // SAFETY: row is below rows.
+            let x = unsafe { x.add(row as usize * columns as usize) };
+            // This lane's elements, those of the warp, and those of all ranks.
+            let mut mine: Part = [f32::MIN, 0.0];
+            for i in coop.strided(columns as usize) {
+                // SAFETY: i is below columns.
+                mine = merge(mine, [unsafe { mem::load(x.add(i)) }, 1.0]);
+            }
+            let mut distance = 16;
+            while distance > 0 {
+                // SAFETY: all lanes of the warp are here.
+                let theirs = unsafe { mine.map(|part| warp::shuffle_xor(part, distance)) };
+                mine = merge(mine, theirs);
+                distance /= 2;
+            }
+            if coop.thread_rank() == 0 {
+                session.broadcast(me, mine);
+            }
+            let all = session.receive_reduce::<Part, 1>(0, ranks, 1, |part| part, merge);
+            session.end_epoch();
+            for i in coop.strided(columns as usize) {
+                // SAFETY: as above; each lane has its own elements.
+                unsafe {
+                    let power = math::exp(mem::load(x.add(i)) - all[0]);
+                    mem::store(x.add(i), power / all[1]);
+                }
+            }
+            row += blocks;
+        }
+    });
+}
+// ANCHOR_END: kernel
