@@ -1,7 +1,8 @@
 //! Checks documents and sources: the tests that docs/host_api.md and docs/device_api.md name exist,
 //! every name of other host APIs and of NCCL's headers for kernels is there, what docs/gemm.md
 //! quotes is in the kernels, the list of crates and that of environment variables are complete,
-//! links lead to files and headings, and lines have at most 100 columns.
+//! links lead to files and headings, workflows of forges are pinned, and lines have at most 100
+//! columns.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -461,5 +462,24 @@ fn the_design_and_the_findings_have_at_most_30_kilobytes() {
     for name in ["design.md", "findings.md"] {
         let size = fs::metadata(docs.join(name)).unwrap().len();
         assert!(size <= 30 * 1024, "{name} has {size} bytes");
+    }
+}
+
+/// A tag of an action can be moved to other code, and a job's token can do what it may.
+#[test]
+fn actions_of_workflows_are_pinned_by_hash_and_only_read() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for workflow in [".github/workflows/ci.yml", "template/.github/workflows/ci.yml"] {
+        let text = fs::read_to_string(root.join(workflow)).unwrap();
+        assert!(text.contains("\npermissions:\n  contents: read\n"), "{workflow}");
+        let mut actions = 0;
+        for action in text.split("uses: ").skip(1) {
+            let (_, version) = action.lines().next().unwrap().split_once('@').unwrap();
+            let hash = version.split(' ').next().unwrap();
+            let is_hash = hash.len() == 40 && hash.chars().all(|c| c.is_ascii_hexdigit());
+            assert!(is_hash, "{workflow}: {version}");
+            actions += 1;
+        }
+        assert!(actions > 0, "{workflow}");
     }
 }
