@@ -9,7 +9,7 @@
 //!     lib/         GinLoopback's NCCL plugin, and the library of the tests with PyTorch
 //!     python/      with `--wheel`, the wheel, unpacked, and its tests, which load kernels/
 //! nccl/            lib/libnccl.so.2 (or .xz) and include/nccl.h
-//! licences/        the project's and NCCL's
+//! licences/        the project's, NCCL's, and those of the crates in the programs
 //! ```
 //!
 //! Each program contains the kernels' PTX and cubins, compressed; one archive has each only once.
@@ -28,6 +28,7 @@ use cargo_metadata::{Message, TargetKind};
 use devcomm_cli::setup::{NCCL_VERSION, Optional, find_pinned_nccl, setup};
 use devcomm_locate::{NcclTree, NcclVersion};
 use libloading::Library;
+use xtask::licences::notices;
 
 use crate::project::{EXAMPLES_PACKAGE, Project, cargo, root};
 use crate::{cpp, slim, twins, wheel};
@@ -35,6 +36,8 @@ use crate::{cpp, slim, twins, wheel};
 const RUN_SH: &str = include_str!("pack_run.sh");
 /// The package of the benchmarks.
 const BENCH_PACKAGE: &str = "devcomm-bench";
+/// The package of GinLoopback's plugin.
+const PLUGIN_PACKAGE: &str = "devcomm-rma-loopback";
 /// The package whose build script compiles the packed kernels.
 const OPS_PACKAGE: &str = "devcomm-ops";
 /// A file in every pack. Only a folder with it, or an empty one, is replaced.
@@ -84,7 +87,13 @@ pub fn pack(limit: u64, slim: Option<u32>, wheel: Option<&Path>, out: Option<&Pa
     step("NCCL");
     let library = nccl_library(&tree, slim, &cache)?;
 
-    let files = contents(&tree, &archive, &library)?;
+    let crates = cache.join("THIRD_PARTY_CRATES");
+    let packed = [EXAMPLES_PACKAGE, BENCH_PACKAGE, PLUGIN_PACKAGE];
+    let tested = project.gpu_tests();
+    let tested: Vec<&str> = tested.iter().map(|(package, _)| package.as_str()).collect();
+    fs::write(&crates, notices(&root().join("Cargo.toml"), &packed, &tested)?)
+        .with_context(|| format!("cannot write {}", crates.display()))?;
+    let files = contents(&tree, &archive, &library, &crates)?;
     ensure_fits(&files, limit, slim)?;
     write_pack(&files, &out)?;
     let total = files.iter().map(|file| file.size()).sum::<Result<u64>>()?;
@@ -118,7 +127,12 @@ impl PackFile {
 }
 
 /// All files of the pack except run.sh.
-fn contents(tree: &NcclTree, archive: &Path, library: &Path) -> Result<Vec<PackFile>> {
+fn contents(
+    tree: &NcclTree,
+    archive: &Path,
+    library: &Path,
+    crates: &Path,
+) -> Result<Vec<PackFile>> {
     let include = tree.include.as_deref().context("the NCCL installation has no headers")?;
     let licence = nccl_licence(tree).with_context(|| {
         format!("no licence of NCCL was found around {}; pack from its wheel", tree.root.display())
@@ -129,6 +143,7 @@ fn contents(tree: &NcclTree, archive: &Path, library: &Path) -> Result<Vec<PackF
         (library.to_owned(), Path::new("nccl/lib").join(name)),
         (include.join("nccl.h"), PathBuf::from("nccl/include/nccl.h")),
         (licence, PathBuf::from("licences/NCCL-LICENSE.txt")),
+        (crates.to_owned(), PathBuf::from("licences/THIRD_PARTY_CRATES")),
     ];
     let own = ["LICENSE-APACHE", "LICENSE-MIT", "THIRD_PARTY_NOTICES"];
     files.extend(own.map(|name| (root().join(name), Path::new("licences").join(name))));
