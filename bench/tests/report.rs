@@ -201,8 +201,7 @@ fn times_of(name: &str) -> HashMap<(u64, String), f64> {
 #[test]
 fn the_table_of_the_readme_is_that_of_the_files() {
     let readme = fs::read_to_string(project().join("README.md")).unwrap();
-    let files =
-        ["all-reduce-2xh200-f32-graph", "all-reduce-4xh200-f32-graph"].map(|name| times_of(name));
+    let files = ["all-reduce-2xh200-f32-graph", "all-reduce-4xh200-f32-graph"].map(times_of);
     let lines = readme[readme.find("All-reduces of f32").unwrap()..].lines();
     let table: Vec<&str> = lines
         .skip_while(|line| !line.starts_with("| size"))

@@ -31,7 +31,7 @@ fn source(folder: &Path, what: &str) -> String {
     let line_of = |mark: &str| {
         let is_mark = |line: &&str| line.trim().strip_prefix("// ") == Some(mark);
         assert_eq!(lines.iter().filter(|line| is_mark(line)).count(), 1, "`// {mark}` in {file}");
-        lines.iter().position(|line| is_mark(line)).unwrap()
+        lines.iter().position(is_mark).unwrap()
     };
     let first = line_of(&format!("ANCHOR: {anchor}")) + 1;
     let lines = &lines[first..line_of(&format!("ANCHOR_END: {anchor}"))];
