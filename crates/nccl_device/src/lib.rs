@@ -92,7 +92,8 @@ pub use cft::CftPlace;
 pub use comm::DevComm;
 pub use coop::Coop;
 pub use devcomm_types::nccl::{
-    GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle, ResourceHandle,
+    CftBarrierHandle, GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle,
+    ResourceHandle,
 };
 pub use devcomm_types::{CftTeamMode, CounterRange, DataType, Element, SignalRange, Team};
 pub use flag::{Epoch, Flag, Flags, is_last_block};
