@@ -1,5 +1,6 @@
 //! The kernel of the README, which shows the function as it is here.
 
+// ANCHOR: kernel
 use cuda_std::prelude::*;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
@@ -16,3 +17,4 @@ pub fn sum_of_all(comm: DevComm, send: Window<f32>, out: Window<f32>) {
     }
     barrier.sync(MemoryOrder::Release); // every GPU has read what it needs
 }
+// ANCHOR_END: kernel

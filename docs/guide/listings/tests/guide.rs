@@ -99,9 +99,9 @@ fn every_listing_in_rust_is_a_part_of_a_file_that_is_compiled() {
 #[test]
 fn the_kernel_of_the_readme_is_that_of_the_report() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
-    let file = root.join("docs/guide/kernels/src/sum_of_all.rs");
-    let file = fs::read_to_string(file).unwrap();
-    let kernel = file.split_once("\n\n/// ").unwrap().1.replace("pub fn", "fn");
+    let listing = source(&root.join("docs/guide/kernels/src"), "sum_of_all.rs:kernel");
+    let (_, kernel) = listing.split_once("\n\n").unwrap();
+    let kernel = kernel.replace("pub fn", "fn");
     let readme = fs::read_to_string(root.join("README.md")).unwrap();
     assert!(readme.contains(&kernel), "{kernel}");
 }
