@@ -27,6 +27,7 @@ ROLES = {
     "reduce-scatter": COLLECTIVE,
     "broadcast": COLLECTIVE,
     "all-to-all": COLLECTIVE,
+    "all-to-all-v": COLLECTIVE,
     "rmsnorm-allreduce": COLLECTIVE,
     "launch": COLLECTIVE,
     "barrier": ("rust", {"nccl", "nccl-sym"}),
@@ -76,16 +77,17 @@ def ratios(path):
         return found
     default, competitors = ROLES[benchmark]
     for at, case in enumerate(cases(content["rows"])):
-        timed = [row for row in case if row["time_us"]]
-        theirs = [row for row in timed if row["variant"] in competitors]
-        ours = [row for row in timed if row["variant"] == default]
-        if not theirs:
-            continue
-        best = min(theirs, key=lambda row: row["time_us"])
-        for row in ours:
-            noise = max(row.get("noise_percent") or 0, best.get("noise_percent") or 0) / 100
-            of = plan(row) if len(ours) > 1 else ""
-            found[of, at] = [row["time_us"] / best["time_us"], noise]
+        for key, after in (("time_us", ""), ("between_us", " after another kernel")):
+            timed = [row for row in case if (row.get(key) or 0) > 0]
+            theirs = [row for row in timed if row["variant"] in competitors]
+            ours = [row for row in timed if row["variant"] == default]
+            if not theirs:
+                continue
+            best = min(theirs, key=lambda row: row[key])
+            for row in ours:
+                noise = max(row.get("noise_percent") or 0, best.get("noise_percent") or 0) / 100
+                of = (plan(row) if len(ours) > 1 else "") + after
+                found[of.strip(), at] = [row[key] / best[key], noise]
     return found
 
 

@@ -55,6 +55,9 @@ enum Bench {
     Broadcast(cases::Command<cases::Broadcast>),
     /// All-to-all: devcomm::Collectives against ncclAlltoAll
     AllToAll(cases::Command<cases::AllToAll>),
+    /// All-to-all of uneven parts: devcomm::Collectives against ncclSend and ncclRecv
+    #[command(name = "all-to-all-v")]
+    AllToAllV(cases::Command<cases::AllToAllV>),
     /// All-reduce, residual add and RMSNorm: one kernel against ncclAllReduce and then a kernel
     #[command(name = "rmsnorm-allreduce")]
     RmsNormAllReduce(cases::Command<cases::RmsNormAllReduce>),
@@ -164,6 +167,7 @@ fn main() -> ExitCode {
         Bench::ReduceScatter(command) => cases::run(command),
         Bench::Broadcast(command) => cases::run(command),
         Bench::AllToAll(command) => cases::run(command),
+        Bench::AllToAllV(command) => cases::run(command),
         Bench::RmsNormAllReduce(command) => cases::run(command),
         Bench::Ep(command) => cases::run(command),
         Bench::Launch(command) => cases::run(command),

@@ -64,7 +64,7 @@ fn flags_that_cannot_be_meant_are_refused() {
     refuses(&["gemm-allreduce", "--m", "0"], &["0 x", "is empty"]);
     refuses(&["gemm-allreduce", "--k", "12"], &["--k 12", "a multiple of 8"]);
     refuses(&["twins", "no_such_kernel"], &["no pair `no_such_kernel`", "lsa_allreduce"]);
-    refuses(&["all-reduce", "-o", "max"], &["invalid value 'max'", "sum"]);
+    refuses(&["all-reduce", "-o", "prod"], &["invalid value 'prod'", "sum"]);
     refuses(&["gemm", "--k", "0"], &["is empty"]);
     refuses(&["gemm-ladder", "--m", "300"], &["m is 300", "multiples of 256"]);
     refuses(&["gemm", "--k", "24", "-d", "e4m3"], &["--k 24", "multiple of 16"]);

@@ -83,7 +83,7 @@ fn operations_of_expert_parallelism_are_right_beside_collectives() {
 fn an_all_reduce_is_right_for_every_type_and_size_and_is_not_timed() {
     for ranks in ["1", "2", "3", "4", "8"] {
         let args = ["all-reduce", "--simulate", ranks, "-b", "4", "-e", "16K", "-f", "16"];
-        let (comments, rows) = table(&args);
+        let (comments, rows) = table(&[&args[..], &["-d", "all"]].concat());
         assert_eq!(rows.len(), 3 * 4 * 5, "{rows:?}");
         let algorithm = if ["2", "4", "8"].contains(&ranks) { "Lamport" } else { "Nccl" };
         for of_size in rows.chunks(5) {
@@ -112,6 +112,8 @@ fn the_other_collectives_are_right_and_count_bytes_as_nccl_tests() {
         ("reduce-scatter", "4", ["16", "1"], "Lamport"),
         ("broadcast", "3", ["8", "2"], "Nccl"),
         ("all-to-all", "4", ["16", "1"], "Lamport"),
+        ("all-to-all-v", "2", ["8", "1"], "Lamport"),
+        ("all-to-all-v", "3", ["16", "1"], "Nccl"),
     ] {
         let args = [name, "--simulate", ranks, "-b", "4", "-e", "16K", "-f", "2"];
         let (comments, rows) = table(&args);
@@ -126,6 +128,31 @@ fn the_other_collectives_are_right_and_count_bytes_as_nccl_tests() {
     let (comments, rows) = table(&[&args[..], &["--lamport-bytes", "1K"]].concat());
     assert_eq!(column(&rows, 12), ["Push", "Nccl", "-", "-"]);
     are_right(&comments, &rows);
+}
+
+#[test]
+fn every_reduction_is_right_for_every_type_in_place_and_on_every_communicator() {
+    let args = |name| [name, "--simulate", "2", "-b", "64", "-e", "8K", "-f", "128", "--in-place"];
+    for (name, op, dtype, own) in [
+        ("all-reduce", "max", "bf16", &[][..]),
+        ("all-reduce", "avg", "e4m3", &[]),
+        ("all-reduce", "sum", "f32", &["rust"]),
+        ("reduce-scatter", "min", "i32", &[]),
+        ("reduce-scatter", "avg", "i32", &[]),
+    ] {
+        let of = ["-o", op, "-d", dtype, "--nccl", "mixed,efficiency,ctas:4"];
+        let (comments, rows) = table(&[&args(name)[..], &of].concat());
+        assert_eq!((&*rows[0][3], &*rows.last().unwrap()[3]), (op, op));
+        let nccl = [["nccl"; 3].as_slice(), &["nccl-sym"; 2]].concat();
+        let in_place = [&OF_OPS[..], &nccl].concat();
+        let of_size = [own, &in_place, &in_place].concat();
+        assert_eq!(column(&rows, 5), [&of_size[..], &of_size].concat());
+        let settings = ["-", "efficiency", "ctas:4", "-", "ctas:4"];
+        assert_eq!(column(&rows[rows.len() - 5..], 12), settings);
+        are_right(&comments, &rows);
+    }
+    let bad = [&args("all-reduce")[..], &["--nccl", "ctas:0"]].concat();
+    refuses(&bad, &["`ctas:0` is not mixed, unmixed"]);
 }
 
 #[test]
@@ -199,6 +226,14 @@ fn an_all_reduce_with_rmsnorm_is_right() {
         assert_eq!(column(&rows[..1], 1), [if ranks == "2" { "200" } else { "400" }]);
         are_right(&comments, &rows);
     }
+    let args = ["rmsnorm-allreduce", "--simulate", "2", "--quantised", "--hidden", "64,256"];
+    let (comments, rows) = table(&args);
+    assert_eq!(
+        column(&rows, 1).into_iter().step_by(3).collect::<Vec<_>>(),
+        ["64", "192", "256", "768"]
+    );
+    assert_eq!(column(&rows, 3), ["quantised"; 12]);
+    are_right(&comments, &rows);
     let args = ["rmsnorm-allreduce", "--simulate", "2", "--hidden"];
     for hidden in ["12", "16400"] {
         refuses_late(&[&args[..], &[hidden]].concat(), &format!("--hidden {hidden} of bf16"));
@@ -462,12 +497,12 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     let csv = fs::read_to_string(csv).unwrap();
     let expected = "size,count,type,redop,m,n,k,tokens,hidden,variant,in_place,blocks,threads,\
                     time_us,algbw,busbw,tflops,wrong,noise_percent,time_over_best,algorithm,asked,\
-                    l2,power_w,sm_mhz,temperature_c,p99_us,spread_percent\n\
-                    16,8,bf16,sum,,,,,,rust,false,1,128,,,,,0,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,,,rust-ops,false,1,64,,,,,0,,,Lamport,,,,,,,\n\
-                    16,8,bf16,sum,,,,,,rust-ops-plain,false,1,64,,,,,0,,,Lamport,,,,,,,\n\
-                    16,8,bf16,sum,,,,,,nccl,false,,,,,,,0,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,,,nccl-sym,false,,,,,,,0,,,,,,,,,,\n";
+                    l2,power_w,sm_mhz,temperature_c,p99_us,spread_percent,between_us\n\
+                    16,8,bf16,sum,,,,,,rust,false,1,128,,,,,0,,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,rust-ops,false,1,64,,,,,0,,,Lamport,,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,rust-ops-plain,false,1,64,,,,,0,,,Lamport,,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,nccl,false,,,,,,,0,,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,nccl-sym,false,,,,,,,0,,,,,,,,,,,\n";
     assert_eq!(csv, expected);
 
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();

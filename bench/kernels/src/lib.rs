@@ -18,6 +18,7 @@ mod files {
     pub mod lsa_barrier;
     pub mod lsa_put;
     pub mod p2p;
+    pub mod plain;
     pub mod reduce_copy;
     pub mod signal;
 }
@@ -25,5 +26,6 @@ mod files {
 // On the GPU a kernel is an entry point, with no name to import.
 #[allow(unused_imports)]
 pub use files::{
-    gin_put::*, ll_exchange::*, lsa_barrier::*, lsa_put::*, p2p::*, reduce_copy::*, signal::*,
+    gin_put::*, ll_exchange::*, lsa_barrier::*, lsa_put::*, p2p::*, plain::*, reduce_copy::*,
+    signal::*,
 };

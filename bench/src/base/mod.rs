@@ -3,6 +3,7 @@
 pub mod date;
 pub mod files;
 pub mod gpu;
+pub mod kernels;
 pub mod links;
 pub mod options;
 pub mod output;

@@ -1,9 +1,11 @@
 //! Flags shared by the benchmarks, with nccl-tests' names.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use devcomm::{CommConfig, CtaPolicy, GraphUsageMode};
 
 /// Flags for ranks.
 #[derive(Args, Clone, Debug)]
@@ -120,6 +122,22 @@ pub struct RunOptions {
     #[arg(long, value_name = "N")]
     pub concurrent: Option<u32>,
 
+    /// Also run in place what sends and receives in one buffer
+    #[arg(long)]
+    pub in_place: bool,
+
+    /// Configurations of NCCL, comma-separated, a row for each where it may matter: `mixed`, NCCL's
+    /// default, with graph mixing; without it `unmixed`, `efficiency` and `zero`, of the CTA policy
+    /// of that name, and `ctas:<n>`, kernels of so many blocks [default: unmixed,efficiency,zero;
+    /// mixed when simulated]
+    #[arg(long, value_delimiter = ',', value_name = "CONFIG")]
+    pub nccl: Vec<NcclSetting>,
+
+    /// Also time every variant with a kernel of another program before each call, which lets no
+    /// launch depend on it; the row has the time of both without that kernel's
+    #[arg(long, conflicts_with = "host")]
+    pub between: bool,
+
     /// Rounds, each with one batch of every variant, in random order
     #[arg(long, value_name = "N", default_value_t = ROUNDS)]
     pub rounds: usize,
@@ -180,8 +198,8 @@ refused! {
     device_implementation 'D' "device_implementation" "0",
         "--variants chooses the implementation";
     device_cta_count 'V' "device_cta_count" "",
-        "--blocks sets the blocks of a kernel, NCCL_MAX_CTAS those of NCCL";
-    cta_policy 'x' "cta_policy" "0", "the communicators have NCCL's default policy";
+        "--blocks sets the blocks of a kernel, --nccl ctas:N those of NCCL";
+    cta_policy 'x' "cta_policy" "0", "--nccl chooses NCCL's policies";
     stream_null 'y' "stream_null" "0", "every rank has a stream of its own";
     report_timestamps 'S' "report_timestamps" "0", "there are no timestamps";
     output_file 'J' "output_file" "", "--json writes the rows";
@@ -198,13 +216,59 @@ pub enum Dtype {
     F16,
     #[value(alias = "bfloat16")]
     Bf16,
+    #[value(alias = "f8e4m3")]
+    E4m3,
+    #[value(alias = "f8e5m2")]
+    E5m2,
+    #[value(alias = "int32")]
+    I32,
+    /// f32, f16 and bf16
     All,
 }
 
 impl Dtype {
     /// Whether to run the type with this name.
     pub fn includes(self, name: &str) -> bool {
-        self == Self::All || Self::from_str(name, false) == Ok(self)
+        let named = <Self as ValueEnum>::from_str(name, false);
+        match self {
+            Self::All => matches!(named, Ok(Self::F32 | Self::F16 | Self::Bf16)),
+            _ => named == Ok(self),
+        }
+    }
+}
+
+/// A configuration of NCCL's communicators.
+#[derive(Clone, Debug)]
+pub struct NcclSetting {
+    pub name: String,
+    /// `None` for the communicator of the world.
+    pub config: Option<CommConfig>,
+}
+
+impl NcclSetting {
+    /// What is measured if the command line names none.
+    pub const DEFAULTS: [&str; 3] = ["unmixed", "efficiency", "zero"];
+}
+
+impl FromStr for NcclSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unmixed = CommConfig::new().graph_usage_mode(GraphUsageMode::OneGraph);
+        let config = match text {
+            "mixed" => None,
+            "unmixed" => Some(unmixed),
+            "efficiency" => Some(unmixed.cta_policy(CtaPolicy::EFFICIENCY)),
+            "zero" => Some(unmixed.cta_policy(CtaPolicy::ZERO)),
+            _ => {
+                let ctas = text.strip_prefix("ctas:").and_then(|number| number.parse().ok());
+                let what = "mixed, unmixed, efficiency, zero or ctas:<blocks>";
+                let ctas =
+                    ctas.filter(|ctas| *ctas > 0).ok_or(format!("`{text}` is not {what}"))?;
+                Some(unmixed.min_ctas(ctas).max_ctas(ctas))
+            }
+        };
+        Ok(Self { name: text.to_owned(), config })
     }
 }
 

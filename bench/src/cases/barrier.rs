@@ -4,8 +4,8 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::all_reduce::{by_nccl, by_nccl_sym};
 use super::benchmark::{Benchmark, SIMULATED_BLOCKS};
+use super::collectives::{Call, NCCL, Operation, memory};
 use super::job::Job;
 use crate::base::options::GridOptions;
 use crate::cases::workloads;
@@ -41,7 +41,8 @@ impl Benchmark for Barrier {
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         harness.comm.require_single_lsa_team()?;
-        let compiled = job.kernels(&crate::cases::kernels::KERNELS, "lsa_barrier")?;
+        let compiled = job.kernels(&crate::base::kernels::KERNELS, "lsa_barrier")?;
+        let nccl = job.nccl()?;
         job.begin()?;
         let max_blocks = harness.choose(u32::MAX, SIMULATED_BLOCKS);
         let default = || workloads::Barrier::BLOCKS.map(|blocks| blocks.min(max_blocks)).to_vec();
@@ -51,12 +52,12 @@ impl Benchmark for Barrier {
             let threads = self.grid.threads.unwrap_or(THREADS);
             let workload = workloads::Barrier::new(harness, blocks, threads)?;
             let mut contenders = workload.with(&compiled)?;
-            if job.selection.has(Variant::Nccl) {
-                contenders.push(by_nccl::<f32>(harness, 1, false)?);
-            }
-            if job.selection.has(Variant::NcclSym) {
-                let (send, recv) = (harness.comm.window::<f32>(1)?, harness.comm.window(1)?);
-                contenders.push(by_nccl_sym(harness, &send, &recv)?);
+            for variant in NCCL.into_iter().filter(|variant| job.selection.has(*variant)) {
+                for nccl in nccl.iter().filter(|nccl| nccl.matters(variant, true)) {
+                    let buffers = memory::<f32>(nccl.comm(), variant, [1; 2])?;
+                    let call = Call::new(harness, Operation::AllReduce, false, buffers)?;
+                    contenders.push(call.by_nccl(variant, nccl));
+                }
             }
             job.compare(Case::NONE, &contenders)?;
         }

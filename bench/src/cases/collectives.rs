@@ -1,14 +1,14 @@
-//! All-gather, reduce-scatter, broadcast and all-to-all: `devcomm::Collectives` against NCCL's. And
-//! what launches take.
+//! Collectives: `devcomm::Collectives` against NCCL's. And what launches take.
 
 use anyhow::{Context, Result};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use devcomm::kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm::kernels::push_exchange;
 use devcomm::{
-    Buffer, Collectives, DevCommRequirements, DeviceSlice, KERNELS, LaunchConfig, ReduceOp, Window,
+    Buffer, Collectives, Communicator, DevCommRequirements, DeviceSlice, Element, F8E4M3, F8E5M2,
+    KERNELS, LaunchConfig, Parts, ReduceOp, Window, group,
 };
-use devcomm_testing::numbers::{Number, count_wrong_from, input, inputs};
+use devcomm_testing::numbers::{Number, Reduced, count_wrong_from, input, inputs};
 use half::{bf16, f16};
 
 use super::benchmark::{Benchmark, SIMULATED_LARGEST};
@@ -16,19 +16,23 @@ use super::job::Job;
 use crate::base::options::{Dtype, LARGEST, SizeOptions, parse_bytes};
 use crate::contenders::contender::{Contender, Outcome, Variant};
 use crate::contenders::selection::VariantInfo;
-use crate::harness::Harness;
+use crate::harness::{Harness, Nccl};
 use crate::report::row::Case;
 
 /// The flags of each of these benchmarks. A size is that of the larger buffer, and a count that of
 /// a rank's chunk.
 #[derive(Args, Clone, Debug)]
-struct Flags {
+pub struct Flags {
     #[command(flatten)]
-    sizes: SizeOptions,
+    pub sizes: SizeOptions,
 
     /// Element type
     #[arg(short = 'd', long = "datatype", value_enum, default_value = "f32")]
-    dtype: Dtype,
+    pub dtype: Dtype,
+
+    /// Reduction, of operations that reduce
+    #[arg(short = 'o', long = "op", value_enum, default_value = "sum")]
+    op: Op,
 
     /// Longest message in bytes that devcomm sends in one step (suffixes K, M, G) [default: 4M for
     /// 2 ranks]
@@ -39,6 +43,41 @@ struct Flags {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     push_blocks: Option<u32>,
 }
+
+/// A reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Op {
+    #[value(alias = "all")]
+    Sum,
+    Max,
+    Min,
+    Avg,
+}
+
+impl Op {
+    fn parts(self) -> (&'static str, ReduceOp, Reduced) {
+        match self {
+            Self::Sum => ("sum", ReduceOp::Sum, Reduced::Sum),
+            Self::Max => ("max", ReduceOp::Max, Reduced::Max),
+            Self::Min => ("min", ReduceOp::Min, Reduced::Min),
+            Self::Avg => ("avg", ReduceOp::Avg, Reduced::Avg),
+        }
+    }
+}
+
+/// Runs an expression for each of these types that is asked for, or of all types.
+macro_rules! for_types {
+    ($dtype:expr, $name:ident in [$($type:ty),*] => $body:expr) => { $(
+        if $dtype.includes(<$type as devcomm::Element>::NAME) {
+            type $name = $type;
+            $body
+        }
+    )* };
+    ($dtype:expr, $name:ident => $body:expr) => {
+        for_types!($dtype, $name in [f32, f16, bf16, F8E4M3, F8E5M2, i32] => $body)
+    };
+}
+pub(super) use for_types;
 
 /// Declares a benchmark.
 macro_rules! benchmarks {
@@ -75,7 +114,13 @@ macro_rules! benchmarks {
             }
 
             fn run(&self, job: &mut Job<'_>) -> Result<()> {
-                self.flags.run(job, Operation::$operation)
+                let means = self.flags.means(job)?;
+                job.begin()?;
+                let operation = Operation::$operation;
+                for_types!(self.flags.dtype, T => {
+                    self.flags.run_type::<T>(job, operation, &means, &|_| Ok(None))?
+                });
+                Ok(())
             }
         }
     )* };
@@ -86,6 +131,7 @@ benchmarks! {
     ReduceScatter "reduce-scatter", "reduce_scatter", "ncclReduceScatter", "reduce_scatter_perf";
     Broadcast "broadcast", "broadcast", "ncclBroadcast", "broadcast_perf";
     AllToAll "all-to-all", "all_to_all", "ncclAlltoAll", "alltoall_perf";
+    AllToAllV "all-to-all-v", "all_to_all_v", "ncclSend and ncclRecv in a group", "alltoallv_perf";
 }
 
 /// The flags of `launch`.
@@ -112,6 +158,7 @@ impl Benchmark for Launch {
         let compiled = job.kernels(&KERNELS, "push_exchange")?;
         let collectives = harness.collectives().build(harness.comm)?;
         let dev_comm = harness.comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+        let nccl = job.nccl()?;
         job.begin()?;
         let windows = [harness.comm.window(ranks * COUNT)?, harness.comm.window(ranks * COUNT)?];
         let [send, recv] = windows.each_ref().map(Buffer::device_slice);
@@ -149,14 +196,12 @@ impl Benchmark for Launch {
         if job.selection.has(Variant::RustOps) {
             contenders.push(call.clone().by_collectives(Variant::RustOps, &collectives)?);
         }
-        if job.selection.has(Variant::Nccl) {
-            let [send, recv] = [(); 2].map(|()| harness.comm.mem_alloc::<f32>(ranks * COUNT));
-            let (send, recv) = (send?.device_slice(), recv?.device_slice());
-            let call = Call::new(harness, Operation::AllToAll, false, [send, recv])?;
-            contenders.push(call.by_nccl(Variant::Nccl));
-        }
-        if job.selection.has(Variant::NcclSym) {
-            contenders.push(call.by_nccl(Variant::NcclSym));
+        for variant in NCCL.into_iter().filter(|variant| job.selection.has(*variant)) {
+            for nccl in nccl.iter().filter(|nccl| nccl.matters(variant, false)) {
+                let buffers = memory::<f32>(nccl.comm(), variant, [ranks * COUNT; 2])?;
+                let call = Call::new(harness, Operation::AllToAll, false, buffers)?;
+                contenders.push(call.by_nccl(variant, nccl));
+            }
         }
         let case = Case {
             size: ranks * bytes,
@@ -177,6 +222,8 @@ pub enum Operation {
     ReduceScatter,
     Broadcast,
     AllToAll,
+    /// Half as much to every other rank as to the others.
+    AllToAllV,
 }
 
 /// The rank that broadcasts.
@@ -191,6 +238,7 @@ impl Operation {
             Self::ReduceScatter => "reduce-scatter",
             Self::Broadcast => "broadcast",
             Self::AllToAll => "all-to-all",
+            Self::AllToAllV => "all-to-all-v",
         }
     }
 
@@ -206,6 +254,7 @@ impl Operation {
             Self::AllGather => [1, ranks],
             Self::ReduceScatter => [ranks, 1],
             Self::AllToAll => [ranks, ranks],
+            Self::AllToAllV => [ranks.next_multiple_of(2); 2],
         }
     }
 
@@ -219,8 +268,43 @@ impl Operation {
     }
 }
 
+/// The variants of NCCL.
+pub const NCCL: [Variant; 2] = [Variant::Nccl, Variant::NcclSym];
+
+/// Buffers to send and to receive in, as NCCL's variant has them.
+pub fn memory<T: Element>(
+    comm: &Communicator,
+    variant: Variant,
+    lens: [usize; 2],
+) -> Result<[DeviceSlice<T>; 2]> {
+    let [send, recv] = lens.map(|len| match variant {
+        Variant::Nccl => comm.mem_alloc(len).map(|buffer| buffer.device_slice()),
+        _ => comm.window(len).map(|window| window.device_slice()),
+    });
+    Ok([send?, recv?])
+}
+
+/// By what collectives are done.
+pub struct Means<'a> {
+    pub collectives: Collectives,
+    pub nccl: Vec<Nccl<'a>>,
+}
+
+/// What else runs a case.
+pub trait Workload {
+    fn contenders(&self) -> Result<Vec<Contender<'_>>>;
+}
+
+/// What else runs an operation of so many elements.
+type More<'a> = &'a dyn Fn(usize) -> Result<Option<Box<dyn Workload + 'a>>>;
+
 impl Flags {
-    fn run(&self, job: &mut Job<'_>, operation: Operation) -> Result<()> {
+    /// Whether a reduction is a sum.
+    pub fn sums(&self) -> bool {
+        self.op == Op::Sum
+    }
+
+    pub fn means<'a>(&self, job: &Job<'a>) -> Result<Means<'a>> {
         let mut options = job.harness.collectives();
         if let Some(bytes) = self.lamport_bytes {
             options = options.lamport_bytes(bytes);
@@ -228,56 +312,54 @@ impl Flags {
         if let Some(blocks) = self.push_blocks {
             options = options.push_blocks(blocks);
         }
-        let collectives = options.build(job.harness.comm)?;
-        job.begin()?;
-        self.run_type::<f32>(job, operation, &collectives)?;
-        self.run_type::<f16>(job, operation, &collectives)?;
-        self.run_type::<bf16>(job, operation, &collectives)
+        Ok(Means { collectives: options.build(job.harness.comm)?, nccl: job.nccl()? })
     }
 
-    fn run_type<T: Number>(
+    pub fn run_type<T: Number>(
         &self,
         job: &mut Job<'_>,
         operation: Operation,
-        collectives: &Collectives,
+        Means { collectives, nccl }: &Means<'_>,
+        more: More<'_>,
     ) -> Result<()> {
-        if !self.dtype.includes(T::NAME) {
-            return Ok(());
-        }
         let (harness, ranks) = (job.harness, job.harness.rank.n_ranks());
         let [to_send, to_receive] = operation.chunks(ranks);
-        let chunks = to_send.max(to_receive);
+        let (chunks, reduces) = (to_send.max(to_receive), operation.reduces());
         let largest = harness.choose(LARGEST, SIMULATED_LARGEST);
         let counts = self.sizes.counts(largest, chunks * size_of::<T>())?;
         // As in nccl-tests, all sizes use the same memory.
         let most = counts.iter().copied().max().unwrap_or(0);
         let lens = [to_send, to_receive].map(|chunks| chunks * most);
-        let windows = [harness.comm.window(lens[0])?, harness.comm.window(lens[1])?];
-        let memory = [harness.comm.mem_alloc(lens[0])?, harness.comm.mem_alloc(lens[1])?];
+        let plain = memory::<T>(harness.comm, Variant::Nccl, lens)?;
+        let windows = memory::<T>(harness.comm, Variant::RustOps, lens)?;
+        let of_nccl = nccl.iter().map(|nccl| memory::<T>(nccl.comm(), Variant::NcclSym, lens));
+        let of_nccl = of_nccl.collect::<Result<Vec<_>>>()?;
         for count in counts {
-            let [sent, received] = [to_send * count, to_receive * count];
-            let in_windows = [windows[0].slice(..sent)?, windows[1].slice(..received)?];
-            let plain = [memory[0].slice(..sent)?, memory[1].slice(..received)?];
-            let mut contenders = Vec::new();
+            let workload = more(count)?;
+            let mut contenders = workload.as_ref().map_or(Ok(Vec::new()), |w| w.contenders())?;
             for &in_place in job.places() {
                 // An all-to-all is not in place.
-                if in_place && operation == Operation::AllToAll {
+                if in_place && matches!(operation, Operation::AllToAll | Operation::AllToAllV) {
                     continue;
                 }
-                let call = |buffers: &[DeviceSlice<T>; 2]| {
-                    Call::new(harness, operation, in_place, buffers.clone())
+                let call = |[send, recv]: &[DeviceSlice<T>; 2]| -> Result<_> {
+                    let buffers =
+                        [send.slice(..to_send * count)?, recv.slice(..to_receive * count)?];
+                    let call = Call::new(harness, operation, in_place, buffers)?;
+                    Ok(Call { op: self.op, ..call })
                 };
                 for (variant, buffers) in
-                    [(Variant::RustOps, &in_windows), (Variant::RustOpsPlain, &plain)]
+                    [(Variant::RustOps, &windows), (Variant::RustOpsPlain, &plain)]
                 {
                     if job.selection.has(variant) {
                         contenders.push(call(buffers)?.by_collectives(variant, collectives)?);
                     }
                 }
-                for (variant, buffers) in [(Variant::Nccl, &plain), (Variant::NcclSym, &in_windows)]
-                {
-                    if job.selection.has(variant) {
-                        contenders.push(call(buffers)?.by_nccl(variant));
+                for variant in NCCL.into_iter().filter(|variant| job.selection.has(*variant)) {
+                    let all = nccl.iter().zip(&of_nccl);
+                    for (nccl, own) in all.filter(|(nccl, _)| nccl.matters(variant, reduces)) {
+                        let buffers = if variant == Variant::Nccl { &plain } else { own };
+                        contenders.push(call(buffers)?.by_nccl(variant, nccl));
                     }
                 }
             }
@@ -285,7 +367,7 @@ impl Flags {
                 size: chunks * count * size_of::<T>(),
                 count,
                 dtype: T::NAME,
-                redop: if operation.reduces() { "sum" } else { "-" },
+                redop: if reduces { self.op.parts().0 } else { "-" },
                 bus: operation.bus(ranks),
                 ..Case::NONE
             };
@@ -300,9 +382,20 @@ impl Flags {
 pub struct Call<'a, T> {
     harness: &'a Harness<'a>,
     operation: Operation,
+    op: Op,
     in_place: bool,
     send: DeviceSlice<T>,
     recv: DeviceSlice<T>,
+}
+
+/// The elements that a rank sends to each in an all-to-all of uneven parts, as many as it receives
+/// from it, and where they are.
+fn parts(ranks: usize, rank: usize, count: usize) -> [Vec<usize>; 2] {
+    let [less, more] = [count / 2, 2 * count - count / 2];
+    let of = |peer: usize| if (rank + peer).is_multiple_of(2) { less } else { more };
+    let counts: Vec<usize> = (0..ranks).map(of).collect();
+    let offsets = (0..ranks).map(|peer| counts[..peer].iter().sum()).collect();
+    [counts, offsets]
 }
 
 impl<'a, T: Number> Call<'a, T> {
@@ -323,7 +416,7 @@ impl<'a, T: Number> Call<'a, T> {
                 _ => send = recv.clone(),
             }
         }
-        let call = Self { harness, operation, in_place, send, recv };
+        let call = Self { harness, operation, op: Op::Sum, in_place, send, recv };
         call.write_input()?;
         Ok(call)
     }
@@ -335,6 +428,12 @@ impl<'a, T: Number> Call<'a, T> {
             return Ok(());
         }
         Ok(self.send.copy_from_host(&inputs(run.seed, rank.rank(), self.send.len()))?)
+    }
+
+    /// The parts of a rank.
+    fn parts_of(&self, rank: usize) -> [Vec<usize>; 2] {
+        let ranks = self.harness.rank.n_ranks();
+        parts(ranks, rank, self.recv.len() / self.operation.chunks(ranks)[1])
     }
 
     /// What a broadcast sends from this rank.
@@ -355,31 +454,46 @@ impl<'a, T: Number> Call<'a, T> {
     }
 
     pub fn launch(&self, collectives: &Collectives) -> devcomm::Result<()> {
-        let Self { send, recv, harness: Harness { stream, .. }, .. } = self;
+        let Self { send, recv, harness: Harness { stream, rank, .. }, .. } = self;
+        let (_, op, _) = self.op.parts();
         match self.operation {
-            Operation::AllReduce => collectives.all_reduce(send, recv, ReduceOp::Sum, stream),
+            Operation::AllReduce => collectives.all_reduce(send, recv, op, stream),
             Operation::AllGather => collectives.all_gather(send, recv, stream),
-            Operation::ReduceScatter => {
-                collectives.reduce_scatter(send, recv, ReduceOp::Sum, stream)
-            }
+            Operation::ReduceScatter => collectives.reduce_scatter(send, recv, op, stream),
             Operation::Broadcast => collectives.broadcast(self.of_root(), recv, ROOT, stream),
             Operation::AllToAll => collectives.all_to_all(send, recv, stream),
+            Operation::AllToAllV => {
+                let [counts, offsets] = &self.parts_of(rank.rank());
+                let parts = Parts { counts, offsets };
+                collectives.all_to_all_v(send, parts, recv, parts, stream)
+            }
         }
     }
 
-    fn by_nccl(self, variant: Variant) -> Contender<'a> {
-        let (outcome, in_place) = (self.clone(), self.in_place);
+    /// NCCL's host call, on a communicator of this configuration.
+    pub fn by_nccl(self, variant: Variant, nccl: &'a Nccl<'_>) -> Contender<'a> {
+        let (outcome, in_place, comm) = (self.clone(), self.in_place, nccl.comm());
         let work = move || {
-            let Self { send, recv, harness: Harness { comm, stream, .. }, .. } = &self;
+            let Self { send, recv, harness: Harness { stream, rank, .. }, .. } = &self;
+            let (_, op, _) = self.op.parts();
             match self.operation {
-                Operation::AllReduce => comm.all_reduce(send, recv, ReduceOp::Sum, stream),
+                Operation::AllReduce => comm.all_reduce(send, recv, op, stream),
                 Operation::AllGather => comm.all_gather(send, recv, stream),
-                Operation::ReduceScatter => comm.reduce_scatter(send, recv, ReduceOp::Sum, stream),
+                Operation::ReduceScatter => comm.reduce_scatter(send, recv, op, stream),
                 Operation::Broadcast => comm.broadcast(self.of_root(), recv, ROOT, stream),
                 Operation::AllToAll => comm.all_to_all(send, recv, stream),
+                Operation::AllToAllV => group(|_| {
+                    let [counts, offsets] = self.parts_of(rank.rank());
+                    for (peer, (count, first)) in counts.into_iter().zip(offsets).enumerate() {
+                        comm.send(&send.slice(first..first + count)?, peer, stream)?;
+                        comm.recv(&recv.slice(first..first + count)?, peer, stream)?;
+                    }
+                    Ok(())
+                }),
             }
         };
-        Contender::new(variant, work, outcome).in_place(in_place)
+        let contender = Contender::new(variant, work, outcome).in_place(in_place);
+        contender.configured(nccl.name.as_ref())
     }
 }
 
@@ -404,7 +518,19 @@ impl<T: Number> Outcome for Call<'_, T> {
             // NCCL's ring rounds each partial sum.
             Operation::AllReduce | Operation::ReduceScatter => {
                 let first = if self.operation == Operation::AllReduce { 0 } else { me * chunk };
-                count_wrong_from(run.seed, ranks, (ranks - 1).max(1), first, &got)
+                let (roundings, (.., reduced)) = ((ranks - 1).max(1), self.op.parts());
+                count_wrong_from(reduced, run.seed, ranks, roundings, first, &got)
+            }
+            Operation::AllToAllV => {
+                let [counts, offsets] = self.parts_of(me);
+                let wrong_of = |peer: usize| {
+                    let sent = self.parts_of(peer)[1][me];
+                    let is_wrong = |i: &usize| {
+                        got[offsets[peer] + i].bits() != input::<T>(run.seed, peer, sent + i).bits()
+                    };
+                    (0..counts[peer]).filter(is_wrong).count()
+                };
+                (0..ranks).map(wrong_of).sum()
             }
             _ => (0..got.len()).filter(|&i| got[i].bits() != expected(i).bits()).count(),
         })

@@ -22,7 +22,7 @@ use crate::contenders::cublaslt::{Plan, Types};
 use crate::contenders::foreign::Foreign;
 use crate::contenders::selection::Selection;
 use crate::contenders::torch::{self, TorchOptions, Work};
-use crate::harness::Harness;
+use crate::harness::{Harness, Nccl};
 use crate::report::row::{Case, L2};
 
 /// The collective of a product.
@@ -151,6 +151,8 @@ pub fn problems<F: Fusion>(
 ) -> Result<Vec<Problem>> {
     let shapes = fusion.inputs().0;
     let mut problems = shapes.problems(default, size_of::<bf16>(), ranks, seed)?;
+    let gathers = F::COLLECTIVE == Collective::AllGather;
+    problems.retain(|problem| shapes.has_collective(problem, gathers));
     if shapes.are_random() && F::COLLECTIVE != Collective::AllReduce {
         // The ranks share the rows.
         problems.iter_mut().for_each(|problem| problem.m = problem.m.next_multiple_of(ranks));
@@ -182,9 +184,10 @@ pub fn foreign<F: Fusion>(
 }
 
 /// By what the parts of an operation are done.
-struct Means {
+struct Means<'a> {
     collectives: Collectives,
     gemm: Gemm,
+    nccl: Vec<Nccl<'a>>,
 }
 
 /// Compares the variants of a benchmark.
@@ -192,13 +195,14 @@ pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
     let harness = job.harness;
     fusion.torch().select(&mut job.selection, F::OF_TORCH)?;
     harness.comm.require_single_lsa_team()?;
-    let types = |product| Types { factors: DataType::Bfloat16, product };
+    let types = |product| Types::new(DataType::Bfloat16, product);
     let (exact, rounded) = (types(DataType::Float32), types(DataType::Bfloat16));
     let library = load_cublaslt(job, rounded, &OF_CUBLASLT)?;
     let collectives = Collectives::new(harness.comm)?;
     // SAFETY: what writes B has ended before any launch.
     let gemm = unsafe { Gemm::new(&harness.stream)?.with_constant_b() };
-    let means = Means { collectives, gemm };
+    let nccl = if library.is_some() { job.nccl()? } else { Vec::new() };
+    let means = Means { collectives, gemm, nccl };
     job.begin()?;
     let [on_gpus, simulated] = F::defaults();
     let (ranks, seed) = (harness.rank.n_ranks(), harness.run.seed);
@@ -222,7 +226,7 @@ pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
         };
         // Plans are chosen by the data of the timing.
         matrices.fill_for_timing()?;
-        let data = &Data::new::<F>(matrices, sum.as_ref())?;
+        let data = &Data::new::<F>(matrices, sum.as_ref(), &means.nccl)?;
         let c = &harness.comm.window::<bf16>(data.result_len())?;
         if let Some(plan) = &theirs {
             let scratch = harness.comm.mem_alloc::<bf16>(problem.m * problem.n)?;
@@ -252,7 +256,7 @@ fn leave_out(matrices: &Matrices<'_, bf16>, what: &dyn Display, why: &str) {
 fn ours<'a, F: Fusion<Operation: 'a>>(
     fusion: &F,
     selection: &Selection,
-    means: &'a Means,
+    means: &'a Means<'a>,
     data: &'a Data<'a>,
     c: &'a Window<bf16>,
 ) -> Result<Vec<Contender<'a>>> {
@@ -290,7 +294,8 @@ fn ours<'a, F: Fusion<Operation: 'a>>(
     }
     if selection.has(Variant::RustUnfused) {
         let parts = (multiply(), data.collect(By::Kernels(&means.collectives)));
-        contenders.push(data.in_two(Variant::RustUnfused, c.device_slice(), parts)?);
+        let on = (Variant::RustUnfused, data.harness.comm, &data.own);
+        contenders.push(data.in_two(on, c.device_slice(), parts)?);
     }
     Ok(contenders)
 }
@@ -298,14 +303,28 @@ fn ours<'a, F: Fusion<Operation: 'a>>(
 /// cuBLASLt's product and each collective.
 fn by_cublaslt<'a>(
     selection: &Selection,
-    means: &'a Means,
+    means: &'a Means<'a>,
     data: &'a Data<'a>,
     plan: &'a Plan<'a>,
     c: &Window<bf16>,
 ) -> Result<Vec<Contender<'a>>> {
     let (matrices, Harness { comm, stream, .. }) = (data.matrices, data.harness);
     let mut contenders = Vec::new();
+    let reduces = data.collective != Collective::AllGather;
+    let mut on = Vec::new();
     for variant in OF_CUBLASLT.into_iter().filter(|variant| selection.has(*variant)) {
+        if variant == Variant::CublasLtRust {
+            on.push((variant, By::Kernels(&means.collectives), *comm, None, &data.own));
+            continue;
+        }
+        for (nccl, own) in means.nccl.iter().zip(&data.of_nccl) {
+            let (comm, name) = (nccl.comm(), nccl.name.as_ref());
+            if nccl.matters(variant, reduces) {
+                on.push((variant, By::Nccl(comm), comm, name, own));
+            }
+        }
+    }
+    for (variant, by, comm, name, own) in on {
         let b = matrices.b_in_turn();
         let multiply = move |a: &DeviceSlice<bf16>, c: &DeviceSlice<bf16>| {
             let addresses = [a.device_address(), b().device_address(), c.device_address()];
@@ -313,16 +332,14 @@ fn by_cublaslt<'a>(
             // them.
             unsafe { plan.enqueue(addresses, stream) }
         };
-        let by = match variant {
-            Variant::CublasLtRust => By::Kernels(&means.collectives),
-            _ => By::Nccl(comm),
-        };
         let c = match variant {
             Variant::Nccl => comm.mem_alloc(c.len())?.device_slice(),
+            Variant::NcclSym => comm.window(c.len())?.device_slice(),
             _ => c.device_slice(),
         };
-        let contender = data.in_two(variant, c, (multiply, data.collect(by)))?;
-        contenders.push(contender.by_algorithm(plan.describe()));
+        let parts = (multiply, data.collect(by));
+        let contender = data.in_two((variant, comm, own), c, parts)?;
+        contenders.push(contender.by_algorithm(plan.describe()).configured(name));
     }
     Ok(contenders)
 }
@@ -335,6 +352,8 @@ struct Data<'a> {
     sum: Option<&'a Sum>,
     /// The rank's elements of A: a window if others get them.
     own: DeviceSlice<bf16>,
+    /// The same in a window of each communicator of NCCL.
+    of_nccl: Vec<DeviceSlice<bf16>>,
     /// The same, within A.
     within: DeviceSlice<bf16>,
 }
@@ -343,19 +362,22 @@ impl<'a> Data<'a> {
     fn new<F: Fusion>(
         matrices: &'a Matrices<'a, bf16>,
         sum: Option<&'a Sum>,
+        nccl: &[Nccl<'_>],
     ) -> devcomm::Result<Self> {
         let (harness, collective) = (matrices.harness, F::COLLECTIVE);
         let all = matrices.a.device_slice();
-        let (own, within) = match collective {
+        let (own, of_nccl, within) = match collective {
             Collective::AllGather => {
                 let len = all.len() / harness.rank.n_ranks();
                 let first = harness.rank.rank() * len;
                 let within = all.slice(first..first + len)?;
-                (harness.comm.window(len)?.device_slice(), within)
+                let window = |comm: &Communicator| Ok(comm.window(len)?.device_slice());
+                let of_nccl = nccl.iter().map(|nccl| window(nccl.comm()));
+                (window(harness.comm)?, of_nccl.collect::<devcomm::Result<_>>()?, within)
             }
-            _ => (all.clone(), all),
+            _ => (all.clone(), vec![all.clone(); nccl.len()], all),
         };
-        let data = Self { collective, harness, matrices, sum, own, within };
+        let data = Self { collective, harness, matrices, sum, own, of_nccl, within };
         data.fill()?;
         Ok(data)
     }
@@ -381,7 +403,8 @@ impl<'a> Data<'a> {
     /// Copies the rank's elements of A to where the others get them.
     fn fill(&self) -> devcomm::Result<()> {
         if self.collective == Collective::AllGather {
-            self.harness.stream.copy(&self.within, &self.own)?;
+            let mut all = self.of_nccl.iter().chain([&self.own]);
+            all.try_for_each(|own| self.harness.stream.copy(&self.within, own))?;
             self.harness.stream.synchronize()?;
         }
         Ok(())
@@ -414,7 +437,7 @@ impl<'a> Data<'a> {
     /// A product and a collective, one after the other.
     fn in_two(
         &self,
-        variant: Variant,
+        (variant, comm, own): (Variant, &Communicator, &DeviceSlice<bf16>),
         c: DeviceSlice<bf16>,
         (multiply, collect): (
             impl Fn(&DeviceSlice<bf16>, &DeviceSlice<bf16>) -> devcomm::Result<()> + 'a,
@@ -424,8 +447,8 @@ impl<'a> Data<'a> {
         let Problem { m, n, k, .. } = self.matrices.problem;
         let alloc = |len| -> devcomm::Result<_> {
             Ok(match variant {
-                Variant::Nccl => self.harness.comm.mem_alloc(len)?.device_slice(),
-                _ => self.harness.comm.window(len)?.device_slice(),
+                Variant::Nccl => comm.mem_alloc(len)?.device_slice(),
+                _ => comm.window(len)?.device_slice(),
             })
         };
         let checked = |products_lose| self.result(c.clone(), products_lose);
@@ -443,7 +466,7 @@ impl<'a> Data<'a> {
                 Contender::new(variant, work, checked)
             }
             Collective::AllGather => {
-                let own = if variant == Variant::Nccl { &self.within } else { &self.own };
+                let own = if variant == Variant::Nccl { &self.within } else { own };
                 let (own, a, checked) = (own.clone(), alloc(m * k)?, checked(None));
                 let work = move || collect.enqueue(&own, &a).and_then(|()| multiply(&a, &c));
                 Contender::new(variant, work, checked)

@@ -14,7 +14,7 @@ use half::{bf16, f16};
 
 use super::benchmark::Benchmark;
 use super::job::Job;
-use super::product::{Matrices, Product, Sum, load_cublaslt, tune};
+use super::product::{BF16_LOSES, Matrices, Product, Sum, load_cublaslt, tune};
 use super::shapes::ShapeOptions;
 use super::tune_table::Table;
 use crate::contenders::contender::{Contender, Variant};
@@ -108,6 +108,12 @@ impl Factor for F8E5M2 {
     }
 }
 
+/// The variants of cuBLASLt.
+const OF_CUBLASLT: [Variant; 2] = [Variant::CublasLt, Variant::CublasLtRoundedParts];
+
+/// What rounded parts of sums lose, at most, of the largest sum.
+const PARTS_LOSE: f64 = 16.0 * BF16_LOSES;
+
 impl Benchmark for Gemm {
     const NAME: &'static str = "gemm";
     const VARIANTS: &'static [VariantInfo] = &[
@@ -121,6 +127,7 @@ impl Benchmark for Gemm {
             "cuBLASLt, the fastest of the first algorithms of its heuristics; its tiles are \
              columns x rows of C",
         ),
+        (Variant::CublasLtRoundedParts, "the same with parts of a sum added in the type of C"),
     ];
 
     fn validate(&self) -> Result<()> {
@@ -157,8 +164,8 @@ impl Gemm {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() == 1, "gemm runs on one GPU: -g 1");
         let (factors, product) = (T::DATA_TYPE, <T::Output as Element>::DATA_TYPE);
-        let rounded = Types { factors, product };
-        let library = load_cublaslt(job, rounded, &[Variant::CublasLt])?;
+        let rounded = Types::new(factors, product);
+        let library = load_cublaslt(job, rounded, &OF_CUBLASLT)?;
         let problems = self.inputs.problems(harness)?;
         let ours = match job.selection.has(Variant::Rust) {
             true => self.kernels(harness, &problems)?,
@@ -181,7 +188,14 @@ impl Gemm {
             let exact = plan(Types { product: f32::DATA_TYPE, ..rounded }, None)?;
             let with_scales =
                 (size_of::<T>() == 1).then(|| [of_a.device_address(), of_b.device_address()]);
-            let theirs = plan(rounded, with_scales)?;
+            let mut theirs = Vec::new();
+            for variant in OF_CUBLASLT.into_iter().filter(|variant| job.selection.has(*variant)) {
+                let rounds_parts = variant == Variant::CublasLtRoundedParts;
+                match plan(Types { rounds_parts, ..rounded }, with_scales)? {
+                    Some(plan) => theirs.push((variant, plan)),
+                    None => println!("# left out: {variant} of {m}x{n}x{k}: it has no algorithm"),
+                }
+            }
             let sum = match &exact {
                 Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
                 _ => None,
@@ -202,23 +216,18 @@ impl Gemm {
                 let contender = Contender::new(Variant::Rust, work, checked);
                 contenders.push(contender.by_algorithm(algorithm));
             }
-            match theirs.as_ref().filter(|_| job.selection.has(Variant::CublasLt)) {
-                Some(plan) => {
-                    let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
-                    tune(&matrices, plan, c.device_address())?;
-                    let checked = result(c.device_slice());
-                    // SAFETY: as above; the buffers have the elements of the plan's shape.
-                    let work = move || unsafe {
-                        let (a, b) = (a.device_address(), b().device_address());
-                        plan.enqueue([a, b, c.device_address()], stream)
-                    };
-                    let contender = Contender::new(Variant::CublasLt, work, checked);
-                    contenders.push(contender.by_algorithm(plan.describe()));
-                }
-                None if job.selection.has(Variant::CublasLt) => {
-                    println!("# left out: cublaslt of {m}x{n}x{k}: it has no algorithm");
-                }
-                None => {}
+            for (variant, plan) in &theirs {
+                let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
+                tune(&matrices, plan, c.device_address())?;
+                let lost = (*variant == Variant::CublasLtRoundedParts).then_some(PARTS_LOSE);
+                let checked = Product { products_lose: lost, ..result(c.device_slice()) };
+                // SAFETY: as above; the buffers have the elements of the plan's shape.
+                let work = move || unsafe {
+                    let (a, b) = (a.device_address(), b().device_address());
+                    plan.enqueue([a, b, c.device_address()], stream)
+                };
+                let contender = Contender::new(*variant, work, checked);
+                contenders.push(contender.by_algorithm(plan.describe()));
             }
             ran += contenders.len();
             let case = Case::product(T::NAME, size_of::<T::Output>(), shape, Some(self.inputs.l2));

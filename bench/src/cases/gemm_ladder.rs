@@ -70,7 +70,7 @@ impl Benchmark for GemmLadder {
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() == 1, "gemm-ladder runs on one GPU: -g 1");
-        let types = |product| Types { factors: bf16::DATA_TYPE, product };
+        let types = |product| Types::new(bf16::DATA_TYPE, product);
         let rounded = types(bf16::DATA_TYPE);
         let library = load_cublaslt(job, rounded, &[Variant::CublasLt])?;
         job.begin()?;

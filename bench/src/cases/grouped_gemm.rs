@@ -101,7 +101,7 @@ impl Benchmark for GroupedGemm {
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() == 1, "grouped-gemm runs on one GPU: -g 1");
-        let types = Types { factors: bf16::DATA_TYPE, product: bf16::DATA_TYPE };
+        let types = Types::new(bf16::DATA_TYPE, bf16::DATA_TYPE);
         let groups = self.groups.unwrap_or(harness.choose(32, 6));
         let [n, k] = [
             self.n.unwrap_or(harness.choose(2048, 72)),

@@ -8,13 +8,14 @@ use devcomm::{KernelSet, Kernels};
 
 use crate::base::files::TwinFiles;
 use crate::base::output::OutputOptions;
+use crate::base::stats::Spread;
 use crate::contenders::contender::{Contender, Variant};
 use crate::contenders::contest::Contest;
 use crate::contenders::foreign::Foreign;
 use crate::contenders::selection::Selection;
-use crate::harness::Harness;
 use crate::harness::header::Header;
 use crate::harness::sensors::Reading;
+use crate::harness::{Harness, Nccl};
 use crate::report::documents::Documents;
 use crate::report::nccl_tests;
 use crate::report::ratio::Summary;
@@ -72,7 +73,15 @@ impl<'a> Job<'a> {
 
     /// Where the variants run: out of place, and perhaps in place.
     pub fn places(&self) -> &'static [bool] {
-        if self.nccl_tests.is_some() { &[false, true] } else { &[false] }
+        let both = self.nccl_tests.is_some() || self.harness.run.in_place;
+        if both { &[false, true] } else { &[false] }
+    }
+
+    /// The configurations of NCCL; one for nccl-tests' table. *Collective*.
+    pub fn nccl(&self) -> Result<Vec<Nccl<'a>>> {
+        let mut all = self.harness.nccl()?;
+        all.truncate(if self.nccl_tests.is_some() { 1 } else { all.len() });
+        Ok(all)
     }
 
     /// Loads `set` and the C++ module `name`, as selected and available.
@@ -148,19 +157,22 @@ impl<'a> Job<'a> {
         }
         self.harness.progress(&format!("{} B {} {} ...", case.size, case.dtype, case.shape()));
         let wrong = self.harness.check(contenders)?;
-        let timing = match self.harness.is_timed {
-            true => {
-                refill()?;
-                Some(self.harness.time(contenders, &mut self.order, self.harness.run.rounds)?)
-            }
-            false => None,
-        };
-        let (mut rounds, readings) = timing.unzip();
-        let readings = readings.unwrap_or_else(|| vec![Reading::default(); contenders.len()]);
-        let ran = contenders.iter().zip(wrong).zip(readings).map(|((c, wrong), reading)| {
+        let (mut rounds, mut between) = (None, None);
+        let mut readings = vec![Reading::default(); contenders.len()];
+        if self.harness.is_timed {
+            refill()?;
+            let (harness, order, n) = (self.harness, &mut self.order, self.harness.run.rounds);
+            let (times, read) = harness.time(contenders, order, n)?;
+            (rounds, readings) = (Some(times), read);
+            between = harness.time_between(contenders, order, n)?;
+        }
+        let results = contenders.iter().zip(wrong).zip(readings).enumerate();
+        let ran = results.map(|(i, ((c, wrong), reading))| {
             let (algorithm, asked) = (c.algorithm.clone(), c.asked.clone());
             let Contender { variant, in_place, launch, .. } = *c;
-            VariantResult { variant, in_place, launch, algorithm, asked, wrong, reading }
+            let between = between.iter().flatten().map(|round| round[i]);
+            let between = Spread::of(between).map(|time| time.median);
+            VariantResult { variant, in_place, launch, algorithm, asked, wrong, reading, between }
         });
         let mut ran: Vec<VariantResult> = ran.collect();
         for foreign in self
@@ -169,9 +181,7 @@ impl<'a> Job<'a> {
             .filter(|f| (f.size, &*f.dtype, f.shape) == (case.size, case.dtype, case.shape))
         {
             let Foreign { variant, wrong, ref times, .. } = *foreign;
-            let (in_place, launch, algorithm, asked) = (false, None, None, None);
-            let reading = Reading::default();
-            ran.push(VariantResult { variant, in_place, launch, algorithm, asked, wrong, reading });
+            ran.push(VariantResult { wrong, ..VariantResult::new(variant) });
             for (round, time) in rounds.iter_mut().flatten().zip(times) {
                 round.push(*time);
             }
@@ -350,6 +360,22 @@ mod tests {
             }
             Ok(())
         });
+    }
+
+    #[test]
+    fn a_row_has_the_time_after_a_kernel_of_another_program() {
+        let poisoned = AtomicUsize::new(0);
+        for args in ["-n 2 -w 0 --rounds 3 --between", "-n 2 -w 0 --rounds 3"] {
+            simulated(args, |mut job| {
+                let log = Log { done: RefCell::default(), poisoned: &poisoned };
+                job.compare(CASE, &[lazy(Variant::Rust, 1, &log)])?;
+                let timed = log.done.borrow().iter().filter(|done| **done == "timed").count();
+                let is_between = args.ends_with("--between");
+                assert_eq!(timed, if is_between { 18 } else { 9 });
+                assert_eq!(job.report.rows[0].between_us.is_some(), is_between);
+                Ok(())
+            });
+        }
     }
 
     #[test]

@@ -15,7 +15,6 @@ mod gemm_allreduce;
 mod gemm_ladder;
 mod grouped_gemm;
 mod job;
-mod kernels;
 mod p2p;
 mod product;
 mod put;
@@ -32,7 +31,9 @@ mod workloads;
 pub use all_reduce::AllReduce;
 pub use barrier::Barrier;
 pub use benchmark::{Command, run};
-pub use collectives::{AllGather, AllToAll, Broadcast, Launch, Operation, ReduceScatter};
+pub use collectives::{
+    AllGather, AllToAll, AllToAllV, Broadcast, Launch, Operation, ReduceScatter,
+};
 pub use expert_parallel::Experts;
 pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
@@ -70,6 +71,7 @@ mod tests {
         has_roles::<ReduceScatter>();
         has_roles::<Broadcast>();
         has_roles::<AllToAll>();
+        has_roles::<AllToAllV>();
         has_roles::<RmsNormAllReduce>();
         has_roles::<Experts>();
         has_roles::<Launch>();

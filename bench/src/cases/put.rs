@@ -58,12 +58,12 @@ impl Benchmark for Put {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() >= 2, "a put needs two ranks, and there is one");
         omit(job)?;
-        let over_gin = job.kernels(&crate::cases::kernels::KERNELS, "gin_put")?;
+        let over_gin = job.kernels(&crate::base::kernels::KERNELS, "gin_put")?;
         let over_nvlink = match job.selection.has(Variant::RustLsa) {
             true => {
                 vec![(
                     Variant::RustLsa,
-                    Kernels::load(harness.rank.context(), &crate::cases::kernels::KERNELS)?,
+                    Kernels::load(harness.rank.context(), &crate::base::kernels::KERNELS)?,
                 )]
             }
             false => Vec::new(),

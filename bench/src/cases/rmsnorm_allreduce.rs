@@ -6,7 +6,7 @@ use clap::Args;
 use devcomm::kernels;
 use devcomm::kernels::collectives::rmsnorm::{Quantised, QuantisedArgs};
 use devcomm::{
-    Buffer, Collectives, DeviceSlice, KERNELS, Kernel, Kernels, LaunchConfig, ReduceOp, Window,
+    Buffer, Collectives, DeviceSlice, F8E4M3, KERNELS, Kernel, Kernels, LaunchConfig, ReduceOp,
 };
 use devcomm_testing::numbers::{Number, input, inputs};
 use devcomm_testing::rmsnorm;
@@ -14,36 +14,45 @@ use half::{bf16, f16};
 
 use super::all_reduce::bus;
 use super::benchmark::Benchmark;
+use super::collectives::{Means, NCCL, for_types, memory};
 use super::job::Job;
 use crate::base::options::Dtype;
 use crate::contenders::contender::{Contender, Outcome, Variant};
 use crate::contenders::selection::VariantInfo;
-use crate::harness::Harness;
+use crate::harness::{Harness, Nccl};
 use crate::report::row::Case;
 
 /// The flags of `rmsnorm-allreduce`.
 #[derive(Args, Clone, Debug)]
 pub struct RmsNormAllReduce {
-    /// Tokens of a message, comma-separated [default: 1,2,4,8,16,32,64; 1,3 when simulated]
+    /// Tokens of a message, comma-separated [default: 1,2,4,8,16,32,64,65,128,512,2048,4096; 1,3
+    /// when simulated]
     #[arg(long, value_delimiter = ',', value_name = "N")]
     tokens: Vec<usize>,
 
-    /// Elements of a token [default: 8192; 256 when simulated]
-    #[arg(long, value_name = "N")]
-    hidden: Option<usize>,
+    /// Elements of a token, comma-separated [default: 4096,7168,8192; 256 when simulated]
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    hidden: Vec<usize>,
+
+    /// Quantise the output to 8-bit floats (e4m3) with one scale
+    #[arg(long)]
+    quantised: bool,
 
     /// Element type
     #[arg(short = 'd', long = "datatype", value_enum, default_value = "bf16")]
     dtype: Dtype,
 }
 
-const TOKENS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
-const HIDDEN: usize = 8192;
+const TOKENS: [usize; 12] = [1, 2, 4, 8, 16, 32, 64, 65, 128, 512, 2048, 4096];
+const HIDDEN: [usize; 3] = [4096, 7168, 8192];
 const SIMULATED_TOKENS: [usize; 2] = [1, 3];
-const SIMULATED_HIDDEN: usize = 256;
+const SIMULATED_HIDDEN: [usize; 1] = [256];
 
 const EPS: f32 = 1e-5;
-const NOT_QUANTISED: QuantisedArgs<u64, u64> = QuantisedArgs { output: 0, scale: 0 };
+/// By what a quantised output is divided: all elements are below 448 then.
+const SCALE: f32 = 0.0625;
+/// The most rows that are checked of a message.
+const MOST_CHECKED: usize = 512;
 /// Threads of a block, at most: each has a vector of a row.
 const THREADS: usize = 256;
 /// Blocks of a cluster, at most: a token has one.
@@ -62,18 +71,24 @@ impl Benchmark for RmsNormAllReduce {
     ];
 
     fn validate(&self) -> Result<()> {
-        ensure!(!self.tokens.contains(&0) && self.hidden != Some(0), "a message has a token");
+        let has_none = self.tokens.contains(&0) || self.hidden.contains(&0);
+        ensure!(!has_none, "a message has a token");
         Ok(())
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         let collectives = harness.collectives().build(harness.comm)?;
+        let means = Means { collectives, nccl: job.nccl()? };
         let compiled = Kernels::load(harness.rank.context(), &KERNELS)?;
         job.begin()?;
-        self.run_type::<f32, kernels::rmsnorm<f32>>(job, &compiled, &collectives)?;
-        self.run_type::<f16, kernels::rmsnorm<f16>>(job, &compiled, &collectives)?;
-        self.run_type::<bf16, kernels::rmsnorm<bf16>>(job, &compiled, &collectives)
+        let hidden = harness.choose(&HIDDEN[..], &SIMULATED_HIDDEN);
+        for &hidden in if self.hidden.is_empty() { hidden } else { &self.hidden } {
+            for_types!(self.dtype, T in [f32, f16, bf16] => {
+                self.run_type::<T, kernels::rmsnorm<T>>(job, hidden, &compiled, &means)?;
+            });
+        }
+        Ok(())
     }
 }
 
@@ -81,18 +96,15 @@ impl RmsNormAllReduce {
     fn run_type<T, K>(
         &self,
         job: &mut Job<'_>,
+        hidden: usize,
         compiled: &Kernels,
-        collectives: &Collectives,
+        Means { collectives, nccl }: &Means<'_>,
     ) -> Result<()>
     where
         T: Number,
         K: Kernel<Args = (*const T, *mut T, *const T, *mut T, Quantised, u32, u32, f32)>,
     {
-        if !self.dtype.includes(T::NAME) {
-            return Ok(());
-        }
         let harness = job.harness;
-        let hidden = self.hidden.unwrap_or(harness.choose(HIDDEN, SIMULATED_HIDDEN));
         let (row, most) = (hidden * size_of::<T>(), 16 * THREADS * MAX_CLUSTER);
         ensure!(
             row.is_multiple_of(16) && row <= most,
@@ -102,22 +114,24 @@ impl RmsNormAllReduce {
         let default = harness.choose(&TOKENS[..], &SIMULATED_TOKENS);
         for &tokens in if self.tokens.is_empty() { default } else { &self.tokens } {
             let count = tokens * hidden;
-            let windows = [harness.comm.window(count)?, harness.comm.window(count)?];
-            let norm = |variant| Norm::<T>::new(harness, variant, &windows, hidden);
+            let norm = |comm, variant| {
+                let buffers = memory(comm, variant, [count; 2])?;
+                Norm::<T>::new(harness, variant, buffers, (hidden, self.quantised))
+            };
             let mut contenders = Vec::new();
             if job.selection.has(Variant::RustOps) {
-                contenders.push(norm(Variant::RustOps)?.by_collectives(collectives));
+                contenders.push(norm(harness.comm, Variant::RustOps)?.by_collectives(collectives));
             }
-            for variant in [Variant::Nccl, Variant::NcclSym] {
-                if job.selection.has(variant) {
-                    contenders.push(norm(variant)?.by_nccl::<K>(compiled));
+            for variant in NCCL.into_iter().filter(|variant| job.selection.has(*variant)) {
+                for nccl in nccl.iter().filter(|nccl| nccl.matters(variant, true)) {
+                    contenders.push(norm(nccl.comm(), variant)?.by_nccl::<K>(compiled, nccl));
                 }
             }
             let case = Case {
                 size: count * size_of::<T>(),
                 count,
                 dtype: T::NAME,
-                redop: "sum",
+                redop: if self.quantised { "quantised" } else { "sum" },
                 bus: bus(harness.rank.n_ranks()),
                 tokens: Some(tokens),
                 hidden: Some(hidden),
@@ -138,27 +152,35 @@ struct Norm<'a, T> {
     output: DeviceSlice<T>,
     residual: DeviceSlice<T>,
     weight: DeviceSlice<T>,
+    quantised: Option<(DeviceSlice<F8E4M3>, DeviceSlice<f32>)>,
 }
 
 impl<'a, T: Number> Norm<'a, T> {
-    /// On the windows, or for `nccl` on memory that is not registered. Writes this rank's input.
+    /// In these buffers to send and to receive in.
     fn new(
         harness: &'a Harness<'a>,
         variant: Variant,
-        windows: &[Window<T>; 2],
-        hidden: usize,
+        [input, output]: [DeviceSlice<T>; 2],
+        (hidden, quantised): (usize, bool),
     ) -> Result<Self> {
-        let (comm, count) = (harness.comm, windows[0].len());
+        let (comm, count) = (harness.comm, input.len());
         let memory = |len| Ok::<_, devcomm::Error>(comm.mem_alloc(len)?.device_slice());
-        let [input, output] = match variant {
-            Variant::Nccl => [memory(count)?, memory(count)?],
-            _ => windows.each_ref().map(Buffer::device_slice),
-        };
         let (residual, weight) = (memory(count)?, memory(hidden)?);
-        input.copy_from_host(&inputs(harness.run.seed, harness.rank.rank(), count))?;
-        let norm = Self { harness, variant, input, output, residual, weight };
+        let quantise = || -> Result<_> {
+            let scale = comm.mem_alloc(1)?.device_slice();
+            scale.copy_from_host(&[SCALE])?;
+            Ok((comm.mem_alloc(count)?.device_slice(), scale))
+        };
+        let quantised = quantised.then(quantise).transpose()?;
+        let norm = Self { harness, variant, input, output, residual, weight, quantised };
+        norm.write_input()?;
         norm.weight.copy_from_host(&norm.common(Self::WEIGHT, hidden))?;
         Ok(norm)
+    }
+
+    fn write_input(&self) -> Result<()> {
+        let Harness { rank, run, .. } = self.harness;
+        Ok(self.input.copy_from_host(&inputs(run.seed, rank.rank(), self.input.len()))?)
     }
 
     /// The first of the residual's and of the weight's random elements, equal on all ranks.
@@ -172,19 +194,37 @@ impl<'a, T: Number> Norm<'a, T> {
     fn by_collectives(self, collectives: &'a Collectives) -> Contender<'a> {
         let outcome = self.clone();
         let work = move || {
-            let Self { harness, input, output, residual, weight, .. } = &self;
-            collectives.all_reduce_rmsnorm(input, residual, weight, output, EPS, &harness.stream)
+            let Self { harness, input, output, residual, weight, quantised, .. } = &self;
+            let stream = &harness.stream;
+            match quantised {
+                None => {
+                    collectives.all_reduce_rmsnorm(input, residual, weight, output, EPS, stream)
+                }
+                Some((output, scale)) => collectives.all_reduce_rmsnorm_quantised(
+                    input,
+                    residual,
+                    weight,
+                    (output, scale),
+                    EPS,
+                    stream,
+                ),
+            }
         };
         Contender::new(Variant::RustOps, work, outcome)
     }
 
-    fn by_nccl<K>(self, compiled: &'a Kernels) -> Contender<'a>
+    fn by_nccl<K>(self, compiled: &'a Kernels, nccl: &'a Nccl<'_>) -> Contender<'a>
     where
         K: Kernel<Args = (*const T, *mut T, *const T, *mut T, Quantised, u32, u32, f32)>,
     {
-        let (variant, outcome) = (self.variant, self.clone());
-        let Self { harness: Harness { comm, stream, .. }, input, output, residual, weight, .. } =
-            self;
+        let (variant, outcome, comm) = (self.variant, self.clone(), nccl.comm());
+        let Self { harness, input, output, residual, weight, quantised, .. } = self;
+        let stream = &harness.stream;
+        let quantised = quantised.as_ref();
+        let quantised = QuantisedArgs {
+            output: quantised.map_or(0, |(output, _)| output.device_address()),
+            scale: quantised.map_or(0, |(_, scale)| scale.device_address()),
+        };
         let (hidden, tokens) = (weight.len() as u32, (input.len() / weight.len()) as u32);
         let vectors = weight.byte_len() / 16;
         let cluster = vectors.div_ceil(THREADS).next_power_of_two();
@@ -196,18 +236,22 @@ impl<'a, T: Number> Norm<'a, T> {
             comm.all_reduce(&input, &output, ReduceOp::Sum, stream)?;
             let [sum, residual, weight] =
                 [&output, &residual, &weight].map(|slice| slice.device_address());
-            let norm =
-                K::with_args((sum, residual, weight, sum, NOT_QUANTISED, tokens, hidden, EPS));
+            let norm = K::with_args((sum, residual, weight, sum, quantised, tokens, hidden, EPS));
             // SAFETY: the buffers have the elements, aligned; dropping one waits for the stream.
             unsafe { norm.config(config).launch(&compiled.on(stream)) }
         };
-        Contender::new(variant, work, outcome)
+        Contender::new(variant, work, outcome).configured(nccl.name.as_ref())
     }
 }
 
 impl<T: Number> Outcome for Norm<'_, T> {
     fn poison(&self) -> Result<()> {
         self.residual.copy_from_host(&self.common(Self::RESIDUAL, self.residual.len()))?;
+        if let Some((output, _)) = &self.quantised {
+            output.fill_bytes(0xff)?;
+            // The operation may overwrite its input.
+            self.write_input()?;
+        }
         Ok(self.output.fill_bytes(0xff)?)
     }
 
@@ -217,14 +261,21 @@ impl<T: Number> Outcome for Norm<'_, T> {
         let Harness { rank, run, .. } = self.harness;
         let (ranks, hidden) = (rank.n_ranks(), self.weight.len());
         let zeros = || vec![T::nearest(0.0); self.output.len()];
-        let mut got = [zeros(), zeros()];
-        self.output.copy_to_host(&mut got[0])?;
-        self.residual.copy_to_host(&mut got[1])?;
+        let (mut out, mut left) = (zeros(), zeros());
+        let mut small = Vec::new();
+        if let Some((output, _)) = &self.quantised {
+            small = vec![F8E4M3::nearest(0.0); output.len()];
+            output.copy_to_host(&mut small)?;
+        }
+        self.output.copy_to_host(&mut out)?;
+        self.residual.copy_to_host(&mut left)?;
         let residual = self.common(Self::RESIDUAL, self.residual.len());
         let weight = self.common(Self::WEIGHT, hidden);
         let (single, half_ulp) = (f64::from(f32::EPSILON), T::EPSILON / 2.0);
         let mut wrong = 0;
-        for (row, residual) in residual.chunks(hidden).enumerate() {
+        // Of many rows some: all take long on the host.
+        let step = (residual.len() / hidden).div_ceil(MOST_CHECKED).max(1);
+        for (row, residual) in residual.chunks(hidden).enumerate().step_by(step) {
             let term = |rank, i| input::<T>(run.seed, rank, row * hidden + i).value();
             // Each sum, and the error that it may have before it is rounded.
             let sums: Vec<(f64, f64)> = (0..hidden)
@@ -236,8 +287,12 @@ impl<T: Number> Outcome for Norm<'_, T> {
                     (sum, magnitude * (partial + (ranks + 1) as f64 * single / 2.0))
                 })
                 .collect();
-            let got = got.each_ref().map(|got| &got[row * hidden..][..hidden]);
-            wrong += rmsnorm::count_wrong(&sums, &weight, EPS, got);
+            let (at, scale) = (row * hidden..(row + 1) * hidden, f64::from(SCALE));
+            let left = &left[at.clone()];
+            wrong += match small.get(at.clone()) {
+                Some(small) => rmsnorm::count_wrong(&sums, &weight, EPS, (small, scale), left),
+                None => rmsnorm::count_wrong(&sums, &weight, EPS, (&out[at], 1.0), left),
+            };
         }
         Ok(wrong)
     }

@@ -29,15 +29,20 @@ pub struct ShapeOptions {
     /// 16384 columns, 256 to 16384 terms
     #[arg(long, value_name = "N", conflicts_with_all = ["m", "n", "k", "set"])]
     random: Option<usize>,
+
+    /// The fewest rows of random shapes
+    #[arg(long, value_name = "ROWS", requires = "random", default_value_t = 1)]
+    #[arg(value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..8192))]
+    least_rows: usize,
 }
 
 /// Random shapes: the logarithms of the dimensions are uniform; n and k are multiples of 8.
-fn random(count: usize, seed: u64) -> Vec<[usize; 3]> {
+fn random(count: usize, seed: u64, least_rows: usize) -> Vec<[usize; 3]> {
     let mut source = fastrand::Rng::with_seed(seed);
     let mut between = |least: f64, most: f64| least * (most / least).powf(source.f64());
     let mut shape = || {
         let [n, k] = [0, 1].map(|_| between(32.0, 2048.0) as usize * 8);
-        [between(1.0, 8192.0) as usize, n, k]
+        [between(least_rows as f64, 8192.0) as usize, n, k]
     };
     (0..count).map(|_| shape()).collect()
 }
@@ -49,7 +54,8 @@ pub enum Set {
     Square,
     /// Few rows, as when a language model generates: 1 to 256 with layers of usual models
     Decode,
-    /// The four linear layers of Llama 3 70B on two ranks, 1 to 4096 rows
+    /// The four linear layers of Llama 3 70B on two ranks, 1 to 4096 rows; with a collective those
+    /// that have it in the model
     #[value(name = "llama70b-tp2")]
     Llama70bTp2,
     /// Few terms: k of 1024 and 2048
@@ -90,6 +96,14 @@ impl ShapeOptions {
         self.random.is_some()
     }
 
+    /// Whether the model of the set, if it is of one, gathers rows before a layer, or reduces its
+    /// result: it has the hidden size in its terms or in its columns.
+    pub fn has_collective(&self, Problem { n, k, .. }: &Problem, gathers: bool) -> bool {
+        const HIDDEN: usize = 8192;
+        let hidden = if gathers { *k } else { *n };
+        self.set != Some(Set::Llama70bTp2) || hidden == HIDDEN
+    }
+
     /// The problems of `ranks` ranks, with defaults for empty lists of `m`, `n` and `k`. Rows of A
     /// and B with elements of one byte are multiples of 16 bytes, to which `k` of sets and defaults
     /// is padded.
@@ -107,7 +121,7 @@ impl ShapeOptions {
             terms.iter().flat_map(with).collect()
         };
         let shapes: Vec<[usize; 3]> = match self.random {
-            Some(count) => random(count, seed),
+            Some(count) => random(count, seed, self.least_rows),
             None => self.set.map_or_else(combinations, Set::shapes),
         };
         let problem = |[m, n, k]: [usize; 3]| {
@@ -168,14 +182,24 @@ mod tests {
         assert_eq!(shapes("--set square")[2], [16384, 4096, 4096]);
         assert_eq!(shapes("--set decode").len(), 7 * 5);
         assert_eq!(shapes("--set llama70b-tp2")[5], [4096, 5120, 8192]);
+        let llama = parse("--set llama70b-tp2").unwrap().shapes;
+        let of = |gathers| {
+            let mut problems = llama.problems([&[]; 3], 2, 1, 0).unwrap();
+            problems.retain(|problem| problem.m == 16 && llama.has_collective(problem, gathers));
+            problems.iter().map(Problem::shape).collect::<Vec<_>>()
+        };
+        // The results of output and down are reduced, and rows gathered before QKV, gate and up.
+        assert_eq!(of(false), [[16, 8192, 4096], [16, 8192, 14336]]);
+        assert_eq!(of(true), [[16, 5120, 8192], [16, 28672, 8192]]);
         let refused = parse("--set odd --n 8").unwrap_err().to_string();
         assert!(refused.contains("--set") && refused.contains("--n"), "{refused}");
     }
 
     #[test]
     fn random_shapes_depend_on_nothing_but_the_seed() {
-        let some = random(200, 1);
-        assert!(some == random(200, 1) && some != random(200, 2));
+        let some = random(200, 1, 1);
+        assert!(some == random(200, 1, 1) && some != random(200, 2, 1));
+        assert!(random(200, 1, 65).iter().all(|[m, ..]| (65..=8192).contains(m)));
         assert!(some.iter().all(|[m, n, k]| {
             (1..=8192).contains(m)
                 && [n, k].iter().all(|x| (256..=16384).contains(*x) && *x % 8 == 0)

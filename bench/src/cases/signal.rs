@@ -48,7 +48,7 @@ impl Benchmark for Signal {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() >= 2, "a signal needs two ranks, and there is one");
         omit(job)?;
-        let compiled = Kernels::load(harness.rank.context(), &crate::cases::kernels::KERNELS)?;
+        let compiled = Kernels::load(harness.rank.context(), &crate::base::kernels::KERNELS)?;
         job.begin()?;
         let mut pairs = Vec::new();
         for variant in [Variant::Rust, Variant::RustLsa] {

@@ -48,6 +48,10 @@ pub enum Variant {
     #[serde(rename = "cublaslt")]
     #[value(name = "cublaslt")]
     CublasLt,
+    /// The same with parts of a sum added in the type of C
+    #[serde(rename = "cublaslt-rounded-parts")]
+    #[value(name = "cublaslt-rounded-parts")]
+    CublasLtRoundedParts,
     /// NCCL's call on the host, on memory that is not registered
     Nccl,
     /// NCCL's call on the host, on registered symmetric windows
@@ -96,6 +100,7 @@ impl Variant {
             Self::CublasLtRust => "cublaslt-rust",
             Self::Cpp => "cpp",
             Self::CublasLt => "cublaslt",
+            Self::CublasLtRoundedParts => "cublaslt-rounded-parts",
             Self::Nccl => "nccl",
             Self::NcclSym => "nccl-sym",
             Self::NcclAllToAll => "nccl-alltoall",
@@ -155,6 +160,17 @@ pub trait Outcome {
 
     /// Counts its wrong elements. *Collective*.
     fn count_wrong(&self) -> Result<usize>;
+}
+
+/// Nothing that could be wrong.
+impl Outcome for () {
+    fn poison(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn count_wrong(&self) -> Result<usize> {
+        Ok(0)
+    }
 }
 
 impl<O: Outcome> Outcome for &O {
@@ -217,6 +233,16 @@ impl<'a> Contender<'a> {
     /// Records the algorithm.
     pub fn by_algorithm(self, algorithm: String) -> Self {
         Self { algorithm: Some(algorithm), ..self }
+    }
+
+    /// Records the configuration of NCCL; `None` for its default.
+    pub fn configured(self, name: Option<&String>) -> Self {
+        let algorithm = match (name, self.algorithm) {
+            (Some(name), Some(algorithm)) => Some(format!("{algorithm}; NCCL {name}")),
+            (Some(name), None) => Some(name.clone()),
+            (None, algorithm) => algorithm,
+        };
+        Self { asked: name.cloned(), algorithm, ..self }
     }
 
     /// Records how `devcomm::Collectives` does it.

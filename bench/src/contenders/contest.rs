@@ -3,11 +3,11 @@
 
 use crate::contenders::contender::Variant;
 use Variant::{
-    CopyEngine, Cpp, CublasLt, CublasLtRust, Nccl, NcclAllToAll, NcclSym, NcclTestsLsa,
-    NcclTestsLsaVector, Read, Rust, RustAllGather, RustGemm, RustLsa, RustOps, RustOpsPlain,
-    RustThroughput, RustUnfused, Step1Loop, Step2Shared, Step3Registers, Step4Mma, Step5Wgmma,
-    Step6Pipeline, Step7Cluster, Step8Persistent, Tma, TorchFused, TorchOneShot, TorchTwoShot,
-    Write,
+    CopyEngine, Cpp, CublasLt, CublasLtRoundedParts, CublasLtRust, Nccl, NcclAllToAll, NcclSym,
+    NcclTestsLsa, NcclTestsLsaVector, Read, Rust, RustAllGather, RustGemm, RustLsa, RustOps,
+    RustOpsPlain, RustThroughput, RustUnfused, Step1Loop, Step2Shared, Step3Registers, Step4Mma,
+    Step5Wgmma, Step6Pipeline, Step7Cluster, Step8Persistent, Tma, TorchFused, TorchOneShot,
+    TorchTwoShot, Write,
 };
 
 /// The roles of a benchmark's variants.
@@ -38,6 +38,7 @@ const CONTESTS: &[Contest] = &[
     contest("reduce-scatter", OPS, NCCL, &[RustOpsPlain]),
     contest("all-gather", OPS, NCCL, &[RustOpsPlain]),
     contest("all-to-all", OPS, NCCL, &[RustOpsPlain]),
+    contest("all-to-all-v", OPS, NCCL, &[RustOpsPlain]),
     contest("broadcast", OPS, NCCL, &[RustOpsPlain]),
     contest("rmsnorm-allreduce", OPS, NCCL, &[]),
     contest("launch", OPS, NCCL, &[Rust]),
@@ -45,7 +46,7 @@ const CONTESTS: &[Contest] = &[
     contest("put", KERNEL, NCCL, &[RustLsa, Cpp]),
     contest("signal", KERNEL, NCCL, &[RustLsa]),
     contest("p2p", None, NCCL, &[Read, Write, Tma, CopyEngine]),
-    contest("gemm", KERNEL, &[CublasLt], &[]),
+    contest("gemm", KERNEL, &[CublasLt], &[CublasLtRoundedParts]),
     contest("grouped-gemm", KERNEL, &[CublasLt], &[RustGemm]),
     contest(
         "gemm-allreduce",

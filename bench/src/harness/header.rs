@@ -43,6 +43,9 @@ pub struct SystemInfo {
     pub threads: bool,
     /// The NCCL in use, with the CUDA that it was built for.
     pub nccl: String,
+    /// NCCL's variables in the environment, of paths the last part.
+    #[serde(default)]
+    pub environment: Vec<String>,
     /// Whether NCCL uses multicast over NVLink (NVLS), or why not.
     pub nvls: String,
     /// GIN back ends, `none` without any.
@@ -156,6 +159,7 @@ impl SystemInfo {
             hosts: hosts.len(),
             threads: !World::is_launched(),
             nccl: versions.build.unwrap_or_else(|| versions.version.to_string()),
+            environment: environment(std::env::vars()),
             nvls: nvls(properties.multimem),
             gin: properties.gin_types.to_string(),
             rma_plugin: rma_plugin(),
@@ -185,7 +189,9 @@ impl fmt::Display for Header {
             machine.rma_plugin.iter().map(|name| format!(" by {name}")).collect::<String>(),
             if machine.host_rma { "yes" } else { "no" },
         )?;
-        writeln!(f, "# NCCL {}, NVLS {}", machine.nccl, machine.nvls)?;
+        let variables = machine.environment.iter().map(|variable| format!(", {variable}"));
+        let variables = variables.collect::<String>();
+        writeln!(f, "# NCCL {}, NVLS {}{variables}", machine.nccl, machine.nvls)?;
         match &machine.state {
             Some(state) => writeln!(
                 f,
@@ -239,6 +245,15 @@ fn nvls(multimem: bool) -> String {
         (false, true) => "on".to_owned(),
         (false, false) => "off (not supported here)".to_owned(),
     }
+}
+
+fn environment(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
+    let of_nccl = variables.filter(|(name, _)| name.starts_with("NCCL_"));
+    let short = |value: String| value.rsplit('/').next().unwrap_or_default().to_owned();
+    let mut found: Vec<_> =
+        of_nccl.map(|(name, value)| format!("{name}={}", short(value))).collect();
+    found.sort();
+    found
 }
 
 /// The file name of the RMA plugin.
@@ -295,6 +310,11 @@ mod tests {
             hosts: 1,
             threads: true,
             nccl: "2.32.3+cuda13.4".to_owned(),
+            environment: environment(
+                [("NCCL_RMA_PLUGIN", "/lib/librma.so"), ("HOME", "/"), ("NCCL_ALGO", "Ring")]
+                    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                    .into_iter(),
+            ),
             nvls: nvls(false),
             gin: "PROXY".to_owned(),
             rma_plugin: Some("librma.so".to_owned()),
@@ -311,6 +331,7 @@ mod tests {
             "4 x NVIDIA H200, threads of one process",
             "LSA team of 4, links NV18; GIN PROXY by librma.so, host one-sided operations yes",
             "NCCL 2.32.3+cuda13.4, NVLS off",
+            ", NCCL_ALGO=Ring, NCCL_RMA_PLUGIN=librma.so",
             "driver 580.159.04, SM clock 1980 MHz before the run (at most 1980 MHz)",
         ] {
             assert!(text.contains(part), "{part}: {text}");

@@ -4,18 +4,24 @@
 pub mod header;
 pub mod sensors;
 
+use std::rc::Rc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use devcomm::{CollectivesOptions, Communicator, Event, Graph, Rank, Stream};
+use anyhow::{Context, Result};
+use devcomm::{
+    CollectivesOptions, Communicator, Event, Graph, Kernels, LaunchConfig, Rank, Stream,
+    SymmetricBuffer,
+};
+use devcomm_bench_kernels::plain;
 use fastrand::Rng;
 
 use crate::base::gpu;
-use crate::base::options::{RankOptions, RunOptions};
+use crate::base::kernels::KERNELS;
+use crate::base::options::{NcclSetting, RankOptions, RunOptions};
 use crate::base::ranks;
 use crate::base::stats::Spread;
-use crate::contenders::contender::Contender;
+use crate::contenders::contender::{Contender, Variant};
 use crate::harness::sensors::{Reading, Sensors};
 
 /// A rank with its stream and its run options.
@@ -31,7 +37,36 @@ pub struct Harness<'a> {
     /// Time limit of a wait for the stream.
     limit: Duration,
     events: (Event, Event),
+    /// The kernel of --between, and its memory.
+    between: Option<(Kernels, SymmetricBuffer<u32>)>,
 }
+
+/// A configuration of NCCL, with its communicator.
+pub struct Nccl<'a> {
+    /// `None` for NCCL's default.
+    pub name: Option<String>,
+    own: Option<Communicator>,
+    world: &'a Communicator,
+}
+
+impl Nccl<'_> {
+    pub fn comm(&self) -> &Communicator {
+        self.own.as_ref().unwrap_or(self.world)
+    }
+
+    /// Whether it can make a difference: copy engines work on windows and reduce nothing, and the
+    /// policy for few blocks is one for other memory.
+    pub fn matters(&self, variant: Variant, reduces: bool) -> bool {
+        match self.name.as_deref() {
+            Some("zero") => variant == Variant::NcclSym && !reduces,
+            Some("efficiency") => variant == Variant::Nccl,
+            _ => true,
+        }
+    }
+}
+
+/// Blocks and threads of the kernel of --between.
+const BETWEEN: (u32, u32) = (128, 256);
 
 /// A function that enqueues work, borrowed.
 type Launches<'a> = &'a dyn Fn() -> devcomm::Result<()>;
@@ -46,16 +81,40 @@ impl<'a> Harness<'a> {
             true => Sensors::open(&gpu::pci_bus_id(rank.context())?),
             false => None,
         };
+        let comm = rank.communicator()?;
+        let between = || -> Result<_> {
+            let len = if rank.is_simulated() { 64 } else { BETWEEN.0 * BETWEEN.1 };
+            Ok((Kernels::load(rank.context(), &KERNELS)?, comm.mem_alloc(len as usize)?))
+        };
         Ok(Self {
             rank,
-            comm: rank.communicator()?,
+            comm,
             stream: rank.stream()?,
             run,
             is_timed: !rank.is_simulated(),
             sensors,
             limit: options.limit(),
             events: (rank.context().event()?, rank.context().event()?),
+            between: run.between.then(between).transpose()?,
         })
+    }
+
+    /// The configurations of NCCL that are compared. *Collective*.
+    pub fn nccl(&self) -> Result<Vec<Nccl<'a>>> {
+        let mut settings = self.run.nccl.clone();
+        let has_choice = !self.rank.is_simulated() && self.rank.n_ranks() > 1;
+        if settings.is_empty() {
+            let names = if has_choice { &NcclSetting::DEFAULTS[..] } else { &["mixed"] };
+            let parsed = names.iter().map(|name| name.parse().map_err(anyhow::Error::msg));
+            settings = parsed.collect::<Result<_>>()?;
+        }
+        let setting = |NcclSetting { name, config }| {
+            let split = |config| self.comm.split(Some(0), self.rank.rank() as i32, config);
+            let own = config.as_ref().map(split).transpose();
+            let own = own.with_context(|| format!("--nccl {name}"))?.flatten();
+            Ok(Nccl { name: own.is_some().then_some(name), own, world: self.comm })
+        };
+        settings.into_iter().map(setting).collect()
     }
 
     /// The options of `Collectives`.
@@ -151,6 +210,40 @@ impl<'a> Harness<'a> {
                 Ok((rounds?, readings))
             }
         }
+    }
+
+    /// As [`time`](Self::time), with the kernel of --between before each call, and without its own
+    /// time; `None` without the flag. *Collective*.
+    pub fn time_between(
+        &self,
+        contenders: &[Contender<'_>],
+        order: &mut Rng,
+        rounds: usize,
+    ) -> Result<Option<Rounds>> {
+        let Some((kernels, data)) = &self.between else { return Ok(None) };
+        let config = LaunchConfig::new(self.choose(BETWEEN.0, 1), self.choose(BETWEEN.1, 64));
+        let touch = || {
+            let launch = plain::args(data.device_address(), data.len());
+            let launch = launch.config(config.without_cooperation());
+            // SAFETY: the buffer has the elements, and only this stream uses it.
+            unsafe { launch.launch(&kernels.on(&self.stream)) }
+        };
+        let mut all = Vec::new();
+        for contender in contenders {
+            let timed = Rc::clone(&contender.timed);
+            let work = move || touch().and_then(|()| timed());
+            let after = Contender::new(contender.variant, work, ());
+            all.push(after.at_most(contender.most_calls));
+        }
+        all.push(Contender::new(Variant::Rust, touch, ()));
+        let mut times = self.time(&all, order, rounds)?.0;
+        for round in &mut times {
+            let alone = round.pop().unwrap_or(0.0);
+            for (time, contender) in round.iter_mut().zip(contenders) {
+                *time = (*time - alone) / f64::from(contender.operations);
+            }
+        }
+        Ok(Some(times))
     }
 
     /// Times this many rounds; calls `now` with the number of the contender that runs from then on.

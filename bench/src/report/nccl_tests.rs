@@ -78,7 +78,6 @@ fn fit(number: f64, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::sensors::Reading;
     use crate::report::row::{Case, VariantResult, rows};
 
     /// `[size, time, algbw, busbw]` of each row, out of place and in place, and the mean bus
@@ -114,15 +113,8 @@ mod tests {
         let rows = [(1 << 10, 2.5e-6, 3.0), (1 << 30, 0.0123456, 1.5)].map(|(size, time, bus)| {
             let (dtype, redop) = ("bf16", "sum");
             let case = Case { size, count: size / 2, dtype, redop, bus, ..Case::NONE };
-            let ran = [false, true].map(|in_place| VariantResult {
-                variant: Variant::RustOps,
-                in_place,
-                launch: None,
-                algorithm: None,
-                asked: None,
-                wrong: Some(0),
-                reading: Reading::default(),
-            });
+            let of = |in_place| VariantResult { in_place, ..VariantResult::new(Variant::RustOps) };
+            let ran = [false, true].map(of);
             rows(case, &[], &ran, Some(&vec![vec![time, 2.0 * time]]))
         });
         let rows = rows.concat();

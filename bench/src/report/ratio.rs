@@ -58,22 +58,28 @@ fn cases(rows: &[Row]) -> Vec<&[Row]> {
 
 /// Every plan of the default has the same competitors.
 fn of_case(contest: &Contest, case: &[Row]) -> Vec<Ratio> {
-    let timed = |row: &&Row| row.time_us.is_some_and(|us| us > 0.0);
-    let theirs = case.iter().filter(timed).filter(|row| contest.competitors.contains(&row.variant));
-    let Some(best) = theirs.min_by(|a, b| a.time_us.partial_cmp(&b.time_us).unwrap()) else {
-        return Vec::new();
+    let by = |time: fn(&Row) -> Option<f64>, after: &str| -> Vec<Ratio> {
+        let us = |row: &Row| time(row).filter(|us| *us > 0.0);
+        let timed = || case.iter().filter(|row| us(row).is_some());
+        let theirs = timed().filter(|row| contest.competitors.contains(&row.variant));
+        let Some(best) = theirs.min_by(|a, b| us(a).partial_cmp(&us(b)).unwrap()) else {
+            return Vec::new();
+        };
+        let ours: Vec<&Row> = timed().filter(|row| contest.default == Some(row.variant)).collect();
+        let ratio = |row: &&Row| {
+            let value = us(row)? / us(best)?;
+            let noise = row.noise_percent.unwrap_or(0.0).max(best.noise_percent.unwrap_or(0.0));
+            let plan = if ours.len() > 1 { row.plan() } else { "" };
+            let (plan, of, m) = (format!("{plan}{after}").trim().to_owned(), row.label(), row.m);
+            Some(Ratio { plan, of, m, starts: vec![value], noise: noise / 100.0 })
+        };
+        ours.iter().filter_map(ratio).collect()
     };
-    let ours: Vec<&Row> =
-        case.iter().filter(timed).filter(|row| contest.default == Some(row.variant)).collect();
-    let ratio = |row: &&Row| {
-        let value = row.time_us? / best.time_us?;
-        let noise = row.noise_percent.unwrap_or(0.0).max(best.noise_percent.unwrap_or(0.0));
-        let plan = if ours.len() > 1 { row.plan() } else { "" };
-        let (of, m) = (row.label(), row.m);
-        Some(Ratio { plan: plan.to_owned(), of, m, starts: vec![value], noise: noise / 100.0 })
-    };
-    ours.iter().filter_map(ratio).collect()
+    [by(|row| row.time_us, ""), by(|row| row.between_us, BETWEEN)].concat()
 }
+
+/// What follows a plan where a kernel of another program ran before each call.
+const BETWEEN: &str = " after another kernel";
 
 impl Ratio {
     /// That of a case which was measured by other means.
@@ -220,7 +226,6 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::harness::sensors::Reading;
     use crate::report::row::{Case, VariantResult, rows};
     use crate::report::table::Report;
 
@@ -290,15 +295,7 @@ mod tests {
     /// Rows of 4 bytes by `rust`, `nccl-sym` and `nccl`.
     fn measured() -> (&'static Contest, Vec<Row>) {
         let contest = Contest::of("barrier").unwrap();
-        let ran = [Variant::Rust, Variant::NcclSym, Variant::Nccl].map(|variant| VariantResult {
-            variant,
-            in_place: false,
-            launch: None,
-            algorithm: None,
-            asked: None,
-            wrong: Some(0),
-            reading: Reading::default(),
-        });
+        let ran = [Variant::Rust, Variant::NcclSym, Variant::Nccl].map(VariantResult::new);
         let case = Case { size: 4, ..Case::NONE };
         (contest, rows(case, contest.competitors, &ran, Some(&vec![vec![1e-6, 2e-6, 4e-6]])))
     }
@@ -311,6 +308,19 @@ mod tests {
         assert_eq!(Summary::of(contest, &rows).to_string(), line);
         rows.iter_mut().for_each(|row| row.time_us = None);
         assert_eq!(Summary::of(contest, &rows).to_string(), "# #wrong 0");
+    }
+
+    #[test]
+    fn times_after_another_kernel_have_a_standing_of_their_own() {
+        let (contest, mut rows) = measured();
+        for (row, us) in rows.iter_mut().zip([3.0, 4.0, 6.0]) {
+            row.between_us = Some(us);
+        }
+        let plans: Vec<_> = by_plan(&ratios(contest, &rows))
+            .into_iter()
+            .map(|(plan, ratios)| (plan.to_owned(), ratios[0].value()))
+            .collect();
+        assert_eq!(plans, [(String::new(), 0.5), ("after another kernel".to_owned(), 0.75)]);
     }
 
     #[test]

@@ -119,6 +119,8 @@ pub struct Row {
     pub p99_us: Option<f64>,
     /// The longest minus the shortest round in percent of their median.
     pub spread_percent: Option<f64>,
+    /// Microseconds after a kernel of another program, without that kernel's (--between).
+    pub between_us: Option<f64>,
 }
 
 /// A variant's launch and check result, and the GPU's state while it was timed.
@@ -131,6 +133,24 @@ pub struct VariantResult {
     pub asked: Option<String>,
     pub wrong: Option<usize>,
     pub reading: Reading,
+    /// Seconds after a kernel of another program.
+    pub between: Option<f64>,
+}
+
+impl VariantResult {
+    /// Right, and nothing else is known.
+    pub fn new(variant: Variant) -> Self {
+        Self {
+            variant,
+            in_place: false,
+            launch: None,
+            algorithm: None,
+            asked: None,
+            wrong: Some(0),
+            reading: Reading::default(),
+            between: None,
+        }
+    }
 }
 
 /// The rows of a case, from the variants' times.
@@ -142,9 +162,12 @@ pub fn rows(
 ) -> Vec<Row> {
     let spread = |time: &dyn Fn(&[f64]) -> f64| Spread::of(rounds?.iter().map(|round| time(round)));
     let median = |i: usize| spread(&|round| round[i]).map_or(f64::INFINITY, |time| time.median);
-    let best = (0..ran.len())
-        .filter(|&i| competitors.contains(&ran[i].variant))
-        .min_by(|&a, &b| median(a).total_cmp(&median(b)));
+    let best = |in_place| {
+        (0..ran.len())
+            .filter(|&i| competitors.contains(&ran[i].variant) && ran[i].in_place == in_place)
+            .min_by(|&a, &b| median(a).total_cmp(&median(b)))
+    };
+    let best = [best(false), best(true)];
     let row = |(i, ran): (usize, &VariantResult)| {
         let time = spread(&|round| round[i]);
         let bandwidth =
@@ -171,7 +194,7 @@ pub fn rows(
             tflops: rate,
             wrong: ran.wrong,
             noise_percent: time.map(|time| time.iqr / time.median * 100.0),
-            time_over_best: best
+            time_over_best: best[usize::from(ran.in_place)]
                 .and_then(|best| Some(spread(&|round| round[i] / round[best])?.median)),
             algorithm: ran.algorithm.clone(),
             asked: ran.asked.clone(),
@@ -181,9 +204,12 @@ pub fn rows(
             temperature_c: ran.reading.temperature_c,
             p99_us: time.map(|time| time.p99 * 1e6),
             spread_percent: time.map(|time| time.range / time.median * 100.0),
+            between_us: ran.between.map(|seconds| seconds * 1e6),
         }
     };
-    ran.iter().enumerate().map(row).collect()
+    let mut rows: Vec<Row> = ran.iter().enumerate().map(row).collect();
+    rows.sort_by_key(|row| row.in_place);
+    rows
 }
 
 impl table::Row for Row {
@@ -202,6 +228,7 @@ impl table::Row for Row {
         ("noise", "% IQR", 0),
         ("p99", "us", 8),
         ("spread", "%", 0),
+        ("between", "us", 0),
         ("time/best", "<1: faster", 0),
         ("power", "W", 0),
         ("SM clock", "MHz", 0),
@@ -230,6 +257,7 @@ impl table::Row for Row {
             number(self.noise_percent, 1),
             number(self.p99_us, 2),
             number(self.spread_percent, 1),
+            number(self.between_us, 2),
             number(self.time_over_best, 3),
             number(self.power_w, 0),
             number(self.sm_mhz, 0),
@@ -243,6 +271,7 @@ impl table::Row for Row {
     fn has_column(rows: &[Self], column: &str) -> bool {
         match column {
             "p99" | "spread" => rows.iter().any(|row| row.p99_us.is_some()),
+            "between" => rows.iter().any(|row| row.between_us.is_some()),
             "time/best" => rows.iter().any(|row| row.time_over_best.is_some()),
             "power" => rows.iter().any(|row| row.power_w.is_some()),
             "SM clock" => rows.iter().any(|row| row.sm_mhz.is_some()),
@@ -261,9 +290,10 @@ impl Row {
         Some(format!("{m}x{n}x{k}"))
     }
 
-    /// The variant, and whether it is in place.
+    /// The variant, what was asked of it, and whether it is in place.
     pub fn name(&self) -> String {
-        format!("{}{}", self.variant, if self.in_place { " in place" } else { "" })
+        let asked = self.asked.as_ref().map_or_else(String::new, |asked| format!(" {asked}"));
+        format!("{}{asked}{}", self.variant, if self.in_place { " in place" } else { "" })
     }
 
     /// The kernel's blocks and threads.
@@ -327,8 +357,7 @@ mod tests {
         let launch = Launch { blocks: 4, threads: 128, registers: 32 };
         let launch = (variant == Variant::Rust).then_some(launch);
         let reading = Reading { power_w: Some(650.4), ..Reading::default() };
-        let (in_place, algorithm, asked) = (false, None, None);
-        VariantResult { variant, in_place, launch, algorithm, asked, wrong: Some(0), reading }
+        VariantResult { launch, reading, ..VariantResult::new(variant) }
     }
 
     fn measured() -> Vec<Row> {
@@ -373,8 +402,8 @@ mod tests {
         assert_eq!(
             rows[0].cells()[4..],
             [
-                "-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-", "-", "650", "-", "-", "-",
-                "-"
+                "-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-", "-", "-", "650", "-", "-",
+                "-", "-"
             ]
             .map(str::to_owned)
         );

@@ -115,7 +115,7 @@ impl Weights {
             (sum, error + 1.01 * rounding * magnitude + single)
         };
         let sums: Vec<(f64, f64)> = (0..residual.len()).map(sum).collect();
-        Ok(wrong + count_wrong(&sums, &self.norm, eps, got))
+        Ok(wrong + count_wrong(&sums, &self.norm, eps, (got[0], 1.0), got[1]))
     }
 }
 

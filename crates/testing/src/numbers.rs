@@ -6,6 +6,8 @@ use half::{bf16, f16};
 
 /// An element type of sums.
 pub trait Number: Accumulate + PartialEq + std::fmt::Debug {
+    /// Inputs are from its negative to it.
+    const MOST: f32 = 1.0;
     /// Distance from 1 to the next larger number.
     const EPSILON: f64;
     /// Half the distance between subnormal numbers (0 where it does not matter).
@@ -43,10 +45,38 @@ numbers! {
     F8E5M2, 1.0 / 4.0, 1.0 / (1u64 << 17) as f64, F8E5M2::from_f32, |x| F8E5M2::to_f64(&x);
 }
 
-/// Element `index` of rank `rank`'s input: uniform in -1 to 1.
+impl Number for i32 {
+    const MOST: f32 = 1000.0;
+    const EPSILON: f64 = 0.0;
+    const HALF_STEP_AT_ZERO: f64 = 0.0;
+    fn nearest(x: f32) -> Self {
+        x.round() as Self
+    }
+    fn value(self) -> f64 {
+        self.into()
+    }
+    fn bits(self) -> u64 {
+        u64::from(self as u32)
+    }
+}
+
+/// What a reduction makes of the ranks' elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduced {
+    /// Their sum.
+    Sum,
+    /// The greatest.
+    Max,
+    /// The least.
+    Min,
+    /// The sum over the number of ranks.
+    Avg,
+}
+
+/// Element `index` of rank `rank`'s input: uniform in -[`Number::MOST`] to it.
 pub fn input<T: Number>(seed: u64, rank: usize, index: usize) -> T {
     let key = seed ^ ((rank as u64) << 48) ^ index as u64;
-    T::nearest(2.0 * fastrand::Rng::with_seed(key).f32() - 1.0)
+    T::nearest(T::MOST * (2.0 * fastrand::Rng::with_seed(key).f32() - 1.0))
 }
 
 /// Rank `rank`'s input, `count` elements.
@@ -57,33 +87,55 @@ pub fn inputs<T: Number>(seed: u64, rank: usize, count: usize) -> Vec<T> {
 /// How many of `got` differ from the sum over `n_ranks` by more than rounding allows: one f32
 /// rounding per addition, and `roundings` roundings to `T`.
 pub fn count_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, got: &[T]) -> usize {
-    count_wrong_from(seed, n_ranks, roundings, 0, got)
+    count_wrong_from(Reduced::Sum, seed, n_ranks, roundings, 0, got)
 }
 
-/// As [`count_wrong`]; `got` are the sums from element `first` on.
+/// As [`count_wrong`], of any reduction; `got` are the results from element `first` on.
 pub fn count_wrong_from<T: Number>(
+    reduced: Reduced,
     seed: u64,
     n_ranks: usize,
     roundings: usize,
     first: usize,
     got: &[T],
 ) -> usize {
-    let wrong = |(i, got): (usize, &T)| is_wrong(seed, n_ranks, roundings, first + i, *got);
+    let terms = |i| (0..n_ranks).map(move |rank| input::<T>(seed, rank, first + i).value());
+    let wrong = |(i, got): (usize, &T)| match reduced {
+        Reduced::Max => got.value() != terms(i).fold(f64::NEG_INFINITY, f64::max),
+        Reduced::Min => got.value() != terms(i).fold(f64::INFINITY, f64::min),
+        _ => is_wrong(reduced, terms(i), roundings, *got),
+    };
     got.iter().enumerate().filter(|&element| wrong(element)).count()
 }
 
-fn is_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, index: usize, got: T) -> bool {
-    let (mut sum, mut magnitude) = (0.0f64, 0.0f64);
-    for rank in 0..n_ranks {
-        let x = input::<T>(seed, rank, index).value();
+/// Of a sum or an average of these terms.
+fn is_wrong<T: Number>(
+    reduced: Reduced,
+    terms: impl Iterator<Item = f64>,
+    roundings: usize,
+    got: T,
+) -> bool {
+    let (mut sum, mut magnitude, mut n_ranks) = (0.0f64, 0.0f64, 0.0f64);
+    for x in terms {
         sum += x;
         magnitude += x.abs();
+        n_ranks += 1.0;
     }
-    let accumulation = n_ranks as f64 * f64::from(f32::EPSILON) / 2.0 * magnitude;
+    let accumulation = n_ranks * f64::from(f32::EPSILON) / 2.0 * magnitude;
     // One rounding is that of the result, the others are those of partial sums.
-    let of_the_result = T::EPSILON / 2.0 * (sum.abs() + accumulation);
-    let of_partial_sums = (roundings - 1) as f64 * T::EPSILON / 2.0 * magnitude;
-    let bound = accumulation + of_partial_sums + of_the_result.max(T::HALF_STEP_AT_ZERO);
+    let mut of_the_result = T::EPSILON / 2.0 * (sum.abs() + accumulation);
+    let mut of_partial_sums = (roundings - 1) as f64 * T::EPSILON / 2.0 * magnitude;
+    let mut bound = accumulation;
+    if reduced == Reduced::Avg {
+        // Integers are rounded towards zero; the reciprocal of the ranks is rounded, and each term
+        // may be multiplied by it before it is added.
+        sum /= n_ranks;
+        of_partial_sums = (of_partial_sums + (n_ranks + 2.0) * T::EPSILON * magnitude) / n_ranks;
+        of_the_result = if T::EPSILON == 0.0 { 1.0 } else { of_the_result / n_ranks };
+        bound /= n_ranks;
+        of_partial_sums += n_ranks * T::HALF_STEP_AT_ZERO;
+    }
+    bound += of_partial_sums + of_the_result.max(T::HALF_STEP_AT_ZERO);
     let error = (got.value() - sum).abs();
     error.is_nan() || error > bound
 }
@@ -106,5 +158,27 @@ mod tests {
         sums[41] += 1e-5;
         sums[77] = f32::NAN;
         assert_eq!(count_wrong(11, 2, 1, &sums), 2);
+    }
+
+    #[test]
+    fn the_check_of_every_reduction_sees_a_wrong_element() {
+        let of = |reduced| {
+            let element = |i| {
+                let [a, b] = [0, 1].map(|rank| input::<i32>(11, rank, i));
+                match reduced {
+                    Reduced::Sum => a + b,
+                    Reduced::Max => a.max(b),
+                    Reduced::Min => a.min(b),
+                    Reduced::Avg => (a + b) / 2,
+                }
+            };
+            let mut got: Vec<i32> = (5..105).map(element).collect();
+            let right = count_wrong_from(reduced, 11, 2, 1, 5, &got);
+            got[41] += 2;
+            [right, count_wrong_from(reduced, 11, 2, 1, 5, &got)]
+        };
+        for reduced in [Reduced::Sum, Reduced::Max, Reduced::Min, Reduced::Avg] {
+            assert_eq!(of(reduced), [0, 1], "{reduced:?}");
+        }
     }
 }

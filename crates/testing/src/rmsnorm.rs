@@ -2,17 +2,18 @@
 
 use crate::numbers::Number;
 
-/// How many elements of a row are wrong, of the normalised one and of the new residual, `got` in
-/// this order. `sums` are the elements of the sum of input and residual, each with the error that
+/// How many elements of a row are wrong, of the normalised one, which is divided by `divisor`, and
+/// of the new residual. `sums` are the elements of the sum of input and residual, each with the error that
 /// it may have before it is rounded to `T`.
 ///
 /// What RMSNorm itself may add is f32 roundings of the mean, its root and the products, and one
 /// rounding to `T` of each result.
-pub fn count_wrong<T: Number>(
+pub fn count_wrong<T: Number, O: Number>(
     sums: &[(f64, f64)],
     weight: &[T],
     eps: f32,
-    got: [&[T]; 2],
+    (out, divisor): (&[O], f64),
+    residual: &[T],
 ) -> usize {
     let squares: f64 = sums.iter().map(|(sum, _)| sum * sum).sum();
     let of_squares: f64 =
@@ -22,11 +23,11 @@ pub fn count_wrong<T: Number>(
     let of_scale = of_squares / squares / 2.0 + 32.0 * f64::from(f32::EPSILON);
     let mut wrong = 0;
     for (i, (sum, error)) in sums.iter().enumerate() {
-        let factor = scale * weight[i].value();
-        let out = sum * factor;
-        let of_out = (error * factor).abs() * (1.0 + of_scale) + out.abs() * of_scale;
-        wrong += usize::from(differs(got[0][i], out, of_out));
-        wrong += usize::from(differs(got[1][i], *sum, *error));
+        let factor = scale * weight[i].value() / divisor;
+        let right = sum * factor;
+        let of_out = (error * factor).abs() * (1.0 + of_scale) + right.abs() * of_scale;
+        wrong += usize::from(differs(out[i], right, of_out));
+        wrong += usize::from(differs(residual[i], *sum, *error));
     }
     wrong
 }
@@ -51,8 +52,9 @@ mod tests {
         let root = 12.5f32.sqrt();
         let mut out = [3.0, 4.0].map(|x: f32| bf16::from_f32(x / root));
         let mut residual = [3.0, 4.0].map(bf16::from_f32);
-        let count =
-            |out: &[bf16], residual: &[bf16]| count_wrong(&sums, &weight, 0.0, [out, residual]);
+        let count = |out: &[bf16], residual: &[bf16]| {
+            count_wrong(&sums, &weight, 0.0, (out, 1.0), residual)
+        };
         assert_eq!(count(&out, &residual), 0);
         out[1] = bf16::from_f32(1.01 * out[1].to_f32());
         residual[0] = bf16::NAN;

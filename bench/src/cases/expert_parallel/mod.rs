@@ -114,7 +114,7 @@ impl Benchmark for Experts {
         if ranks != 2 {
             job.selection.omit(Variant::Write, anyhow::anyhow!("it is for two ranks"))?;
         }
-        let stores = Kernels::load(harness.rank.context(), &crate::cases::kernels::KERNELS)?;
+        let stores = Kernels::load(harness.rank.context(), &crate::base::kernels::KERNELS)?;
         job.begin()?;
         let default = harness.choose(&TOKENS[..], &SIMULATED_TOKENS);
         for &tokens in if self.tokens.is_empty() { default } else { &self.tokens } {

@@ -28,8 +28,8 @@ pub struct KernelInfo {
 pub struct AllReduce<'a, T: Number, K> {
     harness: &'a Harness<'a>,
     dev_comm: DevCommResource,
-    pub send: Window<T>,
-    pub recv: Window<T>,
+    send: Window<T>,
+    recv: Window<T>,
     config: LaunchConfig,
     sum: Sum<'a, T>,
     kernel: PhantomData<K>,
@@ -52,8 +52,9 @@ where
         let requirements = DevCommRequirements::new().lsa_barriers(blocks);
         let dev_comm = harness.comm.create_dev_comm(requirements)?;
         let (send, recv) = (harness.comm.window(count)?, harness.comm.window(count)?);
-        let (rounds_partial_sums, same_bits) = (info.rounds_partial_sums, true);
-        let sum = Sum { rounds_partial_sums, same_bits, ..Sum::new(harness, &send, &recv)? };
+        send.copy_from_host(&inputs(harness.run.seed, harness.rank.rank(), count))?;
+        let rounds_partial_sums = info.rounds_partial_sums;
+        let sum = Sum { harness, recv: recv.device_slice(), rounds_partial_sums };
         let config = LaunchConfig::new(blocks, threads);
         Ok(Self { harness, dev_comm, send, recv, config, sum, kernel: PhantomData })
     }
@@ -74,45 +75,18 @@ where
     }
 }
 
-/// The sum of all ranks' inputs, on this rank.
-pub struct Sum<'a, T> {
+/// The sum of all ranks' inputs, on this rank; every rank gets the same bits.
+struct Sum<'a, T> {
     harness: &'a Harness<'a>,
-    send: DeviceSlice<T>,
     recv: DeviceSlice<T>,
     /// Whether partial sums are rounded to the type, not only the result.
     rounds_partial_sums: bool,
-    /// Whether every rank gets the same bits.
-    same_bits: bool,
-}
-
-impl<'a, T: Number> Sum<'a, T> {
-    /// A sum by NCCL, whose ring rounds each partial sum. Writes this rank's input to `send`.
-    pub fn new<B>(harness: &'a Harness<'a>, send: &B, recv: &B) -> Result<Self>
-    where
-        B: Buffer<Element = T>,
-    {
-        let (send, recv) = (send.device_slice(), recv.device_slice());
-        let sum = Self { harness, send, recv, rounds_partial_sums: true, same_bits: false };
-        sum.write_input()?;
-        Ok(sum)
-    }
-
-    fn write_input(&self) -> Result<()> {
-        let Harness { rank, run, .. } = self.harness;
-        Ok(self.send.copy_from_host(&inputs(run.seed, rank.rank(), self.send.len()))?)
-    }
-
-    /// Whether it is in place.
-    pub fn is_in_place(&self) -> bool {
-        self.send.device_address() == self.recv.device_address()
-    }
 }
 
 impl<T: Number> Outcome for Sum<'_, T> {
     fn poison(&self) -> Result<()> {
         // Every element is a NaN.
-        self.recv.fill_bytes(0xff)?;
-        if self.is_in_place() { self.write_input() } else { Ok(()) }
+        Ok(self.recv.fill_bytes(0xff)?)
     }
 
     fn count_wrong(&self) -> Result<usize> {
@@ -121,9 +95,6 @@ impl<T: Number> Outcome for Sum<'_, T> {
         self.recv.copy_to_host(&mut got)?;
         let roundings = if self.rounds_partial_sums { (rank.n_ranks() - 1).max(1) } else { 1 };
         let wrong = count_wrong(run.seed, rank.n_ranks(), roundings, &got);
-        if !self.same_bits {
-            return Ok(wrong);
-        }
         let sums = rank.all_gather(&[checksum(&got)])?;
         Ok(wrong + usize::from(sums.iter().any(|sum| *sum != sums[0])))
     }

@@ -5,7 +5,7 @@ mod barrier;
 mod ll_exchange;
 mod put;
 
-pub use all_reduce::{AllReduce, KernelInfo, Sum};
+pub use all_reduce::{AllReduce, KernelInfo};
 pub use barrier::Barrier;
 pub use ll_exchange::LlExchange;
 pub use put::{Message, Put};

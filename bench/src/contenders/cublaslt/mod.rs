@@ -33,9 +33,17 @@ pub struct Types {
     pub factors: DataType,
     /// Of C.
     pub product: DataType,
+    /// Whether parts of a sum may be added in the type of C, and not only in f32, so that C is
+    /// rounded several times.
+    pub rounds_parts: bool,
 }
 
 impl Types {
+    /// With sums in f32.
+    pub fn new(factors: DataType, product: DataType) -> Self {
+        Self { factors, product, rounds_parts: false }
+    }
+
     /// Why cuBLASLt has no such product; `None` if it may have one.
     pub fn why_not(self) -> Option<&'static str> {
         (self.factors == DataType::Float8e5m2).then_some(
@@ -103,10 +111,12 @@ impl CublasLt {
             algorithms: Vec::new(),
             chosen: Cell::new(0),
         };
-        // CUBLAS_OP_T, the workspace limit, and the reduction schemes: parts of a sum are added in
-        // f32, so that C is rounded once. As addressable values.
+        // CUBLAS_OP_T, the workspace limit, and the reduction schemes, as addressable values.
         let (transposed, scratch, fast) = (1_i32, SCRATCH, 1_i8);
-        let reductions = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        let reductions = match types.rounds_parts {
+            true => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK,
+            false => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
+        };
         // SAFETY: numbers, for which zeros are valid.
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; ASKED] =
             unsafe { std::mem::zeroed() };
