@@ -497,12 +497,12 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     let csv = fs::read_to_string(csv).unwrap();
     let expected = "size,count,type,redop,m,n,k,tokens,hidden,variant,in_place,blocks,threads,\
                     time_us,algbw,busbw,tflops,wrong,noise_percent,time_over_best,algorithm,asked,\
-                    l2,power_w,sm_mhz,temperature_c,p99_us,spread_percent,between_us\n\
-                    16,8,bf16,sum,,,,,,rust,false,1,128,,,,,0,,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,,,rust-ops,false,1,64,,,,,0,,,Lamport,,,,,,,,\n\
-                    16,8,bf16,sum,,,,,,rust-ops-plain,false,1,64,,,,,0,,,Lamport,,,,,,,,\n\
-                    16,8,bf16,sum,,,,,,nccl,false,,,,,,,0,,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,,,nccl-sym,false,,,,,,,0,,,,,,,,,,,\n";
+                    l2,power_w,sm_mhz,temperature_c,p99_us,spread_percent,again_us,between_us\n\
+                    16,8,bf16,sum,,,,,,rust,false,1,128,,,,,0,,,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,rust-ops,false,1,64,,,,,0,,,Lamport,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,rust-ops-plain,false,1,64,,,,,0,,,Lamport,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,nccl,false,,,,,,,0,,,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,nccl-sym,false,,,,,,,0,,,,,,,,,,,,\n";
     assert_eq!(csv, expected);
 
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
@@ -567,7 +567,8 @@ fn rows_of_nccl_tests_join_the_table() {
     let args = ["all-reduce", "--simulate", "2", "-b", "64", "-e", "64", "--rounds", "1"];
     let more = ["-d", "f16", "--variants", "nccl,nccl-tests-lsa,nccl-tests-lsa-vector"];
     let args = [&args[..], &more].concat();
-    let (code, stdout, stderr) = run(&[&args[..], &["--all-reduce-perf", &program]].concat());
+    let peers = format!("nccl-tests={program}");
+    let (code, stdout, stderr) = run(&[&args[..], &["--peers", &peers]].concat());
     assert_eq!(code, Some(1), "{stdout}{stderr}");
     let rows = stdout.lines().filter(|line| line.trim_start().starts_with("64 "));
     let words = |row: &str| row.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
@@ -577,11 +578,9 @@ fn rows_of_nccl_tests_join_the_table() {
     assert_eq!(rows, expected.map(|(of, wrong)| (of.to_owned(), wrong.to_owned())), "{stdout}");
     assert!(stderr.contains("5 elements are wrong"), "{stderr}");
 
-    refuses_late(&args, "nccl-tests-lsa cannot run: --all-reduce-perf [PROGRAM] runs it");
-    let bf16 = ["all-reduce", "--simulate", "2", "-d", "bf16", "--all-reduce-perf", &program];
-    refuses(&bf16, &["nccl-tests' kernels add f32 and f16, not bf16"]);
-    let more = ["--all-reduce-perf", &program, "--variants", "nccl"];
-    refuses(&[&["all-reduce", "--simulate", "2"], &more[..]].concat(), &["none of nccl-tests'"]);
+    refuses(&args, &["nccl-tests-lsa cannot run: --peers nccl-tests runs it"]);
+    let more = ["--peers", &peers, "--variants", "nccl"];
+    refuses(&[&["all-reduce", "--simulate", "2"], &more[..]].concat(), &["names none of its"]);
 }
 
 /// By their shapes: two of the same size.
@@ -603,7 +602,8 @@ fn torchs_products_join_the_table() {
     );
     let python = write_program(path("python"), &script);
     let args = ["gemm-reduce-scatter", "--simulate", "2", "--m", "8", "--n", "8", "--k", "72,16"];
-    let more = ["--rounds", "1", "--torch", &python, "--json", &json];
+    let peers = format!("torch={python}");
+    let more = ["--rounds", "1", "--peers", &peers, "--json", &json];
     let (code, stdout, stderr) = run(&[&args[..], &more].concat());
     assert_eq!(code, Some(0), "{stdout}{stderr}");
     assert!(stdout.contains("# left out: torch-fused of 128 B"), "{stdout}");
@@ -615,39 +615,41 @@ fn torchs_products_join_the_table() {
 }
 
 #[test]
-fn torchs_rows_join_the_table() {
+fn rows_of_peers_join_the_table_and_absent_ones_are_left_out() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let json = path("rows.json");
-    let row = |variant: &str| {
-        let of = r#""type": "bf16", "size": 16, "times_us": [1], "wrong": 0"#;
-        format!("{{\"variant\": \"{variant}\", {of}}}")
+    let row = |algorithm: &str| {
+        let of = r#""variant": "flashinfer", "type": "bf16", "size": 16, "wrong": 0"#;
+        format!("echo '{{{of}, \"algorithm\": \"{algorithm}\", \"times_us\": [1]}}'\n")
     };
-    let script = format!(
-        "#!/bin/sh\n[ $RANK = 0 ] || exit 0\necho '{}'\necho '{}'\n",
-        row("torch-one-shot"),
-        row("torch-two-shot")
-    );
-    let python = write_program(path("python"), &script);
+    let rows = [row("one-shot"), row("two-shot")].concat();
+    let script = format!("#!/bin/sh\n[ $RANK = 0 ] || exit 0\n{rows}");
+    let peers = format!("flashinfer={},torch=/no/such", write_program(path("peer"), &script));
     let args = ["all-reduce", "--simulate", "2", "-b", "8", "-e", "16", "-f", "2", "-d", "bf16"];
-    let more = ["--rounds", "1", "--torch", &python, "--json", &json];
+    let more = ["--rounds", "1", "--peers", &peers, "--json", &json];
     let (code, stdout, stderr) = run(&[&args[..], &more].concat());
     assert_eq!(code, Some(0), "{stdout}{stderr}");
     assert!(stdout.contains("# #wrong 0"), "{stdout}");
+    assert!(stdout.contains("# left out: torch-one-shot: cannot start /no/such"), "{stdout}");
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
     let rows = json["rows"].as_array().unwrap();
-    let variants: Vec<&str> = rows.iter().filter_map(|row| row["variant"].as_str()).collect();
-    let (of_host, of_torch) =
-        ([&["rust"], &OF_OPS[..], &OF_NCCL].concat(), ["torch-one-shot", "torch-two-shot"]);
-    assert_eq!(variants, [&of_host[..], &of_host, &of_torch].concat());
+    let text = |name: &str| rows.iter().filter_map(|row| row[name].as_str()).collect::<Vec<_>>();
+    let of_host = [&["rust"], &OF_OPS[..], &OF_NCCL].concat();
+    assert_eq!(text("variant"), [&of_host[..], &of_host, &["flashinfer"; 2]].concat());
+    assert_eq!(text("asked"), ["one-shot", "two-shot"]);
 
-    refuses(
-        &[&args[..], &["--torch", "/no/such/python"]].concat(),
-        &["cannot start /no/such/python"],
-    );
-    let more = ["--torch", &python, "--variants", "nccl"];
-    refuses(&[&args[..], &more].concat(), &["--variants names none of torch's"]);
-    refuses(&["all-reduce", "--torch", "--processes"], &["must be threads of this process"]);
+    let more = ["--peers", "torch=/no/such", "--variants", "nccl,torch-one-shot"];
+    let cannot = "torch-one-shot cannot run: cannot start /no/such";
+    refuses(&[&args[..], &more].concat(), &[cannot]);
+    refuses(&["all-reduce", "--peers", "gloo"], &["no peer `gloo`, but torch, nccl-tests"]);
+    refuses(&["all-reduce", "--peers", "torch", "--processes"], &["must be threads"]);
+    // This program, which is started once more.
+    let more = ["--peers", "nccl=NCCL_SYM_CTAS=4"];
+    let printed = r#"nccl: {"algorithm":"NCCL_SYM_CTAS=4","hidden":null,"#;
+    let (_, _, stderr) = run(&[&args[..], &more].concat());
+    assert!(stderr.contains(printed), "{stderr}");
+    assert!(stderr.contains("error: nccl printed 0 times for 21 rounds"), "{stderr}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! All-reduce (sum): `kernels/src/lsa_allreduce.rs` against `ncclAllReduce`.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::Args;
 use devcomm::{Element, F8E4M3, F8E5M2, KERNELS, Kernel, Kernels, device, kernels};
 use devcomm_testing::numbers::Number;
@@ -13,11 +13,9 @@ use super::collectives::{Flags, Operation, Workload, for_types};
 use super::job::Job;
 use crate::base::options::{GridOptions, LARGEST};
 use crate::cases::workloads::{self, KernelInfo};
-use crate::contenders::all_reduce_perf;
 use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::foreign::Foreign;
-use crate::contenders::selection::{Selection, VariantInfo};
-use crate::contenders::torch::{self, TorchOptions, Work};
+use crate::contenders::peers::{PeerOptions, Work};
+use crate::contenders::selection::VariantInfo;
 
 /// The flags of `all-reduce`.
 #[derive(Args, Clone, Debug)]
@@ -27,15 +25,6 @@ pub struct AllReduce {
 
     #[command(flatten)]
     grid: GridOptions,
-
-    #[command(flatten)]
-    torch: TorchOptions,
-
-    /// Also run the all-reduces of nccl-tests' own kernels (-D 1 and 2, f32 and f16), by this
-    /// program of nccl-tests, on the same number of GPUs, before the others
-    #[arg(long, value_name = "PROGRAM", num_args = 0..=1)]
-    #[arg(default_missing_value = "all_reduce_perf")]
-    all_reduce_perf: Option<PathBuf>,
 }
 
 impl Benchmark for AllReduce {
@@ -55,6 +44,8 @@ impl Benchmark for AllReduce {
             "torch.ops.symm_mem.one_shot_all_reduce, timed in a run of its own before the others",
         ),
         (Variant::TorchTwoShot, "torch.ops.symm_mem.two_shot_all_reduce_, the same, in place"),
+        (Variant::FlashInfer, "FlashInfer's allreduce_fusion without a norm, in a run before too"),
+        (Variant::Vllm, "vLLM's custom all-reduce, FlashInfer's copy, the same"),
         (
             Variant::NcclTestsLsa,
             "all_reduce_perf -D 1 of nccl-tests, by the host's clock, in a run before the others",
@@ -69,51 +60,20 @@ impl Benchmark for AllReduce {
         self.grid.validate()
     }
 
-    fn foreign(&self, options: &Options, selection: &Selection) -> Result<Vec<Foreign>> {
-        let Options { simulate, run, .. } = options;
-        if self.torch.python().is_none() && self.all_reduce_perf.is_none() {
-            return Ok(Vec::new());
-        }
-        let (gpus, patience) = options.for_others()?;
-        let largest = if simulate.is_some() { SIMULATED_LARGEST } else { LARGEST };
-        let mut results = Vec::new();
-        if let Some(python) = self.torch.python() {
-            let types = [(f32::NAME, 4), (bf16::NAME, 2)];
-            let counts = types.into_iter().filter(|(name, _)| self.flags.dtype.includes(name));
-            let counts =
-                counts.map(|(name, bytes)| Ok((name, self.flags.sizes.counts(largest, bytes)?)));
-            let work = Work::Counts(counts.collect::<Result<_>>()?);
-            let measurement = torch::Measurement::new(work, &torch::ALL_REDUCES, selection, run)?;
-            results.extend(measurement.run(python, gpus, patience)?);
-        }
-        if let Some(program) = &self.all_reduce_perf {
-            let variants = all_reduce_perf::VARIANTS.into_iter();
-            let variants: Vec<_> = variants.filter(|(of, _)| selection.has(*of)).collect();
-            let none = "--all-reduce-perf, but --variants names none of nccl-tests'";
-            ensure!(!variants.is_empty(), none);
-            let types = all_reduce_perf::TYPES.into_iter();
-            let types: Vec<_> =
-                types.filter(|(name, ..)| self.flags.dtype.includes(name)).collect();
-            let none = "--all-reduce-perf: nccl-tests' kernels add f32 and f16, not bf16";
-            ensure!(!types.is_empty(), none);
-            let sizes = &self.flags.sizes;
-            let measurement = all_reduce_perf::Measurement { program, gpus, sizes, largest, run };
-            for dtype in types {
-                for variant in &variants {
-                    results.extend(measurement.run(*variant, dtype, patience)?);
-                }
-            }
-        }
-        Ok(results)
+    fn peers(&self) -> Option<&PeerOptions> {
+        Some(&self.flags.peers)
+    }
+
+    fn work(&self, options: &Options, _: usize) -> Result<Work> {
+        let largest = if options.simulate.is_some() { SIMULATED_LARGEST } else { LARGEST };
+        let mut counts = BTreeMap::new();
+        for_types!(self.flags.dtype, T in [f32, f16, bf16] => {
+            counts.insert(T::NAME, self.flags.sizes.counts(largest, size_of::<T>())?);
+        });
+        Ok(Work::Counts(counts))
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
-        self.torch.select(&mut job.selection, &torch::ALL_REDUCES)?;
-        if self.all_reduce_perf.is_none() {
-            for (variant, _) in all_reduce_perf::VARIANTS {
-                job.selection.omit(variant, "--all-reduce-perf [PROGRAM] runs it")?;
-            }
-        }
         job.harness.comm.require_single_lsa_team()?;
         let (harness, compiled) = (job.harness, job.kernels(&KERNELS, "lsa_allreduce")?);
         let (means, operation) = (self.flags.means(job)?, Operation::AllReduce);

@@ -1,6 +1,8 @@
 //! What all comparisons have: flags, the trait, and the run.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -13,10 +15,11 @@ use crate::base::output::OutputOptions;
 use crate::base::ranks;
 use crate::contenders::contender::Variant;
 use crate::contenders::contest::Contest;
-use crate::contenders::foreign::Foreign;
+use crate::contenders::peers::{PeerOptions, Work};
 use crate::contenders::selection::{Selection, VariantInfo};
 use crate::harness::Harness;
 use crate::report::documents::DocumentOptions;
+use crate::report::row;
 
 /// Flags of the comparisons.
 #[derive(Args, Clone, Debug)]
@@ -59,11 +62,10 @@ const START: Duration = Duration::from_secs(120);
 
 impl Options {
     /// The GPUs that other programs use, and for how long these may print nothing.
-    pub fn for_others(&self) -> Result<(usize, Duration)> {
+    fn for_others(&self) -> Result<(usize, Duration)> {
         ensure!(
             !World::is_launched() && !self.ranks.processes,
-            "--torch and --all-reduce-perf run once, on all GPUs: the ranks must be threads of \
-             this process"
+            "--peers run on all GPUs: the ranks must be threads of this process"
         );
         let gpus = self.simulate.or(self.ranks.gpus).map_or_else(devcomm::visible_gpus, Ok)?;
         Ok((gpus, self.ranks.limit() + START))
@@ -84,9 +86,14 @@ pub trait Benchmark: Args + Sync {
     /// Validates its flags.
     fn validate(&self) -> Result<()>;
 
-    /// What other programs measure of it, before the ranks start.
-    fn foreign(&self, _options: &Options, _selection: &Selection) -> Result<Vec<Foreign>> {
-        Ok(Vec::new())
+    /// Which peers run too.
+    fn peers(&self) -> Option<&PeerOptions> {
+        None
+    }
+
+    /// What peers measure of it, on so many GPUs.
+    fn work(&self, _options: &Options, _gpus: usize) -> Result<Work> {
+        Ok(Work::Counts(BTreeMap::new()))
     }
 
     /// Compares its variants.
@@ -120,10 +127,21 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
         ensure!(has, "--nccl-tests {variant}: only rust-ops, nccl and nccl-sym also run in place");
     }
     let named = options.nccl_tests.as_ref().map_or(&*options.variants, std::slice::from_ref);
-    let selection = Selection::new(named, B::VARIANTS, B::NAME)?;
+    let mut selection = Selection::new(named, B::VARIANTS, B::NAME)?;
     let contest = Contest::of(B::NAME).with_context(|| format!("{} has no contest", B::NAME))?;
     let documents = options.documents.read()?;
-    let foreign = benchmark.foreign(options, &selection).map_err(advise)?;
+    let no_peers = PeerOptions::default();
+    let (peers, mut foreign) = (benchmark.peers().unwrap_or(&no_peers), Vec::new());
+    peers.select(&mut selection)?;
+    let measured_by_peers = |selection: &mut Selection| -> Result<_> {
+        let (gpus, patience) = options.for_others()?;
+        let work = benchmark.work(options, gpus)?;
+        peers.run(&work, selection, &options.run, (gpus, patience))
+    };
+    if !peers.is_empty() {
+        foreign = measured_by_peers(&mut selection).map_err(advise)?;
+    }
+    let kept = Mutex::new(None);
     let rank = |rank: &Rank| {
         let harness = Harness::new(rank, &options.ranks, &options.run)?;
         let twins = options.twins.as_deref();
@@ -131,9 +149,16 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
         let job = job.with_nccl_tests(options.nccl_tests.and(B::NCCL_TESTS));
         let mut job = job.with_foreign(&foreign);
         let measured = benchmark.run(&mut job);
-        job.finish(measured, &documents)
+        job.finish(measured, &documents, &kept)
     };
-    ranks::run(&options.ranks, options.simulate, rank).map_err(advise)
+    ranks::run(&options.ranks, options.simulate, rank).map_err(advise)?;
+    let kept = kept.into_inner().ok().flatten();
+    if let Some(mut report) = kept.filter(|_| !foreign.is_empty()) {
+        let again = measured_by_peers(&mut selection)?;
+        println!("{}", row::join_again(&mut report.rows, &again));
+        report.write(&options.output)?;
+    }
+    Ok(())
 }
 
 /// Adds advice to an error if the system cannot run the benchmark.

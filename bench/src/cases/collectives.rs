@@ -15,6 +15,7 @@ use super::benchmark::{Benchmark, SIMULATED_LARGEST};
 use super::job::Job;
 use crate::base::options::{Dtype, LARGEST, SizeOptions, parse_bytes};
 use crate::contenders::contender::{Contender, Outcome, Variant};
+use crate::contenders::peers::PeerOptions;
 use crate::contenders::selection::VariantInfo;
 use crate::harness::{Harness, Nccl};
 use crate::report::row::Case;
@@ -42,6 +43,9 @@ pub struct Flags {
     /// Blocks by which devcomm sends long messages [default: 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     push_blocks: Option<u32>,
+
+    #[command(flatten)]
+    pub peers: PeerOptions,
 }
 
 /// A reduction.
@@ -111,6 +115,10 @@ macro_rules! benchmarks {
 
             fn validate(&self) -> Result<()> {
                 self.flags.sizes.validate()
+            }
+
+            fn peers(&self) -> Option<&PeerOptions> {
+                Some(&self.flags.peers)
             }
 
             fn run(&self, job: &mut Job<'_>) -> Result<()> {

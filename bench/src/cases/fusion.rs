@@ -19,9 +19,8 @@ use super::product::{BF16_LOSES, Matrices, Product, Sum, load_cublaslt, tune};
 use super::shapes::ShapeOptions;
 use crate::contenders::contender::{Contender, Variant};
 use crate::contenders::cublaslt::{Plan, Types};
-use crate::contenders::foreign::Foreign;
+use crate::contenders::peers::Work;
 use crate::contenders::selection::Selection;
-use crate::contenders::torch::{self, TorchOptions, Work};
 use crate::harness::{Harness, Nccl};
 use crate::report::row::{Case, L2};
 
@@ -87,9 +86,6 @@ pub trait Fusion {
     /// The collective.
     const COLLECTIVE: Collective;
 
-    /// Torch's variants.
-    const OF_TORCH: &'static [Variant];
-
     /// The operation of `devcomm`.
     type Operation;
 
@@ -98,9 +94,6 @@ pub trait Fusion {
 
     /// The shapes, and what the L2 cache holds.
     fn inputs(&self) -> (&ShapeOptions, L2);
-
-    /// Whether torch runs too.
-    fn torch(&self) -> &TorchOptions;
 
     /// The plans that were asked for, instead of the default of a shape.
     fn asked(&self, on: (&Communicator, &Stream), shape: [usize; 3]) -> Result<Vec<Self::Asked>>;
@@ -161,14 +154,8 @@ pub fn problems<F: Fusion>(
     Ok(problems)
 }
 
-/// What torch measures of a benchmark.
-pub fn foreign<F: Fusion>(
-    fusion: &F,
-    options: &Options,
-    selection: &Selection,
-) -> Result<Vec<Foreign>> {
-    let Some(python) = fusion.torch().python() else { return Ok(Vec::new()) };
-    let (gpus, patience) = options.for_others()?;
+/// What peers measure of a benchmark.
+pub fn work<F: Fusion>(fusion: &F, options: &Options, gpus: usize) -> Result<Work> {
     let [on_gpus, simulated] = F::defaults();
     let default = if options.simulate.is_some() { simulated } else { on_gpus };
     let problems = problems(fusion, default, gpus, options.run.seed)?;
@@ -178,9 +165,7 @@ pub fn foreign<F: Fusion>(
         Collective::AllGather => "all-gather",
     };
     let shapes = problems.iter().map(Problem::shape).collect();
-    let work = Work::Product { collective, shapes, cold: fusion.inputs().1 == L2::Cold };
-    let measurement = torch::Measurement::new(work, F::OF_TORCH, selection, &options.run)?;
-    measurement.run(python, gpus, patience)
+    Ok(Work::Product { collective, shapes, cold: fusion.inputs().1 == L2::Cold })
 }
 
 /// By what the parts of an operation are done.
@@ -193,7 +178,6 @@ struct Means<'a> {
 /// Compares the variants of a benchmark.
 pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
     let harness = job.harness;
-    fusion.torch().select(&mut job.selection, F::OF_TORCH)?;
     harness.comm.require_single_lsa_team()?;
     let types = |product| Types::new(DataType::Bfloat16, product);
     let (exact, rounded) = (types(DataType::Float32), types(DataType::Bfloat16));

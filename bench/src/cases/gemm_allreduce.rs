@@ -18,9 +18,8 @@ use super::fusion::{self, Collective, Fusion};
 use super::job::Job;
 use super::shapes::ShapeOptions;
 use crate::contenders::contender::Variant;
-use crate::contenders::foreign::Foreign;
-use crate::contenders::selection::{Selection, VariantInfo};
-use crate::contenders::torch::{self, TorchOptions};
+use crate::contenders::peers::{PeerOptions, Work};
+use crate::contenders::selection::VariantInfo;
 use crate::report::row::L2;
 
 /// The flags of `gemm-allreduce`. Every combination of the lists runs.
@@ -45,7 +44,7 @@ pub struct GemmAllReduce {
     wires: Vec<Wire>,
 
     #[command(flatten)]
-    torch: TorchOptions,
+    peers: PeerOptions,
 }
 
 /// A plan that was asked for.
@@ -131,8 +130,12 @@ impl Benchmark for GemmAllReduce {
         fusion::problems(self, [&[8]; 3], 1, 0).map(drop)
     }
 
-    fn foreign(&self, options: &Options, selection: &Selection) -> Result<Vec<Foreign>> {
-        fusion::foreign(self, options, selection)
+    fn peers(&self) -> Option<&PeerOptions> {
+        Some(&self.peers)
+    }
+
+    fn work(&self, options: &Options, gpus: usize) -> Result<Work> {
+        fusion::work(self, options, gpus)
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
@@ -142,13 +145,8 @@ impl Benchmark for GemmAllReduce {
 
 impl Fusion for GemmAllReduce {
     const COLLECTIVE: Collective = Collective::AllReduce;
-    const OF_TORCH: &'static [Variant] = &torch::ALL_REDUCES;
     type Operation = Operation;
     type Asked = Asked;
-
-    fn torch(&self) -> &TorchOptions {
-        &self.torch
-    }
 
     fn inputs(&self) -> (&ShapeOptions, L2) {
         (&self.shapes, self.l2)

@@ -2,6 +2,7 @@
 //! them interleaved.
 
 use std::path::Path;
+use std::sync::Mutex;
 
 use anyhow::{Context, Result, ensure};
 use devcomm::{KernelSet, Kernels};
@@ -12,6 +13,7 @@ use crate::base::stats::Spread;
 use crate::contenders::contender::{Contender, Variant};
 use crate::contenders::contest::Contest;
 use crate::contenders::foreign::Foreign;
+use crate::contenders::peers;
 use crate::contenders::selection::Selection;
 use crate::harness::header::Header;
 use crate::harness::sensors::Reading;
@@ -19,7 +21,7 @@ use crate::harness::{Harness, Nccl};
 use crate::report::documents::Documents;
 use crate::report::nccl_tests;
 use crate::report::ratio::Summary;
-use crate::report::row::{Case, Row, VariantResult, rows};
+use crate::report::row::{self, Case, Row, VariantResult, rows};
 use crate::report::table::Report;
 
 /// One rank's run of a benchmark.
@@ -175,13 +177,10 @@ impl<'a> Job<'a> {
             VariantResult { variant, in_place, launch, algorithm, asked, wrong, reading, between }
         });
         let mut ran: Vec<VariantResult> = ran.collect();
-        for foreign in self
-            .foreign
-            .iter()
-            .filter(|f| (f.size, &*f.dtype, f.shape) == (case.size, case.dtype, case.shape))
-        {
-            let Foreign { variant, wrong, ref times, .. } = *foreign;
-            ran.push(VariantResult { wrong, ..VariantResult::new(variant) });
+        for foreign in self.foreign.iter().filter(|foreign| case.has(foreign)) {
+            let Foreign { variant, wrong, ref algorithm, ref times, .. } = *foreign;
+            let (algorithm, asked) = (algorithm.clone(), algorithm.clone());
+            ran.push(VariantResult { wrong, algorithm, asked, ..VariantResult::new(variant) });
             for (round, time) in rounds.iter_mut().flatten().zip(times) {
                 round.push(*time);
             }
@@ -189,15 +188,23 @@ impl<'a> Job<'a> {
         let output = self.harness.rank.is_root().then_some(self.output);
         let rows = rows(case, self.contest.competitors, &ran, rounds.as_ref());
         let of_nccl_tests = self.nccl_tests.map(|program| nccl_tests::lines(program, &rows));
+        let as_peer = std::env::var(peers::LINES).ok();
+        let as_peer = as_peer.map(|name| row::lines_of_peer(&name, &rows, rounds.as_ref()));
         let lines = self.report.add(rows, output)?;
         if self.harness.rank.is_root() {
-            println!("{}", of_nccl_tests.unwrap_or(lines));
+            println!("{}", as_peer.or(of_nccl_tests).unwrap_or(lines));
         }
         Ok(())
     }
 
     /// Prints the summary, even if incomplete. Wrong results are an error.
-    pub fn finish(self, measured: Result<()>, documents: &Documents) -> Result<()> {
+    /// Leaves the rows in `kept`, if they are timed.
+    pub fn finish(
+        self,
+        measured: Result<()>,
+        documents: &Documents,
+        kept: &Mutex<Option<Report<Row>>>,
+    ) -> Result<()> {
         let summary = Summary::of(self.contest, &self.report.rows);
         if self.harness.rank.is_root() {
             match self.nccl_tests {
@@ -210,6 +217,9 @@ impl<'a> Job<'a> {
         summary.judge()?;
         if self.harness.rank.is_root() {
             documents.publish(&self.report)?;
+            if let Some(mut kept) = kept.lock().ok().filter(|_| self.harness.is_timed) {
+                *kept = Some(self.report);
+            }
         }
         Ok(())
     }
@@ -316,7 +326,10 @@ mod tests {
             // `nccl` writes its result in one of two checks, on both ranks.
             assert_eq!(wrong, [Some(0), Some(2)]);
             assert!(job.report.rows.iter().all(|row| row.time_us.is_some()));
-            let error = job.finish(Ok(()), &Documents::default()).unwrap_err().to_string();
+            let error = job
+                .finish(Ok(()), &Documents::default(), &Mutex::default())
+                .unwrap_err()
+                .to_string();
             assert_eq!(error, "2 elements are wrong, see #wrong");
             Ok(())
         });
@@ -325,8 +338,8 @@ mod tests {
     #[test]
     fn the_results_of_others_join_the_cases_that_they_belong_to() {
         let foreign = |variant, dtype: &str, wrong| {
-            let (dtype, times) = (dtype.to_owned(), vec![2e-6, 4e-6, 3e-6]);
-            Foreign { variant, dtype, size: 4, shape: None, times, wrong: Some(wrong) }
+            let times = vec![2e-6, 4e-6, 3e-6];
+            Foreign { times, wrong: Some(wrong), ..Foreign::new(variant, dtype, 4) }
         };
         let of_torch = [(Variant::TorchOneShot, "f32", 5), (Variant::TorchTwoShot, "bf16", 0)];
         let foreign = of_torch.map(|(variant, dtype, wrong)| foreign(variant, dtype, wrong));
@@ -339,7 +352,7 @@ mod tests {
             assert_eq!((torch.variant, torch.wrong), (Variant::TorchOneShot, Some(5)));
             assert!((torch.time_us.unwrap() - 3.0).abs() < 1e-9, "{torch:?}");
             assert!(rust.time_over_best.is_some() && torch.time_over_best == Some(1.0));
-            assert!(job.finish(Ok(()), &Documents::default()).is_err());
+            assert!(job.finish(Ok(()), &Documents::default(), &Mutex::default()).is_err());
             Ok(())
         });
     }
@@ -382,7 +395,10 @@ mod tests {
     fn the_error_of_a_run_comes_before_its_verdict() {
         simulated("", |job| {
             let measured = || bail!("a launch failed");
-            let error = job.finish(measured(), &Documents::default()).unwrap_err().to_string();
+            let error = job
+                .finish(measured(), &Documents::default(), &Mutex::default())
+                .unwrap_err()
+                .to_string();
             assert_eq!(error, "a launch failed");
             Ok(())
         });

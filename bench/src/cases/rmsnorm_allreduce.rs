@@ -1,23 +1,27 @@
 //! All-reduce, residual add and RMSNorm: `devcomm::Collectives::all_reduce_rmsnorm` against
 //! `ncclAllReduce` and then `kernels::rmsnorm`.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Result, ensure};
 use clap::Args;
 use devcomm::kernels;
 use devcomm::kernels::collectives::rmsnorm::{Quantised, QuantisedArgs};
 use devcomm::{
-    Buffer, Collectives, DeviceSlice, F8E4M3, KERNELS, Kernel, Kernels, LaunchConfig, ReduceOp,
+    Buffer, Collectives, DeviceSlice, Element, F8E4M3, KERNELS, Kernel, Kernels, LaunchConfig,
+    ReduceOp,
 };
 use devcomm_testing::numbers::{Number, input, inputs};
 use devcomm_testing::rmsnorm;
 use half::{bf16, f16};
 
 use super::all_reduce::bus;
-use super::benchmark::Benchmark;
+use super::benchmark::{Benchmark, Options};
 use super::collectives::{Means, NCCL, for_types, memory};
 use super::job::Job;
 use crate::base::options::Dtype;
 use crate::contenders::contender::{Contender, Outcome, Variant};
+use crate::contenders::peers::{PeerOptions, Work};
 use crate::contenders::selection::VariantInfo;
 use crate::harness::{Harness, Nccl};
 use crate::report::row::Case;
@@ -41,6 +45,9 @@ pub struct RmsNormAllReduce {
     /// Element type
     #[arg(short = 'd', long = "datatype", value_enum, default_value = "bf16")]
     dtype: Dtype,
+
+    #[command(flatten)]
+    peers: PeerOptions,
 }
 
 const TOKENS: [usize; 12] = [1, 2, 4, 8, 16, 32, 64, 65, 128, 512, 2048, 4096];
@@ -68,6 +75,7 @@ impl Benchmark for RmsNormAllReduce {
              kernels::rmsnorm",
         ),
         (Variant::NcclSym, "ncclAllReduce on the windows, and then kernels::rmsnorm"),
+        (Variant::FlashInfer, "FlashInfer's allreduce_fusion, in a run before the others"),
     ];
 
     fn validate(&self) -> Result<()> {
@@ -76,14 +84,30 @@ impl Benchmark for RmsNormAllReduce {
         Ok(())
     }
 
+    fn peers(&self) -> Option<&PeerOptions> {
+        Some(&self.peers)
+    }
+
+    fn work(&self, options: &Options, _: usize) -> Result<Work> {
+        let is_simulated = options.simulate.is_some();
+        let [tokens, hidden] = self.lists(is_simulated);
+        let of =
+            |hidden: &usize| tokens.iter().map(|tokens| [*tokens, *hidden]).collect::<Vec<_>>();
+        let mut all = BTreeMap::new();
+        for_types!(self.dtype, T in [f32, f16, bf16] => {
+            all.insert(T::NAME, hidden.iter().flat_map(of).collect());
+        });
+        // FlashInfer's quantised output is another operation of it.
+        Ok(Work::RmsNorm(if self.quantised { BTreeMap::new() } else { all }))
+    }
+
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         let collectives = harness.collectives().build(harness.comm)?;
         let means = Means { collectives, nccl: job.nccl()? };
         let compiled = Kernels::load(harness.rank.context(), &KERNELS)?;
         job.begin()?;
-        let hidden = harness.choose(&HIDDEN[..], &SIMULATED_HIDDEN);
-        for &hidden in if self.hidden.is_empty() { hidden } else { &self.hidden } {
+        for &hidden in self.lists(harness.rank.is_simulated())[1] {
             for_types!(self.dtype, T in [f32, f16, bf16] => {
                 self.run_type::<T, kernels::rmsnorm<T>>(job, hidden, &compiled, &means)?;
             });
@@ -93,6 +117,16 @@ impl Benchmark for RmsNormAllReduce {
 }
 
 impl RmsNormAllReduce {
+    /// The tokens and the elements of each.
+    fn lists(&self, is_simulated: bool) -> [&[usize]; 2] {
+        let default: [&[usize]; 2] = match is_simulated {
+            true => [&SIMULATED_TOKENS, &SIMULATED_HIDDEN],
+            false => [&TOKENS, &HIDDEN],
+        };
+        let given: [&[usize]; 2] = [&self.tokens, &self.hidden];
+        [0, 1].map(|i| if given[i].is_empty() { default[i] } else { given[i] })
+    }
+
     fn run_type<T, K>(
         &self,
         job: &mut Job<'_>,
@@ -111,8 +145,7 @@ impl RmsNormAllReduce {
             "--hidden {hidden} of {}: a token has a multiple of 16 bytes, and at most {most}",
             T::NAME
         );
-        let default = harness.choose(&TOKENS[..], &SIMULATED_TOKENS);
-        for &tokens in if self.tokens.is_empty() { default } else { &self.tokens } {
+        for &tokens in self.lists(harness.rank.is_simulated())[0] {
             let count = tokens * hidden;
             let norm = |comm, variant| {
                 let buffers = memory(comm, variant, [count; 2])?;

@@ -16,9 +16,8 @@ use super::job::Job;
 use super::product::BF16_LOSES;
 use super::shapes::ShapeOptions;
 use crate::contenders::contender::Variant;
-use crate::contenders::foreign::Foreign;
-use crate::contenders::selection::{Selection, VariantInfo};
-use crate::contenders::torch::TorchOptions;
+use crate::contenders::peers::{PeerOptions, Work};
+use crate::contenders::selection::VariantInfo;
 use crate::report::row::L2;
 
 /// Declares a benchmark: its plans, the two extents that the operation is made for, and what its
@@ -46,7 +45,7 @@ macro_rules! benchmarks {
             plans: Vec<Asked<$plan>>,
 
             #[command(flatten)]
-            torch: TorchOptions,
+            peers: PeerOptions,
         }
 
         impl Benchmark for $operation {
@@ -57,8 +56,12 @@ macro_rules! benchmarks {
                 fusion::problems(self, [&[8]; 3], 1, 0).map(drop)
             }
 
-            fn foreign(&self, options: &Options, selection: &Selection) -> Result<Vec<Foreign>> {
-                fusion::foreign(self, options, selection)
+            fn peers(&self) -> Option<&PeerOptions> {
+                Some(&self.peers)
+            }
+
+            fn work(&self, options: &Options, gpus: usize) -> Result<Work> {
+                fusion::work(self, options, gpus)
             }
 
             fn run(&self, job: &mut Job<'_>) -> Result<()> {
@@ -68,13 +71,8 @@ macro_rules! benchmarks {
 
         impl Fusion for $operation {
             const COLLECTIVE: Collective = Collective::$collective;
-            const OF_TORCH: &'static [Variant] = &[Variant::TorchFused];
             type Operation = devcomm::$operation;
             type Asked = Asked<$plan>;
-
-            fn torch(&self) -> &TorchOptions {
-                &self.torch
-            }
 
             fn inputs(&self) -> (&ShapeOptions, L2) {
                 (&self.shapes, self.l2)

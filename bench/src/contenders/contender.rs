@@ -66,6 +66,12 @@ pub enum Variant {
     TorchTwoShot,
     /// PyTorch's product in one operation with its collective, on symmetric memory
     TorchFused,
+    /// FlashInfer's all-reduce by its Lamport kernels
+    #[serde(rename = "flashinfer")]
+    #[value(name = "flashinfer")]
+    FlashInfer,
+    /// vLLM's custom all-reduce, FlashInfer's copy
+    Vllm,
     /// nccl-tests' kernel that loads and stores over NVLink (`-D 1`)
     NcclTestsLsa,
     /// The same by vectors of 16 bytes (`-D 2`)
@@ -107,6 +113,8 @@ impl Variant {
             Self::TorchOneShot => "torch-one-shot",
             Self::TorchTwoShot => "torch-two-shot",
             Self::TorchFused => "torch-fused",
+            Self::FlashInfer => "flashinfer",
+            Self::Vllm => "vllm",
             Self::NcclTestsLsa => "nccl-tests-lsa",
             Self::NcclTestsLsaVector => "nccl-tests-lsa-vector",
             Self::Step1Loop => "step1-loop",

@@ -2,13 +2,7 @@
 //! ratio is.
 
 use crate::contenders::contender::Variant;
-use Variant::{
-    CopyEngine, Cpp, CublasLt, CublasLtRoundedParts, CublasLtRust, Nccl, NcclAllToAll, NcclSym,
-    NcclTestsLsa, NcclTestsLsaVector, Read, Rust, RustAllGather, RustGemm, RustLsa, RustOps,
-    RustOpsPlain, RustThroughput, RustUnfused, Step1Loop, Step2Shared, Step3Registers, Step4Mma,
-    Step5Wgmma, Step6Pipeline, Step7Cluster, Step8Persistent, Tma, TorchFused, TorchOneShot,
-    TorchTwoShot, Write,
-};
+use Variant::*;
 
 /// The roles of a benchmark's variants.
 #[derive(Debug)]
@@ -32,7 +26,16 @@ const CONTESTS: &[Contest] = &[
     contest(
         "all-reduce",
         OPS,
-        &[Nccl, NcclSym, TorchOneShot, TorchTwoShot, NcclTestsLsa, NcclTestsLsaVector],
+        &[
+            Nccl,
+            NcclSym,
+            TorchOneShot,
+            TorchTwoShot,
+            FlashInfer,
+            Vllm,
+            NcclTestsLsa,
+            NcclTestsLsaVector,
+        ],
         &[Rust, RustOpsPlain, Cpp],
     ),
     contest("reduce-scatter", OPS, NCCL, &[RustOpsPlain]),
@@ -40,7 +43,7 @@ const CONTESTS: &[Contest] = &[
     contest("all-to-all", OPS, NCCL, &[RustOpsPlain]),
     contest("all-to-all-v", OPS, NCCL, &[RustOpsPlain]),
     contest("broadcast", OPS, NCCL, &[RustOpsPlain]),
-    contest("rmsnorm-allreduce", OPS, NCCL, &[]),
+    contest("rmsnorm-allreduce", OPS, &[Nccl, NcclSym, FlashInfer], &[]),
     contest("launch", OPS, NCCL, &[Rust]),
     contest("barrier", KERNEL, NCCL, &[Cpp]),
     contest("put", KERNEL, NCCL, &[RustLsa, Cpp]),

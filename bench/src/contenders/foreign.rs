@@ -9,23 +9,39 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use serde::Deserialize;
+
 use crate::contenders::contender::Variant;
 
 /// How often the processes are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// One variant's result in one case.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Foreign {
     pub variant: Variant,
+    pub algorithm: Option<String>,
+    #[serde(rename = "type")]
     pub dtype: String,
     /// Bytes of a message.
     pub size: usize,
     /// `[m, n, k]` of a matrix product.
     pub shape: Option<[usize; 3]>,
+    pub tokens: Option<usize>,
+    pub hidden: Option<usize>,
     /// Seconds per operation in every round, on the slowest rank.
+    #[serde(skip)]
     pub times: Vec<f64>,
     pub wrong: Option<usize>,
+}
+
+impl Foreign {
+    #[cfg(test)]
+    pub fn new(variant: Variant, dtype: &str, size: usize) -> Self {
+        let (algorithm, shape, tokens, hidden, wrong) = (None, None, None, None, None);
+        let (dtype, times) = (dtype.to_owned(), Vec::new());
+        Self { variant, algorithm, dtype, size, shape, tokens, hidden, times, wrong }
+    }
 }
 
 /// Runs the processes of `program`, each with its name, and passes the lines that the first one

@@ -1,10 +1,9 @@
 //! Who is compared: variants, their roles in each benchmark, and the programs and libraries of
 //! others.
 
-pub mod all_reduce_perf;
 pub mod contender;
 pub mod contest;
 pub mod cublaslt;
 pub mod foreign;
+pub mod peers;
 pub mod selection;
-pub mod torch;

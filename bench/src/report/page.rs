@@ -124,6 +124,7 @@ const OTHER_FLAGS: &[&str] = &[
     "--datatype",
     "--torch",
     "--all-reduce-perf",
+    "--peers",
 ];
 
 fn line(file: &File, plan: &str, standing: Option<&Standing>, folder: &str) -> String {

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::stats::Spread;
 use crate::contenders::contender::{Launch, Variant};
+use crate::contenders::foreign::Foreign;
 use crate::harness::Rounds;
 use crate::harness::sensors::Reading;
 use crate::report::table;
@@ -64,6 +65,12 @@ impl Case {
         Self { size: count * bytes, count, dtype, redop: "sum", shape, l2, ..Self::NONE }
     }
 
+    /// Whether a peer's result is of this case.
+    pub fn has(&self, peer: &Foreign) -> bool {
+        (self.size, self.dtype, self.shape) == (peer.size, &*peer.dtype, peer.shape)
+            && (peer.hidden.is_none() || (self.tokens, self.hidden) == (peer.tokens, peer.hidden))
+    }
+
     /// The shape as text, empty without one.
     pub fn shape(&self) -> String {
         self.shape.map_or_else(String::new, |[m, n, k]| format!("{m}x{n}x{k}"))
@@ -119,6 +126,8 @@ pub struct Row {
     pub p99_us: Option<f64>,
     /// The longest minus the shortest round in percent of their median.
     pub spread_percent: Option<f64>,
+    /// Microseconds of a peer after this program, which ran before it, too.
+    pub again_us: Option<f64>,
     /// Microseconds after a kernel of another program, without that kernel's (--between).
     pub between_us: Option<f64>,
 }
@@ -204,6 +213,7 @@ pub fn rows(
             temperature_c: ran.reading.temperature_c,
             p99_us: time.map(|time| time.p99 * 1e6),
             spread_percent: time.map(|time| time.range / time.median * 100.0),
+            again_us: None,
             between_us: ran.between.map(|seconds| seconds * 1e6),
         }
     };
@@ -332,6 +342,50 @@ impl Row {
     }
 }
 
+/// The rows of NCCL in a configuration, as a peer of another start of this program prints them.
+pub fn lines_of_peer(algorithm: &str, rows: &[Row], rounds: Option<&Rounds>) -> String {
+    let line = |(i, row): (usize, &Row)| {
+        let times = rounds.into_iter().flatten().map(|round| round[i] * 1e6);
+        let line = serde_json::json!({
+            "variant": row.variant, "algorithm": algorithm, "type": row.dtype, "size": row.size,
+            "tokens": row.tokens, "hidden": row.hidden, "wrong": row.wrong,
+            "shape": row.m.zip(row.n).zip(row.k).map(|((m, n), k)| [m, n, k]),
+            "times_us": times.collect::<Vec<_>>(),
+        });
+        line.to_string()
+    };
+    rows.iter().enumerate().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Adds what peers measured after this program to the rows from before it. Returns a line of how
+/// they differ.
+pub fn join_again(rows: &mut [Row], again: &[Foreign]) -> String {
+    let mut drifts = Vec::new();
+    for peer in again {
+        let case = |row: &Row| row.m.zip(row.n).zip(row.k).map(|((m, n), k)| [m, n, k]);
+        let is_same = |row: &&mut Row| {
+            (row.variant, row.size, &*row.dtype) == (peer.variant, peer.size, &*peer.dtype)
+                && (case(row), &row.asked) == (peer.shape, &peer.algorithm)
+                && (peer.hidden.is_none() || (row.tokens, row.hidden) == (peer.tokens, peer.hidden))
+        };
+        let found = rows.iter_mut().find(is_same);
+        let Some((row, time)) = found.zip(Spread::of(peer.times.iter().copied())) else { continue };
+        let us = time.median * 1e6;
+        row.again_us = Some(us);
+        drifts.extend(row.time_us.map(|before| (us / before - 1.0) * 100.0));
+    }
+    let median = Spread::of(drifts.iter().copied()).map_or(0.0, |drift| drift.median);
+    let largest = drifts
+        .iter()
+        .copied()
+        .fold(0.0, |most: f64, x| if x.abs() > most.abs() { x } else { most });
+    format!(
+        "# peers again, after this program: {median:+.1} % in the median of {} rows, {largest:+.1} \
+         % at most",
+        drifts.len()
+    )
+}
+
 /// A size in the largest unit that it is a multiple of, with a suffix of nccl-tests' flags.
 pub fn bytes(size: usize) -> String {
     let units = [(30, "G"), (20, "M"), (10, "K")];
@@ -385,6 +439,20 @@ mod tests {
         near(rows[2].time_over_best, 2.0);
         assert_eq!(rows[0].cells().len(), Row::COLUMNS.len());
         assert_eq!(rows[2].cells()[6], "-");
+    }
+
+    #[test]
+    fn peers_that_are_measured_again_tell_how_they_drift() {
+        let mut rows = measured();
+        rows[1].asked = Some("one-shot".to_owned());
+        let again = |algorithm: &str| Foreign {
+            algorithm: Some(algorithm.to_owned()),
+            times: vec![6.6e-6],
+            ..Foreign::new(Variant::NcclSym, "f32", 3000)
+        };
+        let line = join_again(&mut rows, &[again("one-shot"), again("two-shot")]);
+        assert!(line.ends_with("+10.0 % in the median of 1 rows, +10.0 % at most"), "{line}");
+        assert!((rows[1].again_us.unwrap() - 6.6).abs() < 1e-9 && rows[2].again_us.is_none());
     }
 
     #[test]

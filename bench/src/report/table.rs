@@ -86,7 +86,8 @@ impl<R: Row> Report<R> {
         Ok(self.layout.lines(&self.rows[first..]))
     }
 
-    fn write(&self, output: &OutputOptions) -> Result<()> {
+    /// Writes the requested files.
+    pub fn write(&self, output: &OutputOptions) -> Result<()> {
         if let Some(path) = &output.csv {
             let mut csv = csv::Writer::from_writer(Vec::new());
             self.rows.iter().try_for_each(|row| csv.serialize(row))?;

@@ -1,4 +1,4 @@
-"""Times the operations of PyTorch's symmetric memory, for `devcomm-bench .. --torch`.
+"""Times the operations of PyTorch's symmetric memory, for `devcomm-bench .. --peers torch`.
 
 devcomm-bench starts a process for each GPU, with the environment of torchrun and a job as argument
 (JSON): all-reduces of some sizes, or products of some shapes with a collective. Rank 0 prints a

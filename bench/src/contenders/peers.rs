@@ -1,0 +1,406 @@
+//! Peers: packages and programs of others that measure the same operations, as processes of their
+//! own for each GPU, before this program uses the GPUs and again after it.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
+use std::process::Command;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use devcomm_locate::{NcclPart, find_nccl};
+use serde::{Deserialize, Serialize};
+
+use crate::base::options::RunOptions;
+use crate::contenders::contender::Variant;
+use crate::contenders::foreign::{self, Foreign};
+use crate::contenders::selection::Selection;
+
+/// A kind of peer.
+#[derive(Debug)]
+pub struct Kind {
+    pub name: &'static str,
+    /// What is started unless the command line names another.
+    program: &'static str,
+    /// Python that runs it, or that it runs.
+    script: Option<&'static str>,
+    variants: &'static [Variant],
+}
+
+/// Every kind. A program gets a job as JSON, and the environment of torchrun; the first process
+/// prints a line of JSON for each result.
+const KINDS: [Kind; 4] = [
+    Kind {
+        name: "torch",
+        program: "python3",
+        script: Some(include_str!("../../peers/torch_symm_mem.py")),
+        variants: &[Variant::TorchOneShot, Variant::TorchTwoShot, Variant::TorchFused],
+    },
+    Kind {
+        name: "nccl-tests",
+        program: "all_reduce_perf",
+        script: Some(include_str!("../../peers/nccl_tests.py")),
+        variants: &[Variant::NcclTestsLsa, Variant::NcclTestsLsaVector],
+    },
+    Kind {
+        name: "flashinfer",
+        program: "flashinfer",
+        script: None,
+        variants: &[Variant::FlashInfer, Variant::Vllm],
+    },
+    // This program, with other variables of NCCL in the environment.
+    Kind {
+        name: "nccl",
+        program: "NCCL_SYM_TMA_ENABLE=1",
+        script: None,
+        variants: &[Variant::NcclSym],
+    },
+];
+
+/// The flag of benchmarks that peers run too.
+#[derive(Args, Clone, Debug, Default)]
+pub struct PeerOptions {
+    /// Also run these, comma-separated, in processes of their own on the same number of GPUs,
+    /// before the others and again after them: `torch[=PYTHON]`, PyTorch's symmetric memory;
+    /// `nccl-tests[=PROGRAM]`, its program all_reduce_perf; `flashinfer[=PROGRAM]`, compiled by
+    /// bench/peers/build.sh, with its copy of vLLM's all-reduce; `nccl[=VARIABLE=VALUE]`, NCCL's
+    /// symmetric kernels with this in the environment, such as NCCL_SYM_KERNEL
+    #[arg(long, value_delimiter = ',', value_name = "NAME[=PROGRAM]")]
+    peers: Vec<Peer>,
+}
+
+/// One of the flag.
+#[derive(Clone, Debug)]
+struct Peer {
+    kind: &'static Kind,
+    program: PathBuf,
+}
+
+impl FromStr for Peer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, program) = text.split_once('=').unwrap_or((text, ""));
+        let kind = KINDS.iter().find(|kind| kind.name == name);
+        let all = || KINDS.map(|kind| kind.name).join(", ");
+        let kind = kind.ok_or_else(|| format!("there is no peer `{name}`, but {}", all()))?;
+        let program = if program.is_empty() { kind.program } else { program };
+        Ok(Self { kind, program: program.into() })
+    }
+}
+
+/// What to measure: with more of [`Job`], the argument of a peer.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Work {
+    /// All-reduces of so many elements, by type.
+    Counts(BTreeMap<&'static str, Vec<usize>>),
+    /// All-reduces with RMSNorm of so many tokens and elements of each, by type.
+    RmsNorm(BTreeMap<&'static str, Vec<[usize; 2]>>),
+    /// Matrix products with a collective.
+    Product {
+        collective: &'static str,
+        shapes: Vec<[usize; 3]>,
+        /// Whether calls take turns with copies of B that exceed the L2 cache.
+        cold: bool,
+    },
+}
+
+#[derive(Serialize)]
+struct Job<'a> {
+    #[serde(flatten)]
+    work: &'a Work,
+    variants: Vec<&'static str>,
+    iters: usize,
+    warmup: usize,
+    check: u32,
+    graph: usize,
+    rounds: usize,
+    seed: u64,
+}
+
+/// What a peer prints of one variant in one case.
+#[derive(Deserialize)]
+struct Line {
+    #[serde(flatten)]
+    of: Foreign,
+    #[serde(default)]
+    times_us: Vec<f64>,
+    /// Why there are no times.
+    left_out: Option<String>,
+}
+
+impl PeerOptions {
+    pub fn is_empty(&self) -> bool {
+        self.peers.is_empty()
+    }
+
+    /// Omits the variants of kinds that were not asked for.
+    pub fn select(&self, selection: &mut Selection) -> Result<()> {
+        let asked = |kind: &Kind| self.peers.iter().any(|peer| peer.kind.name == kind.name);
+        for kind in KINDS.iter().filter(|kind| kind.name != "nccl" && !asked(kind)) {
+            for variant in kind.variants {
+                selection.omit(*variant, format!("--peers {} runs it", kind.name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the peers on `ranks` GPUs, each until it prints nothing for as long as `patience`. The
+    /// variants of one that fails are omitted.
+    pub fn run(
+        &self,
+        work: &Work,
+        selection: &mut Selection,
+        run: &RunOptions,
+        (ranks, patience): (usize, Duration),
+    ) -> Result<Vec<Foreign>> {
+        let mut rows = Vec::new();
+        for peer in &self.peers {
+            let variants: Vec<_> =
+                peer.kind.variants.iter().copied().filter(|v| selection.has(*v)).collect();
+            let name = peer.kind.name;
+            ensure!(!variants.is_empty(), "--peers {name}, but --variants names none of its");
+            match peer.run(work, &variants, run, (ranks, patience)) {
+                Ok(found) => rows.extend(found),
+                Err(why) if name == "nccl" => return Err(why),
+                Err(why) => {
+                    variants.iter().try_for_each(|v| selection.omit(*v, format!("{why:#}")))?;
+                }
+            }
+        }
+        Ok(rows)
+    }
+}
+
+impl Peer {
+    fn run(
+        &self,
+        work: &Work,
+        variants: &[Variant],
+        run: &RunOptions,
+        (ranks, patience): (usize, Duration),
+    ) -> Result<Vec<Foreign>> {
+        let name = self.kind.name;
+        let RunOptions { iters, warmup, check, graph, rounds, seed, .. } = *run;
+        let names = variants.iter().map(|variant| variant.name()).collect();
+        let job = Job { work, variants: names, iters, warmup, check, graph, rounds, seed };
+        let job = serde_json::to_string(&job)?;
+        // Free now, and seldom taken until rank 0 listens.
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let ranks = if name == "nccl" { 1 } else { ranks };
+        let commands = (0..ranks).map(|rank| {
+            let mut command = self.command(&job);
+            for (variable, value) in [
+                ("RANK", rank),
+                ("LOCAL_RANK", rank),
+                ("WORLD_SIZE", ranks),
+                ("LOCAL_WORLD_SIZE", ranks),
+                ("MASTER_PORT", port.into()),
+            ] {
+                if name != "nccl" {
+                    command.env(variable, value.to_string());
+                }
+            }
+            (format!("{name}'s rank {rank}"), command)
+        });
+        let mut rows = Vec::new();
+        foreign::run(name, commands, patience, |line| {
+            eprintln!("{name}: {line}");
+            if name != "nccl" || line.starts_with('{') {
+                rows.extend(self.parse(line, variants, rounds)?);
+            }
+            Ok(false)
+        })?;
+        Ok(rows)
+    }
+
+    /// A row, or none for a variant that was left out.
+    fn parse(&self, line: &str, variants: &[Variant], rounds: usize) -> Result<Option<Foreign>> {
+        let none = || format!("{} printed no row: {line}", self.kind.name);
+        let Line { of, times_us, left_out } = serde_json::from_str(line).with_context(none)?;
+        ensure!(variants.contains(&of.variant), none());
+        if let Some(why) = left_out {
+            println!("# left out: {} of {} B {:?}: {why}", of.variant, of.size, of.shape);
+            return Ok(None);
+        }
+        let (has, name) = (times_us.len(), self.kind.name);
+        ensure!(has == rounds, "{name} printed {has} times for {rounds} rounds: {line}");
+        let times = times_us.into_iter().map(|us| us / 1e6).collect();
+        Ok(Some(Foreign { times, ..of }))
+    }
+
+    /// The process of a rank.
+    fn command(&self, job: &str) -> Command {
+        let mut command = match (self.kind.name, self.kind.script) {
+            ("nccl", _) => return self.own_command(),
+            ("torch", script) => {
+                let mut command = Command::new(&self.program);
+                command.args(["-c", script.unwrap_or_default(), job]);
+                command
+            }
+            (_, Some(script)) => {
+                let mut command = Command::new("python3");
+                command.args(["-c", script, job]).arg(&self.program);
+                command.envs(library_path().map(|path| ("LD_LIBRARY_PATH", path)));
+                command
+            }
+            (_, None) => {
+                let mut command = Command::new(&self.program);
+                command.arg(job);
+                command
+            }
+        };
+        command.env("MASTER_ADDR", "127.0.0.1");
+        // Torch sets up multicast where NCCL must not, unless it is told.
+        let is_set = |name| std::env::var_os(name).is_some();
+        if std::env::var("NCCL_NVLS_ENABLE").is_ok_and(|value| value.trim() == "0")
+            && !is_set("TORCH_SYMM_MEM_DISABLE_MULTICAST")
+        {
+            command.env("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1");
+        }
+        command
+    }
+
+    /// This program, for NCCL on windows alone.
+    fn own_command(&self) -> Command {
+        const REPLACED: [&str; 8] = [
+            "--peers",
+            "--json",
+            "--csv",
+            "--plot",
+            "--compare",
+            "--variants",
+            "--nccl",
+            "--between",
+        ];
+        let mut command = Command::new(std::env::current_exe().unwrap_or_default());
+        let mut keeps = true;
+        for word in std::env::args().skip(1) {
+            if word.starts_with('-') {
+                keeps = !REPLACED.contains(&word.split('=').next().unwrap_or_default());
+            }
+            if keeps {
+                command.arg(word);
+            }
+        }
+        command.args(["--variants", "nccl-sym", "--nccl", "unmixed"]);
+        let setting = self.program.to_string_lossy().into_owned();
+        let (variable, value) = setting.split_once('=').unwrap_or((&setting, "1"));
+        command.env(variable, value).env(LINES, &setting);
+        command
+    }
+}
+
+/// With this variable this program prints its results as a peer: it has their algorithm.
+pub const LINES: &str = "DEVCOMM_BENCH_PEER";
+
+/// The folders of libraries, with that of devcomm's NCCL first.
+fn library_path() -> Option<OsString> {
+    let nccl = find_nccl(None, NcclPart::Library, |_| Ok(())).ok()?;
+    let folder = nccl.library?.parent()?.to_owned();
+    let others = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    std::env::join_paths([folder].into_iter().chain(std::env::split_paths(&others))).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::contenders::foreign::fake;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        run: RunOptions,
+        #[command(flatten)]
+        peers: PeerOptions,
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Runs a shell script in a peer's place, on three ranks, for two rounds.
+    fn run(peer: &str, script: &str, patience: Duration) -> Result<Vec<Foreign>> {
+        let (_folder, program) = fake::program("program", script);
+        let peers = format!("{peer}={}", program.display());
+        let args = ["bench", "--rounds", "2", "-G", "1", "--peers", &peers];
+        let Cli { run, peers } = Cli::parse_from(args);
+        let work = Work::Counts([("bf16", vec![4])].into());
+        let Peer { kind, .. } = peers.peers[0];
+        let named = Selection::new(
+            kind.variants,
+            &kind.variants.iter().map(|v| (*v, "")).collect::<Vec<_>>(),
+            "",
+        );
+        peers.run(&work, &mut named?, &run, (3, patience))
+    }
+
+    #[test]
+    fn the_rows_of_rank_0_are_read() {
+        let script = r#"
+            [ "$1" = -c ] && shift 2
+            [ $WORLD_SIZE$LOCAL_WORLD_SIZE = 33 ] || exit 1
+            [ $LOCAL_RANK = $RANK ] && [ $MASTER_ADDR:$MASTER_PORT != 127.0.0.1:0 ] || exit 1
+            case "$1" in *'"counts":{"bf16":[4]}'*'"rounds":2'*) ;; *) exit 1 ;; esac
+            row() { echo "{\"variant\": \"$1\", \"type\": \"$2\", \"size\": $3,"; }
+            case "$1" in *flashinfer*)
+                row="$(row flashinfer bf16 8) \"tokens\": 1, \"hidden\": 4,"
+                echo "$row \"algorithm\": \"one-shot\", \"times_us\": [2, 2], \"wrong\": 0}"
+                exit ;;
+            esac
+            one="$(row torch-one-shot bf16 8)" two="$(row torch-two-shot f32 4)"
+            echo "$one \"times_us\": [2, 3.5], \"wrong\": 0}"
+            echo "$two \"times_us\": [1, 1], \"wrong\": null}"
+            echo "$one \"left_out\": \"no such operation\"}"
+            fused="$(row torch-fused bf16 16)"
+            echo "$fused \"shape\": [2, 4, 8], \"times_us\": [1, 1], \"wrong\": 0}"
+        "#;
+        let row = |variant, dtype: &str, (size, shape), times, wrong| {
+            let times = Vec::from(times).into_iter().map(|us: f64| us / 1e6).collect();
+            Foreign { shape, times, wrong, ..Foreign::new(variant, dtype, size) }
+        };
+        let expected = [
+            row(Variant::TorchOneShot, "bf16", (8, None), [2.0, 3.5], Some(0)),
+            row(Variant::TorchTwoShot, "f32", (4, None), [1.0, 1.0], None),
+            row(Variant::TorchFused, "bf16", (16, Some([2, 4, 8])), [1.0, 1.0], Some(0)),
+        ];
+        assert_eq!(run("torch", script, PATIENCE).unwrap(), expected);
+        let rows = run("flashinfer", script, PATIENCE).unwrap();
+        let of = (rows[0].algorithm.as_deref(), rows[0].tokens, rows[0].hidden);
+        assert_eq!(of, (Some("one-shot"), Some(1), Some(4)));
+    }
+
+    #[test]
+    fn work_is_passed_on_as_json() {
+        let (shapes, cold) = (vec![[8, 16, 24]], true);
+        let work = Work::Product { collective: "reduce-scatter", shapes, cold };
+        let product = serde_json::json!({
+            "collective": "reduce-scatter", "shapes": [[8, 16, 24]], "cold": true
+        });
+        assert_eq!(serde_json::to_value(work).unwrap(), serde_json::json!({ "product": product }));
+        let work = serde_json::to_value(Work::RmsNorm([("bf16", vec![[1, 64]])].into())).unwrap();
+        assert_eq!(work, serde_json::json!({"rmsnorm": {"bf16": [[1, 64]]}}));
+    }
+
+    #[test]
+    fn a_peer_without_its_package_or_with_other_output_is_told() {
+        let fails = |script: &str, patience, words: &str| {
+            let error = format!("{:#}", run("torch", script, patience).unwrap_err());
+            assert!(error.contains(words), "{error}");
+        };
+        let why = "ModuleNotFoundError: No module named 'torch'";
+        // The other ranks would wait for the one that fails.
+        let script = format!("[ $RANK = 1 ] || exec sleep 60; echo \"{why}\" >&2; exit 1");
+        fails(&script, PATIENCE, &format!("torch's rank 1 has failed (exit status: 1): {why}"));
+        fails("exec sleep 60", Duration::ZERO, "torch has printed nothing for 0 s");
+        fails("echo hello", PATIENCE, "torch printed no row: hello");
+        let row = r#"{"variant": "torch-one-shot", "type": "f32", "size": 4, "times_us": [1]}"#;
+        fails(&format!("echo '{row}'"), PATIENCE, "1 times for 2 rounds");
+        let row = row.replace("torch-one-shot", "nccl");
+        fails(&format!("echo '{row}'"), PATIENCE, "torch printed no row");
+    }
+}
