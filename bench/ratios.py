@@ -21,14 +21,14 @@ SHOTS = {"torch-one-shot", "torch-two-shot"}
 ROLES = {
     "all-reduce": (
         "rust-ops",
-        {"nccl", "nccl-sym", "nccl-tests-lsa", "nccl-tests-lsa-vector"} | SHOTS,
+        {"nccl", "nccl-sym", "flashinfer", "vllm", "nccl-tests-lsa", "nccl-tests-lsa-vector"} | SHOTS,
     ),
     "all-gather": COLLECTIVE,
     "reduce-scatter": COLLECTIVE,
     "broadcast": COLLECTIVE,
     "all-to-all": COLLECTIVE,
     "all-to-all-v": COLLECTIVE,
-    "rmsnorm-allreduce": COLLECTIVE,
+    "rmsnorm-allreduce": ("rust-ops", {"nccl", "nccl-sym", "flashinfer"}),
     "launch": COLLECTIVE,
     "barrier": ("rust", {"nccl", "nccl-sym"}),
     "put": ("rust", {"nccl", "nccl-sym"}),

@@ -151,6 +151,30 @@ impl Tunable {
     }
 }
 
+/// Runs a subcommand: the comparisons by their common part.
+macro_rules! comparisons {
+    ($($name:ident)*) => {
+        impl Bench {
+            fn run(&self) -> anyhow::Result<()> {
+                match self {
+                    $(Self::$name(command) => cases::run(command),)*
+                    Self::Tune { what } => what.run(),
+                    Self::Model(options) => report::model::run(options),
+                    Self::Compare(options) => report::compare::run(options),
+                    Self::Report(options) => report::run(options),
+                    Self::Rows(options) => report::rows(options),
+                    Self::Twins(options) => cases::twins::run(options),
+                }
+            }
+        }
+    };
+}
+
+comparisons! {
+    AllReduce AllGather ReduceScatter Broadcast AllToAll AllToAllV RmsNormAllReduce Ep Launch
+    Barrier Put Signal P2p Gemm GroupedGemm GemmAllReduce GemmReduceScatter AllGatherGemm GemmLadder
+}
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -161,33 +185,7 @@ fn main() -> ExitCode {
             return if message.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
         }
     };
-    let done = match &cli.bench {
-        Bench::AllReduce(command) => cases::run(command),
-        Bench::AllGather(command) => cases::run(command),
-        Bench::ReduceScatter(command) => cases::run(command),
-        Bench::Broadcast(command) => cases::run(command),
-        Bench::AllToAll(command) => cases::run(command),
-        Bench::AllToAllV(command) => cases::run(command),
-        Bench::RmsNormAllReduce(command) => cases::run(command),
-        Bench::Ep(command) => cases::run(command),
-        Bench::Launch(command) => cases::run(command),
-        Bench::Barrier(command) => cases::run(command),
-        Bench::Put(command) => cases::run(command),
-        Bench::Signal(command) => cases::run(command),
-        Bench::P2p(command) => cases::run(command),
-        Bench::Gemm(command) => cases::run(command),
-        Bench::GroupedGemm(command) => cases::run(command),
-        Bench::GemmAllReduce(command) => cases::run(command),
-        Bench::GemmReduceScatter(command) => cases::run(command),
-        Bench::AllGatherGemm(command) => cases::run(command),
-        Bench::GemmLadder(command) => cases::run(command),
-        Bench::Tune { what } => what.run(),
-        Bench::Model(options) => report::model::run(options),
-        Bench::Compare(options) => report::compare::run(options),
-        Bench::Report(options) => report::run(options),
-        Bench::Rows(options) => report::rows(options),
-        Bench::Twins(options) => cases::twins::run(options),
-    };
+    let done = cli.bench.run();
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -64,26 +64,16 @@ mod tests {
         assert_eq!(roles, all, "{}", B::NAME);
     }
 
+    macro_rules! have_roles {
+        ($($benchmark:ident)*) => { $(has_roles::<$benchmark>();)* };
+    }
+
     #[test]
     fn every_variant_is_the_default_or_a_competitor_or_only_a_column() {
-        has_roles::<AllReduce>();
-        has_roles::<AllGather>();
-        has_roles::<ReduceScatter>();
-        has_roles::<Broadcast>();
-        has_roles::<AllToAll>();
-        has_roles::<AllToAllV>();
-        has_roles::<RmsNormAllReduce>();
-        has_roles::<Experts>();
-        has_roles::<Launch>();
-        has_roles::<Barrier>();
-        has_roles::<Put>();
-        has_roles::<Signal>();
-        has_roles::<P2p>();
-        has_roles::<Gemm>();
-        has_roles::<GroupedGemm>();
-        has_roles::<GemmAllReduce>();
-        has_roles::<GemmReduceScatter>();
-        has_roles::<AllGatherGemm>();
-        has_roles::<GemmLadder>();
+        have_roles! {
+            AllReduce AllGather ReduceScatter Broadcast AllToAll AllToAllV RmsNormAllReduce Experts
+            Launch Barrier Put Signal P2p Gemm GroupedGemm
+            GemmAllReduce GemmReduceScatter AllGatherGemm GemmLadder
+        }
     }
 }

@@ -218,7 +218,9 @@ pub fn rows(
         }
     };
     let mut rows: Vec<Row> = ran.iter().enumerate().map(row).collect();
-    rows.sort_by_key(|row| row.in_place);
+    // Rows of a variant are neighbours.
+    let first = |row: &Row| ran.iter().position(|other| other.variant == row.variant);
+    rows.sort_by_key(|row| (row.in_place, first(row)));
     rows
 }
 
