@@ -35,7 +35,7 @@ ROLES = {
     "signal": ("rust", {"nccl", "nccl-sym"}),
     "p2p": (None, set()),
     "gemm": PRODUCT,
-    "grouped-gemm": PRODUCT,
+    "grouped-gemm": ("rust", {"cublaslt", "cublas-grouped"}),
     "gemm-ladder": PRODUCT,
     "gemm-allreduce": ("rust", {"nccl", "nccl-sym"} | SHOTS),
     "gemm-reduce-scatter": FUSED,

@@ -101,7 +101,7 @@ fn the_page_has_a_line_for_each_run_and_plan() {
         "# devcomm-bench all-reduce -e 3M -g 2",
         "# rust-ops over the fastest of nccl, nccl-sym, torch-one-shot, torch-two-shot, flashinfer, \
          vllm, nccl-tests-lsa, nccl-tests-lsa-vector: geometric mean 0.711 of 2 cases",
-        "# in no ratio: rust, rust-ops-plain, cpp\n# #wrong 0",
+        "# in no ratio: rust, rust-ops-plain, cpp, rust-gemm\n# #wrong 0",
     ] {
         assert!(stdout.contains(part), "{part}: {stdout}");
     }

@@ -156,6 +156,17 @@ fn every_reduction_is_right_for_every_type_in_place_and_on_every_communicator() 
 }
 
 #[test]
+fn a_collective_is_right_beside_a_product_on_another_stream() {
+    let args = ["all-gather", "--simulate", "2", "-b", "8K", "-e", "8K", "--beside"];
+    for more in [&["-G", "0"][..], &["-G", "1"]] {
+        let (comments, rows) = table(&[&args[..], &["5,72,40"], more].concat());
+        assert_eq!(column(&rows, 5), [&OF_OPS[..], &OF_NCCL, &["rust-gemm"]].concat());
+        are_right(&comments, &rows);
+    }
+    refuses_late(&[&args[..], &["5,72"]].concat(), "--beside [5, 72]: a product has");
+}
+
+#[test]
 fn a_launch_is_right_with_every_set_of_attributes() {
     let (comments, rows) = table(&["launch", "--simulate", "2", "--host"]);
     assert_eq!(

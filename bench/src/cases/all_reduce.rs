@@ -51,6 +51,7 @@ impl Benchmark for AllReduce {
             "all_reduce_perf -D 1 of nccl-tests, by the host's clock, in a run before the others",
         ),
         (Variant::NcclTestsLsaVector, "all_reduce_perf -D 2, the same"),
+        (Variant::RustGemm, "the product of --beside alone"),
     ];
 
     const NCCL_TESTS: Option<&'static str> = Some("all_reduce_perf");

@@ -12,6 +12,7 @@ use devcomm_testing::numbers::{Number, Reduced, count_wrong_from, input, inputs}
 use half::{bf16, f16};
 
 use super::benchmark::{Benchmark, SIMULATED_LARGEST};
+use super::beside::Beside;
 use super::job::Job;
 use crate::base::options::{Dtype, LARGEST, SizeOptions, parse_bytes};
 use crate::contenders::contender::{Contender, Outcome, Variant};
@@ -43,6 +44,11 @@ pub struct Flags {
     /// Blocks by which devcomm sends long messages [default: 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     push_blocks: Option<u32>,
+
+    /// Run every variant beside a matrix product in bf16 on another stream, of these extents, and
+    /// the product alone: times are those of both
+    #[arg(long, value_delimiter = ',', value_name = "M,N,K")]
+    beside: Vec<usize>,
 
     #[command(flatten)]
     pub peers: PeerOptions,
@@ -109,6 +115,7 @@ macro_rules! benchmarks {
                     concat!($nccl, " on memory of ncclMemAlloc that is not registered"),
                 ),
                 (Variant::NcclSym, concat!($nccl, " on the windows")),
+                (Variant::RustGemm, "the product of --beside alone"),
             ];
 
             const NCCL_TESTS: Option<&'static str> = Some($program);
@@ -296,6 +303,7 @@ pub fn memory<T: Element>(
 pub struct Means<'a> {
     pub collectives: Collectives,
     pub nccl: Vec<Nccl<'a>>,
+    pub beside: Option<Beside<'a>>,
 }
 
 /// What else runs a case.
@@ -312,7 +320,7 @@ impl Flags {
         self.op == Op::Sum
     }
 
-    pub fn means<'a>(&self, job: &Job<'a>) -> Result<Means<'a>> {
+    pub fn means<'a>(&self, job: &mut Job<'a>) -> Result<Means<'a>> {
         let mut options = job.harness.collectives();
         if let Some(bytes) = self.lamport_bytes {
             options = options.lamport_bytes(bytes);
@@ -320,14 +328,20 @@ impl Flags {
         if let Some(blocks) = self.push_blocks {
             options = options.push_blocks(blocks);
         }
-        Ok(Means { collectives: options.build(job.harness.comm)?, nccl: job.nccl()? })
+        let collectives = options.build(job.harness.comm)?;
+        let is_beside = !self.beside.is_empty();
+        if !is_beside {
+            job.selection.omit(Variant::RustGemm, "--beside M,N,K runs it")?;
+        }
+        let beside = is_beside.then(|| Beside::new(job.harness, &self.beside)).transpose()?;
+        Ok(Means { collectives, nccl: job.nccl()?, beside })
     }
 
     pub fn run_type<T: Number>(
         &self,
         job: &mut Job<'_>,
         operation: Operation,
-        Means { collectives, nccl }: &Means<'_>,
+        Means { collectives, nccl, beside }: &Means<'_>,
         more: More<'_>,
     ) -> Result<()> {
         let (harness, ranks) = (job.harness, job.harness.rank.n_ranks());
@@ -370,6 +384,10 @@ impl Flags {
                         contenders.push(call(buffers)?.by_nccl(variant, nccl));
                     }
                 }
+            }
+            if let Some(beside) = beside {
+                contenders = contenders.into_iter().map(|c| beside.join(c)).collect();
+                contenders.extend(job.selection.has(Variant::RustGemm).then(|| beside.alone()));
             }
             let case = Case {
                 size: chunks * count * size_of::<T>(),

@@ -16,6 +16,7 @@ use super::benchmark::Benchmark;
 use super::job::Job;
 use super::product::load_cublaslt;
 use crate::contenders::contender::{Contender, Outcome, Variant};
+use crate::contenders::cublas::GroupedProduct;
 use crate::contenders::cublaslt::{Plan, Types};
 use crate::contenders::selection::VariantInfo;
 use crate::harness::Harness;
@@ -85,9 +86,10 @@ impl Benchmark for GroupedGemm {
         (Variant::Rust, "devcomm::GroupedGemm, which reads on the GPU where the groups are"),
         (
             Variant::CublasLt,
-            "cuBLASLt, a product for each group that has rows, which the host knows; the first \
-             algorithm of its heuristics",
+            "cuBLASLt, a product for each group that has rows, which the host knows; each by the \
+             fastest algorithm of its heuristics",
         ),
+        (Variant::CublasGrouped, "cublasGemmGroupedBatchedEx, of the groups that have rows"),
         (Variant::RustGemm, "devcomm::Gemm, one product of as many rows by one B"),
     ];
 
@@ -108,11 +110,12 @@ impl Benchmark for GroupedGemm {
             self.k.unwrap_or(harness.choose(7168, 40)),
         ];
         let library = if (n | k).is_multiple_of(256 / size_of::<bf16>()) {
-            load_cublaslt(job, types, &[Variant::CublasLt])?
+            load_cublaslt(job, types, &[Variant::CublasLt, Variant::CublasGrouped])?
         } else {
             let why = "its algorithms are for groups that begin at multiples of 256 bytes: n and k \
                        that are multiples of 128";
             job.selection.omit(Variant::CublasLt, why)?;
+            job.selection.omit(Variant::CublasGrouped, why)?;
             None
         };
         let kernel = Kernel::new(&harness.stream)?;
@@ -135,6 +138,9 @@ impl Benchmark for GroupedGemm {
                 if job.selection.has(variant) {
                     contenders.push(matrices.contender(variant, (&kernel, &gemm), &plans)?);
                 }
+            }
+            if job.selection.has(Variant::CublasGrouped) {
+                contenders.extend(matrices.by_one_call()?);
             }
             let case = Case::product("bf16", size_of::<bf16>(), [m, n, k], None);
             job.compare_refilled(case, &contenders, || matrices.fill_for_timing())?;
@@ -213,6 +219,41 @@ impl<'a> Matrices<'a> {
         self.weights.fill(true)
     }
 
+    /// The address of each group's A, B and C; `None` for a group without rows.
+    fn addresses(&self, c: &DeviceSlice<bf16>) -> devcomm::Result<Vec<Option<[u64; 3]>>> {
+        let Problem { n, k, .. } = self.problem;
+        let of = |(group, (size, first)): (usize, (&usize, usize))| {
+            let a = self.a.slice(first * k..)?.device_address();
+            let b = self.weights.b.slice(group * n * k..)?.device_address();
+            let c = c.slice(first * n..)?.device_address();
+            Ok((*size > 0).then_some([a, b, c]))
+        };
+        self.sizes.iter().zip(offsets(&self.sizes)).enumerate().map(of).collect()
+    }
+
+    /// By one call of cuBLAS; `None` if it is not installed, or cannot be captured.
+    fn by_one_call(&self) -> Result<Option<Contender<'_>>> {
+        let (Problem { n, k, .. }, harness) = (self.problem, self.harness);
+        let c = harness.comm.mem_alloc::<bf16>(self.problem.m * n)?.device_slice();
+        let groups: Vec<_> = self.sizes.iter().copied().zip(self.addresses(&c)?).collect();
+        let groups: Vec<_> =
+            groups.into_iter().filter_map(|(rows, of)| Some((rows, of?))).collect();
+        let Some(product) = GroupedProduct::new(harness.comm, &groups, [n, k])? else {
+            println!("# left out: cublas-grouped: cuBLAS (libcublas.so) cannot be loaded");
+            return Ok(None);
+        };
+        let outcome = Product { matrices: self, c, grouped: true };
+        // SAFETY: the graphs of a comparison end before its contenders, which own or borrow the
+        // buffers; they have the elements.
+        let work = move || unsafe { product.enqueue(&harness.stream) };
+        // It is not for every GPU and version.
+        if let Err(why) = work().and_then(|()| Ok(harness.stream.synchronize()?)) {
+            println!("# left out: cublas-grouped: {why}");
+            return Ok(None);
+        }
+        Ok(Some(Contender::new(Variant::CublasGrouped, work, outcome)))
+    }
+
     fn contender<'b>(
         &'b self,
         variant: Variant,
@@ -221,9 +262,23 @@ impl<'a> Matrices<'a> {
     ) -> Result<Contender<'b>> {
         let (shape @ [m, n, k], stream) = (self.problem.shape(), &self.harness.stream);
         let c = self.harness.comm.mem_alloc::<bf16>(m * n)?.device_slice();
-        let (a, b, offsets) = (&self.a, &self.weights.b, offsets(&self.sizes));
+        let (a, b, addresses) = (&self.a, &self.weights.b, self.addresses(&c)?);
+        let products =
+            || plans.iter().zip(&addresses).filter_map(|(p, of)| Some((p.as_ref()?, (*of)?)));
+        if variant == Variant::CublasLt {
+            for (plan, of) in products() {
+                // SAFETY: as below.
+                let enqueue = || unsafe { plan.enqueue(of, stream) };
+                plan.choose(
+                    || self.harness.try_out(&enqueue),
+                    || self.harness.time_briefly(&enqueue),
+                    |times| Ok(times.to_vec()),
+                )?;
+            }
+        }
         let outcome =
             Product { matrices: self, c: c.clone(), grouped: variant != Variant::RustGemm };
+        let products: Vec<_> = products().collect();
         let groups = format!("{} groups, up to {} rows", self.sizes.len(), most(&self.sizes));
         // SAFETY: the graphs of a comparison end before its contenders, which own or borrow these
         // buffers; they have the elements.
@@ -231,13 +286,7 @@ impl<'a> Matrices<'a> {
             match variant {
                 Variant::Rust => kernel.launch(a, b, &c, &self.groups, shape, None),
                 Variant::RustGemm => gemm.launch(a, &b.slice(..n * k)?, &c, shape),
-                _ => plans.iter().enumerate().try_for_each(|(group, plan)| {
-                    let Some(plan) = plan else { return Ok(()) };
-                    let a = a.slice(offsets[group] * k..)?.device_address();
-                    let b = b.slice(group * n * k..)?.device_address();
-                    let c = c.slice(offsets[group] * n..)?.device_address();
-                    plan.enqueue([a, b, c], stream)
-                }),
+                _ => products.iter().try_for_each(|(plan, of)| plan.enqueue(*of, stream)),
             }
         };
         Ok(Contender::new(variant, work, outcome).by_algorithm(groups))

@@ -7,6 +7,7 @@
 mod all_reduce;
 mod barrier;
 mod benchmark;
+mod beside;
 mod collectives;
 mod expert_parallel;
 mod fusion;

@@ -104,7 +104,7 @@ impl Benchmark for RmsNormAllReduce {
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         let collectives = harness.collectives().build(harness.comm)?;
-        let means = Means { collectives, nccl: job.nccl()? };
+        let means = Means { collectives, nccl: job.nccl()?, beside: None };
         let compiled = Kernels::load(harness.rank.context(), &KERNELS)?;
         job.begin()?;
         for &hidden in self.lists(harness.rank.is_simulated())[1] {
@@ -132,7 +132,7 @@ impl RmsNormAllReduce {
         job: &mut Job<'_>,
         hidden: usize,
         compiled: &Kernels,
-        Means { collectives, nccl }: &Means<'_>,
+        Means { collectives, nccl, .. }: &Means<'_>,
     ) -> Result<()>
     where
         T: Number,

@@ -61,6 +61,8 @@ variants! {
     CublasLt "cublaslt";
     /// The same with parts of a sum added in the type of C
     CublasLtRoundedParts "cublaslt-rounded-parts";
+    /// cuBLAS's products of groups, in one call
+    CublasGrouped "cublas-grouped";
     /// NCCL's call on the host, on memory that is not registered
     Nccl "nccl";
     /// NCCL's call on the host, on registered symmetric windows

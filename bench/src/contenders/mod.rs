@@ -3,6 +3,7 @@
 
 pub mod contender;
 pub mod contest;
+pub mod cublas;
 pub mod cublaslt;
 pub mod foreign;
 pub mod peers;
