@@ -33,6 +33,7 @@ ROLES = {
     "barrier": ("rust", {"nccl", "nccl-sym"}),
     "put": ("rust", {"nccl", "nccl-sym"}),
     "signal": ("rust", {"nccl", "nccl-sym"}),
+    "twins": ("rust", {"cpp"}),
     "p2p": (None, set()),
     "gemm": PRODUCT,
     "grouped-gemm": ("rust", {"cublaslt", "cublas-grouped"}),
@@ -71,10 +72,6 @@ def ratios(path):
         content = json.load(file)
     found = {}
     benchmark = content["header"]["command"][1]
-    if benchmark == "twins":
-        for at, row in enumerate(content["rows"]):
-            found["", at] = [row["ratio"], row["noise"]]
-        return found
     default, competitors = ROLES[benchmark]
     for at, case in enumerate(cases(content["rows"])):
         for key, after in (("time_us", ""), ("between_us", " after another kernel")):

@@ -114,7 +114,7 @@ enum Bench {
     Rows(report::RowsOptions),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask
     /// twins`
-    Twins(cases::twins::Options),
+    Twins(cases::Command<cases::Twins>),
 }
 
 #[derive(Subcommand)]
@@ -163,7 +163,6 @@ macro_rules! comparisons {
                     Self::Compare(options) => report::compare::run(options),
                     Self::Report(options) => report::run(options),
                     Self::Rows(options) => report::rows(options),
-                    Self::Twins(options) => cases::twins::run(options),
                 }
             }
         }
@@ -173,6 +172,7 @@ macro_rules! comparisons {
 comparisons! {
     AllReduce AllGather ReduceScatter Broadcast AllToAll AllToAllV RmsNormAllReduce Ep Launch
     Barrier Put Signal P2p Gemm GroupedGemm GemmAllReduce GemmReduceScatter AllGatherGemm GemmLadder
+    Twins
 }
 
 fn main() -> ExitCode {

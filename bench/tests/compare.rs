@@ -91,8 +91,6 @@ fn what_cannot_be_compared_is_refused() {
     for (path, why) in &bad {
         refuses(&["compare", &good, path], &[why]);
         refuses(&["compare", path, &good], &[why]);
-        // Before anything runs, and before the lack of a GPU is found.
-        refuses(&["all-reduce", "--compare", path], &[why]);
     }
     for (pointer, value, why) in [
         ("/header/command/1", json!("barrier"), "all-reduce and barrier cannot be compared"),
@@ -108,5 +106,4 @@ fn what_cannot_be_compared_is_refused() {
     }
     let untimed = file(&folder, "untimed.json", &untimed.to_string());
     refuses(&["compare", &good, &untimed], &["no row has a time in both runs"]);
-    refuses(&["all-reduce", "--simulate", "2", "--plot", "x.svg"], &["cannot be used with"]);
 }

@@ -71,14 +71,8 @@ fn the_page_has_a_line_for_each_run_and_plan() {
     ];
     write(&rows, "plans.json", "gemm-allreduce --plan wide,strips", &plans);
     write(&rows, "alone.json", "gemm --m 8", &[("rust", 256, 2.0, of("wide"))]);
-    let twins = json!({
-        "kernel": "gin_put", "dtype": "f32", "bytes": 8192, "blocks": 4, "threads": 128,
-        "rust_registers": 8, "cpp_registers": 8, "rust_us": 4.4, "cpp_us": 4.0, "ratio": 1.1,
-        "noise": 0.01, "null": 1.0, "null_noise": 0.01,
-    });
-    let header = json!({"command": ["devcomm-bench", "twins"], "ranks": 2, "lsa_ranks": 2});
-    fs::write(rows.join("twins.json"), json!({"header": header, "rows": [twins]}).to_string())
-        .unwrap();
+    let twin = |variant, us| (variant, 8192, us, json!({"redop": "gin_put"}));
+    write(&rows, "twins.json", "twins", &[twin("rust", 4.4), twin("cpp", 4.0)]);
     let (lines, page) = page(folder.path());
     let expected = [
         "| 2 simulated GPUs | graphs | f32 | `-e 3M` | 2 | 0.711 | 1.010 (12) | 1 | 1",
@@ -88,8 +82,7 @@ fn the_page_has_a_line_for_each_run_and_plan() {
          | 0 | 0",
         "| 2 simulated GPUs | plain | f32 | `--plan wide,strips`: strips | 1 | 1.500 | 1.500 \
          (8x8x8) | 1 | 0",
-        "| 2 simulated GPUs | plain | f32 |  | 1 | 1.100 | 1.100 (gin_put f32 8192 B 4x128) | 1 \
-         | 0",
+        "| 2 simulated GPUs | plain | f32 |  | 1 | 1.100 | 1.100 (gin_put of 8K) | 1 | 0",
     ];
     assert_eq!(lines, expected);
     assert!(page.contains("## Barrier\n\n| machine |"), "{page}");
@@ -99,8 +92,8 @@ fn the_page_has_a_line_for_each_run_and_plan() {
     assert_eq!(code, Some(0), "{stderr}");
     for part in [
         "# devcomm-bench all-reduce -e 3M -g 2",
-        "# rust-ops over the fastest of nccl, nccl-sym, torch-one-shot, torch-two-shot, flashinfer, \
-         vllm, nccl-tests-lsa, nccl-tests-lsa-vector: geometric mean 0.711 of 2 cases",
+        "# rust-ops over the fastest of nccl, nccl-sym, torch-one-shot, torch-two-shot, \
+         flashinfer, vllm, nccl-tests-lsa, nccl-tests-lsa-vector: geometric mean 0.711 of 2 cases",
         "# in no ratio: rust, rust-ops-plain, cpp, rust-gemm\n# #wrong 0",
     ] {
         assert!(stdout.contains(part), "{part}: {stdout}");

@@ -10,6 +10,7 @@ use clap::Args;
 use devcomm::{Error, Rank, World};
 
 use super::job::Job;
+use crate::base::files::TwinFiles;
 use crate::base::options::{RankOptions, RunOptions};
 use crate::base::output::OutputOptions;
 use crate::base::ranks;
@@ -18,7 +19,6 @@ use crate::contenders::contest::Contest;
 use crate::contenders::peers::{PeerOptions, Work};
 use crate::contenders::selection::{Selection, VariantInfo};
 use crate::harness::Harness;
-use crate::report::documents::DocumentOptions;
 use crate::report::row;
 
 /// Flags of the comparisons.
@@ -51,9 +51,6 @@ pub struct Options {
 
     #[command(flatten)]
     output: OutputOptions,
-
-    #[command(flatten)]
-    documents: DocumentOptions,
 }
 
 /// Processes of other programs are ended if they print nothing for this much longer than a wait for
@@ -82,6 +79,9 @@ pub trait Benchmark: Args + Sync {
 
     /// nccl-tests' program for the same, if there is one.
     const NCCL_TESTS: Option<&'static str> = None;
+
+    /// Whether it is about the C++ kernels of `cargo xtask twins`.
+    const NEEDS_TWINS: bool = false;
 
     /// Validates its flags.
     fn validate(&self) -> Result<()>;
@@ -120,6 +120,9 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     let Command { benchmark, options } = command;
     benchmark.validate()?;
     options.run.validate()?;
+    if B::NEEDS_TWINS {
+        TwinFiles::find(options.twins.as_deref())?;
+    }
     options.output.validate()?;
     if let Some(variant) = options.nccl_tests {
         ensure!(B::NCCL_TESTS.is_some(), "nccl-tests has no table of {}", B::NAME);
@@ -129,7 +132,6 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     let named = options.nccl_tests.as_ref().map_or(&*options.variants, std::slice::from_ref);
     let mut selection = Selection::new(named, B::VARIANTS, B::NAME)?;
     let contest = Contest::of(B::NAME).with_context(|| format!("{} has no contest", B::NAME))?;
-    let documents = options.documents.read()?;
     let no_peers = PeerOptions::default();
     let (peers, mut foreign) = (benchmark.peers().unwrap_or(&no_peers), Vec::new());
     peers.select(&mut selection)?;
@@ -149,7 +151,7 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
         let job = job.with_nccl_tests(options.nccl_tests.and(B::NCCL_TESTS));
         let mut job = job.with_foreign(&foreign);
         let measured = benchmark.run(&mut job);
-        job.finish(measured, &documents, &kept)
+        job.finish(measured, &kept)
     };
     ranks::run(&options.ranks, options.simulate, rank).map_err(advise)?;
     let kept = kept.into_inner().ok().flatten();

@@ -18,7 +18,6 @@ use crate::contenders::selection::Selection;
 use crate::harness::header::Header;
 use crate::harness::sensors::Reading;
 use crate::harness::{Harness, Nccl};
-use crate::report::documents::Documents;
 use crate::report::nccl_tests;
 use crate::report::ratio::Summary;
 use crate::report::row::{self, Case, Row, VariantResult, rows};
@@ -30,7 +29,7 @@ pub struct Job<'a> {
     pub selection: Selection,
     contest: &'static Contest,
     /// The folder of the C++ kernels, if given.
-    twins: Option<&'a Path>,
+    pub twins: Option<&'a Path>,
     output: &'a OutputOptions,
     /// What others measured.
     foreign: &'a [Foreign],
@@ -199,12 +198,7 @@ impl<'a> Job<'a> {
 
     /// Prints the summary, even if incomplete. Wrong results are an error.
     /// Leaves the rows in `kept`, if they are timed.
-    pub fn finish(
-        self,
-        measured: Result<()>,
-        documents: &Documents,
-        kept: &Mutex<Option<Report<Row>>>,
-    ) -> Result<()> {
+    pub fn finish(self, measured: Result<()>, kept: &Mutex<Option<Report<Row>>>) -> Result<()> {
         let summary = Summary::of(self.contest, &self.report.rows);
         if self.harness.rank.is_root() {
             match self.nccl_tests {
@@ -215,11 +209,9 @@ impl<'a> Job<'a> {
         }
         measured?;
         summary.judge()?;
-        if self.harness.rank.is_root() {
-            documents.publish(&self.report)?;
-            if let Some(mut kept) = kept.lock().ok().filter(|_| self.harness.is_timed) {
-                *kept = Some(self.report);
-            }
+        let is_kept = self.harness.rank.is_root() && self.harness.is_timed;
+        if let Some(mut kept) = kept.lock().ok().filter(|_| is_kept) {
+            *kept = Some(self.report);
         }
         Ok(())
     }
@@ -326,10 +318,7 @@ mod tests {
             // `nccl` writes its result in one of two checks, on both ranks.
             assert_eq!(wrong, [Some(0), Some(2)]);
             assert!(job.report.rows.iter().all(|row| row.time_us.is_some()));
-            let error = job
-                .finish(Ok(()), &Documents::default(), &Mutex::default())
-                .unwrap_err()
-                .to_string();
+            let error = job.finish(Ok(()), &Mutex::default()).unwrap_err().to_string();
             assert_eq!(error, "2 elements are wrong, see #wrong");
             Ok(())
         });
@@ -352,7 +341,7 @@ mod tests {
             assert_eq!((torch.variant, torch.wrong), (Variant::TorchOneShot, Some(5)));
             assert!((torch.time_us.unwrap() - 3.0).abs() < 1e-9, "{torch:?}");
             assert!(rust.time_over_best.is_some() && torch.time_over_best == Some(1.0));
-            assert!(job.finish(Ok(()), &Documents::default(), &Mutex::default()).is_err());
+            assert!(job.finish(Ok(()), &Mutex::default()).is_err());
             Ok(())
         });
     }
@@ -395,10 +384,7 @@ mod tests {
     fn the_error_of_a_run_comes_before_its_verdict() {
         simulated("", |job| {
             let measured = || bail!("a launch failed");
-            let error = job
-                .finish(measured(), &Documents::default(), &Mutex::default())
-                .unwrap_err()
-                .to_string();
+            let error = job.finish(measured(), &Mutex::default()).unwrap_err().to_string();
             assert_eq!(error, "a launch failed");
             Ok(())
         });

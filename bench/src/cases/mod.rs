@@ -16,6 +16,7 @@ mod gemm_allreduce;
 mod gemm_ladder;
 mod grouped_gemm;
 mod job;
+mod launch;
 mod p2p;
 mod product;
 mod put;
@@ -26,20 +27,19 @@ mod signal;
 mod tune;
 mod tune_collectives;
 mod tune_table;
-pub mod twins;
+mod twins;
 mod workloads;
 
 pub use all_reduce::AllReduce;
 pub use barrier::Barrier;
 pub use benchmark::{Command, run};
-pub use collectives::{
-    AllGather, AllToAll, AllToAllV, Broadcast, Launch, Operation, ReduceScatter,
-};
+pub use collectives::{AllGather, AllToAll, AllToAllV, Broadcast, Operation, ReduceScatter};
 pub use expert_parallel::Experts;
 pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
 pub use gemm_ladder::GemmLadder;
 pub use grouped_gemm::GroupedGemm;
+pub use launch::Launch;
 pub use p2p::P2p;
 pub use put::Put;
 pub use rmsnorm_allreduce::RmsNormAllReduce;
@@ -47,6 +47,7 @@ pub use shared_rows::{AllGatherGemm, GemmReduceScatter};
 pub use signal::Signal;
 pub use tune::Tune;
 pub use tune_collectives::TuneCollective;
+pub use twins::Twins;
 
 #[cfg(test)]
 mod tests {
@@ -74,7 +75,7 @@ mod tests {
         have_roles! {
             AllReduce AllGather ReduceScatter Broadcast AllToAll AllToAllV RmsNormAllReduce Experts
             Launch Barrier Put Signal P2p Gemm GroupedGemm
-            GemmAllReduce GemmReduceScatter AllGatherGemm GemmLadder
+            GemmAllReduce GemmReduceScatter AllGatherGemm GemmLadder Twins
         }
     }
 }

@@ -57,6 +57,8 @@ variants! {
     CublasLtRust "cublaslt-rust";
     /// The kernel of `rust` in CUDA C++, compiled by `cargo xtask twins`
     Cpp "cpp";
+    /// This kernel loaded a second time
+    CppAgain "cpp-again";
     /// cuBLASLt's matrix product
     CublasLt "cublaslt";
     /// The same with parts of a sum added in the type of C

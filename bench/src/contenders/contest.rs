@@ -48,6 +48,7 @@ const CONTESTS: &[Contest] = &[
     contest("barrier", KERNEL, NCCL, &[Cpp]),
     contest("put", KERNEL, NCCL, &[RustLsa, Cpp]),
     contest("signal", KERNEL, NCCL, &[RustLsa]),
+    contest("twins", KERNEL, &[Cpp], &[CppAgain]),
     contest("p2p", None, NCCL, &[Read, Write, Tma, CopyEngine]),
     contest("gemm", KERNEL, &[CublasLt], &[CublasLtRoundedParts]),
     contest("grouped-gemm", KERNEL, &[CublasLt, CublasGrouped], &[RustGemm]),

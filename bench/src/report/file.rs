@@ -1,4 +1,4 @@
-//! A file of rows, as a comparison's or `twins`' `--json` wrote it, and its ratios.
+//! A file of rows, as a comparison's `--json` wrote it, and its ratios.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,6 @@ use crate::report::ratio::Summary;
 use crate::report::ratio::{Ratio, ratios};
 use crate::report::row::Row;
 use crate::report::table::Report;
-use crate::report::twin_row::{TwinRow, Verdict};
 
 /// A file with its ratios.
 pub struct File {
@@ -29,13 +28,7 @@ pub struct File {
     pub plot: Option<String>,
 }
 
-/// A file's rows.
-enum Rows {
-    Compared(Report<Row>, &'static Contest),
-    Twins(Report<TwinRow>),
-}
-
-fn read(path: &Path) -> Result<(Header, Rows)> {
+fn read(path: &Path) -> Result<(Header, Report<Row>, &'static Contest)> {
     #[derive(Deserialize)]
     struct Head {
         header: Header,
@@ -45,50 +38,28 @@ fn read(path: &Path) -> Result<(Header, Rows)> {
     let Head { header } = serde_json::from_str(&text)
         .with_context(|| format!("{name} has no rows of a comparison (--json)"))?;
     let benchmark = header.subcommand();
-    let rows = match benchmark {
-        "twins" => Rows::Twins(Report::read(path)?),
-        _ => {
-            let contest = Contest::of(benchmark)
-                .with_context(|| format!("{name} is of `{benchmark}`, which compares nothing"))?;
-            Rows::Compared(Report::read(path)?, contest)
-        }
-    };
-    Ok((header, rows))
+    let contest = Contest::of(benchmark)
+        .with_context(|| format!("{name} is of `{benchmark}`, which compares nothing"))?;
+    Ok((header, Report::read(path)?, contest))
 }
 
 /// Prints what the run printed.
 pub fn print(path: &Path) -> Result<()> {
-    let (header, rows) = read(path)?;
-    println!("{header}");
-    match rows {
-        Rows::Compared(report, contest) => {
-            println!("{}\n\n{}", report.table(), Summary::of(contest, &report.rows));
-        }
-        Rows::Twins(report) => println!("{}\n\n{}", report.table(), Verdict::of(&report.rows)),
-    }
+    let (header, report, contest) = read(path)?;
+    println!("{header}\n{}\n\n{}", report.table(), Summary::of(contest, &report.rows));
     Ok(())
 }
 
 impl File {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self> {
-        let (header, rows) = read(path)?;
+        let (header, report, contest) = read(path)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let (types, n_rows, ratios, plot): (Vec<_>, _, _, _) = match rows {
-            Rows::Compared(report, contest) => (
-                report.rows.iter().map(|row| row.dtype.clone()).collect(),
-                report.rows.len(),
-                ratios(contest, &report.rows),
-                plot::svg(&report),
-            ),
-            Rows::Twins(Report { rows, .. }) => (
-                rows.iter().map(|row| row.dtype.clone()).collect(),
-                rows.len(),
-                rows.iter().map(TwinRow::as_ratio).collect(),
-                None,
-            ),
-        };
-        let types = types.into_iter().filter(|name| name != "-").collect();
+        let types = report.rows.iter().map(|row| row.dtype.clone());
+        let (n_rows, ratios) = (report.rows.len(), ratios(contest, &report.rows));
+        // What is compared is what a plot of twins would show twice.
+        let plot = if contest.benchmark == "twins" { None } else { plot::svg(&report) };
+        let types = types.filter(|name| name != "-").collect();
         Ok(Self { name, header, types, n_rows, ratios, plot })
     }
 

@@ -2,7 +2,6 @@
 //! rows of a file.
 
 pub mod compare;
-pub mod documents;
 mod file;
 pub mod model;
 pub mod nccl_tests;
@@ -11,7 +10,6 @@ mod plot;
 pub mod ratio;
 pub mod row;
 pub mod table;
-pub mod twin_row;
 
 use std::fs;
 use std::path::{Path, PathBuf};

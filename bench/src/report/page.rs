@@ -22,8 +22,9 @@ one by one (*plain*) or as CUDA graphs.
 * A *ratio* is the time of devcomm's default, which is what a program gets that chooses nothing,
   over that of the fastest competitor in the same case. Below 1 devcomm is faster. The
   [table of roles](../bench/src/contenders/contest.rs) names the default and the competitors of each
-  benchmark: NCCL's calls on memory that is not registered and on symmetric windows, cuBLASLt,
-  PyTorch's symmetric memory and nccl-tests' kernels, where a run has them. Products without
+  benchmark: NCCL's calls on memory that is not registered and on symmetric windows, in each of the
+  configurations that a run has (`--nccl`), cuBLASLt, and peers (`--peers`): PyTorch's symmetric
+  memory, FlashInfer, vLLM's all-reduce and nccl-tests' kernels, where a run has them. Products without
   communication, bare stores, mixes of both sides and other forms of devcomm are in no ratio. A run
   that names plans (`--plan`) has them in place of the default. Kernels in C++ compete only with the
   same kernels in Rust.
@@ -32,6 +33,8 @@ one by one (*plain*) or as CUDA graphs.
 * *ties* counts the cases without a verdict: the ratio differs from 1 by less than 3 % or by less
   than the noise (the interquartile range of the rounds, of the noisier side). After three starts of
   the program a case is a tie if the starts contradict each other.
+* *after another kernel* is a line of the same run (`--between`): a plain kernel, on which no launch
+  can depend, ran before each call of both sides, and its own time is left out.
 * *run* has the flags that choose cases and plans, `:` and the plan, if a run has several.
 
 In plots the axes are logarithmic. A dashed line is the bandwidth for which NVIDIA specifies the

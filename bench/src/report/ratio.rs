@@ -82,11 +82,6 @@ fn of_case(contest: &Contest, case: &[Row]) -> Vec<Ratio> {
 const BETWEEN: &str = " after another kernel";
 
 impl Ratio {
-    /// That of a case which was measured by other means.
-    pub fn new(of: String, value: f64, noise: f64) -> Self {
-        Self { plan: String::new(), of, m: None, starts: vec![value], noise }
-    }
-
     /// The median of the starts.
     pub fn value(&self) -> f64 {
         Spread::of(self.starts.iter().copied()).map_or(1.0, |spread| spread.median)
@@ -270,8 +265,8 @@ mod tests {
     #[test]
     fn a_difference_below_3_percent_is_a_tie_unless_three_starts_agree() {
         let ratio = |starts: &[f64], noise| {
-            let starts = starts.to_vec();
-            Ratio { starts, ..Ratio::new(String::new(), 1.0, noise) }
+            let (plan, of, m, starts) = (String::new(), String::new(), None, starts.to_vec());
+            Ratio { plan, of, m, starts, noise }
         };
         for (starts, noise, is_tie) in [
             (&[0.975][..], 0.0, true),

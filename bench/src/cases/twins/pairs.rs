@@ -6,13 +6,12 @@ use devcomm_bench_kernels as bench_kernels;
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
-use super::job::Job;
+use super::run::Run;
 use crate::base::options::LARGEST;
 use crate::cases::workloads::{AllReduce, Barrier, KernelInfo, LlExchange, Message, Put};
-use crate::report::twin_row::Label;
 
 /// A pair: the file stem of its modules, and the function that runs it.
-pub type Pair = (&'static str, fn(&mut Job<'_>) -> Result<()>);
+pub type Pair = (&'static str, fn(&mut Run<'_, '_>) -> Result<()>);
 
 /// All pairs. To add one, add a line here and a function that creates its workloads.
 pub const PAIRS: [Pair; 5] = [
@@ -30,51 +29,50 @@ const LARGEST_MESSAGE: usize = 1 << 20;
 /// Round trips per launch.
 const ROUNDS: u32 = 50;
 
-fn lsa_barrier(job: &mut Job<'_>) -> Result<()> {
-    let grid = &job.options.grid;
+fn lsa_barrier(run: &mut Run<'_, '_>) -> Result<()> {
+    let grid = &run.twins.grid;
     let blocks = grid.blocks.map_or(Barrier::BLOCKS.to_vec(), |blocks| vec![blocks]);
     let threads = grid.threads.map_or(vec![128, 512], |threads| vec![threads]);
     for threads in threads {
         for &blocks in &blocks {
-            let label = Label { kernel: "lsa_barrier", dtype: "-", bytes: 0 };
-            let workload = Barrier::new(job.harness, blocks, threads)?;
-            job.row(label, &workload.with(job.compiled)?)?;
+            let workload = Barrier::new(run.job.harness, blocks, threads)?;
+            run.row(("lsa_barrier", "-", 0), workload.with(run.compiled)?)?;
         }
     }
     Ok(())
 }
 
-fn lsa_allreduce(job: &mut Job<'_>) -> Result<()> {
+fn lsa_allreduce(run: &mut Run<'_, '_>) -> Result<()> {
     let info = KernelInfo { threads: 128, max_blocks: 128, rounds_partial_sums: false };
-    all_reduce::<f32, kernels::lsa_allreduce<f32>>(job, "lsa_allreduce", info)?;
-    all_reduce::<f16, kernels::lsa_allreduce<f16>>(job, "lsa_allreduce", info)?;
-    all_reduce::<bf16, kernels::lsa_allreduce<bf16>>(job, "lsa_allreduce", info)
+    all_reduce::<f32, kernels::lsa_allreduce<f32>>(run, "lsa_allreduce", info)?;
+    all_reduce::<f16, kernels::lsa_allreduce<f16>>(run, "lsa_allreduce", info)?;
+    all_reduce::<bf16, kernels::lsa_allreduce<bf16>>(run, "lsa_allreduce", info)
 }
 
-fn reduce_copy(job: &mut Job<'_>) -> Result<()> {
+fn reduce_copy(run: &mut Run<'_, '_>) -> Result<()> {
     let info = KernelInfo { threads: 256, max_blocks: 64, rounds_partial_sums: true };
-    all_reduce::<f32, bench_kernels::reduce_copy<f32>>(job, "reduce_copy", info)?;
-    all_reduce::<f16, bench_kernels::reduce_copy<f16>>(job, "reduce_copy", info)?;
-    all_reduce::<bf16, bench_kernels::reduce_copy<bf16>>(job, "reduce_copy", info)
+    all_reduce::<f32, bench_kernels::reduce_copy<f32>>(run, "reduce_copy", info)?;
+    all_reduce::<f16, bench_kernels::reduce_copy<f16>>(run, "reduce_copy", info)?;
+    all_reduce::<bf16, bench_kernels::reduce_copy<bf16>>(run, "reduce_copy", info)
 }
 
-fn all_reduce<T, K>(job: &mut Job<'_>, name: &'static str, info: KernelInfo) -> Result<()>
+fn all_reduce<T, K>(run: &mut Run<'_, '_>, name: &'static str, info: KernelInfo) -> Result<()>
 where
     T: Number,
     K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
 {
-    let Job { harness, compiled, options, .. } = *job;
-    if !options.dtype.includes(T::NAME) {
+    let (harness, compiled, twins) = (run.job.harness, run.compiled, run.twins);
+    if !twins.dtype.includes(T::NAME) {
         return Ok(());
     }
-    let workload = |count| AllReduce::<T, K>::new(harness, &options.grid, info, count);
-    for count in options.sizes.counts(LARGEST, size_of::<T>())? {
-        let label = Label { kernel: name, dtype: T::NAME, bytes: count * size_of::<T>() };
-        job.row(label, &workload(count)?.with(compiled)?)?;
+    let workload = |count| AllReduce::<T, K>::new(harness, &twins.grid, info, count);
+    for count in twins.sizes.counts(LARGEST, size_of::<T>())? {
+        let of = (name, T::NAME, count * size_of::<T>());
+        run.row(of, workload(count)?.with(compiled)?)?;
     }
     for count in UNEVEN_COUNTS {
-        let [rust, cpp] =
-            job.check(&workload(count)?.with(compiled)?)?.map(Option::unwrap_or_default);
+        let wrong = harness.check(&workload(count)?.with(compiled)?)?;
+        let [rust, cpp] = [0, 1].map(|i| wrong[i].unwrap_or_default());
         ensure!(
             rust == 0 && cpp == 0,
             "{name} of {} with {count} elements: {rust} are wrong in Rust's result, {cpp} in C++'s",
@@ -84,37 +82,36 @@ where
     Ok(())
 }
 
-fn ll_exchange(job: &mut Job<'_>) -> Result<()> {
-    for size in sizes(job) {
-        let workload = LlExchange::new(job.harness, &job.options.grid, size)?;
-        let label = Label { kernel: "ll_exchange", dtype: "u64", bytes: workload.bytes() };
-        job.row(label, &workload.with(job.compiled)?)?;
+fn ll_exchange(run: &mut Run<'_, '_>) -> Result<()> {
+    for size in sizes(run) {
+        let workload = LlExchange::new(run.job.harness, &run.twins.grid, size)?;
+        run.row(("ll_exchange", "u64", workload.bytes()), workload.with(run.compiled)?)?;
     }
     Ok(())
 }
 
 /// Left out without GIN PROXY or with one rank.
-fn gin_put(job: &mut Job<'_>) -> Result<()> {
-    let harness = job.harness;
+fn gin_put(run: &mut Run<'_, '_>) -> Result<()> {
+    let harness = run.job.harness;
     if !harness.comm.properties()?.gin_types.contains(GinType::Proxy) {
-        job.omit("gin_put", "NCCL offers no GIN of type PROXY here");
+        run.omit("gin_put", "NCCL offers no GIN of type PROXY here");
         return Ok(());
     }
     if harness.rank.n_ranks() < 2 {
-        job.omit("gin_put", "it needs two ranks");
+        run.omit("gin_put", "it needs two ranks");
         return Ok(());
     }
-    for bytes in [8].into_iter().chain(sizes(job)) {
+    for bytes in [8].into_iter().chain(sizes(run)) {
         let windows = [harness.comm.window(bytes)?, harness.comm.window(bytes)?];
         let message = Message::new(harness, &windows[0], &windows[1])?;
-        let label = Label { kernel: "gin_put", dtype: "u8", bytes };
-        job.row(label, &Put::over_gin(&message, &windows, ROUNDS)?.with(job.compiled)?)?;
+        let put = Put::over_gin(&message, &windows, ROUNDS)?;
+        run.row(("gin_put", "u8", bytes), put.with(run.compiled)?)?;
     }
     Ok(())
 }
 
 /// The message sizes of low-latency exchanges and puts.
-fn sizes(job: &Job<'_>) -> Vec<usize> {
-    let sizes = job.options.sizes.sizes(LARGEST_MESSAGE);
+fn sizes(run: &Run<'_, '_>) -> Vec<usize> {
+    let sizes = run.twins.sizes.sizes(LARGEST_MESSAGE);
     sizes.take_while(|size| *size <= LARGEST_MESSAGE).collect()
 }

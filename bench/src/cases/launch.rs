@@ -1,0 +1,94 @@
+//! What launches take, with each set of attributes.
+
+use anyhow::{Context, Result};
+use clap::Args;
+use devcomm::kernels::collectives::exchange::{Messages, MessagesArgs};
+use devcomm::kernels::push_exchange;
+use devcomm::{Buffer, DevCommRequirements, KERNELS, LaunchConfig, Window};
+
+use super::benchmark::Benchmark;
+use super::collectives::{Call, NCCL, Operation, memory};
+use super::job::Job;
+use crate::contenders::contender::{Contender, Variant};
+use crate::contenders::selection::VariantInfo;
+use crate::report::row::Case;
+
+/// The flags of `launch`.
+#[derive(Args, Clone, Debug)]
+pub struct Launch {}
+
+impl Benchmark for Launch {
+    const NAME: &'static str = "launch";
+    const VARIANTS: &'static [VariantInfo] = &[
+        (Variant::Rust, "kernels::push_exchange, one block, with each set of launch attributes"),
+        (Variant::RustOps, "devcomm::Collectives::all_to_all, which chooses a kernel"),
+        (Variant::Nccl, "ncclAlltoAll on memory of ncclMemAlloc that is not registered"),
+        (Variant::NcclSym, "ncclAlltoAll on the windows"),
+    ];
+
+    fn validate(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        // A vector for each rank.
+        const COUNT: usize = 4;
+        let (harness, ranks) = (job.harness, job.harness.rank.n_ranks());
+        let compiled = job.kernels(&KERNELS, "push_exchange")?;
+        let collectives = harness.collectives().build(harness.comm)?;
+        let dev_comm = harness.comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+        let nccl = job.nccl()?;
+        job.begin()?;
+        let windows = [harness.comm.window(ranks * COUNT)?, harness.comm.window(ranks * COUNT)?];
+        let [send, recv] = windows.each_ref().map(Buffer::device_slice);
+        let call = Call::<f32>::new(harness, Operation::AllToAll, false, [send, recv])?;
+        let bytes = COUNT * size_of::<f32>();
+        let messages = MessagesArgs {
+            bytes,
+            input_stride: bytes,
+            output_bytes: ranks * bytes,
+            sender: Messages::ALL,
+        };
+        let config = LaunchConfig::new(1, 128);
+        let mut contenders = Vec::new();
+        for (_, kernels) in &compiled {
+            for (attributes, config) in [
+                ("no attributes", config.without_cooperation()),
+                ("cooperative", config),
+                ("dependent", config.without_cooperation().with_dependent()),
+                ("cooperative, dependent", config.with_dependent()),
+            ] {
+                let (dev_comm, input) = (&dev_comm, call.send.device_address());
+                let (output, first) = Window::<u8>::containing(&call.recv).context("no window")?;
+                let work = move || {
+                    let launch = push_exchange::args(dev_comm, input, &output, first, messages);
+                    // SAFETY: the windows have a vector for each rank, and outlive the launches,
+                    // which are on one stream.
+                    unsafe { launch.config(config).launch(&kernels.on(&harness.stream)) }
+                };
+                let info = kernels.info::<push_exchange>()?;
+                let contender = Contender::new(Variant::Rust, work, call.clone());
+                let contender = contender.by_kernel(config, info);
+                contenders.push(contender.by_algorithm(attributes.to_owned()));
+            }
+        }
+        if job.selection.has(Variant::RustOps) {
+            contenders.push(call.clone().by_collectives(Variant::RustOps, &collectives)?);
+        }
+        for variant in NCCL.into_iter().filter(|variant| job.selection.has(*variant)) {
+            for nccl in nccl.iter().filter(|nccl| nccl.matters(variant, false)) {
+                let buffers = memory::<f32>(nccl.comm(), variant, [ranks * COUNT; 2])?;
+                let call = Call::new(harness, Operation::AllToAll, false, buffers)?;
+                contenders.push(call.by_nccl(variant, nccl));
+            }
+        }
+        let case = Case {
+            size: ranks * bytes,
+            count: COUNT,
+            dtype: "f32",
+            bus: Operation::AllToAll.bus(ranks),
+            ..Case::NONE
+        };
+        job.compare(case, &contenders)
+    }
+}
