@@ -5,6 +5,7 @@ use std::fmt::{self, Display};
 use std::str::FromStr;
 
 use anyhow::Result;
+use clap::Args;
 use devcomm::{
     Buffer, Collectives, Communicator, DataType, DeviceSlice, Explanation, Gemm, ReduceOp, Stream,
     Window,
@@ -13,14 +14,14 @@ use devcomm_testing::gemm::Problem;
 use half::bf16;
 
 use super::all_reduce::bus;
-use super::benchmark::Options;
+use super::benchmark::{Benchmark, Options};
 use super::job::Job;
 use super::product::{BF16_LOSES, Matrices, Product, Sum, load_cublaslt, tune};
 use super::shapes::ShapeOptions;
 use crate::contenders::contender::{Contender, Variant};
 use crate::contenders::cublaslt::{Plan, Types};
-use crate::contenders::peers::Work;
-use crate::contenders::selection::Selection;
+use crate::contenders::peers::{PeerOptions, Work};
+use crate::contenders::selection::{Selection, VariantInfo};
 use crate::harness::{Harness, Nccl};
 use crate::report::row::{Case, L2};
 
@@ -82,7 +83,11 @@ impl<P: Copy + PartialEq> Asked<P> {
 }
 
 /// The flags of a benchmark of such a product.
-pub trait Fusion {
+pub trait Fusion: Args + Sync {
+    /// As of [`Benchmark`].
+    const NAME: &'static str;
+    const VARIANTS: &'static [VariantInfo];
+
     /// The collective.
     const COLLECTIVE: Collective;
 
@@ -92,8 +97,8 @@ pub trait Fusion {
     /// A plan on the command line.
     type Asked: Display + Clone;
 
-    /// The shapes, and what the L2 cache holds.
-    fn inputs(&self) -> (&ShapeOptions, L2);
+    /// The shapes, what the L2 cache holds, and the peers that run too.
+    fn inputs(&self) -> (&ShapeOptions, L2, &PeerOptions);
 
     /// The plans that were asked for, instead of the default of a shape.
     fn asked(&self, on: (&Communicator, &Stream), shape: [usize; 3]) -> Result<Vec<Self::Asked>>;
@@ -132,11 +137,41 @@ pub trait Fusion {
     ) -> devcomm::Result<()>;
 }
 
+impl<F: Fusion> Benchmark for F {
+    const NAME: &'static str = F::NAME;
+    const VARIANTS: &'static [VariantInfo] = F::VARIANTS;
+
+    fn validate(&self) -> Result<()> {
+        problems(self, [&[8]; 3], 1, 0).map(drop)
+    }
+
+    fn peers(&self) -> Option<&PeerOptions> {
+        Some(self.inputs().2)
+    }
+
+    fn work(&self, options: &Options, gpus: usize) -> Result<Work> {
+        let [on_gpus, simulated] = F::defaults();
+        let default = if options.simulate.is_some() { simulated } else { on_gpus };
+        let problems = problems(self, default, gpus, options.run.seed)?;
+        let collective = match F::COLLECTIVE {
+            Collective::AllReduce => "all-reduce",
+            Collective::ReduceScatter => "reduce-scatter",
+            Collective::AllGather => "all-gather",
+        };
+        let shapes = problems.iter().map(Problem::shape).collect();
+        Ok(Work::Product { collective, shapes, cold: self.inputs().1 == L2::Cold })
+    }
+
+    fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        compare(self, job)
+    }
+}
+
 /// The variants of cuBLASLt's product and a collective.
 const OF_CUBLASLT: [Variant; 3] = [Variant::CublasLtRust, Variant::Nccl, Variant::NcclSym];
 
 /// The problems, with defaults for empty lists.
-pub fn problems<F: Fusion>(
+fn problems<F: Fusion>(
     fusion: &F,
     default: [&[usize]; 3],
     ranks: usize,
@@ -154,20 +189,6 @@ pub fn problems<F: Fusion>(
     Ok(problems)
 }
 
-/// What peers measure of a benchmark.
-pub fn work<F: Fusion>(fusion: &F, options: &Options, gpus: usize) -> Result<Work> {
-    let [on_gpus, simulated] = F::defaults();
-    let default = if options.simulate.is_some() { simulated } else { on_gpus };
-    let problems = problems(fusion, default, gpus, options.run.seed)?;
-    let collective = match F::COLLECTIVE {
-        Collective::AllReduce => "all-reduce",
-        Collective::ReduceScatter => "reduce-scatter",
-        Collective::AllGather => "all-gather",
-    };
-    let shapes = problems.iter().map(Problem::shape).collect();
-    Ok(Work::Product { collective, shapes, cold: fusion.inputs().1 == L2::Cold })
-}
-
 /// By what the parts of an operation are done.
 struct Means<'a> {
     collectives: Collectives,
@@ -176,7 +197,7 @@ struct Means<'a> {
 }
 
 /// Compares the variants of a benchmark.
-pub fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
+fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
     let harness = job.harness;
     harness.comm.require_single_lsa_team()?;
     let types = |product| Types::new(DataType::Bfloat16, product);

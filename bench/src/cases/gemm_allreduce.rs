@@ -13,12 +13,10 @@ use devcomm::{
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::benchmark::{Benchmark, Options};
 use super::fusion::{self, Collective, Fusion};
-use super::job::Job;
 use super::shapes::ShapeOptions;
 use crate::contenders::contender::Variant;
-use crate::contenders::peers::{PeerOptions, Work};
+use crate::contenders::peers::PeerOptions;
 use crate::contenders::selection::VariantInfo;
 use crate::report::row::L2;
 
@@ -105,7 +103,7 @@ impl fmt::Display for Asked {
     }
 }
 
-impl Benchmark for GemmAllReduce {
+impl Fusion for GemmAllReduce {
     const NAME: &'static str = "gemm-allreduce";
     const VARIANTS: &'static [VariantInfo] = &[
         (Variant::Rust, "one kernel, launched by devcomm::GemmAllReduce, C in a symmetric window"),
@@ -125,31 +123,12 @@ impl Benchmark for GemmAllReduce {
         ),
         (Variant::TorchTwoShot, "the same by torch.ops.symm_mem.two_shot_all_reduce_, in place"),
     ];
-
-    fn validate(&self) -> Result<()> {
-        fusion::problems(self, [&[8]; 3], 1, 0).map(drop)
-    }
-
-    fn peers(&self) -> Option<&PeerOptions> {
-        Some(&self.peers)
-    }
-
-    fn work(&self, options: &Options, gpus: usize) -> Result<Work> {
-        fusion::work(self, options, gpus)
-    }
-
-    fn run(&self, job: &mut Job<'_>) -> Result<()> {
-        fusion::compare(self, job)
-    }
-}
-
-impl Fusion for GemmAllReduce {
     const COLLECTIVE: Collective = Collective::AllReduce;
     type Operation = Operation;
     type Asked = Asked;
 
-    fn inputs(&self) -> (&ShapeOptions, L2) {
-        (&self.shapes, self.l2)
+    fn inputs(&self) -> (&ShapeOptions, L2, &PeerOptions) {
+        (&self.shapes, self.l2, &self.peers)
     }
 
     fn asked(&self, on: (&Communicator, &Stream), shape: [usize; 3]) -> Result<Vec<Asked>> {

@@ -10,13 +10,11 @@ use devcomm::{
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::benchmark::{Benchmark, Options};
-use super::fusion::{self, Asked, Collective, Fusion};
-use super::job::Job;
+use super::fusion::{Asked, Collective, Fusion};
 use super::product::BF16_LOSES;
 use super::shapes::ShapeOptions;
 use crate::contenders::contender::Variant;
-use crate::contenders::peers::{PeerOptions, Work};
+use crate::contenders::peers::PeerOptions;
 use crate::contenders::selection::VariantInfo;
 use crate::report::row::L2;
 
@@ -48,34 +46,15 @@ macro_rules! benchmarks {
             peers: PeerOptions,
         }
 
-        impl Benchmark for $operation {
+        impl Fusion for $operation {
             const NAME: &'static str = $name;
             const VARIANTS: &'static [VariantInfo] = &$variants;
-
-            fn validate(&self) -> Result<()> {
-                fusion::problems(self, [&[8]; 3], 1, 0).map(drop)
-            }
-
-            fn peers(&self) -> Option<&PeerOptions> {
-                Some(&self.peers)
-            }
-
-            fn work(&self, options: &Options, gpus: usize) -> Result<Work> {
-                fusion::work(self, options, gpus)
-            }
-
-            fn run(&self, job: &mut Job<'_>) -> Result<()> {
-                fusion::compare(self, job)
-            }
-        }
-
-        impl Fusion for $operation {
             const COLLECTIVE: Collective = Collective::$collective;
             type Operation = devcomm::$operation;
             type Asked = Asked<$plan>;
 
-            fn inputs(&self) -> (&ShapeOptions, L2) {
-                (&self.shapes, self.l2)
+            fn inputs(&self) -> (&ShapeOptions, L2, &PeerOptions) {
+                (&self.shapes, self.l2, &self.peers)
             }
 
             fn asked(
