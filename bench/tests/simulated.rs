@@ -272,7 +272,7 @@ fn a_product_and_its_all_reduce_are_right() {
 #[test]
 fn a_product_and_its_all_reduce_are_right_by_every_plan() {
     let shape = ["--m", "5", "--n", "72", "--k", "8", "--variants", "rust"];
-    let all = ["gemm-allreduce", "--simulate", "2", "--plan", "all"];
+    let all = ["gemm-allreduce", "--simulate", "2", "--all-plans"];
     let (comments, rows) = table(&[&all[..], &shape].concat());
     assert_eq!(column(&rows[..2], 12), ["strips", "unfused"]);
     assert!(rows.len() > 4, "{rows:?}");
@@ -428,6 +428,16 @@ fn a_product_of_every_type_is_right_and_names_it() {
         let (comments, rows) = table(&[&args[..], more].concat());
         assert_eq!(column(&rows, 2), [name; 2]);
         assert!(rows.iter().all(|row| row[12].starts_with(plan)), "{rows:?}");
+        are_right(&comments, &rows);
+    }
+}
+
+#[test]
+fn a_product_is_right_with_every_epilogue() {
+    for epilogue in ["bias", "gelu", "residual"] {
+        let args = ["gemm", "--simulate", "1", "--m", "5,130", "--n", "72", "--k", "8"];
+        let (comments, rows) = table(&[&args[..], &["--epilogue", epilogue]].concat());
+        assert_eq!(column(&rows, 5), ["rust"; 2]);
         are_right(&comments, &rows);
     }
 }

@@ -19,7 +19,7 @@ use super::job::Job;
 use super::product::{BF16_LOSES, Matrices, Product, Sum, load_cublaslt, tune};
 use super::shapes::ShapeOptions;
 use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::cublaslt::{Plan, Types};
+use crate::contenders::cublaslt::{Extras, Plan, Types};
 use crate::contenders::peers::{PeerOptions, Work};
 use crate::contenders::selection::{Selection, VariantInfo};
 use crate::harness::{Harness, Nccl};
@@ -217,7 +217,7 @@ fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
         let summed = if F::COLLECTIVE == Collective::AllGather { 1 } else { ranks };
         let matrices = &Matrices::new(harness, problem, 0..summed, copies, &mut kept)?;
         let plan = |types| match &library {
-            Some(library) => library.plan(problem.shape(), types, None),
+            Some(library) => library.plan(problem.shape(), types, Extras::default()),
             None => Ok(None),
         };
         // `exact` is for checks; `theirs` are omitted if cuBLASLt has no algorithm.

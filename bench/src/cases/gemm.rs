@@ -6,7 +6,8 @@ use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use devcomm::kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
 use devcomm::{
-    Buffer, Element, F8E4M3, F8E5M2, Gemm as Kernel, GemmElement, GemmPlan, SymmetricBuffer,
+    Activation, Buffer, Element, F8E4M3, F8E5M2, Gemm as Kernel, GemmElement, GemmPlan,
+    SymmetricBuffer,
 };
 use devcomm_testing::gemm::Problem;
 use devcomm_testing::numbers::Number;
@@ -14,11 +15,11 @@ use half::{bf16, f16};
 
 use super::benchmark::Benchmark;
 use super::job::Job;
-use super::product::{BF16_LOSES, Matrices, Product, Sum, load_cublaslt, tune};
+use super::product::{BF16_LOSES, Epilogue, Matrices, Product, Sum, load_cublaslt, tune};
 use super::shapes::ShapeOptions;
 use super::tune_table::Table;
 use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::cublaslt::Types;
+use crate::contenders::cublaslt::{Extras, Types};
 use crate::contenders::selection::VariantInfo;
 use crate::harness::Harness;
 use crate::report::row::{Case, L2};
@@ -48,6 +49,10 @@ pub struct Gemm {
     /// checks are exact [default: 1,1]
     #[arg(long, value_delimiter = ',', value_name = "A,B")]
     scales: Vec<f32>,
+
+    /// What follows the product: `bias` of each column, this and `gelu`, or this and a `residual`
+    #[arg(long, value_enum, default_value = "none", conflicts_with = "scales")]
+    epilogue: Epilogue,
 
     /// Plans of devcomm::Gemm, comma-separated, instead of the one that it chooses, a row for each:
     /// `wide`, `portable`, `swapped:<rows>x<columns>:<splits>`, by tile and number of blocks that
@@ -181,17 +186,23 @@ impl Gemm {
         for (problem, copies) in problems {
             let shape @ [m, n, k] = problem.shape();
             let matrices = Matrices::<T>::new(harness, problem, 0..1, copies, &mut kept)?;
-            let plan = |types, scales| match &library {
-                Some(library) => library.plan(shape, types, scales),
+            let plan = |types, extras| match &library {
+                Some(library) => library.plan(shape, types, extras),
                 None => Ok(None),
             };
-            let exact = plan(Types { product: f32::DATA_TYPE, ..rounded }, None)?;
-            let with_scales =
-                (size_of::<T>() == 1).then(|| [of_a.device_address(), of_b.device_address()]);
+            let exact = plan(Types { product: f32::DATA_TYPE, ..rounded }, Extras::default())?;
+            let added = Added::<T::Output>::new(harness, self.epilogue, [m, n])?;
+            let has_scales = size_of::<T>() == 1;
+            let extras = Extras {
+                scales: has_scales.then(|| [of_a.device_address(), of_b.device_address()]),
+                bias: added.bias.as_ref().map(|bias| bias.device_address()),
+                gelu: self.epilogue == Epilogue::Gelu,
+                residual: added.residual.as_ref().map(|residual| residual.device_address()),
+            };
             let mut theirs = Vec::new();
             for variant in OF_CUBLASLT.into_iter().filter(|variant| job.selection.has(*variant)) {
                 let rounds_parts = variant == Variant::CublasLtRoundedParts;
-                match plan(Types { rounds_parts, ..rounded }, with_scales)? {
+                match plan(Types { rounds_parts, ..rounded }, extras)? {
                     Some(plan) => theirs.push((variant, plan)),
                     None => println!("# left out: {variant} of {m}x{n}x{k}: it has no algorithm"),
                 }
@@ -205,10 +216,21 @@ impl Gemm {
             let (a, stream) = (&matrices.a, &harness.stream);
             let mut contenders = Vec::new();
             let sum = sum.as_ref();
-            let result = |c| Product { scale: factor_of_c, ..Product::new(&matrices, c, sum) };
+            let (scale, epilogue) = (factor_of_c, self.epilogue);
+            let result = |c| Product { scale, epilogue, ..Product::new(&matrices, c, sum) };
             for gemm in &ours {
                 let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
-                let product = T::scaled(gemm.product(shape), [&of_a, &of_b]);
+                let mut product = T::scaled(gemm.product(shape), [&of_a, &of_b]);
+                product = match epilogue {
+                    Epilogue::Gelu => product.activation(Activation::Gelu),
+                    _ => product,
+                };
+                if let Some(bias) = &added.bias {
+                    product = product.bias(bias);
+                }
+                if let Some(residual) = &added.residual {
+                    product = product.residual(residual);
+                }
                 let algorithm = describe(product.plan()?);
                 println!("# rust {m}x{n}x{k}: {algorithm}");
                 let checked = result(c.device_slice());
@@ -290,6 +312,26 @@ impl Inputs {
         let bytes = self.dtype.size();
         let with_copies = |problem| Ok((problem, self.l2.copies_of_b(harness, &problem, bytes)?));
         problems.into_iter().map(with_copies).collect()
+    }
+}
+
+/// The operands of an epilogue.
+struct Added<O: Element> {
+    bias: Option<SymmetricBuffer<O>>,
+    residual: Option<SymmetricBuffer<O>>,
+}
+
+impl<O: Number> Added<O> {
+    fn new(harness: &Harness<'_>, epilogue: Epilogue, [m, n]: [usize; 2]) -> Result<Self> {
+        let filled = |len: usize, of: fn(usize) -> f32| -> Result<SymmetricBuffer<O>> {
+            let buffer = harness.comm.mem_alloc(len)?;
+            let all: Vec<O> = (0..len).map(|i| O::nearest(of(i))).collect();
+            buffer.copy_from_host(&all)?;
+            Ok(buffer)
+        };
+        let bias = (epilogue != Epilogue::None).then(|| filled(n, Epilogue::bias));
+        let residual = (epilogue == Epilogue::Residual).then(|| filled(m * n, Epilogue::residual));
+        Ok(Self { bias: bias.transpose()?, residual: residual.transpose()? })
     }
 }
 

@@ -2,13 +2,11 @@
 //! `kernels/src/gemm_allreduce`, against cuBLASLt's product and then `ncclAllReduce`.
 
 use std::fmt;
-use std::str::FromStr;
 
 use anyhow::{Result, ensure};
 use clap::Args;
 use devcomm::{
-    Communicator, DeviceSlice, GemmAllReduce as Operation, GemmAllReducePlan,
-    ParseGemmAllReducePlanError, Stream, Window, Wire,
+    Communicator, DeviceSlice, GemmAllReduce as Operation, GemmAllReducePlan, Stream, Window, Wire,
 };
 use devcomm_testing::gemm::Problem;
 use half::bf16;
@@ -31,11 +29,14 @@ pub struct GemmAllReduce {
     l2: L2,
 
     /// Plans of devcomm::GemmAllReduce, comma-separated, instead of its default, a row for each
-    /// that can do the shape: `strips`, `wide`, `unfused`, `chunked:<parts>`, `all` that it has,
-    /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, `swapped`, with the tile that is expected
-    /// to be the fastest, or `measured`, the fastest by GemmAllReduce::measure
+    /// that can do the shape: `strips`, `wide`, `unfused`, `chunked:<parts>`,
+    /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, or `measured`, the fastest by its `measure`
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
-    plans: Vec<fusion::Asked<AskedPlan>>,
+    plans: Vec<fusion::Asked<GemmAllReducePlan>>,
+
+    /// All plans that it has for a shape
+    #[arg(long, conflicts_with = "plans")]
+    all_plans: bool,
 
     /// Types in which partial sums travel, comma-separated, a row for each: `bf16`, `f32`, `e4m3`
     #[arg(long = "wire", value_delimiter = ',', value_name = "TYPE")]
@@ -45,54 +46,11 @@ pub struct GemmAllReduce {
     peers: PeerOptions,
 }
 
-/// A plan that was asked for.
-#[derive(Clone, Copy, Debug)]
-pub enum AskedPlan {
-    Plan(GemmAllReducePlan),
-    /// The first one for few rows.
-    Swapped,
-    /// Every plan of the shape.
-    All,
-}
-
-impl FromStr for AskedPlan {
-    type Err = ParseGemmAllReducePlanError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "swapped" => Ok(Self::Swapped),
-            "all" => Ok(Self::All),
-            _ => text.parse().map(Self::Plan),
-        }
-    }
-}
-
-impl fmt::Display for AskedPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Plan(plan) => plan.fmt(f),
-            Self::Swapped => f.write_str("swapped"),
-            Self::All => f.write_str("all"),
-        }
-    }
-}
-
-impl AskedPlan {
-    /// The plan for a shape, which has these.
-    fn find(self, plans: &[GemmAllReducePlan]) -> Option<GemmAllReducePlan> {
-        plans.iter().copied().find(|plan| match self {
-            Self::Plan(asked) => *plan == asked,
-            Self::Swapped => matches!(plan, GemmAllReducePlan::Swapped { .. }),
-            Self::All => true,
-        })
-    }
-}
-
 /// A type of partial sums, and a plan or the default one.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     wire: Wire,
-    plan: Option<fusion::Asked<AskedPlan>>,
+    plan: Option<fusion::Asked<GemmAllReducePlan>>,
 }
 
 impl fmt::Display for Asked {
@@ -133,24 +91,17 @@ impl Fusion for GemmAllReduce {
 
     fn asked(&self, on: (&Communicator, &Stream), shape: [usize; 3]) -> Result<Vec<Asked>> {
         let wires = if self.wires.is_empty() { &[Wire::Bf16][..] } else { &self.wires };
-        let is_default = self.plans.is_empty() && !self.wires.is_empty();
+        let is_default = self.plans.is_empty() && !self.all_plans && !self.wires.is_empty();
         let mut asked = Vec::new();
         for &wire in wires {
-            asked.extend(is_default.then_some(Asked { wire, plan: None }));
-            for &plan in &self.plans {
-                let plans = match plan {
-                    fusion::Asked::Plan(AskedPlan::All) => {
-                        let any = Asked { wire, plan: None };
-                        let plans = Self::new(on.0, on.1, shape, Some(&any))?.plans(shape)?;
-                        plans
-                            .into_iter()
-                            .map(|plan| fusion::Asked::Plan(AskedPlan::Plan(plan)))
-                            .collect()
-                    }
-                    plan => vec![plan],
-                };
-                asked.extend(plans.into_iter().map(|plan| Asked { wire, plan: Some(plan) }));
+            let any = Asked { wire, plan: None };
+            asked.extend(is_default.then_some(any));
+            let mut plans = self.plans.clone();
+            if self.all_plans {
+                let all = Self::new(on.0, on.1, shape, Some(&any))?.plans(shape)?;
+                plans.extend(all.into_iter().map(fusion::Asked::Plan));
             }
+            asked.extend(plans.into_iter().map(|plan| Asked { wire, plan: Some(plan) }));
         }
         Ok(asked)
     }
@@ -182,19 +133,17 @@ impl Fusion for GemmAllReduce {
         ([a, b], c): ([&DeviceSlice<bf16>; 2], &Window<bf16>),
         shape: [usize; 3],
     ) -> Result<Result<(), String>> {
-        let asked = match asked.plan {
-            None => return Ok(Ok(())),
-            Some(fusion::Asked::Measured) => {
-                operation.measure(a, b, c, shape)?;
-                return Ok(Ok(()));
-            }
-            Some(fusion::Asked::Plan(asked)) => asked,
+        let Some(asked) = asked.plan else { return Ok(Ok(())) };
+        if let fusion::Asked::Plan(plan) = asked
+            && let Err(why) = operation.set_plan(Some(plan))
+        {
+            return Ok(Err(why.to_string()));
+        }
+        let set = |plan| {
+            operation.set_plan(Some(plan))?;
+            Ok(operation.explain(shape))
         };
-        let Some(plan) = asked.find(&operation.plans(shape)?) else {
-            return Ok(Err("it cannot do it here".to_owned()));
-        };
-        operation.set_plan(Some(plan))?;
-        Ok(Ok(()))
+        asked.set(|| operation.measure(a, b, c, shape), set)
     }
 
     fn plan(operation: &Operation, shape: [usize; 3]) -> (String, Option<f64>) {

@@ -13,7 +13,7 @@ use super::job::Job;
 use super::product::{Matrices, Product, Sum, load_cublaslt, tune};
 use super::shapes::lists_or;
 use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::cublaslt::Types;
+use crate::contenders::cublaslt::{Extras, Types};
 use crate::contenders::selection::VariantInfo;
 use crate::report::row::Case;
 
@@ -81,7 +81,7 @@ impl Benchmark for GemmLadder {
             let shape @ [m, n, _] = problem.shape();
             let matrices = Matrices::new(harness, problem, 0..1, 1, &mut kept)?;
             let plan = |types| match &library {
-                Some(library) => library.plan(shape, types, None),
+                Some(library) => library.plan(shape, types, Extras::default()),
                 None => Ok(None),
             };
             let (exact, theirs) = (plan(types(f32::DATA_TYPE))?, plan(rounded)?);

@@ -17,7 +17,7 @@ use super::job::Job;
 use super::product::load_cublaslt;
 use crate::contenders::contender::{Contender, Outcome, Variant};
 use crate::contenders::cublas::GroupedProduct;
-use crate::contenders::cublaslt::{Plan, Types};
+use crate::contenders::cublaslt::{Extras, Plan, Types};
 use crate::contenders::selection::VariantInfo;
 use crate::harness::Harness;
 use crate::report::row::Case;
@@ -129,7 +129,7 @@ impl Benchmark for GroupedGemm {
             let sizes = self.split.sizes(m, groups, harness.run.seed);
             let matrices = Matrices::new(harness, problem, &factor, sizes)?;
             let plan = |size: &usize| match &library {
-                Some(library) if *size > 0 => library.plan([*size, n, k], types, None),
+                Some(library) if *size > 0 => library.plan([*size, n, k], types, Extras::default()),
                 _ => Ok(None),
             };
             let plans = matrices.sizes.iter().map(plan).collect::<Result<Vec<_>>>()?;

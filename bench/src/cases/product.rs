@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use anyhow::{Result, ensure};
+use clap::ValueEnum;
 use devcomm::{Buffer, DeviceSlice, Element, ReduceOp, SymmetricBuffer};
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::numbers::Number;
@@ -243,6 +244,41 @@ pub struct Product<'a, O> {
     pub products_lose: Option<f64>,
     /// What the sums were multiplied by, a power of two: it moves no rounding.
     pub scale: f32,
+    pub epilogue: Epilogue,
+}
+
+/// What follows a product on one GPU: a bias, small integers, and then what its name says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Epilogue {
+    #[default]
+    None,
+    Bias,
+    Gelu,
+    /// Small integers for all elements
+    Residual,
+}
+
+impl Epilogue {
+    /// The bias of a column, and the residual of an element of C.
+    pub fn bias(column: usize) -> f32 {
+        (column % 7) as f32 - 3.0
+    }
+
+    pub fn residual(element: usize) -> f32 {
+        (element % 5) as f32 - 2.0
+    }
+
+    /// What it makes of a sum, and the error that the function may have.
+    fn apply(self, sum: f32, element: usize, column: usize) -> (f32, f64) {
+        let x = sum + Self::bias(column);
+        let argument = 0.797_884_6 * (x + 0.044_715 * x * x * x);
+        match self {
+            Self::None => (sum, 0.0),
+            Self::Bias => (x, 0.0),
+            Self::Gelu => (x * (1.0 + argument.tanh()) / 2.0, 0.01),
+            Self::Residual => (x + Self::residual(element), 0.0),
+        }
+    }
 }
 
 impl<'a, O> Product<'a, O> {
@@ -254,7 +290,8 @@ impl<'a, O> Product<'a, O> {
     ) -> Self {
         let Matrices { harness, problem, ref ranks, .. } = *matrices;
         let (ranks, rows) = (ranks.clone(), 0..problem.m);
-        Self { harness, problem, ranks, c, rows, sum, products_lose: None, scale: 1.0 }
+        let (products_lose, scale, epilogue) = (None, 1.0, Epilogue::None);
+        Self { harness, problem, ranks, c, rows, sum, products_lose, scale, epilogue }
     }
 }
 
@@ -280,24 +317,37 @@ impl<O: Number> Outcome for Product<'_, O> {
                 false => Box::new(problem.samples(SAMPLES)),
             }
         };
-        let is_wrong = |right: f32, got: O, largest: f64| match self.products_lose {
-            None => got != O::nearest(right),
-            Some(lost) => is_beyond_rounding(right, got, largest, n_ranks, lost),
+        let is_wrong = |sum: f32, got: O, largest: f64, element: usize| {
+            let (right, may_lose) = self.epilogue.apply(sum, element, element % problem.n);
+            match self.products_lose {
+                None if may_lose > 0.0 => {
+                    let bound = may_lose + O::EPSILON * f64::from(right.abs());
+                    let error = (got.value() - f64::from(right)).abs();
+                    error.is_nan() || error > bound
+                }
+                None => got != O::nearest(right),
+                Some(lost) => is_beyond_rounding(right, got, largest, n_ranks, lost),
+            }
         };
         let is_sample_wrong = |&(row, column): &(usize, usize)| {
             let product = |rank| problem.exact(rank..rank + 1, row, column).abs();
             let largest = ranks.clone().map(product).fold(0.0, f64::max);
             let right = problem.exact(ranks.clone(), row, column) as f32;
-            is_wrong(right, c[(row - rows.start) * problem.n + column], largest)
+            let element = (row - rows.start) * problem.n + column;
+            is_wrong(right, c[element], largest, element)
         };
         let is_here = |(row, _): &(usize, usize)| rows.contains(row);
         Ok(match self.sum {
-            None if self.products_lose.is_none() => problem.count_wrong(ranks.clone(), &c, some()),
+            None if self.products_lose.is_none() && self.epilogue == Epilogue::None => {
+                problem.count_wrong(ranks.clone(), &c, some())
+            }
             None => some().filter(is_here).filter(is_sample_wrong).count(),
             Some(sum) => {
-                let is_wrong = |&(&right, &got): &(&f32, &O)| is_wrong(right, got, sum.largest);
+                let is_wrong = |&(i, (&right, &got)): &(usize, (&f32, &O))| {
+                    is_wrong(right, got, sum.largest, i)
+                };
                 let sums = &sum.elements[rows.start * problem.n..];
-                sums.iter().zip(&c).filter(is_wrong).count()
+                sums.iter().zip(&c).enumerate().filter(is_wrong).count()
             }
         })
     }

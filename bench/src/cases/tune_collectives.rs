@@ -6,11 +6,11 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use devcomm::{Buffer, CollectivePlan, Collectives, Rank};
+use devcomm::{Buffer, CollectivePlan, Collectives, Element, Rank};
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
-use super::collectives::{Call, Operation};
+use super::collectives::{Call, Operation, for_types};
 use super::tune::{Timed, choose, print_header, print_times, run_off};
 use super::tune_table::{Table, TableKey, number};
 use crate::base::date::date;
@@ -76,15 +76,9 @@ impl TuneCollective {
         if !operation.reduces() {
             return self.run_type::<f32>(harness, operation, &collectives, "u8");
         }
-        if self.dtype.includes("f32") {
-            self.run_type::<f32>(harness, operation, &collectives, "f32")?;
-        }
-        if self.dtype.includes("f16") {
-            self.run_type::<f16>(harness, operation, &collectives, "f16")?;
-        }
-        if self.dtype.includes("bf16") {
-            self.run_type::<bf16>(harness, operation, &collectives, "bf16")?;
-        }
+        for_types!(self.dtype, T in [f32, f16, bf16] => {
+            self.run_type::<T>(harness, operation, &collectives, T::NAME)?;
+        });
         Ok(())
     }
 

@@ -53,6 +53,19 @@ impl Types {
     }
 }
 
+/// What else is done with the sums, by the addresses of the operands.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Extras {
+    /// Of A and B, by which the sums are multiplied.
+    pub scales: Option<[u64; 2]>,
+    /// Added to each row.
+    pub bias: Option<u64>,
+    /// Whether GELU follows the bias.
+    pub gelu: bool,
+    /// Added to C.
+    pub residual: Option<u64>,
+}
+
 /// The library's name of a type; `None` if there are no products of it here.
 fn cuda_type(data_type: DataType) -> Option<sys::cudaDataType> {
     use sys::cudaDataType::*;
@@ -81,12 +94,12 @@ impl CublasLt {
     /// Plans `C = A x B^T` of shape `[m, n, k]`; `None` if cuBLASLt has no algorithm for it.
     ///
     /// 8-bit floats are added by the tensor cores alone (`CUBLASLT_MATMUL_DESC_FAST_ACCUM`), as the
-    /// kernel in Rust does. The sums are multiplied by the scales of A and B at these addresses.
+    /// kernel in Rust does.
     pub fn plan(
         &self,
         [m, n, k]: [usize; 3],
         types: Types,
-        scales: Option<[u64; 2]>,
+        extras: Extras,
     ) -> Result<Option<Plan<'_>>> {
         use sys::cublasLtMatmulDescAttributes_t as Description;
         use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
@@ -110,6 +123,12 @@ impl CublasLt {
             c: result::create_matrix_layout(product, columns, rows, n as i64)?,
             algorithms: Vec::new(),
             chosen: Cell::new(0),
+            residual: extras.residual,
+        };
+        let epilogue = match (extras.bias, extras.gelu) {
+            (Some(_), true) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_BIAS,
+            (Some(_), false) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            (None, _) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
         };
         // CUBLAS_OP_T, the workspace limit, and the reduction schemes, as addressable values.
         let (transposed, scratch, fast) = (1_i32, SCRATCH, 1_i8);
@@ -139,20 +158,22 @@ impl CublasLt {
                     size_of_val(&fast),
                 )?;
             }
-            if let Some([of_a, of_b]) = &scales {
-                // cuBLASLt's A is our B.
-                for (attribute, scale) in [
-                    (Description::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_b),
-                    (Description::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_a),
-                ] {
-                    let address = std::ptr::from_ref(scale).cast();
-                    result::set_matmul_desc_attribute(
-                        matmul,
-                        attribute,
-                        address,
-                        size_of::<u64>(),
-                    )?;
-                }
+            result::set_matmul_desc_attribute(
+                matmul,
+                Description::CUBLASLT_MATMUL_DESC_EPILOGUE,
+                (&raw const epilogue).cast(),
+                size_of_val(&epilogue),
+            )?;
+            // cuBLASLt's A is our B.
+            let [of_a, of_b] = extras.scales.map_or([None; 2], |scales| scales.map(Some));
+            for (attribute, address) in [
+                (Description::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_b),
+                (Description::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_a),
+                (Description::CUBLASLT_MATMUL_DESC_BIAS_POINTER, extras.bias),
+            ] {
+                let Some(address) = address else { continue };
+                let value = (&raw const address).cast();
+                result::set_matmul_desc_attribute(matmul, attribute, value, size_of::<u64>())?;
             }
             result::set_matmul_pref_attribute(
                 preference,
@@ -210,6 +231,8 @@ pub struct Plan<'a> {
     /// The best first, as the heuristics expect.
     algorithms: Vec<Algorithm>,
     chosen: Cell<usize>,
+    /// As of [`Extras`].
+    residual: Option<u64>,
 }
 
 impl Plan<'_> {
@@ -253,7 +276,8 @@ impl Plan<'_> {
     /// The buffers have the elements of the plan's shape and types, and nothing else uses them
     /// until the stream has completed the product; the scales are still allocated.
     pub unsafe fn enqueue(&self, [a, b, c]: [u64; 3], stream: &Stream) -> devcomm::Result<()> {
-        let (one, zero) = (1.0_f32, 0.0_f32);
+        let (one, beta) = (1.0_f32, f32::from(u8::from(self.residual.is_some())));
+        let added = self.residual.unwrap_or(c) as *const c_void;
         let c = c as *mut c_void;
         let algorithm = &raw const self.algorithms[self.chosen.get()].0;
         // SAFETY: the descriptors are the plan's, the rest is the caller's contract. A `CUstream`
@@ -263,12 +287,12 @@ impl Plan<'_> {
                 self.library.handle,
                 self.matmul,
                 (&raw const one).cast(),
-                (&raw const zero).cast(),
+                (&raw const beta).cast(),
                 b as *const c_void,
                 self.b,
                 a as *const c_void,
                 self.a,
-                c,
+                added,
                 self.c,
                 c,
                 self.c,
