@@ -271,8 +271,11 @@ impl Flags {
         let lens = [to_send, to_receive].map(|chunks| chunks * most);
         let plain = memory::<T>(harness.comm, Variant::Nccl, lens)?;
         let windows = memory::<T>(harness.comm, Variant::RustOps, lens)?;
-        let of_nccl = nccl.iter().map(|nccl| memory::<T>(nccl.comm(), Variant::NcclSym, lens));
-        let of_nccl = of_nccl.collect::<Result<Vec<_>>>()?;
+        let own = |nccl: &Nccl<'_>| match nccl.matters(Variant::NcclSym, reduces) {
+            true => memory::<T>(nccl.comm(), Variant::NcclSym, lens),
+            false => Ok(plain.clone()),
+        };
+        let of_nccl = nccl.iter().map(own).collect::<Result<Vec<_>>>()?;
         for count in counts {
             let workload = more(count)?;
             let mut contenders = workload.as_ref().map_or(Ok(Vec::new()), |w| w.contenders())?;
