@@ -8,14 +8,16 @@ use devcomm_testing::experts::Batch;
 use half::bf16;
 
 use super::layer::{Layer, Operation};
+use crate::cases::collectives::memory;
 use crate::contenders::contender::{Contender, Outcome, Variant};
-use crate::harness::Harness;
+use crate::harness::Nccl;
 
 /// Buffers with a chunk for each rank, as long as that of the two ranks with the most rows. A row
 /// is in the chunk of each rank that has an expert of its token, and its result in the one that
 /// returns; both are in the order of the tokens before the call, and results are not added up.
 pub(super) struct AllToAll<'a> {
     layer: Rc<Layer<'a>>,
+    nccl: &'a Nccl<'a>,
     /// Rows of a chunk.
     room: usize,
     rows: [DeviceSlice<bf16>; 2],
@@ -25,22 +27,22 @@ pub(super) struct AllToAll<'a> {
 }
 
 impl<'a> AllToAll<'a> {
-    pub(super) fn new(layer: &Rc<Layer<'a>>) -> Result<Rc<Self>> {
-        let (Harness { comm, rank, .. }, batch) = (layer.harness, &layer.batch);
+    pub(super) fn new(layer: &Rc<Layer<'a>>, nccl: &'a Nccl<'a>) -> Result<Rc<Self>> {
+        let (rank, batch) = (layer.harness.rank, &layer.batch);
         let (ranks, me) = (rank.n_ranks(), rank.rank());
         let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
         let room = pairs.map(|(from, to)| batch.tokens_to(from, to).count()).max().unwrap_or(0);
         let rows = ranks * room.max(1);
         // In windows, where NCCL is fastest.
-        let of_rows = || Ok::<_, devcomm::Error>(comm.window(rows * batch.hidden)?.device_slice());
-        let of_routing =
-            || Ok::<_, devcomm::Error>(comm.window(rows * 2 * batch.top_k)?.device_slice());
+        let of_rows = || memory(nccl.comm(), Variant::NcclSym, [rows * batch.hidden; 2]);
+        let routing_of_all = memory(nccl.comm(), Variant::NcclSym, [rows * 2 * batch.top_k; 2])?;
         let this = Self {
             layer: Rc::clone(layer),
+            nccl,
             room: room.max(1),
-            rows: [of_rows()?, of_rows()?],
-            routing: [of_routing()?, of_routing()?],
-            results: [of_rows()?, of_rows()?],
+            rows: of_rows()?,
+            routing: routing_of_all,
+            results: of_rows()?,
         };
         for rank in 0..ranks {
             for (at, token) in batch.tokens_to(me, rank).enumerate() {
@@ -68,7 +70,7 @@ impl<'a> AllToAll<'a> {
     }
 
     fn launch(&self, operation: Operation) -> devcomm::Result<()> {
-        let Harness { comm, stream, .. } = self.layer.harness;
+        let (stream, comm) = (&self.layer.harness.stream, self.nccl.comm());
         if operation.dispatches() {
             group(|_| {
                 comm.all_to_all(&self.rows[0], &self.rows[1], stream)?;
@@ -83,7 +85,9 @@ impl<'a> AllToAll<'a> {
 
     pub(super) fn contender(self: &Rc<Self>, operation: Operation) -> Contender<'a> {
         let (this, outcome) = (Rc::clone(self), Received(Rc::clone(self), operation));
-        Contender::new(Variant::NcclAllToAll, move || this.launch(operation), outcome)
+        let work = move || this.launch(operation);
+        let contender = Contender::new(Variant::NcclAllToAll, work, outcome);
+        contender.configured(self.nccl.name.as_ref())
     }
 
     /// How many elements of the received rows are wrong: those of rank `r` are `want(r)`, in order.

@@ -3,13 +3,14 @@
 use std::rc::Rc;
 
 use anyhow::Result;
-use devcomm::{Buffer, Collectives, DeviceSlice, ReduceOp, group};
+use devcomm::{Collectives, Communicator, DeviceSlice, ReduceOp, group};
 use devcomm_testing::experts::Batch;
 use half::bf16;
 
 use super::layer::{Layer, Operation};
+use crate::cases::collectives::memory;
 use crate::contenders::contender::{Contender, Outcome, Variant};
-use crate::harness::Harness;
+use crate::harness::Nccl;
 
 /// The buffers of the same by collectives: rows and routing, those of all ranks, the contributions
 /// to all tokens and the results.
@@ -26,36 +27,36 @@ struct Buffers {
 pub struct Gathered<'a> {
     layer: Rc<Layer<'a>>,
     collectives: &'a Collectives,
+    nccl: &'a Nccl<'a>,
     plain: Buffers,
     in_windows: Buffers,
+    in_windows_of_nccl: Buffers,
 }
 
 impl<'a> Gathered<'a> {
-    pub fn new(layer: &Rc<Layer<'a>>, collectives: &'a Collectives) -> Result<Rc<Self>> {
-        let (harness, batch) = (layer.harness, &layer.batch);
+    pub fn new(
+        layer: &Rc<Layer<'a>>,
+        collectives: &'a Collectives,
+        nccl: &'a Nccl<'a>,
+    ) -> Result<Rc<Self>> {
+        let (harness, batch) = (layer.harness, Rc::clone(&layer.batch));
         let (comm, ranks, me) = (harness.comm, harness.rank.n_ranks(), harness.rank.rank());
         let (len, routing) = (batch.inputs[me].len(), 2 * batch.ids[me].len());
-        let plain = Buffers {
-            rows: comm.mem_alloc(len)?.device_slice(),
-            routing: comm.mem_alloc(routing)?.device_slice(),
-            all_rows: comm.mem_alloc(ranks * len)?.device_slice(),
-            all_routing: comm.mem_alloc(ranks * routing)?.device_slice(),
-            partials: comm.mem_alloc(ranks * len)?.device_slice(),
-            results: comm.mem_alloc(len)?.device_slice(),
+        let buffers = |comm: &Communicator, variant: Variant| -> Result<Buffers> {
+            let [rows, all_rows] = memory(comm, variant, [len, ranks * len])?;
+            let [routing, all_routing] = memory(comm, variant, [routing, ranks * routing])?;
+            let [partials, results] = memory(comm, variant, [ranks * len, len])?;
+            Ok(Buffers { rows, routing, all_rows, all_routing, partials, results })
         };
-        let in_windows = Buffers {
-            rows: comm.window(len)?.device_slice(),
-            routing: comm.window(routing)?.device_slice(),
-            all_rows: comm.window(ranks * len)?.device_slice(),
-            all_routing: comm.window(ranks * routing)?.device_slice(),
-            partials: comm.window(ranks * len)?.device_slice(),
-            results: comm.window(len)?.device_slice(),
-        };
-        let gathered = Self { layer: Rc::clone(layer), collectives, plain, in_windows };
+        let plain = buffers(comm, Variant::Nccl)?;
+        let in_windows = buffers(comm, Variant::NcclSym)?;
+        let in_windows_of_nccl = buffers(nccl.comm(), Variant::NcclSym)?;
+        let layer = Rc::clone(layer);
+        let gathered = Self { layer, collectives, nccl, plain, in_windows, in_windows_of_nccl };
         let partials = gathered.partials();
-        for buffers in [&gathered.plain, &gathered.in_windows] {
+        for buffers in [&gathered.plain, &gathered.in_windows, &gathered.in_windows_of_nccl] {
             buffers.rows.copy_from_host(&batch.inputs[me])?;
-            buffers.routing.copy_from_host(&routing_words(batch, me))?;
+            buffers.routing.copy_from_host(&routing_words(&batch, me))?;
             buffers.partials.copy_from_host(&partials)?;
         }
         Ok(Rc::new(gathered))
@@ -74,13 +75,17 @@ impl<'a> Gathered<'a> {
     }
 
     fn buffers(&self, variant: Variant) -> &Buffers {
-        if variant == Variant::Nccl { &self.plain } else { &self.in_windows }
+        match variant {
+            Variant::Nccl => &self.plain,
+            Variant::NcclSym => &self.in_windows_of_nccl,
+            _ => &self.in_windows,
+        }
     }
 
     fn launch(&self, operation: Operation, variant: Variant) -> devcomm::Result<()> {
         let Buffers { rows, routing, all_rows, all_routing, partials, results } =
             self.buffers(variant);
-        let Harness { comm, stream, .. } = self.layer.harness;
+        let (stream, comm) = (&self.layer.harness.stream, self.nccl.comm());
         let collectives = self.collectives;
         let by_rust = variant == Variant::RustAllGather;
         if operation.dispatches() && by_rust {
@@ -102,7 +107,12 @@ impl<'a> Gathered<'a> {
     pub fn contender(self: &Rc<Self>, operation: Operation, variant: Variant) -> Contender<'a> {
         let (gathered, outcome) =
             (Rc::clone(self), ByCollectives(Rc::clone(self), operation, variant));
-        Contender::new(variant, move || gathered.launch(operation, variant), outcome)
+        let contender =
+            Contender::new(variant, move || gathered.launch(operation, variant), outcome);
+        match variant {
+            Variant::RustAllGather => contender,
+            _ => contender.configured(self.nccl.name.as_ref()),
+        }
     }
 }
 

@@ -111,6 +111,8 @@ impl Benchmark for Experts {
         let harness = job.harness;
         let ranks = harness.rank.n_ranks();
         let collectives = harness.collectives().build(harness.comm)?;
+        // The first of NCCL's configurations.
+        let nccl = job.nccl()?;
         if ranks != 2 {
             job.selection.omit(Variant::Write, anyhow::anyhow!("it is for two ranks"))?;
         }
@@ -126,8 +128,11 @@ impl Benchmark for Experts {
                 let options = options.throughput(usize::MAX);
                 layers.push(Layer::new(harness, Variant::RustThroughput, options, &batch)?);
             }
-            let gathered = Gathered::new(&layer, &collectives)?;
-            let exchanged = AllToAll::new(&layer)?;
+            let gathered = Gathered::new(&layer, &collectives, &nccl[0])?;
+            // Copy engines may exchange, too.
+            let of = nccl.iter().filter(|nccl| nccl.matters(Variant::NcclSym, false));
+            let exchanged =
+                of.map(|nccl| AllToAll::new(&layer, nccl)).collect::<Result<Vec<_>>>()?;
             for operation in Operation::ALL {
                 if self.operations.is_empty() || self.operations.contains(&operation) {
                     self.compare(job, operation, &layers, (&gathered, &exchanged), &stores)?;
@@ -175,7 +180,7 @@ impl Experts {
         job: &mut Job<'_>,
         operation: Operation,
         layers: &[Rc<Layer<'a>>],
-        (gathered, exchanged): (&Rc<Gathered<'a>>, &Rc<AllToAll<'a>>),
+        (gathered, exchanged): (&Rc<Gathered<'a>>, &[Rc<AllToAll<'a>>]),
         stores: &'a Kernels,
     ) -> Result<()> {
         let (harness, batch) = (layers[0].harness, &layers[0].batch);
@@ -200,7 +205,7 @@ impl Experts {
                 }
             }
             if job.selection.has(Variant::NcclAllToAll) {
-                contenders.push(exchanged.contender(operation));
+                contenders.extend(exchanged.iter().map(|all| all.contender(operation)));
             }
             if job.selection.has(Variant::Write) && operation != Operation::Layer && size > 0 {
                 contenders.push(by_stores(harness, stores, size, &self.grid)?);
