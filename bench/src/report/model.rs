@@ -110,7 +110,11 @@ fn read(path: &Path) -> Result<Vec<Point>> {
         let case = CollectiveCase { kind, by, algorithm, ranks, in_graph, bytes: row.size };
         Some(Point { case, us: row.time_us?, row })
     };
-    Ok(rows.into_iter().filter_map(point).collect())
+    // Of NCCL's configurations the one that all operations have.
+    let is_plain = |row: &row::Row| {
+        !row.in_place && row.asked.as_deref().is_none_or(|asked| asked == "unmixed")
+    };
+    Ok(rows.into_iter().filter(is_plain).filter_map(point).collect())
 }
 
 impl Row {

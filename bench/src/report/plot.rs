@@ -58,7 +58,8 @@ fn series<'a>(rows: &[&'a Row]) -> Vec<Series<'a>> {
             Some(series) => series.rows.push(row),
             None => {
                 let named = COLOURS.iter().find(|(variant, _)| *variant == row.variant);
-                let colour = match named.filter(|_| !several && !row.in_place) {
+                let is_first = all.iter().all(|other| other.rows[0].variant != row.variant);
+                let colour = match named.filter(|_| !several && !row.in_place && is_first) {
                     Some((_, colour)) => colour,
                     None => others.next().unwrap_or(&OTHERS[0]),
                 };
