@@ -21,7 +21,8 @@ SHOTS = {"torch-one-shot", "torch-two-shot"}
 ROLES = {
     "all-reduce": (
         "rust-ops",
-        {"nccl", "nccl-sym", "flashinfer", "vllm", "nccl-tests-lsa", "nccl-tests-lsa-vector"} | SHOTS,
+        {"nccl", "nccl-sym", "flashinfer", "vllm", "nccl-tests-lsa", "nccl-tests-lsa-vector"}
+        | SHOTS,
     ),
     "all-gather": COLLECTIVE,
     "reduce-scatter": COLLECTIVE,

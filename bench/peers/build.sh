@@ -11,5 +11,6 @@ mkdir -p "$output"
 "${NVCC:-nvcc}" -O2 -std=c++20 -cudart static \
     -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr \
     -Xcompiler -static-libstdc++,-static-libgcc -DFLASHINFER_ENABLE_F16 -DFLASHINFER_ENABLE_BF16 $NVCC_FLAGS \
-    -I "$data/include" -I "$data/spdlog/include" -o "$output/flashinfer" "$(dirname "$0")/flashinfer.cu" -lcuda
+    -I "$data/include" -I "$data/spdlog/include" -o "$output/flashinfer" \
+    "$(dirname "$0")/flashinfer.cu" -lcuda
 echo "$output/flashinfer"

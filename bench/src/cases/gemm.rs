@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use devcomm::kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
 use devcomm::{
-    Activation, Buffer, Element, F8E4M3, F8E5M2, Gemm as Kernel, GemmElement, GemmPlan,
+    Activation, Buffer, Element, F8E4M3, F8E5M2, Gemm as Kernel, GemmElement, GemmOutput, GemmPlan,
     SymmetricBuffer,
 };
 use devcomm_testing::gemm::Problem;
@@ -193,12 +193,8 @@ impl Gemm {
             let exact = plan(Types { product: f32::DATA_TYPE, ..rounded }, Extras::default())?;
             let added = Added::<T::Output>::new(harness, self.epilogue, [m, n])?;
             let has_scales = size_of::<T>() == 1;
-            let extras = Extras {
-                scales: has_scales.then(|| [of_a.device_address(), of_b.device_address()]),
-                bias: added.bias.as_ref().map(|bias| bias.device_address()),
-                gelu: self.epilogue == Epilogue::Gelu,
-                residual: added.residual.as_ref().map(|residual| residual.device_address()),
-            };
+            let of_both = has_scales.then(|| [of_a.device_address(), of_b.device_address()]);
+            let extras = added.extras(of_both);
             let mut theirs = Vec::new();
             for variant in OF_CUBLASLT.into_iter().filter(|variant| job.selection.has(*variant)) {
                 let rounds_parts = variant == Variant::CublasLtRoundedParts;
@@ -220,17 +216,7 @@ impl Gemm {
             let result = |c| Product { scale, epilogue, ..Product::new(&matrices, c, sum) };
             for gemm in &ours {
                 let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
-                let mut product = T::scaled(gemm.product(shape), [&of_a, &of_b]);
-                product = match epilogue {
-                    Epilogue::Gelu => product.activation(Activation::Gelu),
-                    _ => product,
-                };
-                if let Some(bias) = &added.bias {
-                    product = product.bias(bias);
-                }
-                if let Some(residual) = &added.residual {
-                    product = product.residual(residual);
-                }
+                let product = added.follow(T::scaled(gemm.product(shape), [&of_a, &of_b]));
                 let algorithm = describe(product.plan()?);
                 println!("# rust {m}x{n}x{k}: {algorithm}");
                 let checked = result(c.device_slice());
@@ -317,6 +303,7 @@ impl Inputs {
 
 /// The operands of an epilogue.
 struct Added<O: Element> {
+    epilogue: Epilogue,
     bias: Option<SymmetricBuffer<O>>,
     residual: Option<SymmetricBuffer<O>>,
 }
@@ -331,7 +318,36 @@ impl<O: Number> Added<O> {
         };
         let bias = (epilogue != Epilogue::None).then(|| filled(n, Epilogue::bias));
         let residual = (epilogue == Epilogue::Residual).then(|| filled(m * n, Epilogue::residual));
-        Ok(Self { bias: bias.transpose()?, residual: residual.transpose()? })
+        Ok(Self { epilogue, bias: bias.transpose()?, residual: residual.transpose()? })
+    }
+
+    /// For cuBLASLt, with these scales.
+    fn extras(&self, scales: Option<[u64; 2]>) -> Extras {
+        let address = |buffer: &SymmetricBuffer<O>| buffer.device_address();
+        Extras {
+            scales,
+            bias: self.bias.as_ref().map(address),
+            gelu: self.epilogue == Epilogue::Gelu,
+            residual: self.residual.as_ref().map(address),
+        }
+    }
+
+    /// The product with the epilogue.
+    fn follow<'g, T>(&self, mut product: devcomm::Product<'g, T, O>) -> devcomm::Product<'g, T, O>
+    where
+        T: GemmElement,
+        O: GemmOutput<T>,
+    {
+        if let Some(bias) = &self.bias {
+            product = product.bias(bias);
+        }
+        if self.epilogue == Epilogue::Gelu {
+            product = product.activation(Activation::Gelu);
+        }
+        match &self.residual {
+            Some(residual) => product.residual(residual),
+            None => product,
+        }
     }
 }
 
