@@ -25,7 +25,7 @@ use devcomm_types::{GridConstant, TensorMap};
 use nccl_device::{Coop, DevComm, Team, TileExchange, Window};
 
 use crate::files::gemm::epilogue::Identity;
-use crate::files::gemm::follow::{Beside, Follow};
+use crate::files::gemm::follow::{Copying, Follow};
 use crate::files::gemm::gemm_wgmma::{CLUSTER, TILE_M, origin, product_and};
 use crate::files::gemm::order::{Order, cluster, clusters};
 
@@ -276,7 +276,7 @@ impl Gather<'_> {
 }
 
 impl Follow for Gather<'_> {
-    const BESIDE: Beside = Beside::Copies;
+    type Registers = Copying;
 
     /// A rank's own rows first.
     #[inline(always)]

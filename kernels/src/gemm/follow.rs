@@ -1,41 +1,21 @@
 //! What a kernel does beside a product of large matrices.
 
-use cuda_std::tile::SharedTile;
+use cuda_std::tile::{RegisterSplit, Registers, SharedTile};
 use devcomm_types::TensorMap;
 
-use super::gemm_wgmma::STORE_M;
+use super::gemm_wgmma::{CLUSTER, STORE_M, TILE_M, TILE_N};
 use super::order::Order;
-
-/// What the warps do that neither load nor multiply: how a block's registers are divided.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Beside {
-    Nothing,
-    /// They copy.
-    Copies,
-    /// They add to the tiles that are stored, of which multiplying warps report theirs.
-    Sums,
-    /// They add to what all ranks send, also this one to itself: nothing is reported.
-    SumsOfMessages,
-}
-
-impl Beside {
-    /// Whether they add, and multiplying warps send what they store.
-    #[inline(always)]
-    pub(crate) const fn is_sums(self) -> bool {
-        matches!(self, Self::Sums | Self::SumsOfMessages)
-    }
-
-    /// Whether multiplying warps report what they have stored.
-    #[inline(always)]
-    pub(crate) const fn is_reported(self) -> bool {
-        matches!(self, Self::Sums)
-    }
-}
 
 /// What a block of [`gemm_wgmma`](super::gemm_wgmma) does beside the product.
 pub(crate) trait Follow {
-    /// What the warps do that neither load nor multiply.
-    const BESIDE: Beside;
+    /// How the registers are divided: fewer for the multiplying warps if the idle ones have work.
+    type Registers: RegisterSplit;
+
+    /// Whether multiplying warps send what they store.
+    const SENDS: bool = false;
+
+    /// Whether multiplying warps [report](Self::stored) what they have stored.
+    const REPORTS: bool = false;
 
     /// Whether the rows are in groups, so that tiles may end before C does.
     const GROUPS: bool = false;
@@ -46,6 +26,12 @@ pub(crate) trait Follow {
     #[inline(always)]
     fn order(&self, rows: u32, columns: u32) -> Order {
         Order::whole(rows, columns)
+    }
+
+    /// The order of the tiles of a matrix of `m x n` elements.
+    #[inline(always)]
+    fn order_of(&self, m: u32, n: u32) -> Order {
+        self.order(m.div_ceil(CLUSTER * TILE_M), n.div_ceil(TILE_N))
     }
 
     /// From where the rows of A of a block's tile are loaded, if they begin at `row`: by default
@@ -92,8 +78,8 @@ pub(crate) trait Follow {
     #[inline(always)]
     unsafe fn send<O>(&self, _row: u32, _column: u32, _tile: SharedTile<O, STORE_M>) {}
 
-    /// A multiplying warp has stored this many of its parts of tiles, if they
-    /// [are reported](Beside::is_reported). One lane calls it.
+    /// A multiplying warp has stored this many of its parts of tiles. One lane calls it, if they are
+    /// [reported](Self::REPORTS).
     #[inline(always)]
     fn stored(&self, _warp: u32, _tiles: u32) {}
 
@@ -114,7 +100,12 @@ pub(crate) trait Follow {
     unsafe fn last(&self, _order: Order, _warp: u32) {}
 }
 
+/// The registers if the idle warps have nothing to do, copy, or add.
+pub(crate) type Alone = Registers<232, 40>;
+pub(crate) type Copying = Registers<208, 88>;
+pub(crate) type Adding = Registers<192, 120>;
+
 /// Nothing.
 impl Follow for () {
-    const BESIDE: Beside = Beside::Nothing;
+    type Registers = Alone;
 }

@@ -7,17 +7,17 @@
 
 use cuda_std::convert::Float;
 use cuda_std::prelude::*;
-use cuda_std::tile::PipelineState;
+use cuda_std::tile::{EmptyStage, Mainloop, Turn, Warpgroup};
 use cuda_std::wgmma::Factor;
 use cuda_std::{grid, hint, math, tma, wgmma};
 use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap, TensorMapDesc};
 
 use super::epilogue::{Epilogue, Fused};
+use super::follow::{Alone, Follow};
 use super::gemm_wgmma::{
-    CLUSTER, Done, GemmFactor, Output, Part, SLICES, SLICES_WORDS, STORE_M, Shared, Store, TILE_N,
-    WARPGROUP_M, origin, run,
+    ByOrder, CLUSTER, Done, Factors, GemmFactor, Output, Part, SLICES, SLICES_WORDS, STAGES,
+    STORE_M, Source, Store, TILE_N, WARPGROUP_M, origin,
 };
-use super::order::Order;
 
 /// Terms, and rows of B, that share a scale: the terms of a step, and half of a tile's columns.
 pub const BLOCK: u32 = 128;
@@ -67,14 +67,10 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
     scales: [*const f32; 2],
     epilogue: E,
 ) {
+    let c = Output { map: c, by_map: unaligned.is_null(), address: unaligned, m, n };
+    let blocks = Blocks { factors: Factors::<T>::new([a, b], [false; 2]), c, k, scales, epilogue };
     // SAFETY: the caller's contract.
-    unsafe {
-        let multiply = |shared, order| {
-            let c = Output { map: c, by_map: unaligned.is_null(), address: unaligned, m, n };
-            multiply(c, shared, order, k.div_ceil(BLOCK), scales, epilogue);
-        };
-        run::<T, _>([a, b], [m, n, k], [false; 2], multiply, &());
-    }
+    unsafe { blocks.run() }
 }
 
 /// A thread's sums of a block of terms and of columns, as [`wgmma::multiply`] leaves them.
@@ -108,84 +104,148 @@ unsafe fn multiply_block<T: Factor>(
     }
 }
 
-/// Computes 64 rows of each of this block's tiles.
-///
-/// # Safety
-///
-/// The kernel's contract, and the multiplying warps of the block call it.
-#[inline(always)]
-unsafe fn multiply<T: GemmFactor, E: Epilogue>(
-    c: Output<'_, E::Output>,
-    shared: Shared<T>,
-    order: Order,
-    blocks: u32,
+/// What is this product's own in the main loop.
+struct Blocks<'a, T, E: Epilogue> {
+    factors: Factors<'a, T>,
+    c: Output<'a, E::Output>,
+    k: u32,
     scales: [*const f32; 2],
     epilogue: E,
-) {
-    let thread = thread::thread_idx_x();
-    let (warp, lane) = (thread / warp::WARP_SIZE, warp::lane_id());
-    let (warpgroup, rank) = (thread / 128, thread % 128);
-    let mut state = PipelineState::FIRST;
-    let mut tile = thread::block_idx_x() / CLUSTER;
-    // The previous kernels may write the scales, and read C.
-    grid::wait_for_previous();
-    while tile < order.count() {
-        let (row, column) = origin(order, tile);
-        let done = Done { row: row + warp * STORE_M, column, end: u32::MAX };
+}
+
+/// What a multiplying thread keeps.
+struct State {
+    /// The warp, and the lane.
+    lanes: (u32, u32),
+    done: Done,
+    scales: Scales,
+    /// The scale for the next block of terms, which arrives while this one is multiplied.
+    next: f32,
+    block: u32,
+}
+
+// SAFETY: the tiles are those of a stage, and as many bytes are expected. `compute` waits for its
+// products.
+unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
+    type Schedule = ByOrder;
+    type Registers = Alone;
+    type Sums = [f32; 128];
+    type Source = Source<'a>;
+    type State = State;
+
+    const CLUSTER: u32 = CLUSTER;
+    const STEP: u32 = BLOCK;
+    const COMPLETES: bool = true;
+
+    #[inline(always)]
+    fn stages(&self) -> u32 {
+        STAGES
+    }
+
+    #[inline(always)]
+    fn schedule(&self) -> ByOrder {
+        let order = ().order_of(self.c.m, self.c.n);
+        ByOrder { order, k: self.k }
+    }
+
+    #[inline(always)]
+    fn prepare(&self, _: u32) {
+        grid::wait_for_previous();
+        self.factors.prefetch();
+    }
+
+    #[inline(always)]
+    fn source(&self, _: u32, work: Turn) -> Source<'a> {
+        self.factors.source(self.schedule().order, work.number)
+    }
+
+    #[inline(always)]
+    fn load(&self, source: &Source<'a>, term: u32, stage: &EmptyStage) {
+        self.factors.load(source, term, stage);
+    }
+
+    #[inline(always)]
+    fn state(&self, _: &Warpgroup) -> State {
+        // The previous kernels may write the scales, and read C.
+        grid::wait_for_previous();
+        let lanes = (thread::thread_idx_x() / warp::WARP_SIZE, warp::lane_id());
+        let done = Done { row: 0, column: 0, end: u32::MAX };
+        State { lanes, done, scales: Scales::NONE, next: 0.0, block: 0 }
+    }
+
+    #[inline(always)]
+    fn start(&self, _: &Warpgroup, state: &mut State, work: Turn) {
+        let (row, column) = origin(self.schedule().order, work.number);
+        let (warp, lane) = state.lanes;
+        state.done = Done { row: row + warp * STORE_M, column, end: u32::MAX };
+        let (rows, columns) = ([state.done.row, self.c.m], [column, self.c.n]);
+        state.scales = Scales::of(self.scales, lane, rows, columns, self.k.div_ceil(BLOCK));
+        // SAFETY: the kernel's contract.
+        state.next = unsafe { state.scales.load(0) };
+        state.block = 0;
+    }
+
+    #[inline(always)]
+    fn compute(
+        &self,
+        group: &Warpgroup,
+        state: &mut State,
+        sums: &mut [f32; 128],
+        stage: u32,
+        _: bool,
+    ) {
+        let shared = self.factors.shared;
         let mut products = [0.0; 64];
-        let mut sums = [0.0; 128];
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel's contract.
         unsafe {
-            let scales = Scales::of(scales, lane, [done.row, c.m], [column, c.n], blocks);
-            let mut next = scales.load(0);
-            let mut block = 0;
-            while block < blocks {
-                shared.pipeline.wait_full(state);
-                let factors = scales.factors(next);
-                // The next scale arrives while this block is multiplied.
-                block += 1;
-                if block < blocks {
-                    next = scales.load(block);
+            let factors = state.scales.factors(state.next);
+            state.block += 1;
+            if state.block < self.k.div_ceil(BLOCK) {
+                state.next = state.scales.load(state.block);
+            }
+            let a = shared.a(stage).rows::<WARPGROUP_M>(group.index() * WARPGROUP_M);
+            let tiles = [a.factor(), shared.b(stage).factor()];
+            let mut half = 0;
+            while half < 2 {
+                multiply_block(&mut products, tiles, half as u32 * BLOCK);
+                let mut i = 0;
+                while i < products.len() {
+                    let sum = &mut sums[half * products.len() + i];
+                    *sum = math::fma(factors[half][i / 2 % 2], products[i], *sum);
+                    i += 1;
                 }
-                let a = shared.a(state).rows::<WARPGROUP_M>(warpgroup * WARPGROUP_M);
-                let tiles = [a.factor(), shared.b(state).factor()];
-                let mut half = 0;
-                while half < 2 {
-                    multiply_block(&mut products, tiles, half as u32 * BLOCK);
-                    if half == 1 {
-                        shared.release(state, rank);
-                    }
-                    let mut i = 0;
-                    while i < products.len() {
-                        let sum = &mut sums[half * products.len() + i];
-                        *sum = math::fma(factors[half][i / 2 % 2], products[i], *sum);
-                        i += 1;
-                    }
-                    // Before the next products, which come into the same registers.
-                    wgmma::fence_operand(&mut sums);
-                    half += 1;
-                }
-                state = shared.pipeline.next(state);
+                // Before the next products, which come into the same registers.
+                wgmma::fence_operand(sums);
+                half += 1;
             }
         }
+    }
+
+    #[inline(always)]
+    fn finish(&self, _: &Warpgroup, state: &mut State, _: Turn, sums: &mut [f32; 128]) {
         // Unknown: nothing is computed from them before the loop, where registers are few.
-        let (warp, lane) = (hint::opaque(warp), hint::opaque(lane));
-        let (row, column) = (done.row + lane / 4, column + lane % 4 * 2);
-        epilogue.apply(&mut Part { sums: &mut sums, row, column, end: (c.m, c.n) });
+        let lanes @ (_, lane) = (hint::opaque(state.lanes.0), hint::opaque(state.lanes.1));
+        let (done, shared) = (&state.done, self.factors.shared);
+        let (row, column) = (done.row + lane / 4, done.column + lane % 4 * 2);
+        let end = (self.c.m, self.c.n);
+        self.epilogue.apply(&mut Part { sums: &mut *sums, row, column, end });
         let mut slice = 0;
         while slice < TILE_N / Store::<E::Output>::COLUMNS {
             let first = (slice / SLICES) as usize * SLICES_WORDS;
             let word = |i| E::Output::word(first + i, |i| sums[i]);
-            // SAFETY: the caller's contract.
+            // SAFETY: the kernel's contract.
             unsafe {
-                done.write::<T, E::Output>(shared, warp, lane, word);
-                done.send(&c, shared, (warp, lane), slice, &());
+                done.write::<T, E::Output>(shared, lanes, word);
+                done.send(&self.c, shared, lanes, slice, &());
             }
             slice += SLICES;
         }
-        tile += thread::grid_dim_x() / CLUSTER;
     }
-    tma::wait_stores::<0>();
+
+    #[inline(always)]
+    fn end(&self, _: &Warpgroup, _: &mut State) {
+        tma::wait_stores::<0>();
+    }
 }
 
 /// The scales of a thread's sums: of two rows of A and of two blocks of columns of C, which three
@@ -198,6 +258,8 @@ struct Scales {
 }
 
 impl Scales {
+    const NONE: Self = Self { first: core::ptr::null(), stride: 0 };
+
     /// Those of a lane's sums of a tile, whose 16 rows begin at `row` of `m`, and whose columns at
     /// `column` of `n`, of `blocks` of terms.
     #[inline(always)]

@@ -6,11 +6,12 @@
 
 use cuda_std::grid;
 use cuda_std::prelude::*;
+use cuda_std::tile::Mainloop;
 use devcomm_types::{GridConstant, TensorMap};
 
 use super::epilogue::Fused;
-use super::follow::{Beside, Follow};
-use super::gemm_wgmma::{GemmFactor, Output, multiply, run};
+use super::follow::{Alone, Follow};
+use super::gemm_wgmma::{Factors, GemmFactor, Output, Product};
 use super::groups::{GroupTiles, Groups};
 use super::order::Order;
 
@@ -39,14 +40,13 @@ pub unsafe fn gemm_grouped<T: GemmFactor>(
     k: u32,
     epilogue: Fused<<T as GemmFactor>::Output>,
 ) {
+    // Before the groups are counted, which waits for the previous kernels.
+    grid::launch_next();
     let grouped = Grouped { groups, m, n };
-    let multiply = |shared, order| {
-        let c = Output { map: &c, by_map: n.is_multiple_of(8), address, m, n };
-        // SAFETY: the kernel's contract.
-        unsafe { multiply::<T, _, _>(c, shared, order, k, epilogue, &grouped) }
-    };
+    let c = Output { map: &c, by_map: n.is_multiple_of(8), address, m, n };
+    let factors = Factors::<T>::new([&a, &b], [false; 2]);
     // SAFETY: the kernel's contract.
-    unsafe { run::<T, _>([&a, &b], [m, n, k], [false; 2], multiply, &grouped) }
+    unsafe { Product::new(factors, c, k, epilogue, &grouped).run() }
 }
 
 /// The order of the tiles.
@@ -57,7 +57,8 @@ struct Grouped {
 }
 
 impl Follow for Grouped {
-    const BESIDE: Beside = Beside::Nothing;
+    type Registers = Alone;
+
     const GROUPS: bool = true;
 
     #[inline(always)]

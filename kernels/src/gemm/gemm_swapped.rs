@@ -12,7 +12,10 @@ use core::marker::PhantomData;
 use cuda_std::convert::Half;
 use cuda_std::mbarrier::MBarrier;
 use cuda_std::prelude::*;
-use cuda_std::tile::{Pipeline, PipelineState, Schedule, SharedTile, TileMemory, Work};
+use cuda_std::tile::{
+    EmptyStage, IdleWarp, MAX_STAGES, Mainloop, RegisterSplit, Schedule, Scheduler, SharedTile,
+    TileMemory, Warpgroup, Work,
+};
 use cuda_std::vector::Vec16;
 use cuda_std::wgmma::Factor;
 use cuda_std::{cluster, grid, tma, wgmma};
@@ -31,8 +34,6 @@ pub const STORE_M: u32 = 8;
 pub(super) const STORE_EIGHTS: u32 = 4;
 /// The sums of a split tile in bytes above which they lie over the stages if they can.
 const LARGE_SUMS: u32 = 32 << 10;
-/// The most stages of the pipeline.
-pub const MAX_STAGES: u32 = 24;
 /// Threads that do not multiply: a warpgroup, of which two warps load.
 const LOADING: u32 = 128;
 /// The named barrier of the first warpgroup.
@@ -304,7 +305,6 @@ pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: 
     slices: Option<Slices>,
     epilogue: E,
 ) {
-    grid::launch_next();
     let division = match S::SHARES {
         true => division,
         false => Division { across: 1, down: 1, ..division },
@@ -316,13 +316,10 @@ pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: 
     let (row, column) = (quotient(place, across), remainder(place, across));
     let rows = quotient(m.div_ceil(S::M) + down - 1, down);
     let columns = quotient(n.div_ceil(S::N) + across - 1, across);
-    // SAFETY: the kernel's contract. Only this block's pipeline and barriers use the words; they
-    // are initialised first. All warps of the cluster reach its barriers.
+    // SAFETY: the kernel's contract. Only this block's barriers use the words.
     unsafe {
-        let barriers = shared_array![u64; Pipeline::words(MAX_STAGES)];
         let block = Block::<T, S, E> {
             memory: TileMemory::dynamic(),
-            pipeline: Pipeline::at(barriers, division.stages),
             received: MBarrier::at(shared_array![u64; 1]),
             drained: MBarrier::at(shared_array![u64; 1]),
             schedule: Schedule {
@@ -345,57 +342,7 @@ pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: 
             is_plain: epilogue.is_identity(),
             shape: PhantomData,
         };
-        let warp = thread::thread_idx_x() / warp::WARP_SIZE;
-        if thread::thread_idx_x() == 0 {
-            block.received.init(1);
-            block.drained.init(splits * (S::N / WARPGROUP_N));
-            // Two warps load; each warpgroup of the blocks that share rows releases. The fence is
-            // for all barriers.
-            block.pipeline.init(2, (across + down - 1) * (S::N / WARPGROUP_N));
-        }
-        block.sync();
-        let multiplying = S::N / 16;
-        if warp < multiplying {
-            if S::M > 128 {
-                wgmma::raise_registers::<232>();
-            }
-            block.multiply(target);
-        } else {
-            if S::M > 128 {
-                wgmma::lower_registers::<40>();
-            }
-            if warp::lane_id() == 0 && warp == multiplying {
-                tma::prefetch_map(b);
-                if !division.constant_b {
-                    grid::wait_for_previous();
-                }
-                let share = Share::of(down, row, splits * across);
-                let once = m <= S::M;
-                let first = |tile| block.loaded_b(block.origin(tile).1).0;
-                block.load(b, once, share, 0, S::N, first);
-            }
-            if warp::lane_id() == 0 && warp == multiplying + 1 {
-                tma::prefetch_map(a);
-                if !division.constant_a {
-                    grid::wait_for_previous();
-                }
-                let share = Share::of(across, column, splits);
-                let first = |tile| block.loaded_a(block.origin(tile).0);
-                block.load(a, false, share, S::N, S::M, first);
-            }
-            if warp::lane_id() == 0 && warp == multiplying + 2 {
-                target.prefetch();
-            }
-            warp::sync();
-            if division.sums == 0 && block.schedule.splits_any() {
-                cluster::sync_relaxed();
-            }
-        }
-        // The block has received all sums that others send to it: it may end before them, if no
-        // other block loads for it or releases its stages.
-        if mates > 1 {
-            cluster::sync();
-        }
+        Product { block, maps: [b, a], target }.run();
     }
 }
 
@@ -436,7 +383,6 @@ impl Share {
 /// What the threads of a block share.
 pub(super) struct Block<T, S, E> {
     memory: TileMemory,
-    pipeline: Pipeline,
     /// Completes when the other blocks' sums of a split tile have arrived.
     received: MBarrier,
     /// Completes when all blocks of the cluster have read them.
@@ -493,19 +439,6 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         }
     }
 
-    /// The first step of a cluster's work, and the step after the last one.
-    #[inline(always)]
-    fn steps(&self, work: Work) -> (u32, u32) {
-        match self.slices {
-            Some(Slices { count, .. }) => {
-                let first = |slice| slice * self.schedule.steps / count;
-                let (_, slice) = self.tile_and_slice(work.tile);
-                (first(slice), first(slice + 1))
-            }
-            None => (work.first, work.end),
-        }
-    }
-
     /// The first row and column of this block's tile of C.
     #[inline(always)]
     fn origin(&self, tile: u32) -> (u32, u32) {
@@ -544,185 +477,11 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         if row < self.end.0 { row } else { 0 }
     }
 
-    /// A barrier of the cluster.
-    ///
-    /// # Safety
-    ///
-    /// All threads of the cluster call this.
-    #[inline(always)]
-    unsafe fn sync(&self) {
-        if cluster::size() > 1 {
-            // SAFETY: the caller's contract.
-            unsafe { cluster::sync_relaxed() };
-        } else {
-            thread::sync_threads();
-        }
-    }
-
     /// The tile of `height` rows behind `skipped` rows, at this depth of a stage.
     #[inline(always)]
-    fn tile(&self, state: PipelineState, skipped: u32, height: u32, depth: u32) -> BTile<T> {
+    fn tile(&self, stage: u32, skipped: u32, height: u32, depth: u32) -> BTile<T> {
         let rows = S::DEPTH * skipped + depth * height;
-        self.memory.tile(state.stage * S::STAGE + 128 * rows)
-    }
-
-    /// Loads a factor's tiles of `height` rows to behind `skipped` rows of each stage: the block's
-    /// part for all that share them. `row` is the first row for a tile of C; `once` says that no
-    /// other block needs it.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract, and one thread for each factor calls it.
-    #[inline(always)]
-    unsafe fn load(
-        &self,
-        factor: &TensorMap,
-        once: bool,
-        share: Share,
-        skipped: u32,
-        height: u32,
-        row: impl Fn(u32) -> u32,
-    ) {
-        let part = share.index * quotient(height, share.blocks);
-        let mut state = PipelineState::FIRST;
-        let mut work = self.schedule.first();
-        while self.schedule.contains(work) {
-            let row = row(work.tile);
-            let (mut step, end) = self.steps(work);
-            while step < end {
-                self.pipeline.wait_empty(state);
-                let full = self.pipeline.full(state);
-                full.arrive_expect_tx(S::DEPTH * height * 128);
-                let mut depth = 0;
-                while depth < S::DEPTH {
-                    let to = self.tile(state, skipped, height, depth);
-                    let term = step * S::K + depth * TILE_K;
-                    // SAFETY: the stage is empty, and no thread reads it before it is full.
-                    unsafe {
-                        if share.blocks > 1 {
-                            let to = to.rows::<8>(part);
-                            to.load_multicast(factor, row + part, term, full, share.ranks);
-                        } else if once {
-                            to.load_once(factor, row, term, full);
-                        } else {
-                            to.load(factor, row, term, full);
-                        }
-                    }
-                    depth += 1;
-                }
-                (state, step) = (self.pipeline.next(state), step + 1);
-            }
-            work = self.schedule.next(work);
-        }
-    }
-
-    /// Computes and stores the block's tiles.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract, and the multiplying warpgroups of the block call it.
-    #[inline(always)]
-    unsafe fn multiply<C: Target>(&self, target: C) {
-        let thread = thread::thread_idx_x();
-        let rank_in_warpgroup = thread % 128;
-        let Division { across, down, .. } = self.division;
-        // The first threads of a warpgroup release a stage, each to one of the blocks that load
-        // for it: those in its row, then the others in its column.
-        let releasing = across + down - 1;
-        let above = rank_in_warpgroup.wrapping_sub(across);
-        let place = if rank_in_warpgroup < across {
-            self.row * across + rank_in_warpgroup
-        } else {
-            (above + u32::from(above >= self.row)) * across + self.column
-        };
-        let releases = place * self.schedule.splits + self.schedule.rank;
-        let release = |state| {
-            if rank_in_warpgroup < releasing {
-                if releasing == 1 {
-                    self.pipeline.empty(state).arrive();
-                } else {
-                    self.pipeline.empty(state).arrive_in(releases);
-                }
-            }
-        };
-        let mut state = PipelineState::FIRST;
-        let mut work = self.schedule.first();
-        let mut split = 0;
-        let epilogue = self.epilogue.begin();
-        // C may be what the previous kernels read.
-        let mut waited = false;
-        while self.schedule.contains(work) {
-            let mut sums = S::ZERO;
-            let mut last = state;
-            let (begin, end) = self.steps(work);
-            let mut step = begin;
-            let (row, column) = self.origin(work.tile);
-            let (_, before) = self.loaded_b(column);
-            // A warpgroup beyond C multiplies by any rows.
-            let first = (before + thread / 128 * WARPGROUP_N) % S::N;
-            // SAFETY: the caller's contract. No other code accesses the sums between the two
-            // operand fences.
-            unsafe {
-                wgmma::fence_operand(&mut sums);
-                while step < end {
-                    self.pipeline.wait_full(state);
-                    wgmma::fence();
-                    let mut term = 0;
-                    while term < S::K {
-                        let depth = term / TILE_K;
-                        let a = self.tile(state, S::N, S::M, depth).factor();
-                        let b = self.tile(state, 0, S::N, depth);
-                        let b = b.rows::<WARPGROUP_N>(first).factor();
-                        let (a, b) = (a.columns_from(term % TILE_K), b.columns_from(term % TILE_K));
-                        let accumulate = step != begin || term > 0;
-                        wgmma::multiply(&mut sums, b, a, accumulate);
-                        term += 16;
-                    }
-                    wgmma::commit_group();
-                    // The previous stage's products have ended.
-                    wgmma::wait_groups::<1>();
-                    if step != begin {
-                        release(last);
-                    }
-                    last = state;
-                    (state, step) = (self.pipeline.next(state), step + 1);
-                }
-                wgmma::wait_groups::<0>();
-                wgmma::fence_operand(&mut sums);
-                // A split of few steps may have none.
-                if begin < end {
-                    release(last);
-                }
-                if !waited {
-                    grid::wait_for_previous();
-                    waited = true;
-                }
-                let origin = (row, column + thread / 128 * WARPGROUP_N);
-                if work.split {
-                    self.send(sums.as_ref(), split);
-                }
-                let received = work.split.then_some(split);
-                if !self.has_all(work.tile, &mut sums) {
-                    // Another block stores the tile.
-                } else if self.is_plain {
-                    self.store_tile(target, &sums, received, origin, Identity::<E::Output>::new());
-                } else {
-                    self.store_tile(target, &sums, received, origin, epilogue);
-                }
-                if work.split {
-                    split += 1;
-                    // Nothing is sent to a block that may have ended.
-                    if self.schedule.contains(self.schedule.next(work))
-                        && rank_in_warpgroup < self.schedule.splits
-                    {
-                        self.drained.arrive_in(self.first_split + rank_in_warpgroup);
-                    }
-                }
-            }
-            work = self.schedule.next(work);
-        }
-        epilogue.end(2 * S::N);
-        tma::wait_stores::<0>();
+        self.memory.tile(stage * S::STAGE + 128 * rows)
     }
 
     /// Whether these are a warpgroup's sums of all terms: the last block of a tile's slices gets
@@ -943,6 +702,328 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
             column: column + 16 * warp + lane / 4,
             end: (end, self.end.1),
             shape: PhantomData,
+        }
+    }
+}
+
+/// What is this product's own in the main loop.
+struct Product<'a, T, S, E, C> {
+    block: Block<T, S, E>,
+    /// Those of B and A.
+    maps: [&'a TensorMap; 2],
+    target: C,
+}
+
+/// The tiles of a [`Schedule`], or slices of their terms.
+#[derive(Clone, Copy)]
+struct Sliced {
+    schedule: Schedule,
+    slices: Option<Slices>,
+}
+
+impl Scheduler for Sliced {
+    type Work = Work;
+
+    #[inline(always)]
+    fn first(&self) -> Option<Work> {
+        self.schedule.first()
+    }
+
+    #[inline(always)]
+    fn next(&self, work: Work) -> Option<Work> {
+        self.schedule.next(work)
+    }
+
+    #[inline(always)]
+    fn steps(&self, work: Work) -> (u32, u32) {
+        match self.slices {
+            Some(Slices { count, .. }) => {
+                let first = |slice| slice * self.schedule.steps / count;
+                let slice = work.tile % count;
+                (first(slice), first(slice + 1))
+            }
+            None => self.schedule.steps(work),
+        }
+    }
+}
+
+/// More registers for the sums of tall tiles.
+struct Raised<S>(PhantomData<S>);
+
+impl<S: Shape> RegisterSplit for Raised<S> {
+    const REGISTERS: Option<[u32; 2]> = if S::M > 128 { Some([232, 40]) } else { None };
+
+    #[inline(always)]
+    unsafe fn raise() {
+        if S::M > 128 {
+            // SAFETY: the caller's contract.
+            unsafe { wgmma::raise_registers::<232>() }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn lower() {
+        if S::M > 128 {
+            // SAFETY: the caller's contract.
+            unsafe { wgmma::lower_registers::<40>() }
+        }
+    }
+}
+
+/// Where a loading warp finds its factor's rows, and where they go.
+struct Source {
+    row: u32,
+    /// The rows that another factor has before it in each stage, and its own.
+    skipped: u32,
+    height: u32,
+    share: Share,
+    /// Whether no other block needs the rows.
+    once: bool,
+}
+
+/// What a thread keeps that multiplies.
+struct State<E> {
+    epilogue: E,
+    /// The first threads of a warpgroup release a stage, each to one of the blocks that load for
+    /// it: those in its row, then the others in its column.
+    releasing: bool,
+    releases: u32,
+    /// The first row of B in a stage that is the warpgroup's.
+    first: u32,
+    /// The row and the column of the block's tile.
+    origin: (u32, u32),
+    /// Split tiles before this one.
+    split: u32,
+    /// Whether the previous kernels have ended, which may read C.
+    waited: bool,
+}
+
+// SAFETY: the tiles are those of a stage, and as many bytes are expected. `compute` only multiplies.
+unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
+    for Product<'_, T, S, E, C>
+{
+    type Schedule = Sliced;
+    type Registers = Raised<S>;
+    type Sums = S::Sums;
+    type Source = Source;
+    type State = State<E>;
+
+    const COMPUTING: u32 = S::N / WARPGROUP_N;
+    const LOADING: u32 = 2;
+
+    #[inline(always)]
+    fn stages(&self) -> u32 {
+        self.block.division.stages
+    }
+
+    #[inline(always)]
+    fn schedule(&self) -> Sliced {
+        Sliced { schedule: self.block.schedule, slices: self.block.slices }
+    }
+
+    #[inline(always)]
+    fn arrivals(&self) -> u32 {
+        let Division { across, down, .. } = self.block.division;
+        (across + down - 1) * Self::COMPUTING
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn release(&self, _: &Warpgroup, state: &State<E>, empty: MBarrier) {
+        let Division { across, down, .. } = self.block.division;
+        if state.releasing {
+            if across + down == 2 { empty.arrive() } else { empty.arrive_in(state.releases) }
+        }
+    }
+
+    #[inline(always)]
+    fn init(&self) {
+        // SAFETY: thread 0 calls this, before a barrier.
+        unsafe {
+            self.block.received.init(1);
+            self.block.drained.init(self.block.schedule.splits * Self::COMPUTING);
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn sync(&self) {
+        if cluster::size() > 1 {
+            // SAFETY: all threads of the cluster call it.
+            unsafe { cluster::sync_relaxed() };
+        } else {
+            thread::sync_threads();
+        }
+    }
+
+    #[inline(always)]
+    fn prepare(&self, loader: u32) {
+        tma::prefetch_map(self.maps[loader as usize]);
+        let Division { constant_a, constant_b, .. } = self.block.division;
+        if ![constant_b, constant_a][loader as usize] {
+            grid::wait_for_previous();
+        }
+    }
+
+    #[inline(always)]
+    fn source(&self, loader: u32, work: Work) -> Source {
+        let Block { division, schedule, row, column, end, .. } = self.block;
+        let Division { across, down, .. } = division;
+        let origin = self.block.origin(work.tile);
+        if loader == 0 {
+            let share = Share::of(down, row, schedule.splits * across);
+            let (row, _) = self.block.loaded_b(origin.1);
+            Source { row, skipped: 0, height: S::N, share, once: end.0 <= S::M }
+        } else {
+            let share = Share::of(across, column, schedule.splits);
+            let row = self.block.loaded_a(origin.0);
+            Source { row, skipped: S::N, height: S::M, share, once: false }
+        }
+    }
+
+    #[inline(always)]
+    fn load(&self, source: &Source, step: u32, stage: &EmptyStage) {
+        let &Source { row, skipped, height, share, once } = source;
+        let factor = self.maps[stage.loader() as usize];
+        let part = share.index * quotient(height, share.blocks);
+        stage.expect(S::DEPTH * height * 128);
+        let mut depth = 0;
+        while depth < S::DEPTH {
+            let to = self.block.tile(stage.number(), skipped, height, depth);
+            let term = step * S::K + depth * TILE_K;
+            if share.blocks > 1 {
+                let to = to.rows::<8>(part);
+                stage.load_multicast(to, factor, row + part, term, share.ranks);
+            } else if once {
+                stage.load_once(to, factor, row, term);
+            } else {
+                stage.load(to, factor, row, term);
+            }
+            depth += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn state(&self, group: &Warpgroup) -> State<E> {
+        let Block { division, schedule, row, column, epilogue, .. } = &self.block;
+        let (across, thread) = (division.across, group.thread());
+        let above = thread.wrapping_sub(across);
+        let place = if thread < across {
+            row * across + thread
+        } else {
+            (above + u32::from(above >= *row)) * across + column
+        };
+        State {
+            epilogue: epilogue.begin(),
+            releasing: thread < across + division.down - 1,
+            releases: place * schedule.splits + schedule.rank,
+            first: 0,
+            origin: (0, 0),
+            split: 0,
+            waited: false,
+        }
+    }
+
+    #[inline(always)]
+    fn start(&self, group: &Warpgroup, state: &mut State<E>, work: Work) {
+        let (row, column) = self.block.origin(work.tile);
+        let (_, before) = self.block.loaded_b(column);
+        let warpgroup = group.index() * WARPGROUP_N;
+        // A warpgroup beyond C multiplies by any rows.
+        state.first = (before + warpgroup) % S::N;
+        state.origin = (row, column + warpgroup);
+    }
+
+    #[inline(always)]
+    fn compute(
+        &self,
+        _: &Warpgroup,
+        state: &mut State<E>,
+        sums: &mut S::Sums,
+        stage: u32,
+        first: bool,
+    ) {
+        // SAFETY: the kernel's contract.
+        unsafe {
+            wgmma::fence();
+            let mut term = 0;
+            while term < S::K {
+                let (depth, column) = (term / TILE_K, term % TILE_K);
+                let a = self.block.tile(stage, S::N, S::M, depth).factor();
+                let b = self.block.tile(stage, 0, S::N, depth);
+                let b = b.rows::<WARPGROUP_N>(state.first).factor();
+                let (a, b) = (a.columns_from(column), b.columns_from(column));
+                wgmma::multiply(sums, b, a, !first || term > 0);
+                term += 16;
+            }
+            wgmma::commit_group();
+        }
+    }
+
+    #[inline(always)]
+    fn finish(&self, group: &Warpgroup, state: &mut State<E>, work: Work, sums: &mut S::Sums) {
+        let Self { block, target, .. } = self;
+        if !state.waited {
+            grid::wait_for_previous();
+            state.waited = true;
+        }
+        let split = work.split.then_some(state.split);
+        // SAFETY: the kernel's contract.
+        unsafe {
+            if work.split {
+                block.send(sums.as_ref(), state.split);
+            }
+            if !block.has_all(work.tile, sums) {
+                // Another block stores the tile.
+            } else if block.is_plain {
+                let plain = Identity::<E::Output>::new();
+                block.store_tile(*target, sums, split, state.origin, plain);
+            } else {
+                block.store_tile(*target, sums, split, state.origin, state.epilogue);
+            }
+        }
+        if work.split {
+            state.split += 1;
+            let thread = group.thread();
+            // Nothing is sent to a block that may have ended.
+            if block.schedule.next(work).is_some() && thread < block.schedule.splits {
+                block.drained.arrive_in(block.first_split + thread);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn end(&self, _: &Warpgroup, state: &mut State<E>) {
+        state.epilogue.end(2 * S::N);
+        tma::wait_stores::<0>();
+    }
+
+    #[inline(always)]
+    fn idle(&self, warp: &IdleWarp) {
+        if warp.index() == 0 && warp::lane_id() == 0 {
+            self.target.prefetch();
+        }
+    }
+
+    #[inline(always)]
+    fn loaded(&self) {
+        // SAFETY: all warps that load or idle call it; those that multiply meet the cluster in `send`.
+        unsafe {
+            warp::sync();
+            if self.block.division.sums == 0 && self.block.schedule.splits_any() {
+                cluster::sync_relaxed();
+            }
+        }
+    }
+
+    /// The block has received all sums that others send to it: it may end before them, if no other
+    /// block loads for it or releases its stages.
+    #[inline(always)]
+    fn leave(&self) {
+        let Division { across, down, .. } = self.block.division;
+        if across * down > 1 {
+            // SAFETY: the kernel's contract.
+            unsafe { cluster::sync() };
         }
     }
 }

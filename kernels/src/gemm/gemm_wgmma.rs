@@ -11,14 +11,16 @@ use core::marker::PhantomData;
 
 use cuda_std::convert::Float;
 use cuda_std::prelude::*;
-use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory};
+use cuda_std::tile::{
+    EmptyStage, IdleWarp, Mainloop, Scheduler, SharedTile, TileMemory, Turn, Warpgroup,
+};
 use cuda_std::wgmma::{Factor, Layout};
 use cuda_std::{cluster, grid, hint, tma, wgmma};
 use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
 
 use super::epilogue::{Epilogue, Fragment, Fused};
-use super::follow::{Beside, Follow};
-use super::order::{Order, Position};
+use super::follow::Follow;
+use super::order::{Order, Position, cluster, clusters};
 
 /// Rows of a tile of C.
 pub const TILE_M: u32 = 128;
@@ -254,129 +256,17 @@ pub(crate) unsafe fn product_and<T: GemmFactor, E: Epilogue>(
     epilogue: E,
     follow: &impl Follow,
 ) {
-    let multiply = |shared: Shared<T>, order| {
-        // SAFETY: the caller's contract.
-        unsafe {
-            let c = Output { map: c, by_map: unaligned.is_null(), address: unaligned, m, n };
-            multiply(c, shared, order, k, epilogue, follow);
-        }
-    };
+    let c = Output { map: c, by_map: unaligned.is_null(), address: unaligned, m, n };
+    let factors = Factors::<T>::new([a, b], transposed);
     // SAFETY: the caller's contract.
-    unsafe { run::<T, _>([a, b], [m, n, k], transposed, multiply, follow) }
+    unsafe { Product::new(factors, c, k, epilogue, follow).run() }
 }
 
-/// Loads the tiles of A and B, and lets the multiplying warps call `multiply`.
-///
-/// # Safety
-///
-/// As for [`gemm_wgmma`]. `multiply` releases each stage once for each tile and step, in order.
-#[inline(always)]
-pub(super) unsafe fn run<T: GemmFactor, F: Follow>(
-    [a, b]: [&TensorMap; 2],
-    [m, n, k]: [u32; 3],
-    transposed: [bool; 2],
-    multiply: impl FnOnce(Shared<T>, Order),
-    follow: &F,
-) {
-    grid::launch_next();
-    let order = |m: u32, n: u32| follow.order(m.div_ceil(CLUSTER * TILE_M), n.div_ceil(TILE_N));
-    let of_groups = if F::GROUPS { Some(order(m, n)) } else { None };
-    // Opaque: the multiplying warps would keep it in registers for `last`.
-    let order = || of_groups.unwrap_or_else(|| order(hint::opaque(m), hint::opaque(n)));
-    // SAFETY: only this pipeline uses the words; it is initialised first.
-    let shared = unsafe {
-        Shared::<T> {
-            element: PhantomData,
-            transposed: transposed.map(|transposed| T::TRANSPOSABLE && transposed),
-            memory: TileMemory::dynamic(),
-            pipeline: Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES),
-        }
-    };
-    let warp = thread::thread_idx_x() / warp::WARP_SIZE;
-    // SAFETY: the kernel's contract. All threads of the cluster reach its barriers.
-    unsafe {
-        if thread::thread_idx_x() == 0 {
-            // The two warpgroups of each block release a stage.
-            shared.pipeline.init(1, CLUSTER * 2);
-        }
-        cluster::sync_relaxed();
-        if warp < MULTIPLYING_WARPS {
-            raise_registers(follow);
-            multiply(shared, order());
-            follow.last(order(), warp);
-        } else {
-            lower_registers(follow);
-            if warp > MULTIPLYING_WARPS {
-                follow.beside(order(), warp - MULTIPLYING_WARPS - 1);
-            } else if warp::lane_id() == 0 {
-                grid::wait_for_previous();
-                load([a, b], shared, order(), k, follow);
-            }
-        }
-        // No block ends while the other one still writes to its shared memory.
-        cluster::sync();
-    }
-}
-
-/// Registers of a thread that multiplies, and of another one, which may have more to do
-/// ([`Beside`]). Three warpgroups share what the launch gave them: 168 for each thread.
-const REGISTERS: [[u32; 2]; 3] = [[232, 40], [208, 88], [192, 120]];
-
-const _: () = {
-    let mut i = 0;
-    while i < REGISTERS.len() {
-        let [multiplying, other] = REGISTERS[i];
-        assert!(2 * multiplying + other <= 3 * 168, "the block waits for registers forever");
-        i += 1;
-    }
-};
-
-/// Takes a multiplying warpgroup's registers.
-///
-/// # Safety
-///
-/// As [`wgmma::raise_registers`].
-#[inline(always)]
-unsafe fn raise_registers<F: Follow>(_: &F) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        match F::BESIDE {
-            Beside::Nothing => wgmma::raise_registers::<{ REGISTERS[0][0] }>(),
-            Beside::Copies => wgmma::raise_registers::<{ REGISTERS[1][0] }>(),
-            Beside::Sums | Beside::SumsOfMessages => {
-                wgmma::raise_registers::<{ REGISTERS[2][0] }>();
-            }
-        }
-    }
-}
-
-/// Leaves them to it.
-///
-/// # Safety
-///
-/// As [`wgmma::lower_registers`].
-#[inline(always)]
-unsafe fn lower_registers<F: Follow>(_: &F) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        match F::BESIDE {
-            Beside::Nothing => wgmma::lower_registers::<{ REGISTERS[0][1] }>(),
-            Beside::Copies => wgmma::lower_registers::<{ REGISTERS[1][1] }>(),
-            Beside::Sums | Beside::SumsOfMessages => {
-                wgmma::lower_registers::<{ REGISTERS[2][1] }>();
-            }
-        }
-    }
-}
-
-/// The block's shared memory.
+/// A block's shared memory: the stages, and tiles for the stores of each warp.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<T> {
     element: PhantomData<T>,
-    /// Whether A and B are stored transposed.
-    transposed: [bool; 2],
     memory: TileMemory,
-    pub(super) pipeline: Pipeline,
 }
 
 impl<T: GemmFactor> Shared<T> {
@@ -384,48 +274,18 @@ impl<T: GemmFactor> Shared<T> {
     const TILE_K: u32 = A::<T>::COLUMNS;
 
     #[inline(always)]
-    pub(super) fn a(self, state: PipelineState) -> A<T> {
-        self.memory.tile(state.stage * STAGE_BYTES)
+    pub(super) fn dynamic() -> Self {
+        Self { element: PhantomData, memory: TileMemory::dynamic() }
     }
 
     #[inline(always)]
-    pub(super) fn b(self, state: PipelineState) -> B<T> {
-        self.memory.tile(state.stage * STAGE_BYTES + A::<T>::BYTES)
+    pub(super) fn a(self, stage: u32) -> A<T> {
+        self.memory.tile(stage * STAGE_BYTES)
     }
 
-    /// Adds a stage's products of 64 rows, or sets the sums to them if they are the first; waits
-    /// for those of the stage before, `last`, and releases it.
-    ///
-    /// # Safety
-    ///
-    /// A warpgroup calls this; [`wgmma::multiply`] says what else.
     #[inline(always)]
-    unsafe fn step(
-        self,
-        sums: &mut [f32; 128],
-        state: PipelineState,
-        last: PipelineState,
-        (warpgroup, rank): (u32, u32),
-        first: bool,
-    ) {
-        self.pipeline.wait_full(state);
-        let factors = [self.a(state).rows(warpgroup * WARPGROUP_M), self.b(state).rows(0)];
-        // SAFETY: the caller's contract.
-        unsafe {
-            T::multiply(sums, factors, self.transposed, first);
-            wgmma::wait_groups::<1>();
-        }
-        if !first {
-            self.release(last, rank);
-        }
-    }
-
-    /// Releases a stage that this warpgroup has read: one thread for each block of the cluster.
-    #[inline(always)]
-    pub(super) fn release(self, state: PipelineState, rank: u32) {
-        if rank < CLUSTER {
-            self.pipeline.empty(state).arrive_in(rank);
-        }
+    pub(super) fn b(self, stage: u32) -> B<T> {
+        self.memory.tile(stage * STAGE_BYTES + A::<T>::BYTES)
     }
 
     /// One of a warp's tiles for stores.
@@ -463,208 +323,342 @@ pub(crate) fn origin(order: Order, number: u32) -> (u32, u32) {
     (row, column)
 }
 
-/// Loads the factors of this cluster's tiles.
-///
-/// # Safety
-///
-/// The kernel's contract, and one thread of each block calls it.
-#[inline(always)]
-unsafe fn load<T: GemmFactor>(
-    [a, b]: [&TensorMap; 2],
-    shared: Shared<T>,
-    order: Order,
-    k: u32,
-    follow: &impl Follow,
-) {
-    const HALF: u32 = TILE_N / CLUSTER;
-    const BOTH: u16 = (1 << CLUSTER) - 1;
-    let [transposed_a, transposed_b] = shared.transposed;
-    tma::prefetch_map(a);
-    tma::prefetch_map(b);
-    let half = cluster::rank() * HALF;
-    let mut state = PipelineState::FIRST;
-    let mut tile = thread::block_idx_x() / CLUSTER;
-    let mut tiles = 0;
-    while tile < order.count() {
-        let Tile { row, of_b, .. } = Tile::at(order, tile);
-        // SAFETY: the caller's contract.
-        let (a, row) = unsafe { follow.source(a, tiles, row) };
-        let mut term = 0;
-        while term < k {
-            shared.pipeline.wait_empty(state);
-            let full = shared.pipeline.full(state);
-            full.arrive_expect_tx(STAGE_BYTES);
-            let (a_tile, b_half) = (shared.a(state), shared.b(state).rows::<HALF>(half));
-            let of_b = of_b + half;
-            // SAFETY: the stage is empty in both blocks, and no thread reads it before it is full.
-            unsafe {
-                // A part of the other layout has as many bytes as as many rows of this one.
-                if transposed_a {
-                    let mut part = 0;
-                    while part < TILE_M {
-                        let to = a_tile.rows::<TRANSPOSED>(part);
-                        to.load(a, term, row + part, full);
-                        part += TRANSPOSED;
-                    }
-                } else {
-                    a_tile.load(a, row, term, full);
-                }
-                if transposed_b {
-                    let mut part = 0;
-                    while part < HALF {
-                        let to = b_half.rows::<TRANSPOSED>(part);
-                        to.load_multicast(b, term, of_b + part, full, BOTH);
-                        part += TRANSPOSED;
-                    }
-                } else {
-                    b_half.load_multicast(b, of_b, term, full, BOTH);
-                }
+/// The factors of a product, as TMA loads them.
+#[derive(Clone, Copy)]
+pub(super) struct Factors<'a, T> {
+    pub(super) shared: Shared<T>,
+    pub(super) maps: [&'a TensorMap; 2],
+    /// Whether A and B are stored transposed.
+    pub(super) transposed: [bool; 2],
+}
+
+/// The first rows of A and B of a tile, and the map of A.
+pub(super) struct Source<'a> {
+    a: &'a TensorMap,
+    row: u32,
+    of_b: u32,
+}
+
+impl<'a, T: GemmFactor> Factors<'a, T> {
+    #[inline(always)]
+    pub(super) fn new(maps: [&'a TensorMap; 2], transposed: [bool; 2]) -> Self {
+        let transposed = transposed.map(|transposed| T::TRANSPOSABLE && transposed);
+        Self { shared: Shared::dynamic(), maps, transposed }
+    }
+
+    /// Where the factors of one of this cluster's tiles are.
+    #[inline(always)]
+    pub(super) fn source(&self, order: Order, number: u32) -> Source<'a> {
+        let Tile { row, of_b, .. } = Tile::at(order, number);
+        Source { a: self.maps[0], row, of_b }
+    }
+
+    #[inline(always)]
+    pub(super) fn prefetch(&self) {
+        tma::prefetch_map(self.maps[0]);
+        tma::prefetch_map(self.maps[1]);
+    }
+
+    /// Loads a step's tile of A, and this block's half of B's to both blocks of the cluster.
+    #[inline(always)]
+    pub(super) fn load(&self, source: &Source<'_>, term: u32, stage: &EmptyStage) {
+        const HALF: u32 = TILE_N / CLUSTER;
+        const BOTH: u16 = (1 << CLUSTER) - 1;
+        let half = cluster::rank() * HALF;
+        let (&Source { a, row, of_b }, [_, b]) = (source, self.maps);
+        let (a_tile, b_half) =
+            (self.shared.a(stage.number()), self.shared.b(stage.number()).rows::<HALF>(half));
+        let of_b = of_b + half;
+        stage.expect(STAGE_BYTES);
+        // A part of the other layout has as many bytes as as many rows of this one.
+        if self.transposed[0] {
+            let mut part = 0;
+            while part < TILE_M {
+                stage.load(a_tile.rows::<TRANSPOSED>(part), a, term, row + part);
+                part += TRANSPOSED;
             }
-            state = shared.pipeline.next(state);
-            term += Shared::<T>::TILE_K;
+        } else {
+            stage.load(a_tile, a, row, term);
         }
-        tile += thread::grid_dim_x() / CLUSTER;
-        tiles += 1;
+        if self.transposed[1] {
+            let mut part = 0;
+            while part < HALF {
+                let to = b_half.rows::<TRANSPOSED>(part);
+                stage.load_multicast(to, b, term, of_b + part, BOTH);
+                part += TRANSPOSED;
+            }
+        } else {
+            stage.load_multicast(b_half, b, of_b, term, BOTH);
+        }
     }
 }
 
-/// Computes 64 rows of each of this block's tiles, and stores them while it computes the next one.
-///
-/// # Safety
-///
-/// The kernel's contract, and the first [`MULTIPLYING_WARPS`] warps of the block call it.
-#[inline(always)]
-pub(super) unsafe fn multiply<T: GemmFactor, E: Epilogue, F: Follow>(
-    c: Output<'_, E::Output>,
-    shared: Shared<T>,
-    order: Order,
+/// The order of a cluster's tiles.
+#[derive(Clone, Copy)]
+pub(super) struct ByOrder {
+    pub(super) order: Order,
+    pub(super) k: u32,
+}
+
+impl ByOrder {
+    #[inline(always)]
+    fn turn(&self, number: u32, before: u32) -> Option<Turn> {
+        (number < self.order.count()).then_some(Turn { number, before })
+    }
+}
+
+impl Scheduler for ByOrder {
+    type Work = Turn;
+
+    #[inline(always)]
+    fn first(&self) -> Option<Turn> {
+        self.turn(cluster(), 0)
+    }
+
+    #[inline(always)]
+    fn next(&self, Turn { number, before }: Turn) -> Option<Turn> {
+        self.turn(number + clusters(), before + 1)
+    }
+
+    #[inline(always)]
+    fn steps(&self, _: Turn) -> (u32, u32) {
+        (0, self.k)
+    }
+}
+
+/// What is this product's own in the main loop.
+pub(super) struct Product<'a, T, E: Epilogue, F> {
+    factors: Factors<'a, T>,
+    c: Output<'a, E::Output>,
     k: u32,
     epilogue: E,
-    follow: &F,
-) {
-    // If C has 16 bits, the last slices wait in registers.
-    let slices = TILE_N / Store::<E::Output>::COLUMNS;
-    let at_once = if size_of::<E::Output>() == 2 { slices - SLICES } else { slices };
-    let thread = thread::thread_idx_x();
-    let (warp, lane) = (thread / warp::WARP_SIZE, warp::lane_id());
-    let (warpgroup, rank) = (thread / 128, thread % 128);
-    let mut state = PipelineState::FIRST;
-    let mut tile = thread::block_idx_x() / CLUSTER;
-    let mut done = Done { row: 0, column: 0, end: u32::MAX };
-    // The last slices, rounded.
-    let mut rest = [0; SLICES_WORDS];
-    let mut any_done = false;
-    let mut tiles = 0;
-    while tile < order.count() {
-        let mut sums = [0.0; 128];
-        let (mut term, mut last) = (0, state);
-        // SAFETY: the caller's contract. No other code accesses the sums between the two operand
-        // fences.
+    follow: &'a F,
+    /// With groups.
+    order: Option<Order>,
+}
+
+impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Product<'a, T, E, F> {
+    #[inline(always)]
+    pub(super) fn new(
+        factors: Factors<'a, T>,
+        c: Output<'a, E::Output>,
+        k: u32,
+        epilogue: E,
+        follow: &'a F,
+    ) -> Self {
+        let order = if F::GROUPS { Some(follow.order_of(c.m, c.n)) } else { None };
+        Self { factors, c, k, epilogue, follow, order }
+    }
+
+    #[inline(always)]
+    fn order(&self) -> Order {
+        // Opaque: the multiplying warps would keep it in registers for `last`.
+        self.order
+            .unwrap_or_else(|| self.follow.order_of(hint::opaque(self.c.m), hint::opaque(self.c.n)))
+    }
+
+    /// If C has 16 bits, the last slices wait in registers: those before them are written at once.
+    const SLICES: u32 = TILE_N / Store::<E::Output>::COLUMNS;
+    const AT_ONCE: u32 =
+        if size_of::<E::Output>() == 2 { Self::SLICES - SLICES } else { Self::SLICES };
+
+    /// Stores slices of the previous tile.
+    ///
+    /// # Safety
+    ///
+    /// As [`Mainloop::interlude`].
+    #[inline(always)]
+    unsafe fn store_slices(&self, state: &State, slice: u32) {
+        let shared = self.factors.shared;
+        // SAFETY: the caller's contract.
         unsafe {
-            wgmma::fence_operand(&mut sums);
-            // What is left of the previous tile is stored between the first products of this one,
-            // which do not wait for it.
-            let mut slice = at_once - SLICES;
-            let mut until = 0;
-            while slice < at_once + SLICES {
-                while term < k && term <= until {
-                    shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
-                    (state, last, term) =
-                        (shared.pipeline.next(state), state, term + Shared::<T>::TILE_K);
-                }
-                until = if F::BESIDE.is_sums() { SENT.min(k / 2) } else { term };
-                if any_done && slice < slices {
-                    if slice == at_once {
-                        done.write::<T, E::Output>(shared, warp, lane, |i| rest[i]);
-                    }
-                    done.send(&c, shared, (warp, lane), slice, follow);
-                }
-                slice += SLICES;
+            if slice == Self::AT_ONCE {
+                state.done.write::<T, E::Output>(shared, state.lanes, |i| state.rest[i]);
             }
-            // Computed here, where no product waits for it: the position needs divisions.
-            let Tile { row, column, end, .. } = Tile::at(order, tile);
-            let row = hint::opaque(row + warp * STORE_M);
-            done = Done { row, column: hint::opaque(column), end };
-            let mut reports = F::BESIDE.is_reported() && any_done;
-            let mut until = if F::BESIDE.is_reported() { k.min(term + STORED) } else { k };
-            loop {
-                while term < until {
-                    shared.step(&mut sums, state, last, (warpgroup, rank), term == 0);
-                    (state, last, term) =
-                        (shared.pipeline.next(state), state, term + Shared::<T>::TILE_K);
-                }
-                if reports {
-                    report(follow, lane, warp, tiles);
-                    reports = false;
-                }
-                if until == k {
-                    break;
-                }
-                until = k;
-            }
-            wgmma::wait_groups::<0>();
-            wgmma::fence_operand(&mut sums);
-            shared.release(last, rank);
+            state.done.send(&self.c, shared, state.lanes, slice, self.follow);
         }
-        if !any_done {
+    }
+
+    /// Reports the parts of tiles that the warp has stored, when these are in C.
+    #[inline(always)]
+    fn report(&self, state: &State, tiles: u32) {
+        let (warp, lane) = state.lanes;
+        if lane == 0 {
+            // What is on its way to a peer is behind the last store, a group for each slice.
+            tma::wait_stores::<SLICES>();
+            self.follow.stored(warp, tiles);
+        }
+    }
+}
+
+/// What a multiplying warp keeps of its previous tile.
+pub(super) struct State {
+    done: Done,
+    /// The last slices, rounded.
+    rest: [u32; SLICES_WORDS],
+    /// Whether there is one, and the number of tiles that are computed.
+    any_done: bool,
+    tiles: u32,
+    /// The warp, and the lane.
+    lanes: (u32, u32),
+}
+
+// SAFETY: the tiles are those of a stage, and as many bytes are expected. `compute` only multiplies.
+unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, T, E, F> {
+    type Schedule = ByOrder;
+    type Registers = F::Registers;
+    type Sums = [f32; 128];
+    type Source = Source<'a>;
+    type State = State;
+
+    const CLUSTER: u32 = CLUSTER;
+    const STEP: u32 = Shared::<T>::TILE_K;
+    const INTERLUDES: u32 = if F::REPORTS { 3 } else { 2 };
+
+    #[inline(always)]
+    fn stages(&self) -> u32 {
+        STAGES
+    }
+
+    #[inline(always)]
+    fn schedule(&self) -> ByOrder {
+        ByOrder { order: self.order(), k: self.k }
+    }
+
+    #[inline(always)]
+    fn prepare(&self, _: u32) {
+        grid::wait_for_previous();
+        self.factors.prefetch();
+    }
+
+    #[inline(always)]
+    fn source(&self, _: u32, work: Turn) -> Source<'a> {
+        let Source { a, row, of_b } = self.factors.source(self.order(), work.number);
+        // SAFETY: the kernel's contract.
+        let (a, row) = unsafe { self.follow.source(a, work.before, row) };
+        Source { a, row, of_b }
+    }
+
+    #[inline(always)]
+    fn load(&self, source: &Source<'a>, term: u32, stage: &EmptyStage) {
+        self.factors.load(source, term, stage);
+    }
+
+    #[inline(always)]
+    fn state(&self, _: &Warpgroup) -> State {
+        let lanes = (thread::thread_idx_x() / warp::WARP_SIZE, warp::lane_id());
+        let done = Done { row: 0, column: 0, end: u32::MAX };
+        State { done, rest: [0; SLICES_WORDS], any_done: false, tiles: 0, lanes }
+    }
+
+    #[inline(always)]
+    fn compute(
+        &self,
+        group: &Warpgroup,
+        _: &mut State,
+        sums: &mut [f32; 128],
+        stage: u32,
+        first: bool,
+    ) {
+        let Factors { shared, transposed, .. } = self.factors;
+        let tiles = [shared.a(stage).rows(group.index() * WARPGROUP_M), shared.b(stage).rows(0)];
+        // SAFETY: the kernel's contract.
+        unsafe { T::multiply(sums, tiles, transposed, first) }
+    }
+
+    /// After the first products; after the next ones, or those with which messages have left; and
+    /// when what was stored is in C.
+    #[inline(always)]
+    fn pause(&self, index: u32) -> u32 {
+        let sent = if F::SENDS { SENT.min(self.k / 2) } else { Self::STEP };
+        match index {
+            0 => 1,
+            1 => sent + 1,
+            _ => sent + 1 + STORED,
+        }
+    }
+
+    #[inline(always)]
+    fn interlude(&self, _: &Warpgroup, state: &mut State, index: u32, work: Turn) {
+        let any_done = state.any_done;
+        let slice = Self::AT_ONCE - SLICES + index * SLICES;
+        if index == 2 {
+            if any_done {
+                self.report(state, work.before);
+            }
+        } else if any_done && slice < Self::SLICES {
+            // SAFETY: the kernel's contract.
+            unsafe { self.store_slices(state, slice) };
+        }
+        if index == 1 {
+            // Computed here, where no product waits for it: the position needs divisions.
+            let Tile { row, column, end, .. } = Tile::at(self.order(), work.number);
+            let row = hint::opaque(row + state.lanes.0 * STORE_M);
+            state.done = Done { row, column: hint::opaque(column), end };
+        }
+    }
+
+    #[inline(always)]
+    fn finish(&self, _: &Warpgroup, state: &mut State, work: Turn, sums: &mut [f32; 128]) {
+        if !state.any_done {
             // The previous kernels may read C.
             grid::wait_for_previous();
-            any_done = true;
         }
+        (state.any_done, state.tiles) = (true, work.before + 1);
+        let (c, done, shared) = (&self.c, &state.done, self.factors.shared);
         // Unknown: nothing is computed from it before the loop, where registers are few.
-        let own = hint::opaque(lane);
+        let own = hint::opaque(state.lanes.1);
         let (row, column) = (done.row + own / 4, done.column + own % 4 * 2);
-        if !epilogue.is_identity() {
+        if !self.epilogue.is_identity() {
             let end = (done.end.min(c.m), c.n);
-            epilogue.apply(&mut Part { sums: &mut sums, row, column, end });
+            self.epilogue.apply(&mut Part { sums: &mut *sums, row, column, end });
         }
         let mut slice = 0;
-        while slice < slices {
+        while slice < Self::SLICES {
             let first = (slice / SLICES) as usize * SLICES_WORDS;
-            let word = |i| follow.word(E::Output::word(first + i, |i| sums[i]));
-            if slice < at_once {
-                // SAFETY: the caller's contract.
+            let word = |i| self.follow.word(E::Output::word(first + i, |i| sums[i]));
+            if slice < Self::AT_ONCE {
+                // SAFETY: the kernel's contract.
                 unsafe {
                     if slice > 0 {
-                        done.send(&c, shared, (warp, lane), slice - SLICES, follow);
+                        done.send(c, shared, state.lanes, slice - SLICES, self.follow);
                     }
-                    done.write::<T, E::Output>(shared, warp, lane, word);
+                    done.write::<T, E::Output>(shared, state.lanes, word);
                 }
             } else {
                 let mut i = 0;
-                while i < rest.len() {
-                    rest[i] = word(i);
+                while i < state.rest.len() {
+                    state.rest[i] = word(i);
                     i += 1;
                 }
             }
             slice += SLICES;
         }
-        tile += thread::grid_dim_x() / CLUSTER;
-        tiles += 1;
     }
-    if any_done {
-        // SAFETY: the caller's contract.
-        unsafe {
-            done.send(&c, shared, (warp, lane), at_once - SLICES, follow);
-            if at_once < slices {
-                done.write::<T, E::Output>(shared, warp, lane, |i| rest[i]);
-                done.send(&c, shared, (warp, lane), at_once, follow);
+
+    #[inline(always)]
+    fn end(&self, _: &Warpgroup, state: &mut State) {
+        if state.any_done {
+            // SAFETY: the kernel's contract.
+            unsafe {
+                self.store_slices(state, Self::AT_ONCE - SLICES);
+                if Self::AT_ONCE < Self::SLICES {
+                    self.store_slices(state, Self::AT_ONCE);
+                }
             }
         }
+        if F::REPORTS {
+            self.report(state, state.tiles);
+        }
+        tma::wait_stores::<0>();
+        // SAFETY: the kernel's contract.
+        unsafe { self.follow.last(self.order(), state.lanes.0) };
     }
-    if F::BESIDE.is_reported() {
-        report(follow, lane, warp, tiles);
-    }
-    tma::wait_stores::<0>();
-}
 
-/// Reports the parts of tiles that the warp has stored, when these are in C.
-#[inline(always)]
-fn report(follow: &impl Follow, lane: u32, warp: u32, tiles: u32) {
-    if lane == 0 {
-        // What is on its way to a peer is behind the last store, a group for each slice.
-        tma::wait_stores::<SLICES>();
-        follow.stored(warp, tiles);
+    #[inline(always)]
+    fn idle(&self, warp: &IdleWarp) {
+        // SAFETY: the kernel's contract.
+        unsafe { self.follow.beside(self.order(), warp.index()) };
     }
 }
 
@@ -720,8 +714,7 @@ impl Done {
     pub(super) unsafe fn write<T: GemmFactor, O: Float>(
         &self,
         shared: Shared<T>,
-        warp: u32,
-        lane: u32,
+        (warp, lane): (u32, u32),
         word: impl Fn(usize) -> u32,
     ) {
         // SAFETY: the caller's contract. TMA has read the tiles before the warp writes them again.

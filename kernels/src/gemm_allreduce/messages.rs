@@ -36,7 +36,7 @@ use nccl_device::{
 };
 
 use super::owners::{Owners, Problem};
-use crate::files::gemm::follow::{Beside, Follow};
+use crate::files::gemm::follow::{Adding, Follow};
 use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_M, origin};
 use crate::files::gemm::order::{Order, cluster, clusters};
 
@@ -409,7 +409,10 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
 }
 
 impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
-    const BESIDE: Beside = if N == 2 { Beside::Sums } else { Beside::SumsOfMessages };
+    type Registers = Adding;
+
+    const SENDS: bool = true;
+    const REPORTS: bool = N == 2;
 
     #[inline(always)]
     fn order(&self, rows: u32, columns: u32) -> Order {

@@ -17,7 +17,7 @@ use super::messages::{Messages, PAUSE};
 use super::owners::{AllQuantised, PART_SCALES, quantised_part};
 use super::partial::{Partial, SCALED};
 use crate::files::gemm::epilogue::{Epilogue, Fragment};
-use crate::files::gemm::follow::{Beside, Follow};
+use crate::files::gemm::follow::{Adding, Follow};
 use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, origin};
 use crate::files::gemm::order::{Order, cluster, clusters};
 use crate::scale::Scale;
@@ -223,7 +223,10 @@ impl Epilogue for Quantised<'_> {
 }
 
 impl Follow for Quantised<'_> {
-    const BESIDE: Beside = Beside::Sums;
+    type Registers = Adding;
+
+    const SENDS: bool = true;
+    const REPORTS: bool = true;
 
     /// As the peer receives it.
     #[inline(always)]

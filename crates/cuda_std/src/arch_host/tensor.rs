@@ -246,6 +246,8 @@ unsafe fn columns<T: Factor, L: Layout<T>>(
 
 /// The sums of `wgmma` in a thread's registers: `N / 2` of them for 64 x `N` of a warpgroup.
 pub trait Sums: AsMut<[f32]> {
+    /// No products added yet.
+    const ZERO: Self;
     #[doc(hidden)]
     #[track_caller]
     unsafe fn wgmma<T: Factor, LA: Layout<T>, LB: Layout<T>>(
@@ -297,8 +299,12 @@ fn step(sums: &mut [f32], step: SumsStep) {
 
 macro_rules! widths {
     ($($sums:literal)*) => { $(
-        impl Sums for [f32; $sums] {}
-        impl Sums for RegTile<f32, { $sums / 4 }> {}
+        impl Sums for [f32; $sums] {
+            const ZERO: Self = [0.0; $sums];
+        }
+        impl Sums for RegTile<f32, { $sums / 4 }> {
+            const ZERO: Self = Self::filled(0.0);
+        }
     )* };
 }
 

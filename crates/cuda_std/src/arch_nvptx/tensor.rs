@@ -236,6 +236,8 @@ impl Factor for F8E5M2 {
 
 /// The sums of `wgmma` in a thread's registers: `N / 2` of them for 64 x `N` of a warpgroup.
 pub trait Sums {
+    /// No products added yet.
+    const ZERO: Self;
     #[doc(hidden)]
     unsafe fn wgmma<T: Factor, LA: Layout<T>, LB: Layout<T>>(
         &mut self,
@@ -250,6 +252,8 @@ pub trait Sums {
 macro_rules! wgmma {
     ($sums:literal $shape:literal: $first:literal $($i:literal)*) => {
         impl Sums for [f32; $sums] {
+            const ZERO: Self = [0.0; $sums];
+
             #[inline(always)]
             unsafe fn wgmma<T: Factor, LA: Layout<T>, LB: Layout<T>>(
                 &mut self,
@@ -299,6 +303,8 @@ macro_rules! wgmma {
         }
 
         impl Sums for RegTile<f32, { $sums / 4 }> {
+            const ZERO: Self = Self::filled(0.0);
+
             #[inline(always)]
             unsafe fn wgmma<T: Factor, LA: Layout<T>, LB: Layout<T>>(
                 &mut self,

@@ -4,6 +4,7 @@
 //! * [`RegTile`]: a tile in the registers of a warp, as products leave it: mapped, combined, and
 //!   reduced over its rows and columns.
 //! * [`Pipeline`]: stages in shared memory that a producer fills and consumers empty.
+//! * [`Mainloop`]: what a product on Hopper does with its warps, its stages and its tiles.
 //! * [`TileMemory`]: the dynamic shared memory where tiles lie.
 //! * [`MmaProduct`]: a block's product on every GPU since Ampere, from [`MmaTile`]s that its
 //!   threads copy.
@@ -15,6 +16,7 @@
 //! [`wgmma`](crate::wgmma), [`mma`](crate::mma) and [`async_copy`](crate::async_copy), and runs in
 //! the simulator.
 
+mod mainloop;
 mod mma;
 mod order;
 mod pipeline;
@@ -22,9 +24,13 @@ mod registers;
 mod schedule;
 mod shared;
 
+pub use self::mainloop::{
+    EmptyStage, IdleWarp, MAX_STAGES, Mainloop, Persistent, RegisterSplit, Registers, Scheduler,
+    Turn, Warpgroup, WorkOf,
+};
 pub use self::mma::{Matrix, MmaProduct, MmaTile};
 pub use self::order::TileOrder;
 pub use self::pipeline::{Pipeline, PipelineState};
-pub use self::registers::{RegColumns, RegRows, RegTile};
+pub use self::registers::{RegColumns, RegPairs, RegRows, RegTile};
 pub use self::schedule::{Schedule, Work};
 pub use self::shared::{SharedTile, TileMemory};

@@ -1,5 +1,7 @@
 //! Tiles in registers.
 
+use core::marker::PhantomData;
+
 use super::SharedTile;
 use crate::convert::{Float, Half};
 use crate::warp::{self, WarpShuffleValue};
@@ -71,7 +73,7 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     /// A tile with the same value everywhere.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
-    pub fn filled(value: T) -> Self {
+    pub const fn filled(value: T) -> Self {
         Self([[value; 4]; BLOCKS])
     }
 
@@ -278,5 +280,58 @@ impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
     pub fn factor<T: Half>(&self, terms: usize) -> [u32; 4] {
         let ([a, b, c, d], [e, f, g, h]) = (self.0[2 * terms], self.0[2 * terms + 1]);
         [T::pack([a, b]), T::pack([c, d]), T::pack([e, f]), T::pack([g, h])]
+    }
+}
+
+/// Columns of a [`RegTile`], rounded to `T` of 16 bits: two neighbours in a word of a register.
+#[derive(Clone, Copy, Debug)]
+pub struct RegPairs<T, const BLOCKS: usize>([[u32; 2]; BLOCKS], PhantomData<T>);
+
+impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
+    /// `N` blocks of 8 columns, from the `first` block on, rounded.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn round<T: Half, const N: usize>(&self, first: usize) -> RegPairs<T, N> {
+        let mut pairs = RegPairs::ZERO;
+        let mut block = 0;
+        while block < N {
+            let [a, b, c, d] = self.0[first + block];
+            pairs.0[block] = [T::pack([a, b]), T::pack([c, d])];
+            block += 1;
+        }
+        pairs
+    }
+}
+
+impl<T: Half, const BLOCKS: usize> RegPairs<T, BLOCKS> {
+    /// Only zeros.
+    pub const ZERO: Self = Self([[0; 2]; BLOCKS], PhantomData);
+
+    /// The tile whose words are `f` of those here: each has two neighbours, the left one in its low
+    /// half.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn map_words(mut self, f: impl Fn(u32) -> u32) -> Self {
+        let mut block = 0;
+        while block < BLOCKS {
+            let [upper, lower] = self.0[block];
+            self.0[block] = [f(upper), f(lower)];
+            block += 1;
+        }
+        self
+    }
+
+    /// Stores 64 columns from `column` on, a multiple of 8, to a tile in shared memory. PTX:
+    /// `stmatrix`.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call this together; no other thread accesses the shared memory.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn store(&self, to: SharedTile<T, 16>, column: u32) {
+        let first = (column / 8) as usize;
+        // SAFETY: the caller's contract.
+        unsafe { to.store_words(warp::lane_id(), |i| self.0[first + i / 2][i % 2]) }
     }
 }

@@ -1,5 +1,7 @@
 //! The division of a matrix product among the blocks of a grid.
 
+use super::Scheduler;
+
 /// The tiles of a product, divided among the blocks of a grid of clusters, which are all resident:
 /// first *whole* tiles, each computed by one block; then the others, each *split* over the blocks
 /// of a cluster, of which each sums a share of the terms. So the last round takes as long as it has
@@ -44,31 +46,6 @@ impl Schedule {
         if rest.div_ceil(clusters) < splits { tiles - rest } else { tiles }
     }
 
-    /// The block's first work, if it [is any](Self::contains).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    #[must_use]
-    pub fn first(self) -> Work {
-        self.work(self.cluster * self.splits + self.rank)
-    }
-
-    /// The block's work after this.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    #[must_use]
-    pub fn next(self, work: Work) -> Work {
-        if work.split {
-            Work { tile: work.tile + self.clusters, ..work }
-        } else {
-            self.work(work.tile + self.clusters * self.splits)
-        }
-    }
-
-    /// Whether this is work, or the end of it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    #[must_use]
-    pub fn contains(self, work: Work) -> bool {
-        work.tile < self.tiles
-    }
-
     /// Whether the block's cluster splits a tile.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
@@ -87,6 +64,33 @@ impl Schedule {
         let (first, end) = (first(rank), first(rank + 1));
         Work { tile: self.whole + self.cluster, first, end, split: true }
     }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn some(self, work: Work) -> Option<Work> {
+        (work.tile < self.tiles).then_some(work)
+    }
+}
+
+impl Scheduler for Schedule {
+    type Work = Work;
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn first(&self) -> Option<Work> {
+        self.some(self.work(self.cluster * self.splits + self.rank))
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn next(&self, work: Work) -> Option<Work> {
+        self.some(match work.split {
+            true => Work { tile: work.tile + self.clusters, ..work },
+            false => self.work(work.tile + self.clusters * self.splits),
+        })
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn steps(&self, work: Work) -> (u32, u32) {
+        (work.first, work.end)
+    }
 }
 
 #[cfg(test)]
@@ -104,12 +108,12 @@ mod tests {
                 let (cluster, rank) = (block / splits, block % splits);
                 let schedule = Schedule { tiles, whole, steps, cluster, clusters, rank, splits };
                 let mut work = schedule.first();
-                while schedule.contains(work) {
-                    for step in work.first..work.end {
-                        counts[(work.tile * steps + step) as usize] += 1;
+                while let Some(now) = work {
+                    for step in now.first..now.end {
+                        counts[(now.tile * steps + step) as usize] += 1;
                     }
-                    assert!(!work.split || schedule.splits_any());
-                    work = schedule.next(work);
+                    assert!(!now.split || schedule.splits_any());
+                    work = schedule.next(now);
                 }
             }
             assert!(counts.iter().all(|&count| count == 1), "{tiles} {steps} {clusters} {splits}");

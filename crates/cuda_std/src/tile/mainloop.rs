@@ -1,0 +1,643 @@
+//! The main loop of products on Hopper.
+
+use devcomm_types::TensorMap;
+
+use super::{Pipeline, PipelineState, SharedTile};
+use crate::mbarrier::MBarrier;
+use crate::wgmma::{self, Factor, Sums};
+use crate::{cluster, grid, shared_array, thread, tma, warp};
+
+/// Threads of a warpgroup.
+const WARPGROUP: u32 = 128;
+/// The most stages of a main loop.
+pub const MAX_STAGES: u32 = 24;
+
+/// The tiles that a block computes, one after the other.
+pub trait Scheduler: Copy {
+    /// A tile, as the scheduler numbers it.
+    type Work: Copy;
+
+    /// The block's first tile.
+    fn first(&self) -> Option<Self::Work>;
+
+    /// The block's tile after `work`.
+    fn next(&self, work: Self::Work) -> Option<Self::Work>;
+
+    /// The first step of a tile, and where its steps end: each adds the products of one stage.
+    fn steps(&self, work: Self::Work) -> (u32, u32);
+}
+
+/// A scheduler of equal tiles: each cluster of `CLUSTER` blocks computes the tile of its own number
+/// and every further one at the distance of the number of clusters.
+#[derive(Clone, Copy, Debug)]
+pub struct Persistent<const CLUSTER: u32> {
+    /// The number of tiles.
+    pub tiles: u32,
+    /// The steps of each tile.
+    pub steps: u32,
+}
+
+/// A tile of [`Persistent`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// The tile's number.
+    pub number: u32,
+    /// How many tiles the cluster computes before it.
+    pub before: u32,
+}
+
+impl<const CLUSTER: u32> Persistent<CLUSTER> {
+    /// How many tiles this block computes.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn turns(&self) -> u32 {
+        let (cluster, clusters) = place::<CLUSTER>();
+        self.tiles.saturating_sub(cluster).div_ceil(clusters)
+    }
+
+    /// The tile that this block computes after `before` others.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn turn(&self, before: u32) -> Turn {
+        let (cluster, clusters) = place::<CLUSTER>();
+        Turn { number: cluster + before * clusters, before }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn some(&self, turn: Turn) -> Option<Turn> {
+        (turn.number < self.tiles).then_some(turn)
+    }
+}
+
+/// This block's cluster, and the number of clusters.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn place<const CLUSTER: u32>() -> (u32, u32) {
+    (thread::block_idx_x() / CLUSTER, thread::grid_dim_x() / CLUSTER)
+}
+
+impl<const CLUSTER: u32> Scheduler for Persistent<CLUSTER> {
+    type Work = Turn;
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn first(&self) -> Option<Turn> {
+        self.some(Turn { number: place::<CLUSTER>().0, before: 0 })
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn next(&self, Turn { number, before }: Turn) -> Option<Turn> {
+        self.some(Turn { number: number + place::<CLUSTER>().1, before: before + 1 })
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn steps(&self, _: Turn) -> (u32, u32) {
+        (0, self.steps)
+    }
+}
+
+/// How the registers of a block are divided between the warps that compute and the others.
+pub trait RegisterSplit {
+    /// Registers of a computing thread and of another one; `None` leaves the launch's.
+    const REGISTERS: Option<[u32; 2]>;
+
+    /// Raises those of a computing warpgroup.
+    ///
+    /// # Safety
+    ///
+    /// As [`wgmma::raise_registers`].
+    unsafe fn raise();
+
+    /// Lowers those of another warpgroup.
+    ///
+    /// # Safety
+    ///
+    /// As [`wgmma::lower_registers`].
+    unsafe fn lower();
+}
+
+/// The registers that the launch gave each thread.
+impl RegisterSplit for () {
+    const REGISTERS: Option<[u32; 2]> = None;
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn raise() {}
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn lower() {}
+}
+
+/// `COMPUTING` registers for a thread that computes, and `OTHER` for another one; both are
+/// multiples of 8 from 24 to 256.
+#[derive(Clone, Copy, Debug)]
+pub struct Registers<const COMPUTING: u32, const OTHER: u32>;
+
+impl<const COMPUTING: u32, const OTHER: u32> RegisterSplit for Registers<COMPUTING, OTHER> {
+    const REGISTERS: Option<[u32; 2]> = Some([COMPUTING, OTHER]);
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn raise() {
+        // SAFETY: the caller's contract.
+        unsafe { wgmma::raise_registers::<COMPUTING>() }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn lower() {
+        // SAFETY: the caller's contract.
+        unsafe { wgmma::lower_registers::<OTHER>() }
+    }
+}
+
+/// A stage that the calling thread of a loading warp fills: it is empty in all blocks of the
+/// cluster. Only [`Mainloop::run`] makes one.
+pub struct EmptyStage {
+    number: u32,
+    loader: u32,
+    full: MBarrier,
+}
+
+impl EmptyStage {
+    /// The stage's number.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The number of the loading warp.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn loader(&self) -> u32 {
+        self.loader
+    }
+
+    /// Says how many bytes the loads of this warp bring to this block's stage, also those that
+    /// other blocks of the cluster begin. PTX: `mbarrier.arrive.expect_tx`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn expect(&self, bytes: u32) {
+        self.full.arrive_expect_tx(bytes);
+    }
+
+    /// Copies a tile of a matrix to one of the stage, as [`SharedTile::load`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn load<T, const R: u32>(&self, to: SharedTile<T, R>, map: &TensorMap, row: u32, col: u32) {
+        // SAFETY: the contract of `Mainloop`: the tile is the stage's, which is empty, and nobody
+        // reads it before its barrier says that it is full.
+        unsafe { to.load(map, row, col, self.full) }
+    }
+
+    /// As [`load`](Self::load), of what no other block reads: [`SharedTile::load_once`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn load_once<T, const R: u32>(
+        &self,
+        to: SharedTile<T, R>,
+        map: &TensorMap,
+        row: u32,
+        col: u32,
+    ) {
+        // SAFETY: as in `load`.
+        unsafe { to.load_once(map, row, col, self.full) }
+    }
+
+    /// As [`load`](Self::load), to the stage of each of `blocks` of the cluster, bits of their
+    /// ranks: [`SharedTile::load_multicast`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn load_multicast<T, const R: u32>(
+        &self,
+        to: SharedTile<T, R>,
+        map: &TensorMap,
+        row: u32,
+        col: u32,
+        blocks: u16,
+    ) {
+        // SAFETY: as in `load`, in each of the blocks.
+        unsafe { to.load_multicast(map, row, col, self.full, blocks) }
+    }
+}
+
+/// A computing warpgroup, whose 128 threads call its methods together. Only [`Mainloop::run`] makes
+/// one.
+#[derive(Debug)]
+pub struct Warpgroup(());
+
+impl Warpgroup {
+    /// The warpgroup's number in the block.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        thread::thread_idx_x() / WARPGROUP
+    }
+
+    /// The calling thread's number in the warpgroup.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn thread(&self) -> u32 {
+        thread::thread_idx_x() % WARPGROUP
+    }
+
+    /// The calling thread's warp in the block.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn warp(&self) -> u32 {
+        thread::thread_idx_x() / warp::WARP_SIZE
+    }
+
+    /// Adds the products of 64 rows of A and all rows of B, of the columns of a tile, to the sums,
+    /// or sets the sums to them: a group of [`wgmma`] that is committed and not waited for.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn multiply<T: Factor, D: Sums, const N: u32>(
+        &self,
+        sums: &mut D,
+        a: SharedTile<T, 64>,
+        b: SharedTile<T, N>,
+        accumulate: bool,
+    ) {
+        // SAFETY: the warpgroup calls this together. The contract of `Mainloop`: the tiles are
+        // those of a full stage, and nothing else accesses the sums until the main loop has waited.
+        unsafe {
+            wgmma::fence();
+            let mut term = 0;
+            while term < SharedTile::<T, 64>::COLUMNS {
+                let (a, b) = (a.factor().columns_from(term), b.factor().columns_from(term));
+                wgmma::multiply(sums, a, b, accumulate || term > 0);
+                term += T::TERMS;
+            }
+            wgmma::commit_group();
+        }
+    }
+
+    /// Waits until TMA has read all that the calling warp's first lane has stored from shared
+    /// memory: it may be written again.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn wait_until_read(&self) {
+        if warp::lane_id() == 0 {
+            tma::wait_stores_read::<0>();
+        }
+        // SAFETY: the lanes of the warp call it together.
+        unsafe { warp::sync() };
+    }
+
+    /// Calls `store` with one lane of the warp, which stores by TMA what all lanes have written to
+    /// shared memory, and commits these stores as a group.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn store(&self, store: impl FnOnce()) {
+        tma::fence_async_shared();
+        // SAFETY: the lanes of the warp call it together.
+        unsafe { warp::sync() };
+        if warp::lane_id() == 0 {
+            store();
+            tma::commit_stores();
+        }
+    }
+}
+
+/// A warp that neither loads nor computes: its 32 lanes call its methods together.
+#[derive(Debug)]
+pub struct IdleWarp {
+    index: u32,
+}
+
+impl IdleWarp {
+    /// The warp's number among those of the block that neither load nor compute.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+}
+
+/// What is a kernel's own in the main loop of a product on Hopper. [`run`](Self::run) gives the
+/// rest: the roles of the warps, the stages and their barriers, and the loops.
+///
+/// The first [`COMPUTING`](Self::COMPUTING) warpgroups of a block compute, each its rows of every
+/// tile. Of the last warpgroup, the first [`LOADING`](Self::LOADING) warps load, and the others are
+/// idle. All take the same tiles from the [`Scheduler`].
+///
+/// What a warpgroup stores of a tile can follow between the steps of its next tile, while the
+/// tensor cores have work: in [`interlude`](Self::interlude).
+///
+/// The methods are safe, as nothing but the main loop has an [`EmptyStage`], a [`Warpgroup`] or an
+/// [`IdleWarp`] to call them with.
+///
+/// # Safety
+///
+/// An implementation passes to the methods of [`EmptyStage`] tiles of that stage, which no two
+/// stages share and which lie in the launch's dynamic shared memory, and maps of matrices that are
+/// allocated; to those of [`Warpgroup`] only tiles of the stage that [`compute`](Self::compute) is
+/// called with. [`source`](Self::source) and [`load`](Self::load) expect as many bytes as are
+/// loaded. `compute` leaves the sums alone once it has begun products, unless it
+/// [waits for them](Self::COMPLETES).
+pub unsafe trait Mainloop {
+    /// The order of the block's tiles.
+    type Schedule: Scheduler;
+    /// How the registers are divided.
+    type Registers: RegisterSplit;
+    /// The sums of a warpgroup's rows of a tile.
+    type Sums: Sums;
+    /// Where a loading warp finds the factors of a tile.
+    type Source;
+    /// What the threads of a computing warpgroup keep from tile to tile.
+    type State;
+
+    /// Warpgroups that compute.
+    const COMPUTING: u32 = 2;
+    /// Warps that load, at most 3: one thread of each does.
+    const LOADING: u32 = 1;
+    /// Blocks of a cluster, each of which may load for all; 1 without clusters.
+    const CLUSTER: u32 = 1;
+    /// The distance of two steps: 1, or the terms of a stage if steps are numbered by their first
+    /// terms.
+    const STEP: u32 = 1;
+    /// Whether [`compute`](Self::compute) waits for its products, so that the stage is released at
+    /// once; otherwise it is when the products of the next one are under way.
+    const COMPLETES: bool = false;
+    /// How often [`interlude`](Self::interlude) is called in a tile, at most 3.
+    const INTERLUDES: u32 = 0;
+
+    /// The stages of the pipeline, at most [`MAX_STAGES`].
+    fn stages(&self) -> u32;
+
+    /// The order of the block's tiles. Each thread calls it once.
+    fn schedule(&self) -> Self::Schedule;
+
+    /// Arrivals that release a stage.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn arrivals(&self) -> u32 {
+        Self::COMPUTING * Self::CLUSTER
+    }
+
+    /// Releases a stage, as each thread of a computing warpgroup: by default the first threads
+    /// arrive, one for each block of the cluster.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    fn release(&self, group: &Warpgroup, _state: &Self::State, empty: MBarrier) {
+        let thread = group.thread();
+        if thread < Self::CLUSTER {
+            if Self::CLUSTER == 1 { empty.arrive() } else { empty.arrive_in(thread) }
+        }
+    }
+
+    /// Initialises further mbarriers, as thread 0, before [`sync`](Self::sync).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn init(&self) {}
+
+    /// A barrier of all threads that use the mbarriers: by default the cluster's, which orders no
+    /// other accesses.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    fn sync(&self) {
+        if Self::CLUSTER > 1 {
+            // SAFETY: all threads of the cluster call it: the contract of `run`.
+            unsafe { cluster::sync_relaxed() };
+        } else {
+            thread::sync_threads();
+        }
+    }
+
+    /// Prepares loading warp `loader`: by default it waits for the previous kernels of the stream.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn prepare(&self, _loader: u32) {
+        grid::wait_for_previous();
+    }
+
+    /// Where loading warp `loader` finds the factors of a tile.
+    fn source(&self, loader: u32, work: WorkOf<Self>) -> Self::Source;
+
+    /// Begins the loads of a step into a stage.
+    fn load(&self, source: &Self::Source, step: u32, stage: &EmptyStage);
+
+    /// What a computing warpgroup keeps, before its first tile.
+    fn state(&self, group: &Warpgroup) -> Self::State;
+
+    /// Prepares the sums of a tile, before its first step.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn start(&self, _group: &Warpgroup, _state: &mut Self::State, _work: WorkOf<Self>) {}
+
+    /// Adds the products of a stage, by its number, to the sums, or sets the sums to them if they
+    /// are the `first` of a tile: as one group of [`wgmma`], such as [`Warpgroup::multiply`].
+    fn compute(
+        &self,
+        group: &Warpgroup,
+        state: &mut Self::State,
+        sums: &mut Self::Sums,
+        stage: u32,
+        first: bool,
+    );
+
+    /// The step of a tile before which the `index`-th interlude comes; they ascend.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn pause(&self, _index: u32) -> u32 {
+        0
+    }
+
+    /// What a computing warpgroup does between the steps of a tile, while products are pending.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn interlude(
+        &self,
+        _group: &Warpgroup,
+        _state: &mut Self::State,
+        _index: u32,
+        _work: WorkOf<Self>,
+    ) {
+    }
+
+    /// Stores the sums of a tile, whose products have ended.
+    fn finish(
+        &self,
+        group: &Warpgroup,
+        state: &mut Self::State,
+        work: WorkOf<Self>,
+        sums: &mut Self::Sums,
+    );
+
+    /// What a computing warpgroup does after its last tile.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn end(&self, _group: &Warpgroup, _state: &mut Self::State) {}
+
+    /// What a warp does that neither loads nor computes.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn idle(&self, _warp: &IdleWarp) {}
+
+    /// What all warps that do not compute do at the end: their threads call it apart.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn loaded(&self) {}
+
+    /// What all threads of the block do at the end: by default no block ends before those of its
+    /// cluster, which write to its shared memory.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn leave(&self) {
+        if Self::CLUSTER > 1 {
+            // SAFETY: all threads of the cluster call it: the contract of `run`.
+            unsafe { cluster::sync() };
+        }
+    }
+
+    /// Runs the main loop. Dependent launches may begin at once.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the one-dimensional block call this, once: those of
+    /// [`COMPUTING`](Self::COMPUTING) warpgroups and of one more, in whole clusters of
+    /// [`CLUSTER`](Self::CLUSTER) blocks. The kernel's `max_threads` is at least their number. What
+    /// the methods access is theirs, as the kernel's contract says.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn run(&self) {
+        const {
+            let threads = (Self::COMPUTING + 1) * WARPGROUP;
+            if let Some([computing, other]) = Self::Registers::REGISTERS {
+                let launched = 65536 / threads / 8 * 8 * (Self::COMPUTING + 1);
+                let wanted = Self::COMPUTING * computing + other;
+                assert!(wanted <= launched, "the block would wait for registers forever");
+            }
+            assert!(Self::LOADING <= 3 && Self::INTERLUDES <= 3);
+        }
+        grid::launch_next();
+        let barriers = shared_array![u64; Pipeline::words(MAX_STAGES)];
+        // SAFETY: only this pipeline uses the words; it is initialised first.
+        let pipeline = unsafe { Pipeline::at(barriers, self.stages()) };
+        let thread = thread::thread_idx_x();
+        let warp = thread / warp::WARP_SIZE;
+        if thread == 0 {
+            self.init();
+            // SAFETY: no thread uses the pipeline before the barrier. The fence is for all barriers.
+            unsafe { pipeline.init(Self::LOADING, self.arrivals()) };
+        }
+        self.sync();
+        if warp < 4 * Self::COMPUTING {
+            // SAFETY: the warpgroup calls it together, and the block's registers suffice.
+            unsafe { Self::Registers::raise() };
+            compute_tiles(self, &Warpgroup(()), pipeline);
+        } else {
+            // SAFETY: as above.
+            unsafe { Self::Registers::lower() };
+            let other = warp - 4 * Self::COMPUTING;
+            if other >= Self::LOADING {
+                self.idle(&IdleWarp { index: other - Self::LOADING });
+            } else if warp::lane_id() == 0 {
+                // The code of each loading warp is its own.
+                match other {
+                    0 => load_tiles(self, 0, pipeline),
+                    1 if Self::LOADING > 1 => load_tiles(self, 1, pipeline),
+                    2 if Self::LOADING > 2 => load_tiles(self, 2, pipeline),
+                    _ => {}
+                }
+            }
+            self.loaded();
+        }
+        self.leave();
+    }
+}
+
+/// A tile of a main loop.
+pub type WorkOf<M> = <<M as Mainloop>::Schedule as Scheduler>::Work;
+
+/// Loads the factors of all tiles, as one thread of a loading warp.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn load_tiles<M: Mainloop + ?Sized>(main: &M, loader: u32, pipeline: Pipeline) {
+    main.prepare(loader);
+    let schedule = main.schedule();
+    let (mut work, mut state) = (schedule.first(), PipelineState::FIRST);
+    while let Some(tile) = work {
+        let source = main.source(loader, tile);
+        let (mut step, end) = schedule.steps(tile);
+        while step < end {
+            pipeline.wait_empty(state);
+            let full = pipeline.full(state);
+            main.load(&source, step, &EmptyStage { number: state.stage, loader, full });
+            (state, step) = (pipeline.next(state), step + M::STEP);
+        }
+        work = schedule.next(tile);
+    }
+}
+
+/// Computes all tiles, as the threads of a warpgroup.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn compute_tiles<M: Mainloop + ?Sized>(main: &M, group: &Warpgroup, pipeline: Pipeline) {
+    let schedule = main.schedule();
+    let mut work = schedule.first();
+    let mut state = main.state(group);
+    let mut stage = PipelineState::FIRST;
+    while let Some(tile) = work {
+        let (first, end) = schedule.steps(tile);
+        let mut steps = Steps { main, group, pipeline, stage, last: stage, step: first, first };
+        let mut sums = M::Sums::ZERO;
+        main.start(group, &mut state, tile);
+        if !M::COMPLETES {
+            wgmma::fence_operand(&mut sums);
+        }
+        // Written out: a loop of loops may not be unrolled.
+        if M::INTERLUDES > 0 {
+            steps.until(&mut state, &mut sums, main.pause(0).min(end));
+            main.interlude(group, &mut state, 0, tile);
+        }
+        if M::INTERLUDES > 1 {
+            steps.until(&mut state, &mut sums, main.pause(1).min(end));
+            main.interlude(group, &mut state, 1, tile);
+        }
+        if M::INTERLUDES > 2 {
+            steps.until(&mut state, &mut sums, main.pause(2).min(end));
+            main.interlude(group, &mut state, 2, tile);
+        }
+        steps.until(&mut state, &mut sums, end);
+        if !M::COMPLETES {
+            // SAFETY: the warpgroup calls it together.
+            unsafe { wgmma::wait_groups::<0>() };
+            wgmma::fence_operand(&mut sums);
+            // A tile of no steps has used no stage.
+            if first < end {
+                steps.release(&state, steps.last);
+            }
+        }
+        stage = steps.stage;
+        main.finish(group, &mut state, tile, &mut sums);
+        work = schedule.next(tile);
+    }
+    main.end(group, &mut state);
+}
+
+/// The steps of a tile that a warpgroup computes.
+struct Steps<'a, M: ?Sized> {
+    main: &'a M,
+    group: &'a Warpgroup,
+    pipeline: Pipeline,
+    stage: PipelineState,
+    /// The stage of the step before, which is released when its products have ended.
+    last: PipelineState,
+    step: u32,
+    first: u32,
+}
+
+impl<M: Mainloop + ?Sized> Steps<'_, M> {
+    /// Computes the steps before `end`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    fn until(&mut self, state: &mut M::State, sums: &mut M::Sums, end: u32) {
+        while self.step < end {
+            let is_first = self.step == self.first;
+            self.pipeline.wait_full(self.stage);
+            self.main.compute(self.group, state, sums, self.stage.stage, is_first);
+            if M::COMPLETES {
+                self.release(state, self.stage);
+            } else {
+                // SAFETY: the warpgroup calls it together. The products of the step before end.
+                unsafe { wgmma::wait_groups::<1>() };
+                if !is_first {
+                    self.release(state, self.last);
+                }
+            }
+            (self.last, self.stage) = (self.stage, self.pipeline.next(self.stage));
+            self.step += M::STEP;
+        }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    fn release(&self, state: &M::State, stage: PipelineState) {
+        self.main.release(self.group, state, self.pipeline.empty(stage));
+    }
+}
