@@ -29,3 +29,4 @@ pub mod products;
 /// Steps 4 and 5.
 pub mod exchange;
 // ANCHOR_END: fused
+pub mod wide;

@@ -7,3 +7,4 @@ mod products;
 mod softmax;
 mod teams;
 mod testing;
+mod wide;

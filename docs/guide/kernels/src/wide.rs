@@ -1,0 +1,247 @@
+//! A product fused with its all-reduce at Hopper's speed: the parts of a tile are sent while the
+//! next tile is multiplied, and idle warps add what the peers send.
+
+use core::ops::Range;
+
+use cuda_std::prelude::*;
+use cuda_std::tile::{
+    EmptyStage, IdleWarp, Mainloop, Persistent, RegPairs, RegTile, Registers, SharedTile,
+    TileMemory, TileOrder, Turn, Warpgroup,
+};
+use cuda_std::{cluster, grid, tma};
+use devcomm_types::{GridConstant, TensorMap};
+use nccl_device::{DevComm, PeerTiles, Window, message_word};
+
+/// Rows and columns of a block's tile of C.
+pub const TILE: (u32, u32) = (128, 256);
+/// Rows of C that a warp stores at once.
+pub const STORE_M: u32 = 16;
+/// Blocks of a cluster: their tiles lie below each other.
+pub const CLUSTER: u32 = 2;
+/// Rows of B that a block loads for both.
+pub const HALF: u32 = TILE.1 / CLUSTER;
+/// Threads of a block: two warpgroups that multiply, and one whose first warp loads.
+pub const THREADS: u32 = 384;
+const STAGES: u32 = 4;
+
+type A = SharedTile<bf16, { TILE.0 }>;
+type B = SharedTile<bf16, { TILE.1 }>;
+type Part = SharedTile<bf16, STORE_M>;
+const STAGE: u32 = A::BYTES + B::BYTES;
+/// Dynamic shared memory in bytes: the stages, and two parts for each of eight warps.
+pub const SHARED: u32 = STAGES * STAGE + 16 * Part::BYTES + TileMemory::PADDING;
+
+/// `C = sum over the N ranks of A x B^T`. The maps have tiles of 128 rows of A, [`HALF`] of B and
+/// [`STORE_M`] of C, which begins at `to`.
+///
+/// Grid: whole clusters, all resident, the same in all ranks. Block: [`THREADS`], with [`SHARED`]
+/// bytes.
+///
+/// # Safety
+///
+/// The maps are those of `m x k`, `n x k` and `m x n` elements; the rest is as [`PeerTiles::new`]
+/// needs it. A and B are written by no other kernel.
+#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, N = [2, 4, 8])]
+pub unsafe fn product_all_reduce_wide<const N: usize>(
+    comm: DevComm,
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: GridConstant<TensorMap>,
+    to: *mut bf16,
+    slots: Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    m: u32,
+    n: u32,
+    k: u32,
+) {
+    // SAFETY: the kernel's contract; the main loop ends with a barrier.
+    unsafe {
+        let peers = PeerTiles::<N>::new(&comm, slots, state, capacity, to, [m, n]);
+        peers.prepare();
+        Fused { a: &a, b: &b, c: &c, peers, memory: TileMemory::dynamic(), m, n, k }.run();
+        if thread::thread_idx_x() == 0 {
+            peers.end();
+        }
+    }
+}
+
+struct Fused<'a, const N: usize> {
+    a: &'a TensorMap,
+    b: &'a TensorMap,
+    c: &'a TensorMap,
+    peers: PeerTiles<'a, N>,
+    memory: TileMemory,
+    m: u32,
+    n: u32,
+    k: u32,
+}
+
+/// What a warp has still to store of its last tile: the place of its rows, and the right half.
+struct Last {
+    row: u32,
+    column: u32,
+    right: RegPairs<bf16, 16>,
+    tiles: u32,
+}
+
+impl<const N: usize> Fused<'_, N> {
+    /// The first row and column of this block's tile.
+    fn origin(&self, turn: Turn) -> (u32, u32) {
+        let rows = self.m.div_ceil(CLUSTER * TILE.0);
+        let order = TileOrder::<8> { rows, columns: self.n.div_ceil(TILE.1) };
+        let (row, column) = order.position(turn.number);
+        ((CLUSTER * row + cluster::rank()) * TILE.0, column * TILE.1)
+    }
+
+    fn stage(&self, number: u32) -> (A, B) {
+        (self.memory.tile(number * STAGE), self.memory.tile(number * STAGE + A::BYTES))
+    }
+
+    /// One of the two parts in shared memory that a warp stores from.
+    fn part(&self, group: &Warpgroup, which: u32) -> Part {
+        self.memory.tile(STAGES * STAGE + (2 * group.warp() + which) * Part::BYTES)
+    }
+
+    /// Writes half of a warp's rows to shared memory.
+    fn write(&self, group: &Warpgroup, half: &RegPairs<bf16, 16>) {
+        group.wait_until_read();
+        // SAFETY: the lanes of the warp are here together, and the parts are the warp's.
+        unsafe {
+            half.store(self.part(group, 0), 0);
+            half.store(self.part(group, 1), Part::COLUMNS);
+        }
+    }
+
+    /// Stores to C what was written, and sends it to the peers as a group of its own.
+    fn store(&self, group: &Warpgroup, last: &Last, column: u32) {
+        let parts = [0, 1].map(|i| (last.column + column + i * Part::COLUMNS, self.part(group, i)));
+        // SAFETY: each part is stored and sent once. Before the first the kernel has waited.
+        group.store(|| unsafe {
+            for (column, part) in parts {
+                part.store(self.c, last.row, column);
+            }
+            tma::commit_stores();
+            for (column, part) in parts {
+                self.peers.send(last.row, column, part);
+            }
+        });
+    }
+
+    fn store_right(&self, group: &Warpgroup, last: &Last) {
+        self.write(group, &last.right);
+        self.store(group, last, 2 * Part::COLUMNS);
+    }
+
+    /// Says that what a warp has stored is in C: only its last group, of messages, may be pending.
+    fn report(&self, group: &Warpgroup, last: &Last) {
+        if warp::lane_id() == 0 {
+            tma::wait_stores::<1>();
+            self.peers.stored(group.warp(), last.tiles);
+        }
+    }
+
+    /// Adds what the peers send to rows of a tile, to every `step`-th group of them.
+    #[inline(always)]
+    fn add(&self, (row, column): (u32, u32), rows: Range<u32>, step: u32, turn: u32) {
+        // SAFETY: the kernel has waited. The warps that call this share the rows, which are stored.
+        unsafe {
+            let sums = self.peers.sums();
+            for first in rows.step_by((step * PeerTiles::<N>::AT_ONCE) as usize) {
+                self.peers.wait_stored(first / STORE_M, turn);
+                sums.add(row + first, column);
+            }
+        }
+    }
+}
+
+// SAFETY: a stage's tiles are its own, and as many bytes are expected as are loaded.
+unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
+    type Schedule = Persistent<CLUSTER>;
+    type Registers = Registers<192, 120>;
+    type Sums = RegTile<f32, 32>;
+    type Source = (u32, u32);
+    type State = Last;
+    const CLUSTER: u32 = CLUSTER;
+    const INTERLUDES: u32 = 3;
+
+    fn stages(&self) -> u32 {
+        STAGES
+    }
+
+    fn schedule(&self) -> Persistent<CLUSTER> {
+        let tiles = self.m.div_ceil(CLUSTER * TILE.0) * self.n.div_ceil(TILE.1);
+        Persistent { tiles, steps: self.k.div_ceil(A::COLUMNS) }
+    }
+
+    fn source(&self, _: u32, turn: Turn) -> (u32, u32) {
+        self.origin(turn)
+    }
+
+    fn load(&self, &(row, column): &(u32, u32), step: u32, stage: &EmptyStage) {
+        let ((a, b), half) = (self.stage(stage.number()), HALF * cluster::rank());
+        stage.expect(STAGE);
+        stage.load(a, self.a, row, step * A::COLUMNS);
+        let (b, row) = (b.rows::<HALF>(half), column + half);
+        stage.load_multicast(b, self.b, row, step * A::COLUMNS, 0b11);
+    }
+
+    fn state(&self, _: &Warpgroup) -> Last {
+        Last { row: 0, column: 0, right: RegPairs::ZERO, tiles: 0 }
+    }
+
+    fn compute(&self, group: &Warpgroup, _: &mut Last, sums: &mut Self::Sums, s: u32, first: bool) {
+        let (a, b) = self.stage(s);
+        group.multiply(sums, a.rows(64 * group.index()), b, !first);
+    }
+
+    /// The left half is sent at once, the right one when that has left, and then C is complete.
+    fn pause(&self, index: u32) -> u32 {
+        let left = (self.k / A::COLUMNS / 2).min(24);
+        [1, left + 1, left + 5][index as usize]
+    }
+
+    fn interlude(&self, group: &Warpgroup, last: &mut Last, index: u32, turn: Turn) {
+        match index {
+            _ if last.tiles == 0 => {}
+            0 => self.store(group, last, 0),
+            1 => self.store_right(group, last),
+            _ => self.report(group, last),
+        }
+        if index == 1 {
+            let (row, column) = self.origin(turn);
+            (last.row, last.column) = (row + STORE_M * group.warp(), column);
+        }
+    }
+
+    fn finish(&self, group: &Warpgroup, last: &mut Last, turn: Turn, sums: &mut Self::Sums) {
+        if turn.before == 0 {
+            grid::wait_for_previous();
+        }
+        (last.right, last.tiles) = (sums.round(16).map_words(message_word), turn.before + 1);
+        self.write(group, &sums.round(0).map_words(message_word));
+    }
+
+    /// A warp adds to its own rows of the last tile.
+    fn end(&self, group: &Warpgroup, last: &mut Last) {
+        if last.tiles > 0 {
+            self.store(group, last, 0);
+            self.store_right(group, last);
+            self.report(group, last);
+            let first = STORE_M * group.warp();
+            let tile = (last.row - first, last.column);
+            self.add(tile, first..first + STORE_M, 1, last.tiles - 1);
+        }
+        tma::wait_stores::<0>();
+    }
+
+    fn idle(&self, warp: &IdleWarp) {
+        grid::wait_for_previous();
+        let schedule = self.schedule();
+        for before in 1..schedule.turns() {
+            let tile = self.origin(schedule.turn(before - 1));
+            let first = warp.index() * PeerTiles::<N>::AT_ONCE;
+            self.add(tile, first..TILE.0, 3, before - 1);
+        }
+    }
+}
