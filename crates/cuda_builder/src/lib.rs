@@ -35,6 +35,12 @@
 //! therefore compiled without LLVM passes; the builder marks every function and inline assembly
 //! `convergent`, and then runs the passes. Device code is always optimised.
 //!
+//! # Inlining
+//!
+//! Every function that a kernel calls is inlined, without an attribute: all but those with
+//! `#[inline(never)]` or `#[cold]` and those of Rust's standard library. Recursion is an error that
+//! names the cycle, unless one of its functions is `#[inline(never)]`.
+//!
 //! # Environment
 //!
 //! | variable | |
@@ -63,6 +69,7 @@ mod coop;
 mod diagnostics;
 mod error;
 mod foreign;
+mod inline;
 mod lines;
 mod link;
 mod llvm;

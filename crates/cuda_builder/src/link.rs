@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::coop;
 use crate::llvm::{
     AttributePlace, Context, Failure, Function, Linkage, Llvm, Module, Result, TargetMachine, Value,
 };
 use crate::split::{self, DRIVER_FUNCTIONS};
+use crate::{coop, inline};
 
 /// The array that `cuda_std` declares for dynamic shared memory.
 pub(crate) const DYNAMIC_SHARED: &str = "__cuda_std_dynamic_shared";
@@ -38,7 +38,7 @@ pub(crate) const BACK_ENDS: [&[&str]; 2] =
     [&[], &["-disable-block-placement", "-disable-branch-fold", "-disable-early-taildup"]];
 
 /// Part of each cache key: change it when equal inputs give another result.
-pub(crate) const REVISION: u32 = 18;
+pub(crate) const REVISION: u32 = 19;
 
 /// A request to prepare NCCL's bitcode.
 #[derive(Debug, Serialize, Deserialize)]
@@ -109,6 +109,7 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
     let context = Context::new(llvm);
     let mut module = context.read(&job.bitcode)?;
     module.set_name(&job.file);
+    inline::mark(&module)?;
     if let Some(nccl) = &job.nccl {
         let nccl = context.read_lazily(nccl)?;
         // clang 20's data layout specifies less than that of newer LLVMs. NCCL's code does not
@@ -130,7 +131,7 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
 
     let machine = TargetMachine::new(llvm, &job.cpu, &job.features)?;
     module.optimise(&machine, CLEAN)?;
-    inline_single_callers(&module)?;
+    inline::mark_single_callers(&module)?;
     module.optimise(&machine, OPTIMISE)?;
     module.functions().into_iter().for_each(Function::remove_personality);
     dump(&module, job, "after")?;
@@ -257,26 +258,6 @@ fn mark_convergent(module: &Module<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Inlines functions with one caller, regardless of size, such as the closure of an LL all-to-all.
-/// A call costs a stack frame, and LLVM does not propagate the caller's constants through it.
-fn inline_single_callers(module: &Module<'_>) -> Result<()> {
-    let context = module.context();
-    let excluded = [context.attribute("noinline")?, context.attribute("cold")?];
-    let inline = context.attribute("alwaysinline")?;
-    for function in module.functions() {
-        let is_ours = !function.is_declaration() && !function.is_kernel();
-        if is_ours
-            && function.is_called_once()
-            && !excluded
-                .iter()
-                .any(|attribute| function.has_attribute(AttributePlace::Function, *attribute))
-        {
-            function.add_attribute(AttributePlace::Function, inline);
-        }
-    }
-    Ok(())
-}
-
 /// Exports only this file's kernels, so that everything else can be removed once inlined.
 fn export_only(module: &Module<'_>, kernels: &[String]) {
     let functions = module.functions();
@@ -355,7 +336,7 @@ fn users(module: &Module<'_>, name: &str) -> String {
     if users.is_empty() { "a static".to_owned() } else { users.join(", ") }
 }
 
-fn demangled(name: &str) -> String {
+pub(crate) fn demangled(name: &str) -> String {
     format!("{:#}", rustc_demangle::demangle(name))
 }
 

@@ -156,7 +156,9 @@ functions! {
     LLVMDILocationGetColumn(Ref) -> c_uint;
     LLVMDILocationGetScope(Ref) -> Ref;
     LLVMDILocationGetInlinedAt(Ref) -> Ref;
+    LLVMGetSubprogram(Ref) -> Ref;
     LLVMDIScopeGetFile(Ref) -> Ref;
+    LLVMDIFileGetDirectory(Ref, *mut c_uint) -> *const c_char;
     LLVMDIFileGetFilename(Ref, *mut c_uint) -> *const c_char;
 
     LLVMGetAllocatedType(Ref) -> Ref;

@@ -1,7 +1,9 @@
 //! Where in the sources an instruction is from, and the types that GPUs lack.
 
-use super::functions::Ref;
-use super::value::{Instruction, Opcode, Value, bytes};
+use std::ffi::{c_char, c_uint};
+
+use super::functions::{Functions, Ref};
+use super::value::{Function, Instruction, Opcode, Value, bytes};
 
 /// LLVM's numbers of types.
 const FP128: i32 = 5;
@@ -10,6 +12,41 @@ const INTEGER: i32 = 8;
 /// Whether a source file is of Rust's standard library.
 pub(crate) fn is_of_rust(file: &str) -> bool {
     file.contains("/rustlib/src/rust/") || file.starts_with("/rustc/")
+}
+
+/// The name of a scope's source file, relative to its package where the compiler was told so, but
+/// with its folder if it is of Rust's standard library. `None` for null and for a scope without a
+/// file.
+///
+/// # Safety
+///
+/// `scope` is null or a scope of a live module.
+unsafe fn file_of(f: &Functions, scope: Ref) -> Option<String> {
+    let text = |get: unsafe extern "C" fn(Ref, *mut c_uint) -> *const c_char, file: Ref| {
+        let mut length = 0;
+        // SAFETY: `get` is one of the two functions below, and `file` is live; the text is copied.
+        let text = unsafe { bytes(get(file, &mut length).cast(), length as usize) };
+        String::from_utf8_lossy(text).into_owned()
+    };
+    // SAFETY: the caller passes null, which is not passed on, or a live scope.
+    let file = if scope.is_null() { scope } else { unsafe { (f.LLVMDIScopeGetFile)(scope) } };
+    if file.is_null() {
+        return None;
+    }
+    let name = text(f.LLVMDIFileGetFilename, file);
+    let whole = format!("{}/{name}", text(f.LLVMDIFileGetDirectory, file));
+    Some(if is_of_rust(&whole) { whole } else { name })
+}
+
+impl Function<'_> {
+    /// Whether its source is not of Rust's standard library. `false` for a function without debug
+    /// information, such as one that the compiler made.
+    pub(crate) fn is_of_user(self) -> bool {
+        let f = self.functions();
+        // SAFETY: the value is a function, whose scope is null where it has none.
+        let file = unsafe { file_of(f, (f.LLVMGetSubprogram)(self.raw())) };
+        file.is_some_and(|file| !is_of_rust(&file))
+    }
 }
 
 impl Instruction<'_> {
@@ -25,7 +62,7 @@ impl Instruction<'_> {
             while !location.is_null() {
                 let line = (f.LLVMDILocationGetLine)(location);
                 let column = (f.LLVMDILocationGetColumn)(location);
-                if let Some(file) = self.file((f.LLVMDILocationGetScope)(location)) {
+                if let Some(file) = file_of(f, (f.LLVMDILocationGetScope)(location)) {
                     last = Some(format!("{file}:{line}:{column}"));
                     if line > 0 && !is_of_rust(&file) {
                         break;
@@ -34,23 +71,6 @@ impl Instruction<'_> {
                 location = (f.LLVMDILocationGetInlinedAt)(location);
             }
             last
-        }
-    }
-
-    /// # Safety
-    ///
-    /// `scope` is null or a scope of this module.
-    unsafe fn file(self, scope: Ref) -> Option<String> {
-        let f = self.functions();
-        let mut length = 0;
-        // SAFETY: the caller's contract; the text is copied.
-        unsafe {
-            let file = if scope.is_null() { scope } else { (f.LLVMDIScopeGetFile)(scope) };
-            if file.is_null() {
-                return None;
-            }
-            let start = (f.LLVMDIFileGetFilename)(file, &mut length);
-            Some(String::from_utf8_lossy(bytes(start.cast(), length as usize)).into_owned())
         }
     }
 

@@ -8,6 +8,7 @@ mod barriers;
 mod cache;
 mod errors;
 mod gin;
+mod inlining;
 mod layout;
 mod linked;
 mod registry;
@@ -23,6 +24,7 @@ fn main() {
     let tests: Vec<Trial> = [
         barriers::tests(),
         layout::tests(),
+        inlining::tests(),
         linked::tests(),
         registry::tests(),
         gin::tests(),
