@@ -34,8 +34,8 @@ pub fn lsa_allreduce<T: Accumulate>(comm: DevComm, send: Window<T>, recv: Window
             _ => {
                 let (begin, end) = slice_of::<T>(team, count);
                 for i in thread::grid_strided(end - begin) {
-                    let sum = T::narrow(send.sum_vec(team, begin + i));
-                    recv.store_vec_to_all(team, begin + i, sum);
+                    let at = (begin + i) * Vec16::<T>::LANES;
+                    recv.store_vec_to_all(team, at, T::narrow(send.sum_vec(team, at)));
                 }
             }
         }
@@ -117,6 +117,7 @@ unsafe fn load_each<T: Accumulate, const N: usize>(
     at: usize,
     parts: &mut [Vec16<T>; N],
 ) {
+    let at = at * Vec16::<T>::LANES;
     for (part, from) in parts.iter_mut().zip(from) {
         // SAFETY: the caller's contract.
         *part = unsafe { from.load_vec(at) };
@@ -140,6 +141,7 @@ fn sum_of<T: Accumulate, const N: usize>(parts: &[Vec16<T>; N]) -> Vec16<T> {
 /// As for [`LsaPtr::store_vec`].
 #[inline(always)]
 unsafe fn store_each<T: Accumulate, const N: usize>(to: &[LsaPtr<T>; N], at: usize, sum: Vec16<T>) {
+    let at = at * Vec16::<T>::LANES;
     for to in to {
         // SAFETY: the caller's contract.
         unsafe { to.store_vec(at, sum) };

@@ -102,14 +102,13 @@ pub unsafe fn rmsnorm_allreduce_multimem<T: Accumulate<Acc = f32> + MultimemRedu
     barrier.sync(MemoryOrder::Acquire);
     let rows = Rows { team: comm.lsa_team(), tokens, hidden, eps };
     let (from, to) = (input.multimem(&comm), output.multimem(&comm));
-    let lanes = Vec16::<T>::LANES;
     // SAFETY: the kernel's contract; each row is accessed by one block of one rank between the
     // barriers.
     unsafe {
         rows.each(
             weight,
-            |at| T::widen(multimem::load_reduce_vec(Sum, from.add(at * lanes))),
-            |at, vector| multimem::store_vec(to.add(at * lanes), vector),
+            |at| T::widen(multimem::load_reduce_vec(Sum, from.add(at))),
+            |at, vector| multimem::store_vec(to.add(at), vector),
         );
     }
     barrier.sync(MemoryOrder::Release);
@@ -129,8 +128,8 @@ struct Rows {
 }
 
 impl Rows {
-    /// Normalises this rank's share of the rows: `load` returns the sum of vector `at` over the
-    /// ranks, `store` stores the result.
+    /// Normalises this rank's share of the rows: `load` returns the sum over the ranks of the
+    /// vector from element `at` on, `store` stores the result.
     ///
     /// # Safety
     ///
@@ -149,13 +148,13 @@ impl Rows {
         let (rank, n_ranks) = (self.team.rank as usize, self.team.n_ranks as usize);
         let first = rank + thread::block_idx_x() as usize * n_ranks;
         for row in Strided::new(first, self.tokens, thread::grid_dim_x() as usize * n_ranks) {
-            let first = row * vectors;
+            let first = row * self.hidden;
             let mut held = [T::widen(Vec16::from_bits([0; 4])); VECTORS];
             let squares = Cell::new(0.0);
             let mut v = 0;
             while v < VECTORS {
                 if mine(v) < vectors {
-                    held[v] = load(first + mine(v));
+                    held[v] = load(first + mine(v) * lanes);
                     T::map(&mut held[v], |x| {
                         squares.set(squares.get() + x * x);
                         x
@@ -172,7 +171,7 @@ impl Rows {
                     // SAFETY: `weight` has a vector for each vector of a row.
                     let factors = T::widen(unsafe { mem::load_vec(weight.add(mine(v) * lanes)) });
                     T::zip(&mut held[v], factors, |x, w| x * scale * w);
-                    store(first + mine(v), T::narrow(held[v]));
+                    store(first + mine(v) * lanes, T::narrow(held[v]));
                 }
                 v += 1;
             }

@@ -10,6 +10,7 @@ use devcomm::{
 };
 use devcomm_testing::simulated::Gpu;
 use half::bf16;
+use reduce_copy_kernels::numbers;
 
 use self::products::*;
 
@@ -47,6 +48,9 @@ programs! {
     lsa_allreduce on Simulation::new(2), one in 1;
     rmsnorm_allreduce on Simulation::new(2), one in 1;
     ll_alltoall on Simulation::new(2), one in 1;
+    numbers_of_ranks on Simulation::new(2), one in 1;
+    numbers_of_threads on Simulation::new(1), one in 20;
+    transposed_part on Simulation::new(1), one in 1;
     gin_put_signal on Simulation::new(2).team_size(1), one in 1;
     gin_alltoall on Simulation::new(2).team_size(1), one in 1;
     hybrid_allreduce on Simulation::new(4).team_size(2), one in 1;
@@ -133,6 +137,37 @@ fn ll_alltoall(gpu: &Gpu<'_>) -> Result<()> {
         // SAFETY: the windows have 30 elements for each of two ranks.
         unsafe { args.grid(1).block(32).launch(&stream)? };
     }
+    stream.synchronize()
+}
+
+fn numbers_of_ranks(gpu: &Gpu<'_>) -> Result<()> {
+    let mut requirements = DevCommRequirements::new();
+    let exchange = requirements.add(devcomm::LlA2a { blocks: 3, max_elements: 2, element_size: 8 });
+    let comm = gpu.dev_comm(requirements)?;
+    let (exchange, stream) = (comm.resource(exchange)?, gpu.stream()?);
+    let out = gpu.buffer(&[0_u64; 64 * 3 * 2])?;
+    for _ in 0..LAUNCHES {
+        let args = numbers::all_reduce_numbers::args(&comm, exchange, &out, 2);
+        // SAFETY: there are three sessions for the block, and three sums for each thread and round.
+        unsafe { args.grid(1).block(64).launch(&stream)? };
+    }
+    stream.synchronize()
+}
+
+fn numbers_of_threads(gpu: &Gpu<'_>) -> Result<()> {
+    let (x, stream) = (gpu.buffer(&[1_f32; 1024])?, gpu.stream()?);
+    let out = gpu.buffer(&[0_f32; 1024 * numbers::RESULTS])?;
+    // SAFETY: the buffers have the elements of 1,024 threads.
+    unsafe { numbers::reduce_numbers::args(&x, &out).grid(1).block(1024).launch(&stream)? };
+    stream.synchronize()
+}
+
+fn transposed_part(gpu: &Gpu<'_>) -> Result<()> {
+    let (x, y) = (gpu.window(&[1_f32; 280])?, gpu.window(&[0_f32; 560])?);
+    let stream = gpu.stream()?;
+    let args = numbers::transpose_part::args(&x, &y, 7, 40, 3);
+    // SAFETY: `x` has a matrix of these extents, and `y` two.
+    unsafe { args.grid(2).block(64).launch(&stream)? };
     stream.synchronize()
 }
 

@@ -16,6 +16,7 @@ const PUSH: &str = "kernels/src/collectives/push_allreduce.rs";
 const PUSH_X: &str = "kernels/src/collectives/push_exchange.rs";
 const PULL: &str = "kernels/src/collectives/pull_reduce_scatter.rs";
 const LL: &str = "kernels/src/ll_alltoall.rs";
+const NUMBERS: &str = "crates/nccl_device/tests/kernels/src/numbers.rs";
 const LAMPORT_X: &str = "kernels/src/collectives/lamport_exchange.rs";
 const LAMPORT_XV: &str = "kernels/src/collectives/lamport_exchange_v.rs";
 const LAMPORT_RS: &str = "kernels/src/collectives/lamport_reduce_scatter.rs";
@@ -89,6 +90,10 @@ const ARRIVAL: &str = "exchange.has_arrived(";
 const BANK: &str = "arrived().add(1)";
 
 const SEND: &str = "session.send(";
+const REDUCED: &str = "buffer.all_reduce(";
+const OF_BLOCK: &str = "block_reduce(";
+const OF_VIEW: &str = "x.transposed().load(";
+const IN_SESSION: &str = "session.all_reduce(";
 const RECEIVE: &str = "session.receive(";
 const RECEIVE_IN_ORDER: &str = "session.receive_in_order(";
 const PEEK: &str = "session.peek(";
@@ -110,6 +115,11 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("lsa_allreduce", LSA, (STORE, 0), Change::Shift(1), &[STORE]),
     mutant("rmsnorm_allreduce", RMSNORM, (ENTRY, 0), Remove, &[ROWS]),
     mutant("rmsnorm_allreduce", RMSNORM, (EXIT, 0), Remove, &[ROWS]),
+    mutant("numbers_of_ranks", NUMBERS, (REDUCED, 0), NARROW, &[REDUCED]),
+    mutant("numbers_of_ranks", NUMBERS, (IN_SESSION, 0), NARROW, &[IN_SESSION]),
+    mutant("numbers_of_ranks", NUMBERS, (IN_SESSION, 0), Remove, &[IN_SESSION, REDUCED]),
+    mutant("numbers_of_threads", NUMBERS, (OF_BLOCK, 0), Change::Shift(1), &[OF_BLOCK]),
+    mutant("transposed_part", NUMBERS, (OF_VIEW, 0), Change::Shift(1), &[OF_VIEW]),
     mutant("gin_put_signal", PUT_SIGNAL, ("gin.wait_signal(", 0), NoWait, &[PUT]),
     mutant("gin_put_signal", PUT_SIGNAL, ("gin.wait_signal(", 0), Relax, &[PUT]),
     mutant("gin_put_signal", PUT_SIGNAL, (FLUSH, 0), NoWait, &[PUT]),

@@ -42,6 +42,7 @@ mod tensor;
 mod tensor_maps;
 mod timeline;
 mod typed_multimem;
+mod typed_numbers;
 mod typed_reduce_copy;
 mod typed_together;
 mod unwritten;

@@ -68,9 +68,10 @@ pub unsafe fn lsa_put(
 pub(crate) unsafe fn copy_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
     /// Vectors in flight per thread.
     const UNROLL: usize = 4;
+    const LANES: usize = Vec16::<u8>::LANES;
     let (row, thread) = (thread::block_dim_x() as usize, thread::thread_idx_x() as usize);
     let (blocks, block) = (thread::grid_dim_x() as usize, thread::block_idx_x() as usize);
-    let vectors = bytes / Vec16::<u8>::LANES;
+    let vectors = bytes / LANES;
     let each = vectors.div_ceil(blocks.max(1));
     let end = ((block + 1) * each).min(vectors);
     let mut at = block * each + thread;
@@ -80,15 +81,15 @@ pub(crate) unsafe fn copy_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
         let mut loaded = [Vec16::<u8>::from_bits([0; 4]); UNROLL];
         while at + (UNROLL - 1) * row < end {
             for (u, vector) in loaded.iter_mut().enumerate() {
-                *vector = from.load_vec(at + u * row);
+                *vector = from.load_vec(LANES * (at + u * row));
             }
             for (u, vector) in loaded.iter().enumerate() {
-                to.store_vec(at + u * row, *vector);
+                to.store_vec(LANES * (at + u * row), *vector);
             }
             at += UNROLL * row;
         }
         while at < end {
-            to.store_vec(at, from.load_vec(at));
+            to.store_vec(LANES * at, from.load_vec(LANES * at));
             at += row;
         }
         // The last block copies the bytes after the last whole vector.

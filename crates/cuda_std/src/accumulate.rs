@@ -18,7 +18,7 @@ pub trait Accumulate: Element {
     /// The type that an element is reduced in.
     type Acc: Number;
     /// The type that a vector is reduced in: an array of [`Vec16::LANES`] [`Self::Acc`]s.
-    type Wide: Copy + AsRef<[Self::Acc]>;
+    type Wide: Copy + AsRef<[Self::Acc]> + AsMut<[Self::Acc]>;
 
     /// Converts the element; exact.
     fn to_acc(self) -> Self::Acc;

@@ -1,12 +1,13 @@
-//! Sums over the threads of a warp, of a block and of a cluster.
+//! Reductions over the threads of a warp and of a block by any operator, and sums over a cluster.
 //!
-//! The order of the additions is fixed, so that a sum of floats has the same bits in every thread
-//! and run.
+//! An operator is a function of two values: `f32::max`, [`reduce::arg_max`](crate::reduce::arg_max)
+//! of pairs, [`SoftmaxSum::combine`](crate::reduce::SoftmaxSum::combine). The order of the
+//! operations is fixed, so that a sum of floats has the same bits in every thread and run.
 //!
 //! # Safety model
 //!
-//! [`warp_sum`] and [`block_sum`] are `unsafe`, like the shuffles of [`warp`]: all threads of the
-//! warp or block must call them together.
+//! Reductions are `unsafe`, like the shuffles of [`warp`]: all threads of the warp or block must
+//! call them together.
 //!
 //! # Example
 //!
@@ -46,68 +47,106 @@ const CLUSTER_WARPS: usize = 8 * 16;
 pub trait Summand: Number + WarpShuffleValue {
     /// Zero.
     const ZERO: Self;
-    /// Shared memory of the block, for one value per warp.
-    #[doc(hidden)]
-    fn slots() -> *mut Self;
 }
 
 macro_rules! summands {
     ($($type:ident)*) => { $(
         impl Summand for $type {
             const ZERO: Self = 0 as $type;
-
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
-            fn slots() -> *mut Self {
-                shared_array![$type; WARPS]
-            }
         }
     )* };
 }
 
 summands!(f32 f64 i32 u32 i64 u64);
 
+/// The values of the warp's lanes, combined by `op`, in every lane: `warp_reduce(x, f32::max)`.
+///
+/// `op` is associative and commutative, in floats up to rounding: the lanes combine the same pairs
+/// of values, some in the other order.
+///
+/// # Safety
+///
+/// All 32 lanes call this together.
+#[track_caller]
+pub unsafe fn warp_reduce<T: WarpShuffleValue>(mine: T, op: impl Fn(T, T) -> T) -> T {
+    // SAFETY: every lane calls this.
+    unsafe { segment_reduce::<32, T>(mine, op) }
+}
+
+/// As [`warp_reduce`], for each segment of `WIDTH` neighbouring lanes by itself. `WIDTH` is a power
+/// of two up to 32.
+///
+/// # Safety
+///
+/// All 32 lanes call this together.
+#[track_caller]
+pub unsafe fn segment_reduce<const WIDTH: u32, T: WarpShuffleValue>(
+    mine: T,
+    op: impl Fn(T, T) -> T,
+) -> T {
+    const { assert!(WIDTH.is_power_of_two() && WIDTH <= 32, "a power of two up to 32") }
+    let (mut all, mut distance) = (mine, WIDTH / 2);
+    while distance > 0 {
+        // SAFETY: every lane calls this.
+        all = op(all, unsafe { warp::shuffle_xor(all, distance) });
+        distance /= 2;
+    }
+    all
+}
+
 /// The sum over the warp, in every lane.
 ///
 /// # Safety
 ///
 /// All 32 lanes call this together.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn warp_sum<T: Summand>(mine: T) -> T {
-    let mut sum = mine;
-    let mut distance = warp::WARP_SIZE / 2;
-    while distance > 0 {
-        // SAFETY: every lane calls this.
-        sum = sum.wrapping_add(unsafe { warp::shuffle_xor(sum, distance) });
-        distance /= 2;
-    }
-    sum
+    // SAFETY: every lane calls this.
+    unsafe { warp_reduce(mine, T::wrapping_add) }
 }
 
-/// The sum over the block, in every thread. It uses two block barriers, and shared memory for one
-/// `T` per warp.
+/// The values of the block's threads, combined by `op`, in every thread: `block_reduce(x,
+/// f32::NEG_INFINITY, f32::max)`. It uses two block barriers, and shared memory for one `T` per
+/// warp, of at most 16 bytes.
+///
+/// `op` is as for [`warp_reduce`], and `op(identity, x)` is `x`.
 ///
 /// # Safety
 ///
 /// All threads of the block call this together. The block is one-dimensional and has whole warps.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub unsafe fn block_sum<T: Summand>(mine: T) -> T {
-    let of_warps = T::slots();
+pub unsafe fn block_reduce<T: WarpShuffleValue>(mine: T, identity: T, op: impl Fn(T, T) -> T) -> T {
+    const { assert!(size_of::<T>() <= 16 && align_of::<T>() <= 16, "at most 16 bytes per warp") }
+    let of_warps: *mut T = match size_of::<T>() {
+        0..=4 => shared_array![u32; WARPS].cast(),
+        5..=8 => shared_array![u64; WARPS].cast(),
+        _ => shared_array![[u64; 2]; WARPS].cast(),
+    };
     // SAFETY: all lanes call this. There is one slot per warp, of at most `WARPS`; barriers
     // separate the writes from the reads, and the reads from the next writes.
     unsafe {
-        let sum = warp_sum(mine);
+        let of_warp = warp_reduce(mine, &op);
         if warp::lane_id() == 0 {
-            mem::store(of_warps.add((thread::thread_idx_x() / warp::WARP_SIZE) as usize), sum);
+            mem::store(of_warps.add((thread::thread_idx_x() / warp::WARP_SIZE) as usize), of_warp);
         }
         thread::sync_threads();
         let (lane, warps) = (warp::lane_id(), thread::block_dim_x() / warp::WARP_SIZE);
-        let of_one = if lane < warps { mem::load(of_warps.add(lane as usize)) } else { T::ZERO };
-        let total = warp_sum(of_one);
+        let of_one = if lane < warps { mem::load(of_warps.add(lane as usize)) } else { identity };
+        let all = warp_reduce(of_one, op);
         thread::sync_threads();
-        total
+        all
     }
+}
+
+/// The sum over the block, in every thread: a [`block_reduce`].
+///
+/// # Safety
+///
+/// As for [`block_reduce`].
+#[track_caller]
+pub unsafe fn block_sum<T: Summand>(mine: T) -> T {
+    // SAFETY: the caller upholds the contract of `block_reduce`.
+    unsafe { block_reduce(mine, T::ZERO, T::wrapping_add) }
 }
 
 /// Sums over the blocks of a cluster, in every thread of it. The blocks send each other their sums,

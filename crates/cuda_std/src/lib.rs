@@ -7,10 +7,11 @@
 //! * [`kernel`]: makes a function an entry point, and on the host a type that a launch names.
 //! * [`thread`], [`warp`]: indices, barriers, shuffles, votes; [`strided`]: loops divided among
 //!   threads.
-//! * [`collective`]: sums over a warp and a block.
+//! * [`collective`]: reductions over a warp and a block.
 //! * [`shared`]: shared memory, static ([`shared_array!`]) and dynamic.
 //! * [`mem`], [`vector`], [`multimem`]: loads and stores, also of 16 bytes and at multicast
 //!   addresses.
+//! * [`view`]: elements by two or three indices, with bounds that simulated runs check.
 //! * [`reduce`]: sums and other operators, over elements and vectors.
 //! * [`atomic`]: atomics, ordered accesses and fences with a scope.
 //! * [`mma`], [`wgmma`]: tensor cores, of a warp and of Hopper's warpgroups; [`async_copy`],
@@ -79,6 +80,7 @@ pub mod thread;
 pub mod tile;
 pub mod tma;
 pub mod vector;
+pub mod view;
 pub mod warp;
 pub mod wgmma;
 
@@ -93,7 +95,7 @@ pub use math::GpuFloat;
 /// Without [`print!`] and [`println!`], which a glob import would make ambiguous with the standard
 /// library's: write `cuda_std::println!`.
 pub mod prelude {
-    pub use crate::collective::{ClusterSum, block_sum, warp_sum};
+    pub use crate::collective::{ClusterSum, block_reduce, block_sum, warp_reduce, warp_sum};
     pub use crate::math::GpuFloat;
     pub use crate::reduce::ReduceOp;
     pub use crate::vector::{Accumulate, Vec16};

@@ -37,6 +37,8 @@ pub trait GpuFloat: Copy {
     fn trunc(self) -> Self;
     /// The nearest integer; ties are rounded away from zero.
     fn round(self) -> Self;
+    /// The nearest integer; ties are rounded to the even one. PTX: `cvt.rni`.
+    fn round_ties_even(self) -> Self;
     /// The fractional part.
     fn fract(self) -> Self;
 }
@@ -44,7 +46,8 @@ pub trait GpuFloat: Copy {
 macro_rules! gpu_float {
     ($($type:ident)*) => { $(
         impl GpuFloat for $type {
-            gpu_float!($type: mul_add(a, b); sqrt(); floor(); ceil(); trunc(); round(););
+            gpu_float!($type: mul_add(a, b); sqrt(); floor(); ceil(); trunc(); round();
+                round_ties_even(););
 
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn fract(self) -> Self {

@@ -34,7 +34,7 @@ use devcomm_types::Element;
 
 use crate::arch;
 use crate::atomic::{Atomic, AtomicValue, Order, Scope};
-use crate::vector::Vec16;
+use crate::vector::{Accumulate, Vec16};
 
 /// A plain load.
 ///
@@ -120,6 +120,55 @@ pub unsafe fn load_vec_once<T: Element>(address: *const T) -> Vec16<T> {
 pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
     // SAFETY: the caller's contract.
     unsafe { arch::store_v4(address.cast(), value.to_bits()) }
+}
+
+/// Loads `N` elements as `f32`, by 16-byte instructions; exact.
+///
+/// # Safety
+///
+/// `address` is aligned to 16 bytes and valid for reads of `N` elements, which are a multiple of 16
+/// bytes.
+#[track_caller]
+pub unsafe fn load_as_f32<T: Accumulate<Acc = f32>, const N: usize>(address: *const T) -> [f32; N] {
+    const { assert!(N.is_multiple_of(Vec16::<T>::LANES), "whole vectors of 16 bytes") }
+    let (mut values, mut first) = ([0.0; N], 0);
+    while first < N {
+        // SAFETY: the caller guarantees that these elements can be read.
+        let wide = T::widen(unsafe { load_vec(address.add(first)) });
+        let mut i = 0;
+        while i < Vec16::<T>::LANES {
+            values[first + i] = wide.as_ref()[i];
+            i += 1;
+        }
+        first += Vec16::<T>::LANES;
+    }
+    values
+}
+
+/// Stores `N` values as elements, each rounded to the nearest, by 16-byte instructions.
+///
+/// # Safety
+///
+/// `address` is aligned to 16 bytes and valid for writes of `N` elements, which are a multiple of
+/// 16 bytes.
+#[track_caller]
+pub unsafe fn store_from_f32<T: Accumulate<Acc = f32>, const N: usize>(
+    address: *mut T,
+    values: [f32; N],
+) {
+    const { assert!(N.is_multiple_of(Vec16::<T>::LANES), "whole vectors of 16 bytes") }
+    let mut first = 0;
+    while first < N {
+        let mut wide = T::widen(Vec16::from_bits([0; 4]));
+        let mut i = 0;
+        while i < Vec16::<T>::LANES {
+            wide.as_mut()[i] = values[first + i];
+            i += 1;
+        }
+        // SAFETY: the caller guarantees that these elements can be written.
+        unsafe { store_vec(address.add(first), T::narrow(wide)) };
+        first += Vec16::<T>::LANES;
+    }
 }
 
 /// Begins to bring what is at an address into the L2 cache, for a load that follows: as many bytes

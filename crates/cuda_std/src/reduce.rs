@@ -21,9 +21,12 @@
 
 use core::ops::{Add, AddAssign, Mul};
 
+use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
 
 pub use crate::accumulate::Accumulate;
+use crate::math;
+use crate::warp::WarpShuffleValue;
 
 /// A number type that elements are reduced in. Unlike `+` and `*` of integers, `wrapping_add` and
 /// `wrapping_mul` wrap around in every build.
@@ -225,6 +228,73 @@ impl<T: Accumulate> ReduceOp<T> for Avg {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn result(self, value: T::Acc) -> T::Acc {
         value.div_count(self.of)
+    }
+}
+
+/// The pair with the larger value or, if these are equal, the smaller index: an operator for
+/// [`warp_reduce`](crate::collective::warp_reduce) and its like. A NaN is never larger.
+///
+/// ```
+/// use cuda_std::reduce::arg_max;
+/// assert_eq!(arg_max((1.5, 7), (2.5, 9)), (2.5, 9));
+/// assert_eq!(arg_max((2.5, 9), (2.5, 7)), (2.5, 7));
+/// ```
+pub fn arg_max<V: PartialOrd, I: PartialOrd>(a: (V, I), b: (V, I)) -> (V, I) {
+    if b.0 > a.0 || b.0 == a.0 && b.1 < a.1 { b } else { a }
+}
+
+/// The sum of `exp(x - max)` over values `x` and their maximum, in one pass: the denominator of a
+/// softmax.
+///
+/// ```
+/// use cuda_std::reduce::SoftmaxSum;
+/// let all = [1.0, 3.0, 2.0].map(SoftmaxSum::of);
+/// let all = all.into_iter().fold(SoftmaxSum::EMPTY, SoftmaxSum::combine);
+/// assert!((all.weight(3.0) - 0.665_24).abs() < 1e-4);
+/// ```
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct SoftmaxSum {
+    /// The largest value.
+    pub max: f32,
+    /// The sum of `exp(x - max)`.
+    pub sum: f32,
+}
+
+impl SoftmaxSum {
+    /// That of no value.
+    pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+
+    /// That of one value.
+    pub fn of(x: f32) -> Self {
+        Self { max: x, sum: 1.0 }
+    }
+
+    /// That of the values of both.
+    pub fn combine(self, other: Self) -> Self {
+        let max = Number::max(self.max, other.max);
+        // The difference of two infinities would be NaN.
+        let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
+        let part = |one: Self| one.sum * math::exp(one.max - base);
+        Self { max, sum: part(self) + part(other) }
+    }
+
+    /// The softmax of one of the values: `exp(x - max) / sum`.
+    pub fn weight(self, x: f32) -> f32 {
+        math::exp(x - self.max) / self.sum
+    }
+}
+
+impl WarpShuffleValue for SoftmaxSum {
+    const WORDS: usize = 2;
+
+    fn to_words(self) -> [u32; 4] {
+        (self.max, self.sum).to_words()
+    }
+
+    fn from_words(words: [u32; 4]) -> Self {
+        let (max, sum) = WarpShuffleValue::from_words(words);
+        Self { max, sum }
     }
 }
 

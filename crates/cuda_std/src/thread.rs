@@ -26,6 +26,7 @@
 use crate::arch;
 use crate::atomic::{Order, Scope, fence};
 use crate::strided::{Index, Strided};
+use crate::warp::WARP_SIZE;
 
 /// An index or a size in two dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,6 +108,15 @@ pub fn index_1d() -> u32 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn grid_strided<N: Index>(n: N) -> Strided<N> {
     Strided::new(N::from_u32(index_1d()), n, N::from_u32(grid_dim_x() * block_dim_x()))
+}
+
+/// A loop whose iterations are divided among the warps of a one-dimensional launch of whole warps:
+/// the share of `0..n` of the calling thread's warp, from the warp's index in the grid on in steps
+/// of the number of warps in the grid. All lanes of a warp get the same numbers.
+pub fn warps_strided<N: Index>(n: N) -> Strided<N> {
+    let warps = block_dim_x() / WARP_SIZE;
+    let first = block_idx_x() * warps + thread_idx_x() / WARP_SIZE;
+    Strided::new(N::from_u32(first), n, N::from_u32(grid_dim_x() * warps))
 }
 
 /// Indices of the thread in a two-dimensional launch.

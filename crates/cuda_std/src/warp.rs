@@ -2,7 +2,7 @@
 //!
 //! Each operation comes in two forms. The short one ([`shuffle_xor`], [`ballot`], ..) is for the
 //! whole warp; the one with Rust-CUDA's name ([`warp_shuffle_xor`], [`warp_vote_ballot`], ..) takes
-//! a mask of lanes and, for shuffles, a width.
+//! a mask of lanes and, for shuffles, a width. [`collective`](crate::collective) has reductions.
 //!
 //! # Safety model
 //!
@@ -14,17 +14,14 @@
 //!
 //! ```
 //! use cuda_std::warp;
-//! /// The sum over the warp, in every lane.
+//! /// The value of the lane on the other side of the warp's middle.
 //! ///
 //! /// # Safety
 //! ///
 //! /// All 32 lanes call this together.
-//! unsafe fn warp_sum(mut value: f32) -> f32 {
-//!     for distance in [16, 8, 4, 2, 1] {
-//!         // SAFETY: all lanes call this, by the caller's contract.
-//!         value += unsafe { warp::shuffle_xor(value, distance) };
-//!     }
-//!     value
+//! unsafe fn mirrored(value: f32) -> f32 {
+//!     // SAFETY: all lanes call this, by the caller's contract.
+//!     unsafe { warp::shuffle_xor(value, 31) }
 //! }
 //! ```
 
@@ -100,30 +97,31 @@ pub unsafe fn sync() {
     arch::sync_warp(FULL_MASK);
 }
 
-/// A value that shuffles can move: a number of 1 to 8 bytes.
+/// A value that shuffles can move: a number of 1 to 8 bytes, or a pair or an array of such values
+/// in up to four 32-bit words, of which a number of up to 4 bytes takes one.
 pub trait WarpShuffleValue: Copy {
-    /// The value as 32-bit words, low word first; values up to 4 bytes use only the first.
+    /// The number of words that the value takes.
     #[doc(hidden)]
-    fn to_words(self) -> [u32; 2];
+    const WORDS: usize;
+    /// The value as words, low word first; only the first [`Self::WORDS`] are used.
+    #[doc(hidden)]
+    fn to_words(self) -> [u32; 4];
     /// The inverse of [`Self::to_words`].
     #[doc(hidden)]
-    fn from_words(words: [u32; 2]) -> Self;
-    /// Whether the value uses the second word.
-    #[doc(hidden)]
-    const WIDE: bool = size_of::<Self>() > 4;
+    fn from_words(words: [u32; 4]) -> Self;
 }
 
 macro_rules! shuffle_values {
     ($($type:ty: $to:expr, $from:expr;)*) => { $(
         impl WarpShuffleValue for $type {
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
-            fn to_words(self) -> [u32; 2] {
+            const WORDS: usize = size_of::<Self>().div_ceil(4);
+
+            fn to_words(self) -> [u32; 4] {
                 let bits: u64 = $to(self);
-                [bits as u32, (bits >> 32) as u32]
+                [bits as u32, (bits >> 32) as u32, 0, 0]
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
-            fn from_words([low, high]: [u32; 2]) -> Self {
+            fn from_words([low, high, ..]: [u32; 4]) -> Self {
                 $from(u64::from(low) | u64::from(high) << 32)
             }
         }
@@ -147,6 +145,63 @@ shuffle_values! {
     half::bf16: |v: half::bf16| v.to_bits().into(), |bits| half::bf16::from_bits(bits as u16);
 }
 
+impl<A: WarpShuffleValue, B: WarpShuffleValue> WarpShuffleValue for (A, B) {
+    const WORDS: usize = {
+        assert!(A::WORDS + B::WORDS <= 4, "a shuffled value has at most four words");
+        A::WORDS + B::WORDS
+    };
+
+    fn to_words(self) -> [u32; 4] {
+        let (mut words, second) = (self.0.to_words(), self.1.to_words());
+        let mut i = 0;
+        while i < B::WORDS {
+            words[A::WORDS + i] = second[i];
+            i += 1;
+        }
+        words
+    }
+
+    fn from_words(words: [u32; 4]) -> Self {
+        (A::from_words(words), B::from_words(from_word(words, A::WORDS)))
+    }
+}
+
+impl<T: WarpShuffleValue, const N: usize> WarpShuffleValue for [T; N] {
+    const WORDS: usize = {
+        assert!(N * T::WORDS <= 4, "a shuffled value has at most four words");
+        N * T::WORDS
+    };
+
+    fn to_words(self) -> [u32; 4] {
+        let (mut words, mut i) = ([0; 4], 0);
+        while i < Self::WORDS {
+            words[i] = self[i / T::WORDS].to_words()[i % T::WORDS];
+            i += 1;
+        }
+        words
+    }
+
+    fn from_words(words: [u32; 4]) -> Self {
+        let mut values = [T::from_words(words); N];
+        let mut i = 1;
+        while i < N {
+            values[i] = T::from_words(from_word(words, i * T::WORDS));
+            i += 1;
+        }
+        values
+    }
+}
+
+/// The words from `first` on.
+fn from_word(words: [u32; 4], first: usize) -> [u32; 4] {
+    let (mut rest, mut i) = ([0; 4], first);
+    while i < 4 {
+        rest[i - first] = words[i];
+        i += 1;
+    }
+    rest
+}
+
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 fn shuffle<T: WarpShuffleValue>(
@@ -160,11 +215,10 @@ fn shuffle<T: WarpShuffleValue>(
         width.is_power_of_two() && width <= WARP_SIZE,
         "the width of a shuffle is a power of two up to 32"
     );
-    let mut words = value.to_words();
-    let (low, in_range) = arch::shuffle(mask, mode, words[0], lane, width);
-    words[0] = low;
-    if T::WIDE {
-        words[1] = arch::shuffle(mask, mode, words[1], lane, width).0;
+    let (mut words, mut in_range, mut i) = (value.to_words(), false, 0);
+    while i < T::WORDS {
+        (words[i], in_range) = arch::shuffle(mask, mode, words[i], lane, width);
+        i += 1;
     }
     (T::from_words(words), in_range)
 }

@@ -20,7 +20,8 @@
 //! * [`TileExchange`]: tiles that ranks push to each other while they compute.
 //! * [`gin`]: puts, gets, signals, counters, flushes.
 //! * [`Lamport`]: messages of floats that are their own flags.
-//! * [`LlA2a`]: NCCL's low-latency (LL) all-to-all, whose messages carry their own flags.
+//! * [`LlA2a`]: NCCL's low-latency (LL) all-to-all, whose messages carry their own flags, and
+//!   [`LlA2aBuffer::all_reduce`]: an all-reduce of a few numbers inside a kernel.
 //! * [`reduce_copy`]: sums and other reductions over the ranks' memory.
 //! * [`Timeout`], [`DevComm::wait_until`]: timeouts of waits, and a wait for any condition. The
 //!   host can abort every wait.

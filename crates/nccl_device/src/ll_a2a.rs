@@ -88,7 +88,6 @@ impl<'a> LlA2aBuffer<'a> {
     ///
     /// The host got the handle for this device communicator and at least `blocks` blocks. The
     /// team's ranks can load and store each other's memory, and all pass the same team.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, team: Team, handle: LlA2aHandle, blocks: u32) -> Self {
         Self { comm, team, handle, blocks, multimem: None }
     }
@@ -98,7 +97,6 @@ impl<'a> LlA2aBuffer<'a> {
     /// # Safety
     ///
     /// `multimem` is the multicast mapping of the team.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn over_multimem(self, multimem: MultimemHandle) -> Self {
         Self { multimem: Some(multimem), ..self }
     }
@@ -113,7 +111,6 @@ impl<'a> LlA2aBuffer<'a> {
     ///
     /// NCCL: `ncclLLA2ASession`'s constructor and destructor.
     #[doc(alias = "ncclLLA2ASession")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn with<T: Pod, R>(
         self,
@@ -122,6 +119,50 @@ impl<'a> LlA2aBuffer<'a> {
         max_elements: u32,
         body: impl FnOnce(&mut LlA2a<'a, T>) -> R,
     ) -> R {
+        let mut session = self.open(coop, block, max_elements);
+        let result = body(&mut session);
+        session.close();
+        result
+    }
+
+    /// [`LlA2a::all_reduce`] in a session of its own: an all-reduce of a few numbers inside a
+    /// kernel, without a barrier of the ranks. `coop` and `block` are as for [`with`](Self::with).
+    ///
+    /// ```
+    /// use cuda_std::prelude::*;
+    /// use cuda_std::reduce::SoftmaxSum;
+    /// use nccl_device::{Coop, DevComm, LlA2aBuffer, LlA2aHandle};
+    ///
+    /// /// The softmax of a vector that is spread over the ranks, an element per thread.
+    /// ///
+    /// /// # Safety
+    /// ///
+    /// /// The host created `exchange` for one block and an 8-byte element per rank. `x` has an
+    /// /// element for each thread. One block, of whole warps.
+    /// #[kernel]
+    /// pub unsafe fn softmax(comm: DevComm, exchange: LlA2aHandle, x: *mut f32) {
+    ///     let x = x.wrapping_add(thread::thread_idx_x() as usize);
+    ///     // SAFETY: the kernel's contract. All threads call the reductions.
+    ///     unsafe {
+    ///         let (value, op) = (mem::load(x), SoftmaxSum::combine);
+    ///         let mine = block_reduce(SoftmaxSum::of(value), SoftmaxSum::EMPTY, op);
+    ///         let buffer = LlA2aBuffer::new(&comm, comm.lsa_team(), exchange, 1);
+    ///         let all = buffer.all_reduce(Coop::cta(), 0, mine, op);
+    ///         mem::store(x, all.weight(value));
+    ///     }
+    /// }
+    /// # fn main() {}
+    /// ```
+    #[track_caller]
+    pub fn all_reduce<T: Pod>(self, coop: Coop, block: u32, mine: T, op: impl Fn(T, T) -> T) -> T {
+        let mut session = self.open(coop, block, self.team.n_ranks as u32);
+        let all = session.all_reduce(mine, op);
+        session.close();
+        all
+    }
+
+    #[track_caller]
+    fn open<T: Pod>(self, coop: Coop, block: u32, max_elements: u32) -> LlA2a<'a, T> {
         assert!(block < self.blocks, "the host reserved no lines for this block");
         let slots = u64::from(max_elements) * LlA2a::<T>::LINES as u64;
         assert!(
@@ -134,19 +175,13 @@ impl<'a> LlA2aBuffer<'a> {
             block,
             pitch: max_elements,
             epoch: 0,
+            first: 0,
             element: PhantomData,
         };
         // SAFETY: the header of the block's lines, which only this coop reads and writes.
         session.epoch = unsafe { mem::load(session.header()) }.wrapping_add(FIRST_EPOCH);
-        let first = session.epoch;
-        let result = body(&mut session);
-        // The end of an epoch comes after the loads of all threads.
-        if coop.thread_rank() == 0 && session.epoch != first {
-            // SAFETY: as for the load.
-            unsafe { mem::store(session.header(), session.epoch.wrapping_sub(FIRST_EPOCH)) };
-        }
-        coop.sync();
-        result
+        session.first = session.epoch;
+        session
     }
 }
 
@@ -164,6 +199,8 @@ pub struct LlA2a<'a, T> {
     /// Slots between the lines of one element.
     pitch: u32,
     epoch: u32,
+    /// The epoch with which the session began.
+    first: u32,
     element: PhantomData<T>,
 }
 
@@ -180,7 +217,6 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::send`.
     #[doc(alias = "ncclLLA2ASession::send")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn send(&self, peer: i32, element: u32, value: T) {
         let LlA2aBuffer { comm, team, handle, .. } = self.buffer;
@@ -197,7 +233,6 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::bcast`.
     #[doc(alias = "ncclLLA2ASession::bcast")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn broadcast(&self, element: u32, value: T) {
         let LlA2aBuffer { comm, team, handle, multimem, .. } = self.buffer;
@@ -223,7 +258,6 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::recv`.
     #[doc(alias = "ncclLLA2ASession::recv")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn receive(&self, element: u32) -> T {
         let [value] = self.receive_each([element]);
@@ -235,7 +269,6 @@ impl<T: Pod> LlA2a<'_, T> {
     /// # Errors
     ///
     /// [`TimedOut`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn receive_timeout(&self, element: u32, timeout: Timeout) -> Result<T, TimedOut> {
         let mut lines = [[Line::from_bits([0; 4]); MAX_LINES]];
@@ -248,7 +281,6 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::recvUnrolled`.
     #[doc(alias = "ncclLLA2ASession::recvUnrolled")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn receive_each<const N: usize>(&self, elements: [u32; N]) -> [T; N] {
         let mut lines = [[Line::from_bits([0; 4]); MAX_LINES]; N];
@@ -262,7 +294,6 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::recvReduce`.
     #[doc(alias = "ncclLLA2ASession::recvReduce")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn receive_reduce<A: Copy, const N: usize>(
         &self,
@@ -290,11 +321,43 @@ impl<T: Pod> LlA2a<'_, T> {
         acc
     }
 
+    /// The values of all ranks, combined by `op` in the order of the ranks: the same bits in every
+    /// thread of the coop and in every rank. Ends the epoch, in which there are no other messages.
+    ///
+    /// Every thread of the coop calls this with the same `mine`, such as what
+    /// [`block_reduce`](cuda_std::collective::block_reduce) returns. Traps if the session has fewer
+    /// elements than ranks.
+    #[track_caller]
+    pub fn all_reduce(&mut self, mine: T, op: impl Fn(T, T) -> T) -> T {
+        let LlA2aBuffer { team, multimem, .. } = self.buffer;
+        if multimem.is_none() {
+            // Every rank starts with itself, so that at any time each writes to a different peer.
+            for distance in self.coop.strided(team.n_ranks as u32) {
+                self.send(team.rotated(distance as i32), team.rank as u32, mine);
+            }
+        } else if self.coop.thread_rank() == 0 {
+            self.broadcast(team.rank as u32, mine);
+        }
+        let all = self.receive_reduce::<T, 1>(0, team.n_ranks as u32, 1, |value| value, op);
+        self.end_epoch();
+        all
+    }
+
+    /// Stores the epoch, if one has ended, for the next session.
+    #[track_caller]
+    fn close(self) {
+        // The end of an epoch comes after the loads of all threads.
+        if self.coop.thread_rank() == 0 && self.epoch != self.first {
+            // SAFETY: the header of the block's lines, which only this coop reads and writes.
+            unsafe { mem::store(self.header(), self.epoch.wrapping_sub(FIRST_EPOCH)) };
+        }
+        self.coop.sync();
+    }
+
     /// Ends the epoch: later messages belong to the next one. Every thread of the coop calls this.
     ///
     /// NCCL: `ncclLLA2ASession::endEpoch`.
     #[doc(alias = "ncclLLA2ASession::endEpoch")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn end_epoch(&mut self) {
         if self.epoch >= u32::MAX - 1 {
@@ -320,13 +383,11 @@ impl<T: Pod> LlA2a<'_, T> {
 
     /// The index in lines of this epoch's first slot. A block has a header line and two banks of
     /// slots.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slots(&self) -> u32 {
         let slots = self.buffer.handle.n_slots;
         self.block * (1 + 2 * slots) + 1 + (self.epoch & 1) * slots
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn own_lines(&self) -> *mut Line {
         let LlA2aBuffer { comm, handle, .. } = self.buffer;
@@ -334,7 +395,6 @@ impl<T: Pod> LlA2a<'_, T> {
     }
 
     /// The word that stores the epoch between sessions.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn header(&self) -> *mut u32 {
         let line = self.block * (1 + 2 * self.buffer.handle.n_slots);
@@ -346,7 +406,6 @@ impl<T: Pod> LlA2a<'_, T> {
     /// # Safety
     ///
     /// `lines` is the array of a rank, or its multicast address, and the element exists.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store_lines<const MULTICAST: bool>(&self, lines: *mut Line, element: u32, value: T) {
         let mut words = [[0; 2]; MAX_LINES];
@@ -370,14 +429,12 @@ impl<T: Pod> LlA2a<'_, T> {
         }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn check(&self, element: u32) {
         assert!(element < self.pitch, "the session has no such element");
     }
 
     /// Polls until all lines of the elements have this epoch.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn load_lines<const N: usize>(
         &self,
@@ -413,7 +470,6 @@ impl<T: Pod> LlA2a<'_, T> {
     }
 
     /// The value of an element whose lines have arrived.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn value(lines: &[Line; MAX_LINES]) -> T {
         let mut words = [[0; 2]; MAX_LINES];
         let mut i = 0;
@@ -426,7 +482,6 @@ impl<T: Pod> LlA2a<'_, T> {
         unsafe { words.as_ptr().cast::<T>().read_unaligned() }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn describe_wait(&self, element: u32) -> WaitFor {
         let wanted = self.epoch.into();
         WaitFor { kind: WaitKind::LlA2a, index: element, context: 0, peer: -1, wanted, seen: 0 }

@@ -5,6 +5,7 @@ use core::ffi::c_void;
 use cuda_std::atomic::{AtomicValue, Order, Scope};
 use cuda_std::mem;
 use cuda_std::vector::Vec16;
+use cuda_std::view::View;
 use devcomm_types::kernel::{COPIED, KernelParam, MemoryRef};
 use devcomm_types::nccl::{self, MultimemHandle};
 use devcomm_types::{Element, Team};
@@ -227,6 +228,18 @@ impl<T: Element> LsaPtr<T> {
         self.pointer
     }
 
+    /// The part's first elements by `D` indices, of which the last one varies fastest.
+    ///
+    /// # Safety
+    ///
+    /// The part has the product of the sizes of elements.
+    #[track_caller]
+    pub unsafe fn view<const D: usize>(self, size: [usize; D]) -> View<T, D> {
+        self.len.check(0, size.iter().product());
+        // SAFETY: the caller guarantees that the elements exist; windows outlive kernels.
+        unsafe { View::new(self.pointer, size) }
+    }
+
     /// Loads element `index`.
     ///
     /// # Safety
@@ -251,30 +264,30 @@ impl<T: Element> LsaPtr<T> {
         unsafe { mem::store(self.element(index, 1), value) }
     }
 
-    /// Loads 16 bytes from element `index * Vec16::<T>::LANES` on, by one instruction.
+    /// Loads 16 bytes from element `index` on, by one instruction.
     ///
     /// # Safety
     ///
-    /// As [`load`](Self::load), for each of the elements; the part starts at a 16-byte boundary, as
-    /// the windows that the host crate allocates do.
+    /// As [`load`](Self::load), for each of the elements, of which the first one is at a multiple
+    /// of 16 bytes. The windows that the host crate allocates begin at one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_vec(self, index: usize) -> Vec16<T> {
         // SAFETY: the caller's contract.
-        unsafe { mem::load_vec(self.element(index * Vec16::<T>::LANES, Vec16::<T>::LANES)) }
+        unsafe { mem::load_vec(self.element(index, Vec16::<T>::LANES)) }
     }
 
-    /// Stores 16 bytes from element `index * Vec16::<T>::LANES` on, by one instruction.
+    /// Stores 16 bytes from element `index` on, by one instruction.
     ///
     /// # Safety
     ///
-    /// As [`store`](Self::store), for each of the elements; the part starts at a 16-byte boundary,
-    /// as the windows that the host crate allocates do.
+    /// As [`store`](Self::store), for each of the elements, of which the first one is at a multiple
+    /// of 16 bytes. The windows that the host crate allocates begin at one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_vec(self, index: usize, value: Vec16<T>) {
         // SAFETY: the caller's contract.
-        unsafe { mem::store_vec(self.element(index * Vec16::<T>::LANES, Vec16::<T>::LANES), value) }
+        unsafe { mem::store_vec(self.element(index, Vec16::<T>::LANES), value) }
     }
 }
 

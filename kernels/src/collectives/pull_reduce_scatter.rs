@@ -100,7 +100,8 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
                     let mut i = 1;
                     while i <= N && at + u * ROW < vectors {
                         let distance = i % N;
-                        loaded[u][distance] = parts[distance].load_vec(first + at + u * ROW);
+                        let from = (first + at + u * ROW) * Vec16::<T>::LANES;
+                        loaded[u][distance] = parts[distance].load_vec(from);
                         i += 1;
                     }
                     u += 1;

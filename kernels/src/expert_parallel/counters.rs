@@ -116,19 +116,3 @@ pub(super) unsafe fn store_returns(
         at
     }
 }
-
-/// The least of the numbers of the lanes.
-///
-/// # Safety
-///
-/// All lanes of a warp call this together.
-#[inline(always)]
-pub(super) unsafe fn lowest(mut number: u32) -> u32 {
-    let mut distance = 1;
-    while distance < warp::WARP_SIZE {
-        // SAFETY: the caller's contract.
-        number = number.min(unsafe { warp::shuffle_xor(number, distance) });
-        distance *= 2;
-    }
-    number
-}

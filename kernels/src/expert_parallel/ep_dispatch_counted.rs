@@ -8,7 +8,7 @@ use half::bf16;
 use nccl_device::{DevComm, Window};
 
 use super::counted::{Counted, Progress, Step};
-use super::counters::{lowest, store_returns};
+use super::counters::store_returns;
 use super::ep_layout::{Grouped, NONE};
 use super::parts::{Part, Parts};
 use super::places::{BATCH, Placed, Places, Shared};
@@ -189,7 +189,7 @@ impl<T: Rows> Dispatch<'_, T> {
                 let rank = (me + rest.trailing_zeros()) % u64::BITS;
                 rest &= rest - 1;
                 let is_there = placed.rank == Some(rank);
-                let to = lowest(if is_there { placed.place } else { NONE });
+                let to = warp_reduce(if is_there { placed.place } else { NONE }, u32::min);
                 if to < memory.capacity {
                     let rows = self.rows.lsa(rank as i32).as_ptr();
                     part.store(rows.cast(), to as usize, &payload.row);

@@ -5,7 +5,6 @@ use cuda_std::grid;
 use cuda_std::prelude::*;
 
 use super::counted::Counted;
-use super::counters::lowest;
 use super::ep_layout::{DROPPED, Grouped};
 use super::parts::{Parts, warp_index, warps};
 use super::shape::Shape;
@@ -52,7 +51,7 @@ pub unsafe fn ep_expand(
             let returns = memory.returns(tokens, part.row as usize);
             let word = mem::load(returns.wrapping_add(lane as usize));
             let has_place = lane.is_multiple_of(2) && word < DROPPED;
-            let from = lowest(if has_place { word } else { DROPPED });
+            let from = warp_reduce(if has_place { word } else { DROPPED }, u32::min);
             let all = warp::ballot(has_place);
             let others = if is_in_place { warp::ballot(has_place && word != from) } else { all };
             if others != 0 {

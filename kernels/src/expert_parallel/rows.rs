@@ -1,6 +1,7 @@
 //! What the rows of tokens are on their way: 16-bit floats as they are, or 8-bit floats with
 //! scales.
 
+use cuda_std::collective::segment_reduce;
 use cuda_std::mem;
 use cuda_std::prelude::*;
 use cuda_std::vector::Accumulate;
@@ -84,12 +85,8 @@ impl Rows for F8E4M3 {
             largest = largest.max(low[i].abs()).max(high[i].abs());
             i += 1;
         }
-        let mut distance = 1;
-        while distance < SCALED_LANES {
-            // SAFETY: the caller's contract.
-            largest = largest.max(unsafe { warp::shuffle_xor(largest, distance) });
-            distance *= 2;
-        }
+        // SAFETY: all lanes of the warp call this together, as the caller guarantees.
+        let largest = unsafe { segment_reduce::<SCALED_LANES, _>(largest, f32::max) };
         let scale = Scale::of(largest);
         let inverse = scale.inverse();
         let mut wide = [0.0; 16];

@@ -323,7 +323,7 @@ impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
                     if column >= n {
                         // Beyond C.
                     } else if n.is_multiple_of(WIDTH) {
-                        c.store_vec(at / WIDTH as usize, Vec16::from_bits(words[i]));
+                        c.store_vec(at, Vec16::from_bits(words[i]));
                     } else {
                         store_elements(c, at, words[i], n - column);
                     }

@@ -50,7 +50,8 @@ f8_types! {
 macro_rules! floats {
     ($($type:ident)*) => { $(
         pub(crate) mod $type {
-            floats!($type: mul_add(a, b); sqrt(); floor(); ceil(); trunc(); round(););
+            floats!($type: mul_add(a, b); sqrt(); floor(); ceil(); trunc(); round();
+                round_ties_even(););
         }
     )* };
     ($type:ident: $($name:ident($($arg:ident),*);)*) => { $(

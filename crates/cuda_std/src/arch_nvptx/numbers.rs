@@ -89,11 +89,11 @@ f8_types! {
 }
 
 pub(crate) mod f32 {
-    pub(crate) use core::f32::math::{ceil, floor, mul_add, round, sqrt, trunc};
+    pub(crate) use core::f32::math::{ceil, floor, mul_add, round, round_ties_even, sqrt, trunc};
 }
 
 pub(crate) mod f64 {
-    pub(crate) use core::f64::math::{ceil, floor, mul_add, round, sqrt, trunc};
+    pub(crate) use core::f64::math::{ceil, floor, mul_add, round, round_ties_even, sqrt, trunc};
 }
 
 macro_rules! approximations {

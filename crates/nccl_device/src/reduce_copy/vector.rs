@@ -6,8 +6,8 @@ use devcomm_types::Team;
 use crate::Window;
 
 impl<T: Accumulate> Window<T> {
-    /// The sum over an LSA team of `N` ranks of the 16-byte vector from element
-    /// `at * Vec16::<T>::LANES` on. All loads are in flight at once.
+    /// The sum over an LSA team of `N` ranks of the 16-byte vector from element `at` on. All loads
+    /// are in flight at once.
     ///
     /// The sum begins with this rank and goes through the ranks cyclically, so that ranks that sum
     /// different vectors at the same time load from different peers. Two ranks' float sums of the
@@ -15,8 +15,8 @@ impl<T: Accumulate> Window<T> {
     ///
     /// # Safety
     ///
-    /// `team` is the LSA team, of `N` ranks. Each rank's part has the vector, which is not written
-    /// at the same time.
+    /// `team` is the LSA team, of `N` ranks. Each rank's part has the vector, at a multiple of 16
+    /// bytes, and nothing writes it at the same time.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn sum_vec_of<const N: usize>(self, team: Team, at: usize) -> T::Wide {
@@ -54,12 +54,13 @@ impl<T: Accumulate> Window<T> {
         sum
     }
 
-    /// Stores a 16-byte vector to every rank of the LSA team, this rank first, from element
-    /// `at * Vec16::<T>::LANES` on.
+    /// Stores a 16-byte vector to every rank of the LSA team, this rank first, from element `at`
+    /// on.
     ///
     /// # Safety
     ///
-    /// `team` is the LSA team. Each rank's part has the vector, and other threads do not access it.
+    /// `team` is the LSA team. Each rank's part has the vector, at a multiple of 16 bytes, and
+    /// other threads do not access it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_vec_to_all(self, team: Team, at: usize, vector: Vec16<T>) {

@@ -89,11 +89,11 @@ pub unsafe fn vectors(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n:
     barrier.sync(MemoryOrder::Acquire);
     let right = (lsa.rank + 1) % lsa.n_ranks;
     // SAFETY: both windows have two elements per thread.
-    unsafe { out.lsa(right).store_vec(t, mail.local().load_vec(t)) };
+    unsafe { out.lsa(right).store_vec(2 * t, mail.local().load_vec(2 * t)) };
     barrier.sync(MemoryOrder::AcqRel);
     // SAFETY: as above; the neighbor has written this rank's memory.
     unsafe {
-        let got: Vec16<u64> = out.local().load_vec(t);
+        let got: Vec16<u64> = out.local().load_vec(2 * t);
         out.local().store(2 * t, got.lane(0) + 1);
     }
     barrier.sync(MemoryOrder::Release);

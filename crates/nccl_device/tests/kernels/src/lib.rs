@@ -1,5 +1,5 @@
 //! Kernels that tests compile to PTX and run in the simulator: one per function of `reduce_copy`,
-//! and kernels with flags, barriers and sums.
+//! and kernels with flags, barriers, sums and views.
 //!
 //! # Safety model
 //!
@@ -14,4 +14,5 @@ pub mod local;
 pub mod lsa;
 pub mod multimem;
 pub mod nccl;
+pub mod numbers;
 pub mod together;

@@ -164,7 +164,7 @@ pub unsafe fn sum_vectors<T: Accumulate>(comm: DevComm, x: Window<T>, y: Window<
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire);
     if thread::thread_idx_x() == 0 && block % team.n_ranks as u32 == team.rank as u32 {
-        let at = block as usize;
+        let at = block as usize * Vec16::<T>::LANES;
         // SAFETY: the kernel's contract: one vector per block; between barriers one thread uses it.
         unsafe {
             let sum = match team.n_ranks {
