@@ -21,6 +21,7 @@ mod norm;
 pub use norm::normalize;
 // ANCHOR_END: norm
 pub mod blocks;
+pub mod message;
 pub mod softmax;
 // ANCHOR: fused
 /// Steps 1 to 3.

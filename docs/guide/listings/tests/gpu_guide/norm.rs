@@ -1,6 +1,8 @@
 //! The first kernel's tests.
 
+use devcomm::LlA2a;
 use kernels::blocks::normalize_by_blocks;
+use kernels::message::normalize_by_message;
 
 // ANCHOR: test
 use devcomm::{DevCommRequirements, Error, Rank};
@@ -53,6 +55,35 @@ fn many_blocks_get_the_same_length(rank: &Rank) -> Result<(), Error> {
     Ok(())
 }
 // ANCHOR_END: blocks
+
+// ANCHOR: message
+#[devcomm::test(ranks = 2)]
+fn a_message_brings_the_sum_of_each_rank(rank: &Rank) -> Result<(), Error> {
+    rank.load(&KERNELS)?;
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let mut requirements = DevCommRequirements::new();
+    let max_elements = rank.n_ranks() as u32;
+    let exchange = requirements.add(LlA2a { blocks: 1, max_elements, element_size: 4 });
+    let dev = comm.create_dev_comm(requirements)?;
+    let exchange = dev.resource(exchange)?;
+    let x = comm.mem_alloc::<f32>(50)?;
+    for launch in 1..=3 {
+        let part = |rank: usize| (1..=50).map(move |i| (launch * (50 * rank + i)) as f32);
+        let mine: Vec<f32> = part(rank.rank()).collect();
+        stream.copy_to_device(&mine, &x)?;
+        let args = normalize_by_message::args(&dev, exchange, &x, 50, 2.0);
+        // SAFETY: the memory is for one block and an element per rank, and x has 50 elements.
+        unsafe { args.grid(1).block(64).launch(&stream)? };
+        let mut scaled = [0.0; 50];
+        stream.copy_to_host(&x, &mut scaled)?;
+        let squares: f32 = (0..rank.n_ranks()).flat_map(part).map(|x| x * x).sum();
+        for (scaled, x) in scaled.into_iter().zip(mine) {
+            assert!((scaled - 2.0 * x / squares.sqrt()).abs() < 1e-6, "{scaled} of {x}");
+        }
+    }
+    Ok(())
+}
+// ANCHOR_END: message
 
 /// A launch whose window is too short on a rank is an error there that gives the numbers.
 #[devcomm::test(ranks = 2)]
