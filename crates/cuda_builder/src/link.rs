@@ -34,11 +34,15 @@ const OPTIMISE: &str = "default<O3>,default<O3>";
 /// at its limit may spill with one order and not with another. LLVM orders, joins and copies blocks
 /// for a processor's branch predictor; from 23 on it can also invert the conditions of branches in
 /// PTX, and then 13 kernels of the collection spilled. Short kernels are faster in LLVM's order.
-pub(crate) const BACK_ENDS: [&[&str]; 2] =
-    [&[], &["-disable-block-placement", "-disable-branch-fold", "-disable-early-taildup"]];
+/// Loop strength reduction keeps a register for each address that a loop computes.
+pub(crate) const BACK_ENDS: [&[&str]; 3] = [
+    &[],
+    &["-disable-block-placement", "-disable-branch-fold", "-disable-early-taildup"],
+    &["-disable-lsr"],
+];
 
 /// Part of each cache key: change it when equal inputs give another result.
-pub(crate) const REVISION: u32 = 19;
+pub(crate) const REVISION: u32 = 20;
 
 /// A request to prepare NCCL's bitcode.
 #[derive(Debug, Serialize, Deserialize)]
