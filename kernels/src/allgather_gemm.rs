@@ -96,7 +96,6 @@ pub const fn gather_flags(m: usize, ranks: usize) -> usize {
 const ABORTED: u32 = u32::MAX;
 
 /// In shared memory: of how many of the block's tiles all rows have arrived, and the bank.
-#[inline(always)]
 fn arrived() -> *mut u32 {
     shared_array![u32; 2]
 }
@@ -115,7 +114,6 @@ struct Gather<'a> {
 
 impl Gather<'_> {
     /// Prepares the block's shared memory. All threads of the block call it first.
-    #[inline(always)]
     fn prepare(&self) {
         if thread::thread_idx_x() == 0 {
             // SAFETY: no other thread uses the word before the barrier.
@@ -129,7 +127,6 @@ impl Gather<'_> {
     /// # Safety
     ///
     /// The kernel's contract; the previous kernels have ended.
-    #[inline(always)]
     unsafe fn exchange(&self) -> TileExchange<'_, bf16> {
         let Gathered { banks, flags, state, .. } = *self.gathered;
         // SAFETY: the caller's contract.
@@ -142,7 +139,6 @@ impl Gather<'_> {
     ///
     /// The kernel's contract. All threads of the block call it behind the product, which ends with
     /// a barrier.
-    #[inline(always)]
     unsafe fn end(&self) {
         if thread::thread_idx_x() == 0 {
             // SAFETY: the caller's contract.
@@ -151,31 +147,26 @@ impl Gather<'_> {
     }
 
     /// Rows of each rank.
-    #[inline(always)]
     fn each(&self) -> u32 {
         self.m / self.team.n_ranks as u32
     }
 
     /// This rank's first row of A.
-    #[inline(always)]
     fn first(&self) -> u32 {
         self.team.rank as u32 * self.each()
     }
 
     /// Whether all rows of a block's tile, from `row` on, are this rank's.
-    #[inline(always)]
     fn is_own(&self, row: u32) -> bool {
         row >= self.first() && (row + TILE_M).min(self.m) <= self.first() + self.each()
     }
 
     /// Messages of each rank to each other one.
-    #[inline(always)]
     fn messages(&self) -> u32 {
         self.each().div_ceil(ROWS)
     }
 
     /// The message with a row, among those of all ranks.
-    #[inline(always)]
     fn message(&self, row: u32) -> u32 {
         row / self.each() * self.messages() + row % self.each() / ROWS
     }
@@ -185,7 +176,6 @@ impl Gather<'_> {
     /// # Safety
     ///
     /// The kernel's contract; one warp of the block calls it, all lanes together.
-    #[inline(always)]
     unsafe fn watch(&self, order: Order) {
         // SAFETY: the caller's contract.
         let exchange = unsafe { self.exchange() };
@@ -223,7 +213,6 @@ impl Gather<'_> {
     }
 
     /// Waits for a message; whether it has arrived, or else the host has aborted the wait.
-    #[inline(always)]
     fn wait_for(&self, exchange: &TileExchange<'_, bf16>, message: u32) -> bool {
         let arrives = self.comm.wait_until_or_abort(|| {
             let has_arrived = exchange.has_arrived(message);
@@ -241,7 +230,6 @@ impl Gather<'_> {
     /// # Safety
     ///
     /// The kernel's contract; one warp of each block calls it, all lanes together.
-    #[inline(always)]
     unsafe fn push(&self) {
         // SAFETY: the caller's contract.
         let exchange = unsafe { self.exchange() };
@@ -267,7 +255,6 @@ impl Gather<'_> {
     }
 
     /// Whether rows of an own message are in tiles with rows of a peer.
-    #[inline(always)]
     fn is_shared(&self, message: u32) -> bool {
         let first = self.first() + message * ROWS;
         let last = (first + ROWS).min(self.first() + self.each()) - 1;
@@ -279,13 +266,11 @@ impl Follow for Gather<'_> {
     type Registers = Copying;
 
     /// A rank's own rows first.
-    #[inline(always)]
     fn order(&self, rows: u32, columns: u32) -> Order {
         let first = self.first().div_ceil(CLUSTER_M);
         Order::parts(rows, columns, first % rows, (self.each() / CLUSTER_M).max(1))
     }
 
-    #[inline(always)]
     unsafe fn source<'m>(&'m self, a: &'m TensorMap, tiles: u32, row: u32) -> (&'m TensorMap, u32) {
         if self.is_own(row) {
             return (a, row - self.first());
@@ -307,7 +292,6 @@ impl Follow for Gather<'_> {
         (if bank == 0 { self.maps[0] } else { self.maps[1] }, row)
     }
 
-    #[inline(always)]
     unsafe fn beside(&self, order: Order, index: u32) {
         grid::wait_for_previous();
         // SAFETY: the caller's contract.

@@ -95,7 +95,6 @@ struct Chunk {
 }
 
 impl Chunk {
-    #[inline(always)]
     fn of(comm: &DevComm, block: u32, count: usize) -> Self {
         let lsa = comm.lsa_team();
         let row = slice(count, lsa.n_ranks as usize);
@@ -113,7 +112,6 @@ impl Chunk {
 ///
 /// All pointers are to `len` elements, 16-byte aligned; no other thread writes the inputs or
 /// accesses the outputs. `n_from` is at least 1.
-#[inline(always)]
 unsafe fn sum<T: Accumulate>(
     n_from: i32,
     from: impl Fn(i32) -> *mut T,
@@ -154,7 +152,6 @@ unsafe fn sum<T: Accumulate>(
 /// # Safety
 ///
 /// As for [`sum`].
-#[inline(always)]
 unsafe fn sum_vectors<T: Accumulate, const U: usize>(
     n_from: i32,
     from: &impl Fn(i32) -> *mut T,
@@ -196,7 +193,6 @@ pub const fn hybrid_allreduce_partials(count: usize, team_ranks: usize, n_teams:
 const GRAIN: usize = 8;
 
 /// Elements per part, when `count` elements are divided into `parts`; the last may be shorter.
-#[inline(always)]
 const fn slice(count: usize, parts: usize) -> usize {
     let parts = if parts == 0 { 1 } else { parts };
     count.div_ceil(parts).next_multiple_of(GRAIN)

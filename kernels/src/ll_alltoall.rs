@@ -89,7 +89,6 @@ impl Message {
     /// # Safety
     ///
     /// `from` points to memory that contains the message, and nothing writes it.
-    #[inline(always)]
     unsafe fn load<T: Element>(self, from: LsaPtr<T>, at: usize) -> u64 {
         let mut word = 0;
         let lane = (&raw mut word).cast::<T>();
@@ -108,7 +107,6 @@ impl Message {
     /// # Safety
     ///
     /// `to` points to memory that contains the message, and nothing else accesses it.
-    #[inline(always)]
     unsafe fn store<T: Element>(self, to: LsaPtr<T>, at: usize, word: u64) {
         let lane = (&raw const word).cast::<T>();
         let begin = at * lanes::<T>();

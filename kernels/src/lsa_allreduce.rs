@@ -45,7 +45,6 @@ pub fn lsa_allreduce<T: Accumulate>(comm: DevComm, send: Window<T>, recv: Window
 }
 
 /// This rank's slice: a contiguous range of the whole 16-byte vectors, as vector indices.
-#[inline(always)]
 fn slice_of<T: Accumulate>(team: Team, count: usize) -> (usize, usize) {
     let (n_ranks, rank) = (team.n_ranks as usize, team.rank as usize);
     let vectors = count / Vec16::<T>::LANES;
@@ -62,7 +61,6 @@ fn slice_of<T: Accumulate>(team: Team, count: usize) -> (usize, usize) {
 /// # Safety
 ///
 /// Both windows have `count` elements in every rank, and only this rank accesses its slice.
-#[inline(always)]
 unsafe fn sum_slice<T: Accumulate, const N: usize, const UNROLL: usize>(
     team: Team,
     send: Window<T>,
@@ -111,7 +109,6 @@ unsafe fn sum_slice<T: Accumulate, const N: usize, const UNROLL: usize>(
 /// # Safety
 ///
 /// As for [`LsaPtr::load_vec`].
-#[inline(always)]
 unsafe fn load_each<T: Accumulate, const N: usize>(
     from: &[LsaPtr<T>; N],
     at: usize,
@@ -125,7 +122,6 @@ unsafe fn load_each<T: Accumulate, const N: usize>(
 }
 
 /// The sum of one vector of each rank.
-#[inline(always)]
 fn sum_of<T: Accumulate, const N: usize>(parts: &[Vec16<T>; N]) -> Vec16<T> {
     let mut sum = T::widen(parts[0]);
     for part in &parts[1..] {
@@ -139,7 +135,6 @@ fn sum_of<T: Accumulate, const N: usize>(parts: &[Vec16<T>; N]) -> Vec16<T> {
 /// # Safety
 ///
 /// As for [`LsaPtr::store_vec`].
-#[inline(always)]
 unsafe fn store_each<T: Accumulate, const N: usize>(to: &[LsaPtr<T>; N], at: usize, sum: Vec16<T>) {
     let at = at * Vec16::<T>::LANES;
     for to in to {
@@ -153,7 +148,6 @@ unsafe fn store_each<T: Accumulate, const N: usize>(to: &[LsaPtr<T>; N], at: usi
 /// # Safety
 ///
 /// Both windows have `count` elements in every rank, and only this rank accesses these elements.
-#[inline(always)]
 unsafe fn sum_tail<T: Accumulate>(team: Team, send: Window<T>, recv: Window<T>, count: usize) {
     if team.rank + 1 < team.n_ranks {
         return;

@@ -134,7 +134,6 @@ impl Rows {
     /// # Safety
     ///
     /// As for [`rmsnorm_allreduce`](fn@rmsnorm_allreduce), between barriers.
-    #[inline(always)]
     unsafe fn each<T: Accumulate<Acc = f32>>(
         self,
         weight: *const T,

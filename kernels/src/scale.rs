@@ -25,49 +25,41 @@ impl Scale {
     pub(crate) const ONE: Self = Self { exponent: 127 };
 
     /// For numbers whose largest magnitude, NaN left out, is this.
-    #[inline(always)]
     pub(crate) fn of(largest: f32) -> Self {
         let exponent = (largest.to_bits() + ROUND_UP) >> FRACTION;
         Self { exponent: exponent.saturating_sub(LARGEST_EXPONENT).max(1) }
     }
 
     /// The bits of the scale, an `f32`.
-    #[inline(always)]
     pub(crate) fn to_bits(self) -> u32 {
         self.exponent << FRACTION
     }
 
     /// 1 over the scale: the exponents of both have the sum of two that are 0.
-    #[inline(always)]
     pub(crate) fn inverse(self) -> f32 {
         f32::from_bits((2 * 127 - self.exponent) << FRACTION)
     }
 
     /// The scale, from its [`byte`](Self::byte).
-    #[inline(always)]
     pub(crate) fn from_byte(byte: u32) -> Self {
         Self { exponent: byte }
     }
 
     /// The scale in a byte.
-    #[inline(always)]
     pub(crate) fn byte(self) -> u32 {
         self.exponent
     }
 
-    #[inline(always)]
     pub(crate) fn value(self) -> f32 {
         f32::from_bits(self.to_bits())
     }
 
     /// Two scales as a pair of `bf16`, which has every power of two of a scale.
-    #[inline(always)]
     pub(crate) fn pack([low, high]: [Self; 2]) -> u32 {
         low.to_bits() >> 16 | high.to_bits()
     }
 
     /// What two scales were packed to.
-    #[inline(always)]
     pub(crate) fn unpack(pair: u32) -> [f32; 2] {
         convert::bf16x2_to_f32(pair)
     }

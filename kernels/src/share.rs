@@ -2,7 +2,6 @@
 
 /// Divides `count` elements into `parts` parts whose lengths differ by at most one. Returns the
 /// first element and the length of part `index`.
-#[inline(always)]
 pub(crate) const fn share(count: usize, index: usize, parts: usize) -> (usize, usize) {
     let parts = if parts == 0 { 1 } else { parts };
     let (each, more) = (count / parts, count % parts);

@@ -57,7 +57,6 @@ pub unsafe fn ll_exchange(
 /// # Safety
 ///
 /// As [`ll_exchange`]'s; `at` is below `count`.
-#[inline(always)]
 unsafe fn exchange<const N: usize>(
     session: &LlA2a<'_, u64>,
     team: Team,
@@ -85,7 +84,6 @@ unsafe fn exchange<const N: usize>(
 /// # Safety
 ///
 /// As [`exchange`]'s.
-#[inline(always)]
 unsafe fn exchange_with_many(
     session: &LlA2a<'_, u64>,
     team: Team,
@@ -105,7 +103,6 @@ unsafe fn exchange_with_many(
 }
 
 /// The index, among an epoch's elements, of this thread's element from `rank`.
-#[inline(always)]
 fn slot(rank: i32) -> u32 {
     rank as u32 * thread::block_dim_x() + thread::thread_idx_x()
 }

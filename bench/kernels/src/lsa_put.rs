@@ -64,7 +64,6 @@ pub unsafe fn lsa_put(
 /// # Safety
 ///
 /// Both have the bytes, aligned to 16, and nothing else accesses them meanwhile.
-#[inline(always)]
 pub(crate) unsafe fn copy_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
     /// Vectors in flight per thread.
     const UNROLL: usize = 4;

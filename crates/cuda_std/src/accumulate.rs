@@ -37,7 +37,6 @@ pub trait Accumulate: Element {
     fn zip(wide: &mut Self::Wide, other: Self::Wide, f: impl Fn(Self::Acc, Self::Acc) -> Self::Acc);
 
     /// Adds a vector, lane by lane; integers wrap around.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn add(wide: &mut Self::Wide, vector: Vec16<Self>) {
         Self::zip(wide, Self::widen(vector), Number::wrapping_add);
     }
@@ -50,17 +49,14 @@ macro_rules! lanes {
         type Acc = $acc;
         type Wide = [$acc; $lanes];
 
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         fn to_acc(self) -> $acc {
             $to_acc(self)
         }
 
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         fn from_acc(acc: $acc) -> Self {
             $from_acc(acc)
         }
 
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         fn map(wide: &mut Self::Wide, f: impl Fn($acc) -> $acc) {
             let mut i = 0;
             while i < $lanes {
@@ -69,7 +65,6 @@ macro_rules! lanes {
             }
         }
 
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         fn zip(wide: &mut Self::Wide, other: Self::Wide, f: impl Fn($acc, $acc) -> $acc) {
             let mut i = 0;
             while i < $lanes {
@@ -83,12 +78,10 @@ macro_rules! lanes {
 impl Accumulate for f32 {
     lanes!(f32, 4, identity, identity);
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn widen(vector: Vec16<Self>) -> [f32; 4] {
         vector.to_bits().map(f32::from_bits)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow(wide: [f32; 4]) -> Vec16<Self> {
         Vec16::from_bits(wide.map(f32::to_bits))
     }
@@ -99,13 +92,11 @@ macro_rules! halves {
         impl Accumulate for $type {
             lanes!(f32, 8, convert::$to, convert::$from);
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn widen(vector: Vec16<Self>) -> [f32; 8] {
                 let [[a, b], [c, d], [e, f], [g, h]] = vector.to_bits().map(convert::$unpack);
                 [a, b, c, d, e, f, g, h]
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn narrow([a, b, c, d, e, f, g, h]: [f32; 8]) -> Vec16<Self> {
                 Vec16::from_bits([[a, b], [c, d], [e, f], [g, h]].map(convert::$pack))
             }
@@ -123,7 +114,6 @@ macro_rules! f8_types {
         impl Accumulate for $type {
             lanes!(f32, 16, convert::$to, convert::$from);
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn widen(vector: Vec16<Self>) -> [f32; 16] {
                 let mut wide = [0.0; 16];
                 let bits = vector.to_bits();
@@ -136,7 +126,6 @@ macro_rules! f8_types {
                 wide
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn narrow(wide: [f32; 16]) -> Vec16<Self> {
                 let mut bits = [0; 4];
                 let mut i = 0;
@@ -162,7 +151,6 @@ macro_rules! unwidened {
         impl Accumulate for $type {
             lanes!($type, $lanes, identity, identity);
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn widen(vector: Vec16<Self>) -> Self::Wide {
                 let mut wide = [0 as $type; $lanes];
                 let mut i = 0;
@@ -173,7 +161,6 @@ macro_rules! unwidened {
                 wide
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn narrow(wide: Self::Wide) -> Vec16<Self> {
                 Vec16::from_fn(|i| wide[i])
             }

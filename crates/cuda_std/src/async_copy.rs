@@ -39,7 +39,6 @@ use crate::arch;
 /// (`from` only if `pred`). Until [`wait_groups`] has waited for the copy, no thread accesses `to`
 /// or writes `from`.
 #[doc(alias = "cp.async")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn copy_16<T>(to: *mut T, from: *const T, pred: bool) {
     // SAFETY: the caller's contract.
@@ -53,7 +52,6 @@ pub unsafe fn copy_16<T>(to: *mut T, from: *const T, pred: bool) {
 ///
 /// As for [`copy_16`], with an alignment and a size of 4 bytes.
 #[doc(alias = "cp.async")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn copy_4<T>(to: *mut T, from: *const T, pred: bool) {
     // SAFETY: the caller's contract.
@@ -62,7 +60,6 @@ pub unsafe fn copy_4<T>(to: *mut T, from: *const T, pred: bool) {
 
 /// Commits the copies that this thread started since the last call as a group, possibly empty.
 /// PTX: `cp.async.commit_group`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn commit_group() {
     arch::commit_copies();
@@ -70,7 +67,6 @@ pub fn commit_group() {
 
 /// Waits until at most the newest `N` of this thread's groups are pending. PTX:
 /// `cp.async.wait_group N`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn wait_groups<const N: u32>() {
     arch::wait_copies::<N>();

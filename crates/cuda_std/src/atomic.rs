@@ -57,7 +57,6 @@ pub enum Scope {
 /// # Panics
 ///
 /// When `order` is relaxed.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn fence(order: Order, scope: Scope) {
     assert!(order != Order::Relaxed, "there is no relaxed fence");
@@ -127,12 +126,10 @@ macro_rules! values {
         unsafe impl AtomicValue for $type {
             type Bits = $bits;
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn to_bits(self) -> $bits {
                 $to(self)
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn from_bits(bits: $bits) -> Self {
                 $from(bits)
             }
@@ -181,19 +178,16 @@ impl<T: AtomicValue> Atomic<T> {
     ///
     /// `address` is aligned and valid for `'a`, and concurrent accesses to it are only atomic or
     /// ordered accesses of the same size, whose scopes include each other's threads.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const unsafe fn from_ptr<'a>(address: *mut T) -> &'a Self {
         // SAFETY: the caller's contract; the layout is T's.
         unsafe { &*address.cast() }
     }
 
     /// The atomic's address.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn as_ptr(&self) -> *mut T {
         self.0.get()
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn bits(&self) -> *mut T::Bits {
         self.as_ptr().cast()
     }
@@ -203,7 +197,6 @@ impl<T: AtomicValue> Atomic<T> {
     /// # Panics
     ///
     /// When `order` is release or acquire-release.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn load(&self, order: Order, scope: Scope) -> T {
         assert!(
@@ -219,7 +212,6 @@ impl<T: AtomicValue> Atomic<T> {
     /// # Panics
     ///
     /// When `order` is acquire or acquire-release.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn store(&self, value: T, order: Order, scope: Scope) {
         assert!(
@@ -231,7 +223,6 @@ impl<T: AtomicValue> Atomic<T> {
     }
 
     /// Replaces the value and returns the old one. PTX: `atom.exch`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn swap(&self, value: T, order: Order, scope: Scope) -> T {
         // SAFETY: the address is that of a live atomic.
@@ -243,7 +234,6 @@ impl<T: AtomicValue> Atomic<T> {
     /// # Errors
     ///
     /// The value found, if it differs from `current`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn compare_exchange(&self, current: T, new: T, order: Order, scope: Scope) -> Result<T, T> {
         let (current, new) = (current.to_bits(), new.to_bits());
@@ -255,7 +245,6 @@ impl<T: AtomicValue> Atomic<T> {
 
 impl<T: AtomicValue + raw::Add> Atomic<T> {
     /// Adds `value` and returns the old value; integers wrap around. PTX: `atom.add`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn fetch_add(&self, value: T, order: Order, scope: Scope) -> T {
         // SAFETY: the address is that of a live atomic.
@@ -267,14 +256,12 @@ macro_rules! integers {
     ($($type:ty)*) => { $(
         impl Atomic<$type> {
             /// Subtracts `value`, wrapping around, and returns the old value. PTX: `atom.add`.
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             pub fn fetch_sub(&self, value: $type, order: Order, scope: Scope) -> $type {
                 self.fetch_add(value.wrapping_neg(), order, scope)
             }
 
             /// Stores the minimum and returns the old value. PTX: `atom.min`.
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             pub fn fetch_min(&self, value: $type, order: Order, scope: Scope) -> $type {
                 // SAFETY: the address is that of a live atomic.
@@ -282,7 +269,6 @@ macro_rules! integers {
             }
 
             /// Stores the maximum and returns the old value. PTX: `atom.max`.
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             pub fn fetch_max(&self, value: $type, order: Order, scope: Scope) -> $type {
                 // SAFETY: the address is that of a live atomic.
@@ -295,7 +281,6 @@ macro_rules! integers {
     (bitwise $type:ty: $($name:ident $raw:ident $ptx:literal),*) => { $(
         #[doc = concat!("The bitwise ", $ptx, " with `value`; returns the old value. ")]
         #[doc = concat!("PTX: `atom.", $ptx, "`.")]
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub fn $name(&self, value: $type, order: Order, scope: Scope) -> $type {
             // SAFETY: the address is that of a live atomic.

@@ -19,14 +19,12 @@ use crate::arch;
 
 /// The cycle counter of this multiprocessor; not comparable with those of others. PTX:
 /// `%clock64`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn clock64() -> u64 {
     arch::clock64()
 }
 
 /// The nanosecond clock that all multiprocessors of the GPU share, with steps of up to a
 /// microsecond. PTX: `%globaltimer`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn globaltimer() -> u64 {
     arch::globaltimer()
 }

@@ -66,14 +66,12 @@
 use crate::arch;
 
 /// The block's rank in its cluster. PTX: `%cluster_ctarank`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[must_use]
 pub fn rank() -> u32 {
     arch::cluster_rank()
 }
 
 /// The number of blocks of the cluster; 1 in a launch without clusters. PTX: `%cluster_nctarank`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[must_use]
 pub fn size() -> u32 {
     arch::cluster_size()
@@ -87,7 +85,6 @@ pub fn size() -> u32 {
 /// `to` lies in shared memory, is aligned to 16 bytes and valid for writes in that block, which has
 /// started (a [`sync`] ensures it) and does not end before the store. A [`sync`] lies between this
 /// and any other thread's access to these bytes.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store(to: *mut [f32; 4], block: u32, value: [f32; 4]) {
     // SAFETY: the caller's contract.
@@ -100,7 +97,6 @@ pub unsafe fn store(to: *mut [f32; 4], block: u32, value: [f32; 4]) {
 /// # Safety
 ///
 /// All threads of the cluster call this, those of a warp together.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn sync() {
     arch::cluster_sync();
@@ -112,7 +108,6 @@ pub unsafe fn sync() {
 /// # Safety
 ///
 /// As [`sync`].
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn sync_relaxed() {
     arch::cluster_sync_relaxed();

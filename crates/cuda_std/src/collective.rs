@@ -163,7 +163,6 @@ impl ClusterSum {
     ///
     /// All threads of the cluster call this together, once. Its blocks are one-dimensional, of up
     /// to 16 whole warps.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn new() -> Self {
         // SAFETY: the other blocks use the barriers after that of the cluster.
@@ -181,13 +180,11 @@ impl ClusterSum {
     }
 
     /// The sums of the warps of the cluster, for two calls in turn.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn of_warps() -> *mut [f32; 4] {
         shared_array![[f32; 4]; 2 * CLUSTER_WARPS]
     }
 
     /// The barrier at which these arrive, followed by the other one.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn have_arrived() -> MBarrier {
         // SAFETY: nothing else uses the words; `new` initializes them.
         unsafe { MBarrier::at(shared_array![u64; 2]) }
@@ -198,7 +195,6 @@ impl ClusterSum {
     /// # Safety
     ///
     /// All threads of the cluster call this together.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn sum<const N: usize>(&mut self, mine: [f32; N]) -> [f32; N] {
         const { assert!(N <= 4, "up to four numbers have room in a message") };

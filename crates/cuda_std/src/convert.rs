@@ -25,49 +25,41 @@ use half::{bf16, f16};
 use crate::arch;
 
 /// Exact. PTX: `cvt.f32.f16`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn f16_to_f32(value: f16) -> f32 {
     arch::f16_to_f32(value)
 }
 
 /// Rounds to the nearest; overflow gives infinity. PTX: `cvt.rn.f16.f32`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn f32_to_f16(value: f32) -> f16 {
     arch::f32_to_f16(value)
 }
 
 /// Exact: a shift.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn bf16_to_f32(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
 /// Rounds to the nearest. PTX: `cvt.rn.bf16.f32`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn f32_to_bf16(value: f32) -> bf16 {
     arch::f32_to_bf16(value)
 }
 
 /// Exact.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn f16x2_to_f32(packed: u32) -> [f32; 2] {
     [packed as u16, (packed >> 16) as u16].map(|bits| f16_to_f32(f16::from_bits(bits)))
 }
 
 /// Rounds each to the nearest. PTX: `cvt.rn.f16x2.f32`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn f32_to_f16x2(values: [f32; 2]) -> u32 {
     arch::f32_to_f16x2(values)
 }
 
 /// Exact: a shift and a mask.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn bf16x2_to_f32(packed: u32) -> [f32; 2] {
     [f32::from_bits(packed << 16), f32::from_bits(packed & 0xffff_0000)]
 }
 
 /// Rounds each to the nearest. PTX: `cvt.rn.bf16x2.f32`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn f32_to_bf16x2(values: [f32; 2]) -> u32 {
     arch::f32_to_bf16x2(values)
 }
@@ -100,27 +92,22 @@ macro_rules! halves {
         impl Float for $type {
             type Pair = u32;
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn to_f32(self) -> f32 {
                 $to_f32(self)
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn from_f32(value: f32) -> Self {
                 $from_f32(value)
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn pack(values: [f32; 2]) -> u32 {
                 $pack(values)
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn unpack(pair: u32) -> [f32; 2] {
                 $unpack(pair)
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn word(index: usize, value: impl Fn(usize) -> f32) -> u32 {
                 $pack([value(2 * index), value(2 * index + 1)])
             }
@@ -136,27 +123,22 @@ halves! {
 impl Float for F8E4M3 {
     type Pair = u16;
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn to_f32(self) -> f32 {
         f8e4m3_to_f32(self)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn from_f32(value: f32) -> Self {
         f32_to_f8e4m3(value)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn pack(values: [f32; 2]) -> u16 {
         f32_to_f8e4m3x2(values)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn unpack(pair: u16) -> [f32; 2] {
         f8e4m3x2_to_f32(pair)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn word(index: usize, value: impl Fn(usize) -> f32) -> u32 {
         let [low, high] = [4 * index, 4 * index + 2].map(|i| [value(i), value(i + 1)]);
         u32::from(Self::pack(low)) | u32::from(Self::pack(high)) << 16
@@ -166,27 +148,22 @@ impl Float for F8E4M3 {
 impl Float for f32 {
     type Pair = u64;
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn to_f32(self) -> f32 {
         self
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn from_f32(value: f32) -> Self {
         value
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn pack([low, high]: [f32; 2]) -> u64 {
         u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn unpack(pair: u64) -> [f32; 2] {
         [pair as u32, (pair >> 32) as u32].map(f32::from_bits)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn word(index: usize, value: impl Fn(usize) -> f32) -> u32 {
         value(index).to_bits()
     }
@@ -198,26 +175,22 @@ macro_rules! f8_types {
         $to:ident $from:ident $unpack:ident $pack:ident;
     )*) => { $(
         /// Exact.
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $to(value: $type) -> f32 {
             $unpack(u16::from(value.to_bits()))[0]
         }
 
         #[doc = concat!("Rounds to the nearest; saturates at ", $largest, " of either sign.")]
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $from(value: f32) -> $type {
             $type::from_bits($pack([value, 0.0]) as u8)
         }
 
         #[doc = concat!("Exact. PTX: `cvt.rn.f16x2.", $ptx, "`.")]
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $unpack(packed: u16) -> [f32; 2] {
             arch::$unpack(packed)
         }
 
         #[doc = concat!("Rounds each to the nearest; saturates at ", $largest, " of either sign.")]
         #[doc = concat!("PTX: `cvt.rn.satfinite.", $ptx, ".f32`.")]
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $pack(values: [f32; 2]) -> u16 {
             arch::$pack(values)
         }

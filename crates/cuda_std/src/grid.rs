@@ -34,7 +34,6 @@ use crate::arch;
 /// it accesses. A kernel ends after the previous one only if one of its threads has waited: in a
 /// dependent launch at least one calls this.
 #[doc(alias = "cudaGridDependencySynchronize")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn wait_for_previous() {
     arch::wait_for_previous();
@@ -47,7 +46,6 @@ pub fn wait_for_previous() {
 /// It says nothing about memory: what the kernel writes, before the call or after it, the next
 /// kernel sees after [`wait_for_previous`].
 #[doc(alias = "cudaTriggerProgrammaticLaunchCompletion")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn launch_next() {
     arch::launch_next();
 }

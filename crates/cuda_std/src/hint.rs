@@ -2,14 +2,12 @@
 
 /// Returns `value`, which the optimizer treats as unknown: it computes nothing from the result
 /// before this call. It emits no instruction.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn opaque(value: u32) -> u32 {
     crate::arch::opaque(value)
 }
 
 /// [`opaque`] for an index: addresses computed from the result do not depend on how `value` was
 /// computed.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn opaque_usize(value: usize) -> usize {
     crate::arch::opaque_usize(value)
 }

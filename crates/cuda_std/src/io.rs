@@ -58,7 +58,6 @@ macro_rules! printable {
         impl Printable for $type {
             const SPECIFIER: &'static str = $specifier;
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn slot(self) -> u64 {
                 let $v = self;
                 $slot
@@ -85,7 +84,6 @@ macro_rules! printable_pointers {
         impl<T> Printable for $type {
             const SPECIFIER: &'static str = "%p";
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn slot(self) -> u64 {
                 self as u64
             }
@@ -112,7 +110,6 @@ macro_rules! arguments {
         impl<$($type: Printable),*> Arguments for ($($type,)*) {
             const SPECIFIERS: &'static [&'static str] = &[$($type::SPECIFIER),*];
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn with_slots<R>(self, f: impl FnOnce(&[u64]) -> R) -> R {
                 f(&[$(self.$index.slot()),*])
             }
@@ -140,7 +137,6 @@ arguments!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
 
 /// Prints the pieces, with the arguments between them.
 #[doc(hidden)]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn print<P: Pieces, A: Arguments>(arguments: A) {
     arch::print::<P, A>(arguments);
 }

@@ -49,14 +49,12 @@ macro_rules! gpu_float {
             gpu_float!($type: mul_add(a, b); sqrt(); floor(); ceil(); trunc(); round();
                 round_ties_even(););
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn fract(self) -> Self {
                 self - arch::$type::trunc(self)
             }
         }
     )* };
     ($type:ident: $($name:ident($($arg:ident),*);)*) => { $(
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         fn $name(self $(, $arg: Self)*) -> Self {
             arch::$type::$name(self $(, $arg)*)
         }
@@ -66,7 +64,6 @@ macro_rules! gpu_float {
 gpu_float!(f32 f64);
 
 /// `a * b + c`, rounded once. PTX: `fma.rn.f32`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     GpuFloat::mul_add(a, b, c)
 }
@@ -74,7 +71,6 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
 macro_rules! approximations {
     ($($name:ident: $doc:literal, $error:literal, $ptx:literal;)*) => { $(
         #[doc = concat!($doc, " Error at most ", $error, ". PTX: `", $ptx, "`.")]
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $name(x: f32) -> f32 {
             arch::$name(x)
         }
@@ -95,20 +91,17 @@ approximations! {
 }
 
 /// e to the power of `x`: [`exp2`] of `x * log2(e)`, whose error grows with the size of `x`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn exp(x: f32) -> f32 {
     exp2(x * core::f32::consts::LOG2_E)
 }
 
 /// The logistic function, `1 / (1 + exp(-x))`. Error at most 2^-21 absolute; what is below 2^-126
 /// is 0. PTX: `ex2.approx.ftz.f32` and `rcp.approx.ftz.f32`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn sigmoid(x: f32) -> f32 {
     arch::rcp_ftz(1.0 + arch::exp2_ftz(x * -core::f32::consts::LOG2_E))
 }
 
 /// The natural logarithm: [`log2`] times `ln(2)`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn ln(x: f32) -> f32 {
     log2(x) * core::f32::consts::LN_2
 }
@@ -116,7 +109,6 @@ pub fn ln(x: f32) -> f32 {
 /// The error function. Error at most 2^-22 relative; `erf(-x) == -erf(x)`.
 ///
 /// For small `x` a polynomial, otherwise 1 minus [`exp`] of a polynomial (by N. Juffa).
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn erf(x: f32) -> f32 {
     let (t, s) = (x.abs(), x * x);
     if t > 0.927_734_4 {
@@ -133,7 +125,6 @@ pub fn erf(x: f32) -> f32 {
 
 /// GELU, by the error function: `x * (1 + erf(x / sqrt(2))) / 2`. Error at most `2^-22 * max(1,
 /// |x|)` absolute.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn gelu(x: f32) -> f32 {
     let half = 0.5 * x;
     fma(half, erf(x * core::f32::consts::FRAC_1_SQRT_2), half)
@@ -141,7 +132,6 @@ pub fn gelu(x: f32) -> f32 {
 
 /// GELU's `tanh` approximation: `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2`. Error
 /// at most `2^-20 * max(1, |x|)` absolute: it uses [`exp`], since [`tanh`] is less accurate.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn gelu_tanh(x: f32) -> f32 {
     // (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 * u)).
     let scale = -2.0 * 0.797_884_6;

@@ -48,19 +48,16 @@ impl MBarrier {
     ///
     /// `word` lies in shared memory, aligned to 8 bytes. [`init`](Self::init) is called before
     /// other methods, and from then on only the barrier uses the word.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn at(word: *mut u64) -> Self {
         Self(arch::shared_address(word))
     }
 
     /// The barrier `index` words further.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn after(self, index: u32) -> Self {
         Self(arch::shared_offset(self.0, 8 * index))
     }
 
     /// The barrier's address.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) const fn address(self) -> arch::SharedAddress {
         self.0
     }
@@ -71,7 +68,6 @@ impl MBarrier {
     /// # Safety
     ///
     /// One thread calls this, and no thread uses the barrier yet.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn init(self, arrivals: u32) {
         arch::mbarrier_init(self.0, arrivals);
@@ -79,7 +75,6 @@ impl MBarrier {
 
     /// Arrives. This thread's earlier writes are visible to threads that wait for the phase. PTX:
     /// `mbarrier.arrive` (release at block scope).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive(self) {
         arch::mbarrier_arrive(self.0);
@@ -87,7 +82,6 @@ impl MBarrier {
 
     /// Arrives at the barrier at this address in block `block` of the cluster. PTX:
     /// `mapa.shared::cluster`, `mbarrier.arrive.shared::cluster` (release at block scope).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive_in(self, block: u32) {
         arch::mbarrier_arrive_cluster(self.0, block);
@@ -95,7 +89,6 @@ impl MBarrier {
 
     /// Arrives, and expects `bytes` (below 2^20) more bytes of copies in this phase. PTX:
     /// `mbarrier.arrive.expect_tx`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive_expect_tx(self, bytes: u32) {
         arch::mbarrier_arrive_expect_tx(self.0, bytes);
@@ -103,14 +96,12 @@ impl MBarrier {
 
     /// Whether the phase of this parity (0 or 1) has completed; may wait for a limited time. PTX:
     /// `mbarrier.try_wait.parity` (acquire at block scope).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn try_wait(self, parity: u32) -> bool {
         arch::mbarrier_try_wait(self.0, parity)
     }
 
     /// Waits until the phase of this parity (0 or 1) has completed.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait(self, parity: u32) {
         arch::mbarrier_wait(self.0, parity);
@@ -119,7 +110,6 @@ impl MBarrier {
 
 /// Makes initialized barriers visible to TMA and to other blocks of the cluster. PTX:
 /// `fence.mbarrier_init`, `fence.proxy.async`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn fence_init() {
     arch::mbarrier_fence_init();

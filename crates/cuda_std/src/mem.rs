@@ -41,7 +41,6 @@ use crate::vector::{Accumulate, Vec16};
 /// # Safety
 ///
 /// `address` is aligned and valid for reads, and holds a `T`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load<T: Copy>(address: *const T) -> T {
     // SAFETY: the caller's contract.
@@ -53,7 +52,6 @@ pub unsafe fn load<T: Copy>(address: *const T) -> T {
 /// # Safety
 ///
 /// `address` is aligned and valid for writes.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store<T: Copy>(address: *mut T, value: T) {
     // SAFETY: the caller's contract.
@@ -66,7 +64,6 @@ pub unsafe fn store<T: Copy>(address: *mut T, value: T) {
 /// # Safety
 ///
 /// As [`load`]; `T` is a number of at most 8 bytes.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
     // SAFETY: the caller's contract.
@@ -78,7 +75,6 @@ pub unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
 /// # Safety
 ///
 /// As [`store`].
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
     // SAFETY: the caller's contract.
@@ -90,7 +86,6 @@ pub unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
 /// # Safety
 ///
 /// `address` is aligned to 16 bytes and valid for reads of 16.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_vec<T: Element>(address: *const T) -> Vec16<T> {
     // SAFETY: the caller's contract.
@@ -103,7 +98,6 @@ pub unsafe fn load_vec<T: Element>(address: *const T) -> Vec16<T> {
 /// # Safety
 ///
 /// As [`load_vec`], in global memory.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_vec_once<T: Element>(address: *const T) -> Vec16<T> {
     // SAFETY: the caller's contract.
@@ -115,7 +109,6 @@ pub unsafe fn load_vec_once<T: Element>(address: *const T) -> Vec16<T> {
 /// # Safety
 ///
 /// `address` is aligned to 16 bytes and valid for writes of 16.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
     // SAFETY: the caller's contract.
@@ -178,7 +171,6 @@ pub unsafe fn store_from_f32<T: Accumulate<Acc = f32>, const N: usize>(
 /// # Safety
 ///
 /// `address` is in the global memory of a GPU, and valid for reads.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn prefetch<T>(address: *const T) {
     // SAFETY: the caller's contract.
     unsafe { arch::prefetch(address.cast()) }
@@ -193,7 +185,6 @@ pub unsafe fn prefetch<T>(address: *const T) {
 /// # Safety
 ///
 /// As [`load_vec`], and concurrent writes are only [`store_vec_relaxed`].
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_vec_relaxed<T: Element>(address: *const T, scope: Scope) -> Vec16<T> {
     // SAFETY: the caller's contract.
@@ -206,7 +197,6 @@ pub unsafe fn load_vec_relaxed<T: Element>(address: *const T, scope: Scope) -> V
 /// # Safety
 ///
 /// As [`store_vec`], and concurrent accesses are only by this function and [`load_vec_relaxed`].
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_vec_relaxed<T: Element>(address: *mut T, value: Vec16<T>, scope: Scope) {
     // SAFETY: the caller's contract.
@@ -222,7 +212,6 @@ pub unsafe fn store_vec_relaxed<T: Element>(address: *mut T, value: Vec16<T>, sc
 /// # Safety
 ///
 /// As [`load`], and concurrent writes are only atomic or ordered accesses of the same size.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_ordered<T: AtomicValue>(address: *const T, order: Order, scope: Scope) -> T {
     // SAFETY: the caller's contract; a load does not write.
@@ -238,7 +227,6 @@ pub unsafe fn load_ordered<T: AtomicValue>(address: *const T, order: Order, scop
 /// # Safety
 ///
 /// As [`store`], and concurrent accesses are only atomic or ordered accesses of the same size.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_ordered<T: AtomicValue>(address: *mut T, value: T, order: Order, scope: Scope) {
     // SAFETY: the caller's contract.

@@ -51,7 +51,6 @@ impl Factor for f16 {}
 /// # Safety
 ///
 /// All 32 lanes call this together.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
     // SAFETY: the caller's contract.
@@ -67,7 +66,6 @@ pub unsafe fn m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
 /// All 32 lanes call this together. `row` lies in shared memory, is aligned to 16 bytes and valid
 /// for reads of 16.
 #[doc(alias = "ldmatrix")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_matrices<T: Factor>(row: *const T) -> [u32; 4] {
     // SAFETY: the caller's contract.
@@ -81,7 +79,6 @@ pub unsafe fn load_matrices<T: Factor>(row: *const T) -> [u32; 4] {
 ///
 /// As [`load_matrices`].
 #[doc(alias = "ldmatrix")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_matrices_transposed<T: Factor>(row: *const T) -> [u32; 4] {
     // SAFETY: the caller's contract.
@@ -96,7 +93,6 @@ pub unsafe fn load_matrices_transposed<T: Factor>(row: *const T) -> [u32; 4] {
 /// All 32 lanes call this together. `row` lies in shared memory, is aligned to 16 bytes and valid
 /// for writes of 16.
 #[doc(alias = "stmatrix")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
     // SAFETY: the caller's contract.
@@ -115,7 +111,6 @@ pub unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
 ///
 /// As [`store_matrices`], for the lanes whose addresses are used.
 #[doc(alias = "stmatrix")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_matrices_transposed<const N: usize>(row: *mut u8, words: [u32; N]) {
     const { assert!(N == 2 || N == 4, "two or four matrices") }

@@ -195,7 +195,6 @@ values!(elements);
 ///
 /// `address` is a multicast address, aligned to the value's size and valid in all copies; the
 /// elements are not written at the same time.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_reduce<Op, V: LoadReduce<Op>>(op: Op, address: *const V) -> V
 where
@@ -210,7 +209,6 @@ where
 /// # Safety
 ///
 /// As [`load_reduce`]; `address` is aligned to 16 bytes.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_reduce_vec<Op, T: Element>(op: Op, address: *const T) -> Vec16<T>
 where
@@ -232,7 +230,6 @@ where
 ///
 /// `address` is a multicast address, aligned to the value's size and valid in all copies;
 /// concurrent writes to it are only atomic or ordered accesses of the same size.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_reduce_ordered<Op, V: LoadReduce<Op>>(
     op: Op,
@@ -257,7 +254,6 @@ where
 ///
 /// `address` is a multicast address, aligned to the value's size and valid in all copies; the
 /// elements are not read or written at the same time.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store<V: Value>(address: *mut V, value: V) {
     // SAFETY: the caller's contract.
@@ -269,7 +265,6 @@ pub unsafe fn store<V: Value>(address: *mut V, value: V) {
 /// # Safety
 ///
 /// As [`store`]; `address` is aligned to 16 bytes.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
     // The instruction moves bytes, so that element types without arithmetic can be stored too.
@@ -288,7 +283,6 @@ pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
 ///
 /// `address` is a multicast address, aligned to the value's size and valid in all copies;
 /// concurrent accesses to it are only atomic or ordered accesses of the same size.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_ordered<V: Value>(address: *mut V, value: V, order: Order, scope: Scope) {
     assert!(
@@ -311,7 +305,6 @@ pub unsafe fn store_ordered<V: Value>(address: *mut V, value: V, order: Order, s
 ///
 /// `address` is a multicast address, aligned to the value's size and valid in all copies;
 /// concurrent accesses to it are only atomic or ordered accesses.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn red<Op, V: Red<Op>>(op: Op, address: *mut V, value: V, order: Order, scope: Scope)
 where

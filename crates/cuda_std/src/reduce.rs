@@ -47,7 +47,6 @@ pub trait Number: Copy + PartialOrd + Add<Output = Self> + AddAssign + Mul<Outpu
 /// Methods of two numbers, each defined by an expression.
 macro_rules! binary_methods {
     ($self:ident, $other:ident: $($name:ident => $result:expr;)*) => { $(
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         fn $name($self, $other: Self) -> Self {
             $result
         }
@@ -65,7 +64,6 @@ macro_rules! floats {
                 max => $type::max(self, other);
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn div_count(self, count: u32) -> Self {
                 self * (1.0 / count as $type)
             }
@@ -96,7 +94,6 @@ macro_rules! integers {
                 max => Ord::max(self, other);
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn div_count(self, count: u32) -> Self {
                 // For a count of 0 the result is 0, so that the GPU does not trap.
                 (self as $wide).checked_div(count as $wide).unwrap_or_default() as Self
@@ -135,7 +132,6 @@ integers! {
 )]
 pub trait ReduceOp<T: Accumulate>: Copy {
     /// Transforms an element before it is combined.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn input(self, value: T::Acc) -> T::Acc {
         value
     }
@@ -144,14 +140,12 @@ pub trait ReduceOp<T: Accumulate>: Copy {
     fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc;
 
     /// Transforms the combined value into the result.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn result(self, value: T::Acc) -> T::Acc {
         value
     }
 }
 
 impl<T: Accumulate, F: Fn(T::Acc, T::Acc) -> T::Acc + Copy> ReduceOp<T> for F {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc {
         self(a, b)
     }
@@ -171,7 +165,6 @@ macro_rules! operators {
         pub struct $name;
 
         impl<T: Accumulate<Acc: $bound>> ReduceOp<T> for $name {
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc {
                 $bound::$method(a, b)
             }
@@ -197,12 +190,10 @@ operators! {
 pub struct PreMulSum<Acc>(pub Acc);
 
 impl<T: Accumulate> ReduceOp<T> for PreMulSum<T::Acc> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn input(self, value: T::Acc) -> T::Acc {
         value.wrapping_mul(self.0)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc {
         a.wrapping_add(b)
     }
@@ -220,12 +211,10 @@ pub struct Avg {
 }
 
 impl<T: Accumulate> ReduceOp<T> for Avg {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc {
         a.wrapping_add(b)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn result(self, value: T::Acc) -> T::Acc {
         value.div_count(self.of)
     }
@@ -306,7 +295,6 @@ pub struct SumInHalf;
 macro_rules! sum_in_half {
     ($($type:ident)*) => { $(
         impl ReduceOp<$type> for SumInHalf {
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn combine(self, a: f32, b: f32) -> f32 {
                 $type::from_acc(a + b).to_acc()
             }

@@ -54,7 +54,6 @@ impl<T> SharedSlot<T> {
         Self(UnsafeCell::new(MaybeUninit::uninit()))
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn get(&'static self) -> *mut T {
         arch::shared_static(self.0.get().cast())
@@ -80,7 +79,6 @@ impl<T> SharedStatic<T> {
 impl<T: Copy> core::ops::Deref for SharedStatic<T> {
     type Target = T;
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn deref(&self) -> &T {
         // SAFETY: on both targets, memory of this size and alignment, alive while the block runs;
@@ -90,7 +88,6 @@ impl<T: Copy> core::ops::Deref for SharedStatic<T> {
 }
 
 impl<T: Copy> core::ops::DerefMut for SharedStatic<T> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as in `deref`.
@@ -115,14 +112,12 @@ macro_rules! shared_array {
 
 /// The dynamic shared memory of the launch, aligned to 16 bytes: the same address in all threads of
 /// the block.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn dynamic_shared_mem<T>() -> *mut T {
     const { assert!(align_of::<T>() <= 16, "dynamic shared memory is aligned to 16 bytes only") }
     arch::dynamic_shared().cast()
 }
 
 /// The size of [`dynamic_shared_mem`] in bytes. PTX: `%dynamic_smem_size`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn dynamic_shared_mem_size() -> usize {
     arch::dynamic_shared_size()
 }

@@ -30,22 +30,18 @@ pub trait Index: Copy {
 macro_rules! indices {
     ($($type:ident)*) => { $(
         impl Index for $type {
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn from_u32(n: u32) -> Self {
                 n as $type
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn is_below(self, end: Self) -> bool {
                 self < end
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn wrapping_add(self, other: Self) -> Self {
                 $type::wrapping_add(self, other)
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn wrapping_sub(self, other: Self) -> Self {
                 $type::wrapping_sub(self, other)
             }
@@ -69,7 +65,6 @@ pub struct Strided<N> {
 
 impl<N: Index> Strided<N> {
     /// From `first` on, every `step`-th number below `end`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(first: N, end: N, step: N) -> Self {
         Self { last: first.wrapping_sub(step), end, step }
     }
@@ -78,7 +73,6 @@ impl<N: Index> Strided<N> {
 impl<N: Index> Iterator for Strided<N> {
     type Item = N;
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn next(&mut self) -> Option<N> {
         self.last = self.last.wrapping_add(self.step);
         if self.last.is_below(self.end) { Some(self.last) } else { None }

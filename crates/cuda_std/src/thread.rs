@@ -47,7 +47,6 @@ pub struct UVec3 {
 
 impl UVec3 {
     /// `x * y * z`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn element_product(self) -> u32 {
         self.x * self.y * self.z
     }
@@ -56,25 +55,21 @@ impl UVec3 {
 macro_rules! special_registers {
     ($($register:ident: $doc:literal, $x:ident $y:ident $z:ident;)*) => { $(
         #[doc = concat!($doc, ".")]
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $register() -> UVec3 {
             UVec3 { x: $x(), y: $y(), z: $z() }
         }
 
         #[doc = concat!($doc, ": x.")]
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $x() -> u32 {
             arch::$register(0)
         }
 
         #[doc = concat!($doc, ": y.")]
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $y() -> u32 {
             arch::$register(1)
         }
 
         #[doc = concat!($doc, ": z.")]
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $z() -> u32 {
             arch::$register(2)
         }
@@ -90,7 +85,6 @@ special_registers! {
 
 /// Index of the thread in the whole launch, for any number of dimensions: x varies fastest, threads
 /// faster than blocks.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index() -> u32 {
     let (grid, block) = (grid_dim(), block_idx());
     let block = (block.z * grid.y + block.y) * grid.x + block.x;
@@ -98,14 +92,12 @@ pub fn index() -> u32 {
 }
 
 /// Index of the thread in a one-dimensional launch.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index_1d() -> u32 {
     block_idx_x() * block_dim_x() + thread_idx_x()
 }
 
 /// CUDA's grid-stride loop: the calling thread's share of `0..n` in a one-dimensional launch, from
 /// its index on in steps of the number of threads in the grid.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn grid_strided<N: Index>(n: N) -> Strided<N> {
     Strided::new(N::from_u32(index_1d()), n, N::from_u32(grid_dim_x() * block_dim_x()))
 }
@@ -120,27 +112,23 @@ pub fn warps_strided<N: Index>(n: N) -> Strided<N> {
 }
 
 /// Indices of the thread in a two-dimensional launch.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index_2d() -> UVec2 {
     UVec2 { x: index_1d(), y: block_idx_y() * block_dim_y() + thread_idx_y() }
 }
 
 /// Indices of the thread in a three-dimensional launch.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index_3d() -> UVec3 {
     let UVec2 { x, y } = index_2d();
     UVec3 { x, y, z: block_idx_z() * block_dim_z() + thread_idx_z() }
 }
 
 /// Index of the thread in its block, for any number of dimensions: x varies fastest.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index_in_block() -> u32 {
     let (dim, idx) = (block_dim(), thread_idx());
     (idx.z * dim.y + idx.y) * dim.x + idx.x
 }
 
 /// Whether this is the launch's first thread.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn first() -> bool {
     let zero = UVec3 { x: 0, y: 0, z: 0 };
     block_idx() == zero && thread_idx() == zero
@@ -151,7 +139,6 @@ pub fn first() -> bool {
 ///
 /// Every thread of the block must call it, or the kernel hangs. PTX: `bar.sync 0`.
 #[doc(alias = "__syncthreads")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn sync_threads() {
     arch::barrier_all();
@@ -162,7 +149,6 @@ pub fn sync_threads() {
 ///
 /// For warp-specialized blocks. Every participating warp calls it with the same arguments. NCCL's
 /// coop of a warp span uses barrier 1 plus the span's id. PTX: `barrier.sync id, threads`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn named_barrier_sync(id: u32, threads: u32) {
     arch::barrier(id, threads);
@@ -171,7 +157,6 @@ pub fn named_barrier_sync(id: u32, threads: u32) {
 /// [`sync_threads`], and the number of threads whose `predicate` is not zero. PTX:
 /// `barrier.red.popc`.
 #[doc(alias = "__syncthreads_count")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn sync_threads_count(predicate: u32) -> u32 {
     arch::barrier_count(predicate != 0)
@@ -180,7 +165,6 @@ pub fn sync_threads_count(predicate: u32) -> u32 {
 /// [`sync_threads`], and whether every thread's `predicate` is not zero, as 1 or 0. PTX:
 /// `barrier.red.and`.
 #[doc(alias = "__syncthreads_and")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn sync_threads_and(predicate: u32) -> u32 {
     arch::barrier_and(predicate != 0).into()
@@ -189,7 +173,6 @@ pub fn sync_threads_and(predicate: u32) -> u32 {
 /// [`sync_threads`], and whether any thread's `predicate` is not zero, as 1 or 0. PTX:
 /// `barrier.red.or`.
 #[doc(alias = "__syncthreads_or")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn sync_threads_or(predicate: u32) -> u32 {
     arch::barrier_or(predicate != 0).into()
@@ -197,7 +180,6 @@ pub fn sync_threads_or(predicate: u32) -> u32 {
 
 /// [`named_barrier_sync`], and whether any thread's `predicate` is not zero, as 1 or 0. PTX:
 /// `barrier.red.or`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn named_barrier_sync_or(id: u32, threads: u32, predicate: u32) -> u32 {
     arch::named_barrier_or(id, threads, predicate != 0).into()
@@ -205,7 +187,6 @@ pub fn named_barrier_sync_or(id: u32, threads: u32, predicate: u32) -> u32 {
 
 /// Ends the calling thread. Barriers of the whole block no longer wait for the thread; named
 /// barriers with a thread count still do. PTX: `exit`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn exit() -> ! {
     arch::exit()
@@ -213,14 +194,12 @@ pub fn exit() -> ! {
 
 /// Sequentially consistent fence among the threads of the block.
 #[doc(alias = "__threadfence_block")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn block_fence() {
     fence(Order::SeqCst, Scope::Cta);
 }
 
 /// Sequentially consistent fence among the threads of the grid; the same as [`device_fence`].
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn grid_fence() {
     device_fence();
@@ -228,7 +207,6 @@ pub fn grid_fence() {
 
 /// Sequentially consistent fence among the threads of the GPU.
 #[doc(alias = "__threadfence")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn device_fence() {
     fence(Order::SeqCst, Scope::Gpu);
@@ -236,7 +214,6 @@ pub fn device_fence() {
 
 /// Sequentially consistent fence among all GPUs and the host.
 #[doc(alias = "__threadfence_system")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn system_fence() {
     fence(Order::SeqCst, Scope::Sys);
@@ -244,7 +221,6 @@ pub fn system_fence() {
 
 /// Sleeps for about `nanos` nanoseconds (between zero and twice that, at most a millisecond). PTX:
 /// `nanosleep`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn nanosleep(nanos: u32) {
     arch::nanosleep(nanos);

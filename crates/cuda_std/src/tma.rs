@@ -43,7 +43,6 @@ use crate::mbarrier::MBarrier;
 /// parameter of the kernel, not a copy of one, and its matrix is allocated. Until the phase has
 /// completed, no thread accesses the tile or writes the matrix.
 #[doc(alias = "cp.async.bulk.tensor")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_tile(to: *mut u8, map: &TensorMap, row: u32, column: u32, barrier: MBarrier) {
     // SAFETY: the caller's contract.
@@ -57,7 +56,6 @@ pub unsafe fn load_tile(to: *mut u8, map: &TensorMap, row: u32, column: u32, bar
 /// # Safety
 ///
 /// As [`load_tile`], for each of those blocks.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_tile_multicast(
     to: *mut u8,
@@ -90,7 +88,6 @@ pub unsafe fn load_tile_multicast(
 /// this thread for the group, no thread writes the tile or accesses that part of the matrix. `map`
 /// as in [`load_tile`].
 #[doc(alias = "cp.async.bulk.tensor")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *const u8) {
     // SAFETY: the caller's contract.
@@ -105,7 +102,6 @@ pub unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *const u8
 /// `from` lies in shared memory and `to` in global, of this GPU or of a peer; both are valid for
 /// the bytes and, like their number, multiples of 16. The rest is as in [`store_tile`].
 #[doc(alias = "cp.async.bulk")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_bulk(to: *mut u8, from: *const u8, bytes: u32) {
     // SAFETY: the caller's contract.
@@ -121,7 +117,6 @@ pub unsafe fn store_bulk(to: *mut u8, from: *const u8, bytes: u32) {
 /// As [`store_tile`], but other threads may add to that part of the matrix at the same time. The
 /// map's type is f16, bf16 or f32.
 #[doc(alias = "cp.reduce.async.bulk.tensor")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: *const u8) {
     // SAFETY: the caller's contract.
@@ -135,7 +130,6 @@ pub unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: *con
 ///
 /// As there, but other threads may read `to` by relaxed loads at system scope.
 #[doc(alias = "cp.async.bulk")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_words(to: *mut u32, from: *const u8, bytes: u32) {
     // SAFETY: the caller's contract.
@@ -143,7 +137,6 @@ pub unsafe fn store_words(to: *mut u32, from: *const u8, bytes: u32) {
 }
 
 /// Commits this thread's stores since the last call as a group. PTX: `cp.async.bulk.commit_group`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn commit_stores() {
     arch::commit_stores();
@@ -151,7 +144,6 @@ pub fn commit_stores() {
 
 /// Waits until at most the newest `N` groups of this thread's stores still read shared memory. PTX:
 /// `cp.async.bulk.wait_group.read`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn wait_stores_read<const N: u32>() {
     arch::wait_stores_read::<N>();
@@ -159,7 +151,6 @@ pub fn wait_stores_read<const N: u32>() {
 
 /// Waits until at most the newest `N` groups of this thread's stores are pending. PTX:
 /// `cp.async.bulk.wait_group`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn wait_stores<const N: u32>() {
     arch::wait_stores::<N>();
@@ -167,7 +158,6 @@ pub fn wait_stores<const N: u32>() {
 
 /// Makes this thread's writes to shared memory visible to TMA and `wgmma`. PTX:
 /// `fence.proxy.async.shared::cta`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn fence_async_shared() {
     arch::fence_async_shared();
@@ -176,14 +166,12 @@ pub fn fence_async_shared() {
 /// Orders the writes to global memory that this thread has made, or knows of by an acquire, before
 /// TMA's accesses that follow: before a load of what another thread or rank has written. PTX:
 /// `fence.proxy.async.global`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn fence_async_global() {
     arch::fence_async_global();
 }
 
 /// Prefetches the tensor map, for the first copy. PTX: `prefetch.tensormap`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn prefetch_map(map: &TensorMap) {
     arch::prefetch_map(map);
 }

@@ -34,7 +34,6 @@ pub struct Vec16<T> {
 }
 
 impl<T> Clone for Vec16<T> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn clone(&self) -> Self {
         *self
     }
@@ -44,13 +43,11 @@ impl<T> Copy for Vec16<T> {}
 
 impl<T> Vec16<T> {
     /// The vector of these 16 bytes, given as 32-bit words.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn from_bits(bits: [u32; 4]) -> Self {
         Self { bits, element: PhantomData }
     }
 
     /// The 16 bytes, as 32-bit words.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn to_bits(self) -> [u32; 4] {
         self.bits
     }
@@ -61,7 +58,6 @@ impl<T: Element> Vec16<T> {
     pub const LANES: usize = 16 / size_of::<T>();
 
     /// The vector of `f(0)`, `f(1)`, ..
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn from_fn(mut f: impl FnMut(usize) -> T) -> Self {
         let mut bits = 0;
         let mut i = 0;
@@ -78,7 +74,6 @@ impl<T: Element> Vec16<T> {
     }
 
     /// The vector with `value` in every lane.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn splat(value: T) -> Self {
         Self::from_fn(|_| value)
     }
@@ -88,7 +83,6 @@ impl<T: Element> Vec16<T> {
     /// # Panics
     ///
     /// When `i` is not below [`Self::LANES`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn lane(self, i: usize) -> T {
         assert!(i < Self::LANES, "the vector has fewer lanes");
@@ -99,7 +93,6 @@ impl<T: Element> Vec16<T> {
 }
 
 /// An element's bits, zero-extended.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn to_low_bits<T: Element>(element: T) -> u64 {
     // SAFETY: an `Element` is plain old data, so its bits are an integer of its size.
     unsafe {
@@ -113,7 +106,6 @@ fn to_low_bits<T: Element>(element: T) -> u64 {
 }
 
 /// The element whose bits are the low bits of `bits`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn from_low_bits<T: Element>(bits: u64) -> T {
     // SAFETY: every bit pattern of an `Element` is valid.
     unsafe {

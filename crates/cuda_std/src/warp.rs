@@ -47,19 +47,16 @@ pub enum Shuffle {
 }
 
 /// [`WARP_SIZE`], under Rust-CUDA's name.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn warp_size() -> u32 {
     WARP_SIZE
 }
 
 /// Index of the thread in its warp, 0 to 31.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn lane_id() -> u32 {
     arch::lane_id()
 }
 
 /// Index of the warp in its block.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn warp_id() -> u32 {
     thread::index_in_block() / WARP_SIZE
 }
@@ -67,7 +64,6 @@ pub fn warp_id() -> u32 {
 /// The lanes that are converged at this instruction. The hardware decides which: use it as a hint,
 /// not as the mask of a warp operation.
 #[doc(alias = "__activemask")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn activemask() -> u32 {
     arch::active_mask()
@@ -80,7 +76,6 @@ pub fn activemask() -> u32 {
 ///
 /// The caller is in `mask`, and every lane of `mask` calls it with the same mask.
 #[doc(alias = "__syncwarp")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn sync_warp(mask: u32) {
     arch::sync_warp(mask);
@@ -91,7 +86,6 @@ pub unsafe fn sync_warp(mask: u32) {
 /// # Safety
 ///
 /// All 32 lanes call this together.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn sync() {
     arch::sync_warp(FULL_MASK);
@@ -202,7 +196,6 @@ fn from_word(words: [u32; 4], first: usize) -> [u32; 4] {
     rest
 }
 
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 fn shuffle<T: WarpShuffleValue>(
     mask: u32,
@@ -233,7 +226,6 @@ macro_rules! shuffles {
         /// # Safety
         ///
         /// All 32 lanes call this together.
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub unsafe fn $whole<T: WarpShuffleValue>(value: T, $lane: u32) -> T {
             shuffle(FULL_MASK, Shuffle::$mode, value, $lane, WARP_SIZE).0
@@ -253,7 +245,6 @@ macro_rules! shuffles {
         /// # Safety
         ///
         /// The caller is in `mask`, and every lane of `mask` calls it with the same mask and width.
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub unsafe fn $some<T: WarpShuffleValue>(
             mask: u32,
@@ -281,7 +272,6 @@ macro_rules! votes {
         /// # Safety
         ///
         /// All 32 lanes call this together.
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub unsafe fn $whole(predicate: bool) -> $result {
             arch::$arch(FULL_MASK, predicate)
@@ -292,7 +282,6 @@ macro_rules! votes {
         /// # Safety
         ///
         /// The caller is in `mask`, and every lane of `mask` calls it with the same mask.
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub unsafe fn $some(mask: u32, predicate: bool) -> $result {
             arch::$arch(mask, predicate)

@@ -86,7 +86,6 @@ impl<T: mma::Factor> Layout<T> for MnMajor {
 pub struct Tile<T, L = KMajor>(pub(crate) arch::TileAddress, PhantomData<(T, L)>);
 
 impl<T: mma::Factor> Tile<T, MnMajor> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn transposed_at_shared(address: arch::SharedAddress, next_rows: u32) -> Self {
         Self(arch::transposed_tile_address(address, next_rows), PhantomData)
@@ -95,7 +94,6 @@ impl<T: mma::Factor> Tile<T, MnMajor> {
     /// The factor at an address in shared memory whose first 64 rows are the columns of what lies
     /// there; the next 64 are those of what lies `next_rows` bytes further, and so on. Both are
     /// multiples of 1,024. PTX: the *leading dimension byte offset* of the matrix descriptor.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn transposed_at(address: *const u8, next_rows: u32) -> Self {
         Self::transposed_at_shared(arch::shared_address(address), next_rows)
@@ -103,21 +101,18 @@ impl<T: mma::Factor> Tile<T, MnMajor> {
 }
 
 impl<T: Factor> Tile<T> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn at_shared(address: arch::SharedAddress) -> Self {
         Self(arch::tile_address(address), PhantomData)
     }
 
     /// The tile at an address in shared memory, a multiple of 1,024.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn at(address: *const u8) -> Self {
         Self::at_shared(arch::shared_address(address))
     }
 
     /// The tile at a byte offset: a multiple of 1,024 for other rows, of 16 for other columns.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn offset_bytes(self, bytes: u32) -> Self {
         Self(arch::tile_offset_bytes(self.0, bytes), PhantomData)
@@ -127,7 +122,6 @@ impl<T: Factor> Tile<T> {
 impl<T: Factor, L: Layout<T>> Tile<T, L> {
     /// The factor from column `k` on: a multiple of 16 bytes within a row, or of eight columns if
     /// it is [`MnMajor`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn columns_from(self, k: u32) -> Self {
         let column = if L::TRANSPOSED { 128 } else { size_of::<T>() as u32 };
@@ -153,7 +147,6 @@ impl<T: Factor, L: Layout<T>> Tile<T, L> {
 /// [`tma::fence_async_shared`](crate::tma::fence_async_shared). A [`fence`] lies between the last
 /// access to `d` and this; until [`wait_groups`] only further products access `d`, and no thread
 /// writes the tiles.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multiply<T: Factor, D: Sums, LA: Layout<T>, LB: Layout<T>>(
     d: &mut D,
@@ -168,7 +161,6 @@ pub unsafe fn multiply<T: Factor, D: Sums, LA: Layout<T>, LB: Layout<T>>(
 /// Prevents the compiler from moving accesses to the sums across this call, which [`fence`] and
 /// [`wait_groups`] do not. Call it before the first [`fence`], and after the [`wait_groups`] for
 /// the last group.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn fence_operand<D: Sums>(d: &mut D) {
     d.fence_operand();
@@ -183,7 +175,6 @@ pub fn fence_operand<D: Sums>(d: &mut D) {
 ///
 /// The 128 threads of a warpgroup call this together. The kernel has a `max_threads`, and the
 /// block's registers suffice.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn raise_registers<const N: u32>() {
     arch::raise_registers::<N>();
@@ -195,7 +186,6 @@ pub unsafe fn raise_registers<const N: u32>() {
 /// # Safety
 ///
 /// As [`raise_registers`]; the code that follows needs no more.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lower_registers<const N: u32>() {
     arch::lower_registers::<N>();
@@ -207,7 +197,6 @@ pub unsafe fn lower_registers<const N: u32>() {
 /// # Safety
 ///
 /// The 128 threads of a warpgroup call this together.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn fence() {
     arch::wgmma_fence();
@@ -218,7 +207,6 @@ pub unsafe fn fence() {
 /// # Safety
 ///
 /// The 128 threads of a warpgroup call this together.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn commit_group() {
     arch::wgmma_commit();
@@ -229,7 +217,6 @@ pub unsafe fn commit_group() {
 /// # Safety
 ///
 /// The 128 threads of a warpgroup call this together.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn wait_groups<const N: u32>() {
     arch::wgmma_wait::<N>();

@@ -174,7 +174,6 @@ impl Kernel<'_> {
     fn function(&self) -> TokenStream {
         let ItemFn { attrs, vis, sig, block } = self.function;
         let attributes = quote! {
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[allow(dead_code, clippy::too_many_arguments)]
         };
         if !self.is_generic() {
@@ -291,10 +290,8 @@ impl Kernel<'_> {
             impl ::cuda_std::__private::Body for #item<#(#values),*> {
                 type Args = (#(#types,)*);
 
-                #[cfg_attr(target_arch = "nvptx64", inline(always))]
                 unsafe fn call((#(#names,)*): Self::Args) {
                     #(#attrs)*
-                    #[cfg_attr(target_arch = "nvptx64", inline(always))]
                     #[allow(clippy::too_many_arguments)]
                     #unsafety fn body(#inputs) #block
                     #[allow(unused_unsafe)]

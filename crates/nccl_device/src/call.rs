@@ -67,16 +67,13 @@ pub(crate) struct CoopCall;
 
 #[cfg(target_arch = "nvptx64")]
 impl CoopCall {
-    #[inline(always)]
     pub(crate) const fn new(_name: &'static str) -> Self {
         Self
     }
 
-    #[inline(always)]
     pub(crate) const fn arg(self, _name: &'static str, _value: u64) -> Self {
         self
     }
 
-    #[inline(always)]
     pub(crate) const fn begin(self, _coop: &crate::raw::CoopAny) {}
 }

@@ -20,7 +20,6 @@ pub struct CftPlace {
 
 impl CftPlace {
     /// The result of one of NCCL's queries, which writes it to two pointers.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn of(query: impl FnOnce(*mut u32, *mut usize)) -> Self {
         let (mut endpoint, mut byte_offset) = (0, 0);
@@ -34,7 +33,6 @@ impl DevComm {
     /// fabric has no endpoints. NCCL: `ncclTeamCft`.
     #[doc(alias = "ncclTeamCft")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn cft_team(&self, mode: CftTeamMode) -> Team {
         self.as_raw().cft_team(mode)
     }
@@ -42,7 +40,6 @@ impl DevComm {
     /// The ranks that one multicast endpoint reaches. NCCL: `ncclTeamCftMultimem`.
     #[doc(alias = "ncclTeamCftMultimem")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn cft_multimem_team(&self) -> Team {
         self.as_raw().cft_multimem_team()
     }
@@ -53,7 +50,6 @@ impl<T: Element> Window<T> {
     /// [`DevComm::cft_team`]. NCCL: `ncclGetCftLeInfo`.
     #[doc(alias = "ncclGetCftLeInfo")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_place(self, comm: &DevComm, team: Team, peer: i32, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
@@ -67,7 +63,6 @@ impl<T: Element> Window<T> {
     /// `ncclGetPeerLeInfo`.
     #[doc(alias = "ncclGetPeerLeInfo")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_place_of_rank(self, comm: &DevComm, peer: i32, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
@@ -80,7 +75,6 @@ impl<T: Element> Window<T> {
     /// The location of element `index` in the multicast endpoint. NCCL: `ncclGetMultimemLeInfo`.
     #[doc(alias = "ncclGetMultimemLeInfo")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_multimem_place(self, comm: &DevComm, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
@@ -96,7 +90,6 @@ impl ResourceBuffer<'_> {
     /// NCCL: `ncclGetResourceBufferCftLeInfo`.
     #[doc(alias = "ncclGetResourceBufferCftLeInfo")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_place(self, peer: i32) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());
@@ -110,7 +103,6 @@ impl ResourceBuffer<'_> {
     /// `ncclGetResourceBufferPeerLeInfo`.
     #[doc(alias = "ncclGetResourceBufferPeerLeInfo")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_place_of_rank(self, peer: i32) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());
@@ -124,7 +116,6 @@ impl ResourceBuffer<'_> {
     /// `ncclGetResourceBufferMultimemLeInfo`.
     #[doc(alias = "ncclGetResourceBufferMultimemLeInfo")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_multimem_place(self) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());

@@ -23,41 +23,35 @@ unsafe impl KernelParam for DevComm {
 
 impl DevComm {
     /// This rank's number in the communicator.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn rank(&self) -> i32 {
         self.0.rank
     }
 
     /// The number of ranks in the communicator.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn n_ranks(&self) -> i32 {
         self.0.n_ranks
     }
 
     /// All ranks. NCCL: `ncclTeamWorld`.
     #[doc(alias = "ncclTeamWorld")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn world_team(&self) -> Team {
         self.0.world_team()
     }
 
     /// The ranks whose memory this GPU can load and store. NCCL: `ncclTeamLsa`.
     #[doc(alias = "ncclTeamLsa")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn lsa_team(&self) -> Team {
         self.0.lsa_team()
     }
 
     /// The ranks with the same LSA rank in every LSA team. NCCL: `ncclTeamRail`.
     #[doc(alias = "ncclTeamRail")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn rail_team(&self) -> Team {
         self.0.rail_team()
     }
 
     /// The index of this rank's [`lsa_team`](Self::lsa_team). LSA teams are numbered in the order
     /// of their ranks.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn lsa_team_index(&self) -> i32 {
         self.rail_team().rank
     }
@@ -70,39 +64,33 @@ impl DevComm {
     /// pointers may reach more ranks. Those of 2.32.3, which this crate links, reach these.
     #[doc(alias = "ncclDevCommCanGetPeerPointer")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn has_peer_pointer(&self, team: Team, peer: i32) -> bool {
         self.lsa_team().contains(team, peer)
     }
 
     /// The number of LSA barriers that the host reserved, and so the bound of a
     /// [`BarrierIndex`](crate::BarrierIndex).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn n_lsa_barriers(&self) -> u32 {
         self.0.lsa_barrier.n_barriers as u32
     }
 
     /// The multicast mapping of the LSA team; `None` if the host did not request `lsa_multimem`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn lsa_multimem(&self) -> Option<MultimemHandle> {
         (!self.0.lsa_multimem.base.is_null()).then_some(self.0.lsa_multimem)
     }
 
     /// The number of GIN contexts: at least the number that the host requested, unless the network
     /// provides fewer.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn n_gin_contexts(&self) -> u32 {
         self.0.gin_context_count
     }
 
     /// The distance in ranks between peers that GIN connects: 1 with FULL connections.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn gin_stride(&self) -> i32 {
         (self.0.gin_connection_stride as i32).max(1)
     }
 
     /// NCCL's struct, for [`raw`](crate::raw).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn as_raw(&self) -> &nccl::DevComm {
         &self.0
     }

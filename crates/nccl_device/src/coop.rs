@@ -45,7 +45,6 @@ macro_rules! init {
 impl Coop {
     /// Only the calling thread. NCCL: `ncclCoopAnyInitThread`.
     #[doc(alias = "ncclCoopAnyInitThread")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn thread() -> Self {
         init!(Kind::Thread, ncclCoopAnyInitThread())
@@ -53,7 +52,6 @@ impl Coop {
 
     /// The calling thread's warp, all 32 lanes. NCCL: `ncclCoopAnyInitWarp`.
     #[doc(alias = "ncclCoopAnyInitWarp")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn warp() -> Self {
         init!(Kind::Lanes(u32::MAX), ncclCoopAnyInitWarp())
@@ -62,7 +60,6 @@ impl Coop {
     /// The lanes of the calling thread's warp whose bits are set in `lane_mask`. NCCL:
     /// `ncclCoopAnyInitLanes`.
     #[doc(alias = "ncclCoopAnyInitLanes")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn lanes(lane_mask: u32) -> Self {
         init!(Kind::Lanes(lane_mask), ncclCoopAnyInitLanes(lane_mask))
@@ -71,7 +68,6 @@ impl Coop {
     /// Warps `first_warp..first_warp + n_warps` of the block. `id`, 0 to 14, selects the named
     /// barrier: spans in use at the same time need different ids. NCCL: `ncclCoopAnyInitWarpSpan`.
     #[doc(alias = "ncclCoopAnyInitWarpSpan")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn warp_span(first_warp: u32, n_warps: u32, id: u32) -> Self {
         debug_assert!(id < 15, "a warp span's id is 0 to 14");
@@ -81,7 +77,6 @@ impl Coop {
 
     /// All threads of the block. NCCL: `ncclCoopAnyInitCta`.
     #[doc(alias = "ncclCoopAnyInitCta")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cta() -> Self {
         init!(Kind::Cta, ncclCoopAnyInitCta())
@@ -89,7 +84,6 @@ impl Coop {
 
     /// The calling thread's rank in the coop. NCCL: `ncclCoopThreadRank`.
     #[doc(alias = "ncclCoopThreadRank")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn thread_rank(&self) -> u32 {
         match self.kind {
@@ -107,7 +101,6 @@ impl Coop {
 
     /// The number of threads in the coop. NCCL: `ncclCoopSize`.
     #[doc(alias = "ncclCoopSize")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn size(&self) -> u32 {
         match self.kind {
@@ -132,7 +125,6 @@ impl Coop {
     /// }
     /// # }
     /// ```
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn strided<N: Index>(&self, n: N) -> Strided<N> {
         Strided::new(N::from_u32(self.thread_rank()), n, N::from_u32(self.size()))
@@ -141,14 +133,12 @@ impl Coop {
     /// A barrier of the coop's threads: a thread's earlier writes are visible to the others after
     /// it. NCCL: `ncclCoopSync`.
     #[doc(alias = "ncclCoopSync")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&self) {
         self.sync_in(CoopCall::new("coop.sync"));
     }
 
     /// [`sync`](Self::sync) as part of `call`, for the simulator's reports.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn sync_in(&self, call: CoopCall) {
         let _call = call.begin(&self.any);
@@ -165,14 +155,12 @@ impl Coop {
 
     /// [`sync`](Self::sync) that also returns, in every thread, whether `mine` is true in any
     /// thread of the coop.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn any(&self, mine: bool) -> bool {
         self.any_in(CoopCall::new("coop.any"), mine)
     }
 
     /// [`any`](Self::any) as part of `call`, for the simulator's reports.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn any_in(&self, call: CoopCall, mine: bool) -> bool {
         let _call = call.begin(&self.any);
@@ -194,7 +182,6 @@ impl Coop {
     /// NCCL's struct, for [`raw`](crate::raw). Pass the address of a copy that is local to the
     /// call: NCCL calls through the struct's vtable, and LLVM devirtualises those calls only for
     /// such a copy.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn as_raw(&self) -> raw::CoopAny {
         self.any
     }

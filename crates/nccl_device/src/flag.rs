@@ -65,13 +65,11 @@ impl<'a> Flags<'a> {
     /// # Safety
     ///
     /// Every rank's part of the window has these words, and they are used only as flags.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, words: Window<u32>, first: usize, len: u32) -> Self {
         Self { comm, words, first, len }
     }
 
     /// The number of flags.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn count(&self) -> u32 {
         self.len
     }
@@ -79,7 +77,6 @@ impl<'a> Flags<'a> {
     /// Flag `index`. Traps if it does not exist.
     ///
     /// Only one rank may post a flag to a given peer: use one flag per posting rank.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn at(&self, index: u32) -> Flag<'a> {
         assert!(index < self.len, "there is no such flag");
@@ -101,14 +98,12 @@ impl<'a> Flag<'a> {
     /// # Safety
     ///
     /// Every rank's part of the window has this element, and it is used only as a flag.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, words: Window<u32>, index: usize) -> Self {
         Self { comm, words, index }
     }
 
     /// Sets the flag of LSA rank `peer` to `value` after every thread of the coop has arrived. A
     /// thread that reads the value sees the coop's earlier writes. Traps if there is no such rank.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(&self, coop: Coop, peer: i32, value: u32) {
         assert!((peer as u32) < self.comm.lsa_team().n_ranks as u32, "there is no such LSA rank");
@@ -121,7 +116,6 @@ impl<'a> Flag<'a> {
     }
 
     /// The value of this rank's flag. The poster's earlier writes are visible to this thread.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn get(&self) -> u32 {
         // SAFETY: as in `post`.
@@ -130,7 +124,6 @@ impl<'a> Flag<'a> {
 
     /// Whether this rank's flag is `value`, or less than 2^31 above it, modulo 2^32. The poster's
     /// earlier writes are then visible to this thread.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn is_at_least(&self, value: u32) -> bool {
         has_reached(self.get(), value)
@@ -138,7 +131,6 @@ impl<'a> Flag<'a> {
 
     /// Waits until this rank's flag is `value`, or less than 2^31 above it, modulo 2^32. The
     /// poster's earlier writes are then visible to every thread of the coop.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_at_least(&self, coop: Coop, value: u32) {
         let outcome = self.wait(coop, value, Deadline::NEVER);
@@ -151,7 +143,6 @@ impl<'a> Flag<'a> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_at_least_timeout(
         &self,
@@ -164,7 +155,6 @@ impl<'a> Flag<'a> {
         finish_timed(coop, outcome, call)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait(&self, coop: Coop, value: u32, deadline: Deadline) -> Outcome {
         let what = || WaitFor {
@@ -204,7 +194,6 @@ impl Epoch {
     ///
     /// `words` points to [`WORDS`](Self::WORDS) words of this GPU's memory, 0 before the first
     /// launch. All blocks of a launch end the epoch, and one launch at a time uses the words.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn begin(words: *mut u32) -> Self {
         // SAFETY: the caller's contract; the word changes only after all blocks ended the epoch.
@@ -213,7 +202,6 @@ impl Epoch {
     }
 
     /// The number of this launch.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn get(&self) -> u32 {
         self.now
     }
@@ -223,7 +211,6 @@ impl Epoch {
     /// # Safety
     ///
     /// One coop of each block calls this, once per launch.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
         // SAFETY: the caller's contract. The last block to end the epoch writes the number: before
@@ -244,7 +231,6 @@ impl Epoch {
 ///
 /// One thread of each block calls this, once per launch, with a word that was 0 before the first
 /// launch.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn is_last_block(word: *mut u32, order: Order) -> bool {
     let blocks = thread::grid_dim_x();

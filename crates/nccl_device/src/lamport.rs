@@ -86,19 +86,16 @@ const LAUNCHES: usize = 1;
 const SLOT: usize = 4;
 
 /// A vector as peers receive it: words that are [`EMPTY`] become 0.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn message<T: Element>(vector: Vec16<T>) -> Vec16<T> {
     Vec16::from_bits(vector.to_bits().map(message_word))
 }
 
 /// A word as peers receive it.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn message_word(word: u32) -> u32 {
     if word == EMPTY { 0 } else { word }
 }
 
 /// Whether a slot with these words holds a message.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn is_message<T: Element>(vector: Vec16<T>) -> bool {
     let [a, b, c, d] = vector.to_bits();
     a != EMPTY && b != EMPTY && c != EMPTY && d != EMPTY
@@ -141,7 +138,6 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     /// # Safety
     ///
     /// The team has `N` ranks, and each rank's part of the window the [`lamport_words`] of them.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn new(comm: &'a DevComm, window: Window<u32>, capacity: u32) -> Self {
         let team = comm.lsa_team();
@@ -155,13 +151,11 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     }
 
     /// The number of ranks.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn ranks(&self) -> usize {
         if N == ANY_RANKS { self.comm.lsa_team().n_ranks as usize } else { N }
     }
 
     /// The slots of the rank that is `distance` after this one.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn part(&self, distance: usize) -> LsaPtr<u32> {
         match (N, distance) {
             (ANY_RANKS, 0) => self.window.local(),
@@ -177,7 +171,6 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     /// `state` points to [`Lamport::STATE`] words of this GPU's memory, 0 before the first launch,
     /// which belong to the window. One launch at a time uses them, all ranks with the same
     /// arguments. All threads of the grid call this, and one coop of each block [`Lamport::end`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn begin(self, state: *mut u32, used: u32) -> Lamport<'a, N> {
         assert!(used <= self.capacity, "a launch uses more slots than there are");
@@ -190,7 +183,6 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     /// # Safety
     ///
     /// As there; the slots that a thread uses are among those.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn join(self, state: *mut u32) -> Lamport<'a, N> {
         // SAFETY: the caller's contract; the word changes only after all blocks ended the session.
@@ -214,24 +206,20 @@ impl<const N: usize> Lamport<'_, N> {
 
     /// How many launches there were before this one, modulo 2^32: the same in all ranks, and its
     /// lowest bit is the bank.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn launch(&self) -> u32 {
         self.launch
     }
 
     /// This rank.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn me(&self) -> usize {
         self.slots.comm.lsa_team().rank as usize
     }
 
     /// The address of the slot of source rank `source` in the part of the rank at a distance.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slot(&self, distance: usize, source: usize, slot: u32) -> *mut u32 {
         self.in_part(self.slots.part(distance), source, slot)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn in_part(&self, part: LsaPtr<u32>, source: usize, slot: u32) -> *mut u32 {
         let sources = sources(self.slots.ranks());
         let source = if sources == 1 { 0 } else { source };
@@ -247,7 +235,6 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// `distance` is from 1 to that number less 1, or of more than two ranks 0: that is this rank.
     /// `slot` is below the number of slots that the launch uses, and no other thread sends to it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn send<T: Element>(&self, distance: usize, slot: u32, vector: Vec16<T>) {
         let to = self.slot(distance, self.me(), slot);
@@ -262,7 +249,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// As [`send`](Self::send), for each of the slots, and [`SharedTile::store_as_it_is`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn send_tile<T, const ROWS: u32>(
         &self,
@@ -284,7 +270,6 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// The slot is below the number of slots that the launch uses, each peer sends to it, and no
     /// other thread receives from it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn receive_all<T: Element>(&self, slot: u32, mine: Vec16<T>) -> [Vec16<T>; N] {
         let mut vectors = [mine; N];
@@ -299,7 +284,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// As for [`receive_all`](Self::receive_all).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn receive_in_order<T: Element>(
         &self,
@@ -361,7 +345,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// As [`receive_all`](Self::receive_all), for this peer only.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn receive<T: Element>(&self, source: usize, slot: u32) -> Vec16<T> {
         let mut vector = Vec16::from_bits([EMPTY; 4]);
@@ -383,7 +366,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// As [`receive_all`](Self::receive_all), for this peer and each of the slots.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn receive_several<T: Element, const K: usize>(
         &self,
@@ -404,7 +386,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// As there, for each of the ranks and its slot.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn receive_each<T: Element, const K: usize>(
         &self,
@@ -445,7 +426,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// As [`receive_all`](Self::receive_all), but this peer need not send to the slot.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn peek<T: Element>(&self, source: usize, slot: u32) -> Option<Vec16<T>> {
         // SAFETY: the caller's contract.
@@ -458,7 +438,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// The contract of [`receive`](Self::receive), whose message has arrived: this thread has it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn empty(&self, source: usize, slot: u32) {
         let slot = self.slot(0, source, slot);
@@ -471,7 +450,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// The contract of [`receive`](Self::receive).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn poll<T: Element>(&self, source: usize, slot: u32) -> (Vec16<T>, bool) {
         // SAFETY: the caller's contract.
@@ -484,7 +462,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// The contract of [`receive`](Self::receive).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn load<T: Element>(&self, source: usize, slot: u32) -> Vec16<T> {
         let from = self.slot(0, source, slot);
@@ -493,7 +470,6 @@ impl<const N: usize> Lamport<'_, N> {
     }
 
     /// Waits for messages in a slot.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait(&self, slot: u32, done: impl FnMut() -> bool) {
         let what = || WaitFor {
@@ -516,7 +492,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// The threads of the coop call this together, one coop of each block and once per launch,
     /// after a barrier of all threads of the block that follows their first [`send`](Self::send)
     /// or, of threads that send nothing, their last [`receive`](Self::receive).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
         // SAFETY: the caller's contract. Relaxed: the block's threads have used the number of the

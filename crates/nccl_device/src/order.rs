@@ -22,13 +22,11 @@ pub enum MemoryOrder {
 
 impl MemoryOrder {
     /// Whether this order has release semantics.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) const fn releases(self) -> bool {
         matches!(self, Self::Release | Self::AcqRel | Self::SeqCst)
     }
 
     /// The order of a load that ends a wait.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) const fn of_load(self) -> Order {
         match self {
             Self::Acquire | Self::AcqRel | Self::SeqCst => Order::Acquire,
@@ -37,7 +35,6 @@ impl MemoryOrder {
     }
 
     /// The acquire half, which a wait needs.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) const fn acquire_half(self) -> Self {
         match self {
             Self::Relaxed | Self::Release => Self::Relaxed,
@@ -47,7 +44,6 @@ impl MemoryOrder {
     }
 
     /// This order, plus release semantics if `earlier` has them.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) const fn and_release_of(self, earlier: Self) -> Self {
         match self {
             Self::Relaxed if earlier.releases() => Self::Release,
@@ -57,7 +53,6 @@ impl MemoryOrder {
     }
 
     /// The fence before an arrival, at system scope.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn fence_before_arrival(self) {
         match self {

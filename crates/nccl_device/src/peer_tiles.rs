@@ -64,7 +64,6 @@ impl<'a, const N: usize> PeerTiles<'a, N> {
     /// them, with at least [`slots`](Self::slots) for each rank. C has `m x n` elements, begins at a
     /// multiple of 16 bytes, and `n` is a multiple of 8. The ranks' launches have the same grid,
     /// shape and order of tiles. Each part is sent once.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(
         comm: &'a DevComm,
         slots: Window<u32>,
@@ -77,14 +76,12 @@ impl<'a, const N: usize> PeerTiles<'a, N> {
     }
 
     /// How many tiles each warp has stored.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn counters() -> *mut u32 {
         shared_array![u32; WARPS as usize]
     }
 
     /// Sets the block's counters of [`stored`](Self::stored) to 0. All threads of the block call
     /// it, before any calls another method.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn prepare(&self) {
         if thread::thread_idx_x() < WARPS {
@@ -96,7 +93,6 @@ impl<'a, const N: usize> PeerTiles<'a, N> {
 
     /// Says that warp `warp` of the block, below 16, has stored its parts of so many tiles to C,
     /// which TMA has written. One lane calls it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn stored(&self, warp: u32, tiles: u32) {
         debug_assert!(warp < WARPS);
@@ -109,7 +105,6 @@ impl<'a, const N: usize> PeerTiles<'a, N> {
 
     /// Waits until warp `warp` has [stored](Self::stored) more than so many tiles. All lanes of a
     /// warp call it. The host can abort the wait.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_stored(&self, warp: u32, tiles: u32) {
         let counter = Self::counters().wrapping_add((warp % WARPS) as usize);
@@ -123,7 +118,6 @@ impl<'a, const N: usize> PeerTiles<'a, N> {
         });
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slot(&self, row: u32, column: u32) -> u32 {
         let parts = self.n.div_ceil(Self::COLUMNS);
         (row / Self::ROWS * parts + column / Self::COLUMNS) * Self::SLOTS
@@ -137,7 +131,6 @@ impl<'a, const N: usize> PeerTiles<'a, N> {
     /// One lane calls this, once for each part, after the previous kernels. The words of the tile
     /// are as [`message_word`](crate::message_word) makes them, visible to TMA, and not written
     /// before TMA has read them.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn send(&self, row: u32, column: u32, part: SharedTile<bf16, 16>) {
         if row >= self.m || column >= self.n {
@@ -160,7 +153,6 @@ impl<'a, const N: usize> PeerTiles<'a, N> {
     /// # Safety
     ///
     /// The previous kernels have ended.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn sums(&self) -> PeerSums<'a, N> {
         let used = self.m.div_ceil(Self::ROWS) * self.n.div_ceil(Self::COLUMNS) * Self::SLOTS;
@@ -177,7 +169,6 @@ impl<'a, const N: usize> PeerTiles<'a, N> {
     ///
     /// One thread of each block calls this, once, after a barrier of the block that follows all
     /// parts that its threads send and add.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn end(&self) {
         // SAFETY: the caller's contract.
@@ -203,7 +194,6 @@ impl<const N: usize> PeerSums<'_, N> {
     /// All lanes of a warp call this, and no other warp adds to these elements in this launch. `row`
     /// is a multiple of the number of rows, `column` of 64. This rank's parts
     /// [are stored](PeerTiles::wait_stored).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn add(&self, row: u32, column: u32) {
         let PeerTiles { comm, c, m, n, .. } = self.tiles;

@@ -21,19 +21,16 @@ impl DevComm {
     ///
     /// The handle is not checked: the buffer's pointers must be used only if the handle belongs to
     /// this device communicator.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn resource_buffer(&self, handle: ResourceHandle) -> ResourceBuffer<'_> {
         ResourceBuffer { comm: self, handle }
     }
 }
 
 impl<'a> ResourceBuffer<'a> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn comm(self) -> &'a DevComm {
         self.comm
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn handle(self) -> ResourceHandle {
         self.handle
     }
@@ -42,7 +39,6 @@ impl<'a> ResourceBuffer<'a> {
 impl ResourceBuffer<'_> {
     /// The buffer's byte offset in the resource window. NCCL: `ncclGetResourceBufferOffset`.
     #[doc(alias = "ncclGetResourceBufferOffset")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn byte_offset(self) -> usize {
         // SAFETY: arithmetic on the handle's value.
@@ -51,7 +47,6 @@ impl ResourceBuffer<'_> {
 
     /// This rank's part. NCCL: `ncclGetResourceBufferLocalPointer`.
     #[doc(alias = "ncclGetResourceBufferLocalPointer")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn local<T: Element>(self) -> LsaPtr<T> {
         // SAFETY: address arithmetic on a device communicator.
@@ -64,7 +59,6 @@ impl ResourceBuffer<'_> {
     /// The part of rank `peer` of the LSA team; `peer` is not checked. NCCL:
     /// `ncclGetResourceBufferLsaPointer`.
     #[doc(alias = "ncclGetResourceBufferLsaPointer")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn lsa<T: Element>(self, peer: i32) -> LsaPtr<T> {
         // SAFETY: address arithmetic on a device communicator.
@@ -76,7 +70,6 @@ impl ResourceBuffer<'_> {
     /// The part of rank `peer` of `team`, which is also in the LSA team; not checked. NCCL:
     /// `ncclGetResourceBufferPeerPointer`.
     #[doc(alias = "ncclGetResourceBufferPeerPointer")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn peer<T: Element>(self, team: Team, peer: i32) -> LsaPtr<T> {
         // SAFETY: address arithmetic on a device communicator.
@@ -89,7 +82,6 @@ impl ResourceBuffer<'_> {
     /// The multicast address of the parts of a team, for `multimem` instructions only. NCCL:
     /// `ncclGetResourceBufferMultimemPointer`.
     #[doc(alias = "ncclGetResourceBufferMultimemPointer")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn multimem_of<T: Element>(self, multimem: MultimemHandle) -> *mut T {
         // SAFETY: address arithmetic on a device communicator.
@@ -103,7 +95,6 @@ impl ResourceBuffer<'_> {
     /// device communicator must have been created with `lsa_multimem`. NCCL:
     /// `ncclGetResourceBufferLsaMultimemPointer`.
     #[doc(alias = "ncclGetResourceBufferLsaMultimemPointer")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn multimem<T: Element>(self) -> *mut T {
         // SAFETY: address arithmetic on a device communicator.

@@ -85,7 +85,6 @@ impl<'a, T: Element> TileExchange<'a, T> {
     /// of this GPU's memory, all 0 before the first launch. The windows have the same lengths in
     /// every rank, and only exchanges with this state use them. One launch at a time does, the
     /// previous one has ended, and all blocks of it [`end`](Self::end) the exchange.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn begin(
         comm: &'a DevComm,
@@ -98,20 +97,17 @@ impl<'a, T: Element> TileExchange<'a, T> {
     }
 
     /// The bank of this launch, 0 or 1: the first or the second half of the inbox.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn bank(&self) -> u32 {
         self.epoch.get() % 2
     }
 
     /// Element `at` of a rank's bank.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn element(&self, peer: i32, at: usize) -> *mut T {
         let bank = self.bank() as usize * (self.inbox.len() / 2);
         self.inbox.lsa(peer).as_ptr().wrapping_add(bank + at)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn flag(&self, tile: u32) -> Flag<'_> {
         // SAFETY: the constructor's contract, and that of the methods: it is one of the flags.
         unsafe { Flag::new(self.comm, self.flags, tile as usize) }
@@ -125,7 +121,6 @@ impl<'a, T: Element> TileExchange<'a, T> {
     /// `from` has the elements, in this GPU's memory, the bank too, and both begin at multiples of
     /// 16 bytes, of which `len` is a multiple. There is such a flag, which nothing else sets in
     /// this launch. Until then nothing else accesses these elements.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn push(
         &self,
@@ -173,7 +168,6 @@ impl<'a, T: Element> TileExchange<'a, T> {
     /// As there; `from` lies in shared memory. It is written before a
     /// [`fence_async_shared`](tma::fence_async_shared) of the writing threads and a barrier with
     /// this one, and not again before it returns.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn push_shared(
         &self,
@@ -196,14 +190,12 @@ impl<'a, T: Element> TileExchange<'a, T> {
     }
 
     /// Whether a tile has arrived in this rank's bank. The calling thread sees it then.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn has_arrived(&self, tile: u32) -> bool {
         self.flag(tile).is_at_least(self.epoch.get())
     }
 
     /// Waits until a tile has arrived in this rank's bank. All threads of the coop see it then.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_for(&self, coop: Coop, tile: u32) {
         self.flag(tile).wait_at_least(coop, self.epoch.get());
@@ -215,7 +207,6 @@ impl<'a, T: Element> TileExchange<'a, T> {
     ///
     /// They are in a tile that has arrived, as this thread knows, and begin at a multiple of 16
     /// bytes.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_vec(&self, at: usize) -> Vec16<T> {
         // SAFETY: the caller's contract.
@@ -228,7 +219,6 @@ impl<'a, T: Element> TileExchange<'a, T> {
     ///
     /// One coop of each block calls it, once per launch, when no thread of the block uses the
     /// exchange any more.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
         // SAFETY: the caller's contract.

@@ -41,19 +41,16 @@ pub struct Timeout {
 
 impl Timeout {
     /// `nanos` nanoseconds. The GPU's `%globaltimer` advances in steps of up to a microsecond.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn nanos(nanos: u64) -> Self {
         Self { nanos }
     }
 
     /// `micros` microseconds.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn micros(micros: u64) -> Self {
         Self { nanos: micros.saturating_mul(1_000) }
     }
 
     /// `millis` milliseconds.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn millis(millis: u64) -> Self {
         Self { nanos: millis.saturating_mul(1_000_000) }
     }
@@ -85,7 +82,6 @@ pub struct Deadline {
 impl Deadline {
     pub(crate) const NEVER: Self = Self { at: 0 };
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn after(timeout: Timeout) -> Self {
         Self { at: clock::globaltimer().saturating_add(timeout.nanos).max(1) }
@@ -97,7 +93,6 @@ impl Deadline {
     }
 
     /// An upper bound of the clock cycles until the deadline, at two cycles per nanosecond.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn cycles_left(self) -> u64 {
         if self.at == 0 {
@@ -108,7 +103,6 @@ impl Deadline {
     }
 
     #[cfg(target_arch = "nvptx64")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_passed(self) -> bool {
         self.at != 0 && clock::globaltimer() >= self.at
     }
@@ -118,7 +112,6 @@ impl DevComm {
     /// Whether the host has aborted the kernels that use this device communicator. Waits check this
     /// themselves; a kernel calls it in a long computation. It reads host memory, which takes a
     /// microsecond or two.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn is_aborted(&self) -> bool {
         let flag = self.as_raw().abort_flag;
@@ -138,7 +131,6 @@ impl DevComm {
     /// comm.wait_until(Coop::cta(), || unsafe { word.load_acquire(0) } != 0);
     /// # }
     /// ```
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_until(&self, coop: Coop, done: impl FnMut() -> bool) {
         let outcome = poll_by_first(self, coop, Deadline::NEVER, done, describe_poll);
@@ -150,7 +142,6 @@ impl DevComm {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_until_timeout(
         &self,
@@ -169,7 +160,6 @@ impl DevComm {
     /// # Errors
     ///
     /// [`Aborted`]; the host knows already.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_until_or_abort(&self, done: impl FnMut() -> bool) -> Result<(), Aborted> {
         match poll(self, Deadline::NEVER, done, describe_poll) {
@@ -180,14 +170,12 @@ impl DevComm {
 }
 
 /// Describes a wait for a condition that the kernel defines.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn describe_poll() -> WaitFor {
     let kind = devcomm_types::WaitKind::Poll;
     WaitFor { kind, index: 0, context: 0, peer: -1, wanted: 0, seen: 0 }
 }
 
 /// [`poll`] in the first thread of the coop; the other threads do not wait here.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) fn poll_by_first(
     comm: &DevComm,
@@ -203,7 +191,6 @@ pub(crate) fn poll_by_first(
 }
 
 /// Polls until `done` returns true, the deadline passes or the host aborts.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) fn poll(
     comm: &DevComm,
@@ -231,7 +218,6 @@ pub(crate) fn poll(
 
 /// [`poll`] for a `done` that itself waits, for at most the number of cycles in its argument: a
 /// slice. Slices double up to `longest` cycles.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) fn poll_slices(
     comm: &DevComm,
@@ -280,12 +266,10 @@ struct TimeoutCheck;
 
 #[cfg(target_arch = "nvptx64")]
 impl TimeoutCheck {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn begin() -> Self {
         Self
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn is_over(&mut self, deadline: Deadline, _what: &impl Fn() -> WaitFor) -> bool {
         deadline.has_passed()
     }
@@ -322,7 +306,6 @@ impl Drop for TimeoutCheck {
 /// or all exit the kernel.
 ///
 /// The barrier orders memory as [`Coop::sync`] does.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) fn finish(coop: Coop, outcome: Outcome, call: CoopCall) {
     if coop.any_in(call, outcome == Outcome::Aborted) {
@@ -331,7 +314,6 @@ pub(crate) fn finish(coop: Coop, outcome: Outcome, call: CoopCall) {
 }
 
 /// Ends a wait with a timeout, in every thread of the coop.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) fn finish_timed(coop: Coop, outcome: Outcome, call: CoopCall) -> Result<(), TimedOut> {
     if !coop.any_in(call, outcome != Outcome::Done) {
@@ -344,14 +326,12 @@ pub(crate) fn finish_timed(coop: Coop, outcome: Outcome, call: CoopCall) -> Resu
 }
 
 /// Whether a counter that wraps around has reached `target`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn has_reached(count: u32, target: u32) -> bool {
     count.wrapping_sub(target) <= u32::MAX / 2
 }
 
 /// Whether the thread is unwinding from a panic, which happens in the simulator only. Then a `Drop`
 /// must not wait for other threads.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn is_unwinding() -> bool {
     #[cfg(not(target_arch = "nvptx64"))]
     return std::thread::panicking();
@@ -388,7 +368,6 @@ fn record_wait(comm: &DevComm, what: impl Fn() -> WaitFor) {
 }
 
 /// True in the lowest active lane of the warp, so that one thread writes the warp's record.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn is_lowest_active_lane() -> bool {
     if cfg!(target_arch = "nvptx64") {
         warp::activemask().trailing_zeros() == warp::lane_id()

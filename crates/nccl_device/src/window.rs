@@ -23,7 +23,6 @@ use crate::{DevComm, raw};
 pub struct Window<T>(nccl::Window<T>);
 
 impl<T> Clone for Window<T> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn clone(&self) -> Self {
         *self
     }
@@ -42,26 +41,22 @@ unsafe impl<T: Element> KernelParam for Window<T> {
 
 impl<T: Element> Window<T> {
     /// The number of elements in a rank's part: the smallest among the communicator's ranks.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn len(self) -> usize {
         self.0.len
     }
 
     /// Whether some rank's part has no elements.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn is_empty(self) -> bool {
         self.len() == 0
     }
 
     /// A pointer to a rank's part of the window, from the address that NCCL returns.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn part(self, address: *mut c_void) -> LsaPtr<T> {
         LsaPtr { pointer: address.cast(), len: Bound::new(self.len()) }
     }
 
     /// This rank's own part. NCCL: `ncclGetLocalPointer`.
     #[doc(alias = "ncclGetLocalPointer")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn local(self) -> LsaPtr<T> {
         // SAFETY: address arithmetic on the descriptor of a window that the host registered.
@@ -72,7 +67,6 @@ impl<T: Element> Window<T> {
     ///
     /// `peer` is not checked: do not use the pointer of a rank outside the LSA team.
     #[doc(alias = "ncclGetLsaPointer")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn lsa(self, peer: i32) -> LsaPtr<T> {
         // SAFETY: address arithmetic on the descriptor of a window that the host registered.
@@ -85,7 +79,6 @@ impl<T: Element> Window<T> {
     /// `peer` is not checked: do not use the pointer of a rank outside the LSA team;
     /// [`DevComm::has_peer_pointer`](crate::DevComm::has_peer_pointer) says whether it is in it.
     #[doc(alias = "ncclGetPeerPointer")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn peer(self, team: Team, peer: i32) -> LsaPtr<T> {
         // SAFETY: address arithmetic on the descriptor of a window that the host registered.
@@ -94,7 +87,6 @@ impl<T: Element> Window<T> {
 
     /// Element `index` of every rank's part, for GIN operations. NCCL: `ncclSymPtr`.
     #[doc(alias = "ncclSymPtr")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn at(self, index: usize) -> SymPtr<T> {
         SymPtr { window: self, index }
     }
@@ -102,7 +94,6 @@ impl<T: Element> Window<T> {
     /// The multicast address of the parts of a team, for `multimem` instructions only. NCCL:
     /// `ncclGetMultimemPointer`.
     #[doc(alias = "ncclGetMultimemPointer")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn multimem_of(self, handle: MultimemHandle) -> *mut T {
         // SAFETY: address arithmetic on the descriptor of a window that the host registered.
@@ -110,7 +101,6 @@ impl<T: Element> Window<T> {
     }
 
     /// NCCL's handle, for [`raw`](crate::raw).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn as_raw(self) -> *mut c_void {
         self.0.handle
     }
@@ -119,7 +109,6 @@ impl<T: Element> Window<T> {
     /// device communicator must have been created with `lsa_multimem`. NCCL:
     /// `ncclGetLsaMultimemPointer`.
     #[doc(alias = "ncclGetLsaMultimemPointer")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn multimem(self, comm: &DevComm) -> *mut T {
         // SAFETY: address arithmetic on the descriptor of a window that the host registered.
@@ -138,13 +127,11 @@ pub struct SymPtr<T> {
 
 impl<T: Element> SymPtr<T> {
     /// The window.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn window(self) -> Window<T> {
         self.window
     }
 
     /// The element's byte offset in each part.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn byte_offset(self) -> usize {
         self.index * size_of::<T>()
     }
@@ -169,7 +156,6 @@ struct Bound {
 }
 
 impl Bound {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[allow(unused_variables)]
     fn new(len: usize) -> Self {
         Self {
@@ -179,7 +165,6 @@ impl Bound {
     }
 
     /// Panics unless elements `index..index + count` are below the bound.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     #[allow(unused_variables)]
     fn check(self, index: usize, count: usize) {
@@ -194,7 +179,6 @@ impl Bound {
 }
 
 impl<T> Clone for LsaPtr<T> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn clone(&self) -> Self {
         *self
     }
@@ -204,7 +188,6 @@ impl<T> Copy for LsaPtr<T> {}
 
 impl<T: Element> LsaPtr<T> {
     /// A pointer to memory outside windows, whose accesses are not checked.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(pointer: *mut T) -> Self {
         Self { pointer, len: Bound::new(usize::MAX) }
     }
@@ -214,7 +197,6 @@ impl<T: Element> LsaPtr<T> {
     /// # Safety
     ///
     /// All `count` elements lie in this part of the window.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn element(self, index: usize, count: usize) -> *mut T {
         self.len.check(index, count);
@@ -223,7 +205,6 @@ impl<T: Element> LsaPtr<T> {
     }
 
     /// The address as a raw pointer.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn as_ptr(self) -> *mut T {
         self.pointer
     }
@@ -245,7 +226,6 @@ impl<T: Element> LsaPtr<T> {
     /// # Safety
     ///
     /// `index` lies in this part of the window, and no rank writes the element at the same time.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load(self, index: usize) -> T {
         // SAFETY: the caller's contract.
@@ -257,7 +237,6 @@ impl<T: Element> LsaPtr<T> {
     /// # Safety
     ///
     /// `index` lies in this part of the window, and no rank accesses the element at the same time.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store(self, index: usize, value: T) {
         // SAFETY: the caller's contract.
@@ -270,7 +249,6 @@ impl<T: Element> LsaPtr<T> {
     ///
     /// As [`load`](Self::load), for each of the elements, of which the first one is at a multiple
     /// of 16 bytes. The windows that the host crate allocates begin at one.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_vec(self, index: usize) -> Vec16<T> {
         // SAFETY: the caller's contract.
@@ -283,7 +261,6 @@ impl<T: Element> LsaPtr<T> {
     ///
     /// As [`store`](Self::store), for each of the elements, of which the first one is at a multiple
     /// of 16 bytes. The windows that the host crate allocates begin at one.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_vec(self, index: usize, value: Vec16<T>) {
         // SAFETY: the caller's contract.
@@ -299,7 +276,6 @@ impl<T: Element + AtomicValue> LsaPtr<T> {
     ///
     /// `index` lies in this part of the window, and concurrent writes to it are only ordered or
     /// atomic accesses.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_acquire(self, index: usize) -> T {
         // SAFETY: the caller's contract.
@@ -313,7 +289,6 @@ impl<T: Element + AtomicValue> LsaPtr<T> {
     ///
     /// `index` lies in this part of the window, and concurrent accesses to it are only ordered or
     /// atomic accesses.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_release(self, index: usize, value: T) {
         // SAFETY: the caller's contract.

@@ -21,7 +21,6 @@ impl DevComm {
     /// fabric. NCCL: `ncclTeamCft`.
     #[doc(alias = "ncclTeamCft")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn cft_team(&self, mode: CftTeamMode) -> Team {
         let flat = Team { n_ranks: self.cft_size, rank: self.cft_rank, stride: 1 };
         match mode {
@@ -34,7 +33,6 @@ impl DevComm {
     /// The ranks that one multicast endpoint reaches. NCCL: `ncclTeamCftMultimem`.
     #[doc(alias = "ncclTeamCftMultimem")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn cft_multimem_team(&self) -> Team {
         Team { n_ranks: self.cft_multimem_size, rank: self.cft_multimem_rank, stride: 1 }
     }

@@ -234,7 +234,6 @@ pub trait TakeParam {
 impl<T> TakeParam for Taken<T, BY_VALUE> {
     type Param = T;
     type Entry = T;
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn take(entry: T) -> T {
         entry
     }
@@ -243,7 +242,6 @@ impl<T> TakeParam for Taken<T, BY_VALUE> {
 impl<T: Copy + 'static> TakeParam for Taken<T, COPIED> {
     type Param = T;
     type Entry = &'static T;
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn take(entry: &'static T) -> T {
         *entry
     }
@@ -301,7 +299,6 @@ unsafe impl<T: KernelParam<Abi = T> + 'static> KernelParam for GridConstant<T> {
 impl<T: 'static> TakeParam for Taken<GridConstant<T>, KEPT> {
     type Param = GridConstant<T>;
     type Entry = &'static T;
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn take(entry: &'static T) -> GridConstant<T> {
         GridConstant(entry)
     }
@@ -311,7 +308,6 @@ impl<T: 'static> core::ops::Deref for GridConstant<T> {
     type Target = T;
 
     #[cfg(target_arch = "nvptx64")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn deref(&self) -> &T {
         self.0
     }

@@ -166,21 +166,18 @@ impl DevComm {
 
     /// All ranks of the communicator. NCCL: `ncclTeamWorld`.
     #[doc(alias = "ncclTeamWorld")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn world_team(&self) -> Team {
         Team { n_ranks: self.n_ranks, rank: self.rank, stride: 1 }
     }
 
     /// The ranks whose memory this rank reaches by load and store. NCCL: `ncclTeamLsa`.
     #[doc(alias = "ncclTeamLsa")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn lsa_team(&self) -> Team {
         Team { n_ranks: self.lsa_size, rank: self.lsa_rank, stride: 1 }
     }
 
     /// One rank per LSA team, each with this rank's LSA rank. NCCL: `ncclTeamRail`.
     #[doc(alias = "ncclTeamRail")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn rail_team(&self) -> Team {
         if self.lsa_size <= 0 {
             return Team { n_ranks: self.n_ranks, rank: self.rank, stride: 1 };

@@ -39,7 +39,6 @@ impl Team {
     /// NCCL: `ncclTeamRankToWorld`.
     #[doc(alias = "ncclTeamRankToWorld")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn to_world(self, my_world_rank: i32, member: i32) -> i32 {
         my_world_rank.wrapping_add(self.distance_to(member))
     }
@@ -50,7 +49,6 @@ impl Team {
     /// NCCL: `ncclTeamRankToLsa`.
     #[doc(alias = "ncclTeamRankToLsa")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn to_lsa(self, my_lsa_rank: i32, member: i32) -> i32 {
         my_lsa_rank.wrapping_add(self.distance_to(member))
     }
@@ -60,7 +58,6 @@ impl Team {
     /// NCCL: `ncclTeamRankIsMember(self, other, member)`.
     #[doc(alias = "ncclTeamRankIsMember")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn contains(self, other: Team, member: i32) -> bool {
         let distance = other.distance_to(member);
         let rank = self.rank_in(other, member);
@@ -73,7 +70,6 @@ impl Team {
     /// NCCL: `ncclTeamRankToTeam(self, other, member)`.
     #[doc(alias = "ncclTeamRankToTeam")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn rank_in(self, other: Team, member: i32) -> i32 {
         self.rank.wrapping_add(quotient(other.distance_to(member), self.stride))
     }
@@ -83,7 +79,6 @@ impl Team {
     ///
     /// Ranks that all iterate like this access different peers at the same step.
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn rotated(self, steps: i32) -> i32 {
         let rank = self.rank.wrapping_add(steps);
         if rank < self.n_ranks { rank } else { rank.wrapping_sub(self.n_ranks) }
@@ -91,14 +86,12 @@ impl Team {
 
     /// The next rank, cyclically: the first follows the last; this rank in a team of one.
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn next(self) -> i32 {
         self.rotated(1)
     }
 
     /// The previous rank, cyclically.
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn prev(self) -> i32 {
         self.rotated(self.n_ranks.wrapping_sub(1))
     }
@@ -111,13 +104,11 @@ impl Team {
     /// assert!(team.others().eq([3, 0, 1]));
     /// assert!(team.all_from_self().eq([2, 3, 0, 1]));
     /// ```
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn others(self) -> Ranks {
         Ranks { team: self, last: 0 }
     }
 
     /// All ranks, cyclically, this one first.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn all_from_self(self) -> Ranks {
         Ranks { team: self, last: -1 }
     }
@@ -128,7 +119,6 @@ impl Team {
     /// NCCL: `ncclTeamInnerFactor`.
     #[doc(alias = "ncclTeamInnerFactor")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn inner_factor(self, inner_size: i32) -> Team {
         Team { n_ranks: inner_size, rank: remainder(self.rank, inner_size), stride: self.stride }
     }
@@ -139,7 +129,6 @@ impl Team {
     /// NCCL: `ncclTeamOuterFactor`.
     #[doc(alias = "ncclTeamOuterFactor")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn outer_factor(self, inner_size: i32) -> Team {
         Team {
             n_ranks: quotient(self.n_ranks, inner_size),
@@ -154,7 +143,6 @@ impl Team {
     /// NCCL: `ncclTeamRankInDifference(self, subset, index)`.
     #[doc(alias = "ncclTeamRankInDifference")]
     #[must_use]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn rank_in_difference(self, subset: Team, index: i32) -> i32 {
         // Ranks of the subset in this team: from `first` to `first + extent`, `step` apart.
         let step = quotient(subset.stride, self.stride);
@@ -180,7 +168,6 @@ impl Team {
     }
 
     /// The world rank of `member` minus this rank's.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn distance_to(self, member: i32) -> i32 {
         member.wrapping_sub(self.rank).wrapping_mul(self.stride)
     }
@@ -198,7 +185,6 @@ pub struct Ranks {
 impl Iterator for Ranks {
     type Item = i32;
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn next(&mut self) -> Option<i32> {
         self.last = self.last.wrapping_add(1);
         (self.last < self.team.n_ranks).then(|| self.team.rotated(self.last))
@@ -206,13 +192,11 @@ impl Iterator for Ranks {
 }
 
 /// `a / b` as in C; 0 where `b` is 0. Written so that a kernel has no panic for a division by 0.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn quotient(a: i32, b: i32) -> i32 {
     if b == 0 { 0 } else { a.wrapping_div(b) }
 }
 
 /// `a % b` as in C; `a` where `b` is 0.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn remainder(a: i32, b: i32) -> i32 {
     if b == 0 { a } else { a.wrapping_rem(b) }
 }

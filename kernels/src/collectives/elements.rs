@@ -11,19 +11,16 @@ pub(super) struct Elements<T> {
 }
 
 impl<T: Accumulate> Elements<T> {
-    #[inline(always)]
     pub(super) fn new(address: *mut T, count: usize) -> Self {
         Self { address, count }
     }
 
     /// The number of vectors.
-    #[inline(always)]
     pub(super) fn vectors(self) -> usize {
         self.count.div_ceil(Vec16::<T>::LANES)
     }
 
     /// The address of a vector, and whether it is whole and aligned.
-    #[inline(always)]
     fn vector(self, at: usize) -> (*mut T, bool) {
         let lanes = Vec16::<T>::LANES;
         // Of the first address: vectors are as far apart as alignment asks for.
@@ -32,7 +29,6 @@ impl<T: Accumulate> Elements<T> {
     }
 
     /// The elements of a vector that there are, if it is not whole.
-    #[inline(always)]
     fn left(self, at: usize) -> usize {
         // Opaque: nothing of it is computed for whole vectors.
         self.count.saturating_sub(hint::opaque_usize(at) * Vec16::<T>::LANES)
@@ -43,7 +39,6 @@ impl<T: Accumulate> Elements<T> {
     /// # Safety
     ///
     /// The elements are allocated.
-    #[inline(always)]
     pub(super) unsafe fn prefetch(self, at: usize) {
         if at < self.vectors() {
             // SAFETY: the caller's contract.
@@ -56,7 +51,6 @@ impl<T: Accumulate> Elements<T> {
     /// # Safety
     ///
     /// The elements are allocated, and nothing writes these.
-    #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn load(self, at: usize) -> Vec16<T> {
         let (address, is_plain) = self.vector(at);
@@ -78,7 +72,6 @@ impl<T: Accumulate> Elements<T> {
     /// # Safety
     ///
     /// The elements are allocated, and nothing else accesses these.
-    #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn store(self, at: usize, vector: Vec16<T>) {
         let (address, is_plain) = self.vector(at);

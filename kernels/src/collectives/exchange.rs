@@ -25,19 +25,16 @@ impl Messages {
     pub const ALL: u32 = u32::MAX;
 
     /// Whether a rank sends.
-    #[inline(always)]
     pub(super) fn are_from(self, rank: i32) -> bool {
         self.sender == Self::ALL || self.sender == rank as u32
     }
 
     /// The offset of the message to a rank.
-    #[inline(always)]
     pub(super) fn input(self, to: i32) -> usize {
         to as usize * self.input_stride
     }
 
     /// The offset of the message from a rank.
-    #[inline(always)]
     pub(super) fn output(self, from: i32) -> usize {
         if self.sender == Self::ALL { from as usize * self.bytes } else { 0 }
     }
@@ -83,7 +80,6 @@ impl Target {
     /// # Panics
     ///
     /// If it is in another window, or the message does not fit in there.
-    #[inline(always)]
     #[must_use]
     pub fn place(&self, peer: usize, offer: usize, bytes: usize) -> usize {
         let (at, len) = (Self::offer(0, offer), self.bytes[peer]);

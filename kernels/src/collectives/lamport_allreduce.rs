@@ -75,7 +75,6 @@ pub unsafe fn lamport_allreduce_two<T: Accumulate<Acc = f32>>(
 /// # Safety
 ///
 /// As [`LamportSlots::new`]; but the team's ranks are counted here.
-#[inline(always)]
 unsafe fn slots_of<const N: usize>(
     comm: &DevComm,
     slots: Window<u32>,
@@ -100,7 +99,6 @@ struct Part<T> {
 }
 
 impl<T: Accumulate<Acc = f32>> Part<T> {
-    #[inline(always)]
     fn new(input: *const T, output: *mut T, count: usize, reduction: Reduction) -> Self {
         let (input, output) =
             (Elements::new(input.cast_mut(), count), Elements::new(output, count));
@@ -112,7 +110,6 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
         assert!(self.vectors <= ROWS as u32 * threads(), "more vectors than threads have");
         let mut at = thread::index_1d();
@@ -131,7 +128,6 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn reduce_by_two(&self, slots: LamportSlots<'_, 2>, state: *mut u32) {
         let mut at = thread::index_1d();
         let mut next = at + threads();
@@ -164,7 +160,6 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     /// # Safety
     ///
     /// The kernel's contract. Each slot is used by one thread.
-    #[inline(always)]
     unsafe fn begin<'a, const N: usize, const ROWS: usize>(
         &self,
         slots: LamportSlots<'a, N>,
@@ -195,7 +190,6 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn load<const ROWS: usize>(&self, first: u32) -> [Vec16<T>; ROWS] {
         let mut mine = [Vec16::from_bits([0; 4]); ROWS];
         let mut u = 0;
@@ -215,7 +209,6 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn send<const N: usize, const ROWS: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -242,7 +235,6 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, at: u32, mine: Vec16<T>) {
         // SAFETY: the caller's contract.
         unsafe {
@@ -256,7 +248,6 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
 }
 
 /// Threads of the grid.
-#[inline(always)]
 fn threads() -> u32 {
     thread::grid_dim_x() * thread::block_dim_x()
 }

@@ -76,7 +76,6 @@ impl<T: Accumulate> Part<T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
         let threads = thread::grid_dim_x() * thread::block_dim_x();
         let first = thread::index_1d();
@@ -108,7 +107,6 @@ impl<T: Accumulate> Part<T> {
     }
 
     /// The vector that a slot carries; `None` for marks.
-    #[inline(always)]
     fn vector(slot: u32) -> Option<usize> {
         let (row, lane) = (slot / warp::WARP_SIZE, slot % warp::WARP_SIZE);
         (lane != MARKS).then_some((row * MARKS + lane) as usize)
@@ -119,7 +117,6 @@ impl<T: Accumulate> Part<T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn load(&self, slot: u32) -> Vec16<T> {
         match Self::vector(slot) {
             // SAFETY: the caller's contract.
@@ -133,7 +130,6 @@ impl<T: Accumulate> Part<T> {
     /// # Safety
     ///
     /// The kernel's contract; all lanes of the warp call this together.
-    #[inline(always)]
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32) {
         let mut result = None;
         // SAFETY: the caller's contract.
@@ -159,7 +155,6 @@ impl<T: Accumulate> Part<T> {
         }
     }
 
-    #[inline(always)]
     fn combine(&self, result: &mut T::Wide, vector: T::Wide) {
         match self.operator {
             Reduction::SUM => T::zip(result, vector, Number::wrapping_add),

@@ -52,7 +52,6 @@ pub unsafe fn lamport_exchange<T: Unit>(
 
 /// The slots that a message of this many bytes uses.
 #[must_use]
-#[inline(always)]
 pub const fn slots(bytes: usize) -> usize {
     bytes.div_ceil(16 * MARKS as usize) * warp::WARP_SIZE as usize
 }
@@ -68,7 +67,6 @@ impl<T: Unit> Part<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn exchange<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
         let (me, sender) = (self.comm.lsa_team().rank, self.messages.sender);
         let used = self::slots(self.messages.bytes) as u32;
@@ -137,7 +135,6 @@ impl<T: Unit> Part<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn load<const N: usize>(&self, slot: u32) -> [Payload; N] {
         let mut loaded = [Vec16::from_bits([0; 4]); N];
         let Some(place) = self.place(slot) else { return loaded };
@@ -156,7 +153,6 @@ impl<T: Unit> Part<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn prefetch<const N: usize>(&self, slot: u32) {
         let Some(place) = self.place(slot).filter(|place| place.left > 0) else { return };
         let mut distance = 0;
@@ -168,14 +164,12 @@ impl<T: Unit> Part<'_, T> {
     }
 
     /// The message to the rank that is `distance` after this one.
-    #[inline(always)]
     fn message(&self, distance: usize) -> *const T {
         let to = opaque::<T>(self.comm.lsa_team().rotated(distance as i32));
         self.input.wrapping_byte_add(self.messages.input(to))
     }
 
     /// Where in a message the payload of a slot is; `None` for marks.
-    #[inline(always)]
     fn place(&self, slot: u32) -> Option<Place> {
         let (row, lane) = ((slot / warp::WARP_SIZE) as usize, slot % warp::WARP_SIZE);
         let at = (row * MARKS as usize + lane as usize) * 16;
@@ -188,7 +182,6 @@ impl<T: Unit> Part<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract; all lanes of the warp call this together.
-    #[inline(always)]
     unsafe fn send<const N: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -215,7 +208,6 @@ impl<T: Unit> Part<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn store(&self, from: i32, slot: u32, payload: Payload) {
         let from = opaque::<T>(from);
         let message = self.output.wrapping_byte_add(self.messages.output(from));
@@ -228,7 +220,6 @@ impl<T: Unit> Part<'_, T> {
 
 /// A rank as it is. Of bytes it is opaque: the addresses of all ranks' messages would take
 /// registers in the loop.
-#[inline(always)]
 fn opaque<T>(rank: i32) -> i32 {
     if size_of::<T>() == 1 { hint::opaque_usize(rank as usize) as i32 } else { rank }
 }
@@ -257,7 +248,6 @@ pub type Vector = Vec16<u32>;
 pub type Payload = Vec16<u32>;
 
 impl Unit for Vector {
-    #[inline(always)]
     unsafe fn load(message: *const Self, place: Place) -> Payload {
         if place.left == 0 {
             return Vec16::from_bits([0; 4]);
@@ -266,7 +256,6 @@ impl Unit for Vector {
         unsafe { mem::load_vec(place.of(message).cast()) }
     }
 
-    #[inline(always)]
     unsafe fn store(message: *mut Self, place: Place, payload: Payload) {
         if place.left > 0 {
             // SAFETY: the caller's contract.
@@ -278,13 +267,11 @@ impl Unit for Vector {
 macro_rules! units {
     ($($type:ident)*) => { $(
         impl Unit for $type {
-            #[inline(always)]
             unsafe fn load(message: *const Self, place: Place) -> Payload {
                 // SAFETY: the caller's contract.
                 Vec16::from_bits(unsafe { place.load(message) }.to_bits())
             }
 
-            #[inline(always)]
             unsafe fn store(message: *mut Self, place: Place, payload: Payload) {
                 // SAFETY: the caller's contract.
                 unsafe { place.store(message, Vec16::from_bits(payload.to_bits())) };
@@ -305,18 +292,15 @@ pub struct Place {
 
 impl Place {
     /// `left` bytes from offset `at` on.
-    #[inline(always)]
     pub(super) fn new(at: usize, left: usize) -> Self {
         Self { at, left }
     }
 
-    #[inline(always)]
     pub(super) fn is_whole(self) -> bool {
         self.left >= 16
     }
 
     /// Its address.
-    #[inline(always)]
     pub(super) fn of<T>(self, message: *const T) -> *const T {
         message.wrapping_byte_add(self.at)
     }
@@ -326,7 +310,6 @@ impl Place {
     /// # Safety
     ///
     /// The message is allocated, and nothing writes these elements.
-    #[inline(always)]
     pub(super) unsafe fn load<T: Element + Into<u128>>(self, message: *const T) -> Vec16<T> {
         let mut bits = 0;
         self.each::<T>(|i| {
@@ -342,7 +325,6 @@ impl Place {
     /// # Safety
     ///
     /// The message is allocated, and nothing else accesses these elements.
-    #[inline(always)]
     pub(super) unsafe fn store<T: Element>(self, message: *mut T, payload: Vec16<T>) {
         // SAFETY: the caller's contract.
         self.each::<T>(|i| unsafe {
@@ -352,7 +334,6 @@ impl Place {
 
     /// Calls `f` with the index of each element `T`: bytes in a loop, which is shorter, and words
     /// without one, so that loads are in flight together.
-    #[inline(always)]
     fn each<T: Element>(self, mut f: impl FnMut(usize)) {
         let mut i = 0;
         if size_of::<T>() == 1 {
@@ -377,7 +358,6 @@ impl Place {
 /// # Safety
 ///
 /// All lanes of the warp call this together.
-#[inline(always)]
 pub(super) unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
     let words = payload.to_bits();
     // SAFETY: the caller's contract.
@@ -395,7 +375,6 @@ pub(super) unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
 /// # Safety
 ///
 /// All lanes of the warp call this together.
-#[inline(always)]
 pub(super) unsafe fn unmarked<T: Element>(received: Vec16<T>) -> Vec16<T> {
     let words = received.to_bits();
     let is_mark = warp::lane_id() == MARKS && words != [0; 4];
@@ -416,7 +395,6 @@ pub(super) unsafe fn unmarked<T: Element>(received: Vec16<T>) -> Vec16<T> {
 /// # Safety
 ///
 /// One thread of a rank that sends no other messages calls this.
-#[inline(always)]
 unsafe fn send_nothing<const N: usize>(session: &Lamport<'_, N>) {
     let mut distance = 1;
     while distance < N {
@@ -431,7 +409,6 @@ unsafe fn send_nothing<const N: usize>(session: &Lamport<'_, N>) {
 /// # Safety
 ///
 /// One thread calls this, and those ranks send them.
-#[inline(always)]
 unsafe fn receive_nothing<const N: usize>(session: &Lamport<'_, N>, but: [usize; 2]) {
     let mut source = 0;
     while source < N {

@@ -65,7 +65,6 @@ pub const fn longest(slots: usize) -> usize {
 
 /// The slots that a message of this many bytes uses: at least a warp's.
 #[must_use]
-#[inline(always)]
 pub const fn slots(bytes: usize) -> usize {
     super::lamport_exchange::slots(HEADER + bytes)
 }
@@ -86,7 +85,6 @@ impl Exchange<'_> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn run(&self, slots: LamportSlots<'_, ANY_RANKS>, state: *mut u32) {
         let team = self.comm.lsa_team();
         let (me, ranks) = (team.rank as usize, team.n_ranks as usize);
@@ -133,7 +131,6 @@ impl Exchange<'_> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn load(&self, to: usize, slot: u32) -> Vec16<u8> {
         if slot == 0 {
             let at = self.first + self.received.at[to];
@@ -157,7 +154,6 @@ impl Exchange<'_> {
     /// # Safety
     ///
     /// The kernel's contract; all lanes of the warp call this together.
-    #[inline(always)]
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, source: usize, slot: u32) {
         // SAFETY: the caller's contract.
         unsafe {
@@ -174,7 +170,6 @@ impl Exchange<'_> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn store(&self, from: usize, slot: u32, payload: Vec16<u8>) {
         let Some(place) = self.place(slot, self.received.bytes[from]) else { return };
         let message = self.output.wrapping_byte_add(self.received.at[from]);
@@ -188,19 +183,16 @@ impl Exchange<'_> {
     }
 
     /// The bytes of a message that this launch sends.
-    #[inline(always)]
     fn short(&self, bytes: usize) -> usize {
         if bytes > self.longest { 0 } else { bytes }
     }
 
-    #[inline(always)]
     fn slots_of(&self, bytes: usize) -> u32 {
         slots(self.short(bytes)) as u32
     }
 
     /// Where in a message of this many bytes the payload of a slot is; `None` for the header and
     /// for marks.
-    #[inline(always)]
     fn place(&self, slot: u32, bytes: usize) -> Option<Place> {
         let (row, lane) = ((slot / warp::WARP_SIZE) as usize, slot % warp::WARP_SIZE);
         let at = (row * MARKS as usize + lane as usize) * 16;
@@ -211,7 +203,6 @@ impl Exchange<'_> {
 }
 
 /// Two numbers as words, the lower ones first.
-#[inline(always)]
 fn words([a, b]: [usize; 2]) -> [u32; 4] {
     [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32]
 }

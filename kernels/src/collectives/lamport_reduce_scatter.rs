@@ -62,7 +62,6 @@ impl<T: Accumulate<Acc = f32>> Part<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
         let vectors = self.output.vectors() as u32;
         let threads = thread::grid_dim_x() * thread::block_dim_x();
@@ -104,7 +103,6 @@ impl<T: Accumulate<Acc = f32>> Part<'_, T> {
     }
 
     /// What the rank `distance` after this one reduces.
-    #[inline(always)]
     fn part(&self, distance: usize) -> Elements<T> {
         let rank = self.comm.lsa_team().rotated(distance as i32) as usize;
         Elements::new(self.input.wrapping_add(rank * self.count).cast_mut(), self.count)
@@ -115,7 +113,6 @@ impl<T: Accumulate<Acc = f32>> Part<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<T>; N] {
         let mut loaded = [Vec16::from_bits([0; 4]); N];
         let mut distance = 1;
@@ -132,7 +129,6 @@ impl<T: Accumulate<Acc = f32>> Part<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn send<const N: usize>(
         &self,
         session: &Lamport<'_, N>,

@@ -69,7 +69,6 @@ pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
 /// # Safety
 ///
 /// The kernel's contract.
-#[inline(always)]
 unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
     row: &Row<T>,
     slots: LamportSlots<'_, N>,
@@ -132,7 +131,6 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
 /// # Safety
 ///
 /// The kernel's contract.
-#[inline(always)]
 unsafe fn receive<T: Accumulate<Acc = f32>, const N: usize>(
     session: &Lamport<'_, N>,
     row: &Row<T>,

@@ -71,7 +71,6 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     /// # Safety
     ///
     /// The kernel's contract; the team has `N` ranks. All threads of the grid call this.
-    #[inline(always)]
     unsafe fn reduce<const N: usize, const UNROLL: usize>(&self, comm: &DevComm) {
         let Self { team, input, .. } = *self;
         let vectors = self.len / Vec16::<T>::LANES / N;

@@ -115,7 +115,6 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract; the team has `N` ranks. A thread reduces `ROWS` vectors at a time.
-    #[inline(always)]
     unsafe fn run<const N: usize, const ROWS: usize>(&self) {
         let rounds = self.part.div_ceil(self.size * thread::grid_dim_x() as usize);
         grid::wait_for_previous();
@@ -139,13 +138,11 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     }
 
     /// This rank.
-    #[inline(always)]
     fn me(&self) -> usize {
         self.comm.lsa_team().rank as usize
     }
 
     /// This block's chunk of a round, of the part of `rank`.
-    #[inline(always)]
     fn chunk(&self, rank: usize, round: usize) -> Chunk {
         let whole = self.count / Vec16::<T>::LANES;
         let index = round * thread::grid_dim_x() as usize + thread::block_idx_x() as usize;
@@ -162,7 +159,6 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
 
     /// The slot in an inbox of this block's chunk of a round, from the rank that is `distance`
     /// behind the one that receives it.
-    #[inline(always)]
     fn slot(&self, inbox: LsaPtr<u32>, distance: usize, round: usize) -> *mut u32 {
         let source = (distance - 1) * thread::grid_dim_x() as usize;
         let slot = (source + thread::block_idx_x() as usize) * SLOTS + round % SLOTS;
@@ -174,7 +170,6 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     /// # Safety
     ///
     /// As [`run`](Self::run); nothing else accesses the slots.
-    #[inline(always)]
     unsafe fn push<const N: usize>(&self, round: usize) {
         // The loop over ranks is not unrolled.
         let (mut distance, ranks) = (1, hint::opaque_usize(N));
@@ -214,7 +209,6 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     /// # Safety
     ///
     /// As [`run`](Self::run).
-    #[inline(always)]
     unsafe fn reduce_chunk<const N: usize, const ROWS: usize>(&self, round: usize) {
         let me = self.me();
         let (chunk, inbox) = (self.chunk(me, round), self.inbox.local());
@@ -270,7 +264,6 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     }
 
     /// Calls `store` with the address of each rank's output, this rank's first.
-    #[inline(always)]
     fn each_output<const N: usize>(&self, store: impl Fn(*mut T)) {
         // The loop is not unrolled: the addresses would take registers.
         let (mut distance, ranks) = (0, hint::opaque_usize(N));
@@ -284,7 +277,6 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
 
 /// Divides the whole vectors of a chunk among the threads of a block: calls `each` with up to
 /// `ROWS` of this thread's at a time.
-#[inline(always)]
 fn in_rows<const ROWS: usize>(chunk: Chunk, each: impl Fn([Option<usize>; ROWS])) {
     let mut first = strip::first::<ROWS>(thread::thread_idx_x()) as u32;
     while first < chunk.len {
@@ -301,7 +293,6 @@ fn in_rows<const ROWS: usize>(chunk: Chunk, each: impl Fn([Option<usize>; ROWS])
 }
 
 /// The address of a vector.
-#[inline(always)]
 fn vector<T: Accumulate>(elements: *const T, index: usize) -> *const T {
     elements.wrapping_add(index * Vec16::<T>::LANES)
 }

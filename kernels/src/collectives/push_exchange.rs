@@ -80,7 +80,6 @@ pub(super) struct Copy {
 /// # Safety
 ///
 /// Nothing else accesses these bytes. All threads of the grid call this.
-#[inline(always)]
 unsafe fn copy_both(message: Copy, own: Option<Copy>) {
     let own = own.map(|own| Copy { bytes: message.bytes, ..own });
     let threads = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
@@ -110,7 +109,6 @@ impl Copy {
     /// # Safety
     ///
     /// Nothing else accesses these bytes. All threads of the grid call this.
-    #[inline(always)]
     pub(super) unsafe fn all(self) {
         // SAFETY: the caller's contract.
         unsafe {
@@ -129,7 +127,6 @@ impl Copy {
     /// # Safety
     ///
     /// Nothing else accesses this byte.
-    #[inline(always)]
     unsafe fn copy_byte(self, at: usize) {
         // SAFETY: the caller's contract.
         unsafe { mem::store(self.into.wrapping_add(at), mem::load(self.from.wrapping_add(at))) }
@@ -140,7 +137,6 @@ impl Copy {
     /// # Safety
     ///
     /// Nothing writes these vectors.
-    #[inline(always)]
     unsafe fn load_rows(self, at: usize) -> [Vec16<u8>; UNROLL] {
         let mut loaded = [Vec16::from_bits([0; 4]); UNROLL];
         let mut u = 0;
@@ -160,7 +156,6 @@ impl Copy {
     /// # Safety
     ///
     /// Nothing else accesses these vectors.
-    #[inline(always)]
     unsafe fn store_rows(self, at: usize, loaded: [Vec16<u8>; UNROLL]) {
         let mut u = 0;
         while u < UNROLL {
@@ -178,7 +173,6 @@ impl Copy {
     /// # Safety
     ///
     /// Nothing else accesses these bytes.
-    #[inline(always)]
     unsafe fn copy_tail(self) {
         let mut at = self.bytes / 16 * 16;
         while at < self.bytes {

@@ -28,7 +28,6 @@ impl Reduction {
     pub const PROD: u32 = 3;
 
     /// This rank's contribution.
-    #[inline(always)]
     pub(super) fn scale<T: Accumulate<Acc = f32>>(self, vector: Vec16<T>) -> Vec16<T> {
         if self.input == 1.0 {
             return vector;
@@ -39,7 +38,6 @@ impl Reduction {
     }
 
     /// Reduces the vectors of all ranks, in their order.
-    #[inline(always)]
     pub(super) fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
         self,
         vectors: [Vec16<T>; N],
@@ -54,7 +52,6 @@ impl Reduction {
     }
 
     /// Reduces one more vector.
-    #[inline(always)]
     pub(super) fn combine<T: Accumulate<Acc = f32>>(self, result: &mut T::Wide, next: Vec16<T>) {
         let next = T::widen(next);
         match self.operator {
@@ -65,7 +62,6 @@ impl Reduction {
     }
 
     /// The result of all vectors.
-    #[inline(always)]
     pub(super) fn finish<T: Accumulate<Acc = f32>>(self, mut result: T::Wide) -> Vec16<T> {
         T::map(&mut result, |x| x * self.output);
         T::narrow(result)

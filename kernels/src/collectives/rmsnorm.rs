@@ -67,7 +67,6 @@ impl Quantised {
     /// # Safety
     ///
     /// The scale can be read, unless there is no output.
-    #[inline(always)]
     pub(super) unsafe fn divisor(self) -> f32 {
         // SAFETY: the caller's contract.
         if self.output.is_null() { 1.0 } else { unsafe { mem::load(self.scale) } }
@@ -97,13 +96,11 @@ pub(crate) struct Row<T> {
 
 impl<T: Accumulate<Acc = f32>> Row<T> {
     /// Vectors of a row.
-    #[inline(always)]
     pub(crate) fn vectors(&self) -> u32 {
         self.hidden / Vec16::<T>::LANES as u32
     }
 
     /// The place in the first row of this thread's cluster.
-    #[inline(always)]
     pub(crate) fn first(&self) -> Place {
         // A cluster has 1, 2, 4 or 8 blocks.
         let row = thread::block_idx_x() >> cluster::size().trailing_zeros();
@@ -112,20 +109,17 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
     }
 
     /// The place in the row that the cluster has `rows` rows after this one.
-    #[inline(always)]
     pub(crate) fn after(&self, Place { row, in_row }: Place, rows: u32) -> Place {
         let clusters = thread::grid_dim_x() >> cluster::size().trailing_zeros();
         Place { row: row + rows * clusters, in_row }
     }
 
     /// The index of the vector at this place.
-    #[inline(always)]
     pub(crate) fn index(&self, place: Place) -> u32 {
         place.row * self.vectors() + place.in_row
     }
 
     /// Whether there is a vector at this place.
-    #[inline(always)]
     pub(crate) fn has(&self, place: Place) -> bool {
         place.row < self.tokens && place.in_row < self.vectors()
     }
@@ -135,7 +129,6 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
     /// # Safety
     ///
     /// As for [`rmsnorm`](fn@rmsnorm); the input has the vector.
-    #[inline(always)]
     pub(crate) unsafe fn load(&self, at: u32) -> Vec16<T> {
         // SAFETY: the caller's contract.
         unsafe { mem::load_vec(vector(self.input, at)) }
@@ -147,7 +140,6 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
     /// # Safety
     ///
     /// As for [`rmsnorm`](fn@rmsnorm). The rows exist, and all threads of the cluster call this.
-    #[inline(always)]
     pub(crate) unsafe fn normalise<const R: usize>(
         &self,
         places: [Place; R],
@@ -222,7 +214,6 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
 }
 
 /// The address of a vector.
-#[inline(always)]
 pub(super) fn vector<T: Accumulate>(elements: *const T, index: u32) -> *const T {
     elements.wrapping_add(index as usize * Vec16::<T>::LANES)
 }
@@ -233,7 +224,6 @@ pub(super) fn vector<T: Accumulate>(elements: *const T, index: u32) -> *const T 
 ///
 /// `output` is aligned to 4 bytes and has an element for each lane, of which there are a multiple
 /// of 4, and nothing else accesses them.
-#[inline(always)]
 unsafe fn store_quantised(output: *mut F8E4M3, lanes: &[f32]) {
     let mut i = 0;
     while i < lanes.len() {

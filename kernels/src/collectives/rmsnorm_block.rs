@@ -89,7 +89,6 @@ pub unsafe fn rmsnorm_block<T: Accumulate<Acc = f32>>(
 }
 
 /// The place in the row of this thread's vector number `i`.
-#[inline(always)]
 fn place(i: usize) -> u32 {
     i as u32 * thread::block_dim_x() + thread::thread_idx_x()
 }
@@ -100,7 +99,6 @@ fn place(i: usize) -> u32 {
 ///
 /// `output` has a word for every four lanes, of which there are a multiple of 4, and nothing else
 /// accesses them.
-#[inline(always)]
 unsafe fn store_quantised(output: *mut u32, lanes: &[f32]) {
     let mut i = 0;
     while i < lanes.len() {
@@ -113,7 +111,6 @@ unsafe fn store_quantised(output: *mut u32, lanes: &[f32]) {
 
 /// The bits of the nearest 8-bit float: ties go to even, and numbers beyond 448 of either sign to
 /// that. The instruction for it (`cuda_std::convert::f32_to_f8e4m3x2`) needs `sm_89`.
-#[inline(always)]
 fn to_f8e4m3(value: f32) -> u8 {
     const NAN: u32 = 0x7f;
     const LARGEST: u32 = 0x7e;

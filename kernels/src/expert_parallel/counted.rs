@@ -70,21 +70,18 @@ impl Counted {
     /// What a rank tells all others: how many rows each expert of all ranks gets from it, and how
     /// many tokens each rank.
     #[must_use]
-    #[inline(always)]
     pub const fn counters(shape: Shape, ranks: usize) -> usize {
         (shape.experts as usize + 1) * ranks
     }
 
     /// The words that so many ranks tell.
     #[must_use]
-    #[inline(always)]
     pub const fn count_words(shape: Shape, ranks: usize) -> usize {
         ranks * Self::counters(shape, ranks)
     }
 
     /// The words of the tokens that are received.
     #[must_use]
-    #[inline(always)]
     pub const fn token_words(capacity: usize) -> usize {
         capacity * (RETURN_WORDS + ORIGIN_WORDS)
     }
@@ -97,26 +94,22 @@ impl Counted {
 
     /// The most results that return to a rank: one from each rank that gets a token.
     #[must_use]
-    #[inline(always)]
     pub const fn results(shape: Shape, ranks: usize) -> usize {
         let top_k = shape.top_k as usize;
         shape.tokens as usize * if ranks < top_k { ranks } else { top_k }
     }
 
     /// What a rank keeps of a received token: which rows it has, as `ep_layout` says it.
-    #[inline(always)]
     pub(super) fn returns(&self, tokens: *mut u32, token: usize) -> *mut u32 {
         tokens.wrapping_add(RETURN_WORDS * token)
     }
 
     /// And where it comes from.
-    #[inline(always)]
     pub(super) fn origin(&self, tokens: *mut u32, token: usize) -> *mut u32 {
         tokens.wrapping_add(RETURN_WORDS * self.capacity as usize + ORIGIN_WORDS * token)
     }
 
     /// The words of a token of this rank.
-    #[inline(always)]
     pub(super) fn own(&self, token: usize) -> *mut u32 {
         self.own.wrapping_add(OWN_WORDS * token)
     }
@@ -138,7 +131,6 @@ impl<'a> Progress<'a> {
     /// # Safety
     ///
     /// The memory is as [`Counted`] says, and one launch at a time of this kernel uses it.
-    #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn new(comm: &'a DevComm, memory: &Counted, kernel: usize) -> Self {
         let state = memory.state.wrapping_add(kernel * Counted::KERNEL);
@@ -155,7 +147,6 @@ impl<'a> Progress<'a> {
     }
 
     /// The flag of a rank, in each rank.
-    #[inline(always)]
     fn flag(&self, step: Step, rank: i32) -> Flag<'a> {
         let index = step as usize * self.comm.lsa_team().n_ranks as usize + rank as usize;
         // SAFETY: the contract of `new`.
@@ -164,7 +155,6 @@ impl<'a> Progress<'a> {
 
     /// Tells all ranks, also this one, that this rank has come so far. All threads of one block of
     /// the grid call this together, behind a barrier: what they have written then, others see.
-    #[inline(always)]
     #[track_caller]
     pub(super) fn tell(&self, step: Step) {
         let team = self.comm.lsa_team();
@@ -180,7 +170,6 @@ impl<'a> Progress<'a> {
     /// # Safety
     ///
     /// All threads of the grid call this, once in a launch.
-    #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn tell_by_last_block(&self, step: Step) {
         thread::sync_threads();
@@ -194,7 +183,6 @@ impl<'a> Progress<'a> {
 
     /// Waits until all ranks have come so far, and sees what they had written. All threads of the
     /// block call this together.
-    #[inline(always)]
     #[track_caller]
     pub(super) fn wait(&self, step: Step) {
         for peer in self.comm.lsa_team().all_from_self() {
@@ -209,7 +197,6 @@ impl<'a> Progress<'a> {
     /// # Safety
     ///
     /// The launch receives; all threads of the grid call this, once.
-    #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn end(&self) {
         // SAFETY: the caller's contract.

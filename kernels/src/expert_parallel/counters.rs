@@ -17,7 +17,6 @@ pub(super) const WARPS: usize = 16;
 /// # Safety
 ///
 /// Other threads access the word atomically, or on the other side of a barrier.
-#[inline(always)]
 #[track_caller]
 pub(super) unsafe fn add_one(word: *mut u32) {
     // SAFETY: the caller's contract.
@@ -30,7 +29,6 @@ pub(super) unsafe fn add_one(word: *mut u32) {
 ///
 /// All threads of the block call this together, once between two barriers, and `sums` has
 /// [`WARPS`] words of shared memory.
-#[inline(always)]
 #[track_caller]
 pub(super) unsafe fn sum_before(mine: u32, sums: *mut u32) -> u32 {
     let (lane, own_warp) = (warp::lane_id(), warp::warp_id());
@@ -62,7 +60,6 @@ pub(super) unsafe fn sum_before(mine: u32, sums: *mut u32) -> u32 {
 ///
 /// All lanes of a warp call this together; `next` has a word of shared memory for each expert,
 /// which no other warp accesses.
-#[inline(always)]
 pub(super) unsafe fn take_next(next: *mut u32, expert: Option<u32>) -> u32 {
     let own = expert.unwrap_or(NONE);
     let of_expert = next.wrapping_add(expert.unwrap_or(0) as usize);
@@ -92,7 +89,6 @@ pub(super) unsafe fn take_next(next: *mut u32, expert: Option<u32>) -> u32 {
 /// # Safety
 ///
 /// All lanes of a warp call this together; `returns` has the words of the token.
-#[inline(always)]
 #[track_caller]
 pub(super) unsafe fn store_returns(
     returns: *mut u32,

@@ -120,7 +120,6 @@ impl Combine<'_> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn run<const N: usize, const VECTORS: usize>(
         &self,
         slots: Window<u32>,
@@ -228,7 +227,6 @@ impl Combine<'_> {
     ///
     /// The kernel's contract. All threads of the block call this, once, and have the number of the
     /// launch.
-    #[inline(always)]
     unsafe fn end<const N: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -252,7 +250,6 @@ impl Combine<'_> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn wait_for_peers<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
         self.comm.wait_until(Coop::thread(), || {
             let (mut all, mut distance) = (true, 1);
@@ -273,7 +270,6 @@ impl Combine<'_> {
     /// # Safety
     ///
     /// The kernel's contract. All lanes of a warp call this together.
-    #[inline(always)]
     unsafe fn send<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -302,7 +298,6 @@ impl Combine<'_> {
     /// # Safety
     ///
     /// The kernel's contract. All lanes of a warp call this together.
-    #[inline(always)]
     unsafe fn send_to<const N: usize, const VECTORS: usize, const TOGETHER: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -331,7 +326,6 @@ impl Combine<'_> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn tokens_of(&self, distance: usize, absent: Ranks) -> u32 {
         let rank = self.comm.lsa_team().rotated(distance as i32) as usize;
         // SAFETY: the caller's contract.
@@ -344,7 +338,6 @@ impl Combine<'_> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn outgoing<const N: usize, const VECTORS: usize>(
         &self,
         counts: &[u32; N],
@@ -367,7 +360,6 @@ impl Combine<'_> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn incoming<const VECTORS: usize>(
         &self,
         part: Part<VECTORS>,
@@ -389,7 +381,6 @@ impl Combine<'_> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     pub(super) unsafe fn entries<const VECTORS: usize>(
         &self,
         rank: usize,
@@ -412,7 +403,6 @@ impl Combine<'_> {
     /// # Safety
     ///
     /// The kernel's contract. All lanes of a warp call this together.
-    #[inline(always)]
     unsafe fn receive<const N: usize, const VECTORS: usize, const TOGETHER: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -441,7 +431,6 @@ impl Combine<'_> {
     /// # Safety
     ///
     /// The kernel's contract. All lanes of a warp call this together.
-    #[inline(always)]
     unsafe fn add_rows_in_turn<const N: usize, const VECTORS: usize>(
         &self,
         sums: &mut [[f32; 8]; VECTORS],
@@ -473,7 +462,6 @@ impl Combine<'_> {
     /// # Safety
     ///
     /// The kernel's contract. All lanes of a warp call this together.
-    #[inline(always)]
     unsafe fn add_rows<const N: usize, const VECTORS: usize, const K: usize>(
         &self,
         sums: &mut [[f32; 8]; VECTORS],
@@ -526,7 +514,6 @@ impl Combine<'_> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     pub(super) unsafe fn residual<const VECTORS: usize>(
         &self,
         part: Part<VECTORS>,
@@ -540,13 +527,11 @@ impl Combine<'_> {
 }
 
 /// Whether this thread is in the last warp of its block, which has the least to send.
-#[inline(always)]
 fn is_in_last_warp() -> bool {
     thread::thread_idx_x() + warp::WARP_SIZE >= thread::block_dim_x()
 }
 
 /// Whether this thread sends and receives the numbers of the launch.
-#[inline(always)]
 fn speaks() -> bool {
     is_in_last_warp() && thread::block_idx_x() == 0 && warp::lane_id() == 0
 }
@@ -556,7 +541,6 @@ fn speaks() -> bool {
 /// # Safety
 ///
 /// Only this warp sends the part.
-#[inline(always)]
 unsafe fn send<const N: usize, const VECTORS: usize>(
     session: &Lamport<'_, N>,
     distance: usize,

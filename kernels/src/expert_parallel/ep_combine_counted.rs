@@ -99,7 +99,6 @@ impl Combine {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the grid call this, once.
-    #[inline(always)]
     unsafe fn send(&self) {
         let (ranks, firsts) = (self.team.n_ranks as u32, shared_array![u32; RANKS + 1]);
         // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
@@ -136,7 +135,6 @@ impl Combine {
     /// # Safety
     ///
     /// The kernel's contract; all lanes of a warp call this together.
-    #[inline(always)]
     unsafe fn send_part(&self, rank: i32, token: usize, part: Part<VECTORS>) {
         let tokens = self.memory.tokens.local().as_ptr();
         // SAFETY: the caller's contract.
@@ -155,7 +153,6 @@ impl Combine {
     /// # Safety
     ///
     /// The kernel's contract; all lanes of a warp call this together, and the results are there.
-    #[inline(always)]
     unsafe fn receive(&self, part: Part<VECTORS>) {
         let lane = warp::lane_id();
         // SAFETY: the caller's contract.

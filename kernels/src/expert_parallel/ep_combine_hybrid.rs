@@ -19,14 +19,12 @@ const VECTORS: usize = 2;
 
 /// The vectors of a message with a whole batch.
 #[must_use]
-#[inline(always)]
 pub const fn message_vectors(shape: Shape, batch: u32) -> usize {
     (batch * shape.vectors) as usize
 }
 
 /// The elements of each rank's `partials`, of teams of so many ranks.
 #[must_use]
-#[inline(always)]
 pub const fn partials(shape: Shape, ranks: usize) -> usize {
     8 * ranks * (shape.tokens * shape.vectors) as usize
 }
@@ -129,7 +127,6 @@ impl<B: GinBackend> Hybrid<'_, B> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn tokens_of(&self, rank: i32) -> u32 {
         // SAFETY: the caller's contract.
         unsafe { mem::load(self.local.received.counts.wrapping_add(rank as usize)) }
@@ -137,7 +134,6 @@ impl<B: GinBackend> Hybrid<'_, B> {
 
     /// Calls `work` with this warp's parts of a batch's rows, and the numbers of their tokens in
     /// the batch.
-    #[inline(always)]
     fn each_part(&self, batch: Batch, tokens: u32, work: impl Fn(Part<VECTORS>, u32)) {
         let (first, len) = (batch.first(), batch.len(tokens));
         let end = self.parts.count(first + len);
@@ -150,7 +146,6 @@ impl<B: GinBackend> Hybrid<'_, B> {
     }
 
     /// The row of partial sums of a rank of this team for a token of a team's rank of this rail.
-    #[inline(always)]
     fn partial(&self, rank: i32, team: i32, token: u32) -> usize {
         let of_rank = rank as usize * self.rail.teams.n_ranks as usize + team as usize;
         of_rank * self.local.shape.tokens as usize + token as usize
@@ -161,7 +156,6 @@ impl<B: GinBackend> Hybrid<'_, B> {
     /// # Safety
     ///
     /// `words` are those of a rank's tokens.
-    #[inline(always)]
     unsafe fn bits_of_lane(words: *const u32, batch: Batch, tokens: u32) -> u32 {
         let lane = warp::lane_id();
         if lane >= batch.len(tokens) {
@@ -172,7 +166,6 @@ impl<B: GinBackend> Hybrid<'_, B> {
     }
 
     /// For each token of a team's rank of this rail, a bit for each rank of this team.
-    #[inline(always)]
     fn ranks(&self, team: i32) -> *const u32 {
         self.relayed.ranks.wrapping_add((team as u32 * self.local.shape.tokens) as usize)
     }
@@ -183,7 +176,6 @@ impl<B: GinBackend> Hybrid<'_, B> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call this together.
-    #[inline(always)]
     unsafe fn sum_experts(&self, source: i32) {
         // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(self.team.n_ranks > 0) };
@@ -211,7 +203,6 @@ impl<B: GinBackend> Hybrid<'_, B> {
     /// # Safety
     ///
     /// The kernel's contract; the ranks have stored their sums.
-    #[inline(always)]
     unsafe fn sum_team(&self, team: i32, bits: u32, part: Part<VECTORS>) -> Row<VECTORS> {
         let (mut sums, mut rank) = ([[0.0; 8]; VECTORS], 0);
         while rank < self.team.n_ranks {
@@ -231,7 +222,6 @@ impl<B: GinBackend> Hybrid<'_, B> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call this together.
-    #[inline(always)]
     unsafe fn send(&self, team: i32) {
         let source = team * self.team.n_ranks + self.team.rank;
         // SAFETY: the caller's contract; all lanes of a warp take the same turns.
@@ -264,7 +254,6 @@ impl<B: GinBackend> Hybrid<'_, B> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call this together.
-    #[inline(always)]
     unsafe fn receive(&self) {
         let (tokens, teams) = (self.local.tokens, self.rail.teams);
         let mut next = Some(self.rail.first());

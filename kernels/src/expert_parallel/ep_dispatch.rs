@@ -44,7 +44,6 @@ const COMES: u32 = 1 << 31;
 
 /// The slots for numbered messages from each rank.
 #[must_use]
-#[inline(always)]
 pub const fn numbered_slots(shape: Shape) -> u32 {
     1 + shape.tokens * shape.top_k
 }
@@ -148,7 +147,6 @@ impl<R: Rows> Dispatch<'_, R> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn run<const N: usize, const VECTORS: usize>(
         &self,
         slots: Window<u32>,
@@ -218,7 +216,6 @@ impl<R: Rows> Dispatch<'_, R> {
     /// # Safety
     ///
     /// One thread of the grid calls this.
-    #[inline(always)]
     unsafe fn send_count<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
         let team = self.comm.lsa_team();
         let mut distance = 1;
@@ -235,7 +232,6 @@ impl<R: Rows> Dispatch<'_, R> {
     }
 
     /// The rank to which this one is at a distance.
-    #[inline(always)]
     fn source<const N: usize>(&self, distance: usize) -> usize {
         self.comm.lsa_team().rotated((ranks::<N>(self.comm) - distance) as i32) as usize
     }
@@ -245,7 +241,6 @@ impl<R: Rows> Dispatch<'_, R> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Outgoing<R, VECTORS> {
         let (lane, top_k) = (warp::lane_id(), self.shape.top_k);
         let (mut id, mut weight) = (-1, 0.0);
@@ -269,7 +264,6 @@ impl<R: Rows> Dispatch<'_, R> {
     }
 
     /// The slot of this lane's vector of scales: behind those of all rows.
-    #[inline(always)]
     fn scales_slot<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Option<u32> {
         let at = part.scales_of(part.row as usize).filter(|_| R::HAS_SCALES);
         at.map(|at| self.shape.slots() + at as u32)
@@ -281,7 +275,6 @@ impl<R: Rows> Dispatch<'_, R> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn expert<const N: usize, const VECTORS: usize>(
         &self,
         outgoing: &Outgoing<R, VECTORS>,
@@ -301,7 +294,6 @@ impl<R: Rows> Dispatch<'_, R> {
     }
 
     /// What a rank is told of this lane's expert.
-    #[inline(always)]
     fn message(expert: Option<(u32, u32)>, weight: f32, targets: u64, to: u32) -> [u32; 2] {
         let comes = if targets >> to & 1 == 1 { COMES } else { 0 };
         let expert = match expert {
@@ -316,7 +308,6 @@ impl<R: Rows> Dispatch<'_, R> {
     /// # Safety
     ///
     /// The kernel's contract; all lanes of the warp call this together.
-    #[inline(always)]
     unsafe fn send<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -388,7 +379,6 @@ impl<R: Rows> Dispatch<'_, R> {
     ///
     /// The kernel's contract; all lanes of the warp call this together. The warp's first part of
     /// the round is one of the most tokens.
-    #[inline(always)]
     unsafe fn receive_round<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -424,7 +414,6 @@ impl<R: Rows> Dispatch<'_, R> {
     /// # Safety
     ///
     /// The kernel's contract; all lanes of the warp call this together.
-    #[inline(always)]
     unsafe fn receive<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -502,7 +491,6 @@ impl<R: Rows> Dispatch<'_, R> {
     /// # Safety
     ///
     /// The kernel's contract; only this warp has the part.
-    #[inline(always)]
     unsafe fn store_row<const VECTORS: usize>(
         &self,
         source: usize,
@@ -530,7 +518,6 @@ impl<R: Rows> Dispatch<'_, R> {
     /// # Safety
     ///
     /// The kernel's contract; only this warp has the token.
-    #[inline(always)]
     unsafe fn store_expert<const VECTORS: usize>(
         &self,
         source: usize,

@@ -125,7 +125,6 @@ impl<T: Rows> Dispatch<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call this together.
-    #[inline(always)]
     unsafe fn send<const VECTORS: usize>(&self, first: u32, end: u32) {
         // SAFETY: the caller's contract.
         unsafe {
@@ -150,7 +149,6 @@ impl<T: Rows> Dispatch<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call this together, behind a barrier.
-    #[inline(always)]
     unsafe fn store<const VECTORS: usize>(&self, first: u32, batch: u32) {
         let parts = Parts::<VECTORS>::new(self.places.shape.vectors);
         let mut index = warp::warp_id();
@@ -167,7 +165,6 @@ impl<T: Rows> Dispatch<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract; all lanes of a warp call this together.
-    #[inline(always)]
     unsafe fn store_part<const VECTORS: usize>(&self, first: u32, part: Part<VECTORS>) {
         let Places { team, memory, .. } = self.places;
         let (token, mut row) = (first + part.row, [T::NOTHING; VECTORS]);
@@ -215,7 +212,6 @@ impl<T: Rows> Dispatch<'_, T> {
     /// # Safety
     ///
     /// The kernel's contract; all lanes of a warp call this together.
-    #[inline(always)]
     unsafe fn tell(&self, token: u32, placed: Placed, rank: u32, index: usize) {
         let (lane, Places { team, memory, shape, .. }) = (warp::lane_id(), self.places);
         let tokens = memory.tokens.lsa(rank as i32).as_ptr();

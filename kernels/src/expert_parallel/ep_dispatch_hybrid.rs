@@ -25,7 +25,6 @@ const HEADER: usize = 1;
 
 /// The vectors of a message with a whole batch.
 #[must_use]
-#[inline(always)]
 pub const fn message_vectors(shape: Shape, batch: u32, has_scales: bool) -> usize {
     let row = shape.vectors + shape.scale_vectors_if(has_scales);
     rows_at(shape, batch) + (batch * row) as usize
@@ -34,7 +33,6 @@ pub const fn message_vectors(shape: Shape, batch: u32, has_scales: bool) -> usiz
 /// Where the rows begin in a message, in vectors: behind two words for each token and expert, of
 /// which the first is 1 plus the expert's number in the team, or 0 if it is elsewhere, and the
 /// second its weight. Scales of 8-bit floats are behind the rows.
-#[inline(always)]
 const fn rows_at(shape: Shape, tokens: u32) -> usize {
     HEADER + (tokens * shape.top_k).div_ceil(2) as usize
 }
@@ -142,7 +140,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call this together.
-    #[inline(always)]
     unsafe fn run<const VECTORS: usize>(&self, comm: &DevComm, steps: u32) {
         let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
         // SAFETY: the caller's contract.
@@ -169,7 +166,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     }
 
     /// Calls `work` with this block's batches of a rank with so many tokens: the first one always.
-    #[inline(always)]
     fn each_batch(&self, tokens: u32, work: impl Fn(Batch)) {
         let mut next = Some(self.rail.first());
         while let Some(batch) = next {
@@ -183,7 +179,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call this together.
-    #[inline(always)]
     unsafe fn receive<const VECTORS: usize>(&self, team: i32) {
         let mut next = Some(self.rail.first());
         while let Some(batch) = next {
@@ -199,7 +194,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
 
     /// The token of this warp's turn in a batch: each warp calls `work` with its tokens, by their
     /// numbers in the batch.
-    #[inline(always)]
     fn each_token(len: u32, work: impl Fn(u32)) {
         let mut token = warp::warp_id();
         while token < len {
@@ -213,7 +207,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call this together.
-    #[inline(always)]
     unsafe fn pack<const VECTORS: usize>(&self, batch: Batch) {
         let (first, len, lane) = (batch.first(), batch.len(self.tokens), warp::lane_id());
         let (teams, me) = (self.rail.teams.n_ranks, self.rail.teams.rank);
@@ -266,7 +259,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     /// # Safety
     ///
     /// The kernel's contract; all lanes of a warp call this together.
-    #[inline(always)]
     unsafe fn route(&self, batch: Batch, token: u32) {
         let (lane, Shape { top_k, experts, .. }) = (warp::lane_id(), self.shape);
         let (all, of_team) = (experts * self.ranks as u32, experts * self.team.n_ranks as u32);
@@ -309,7 +301,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call this together, and the message is here.
-    #[inline(always)]
     unsafe fn pass_on<const VECTORS: usize>(&self, team: i32, batch: Batch, tokens: u32) {
         let (first, len) = (batch.first(), batch.len(tokens));
         let source = (team * self.team.n_ranks + self.team.rank) as usize;
@@ -374,7 +365,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     /// # Safety
     ///
     /// The kernel's contract; all lanes of a warp call this together.
-    #[inline(always)]
     unsafe fn tell_team(&self, entry: *mut u32, place: usize) -> u32 {
         let (lane, Shape { top_k, experts, .. }) = (warp::lane_id(), self.shape);
         let [_, _, of_experts, of_weights, ..] = self.offsets();
@@ -403,14 +393,12 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     }
 
     /// The words of this lane's expert of a token in a message.
-    #[inline(always)]
     fn entry(&self, message: *mut u32, token: u32) -> *mut u32 {
         let entry = token * self.shape.top_k + warp::lane_id();
         message.wrapping_add(4 * HEADER + 2 * entry as usize)
     }
 
     /// The rows of a message with so many tokens, and their scales; `those` have rows.
-    #[inline(always)]
     fn rows(&self, message: *mut u32, len: u32, those: u32) -> [*mut u32; 2] {
         let rows = message.wrapping_add(4 * rows_at(self.shape, len));
         [rows, rows.wrapping_add((4 * those.count_ones() * self.shape.vectors) as usize)]
@@ -418,13 +406,11 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
 
     /// The index of this lane's vector of scales among those of all rows, if this is a part of row
     /// `row`, and rows have scales.
-    #[inline(always)]
     fn scales_of<const VECTORS: usize>(part: Part<VECTORS>, row: usize) -> Option<usize> {
         part.scales_of(row).filter(|_| T::HAS_SCALES)
     }
 
     /// Where what is received begins.
-    #[inline(always)]
     fn offsets(&self) -> [usize; 6] {
         Received::offsets(self.shape, self.ranks, T::HAS_SCALES)
     }
@@ -434,7 +420,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     /// # Safety
     ///
     /// The kernel's contract; all lanes of a warp call this together.
-    #[inline(always)]
     unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Payload<VECTORS> {
         let (mut row, mut i) = ([T::NOTHING; VECTORS], 0);
         // SAFETY: the caller's contract.
@@ -450,14 +435,12 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     }
 
     /// What a rank of the team receives; the rows are first.
-    #[inline(always)]
     #[track_caller]
     fn part_of(&self, peer: i32) -> LsaPtr<u32> {
         self.received.lsa(peer)
     }
 
     /// Where a rank of the team keeps how many tokens each rank has.
-    #[inline(always)]
     #[track_caller]
     fn counts(&self, peer: i32) -> *mut u32 {
         let [.., counts, _] = self.offsets();
@@ -469,7 +452,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     /// # Safety
     ///
     /// A barrier of the block has followed the stores.
-    #[inline(always)]
     unsafe fn route_of_lane(&self, len: u32) -> u32 {
         let lane = warp::lane_id();
         // SAFETY: the caller's contract.
@@ -477,7 +459,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     }
 
     /// The first part of a batch's rows for this warp, and the end of all.
-    #[inline(always)]
     fn turns<const VECTORS: usize>(parts: Parts<VECTORS>, first: u32, len: u32) -> (u32, u32) {
         (parts.count(first) + warp::warp_id(), parts.count(first + len))
     }

@@ -77,7 +77,6 @@ pub unsafe fn ep_expand(
 /// # Safety
 ///
 /// All lanes of a warp call this together.
-#[inline(always)]
 unsafe fn each(mut lanes: u32, place: u32, mut work: impl FnMut(usize)) {
     while lanes != 0 {
         // SAFETY: the caller's contract.

@@ -54,7 +54,6 @@ impl Grouped {
     /// # Safety
     ///
     /// All lanes of a warp call this; rows have scales.
-    #[inline(always)]
     pub(super) unsafe fn copy_scales(
         &self,
         shape: Shape,
@@ -128,7 +127,6 @@ pub unsafe fn ep_layout(
     }
 }
 
-#[inline(always)]
 fn blocks() -> u32 {
     thread::grid_dim_x()
 }
@@ -151,7 +149,6 @@ struct Shared {
 }
 
 impl Shared {
-    #[inline(always)]
     fn new() -> Self {
         const ENTRIES: usize = BATCH as usize * Shape::TOP_K;
         Self {
@@ -181,7 +178,6 @@ impl Layout {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn tokens_of(&self, rank: u32) -> u32 {
         // SAFETY: the caller's contract.
         unsafe { mem::load(self.received.counts.wrapping_add(rank as usize)) }
@@ -192,7 +188,6 @@ impl Layout {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn tokens(&self) -> u32 {
         let (mut all, mut rank) = (0, 0);
         while rank < self.ranks {
@@ -208,7 +203,6 @@ impl Layout {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn index(&self, mut token: u32) -> usize {
         let mut rank = 0;
         loop {
@@ -227,7 +221,6 @@ impl Layout {
     /// # Safety
     ///
     /// All threads of the block call this.
-    #[inline(always)]
     unsafe fn count(&self, first: u32) {
         let Shape { tokens, top_k, experts, .. } = self.shape;
         let (thread, threads) = (thread::thread_idx_x(), thread::block_dim_x());
@@ -280,7 +273,6 @@ impl Layout {
     /// # Safety
     ///
     /// All threads of the block call this.
-    #[inline(always)]
     unsafe fn sum_up(&self) {
         let (experts, grouped) = (self.shape.experts, &self.grouped);
         let thread = thread::thread_idx_x();
@@ -322,7 +314,6 @@ impl Layout {
     /// # Safety
     ///
     /// The rows have been counted.
-    #[inline(always)]
     unsafe fn padded(&self, expert: u32) -> u32 {
         // SAFETY: the caller's contract.
         let rows = unsafe { mem::load(self.shared.totals.wrapping_add(expert as usize)) };
@@ -334,7 +325,6 @@ impl Layout {
     /// # Safety
     ///
     /// All threads of the block call this.
-    #[inline(always)]
     unsafe fn stage(&self, first: u32, batch: u32) {
         let top_k = self.shape.top_k;
         let mut i = thread::thread_idx_x();
@@ -358,7 +348,6 @@ impl Layout {
     /// # Safety
     ///
     /// The first warp of the block calls this.
-    #[inline(always)]
     unsafe fn place(&self, first: u32, batch: u32) {
         let (lane, Shared { next, .. }) = (warp::lane_id(), self.shared);
         let Grouped { origins, returns, capacity, .. } = self.grouped;
@@ -399,7 +388,6 @@ impl Layout {
     /// # Safety
     ///
     /// All threads of the block call this.
-    #[inline(always)]
     unsafe fn copy(&self, first: u32, batch: u32) {
         let parts = Parts::<VECTORS>::new(self.shape.vectors);
         let mut index = warp::warp_id();

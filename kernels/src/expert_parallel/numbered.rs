@@ -43,7 +43,6 @@ impl<const N: usize> NumberedSlots<N> {
     ///
     /// The team has `N` ranks, or that is [`ANY_RANKS`], and each rank's part of the window the
     /// [`words`].
-    #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn new(comm: &DevComm, window: Window<u32>, capacity: u32) -> Self {
         let team = comm.lsa_team();
@@ -52,7 +51,6 @@ impl<const N: usize> NumberedSlots<N> {
     }
 
     /// The messages of a launch, given how many there were before it.
-    #[inline(always)]
     pub(super) fn of(self, launch: u32) -> Numbered<N> {
         Numbered { slots: self, launch }
     }
@@ -67,12 +65,10 @@ pub(super) struct Numbered<const N: usize> {
 
 impl<const N: usize> Numbered<N> {
     /// What says that a slot has this launch's message.
-    #[inline(always)]
     fn number(&self) -> u32 {
         self.launch.wrapping_add(1)
     }
 
-    #[inline(always)]
     fn slot(&self, part: LsaPtr<u32>, source: usize, slot: u32) -> *mut u32 {
         let NumberedSlots { team, capacity, .. } = self.slots;
         let ranks = if N == ANY_RANKS { team.n_ranks as usize } else { N };
@@ -87,7 +83,6 @@ impl<const N: usize> Numbered<N> {
     ///
     /// `distance` is from 1 to that number less 1, `slot` below the capacity, and no other thread
     /// sends to it.
-    #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn send(&self, distance: usize, slot: u32, [a, b]: [u32; 2]) {
         let NumberedSlots { window, peer, team, .. } = self.slots;
@@ -106,7 +101,6 @@ impl<const N: usize> Numbered<N> {
     /// # Safety
     ///
     /// `source` is another rank, and `slot` below the capacity.
-    #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn peek(&self, source: usize, slot: u32) -> Option<[u32; 2]> {
         let from = self.slot(self.slots.local, source, slot);

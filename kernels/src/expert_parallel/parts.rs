@@ -27,7 +27,6 @@ pub(super) struct Share {
 
 impl Share {
     /// That of a warp, by its index, of so many, and ranks.
-    #[inline(always)]
     pub(super) fn new(warp: u32, warps: u32, ranks: usize) -> Self {
         let distances = (ranks as u32 - 1).min(warps).max(1);
         let parts = warps / distances;
@@ -57,19 +56,16 @@ pub(super) struct Part<const VECTORS: usize> {
 
 impl<const VECTORS: usize> Parts<VECTORS> {
     /// Of rows of so many vectors.
-    #[inline(always)]
     pub(super) fn new(vectors: u32) -> Self {
         Self { vectors, per_row: vectors.div_ceil(warp::WARP_SIZE * VECTORS as u32) }
     }
 
     /// The parts of so many rows.
-    #[inline(always)]
     pub(super) fn count(self, rows: u32) -> u32 {
         rows * self.per_row
     }
 
     /// A part, by its index.
-    #[inline(always)]
     pub(super) fn at(self, index: u32) -> Part<VECTORS> {
         let (row, part) = (index / self.per_row, index % self.per_row);
         let first = part * warp::WARP_SIZE * VECTORS as u32 + warp::lane_id();
@@ -79,21 +75,18 @@ impl<const VECTORS: usize> Parts<VECTORS> {
 
 impl<const VECTORS: usize> Part<VECTORS> {
     /// The index in the row of vector `i` of this lane, if there is one.
-    #[inline(always)]
     pub(super) fn vector(self, i: usize) -> Option<u32> {
         let at = self.first + i as u32 * warp::WARP_SIZE;
         (at < self.end).then_some(at)
     }
 
     /// The index of that vector among those of all rows, if this is a part of row `row`.
-    #[inline(always)]
     pub(super) fn vector_of(self, row: usize, i: usize) -> Option<usize> {
         self.vector(i).map(|at| row * self.end as usize + at as usize)
     }
 
     /// The index of this lane's vector of scales among those of all rows, if this is a part of row
     /// `row`: lane `i` has those of the vectors `i` of all lanes.
-    #[inline(always)]
     pub(super) fn scales_of(self, row: usize) -> Option<usize> {
         let lane = warp::lane_id();
         let at = (self.first - lane) / warp::WARP_SIZE + lane;
@@ -107,7 +100,6 @@ impl<const VECTORS: usize> Part<VECTORS> {
     /// # Safety
     ///
     /// The row is allocated, and nothing writes it.
-    #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn load<T: Element>(self, rows: *const T, row: usize) -> [Vec16<T>; VECTORS] {
         let mut vectors = [Vec16::from_bits([0; 4]); VECTORS];
@@ -128,7 +120,6 @@ impl<const VECTORS: usize> Part<VECTORS> {
     /// # Safety
     ///
     /// The row is allocated, and nothing else accesses it.
-    #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn store<T: Element>(
         self,
@@ -149,20 +140,17 @@ impl<const VECTORS: usize> Part<VECTORS> {
 
 /// The index of this warp in its grid. Neighbouring warps are in different blocks, so that few
 /// parts are on many multiprocessors.
-#[inline(always)]
 pub(super) fn warp_index() -> u32 {
     thread::thread_idx_x() / warp::WARP_SIZE * thread::grid_dim_x() + thread::block_idx_x()
 }
 
 /// The warps of the grid.
-#[inline(always)]
 pub(super) fn warps() -> u32 {
     thread::block_dim_x() / warp::WARP_SIZE * thread::grid_dim_x()
 }
 
 /// The element of an array at an index that varies, by comparisons: by its address it would be in
 /// memory.
-#[inline(always)]
 pub(super) fn at<const N: usize>(all: &[u32; N], index: usize) -> u32 {
     let (mut element, mut i) = (0, 0);
     while i < N {

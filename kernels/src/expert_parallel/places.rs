@@ -44,7 +44,6 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    #[inline(always)]
     pub(super) fn new() -> Self {
         const ENTRIES: usize = BATCH as usize * Shape::TOP_K;
         Self {
@@ -62,7 +61,6 @@ impl Shared {
     }
 
     /// The words of a token of a batch in `experts` or `places`.
-    #[inline(always)]
     fn of_token(words: *mut u32, token: u32) -> *mut u32 {
         words.wrapping_add(token as usize * Shape::TOP_K)
     }
@@ -101,7 +99,6 @@ impl Places<'_> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call this together.
-    #[inline(always)]
     pub(super) unsafe fn find(&self, first: u32) -> u32 {
         // SAFETY: the caller's contract.
         unsafe {
@@ -123,7 +120,6 @@ impl Places<'_> {
     ///
     /// The kernel's contract; all lanes of the block's first warp call this together, and
     /// barriers separate it from what uses the places.
-    #[inline(always)]
     pub(super) unsafe fn give(&self, first: u32, batch: u32, results: u32) -> u32 {
         // SAFETY: the caller's contract.
         unsafe {
@@ -137,7 +133,6 @@ impl Places<'_> {
     /// # Safety
     ///
     /// The batch has its places.
-    #[inline(always)]
     pub(super) unsafe fn of(&self, token: u32) -> Placed {
         let Shared { places, targets, returns, .. } = self.shared;
         // SAFETY: the caller's contract.
@@ -162,7 +157,6 @@ impl Places<'_> {
     /// # Safety
     ///
     /// The batch has its places, and the rank gets the token.
-    #[inline(always)]
     pub(super) unsafe fn index(&self, token: u32, rank: u32) -> usize {
         let at = token as usize * RANKS + rank as usize;
         // SAFETY: the caller's contract.
@@ -170,19 +164,16 @@ impl Places<'_> {
     }
 
     /// The experts of all ranks.
-    #[inline(always)]
     fn experts(&self) -> u32 {
         self.shape.experts * self.team.n_ranks as u32
     }
 
     /// The counters: those of the ranks are behind those of the experts.
-    #[inline(always)]
     fn counters(&self) -> u32 {
         self.experts() + self.team.n_ranks as u32
     }
 
     /// The rank of an expert; `None` if it does not exist or is absent.
-    #[inline(always)]
     fn rank_of(&self, id: i32) -> Option<u32> {
         // SAFETY: the launch's conditions. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(self.shape.experts > 0) };
@@ -197,7 +188,6 @@ impl Places<'_> {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn load_ids(&self, token: u32, k: u32) -> [i32; UNROLL] {
         let (mut ids, mut u) = ([-1; UNROLL], 0);
         while u < UNROLL {
@@ -216,7 +206,6 @@ impl Places<'_> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call this together.
-    #[inline(always)]
     unsafe fn count(&self, first: u32) {
         let Shared { totals, next, results, .. } = self.shared;
         // SAFETY: the caller's contract.
@@ -261,7 +250,6 @@ impl Places<'_> {
     }
 
     /// Where a rank's counters are in the memory of a rank.
-    #[inline(always)]
     #[track_caller]
     fn counts(&self, of: u32, at: i32) -> *mut u32 {
         let counts = self.memory.counts.lsa(at).as_ptr();
@@ -273,7 +261,6 @@ impl Places<'_> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of one block of the grid call this together.
-    #[inline(always)]
     unsafe fn tell_counts(&self) {
         for peer in self.team.others() {
             if self.progress.absent.contains(peer as usize) {
@@ -298,7 +285,6 @@ impl Places<'_> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call this together, and all have told.
-    #[inline(always)]
     unsafe fn add_others(&self) {
         let Shared { totals, next, .. } = self.shared;
         let (ranks, me) = (self.team.n_ranks as u32, self.team.rank as u32);
@@ -353,7 +339,6 @@ impl Places<'_> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call this together.
-    #[inline(always)]
     unsafe fn find_starts(&self) {
         let Shared { totals, next, starts, sums, .. } = self.shared;
         let (experts, of_rank) = (self.experts(), self.shape.experts);
@@ -412,7 +397,6 @@ impl Places<'_> {
     /// # Safety
     ///
     /// The kernel's contract; one thread of the grid calls this, and the starts are known.
-    #[inline(always)]
     unsafe fn check_room(&self) -> u32 {
         let (mut own, mut rank) = (0, 0);
         while rank < self.team.n_ranks as u32 {
@@ -436,7 +420,6 @@ impl Places<'_> {
     /// # Safety
     ///
     /// The kernel's contract; all lanes of the block's first warp call this together.
-    #[inline(always)]
     unsafe fn stage(&self, first: u32, batch: u32) {
         let (lane, Shape { top_k, .. }) = (warp::lane_id(), self.shape);
         let (mut targets, mut k) = (0_u64, 0);
@@ -470,7 +453,6 @@ impl Places<'_> {
     /// # Safety
     ///
     /// The kernel's contract; all lanes of the block's first warp call this together.
-    #[inline(always)]
     unsafe fn place(&self, batch: u32, mut results: u32) -> u32 {
         let (lane, Shared { next, targets, .. }) = (warp::lane_id(), self.shared);
         let mut token = 0;
@@ -519,7 +501,6 @@ impl Places<'_> {
     /// # Safety
     ///
     /// The batch has been staged.
-    #[inline(always)]
     unsafe fn expert_of_lane(&self, token: u32) -> Option<u32> {
         let (lane, of_token) = (warp::lane_id(), Shared::of_token(self.shared.experts, token));
         if lane >= self.shape.top_k {

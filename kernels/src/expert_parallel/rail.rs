@@ -55,7 +55,6 @@ impl Mail {
 
     /// How many signals there are: one for each batch of each team.
     #[must_use]
-    #[inline(always)]
     pub const fn signals(shape: Shape, teams: usize, batch: u32) -> usize {
         teams * shape.tokens.div_ceil(batch) as usize
     }
@@ -93,7 +92,6 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     ///
     /// The memory is as [`Mail`] says, its words were 0 before the first launch, and one launch at
     /// a time uses it, in every rank with the same arguments and the same grid.
-    #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn new(comm: &'a DevComm, mail: Mail, shape: Shape, vectors: usize) -> Self {
         Self {
@@ -109,37 +107,31 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     }
 
     /// The first batch of this block.
-    #[inline(always)]
     pub(super) fn first(&self) -> Batch {
         Batch { index: thread::block_idx_x(), tokens: self.mail.batch }
     }
 
     /// Where this rank packs a message for a team.
-    #[inline(always)]
     pub(super) fn outgoing(&self, team: i32, batch: Batch) -> *mut u32 {
         self.mail.window.local().as_ptr().wrapping_add(self.place(0, team, batch))
     }
 
     /// Where a message of a team arrives.
-    #[inline(always)]
     pub(super) fn incoming(&self, team: i32, batch: Batch) -> *mut u32 {
         let bank = 1 + self.epoch.get() as usize % 2;
         self.mail.window.local().as_ptr().wrapping_add(self.place(bank, team, batch))
     }
 
-    #[inline(always)]
     fn place(&self, area: usize, team: i32, batch: Batch) -> usize {
         let all = self.teams.n_ranks as usize * self.batches;
         (area * all + self.index(team, batch)) * self.vectors * VECTOR
     }
 
-    #[inline(always)]
     fn index(&self, team: i32, batch: Batch) -> usize {
         team as usize * self.batches + batch.index as usize
     }
 
     /// The signal of a team's batch.
-    #[inline(always)]
     #[track_caller]
     fn signal(&self, team: i32, batch: Batch) -> SignalId {
         // SAFETY: the contract of `new`.
@@ -151,7 +143,6 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     /// # Safety
     ///
     /// One thread calls this after a barrier of the block, once for each batch and launch.
-    #[inline(always)]
     pub(super) unsafe fn post(&self, team: i32, batch: Batch, vectors: u32) {
         let (bank, me) = (1 + self.epoch.get() as usize % 2, self.teams.rank);
         let to = self.mail.window.at(self.place(bank, me, batch));
@@ -164,7 +155,6 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     }
 
     /// Waits for a team's message. All threads of the block call this together.
-    #[inline(always)]
     pub(super) fn wait(&self, team: i32, batch: Batch) {
         let arrived = self.signal(team, batch);
         if thread::thread_idx_x() == 0 {
@@ -179,7 +169,6 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     /// # Safety
     ///
     /// The launch receives; it does not use the messages any more.
-    #[inline(always)]
     pub(super) unsafe fn end(&self) {
         self.gin.flush(Coop::cta(), MemoryOrder::Relaxed);
         // SAFETY: the caller's contract.
@@ -197,19 +186,16 @@ pub(super) struct Batch {
 
 impl Batch {
     /// The number of its first token.
-    #[inline(always)]
     pub(super) fn first(self) -> u32 {
         self.index * self.tokens
     }
 
     /// How many tokens it has, of a rank with `all` tokens.
-    #[inline(always)]
     pub(super) fn len(self, all: u32) -> u32 {
         all.saturating_sub(self.first()).min(self.tokens)
     }
 
     /// The block's next batch, if a rank with `all` tokens has one.
-    #[inline(always)]
     pub(super) fn next(self, all: u32) -> Option<Self> {
         let next = Self { index: self.index + thread::grid_dim_x(), ..self };
         (next.first() < all).then_some(next)
@@ -217,13 +203,11 @@ impl Batch {
 }
 
 /// Where the row of a batch's token is among the packed rows, given the tokens that have one.
-#[inline(always)]
 pub(super) fn position(those: u32, token: u32) -> usize {
     (those & ((1 << token) - 1)).count_ones() as usize
 }
 
 /// The warps of the block.
-#[inline(always)]
 pub(super) fn block_warps() -> u32 {
     thread::block_dim_x() / warp::WARP_SIZE
 }

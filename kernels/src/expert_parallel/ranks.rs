@@ -12,13 +12,11 @@ pub(super) struct Ranks(pub(super) u64);
 
 impl Ranks {
     /// Whether a rank is among them.
-    #[inline(always)]
     pub(super) fn contains(self, rank: usize) -> bool {
         self.0 >> rank & 1 == 1
     }
 
     /// Those that are not among others.
-    #[inline(always)]
     pub(super) fn without(self, others: Self) -> Self {
         Self(self.0 & !others.0)
     }
@@ -40,14 +38,12 @@ macro_rules! with_ranks {
 pub(super) use with_ranks;
 
 /// The number of ranks.
-#[inline(always)]
 pub(super) fn ranks<const N: usize>(comm: &DevComm) -> usize {
     if N == ANY_RANKS { comm.lsa_team().n_ranks as usize } else { N }
 }
 
 /// The number of ranks, for a loop that is not unrolled for many, whose addresses would take
 /// registers.
-#[inline(always)]
 pub(super) fn rolled<const N: usize>(comm: &DevComm) -> usize {
     let ranks = ranks::<N>(comm);
     if N > 2 { hint::opaque_usize(ranks) } else { ranks }

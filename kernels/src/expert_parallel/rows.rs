@@ -47,14 +47,12 @@ impl Rows for bf16 {
     type Loaded = Vec16<bf16>;
     const NOTHING: Self::Loaded = Vec16::from_bits([0; 4]);
 
-    #[inline(always)]
     #[track_caller]
     unsafe fn load(input: *const bf16, at: usize) -> Self::Loaded {
         // SAFETY: the caller's contract.
         unsafe { mem::load_vec(input.wrapping_add(8 * at)) }
     }
 
-    #[inline(always)]
     unsafe fn vector(loaded: Self::Loaded) -> (Vec16<u32>, u32) {
         (Vec16::from_bits(loaded.to_bits()), 0)
     }
@@ -66,7 +64,6 @@ impl Rows for F8E4M3 {
     type Loaded = [Vec16<bf16>; 2];
     const NOTHING: Self::Loaded = [Vec16::from_bits([0; 4]); 2];
 
-    #[inline(always)]
     #[track_caller]
     unsafe fn load(input: *const bf16, at: usize) -> Self::Loaded {
         // SAFETY: the caller's contract.
@@ -76,7 +73,6 @@ impl Rows for F8E4M3 {
         }
     }
 
-    #[inline(always)]
     #[track_caller]
     unsafe fn vector(loaded: Self::Loaded) -> (Vec16<u32>, u32) {
         let [low, high] = loaded.map(bf16::widen);
@@ -115,7 +111,6 @@ impl<const VECTORS: usize> Payload<VECTORS> {
     /// # Safety
     ///
     /// All lanes of a warp call this together, with a part of a row.
-    #[inline(always)]
     pub(super) unsafe fn of<R: Rows>(row: &[R::Loaded; VECTORS]) -> Self {
         let (mut payload, mut i) = (Self::ZERO, 0);
         while i < VECTORS {

@@ -27,28 +27,24 @@ impl Shape {
 
     /// The slots that a rank has for vectors from each rank.
     #[must_use]
-    #[inline(always)]
     pub const fn slots(self) -> u32 {
         self.tokens * self.vectors
     }
 
     /// Vectors of the scales of a row of 8-bit floats: one for each 32 of the row.
     #[must_use]
-    #[inline(always)]
     pub const fn scale_vectors(self) -> u32 {
         self.vectors.div_ceil(warp::WARP_SIZE)
     }
 
     /// [`scale_vectors`](Self::scale_vectors) of rows that have scales, or not.
     #[must_use]
-    #[inline(always)]
     pub const fn scale_vectors_if(self, has_scales: bool) -> u32 {
         if has_scales { self.scale_vectors() } else { 0 }
     }
 
     /// [`slots`](Self::slots) of rows with scales.
     #[must_use]
-    #[inline(always)]
     pub const fn scaled_slots(self) -> u32 {
         self.tokens * (self.vectors + self.scale_vectors())
     }
@@ -92,7 +88,6 @@ impl Received {
     /// # Safety
     ///
     /// The word is allocated, and nothing writes it.
-    #[inline(always)]
     #[track_caller]
     pub(super) unsafe fn absent(&self) -> Ranks {
         // SAFETY: the caller's contract.
@@ -102,7 +97,6 @@ impl Received {
     /// Where rows, scales, experts, weights and counts begin in memory that has them all, in words,
     /// and the words of all of it. Only rows of 8-bit floats have scales.
     #[must_use]
-    #[inline(always)]
     pub const fn offsets(shape: Shape, ranks: usize, has_scales: bool) -> [usize; 6] {
         let tokens = ranks * shape.tokens as usize;
         let scales = 4 * tokens * shape.vectors as usize;
@@ -135,7 +129,6 @@ impl Faults {
     /// # Safety
     ///
     /// `words` points to [`WORDS`](Self::WORDS) words of this GPU.
-    #[inline(always)]
     pub(super) unsafe fn record_id(words: *mut u32, index: u32, id: i32) {
         // SAFETY: the caller's contract; all accesses are atomic.
         unsafe {
@@ -153,7 +146,6 @@ impl Faults {
     /// # Safety
     ///
     /// As [`record_id`](Self::record_id).
-    #[inline(always)]
     pub(super) unsafe fn record_rows(words: *mut u32, needed: u32) {
         // SAFETY: the caller's contract.
         let word = unsafe { AtomicU32::from_ptr(words.wrapping_add(Self::ROWS)) };
@@ -165,7 +157,6 @@ impl Faults {
     /// # Safety
     ///
     /// As [`record_id`](Self::record_id); only this thread records rows.
-    #[inline(always)]
     pub(super) unsafe fn record_rows_of(words: *mut u32, needed: u32, rank: u32) {
         let (rows, of) = (words.wrapping_add(Self::ROWS), words.wrapping_add(Self::RANK));
         // SAFETY: the caller's contract.

@@ -21,7 +21,6 @@ pub(super) type Row<const VECTORS: usize> = [Vec16<bf16>; VECTORS];
 /// # Safety
 ///
 /// All lanes of a warp call this together.
-#[inline(always)]
 #[track_caller]
 unsafe fn len(entries: Entries) -> u32 {
     // SAFETY: the caller's contract. Words of even lanes are positions.
@@ -33,7 +32,6 @@ unsafe fn len(entries: Entries) -> u32 {
 /// # Safety
 ///
 /// `rows` are there, and `entries` are positions of some. All lanes of a warp call this together.
-#[inline(always)]
 pub(super) unsafe fn prefetch<const VECTORS: usize>(
     rows: *const bf16,
     entries: Entries,
@@ -61,7 +59,6 @@ pub(super) unsafe fn prefetch<const VECTORS: usize>(
 /// # Safety
 ///
 /// `rows` are there, and `entries` are positions of some. All lanes of a warp call this together.
-#[inline(always)]
 pub(super) unsafe fn sum<const VECTORS: usize, const TOGETHER: usize>(
     rows: *const bf16,
     entries: Entries,
@@ -83,7 +80,6 @@ pub(super) unsafe fn sum<const VECTORS: usize, const TOGETHER: usize>(
 /// # Safety
 ///
 /// As [`sum`].
-#[inline(always)]
 pub(super) unsafe fn add_rows<const VECTORS: usize, const TOGETHER: usize>(
     sums: &mut [[f32; 8]; VECTORS],
     rows: *const bf16,
@@ -119,7 +115,6 @@ pub(super) unsafe fn add_rows<const VECTORS: usize, const TOGETHER: usize>(
 }
 
 /// Adds a row times a weight.
-#[inline(always)]
 pub(super) fn add<const VECTORS: usize>(
     sums: &mut [[f32; 8]; VECTORS],
     row: &Row<VECTORS>,

@@ -19,7 +19,6 @@ use cuda_std::{math, mem};
 /// impl Epilogue for ScaledRelu {
 ///     type Output = bf16;
 ///
-///     #[inline(always)]
 ///     fn apply<F: Fragment>(&self, sums: &mut F) {
 ///         // SAFETY: the contract of the kernel.
 ///         sums.update_in_c(|sum, row, _| unsafe {
@@ -41,7 +40,6 @@ pub trait Epilogue: Copy {
     const AHEAD: bool = false;
 
     /// The epilogue of this launch. The threads that multiply call it before the first product.
-    #[inline(always)]
     #[must_use]
     fn begin(self) -> Self {
         self
@@ -49,16 +47,13 @@ pub trait Epilogue: Copy {
 
     /// Called for all of a thread's sums of a tile before `apply` is for any: to send them, if
     /// `apply` receives others.
-    #[inline(always)]
     fn ahead<F: Fragment>(&self, _sums: &mut F) {}
 
     /// The threads that multiply, of this number in a block, call it behind the last tile.
-    #[inline(always)]
     fn end(&self, _threads: u32) {}
 
     /// Whether `apply` changes nothing. Kernels then pass over its code at once, for a tile, which
     /// is one miss of the instruction cache and not one for each part.
-    #[inline(always)]
     fn is_identity(&self) -> bool {
         false
     }
@@ -70,7 +65,6 @@ pub struct Identity<O>(PhantomData<O>);
 
 impl<O> Identity<O> {
     /// The epilogue.
-    #[inline(always)]
     #[must_use]
     pub const fn new() -> Self {
         Self(PhantomData)
@@ -86,10 +80,8 @@ impl<O> Default for Identity<O> {
 impl<O: Float> Epilogue for Identity<O> {
     type Output = O;
 
-    #[inline(always)]
     fn apply<F: Fragment>(&self, _sums: &mut F) {}
 
-    #[inline(always)]
     fn is_identity(&self) -> bool {
         true
     }
@@ -115,7 +107,6 @@ pub trait Fragment {
     fn sum(&mut self, i: u32, j: u32) -> &mut f32;
 
     /// Replaces each sum, also those outside C.
-    #[inline(always)]
     fn update(&mut self, by: impl Fn(f32) -> f32) {
         let mut i = 0;
         while i < Self::ROWS {
@@ -130,7 +121,6 @@ pub trait Fragment {
     }
 
     /// Replaces each sum in C; `by` takes a sum, its row and its column.
-    #[inline(always)]
     fn update_in_c(&mut self, by: impl Fn(f32, u32, u32) -> f32) {
         let (m, n) = self.end();
         let mut i = 0;
@@ -178,7 +168,6 @@ pub const SILU: [f32; 2] = [1.0, 0.0];
 
 impl<O: Float> Fused<O> {
     /// The product of the scales.
-    #[inline(always)]
     fn scale(&self) -> f32 {
         let scale = |from: *const f32| match from.is_null() {
             true => 1.0,
@@ -189,7 +178,6 @@ impl<O: Float> Fused<O> {
     }
 
     /// The activation of `x`.
-    #[inline(always)]
     fn activation(&self, x: f32) -> f32 {
         x * math::sigmoid(x * math::fma(self.cubic, x * x, self.linear))
     }
@@ -199,7 +187,6 @@ impl<O: Float> Fused<O> {
     /// # Safety
     ///
     /// `from` has a number for each column of C.
-    #[inline(always)]
     unsafe fn add<F: Fragment>(sums: &mut F, from: *const O, i: u32, end: u32) {
         let (_, n) = sums.end();
         let add = |sums: &mut F, j, value| {
@@ -241,14 +228,12 @@ impl<O: Float> Fused<O> {
 impl<O: Float> Epilogue for Fused<O> {
     type Output = O;
 
-    #[inline(always)]
     fn is_identity(&self) -> bool {
         let pointers = self.scale_a.addr() | self.scale_b.addr() | self.bias.addr();
         pointers | self.residual.addr() == 0 && self.linear == 0.0
     }
 
     /// Tests each part once, not for each sum.
-    #[inline(always)]
     fn apply<F: Fragment>(&self, sums: &mut F) {
         if !self.scale_a.is_null() || !self.scale_b.is_null() {
             let scale = self.scale();

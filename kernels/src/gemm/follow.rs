@@ -23,13 +23,11 @@ pub(crate) trait Follow {
     /// The order of the tiles of clusters, of this many rows and columns. With
     /// [`GROUPS`](Self::GROUPS) all threads of the block call it together, once; otherwise any
     /// thread, at any time.
-    #[inline(always)]
     fn order(&self, rows: u32, columns: u32) -> Order {
         Order::whole(rows, columns)
     }
 
     /// The order of the tiles of a matrix of `m x n` elements.
-    #[inline(always)]
     fn order_of(&self, m: u32, n: u32) -> Order {
         self.order(m.div_ceil(CLUSTER * TILE_M), n.div_ceil(TILE_N))
     }
@@ -40,7 +38,6 @@ pub(crate) trait Follow {
     /// # Safety
     ///
     /// The kernel's contract.
-    #[inline(always)]
     unsafe fn source<'a>(
         &'a self,
         a: &'a TensorMap,
@@ -51,7 +48,6 @@ pub(crate) trait Follow {
     }
 
     /// What is stored of a word of the product.
-    #[inline(always)]
     fn word(&self, word: u32) -> u32 {
         word
     }
@@ -62,7 +58,6 @@ pub(crate) trait Follow {
     /// # Safety
     ///
     /// The kernel's contract; the tile is as [`SharedTile::store`] needs it.
-    #[inline(always)]
     #[track_caller]
     unsafe fn keep<O>(&self, c: &TensorMap, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
         // SAFETY: the caller's contract.
@@ -75,12 +70,10 @@ pub(crate) trait Follow {
     /// # Safety
     ///
     /// The kernel's contract; the tile is as [`SharedTile::store`] needs it.
-    #[inline(always)]
     unsafe fn send<O>(&self, _row: u32, _column: u32, _tile: SharedTile<O, STORE_M>) {}
 
     /// A multiplying warp has stored this many of its parts of tiles. One lane calls it, if they are
     /// [reported](Self::REPORTS).
-    #[inline(always)]
     fn stored(&self, _warp: u32, _tiles: u32) {}
 
     /// What the `index`-th of the warps does that neither load nor multiply.
@@ -88,7 +81,6 @@ pub(crate) trait Follow {
     /// # Safety
     ///
     /// The kernel's contract, and all lanes of the warp call it.
-    #[inline(always)]
     unsafe fn beside(&self, _order: Order, _index: u32) {}
 
     /// What a multiplying warp does when all its parts of tiles are stored and sent.
@@ -96,7 +88,6 @@ pub(crate) trait Follow {
     /// # Safety
     ///
     /// As [`beside`](Self::beside).
-    #[inline(always)]
     unsafe fn last(&self, _order: Order, _warp: u32) {}
 }
 

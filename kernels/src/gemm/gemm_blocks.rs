@@ -59,7 +59,6 @@ pub unsafe fn gemm_blocks<T: GemmFactor>(
 /// # Safety
 ///
 /// As for [`gemm_blocks()`], and what the epilogue needs.
-#[inline(always)]
 pub unsafe fn product<T: GemmFactor, E: Epilogue>(
     [a, b, c]: [&TensorMap; 3],
     unaligned: *mut E::Output,
@@ -81,7 +80,6 @@ type Products = [f32; 64];
 /// # Safety
 ///
 /// A warpgroup calls this; [`wgmma::multiply`] says what else.
-#[inline(always)]
 unsafe fn multiply_block<T: Factor>(
     products: &mut Products,
     [a, b]: [wgmma::Tile<T>; 2],
@@ -137,34 +135,28 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     const STEP: u32 = BLOCK;
     const COMPLETES: bool = true;
 
-    #[inline(always)]
     fn stages(&self) -> u32 {
         STAGES
     }
 
-    #[inline(always)]
     fn schedule(&self) -> ByOrder {
         let order = ().order_of(self.c.m, self.c.n);
         ByOrder { order, k: self.k }
     }
 
-    #[inline(always)]
     fn prepare(&self, _: u32) {
         grid::wait_for_previous();
         self.factors.prefetch();
     }
 
-    #[inline(always)]
     fn source(&self, _: u32, work: Turn) -> Source<'a> {
         self.factors.source(self.schedule().order, work.number)
     }
 
-    #[inline(always)]
     fn load(&self, source: &Source<'a>, term: u32, stage: &EmptyStage) {
         self.factors.load(source, term, stage);
     }
 
-    #[inline(always)]
     fn state(&self, _: &Warpgroup) -> State {
         // The previous kernels may write the scales, and read C.
         grid::wait_for_previous();
@@ -173,7 +165,6 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
         State { lanes, done, scales: Scales::NONE, next: 0.0, block: 0 }
     }
 
-    #[inline(always)]
     fn start(&self, _: &Warpgroup, state: &mut State, work: Turn) {
         let (row, column) = origin(self.schedule().order, work.number);
         let (warp, lane) = state.lanes;
@@ -185,7 +176,6 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
         state.block = 0;
     }
 
-    #[inline(always)]
     fn compute(
         &self,
         group: &Warpgroup,
@@ -221,7 +211,6 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
         }
     }
 
-    #[inline(always)]
     fn finish(&self, _: &Warpgroup, state: &mut State, _: Turn, sums: &mut [f32; 128]) {
         // Unknown: nothing is computed from them before the loop, where registers are few.
         let lanes @ (_, lane) = (hint::opaque(state.lanes.0), hint::opaque(state.lanes.1));
@@ -242,7 +231,6 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
         }
     }
 
-    #[inline(always)]
     fn end(&self, _: &Warpgroup, _: &mut State) {
         tma::wait_stores::<0>();
     }
@@ -262,7 +250,6 @@ impl Scales {
 
     /// Those of a lane's sums of a tile, whose 16 rows begin at `row` of `m`, and whose columns at
     /// `column` of `n`, of `blocks` of terms.
-    #[inline(always)]
     fn of(
         [a, b]: [*const f32; 2],
         lane: u32,
@@ -286,7 +273,6 @@ impl Scales {
     /// # Safety
     ///
     /// The matrices have the block, and nothing writes them.
-    #[inline(always)]
     unsafe fn load(&self, block: u32) -> f32 {
         // SAFETY: the caller's contract.
         unsafe { mem::load(self.first.add(block as usize * self.stride as usize)) }
@@ -297,7 +283,6 @@ impl Scales {
     /// # Safety
     ///
     /// The lanes of a warp call this together, with what each of them loaded.
-    #[inline(always)]
     unsafe fn factors(&self, scale: f32) -> [[f32; 2]; 2] {
         // SAFETY: the caller's contract.
         let of = |which| unsafe { warp::warp_shuffle_idx(warp::FULL_MASK, scale, which, 4).0 };

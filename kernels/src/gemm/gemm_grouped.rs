@@ -61,7 +61,6 @@ impl Follow for Grouped {
 
     const GROUPS: bool = true;
 
-    #[inline(always)]
     fn order(&self, _rows: u32, columns: u32) -> Order {
         grid::wait_for_previous();
         // SAFETY: the kernel's contract; all threads of the block call this, once.

@@ -87,7 +87,6 @@ pub unsafe fn gemm_mma_f32<T: Factor>(
 /// # Safety
 ///
 /// As for [`gemm_mma()`], and what the epilogue needs.
-#[inline(always)]
 pub unsafe fn product<T: Factor, E: Epilogue>(
     [a, b]: [*const T; 2],
     c: *mut E::Output,
@@ -119,7 +118,6 @@ pub(super) struct Factors<T> {
 }
 
 /// A factor as it is stored.
-#[inline(always)]
 fn matrix<T>(address: *const T, rows: u32, k: u32, transposed: bool) -> Matrix<T> {
     let (rows, columns) = if transposed { (k, rows) } else { (rows, k) };
     Matrix { address, rows, columns }
@@ -127,7 +125,6 @@ fn matrix<T>(address: *const T, rows: u32, k: u32, transposed: bool) -> Matrix<T
 
 impl<T: Factor> Factors<T> {
     /// To what stored rows of both are aligned, in bytes.
-    #[inline(always)]
     pub(super) fn row_alignment(&self, [ta, tb]: [bool; 2]) -> u32 {
         let a = matrix(self.a, self.m, self.k, ta).row_alignment();
         a.min(matrix(self.b, self.n, self.k, tb).row_alignment())
@@ -138,7 +135,6 @@ impl<T: Factor> Factors<T> {
     /// # Safety
     ///
     /// The kernel's contract, and all threads of the block call this. `alignment` is that of rows.
-    #[inline(always)]
     pub(super) unsafe fn tile<E: Epilogue>(
         &self,
         c: *mut E::Output,
@@ -180,7 +176,6 @@ impl<T: Factor> Factors<T> {
     /// # Safety
     ///
     /// The kernel's contract; [`MmaProduct`] says what the parameters mean.
-    #[inline(always)]
     unsafe fn sums<const ALIGN: u32, const TA: bool, const TB: bool>(
         self,
         origin: (u32, u32),
@@ -206,22 +201,18 @@ impl Fragment for Part {
     const COLUMNS: u32 = 16;
     const PAIRS: bool = true;
 
-    #[inline(always)]
     fn row(&self, i: u32) -> u32 {
         self.row + 8 * i
     }
 
-    #[inline(always)]
     fn column(&self, j: u32) -> u32 {
         self.column + 8 * (j / 2) + j % 2
     }
 
-    #[inline(always)]
     fn end(&self) -> (u32, u32) {
         self.end
     }
 
-    #[inline(always)]
     fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
         &mut self.sums[(i / 2) as usize].blocks_mut()[(j / 2) as usize]
             [(i % 2 * 2 + j % 2) as usize]
@@ -234,7 +225,6 @@ impl Part {
     /// # Safety
     ///
     /// `c` has the elements, and no other thread accesses these.
-    #[inline(always)]
     unsafe fn store<O: Float>(mut self, c: *mut O) {
         let (m, n) = self.end;
         let aligned = n.is_multiple_of(2) && c.addr().is_multiple_of(size_of::<O::Pair>());

@@ -280,7 +280,6 @@ pub unsafe fn gemm_swapped_sliced<T: Half + Factor, S: Shape>(
 /// # Safety
 ///
 /// As for [`gemm_swapped()`], and what the epilogue needs.
-#[inline(always)]
 pub unsafe fn product<T: Factor, S: Shape, E: Epilogue<Output: Half>>(
     [a, b, c]: [&TensorMap; 3],
     shape: [u32; 3],
@@ -296,7 +295,6 @@ pub unsafe fn product<T: Factor, S: Shape, E: Epilogue<Output: Half>>(
 /// # Safety
 ///
 /// As for [`gemm_swapped()`], and what the epilogue needs.
-#[inline(always)]
 pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target>(
     [a, b]: [&TensorMap; 2],
     target: C,
@@ -347,13 +345,11 @@ pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: 
 }
 
 /// A quotient by a power of two.
-#[inline(always)]
 fn quotient(number: u32, power: u32) -> u32 {
     number >> power.trailing_zeros()
 }
 
 /// The remainder.
-#[inline(always)]
 fn remainder(number: u32, power: u32) -> u32 {
     number & (power - 1)
 }
@@ -370,7 +366,6 @@ struct Share {
 
 impl Share {
     /// This block's place is `index`, and their ranks are `distance` apart, a power of two.
-    #[inline(always)]
     fn of(blocks: u32, index: u32, distance: u32) -> Self {
         // A `match` would be a table in global memory, which delays the first load.
         let every = 0x01_11_55_ff_u32 >> (8 * distance.trailing_zeros()) & 0xff;
@@ -431,7 +426,6 @@ pub(super) trait Target: Copy {
 
 impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     /// The tile of a cluster's work, and the slice of its terms.
-    #[inline(always)]
     fn tile_and_slice(&self, tile: u32) -> (u32, u32) {
         match self.slices {
             Some(Slices { count, .. }) => (tile / count, tile % count),
@@ -440,7 +434,6 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     }
 
     /// The first row and column of this block's tile of C.
-    #[inline(always)]
     fn origin(&self, tile: u32) -> (u32, u32) {
         let (tile, _) = self.tile_and_slice(tile);
         let (row, column) = match self.rows {
@@ -457,7 +450,6 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     /// TMA takes several times as long for a row beyond the end as for another. So the last tile is
     /// loaded with rows before its own, whole groups of eight. What is multiplied behind them, to
     /// columns beyond C's, are the rows of A that follow in the stage.
-    #[inline(always)]
     fn loaded_b(&self, column: u32) -> (u32, u32) {
         let n = self.end.1;
         let before = column.saturating_sub(n.saturating_sub(S::N)) / 8 * 8;
@@ -472,13 +464,11 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
 
     /// The first row of A that is loaded for a tile that begins with this row: a tile beyond C is
     /// multiplied as well, but by rows that there are.
-    #[inline(always)]
     fn loaded_a(&self, row: u32) -> u32 {
         if row < self.end.0 { row } else { 0 }
     }
 
     /// The tile of `height` rows behind `skipped` rows, at this depth of a stage.
-    #[inline(always)]
     fn tile(&self, stage: u32, skipped: u32, height: u32, depth: u32) -> BTile<T> {
         let rows = S::DEPTH * skipped + depth * height;
         self.memory.tile(stage * S::STAGE + 128 * rows)
@@ -490,7 +480,6 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     /// # Safety
     ///
     /// As [`Slices::add`].
-    #[inline(always)]
     unsafe fn has_all(&self, tile: u32, sums: &mut S::Sums) -> bool {
         let Some(slices) = self.slices else { return true };
         let (tile, slice) = self.tile_and_slice(tile);
@@ -501,13 +490,11 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     }
 
     /// The groups of eight rows of a split tile of which each block adds the sums, at most.
-    #[inline(always)]
     fn share(&self) -> u32 {
         (S::M / 8).div_ceil(self.schedule.splits)
     }
 
     /// The offset of the four sums for this thread that block `from` sends of its `eight`-th group.
-    #[inline(always)]
     fn slot(&self, from: u32, eight: u32) -> u32 {
         let group = from * self.share() + eight;
         self.division.sums + 16 * (group * 2 * S::N + thread::thread_idx_x())
@@ -519,7 +506,6 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     ///
     /// The multiplying warpgroups of all blocks of the cluster call it, and then
     /// [`store_received`](Self::store_received).
-    #[inline(always)]
     unsafe fn send(&self, sums: &[f32], split: u32) {
         if self.division.sums == 0 {
             // All stages of all blocks have been read.
@@ -555,7 +541,6 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     /// # Safety
     ///
     /// As [`Target::store`], and for a split tile as [`store_received`](Self::store_received).
-    #[inline(always)]
     unsafe fn store_tile<C: Target, P: Epilogue<Output: Half>>(
         &self,
         target: C,
@@ -595,7 +580,6 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     /// # Safety
     ///
     /// As [`send`](Self::send), which was called before.
-    #[inline(always)]
     unsafe fn store_received<C: Target, P: Epilogue<Output: Half>>(
         &self,
         target: C,
@@ -641,7 +625,6 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     /// # Safety
     ///
     /// They were received.
-    #[inline(always)]
     unsafe fn received(&self, first: u32, count: u32) -> Sums {
         let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
         let mut eight = 0;
@@ -668,7 +651,6 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     /// # Safety
     ///
     /// As [`Target::store`].
-    #[inline(always)]
     unsafe fn store_whole<const FIRST: u32, C: Target>(
         &self,
         target: C,
@@ -685,7 +667,6 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
 
     /// Where the rows of a whole tile of this origin end that an epilogue may read or send: those
     /// behind it belong to other blocks.
-    #[inline(always)]
     fn end_of_tile(&self, (row, _): (u32, u32)) -> u32 {
         let in_wholes = S::M < 8 * STORE_EIGHTS || S::M.is_multiple_of(8 * STORE_EIGHTS);
         if in_wholes { self.end.0 } else { self.end.0.min(row + S::M) }
@@ -693,7 +674,6 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
 
     /// A thread's sums of groups of eight rows from the `first` on; the group 0 begins at `row` and
     /// `column`, and rows from `end` on are not stored.
-    #[inline(always)]
     fn part(&self, first: u32, (row, column): (u32, u32), end: u32, sums: Sums) -> Part<S> {
         let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE % 4, warp::lane_id());
         Part {
@@ -724,17 +704,14 @@ struct Sliced {
 impl Scheduler for Sliced {
     type Work = Work;
 
-    #[inline(always)]
     fn first(&self) -> Option<Work> {
         self.schedule.first()
     }
 
-    #[inline(always)]
     fn next(&self, work: Work) -> Option<Work> {
         self.schedule.next(work)
     }
 
-    #[inline(always)]
     fn steps(&self, work: Work) -> (u32, u32) {
         match self.slices {
             Some(Slices { count, .. }) => {
@@ -753,7 +730,6 @@ struct Raised<S>(PhantomData<S>);
 impl<S: Shape> RegisterSplit for Raised<S> {
     const REGISTERS: Option<[u32; 2]> = if S::M > 128 { Some([232, 40]) } else { None };
 
-    #[inline(always)]
     unsafe fn raise() {
         if S::M > 128 {
             // SAFETY: the caller's contract.
@@ -761,7 +737,6 @@ impl<S: Shape> RegisterSplit for Raised<S> {
         }
     }
 
-    #[inline(always)]
     unsafe fn lower() {
         if S::M > 128 {
             // SAFETY: the caller's contract.
@@ -811,23 +786,19 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     const COMPUTING: u32 = S::N / WARPGROUP_N;
     const LOADING: u32 = 2;
 
-    #[inline(always)]
     fn stages(&self) -> u32 {
         self.block.division.stages
     }
 
-    #[inline(always)]
     fn schedule(&self) -> Sliced {
         Sliced { schedule: self.block.schedule, slices: self.block.slices }
     }
 
-    #[inline(always)]
     fn arrivals(&self) -> u32 {
         let Division { across, down, .. } = self.block.division;
         (across + down - 1) * Self::COMPUTING
     }
 
-    #[inline(always)]
     #[track_caller]
     fn release(&self, _: &Warpgroup, state: &State<E>, empty: MBarrier) {
         let Division { across, down, .. } = self.block.division;
@@ -836,7 +807,6 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         }
     }
 
-    #[inline(always)]
     fn init(&self) {
         // SAFETY: thread 0 calls this, before a barrier.
         unsafe {
@@ -845,7 +815,6 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         }
     }
 
-    #[inline(always)]
     #[track_caller]
     fn sync(&self) {
         if cluster::size() > 1 {
@@ -856,7 +825,6 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         }
     }
 
-    #[inline(always)]
     fn prepare(&self, loader: u32) {
         tma::prefetch_map(self.maps[loader as usize]);
         let Division { constant_a, constant_b, .. } = self.block.division;
@@ -865,7 +833,6 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         }
     }
 
-    #[inline(always)]
     fn source(&self, loader: u32, work: Work) -> Source {
         let Block { division, schedule, row, column, end, .. } = self.block;
         let Division { across, down, .. } = division;
@@ -881,7 +848,6 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         }
     }
 
-    #[inline(always)]
     fn load(&self, source: &Source, step: u32, stage: &EmptyStage) {
         let &Source { row, skipped, height, share, once } = source;
         let factor = self.maps[stage.loader() as usize];
@@ -903,7 +869,6 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         }
     }
 
-    #[inline(always)]
     fn state(&self, group: &Warpgroup) -> State<E> {
         let Block { division, schedule, row, column, epilogue, .. } = &self.block;
         let (across, thread) = (division.across, group.thread());
@@ -924,7 +889,6 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         }
     }
 
-    #[inline(always)]
     fn start(&self, group: &Warpgroup, state: &mut State<E>, work: Work) {
         let (row, column) = self.block.origin(work.tile);
         let (_, before) = self.block.loaded_b(column);
@@ -934,7 +898,6 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         state.origin = (row, column + warpgroup);
     }
 
-    #[inline(always)]
     fn compute(
         &self,
         _: &Warpgroup,
@@ -960,7 +923,6 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         }
     }
 
-    #[inline(always)]
     fn finish(&self, group: &Warpgroup, state: &mut State<E>, work: Work, sums: &mut S::Sums) {
         let Self { block, target, .. } = self;
         if !state.waited {
@@ -992,20 +954,17 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         }
     }
 
-    #[inline(always)]
     fn end(&self, _: &Warpgroup, state: &mut State<E>) {
         state.epilogue.end(2 * S::N);
         tma::wait_stores::<0>();
     }
 
-    #[inline(always)]
     fn idle(&self, warp: &IdleWarp) {
         if warp.index() == 0 && warp::lane_id() == 0 {
             self.target.prefetch();
         }
     }
 
-    #[inline(always)]
     fn loaded(&self) {
         // SAFETY: all warps that load or idle call it; those that multiply meet the cluster in `send`.
         unsafe {
@@ -1018,7 +977,6 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
 
     /// The block has received all sums that others send to it: it may end before them, if no other
     /// block loads for it or releases its stages.
-    #[inline(always)]
     fn leave(&self) {
         let Division { across, down, .. } = self.block.division;
         if across * down > 1 {
@@ -1030,12 +988,10 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
 
 /// Rows of C by TMA.
 impl Target for &TensorMap {
-    #[inline(always)]
     fn prefetch(self) {
         tma::prefetch_map(self);
     }
 
-    #[inline(always)]
     unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
         block: &Block<T, S, E>,
@@ -1085,7 +1041,6 @@ impl Target for &TensorMap {
 }
 
 /// A thread's sums of a group of eight rows.
-#[inline(always)]
 pub(super) fn four(sums: &[f32], eight: u32) -> [f32; 4] {
     let first = 4 * eight as usize;
     [sums[first], sums[first + 1], sums[first + 2], sums[first + 3]]
@@ -1096,7 +1051,6 @@ pub(super) type Sums = [f32; 4 * STORE_EIGHTS as usize];
 
 /// A thread's sums of a whole tile that are stored together, of groups of eight rows from the
 /// `first` on.
-#[inline(always)]
 fn from<S: Shape>(all: &S::Sums, first: u32) -> Sums {
     let (all, first) = (all.as_ref(), 4 * first as usize);
     let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
@@ -1122,22 +1076,18 @@ impl<S: Shape> Fragment for Part<S> {
     const COLUMNS: u32 = 2;
     const PAIRS: bool = false;
 
-    #[inline(always)]
     fn row(&self, i: u32) -> u32 {
         self.row + 8 * (i / 2) + i % 2
     }
 
-    #[inline(always)]
     fn column(&self, j: u32) -> u32 {
         self.column + 8 * j
     }
 
-    #[inline(always)]
     fn end(&self) -> (u32, u32) {
         self.end
     }
 
-    #[inline(always)]
     fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
         &mut self.sums[(4 * (i / 2) + 2 * j + i % 2) as usize]
     }

@@ -80,10 +80,8 @@ pub unsafe fn gemm_unswapped_sliced<T: Half + Factor + Element, S: Shape>(
 struct Rows<T>(*mut T);
 
 impl<C: Half + Element> Target for Rows<C> {
-    #[inline(always)]
     fn prefetch(self) {}
 
-    #[inline(always)]
     unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
         block: &Block<T, S, E>,
@@ -134,7 +132,6 @@ impl<C: Half + Element> Target for Rows<C> {
 /// # Safety
 ///
 /// All lanes of the warp call it.
-#[inline(always)]
 unsafe fn transpose(words: [u32; 4], place: u32) -> [u32; 4] {
     let [a, b, c, d] = words;
     let (odd, high) = (place & 1 != 0, place & 2 != 0);
@@ -167,23 +164,19 @@ impl<S: Shape> Fragment for Part<S> {
     const COLUMNS: u32 = 2 * STORE_EIGHTS;
     const PAIRS: bool = true;
 
-    #[inline(always)]
     fn row(&self, i: u32) -> u32 {
         self.row + 8 * i
     }
 
-    #[inline(always)]
     fn column(&self, j: u32) -> u32 {
         // The columns of a group that there is not are other blocks'.
         if j / 2 < self.eights { self.column + 8 * (j / 2) + j % 2 } else { self.end.1 }
     }
 
-    #[inline(always)]
     fn end(&self) -> (u32, u32) {
         self.end
     }
 
-    #[inline(always)]
     fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
         &mut self.sums[(4 * (j / 2) + 2 * i + j % 2) as usize]
     }

@@ -65,7 +65,6 @@ pub trait GemmFactor: Factor {
     /// # Safety
     ///
     /// As [`wgmma::multiply`].
-    #[inline(always)]
     unsafe fn multiply(
         sums: &mut [f32; 128],
         [a, b]: [SharedTile<Self, TRANSPOSED>; 2],
@@ -83,7 +82,6 @@ macro_rules! transposable {
         impl GemmFactor for $type {
             type Output = Self;
 
-            #[inline(always)]
             unsafe fn multiply(
                 sums: &mut [f32; 128],
                 [a, b]: [SharedTile<Self, TRANSPOSED>; 2],
@@ -126,7 +124,6 @@ impl GemmFactor for F8E5M2 {
 /// # Safety
 ///
 /// As [`wgmma::multiply`].
-#[inline(always)]
 unsafe fn multiply_factors<T: Factor, A: Layout<T>, B: Layout<T>>(
     sums: &mut [f32; 128],
     a: wgmma::Tile<T, A>,
@@ -228,7 +225,6 @@ pub unsafe fn gemm_wgmma_f32<T: GemmFactor>(
 /// # Safety
 ///
 /// As for [`gemm_wgmma()`], and what the epilogue needs.
-#[inline(always)]
 pub unsafe fn product<T: GemmFactor, E: Epilogue>(
     [a, b, c]: [&TensorMap; 3],
     unaligned: *mut E::Output,
@@ -247,7 +243,6 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
 /// # Safety
 ///
 /// As there.
-#[inline(always)]
 pub(crate) unsafe fn product_and<T: GemmFactor, E: Epilogue>(
     [a, b, c]: [&TensorMap; 3],
     unaligned: *mut E::Output,
@@ -273,23 +268,19 @@ impl<T: GemmFactor> Shared<T> {
     /// Terms of the sums that a stage has.
     const TILE_K: u32 = A::<T>::COLUMNS;
 
-    #[inline(always)]
     pub(super) fn dynamic() -> Self {
         Self { element: PhantomData, memory: TileMemory::dynamic() }
     }
 
-    #[inline(always)]
     pub(super) fn a(self, stage: u32) -> A<T> {
         self.memory.tile(stage * STAGE_BYTES)
     }
 
-    #[inline(always)]
     pub(super) fn b(self, stage: u32) -> B<T> {
         self.memory.tile(stage * STAGE_BYTES + A::<T>::BYTES)
     }
 
     /// One of a warp's tiles for stores.
-    #[inline(always)]
     fn store<O>(self, warp: u32, which: u32) -> Store<O> {
         self.memory.tile(STAGES * STAGE_BYTES + (SLICES * warp + which) * Store::<O>::BYTES)
     }
@@ -308,7 +299,6 @@ struct Tile {
 }
 
 impl Tile {
-    #[inline(always)]
     fn at(order: Order, number: u32) -> Self {
         let Position { row, column, group } = order.position(number);
         let (row, column) = ((CLUSTER * row + cluster::rank()) * TILE_M, column * TILE_N);
@@ -317,7 +307,6 @@ impl Tile {
 }
 
 /// The row and column of C from which this block computes the tile.
-#[inline(always)]
 pub(crate) fn origin(order: Order, number: u32) -> (u32, u32) {
     let Tile { row, column, .. } = Tile::at(order, number);
     (row, column)
@@ -340,27 +329,23 @@ pub(super) struct Source<'a> {
 }
 
 impl<'a, T: GemmFactor> Factors<'a, T> {
-    #[inline(always)]
     pub(super) fn new(maps: [&'a TensorMap; 2], transposed: [bool; 2]) -> Self {
         let transposed = transposed.map(|transposed| T::TRANSPOSABLE && transposed);
         Self { shared: Shared::dynamic(), maps, transposed }
     }
 
     /// Where the factors of one of this cluster's tiles are.
-    #[inline(always)]
     pub(super) fn source(&self, order: Order, number: u32) -> Source<'a> {
         let Tile { row, of_b, .. } = Tile::at(order, number);
         Source { a: self.maps[0], row, of_b }
     }
 
-    #[inline(always)]
     pub(super) fn prefetch(&self) {
         tma::prefetch_map(self.maps[0]);
         tma::prefetch_map(self.maps[1]);
     }
 
     /// Loads a step's tile of A, and this block's half of B's to both blocks of the cluster.
-    #[inline(always)]
     pub(super) fn load(&self, source: &Source<'_>, term: u32, stage: &EmptyStage) {
         const HALF: u32 = TILE_N / CLUSTER;
         const BOTH: u16 = (1 << CLUSTER) - 1;
@@ -401,7 +386,6 @@ pub(super) struct ByOrder {
 }
 
 impl ByOrder {
-    #[inline(always)]
     fn turn(&self, number: u32, before: u32) -> Option<Turn> {
         (number < self.order.count()).then_some(Turn { number, before })
     }
@@ -410,17 +394,14 @@ impl ByOrder {
 impl Scheduler for ByOrder {
     type Work = Turn;
 
-    #[inline(always)]
     fn first(&self) -> Option<Turn> {
         self.turn(cluster(), 0)
     }
 
-    #[inline(always)]
     fn next(&self, Turn { number, before }: Turn) -> Option<Turn> {
         self.turn(number + clusters(), before + 1)
     }
 
-    #[inline(always)]
     fn steps(&self, _: Turn) -> (u32, u32) {
         (0, self.k)
     }
@@ -438,7 +419,6 @@ pub(super) struct Product<'a, T, E: Epilogue, F> {
 }
 
 impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Product<'a, T, E, F> {
-    #[inline(always)]
     pub(super) fn new(
         factors: Factors<'a, T>,
         c: Output<'a, E::Output>,
@@ -450,7 +430,6 @@ impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Product<'a, T, E, F> {
         Self { factors, c, k, epilogue, follow, order }
     }
 
-    #[inline(always)]
     fn order(&self) -> Order {
         // Opaque: the multiplying warps would keep it in registers for `last`.
         self.order
@@ -467,7 +446,6 @@ impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Product<'a, T, E, F> {
     /// # Safety
     ///
     /// As [`Mainloop::interlude`].
-    #[inline(always)]
     unsafe fn store_slices(&self, state: &State, slice: u32) {
         let shared = self.factors.shared;
         // SAFETY: the caller's contract.
@@ -480,7 +458,6 @@ impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Product<'a, T, E, F> {
     }
 
     /// Reports the parts of tiles that the warp has stored, when these are in C.
-    #[inline(always)]
     fn report(&self, state: &State, tiles: u32) {
         let (warp, lane) = state.lanes;
         if lane == 0 {
@@ -515,23 +492,19 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
     const STEP: u32 = Shared::<T>::TILE_K;
     const INTERLUDES: u32 = if F::REPORTS { 3 } else { 2 };
 
-    #[inline(always)]
     fn stages(&self) -> u32 {
         STAGES
     }
 
-    #[inline(always)]
     fn schedule(&self) -> ByOrder {
         ByOrder { order: self.order(), k: self.k }
     }
 
-    #[inline(always)]
     fn prepare(&self, _: u32) {
         grid::wait_for_previous();
         self.factors.prefetch();
     }
 
-    #[inline(always)]
     fn source(&self, _: u32, work: Turn) -> Source<'a> {
         let Source { a, row, of_b } = self.factors.source(self.order(), work.number);
         // SAFETY: the kernel's contract.
@@ -539,19 +512,16 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
         Source { a, row, of_b }
     }
 
-    #[inline(always)]
     fn load(&self, source: &Source<'a>, term: u32, stage: &EmptyStage) {
         self.factors.load(source, term, stage);
     }
 
-    #[inline(always)]
     fn state(&self, _: &Warpgroup) -> State {
         let lanes = (thread::thread_idx_x() / warp::WARP_SIZE, warp::lane_id());
         let done = Done { row: 0, column: 0, end: u32::MAX };
         State { done, rest: [0; SLICES_WORDS], any_done: false, tiles: 0, lanes }
     }
 
-    #[inline(always)]
     fn compute(
         &self,
         group: &Warpgroup,
@@ -568,7 +538,6 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
 
     /// After the first products; after the next ones, or those with which messages have left; and
     /// when what was stored is in C.
-    #[inline(always)]
     fn pause(&self, index: u32) -> u32 {
         let sent = if F::SENDS { SENT.min(self.k / 2) } else { Self::STEP };
         match index {
@@ -578,7 +547,6 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
         }
     }
 
-    #[inline(always)]
     fn interlude(&self, _: &Warpgroup, state: &mut State, index: u32, work: Turn) {
         let any_done = state.any_done;
         let slice = Self::AT_ONCE - SLICES + index * SLICES;
@@ -598,7 +566,6 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
         }
     }
 
-    #[inline(always)]
     fn finish(&self, _: &Warpgroup, state: &mut State, work: Turn, sums: &mut [f32; 128]) {
         if !state.any_done {
             // The previous kernels may read C.
@@ -636,7 +603,6 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
         }
     }
 
-    #[inline(always)]
     fn end(&self, _: &Warpgroup, state: &mut State) {
         if state.any_done {
             // SAFETY: the kernel's contract.
@@ -655,7 +621,6 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
         unsafe { self.follow.last(self.order(), state.lanes.0) };
     }
 
-    #[inline(always)]
     fn idle(&self, warp: &IdleWarp) {
         // SAFETY: the kernel's contract.
         unsafe { self.follow.beside(self.order(), warp.index()) };
@@ -675,22 +640,18 @@ impl Fragment for Part<'_> {
     const COLUMNS: u32 = 64;
     const PAIRS: bool = true;
 
-    #[inline(always)]
     fn row(&self, i: u32) -> u32 {
         self.row + 8 * i
     }
 
-    #[inline(always)]
     fn column(&self, j: u32) -> u32 {
         self.column + 8 * (j / 2) + j % 2
     }
 
-    #[inline(always)]
     fn end(&self) -> (u32, u32) {
         self.end
     }
 
-    #[inline(always)]
     fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
         &mut self.sums[(4 * (j / 2) + 2 * i + j % 2) as usize]
     }
@@ -710,7 +671,6 @@ impl Done {
     /// # Safety
     ///
     /// The lanes of a warp call this together, and then [`send`](Self::send).
-    #[inline(always)]
     pub(super) unsafe fn write<T: GemmFactor, O: Float>(
         &self,
         shared: Shared<T>,
@@ -737,7 +697,6 @@ impl Done {
     /// # Safety
     ///
     /// As [`write`](Self::write).
-    #[inline(always)]
     pub(super) unsafe fn send<T: GemmFactor, O: Float, F: Follow>(
         &self,
         c: &Output<'_, O>,
@@ -799,7 +758,6 @@ impl<O: Float> Output<'_, O> {
     ///
     /// `address` is C's. The lanes of a warp call this together, and write the tile again
     /// after a barrier.
-    #[inline(always)]
     unsafe fn store(&self, lane: u32, (row, end): (u32, u32), column: u32, tile: Store<O>) {
         const ROWS: u32 = 4;
         let m = self.m.min(end);

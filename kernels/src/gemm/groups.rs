@@ -30,7 +30,6 @@ impl Groups {
     /// # Safety
     ///
     /// The group is one, and nothing writes the offsets and sizes.
-    #[inline(always)]
     unsafe fn rows(&self, group: u32, m: u32) -> (u32, u32) {
         // SAFETY: the caller's contract.
         let (first, size) = unsafe {
@@ -62,7 +61,6 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
     ///
     /// There is a group, its arrays have elements for each, and nothing writes them any more. All
     /// threads of the block call this, once.
-    #[inline(always)]
     pub(super) unsafe fn new(groups: Groups, [m, n]: [u32; 2], columns: u32) -> Self {
         let this = Self { groups, m, n, rows: 0, columns };
         // SAFETY: the caller's contract.
@@ -70,13 +68,11 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
     }
 
     /// In shared memory: how many rows of tiles come before each part of the groups.
-    #[inline(always)]
     fn before() -> *mut u32 {
         shared_array![u32; PARTS as usize]
     }
 
     /// The groups of a part.
-    #[inline(always)]
     fn each(&self) -> u32 {
         self.groups.count.div_ceil(PARTS)
     }
@@ -86,7 +82,6 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
     /// # Safety
     ///
     /// As [`new`](Self::new).
-    #[inline(always)]
     unsafe fn count_rows(&self) -> u32 {
         let (thread, lane) = (thread::thread_idx_x(), warp::lane_id());
         let warps = thread::block_dim_x() / warp::WARP_SIZE;
@@ -138,7 +133,6 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
     /// # Safety
     ///
     /// As [`new`](Self::new).
-    #[inline(always)]
     unsafe fn rows_of_part(&self, part: u32, each: u32) -> u32 {
         let (mut rows, mut group) = (0, part * each);
         let end = (group + each).min(self.groups.count);
@@ -152,7 +146,6 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
     }
 
     /// All rows and columns of tiles.
-    #[inline(always)]
     pub(super) fn extent(&self) -> (u32, u32) {
         (self.rows, self.columns)
     }
@@ -162,7 +155,6 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
     /// # Safety
     ///
     /// As [`new`](Self::new), but any threads may call it.
-    #[inline(always)]
     pub(super) unsafe fn position(&self, number: u32) -> Position {
         let row = number / self.columns.max(1);
         // The last part with no more rows before it: behind it are empty ones only, or later ones.

@@ -64,14 +64,12 @@ impl Group {
 
 impl Order {
     /// Of all rows.
-    #[inline(always)]
     pub(crate) fn whole(rows: u32, columns: u32) -> Self {
         Self { tiles: TileOrder { rows, columns }, division: Division::None }
     }
 
     /// A cluster computes the same tile of each of `parts` parts of the rows, of which there is a
     /// multiple, by turns: from part `first` on, modulo their number.
-    #[inline(always)]
     pub(crate) fn turns(rows: u32, columns: u32, first: u32, parts: u32) -> Self {
         let tiles = TileOrder { rows: rows / parts, columns };
         Self { tiles, division: Division::Turns { first, parts } }
@@ -79,27 +77,23 @@ impl Order {
 
     /// All clusters compute the tiles of `height` rows, from row `first` on, and then those of the
     /// next ones; the last row is followed by row 0.
-    #[inline(always)]
     pub(crate) fn parts(rows: u32, columns: u32, first: u32, height: u32) -> Self {
         Self { tiles: TileOrder { rows, columns }, division: Division::Parts { first, height } }
     }
 
     /// Of groups of rows.
-    #[inline(always)]
     pub(super) fn groups(groups: GroupTiles<{ CLUSTER * TILE_M }, GROUP>) -> Self {
         let (rows, columns) = groups.extent();
         Self { tiles: TileOrder { rows, columns }, division: Division::Groups(groups) }
     }
 
     /// The tiles of a part that this cluster computes.
-    #[inline(always)]
     fn in_part(self) -> u32 {
         self.tiles.count().saturating_sub(cluster()).div_ceil(clusters())
     }
 
     /// The number behind those of this cluster's tiles: its first is that of the cluster, and the
     /// others follow at distances of the number of clusters.
-    #[inline(always)]
     pub(crate) fn count(self) -> u32 {
         match self.division {
             Division::Turns { parts, .. } => cluster() + parts * self.in_part() * clusters(),
@@ -108,7 +102,6 @@ impl Order {
     }
 
     /// The position of one of this cluster's tiles, in tiles of clusters.
-    #[inline(always)]
     pub(super) fn position(self, number: u32) -> Position {
         let (row, column) = match self.division {
             Division::None => self.tiles.position(number),
@@ -129,7 +122,6 @@ impl Order {
 }
 
 /// The row and the column of a tile, of [`Division::Parts`].
-#[inline(always)]
 fn position_in_parts(tiles: TileOrder<GROUP>, first: u32, height: u32, number: u32) -> (u32, u32) {
     let TileOrder { rows, columns } = tiles;
     let in_part = (height * columns).max(1);
@@ -142,13 +134,11 @@ fn position_in_parts(tiles: TileOrder<GROUP>, first: u32, height: u32, number: u
 }
 
 /// This cluster's number.
-#[inline(always)]
 pub(crate) fn cluster() -> u32 {
     thread::block_idx_x() / CLUSTER
 }
 
 /// The clusters of the grid.
-#[inline(always)]
 pub(crate) fn clusters() -> u32 {
     thread::grid_dim_x() / CLUSTER
 }

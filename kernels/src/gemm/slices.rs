@@ -30,7 +30,6 @@ impl Slices {
     ///
     /// The memory is as the fields say, and no other kernel uses it. The multiplying warpgroups of
     /// the blocks of all slices call it once for the tile, and a block for one tile.
-    #[inline(always)]
     pub(super) unsafe fn add<S: Shape>(self, tile: u32, slice: u32, sums: &mut S::Sums) -> bool {
         let (thread, warpgroups) = (thread::thread_idx_x(), S::N / WARPGROUP_N);
         let warpgroup = thread / 128;

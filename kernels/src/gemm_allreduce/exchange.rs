@@ -45,13 +45,11 @@ pub(super) const fn slot_words<W: Partial>(columns: usize) -> usize {
 const GROUPS: u32 = STRIP_ROWS / ROWS;
 
 /// In shared memory: the number of the next group of rows that a warp of the block takes.
-#[inline(always)]
 fn next_group() -> *mut u32 {
     shared_array![u32; 1]
 }
 
 /// In shared memory: how many of the block's warps have returned from [`Exchange::reduce`].
-#[inline(always)]
 fn warps_done() -> *mut u32 {
     shared_array![u32; 1]
 }
@@ -80,7 +78,6 @@ impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
     /// # Safety
     ///
     /// The windows are as in the kernels' contract.
-    #[inline(always)]
     pub(super) unsafe fn new(
         comm: &'a DevComm,
         tiles: Tiles<COLUMNS>,
@@ -104,13 +101,11 @@ impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
     }
 
     /// The rank that owns a strip.
-    #[inline(always)]
     fn owner(&self, strip: Strip) -> i32 {
         (strip.number % self.team.n_ranks as u32) as i32
     }
 
     /// The slot of `source`'s sums of a strip, in the owner's workspace.
-    #[inline(always)]
     fn slot(&self, strip: Strip, source: i32) -> usize {
         let n_ranks = self.team.n_ranks as usize;
         let of_source = ((self.tiles.count() * STRIPS) as usize).div_ceil(n_ranks);
@@ -118,7 +113,6 @@ impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
     }
 
     /// The flag that `source` sets in the owner's workspace after its sums of a strip.
-    #[inline(always)]
     fn flag(&self, strip: Strip, source: i32) -> Flag<'a> {
         // SAFETY: it is in the window, after the epoch's words, and is used only as a flag.
         unsafe { Flag::new(self.comm, self.flags, FIRST_FLAG + self.slot(strip, source)) }
@@ -126,7 +120,6 @@ impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
 
     /// The word in a slot at which a lane's vector begins of the fragments with first row `16 * i`
     /// and first column `8 * j`.
-    #[inline(always)]
     pub(super) fn vector(i: u32, j: u32, lane: u32) -> usize {
         let number = i * Self::VECTORS + j / W::FRAGMENTS as u32;
         ((number * warp::WARP_SIZE + lane) * 4) as usize
@@ -134,14 +127,12 @@ impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
 
     /// The word in a slot with the scales of the `row`-th row of these fragments, and of the eighth
     /// after it.
-    #[inline(always)]
     pub(super) fn scales(i: u32, j: u32, row: u32) -> usize {
         let number = i * (COLUMNS / SCALED) + j / SCALED_FRAGMENTS;
         element_words::<W>(COLUMNS as usize) + (number * SCALES + row) as usize
     }
 
     /// The destination of this rank's sums of a strip.
-    #[inline(always)]
     pub(super) fn partial_tile(&self, strip: Strip) -> PartialTile<W, COLUMNS> {
         let slot = self.slot(strip, self.team.rank);
         // SAFETY: the slot is in the window.
@@ -160,7 +151,6 @@ impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
     /// # Safety
     ///
     /// The sums are stored, and the flag is set once per launch.
-    #[inline(always)]
     pub(super) unsafe fn announce(&self, strip: Strip, barrier: u32, rank: u32) {
         if self.local_only || strip.row >= self.tiles.m {
             return;
@@ -178,7 +168,6 @@ impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
     /// # Safety
     ///
     /// Every warp of the block calls it, all lanes together, once per launch.
-    #[inline(always)]
     pub(super) unsafe fn reduce(&self) {
         if self.local_only {
             return;
@@ -214,7 +203,6 @@ impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
     }
 
     /// Waits until every rank has set its flag of the strip. All lanes call it together.
-    #[inline(always)]
     fn wait_for(&self, strip: Strip) {
         let mut source = 0;
         self.comm.wait_until(Coop::warp(), || {
@@ -233,7 +221,6 @@ impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
     /// # Safety
     ///
     /// As for [`reduce`](Self::reduce); the sums of all ranks have arrived.
-    #[inline(always)]
     unsafe fn reduce_rows(&self, strip: Strip, i: u32) {
         let slots = [0, 1].map(|source| self.slot(strip, source) * Self::SLOT);
         let stride = slots[1] - slots[0];
@@ -267,7 +254,6 @@ impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
     /// # Safety
     ///
     /// The elements have arrived from every rank.
-    #[inline(always)]
     unsafe fn sums(&self, from: *const u32, scales: *const u32, stride: usize) -> [Sums; 2] {
         let mut sums = [[[0.0; WIDTH as usize]; MOST_FRAGMENTS]; 2];
         let mut source = 0;
@@ -304,7 +290,6 @@ impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
     /// # Safety
     ///
     /// Only this thread stores these elements.
-    #[inline(always)]
     unsafe fn store(&self, row: u32, column: u32, sums: Sums) {
         let Tiles { m, n } = self.tiles;
         if row >= m {
@@ -342,7 +327,6 @@ impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
     /// # Safety
     ///
     /// Called once per launch, after [`reduce`](Self::reduce).
-    #[inline(always)]
     pub(super) unsafe fn finish(&self) {
         if self.local_only {
             return;
@@ -367,7 +351,6 @@ type Sums = [[f32; WIDTH as usize]; MOST_FRAGMENTS];
 /// # Safety
 ///
 /// They are in the window, and only this thread stores them.
-#[inline(always)]
 unsafe fn store_elements(c: LsaPtr<bf16>, at: usize, words: [u32; 4], len: u32) {
     let mut i = 0;
     while i < 8 {

@@ -79,7 +79,6 @@ pub unsafe fn gemm_allreduce_mma<W: Partial>(
 /// # Safety
 ///
 /// The kernel's contract, and the first [`COMPUTING`] threads of the block call it.
-#[inline(always)]
 unsafe fn compute<W: Partial>(
     exchange: &Exchange<'_, W, COLUMNS>,
     product: Product,

@@ -90,7 +90,6 @@ struct Exchange<'a, const N: usize> {
 
 impl<const N: usize> Exchange<'_, N> {
     /// The slot of a thread's `i`-th vector, if some of its sums are stored.
-    #[inline(always)]
     fn slot<F: Fragment>(&self, sums: &F, i: usize) -> Option<u32> {
         let (row, first) = (sums.row(0), ROWS * i as u32);
         let (end, n) = sums.end();
@@ -101,7 +100,6 @@ impl<const N: usize> Exchange<'_, N> {
         is_stored.then(|| block * SLOTS + thread::thread_idx_x() % SLOTS)
     }
 
-    #[inline(always)]
     fn ranks(&self) -> usize {
         if N == 0 { self.comm.lsa_team().n_ranks as usize } else { N }
     }
@@ -111,7 +109,6 @@ impl<const N: usize> Exchange<'_, N> {
     /// # Safety
     ///
     /// The peers' threads send to the slot, and this one receives.
-    #[inline(always)]
     unsafe fn sum(&self, session: &Lamport<'_, N>, slot: u32, mine: Vec16<bf16>) -> [f32; 8] {
         let own = self.comm.lsa_team().rank as usize;
         let (mut sum, mut first) = ([0.0; 8], 0);
@@ -136,7 +133,6 @@ impl<const N: usize> Exchange<'_, N> {
     }
 
     /// Replaces the sums of a thread's `i`-th vector.
-    #[inline(always)]
     fn replace<F: Fragment>(sums: &mut F, i: usize, by: [f32; 8]) {
         let mut lane = 0;
         while lane < by.len() {
@@ -149,13 +145,11 @@ impl<const N: usize> Exchange<'_, N> {
     }
 
     /// The row and the column of the sum in a lane of a thread's `i`-th vector.
-    #[inline(always)]
     fn place(i: usize, lane: usize) -> (u32, u32) {
         (4 * i as u32 + (lane / 4 * 2 + lane % 2) as u32, (lane / 2 % 2) as u32)
     }
 
     /// A thread's `i`-th vector, as peers receive it.
-    #[inline(always)]
     fn vector<F: Fragment>(sums: &mut F, i: usize) -> Vec16<bf16> {
         let mut wide = [0.0; 8];
         let mut lane = 0;
@@ -174,7 +168,6 @@ impl<const N: usize> Epilogue for Exchange<'_, N> {
     type Output = bf16;
     const AHEAD: bool = true;
 
-    #[inline(always)]
     fn begin(self) -> Self {
         grid::wait_for_previous();
         // SAFETY: the kernel's contract.
@@ -184,7 +177,6 @@ impl<const N: usize> Epilogue for Exchange<'_, N> {
         Self { session: Some(session), ..self }
     }
 
-    #[inline(always)]
     fn ahead<F: Fragment>(&self, sums: &mut F) {
         let Some(session) = &self.session else { return };
         let mut i = 0;
@@ -201,7 +193,6 @@ impl<const N: usize> Epilogue for Exchange<'_, N> {
         }
     }
 
-    #[inline(always)]
     fn apply<F: Fragment>(&self, sums: &mut F) {
         let Some(session) = &self.session else { return };
         let mut i = 0;
@@ -228,7 +219,6 @@ impl<const N: usize> Epilogue for Exchange<'_, N> {
         }
     }
 
-    #[inline(always)]
     fn end(&self, threads: u32) {
         thread::named_barrier_sync(BARRIER, threads);
         if let (0, Some(session)) = (thread::thread_idx_x(), &self.session) {

@@ -107,13 +107,11 @@ struct Shared {
 
 impl Shared {
     /// A stage's tile of A.
-    #[inline(always)]
     fn a(self, state: PipelineState) -> A {
         self.memory.tile(state.stage * STAGE)
     }
 
     /// A stage's tile of B.
-    #[inline(always)]
     fn b(self, state: PipelineState) -> B {
         self.memory.tile(state.stage * STAGE + A::BYTES)
     }
@@ -124,7 +122,6 @@ impl Shared {
 /// # Safety
 ///
 /// The kernel's contract, and one thread calls it.
-#[inline(always)]
 unsafe fn load(a: &TensorMap, b: &TensorMap, shared: Shared, tiles: Tiles<COLUMNS>, steps: u32) {
     tma::prefetch_map(a);
     tma::prefetch_map(b);
@@ -154,7 +151,6 @@ unsafe fn load(a: &TensorMap, b: &TensorMap, shared: Shared, tiles: Tiles<COLUMN
 /// # Safety
 ///
 /// The kernel's contract, and the first [`COMPUTING_WARPS`] warps of the block call it.
-#[inline(always)]
 unsafe fn compute<W: Partial>(
     exchange: &Exchange<'_, W, COLUMNS>,
     shared: Shared,
@@ -209,7 +205,6 @@ unsafe fn compute<W: Partial>(
 /// # Safety
 ///
 /// As for [`compute`]; the stage is full.
-#[inline(always)]
 unsafe fn multiply(sums: &mut [f32; 128], a: Tile<bf16>, b: Tile<bf16>) {
     let mut k = 0;
     while k < TILE_K {

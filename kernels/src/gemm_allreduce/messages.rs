@@ -59,25 +59,21 @@ pub(super) const SLOTS: u32 = STORE_M * COLUMNS / LANES;
 const WORDS: usize = MULTIPLYING_WARPS as usize + 2;
 
 /// How many parts of tiles each multiplying warp has stored.
-#[inline(always)]
 fn stored() -> *mut u32 {
     shared_array![u32; WORDS]
 }
 
 /// How many threads have added all that they add.
-#[inline(always)]
 fn ended() -> *mut u32 {
     stored().wrapping_add(WORDS - 2)
 }
 
 /// Whether the ranks have met.
-#[inline(always)]
 fn met() -> *mut u32 {
     stored().wrapping_add(WORDS - 1)
 }
 
 /// The index of a vector's first element.
-#[inline(always)]
 fn element(vector: u32) -> usize {
     vector as usize * LANES as usize
 }
@@ -122,7 +118,6 @@ struct Column {
 
 impl Column {
     /// Whether a row is sent.
-    #[inline(always)]
     fn is_sent(&self, row: u32) -> bool {
         self.is_sent && row - row % STORE_M < self.left
     }
@@ -142,7 +137,6 @@ struct Rows {
 
 impl Rows {
     /// The vector of one of them, if C has it.
-    #[inline(always)]
     fn vector(&self, i: usize) -> Option<u32> {
         let row = self.first + i as u32;
         let is_stored = self.column.is_stored && row < self.column.left;
@@ -150,7 +144,6 @@ impl Rows {
     }
 
     /// Its slot.
-    #[inline(always)]
     fn slot(&self, i: usize) -> u32 {
         let (i, in_part, chunks) = (i as u32, self.first % STORE_M, COLUMNS / LANES);
         let part = self.column.slot + self.first / STORE_M * self.below;
@@ -164,7 +157,6 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     const ROWS: u32 = if N == 2 { AT_ONCE } else { OF_SEVERAL } as u32;
 
     /// Prepares the block's shared memory. All threads of the block call it first.
-    #[inline(always)]
     pub(super) fn prepare(&self) {
         if thread::thread_idx_x() == 0 {
             // SAFETY: no other thread uses the words before the barrier.
@@ -179,7 +171,6 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
         thread::sync_threads();
     }
 
-    #[inline(always)]
     fn problem(&self) -> Problem<N> {
         Problem { team: self.comm.lsa_team(), m: self.m, n: self.n }
     }
@@ -189,7 +180,6 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     /// # Safety
     ///
     /// The kernel's contract; the previous kernels have ended.
-    #[inline(always)]
     pub(super) unsafe fn session(&self) -> Lamport<'_, N> {
         // SAFETY: the caller's contract.
         unsafe {
@@ -206,7 +196,6 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     ///
     /// The kernel's contract. All threads of the block call it behind the product, which ends with
     /// a barrier.
-    #[inline(always)]
     pub(super) unsafe fn end(&self) {
         if D::RETURNS {
             // SAFETY: no thread changes the word any more.
@@ -222,7 +211,6 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     }
 
     /// A thread has added all that it adds.
-    #[inline(always)]
     fn thread_ends(&self) {
         if D::RETURNS {
             // SAFETY: the word is one of the block's.
@@ -232,18 +220,15 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     }
 
     /// The tiles of this block.
-    #[inline(always)]
     pub(super) fn tiles(order: Order) -> u32 {
         order.count().saturating_sub(cluster()).div_ceil(clusters())
     }
 
-    #[inline(always)]
     fn is_own(&self, owner: u32) -> bool {
         owner == self.problem().rank()
     }
 
     /// This lane's column of a tile of the block, if this rank adds to the tile.
-    #[inline(always)]
     fn column(&self, order: Order, tile: u32) -> Option<Column> {
         let problem = self.problem();
         let (row, column) = origin(order, cluster() + tile * clusters());
@@ -260,7 +245,6 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     }
 
     /// Waits until a multiplying warp has stored its part of a tile.
-    #[inline(always)]
     pub(super) fn wait_for_part(&self, tile: u32, warp: u32) {
         self.wait_for_word(stored().wrapping_add(warp as usize), tile);
     }
@@ -268,7 +252,6 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     /// If sums are sent, waits until all ranks have begun this launch: what precedes it in their
     /// streams has ended, so that their C may be stored to. All warps that add call it before they
     /// do, one of them as the `first`.
-    #[inline(always)]
     fn meet(&self, first: bool) {
         if !D::RETURNS {
             return;
@@ -284,7 +267,6 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     }
 
     /// Waits until a word of the block is more than this.
-    #[inline(always)]
     fn wait_for_word(&self, word: *const u32, than: u32) {
         self.comm.wait_until(Coop::warp(), || {
             // SAFETY: the word is one of the block's, and written by ordered stores.
@@ -303,7 +285,6 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     ///
     /// The kernel's contract. The rows are sent, and only this warp adds to them; of two ranks this
     /// one has stored its part.
-    #[inline(always)]
     unsafe fn add(&self, session: &Lamport<'_, N>, column: Column, first: u32) {
         // Opaque: what is the same for all rows would take registers.
         let problem = Problem { n: hint::opaque(self.n), ..self.problem() };
@@ -325,7 +306,6 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     /// # Safety
     ///
     /// As there.
-    #[inline(always)]
     unsafe fn add_two(&self, session: &Lamport<'_, N>, mut rows: Rows) {
         let mut ours = [NOTHING; AT_ONCE];
         let (mut i, peer) = (0, self.problem().rank() as usize ^ 1);
@@ -358,7 +338,6 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     /// # Safety
     ///
     /// As there.
-    #[inline(always)]
     unsafe fn add_several(&self, session: &Lamport<'_, N>, rows: Rows) {
         const { assert!(N.is_multiple_of(AT_ONCE / OF_SEVERAL)) };
         // In the order of the ranks, whoever adds; not unrolled.
@@ -399,7 +378,6 @@ impl<D: Owners, const N: usize> Messages<'_, D, N> {
     /// # Safety
     ///
     /// Only this thread stores it.
-    #[inline(always)]
     unsafe fn store(c: *mut bf16, rows: Rows, i: usize, sum: Vec16<bf16>) {
         if let Some(vector) = rows.vector(i) {
             // SAFETY: the caller's contract.
@@ -414,18 +392,15 @@ impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
     const SENDS: bool = true;
     const REPORTS: bool = N == 2;
 
-    #[inline(always)]
     fn order(&self, rows: u32, columns: u32) -> Order {
         D::order(&self.problem(), rows, columns)
     }
 
     /// As the peers receive it, so that all ranks add the same zeros.
-    #[inline(always)]
     fn word(&self, word: u32) -> u32 {
         message_word(word)
     }
 
-    #[inline(always)]
     #[track_caller]
     unsafe fn keep<O>(&self, c: &TensorMap, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
         // Of several ranks the own part is sent, too.
@@ -435,7 +410,6 @@ impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
         }
     }
 
-    #[inline(always)]
     unsafe fn send<O>(&self, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
         let problem = self.problem();
         let place = D::place(&problem, row, column);
@@ -452,7 +426,6 @@ impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
         tma::commit_stores();
     }
 
-    #[inline(always)]
     fn stored(&self, warp: u32, tiles: u32) {
         // SAFETY: the word is one of the block's, and this thread's to write.
         unsafe {
@@ -461,7 +434,6 @@ impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
         }
     }
 
-    #[inline(always)]
     unsafe fn beside(&self, order: Order, index: u32) {
         grid::wait_for_previous();
         self.meet(index == 0);
@@ -493,7 +465,6 @@ impl<D: Owners, const N: usize> Follow for Messages<'_, D, N> {
         self.thread_ends();
     }
 
-    #[inline(always)]
     unsafe fn last(&self, order: Order, warp: u32) {
         let last = Self::tiles(order).checked_sub(1);
         if let Some(column) = last.and_then(|last| self.column(order, last)) {

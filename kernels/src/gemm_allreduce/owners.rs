@@ -21,12 +21,10 @@ pub(super) struct Problem<const N: usize> {
 }
 
 impl<const N: usize> Problem<N> {
-    #[inline(always)]
     pub(super) fn ranks(&self) -> u32 {
         N as u32
     }
 
-    #[inline(always)]
     pub(super) fn rank(&self) -> u32 {
         self.team.rank as u32
     }
@@ -53,7 +51,6 @@ pub(super) trait Owners: Copy {
 
     /// How many ranks after this one the receiver of a message is, if this rank sends it. Of
     /// several ranks it sends its own part to itself.
-    #[inline(always)]
     fn receiver<const N: usize>(problem: &Problem<N>, place: Place) -> Option<usize> {
         if N == 2 {
             return (place.owner != problem.rank()).then_some(1);
@@ -63,7 +60,6 @@ pub(super) trait Owners: Copy {
     }
 
     /// The row of the product that is the first one of this rank's C.
-    #[inline(always)]
     fn first_row<const N: usize>(_: &Problem<N>) -> u32 {
         0
     }
@@ -79,19 +75,16 @@ pub(super) trait Owners: Copy {
 }
 
 /// The slots of a row of parts, whole ones.
-#[inline(always)]
 const fn grid_row(columns: u32) -> u32 {
     columns.div_ceil(COLUMNS) * SLOTS
 }
 
 /// The slots of a grid of such rows.
-#[inline(always)]
 const fn grid(rows: u32, columns: u32) -> u32 {
     rows.div_ceil(STORE_M) * grid_row(columns)
 }
 
 /// The slot of a part in such a grid.
-#[inline(always)]
 fn slot_in_grid(row: u32, column: u32, columns: u32) -> u32 {
     (row / STORE_M * columns.div_ceil(COLUMNS) + column / COLUMNS) * SLOTS
 }
@@ -101,27 +94,22 @@ fn slot_in_grid(row: u32, column: u32, columns: u32) -> u32 {
 pub(super) struct All;
 
 impl Owners for All {
-    #[inline(always)]
     fn order<const N: usize>(_: &Problem<N>, rows: u32, columns: u32) -> Order {
         Order::whole(rows, columns)
     }
 
-    #[inline(always)]
     fn place<const N: usize>(problem: &Problem<N>, row: u32, column: u32) -> Place {
         Place { owner: problem.rank(), row, slot: slot_in_grid(row, column, problem.n) }
     }
 
-    #[inline(always)]
     fn receiver<const N: usize>(_: &Problem<N>, _: Place) -> Option<usize> {
         Some(1)
     }
 
-    #[inline(always)]
     fn below<const N: usize>(problem: &Problem<N>) -> u32 {
         grid_row(problem.n)
     }
 
-    #[inline(always)]
     fn used<const N: usize>(problem: &Problem<N>) -> u32 {
         grid(problem.m, problem.n)
     }
@@ -136,28 +124,23 @@ pub(super) const PART_SCALES: u32 = STORE_M * TILE_N / 16;
 const PART_SLOTS: u32 = PART_SCALES + TILE_N / SCALED;
 
 /// The first slot of a part with this row and column.
-#[inline(always)]
 pub(super) fn quantised_part(row: u32, column: u32, columns: u32) -> u32 {
     (row / STORE_M * columns.div_ceil(TILE_N) + column / TILE_N) * PART_SLOTS
 }
 
 impl Owners for AllQuantised {
-    #[inline(always)]
     fn order<const N: usize>(_: &Problem<N>, rows: u32, columns: u32) -> Order {
         Order::whole(rows, columns)
     }
 
-    #[inline(always)]
     fn place<const N: usize>(problem: &Problem<N>, row: u32, column: u32) -> Place {
         Place { owner: problem.rank(), row, slot: quantised_part(row, column, problem.n) }
     }
 
-    #[inline(always)]
     fn below<const N: usize>(problem: &Problem<N>) -> u32 {
         problem.n.div_ceil(TILE_N) * PART_SLOTS
     }
 
-    #[inline(always)]
     fn used<const N: usize>(problem: &Problem<N>) -> u32 {
         problem.m.div_ceil(STORE_M) * problem.n.div_ceil(TILE_N) * PART_SLOTS
     }
@@ -169,20 +152,17 @@ impl Owners for AllQuantised {
 pub(super) struct OfRows;
 
 impl OfRows {
-    #[inline(always)]
     fn each<const N: usize>(problem: &Problem<N>) -> u32 {
         problem.m / problem.ranks()
     }
 }
 
 impl Owners for OfRows {
-    #[inline(always)]
     fn order<const N: usize>(problem: &Problem<N>, rows: u32, columns: u32) -> Order {
         let first = problem.rank() + 1 + if N == 2 { 0 } else { cluster() };
         Order::turns(rows, columns, first, problem.ranks())
     }
 
-    #[inline(always)]
     fn place<const N: usize>(problem: &Problem<N>, row: u32, column: u32) -> Place {
         let each = Self::each(problem);
         // Of two ranks without a division, which takes registers.
@@ -191,17 +171,14 @@ impl Owners for OfRows {
         Place { owner, row, slot: slot_in_grid(row, column, problem.n) }
     }
 
-    #[inline(always)]
     fn first_row<const N: usize>(problem: &Problem<N>) -> u32 {
         problem.rank() * Self::each(problem)
     }
 
-    #[inline(always)]
     fn below<const N: usize>(problem: &Problem<N>) -> u32 {
         grid_row(problem.n)
     }
 
-    #[inline(always)]
     fn used<const N: usize>(problem: &Problem<N>) -> u32 {
         grid(Self::each(problem), problem.n)
     }
@@ -216,12 +193,10 @@ pub(super) struct OfTiles;
 const TURN: u32 = 8;
 
 impl Owners for OfTiles {
-    #[inline(always)]
     fn order<const N: usize>(_: &Problem<N>, rows: u32, columns: u32) -> Order {
         Order::whole(rows, columns)
     }
 
-    #[inline(always)]
     fn place<const N: usize>(problem: &Problem<N>, row: u32, column: u32) -> Place {
         let (tile_row, tile_column) = (row / CLUSTER_M, column / TILE_N);
         let (turn, in_turn) = (tile_column / TURN, tile_column % TURN);
@@ -233,12 +208,10 @@ impl Owners for OfTiles {
         Place { owner, row, slot: tile * CLUSTER_SLOTS + in_tile }
     }
 
-    #[inline(always)]
     fn below<const N: usize>(_: &Problem<N>) -> u32 {
         grid_row(TILE_N)
     }
 
-    #[inline(always)]
     fn used<const N: usize>(problem: &Problem<N>) -> u32 {
         let turns = problem.m.div_ceil(CLUSTER_M) * problem.n.div_ceil(TURN * TILE_N);
         turns * of_turn(problem.ranks()) * CLUSTER_SLOTS
@@ -248,7 +221,6 @@ impl Owners for OfTiles {
 }
 
 /// The most tiles of a turn that a rank has.
-#[inline(always)]
 const fn of_turn(ranks: u32) -> u32 {
     TURN.div_ceil(ranks)
 }

@@ -32,7 +32,6 @@ macro_rules! partials {
         impl Partial for $type {
             const HAS_SCALES: bool = $has_scales;
 
-            #[inline(always)]
             fn pack(fragment: impl Fn(usize) -> Elements) -> Vec16<Self> {
                 let mut wide = [0.0; Vec16::<Self>::LANES];
                 let mut i = 0;
@@ -43,7 +42,6 @@ macro_rules! partials {
                 Self::narrow(wide)
             }
 
-            #[inline(always)]
             fn unpack(vector: Vec16<Self>) -> [Elements; MOST_FRAGMENTS] {
                 let (wide, mut fragments) = (Self::widen(vector), [[0.0; 4]; MOST_FRAGMENTS]);
                 let mut i = 0;

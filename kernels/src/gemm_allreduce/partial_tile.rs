@@ -31,7 +31,6 @@ impl<W: Partial, const COLUMNS: u32> PartialTile<W, COLUMNS> {
     /// # Safety
     ///
     /// All lanes of a warp call it together; no other warp stores these fragments.
-    #[inline(always)]
     pub(super) unsafe fn store<const J: usize>(
         &self,
         i: u32,
@@ -75,7 +74,6 @@ impl<W: Partial, const COLUMNS: u32> PartialTile<W, COLUMNS> {
     /// # Safety
     ///
     /// As [`store`](Self::store).
-    #[inline(always)]
     unsafe fn store_block(
         &self,
         i: u32,
@@ -112,7 +110,6 @@ impl<W: Partial, const COLUMNS: u32> PartialTile<W, COLUMNS> {
     /// # Safety
     ///
     /// All lanes of a warp call it together.
-    #[inline(always)]
     unsafe fn scales_of(fragments: impl Fn(usize) -> Elements) -> [Scale; 2] {
         let (mut top, mut bottom) = (0_f32, 0_f32);
         let mut x = 0;
@@ -135,7 +132,6 @@ impl<W: Partial, const COLUMNS: u32> PartialTile<W, COLUMNS> {
     /// # Safety
     ///
     /// Only this thread stores these elements.
-    #[inline(always)]
     unsafe fn store_local<const J: usize>(
         &self,
         row: u32,

@@ -42,7 +42,6 @@ pub(super) struct Quantised<'a> {
 }
 
 impl Quantised<'_> {
-    #[inline(always)]
     fn session(&self) -> Lamport<'_, 2> {
         let Messages { comm, slots, capacity, state, .. } = self.messages;
         // SAFETY: the kernel's contract. The launches before this one have ended.
@@ -50,13 +49,11 @@ impl Quantised<'_> {
     }
 
     /// Where a slot's vector of this rank is kept.
-    #[inline(always)]
     fn kept(&self, slot: u32) -> *mut u32 {
         self.own.wrapping_add(4 * slot as usize)
     }
 
     /// The first slot of a tile, if there is a part of C in it.
-    #[inline(always)]
     fn tile(&self, row: u32, column: u32) -> Option<u32> {
         let Messages { m, n, .. } = self.messages;
         let part = quantised_part(row, column, n);
@@ -68,7 +65,6 @@ impl Quantised<'_> {
     /// # Safety
     ///
     /// The kernel's contract, and one warp calls it, when this rank's part is kept.
-    #[inline(always)]
     unsafe fn add(&self, session: &Lamport<'_, 2>, row: u32, column: u32) {
         let Messages { comm, m, n, .. } = self.messages;
         if row >= m {
@@ -121,7 +117,6 @@ impl Quantised<'_> {
     /// # Safety
     ///
     /// Only this thread stores these elements of C.
-    #[inline(always)]
     unsafe fn store(
         &self,
         row: u32,
@@ -168,7 +163,6 @@ impl Quantised<'_> {
 impl Epilogue for Quantised<'_> {
     type Output = F8E4M3;
 
-    #[inline(always)]
     fn apply<F: Fragment>(&self, sums: &mut F) {
         let lane = warp::lane_id();
         // Of the lane's rows, for the columns of which it sends the scales.
@@ -229,12 +223,10 @@ impl Follow for Quantised<'_> {
     const REPORTS: bool = true;
 
     /// As the peer receives it.
-    #[inline(always)]
     fn word(&self, word: u32) -> u32 {
         message_word(word)
     }
 
-    #[inline(always)]
     #[track_caller]
     unsafe fn keep<O>(&self, _: &TensorMap, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
         if let Some(slot) = self.tile(row, column) {
@@ -243,7 +235,6 @@ impl Follow for Quantised<'_> {
         }
     }
 
-    #[inline(always)]
     unsafe fn send<O>(&self, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
         if let Some(slot) = self.tile(row, column) {
             // SAFETY: the caller's contract.
@@ -252,12 +243,10 @@ impl Follow for Quantised<'_> {
         tma::commit_stores();
     }
 
-    #[inline(always)]
     fn stored(&self, warp: u32, tiles: u32) {
         self.messages.stored(warp, tiles);
     }
 
-    #[inline(always)]
     unsafe fn beside(&self, order: Order, index: u32) {
         grid::wait_for_previous();
         // SAFETY: the caller's contract. The parts are this warp's.
@@ -279,7 +268,6 @@ impl Follow for Quantised<'_> {
         }
     }
 
-    #[inline(always)]
     unsafe fn last(&self, order: Order, warp: u32) {
         if let Some(last) = Messages::<AllQuantised, 2>::tiles(order).checked_sub(1) {
             let (row, column) = origin(order, cluster() + last * clusters());

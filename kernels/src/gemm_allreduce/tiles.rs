@@ -29,25 +29,21 @@ pub(super) struct Strip {
 }
 
 impl<const COLUMNS: u32> Tiles<COLUMNS> {
-    #[inline(always)]
     pub(super) fn count(self) -> u32 {
         self.order().count()
     }
 
-    #[inline(always)]
     fn order(self) -> TileOrder<GROUP> {
         TileOrder { rows: self.m.div_ceil(TILE_ROWS), columns: self.n.div_ceil(COLUMNS) }
     }
 
     /// The first row and column of tile `number`.
-    #[inline(always)]
     pub(super) fn origin(self, number: u32) -> (u32, u32) {
         let (row, column) = self.order().position(number);
         (row * TILE_ROWS, column * COLUMNS)
     }
 
     /// The strip with this number.
-    #[inline(always)]
     pub(super) fn strip(self, number: u32) -> Strip {
         let (row, column) = self.origin(number / STRIPS);
         Strip { number, row: row + number % STRIPS * STRIP_ROWS, column }

@@ -27,7 +27,6 @@ macro_rules! fence {
     }};
 }
 
-#[inline(always)]
 pub(crate) fn fence(order: Order, scope: Scope) {
     match order {
         Order::SeqCst => scoped!(scope, fence, "sc"),
@@ -36,7 +35,6 @@ pub(crate) fn fence(order: Order, scope: Scope) {
 }
 
 /// Emits the fence that sequential consistency needs. Returns the order of the access after it.
-#[inline(always)]
 fn fence_if_seq_cst(order: Order, scope: Scope) -> Order {
     if order == Order::SeqCst {
         fence(Order::SeqCst, scope);
@@ -124,7 +122,6 @@ macro_rules! ordered {
 
 macro_rules! read_modify_writes {
     ($reg:ident: $($name:ident $op:literal),*) => { $(
-        #[inline(always)]
         unsafe fn $name(address: *mut Self, value: Self, order: Order, scope: Scope) -> Self {
             ordered!(order, scope, atom, $op, $reg, address, value)
         }
@@ -137,7 +134,6 @@ macro_rules! words {
         $bits:literal $exch:literal $cas:literal $and:literal $or:literal $xor:literal;
     )*) => { $(
         impl Bits for $word {
-            #[inline(always)]
             unsafe fn load(address: *const Self, order: Order, scope: Scope) -> Self {
                 match fence_if_seq_cst(order, scope) {
                     Order::Relaxed => scoped!(scope, ld, "relaxed", $bits, $reg, address),
@@ -145,7 +141,6 @@ macro_rules! words {
                 }
             }
 
-            #[inline(always)]
             unsafe fn store(address: *mut Self, value: Self, order: Order, scope: Scope) {
                 match fence_if_seq_cst(order, scope) {
                     Order::Release => scoped!(scope, st, "release", $bits, $reg, address, value),
@@ -153,7 +148,6 @@ macro_rules! words {
                 }
             }
 
-            #[inline(always)]
             unsafe fn compare_exchange(
                 address: *mut Self,
                 current: Self,

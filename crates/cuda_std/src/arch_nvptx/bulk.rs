@@ -7,7 +7,6 @@ use devcomm_types::TensorMap;
 use super::memory::EVICT_FIRST;
 use super::tensor::SharedAddress;
 
-#[inline(always)]
 pub(crate) fn mbarrier_init(word: SharedAddress, arrivals: u32) {
     // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
     unsafe {
@@ -20,7 +19,6 @@ pub(crate) fn mbarrier_init(word: SharedAddress, arrivals: u32) {
     }
 }
 
-#[inline(always)]
 pub(crate) fn mbarrier_fence_init() {
     // SAFETY: orders memory.
     unsafe {
@@ -31,7 +29,6 @@ pub(crate) fn mbarrier_fence_init() {
     }
 }
 
-#[inline(always)]
 pub(crate) fn mbarrier_arrive(word: SharedAddress) {
     // SAFETY: as in `mbarrier_init`.
     unsafe {
@@ -43,7 +40,6 @@ pub(crate) fn mbarrier_arrive(word: SharedAddress) {
     }
 }
 
-#[inline(always)]
 pub(crate) fn mbarrier_arrive_expect_tx(word: SharedAddress, bytes: u32) {
     // SAFETY: as in `mbarrier_init`.
     unsafe {
@@ -56,7 +52,6 @@ pub(crate) fn mbarrier_arrive_expect_tx(word: SharedAddress, bytes: u32) {
     }
 }
 
-#[inline(always)]
 pub(crate) fn mbarrier_try_wait(word: SharedAddress, parity: u32) -> bool {
     let ended: u32;
     // SAFETY: as in `mbarrier_init`.
@@ -73,12 +68,10 @@ pub(crate) fn mbarrier_try_wait(word: SharedAddress, parity: u32) -> bool {
     ended != 0
 }
 
-#[inline(always)]
 pub(crate) fn mbarrier_wait(word: SharedAddress, parity: u32) {
     while !mbarrier_try_wait(word, parity) {}
 }
 
-#[inline(always)]
 pub(crate) unsafe fn load_tile(
     to: SharedAddress,
     map: &TensorMap,
@@ -101,7 +94,6 @@ pub(crate) unsafe fn load_tile(
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn load_tile_once(
     to: SharedAddress,
     map: &TensorMap,
@@ -125,7 +117,6 @@ pub(crate) unsafe fn load_tile_once(
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn load_tile_multicast(
     to: SharedAddress,
     map: &TensorMap,
@@ -150,7 +141,6 @@ pub(crate) unsafe fn load_tile_multicast(
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -166,7 +156,6 @@ pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: Sh
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn store_bulk(to: *mut u8, from: SharedAddress, bytes: u32) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -181,7 +170,6 @@ pub(crate) unsafe fn store_bulk(to: *mut u8, from: SharedAddress, bytes: u32) {
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -197,43 +185,36 @@ pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, fro
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn store_words(to: *mut u32, from: SharedAddress, bytes: u32) {
     // SAFETY: the caller's contract.
     unsafe { store_bulk(to.cast(), from, bytes) }
 }
 
-#[inline(always)]
 pub(crate) fn commit_stores() {
     // SAFETY: commits copies; no memory access.
     unsafe { asm!("cp.async.bulk.commit_group;", options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn wait_stores_read<const N: u32>() {
     // SAFETY: waits only.
     unsafe { asm!("cp.async.bulk.wait_group.read {};", const N, options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn wait_stores<const N: u32>() {
     // SAFETY: waits only.
     unsafe { asm!("cp.async.bulk.wait_group {};", const N, options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn fence_async_shared() {
     // SAFETY: orders memory.
     unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn fence_async_global() {
     // SAFETY: orders memory.
     unsafe { asm!("fence.proxy.async.global;", options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn mbarrier_arrive_cluster(word: SharedAddress, block: u32) {
     // SAFETY: as in `mbarrier_init`; each block of the cluster has the barrier at this address.
     unsafe {
@@ -247,7 +228,6 @@ pub(crate) fn mbarrier_arrive_cluster(word: SharedAddress, block: u32) {
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn load_shared(from: SharedAddress) -> [u32; 4] {
     let (a, b, c, d);
     // SAFETY: the caller's contract.
@@ -265,7 +245,6 @@ pub(crate) unsafe fn load_shared(from: SharedAddress) -> [u32; 4] {
     [a, b, c, d]
 }
 
-#[inline(always)]
 pub(crate) unsafe fn load_shared_u16(from: SharedAddress) -> u16 {
     let value;
     // SAFETY: the caller's contract.
@@ -273,7 +252,6 @@ pub(crate) unsafe fn load_shared_u16(from: SharedAddress) -> u16 {
     value
 }
 
-#[inline(always)]
 pub(crate) unsafe fn load_shared_u32(from: SharedAddress) -> u32 {
     let value;
     // SAFETY: the caller's contract.
@@ -281,7 +259,6 @@ pub(crate) unsafe fn load_shared_u32(from: SharedAddress) -> u32 {
     value
 }
 
-#[inline(always)]
 pub(crate) unsafe fn store_shared_pair(to: SharedAddress, value: [u32; 2]) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -295,7 +272,6 @@ pub(crate) unsafe fn store_shared_pair(to: SharedAddress, value: [u32; 2]) {
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn store_shared(to: SharedAddress, value: [u32; 4]) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -311,7 +287,6 @@ pub(crate) unsafe fn store_shared(to: SharedAddress, value: [u32; 4]) {
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn send_shared(
     to: SharedAddress,
     block: u32,
@@ -337,7 +312,6 @@ pub(crate) unsafe fn send_shared(
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn store_cluster(to: *mut [f32; 4], block: u32, value: [f32; 4]) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -355,19 +329,16 @@ pub(crate) unsafe fn store_cluster(to: *mut [f32; 4], block: u32, value: [f32; 4
     }
 }
 
-#[inline(always)]
 pub(crate) fn wait_for_previous() {
     // SAFETY: waits only. Without `nomem`: no access moves across it.
     unsafe { asm!("griddepcontrol.wait;", options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn launch_next() {
     // SAFETY: accesses no memory.
     unsafe { asm!("griddepcontrol.launch_dependents;", options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn cluster_size() -> u32 {
     let size;
     // SAFETY: reads a special register.
@@ -377,7 +348,6 @@ pub(crate) fn cluster_size() -> u32 {
     size
 }
 
-#[inline(always)]
 pub(crate) fn cluster_rank() -> u32 {
     let rank;
     // SAFETY: reads a special register.
@@ -387,7 +357,6 @@ pub(crate) fn cluster_rank() -> u32 {
     rank
 }
 
-#[inline(always)]
 pub(crate) fn cluster_sync() {
     // SAFETY: a barrier.
     unsafe {
@@ -398,7 +367,6 @@ pub(crate) fn cluster_sync() {
     }
 }
 
-#[inline(always)]
 pub(crate) fn cluster_sync_relaxed() {
     // SAFETY: a barrier.
     unsafe {
@@ -409,19 +377,16 @@ pub(crate) fn cluster_sync_relaxed() {
     }
 }
 
-#[inline(always)]
 pub(crate) fn raise_registers<const N: u32>() {
     // SAFETY: no memory access.
     unsafe { asm!("setmaxnreg.inc.sync.aligned.u32 {};", const N, options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn lower_registers<const N: u32>() {
     // SAFETY: no memory access.
     unsafe { asm!("setmaxnreg.dec.sync.aligned.u32 {};", const N, options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn prefetch_map(map: &TensorMap) {
     // SAFETY: a hint.
     unsafe {

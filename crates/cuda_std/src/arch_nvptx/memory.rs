@@ -46,23 +46,19 @@ macro_rules! st_v4 {
     }};
 }
 
-#[inline(always)]
 pub(crate) unsafe fn load_v4_relaxed(address: *const [u32; 4], scope: Scope) -> [u32; 4] {
     scoped!(scope, ld_v4, "relaxed", address)
 }
 
-#[inline(always)]
 pub(crate) unsafe fn store_v4_relaxed(address: *mut [u32; 4], value: [u32; 4], scope: Scope) {
     scoped!(scope, st_v4, "relaxed", address, value)
 }
 
-#[inline(always)]
 pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
     // SAFETY: the caller's contract.
     unsafe { address.read() }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
     // SAFETY: the caller's contract.
     unsafe { address.write(value) }
@@ -74,13 +70,11 @@ pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
 #[derive(Clone, Copy)]
 struct Four([u32; 4]);
 
-#[inline(always)]
 pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
     // SAFETY: the caller's contract.
     unsafe { address.cast::<crate::vector::Vec16<u32>>().read().to_bits() }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn load_v4_once(address: *const [u32; 4]) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
     // SAFETY: the caller's contract.
@@ -99,13 +93,11 @@ pub(crate) unsafe fn load_v4_once(address: *const [u32; 4]) -> [u32; 4] {
     [a, b, c, d]
 }
 
-#[inline(always)]
 pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
     // SAFETY: the caller's contract; both types are 16 bytes of words.
     unsafe { address.cast::<Four>().write(transmute::<[u32; 4], Four>(value)) }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn prefetch(address: *const u8) {
     // SAFETY: the caller's contract. Loads may move across it.
     unsafe {
@@ -117,19 +109,16 @@ pub(crate) unsafe fn prefetch(address: *const u8) {
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
     // SAFETY: the caller's contract.
     unsafe { address.read_volatile() }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
     // SAFETY: the caller's contract.
     unsafe { address.write_volatile(value) }
 }
 
-#[inline(always)]
 pub(crate) fn shared_static<T>(slot: *mut T) -> *mut T {
     slot
 }
@@ -139,12 +128,10 @@ unsafe extern "C" {
     static __cuda_std_dynamic_shared: [u128; 0];
 }
 
-#[inline(always)]
 pub(crate) fn dynamic_shared() -> *mut u8 {
     (&raw const __cuda_std_dynamic_shared).cast_mut().cast()
 }
 
-#[inline(always)]
 pub(crate) fn dynamic_shared_size() -> usize {
     let bytes: u32;
     // SAFETY: reads a register that never changes.

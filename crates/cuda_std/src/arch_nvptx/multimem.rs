@@ -157,7 +157,6 @@ macro_rules! st {
 macro_rules! stores {
     ($($value:ty: $element:ident $kind:ident;)*) => { $(
         impl Bytes for $value {
-            #[inline(always)]
             unsafe fn store(address: *mut Self, value: Self, strength: Strength) {
                 match strength {
                     None => st!("st.weak", $kind, address, value),
@@ -175,7 +174,6 @@ values!(stores);
 macro_rules! impls {
     ($($op:ident $value:ty: $kind:ident $load:literal, $red:literal;)*) => { $(
         impl LoadReduce<$op> for $value {
-            #[inline(always)]
             unsafe fn load_reduce(_: $op, address: *const Self, strength: Strength) -> Self {
                 let bits = match strength {
                     None => ld_reduce!("weak", $kind, $load, address),
@@ -190,7 +188,6 @@ macro_rules! impls {
         }
 
         impl Red<$op> for $value {
-            #[inline(always)]
             unsafe fn red(_: $op, address: *mut Self, value: Self, order: Order, scope: Scope) {
                 match order {
                     Order::Relaxed => {

@@ -8,24 +8,20 @@ use half::bf16;
 /// The crate `half`'s `f16`. In this file `f16` is Rust's primitive type, which LLVM converts.
 type Half = half::f16;
 
-#[inline(always)]
 pub(crate) fn f16_to_f32(value: Half) -> f32 {
     f16::from_bits(value.to_bits()) as f32
 }
 
-#[inline(always)]
 pub(crate) fn f32_to_f16(value: f32) -> Half {
     Half::from_bits((value as f16).to_bits())
 }
 
-#[inline(always)]
 pub(crate) fn f32_to_bf16(value: f32) -> bf16 {
     bf16::from_bits(f32_to_bf16x2([value, 0.0]) as u16)
 }
 
 macro_rules! halves {
     ($($pack:ident $instruction:literal;)*) => { $(
-        #[inline(always)]
         pub(crate) fn $pack([low, high]: [f32; 2]) -> u32 {
             let packed;
             // SAFETY: arithmetic.
@@ -50,7 +46,6 @@ halves! {
 
 macro_rules! f8_types {
     ($($ptx:literal $unpack:ident $pack:ident;)*) => { $(
-        #[inline(always)]
         pub(crate) fn $unpack(packed: u16) -> [f32; 2] {
             let halves: u32;
             // SAFETY: arithmetic.
@@ -65,7 +60,6 @@ macro_rules! f8_types {
             [halves as u16, (halves >> 16) as u16].map(|bits| f16::from_bits(bits) as f32)
         }
 
-        #[inline(always)]
         pub(crate) fn $pack([low, high]: [f32; 2]) -> u16 {
             let packed;
             // SAFETY: arithmetic.
@@ -98,7 +92,6 @@ pub(crate) mod f64 {
 
 macro_rules! approximations {
     ($($name:ident $instruction:literal;)*) => { $(
-        #[inline(always)]
         pub(crate) fn $name(x: f32) -> f32 {
             let y;
             // SAFETY: arithmetic.

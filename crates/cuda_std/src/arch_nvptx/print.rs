@@ -11,7 +11,6 @@ impl<P: Pieces, A: Arguments> Format<P, A> {
     const TEXT: &'static [u8; FORMAT] = &printf_format::<P, A>();
 }
 
-#[inline(always)]
 pub(crate) fn print<P: Pieces, A: Arguments>(arguments: A) {
     arguments.with_slots(|slots| {
         // SAFETY: the format ends in 0, and its specifiers, each for an 8-byte value, match the

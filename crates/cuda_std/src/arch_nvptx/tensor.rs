@@ -12,7 +12,6 @@ use crate::wgmma::Layout;
 pub(crate) type SharedAddress = u32;
 
 /// The shared-memory address of a generic pointer.
-#[inline(always)]
 pub(crate) fn shared_address<T>(pointer: *const T) -> SharedAddress {
     let address;
     // SAFETY: arithmetic.
@@ -27,12 +26,10 @@ pub(crate) fn shared_address<T>(pointer: *const T) -> SharedAddress {
     address
 }
 
-#[inline(always)]
 pub(crate) fn shared_offset(address: SharedAddress, bytes: u32) -> SharedAddress {
     address + bytes
 }
 
-#[inline(always)]
 pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
     macro_rules! mma {
         ($types:literal) => {
@@ -67,7 +64,6 @@ pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn load_matrices<const TRANSPOSED: bool>(row: SharedAddress) -> [u32; 4] {
     macro_rules! load {
         ($transposed:literal) => {{
@@ -91,7 +87,6 @@ pub(crate) unsafe fn load_matrices<const TRANSPOSED: bool>(row: SharedAddress) -
     unsafe { if TRANSPOSED { load!(".trans") } else { load!("") } }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn store_matrices(row: SharedAddress, words: [u32; 4]) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -107,7 +102,6 @@ pub(crate) unsafe fn store_matrices(row: SharedAddress, words: [u32; 4]) {
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn store_matrices_transposed<const N: usize>(
     row: SharedAddress,
     words: [u32; N],
@@ -136,7 +130,6 @@ pub(crate) unsafe fn store_matrices_transposed<const N: usize>(
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn copy_16_async(to: SharedAddress, from: *const u8, pred: bool) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -150,7 +143,6 @@ pub(crate) unsafe fn copy_16_async(to: SharedAddress, from: *const u8, pred: boo
     }
 }
 
-#[inline(always)]
 pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -164,13 +156,11 @@ pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool
     }
 }
 
-#[inline(always)]
 pub(crate) fn commit_copies() {
     // SAFETY: commits copies; no memory access.
     unsafe { asm!("cp.async.commit_group;", options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn wait_copies<const N: u32>() {
     // SAFETY: waits only.
     unsafe { asm!("cp.async.wait_group {};", const N, options(nostack)) }
@@ -180,7 +170,6 @@ pub(crate) fn wait_copies<const N: u32>() {
 /// eight rows of memory, the 128-byte swizzle.
 pub(crate) type TileAddress = u64;
 
-#[inline(always)]
 pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
     const EIGHT_ROWS: u64 = (1024 >> 4) << 32;
     const SWIZZLE_128B: u64 = 1 << 62;
@@ -191,13 +180,11 @@ pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
 /// 16 bits is `((8, 8, m), (8, k)) : ((1, 8, LBO), (64, SBO))`: 64 elements of a term in 128 bytes,
 /// eight terms in 1,024 (SBO, as in [`tile_address`]), the next 64 rows of the factor at LBO, which
 /// only these tiles have.
-#[inline(always)]
 pub(crate) fn transposed_tile_address(address: SharedAddress, next_rows: u32) -> TileAddress {
     // Unknown: nothing of it is computed ahead of a branch to this layout.
     tile_address(super::opaque(address)) | u64::from((next_rows & 0x3_ffff) >> 4) << 16
 }
 
-#[inline(always)]
 pub(crate) fn tile_offset_bytes(tile: TileAddress, bytes: u32) -> TileAddress {
     tile + u64::from(bytes >> 4)
 }
@@ -254,7 +241,6 @@ macro_rules! wgmma {
         impl Sums for [f32; $sums] {
             const ZERO: Self = [0.0; $sums];
 
-            #[inline(always)]
             unsafe fn wgmma<T: Factor, LA: Layout<T>, LB: Layout<T>>(
                 &mut self,
                 a: TileAddress,
@@ -288,7 +274,6 @@ macro_rules! wgmma {
                 }
             }
 
-            #[inline(always)]
             fn fence_operand(&mut self) {
                 // SAFETY: no instruction. The compiler assumes that the registers change here.
                 unsafe {
@@ -305,7 +290,6 @@ macro_rules! wgmma {
         impl Sums for RegTile<f32, { $sums / 4 }> {
             const ZERO: Self = Self::filled(0.0);
 
-            #[inline(always)]
             unsafe fn wgmma<T: Factor, LA: Layout<T>, LB: Layout<T>>(
                 &mut self,
                 a: TileAddress,
@@ -316,7 +300,6 @@ macro_rules! wgmma {
                 unsafe { self.elements_mut::<$sums>().wgmma::<T, LA, LB>(a, b, accumulate) }
             }
 
-            #[inline(always)]
             fn fence_operand(&mut self) {
                 self.elements_mut::<$sums>().fence_operand();
             }
@@ -374,19 +357,16 @@ widths! { []
     128 "m64n256": 112 113 114 115 116 117 118 119 120 121 122 123 124 125 126 127;
 }
 
-#[inline(always)]
 pub(crate) fn wgmma_fence() {
     // SAFETY: orders register accesses.
     unsafe { asm!("wgmma.fence.sync.aligned;", options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn wgmma_commit() {
     // SAFETY: commits products; no memory access.
     unsafe { asm!("wgmma.commit_group.sync.aligned;", options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn wgmma_wait<const N: u32>() {
     // SAFETY: waits only.
     unsafe { asm!("wgmma.wait_group.sync.aligned {};", const N, options(nostack)) }

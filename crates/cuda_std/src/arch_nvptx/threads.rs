@@ -6,7 +6,6 @@ use super::Shuffle;
 
 macro_rules! indices {
     ($($name:ident $x:ident $y:ident $z:ident;)*) => { $(
-        #[inline(always)]
         pub(crate) fn $name(axis: usize) -> u32 {
             // SAFETY: reads a register.
             unsafe {
@@ -27,7 +26,6 @@ indices! {
     grid_dim _grid_dim_x _grid_dim_y _grid_dim_z;
 }
 
-#[inline(always)]
 pub(crate) fn lane_id() -> u32 {
     let lane;
     // SAFETY: reads a register that never changes.
@@ -35,7 +33,6 @@ pub(crate) fn lane_id() -> u32 {
     lane
 }
 
-#[inline(always)]
 pub(crate) fn active_mask() -> u32 {
     let mask;
     // SAFETY: reads a register. Not `pure`: the mask depends on the position in the code.
@@ -43,19 +40,16 @@ pub(crate) fn active_mask() -> u32 {
     mask
 }
 
-#[inline(always)]
 pub(crate) fn barrier_all() {
     // SAFETY: a barrier accesses no memory; the caller ensures that all threads reach it.
     unsafe { asm!("bar.sync 0;", options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn barrier(id: u32, count: u32) {
     // SAFETY: as in `barrier_all`.
     unsafe { asm!("barrier.sync {}, {};", in(reg32) id, in(reg32) count, options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn barrier_count(predicate: bool) -> u32 {
     let count;
     // SAFETY: as in `barrier_all`.
@@ -73,7 +67,6 @@ pub(crate) fn barrier_count(predicate: bool) -> u32 {
 /// Instructions that combine the threads' predicates `p` into a predicate `q`.
 macro_rules! predicates {
     ($($name:ident($($arg:ident),*) $instruction:literal, $($option:ident)+;)*) => { $(
-        #[inline(always)]
         pub(crate) fn $name($($arg: u32,)* predicate: bool) -> bool {
             let result: u32;
             // SAFETY: accesses no memory; the caller ensures that the threads execute it together.
@@ -103,19 +96,16 @@ predicates! {
     vote_any(mask) "vote.sync.any.pred q, p, {mask};", nomem nostack;
 }
 
-#[inline(always)]
 pub(crate) fn exit() -> ! {
     // SAFETY: ends the thread.
     unsafe { asm!("exit;", options(nostack, noreturn)) }
 }
 
-#[inline(always)]
 pub(crate) fn nanosleep(nanos: u32) {
     // SAFETY: waits only.
     unsafe { asm!("nanosleep.u32 {};", in(reg32) nanos, options(nostack)) }
 }
 
-#[inline(always)]
 pub(crate) fn sync_warp(mask: u32) {
     // SAFETY: a barrier accesses no memory; the caller ensures that all lanes reach it.
     unsafe { asm!("bar.warp.sync {};", in(reg32) mask, options(nostack)) }
@@ -146,7 +136,6 @@ macro_rules! shfl {
     }};
 }
 
-#[inline(always)]
 pub(crate) fn shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u32) -> (u32, bool) {
     // The instruction's operand `c`. Bits 8 to 12: the bits of the lane number that a segment's
     // lanes have in common; bits 0 to 4: the segment's last lane (its first for `up`).
@@ -160,7 +149,6 @@ pub(crate) fn shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u3
     }
 }
 
-#[inline(always)]
 pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
     let lanes;
     // SAFETY: exchanges registers; all lanes of the mask execute it, by the caller's contract.
@@ -177,7 +165,6 @@ pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
     lanes
 }
 
-#[inline(always)]
 pub(crate) fn clock64() -> u64 {
     let cycles;
     // SAFETY: reads a register. Neither `pure` nor `nomem`, so that it stays between the accesses
@@ -186,7 +173,6 @@ pub(crate) fn clock64() -> u64 {
     cycles
 }
 
-#[inline(always)]
 pub(crate) fn globaltimer() -> u64 {
     let nanos;
     // SAFETY: as in `clock64`.
@@ -194,14 +180,12 @@ pub(crate) fn globaltimer() -> u64 {
     nanos
 }
 
-#[inline(always)]
 pub(crate) fn opaque_usize(mut value: usize) -> usize {
     // SAFETY: as in `opaque`.
     unsafe { asm!("// {}", inout(reg64) value, options(nomem, nostack)) };
     value
 }
 
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn opaque(mut value: u32) -> u32 {
     // SAFETY: no instruction. Not `pure`, so that LLVM does not move it.
     unsafe { asm!("// {}", inout(reg32) value, options(nomem, nostack)) };

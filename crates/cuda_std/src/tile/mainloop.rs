@@ -48,7 +48,6 @@ pub struct Turn {
 
 impl<const CLUSTER: u32> Persistent<CLUSTER> {
     /// How many tiles this block computes.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn turns(&self) -> u32 {
         let (cluster, clusters) = place::<CLUSTER>();
@@ -56,21 +55,18 @@ impl<const CLUSTER: u32> Persistent<CLUSTER> {
     }
 
     /// The tile that this block computes after `before` others.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn turn(&self, before: u32) -> Turn {
         let (cluster, clusters) = place::<CLUSTER>();
         Turn { number: cluster + before * clusters, before }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn some(&self, turn: Turn) -> Option<Turn> {
         (turn.number < self.tiles).then_some(turn)
     }
 }
 
 /// This block's cluster, and the number of clusters.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn place<const CLUSTER: u32>() -> (u32, u32) {
     (thread::block_idx_x() / CLUSTER, thread::grid_dim_x() / CLUSTER)
 }
@@ -78,17 +74,14 @@ fn place<const CLUSTER: u32>() -> (u32, u32) {
 impl<const CLUSTER: u32> Scheduler for Persistent<CLUSTER> {
     type Work = Turn;
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn first(&self) -> Option<Turn> {
         self.some(Turn { number: place::<CLUSTER>().0, before: 0 })
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn next(&self, Turn { number, before }: Turn) -> Option<Turn> {
         self.some(Turn { number: number + place::<CLUSTER>().1, before: before + 1 })
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn steps(&self, _: Turn) -> (u32, u32) {
         (0, self.steps)
     }
@@ -118,10 +111,8 @@ pub trait RegisterSplit {
 impl RegisterSplit for () {
     const REGISTERS: Option<[u32; 2]> = None;
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn raise() {}
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn lower() {}
 }
 
@@ -133,13 +124,11 @@ pub struct Registers<const COMPUTING: u32, const OTHER: u32>;
 impl<const COMPUTING: u32, const OTHER: u32> RegisterSplit for Registers<COMPUTING, OTHER> {
     const REGISTERS: Option<[u32; 2]> = Some([COMPUTING, OTHER]);
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn raise() {
         // SAFETY: the caller's contract.
         unsafe { wgmma::raise_registers::<COMPUTING>() }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn lower() {
         // SAFETY: the caller's contract.
         unsafe { wgmma::lower_registers::<OTHER>() }
@@ -156,14 +145,12 @@ pub struct EmptyStage {
 
 impl EmptyStage {
     /// The stage's number.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
     /// The number of the loading warp.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn loader(&self) -> u32 {
         self.loader
@@ -171,14 +158,12 @@ impl EmptyStage {
 
     /// Says how many bytes the loads of this warp bring to this block's stage, also those that
     /// other blocks of the cluster begin. PTX: `mbarrier.arrive.expect_tx`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn expect(&self, bytes: u32) {
         self.full.arrive_expect_tx(bytes);
     }
 
     /// Copies a tile of a matrix to one of the stage, as [`SharedTile::load`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn load<T, const R: u32>(&self, to: SharedTile<T, R>, map: &TensorMap, row: u32, col: u32) {
         // SAFETY: the contract of `Mainloop`: the tile is the stage's, which is empty, and nobody
@@ -187,7 +172,6 @@ impl EmptyStage {
     }
 
     /// As [`load`](Self::load), of what no other block reads: [`SharedTile::load_once`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn load_once<T, const R: u32>(
         &self,
@@ -202,7 +186,6 @@ impl EmptyStage {
 
     /// As [`load`](Self::load), to the stage of each of `blocks` of the cluster, bits of their
     /// ranks: [`SharedTile::load_multicast`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn load_multicast<T, const R: u32>(
         &self,
@@ -224,21 +207,18 @@ pub struct Warpgroup(());
 
 impl Warpgroup {
     /// The warpgroup's number in the block.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn index(&self) -> u32 {
         thread::thread_idx_x() / WARPGROUP
     }
 
     /// The calling thread's number in the warpgroup.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn thread(&self) -> u32 {
         thread::thread_idx_x() % WARPGROUP
     }
 
     /// The calling thread's warp in the block.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn warp(&self) -> u32 {
         thread::thread_idx_x() / warp::WARP_SIZE
@@ -246,7 +226,6 @@ impl Warpgroup {
 
     /// Adds the products of 64 rows of A and all rows of B, of the columns of a tile, to the sums,
     /// or sets the sums to them: a group of [`wgmma`] that is committed and not waited for.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn multiply<T: Factor, D: Sums, const N: u32>(
         &self,
@@ -271,7 +250,6 @@ impl Warpgroup {
 
     /// Waits until TMA has read all that the calling warp's first lane has stored from shared
     /// memory: it may be written again.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_until_read(&self) {
         if warp::lane_id() == 0 {
@@ -283,7 +261,6 @@ impl Warpgroup {
 
     /// Calls `store` with one lane of the warp, which stores by TMA what all lanes have written to
     /// shared memory, and commits these stores as a group.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn store(&self, store: impl FnOnce()) {
         tma::fence_async_shared();
@@ -304,7 +281,6 @@ pub struct IdleWarp {
 
 impl IdleWarp {
     /// The warp's number among those of the block that neither load nor compute.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn index(&self) -> u32 {
         self.index
@@ -366,14 +342,12 @@ pub unsafe trait Mainloop {
     fn schedule(&self) -> Self::Schedule;
 
     /// Arrivals that release a stage.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn arrivals(&self) -> u32 {
         Self::COMPUTING * Self::CLUSTER
     }
 
     /// Releases a stage, as each thread of a computing warpgroup: by default the first threads
     /// arrive, one for each block of the cluster.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn release(&self, group: &Warpgroup, _state: &Self::State, empty: MBarrier) {
         let thread = group.thread();
@@ -383,12 +357,10 @@ pub unsafe trait Mainloop {
     }
 
     /// Initialises further mbarriers, as thread 0, before [`sync`](Self::sync).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn init(&self) {}
 
     /// A barrier of all threads that use the mbarriers: by default the cluster's, which orders no
     /// other accesses.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn sync(&self) {
         if Self::CLUSTER > 1 {
@@ -400,7 +372,6 @@ pub unsafe trait Mainloop {
     }
 
     /// Prepares loading warp `loader`: by default it waits for the previous kernels of the stream.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn prepare(&self, _loader: u32) {
         grid::wait_for_previous();
     }
@@ -415,7 +386,6 @@ pub unsafe trait Mainloop {
     fn state(&self, group: &Warpgroup) -> Self::State;
 
     /// Prepares the sums of a tile, before its first step.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn start(&self, _group: &Warpgroup, _state: &mut Self::State, _work: WorkOf<Self>) {}
 
     /// Adds the products of a stage, by its number, to the sums, or sets the sums to them if they
@@ -430,13 +400,11 @@ pub unsafe trait Mainloop {
     );
 
     /// The step of a tile before which the `index`-th interlude comes; they ascend.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn pause(&self, _index: u32) -> u32 {
         0
     }
 
     /// What a computing warpgroup does between the steps of a tile, while products are pending.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn interlude(
         &self,
         _group: &Warpgroup,
@@ -456,20 +424,16 @@ pub unsafe trait Mainloop {
     );
 
     /// What a computing warpgroup does after its last tile.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn end(&self, _group: &Warpgroup, _state: &mut Self::State) {}
 
     /// What a warp does that neither loads nor computes.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn idle(&self, _warp: &IdleWarp) {}
 
     /// What all warps that do not compute do at the end: their threads call it apart.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn loaded(&self) {}
 
     /// What all threads of the block do at the end: by default no block ends before those of its
     /// cluster, which write to its shared memory.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn leave(&self) {
         if Self::CLUSTER > 1 {
             // SAFETY: all threads of the cluster call it: the contract of `run`.
@@ -485,7 +449,6 @@ pub unsafe trait Mainloop {
     /// [`COMPUTING`](Self::COMPUTING) warpgroups and of one more, in whole clusters of
     /// [`CLUSTER`](Self::CLUSTER) blocks. The kernel's `max_threads` is at least their number. What
     /// the methods access is theirs, as the kernel's contract says.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(&self) {
         const {
             let threads = (Self::COMPUTING + 1) * WARPGROUP;
@@ -537,7 +500,6 @@ pub unsafe trait Mainloop {
 pub type WorkOf<M> = <<M as Mainloop>::Schedule as Scheduler>::Work;
 
 /// Loads the factors of all tiles, as one thread of a loading warp.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn load_tiles<M: Mainloop + ?Sized>(main: &M, loader: u32, pipeline: Pipeline) {
     main.prepare(loader);
     let schedule = main.schedule();
@@ -556,7 +518,6 @@ fn load_tiles<M: Mainloop + ?Sized>(main: &M, loader: u32, pipeline: Pipeline) {
 }
 
 /// Computes all tiles, as the threads of a warpgroup.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn compute_tiles<M: Mainloop + ?Sized>(main: &M, group: &Warpgroup, pipeline: Pipeline) {
     let schedule = main.schedule();
     let mut work = schedule.first();
@@ -614,7 +575,6 @@ struct Steps<'a, M: ?Sized> {
 
 impl<M: Mainloop + ?Sized> Steps<'_, M> {
     /// Computes the steps before `end`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn until(&mut self, state: &mut M::State, sums: &mut M::Sums, end: u32) {
         while self.step < end {
@@ -635,7 +595,6 @@ impl<M: Mainloop + ?Sized> Steps<'_, M> {
         }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn release(&self, state: &M::State, stage: PipelineState) {
         self.main.release(self.group, state, self.pipeline.empty(stage));

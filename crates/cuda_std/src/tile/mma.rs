@@ -19,7 +19,6 @@ pub struct Matrix<T> {
 
 impl<T: Factor> Matrix<T> {
     /// The alignment in bytes that all rows have: 16, 4 or 2.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn row_alignment(self) -> u32 {
         let bytes = self.address.addr() | (2 * self.columns as usize);
@@ -40,7 +39,6 @@ impl<T: Factor> Matrix<T> {
     ///
     /// `column` is a multiple of 8. `to` is aligned to 16 bytes, and has room for the elements,
     /// which no other thread accesses; [`async_copy`] says until when.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn copy_8<const ALIGN: u32>(self, to: arch::SharedAddress, row: u32, column: u32) {
         let inside = |i: u32| row < self.rows && column + i < self.columns;
@@ -85,19 +83,16 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
     pub const BYTES: u32 = 2 * ROWS * Self::COLUMNS;
 
     /// The tile at an address in shared memory, a multiple of 16.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn at(address: *mut u8) -> Self {
         Self::at_shared(arch::shared_address(address))
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn at_shared(address: arch::SharedAddress) -> Self {
         Self { address, element: PhantomData }
     }
 
     /// Its rows from `row` on, a multiple of 8, or of 64 if the tile is transposed.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn rows_from(self, row: u32) -> Self {
         let bytes = if TRANSPOSED { 2 } else { 2 * Self::COLUMNS };
@@ -106,7 +101,6 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
 
     /// Eight elements of a row from `column` on, a multiple of 8; or, if the tile is transposed, of
     /// a column from `row` on.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn chunk(self, row: u32, column: u32) -> arch::SharedAddress {
         let offset = if TRANSPOSED {
             2 * ROWS * column + 16 * ((row / 8) ^ (column % 8))
@@ -125,7 +119,6 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
     /// `THREADS` threads call it, with `thread` from 0 on. `row` and `column` are multiples of 8.
     /// The matrix is allocated. No thread accesses the tile until each of these has waited for its
     /// copies, and then a barrier.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn copy_from<const THREADS: u32, const ALIGN: u32>(
         self,
@@ -171,7 +164,6 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
     ///
     /// All lanes of a warp call it together; the tile is filled and has the elements. `row` and
     /// `column` are multiples of 16.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     #[must_use]
     pub unsafe fn load_a(self, row: u32, column: u32, lane: u32) -> [u32; 4] {
@@ -186,7 +178,6 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
     /// # Safety
     ///
     /// As for [`load_a`](Self::load_a).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     #[must_use]
     pub unsafe fn load_b(self, row: u32, column: u32, lane: u32) -> [[u32; 2]; 2] {
@@ -203,7 +194,6 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
     /// # Safety
     ///
     /// As for [`load_a`](Self::load_a).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn load(self, row: u32, eight: u32, column: u32, lane: u32) -> [u32; 4] {
         let from = match TRANSPOSED {
@@ -251,7 +241,6 @@ impl<
     const TERMS: u32 = MmaTile::<T, M>::COLUMNS;
 
     /// Terms of a sum.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn terms(self) -> u32 {
         if TA { self.a.rows } else { self.a.columns }
     }
@@ -269,7 +258,6 @@ impl<
     ///
     /// The first `THREADS` threads of the block call it, with the same `origin`. Both factors are
     /// allocated, and nothing writes them meanwhile; no other thread accesses `memory`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn sums<const ALIGN: u32, const I: usize, const J: usize>(
         self,
@@ -345,7 +333,6 @@ impl<
     const TB: bool,
 > Stages<T, M, N, STAGES, THREADS, TA, TB>
 {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn tiles(self, state: PipelineState) -> (MmaTile<T, M, TA>, MmaTile<T, N, TB>) {
         let bytes = MmaTile::<T, M>::BYTES + MmaTile::<T, N>::BYTES;
         let a = arch::shared_offset(self.memory, state.stage * bytes);
@@ -358,7 +345,6 @@ impl<
     /// # Safety
     ///
     /// As for [`sums`](Self::sums); no thread reads the stage.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn fill<const ALIGN: u32>(
         self,
@@ -383,7 +369,6 @@ impl<
     /// # Safety
     ///
     /// As for [`sums`](Self::sums); the stage is filled.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn multiply<const I: usize, const J: usize>(
         self,

@@ -13,14 +13,12 @@ pub struct TileOrder<const GROUP: u32> {
 
 impl<const GROUP: u32> TileOrder<GROUP> {
     /// The number of tiles.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn count(self) -> u32 {
         self.rows * self.columns
     }
 
     /// The row and column of tile `number`, in tiles.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn position(self, number: u32) -> (u32, u32) {
         // Without tiles no number is one: the divisors are never 0, and need no test.

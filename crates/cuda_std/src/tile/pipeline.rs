@@ -25,7 +25,6 @@ impl PipelineState {
     pub const FIRST: Self = Self { stage: 0, parity: 0 };
 
     /// The position after this one, of this many stages.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn next(self, stages: u32) -> Self {
         if self.stage + 1 == stages {
@@ -48,7 +47,6 @@ impl Pipeline {
     ///
     /// The words lie in shared memory, and only pipelines at this address use them. One thread
     /// calls [`init`](Self::init) before any calls another method.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn at(barriers: *mut u64, stages: u32) -> Self {
         // SAFETY: the caller's contract.
         Self { barriers: unsafe { MBarrier::at(barriers) }, stages }
@@ -61,7 +59,6 @@ impl Pipeline {
     /// # Safety
     ///
     /// One thread calls this, and no thread uses the pipeline yet.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn init(self, producers: u32, consumers: u32) {
         let mut state = PipelineState::FIRST;
@@ -77,35 +74,30 @@ impl Pipeline {
     }
 
     /// The position after `state`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn next(self, state: PipelineState) -> PipelineState {
         state.next(self.stages)
     }
 
     /// The barrier that completes when the stage is full.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn full(self, state: PipelineState) -> MBarrier {
         self.barriers.after(state.stage)
     }
 
     /// The barrier that completes when the stage is empty.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn empty(self, state: PipelineState) -> MBarrier {
         self.barriers.after(self.stages + state.stage)
     }
 
     /// Waits until the stage is full.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_full(self, state: PipelineState) {
         self.full(state).wait(state.parity);
     }
 
     /// Waits until the stage is empty; at its first use it is.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_empty(self, state: PipelineState) {
         self.empty(state).wait(state.parity ^ 1);

@@ -50,14 +50,12 @@ pub struct RegColumns<T, const BLOCKS: usize>([[T; 2]; BLOCKS]);
 
 impl<T: Copy> RegRows<T> {
     /// The same value for each row.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn filled(value: T) -> Self {
         Self([value; 2])
     }
 
     /// Combines the values of each row with those of `other`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn zip<U: Copy, V>(self, other: RegRows<U>, f: impl Fn(T, U) -> V) -> RegRows<V> {
         RegRows([f(self.0[0], other.0[0]), f(self.0[1], other.0[1])])
@@ -71,28 +69,24 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     pub const COLUMNS: u32 = 8 * BLOCKS as u32;
 
     /// A tile with the same value everywhere.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub const fn filled(value: T) -> Self {
         Self([[value; 4]; BLOCKS])
     }
 
     /// The lane's elements of each block of 8 columns.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn blocks(&self) -> &[[T; 4]; BLOCKS] {
         &self.0
     }
 
     /// As [`blocks`](Self::blocks), to change.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn blocks_mut(&mut self) -> &mut [[T; 4]; BLOCKS] {
         &mut self.0
     }
 
     /// The lane's elements, of all blocks.
     #[cfg(target_arch = "nvptx64")]
-    #[inline(always)]
     pub(crate) fn elements_mut<const N: usize>(&mut self) -> &mut [T; N] {
         const { assert!(N == 4 * BLOCKS, "a block has four elements") };
         // SAFETY: arrays of as many elements, which lie one after the other in both.
@@ -101,7 +95,6 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
 
     /// Calls `f` with the row, the first column and the elements of each of the lane's pairs of
     /// neighbours: columns are even.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn for_each_pair(&self, mut f: impl FnMut(u32, u32, [T; 2])) {
         let (row, column) = place();
         let mut block = 0;
@@ -114,7 +107,6 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     }
 
     /// The tile whose elements are `f` of the row, the column and the element here.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn map_at<U: Copy>(self, f: impl Fn(u32, u32, T) -> U) -> RegTile<U, BLOCKS> {
         let (row, column) = place();
@@ -125,14 +117,12 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     }
 
     /// The tile whose elements are `f` of those here.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn map<U: Copy>(self, f: impl Fn(T) -> U) -> RegTile<U, BLOCKS> {
         self.indexed(|_, _, element| f(element))
     }
 
     /// Combines the elements with those of `other`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn zip<U: Copy, V: Copy>(
         self,
@@ -143,7 +133,6 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     }
 
     /// Combines each element with the value of its row.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn zip_rows<U: Copy, V: Copy>(
         self,
@@ -154,7 +143,6 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     }
 
     /// Combines each element with the value of its column.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn zip_columns<U: Copy, V: Copy>(
         self,
@@ -165,7 +153,6 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     }
 
     /// The tile whose elements are `f` of a block's number, an index in it, and the element here.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn indexed<U: Copy>(self, f: impl Fn(usize, usize, T) -> U) -> RegTile<U, BLOCKS> {
         let of = |block: usize| {
             let [a, b, c, d] = self.0[block];
@@ -183,14 +170,12 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
 }
 
 impl<T, const BLOCKS: usize> AsMut<[T]> for RegTile<T, BLOCKS> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn as_mut(&mut self) -> &mut [T] {
         self.0.as_flattened_mut()
     }
 }
 
 /// The row and the column of the lane's first element.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn place() -> (u32, u32) {
     let lane = warp::lane_id();
     (lane / 4, lane % 4 * 2)
@@ -203,7 +188,6 @@ impl<T: WarpShuffleValue, const BLOCKS: usize> RegTile<T, BLOCKS> {
     /// # Safety
     ///
     /// All lanes of the warp call this together.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     #[must_use]
     pub unsafe fn reduce_rows(&self, op: impl Fn(T, T) -> T) -> RegRows<T> {
@@ -226,7 +210,6 @@ impl<T: WarpShuffleValue, const BLOCKS: usize> RegTile<T, BLOCKS> {
     /// # Safety
     ///
     /// All lanes of the warp call this together.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     #[must_use]
     pub unsafe fn reduce_columns(&self, op: impl Fn(T, T) -> T) -> RegColumns<T, BLOCKS> {
@@ -250,7 +233,6 @@ impl<T: WarpShuffleValue, const BLOCKS: usize> RegTile<T, BLOCKS> {
 /// # Safety
 ///
 /// All lanes of the warp call this together.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 unsafe fn exchange<T: WarpShuffleValue>(mine: T, distance: u32, op: &impl Fn(T, T) -> T) -> T {
     // SAFETY: the caller's contract.
@@ -264,7 +246,6 @@ impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
     /// # Safety
     ///
     /// All lanes of the warp call this together; no other thread accesses the shared memory.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store<T: Float>(&self, to: SharedTile<T, 16>, column: u32) {
         let first = (column / 8) as usize * 4 * size_of::<T>() / 4;
@@ -275,7 +256,6 @@ impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
 
     /// Columns `16 * terms` to `16 * terms + 15`, rounded to `T`, as the left factor `a` of
     /// [`mma::m16n8k16`](crate::mma::m16n8k16): a product of this tile with another matrix.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn factor<T: Half>(&self, terms: usize) -> [u32; 4] {
         let ([a, b, c, d], [e, f, g, h]) = (self.0[2 * terms], self.0[2 * terms + 1]);
@@ -289,7 +269,6 @@ pub struct RegPairs<T, const BLOCKS: usize>([[u32; 2]; BLOCKS], PhantomData<T>);
 
 impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
     /// `N` blocks of 8 columns, from the `first` block on, rounded.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn round<T: Half, const N: usize>(&self, first: usize) -> RegPairs<T, N> {
         let mut pairs = RegPairs::ZERO;
@@ -309,7 +288,6 @@ impl<T: Half, const BLOCKS: usize> RegPairs<T, BLOCKS> {
 
     /// The tile whose words are `f` of those here: each has two neighbours, the left one in its low
     /// half.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn map_words(mut self, f: impl Fn(u32) -> u32) -> Self {
         let mut block = 0;
@@ -327,7 +305,6 @@ impl<T: Half, const BLOCKS: usize> RegPairs<T, BLOCKS> {
     /// # Safety
     ///
     /// All lanes of the warp call this together; no other thread accesses the shared memory.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store(&self, to: SharedTile<T, 16>, column: u32) {
         let first = (column / 8) as usize;

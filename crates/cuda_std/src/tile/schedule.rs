@@ -47,14 +47,12 @@ impl Schedule {
     }
 
     /// Whether the block's cluster splits a tile.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn splits_any(self) -> bool {
         self.whole + self.cluster < self.tiles
     }
 
     /// This tile if it is whole, or else the cluster's first one to split.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn work(self, tile: u32) -> Work {
         if tile < self.whole {
             return Work { tile, first: 0, end: self.steps, split: false };
@@ -65,7 +63,6 @@ impl Schedule {
         Work { tile: self.whole + self.cluster, first, end, split: true }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn some(self, work: Work) -> Option<Work> {
         (work.tile < self.tiles).then_some(work)
     }
@@ -74,12 +71,10 @@ impl Schedule {
 impl Scheduler for Schedule {
     type Work = Work;
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn first(&self) -> Option<Work> {
         self.some(self.work(self.cluster * self.splits + self.rank))
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn next(&self, work: Work) -> Option<Work> {
         self.some(match work.split {
             true => Work { tile: work.tile + self.clusters, ..work },
@@ -87,7 +82,6 @@ impl Scheduler for Schedule {
         })
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn steps(&self, work: Work) -> (u32, u32) {
         (work.first, work.end)
     }

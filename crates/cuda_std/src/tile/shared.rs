@@ -20,7 +20,6 @@ impl TileMemory {
     pub const PADDING: u32 = ALIGN as u32;
 
     /// The dynamic shared memory of the launch.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn dynamic() -> Self {
         let memory = shared::dynamic_shared_mem::<u8>();
@@ -29,7 +28,6 @@ impl TileMemory {
     }
 
     /// The tile at an offset in bytes, a multiple of 1,024.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn tile<T, const ROWS: u32>(self, offset: u32) -> SharedTile<T, ROWS> {
         SharedTile { address: arch::shared_offset(self.0, offset), element: PhantomData }
@@ -40,7 +38,6 @@ impl TileMemory {
     /// # Safety
     ///
     /// The offset is a multiple of 16 and lies in the launch's dynamic shared memory.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn read<T>(self, offset: u32) -> Vec16<T> {
         // SAFETY: the caller's contract.
@@ -52,7 +49,6 @@ impl TileMemory {
     /// # Safety
     ///
     /// As [`read`](Self::read); no other thread accesses them.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn write<T>(self, offset: u32, value: Vec16<T>) {
         // SAFETY: the caller's contract.
@@ -66,7 +62,6 @@ impl TileMemory {
     /// # Safety
     ///
     /// As [`write`](Self::write), in that block, which has not ended.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn send<T>(self, offset: u32, block: u32, value: Vec16<T>, barrier: MBarrier) {
         let to = arch::shared_offset(self.0, offset);
@@ -94,14 +89,12 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     };
 
     /// The tile at an address in shared memory, a multiple of 1,024.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn at(address: *mut u8) -> Self {
         Self { address: arch::shared_address(address), element: PhantomData }
     }
 
     /// `N` of its rows, from `row` on, a multiple of 8.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn rows<const N: u32>(self, row: u32) -> SharedTile<T, N> {
         SharedTile { address: arch::shared_offset(self.address, 128 * row), element: PhantomData }
@@ -112,7 +105,6 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// # Safety
     ///
     /// As there.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load(self, map: &TensorMap, row: u32, column: u32, full: MBarrier) {
         // SAFETY: the caller's contract.
@@ -125,7 +117,6 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// # Safety
     ///
     /// As there.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_once(self, map: &TensorMap, row: u32, column: u32, full: MBarrier) {
         // SAFETY: the caller's contract.
@@ -138,7 +129,6 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// # Safety
     ///
     /// As there.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_multicast(
         self,
@@ -159,7 +149,6 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// # Safety
     ///
     /// As there.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store(self, map: &TensorMap, row: u32, column: u32) {
         // SAFETY: the caller's contract.
@@ -172,7 +161,6 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// # Safety
     ///
     /// As there, for [`BYTES`](Self::BYTES) bytes.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_as_it_is(self, to: *mut u32) {
         // SAFETY: the caller's contract.
@@ -184,7 +172,6 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// # Safety
     ///
     /// As there, for [`BYTES`](Self::BYTES) bytes.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_bulk(self, to: *mut u32) {
         // SAFETY: the caller's contract.
@@ -198,7 +185,6 @@ impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
     /// # Safety
     ///
     /// As there.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn reduce_add(self, map: &TensorMap, row: u32, column: u32) {
         // SAFETY: the caller's contract.
@@ -208,7 +194,6 @@ impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
 
 impl<T: wgmma::Factor, const ROWS: u32> SharedTile<T, ROWS> {
     /// The tile as a factor of [`wgmma::multiply`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     #[must_use]
     pub fn factor(self) -> wgmma::Tile<T> {
@@ -219,7 +204,6 @@ impl<T: wgmma::Factor, const ROWS: u32> SharedTile<T, ROWS> {
 impl<T: mma::Factor, const ROWS: u32> SharedTile<T, ROWS> {
     /// The tile as a transposed factor of [`wgmma::multiply`], of `ROWS` columns. Its first 64 rows
     /// are the tile's columns, the next 64 those of the tile behind it, and so on.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     #[must_use]
     pub fn transposed_factor(self) -> wgmma::Tile<T, wgmma::MnMajor> {
@@ -233,7 +217,6 @@ impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
     /// # Safety
     ///
     /// The tile has the row and the column, was written, and no other thread writes it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn bits(self, row: u32, column: u32) -> u32 {
         let byte = column * size_of::<T>() as u32;
@@ -257,7 +240,6 @@ impl<T: Half> SharedTile<T, 8> {
     ///
     /// The threads of a warpgroup call this together, `warp` is a thread's warp in it; no other
     /// thread accesses the tile.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_transposed(self, warp: u32, lane: u32, sums: [f32; 4]) {
         let (row, chunk) = (lane % 8, 2 * warp + lane / 8 % 2);
@@ -276,7 +258,6 @@ impl<T: Float> SharedTile<T, 16> {
     /// # Safety
     ///
     /// The lanes of a warp call this together; no other thread accesses the tile.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_words(self, lane: u32, word: impl Fn(usize) -> u32) {
         if size_of::<T>() == 4 {
@@ -305,7 +286,6 @@ impl<T: Float> SharedTile<T, 16> {
     /// # Safety
     ///
     /// As there.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store_pairs(self, lane: u32, word: impl Fn(usize) -> u32) {
         // Words `4 * j` on are two neighbours of eight columns, then the two eight rows below.

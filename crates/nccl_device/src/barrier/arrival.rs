@@ -42,14 +42,12 @@ pub struct Arrival<'b, B: Arrive> {
 }
 
 impl<'b, B: Arrive> Arrival<'b, B> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn new(barrier: &'b mut B, arrived: Arrived) -> Self {
         Self { barrier, arrived }
     }
 
     /// Waits until the coop of every peer has arrived. NCCL: `ncclLsaBarrierSessionWait`.
     #[doc(alias = "ncclLsaBarrierSessionWait")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait(self, order: MemoryOrder) {
         self.barrier.complete(self.arrived, order);
@@ -62,7 +60,6 @@ impl<'b, B: Arrive> Arrival<'b, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_timeout(self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
         let result = self.barrier.complete_until(self.arrived, order, Deadline::after(timeout));
@@ -72,7 +69,6 @@ impl<'b, B: Arrive> Arrival<'b, B> {
 }
 
 impl<B: Arrive> Drop for Arrival<'_, B> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn drop(&mut self) {
         if !crate::wait::is_unwinding() {
             self.barrier.complete(self.arrived, MemoryOrder::AcqRel);

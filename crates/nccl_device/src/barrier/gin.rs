@@ -38,12 +38,10 @@ pub enum FenceLevel {
 }
 
 impl FenceLevel {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) const fn covers_puts(self) -> bool {
         self as i32 & Self::Put as i32 != 0
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn covers_gets(self) -> bool {
         self as i32 & Self::Get as i32 != 0
     }
@@ -61,7 +59,6 @@ pub struct GinBarriers<'a, B> {
 }
 
 impl<B> Clone for GinBarriers<'_, B> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn clone(&self) -> Self {
         *self
     }
@@ -72,7 +69,6 @@ impl<B> Copy for GinBarriers<'_, B> {}
 impl<'a, B: GinBackend> Gin<'a, B> {
     /// Barrier `index` of all ranks, for the threads of `coop`: [`GinBarriers::barrier`] of
     /// [`world_barriers`](Self::world_barriers).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn world_barrier(&self, coop: Coop, index: BarrierIndex) -> GinBarrier<'a, B> {
         self.world_barriers().barrier(coop, index)
@@ -80,7 +76,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
     /// Barrier `index` of the rail team, for the threads of `coop`: [`GinBarriers::barrier`] of
     /// [`rail_barriers`](Self::rail_barriers).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn rail_barrier(&self, coop: Coop, index: BarrierIndex) -> GinBarrier<'a, B> {
         self.rail_barriers().barrier(coop, index)
@@ -89,7 +84,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// The barriers of all ranks, which the host reserved with `world_gin_barriers`. NCCL:
     /// `ncclDevComm.worldGinBarrier`.
     #[doc(alias = "worldGinBarrier")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn world_barriers(&self) -> GinBarriers<'a, B> {
         let comm = self.comm();
         let (team, handle) = (comm.world_team(), comm.as_raw().world_gin_barrier);
@@ -99,7 +93,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// The barriers of the rail team, which the host reserved with `rail_gin_barriers`. NCCL:
     /// `ncclDevComm.railGinBarrier`.
     #[doc(alias = "railGinBarrier")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn rail_barriers(&self) -> GinBarriers<'a, B> {
         let comm = self.comm();
         let (team, handle) = (comm.rail_team(), comm.as_raw().rail_gin_barrier);
@@ -114,7 +107,6 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
     ///
     /// The host got the handle for this device communicator and a team of these ranks, which GIN
     /// connects to each other.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(gin: Gin<'a, B>, team: Team, handle: GinBarrierHandle) -> Self {
         Self { gin, team, handle, all_contexts: false }
     }
@@ -122,7 +114,6 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
     /// The same barriers, with fences that cover all contexts of the device communicator instead of
     /// `gin` only. NCCL: `ncclGinAllContexts`.
     #[doc(alias = "ncclGinBarrierSessionInitAllContexts")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn over_all_contexts(self) -> Self {
         Self { all_contexts: true, ..self }
@@ -133,7 +124,6 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
     ///
     /// NCCL: `ncclGinBarrierSession`'s constructor.
     #[doc(alias = "ncclGinBarrierSessionInit")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn barrier(self, coop: Coop, index: BarrierIndex) -> GinBarrier<'a, B> {
         #[cfg(not(target_arch = "nvptx64"))]
@@ -192,7 +182,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     /// arrival waits too. `fence` says which puts and gets are complete after the wait.
     ///
     /// NCCL's `ncclGinBarrierSession` has no split arrive and wait.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder, fence: FenceLevel) -> Arrival<'_, Self> {
         if let Err(outcome) = self.signal_peers(order, fence, Deadline::NEVER) {
@@ -206,7 +195,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     ///
     /// NCCL: `ncclGinBarrierSession::sync`.
     #[doc(alias = "ncclGinBarrierSessionSync")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder, fence: FenceLevel) {
         let outcome = self.arrive_and_wait(order, fence, Deadline::NEVER);
@@ -222,7 +210,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync_timeout(
         &mut self,
@@ -234,7 +221,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         finish_timed(self.coop, outcome, self.call(fence))
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn arrive_and_wait(
         &mut self,
@@ -249,7 +235,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     }
 
     /// Signals every peer, or none if the wait for the fence's puts did not complete.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn signal_peers(
         &mut self,
@@ -281,7 +266,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     }
 
     /// Waits for every peer's signal, and for the gets if the fence covers them.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn wait_for_peers(
         &mut self,
@@ -324,7 +308,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     }
 
     /// A synchronisation of this barrier, for the simulator's reports.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn call(&self, fence: FenceLevel) -> CoopCall {
         let call = CoopCall::new("barrier.sync").arg("GIN barrier", self.index.into());
         call.arg("fence", fence as u64)
@@ -332,20 +315,17 @@ impl<B: GinBackend> GinBarrier<'_, B> {
 
     /// The number of ranks to signal. With a fence for puts a rank also signals itself, since it
     /// may have put to itself.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn peers(&self, fence: FenceLevel) -> i32 {
         let ranks = self.set.team.n_ranks;
         if fence.covers_puts() { ranks } else { ranks - 1 }
     }
 
     /// The number of signals that the coop sends, and waits for.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn signals(&self, fence: FenceLevel) -> u32 {
         (self.contexts() * self.peers(fence)) as u32
     }
 
     /// Increments the shadow of a peer's signal. Returns the new value, for which to wait.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn expect(&self, gin: &Gin<'_, B>, peer: i32) -> u64 {
         // SAFETY: the shadow of one of the barrier's signals. NCCL uses its low 32 bits.
@@ -359,7 +339,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
 
     /// Waits until the operations that this rank has posted to this thread's share of the peers, on
     /// the contexts that the barrier covers, are complete.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn flush(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
         let mut context = 0;
@@ -372,13 +351,11 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn contexts(&self) -> i32 {
         if self.set.all_contexts { self.set.gin.comm().n_gin_contexts() as i32 } else { 1 }
     }
 
     /// The `i`-th of the contexts that the barrier covers.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn on_context(&self, i: i32) -> Gin<'_, B> {
         if self.set.all_contexts { self.set.gin.with_index(i as u32) } else { self.set.gin }
@@ -386,7 +363,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
 
     /// The `i`-th pair of a context and a peer. In each context the peers begin with the next rank;
     /// this rank, if it is one of them, is the last.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn context_and_peer(&self, i: i32, peers: i32) -> (Gin<'_, B>, i32) {
         let team = self.set.team;
@@ -397,14 +373,12 @@ impl<B: GinBackend> GinBarrier<'_, B> {
 }
 
 impl<B: GinBackend> Arrive for GinBarrier<'_, B> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn complete(&mut self, arrived: Arrived, order: MemoryOrder) {
         let outcome = self.wait_for_peers(order, arrived.fence, Deadline::NEVER);
         finish(self.coop, outcome, self.call(arrived.fence));
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn complete_until(
         &mut self,

@@ -41,7 +41,6 @@ impl<'a> GridBarrier<'a> {
     ///
     /// `word` is in this GPU's memory and was 0 before the first launch. Only this barrier uses it,
     /// in one launch at a time.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, word: *mut u32) -> Self {
         Self { comm, word }
     }
@@ -50,7 +49,6 @@ impl<'a> GridBarrier<'a> {
     /// all threads after it.
     ///
     /// The host can abort the wait. After an abort the word cannot be used again.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&mut self) {
         let coop = Coop::cta();

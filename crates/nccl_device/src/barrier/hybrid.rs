@@ -44,7 +44,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// NCCL: `ncclBarrierSession`'s constructor for the world, and its destructor.
     #[doc(alias = "ncclBarrierSessionInit")]
     #[doc(alias = "ncclBarrierSessionDestroy")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn hybrid_barrier(&self, coop: Coop, index: BarrierIndex) -> HybridBarrier<'a, B> {
         let lsa = self.comm().hybrid_lsa_barriers().barrier(coop, index);
@@ -55,14 +54,12 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     /// The inner barrier, of the LSA team only. NCCL: `ncclBarrierSession::lsaBarrier`.
     #[doc(alias = "lsaBarrier")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn lsa(&mut self) -> &mut LsaBarrier<'a> {
         &mut self.lsa
     }
 
     /// The outer barrier, of the rail team only. NCCL: `ncclBarrierSession::ginBarrier`.
     #[doc(alias = "ginBarrier")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn rail(&mut self) -> GinBarrier<'a, B> {
         let comm = self.gin.comm();
@@ -77,7 +74,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     /// teams, so a peer's wait may depend on this rank's wait. Dropping the arrival waits too.
     ///
     /// NCCL's `ncclBarrierSession` has no split arrive and wait.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder, fence: FenceLevel) -> Arrival<'_, Self> {
         match self.path(fence) {
@@ -99,7 +95,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     ///
     /// NCCL: `ncclBarrierSession::sync`.
     #[doc(alias = "ncclBarrierSessionSync")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder, fence: FenceLevel) {
         let path = self.path(fence);
@@ -119,7 +114,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync_timeout(
         &mut self,
@@ -138,7 +132,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         finish_timed(self.coop, outcome, CoopCall::new("hybrid_barrier.sync")).and(inner)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn path(&self, fence: FenceLevel) -> Path {
         let raw = self.gin.comm().as_raw();
         if !fence.covers_puts() || raw.gin_context_stride as i32 == raw.lsa_size {
@@ -150,7 +143,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn outer(&mut self, path: Path) -> GinBarrier<'a, B> {
         if path == Path::LsaThenRail {
@@ -168,7 +160,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
 
 impl<B: GinBackend> HybridBarrier<'_, B> {
     /// The part of the wait after an arrival that goes over the network.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait_outer(
         &mut self,
@@ -186,7 +177,6 @@ impl<B: GinBackend> HybridBarrier<'_, B> {
 }
 
 impl<B: GinBackend> Arrive for HybridBarrier<'_, B> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn complete(&mut self, arrived: Arrived, order: MemoryOrder) {
         if self.path(arrived.fence) != Path::Network {
@@ -196,7 +186,6 @@ impl<B: GinBackend> Arrive for HybridBarrier<'_, B> {
         finish(self.coop, outcome, CoopCall::new("hybrid_barrier.sync"));
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn complete_until(
         &mut self,

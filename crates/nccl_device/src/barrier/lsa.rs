@@ -52,7 +52,6 @@ impl DevComm {
     /// barrier.sync(MemoryOrder::Release);
     /// # }
     /// ```
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn lsa_barrier(&self, coop: Coop, index: BarrierIndex) -> LsaBarrier<'_> {
         self.lsa_barriers().barrier(coop, index)
@@ -60,7 +59,6 @@ impl DevComm {
 
     /// The barriers of the LSA team. NCCL: `ncclDevComm.lsaBarrier`.
     #[doc(alias = "lsaBarrier")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn lsa_barriers(&self) -> LsaBarriers<'_> {
         let (team, handle) = (self.lsa_team(), self.as_raw().lsa_barrier);
         LsaBarriers { comm: self, team, handle, multimem: None }
@@ -69,7 +67,6 @@ impl DevComm {
     /// The barriers of the LSA team that hybrid barriers use within the team. NCCL:
     /// `ncclDevComm.hybridLsaBarrier`.
     #[doc(alias = "hybridLsaBarrier")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn hybrid_lsa_barriers(&self) -> LsaBarriers<'_> {
         let (team, handle) = (self.lsa_team(), self.as_raw().hybrid_lsa_barrier);
         LsaBarriers { comm: self, team, handle, multimem: None }
@@ -83,7 +80,6 @@ impl<'a> LsaBarriers<'a> {
     ///
     /// The host got the handle for this device communicator and a team of these ranks, which can
     /// all load and store each other's memory.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, team: Team, handle: LsaBarrierHandle) -> Self {
         Self { comm, team, handle, multimem: None }
     }
@@ -94,13 +90,11 @@ impl<'a> LsaBarriers<'a> {
     /// # Safety
     ///
     /// `multimem` is the multicast mapping of the barriers' team.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn over_multimem(self, multimem: MultimemHandle) -> Self {
         Self { multimem: Some(multimem), ..self }
     }
 
     /// The number of barriers.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn count(&self) -> u32 {
         self.handle.n_barriers as u32
     }
@@ -112,7 +106,6 @@ impl<'a> LsaBarriers<'a> {
     ///
     /// NCCL: `ncclLsaBarrierSession`'s constructor.
     #[doc(alias = "ncclLsaBarrierSessionInit")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn barrier(self, coop: Coop, index: BarrierIndex) -> LsaBarrier<'a> {
         let mut barrier = LsaBarrier { set: self, coop, index: index.get(), epoch: 0 };
@@ -145,7 +138,6 @@ pub struct LsaBarrier<'a> {
 /// kernel LLVM cannot devirtualise that call.
 #[cfg(target_arch = "nvptx64")]
 impl Drop for LsaBarrier<'_> {
-    #[inline(always)]
     fn drop(&mut self) {
         self.forget_addresses();
         let LsaBarriers { team, handle, multimem, .. } = self.set;
@@ -177,7 +169,6 @@ impl Drop for LsaBarrier<'_> {
 
 impl<'a> LsaBarrier<'a> {
     /// NCCL's session, with the stored epoch.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn session(&self) -> MaybeUninit<LsaBarrierSession> {
         let LsaBarriers { comm, team, handle, multimem } = self.set;
@@ -199,7 +190,6 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// The team that the barrier synchronises.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn team(&self) -> Team {
         self.set.team
     }
@@ -209,7 +199,6 @@ impl<'a> LsaBarrier<'a> {
     ///
     /// NCCL: `ncclLsaBarrierSessionArrive`.
     #[doc(alias = "ncclLsaBarrierSessionArrive")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder) -> Arrival<'_, Self> {
         self.signal_peers(order);
@@ -218,7 +207,6 @@ impl<'a> LsaBarrier<'a> {
 
     /// Arrives and waits. NCCL: `ncclLsaBarrierSessionSync`.
     #[doc(alias = "ncclLsaBarrierSessionSync")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder) {
         self.signal_peers(order);
@@ -234,13 +222,11 @@ impl<'a> LsaBarrier<'a> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync_timeout(&mut self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
         self.sync_until(order, Deadline::after(timeout))
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn sync_until(
         &mut self,
@@ -251,7 +237,6 @@ impl<'a> LsaBarrier<'a> {
         self.wait_until(order, deadline)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn signal_peers(&mut self, order: MemoryOrder) {
         self.forget_addresses();
@@ -288,14 +273,12 @@ impl<'a> LsaBarrier<'a> {
         }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn wait(&mut self, order: MemoryOrder) {
         let outcome = self.wait_for_peers(order, Deadline::NEVER);
         finish(self.coop, outcome, self.call("barrier.sync"));
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn wait_until(
         &mut self,
@@ -308,7 +291,6 @@ impl<'a> LsaBarrier<'a> {
 
     /// Makes the compiler recompute the addresses of epoch and inboxes: kept between two
     /// synchronisations, they would occupy registers that the kernel needs.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn forget_addresses(&mut self) {
         let LsaBarriers { team, handle, .. } = &mut self.set;
         handle.buffer = hint::opaque(handle.buffer);
@@ -319,13 +301,11 @@ impl<'a> LsaBarrier<'a> {
 
     /// What a synchronisation adds to the epoch. With multicast the epoch counts all ranks'
     /// arrivals, which go to one inbox.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn step(&self) -> u32 {
         if self.set.multimem.is_some() { self.set.team.n_ranks as u32 } else { 1 }
     }
 
     /// Polls this thread's share of the inboxes.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait_for_peers(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
         let Self { set: LsaBarriers { team, multimem, .. }, coop, .. } = *self;
@@ -349,7 +329,6 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// Polls until the count in an inbox of this rank has reached the epoch.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait_for(
         &self,
@@ -364,13 +343,11 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// A call on this barrier, for the simulator's reports.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn call(&self, name: &'static str) -> CoopCall {
         CoopCall::new(name).arg("LSA barrier", self.index.into())
     }
 
     /// Describes a wait for team rank `peer`, or for all ranks over multicast (-1).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn describe(&self, peer: i32) -> WaitFor {
         let Self { set: LsaBarriers { comm, team, .. }, index, .. } = *self;
         let peer = if peer < 0 { peer } else { team.to_world(comm.rank(), peer) };
@@ -378,7 +355,6 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// The set's array in the resource buffer of team rank `owner`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn words(&self, owner: i32) -> *mut u32 {
         let LsaBarriers { comm, team, handle, .. } = self.set;
@@ -386,7 +362,6 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// The inbox in the memory of rank `owner` to which rank `peer` writes its arrivals.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn inbox(&self, owner: i32, peer: i32) -> *mut u32 {
         let LsaBarriers { team, handle, .. } = self.set;
@@ -394,7 +369,6 @@ impl<'a> LsaBarrier<'a> {
         self.words(owner).wrapping_offset(inboxes as isize).wrapping_offset(peer as isize)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn own_multicast_inbox(&self) -> *mut u32 {
         let first = 2 * self.set.handle.n_barriers;
@@ -403,7 +377,6 @@ impl<'a> LsaBarrier<'a> {
             .wrapping_add(self.index as usize)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn multicast_inbox(&self, multimem: MultimemHandle) -> *mut u32 {
         let LsaBarriers { comm, handle, .. } = self.set;
@@ -413,20 +386,17 @@ impl<'a> LsaBarrier<'a> {
 }
 
 /// The epoch in NCCL's session.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn epoch_of(session: &mut MaybeUninit<LsaBarrierSession>) -> *mut u32 {
     const OFFSET: usize = 72;
     session.as_mut_ptr().cast::<u32>().wrapping_byte_add(OFFSET)
 }
 
 impl Arrive for LsaBarrier<'_> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn complete(&mut self, _arrived: Arrived, order: MemoryOrder) {
         self.wait(order);
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn complete_until(
         &mut self,
@@ -439,7 +409,6 @@ impl Arrive for LsaBarrier<'_> {
 }
 
 /// The `i`-th rank of the team, this rank not counted.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn nth_peer(team: Team, i: i32) -> i32 {
     i + i32::from(team.rank <= i)
 }

@@ -29,19 +29,16 @@ pub struct BarrierIndex(u32);
 impl BarrierIndex {
     /// `blockIdx.x`: one barrier per block. A launch is refused when the grid has more blocks than
     /// there are barriers.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn this_block() -> Self {
         Self(thread::block_idx_x())
     }
 
     /// Barrier `index`. Opening the barrier traps if the set has no such index.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn new(index: u32) -> Self {
         Self(index)
     }
 
     /// The index as a number.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn get(self) -> u32 {
         self.0
     }

@@ -57,7 +57,6 @@ impl<'a> NeighborBarrier<'a> {
     /// The team's ranks can load and store each other's memory, and each rank's part of the window
     /// has these elements. They were 0 before the first launch. Only this barrier uses them, one
     /// session at a time.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn new(
         coop: Coop,
@@ -73,7 +72,6 @@ impl<'a> NeighborBarrier<'a> {
 
     /// Signals this coop's arrival to the neighbours. [`Arrival::wait`] waits for theirs; dropping
     /// the arrival waits too.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder) -> Arrival<'_, Self> {
         self.signal_neighbors(order);
@@ -81,7 +79,6 @@ impl<'a> NeighborBarrier<'a> {
     }
 
     /// Arrives and waits.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder) {
         self.signal_neighbors(order);
@@ -95,7 +92,6 @@ impl<'a> NeighborBarrier<'a> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync_timeout(&mut self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
         self.signal_neighbors(order);
@@ -103,7 +99,6 @@ impl<'a> NeighborBarrier<'a> {
         finish_timed(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"))
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn signal_neighbors(&mut self, order: MemoryOrder) {
         self.epoch = self.epoch.wrapping_add(1);
@@ -118,7 +113,6 @@ impl<'a> NeighborBarrier<'a> {
         }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait_for_both(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
         if self.coop.thread_rank() > 0 {
@@ -150,7 +144,6 @@ impl<'a> NeighborBarrier<'a> {
     }
 
     /// The address of one of the barrier's words in the memory of team rank `rank`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn word(&self, rank: i32, word: usize) -> *mut u32 {
         self.words.peer(self.team, rank).as_ptr().wrapping_add(self.first + word)
@@ -158,14 +151,12 @@ impl<'a> NeighborBarrier<'a> {
 }
 
 impl Arrive for NeighborBarrier<'_> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn complete(&mut self, _arrived: Arrived, order: MemoryOrder) {
         let outcome = self.wait_for_both(order, Deadline::NEVER);
         finish(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"));
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn complete_until(
         &mut self,
@@ -179,7 +170,6 @@ impl Arrive for NeighborBarrier<'_> {
 }
 
 impl Drop for NeighborBarrier<'_> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn drop(&mut self) {
         if is_unwinding() {
             return;

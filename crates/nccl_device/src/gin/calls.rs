@@ -60,7 +60,6 @@ const NO_COUNTER: u32 = u32::MAX;
 
 impl Context<'_> {
     /// Constructs NCCL's GIN object for the context; each call makes a new one.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn net<B: GinBackend>(self) -> MaybeUninit<raw::Gin> {
         let mut net = MaybeUninit::uninit();
@@ -79,7 +78,6 @@ impl Context<'_> {
     }
 
     /// Describes a wait for operations of this context.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn describe_wait(self, kind: WaitKind) -> WaitFor {
         WaitFor { kind, index: 0, context: self.index, peer: -1, wanted: 0, seen: 0 }
     }
@@ -103,14 +101,12 @@ macro_rules! operation {
         |$net:ident, $coop:ident, $comm:ident| $call:expr
     ) => {
         $(#[$doc])*
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         #[allow(clippy::too_many_arguments)]
         pub(crate) unsafe fn $name<B: GinBackend>(
             context: Context<'_>,
             $($arg: $type),*
         ) $(-> $result)? {
-            #[inline(always)]
             #[track_caller]
             #[allow(clippy::too_many_arguments)]
             unsafe fn body<B: GinBackend>(
@@ -255,7 +251,6 @@ pub enum Word {
 
 impl Word {
     /// The word's kind, window, and offset or id, for `reset`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn parts(self) -> (i32, *mut c_void, usize) {
         match self {
             Self::Counter(id) => (0, null_mut(), id as usize),
@@ -266,7 +261,6 @@ impl Word {
 }
 
 /// Reads the low `bits` of a word.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 unsafe fn read_word(net: *mut raw::Gin, word: Word, bits: i32, order: MemoryOrder) -> u64 {
     // SAFETY: the caller's contract.
@@ -288,7 +282,6 @@ pub(crate) const ALL_BITS: i32 = 64;
 pub(crate) const COUNTER_BITS: i32 = 56;
 
 /// The value of a word.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn read<B: GinBackend>(
     context: Context<'_>,
@@ -304,7 +297,6 @@ pub(crate) unsafe fn read<B: GinBackend>(
 /// Waits until a word has reached `least`. `what` describes the wait, given the word's value.
 ///
 /// The polling loop is NCCL's, which looks up the word's address only once per call.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 #[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn wait<B: GinBackend>(
@@ -341,7 +333,6 @@ pub(crate) unsafe fn wait<B: GinBackend>(
 }
 
 /// The address of a signal's shadow: the value that this rank expects the signal to reach.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn shadow<B: GinBackend>(context: Context<'_>, signal: u32) -> *mut u64 {
     let mut net = context.net::<B>();
@@ -350,7 +341,6 @@ pub(crate) unsafe fn shadow<B: GinBackend>(context: Context<'_>, signal: u32) ->
 }
 
 /// Begins a flush of the operations that this rank has posted to `peer` on a context.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn flush_async<B: GinBackend>(
     context: Context<'_>,
@@ -379,7 +369,6 @@ pub(crate) unsafe fn flush_async<B: GinBackend>(
 const NCCL_TIMEOUT: i32 = 8;
 
 /// Waits until a flush is complete.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn wait_request<B: GinBackend>(
     context: Context<'_>,
@@ -396,7 +385,6 @@ pub(crate) unsafe fn wait_request<B: GinBackend>(
 }
 
 /// Waits until all operations that this rank has posted on a context are complete.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn flush<B: GinBackend>(
     context: Context<'_>,

@@ -105,7 +105,6 @@ pub struct Gin<'a, B> {
 }
 
 impl<B> Clone for Gin<'_, B> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn clone(&self) -> Self {
         *self
     }
@@ -116,7 +115,6 @@ impl<B> Copy for Gin<'_, B> {}
 impl DevComm {
     /// Context `index`, shared by all threads of the GPU. Traps unless `index` is below
     /// [`n_gin_contexts`](Self::n_gin_contexts).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn gin<B: GinBackend>(&self, index: u32) -> Gin<'_, B> {
         let raw = self.as_raw();
@@ -132,7 +130,6 @@ impl DevComm {
     /// Signal `index` of those that the host requested with `gin_signals`. Traps if there is no
     /// such signal: higher ids are those of barriers and resources. ([`SignalId::of`] takes the
     /// ranges of resources.)
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn signal(&self, index: u32) -> SignalId {
         let count = self.as_raw().requested_signals.into();
@@ -143,7 +140,6 @@ impl DevComm {
 
     /// Counter `index` of those that the host requested with `gin_counters`. Traps if there is no
     /// such counter.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn counter(&self, index: u32) -> CounterId {
         let count = self.as_raw().requested_counters.into();
@@ -160,37 +156,31 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// While this value or a copy of it is in use, only the threads of `sharing` use the context:
     /// no other kernel, and no other device communicator (`gin_exclusive_contexts` excludes those).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn shared_by(self, sharing: ResourceSharing) -> Self {
         Self { sharing, ..self }
     }
 
     /// The device communicator.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn comm(&self) -> &'a DevComm {
         self.comm
     }
 
     /// The index of this context in the device communicator.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn context_index(&self) -> u32 {
         self.index
     }
 
     /// Context `index` of the same device communicator, which the caller knows to exist.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn with_index(self, index: u32) -> Self {
         Self { index, ..self }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn context(&self) -> Context<'a> {
         Context { comm: self.comm, index: self.index, sharing: self.sharing as u8 }
     }
 
     /// The world rank of rank `peer` of `team`. Traps if GIN does not connect the two ranks:
     /// NCCL would use a queue that does not exist.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn connected(&self, team: Team, peer: i32) -> i32 {
         let (rank, stride) = (self.world_rank(team, peer), self.comm.gin_stride());
@@ -201,7 +191,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// The world rank of rank `peer` of `team`, which NCCL's functions take.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn world_rank(&self, team: Team, peer: i32) -> i32 {
         team.to_world(self.comm.rank(), peer)
     }

@@ -14,7 +14,6 @@ use crate::{Coop, Team};
 const THREAD: i32 = 10;
 
 /// A scope's value in `cuda::thread_scope`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn number(scope: Scope) -> i32 {
     match scope {
         Scope::Sys => 0,
@@ -34,7 +33,6 @@ impl Release {
     pub(crate) const NONE: Self = Self { given: number(Scope::Sys), required: number(Scope::Sys) };
 
     /// The kernel has already released the writes at `scope`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn by_kernel(scope: Scope) -> Self {
         Self { given: number(scope), required: number(Scope::Gpu) }
     }
@@ -49,7 +47,6 @@ pub trait Value: Element {
 macro_rules! values {
     ($($type:ty, $value:ident => $bits:expr;)*) => { $(
         impl Value for $type {
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn bits(self) -> u64 {
                 let $value = self;
                 $bits
@@ -84,7 +81,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// or a signal from the peer shows that it has been read, and nothing accesses the target until
     /// a signal or a barrier with a fence shows that it has been written.
     #[doc(alias = "ncclGinPut")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn put<T: Element>(
         &self,
         team: Team,
@@ -113,7 +109,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// As [`put`](Self::put), for the target and the peer.
     #[doc(alias = "ncclGinPutValue")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn put_value<T: Value>(
         &self,
         team: Team,
@@ -142,7 +137,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// The elements lie in the windows, and the peer is connected. From `post` until a flush,
     /// nothing accesses the target and nothing writes the source.
     #[doc(alias = "ncclGinGet")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn get<T: Element>(
         &self,
         team: Team,
@@ -168,7 +162,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// NCCL: `ncclGin::signal`.
     #[doc(alias = "ncclGinSignal")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn signal(&self, coop: Coop, team: Team, peer: i32, action: SignalAction) {
         coop.sync_in(CoopCall::new("gin.signal").arg("peer", peer as u64));
@@ -179,7 +172,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
     /// [`signal`](Self::signal) by one thread. `release` tells NCCL which fence the earlier writes
     /// still need.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn signal_alone(&self, world_rank: i32, action: SignalAction, release: Release) {
         let action = action.lower(self.is_strong_by_default());
@@ -187,14 +179,12 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         unsafe { calls::signal::<B>(self.context(), world_rank, action, release) };
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_strong_by_default(&self) -> bool {
         self.comm.as_raw().gin_strong_legacy_signals
     }
 }
 
 /// The window and byte offset of an element.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sym_addr<T: Element>(element: SymPtr<T>) -> SymAddr {
     (element.window().as_raw(), element.byte_offset())
 }
@@ -214,7 +204,6 @@ pub struct Put<'a, B> {
 
 impl<B: GinBackend> Put<'_, B> {
     /// Updates a signal of the peer after the data has arrived.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn signal(self, action: SignalAction) -> Self {
         Self { action: Some(action), ..self }
     }
@@ -223,7 +212,6 @@ impl<B: GinBackend> Put<'_, B> {
     ///
     /// NCCL: `ncclGin_CounterInc`.
     #[doc(alias = "ncclGin_CounterInc")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn counter(self, counter: CounterId) -> Self {
         Self { counter: Some(counter), ..self }
     }
@@ -234,14 +222,12 @@ impl<B: GinBackend> Put<'_, B> {
     /// # Safety
     ///
     /// The writes to the source have been released at `scope`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn released_to(self, scope: Scope) -> Self {
         Self { release: Release::by_kernel(scope), ..self }
     }
 
     /// Sends the put. The threads of `coop` call this together; the put includes their earlier
     /// writes to the source.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {
         let call = CoopCall::new("put.post").arg("peer", self.peer as u64);
@@ -281,13 +267,11 @@ pub struct PutValue<'a, B> {
 
 impl<B: GinBackend> PutValue<'_, B> {
     /// Updates a signal of the peer after the value has arrived.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn signal(self, action: SignalAction) -> Self {
         Self { action: Some(action), ..self }
     }
 
     /// Sends the value. The threads of `coop` call this together, with the same value.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {
         let call = CoopCall::new("put_value.post").arg("peer", self.peer as u64);
@@ -321,7 +305,6 @@ pub struct Get<'a, B> {
 
 impl<B: GinBackend> Get<'_, B> {
     /// Sends the get. The threads of `coop` call this together.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {
         let call = CoopCall::new("get.post").arg("peer", self.peer as u64);

@@ -21,7 +21,6 @@ impl SignalId {
     ///
     /// The host reserved the range for this device communicator: other signals may be those of its
     /// barriers.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn of(comm: &DevComm, range: SignalRange, index: u32) -> Self {
         let id = u64::from(range.first) + u64::from(index);
@@ -35,13 +34,11 @@ impl SignalId {
     /// # Safety
     ///
     /// The host reserved the signal, and it does not belong to a barrier.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const unsafe fn from_raw(id: u32) -> Self {
         Self(id)
     }
 
     /// NCCL's id.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -49,14 +46,12 @@ impl SignalId {
     /// Increments the peer's signal. NCCL requires a reset of the signal between increments and
     /// [`add`](Self::add). NCCL: `ncclGin_SignalInc`.
     #[doc(alias = "ncclGin_SignalInc")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn inc(self) -> SignalAction {
         SignalAction { target: Target::Id(self.0), op: Op::Inc, strength: Strength::Default }
     }
 
     /// Adds `value` to the peer's signal. NCCL: `ncclGin_SignalAdd`.
     #[doc(alias = "ncclGin_SignalAdd")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn add(self, value: u64) -> SignalAction {
         SignalAction { target: Target::Id(self.0), op: Op::Add(value), strength: Strength::Default }
     }
@@ -78,26 +73,22 @@ impl VaSignal {
     /// The window has the element in every rank and was registered with `NCCL_WIN_STRICT_ORDERING`.
     /// The device communicator was created with `gin_va_signals`. While the element is a signal, it
     /// is written only by this crate's signal functions.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const unsafe fn new(window: Window<u64>, index: usize) -> Self {
         Self { window, index }
     }
 
     /// Increments the peer's signal. NCCL: `ncclGin_VASignalInc`.
     #[doc(alias = "ncclGin_VASignalInc")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn inc(self) -> SignalAction {
         SignalAction { target: Target::Va(self), op: Op::Inc, strength: Strength::Default }
     }
 
     /// Adds `value` to the peer's signal. NCCL: `ncclGin_VASignalAdd`.
     #[doc(alias = "ncclGin_VASignalAdd")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn add(self, value: u64) -> SignalAction {
         SignalAction { target: Target::Va(self), op: Op::Add(value), strength: Strength::Default }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn byte_offset(self) -> usize {
         self.index * size_of::<u64>()
     }
@@ -116,21 +107,18 @@ impl Signal for SignalId {}
 impl Signal for VaSignal {}
 
 impl sealed::Sealed for SignalId {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn word(self) -> Word {
         Word::Signal(self.0)
     }
 }
 
 impl sealed::Sealed for VaSignal {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn word(self) -> Word {
         Word::VaSignal { window: self.window.as_raw(), offset: self.byte_offset() }
     }
 }
 
 /// The 64-bit word of a signal.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn word(signal: impl Signal) -> Word {
     sealed::Sealed::word(signal)
 }
@@ -170,7 +158,6 @@ impl SignalAction {
     /// same peer on the same context. Traps unless the device communicator was created with
     /// `gin_strong_signals`. NCCL: `ncclGin_StrongSignalInc`, `ncclGin_StrongSignalAdd`.
     #[doc(alias = "ncclGin_StrongSignalInc")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub const fn strong(self) -> Self {
         Self { strength: Strength::Strong, ..self }
@@ -179,14 +166,12 @@ impl SignalAction {
     /// The signal is visible only after the data of its own put, but perhaps before the data of
     /// earlier puts. NCCL: `ncclGin_WeakSignalInc`, `ncclGin_WeakSignalAdd`.
     #[doc(alias = "ncclGin_WeakSignalInc")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub const fn weak(self) -> Self {
         Self { strength: Strength::Weak, ..self }
     }
 
     /// The action as parameters of NCCL's functions.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn lower(self, strong_by_default: bool) -> RemoteAction {
         const VA: i32 = 1;
@@ -228,7 +213,6 @@ impl CounterId {
     ///
     /// The host reserved the range for this device communicator: other counters may be those of
     /// other users.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn of(comm: &DevComm, range: CounterRange, index: u32) -> Self {
         let id = u64::from(range.first) + u64::from(index);
@@ -238,7 +222,6 @@ impl CounterId {
     }
 
     /// NCCL's id.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn get(self) -> u32 {
         self.0
     }

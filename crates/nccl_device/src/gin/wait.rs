@@ -19,7 +19,6 @@ pub struct Request<'a, B> {
 }
 
 impl<B: GinBackend> Request<'_, B> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
         let (context, order) = (self.gin.context(), order.acquire_half());
@@ -36,7 +35,6 @@ impl<B: GinBackend> Request<'_, B> {
 impl<'a, B: GinBackend> Gin<'a, B> {
     /// The value of a signal. NCCL: `ncclGin::readSignal`.
     #[doc(alias = "ncclGinReadSignal")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn read_signal(&self, signal: impl Signal, order: MemoryOrder) -> u64 {
         // SAFETY: the host reserved the signal, or the contract of `VaSignal` holds.
@@ -48,7 +46,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// NCCL: `ncclGin::waitSignal`.
     #[doc(alias = "ncclGinWaitSignal")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_signal(&self, coop: Coop, signal: impl Signal, least: u64, order: MemoryOrder) {
         let call = CoopCall::new("gin.wait_signal").arg("value", least);
@@ -63,7 +60,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// [`TimedOut`], in every thread of the coop.
     #[doc(alias = "ncclGinWaitSignalTimeout")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_signal_timeout(
         &self,
@@ -80,7 +76,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
     /// The value of a counter. NCCL: `ncclGin::readCounter`.
     #[doc(alias = "ncclGinReadCounter")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn read_counter(&self, counter: CounterId, order: MemoryOrder) -> u64 {
         let word = Word::Counter(counter.get());
@@ -91,7 +86,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// Waits until a counter has reached `least`, compared modulo 2^56. NCCL:
     /// `ncclGin::waitCounter`.
     #[doc(alias = "ncclGinWaitCounter")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_counter(&self, coop: Coop, counter: CounterId, least: u64, order: MemoryOrder) {
         let word = Word::Counter(counter.get());
@@ -107,7 +101,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// [`TimedOut`], in every thread of the coop.
     #[doc(alias = "ncclGinWaitCounterTimeout")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_counter_timeout(
         &self,
@@ -125,7 +118,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// Sets a signal of this rank, and its shadow, to 0. No peer may update the signal at the same
     /// time. NCCL: `ncclGin::resetSignal`.
     #[doc(alias = "ncclGinResetSignal")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn reset_signal(&self, signal: impl Signal) {
         let word = word(signal);
@@ -142,7 +134,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// Sets a counter to 0. No put may increment the counter at the same time. NCCL:
     /// `ncclGin::resetCounter`.
     #[doc(alias = "ncclGinResetCounter")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn reset_counter(&self, counter: CounterId) {
         // SAFETY: the host reserved the counter.
@@ -152,7 +143,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// The shadow of a signal: the value that this rank expects the signal to reach. It persists
     /// across kernels. NCCL: `ncclGin::getSignalShadowPtr`.
     #[doc(alias = "ncclGinGetSignalShadowPtr")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn signal_shadow(&self, signal: SignalId) -> u64 {
         // SAFETY: the host reserved the signal.
@@ -162,7 +152,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// Adds `delta` to a signal's shadow. One thread of a coop calls this. NCCL:
     /// `ncclGin::increaseSignalShadow`.
     #[doc(alias = "ncclGinIncreaseSignalShadow")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn expect(&self, signal: SignalId, delta: u64) {
         // SAFETY: the host reserved the signal.
@@ -174,7 +163,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
     /// Waits until a signal has reached its shadow. NCCL: `ncclGin::waitSignalMeetShadow`.
     #[doc(alias = "ncclGinWaitSignalMeetShadow")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_signal_meets_shadow(&self, coop: Coop, signal: SignalId, order: MemoryOrder) {
         coop.sync();
@@ -187,7 +175,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_signal_meets_shadow_timeout(
         &self,
@@ -206,7 +193,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// NCCL: `ncclGin::waitSignalFollowShadow`.
     #[doc(alias = "ncclGinWaitSignalFollowShadow")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_signal_follow_shadow(
         &self,
@@ -227,7 +213,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_signal_follow_shadow_timeout(
         &self,
@@ -244,7 +229,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// Sets the shadow to the signal's value. The coop's other threads read the value there.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn follow_shadow(
         &self,
@@ -272,7 +256,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// NCCL: `ncclGin::flush`.
     #[doc(alias = "ncclGinFlush")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn flush(&self, coop: Coop, order: MemoryOrder) {
         coop.sync_in(CoopCall::new("gin.flush"));
@@ -287,7 +270,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// [`TimedOut`], in every thread of the coop.
     #[doc(alias = "ncclGinFlushTimeout")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn flush_timeout(
         &self,
@@ -306,7 +288,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// NCCL: `ncclGin::flushAsync`.
     #[doc(alias = "ncclGinFlushAsync")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn flush_async(&self, team: Team, peer: i32) -> Request<'a, B> {
         let peer = self.connected(team, peer);
@@ -321,7 +302,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// Waits, in the calling thread, until a flush that began on this context is complete.
     /// NCCL: `ncclGin::wait`.
     #[doc(alias = "ncclGinWait")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_request(&self, request: Request<'a, B>, order: MemoryOrder) {
         let outcome = request.wait(order, Deadline::NEVER);
@@ -335,7 +315,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// [`TimedOut`].
     #[doc(alias = "ncclGinWaitTimeout")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_request_timeout(
         &self,
@@ -348,7 +327,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// Flushes the operations to this thread's share of the peers.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn flush_share(
         &self,
@@ -378,7 +356,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// Waits in the coop's first thread; the other threads do not wait here.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait_by_first(
         &self,

@@ -20,7 +20,6 @@ impl<T: Element> Buffers<T> {
     /// The ranks' parts of a window from element `index` on, in the rank order of `team`.
     ///
     /// NCCL maps the parts of consecutive LSA ranks at a constant stride.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn of_team(window: Window<T>, index: usize, team: Team) -> Self {
         let own = window.local().as_ptr().wrapping_add(index);
@@ -31,25 +30,21 @@ impl<T: Element> Buffers<T> {
     }
 
     /// [`Self::of_team`] with this rank's part first.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn of_team_from_own(window: Window<T>, index: usize, team: Team) -> Self {
         Self { first: team.rank as usize, ..Self::of_team(window, index, team) }
     }
 
     /// `n` buffers, `stride` elements apart.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn strided(zeroth: *mut T, stride: usize, n: usize) -> Self {
         Self { zeroth, stride: stride.wrapping_mul(size_of::<T>()) as isize, n, first: 0 }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn len(&self) -> usize {
         self.n
     }
 
     /// The address of buffer `i`, below [`Self::len`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn get(&self, i: usize) -> *mut T {
         let i = self.first + i;
         let i = if i < self.n { i } else { i - self.n };
@@ -57,7 +52,6 @@ impl<T: Element> Buffers<T> {
     }
 
     /// The addresses of all buffers. There must be `N`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn array<const N: usize>(&self) -> [*mut T; N] {
         let mut all = [self.zeroth; N];
         let mut i = 0;
@@ -69,14 +63,12 @@ impl<T: Element> Buffers<T> {
     }
 
     /// The buffers' address modulo 16, or `None` if it differs between them.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn misalignment(&self) -> Option<usize> {
         (self.stride % 16 == 0 || self.n == 1).then(|| misalignment(self.zeroth))
     }
 }
 
 /// An address modulo 16.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn misalignment<T>(address: *const T) -> usize {
     address.addr() % 16
 }

@@ -20,7 +20,6 @@ use crate::call::CoopCall;
 /// valid for reads, aligned, and not written at the same time; `dst` is valid for `count` writes,
 /// aligned, and not accessed by other threads.
 #[doc(alias = "ncclLocalReduceSum")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn local_reduce<T: Accumulate>(
     threads: impl Into<Threads>,
@@ -54,7 +53,6 @@ pub unsafe fn local_reduce<T: Accumulate>(
 /// not written at the same time; the destinations are valid for writes, aligned, and not accessed
 /// by other threads.
 #[doc(alias = "ncclLocalCopy")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn local_copy<T: Accumulate>(
     threads: impl Into<Threads>,
@@ -88,7 +86,6 @@ pub unsafe fn local_copy<T: Accumulate>(
 /// writes, aligned, and not accessed by other threads.
 #[doc(alias = "ncclLocalReduceSumCopy")]
 #[expect(clippy::too_many_arguments, reason = "two sets of buffers, of three arguments each")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn local_reduce_copy<T: Accumulate>(
     threads: impl Into<Threads>,

@@ -37,7 +37,6 @@ const fn widens_fourfold<T: Accumulate>() -> bool {
 /// are not written at the same time; `dst` is valid for `count` writes, aligned, and not accessed
 /// by other threads. `team` is within the LSA team and not empty.
 #[doc(alias = "ncclLsaReduceSum")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_reduce<T: Accumulate>(
     threads: impl Into<Threads>,
@@ -84,7 +83,6 @@ pub unsafe fn lsa_reduce<T: Accumulate>(
 /// not written at the same time; each rank's part of `dst` has the elements, which other threads do
 /// not access. `team` is within the LSA team.
 #[doc(alias = "ncclLsaCopy")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_copy<T: Accumulate>(
     threads: impl Into<Threads>,
@@ -120,7 +118,6 @@ pub unsafe fn lsa_copy<T: Accumulate>(
 /// threads do not access. `team` is within the LSA team and not empty.
 #[doc(alias = "ncclLsaReduceSumCopy")]
 #[expect(clippy::too_many_arguments, reason = "two windows, each with an index")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_reduce_copy<T: Accumulate>(
     threads: impl Into<Threads>,

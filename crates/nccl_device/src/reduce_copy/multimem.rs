@@ -53,14 +53,12 @@ macro_rules! words {
             $type: multimem::LoadReduce<Op>,
             Vec16<$type>: multimem::LoadReduce<Op>,
         {
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             unsafe fn load(op: Op, from: *const Self) -> Self {
                 // SAFETY: the caller's contract.
                 unsafe { multimem::load_reduce(op, from) }
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self> {
                 // SAFETY: the caller's contract.
@@ -79,7 +77,6 @@ macro_rules! halves {
             [$type; 2]: multimem::LoadReduce<Op> + multimem::Value<Element = $type>,
             Vec16<$type>: multimem::LoadReduce<Op>,
         {
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             unsafe fn load(op: Op, from: *const Self) -> Self {
                 let second = from.addr() % 4 / 2;
@@ -90,7 +87,6 @@ macro_rules! halves {
                 if second == 0 { both[0] } else { both[1] }
             }
 
-            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self> {
                 // SAFETY: the caller's contract.
@@ -108,7 +104,6 @@ halves!(f16 bf16);
 /// # Safety
 ///
 /// `to` is a multicast address, valid in all copies and aligned to the element.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(super) unsafe fn store_one<T: Element>(to: *mut T, value: T) {
     // SAFETY: an element is plain old data of its size; the rest is the caller's contract.
@@ -137,12 +132,10 @@ struct Multicast<T, Op> {
 impl<T: MultimemReduce<Op>, Op: ReduceOp<T>> Source<T> for Multicast<T, Op> {
     type Loaded<P: Pack<T>> = P::Value;
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn misalignment(&self) -> Option<usize> {
         Some(misalignment(self.from))
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
@@ -161,7 +154,6 @@ impl<T: MultimemReduce<Op>, Op: ReduceOp<T>> Source<T> for Multicast<T, Op> {
         values
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn finish<P: Pack<T>>(&self, loaded: P::Value) -> P::Value {
         loaded
     }
@@ -172,12 +164,10 @@ impl<T: MultimemReduce<Op>, Op: ReduceOp<T>> Source<T> for Multicast<T, Op> {
 struct ToMulticast<T>(*mut T);
 
 impl<T: Accumulate> Sink<T> for ToMulticast<T> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn misalignment(&self) -> Option<usize> {
         Some(misalignment(self.0))
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         // SAFETY: the caller's contract.
@@ -195,7 +185,6 @@ impl<T: Accumulate> Sink<T> for ToMulticast<T> {
 /// element, that has `count` elements in each copy, which are not written at the same time; `dst`
 /// is valid for `count` writes, aligned, and not accessed by other threads.
 #[doc(alias = "ncclMultimemReduceSum")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     threads: impl Into<Threads>,
@@ -224,7 +213,6 @@ pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 /// not written at the same time; `dst` is a multicast address, aligned to the element, that has
 /// `count` elements in each copy, which other threads do not access.
 #[doc(alias = "ncclMultimemCopy")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_copy<T: Accumulate>(
     threads: impl Into<Threads>,
@@ -252,7 +240,6 @@ pub unsafe fn multimem_copy<T: Accumulate>(
 /// to the element, that have `count` elements in each copy. At the same time other threads do not
 /// write those of `src` or access those of `dst`.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     threads: impl Into<Threads>,
@@ -280,7 +267,6 @@ pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 ///
 /// As [`lsa_reduce`](super::lsa_reduce) for `src`, as [`multimem_copy`] for `dst`.
 #[doc(alias = "ncclLsaReduceSumMultimemCopy")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     threads: impl Into<Threads>,
@@ -321,7 +307,6 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
 ///
 /// As [`multimem_reduce`] for `src`, as [`lsa_copy`](super::lsa_copy) for `dst`.
 #[doc(alias = "ncclMultimemReduceSumLsaCopy")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce_lsa_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     threads: impl Into<Threads>,

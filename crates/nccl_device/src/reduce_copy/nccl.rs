@@ -110,7 +110,6 @@ pub trait NcclMultimemElement: NcclElement {
 /// Defines a function that passes its arguments to NCCL's function `$raw`.
 macro_rules! forward {
     ($name:ident($($arg:ident: $type:ty),*) = $raw:ident) => {
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         unsafe fn $name($($arg: $type),*) {
             // SAFETY: the caller's contract.
@@ -187,7 +186,6 @@ multimem_elements! {
 ///
 /// As [`lsa_reduce`](super::lsa_reduce).
 #[doc(alias = "ncclLsaReduceSum")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_reduce_sum<T: NcclElement>(
     coop: Coop,
@@ -208,7 +206,6 @@ pub unsafe fn lsa_reduce_sum<T: NcclElement>(
 ///
 /// As [`lsa_copy`](super::lsa_copy).
 #[doc(alias = "ncclLsaCopy")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_copy<T: NcclElement>(
     coop: Coop,
@@ -230,7 +227,6 @@ pub unsafe fn lsa_copy<T: NcclElement>(
 ///
 /// As [`lsa_reduce_copy`](super::lsa_reduce_copy).
 #[doc(alias = "ncclLsaReduceSumCopy")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_reduce_sum_copy<T: NcclElement>(
     coop: Coop,
@@ -256,7 +252,6 @@ pub unsafe fn lsa_reduce_sum_copy<T: NcclElement>(
 /// As [`local_reduce_copy`](super::local_reduce_copy).
 #[doc(alias = "ncclLocalReduceSumCopy")]
 #[expect(clippy::too_many_arguments, reason = "two sets of buffers, of three arguments each")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn local_reduce_sum_copy<T: NcclElement>(
     coop: Coop,
@@ -291,7 +286,6 @@ pub unsafe fn local_reduce_sum_copy<T: NcclElement>(
 /// As [`multimem_reduce`](super::multimem_reduce). For `f16` and `bf16`, `src` is aligned to 4
 /// bytes and `count` is even: NCCL traps otherwise.
 #[doc(alias = "ncclMultimemReduceSum")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce_sum<T: NcclMultimemElement>(
     coop: Coop,
@@ -310,7 +304,6 @@ pub unsafe fn multimem_reduce_sum<T: NcclMultimemElement>(
 /// As [`multimem_copy`](super::multimem_copy). For `f16` and `bf16`, `dst` is aligned to 4 bytes
 /// and `count` is even: NCCL traps otherwise.
 #[doc(alias = "ncclMultimemCopy")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_copy<T: NcclMultimemElement>(
     coop: Coop,
@@ -330,7 +323,6 @@ pub unsafe fn multimem_copy<T: NcclMultimemElement>(
 /// As [`multimem_reduce_copy`](super::multimem_reduce_copy). For `f16` and `bf16`, `src` and `dst`
 /// are aligned to 4 bytes and `count` is even: NCCL traps otherwise.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce_sum_copy<T: NcclMultimemElement>(
     coop: Coop,

@@ -51,26 +51,22 @@ impl<T: Accumulate> Pack<T> for Vectors {
     type Value = Vec16<T>;
     type Wide = T::Wide;
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn zero() -> Vec16<T> {
         Vec16::from_bits([0; 4])
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn load(from: *const T) -> Vec16<T> {
         // SAFETY: the caller's contract.
         unsafe { mem::load_vec(from) }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store(to: *mut T, value: Vec16<T>) {
         // SAFETY: the caller's contract.
         unsafe { mem::store_vec(to, value) }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn load_multicast<Op>(op: Op, from: *const T) -> Vec16<T>
     where
@@ -80,29 +76,24 @@ impl<T: Accumulate> Pack<T> for Vectors {
         unsafe { T::load_vec(op, from) }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store_multicast(to: *mut T, value: Vec16<T>) {
         // SAFETY: the caller's contract.
         unsafe { multimem::store_vec(to, value) }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn widen(value: Vec16<T>) -> T::Wide {
         T::widen(value)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow(wide: T::Wide) -> Vec16<T> {
         T::narrow(wide)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn map(wide: &mut T::Wide, f: impl Fn(T::Acc) -> T::Acc) {
         T::map(wide, f);
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn zip(wide: &mut T::Wide, other: T::Wide, f: impl Fn(T::Acc, T::Acc) -> T::Acc) {
         T::zip(wide, other, f);
     }
@@ -116,27 +107,23 @@ impl<T: Accumulate> Pack<T> for Elements {
     type Value = T;
     type Wide = T::Acc;
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn zero() -> T {
         // SAFETY: every bit pattern is a value of `T`, by the contract of `Element`.
         unsafe { zeroed() }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn load(from: *const T) -> T {
         // SAFETY: the caller's contract.
         unsafe { mem::load(from) }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store(to: *mut T, value: T) {
         // SAFETY: the caller's contract.
         unsafe { mem::store(to, value) }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn load_multicast<Op>(op: Op, from: *const T) -> T
     where
@@ -146,29 +133,24 @@ impl<T: Accumulate> Pack<T> for Elements {
         unsafe { <T as MultimemReduce<Op>>::load(op, from) }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store_multicast(to: *mut T, value: T) {
         // SAFETY: the caller's contract.
         unsafe { store_one(to, value) }
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn widen(value: T) -> T::Acc {
         value.to_acc()
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow(wide: T::Acc) -> T {
         T::from_acc(wide)
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn map(wide: &mut T::Acc, f: impl Fn(T::Acc) -> T::Acc) {
         *wide = f(*wide);
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn zip(wide: &mut T::Acc, other: T::Acc, f: impl Fn(T::Acc, T::Acc) -> T::Acc) {
         *wide = f(*wide, other);
     }

@@ -23,7 +23,6 @@ pub(super) struct Plan {
 
 impl Plan {
     /// Plans to move `count` elements from `source` to `sink` by `threads`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn new<T: Accumulate>(
         threads: Threads,
@@ -49,7 +48,6 @@ impl Plan {
     ///
     /// The plan was made for this source and sink, or for ones with the same addresses modulo 16;
     /// loads from the source's and stores to the sink's elements are allowed.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) unsafe fn vectors<T: Accumulate, const U: usize>(
         self,
@@ -65,7 +63,6 @@ impl Plan {
     /// # Safety
     ///
     /// As [`Self::vectors`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) unsafe fn elements<T: Accumulate>(self, source: impl Source<T>, sink: impl Sink<T>) {
         let mut end = false;
@@ -87,7 +84,6 @@ impl Plan {
     /// # Safety
     ///
     /// As [`Self::vectors`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) unsafe fn all<T: Accumulate, const U: usize>(
         self,
@@ -106,7 +102,6 @@ impl Plan {
     /// # Safety
     ///
     /// As [`Self::vectors`], and the packs are aligned.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn pass<T: Accumulate, P: Pack<T>, const U: usize>(
         self,

@@ -23,12 +23,10 @@ pub(super) trait Sink<T: Accumulate>: Copy {
 pub(super) struct One<T>(pub(super) *mut T);
 
 impl<T: Accumulate> Sink<T> for One<T> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn misalignment(&self) -> Option<usize> {
         Some(misalignment(self.0))
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         // SAFETY: the caller's contract.
@@ -45,19 +43,16 @@ pub(super) struct Each<T, const N: usize> {
 
 impl<T: Accumulate, const N: usize> Each<T, N> {
     /// The sink of `buffers`, which are `N`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn of(buffers: Buffers<T>) -> Self {
         Self { to: buffers.array(), misalignment: buffers.misalignment() }
     }
 }
 
 impl<T: Accumulate, const N: usize> Sink<T> for Each<T, N> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn misalignment(&self) -> Option<usize> {
         self.misalignment
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         for to in &self.to {
@@ -72,12 +67,10 @@ impl<T: Accumulate, const N: usize> Sink<T> for Each<T, N> {
 pub(super) struct Many<T>(pub(super) Buffers<T>);
 
 impl<T: Accumulate> Sink<T> for Many<T> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn misalignment(&self) -> Option<usize> {
         self.0.misalignment()
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         let mut i = 0;

@@ -38,12 +38,10 @@ pub(super) struct Copied<T>(pub(super) *const T);
 impl<T: Accumulate> Source<T> for Copied<T> {
     type Loaded<P: Pack<T>> = P::Value;
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn misalignment(&self) -> Option<usize> {
         Some(misalignment(self.0))
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
@@ -61,7 +59,6 @@ impl<T: Accumulate> Source<T> for Copied<T> {
         values
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn finish<P: Pack<T>>(&self, loaded: P::Value) -> P::Value {
         loaded
     }
@@ -77,7 +74,6 @@ pub(super) struct Reduced<T, Op, const N: usize> {
 
 impl<T: Accumulate, Op, const N: usize> Reduced<T, Op, N> {
     /// The source of `buffers`, which are `N`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn of(op: Op, buffers: Buffers<T>) -> Self {
         Self { op, from: buffers.array(), misalignment: buffers.misalignment() }
     }
@@ -86,12 +82,10 @@ impl<T: Accumulate, Op, const N: usize> Reduced<T, Op, N> {
 impl<T: Accumulate, Op: ReduceOp<T>, const N: usize> Source<T> for Reduced<T, Op, N> {
     type Loaded<P: Pack<T>> = [P::Value; N];
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn misalignment(&self) -> Option<usize> {
         self.misalignment
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
@@ -111,7 +105,6 @@ impl<T: Accumulate, Op: ReduceOp<T>, const N: usize> Source<T> for Reduced<T, Op
         loaded
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn finish<P: Pack<T>>(&self, loaded: [P::Value; N]) -> P::Value {
         let op = self.op;
         let mut acc = P::widen(loaded[0]);
@@ -137,12 +130,10 @@ const TOGETHER: usize = 4;
 impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {
     type Loaded<P: Pack<T>> = P::Wide;
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn misalignment(&self) -> Option<usize> {
         self.from.misalignment()
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
@@ -185,7 +176,6 @@ impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {
         acc
     }
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn finish<P: Pack<T>>(&self, mut loaded: P::Wide) -> P::Value {
         P::map(&mut loaded, |x| self.op.result(x));
         P::narrow(loaded)

@@ -21,7 +21,6 @@ pub struct Threads {
 
 impl Threads {
     /// The threads of a one-dimensional grid. Every thread of the grid makes the call.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn grid() -> Self {
         let count = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
         Self {
@@ -33,7 +32,6 @@ impl Threads {
     }
 
     /// Tells the simulator that these threads make this call.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn call(self, call: CoopCall) -> Self {
         #[cfg(not(target_arch = "nvptx64"))]
@@ -52,7 +50,6 @@ impl core::fmt::Debug for Threads {
 }
 
 impl From<Coop> for Threads {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn from(coop: Coop) -> Self {
         Self {
             rank: coop.thread_rank() as usize,

@@ -17,7 +17,6 @@ impl<T: Accumulate> Window<T> {
     ///
     /// `team` is the LSA team, of `N` ranks. Each rank's part has the vector, at a multiple of 16
     /// bytes, and nothing writes it at the same time.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn sum_vec_of<const N: usize>(self, team: Team, at: usize) -> T::Wide {
         let mut vectors = [Vec16::from_bits([0; 4]); N];
@@ -43,7 +42,6 @@ impl<T: Accumulate> Window<T> {
     /// # Safety
     ///
     /// As [`sum_vec_of`](Self::sum_vec_of), for any number of ranks.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn sum_vec(self, team: Team, at: usize) -> T::Wide {
         let mut sum = T::widen(Vec16::from_bits([0; 4]));
@@ -61,7 +59,6 @@ impl<T: Accumulate> Window<T> {
     ///
     /// `team` is the LSA team. Each rank's part has the vector, at a multiple of 16 bytes, and
     /// other threads do not access it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_vec_to_all(self, team: Team, at: usize, vector: Vec16<T>) {
         for peer in team.all_from_self() {

@@ -57,7 +57,6 @@ impl Parts<'_> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call it.
-    #[inline(always)]
     unsafe fn all(&self, last: impl Fn(u32, f32) -> f32 + Copy) {
         let (mut tile, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
         let mut before = None;
@@ -94,7 +93,6 @@ impl Parts<'_> {
     /// # Safety
     ///
     /// The kernel's contract; all threads of the block call it.
-    #[inline(always)]
     unsafe fn push(&self, tile: u32, sums: &Sums) {
         let staged = shared_array![bf16; ELEMENTS];
         for_each_pair(sums, |row, column, pair| {
@@ -126,7 +124,6 @@ impl Parts<'_> {
     /// # Safety
     ///
     /// As for [`push`](Self::push), which this block has called for the tile.
-    #[inline(always)]
     unsafe fn add(&self, tile: u32, last: impl Fn(u32, f32) -> f32) {
         let (ranks, coop) = (self.comm.lsa_team().n_ranks as u32, Coop::cta());
         for rank in 0..ranks {

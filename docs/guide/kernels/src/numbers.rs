@@ -9,7 +9,6 @@ use nccl_device::{Coop, DevComm, LlA2aBuffer, LlA2aHandle};
 type Part = [f32; 2];
 
 /// The same of two parts together.
-#[inline(always)]
 fn merge(a: Part, b: Part) -> Part {
     let largest = a[0].max(b[0]);
     [largest, a[1] * math::exp(a[0] - largest) + b[1] * math::exp(b[0] - largest)]

@@ -142,7 +142,6 @@ impl<const N: usize> Fused<'_, N> {
     }
 
     /// Adds what the peers send to rows of a tile, to every `step`-th group of them.
-    #[inline(always)]
     fn add(&self, (row, column): (u32, u32), rows: Range<u32>, step: u32, turn: u32) {
         // SAFETY: the kernel has waited. The warps that call this share the rows, which are stored.
         unsafe {

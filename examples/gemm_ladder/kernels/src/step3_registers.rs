@@ -67,7 +67,6 @@ pub unsafe fn step3_registers(a: *const bf16, b: *const bf16, c: *mut bf16, n: u
 }
 
 /// Stores eight terms of a row, each to the place of its term.
-#[inline(always)]
 unsafe fn transpose(to: *mut f32, terms: Vec16<bf16>) {
     let mut i = 0;
     while i < 8 {
@@ -78,7 +77,6 @@ unsafe fn transpose(to: *mut f32, terms: Vec16<bf16>) {
 }
 
 /// Four numbers from here on, and four 64 further.
-#[inline(always)]
 unsafe fn eight(from: *const f32) -> [f32; 8] {
     // SAFETY: the tile has the elements.
     let (low, high) = unsafe { (mem::load_vec(from), mem::load_vec(from.add(64))) };
@@ -87,7 +85,6 @@ unsafe fn eight(from: *const f32) -> [f32; 8] {
 }
 
 /// Four numbers, rounded.
-#[inline(always)]
 fn four([p, q, r, s]: [f32; 4]) -> u64 {
     u64::from(f32_to_bf16x2([p, q])) | u64::from(f32_to_bf16x2([r, s])) << 32
 }

@@ -130,7 +130,6 @@ pub unsafe fn step8_persistent(
 /// # Safety
 ///
 /// The lanes of a multiplying warp call this together.
-#[inline(always)]
 unsafe fn store(sums: &Sums256, c: &TensorMap, memory: TileMemory, row: u32, column: u32) {
     let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE, warp::lane_id());
     let mut slice = 0;

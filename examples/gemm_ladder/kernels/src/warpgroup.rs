@@ -18,7 +18,6 @@ pub type Sums256 = RegTile<f32, 32>;
 /// # Safety
 ///
 /// As [`wgmma::multiply`].
-#[inline(always)]
 pub unsafe fn multiply<S: Sums, const N: u32>(
     sums: &mut S,
     a: SharedTile<bf16, ROWS>,
@@ -44,7 +43,6 @@ pub unsafe fn multiply<S: Sums, const N: u32>(
 /// # Safety
 ///
 /// The 128 threads of a warpgroup call this; C has the elements, and no other thread accesses them.
-#[inline(always)]
 pub unsafe fn store<const BLOCKS: usize>(
     sums: &RegTile<f32, BLOCKS>,
     c: *mut bf16,

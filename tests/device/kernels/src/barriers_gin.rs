@@ -10,7 +10,6 @@ use crate::extra::{Extra, Words, share};
 
 const ORDER: MemoryOrder = MemoryOrder::AcqRel;
 
-#[inline(always)]
 fn fence(n: u32) -> FenceLevel {
     match n {
         0 => FenceLevel::None,
@@ -24,7 +23,6 @@ fn fence(n: u32) -> FenceLevel {
 /// over the contexts that the barrier covers; calls `sync`; and checks the words whose arrival
 /// `fence` guarantees. Returns the number of errors. The coop's words in `mail` begin at index
 /// `first`: 4 rows, of one word per rank.
-#[inline(always)]
 #[allow(clippy::too_many_arguments)]
 unsafe fn rounds<B: GinBackend>(
     comm: &DevComm,

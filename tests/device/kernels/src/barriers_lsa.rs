@@ -9,7 +9,6 @@ use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarriers, MemoryOrder, Timeout
 use crate::extra::{Extra, Words};
 
 /// The memory order with this number.
-#[inline(always)]
 fn order(n: u32) -> MemoryOrder {
     match n {
         0 => MemoryOrder::Relaxed,
@@ -22,7 +21,6 @@ fn order(n: u32) -> MemoryOrder {
 
 /// `rounds` times, each rank writes to every peer, calls `sync` (barrier `index` of `coop`), and
 /// checks what the peers wrote. Returns the number of errors.
-#[inline(always)]
 fn exchange(
     comm: &DevComm,
     mail: Words,

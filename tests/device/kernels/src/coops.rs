@@ -6,7 +6,6 @@ use nccl_device::{Coop, DevComm};
 use crate::extra::{Extra, Words};
 
 /// The calling thread's coop, of kind `n`, in a block of 96 threads.
-#[inline(always)]
 fn coop_of(n: u32) -> Coop {
     let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
     match n {

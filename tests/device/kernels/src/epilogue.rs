@@ -15,7 +15,6 @@ pub struct ScaledRelu {
 impl Epilogue for ScaledRelu {
     type Output = f16;
 
-    #[inline(always)]
     fn apply<F: Fragment>(&self, sums: &mut F) {
         // SAFETY: the kernel's contract: there is a number for each row of C.
         sums.update_in_c(|sum, row, _| unsafe {

@@ -45,7 +45,6 @@ pub struct Range {
 
 impl Extra {
     /// Signal `index` of `signals`.
-    #[inline(always)]
     #[track_caller]
     pub(crate) fn signal(&self, comm: &DevComm, index: u32) -> SignalId {
         let Range { first, count } = self.signals;
@@ -54,7 +53,6 @@ impl Extra {
     }
 
     /// Counter `index` of `counters`.
-    #[inline(always)]
     #[track_caller]
     pub(crate) fn counter(&self, comm: &DevComm, index: u32) -> CounterId {
         let Range { first, count } = self.counters;
@@ -64,7 +62,6 @@ impl Extra {
 }
 
 /// The calling thread's share of `0..count`, which the threads of `coop` divide among themselves.
-#[inline(always)]
 pub(crate) fn share(coop: Coop, count: usize) -> impl Iterator<Item = usize> {
     (coop.thread_rank() as usize..count).step_by(coop.size() as usize)
 }

@@ -8,14 +8,12 @@ use nccl_device::{Coop, DevComm, MemoryOrder, Team, Window};
 use crate::extra::{Extra, Words, share};
 
 /// Word `i` of what rank `from` sends to rank `to`.
-#[inline(always)]
 fn word(from: i32, to: i32, i: usize) -> u64 {
     (from as u64) << 40 | (to as u64) << 20 | i as u64
 }
 
 /// Writes what this rank sends to the ranks of `team`: `count` words per rank, from index `first`
 /// of `window` on.
-#[inline(always)]
 unsafe fn fill(comm: &DevComm, coop: Coop, team: Team, window: Words, first: usize, count: usize) {
     for i in share(coop, count * team.n_ranks as usize) {
         let to = team.to_world(comm.rank(), (i / count) as i32);
@@ -26,7 +24,6 @@ unsafe fn fill(comm: &DevComm, coop: Coop, team: Team, window: Words, first: usi
 }
 
 /// How many words differ from what the ranks of `team` send to this rank.
-#[inline(always)]
 unsafe fn count_wrong(
     comm: &DevComm,
     coop: Coop,
@@ -47,7 +44,6 @@ unsafe fn count_wrong(
 
 /// Waits until a signal is `more` above `before`, its shadow, and raises the shadow by `more`. (A
 /// fast peer may already have raised the signal; only this rank changes the shadow.)
-#[inline(always)]
 fn wait_for<B: GinBackend>(
     gin: Gin<'_, B>,
     coop: Coop,
@@ -64,7 +60,6 @@ fn wait_for<B: GinBackend>(
 }
 
 /// The team of the exchange: the world for `mode` 0, else the rail.
-#[inline(always)]
 pub(crate) fn connected(comm: &DevComm, mode: u32) -> Team {
     if mode == 0 { comm.world_team() } else { comm.rail_team() }
 }
@@ -176,7 +171,6 @@ pub unsafe fn gin_value_sizes<B: GinBackend>(
 }
 
 /// The same window with another element type.
-#[inline(always)]
 pub(crate) unsafe fn cast<T>(window: Words) -> Window<T> {
     // SAFETY: a window is the same handle for every element type.
     unsafe { core::mem::transmute::<Words, Window<T>>(window) }

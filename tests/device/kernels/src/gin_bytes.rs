@@ -22,7 +22,6 @@ struct Message {
 impl Message {
     /// Message `k` from rank `from` to rank `to`: its length is 1 to 70 bytes, its offsets have
     /// every alignment.
-    #[inline(always)]
     fn of(from: i32, to: i32, k: usize) -> Self {
         let seed = 7 * from as usize + 3 * to as usize + 13 * k;
         let len = 1 + seed % 70;
@@ -31,7 +30,6 @@ impl Message {
     }
 
     /// Byte `i` of message `k`; never 0. Launches differ in `salt`.
-    #[inline(always)]
     fn byte(from: i32, to: i32, k: usize, salt: u32, i: usize) -> u8 {
         1 + ((from as usize * 31 + to as usize * 17 + k * 7 + i + salt as usize) % 255) as u8
     }
@@ -39,7 +37,6 @@ impl Message {
 
 /// How many bytes of a slot (index `which` of [`Message::starts`]) differ from the expected ones:
 /// message `k`, and zeros around it.
-#[inline(always)]
 unsafe fn wrong_in(
     slot: LsaPtr<u8>,
     first: usize,

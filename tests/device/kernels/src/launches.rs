@@ -11,7 +11,6 @@ use devcomm_types::{GridConstant, TensorMap};
 pub const THREADS: u32 = 32;
 
 /// Each thread sends four numbers to the next block of its cluster, and writes what it got.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn pass_on(out: *mut f32) {
     let (rank, size) = (cluster::rank(), cluster::size());
     let (block, t) = (thread::block_idx_x(), thread::thread_idx_x());

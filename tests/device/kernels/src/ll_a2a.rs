@@ -16,7 +16,6 @@ macro_rules! elements {
 elements!(B1 1, B4 4, B6 6, B8 8, B12 12, B16 16, B29 29, B64 64);
 
 /// An element whose bytes encode its sender, receiver, number in its epoch, and round (epoch).
-#[inline(always)]
 fn element<T: Pod>(from: u32, to: u32, number: u32, round: u32) -> T {
     let mut value = T::zeroed();
     let start = (&raw mut value).cast::<u8>();
@@ -29,7 +28,6 @@ fn element<T: Pod>(from: u32, to: u32, number: u32, round: u32) -> T {
 }
 
 /// Whether two elements have the same bytes.
-#[inline(always)]
 fn same<T: Pod>(a: &T, b: &T) -> bool {
     let (a, b) = ((&raw const *a).cast::<u8>(), (&raw const *b).cast::<u8>());
     let mut same = true;

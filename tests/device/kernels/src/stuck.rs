@@ -12,7 +12,6 @@ use crate::extra::{Extra, Words};
 const ORDER: MemoryOrder = MemoryOrder::AcqRel;
 
 /// Whether this is the absent rank.
-#[inline(always)]
 fn is_absent(comm: &DevComm) -> bool {
     comm.rank() == comm.n_ranks() - 1
 }
@@ -20,7 +19,6 @@ fn is_absent(comm: &DevComm) -> bool {
 /// # Safety
 ///
 /// `out` has one word per thread.
-#[inline(always)]
 unsafe fn store_step(out: Words, step: u64) {
     // SAFETY: the caller's contract.
     unsafe { out.local().store(thread::index_1d() as usize, step) };

@@ -106,7 +106,6 @@ impl Sum<'_> {
     }
 
     /// Computes this rank's part of a tile, and pushes it to all ranks.
-    #[inline(always)]
     unsafe fn push(&self, product: Product, tile: u32) {
         let staged = shared_array![bf16; ELEMENTS];
         // SAFETY: the kernel's contract. `sums` has barriers, behind which the previous tile has
@@ -134,7 +133,6 @@ impl Sum<'_> {
     }
 
     /// Waits for all ranks' parts of a tile, and stores their sum.
-    #[inline(always)]
     unsafe fn add(&self, tile: u32) {
         let ranks = self.comm.lsa_team().n_ranks as u32;
         for rank in 0..ranks {

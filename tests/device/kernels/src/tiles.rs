@@ -15,7 +15,6 @@ const COLUMNS: u32 = 64;
 const TILE: u32 = ROWS * 2 * COLUMNS;
 
 /// Stores the sums of 64 x 64 elements of `A x B^T`: the order of a warpgroup's registers.
-#[inline(always)]
 unsafe fn store(c: *mut f32, sums: &[f32; 32]) {
     let mut i = 0;
     while i < 32 {
@@ -205,7 +204,6 @@ pub unsafe fn product_of_layouts<T: mma::Factor>(
 /// # Safety
 ///
 /// As [`wgmma::multiply`].
-#[inline(always)]
 unsafe fn multiply<T: mma::Factor, A: Layout<T>, B: Layout<T>>(
     sums: &mut RegTile<f32, { PRODUCT_N as usize / 8 }>,
     a: wgmma::Tile<T, A>,
