@@ -33,6 +33,7 @@ const EP_RAIL: &str = "kernels/src/expert_parallel/rail.rs";
 const DISPATCH_TEAMS: &str = "kernels/src/expert_parallel/ep_dispatch_hybrid.rs";
 const COMBINE_TEAMS: &str = "kernels/src/expert_parallel/ep_combine_hybrid.rs";
 const BLOCKS: &str = "kernels/src/gemm/gemm_blocks.rs";
+const MAINLOOP: &str = "crates/cuda_std/src/tile/mainloop.rs";
 const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
 const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
 const SLICES: &str = "kernels/src/gemm/slices.rs";
@@ -246,28 +247,22 @@ pub const MUTANTS: &[Mutant] = &[
     mutant(COMBINES, COMBINE_TEAMS, (ROUND, 1), Remove, &[ROW, "part.load("]),
     mutant(COMBINES, COMBINE_TEAMS, (ROUND, 1), Relax, &[ROW, "part.load("]),
     mutant(COMBINES, COMBINE_TEAMS, (SYNC, 0), Remove, &[ROW]),
-    mutant("gemm_wgmma", WGMMA, (INIT, 0), Remove, &["wait_empty(", FULL, "arrive_expect_tx("]),
-    mutant("gemm_wgmma", WGMMA, (INIT, 0), Relax, &["wait_empty(", FULL, ".load(", "arrive"]),
-    mutant(
-        "gemm_wgmma",
-        WGMMA,
-        ("cluster::sync_relaxed()", 0),
-        Remove,
-        &["wait_", "arrive_expect"],
-    ),
+    mutant("gemm_wgmma", MAINLOOP, (INIT, 0), Remove, &["wait_empty(", FULL, "stage.expect("]),
+    mutant("gemm_wgmma", MAINLOOP, (INIT, 0), Relax, &["wait_empty(", FULL, ".load(", "arrive"]),
+    mutant("gemm_wgmma", MAINLOOP, ("self.sync()", 0), Remove, &["wait_", "stage.expect("]),
     mutant("gemm_wgmma", WGMMA, ("wgmma::fence()", 0), Remove, &[MULTIPLY]),
-    mutant("gemm_blocks", BLOCKS, (FULL, 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_blocks", MAINLOOP, (FULL, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_blocks", BLOCKS, (SUMS, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_blocks", BLOCKS, ("wgmma::fence()", 0), Remove, &[MULTIPLY]),
-    mutant("gemm_wgmma", WGMMA, (FULL, 0), NoWait, &[MULTIPLY]),
-    mutant("gemm_wgmma", WGMMA, (EMPTY, 0), NoWait, &[MULTIPLY]),
-    mutant("gemm_wgmma", WGMMA, ("wgmma::wait_groups::<1>()", 0), NoWait, &[MULTIPLY]),
-    mutant("gemm_wgmma", WGMMA, (SUMS, 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_wgmma", MAINLOOP, (FULL, 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_wgmma", MAINLOOP, (EMPTY, 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_wgmma", MAINLOOP, ("wgmma::wait_groups::<1>()", 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_wgmma", MAINLOOP, (SUMS, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_wgmma", WGMMA, (READ, 0), NoWait, &[STAGED]),
     mutant("gemm_wgmma", WGMMA, (FENCE, 0), Remove, &[STAGED]),
     mutant("gemm_wgmma", WGMMA, ("tma::commit_stores()", 0), Remove, &[STAGED]),
-    mutant("gemm_swapped", SWAPPED, (FULL, 0), NoWait, &[MULTIPLY]),
-    mutant("gemm_swapped", SWAPPED, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
+    mutant("gemm_swapped", MAINLOOP, (FULL, 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_swapped", MAINLOOP, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
     mutant(
         "gemm_swapped",
         SWAPPED,
@@ -275,7 +270,7 @@ pub const MUTANTS: &[Mutant] = &[
         NoWait,
         &["self.memory.send(", "let sent = "],
     ),
-    mutant("gemm_swapped", SWAPPED, (SUMS, 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_swapped", MAINLOOP, (SUMS, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_swapped", SWAPPED, (READ, 0), NoWait, &["store_transposed("]),
     mutant("gemm_swapped", SWAPPED, (FENCE, 0), Remove, &["store_transposed("]),
     mutant("gemm_swapped", SWAPPED, ("named_barrier_sync(", 1), Remove, &["store_transposed("]),

@@ -575,7 +575,6 @@ struct Steps<'a, M: ?Sized> {
 
 impl<M: Mainloop + ?Sized> Steps<'_, M> {
     /// Computes the steps before `end`.
-    #[track_caller]
     fn until(&mut self, state: &mut M::State, sums: &mut M::Sums, end: u32) {
         while self.step < end {
             let is_first = self.step == self.first;
@@ -595,7 +594,6 @@ impl<M: Mainloop + ?Sized> Steps<'_, M> {
         }
     }
 
-    #[track_caller]
     fn release(&self, state: &M::State, stage: PipelineState) {
         self.main.release(self.group, state, self.pipeline.empty(stage));
     }

@@ -1,6 +1,7 @@
 //! A product fused with its all-reduce at Hopper's speed: the parts of a tile are sent while the
 //! next tile is multiplied, and idle warps add what the peers send.
 
+// ANCHOR: wide
 use core::ops::Range;
 
 use cuda_std::prelude::*;
@@ -244,3 +245,4 @@ unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
         }
     }
 }
+// ANCHOR_END: wide
