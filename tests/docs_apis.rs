@@ -368,7 +368,8 @@ fn variables(text: &str) -> BTreeSet<&str> {
 }
 
 /// Variables that are not for users: of tests, and between devcomm's own processes.
-const INTERNAL: [&str; 9] = [
+const INTERNAL: [&str; 10] = [
+    "DEVCOMM_BENCH_PEER",
     "DEVCOMM_LINK_JOB",
     "DEVCOMM_LISTENER",
     "DEVCOMM_ORIGINALS",

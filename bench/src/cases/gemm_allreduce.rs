@@ -30,7 +30,7 @@ pub struct GemmAllReduce {
 
     /// Plans of devcomm::GemmAllReduce, comma-separated, instead of its default, a row for each
     /// that can do the shape: `strips`, `wide`, `unfused`, `chunked:<parts>`,
-    /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, or `measured`, the fastest by its `measure`
+    /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, or `measured`, the fastest by `measure`
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
     plans: Vec<fusion::Asked<GemmAllReducePlan>>,
 

@@ -60,10 +60,10 @@ impl<'a, const N: usize> PeerTiles<'a, N> {
     ///
     /// # Safety
     ///
-    /// `slots`, `state` and `capacity` are as [`LamportSlots::new`] and [`LamportSlots::begin`] need
-    /// them, with at least [`slots`](Self::slots) for each rank. C has `m x n` elements, begins at a
-    /// multiple of 16 bytes, and `n` is a multiple of 8. The ranks' launches have the same grid,
-    /// shape and order of tiles. Each part is sent once.
+    /// `slots`, `state` and `capacity` are as [`LamportSlots::new`] and [`LamportSlots::begin`]
+    /// need them, with at least [`slots`](Self::slots) for each rank. C has `m x n` elements, begins
+    /// at a multiple of 16 bytes, and `n` is a multiple of 8. The ranks' launches have the same
+    /// grid, shape and order of tiles. Each part is sent once.
     pub unsafe fn new(
         comm: &'a DevComm,
         slots: Window<u32>,
@@ -191,8 +191,8 @@ impl<const N: usize> PeerSums<'_, N> {
     ///
     /// # Safety
     ///
-    /// All lanes of a warp call this, and no other warp adds to these elements in this launch. `row`
-    /// is a multiple of the number of rows, `column` of 64. This rank's parts
+    /// All lanes of a warp call this, and no other warp adds to these elements in this launch.
+    /// `row` is a multiple of the number of rows, `column` of 64. This rank's parts
     /// [are stored](PeerTiles::wait_stored).
     #[track_caller]
     pub unsafe fn add(&self, row: u32, column: u32) {

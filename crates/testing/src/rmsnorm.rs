@@ -3,8 +3,8 @@
 use crate::numbers::Number;
 
 /// How many elements of a row are wrong, of the normalised one, which is divided by `divisor`, and
-/// of the new residual. `sums` are the elements of the sum of input and residual, each with the error that
-/// it may have before it is rounded to `T`.
+/// of the new residual. `sums` are the elements of the sum of input and residual, each with the
+/// error that it may have before it is rounded to `T`.
 ///
 /// What RMSNorm itself may add is f32 roundings of the mean, its root and the products, and one
 /// rounding to `T` of each result.

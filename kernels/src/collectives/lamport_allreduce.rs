@@ -168,8 +168,8 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         let first = thread::index_1d();
         // SAFETY: the caller's contract.
         unsafe {
-            // Before the wait, so that the address is computed there. A longer message does not wait
-            // for its first load alone.
+            // Before the wait, so that the address is computed there. A longer message does not
+            // wait for its first load alone.
             if self.vectors <= threads() {
                 self.input.prefetch(first as usize);
             }

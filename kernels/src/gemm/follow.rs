@@ -72,8 +72,8 @@ pub(crate) trait Follow {
     /// The kernel's contract; the tile is as [`SharedTile::store`] needs it.
     unsafe fn send<O>(&self, _row: u32, _column: u32, _tile: SharedTile<O, STORE_M>) {}
 
-    /// A multiplying warp has stored this many of its parts of tiles. One lane calls it, if they are
-    /// [reported](Self::REPORTS).
+    /// A multiplying warp has stored this many of its parts of tiles. One lane calls it, if they
+    /// are [reported](Self::REPORTS).
     fn stored(&self, _warp: u32, _tiles: u32) {}
 
     /// What the `index`-th of the warps does that neither load nor multiply.

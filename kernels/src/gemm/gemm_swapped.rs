@@ -773,7 +773,7 @@ struct State<E> {
     waited: bool,
 }
 
-// SAFETY: the tiles are those of a stage, and as many bytes are expected. `compute` only multiplies.
+// SAFETY: the tiles are a stage's, and as many bytes are expected. `compute` only multiplies.
 unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     for Product<'_, T, S, E, C>
 {
@@ -966,7 +966,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     }
 
     fn loaded(&self) {
-        // SAFETY: all warps that load or idle call it; those that multiply meet the cluster in `send`.
+        // SAFETY: all warps that load or idle call it; those that multiply do so in `send`.
         unsafe {
             warp::sync();
             if self.block.division.sums == 0 && self.block.schedule.splits_any() {

@@ -480,7 +480,7 @@ pub(super) struct State {
     lanes: (u32, u32),
 }
 
-// SAFETY: the tiles are those of a stage, and as many bytes are expected. `compute` only multiplies.
+// SAFETY: the tiles are a stage's, and as many bytes are expected. `compute` only multiplies.
 unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, T, E, F> {
     type Schedule = ByOrder;
     type Registers = F::Registers;

@@ -467,7 +467,7 @@ pub unsafe trait Mainloop {
         let warp = thread / warp::WARP_SIZE;
         if thread == 0 {
             self.init();
-            // SAFETY: no thread uses the pipeline before the barrier. The fence is for all barriers.
+            // SAFETY: no thread uses the pipeline before the barrier. The fence is for all of them.
             unsafe { pipeline.init(Self::LOADING, self.arrivals()) };
         }
         self.sync();

@@ -13,7 +13,7 @@ pub const SHARED: u32 = 4 * Part::BYTES + TileMemory::PADDING;
 
 type Part = SharedTile<bf16, 16>;
 
-/// `C = sum over the N ranks of rank + row + 2 * column`, of `m x n` elements, rounded in each rank.
+/// `C = sum over the N ranks of rank + row + 2 * column`, of `m x n` elements, rounded in each.
 /// One block takes tiles of 16 rows and 256 columns, of four parts each. `n` is a multiple of 8.
 ///
 /// # Safety
