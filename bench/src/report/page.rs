@@ -25,9 +25,9 @@ one by one (*plain*) or as CUDA graphs.
   benchmark: NCCL's calls on memory that is not registered and on symmetric windows, in each of the
   configurations that a run has (`--nccl`), cuBLASLt, and peers (`--peers`): PyTorch's symmetric
   memory, FlashInfer, vLLM's all-reduce and nccl-tests' kernels, where a run has them. Products
-  without communication, bare stores, mixes of both sides and other forms of devcomm are in no ratio.
-  A run that names plans (`--plan`) has them in place of the default. Kernels in C++ compete only with
-  the same kernels in Rust.
+  without communication, bare stores, mixes of both sides and other forms of devcomm are in no
+  ratio. A run that names plans (`--plan`) has them in place of the default. Kernels in C++ compete
+  only with the same kernels in Rust.
 * *mean* is the geometric mean of the ratios, and *worst* the greatest, with its case.
 * *above 1* counts the cases in which devcomm is slower, ties included.
 * *ties* counts the cases without a verdict: the ratio differs from 1 by less than 3 % or by less

@@ -61,9 +61,9 @@ impl<'a, const N: usize> PeerTiles<'a, N> {
     /// # Safety
     ///
     /// `slots`, `state` and `capacity` are as [`LamportSlots::new`] and [`LamportSlots::begin`]
-    /// need them, with at least [`slots`](Self::slots) for each rank. C has `m x n` elements, begins
-    /// at a multiple of 16 bytes, and `n` is a multiple of 8. The ranks' launches have the same
-    /// grid, shape and order of tiles. Each part is sent once.
+    /// need them, with at least [`slots`](Self::slots) for each rank. C has `m x n` elements,
+    /// begins at a multiple of 16 bytes, and `n` is a multiple of 8. The ranks' launches have the
+    /// same grid, shape and order of tiles. Each part is sent once.
     pub unsafe fn new(
         comm: &'a DevComm,
         slots: Window<u32>,

@@ -1,9 +1,9 @@
 //! Kernels that test the typed device API, one file per topic.
 //!
-//! All but those in [`epilogue`], [`launches`], [`peer_tiles`], [`tile_exchange`] and [`tiles`] take
-//! the same parameters, so that one test body can run any of them in the simulator and on GPUs: the
-//! device communicator, a window `mail` for the exchanged data, a window `out` for results, [`Extra`]
-//! handles, and a parameter `n`.
+//! All but those in [`epilogue`], [`launches`], [`peer_tiles`], [`tile_exchange`] and [`tiles`]
+//! take the same parameters, so that one test body can run any of them in the simulator and on
+//! GPUs: the device communicator, a window `mail` for the exchanged data, a window `out` for
+//! results, [`Extra`] handles, and a parameter `n`.
 //!
 //! # Safety model
 //!
