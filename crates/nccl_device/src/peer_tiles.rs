@@ -208,7 +208,7 @@ impl<const N: usize> PeerSums<'_, N> {
         let chunks = PeerTiles::<N>::COLUMNS / LANES;
         let slot = |i: usize| {
             let row = in_part + i as u32;
-            part + chunks * row + (warp::lane_id() % chunks ^ row % SWIZZLED)
+            part + chunks * row + ((warp::lane_id() % chunks) ^ (row % SWIZZLED))
         };
         let place = |i: usize| {
             let row = row + i as u32;

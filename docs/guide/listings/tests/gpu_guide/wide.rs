@@ -2,7 +2,7 @@
 
 use devcomm::device::{Lamport, PeerTiles, lamport_words};
 use devcomm::{
-    Buffer, DevCommRequirements, Element, Error, LaunchConfig, Rank, SymmetricBuffer, TensorMapDesc,
+    DevCommRequirements, Element, Error, LaunchConfig, Rank, SymmetricBuffer, TensorMapDesc,
 };
 use half::bf16;
 use kernels::wide::{HALF, SHARED, STORE_M, THREADS, TILE, product_all_reduce_wide};
