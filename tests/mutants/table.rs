@@ -33,9 +33,11 @@ const EP_RAIL: &str = "kernels/src/expert_parallel/rail.rs";
 const DISPATCH_TEAMS: &str = "kernels/src/expert_parallel/ep_dispatch_hybrid.rs";
 const COMBINE_TEAMS: &str = "kernels/src/expert_parallel/ep_combine_hybrid.rs";
 const BLOCKS: &str = "kernels/src/gemm/gemm_blocks.rs";
-const MAINLOOP: &str = "crates/cuda_std/src/tile/mainloop.rs";
+pub const MAINLOOP: &str = "crates/cuda_std/src/tile/mainloop.rs";
 const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
 const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
+/// The kernels on the main loop.
+pub const ON_MAINLOOP: [&str; 3] = [WGMMA, BLOCKS, SWAPPED];
 const SLICES: &str = "kernels/src/gemm/slices.rs";
 const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
 const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
@@ -255,7 +257,7 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_blocks", BLOCKS, (SUMS, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_blocks", BLOCKS, ("wgmma::fence()", 0), Remove, &[MULTIPLY]),
     mutant("gemm_wgmma", MAINLOOP, (FULL, 0), NoWait, &[MULTIPLY]),
-    mutant("gemm_wgmma", MAINLOOP, (EMPTY, 0), NoWait, &[MULTIPLY]),
+    mutant("gemm_wgmma", MAINLOOP, (EMPTY, 0), NoWait, &[MULTIPLY, "stage.expect("]),
     mutant("gemm_wgmma", MAINLOOP, ("wgmma::wait_groups::<1>()", 0), NoWait, &[MULTIPLY]),
     mutant("gemm_wgmma", MAINLOOP, (SUMS, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_wgmma", WGMMA, (READ, 0), NoWait, &[STAGED]),

@@ -5,7 +5,7 @@ use cuda_std::prelude::*;
 use cuda_std::reduce::{SoftmaxSum, arg_max};
 use nccl_device::{Coop, DevComm, LlA2aBuffer, LlA2aHandle, Window};
 
-/// What [`reduce_numbers`] stores for each thread.
+/// What [`reduce_numbers()`] stores for each thread.
 pub const RESULTS: usize = 8;
 
 /// Each thread's element of `x`, reduced over the block and the warp: maximum and its index, the
