@@ -306,7 +306,7 @@ impl<T: Number> Outcome for Norm<'_, T> {
         let weight = self.common(Self::WEIGHT, hidden);
         let (single, half_ulp) = (f64::from(f32::EPSILON), T::EPSILON / 2.0);
         let mut wrong = 0;
-        // Of many rows some: all take long on the host.
+        // If there are many rows, some are checked: the host takes long for all of them.
         let step = (residual.len() / hidden).div_ceil(MOST_CHECKED).max(1);
         for (row, residual) in residual.chunks(hidden).enumerate().step_by(step) {
             let term = |rank, i| input::<T>(run.seed, rank, row * hidden + i).value();

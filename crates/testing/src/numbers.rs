@@ -108,7 +108,7 @@ pub fn count_wrong_from<T: Number>(
     got.iter().enumerate().filter(|&element| wrong(element)).count()
 }
 
-/// Of a sum or an average of these terms.
+/// Whether an element is wrong that is a sum or an average of these terms.
 fn is_wrong<T: Number>(
     reduced: Reduced,
     terms: impl Iterator<Item = f64>,

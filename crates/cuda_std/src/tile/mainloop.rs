@@ -125,12 +125,13 @@ impl<const COMPUTING: u32, const OTHER: u32> RegisterSplit for Registers<COMPUTI
     const REGISTERS: Option<[u32; 2]> = Some([COMPUTING, OTHER]);
 
     unsafe fn raise() {
-        // SAFETY: the caller's contract.
+        // SAFETY: the warpgroup calls it together, and the block has the registers: `raise`'s
+        // contract.
         unsafe { wgmma::raise_registers::<COMPUTING>() }
     }
 
     unsafe fn lower() {
-        // SAFETY: the caller's contract.
+        // SAFETY: the warpgroup calls it together, and needs no more: `lower`'s contract.
         unsafe { wgmma::lower_registers::<OTHER>() }
     }
 }
@@ -476,7 +477,7 @@ pub unsafe trait Mainloop {
             unsafe { Self::Registers::raise() };
             compute_tiles(self, &Warpgroup(()), pipeline);
         } else {
-            // SAFETY: as above.
+            // SAFETY: the last warpgroup calls it together; its code needs no more registers.
             unsafe { Self::Registers::lower() };
             let other = warp - 4 * Self::COMPUTING;
             if other >= Self::LOADING {
