@@ -204,15 +204,17 @@ impl<const N: usize> PeerSums<'_, N> {
         if !is_sent {
             return;
         }
-        let (part, in_part) = (self.tiles.slot(part_row, first), row % PeerTiles::<N>::ROWS);
+        let in_part = row % PeerTiles::<N>::ROWS;
         let chunks = PeerTiles::<N>::COLUMNS / LANES;
+        let slots = self.tiles.slot(part_row, first) + chunks * in_part;
+        let in_swizzle = if PeerTiles::<N>::AT_ONCE == SWIZZLED { 0 } else { in_part % SWIZZLED };
         let slot = |i: usize| {
-            let row = in_part + i as u32;
-            part + chunks * row + ((warp::lane_id() % chunks) ^ (row % SWIZZLED))
+            let row = i as u32;
+            slots + chunks * row + ((warp::lane_id() % chunks) ^ (in_swizzle + row))
         };
         let place = |i: usize| {
             let row = row + i as u32;
-            (row < hint::opaque(m) && first < n).then(|| {
+            (row < hint::opaque(m) && first < hint::opaque(n)).then(|| {
                 // Opaque: as addresses, they would take registers until the sums are stored.
                 c.wrapping_add(hint::opaque(row * (n / LANES) + first / LANES) as usize * 8)
             })

@@ -119,12 +119,12 @@ impl<const N: usize> Fused<'_, N> {
         let parts = [0, 1].map(|i| (last.column + column + i * Part::COLUMNS, self.part(group, i)));
         // SAFETY: each part is stored and sent once. Before the first the kernel has waited.
         group.store(|| unsafe {
-            for (column, part) in parts {
-                part.store(self.c, last.row, column);
+            for (column, part) in &parts {
+                part.store(self.c, last.row, *column);
             }
             tma::commit_stores();
-            for (column, part) in parts {
-                self.peers.send(last.row, column, part);
+            for (column, part) in &parts {
+                self.peers.send(last.row, *column, *part);
             }
         });
     }
@@ -147,9 +147,11 @@ impl<const N: usize> Fused<'_, N> {
         // SAFETY: the kernel has waited. The warps that call this share the rows, which are stored.
         unsafe {
             let sums = self.peers.sums();
-            for first in rows.step_by((step * PeerTiles::<N>::AT_ONCE) as usize) {
+            let mut first = rows.start;
+            while first < rows.end {
                 self.peers.wait_stored(first / STORE_M, turn);
                 sums.add(row + first, column);
+                first += step * PeerTiles::<N>::AT_ONCE;
             }
         }
     }
