@@ -1,6 +1,7 @@
 //! Short programs that run the kernels under test, with nothing between two launches that would
 //! hide a missing barrier of theirs: the host waits only at the end.
 
+mod guide;
 mod products;
 
 use devcomm::sim::Simulation;
@@ -12,6 +13,7 @@ use devcomm_testing::simulated::Gpu;
 use half::bf16;
 use reduce_copy_kernels::numbers;
 
+use self::guide::*;
 use self::products::*;
 
 /// What a mutant runs in.
@@ -87,6 +89,8 @@ programs! {
     gemm_allreduce_wide on Simulation::new(2).multiprocessors(2), one in 50;
     gemm_allreduce_wide_f8 on Simulation::new(2).multiprocessors(2), one in 50;
     allgather_gemm on Simulation::new(2).multiprocessors(2), one in 50;
+    guide_few on Simulation::new(2).multiprocessors(2), one in 50;
+    guide_wide on Simulation::new(2).multiprocessors(2), one in 50;
 }
 
 /// The program of this name.

@@ -43,9 +43,13 @@ const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
 const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
 const MESSAGES: &str = "kernels/src/gemm_allreduce/messages.rs";
 const GATHER: &str = "kernels/src/allgather_gemm.rs";
+const FEW: &str = "docs/guide/kernels/src/few.rs";
+const WIDE: &str = "docs/guide/kernels/src/wide.rs";
 const FUSED_WGMMA: &str = "kernels/src/gemm_allreduce/gemm_allreduce_wgmma.rs";
 
 // Lines with the operations that mutants change, or with the accesses that are wrong then.
+const ADD_IN_REGISTERS: &str = "peers.add(";
+const THROUGH: &str = "group.store_transposed(";
 const ENTRY: &str = "barrier.sync(MemoryOrder::Acquire";
 const EXIT: &str = "barrier.sync(MemoryOrder::Release";
 const LSA_BARRIER: &str = "barrier.lsa().sync(";
@@ -317,6 +321,16 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("allgather_gemm", GATHER, (ARRIVAL, 0), Relax, &[PUSHED_ROWS]),
     mutant("allgather_gemm", GATHER, ("store_ordered(arrived()", 0), Relax, &[BANK]),
     mutant("allgather_gemm", GATHER, ("fence_async_global()", 0), Remove, &[PUSHED_ROWS]),
+    mutant("guide_few", FEW, (ADD_IN_REGISTERS, 0), NoWait, &[ADD_IN_REGISTERS]),
+    mutant("guide_few", FEW, (THROUGH, 0), Relax, &[THROUGH]),
+    mutant("guide_few", FEW, (THROUGH, 0), NoWait, &[THROUGH]),
+    mutant("guide_wide", WIDE, ("peers.prepare()", 0), Remove, &["sums.add("]),
+    mutant("guide_wide", WIDE, ("wait_stored(", 0), NoWait, &["sums.add("]),
+    mutant("guide_wide", WIDE, (".stored(", 0), Relax, &["sums.add("]),
+    mutant("guide_wide", WIDE, ("tma::wait_stores::<1>()", 0), NoWait, &["sums.add("]),
+    mutant("guide_wide", WIDE, ("sums.add(", 0), NoWait, &[".send("]),
+    mutant("guide_wide", WIDE, ("wait_until_read()", 0), NoWait, &["half.store("]),
+    mutant("guide_wide", WIDE, ("group.store(|| unsafe", 0), Remove, &["part.store(", ".send("]),
 ];
 
 const NARROW: Change = Change::Narrow(Scope::Gpu);

@@ -211,7 +211,7 @@ impl<const N: usize> Lamport<'_, N> {
     }
 
     /// This rank.
-    fn me(&self) -> usize {
+    pub(crate) fn me(&self) -> usize {
         self.slots.comm.lsa_team().rank as usize
     }
 

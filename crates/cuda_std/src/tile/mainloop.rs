@@ -2,7 +2,8 @@
 
 use devcomm_types::TensorMap;
 
-use super::{Pipeline, PipelineState, SharedTile};
+use super::{Pipeline, PipelineState, RegTile, SharedTile};
+use crate::convert::Half;
 use crate::mbarrier::MBarrier;
 use crate::wgmma::{self, Factor, Sums};
 use crate::{cluster, grid, shared_array, thread, tma, warp};
@@ -225,6 +226,12 @@ impl Warpgroup {
         thread::thread_idx_x() / warp::WARP_SIZE
     }
 
+    /// A barrier of the warpgroup's threads: the named barrier of its number and one.
+    #[track_caller]
+    pub fn sync(&self) {
+        thread::named_barrier_sync(1 + self.index(), WARPGROUP);
+    }
+
     /// Adds the products of 64 rows of A and all rows of B, of the columns of a tile, to the sums,
     /// or sets the sums to them: a group of [`wgmma`] that is committed and not waited for.
     #[track_caller]
@@ -246,6 +253,43 @@ impl Warpgroup {
                 term += T::TERMS;
             }
             wgmma::commit_group();
+        }
+    }
+
+    /// Stores the sums of the warpgroup's rows of a tile, rounded to `T`, to a matrix by TMA,
+    /// transposed: columns of `sums` become rows from `row` on, and their 64 rows columns from
+    /// `column` on. What the matrix does not have is left out. The sums pass through a tile of
+    /// shared memory, of which the map's tiles have the rows; the store is a group of the first
+    /// thread's, which may be pending on return.
+    #[track_caller]
+    pub fn store_transposed<T: Half, const BLOCKS: usize, const R: u32>(
+        &self,
+        sums: &RegTile<f32, BLOCKS>,
+        through: SharedTile<T, R>,
+        map: &TensorMap,
+        row: u32,
+        column: u32,
+    ) {
+        const { assert!(R == 8 * BLOCKS as u32, "the tile has a row for each column of the sums") };
+        if self.thread() == 0 {
+            tma::wait_stores_read::<0>();
+        }
+        self.sync();
+        let mut block = 0;
+        while block < BLOCKS {
+            let rows = through.rows::<8>(8 * block as u32);
+            // SAFETY: the warpgroup calls this together, and the tile is its own: the contract of
+            // `Mainloop`. The previous store has read it.
+            unsafe { sums.store_transposed(block, rows) };
+            block += 1;
+        }
+        tma::fence_async_shared();
+        self.sync();
+        if self.thread() == 0 {
+            // SAFETY: the tile is written, and stays until the next call has waited; the matrix is
+            // the implementation's to write: the contract of `Mainloop`.
+            unsafe { through.store(map, row, column) };
+            tma::commit_stores();
         }
     }
 
@@ -306,7 +350,8 @@ impl IdleWarp {
 /// An implementation passes to the methods of [`EmptyStage`] tiles of that stage, which no two
 /// stages share and which lie in the launch's dynamic shared memory, and maps of matrices that are
 /// allocated; to those of [`Warpgroup`] only tiles of the stage that [`compute`](Self::compute) is
-/// called with. [`source`](Self::source) and [`load`](Self::load) expect as many bytes as are
+/// called with or, to store, of memory that is the warpgroup's, and maps of matrices that the
+/// kernel may write. [`source`](Self::source) and [`load`](Self::load) expect as many bytes as are
 /// loaded. `compute` leaves the sums alone once it has begun products, unless it
 /// [waits for them](Self::COMPLETES).
 pub unsafe trait Mainloop {

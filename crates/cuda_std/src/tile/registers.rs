@@ -4,6 +4,7 @@ use core::marker::PhantomData;
 
 use super::SharedTile;
 use crate::convert::{Float, Half};
+use crate::thread;
 use crate::warp::{self, WarpShuffleValue};
 
 /// A tile of 16 rows and `8 * BLOCKS` columns in the registers of a warp, as
@@ -252,6 +253,19 @@ impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
         let element = |i: usize| self.0[i / 4][i % 4];
         // SAFETY: the caller's contract.
         unsafe { to.store_words(warp::lane_id(), |i| T::word(first + i, element)) }
+    }
+
+    /// Stores a block of 8 columns of the 64 rows of a warpgroup, rounded to `T`, transposed: as
+    /// the 8 rows of a tile in shared memory. PTX: `stmatrix.trans`.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the warpgroup call this together; no other thread accesses the shared memory.
+    #[track_caller]
+    pub unsafe fn store_transposed<T: Half>(&self, block: usize, to: SharedTile<T, 8>) {
+        let warp = thread::thread_idx_x() / warp::WARP_SIZE % 4;
+        // SAFETY: the caller's contract.
+        unsafe { to.store_transposed(warp, warp::lane_id(), self.0[block]) }
     }
 
     /// Columns `16 * terms` to `16 * terms + 15`, rounded to `T`, as the left factor `a` of

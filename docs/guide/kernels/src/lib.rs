@@ -30,4 +30,5 @@ pub mod products;
 /// Steps 4 and 5.
 pub mod exchange;
 // ANCHOR_END: fused
+pub mod few;
 pub mod wide;

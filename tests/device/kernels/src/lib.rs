@@ -1,9 +1,9 @@
 //! Kernels that test the typed device API, one file per topic.
 //!
-//! All but those in [`epilogue`], [`launches`], [`peer_tiles`], [`tile_exchange`] and [`tiles`]
-//! take the same parameters, so that one test body can run any of them in the simulator and on
-//! GPUs: the device communicator, a window `mail` for the exchanged data, a window `out` for
-//! results, [`Extra`] handles, and a parameter `n`.
+//! All but those in [`epilogue`], [`launches`], [`peer_reg_tiles`], [`peer_tiles`],
+//! [`tile_exchange`] and [`tiles`] take the same parameters, so that one test body can run any of
+//! them in the simulator and on GPUs: the device communicator, a window `mail` for the exchanged
+//! data, a window `out` for results, [`Extra`] handles, and a parameter `n`.
 //!
 //! # Safety model
 //!
@@ -26,6 +26,7 @@ mod files {
     pub mod launches;
     pub mod ll_a2a;
     pub mod memory;
+    pub mod peer_reg_tiles;
     pub mod peer_tiles;
     pub mod stuck;
     pub mod tile_exchange;
@@ -34,11 +35,11 @@ mod files {
 }
 
 pub use extra::{Args, Extra, Range};
-pub use files::{epilogue, launches, peer_tiles, tile_exchange, tiles};
+pub use files::{epilogue, launches, peer_reg_tiles, peer_tiles, tile_exchange, tiles};
 // On the GPU a kernel is only an entry point, so there is nothing to import.
 #[allow(unused_imports)]
 pub use files::{
     barriers_gin::*, barriers_lsa::*, coops::*, epilogue::*, gin::*, gin_bytes::*, gin_waits::*,
-    launches::*, ll_a2a::*, memory::*, peer_tiles::peer_tiles_sum, stuck::*,
-    tile_exchange::product_and_sum, tiles::*, wrong::*,
+    launches::*, ll_a2a::*, memory::*, peer_reg_tiles::peer_reg_tiles_sum,
+    peer_tiles::peer_tiles_sum, stuck::*, tile_exchange::product_and_sum, tiles::*, wrong::*,
 };

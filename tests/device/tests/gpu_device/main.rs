@@ -5,6 +5,7 @@ mod gin;
 mod launches;
 mod ll_a2a;
 mod lsa;
+mod peer_reg_tiles;
 mod peer_tiles;
 mod stuck;
 mod tile_exchange;

@@ -1,0 +1,160 @@
+//! Tiles in registers that every rank has, and of which all need the sum, without a barrier.
+
+use cuda_std::prelude::*;
+use cuda_std::tile::RegTile;
+use cuda_std::vector::{Accumulate, Vec16};
+use cuda_std::warp;
+
+use crate::{Coop, DevComm, Lamport, LamportSlots, Window, message};
+
+/// Elements of a message.
+const LANES: usize = Vec16::<bf16>::LANES;
+/// Messages that a lane polls at the same time.
+const AT_ONCE: usize = 8;
+
+/// The sums over the `N` ranks of the LSA team, which are 2, 4 or 8, of tiles in registers, such as
+/// those of a product of few rows. Each lane sends its elements to the same lane of every peer, as
+/// [`Lamport`] messages. So all ranks need the same tiles in the same warps.
+///
+/// All of a tile is sent before any of it is received: no rank waits for what a peer sends after
+/// a later tile of this one.
+///
+/// The guide's chapter about fused kernels has an example. For tiles in shared memory, whose sums
+/// other warps add, there is [`PeerTiles`](crate::PeerTiles).
+#[derive(Clone, Copy)]
+pub struct PeerRegTiles<'a, const N: usize> {
+    session: Lamport<'a, N>,
+}
+
+impl<'a, const N: usize> PeerRegTiles<'a, N> {
+    /// The slots of `tiles` tiles of 16 rows and `columns` columns, a multiple of 16, for each rank
+    /// that sends, if 32 bits count them.
+    #[must_use]
+    pub fn slots(tiles: usize, columns: usize) -> Option<u32> {
+        u32::try_from(tiles.checked_mul(columns / 16)?.checked_mul(32)?).ok()
+    }
+
+    /// Begins a launch's exchange of `used` slots. Traps if there are fewer.
+    ///
+    /// # Safety
+    ///
+    /// The previous kernels have ended. `slots`, `state` and `capacity` are as
+    /// [`LamportSlots::new`] and [`LamportSlots::begin`] need them. The ranks' launches have the
+    /// same grid and the same tiles in each warp.
+    #[track_caller]
+    pub unsafe fn begin(
+        comm: &'a DevComm,
+        slots: Window<u32>,
+        state: *mut u32,
+        capacity: u32,
+        used: u32,
+    ) -> Self {
+        const { assert!(N == 2 || N == 4 || N == 8, "tiles are added over 2, 4 or 8 ranks") };
+        // SAFETY: the contract is the same.
+        Self { session: unsafe { LamportSlots::new(comm, slots, capacity).begin(state, used) } }
+    }
+
+    /// Rounds the elements of tile `number` to bf16, sends them to the peers, and replaces them by
+    /// the sums of all ranks' rounded elements, added in f32 and in the order of the ranks: all
+    /// ranks get the same bits. -0 counts as +0. Only the first `columns` columns are sent, and up
+    /// to 15 after them; what the others hold on return means nothing.
+    ///
+    /// # Safety
+    ///
+    /// The lanes of a warp call this together, once for each number in a launch, with the same
+    /// arguments in all ranks. The tile's slots, as many as [`slots`](Self::slots) of one tile from
+    /// `number` times as many on, are among those used.
+    #[track_caller]
+    pub unsafe fn add<const BLOCKS: usize>(
+        &self,
+        number: u32,
+        tile: &mut RegTile<f32, BLOCKS>,
+        columns: u32,
+    ) {
+        const {
+            assert!(BLOCKS.is_multiple_of(2), "a message has two blocks of 8 columns");
+            let at_once = 2 * AT_ONCE / N;
+            assert!(BLOCKS <= at_once || BLOCKS.is_multiple_of(at_once), "no equal shares");
+        }
+        let vectors = BLOCKS / 2;
+        let slot = |i: usize| (number * vectors as u32 + i as u32) * 32 + warp::lane_id();
+        let is_sent = |i: usize| i < vectors && 16 * (i as u32) < columns;
+        let mut i = 0;
+        while i < vectors {
+            let mut distance = 1;
+            while distance < N && is_sent(i) {
+                // SAFETY: the caller's contract: the slot is this lane's.
+                unsafe { self.session.send(distance, slot(i), rounded(tile, i)) };
+                distance += 1;
+            }
+            i += 1;
+        }
+        let me = self.session.me();
+        let at_once = if AT_ONCE / N < vectors { AT_ONCE / N } else { vectors };
+        let mut first = 0;
+        while first < vectors {
+            let place = |message: usize| (message / N, message % N);
+            let source = |message| {
+                let (i, rank) = place(message);
+                let is_sent = i < at_once && is_sent(first + i) && rank != me;
+                is_sent.then(|| (rank, slot(first + i)))
+            };
+            // SAFETY: the caller's contract: the peers' same lanes send to these slots.
+            let theirs: [Vec16<bf16>; AT_ONCE] = unsafe {
+                self.session.receive_each([Vec16::from_bits([0; 4]); AT_ONCE], source, 0)
+            };
+            let (mut message, mut sum) = (0, [0.0; LANES]);
+            while message < AT_ONCE {
+                let (i, rank) = place(message);
+                if i < at_once {
+                    bf16::add(
+                        &mut sum,
+                        if rank == me { rounded(tile, i) } else { theirs[message] },
+                    );
+                    if rank == N - 1 {
+                        replace(tile, i, sum);
+                        sum = [0.0; LANES];
+                    }
+                }
+                message += 1;
+            }
+            // In turn, the first blocks are the next ones: an index that is not constant would
+            // leave the tile in local memory.
+            rotate(tile, 2 * at_once);
+            first += at_once;
+        }
+    }
+
+    /// Ends the launch's exchange for this block.
+    ///
+    /// # Safety
+    ///
+    /// One thread of each block calls this, once, after a barrier of the threads that add.
+    #[track_caller]
+    pub unsafe fn end(&self) {
+        // SAFETY: the contract is the same.
+        unsafe { self.session.end(Coop::thread()) };
+    }
+}
+
+/// A lane's elements of the `i`-th two blocks of columns, as peers receive them.
+fn rounded<const BLOCKS: usize>(tile: &RegTile<f32, BLOCKS>, i: usize) -> Vec16<bf16> {
+    let [a, b, c, d] = tile.blocks()[2 * i];
+    let [e, f, g, h] = tile.blocks()[2 * i + 1];
+    message(bf16::narrow([a, b, c, d, e, f, g, h]))
+}
+
+fn replace<const BLOCKS: usize>(tile: &mut RegTile<f32, BLOCKS>, i: usize, by: [f32; LANES]) {
+    let [a, b, c, d, e, f, g, h] = by;
+    tile.blocks_mut()[2 * i] = [a, b, c, d];
+    tile.blocks_mut()[2 * i + 1] = [e, f, g, h];
+}
+
+/// Moves the blocks of columns to the left, the first ones to the end.
+fn rotate<const BLOCKS: usize>(tile: &mut RegTile<f32, BLOCKS>, by: usize) {
+    let (old, mut block) = (*tile.blocks(), 0);
+    while block < BLOCKS {
+        tile.blocks_mut()[block] = old[(block + by) % BLOCKS];
+        block += 1;
+    }
+}

@@ -1,0 +1,174 @@
+//! A product of few rows fused with its all-reduce at Hopper's speed: rows of B, the weights, are
+//! those of the tensor cores, and the sums travel between the ranks from registers.
+
+// ANCHOR: few
+use cuda_std::prelude::*;
+use cuda_std::tile::{
+    EmptyStage, Mainloop, Persistent, RegTile, SharedTile, TileMemory, Turn, Warpgroup,
+};
+use cuda_std::{grid, tma};
+use devcomm_types::{GridConstant, TensorMap};
+use nccl_device::{DevComm, PeerRegTiles, Window};
+
+/// Rows and columns of a block's tile of C.
+pub const TILE: (u32, u32) = (64, 64);
+/// Threads of a block: a warpgroup that multiplies, and one of which two warps load.
+pub const THREADS: u32 = 256;
+const STAGES: u32 = 12;
+/// The computing warps, each with 16 columns of C.
+const WARPS: u32 = 4;
+
+type A = SharedTile<bf16, { TILE.0 }>;
+type B = SharedTile<bf16, { TILE.1 }>;
+type C = SharedTile<bf16, { TILE.0 }>;
+const STAGE: u32 = A::BYTES + B::BYTES;
+/// Dynamic shared memory in bytes: the stages, and the tile of C.
+pub const SHARED: u32 = STAGES * STAGE + C::BYTES + TileMemory::PADDING;
+
+/// The slots of an `m x n` matrix for each rank that sends, if 32 bits count them.
+#[must_use]
+pub fn slots(m: usize, n: usize) -> Option<u32> {
+    let tiles = m.div_ceil(TILE.0 as usize).checked_mul(n.div_ceil(TILE.1 as usize))?;
+    PeerRegTiles::<2>::slots(tiles.checked_mul(WARPS as usize)?, TILE.0 as usize)
+}
+
+/// `C = sum over the N ranks of A x B^T`. The maps have tiles of 64 rows. Loads of B begin
+/// before the previous kernel has ended.
+///
+/// Grid: any, all resident, the same in all ranks. Block: [`THREADS`], with [`SHARED`] bytes.
+///
+/// # Safety
+///
+/// The maps are those of `m x k`, `n x k` and `m x n` elements; `peers`, `state` and `capacity` are
+/// as [`PeerRegTiles::begin`] needs them. No kernel writes B.
+#[kernel(arch = "sm_90a", max_threads = 256, N = [2, 4, 8])]
+pub unsafe fn product_all_reduce_few<const N: usize>(
+    comm: DevComm,
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: GridConstant<TensorMap>,
+    peers: Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    m: u32,
+    n: u32,
+    k: u32,
+) {
+    let (comm, memory) = (&comm, TileMemory::dynamic());
+    let fused = Fused::<N> { comm, maps: [&b, &a, &c], peers, state, capacity, memory, m, n, k };
+    // SAFETY: all threads are here, and the maps are the factors': the kernel's contract.
+    unsafe { fused.run() }
+}
+
+struct Fused<'a, const N: usize> {
+    comm: &'a DevComm,
+    /// Those of B, A and C.
+    maps: [&'a TensorMap; 3],
+    peers: Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    memory: TileMemory,
+    m: u32,
+    n: u32,
+    k: u32,
+}
+
+impl<const N: usize> Fused<'_, N> {
+    fn tiles(&self) -> u32 {
+        self.m.div_ceil(TILE.0) * self.n.div_ceil(TILE.1)
+    }
+
+    /// The first row and column of a tile. Blocks that run together share columns of C.
+    fn origin(&self, turn: Turn) -> [u32; 2] {
+        let rows = self.m.div_ceil(TILE.0);
+        [turn.number % rows * TILE.0, turn.number / rows * TILE.1]
+    }
+
+    fn stage(&self, number: u32) -> (A, B) {
+        (self.memory.tile(number * STAGE), self.memory.tile(number * STAGE + A::BYTES))
+    }
+}
+
+// SAFETY: a stage's tiles are its own, and as many bytes are expected as are loaded.
+unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
+    type Schedule = Persistent<1>;
+    type Registers = ();
+    /// 64 columns of C, 16 for each warp, and 64 rows.
+    type Sums = RegTile<f32, 8>;
+    type Source = [u32; 2];
+    type State = PeerRegTiles<'a, N>;
+    const COMPUTING: u32 = 1;
+    const LOADING: u32 = 2;
+
+    fn stages(&self) -> u32 {
+        STAGES
+    }
+
+    fn schedule(&self) -> Persistent<1> {
+        Persistent { tiles: self.tiles(), steps: self.k.div_ceil(A::COLUMNS) }
+    }
+
+    /// The first warp loads B, which no kernel writes.
+    fn prepare(&self, loader: u32) {
+        if loader == 1 {
+            grid::wait_for_previous();
+        }
+    }
+
+    fn source(&self, _: u32, turn: Turn) -> [u32; 2] {
+        self.origin(turn)
+    }
+
+    fn load(&self, &[row, column]: &[u32; 2], step: u32, stage: &EmptyStage) {
+        let ((a, b), term) = (self.stage(stage.number()), step * A::COLUMNS);
+        if stage.loader() == 0 {
+            stage.expect(B::BYTES);
+            stage.load_once(b, self.maps[0], column, term);
+        } else {
+            stage.expect(A::BYTES);
+            stage.load(a, self.maps[1], row, term);
+        }
+    }
+
+    fn state(&self, _: &Warpgroup) -> PeerRegTiles<'a, N> {
+        grid::wait_for_previous();
+        let used = self.tiles() * WARPS * TILE.0 / 16 * 32;
+        // SAFETY: the previous kernels have ended; the rest is the kernel's contract.
+        unsafe { PeerRegTiles::begin(self.comm, self.peers, self.state, self.capacity, used) }
+    }
+
+    fn compute(
+        &self,
+        group: &Warpgroup,
+        _: &mut PeerRegTiles<'a, N>,
+        sums: &mut RegTile<f32, 8>,
+        stage: u32,
+        first: bool,
+    ) {
+        let (a, b) = self.stage(stage);
+        group.multiply(sums, b, a, !first);
+    }
+
+    fn finish(
+        &self,
+        group: &Warpgroup,
+        peers: &mut PeerRegTiles<'a, N>,
+        turn: Turn,
+        sums: &mut RegTile<f32, 8>,
+    ) {
+        let [row, column] = self.origin(turn);
+        // SAFETY: each warp of each tile has a number of its own, the same in all ranks.
+        unsafe { peers.add(WARPS * turn.number + group.warp(), sums, self.m - row) };
+        let through: C = self.memory.tile(STAGES * STAGE);
+        group.store_transposed(sums, through, self.maps[2], row, column);
+    }
+
+    fn end(&self, group: &Warpgroup, peers: &mut PeerRegTiles<'a, N>) {
+        if group.thread() == 0 {
+            tma::wait_stores::<0>();
+            // SAFETY: one thread of the block is here. All have added: a store has a barrier.
+            unsafe { peers.end() };
+        }
+    }
+}
+// ANCHOR_END: few

@@ -1,0 +1,66 @@
+//! A test of `PeerRegTiles`.
+
+use cuda_std::bf16;
+use devcomm::device::{EMPTY, Lamport, PeerRegTiles, lamport_words};
+use devcomm::{DevCommRequirements, LaunchConfig, Rank, Simulation};
+use devcomm_device_tests::KERNELS;
+use devcomm_device_tests::kernels::{
+    self,
+    peer_reg_tiles::{TILE, WARPS},
+};
+use devcomm_testing::machines::Gpus;
+
+/// Two tiles of one warp, and one of the other.
+const TILES: u32 = 3;
+
+/// Three sums in a row, as the banks of slots take turns, of all columns and of a part.
+macro_rules! test_of {
+    ($name:ident, $ranks:literal) => {
+        #[test]
+        fn $name() {
+            let gpus = Gpus::from(Simulation::new($ranks)).with_kernels(&KERNELS);
+            gpus.run_seeds(stringify!($name), 0..5, |rank: &Rank, _| {
+                rank.load(&KERNELS)?;
+                let (comm, stream) = (rank.communicator()?, rank.stream()?);
+                let [rows, columns] = [TILES * TILE[0], TILE[1]].map(|extent| extent as usize);
+                let capacity = PeerRegTiles::<$ranks>::slots(TILES as usize, columns).unwrap();
+                let slots = comm.window::<u32>(lamport_words($ranks, capacity as usize))?;
+                let state = comm.mem_alloc::<u32>(Lamport::<$ranks>::STATE)?;
+                let sums = comm.mem_alloc::<f32>(rows * columns)?;
+                stream.fill(&slots, EMPTY)?;
+                stream.fill(&state, 0)?;
+                stream.synchronize()?;
+                let dev = comm.create_dev_comm(DevCommRequirements::new())?;
+                rank.barrier()?;
+                for sent in [32, 16, 32] {
+                    stream.fill(&sums, f32::NAN)?;
+                    let launch = kernels::peer_reg_tiles_sum::<$ranks>::args(
+                        &dev, &sums, &slots, &state, capacity, TILES, sent,
+                    );
+                    let config = LaunchConfig::new(1, 32 * WARPS);
+                    // SAFETY: the sums and the slots have the elements; all ranks launch the same.
+                    unsafe { launch.config(config).launch(&stream)? };
+                    stream.synchronize()?;
+                    let mut got = vec![0.0; rows * columns];
+                    sums.copy_to_host(&mut got)?;
+                    for (i, got) in got.into_iter().enumerate() {
+                        let (row, column) = (i / columns, i % columns);
+                        let own = |rank: usize| (rank + row + 16 * column) as f32;
+                        let rounded = |rank| bf16::from_f32(own(rank)).to_f32();
+                        let right: f32 = (0..$ranks).map(rounded).sum();
+                        if column < sent as usize {
+                            assert_eq!(got, right, "{rank:?}, {sent} columns, element {i}");
+                        } else {
+                            assert!(got.is_nan(), "{rank:?}: element {i} is not sent");
+                        }
+                    }
+                }
+                rank.barrier()
+            });
+        }
+    };
+}
+
+test_of!(registers_of_two_ranks_are_added, 2);
+test_of!(registers_of_four_ranks_are_added, 4);
+test_of!(registers_of_eight_ranks_are_added, 8);

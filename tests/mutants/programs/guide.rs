@@ -1,0 +1,81 @@
+//! Programs of the guide's fused kernels, which are short: what they rely on is the library's.
+
+use devcomm::device::{EMPTY, Lamport, PeerTiles, lamport_words};
+use devcomm::{
+    DevCommRequirements, DevCommResource, Element, LaunchConfig, Result, SymmetricBuffer,
+    TensorMap, TensorMapDesc, Window,
+};
+use devcomm_testing::simulated::Gpu;
+use guide_kernels::few::{self, product_all_reduce_few};
+use guide_kernels::wide::{self, product_all_reduce_wide};
+use half::bf16;
+
+const RANKS: usize = 2;
+
+/// The slots, their state and a device communicator.
+fn exchange(
+    gpu: &Gpu<'_>,
+    capacity: u32,
+) -> Result<(Window<u32>, SymmetricBuffer<u32>, DevCommResource)> {
+    let slots = gpu.window(&vec![EMPTY; lamport_words(RANKS, capacity as usize)])?;
+    let state = gpu.buffer(&[0; Lamport::<RANKS>::STATE])?;
+    Ok((slots, state, gpu.dev_comm(DevCommRequirements::new())?))
+}
+
+/// A matrix of ones, and its map with tiles of so many rows.
+fn ones(
+    gpu: &Gpu<'_>,
+    rows: usize,
+    columns: usize,
+    tile_rows: u32,
+) -> Result<(SymmetricBuffer<bf16>, TensorMap)> {
+    let matrix = gpu.buffer(&vec![bf16::ONE; rows * columns])?;
+    let (address, data_type) = (matrix.device_address(), bf16::DATA_TYPE);
+    let (rows, columns) = (rows as u32, columns as u32);
+    let desc = TensorMapDesc { address, rows, columns, tile_rows, data_type };
+    Ok((matrix, gpu.context().tensor_map(&desc)?))
+}
+
+pub fn guide_few(gpu: &Gpu<'_>) -> Result<()> {
+    // Two tiles, one after the other.
+    let [m, n, k] = [8, 72, 72];
+    let capacity = few::slots(m, n).unwrap();
+    let (slots, state, dev) = exchange(gpu, capacity)?;
+    let (_a, map_a) = ones(gpu, m, k, few::TILE.0)?;
+    let (_b, map_b) = ones(gpu, n, k, few::TILE.1)?;
+    let (_c, map_c) = ones(gpu, m, n, few::TILE.0)?;
+    let stream = gpu.stream()?;
+    let config = LaunchConfig::new(1, few::THREADS);
+    let config = config.with_dynamic_shared(few::SHARED).with_dependent();
+    let [m, n, k] = [m as u32, n as u32, k as u32];
+    for _ in 0..2 {
+        let launch = product_all_reduce_few::<RANKS>::args(
+            &dev, map_a, map_b, map_c, &slots, &state, capacity, m, n, k,
+        );
+        // SAFETY: the kernel's contract: all ranks launch the same.
+        unsafe { launch.config(config).launch(&stream)? };
+    }
+    stream.synchronize()
+}
+
+pub fn guide_wide(gpu: &Gpu<'_>) -> Result<()> {
+    // Two tiles, one after the other: idle warps add to the first one.
+    let [m, n, k] = [9, 264, 392];
+    let capacity = PeerTiles::<RANKS>::slots(m, n).unwrap();
+    let (slots, state, dev) = exchange(gpu, capacity)?;
+    let (_a, map_a) = ones(gpu, m, k, wide::TILE.0)?;
+    let (_b, map_b) = ones(gpu, n, k, wide::HALF)?;
+    let (c, map_c) = ones(gpu, m, n, wide::STORE_M)?;
+    let stream = gpu.stream()?;
+    let config = LaunchConfig::new(2, wide::THREADS);
+    let config = config.with_dynamic_shared(wide::SHARED).with_dependent();
+    let [m, n, k] = [m as u32, n as u32, k as u32];
+    for _ in 0..2 {
+        let launch = product_all_reduce_wide::<RANKS>::args(
+            &dev, map_a, map_b, map_c, &c, &slots, &state, capacity, m, n, k,
+        );
+        // SAFETY: the kernel's contract: all ranks launch the same.
+        unsafe { launch.config(config).launch(&stream)? };
+    }
+    stream.synchronize()
+}
