@@ -27,10 +27,8 @@ pub fn sum_over_ranks(rank: &Rank, input: &[f32]) -> Result<Vec<f32>, Error> {
     let out = comm.window::<f32>(input.len())?;
     let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
     stream.copy_to_device(input, &send)?;
-    sum_of_all::args(&dev, &send, &out)
-        .grid(BLOCKS)
-        .block(128)
-        .launch(&stream)?;
+    let launch = sum_of_all::args(&dev, &send, &out).grid(BLOCKS);
+    launch.block(128).launch(&stream)?;
     let mut sums = vec![0.0; input.len()];
     stream.copy_to_host(&out, &mut sums)?;
     Ok(sums)

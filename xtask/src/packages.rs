@@ -46,7 +46,7 @@ impl Stranger {
         );
         let this = Self { folder, locked };
         this.unpack(&package()?)?;
-        new::create(&this.project(), None)?;
+        new::create(&this.project(), None, true)?;
         if locked {
             fs::copy(root().join("Cargo.lock"), this.project().join("Cargo.lock"))?;
         }

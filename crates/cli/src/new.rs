@@ -16,6 +16,9 @@ pub struct New {
     /// The name of the package [default: the folder's]
     #[arg(long)]
     name: Option<String>,
+    /// Add a matrix product for Hopper GPUs whose kernel also adds it over the GPUs
+    #[arg(long)]
+    fused: bool,
     /// Take devcomm's crates from this checkout of devcomm instead of the registry
     #[arg(long, value_name = "CHECKOUT")]
     pub crates: Option<PathBuf>,
@@ -30,7 +33,7 @@ impl New {
     /// is none.
     pub fn run(&self) -> Result<u8> {
         let patch = self.crates.as_deref().map(patch).transpose()?;
-        create(&self.folder, self.name.as_deref())?;
+        create(&self.folder, self.name.as_deref(), self.fused)?;
         if let Some(patch) = patch {
             let manifest = self.folder.join("Cargo.toml");
             let text = fs::read_to_string(&manifest).map(|text| text + &patch);
@@ -64,13 +67,34 @@ const TEMPLATE: [(&str, &str); 12] = [
     ("tests/sum.rs", include_str!("../template/tests/sum.rs")),
 ];
 
-/// Writes a project into `folder`, which has its name unless `name` is given. Its manifests name
-/// devcomm's crates on the registry.
+/// What a project with a fused product has in addition.
+const FUSED: [(&str, &str); 5] = [
+    ("examples/fused.rs", include_str!("../template/fused/examples/fused.rs")),
+    // The guide's.
+    ("kernels/src/fused.rs", include_str!("../template/fused/kernels/src/fused.rs")),
+    ("rustfmt.toml", include_str!("../template/fused/rustfmt.toml")),
+    ("src/fused.rs", include_str!("../template/fused/src/fused.rs")),
+    ("tests/fused.rs", include_str!("../template/fused/tests/fused.rs")),
+];
+
+/// What the template's files say at their end, or after a text, to have a fused product.
+const WITH_FUSED: [(&str, &str, &str); 4] = [
+    ("Cargo.toml", "devcomm = \"0.1\"\n", "half = \"2.4\"\n"),
+    ("README.md", "# on two simulated GPUs\n", FUSED_COMMAND),
+    ("kernels/src/lib.rs", "#![no_std]\n", "\npub mod fused;\n"),
+    ("src/lib.rs", "kernels.\n", "\npub mod fused;\n"),
+];
+
+const FUSED_COMMAND: &str =
+    "$ cargo run --release --features ptx --example fused   # a fused product on Hopper GPUs\n";
+
+/// Writes a project into `folder`, which has its name unless `name` is given; `fused` adds a fused
+/// product. Its manifests name devcomm's crates on the registry.
 ///
 /// # Errors
 ///
 /// If the folder is not empty or cannot be written, or the name is no package's.
-pub fn create(folder: &Path, name: Option<&str>) -> Result<()> {
+pub fn create(folder: &Path, name: Option<&str>, fused: bool) -> Result<()> {
     let absolute = std::path::absolute(folder)?;
     let name = match name {
         Some(name) => name.to_owned(),
@@ -83,9 +107,13 @@ pub fn create(folder: &Path, name: Option<&str>) -> Result<()> {
         "{} is not an empty folder; a new project needs one of its own",
         folder.display()
     );
-    for (path, text) in TEMPLATE {
+    let added: &[_] = if fused { &FUSED } else { &[] };
+    for (path, text) in TEMPLATE.iter().chain(added) {
+        let mut text = fill(text, &name);
+        for (_, after, more) in WITH_FUSED.iter().filter(|(of, ..)| fused && of == path) {
+            text = text.replacen(after, &format!("{after}{more}"), 1);
+        }
         let path = folder.join(path);
-        let text = fill(text, &name);
         fs::create_dir_all(path.parent().unwrap_or(folder))
             .and_then(|()| fs::write(&path, text))
             .with_context(|| format!("cannot write {}", path.display()))?;
@@ -93,8 +121,10 @@ pub fn create(folder: &Path, name: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// The text with cargo-generate's two placeholders replaced.
+/// The text with cargo-generate's two placeholders replaced, and without the guide's anchors.
 fn fill(text: &str, name: &str) -> String {
+    let lines = text.split_inclusive('\n').filter(|line| !line.starts_with("// ANCHOR"));
+    let text: String = lines.collect();
     text.replace("{{project-name}}", name).replace("{{crate_name}}", &name.replace('-', "_"))
 }
 
@@ -172,28 +202,35 @@ mod tests {
         let mut all: Vec<&str> = all.iter().map(|name| name.trim_end_matches(".liquid")).collect();
         all.retain(|name| *name != "cargo-generate.toml");
         all.sort_unstable();
-        assert_eq!(all, TEMPLATE.map(|(path, _)| path));
+        let (fused, base): (Vec<&str>, Vec<&str>) =
+            all.into_iter().partition(|name| name.starts_with("fused/"));
+        assert_eq!(base, TEMPLATE.map(|(path, _)| path));
+        assert_eq!(fused, FUSED.map(|(path, _)| format!("fused/{path}")));
     }
 
     #[test]
     fn a_project_has_its_name_in_place_of_all_placeholders() {
         let folder = tempfile::tempdir().unwrap();
         let project = folder.path().join("norm-squared");
-        create(&project, None).unwrap();
+        create(&project, None, true).unwrap();
         let text = |path: &str| fs::read_to_string(project.join(path)).unwrap();
-        for (path, _) in TEMPLATE {
+        for (path, _) in TEMPLATE.iter().chain(&FUSED) {
             assert!(!text(path).contains("{{"), "{path}");
+            assert!(!text(path).contains("ANCHOR"), "{path}");
         }
         assert!(text("Cargo.toml").contains("name = \"norm-squared\""));
         assert!(text("build.rs").contains("\"norm-squared-kernels\""));
         assert!(text("src/main.rs").contains("use norm_squared::"));
+        for (path, _, more) in WITH_FUSED {
+            assert!(text(path).contains(more), "{path}");
+        }
     }
 
     #[test]
     fn a_folder_with_files_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("notes"), "mine").unwrap();
-        let error = create(folder.path(), Some("mine")).unwrap_err().to_string();
+        let error = create(folder.path(), Some("mine"), false).unwrap_err().to_string();
         assert!(error.contains("not an empty folder"), "{error}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -203,7 +240,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let project = folder.path().join("project");
         for name in ["", "3d", "a b", "ü", "match", "devcomm", "cuda-std", "../x"] {
-            let error = create(&project, Some(name)).unwrap_err().to_string();
+            let error = create(&project, Some(name), false).unwrap_err().to_string();
             assert!(error.contains("--name"), "{name}: {error}");
         }
         assert!(!project.exists());
@@ -214,7 +251,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let error = format!("{:#}", patch(folder.path()).unwrap_err());
         assert!(error.contains("is not a checkout of devcomm"), "{error}");
-        create(folder.path(), Some("other")).unwrap();
+        create(folder.path(), Some("other"), false).unwrap();
         let error = format!("{:#}", patch(folder.path()).unwrap_err());
         assert!(error.contains("has no package devcomm"), "{error}");
     }

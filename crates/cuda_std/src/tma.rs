@@ -12,8 +12,9 @@
 //! # Example
 //!
 //! ```
-//! use cuda_std::{mbarrier::MBarrier, tma};
-//! use devcomm_types::TensorMap;
+//! use cuda_std::mbarrier::MBarrier;
+//! use cuda_std::tma::{self, TensorMap};
+//!
 //! /// Loads the first tile, 64 rows of 128 bytes.
 //! ///
 //! /// # Safety
@@ -28,7 +29,7 @@
 //! }
 //! ```
 
-use devcomm_types::TensorMap;
+pub use devcomm_types::{GridConstant, TensorMap};
 
 use crate::arch;
 use crate::mbarrier::MBarrier;

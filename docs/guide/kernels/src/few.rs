@@ -2,12 +2,12 @@
 //! those of the tensor cores, and the sums travel between the ranks from registers.
 
 // ANCHOR: few
+use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::tile::{
     EmptyStage, Mainloop, Persistent, RegTile, SharedTile, TileMemory, Turn, Warpgroup,
 };
-use cuda_std::{grid, tma};
-use devcomm_types::{GridConstant, TensorMap};
+use cuda_std::tma::{self, GridConstant, TensorMap};
 use nccl_device::{DevComm, PeerRegTiles, Window};
 
 /// Rows and columns of a block's tile of C.

@@ -9,8 +9,8 @@ use cuda_std::tile::{
     EmptyStage, IdleWarp, Mainloop, Persistent, RegPairs, RegTile, Registers, SharedTile,
     TileMemory, TileOrder, Turn, Warpgroup,
 };
-use cuda_std::{cluster, grid, tma};
-use devcomm_types::{GridConstant, TensorMap};
+use cuda_std::tma::{self, GridConstant, TensorMap};
+use cuda_std::{cluster, grid};
 use nccl_device::{DevComm, PeerTiles, Window, message_word};
 
 /// Rows and columns of a block's tile of C.

@@ -1,0 +1,1 @@
+../../../../docs/guide/kernels/src/wide.rs
