@@ -6,7 +6,7 @@ use devcomm::{
     SymmetricBuffer, TensorMap, TensorMapDesc, Window,
 };
 use half::bf16;
-use kernels::fused::{CLUSTER, HALF, SHARED, STORE_M, THREADS, TILE, product_all_reduce_wide};
+use kernels::fused::{CLUSTER, HALF, Memory, STORE_M, THREADS, TILE, product_all_reduce_wide};
 
 use crate::KERNELS;
 
@@ -89,7 +89,7 @@ impl FusedProduct {
         let launch = product_all_reduce_wide::<RANKS>::args(
             dev, a, b, c, &self.c, slots, state, *capacity, m, n, k,
         );
-        let config = LaunchConfig::new(self.blocks, THREADS).with_dynamic_shared(SHARED);
+        let config = LaunchConfig::new(self.blocks, THREADS).with_dynamic_shared(Memory::BYTES);
         // SAFETY: the maps and the slots are those of the shape, by `new`; every rank launches the
         // same, and has a multiprocessor for each block.
         unsafe { launch.config(config).launch(stream) }

@@ -46,7 +46,7 @@ pub fn guide_few(gpu: &Gpu<'_>) -> Result<()> {
     let (_c, map_c) = ones(gpu, m, n, few::TILE.0)?;
     let stream = gpu.stream()?;
     let config = LaunchConfig::new(1, few::THREADS);
-    let config = config.with_dynamic_shared(few::SHARED).with_dependent();
+    let config = config.with_dynamic_shared(few::Memory::BYTES).with_dependent();
     let [m, n, k] = [m as u32, n as u32, k as u32];
     for _ in 0..2 {
         let launch = product_all_reduce_few::<RANKS>::args(
@@ -68,7 +68,7 @@ pub fn guide_wide(gpu: &Gpu<'_>) -> Result<()> {
     let (c, map_c) = ones(gpu, m, n, wide::STORE_M)?;
     let stream = gpu.stream()?;
     let config = LaunchConfig::new(2, wide::THREADS);
-    let config = config.with_dynamic_shared(wide::SHARED).with_dependent();
+    let config = config.with_dynamic_shared(wide::Memory::BYTES).with_dependent();
     let [m, n, k] = [m as u32, n as u32, k as u32];
     for _ in 0..2 {
         let launch = product_all_reduce_wide::<RANKS>::args(

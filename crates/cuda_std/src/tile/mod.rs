@@ -5,7 +5,8 @@
 //!   reduced over its rows and columns.
 //! * [`Pipeline`]: stages in shared memory that a producer fills and consumers empty.
 //! * [`Mainloop`]: what a product on Hopper does with its warps, its stages and its tiles.
-//! * [`TileMemory`]: the dynamic shared memory where tiles lie.
+//! * [`TileMemory`]: the dynamic shared memory where tiles lie, and [`arena!`](crate::arena) to
+//!   divide it.
 //! * [`MmaProduct`]: a block's product on every GPU since Ampere, from [`MmaTile`]s that its
 //!   threads copy.
 //! * [`TileOrder`]: the order in which blocks take the tiles of a matrix.
@@ -16,6 +17,8 @@
 //! [`wgmma`](crate::wgmma), [`mma`](crate::mma) and [`async_copy`](crate::async_copy), and runs in
 //! the simulator.
 
+#[doc(hidden)]
+pub mod arena;
 mod mainloop;
 mod mma;
 mod order;

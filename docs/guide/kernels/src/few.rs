@@ -4,9 +4,7 @@
 // ANCHOR: few
 use cuda_std::grid;
 use cuda_std::prelude::*;
-use cuda_std::tile::{
-    EmptyStage, Mainloop, Persistent, RegTile, SharedTile, TileMemory, Turn, Warpgroup,
-};
+use cuda_std::tile::{EmptyStage, Mainloop, Persistent, RegTile, SharedTile, Turn, Warpgroup};
 use cuda_std::tma::{self, GridConstant, TensorMap};
 use nccl_device::{DevComm, PeerRegTiles, Window};
 
@@ -20,10 +18,15 @@ const WARPS: u32 = 4;
 
 type A = SharedTile<bf16, { TILE.0 }>;
 type B = SharedTile<bf16, { TILE.1 }>;
-type C = SharedTile<bf16, { TILE.0 }>;
-const STAGE: u32 = A::BYTES + B::BYTES;
-/// Dynamic shared memory in bytes: the stages, and the tile of C.
-pub const SHARED: u32 = STAGES * STAGE + C::BYTES + TileMemory::PADDING;
+
+cuda_std::arena! {
+    /// The shared memory of a block: the stages, and the tile of C that is stored.
+    pub struct Memory {
+        a: [A; STAGES],
+        b: [B; STAGES],
+        c: [SharedTile<bf16, { TILE.0 }>; 1],
+    }
+}
 
 /// The slots of an `m x n` matrix for each rank that sends, if 32 bits count them.
 #[must_use]
@@ -35,7 +38,7 @@ pub fn slots(m: usize, n: usize) -> Option<u32> {
 /// `C = sum over the N ranks of A x B^T`. The maps have tiles of 64 rows. Loads of B begin
 /// before the previous kernel has ended.
 ///
-/// Grid: any, all resident, the same in all ranks. Block: [`THREADS`], with [`SHARED`] bytes.
+/// Grid: any, all resident, the same in all ranks. Block: [`THREADS`], with [`Memory::BYTES`].
 ///
 /// # Safety
 ///
@@ -54,7 +57,7 @@ pub unsafe fn product_all_reduce_few<const N: usize>(
     n: u32,
     k: u32,
 ) {
-    let (comm, memory) = (&comm, TileMemory::dynamic());
+    let (comm, memory) = (&comm, Memory::dynamic());
     let fused = Fused::<N> { comm, maps: [&b, &a, &c], peers, state, capacity, memory, m, n, k };
     // SAFETY: all threads are here, and the maps are the factors': the kernel's contract.
     unsafe { fused.run() }
@@ -67,7 +70,7 @@ struct Fused<'a, const N: usize> {
     peers: Window<u32>,
     state: *mut u32,
     capacity: u32,
-    memory: TileMemory,
+    memory: Memory,
     m: u32,
     n: u32,
     k: u32,
@@ -82,10 +85,6 @@ impl<const N: usize> Fused<'_, N> {
     fn origin(&self, turn: Turn) -> [u32; 2] {
         let rows = self.m.div_ceil(TILE.0);
         [turn.number % rows * TILE.0, turn.number / rows * TILE.1]
-    }
-
-    fn stage(&self, number: u32) -> (A, B) {
-        (self.memory.tile(number * STAGE), self.memory.tile(number * STAGE + A::BYTES))
     }
 }
 
@@ -120,13 +119,13 @@ unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
     }
 
     fn load(&self, &[row, column]: &[u32; 2], step: u32, stage: &EmptyStage) {
-        let ((a, b), term) = (self.stage(stage.number()), step * A::COLUMNS);
+        let (number, term) = (stage.number(), step * A::COLUMNS);
         if stage.loader() == 0 {
             stage.expect(B::BYTES);
-            stage.load_once(b, self.maps[0], column, term);
+            stage.load_once(self.memory.b(number), self.maps[0], column, term);
         } else {
             stage.expect(A::BYTES);
-            stage.load(a, self.maps[1], row, term);
+            stage.load(self.memory.a(number), self.maps[1], row, term);
         }
     }
 
@@ -145,8 +144,7 @@ unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
         stage: u32,
         first: bool,
     ) {
-        let (a, b) = self.stage(stage);
-        group.multiply(sums, b, a, !first);
+        group.multiply(sums, self.memory.b(stage), self.memory.a(stage), !first);
     }
 
     fn finish(
@@ -159,8 +157,7 @@ unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
         let [row, column] = self.origin(turn);
         // SAFETY: each warp of each tile has a number of its own, the same in all ranks.
         unsafe { peers.add(WARPS * turn.number + group.warp(), sums, self.m - row) };
-        let through: C = self.memory.tile(STAGES * STAGE);
-        group.store_transposed(sums, through, self.maps[2], row, column);
+        group.store_transposed(sums, self.memory.c(0), self.maps[2], row, column);
     }
 
     fn end(&self, group: &Warpgroup, peers: &mut PeerRegTiles<'a, N>) {

@@ -7,7 +7,7 @@ use core::ops::Range;
 use cuda_std::prelude::*;
 use cuda_std::tile::{
     EmptyStage, IdleWarp, Mainloop, Persistent, RegPairs, RegTile, Registers, SharedTile,
-    TileMemory, TileOrder, Turn, Warpgroup,
+    TileOrder, Turn, Warpgroup,
 };
 use cuda_std::tma::{self, GridConstant, TensorMap};
 use cuda_std::{cluster, grid};
@@ -28,15 +28,21 @@ const STAGES: u32 = 4;
 type A = SharedTile<bf16, { TILE.0 }>;
 type B = SharedTile<bf16, { TILE.1 }>;
 type Part = SharedTile<bf16, STORE_M>;
-const STAGE: u32 = A::BYTES + B::BYTES;
-/// Dynamic shared memory in bytes: the stages, and two parts for each of eight warps.
-pub const SHARED: u32 = STAGES * STAGE + 16 * Part::BYTES + TileMemory::PADDING;
+
+cuda_std::arena! {
+    /// The shared memory of a block: the stages, and two parts for each of eight warps.
+    pub struct Memory {
+        a: [A; STAGES],
+        b: [B; STAGES],
+        parts: [Part; 16],
+    }
+}
 
 /// `C = sum over the N ranks of A x B^T`. The maps have tiles of 128 rows of A, [`HALF`] of B and
 /// [`STORE_M`] of C, which begins at `to`.
 ///
-/// Grid: whole clusters, all resident, the same in all ranks. Block: [`THREADS`], with [`SHARED`]
-/// bytes.
+/// Grid: whole clusters, all resident, the same in all ranks. Block: [`THREADS`], with
+/// [`Memory::BYTES`].
 ///
 /// # Safety
 ///
@@ -60,7 +66,7 @@ pub unsafe fn product_all_reduce_wide<const N: usize>(
     unsafe {
         let peers = PeerTiles::<N>::new(&comm, slots, state, capacity, to, [m, n]);
         peers.prepare();
-        Fused { a: &a, b: &b, c: &c, peers, memory: TileMemory::dynamic(), m, n, k }.run();
+        Fused { a: &a, b: &b, c: &c, peers, memory: Memory::dynamic(), m, n, k }.run();
         if thread::thread_idx_x() == 0 {
             peers.end();
         }
@@ -72,7 +78,7 @@ struct Fused<'a, const N: usize> {
     b: &'a TensorMap,
     c: &'a TensorMap,
     peers: PeerTiles<'a, N>,
-    memory: TileMemory,
+    memory: Memory,
     m: u32,
     n: u32,
     k: u32,
@@ -95,13 +101,9 @@ impl<const N: usize> Fused<'_, N> {
         ((CLUSTER * row + cluster::rank()) * TILE.0, column * TILE.1)
     }
 
-    fn stage(&self, number: u32) -> (A, B) {
-        (self.memory.tile(number * STAGE), self.memory.tile(number * STAGE + A::BYTES))
-    }
-
     /// One of the two parts in shared memory that a warp stores from.
     fn part(&self, group: &Warpgroup, which: u32) -> Part {
-        self.memory.tile(STAGES * STAGE + (2 * group.warp() + which) * Part::BYTES)
+        self.memory.parts(2 * group.warp() + which)
     }
 
     /// Writes half of a warp's rows to shared memory.
@@ -181,11 +183,11 @@ unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
     }
 
     fn load(&self, &(row, column): &(u32, u32), step: u32, stage: &EmptyStage) {
-        let ((a, b), half) = (self.stage(stage.number()), HALF * cluster::rank());
-        stage.expect(STAGE);
-        stage.load(a, self.a, row, step * A::COLUMNS);
-        let (b, row) = (b.rows::<HALF>(half), column + half);
-        stage.load_multicast(b, self.b, row, step * A::COLUMNS, 0b11);
+        let (number, term, half) = (stage.number(), step * A::COLUMNS, HALF * cluster::rank());
+        stage.expect(A::BYTES + B::BYTES);
+        stage.load(self.memory.a(number), self.a, row, term);
+        let b = self.memory.b(number).rows::<HALF>(half);
+        stage.load_multicast(b, self.b, column + half, term, 0b11);
     }
 
     fn state(&self, _: &Warpgroup) -> Last {
@@ -193,8 +195,8 @@ unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
     }
 
     fn compute(&self, group: &Warpgroup, _: &mut Last, sums: &mut Self::Sums, s: u32, first: bool) {
-        let (a, b) = self.stage(s);
-        group.multiply(sums, a.rows(64 * group.index()), b, !first);
+        let a = self.memory.a(s).rows(64 * group.index());
+        group.multiply(sums, a, self.memory.b(s), !first);
     }
 
     /// The left half is sent at once, the right one when that has left, and then C is complete.

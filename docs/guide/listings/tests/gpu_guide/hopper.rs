@@ -110,7 +110,7 @@ fn a_wide_product_is_added_in_both_ranks(rank: &Rank) -> Result<(), Error> {
     let c = gpu.map(2, [m, n], wide::STORE_M)?;
     let Gpu { dev, slots, state, matrices: [.., to], .. } = &gpu;
     // A cluster computes two tiles.
-    let config = LaunchConfig::new(2, wide::THREADS).with_dynamic_shared(wide::SHARED);
+    let config = LaunchConfig::new(2, wide::THREADS).with_dynamic_shared(wide::Memory::BYTES);
     let [rows, columns, terms] = shape.map(|extent| extent as u32);
     gpu.check(shape, || {
         let launch = product_all_reduce_wide::<RANKS>::args(
@@ -132,7 +132,7 @@ fn a_product_of_few_rows_is_added_in_both_ranks(rank: &Rank) -> Result<(), Error
     let c = gpu.map(2, [m, n], few::TILE.0)?;
     let Gpu { dev, slots, state, .. } = &gpu;
     // Each block computes up to four of ten tiles.
-    let config = LaunchConfig::new(3, few::THREADS).with_dynamic_shared(few::SHARED);
+    let config = LaunchConfig::new(3, few::THREADS).with_dynamic_shared(few::Memory::BYTES);
     let [rows, columns, terms] = shape.map(|extent| extent as u32);
     gpu.check(shape, || {
         let launch = product_all_reduce_few::<RANKS>::args(
