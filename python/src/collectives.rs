@@ -2,7 +2,9 @@
 
 use std::rc::Rc;
 
-use devcomm::{Collectives, DeviceSlice, Element, ReduceOp, Result, Stream};
+use devcomm::{
+    Collectives, DataType, DeviceSlice, Element, F8E4M3, Parts, ReduceOp, Result, Stream,
+};
 use pyo3::prelude::*;
 
 use crate::array::Array;
@@ -168,10 +170,129 @@ impl PyCollectives {
         self.operate(send, Some(recv), stream, Operation::AllToAll)
     }
 
+    /// The parts of send, one after the other, go to the ranks in their order; those of recv come
+    /// from them. send_counts and recv_counts have the elements of each part: what a rank sends to
+    /// another is what that receives from it. Not in place.
+    #[pyo3(signature = (send, send_counts, recv, recv_counts, *, stream=None))]
+    fn all_to_all_v(
+        &self,
+        send: &Bound<'_, PyAny>,
+        send_counts: Vec<usize>,
+        recv: &Bound<'_, PyAny>,
+        recv_counts: Vec<usize>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (py, inner) = (send.py(), self.own.get()?);
+        let Inner { comm, collectives } = &*inner;
+        let (asked, stream) = (stream, comm.gpu.stream(stream, py)?);
+        let (from, to) = (Array::of(comm, send, "send")?, Array::of(comm, recv, "recv")?);
+        to.require_type(from.data_type, "recv")?;
+        let (sent, received) = (offsets(&send_counts), offsets(&recv_counts));
+        let call = || {
+            with_type!(from.data_type, T => {
+                let send = Operand::<T>::new(comm, &from, Use::Read, &stream)?;
+                let recv = Operand::<T>::new(comm, &to, Use::Write, &stream)?;
+                let sent = Parts { counts: &send_counts, offsets: &sent };
+                let received = Parts { counts: &recv_counts, offsets: &received };
+                collectives.all_to_all_v(&send.slice, sent, &recv.slice, received, &stream)?;
+                recv.finish(&stream)
+            })
+        };
+        comm.gpu.call(py, (&stream, asked), &[&from, &to], call)
+    }
+
+    /// residual gets itself plus the sum of all ranks' input, and output that sum normalised by
+    /// RMSNorm: for each token, a row of as many elements as weight has, sum * weight / sqrt(mean(sum
+    /// ** 2) + eps). Without output, input gets it. All are of one type, float16, bfloat16 or
+    /// float32.
+    ///
+    /// scale: one float32 by which the normalised sum is divided, of an output in float8_e4m3fn.
+    #[pyo3(signature = (input, residual, weight, output=None, *, eps=1e-6, scale=None, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
+    fn all_reduce_rmsnorm(
+        &self,
+        input: &Bound<'_, PyAny>,
+        residual: &Bound<'_, PyAny>,
+        weight: &Bound<'_, PyAny>,
+        output: Option<&Bound<'_, PyAny>>,
+        eps: f32,
+        scale: Option<&Bound<'_, PyAny>>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (py, inner) = (input.py(), self.own.get()?);
+        let Inner { comm, collectives } = &*inner;
+        let (asked, stream) = (stream, comm.gpu.stream(stream, py)?);
+        let array = |array, name| Array::of(comm, array, name);
+        let [input, residual, weight] =
+            [array(input, "input")?, array(residual, "residual")?, array(weight, "weight")?];
+        residual.require_type(input.data_type, "residual")?;
+        weight.require_type(input.data_type, "weight")?;
+        let output = output.map(|output| array(output, "output")).transpose()?;
+        let scale = scale.map(|scale| array(scale, "scale")).transpose()?;
+        match (&output, &scale) {
+            (Some(output), None) => output.require_type(input.data_type, "output")?,
+            (Some(output), Some(scale)) => {
+                output.require_type(DataType::Float8e4m3, "output")?;
+                scale.require_type(DataType::Float32, "scale")?;
+            }
+            (None, Some(_)) => {
+                return Err(invalid("scale without output: it is of a quantised one"));
+            }
+            (None, None) => {}
+        }
+        let call = || {
+            with_type!(input.data_type, T => {
+                // NCCL reduces in it where the output is quantised.
+                let read = if output.is_some() && scale.is_none() { Use::Read } else { Use::Write };
+                let input = Operand::<T>::new(comm, &input, read, &stream)?;
+                let residual = Operand::<T>::new(comm, &residual, Use::Write, &stream)?;
+                let weight = Operand::<T>::new(comm, &weight, Use::Read, &stream)?;
+                let sums = [&input.slice, &residual.slice, &weight.slice];
+                match (&output, &scale) {
+                    (Some(output), Some(scale)) => {
+                        let output = Operand::<F8E4M3>::new(comm, output, Use::Write, &stream)?;
+                        let scale = Operand::<f32>::new(comm, scale, Use::Read, &stream)?;
+                        let [input, residual, weight] = sums;
+                        let quantised = (&output.slice, &scale.slice);
+                        collectives.all_reduce_rmsnorm_quantised(
+                            input, residual, weight, quantised, eps, &stream,
+                        )?;
+                        output.finish(&stream)?;
+                    }
+                    (Some(output), None) => {
+                        let output = Operand::<T>::new(comm, output, Use::Write, &stream)?;
+                        let [input, residual, weight] = sums;
+                        let to = &output.slice;
+                        collectives.all_reduce_rmsnorm(input, residual, weight, to, eps, &stream)?;
+                        output.finish(&stream)?;
+                    }
+                    (None, _) => {
+                        let [both, residual, weight] = sums;
+                        collectives.all_reduce_rmsnorm(both, residual, weight, both, eps, &stream)?;
+                    }
+                }
+                residual.finish(&stream)?;
+                input.finish(&stream)
+            })
+        };
+        let arrays = [&input, &residual, &weight];
+        let arrays: Vec<_> = arrays.into_iter().chain(&output).chain(&scale).collect();
+        comm.gpu.call(py, (&stream, asked), &arrays, call)
+    }
+
     /// Frees its workspace, when its last operation is done.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.own.close(py)
     }
+}
+
+/// Where parts of these counts begin that lie one after the other.
+fn offsets(counts: &[usize]) -> Vec<usize> {
+    let ends = counts.iter().scan(0_usize, |end, count| {
+        *end = end.saturating_add(*count);
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).take(counts.len()).collect()
 }
 
 /// The operator that `op` names; None: the sum.

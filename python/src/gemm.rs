@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use devcomm::{DataType, DeviceSlice, Gemm, GemmAllReduce, GemmElement, Result, Stream, Window};
+use devcomm::{DataType, DeviceSlice, Element, Gemm, GemmAllReduce, Result, Stream, Window};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
@@ -167,10 +167,38 @@ impl PyGemmAllReduce {
     }
 }
 
-struct Alone {
-    comm: Rc<Comm>,
-    stream: Stream,
-    gemm: Gemm,
+/// Products on a stream of their own.
+pub struct Products<G> {
+    pub comm: Rc<Comm>,
+    pub stream: Stream,
+    pub gemm: G,
+}
+
+impl<G> Products<G> {
+    /// Does `work` on their stream with A and B, which it reads, and C, which it writes, as if on
+    /// the stream that was asked for. It reads the `others` too.
+    pub fn with<T: Element, R>(
+        &self,
+        py: Python<'_>,
+        arrays: [&Array; 3],
+        others: &[&Array],
+        stream: Option<&Bound<'_, PyAny>>,
+        work: impl FnOnce(&G, [&DeviceSlice<T>; 3]) -> Result<R>,
+    ) -> PyResult<R> {
+        let Self { comm, stream: own, gemm } = self;
+        let ([a, b, c], asked) = (arrays, comm.gpu.stream(stream, py)?);
+        let on_own = || {
+            fork(&asked, own, || {
+                let a = Operand::<T>::new(comm, a, Use::Read, own)?;
+                let b = Operand::<T>::new(comm, b, Use::Read, own)?;
+                let c = Operand::<T>::new(comm, c, Use::Write, own)?;
+                let done = work(gemm, [&a.slice, &b.slice, &c.slice])?;
+                c.finish(own)?;
+                Ok(done)
+            })
+        };
+        comm.gpu.call(py, (&asked, stream), &[&arrays, others].concat(), on_own)
+    }
 }
 
 /// The product `c = a @ b.T` on one GPU, in bfloat16 or float16, with sums in float32.
@@ -178,7 +206,7 @@ struct Alone {
 /// stream: as for GemmAllReduce.
 #[pyclass(name = "Gemm", module = "devcomm", frozen)]
 pub struct PyGemm {
-    own: Own<Alone>,
+    own: Own<Products<Gemm>>,
 }
 
 #[pymethods]
@@ -193,7 +221,7 @@ impl PyGemm {
         let comm = communicator.get()?;
         let stream = comm.gpu.capturable(stream, py)?;
         let gemm = waiting(py, || Gemm::new(&stream))?;
-        Ok(Self { own: Own::new(Alone { comm, stream, gemm }) })
+        Ok(Self { own: Own::new(Products { comm, stream, gemm }) })
     }
 
     /// Enqueues a product: a of shape (m, k), b of (n, k), c of (m, n), all of one type.
@@ -206,21 +234,23 @@ impl PyGemm {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let (py, inner) = (a.py(), self.own.get()?);
-        let asked = inner.comm.gpu.stream(stream, py)?;
-        let arrays = arrays(&inner.comm, [(a, "a"), (b, "b"), (c, "c")])?;
-        let [a, b, c] = &arrays;
+        let [a, b, c] = &arrays(&inner.comm, [(a, "a"), (b, "b"), (c, "c")])?;
         b.require_type(a.data_type, "b")?;
         c.require_type(a.data_type, "c")?;
         let shape = shape_of(a, b, c)?;
-        let work = match a.data_type {
-            DataType::Bfloat16 => Alone::multiply::<bf16>,
-            DataType::Float16 => Alone::multiply::<f16>,
-            other => {
-                return Err(invalid(format!("a product of {other:?}: it is of bf16 or f16")));
+        match a.data_type {
+            DataType::Bfloat16 => {
+                inner.with::<bf16, _>(py, [a, b, c], &[], stream, |gemm, [a, b, c]| {
+                    gemm.launch(a, b, c, shape)
+                })
             }
-        };
-        let call = || work(&inner, &arrays, shape, &asked);
-        inner.comm.gpu.call(py, (&asked, stream), &arrays.each_ref(), call)
+            DataType::Float16 => {
+                inner.with::<f16, _>(py, [a, b, c], &[], stream, |gemm, [a, b, c]| {
+                    gemm.launch(a, b, c, shape)
+                })
+            }
+            other => Err(invalid(format!("a product of {other:?}: it is of bf16 or f16"))),
+        }
     }
 
     /// Unloads its kernels, when its last product is done.
@@ -229,24 +259,7 @@ impl PyGemm {
     }
 }
 
-impl Alone {
-    fn multiply<T>(&self, arrays: &[Array; 3], shape: [usize; 3], asked: &Stream) -> Result<()>
-    where
-        T: GemmElement<Output = T>,
-    {
-        let Self { comm, stream: own, gemm } = self;
-        let [a, b, c] = arrays;
-        fork(asked, own, || {
-            let a = Operand::<T>::new(comm, a, Use::Read, own)?;
-            let b = Operand::<T>::new(comm, b, Use::Read, own)?;
-            let c = Operand::<T>::new(comm, c, Use::Write, own)?;
-            gemm.launch(&a.slice, &b.slice, &c.slice, shape)?;
-            c.finish(own)
-        })
-    }
-}
-
-fn arrays(comm: &Comm, all: [(&Bound<'_, PyAny>, &str); 3]) -> PyResult<[Array; 3]> {
+pub fn arrays(comm: &Comm, all: [(&Bound<'_, PyAny>, &str); 3]) -> PyResult<[Array; 3]> {
     let [a, b, c] = all.map(|(array, name)| Array::of(comm, array, name));
     Ok([a?, b?, c?])
 }

@@ -7,7 +7,9 @@ mod array;
 mod collectives;
 mod communicator;
 mod errors;
+mod fused;
 mod gemm;
+mod grouped;
 mod kernels;
 mod nccl;
 mod operand;
@@ -38,7 +40,11 @@ mod _devcomm {
     #[pymodule_export]
     use crate::communicator::{PyCommunicator, PyDevComm};
     #[pymodule_export]
+    use crate::fused::{PyAllGatherGemm, PyGemmReduceScatter};
+    #[pymodule_export]
     use crate::gemm::{PyGemm, PyGemmAllReduce};
+    #[pymodule_export]
+    use crate::grouped::PyGroupedGemm;
     #[pymodule_export]
     use crate::kernels::PyKernelSet;
     #[pymodule_export]

@@ -21,7 +21,7 @@ def listings():
 @pytest.mark.skipif("TORCHELASTIC_RUN_ID" in os.environ, reason="for one process")
 def test_the_listings_for_simulated_gpus_run():
     simulated, _ = listings()
-    assert len(simulated) == 4
+    assert len(simulated) == 5
     names = {}
     for code in simulated:
         exec(compile(code, str(CHAPTER), "exec"), names)

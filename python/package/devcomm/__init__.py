@@ -9,11 +9,14 @@ In a process that uses torch.distributed, `Communicator.from_torch()` takes its 
 import atexit
 
 from devcomm._devcomm import (
+    AllGatherGemm,
     Collectives,
     Communicator,
     DevComm,
     Gemm,
     GemmAllReduce,
+    GemmReduceScatter,
+    GroupedGemm,
     KernelSet,
     Rank,
     Window,
@@ -33,6 +36,7 @@ from devcomm.errors import (
 )
 
 __all__ = [
+    "AllGatherGemm",
     "Collectives",
     "Communicator",
     "DevComm",
@@ -41,6 +45,8 @@ __all__ = [
     "Error",
     "Gemm",
     "GemmAllReduce",
+    "GemmReduceScatter",
+    "GroupedGemm",
     "InvalidInput",
     "KernelSet",
     "LaunchError",
