@@ -202,12 +202,14 @@ impl PyCollectives {
     }
 
     /// residual gets itself plus the sum of all ranks' input, and output that sum normalised by
-    /// RMSNorm: for each token, a row of as many elements as weight has, sum * weight / sqrt(mean(sum
-    /// ** 2) + eps). Without output, input gets it. All are of one type, float16, bfloat16 or
-    /// float32.
+    /// RMSNorm: for each token, a row of as many elements as weight has, it is
+    /// sum * weight / sqrt(mean(sum ** 2) + eps). Without output, input gets it. All are of one
+    /// type, float16, bfloat16 or float32.
     ///
     /// scale: one float32 by which the normalised sum is divided, of an output in float8_e4m3fn.
-    #[pyo3(signature = (input, residual, weight, output=None, *, eps=1e-6, scale=None, stream=None))]
+    #[pyo3(signature = (
+        input, residual, weight, output=None, *, eps=1e-6, scale=None, stream=None
+    ))]
     #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
     fn all_reduce_rmsnorm(
         &self,

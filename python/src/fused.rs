@@ -144,8 +144,8 @@ impl PyAllGatherGemm {
         Ok(Self { own: Own::new(Products { comm, stream, gemm }) })
     }
 
-    /// Enqueues a product: a of shape (m / ranks, k), this rank's part of the rows, b of (n, k), and
-    /// c of (m, n). n may differ between the ranks.
+    /// Enqueues a product: a of shape (m / ranks, k), this rank's part of the rows, b of (n, k),
+    /// and c of (m, n). n may differ between the ranks.
     #[pyo3(signature = (a, b, c, *, stream=None))]
     fn __call__(
         &self,

@@ -36,10 +36,10 @@ impl PyGroupedGemm {
         Ok(Self { own: Own::new(Products { comm, stream, gemm }) })
     }
 
-    /// Enqueues the products of all groups: a of shape (m, k), b of (groups, n, k), and c of (m, n).
-    /// Group i has sizes[i] rows from offsets[i] on; both are of uint32 or int32, one element for
-    /// each group, and read on the GPU when the products run. Rows that are in no group are not
-    /// written, and those from m on are left out.
+    /// Enqueues the products of all groups: a of shape (m, k), b of (groups, n, k), and c of
+    /// (m, n). Group i has sizes[i] rows from offsets[i] on; both are of uint32 or int32, one
+    /// element for each group, and read on the GPU when the products run. Rows that are in no
+    /// group are not written, and those from m on are left out.
     ///
     /// activation: "gelu" (its tanh approximation) or "silu", of the sums; None: none.
     #[pyo3(signature = (a, b, c, offsets, sizes, *, activation=None, stream=None))]
