@@ -17,10 +17,9 @@ pub use devcomm_ops::{
     CollectiveKind, CollectivePlan, Collectives, CollectivesOptions, CostModel, ExpertParallel,
     ExpertParallelMemory, ExpertParallelOptions, Explanation, GatheredProduct, Gemm, GemmAllReduce,
     GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput, GemmPlan, GemmReduceScatter,
-    GemmReduceScatterPlan, GroupedElement, GroupedGemm, KERNELS, ParseAllGatherGemmPlanError,
-    ParseCollectivePlanError, ParseGemmAllReducePlanError, ParseGemmReduceScatterPlanError,
-    ParsePlanError, ParseWireError, Parts, Product, Returning, RowGroups, ScaledElement, Sent,
-    Tokens, TransposableElement, WITHOUT_PTX, Wire,
+    GemmReduceScatterPlan, GroupedElement, GroupedGemm, KERNELS, ParsePlanError, ParseWireError,
+    Parts, Product, Returning, RowGroups, ScaledElement, Sent, Tokens, TransposableElement,
+    WITHOUT_PTX, Wire,
 };
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel, Safe, Unsafe};

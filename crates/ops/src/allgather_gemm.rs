@@ -2,7 +2,6 @@
 
 use std::cell::OnceCell;
 use std::fmt;
-use std::str::FromStr;
 
 use devcomm_host::{
     Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Kernels, LaunchConfig,
@@ -21,6 +20,7 @@ use crate::check::{
 };
 use crate::chosen::Chosen;
 use crate::gemm::{Activation, Added, Matrices, address, map, wide_maps};
+use crate::plan::plan_text;
 use crate::timing::Together;
 use crate::{Collectives, Explanation, Gemm, KERNELS};
 
@@ -37,28 +37,7 @@ pub enum AllGatherGemmPlan {
     Fused,
 }
 
-impl fmt::Display for AllGatherGemmPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unfused => "unfused",
-            Self::Fused => "fused",
-        })
-    }
-}
-
-/// The text is not a plan's.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no plan: unfused or fused")]
-pub struct ParseAllGatherGemmPlanError(String);
-
-impl FromStr for AllGatherGemmPlan {
-    type Err = ParseAllGatherGemmPlanError;
-
-    fn from_str(text: &str) -> Result<Self, ParseAllGatherGemmPlanError> {
-        let plan = [Self::Unfused, Self::Fused].into_iter().find(|plan| plan.to_string() == text);
-        plan.ok_or_else(|| ParseAllGatherGemmPlanError(text.to_owned()))
-    }
-}
+plan_text!(AllGatherGemmPlan "unfused or fused": Unfused "unfused" Fused "fused");
 
 /// `C = A x B^T`, where every rank has some rows of A, and its own B and C: owns the kernels and
 /// their workspace, on one communicator and one stream, and launches them.

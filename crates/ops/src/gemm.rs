@@ -26,7 +26,7 @@ pub use self::grouped::{GroupedElement, GroupedGemm, RowGroups};
 use self::hopper::Prepared;
 pub(crate) use self::hopper::{Matrices, division_args, map, resident, wide_maps};
 pub(crate) use self::model::Room;
-pub use self::plan::{GemmPlan, ParsePlanError};
+pub use self::plan::GemmPlan;
 pub(crate) use self::plan::{
     clusters, costs_little, exchanging, hides, likely, measured, split_rounds,
 };

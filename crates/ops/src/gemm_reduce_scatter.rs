@@ -2,7 +2,6 @@
 
 use std::cell::OnceCell;
 use std::fmt;
-use std::str::FromStr;
 
 use devcomm_host::{
     Buffer, Communicator, DeviceSlice, Kernels, LaunchConfig, ReduceOp, Result, Stream,
@@ -21,6 +20,7 @@ use crate::check::{
 use crate::chosen::Chosen;
 use crate::gemm::{Matrices, address, wide_maps};
 use crate::gemm_allreduce::{Messages, OFTEN, times_filled};
+use crate::plan::plan_text;
 use crate::timing::Together;
 use crate::{Collectives, Explanation, Gemm, KERNELS};
 
@@ -42,28 +42,7 @@ pub enum GemmReduceScatterPlan {
     Wide,
 }
 
-impl fmt::Display for GemmReduceScatterPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unfused => "unfused",
-            Self::Wide => "wide",
-        })
-    }
-}
-
-/// The text is not a plan's.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no plan: unfused or wide")]
-pub struct ParseGemmReduceScatterPlanError(String);
-
-impl FromStr for GemmReduceScatterPlan {
-    type Err = ParseGemmReduceScatterPlanError;
-
-    fn from_str(text: &str) -> Result<Self, ParseGemmReduceScatterPlanError> {
-        let plan = [Self::Unfused, Self::Wide].into_iter().find(|plan| plan.to_string() == text);
-        plan.ok_or_else(|| ParseGemmReduceScatterPlanError(text.to_owned()))
-    }
-}
+plan_text!(GemmReduceScatterPlan "unfused or wide": Unfused "unfused" Wide "wide");
 
 /// This rank's rows of the sum over the ranks of `A x B^T`, on one communicator and one stream:
 /// owns the kernels and their workspace, and launches them.

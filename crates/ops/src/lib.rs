@@ -31,34 +31,28 @@ mod gemm;
 mod gemm_allreduce;
 mod gemm_reduce_scatter;
 mod gpus;
+mod plan;
 mod slots;
 mod timing;
 
 use devcomm_host::KernelSet;
 pub use devcomm_host::WITHOUT_PTX;
 
-pub use self::allgather_gemm::{
-    AllGatherGemm, AllGatherGemmPlan, GatheredProduct, ParseAllGatherGemmPlanError,
-};
-pub use self::collectives::{
-    Algorithm, CollectivePlan, Collectives, CollectivesOptions, Explanation,
-    ParseCollectivePlanError, Parts,
-};
+pub use self::allgather_gemm::{AllGatherGemm, AllGatherGemmPlan, GatheredProduct};
+pub use self::collectives::{Algorithm, CollectivePlan, Collectives, CollectivesOptions, Parts};
 pub use self::cost::{CollectiveBy, CollectiveCase, CollectiveKind, CostModel};
 pub use self::expert_parallel::{
     ExpertParallel, ExpertParallelMemory, ExpertParallelOptions, Returning, Sent, Tokens,
 };
 pub use self::gemm::{
-    Activation, Gemm, GemmElement, GemmOutput, GemmPlan, GroupedElement, GroupedGemm,
-    ParsePlanError, Product, RowGroups, ScaledElement, TransposableElement,
+    Activation, Gemm, GemmElement, GemmOutput, GemmPlan, GroupedElement, GroupedGemm, Product,
+    RowGroups, ScaledElement, TransposableElement,
 };
 pub use self::gemm_allreduce::{
-    GemmAllReduce, GemmAllReducePlan, GemmOptions, ParseGemmAllReducePlanError, ParseWireError,
-    Wire,
+    GemmAllReduce, GemmAllReducePlan, GemmOptions, ParseWireError, Wire,
 };
-pub use self::gemm_reduce_scatter::{
-    GemmReduceScatter, GemmReduceScatterPlan, ParseGemmReduceScatterPlanError,
-};
+pub use self::gemm_reduce_scatter::{GemmReduceScatter, GemmReduceScatterPlan};
+pub use self::plan::{Explanation, ParsePlanError};
 
 /// The kernels of `devcomm_kernels`, to pass to [`Rank::load`](devcomm_host::Rank::load). The set
 /// contains their PTX, which GPUs need, if the feature `ptx` is on.

@@ -32,12 +32,12 @@ use nccl_device::{Lamport, lamport_words};
 
 use self::all_reduce::most_pushed;
 pub use self::all_to_all_v::Parts;
-pub use self::plan::{Algorithm, CollectivePlan, Explanation, ParseCollectivePlanError};
+pub use self::plan::{Algorithm, CollectivePlan};
 use self::plan::{Grid, Operation, Request, Table};
-use crate::KERNELS;
 use crate::agree::{hash, is_single_lsa_team, or_default};
 use crate::check::{refuse, require_context};
 use crate::slots::empty_slots;
+use crate::{Explanation, KERNELS};
 
 /// Collectives on a communicator: by kernels where load and store reach all ranks, and by NCCL.
 ///

@@ -1,11 +1,12 @@
 //! How a collective is done, and why: by a table of measurements, or by a model.
 
 use std::fmt;
-use std::str::FromStr;
 
 use devcomm_host::DataType;
 
+use crate::Explanation;
 use crate::gpus::{H100, H200};
+use crate::plan::{Field, PlanText, plan_text};
 
 /// How a collective is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,12 +29,15 @@ impl Algorithm {
         (Self::Pull, "pull"),
         (Self::Nccl, "nccl"),
     ];
+
+    fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(algorithm, _)| *algorithm == self).map_or("", |(_, name)| name)
+    }
 }
 
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::ALL.iter().find(|(algorithm, _)| algorithm == self);
-        f.write_str(name.map_or("", |(_, name)| name))
+        f.write_str(self.name())
     }
 }
 
@@ -54,51 +58,26 @@ impl CollectivePlan {
     pub const NCCL: Self = Self { algorithm: Algorithm::Nccl, blocks: 0, threads: 0 };
 }
 
-impl fmt::Display for CollectivePlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self { algorithm, blocks: 0, .. } => algorithm.fmt(f),
-            Self { algorithm, blocks, threads } => write!(f, "{algorithm}:{blocks}x{threads}"),
+plan_text!(CollectivePlan);
+
+impl PlanText for CollectivePlan {
+    const FORMS: &'static str =
+        "nccl, or lamport, push or pull with a grid, such as lamport:16x128";
+
+    fn from_fields(name: &str, fields: &[Field]) -> Option<Self> {
+        let (algorithm, _) = *Algorithm::ALL.iter().find(|(_, known)| *known == name)?;
+        match (algorithm, fields) {
+            (Algorithm::Nccl, []) => Some(Self::NCCL),
+            (Algorithm::Nccl, _) => None,
+            (_, &[(blocks, Some(threads))]) => Some(Self { algorithm, blocks, threads }),
+            _ => None,
         }
     }
-}
 
-/// The text is not a plan's.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no plan: nccl, or lamport, push or pull with a grid, such as lamport:16x128")]
-pub struct ParseCollectivePlanError(String);
-
-impl FromStr for CollectivePlan {
-    type Err = ParseCollectivePlanError;
-
-    fn from_str(text: &str) -> Result<Self, ParseCollectivePlanError> {
-        let with_grid = || {
-            let (name, grid) = text.split_once(':')?;
-            let (algorithm, _) = Algorithm::ALL.iter().find(|(_, known)| *known == name)?;
-            let (blocks, threads) = grid.split_once('x')?;
-            let (blocks, threads) = (blocks.parse().ok()?, threads.parse().ok()?);
-            let is_plan = *algorithm != Algorithm::Nccl && blocks > 0 && threads > 0;
-            is_plan.then_some(Self { algorithm: *algorithm, blocks, threads })
-        };
-        let plan = if text == "nccl" { Some(Self::NCCL) } else { with_grid() };
-        plan.ok_or_else(|| ParseCollectivePlanError(text.to_owned()))
-    }
-}
-
-/// The plan of an operation, and why it was chosen: what
-/// [`Collectives::explain`](super::Collectives::explain) returns. As text:
-/// `lamport:16x128, as the message is short`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Explanation<P = CollectivePlan> {
-    /// The plan.
-    pub plan: P,
-    /// Why.
-    pub reason: &'static str,
-}
-
-impl<P: fmt::Display> fmt::Display for Explanation<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}", self.plan, self.reason)
+    fn fields(&self) -> (&'static str, Vec<Field>) {
+        let Self { algorithm, blocks, threads } = *self;
+        let grid = (blocks > 0).then_some((blocks, Some(threads)));
+        (algorithm.name(), grid.into_iter().collect())
     }
 }
 

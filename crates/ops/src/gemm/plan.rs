@@ -1,14 +1,12 @@
 //! Which kernel computes a product, and how: from a table of measurements, or by a model.
 
-use std::fmt;
-use std::str::FromStr;
-
 use devcomm_kernels::gemm::gemm_swapped;
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
 
 use super::hopper::form;
 use super::model::{Room, Rounds, Tiles, clocks, exchange};
 use crate::gpus::{H100, H200};
+use crate::plan::{Field, PlanText, plan_text};
 
 /// How a product is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,72 +88,53 @@ fn transposed(Cluster { splits, across, down }: Cluster) -> Cluster {
     Cluster { splits, across: down, down: across }
 }
 
-/// What the text of a plan with tiles begins with.
-const SWAPPED: &str = "swapped:";
-const UNSWAPPED: &str = "unswapped:";
+plan_text!(GemmPlan);
 
-impl fmt::Display for GemmPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Portable => f.write_str("portable"),
-            Self::Wide => f.write_str("wide"),
-            Self::Swapped { rows, columns, cluster, slices }
-            | Self::Unswapped { rows, columns, cluster, slices } => {
-                let Cluster { splits, across, down } = cluster;
-                let is_swapped = matches!(self, Self::Swapped { .. });
-                let name = if is_swapped { SWAPPED } else { UNSWAPPED };
-                write!(f, "{name}{rows}x{columns}:{splits}")?;
-                if across * down * slices > 1 {
-                    write!(f, ":{across}x{down}")?;
-                }
-                if slices > 1 {
-                    write!(f, ":{slices}")?;
-                }
-                Ok(())
-            }
-        }
-    }
-}
+impl PlanText for GemmPlan {
+    const FORMS: &'static str = "portable, wide, or swapped or unswapped:<rows>x<columns>:<splits>, \
+        which :<across>x<down> and then :<slices> may follow";
 
-/// The text is not a plan's.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{0}` is no plan: portable, wide, or swapped or unswapped:<rows>x<columns>:<splits>, which \
-     :<across>x<down> and then :<slices> may follow"
-)]
-pub struct ParsePlanError(String);
-
-impl FromStr for GemmPlan {
-    type Err = ParsePlanError;
-
-    fn from_str(text: &str) -> Result<Self, ParsePlanError> {
-        let tiled = || {
-            let pair = |text: &str| {
-                let (left, right) = text.split_once('x')?;
-                Some((left.parse().ok()?, right.parse().ok()?))
-            };
-            let (tiles, is_swapped) = match text.strip_prefix(SWAPPED) {
-                Some(tiles) => (tiles, true),
-                None => (text.strip_prefix(UNSWAPPED)?, false),
-            };
-            let mut parts = tiles.splitn(4, ':');
-            let (rows, columns) = pair(parts.next()?)?;
-            let splits = parts.next()?.parse().ok()?;
-            let (across, down) = parts.next().map_or(Some((1, 1)), pair)?;
-            let slices = parts.next().map_or(Some(1), |slices| slices.parse().ok())?;
-            let cluster = Cluster { splits, across, down };
-            let plan = match is_swapped {
-                true => Self::Swapped { rows, columns, cluster, slices },
-                false => Self::Unswapped { rows, columns, cluster, slices },
-            };
-            plan.is_known().then_some(plan)
+    fn from_fields(name: &str, fields: &[Field]) -> Option<Self> {
+        let &[(rows, Some(columns)), (splits, None), ref shares @ ..] = fields else {
+            let plain = [("portable", Self::Portable), ("wide", Self::Wide)].into_iter();
+            let mut plain = plain.filter(|_| fields.is_empty());
+            return plain.find(|(known, _)| *known == name).map(|(_, plan)| plan);
         };
-        match text {
-            "portable" => Some(Self::Portable),
-            "wide" => Some(Self::Wide),
-            _ => tiled(),
+        let (across, down, slices) = match *shares {
+            [] => (1, 1, 1),
+            [(across, Some(down))] => (across, down, 1),
+            [(across, Some(down)), (slices, None)] => (across, down, slices),
+            _ => return None,
+        };
+        let cluster = Cluster { splits, across, down };
+        let plan = match name {
+            "swapped" => Self::Swapped { rows, columns, cluster, slices },
+            "unswapped" => Self::Unswapped { rows, columns, cluster, slices },
+            _ => return None,
+        };
+        plan.is_known().then_some(plan)
+    }
+
+    fn fields(&self) -> (&'static str, Vec<Field>) {
+        let (name, rows, columns, cluster, slices) = match *self {
+            Self::Portable => return ("portable", Vec::new()),
+            Self::Wide => return ("wide", Vec::new()),
+            Self::Swapped { rows, columns, cluster, slices } => {
+                ("swapped", rows, columns, cluster, slices)
+            }
+            Self::Unswapped { rows, columns, cluster, slices } => {
+                ("unswapped", rows, columns, cluster, slices)
+            }
+        };
+        let Cluster { splits, across, down } = cluster;
+        let mut fields = vec![(rows, Some(columns)), (splits, None)];
+        if across * down * slices > 1 {
+            fields.push((across, Some(down)));
         }
-        .ok_or_else(|| ParsePlanError(text.to_owned()))
+        if slices > 1 {
+            fields.push((slices, None));
+        }
+        (name, fields)
     }
 }
 

@@ -1,8 +1,5 @@
 //! How a product and its all-reduce are done.
 
-use std::fmt;
-use std::str::FromStr;
-
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, TILE_M, TILE_N};
 use half::bf16;
@@ -10,6 +7,7 @@ use half::bf16;
 use super::chunked::MOST_PARTS;
 use super::swapped;
 use crate::GemmPlan;
+use crate::plan::{Field, PlanText, plan_text};
 
 /// How [`GemmAllReduce`](super::GemmAllReduce) does a product. As text: `strips`, `wide`,
 /// `unfused`, `chunked:4` with the number of parts, or `swapped:8x64:2` with a tile and the number
@@ -90,50 +88,32 @@ pub(super) fn hides_few_rows([m, n, k]: [usize; 3]) -> bool {
     (m > 2 || m.saturating_mul(k) > 4096) && (k > 768 || !sends)
 }
 
-/// The plans without parameters.
-const PLAIN: [(GemmAllReducePlan, &str); 3] = [
-    (GemmAllReducePlan::Strips, "strips"),
-    (GemmAllReducePlan::Wide, "wide"),
-    (GemmAllReducePlan::Unfused, "unfused"),
-];
+plan_text!(GemmAllReducePlan);
 
-/// What the text of [`GemmAllReducePlan::Chunked`] begins with.
-const CHUNKED: &str = "chunked:";
+impl PlanText for GemmAllReducePlan {
+    const FORMS: &'static str =
+        "strips, wide, unfused, chunked:<parts>, or swapped:<rows>x<columns>:<splits>";
 
-impl fmt::Display for GemmAllReducePlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(product) = self.product() {
-            return product.fmt(f);
+    fn from_fields(name: &str, fields: &[Field]) -> Option<Self> {
+        match (name, fields) {
+            ("strips", []) => Some(Self::Strips),
+            ("wide", []) => Some(Self::Wide),
+            ("unfused", []) => Some(Self::Unfused),
+            ("chunked", &[(parts @ 2..=MOST_PARTS, None)]) => Some(Self::Chunked { parts }),
+            _ => GemmPlan::from_fields(name, fields).and_then(Self::of_few_rows),
         }
-        if let Self::Chunked { parts } = *self {
-            return write!(f, "{CHUNKED}{parts}");
-        }
-        let name = PLAIN.iter().find(|(plan, _)| plan == self);
-        f.write_str(name.map_or("", |(_, name)| name))
     }
-}
 
-/// The text is not a plan's.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{0}` is no plan: strips, wide, unfused, chunked:<parts>, or swapped:<rows>x<columns>:<splits>"
-)]
-pub struct ParseGemmAllReducePlanError(String);
-
-impl FromStr for GemmAllReducePlan {
-    type Err = ParseGemmAllReducePlanError;
-
-    fn from_str(text: &str) -> Result<Self, ParseGemmAllReducePlanError> {
-        if let Some((plan, _)) = PLAIN.iter().find(|(_, name)| *name == text) {
-            return Ok(*plan);
+    fn fields(&self) -> (&'static str, Vec<Field>) {
+        match *self {
+            Self::Strips => ("strips", Vec::new()),
+            Self::Wide => ("wide", Vec::new()),
+            Self::Unfused => ("unfused", Vec::new()),
+            Self::Chunked { parts } => ("chunked", vec![(parts, None)]),
+            Self::Swapped { rows, columns, cluster } => {
+                GemmPlan::Swapped { rows, columns, cluster, slices: 1 }.fields()
+            }
         }
-        if let Some(parts) = text.strip_prefix(CHUNKED) {
-            let parts = parts.parse().ok().filter(|parts| (2..=MOST_PARTS).contains(parts));
-            let error = || ParseGemmAllReducePlanError(text.to_owned());
-            return parts.map(|parts| Self::Chunked { parts }).ok_or_else(error);
-        }
-        let few_rows = text.parse().ok().and_then(Self::of_few_rows);
-        few_rows.ok_or_else(|| ParseGemmAllReducePlanError(text.to_owned()))
     }
 }
 

@@ -1,0 +1,117 @@
+//! What the plans of all operations share: their text, and the reason of a choice.
+
+use std::fmt;
+
+/// The plan of an operation, and why it was chosen: what `explain` of the operations returns. As
+/// text: `lamport:16x128, as the message is short`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Explanation<P = crate::CollectivePlan> {
+    /// The plan.
+    pub plan: P,
+    /// Why.
+    pub reason: &'static str,
+}
+
+impl<P: fmt::Display> fmt::Display for Explanation<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.plan, self.reason)
+    }
+}
+
+/// The text is not a plan's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no plan: {forms}")]
+pub struct ParsePlanError {
+    text: String,
+    /// The texts that plans of this type have.
+    forms: &'static str,
+}
+
+impl ParsePlanError {
+    pub(crate) fn new(text: &str, forms: &'static str) -> Self {
+        Self { text: text.to_owned(), forms }
+    }
+}
+
+/// A field of a plan's text: a number above 0, or two such numbers with an `x` between them.
+pub(crate) type Field = (u32, Option<u32>);
+
+/// The grammar of plans: a name, and fields after colons, such as `swapped:16x64:2`. A macro,
+/// [`plan_text`], implements `Display` and `FromStr` by it.
+pub(crate) trait PlanText: Sized {
+    /// The texts that there are, for errors.
+    const FORMS: &'static str;
+
+    /// The plan of this name with these fields, if there is one.
+    fn from_fields(name: &str, fields: &[Field]) -> Option<Self>;
+
+    /// Its name and its fields.
+    fn fields(&self) -> (&'static str, Vec<Field>);
+}
+
+/// Parses the text of a plan.
+pub(crate) fn parse<P: PlanText>(text: &str) -> Result<P, ParsePlanError> {
+    let number = |text: &str| text.parse().ok().filter(|number| *number > 0);
+    let field = |text: &str| match text.split_once('x') {
+        Some((first, second)) => Some((number(first)?, Some(number(second)?))),
+        None => Some((number(text)?, None)),
+    };
+    let mut words = text.split(':');
+    let name = words.next().unwrap_or_default();
+    let fields: Option<Vec<_>> = words.map(field).collect();
+    let plan = fields.and_then(|fields| P::from_fields(name, &fields));
+    plan.ok_or_else(|| ParsePlanError::new(text, P::FORMS))
+}
+
+/// Writes the text of a plan.
+pub(crate) fn display(plan: &impl PlanText, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let (name, fields) = plan.fields();
+    f.write_str(name)?;
+    fields.iter().try_for_each(|(first, second)| match second {
+        Some(second) => write!(f, ":{first}x{second}"),
+        None => write!(f, ":{first}"),
+    })
+}
+
+/// Implements `Display` and `FromStr` for types with a [`PlanText`]. For a type whose plans have no
+/// fields, also that: from their names.
+macro_rules! plan_text {
+    ($plan:ident $forms:literal: $($variant:ident $name:literal)*) => {
+        impl $crate::plan::PlanText for $plan {
+            const FORMS: &'static str = $forms;
+
+            fn from_fields(name: &str, fields: &[$crate::plan::Field]) -> Option<Self> {
+                match (name, fields) {
+                    $(($name, []) => Some(Self::$variant),)*
+                    _ => None,
+                }
+            }
+
+            fn fields(&self) -> (&'static str, Vec<$crate::plan::Field>) {
+                let name = match self {
+                    $(Self::$variant => $name,)*
+                };
+                (name, Vec::new())
+            }
+        }
+
+        $crate::plan::plan_text!($plan);
+    };
+    ($plan:ident) => {
+        impl ::std::fmt::Display for $plan {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                $crate::plan::display(self, f)
+            }
+        }
+
+        impl ::std::str::FromStr for $plan {
+            type Err = $crate::ParsePlanError;
+
+            fn from_str(text: &str) -> ::std::result::Result<Self, $crate::ParsePlanError> {
+                $crate::plan::parse(text)
+            }
+        }
+    };
+}
+
+pub(crate) use plan_text;
