@@ -41,7 +41,7 @@ fn is_right(
         let c = comm.mem_alloc::<bf16>(m / rank.n_ranks() * n)?;
         // An element that is not written stays NaN.
         c.fill_bytes(0xff)?;
-        assert_eq!(product.explain(shape).plan, plan, "{shape:?}");
+        assert_eq!(product.explain(shape)?.plan, plan, "{shape:?}");
         sets.push((problem, a, b, c));
     }
     rank.barrier()?;
@@ -135,13 +135,13 @@ fn a_measurement_decides_on_all_ranks_alike() {
         let c = comm.mem_alloc::<bf16>(m / 2 * n)?;
         let product = GemmReduceScatter::new(comm, &stream, m, n)?;
         let plan = product.measure(&a, &b, &c, shape)?;
-        assert_eq!(product.explain(shape).to_string(), format!("{plan}, as it was measured"));
+        assert_eq!(product.explain(shape)?.to_string(), format!("{plan}, as it was measured"));
         let all = comm.host_all_gather(plan.to_string().as_bytes())?;
         assert_eq!(all[0], all[1]);
         product.set_plan(Some(Unfused))?;
-        assert_eq!(product.explain(shape).to_string(), "unfused, as it was set");
+        assert_eq!(product.explain(shape)?.to_string(), "unfused, as it was set");
         product.set_plan(None)?;
-        assert_eq!(product.explain(shape).plan, plan);
+        assert_eq!(product.explain(shape)?.plan, plan);
         // An address that the fused kernel does not take, on one rank.
         let (from, few) = (1 - rank.rank(), [m, 2, k]);
         let unaligned = b.device_slice().slice(from..from + 2 * k)?;
@@ -179,7 +179,7 @@ fn bad_input_is_refused_with_the_reason() {
         }
         let error = product.set_plan(Some(Wide)).unwrap_err().to_string();
         assert!(error.contains("for 2, 4 or 8 ranks, not 1"), "{error}");
-        assert_eq!(product.explain([64; 3]).to_string(), "unfused, as no kernel was prepared");
+        assert_eq!(product.explain([64; 3])?.to_string(), "unfused, as no kernel was prepared");
         product.launch(&a, &b, &c, [4, 64, 64])?;
         stream.synchronize()
     });

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use crate::array::{Array, Place};
 use crate::communicator::{Comm, PyCommunicator};
-use crate::errors::invalid;
+use crate::errors::{exception, invalid};
 use crate::operand::{Operand, Use};
 use crate::own::{Own, detached};
 use crate::signals::waiting;
@@ -119,7 +119,7 @@ impl PyGemmAllReduce {
     /// How a product of this shape is done, and why.
     fn explain(&self, py: Python<'_>, m: usize, n: usize, k: usize) -> PyResult<String> {
         let inner = self.own.get()?;
-        Ok(detached(py, || inner.gemm.explain([m, n, k]).to_string()))
+        Ok(detached(py, || inner.gemm.explain([m, n, k])).map_err(exception)?.to_string())
     }
 
     /// Frees its workspace, when its last product is done.

@@ -1,8 +1,8 @@
 //! All-gather, broadcast, all-to-all and reduce-scatter.
 
 use devcomm::{
-    Algorithm, Buffer, Collectives, CollectivesOptions, Communicator, DeviceSlice, Element, Graph,
-    Parts, Rank, ReduceOp, Result, Simulation, Stream,
+    Algorithm, Buffer, Collective, Collectives, CollectivesOptions, Communicator, DeviceSlice,
+    Element, Graph, Parts, Rank, ReduceOp, Result, Simulation, Stream,
 };
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
@@ -111,17 +111,23 @@ impl<T: Bits> Exchange<T> {
     fn run(&self, collectives: &Collectives, rank: usize, stream: &Stream) -> Result<Algorithm> {
         let Self { operation, send, memory, .. } = self;
         let recv = memory.slice(..memory.len() - 1)?;
-        let call = |collectives: &Collectives| match *operation {
-            AllGather => collectives.all_gather(send, &recv, stream),
+        let call = match *operation {
+            AllGather => {
+                collectives.all_gather(send, &recv, stream)?;
+                Collective::all_gather(send, &recv)
+            }
             Broadcast(root) => {
                 // What the other ranks pass is not used.
                 let send = if rank == root { send.clone() } else { send.slice(..1)? };
-                collectives.broadcast(Some(send), &recv, root, stream)
+                collectives.broadcast(Some(send.clone()), &recv, root, stream)?;
+                Collective::broadcast(Some(send), &recv, root)
             }
-            AllToAll => collectives.all_to_all(send, &recv, stream),
+            AllToAll => {
+                collectives.all_to_all(send, &recv, stream)?;
+                Collective::all_to_all(send, &recv)
+            }
         };
-        call(collectives)?;
-        Ok(collectives.explain(call)?.plan.algorithm)
+        Ok(collectives.explain(&call)?.plan.algorithm)
     }
 
     fn check(&self, rank: usize, launch: usize) -> Result<()> {
@@ -292,7 +298,7 @@ fn reduces<T: Number>(
     }
     rank.barrier()?;
     for (send, recv) in &all {
-        let how = collectives.explain(|c| c.reduce_scatter(send, recv, op, &stream))?;
+        let how = collectives.explain(&Collective::reduce_scatter(send, recv, op))?;
         assert_eq!(how.plan.algorithm, by, "{}: {how}", recv.len());
         collectives.reduce_scatter(send, recv, op, &stream)?;
         collectives.all_reduce(&one, &one, ReduceOp::Max, &stream)?;

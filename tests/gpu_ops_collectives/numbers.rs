@@ -1,7 +1,8 @@
 //! Numbers that are none, infinities and zeros of either sign, as `ReduceOp` documents them.
 
 use devcomm::{
-    Algorithm, Buffer, Collectives, CollectivesOptions, F8E4M3, Rank, ReduceOp, Result, Stream,
+    Algorithm, Buffer, Collective, Collectives, CollectivesOptions, F8E4M3, Rank, ReduceOp, Result,
+    Stream,
 };
 use devcomm_testing::machines::on_gpus;
 use half::{bf16, f16};
@@ -40,7 +41,7 @@ fn reduce<T: Number>(rank: &Rank, cases: &[([f32; 2], [f32; 5])], of: fn(f32) ->
     let (send, recv) = (comm.window::<T>(own.len())?, comm.window::<T>(own.len())?);
     send.copy_from_host(&own)?;
     for (index, op) in ReduceOp::ALL.into_iter().enumerate() {
-        let mut plans = collectives.plans(|c| c.all_reduce(&send, &recv, op, &stream))?;
+        let mut plans = collectives.plans(&Collective::all_reduce(&send, &recv, op))?;
         let by_kernel = size_of::<T>() > 1 && op != ReduceOp::Prod;
         assert_eq!(plans.iter().any(|plan| plan.algorithm == Algorithm::Push), by_kernel);
         // The first of each algorithm.

@@ -3,7 +3,8 @@
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use devcomm::{
-    Buffer, Collectives, Communicator, DeviceSlice, Element, F8E4M3, F8E5M2, Parts, ReduceOp, group,
+    Buffer, Collective, Collectives, Communicator, DeviceSlice, Element, F8E4M3, F8E5M2, Parts,
+    ReduceOp, group,
 };
 use devcomm_testing::numbers::{Number, Reduced, count_wrong_from, input, inputs};
 use half::{bf16, f16};
@@ -393,7 +394,7 @@ impl<'a, T: Number> Call<'a, T> {
         collectives: &'a Collectives,
     ) -> Result<Contender<'a>> {
         let (outcome, in_place) = (self.clone(), self.in_place);
-        let plan = collectives.explain(|collectives| self.launch(collectives))?.plan;
+        let plan = self.ask(|call| collectives.explain(call))?.plan;
         let work = move || self.launch(collectives);
         let contender = Contender::new(variant, work, outcome).in_place(in_place);
         Ok(contender.by_plan(plan))
@@ -412,6 +413,24 @@ impl<'a, T: Number> Call<'a, T> {
                 let [counts, offsets] = &self.parts_of(rank.rank());
                 let parts = Parts { counts, offsets };
                 collectives.all_to_all_v(send, parts, recv, parts, stream)
+            }
+        }
+    }
+
+    /// Asks about the call.
+    pub fn ask<R>(&self, about: impl FnOnce(&Collective<'_>) -> R) -> R {
+        let Self { send, recv, harness: Harness { rank, .. }, .. } = self;
+        let (_, op, _) = self.op.parts();
+        match self.operation {
+            Operation::AllReduce => about(&Collective::all_reduce(send, recv, op)),
+            Operation::AllGather => about(&Collective::all_gather(send, recv)),
+            Operation::ReduceScatter => about(&Collective::reduce_scatter(send, recv, op)),
+            Operation::Broadcast => about(&Collective::broadcast(self.of_root(), recv, ROOT)),
+            Operation::AllToAll => about(&Collective::all_to_all(send, recv)),
+            Operation::AllToAllV => {
+                let [counts, offsets] = &self.parts_of(rank.rank());
+                let parts = Parts { counts, offsets };
+                about(&Collective::all_to_all_v(send, parts, recv, parts))
             }
         }
     }

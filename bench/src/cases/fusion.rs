@@ -82,6 +82,11 @@ impl<P: Copy + PartialEq> Asked<P> {
     }
 }
 
+/// The plan by which an operation does a shape, or why it does not.
+pub fn plan_of<P: Display>(how: devcomm::Result<Explanation<P>>) -> String {
+    how.map_or_else(|error| error.to_string(), |how| how.plan.to_string())
+}
+
 /// The flags of a benchmark of such a product.
 pub trait Fusion: Args + Sync {
     /// As of [`Benchmark`].

@@ -141,7 +141,7 @@ impl Fusion for GemmAllReduce {
         }
         let set = |plan| {
             operation.set_plan(Some(plan))?;
-            Ok(operation.explain(shape))
+            operation.explain(shape)
         };
         asked.set(|| operation.measure(a, b, c, shape), set)
     }
@@ -149,7 +149,7 @@ impl Fusion for GemmAllReduce {
     fn plan(operation: &Operation, shape: [usize; 3]) -> (String, Option<f64>) {
         let wire = operation.wire();
         let lost = f64::from(wire.error_bound(1.0, 0.0));
-        let algorithm = format!("{} in {wire}", operation.explain(shape).plan);
+        let algorithm = format!("{} in {wire}", fusion::plan_of(operation.explain(shape)));
         (algorithm, (wire != Wire::F32).then_some(lost))
     }
 

@@ -140,7 +140,7 @@ fn time<T: Number>(
     call: &Call<'_, T>,
     order: &mut fastrand::Rng,
 ) -> Result<[Vec<Timed<CollectivePlan>>; 2]> {
-    let plans = collectives.plans(|collectives| call.launch(collectives))?;
+    let plans = call.ask(|call| collectives.plans(call))?;
     let current = &Cell::new(None);
     let contender = |&plan: &CollectivePlan| {
         let work = move || {

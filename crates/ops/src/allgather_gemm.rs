@@ -5,7 +5,7 @@ use std::fmt;
 
 use devcomm_host::{
     Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Kernels, LaunchConfig,
-    Result, Stream, StreamOrder, SymmetricBuffer, Window,
+    Result, Stream, SymmetricBuffer, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_M, TILE_N};
@@ -15,14 +15,16 @@ use half::bf16;
 use nccl_device::TileExchange;
 
 use crate::agree::is_single_lsa_team;
-use crate::check::{
-    are_aligned, check_extents, refuse, require_aligned, require_context, rows_of_each,
-};
-use crate::chosen::Chosen;
+use crate::check::{refuse, require_context, rows_of_each};
+use crate::extents::Extents;
+use crate::fused::{Base, Operands, Operation, Strategy, prepare_once, prepared};
 use crate::gemm::{Activation, Added, Matrices, address, map, wide_maps};
 use crate::plan::plan_text;
-use crate::timing::Together;
 use crate::{Collectives, Explanation, Gemm, KERNELS};
+
+type Plan = AllGatherGemmPlan;
+/// The memory of C.
+type C = DeviceSlice<bf16>;
 
 type FusedKernel = kernels::allgather_gemm;
 
@@ -51,18 +53,18 @@ plan_text!(AllGatherGemmPlan "unfused or fused": Unfused "unfused" Fused "fused"
 /// all-gather, as all do elsewhere. [`explain`](Self::explain) says which plan a shape gets;
 /// [`set_plan`](Self::set_plan) selects another one, and [`measure`](Self::measure) the fastest.
 pub struct AllGatherGemm {
-    gemm: Gemm,
-    collectives: Collectives,
-    stream: Stream,
-    order: StreamOrder,
-    communicator: Communicator,
-    gathered: Window<bf16>,
-    /// The largest A, `m x k`.
-    most: [usize; 2],
+    base: Base<Plan>,
     /// Whether there is a kernel for these ranks.
     overlaps: bool,
-    chosen: Chosen<AllGatherGemmPlan>,
+    unfused: Unfused,
     fused: OnceCell<Fused>,
+}
+
+/// The collective and the product of a rank, and the memory of all rows of A.
+struct Unfused {
+    gemm: Gemm,
+    collectives: Collectives,
+    gathered: Window<bf16>,
 }
 
 /// Rows from which on the fused kernel does a product by default. Not a matter of columns, of which
@@ -99,7 +101,7 @@ impl AllGatherGemm {
     fn new_on_all(comm: &Communicator, stream: &Stream, [m, k]: [usize; 2]) -> Result<Self> {
         let own = || {
             require_context("the stream", stream.context(), comm.context())?;
-            check_extents([m, 1, k])?;
+            Extents::new([m, 1, k])?;
             let Some(elements) = m.checked_mul(k) else {
                 return refuse(format!("{m} x {k} elements of A are too many"));
             };
@@ -110,46 +112,26 @@ impl AllGatherGemm {
         let call = comm.collective(NAME).option("m", m).option("k", k);
         let ((gemm, elements), all) = call.agree(own())?;
         let overlaps = all.len() > 1 && all.iter().all(|can| *can == 1);
-        let operation = Self {
+        let unfused = Unfused {
             gemm,
             collectives: Collectives::new(comm)?,
-            stream: stream.clone(),
-            order: StreamOrder::concurrent(comm.context(), 1)?,
-            communicator: comm.clone(),
             gathered: comm.window(elements)?,
-            most: [m, k],
-            overlaps,
-            chosen: Chosen::default(),
-            fused: OnceCell::new(),
         };
+        let base = Base::new(comm, stream, [m, k])?;
+        let operation = Self { base, overlaps, unfused, fused: OnceCell::new() };
         if overlaps && m >= MANY_ROWS {
-            operation.prepare()?;
+            operation.fused.prepare(&operation.base, AllGatherGemmPlan::Fused)?;
         }
         Ok(operation)
     }
 
-    /// *Collective*.
-    fn prepare(&self) -> Result<()> {
-        if self.fused.get().is_none() {
-            let _ = self.fused.set(Fused::new(&self.communicator, self.most)?);
-        }
-        Ok(())
-    }
-
     /// How a product of `[m, n, k]` would be done, and why.
-    #[must_use]
-    pub fn explain(&self, shape: [usize; 3]) -> Explanation<AllGatherGemmPlan> {
-        use AllGatherGemmPlan::{Fused, Unfused};
-        let [m, _, k] = shape;
-        let (plan, reason) = match self.chosen.of([m, 0, k]).next() {
-            Some((Unfused, reason)) => (Unfused, reason),
-            _ if self.fused.get().is_none() => (Unfused, "as no kernel was prepared"),
-            _ if !k.is_multiple_of(8) => (Unfused, "as k is no multiple of 8"),
-            Some((Fused, reason)) => (Fused, reason),
-            None if m >= MANY_ROWS => (Fused, "as it has many rows"),
-            None => (Unfused, "as it has few rows"),
-        };
-        Explanation { plan, reason }
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape that no product has.
+    pub fn explain(&self, shape: [usize; 3]) -> Result<Explanation<AllGatherGemmPlan>> {
+        Ok(self.decide(Extents::new(shape)?))
     }
 
     /// Does all products that this plan can do by it, or by the plan of their shape again. Every
@@ -165,11 +147,7 @@ impl AllGatherGemm {
     /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) for other GPUs; those of
     /// loading kernels and of creating windows and a device communicator.
     pub fn set_plan(&self, plan: Option<AllGatherGemmPlan>) -> Result<()> {
-        if plan == Some(AllGatherGemmPlan::Fused) {
-            self.prepare()?;
-        }
-        self.chosen.set(plan);
-        Ok(())
+        self.set(plan)
     }
 
     /// Times the plans of a shape, and does products of this `m` and `k` by the fastest from now
@@ -196,52 +174,34 @@ impl AllGatherGemm {
         B: Buffer<Element = bf16>,
         C: Buffer<Element = bf16>,
     {
-        let (comm, [m, _, k]) = (&self.communicator, shape);
-        let measure = || {
-            let own = || {
-                comm.context().refuse_capturing("AllGatherGemm::measure is called")?;
-                let buffers = [&a.device_slice(), &b.device_slice(), &c.device_slice()];
-                Ok((self.matrices(buffers, shape)?.0, ()))
-            };
-            let call = comm.collective("AllGatherGemm::measure");
-            let (addresses, _) = call.option("m", m).option("k", k).agree(own())?;
-            let plans = [AllGatherGemmPlan::Unfused, AllGatherGemmPlan::Fused];
-            let plans = &plans[..1 + usize::from(self.overlaps)];
-            let gemm = Some(&self.gemm);
-            Together { comm, stream: &self.stream, gemm, shape }.fastest(
-                (plans, AllGatherGemmPlan::Unfused, self.explain(shape).plan),
-                |plan| self.set_plan(Some(plan)),
-                |plan| {
-                    let is_unfused = plan == AllGatherGemmPlan::Unfused;
-                    self.explain(shape).plan == plan && (is_unfused || are_aligned(addresses))
-                },
-                || self.launch(a, b, c, shape),
-            )
-        };
-        self.chosen.find([m, 0, k], measure)
+        let ((a, b, c), [m, _, k]) =
+            ((a.device_slice(), b.device_slice(), c.device_slice()), shape);
+        let call = self.base.comm.collective("AllGatherGemm::measure");
+        let call = call.option("m", m).option("k", k);
+        self.find_fastest(call, self.operands([&a, &b, &c], None, shape))
     }
 
-    /// The addresses and the shape, checked.
-    fn matrices(
+    fn operands<'a>(
         &self,
-        [a, b, c]: [&DeviceSlice<bf16>; 3],
+        [a, b, c]: [&'a DeviceSlice<bf16>; 3],
+        added: Option<&'a Added<bf16>>,
         shape @ [m, n, k]: [usize; 3],
-    ) -> Result<([u64; 3], [u32; 3])> {
-        let extents = check_extents(shape)?;
-        let rows = rows_of_each(m, self.communicator.n_ranks())?;
-        if m > self.most[0] || m * k > self.gathered.len() {
+    ) -> Result<Operands<'a, DeviceSlice<bf16>>> {
+        let extents = Extents::new(shape)?;
+        let rows = rows_of_each(m, self.base.comm.n_ranks())?;
+        if m > self.base.most[0] || m * k > self.unfused.gathered.len() {
             return refuse(format!(
                 "{m} x {k} elements of A need a larger workspace: make another AllGatherGemm for \
                  them"
             ));
         }
-        let context = self.communicator.context();
+        let context = self.base.context();
         let addresses = [
             address(context, "A", a, rows, k)?,
             address(context, "B", b, n, k)?,
             address(context, "C", c, m, n)?,
         ];
-        Ok((addresses, extents))
+        Ok(Operands { a, b, c, addresses, added, extents })
     }
 
     /// Lets [`Unfused`](AllGatherGemmPlan::Unfused) read B before the previous kernels of the
@@ -253,7 +213,8 @@ impl AllGatherGemm {
     #[must_use]
     pub unsafe fn with_constant_b(self) -> Self {
         // SAFETY: the caller's contract.
-        Self { gemm: unsafe { self.gemm.with_constant_b() }, ..self }
+        let gemm = unsafe { self.unfused.gemm.with_constant_b() };
+        Self { unfused: Unfused { gemm, ..self.unfused }, ..self }
     }
 
     /// A product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is added.
@@ -326,27 +287,68 @@ impl GatheredProduct<'_> {
         C: Buffer<Element = bf16>,
     {
         let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
-        let AllGatherGemm { gemm, communicator, gathered, stream, .. } = self.operation;
-        let (addresses, extents) = self.operation.matrices([&a, &b, &c], self.shape)?;
-        let [m, n, k] = self.shape;
-        let rows = m / communicator.n_ranks();
-        let _turn = self.operation.order.begin(stream)?;
-        // SAFETY: the buffers have the elements; memory that is dropped is freed after the work of
-        // the streams, and after the graphs. `order` lets launches follow each other.
-        unsafe {
-            let fused = self.operation.fused.get().filter(|_| self.added.is_nothing());
-            if let (AllGatherGemmPlan::Fused, Some(fused)) =
-                (self.operation.explain(self.shape).plan, fused)
-            {
-                require_aligned("fused", addresses)?;
-                return fused.launch(stream, Matrices::plain(addresses, extents), rows as u32);
-            }
-            // Before the all-gather, which other ranks wait for.
-            self.added.args(communicator.context(), [m, n])?;
-            let gathered = gathered.slice(..m * k)?;
-            self.operation.collectives.all_gather(&a.slice(..rows * k)?, &gathered, stream)?;
-            gemm.product_with(self.shape, self.added.clone()).launch(&gathered, &b, &c)
+        let added = Some(&self.added).filter(|added| !added.is_nothing());
+        let operands = self.operation.operands([&a, &b, &c], added, self.shape)?;
+        self.operation.run(&operands)
+    }
+}
+
+impl Operation for AllGatherGemm {
+    type Plan = Plan;
+    type C = C;
+    const UNFUSED: Plan = Plan::Unfused;
+
+    fn base(&self) -> &Base<Plan> {
+        &self.base
+    }
+
+    fn strategy(&self, plan: Plan) -> &dyn Strategy<Plan, C> {
+        match plan {
+            Plan::Unfused => &self.unfused,
+            Plan::Fused => &self.fused,
         }
+    }
+
+    fn gemm(&self) -> Option<&Gemm> {
+        Some(&self.unfused.gemm)
+    }
+
+    /// Ranks may have different numbers of columns.
+    fn key(extents: Extents) -> Extents {
+        extents.without_columns()
+    }
+
+    fn choose(&self, extents: Extents) -> Explanation<Plan> {
+        let fused = Plan::Fused;
+        let (plan, reason) = match self.fused.get() {
+            None => (Self::UNFUSED, "as no kernel was prepared"),
+            _ if !self.fused.supports(&self.base, fused, extents) => {
+                (Self::UNFUSED, "as k is no multiple of 8")
+            }
+            _ if extents.lengths()[0] >= MANY_ROWS => (fused, "as it has many rows"),
+            _ => (Self::UNFUSED, "as it has few rows"),
+        };
+        Explanation { plan, reason }
+    }
+
+    fn to_measure(&self, _: Extents, _: Plan) -> Result<Vec<Plan>> {
+        let fused = self.overlaps.then_some(Plan::Fused);
+        Ok([Self::UNFUSED].into_iter().chain(fused).collect())
+    }
+}
+
+impl Strategy<Plan, C> for Unfused {
+    unsafe fn launch(&self, on: &Base<Plan>, _: Plan, of: &Operands<'_, C>) -> Result<()> {
+        let Self { gemm, collectives, gathered } = self;
+        let Operands { a, b, c, added, extents, .. } = of;
+        let [m, n, k] = extents.lengths();
+        // Before the all-gather, which other ranks wait for.
+        let added = added.cloned().unwrap_or(Added::NOTHING);
+        added.args(on.context(), [m, n])?;
+        let gathered = gathered.slice(..m * k)?;
+        let own = a.slice(..m / on.comm.n_ranks() * k)?;
+        collectives.all_gather(&own, &gathered, &on.stream)?;
+        gemm.product_with(extents.lengths(), added).launch_of(*extents, (&gathered, b, c))
     }
 }
 
@@ -389,17 +391,23 @@ impl Fused {
             Ok(fused)
         })
     }
+}
 
-    /// Enqueues a product.
-    ///
-    /// # Safety
-    ///
-    /// The matrices begin at multiples of 16 bytes, and have the elements of the shape, for A those
-    /// of this rank's `rows`; the banks have all of A, and `k` is a multiple of 8. All stay
-    /// allocated until the kernel has ended. Launches are ordered, and the same in all ranks.
-    unsafe fn launch(&self, stream: &Stream, matrices: Matrices, rows: u32) -> Result<()> {
-        let Self { compiled, dev_comm, banks, flags, state, clusters } = self;
+impl Strategy<Plan, C> for OnceCell<Fused> {
+    fn supports(&self, _: &Base<Plan>, _: Plan, extents: Extents) -> bool {
+        let [.., k] = extents.lengths();
+        self.get().is_some() && k.is_multiple_of(8)
+    }
+
+    fn prepare(&self, on: &Base<Plan>, _: Plan) -> Result<()> {
+        prepare_once(self, || Fused::new(&on.comm, on.most))
+    }
+
+    unsafe fn launch(&self, on: &Base<Plan>, _: Plan, of: &Operands<'_, C>) -> Result<()> {
+        let Fused { compiled, dev_comm, banks, flags, state, clusters } = prepared(self)?;
+        let (stream, matrices) = (&on.stream, of.matrices());
         let Matrices { a, shape: [m, n, k], .. } = matrices;
+        let rows = m / on.comm.n_ranks() as u32;
         let first = banks.device_address();
         let in_first = Matrices { a: first, ..matrices };
         let ([gathered, b, map_of_c], unaligned) = wide_maps::<bf16, bf16>(stream, in_first)?;
@@ -420,7 +428,7 @@ impl Fused {
 
 impl fmt::Debug for AllGatherGemm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AllGatherGemm({} ranks)", self.communicator.n_ranks())
+        write!(f, "AllGatherGemm({} ranks)", self.base.comm.n_ranks())
     }
 }
 

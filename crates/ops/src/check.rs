@@ -1,33 +1,6 @@
-//! Checks the shape and the buffers of a product: errors name what the kernels do not support.
+//! Checks of arguments: errors name what the kernels do not support.
 
 use devcomm_host::{Context, Error, Result};
-
-/// The shape as kernel arguments, if it has elements that 32-bit numbers count.
-pub(crate) fn check_extents([m, n, k]: [usize; 3]) -> Result<[u32; 3]> {
-    if m == 0 || n == 0 || k == 0 {
-        return refuse(format!("a product of {m} x {n} elements with {k} terms has nothing to do"));
-    }
-    // TMA coordinates are signed 32-bit numbers, and the last tile may extend past the matrix.
-    let most = i32::MAX as usize - 512;
-    if m > most || n > most || k > most {
-        return refuse(format!(
-            "m, n and k are {m}, {n} and {k}, but {most} is the maximum of each"
-        ));
-    }
-    Ok([m as u32, n as u32, k as u32])
-}
-
-/// As [`check_extents`], for kernels whose rows of A and B are aligned.
-pub(crate) fn check_shape(shape @ [.., k]: [usize; 3]) -> Result<[u32; 3]> {
-    let extents = check_extents(shape)?;
-    if !k.is_multiple_of(8) {
-        return refuse(format!(
-            "k is {k}, but rows of A and B begin at multiples of 16 bytes: pad k with zeros to a \
-             multiple of 8"
-        ));
-    }
-    Ok(extents)
-}
 
 pub(crate) fn check_len(name: &str, len: usize, rows: usize, columns: usize) -> Result<()> {
     if rows.checked_mul(columns).is_none_or(|needed| len < needed) {
@@ -63,14 +36,6 @@ pub(crate) fn are_aligned(addresses: [u64; 3]) -> bool {
     addresses.iter().all(|address| address.is_multiple_of(16))
 }
 
-/// Refuses matrices that TMA does not load, for a plan of this name.
-pub(crate) fn require_aligned(plan: &str, addresses: [u64; 3]) -> Result<()> {
-    if !are_aligned(addresses) {
-        return refuse(format!("the plan `{plan}` needs A, B and C at multiples of 16 bytes"));
-    }
-    Ok(())
-}
-
 /// An [`Error::InvalidInput`] with this text.
 pub(crate) fn refuse<T>(what: String) -> Result<T> {
     Err(Error::InvalidInput { what })
@@ -92,15 +57,6 @@ pub(crate) mod tests {
             Ok(_) => "it was accepted".to_owned(),
             Err(error) => error.to_string(),
         }
-    }
-
-    #[test]
-    fn a_shape_that_the_kernel_cannot_do_is_refused_with_the_reason() {
-        assert_eq!(check_shape([1, 7, 8]).unwrap(), [1, 7, 8]);
-        assert!(message(check_shape([0, 7, 8])).contains("nothing to do"));
-        assert!(message(check_shape([1, 7, 0])).contains("nothing to do"));
-        assert!(message(check_shape([1, 7, 12])).contains("k is 12"));
-        assert!(message(check_shape([1, 1 << 32, 8])).contains("is the maximum"));
     }
 
     #[test]

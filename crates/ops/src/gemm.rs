@@ -11,7 +11,6 @@ mod plan;
 mod portable;
 mod product;
 
-use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use devcomm_host::{Buffer, DataType, DeviceBuffer, Element, Kernels, Result, Stream, StreamOrder};
@@ -27,12 +26,12 @@ use self::hopper::Prepared;
 pub(crate) use self::hopper::{Matrices, division_args, map, resident, wide_maps};
 pub(crate) use self::model::Room;
 pub use self::plan::GemmPlan;
-pub(crate) use self::plan::{
-    clusters, costs_little, exchanging, hides, likely, measured, split_rounds,
-};
+pub(crate) use self::plan::{Candidates, clusters, measured};
 pub use self::product::Product;
 use crate::KERNELS;
-use crate::check::{check_extents, refuse};
+use crate::check::refuse;
+use crate::decisions::Cache;
+use crate::extents::Extents;
 
 /// `C = A x B^T` on one GPU and one stream: owns the loaded kernel, and launches it.
 ///
@@ -84,7 +83,7 @@ pub struct Gemm {
     slices: Option<SliceMemory>,
     /// Products use the memory of slices one after the other.
     order: StreamOrder,
-    plans: Mutex<HashMap<Problem, Planned>>,
+    plans: Mutex<Cache<Problem, Planned>>,
 }
 
 /// The memory of [`Slices`](kernels::gemm::slices::Slices), for as many blocks as are resident.
@@ -94,7 +93,7 @@ struct SliceMemory {
 }
 
 /// The types of the factors and of C, a shape, and whether A and B are transposed.
-type Problem = ([DataType; 2], [u32; 3], [bool; 2]);
+type Problem = ([DataType; 2], Extents, [bool; 2]);
 
 /// A and B as they are by default.
 const NOT_TRANSPOSED: [bool; 2] = [false; 2];
@@ -167,7 +166,11 @@ impl Gemm {
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements or
     /// too large a one; those of the driver.
     pub fn plan(&self, shape: [usize; 3]) -> Result<GemmPlan> {
-        Ok(self.prepare::<bf16, bf16>(check_extents(shape)?, NOT_TRANSPOSED)?.0)
+        self.plan_of(Extents::new(shape)?)
+    }
+
+    pub(crate) fn plan_of(&self, extents: Extents) -> Result<GemmPlan> {
+        Ok(self.prepare::<bf16, bf16>(extents, NOT_TRANSPOSED)?.0)
     }
 
     /// The plans for bf16 of this shape that there are on this GPU, the one expected to be fastest
@@ -177,12 +180,13 @@ impl Gemm {
     ///
     /// As [`plan`](Self::plan).
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmPlan>> {
-        let shape @ [.., k] = check_extents(shape)?;
+        let extents = Extents::new(shape)?;
+        let [.., k] = extents.array();
         let mut plans = Vec::new();
         if let Some(name) = self.hopper.as_deref().filter(|_| k.is_multiple_of(8)) {
-            for plan in self.expected(name, shape)? {
-                if !plans.contains(&plan) && self.prepare_plan::<bf16, bf16>(plan, shape)?.is_some()
-                {
+            for plan in self.expected(name, extents)? {
+                let is_new = !plans.contains(&plan);
+                if is_new && self.prepare_plan::<bf16, bf16>(plan, extents)?.is_some() {
                     plans.push(plan);
                 }
             }
@@ -201,41 +205,40 @@ impl Gemm {
         if !self.plans(shape)?.contains(&plan) {
             return refuse(format!("the plan `{plan}` is none for {shape:?} on this GPU"));
         }
-        self.select(shape, plan).map(drop)
+        self.select(Extents::new(shape)?, plan).map(drop)
     }
 
     /// Whether the GPU has room for the plan, or it is the portable one.
-    pub(crate) fn select(&self, shape: [usize; 3], plan: GemmPlan) -> Result<bool> {
-        let shape = check_extents(shape)?;
-        let prepared = self.prepare_plan::<bf16, bf16>(plan, shape)?;
-        let problem = ([bf16::DATA_TYPE; 2], shape, NOT_TRANSPOSED);
-        self.planned().insert(problem, (plan, prepared));
+    pub(crate) fn select(&self, extents: Extents, plan: GemmPlan) -> Result<bool> {
+        let prepared = self.prepare_plan::<bf16, bf16>(plan, extents)?;
+        let problem = ([bf16::DATA_TYPE; 2], extents, NOT_TRANSPOSED);
+        self.planned().keep(problem, (plan, prepared));
         Ok(prepared.is_some() || plan == GemmPlan::Portable)
     }
 
-    fn planned(&self) -> MutexGuard<'_, HashMap<Problem, Planned>> {
+    fn planned(&self) -> MutexGuard<'_, Cache<Problem, Planned>> {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn prepare<T, O>(&self, shape: [u32; 3], transposed: [bool; 2]) -> Result<Planned>
+    fn prepare<T, O>(&self, extents: Extents, transposed: [bool; 2]) -> Result<Planned>
     where
         T: GemmElement,
         O: GemmOutput<T>,
     {
-        let problem = ([T::DATA_TYPE, O::DATA_TYPE], shape, transposed);
+        let problem = ([T::DATA_TYPE, O::DATA_TYPE], extents, transposed);
         if let Some(prepared) = self.planned().get(&problem) {
-            return Ok(*prepared);
+            return Ok(prepared);
         }
         let mut found = (GemmPlan::Portable, None);
         let unit = 16 / size_of::<T>() as u32;
-        let [m, n, k] = shape;
+        let [m, n, k] = extents.array();
         let [a, b] = transposed;
         let row_lengths = [if a { m } else { k }, if b { n } else { k }];
         let aligned = row_lengths.iter().all(|length| length.is_multiple_of(unit));
         if let Some(name) = self.hopper.as_deref().filter(|_| aligned) {
-            let plans = self.expected(name, shape)?;
+            let plans = self.expected(name, extents)?.into_iter();
             for plan in plans.filter(|plan| transposed == NOT_TRANSPOSED || plan.transposes()) {
-                if let Some(prepared) = self.prepare_plan::<T, O>(plan, shape)? {
+                if let Some(prepared) = self.prepare_plan::<T, O>(plan, extents)? {
                     found = (plan, Some(prepared));
                     break;
                 }
@@ -247,9 +250,9 @@ impl Gemm {
 
     /// The plans for a shape on the Hopper GPU of this name, the one expected to be fastest first:
     /// one that was measured, perhaps, and those of the model.
-    fn expected(&self, name: &str, shape: [u32; 3]) -> Result<impl Iterator<Item = GemmPlan>> {
-        let measured = plan::measured(name, shape).into_iter();
-        Ok(measured.chain(plan::candidates(shape, self.room()?)))
+    fn expected(&self, name: &str, extents: Extents) -> Result<Vec<GemmPlan>> {
+        let candidates = Candidates::new(extents, self.room()?);
+        Ok(measured(name, extents).into_iter().chain(candidates.plans()).collect())
     }
 
     /// Of a GPU of the Hopper family.
@@ -260,9 +263,10 @@ impl Gemm {
     fn prepare_plan<T: GemmElement, O: GemmOutput<T>>(
         &self,
         plan: GemmPlan,
-        shape: [u32; 3],
+        extents: Extents,
     ) -> Result<Option<Prepared>> {
-        hopper::prepare::<T, O>(&self.compiled, self.stream.context(), plan, shape, self.left)
+        let (context, shape) = (self.stream.context(), extents.array());
+        hopper::prepare::<T, O>(&self.compiled, context, plan, shape, self.left)
     }
 
     /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and
@@ -290,10 +294,14 @@ impl Gemm {
     ///
     /// The matrices have the elements of the shape; all memory stays allocated until the product
     /// has ended.
-    unsafe fn enqueue<T: GemmElement, O: GemmOutput<T>>(&self, matrices: Matrices) -> Result<()> {
-        let aligned = (matrices.a | matrices.b | matrices.c).is_multiple_of(16);
-        let Matrices { shape, transposed, .. } = matrices;
-        let prepared = if aligned { self.prepare::<T, O>(shape, transposed)?.1 } else { None };
+    unsafe fn enqueue<T: GemmElement, O: GemmOutput<T>>(
+        &self,
+        extents: Extents,
+        matrices: Matrices,
+    ) -> Result<()> {
+        let Matrices { a, b, c, transposed, .. } = matrices;
+        let aligned = (a | b | c).is_multiple_of(16);
+        let prepared = if aligned { self.prepare::<T, O>(extents, transposed)?.1 } else { None };
         let (compiled, stream) = (&self.compiled, &self.stream);
         // SAFETY: the caller's contract.
         unsafe {

@@ -4,8 +4,8 @@ use std::cell::OnceCell;
 use std::fmt;
 
 use devcomm_host::{
-    Buffer, Communicator, DeviceSlice, Kernels, LaunchConfig, ReduceOp, Result, Stream,
-    StreamOrder, Window,
+    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Kernels, LaunchConfig,
+    ReduceOp, Result, Stream, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_N};
@@ -14,15 +14,18 @@ use devcomm_types::Kernel;
 use half::bf16;
 
 use crate::agree::is_single_lsa_team;
-use crate::check::{
-    are_aligned, check_extents, refuse, require_aligned, require_context, rows_of_each,
-};
-use crate::chosen::Chosen;
-use crate::gemm::{Matrices, address, wide_maps};
-use crate::gemm_allreduce::{Messages, OFTEN, times_filled};
+use crate::check::{refuse, require_context, rows_of_each};
+use crate::extents::Extents;
+use crate::fused::{Base, Operands, Operation, Strategy, prepare_once, prepared};
+use crate::gemm::{Added, Matrices, address, wide_maps};
+use crate::gemm_allreduce::{MIN_WAVES, waves};
+use crate::lamport::LamportMemory;
 use crate::plan::plan_text;
-use crate::timing::Together;
 use crate::{Collectives, Explanation, Gemm, KERNELS};
+
+type Plan = GemmReduceScatterPlan;
+/// The memory of C.
+type C = DeviceSlice<bf16>;
 
 type OfTwo = kernels::gemm_reduce_scatter_wide<2>;
 type OfFour = kernels::gemm_reduce_scatter_wide<4>;
@@ -57,24 +60,30 @@ plan_text!(GemmReduceScatterPlan "unfused or wide": Unfused "unfused" Wide "wide
 /// [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan) selects
 /// another one, and [`measure`](Self::measure) the fastest.
 pub struct GemmReduceScatter {
-    gemm: Gemm,
-    collectives: Collectives,
-    stream: Stream,
-    order: StreamOrder,
-    communicator: Communicator,
-    product: Window<bf16>,
-    /// The largest product, `m x n`.
-    most: [usize; 2],
+    base: Base<Plan>,
     /// Whether there is a kernel for these ranks.
     exchanges: bool,
-    chosen: Chosen<GemmReduceScatterPlan>,
-    wide: OnceCell<Wide>,
+    unfused: Unfused,
+    wide: Wide,
 }
 
-/// The kernel, and the memory of its messages.
+/// The product of a rank and the collective, and the product's memory.
+struct Unfused {
+    gemm: Gemm,
+    collectives: Collectives,
+    product: Window<bf16>,
+}
+
+/// The kernel, once it is prepared, and the memory of this rank's product.
 struct Wide {
+    prepared: OnceCell<Prepared>,
+    product: DeviceSlice<bf16>,
+}
+
+struct Prepared {
     compiled: Kernels,
-    messages: Messages,
+    dev_comm: DevCommResource,
+    memory: LamportMemory,
     blocks: u32,
     ranks: usize,
 }
@@ -99,7 +108,7 @@ impl GemmReduceScatter {
     fn new_on_all(comm: &Communicator, stream: &Stream, [m, n]: [usize; 2]) -> Result<Self> {
         let own = || {
             require_context("the stream", stream.context(), comm.context())?;
-            check_extents([m, n, 1])?;
+            Extents::new([m, n, 1])?;
             let Some(elements) = m.checked_mul(n) else {
                 return refuse(format!("a product of {m} x {n} elements is too large"));
             };
@@ -110,60 +119,29 @@ impl GemmReduceScatter {
         let call = comm.collective(NAME).option("m", m).option("n", n);
         let ((gemm, elements), all) = call.agree(own())?;
         let exchanges = all.iter().all(|can| *can == 1) && RANKS.contains(&comm.n_ranks());
-        let operation = Self {
-            gemm,
-            collectives: Collectives::new(comm)?,
-            stream: stream.clone(),
-            order: StreamOrder::concurrent(comm.context(), 1)?,
-            communicator: comm.clone(),
-            product: comm.window(elements)?,
-            most: [m, n],
-            exchanges,
-            chosen: Chosen::default(),
-            wide: OnceCell::new(),
-        };
+        let (collectives, product) = (Collectives::new(comm)?, comm.window(elements)?);
+        let wide = Wide { prepared: OnceCell::new(), product: product.device_slice() };
+        let unfused = Unfused { gemm, collectives, product };
+        let operation = Self { base: Base::new(comm, stream, [m, n])?, exchanges, unfused, wide };
         if exchanges && operation.fills([m, n]) {
-            operation.prepare_wide()?;
+            operation.wide.prepare(&operation.base, GemmReduceScatterPlan::Wide)?;
         }
         Ok(operation)
     }
 
     /// How a product of `[m, n, k]` would be done, and why.
-    #[must_use]
-    pub fn explain(&self, shape: [usize; 3]) -> Explanation<GemmReduceScatterPlan> {
-        use GemmReduceScatterPlan::{Unfused, Wide};
-        let [m, n, k] = shape;
-        let (plan, reason) = match self.chosen.of(shape).next() {
-            Some((Unfused, reason)) => (Unfused, reason),
-            _ if self.wide.get().is_none() => (Unfused, "as no kernel was prepared"),
-            _ if !m.is_multiple_of(self.rows()) || !(n | k).is_multiple_of(8) => {
-                (Unfused, "as m is no multiple of 256 for each rank, or n or k none of 8")
-            }
-            Some((Wide, reason)) => (Wide, reason),
-            None if self.fills([m, n]) => (Wide, "as it has many tiles"),
-            None => (Unfused, "as it has few tiles"),
-        };
-        Explanation { plan, reason }
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape that no product has.
+    pub fn explain(&self, shape: [usize; 3]) -> Result<Explanation<GemmReduceScatterPlan>> {
+        Ok(self.decide(Extents::new(shape)?))
     }
 
-    /// What `m` is a multiple of in the kernel.
-    fn rows(&self) -> usize {
-        self.communicator.n_ranks() * ROWS as usize
-    }
-
-    /// Whether tiles of a product of this size fill the GPU [`OFTEN`], and a rank has more
-    /// than one row of them.
+    /// Whether tiles of a product of this size are at least [`MIN_WAVES`], and a rank has more than
+    /// one row of them.
     fn fills(&self, size: [usize; 2]) -> bool {
-        let multiprocessors = self.communicator.context().limits().multiprocessors;
-        size[0] > self.rows() && times_filled(size, multiprocessors) > OFTEN
-    }
-
-    /// *Collective*.
-    fn prepare_wide(&self) -> Result<()> {
-        if self.wide.get().is_none() {
-            let _ = self.wide.set(Wide::new(&self.communicator, self.most)?);
-        }
-        Ok(())
+        size[0] > rows(&self.base) && waves(size, self.base.multiprocessors()) > MIN_WAVES
     }
 
     /// Does all products that this plan can do by it, or by the plan of their shape again. Every
@@ -180,11 +158,7 @@ impl GemmReduceScatter {
     /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) for other GPUs; those of
     /// loading kernels and of creating windows and a device communicator.
     pub fn set_plan(&self, plan: Option<GemmReduceScatterPlan>) -> Result<()> {
-        if plan == Some(GemmReduceScatterPlan::Wide) {
-            self.prepare_wide()?;
-        }
-        self.chosen.set(plan);
-        Ok(())
+        self.set(plan)
     }
 
     /// Times the plans of a shape, and does products of it by the fastest from now on, unless one
@@ -211,29 +185,10 @@ impl GemmReduceScatter {
         B: Buffer<Element = bf16>,
         C: Buffer<Element = bf16>,
     {
-        let comm = &self.communicator;
-        let measure = || {
-            let own = || {
-                comm.context().refuse_capturing("GemmReduceScatter::measure is called")?;
-                let buffers = [&a.device_slice(), &b.device_slice(), &c.device_slice()];
-                Ok((self.matrices(buffers, shape)?.0, ()))
-            };
-            let call = comm.collective("GemmReduceScatter::measure");
-            let (addresses, _) = call.option("shape", format!("{shape:?}")).agree(own())?;
-            let plans = [GemmReduceScatterPlan::Unfused, GemmReduceScatterPlan::Wide];
-            let plans = &plans[..1 + usize::from(self.exchanges)];
-            let gemm = Some(&self.gemm);
-            Together { comm, stream: &self.stream, gemm, shape }.fastest(
-                (plans, GemmReduceScatterPlan::Unfused, self.explain(shape).plan),
-                |plan| self.set_plan(Some(plan)),
-                |plan| {
-                    let is_unfused = plan == GemmReduceScatterPlan::Unfused;
-                    self.explain(shape).plan == plan && (is_unfused || are_aligned(addresses))
-                },
-                || self.launch(a, b, c, shape),
-            )
-        };
-        self.chosen.find(shape, measure)
+        let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
+        let call = self.base.comm.collective("GemmReduceScatter::measure");
+        let call = call.option("shape", format!("{shape:?}"));
+        self.find_fastest(call, self.operands(&a, &b, &c, shape))
     }
 
     /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and
@@ -252,50 +207,93 @@ impl GemmReduceScatter {
         C: Buffer<Element = bf16>,
     {
         let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
-        let (addresses, extents) = self.matrices([&a, &b, &c], shape)?;
-        let [m, n, _] = shape;
-        let _turn = self.order.begin(&self.stream)?;
-        // SAFETY: the buffers have the elements; memory that is dropped is freed after the work of
-        // the streams, and after the graphs. `order` lets launches follow each other.
-        unsafe {
-            if let (GemmReduceScatterPlan::Wide, Some(wide)) =
-                (self.explain(shape).plan, self.wide.get())
-            {
-                require_aligned("wide", addresses)?;
-                return wide.launch(&self.stream, addresses, &self.product, extents);
-            }
-            let product = self.product.slice(..m * n)?;
-            self.gemm.launch(&a, &b, &product, shape)?;
-            let c = c.slice(..m / self.communicator.n_ranks() * n)?;
-            self.collectives.reduce_scatter(&product, &c, ReduceOp::Sum, &self.stream)
-        }
+        self.run(&self.operands(&a, &b, &c, shape)?)
     }
 
-    /// The addresses and the shape, checked.
-    fn matrices(
+    fn operands<'a>(
         &self,
-        [a, b, c]: [&DeviceSlice<bf16>; 3],
+        a: &'a DeviceSlice<bf16>,
+        b: &'a DeviceSlice<bf16>,
+        c: &'a DeviceSlice<bf16>,
         shape @ [m, n, k]: [usize; 3],
-    ) -> Result<([u64; 3], [u32; 3])> {
-        let extents = check_extents(shape)?;
-        let rows = rows_of_each(m, self.communicator.n_ranks())?;
-        if m * n > self.product.len() {
+    ) -> Result<Operands<'a, DeviceSlice<bf16>>> {
+        let extents = Extents::new(shape)?;
+        let rows = rows_of_each(m, self.base.comm.n_ranks())?;
+        if m * n > self.unfused.product.len() {
             return refuse(format!(
                 "a product of {m} x {n} elements needs a larger workspace: make another \
                  GemmReduceScatter for it"
             ));
         }
-        let context = self.communicator.context();
+        let context = self.base.context();
         let addresses = [
             address(context, "A", a, m, k)?,
             address(context, "B", b, n, k)?,
             address(context, "C", c, rows, n)?,
         ];
-        Ok((addresses, extents))
+        Ok(Operands { a, b, c, addresses, added: None, extents })
     }
 }
 
-impl Wide {
+/// What `m` is a multiple of in the kernel.
+fn rows(base: &Base<Plan>) -> usize {
+    base.comm.n_ranks() * ROWS as usize
+}
+
+impl Operation for GemmReduceScatter {
+    type Plan = Plan;
+    type C = C;
+    const UNFUSED: Plan = Plan::Unfused;
+
+    fn base(&self) -> &Base<Plan> {
+        &self.base
+    }
+
+    fn strategy(&self, plan: Plan) -> &dyn Strategy<Plan, C> {
+        match plan {
+            Plan::Unfused => &self.unfused,
+            Plan::Wide => &self.wide,
+        }
+    }
+
+    fn gemm(&self) -> Option<&Gemm> {
+        Some(&self.unfused.gemm)
+    }
+
+    fn choose(&self, extents: Extents) -> Explanation<Plan> {
+        let [m, n, _] = extents.lengths();
+        let wide = Plan::Wide;
+        let (plan, reason) = match self.wide.prepared.get() {
+            None => (Self::UNFUSED, "as no kernel was prepared"),
+            _ if !self.wide.supports(&self.base, wide, extents) => {
+                (Self::UNFUSED, "as m is no multiple of 256 for each rank, or n or k none of 8")
+            }
+            _ if self.fills([m, n]) => (wide, "as it has many tiles"),
+            _ => (Self::UNFUSED, "as it has few tiles"),
+        };
+        Explanation { plan, reason }
+    }
+
+    fn to_measure(&self, _: Extents, _: Plan) -> Result<Vec<Plan>> {
+        let wide = self.exchanges.then_some(Plan::Wide);
+        Ok([Self::UNFUSED].into_iter().chain(wide).collect())
+    }
+}
+
+impl Strategy<Plan, C> for Unfused {
+    unsafe fn launch(&self, on: &Base<Plan>, _: Plan, of: &Operands<'_, C>) -> Result<()> {
+        let Operands { a, b, c, extents, .. } = of;
+        let Self { gemm, collectives, product } = self;
+        let [m, n, _] = extents.lengths();
+        let product = product.slice(..m * n)?;
+        let multiply = gemm.product_with(extents.lengths(), Added::NOTHING);
+        multiply.launch_of(*extents, (a, b, &product))?;
+        let c = c.slice(..m / on.comm.n_ranks() * n)?;
+        collectives.reduce_scatter(&product, &c, ReduceOp::Sum, &on.stream)
+    }
+}
+
+impl Prepared {
     /// With slots for a rank's share of a product of up to `m x n` elements. *Collective*.
     fn new(comm: &Communicator, [m, n]: [usize; 2]) -> Result<Self> {
         let ranks = comm.n_ranks();
@@ -322,42 +320,45 @@ impl Wide {
             let ((compiled, capacity), blocks) = call.agree(own())?;
             // The same grid in all ranks.
             let blocks = blocks.into_iter().min().unwrap_or(0);
-            Ok(Self { compiled, messages: Messages::new(comm, capacity, 0)?, blocks, ranks })
+            let memory = LamportMemory::new(comm, capacity)?;
+            let dev_comm = comm.create_dev_comm(DevCommRequirements::new())?;
+            Ok(Self { compiled, dev_comm, memory, blocks, ranks })
         })
     }
+}
 
-    /// Enqueues a product.
-    ///
-    /// # Safety
-    ///
-    /// The matrices begin at multiples of 16 bytes, and have the elements of the shape, which the
-    /// kernel supports, for C this rank's; `product` has all. All stay allocated until the kernel
-    /// has ended. Launches are ordered, and the same in all ranks.
-    unsafe fn launch(
-        &self,
-        stream: &Stream,
-        [a, b, c]: [u64; 3],
-        product: &Window<bf16>,
-        [m, n, k]: [u32; 3],
-    ) -> Result<()> {
-        let product = product.device_address();
-        let matrices = Matrices::plain([a, b, product], [m, n, k]);
+impl Strategy<Plan, C> for Wide {
+    fn supports(&self, on: &Base<Plan>, _: Plan, extents: Extents) -> bool {
+        let [m, n, k] = extents.lengths();
+        self.prepared.get().is_some() && m.is_multiple_of(rows(on)) && (n | k).is_multiple_of(8)
+    }
+
+    fn prepare(&self, on: &Base<Plan>, _: Plan) -> Result<()> {
+        prepare_once(&self.prepared, || Prepared::new(&on.comm, on.most))
+    }
+
+    unsafe fn launch(&self, on: &Base<Plan>, _: Plan, of: &Operands<'_, C>) -> Result<()> {
+        let Operands { addresses: [a, b, c], extents, .. } = of;
+        let Prepared { compiled, dev_comm, memory, blocks, ranks } = prepared(&self.prepared)?;
+        let (stream, product, [m, n, k]) =
+            (&on.stream, self.product.device_address(), extents.array());
+        let matrices = Matrices::plain([*a, *b, product], *extents);
         let ([a, b, map], _) = wide_maps::<bf16, bf16>(stream, matrices)?;
         // A cluster computes as many tiles of each rank's rows.
-        let tiles = u64::from(m / (self.ranks as u32 * ROWS)) * u64::from(n.div_ceil(TILE_N));
-        let blocks = u64::from(self.blocks / CLUSTER).min(tiles) as u32 * CLUSTER;
+        let tiles = u64::from(m / (*ranks as u32 * ROWS)) * u64::from(n.div_ceil(TILE_N));
+        let blocks = u64::from(blocks / CLUSTER).min(tiles) as u32 * CLUSTER;
         let config = LaunchConfig::new(blocks, THREADS).with_dynamic_shared(SHARED);
         let config = config.with_dependent().without_cooperation();
-        let Messages { dev_comm, slots, state, capacity } = &self.messages;
-        let (target, capacity) = (self.compiled.on(stream), *capacity);
+        let LamportMemory { slots, state, capacity } = memory;
+        let (target, capacity, c) = (compiled.on(stream), *capacity, *c);
         // SAFETY: the caller's contract; the workspace is as the kernels need it.
         unsafe {
-            if self.ranks == 2 {
+            if *ranks == 2 {
                 let launch =
                     OfTwo::args(dev_comm, a, b, map, product, c, slots, state, capacity, m, n, k);
                 return launch.config(config).launch(&target);
             }
-            if self.ranks == 4 {
+            if *ranks == 4 {
                 let launch =
                     OfFour::args(dev_comm, a, b, map, product, c, slots, state, capacity, m, n, k);
                 return launch.config(config).launch(&target);
@@ -371,7 +372,7 @@ impl Wide {
 
 impl fmt::Debug for GemmReduceScatter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GemmReduceScatter({} ranks)", self.communicator.n_ranks())
+        write!(f, "GemmReduceScatter({} ranks)", self.base.comm.n_ranks())
     }
 }
 

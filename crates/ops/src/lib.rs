@@ -23,23 +23,27 @@
 mod agree;
 mod allgather_gemm;
 mod check;
-mod chosen;
 mod collectives;
 mod cost;
+mod decisions;
 mod expert_parallel;
+mod extents;
+mod fused;
 mod gemm;
 mod gemm_allreduce;
 mod gemm_reduce_scatter;
 mod gpus;
+mod lamport;
 mod plan;
-mod slots;
 mod timing;
 
 use devcomm_host::KernelSet;
 pub use devcomm_host::WITHOUT_PTX;
 
 pub use self::allgather_gemm::{AllGatherGemm, AllGatherGemmPlan, GatheredProduct};
-pub use self::collectives::{Algorithm, CollectivePlan, Collectives, CollectivesOptions, Parts};
+pub use self::collectives::{
+    Algorithm, Collective, CollectivePlan, Collectives, CollectivesOptions, Parts,
+};
 pub use self::cost::{CollectiveBy, CollectiveCase, CollectiveKind, CostModel};
 pub use self::expert_parallel::{
     ExpertParallel, ExpertParallelMemory, ExpertParallelOptions, Returning, Sent, Tokens,

@@ -3,6 +3,7 @@
 use devcomm_host::{Communicator, Graph, Result, Stream};
 
 use crate::agree::{all_can, is_same};
+use crate::extents::Extents;
 use crate::{Gemm, GemmPlan};
 
 /// Launches of a plan in a graph, which is timed, and how often it is timed again if its plan is
@@ -80,7 +81,7 @@ pub(crate) struct Together<'a> {
     pub(crate) stream: &'a Stream,
     /// By which the plan multiplies that is no fused one, if it is prepared.
     pub(crate) gemm: Option<&'a Gemm>,
-    pub(crate) shape: [usize; 3],
+    pub(crate) extents: Extents,
 }
 
 impl Together<'_> {
@@ -96,11 +97,11 @@ impl Together<'_> {
         can: impl Fn(P) -> bool,
         launch: impl Fn() -> Result<()>,
     ) -> Result<P> {
-        let Self { comm, stream, gemm, shape } = *self;
+        let Self { comm, stream, gemm, extents } = *self;
         // Workspaces, before any rank can have an error of its own.
         plans.iter().try_for_each(|plan| set(*plan))?;
         let own = || match gemm {
-            Some(gemm) => Ok((gemm.plan(shape)?, gemm.likely(shape)?)),
+            Some(gemm) => Ok((gemm.plan_of(extents)?, gemm.likely(extents)?)),
             None => Ok((GemmPlan::Portable, Vec::new())),
         };
         let ((before, likely), is_same) =
@@ -108,7 +109,7 @@ impl Together<'_> {
         let products = if is_same && !likely.is_empty() { likely } else { vec![before] };
         let select = |(plan, product)| {
             set(plan)?;
-            gemm.map_or(Ok(true), |gemm| gemm.select(shape, product))
+            gemm.map_or(Ok(true), |gemm| gemm.select(extents, product))
         };
         let each = |plan| if plan == unfused { &products[..] } else { &products[..1] };
         let pairs =
@@ -125,7 +126,7 @@ impl Together<'_> {
         };
         let chosen = chosen();
         if let Some(gemm) = gemm {
-            gemm.select(shape, chosen.as_ref().map_or(before, |(_, product)| *product))?;
+            gemm.select(extents, chosen.as_ref().map_or(before, |(_, product)| *product))?;
         }
         Ok(chosen?.0)
     }

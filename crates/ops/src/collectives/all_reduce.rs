@@ -10,10 +10,11 @@ use half::{bf16, f16};
 
 use super::reduction::Reducing;
 use super::{
-    Algorithm, CollectivePlan, Collectives, INVALID, Operation, PLAIN, Request, UNREDUCED, Way,
-    Workspace,
+    Algorithm, CollectivePlan, Collectives, INVALID, PLAIN, Request, UNREDUCED, Workspace,
 };
+use crate::CollectiveKind;
 use crate::check::refuse;
+use crate::lamport::LamportMemory;
 
 /// The most vectors of 16 bytes that a block of `push_allreduce` pushes to each peer in a round: to
 /// all together 128 KiB. With half as much, the barriers take 2 % of the time on two H200s.
@@ -25,14 +26,15 @@ pub(super) const fn most_pushed(ranks: usize) -> usize {
 const MOST_DEPENDENT: usize = 64 << 20;
 
 impl Collectives {
-    fn request<T: Element>(
+    /// NCCL also does what there is an error for.
+    pub(super) fn request_all_reduce<T: Element>(
         &self,
         send: &DeviceSlice<T>,
         recv: &DeviceSlice<T>,
         reducing: Option<Reducing>,
     ) -> Request {
         let (ranks, bytes) = (self.communicator.n_ranks(), send.byte_len());
-        let by_nccl = |reason| Request::by_nccl(Operation::AllReduce, reason);
+        let by_nccl = |reason| Request::by_nccl(Some(CollectiveKind::AllReduce), reason);
         let Some(workspace) = &self.workspace else { return by_nccl(self.unreached()) };
         let fit = send.len() == recv.len() && send.is_apart_or_at(recv, Some(0));
         if send.is_empty() || !fit {
@@ -93,12 +95,10 @@ impl Collectives {
         O: ReduceOperator<S::Element>,
     {
         let (send, recv) = (send.device_slice(), recv.device_slice());
-        let (operator, scale) = op.parts(&self.communicator)?;
-        let reducing = Reducing::new(operator, scale, self.communicator.n_ranks());
-        let (workspace, plan) = match self.way(self.request(&send, &recv, reducing)) {
-            Way::None => return Ok(()),
-            Way::Nccl => return self.communicator.all_reduce(&send, &recv, op, stream),
-            Way::Kernel(workspace, plan) => (workspace, plan),
+        let (operator, reducing) = self.reducing(&op)?;
+        let request = self.request_all_reduce(&send, &recv, reducing);
+        let Some((workspace, plan)) = self.kernel(&request) else {
+            return self.communicator.all_reduce(&send, &recv, op, stream);
         };
         self.require_own(Some(&send), &recv, stream)?;
         let (count, name) = (send.len(), S::Element::NAME);
@@ -132,8 +132,9 @@ impl Collectives {
         reducing: Reducing,
         stream: &Stream,
     ) -> Result<()> {
-        let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
-        let capacity = options.capacity(self.communicator.n_ranks()) as u32;
+        let Workspace {
+            dev_comm, options, memory: LamportMemory { slots, state, capacity }, ..
+        } = workspace;
         let (count, config) = (send.len(), options.config(plan));
         let (send, recv) = (send.device_address(), recv.device_address());
         let target = self.compiled.on(stream);
@@ -142,8 +143,8 @@ impl Collectives {
                 let launch = kernels::$kernel::<$($of),*>::args(
                     dev_comm,
                     slots,
-                    slots_state,
-                    capacity,
+                    state,
+                    *capacity,
                     send,
                     recv,
                     count,

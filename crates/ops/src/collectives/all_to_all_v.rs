@@ -6,8 +6,9 @@ use devcomm_kernels::collectives::{exchange, lamport_exchange_v, room};
 use devcomm_types::Element;
 
 use super::plan::threads;
-use super::{Algorithm, CollectivePlan, Collectives, Operation, PLAIN, Request, Way, Workspace};
+use super::{Algorithm, CollectivePlan, Collectives, PLAIN, Request, Workspace};
 use crate::check::refuse;
+use crate::lamport::LamportMemory;
 
 /// The part of a buffer that belongs to each rank, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,9 +20,18 @@ pub struct Parts<'a> {
 }
 
 /// A buffer with its parts.
-struct Side<'a, T> {
+pub(super) struct Side<'a, T> {
     slice: DeviceSlice<T>,
     parts: Parts<'a>,
+}
+
+/// What is sent in one step.
+struct ShortMessages {
+    /// The longest of these messages, in bytes.
+    longest: usize,
+    /// The slots that one needs.
+    used: u32,
+    plan: CollectivePlan,
 }
 
 impl Collectives {
@@ -66,53 +76,30 @@ impl Collectives {
         R: Buffer<Element = S::Element>,
     {
         let (ranks, me) = (self.communicator.n_ranks(), self.communicator.rank());
-        let send = Side { slice: send.device_slice(), parts: sent };
-        let recv = Side { slice: recv.device_slice(), parts: received };
-        send.check("the buffer to send", ranks)?;
-        recv.check("the buffer to receive in", ranks)?;
-        if sent.counts[me] != received.counts[me] {
-            let (sent, received) = (sent.counts[me], received.counts[me]);
-            return refuse(format!(
-                "rank {me} sends itself {sent} elements and receives {received}"
-            ));
-        }
-        recv.require_apart(&send)?;
+        let sides = self.sides((send.device_slice(), sent), (recv.device_slice(), received))?;
+        let [send, recv] = &sides;
         self.require_own(Some(&send.slice), &recv.slice, stream)?;
         let Some(workspace) = &self.workspace else {
-            if let Way::None = self.way(Request::by_nccl(Operation::Other, self.unreached())) {
-                return Ok(());
-            }
             self.compare_counts::<S::Element>([sent, received], None, usize::MAX)?;
-            return self.send_by_nccl(&send, &recv, stream, |_, _| true);
+            return self.send_by_nccl(send, recv, stream, |_, _| true);
         };
-        // Whether a message is short is known to its two ranks alone.
-        let longest = lamport_exchange_v::longest(workspace.options.slots(ranks));
-        let is_long = |count: usize| count * size_of::<S::Element>() > longest;
-        let counts = || sent.counts.iter().chain(received.counts).copied();
-        let short = counts().filter(|count| !is_long(*count)).max().unwrap_or(0);
-        let used = lamport_exchange_v::slots(short * size_of::<S::Element>()) as u32;
-        let threads = threads(used).min(workspace.options.threads(room::LAMPORT_EXCHANGE_V));
-        let blocks = used.div_ceil(threads).min(self.multiprocessors());
-        let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
+        let (ShortMessages { longest, used, plan }, counts) =
+            (self.short_messages(workspace, &sides), || sides.iter().flat_map(Side::sizes));
+        let is_long = |bytes: usize| bytes > longest;
         let window = Window::<u8>::containing(&recv.slice);
-        let request = match (&window, counts().any(is_long)) {
-            (_, false) => Request::fixed(plan),
-            (None, _) => Request::by_nccl(Operation::Other, PLAIN),
-            _ => Request {
-                push: Some(workspace.grid(room::PUSH_EXCHANGE_V)),
-                ..Request::by_nccl(Operation::Other, "")
-            },
-        };
-        if let Way::None = self.way(request) {
-            return Ok(());
-        }
         let number = window.as_ref().map(|(window, _)| window.number());
         self.compare_counts::<S::Element>([sent, received], number, longest)?;
         let _turn = self.begin(stream)?;
-        let Workspace { dev_comm, options, slots, slots_state, offers, arrived, .. } = workspace;
-        let capacity = options.capacity(ranks) as u32;
-        let [input, output] = [&send, &recv].map(|side| side.slice.device_address());
-        let [sent_bytes, received_bytes] = [&send, &recv].map(Side::bytes);
+        let Workspace {
+            dev_comm,
+            options,
+            memory: LamportMemory { slots, state, capacity },
+            offers,
+            arrived,
+            ..
+        } = workspace;
+        let [input, output] = [send, recv].map(|side| side.slice.device_address());
+        let [sent_bytes, received_bytes] = [send, recv].map(Side::bytes);
         let offer = |(window, at): &(Window<u8>, usize)| {
             exchange::Target::offer(window.number() as usize, *at)
         };
@@ -120,8 +107,8 @@ impl Collectives {
         let launch = kernels::lamport_exchange_v::args(
             dev_comm,
             slots,
-            slots_state,
-            capacity,
+            state,
+            *capacity,
             used,
             longest,
             input,
@@ -136,13 +123,15 @@ impl Collectives {
         // SAFETY: the parts are within the buffers; dropping one waits for the stream. The
         // workspace is as the kernel needs it, and the launches that use it are ordered.
         unsafe { launch.config(config).launch(&target) }?;
-        if is_long(sent.counts[me]) {
+        if is_long(send.size(me)) {
             stream.copy(&send.part(me)?, &recv.part(me)?)?;
         }
-        let others = |(i, count): (usize, usize)| i % ranks != me && is_long(count);
+        let others = |(i, bytes): (usize, usize)| i % ranks != me && is_long(bytes);
         match window {
             _ if !counts().enumerate().any(others) => Ok(()),
-            None => self.send_by_nccl(&send, &recv, stream, |peer, n| peer != me && is_long(n)),
+            None => {
+                self.send_by_nccl(send, recv, stream, |peer, bytes| peer != me && is_long(bytes))
+            }
             Some((output, _)) => {
                 let bytes = std::array::from_fn(|rank| output.len_of(rank).unwrap_or(0));
                 let room = exchange::Target { number: output.number() as usize, bytes };
@@ -167,6 +156,57 @@ impl Collectives {
                 unsafe { launch.config(config).launch(&target) }
             }
         }
+    }
+
+    /// Both buffers with their parts, checked.
+    pub(super) fn sides<'a, T: Element>(
+        &self,
+        send: (DeviceSlice<T>, Parts<'a>),
+        recv: (DeviceSlice<T>, Parts<'a>),
+    ) -> Result<[Side<'a, T>; 2]> {
+        let (ranks, me) = (self.communicator.n_ranks(), self.communicator.rank());
+        let [send, recv] = [send, recv].map(|(slice, parts)| Side { slice, parts });
+        send.check("the buffer to send", ranks)?;
+        recv.check("the buffer to receive in", ranks)?;
+        let (sent, received) = (send.parts.counts[me], recv.parts.counts[me]);
+        if sent != received {
+            return refuse(format!(
+                "rank {me} sends itself {sent} elements and receives {received}"
+            ));
+        }
+        recv.require_apart(&send)?;
+        Ok([send, recv])
+    }
+
+    pub(super) fn request_exchange_v<T: Element>(&self, sides: &[Side<'_, T>; 2]) -> Request {
+        let Some(workspace) = &self.workspace else {
+            return Request::by_nccl(None, self.unreached());
+        };
+        let ShortMessages { longest, plan, .. } = self.short_messages(workspace, sides);
+        let has_long = sides.iter().flat_map(Side::sizes).any(|bytes| bytes > longest);
+        match (has_long, Window::<u8>::containing(&sides[1].slice)) {
+            (false, _) => Request::fixed(plan),
+            (true, None) => Request::by_nccl(None, PLAIN),
+            (true, Some(_)) => Request {
+                push: Some(workspace.grid(room::PUSH_EXCHANGE_V)),
+                ..Request::by_nccl(None, "")
+            },
+        }
+    }
+
+    /// Whether a message is short is known to its two ranks alone.
+    fn short_messages<T: Element>(
+        &self,
+        Workspace { options, .. }: &Workspace,
+        sides: &[Side<'_, T>; 2],
+    ) -> ShortMessages {
+        let longest = lamport_exchange_v::longest(options.slots(self.communicator.n_ranks()));
+        let sizes = sides.iter().flat_map(Side::sizes).filter(|bytes| *bytes <= longest);
+        let used = lamport_exchange_v::slots(sizes.max().unwrap_or(0)) as u32;
+        let threads = threads(used).min(options.threads(room::LAMPORT_EXCHANGE_V));
+        let blocks = used.div_ceil(threads).min(self.multiprocessors());
+        let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
+        ShortMessages { longest, used, plan }
     }
 
     /// In a checked world, fails on all ranks unless the counts match, and messages of more than
@@ -203,7 +243,7 @@ impl Collectives {
         Ok(())
     }
 
-    /// Sends and receives by NCCL the messages that are wanted, by rank and count.
+    /// Sends and receives by NCCL the messages that are wanted, by rank and bytes.
     fn send_by_nccl<T: Element>(
         &self,
         send: &Side<'_, T>,
@@ -214,7 +254,7 @@ impl Collectives {
         let communicator = &self.communicator;
         group(|_| {
             for peer in 0..communicator.n_ranks() {
-                let [sent, received] = [send, recv].map(|side| side.parts.counts[peer]);
+                let [sent, received] = [send, recv].map(|side| side.size(peer));
                 if sent > 0 && wanted(peer, sent) {
                     communicator.send(&send.part(peer)?, peer, stream)?;
                 }
@@ -281,6 +321,16 @@ impl<T: Element> Side<'_, T> {
                 "the part to receive from rank {from} in overlaps that to send to rank {to}"
             )),
         }
+    }
+
+    /// The bytes of each part.
+    fn sizes(&self) -> impl Iterator<Item = usize> {
+        self.parts.counts.iter().map(|count| count * size_of::<T>())
+    }
+
+    /// The bytes of a rank's part.
+    fn size(&self, rank: usize) -> usize {
+        self.parts.counts[rank] * size_of::<T>()
     }
 
     fn part(&self, rank: usize) -> Result<DeviceSlice<T>> {

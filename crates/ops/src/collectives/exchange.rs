@@ -6,19 +6,21 @@ use devcomm_kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm_kernels::collectives::{lamport_exchange, room};
 use devcomm_types::Element;
 
-use super::{Algorithm, Collectives, INVALID, Operation, PLAIN, Request, Way, Workspace};
+use super::{Algorithm, Collectives, INVALID, PLAIN, Request, Workspace};
+use crate::CollectiveKind;
 use crate::check::refuse;
+use crate::lamport::LamportMemory;
 
 /// Who gets what.
 #[derive(Clone, Copy, Debug)]
-enum Pattern {
+pub(super) enum Pattern {
     AllGather,
     Broadcast { root: usize },
     AllToAll,
 }
 
 /// An operation. A rank that does not send has no `send`.
-struct Exchange<T> {
+pub(super) struct Exchange<T> {
     pattern: Pattern,
     send: Option<DeviceSlice<T>>,
     recv: DeviceSlice<T>,
@@ -86,9 +88,9 @@ impl Collectives {
     }
 
     /// NCCL also does what there is an error for.
-    fn request_exchange<T: Element>(&self, exchange: &Exchange<T>) -> Request {
+    pub(super) fn request_exchange<T: Element>(&self, exchange: &Exchange<T>) -> Request {
         let (ranks, rank) = (self.communicator.n_ranks(), self.communicator.rank());
-        let by_nccl = |reason| Request::by_nccl(exchange.pattern.operation(), reason);
+        let by_nccl = |reason| Request::by_nccl(Some(exchange.pattern.kind()), reason);
         let Some(workspace) = &self.workspace else { return by_nccl(self.unreached()) };
         if !exchange.is_valid(rank, ranks) {
             return by_nccl(INVALID);
@@ -113,12 +115,12 @@ impl Collectives {
     /// Launches a kernel, or returns whether NCCL has to do it.
     fn is_left_to_nccl<T: Element>(&self, exchange: &Exchange<T>, stream: &Stream) -> Result<bool> {
         let Exchange { send, recv, .. } = exchange;
-        let (workspace, plan) = match self.way(self.request_exchange(exchange)) {
-            Way::None => return Ok(false),
-            Way::Nccl => return Ok(true),
-            Way::Kernel(workspace, plan) => (workspace, plan),
+        let Some((workspace, plan)) = self.kernel(&self.request_exchange(exchange)) else {
+            return Ok(true);
         };
-        let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
+        let Workspace {
+            dev_comm, options, memory: LamportMemory { slots, state, capacity }, ..
+        } = workspace;
         self.require_own(send.as_ref(), recv, stream)?;
         let messages = exchange.messages(self.communicator.n_ranks());
         let mut input = send.as_ref().map_or(0, DeviceSlice::device_address);
@@ -127,18 +129,11 @@ impl Collectives {
         self.compare(Some(plan), || format!("{pattern:?} of {count} {name}"))?;
         let _turn = self.begin(stream)?;
         if plan.algorithm == Algorithm::Lamport {
-            let capacity = options.capacity(self.communicator.n_ranks()) as u32;
             let output = recv.device_address();
             macro_rules! launch {
                 ($unit:ty) => {{
                     let launch = kernels::lamport_exchange::<$unit>::args(
-                        dev_comm,
-                        slots,
-                        slots_state,
-                        capacity,
-                        input,
-                        output,
-                        messages,
+                        dev_comm, slots, state, *capacity, input, output, messages,
                     );
                     // SAFETY: the buffers have the bytes; dropping one waits for the stream. The
                     // workspace is as the kernel needs it, and the launches that use it are
@@ -169,17 +164,17 @@ impl Collectives {
 }
 
 impl Pattern {
-    fn operation(self) -> Operation {
+    fn kind(self) -> CollectiveKind {
         match self {
-            Self::AllGather => Operation::AllGather,
-            Self::Broadcast { .. } => Operation::Broadcast,
-            Self::AllToAll => Operation::AllToAll,
+            Self::AllGather => CollectiveKind::AllGather,
+            Self::Broadcast { .. } => CollectiveKind::Broadcast,
+            Self::AllToAll => CollectiveKind::AllToAll,
         }
     }
 }
 
 impl<T: Element> Exchange<T> {
-    fn new<R>(pattern: Pattern, send: Option<DeviceSlice<T>>, recv: &R) -> Self
+    pub(super) fn new<R>(pattern: Pattern, send: Option<DeviceSlice<T>>, recv: &R) -> Self
     where
         R: Buffer<Element = T>,
     {

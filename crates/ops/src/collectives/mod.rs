@@ -13,6 +13,7 @@ macro_rules! of_floats {
 
 mod all_reduce;
 mod all_to_all_v;
+mod call;
 mod exchange;
 mod plan;
 mod reduce_scatter;
@@ -23,20 +24,22 @@ use std::cell::Cell;
 
 use devcomm_host::{
     CollectiveCall, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Kernels,
-    LaunchConfig, Result, Stream, StreamOrder, SymmetricBuffer, Turn, Window,
+    LaunchConfig, ReduceOp, ReduceOperator, Result, Stream, StreamOrder, SymmetricBuffer, Turn,
+    Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::push_allreduce;
-use devcomm_types::Kernel;
-use nccl_device::{Lamport, lamport_words};
+use devcomm_types::{Element, Kernel};
 
 use self::all_reduce::most_pushed;
 pub use self::all_to_all_v::Parts;
+pub use self::call::Collective;
 pub use self::plan::{Algorithm, CollectivePlan};
-use self::plan::{Grid, Operation, Request, Table};
+use self::plan::{Grid, Request, Table};
+use self::reduction::Reducing;
 use crate::agree::{hash, is_single_lsa_team, or_default};
 use crate::check::{refuse, require_context};
-use crate::slots::empty_slots;
+use crate::lamport::LamportMemory;
 use crate::{Explanation, KERNELS};
 
 /// Collectives on a communicator: by kernels where load and store reach all ranks, and by NCCL.
@@ -80,33 +83,13 @@ pub struct Collectives {
     table: Table,
     /// The plan that was asked for.
     plan: Cell<Option<CollectivePlan>>,
-    asked: Cell<Asked>,
-}
-
-/// Whether operations are done, or only asked about.
-#[derive(Clone, Copy, Default)]
-enum Asked {
-    #[default]
-    Nothing,
-    /// What the next operation would be.
-    Next,
-    This(Request),
-}
-
-/// How an operation goes on.
-enum Way<'a> {
-    /// It was only asked about.
-    None,
-    Nccl,
-    Kernel(&'a Workspace, CollectivePlan),
 }
 
 /// The memory that ranks send to.
 struct Workspace {
     dev_comm: DevCommResource,
     options: CollectivesOptions,
-    slots: Window<u32>,
-    slots_state: SymmetricBuffer<u32>,
+    memory: LamportMemory,
     inbox: Window<u32>,
     /// Of `all_to_all_v`: where long messages go, and which have arrived.
     offers: SymmetricBuffer<u64>,
@@ -202,7 +185,6 @@ impl CollectivesOptions {
             order: StreamOrder::concurrent(comm.context(), self.concurrent)?,
             table: if is_measured { Table::of(&name, comm.n_ranks()) } else { Table::default() },
             plan: Cell::default(),
-            asked: Cell::default(),
         })
     }
 
@@ -318,38 +300,23 @@ impl Collectives {
         CollectivesOptions::new().build(comm)
     }
 
-    /// How `operation`, a call of one of these methods, would be done, and why. Nothing is
-    /// launched.
-    ///
-    /// ```no_run
-    /// # use devcomm::{Collectives, ReduceOp, Result, Stream, Window};
-    /// # fn f(collectives: &Collectives, x: &Window<f32>, stream: &Stream) -> Result<()> {
-    /// let how = collectives.explain(|c| c.all_reduce(x, x, ReduceOp::Sum, stream))?;
-    /// println!("{how}"); // lamport:4x128, as the message is short
-    /// # Ok(())
-    /// # }
-    /// ```
+    /// How a call of one of these methods would be done, and why. Nothing is launched.
     ///
     /// # Errors
     ///
-    /// Those of the operation that come before the choice, for example a buffer of another context;
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a closure without an
-    /// operation.
-    pub fn explain(&self, operation: impl FnOnce(&Self) -> Result<()>) -> Result<Explanation> {
-        self.ask(operation).map(|request| self.decide(&request))
+    /// Those of the call that come before the choice, for example a buffer of another context.
+    pub fn explain(&self, call: &Collective<'_>) -> Result<Explanation> {
+        Ok(self.decide(&call.request(self)?))
     }
 
-    /// The plans by which `operation` can be done, first the one that is taken if none is set. For
+    /// The plans by which a call can be done, first the one that is taken if none is set. For
     /// [`set_plan`](Self::set_plan).
     ///
     /// # Errors
     ///
     /// As [`explain`](Self::explain).
-    pub fn plans(
-        &self,
-        operation: impl FnOnce(&Self) -> Result<()>,
-    ) -> Result<Vec<CollectivePlan>> {
-        self.ask(operation).map(|request| request.candidates(self.table.find(&request)))
+    pub fn plans(&self, call: &Collective<'_>) -> Result<Vec<CollectivePlan>> {
+        call.request(self).map(|request| request.candidates(self.table.find(&request)))
     }
 
     /// Does all operations that this plan can do by it, with as many blocks as they need, except
@@ -360,24 +327,9 @@ impl Collectives {
         self.plan.set(plan);
     }
 
-    /// What an operation asks for.
-    fn ask(&self, operation: impl FnOnce(&Self) -> Result<()>) -> Result<Request> {
-        struct Asking<'a>(&'a Cell<Asked>, Asked);
-        impl Drop for Asking<'_> {
-            fn drop(&mut self) {
-                self.0.set(self.1);
-            }
-        }
-        let _asking = Asking(&self.asked, self.asked.replace(Asked::Next));
-        operation(self)?;
-        match self.asked.get() {
-            Asked::This(request) => Ok(request),
-            _ => refuse("there is no operation to explain".to_owned()),
-        }
-    }
-
+    /// How an operation is done, and why.
     fn decide(&self, request: &Request) -> Explanation {
-        let set = self.plan.get().filter(|_| request.operation != Operation::Other);
+        let set = self.plan.get().filter(|_| request.kind.is_some());
         let asked = set.and_then(|plan| request.adapt(plan));
         let measured = || self.table.find(request);
         match (asked, asked.is_none().then(measured).flatten()) {
@@ -392,18 +344,19 @@ impl Collectives {
         if self.is_older { OLDER } else { UNREACHED }
     }
 
-    /// How an operation goes on.
-    fn way(&self, request: Request) -> Way<'_> {
-        if !matches!(self.asked.get(), Asked::Nothing) {
-            self.asked.set(Asked::This(request));
-            return Way::None;
-        }
-        match (&self.workspace, self.decide(&request).plan) {
-            (Some(workspace), plan) if plan.algorithm != Algorithm::Nccl => {
-                Way::Kernel(workspace, plan)
-            }
-            _ => Way::Nccl,
-        }
+    /// The kernel's memory and plan, unless NCCL does the operation.
+    fn kernel(&self, request: &Request) -> Option<(&Workspace, CollectivePlan)> {
+        let plan = self.decide(request).plan;
+        self.workspace.as_ref().filter(|_| plan.algorithm != Algorithm::Nccl).zip(Some(plan))
+    }
+
+    /// The operator, and what kernels do by it.
+    fn reducing<T: Element>(
+        &self,
+        op: &impl ReduceOperator<T>,
+    ) -> Result<(ReduceOp, Option<Reducing>)> {
+        let (operator, scale) = op.parts(&self.communicator)?;
+        Ok((operator, Reducing::new(operator, scale, self.communicator.n_ranks())))
     }
 
     /// In a checked world, compares a kernel's operation with those of the other ranks.
@@ -449,16 +402,13 @@ impl Workspace {
 
     fn new(comm: &Communicator, options: CollectivesOptions) -> Result<Self> {
         let (ranks, blocks) = (comm.n_ranks(), options.blocks());
-        let slots = empty_slots(comm, lamport_words(ranks.min(8), options.capacity(ranks)))?;
-        let slots_state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
-        slots_state.fill_bytes(0)?;
+        let memory = LamportMemory::new(comm, options.capacity(ranks) as u32)?;
         // New windows are zeroed, as `arrived` must be. No rank sends before the slots of all are
         // empty: the ranks meet at the end of `Collectives::new`.
         Ok(Self {
             dev_comm: comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?,
             options,
-            slots,
-            slots_state,
+            memory,
             inbox: comm.window(push_allreduce::inbox(ranks, blocks, most_pushed(ranks)))?,
             offers: comm.mem_alloc(2 * ranks)?,
             arrived: comm.window(ranks * blocks as usize)?,

@@ -4,9 +4,9 @@ use std::fmt;
 
 use devcomm_host::DataType;
 
-use crate::Explanation;
 use crate::gpus::{H100, H200};
 use crate::plan::{Field, PlanText, plan_text};
+use crate::{CollectiveKind, Explanation};
 
 /// How a collective is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -81,35 +81,11 @@ impl PlanText for CollectivePlan {
     }
 }
 
-/// The operations that tables have plans of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operation {
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    Broadcast,
-    AllToAll,
-    /// No table has these: their plans follow from the arguments.
-    Other,
-}
-
-impl Operation {
-    fn parse(name: &str) -> Option<Self> {
-        Some(match name {
-            "all-reduce" => Self::AllReduce,
-            "all-gather" => Self::AllGather,
-            "reduce-scatter" => Self::ReduceScatter,
-            "broadcast" => Self::Broadcast,
-            "all-to-all" => Self::AllToAll,
-            _ => return None,
-        })
-    }
-}
-
 /// What is asked for, and the kernels that can do it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
-    pub(super) operation: Operation,
+    /// `None` if no table has the operation: its plan follows from the arguments.
+    pub(super) kind: Option<CollectiveKind>,
     pub(super) data_type: DataType,
     /// The length of a message.
     pub(super) bytes: usize,
@@ -141,9 +117,9 @@ pub(super) struct Grid {
 
 impl Request {
     /// What only NCCL can do.
-    pub(super) fn by_nccl(operation: Operation, reason: &'static str) -> Self {
+    pub(super) fn by_nccl(kind: Option<CollectiveKind>, reason: &'static str) -> Self {
         Self {
-            operation,
+            kind,
             data_type: DataType::Uint8,
             bytes: 0,
             slots: None,
@@ -165,7 +141,7 @@ impl Request {
             most_blocks: blocks,
             most_threads: threads,
             threads: Some(threads),
-            ..Self::by_nccl(Operation::Other, "")
+            ..Self::by_nccl(None, "")
         }
     }
 
@@ -295,7 +271,7 @@ pub(super) struct Table(Vec<Entry>);
 /// messages of at most so many bytes. `bench/src/cases/tune_collectives.rs` writes it.
 #[derive(Debug)]
 struct Entry {
-    operation: Operation,
+    kind: CollectiveKind,
     ranks: usize,
     data_type: DataType,
     bytes: usize,
@@ -306,7 +282,7 @@ impl Entry {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split('#').next()?.split_whitespace();
         Some(Self {
-            operation: Operation::parse(words.next()?)?,
+            kind: CollectiveKind::from_name(words.next()?)?,
             ranks: words.next()?.parse().ok()?,
             data_type: match words.next()? {
                 "f32" => DataType::Float32,
@@ -337,9 +313,9 @@ impl Table {
 
     /// The plan of the next larger message that was measured.
     pub(super) fn find(&self, request: &Request) -> Option<CollectivePlan> {
-        let Request { operation, data_type, bytes, .. } = *request;
+        let Request { kind, data_type, bytes, .. } = *request;
         let of = |entry: &&Entry| {
-            entry.operation == operation && entry.data_type == data_type && entry.bytes >= bytes
+            Some(entry.kind) == kind && entry.data_type == data_type && entry.bytes >= bytes
         };
         self.0.iter().find(of).and_then(|entry| request.adapt(entry.plan))
     }
@@ -356,13 +332,12 @@ mod tests {
     fn request(vectors: u32) -> Request {
         let grid = Grid { blocks: 48, threads: 512, allowed: [32, 64] };
         Request {
-            operation: Operation::AllToAll,
             bytes: 16 * vectors as usize,
             slots: (vectors <= 1000).then_some(vectors),
             most_blocks: 4,
             most_threads: 512,
             push: Some(grid),
-            ..Request::by_nccl(Operation::AllToAll, "")
+            ..Request::by_nccl(Some(CollectiveKind::AllToAll), "")
         }
     }
 
@@ -396,7 +371,7 @@ mod tests {
         assert_eq!(request(3).model().plan, plan("lamport:1x64"));
         assert_eq!(request(1000).model().plan, plan("lamport:4x128"));
         assert_eq!(request(1001).model().plan, plan("push:48x512"));
-        let by_nccl = Request::by_nccl(Operation::Other, "as it must").model();
+        let by_nccl = Request::by_nccl(None, "as it must").model();
         assert_eq!(by_nccl.to_string(), "nccl, as it must");
         let candidates =
             request(300).candidates(None).iter().map(ToString::to_string).collect::<Vec<_>>();
@@ -436,7 +411,7 @@ mod tests {
                     most_threads,
                     push: Some(grid),
                     pull: Some(grid),
-                    ..Request::by_nccl(Operation::AllReduce, "")
+                    ..Request::by_nccl(Some(CollectiveKind::AllReduce), "")
                 };
                 for (_, table) in TABLES {
                     for entry in table.lines().filter_map(Entry::parse) {

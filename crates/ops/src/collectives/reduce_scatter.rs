@@ -7,10 +7,10 @@ use devcomm_types::Element;
 use half::{bf16, f16};
 
 use super::reduction::Reducing;
-use super::{
-    Algorithm, Collectives, INVALID, Operation, PLAIN, Request, UNREDUCED, Way, Workspace,
-};
+use super::{Algorithm, Collectives, INVALID, PLAIN, Request, UNREDUCED, Workspace};
+use crate::CollectiveKind;
 use crate::check::refuse;
+use crate::lamport::LamportMemory;
 
 impl Collectives {
     /// Every rank's `recv` gets its chunk of the reduction of all ranks' `send`, whose length is
@@ -26,33 +26,29 @@ impl Collectives {
         O: ReduceOperator<S::Element>,
     {
         let (send, recv) = (send.device_slice(), recv.device_slice());
-        let (operator, scale) = op.parts(&self.communicator)?;
-        let reducing = Reducing::new(operator, scale, self.communicator.n_ranks());
-        let is_reduced = matches!(reducing, Some(Reducing::Floats(_)));
-        let request = self.request_reduce_scatter(&send, &recv, is_reduced);
-        let (workspace, plan, reduction) = match (self.way(request), reducing) {
-            (Way::None, _) => return Ok(()),
-            (Way::Kernel(workspace, plan), Some(Reducing::Floats(reduction))) => {
-                (workspace, plan, reduction)
-            }
-            _ => return self.communicator.reduce_scatter(&send, &recv, op, stream),
+        let (operator, reducing) = self.reducing(&op)?;
+        let request = self.request_reduce_scatter(&send, &recv, reducing);
+        let (Some((workspace, plan)), Some(Reducing::Floats(reduction))) =
+            (self.kernel(&request), reducing)
+        else {
+            return self.communicator.reduce_scatter(&send, &recv, op, stream);
         };
         self.require_own(Some(&send), &recv, stream)?;
         let (count, name) = (recv.len(), S::Element::NAME);
         self.compare(Some(plan), || format!("reduce_scatter to {count} {name}, {operator:?}"))?;
         let _turn = self.begin(stream)?;
-        let Workspace { dev_comm, options, slots, slots_state, .. } = workspace;
+        let Workspace { dev_comm, memory: LamportMemory { slots, state, capacity }, .. } =
+            workspace;
         let (count, data_type) = (recv.len(), S::Element::DATA_TYPE);
         let target = self.compiled.on(stream);
         let (output, config) = (recv.device_address(), workspace.options.config(plan));
         macro_rules! by_lamport {
             ($type:ty) => {{
-                let capacity = options.capacity(self.communicator.n_ranks()) as u32;
                 let launch = kernels::lamport_reduce_scatter::<$type>::args(
                     dev_comm,
                     slots,
-                    slots_state,
-                    capacity,
+                    state,
+                    *capacity,
                     send.device_address(),
                     output,
                     count,
@@ -88,21 +84,21 @@ impl Collectives {
     }
 
     /// NCCL also does what there is an error for.
-    fn request_reduce_scatter<T: Element>(
+    pub(super) fn request_reduce_scatter<T: Element>(
         &self,
         send: &DeviceSlice<T>,
         recv: &DeviceSlice<T>,
-        is_reduced: bool,
+        reducing: Option<Reducing>,
     ) -> Request {
         let (ranks, bytes) = (self.communicator.n_ranks(), recv.byte_len());
-        let by_nccl = |reason| Request::by_nccl(Operation::ReduceScatter, reason);
+        let by_nccl = |reason| Request::by_nccl(Some(CollectiveKind::ReduceScatter), reason);
         let Some(workspace) = &self.workspace else { return by_nccl(self.unreached()) };
         let chunk = -((self.communicator.rank() * recv.len()) as isize);
         let fit = recv.len().checked_mul(ranks) == Some(send.len());
         if recv.is_empty() || !fit || !send.is_apart_or_at(recv, Some(chunk)) {
             return by_nccl(INVALID);
         }
-        if !is_reduced {
+        if !matches!(reducing, Some(Reducing::Floats(_))) {
             return by_nccl(UNREDUCED);
         }
         let slots = bytes.div_ceil(16);

@@ -8,10 +8,10 @@ use devcomm_types::{Element, F8E4M3};
 use half::{bf16, f16};
 
 use super::{
-    Algorithm, CollectivePlan, Collectives, CollectivesOptions, INVALID, Operation, Request, Way,
-    Workspace,
+    Algorithm, CollectivePlan, Collectives, CollectivesOptions, INVALID, Request, Workspace,
 };
 use crate::check::{check_buffer, check_len, refuse, require_context};
+use crate::lamport::LamportMemory;
 
 /// The most bytes of a row that a cluster keeps in registers.
 const MAX_ROW: usize = 16 * (MAX_THREADS * MAX_CLUSTER) as usize;
@@ -29,6 +29,15 @@ const GPCS: u32 = 8;
 
 /// Why an all-reduce and RMSNorm follow each other.
 const LONG: &str = "as there are too many tokens for one step; RMSNorm follows an all-reduce";
+
+/// The rows of an operation.
+pub(super) struct Rows {
+    tokens: u32,
+    /// The bytes of a row.
+    row: usize,
+    /// As [`grid`] has it.
+    grid: (u32, u32, u32),
+}
 
 /// The output is of the input's type.
 const NOT_QUANTISED: QuantisedArgs<u64, u64> = QuantisedArgs { output: 0, scale: 0 };
@@ -115,46 +124,52 @@ impl Collectives {
         O: Buffer<Element = F8E4M3>,
         S: Buffer<Element = f32>,
     {
-        let [input, residual, weight] =
-            [input.device_slice(), residual.device_slice(), weight.device_slice()];
+        let buffers = [input.device_slice(), residual.device_slice(), weight.device_slice()];
         let (output, scale) = (output.device_slice(), scale.device_slice());
+        let quantised = self.quantised(&buffers, &output, &scale)?;
+        let sums = buffers[0].clone();
+        self.rmsnorm(buffers, &sums, quantised, eps, stream)
+    }
+
+    /// The quantised output, checked.
+    pub(super) fn quantised<T: Element>(
+        &self,
+        [input, residual, weight]: &[DeviceSlice<T>; 3],
+        output: &DeviceSlice<F8E4M3>,
+        scale: &DeviceSlice<f32>,
+    ) -> Result<QuantisedArgs<u64, u64>> {
         let own = self.communicator.context();
         require_context("the output", output.context(), own)?;
         check_buffer("the output", output.device_address(), output.len(), 1, input.len())?;
         require_context("the scale", scale.context(), own)?;
         check_len("the scale", scale.len(), 1, 1)?;
-        let inputs = [&input, &residual, &weight].map(|slice| slice.overlaps(&output));
-        if inputs.contains(&true) || scale.overlaps(&output) || scale.overlaps(&residual) {
+        let inputs = [input, residual, weight].map(|slice| slice.overlaps(output));
+        if inputs.contains(&true) || scale.overlaps(output) || scale.overlaps(residual) {
             return refuse(OVERLAP.to_owned());
         }
-        let quantised =
-            QuantisedArgs { output: output.device_address(), scale: scale.device_address() };
-        let buffers = [input.clone(), residual, weight];
-        self.rmsnorm(buffers, &input, quantised, eps, stream)
+        Ok(QuantisedArgs { output: output.device_address(), scale: scale.device_address() })
     }
 
-    /// The operation, quantised or not. `output` also gets the sums of NCCL.
-    fn rmsnorm<T: Element>(
+    /// What is asked for, and its grid, once the buffers are checked. NCCL has the grid of RMSNorm
+    /// alone.
+    pub(super) fn request_rmsnorm<T: Element>(
         &self,
-        [input, residual, weight]: [DeviceSlice<T>; 3],
+        [input, residual, weight]: &[DeviceSlice<T>; 3],
         output: &DeviceSlice<T>,
-        quantised: QuantisedArgs<u64, u64>,
-        eps: f32,
-        stream: &Stream,
-    ) -> Result<()> {
+    ) -> Result<(Request, Rows)> {
         let data_type = T::DATA_TYPE;
         let (count, hidden) = (input.len(), weight.len());
         for (name, slice, len) in [
-            ("the input", &input, count),
-            ("the residual", &residual, count),
-            ("the weight", &weight, hidden),
+            ("the input", input, count),
+            ("the residual", residual, count),
+            ("the weight", weight, hidden),
             ("the output", output, count),
         ] {
             require_context(name, slice.context(), self.communicator.context())?;
             check_buffer(name, slice.device_address(), slice.len(), 1, len)?;
         }
-        let pairs = [(&input, &residual), (&input, &weight), (&residual, &weight)];
-        let with_output = [(&residual, output), (&weight, output)];
+        let pairs = [(input, residual), (input, weight), (residual, weight)];
+        let with_output = [(residual, output), (weight, output)];
         let overlap = pairs.iter().chain(&with_output).any(|(one, other)| one.overlaps(other));
         if overlap || !input.is_apart_or_at(output, Some(0)) {
             return refuse(OVERLAP.to_owned());
@@ -170,46 +185,56 @@ impl Collectives {
         if !matches!(data_type, DataType::Float32 | DataType::Float16 | DataType::Bfloat16) {
             return refuse(format!("RMSNorm of {data_type:?}"));
         }
-        require_context("the stream", stream.context(), self.communicator.context())?;
-        if count == 0 {
-            self.way(Request::by_nccl(Operation::Other, INVALID));
-            return Ok(());
-        }
         let tokens = (count / hidden) as u32;
         let ranks = self.communicator.n_ranks();
-        let is_short = |workspace: &&Workspace| {
-            count * data_type.size() <= 16 * workspace.options.all_reduce_slots(ranks)
+        let alone = |reason| {
+            let grid = grid(row, tokens, |cluster, _| Ok(cluster * tokens))?;
+            Ok((Request::by_nccl(None, reason), Rows { tokens, row, grid }))
         };
-        let all = |cluster, _| Ok(cluster * tokens);
-        let (request, (cluster, threads, blocks)) = match &self.workspace {
-            None => (Request::by_nccl(Operation::Other, self.unreached()), grid(row, tokens, all)?),
-            Some(workspace) if is_short(&workspace) => {
-                let most = |cluster, threads| self.most_blocks(data_type, cluster, threads);
-                let grid @ (cluster, threads, blocks) = grid(row, tokens, most)?;
-                let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
-                // Two ranks' clusters may have several rows each.
-                match ranks == 2 && blocks > 0 || blocks == cluster * tokens {
-                    true => (Request::fixed(plan), grid),
-                    false => {
-                        (Request::by_nccl(Operation::Other, LONG), self::grid(row, tokens, all)?)
-                    }
-                }
-            }
-            _ => (Request::by_nccl(Operation::Other, LONG), grid(row, tokens, all)?),
+        if count == 0 {
+            return alone(INVALID);
+        }
+        let Some(Workspace { options, .. }) = &self.workspace else {
+            return alone(self.unreached());
         };
+        if count * data_type.size() > 16 * options.all_reduce_slots(ranks) {
+            return alone(LONG);
+        }
+        let most = |cluster, threads| self.most_blocks(data_type, cluster, threads);
+        let grid @ (cluster, threads, blocks) = grid(row, tokens, most)?;
+        // Two ranks' clusters may have several rows each.
+        if !(ranks == 2 && blocks > 0 || blocks == cluster * tokens) {
+            return alone(LONG);
+        }
+        let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
+        Ok((Request::fixed(plan), Rows { tokens, row, grid }))
+    }
+
+    /// The operation, quantised or not. `output` also gets the sums of NCCL.
+    fn rmsnorm<T: Element>(
+        &self,
+        buffers: [DeviceSlice<T>; 3],
+        output: &DeviceSlice<T>,
+        quantised: QuantisedArgs<u64, u64>,
+        eps: f32,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (data_type, count, hidden) = (T::DATA_TYPE, buffers[0].len(), buffers[2].len());
+        let (request, Rows { tokens, row, grid: (cluster, threads, blocks) }) =
+            self.request_rmsnorm(&buffers, output)?;
+        let [input, residual, weight] = buffers;
+        require_context("the stream", stream.context(), self.communicator.context())?;
+        if count == 0 {
+            return Ok(());
+        }
         let options = self.workspace.as_ref().map_or(CollectivesOptions::new(), |own| own.options);
         let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
         let config = options.config(plan).with_cluster(cluster);
-        let workspace = match self.way(request) {
-            Way::None => return Ok(()),
-            Way::Nccl => None,
-            Way::Kernel(workspace, _) => {
-                let what =
-                    || format!("all_reduce_rmsnorm of {count} {}, rows of {hidden}", T::NAME);
-                self.compare(Some(plan), what)?;
-                Some(workspace)
-            }
-        };
+        let workspace = self.kernel(&request).map(|(workspace, _)| workspace);
+        if workspace.is_some() {
+            let what = || format!("all_reduce_rmsnorm of {count} {}, rows of {hidden}", T::NAME);
+            self.compare(Some(plan), what)?;
+        }
         let target = self.compiled.on(stream);
         let [input_at, residual, weight, output_at] =
             [&input, &residual, &weight, output].map(|slice| slice.device_address());
@@ -217,21 +242,11 @@ impl Collectives {
         macro_rules! launch {
             ($type:ty) => {
                 match workspace {
-                    Some(Workspace { dev_comm, options, slots, slots_state, .. }) => {
-                        let capacity = options.capacity(self.communicator.n_ranks()) as u32;
+                    Some(Workspace { dev_comm, memory, .. }) => {
+                        let LamportMemory { slots, state, capacity } = memory;
                         let launch = kernels::lamport_rmsnorm::<$type>::args(
-                            dev_comm,
-                            slots,
-                            slots_state,
-                            capacity,
-                            input_at,
-                            residual,
-                            weight,
-                            output_at,
-                            quantised,
-                            tokens,
-                            hidden,
-                            eps,
+                            dev_comm, slots, state, *capacity, input_at, residual, weight,
+                            output_at, quantised, tokens, hidden, eps,
                         );
                         // SAFETY: the buffers have the elements, aligned; dropping one waits for
                         // the stream. The workspace is as the kernel needs it, and the launches

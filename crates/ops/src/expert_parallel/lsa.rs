@@ -9,17 +9,15 @@ use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
 use devcomm_kernels::expert_parallel::{Shape, ep_combine, ep_dispatch, numbered_words};
 use devcomm_types::F8E4M3;
 use half::bf16;
-use nccl_device::{Lamport, lamport_words};
 
 use super::form::{Form, Outputs, RowsInOrder, Source};
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, THREADS, shape_args};
-use crate::slots::empty_slots;
+use crate::lamport::LamportMemory;
 
 /// The memory of a session of messages.
 struct Messages {
-    slots: Window<u32>,
+    memory: LamportMemory,
     numbered: Window<u32>,
-    state: SymmetricBuffer<u32>,
 }
 
 /// What a rank keeps of all tokens.
@@ -54,12 +52,10 @@ impl Lsa {
         let ranks = comm.n_ranks();
         let (tokens, top_k) = (ranks * options.tokens, options.top_k);
         let messages = |slots: u32, numbered: u32| {
-            let state = comm.mem_alloc::<u32>(Lamport::<1>::STATE)?;
             Ok::<_, Error>(Messages {
-                slots: empty_slots(comm, lamport_words(ranks, slots as usize))?,
-                // New windows and buffers are zeroed, as these must be.
+                memory: LamportMemory::new(comm, slots)?,
+                // New windows are zeroed, as this must be.
                 numbered: comm.window(numbered_words(ranks, numbered as usize))?,
-                state,
             })
         };
         Ok(Self {
@@ -104,7 +100,7 @@ impl Form for Lsa {
         steps: u32,
         stream: &Stream,
     ) -> Result<()> {
-        let Messages { slots, numbered, state } = &self.dispatch;
+        let Messages { memory: LamportMemory { slots, state, .. }, numbered } = &self.dispatch;
         macro_rules! launch {
             ($element:ty) => {{
                 let launch = kernels::ep_dispatch::<$element>::args(
@@ -145,7 +141,7 @@ impl Form for Lsa {
         stream: &Stream,
     ) -> Result<()> {
         let tokens = of.tokens.get() as u32;
-        let Messages { slots, numbered, state } = &self.combine;
+        let Messages { memory: LamportMemory { slots, state, .. }, numbered } = &self.combine;
         let launch = kernels::ep_combine::args(
             &of.dev_comm,
             slots,

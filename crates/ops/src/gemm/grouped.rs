@@ -13,7 +13,8 @@ use super::added::{Activation, Added, address};
 use super::element::TransposableElement;
 use super::hopper::{Matrices, map};
 use crate::KERNELS;
-use crate::check::{check_extents, refuse};
+use crate::check::refuse;
+use crate::extents::Extents;
 
 /// `C = A x B^T` for each group of rows of A and C, with a B for each group, on one GPU and one
 /// stream: owns the loaded kernels, and launches them.
@@ -124,8 +125,8 @@ impl GroupedGemm {
         }
         // The rows of all groups' B, if there are as many.
         let of_b = count.saturating_mul(n);
-        check_extents([m, of_b, k])?;
-        let context = self.stream.context();
+        Extents::new([m, of_b, k])?;
+        let (extents, context) = (Extents::new(shape)?, self.stream.context());
         let slices = (a.device_slice(), b.device_slice(), c.device_slice());
         let addresses = [
             address(context, "A", &slices.0, m, k)?,
@@ -137,7 +138,7 @@ impl GroupedGemm {
             offsets: address(context, "the groups' offsets", &groups.offsets, count, 1)?,
             sizes: address(context, "the groups' sizes", &groups.sizes, count, 1)?,
         };
-        let mut matrices = Matrices::plain(addresses, check_extents(shape)?);
+        let mut matrices = Matrices::plain(addresses, extents);
         matrices.epilogue = Added::<T> { activation, ..Added::NOTHING }.args(context, [m, n])?;
         let aligned = (addresses[0] | addresses[1] | addresses[2]).is_multiple_of(16);
         // SAFETY: the buffers have the elements; memory that is dropped is freed after the work of

@@ -16,6 +16,7 @@ use super::added::EpilogueArgs;
 use super::element::{GemmElement, GemmOutput};
 use super::model::{Room, Tiles};
 use super::plan::GemmPlan;
+use crate::extents::Extents;
 
 /// A launch's matrices, as their addresses, and its epilogue. A and B may be stored transposed.
 #[derive(Clone, Copy)]
@@ -30,7 +31,8 @@ pub struct Matrices {
 
 impl Matrices {
     /// Matrices at these addresses, without an epilogue.
-    pub(crate) fn plain([a, b, c]: [u64; 3], shape: [u32; 3]) -> Self {
+    pub(crate) fn plain([a, b, c]: [u64; 3], extents: Extents) -> Self {
+        let shape = extents.array();
         let epilogue =
             FusedArgs { scale_a: 0, scale_b: 0, bias: 0, residual: 0, linear: 0.0, cubic: 0.0 };
         Self { a, b, c, shape, transposed: [false; 2], epilogue }

@@ -3,8 +3,8 @@
 use devcomm_host::{Buffer, Result};
 use half::bf16;
 
-use super::{Gemm, GemmPlan, plan};
-use crate::check::check_extents;
+use super::{Candidates, Gemm, GemmPlan, plan};
+use crate::extents::Extents;
 use crate::timing;
 
 impl Gemm {
@@ -25,8 +25,9 @@ impl Gemm {
         C: Buffer<Element = bf16>,
     {
         self.stream.context().refuse_capturing("Gemm::measure is called")?;
-        let (before, extents, mut plans) = (self.plan(shape)?, check_extents(shape)?, Vec::new());
-        for plan in self.likely(shape)? {
+        let extents = Extents::new(shape)?;
+        let (before, mut plans) = (self.plan_of(extents)?, Vec::new());
+        for plan in self.likely(extents)? {
             if self.prepare_plan::<bf16, bf16>(plan, extents)?.is_some() {
                 plans.push(plan);
             }
@@ -36,23 +37,23 @@ impl Gemm {
             &self.stream,
             &plans,
             expected,
-            |plan| self.select(shape, plan).map(drop),
+            |plan| self.select(extents, plan).map(drop),
             || self.launch(a, b, c, shape),
             Ok,
         );
-        self.select(shape, *chosen.as_ref().unwrap_or(&before))?;
+        self.select(extents, *chosen.as_ref().unwrap_or(&before))?;
         chosen
     }
 
     /// The plans that may be the fastest, the expected one first.
-    pub(crate) fn likely(&self, shape: [usize; 3]) -> Result<Vec<GemmPlan>> {
-        let extents @ [.., k] = check_extents(shape)?;
+    pub(crate) fn likely(&self, extents: Extents) -> Result<Vec<GemmPlan>> {
+        let [.., k] = extents.array();
         let Some(name) = self.hopper.as_deref().filter(|_| k.is_multiple_of(8)) else {
             return Ok(vec![GemmPlan::Portable]);
         };
         let measured = plan::measured(name, extents);
-        let likely = plan::likely(extents, self.room()?).into_iter();
-        let others = likely.filter(|plan| Some(*plan) != measured);
+        let candidates = Candidates::new(extents, self.room()?);
+        let others = candidates.likely().filter(|plan| Some(*plan) != measured);
         Ok(measured.into_iter().chain(others).collect())
     }
 }

@@ -9,7 +9,8 @@ use super::added::{Activation, Added, EpilogueArgs, address};
 use super::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 use super::hopper::Matrices;
 use super::{Gemm, GemmPlan, blocks};
-use crate::check::{check_extents, refuse};
+use crate::check::refuse;
+use crate::extents::Extents;
 
 /// A product of `[m, n, k]` that [`Gemm::product`] began: `C = activation(scale_a * scale_b * (A x
 /// B^T) + bias) + residual`, of which only the product itself is always there. All is computed in
@@ -160,12 +161,20 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         B: Buffer<Element = T>,
         C: Buffer<Element = O>,
     {
-        let shape = check_extents(self.shape)?;
-        let [m, n, k] = self.shape;
-        let slices = (a.device_slice(), b.device_slice(), c.device_slice());
-        let a = self.address("A", &slices.0, m, k)?;
-        let b = self.address("B", &slices.1, n, k)?;
-        let c = self.address("C", &slices.2, m, n)?;
+        let slices = (&a.device_slice(), &b.device_slice(), &c.device_slice());
+        self.launch_of(Extents::new(self.shape)?, slices)
+    }
+
+    /// [`launch`](Self::launch) of a shape that was validated.
+    pub(crate) fn launch_of(
+        &self,
+        extents: Extents,
+        (a, b, c): (&DeviceSlice<T>, &DeviceSlice<T>, &DeviceSlice<O>),
+    ) -> Result<()> {
+        let [m, n, k] = extents.lengths();
+        let a = self.address("A", a, m, k)?;
+        let b = self.address("B", b, n, k)?;
+        let c = self.address("C", c, m, n)?;
         let [of_a, of_b] =
             self.scales.as_ref().map_or([None; 2], |scales| scales.each_ref().map(Some));
         let scale =
@@ -175,13 +184,14 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
             scale_b: scale("the scale of B", of_b)?,
             ..self.added.args(self.gemm.stream.context(), [m, n])?
         };
-        let matrices = Matrices { a, b, c, shape, transposed: self.transposed(), epilogue };
+        let (shape, transposed) = (extents.array(), self.transposed());
+        let matrices = Matrices { a, b, c, shape, transposed, epilogue };
         let _turn = self.gemm.order.begin(&self.gemm.stream)?;
         // SAFETY: the buffers have the elements; memory that is dropped is freed after the work of
         // the streams, and after the graphs.
         unsafe {
             let Some(([of_a, of_b], launch)) = &self.block_scales else {
-                return self.gemm.enqueue::<T, O>(matrices);
+                return self.gemm.enqueue::<T, O>(extents, matrices);
             };
             let [n, k] = [n, k].map(|extent| extent.div_ceil(BLOCK as usize));
             let of_a = self.address("the matrix of A's scales", of_a, k, m)?;
@@ -205,7 +215,7 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         if self.block_scales.is_some() {
             return refuse("a product with scales per block has no plans".to_owned());
         }
-        Ok(self.gemm.prepare::<T, O>(check_extents(self.shape)?, self.transposed())?.0)
+        Ok(self.gemm.prepare::<T, O>(Extents::new(self.shape)?, self.transposed())?.0)
     }
 
     /// The address of a buffer of the `Gemm`'s context with enough elements.

@@ -1,39 +1,40 @@
-//! The matrix product fused with an all-reduce: its workspace and its launches, with their checks.
+//! The matrix product fused with an all-reduce: its plans, and the choice among them.
 
 mod chunked;
-mod measure;
-mod messages;
 mod options;
 mod plan;
 mod strips;
 mod swapped;
+mod unfused;
 mod wide;
 mod wire;
 
-use std::cell::{OnceCell, RefCell};
-use std::collections::HashMap;
+use std::cell::OnceCell;
 
-use devcomm_host::{
-    Buffer, Communicator, Context, DeviceSlice, ReduceOp, Result, Stream, StreamOrder, Window,
-};
+use devcomm_host::{Buffer, Communicator, DeviceSlice, Result, Stream, Window};
 use devcomm_kernels::GemmForm;
 use half::bf16;
 
-use self::chunked::Chunked;
-pub(crate) use self::messages::Messages;
+use self::chunked::{Chunked, supports as has_parts};
 pub use self::options::GemmOptions;
-use self::options::Plan;
+use self::options::Plan as Agreed;
 pub use self::plan::GemmAllReducePlan;
 use self::plan::hides_few_rows;
-pub(crate) use self::plan::{OFTEN, times_filled};
+pub(crate) use self::plan::{MIN_WAVES, waves};
 use self::strips::Strips;
 use self::swapped::{MOST_ROWS, Swapped};
+use self::unfused::Unfused;
 use self::wide::Wide;
 pub use self::wire::{ParseWireError, Wire};
-use crate::check::{check_buffer, check_shape, refuse, require_context};
-use crate::chosen::Chosen;
-use crate::gemm::{Matrices, Room, costs_little, exchanging, hides, measured, split_rounds};
-use crate::{Collectives, Explanation, Gemm, GemmPlan};
+use crate::check::{check_buffer, refuse, require_context};
+use crate::extents::Extents;
+use crate::fused::{Base, Operands, Operation, Strategy, prepare_once, prepared};
+use crate::gemm::{self, Candidates, Room};
+use crate::{Explanation, Gemm, GemmPlan};
+
+type Plan = GemmAllReducePlan;
+/// The memory of C.
+type C = Window<bf16>;
 
 /// `C = sum over the ranks of A x B^T`, on one communicator and one stream: owns the loaded kernels
 /// and their workspace, and launches them.
@@ -68,22 +69,14 @@ use crate::{Collectives, Explanation, Gemm, GemmPlan};
 /// # Ok::<_, devcomm::Error>(())
 /// ```
 pub struct GemmAllReduce {
-    stream: Stream,
-    order: StreamOrder,
-    communicator: Communicator,
-    /// The largest product, `m x n`.
-    most: [usize; 2],
+    base: Base<Plan>,
     /// Whether the ranks can exchange rounded products, and whether they do so by default.
     exchanges: bool,
     exchanges_by_default: bool,
-    constant_b: bool,
-    chosen: Chosen<GemmAllReducePlan>,
-    /// The plans of the shapes for which none was chosen.
-    of_shapes: RefCell<HashMap<[usize; 3], Explanation<GemmAllReducePlan>>>,
     strips: Strips,
-    wide: OnceCell<Wide>,
+    wide: Wide,
     swapped: OnceCell<Swapped>,
-    unfused: OnceCell<(Gemm, Collectives)>,
+    unfused: OnceCell<Unfused>,
     chunked: OnceCell<Chunked>,
 }
 
@@ -116,40 +109,36 @@ impl GemmAllReduce {
         GemmOptions::new()
     }
 
-    fn build(plan: Plan, comm: &Communicator, stream: &Stream, most: [usize; 2]) -> Result<Self> {
-        let Plan { exchanges, exchanges_by_default, .. } = plan;
+    fn build(
+        agreed: Agreed,
+        comm: &Communicator,
+        stream: &Stream,
+        most: [usize; 2],
+    ) -> Result<Self> {
+        let Agreed { exchanges, exchanges_by_default, wire, .. } = agreed;
         let gemm = Self {
-            stream: stream.clone(),
-            order: StreamOrder::concurrent(comm.context(), 1)?,
-            communicator: comm.clone(),
-            most,
+            base: Base::new(comm, stream, most)?,
             exchanges,
             exchanges_by_default,
-            constant_b: false,
-            chosen: Chosen::default(),
-            of_shapes: RefCell::default(),
-            strips: Strips::new(plan),
-            wide: OnceCell::new(),
+            strips: Strips::new(agreed),
+            wide: Wide::new(wire),
             swapped: OnceCell::new(),
             unfused: OnceCell::new(),
             chunked: OnceCell::new(),
         };
-        let is_bf16 = gemm.wire() == Wire::Bf16;
+        let is_bf16 = wire == Wire::Bf16;
         if !exchanges_by_default || !is_bf16 {
-            gemm.strips.prepare(comm)?;
+            gemm.strips.prepare(&gemm.base, GemmAllReducePlan::Strips)?;
         }
-        if !exchanges_by_default {
-            return Ok(gemm);
-        }
-        if is_bf16 {
-            gemm.prepare_unfused()?;
+        if exchanges_by_default && is_bf16 {
+            gemm.unfused.prepare(&gemm.base, GemmAllReducePlan::Unfused)?;
             if gemm.exchanges_few_rows() {
-                gemm.prepare_swapped()?;
+                swapped::prepare(&gemm.swapped, &gemm.base)?;
             }
         }
-        let largest = [most[0], most[1], 1];
-        if wide::supports(largest, most, comm.n_ranks(), gemm.wire()) && gemm.fills(most) {
-            gemm.prepare_wide()?;
+        let has_wide = gemm.wide.fits(&gemm.base, most) && gemm.fills(most);
+        if exchanges_by_default && has_wide {
+            gemm.wide.prepare(&gemm.base, GemmAllReducePlan::Wide)?;
         }
         Ok(gemm)
     }
@@ -175,11 +164,10 @@ impl GemmAllReduce {
     /// No kernel that may still run when a product is launched writes its B.
     #[must_use]
     pub unsafe fn with_constant_b(mut self) -> Self {
-        self.constant_b = true;
-        if let Some((gemm, collectives)) = self.unfused.take() {
+        self.base.constant_b = true;
+        if let Some(unfused) = self.unfused.take() {
             // SAFETY: the caller's contract.
-            let gemm = unsafe { gemm.with_constant_b() };
-            let _ = self.unfused.set((gemm, collectives));
+            let _ = self.unfused.set(unsafe { unfused.with_constant_b() });
         }
         if let Some(chunked) = self.chunked.take() {
             // SAFETY: the caller's contract.
@@ -196,150 +184,17 @@ impl GemmAllReduce {
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape that no product has;
     /// those of the driver.
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmAllReducePlan>> {
-        let mut plans = vec![GemmAllReducePlan::Strips];
-        let extents = check_shape(shape)?;
-        let is_bf16 = self.wire() == Wire::Bf16;
-        if is_bf16 {
-            plans.push(GemmAllReducePlan::Unfused);
-            let chunked = [2, 4].into_iter().filter(|parts| chunked::supports(shape[0], *parts));
-            plans.extend(chunked.map(|parts| GemmAllReducePlan::Chunked { parts }));
-        }
-        if !self.exchanges {
-            return Ok(plans);
-        }
-        if wide::supports(shape, self.most, self.communicator.n_ranks(), self.wire()) {
-            plans.push(GemmAllReducePlan::Wide);
-        }
-        if is_bf16 && swapped::is_for(shape) {
-            let measured = measured(&self.context().device_name()?, extents);
-            let all = measured.into_iter().chain(exchanging(extents, self.room()));
-            for plan in all.filter_map(GemmAllReducePlan::of_few_rows) {
-                if !plans.contains(&plan) {
-                    plans.push(plan);
-                }
-            }
-        }
-        Ok(plans)
+        let extents = Extents::with_aligned_rows(shape)?;
+        Ok(self.plans_of(extents, &self.few_rows(extents)?))
     }
 
     /// How a product of `[m, n, k]` would be done, and why.
-    #[must_use]
-    pub fn explain(&self, shape: [usize; 3]) -> Explanation<GemmAllReducePlan> {
-        if let Some((plan, reason)) = self.chosen.of(shape).find(|(plan, _)| self.can(*plan, shape))
-        {
-            return Explanation { plan, reason };
-        }
-        if let Some(known) = self.of_shapes.borrow().get(&shape) {
-            return *known;
-        }
-        let chosen = self.choose(shape);
-        self.of_shapes.borrow_mut().insert(shape, chosen);
-        chosen
-    }
-
-    /// The plan for a shape if none was set.
-    fn choose(&self, shape: [usize; 3]) -> Explanation<GemmAllReducePlan> {
-        if !self.exchanges_by_default {
-            let reason = self.wire().reason();
-            return Explanation { plan: GemmAllReducePlan::Strips, reason };
-        }
-        let plans = self.plans(shape).unwrap_or_default();
-        let hides = self.exchanges_few_rows() && hides_few_rows(shape);
-        let few = |plan: &&_| matches!(plan, GemmAllReducePlan::Swapped { .. });
-        let few = plans.iter().filter(few).find(|plan| self.can(**plan, shape));
-        let extents = check_shape(shape).ok();
-        let is_good = |plan: &&GemmAllReducePlan| {
-            let product = plan.product().zip(extents);
-            product.is_some_and(|of| self.multiplies_well(of) && self.waits_little(of))
-        };
-        if let Some(plan) = few.filter(|plan| hides && is_good(plan)) {
-            return Explanation { plan: *plan, reason: "as there are few rows" };
-        }
-        let wide = GemmAllReducePlan::Wide;
-        // Of few rows most of a tile would be empty.
-        let fills =
-            shape[0] > MOST_ROWS && self.fills([shape[0], shape[1]]) && self.can(wide, shape);
-        if self.wire() != Wire::Bf16 {
-            let plan = if fills { wide } else { GemmAllReducePlan::Strips };
-            return Explanation { plan, reason: self.wire().reason() };
-        }
-        if fills && self.hides(shape) {
-            return Explanation { plan: wide, reason: "as its tiles fill the GPU" };
-        }
-        let reason = "as there is little to hide behind the product, or no kernel does it";
-        Explanation { plan: GemmAllReducePlan::Unfused, reason }
-    }
-
-    /// Whether products of few rows are exchanged in their kernel by default. On four H200 the two
-    /// kernels were up to 1.4 times as fast.
-    fn exchanges_few_rows(&self) -> bool {
-        self.communicator.n_ranks() == 2
-    }
-
-    /// Whether the tiles of a product of few rows cost little time, compared with those of `Gemm`,
-    /// which has more kinds.
-    fn multiplies_well(&self, (product, extents): (GemmPlan, [u32; 3])) -> bool {
-        let name = self.context().device_name().unwrap_or_default();
-        measured(&name, extents) == Some(product)
-            || costs_little(product, extents, self.room(), self.sent(extents))
-    }
-
-    /// The bytes that each GPU sends of an all-reduce of C.
-    fn sent(&self, [m, n, _]: [u32; 3]) -> f64 {
-        let [m, n, ranks] = [m, n, self.communicator.n_ranks() as u32].map(f64::from);
-        2.0 * (ranks - 1.0) / ranks * m * n * size_of::<bf16>() as f64
-    }
-
-    /// Whether tiles of few rows are split in at most two rounds: after each, blocks wait for the
-    /// peers. On two H200 it took 1.02 to 1.13 times as long as `unfused` in three and five rounds,
-    /// as 1 x 5120 x 8192 (1.07) and 1 x 4560 x 9496 (1.13).
-    fn waits_little(&self, (product, extents): (GemmPlan, [u32; 3])) -> bool {
-        const MOST: f64 = 2.0;
-        split_rounds(product, extents, self.room()) <= MOST
-    }
-
-    /// Whether [`Wide`](GemmAllReducePlan::Wide) hides more than tiles that do not fit cost.
-    fn hides(&self, shape: [usize; 3]) -> bool {
-        check_shape(shape).is_ok_and(|extents| hides(extents, self.room(), self.sent(extents)))
-    }
-
-    /// Whether a plan that was prepared does a product.
-    fn can(&self, plan: GemmAllReducePlan, shape: [usize; 3]) -> bool {
-        match plan {
-            GemmAllReducePlan::Strips => {
-                self.strips.supports(self.communicator.n_ranks(), [shape[0], shape[1]])
-            }
-            GemmAllReducePlan::Unfused => self.unfused.get().is_some(),
-            GemmAllReducePlan::Chunked { parts } => {
-                self.chunked.get().is_some() && chunked::supports(shape[0], parts)
-            }
-            GemmAllReducePlan::Wide => {
-                let ranks = self.communicator.n_ranks();
-                self.wide.get().is_some() && wide::supports(shape, self.most, ranks, self.wire())
-            }
-            GemmAllReducePlan::Swapped { rows, columns, cluster } => {
-                let swapped = self.swapped.get();
-                swapped.is_some_and(|swapped| swapped.supports((rows, columns, cluster), shape))
-            }
-        }
-    }
-
-    /// Whether tiles of a product of this size fill the GPU often enough. Where
-    /// [`hides`](Self::hides) expects it, two H100 were faster by
-    /// [`Wide`](GemmAllReducePlan::Wide) than by the two kernels from 0.91 times on.
-    fn fills(&self, size: [usize; 2]) -> bool {
-        let least = if self.communicator.n_ranks() == 2 { 0.9 } else { OFTEN };
-        times_filled(size, self.multiprocessors()) > least
-    }
-
-    /// The same in all ranks.
-    fn room(&self) -> Room {
-        let usual = || Room::usual(self.multiprocessors());
-        self.swapped.get().map_or_else(usual, Swapped::room)
-    }
-
-    fn multiprocessors(&self) -> u32 {
-        self.context().limits().multiprocessors
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape that no product has.
+    pub fn explain(&self, shape: [usize; 3]) -> Result<Explanation<GemmAllReducePlan>> {
+        Ok(self.decide(Extents::with_aligned_rows(shape)?))
     }
 
     /// Does all products that this plan can do by it, or by the plan of their shape again. Every
@@ -358,75 +213,42 @@ impl GemmAllReduce {
     /// or another number of ranks, or sends partial sums in another type; those of loading kernels
     /// and of creating windows and a device communicator.
     pub fn set_plan(&self, plan: Option<GemmAllReducePlan>) -> Result<()> {
-        match plan {
-            None => {}
-            Some(GemmAllReducePlan::Strips) => self.strips.prepare(&self.communicator)?,
-            Some(plan) if !self.wire().has(plan) => {
-                return refuse(format!(
-                    "the plan `{plan}` does not send partial sums in {}: set `strips`",
-                    self.wire()
-                ));
-            }
-            Some(GemmAllReducePlan::Unfused) => self.prepare_unfused()?,
-            Some(GemmAllReducePlan::Chunked { .. }) => self.prepare_chunked()?,
-            Some(plan) if !self.exchanges => {
-                return refuse(format!(
-                    "the plan `{plan}` needs several ranks with Hopper GPUs: there are {}, form \
-                     {:?}",
-                    self.communicator.n_ranks(),
-                    self.form()
-                ));
-            }
-            Some(GemmAllReducePlan::Wide) => self.prepare_wide()?,
-            Some(GemmAllReducePlan::Swapped { rows, columns, cluster }) => {
-                self.prepare_swapped()?;
-                swapped::require((rows, columns, cluster))?;
-            }
-        }
-        // What was prepared decides too, and ranks ask when they like: one may have kept a choice
-        // that the others make only now.
-        self.of_shapes.borrow_mut().clear();
-        self.chosen.set(plan);
-        Ok(())
+        self.set(plan)
     }
 
-    /// *Collective*, as are the following.
-    fn prepare_unfused(&self) -> Result<()> {
-        if self.unfused.get().is_none() {
-            let own = Gemm::new(&self.stream).map(|gemm| (gemm, ()));
-            let call = self.communicator.collective("GemmAllReduce: the plan unfused");
-            let (mut gemm, _) = call.agree(own)?;
-            if self.constant_b {
-                // SAFETY: the contract of `with_constant_b`.
-                gemm = unsafe { gemm.with_constant_b() };
-            }
-            let _ = self.unfused.set((gemm, Collectives::new(&self.communicator)?));
-        }
-        Ok(())
-    }
-
-    fn prepare_chunked(&self) -> Result<()> {
-        if self.chunked.get().is_none() {
-            let chunked = Chunked::new(&self.communicator, &self.stream, self.constant_b)?;
-            let _ = self.chunked.set(chunked);
-        }
-        Ok(())
-    }
-
-    fn prepare_wide(&self) -> Result<()> {
-        if self.wide.get().is_none() {
-            let [m, n] = self.most;
-            let _ = self.wide.set(Wide::new(&self.communicator, m, n, self.wire())?);
-        }
-        Ok(())
-    }
-
-    fn prepare_swapped(&self) -> Result<()> {
-        if self.swapped.get().is_none() {
-            let [m, n] = self.most;
-            let _ = self.swapped.set(Swapped::new(&self.communicator, m, n)?);
-        }
-        Ok(())
+    /// Times the [`plans`](Self::plans) of a shape, those for few rows if their product alone is
+    /// expected to take at most half as long again as the fastest, and does products of it by the
+    /// fastest from now on, unless one is set. Each is launched 17 times, and the promising ones 48
+    /// times more, as [`launch`](Self::launch) with these buffers, of which the L2 cache keeps what
+    /// it can. The time of a plan is that of the slowest rank. The plan that
+    /// [`explain`](Self::explain) names without a measurement is kept if none is faster by more
+    /// than 2 %. All ranks get the same plan. *Collective*.
+    ///
+    /// [`Unfused`](GemmAllReducePlan::Unfused) is timed with the likely plans of its product, as
+    /// [`Gemm::measure`](crate::Gemm::measure) has them, if all ranks have the same ones.
+    ///
+    /// It allocates the workspaces of all these plans, which this object keeps.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`launch`](Self::launch) and [`set_plan`](Self::set_plan), and
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for ranks that have different
+    /// plans, or ask for different shapes.
+    pub fn measure<A, B>(
+        &self,
+        a: &A,
+        b: &B,
+        c: &Window<bf16>,
+        shape: [usize; 3],
+    ) -> Result<GemmAllReducePlan>
+    where
+        A: Buffer<Element = bf16>,
+        B: Buffer<Element = bf16>,
+    {
+        let (a, b) = (a.device_slice(), b.device_slice());
+        let call = self.base.comm.collective("GemmAllReduce::measure");
+        let call = call.option("shape", format!("{shape:?}"));
+        self.find_fastest(call, self.operands(&a, &b, c, shape))
     }
 
     /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and
@@ -449,72 +271,203 @@ impl GemmAllReduce {
         A: Buffer<Element = bf16>,
         B: Buffer<Element = bf16>,
     {
-        self.enqueue(&a.device_slice(), &b.device_slice(), c, shape)
+        let (a, b) = (a.device_slice(), b.device_slice());
+        self.run(&self.operands(&a, &b, c, shape)?)
     }
 
-    fn context(&self) -> &Context {
-        self.communicator.context()
-    }
-
-    /// The matrices of a product, checked.
-    fn matrices(
+    fn operands<'a>(
         &self,
-        a: &DeviceSlice<bf16>,
-        b: &DeviceSlice<bf16>,
-        c: &Window<bf16>,
+        a: &'a DeviceSlice<bf16>,
+        b: &'a DeviceSlice<bf16>,
+        c: &'a Window<bf16>,
         shape: [usize; 3],
-    ) -> Result<Matrices> {
-        if !c.communicator().is(&self.communicator) {
+    ) -> Result<Operands<'a, Window<bf16>>> {
+        let context = self.base.context();
+        if !c.communicator().is(&self.base.comm) {
             return refuse("C is a window of another communicator".to_owned());
         }
-        require_context("A", a.context(), self.context())?;
-        require_context("B", b.context(), self.context())?;
-        let [m, n, k] = check_shape(shape)?;
-        let [rows, columns, terms] = shape;
-        check_buffer("A", a.device_address(), a.len(), rows, terms)?;
-        check_buffer("B", b.device_address(), b.len(), columns, terms)?;
-        check_buffer("C", c.device_address(), c.min_len(), rows, columns)?;
+        require_context("A", a.context(), context)?;
+        require_context("B", b.context(), context)?;
+        let (extents, [m, n, k]) = (Extents::with_aligned_rows(shape)?, shape);
         let addresses = [a.device_address(), b.device_address(), c.device_address()];
-        Ok(Matrices::plain(addresses, [m, n, k]))
+        check_buffer("A", addresses[0], a.len(), m, k)?;
+        check_buffer("B", addresses[1], b.len(), n, k)?;
+        check_buffer("C", addresses[2], c.min_len(), m, n)?;
+        Ok(Operands { a, b, c, addresses, added: None, extents })
     }
 
-    fn enqueue(
-        &self,
-        a: &DeviceSlice<bf16>,
-        b: &DeviceSlice<bf16>,
-        c: &Window<bf16>,
-        shape: [usize; 3],
-    ) -> Result<()> {
-        let matrices = self.matrices(a, b, c, shape)?;
-        let _turn = self.order.begin(&self.stream)?;
-        // SAFETY: the plan does the shape; the buffers are long enough and begin at multiples of 16
-        // bytes; memory that is dropped is freed after the work of the streams, and after the
-        // graphs. `order` lets launches follow each other.
-        unsafe {
-            let plan = self.explain(shape).plan;
-            if let (GemmAllReducePlan::Wide, Some(wide)) = (plan, self.wide.get()) {
-                return wide.launch(&self.stream, matrices, c);
-            }
-            if let (GemmAllReducePlan::Swapped { rows, columns, cluster }, Some(swapped)) =
-                (plan, self.swapped.get())
-            {
-                let tile = (rows, columns, cluster);
-                return swapped.launch(&self.stream, tile, matrices, self.constant_b);
-            }
-            if let (GemmAllReducePlan::Unfused, Some((gemm, collectives))) =
-                (plan, self.unfused.get())
-            {
-                let c = c.slice(..shape[0] * shape[1])?;
-                gemm.launch(a, b, &c, shape)?;
-                return collectives.all_reduce(&c, &c, ReduceOp::Sum, &self.stream);
-            }
-            if let (GemmAllReducePlan::Chunked { parts }, Some(chunked)) =
-                (plan, self.chunked.get())
-            {
-                return chunked.launch(&self.stream, [a, b], c, shape, parts);
-            }
-            self.strips.launch(self.communicator.n_ranks(), &self.stream, matrices, c)
+    /// The plans for a shape: those with tiles of few rows are given.
+    fn plans_of(&self, extents: Extents, few_rows: &FewRows) -> Vec<GemmAllReducePlan> {
+        let [m, n, _] = extents.lengths();
+        let mut plans = vec![GemmAllReducePlan::Strips];
+        if self.wire() == Wire::Bf16 {
+            plans.push(GemmAllReducePlan::Unfused);
+            let chunked = [2, 4].into_iter().filter(|parts| has_parts(m, *parts));
+            plans.extend(chunked.map(|parts| GemmAllReducePlan::Chunked { parts }));
         }
+        if self.exchanges && self.wide.fits(&self.base, [m, n]) {
+            plans.push(GemmAllReducePlan::Wide);
+        }
+        plans.extend(&few_rows.plans);
+        plans
+    }
+
+    /// The plans with tiles of few rows for a shape, the one that is expected to be the fastest
+    /// first.
+    fn few_rows(&self, extents: Extents) -> Result<FewRows> {
+        let room = self.swapped.get().map_or_else(
+            // The same in all ranks.
+            || Room::usual(self.base.multiprocessors()),
+            Swapped::room,
+        );
+        let candidates = Candidates::new(extents, room);
+        let is_done = self.exchanges && self.wire() == Wire::Bf16 && swapped::is_for(extents);
+        let (mut measured, mut plans) = (None, Vec::new());
+        if is_done {
+            measured = gemm::measured(&self.base.context().device_name()?, extents);
+            let all = measured.into_iter().chain(candidates.exchanging());
+            for plan in all.filter_map(GemmAllReducePlan::of_few_rows) {
+                if !plans.contains(&plan) {
+                    plans.push(plan);
+                }
+            }
+        }
+        Ok(FewRows { plans, measured, candidates })
+    }
+
+    /// Whether products of few rows are exchanged in their kernel by default. On four H200 the two
+    /// kernels were up to 1.4 times as fast.
+    fn exchanges_few_rows(&self) -> bool {
+        self.base.comm.n_ranks() == 2
+    }
+
+    /// Whether tiles of a product of this size fill the GPU often enough. Where
+    /// [`Candidates::hides`] expects it, two H100 were faster by
+    /// [`Wide`](GemmAllReducePlan::Wide) than by the two kernels from 0.91 times on.
+    fn fills(&self, size: [usize; 2]) -> bool {
+        let least = if self.base.comm.n_ranks() == 2 { 0.9 } else { MIN_WAVES };
+        waves(size, self.base.multiprocessors()) > least
+    }
+}
+
+/// What is known of a shape for tiles of few rows.
+struct FewRows {
+    plans: Vec<GemmAllReducePlan>,
+    /// The plan of `Gemm` that a table has.
+    measured: Option<GemmPlan>,
+    candidates: Candidates,
+}
+
+impl FewRows {
+    /// Whether the tiles cost little time, compared with those of `Gemm`, which has more kinds, and
+    /// are split in at most two rounds: after each, blocks wait for the peers. On two H200 it took
+    /// 1.02 to 1.13 times as long as `unfused` in three and five rounds, as 1 x 5120 x 8192 (1.07)
+    /// and 1 x 4560 x 9496 (1.13). Each GPU sends so many bytes of an all-reduce of C.
+    fn is_good(&self, plan: GemmAllReducePlan, bytes: f64) -> bool {
+        const MOST_ROUNDS: f64 = 2.0;
+        plan.product().is_some_and(|product| {
+            let is_fast =
+                self.measured == Some(product) || self.candidates.costs_little(product, bytes);
+            is_fast && self.candidates.split_rounds(product) <= MOST_ROUNDS
+        })
+    }
+}
+
+impl Operation for GemmAllReduce {
+    type Plan = Plan;
+    type C = C;
+    const UNFUSED: Plan = Plan::Unfused;
+
+    fn base(&self) -> &Base<Plan> {
+        &self.base
+    }
+
+    fn strategy(&self, plan: Plan) -> &dyn Strategy<Plan, C> {
+        match plan {
+            Plan::Strips => &self.strips,
+            Plan::Wide => &self.wide,
+            Plan::Swapped { .. } => &self.swapped,
+            Plan::Unfused => &self.unfused,
+            Plan::Chunked { .. } => &self.chunked,
+        }
+    }
+
+    fn gemm(&self) -> Option<&Gemm> {
+        self.unfused.get().map(Unfused::gemm)
+    }
+
+    fn choose(&self, extents: Extents) -> Explanation<Plan> {
+        let how = |plan, reason| Explanation { plan, reason };
+        let (wire, [m, n, _]) = (self.wire(), extents.lengths());
+        if !self.exchanges_by_default {
+            return how(Plan::Strips, wire.reason());
+        }
+        let wide = Plan::Wide;
+        // Of few rows most of a tile would be empty.
+        let fills =
+            m > MOST_ROWS && self.fills([m, n]) && self.wide.supports(&self.base, wide, extents);
+        if wire != Wire::Bf16 {
+            return how(if fills { wide } else { Plan::Strips }, wire.reason());
+        }
+        let ranks = self.base.comm.n_ranks() as f64;
+        let bytes = 2.0 * (ranks - 1.0) / ranks * m as f64 * n as f64 * size_of::<bf16>() as f64;
+        if let Ok(few_rows) = self.few_rows(extents) {
+            let does = |plan: &&Plan| self.swapped.supports(&self.base, **plan, extents);
+            let first = few_rows.plans.iter().find(does);
+            let hides = self.exchanges_few_rows() && hides_few_rows(extents);
+            if let Some(plan) = first.filter(|plan| hides && few_rows.is_good(**plan, bytes)) {
+                return how(*plan, "as there are few rows");
+            }
+            if fills && few_rows.candidates.hides(bytes) {
+                return how(wide, "as its tiles fill the GPU");
+            }
+        }
+        let reason = "as there is little to hide behind the product, or no kernel does it";
+        how(Plan::Unfused, reason)
+    }
+
+    fn require(&self, plan: Plan) -> Result<()> {
+        let wire = self.wire();
+        if !wire.has(plan) {
+            return refuse(format!(
+                "the plan `{plan}` does not send partial sums in {wire}: set `strips`"
+            ));
+        }
+        match plan {
+            Plan::Wide | Plan::Swapped { .. } if !self.exchanges => refuse(format!(
+                "the plan `{plan}` needs several ranks with Hopper GPUs: there are {}, form \
+                     {:?}",
+                self.base.comm.n_ranks(),
+                self.form()
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn to_measure(&self, extents: Extents, expected: Plan) -> Result<Vec<Plan>> {
+        let few_rows = self.few_rows(extents)?;
+        let likely: Vec<_> = few_rows.candidates.likely().collect();
+        let is_likely = |plan: Plan| plan.product().is_none_or(|product| likely.contains(&product));
+        let mut plans = self.plans_of(extents, &few_rows);
+        plans.retain(|plan| *plan == expected || is_likely(*plan));
+        Ok(plans)
+    }
+}
+
+impl Strategy<Plan, C> for OnceCell<Chunked> {
+    fn supports(&self, _: &Base<Plan>, plan: Plan, extents: Extents) -> bool {
+        let Plan::Chunked { parts } = plan else { return false };
+        self.get().is_some() && has_parts(extents.lengths()[0], parts)
+    }
+
+    fn prepare(&self, on: &Base<Plan>, _: Plan) -> Result<()> {
+        prepare_once(self, || Chunked::new(&on.comm, &on.stream, on.constant_b))
+    }
+
+    unsafe fn launch(&self, on: &Base<Plan>, plan: Plan, of: &Operands<'_, C>) -> Result<()> {
+        let Operands { a, b, c, extents, .. } = of;
+        let parts = if let Plan::Chunked { parts } = plan { parts } else { 1 };
+        prepared(self)?.launch(&on.stream, [a, b], c, extents.lengths(), parts)
     }
 }
 

@@ -7,6 +7,7 @@ use half::bf16;
 use super::chunked::MOST_PARTS;
 use super::swapped;
 use crate::GemmPlan;
+use crate::extents::Extents;
 use crate::plan::{Field, PlanText, plan_text};
 
 /// How [`GemmAllReduce`](super::GemmAllReduce) does a product. As text: `strips`, `wide`,
@@ -69,12 +70,12 @@ impl GemmAllReducePlan {
     }
 }
 
-/// Tiles that fill a GPU more often than so are mostly exchanged behind the products of others:
-/// fused products were measured to be faster from 1.7 times on.
-pub(crate) const OFTEN: f64 = 1.5;
+/// Waves of tiles from which on most are exchanged while others are multiplied: fused products were
+/// measured to be faster from 1.7 waves on.
+pub(crate) const MIN_WAVES: f64 = 1.5;
 
 /// How many times the tiles of a product of `m x n` fill a GPU.
-pub(crate) fn times_filled([m, n]: [usize; 2], multiprocessors: u32) -> f64 {
+pub(crate) fn waves([m, n]: [usize; 2], multiprocessors: u32) -> f64 {
     let [rows, columns] = [m.div_ceil((CLUSTER * TILE_M) as usize), n.div_ceil(TILE_N as usize)];
     rows as f64 * columns as f64 / f64::from(multiprocessors / CLUSTER)
 }
@@ -82,7 +83,8 @@ pub(crate) fn times_filled([m, n]: [usize; 2], multiprocessors: u32) -> f64 {
 /// Whether a product of few rows has terms enough to hide what its kernel exchanges. On two H100
 /// and two H200 the two kernels were up to 10 % faster where it has not: of one or two rows, and of
 /// a C that is so large that all multiprocessors should send it.
-pub(super) fn hides_few_rows([m, n, k]: [usize; 3]) -> bool {
+pub(super) fn hides_few_rows(extents: Extents) -> bool {
+    let [m, n, k] = extents.lengths();
     let bytes = m.saturating_mul(n).saturating_mul(size_of::<bf16>());
     let sends = (480 << 10..=3 << 19).contains(&bytes);
     (m > 2 || m.saturating_mul(k) > 4096) && (k > 768 || !sends)
@@ -124,10 +126,10 @@ mod tests {
     #[test]
     fn short_products_of_few_rows_hide_little() {
         for shape in [[2, 552, 528], [1, 8192, 4096], [67, 3800, 344], [69, 9488, 304]] {
-            assert!(!hides_few_rows(shape), "{shape:?}");
+            assert!(!hides_few_rows(Extents::new(shape).unwrap()), "{shape:?}");
         }
         for shape in [[1, 8192, 14336], [3, 2680, 296], [119, 9400, 376], [16, 14680, 872]] {
-            assert!(hides_few_rows(shape), "{shape:?}");
+            assert!(hides_few_rows(Extents::new(shape).unwrap()), "{shape:?}");
         }
     }
 

@@ -3,20 +3,22 @@
 use std::cell::OnceCell;
 
 use devcomm_host::{
-    Communicator, DevCommRequirements, DevCommResource, Element, LaunchConfig, Result, Stream,
-    TensorMapDesc, Window,
+    DevCommRequirements, DevCommResource, Element, LaunchConfig, Result, TensorMapDesc, Window,
 };
 use devcomm_kernels::{self as kernels, GemmForm};
 use half::bf16;
 
-use super::options::Plan;
+use super::options::Plan as Agreed;
 use super::wire::{Wire, by_wire};
+use super::{C, Plan};
 use crate::check::refuse;
+use crate::extents::Extents;
+use crate::fused::{Base, Operands, Strategy, prepare_once};
 use crate::gemm::Matrices;
 
 /// What the ranks agreed on, and its memory, if it is needed.
 pub(super) struct Strips {
-    plan: Plan,
+    plan: Agreed,
     memory: OnceCell<Memory>,
 }
 
@@ -27,7 +29,7 @@ struct Memory {
 }
 
 impl Strips {
-    pub(super) fn new(plan: Plan) -> Self {
+    pub(super) fn new(plan: Agreed) -> Self {
         Self { plan, memory: OnceCell::new() }
     }
 
@@ -43,61 +45,41 @@ impl Strips {
         self.plan.blocks
     }
 
-    /// Whether products are launched from here on.
-    pub(super) fn is_prepared(&self) -> bool {
-        self.memory.get().is_some()
-    }
-
-    /// Whether there is a workspace, and a product of this size fits into it.
-    pub(super) fn supports(&self, n_ranks: usize, [rows, columns]: [usize; 2]) -> bool {
-        let Plan { form, wire, .. } = &self.plan;
-        let sizes = by_wire!(wire, W => form.workspace::<W>(rows, columns, n_ranks));
-        self.memory.get().zip(sizes).is_some_and(|(memory, sizes)| {
+    /// The workspace, if a product of this size fits into it.
+    fn memory(&self, ranks: usize, extents: Extents) -> Option<&Memory> {
+        let ([m, n, _], Agreed { form, wire, .. }) = (extents.lengths(), &self.plan);
+        let sizes = by_wire!(wire, W => form.workspace::<W>(m, n, ranks))?;
+        self.memory.get().filter(|memory| {
             sizes.partials <= memory.partials.len() && sizes.flags <= memory.flags.len()
         })
     }
+}
 
-    /// Allocates the workspace. *Collective*.
-    pub(super) fn prepare(&self, comm: &Communicator) -> Result<()> {
-        if self.is_prepared() {
-            return Ok(());
-        }
-        let Plan { blocks, workspace, .. } = self.plan;
-        // No kernel sets a flag before those of all ranks are zeroed, as new windows are.
-        let memory = comm.together("GemmAllReduce: the plan strips", || {
-            let requirements = DevCommRequirements::new().lsa_barriers(blocks);
-            let dev_comm = comm.create_dev_comm(requirements)?;
-            let (partials, flags) =
-                (comm.window(workspace.partials)?, comm.window(workspace.flags)?);
-            Ok(Memory { dev_comm, partials, flags })
-        });
-        let _ = self.memory.set(memory?);
-        Ok(())
+impl Strategy<Plan, C> for Strips {
+    fn supports(&self, on: &Base<Plan>, _: Plan, extents: Extents) -> bool {
+        self.memory(on.comm.n_ranks(), extents).is_some()
     }
 
-    /// Enqueues a product.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a product that is too large
-    /// for the workspace; those of the launch.
-    ///
-    /// # Safety
-    ///
-    /// The matrices begin at multiples of 16 bytes, have the elements of the shape, C in every
-    /// rank, and stay allocated until the product has ended. Launches are ordered, and the same in
-    /// all ranks.
-    pub(super) unsafe fn launch(
-        &self,
-        n_ranks: usize,
-        stream: &Stream,
-        matrices: Matrices,
-        c: &Window<bf16>,
-    ) -> Result<()> {
-        let Matrices { a, b, shape: [m, n, k], .. } = matrices;
-        let Plan { compiled, form, wire, blocks, .. } = &self.plan;
-        let (rows, columns) = (m as usize, n as usize);
-        let memory = self.memory.get().filter(|_| self.supports(n_ranks, [rows, columns]));
+    fn prepare(&self, on: &Base<Plan>, _: Plan) -> Result<()> {
+        let Agreed { blocks, workspace, .. } = self.plan;
+        // No kernel sets a flag before those of all ranks are zeroed, as new windows are.
+        prepare_once(&self.memory, || {
+            on.comm.together("GemmAllReduce: the plan strips", || {
+                let requirements = DevCommRequirements::new().lsa_barriers(blocks);
+                Ok(Memory {
+                    dev_comm: on.comm.create_dev_comm(requirements)?,
+                    partials: on.comm.window(workspace.partials)?,
+                    flags: on.comm.window(workspace.flags)?,
+                })
+            })
+        })
+    }
+
+    unsafe fn launch(&self, on: &Base<Plan>, _: Plan, of: &Operands<'_, C>) -> Result<()> {
+        let Matrices { a, b, shape: [m, n, k], .. } = of.matrices();
+        let (c, stream, [rows, columns, _]) = (of.c, &on.stream, of.extents.lengths());
+        let Agreed { compiled, form, wire, blocks, .. } = &self.plan;
+        let memory = self.memory(on.comm.n_ranks(), of.extents);
         let (Some(memory), Some(tiles)) = (memory, form.tiles(rows, columns)) else {
             return refuse(format!(
                 "a product of {m} x {n} elements needs a larger workspace: make another \

@@ -1,29 +1,37 @@
 //! The fused product of few rows on Hopper GPUs: its workspace and launches.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 
-use devcomm_host::{Communicator, Context, Kernels, LaunchConfig, Result, Stream};
+use devcomm_host::{
+    Communicator, Context, DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Result,
+    Stream,
+};
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_swapped::{self as shapes, Cluster, Division, Shape};
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_swapped::slots;
 use devcomm_types::Kernel;
 use half::bf16;
 
-use super::messages::Messages;
+use super::{C, Plan};
 use crate::KERNELS;
 use crate::check::refuse;
+use crate::extents::Extents;
+use crate::fused::{Base, Operands, Strategy, prepare_once, prepared};
 use crate::gemm::{self, Matrices, Room, clusters, division_args, map};
+use crate::lamport::LamportMemory;
 
 /// The most rows of C.
 pub(super) const MOST_ROWS: usize = 256;
 
 /// Rows and columns of a tile, and the blocks that share it.
-pub(super) type Tile = (u32, u32, Cluster);
+type Tile = (u32, u32, Cluster);
 
 /// The kernels, and the memory of their messages.
 pub(super) struct Swapped {
     compiled: Kernels,
-    messages: Messages,
+    dev_comm: DevCommResource,
+    memory: LamportMemory,
     /// For each tile, the clusters that are resident on all GPUs, and the dynamic shared memory
     /// that a block may have.
     resident: HashMap<Tile, [u32; 2]>,
@@ -55,8 +63,9 @@ impl Swapped {
             let least = |i: usize, which: usize| all.iter().map(|own| own[i][which]).min();
             let fewest = |i| [0, 1].map(|which| least(i, which).unwrap_or(0));
             let resident = tiles().enumerate().map(|(i, (tile, _))| (tile, fewest(i))).collect();
-            let messages = Messages::new(comm, capacity, 0)?;
-            Ok(Self { compiled, messages, resident, ranks })
+            let memory = LamportMemory::new(comm, capacity)?;
+            let dev_comm = comm.create_dev_comm(DevCommRequirements::new())?;
+            Ok(Self { compiled, dev_comm, memory, resident, ranks })
         })
     }
 
@@ -69,12 +78,13 @@ impl Swapped {
     }
 
     /// How a product is divided by a plan; `None` if it cannot do it.
-    fn division(&self, tile: Tile, [m, n, k]: [usize; 3]) -> Option<(Division, LaunchConfig)> {
-        let fits = slots(m, n).is_some_and(|slots| slots <= self.messages.capacity);
+    fn division(&self, tile: Tile, extents: Extents) -> Option<(Division, LaunchConfig)> {
+        let [m, n, _] = extents.lengths();
+        let fits = slots(m, n).is_some_and(|slots| slots <= self.memory.capacity);
         let [clusters, shared] = *self.resident.get(&tile)?;
-        let form = form(tile).ok().filter(|_| fits && is_for([m, n, k]))?;
-        let shape = [m, n, k].map(|extent| extent as u32);
-        let (division, clusters, shared) = (form.divide)(shape, tile.2, 1, clusters, shared)?;
+        let form = form(tile).filter(|_| fits && is_for(extents))?;
+        let (division, clusters, shared) =
+            (form.divide)(extents.array(), tile.2, 1, clusters, shared)?;
         let blocks = tile.2.blocks();
         let config = LaunchConfig::new(clusters * blocks, form.threads)
             .with_dynamic_shared(shared)
@@ -82,38 +92,52 @@ impl Swapped {
             .with_dependent();
         Some((division, config.without_cooperation()))
     }
+}
 
-    /// Whether a plan does a product.
-    pub(super) fn supports(&self, tile: Tile, shape: [usize; 3]) -> bool {
-        self.division(tile, shape).is_some()
+/// Prepares the kernels of all tiles. *Collective*.
+pub(super) fn prepare(cell: &OnceCell<Swapped>, on: &Base<Plan>) -> Result<()> {
+    let [m, n] = on.most;
+    prepare_once(cell, || Swapped::new(&on.comm, m, n))
+}
+
+/// The tile of a plan that has one.
+fn tile(plan: Plan) -> Option<Tile> {
+    match plan {
+        Plan::Swapped { rows, columns, cluster } => Some((rows, columns, cluster)),
+        _ => None,
+    }
+}
+
+impl Strategy<Plan, C> for OnceCell<Swapped> {
+    fn supports(&self, _: &Base<Plan>, plan: Plan, extents: Extents) -> bool {
+        let division = |(swapped, tile): (&Swapped, _)| swapped.division(tile, extents);
+        self.get().zip(tile(plan)).and_then(division).is_some()
     }
 
-    /// Enqueues a product. `constant_b`: see [`Division::constant_b`].
-    ///
-    /// # Safety
-    ///
-    /// The matrices begin at multiples of 16 bytes, have the elements of the shape, which the plan
-    /// [supports](Self::supports), and stay allocated until the product has ended. Launches are
-    /// ordered, and the same in all ranks.
-    pub(super) unsafe fn launch(
-        &self,
-        stream: &Stream,
-        tile: Tile,
-        matrices: Matrices,
-        constant_b: bool,
-    ) -> Result<()> {
-        let shape = matrices.shape.map(|extent| extent as usize);
-        let Some((division, config)) = self.division(tile, shape) else {
-            return refuse(format!("the plan does no product of {shape:?}"));
+    fn prepare(&self, on: &Base<Plan>, plan: Plan) -> Result<()> {
+        prepare(self, on)?;
+        match tile(plan).and_then(form) {
+            Some(_) => Ok(()),
+            None => refuse(format!("no kernel exchanges tiles as those of the plan `{plan}`")),
+        }
+    }
+
+    unsafe fn launch(&self, on: &Base<Plan>, plan: Plan, of: &Operands<'_, C>) -> Result<()> {
+        let swapped = prepared(self)?;
+        let launch =
+            tile(plan).and_then(|tile| Some((form(tile)?, swapped.division(tile, of.extents)?)));
+        let Some((form, (division, config))) = launch else {
+            return refuse(format!("the plan `{plan}` does no product of this shape"));
         };
-        let division = Division { constant_b, ..division };
+        let division = Division { constant_b: on.constant_b, ..division };
         // SAFETY: the caller's contract.
-        unsafe { (form(tile)?.launch)(self, stream, matrices, division, config) }
+        unsafe { (form.launch)(swapped, &on.stream, of.matrices(), division, config) }
     }
 }
 
 /// Whether products of this shape have few rows, and rows of C begin at multiples of 16 bytes.
-pub(super) fn is_for([m, n, _]: [usize; 3]) -> bool {
+pub(super) fn is_for(extents: Extents) -> bool {
+    let [m, n, _] = extents.lengths();
     m <= MOST_ROWS && n.is_multiple_of(8)
 }
 
@@ -130,16 +154,8 @@ fn tiles() -> impl Iterator<Item = (Tile, &'static Form)> {
     })
 }
 
-/// Refuses a tile that no kernel has.
-pub(super) fn require(tile: Tile) -> Result<()> {
-    form(tile).map(drop)
-}
-
-fn form((rows, columns, _): Tile) -> Result<&'static Form> {
-    match FORMS.iter().find(|form| form.tile == (rows, columns)) {
-        Some(form) => Ok(form),
-        None => refuse(format!("no kernel exchanges tiles of {rows} x {columns}")),
-    }
+fn form((rows, columns, _): Tile) -> Option<&'static Form> {
+    FORMS.iter().find(|form| form.tile == (rows, columns))
 }
 
 /// [`Division::of`].
@@ -176,7 +192,7 @@ macro_rules! forms {
 
             /// # Safety
             ///
-            /// As [`Swapped::launch`].
+            /// As [`Strategy::launch`].
             unsafe fn launch(
                 swapped: &Swapped,
                 stream: &Stream,
@@ -189,7 +205,8 @@ macro_rules! forms {
                 let b = map::<bf16>(stream, b, [n, k, Tiles::N / down])?;
                 let c = map::<bf16>(stream, c, [m, n, shapes::STORE_M])?;
                 let division = division_args(division);
-                let Messages { dev_comm, slots, state, capacity } = &swapped.messages;
+                let Swapped { dev_comm, memory, .. } = swapped;
+                let LamportMemory { slots, state, capacity } = memory;
                 let (target, capacity) = (swapped.compiled.on(stream), *capacity);
                 // SAFETY: the caller's contract; the workspace is as the kernels need it.
                 unsafe {

@@ -1,6 +1,11 @@
 //! The fused product of Hopper GPUs that exchange rounded products: its workspace and launch.
 
-use devcomm_host::{Communicator, Kernels, LaunchConfig, Result, Stream, SymmetricBuffer, Window};
+use std::cell::OnceCell;
+
+use devcomm_host::{
+    Communicator, DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Result,
+    SymmetricBuffer,
+};
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_M, TILE_N};
 use devcomm_kernels::gemm_allreduce::{
@@ -9,31 +14,35 @@ use devcomm_kernels::gemm_allreduce::{
 use devcomm_types::Kernel;
 use half::bf16;
 
-use super::messages::Messages;
 use super::wire::Wire;
+use super::{C, Plan};
 use crate::KERNELS;
 use crate::check::refuse;
+use crate::extents::Extents;
+use crate::fused::{Base, Operands, Strategy, prepare_once, prepared};
 use crate::gemm::{Matrices, wide_maps};
+use crate::lamport::LamportMemory;
 
 type OneShot = kernels::gemm_allreduce_wide;
 type OfF8 = kernels::gemm_allreduce_wide_f8;
 type OfFour = kernels::gemm_allreduce_two_shot<4>;
 type OfEight = kernels::gemm_allreduce_two_shot<8>;
 
-/// The kernel for this number of ranks, and the memory of its messages.
+/// The plan, whose partial sums travel in a type.
 pub(super) struct Wide {
+    wire: Wire,
+    prepared: OnceCell<Prepared>,
+}
+
+/// The kernel for this number of ranks, and the memory of its messages.
+struct Prepared {
     compiled: Kernels,
-    messages: Messages,
+    dev_comm: DevCommResource,
+    memory: LamportMemory,
     /// A rank's own partial sums, if they are 8-bit floats.
     own: Option<SymmetricBuffer<u32>>,
     blocks: u32,
     ranks: usize,
-}
-
-/// Whether so many ranks exchange products of this shape so, with slots for `most`.
-pub(super) fn supports([m, n, _]: [usize; 3], most: [usize; 2], ranks: usize, wire: Wire) -> bool {
-    let capacity = slots(most, ranks, wire);
-    n.is_multiple_of(8) && slots([m, n], ranks, wire).is_some_and(|used| Some(used) <= capacity)
 }
 
 /// The slots of a product, if there is a kernel for so many ranks and the type.
@@ -47,8 +56,21 @@ fn slots([m, n]: [usize; 2], ranks: usize, wire: Wire) -> Option<u32> {
 }
 
 impl Wide {
+    pub(super) fn new(wire: Wire) -> Self {
+        Self { wire, prepared: OnceCell::new() }
+    }
+
+    /// Whether the ranks exchange products of this size so, with memory for the largest.
+    pub(super) fn fits(&self, on: &Base<Plan>, size: [usize; 2]) -> bool {
+        let slots = |size| slots(size, on.comm.n_ranks(), self.wire);
+        let capacity = slots(on.most);
+        size[1].is_multiple_of(8) && slots(size).is_some_and(|used| Some(used) <= capacity)
+    }
+}
+
+impl Prepared {
     /// With slots for products of up to `m x n` elements. *Collective*.
-    pub(super) fn new(comm: &Communicator, m: usize, n: usize, wire: Wire) -> Result<Self> {
+    fn new(comm: &Communicator, [m, n]: [usize; 2], wire: Wire) -> Result<Self> {
         let ranks = comm.n_ranks();
         let own = || {
             let for_ranks = if wire == Wire::E4m3 { &[2][..] } else { &[2, 4, 8] };
@@ -81,48 +103,51 @@ impl Wide {
             // The same grid in all ranks.
             let blocks = blocks.into_iter().min().unwrap_or(0);
             let barriers = if ranks == 2 { 0 } else { blocks };
-            let messages = Messages::new(comm, capacity, barriers)?;
+            let memory = LamportMemory::new(comm, capacity)?;
+            let requirements = DevCommRequirements::new().lsa_barriers(barriers);
+            let dev_comm = comm.create_dev_comm(requirements)?;
             let own = match wire {
                 Wire::E4m3 => Some(comm.mem_alloc(4 * capacity as usize)?),
                 _ => None,
             };
-            Ok(Self { compiled, messages, own, blocks, ranks })
+            Ok(Self { compiled, dev_comm, memory, own, blocks, ranks })
         })
     }
+}
 
-    /// Enqueues a product.
-    ///
-    /// # Safety
-    ///
-    /// The matrices begin at multiples of 16 bytes, have the elements of the shape, which is
-    /// [supported](supports), and stay allocated until the product has ended; C is the window.
-    /// Launches are ordered, and the same in all ranks.
-    pub(super) unsafe fn launch(
-        &self,
-        stream: &Stream,
-        matrices: Matrices,
-        window: &Window<bf16>,
-    ) -> Result<()> {
+impl Strategy<Plan, C> for Wide {
+    fn supports(&self, on: &Base<Plan>, _: Plan, extents: Extents) -> bool {
+        let [m, n, _] = extents.lengths();
+        self.prepared.get().is_some() && self.fits(on, [m, n])
+    }
+
+    fn prepare(&self, on: &Base<Plan>, _: Plan) -> Result<()> {
+        prepare_once(&self.prepared, || Prepared::new(&on.comm, on.most, self.wire))
+    }
+
+    unsafe fn launch(&self, on: &Base<Plan>, _: Plan, of: &Operands<'_, C>) -> Result<()> {
+        let Prepared { compiled, dev_comm, memory, own, blocks, ranks } = prepared(&self.prepared)?;
+        let (matrices, window, stream) = (of.matrices(), of.c, &on.stream);
         let Matrices { c, shape: [m, n, k], .. } = matrices;
         let ([a, b, map], _) = wide_maps::<bf16, bf16>(stream, matrices)?;
         let pairs = u64::from(m.div_ceil(CLUSTER * TILE_M)) * u64::from(n.div_ceil(TILE_N));
-        let blocks = u64::from(self.blocks / CLUSTER).min(pairs) as u32 * CLUSTER;
+        let blocks = u64::from(blocks / CLUSTER).min(pairs) as u32 * CLUSTER;
         let config = LaunchConfig::new(blocks, THREADS).with_dynamic_shared(SHARED);
         let config = config.with_dependent();
-        let Messages { dev_comm, slots, state, capacity } = &self.messages;
-        let target = self.compiled.on(stream);
+        let LamportMemory { slots, state, capacity } = memory;
+        let target = compiled.on(stream);
         // SAFETY: the caller's contract; the workspace is as the kernels need it.
         unsafe {
-            if let Some(own) = &self.own {
+            if let Some(own) = own {
                 let product = OfF8::args(dev_comm, a, b, c, own, slots, state, *capacity, m, n, k);
                 return product.config(config.without_cooperation()).launch(&target);
             }
-            if self.ranks == 2 {
+            if *ranks == 2 {
                 let product =
                     OneShot::args(dev_comm, a, b, map, c, slots, state, *capacity, m, n, k);
                 return product.config(config.without_cooperation()).launch(&target);
             }
-            if self.ranks == 4 {
+            if *ranks == 4 {
                 let product =
                     OfFour::args(dev_comm, a, b, map, window, slots, state, *capacity, m, n, k);
                 return product.config(config).launch(&target);

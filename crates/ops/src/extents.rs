@@ -1,0 +1,76 @@
+//! The shape of a product.
+
+use devcomm_host::Result;
+
+use crate::check::refuse;
+
+/// The shape `[m, n, k]` of a product with elements that 32-bit numbers count: what a shape is from
+/// where it enters an operation until it is an argument of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Extents([u32; 3]);
+
+impl Extents {
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, or
+    /// too large a one.
+    pub(crate) fn new([m, n, k]: [usize; 3]) -> Result<Self> {
+        if m == 0 || n == 0 || k == 0 {
+            return refuse(format!(
+                "a product of {m} x {n} elements with {k} terms has nothing to do"
+            ));
+        }
+        // TMA coordinates are signed 32-bit numbers, and the last tile may extend past the matrix.
+        let most = i32::MAX as usize - 512;
+        if m > most || n > most || k > most {
+            return refuse(format!(
+                "m, n and k are {m}, {n} and {k}, but {most} is the maximum of each"
+            ));
+        }
+        Ok(Self([m as u32, n as u32, k as u32]))
+    }
+
+    /// As [`new`](Self::new), for kernels whose rows of A and B are aligned.
+    pub(crate) fn with_aligned_rows(shape @ [.., k]: [usize; 3]) -> Result<Self> {
+        let extents = Self::new(shape)?;
+        if !k.is_multiple_of(8) {
+            return refuse(format!(
+                "k is {k}, but rows of A and B begin at multiples of 16 bytes: pad k with zeros to \
+                 a multiple of 8"
+            ));
+        }
+        Ok(extents)
+    }
+
+    /// The same with one column, for choices that do not depend on the columns.
+    pub(crate) fn without_columns(self) -> Self {
+        let [m, _, k] = self.0;
+        Self([m, 1, k])
+    }
+
+    /// `m`, `n` and `k`, for kernels.
+    pub(crate) fn array(self) -> [u32; 3] {
+        self.0
+    }
+
+    /// `m`, `n` and `k`, for lengths of buffers.
+    pub(crate) fn lengths(self) -> [usize; 3] {
+        self.0.map(|extent| extent as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::tests::message;
+
+    #[test]
+    fn a_shape_that_the_kernel_cannot_do_is_refused_with_the_reason() {
+        let of = Extents::with_aligned_rows;
+        assert_eq!(of([1, 7, 8]).unwrap().array(), [1, 7, 8]);
+        assert!(message(of([0, 7, 8])).contains("nothing to do"));
+        assert!(message(of([1, 7, 0])).contains("nothing to do"));
+        assert!(message(of([1, 7, 12])).contains("k is 12"));
+        assert!(message(of([1, 1 << 32, 8])).contains("is the maximum"));
+    }
+}

@@ -1,0 +1,215 @@
+//! A product with a collective, as one operation: how all of these choose a plan, prepare it and
+//! launch it.
+
+use std::cell::OnceCell;
+use std::fmt::{Debug, Display};
+
+use devcomm_host::{
+    CollectiveCall, Communicator, Context, DeviceSlice, Result, Stream, StreamOrder,
+};
+use half::bf16;
+
+use crate::check::{are_aligned, refuse};
+use crate::decisions::Decisions;
+use crate::extents::Extents;
+use crate::gemm::{Added, Matrices};
+use crate::timing::Together;
+use crate::{Explanation, Gemm};
+
+/// What an operation has, whatever its plans are.
+pub(crate) struct Base<P> {
+    pub(crate) comm: Communicator,
+    pub(crate) stream: Stream,
+    order: StreamOrder,
+    /// The largest matrix that the ranks exchange: its rows and columns.
+    pub(crate) most: [usize; 2],
+    /// Whether no kernel writes B while a product may read it.
+    pub(crate) constant_b: bool,
+    decisions: Decisions<P>,
+}
+
+impl<P> Base<P> {
+    pub(crate) fn new(comm: &Communicator, stream: &Stream, most: [usize; 2]) -> Result<Self> {
+        Ok(Self {
+            comm: comm.clone(),
+            stream: stream.clone(),
+            order: StreamOrder::concurrent(comm.context(), 1)?,
+            most,
+            constant_b: false,
+            decisions: Decisions::default(),
+        })
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        self.comm.context()
+    }
+
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        self.context().limits().multiprocessors
+    }
+}
+
+/// The matrices of a product, checked: they have the elements, and are of the operation's context.
+pub(crate) struct Operands<'a, C> {
+    pub(crate) a: &'a DeviceSlice<bf16>,
+    pub(crate) b: &'a DeviceSlice<bf16>,
+    pub(crate) c: &'a C,
+    /// Of A, B and C.
+    pub(crate) addresses: [u64; 3],
+    /// What only the plan that is not fused adds to a product.
+    pub(crate) added: Option<&'a Added<bf16>>,
+    pub(crate) extents: Extents,
+}
+
+impl<C> Operands<'_, C> {
+    /// The matrices as kernels take them.
+    pub(crate) fn matrices(&self) -> Matrices {
+        Matrices::plain(self.addresses, self.extents)
+    }
+}
+
+/// A way to do the product and the collective: the kernels of a plan and their memory, once they
+/// are prepared.
+pub(crate) trait Strategy<P, C> {
+    /// Whether it is prepared, and does products of this shape.
+    fn supports(&self, _: &Base<P>, _: P, _: Extents) -> bool {
+        true
+    }
+
+    /// Loads the kernels and allocates their memory, the first time. *Collective*.
+    fn prepare(&self, _: &Base<P>, _: P) -> Result<()> {
+        Ok(())
+    }
+
+    /// Enqueues a product.
+    ///
+    /// # Safety
+    ///
+    /// The plan [supports](Self::supports) the shape, or is the one that is not fused. For all
+    /// others the matrices begin at multiples of 16 bytes. They stay allocated until the product
+    /// has ended. Launches are ordered, and the same in all ranks.
+    unsafe fn launch(&self, on: &Base<P>, plan: P, of: &Operands<'_, C>) -> Result<()>;
+}
+
+/// An operation with plans.
+pub(crate) trait Operation {
+    type Plan: Copy + PartialEq + Debug + Display;
+    /// The type of the memory of C.
+    type C;
+
+    /// The plan of a product and a collective, one after the other.
+    const UNFUSED: Self::Plan;
+
+    fn base(&self) -> &Base<Self::Plan>;
+
+    /// Who does a plan.
+    fn strategy(&self, plan: Self::Plan) -> &dyn Strategy<Self::Plan, Self::C>;
+
+    /// The plan of a shape for which none was chosen that can do it.
+    fn choose(&self, extents: Extents) -> Explanation<Self::Plan>;
+
+    /// The plans that [`find_fastest`](Self::find_fastest) times.
+    fn to_measure(&self, extents: Extents, expected: Self::Plan) -> Result<Vec<Self::Plan>>;
+
+    /// The product of the plan that is not fused, if it is prepared.
+    fn gemm(&self) -> Option<&Gemm>;
+
+    /// Refuses a plan that the operation never has.
+    fn require(&self, _: Self::Plan) -> Result<()> {
+        Ok(())
+    }
+
+    /// What the plan of a shape depends on, the same in all ranks.
+    fn key(extents: Extents) -> Extents {
+        extents
+    }
+
+    /// The plan of a shape, and why.
+    fn decide(&self, extents: Extents) -> Explanation<Self::Plan> {
+        let (base, key) = (self.base(), Self::key(extents));
+        base.decisions.of(key, |chosen| {
+            let mut chosen = chosen.iter().flatten();
+            let can = |how: &&Explanation<_>| self.strategy(how.plan).supports(base, how.plan, key);
+            chosen.find(can).copied().unwrap_or_else(|| self.choose(key))
+        })
+    }
+
+    /// Prepares a plan, which is from now on that of all shapes that it supports. *Collective*.
+    fn set(&self, plan: Option<Self::Plan>) -> Result<()> {
+        if let Some(plan) = plan {
+            self.require(plan)?;
+            self.strategy(plan).prepare(self.base(), plan)?;
+        }
+        self.base().decisions.set(plan);
+        Ok(())
+    }
+
+    /// Enqueues a product.
+    fn run(&self, operands: &Operands<'_, Self::C>) -> Result<()> {
+        let base = self.base();
+        let plan = match operands.added {
+            None => self.decide(operands.extents).plan,
+            Some(_) => Self::UNFUSED,
+        };
+        if plan != Self::UNFUSED && !are_aligned(operands.addresses) {
+            return refuse(format!("the plan `{plan}` needs A, B and C at multiples of 16 bytes"));
+        }
+        let _turn = base.order.begin(&base.stream)?;
+        // SAFETY: the plan was decided for the shape; memory that is dropped is freed after the
+        // work of the streams, and after the graphs. `order` lets launches follow each other.
+        unsafe { self.strategy(plan).launch(base, plan, operands) }
+    }
+
+    /// Times plans of a shape, and keeps the fastest. *Collective*: a `call` with all that ranks
+    /// have to agree on but the plans, which this adds.
+    fn find_fastest(
+        &self,
+        call: CollectiveCall<'_>,
+        operands: Result<Operands<'_, Self::C>>,
+    ) -> Result<Self::Plan> {
+        let base = self.base();
+        let own = operands.and_then(|operands| {
+            base.context().refuse_capturing("the plans of a product are measured")?;
+            let key = Self::key(operands.extents);
+            let expected = self.choose(key).plan;
+            let plans = self.to_measure(key, expected)?;
+            Ok(((operands, plans, expected), ()))
+        });
+        let key = own.as_ref().ok().map(|((operands, ..), ())| Self::key(operands.extents));
+        base.decisions.find(key, || {
+            let plans =
+                own.as_ref().map_or(String::new(), |((_, plans, _), ())| format!("{plans:?}"));
+            let ((operands, plans, expected), _) = call.option("plans", plans).agree(own)?;
+            if plans.contains(&Self::UNFUSED) {
+                self.strategy(Self::UNFUSED).prepare(base, Self::UNFUSED)?;
+            }
+            let (comm, stream, extents) = (&base.comm, &base.stream, operands.extents);
+            Together { comm, stream, gemm: self.gemm(), extents }.fastest(
+                (&plans, Self::UNFUSED, expected),
+                |plan| self.set(Some(plan)),
+                // Its workspace may be too small.
+                |plan| {
+                    let is_aligned = plan == Self::UNFUSED || are_aligned(operands.addresses);
+                    is_aligned && self.decide(extents).plan == plan
+                },
+                || self.run(&operands),
+            )
+        })
+    }
+}
+
+/// Prepares what is not prepared yet.
+pub(crate) fn prepare_once<T>(cell: &OnceCell<T>, new: impl FnOnce() -> Result<T>) -> Result<()> {
+    if cell.get().is_none() {
+        let _ = cell.set(new()?);
+    }
+    Ok(())
+}
+
+/// What was prepared.
+pub(crate) fn prepared<T>(cell: &OnceCell<T>) -> Result<&T> {
+    match cell.get() {
+        Some(prepared) => Ok(prepared),
+        None => refuse("the plan of the product is not prepared".to_owned()),
+    }
+}
