@@ -117,7 +117,7 @@ impl AllGatherGemm {
             collectives: Collectives::new(comm)?,
             gathered: comm.window(elements)?,
         };
-        let base = Base::new(comm, stream, [m, k])?;
+        let base = Base::new(comm, stream, "allgather-gemm", [m, k])?;
         let operation = Self { base, overlaps, unfused, fused: OnceCell::new() };
         if overlaps && m >= MANY_ROWS {
             operation.fused.prepare(&operation.base, AllGatherGemmPlan::Fused)?;

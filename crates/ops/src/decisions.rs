@@ -73,10 +73,11 @@ impl<P> Default for Decisions<P> {
 
 impl<P: Copy> Decisions<P> {
     /// The decision for a shape. `decide` makes it from the plans that a user chose, the first
-    /// choice first, with the reasons.
+    /// choice first, with the reasons, and from that which this machine has measured before.
     pub(crate) fn of(
         &self,
         extents: Extents,
+        tuned: impl FnOnce() -> Option<P>,
         decide: impl FnOnce(&[Option<Explanation<P>>]) -> Explanation<P>,
     ) -> Explanation<P> {
         if let Some((_, decision)) = self.last.get().filter(|(known, _)| *known == extents) {
@@ -87,7 +88,9 @@ impl<P: Copy> Decisions<P> {
             let measured = self.measured.borrow().get(&extents).copied();
             let set = self.set.get().map(|plan| Explanation { plan, reason: "as it was set" });
             let measured = measured.map(|plan| Explanation { plan, reason: "as it was measured" });
-            let decision = decide(&[set, measured]);
+            let tuned =
+                tuned().map(|plan| Explanation { plan, reason: "as this machine measured" });
+            let decision = decide(&[set, measured, tuned]);
             self.decided.borrow_mut().insert(extents, decision);
             decision
         });
@@ -134,10 +137,14 @@ mod tests {
 
     fn plans(decisions: &Decisions<char>, extents: Extents) -> Vec<char> {
         let mut plans = Vec::new();
-        decisions.of(extents, |chosen| {
-            plans = chosen.iter().flatten().map(|chosen| chosen.plan).collect();
-            Explanation { plan: '?', reason: "" }
-        });
+        decisions.of(
+            extents,
+            || Some('t'),
+            |chosen| {
+                plans = chosen.iter().flatten().map(|chosen| chosen.plan).collect();
+                Explanation { plan: '?', reason: "" }
+            },
+        );
         decisions.forget();
         plans
     }
@@ -148,18 +155,16 @@ mod tests {
         let [shape, other] = [[1, 2, 3], [1, 2, 4]].map(|shape| Extents::new(shape).unwrap());
         decisions.set(Some('a'));
         let measure = || {
-            assert!(plans(&decisions, shape).is_empty());
+            assert_eq!(plans(&decisions, shape), ['t']);
             decisions.set(Some('x'));
             Ok('b')
         };
         assert_eq!(decisions.find(Some(shape), measure).unwrap(), 'b');
-        assert_eq!(
-            (plans(&decisions, shape), plans(&decisions, other)),
-            (vec!['a', 'b'], vec!['a'])
-        );
+        assert_eq!(plans(&decisions, shape), ['a', 'b', 't']);
+        assert_eq!(plans(&decisions, other), ['a', 't']);
         let failed = decisions.find(Some(shape), || refuse("no GPU".to_owned()));
         assert!(failed.is_err());
-        assert_eq!(plans(&decisions, shape), ['a', 'b']);
+        assert_eq!(plans(&decisions, shape), ['a', 'b', 't']);
     }
 
     #[test]
@@ -171,7 +176,7 @@ mod tests {
                 made.set(made.get() + 1);
                 Explanation { plan: m, reason: "" }
             };
-            assert_eq!(decisions.of(extents, decide).plan, m);
+            assert_eq!(decisions.of(extents, || None, decide).plan, m);
         };
         [1, 2, 1, 2, 2].into_iter().for_each(ask);
         assert_eq!(made.get(), 2);

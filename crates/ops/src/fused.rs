@@ -3,6 +3,7 @@
 
 use std::cell::OnceCell;
 use std::fmt::{Debug, Display};
+use std::str::FromStr;
 
 use devcomm_host::{
     CollectiveCall, Communicator, Context, DeviceSlice, Result, Stream, StreamOrder,
@@ -14,6 +15,7 @@ use crate::decisions::Decisions;
 use crate::extents::Extents;
 use crate::gemm::{Added, Matrices};
 use crate::timing::Together;
+use crate::tuned::Tuned;
 use crate::{Explanation, Gemm};
 
 /// What an operation has, whatever its plans are.
@@ -26,11 +28,20 @@ pub(crate) struct Base<P> {
     /// Whether no kernel writes B while a product may read it.
     pub(crate) constant_b: bool,
     decisions: Decisions<P>,
+    tuned: Tuned<P>,
 }
 
-impl<P> Base<P> {
-    pub(crate) fn new(comm: &Communicator, stream: &Stream, most: [usize; 2]) -> Result<Self> {
+impl<P: Copy + Display + FromStr> Base<P> {
+    /// Of an operation of this name. *Collective*.
+    pub(crate) fn new(
+        comm: &Communicator,
+        stream: &Stream,
+        operation: &str,
+        most: [usize; 2],
+    ) -> Result<Self> {
+        let tuned = Tuned::new(comm.context(), operation, comm.n_ranks())?;
         Ok(Self {
+            tuned: tuned.agreed(comm, operation)?,
             comm: comm.clone(),
             stream: stream.clone(),
             order: StreamOrder::concurrent(comm.context(), 1)?,
@@ -39,7 +50,9 @@ impl<P> Base<P> {
             decisions: Decisions::default(),
         })
     }
+}
 
+impl<P> Base<P> {
     pub(crate) fn context(&self) -> &Context {
         self.comm.context()
     }
@@ -93,7 +106,7 @@ pub(crate) trait Strategy<P, C> {
 
 /// An operation with plans.
 pub(crate) trait Operation {
-    type Plan: Copy + PartialEq + Debug + Display;
+    type Plan: Copy + PartialEq + Debug + Display + FromStr;
     /// The type of the memory of C.
     type C;
 
@@ -127,11 +140,16 @@ pub(crate) trait Operation {
     /// The plan of a shape, and why.
     fn decide(&self, extents: Extents) -> Explanation<Self::Plan> {
         let (base, key) = (self.base(), Self::key(extents));
-        base.decisions.of(key, |chosen| {
-            let mut chosen = chosen.iter().flatten();
-            let can = |how: &&Explanation<_>| self.strategy(how.plan).supports(base, how.plan, key);
-            chosen.find(can).copied().unwrap_or_else(|| self.choose(key))
-        })
+        base.decisions.of(
+            key,
+            || base.tuned.plan(key),
+            |chosen| {
+                let mut chosen = chosen.iter().flatten();
+                let can =
+                    |how: &&Explanation<_>| self.strategy(how.plan).supports(base, how.plan, key);
+                chosen.find(can).copied().unwrap_or_else(|| self.choose(key))
+            },
+        )
     }
 
     /// Prepares a plan, which is from now on that of all shapes that it supports. *Collective*.
@@ -176,7 +194,7 @@ pub(crate) trait Operation {
             Ok(((operands, plans, expected), ()))
         });
         let key = own.as_ref().ok().map(|((operands, ..), ())| Self::key(operands.extents));
-        base.decisions.find(key, || {
+        let found = base.decisions.find(key, || {
             let plans =
                 own.as_ref().map_or(String::new(), |((_, plans, _), ())| format!("{plans:?}"));
             let ((operands, plans, expected), _) = call.option("plans", plans).agree(own)?;
@@ -194,7 +212,11 @@ pub(crate) trait Operation {
                 },
                 || self.run(&operands),
             )
-        })
+        });
+        if let (Ok(plan), Some(key)) = (&found, key) {
+            base.tuned.keep(key, *plan);
+        }
+        found
     }
 }
 

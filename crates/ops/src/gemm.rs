@@ -32,6 +32,7 @@ use crate::KERNELS;
 use crate::check::refuse;
 use crate::decisions::Cache;
 use crate::extents::Extents;
+use crate::tuned::Tuned;
 
 /// `C = A x B^T` on one GPU and one stream: owns the loaded kernel, and launches it.
 ///
@@ -84,6 +85,7 @@ pub struct Gemm {
     /// Products use the memory of slices one after the other.
     order: StreamOrder,
     plans: Mutex<Cache<Problem, Planned>>,
+    tuned: Mutex<Tuned<GemmPlan>>,
 }
 
 /// The memory of [`Slices`](kernels::gemm::slices::Slices), for as many blocks as are resident.
@@ -131,9 +133,20 @@ impl Gemm {
             Some(_) => Some(hopper::slice_memory(&compiled, stream.context())?),
             None => None,
         };
+        let tuned = Mutex::new(Tuned::new(stream.context(), "gemm", 1)?);
         let (stream, plans) = (stream.clone(), Mutex::default());
         let order = StreamOrder::local(stream.context());
-        Ok(Self { compiled, stream, hopper, constant_b: false, left: 0, slices, order, plans })
+        Ok(Self {
+            compiled,
+            stream,
+            hopper,
+            constant_b: false,
+            left: 0,
+            slices,
+            order,
+            plans,
+            tuned,
+        })
     }
 
     /// Leaves so many multiprocessors to other kernels in large products.
@@ -220,6 +233,10 @@ impl Gemm {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn tuned(&self) -> MutexGuard<'_, Tuned<GemmPlan>> {
+        self.tuned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn prepare<T, O>(&self, extents: Extents, transposed: [bool; 2]) -> Result<Planned>
     where
         T: GemmElement,
@@ -249,10 +266,12 @@ impl Gemm {
     }
 
     /// The plans for a shape on the Hopper GPU of this name, the one expected to be fastest first:
-    /// one that was measured, perhaps, and those of the model.
+    /// one of a table or of a measurement on this machine, perhaps, and those of the model.
     fn expected(&self, name: &str, extents: Extents) -> Result<Vec<GemmPlan>> {
         let candidates = Candidates::new(extents, self.room()?);
-        Ok(measured(name, extents).into_iter().chain(candidates.plans()).collect())
+        let tuned = || self.tuned().plan(extents);
+        let measured = measured(name, extents).or_else(tuned).into_iter();
+        Ok(measured.chain(candidates.plans()).collect())
     }
 
     /// Of a GPU of the Hopper family.

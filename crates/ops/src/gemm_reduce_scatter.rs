@@ -122,7 +122,12 @@ impl GemmReduceScatter {
         let (collectives, product) = (Collectives::new(comm)?, comm.window(elements)?);
         let wide = Wide { prepared: OnceCell::new(), product: product.device_slice() };
         let unfused = Unfused { gemm, collectives, product };
-        let operation = Self { base: Base::new(comm, stream, [m, n])?, exchanges, unfused, wide };
+        let operation = Self {
+            base: Base::new(comm, stream, "gemm-reduce-scatter", [m, n])?,
+            exchanges,
+            unfused,
+            wide,
+        };
         if exchanges && operation.fills([m, n]) {
             operation.wide.prepare(&operation.base, GemmReduceScatterPlan::Wide)?;
         }

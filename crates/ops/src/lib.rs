@@ -36,6 +36,7 @@ mod gpus;
 mod lamport;
 mod plan;
 mod timing;
+mod tuned;
 
 use devcomm_host::KernelSet;
 pub use devcomm_host::WITHOUT_PTX;

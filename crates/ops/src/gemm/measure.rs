@@ -13,7 +13,8 @@ impl Gemm {
     /// the shape by the fastest from now on. Each is launched 17 times, and the promising ones 48
     /// times more, as [`launch`](Self::launch) with these buffers, of which the L2 cache keeps what
     /// it can. The expected plan is kept if none is faster by more than 2 %. Plans add in different
-    /// orders: the last bits of C may depend on the choice.
+    /// orders: the last bits of C may depend on the choice. The plan is kept in the cache folder:
+    /// it is that of shapes that are in no table, for every `Gemm` that is made later.
     ///
     /// # Errors
     ///
@@ -42,7 +43,7 @@ impl Gemm {
             Ok,
         );
         self.select(extents, *chosen.as_ref().unwrap_or(&before))?;
-        chosen
+        chosen.inspect(|plan| self.tuned().keep(extents, *plan))
     }
 
     /// The plans that may be the fastest, the expected one first.

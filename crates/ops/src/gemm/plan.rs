@@ -8,6 +8,7 @@ use super::model::{Room, Rounds, Tiles, clocks, exchange};
 use crate::extents::Extents;
 use crate::gpus::{H100, H200};
 use crate::plan::{Field, PlanText, plan_text};
+use crate::tuned::parse_entry;
 
 /// How a product is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -295,32 +296,17 @@ const FEW_ROWS: u32 = 64;
 pub(crate) fn measured(gpu: &str, extents: Extents) -> Option<GemmPlan> {
     let [m, n, k] = extents.array();
     let (_, table) = TABLES.iter().find(|(name, _)| gpu == *name)?;
-    let entries = table.lines().filter_map(Entry::parse);
+    let entries = table.lines().filter_map(parse_entry);
     let groups = |rows: u32| rows.div_ceil(8);
-    let same = entries.filter(|entry| entry.n == n && entry.k == k && groups(entry.m) == groups(m));
-    same.min_by_key(|entry| entry.m.abs_diff(m)).map(|entry| entry.plan)
+    let is_same =
+        |[rows, columns, terms]: [u32; 3]| [groups(rows), columns, terms] == [groups(m), n, k];
+    let same = entries.filter(|(shape, _)| is_same(*shape));
+    same.min_by_key(|([rows, ..], _)| rows.abs_diff(m)).map(|(_, plan)| plan)
 }
 
 /// Tables that `devcomm-bench tune gemm` wrote, by the name of the GPU on which it ran.
 const TABLES: [(&str, &str); 2] =
     [(H200, include_str!("plans/h200.txt")), (H100, include_str!("plans/h100.txt"))];
-
-/// A line of a table: `m n k plan`, and a comment behind `#`. `bench/src/cases/tune.rs` writes it.
-struct Entry {
-    m: u32,
-    n: u32,
-    k: u32,
-    plan: GemmPlan,
-}
-
-impl Entry {
-    fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split('#').next()?.split_whitespace();
-        let mut number = || words.next()?.parse().ok();
-        let (m, n, k) = (number()?, number()?, number()?);
-        Some(Self { m, n, k, plan: words.next()?.parse().ok()? })
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -342,7 +328,7 @@ mod tests {
         for (gpu, table) in TABLES {
             for line in table.lines() {
                 let comment = line.trim().is_empty() || line.starts_with('#');
-                assert!(comment || Entry::parse(line).is_some(), "{gpu}: {line}");
+                assert!(comment || parse_entry::<GemmPlan>(line).is_some(), "{gpu}: {line}");
             }
         }
     }
@@ -426,8 +412,8 @@ mod tests {
         // On an H100 it expects 74 % so, and more to be nearly as fast.
         let (_, table) = TABLES[0];
         let (mut found, mut entries) = (0, 0);
-        for Entry { m, n, k, plan } in table.lines().filter_map(Entry::parse) {
-            let first = &candidates([m, n, k])[..];
+        for (shape, plan) in table.lines().filter_map(parse_entry::<GemmPlan>) {
+            let first = &candidates(shape)[..];
             found += usize::from(first[..first.len().min(3)].contains(&plan));
             entries += 1;
         }
@@ -438,8 +424,8 @@ mod tests {
     fn most_measured_plans_are_expected_to_be_nearly_the_fastest() {
         for (gpu, table) in TABLES {
             let (mut near, mut entries) = (0, 0);
-            for Entry { m, n, k, plan } in table.lines().filter_map(Entry::parse) {
-                near += usize::from(over_the_first(plan, [m, n, k]) <= 1.04);
+            for (shape, plan) in table.lines().filter_map(parse_entry::<GemmPlan>) {
+                near += usize::from(over_the_first(plan, shape) <= 1.04);
                 entries += 1;
             }
             assert!(5 * near >= 4 * entries, "{gpu}: {near} of {entries}");
@@ -541,9 +527,9 @@ mod tests {
 
     #[test]
     fn a_table_decides_for_as_many_groups_of_8_rows() {
-        let entry = Entry::parse("64 8192 1024 swapped:64x64:1 # 5.6 us").unwrap();
-        assert_eq!((entry.m, entry.n, entry.k), (64, 8192, 1024));
-        assert_eq!(entry.plan.to_string(), "swapped:64x64:1");
+        let (shape, plan) =
+            parse_entry::<GemmPlan>("64 8192 1024 swapped:64x64:1 # 5.6 us").unwrap();
+        assert_eq!((shape, plan.to_string()), ([64, 8192, 1024], "swapped:64x64:1".to_owned()));
         let on = |gpu, m| measured(gpu, Extents::new([m, 8192, 1024]).unwrap());
         let of = |m| on("NVIDIA H200", m);
         assert!(of(64).is_some_and(|plan| of(57) == Some(plan)));

@@ -117,7 +117,7 @@ impl GemmAllReduce {
     ) -> Result<Self> {
         let Agreed { exchanges, exchanges_by_default, wire, .. } = agreed;
         let gemm = Self {
-            base: Base::new(comm, stream, most)?,
+            base: Base::new(comm, stream, "gemm-allreduce", most)?,
             exchanges,
             exchanges_by_default,
             strips: Strips::new(agreed),
@@ -227,7 +227,9 @@ impl GemmAllReduce {
     /// [`Unfused`](GemmAllReducePlan::Unfused) is timed with the likely plans of its product, as
     /// [`Gemm::measure`](crate::Gemm::measure) has them, if all ranks have the same ones.
     ///
-    /// It allocates the workspaces of all these plans, which this object keeps.
+    /// It allocates the workspaces of all these plans, which this object keeps. The plan is kept in
+    /// the cache folder, for operations of the same number of ranks on the same kind of GPU that
+    /// are made later.
     ///
     /// # Errors
     ///

@@ -1,0 +1,139 @@
+//! Plans that this machine has measured: files in the cache folder.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use devcomm_host::{Communicator, Context, Result};
+
+use crate::agree::is_same;
+use crate::extents::Extents;
+
+/// The plans of an operation, and the file that keeps them for later processes: a table as those
+/// that are compiled, of the shapes for which `measure` was called. A file is for a kind of GPU, a
+/// number of ranks and a version of devcomm.
+pub(crate) struct Tuned<P> {
+    /// `None` on simulated GPUs, whose times mean nothing, and without a cache folder.
+    file: Option<PathBuf>,
+    plans: RefCell<BTreeMap<[u32; 3], P>>,
+}
+
+/// A line of a table: `m n k plan`, and a comment after `#`. `bench/src/cases/tune.rs` writes it too.
+pub(crate) fn parse_entry<P: FromStr>(line: &str) -> Option<([u32; 3], P)> {
+    let mut words = line.split('#').next()?.split_whitespace();
+    let mut number = || words.next()?.parse().ok();
+    let shape = [number()?, number()?, number()?];
+    Some((shape, words.next()?.parse().ok()?))
+}
+
+impl<P: Copy + FromStr + Display> Tuned<P> {
+    /// The plans of an operation that `ranks` GPUs of this kind do.
+    pub(crate) fn new(context: &Context, operation: &str, ranks: usize) -> Result<Self> {
+        if context.is_simulated() {
+            return Ok(Self { file: None, plans: RefCell::default() });
+        }
+        let folder = devcomm_locate::cache_dir().ok().map(|cache| cache.join("plans"));
+        Ok(Self::in_folder(folder.as_deref(), &context.device_name()?, operation, ranks))
+    }
+
+    fn in_folder(folder: Option<&Path>, gpu: &str, operation: &str, ranks: usize) -> Self {
+        const VERSION: &str = env!("CARGO_PKG_VERSION");
+        let name = format!("{operation}-{ranks}-{gpu}-{VERSION}.txt").replace([' ', '/'], "_");
+        let file = folder.map(|folder| folder.join(name));
+        let text = file.as_deref().and_then(|file| fs::read_to_string(file).ok());
+        let plans = text.unwrap_or_default().lines().filter_map(parse_entry).collect();
+        Self { file, plans: RefCell::new(plans) }
+    }
+
+    /// Those that all ranks have: none, if their files differ. *Collective*.
+    pub(crate) fn agreed(self, comm: &Communicator, operation: &str) -> Result<Self> {
+        let text = self.text();
+        let (own, is_same) = is_same(comm, operation, Ok((self, text)))?;
+        if !is_same {
+            own.plans.borrow_mut().clear();
+        }
+        Ok(own)
+    }
+
+    pub(crate) fn plan(&self, extents: Extents) -> Option<P> {
+        self.plans.borrow().get(&extents.array()).copied()
+    }
+
+    /// Keeps a plan for processes that begin later, if the cache folder can be written.
+    pub(crate) fn keep(&self, extents: Extents, plan: P) {
+        let Some(file) = &self.file else { return };
+        self.plans.borrow_mut().insert(extents.array(), plan);
+        // Another process may read it, or write the same. An error leaves the file as it was.
+        let new = file.with_extension(format!("{}.new", std::process::id()));
+        let written = file.parent().map_or(Ok(()), fs::create_dir_all);
+        let written = written.and_then(|()| fs::write(&new, self.text()));
+        let _ = written.and_then(|()| fs::rename(&new, file));
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for ([m, n, k], plan) in &*self.plans.borrow() {
+            let _ = writeln!(text, "{m} {n} {k} {plan}");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use devcomm_host::World;
+
+    use super::*;
+    use crate::GemmAllReducePlan as Plan;
+
+    fn extents(m: usize) -> Extents {
+        Extents::new([m, 8, 8]).unwrap()
+    }
+
+    #[test]
+    fn a_plan_that_was_measured_is_kept_for_later_processes_of_the_same_kind() {
+        let cache = tempfile::tempdir().unwrap();
+        let folder = cache.path().join("plans");
+        let of = |gpu, ranks| Tuned::in_folder(Some(&folder), gpu, "gemm-allreduce", ranks);
+        let first = of("NVIDIA H200", 2);
+        first.keep(extents(7), Plan::Unfused);
+        first.keep(extents(9), "swapped:16x64:2".parse().unwrap());
+        first.keep(extents(7), Plan::Wide);
+        let later = of("NVIDIA H200", 2);
+        assert_eq!(later.text(), "7 8 8 wide\n9 8 8 swapped:16x64:2\n");
+        assert_eq!([later.plan(extents(7)), later.plan(extents(8))], [Some(Plan::Wide), None]);
+        assert_eq!(
+            [of("NVIDIA H200", 4), of("NVIDIA H100", 2)].map(|other| other.text()),
+            ["", ""]
+        );
+        // What is no entry is none, and a folder that cannot be made leaves all as it was.
+        let file = later.file.unwrap();
+        fs::write(&file, "7 8 8 tall\n# comment\n9 8 8 strips # 3 us\n").unwrap();
+        assert_eq!(of("NVIDIA H200", 2).text(), "9 8 8 strips\n");
+        let nowhere = Tuned::in_folder(Some(&file), "GPU", "gemm", 1);
+        nowhere.keep(extents(1), Plan::Wide);
+        assert_eq!(nowhere.plan(extents(1)), Some(Plan::Wide));
+    }
+
+    #[test]
+    fn ranks_whose_files_differ_use_none_of_them() {
+        let caches = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let of = |rank: usize| Tuned::in_folder(Some(caches[rank].path()), "GPU", "gemm", 2);
+        caches.iter().enumerate().for_each(|(rank, _)| of(rank).keep(extents(1), Plan::Wide));
+        of(1).keep(extents(2), Plan::Strips);
+        World::simulated(2)
+            .unwrap()
+            .run(|rank| {
+                let comm = rank.communicator()?;
+                let same = of(0).agreed(comm, "plans")?;
+                assert_eq!(same.plan(extents(1)), Some(Plan::Wide));
+                let different = of(rank.rank()).agreed(comm, "plans")?;
+                assert_eq!(different.plan(extents(1)), None);
+                Ok::<_, devcomm_host::Error>(())
+            })
+            .unwrap();
+    }
+}
