@@ -1,8 +1,8 @@
 //! Tests of products of groups of rows, each with a B of its own.
 
 use devcomm::{
-    Activation, Buffer, DeviceSlice, Error, GroupedElement, GroupedGemm, Rank, Result, RowGroups,
-    Stream,
+    Activation, Buffer, DeviceSlice, Error, GemmPlan, GroupedElement, GroupedGemm, Rank, Result,
+    RowGroups, Stream,
 };
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::on_gpus;
@@ -195,6 +195,19 @@ fn groups_of_any_rows_are_multiplied() {
         }
         let case = Case::new(&[30, 0, 60], 1, [65, 5]);
         Matrices::<f16>::new(rank, case, 0)?.multiply(&gemm, &stream, 1)
+    });
+}
+
+#[test]
+fn the_plan_of_groups_follows_from_their_shape() {
+    on_gpus("the_plan_of_groups_follows_from_their_shape", 1, |rank| {
+        let gemm = GroupedGemm::new(&rank.stream()?)?;
+        let is_hopper = rank.context().limits().compute_capability == (9, 0);
+        let aligned = if is_hopper { GemmPlan::Wide } else { GemmPlan::Portable };
+        assert_eq!(gemm.plan([100, 130, 72])?, aligned);
+        assert_eq!(gemm.plan([100, 128, 34])?, GemmPlan::Portable);
+        assert!(gemm.plan([100, 128, 0]).is_err());
+        Ok(())
     });
 }
 

@@ -1,5 +1,10 @@
 //! A product with a collective, as one operation: how all of these choose a plan, prepare it and
 //! launch it.
+//!
+//! A shape is validated where it enters an operation, and is an [`Extents`] from there on.
+//! [`Operation::decide`] makes the decision that both `explain` and a launch use: the plan that was
+//! set, that which was measured, that which this machine measured before, or that of the
+//! operation's [`Operation::choose`]. Decisions are kept. A plan is a [`Strategy`].
 
 use std::cell::OnceCell;
 use std::fmt::{Debug, Display};
@@ -10,13 +15,14 @@ use devcomm_host::{
 };
 use half::bf16;
 
+use crate::agree::{all_can, is_same};
 use crate::check::{are_aligned, refuse};
 use crate::decisions::Decisions;
 use crate::extents::Extents;
 use crate::gemm::{Added, Matrices};
-use crate::timing::Together;
+use crate::timing::{fastest, slowest};
 use crate::tuned::Tuned;
-use crate::{Explanation, Gemm};
+use crate::{Explanation, Gemm, GemmPlan};
 
 /// What an operation has, whatever its plans are.
 pub(crate) struct Base<P> {
@@ -201,22 +207,61 @@ pub(crate) trait Operation {
             if plans.contains(&Self::UNFUSED) {
                 self.strategy(Self::UNFUSED).prepare(base, Self::UNFUSED)?;
             }
-            let (comm, stream, extents) = (&base.comm, &base.stream, operands.extents);
-            Together { comm, stream, gemm: self.gemm(), extents }.fastest(
-                (&plans, Self::UNFUSED, expected),
-                |plan| self.set(Some(plan)),
-                // Its workspace may be too small.
-                |plan| {
-                    let is_aligned = plan == Self::UNFUSED || are_aligned(operands.addresses);
-                    is_aligned && self.decide(extents).plan == plan
-                },
-                || self.run(&operands),
-            )
+            // Workspaces, before any rank can have an error of its own.
+            plans.iter().try_for_each(|plan| self.set(Some(*plan)))?;
+            self.time(&operands, &plans, expected)
         });
         if let (Ok(plan), Some(key)) = (&found, key) {
             base.tuned.keep(key, *plan);
         }
         found
+    }
+
+    /// The fastest of these plans, the same in all ranks, of which the one that is not fused is
+    /// timed with the likely plans of its product. Plans that not all ranks can do are left out. An
+    /// error leaves the product's plan as it was. *Collective*.
+    fn time(
+        &self,
+        operands: &Operands<'_, Self::C>,
+        plans: &[Self::Plan],
+        expected: Self::Plan,
+    ) -> Result<Self::Plan> {
+        let (Base { comm, stream, .. }, extents) = (self.base(), operands.extents);
+        let gemm = self.gemm();
+        let own = || match gemm {
+            Some(gemm) => Ok((gemm.plan_of(extents)?, gemm.likely(extents)?)),
+            None => Ok((GemmPlan::Portable, Vec::new())),
+        };
+        let ((before, likely), is_same) =
+            is_same(comm, "measure: the products", own().map(|own| (own.clone(), own.1)))?;
+        let products = if is_same && !likely.is_empty() { likely } else { vec![before] };
+        let select = |(plan, product)| {
+            self.set(Some(plan))?;
+            gemm.map_or(Ok(true), |gemm| gemm.select(extents, product))
+        };
+        // Its workspace may be too small.
+        let can = |plan| {
+            let is_aligned = plan == Self::UNFUSED || are_aligned(operands.addresses);
+            is_aligned && self.decide(extents).plan == plan
+        };
+        let each = |plan| if plan == Self::UNFUSED { &products[..] } else { &products[..1] };
+        let pairs =
+            plans.iter().flat_map(|plan| each(*plan).iter().map(|product| (*plan, *product)));
+        let pairs: Vec<_> = pairs.collect();
+        let chosen = || {
+            let possible = pairs.iter().map(|pair| Ok(select(*pair)? && can(pair.0))).collect();
+            let possible = all_can(comm, "measure: the plans", possible)?;
+            let pairs = pairs.iter().zip(possible).filter(|(_, can)| *can);
+            let pairs: Vec<_> = pairs.map(|(pair, _)| *pair).collect();
+            let (select, launch) = (|pair| select(pair).map(drop), || self.run(operands));
+            let slowest = |times| slowest(comm, times);
+            fastest(stream, &pairs, (expected, products[0]), select, launch, slowest)
+        };
+        let chosen = chosen();
+        if let Some(gemm) = gemm {
+            gemm.select(extents, chosen.as_ref().map_or(before, |(_, product)| *product))?;
+        }
+        Ok(chosen?.0)
     }
 }
 

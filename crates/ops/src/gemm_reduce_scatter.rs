@@ -63,8 +63,8 @@ pub struct GemmReduceScatter {
     base: Base<Plan>,
     /// Whether there is a kernel for these ranks.
     exchanges: bool,
-    unfused: Unfused,
     wide: Wide,
+    unfused: Unfused,
 }
 
 /// The product of a rank and the collective, and the product's memory.
@@ -125,8 +125,8 @@ impl GemmReduceScatter {
         let operation = Self {
             base: Base::new(comm, stream, "gemm-reduce-scatter", [m, n])?,
             exchanges,
-            unfused,
             wide,
+            unfused,
         };
         if exchanges && operation.fills([m, n]) {
             operation.wide.prepare(&operation.base, GemmReduceScatterPlan::Wide)?;
@@ -356,21 +356,18 @@ impl Strategy<Plan, C> for Wide {
         let config = config.with_dependent().without_cooperation();
         let LamportMemory { slots, state, capacity } = memory;
         let (target, capacity, c) = (compiled.on(stream), *capacity, *c);
-        // SAFETY: the caller's contract; the workspace is as the kernels need it.
-        unsafe {
-            if *ranks == 2 {
-                let launch =
-                    OfTwo::args(dev_comm, a, b, map, product, c, slots, state, capacity, m, n, k);
-                return launch.config(config).launch(&target);
-            }
-            if *ranks == 4 {
-                let launch =
-                    OfFour::args(dev_comm, a, b, map, product, c, slots, state, capacity, m, n, k);
-                return launch.config(config).launch(&target);
-            }
-            let launch =
-                OfEight::args(dev_comm, a, b, map, product, c, slots, state, capacity, m, n, k);
-            launch.config(config).launch(&target)
+        macro_rules! launch {
+            ($kernel:ident) => {{
+                let product =
+                    $kernel::args(dev_comm, a, b, map, product, c, slots, state, capacity, m, n, k);
+                // SAFETY: the caller's contract; the workspace is as the kernels need it.
+                unsafe { product.config(config).launch(&target) }
+            }};
+        }
+        match ranks {
+            2 => launch!(OfTwo),
+            4 => launch!(OfFour),
+            _ => launch!(OfEight),
         }
     }
 }

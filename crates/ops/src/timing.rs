@@ -2,10 +2,6 @@
 
 use devcomm_host::{Communicator, Graph, Result, Stream};
 
-use crate::agree::{all_can, is_same};
-use crate::extents::Extents;
-use crate::{Gemm, GemmPlan};
-
 /// Launches of a plan in a graph, which is timed, and how often it is timed again if its plan is
 /// not much slower than the fastest. Once each on simulated GPUs, whose times mean nothing.
 fn effort(stream: &Stream) -> (usize, usize) {
@@ -75,65 +71,8 @@ fn choose<P: Copy + PartialEq>(plans: &[P], times: &[f32], expected: P) -> P {
     kept.or_else(fastest).map_or(expected, |(plan, _)| *plan)
 }
 
-/// A product and a collective, as an operation of all ranks.
-pub(crate) struct Together<'a> {
-    pub(crate) comm: &'a Communicator,
-    pub(crate) stream: &'a Stream,
-    /// By which the plan multiplies that is no fused one, if it is prepared.
-    pub(crate) gemm: Option<&'a Gemm>,
-    pub(crate) extents: Extents,
-}
-
-impl Together<'_> {
-    /// As [`fastest`], of plans that are the same in all ranks and of which `unfused` is timed with
-    /// the likely plans of its product. Plans that not all ranks can do are left out. An error
-    /// leaves the product's plan as it was. *Collective*.
-    ///
-    /// `set` is collective the first time that a plan is set; `can` is asked when one is.
-    pub(crate) fn fastest<P: Copy + PartialEq>(
-        &self,
-        (plans, unfused, expected): (&[P], P, P),
-        set: impl Fn(P) -> Result<()>,
-        can: impl Fn(P) -> bool,
-        launch: impl Fn() -> Result<()>,
-    ) -> Result<P> {
-        let Self { comm, stream, gemm, extents } = *self;
-        // Workspaces, before any rank can have an error of its own.
-        plans.iter().try_for_each(|plan| set(*plan))?;
-        let own = || match gemm {
-            Some(gemm) => Ok((gemm.plan_of(extents)?, gemm.likely(extents)?)),
-            None => Ok((GemmPlan::Portable, Vec::new())),
-        };
-        let ((before, likely), is_same) =
-            is_same(comm, "measure: the products", own().map(|own| (own.clone(), own.1)))?;
-        let products = if is_same && !likely.is_empty() { likely } else { vec![before] };
-        let select = |(plan, product)| {
-            set(plan)?;
-            gemm.map_or(Ok(true), |gemm| gemm.select(extents, product))
-        };
-        let each = |plan| if plan == unfused { &products[..] } else { &products[..1] };
-        let pairs =
-            plans.iter().flat_map(|plan| each(*plan).iter().map(|product| (*plan, *product)));
-        let pairs: Vec<_> = pairs.collect();
-        let chosen = || {
-            let possible = pairs.iter().map(|pair| Ok(select(*pair)? && can(pair.0))).collect();
-            let possible = all_can(comm, "measure: the plans", possible)?;
-            let pairs = pairs.iter().zip(possible).filter(|(_, can)| *can);
-            let pairs: Vec<_> = pairs.map(|(pair, _)| *pair).collect();
-            let expected = (expected, products[0]);
-            let slowest = |times| slowest(comm, times);
-            fastest(stream, &pairs, expected, |pair| select(pair).map(drop), launch, slowest)
-        };
-        let chosen = chosen();
-        if let Some(gemm) = gemm {
-            gemm.select(extents, chosen.as_ref().map_or(before, |(_, product)| *product))?;
-        }
-        Ok(chosen?.0)
-    }
-}
-
 /// Of each plan the longest time of all ranks. *Collective*.
-fn slowest(comm: &Communicator, mut times: Vec<f32>) -> Result<Vec<f32>> {
+pub(crate) fn slowest(comm: &Communicator, mut times: Vec<f32>) -> Result<Vec<f32>> {
     for others in comm.host_all_gather(&times)? {
         times.iter_mut().zip(others).for_each(|(time, other)| *time = time.max(other));
     }

@@ -21,7 +21,8 @@ pub(crate) struct Tuned<P> {
     plans: RefCell<BTreeMap<[u32; 3], P>>,
 }
 
-/// A line of a table: `m n k plan`, and a comment after `#`. `bench/src/cases/tune.rs` writes it too.
+/// A line of a table: `m n k plan`, and a comment after `#`. `devcomm-bench tune gemm` writes such
+/// lines too.
 pub(crate) fn parse_entry<P: FromStr>(line: &str) -> Option<([u32; 3], P)> {
     let mut words = line.split('#').next()?.split_whitespace();
     let mut number = || words.next()?.parse().ok();

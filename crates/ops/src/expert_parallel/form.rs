@@ -30,30 +30,25 @@ impl RowsInOrder {
     pub(super) const NONE: Self = Self { rows: 0, scales: 0, capacity: 0 };
 }
 
+/// The launch of a kernel that sends and receives.
+#[derive(Clone, Copy)]
+pub(super) struct Launch<'a> {
+    pub(super) of: &'a ExpertParallel,
+    /// Which of the two halves.
+    pub(super) steps: u32,
+    pub(super) stream: &'a Stream,
+}
+
 /// A form: it has the memory of its kernels, and launches them with checked arguments.
 pub(super) trait Form {
     /// Sends and receives `count` tokens.
-    fn dispatch(
-        &self,
-        of: &ExpertParallel,
-        source: Source,
-        count: u32,
-        steps: u32,
-        stream: &Stream,
-    ) -> Result<()>;
+    fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()>;
 
     /// Puts what was received in the order of the experts.
     fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()>;
 
     /// Sends and receives the results `rows`.
-    fn combine(
-        &self,
-        of: &ExpertParallel,
-        rows: u64,
-        outputs: Outputs,
-        steps: u32,
-        stream: &Stream,
-    ) -> Result<()>;
+    fn combine(&self, on: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()>;
 
     /// The word with a bit for each rank that is absent.
     fn absent(&self) -> Result<&SymmetricBuffer<u64>>;

@@ -17,7 +17,7 @@ use devcomm_types::{F8E4M3, SignalRange};
 use half::bf16;
 use nccl_device::Epoch;
 
-use super::form::{Form, Outputs, RowsInOrder, Source};
+use super::form::{Form, Launch, Outputs, RowsInOrder, Source};
 use super::{ExpertParallel, ExpertParallelOptions, shape_args};
 use crate::check::refuse;
 
@@ -163,14 +163,8 @@ impl Hybrid {
 }
 
 impl Form for Hybrid {
-    fn dispatch(
-        &self,
-        of: &ExpertParallel,
-        [input, ids, weights]: Source,
-        count: u32,
-        steps: u32,
-        stream: &Stream,
-    ) -> Result<()> {
+    fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()> {
+        let (Launch { of, steps, stream }, [input, ids, weights]) = (on, source);
         macro_rules! launch {
             ($element:ty) => {{
                 let launch = kernels::ep_dispatch_hybrid::<$element>::args(
@@ -198,14 +192,8 @@ impl Form for Hybrid {
         of.lay_out(self.received_args(), &self.returns, rows, stream)
     }
 
-    fn combine(
-        &self,
-        of: &ExpertParallel,
-        rows: u64,
-        [output, residual]: Outputs,
-        steps: u32,
-        stream: &Stream,
-    ) -> Result<()> {
+    fn combine(&self, on: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
+        let (Launch { of, steps, stream }, [output, residual]) = (on, outputs);
         let launch = kernels::ep_combine_hybrid::args(
             &of.dev_comm,
             self.mail(&self.combine),

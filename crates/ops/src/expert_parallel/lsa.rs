@@ -10,7 +10,7 @@ use devcomm_kernels::expert_parallel::{Shape, ep_combine, ep_dispatch, numbered_
 use devcomm_types::F8E4M3;
 use half::bf16;
 
-use super::form::{Form, Outputs, RowsInOrder, Source};
+use super::form::{Form, Launch, Outputs, RowsInOrder, Source};
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, THREADS, shape_args};
 use crate::lamport::LamportMemory;
 
@@ -92,14 +92,8 @@ impl Lsa {
 }
 
 impl Form for Lsa {
-    fn dispatch(
-        &self,
-        of: &ExpertParallel,
-        [input, ids, weights]: Source,
-        count: u32,
-        steps: u32,
-        stream: &Stream,
-    ) -> Result<()> {
+    fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()> {
+        let (Launch { of, steps, stream }, [input, ids, weights]) = (on, source);
         let Messages { memory: LamportMemory { slots, state, .. }, numbered } = &self.dispatch;
         macro_rules! launch {
             ($element:ty) => {{
@@ -132,14 +126,8 @@ impl Form for Lsa {
         of.lay_out(self.received_args(), &self.returns, rows, stream)
     }
 
-    fn combine(
-        &self,
-        of: &ExpertParallel,
-        rows: u64,
-        [output, residual]: Outputs,
-        steps: u32,
-        stream: &Stream,
-    ) -> Result<()> {
+    fn combine(&self, on: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
+        let (Launch { of, steps, stream }, [output, residual]) = (on, outputs);
         let tokens = of.tokens.get() as u32;
         let Messages { memory: LamportMemory { slots, state, .. }, numbered } = &self.combine;
         let launch = kernels::ep_combine::args(

@@ -21,7 +21,7 @@ use devcomm_kernels::expert_parallel::{Faults, Shape, Steps};
 use devcomm_types::Kernel;
 use half::bf16;
 
-use self::form::{Form, Outputs, Source};
+use self::form::{Form, Launch, Outputs, Source};
 use self::hybrid::{Division, Hybrid};
 use self::in_flight::InFlight;
 pub use self::in_flight::{Returning, Sent};
@@ -299,7 +299,7 @@ impl ExpertParallel {
         stream: &Stream,
     ) -> Result<()> {
         let _turn = self.begin(stream)?;
-        self.form.dispatch(self, source, count as u32, steps, stream)
+        self.form.dispatch(Launch { of: self, steps, stream }, source, count as u32)
     }
 
     /// Returns the experts' results to the tokens: `output` gets for each token of the last
@@ -381,7 +381,7 @@ impl ExpertParallel {
     ) -> Result<()> {
         self.compare("results of experts", steps)?;
         let _turn = self.begin(stream)?;
-        self.form.combine(self, rows, outputs, steps, stream)
+        self.form.combine(Launch { of: self, steps, stream }, rows, outputs)
     }
 
     /// Waits for the last operation, and fails if the routing of any since the last check was

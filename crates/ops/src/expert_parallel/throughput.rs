@@ -9,7 +9,7 @@ use devcomm_kernels::expert_parallel::{Counted, Shape};
 use devcomm_types::F8E4M3;
 use half::bf16;
 
-use super::form::{Arrivals, Form, Outputs, RowsInOrder, Source};
+use super::form::{Arrivals, Form, Launch, Outputs, RowsInOrder, Source};
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, shape_args};
 
 /// Where rows arrive.
@@ -85,14 +85,8 @@ impl Throughput {
 }
 
 impl Form for Throughput {
-    fn dispatch(
-        &self,
-        of: &ExpertParallel,
-        [input, ids, weights]: Source,
-        count: u32,
-        steps: u32,
-        stream: &Stream,
-    ) -> Result<()> {
+    fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()> {
+        let (Launch { of, steps, stream }, [input, ids, weights]) = (on, source);
         macro_rules! launch {
             ($element:ty, $rows:expr) => {{
                 let launch = kernels::ep_dispatch_counted::<$element>::args(
@@ -139,14 +133,8 @@ impl Form for Throughput {
         unsafe { launch.config(config).launch(&of.compiled.on(stream)) }
     }
 
-    fn combine(
-        &self,
-        of: &ExpertParallel,
-        rows: u64,
-        [output, residual]: Outputs,
-        steps: u32,
-        stream: &Stream,
-    ) -> Result<()> {
+    fn combine(&self, on: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
+        let (Launch { of, steps, stream }, [output, residual]) = (on, outputs);
         let launch = kernels::ep_combine_counted::args(
             &of.dev_comm,
             self.memory(),

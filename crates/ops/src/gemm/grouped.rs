@@ -9,6 +9,7 @@ use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
 use devcomm_types::Kernel;
 use half::{bf16, f16};
 
+use super::GemmPlan;
 use super::added::{Activation, Added, address};
 use super::element::TransposableElement;
 use super::hopper::{Matrices, map};
@@ -92,6 +93,22 @@ impl GroupedGemm {
         Ok(Self { compiled, stream: stream.clone(), is_hopper })
     }
 
+    /// How products of this shape are computed, if the buffers are aligned to 16 bytes: with the
+    /// tiles of [`GemmPlan::Wide`] or of [`GemmPlan::Portable`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements or
+    /// too large a one.
+    pub fn plan(&self, shape: [usize; 3]) -> Result<GemmPlan> {
+        Ok(self.plan_of(Extents::new(shape)?))
+    }
+
+    fn plan_of(&self, extents: Extents) -> GemmPlan {
+        let [.., k] = extents.array();
+        if self.is_hopper && k.is_multiple_of(8) { GemmPlan::Wide } else { GemmPlan::Portable }
+    }
+
     /// Enqueues the products of all groups, of shape `[m, n, k]`: reads up to `m * k` elements of
     /// `a` and `n * k` of `b` for each group, and writes the rows of groups among the first `m * n`
     /// elements of `c`, which overlaps neither. `m` is what there is room for: rows of groups
@@ -144,9 +161,9 @@ impl GroupedGemm {
         // SAFETY: the buffers have the elements; memory that is dropped is freed after the work of
         // the streams, and after the graphs.
         unsafe {
-            match self.is_hopper && aligned && k.is_multiple_of(8) {
-                true => T::wide(self, groups, matrices),
-                false => T::portable(self, groups, matrices),
+            match self.plan_of(extents) {
+                GemmPlan::Wide if aligned => T::wide(self, groups, matrices),
+                _ => T::portable(self, groups, matrices),
             }
         }
     }

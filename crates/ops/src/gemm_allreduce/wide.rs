@@ -136,25 +136,20 @@ impl Strategy<Plan, C> for Wide {
         let config = config.with_dependent();
         let LamportMemory { slots, state, capacity } = memory;
         let target = compiled.on(stream);
-        // SAFETY: the caller's contract; the workspace is as the kernels need it.
-        unsafe {
-            if let Some(own) = own {
-                let product = OfF8::args(dev_comm, a, b, c, own, slots, state, *capacity, m, n, k);
-                return product.config(config.without_cooperation()).launch(&target);
-            }
-            if *ranks == 2 {
-                let product =
-                    OneShot::args(dev_comm, a, b, map, c, slots, state, *capacity, m, n, k);
-                return product.config(config.without_cooperation()).launch(&target);
-            }
-            if *ranks == 4 {
-                let product =
-                    OfFour::args(dev_comm, a, b, map, window, slots, state, *capacity, m, n, k);
-                return product.config(config).launch(&target);
-            }
-            let product =
-                OfEight::args(dev_comm, a, b, map, window, slots, state, *capacity, m, n, k);
-            product.config(config).launch(&target)
+        macro_rules! launch {
+            ($kernel:ident, $($own:expr),*; $config:expr) => {{
+                let product = $kernel::args(
+                    dev_comm, a, b, $($own,)* slots, state, *capacity, m, n, k,
+                );
+                // SAFETY: the caller's contract; the workspace is as the kernels need it.
+                unsafe { product.config($config).launch(&target) }
+            }};
+        }
+        match (own, ranks) {
+            (Some(own), _) => launch!(OfF8, c, own; config.without_cooperation()),
+            (None, 2) => launch!(OneShot, map, c; config.without_cooperation()),
+            (None, 4) => launch!(OfFour, map, window; config),
+            (None, _) => launch!(OfEight, map, window; config),
         }
     }
 }
