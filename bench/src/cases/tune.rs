@@ -27,7 +27,8 @@ use crate::harness::header::Header;
 use crate::harness::{Harness, Rounds};
 use crate::report::row::L2;
 
-/// The flags of `tune gemm`. Its output is a table too: what is not an entry is a comment.
+/// The flags of `tune gemm`. Its output is a table too: what is not an entry is a comment. This
+/// machine's cache folder keeps the plans.
 #[derive(Args, Clone, Debug)]
 pub struct Tune {
     #[command(flatten)]
@@ -105,6 +106,7 @@ impl Tune {
             let Timed { plan, seconds, .. } = choose(&finals).context("there is no plan")?;
             let entry = Entry { shape, plan, seconds, l2: self.inputs.l2 };
             println!("{}", entry.line(SystemTime::now()));
+            gemm.keep_plan(shape, plan)?;
             if let Some(path) = &self.table {
                 let mut table = Table::read(path)?;
                 entry.insert(&mut table, &gpu);

@@ -221,6 +221,19 @@ impl Gemm {
         self.select(Extents::new(shape)?, plan).map(drop)
     }
 
+    /// As [`set_plan`](Self::set_plan), and keeps the plan in the cache folder: there it is that of
+    /// a shape which is in no table, for every `Gemm` that is made later for a GPU of this kind. On
+    /// simulated GPUs nothing is kept.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`set_plan`](Self::set_plan).
+    pub fn keep_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
+        self.set_plan(shape, plan)?;
+        self.tuned().keep(Extents::new(shape)?, plan);
+        Ok(())
+    }
+
     /// Whether the GPU has room for the plan, or it is the portable one.
     pub(crate) fn select(&self, extents: Extents, plan: GemmPlan) -> Result<bool> {
         let prepared = self.prepare_plan::<bf16, bf16>(plan, extents)?;

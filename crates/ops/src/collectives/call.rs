@@ -1,7 +1,7 @@
 //! Calls as values.
 
 use devcomm_host::{Buffer, DeviceSlice, ReduceOperator, Result};
-use devcomm_types::{Element, F8E4M3};
+use devcomm_types::Element;
 
 use super::exchange::{Exchange, Pattern};
 use super::plan::Request;
@@ -102,7 +102,8 @@ impl<'a> Collective<'a> {
         })
     }
 
-    /// [`Collectives::all_reduce_rmsnorm`].
+    /// [`Collectives::all_reduce_rmsnorm`], or its quantised form, which has the same plans: with
+    /// the input as the output.
     pub fn all_reduce_rmsnorm<I, R, W, O>(input: &I, residual: &R, weight: &W, output: &O) -> Self
     where
         I: Buffer<Element: Element>,
@@ -113,28 +114,6 @@ impl<'a> Collective<'a> {
         let buffers = [input.device_slice(), residual.device_slice(), weight.device_slice()];
         let output = output.device_slice();
         Self::new(move |of| Ok(of.request_rmsnorm(&buffers, &output)?.0))
-    }
-
-    /// [`Collectives::all_reduce_rmsnorm_quantised`].
-    pub fn all_reduce_rmsnorm_quantised<I, R, W, O, S>(
-        input: &I,
-        residual: &R,
-        weight: &W,
-        (output, scale): (&O, &S),
-    ) -> Self
-    where
-        I: Buffer<Element: Element>,
-        R: Buffer<Element = I::Element>,
-        W: Buffer<Element = I::Element>,
-        O: Buffer<Element = F8E4M3>,
-        S: Buffer<Element = f32>,
-    {
-        let buffers = [input.device_slice(), residual.device_slice(), weight.device_slice()];
-        let (output, scale) = (output.device_slice(), scale.device_slice());
-        Self::new(move |of| {
-            of.quantised(&buffers, &output, &scale)?;
-            Ok(of.request_rmsnorm(&buffers, &buffers[0])?.0)
-        })
     }
 }
 

@@ -132,7 +132,7 @@ impl Collectives {
     }
 
     /// The quantised output, checked.
-    pub(super) fn quantised<T: Element>(
+    fn quantised<T: Element>(
         &self,
         [input, residual, weight]: &[DeviceSlice<T>; 3],
         output: &DeviceSlice<F8E4M3>,
