@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use devcomm_host::{Communicator, DevCommError, Error, NcclError, Result};
+use devcomm_host::{CollectiveCall, Communicator, DevCommError, Error, NcclError, Result};
 
 /// A hash, the same in all ranks for the same value.
 pub(crate) fn hash(value: impl Hash) -> u64 {
@@ -18,11 +18,10 @@ pub(crate) fn or_default(value: Option<impl ToString>) -> String {
 
 /// Whether all ranks have the same.
 pub(crate) fn is_same<T>(
-    comm: &Communicator,
-    call: &str,
+    call: CollectiveCall<'_>,
     own: Result<(T, impl Hash)>,
 ) -> Result<(T, bool)> {
-    let (own, all) = comm.collective(call).agree(own.map(|(own, same)| (own, hash(same))))?;
+    let (own, all) = call.agree(own.map(|(own, same)| (own, hash(same))))?;
     Ok((own, all.iter().all(|hash| *hash == all[0])))
 }
 

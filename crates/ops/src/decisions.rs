@@ -98,6 +98,11 @@ impl<P: Copy> Decisions<P> {
         decision
     }
 
+    /// Whether a plan was set or measured for a shape.
+    pub(crate) fn has_choice(&self, extents: Extents) -> bool {
+        self.set.get().is_some() || self.measured.borrow().contains_key(&extents)
+    }
+
     /// Sets a plan for all shapes, or none.
     pub(crate) fn set(&self, plan: Option<P>) {
         self.set.set(plan);

@@ -35,6 +35,8 @@ pub(crate) struct Base<P> {
     pub(crate) constant_b: bool,
     decisions: Decisions<P>,
     tuned: Tuned<P>,
+    /// Whether the first product of a shape is measured, unless a plan was chosen for it.
+    pub(crate) measures_first: bool,
 }
 
 impl<P: Copy + Display + FromStr> Base<P> {
@@ -46,8 +48,11 @@ impl<P: Copy + Display + FromStr> Base<P> {
         most: [usize; 2],
     ) -> Result<Self> {
         let tuned = Tuned::new(comm.context(), operation, comm.n_ranks())?;
+        let measures_first = std::env::var_os(MEASURE_FIRST).is_some_and(|value| value == "1");
+        let call = comm.collective(operation).option(MEASURE_FIRST, measures_first);
         Ok(Self {
-            tuned: tuned.agreed(comm, operation)?,
+            tuned: tuned.agreed(call)?,
+            measures_first,
             comm: comm.clone(),
             stream: stream.clone(),
             order: StreamOrder::concurrent(comm.context(), 1)?,
@@ -67,6 +72,9 @@ impl<P> Base<P> {
         self.context().limits().multiprocessors
     }
 }
+
+/// The environment variable by which the first product of a shape is measured.
+const MEASURE_FIRST: &str = "DEVCOMM_MEASURE_FIRST";
 
 /// The matrices of a product, checked: they have the elements, and are of the operation's context.
 pub(crate) struct Operands<'a, C> {
@@ -171,6 +179,9 @@ pub(crate) trait Operation {
     /// Enqueues a product.
     fn run(&self, operands: &Operands<'_, Self::C>) -> Result<()> {
         let base = self.base();
+        if base.measures_first && operands.added.is_none() {
+            self.measure_first(operands)?;
+        }
         let plan = match operands.added {
             None => self.decide(operands.extents).plan,
             Some(_) => Self::UNFUSED,
@@ -182,6 +193,18 @@ pub(crate) trait Operation {
         // SAFETY: the plan was decided for the shape; memory that is dropped is freed after the
         // work of the streams, and after the graphs. `order` lets launches follow each other.
         unsafe { self.strategy(plan).launch(base, plan, operands) }
+    }
+
+    /// Measures a shape for which no plan was chosen, unless a stream is captured. *Collective*.
+    fn measure_first(&self, of: &Operands<'_, Self::C>) -> Result<()> {
+        let (base, key) = (self.base(), Self::key(of.extents));
+        let is_known = base.decisions.has_choice(key) || base.tuned.plan(key).is_some();
+        if is_known || base.context().refuse_capturing("a plan is measured").is_err() {
+            return Ok(());
+        }
+        let call = base.comm.collective("the first product of a shape");
+        let of = Operands { a: of.a, b: of.b, c: of.c, ..*of };
+        self.find_fastest(call.option("shape", format!("{:?}", key.array())), Ok(of)).map(drop)
     }
 
     /// Times plans of a shape, and keeps the fastest. *Collective*: a `call` with all that ranks
@@ -232,8 +255,8 @@ pub(crate) trait Operation {
             Some(gemm) => Ok((gemm.plan_of(extents)?, gemm.likely(extents)?)),
             None => Ok((GemmPlan::Portable, Vec::new())),
         };
-        let ((before, likely), is_same) =
-            is_same(comm, "measure: the products", own().map(|own| (own.clone(), own.1)))?;
+        let products = comm.collective("measure: the products");
+        let ((before, likely), is_same) = is_same(products, own().map(|own| (own.clone(), own.1)))?;
         let products = if is_same && !likely.is_empty() { likely } else { vec![before] };
         let select = |(plan, product)| {
             self.set(Some(plan))?;
@@ -278,5 +301,39 @@ pub(crate) fn prepared<T>(cell: &OnceCell<T>) -> Result<&T> {
     match cell.get() {
         Some(prepared) => Ok(prepared),
         None => refuse("the plan of the product is not prepared".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use devcomm_host::{Buffer, World};
+
+    use super::*;
+    use crate::GemmReduceScatter;
+
+    #[test]
+    fn the_first_product_of_a_shape_is_measured_if_the_process_asks_for_that() {
+        let run = |rank: &devcomm_host::Rank| {
+            let (comm, stream) = (rank.communicator()?, rank.stream()?);
+            let (a, b) = (comm.mem_alloc::<bf16>(6 * 16)?, comm.mem_alloc::<bf16>(8 * 16)?);
+            let c = comm.mem_alloc::<bf16>(3 * 8)?;
+            [&a, &b].into_iter().try_for_each(|factor| stream.fill(factor, bf16::ONE))?;
+            let mut product = GemmReduceScatter::new(comm, &stream, 6, 8)?;
+            product.launch(&a, &b, &c, [6, 8, 16])?;
+            let reason = |shape| product.explain(shape).map(|how| how.reason);
+            assert_ne!(reason([6, 8, 16])?, "as it was measured");
+            product.base_mut().measures_first = true;
+            for _ in 0..2 {
+                product.launch(&a, &b, &c, [6, 8, 16])?;
+            }
+            let reason = |shape| product.explain(shape).map(|how| how.reason);
+            assert_eq!(reason([6, 8, 16])?, "as it was measured");
+            assert_ne!(reason([6, 8, 8])?, "as it was measured");
+            let mut got = [bf16::ZERO; 24];
+            stream.copy_to_host(&c.device_slice(), &mut got)?;
+            assert_eq!(got, [bf16::from_f32(32.0); 24]);
+            Ok::<_, devcomm_host::Error>(())
+        };
+        World::simulated(2).unwrap().run(run).unwrap();
     }
 }

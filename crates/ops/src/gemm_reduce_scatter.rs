@@ -215,6 +215,11 @@ impl GemmReduceScatter {
         self.run(&self.operands(&a, &b, &c, shape)?)
     }
 
+    #[cfg(test)]
+    pub(crate) fn base_mut(&mut self) -> &mut Base<Plan> {
+        &mut self.base
+    }
+
     fn operands<'a>(
         &self,
         a: &'a DeviceSlice<bf16>,

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use devcomm_host::{Communicator, Context, Result};
+use devcomm_host::{CollectiveCall, Context, Result};
 
 use crate::agree::is_same;
 use crate::extents::Extents;
@@ -50,9 +50,9 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
     }
 
     /// Those that all ranks have: none, if their files differ. *Collective*.
-    pub(crate) fn agreed(self, comm: &Communicator, operation: &str) -> Result<Self> {
+    pub(crate) fn agreed(self, call: CollectiveCall<'_>) -> Result<Self> {
         let text = self.text();
-        let (own, is_same) = is_same(comm, operation, Ok((self, text)))?;
+        let (own, is_same) = is_same(call, Ok((self, text)))?;
         if !is_same {
             own.plans.borrow_mut().clear();
         }
@@ -129,9 +129,9 @@ mod tests {
             .unwrap()
             .run(|rank| {
                 let comm = rank.communicator()?;
-                let same = of(0).agreed(comm, "plans")?;
+                let same = of(0).agreed(comm.collective("plans"))?;
                 assert_eq!(same.plan(extents(1)), Some(Plan::Wide));
-                let different = of(rank.rank()).agreed(comm, "plans")?;
+                let different = of(rank.rank()).agreed(comm.collective("plans"))?;
                 assert_eq!(different.plan(extents(1)), None);
                 Ok::<_, devcomm_host::Error>(())
             })

@@ -88,6 +88,7 @@ impl GemmAllReduce {
     /// Hopper GPUs up to `4 * m * n`, that of [`Collectives`], and of two GPUs `4 * m * n` for at
     /// most 256 rows.
     ///
+    /// [`Collectives`]: crate::Collectives
     /// [`options`]: Self::options
     ///
     /// # Errors
@@ -205,7 +206,7 @@ impl GemmAllReduce {
     /// their type, for [`Wide`](GemmAllReducePlan::Wide) up to `4 * m * n` bytes, for
     /// [`Swapped`](GemmAllReducePlan::Swapped) as many for up to 256 rows, from each rank if there
     /// are more than two, for [`Unfused`](GemmAllReducePlan::Unfused) and
-    /// [`Chunked`](GemmAllReducePlan::Chunked) that of [`Collectives`].
+    /// [`Chunked`](GemmAllReducePlan::Chunked) that of [`Collectives`](crate::Collectives).
     ///
     /// # Errors
     ///
