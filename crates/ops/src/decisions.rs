@@ -56,8 +56,20 @@ pub(crate) struct Decisions<P> {
     set: Cell<Option<P>>,
     measured: RefCell<HashMap<Extents, P>>,
     decided: RefCell<Cache<Extents, Explanation<P>>>,
-    /// The last decision that was asked for: most launches are of the shape of the one before.
-    last: Cell<Option<(Extents, Explanation<P>)>>,
+    /// Some of the last decisions, each at the place of its shape: most launches are of a few
+    /// shapes, in turn, and find theirs without a hash.
+    recent: [Recent<P>; RECENT],
+}
+
+const RECENT: usize = 16;
+
+/// A shape and its decision.
+type Recent<P> = Cell<Option<(Extents, Explanation<P>)>>;
+
+/// The place of a shape.
+fn place(extents: Extents) -> usize {
+    let [m, n, k] = extents.array();
+    (m ^ n.rotate_right(5) ^ k.rotate_right(3)) as usize % RECENT
 }
 
 impl<P> Default for Decisions<P> {
@@ -66,7 +78,7 @@ impl<P> Default for Decisions<P> {
             set: Cell::new(None),
             measured: RefCell::default(),
             decided: RefCell::default(),
-            last: Cell::new(None),
+            recent: [const { Cell::new(None) }; RECENT],
         }
     }
 }
@@ -80,7 +92,8 @@ impl<P: Copy> Decisions<P> {
         tuned: impl FnOnce() -> Option<P>,
         decide: impl FnOnce(&[Option<Explanation<P>>]) -> Explanation<P>,
     ) -> Explanation<P> {
-        if let Some((_, decision)) = self.last.get().filter(|(known, _)| *known == extents) {
+        let recent = &self.recent[place(extents)];
+        if let Some((_, decision)) = recent.get().filter(|(known, _)| *known == extents) {
             return decision;
         }
         let known = self.decided.borrow().get(&extents);
@@ -94,7 +107,7 @@ impl<P: Copy> Decisions<P> {
             self.decided.borrow_mut().insert(extents, decision);
             decision
         });
-        self.last.set(Some((extents, decision)));
+        recent.set(Some((extents, decision)));
         decision
     }
 
@@ -113,7 +126,7 @@ impl<P: Copy> Decisions<P> {
     /// may have a decision that the others make only now.
     fn forget(&self) {
         self.decided.borrow_mut().clear();
-        self.last.set(None);
+        self.recent.iter().for_each(|recent| recent.set(None));
     }
 
     /// Keeps what `measure` finds for a shape. It sets plans as it likes: none is set or measured

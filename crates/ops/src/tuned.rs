@@ -16,7 +16,8 @@ use crate::extents::Extents;
 /// that are compiled, of the shapes for which `measure` was called. A file is for a kind of GPU, a
 /// number of ranks and a version of devcomm.
 pub(crate) struct Tuned<P> {
-    /// `None` on simulated GPUs, whose times mean nothing, and without a cache folder.
+    /// `None` on simulated GPUs, whose times mean nothing, without a cache folder, and if the
+    /// process does not want it.
     file: Option<PathBuf>,
     plans: RefCell<BTreeMap<[u32; 3], P>>,
 }
@@ -33,7 +34,8 @@ pub(crate) fn parse_entry<P: FromStr>(line: &str) -> Option<([u32; 3], P)> {
 impl<P: Copy + FromStr + Display> Tuned<P> {
     /// The plans of an operation that `ranks` GPUs of this kind do.
     pub(crate) fn new(context: &Context, operation: &str, ranks: usize) -> Result<Self> {
-        if context.is_simulated() {
+        let is_off = std::env::var_os("DEVCOMM_KEPT_PLANS").is_some_and(|value| value == "0");
+        if is_off || context.is_simulated() {
             return Ok(Self { file: None, plans: RefCell::default() });
         }
         let folder = devcomm_locate::cache_dir().ok().map(|cache| cache.join("plans"));
