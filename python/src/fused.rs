@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::array::Array;
 use crate::communicator::PyCommunicator;
-use crate::errors::invalid;
+use crate::errors::{exception, invalid};
 use crate::gemm::{Products, arrays};
 use crate::own::{Own, detached};
 use crate::signals::waiting;
@@ -90,7 +90,7 @@ impl PyGemmReduceScatter {
     /// How a product of this shape is done, and why.
     fn explain(&self, py: Python<'_>, m: usize, n: usize, k: usize) -> PyResult<String> {
         let inner = self.own.get()?;
-        Ok(detached(py, || inner.gemm.explain([m, n, k]).to_string()))
+        Ok(detached(py, || inner.gemm.explain([m, n, k])).map_err(exception)?.to_string())
     }
 
     /// Frees its workspace, when its last product is done.
@@ -175,7 +175,7 @@ impl PyAllGatherGemm {
     /// How a product of this shape, with all ranks' rows, is done, and why.
     fn explain(&self, py: Python<'_>, m: usize, n: usize, k: usize) -> PyResult<String> {
         let inner = self.own.get()?;
-        Ok(detached(py, || inner.gemm.explain([m, n, k]).to_string()))
+        Ok(detached(py, || inner.gemm.explain([m, n, k])).map_err(exception)?.to_string())
     }
 
     /// Frees its workspace, when its last product is done.
