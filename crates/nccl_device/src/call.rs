@@ -13,7 +13,7 @@ pub struct CoopCall {
 
 #[cfg(not(target_arch = "nvptx64"))]
 impl CoopCall {
-    /// A call without arguments.
+    /// Returns a call without arguments.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self { name, args: [("", 0); 6] }
@@ -60,7 +60,7 @@ impl Drop for Guard {
     }
 }
 
-/// On a GPU: nothing.
+/// A type without content: a GPU needs no name of the call.
 #[cfg(target_arch = "nvptx64")]
 #[derive(Clone, Copy)]
 pub(crate) struct CoopCall;

@@ -19,7 +19,7 @@ pub struct CftPlace {
 }
 
 impl CftPlace {
-    /// The result of one of NCCL's queries, which writes it to two pointers.
+    /// Returns the result of one of NCCL's queries, which writes it to two pointers.
     #[track_caller]
     fn of(query: impl FnOnce(*mut u32, *mut usize)) -> Self {
         let (mut endpoint, mut byte_offset) = (0, 0);
@@ -29,15 +29,15 @@ impl CftPlace {
 }
 
 impl DevComm {
-    /// The ranks that have logical endpoints, or the subset that `mode` names; an empty team if the
-    /// fabric has no endpoints. NCCL: `ncclTeamCft`.
+    /// Returns the ranks that have logical endpoints, or the subset that `mode` names; an empty
+    /// team if the fabric has no endpoints. NCCL: `ncclTeamCft`.
     #[doc(alias = "ncclTeamCft")]
     #[must_use]
     pub fn cft_team(&self, mode: CftTeamMode) -> Team {
         self.as_raw().cft_team(mode)
     }
 
-    /// The ranks that one multicast endpoint reaches. NCCL: `ncclTeamCftMultimem`.
+    /// Returns the ranks that one multicast endpoint reaches. NCCL: `ncclTeamCftMultimem`.
     #[doc(alias = "ncclTeamCftMultimem")]
     #[must_use]
     pub fn cft_multimem_team(&self) -> Team {
@@ -46,7 +46,7 @@ impl DevComm {
 }
 
 impl<T: Element> Window<T> {
-    /// The location of element `index` in the endpoint of rank `peer` of `team`, which is a
+    /// Returns the location of element `index` in the endpoint of rank `peer` of `team`, which is a
     /// [`DevComm::cft_team`]. NCCL: `ncclGetCftLeInfo`.
     #[doc(alias = "ncclGetCftLeInfo")]
     #[must_use]
@@ -59,26 +59,27 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The location of element `index` in the endpoint of world rank `peer`. NCCL:
+    /// Returns the location of element `index` in the endpoint of world rank `peer`. NCCL:
     /// `ncclGetPeerLeInfo`.
     #[doc(alias = "ncclGetPeerLeInfo")]
     #[must_use]
     #[track_caller]
     pub fn cft_place_of_rank(self, comm: &DevComm, peer: i32, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
-        // SAFETY: as in `cft_place`.
+        // SAFETY: NCCL computes from a descriptor that the host created.
         CftPlace::of(|endpoint, le_offset| unsafe {
             raw::ncclGetPeerLeInfo(window, offset, peer, comm.as_raw(), endpoint, le_offset);
         })
     }
 
-    /// The location of element `index` in the multicast endpoint. NCCL: `ncclGetMultimemLeInfo`.
+    /// Returns the location of element `index` in the multicast endpoint. NCCL:
+    /// `ncclGetMultimemLeInfo`.
     #[doc(alias = "ncclGetMultimemLeInfo")]
     #[must_use]
     #[track_caller]
     pub fn cft_multimem_place(self, comm: &DevComm, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
-        // SAFETY: as in `cft_place`.
+        // SAFETY: NCCL computes from a descriptor that the host created.
         CftPlace::of(|endpoint, le_offset| unsafe {
             raw::ncclGetMultimemLeInfo(window, offset, comm.as_raw(), endpoint, le_offset);
         })
@@ -86,8 +87,8 @@ impl<T: Element> Window<T> {
 }
 
 impl ResourceBuffer<'_> {
-    /// The buffer's location in the endpoint of rank `peer` of [`CftTeamMode::Flat`]'s team.
-    /// NCCL: `ncclGetResourceBufferCftLeInfo`.
+    /// Returns the buffer's location in the endpoint of rank `peer` of [`CftTeamMode::Flat`]'s
+    /// team. NCCL: `ncclGetResourceBufferCftLeInfo`.
     #[doc(alias = "ncclGetResourceBufferCftLeInfo")]
     #[must_use]
     #[track_caller]
@@ -99,27 +100,27 @@ impl ResourceBuffer<'_> {
         })
     }
 
-    /// The buffer's location in the endpoint of world rank `peer`. NCCL:
+    /// Returns the buffer's location in the endpoint of world rank `peer`. NCCL:
     /// `ncclGetResourceBufferPeerLeInfo`.
     #[doc(alias = "ncclGetResourceBufferPeerLeInfo")]
     #[must_use]
     #[track_caller]
     pub fn cft_place_of_rank(self, peer: i32) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());
-        // SAFETY: as in `cft_place`.
+        // SAFETY: NCCL computes from a descriptor that the host created.
         CftPlace::of(|endpoint, le_offset| unsafe {
             raw::ncclGetResourceBufferPeerLeInfo(comm, handle, peer, endpoint, le_offset);
         })
     }
 
-    /// The buffer's location in the multicast endpoint. NCCL:
+    /// Returns the buffer's location in the multicast endpoint. NCCL:
     /// `ncclGetResourceBufferMultimemLeInfo`.
     #[doc(alias = "ncclGetResourceBufferMultimemLeInfo")]
     #[must_use]
     #[track_caller]
     pub fn cft_multimem_place(self) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());
-        // SAFETY: as in `cft_place`.
+        // SAFETY: NCCL computes from a descriptor that the host created.
         CftPlace::of(|endpoint, le_offset| unsafe {
             raw::ncclGetResourceBufferMultimemLeInfo(comm, handle, endpoint, le_offset);
         })

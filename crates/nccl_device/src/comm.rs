@@ -27,37 +27,37 @@ impl DevComm {
         self.0.rank
     }
 
-    /// The number of ranks in the communicator.
+    /// Returns the number of ranks in the communicator.
     pub const fn n_ranks(&self) -> i32 {
         self.0.n_ranks
     }
 
-    /// All ranks. NCCL: `ncclTeamWorld`.
+    /// Returns all ranks. NCCL: `ncclTeamWorld`.
     #[doc(alias = "ncclTeamWorld")]
     pub const fn world_team(&self) -> Team {
         self.0.world_team()
     }
 
-    /// The ranks whose memory this GPU can load and store. NCCL: `ncclTeamLsa`.
+    /// Returns the ranks whose memory this GPU can load and store. NCCL: `ncclTeamLsa`.
     #[doc(alias = "ncclTeamLsa")]
     pub const fn lsa_team(&self) -> Team {
         self.0.lsa_team()
     }
 
-    /// The ranks with the same LSA rank in every LSA team. NCCL: `ncclTeamRail`.
+    /// Returns the ranks with the same LSA rank in every LSA team. NCCL: `ncclTeamRail`.
     #[doc(alias = "ncclTeamRail")]
     pub const fn rail_team(&self) -> Team {
         self.0.rail_team()
     }
 
-    /// The index of this rank's [`lsa_team`](Self::lsa_team). LSA teams are numbered in the order
-    /// of their ranks.
+    /// Returns the index of this rank's [`lsa_team`](Self::lsa_team). LSA teams are numbered in the
+    /// order of their ranks.
     pub const fn lsa_team_index(&self) -> i32 {
         self.rail_team().rank
     }
 
-    /// Whether rank `peer` of `team` is in the LSA team, so that this GPU can load and store by the
-    /// pointers of [`Window::peer`](crate::Window::peer) and
+    /// Returns whether rank `peer` of `team` is in the LSA team, so that this GPU can load and
+    /// store by the pointers of [`Window::peer`](crate::Window::peer) and
     /// [`ResourceBuffer::peer`](crate::ResourceBuffer::peer).
     ///
     /// NCCL: `ncclDevCommCanGetPeerPointer`, of a rank of the world, since 2.32.6, whose peer
@@ -68,29 +68,30 @@ impl DevComm {
         self.lsa_team().contains(team, peer)
     }
 
-    /// The number of LSA barriers that the host reserved, and so the bound of a
+    /// Returns the number of LSA barriers that the host reserved, and so the bound of a
     /// [`BarrierIndex`](crate::BarrierIndex).
     pub const fn n_lsa_barriers(&self) -> u32 {
         self.0.lsa_barrier.n_barriers as u32
     }
 
-    /// The multicast mapping of the LSA team; `None` if the host did not request `lsa_multimem`.
+    /// Returns the multicast mapping of the LSA team; `None` if the host did not request
+    /// `lsa_multimem`.
     pub fn lsa_multimem(&self) -> Option<MultimemHandle> {
         (!self.0.lsa_multimem.base.is_null()).then_some(self.0.lsa_multimem)
     }
 
-    /// The number of GIN contexts: at least the number that the host requested, unless the network
-    /// provides fewer.
+    /// Returns the number of GIN contexts: at least the number that the host requested, unless the
+    /// network provides fewer.
     pub const fn n_gin_contexts(&self) -> u32 {
         self.0.gin_context_count
     }
 
-    /// The distance in ranks between peers that GIN connects: 1 with FULL connections.
+    /// Returns the distance in ranks between peers that GIN connects: 1 with FULL connections.
     pub(crate) fn gin_stride(&self) -> i32 {
         (self.0.gin_connection_stride as i32).max(1)
     }
 
-    /// NCCL's struct, for [`raw`](crate::raw).
+    /// Returns NCCL's struct, for [`raw`](crate::raw).
     pub const fn as_raw(&self) -> &nccl::DevComm {
         &self.0
     }

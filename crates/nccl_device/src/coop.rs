@@ -43,21 +43,21 @@ macro_rules! init {
 }
 
 impl Coop {
-    /// Only the calling thread. NCCL: `ncclCoopAnyInitThread`.
+    /// Returns a coop of the calling thread alone. NCCL: `ncclCoopAnyInitThread`.
     #[doc(alias = "ncclCoopAnyInitThread")]
     #[track_caller]
     pub fn thread() -> Self {
         init!(Kind::Thread, ncclCoopAnyInitThread())
     }
 
-    /// The calling thread's warp, all 32 lanes. NCCL: `ncclCoopAnyInitWarp`.
+    /// Returns the calling thread's warp, all 32 lanes. NCCL: `ncclCoopAnyInitWarp`.
     #[doc(alias = "ncclCoopAnyInitWarp")]
     #[track_caller]
     pub fn warp() -> Self {
         init!(Kind::Lanes(u32::MAX), ncclCoopAnyInitWarp())
     }
 
-    /// The lanes of the calling thread's warp whose bits are set in `lane_mask`. NCCL:
+    /// Returns the lanes of the calling thread's warp whose bits are set in `lane_mask`. NCCL:
     /// `ncclCoopAnyInitLanes`.
     #[doc(alias = "ncclCoopAnyInitLanes")]
     #[track_caller]
@@ -75,14 +75,14 @@ impl Coop {
         init!(kind, ncclCoopAnyInitWarpSpan(first_warp as i32, n_warps as i32, id as i32))
     }
 
-    /// All threads of the block. NCCL: `ncclCoopAnyInitCta`.
+    /// Returns all threads of the block. NCCL: `ncclCoopAnyInitCta`.
     #[doc(alias = "ncclCoopAnyInitCta")]
     #[track_caller]
     pub fn cta() -> Self {
         init!(Kind::Cta, ncclCoopAnyInitCta())
     }
 
-    /// The calling thread's rank in the coop. NCCL: `ncclCoopThreadRank`.
+    /// Returns the calling thread's rank in the coop. NCCL: `ncclCoopThreadRank`.
     #[doc(alias = "ncclCoopThreadRank")]
     #[track_caller]
     pub fn thread_rank(&self) -> u32 {
@@ -99,7 +99,7 @@ impl Coop {
         }
     }
 
-    /// The number of threads in the coop. NCCL: `ncclCoopSize`.
+    /// Returns the number of threads in the coop. NCCL: `ncclCoopSize`.
     #[doc(alias = "ncclCoopSize")]
     #[track_caller]
     pub fn size(&self) -> u32 {
@@ -111,8 +111,8 @@ impl Coop {
         }
     }
 
-    /// The calling thread's share of `0..n`: from its rank on in steps of [`size`](Self::size).
-    /// Together the threads of the coop get each number once.
+    /// Returns the calling thread's share of `0..n`: from its rank on in steps of
+    /// [`size`](Self::size). Together the threads of the coop get each number once.
     ///
     /// ```
     /// # use nccl_device::{Coop, DevComm, Window};
@@ -130,15 +130,15 @@ impl Coop {
         Strided::new(N::from_u32(self.thread_rank()), n, N::from_u32(self.size()))
     }
 
-    /// A barrier of the coop's threads: a thread's earlier writes are visible to the others after
-    /// it. NCCL: `ncclCoopSync`.
+    /// Executes a barrier of the coop's threads: a thread's earlier writes are visible to the
+    /// others after it. NCCL: `ncclCoopSync`.
     #[doc(alias = "ncclCoopSync")]
     #[track_caller]
     pub fn sync(&self) {
         self.sync_in(CoopCall::new("coop.sync"));
     }
 
-    /// [`sync`](Self::sync) as part of `call`, for the simulator's reports.
+    /// Does the same as [`sync`](Self::sync), as part of `call`, for the simulator's reports.
     #[track_caller]
     pub(crate) fn sync_in(&self, call: CoopCall) {
         let _call = call.begin(&self.any);
@@ -153,14 +153,14 @@ impl Coop {
         }
     }
 
-    /// [`sync`](Self::sync) that also returns, in every thread, whether `mine` is true in any
-    /// thread of the coop.
+    /// Does the same as [`sync`](Self::sync), and returns, in every thread, whether `mine` is true
+    /// in any thread of the coop.
     #[track_caller]
     pub fn any(&self, mine: bool) -> bool {
         self.any_in(CoopCall::new("coop.any"), mine)
     }
 
-    /// [`any`](Self::any) as part of `call`, for the simulator's reports.
+    /// Does the same as [`any`](Self::any), as part of `call`, for the simulator's reports.
     #[track_caller]
     pub(crate) fn any_in(&self, call: CoopCall, mine: bool) -> bool {
         let _call = call.begin(&self.any);
@@ -179,9 +179,9 @@ impl Coop {
         }
     }
 
-    /// NCCL's struct, for [`raw`](crate::raw). Pass the address of a copy that is local to the
-    /// call: NCCL calls through the struct's vtable, and LLVM devirtualises those calls only for
-    /// such a copy.
+    /// Returns NCCL's struct, for [`raw`](crate::raw). Pass the address of a copy that is local to
+    /// the call: NCCL calls through the struct's vtable, and LLVM devirtualises those calls only
+    /// for such a copy.
     pub fn as_raw(&self) -> raw::CoopAny {
         self.any
     }

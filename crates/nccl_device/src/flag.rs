@@ -60,7 +60,7 @@ pub struct Flags<'a> {
 }
 
 impl<'a> Flags<'a> {
-    /// The `len` words of `words` from element `first` on, in each rank of the LSA team.
+    /// Returns the `len` words of `words` from element `first` on, in each rank of the LSA team.
     ///
     /// # Safety
     ///
@@ -69,12 +69,12 @@ impl<'a> Flags<'a> {
         Self { comm, words, first, len }
     }
 
-    /// The number of flags.
+    /// Returns the number of flags.
     pub fn count(&self) -> u32 {
         self.len
     }
 
-    /// Flag `index`. Traps if it does not exist.
+    /// Returns flag `index`. Traps if it does not exist.
     ///
     /// Only one rank may post a flag to a given peer: use one flag per posting rank.
     #[track_caller]
@@ -93,7 +93,7 @@ pub struct Flag<'a> {
 }
 
 impl<'a> Flag<'a> {
-    /// Element `index` of `words`, in each rank of the LSA team.
+    /// Returns the element `index` of `words`, in each rank of the LSA team.
     ///
     /// # Safety
     ///
@@ -115,15 +115,17 @@ impl<'a> Flag<'a> {
         }
     }
 
-    /// The value of this rank's flag. The poster's earlier writes are visible to this thread.
+    /// Returns the value of this rank's flag. The poster's earlier writes are visible to this
+    /// thread.
     #[track_caller]
     pub fn get(&self) -> u32 {
-        // SAFETY: as in `post`.
+        // SAFETY: the flag is one of the set's words, which the host allocated and only flags
+        // access.
         unsafe { self.words.local().load_acquire(self.index) }
     }
 
-    /// Whether this rank's flag is `value`, or less than 2^31 above it, modulo 2^32. The poster's
-    /// earlier writes are then visible to this thread.
+    /// Returns whether this rank's flag is `value`, or less than 2^31 above it, modulo 2^32. The
+    /// poster's earlier writes are then visible to this thread.
     #[track_caller]
     pub fn is_at_least(&self, value: u32) -> bool {
         has_reached(self.get(), value)
@@ -138,7 +140,7 @@ impl<'a> Flag<'a> {
         finish(coop, outcome, call);
     }
 
-    /// [`wait_at_least`](Self::wait_at_least) with a timeout.
+    /// Does the same as [`wait_at_least`](Self::wait_at_least), with a timeout.
     ///
     /// # Errors
     ///
@@ -201,7 +203,7 @@ impl Epoch {
         Self { words, now: if last == u32::MAX { 2 } else { last + 1 } }
     }
 
-    /// The number of this launch.
+    /// Returns the number of this launch.
     pub fn get(&self) -> u32 {
         self.now
     }
@@ -223,7 +225,7 @@ impl Epoch {
     }
 }
 
-/// Whether all other blocks of the grid have called this. Then `word` is 0 again. With
+/// Returns whether all other blocks of the grid have called this. Then `word` is 0 again. With
 /// [`Order::AcqRel`] this thread sees what the threads of the other blocks that called this had
 /// written, and may tell another rank by a [`Flag`].
 ///
@@ -237,7 +239,7 @@ pub unsafe fn is_last_block(word: *mut u32, order: Order) -> bool {
     if blocks == 1 {
         return true;
     }
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a word that only calls of this function access.
     let called = unsafe { AtomicU32::from_ptr(word) };
     let is_last = called.fetch_add(1, order, Scope::Gpu) + 1 == blocks;
     if is_last {

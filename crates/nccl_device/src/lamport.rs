@@ -85,29 +85,29 @@ const LAUNCHES: usize = 1;
 /// Words of a slot.
 const SLOT: usize = 4;
 
-/// A vector as peers receive it: words that are [`EMPTY`] become 0.
+/// Returns a vector as peers receive it: words that are [`EMPTY`] become 0.
 pub fn message<T: Element>(vector: Vec16<T>) -> Vec16<T> {
     Vec16::from_bits(vector.to_bits().map(message_word))
 }
 
-/// A word as peers receive it.
+/// Returns a word as peers receive it.
 pub fn message_word(word: u32) -> u32 {
     if word == EMPTY { 0 } else { word }
 }
 
-/// Whether a slot with these words holds a message.
+/// Returns whether a slot with these words holds a message.
 fn is_message<T: Element>(vector: Vec16<T>) -> bool {
     let [a, b, c, d] = vector.to_bits();
     a != EMPTY && b != EMPTY && c != EMPTY && d != EMPTY
 }
 
-/// The source ranks that have slots of their own: with two ranks only the peer sends.
+/// Returns the source ranks that have slots of their own: with two ranks only the peer sends.
 const fn sources(ranks: usize) -> usize {
     if ranks == 2 { 1 } else { ranks }
 }
 
-/// The words of a window for `capacity` slots for each source rank of so many ranks, all [`EMPTY`]
-/// before the first launch.
+/// Returns the words of a window for `capacity` slots for each source rank of so many ranks, all
+/// [`EMPTY`] before the first launch.
 #[must_use]
 pub const fn lamport_words(ranks: usize, capacity: usize) -> usize {
     BANKS as usize * sources(ranks) * capacity * SLOT
@@ -126,14 +126,14 @@ pub struct LamportSlots<'a, const N: usize> {
 }
 
 impl<'a, const N: usize> LamportSlots<'a, N> {
-    /// The [`lamport_words`] of `N` ranks.
+    /// Returns the [`lamport_words`] of `N` ranks.
     #[must_use]
     pub const fn words(capacity: usize) -> usize {
         lamport_words(N, capacity)
     }
 
-    /// The slots of a window. Reads nothing that a kernel writes: a dependent launch calls it
-    /// before it waits.
+    /// Returns the slots of a window. Reads nothing that a kernel writes: a dependent launch calls
+    /// it before it waits.
     ///
     /// # Safety
     ///
@@ -150,12 +150,12 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
         Self { comm, window, parts, capacity }
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         if N == ANY_RANKS { self.comm.lsa_team().n_ranks as usize } else { N }
     }
 
-    /// The slots of the rank that is `distance` after this one.
+    /// Returns the slots of the rank that is `distance` after this one.
     fn part(&self, distance: usize) -> LsaPtr<u32> {
         match (N, distance) {
             (ANY_RANKS, 0) => self.window.local(),
@@ -174,11 +174,11 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     #[track_caller]
     pub unsafe fn begin(self, state: *mut u32, used: u32) -> Lamport<'a, N> {
         assert!(used <= self.capacity, "a launch uses more slots than there are");
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a state that only these slots use.
         unsafe { self.join(state) }
     }
 
-    /// The session of a launch that other threads of the grid [`begin`](Self::begin).
+    /// Returns the session of a launch that other threads of the grid [`begin`](Self::begin).
     ///
     /// # Safety
     ///
@@ -204,8 +204,8 @@ impl<const N: usize> Lamport<'_, N> {
     /// The words of a session's state.
     pub const STATE: usize = 2;
 
-    /// How many launches there were before this one, modulo 2^32: the same in all ranks, and its
-    /// lowest bit is the bank.
+    /// Returns how many launches there were before this one, modulo 2^32: the same in all ranks,
+    /// and its lowest bit is the bank.
     pub fn launch(&self) -> u32 {
         self.launch
     }
@@ -215,7 +215,8 @@ impl<const N: usize> Lamport<'_, N> {
         self.slots.comm.lsa_team().rank as usize
     }
 
-    /// The address of the slot of source rank `source` in the part of the rank at a distance.
+    /// Returns the address of the slot of source rank `source` in the part of the rank at a
+    /// distance.
     fn slot(&self, distance: usize, source: usize, slot: u32) -> *mut u32 {
         self.in_part(self.slots.part(distance), source, slot)
     }
@@ -238,7 +239,7 @@ impl<const N: usize> Lamport<'_, N> {
     #[track_caller]
     pub unsafe fn send<T: Element>(&self, distance: usize, slot: u32, vector: Vec16<T>) {
         let to = self.slot(distance, self.me(), slot);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's thread alone fills this slot in this launch.
         unsafe { mem::store_vec_relaxed(to.cast(), message(vector), Scope::Sys) };
     }
 
@@ -258,7 +259,7 @@ impl<const N: usize> Lamport<'_, N> {
     ) {
         // Not the one that is known: an index that is not would put them into memory.
         let part = self.slots.window.lsa(self.slots.comm.lsa_team().rotated(distance as i32));
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's thread alone fills this slot in this launch.
         unsafe { tile.store_as_it_is(self.in_part(part, self.me(), slot)) };
     }
 
@@ -273,13 +274,13 @@ impl<const N: usize> Lamport<'_, N> {
     #[track_caller]
     pub unsafe fn receive_all<T: Element>(&self, slot: u32, mine: Vec16<T>) -> [Vec16<T>; N] {
         let mut vectors = [mine; N];
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's thread alone empties this slot in this launch.
         unsafe { self.receive_in_order(slot, mine, |rank, vector| vectors[rank] = vector) };
         vectors
     }
 
-    /// [`receive_all`](Self::receive_all) that calls `each` with each rank and its vector, in the
-    /// order of the ranks. Takes fewer registers for many ranks.
+    /// Does the same as [`receive_all`](Self::receive_all), but calls `each` with each rank and its
+    /// vector, in the order of the ranks. Takes fewer registers for many ranks.
     ///
     /// # Safety
     ///
@@ -294,7 +295,7 @@ impl<const N: usize> Lamport<'_, N> {
         const { assert!(N != ANY_RANKS, "the number of ranks is known when the kernel runs") };
         let me = self.me();
         if N == 2 {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller's thread alone empties this slot in this launch.
             let theirs = unsafe { self.receive(1 - me, slot) };
             // Not by an index, which would be a branch.
             let [first, second] = if me == 0 { [mine, theirs] } else { [theirs, mine] };
@@ -333,7 +334,7 @@ impl<const N: usize> Lamport<'_, N> {
         let (mut rank, ranks) = (0, if N > 4 { hint::opaque_usize(N) } else { N });
         while rank < ranks {
             if rank != me {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller's thread alone empties this slot in this launch.
                 unsafe { self.empty(rank, slot) };
             }
             rank += 1;
@@ -349,12 +350,12 @@ impl<const N: usize> Lamport<'_, N> {
     pub unsafe fn receive<T: Element>(&self, source: usize, slot: u32) -> Vec16<T> {
         let mut vector = Vec16::from_bits([EMPTY; 4]);
         self.wait(slot, || {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller's thread alone empties this slot in this launch.
             let (now, has_arrived) = unsafe { self.poll(source, slot) };
             vector = now;
             has_arrived
         });
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's thread alone empties this slot in this launch.
         unsafe { self.empty(source, slot) };
         vector
     }
@@ -373,15 +374,16 @@ impl<const N: usize> Lamport<'_, N> {
         slot: impl Fn(usize) -> Option<u32>,
         pause: u32,
     ) -> [Vec16<T>; K] {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's thread alone empties this slot in this launch.
         unsafe {
             let nothing = [Vec16::from_bits([0; 4]); K];
             self.receive_each(nothing, |i| slot(i).map(|slot| (source, slot)), pause)
         }
     }
 
-    /// As [`receive_several`](Self::receive_several), of a rank and a slot for each vector. Those
-    /// that nobody sends stay as they are. A rank that sends to itself is one of them.
+    /// Does the same as [`receive_several`](Self::receive_several), of a rank and a slot for each
+    /// vector. Those that nobody sends stay as they are. A rank that sends to itself is one of
+    /// them.
     ///
     /// # Safety
     ///
@@ -398,7 +400,7 @@ impl<const N: usize> Lamport<'_, N> {
             let (mut all, mut i) = (true, 0);
             while i < K {
                 if let Some((source, slot)) = message(i) {
-                    // SAFETY: the caller's contract.
+                    // SAFETY: the caller's thread alone empties this slot in this launch.
                     vectors[i] = unsafe { self.load(source, hint::opaque(slot)) };
                     all &= is_message(vectors[i]);
                 }
@@ -412,7 +414,7 @@ impl<const N: usize> Lamport<'_, N> {
         let mut i = 0;
         while i < K {
             if let Some((source, slot)) = message(i) {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller's thread alone empties this slot in this launch.
                 unsafe { self.empty(source, hint::opaque(slot)) };
             }
             i += 1;
@@ -420,7 +422,7 @@ impl<const N: usize> Lamport<'_, N> {
         vectors
     }
 
-    /// The vector that one rank sent to a slot, if it has arrived: for a wait of one's own
+    /// Returns the vector that one rank sent to a slot, if it has arrived: for a wait of one's own
     /// ([`DevComm::wait_until`]), after which who has the vector [`empties`](Self::empty) the slot.
     ///
     /// # Safety
@@ -428,7 +430,7 @@ impl<const N: usize> Lamport<'_, N> {
     /// As [`receive_all`](Self::receive_all), but this peer need not send to the slot.
     #[track_caller]
     pub unsafe fn peek<T: Element>(&self, source: usize, slot: u32) -> Option<Vec16<T>> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's thread alone empties this slot in this launch.
         let (vector, has_arrived) = unsafe { self.poll(source, slot) };
         has_arrived.then_some(vector)
     }
@@ -445,19 +447,19 @@ impl<const N: usize> Lamport<'_, N> {
         unsafe { mem::store_vec_relaxed(slot, Vec16::<u32>::from_bits([EMPTY; 4]), Scope::Sys) };
     }
 
-    /// What a slot holds, and whether that is a message.
+    /// Returns what a slot holds, and whether that is a message.
     ///
     /// # Safety
     ///
     /// The contract of [`receive`](Self::receive).
     #[track_caller]
     unsafe fn poll<T: Element>(&self, source: usize, slot: u32) -> (Vec16<T>, bool) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's thread alone empties this slot in this launch.
         let vector = unsafe { self.load(source, slot) };
         (vector, is_message(vector))
     }
 
-    /// What a slot holds.
+    /// Returns what a slot holds.
     ///
     /// # Safety
     ///

@@ -82,7 +82,7 @@ pub struct LlA2aBuffer<'a> {
 }
 
 impl<'a> LlA2aBuffer<'a> {
-    /// The memory of a handle, for the ranks of `team`.
+    /// Returns the memory of a handle, for the ranks of `team`.
     ///
     /// # Safety
     ///
@@ -92,7 +92,7 @@ impl<'a> LlA2aBuffer<'a> {
         Self { comm, team, handle, blocks, multimem: None }
     }
 
-    /// The same memory; broadcasts use one multicast store instead of one store per rank.
+    /// Returns the same memory; broadcasts use one multicast store instead of one store per rank.
     ///
     /// # Safety
     ///
@@ -125,8 +125,9 @@ impl<'a> LlA2aBuffer<'a> {
         result
     }
 
-    /// [`LlA2a::all_reduce`] in a session of its own: an all-reduce of a few numbers inside a
-    /// kernel, without a barrier of the ranks. `coop` and `block` are as for [`with`](Self::with).
+    /// Does the same as [`LlA2a::all_reduce`], in a session of its own: an all-reduce of a few
+    /// numbers inside a kernel, without a barrier of the ranks. `coop` and `block` are as for
+    /// [`with`](Self::with).
     ///
     /// ```
     /// use cuda_std::prelude::*;
@@ -264,7 +265,7 @@ impl<T: Pod> LlA2a<'_, T> {
         value
     }
 
-    /// [`receive`](Self::receive) with a timeout.
+    /// Does the same as [`receive`](Self::receive), with a timeout.
     ///
     /// # Errors
     ///
@@ -321,8 +322,9 @@ impl<T: Pod> LlA2a<'_, T> {
         acc
     }
 
-    /// The values of all ranks, combined by `op` in the order of the ranks: the same bits in every
-    /// thread of the coop and in every rank. Ends the epoch, in which there are no other messages.
+    /// Returns the values of all ranks, combined by `op` in the order of the ranks: the same bits
+    /// in every thread of the coop and in every rank. Ends the epoch, in which there are no other
+    /// messages.
     ///
     /// Every thread of the coop calls this with the same `mine`, such as what
     /// [`block_reduce`](cuda_std::collective::block_reduce) returns. Traps if the session has fewer
@@ -381,8 +383,8 @@ impl<T: Pod> LlA2a<'_, T> {
         self.epoch = if self.epoch == u32::MAX { FIRST_EPOCH } else { self.epoch + 1 };
     }
 
-    /// The index in lines of this epoch's first slot. A block has a header line and two banks of
-    /// slots.
+    /// Returns the index in lines of this epoch's first slot. A block has a header line and two
+    /// banks of slots.
     fn slots(&self) -> u32 {
         let slots = self.buffer.handle.n_slots;
         self.block * (1 + 2 * slots) + 1 + (self.epoch & 1) * slots
@@ -394,7 +396,7 @@ impl<T: Pod> LlA2a<'_, T> {
         comm.resource_buffer(handle.buffer).local::<u32>().as_ptr().cast()
     }
 
-    /// The word that stores the epoch between sessions.
+    /// Returns the word that stores the epoch between sessions.
     #[track_caller]
     fn header(&self) -> *mut u32 {
         let line = self.block * (1 + 2 * self.buffer.handle.n_slots);
@@ -417,7 +419,8 @@ impl<T: Pod> LlA2a<'_, T> {
             let [low, high] = words[i];
             let line = Line::from_bits([low, self.epoch, high, self.epoch]);
             let to = first.wrapping_add(i * self.pitch as usize).cast::<u32>();
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes a line of the session's memory to which only this thread
+            // writes.
             unsafe {
                 if MULTICAST {
                     multimem::store_ordered(to.cast(), line, Order::Relaxed, Scope::Sys);
@@ -469,7 +472,7 @@ impl<T: Pod> LlA2a<'_, T> {
         poll(self.buffer.comm, deadline, done, || self.describe_wait(elements[0]))
     }
 
-    /// The value of an element whose lines have arrived.
+    /// Returns the value of an element whose lines have arrived.
     fn value(lines: &[Line; MAX_LINES]) -> T {
         let mut words = [[0; 2]; MAX_LINES];
         let mut i = 0;

@@ -21,12 +21,12 @@ pub enum MemoryOrder {
 }
 
 impl MemoryOrder {
-    /// Whether this order has release semantics.
+    /// Returns whether this order has release semantics.
     pub(crate) const fn releases(self) -> bool {
         matches!(self, Self::Release | Self::AcqRel | Self::SeqCst)
     }
 
-    /// The order of a load that ends a wait.
+    /// Returns the order of a load that ends a wait.
     pub(crate) const fn of_load(self) -> Order {
         match self {
             Self::Acquire | Self::AcqRel | Self::SeqCst => Order::Acquire,
@@ -34,7 +34,7 @@ impl MemoryOrder {
         }
     }
 
-    /// The acquire half, which a wait needs.
+    /// Returns the acquire half, which a wait needs.
     pub(crate) const fn acquire_half(self) -> Self {
         match self {
             Self::Relaxed | Self::Release => Self::Relaxed,

@@ -98,7 +98,7 @@ macro_rules! nccl_functions {
                 pub open: bool,
                 /// The barriers.
                 pub handle: GinBarrierHandle,
-                /// Their team.
+                /// The team.
                 pub team: Team,
                 /// Index of the barrier.
                 pub index: u32,
@@ -134,13 +134,13 @@ macro_rules! nccl_functions {
                 TABLE.get_or_init(|| table);
             }
 
-            /// The installed simulator's functions for waits.
+            /// Returns the installed simulator's functions for waits.
             #[track_caller]
             pub(crate) fn waits() -> &'static Waits {
                 &table("a wait").waits
             }
 
-            /// The installed simulator's checks.
+            /// Returns the installed simulator's checks.
             #[track_caller]
             pub(crate) fn checks() -> &'static Checks {
                 &table("a cooperative call").checks

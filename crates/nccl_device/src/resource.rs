@@ -17,7 +17,7 @@ pub struct ResourceBuffer<'a> {
 }
 
 impl DevComm {
-    /// The buffer of the host's `handle`.
+    /// Returns the buffer of the host's `handle`.
     ///
     /// The handle is not checked: the buffer's pointers must be used only if the handle belongs to
     /// this device communicator.
@@ -37,7 +37,8 @@ impl<'a> ResourceBuffer<'a> {
 }
 
 impl ResourceBuffer<'_> {
-    /// The buffer's byte offset in the resource window. NCCL: `ncclGetResourceBufferOffset`.
+    /// Returns the buffer's byte offset in the resource window. NCCL:
+    /// `ncclGetResourceBufferOffset`.
     #[doc(alias = "ncclGetResourceBufferOffset")]
     #[track_caller]
     pub fn byte_offset(self) -> usize {
@@ -56,7 +57,7 @@ impl ResourceBuffer<'_> {
         )
     }
 
-    /// The part of rank `peer` of the LSA team; `peer` is not checked. NCCL:
+    /// Returns the part of rank `peer` of the LSA team; `peer` is not checked. NCCL:
     /// `ncclGetResourceBufferLsaPointer`.
     #[doc(alias = "ncclGetResourceBufferLsaPointer")]
     #[track_caller]
@@ -67,7 +68,7 @@ impl ResourceBuffer<'_> {
         LsaPtr::new(pointer.cast())
     }
 
-    /// The part of rank `peer` of `team`, which is also in the LSA team; not checked. NCCL:
+    /// Returns the part of rank `peer` of `team`, which is also in the LSA team; not checked. NCCL:
     /// `ncclGetResourceBufferPeerPointer`.
     #[doc(alias = "ncclGetResourceBufferPeerPointer")]
     #[track_caller]
@@ -79,8 +80,8 @@ impl ResourceBuffer<'_> {
         LsaPtr::new(pointer.cast())
     }
 
-    /// The multicast address of the parts of a team, for `multimem` instructions only. NCCL:
-    /// `ncclGetResourceBufferMultimemPointer`.
+    /// Returns the multicast address of the parts of a team, for `multimem` instructions only.
+    /// NCCL: `ncclGetResourceBufferMultimemPointer`.
     #[doc(alias = "ncclGetResourceBufferMultimemPointer")]
     #[track_caller]
     pub fn multimem_of<T: Element>(self, multimem: MultimemHandle) -> *mut T {
@@ -91,8 +92,8 @@ impl ResourceBuffer<'_> {
         .cast()
     }
 
-    /// The multicast address of the parts of the LSA team, for `multimem` instructions only. The
-    /// device communicator must have been created with `lsa_multimem`. NCCL:
+    /// Returns the multicast address of the parts of the LSA team, for `multimem` instructions
+    /// only. The device communicator must have been created with `lsa_multimem`. NCCL:
     /// `ncclGetResourceBufferLsaMultimemPointer`.
     #[doc(alias = "ncclGetResourceBufferLsaMultimemPointer")]
     #[track_caller]

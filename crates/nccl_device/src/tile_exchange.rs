@@ -92,16 +92,16 @@ impl<'a, T: Element> TileExchange<'a, T> {
         flags: Window<u32>,
         state: *mut u32,
     ) -> Self {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a word that only this exchange uses.
         Self { comm, inbox, flags, epoch: unsafe { Epoch::begin(state) } }
     }
 
-    /// The bank of this launch, 0 or 1: the first or the second half of the inbox.
+    /// Returns the bank of this launch, 0 or 1: the first or the second half of the inbox.
     pub fn bank(&self) -> u32 {
         self.epoch.get() % 2
     }
 
-    /// Element `at` of a rank's bank.
+    /// Returns the element `at` of a rank's bank.
     #[track_caller]
     fn element(&self, peer: i32, at: usize) -> *mut T {
         let bank = self.bank() as usize * (self.inbox.len() / 2);
@@ -141,7 +141,7 @@ impl<'a, T: Element> TileExchange<'a, T> {
             while i < UNROLL {
                 let vector = at + i * threads;
                 if vector < count {
-                    // SAFETY: the caller's contract.
+                    // SAFETY: the caller's tile has this vector, and no peer reads it yet.
                     vectors[i] = unsafe { mem::load_vec(from.wrapping_add(offset(vector))) };
                 }
                 i += 1;
@@ -150,7 +150,7 @@ impl<'a, T: Element> TileExchange<'a, T> {
             while i < UNROLL {
                 let vector = at + i * threads;
                 if vector < count {
-                    // SAFETY: the caller's contract.
+                    // SAFETY: the caller's tile has this vector, and no peer reads it yet.
                     unsafe { mem::store_vec(into.wrapping_add(offset(vector)), vectors[i]) };
                 }
                 i += 1;
@@ -160,8 +160,9 @@ impl<'a, T: Element> TileExchange<'a, T> {
         self.flag(tile).post(coop, peer, self.epoch.get());
     }
 
-    /// As [`push`](Self::push), from shared memory, to each of `peers`: by bulk copies, for which
-    /// one thread waits. Needs sm_90. PTX: `cp.async.bulk.global.shared::cta.bulk_group`.
+    /// Does the same as [`push`](Self::push), from shared memory, to each of `peers`: by bulk
+    /// copies, for which one thread waits. Needs sm_90. PTX:
+    /// `cp.async.bulk.global.shared::cta.bulk_group`.
     ///
     /// # Safety
     ///
@@ -179,7 +180,7 @@ impl<'a, T: Element> TileExchange<'a, T> {
     ) {
         for peer in peers.clone() {
             let (into, bytes) = (self.element(peer, at), (len * size_of::<T>()) as u32);
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller's tile has these bytes, and the peers do not read the bank yet.
             unsafe { tma::store_bulk(into.cast(), from.cast(), bytes) };
         }
         tma::commit_stores();
@@ -189,7 +190,7 @@ impl<'a, T: Element> TileExchange<'a, T> {
         }
     }
 
-    /// Whether a tile has arrived in this rank's bank. The calling thread sees it then.
+    /// Returns whether a tile has arrived in this rank's bank. The calling thread sees it then.
     #[track_caller]
     pub fn has_arrived(&self, tile: u32) -> bool {
         self.flag(tile).is_at_least(self.epoch.get())
@@ -201,7 +202,7 @@ impl<'a, T: Element> TileExchange<'a, T> {
         self.flag(tile).wait_at_least(coop, self.epoch.get());
     }
 
-    /// 16 bytes of this rank's bank, from element `at` on.
+    /// Loads 16 bytes of this rank's bank, from element `at` on.
     ///
     /// # Safety
     ///
@@ -209,7 +210,7 @@ impl<'a, T: Element> TileExchange<'a, T> {
     /// bytes.
     #[track_caller]
     pub unsafe fn load_vec(&self, at: usize) -> Vec16<T> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an element of a tile that has arrived.
         unsafe { mem::load_vec(self.element(self.comm.lsa_team().rank, at)) }
     }
 
@@ -221,7 +222,7 @@ impl<'a, T: Element> TileExchange<'a, T> {
     /// exchange any more.
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's coop has ended its work with this epoch.
         unsafe { self.epoch.end(coop) };
     }
 }

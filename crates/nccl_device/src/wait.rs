@@ -40,17 +40,18 @@ pub struct Timeout {
 }
 
 impl Timeout {
-    /// `nanos` nanoseconds. The GPU's `%globaltimer` advances in steps of up to a microsecond.
+    /// Returns `nanos` nanoseconds. The GPU's `%globaltimer` advances in steps of up to a
+    /// microsecond.
     pub const fn nanos(nanos: u64) -> Self {
         Self { nanos }
     }
 
-    /// `micros` microseconds.
+    /// Returns `micros` microseconds.
     pub const fn micros(micros: u64) -> Self {
         Self { nanos: micros.saturating_mul(1_000) }
     }
 
-    /// `millis` milliseconds.
+    /// Returns `millis` milliseconds.
     pub const fn millis(millis: u64) -> Self {
         Self { nanos: millis.saturating_mul(1_000_000) }
     }
@@ -75,7 +76,7 @@ pub(crate) enum Outcome {
 /// The time at which a wait times out, or never.
 #[derive(Clone, Copy)]
 pub struct Deadline {
-    /// In nanoseconds of `%globaltimer`; 0: never.
+    /// The time in nanoseconds of `%globaltimer`; 0: never.
     at: u64,
 }
 
@@ -92,7 +93,7 @@ impl Deadline {
         (self.at != 0).then_some(self.at)
     }
 
-    /// An upper bound of the clock cycles until the deadline, at two cycles per nanosecond.
+    /// Returns an upper bound of the clock cycles until the deadline, at two cycles per nanosecond.
     #[track_caller]
     fn cycles_left(self) -> u64 {
         if self.at == 0 {
@@ -109,9 +110,9 @@ impl Deadline {
 }
 
 impl DevComm {
-    /// Whether the host has aborted the kernels that use this device communicator. Waits check this
-    /// themselves; a kernel calls it in a long computation. It reads host memory, which takes a
-    /// microsecond or two.
+    /// Returns whether the host has aborted the kernels that use this device communicator. Waits
+    /// check this themselves; a kernel calls it in a long computation. It reads host memory, which
+    /// takes a microsecond or two.
     #[track_caller]
     pub fn is_aborted(&self) -> bool {
         let flag = self.as_raw().abort_flag;
@@ -137,7 +138,7 @@ impl DevComm {
         finish(coop, outcome, CoopCall::new("comm.wait_until"));
     }
 
-    /// [`wait_until`](Self::wait_until) with a timeout.
+    /// Does the same as [`wait_until`](Self::wait_until), with a timeout.
     ///
     /// # Errors
     ///
@@ -153,9 +154,10 @@ impl DevComm {
         finish_timed(coop, outcome, CoopCall::new("comm.wait_until_timeout"))
     }
 
-    /// [`wait_until`](Self::wait_until) of one thread, which goes on after an abort instead of
-    /// exiting: for a thread that others of its block wait for, by an mbarrier for instance, which
-    /// an abort does not end. What it waited for is not there then, but these threads can end.
+    /// Does the same as [`wait_until`](Self::wait_until), of one thread, which goes on after an
+    /// abort instead of exiting: for a thread that others of its block wait for, by an mbarrier for
+    /// instance, which an abort does not end. What it waited for is not there then, but these
+    /// threads can end.
     ///
     /// # Errors
     ///
@@ -175,7 +177,7 @@ fn describe_poll() -> WaitFor {
     WaitFor { kind, index: 0, context: 0, peer: -1, wanted: 0, seen: 0 }
 }
 
-/// [`poll`] in the first thread of the coop; the other threads do not wait here.
+/// Does the same as [`poll`], in the first thread of the coop; the other threads do not wait here.
 #[track_caller]
 pub(crate) fn poll_by_first(
     comm: &DevComm,
@@ -216,8 +218,8 @@ pub(crate) fn poll(
     }
 }
 
-/// [`poll`] for a `done` that itself waits, for at most the number of cycles in its argument: a
-/// slice. Slices double up to `longest` cycles.
+/// Does the same as [`poll`], for a `done` that itself waits, for at most the number of cycles in
+/// its argument: a slice. Slices double up to `longest` cycles.
 #[track_caller]
 pub(crate) fn poll_slices(
     comm: &DevComm,
@@ -325,13 +327,13 @@ pub(crate) fn finish_timed(coop: Coop, outcome: Outcome, call: CoopCall) -> Resu
     Err(TimedOut)
 }
 
-/// Whether a counter that wraps around has reached `target`.
+/// Returns whether a counter that wraps around has reached `target`.
 pub(crate) fn has_reached(count: u32, target: u32) -> bool {
     count.wrapping_sub(target) <= u32::MAX / 2
 }
 
-/// Whether the thread is unwinding from a panic, which happens in the simulator only. Then a `Drop`
-/// must not wait for other threads.
+/// Returns whether the thread is unwinding from a panic, which happens in the simulator only. Then
+/// a `Drop` must not wait for other threads.
 pub(crate) fn is_unwinding() -> bool {
     #[cfg(not(target_arch = "nvptx64"))]
     return std::thread::panicking();

@@ -40,17 +40,18 @@ unsafe impl<T: Element> KernelParam for Window<T> {
 }
 
 impl<T: Element> Window<T> {
-    /// The number of elements in a rank's part: the smallest among the communicator's ranks.
+    /// Returns the number of elements in a rank's part: the smallest among the communicator's
+    /// ranks.
     pub const fn len(self) -> usize {
         self.0.len
     }
 
-    /// Whether some rank's part has no elements.
+    /// Returns whether some rank's part has no elements.
     pub const fn is_empty(self) -> bool {
         self.len() == 0
     }
 
-    /// A pointer to a rank's part of the window, from the address that NCCL returns.
+    /// Returns a pointer to a rank's part of the window, from the address that NCCL returns.
     fn part(self, address: *mut c_void) -> LsaPtr<T> {
         LsaPtr { pointer: address.cast(), len: Bound::new(self.len()) }
     }
@@ -63,7 +64,7 @@ impl<T: Element> Window<T> {
         self.part(unsafe { raw::ncclGetLocalPointer(self.0.handle, 0) })
     }
 
-    /// The part of rank `peer` of the LSA team. NCCL: `ncclGetLsaPointer`.
+    /// Returns the part of rank `peer` of the LSA team. NCCL: `ncclGetLsaPointer`.
     ///
     /// `peer` is not checked: do not use the pointer of a rank outside the LSA team.
     #[doc(alias = "ncclGetLsaPointer")]
@@ -73,8 +74,8 @@ impl<T: Element> Window<T> {
         self.part(unsafe { raw::ncclGetLsaPointer(self.0.handle, 0, peer) })
     }
 
-    /// The part of rank `peer` of `team`, which is also in the LSA team. NCCL: `ncclGetPeerPointer`
-    /// with a team.
+    /// Returns the part of rank `peer` of `team`, which is also in the LSA team. NCCL:
+    /// `ncclGetPeerPointer` with a team.
     ///
     /// `peer` is not checked: do not use the pointer of a rank outside the LSA team;
     /// [`DevComm::has_peer_pointer`](crate::DevComm::has_peer_pointer) says whether it is in it.
@@ -85,14 +86,14 @@ impl<T: Element> Window<T> {
         self.part(unsafe { raw::ncclGetPeerPointerTeam(self.0.handle, 0, &team, peer) })
     }
 
-    /// Element `index` of every rank's part, for GIN operations. NCCL: `ncclSymPtr`.
+    /// Returns the element `index` of every rank's part, for GIN operations. NCCL: `ncclSymPtr`.
     #[doc(alias = "ncclSymPtr")]
     pub fn at(self, index: usize) -> SymPtr<T> {
         SymPtr { window: self, index }
     }
 
-    /// The multicast address of the parts of a team, for `multimem` instructions only. NCCL:
-    /// `ncclGetMultimemPointer`.
+    /// Returns the multicast address of the parts of a team, for `multimem` instructions only.
+    /// NCCL: `ncclGetMultimemPointer`.
     #[doc(alias = "ncclGetMultimemPointer")]
     #[track_caller]
     pub fn multimem_of(self, handle: MultimemHandle) -> *mut T {
@@ -100,13 +101,13 @@ impl<T: Element> Window<T> {
         unsafe { raw::ncclGetMultimemPointer(self.0.handle, 0, &handle) }.cast()
     }
 
-    /// NCCL's handle, for [`raw`](crate::raw).
+    /// Returns NCCL's handle, for [`raw`](crate::raw).
     pub fn as_raw(self) -> *mut c_void {
         self.0.handle
     }
 
-    /// The multicast address of the parts of the LSA team, for `multimem` instructions only. The
-    /// device communicator must have been created with `lsa_multimem`. NCCL:
+    /// Returns the multicast address of the parts of the LSA team, for `multimem` instructions
+    /// only. The device communicator must have been created with `lsa_multimem`. NCCL:
     /// `ncclGetLsaMultimemPointer`.
     #[doc(alias = "ncclGetLsaMultimemPointer")]
     #[track_caller]
@@ -126,12 +127,12 @@ pub struct SymPtr<T> {
 }
 
 impl<T: Element> SymPtr<T> {
-    /// The window.
+    /// Returns the window.
     pub fn window(self) -> Window<T> {
         self.window
     }
 
-    /// The element's byte offset in each part.
+    /// Returns the element's byte offset in each part.
     pub fn byte_offset(self) -> usize {
         self.index * size_of::<T>()
     }
@@ -187,12 +188,12 @@ impl<T> Clone for LsaPtr<T> {
 impl<T> Copy for LsaPtr<T> {}
 
 impl<T: Element> LsaPtr<T> {
-    /// A pointer to memory outside windows, whose accesses are not checked.
+    /// Returns a pointer to memory outside windows, whose accesses are not checked.
     pub(crate) fn new(pointer: *mut T) -> Self {
         Self { pointer, len: Bound::new(usize::MAX) }
     }
 
-    /// The address of element `index`, the first of `count` to access.
+    /// Returns the address of element `index`, the first of `count` to access.
     ///
     /// # Safety
     ///
@@ -200,16 +201,16 @@ impl<T: Element> LsaPtr<T> {
     #[track_caller]
     unsafe fn element(self, index: usize, count: usize) -> *mut T {
         self.len.check(index, count);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an index that the window has.
         unsafe { self.pointer.add(index) }
     }
 
-    /// The address as a raw pointer.
+    /// Returns the address as a raw pointer.
     pub fn as_ptr(self) -> *mut T {
         self.pointer
     }
 
-    /// The part's first elements by `D` indices, of which the last one varies fastest.
+    /// Returns the part's first elements by `D` indices, of which the last one varies fastest.
     ///
     /// # Safety
     ///
@@ -228,7 +229,7 @@ impl<T: Element> LsaPtr<T> {
     /// `index` lies in this part of the window, and no rank writes the element at the same time.
     #[track_caller]
     pub unsafe fn load(self, index: usize) -> T {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an index that the window has, of what no thread writes.
         unsafe { mem::load(self.element(index, 1)) }
     }
 
@@ -239,7 +240,8 @@ impl<T: Element> LsaPtr<T> {
     /// `index` lies in this part of the window, and no rank accesses the element at the same time.
     #[track_caller]
     pub unsafe fn store(self, index: usize, value: T) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an index that the window has, of what only this thread
+        // accesses.
         unsafe { mem::store(self.element(index, 1), value) }
     }
 
@@ -251,7 +253,7 @@ impl<T: Element> LsaPtr<T> {
     /// of 16 bytes. The windows that the host crate allocates begin at one.
     #[track_caller]
     pub unsafe fn load_vec(self, index: usize) -> Vec16<T> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an index that the window has, of what no thread writes.
         unsafe { mem::load_vec(self.element(index, Vec16::<T>::LANES)) }
     }
 
@@ -263,7 +265,8 @@ impl<T: Element> LsaPtr<T> {
     /// of 16 bytes. The windows that the host crate allocates begin at one.
     #[track_caller]
     pub unsafe fn store_vec(self, index: usize, value: Vec16<T>) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an index that the window has, of what only this thread
+        // accesses.
         unsafe { mem::store_vec(self.element(index, Vec16::<T>::LANES), value) }
     }
 }
@@ -278,7 +281,8 @@ impl<T: Element + AtomicValue> LsaPtr<T> {
     /// atomic accesses.
     #[track_caller]
     pub unsafe fn load_acquire(self, index: usize) -> T {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an index that the window has, of what threads access only by
+        // such operations.
         unsafe { mem::load_ordered(self.element(index, 1), Order::Acquire, Scope::Sys) }
     }
 
@@ -291,7 +295,8 @@ impl<T: Element + AtomicValue> LsaPtr<T> {
     /// atomic accesses.
     #[track_caller]
     pub unsafe fn store_release(self, index: usize, value: T) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an index that the window has, of what threads access only by
+        // such operations.
         unsafe { mem::store_ordered(self.element(index, 1), value, Order::Release, Scope::Sys) }
     }
 }

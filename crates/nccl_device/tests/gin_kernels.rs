@@ -31,7 +31,7 @@ fn name<K: Kernel>() -> (&'static str, bool) {
 ///
 /// The kernel's contract; the kernel uses no device functions, since no thread is current.
 unsafe fn call<K: HostKernel>(args: K::Args) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes arguments as the kernel asks for them.
     unsafe { K::call(args) };
 }
 

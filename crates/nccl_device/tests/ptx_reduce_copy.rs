@@ -30,8 +30,8 @@ static BUILT: LazyLock<Result<Artifacts, Error>> = LazyLock::new(|| {
         .build()
 });
 
-/// A test of the built PTX. It is skipped if a part of the toolchain is missing: ptxas for a test
-/// with `assembled`.
+/// Returns a test of the built PTX. It is skipped if a part of the toolchain is missing: ptxas for
+/// a test with `assembled`.
 fn trial(name: &str, assembled: bool, test: fn(&Artifacts) -> Result<(), Failed>) -> Trial {
     Trial::ignorable_test(name, move || {
         if assembled && let Err(error) = devcomm_locate::find_ptxas() {
@@ -53,7 +53,7 @@ fn missing(reason: String) -> Result<Completion, Failed> {
     Ok(Completion::ignored_with(format!("SKIPPED: {reason}")))
 }
 
-/// The lines of a kernel's body.
+/// Returns the lines of a kernel's body.
 fn body(artifacts: &Artifacts, kernel: &str) -> Result<Vec<String>, Failed> {
     for module in &artifacts.modules {
         let ptx = fs::read_to_string(&module.ptx)?;
@@ -73,7 +73,7 @@ fn ensure(condition: bool, message: impl FnOnce() -> String) -> Result<(), Faile
     if condition { Ok(()) } else { Err(message().into()) }
 }
 
-/// Whether the kernel contains no NCCL code.
+/// Returns whether the kernel contains no NCCL code.
 fn is_without_nccl(kernel: &KernelReport) -> bool {
     kernel.file != "nccl"
 }

@@ -22,7 +22,7 @@ pub trait Arrive {
     #[doc(hidden)]
     fn complete(&mut self, arrived: Arrived, order: MemoryOrder);
 
-    /// [`complete`](Self::complete) with a deadline.
+    /// Does the same as [`complete`](Self::complete), with a deadline.
     #[track_caller]
     #[doc(hidden)]
     fn complete_until(
@@ -54,8 +54,9 @@ impl<'b, B: Arrive> Arrival<'b, B> {
         mem::forget(self);
     }
 
-    /// [`wait`](Self::wait) with a timeout, after which the barrier counts as passed, without its
-    /// guarantees: see [`LsaBarrier::sync_timeout`](crate::LsaBarrier::sync_timeout).
+    /// Does the same as [`wait`](Self::wait), with a timeout, after which the barrier counts as
+    /// passed, without its guarantees: see
+    /// [`LsaBarrier::sync_timeout`](crate::LsaBarrier::sync_timeout).
     ///
     /// # Errors
     ///

@@ -26,7 +26,7 @@ use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum FenceLevel {
-    /// Neither puts nor gets: the barrier only waits for the ranks.
+    /// No fence of puts or gets: the barrier only waits for the ranks.
     None = 0,
     /// The puts between ranks of the team, on the contexts that the barrier covers: their data has
     /// arrived.
@@ -67,21 +67,21 @@ impl<B> Clone for GinBarriers<'_, B> {
 impl<B> Copy for GinBarriers<'_, B> {}
 
 impl<'a, B: GinBackend> Gin<'a, B> {
-    /// Barrier `index` of all ranks, for the threads of `coop`: [`GinBarriers::barrier`] of
+    /// Returns barrier `index` of all ranks, for the threads of `coop`: [`GinBarriers::barrier`] of
     /// [`world_barriers`](Self::world_barriers).
     #[track_caller]
     pub fn world_barrier(&self, coop: Coop, index: BarrierIndex) -> GinBarrier<'a, B> {
         self.world_barriers().barrier(coop, index)
     }
 
-    /// Barrier `index` of the rail team, for the threads of `coop`: [`GinBarriers::barrier`] of
-    /// [`rail_barriers`](Self::rail_barriers).
+    /// Returns barrier `index` of the rail team, for the threads of `coop`:
+    /// [`GinBarriers::barrier`] of [`rail_barriers`](Self::rail_barriers).
     #[track_caller]
     pub fn rail_barrier(&self, coop: Coop, index: BarrierIndex) -> GinBarrier<'a, B> {
         self.rail_barriers().barrier(coop, index)
     }
 
-    /// The barriers of all ranks, which the host reserved with `world_gin_barriers`. NCCL:
+    /// Returns the barriers of all ranks, which the host reserved with `world_gin_barriers`. NCCL:
     /// `ncclDevComm.worldGinBarrier`.
     #[doc(alias = "worldGinBarrier")]
     pub fn world_barriers(&self) -> GinBarriers<'a, B> {
@@ -90,8 +90,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         GinBarriers { gin: *self, team, handle, all_contexts: false }
     }
 
-    /// The barriers of the rail team, which the host reserved with `rail_gin_barriers`. NCCL:
-    /// `ncclDevComm.railGinBarrier`.
+    /// Returns the barriers of the rail team, which the host reserved with `rail_gin_barriers`.
+    /// NCCL: `ncclDevComm.railGinBarrier`.
     #[doc(alias = "railGinBarrier")]
     pub fn rail_barriers(&self) -> GinBarriers<'a, B> {
         let comm = self.comm();
@@ -101,7 +101,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 }
 
 impl<'a, B: GinBackend> GinBarriers<'a, B> {
-    /// The barriers of `handle`, which the host requested for `team`.
+    /// Returns the barriers of `handle`, which the host requested for `team`.
     ///
     /// # Safety
     ///
@@ -111,16 +111,16 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
         Self { gin, team, handle, all_contexts: false }
     }
 
-    /// The same barriers, with fences that cover all contexts of the device communicator instead of
-    /// `gin` only. NCCL: `ncclGinAllContexts`.
+    /// Returns the same barriers, with fences that cover all contexts of the device communicator
+    /// instead of `gin` only. NCCL: `ncclGinAllContexts`.
     #[doc(alias = "ncclGinBarrierSessionInitAllContexts")]
     #[must_use]
     pub fn over_all_contexts(self) -> Self {
         Self { all_contexts: true, ..self }
     }
 
-    /// Barrier `index`, for the threads of `coop`. Traps when the device communicator does not have
-    /// its signals.
+    /// Returns barrier `index`, for the threads of `coop`. Traps when the device communicator does
+    /// not have its signals.
     ///
     /// NCCL: `ncclGinBarrierSession`'s constructor.
     #[doc(alias = "ncclGinBarrierSessionInit")]
@@ -152,7 +152,7 @@ impl<B> GinBarriers<'_, B> {
     }
 }
 
-/// In the simulator the end of a session is told: two sessions at a time on one barrier are an
+/// The end of a session is told to the simulator: two sessions at a time on one barrier are an
 /// error.
 #[cfg(not(target_arch = "nvptx64"))]
 impl<B> Drop for GinBarrier<'_, B> {
@@ -201,9 +201,9 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         finish(self.coop, outcome, self.call(fence));
     }
 
-    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
-    /// its guarantees. With weak signals, a fence for puts first waits for the puts; if that wait
-    /// times out, this rank has not arrived, and the peers keep waiting.
+    /// Does the same as [`sync`](Self::sync), with a timeout. After a timeout the barrier counts as
+    /// passed, without its guarantees. With weak signals, a fence for puts first waits for the
+    /// puts; if that wait times out, this rank has not arrived, and the peers keep waiting.
     ///
     /// NCCL: `ncclGinBarrierSession::sync` with `timeoutCycles`.
     ///
@@ -307,20 +307,20 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         result
     }
 
-    /// A synchronisation of this barrier, for the simulator's reports.
+    /// Returns a synchronisation of this barrier, for the simulator's reports.
     fn call(&self, fence: FenceLevel) -> CoopCall {
         let call = CoopCall::new("barrier.sync").arg("GIN barrier", self.index.into());
         call.arg("fence", fence as u64)
     }
 
-    /// The number of ranks to signal. With a fence for puts a rank also signals itself, since it
-    /// may have put to itself.
+    /// Returns the number of ranks to signal. With a fence for puts a rank also signals itself,
+    /// since it may have put to itself.
     fn peers(&self, fence: FenceLevel) -> i32 {
         let ranks = self.set.team.n_ranks;
         if fence.covers_puts() { ranks } else { ranks - 1 }
     }
 
-    /// The number of signals that the coop sends, and waits for.
+    /// Returns the number of signals that the coop sends, and waits for.
     fn signals(&self, fence: FenceLevel) -> u32 {
         (self.contexts() * self.peers(fence)) as u32
     }
@@ -355,14 +355,14 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         if self.set.all_contexts { self.set.gin.comm().n_gin_contexts() as i32 } else { 1 }
     }
 
-    /// The `i`-th of the contexts that the barrier covers.
+    /// Returns the `i`-th of the contexts that the barrier covers.
     #[track_caller]
     fn on_context(&self, i: i32) -> Gin<'_, B> {
         if self.set.all_contexts { self.set.gin.with_index(i as u32) } else { self.set.gin }
     }
 
-    /// The `i`-th pair of a context and a peer. In each context the peers begin with the next rank;
-    /// this rank, if it is one of them, is the last.
+    /// Returns the `i`-th pair of a context and a peer. In each context the peers begin with the
+    /// next rank; this rank, if it is one of them, is the last.
     #[track_caller]
     fn context_and_peer(&self, i: i32, peers: i32) -> (Gin<'_, B>, i32) {
         let team = self.set.team;

@@ -35,7 +35,7 @@ pub struct GridBarrier<'a> {
 const PHASE: u32 = 1 << 31;
 
 impl<'a> GridBarrier<'a> {
-    /// The barrier whose state is `word`.
+    /// Returns the barrier whose state is `word`.
     ///
     /// # Safety
     ///
@@ -55,7 +55,7 @@ impl<'a> GridBarrier<'a> {
         coop.sync_in(CoopCall::new("grid_barrier.sync"));
         let mut outcome = Outcome::Done;
         if coop.thread_rank() == 0 {
-            // SAFETY: the constructor's contract.
+            // SAFETY: the kernel gave the constructor a word that only this barrier uses.
             let word = unsafe { AtomicU32::from_ptr(self.word) };
             // The arrivals of all blocks add up to exactly `PHASE`.
             let others = thread::grid_dim_x() - 1;

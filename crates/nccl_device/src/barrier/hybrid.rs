@@ -26,18 +26,18 @@ pub struct HybridBarrier<'a, B> {
 /// Which barriers one synchronisation uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Path {
-    /// Within the LSA teams by load and store, then the rail teams over the network.
+    /// A barrier within the LSA teams by load and store, then the rail teams over the network.
     LsaThenRail,
     /// All ranks over the network.
     Network,
-    /// Within the LSA teams by load and store, then over the network the ranks that GIN connects:
-    /// more than the rail team, but not all ranks.
+    /// A barrier within the LSA teams by load and store, then over the network the ranks that GIN
+    /// connects: more than the rail team, but not all ranks.
     LsaThenNetwork,
 }
 
 impl<'a, B: GinBackend> Gin<'a, B> {
-    /// Barrier `index` of all ranks, by load and store and this context, for the threads of `coop`;
-    /// dropping the guard closes it. Its fences cover the puts and gets of this context.
+    /// Returns barrier `index` of all ranks, by load and store and this context, for the threads of
+    /// `coop`; dropping the guard closes it. Its fences cover the puts and gets of this context.
     ///
     /// Every thread of the coop calls this, in every rank. Traps when there is no such barrier.
     ///
@@ -52,13 +52,13 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 }
 
 impl<'a, B: GinBackend> HybridBarrier<'a, B> {
-    /// The inner barrier, of the LSA team only. NCCL: `ncclBarrierSession::lsaBarrier`.
+    /// Returns the inner barrier, of the LSA team only. NCCL: `ncclBarrierSession::lsaBarrier`.
     #[doc(alias = "lsaBarrier")]
     pub fn lsa(&mut self) -> &mut LsaBarrier<'a> {
         &mut self.lsa
     }
 
-    /// The outer barrier, of the rail team only. NCCL: `ncclBarrierSession::ginBarrier`.
+    /// Returns the outer barrier, of the rail team only. NCCL: `ncclBarrierSession::ginBarrier`.
     #[doc(alias = "ginBarrier")]
     #[track_caller]
     pub fn rail(&mut self) -> GinBarrier<'a, B> {
@@ -106,8 +106,8 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         finish(self.coop, outcome, CoopCall::new("hybrid_barrier.sync"));
     }
 
-    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
-    /// its guarantees.
+    /// Does the same as [`sync`](Self::sync), with a timeout. After a timeout the barrier counts as
+    /// passed, without its guarantees.
     ///
     /// NCCL: `ncclBarrierSession::sync` with `timeoutCycles`.
     ///
@@ -159,7 +159,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
 }
 
 impl<B: GinBackend> HybridBarrier<'_, B> {
-    /// The part of the wait after an arrival that goes over the network.
+    /// Returns the part of the wait after an arrival that goes over the network.
     #[track_caller]
     fn wait_outer(
         &mut self,

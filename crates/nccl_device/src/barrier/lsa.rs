@@ -40,8 +40,8 @@ pub struct LsaBarriers<'a> {
 }
 
 impl DevComm {
-    /// Barrier `index` of the LSA team, for the threads of `coop`: [`LsaBarriers::barrier`] of
-    /// [`lsa_barriers`](Self::lsa_barriers).
+    /// Returns barrier `index` of the LSA team, for the threads of `coop`: [`LsaBarriers::barrier`]
+    /// of [`lsa_barriers`](Self::lsa_barriers).
     ///
     /// ```
     /// # use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder};
@@ -57,14 +57,14 @@ impl DevComm {
         self.lsa_barriers().barrier(coop, index)
     }
 
-    /// The barriers of the LSA team. NCCL: `ncclDevComm.lsaBarrier`.
+    /// Returns the barriers of the LSA team. NCCL: `ncclDevComm.lsaBarrier`.
     #[doc(alias = "lsaBarrier")]
     pub fn lsa_barriers(&self) -> LsaBarriers<'_> {
         let (team, handle) = (self.lsa_team(), self.as_raw().lsa_barrier);
         LsaBarriers { comm: self, team, handle, multimem: None }
     }
 
-    /// The barriers of the LSA team that hybrid barriers use within the team. NCCL:
+    /// Returns the barriers of the LSA team that hybrid barriers use within the team. NCCL:
     /// `ncclDevComm.hybridLsaBarrier`.
     #[doc(alias = "hybridLsaBarrier")]
     pub fn hybrid_lsa_barriers(&self) -> LsaBarriers<'_> {
@@ -74,7 +74,7 @@ impl DevComm {
 }
 
 impl<'a> LsaBarriers<'a> {
-    /// The barriers of `handle`, which the host requested for `team`.
+    /// Returns the barriers of `handle`, which the host requested for `team`.
     ///
     /// # Safety
     ///
@@ -84,7 +84,7 @@ impl<'a> LsaBarriers<'a> {
         Self { comm, team, handle, multimem: None }
     }
 
-    /// The same barriers, but a rank signals its peers by one multicast reduction. In each
+    /// Returns the same barriers, but a rank signals its peers by one multicast reduction. In each
     /// synchronisation either all ranks must use multicast or none.
     ///
     /// # Safety
@@ -94,7 +94,7 @@ impl<'a> LsaBarriers<'a> {
         Self { multimem: Some(multimem), ..self }
     }
 
-    /// The number of barriers.
+    /// Returns the number of barriers.
     pub fn count(&self) -> u32 {
         self.handle.n_barriers as u32
     }
@@ -151,7 +151,7 @@ impl Drop for LsaBarrier<'_> {
     }
 }
 
-/// In the simulator NCCL's function closes the session, unless the thread is unwinding.
+/// NCCL's function closes, in the simulator, the session, unless the thread is unwinding.
 #[cfg(not(target_arch = "nvptx64"))]
 impl Drop for LsaBarrier<'_> {
     fn drop(&mut self) {
@@ -168,7 +168,7 @@ impl Drop for LsaBarrier<'_> {
 }
 
 impl<'a> LsaBarrier<'a> {
-    /// NCCL's session, with the stored epoch.
+    /// Returns NCCL's session, with the stored epoch.
     #[track_caller]
     fn session(&self) -> MaybeUninit<LsaBarrierSession> {
         let LsaBarriers { comm, team, handle, multimem } = self.set;
@@ -189,7 +189,7 @@ impl<'a> LsaBarrier<'a> {
         session
     }
 
-    /// The team that the barrier synchronises.
+    /// Returns the team that the barrier synchronises.
     pub fn team(&self) -> Team {
         self.set.team
     }
@@ -213,9 +213,10 @@ impl<'a> LsaBarrier<'a> {
         self.wait(order);
     }
 
-    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
-    /// its guarantees: the next synchronisation also waits for the arrivals that this one missed.
-    /// With multicast, where all ranks add to one counter, do not use the barrier after a timeout.
+    /// Does the same as [`sync`](Self::sync), with a timeout. After a timeout the barrier counts as
+    /// passed, without its guarantees: the next synchronisation also waits for the arrivals that
+    /// this one missed. With multicast, where all ranks add to one counter, do not use the barrier
+    /// after a timeout.
     ///
     /// NCCL: `ncclLsaBarrierSession::sync` with `timeoutCycles`.
     ///
@@ -299,7 +300,7 @@ impl<'a> LsaBarrier<'a> {
         self.index = hint::opaque(self.index);
     }
 
-    /// What a synchronisation adds to the epoch. With multicast the epoch counts all ranks'
+    /// Returns what a synchronisation adds to the epoch. With multicast the epoch counts all ranks'
     /// arrivals, which go to one inbox.
     fn step(&self) -> u32 {
         if self.set.multimem.is_some() { self.set.team.n_ranks as u32 } else { 1 }
@@ -342,7 +343,7 @@ impl<'a> LsaBarrier<'a> {
         poll(self.set.comm, deadline, || has_reached(arrived(), self.epoch), || self.describe(peer))
     }
 
-    /// A call on this barrier, for the simulator's reports.
+    /// Returns a call on this barrier, for the simulator's reports.
     fn call(&self, name: &'static str) -> CoopCall {
         CoopCall::new(name).arg("LSA barrier", self.index.into())
     }
@@ -354,14 +355,14 @@ impl<'a> LsaBarrier<'a> {
         WaitFor { kind: WaitKind::LsaBarrier, index, context: 0, peer, wanted: 0, seen: 0 }
     }
 
-    /// The set's array in the resource buffer of team rank `owner`.
+    /// Returns the set's array in the resource buffer of team rank `owner`.
     #[track_caller]
     fn words(&self, owner: i32) -> *mut u32 {
         let LsaBarriers { comm, team, handle, .. } = self.set;
         comm.resource_buffer(handle.buffer).peer::<u32>(team, owner).as_ptr()
     }
 
-    /// The inbox in the memory of rank `owner` to which rank `peer` writes its arrivals.
+    /// Returns the inbox in the memory of rank `owner` to which rank `peer` writes its arrivals.
     #[track_caller]
     fn inbox(&self, owner: i32, peer: i32) -> *mut u32 {
         let LsaBarriers { team, handle, .. } = self.set;
@@ -385,7 +386,7 @@ impl<'a> LsaBarrier<'a> {
     }
 }
 
-/// The epoch in NCCL's session.
+/// Returns the epoch in NCCL's session.
 fn epoch_of(session: &mut MaybeUninit<LsaBarrierSession>) -> *mut u32 {
     const OFFSET: usize = 72;
     session.as_mut_ptr().cast::<u32>().wrapping_byte_add(OFFSET)
@@ -408,7 +409,7 @@ impl Arrive for LsaBarrier<'_> {
     }
 }
 
-/// The `i`-th rank of the team, this rank not counted.
+/// Returns the `i`-th rank of the team, this rank not counted.
 fn nth_peer(team: Team, i: i32) -> i32 {
     i + i32::from(team.rank <= i)
 }

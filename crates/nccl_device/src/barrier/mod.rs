@@ -27,18 +27,18 @@ pub use neighbors::NeighborBarrier;
 pub struct BarrierIndex(u32);
 
 impl BarrierIndex {
-    /// `blockIdx.x`: one barrier per block. A launch is refused when the grid has more blocks than
-    /// there are barriers.
+    /// Returns `blockIdx.x`: one barrier per block. A launch is refused when the grid has more
+    /// blocks than there are barriers.
     pub fn this_block() -> Self {
         Self(thread::block_idx_x())
     }
 
-    /// Barrier `index`. Opening the barrier traps if the set has no such index.
+    /// Returns barrier `index`. Opening the barrier traps if the set has no such index.
     pub const fn new(index: u32) -> Self {
         Self(index)
     }
 
-    /// The index as a number.
+    /// Returns the index as a number.
     pub const fn get(self) -> u32 {
         self.0
     }

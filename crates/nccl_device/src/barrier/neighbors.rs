@@ -86,8 +86,9 @@ impl<'a> NeighborBarrier<'a> {
         finish(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"));
     }
 
-    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
-    /// its guarantees: the next synchronisation also waits for the arrivals that this one missed.
+    /// Does the same as [`sync`](Self::sync), with a timeout. After a timeout the barrier counts as
+    /// passed, without its guarantees: the next synchronisation also waits for the arrivals that
+    /// this one missed.
     ///
     /// # Errors
     ///
@@ -125,7 +126,7 @@ impl<'a> NeighborBarrier<'a> {
                 true => (self.team.next(), FROM_NEXT),
             };
             let own = self.word(self.team.rank, word);
-            // SAFETY: as in `signal_neighbors`.
+            // SAFETY: the kernel gave the constructor words that only this barrier uses.
             let seen = || unsafe { load_ordered(own, order.of_load(), Scope::Sys) };
             let what = || WaitFor {
                 kind: WaitKind::Flag,
@@ -143,7 +144,7 @@ impl<'a> NeighborBarrier<'a> {
         }
     }
 
-    /// The address of one of the barrier's words in the memory of team rank `rank`.
+    /// Returns the address of one of the barrier's words in the memory of team rank `rank`.
     #[track_caller]
     fn word(&self, rank: i32, word: usize) -> *mut u32 {
         self.words.peer(self.team, rank).as_ptr().wrapping_add(self.first + word)
@@ -175,7 +176,7 @@ impl Drop for NeighborBarrier<'_> {
             return;
         }
         if self.coop.thread_rank() == 0 {
-            // SAFETY: as in `new`.
+            // SAFETY: only the coop's barrier uses the word, as the caller of `new` guarantees.
             unsafe { self.words.local().store(self.first + EPOCH, self.epoch) };
         }
         self.coop.sync_in(CoopCall::new("neighbor_barrier.sync"));

@@ -116,7 +116,7 @@ macro_rules! operation {
                 let mut net = context.net::<B>();
                 let ($net, $coop) = (net.as_mut_ptr(), &Coop::thread().as_raw());
                 let $comm = context.comm;
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller's context and signals are of its device communicator.
                 unsafe { $call }
             }
             #[inline(never)]
@@ -128,10 +128,10 @@ macro_rules! operation {
                 sharing: u8,
                 $($part: $plain),*
             ) $(-> $result)? {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller's context and signals are of its device communicator.
                 unsafe { body::<B>(Context { comm, index, sharing }, $($part),*) }
             }
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller's context and signals are of its device communicator.
             unsafe {
                 match B::TYPE {
                     GinType::Proxy => body::<B>(context, $($value),*),
@@ -250,7 +250,7 @@ pub enum Word {
 }
 
 impl Word {
-    /// The word's kind, window, and offset or id, for `reset`.
+    /// Returns the word's kind, window, and offset or id, for `reset`.
     fn parts(self) -> (i32, *mut c_void, usize) {
         match self {
             Self::Counter(id) => (0, null_mut(), id as usize),
@@ -263,7 +263,7 @@ impl Word {
 /// Reads the low `bits` of a word.
 #[track_caller]
 unsafe fn read_word(net: *mut raw::Gin, word: Word, bits: i32, order: MemoryOrder) -> u64 {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a signal or counter that the device communicator has.
     unsafe {
         match word {
             Word::Signal(id) => raw::ncclGinReadSignal(net, id, bits, order as i32),
@@ -281,7 +281,7 @@ pub(crate) const ALL_BITS: i32 = 64;
 /// The number of low bits of a counter that are read or compared. NCCL: `ncclGinWaitCounter`.
 pub(crate) const COUNTER_BITS: i32 = 56;
 
-/// The value of a word.
+/// Returns the value of a word.
 #[track_caller]
 pub(crate) unsafe fn read<B: GinBackend>(
     context: Context<'_>,
@@ -290,7 +290,7 @@ pub(crate) unsafe fn read<B: GinBackend>(
     order: MemoryOrder,
 ) -> u64 {
     let mut net = context.net::<B>();
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a signal or counter that the device communicator has.
     unsafe { read_word(net.as_mut_ptr(), word, bits, order) }
 }
 
@@ -311,7 +311,7 @@ pub(crate) unsafe fn wait<B: GinBackend>(
     let done = |cycles| {
         let mut net = context.net::<B>();
         let (net, order, coop) = (net.as_mut_ptr(), order as i32, Coop::thread().as_raw());
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a signal or counter that the device communicator has.
         let result = unsafe {
             match word {
                 Word::Signal(id) => {
@@ -327,16 +327,16 @@ pub(crate) unsafe fn wait<B: GinBackend>(
         };
         result != NCCL_TIMEOUT
     };
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a signal or counter that the device communicator has.
     let seen = || unsafe { read::<B>(context, word, bits, MemoryOrder::Relaxed) };
     poll_slices(context.comm, deadline, SHORT_SLICE, done, || what(seen()))
 }
 
-/// The address of a signal's shadow: the value that this rank expects the signal to reach.
+/// Returns the address of a signal's shadow: the value that this rank expects the signal to reach.
 #[track_caller]
 pub(crate) unsafe fn shadow<B: GinBackend>(context: Context<'_>, signal: u32) -> *mut u64 {
     let mut net = context.net::<B>();
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a signal that the device communicator has.
     unsafe { raw::ncclGinGetSignalShadowPtr(net.as_mut_ptr(), signal) }
 }
 
@@ -376,7 +376,7 @@ pub(crate) unsafe fn wait_request<B: GinBackend>(
     order: MemoryOrder,
     deadline: Deadline,
 ) -> Outcome {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a request of this context, not yet waited for.
     let done = |cycles| unsafe { request_is_done::<B>(context, request, order, cycles) };
     let what = || context.describe_wait(WaitKind::Request);
     // Long slices (see `poll_slices`): with PROXY, each call of NCCL's wait for gets posts a new
@@ -391,7 +391,7 @@ pub(crate) unsafe fn flush<B: GinBackend>(
     order: MemoryOrder,
     deadline: Deadline,
 ) -> Outcome {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's context is of the device communicator that the kernel got.
     let done = |cycles| unsafe { is_flushed::<B>(context, order, cycles) };
     let what = || context.describe_wait(WaitKind::Flush);
     poll_slices(context.comm, deadline, SHORT_SLICE, done, what)

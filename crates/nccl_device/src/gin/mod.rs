@@ -113,7 +113,7 @@ impl<B> Clone for Gin<'_, B> {
 impl<B> Copy for Gin<'_, B> {}
 
 impl DevComm {
-    /// Context `index`, shared by all threads of the GPU. Traps unless `index` is below
+    /// Returns context `index`, shared by all threads of the GPU. Traps unless `index` is below
     /// [`n_gin_contexts`](Self::n_gin_contexts).
     #[track_caller]
     pub fn gin<B: GinBackend>(&self, index: u32) -> Gin<'_, B> {
@@ -127,9 +127,9 @@ impl DevComm {
         Gin { comm: self, index, sharing: ResourceSharing::Gpu, backend: PhantomData }
     }
 
-    /// Signal `index` of those that the host requested with `gin_signals`. Traps if there is no
-    /// such signal: higher ids are those of barriers and resources. ([`SignalId::of`] takes the
-    /// ranges of resources.)
+    /// Returns signal `index` of those that the host requested with `gin_signals`. Traps if there
+    /// is no such signal: higher ids are those of barriers and resources. ([`SignalId::of`] takes
+    /// the ranges of resources.)
     #[track_caller]
     pub fn signal(&self, index: u32) -> SignalId {
         let count = self.as_raw().requested_signals.into();
@@ -138,8 +138,8 @@ impl DevComm {
         unsafe { SignalId::of(self, SignalRange { first: 0, count }, index) }
     }
 
-    /// Counter `index` of those that the host requested with `gin_counters`. Traps if there is no
-    /// such counter.
+    /// Returns counter `index` of those that the host requested with `gin_counters`. Traps if there
+    /// is no such counter.
     #[track_caller]
     pub fn counter(&self, index: u32) -> CounterId {
         let count = self.as_raw().requested_counters.into();
@@ -150,7 +150,7 @@ impl DevComm {
 }
 
 impl<'a, B: GinBackend> Gin<'a, B> {
-    /// The same context, used by fewer threads.
+    /// Returns the same context, used by fewer threads.
     ///
     /// # Safety
     ///
@@ -160,17 +160,17 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Self { sharing, ..self }
     }
 
-    /// The device communicator.
+    /// Returns the device communicator.
     pub fn comm(&self) -> &'a DevComm {
         self.comm
     }
 
-    /// The index of this context in the device communicator.
+    /// Returns the index of this context in the device communicator.
     pub fn context_index(&self) -> u32 {
         self.index
     }
 
-    /// Context `index` of the same device communicator, which the caller knows to exist.
+    /// Returns context `index` of the same device communicator, which the caller knows to exist.
     pub(crate) fn with_index(self, index: u32) -> Self {
         Self { index, ..self }
     }
@@ -179,8 +179,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Context { comm: self.comm, index: self.index, sharing: self.sharing as u8 }
     }
 
-    /// The world rank of rank `peer` of `team`. Traps if GIN does not connect the two ranks:
-    /// NCCL would use a queue that does not exist.
+    /// Returns the world rank of rank `peer` of `team`. Traps if GIN does not connect the two
+    /// ranks: NCCL would use a queue that does not exist.
     #[track_caller]
     pub(crate) fn connected(&self, team: Team, peer: i32) -> i32 {
         let (rank, stride) = (self.world_rank(team, peer), self.comm.gin_stride());
@@ -190,7 +190,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         rank
     }
 
-    /// The world rank of rank `peer` of `team`, which NCCL's functions take.
+    /// Returns the world rank of rank `peer` of `team`, which NCCL's functions take.
     pub(crate) fn world_rank(&self, team: Team, peer: i32) -> i32 {
         team.to_world(self.comm.rank(), peer)
     }

@@ -13,7 +13,7 @@ use crate::{Coop, Team};
 /// `cuda::thread_scope_thread`: the writes have not been released yet.
 const THREAD: i32 = 10;
 
-/// A scope's value in `cuda::thread_scope`.
+/// Returns a scope's value in `cuda::thread_scope`.
 const fn number(scope: Scope) -> i32 {
     match scope {
         Scope::Sys => 0,
@@ -32,7 +32,7 @@ impl Release {
     /// NCCL releases nothing: the order needs no release.
     pub(crate) const NONE: Self = Self { given: number(Scope::Sys), required: number(Scope::Sys) };
 
-    /// The kernel has already released the writes at `scope`.
+    /// Tells NCCL that the kernel has already released the writes at `scope`.
     const fn by_kernel(scope: Scope) -> Self {
         Self { given: number(scope), required: number(Scope::Gpu) }
     }
@@ -69,8 +69,8 @@ values! {
 }
 
 impl<'a, B: GinBackend> Gin<'a, B> {
-    /// A put: `count` elements from `source` in this rank to `target` in rank `peer` of `team`.
-    /// [`Put::post`] sends it.
+    /// Returns a put: `count` elements from `source` in this rank to `target` in rank `peer` of
+    /// `team`. [`Put::post`] sends it.
     ///
     /// NCCL: `ncclGin::put`.
     ///
@@ -101,7 +101,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// A put of one value, without a source in memory. [`PutValue::post`] sends it.
+    /// Returns a put of one value, without a source in memory. [`PutValue::post`] sends it.
     ///
     /// NCCL: `ncclGin::putValue`.
     ///
@@ -127,8 +127,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// A get: `count` elements from `source` in rank `peer` of `team` to `target` in this rank.
-    /// [`Get::post`] sends it; the target can be read after a flush.
+    /// Returns a get: `count` elements from `source` in rank `peer` of `team` to `target` in this
+    /// rank. [`Get::post`] sends it; the target can be read after a flush.
     ///
     /// NCCL: `ncclGin::get`.
     ///
@@ -184,7 +184,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 }
 
-/// The window and byte offset of an element.
+/// Returns the window and byte offset of an element.
 fn sym_addr<T: Element>(element: SymPtr<T>) -> SymAddr {
     (element.window().as_raw(), element.byte_offset())
 }

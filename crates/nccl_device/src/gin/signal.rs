@@ -14,8 +14,8 @@ use crate::{DevComm, Window};
 pub struct SignalId(u32);
 
 impl SignalId {
-    /// Signal `index` of a range that the host reserved. Traps when the range, or the device
-    /// communicator, has no such signal.
+    /// Returns signal `index` of a range that the host reserved. Traps when the range, or the
+    /// device communicator, has no such signal.
     ///
     /// # Safety
     ///
@@ -29,7 +29,7 @@ impl SignalId {
         Self(id as u32)
     }
 
-    /// A signal by NCCL's id.
+    /// Returns a signal by NCCL's id.
     ///
     /// # Safety
     ///
@@ -38,7 +38,7 @@ impl SignalId {
         Self(id)
     }
 
-    /// NCCL's id.
+    /// Returns NCCL's id.
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -66,7 +66,7 @@ pub struct VaSignal {
 }
 
 impl VaSignal {
-    /// Element `index` of a window.
+    /// Returns the element `index` of a window.
     ///
     /// # Safety
     ///
@@ -118,7 +118,7 @@ impl sealed::Sealed for VaSignal {
     }
 }
 
-/// The 64-bit word of a signal.
+/// Returns the 64-bit word of a signal.
 pub(super) fn word(signal: impl Signal) -> Word {
     sealed::Sealed::word(signal)
 }
@@ -154,8 +154,8 @@ pub struct SignalAction {
 }
 
 impl SignalAction {
-    /// The signal is visible only after the data of all puts that this rank posted before to the
-    /// same peer on the same context. Traps unless the device communicator was created with
+    /// Makes the signal visible only after the data of all puts that this rank posted before
+    /// to the same peer on the same context. Traps unless the device communicator was created with
     /// `gin_strong_signals`. NCCL: `ncclGin_StrongSignalInc`, `ncclGin_StrongSignalAdd`.
     #[doc(alias = "ncclGin_StrongSignalInc")]
     #[must_use]
@@ -163,15 +163,15 @@ impl SignalAction {
         Self { strength: Strength::Strong, ..self }
     }
 
-    /// The signal is visible only after the data of its own put, but perhaps before the data of
-    /// earlier puts. NCCL: `ncclGin_WeakSignalInc`, `ncclGin_WeakSignalAdd`.
+    /// Makes the signal visible only after the data of its own put, but perhaps before the
+    /// data of earlier puts. NCCL: `ncclGin_WeakSignalInc`, `ncclGin_WeakSignalAdd`.
     #[doc(alias = "ncclGin_WeakSignalInc")]
     #[must_use]
     pub const fn weak(self) -> Self {
         Self { strength: Strength::Weak, ..self }
     }
 
-    /// The action as parameters of NCCL's functions.
+    /// Returns the action as parameters of NCCL's functions.
     #[track_caller]
     pub(super) fn lower(self, strong_by_default: bool) -> RemoteAction {
         const VA: i32 = 1;
@@ -206,8 +206,8 @@ impl SignalAction {
 pub struct CounterId(u32);
 
 impl CounterId {
-    /// Counter `index` of a range that the host reserved. Traps when the range, or the device
-    /// communicator, has no such counter.
+    /// Returns counter `index` of a range that the host reserved. Traps when the range, or the
+    /// device communicator, has no such counter.
     ///
     /// # Safety
     ///
@@ -221,7 +221,7 @@ impl CounterId {
         Self(id as u32)
     }
 
-    /// NCCL's id.
+    /// Returns NCCL's id.
     pub const fn get(self) -> u32 {
         self.0
     }

@@ -33,7 +33,7 @@ impl<B: GinBackend> Request<'_, B> {
 }
 
 impl<'a, B: GinBackend> Gin<'a, B> {
-    /// The value of a signal. NCCL: `ncclGin::readSignal`.
+    /// Returns the value of a signal. NCCL: `ncclGin::readSignal`.
     #[doc(alias = "ncclGinReadSignal")]
     #[track_caller]
     pub fn read_signal(&self, signal: impl Signal, order: MemoryOrder) -> u64 {
@@ -53,8 +53,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish(coop, outcome, call);
     }
 
-    /// [`wait_signal`](Self::wait_signal) with a timeout. NCCL: `ncclGin::waitSignal` with
-    /// `timeoutCycles`, which returns the result to the first thread of the coop only.
+    /// Does the same as [`wait_signal`](Self::wait_signal), with a timeout. NCCL:
+    /// `ncclGin::waitSignal` with `timeoutCycles`, which returns the result to the first thread of
+    /// the coop only.
     ///
     /// # Errors
     ///
@@ -74,7 +75,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish_timed(coop, self.wait_by_first(coop, word(signal), least, order, deadline), call)
     }
 
-    /// The value of a counter. NCCL: `ncclGin::readCounter`.
+    /// Returns the value of a counter. NCCL: `ncclGin::readCounter`.
     #[doc(alias = "ncclGinReadCounter")]
     #[track_caller]
     pub fn read_counter(&self, counter: CounterId, order: MemoryOrder) -> u64 {
@@ -94,8 +95,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish(coop, outcome, call);
     }
 
-    /// [`wait_counter`](Self::wait_counter) with a timeout. NCCL: `ncclGin::waitCounter` with
-    /// `timeoutCycles`.
+    /// Does the same as [`wait_counter`](Self::wait_counter), with a timeout. NCCL:
+    /// `ncclGin::waitCounter` with `timeoutCycles`.
     ///
     /// # Errors
     ///
@@ -121,7 +122,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     #[track_caller]
     pub fn reset_signal(&self, signal: impl Signal) {
         let word = word(signal);
-        // SAFETY: as in `read_signal`.
+        // SAFETY: the host reserved the signal, which the constructor of its id has checked.
         unsafe {
             calls::reset::<B>(self.context(), word);
             if let Word::Signal(id) = word {
@@ -140,8 +141,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         unsafe { calls::reset::<B>(self.context(), Word::Counter(counter.get())) };
     }
 
-    /// The shadow of a signal: the value that this rank expects the signal to reach. It persists
-    /// across kernels. NCCL: `ncclGin::getSignalShadowPtr`.
+    /// Returns the shadow of a signal: the value that this rank expects the signal to reach. It
+    /// persists across kernels. NCCL: `ncclGin::getSignalShadowPtr`.
     #[doc(alias = "ncclGinGetSignalShadowPtr")]
     #[track_caller]
     pub fn signal_shadow(&self, signal: SignalId) -> u64 {
@@ -169,8 +170,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         self.wait_signal(coop, signal, self.signal_shadow(signal), order);
     }
 
-    /// [`wait_signal_meets_shadow`](Self::wait_signal_meets_shadow) with a timeout, which NCCL
-    /// lacks.
+    /// Does the same as [`wait_signal_meets_shadow`](Self::wait_signal_meets_shadow), with a
+    /// timeout, which NCCL lacks.
     ///
     /// # Errors
     ///
@@ -207,8 +208,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         self.follow_shadow(coop, signal, before, order)
     }
 
-    /// [`wait_signal_follow_shadow`](Self::wait_signal_follow_shadow) with a timeout, which NCCL
-    /// lacks. A timeout leaves the shadow unchanged.
+    /// Does the same as [`wait_signal_follow_shadow`](Self::wait_signal_follow_shadow), with a
+    /// timeout, which NCCL lacks. A timeout leaves the shadow unchanged.
     ///
     /// # Errors
     ///
@@ -263,8 +264,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish(coop, outcome, CoopCall::new("gin.flush"));
     }
 
-    /// [`flush`](Self::flush) with a timeout. NCCL: `ncclGin::flush` with `timeoutCycles`, which
-    /// over some back ends does not make gets visible; this function does, except over EFA_GDA.
+    /// Does the same as [`flush`](Self::flush), with a timeout. NCCL: `ncclGin::flush` with
+    /// `timeoutCycles`, which over some back ends does not make gets visible; this function does,
+    /// except over EFA_GDA.
     ///
     /// # Errors
     ///
@@ -308,8 +310,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish(Coop::thread(), outcome, CoopCall::new("gin.wait_request"));
     }
 
-    /// [`wait_request`](Self::wait_request) with a timeout; the request can be waited for again.
-    /// NCCL: `ncclGin::wait` with `timeoutCycles`.
+    /// Does the same as [`wait_request`](Self::wait_request), with a timeout; the request can be
+    /// waited for again. NCCL: `ncclGin::wait` with `timeoutCycles`.
     ///
     /// # Errors
     ///

@@ -17,7 +17,7 @@ pub(super) struct Buffers<T> {
 }
 
 impl<T: Element> Buffers<T> {
-    /// The ranks' parts of a window from element `index` on, in the rank order of `team`.
+    /// Returns the ranks' parts of a window from element `index` on, in the rank order of `team`.
     ///
     /// NCCL maps the parts of consecutive LSA ranks at a constant stride.
     #[track_caller]
@@ -29,13 +29,13 @@ impl<T: Element> Buffers<T> {
         Self { zeroth, stride, n: team.n_ranks as usize, first: 0 }
     }
 
-    /// [`Self::of_team`] with this rank's part first.
+    /// Does the same as [`Self::of_team`], with this rank's part first.
     #[track_caller]
     pub(super) fn of_team_from_own(window: Window<T>, index: usize, team: Team) -> Self {
         Self { first: team.rank as usize, ..Self::of_team(window, index, team) }
     }
 
-    /// `n` buffers, `stride` elements apart.
+    /// Returns `n` buffers, `stride` elements apart.
     pub(super) fn strided(zeroth: *mut T, stride: usize, n: usize) -> Self {
         Self { zeroth, stride: stride.wrapping_mul(size_of::<T>()) as isize, n, first: 0 }
     }
@@ -44,14 +44,14 @@ impl<T: Element> Buffers<T> {
         self.n
     }
 
-    /// The address of buffer `i`, below [`Self::len`].
+    /// Returns the address of buffer `i`, below [`Self::len`].
     pub(super) fn get(&self, i: usize) -> *mut T {
         let i = self.first + i;
         let i = if i < self.n { i } else { i - self.n };
         self.zeroth.wrapping_byte_offset(self.stride.wrapping_mul(i as isize))
     }
 
-    /// The addresses of all buffers. There must be `N`.
+    /// Returns the addresses of all buffers. There must be `N`.
     pub(super) fn array<const N: usize>(&self) -> [*mut T; N] {
         let mut all = [self.zeroth; N];
         let mut i = 0;
@@ -62,13 +62,13 @@ impl<T: Element> Buffers<T> {
         all
     }
 
-    /// The buffers' address modulo 16, or `None` if it differs between them.
+    /// Returns the buffers' address modulo 16, or `None` if it differs between them.
     pub(super) fn misalignment(&self) -> Option<usize> {
         (self.stride % 16 == 0 || self.n == 1).then(|| misalignment(self.zeroth))
     }
 }
 
-/// An address modulo 16.
+/// Returns an address modulo 16.
 pub(super) fn misalignment<T>(address: *const T) -> usize {
     address.addr() % 16
 }

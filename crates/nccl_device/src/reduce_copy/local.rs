@@ -10,7 +10,7 @@ use super::source::{Copied, ReducedMany};
 use super::threads::Threads;
 use crate::call::CoopCall;
 
-/// `dst[i] = op over j < n_src of src[j * src_stride + i]`, for `i < count`.
+/// Computes `dst[i] = op over j < n_src of src[j * src_stride + i]`, for `i < count`.
 ///
 /// NCCL, in C++ and for sums only: `ncclLocalReduceSum`.
 ///
@@ -39,11 +39,11 @@ pub unsafe fn local_reduce<T: Accumulate>(
     let threads: Threads = threads.into().call(call);
     let from = Buffers::strided(src.cast_mut(), src_stride, n_src);
     let (from, to) = (ReducedMany { op, from }, One(dst));
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
     unsafe { Plan::new(threads, &from, &to, count).all::<T, 2>(from, to) }
 }
 
-/// `dst[j * dst_stride + i] = src[i]` for every `j < n_dst`, for `i < count`.
+/// Computes `dst[j * dst_stride + i] = src[i]` for every `j < n_dst`, for `i < count`.
 ///
 /// NCCL: `ncclLocalCopy`.
 ///
@@ -70,12 +70,12 @@ pub unsafe fn local_copy<T: Accumulate>(
         .arg("count", count as u64);
     let threads: Threads = threads.into().call(call);
     let (from, to) = (Copied(src), Many(Buffers::strided(dst, dst_stride, n_dst)));
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
     unsafe { Plan::new(threads, &from, &to, count).all::<T, 8>(from, to) }
 }
 
-/// `dst[k * dst_stride + i] = op over j < n_src of src[j * src_stride + i]` for every `k < n_dst`,
-/// for `i < count`.
+/// Computes `dst[k * dst_stride + i] = op over j < n_src of src[j * src_stride + i]` for every `k <
+/// n_dst`, for `i < count`.
 ///
 /// NCCL, in C++ and for sums only: `ncclLocalReduceSumCopy`.
 ///
@@ -107,6 +107,6 @@ pub unsafe fn local_reduce_copy<T: Accumulate>(
     let threads: Threads = threads.into().call(call);
     let from = Buffers::strided(src.cast_mut(), src_stride, n_src);
     let (from, to) = (ReducedMany { op, from }, Many(Buffers::strided(dst, dst_stride, n_dst)));
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
     unsafe { Plan::new(threads, &from, &to, count).all::<T, 2>(from, to) }
 }

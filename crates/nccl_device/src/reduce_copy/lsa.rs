@@ -19,13 +19,13 @@ use crate::call::CoopCall;
 // which decides the speed over NVLink: about twelve loads in flight for the usual numbers of ranks,
 // within the registers that 512 threads per block leave to a thread.
 
-/// Whether a vector takes four times its registers while it is reduced, as 8-bit elements do: then
-/// fewer vectors are in flight.
+/// Returns whether a vector takes four times its registers while it is reduced, as 8-bit elements
+/// do: then fewer vectors are in flight.
 const fn widens_fourfold<T: Accumulate>() -> bool {
     size_of::<T>() == 1
 }
 
-/// `dst[i] = op over the ranks of team of src[src_index + i]`, for `i < count`.
+/// Computes `dst[i] = op over the ranks of team of src[src_index + i]`, for `i < count`.
 ///
 /// Every rank that reduces the same elements gets the same bits.
 ///
@@ -58,7 +58,7 @@ pub unsafe fn lsa_reduce<T: Accumulate>(
     let (many, to) = (ReducedMany { op, from }, One(dst));
     let plan = Plan::new(threads, &many, &to, count);
     let fourfold = const { widens_fourfold::<T>() };
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
     unsafe {
         match team.n_ranks {
             2 if fourfold => plan.vectors::<T, 2>(Reduced::<T, _, 2>::of(op, from), to),
@@ -73,7 +73,7 @@ pub unsafe fn lsa_reduce<T: Accumulate>(
     }
 }
 
-/// `dst[dst_index + i] = src[i]` in every rank of `team`, for `i < count`.
+/// Computes `dst[dst_index + i] = src[i]` in every rank of `team`, for `i < count`.
 ///
 /// NCCL: `ncclLsaCopy`.
 ///
@@ -100,12 +100,12 @@ pub unsafe fn lsa_copy<T: Accumulate>(
         .arg("ranks", team.n_ranks as u64);
     let threads: Threads = threads.into().call(call);
     let (from, to) = (Copied(src), Many(Buffers::of_team_from_own(dst, dst_index, team)));
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
     unsafe { Plan::new(threads, &from, &to, count).all::<T, 8>(from, to) }
 }
 
-/// `dst[dst_index + i] = op over the ranks of team of src[src_index + i]` in every rank of `team`,
-/// for `i < count`.
+/// Computes `dst[dst_index + i] = op over the ranks of team of src[src_index + i]` in every rank of
+/// `team`, for `i < count`.
 ///
 /// A two-shot all-reduce calls this on each rank's share, between barriers.
 ///
@@ -145,7 +145,7 @@ pub unsafe fn lsa_reduce_copy<T: Accumulate>(
     };
     let (from, to, many, to_many, plan) = operands(team);
     let fourfold = const { widens_fourfold::<T>() };
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
     unsafe {
         match team.n_ranks {
             1 => plan.vectors::<T, 4>(Reduced::<T, _, 1>::of(op, from), Each::<T, 1>::of(to)),

@@ -55,13 +55,15 @@ macro_rules! words {
         {
             #[track_caller]
             unsafe fn load(op: Op, from: *const Self) -> Self {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller passes a multicast address whose copies are valid for reads
+                // and aligned.
                 unsafe { multimem::load_reduce(op, from) }
             }
 
             #[track_caller]
             unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self> {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller passes a multicast address whose copies are valid for reads
+                // and aligned.
                 unsafe { multimem::load_reduce_vec(op, from) }
             }
         }
@@ -89,7 +91,8 @@ macro_rules! halves {
 
             #[track_caller]
             unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self> {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller passes a multicast address whose copies are valid for reads
+                // and aligned.
                 unsafe { multimem::load_reduce_vec(op, from) }
             }
         }
@@ -146,7 +149,7 @@ impl<T: MultimemReduce<Op>, Op: ReduceOp<T>> Source<T> for Multicast<T, Op> {
         let mut values = [P::zero(); U];
         for (u, value) in values.iter_mut().enumerate() {
             if live(u) {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller passes rows that the buffers have, aligned for the pack.
                 *value =
                     unsafe { P::load_multicast(self.op, self.from.wrapping_add(at + u * row)) };
             }
@@ -170,12 +173,12 @@ impl<T: Accumulate> Sink<T> for ToMulticast<T> {
 
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an index of a pack that the buffer has, aligned for it.
         unsafe { P::store_multicast(self.0.wrapping_add(at), value) }
     }
 }
 
-/// `dst[i] = op over the copies of src[i]`, for `i < count`.
+/// Computes `dst[i] = op over the copies of src[i]`, for `i < count`.
 ///
 /// NCCL, in C++ and for sums only: `ncclMultimemReduceSum`.
 ///
@@ -199,7 +202,7 @@ pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
         .arg("count", count as u64);
     let threads: Threads = threads.into().call(call);
     let (from, to) = (Multicast { op, from: src }, One(dst));
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
     unsafe { Plan::new(threads, &from, &to, count).all::<T, 8>(from, to) }
 }
 
@@ -226,7 +229,7 @@ pub unsafe fn multimem_copy<T: Accumulate>(
         .arg("count", count as u64);
     let threads: Threads = threads.into().call(call);
     let (from, to) = (Copied(src), ToMulticast(dst));
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
     unsafe { Plan::new(threads, &from, &to, count).all::<T, 8>(from, to) }
 }
 
@@ -254,7 +257,7 @@ pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
         .arg("count", count as u64);
     let threads: Threads = threads.into().call(call);
     let (from, to) = (Multicast { op, from: src }, ToMulticast(dst));
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
     unsafe { Plan::new(threads, &from, &to, count).all::<T, 8>(from, to) }
 }
 
@@ -287,7 +290,7 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     let from = Buffers::of_team_from_own(src, src_index, team);
     let (many, to) = (ReducedMany { op, from }, ToMulticast(dst));
     let plan = Plan::new(threads, &many, &to, count);
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
     unsafe {
         match team.n_ranks {
             2 => plan.vectors::<T, 4>(Reduced::<T, _, 2>::of(op, from), to),
@@ -299,7 +302,8 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     }
 }
 
-/// `dst[dst_index + i] = op over the copies of src[i]` in every rank of `team`, for `i < count`.
+/// Computes `dst[dst_index + i] = op over the copies of src[i]` in every rank of `team`, for `i <
+/// count`.
 ///
 /// NCCL, in C++ and for sums only: `ncclMultimemReduceSumLsaCopy`.
 ///
@@ -326,7 +330,7 @@ pub unsafe fn multimem_reduce_lsa_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     let threads: Threads = threads.into().call(call);
     let (from, to) = (Multicast { op, from: src }, Buffers::of_team_from_own(dst, dst_index, team));
     let plan = Plan::new(threads, &from, &Many(to), count);
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
     unsafe {
         match team.n_ranks {
             2 => plan.vectors::<T, 8>(from, Each::<T, 2>::of(to)),

@@ -112,7 +112,8 @@ macro_rules! forward {
     ($name:ident($($arg:ident: $type:ty),*) = $raw:ident) => {
         #[track_caller]
         unsafe fn $name($($arg: $type),*) {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller's windows and buffers have `count` elements, and all threads of
+            // the coop call this.
             unsafe { raw::$raw($($arg),*) }
         }
     };
@@ -179,7 +180,7 @@ multimem_elements! {
     bf16: ncclMultimemReduceSum_BF16 ncclMultimemCopy_BF16 ncclMultimemReduceSumCopy_BF16;
 }
 
-/// `dst[i] = sum over the ranks of team of src[src_index + i]`, for `i < count`. NCCL:
+/// Computes `dst[i] = sum over the ranks of team of src[src_index + i]`, for `i < count`. NCCL:
 /// `ncclLsaReduceSum`.
 ///
 /// # Safety
@@ -196,11 +197,13 @@ pub unsafe fn lsa_reduce_sum<T: NcclElement>(
     team: Team,
 ) {
     let offset = src_index * size_of::<T>();
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's windows and buffers have `count` elements, and all threads of the coop
+    // call this.
     unsafe { T::lsa_reduce_sum(&coop.as_raw(), src.as_raw(), offset, dst, count, &team) }
 }
 
-/// `dst[dst_index + i] = src[i]` in every rank of `team`, for `i < count`. NCCL: `ncclLsaCopy`.
+/// Computes `dst[dst_index + i] = src[i]` in every rank of `team`, for `i < count`. NCCL:
+/// `ncclLsaCopy`.
 ///
 /// # Safety
 ///
@@ -220,8 +223,8 @@ pub unsafe fn lsa_copy<T: NcclElement>(
     unsafe { T::lsa_copy(&coop.as_raw(), src.cast_mut(), dst.as_raw(), offset, count, &team) }
 }
 
-/// `dst[dst_index + i] = sum over the ranks of team of src[src_index + i]` in every rank of `team`,
-/// for `i < count`. NCCL: `ncclLsaReduceSumCopy`.
+/// Computes `dst[dst_index + i] = sum over the ranks of team of src[src_index + i]` in every rank
+/// of `team`, for `i < count`. NCCL: `ncclLsaReduceSumCopy`.
 ///
 /// # Safety
 ///
@@ -238,14 +241,15 @@ pub unsafe fn lsa_reduce_sum_copy<T: NcclElement>(
     team: Team,
 ) {
     let (from, to) = (src_index * size_of::<T>(), dst_index * size_of::<T>());
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's windows and buffers have `count` elements, and all threads of the coop
+    // call this.
     unsafe {
         T::lsa_reduce_sum_copy(&coop.as_raw(), src.as_raw(), from, dst.as_raw(), to, count, &team);
     }
 }
 
-/// `dst[k * dst_stride + i] = sum over j < n_src of src[j * src_stride + i]` for every `k < n_dst`,
-/// for `i < count`. NCCL: `ncclLocalReduceSumCopy`.
+/// Computes `dst[k * dst_stride + i] = sum over j < n_src of src[j * src_stride + i]` for every `k
+/// < n_dst`, for `i < count`. NCCL: `ncclLocalReduceSumCopy`.
 ///
 /// # Safety
 ///
@@ -279,7 +283,8 @@ pub unsafe fn local_reduce_sum_copy<T: NcclElement>(
     }
 }
 
-/// `dst[i] = sum over the copies of src[i]`, for `i < count`. NCCL: `ncclMultimemReduceSum`.
+/// Computes `dst[i] = sum over the copies of src[i]`, for `i < count`. NCCL:
+/// `ncclMultimemReduceSum`.
 ///
 /// # Safety
 ///

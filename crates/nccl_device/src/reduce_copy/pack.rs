@@ -57,13 +57,13 @@ impl<T: Accumulate> Pack<T> for Vectors {
 
     #[track_caller]
     unsafe fn load(from: *const T) -> Vec16<T> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an address of a pack that is valid for reads and aligned.
         unsafe { mem::load_vec(from) }
     }
 
     #[track_caller]
     unsafe fn store(to: *mut T, value: Vec16<T>) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an address of a pack that is valid for writes and aligned.
         unsafe { mem::store_vec(to, value) }
     }
 
@@ -72,13 +72,13 @@ impl<T: Accumulate> Pack<T> for Vectors {
     where
         T: MultimemReduce<Op>,
     {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an address of a pack that is valid for reads and aligned.
         unsafe { T::load_vec(op, from) }
     }
 
     #[track_caller]
     unsafe fn store_multicast(to: *mut T, value: Vec16<T>) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an address of a pack that is valid for writes and aligned.
         unsafe { multimem::store_vec(to, value) }
     }
 
@@ -114,13 +114,13 @@ impl<T: Accumulate> Pack<T> for Elements {
 
     #[track_caller]
     unsafe fn load(from: *const T) -> T {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an address of a pack that is valid for reads and aligned.
         unsafe { mem::load(from) }
     }
 
     #[track_caller]
     unsafe fn store(to: *mut T, value: T) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an address of a pack that is valid for writes and aligned.
         unsafe { mem::store(to, value) }
     }
 
@@ -129,13 +129,13 @@ impl<T: Accumulate> Pack<T> for Elements {
     where
         T: MultimemReduce<Op>,
     {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an address of a pack that is valid for reads and aligned.
         unsafe { <T as MultimemReduce<Op>>::load(op, from) }
     }
 
     #[track_caller]
     unsafe fn store_multicast(to: *mut T, value: T) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an address of a pack that is valid for writes and aligned.
         unsafe { store_one(to, value) }
     }
 

@@ -90,7 +90,8 @@ impl Plan {
         source: impl Source<T>,
         sink: impl Sink<T>,
     ) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's buffers have the elements of the plan, which gives each thread its
+        // own.
         unsafe {
             self.vectors::<T, U>(source, sink);
             self.elements(source, sink);

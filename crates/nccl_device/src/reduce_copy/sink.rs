@@ -7,7 +7,7 @@ use super::pack::Pack;
 
 /// A destination: one buffer, several, or a multicast address.
 pub(super) trait Sink<T: Accumulate>: Copy {
-    /// The address modulo 16, or `None` if it differs between the buffers.
+    /// Returns the address modulo 16, or `None` if it differs between the buffers.
     fn misalignment(&self) -> Option<usize>;
 
     /// Stores `value`, one pack (16 bytes or one element), from element `at` on.
@@ -29,7 +29,7 @@ impl<T: Accumulate> Sink<T> for One<T> {
 
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an index of a pack that the buffer has, aligned for it.
         unsafe { P::store(self.0.add(at), value) }
     }
 }
@@ -42,7 +42,7 @@ pub(super) struct Each<T, const N: usize> {
 }
 
 impl<T: Accumulate, const N: usize> Each<T, N> {
-    /// The sink of `buffers`, which are `N`.
+    /// Returns the sink of `buffers`, which are `N`.
     pub(super) fn of(buffers: Buffers<T>) -> Self {
         Self { to: buffers.array(), misalignment: buffers.misalignment() }
     }
@@ -56,7 +56,7 @@ impl<T: Accumulate, const N: usize> Sink<T> for Each<T, N> {
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         for to in &self.to {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes an index of a pack that the buffer has, aligned for it.
             unsafe { P::store(to.add(at), value) };
         }
     }
@@ -75,7 +75,7 @@ impl<T: Accumulate> Sink<T> for Many<T> {
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         let mut i = 0;
         while i < self.0.len() {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes an index of a pack that the buffer has, aligned for it.
             unsafe { P::store(self.0.get(i).add(at), value) };
             i += 1;
         }

@@ -8,7 +8,7 @@ use super::pack::Pack;
 
 /// What is loaded, and reduced to one value per element index.
 pub(super) trait Source<T: Accumulate>: Copy {
-    /// The address modulo 16, or `None` if it differs between the buffers.
+    /// Returns the address modulo 16, or `None` if it differs between the buffers.
     fn misalignment(&self) -> Option<usize>;
 
     /// The loaded values, before `finish` reduces them.
@@ -27,7 +27,7 @@ pub(super) trait Source<T: Accumulate>: Copy {
         live: impl Fn(usize) -> bool,
     ) -> [Self::Loaded<P>; U];
 
-    /// The reduced value of what was loaded.
+    /// Returns the reduced value of what was loaded.
     fn finish<P: Pack<T>>(&self, loaded: Self::Loaded<P>) -> P::Value;
 }
 
@@ -52,7 +52,7 @@ impl<T: Accumulate> Source<T> for Copied<T> {
         let mut values = [P::zero(); U];
         for (u, value) in values.iter_mut().enumerate() {
             if live(u) {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller passes rows that the buffers have, aligned for the pack.
                 *value = unsafe { P::load(self.0.add(at + u * row)) };
             }
         }
@@ -73,7 +73,7 @@ pub(super) struct Reduced<T, Op, const N: usize> {
 }
 
 impl<T: Accumulate, Op, const N: usize> Reduced<T, Op, N> {
-    /// The source of `buffers`, which are `N`.
+    /// Returns the source of `buffers`, which are `N`.
     pub(super) fn of(op: Op, buffers: Buffers<T>) -> Self {
         Self { op, from: buffers.array(), misalignment: buffers.misalignment() }
     }
@@ -97,7 +97,7 @@ impl<T: Accumulate, Op: ReduceOp<T>, const N: usize> Source<T> for Reduced<T, Op
         for (u, loaded) in loaded.iter_mut().enumerate() {
             if live(u) {
                 for (loaded, from) in loaded.iter_mut().zip(&self.from) {
-                    // SAFETY: the caller's contract.
+                    // SAFETY: the caller passes rows that the buffers have, aligned for the pack.
                     *loaded = unsafe { P::load(from.add(at + u * row)) };
                 }
             }
@@ -152,7 +152,8 @@ impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {
                     let from = self.from.get(i + k);
                     for (u, loaded) in loaded.iter_mut().enumerate() {
                         if live(u) {
-                            // SAFETY: the caller's contract.
+                            // SAFETY: the caller passes rows that the buffers have, aligned for the
+                            // pack.
                             *loaded = unsafe { P::load(from.add(at + u * row)) };
                         }
                     }

@@ -20,7 +20,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// The threads of a one-dimensional grid. Every thread of the grid makes the call.
+    /// Returns the threads of a one-dimensional grid. Every thread of the grid makes the call.
     pub fn grid() -> Self {
         let count = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
         Self {

@@ -6,8 +6,8 @@ use devcomm_types::Team;
 use crate::Window;
 
 impl<T: Accumulate> Window<T> {
-    /// The sum over an LSA team of `N` ranks of the 16-byte vector from element `at` on. All loads
-    /// are in flight at once.
+    /// Returns the sum over an LSA team of `N` ranks of the 16-byte vector from element `at` on.
+    /// All loads are in flight at once.
     ///
     /// The sum begins with this rank and goes through the ranks cyclically, so that ranks that sum
     /// different vectors at the same time load from different peers. Two ranks' float sums of the
@@ -23,7 +23,8 @@ impl<T: Accumulate> Window<T> {
         let mut i = 0;
         while i < N {
             let peer = (team.rank as usize + i) % N;
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes a vector that the window of each rank has and that no
+            // thread writes.
             vectors[i] = unsafe { self.lsa(peer as i32).load_vec(at) };
             i += 1;
         }
@@ -36,8 +37,8 @@ impl<T: Accumulate> Window<T> {
         sum
     }
 
-    /// [`sum_vec_of`](Self::sum_vec_of) for any number of ranks, with one load after the other, in
-    /// rank order.
+    /// Does the same as [`sum_vec_of`](Self::sum_vec_of), for any number of ranks, with one load
+    /// after the other, in rank order.
     ///
     /// # Safety
     ///
@@ -46,7 +47,8 @@ impl<T: Accumulate> Window<T> {
     pub unsafe fn sum_vec(self, team: Team, at: usize) -> T::Wide {
         let mut sum = T::widen(Vec16::from_bits([0; 4]));
         for peer in 0..team.n_ranks {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes a vector that the window of each rank has and that no
+            // thread writes.
             T::add(&mut sum, unsafe { self.lsa(peer).load_vec(at) });
         }
         sum
@@ -62,7 +64,8 @@ impl<T: Accumulate> Window<T> {
     #[track_caller]
     pub unsafe fn store_vec_to_all(self, team: Team, at: usize, vector: Vec16<T>) {
         for peer in team.all_from_self() {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes a vector that the window of each rank has and that only
+            // this thread accesses.
             unsafe { self.lsa(peer).store_vec(at, vector) };
         }
     }

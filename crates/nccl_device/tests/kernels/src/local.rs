@@ -14,7 +14,7 @@ pub unsafe fn local_reduce<T: Accumulate>(
     dst: *mut T,
     count: usize,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes buffers with these elements.
     unsafe { rc::local_reduce(Coop::cta(), Sum, n, src, stride, dst, count) }
 }
 
@@ -27,11 +27,11 @@ pub unsafe fn local_copy<T: Accumulate>(
     stride: usize,
     count: usize,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes buffers with these elements.
     unsafe { rc::local_copy(Coop::cta(), src, n, dst, stride, count) }
 }
 
-/// The minimum of `n` buffers, to `m` buffers.
+/// Stores the minimum of `n` buffers to `m` buffers.
 #[kernel(T = [f32, bf16])]
 pub unsafe fn local_reduce_copy<T: Accumulate>(
     n: usize,
@@ -43,6 +43,6 @@ pub unsafe fn local_reduce_copy<T: Accumulate>(
     count: usize,
 ) {
     let coop = Coop::cta();
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes buffers with these elements.
     unsafe { rc::local_reduce_copy(coop, Min, n, src, src_stride, m, dst, dst_stride, count) }
 }

@@ -15,11 +15,11 @@ pub unsafe fn reduce<T: Accumulate>(
     dst: *mut T,
     count: usize,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes windows and buffers with these elements, which no other kernel uses.
     unsafe { lsa_reduce(Coop::cta(), Sum, src, index, dst, count, comm.lsa_team()) }
 }
 
-/// The maximum over the ranks, by one warp.
+/// Computes the maximum over the ranks, by one warp.
 #[kernel(T = [f16])]
 pub unsafe fn reduce_by_warp<T: Accumulate>(
     comm: DevComm,
@@ -28,11 +28,11 @@ pub unsafe fn reduce_by_warp<T: Accumulate>(
     dst: *mut T,
     count: usize,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes windows and buffers with these elements, which no other kernel uses.
     unsafe { lsa_reduce(Coop::warp(), Max, src, index, dst, count, comm.lsa_team()) }
 }
 
-/// The element of largest magnitude over the ranks, by a closure.
+/// Finds the element of largest magnitude over the ranks, by a closure.
 #[kernel(T = [bf16])]
 pub unsafe fn reduce_by_closure<T: Accumulate<Acc = f32>>(
     comm: DevComm,
@@ -42,7 +42,7 @@ pub unsafe fn reduce_by_closure<T: Accumulate<Acc = f32>>(
     count: usize,
 ) {
     let larger = |a: f32, b: f32| if a.abs() > b.abs() { a } else { b };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes windows and buffers with these elements, which no other kernel uses.
     unsafe { lsa_reduce(Coop::cta(), larger, src, index, dst, count, comm.lsa_team()) }
 }
 
@@ -55,7 +55,7 @@ pub unsafe fn copy<T: Accumulate>(
     index: usize,
     count: usize,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes windows and buffers with these elements, which no other kernel uses.
     unsafe { lsa_copy(Coop::cta(), src, dst, index, count, comm.lsa_team()) }
 }
 
@@ -71,6 +71,6 @@ pub unsafe fn reduce_copy<T: Accumulate>(
 ) {
     let team = comm.lsa_team();
     let mean = Avg { of: team.n_ranks as u32 };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes windows and buffers with these elements, which no other kernel uses.
     unsafe { lsa_reduce_copy(Coop::cta(), mean, src, src_index, dst, dst_index, count, team) }
 }

@@ -15,7 +15,7 @@ pub unsafe fn multimem_reduce<T: rc::MultimemReduce<Sum>>(
     count: usize,
 ) {
     let src = src.multimem(&comm).wrapping_add(index);
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes windows and buffers with these elements, which no other kernel uses.
     unsafe { rc::multimem_reduce(Coop::cta(), Sum, src, dst, count) }
 }
 
@@ -29,7 +29,7 @@ pub unsafe fn multimem_copy<T: Accumulate>(
     count: usize,
 ) {
     let dst = dst.multimem(&comm).wrapping_add(index);
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes windows and buffers with these elements, which no other kernel uses.
     unsafe { rc::multimem_copy(Coop::cta(), src, dst, count) }
 }
 
@@ -45,11 +45,11 @@ pub unsafe fn multimem_reduce_copy<T: rc::MultimemReduce<Sum>>(
 ) {
     let src = src.multimem(&comm).wrapping_add(src_index);
     let dst = dst.multimem(&comm).wrapping_add(dst_index);
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes windows and buffers with these elements, which no other kernel uses.
     unsafe { rc::multimem_reduce_copy(Coop::cta(), Sum, src, dst, count) }
 }
 
-/// The maximum over the ranks, to all copies.
+/// Stores the maximum over the ranks to all copies.
 #[kernel(T = [f32, bf16])]
 pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     comm: DevComm,
@@ -61,11 +61,11 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
 ) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());
     let dst = dst.multimem(&comm).wrapping_add(dst_index);
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes windows and buffers with these elements, which no other kernel uses.
     unsafe { rc::lsa_reduce_multimem_copy(coop, Max, src, src_index, dst, count, team) }
 }
 
-/// The maximum of all copies, to every rank.
+/// Stores the maximum of all copies to every rank.
 #[kernel(T = [f16, i64])]
 pub unsafe fn multimem_reduce_lsa_copy<T: rc::MultimemReduce<Max>>(
     comm: DevComm,
@@ -77,6 +77,6 @@ pub unsafe fn multimem_reduce_lsa_copy<T: rc::MultimemReduce<Max>>(
 ) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());
     let src = src.multimem(&comm).wrapping_add(src_index);
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes windows and buffers with these elements, which no other kernel uses.
     unsafe { rc::multimem_reduce_lsa_copy(coop, Max, src, dst, dst_index, count, team) }
 }

@@ -8,7 +8,7 @@ use nccl_device::{Coop, DevComm, LlA2aBuffer, LlA2aHandle, Window};
 /// What [`reduce_numbers()`] stores for each thread.
 pub const RESULTS: usize = 8;
 
-/// Each thread's element of `x`, reduced over the block and the warp: maximum and its index, the
+/// Reduces each thread's element of `x` over the block and the warp: maximum and its index, the
 /// denominator of the softmax, the warp's sum and minimum, and the sum of four lanes. One block.
 #[kernel]
 pub unsafe fn reduce_numbers(x: *const f32, out: *mut f32) {
@@ -32,9 +32,9 @@ pub unsafe fn reduce_numbers(x: *const f32, out: *mut f32) {
     }
 }
 
-/// `rounds` times the sum and the maximum of a number of each rank, by the whole block and then by
-/// each of its two warps, by multicast if the device communicator has it. Each thread stores its
-/// three pairs of each round.
+/// Computes `rounds` times the sum and the maximum of a number of each rank, by the whole block and
+/// then by each of its two warps, by multicast if the device communicator has it. Each thread
+/// stores its three pairs of each round.
 #[kernel]
 pub unsafe fn all_reduce_numbers(comm: DevComm, exchange: LlA2aHandle, out: *mut u64, rounds: u32) {
     let (rank, thread) = (comm.lsa_team().rank as u32, thread::index_1d() as usize);
@@ -68,12 +68,12 @@ pub unsafe fn all_reduce_numbers(comm: DevComm, exchange: LlA2aHandle, out: *mut
     }
 }
 
-/// `y` becomes `x` rounded to `T`, and `even` each element rounded to an integer, ties to even; 16
-/// elements per thread.
+/// Rounds: `y` becomes `x` rounded to `T`, and `even` each element rounded to an integer, ties to
+/// even; 16 elements per thread.
 #[kernel(T = [f32, f16, bf16])]
 pub unsafe fn round_numbers<T: Accumulate<Acc = f32>>(x: *const f32, y: *mut T, even: *mut f32) {
     let first = 16 * thread::index_1d() as usize;
-    // SAFETY: the crate's contract.
+    // SAFETY: the test passes buffers with these elements.
     unsafe {
         let values = mem::load_as_f32::<f32, 16>(x.add(first));
         mem::store_from_f32(y.add(first), values);
@@ -82,8 +82,8 @@ pub unsafe fn round_numbers<T: Accumulate<Acc = f32>>(x: *const f32, y: *mut T, 
     }
 }
 
-/// The matrix `x` without its first row and `skip` columns, transposed, becomes the matrix `planes`
-/// of `y` with the indices `[1, .., ..]`; a row of `x` per warp.
+/// Transposes: the matrix `x` without its first row and `skip` columns, transposed, becomes the
+/// matrix `planes` of `y` with the indices `[1, .., ..]`; a row of `x` per warp.
 #[kernel]
 pub unsafe fn transpose_part(
     x: Window<f32>,
@@ -108,7 +108,7 @@ pub unsafe fn transpose_part(
     }
 }
 
-/// Loads an element behind the end of a row, which is in the memory.
+/// Loads an element after the end of a row, which is in the memory.
 #[kernel]
 pub unsafe fn load_behind_row(x: Window<f32>, out: *mut f32, columns: usize) {
     // SAFETY: the element is outside the row, which the test is for.

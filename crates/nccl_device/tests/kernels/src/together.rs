@@ -8,9 +8,9 @@ use nccl_device::{
     Window,
 };
 
-/// `steps` times: each block stores its `count` elements of `x`, plus 1, to `y` of the next rank,
-/// and replaces them by its `y`. One flag per block signals that `y` was stored, another that `y`
-/// was read.
+/// Does this `steps` times: each block stores its `count` elements of `x`, plus 1, to `y` of the
+/// next rank, and replaces them by its `y`. One flag per block signals that `y` was stored, another
+/// that `y` was read.
 #[kernel]
 pub unsafe fn pass_on(
     comm: DevComm,
@@ -53,7 +53,7 @@ pub unsafe fn pass_on(
     unsafe { epoch.end(coop) };
 }
 
-/// `rounds` times: each block writes the round, and adds up what all blocks wrote.
+/// Does this `rounds` times: each block writes the round, and adds up what all blocks wrote.
 #[kernel]
 pub unsafe fn grid_meets(
     comm: DevComm,
@@ -85,8 +85,8 @@ pub unsafe fn grid_meets(
     }
 }
 
-/// `rounds` times: each rank stores the round to `mail[block][2]` of its neighbours, and after the
-/// barrier counts in `wrong[block]` its own elements that differ from the round.
+/// Does this `rounds` times: each rank stores the round to `mail[block][2]` of its neighbours, and
+/// after the barrier counts in `wrong[block]` its own elements that differ from the round.
 #[kernel]
 pub unsafe fn neighbors_meet(
     comm: DevComm,
@@ -127,7 +127,8 @@ pub unsafe fn neighbors_meet(
     }
 }
 
-/// The sums of `x` over each block's and each warp's threads, in `of_blocks` and `of_warps`.
+/// Computes the sums of `x` over each block's and each warp's threads, in `of_blocks` and
+/// `of_warps`.
 #[kernel(T = [f32, f64, i32, u64])]
 pub unsafe fn sum_threads<T: Summand>(
     x: *const T,
@@ -137,7 +138,7 @@ pub unsafe fn sum_threads<T: Summand>(
 ) {
     let mut mine = T::ZERO;
     for i in thread::grid_strided(count) {
-        // SAFETY: the kernel's contract.
+        // SAFETY: the test passes buffers with `count` elements.
         mine = mine.wrapping_add(unsafe { mem::load(x.add(i)) });
     }
     let block = thread::block_idx_x() as usize;
