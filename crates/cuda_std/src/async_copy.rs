@@ -41,12 +41,12 @@ use crate::arch;
 #[doc(alias = "cp.async")]
 #[track_caller]
 pub unsafe fn copy_16<T>(to: *mut T, from: *const T, pred: bool) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps both addresses valid and aligned until the copy is waited for.
     unsafe { arch::copy_16_async(arch::shared_address(to), from.cast(), pred) }
 }
 
-/// As [`copy_16`], for 4 bytes, and through L1. PTX: `cp.async.ca.shared.global` with a source
-/// size.
+/// Does the same as [`copy_16`], for 4 bytes, and through L1. PTX: `cp.async.ca.shared.global` with
+/// a source size.
 ///
 /// # Safety
 ///
@@ -54,7 +54,7 @@ pub unsafe fn copy_16<T>(to: *mut T, from: *const T, pred: bool) {
 #[doc(alias = "cp.async")]
 #[track_caller]
 pub unsafe fn copy_4<T>(to: *mut T, from: *const T, pred: bool) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps both addresses valid and aligned until the copy is waited for.
     unsafe { arch::copy_4_async(arch::shared_address(to), from.cast(), pred) }
 }
 

@@ -112,10 +112,10 @@ pub unsafe trait AtomicValue: Copy + 'static {
     /// The unsigned integer of the same size.
     #[doc(hidden)]
     type Bits: raw::Bits;
-    /// The value's bits.
+    /// Returns the value's bits.
     #[doc(hidden)]
     fn to_bits(self) -> Self::Bits;
-    /// The value of these bits.
+    /// Returns the value of these bits.
     #[doc(hidden)]
     fn from_bits(bits: Self::Bits) -> Self;
 }
@@ -167,12 +167,12 @@ pub type AtomicF64 = Atomic<f64>;
 unsafe impl<T: AtomicValue> Sync for Atomic<T> {}
 
 impl<T: AtomicValue> Atomic<T> {
-    /// A new atomic.
+    /// Returns a new atomic.
     pub const fn new(value: T) -> Self {
         Self(UnsafeCell::new(value))
     }
 
-    /// An atomic in memory that other code owns.
+    /// Returns an atomic in memory that other code owns.
     ///
     /// # Safety
     ///
@@ -183,7 +183,7 @@ impl<T: AtomicValue> Atomic<T> {
         unsafe { &*address.cast() }
     }
 
-    /// The atomic's address.
+    /// Returns the atomic's address.
     pub const fn as_ptr(&self) -> *mut T {
         self.0.get()
     }
@@ -192,7 +192,7 @@ impl<T: AtomicValue> Atomic<T> {
         self.as_ptr().cast()
     }
 
-    /// The value. PTX: `ld`.
+    /// Returns the value. PTX: `ld`.
     ///
     /// # Panics
     ///

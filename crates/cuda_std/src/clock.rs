@@ -17,13 +17,13 @@
 
 use crate::arch;
 
-/// The cycle counter of this multiprocessor; not comparable with those of others. PTX:
+/// Returns the cycle counter of this multiprocessor; not comparable with those of others. PTX:
 /// `%clock64`.
 pub fn clock64() -> u64 {
     arch::clock64()
 }
 
-/// The nanosecond clock that all multiprocessors of the GPU share, with steps of up to a
+/// Returns the nanosecond clock that all multiprocessors of the GPU share, with steps of up to a
 /// microsecond. PTX: `%globaltimer`.
 pub fn globaltimer() -> u64 {
     arch::globaltimer()

@@ -65,13 +65,14 @@
 
 use crate::arch;
 
-/// The block's rank in its cluster. PTX: `%cluster_ctarank`.
+/// Returns the block's rank in its cluster. PTX: `%cluster_ctarank`.
 #[must_use]
 pub fn rank() -> u32 {
     arch::cluster_rank()
 }
 
-/// The number of blocks of the cluster; 1 in a launch without clusters. PTX: `%cluster_nctarank`.
+/// Returns the number of blocks of the cluster; 1 in a launch without clusters. PTX:
+/// `%cluster_nctarank`.
 #[must_use]
 pub fn size() -> u32 {
     arch::cluster_size()
@@ -87,11 +88,11 @@ pub fn size() -> u32 {
 /// and any other thread's access to these bytes.
 #[track_caller]
 pub unsafe fn store(to: *mut [f32; 4], block: u32, value: [f32; 4]) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in the shared memory of a running block.
     unsafe { arch::store_cluster(to, block, value) }
 }
 
-/// A barrier of all threads of the cluster, which orders accesses to shared memory. PTX:
+/// Executes a barrier of all threads of the cluster, which orders accesses to shared memory. PTX:
 /// `barrier.cluster.arrive.release`, `barrier.cluster.wait.acquire`.
 ///
 /// # Safety
@@ -102,8 +103,8 @@ pub unsafe fn sync() {
     arch::cluster_sync();
 }
 
-/// As [`sync`], but orders no accesses to memory. PTX: `barrier.cluster.arrive.relaxed`,
-/// `barrier.cluster.wait`.
+/// Does the same as [`sync`], but orders no accesses to memory. PTX:
+/// `barrier.cluster.arrive.relaxed`, `barrier.cluster.wait`.
 ///
 /// # Safety
 ///

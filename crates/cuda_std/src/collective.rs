@@ -59,7 +59,8 @@ macro_rules! summands {
 
 summands!(f32 f64 i32 u32 i64 u64);
 
-/// The values of the warp's lanes, combined by `op`, in every lane: `warp_reduce(x, f32::max)`.
+/// Returns the values of the warp's lanes, combined by `op`, in every lane: `warp_reduce(x,
+/// f32::max)`.
 ///
 /// `op` is associative and commutative, in floats up to rounding: the lanes combine the same pairs
 /// of values, some in the other order.
@@ -73,8 +74,8 @@ pub unsafe fn warp_reduce<T: WarpShuffleValue>(mine: T, op: impl Fn(T, T) -> T) 
     unsafe { segment_reduce::<32, T>(mine, op) }
 }
 
-/// As [`warp_reduce`], for each segment of `WIDTH` neighbouring lanes by itself. `WIDTH` is a power
-/// of two up to 32.
+/// Does the same as [`warp_reduce`], for each segment of `WIDTH` neighbouring lanes by itself.
+/// `WIDTH` is a power of two up to 32.
 ///
 /// # Safety
 ///
@@ -94,7 +95,7 @@ pub unsafe fn segment_reduce<const WIDTH: u32, T: WarpShuffleValue>(
     all
 }
 
-/// The sum over the warp, in every lane.
+/// Returns the sum over the warp, in every lane.
 ///
 /// # Safety
 ///
@@ -105,7 +106,7 @@ pub unsafe fn warp_sum<T: Summand>(mine: T) -> T {
     unsafe { warp_reduce(mine, T::wrapping_add) }
 }
 
-/// The values of the block's threads, combined by `op`, in every thread: `block_reduce(x,
+/// Returns the values of the block's threads, combined by `op`, in every thread: `block_reduce(x,
 /// f32::NEG_INFINITY, f32::max)`. It uses two block barriers, and shared memory for one `T` per
 /// warp, of at most 16 bytes.
 ///
@@ -138,14 +139,14 @@ pub unsafe fn block_reduce<T: WarpShuffleValue>(mine: T, identity: T, op: impl F
     }
 }
 
-/// The sum over the block, in every thread: a [`block_reduce`].
+/// Returns the sum over the block, in every thread: a [`block_reduce`].
 ///
 /// # Safety
 ///
 /// As for [`block_reduce`].
 #[track_caller]
 pub unsafe fn block_sum<T: Summand>(mine: T) -> T {
-    // SAFETY: the caller upholds the contract of `block_reduce`.
+    // SAFETY: all threads of the caller's block call this together.
     unsafe { block_reduce(mine, T::ZERO, T::wrapping_add) }
 }
 
@@ -179,18 +180,18 @@ impl ClusterSum {
         }
     }
 
-    /// The sums of the warps of the cluster, for two calls in turn.
+    /// Returns the sums of the warps of the cluster, for two calls in turn.
     fn of_warps() -> *mut [f32; 4] {
         shared_array![[f32; 4]; 2 * CLUSTER_WARPS]
     }
 
-    /// The barrier at which these arrive, followed by the other one.
+    /// Returns the barrier at which these arrive, followed by the other one.
     fn have_arrived() -> MBarrier {
         // SAFETY: nothing else uses the words; `new` initializes them.
         unsafe { MBarrier::at(shared_array![u64; 2]) }
     }
 
-    /// The sums over the cluster of up to four numbers, in every thread of it.
+    /// Returns the sums over the cluster of up to four numbers, in every thread of it.
     ///
     /// # Safety
     ///

@@ -24,7 +24,7 @@ use half::{bf16, f16};
 
 use crate::arch;
 
-/// Exact. PTX: `cvt.f32.f16`.
+/// Converts exactly. PTX: `cvt.f32.f16`.
 pub fn f16_to_f32(value: f16) -> f32 {
     arch::f16_to_f32(value)
 }
@@ -34,7 +34,7 @@ pub fn f32_to_f16(value: f32) -> f16 {
     arch::f32_to_f16(value)
 }
 
-/// Exact: a shift.
+/// Converts exactly: a shift.
 pub fn bf16_to_f32(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
@@ -44,7 +44,7 @@ pub fn f32_to_bf16(value: f32) -> bf16 {
     arch::f32_to_bf16(value)
 }
 
-/// Exact.
+/// Converts exactly.
 pub fn f16x2_to_f32(packed: u32) -> [f32; 2] {
     [packed as u16, (packed >> 16) as u16].map(|bits| f16_to_f32(f16::from_bits(bits)))
 }
@@ -54,7 +54,7 @@ pub fn f32_to_f16x2(values: [f32; 2]) -> u32 {
     arch::f32_to_f16x2(values)
 }
 
-/// Exact: a shift and a mask.
+/// Converts exactly: a shift and a mask.
 pub fn bf16x2_to_f32(packed: u32) -> [f32; 2] {
     [f32::from_bits(packed << 16), f32::from_bits(packed & 0xffff_0000)]
 }
@@ -70,15 +70,16 @@ pub trait Float: Copy + 'static {
     /// Two values as in memory: `u16`, `u32` or `u64`.
     type Pair: Copy;
 
-    /// Exact.
+    /// Converts exactly.
     fn to_f32(self) -> f32;
     /// Rounds to the nearest.
     fn from_f32(value: f32) -> Self;
-    /// Two values, each rounded to the nearest.
+    /// Rounds two values, each to the nearest.
     fn pack(values: [f32; 2]) -> Self::Pair;
-    /// Exact.
+    /// Converts exactly.
     fn unpack(pair: Self::Pair) -> [f32; 2];
-    /// The `index`-th 32 bits of an array, each value rounded to the nearest; `value` gives them.
+    /// Returns the `index`-th 32 bits of an array, each value rounded to the nearest; `value` gives
+    /// them.
     fn word(index: usize, value: impl Fn(usize) -> f32) -> u32;
 }
 
@@ -174,7 +175,7 @@ macro_rules! f8_types {
         $type:ident $ptx:literal $largest:literal:
         $to:ident $from:ident $unpack:ident $pack:ident;
     )*) => { $(
-        /// Exact.
+        /// Converts exactly.
         pub fn $to(value: $type) -> f32 {
             $unpack(u16::from(value.to_bits()))[0]
         }

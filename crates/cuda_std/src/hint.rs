@@ -6,8 +6,8 @@ pub fn opaque(value: u32) -> u32 {
     crate::arch::opaque(value)
 }
 
-/// [`opaque`] for an index: addresses computed from the result do not depend on how `value` was
-/// computed.
+/// Does the same as [`opaque`], for an index: addresses computed from the result do not depend on
+/// how `value` was computed.
 pub fn opaque_usize(value: usize) -> usize {
     crate::arch::opaque_usize(value)
 }

@@ -45,7 +45,7 @@ pub trait Printable: Copy {
     /// The printf conversion specifier.
     #[doc(hidden)]
     const SPECIFIER: &'static str;
-    /// The value's 8 bytes in printf's argument list.
+    /// Returns the value's 8 bytes in printf's argument list.
     #[doc(hidden)]
     fn slot(self) -> u64;
     /// Writes the value's text, on the host.

@@ -25,21 +25,21 @@ use crate::arch;
 ///
 /// On the host the inherent methods of `f32` and `f64` have the same names and take precedence.
 pub trait GpuFloat: Copy {
-    /// `self * a + b`, rounded once. PTX: `fma.rn`.
+    /// Returns `self * a + b`, rounded once. PTX: `fma.rn`.
     fn mul_add(self, a: Self, b: Self) -> Self;
-    /// The square root. PTX: `sqrt.rn`.
+    /// Returns the square root. PTX: `sqrt.rn`.
     fn sqrt(self) -> Self;
-    /// The largest integer not above `self`.
+    /// Returns the largest integer not above `self`.
     fn floor(self) -> Self;
-    /// The smallest integer not below `self`.
+    /// Returns the smallest integer not below `self`.
     fn ceil(self) -> Self;
-    /// The integer part.
+    /// Returns the integer part.
     fn trunc(self) -> Self;
-    /// The nearest integer; ties are rounded away from zero.
+    /// Returns the nearest integer; ties are rounded away from zero.
     fn round(self) -> Self;
-    /// The nearest integer; ties are rounded to the even one. PTX: `cvt.rni`.
+    /// Returns the nearest integer; ties are rounded to the even one. PTX: `cvt.rni`.
     fn round_ties_even(self) -> Self;
-    /// The fractional part.
+    /// Returns the fractional part.
     fn fract(self) -> Self;
 }
 
@@ -63,7 +63,7 @@ macro_rules! gpu_float {
 
 gpu_float!(f32 f64);
 
-/// `a * b + c`, rounded once. PTX: `fma.rn.f32`.
+/// Returns `a * b + c`, rounded once. PTX: `fma.rn.f32`.
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     GpuFloat::mul_add(a, b, c)
 }
@@ -90,23 +90,24 @@ approximations! {
     tanh: "The hyperbolic tangent.", "2^-11 relative", "tanh.approx.f32";
 }
 
-/// e to the power of `x`: [`exp2`] of `x * log2(e)`, whose error grows with the size of `x`.
+/// Returns e to the power of `x`: [`exp2`] of `x * log2(e)`, whose error grows with the size of
+/// `x`.
 pub fn exp(x: f32) -> f32 {
     exp2(x * core::f32::consts::LOG2_E)
 }
 
-/// The logistic function, `1 / (1 + exp(-x))`. Error at most 2^-21 absolute; what is below 2^-126
-/// is 0. PTX: `ex2.approx.ftz.f32` and `rcp.approx.ftz.f32`.
+/// Returns the logistic function, `1 / (1 + exp(-x))`. Error at most 2^-21 absolute; what is below
+/// 2^-126 is 0. PTX: `ex2.approx.ftz.f32` and `rcp.approx.ftz.f32`.
 pub fn sigmoid(x: f32) -> f32 {
     arch::rcp_ftz(1.0 + arch::exp2_ftz(x * -core::f32::consts::LOG2_E))
 }
 
-/// The natural logarithm: [`log2`] times `ln(2)`.
+/// Returns the natural logarithm: [`log2`] times `ln(2)`.
 pub fn ln(x: f32) -> f32 {
     log2(x) * core::f32::consts::LN_2
 }
 
-/// The error function. Error at most 2^-22 relative; `erf(-x) == -erf(x)`.
+/// Returns the error function. Error at most 2^-22 relative; `erf(-x) == -erf(x)`.
 ///
 /// For small `x` a polynomial, otherwise 1 minus [`exp`] of a polynomial (by N. Juffa).
 pub fn erf(x: f32) -> f32 {
@@ -123,15 +124,16 @@ pub fn erf(x: f32) -> f32 {
     }
 }
 
-/// GELU, by the error function: `x * (1 + erf(x / sqrt(2))) / 2`. Error at most `2^-22 * max(1,
+/// Returns GELU, by the error function: `x * (1 + erf(x / sqrt(2))) / 2`. Error at most `2^-22 *
+/// max(1,
 /// |x|)` absolute.
 pub fn gelu(x: f32) -> f32 {
     let half = 0.5 * x;
     fma(half, erf(x * core::f32::consts::FRAC_1_SQRT_2), half)
 }
 
-/// GELU's `tanh` approximation: `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2`. Error
-/// at most `2^-20 * max(1, |x|)` absolute: it uses [`exp`], since [`tanh`] is less accurate.
+/// Returns GELU's `tanh` approximation: `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2`.
+/// Error at most `2^-20 * max(1, |x|)` absolute: it uses [`exp`], since [`tanh`] is less accurate.
 pub fn gelu_tanh(x: f32) -> f32 {
     // (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 * u)).
     let scale = -2.0 * 0.797_884_6;

@@ -42,7 +42,7 @@ use crate::arch;
 pub struct MBarrier(arch::SharedAddress);
 
 impl MBarrier {
-    /// The barrier at this address.
+    /// Returns the barrier at this address.
     ///
     /// # Safety
     ///
@@ -52,12 +52,12 @@ impl MBarrier {
         Self(arch::shared_address(word))
     }
 
-    /// The barrier `index` words further.
+    /// Returns the barrier `index` words further.
     pub(crate) fn after(self, index: u32) -> Self {
         Self(arch::shared_offset(self.0, 8 * index))
     }
 
-    /// The barrier's address.
+    /// Returns the barrier's address.
     pub(crate) const fn address(self) -> arch::SharedAddress {
         self.0
     }
@@ -94,8 +94,8 @@ impl MBarrier {
         arch::mbarrier_arrive_expect_tx(self.0, bytes);
     }
 
-    /// Whether the phase of this parity (0 or 1) has completed; may wait for a limited time. PTX:
-    /// `mbarrier.try_wait.parity` (acquire at block scope).
+    /// Returns whether the phase of this parity (0 or 1) has completed; may wait for a limited
+    /// time. PTX: `mbarrier.try_wait.parity` (acquire at block scope).
     #[track_caller]
     pub fn try_wait(self, parity: u32) -> bool {
         arch::mbarrier_try_wait(self.0, parity)

@@ -36,48 +36,49 @@ use crate::arch;
 use crate::atomic::{Atomic, AtomicValue, Order, Scope};
 use crate::vector::{Accumulate, Vec16};
 
-/// A plain load.
+/// Returns a plain load.
 ///
 /// # Safety
 ///
 /// `address` is aligned and valid for reads, and holds a `T`.
 #[track_caller]
 pub unsafe fn load<T: Copy>(address: *const T) -> T {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address that is valid for reads and aligned.
     unsafe { arch::load(address) }
 }
 
-/// A plain store.
+/// Stores a value by a plain store.
 ///
 /// # Safety
 ///
 /// `address` is aligned and valid for writes.
 #[track_caller]
 pub unsafe fn store<T: Copy>(address: *mut T, value: T) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address that is valid for writes and aligned.
     unsafe { arch::store(address, value) }
 }
 
-/// A volatile load; another thread may write at the same time. PTX: `ld.volatile`, which orders
-/// like a relaxed load at system scope.
+/// Returns a volatile load; another thread may write at the same time. PTX: `ld.volatile`, which
+/// orders like a relaxed load at system scope.
 ///
 /// # Safety
 ///
 /// As [`load`]; `T` is a number of at most 8 bytes.
 #[track_caller]
 pub unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address that is valid for reads and aligned.
     unsafe { arch::load_volatile(address) }
 }
 
-/// A volatile store; another thread may read at the same time. PTX: `st.volatile`.
+/// Stores a value by a volatile store; another thread may read at the same time. PTX:
+/// `st.volatile`.
 ///
 /// # Safety
 ///
 /// As [`store`].
 #[track_caller]
 pub unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address that is valid for writes and aligned.
     unsafe { arch::store_volatile(address, value) }
 }
 
@@ -88,19 +89,19 @@ pub unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
 /// `address` is aligned to 16 bytes and valid for reads of 16.
 #[track_caller]
 pub unsafe fn load_vec<T: Element>(address: *const T) -> Vec16<T> {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address of 16 bytes that is valid for reads and aligned.
     Vec16::from_bits(unsafe { arch::load_v4(address.cast()) })
 }
 
-/// As [`load_vec`], for what no other thread reads: the L2 cache evicts it first. PTX:
-/// `ld.v4.b32` with `.L2::cache_hint`.
+/// Does the same as [`load_vec`], for what no other thread reads: the L2 cache evicts it first.
+/// PTX: `ld.v4.b32` with `.L2::cache_hint`.
 ///
 /// # Safety
 ///
 /// As [`load_vec`], in global memory.
 #[track_caller]
 pub unsafe fn load_vec_once<T: Element>(address: *const T) -> Vec16<T> {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address of 16 bytes that is valid for reads and aligned.
     Vec16::from_bits(unsafe { arch::load_v4_once(address.cast()) })
 }
 
@@ -111,7 +112,7 @@ pub unsafe fn load_vec_once<T: Element>(address: *const T) -> Vec16<T> {
 /// `address` is aligned to 16 bytes and valid for writes of 16.
 #[track_caller]
 pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address of 16 bytes that is valid for writes and aligned.
     unsafe { arch::store_v4(address.cast(), value.to_bits()) }
 }
 
@@ -172,7 +173,7 @@ pub unsafe fn store_from_f32<T: Accumulate<Acc = f32>, const N: usize>(
 ///
 /// `address` is in the global memory of a GPU, and valid for reads.
 pub unsafe fn prefetch<T>(address: *const T) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address in global memory.
     unsafe { arch::prefetch(address.cast()) }
 }
 
@@ -187,7 +188,7 @@ pub unsafe fn prefetch<T>(address: *const T) {
 /// As [`load_vec`], and concurrent writes are only [`store_vec_relaxed`].
 #[track_caller]
 pub unsafe fn load_vec_relaxed<T: Element>(address: *const T, scope: Scope) -> Vec16<T> {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address of 16 bytes that is valid for reads and aligned.
     Vec16::from_bits(unsafe { arch::load_v4_relaxed(address.cast(), scope) })
 }
 
@@ -199,11 +200,11 @@ pub unsafe fn load_vec_relaxed<T: Element>(address: *const T, scope: Scope) -> V
 /// As [`store_vec`], and concurrent accesses are only by this function and [`load_vec_relaxed`].
 #[track_caller]
 pub unsafe fn store_vec_relaxed<T: Element>(address: *mut T, value: Vec16<T>, scope: Scope) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address of 16 bytes that is valid for writes and aligned.
     unsafe { arch::store_v4_relaxed(address.cast(), value.to_bits(), scope) }
 }
 
-/// A load with an order and a scope. PTX: `ld.{relaxed,acquire}.{cta,gpu,sys}`.
+/// Returns a load with an order and a scope. PTX: `ld.{relaxed,acquire}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///
@@ -218,7 +219,7 @@ pub unsafe fn load_ordered<T: AtomicValue>(address: *const T, order: Order, scop
     unsafe { Atomic::from_ptr(address.cast_mut()) }.load(order, scope)
 }
 
-/// A store with an order and a scope. PTX: `st.{relaxed,release}.{cta,gpu,sys}`.
+/// Stores a value with an order and a scope. PTX: `st.{relaxed,release}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///
@@ -229,6 +230,6 @@ pub unsafe fn load_ordered<T: AtomicValue>(address: *const T, order: Order, scop
 /// As [`store`], and concurrent accesses are only atomic or ordered accesses of the same size.
 #[track_caller]
 pub unsafe fn store_ordered<T: AtomicValue>(address: *mut T, value: T, order: Order, scope: Scope) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address that threads access only by such operations.
     unsafe { Atomic::from_ptr(address) }.store(value, order, scope);
 }

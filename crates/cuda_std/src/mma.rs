@@ -39,8 +39,8 @@ pub trait Factor: wgmma::Factor {}
 impl Factor for bf16 {}
 impl Factor for f16 {}
 
-/// `d += a * b`: 16 x 8 sums in `f32` of products of a 16 x 16 and a 16 x 8 matrix of `bf16` or
-/// `f16`. PTX: `mma.sync.aligned.m16n8k16.row.col.f32`. Needs sm_80.
+/// Computes `d += a * b`: 16 x 8 sums in `f32` of products of a 16 x 16 and a 16 x 8 matrix of
+/// `bf16` or `f16`. PTX: `mma.sync.aligned.m16n8k16.row.col.f32`. Needs sm_80.
 ///
 /// * `d`: rows `row` (elements 0, 1) and `row + 8` (2, 3), columns `pair` and `pair + 1`.
 /// * `a`, two elements per word: row `row`, `row + 8`, `row`, `row + 8`; columns from `pair` (words
@@ -53,7 +53,7 @@ impl Factor for f16 {}
 /// All 32 lanes call this together.
 #[track_caller]
 pub unsafe fn m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
-    // SAFETY: the caller's contract.
+    // SAFETY: all lanes of the warp call this together: the caller's duty.
     unsafe { arch::mma_m16n8k16::<T>(d, a, b) }
 }
 
@@ -68,12 +68,13 @@ pub unsafe fn m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
 #[doc(alias = "ldmatrix")]
 #[track_caller]
 pub unsafe fn load_matrices<T: Factor>(row: *const T) -> [u32; 4] {
-    // SAFETY: the caller's contract.
+    // SAFETY: each lane passes the address of a row in shared memory: the caller's duty.
     unsafe { arch::load_matrices::<false>(arch::shared_address(row)) }
 }
 
-/// As [`load_matrices`], transposed: word `i` of a lane is column `row` of matrix `i`, the elements
-/// in rows `pair` and `pair + 1`. PTX: `ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16`.
+/// Does the same as [`load_matrices`], transposed: word `i` of a lane is column `row` of matrix
+/// `i`, the elements in rows `pair` and `pair + 1`. PTX:
+/// `ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16`.
 ///
 /// # Safety
 ///
@@ -81,7 +82,7 @@ pub unsafe fn load_matrices<T: Factor>(row: *const T) -> [u32; 4] {
 #[doc(alias = "ldmatrix")]
 #[track_caller]
 pub unsafe fn load_matrices_transposed<T: Factor>(row: *const T) -> [u32; 4] {
-    // SAFETY: the caller's contract.
+    // SAFETY: each lane passes the address of a row in shared memory: the caller's duty.
     unsafe { arch::load_matrices::<true>(arch::shared_address(row)) }
 }
 
@@ -95,7 +96,7 @@ pub unsafe fn load_matrices_transposed<T: Factor>(row: *const T) -> [u32; 4] {
 #[doc(alias = "stmatrix")]
 #[track_caller]
 pub unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
-    // SAFETY: the caller's contract.
+    // SAFETY: each lane passes the address of a row in shared memory that the warp may write.
     unsafe { arch::store_matrices(arch::shared_address(row), words) }
 }
 
@@ -114,6 +115,6 @@ pub unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
 #[track_caller]
 pub unsafe fn store_matrices_transposed<const N: usize>(row: *mut u8, words: [u32; N]) {
     const { assert!(N == 2 || N == 4, "two or four matrices") }
-    // SAFETY: the caller's contract.
+    // SAFETY: each lane passes the address of a row in shared memory that the warp may write.
     unsafe { arch::store_matrices_transposed(arch::shared_address(row), words) }
 }

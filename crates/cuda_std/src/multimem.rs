@@ -200,11 +200,11 @@ pub unsafe fn load_reduce<Op, V: LoadReduce<Op>>(op: Op, address: *const V) -> V
 where
     Op: ReduceOp<V::Element>,
 {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a multicast address whose copies are valid for reads and aligned.
     unsafe { raw::LoadReduce::load_reduce(op, address, None) }
 }
 
-/// [`load_reduce`] of 16 bytes of elements.
+/// Does the same as [`load_reduce`], of 16 bytes of elements.
 ///
 /// # Safety
 ///
@@ -215,12 +215,13 @@ where
     Vec16<T>: LoadReduce<Op>,
     Op: ReduceOp<<Vec16<T> as Value>::Element>,
 {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a multicast address whose copies are valid for reads and aligned.
     unsafe { load_reduce(op, address.cast()) }
 }
 
-/// [`load_reduce`] with an order and a scope; other threads may write the elements at the same time
-/// by ordered accesses. PTX: `multimem.ld_reduce.{relaxed,acquire}.{cta,gpu,sys}`.
+/// Does the same as [`load_reduce`], with an order and a scope; other threads may write the
+/// elements at the same time by ordered accesses. PTX:
+/// `multimem.ld_reduce.{relaxed,acquire}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///
@@ -244,7 +245,7 @@ where
         matches!(order, Order::Relaxed | Order::Acquire),
         "the order of a multicast load must be relaxed or acquire"
     );
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a multicast address whose copies are valid for reads and aligned.
     unsafe { raw::LoadReduce::load_reduce(op, address, Some((order, scope))) }
 }
 
@@ -256,11 +257,11 @@ where
 /// elements are not read or written at the same time.
 #[track_caller]
 pub unsafe fn store<V: Value>(address: *mut V, value: V) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a multicast address whose copies are valid for writes and aligned.
     unsafe { raw::Bytes::store(address, value, None) }
 }
 
-/// [`store`] of 16 bytes of elements.
+/// Does the same as [`store`], of 16 bytes of elements.
 ///
 /// # Safety
 ///
@@ -272,8 +273,8 @@ pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
     unsafe { store(address.cast(), Vec16::<u32>::from_bits(value.to_bits())) }
 }
 
-/// [`store`] with an order and a scope; other threads may access the elements at the same time by
-/// ordered accesses. PTX: `multimem.st.{relaxed,release}.{cta,gpu,sys}`.
+/// Does the same as [`store`], with an order and a scope; other threads may access the elements at
+/// the same time by ordered accesses. PTX: `multimem.st.{relaxed,release}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///
@@ -289,7 +290,7 @@ pub unsafe fn store_ordered<V: Value>(address: *mut V, value: V, order: Order, s
         matches!(order, Order::Relaxed | Order::Release),
         "the order of a multicast store must be relaxed or release"
     );
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a multicast address whose copies are valid for writes and aligned.
     unsafe { raw::Bytes::store(address, value, Some((order, scope))) }
 }
 
@@ -314,6 +315,6 @@ where
         matches!(order, Order::Relaxed | Order::Release),
         "the order of a multicast update must be relaxed or release"
     );
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a multicast address whose copies are valid for writes and aligned.
     unsafe { raw::Red::red(op, address, value, order, scope) }
 }

@@ -31,16 +31,16 @@ use crate::warp::WarpShuffleValue;
 /// A number type that elements are reduced in. Unlike `+` and `*` of integers, `wrapping_add` and
 /// `wrapping_mul` wrap around in every build.
 pub trait Number: Copy + PartialOrd + Add<Output = Self> + AddAssign + Mul<Output = Self> {
-    /// The sum.
+    /// Returns the sum.
     fn wrapping_add(self, other: Self) -> Self;
-    /// The product.
+    /// Returns the product.
     fn wrapping_mul(self, other: Self) -> Self;
-    /// The smaller value; if one is NaN, the other.
+    /// Returns the smaller value; if one is NaN, the other.
     fn min(self, other: Self) -> Self;
-    /// The larger value; if one is NaN, the other.
+    /// Returns the larger value; if one is NaN, the other.
     fn max(self, other: Self) -> Self;
-    /// `self` divided by `count`: for integers rounded towards zero, for floats as the product with
-    /// the rounded reciprocal.
+    /// Returns `self` divided by `count`: for integers rounded towards zero, for floats as the
+    /// product with the rounded reciprocal.
     fn div_count(self, count: u32) -> Self;
 }
 
@@ -75,11 +75,11 @@ floats!(f32 f64);
 
 /// An integer type, with bitwise operations.
 pub trait Bits: Number {
-    /// Bitwise AND.
+    /// Returns the bitwise AND.
     fn and(self, other: Self) -> Self;
-    /// Bitwise OR.
+    /// Returns the bitwise OR.
     fn or(self, other: Self) -> Self;
-    /// Bitwise XOR.
+    /// Returns the bitwise XOR.
     fn xor(self, other: Self) -> Self;
 }
 
@@ -151,7 +151,7 @@ impl<T: Accumulate, F: Fn(T::Acc, T::Acc) -> T::Acc + Copy> ReduceOp<T> for F {
     }
 }
 
-/// `elements` reduced by `op`; `None` if there are none.
+/// Returns `elements` reduced by `op`; `None` if there are none.
 #[inline]
 pub fn fold<T: Accumulate, Op: ReduceOp<T>>(op: Op, elements: &[T]) -> Option<T> {
     let inputs = elements.iter().map(|element| op.input(element.to_acc()));
@@ -220,8 +220,8 @@ impl<T: Accumulate> ReduceOp<T> for Avg {
     }
 }
 
-/// The pair with the larger value or, if these are equal, the smaller index: an operator for
-/// [`warp_reduce`](crate::collective::warp_reduce) and its like. A NaN is never larger.
+/// Returns the pair with the larger value or, if these are equal, the smaller index: an operator
+/// for [`warp_reduce`](crate::collective::warp_reduce) and its like. A NaN is never larger.
 ///
 /// ```
 /// use cuda_std::reduce::arg_max;
@@ -251,15 +251,15 @@ pub struct SoftmaxSum {
 }
 
 impl SoftmaxSum {
-    /// That of no value.
+    /// The maximum and sum of no value.
     pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 
-    /// That of one value.
+    /// Returns the maximum and sum of one value.
     pub fn of(x: f32) -> Self {
         Self { max: x, sum: 1.0 }
     }
 
-    /// That of the values of both.
+    /// Returns the maximum and sum of the values of both.
     pub fn combine(self, other: Self) -> Self {
         let max = Number::max(self.max, other.max);
         // The difference of two infinities would be NaN.
@@ -268,7 +268,7 @@ impl SoftmaxSum {
         Self { max, sum: part(self) + part(other) }
     }
 
-    /// The softmax of one of the values: `exp(x - max) / sum`.
+    /// Returns the softmax of one of the values: `exp(x - max) / sum`.
     pub fn weight(self, x: f32) -> f32 {
         math::exp(x - self.max) / self.sum
     }

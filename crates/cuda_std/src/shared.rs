@@ -66,7 +66,7 @@ impl<T> SharedSlot<T> {
 pub struct SharedStatic<T>(SharedSlot<T>);
 
 impl<T> SharedStatic<T> {
-    /// Shared memory cannot be initialized: `initialiser` is ignored.
+    /// Declares shared memory, which cannot be initialized: `initialiser` is ignored.
     pub const fn new(initialiser: T) -> Self
     where
         T: Copy,
@@ -90,7 +90,7 @@ impl<T: Copy> core::ops::Deref for SharedStatic<T> {
 impl<T: Copy> core::ops::DerefMut for SharedStatic<T> {
     #[track_caller]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`.
+        // SAFETY: a `static mut` of the block's, to which the kernel makes one reference at a time.
         unsafe { &mut *arch::shared_static(self.0.0.get().cast::<T>()) }
     }
 }
@@ -110,14 +110,14 @@ macro_rules! shared_array {
     }};
 }
 
-/// The dynamic shared memory of the launch, aligned to 16 bytes: the same address in all threads of
-/// the block.
+/// Returns the dynamic shared memory of the launch, aligned to 16 bytes: the same address in all
+/// threads of the block.
 pub fn dynamic_shared_mem<T>() -> *mut T {
     const { assert!(align_of::<T>() <= 16, "dynamic shared memory is aligned to 16 bytes only") }
     arch::dynamic_shared().cast()
 }
 
-/// The size of [`dynamic_shared_mem`] in bytes. PTX: `%dynamic_smem_size`.
+/// Returns the size of [`dynamic_shared_mem`] in bytes. PTX: `%dynamic_smem_size`.
 pub fn dynamic_shared_mem_size() -> usize {
     arch::dynamic_shared_size()
 }

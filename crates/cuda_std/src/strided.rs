@@ -19,11 +19,11 @@
 pub trait Index: Copy {
     /// Converts a number.
     fn from_u32(n: u32) -> Self;
-    /// Whether this is below `end`.
+    /// Returns whether this is below `end`.
     fn is_below(self, end: Self) -> bool;
-    /// The sum, wrapping around.
+    /// Returns the sum, wrapping around.
     fn wrapping_add(self, other: Self) -> Self;
-    /// The difference, wrapping around.
+    /// Returns the difference, wrapping around.
     fn wrapping_sub(self, other: Self) -> Self;
 }
 
@@ -64,7 +64,7 @@ pub struct Strided<N> {
 }
 
 impl<N: Index> Strided<N> {
-    /// From `first` on, every `step`-th number below `end`.
+    /// Returns every `step`-th number from `first` on below `end`.
     pub fn new(first: N, end: N, step: N) -> Self {
         Self { last: first.wrapping_sub(step), end, step }
     }

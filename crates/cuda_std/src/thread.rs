@@ -46,7 +46,7 @@ pub struct UVec3 {
 }
 
 impl UVec3 {
-    /// `x * y * z`.
+    /// Returns `x * y * z`.
     pub const fn element_product(self) -> u32 {
         self.x * self.y * self.z
     }
@@ -83,28 +83,28 @@ special_registers! {
     grid_dim: "Number of blocks in the grid", grid_dim_x grid_dim_y grid_dim_z;
 }
 
-/// Index of the thread in the whole launch, for any number of dimensions: x varies fastest, threads
-/// faster than blocks.
+/// Returns the index of the thread in the whole launch, for any number of dimensions: x varies
+/// fastest, threads faster than blocks.
 pub fn index() -> u32 {
     let (grid, block) = (grid_dim(), block_idx());
     let block = (block.z * grid.y + block.y) * grid.x + block.x;
     block * block_dim().element_product() + index_in_block()
 }
 
-/// Index of the thread in a one-dimensional launch.
+/// Returns the index of the thread in a one-dimensional launch.
 pub fn index_1d() -> u32 {
     block_idx_x() * block_dim_x() + thread_idx_x()
 }
 
-/// CUDA's grid-stride loop: the calling thread's share of `0..n` in a one-dimensional launch, from
-/// its index on in steps of the number of threads in the grid.
+/// Returns, as in CUDA's grid-stride loop, the calling thread's share of `0..n` in a
+/// one-dimensional launch, from its index on in steps of the number of threads in the grid.
 pub fn grid_strided<N: Index>(n: N) -> Strided<N> {
     Strided::new(N::from_u32(index_1d()), n, N::from_u32(grid_dim_x() * block_dim_x()))
 }
 
-/// A loop whose iterations are divided among the warps of a one-dimensional launch of whole warps:
-/// the share of `0..n` of the calling thread's warp, from the warp's index in the grid on in steps
-/// of the number of warps in the grid. All lanes of a warp get the same numbers.
+/// Returns a loop whose iterations are divided among the warps of a one-dimensional launch of whole
+/// warps: the share of `0..n` of the calling thread's warp, from the warp's index in the grid on in
+/// steps of the number of warps in the grid. All lanes of a warp get the same numbers.
 pub fn warps_strided<N: Index>(n: N) -> Strided<N> {
     let warps = block_dim_x() / WARP_SIZE;
     let first = block_idx_x() * warps + thread_idx_x() / WARP_SIZE;
@@ -122,20 +122,20 @@ pub fn index_3d() -> UVec3 {
     UVec3 { x, y, z: block_idx_z() * block_dim_z() + thread_idx_z() }
 }
 
-/// Index of the thread in its block, for any number of dimensions: x varies fastest.
+/// Returns the index of the thread in its block, for any number of dimensions: x varies fastest.
 pub fn index_in_block() -> u32 {
     let (dim, idx) = (block_dim(), thread_idx());
     (idx.z * dim.y + idx.y) * dim.x + idx.x
 }
 
-/// Whether this is the launch's first thread.
+/// Returns whether this is the launch's first thread.
 pub fn first() -> bool {
     let zero = UVec3 { x: 0, y: 0, z: 0 };
     block_idx() == zero && thread_idx() == zero
 }
 
-/// Barrier of the block: writes to shared and global memory before it are visible to all its
-/// threads after it.
+/// Executes a barrier of the block: writes to shared and global memory before it are visible to all
+/// its threads after it.
 ///
 /// Every thread of the block must call it, or the kernel hangs. PTX: `bar.sync 0`.
 #[doc(alias = "__syncthreads")]
@@ -144,8 +144,8 @@ pub fn sync_threads() {
     arch::barrier_all();
 }
 
-/// Named barrier `id` (0 to 15; [`sync_threads`] uses 0) of `threads` threads of the block, a
-/// multiple of the warp size.
+/// Executes named barrier `id` (0 to 15; [`sync_threads`] uses 0) of `threads` threads of the
+/// block, a multiple of the warp size.
 ///
 /// For warp-specialized blocks. Every participating warp calls it with the same arguments. NCCL's
 /// coop of a warp span uses barrier 1 plus the span's id. PTX: `barrier.sync id, threads`.
@@ -154,32 +154,32 @@ pub fn named_barrier_sync(id: u32, threads: u32) {
     arch::barrier(id, threads);
 }
 
-/// [`sync_threads`], and the number of threads whose `predicate` is not zero. PTX:
-/// `barrier.red.popc`.
+/// Does the same as [`sync_threads`], and returns the number of threads whose `predicate` is not
+/// zero. PTX: `barrier.red.popc`.
 #[doc(alias = "__syncthreads_count")]
 #[track_caller]
 pub fn sync_threads_count(predicate: u32) -> u32 {
     arch::barrier_count(predicate != 0)
 }
 
-/// [`sync_threads`], and whether every thread's `predicate` is not zero, as 1 or 0. PTX:
-/// `barrier.red.and`.
+/// Does the same as [`sync_threads`], and returns whether every thread's `predicate` is not zero,
+/// as 1 or 0. PTX: `barrier.red.and`.
 #[doc(alias = "__syncthreads_and")]
 #[track_caller]
 pub fn sync_threads_and(predicate: u32) -> u32 {
     arch::barrier_and(predicate != 0).into()
 }
 
-/// [`sync_threads`], and whether any thread's `predicate` is not zero, as 1 or 0. PTX:
-/// `barrier.red.or`.
+/// Does the same as [`sync_threads`], and returns whether any thread's `predicate` is not zero, as
+/// 1 or 0. PTX: `barrier.red.or`.
 #[doc(alias = "__syncthreads_or")]
 #[track_caller]
 pub fn sync_threads_or(predicate: u32) -> u32 {
     arch::barrier_or(predicate != 0).into()
 }
 
-/// [`named_barrier_sync`], and whether any thread's `predicate` is not zero, as 1 or 0. PTX:
-/// `barrier.red.or`.
+/// Does the same as [`named_barrier_sync`], and returns whether any thread's `predicate` is not
+/// zero, as 1 or 0. PTX: `barrier.red.or`.
 #[track_caller]
 pub fn named_barrier_sync_or(id: u32, threads: u32, predicate: u32) -> u32 {
     arch::named_barrier_or(id, threads, predicate != 0).into()
@@ -192,27 +192,28 @@ pub fn exit() -> ! {
     arch::exit()
 }
 
-/// Sequentially consistent fence among the threads of the block.
+/// Executes a sequentially consistent fence among the threads of the block.
 #[doc(alias = "__threadfence_block")]
 #[track_caller]
 pub fn block_fence() {
     fence(Order::SeqCst, Scope::Cta);
 }
 
-/// Sequentially consistent fence among the threads of the grid; the same as [`device_fence`].
+/// Executes a sequentially consistent fence among the threads of the grid; the same as
+/// [`device_fence`].
 #[track_caller]
 pub fn grid_fence() {
     device_fence();
 }
 
-/// Sequentially consistent fence among the threads of the GPU.
+/// Executes a sequentially consistent fence among the threads of the GPU.
 #[doc(alias = "__threadfence")]
 #[track_caller]
 pub fn device_fence() {
     fence(Order::SeqCst, Scope::Gpu);
 }
 
-/// Sequentially consistent fence among all GPUs and the host.
+/// Executes a sequentially consistent fence among all GPUs and the host.
 #[doc(alias = "__threadfence_system")]
 #[track_caller]
 pub fn system_fence() {

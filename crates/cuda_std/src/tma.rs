@@ -46,13 +46,13 @@ use crate::mbarrier::MBarrier;
 #[doc(alias = "cp.async.bulk.tensor")]
 #[track_caller]
 pub unsafe fn load_tile(to: *mut u8, map: &TensorMap, row: u32, column: u32, barrier: MBarrier) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps room for the tile in shared memory until the barrier's phase ends.
     unsafe { arch::load_tile(arch::shared_address(to), map, row, column, barrier.address()) }
 }
 
-/// As [`load_tile`], into the same place of the shared memory of each block of the cluster whose
-/// bit is set in `blocks`; the bytes count for the barrier at this place in each. PTX: the same
-/// with `.multicast::cluster`.
+/// Does the same as [`load_tile`], into the same place of the shared memory of each block of the
+/// cluster whose bit is set in `blocks`; the bytes count for the barrier at this place in each.
+/// PTX: the same with `.multicast::cluster`.
 ///
 /// # Safety
 ///
@@ -66,7 +66,7 @@ pub unsafe fn load_tile_multicast(
     barrier: MBarrier,
     blocks: u16,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps room for the tile in shared memory until the barrier's phase ends.
     unsafe {
         arch::load_tile_multicast(
             arch::shared_address(to),
@@ -91,7 +91,7 @@ pub unsafe fn load_tile_multicast(
 #[doc(alias = "cp.async.bulk.tensor")]
 #[track_caller]
 pub unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *const u8) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps the tile in shared memory until the store has read it.
     unsafe { arch::store_tile(map, row, column, arch::shared_address(from)) }
 }
 
@@ -105,12 +105,12 @@ pub unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *const u8
 #[doc(alias = "cp.async.bulk")]
 #[track_caller]
 pub unsafe fn store_bulk(to: *mut u8, from: *const u8, bytes: u32) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps source and target valid and aligned until the copy has ended.
     unsafe { arch::store_bulk(to, arch::shared_address(from), bytes) }
 }
 
-/// As [`store_tile`], but adds the tile to the matrix, atomically for each element. The type of the
-/// elements is the map's; a sum is rounded to it. PTX:
+/// Does the same as [`store_tile`], but adds the tile to the matrix, atomically for each element.
+/// The type of the elements is the map's; a sum is rounded to it. PTX:
 /// `cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group`.
 ///
 /// # Safety
@@ -120,12 +120,12 @@ pub unsafe fn store_bulk(to: *mut u8, from: *const u8, bytes: u32) {
 #[doc(alias = "cp.reduce.async.bulk.tensor")]
 #[track_caller]
 pub unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: *const u8) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps the tile in shared memory until the store has read it.
     unsafe { arch::reduce_add_tile(map, row, column, arch::shared_address(from)) }
 }
 
-/// As [`store_bulk`], of words that arrive in any order, each as a whole: messages that are their
-/// own flags.
+/// Does the same as [`store_bulk`], of words that arrive in any order, each as a whole: messages
+/// that are their own flags.
 ///
 /// # Safety
 ///
@@ -133,7 +133,7 @@ pub unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: *con
 #[doc(alias = "cp.async.bulk")]
 #[track_caller]
 pub unsafe fn store_words(to: *mut u32, from: *const u8, bytes: u32) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps source and target valid and aligned until the copy has ended.
     unsafe { arch::store_words(to, arch::shared_address(from), bytes) }
 }
 

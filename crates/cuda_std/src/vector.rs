@@ -42,12 +42,12 @@ impl<T> Clone for Vec16<T> {
 impl<T> Copy for Vec16<T> {}
 
 impl<T> Vec16<T> {
-    /// The vector of these 16 bytes, given as 32-bit words.
+    /// Returns the vector of these 16 bytes, given as 32-bit words.
     pub const fn from_bits(bits: [u32; 4]) -> Self {
         Self { bits, element: PhantomData }
     }
 
-    /// The 16 bytes, as 32-bit words.
+    /// Returns the 16 bytes, as 32-bit words.
     pub const fn to_bits(self) -> [u32; 4] {
         self.bits
     }
@@ -57,7 +57,7 @@ impl<T: Element> Vec16<T> {
     /// The number of elements in a vector.
     pub const LANES: usize = 16 / size_of::<T>();
 
-    /// The vector of `f(0)`, `f(1)`, ..
+    /// Returns the vector of `f(0)`, `f(1)`, ..
     pub fn from_fn(mut f: impl FnMut(usize) -> T) -> Self {
         let mut bits = 0;
         let mut i = 0;
@@ -73,12 +73,12 @@ impl<T: Element> Vec16<T> {
         ])
     }
 
-    /// The vector with `value` in every lane.
+    /// Returns the vector with `value` in every lane.
     pub fn splat(value: T) -> Self {
         Self::from_fn(|_| value)
     }
 
-    /// Element `i`.
+    /// Returns the element `i`.
     ///
     /// # Panics
     ///
@@ -92,7 +92,7 @@ impl<T: Element> Vec16<T> {
     }
 }
 
-/// An element's bits, zero-extended.
+/// Returns an element's bits, zero-extended.
 fn to_low_bits<T: Element>(element: T) -> u64 {
     // SAFETY: an `Element` is plain old data, so its bits are an integer of its size.
     unsafe {
@@ -105,7 +105,7 @@ fn to_low_bits<T: Element>(element: T) -> u64 {
     }
 }
 
-/// The element whose bits are the low bits of `bits`.
+/// Returns the element whose bits are the low bits of `bits`.
 fn from_low_bits<T: Element>(bits: u64) -> T {
     // SAFETY: every bit pattern of an `Element` is valid.
     unsafe {

@@ -62,7 +62,7 @@ pub struct View<T, const D: usize> {
 }
 
 impl<T: Element, const D: usize> View<T, D> {
-    /// A view of elements that follow each other.
+    /// Returns a view of elements that follow each other.
     ///
     /// # Safety
     ///
@@ -77,7 +77,7 @@ impl<T: Element, const D: usize> View<T, D> {
         Self { pointer, size, strides }
     }
 
-    /// A view with a stride in each dimension.
+    /// Returns a view with a stride in each dimension.
     ///
     /// # Safety
     ///
@@ -87,12 +87,12 @@ impl<T: Element, const D: usize> View<T, D> {
         Self { pointer, size, strides }
     }
 
-    /// The number of elements in each dimension.
+    /// Returns the number of elements in each dimension.
     pub fn size(self) -> [usize; D] {
         self.size
     }
 
-    /// The part of `size` elements from `first` on. Traps if it is not within the view.
+    /// Returns the part of `size` elements from `first` on. Traps if it is not within the view.
     #[track_caller]
     pub fn part(self, first: [usize; D], size: [usize; D]) -> Self {
         let mut d = 0;
@@ -104,7 +104,7 @@ impl<T: Element, const D: usize> View<T, D> {
         Self { pointer: self.pointer.wrapping_add(self.offset(first)), size, ..self }
     }
 
-    /// The elements with the indices `[i, j]` as `[j, i]`, or those with `[i, j, k]` as
+    /// Returns the elements with the indices `[i, j]` as `[j, i]`, or those with `[i, j, k]` as
     /// `[k, j, i]`.
     pub fn transposed(mut self) -> Self {
         self.size.reverse();
@@ -112,8 +112,8 @@ impl<T: Element, const D: usize> View<T, D> {
         self
     }
 
-    /// The address of an element. Traps, where checked, if there is no such element, or fewer than
-    /// `count` from there on in the last dimension.
+    /// Returns the address of an element. Traps, where checked, if there is no such element, or
+    /// fewer than `count` from there on in the last dimension.
     #[track_caller]
     fn address(self, at: [usize; D], count: usize) -> *mut T {
         let mut d = 0;
@@ -126,7 +126,7 @@ impl<T: Element, const D: usize> View<T, D> {
         self.pointer.wrapping_add(self.offset(at))
     }
 
-    /// The number of elements from the first one to that at `at`.
+    /// Returns the number of elements from the first one to that at `at`.
     fn offset(self, at: [usize; D]) -> usize {
         let (mut offset, mut d) = (0, 0);
         while d < D {
@@ -136,7 +136,7 @@ impl<T: Element, const D: usize> View<T, D> {
         offset
     }
 
-    /// The address of the element at `at`. Traps, where checked, if there is none.
+    /// Returns the address of the element at `at`. Traps, where checked, if there is none.
     #[track_caller]
     pub fn as_ptr(self, at: [usize; D]) -> *mut T {
         self.address(at, 1)

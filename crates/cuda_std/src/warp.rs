@@ -46,31 +46,31 @@ pub enum Shuffle {
     Xor,
 }
 
-/// [`WARP_SIZE`], under Rust-CUDA's name.
+/// Returns [`WARP_SIZE`], under Rust-CUDA's name.
 pub fn warp_size() -> u32 {
     WARP_SIZE
 }
 
-/// Index of the thread in its warp, 0 to 31.
+/// Returns the index of the thread in its warp, 0 to 31.
 pub fn lane_id() -> u32 {
     arch::lane_id()
 }
 
-/// Index of the warp in its block.
+/// Returns the index of the warp in its block.
 pub fn warp_id() -> u32 {
     thread::index_in_block() / WARP_SIZE
 }
 
-/// The lanes that are converged at this instruction. The hardware decides which: use it as a hint,
-/// not as the mask of a warp operation.
+/// Returns the lanes that are converged at this instruction. The hardware decides which: use it as
+/// a hint, not as the mask of a warp operation.
 #[doc(alias = "__activemask")]
 #[track_caller]
 pub fn activemask() -> u32 {
     arch::active_mask()
 }
 
-/// Barrier of the lanes of `mask`; a lane's writes before it are visible to the others after it.
-/// PTX: `bar.warp.sync`.
+/// Executes a barrier of the lanes of `mask`; a lane's writes before it are visible to the others
+/// after it. PTX: `bar.warp.sync`.
 ///
 /// # Safety
 ///
@@ -81,7 +81,7 @@ pub unsafe fn sync_warp(mask: u32) {
     arch::sync_warp(mask);
 }
 
-/// [`sync_warp`] for all lanes.
+/// Does the same as [`sync_warp`], for all lanes.
 ///
 /// # Safety
 ///
@@ -97,10 +97,10 @@ pub trait WarpShuffleValue: Copy {
     /// The number of words that the value takes.
     #[doc(hidden)]
     const WORDS: usize;
-    /// The value as words, low word first; only the first [`Self::WORDS`] are used.
+    /// Returns the value as words, low word first; only the first [`Self::WORDS`] are used.
     #[doc(hidden)]
     fn to_words(self) -> [u32; 4];
-    /// The inverse of [`Self::to_words`].
+    /// Returns the inverse of [`Self::to_words`].
     #[doc(hidden)]
     fn from_words(words: [u32; 4]) -> Self;
 }
@@ -186,7 +186,7 @@ impl<T: WarpShuffleValue, const N: usize> WarpShuffleValue for [T; N] {
     }
 }
 
-/// The words from `first` on.
+/// Returns the words from `first` on.
 fn from_word(words: [u32; 4], first: usize) -> [u32; 4] {
     let (mut rest, mut i) = ([0; 4], first);
     while i < 4 {
@@ -236,7 +236,7 @@ macro_rules! shuffles {
         ///
         /// `width` (a power of two up to 32) splits the warp into segments that shuffle separately.
         #[doc = concat!("PTX: `", $ptx, "`.")]
-        /// 8-byte values take two shuffles. The value of a lane outside `mask` is unspecified.
+        /// Needs two shuffles for 8-byte values. The value of a lane outside `mask` is unspecified.
         ///
         /// # Panics
         ///

@@ -91,9 +91,10 @@ impl<T: mma::Factor> Tile<T, MnMajor> {
         Self(arch::transposed_tile_address(address, next_rows), PhantomData)
     }
 
-    /// The factor at an address in shared memory whose first 64 rows are the columns of what lies
-    /// there; the next 64 are those of what lies `next_rows` bytes further, and so on. Both are
-    /// multiples of 1,024. PTX: the *leading dimension byte offset* of the matrix descriptor.
+    /// Returns the factor at an address in shared memory whose first 64 rows are the columns of
+    /// what lies there; the next 64 are those of what lies `next_rows` bytes further, and so on.
+    /// Both are multiples of 1,024. PTX: the *leading dimension byte offset* of the matrix
+    /// descriptor.
     #[track_caller]
     pub fn transposed_at(address: *const u8, next_rows: u32) -> Self {
         Self::transposed_at_shared(arch::shared_address(address), next_rows)
@@ -106,13 +107,14 @@ impl<T: Factor> Tile<T> {
         Self(arch::tile_address(address), PhantomData)
     }
 
-    /// The tile at an address in shared memory, a multiple of 1,024.
+    /// Returns the tile at an address in shared memory, a multiple of 1,024.
     #[track_caller]
     pub fn at(address: *const u8) -> Self {
         Self::at_shared(arch::shared_address(address))
     }
 
-    /// The tile at a byte offset: a multiple of 1,024 for other rows, of 16 for other columns.
+    /// Returns the tile at a byte offset: a multiple of 1,024 for other rows, of 16 for other
+    /// columns.
     #[must_use]
     pub fn offset_bytes(self, bytes: u32) -> Self {
         Self(arch::tile_offset_bytes(self.0, bytes), PhantomData)
@@ -120,8 +122,8 @@ impl<T: Factor> Tile<T> {
 }
 
 impl<T: Factor, L: Layout<T>> Tile<T, L> {
-    /// The factor from column `k` on: a multiple of 16 bytes within a row, or of eight columns if
-    /// it is [`MnMajor`].
+    /// Returns the factor from column `k` on: a multiple of 16 bytes within a row, or of eight
+    /// columns if it is [`MnMajor`].
     #[must_use]
     pub fn columns_from(self, k: u32) -> Self {
         let column = if L::TRANSPOSED { 128 } else { size_of::<T>() as u32 };
@@ -129,14 +131,14 @@ impl<T: Factor, L: Layout<T>> Tile<T, L> {
     }
 }
 
-/// `d = a * b`, or `d += a * b` if `accumulate`: 64 x `N` sums in `f32` of products of
+/// Computes `d = a * b`, or `d += a * b` if `accumulate`: 64 x `N` sums in `f32` of products of
 /// [`Factor::TERMS`] columns of `a` (64 rows) and of `b` (`N` rows), where `D` is
 /// [`RegTile<f32, { N / 8 }>`](crate::tile::RegTile) or `[f32; N / 2]`. Each factor has its own
 /// [`Layout`]. PTX: `wgmma.mma_async.sync.aligned.m64nNk16.f32`, or
 /// `m64nNk32` for 8-bit factors.
 ///
 /// Hopper adds products of 8-bit factors with fewer bits than `f32` has: relative to the largest of
-/// them and the sum so far, about 13 bits behind the point. The simulator adds in `f32`.
+/// them and the sum so far, about 13 bits after the point. The simulator adds in `f32`.
 ///
 /// In a thread's `d`, elements `4 * j` and `4 * j + 1` are in row `16 * warp + lane / 4`, columns
 /// `8 * j + 2 * (lane % 4)` and the next; `4 * j + 2` and `4 * j + 3` are eight rows below them.
@@ -154,7 +156,8 @@ pub unsafe fn multiply<T: Factor, D: Sums, LA: Layout<T>, LB: Layout<T>>(
     b: Tile<T, LB>,
     accumulate: bool,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's warpgroup calls this together, with tiles in shared memory that no
+    // thread writes.
     unsafe { d.wgmma::<T, LA, LB>(a.0, b.0, accumulate) }
 }
 

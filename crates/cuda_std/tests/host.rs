@@ -13,7 +13,7 @@ use cuda_std::prelude::*;
 use cuda_std::thread::{UVec2, UVec3};
 use cuda_std::{clock, math, print, println};
 
-/// The panic message of `f` run as a thread.
+/// Returns the panic message of `f` run as a thread.
 fn panic_of(f: impl FnOnce() + std::panic::UnwindSafe) -> String {
     let panic = std::panic::catch_unwind(|| run(f)).expect_err("it should panic");
     match panic.downcast::<String>() {

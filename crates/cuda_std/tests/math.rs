@@ -4,7 +4,8 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
 use cuda_std::math;
 
-/// The error function to 1e-10: its Taylor series at 0 for `|x|` up to 4.5, the sign of `x` beyond.
+/// Returns the error function to 1e-10: its Taylor series at 0 for `|x|` up to 4.5, the sign of `x`
+/// beyond.
 fn erf(x: f64) -> f64 {
     if x.abs() > 4.5 {
         return x.signum();
@@ -22,7 +23,7 @@ fn numbers() -> impl Iterator<Item = f32> {
     (-120_000..=120_000).map(|i| i as f32 / 10_000.0)
 }
 
-/// The largest `error` over the numbers, and the number.
+/// Returns the largest `error` over the numbers, and the number.
 fn worst(error: impl Fn(f32) -> f64) -> (f64, f32) {
     numbers().map(|x| (error(x), x)).max_by(|a, b| a.0.total_cmp(&b.0)).unwrap()
 }

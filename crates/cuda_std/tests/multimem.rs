@@ -32,7 +32,7 @@ impl Copies {
     }
 
     fn read<V: Value>(&self) -> [V; COPIES] {
-        // SAFETY: as in `of`.
+        // SAFETY: the copies have the bytes of these values, by the constructor.
         self.0.map(|copy| unsafe { copy.as_ptr().cast::<V>().read_unaligned() })
     }
 }
@@ -63,7 +63,7 @@ where
     let mut copies = Copies::of([values[0]; COPIES]);
     let address = copies.address::<V>();
     for value in &values[1..] {
-        // SAFETY: as above.
+        // SAFETY: the address is that of copies in this test's simulator, which outlive the call.
         run(|| unsafe { multimem::red(op, address, *value, Order::Relaxed, Scope::Sys) });
     }
     assert_eq!(copies.read::<V>(), [reduced; COPIES], "{op:?}");
@@ -139,7 +139,7 @@ fn a_load_sums_halves_in_f32_unless_told_otherwise() {
     // SAFETY: the test's simulator maps the address to the copies.
     let load = |op| run(|| unsafe { multimem::load_reduce_vec(op, address) }).0;
     assert_eq!(load(Sum), Vec16::splat(f16::from_f32(1.0 + 1.0 / 1024.0)));
-    // SAFETY: as above.
+    // SAFETY: the address is that of copies in this test's simulator, which outlive the call.
     let in_half = run(|| unsafe { multimem::load_reduce_vec(SumInHalf, address) }).0;
     assert_eq!(in_half, Vec16::splat(one));
 }
@@ -162,7 +162,7 @@ fn a_store_reaches_every_copy_and_nothing_else() {
     let accesses: Vec<_> = events.1.iter().filter_map(access).collect();
     assert_eq!(accesses[..COPIES], [Access::Write; COPIES]);
     assert_eq!(accesses[COPIES..], [Access::AtomicWrite(Order::Release, Scope::Gpu); COPIES]);
-    // SAFETY: as above.
+    // SAFETY: the address is that of copies in this test's simulator, which outlive the call.
     run(|| unsafe { multimem::store_vec(address.cast::<u8>(), Vec16::splat(3)) });
     assert_eq!(copies.read::<Vec16<u32>>(), [Vec16::splat(0x0303_0303); COPIES]);
 }

@@ -34,8 +34,8 @@ static BUILT: LazyLock<Result<Artifacts, Error>> = LazyLock::new(|| {
         .build()
 });
 
-/// A test of the built PTX. It is skipped if a part of the toolchain is missing: ptxas for a test
-/// with `assembled`.
+/// Returns a test of the built PTX. It is skipped if a part of the toolchain is missing: ptxas for
+/// a test with `assembled`.
 fn ptx(name: &str, assembled: bool, test: fn(&Artifacts) -> Result<(), Failed>) -> Trial {
     Trial::ignorable_test(name, move || {
         if assembled && let Err(error) = devcomm_locate::find_ptxas() {
@@ -57,7 +57,7 @@ fn missing(reason: String) -> Result<Completion, Failed> {
     Ok(Completion::ignored_with(format!("SKIPPED: {reason}")))
 }
 
-/// The PTX of a kernel's module.
+/// Returns the PTX of a kernel's module.
 fn module(artifacts: &Artifacts, kernel: &str) -> Result<String, Failed> {
     let module = artifacts.modules.iter().find(|module| module.file == kernel);
     Ok(fs::read_to_string(&module.ok_or("the kernel was not built")?.ptx)?)

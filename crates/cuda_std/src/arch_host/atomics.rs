@@ -45,7 +45,8 @@ macro_rules! modifications {
                 $to($new)
             };
             let old = modify(address.cast::<$word>(), order, scope, |address| {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller passes an aligned address that threads access only by such
+                // operations.
                 let word = unsafe { <$atomic>::from_ptr(address) };
                 let old = word.update(Ordering::SeqCst, Ordering::SeqCst, update);
                 (old, update(old))
@@ -71,7 +72,8 @@ macro_rules! words {
             #[track_caller]
             unsafe fn store(address: *mut Self, value: Self, order: Order, scope: Scope) {
                 let address = touch(address, Access::AtomicWrite(order, scope));
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller passes an aligned address that threads access only by such
+                // operations.
                 unsafe { <$atomic>::from_ptr(address) }.store(value, Ordering::SeqCst);
             }
 
@@ -85,7 +87,8 @@ macro_rules! words {
                 scope: Scope,
             ) -> Self {
                 modify(address, order, scope, |address| {
-                    // SAFETY: the caller's contract.
+                    // SAFETY: the caller passes an aligned address that threads access only by such
+                    // operations.
                     let word = unsafe { <$atomic>::from_ptr(address) };
                     match word.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst) {
                         Ok(old) => (old, new),

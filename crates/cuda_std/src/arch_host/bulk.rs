@@ -66,7 +66,8 @@ impl State {
             phase.pending = phase.arrivals;
             phase.parity = !phase.parity;
         }
-        // SAFETY: as for the read.
+        // SAFETY: the word is a barrier's, and threads of the simulator do not run at the same
+        // time.
         unsafe { word.write(phase.to_word()) }
         event(event_of(word.addr(), ends));
     }
@@ -86,7 +87,7 @@ impl State {
     }
 }
 
-/// The arrivals and bytes that the phase of an `mbarrier` with this word lacks.
+/// Returns the arrivals and bytes that the phase of an `mbarrier` with this word lacks.
 #[must_use]
 pub fn pending_of_mbarrier(word: u64) -> (u32, i32) {
     let State { pending, bytes, .. } = State::of(word);
@@ -122,7 +123,7 @@ pub(crate) fn mbarrier_arrive_expect_tx(word: SharedAddress, bytes: u32) {
     State::arrive_at(word, bytes as i32);
 }
 
-/// The address of the barrier whose phase has not ended, if it has not.
+/// Returns the address of the barrier whose phase has not ended, if it has not.
 #[track_caller]
 fn pending(word: SharedAddress, parity: u32) -> Option<usize> {
     let (thread, context) = super::current();
@@ -156,7 +157,7 @@ pub(crate) fn mbarrier_wait(word: SharedAddress, parity: u32) {
     }
 }
 
-/// The description of a map, which must be of the simulator.
+/// Returns the description of a map, which must be of the simulator.
 #[track_caller]
 fn description(map: &TensorMap) -> TensorMapDesc {
     let Some(description) = TensorMapDesc::of_simulated(map) else {
@@ -165,8 +166,8 @@ fn description(map: &TensorMap) -> TensorMapDesc {
     description
 }
 
-/// The 16-byte chunks of a tile: each with its address in the tile, and in the matrix if it lies
-/// there.
+/// Returns the 16-byte chunks of a tile: each with its address in the tile, and in the matrix if it
+/// lies there.
 #[track_caller]
 fn chunks(
     map: &TensorMapDesc,
@@ -248,13 +249,13 @@ pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: Sh
 
 #[track_caller]
 pub(crate) unsafe fn store_bulk(to: *mut u8, from: SharedAddress, bytes: u32) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps source and target valid and aligned until the copy has ended.
     unsafe { copy_bulk(to, from, bytes, Access::Write) }
 }
 
 #[track_caller]
 pub(crate) unsafe fn store_words(to: *mut u32, from: SharedAddress, bytes: u32) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps source and target valid and aligned until the copy has ended.
     unsafe { copy_bulk(to.cast(), from, bytes, Access::AtomicWrite(Order::Relaxed, Scope::Sys)) }
 }
 
@@ -290,7 +291,7 @@ pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, fro
     event(Event::Uses(Engine::Thread));
 }
 
-/// What adds the numbers of two chunks.
+/// Returns what adds the numbers of two chunks.
 #[track_caller]
 fn adder(data_type: DataType) -> fn(u128, u128) -> u128 {
     fn each(a: u128, b: u128, bits: u32, sum: fn(u32, u32) -> u32) -> u128 {
@@ -346,7 +347,7 @@ pub(crate) fn mbarrier_arrive_cluster(word: SharedAddress, block: u32) {
     State::arrive_at(map_shared(word, block), 0);
 }
 
-/// The address in the shared memory of the cluster's block of this rank.
+/// Returns the address in the shared memory of the cluster's block of this rank.
 #[track_caller]
 fn map_shared<T>(address: *mut T, rank: u32) -> *mut T {
     let (thread, context) = super::current();
@@ -358,35 +359,35 @@ fn map_shared<T>(address: *mut T, rank: u32) -> *mut T {
 #[track_caller]
 pub(crate) unsafe fn load_shared(from: SharedAddress) -> [u32; 4] {
     let from = touch(from.cast::<u128>(), Access::Read);
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in shared memory that no other thread writes.
     unsafe { from.cast::<[u32; 4]>().read() }
 }
 
 #[track_caller]
 pub(crate) unsafe fn load_shared_u16(from: SharedAddress) -> u16 {
     let from = touch(from.cast::<u16>(), Access::Read);
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in shared memory that no other thread writes.
     unsafe { from.read() }
 }
 
 #[track_caller]
 pub(crate) unsafe fn load_shared_u32(from: SharedAddress) -> u32 {
     let from = touch(from.cast::<u32>(), Access::Read);
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in shared memory that no other thread writes.
     unsafe { from.read() }
 }
 
 #[track_caller]
 pub(crate) unsafe fn store_shared_pair(to: SharedAddress, value: [u32; 2]) {
     let to = touch(to.cast::<u64>(), Access::Write);
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in shared memory that only this thread accesses.
     unsafe { to.cast::<[u32; 2]>().write(value) }
 }
 
 #[track_caller]
 pub(crate) unsafe fn store_shared(to: SharedAddress, value: [u32; 4]) {
     let to = touch(to.cast::<u128>(), Access::Write);
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in shared memory that only this thread accesses.
     unsafe { to.cast::<[u32; 4]>().write(value) }
 }
 
@@ -401,7 +402,7 @@ pub(crate) unsafe fn send_shared(
     let engine = Engine::Send(barrier.addr());
     event(Event::Uses(engine));
     let value = value.iter().rev().fold(0, |all, word| all << 32 | u128::from(*word));
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in the shared memory of a running block.
     unsafe { put(engine, to.cast::<u128>(), value) };
     State::receive(barrier, 16);
     event(Event::Uses(Engine::Thread));
@@ -410,7 +411,7 @@ pub(crate) unsafe fn send_shared(
 #[track_caller]
 pub(crate) unsafe fn store_cluster(to: *mut [f32; 4], block: u32, value: [f32; 4]) {
     let to = touch(map_shared(to, block).cast::<u128>(), Access::Write);
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in the shared memory of a running block.
     unsafe { to.cast::<[f32; 4]>().write(value) }
 }
 

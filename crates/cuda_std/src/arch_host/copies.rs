@@ -12,7 +12,7 @@ pub struct Piece {
     pub to: usize,
     /// What it writes there.
     pub from: Source,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub bytes: usize,
     /// What it makes of the target's bytes and the source's; `None`: the source's.
     pub sum: Option<fn(u128, u128) -> u128>,
@@ -49,7 +49,7 @@ impl Piece {
     #[must_use]
     pub unsafe fn read(&self) -> u128 {
         match self.from {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller keeps the source valid until it has been read.
             Source::Memory(address) => unsafe { bytes_at(address, self.bytes) },
             Source::Value(value) => value,
         }
@@ -61,7 +61,7 @@ impl Piece {
     ///
     /// The target is valid for writes, and for reads if there is a sum.
     pub unsafe fn land(&self, value: u128) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the target valid until the copy has landed.
         let value =
             self.sum.map_or(value, |sum| sum(unsafe { bytes_at(self.to, self.bytes) }, value));
         let to = std::ptr::with_exposed_provenance_mut::<u8>(self.to);
@@ -89,14 +89,14 @@ pub(super) unsafe fn copy<W: Copy>(
     let piece = piece(to, Source::Memory(from.expose_provenance()), sum);
     match (keeps(engine, piece), sum) {
         (true, _) => {}
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps source and target valid and aligned until the copy has landed.
         (false, None) => unsafe { to.write(from.read()) },
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps source and target valid and aligned until the copy has landed.
         (false, Some(_)) => unsafe { piece.land(piece.read()) },
     }
 }
 
-/// As [`copy`], of these bytes.
+/// Does the same as [`copy`], of these bytes.
 ///
 /// # Safety
 ///
@@ -106,7 +106,7 @@ pub(super) unsafe fn put<W: Copy>(engine: Engine, to: *mut W, value: u128) {
     let to = touch(to, Access::Write);
     let piece = piece(to, Source::Value(value), None);
     if !keeps(engine, piece) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the target valid until the copy has landed.
         unsafe { piece.land(value) }
     }
 }
@@ -115,7 +115,7 @@ fn piece<W>(to: *mut W, from: Source, sum: Option<fn(u128, u128) -> u128>) -> Pi
     Piece { to: to.expose_provenance(), from, bytes: size_of::<W>(), sum }
 }
 
-/// Whether the simulator keeps the piece.
+/// Returns whether the simulator keeps the piece.
 #[track_caller]
 fn keeps(engine: Engine, piece: Piece) -> bool {
     let (thread, context) = current();

@@ -42,7 +42,7 @@ pub enum Access {
     /// A load of a warpgroup's operand, which another thread of the warpgroup reports as
     /// [`Read`](Self::Read).
     ReadByOther,
-    /// A plain store.
+    /// Stores a value by a plain store.
     Write,
     /// An atomic or ordered load.
     AtomicRead(Order, Scope),
@@ -100,7 +100,7 @@ pub enum Event {
     BarrierWaited(usize),
     /// The thread's operations of this kind since the last commit form a group.
     Commit(Engine),
-    /// At most `pending` of the thread's groups of this kind have not ended.
+    /// A wait until at most `pending` of the thread's groups of this kind have not ended.
     Wait {
         /// The kind of the groups.
         engine: Engine,
@@ -130,7 +130,7 @@ pub enum Space {
 pub enum SumsStep {
     /// A product begins, which may add to them.
     Begin,
-    /// It has added to them, unknown to the thread.
+    /// The end of an addition, which the thread does not see.
     End,
     /// `fence_operand`: the thread may read them if it has waited for their products.
     Fence,

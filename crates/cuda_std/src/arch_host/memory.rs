@@ -52,7 +52,7 @@ pub(super) fn spin() {
 #[track_caller]
 pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
     let address = touch(address, Access::Read);
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address that is valid for reads and aligned.
     unsafe { address.read() }
 }
 
@@ -60,7 +60,7 @@ pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
 #[track_caller]
 pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
     let address = touch(address, Access::Write);
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address that is valid for writes and aligned.
     unsafe { address.write(value) }
 }
 
@@ -68,14 +68,14 @@ pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
 #[track_caller]
 pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
     let address = touch(address.cast::<u128>(), Access::Read).cast::<[u32; 4]>();
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address of 16 bytes that is valid for reads and aligned.
     unsafe { address.read() }
 }
 
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn load_v4_once(address: *const [u32; 4]) -> [u32; 4] {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address of 16 bytes that is valid for reads and aligned.
     unsafe { load_v4(address) }
 }
 
@@ -83,7 +83,7 @@ pub(crate) unsafe fn load_v4_once(address: *const [u32; 4]) -> [u32; 4] {
 #[track_caller]
 pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
     let address = touch(address.cast::<u128>(), Access::Write).cast::<[u32; 4]>();
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address of 16 bytes that is valid for writes and aligned.
     unsafe { address.write(value) }
 }
 
@@ -95,7 +95,7 @@ pub(crate) unsafe fn prefetch(_address: *const u8) {}
 pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
     spin();
     let address = touch(address, Access::AtomicRead(Order::Relaxed, Scope::Sys));
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address that is valid for reads and aligned.
     unsafe { address.read_volatile() }
 }
 
@@ -103,7 +103,7 @@ pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
 #[track_caller]
 pub(crate) unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
     let address = touch(address, Access::AtomicWrite(Order::Relaxed, Scope::Sys));
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address that is valid for writes and aligned.
     unsafe { address.write_volatile(value) }
 }
 
@@ -113,7 +113,7 @@ pub(crate) unsafe fn load_v4_relaxed(address: *const [u32; 4], scope: Scope) -> 
     spin();
     let access = Access::AtomicRead(Order::Relaxed, scope);
     let address = touch(address.cast::<u128>(), access).cast::<[u32; 4]>();
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address of 16 bytes that is valid for reads and aligned.
     unsafe { address.read_volatile() }
 }
 
@@ -122,7 +122,7 @@ pub(crate) unsafe fn load_v4_relaxed(address: *const [u32; 4], scope: Scope) -> 
 pub(crate) unsafe fn store_v4_relaxed(address: *mut [u32; 4], value: [u32; 4], scope: Scope) {
     let access = Access::AtomicWrite(Order::Relaxed, scope);
     let address = touch(address.cast::<u128>(), access).cast::<[u32; 4]>();
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address of 16 bytes that is valid for writes and aligned.
     unsafe { address.write_volatile(value) }
 }
 

@@ -26,7 +26,8 @@ pub(crate) use tensor::*;
 pub use tensor::{Factor, Sums};
 pub(crate) use threads::*;
 
-/// The running simulated thread: the pointer that the simulator's functions take, and its context.
+/// Returns the running simulated thread: the pointer that the simulator's functions take, and its
+/// context.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 fn current() -> (*const ThreadCtx, &'static ThreadCtx) {

@@ -12,7 +12,7 @@ use crate::multimem::{Value, operations, values};
 use crate::reduce::{Accumulate, And, Max, Min, Or, ReduceOp, Sum, SumInHalf, Xor};
 use crate::vector::Vec16;
 
-/// The copies of a multicast address, each reported to the simulator as an access.
+/// Returns the copies of a multicast address, each reported to the simulator as an access.
 #[track_caller]
 fn copies<V>(address: *const V, access: Access) -> impl Iterator<Item = *mut V> + Clone {
     let bytes = size_of::<V>();
@@ -32,7 +32,7 @@ fn copies<V>(address: *const V, access: Access) -> impl Iterator<Item = *mut V> 
     (0..found.n).map(move |i| copy(i).cast())
 }
 
-/// Element `i` of the value at `copy`.
+/// Returns the element `i` of the value at `copy`.
 ///
 /// # Safety
 ///
@@ -42,7 +42,7 @@ unsafe fn element<V: Value>(copy: *mut V, i: usize) -> *mut V::Element {
     unsafe { copy.cast::<V::Element>().add(i) }
 }
 
-/// The number of elements of a value.
+/// Returns the number of elements of a value.
 const fn elements<V: Value>() -> usize {
     size_of::<V>() / size_of::<V::Element>()
 }
@@ -95,7 +95,8 @@ unsafe fn red<V: Value, Op: ReduceOp<V::Element>>(
 ) {
     for copy in copies(address, Access::AtomicRmw(order, scope)) {
         for i in 0..elements::<V>() {
-            // SAFETY: as in `load_reduce`.
+            // SAFETY: the caller passes a multicast address whose copies are valid for writes and
+            // aligned.
             unsafe {
                 let (to, with) = (element(copy, i), *element(&raw mut value, i));
                 *to = Accumulate::from_acc(op.combine((*to).to_acc(), with.to_acc()));
@@ -126,7 +127,8 @@ macro_rules! impls {
         impl LoadReduce<$op> for $value {
             #[track_caller]
             unsafe fn load_reduce(op: $op, address: *const Self, strength: Strength) -> Self {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller passes a multicast address whose copies are valid for reads
+                // and aligned.
                 unsafe { load_reduce(op, address, strength) }
             }
         }
@@ -134,7 +136,8 @@ macro_rules! impls {
         impl Red<$op> for $value {
             #[track_caller]
             unsafe fn red(op: $op, address: *mut Self, value: Self, order: Order, scope: Scope) {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller passes a multicast address whose copies are valid for writes
+                // and aligned.
                 unsafe { red(op, address, value, order, scope) }
             }
         }

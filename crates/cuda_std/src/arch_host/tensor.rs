@@ -12,7 +12,7 @@ use crate::tile::RegTile;
 use crate::warp::FULL_MASK;
 use crate::wgmma::Layout;
 
-/// The words of all lanes of the warp, each of which gives six.
+/// Returns the words of all lanes of the warp, each of which gives six.
 #[track_caller]
 fn exchange(mine: [u32; 6]) -> [[u32; 6]; 32] {
     let (thread, context) = current();
@@ -41,7 +41,7 @@ pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [
 #[track_caller]
 pub(crate) unsafe fn load_matrices<const TRANSPOSED: bool>(row: SharedAddress) -> [u32; 4] {
     let row = touch(row.cast::<u128>(), Access::Read);
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes the address of a row in shared memory.
     let [a, b, c, d] = unsafe { row.cast::<[u32; 4]>().read() };
     let words = exchange([a, b, c, d, 0, 0]);
     let element = |matrix: usize, row: usize, column: usize| {
@@ -64,7 +64,7 @@ pub(crate) unsafe fn store_matrices(row: SharedAddress, words: [u32; 4]) {
     let row = std::array::from_fn(|pair| all[lane % 8 * 4 + pair][lane / 8]);
     let to = std::ptr::with_exposed_provenance_mut::<u128>(address as usize);
     let to = touch(to, Access::Write).cast::<[u32; 4]>();
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes the address of a row in shared memory that this warp may write.
     unsafe { to.write(row) }
 }
 
@@ -86,20 +86,20 @@ pub(crate) unsafe fn store_matrices_transposed<const N: usize>(
     if lane < 8 * N {
         let to = std::ptr::with_exposed_provenance_mut::<u128>(address as usize);
         let to = touch(to, Access::Write).cast::<[u16; 8]>();
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes the address of a row in shared memory that this warp may write.
         unsafe { to.write(row) }
     }
 }
 
 #[track_caller]
 pub(crate) unsafe fn copy_16_async(to: SharedAddress, from: *const u8, pred: bool) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps both addresses valid and aligned until the copy is waited for.
     unsafe { copy_async::<u128>(to.cast(), from.cast(), pred) }
 }
 
 #[track_caller]
 pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps both addresses valid and aligned until the copy is waited for.
     unsafe { copy_async::<u32>(to.cast(), from.cast(), pred) }
 }
 
@@ -112,10 +112,10 @@ pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool
 unsafe fn copy_async<W: Copy>(to: *mut W, from: *const W, pred: bool) {
     event(Event::Uses(Engine::CpAsync));
     if pred {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps both addresses valid and aligned until the copy is waited for.
         unsafe { copy(Engine::CpAsync, to, from, Access::Write, None) }
     } else {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps both addresses valid and aligned until the copy is waited for.
         unsafe { put(Engine::CpAsync, to, 0) }
     }
     event(Event::Uses(Engine::Thread));
@@ -150,7 +150,7 @@ pub struct TileAddress {
     next_rows: usize,
 }
 
-/// The address is a multiple of 1,024, since the swizzle depends on address bits.
+/// Requires an address that is a multiple of 1,024, since the swizzle depends on address bits.
 #[track_caller]
 pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
     assert!(address.addr().is_multiple_of(1024), "a tile's address is a multiple of 1,024");
@@ -167,8 +167,8 @@ pub(crate) fn tile_offset_bytes(tile: TileAddress, bytes: u32) -> TileAddress {
     TileAddress { first: tile.first.wrapping_add(bytes as usize), ..tile }
 }
 
-/// The address of a 16-byte piece of a tile after the 128-byte swizzle: bits 4 to 6 xor bits 7
-/// to 9.
+/// Returns the address of a 16-byte piece of a tile after the 128-byte swizzle: bits 4 to 6 xor
+/// bits 7 to 9.
 pub(super) fn swizzled<T>(address: *const T) -> *const T {
     address.map_addr(|address| address ^ (address >> 7 & 7) << 4)
 }
@@ -209,7 +209,7 @@ impl Factor for F8E5M2 {
     }
 }
 
-/// The first columns of row `row` of a factor, [`Factor::TERMS`] of them, read by `access`.
+/// Returns the first columns of row `row` of a factor, [`Factor::TERMS`] of them, read by `access`.
 ///
 /// # Safety
 ///
@@ -226,7 +226,7 @@ unsafe fn columns<T: Factor, L: Layout<T>>(
         for (k, value) in values.iter_mut().take(T::TERMS as usize).enumerate() {
             let from = swizzled(row.wrapping_add(128 * k));
             let from = touch(from.cast::<u16>(), access);
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes the address of a row that has these columns.
             *value = T::value(&unsafe { from.cast::<[u8; 2]>().read() });
         }
         return values;
@@ -235,7 +235,7 @@ unsafe fn columns<T: Factor, L: Layout<T>>(
     for (values, chunk) in values.chunks_exact_mut(T::TERMS as usize / 2).zip([0, 16]) {
         let from = swizzled(row.wrapping_add(chunk));
         let from = touch(from.cast::<u128>(), access);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes the address of a row that has these columns.
         let bytes = unsafe { from.cast::<[u8; 16]>().read() };
         for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {
             *value = T::value(bytes);
@@ -260,7 +260,8 @@ pub trait Sums: AsMut<[f32]> {
         step(self.as_mut(), SumsStep::Begin);
         let thread = crate::thread::index_in_block() as usize % 128;
         let (row, pair) = (thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's warpgroup calls this together, with tiles in shared memory that no
+        // thread writes.
         let rows = unsafe {
             [columns::<T, LA>(a, row, Access::Read), columns::<T, LA>(a, row + 8, Access::Read)]
         };
@@ -270,7 +271,8 @@ pub trait Sums: AsMut<[f32]> {
             for side in 0..2 {
                 let is_reader = (2 * j + side) % 32 == reader % columns_each;
                 let access = if is_reader { Access::Read } else { Access::ReadByOther };
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller's warpgroup calls this together, with tiles in shared memory
+                // that no thread writes.
                 let column = unsafe { columns::<T, LB>(b, 8 * j + pair + side, access) };
                 for (half, row) in rows.iter().enumerate() {
                     let sum = &mut sums[2 * half + side];

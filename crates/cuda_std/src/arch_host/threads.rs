@@ -37,7 +37,7 @@ pub(crate) fn barrier_all() {
     meet(0, 0);
 }
 
-/// A barrier; false if a planted bug removes it.
+/// Returns a barrier; false if a planted bug removes it.
 #[inline]
 #[track_caller]
 fn meet(id: u32, count: u32) -> bool {
@@ -45,8 +45,8 @@ fn meet(id: u32, count: u32) -> bool {
     (context.ops.barrier)(thread, id, count, Location::caller())
 }
 
-/// A block barrier that counts predicates: between barriers the threads add to a word in shared
-/// memory. If it is removed, a thread counts its own only.
+/// Returns a block barrier that counts predicates: between barriers the threads add to a word in
+/// shared memory. If it is removed, a thread counts its own only.
 #[track_caller]
 pub(crate) fn barrier_count(predicate: bool) -> u32 {
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -75,11 +75,11 @@ pub(crate) fn barrier_or(predicate: bool) -> bool {
     barrier_count(predicate) != 0
 }
 
-/// [`barrier_or`] for a named barrier of `threads` threads.
+/// Does the same as [`barrier_or`], for a named barrier of `threads` threads.
 #[track_caller]
 pub(crate) fn named_barrier_or(id: u32, threads: u32, predicate: bool) -> bool {
     static ANY: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
-    // SAFETY: as in `barrier_count`.
+    // SAFETY: the word is a static of the block's, which threads access only as an atomic.
     let any = unsafe { AtomicU32::from_ptr(shared_static(ANY[id as usize % 16].as_ptr())) };
     if !meet(id, threads) {
         return predicate;
@@ -104,7 +104,7 @@ pub(crate) fn nanosleep(_nanos: u32) {
     (context.ops.spin)(thread, Location::caller());
 }
 
-/// The existing lanes of the warp, as if none had diverged or exited.
+/// Returns the existing lanes of the warp, as if none had diverged or exited.
 #[track_caller]
 pub(crate) fn active_mask() -> u32 {
     use crate::thread::block_dim;

@@ -46,7 +46,7 @@ fn fence_if_seq_cst(order: Order, scope: Scope) -> Order {
 macro_rules! ld {
     ($sem:expr, $bits:literal, $reg:ident, $address:ident) => {{
         let value;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an aligned address that threads access only by such operations.
         unsafe {
             asm!(
                 concat!("ld.", $sem, ".", $bits, " {}, [{}];"),
@@ -61,7 +61,7 @@ macro_rules! ld {
 
 macro_rules! st {
     ($sem:expr, $bits:literal, $reg:ident, $address:ident, $value:ident) => {{
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an aligned address that threads access only by such operations.
         unsafe {
             asm!(
                 concat!("st.", $sem, ".", $bits, " [{}], {};"),
@@ -76,7 +76,7 @@ macro_rules! st {
 macro_rules! atom {
     ($sem:expr, $op:literal, $reg:ident, $address:ident, $value:ident) => {{
         let old;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an aligned address that threads access only by such operations.
         unsafe {
             asm!(
                 concat!("atom.", $sem, ".", $op, " {}, [{}], {};"),
@@ -93,7 +93,7 @@ macro_rules! atom {
 macro_rules! cas {
     ($sem:expr, $op:literal, $reg:ident, $address:ident, $current:ident, $new:ident) => {{
         let old;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an aligned address that threads access only by such operations.
         unsafe {
             asm!(
                 concat!("atom.", $sem, ".", $op, " {}, [{}], {}, {};"),

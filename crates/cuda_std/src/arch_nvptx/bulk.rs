@@ -30,7 +30,7 @@ pub(crate) fn mbarrier_fence_init() {
 }
 
 pub(crate) fn mbarrier_arrive(word: SharedAddress) {
-    // SAFETY: as in `mbarrier_init`.
+    // SAFETY: the word is one of the block's barriers, by the contract of `MBarrier::at`.
     unsafe {
         asm!(
             "mbarrier.arrive.shared::cta.b64 _, [{}];",
@@ -41,7 +41,7 @@ pub(crate) fn mbarrier_arrive(word: SharedAddress) {
 }
 
 pub(crate) fn mbarrier_arrive_expect_tx(word: SharedAddress, bytes: u32) {
-    // SAFETY: as in `mbarrier_init`.
+    // SAFETY: the word is one of the block's barriers, by the contract of `MBarrier::at`.
     unsafe {
         asm!(
             "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};",
@@ -54,7 +54,7 @@ pub(crate) fn mbarrier_arrive_expect_tx(word: SharedAddress, bytes: u32) {
 
 pub(crate) fn mbarrier_try_wait(word: SharedAddress, parity: u32) -> bool {
     let ended: u32;
-    // SAFETY: as in `mbarrier_init`.
+    // SAFETY: the word is one of the block's barriers, by the contract of `MBarrier::at`.
     unsafe {
         asm!(
             "{{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [{word}], {parity}; \
@@ -79,7 +79,7 @@ pub(crate) unsafe fn load_tile(
     column: u32,
     barrier: SharedAddress,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps room for the tile in shared memory until the barrier's phase ends.
     unsafe {
         asm!(
             "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes \
@@ -101,7 +101,7 @@ pub(crate) unsafe fn load_tile_once(
     column: u32,
     barrier: SharedAddress,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps room for the tile in shared memory until the barrier's phase ends.
     unsafe {
         asm!(
             "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes\
@@ -125,7 +125,7 @@ pub(crate) unsafe fn load_tile_multicast(
     barrier: SharedAddress,
     blocks: u16,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps room for the tile in shared memory until the barrier's phase ends.
     unsafe {
         asm!(
             "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes\
@@ -142,7 +142,7 @@ pub(crate) unsafe fn load_tile_multicast(
 }
 
 pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps the tile in shared memory until the store has read it.
     unsafe {
         asm!(
             "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [{map}, {{{column}, {row}}}], \
@@ -157,7 +157,7 @@ pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: Sh
 }
 
 pub(crate) unsafe fn store_bulk(to: *mut u8, from: SharedAddress, bytes: u32) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps source and target valid and aligned until the copy has ended.
     unsafe {
         asm!(
             "{{ .reg .u64 to; cvta.to.global.u64 to, {to}; \
@@ -171,7 +171,7 @@ pub(crate) unsafe fn store_bulk(to: *mut u8, from: SharedAddress, bytes: u32) {
 }
 
 pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps the tile in shared memory until the store has read it.
     unsafe {
         asm!(
             "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group \
@@ -186,7 +186,7 @@ pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, fro
 }
 
 pub(crate) unsafe fn store_words(to: *mut u32, from: SharedAddress, bytes: u32) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps source and target valid and aligned until the copy has ended.
     unsafe { store_bulk(to.cast(), from, bytes) }
 }
 
@@ -230,7 +230,7 @@ pub(crate) fn mbarrier_arrive_cluster(word: SharedAddress, block: u32) {
 
 pub(crate) unsafe fn load_shared(from: SharedAddress) -> [u32; 4] {
     let (a, b, c, d);
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in shared memory that no other thread writes.
     unsafe {
         asm!(
             "ld.shared.v4.u32 {{{}, {}, {}, {}}}, [{}];",
@@ -247,20 +247,20 @@ pub(crate) unsafe fn load_shared(from: SharedAddress) -> [u32; 4] {
 
 pub(crate) unsafe fn load_shared_u16(from: SharedAddress) -> u16 {
     let value;
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in shared memory that no other thread writes.
     unsafe { asm!("ld.shared.u16 {}, [{}];", out(reg16) value, in(reg32) from, options(nostack)) }
     value
 }
 
 pub(crate) unsafe fn load_shared_u32(from: SharedAddress) -> u32 {
     let value;
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in shared memory that no other thread writes.
     unsafe { asm!("ld.shared.u32 {}, [{}];", out(reg32) value, in(reg32) from, options(nostack)) }
     value
 }
 
 pub(crate) unsafe fn store_shared_pair(to: SharedAddress, value: [u32; 2]) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in shared memory that only this thread accesses.
     unsafe {
         asm!(
             "st.shared.v2.u32 [{}], {{{}, {}}};",
@@ -273,7 +273,7 @@ pub(crate) unsafe fn store_shared_pair(to: SharedAddress, value: [u32; 2]) {
 }
 
 pub(crate) unsafe fn store_shared(to: SharedAddress, value: [u32; 4]) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in shared memory that only this thread accesses.
     unsafe {
         asm!(
             "st.shared.v4.u32 [{}], {{{}, {}, {}, {}}};",
@@ -293,7 +293,7 @@ pub(crate) unsafe fn send_shared(
     value: [u32; 4],
     barrier: SharedAddress,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in the shared memory of a running block.
     unsafe {
         asm!(
             "{{ .reg .b32 remote, word; mapa.shared::cluster.u32 remote, {to}, {block}; \
@@ -313,7 +313,7 @@ pub(crate) unsafe fn send_shared(
 }
 
 pub(crate) unsafe fn store_cluster(to: *mut [f32; 4], block: u32, value: [f32; 4]) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned address in the shared memory of a running block.
     unsafe {
         asm!(
             "{{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {}, {}; \

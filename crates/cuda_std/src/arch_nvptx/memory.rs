@@ -12,7 +12,7 @@ pub(super) const EVICT_FIRST: u64 = 0x12f0_0000_0000_0000;
 macro_rules! ld_v4 {
     ($order:expr, $address:ident) => {{
         let (a, b, c, d): (u32, u32, u32, u32);
-        // SAFETY: the caller's contract.
+        // SAFETY: 16 bytes at the address are valid for reads and aligned: the caller's duty.
         unsafe {
             asm!(
                 concat!("ld.", $order, ".v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];"),
@@ -31,7 +31,7 @@ macro_rules! ld_v4 {
 macro_rules! st_v4 {
     ($order:expr, $address:ident, $value:ident) => {{
         let [a, b, c, d] = $value;
-        // SAFETY: the caller's contract.
+        // SAFETY: 16 bytes at the address are valid for writes and aligned: the caller's duty.
         unsafe {
             asm!(
                 concat!("st.", $order, ".v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};"),
@@ -55,12 +55,12 @@ pub(crate) unsafe fn store_v4_relaxed(address: *mut [u32; 4], value: [u32; 4], s
 }
 
 pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address that is valid for reads and aligned.
     unsafe { address.read() }
 }
 
 pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address that is valid for writes and aligned.
     unsafe { address.write(value) }
 }
 
@@ -71,13 +71,13 @@ pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
 struct Four([u32; 4]);
 
 pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
-    // SAFETY: the caller's contract.
+    // SAFETY: 16 bytes at the address are valid for reads and aligned: the caller's duty.
     unsafe { address.cast::<crate::vector::Vec16<u32>>().read().to_bits() }
 }
 
 pub(crate) unsafe fn load_v4_once(address: *const [u32; 4]) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
-    // SAFETY: the caller's contract.
+    // SAFETY: 16 bytes at the address are valid for reads and aligned: the caller's duty.
     unsafe {
         asm!(
             "ld.L2::cache_hint.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}], {policy};",
@@ -110,12 +110,12 @@ pub(crate) unsafe fn prefetch(address: *const u8) {
 }
 
 pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address that is valid for reads and aligned.
     unsafe { address.read_volatile() }
 }
 
 pub(crate) unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an address that is valid for writes and aligned.
     unsafe { address.write_volatile(value) }
 }
 

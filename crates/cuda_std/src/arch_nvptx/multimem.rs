@@ -18,7 +18,7 @@ macro_rules! ld_reduce {
     ($strength:expr, long, $($form:tt)*) => { ld_reduce!($strength, reg64 u64, $($form)*) };
     ($strength:expr, $reg:ident $type:ident, $form:literal, $address:expr) => {{
         let value: $type;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a multicast address that is valid and aligned for the access.
         unsafe {
             asm!(
                 concat!("multimem.ld_reduce.", $strength, ".", $form, " {}, [{}];"),
@@ -31,7 +31,7 @@ macro_rules! ld_reduce {
     }};
     ($strength:expr, pair, $form:literal, $address:expr) => {{
         let (a, b): (u32, u32);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a multicast address that is valid and aligned for the access.
         unsafe {
             asm!(
                 concat!("multimem.ld_reduce.", $strength, ".", $form, " {{{}, {}}}, [{}];"),
@@ -45,7 +45,7 @@ macro_rules! ld_reduce {
     }};
     ($strength:expr, quad, $form:literal, $address:expr) => {{
         let (a, b, c, d): (u32, u32, u32, u32);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a multicast address that is valid and aligned for the access.
         unsafe {
             asm!(
                 concat!("multimem.ld_reduce.", $strength, ".", $form, " {{{}, {}, {}, {}}}, [{}];"),
@@ -108,7 +108,7 @@ macro_rules! write {
     }};
     ($what:expr, quad, $form:literal, $address:expr, $value:expr) => {{
         let [a, b, c, d] = $value.to_bits();
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a multicast address that is valid and aligned for the access.
         unsafe {
             asm!(
                 concat!("multimem.", $what, ".", $form, " [{}], {{{}, {}, {}, {}}};"),

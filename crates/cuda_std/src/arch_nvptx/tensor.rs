@@ -11,7 +11,7 @@ use crate::wgmma::Layout;
 /// An address in shared memory.
 pub(crate) type SharedAddress = u32;
 
-/// The shared-memory address of a generic pointer.
+/// Returns the shared-memory address of a generic pointer.
 pub(crate) fn shared_address<T>(pointer: *const T) -> SharedAddress {
     let address;
     // SAFETY: arithmetic.
@@ -83,12 +83,12 @@ pub(crate) unsafe fn load_matrices<const TRANSPOSED: bool>(row: SharedAddress) -
             [a, b, c, d]
         }};
     }
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes the address of a row in shared memory, and all lanes take part.
     unsafe { if TRANSPOSED { load!(".trans") } else { load!("") } }
 }
 
 pub(crate) unsafe fn store_matrices(row: SharedAddress, words: [u32; 4]) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes the address of a row in shared memory that this warp may write.
     unsafe {
         asm!(
             "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{}], {{{}, {}, {}, {}}};",
@@ -106,7 +106,7 @@ pub(crate) unsafe fn store_matrices_transposed<const N: usize>(
     row: SharedAddress,
     words: [u32; N],
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes the address of a row in shared memory that this warp may write.
     unsafe {
         if N == 4 {
             asm!(
@@ -131,7 +131,7 @@ pub(crate) unsafe fn store_matrices_transposed<const N: usize>(
 }
 
 pub(crate) unsafe fn copy_16_async(to: SharedAddress, from: *const u8, pred: bool) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps both addresses valid and aligned until the copy is waited for.
     unsafe {
         asm!(
             "cp.async.cg.shared.global [{}], [{}], 16, {};",
@@ -144,7 +144,7 @@ pub(crate) unsafe fn copy_16_async(to: SharedAddress, from: *const u8, pred: boo
 }
 
 pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller keeps both addresses valid and aligned until the copy is waited for.
     unsafe {
         asm!(
             "cp.async.ca.shared.global [{}], [{}], 4, {};",
@@ -176,10 +176,10 @@ pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
     u64::from((address & 0x3_ffff) >> 4) | EIGHT_ROWS | SWIZZLE_128B
 }
 
-/// A descriptor for MN-major tiles. PTX's canonical layout for the 128-byte swizzle and elements of
-/// 16 bits is `((8, 8, m), (8, k)) : ((1, 8, LBO), (64, SBO))`: 64 elements of a term in 128 bytes,
-/// eight terms in 1,024 (SBO, as in [`tile_address`]), the next 64 rows of the factor at LBO, which
-/// only these tiles have.
+/// Returns a descriptor for MN-major tiles. PTX's canonical layout for the 128-byte swizzle and
+/// elements of 16 bits is `((8, 8, m), (8, k)) : ((1, 8, LBO), (64, SBO))`: 64 elements of a term
+/// in 128 bytes, eight terms in 1,024 (SBO, as in [`tile_address`]), the next 64 rows of the factor
+/// at LBO, which only these tiles have.
 pub(crate) fn transposed_tile_address(address: SharedAddress, next_rows: u32) -> TileAddress {
     // Unknown: nothing of it is computed ahead of a branch to this layout.
     tile_address(super::opaque(address)) | u64::from((next_rows & 0x3_ffff) >> 4) << 16
@@ -296,7 +296,8 @@ macro_rules! wgmma {
                 b: TileAddress,
                 accumulate: bool,
             ) {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller's warpgroup calls this together, with tiles in shared memory
+                // that no thread writes.
                 unsafe { self.elements_mut::<$sums>().wgmma::<T, LA, LB>(a, b, accumulate) }
             }
 

@@ -18,13 +18,14 @@ pub trait Scheduler: Copy {
     /// A tile, as the scheduler numbers it.
     type Work: Copy;
 
-    /// The block's first tile.
+    /// Returns the block's first tile.
     fn first(&self) -> Option<Self::Work>;
 
-    /// The block's tile after `work`.
+    /// Returns the block's tile after `work`.
     fn next(&self, work: Self::Work) -> Option<Self::Work>;
 
-    /// The first step of a tile, and where its steps end: each adds the products of one stage.
+    /// Returns the first step of a tile, and where its steps end: each adds the products of one
+    /// stage.
     fn steps(&self, work: Self::Work) -> (u32, u32);
 }
 
@@ -48,14 +49,14 @@ pub struct Turn {
 }
 
 impl<const CLUSTER: u32> Persistent<CLUSTER> {
-    /// How many tiles this block computes.
+    /// Returns how many tiles this block computes.
     #[must_use]
     pub fn turns(&self) -> u32 {
         let (cluster, clusters) = place::<CLUSTER>();
         self.tiles.saturating_sub(cluster).div_ceil(clusters)
     }
 
-    /// The tile that this block computes after `before` others.
+    /// Returns the tile that this block computes after `before` others.
     #[must_use]
     pub fn turn(&self, before: u32) -> Turn {
         let (cluster, clusters) = place::<CLUSTER>();
@@ -146,13 +147,13 @@ pub struct EmptyStage {
 }
 
 impl EmptyStage {
-    /// The stage's number.
+    /// Returns the stage's number.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// The number of the loading warp.
+    /// Returns the number of the loading warp.
     #[must_use]
     pub fn loader(&self) -> u32 {
         self.loader
@@ -173,7 +174,8 @@ impl EmptyStage {
         unsafe { to.load(map, row, col, self.full) }
     }
 
-    /// As [`load`](Self::load), of what no other block reads: [`SharedTile::load_once`].
+    /// Does the same as [`load`](Self::load), of what no other block reads:
+    /// [`SharedTile::load_once`].
     #[track_caller]
     pub fn load_once<T, const R: u32>(
         &self,
@@ -182,12 +184,13 @@ impl EmptyStage {
         row: u32,
         col: u32,
     ) {
-        // SAFETY: as in `load`.
+        // SAFETY: the tile is a stage's, which is empty; the bytes are among those that are
+        // expected.
         unsafe { to.load_once(map, row, col, self.full) }
     }
 
-    /// As [`load`](Self::load), to the stage of each of `blocks` of the cluster, bits of their
-    /// ranks: [`SharedTile::load_multicast`].
+    /// Does the same as [`load`](Self::load), to the stage of each of `blocks` of the cluster, bits
+    /// of their ranks: [`SharedTile::load_multicast`].
     #[track_caller]
     pub fn load_multicast<T, const R: u32>(
         &self,
@@ -208,19 +211,19 @@ impl EmptyStage {
 pub struct Warpgroup(());
 
 impl Warpgroup {
-    /// The warpgroup's number in the block.
+    /// Returns the warpgroup's number in the block.
     #[must_use]
     pub fn index(&self) -> u32 {
         thread::thread_idx_x() / WARPGROUP
     }
 
-    /// The calling thread's number in the warpgroup.
+    /// Returns the calling thread's number in the warpgroup.
     #[must_use]
     pub fn thread(&self) -> u32 {
         thread::thread_idx_x() % WARPGROUP
     }
 
-    /// The calling thread's warp in the block.
+    /// Returns the calling thread's warp in the block.
     #[must_use]
     pub fn warp(&self) -> u32 {
         thread::thread_idx_x() / warp::WARP_SIZE
@@ -325,7 +328,7 @@ pub struct IdleWarp {
 }
 
 impl IdleWarp {
-    /// The warp's number among those of the block that neither load nor compute.
+    /// Returns the warp's number among those of the block that neither load nor compute.
     #[must_use]
     pub fn index(&self) -> u32 {
         self.index
@@ -381,10 +384,10 @@ pub unsafe trait Mainloop {
     /// How often [`interlude`](Self::interlude) is called in a tile, at most 3.
     const INTERLUDES: u32 = 0;
 
-    /// The stages of the pipeline, at most [`MAX_STAGES`].
+    /// Returns the stages of the pipeline, at most [`MAX_STAGES`].
     fn stages(&self) -> u32;
 
-    /// The order of the block's tiles. Each thread calls it once.
+    /// Returns the order of the block's tiles. Each thread calls it once.
     fn schedule(&self) -> Self::Schedule;
 
     /// Arrivals that release a stage.
@@ -405,8 +408,8 @@ pub unsafe trait Mainloop {
     /// Initialises further mbarriers, as thread 0, before [`sync`](Self::sync).
     fn init(&self) {}
 
-    /// A barrier of all threads that use the mbarriers: by default the cluster's, which orders no
-    /// other accesses.
+    /// Executes a barrier of all threads that use the mbarriers: by default the cluster's, which
+    /// orders no other accesses.
     #[track_caller]
     fn sync(&self) {
         if Self::CLUSTER > 1 {
@@ -422,13 +425,13 @@ pub unsafe trait Mainloop {
         grid::wait_for_previous();
     }
 
-    /// Where loading warp `loader` finds the factors of a tile.
+    /// Returns where loading warp `loader` finds the factors of a tile.
     fn source(&self, loader: u32, work: WorkOf<Self>) -> Self::Source;
 
     /// Begins the loads of a step into a stage.
     fn load(&self, source: &Self::Source, step: u32, stage: &EmptyStage);
 
-    /// What a computing warpgroup keeps, before its first tile.
+    /// Returns what a computing warpgroup keeps, before its first tile.
     fn state(&self, group: &Warpgroup) -> Self::State;
 
     /// Prepares the sums of a tile, before its first step.
@@ -445,12 +448,12 @@ pub unsafe trait Mainloop {
         first: bool,
     );
 
-    /// The step of a tile before which the `index`-th interlude comes; they ascend.
+    /// Returns the step of a tile before which the `index`-th interlude comes; they ascend.
     fn pause(&self, _index: u32) -> u32 {
         0
     }
 
-    /// What a computing warpgroup does between the steps of a tile, while products are pending.
+    /// Runs in a computing warpgroup between the steps of a tile, while products are pending.
     fn interlude(
         &self,
         _group: &Warpgroup,
@@ -469,16 +472,16 @@ pub unsafe trait Mainloop {
         sums: &mut Self::Sums,
     );
 
-    /// What a computing warpgroup does after its last tile.
+    /// Runs in a computing warpgroup after its last tile.
     fn end(&self, _group: &Warpgroup, _state: &mut Self::State) {}
 
-    /// What a warp does that neither loads nor computes.
+    /// Runs in a warp that neither loads nor computes.
     fn idle(&self, _warp: &IdleWarp) {}
 
-    /// What all warps that do not compute do at the end: their threads call it apart.
+    /// Runs at the end in all warps that do not compute: their threads call it apart.
     fn loaded(&self) {}
 
-    /// What all threads of the block do at the end: by default no block ends before those of its
+    /// Runs at the end in all threads of the block: by default no block ends before those of its
     /// cluster, which write to its shared memory.
     fn leave(&self) {
         if Self::CLUSTER > 1 {

@@ -11,14 +11,14 @@ use crate::{arch, async_copy, hint, mem, thread, warp};
 pub struct Matrix<T> {
     /// The first element.
     pub address: *const T,
-    /// Its rows.
+    /// The rows.
     pub rows: u32,
-    /// Its columns.
+    /// The columns.
     pub columns: u32,
 }
 
 impl<T: Factor> Matrix<T> {
-    /// The alignment in bytes that all rows have: 16, 4 or 2.
+    /// Returns the alignment in bytes that all rows have: 16, 4 or 2.
     #[must_use]
     pub fn row_alignment(self) -> u32 {
         let bytes = self.address.addr() | (2 * self.columns as usize);
@@ -82,7 +82,7 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
     /// Size of a tile.
     pub const BYTES: u32 = 2 * ROWS * Self::COLUMNS;
 
-    /// The tile at an address in shared memory, a multiple of 16.
+    /// Returns the tile at an address in shared memory, a multiple of 16.
     #[must_use]
     pub fn at(address: *mut u8) -> Self {
         Self::at_shared(arch::shared_address(address))
@@ -92,15 +92,15 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
         Self { address, element: PhantomData }
     }
 
-    /// Its rows from `row` on, a multiple of 8, or of 64 if the tile is transposed.
+    /// Returns its rows from `row` on, a multiple of 8, or of 64 if the tile is transposed.
     #[must_use]
     pub fn rows_from(self, row: u32) -> Self {
         let bytes = if TRANSPOSED { 2 } else { 2 * Self::COLUMNS };
         Self::at_shared(arch::shared_offset(self.address, bytes * row))
     }
 
-    /// Eight elements of a row from `column` on, a multiple of 8; or, if the tile is transposed, of
-    /// a column from `row` on.
+    /// Returns eight elements of a row from `column` on, a multiple of 8; or, if the tile is
+    /// transposed, of a column from `row` on.
     fn chunk(self, row: u32, column: u32) -> arch::SharedAddress {
         let offset = if TRANSPOSED {
             2 * ROWS * column + 16 * ((row / 8) ^ (column % 8))
@@ -157,7 +157,7 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
         }
     }
 
-    /// 16 rows from `row` on, and 16 columns from `column` on, as a lane's `a` of
+    /// Loads 16 rows from `row` on, and 16 columns from `column` on, as a lane's `a` of
     /// [`mma::m16n8k16`].
     ///
     /// # Safety
@@ -172,7 +172,7 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
         unsafe { self.load(row, lane / 8 % 2 * 8, column + lane / 16 * 8, lane % 8) }
     }
 
-    /// 16 rows from `row` on, and 16 columns from `column` on, as a lane's two `b`s of
+    /// Loads 16 rows from `row` on, and 16 columns from `column` on, as a lane's two `b`s of
     /// [`mma::m16n8k16`], each of eight rows.
     ///
     /// # Safety
@@ -188,8 +188,8 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
         [[a, b], [c, d]]
     }
 
-    /// Four matrices of eight rows and columns, the one of which this lane gives an address from
-    /// `row + eight` and `column` on.
+    /// Returns four matrices of eight rows and columns, the one of which this lane gives an address
+    /// from `row + eight` and `column` on.
     ///
     /// # Safety
     ///
@@ -200,7 +200,7 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
             false => self.rows_from(row).chunk(eight + lane, column),
             true => self.chunk(row + eight, column + lane),
         };
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's tile has this row and column, and all lanes take part.
         unsafe { arch::load_matrices::<TRANSPOSED>(from) }
     }
 }
@@ -355,7 +355,8 @@ impl<
         let MmaProduct { a, b, .. } = self.product;
         if term < self.product.terms() {
             let (to_a, to_b) = self.tiles(state);
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes rows that the matrices have, and all threads of the block
+            // take part.
             unsafe {
                 to_a.copy_from::<THREADS, ALIGN>(a, (row, term), self.thread);
                 to_b.copy_from::<THREADS, ALIGN>(b, (column, term), self.thread);
@@ -380,7 +381,8 @@ impl<
         let (a, b) = self.tiles(state);
         let mut term = 0;
         while term < MmaTile::<T, M>::COLUMNS {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes rows that the matrices have, and all threads of the block
+            // take part.
             unsafe {
                 let mut rows = [[0; 4]; I];
                 let mut i = 0;

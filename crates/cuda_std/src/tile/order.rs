@@ -12,13 +12,13 @@ pub struct TileOrder<const GROUP: u32> {
 }
 
 impl<const GROUP: u32> TileOrder<GROUP> {
-    /// The number of tiles.
+    /// Returns the number of tiles.
     #[must_use]
     pub fn count(self) -> u32 {
         self.rows * self.columns
     }
 
-    /// The row and column of tile `number`, in tiles.
+    /// Returns the row and column of tile `number`, in tiles.
     #[must_use]
     pub fn position(self, number: u32) -> (u32, u32) {
         // Without tiles no number is one: the divisors are never 0, and need no test.

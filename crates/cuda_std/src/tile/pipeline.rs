@@ -24,7 +24,7 @@ impl PipelineState {
     /// The first use of the first stage.
     pub const FIRST: Self = Self { stage: 0, parity: 0 };
 
-    /// The position after this one, of this many stages.
+    /// Returns the position after this one, of this many stages.
     #[must_use]
     pub fn next(self, stages: u32) -> Self {
         if self.stage + 1 == stages {
@@ -36,19 +36,19 @@ impl PipelineState {
 }
 
 impl Pipeline {
-    /// The number of words that the barriers of this many stages take.
+    /// Returns the number of words that the barriers of this many stages take.
     pub const fn words(stages: u32) -> usize {
         2 * stages as usize
     }
 
-    /// The pipeline whose barriers are the [`words`](Self::words) at this address.
+    /// Returns the pipeline whose barriers are the [`words`](Self::words) at this address.
     ///
     /// # Safety
     ///
     /// The words lie in shared memory, and only pipelines at this address use them. One thread
     /// calls [`init`](Self::init) before any calls another method.
     pub unsafe fn at(barriers: *mut u64, stages: u32) -> Self {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes aligned words in shared memory that only this pipeline uses.
         Self { barriers: unsafe { MBarrier::at(barriers) }, stages }
     }
 
@@ -63,7 +63,7 @@ impl Pipeline {
     pub unsafe fn init(self, producers: u32, consumers: u32) {
         let mut state = PipelineState::FIRST;
         while state.parity == 0 {
-            // SAFETY: the caller's contract.
+            // SAFETY: one thread of the caller's block calls this, before any other uses the words.
             unsafe {
                 self.full(state).init(producers);
                 self.empty(state).init(consumers);
@@ -73,19 +73,19 @@ impl Pipeline {
         mbarrier::fence_init();
     }
 
-    /// The position after `state`.
+    /// Returns the position after `state`.
     #[must_use]
     pub fn next(self, state: PipelineState) -> PipelineState {
         state.next(self.stages)
     }
 
-    /// The barrier that completes when the stage is full.
+    /// Returns the barrier that completes when the stage is full.
     #[must_use]
     pub fn full(self, state: PipelineState) -> MBarrier {
         self.barriers.after(state.stage)
     }
 
-    /// The barrier that completes when the stage is empty.
+    /// Returns the barrier that completes when the stage is empty.
     #[must_use]
     pub fn empty(self, state: PipelineState) -> MBarrier {
         self.barriers.after(self.stages + state.stage)

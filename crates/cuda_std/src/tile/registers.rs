@@ -50,7 +50,7 @@ pub struct RegRows<T>([T; 2]);
 pub struct RegColumns<T, const BLOCKS: usize>([[T; 2]; BLOCKS]);
 
 impl<T: Copy> RegRows<T> {
-    /// The same value for each row.
+    /// Returns the same value for each row.
     #[must_use]
     pub fn filled(value: T) -> Self {
         Self([value; 2])
@@ -69,24 +69,24 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     /// The columns.
     pub const COLUMNS: u32 = 8 * BLOCKS as u32;
 
-    /// A tile with the same value everywhere.
+    /// Returns a tile with the same value everywhere.
     #[must_use]
     pub const fn filled(value: T) -> Self {
         Self([[value; 4]; BLOCKS])
     }
 
-    /// The lane's elements of each block of 8 columns.
+    /// Returns the lane's elements of each block of 8 columns.
     #[must_use]
     pub fn blocks(&self) -> &[[T; 4]; BLOCKS] {
         &self.0
     }
 
-    /// As [`blocks`](Self::blocks), to change.
+    /// Does the same as [`blocks`](Self::blocks), to change.
     pub fn blocks_mut(&mut self) -> &mut [[T; 4]; BLOCKS] {
         &mut self.0
     }
 
-    /// The lane's elements, of all blocks.
+    /// Returns the lane's elements, of all blocks.
     #[cfg(target_arch = "nvptx64")]
     pub(crate) fn elements_mut<const N: usize>(&mut self) -> &mut [T; N] {
         const { assert!(N == 4 * BLOCKS, "a block has four elements") };
@@ -107,7 +107,7 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
         }
     }
 
-    /// The tile whose elements are `f` of the row, the column and the element here.
+    /// Returns the tile whose elements are `f` of the row, the column and the element here.
     #[must_use]
     pub fn map_at<U: Copy>(self, f: impl Fn(u32, u32, T) -> U) -> RegTile<U, BLOCKS> {
         let (row, column) = place();
@@ -117,7 +117,7 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
         })
     }
 
-    /// The tile whose elements are `f` of those here.
+    /// Returns the tile whose elements are `f` of those here.
     #[must_use]
     pub fn map<U: Copy>(self, f: impl Fn(T) -> U) -> RegTile<U, BLOCKS> {
         self.indexed(|_, _, element| f(element))
@@ -153,7 +153,8 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
         self.indexed(|block, i, element| f(element, columns.0[block][i % 2]))
     }
 
-    /// The tile whose elements are `f` of a block's number, an index in it, and the element here.
+    /// Returns the tile whose elements are `f` of a block's number, an index in it, and the element
+    /// here.
     fn indexed<U: Copy>(self, f: impl Fn(usize, usize, T) -> U) -> RegTile<U, BLOCKS> {
         let of = |block: usize| {
             let [a, b, c, d] = self.0[block];
@@ -176,15 +177,15 @@ impl<T, const BLOCKS: usize> AsMut<[T]> for RegTile<T, BLOCKS> {
     }
 }
 
-/// The row and the column of the lane's first element.
+/// Returns the row and the column of the lane's first element.
 fn place() -> (u32, u32) {
     let lane = warp::lane_id();
     (lane / 4, lane % 4 * 2)
 }
 
 impl<T: WarpShuffleValue, const BLOCKS: usize> RegTile<T, BLOCKS> {
-    /// Each row's elements combined by `op`, which is associative and commutative. All lanes that
-    /// have elements of a row get the same value.
+    /// Returns each row's elements combined by `op`, which is associative and commutative. All
+    /// lanes that have elements of a row get the same value.
     ///
     /// # Safety
     ///
@@ -205,8 +206,8 @@ impl<T: WarpShuffleValue, const BLOCKS: usize> RegTile<T, BLOCKS> {
         RegRows(rows.map(|row| unsafe { exchange(exchange(row, 1, &op), 2, &op) }))
     }
 
-    /// Each column's elements of the warp's 16 rows combined by `op`, which is associative and
-    /// commutative. All lanes that have elements of a column get the same value.
+    /// Returns each column's elements of the warp's 16 rows combined by `op`, which is associative
+    /// and commutative. All lanes that have elements of a column get the same value.
     ///
     /// # Safety
     ///
@@ -236,7 +237,7 @@ impl<T: WarpShuffleValue, const BLOCKS: usize> RegTile<T, BLOCKS> {
 /// All lanes of the warp call this together.
 #[track_caller]
 unsafe fn exchange<T: WarpShuffleValue>(mine: T, distance: u32, op: &impl Fn(T, T) -> T) -> T {
-    // SAFETY: the caller's contract.
+    // SAFETY: all lanes of the caller's warp exchange at this point.
     op(mine, unsafe { warp::shuffle_xor(mine, distance) })
 }
 
@@ -251,7 +252,8 @@ impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
     pub unsafe fn store<T: Float>(&self, to: SharedTile<T, 16>, column: u32) {
         let first = (column / 8) as usize * 4 * size_of::<T>() / 4;
         let element = |i: usize| self.0[i / 4][i % 4];
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's warp stores together, to a tile with these columns that nothing else
+        // accesses.
         unsafe { to.store_words(warp::lane_id(), |i| T::word(first + i, element)) }
     }
 
@@ -282,7 +284,7 @@ impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
 pub struct RegPairs<T, const BLOCKS: usize>([[u32; 2]; BLOCKS], PhantomData<T>);
 
 impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
-    /// `N` blocks of 8 columns, from the `first` block on, rounded.
+    /// Returns `N` blocks of 8 columns, from the `first` block on, rounded.
     #[must_use]
     pub fn round<T: Half, const N: usize>(&self, first: usize) -> RegPairs<T, N> {
         let mut pairs = RegPairs::ZERO;
@@ -300,8 +302,8 @@ impl<T: Half, const BLOCKS: usize> RegPairs<T, BLOCKS> {
     /// Only zeros.
     pub const ZERO: Self = Self([[0; 2]; BLOCKS], PhantomData);
 
-    /// The tile whose words are `f` of those here: each has two neighbours, the left one in its low
-    /// half.
+    /// Returns the tile whose words are `f` of those here: each has two neighbours, the left one in
+    /// its low half.
     #[must_use]
     pub fn map_words(mut self, f: impl Fn(u32) -> u32) -> Self {
         let mut block = 0;
@@ -322,7 +324,8 @@ impl<T: Half, const BLOCKS: usize> RegPairs<T, BLOCKS> {
     #[track_caller]
     pub unsafe fn store(&self, to: SharedTile<T, 16>, column: u32) {
         let first = (column / 8) as usize;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's warp stores together, to a tile with these columns that nothing else
+        // accesses.
         unsafe { to.store_words(warp::lane_id(), |i| self.0[first + i / 2][i % 2]) }
     }
 }

@@ -38,7 +38,7 @@ pub struct Work {
 }
 
 impl Schedule {
-    /// The number of whole tiles with which the blocks end soonest.
+    /// Returns the number of whole tiles with which the blocks end soonest.
     #[must_use]
     pub fn whole_tiles(tiles: u32, clusters: u32, splits: u32) -> u32 {
         let rest = tiles % (clusters * splits);
@@ -46,7 +46,7 @@ impl Schedule {
         if rest.div_ceil(clusters) < splits { tiles - rest } else { tiles }
     }
 
-    /// Whether the block's cluster splits a tile.
+    /// Returns whether the block's cluster splits a tile.
     #[must_use]
     pub fn splits_any(self) -> bool {
         self.whole + self.cluster < self.tiles

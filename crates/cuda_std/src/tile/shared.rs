@@ -19,7 +19,7 @@ impl TileMemory {
     /// What the alignment takes of the dynamic shared memory in bytes, at most.
     pub const PADDING: u32 = ALIGN as u32;
 
-    /// The dynamic shared memory of the launch.
+    /// Returns the dynamic shared memory of the launch.
     #[must_use]
     pub fn dynamic() -> Self {
         let memory = shared::dynamic_shared_mem::<u8>();
@@ -27,7 +27,7 @@ impl TileMemory {
         Self(arch::shared_address(aligned))
     }
 
-    /// The tile at an offset in bytes, a multiple of 1,024.
+    /// Returns the tile at an offset in bytes, a multiple of 1,024.
     #[must_use]
     pub fn tile<T, const ROWS: u32>(self, offset: u32) -> SharedTile<T, ROWS> {
         SharedTile { address: arch::shared_offset(self.0, offset), element: PhantomData }
@@ -40,7 +40,7 @@ impl TileMemory {
     /// The offset is a multiple of 16 and lies in the launch's dynamic shared memory.
     #[track_caller]
     pub unsafe fn read<T>(self, offset: u32) -> Vec16<T> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an offset within the memory, of what no thread writes.
         Vec16::from_bits(unsafe { arch::load_shared(arch::shared_offset(self.0, offset)) })
     }
 
@@ -51,7 +51,7 @@ impl TileMemory {
     /// As [`read`](Self::read); no other thread accesses them.
     #[track_caller]
     pub unsafe fn write<T>(self, offset: u32, value: Vec16<T>) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an offset within the memory, of what no other thread accesses.
         unsafe { arch::store_shared(arch::shared_offset(self.0, offset), value.to_bits()) }
     }
 
@@ -65,7 +65,7 @@ impl TileMemory {
     #[track_caller]
     pub unsafe fn send<T>(self, offset: u32, block: u32, value: Vec16<T>, barrier: MBarrier) {
         let to = arch::shared_offset(self.0, offset);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an offset within the memory of a running block.
         unsafe { arch::send_shared(to, block, value.to_bits(), barrier.address()) }
     }
 }
@@ -88,13 +88,13 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         ROWS * 128
     };
 
-    /// The tile at an address in shared memory, a multiple of 1,024.
+    /// Returns the tile at an address in shared memory, a multiple of 1,024.
     #[must_use]
     pub fn at(address: *mut u8) -> Self {
         Self { address: arch::shared_address(address), element: PhantomData }
     }
 
-    /// `N` of its rows, from `row` on, a multiple of 8.
+    /// Returns `N` of its rows, from `row` on, a multiple of 8.
     #[must_use]
     pub fn rows<const N: u32>(self, row: u32) -> SharedTile<T, N> {
         SharedTile { address: arch::shared_offset(self.address, 128 * row), element: PhantomData }
@@ -107,19 +107,19 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// As there.
     #[track_caller]
     pub unsafe fn load(self, map: &TensorMap, row: u32, column: u32, full: MBarrier) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the tile for this load alone until the barrier's phase ends.
         unsafe { arch::load_tile(self.address, map, row, column, full.address()) }
     }
 
-    /// As [`load`](Self::load), for what no other block reads: the L2 cache evicts it first. PTX:
-    /// `cp.async.bulk.tensor` with `.L2::cache_hint`.
+    /// Does the same as [`load`](Self::load), for what no other block reads: the L2 cache evicts it
+    /// first. PTX: `cp.async.bulk.tensor` with `.L2::cache_hint`.
     ///
     /// # Safety
     ///
     /// As there.
     #[track_caller]
     pub unsafe fn load_once(self, map: &TensorMap, row: u32, column: u32, full: MBarrier) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the tile for this load alone until the barrier's phase ends.
         unsafe { arch::load_tile_once(self.address, map, row, column, full.address()) }
     }
 
@@ -138,7 +138,7 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         full: MBarrier,
         blocks: u16,
     ) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the tile for this load alone until the barrier's phase ends.
         unsafe {
             arch::load_tile_multicast(self.address, map, row, column, full.address(), blocks);
         }
@@ -151,7 +151,7 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// As there.
     #[track_caller]
     pub unsafe fn store(self, map: &TensorMap, row: u32, column: u32) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the tile as it is until the store has read it.
         unsafe { arch::store_tile(map, row, column, self.address) }
     }
 
@@ -163,18 +163,18 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// As there, for [`BYTES`](Self::BYTES) bytes.
     #[track_caller]
     pub unsafe fn store_as_it_is(self, to: *mut u32) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the tile as it is until the store has read it.
         unsafe { arch::store_words(to, self.address, Self::BYTES) }
     }
 
-    /// The same for memory that nobody polls, as [`tma::store_bulk`](crate::tma::store_bulk).
+    /// Stores the tile to memory that nobody polls, as [`tma::store_bulk`](crate::tma::store_bulk).
     ///
     /// # Safety
     ///
     /// As there, for [`BYTES`](Self::BYTES) bytes.
     #[track_caller]
     pub unsafe fn store_bulk(self, to: *mut u32) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the tile as it is until the store has read it.
         unsafe { arch::store_bulk(to.cast(), self.address, Self::BYTES) }
     }
 }
@@ -187,13 +187,13 @@ impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
     /// As there.
     #[track_caller]
     pub unsafe fn reduce_add(self, map: &TensorMap, row: u32, column: u32) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the tile as it is until the store has read it.
         unsafe { arch::reduce_add_tile(map, row, column, self.address) }
     }
 }
 
 impl<T: wgmma::Factor, const ROWS: u32> SharedTile<T, ROWS> {
-    /// The tile as a factor of [`wgmma::multiply`].
+    /// Returns the tile as a factor of [`wgmma::multiply`].
     #[track_caller]
     #[must_use]
     pub fn factor(self) -> wgmma::Tile<T> {
@@ -202,8 +202,8 @@ impl<T: wgmma::Factor, const ROWS: u32> SharedTile<T, ROWS> {
 }
 
 impl<T: mma::Factor, const ROWS: u32> SharedTile<T, ROWS> {
-    /// The tile as a transposed factor of [`wgmma::multiply`], of `ROWS` columns. Its first 64 rows
-    /// are the tile's columns, the next 64 those of the tile behind it, and so on.
+    /// Returns the tile as a transposed factor of [`wgmma::multiply`], of `ROWS` columns. Its first
+    /// 64 rows are the tile's columns, the next 64 those of the tile after it, and so on.
     #[track_caller]
     #[must_use]
     pub fn transposed_factor(self) -> wgmma::Tile<T, wgmma::MnMajor> {
@@ -222,7 +222,7 @@ impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
         let byte = column * size_of::<T>() as u32;
         let offset = row * 128 + (((byte / 16) ^ (row % 8)) << 4) + byte % 16;
         let from = arch::shared_offset(self.address, offset);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a row and a column of the tile, which no thread writes.
         unsafe {
             match size_of::<T>() {
                 2 => arch::load_shared_u16(from).into(),
@@ -261,7 +261,7 @@ impl<T: Float> SharedTile<T, 16> {
     #[track_caller]
     pub unsafe fn store_words(self, lane: u32, word: impl Fn(usize) -> u32) {
         if size_of::<T>() == 4 {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller's warp stores together, to a tile that nothing else accesses.
             return unsafe { self.store_pairs(lane, word) };
         }
         // A lane gives the address of a row of one of four matrices: eight rows, the eight below
@@ -281,7 +281,7 @@ impl<T: Float> SharedTile<T, 16> {
             pair += 1;
         }
     }
-    /// As [`store_words`](Self::store_words), for 32-bit elements.
+    /// Does the same as [`store_words`](Self::store_words), for 32-bit elements.
     ///
     /// # Safety
     ///

@@ -81,7 +81,7 @@ static OPS: Ops = Ops {
     clock: |_| 42,
 };
 
-/// The only thread of a launch.
+/// Returns the only thread of a launch.
 pub fn thread() -> ThreadCtx {
     ThreadCtx {
         thread_idx: [0; 3],

@@ -4,8 +4,8 @@ use cuda_std::thread;
 
 const SIDE: usize = 16;
 
-/// `c = a * b` for row-major matrices: `a` has `rows` x `inner` elements, `b` has `inner` x
-/// `columns`. Blocks have 256 threads, in one or two dimensions. There is one block per tile of
+/// Computes `c = a * b` for row-major matrices: `a` has `rows` x `inner` elements, `b` has `inner`
+/// x `columns`. Blocks have 256 threads, in one or two dimensions. There is one block per tile of
 /// 16 x 16 elements.
 #[kernel]
 #[allow(improper_ctypes_definitions)]

@@ -1,6 +1,6 @@
 use cuda_std::prelude::*;
 
-/// `c[i] = a[i] + b[i]`, one element per thread.
+/// Computes `c[i] = a[i] + b[i]`, one element per thread.
 #[kernel]
 #[allow(improper_ctypes_definitions)]
 pub unsafe fn vector_add(a: &[f32], b: &[f32], c: *mut f32) {

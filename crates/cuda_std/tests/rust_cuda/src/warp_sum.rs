@@ -1,8 +1,8 @@
 use cuda_std::prelude::*;
 use cuda_std::{shared_array, warp};
 
-/// `out[block]` is the sum of the block's elements of `values`. Blocks have whole warps, at
-/// most 32.
+/// Computes in `out[block]` the sum of the block's elements of `values`. Blocks have whole warps,
+/// at most 32.
 #[kernel]
 #[allow(improper_ctypes_definitions)]
 pub unsafe fn warp_sum(values: &[f32], out: *mut f32) {
