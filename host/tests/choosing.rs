@@ -5,8 +5,8 @@ use std::process::Command;
 
 use devcomm_host::{Error, Library, MultiGpu, ReduceOp, Simulation, World, visible_gpus};
 
-/// Whether this process has the environment variables. If not, runs the test in a child process
-/// that has them.
+/// Returns whether this process has the environment variables. If not, runs the test in a child
+/// process that has them.
 fn has(test: &str, variables: &[(&str, &str)]) -> bool {
     if variables.iter().all(|(name, value)| std::env::var(name).is_ok_and(|set| set == *value)) {
         return true;

@@ -17,7 +17,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The line numbers and names after `crate::` in the code of a file, without comments.
+/// Returns the line numbers and names after `crate::` in the code of a file, without comments.
 fn uses(source: &str) -> impl Iterator<Item = (usize, &str)> {
     let code = source.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
     code.flat_map(|(index, line)| {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use devcomm_host::{Error, LocalJob, WorldError};
 
-/// A job whose ranks run a shell script.
+/// Returns a job whose ranks run a shell script.
 fn shell(n_ranks: usize, script: &str) -> LocalJob {
     LocalJob::new(n_ranks).unwrap().program("/bin/sh").args(["-c", script])
 }

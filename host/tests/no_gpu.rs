@@ -4,7 +4,7 @@ use std::io::Write;
 
 use devcomm_host::{Context, DriverError, Error, World, visible_gpus};
 
-/// Whether the test is skipped, because there is a GPU.
+/// Returns whether the test is skipped, because there is a GPU.
 fn skipped() -> bool {
     let has_gpu = visible_gpus().is_ok();
     if has_gpu {

@@ -22,7 +22,7 @@ fn eventually<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Whether a process exists and is not a zombie (in a container there may be no reaper).
+/// Returns whether a process exists and is not a zombie (in a container there may be no reaper).
 fn is_alive(id: &str) -> bool {
     let status = std::fs::read_to_string(Path::new("/proc").join(id).join("stat"));
     status.is_ok_and(|status| !status.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))

@@ -87,7 +87,7 @@ fn ask() {
     ended.unwrap();
 }
 
-/// What a copy of this test program prints to the standard error.
+/// Returns what a copy of this test program prints to the standard error.
 fn printed_with(variables: &[(&str, &str)], test: &str) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", test, "--nocapture"]).env(CHILD, "1").env_remove("DEVCOMM_LOG");

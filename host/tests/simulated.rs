@@ -57,7 +57,8 @@ fn a_world_of_more_ranks_than_the_machine_has_gpus_is_refused() {
     assert!(matches!(World::simulated(0), Err(Error::InvalidInput { .. })));
 }
 
-/// The ranks in the order in which they return from `synchronize`, which each calls 10 times.
+/// Returns the ranks in the order in which they return from `synchronize`, which each calls 10
+/// times.
 fn order(simulation: Simulation) -> Vec<usize> {
     let reached = Mutex::new(Vec::new());
     let ran = world(simulation).run(|rank| {

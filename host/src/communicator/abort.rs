@@ -15,8 +15,8 @@ const CALL_LIMIT: Duration = Duration::from_millis(200);
 const ABORT_LIMIT: Duration = Duration::from_secs(5);
 
 impl Communicator {
-    /// A handle with which another thread can abort the communicator, for example while this thread
-    /// waits for an operation that hangs.
+    /// Returns a handle with which another thread can abort the communicator, for example while
+    /// this thread waits for an operation that hangs.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle { handle: Arc::clone(&self.inner.handle) }

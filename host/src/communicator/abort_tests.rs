@@ -10,13 +10,13 @@ use crate::machine::{Machine, Wakes};
 use crate::sys::nccl::DEV_COMM_VERSION;
 use crate::sys::nccl::call::Out;
 
-/// The return codes of all calls of a function so far.
+/// Returns the return codes of all calls of a function so far.
 fn codes(machine: &Machine, function: &str) -> Vec<Option<i32>> {
     let calls = machine.simulated().unwrap().calls();
     calls.iter().filter(|call| call.function == function).map(|call| call.code).collect()
 }
 
-/// A communicator of one rank, on a machine that this thread has entered.
+/// Returns a communicator of one rank, on a machine that this thread has entered.
 fn alone(machine: &Machine, config: &CommConfig) -> Communicator {
     machine.simulated().unwrap().record_calls();
     let library = Library::open_on(machine, None, DEV_COMM_VERSION).unwrap();

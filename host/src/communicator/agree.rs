@@ -24,7 +24,7 @@ pub struct CollectiveCall<'a> {
 }
 
 impl Communicator {
-    /// A collective call, which is compared with those of the other ranks.
+    /// Returns a collective call, which is compared with those of the other ranks.
     #[doc(hidden)]
     pub fn collective<'a>(&'a self, call: &'a str) -> CollectiveCall<'a> {
         CollectiveCall { communicator: self, call, options: Vec::new() }
@@ -82,7 +82,7 @@ impl Communicator {
         if handle.status() < Status::Finalized { Ok(()) } else { Err(handle.ended()) }
     }
 
-    /// Whether the ranks can exchange on the host.
+    /// Returns whether the ranks can exchange on the host.
     #[doc(hidden)]
     #[must_use]
     pub fn has_peers(&self) -> bool {
@@ -103,7 +103,7 @@ impl CollectiveCall<'_> {
         self
     }
 
-    /// What this rank has prepared, and a value of each rank; or an error on all ranks.
+    /// Returns what this rank has prepared, and a value of each rank; or an error on all ranks.
     /// *Collective*.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl CollectiveCall<'_> {
         Ok((own, all.concat()))
     }
 
-    /// As [`agree`](Self::agree), with a list of each rank.
+    /// Does the same as [`agree`](Self::agree), with a list of each rank.
     ///
     /// # Errors
     ///

@@ -256,12 +256,12 @@ impl<'a> Configured<'a> {
         )))
     }
 
-    /// Where this rank's chunk of `len` elements begins, among those of all ranks.
+    /// Returns where this rank's chunk of `len` elements begins, among those of all ranks.
     fn chunk_at(&self, len: usize) -> Option<isize> {
         isize::try_from(self.communicator.rank() * len).ok()
     }
 
-    /// An operation on the elements of `slice`.
+    /// Returns an operation on the elements of `slice`.
     fn operation<T>(&self, slice: &DeviceSlice<T>) -> Operation<'a> {
         Operation::new(self.communicator, slice.len(), slice.data_type())
     }
@@ -273,7 +273,7 @@ pub trait SameElement<S: Buffer>: Buffer<Element = S::Element> {}
 impl<S: Buffer, R: Buffer<Element = S::Element>> SameElement<S> for R {}
 
 impl Communicator {
-    /// A handle whose collectives use `config`, which must be the same on every rank.
+    /// Returns a handle whose collectives use `config`, which must be the same on every rank.
     ///
     /// ```no_run
     /// # use devcomm_host::{CollectiveConfig, Communicator, ReduceOp, Result};
@@ -296,10 +296,10 @@ impl Communicator {
         Ok(Configured { communicator: self, config, event: None })
     }
 
-    /// As [`configured`](Self::configured); each collective also records `event` when its kernel
-    /// has been launched completely, so that another stream can start its work then. Either every
-    /// rank passes an event or none does; in a group, at most one collective of a communicator has
-    /// an event.
+    /// Does the same as [`configured`](Self::configured); each collective also records `event` when
+    /// its kernel has been launched completely, so that another stream can start its work then.
+    /// Either every rank passes an event or none does; in a group, at most one collective of a
+    /// communicator has an event.
     ///
     /// NCCL: `launchCompletionEvent` of `ncclCollConfig_t`.
     ///
@@ -355,7 +355,7 @@ impl Communicator {
         operation.from(peer).enqueue(stream, |comm, operands| calls::recv(comm, operands, peer))
     }
 
-    /// `rank` as NCCL's int; an error for an unknown rank.
+    /// Returns `rank` as NCCL's int; an error for an unknown rank.
     pub(crate) fn peer(&self, rank: usize) -> Result<c_int> {
         rank_of(rank, self.n_ranks())
     }
@@ -366,7 +366,7 @@ pub(crate) struct Operation<'a> {
     communicator: &'a Communicator,
     data_type: DataType,
     operands: Operands,
-    /// Its terms beside count and type: ", root 1".
+    /// The terms beside count and type: ", root 1".
     terms: String,
     uses: Uses,
 }
@@ -422,7 +422,7 @@ impl<'a> Operation<'a> {
         Ok(self)
     }
 
-    /// Its terms, which are equal on all ranks if it is a collective.
+    /// Returns its terms, which are equal on all ranks if it is a collective.
     fn terms(&self) -> String {
         format!("{} elements {:?}{}", self.operands.count, self.data_type, self.terms)
     }
@@ -437,8 +437,8 @@ impl<'a> Operation<'a> {
         self
     }
 
-    /// As [`enqueue`](Self::enqueue), with the configuration and its event, which are kept alive as
-    /// long as the buffers.
+    /// Does the same as [`enqueue`](Self::enqueue), with the configuration and its event, which are
+    /// kept alive as long as the buffers.
     fn enqueue_configured(
         mut self,
         configured: &Configured<'_>,

@@ -61,7 +61,7 @@ pub(super) struct Inner {
     pub(super) resources: Mutex<Vec<Made>>,
 }
 
-/// Something that is closed before its communicator ends.
+/// An object that is closed before its communicator ends.
 pub(super) enum Made {
     /// Owned by its handle, which keeps the communicator.
     Elsewhere(Weak<dyn Resource>),
@@ -70,7 +70,7 @@ pub(super) enum Made {
 }
 
 impl Made {
-    /// The object, if it exists.
+    /// Returns the object, if it exists.
     fn object(&self) -> Option<Arc<dyn Resource>> {
         match self {
             Self::Elsewhere(object) => object.upgrade(),
@@ -78,13 +78,13 @@ impl Made {
         }
     }
 
-    /// The object, if it is open.
+    /// Returns the object, if it is open.
     pub(super) fn open(&self) -> Option<Arc<dyn Resource>> {
         self.object().filter(|object| object.is_open())
     }
 }
 
-/// Who ends a communicator, and how.
+/// The party that ends a communicator, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// Another library, which created it.
@@ -117,29 +117,29 @@ impl Communicator {
         self.inner.rank
     }
 
-    /// Whether both are clones of the same communicator.
+    /// Returns whether both are clones of the same communicator.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(self.handle(), other.handle())
     }
 
-    /// A number that clones share and no other communicator has.
+    /// Returns a number that clones share and no other communicator has.
     pub(crate) fn id(&self) -> u64 {
         Arc::as_ptr(self.handle()).addr() as u64
     }
 
-    /// A number that is larger for communicators that were created later.
+    /// Returns a number that is larger for communicators that were created later.
     pub(super) fn created(&self) -> u64 {
         self.inner.created
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn n_ranks(&self) -> usize {
         self.inner.n_ranks
     }
 
-    /// The ordinal of this rank's GPU among the visible ones.
+    /// Returns the ordinal of this rank's GPU among the visible ones.
     #[must_use]
     pub fn device(&self) -> usize {
         self.inner.context.ordinal()
@@ -151,25 +151,25 @@ impl Communicator {
         &self.inner.context
     }
 
-    /// The NCCL in use.
+    /// Returns the NCCL in use.
     #[must_use]
     pub fn library(&self) -> &Library {
         &self.inner.library
     }
 
-    /// NCCL's handle (`ncclComm_t`), for use with other libraries; NULL once it has ended.
+    /// Returns NCCL's handle (`ncclComm_t`), for use with other libraries; NULL once it has ended.
     #[must_use]
     pub fn as_raw(&self) -> *mut c_void {
         self.inner.handle.address()
     }
 
-    /// Whether the communicator has been neither destroyed nor aborted.
+    /// Returns whether the communicator has been neither destroyed nor aborted.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.inner.handle.status() < Status::Destroyed
     }
 
-    /// Rank, number of ranks and CUDA device, as NCCL reports them.
+    /// Returns the rank, number of ranks and CUDA device, as NCCL reports them.
     ///
     /// NCCL: `ncclCommUserRank`, `ncclCommCount`, `ncclCommCuDevice`.
     ///
@@ -188,7 +188,7 @@ impl Communicator {
         ))
     }
 
-    /// What the communicator supports. NCCL: `ncclCommQueryProperties`.
+    /// Returns what the communicator supports. NCCL: `ncclCommQueryProperties`.
     ///
     /// # Errors
     ///
@@ -201,8 +201,8 @@ impl Communicator {
         self.query(Out::new(CommProperties::new()), calls::properties).map(Properties::from)
     }
 
-    /// The first network back end with which a kernel reaches every rank; [`GinType::None`] where
-    /// there is none. NCCL: `ginType` of `ncclCommProperties_t`.
+    /// Returns the first network back end with which a kernel reaches every rank; [`GinType::None`]
+    /// where there is none. NCCL: `ginType` of `ncclCommProperties_t`.
     ///
     /// # Errors
     ///
@@ -211,7 +211,7 @@ impl Communicator {
         Ok(self.properties()?.gin_type)
     }
 
-    /// The first network back end with which a kernel reaches the ranks of its rail team;
+    /// Returns the first network back end with which a kernel reaches the ranks of its rail team;
     /// [`GinType::None`] where there is none. NCCL: `railedGinType` of `ncclCommProperties_t`.
     ///
     /// # Errors
@@ -221,8 +221,8 @@ impl Communicator {
         Ok(self.properties()?.railed_gin_type)
     }
 
-    /// One statistic of the memory that NCCL holds for this communicator on this GPU: bytes, or for
-    /// [`MemoryStat::Suspended`] 0 or 1.
+    /// Returns one statistic of the memory that NCCL holds for this communicator on this GPU:
+    /// bytes, or for [`MemoryStat::Suspended`] 0 or 1.
     ///
     /// NCCL: `ncclCommMemStats`.
     ///
@@ -252,8 +252,8 @@ impl Communicator {
         self.inner.handle.poll().map(drop)
     }
 
-    /// Whether a non-blocking communicator has completed its last operation. True for a blocking
-    /// one.
+    /// Returns whether a non-blocking communicator has completed its last operation. True for a
+    /// blocking one.
     ///
     /// NCCL: `ncclCommGetAsyncError`, which returns `ncclInProgress` until then.
     ///

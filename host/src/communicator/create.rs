@@ -32,7 +32,7 @@ pub(super) struct NewComm<'a> {
 }
 
 impl NewComm<'_> {
-    /// The communicator that NCCL wrote to `out`.
+    /// Returns the communicator that NCCL wrote to `out`.
     pub(super) fn read(
         self,
         out: &Out<RawComm>,
@@ -102,8 +102,8 @@ impl Communicator {
         Self::init_rank_scalable(library, context, &[*id], rank, n_ranks, config)
     }
 
-    /// As [`init_rank`](Self::init_rank), with several ids, each from a different rank: with very
-    /// many ranks, these share the bootstrap work. Every rank passes the same list.
+    /// Does the same as [`init_rank`](Self::init_rank), with several ids, each from a different
+    /// rank: with very many ranks, these share the bootstrap work. Every rank passes the same list.
     ///
     /// NCCL: `ncclCommInitRankScalable`.
     ///
@@ -183,9 +183,9 @@ impl Communicator {
         contexts.iter().enumerate().map(read).collect()
     }
 
-    /// A communicator that another library created, such as PyTorch. Destroying or dropping it here
-    /// does not end it. Its ranks neither compare their calls nor notice a lost rank, unless they
-    /// have a channel: `from_raw_with`, or `Rank::communicator_from_raw`.
+    /// Returns a communicator that another library created, such as PyTorch. Destroying or dropping
+    /// it here does not end it. Its ranks neither compare their calls nor notice a lost rank,
+    /// unless they have a channel: `from_raw_with`, or `Rank::communicator_from_raw`.
     ///
     /// NCCL: `ncclCommUserRank`, `ncclCommCount`, `ncclCommCuDevice`, `ncclCommGetAsyncError`.
     ///
@@ -199,12 +199,12 @@ impl Communicator {
     ///
     /// [`Error::InvalidInput`] for NULL or a communicator of another GPU, [`Error::Nccl`].
     pub unsafe fn from_raw(library: &Library, context: &Context, raw: *mut c_void) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a communicator of NCCL's that outlives this one.
         unsafe { Self::adopt_raw(library, context, raw, |_, _| Ok(None)) }
     }
 
-    /// As [`from_raw`](Self::from_raw); the ranks exchange over `peers` of this rank and the number
-    /// of ranks.
+    /// Does the same as [`from_raw`](Self::from_raw); the ranks exchange over `peers` of this rank
+    /// and the number of ranks.
     ///
     /// # Safety
     ///
@@ -253,7 +253,7 @@ pub(super) fn perform(library: &Library, context: &Context, rank: usize, call: C
     watched(context, operation, work, || ())
 }
 
-/// The error of a call that succeeds without a communicator.
+/// Returns the error of a call that succeeds without a communicator.
 pub(super) fn none_created(rank: usize, operation: &'static str) -> Error {
     Error::Nccl(NcclError::Failed {
         operation,
@@ -265,7 +265,7 @@ pub(super) fn none_created(rank: usize, operation: &'static str) -> Error {
     })
 }
 
-/// `rank` as NCCL's int; an error unless it is below `n_ranks`.
+/// Returns `rank` as NCCL's int; an error unless it is below `n_ranks`.
 pub(super) fn rank_of(rank: usize, n_ranks: usize) -> Result<c_int> {
     let number = c_int::try_from(rank).ok().filter(|_| rank < n_ranks);
     number.ok_or_else(|| Error::invalid(format!("rank {rank} is not one of {n_ranks} ranks")))

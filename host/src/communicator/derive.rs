@@ -27,7 +27,7 @@ pub enum ShrinkMode {
     #[default]
     #[doc(alias = "NCCL_SHRINK_DEFAULT")]
     Idle = 0,
-    /// They are stopped, as after an error. NCCL: `NCCL_SHRINK_ABORT`.
+    /// Operations are stopped, as after an error. NCCL: `NCCL_SHRINK_ABORT`.
     #[doc(alias = "NCCL_SHRINK_ABORT")]
     Abort = 1,
 }
@@ -73,8 +73,8 @@ impl Communicator {
         }
     }
 
-    /// What this rank has prepared, and the host exchange between the ranks of the new communicator
-    /// if there is one.
+    /// Returns what this rank has prepared, and the host exchange between the ranks of the new
+    /// communicator if there is one.
     fn split_peers<T>(
         &self,
         own: Result<T>,
@@ -153,9 +153,9 @@ impl Communicator {
         child.ok_or_else(|| none_created(self.rank(), "ncclCommShrink"))
     }
 
-    /// The id with which new ranks join by [`join_grown`](Self::join_grown). One rank calls this,
-    /// sends the id to the new ranks, and passes it to [`grow`](Self::grow). An id is valid for one
-    /// `grow`.
+    /// Returns the id with which new ranks join by [`join_grown`](Self::join_grown). One rank calls
+    /// this, sends the id to the new ranks, and passes it to [`grow`](Self::grow). An id is valid
+    /// for one `grow`.
     ///
     /// NCCL: `ncclCommGetUniqueId`.
     ///

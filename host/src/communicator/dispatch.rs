@@ -36,7 +36,7 @@ impl Uses {
         self.open.iter().try_for_each(|resource| resource.require_open(rank))
     }
 
-    /// All of it, to be kept.
+    /// Returns all of it, to be kept.
     pub(super) fn kept(&self) -> Vec<Kept> {
         let mut keep = self.keep.clone();
         if !self.open.is_empty() {
@@ -89,7 +89,7 @@ impl Communicator {
         self.inner.add(Made::Owned(Arc::clone(resource) as _));
     }
 
-    /// A reference with which streams and graphs keep the communicator alive.
+    /// Returns a reference with which streams and graphs keep the communicator alive.
     pub(super) fn owner(&self) -> Arc<dyn Owner> {
         Arc::clone(&self.inner) as _
     }
@@ -106,13 +106,13 @@ impl Communicator {
         )))
     }
 
-    /// `stream`, or the context's default stream.
+    /// Returns `stream`, or the context's default stream.
     pub(super) fn stream<'a>(&'a self, stream: &'a impl OnStream) -> &'a Stream {
         let default = || self.inner.default_stream.get_or_init(|| self.context().default_stream());
         stream.named().unwrap_or_else(default)
     }
 
-    /// The communicator's address for a call that may be deferred.
+    /// Returns the communicator's address for a call that may be deferred.
     fn comm(&self) -> Result<CommPtr> {
         Ok(self.inner.handle.enter(&[Status::Live])?.comm())
     }
@@ -129,8 +129,8 @@ impl Communicator {
         self.start(stream, uses, terms, call, false)
     }
 
-    /// As [`enqueue`](Self::enqueue), for a collective: in a checked world, the ranks first compare
-    /// it and its `terms`.
+    /// Does the same as [`enqueue`](Self::enqueue), for a collective: in a checked world, the ranks
+    /// first compare it and its `terms`.
     pub(super) fn enqueue_collective(
         &self,
         stream: &Stream,
@@ -141,7 +141,7 @@ impl Communicator {
         self.start(stream, uses, terms, call, self.compares())
     }
 
-    /// Whether collectives that start now are compared.
+    /// Returns whether collectives that start now are compared.
     fn compares(&self) -> bool {
         // While a stream is captured, nothing starts, and the ranks may capture at other times.
         self.peers().is_some_and(|peers| peers.is_checked()) && !self.context().is_capturing()
@@ -155,8 +155,8 @@ impl Communicator {
         if self.compares() { self.compare(&collective()) } else { Ok(()) }
     }
 
-    /// As [`compare_kernel`](Self::compare_kernel), with numbers that may differ between ranks:
-    /// those of each rank in a checked world, and `None` elsewhere.
+    /// Does the same as [`compare_kernel`](Self::compare_kernel), with numbers that may differ
+    /// between ranks: those of each rank in a checked world, and `None` elsewhere.
     #[doc(hidden)]
     pub fn compare_numbers(
         &self,

@@ -146,7 +146,7 @@ impl Communicator {
 }
 
 impl Inner {
-    /// The same communicator, to be dropped later than `self`.
+    /// Returns the same communicator, to be dropped later than `self`.
     fn moved(&self) -> Self {
         let (handle, library) = (Arc::clone(&self.handle), self.library.clone());
         let (context, peers) = (self.context.clone(), None);
@@ -254,7 +254,7 @@ impl Inner {
         self.wait_until_ready("ncclCommFinalize")
     }
 
-    /// As [`Communicator::wait_until_ready`].
+    /// Does the same as [`Communicator::wait_until_ready`].
     fn wait_until_ready(&self, operation: &'static str) -> Result<()> {
         if self.handle.is_blocking() {
             return Ok(());

@@ -29,7 +29,7 @@ const END: &str = "ncclGroupEnd";
 /// The state of a deferred call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallState {
-    /// Its group is still open.
+    /// The group is still open.
     Deferred,
     Made,
     Failed,
@@ -87,7 +87,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Number of operations recorded so far, including those of enclosing groups.
+    /// Returns the number of operations recorded so far, including those of enclosing groups.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a count, not a container")]
     pub fn len(&self) -> usize {
@@ -176,7 +176,7 @@ impl Open {
         Self
     }
 
-    /// The deferred calls, if this is the outermost group.
+    /// Returns the deferred calls, if this is the outermost group.
     fn close(self) -> Option<Vec<DeferredCall>> {
         std::mem::forget(self);
         RECORDING.with_borrow_mut(|recording| {
@@ -220,7 +220,7 @@ pub(super) fn defer(deferred: DeferredCall) {
     });
 }
 
-/// In a checked world, compares the collectives with those of the other ranks: one communicator
+/// Compares, in a checked world, the collectives with those of the other ranks: one communicator
 /// after the other, in an order that their common ranks share.
 fn compare(deferred: &[DeferredCall]) -> Result<()> {
     let mut calls: Vec<_> = deferred.iter().filter(|deferred| deferred.compares).collect();
@@ -285,7 +285,7 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
                 handles.iter().for_each(start_abort_and_log);
             })
         } else {
-            // SAFETY: as above.
+            // SAFETY: all communicators are live and locked, and `rest` keeps what the calls use.
             unsafe { make_all(&nccl, batch, simulation) }
         };
         entered.iter().fold(result, |result, entered| entered.or_aborted(result))

@@ -27,7 +27,7 @@ use crate::sys::nccl::calls;
 #[repr(u8)]
 pub(crate) enum Status {
     Live,
-    /// Its memory is released until it is resumed.
+    /// The memory is released until it is resumed.
     Suspended,
     /// Stopped: it can be split, shrunk and ended.
     Revoked,
@@ -111,7 +111,7 @@ impl Handle {
         }
     }
 
-    /// The operators that average, by type.
+    /// Returns the operators that average, by type.
     pub(super) fn averages(&self) -> &Mutex<Vec<(DataType, c_int)>> {
         &self.averages
     }
@@ -148,7 +148,8 @@ impl Handle {
         changed.is_ok()
     }
 
-    /// The error of a call that the status does not allow: the loss of a rank if there is one.
+    /// Returns the error of a call that the status does not allow: the loss of a rank if there is
+    /// one.
     pub(crate) fn ended(&self) -> Error {
         let state = Error::State(StateError::CommunicatorEnded {
             rank: self.rank,
@@ -165,7 +166,7 @@ impl Handle {
         self.entered(allowed, busy)
     }
 
-    /// As [`enter`](Self::enter); `None` while another thread makes a call.
+    /// Does the same as [`enter`](Self::enter); `None` while another thread makes a call.
     fn try_enter(&self, allowed: &[Status]) -> Result<Option<Entered<'_>>> {
         self.require(allowed)?;
         let busy = self.busy.try_lock(self.machine());
@@ -215,8 +216,8 @@ impl Handle {
         }
     }
 
-    /// Whether peers may use this rank's windows and device communicators for as long as the
-    /// process runs: a rank is lost, or an abort has ended a kernel while it waited for other
+    /// Returns whether peers may use this rank's windows and device communicators for as long as
+    /// the process runs: a rank is lost, or an abort has ended a kernel while it waited for other
     /// ranks. Those may count it as arrived when they come.
     pub(crate) fn is_reachable_for_ever(&self) -> bool {
         if self.flags.have_ended_waits() {
@@ -262,8 +263,8 @@ impl Handle {
         true
     }
 
-    /// The communicator during its abort, whether calls use it or not. It stays allocated until the
-    /// abort [takes](Self::take_unused) it.
+    /// Returns the communicator during its abort, whether calls use it or not. It stays allocated
+    /// until the abort [takes](Self::take_unused) it.
     pub(crate) fn to_be_aborted(&self) -> Option<CommPtr> {
         self.slot.get().filter(|_| self.is_aborted())
     }
@@ -282,13 +283,14 @@ impl Handle {
         Ok(taken)
     }
 
-    /// The abort in progress, to wait for.
+    /// Returns the abort in progress, to wait for.
     pub(crate) fn aborting(&self) -> &Mutex<Option<Task<()>>> {
         &self.aborting
     }
 
-    /// Whether the asynchronous operations are done, or the error of one that failed. While another
-    /// thread makes a call, the operations of a non-blocking communicator count as not done.
+    /// Returns whether the asynchronous operations are done, or the error of one that failed. While
+    /// another thread makes a call, the operations of a non-blocking communicator count as not
+    /// done.
     pub(crate) fn poll(&self) -> Result<bool> {
         match self.try_enter(&[Status::Live, Status::Revoked, Status::Finalized])? {
             Some(entered) => entered.poll(),

@@ -55,13 +55,13 @@ impl UniqueId {
     #[doc(alias = "NCCL_UNIQUE_ID_BYTES")]
     pub const BYTES: usize = 128;
 
-    /// The bytes, to be sent to the other ranks.
+    /// Returns the bytes, to be sent to the other ranks.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0.0
     }
 
-    /// The id that another rank created, from its bytes. `None` unless there are 128.
+    /// Returns the id that another rank created, from its bytes. `None` unless there are 128.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(|bytes| Self(RawUniqueId(bytes)))
@@ -91,8 +91,8 @@ impl Library {
         Self::open_at_least(explicit, DEV_COMM_VERSION)
     }
 
-    /// As [`open`](Self::open), for version `needs` or newer. A call that needs a newer library
-    /// fails with [`NcclError::Unsupported`] when it is used.
+    /// Does the same as [`open`](Self::open), for version `needs` or newer. A call that needs a
+    /// newer library fails with [`NcclError::Unsupported`] when it is used.
     ///
     /// # Errors
     ///
@@ -174,13 +174,13 @@ impl Library {
         Ok(())
     }
 
-    /// The file it was loaded from.
+    /// Returns the file it was loaded from.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.nccl.path()
     }
 
-    /// Its version. NCCL: `ncclGetVersion`.
+    /// Returns its version. NCCL: `ncclGetVersion`.
     #[doc(alias = "ncclGetVersion")]
     #[must_use]
     pub fn version(&self) -> NcclVersion {
@@ -191,8 +191,8 @@ impl Library {
         Loaded { version: self.version(), path: self.path() }
     }
 
-    /// The library's path, its version and the CUDA version it was built with. Reads the library's
-    /// file.
+    /// Returns the library's path, its version and the CUDA version it was built with. Reads the
+    /// library's file.
     #[must_use]
     pub fn versions(&self) -> Versions {
         Versions {
@@ -202,7 +202,7 @@ impl Library {
         }
     }
 
-    /// NCCL's text for a result code (`ncclResult_t`).
+    /// Returns NCCL's text for a result code (`ncclResult_t`).
     ///
     /// NCCL: `ncclGetErrorString`.
     #[doc(alias = "ncclGetErrorString")]
@@ -211,7 +211,7 @@ impl Library {
         self.nccl.error_text(code)
     }
 
-    /// NCCL's message about the last failure in this process; `None` if nothing has failed.
+    /// Returns NCCL's message about the last failure in this process; `None` if nothing has failed.
     /// [`Error::Nccl`] includes it.
     ///
     /// NCCL: `ncclGetLastError`.
@@ -283,7 +283,7 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// The CUDA version that the library was built with, such as `13.4`.
+    /// Returns the CUDA version that the library was built with, such as `13.4`.
     #[must_use]
     pub fn cuda(&self) -> Option<&str> {
         self.build.as_deref()?.split_once("+cuda").map(|(_, cuda)| cuda)
@@ -304,7 +304,7 @@ fn canonical(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
-/// The NCCL library that another part of the program uses.
+/// Returns the NCCL library that another part of the program uses.
 fn loaded_by_others() -> Option<PathBuf> {
     // If one was loaded for all, others call that, even if they have loaded another one too.
     if let Some(path) = file_of_global(c"ncclGetVersion") {
@@ -323,7 +323,7 @@ fn loaded_by_others() -> Option<PathBuf> {
     files.filter(is_nccl).map(canonical).find(|path| !own.contains_key(path))
 }
 
-/// The reason for a list entry that already names the path.
+/// Returns the reason for a list entry that already names the path.
 fn reason(error: &Error) -> String {
     match error {
         Error::Nccl(NcclError::TooOld { needs, has, path }) => {

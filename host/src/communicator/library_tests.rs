@@ -68,8 +68,8 @@ fn an_nccl_that_is_too_old_names_both_versions() {
     assert!(text.contains(path.to_str().unwrap()), "{text}");
 }
 
-/// A Python environment in `root` with this NCCL, as PyTorch's wheel installs it: the path of the
-/// library, and the command that installs a newer one.
+/// Returns a Python environment in `root` with this NCCL, as PyTorch's wheel installs it: the path
+/// of the library, and the command that installs a newer one.
 fn python_environment(root: &Path, code: u32) -> Option<(PathBuf, String)> {
     let site = root.join("lib/python3.12/site-packages");
     std::fs::create_dir_all(site.join("nvidia_nccl_cu13-2.28.9.dist-info")).unwrap();
@@ -287,7 +287,7 @@ fn ids_are_equal_by_their_bytes_and_do_not_show_them() {
     assert_eq!(format!("{:?}", id(7)), "UniqueId(..)");
 }
 
-/// A library of version `code` in which every other function ends the process.
+/// Returns a library of version `code` in which every other function ends the process.
 fn trapping(folder: &Path, code: u32) -> Option<Library> {
     let functions = PROTOTYPES.iter().map(|(symbol, ..)| symbol);
     let functions = functions.filter(|symbol| **symbol != "ncclGetVersion");
@@ -319,10 +319,10 @@ fn what_a_library_is_too_old_for_is_refused_before_the_call() {
 
     let Some(library) = at(22809) else { return };
     let nccl = library.nccl();
-    // SAFETY: as above.
+    // SAFETY: the call is refused before it uses its arguments.
     let properties = unsafe { nccl.comm_query_properties(null_mut(), null_mut()) };
     refused(properties, &library, "ncclCommQueryProperties", 22902);
-    // SAFETY: as above.
+    // SAFETY: the call is refused before it uses its arguments.
     let signal = unsafe { nccl.signal(0, 0, 0, 0, null_mut(), stream) };
     refused(signal, &library, "ncclSignal", 22902);
     refused(library.params().keys(), &library, "ncclParamGetAllParameterKeys", 23004);
@@ -332,13 +332,13 @@ fn what_a_library_is_too_old_for_is_refused_before_the_call() {
     let Some(library) = at(23202) else { return };
     let nccl = library.nccl();
     refused(
-        // SAFETY: as above.
+        // SAFETY: the call is refused before it uses its arguments.
         unsafe { nccl.dev_comm_create(null_mut(), null(), null_mut()) },
         &library,
         "ncclDevCommCreate",
         23203,
     );
-    // SAFETY: as above.
+    // SAFETY: the call is refused before it uses its arguments.
     let with_config =
         unsafe { nccl.all_reduce_config(null(), null_mut(), 0, 7, 0, null_mut(), stream, null()) };
     refused(with_config, &library, "ncclAllReduceConfig", 23203);

@@ -26,7 +26,7 @@ pub struct MultiGpu {
 }
 
 impl MultiGpu {
-    /// The GPUs with these ordinals on the library's machine, rank `i` on the `i`th.
+    /// Returns the GPUs with these ordinals on the library's machine, rank `i` on the `i`th.
     ///
     /// # Errors
     ///
@@ -41,7 +41,7 @@ impl MultiGpu {
         Ok(Self { communicators: Communicator::init_all(library, &contexts)?, streams })
     }
 
-    /// All visible GPUs.
+    /// Returns all visible GPUs.
     ///
     /// # Errors
     ///
@@ -50,13 +50,13 @@ impl MultiGpu {
         Self::new(library, &(0..gpus_of(library.nccl().machine())?).collect::<Vec<_>>())
     }
 
-    /// The communicators, in rank order.
+    /// Returns the communicators, in rank order.
     #[must_use]
     pub fn communicators(&self) -> &[Communicator] {
         &self.communicators
     }
 
-    /// The streams, in rank order.
+    /// Returns the streams, in rank order.
     #[must_use]
     pub fn streams(&self) -> &[Stream] {
         &self.streams
@@ -76,7 +76,7 @@ impl MultiGpu {
         Ok(())
     }
 
-    /// Every `recv` gets the reduction of all `send`.
+    /// Puts into every `recv` the reduction of all `send`.
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ impl MultiGpu {
         })
     }
 
-    /// `recv`, on the GPU of rank `root`, gets the reduction of all `send`.
+    /// Puts into `recv`, on the GPU of rank `root`, the reduction of all `send`.
     ///
     /// # Errors
     ///
@@ -117,7 +117,7 @@ impl MultiGpu {
         })
     }
 
-    /// Every `recv` gets all `send`, in rank order.
+    /// Puts into every `recv` all `send`, in rank order.
     ///
     /// # Errors
     ///
@@ -132,7 +132,7 @@ impl MultiGpu {
         })
     }
 
-    /// Every `recv` gets its rank's chunk of the reduction of all `send`.
+    /// Puts into every `recv` its rank's chunk of the reduction of all `send`.
     ///
     /// # Errors
     ///

@@ -28,7 +28,7 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// The first signal of rank `peer`, in the first context.
+    /// Returns the first signal of rank `peer`, in the first context.
     #[must_use]
     pub const fn to(peer: usize) -> Self {
         Self { peer, index: 0, context: 0 }
@@ -50,7 +50,7 @@ pub struct WaitSignalDesc {
 }
 
 impl WaitSignalDesc {
-    /// One signal from rank `peer`: the first, in the first context.
+    /// Returns one signal from rank `peer`: the first, in the first context.
     #[must_use]
     pub const fn from(peer: usize) -> Self {
         Self { peer, count: 1, index: 0, context: 0 }
@@ -114,7 +114,8 @@ impl Communicator {
         unsafe { self.put_signal_unchecked(&local, window, at, to, stream) }
     }
 
-    /// As [`put_signal`](Self::put_signal), for a window whose length on the peer is not known.
+    /// Does the same as [`put_signal`](Self::put_signal), for a window whose length on the peer is
+    /// not known.
     ///
     /// # Safety
     ///

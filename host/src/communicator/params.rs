@@ -34,7 +34,7 @@ pub struct Params {
 }
 
 impl Params {
-    /// The value as text, empty if it is not set; `None` for a parameter that NCCL does not
+    /// Returns the value as text, empty if it is not set; `None` for a parameter that NCCL does not
     /// report.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ impl Params {
         self.library.nccl().parameter(&key)
     }
 
-    /// The names, sorted.
+    /// Returns the names, sorted.
     ///
     /// # Errors
     ///
@@ -58,7 +58,7 @@ impl Params {
         Ok(keys)
     }
 
-    /// Every parameter with its value.
+    /// Returns every parameter with its value.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl Params {
 }
 
 impl Library {
-    /// NCCL's parameters.
+    /// Returns NCCL's parameters.
     #[must_use]
     pub fn params(&self) -> Params {
         Params { library: self.clone() }

@@ -18,7 +18,7 @@ pub(crate) type Gathered = Arc<Vec<Vec<u8>>>;
 /// Fails when a rank is not to wait for an exchange any longer.
 pub(crate) type Cancelled<'a> = &'a dyn Fn() -> Result<()>;
 
-/// For exchanges that end only with the other ranks.
+/// The condition of exchanges that end only with the other ranks.
 pub(crate) const NEVER: Cancelled<'static> = &|| Ok(());
 
 /// What a rank says of its call in an exchange.
@@ -41,10 +41,10 @@ impl<'a> From<&'a str> for Terms<'a> {
 /// A set of ranks that exchange bytes, including this rank. All of them must make the same calls in
 /// the same order.
 pub(crate) trait Peers: Send + Sync {
-    /// The hosts of all ranks.
+    /// Returns the hosts of all ranks.
     fn hosts(&self) -> &[String];
 
-    /// Whether collectives of NCCL are compared before they start.
+    /// Returns whether collectives of NCCL are compared before they start.
     fn is_checked(&self) -> bool;
 
     /// Sends `bytes` to all ranks and returns what each rank sent.
@@ -61,8 +61,8 @@ pub(crate) trait Peers: Send + Sync {
         cancelled: Cancelled<'_>,
     ) -> Result<Vec<Vec<u8>>>;
 
-    /// The subset with the ranks `members`, in that order, which includes this rank. No bytes are
-    /// exchanged.
+    /// Returns the subset with the ranks `members`, in that order, which includes this rank. No
+    /// bytes are exchanged.
     fn subset(&self, members: &[usize]) -> Result<Arc<dyn Peers>>;
 }
 
@@ -77,7 +77,7 @@ struct Sent {
 /// The most bytes of a failure's text that are sent.
 const MOST_TEXT: usize = 4096;
 
-/// The contribution to an exchange: what the rank says of its call, and its bytes.
+/// Returns the contribution to an exchange: what the rank says of its call, and its bytes.
 pub(crate) fn contribution<'a>(terms: impl Into<Terms<'a>>, bytes: &[u8]) -> Vec<u8> {
     let Terms { call, options, failure } = terms.into();
     let sent = if options.is_empty() && failure.is_none() {
@@ -94,7 +94,7 @@ pub(crate) fn contribution<'a>(terms: impl Into<Terms<'a>>, bytes: &[u8]) -> Vec
     [lengths.as_flattened(), call.as_bytes(), &sent, bytes].concat()
 }
 
-/// The call of a contribution, its options and failure, and its bytes.
+/// Returns the call of a contribution, its options and failure, and its bytes.
 fn split(contribution: &[u8]) -> Option<(String, &[u8], &[u8])> {
     let (lengths, rest) = contribution.split_first_chunk::<8>()?;
     let length = |at: usize| {
@@ -106,13 +106,13 @@ fn split(contribution: &[u8]) -> Option<(String, &[u8], &[u8])> {
     Some((String::from_utf8_lossy(call).into_owned(), sent, bytes))
 }
 
-/// What the rank calls that has made this [contribution].
+/// Returns what the rank calls that has made this [contribution].
 pub(crate) fn call_of(contribution: &[u8]) -> Option<String> {
     split(contribution).map(|(call, ..)| call)
 }
 
-/// The bytes of all [contributions](contribution), if no rank has failed and all ranks have the
-/// same terms.
+/// Returns the bytes of all [contributions](contribution), if no rank has failed and all ranks have
+/// the same terms.
 ///
 /// # Errors
 ///
@@ -148,7 +148,7 @@ pub(crate) fn same_call(all: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
     }
 }
 
-/// The error of options that differ between rank 0 and another one.
+/// Returns the error of options that differ between rank 0 and another one.
 fn differ(call: String, first: &[(String, String)], other: (usize, &[(String, String)])) -> Error {
     let value = |options: &[(String, String)], name: &str| {
         let found = options.iter().find(|option| option.0 == name);

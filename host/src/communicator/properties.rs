@@ -65,7 +65,7 @@ impl Properties {
         (self.n_ranks / self.n_lsa_teams.max(1)).max(1)
     }
 
-    /// The team of all ranks, with this rank's index in it.
+    /// Returns the team of all ranks, with this rank's index in it.
     pub(crate) fn world_team(&self) -> Team {
         let int = |value: usize| i32::try_from(value).unwrap_or(i32::MAX);
         Team { n_ranks: int(self.n_ranks), rank: int(self.rank), stride: 1 }
@@ -124,36 +124,36 @@ impl GinTypes {
     /// The empty set.
     pub const EMPTY: Self = Self(0);
 
-    /// The back ends whose flag is not 0.
+    /// Returns the back ends whose flag is not 0.
     fn from_flags(flags: &[u8; 64]) -> Self {
         let bits = flags.iter().enumerate().map(|(bit, &flag)| u64::from(flag != 0) << bit);
         Self(bits.fold(0, |all, bit| all | bit)).without_none()
     }
 
-    /// Without `NCCL_GIN_TYPE_NONE`, which is not a back end, whatever its flag.
+    /// Removes `NCCL_GIN_TYPE_NONE`, which is not a back end, whatever its flag.
     fn without_none(self) -> Self {
         Self(self.0 & !1)
     }
 
-    /// Whether `gin_type` is in the set.
+    /// Returns whether `gin_type` is in the set.
     #[must_use]
     pub fn contains(self, gin_type: GinType) -> bool {
         self.0 & bit(gin_type) != 0
     }
 
-    /// Whether the set is empty.
+    /// Returns whether the set is empty.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The back ends in the set, in order of NCCL's numbers.
+    /// Returns the back ends in the set, in order of NCCL's numbers.
     pub fn iter(self) -> impl Iterator<Item = GinType> {
         (0..64).map(GinType::from_raw).filter(move |&gin_type| self.contains(gin_type))
     }
 }
 
-/// The bit of a back end in the set; 0 for one that is not among NCCL's 64 flags.
+/// Returns the bit of a back end in the set; 0 for one that is not among NCCL's 64 flags.
 fn bit(gin_type: GinType) -> u64 {
     match gin_type.raw() {
         number @ 1..64 => 1 << number,
@@ -167,7 +167,7 @@ impl FromIterator<GinType> for GinTypes {
     }
 }
 
-/// For example `PROXY, GDAKI`; `none` for the empty set.
+/// The text is, for example, `PROXY, GDAKI`; `none` for the empty set.
 impl std::fmt::Display for GinTypes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.is_empty() {

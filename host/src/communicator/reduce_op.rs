@@ -47,8 +47,9 @@ impl ReduceOp {
     /// All of them; the index is the number.
     pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg];
 
-    /// The operator of this name: one of NCCL's (`ncclProd`), with or without `nccl`; of torch's
-    /// (`ReduceOp.PRODUCT`), with or without `ReduceOp.` and what precedes it; or in small letters.
+    /// Returns the operator of this name: one of NCCL's (`ncclProd`), with or without `nccl`; of
+    /// torch's (`ReduceOp.PRODUCT`), with or without `ReduceOp.` and what precedes it; or in small
+    /// letters.
     ///
     /// Torch's `PREMUL_SUM` has a factor: it is [`Communicator::pre_mul_sum`]. `BAND`, `BOR` and
     /// `BXOR` are not NCCL's.
@@ -82,8 +83,8 @@ impl ReduceOp {
     label = "expected a `ReduceOp`, or a `&CustomReduceOp<{E}>`"
 )]
 pub trait ReduceOperator<E>: sealed::Operator {
-    /// What the operator does, for those who reduce without NCCL: the operator that combines the
-    /// elements, and what this rank's are multiplied by before.
+    /// Returns what the operator does, for those who reduce without NCCL: the operator that
+    /// combines the elements, and what this rank's are multiplied by before.
     ///
     /// # Errors
     ///
@@ -94,7 +95,7 @@ pub trait ReduceOperator<E>: sealed::Operator {
 /// What a rank's elements are multiplied by before a reduction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ReduceScale<E> {
-    /// Nothing.
+    /// No event.
     One,
     /// This value.
     Value(E),
@@ -109,14 +110,14 @@ pub(crate) mod sealed {
     pub struct Opened(pub(crate) Arc<dyn Resource>);
 
     pub trait Operator {
-        /// NCCL's value of the operator, and what it is made of.
+        /// Returns NCCL's value of the operator, and what it is made of.
         fn resolve(
             &self,
             communicator: &Communicator,
             data_type: DataType,
         ) -> Result<(c_int, Option<Opened>)>;
 
-        /// What must be equal on all ranks: the values of custom operators may differ.
+        /// Returns what must be equal on all ranks: the values of custom operators may differ.
         fn name(&self) -> String;
     }
 }
@@ -163,7 +164,8 @@ struct Inner {
 }
 
 impl Communicator {
-    /// An operator that multiplies this rank's elements by `scalar` and sums over the ranks.
+    /// Returns an operator that multiplies this rank's elements by `scalar` and sums over the
+    /// ranks.
     ///
     /// NCCL: `ncclRedOpCreatePreMulSum` with `ncclScalarHostImmediate`.
     ///
@@ -177,8 +179,8 @@ impl Communicator {
         self.custom(Scalar::Host(bytes), Some(scalar), None)
     }
 
-    /// As [`pre_mul_sum`](Self::pre_mul_sum), with a scalar in device memory: a buffer of one
-    /// element, which every operation with the operator reads.
+    /// Does the same as [`pre_mul_sum`](Self::pre_mul_sum), with a scalar in device memory: a
+    /// buffer of one element, which every operation with the operator reads.
     ///
     /// NCCL: `ncclRedOpCreatePreMulSum` with `ncclScalarDevice`.
     ///
@@ -198,8 +200,8 @@ impl Communicator {
         self.custom(Scalar::Device(slice.device_address()), None, slice.keep())
     }
 
-    /// NCCL's number of an operator that averages: of floats that multiplies by 1/ranks, rounded to
-    /// the type, and sums.
+    /// Returns NCCL's number of an operator that averages: of floats that multiplies by 1/ranks,
+    /// rounded to the type, and sums.
     pub(super) fn average(&self, data_type: DataType) -> Result<c_int> {
         let factor = (self.n_ranks() as f32).recip();
         let scalar = match data_type {
@@ -220,7 +222,7 @@ impl Communicator {
         Ok(op)
     }
 
-    /// NCCL's number of a new operator.
+    /// Returns NCCL's number of a new operator.
     fn create_operator(&self, scalar: Scalar, data_type: DataType) -> Result<c_int> {
         self.bind()?;
         let out = Out::new(0);
@@ -247,7 +249,7 @@ impl Communicator {
 }
 
 impl<T> CustomReduceOp<T> {
-    /// NCCL's number of the operator (`ncclRedOp_t`), for use with other libraries.
+    /// Returns NCCL's number of the operator (`ncclRedOp_t`), for use with other libraries.
     ///
     /// # Errors
     ///
@@ -258,7 +260,7 @@ impl<T> CustomReduceOp<T> {
         if self.is_valid() { Ok(self.inner.op) } else { Err(closed().into()) }
     }
 
-    /// Whether it can still be used.
+    /// Returns whether it can still be used.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.inner.is_open() && self.inner.communicator.is_valid()

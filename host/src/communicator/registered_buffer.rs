@@ -78,8 +78,8 @@ impl Communicator {
         Ok(registered)
     }
 
-    /// As [`register_buffer`](Self::register_buffer), for memory that the program frees itself: the
-    /// registration ends when the result is dropped, which must happen before.
+    /// Does the same as [`register_buffer`](Self::register_buffer), for memory that the program
+    /// frees itself: the registration ends when the result is dropped, which must happen before.
     ///
     /// # Errors
     ///
@@ -124,14 +124,14 @@ impl Communicator {
 }
 
 impl RegisteredBuffer {
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn byte_len(&self) -> usize {
         self.inner.bytes
     }
 
-    /// NCCL's handle of the registration. It may be 0 for memory that NCCL cannot use without a
-    /// copy.
+    /// Returns NCCL's handle of the registration. It may be 0 for memory that NCCL cannot use
+    /// without a copy.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl RegisteredBuffer {
         self.inner.handle()
     }
 
-    /// Whether it is registered.
+    /// Returns whether it is registered.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.inner.handle().is_ok()
@@ -176,13 +176,13 @@ impl Inner {
         self.registered()
     }
 
-    /// The handle, also while the communicator is suspended.
+    /// Returns the handle, also while the communicator is suspended.
     fn registered(&self) -> Result<u64> {
         self.require_open(self.communicator.rank())?;
         self.made()
     }
 
-    /// The handle, also while another thread closes it.
+    /// Returns the handle, also while another thread closes it.
     fn made(&self) -> Result<u64> {
         let rank = self.communicator.rank();
         match self.state.get() {

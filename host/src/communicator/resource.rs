@@ -32,8 +32,8 @@ pub trait CommResource: sealed::Sealed + Send + Sync {
     /// Those of the type's own `close`.
     fn close(&self) -> Result<()>;
 
-    /// Whether it can be used: from the end of its group, if it was made in one, until it is closed
-    /// or its communicator has ended.
+    /// Returns whether it can be used: from the end of its group, if it was made in one, until it
+    /// is closed or its communicator has ended.
     fn is_valid(&self) -> bool;
 }
 

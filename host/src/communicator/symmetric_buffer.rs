@@ -89,20 +89,21 @@ impl<T: Element> SymmetricBuffer<T> {
         Ok(buffer)
     }
 
-    /// Number of elements; never 0.
+    /// Returns the number of elements; never 0.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn byte_len(&self) -> usize {
         self.len * size_of::<T>()
     }
 
-    /// The device address of the first element; valid on this GPU while the memory is allocated.
+    /// Returns the device address of the first element; valid on this GPU while the memory is
+    /// allocated.
     #[must_use]
     pub fn device_address(&self) -> u64 {
         self.memory.allocation.as_ref().map_or(0, Allocation::address)

@@ -22,7 +22,7 @@ pub enum CftTeamMode {
 }
 
 impl Communicator {
-    /// The team of all ranks. NCCL: `ncclTeamWorld`.
+    /// Returns the team of all ranks. NCCL: `ncclTeamWorld`.
     ///
     /// # Errors
     ///
@@ -33,7 +33,7 @@ impl Communicator {
         self.team(TeamKind::World)
     }
 
-    /// The team of ranks that this rank reaches by load and store. NCCL: `ncclTeamLsa`.
+    /// Returns the team of ranks that this rank reaches by load and store. NCCL: `ncclTeamLsa`.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl Communicator {
         self.team(TeamKind::Lsa)
     }
 
-    /// The team of ranks with this one's LSA rank in every LSA team. NCCL: `ncclTeamRail`.
+    /// Returns the team of ranks with this one's LSA rank in every LSA team. NCCL: `ncclTeamRail`.
     ///
     /// # Errors
     ///
@@ -53,7 +53,7 @@ impl Communicator {
         self.team(TeamKind::Rail)
     }
 
-    /// The team of ranks that CFT reaches. NCCL: `ncclTeamCft`.
+    /// Returns the team of ranks that CFT reaches. NCCL: `ncclTeamCft`.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ impl Communicator {
         self.team(TeamKind::Cft(mode as i32))
     }
 
-    /// The team of the CFT multicast group. NCCL: `ncclTeamCftMultimem`.
+    /// Returns the team of the CFT multicast group. NCCL: `ncclTeamCftMultimem`.
     ///
     /// # Errors
     ///
@@ -79,7 +79,7 @@ impl Communicator {
         unsafe { self.inner.handle.nccl().team(entered.comm(), kind) }
     }
 
-    /// The world rank of rank `team_rank` of a team of this communicator. NCCL:
+    /// Returns the world rank of rank `team_rank` of a team of this communicator. NCCL:
     /// `ncclTeamRankToWorld`.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl Communicator {
         self.translate(team, team_rank).and_then(|(world, _)| self.rank_from(world))
     }
 
-    /// The LSA rank of rank `team_rank` of a team of this communicator. NCCL:
+    /// Returns the LSA rank of rank `team_rank` of a team of this communicator. NCCL:
     /// `ncclTeamRankToLsa`.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl Communicator {
         self.translate(team, team_rank).and_then(|(_, lsa)| self.rank_from(lsa))
     }
 
-    /// The world rank and the LSA rank of rank `team_rank` of a team.
+    /// Returns the world rank and the LSA rank of rank `team_rank` of a team.
     fn translate(&self, team: Team, team_rank: usize) -> Result<(i32, i32)> {
         let n = team.n_ranks;
         let rank = i32::try_from(team_rank).ok().filter(|rank| *rank < n).ok_or_else(|| {
@@ -134,8 +134,8 @@ impl Communicator {
     }
 }
 
-/// The ranks and hosts of each LSA team, or `None` if there is one. NCCL's LSA teams have one size
-/// and consecutive ranks.
+/// Returns the ranks and hosts of each LSA team, or `None` if there is one. NCCL's LSA teams have
+/// one size and consecutive ranks.
 fn describe_lsa_teams(n_ranks: usize, n_teams: usize, hosts: &[String]) -> Option<Vec<String>> {
     if n_teams <= 1 {
         return None;

@@ -23,7 +23,7 @@ bitflags::bitflags! {
     /// How a window is registered. NCCL: `NCCL_WIN_*`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct WindowFlags: i32 {
-        /// In a collective, all ranks use the same offset in the window, which allows NCCL's
+        /// All ranks use, in a collective, the same offset in the window, which allows NCCL's
         /// symmetric kernels. [`Communicator::window`] sets this. NCCL:
         /// `NCCL_WIN_COLL_SYMMETRIC`.
         const COLL_SYMMETRIC = 1;
@@ -32,7 +32,7 @@ bitflags::bitflags! {
         const STRICT_ORDERING = 2;
         /// Network access only: no load and store by peers. NCCL: `NCCL_WIN_GIN_ONLY`.
         const GIN_ONLY = 4;
-        /// For counted CFT writes. NCCL: `NCCL_WIN_CFT_COUNTED`.
+        /// The window is for counted CFT writes. NCCL: `NCCL_WIN_CFT_COUNTED`.
         const CFT_COUNTED = 8;
     }
 }
@@ -68,7 +68,7 @@ struct Inner {
     flags: WindowFlags,
     /// The window's size on each rank; `None` if the ranks have no host exchange.
     rank_bytes: Option<Vec<u64>>,
-    /// Its number among the windows of the communicator, the same on all ranks.
+    /// The number among the windows of the communicator, the same on all ranks.
     number: u64,
     /// Keeps the memory allocated; `None` for memory of another library.
     memory: Mutex<Option<Kept>>,
@@ -82,12 +82,12 @@ struct Inner {
 pub struct LogicalEndpoint {
     /// The endpoint.
     pub id: u32,
-    /// In bytes.
+    /// The offset in bytes.
     pub offset: usize,
 }
 
 impl LogicalEndpoint {
-    /// The endpoint `bytes` behind.
+    /// Returns the endpoint `bytes` further.
     fn at(self, bytes: u64) -> Self {
         Self { offset: self.offset + bytes as usize, ..self }
     }
@@ -205,7 +205,7 @@ impl Communicator {
         self.bind()
     }
 
-    /// The memory, and the window's size on each rank, if the ranks can exchange.
+    /// Returns the memory, and the window's size on each rank, if the ranks can exchange.
     fn gather_sizes<T: Element>(
         &self,
         memory: Result<DeviceSlice<T>>,
@@ -224,67 +224,68 @@ impl Communicator {
 }
 
 impl<T: Element> Window<T> {
-    /// Number of elements; never 0.
+    /// Returns the number of elements; never 0.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Number of elements on `rank`; `None` for an unknown rank, and for a communicator without a
-    /// [`World`](crate::World), whose ranks do not exchange their lengths.
+    /// Returns the number of elements on `rank`; `None` for an unknown rank, and for a communicator
+    /// without a [`World`](crate::World), whose ranks do not exchange their lengths.
     #[must_use]
     pub fn len_of(&self, rank: usize) -> Option<usize> {
         let bytes = self.inner.rank_bytes.as_ref()?.get(rank)?;
         Some(usize::try_from(*bytes).ok()? / size_of::<T>())
     }
 
-    /// The smallest number of elements on any rank, which is the length that kernels get. Without a
-    /// [`World`](crate::World), this rank's number.
+    /// Returns the smallest number of elements on any rank, which is the length that kernels get.
+    /// Without a [`World`](crate::World), this rank's number.
     #[must_use]
     pub fn min_len(&self) -> usize {
         let ranks = 0..self.inner.communicator.n_ranks();
         ranks.filter_map(|rank| self.len_of(rank)).min().unwrap_or(self.len)
     }
 
-    /// The number of the window among those of its communicator, from 1, the same on all ranks.
+    /// Returns the number of the window among those of its communicator, from 1, the same on all
+    /// ranks.
     #[doc(hidden)]
     #[must_use]
     pub fn number(&self) -> u64 {
         self.inner.number
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn byte_len(&self) -> usize {
         self.inner.bytes
     }
 
-    /// The device address of this rank's first element.
+    /// Returns the device address of this rank's first element.
     #[must_use]
     pub fn device_address(&self) -> u64 {
         self.inner.address
     }
 
-    /// The flags that it was registered with.
+    /// Returns the flags that it was registered with.
     #[must_use]
     pub fn flags(&self) -> WindowFlags {
         self.inner.flags
     }
 
-    /// The communicator it is registered with.
+    /// Returns the communicator it is registered with.
     #[must_use]
     pub fn communicator(&self) -> &Communicator {
         &self.inner.communicator
     }
 
-    /// Whether it is registered: from the end of its group until it is closed.
+    /// Returns whether it is registered: from the end of its group until it is closed.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.inner.handle().is_ok()
     }
 
-    /// The window as a kernel parameter.
+    /// Returns the window as a kernel parameter.
     ///
     /// # Errors
     ///
@@ -314,7 +315,7 @@ impl<T: Element> Window<T> {
         self.inner.close_for_user()
     }
 
-    /// NCCL's address of this rank's memory. NCCL: `ncclWinGetUserPtr`.
+    /// Returns NCCL's address of this rank's memory. NCCL: `ncclWinGetUserPtr`.
     ///
     /// # Errors
     ///
@@ -329,7 +330,7 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The address, on this GPU, of element `index` of LSA rank `lsa_rank`. NCCL:
+    /// Returns the address, on this GPU, of element `index` of LSA rank `lsa_rank`. NCCL:
     /// `ncclGetLsaDevicePointer`.
     ///
     /// # Errors
@@ -352,8 +353,8 @@ impl<T: Element> Window<T> {
         Ok(start + offset)
     }
 
-    /// The address, on this GPU, of element `index` of rank `peer`; `None` if this rank cannot
-    /// access it by load and store. NCCL: `ncclGetPeerDevicePointer`.
+    /// Returns the address, on this GPU, of element `index` of rank `peer`; `None` if this rank
+    /// cannot access it by load and store. NCCL: `ncclGetPeerDevicePointer`.
     ///
     /// # Errors
     ///
@@ -370,8 +371,8 @@ impl<T: Element> Window<T> {
         Ok(start.map(|start| start + offset))
     }
 
-    /// The multicast address of element `index` over the LSA team; `None` without multicast.
-    /// NCCL: `ncclGetLsaMultimemDevicePointer`.
+    /// Returns the multicast address of element `index` over the LSA team; `None` without
+    /// multicast. NCCL: `ncclGetLsaMultimemDevicePointer`.
     ///
     /// # Errors
     ///
@@ -385,8 +386,8 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The multicast address of element `index` over the team of the multimem handle `team`, which
-    /// is from a device communicator. NCCL: `ncclGetMultimemDevicePointer`.
+    /// Returns the multicast address of element `index` over the team of the multimem handle
+    /// `team`, which is from a device communicator. NCCL: `ncclGetMultimemDevicePointer`.
     ///
     /// # Errors
     ///
@@ -403,7 +404,7 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The CFT endpoint and offset of element `index` of rank `rank` of a CFT team. NCCL:
+    /// Returns the CFT endpoint and offset of element `index` of rank `rank` of a CFT team. NCCL:
     /// `ncclGetCftDeviceLeInfo`.
     ///
     /// # Errors
@@ -423,7 +424,7 @@ impl<T: Element> Window<T> {
         Ok(start.at(offset))
     }
 
-    /// The CFT endpoint and offset of element `index` of rank `peer`. NCCL:
+    /// Returns the CFT endpoint and offset of element `index` of rank `peer`. NCCL:
     /// `ncclGetPeerDeviceLeInfo`.
     ///
     /// # Errors
@@ -440,8 +441,8 @@ impl<T: Element> Window<T> {
         Ok(start.at(offset))
     }
 
-    /// The CFT endpoint and offset of element `index` for all ranks of the multicast group. NCCL:
-    /// `ncclGetMultimemDeviceLeInfo`.
+    /// Returns the CFT endpoint and offset of element `index` for all ranks of the multicast group.
+    /// NCCL: `ncclGetMultimemDeviceLeInfo`.
     ///
     /// # Errors
     ///
@@ -482,13 +483,14 @@ impl<T: Element> Window<T> {
         self.device_slice().fill_bytes(byte)
     }
 
-    /// NCCL's handle of the window.
+    /// Returns NCCL's handle of the window.
     pub(crate) fn handle(&self) -> Result<u64> {
         self.inner.handle()
     }
 
-    /// The window that a slice was made from, with elements `T`, and the index in it of the slice's
-    /// first element. `None` for memory that is in no window, or not at a multiple of `T`'s size.
+    /// Returns the window that a slice was made from, with elements `T`, and the index in it of the
+    /// slice's first element. `None` for memory that is in no window, or not at a multiple of `T`'s
+    /// size.
     #[must_use]
     pub fn containing<U: Element>(slice: &DeviceSlice<U>) -> Option<(Self, usize)> {
         let inner = slice.keep()?.downcast::<Inner>().ok()?;
@@ -507,7 +509,7 @@ impl<T: Element> Window<T> {
         Arc::clone(&self.inner) as _
     }
 
-    /// The offset of element `index` in bytes.
+    /// Returns the offset of element `index` in bytes.
     fn offset(&self, index: usize) -> Result<usize> {
         if index >= self.len {
             let len = self.len;
@@ -516,8 +518,8 @@ impl<T: Element> Window<T> {
         Ok(index * size_of::<T>())
     }
 
-    /// The offset of element `index` in rank `rank`'s memory, in bytes. NCCL is asked for the
-    /// address of that memory's start, because it limits offsets by this rank's size.
+    /// Returns the offset of element `index` in rank `rank`'s memory, in bytes. NCCL is asked for
+    /// the address of that memory's start, because it limits offsets by this rank's size.
     fn offset_on(&self, rank: usize, index: usize) -> Result<u64> {
         let len = self.len_of(rank).unwrap_or(self.len);
         if index >= len {
@@ -529,8 +531,8 @@ impl<T: Element> Window<T> {
     }
 }
 
-/// What keeps the memory of a slice allocated: not the window that it may be of, which keeps its
-/// communicator.
+/// Returns what keeps the memory of a slice allocated: not the window that it may be of, which
+/// keeps its communicator.
 pub(super) fn allocation_of<T>(slice: &DeviceSlice<T>) -> Option<Kept> {
     match slice.keep()?.downcast::<Inner>() {
         Ok(window) => window.allocation(),
@@ -560,7 +562,7 @@ impl Inner {
         Ok(handle)
     }
 
-    /// The handle, also while the communicator is suspended or revoked.
+    /// Returns the handle, also while the communicator is suspended or revoked.
     fn registered(&self) -> Result<u64> {
         let rank = self.communicator.rank();
         if !self.life.is_open() {
@@ -569,7 +571,7 @@ impl Inner {
         self.made()
     }
 
-    /// The handle, also while another thread closes the window.
+    /// Returns the handle, also while another thread closes the window.
     fn made(&self) -> Result<u64> {
         let rank = self.communicator.rank();
         if self.state.get() == CallState::Failed || !self.communicator.is_valid() {
@@ -590,12 +592,12 @@ impl Inner {
         }
     }
 
-    /// What keeps the memory allocated, without the registration.
+    /// Returns what keeps the memory allocated, without the registration.
     fn allocation(&self) -> Option<Kept> {
         self.memory.lock().clone()
     }
 
-    /// The same registration, to be dropped later than `self`.
+    /// Returns the same registration, to be dropped later than `self`.
     fn moved(&self) -> Self {
         let memory = self.memory.lock().take();
         self.registration(self.life.take(), memory)

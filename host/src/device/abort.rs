@@ -38,7 +38,7 @@ enum State {
 }
 
 impl AbortFlag {
-    /// The flag of a new device communicator of `communicator`, in `block`.
+    /// Returns the flag of a new device communicator of `communicator`, in `block`.
     pub(super) fn new(
         machine: Machine,
         block: SharedBlock,
@@ -50,12 +50,12 @@ impl AbortFlag {
         Arc::new(Self { machine, rank, communicator, device_flag, cause, state })
     }
 
-    /// The communicator, if it is live. A wait for the kernels polls it for network errors.
+    /// Returns the communicator, if it is live. A wait for the kernels polls it for network errors.
     pub(crate) fn communicator(&self) -> Option<Arc<dyn Issuer>> {
         self.communicator.upgrade().filter(|communicator| communicator.is_live())
     }
 
-    /// The device address of the flag.
+    /// Returns the device address of the flag.
     pub(crate) fn device_flag(&self) -> u64 {
         self.device_flag
     }
@@ -73,7 +73,7 @@ impl AbortFlag {
         self.cause.get().copied()
     }
 
-    /// The waits that kernels have recorded so far.
+    /// Returns the waits that kernels have recorded so far.
     pub(crate) fn stuck(&self) -> Vec<StuckWait> {
         match &*self.state() {
             State::Open(block) => waits(&block.records()),
@@ -81,13 +81,14 @@ impl AbortFlag {
         }
     }
 
-    /// Whether an abort has ended kernels while they waited for other ranks, for which they had
-    /// perhaps arrived already.
+    /// Returns whether an abort has ended kernels while they waited for other ranks, for which they
+    /// had perhaps arrived already.
     fn has_ended_waits(&self) -> bool {
         self.cause().is_some() && !self.stuck().is_empty()
     }
 
-    /// Why kernels cannot be launched with the device communicator, if it was aborted or closed.
+    /// Returns why kernels cannot be launched with the device communicator, if it was aborted or
+    /// closed.
     pub(crate) fn refusal(&self) -> Option<LaunchRefusal> {
         if let Some(cause) = self.cause() {
             return Some(LaunchRefusal::Aborted { rank: self.rank, cause });
@@ -114,7 +115,8 @@ impl AbortFlag {
     }
 }
 
-/// The error of a wait for kernels of these device communicators, if any of them was aborted.
+/// Returns the error of a wait for kernels of these device communicators, if any of them was
+/// aborted.
 pub(crate) fn error(flags: &[Arc<AbortFlag>]) -> Option<Error> {
     let aborted = || flags.iter().filter_map(|flag| Some((flag, flag.cause()?)));
     let (first, cause) = aborted().next()?;
@@ -138,13 +140,14 @@ impl AbortFlags {
         known.iter().for_each(|flag| flag.raise(cause));
     }
 
-    /// Whether an abort has ended a wait of a kernel.
+    /// Returns whether an abort has ended a wait of a kernel.
     pub(crate) fn have_ended_waits(&self) -> bool {
         let known: Vec<_> = self.known().iter().filter_map(Weak::upgrade).collect();
         known.iter().any(|flag| flag.has_ended_waits())
     }
 
-    /// The flag at this device address. Blocks are reused: the latest flag is the one in use.
+    /// Returns the flag at this device address. Blocks are reused: the latest flag is the one in
+    /// use.
     pub(crate) fn find(&self, device_flag: u64) -> Option<Arc<AbortFlag>> {
         let known = self.known();
         known.iter().rev().filter_map(Weak::upgrade).find(|flag| flag.device_flag == device_flag)
@@ -193,7 +196,7 @@ impl KernelAbortHandle {
         Self { flag: Arc::clone(flag) }
     }
 
-    /// As [`DevCommResource::abort`](crate::DevCommResource::abort).
+    /// Does the same as [`DevCommResource::abort`](crate::DevCommResource::abort).
     pub fn abort(&self) {
         self.flag.raise(AbortCause::Request);
     }

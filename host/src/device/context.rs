@@ -51,7 +51,7 @@ pub(crate) struct ContextInner {
     pub(crate) cuda: PrimaryContext,
     pub(crate) limits: DeviceLimits,
     machine: Machine,
-    /// That of the rank's world, which is another one after a loss.
+    /// The health of the rank's world, which is another one after a loss.
     health: RwLock<Arc<Health>>,
     recorder: Arc<Recorder>,
     /// The number of its rank, in a world.
@@ -83,8 +83,8 @@ pub(crate) struct ContextInner {
 }
 
 impl Context {
-    /// The visible GPU with this ordinal. Calls that wait for other ranks have the deadline of
-    /// `DEVCOMM_OPERATION_TIMEOUT`, by default 10 minutes and on simulated GPUs none.
+    /// Returns the visible GPU with this ordinal. Calls that wait for other ranks have the deadline
+    /// of `DEVCOMM_OPERATION_TIMEOUT`, by default 10 minutes and on simulated GPUs none.
     ///
     /// # Errors
     ///
@@ -94,8 +94,8 @@ impl Context {
         Self::on(&Machine::current()?, ordinal)
     }
 
-    /// As [`new`](Self::new). Calls of its communicators that wait for other ranks fail with
-    /// [`StateError::NotReturned`] after `deadline`; `None`: they wait for ever.
+    /// Does the same as [`new`](Self::new). Calls of its communicators that wait for other ranks
+    /// fail with [`StateError::NotReturned`] after `deadline`; `None`: they wait for ever.
     ///
     /// # Errors
     ///
@@ -104,19 +104,19 @@ impl Context {
         Self::alone(&Machine::current()?, ordinal, deadline)
     }
 
-    /// The GPU of `machine` with this ordinal.
+    /// Returns the GPU of `machine` with this ordinal.
     pub(crate) fn on(machine: &Machine, ordinal: usize) -> Result<Self> {
         Self::alone(machine, ordinal, machine.deadline()?)
     }
 
-    /// A context outside of a world.
+    /// Returns a context outside of a world.
     fn alone(machine: &Machine, ordinal: usize, deadline: Option<Duration>) -> Result<Self> {
         let recorder = Recorder::new();
         recorder.rename(format!("GPU {ordinal}"));
         Self::of_rank(ordinal, Health::new(machine.clone(), deadline), recorder)
     }
 
-    /// The context of a rank.
+    /// Returns the context of a rank.
     pub(crate) fn of_rank(
         ordinal: usize,
         health: Arc<Health>,
@@ -155,19 +155,19 @@ impl Context {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The device's ordinal among the visible GPUs.
+    /// Returns the device's ordinal among the visible GPUs.
     #[must_use]
     pub fn ordinal(&self) -> usize {
         self.inner.ordinal
     }
 
-    /// Whether the GPU is simulated. Times measured there tell nothing about GPUs.
+    /// Returns whether the GPU is simulated. Times measured there tell nothing about GPUs.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.inner.machine.is_simulated()
     }
 
-    /// The device's name, such as `NVIDIA H200`.
+    /// Returns the device's name, such as `NVIDIA H200`.
     ///
     /// # Errors
     ///
@@ -176,13 +176,13 @@ impl Context {
         self.inner.cuda.device_name()
     }
 
-    /// The limits that launches on this device are checked against.
+    /// Returns the limits that launches on this device are checked against.
     #[must_use]
     pub fn limits(&self) -> &DeviceLimits {
         &self.inner.limits
     }
 
-    /// Free and total memory in bytes.
+    /// Returns free and total memory in bytes.
     ///
     /// # Errors
     ///
@@ -195,7 +195,7 @@ impl Context {
         self.inner.misses_ptx.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was to load kernels of a program that was built without PTX.
+    /// Returns whether it was to load kernels of a program that was built without PTX.
     #[cfg(feature = "simulator")]
     pub(crate) fn misses_ptx(&self) -> bool {
         self.inner.misses_ptx.load(Ordering::Relaxed)
@@ -211,7 +211,7 @@ impl Context {
         self.inner.streams.lock().retain(|other| !Arc::ptr_eq(other, stream));
     }
 
-    /// The tensor map with which TMA copies a matrix, for kernels that take a
+    /// Returns the tensor map with which TMA copies a matrix, for kernels that take a
     /// `GridConstant<TensorMap>`.
     ///
     /// The matrix itself is not read, and must be allocated when the kernel runs. CUDA:
@@ -241,8 +241,8 @@ impl Context {
         self.cuda().tensor_map(tiling)
     }
 
-    /// Whether both are clones of one `Context`. Contexts created separately for one GPU do not
-    /// track each other's streams.
+    /// Returns whether both are clones of one `Context`. Contexts created separately for one GPU do
+    /// not track each other's streams.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
@@ -278,7 +278,7 @@ impl Context {
         Ok(())
     }
 
-    /// The number of its rank; `None` outside of a world.
+    /// Returns the number of its rank; `None` outside of a world.
     pub(super) fn rank(&self) -> Option<usize> {
         *self.inner.rank.lock()
     }
@@ -360,12 +360,12 @@ impl Context {
         keep
     }
 
-    /// The abort flag of a device communicator of this context.
+    /// Returns the abort flag of a device communicator of this context.
     pub(crate) fn flag_of(&self, dev_comm: &DevComm) -> Option<Arc<AbortFlag>> {
         self.inner.flags.find(dev_comm.abort_flag.addr() as u64)
     }
 
-    /// The abort flags of kernels that may still run.
+    /// Returns the abort flags of kernels that may still run.
     pub(crate) fn running(&self) -> Vec<Arc<AbortFlag>> {
         self.streams().iter().flat_map(|stream| stream.running()).collect()
     }
@@ -391,7 +391,7 @@ impl Context {
         }
     }
 
-    /// The abort flag of a new device communicator of `communicator`.
+    /// Returns the abort flag of a new device communicator of `communicator`.
     pub(crate) fn new_abort_flag(&self, communicator: &Arc<dyn Issuer>) -> Result<Arc<AbortFlag>> {
         let free = self.inner.abort_blocks.lock().pop();
         let block = match free {
@@ -469,7 +469,7 @@ fn limits_of(cuda: &PrimaryContext) -> Result<DeviceLimits> {
     })
 }
 
-/// How many GPUs the driver shows to this process.
+/// Returns how many GPUs the driver shows to this process.
 ///
 /// # Errors
 ///
@@ -478,7 +478,7 @@ pub fn visible_gpus() -> Result<usize> {
     gpus_of(&Machine::current()?)
 }
 
-/// How many GPUs a machine has.
+/// Returns how many GPUs a machine has.
 pub(crate) fn gpus_of(machine: &Machine) -> Result<usize> {
     let _entered = machine.enter_if_outside();
     match cuda::device_count(machine)? {

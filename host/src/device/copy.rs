@@ -200,8 +200,8 @@ impl Stream {
         Ok((self.handle(), self.begin_enqueue("a copy")?))
     }
 
-    /// The handle, after checks, and the call. Makes the context current; an open capture keeps
-    /// `memory` alive.
+    /// Returns the handle, after checks, and the call. Makes the context current; an open capture
+    /// keeps `memory` alive.
     fn checked_handle<T>(
         &self,
         memory: &[&DeviceSlice<T>],

@@ -25,9 +25,9 @@ const TYPES: [(DataType, u8, u8); 12] = [
 ];
 
 impl<T: Element> DeviceSlice<T> {
-    /// The elements of a tensor of another library, of any shape, in row-major order. The tensor is
-    /// kept until this slice and the operations on it are dropped and the GPU no longer uses the
-    /// memory.
+    /// Returns the elements of a tensor of another library, of any shape, in row-major order. The
+    /// tensor is kept until this slice and the operations on it are dropped and the GPU no longer
+    /// uses the memory.
     ///
     /// The work that writes the tensor must be done, or be ordered before later work by a stream:
     /// in Python, `tensor.__dlpack__(stream=...)` takes [`Stream::as_raw`](crate::Stream::as_raw).
@@ -58,7 +58,8 @@ impl<T: Element> DeviceSlice<T> {
 }
 
 impl DeviceSlice<Dynamic> {
-    /// As [`from_dlpack`](DeviceSlice::from_dlpack), for elements of any of NCCL's types.
+    /// Does the same as [`from_dlpack`](DeviceSlice::from_dlpack), for elements of any of NCCL's
+    /// types.
     ///
     /// # Errors
     ///
@@ -69,9 +70,9 @@ impl DeviceSlice<Dynamic> {
 }
 
 impl<T> DeviceSlice<T> {
-    /// These elements as a tensor of one dimension, for another library, which may use the memory
-    /// until it gives the tensor back. Until then what this slice keeps stays allocated; memory of
-    /// [`from_raw_parts`](DeviceSlice::from_raw_parts) is the caller's.
+    /// Returns these elements as a tensor of one dimension, for another library, which may use the
+    /// memory until it gives the tensor back. Until then what this slice keeps stays allocated;
+    /// memory of [`from_raw_parts`](DeviceSlice::from_raw_parts) is the caller's.
     ///
     /// Any thread may give it back; the memory is then freed as if it were dropped there. The work
     /// that writes the elements must be done, or be ordered before the other library's by a stream
@@ -81,16 +82,16 @@ impl<T> DeviceSlice<T> {
         self.export(false, ())
     }
 
-    /// As [`to_dlpack`](Self::to_dlpack), with a version: for a library that asks for one, in
-    /// Python by `max_version`.
+    /// Does the same as [`to_dlpack`](Self::to_dlpack), with a version: for a library that asks for
+    /// one, in Python by `max_version`.
     #[must_use]
     pub fn to_dlpack_versioned(&self) -> DlpackTensor {
         self.export(true, ())
     }
 
-    /// As [`to_dlpack_versioned`](Self::to_dlpack_versioned), or as [`to_dlpack`](Self::to_dlpack).
-    /// `with` is dropped when the tensor is given back, on whatever thread that is: for what has to
-    /// last as long as the other library uses the memory.
+    /// Does the same as [`to_dlpack_versioned`](Self::to_dlpack_versioned), or as
+    /// [`to_dlpack`](Self::to_dlpack). `with` is dropped when the tensor is given back, on whatever
+    /// thread that is: for what has to last as long as the other library uses the memory.
     #[must_use]
     pub fn to_dlpack_with(&self, with: impl Send + 'static, versioned: bool) -> DlpackTensor {
         self.export(versioned, with)
@@ -162,7 +163,7 @@ impl Elements {
     }
 }
 
-/// The number of elements of a tensor, which must be contiguous in row-major order.
+/// Returns the number of elements of a tensor, which must be contiguous in row-major order.
 fn row_major(shape: &[i64], strides: Option<&[i64]>) -> Result<usize> {
     let mut len = 1_usize;
     for &extent in shape {

@@ -39,7 +39,7 @@ impl Context {
         PostponedDrops { context: self.clone() }
     }
 
-    /// Whether the ends of communicators are postponed.
+    /// Returns whether the ends of communicators are postponed.
     pub(crate) fn postpones_ends(&self) -> bool {
         self.postponed().lock().is_some()
     }
@@ -66,17 +66,17 @@ impl Context {
         drop(dropped);
     }
 
-    /// Whether a destructor can free `what` now: every stream is idle, after a wait. Otherwise the
-    /// memory stays allocated until the process ends, because a kernel may still use it, or the
-    /// free would block.
+    /// Returns whether a destructor can free `what` now: every stream is idle, after a wait.
+    /// Otherwise the memory stays allocated until the process ends, because a kernel may still use
+    /// it, or the free would block.
     pub(crate) fn can_free(&self, what: &str) -> bool {
         self.free_kept();
         let idle = self.wait_to_free(TIMEOUT);
         idle.inspect_err(|why| tracing::warn!("{what} is left allocated: {why}")).is_ok()
     }
 
-    /// As [`can_free_or_keep`](Self::can_free_or_keep), for what graphs may use: if one does, it
-    /// gets the result of `moved`.
+    /// Does the same as [`can_free_or_keep`](Self::can_free_or_keep), for what graphs may use: if
+    /// one does, it gets the result of `moved`.
     pub(crate) fn can_free_or_hold<T: Any + Send>(
         &self,
         what: &str,
@@ -92,8 +92,8 @@ impl Context {
         }
     }
 
-    /// As [`can_free`](Self::can_free), after a short wait in a rank's function. If the GPU is
-    /// still busy there, keeps the result of `moved`, to drop it later.
+    /// Does the same as [`can_free`](Self::can_free), after a short wait in a rank's function. If
+    /// the GPU is still busy there, keeps the result of `moved`, to drop it later.
     pub(crate) fn can_free_or_keep<T: Any + Send>(
         &self,
         what: &str,
@@ -119,15 +119,15 @@ impl Context {
         idle
     }
 
-    /// How long a destructor waits, if not for `limit`: if the GPU is stuck, after one that has
-    /// waited in vain, and during a panic, not at all.
+    /// Returns how long a destructor waits, if not for `limit`: if the GPU is stuck, after one that
+    /// has waited in vain, and during a panic, not at all.
     fn drop_timeout(&self, limit: Duration) -> Duration {
         let failed = self.drop_wait_failed().load(Ordering::Relaxed) || self.is_stuck();
         let no_wait = failed || std::thread::panicking();
         if no_wait { Duration::ZERO } else { limit }
     }
 
-    /// How long the destructor of a stream waits for it.
+    /// Returns how long the destructor of a stream waits for it.
     pub(super) fn stream_timeout(&self) -> Duration {
         self.drop_timeout(if self.keeps() { SHORT_TIMEOUT } else { TIMEOUT })
     }
@@ -142,7 +142,7 @@ impl Context {
         if std::thread::panicking() { Duration::ZERO } else { TIMEOUT }
     }
 
-    /// Whether something that the GPU may still use can be [kept](Self::keep).
+    /// Returns whether something that the GPU may still use can be [kept](Self::keep).
     pub(super) fn keeps(&self) -> bool {
         self.postponed().lock().as_ref().is_some_and(|postponed| postponed.keeps)
     }

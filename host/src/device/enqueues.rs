@@ -1,5 +1,5 @@
-//! Who enqueues work to a context's GPU: any thread of its rank or, while a stream is captured, the
-//! thread that captures.
+//! The threads that enqueue work to a context's GPU: any thread of its rank or, while a stream is
+//! captured, the thread that captures.
 //!
 //! A call that enqueues work first checks what it uses: a window is open, no other thread captures.
 //! What ends, and what begins a capture, refuses later calls and then waits for those of other
@@ -49,7 +49,8 @@ impl Context {
         self.begin_query()
     }
 
-    /// As [`begin_enqueue`](Self::begin_enqueue), for a call that asks about the work there is.
+    /// Does the same as [`begin_enqueue`](Self::begin_enqueue), for a call that asks about the work
+    /// there is.
     ///
     /// # Errors
     ///
@@ -117,7 +118,7 @@ impl Context {
         (*thread == thread::current().id()).then(|| f(capture))
     }
 
-    /// Whether a stream is captured, by any thread.
+    /// Returns whether a stream is captured, by any thread.
     pub(crate) fn is_capturing(&self) -> bool {
         self.enqueues().0.lock().capture.is_some()
     }

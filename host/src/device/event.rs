@@ -25,7 +25,7 @@ struct EventInner {
 }
 
 impl Context {
-    /// A new event for timing.
+    /// Returns a new event for timing.
     ///
     /// # Errors
     ///
@@ -34,7 +34,8 @@ impl Context {
         Event::new(self, true)
     }
 
-    /// A new event without timing, for other streams to wait for; it costs less than a timed one.
+    /// Returns a new event without timing, for other streams to wait for; it costs less than a
+    /// timed one.
     ///
     /// # Errors
     ///
@@ -54,7 +55,8 @@ impl Event {
         &self.inner.handle
     }
 
-    /// Whether the work before the event is done; true for an event that was never recorded.
+    /// Returns whether the work before the event is done; true for an event that was never
+    /// recorded.
     ///
     /// # Errors
     ///
@@ -89,7 +91,7 @@ impl Event {
         waited.inspect_err(|error| context.failure().tell(error))
     }
 
-    /// The driver's handle (`CUevent`, which is `cudaEvent_t`).
+    /// Returns the driver's handle (`CUevent`, which is `cudaEvent_t`).
     #[must_use]
     pub fn as_raw(&self) -> *mut c_void {
         self.context().share_handles();
@@ -106,12 +108,12 @@ impl Event {
         self.inner.handle.elapsed_ms(&start.inner.handle)
     }
 
-    /// Whether both are clones of one event.
+    /// Returns whether both are clones of one event.
     pub(super) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// A reference that keeps the event alive.
+    /// Returns a reference that keeps the event alive.
     pub(crate) fn keep(&self) -> Kept {
         Arc::clone(&self.inner) as _
     }

@@ -21,7 +21,7 @@ pub(super) struct Foreign<T: Send + Sync + 'static> {
 }
 
 impl<T: Send + Sync + 'static> Foreign<T> {
-    /// `what` names the memory in messages, such as "cudarc's memory".
+    /// Returns `what` names the memory in messages, such as "cudarc's memory".
     pub(super) fn new(context: &Context, owner: T, what: &'static str) -> Arc<Self> {
         let birth = context.birth();
         Arc::new(Self { owner: Some(owner), context: context.clone(), what, birth })
@@ -43,9 +43,9 @@ impl<T: Send + Sync + 'static> Drop for Foreign<T> {
 }
 
 impl<T: Element> DeviceSlice<T> {
-    /// All of a slice of the crate cudarc, which is kept until this and the operations on it are
-    /// dropped and the GPU no longer uses the memory. Waits for the slice's stream, on which cudarc
-    /// may still allocate the memory.
+    /// Returns all of a slice of the crate cudarc, which is kept until this and the operations on
+    /// it are dropped and the GPU no longer uses the memory. Waits for the slice's stream, on which
+    /// cudarc may still allocate the memory.
     ///
     /// cudarc does not know of later work in other streams than
     /// [its own](crate::Stream::from_cudarc): that must be waited for before cudarc uses the memory

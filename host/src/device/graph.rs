@@ -209,14 +209,14 @@ impl Graph {
         Ok(())
     }
 
-    /// The number of graph nodes (`cuGraphGetNodes`).
+    /// Returns the number of graph nodes (`cuGraphGetNodes`).
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "the number of nodes is for information")]
     pub fn len(&self) -> usize {
         self.inner.len
     }
 
-    /// Whether it can be launched.
+    /// Returns whether it can be launched.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         let exec = self.inner.exec.lock();

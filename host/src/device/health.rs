@@ -35,13 +35,13 @@ impl Health {
         Arc::new(Self { machine, process, deadline, lost, communicators, flags })
     }
 
-    /// How long a call may wait for the other ranks: exchanges on the host, and calls that create
-    /// or end something on all ranks. `None`: forever.
+    /// Returns how long a call may wait for the other ranks: exchanges on the host, and calls that
+    /// create or end something on all ranks. `None`: forever.
     pub(crate) fn deadline(&self) -> Option<Duration> {
         self.deadline
     }
 
-    /// The machine that this process's ranks run on: GPUs or the simulator.
+    /// Returns the machine that this process's ranks run on: GPUs or the simulator.
     pub(crate) fn machine(&self) -> &Machine {
         &self.machine
     }
@@ -55,7 +55,7 @@ impl Health {
         }
     }
 
-    /// Whether a rank is lost.
+    /// Returns whether a rank is lost.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.get().is_some()
     }

@@ -67,7 +67,7 @@ impl Context {
         self.holds().is_shared.store(true, Ordering::Relaxed);
     }
 
-    /// Whether another part of the program may capture streams.
+    /// Returns whether another part of the program may capture streams.
     pub(super) fn shares_handles(&self) -> bool {
         self.holds().is_shared.load(Ordering::Relaxed)
     }

@@ -47,7 +47,7 @@ impl Failure {
         self.has_happened.load(Ordering::Acquire)
     }
 
-    /// Whether it is an error of work on the GPU.
+    /// Returns whether it is an error of work on the GPU.
     fn is(error: &Error) -> bool {
         matches!(error, Error::Driver(_) | Error::State(StateError::Deadlock { .. }))
     }
@@ -118,7 +118,7 @@ impl Context {
         }
     }
 
-    /// After something was aborted that the streams waited for: waits until they are idle, with a
+    /// Waits, after an abort of what the streams waited for, until they are idle, with a
     /// timeout, also if the GPU is stuck, which it is not afterwards.
     pub(crate) fn drain_aborted(&self) -> Result<()> {
         self.settle(self.drain_timeout())
@@ -173,14 +173,15 @@ impl Context {
         Ok(())
     }
 
-    /// Whether all streams of this context are idle right now.
+    /// Returns whether all streams of this context are idle right now.
     pub(crate) fn is_idle_now(&self) -> bool {
         self.drain_within(Duration::ZERO).is_ok()
     }
 }
 
 impl StreamInner {
-    /// Whether all operations were enqueued to the GPU, which non-blocking communicators do later.
+    /// Returns whether all operations were enqueued to the GPU, which non-blocking communicators do
+    /// later.
     pub(super) fn is_all_enqueued(&self) -> Result<bool> {
         let pending = self.operations.lock().pending();
         for handle in pending.iter().filter(|handle| !handle.is_blocking()) {
@@ -239,8 +240,8 @@ impl StreamInner {
         }
     }
 
-    /// After a rank was lost or a communicator failed: waits until the kernels, which were asked to
-    /// exit, and NCCL's if they `are_aborted`, have exited, and logs what they waited for.
+    /// Waits, after a rank was lost or a communicator failed, until the kernels, which were asked
+    /// to exit, and NCCL's if they `are_aborted`, have exited, and logs what they waited for.
     fn wait_for_exit(&self, are_aborted: bool) {
         let running = self.operations.lock().take_running().running();
         if running.is_empty() && !are_aborted {
@@ -252,7 +253,7 @@ impl StreamInner {
         }
     }
 
-    /// After a deadline: aborts the kernels of this stream and, if it stays busy, of all streams.
+    /// Aborts, after a deadline, the kernels of this stream and, if it stays busy, of all streams.
     pub(super) fn abort_kernels(&self, waited: Duration) -> Result<()> {
         let cause = AbortCause::Deadline { waited };
         let mut aborted: Vec<Arc<AbortFlag>> = Vec::new();
@@ -293,7 +294,7 @@ impl StreamInner {
         })
     }
 
-    /// The events of a simulated machine after which a wait for this stream polls again.
+    /// Returns the events of a simulated machine after which a wait for this stream polls again.
     fn wakes(&self) -> Wakes {
         Wakes::Idle(self.handle.raw())
     }
@@ -305,7 +306,7 @@ impl StreamInner {
         self.handle.is_idle().inspect_err(|_| failure.has_happened.store(true, Ordering::Release))
     }
 
-    /// The driver's error, if a kernel of the stream's context has failed.
+    /// Returns the driver's error, if a kernel of the stream's context has failed.
     pub(super) fn failure(&self) -> Option<Error> {
         let _query = self.context.begin_query().ok()?;
         self.handle.is_idle().err()
@@ -357,7 +358,7 @@ impl StreamInner {
     }
 }
 
-/// Whether a communicator has no operation in progress. Aborts one that has failed, in the
+/// Returns whether a communicator has no operation in progress. Aborts one that has failed, in the
 /// background, where the driver may take seconds for it: otherwise its kernels would wait forever
 /// for a lost rank.
 fn poll(issuer: &Arc<dyn Issuer>) -> Result<bool> {

@@ -13,21 +13,23 @@ pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
 pub(crate) trait Issuer: Send + Sync {
     fn rank(&self) -> usize;
 
-    /// Whether calls return only after their operations are in the stream (NCCL's blocking mode).
+    /// Returns whether calls return only after their operations are in the stream (NCCL's blocking
+    /// mode).
     fn is_blocking(&self) -> bool;
 
     fn is_live(&self) -> bool;
 
-    /// Its state: live, suspended, revoked, finalized, destroyed or aborted.
+    /// Returns its state: live, suspended, revoked, finalized, destroyed or aborted.
     fn state(&self) -> &'static str;
 
-    /// Whether it was aborted, so that its operations may be incomplete.
+    /// Returns whether it was aborted, so that its operations may be incomplete.
     fn is_aborted(&self) -> bool;
 
-    /// The error of a call after the communicator has ended.
+    /// Returns the error of a call after the communicator has ended.
     fn ended(&self) -> Error;
 
-    /// Whether no operation is in progress (`ncclInProgress`), or the error of one that failed.
+    /// Returns whether no operation is in progress (`ncclInProgress`), or the error of one that
+    /// failed.
     fn poll(&self) -> Result<bool>;
 
     /// Aborts it on this rank alone, as `ncclCommAbort` does, in the background.
@@ -46,12 +48,12 @@ pub(crate) trait Owner: Send + Sync {
     fn adopt(&self, resource: Weak<dyn Resource>);
 }
 
-/// Something that is closed before its issuer ends.
+/// An object that is closed before its issuer ends.
 pub(crate) trait Resource: Send + Sync {
-    /// What it is, for messages: "the window".
+    /// Returns what it is, for messages: "the window".
     fn name(&self) -> &'static str;
 
-    /// Whether it is still to be closed.
+    /// Returns whether it is still to be closed.
     fn is_open(&self) -> bool;
 
     /// Closes it. Idempotent.

@@ -144,7 +144,7 @@ pub(crate) fn check_safe(args: ArgInfo<'_>) -> Result<(), LaunchRefusal> {
     }
 }
 
-/// The GIN back end of the device communicator's connections, if it is the same for all.
+/// Returns the GIN back end of the device communicator's connections, if it is the same for all.
 pub(crate) fn check_gin(dev_comm: &DevComm) -> Result<GinType, LaunchRefusal> {
     let types = dev_comm.gin_net_device_types.iter();
     let connections = types.take(usize::from(dev_comm.gin_connection_count));

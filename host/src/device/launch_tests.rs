@@ -25,7 +25,7 @@ fn shape(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> LaunchConfig {
     LaunchConfig::new(grid, block)
 }
 
-/// The name of the `LaunchRefusal` variant, or `ok`.
+/// Returns the name of the `LaunchRefusal` variant, or `ok`.
 fn outcome(result: Result<(), LaunchRefusal>) -> String {
     match result {
         Ok(()) => "ok".to_owned(),

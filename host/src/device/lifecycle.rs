@@ -25,13 +25,14 @@ pub(crate) struct Ending<'a> {
 }
 
 impl Lifecycle {
-    /// Whether it can be used. A call that enqueues work asks after
+    /// Returns whether it can be used. A call that enqueues work asks after
     /// [`begin_enqueue`](Context::begin_enqueue).
     pub(crate) fn is_open(&self) -> bool {
         !self.is_refused.load(Ordering::Acquire)
     }
 
-    /// Whether it has ended. A call that has found it [open](Self::is_open) can use it until then.
+    /// Returns whether it has ended. A call that has found it [open](Self::is_open) can use it
+    /// until then.
     pub(crate) fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
     }
@@ -57,12 +58,12 @@ impl Lifecycle {
         Ok(Some(ending))
     }
 
-    /// It is being dropped: its end waits for no call.
+    /// Notes that it is being dropped: its end waits for no call.
     pub(crate) fn set_unused(&mut self) {
         self.is_unused = true;
     }
 
-    /// The same life, for an object that takes the place of this one, which has ended.
+    /// Returns the same life, for an object that takes the place of this one, which has ended.
     pub(crate) fn take(&self) -> Self {
         let (is_refused, has_ended) = (&self.is_refused, &self.has_ended);
         let [is_refused, has_ended] =
@@ -72,7 +73,7 @@ impl Lifecycle {
 }
 
 impl Ending<'_> {
-    /// It has ended.
+    /// Notes that it has ended.
     pub(crate) fn done(self) {
         self.lifecycle.has_ended.store(true, Ordering::Release);
     }

@@ -33,7 +33,7 @@ struct Memory {
     birth: Birth,
 }
 
-/// The bytes of `len` elements: more than none, and as many as an address space has.
+/// Returns the bytes of `len` elements: more than none, and as many as an address space has.
 pub(super) fn bytes_of<T: Element>(memory: &str, len: usize) -> Result<usize> {
     let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
     bytes
@@ -64,14 +64,14 @@ impl Context {
 }
 
 impl<T: Element> DeviceBuffer<T> {
-    /// Number of elements; never 0.
+    /// Returns the number of elements; never 0.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The device address of the first element.
+    /// Returns the device address of the first element.
     #[must_use]
     pub fn device_address(&self) -> u64 {
         self.memory.allocation.as_ref().map_or(0, DeviceAllocation::address)

@@ -102,18 +102,18 @@ struct Use {
 }
 
 impl StreamOrder {
-    /// For operations that wait for no other rank.
+    /// Returns the order for operations that wait for no other rank.
     #[must_use]
     pub fn local(context: &Context) -> Self {
         Self::of(context, 0)
     }
 
-    /// For operations that wait for other ranks; those of `objects` objects can run at the same
-    /// time. The launches of an object that are on the GPU together take at most that part of it.
-    /// With 2, a launch has at most one block for each multiprocessor, which has room for two such
-    /// blocks; for four, if launches are [dependent](crate::Launch::dependent): then the kernels
-    /// call `grid::wait_for_previous` before `grid::launch_next`, so that one launch waits while
-    /// another runs. With 1, an operation may fill the GPU.
+    /// Returns the order for operations that wait for other ranks; those of `objects` objects can
+    /// run at the same time. The launches of an object that are on the GPU together take at most
+    /// that part of it. With 2, a launch has at most one block for each multiprocessor, which has
+    /// room for two such blocks; for four, if launches are [dependent](crate::Launch::dependent):
+    /// then the kernels call `grid::wait_for_previous` before `grid::launch_next`, so that one
+    /// launch waits while another runs. With 1, an operation may fill the GPU.
     ///
     /// # Errors
     ///
@@ -172,7 +172,7 @@ impl Context {
         Ok(Turn { orders: Some(orders), _held: Some(held) })
     }
 
-    /// How many turns have ended.
+    /// Returns how many turns have ended.
     pub(super) fn ended_turns(&self) -> u64 {
         self.orders().turns.load(Ordering::Acquire)
     }
@@ -218,7 +218,7 @@ impl Context {
 }
 
 impl Uses {
-    /// The objects whose operations were captured.
+    /// Returns the objects whose operations were captured.
     pub(super) fn objects(&self) -> Vec<Arc<Inner>> {
         self.0.iter().map(|used| Arc::clone(&used.order)).collect()
     }
@@ -228,7 +228,8 @@ impl Uses {
         Some(self.0.remove(at))
     }
 
-    /// The usual case: whether the only operation is one of the same object, on the same stream.
+    /// Returns the usual case: whether the only operation is one of the same object, on the same
+    /// stream.
     fn follow_on_the_stream(&mut self, objects: &[Arc<Inner>], stream: &Stream, turn: u64) -> bool {
         if let ([order], [used]) = (objects, self.0.as_mut_slice())
             && Arc::ptr_eq(order, &used.order)

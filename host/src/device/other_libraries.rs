@@ -18,7 +18,7 @@ struct AfterWork<T: Any + Send> {
 }
 
 impl Stream {
-    /// If another library captures this stream: gives `owner` to the graph, which drops it, on a
+    /// Gives, if another library captures this stream, `owner` to the graph, which drops it, on a
     /// thread of the driver, after it and all executable graphs that were made of it are gone.
     /// Returns `owner` if the stream is not captured.
     ///

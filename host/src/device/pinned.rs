@@ -60,14 +60,14 @@ impl Context {
 }
 
 impl<T: Element> PinnedBuffer<T> {
-    /// Number of elements; never 0.
+    /// Returns the number of elements; never 0.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The elements, after waiting for the copies.
+    /// Returns the elements, after waiting for the copies.
     ///
     /// # Errors
     ///
@@ -79,7 +79,7 @@ impl<T: Element> PinnedBuffer<T> {
         Ok(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) })
     }
 
-    /// The elements, mutable, after waiting for the copies.
+    /// Returns the elements, mutable, after waiting for the copies.
     ///
     /// # Errors
     ///

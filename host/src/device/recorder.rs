@@ -69,7 +69,7 @@ impl fmt::Display for Operation {
 /// The last operations of a rank.
 #[derive(Default)]
 pub(crate) struct Recorder {
-    /// Whose operations they are: `rank 3 of 8`.
+    /// The owner of the operations: `rank 3 of 8`.
     owner: Mutex<String>,
     entries: Mutex<Entries>,
 }

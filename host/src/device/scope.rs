@@ -36,8 +36,8 @@ impl Drop for Running {
 }
 
 impl Context {
-    /// As [`std::thread::scope`]: runs `f`, which can start threads that use what they borrow, and
-    /// returns when all have ended. Their current CUDA context is this one.
+    /// Does the same as [`std::thread::scope`]: runs `f`, which can start threads that use what
+    /// they borrow, and returns when all have ended. Their current CUDA context is this one.
     ///
     /// A simulated machine knows these threads: a run with them is determined by its seed, and a
     /// deadlock is found. Threads of the standard library work there too. But the machine takes a

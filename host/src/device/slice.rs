@@ -44,10 +44,10 @@ pub unsafe trait Buffer {
     /// The type of the elements, or [`Dynamic`].
     type Element;
 
-    /// All of the memory.
+    /// Returns all of the memory.
     fn device_slice(&self) -> DeviceSlice<Self::Element>;
 
-    /// The elements of `range`, for example `..n`.
+    /// Returns the elements of `range`, for example `..n`.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ unsafe impl<T> Buffer for DeviceSlice<T> {
 }
 
 impl<T: Element> DeviceSlice<T> {
-    /// Memory that another part of the program allocated, `len` elements from `address` on.
+    /// Returns memory that another part of the program allocated, `len` elements from `address` on.
     ///
     /// ```no_run
     /// # use devcomm_host::{Communicator, Context, DeviceSlice, ReduceOp, Result, Stream};
@@ -90,7 +90,7 @@ impl<T: Element> DeviceSlice<T> {
     /// operations on the slice, in all streams, are done.
     #[must_use]
     pub unsafe fn from_raw_parts(context: &Context, address: u64, len: usize) -> Self {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes memory of `len` elements that outlives the slice.
         unsafe { Self::borrowed(context, address, len, T::DATA_TYPE) }
     }
 
@@ -167,7 +167,7 @@ impl<T: Element> DeviceSlice<T> {
         Ok(())
     }
 
-    /// The same memory, with the element type known at run time only.
+    /// Returns the same memory, with the element type known at run time only.
     #[must_use]
     pub fn into_dynamic(self) -> DeviceSlice<Dynamic> {
         let Self { address, len, data_type, context, owner, .. } = self;
@@ -175,20 +175,21 @@ impl<T: Element> DeviceSlice<T> {
     }
 }
 
-/// The bytes of elements.
+/// Returns the bytes of elements.
 pub(super) fn bytes_of<T: Element>(data: &[T]) -> &[u8] {
     // SAFETY: Element promises plain data without padding, so its bytes are initialised.
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
 }
 
-/// The bytes of elements, mutable.
+/// Returns the bytes of elements, mutable.
 pub(super) fn bytes_of_mut<T: Element>(data: &mut [T]) -> &mut [u8] {
     // SAFETY: as above, and Element promises that every bit pattern is valid.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
 }
 
 impl DeviceSlice<Dynamic> {
-    /// As [`from_raw_parts`](Self::from_raw_parts), for `len` elements of `data_type`.
+    /// Does the same as [`from_raw_parts`](Self::from_raw_parts), for `len` elements of
+    /// `data_type`.
     ///
     /// # Safety
     ///
@@ -200,7 +201,7 @@ impl DeviceSlice<Dynamic> {
         len: usize,
         data_type: DataType,
     ) -> Self {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes memory of `len` elements that outlives the slice.
         unsafe { Self::borrowed(context, address, len, data_type) }
     }
 }
@@ -225,43 +226,43 @@ impl<T> DeviceSlice<T> {
         Self { address, len, data_type, context, owner, element: PhantomData }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn byte_len(&self) -> usize {
         self.len * self.data_type.size()
     }
 
-    /// The device address of the first element.
+    /// Returns the device address of the first element.
     #[must_use]
     pub fn device_address(&self) -> u64 {
         self.address
     }
 
-    /// The type of the elements (`ncclDataType_t`).
+    /// Returns the type of the elements (`ncclDataType_t`).
     #[must_use]
     pub fn data_type(&self) -> DataType {
         self.data_type
     }
 
-    /// The context that the memory belongs to.
+    /// Returns the context that the memory belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Whether both have bytes in common.
+    /// Returns whether both have bytes in common.
     #[must_use]
     pub fn overlaps<U>(&self, other: &DeviceSlice<U>) -> bool {
         let (first, last) = if self.address <= other.address {
@@ -272,8 +273,8 @@ impl<T> DeviceSlice<T> {
         last > 0 && self.address.abs_diff(other.address) < first as u64
     }
 
-    /// Whether an operation can send `self` and receive in `to`: they have no bytes in common, or
-    /// `self` begins at element `place` of `to`, as one that works in place allows.
+    /// Returns whether an operation can send `self` and receive in `to`: they have no bytes in
+    /// common, or `self` begins at element `place` of `to`, as one that works in place allows.
     #[must_use]
     pub fn is_apart_or_at<U>(&self, to: &DeviceSlice<U>, place: Option<isize>) -> bool {
         let size = self.data_type.size() as u64;
@@ -284,7 +285,7 @@ impl<T> DeviceSlice<T> {
         !self.overlaps(to) || place.is_some_and(is_at)
     }
 
-    /// A reference that keeps the memory allocated, if the slice has one.
+    /// Returns a reference that keeps the memory allocated, if the slice has one.
     pub(crate) fn keep(&self) -> Option<Kept> {
         self.owner.clone()
     }

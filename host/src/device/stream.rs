@@ -46,7 +46,7 @@ pub(super) struct StreamInner {
     label = "expected `&Stream`, or `None` for the context's default stream"
 )]
 pub trait OnStream {
-    /// The stream, unless it is the default stream.
+    /// Returns the stream, unless it is the default stream.
     fn named(&self) -> Option<&Stream>;
 }
 
@@ -63,8 +63,8 @@ impl OnStream for Option<&Stream> {
 }
 
 impl Context {
-    /// A new stream. It is non-blocking: it runs concurrently with every other stream, the default
-    /// stream included.
+    /// Returns a new stream. It is non-blocking: it runs concurrently with every other stream, the
+    /// default stream included.
     ///
     /// # Errors
     ///
@@ -73,8 +73,8 @@ impl Context {
         Ok(Stream::of(self, self.cuda().create_stream()?))
     }
 
-    /// The default stream of this GPU's primary context, the same for every caller. It cannot be
-    /// captured, and is never destroyed.
+    /// Returns the default stream of this GPU's primary context, the same for every caller. It
+    /// cannot be captured, and is never destroyed.
     ///
     /// It is CUDA's legacy default stream: it synchronizes with streams that other libraries made
     /// without `cudaStreamNonBlocking`. Streams of this crate are non-blocking: order them with
@@ -101,9 +101,9 @@ impl Stream {
         Self { last: Arc::new(LastHandle { inner }) }
     }
 
-    /// A stream that another part of the program made (`CUstream`, which is `cudaStream_t`).
-    /// Dropping it waits for its work and does not destroy it. The default stream is
-    /// [`Context::default_stream`].
+    /// Returns a stream that another part of the program made (`CUstream`, which is
+    /// `cudaStream_t`). Dropping it waits for its work and does not destroy it. The default stream
+    /// is [`Context::default_stream`].
     ///
     /// # Safety
     ///
@@ -111,11 +111,11 @@ impl Stream {
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: *mut c_void) -> Self {
         context.share_handles();
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a stream of this context that outlives this.
         Self::of(context, unsafe { context.cuda().foreign_stream(raw.cast(), None) })
     }
 
-    /// A stream of the crate cudarc, which it keeps alive.
+    /// Returns a stream of the crate cudarc, which it keeps alive.
     ///
     /// # Errors
     ///
@@ -152,9 +152,9 @@ impl Stream {
         self.inner().wait()
     }
 
-    /// As [`synchronize`](Self::synchronize), for at most `limit`. Then it aborts kernels that wait
-    /// for other ranks: those in this stream and, if the stream does not become idle, those in the
-    /// context's other streams, for which this one may wait.
+    /// Does the same as [`synchronize`](Self::synchronize), for at most `limit`. Then it aborts
+    /// kernels that wait for other ranks: those in this stream and, if the stream does not become
+    /// idle, those in the context's other streams, for which this one may wait.
     ///
     /// # Errors
     ///
@@ -175,7 +175,7 @@ impl Stream {
         }
     }
 
-    /// Whether all work in the stream is done.
+    /// Returns whether all work in the stream is done.
     ///
     /// # Errors
     ///
@@ -187,8 +187,8 @@ impl Stream {
         Ok(self.inner().is_all_enqueued()? && self.handle().is_idle()?)
     }
 
-    /// Whether the stream's work goes to a graph, of this crate's or of another library that has
-    /// begun a capture, such as torch.
+    /// Returns whether the stream's work goes to a graph, of this crate's or of another library
+    /// that has begun a capture, such as torch.
     ///
     /// CUDA: `cuStreamIsCapturing`.
     ///
@@ -201,8 +201,8 @@ impl Stream {
         Ok(self.handle().capture()?.is_some())
     }
 
-    /// The number of the capture by another library that the stream's work goes to. Its graph then
-    /// holds what it may use.
+    /// Returns the number of the capture by another library that the stream's work goes to. Its
+    /// graph then holds what it may use.
     pub(super) fn foreign_capture(&self) -> Result<Option<u64>> {
         if self.is_default() || !self.context().shares_handles() {
             return Ok(None);
@@ -253,25 +253,26 @@ impl Stream {
         Ok(enqueue)
     }
 
-    /// The driver's handle (`CUstream`, which is `cudaStream_t`), for use with other libraries.
+    /// Returns the driver's handle (`CUstream`, which is `cudaStream_t`), for use with other
+    /// libraries.
     #[must_use]
     pub fn as_raw(&self) -> *mut c_void {
         self.context().share_handles();
         self.handle().raw().cast()
     }
 
-    /// Whether it is the context's default stream, which cannot be captured.
+    /// Returns whether it is the context's default stream, which cannot be captured.
     #[must_use]
     pub fn is_default(&self) -> bool {
         self.handle().raw().is_null()
     }
 
-    /// Whether it is the same stream of the driver.
+    /// Returns whether it is the same stream of the driver.
     pub(super) fn is(&self, other: &Self) -> bool {
         self.handle().raw() == other.handle().raw()
     }
 
-    /// The context that the stream belongs to.
+    /// Returns the context that the stream belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner().context
@@ -332,17 +333,17 @@ impl std::fmt::Debug for Stream {
 }
 
 impl StreamInner {
-    /// Whether nothing but a wait for it needs it any more.
+    /// Returns whether nothing but a wait for it needs it any more.
     pub(super) fn is_dropped(&self) -> bool {
         self.is_dropped.load(Ordering::Acquire)
     }
 
-    /// The abort flags of kernels that may still run.
+    /// Returns the abort flags of kernels that may still run.
     pub(super) fn running(&self) -> Vec<Arc<AbortFlag>> {
         self.operations.lock().running()
     }
 
-    /// The number of registrations so far.
+    /// Returns the number of registrations so far.
     pub(super) fn count(&self) -> u64 {
         self.operations.lock().count()
     }

@@ -10,7 +10,7 @@ pub enum DevCommError {
     Refused {
         /// The rank.
         rank: usize,
-        /// Its [`RequirementsRefusal`](crate::RequirementsRefusal).
+        /// The [`RequirementsRefusal`](crate::RequirementsRefusal).
         why: String,
     },
     /// NCCL registered the memory but returned no window.

@@ -63,7 +63,7 @@ pub enum LaunchError {
     WrongArch {
         /// The module.
         file: String,
-        /// Its architecture.
+        /// The architecture.
         arch: String,
         /// The GPU's compute capability.
         device: (u32, u32),
@@ -101,7 +101,8 @@ pub enum LaunchError {
     },
 }
 
-/// A module with an architecture-specific target (`sm_90a`) cannot be rebuilt for another GPU.
+/// Returns a module with an architecture-specific target (`sm_90a`) cannot be rebuilt for another
+/// GPU.
 fn arch_advice(arch: &str, (major, minor): (u32, u32)) -> String {
     if arch.ends_with(|last: char| last.is_ascii_alphabetic()) {
         return format!("its source asks for {arch} and no other: launch a kernel for this GPU");
@@ -114,7 +115,7 @@ fn log_text(log: &str) -> String {
     if log.is_empty() { String::new() } else { format!("; its log:\n{log}") }
 }
 
-/// The list of loaded kernels.
+/// Returns the list of loaded kernels.
 fn loaded(names: &[String]) -> String {
     match names {
         [] => "none is loaded: `Rank::load` loads a program's kernels".to_owned(),

@@ -189,7 +189,7 @@ pub enum LaunchRefusal {
     /// The communicator of an argument is suspended or revoked, or has ended.
     #[error("the communicator of its arguments is {how}")]
     CommunicatorEnded {
-        /// Its state: suspended, revoked, finalized, destroyed or aborted.
+        /// The state: suspended, revoked, finalized, destroyed or aborted.
         how: &'static str,
     },
     /// The device communicator was aborted.

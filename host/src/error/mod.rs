@@ -58,8 +58,8 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Whether the program is correct, but the machine lacks what it needs: a driver, GPUs, or a
-    /// feature of NCCL between them. The program may then skip the work or simulate it.
+    /// Returns whether the program is correct, but the machine lacks what it needs: a driver, GPUs,
+    /// or a feature of NCCL between them. The program may then skip the work or simulate it.
     #[must_use]
     pub fn is_of_the_machine(&self) -> bool {
         match self {

@@ -96,7 +96,7 @@ pub enum NcclError {
 }
 
 impl NcclError {
-    /// What the call returned, if a call has failed.
+    /// Returns what the call returned, if a call has failed.
     #[must_use]
     pub fn result(&self) -> Option<NcclResult> {
         match self {
@@ -134,7 +134,7 @@ pub enum NcclResult {
 }
 
 impl NcclResult {
-    /// Those that are known; the index is the number.
+    /// The codes that are known; the index is the number.
     const ALL: [Self; 9] = [
         Self::Success,
         Self::UnhandledCudaError,
@@ -147,14 +147,14 @@ impl NcclResult {
         Self::Timeout,
     ];
 
-    /// The result with NCCL's number.
+    /// Returns the result with NCCL's number.
     #[must_use]
     pub fn from_raw(code: i32) -> Self {
         let known = usize::try_from(code).ok().and_then(|code| Self::ALL.get(code));
         known.copied().unwrap_or(Self::Other(code))
     }
 
-    /// NCCL's number.
+    /// Returns NCCL's number.
     #[must_use]
     pub fn raw(self) -> i32 {
         match self {
@@ -167,8 +167,9 @@ impl NcclResult {
 /// What to do about a library that is too old and is in no Python environment.
 const NAME_ANOTHER: &str = "run `devcomm setup`, or name a newer one in DEVCOMM_NCCL_HOME";
 
-/// What to do about a library that is too old, if it is in a Python environment: PyTorch loads that
-/// one, so a newer one takes its place. No version older than the kernels need is advised.
+/// Returns what to do about a library that is too old, if it is in a Python environment: PyTorch
+/// loads that one, so a newer one takes its place. No version older than the kernels need is
+/// advised.
 pub(crate) fn renewal(library: &Path, needs: NcclVersion) -> Option<String> {
     let pip = PipNccl::of_library(library)?;
     let command = pip.install(needs.max(NcclVersion::from_code(ABI_VERSION)));

@@ -11,7 +11,7 @@ pub enum StateError {
     CommunicatorEnded {
         /// The rank.
         rank: usize,
-        /// Its state: suspended, revoked, finalized, destroyed or aborted.
+        /// The state: suspended, revoked, finalized, destroyed or aborted.
         how: &'static str,
     },
     /// An object of a communicator was used after it was closed.
@@ -91,8 +91,8 @@ pub enum StateError {
     /// A wait was ended by what [`interruptible`](crate::interruptible) asks.
     #[error("the wait was interrupted")]
     Interrupted,
-    /// On a simulated machine: every thread and kernel waits for something that cannot happen. On
-    /// GPUs the program would hang.
+    /// A deadlock of a simulated machine: every thread and kernel waits for something that cannot
+    /// happen. On GPUs the program would hang.
     #[error("{report}")]
     Deadlock {
         /// `deadlock`, and in lines of their own every wait, and what it waits for.
@@ -100,7 +100,7 @@ pub enum StateError {
     },
 }
 
-/// ` after 1.5 s`; nothing for no time at all.
+/// Returns ` after 1.5 s`; nothing for no time at all.
 fn after(waited: &Duration) -> String {
     match waited.as_millis() {
         0 => String::new(),

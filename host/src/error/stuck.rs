@@ -27,7 +27,7 @@ impl fmt::Display for StuckWait {
     }
 }
 
-/// The waits that kernels have recorded, sorted. Records of an unknown kind are skipped.
+/// Returns the waits that kernels have recorded, sorted. Records of an unknown kind are skipped.
 pub(crate) fn waits(records: &[StuckRecord]) -> Vec<StuckWait> {
     let wait = |record: &StuckRecord| {
         let StuckRecord { kind, block, index, context, peer, thread, wanted, seen } = *record;
@@ -52,7 +52,7 @@ struct SameWait {
     indices: BTreeSet<u32>,
 }
 
-/// The end of an error's text, with one line per [`SameWait`].
+/// Returns the end of an error's text, with one line per [`SameWait`].
 pub(super) fn report(waits: &[StuckWait]) -> String {
     if waits.is_empty() {
         return "; no block recorded a wait".to_owned();
@@ -89,7 +89,7 @@ impl fmt::Display for SameWait {
     }
 }
 
-/// `block 3`, or `blocks 0-7, 9`.
+/// Returns `block 3`, or `blocks 0-7, 9`.
 fn numbers(what: &str, set: &BTreeSet<u32>) -> String {
     let plural = if set.len() == 1 { "" } else { "s" };
     format!("{what}{plural} {}", ranges(set))

@@ -13,7 +13,7 @@ pub enum WorldError {
     Environment {
         /// The variable.
         variable: &'static str,
-        /// Its value, if set.
+        /// The value, if set.
         value: Option<String>,
         /// What is wrong, and what to do.
         why: String,
@@ -77,7 +77,7 @@ pub enum WorldError {
         rank: usize,
         /// How many other ranks failed too.
         others: usize,
-        /// That rank's error.
+        /// The error of that rank.
         why: String,
         /// Whether that error [is of the machine](crate::Error::is_of_the_machine).
         of_the_machine: bool,
@@ -154,7 +154,7 @@ fn and_others(others: usize) -> String {
     }
 }
 
-/// Which ranks make which call.
+/// Returns which ranks make which call.
 fn by_call(calls: &[String]) -> String {
     let mut by_call: Vec<(&str, Vec<usize>)> = Vec::new();
     for (rank, call) in calls.iter().enumerate() {
@@ -170,7 +170,7 @@ fn by_call(calls: &[String]) -> String {
     by_call.iter().map(line).collect::<Vec<_>>().join("; ")
 }
 
-/// `rank 3`, or `ranks 1, 2, 5`; a long list is truncated.
+/// Returns `rank 3`, or `ranks 1, 2, 5`; a long list is truncated.
 pub(crate) fn ranks(list: &[usize]) -> String {
     const SHOWN: usize = 16;
     let mut text = list.iter().take(SHOWN).map(usize::to_string).collect::<Vec<_>>().join(", ");

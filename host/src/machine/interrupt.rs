@@ -61,12 +61,12 @@ pub(crate) fn uninterrupted<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// How often a wait of this thread ends to [`check`].
+/// Returns how often a wait of this thread ends to [`check`].
 pub(super) fn interval() -> Duration {
     if CHECK.with_borrow(Option::is_some) { INTERVAL } else { Duration::MAX }
 }
 
-/// Whether [`check`] asks now: a check was not called for an [`INTERVAL`].
+/// Returns whether [`check`] asks now: a check was not called for an [`INTERVAL`].
 pub(super) fn is_due() -> bool {
     let is_due = |last: Instant| last.elapsed() >= INTERVAL;
     CHECK.with_borrow(Option::is_some) && LAST.get().is_none_or(is_due)

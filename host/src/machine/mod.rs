@@ -99,8 +99,8 @@ thread_local! {
 }
 
 impl Machine {
-    /// The calling thread's machine: that of the world that it is a rank of, or else the one that
-    /// the environment selects.
+    /// Returns the calling thread's machine: that of the world that it is a rank of, or else the
+    /// one that the environment selects.
     ///
     /// # Errors
     ///
@@ -112,8 +112,8 @@ impl Machine {
         })
     }
 
-    /// The simulated machine that the environment selects, one per process. The first call's `team`
-    /// is the size of its LSA teams.
+    /// Returns the simulated machine that the environment selects, one per process. The first
+    /// call's `team` is the size of its LSA teams.
     ///
     /// # Errors
     ///
@@ -123,7 +123,7 @@ impl Machine {
         Ok(simulated::from_env(team)?.map(Self::Simulated))
     }
 
-    /// A new simulated machine.
+    /// Returns a new simulated machine.
     ///
     /// # Errors
     ///
@@ -136,7 +136,7 @@ impl Machine {
         Simulated::new(simulation, team).map(Self::Simulated)
     }
 
-    /// `from_env` in a program without the simulator: an error if the variable is set.
+    /// Returns `from_env` in a program without the simulator: an error if the variable is set.
     #[cfg(not(feature = "simulator"))]
     pub(crate) fn from_env(_: Option<usize>) -> Result<Option<Self>> {
         match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
@@ -163,7 +163,7 @@ impl Machine {
         }
     }
 
-    /// Whether a simulated machine has reported an error.
+    /// Returns whether a simulated machine has reported an error.
     pub(crate) fn has_failed(&self) -> bool {
         #[cfg(feature = "simulator")]
         if let Self::Simulated(machine) = self {
@@ -181,7 +181,8 @@ impl Machine {
         }
     }
 
-    /// How long a call may wait for the other ranks, unless the program says so; `None` for ever.
+    /// Returns how long a call may wait for the other ranks, unless the program says so; `None` for
+    /// ever.
     ///
     /// # Errors
     ///
@@ -206,7 +207,7 @@ impl Machine {
         }
     }
 
-    /// The driver's functions, for calls on this thread.
+    /// Returns the driver's functions, for calls on this thread.
     pub(crate) fn driver(&self) -> &'static Driver {
         match self {
             Self::Gpus => &CUDA,
@@ -215,7 +216,7 @@ impl Machine {
         }
     }
 
-    /// The simulator's NCCL functions, and the path that it reports for their library.
+    /// Returns the simulator's NCCL functions, and the path that it reports for their library.
     pub(crate) fn nccl(&self) -> Option<(&'static Path, Functions)> {
         match self {
             Self::Gpus => None,
@@ -224,8 +225,8 @@ impl Machine {
         }
     }
 
-    /// The function that runs a kernel's body in Rust on the current context's simulated GPU; NULL
-    /// on real GPUs, which run machine code.
+    /// Returns the function that runs a kernel's body in Rust on the current context's simulated
+    /// GPU; NULL on real GPUs, which run machine code.
     pub(crate) fn bind(&self, body: &HostBody) -> CUfunction {
         match self {
             Self::Gpus => {
@@ -247,7 +248,7 @@ impl Machine {
         }
     }
 
-    /// The time since a fixed moment, by the machine's clock.
+    /// Returns the time since a fixed moment, by the machine's clock.
     pub(crate) fn now(&self) -> Duration {
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
         match self {
@@ -257,18 +258,19 @@ impl Machine {
         }
     }
 
-    /// The time since `start`, a result of [`now`](Self::now).
+    /// Returns the time since `start`, a result of [`now`](Self::now).
     pub(crate) fn since(&self, start: Duration) -> Duration {
         self.now().saturating_sub(start)
     }
 
-    /// Whether `interval` has passed since `last`. Always true on a simulated machine, which polls
-    /// only after events.
+    /// Returns whether `interval` has passed since `last`. Always true on a simulated machine,
+    /// which polls only after events.
     pub(crate) fn is_due(&self, last: Duration, interval: Duration) -> bool {
         self.is_simulated() || self.since(last) >= interval
     }
 
-    /// The event count of a simulated machine; a poll takes it before it tests its condition.
+    /// Returns the event count of a simulated machine; a poll takes it before it tests its
+    /// condition.
     fn event_count(&self) -> EventCount {
         match self {
             Self::Gpus => EventCount::default(),

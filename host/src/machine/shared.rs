@@ -50,7 +50,8 @@ impl<T> Shared<T> {
         self.wait_polling(limit, Duration::MAX, ready)
     }
 
-    /// As [`wait`](Self::wait); `ready` is also called at intervals, for changes elsewhere.
+    /// Does the same as [`wait`](Self::wait); `ready` is also called at intervals, for changes
+    /// elsewhere.
     ///
     /// # Errors
     ///

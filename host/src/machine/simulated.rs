@@ -19,7 +19,7 @@ pub(crate) struct Simulated(devcomm_sim::Machine);
 /// The path that is reported for the simulator's NCCL.
 pub(crate) const NCCL_PATH: &str = "<simulated>";
 
-/// The machine that the environment selects, made at the first call.
+/// Returns the machine that the environment selects, made at the first call.
 pub(super) fn from_env(team: Option<usize>) -> Result<Option<Simulated>> {
     static MACHINE: Mutex<Option<Simulated>> = Mutex::new(None);
     let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else {
@@ -59,7 +59,7 @@ impl Simulated {
         (Path::new(NCCL_PATH), *devcomm_sim::Machine::nccl())
     }
 
-    /// The function that runs `body` on the GPU of the current context.
+    /// Returns the function that runs `body` on the GPU of the current context.
     pub(super) fn bind(&self, body: &HostBody) -> CUfunction {
         self.enter();
         self.0.bind(body)

@@ -70,7 +70,7 @@ impl Machine {
         is_outside.then(|| self.ticket(std::thread::current().name().unwrap_or("a thread")).enter())
     }
 
-    /// A ticket for a thread of that name.
+    /// Returns a ticket for a thread of that name.
     pub(crate) fn ticket(&self, name: &str) -> Ticket {
         #[cfg(not(feature = "simulator"))]
         let _ = name;
@@ -111,7 +111,7 @@ impl Machine {
     }
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());

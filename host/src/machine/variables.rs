@@ -11,7 +11,7 @@ const DEFAULT_DEADLINE: Duration = Duration::from_secs(600);
 /// Reads an environment variable.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// A variable's text; an empty value counts as unset.
+/// Returns a variable's text; an empty value counts as unset.
 pub(crate) fn text(var: Lookup<'_>, variable: &'static str) -> Result<Option<String>> {
     match var(variable).filter(|value| !value.is_empty()).map(OsString::into_string) {
         None => Ok(None),
@@ -25,7 +25,7 @@ pub(crate) fn text(var: Lookup<'_>, variable: &'static str) -> Result<Option<Str
     }
 }
 
-/// The first of several variables that is set, and its text.
+/// Returns the first of several variables that is set, and its text.
 pub(crate) fn first(
     var: Lookup<'_>,
     variables: &[&'static str],
@@ -55,19 +55,19 @@ pub(crate) fn number(
     }
 }
 
-/// A port, if this variable is set.
+/// Returns a port, if this variable is set.
 pub(crate) fn port(var: Lookup<'_>, variable: &'static str) -> Result<Option<u16>> {
     let Some(value) = text(var, variable)? else { return Ok(None) };
     number(variable, value, 1, usize::from(u16::MAX)).map(|port| Some(port as u16))
 }
 
-/// The error of a missing variable that its launcher always sets.
+/// Returns the error of a missing variable that its launcher always sets.
 pub(crate) fn unset(variable: &'static str, although: &str, launcher: &str) -> Error {
     let why = format!("not set although {although} is; {launcher}");
     Error::World(WorldError::Environment { variable, value: None, why })
 }
 
-/// A number of seconds, "above 0" or "or 0".
+/// Returns a number of seconds, "above 0" or "or 0".
 pub(crate) fn seconds(
     var: Lookup<'_>,
     variable: &'static str,
@@ -86,7 +86,7 @@ pub(crate) fn seconds(
     }
 }
 
-/// Whether a variable is 1.
+/// Returns whether a variable is 1.
 pub(crate) fn switch(var: Lookup<'_>, variable: &'static str) -> Result<bool> {
     match text(var, variable)?.as_deref() {
         None | Some("0") => Ok(false),
@@ -110,12 +110,12 @@ pub(crate) fn check(var: Lookup<'_>) -> Result<()> {
 /// Whether the driver compiles kernels of which the program has the machine code.
 pub(crate) const JIT: &str = "DEVCOMM_JIT";
 
-/// How long ranks that join wait for each other, if it is set.
+/// Returns how long ranks that join wait for each other, if it is set.
 pub(crate) fn timeout(var: Lookup<'_>) -> Result<Option<Duration>> {
     seconds(var, "DEVCOMM_TIMEOUT", "above 0")
 }
 
-/// How long a call on GPUs may wait for the other ranks; `None` for ever.
+/// Returns how long a call on GPUs may wait for the other ranks; `None` for ever.
 pub(crate) fn deadline(var: Lookup<'_>) -> Result<Option<Duration>> {
     let deadline = seconds(var, "DEVCOMM_OPERATION_TIMEOUT", "or 0")?.unwrap_or(DEFAULT_DEADLINE);
     Ok(Some(deadline).filter(|deadline| !deadline.is_zero()))

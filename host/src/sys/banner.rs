@@ -10,7 +10,7 @@ const LONGEST: usize = 64;
 /// The bytes that are searched, from the start: constants come before the code for GPUs.
 const SEARCHED: u64 = 64 << 20;
 
-/// The version of a library's file, such as `2.32.3+cuda13.4`.
+/// Returns the version of a library's file, such as `2.32.3+cuda13.4`.
 pub(crate) fn build_of(library: &Path) -> Option<String> {
     search(File::open(library).ok()?).ok().flatten()
 }
@@ -32,8 +32,8 @@ fn search(file: impl Read) -> io::Result<Option<String>> {
     }
 }
 
-/// The version of a complete banner, with its final NUL. Format strings ("NCCL version %d") do not
-/// count.
+/// Returns the version of a complete banner, with its final NUL. Format strings ("NCCL version %d")
+/// do not count.
 fn find(bytes: &[u8]) -> Option<String> {
     let mut rest = bytes;
     loop {

@@ -120,8 +120,8 @@ impl DlpackTensor {
         Ok(Self(Pointer::Unversioned(not_null(tensor)?)))
     }
 
-    /// As [`from_raw`](Self::from_raw), for a tensor with a version: the pointer of a capsule
-    /// `dltensor_versioned`.
+    /// Does the same as [`from_raw`](Self::from_raw), for a tensor with a version: the pointer of a
+    /// capsule `dltensor_versioned`.
     ///
     /// # Errors
     ///
@@ -146,13 +146,13 @@ impl DlpackTensor {
         raw
     }
 
-    /// Whether the struct has a version: then it is a `DLManagedTensorVersioned`.
+    /// Returns whether the struct has a version: then it is a `DLManagedTensorVersioned`.
     #[must_use]
     pub fn is_versioned(&self) -> bool {
         matches!(self.0, Pointer::Versioned(_))
     }
 
-    /// The name of a Python capsule with this tensor.
+    /// Returns the name of a Python capsule with this tensor.
     #[must_use]
     pub fn capsule_name(&self) -> &'static CStr {
         if self.is_versioned() { c"dltensor_versioned" } else { c"dltensor" }
@@ -207,8 +207,8 @@ impl DlpackTensor {
         })
     }
 
-    /// A tensor of one dimension at `address`. `keep` is dropped when it is given back, on whatever
-    /// thread that is.
+    /// Returns a tensor of one dimension at `address`. `keep` is dropped when it is given back, on
+    /// whatever thread that is.
     pub(crate) fn new(
         address: u64,
         len: i64,
@@ -271,7 +271,7 @@ unsafe extern "C" fn delete(tensor: *mut Managed) {
 }
 
 unsafe extern "C" fn delete_versioned(tensor: *mut ManagedVersioned) {
-    // SAFETY: as in `delete`.
+    // SAFETY: the consumer calls this once, with the tensor that `Box::into_raw` gave.
     drop(unsafe { (Box::from_raw((*tensor).manager.cast::<Export>()), Box::from_raw(tensor)) });
 }
 

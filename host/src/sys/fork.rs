@@ -39,7 +39,7 @@ impl Process {
         Self(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether this is not a child of the process.
+    /// Returns whether this is not a child of the process.
     pub(crate) fn is_current(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
     }
@@ -96,7 +96,7 @@ impl Slots {
     }
 }
 
-/// Called in a forked child.
+/// Is called in a forked child.
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     let Some(nothing) = NOTHING.get() else { return };
@@ -126,7 +126,7 @@ mod tests {
     fn fork(f: impl FnOnce() -> i32) -> i32 {
         // SAFETY: the child only calls `f`, and exits without destructors.
         match unsafe { libc::fork() } {
-            // SAFETY: as above.
+            // SAFETY: the child ends here, without destructors.
             0 => unsafe { libc::_exit(f()) },
             child => child,
         }

@@ -49,7 +49,7 @@ fn check_major(library: &Path, built: Version, driver: Version) -> Result<()> {
     Err(NcclError::Unusable { path: library.to_owned(), reason }.into())
 }
 
-/// The CUDA version of a build such as `2.32.3+cuda13.4`.
+/// Returns the CUDA version of a build such as `2.32.3+cuda13.4`.
 fn built_for(build: &str) -> Option<Version> {
     version(build.split_once("+cuda")?.1.as_bytes())
 }

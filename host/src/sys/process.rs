@@ -38,8 +38,9 @@ fn die_with(command: &mut Command, parent: u32) {
     }
 }
 
-/// The file of the symbol that the dynamic linker finds first for all parts of the process: that of
-/// the program, of a library that it is linked with, or of one that was loaded with `RTLD_GLOBAL`.
+/// Returns the file of the symbol that the dynamic linker finds first for all parts of the process:
+/// that of the program, of a library that it is linked with, or of one that was loaded with
+/// `RTLD_GLOBAL`.
 pub(crate) fn file_of_global(symbol: &CStr) -> Option<PathBuf> {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: the name is a C string; `dladdr` takes any address, and NULL, and writes the struct,
@@ -87,8 +88,8 @@ pub(crate) fn spawn_with_listener(
     command.spawn()
 }
 
-/// A duplicate of the socket that the parent process passed at `descriptor`, if it listens on
-/// `port`.
+/// Returns a duplicate of the socket that the parent process passed at `descriptor`, if it listens
+/// on `port`.
 pub(crate) fn inherited_listener(descriptor: i32, port: u16) -> io::Result<TcpListener> {
     // SAFETY: duplicating any descriptor is harmless, and fails for one that is not open.
     let own = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3) };

@@ -29,8 +29,8 @@ impl WorldBuilder {
         self
     }
 
-    /// Whether the ranks compare each collective of NCCL before it starts: function, count, type,
-    /// operator and root. If they differ, it starts on no rank, and all get
+    /// Sets whether the ranks compare each collective of NCCL before it starts: function, count,
+    /// type, operator and root. If they differ, it starts on no rank, and all get
     /// [`WorldError::CallsDiffer`]; without the comparison NCCL hangs, or writes beyond the end of
     /// a buffer. Default: yes in debug builds. Ranks compare only if all of them say so.
     ///
@@ -59,8 +59,8 @@ impl WorldBuilder {
         self
     }
 
-    /// How long a call may wait for the other ranks: [barriers](crate::Rank::barrier) and other
-    /// exchanges on the host, and calls that create or end communicators, windows and device
+    /// Sets how long a call may wait for the other ranks: [barriers](crate::Rank::barrier) and
+    /// other exchanges on the host, and calls that create or end communicators, windows and device
     /// communicators. Then the job fails: every rank gets [`WorldError::RankLost`], with a rank
     /// that has not come, and who waited for it in which call. A process that says nothing for so
     /// long, or for 20 s, such as a stopped one, counts as lost too. `None`: no limit, also of
@@ -101,7 +101,7 @@ impl WorldBuilder {
         self
     }
 
-    /// As [`World::from_env`].
+    /// Does the same as [`World::from_env`].
     ///
     /// # Errors
     ///
@@ -117,7 +117,7 @@ impl WorldBuilder {
         world.map(|world| self.set(world))
     }
 
-    /// As [`World::threads`].
+    /// Does the same as [`World::threads`].
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ impl WorldBuilder {
         World::of_threads(self.machine()?, Some(n)).map(|world| self.set(world))
     }
 
-    /// The world with the settings that it reads itself.
+    /// Returns the world with the settings that it reads itself.
     fn set(&self, world: World) -> World {
         let mut world = World { checked: self.checked.unwrap_or(world.checked), ..world };
         if self.is_simulated() {
@@ -142,7 +142,7 @@ impl WorldBuilder {
         world
     }
 
-    /// As [`World::spawn_local`]; the processes inherit the settings.
+    /// Does the same as [`World::spawn_local`]; the processes inherit the settings.
     ///
     /// # Errors
     ///
@@ -171,7 +171,7 @@ impl WorldBuilder {
         Ok(Machine::Gpus)
     }
 
-    /// Whether the world makes its own machine.
+    /// Returns whether the world makes its own machine.
     fn is_simulated(&self) -> bool {
         #[cfg(feature = "simulator")]
         return self.simulation.is_some();
@@ -184,7 +184,7 @@ impl WorldBuilder {
     }
 }
 
-/// The error of a simulated machine whose ranks would be processes because of `cause`.
+/// Returns the error of a simulated machine whose ranks would be processes because of `cause`.
 fn no_processes(cause: &str) -> Error {
     let why = format!(
         "the ranks of a simulated machine are threads of one process, but with {cause} each is a \

@@ -37,7 +37,7 @@ where
     Check::new(machine).run(f);
 }
 
-/// As [`check`], in `schedules` random orders.
+/// Does the same as [`check`], in `schedules` random orders.
 ///
 /// ```
 /// use devcomm_host::{Simulation, check_random};
@@ -58,8 +58,8 @@ where
     Check::new(machine).random(schedules).run(f);
 }
 
-/// As [`check`], in `schedules` orders by random priorities that change `depth - 1` times: see
-/// [`Simulation::pct`].
+/// Does the same as [`check`], in `schedules` orders by random priorities that change `depth - 1`
+/// times: see [`Simulation::pct`].
 ///
 /// ```
 /// devcomm_host::check_pct(2, 10, 3, |rank| rank.barrier());
@@ -78,8 +78,8 @@ where
     Check::new(machine).pct(schedules, depth).run(f);
 }
 
-/// As [`check`], in every order of the kernels' accesses to memory; returns their number. For
-/// protocols of a few threads with a few accesses each: see [`Check::exhaustive`].
+/// Does the same as [`check`], in every order of the kernels' accesses to memory; returns their
+/// number. For protocols of a few threads with a few accesses each: see [`Check::exhaustive`].
 ///
 /// ```
 /// use devcomm_host::{Simulation, check_exhaustive};
@@ -150,7 +150,7 @@ pub struct Check {
 }
 
 impl Check {
-    /// A check on a machine of this many GPUs, or with these settings.
+    /// Returns a check on a machine of this many GPUs, or with these settings.
     pub fn new(machine: impl Into<Simulation>) -> Self {
         Self { simulation: machine.into(), series: Vec::new() }
     }
@@ -211,9 +211,9 @@ impl Check {
         self.each(f, stop).unwrap_or_else(|failure| panic!("{failure}"))
     }
 
-    /// As [`run`](Self::run), but goes on after schedules that fail, and returns their reports: one
-    /// for each, also if they have found the same. A series of [`exhaustive`](Self::exhaustive)
-    /// orders ends with its first report.
+    /// Does the same as [`run`](Self::run), but goes on after schedules that fail, and returns
+    /// their reports: one for each, also if they have found the same. A series of
+    /// [`exhaustive`](Self::exhaustive) orders ends with its first report.
     ///
     /// ```
     /// use devcomm_host::{Check, Error, Simulation};
@@ -285,7 +285,7 @@ fn say(note: String) {
     }
 }
 
-/// What a run has done that may be wrong, or that it cannot show.
+/// Returns what a run has done that may be wrong, or that it cannot show.
 fn notes_of(activity: &Activity) -> impl Iterator<Item = String> + '_ {
     let once = activity.launched_once.iter().map(|kernel| {
         format!(

@@ -48,8 +48,8 @@ impl GinLoopback {
         Self::default()
     }
 
-    /// As [`new`](Self::new), but only if the host has no RDMA device. If it has one, only
-    /// [`lsa_team_size`](Self::lsa_team_size) has an effect.
+    /// Does the same as [`new`](Self::new), but only if the host has no RDMA device. If it has one,
+    /// only [`lsa_team_size`](Self::lsa_team_size) has an effect.
     #[must_use]
     pub fn unless_rdma() -> Self {
         Self { unless_rdma: true, ..Self::default() }
@@ -75,7 +75,7 @@ impl GinLoopback {
         self.lsa_team_size
     }
 
-    /// The environment variables that a process needs.
+    /// Returns the environment variables that a process needs.
     ///
     /// # Errors
     ///
@@ -125,12 +125,12 @@ impl GinLoopback {
     }
 }
 
-/// Whether two paths are of the same file.
+/// Returns whether two paths are of the same file.
 fn same_file(a: &OsStr, b: &OsStr) -> bool {
     std::fs::canonicalize(a).is_ok_and(|a| std::fs::canonicalize(b).is_ok_and(|b| a == b))
 }
 
-/// Whether a different value of this variable selects another network or other teams.
+/// Returns whether a different value of this variable selects another network or other teams.
 fn contradicts(name: &str) -> bool {
     matches!(name, "NCCL_RMA_PLUGIN" | "NCCL_GIN_TYPE" | "NCCL_LSA_TEAM_SIZE")
 }

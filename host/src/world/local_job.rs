@@ -17,9 +17,10 @@ use crate::sys::process::{die_with_parent, send_signal, spawn_with_listener};
 
 /// How often the processes are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// After a rank has failed, the others have this long to report it and exit.
+/// The time that the others have, after a rank has failed, to report it and exit.
 const GRACE: Duration = Duration::from_secs(3);
-/// Those that have not are asked for their last operations, and then have this long to print them.
+/// The time for ranks that have not: they are asked for their last operations, and have this long
+/// to print them.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Several processes of one program on this host, each one rank.
@@ -50,7 +51,7 @@ pub struct LocalJob {
 }
 
 impl LocalJob {
-    /// `n_ranks` processes of this program, with this process's arguments.
+    /// Returns `n_ranks` processes of this program, with this process's arguments.
     ///
     /// # Errors
     ///
@@ -167,7 +168,7 @@ impl LocalJob {
 
 /// The processes of the ranks; those that still run are killed on drop.
 pub(super) struct Ranks {
-    /// By rank; `None` once the process has ended.
+    /// The processes by rank; `None` once one has ended.
     pub(super) running: Vec<Option<Child>>,
     one_succeeded: bool,
 }
@@ -253,8 +254,8 @@ impl Drop for Ranks {
     }
 }
 
-/// A unique id that cannot be guessed, from hashes of no data: `RandomState` takes its keys from
-/// the system's random numbers.
+/// Returns a unique id that cannot be guessed, from hashes of no data: `RandomState` takes its keys
+/// from the system's random numbers.
 fn job_id() -> String {
     let random = || RandomState::new().build_hasher().finish();
     format!("local-{:016x}{:016x}", random(), random())

@@ -62,7 +62,7 @@ pub struct World {
     checked: bool,
     /// How long a call of threads may wait for the other ranks; processes have it in their mode.
     deadline: Option<Duration>,
-    /// Its own simulated machine, if it has one.
+    /// The simulated machine of its own, if it has one.
     own: Option<Arc<OwnMachine>>,
 }
 
@@ -93,9 +93,9 @@ enum RankMode {
 }
 
 impl World {
-    /// The world that the environment describes. Under a launcher this process is one rank, on the
-    /// GPU of its local rank; without one there is a thread, and rank, for every visible GPU.
-    /// With `DEVCOMM_SIMULATE=4` the visible GPUs are four simulated ones.
+    /// Returns the world that the environment describes. Under a launcher this process is one rank,
+    /// on the GPU of its local rank; without one there is a thread, and rank, for every visible
+    /// GPU. With `DEVCOMM_SIMULATE=4` the visible GPUs are four simulated ones.
     ///
     /// Launchers can be nested: the first one in this list whose variables are set is the one that
     /// counts.
@@ -142,8 +142,8 @@ impl World {
         Self::builder().from_env()
     }
 
-    /// `n` ranks on simulated GPUs, as threads of this process. Programs run as on GPUs, and errors
-    /// are found and reported, but the speed tells nothing about GPUs.
+    /// Returns `n` ranks on simulated GPUs, as threads of this process. Programs run as on GPUs,
+    /// and errors are found and reported, but the speed tells nothing about GPUs.
     /// [`builder`](Self::builder) has more settings.
     ///
     /// The ranks run one at a time, in an order that is a function of the simulation's seed, and
@@ -165,14 +165,14 @@ impl World {
         Self::builder().simulate(devcomm_sim::Simulation::new(n)).threads(n)
     }
 
-    /// A builder, for settings that NCCL and the CUDA driver read when they are loaded:
+    /// Returns a builder, for settings that NCCL and the CUDA driver read when they are loaded:
     /// `World::builder().gin_loopback(GinLoopback::new()).from_env()`, and for simulated machines:
     /// `World::builder().simulate(Simulation::new(4).team_size(2)).from_env()`.
     pub fn builder() -> WorldBuilder {
         WorldBuilder::default()
     }
 
-    /// A world of processes that a launcher started.
+    /// Returns a world of processes that a launcher started.
     fn of_launcher(launched: Launched) -> Result<Self> {
         let machine = Machine::Gpus;
         let device = device_of(launched.local_rank, gpus_of(&machine)?)?;
@@ -185,7 +185,7 @@ impl World {
         Ok(Self { machine, library, mode, checked, deadline, own: None })
     }
 
-    /// A world of `n` threads, or of one per GPU.
+    /// Returns a world of `n` threads, or of one per GPU.
     fn of_threads(machine: Machine, n: Option<usize>) -> Result<Self> {
         let n = match n {
             None => gpus_of(&machine)?,
@@ -197,7 +197,7 @@ impl World {
         Ok(Self { machine, library, mode, checked, deadline, own: None })
     }
 
-    /// `n` ranks as threads of this process, rank `i` on GPU `i`.
+    /// Returns `n` ranks as threads of this process, rank `i` on GPU `i`.
     ///
     /// # Errors
     ///
@@ -208,7 +208,7 @@ impl World {
         Self::builder().threads(n)
     }
 
-    /// Whether a launcher started this process as one rank, by the rules of
+    /// Returns whether a launcher started this process as one rank, by the rules of
     /// [`from_env`](Self::from_env). A program that starts its own ranks checks this first.
     #[must_use]
     pub fn is_launched() -> bool {
@@ -236,7 +236,7 @@ impl World {
         LocalJob::new(n)?.run()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn n_ranks(&self) -> usize {
         match &self.mode {
@@ -245,20 +245,20 @@ impl World {
         }
     }
 
-    /// Whether ranks are processes, of which this is one, and not threads of this process.
+    /// Returns whether ranks are processes, of which this is one, and not threads of this process.
     #[must_use]
     pub fn is_of_processes(&self) -> bool {
         matches!(self.mode, RankMode::Process { .. })
     }
 
-    /// Whether its GPUs are simulated. Times measured there tell nothing about GPUs.
+    /// Returns whether its GPUs are simulated. Times measured there tell nothing about GPUs.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.machine.is_simulated()
     }
 
-    /// The simulated machine; `None` for real GPUs. It reports errors in the simulation and records
-    /// the calls of the driver and of NCCL, and a test can make such calls fail.
+    /// Returns the simulated machine; `None` for real GPUs. It reports errors in the simulation and
+    /// records the calls of the driver and of NCCL, and a test can make such calls fail.
     ///
     /// ```no_run
     /// use devcomm_host::{Effect, Error, Fault, NcclError, World};
@@ -277,7 +277,7 @@ impl World {
         self.machine.simulated()
     }
 
-    /// The NCCL library in use.
+    /// Returns the NCCL library in use.
     #[must_use]
     pub fn library(&self) -> &Library {
         &self.library
@@ -339,7 +339,7 @@ impl World {
         refuse_within_rank()
     }
 
-    /// The number of ranks that this process runs.
+    /// Returns the number of ranks that this process runs.
     fn local_ranks(&self) -> usize {
         if let RankMode::Threads(n) = self.mode { n } else { 1 }
     }
@@ -378,7 +378,7 @@ impl World {
 
 /// Why a rank has failed.
 enum Failure {
-    /// Its function returned an error with this message, which is among the results.
+    /// The function returned an error with this message, which is among the results.
     OfFunction {
         index: usize,
         message: String,
@@ -410,8 +410,8 @@ fn require_gpus(machine: &Machine, asked: usize) -> Result<usize> {
     if asked > visible { Err(DriverError::TooFewGpus { asked, visible }.into()) } else { Ok(asked) }
 }
 
-/// The GPU of a rank: that of its local rank, or the only visible one if the launcher shows each
-/// process a single GPU.
+/// Returns the GPU of a rank: that of its local rank, or the only visible one if the launcher shows
+/// each process a single GPU.
 fn device_of(local_rank: usize, visible: usize) -> Result<usize> {
     match (local_rank < visible, visible) {
         (true, _) => Ok(local_rank),

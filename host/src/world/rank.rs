@@ -52,7 +52,8 @@ impl Rank {
         Ok(Self { _drops, communicator, making, context, library, rendezvous, local_rank, checked })
     }
 
-    /// After the loss of a rank: this rank in a world of those that are left, which all call this.
+    /// Returns, after the loss of a rank, this rank in a world of those that are left, which all
+    /// call this.
     ///
     /// Their order stays, and their numbers are 0, 1, ... again. The GPU's context, its streams,
     /// memory and loaded kernels go on; what a communicator of the old world had registered or made
@@ -104,7 +105,7 @@ impl Rank {
         self.rendezvous.rank()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn n_ranks(&self) -> usize {
         self.rendezvous.n_ranks()
@@ -116,32 +117,32 @@ impl Rank {
         self.local_rank
     }
 
-    /// The ordinal of this rank's GPU among the visible GPUs.
+    /// Returns the ordinal of this rank's GPU among the visible GPUs.
     #[must_use]
     pub fn device(&self) -> usize {
         self.context.ordinal()
     }
 
-    /// Whether its GPU is simulated. Times measured there tell nothing about GPUs.
+    /// Returns whether its GPU is simulated. Times measured there tell nothing about GPUs.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.context.is_simulated()
     }
 
-    /// As [`World::simulated_machine`](crate::World::simulated_machine).
+    /// Does the same as [`World::simulated_machine`](crate::World::simulated_machine).
     #[cfg(feature = "simulator")]
     #[must_use]
     pub fn simulated_machine(&self) -> Option<&devcomm_sim::Machine> {
         self.context.machine().simulated()
     }
 
-    /// Whether this is rank 0, by convention the one that prints.
+    /// Returns whether this is rank 0, by convention the one that prints.
     #[must_use]
     pub fn is_root(&self) -> bool {
         self.rank() == 0
     }
 
-    /// The host names of all ranks, by rank.
+    /// Returns the host names of all ranks, by rank.
     #[must_use]
     pub fn hosts(&self) -> &[String] {
         self.rendezvous.hosts()
@@ -153,13 +154,14 @@ impl Rank {
         &self.context
     }
 
-    /// The NCCL library in use.
+    /// Returns the NCCL library in use.
     #[must_use]
     pub fn library(&self) -> &Library {
         &self.library
     }
 
-    /// The communicator of all ranks, made at the first call. The first call is *collective*.
+    /// Returns the communicator of all ranks, which the first call makes. The first call is
+    /// *collective*.
     ///
     /// # Errors
     ///
@@ -177,8 +179,8 @@ impl Rank {
         Ok(self.communicator.get_or_init(|| communicator))
     }
 
-    /// Another communicator of all ranks, with a configuration that is the same on every rank.
-    /// *Collective*.
+    /// Creates another communicator of all ranks, with a configuration that is the same on every
+    /// rank. *Collective*.
     ///
     /// # Errors
     ///
@@ -209,9 +211,9 @@ impl Rank {
         Communicator::join(&self.library, &self.context, &[id], rank, n_ranks, config, Some(peers))
     }
 
-    /// A communicator that another library made of the ranks of this world, in their order, such as
-    /// PyTorch's of its default group. Its ranks compare requirements and notice a lost rank over
-    /// the connections of this world; else as [`Communicator::from_raw`]. *Collective*.
+    /// Returns a communicator that another library made of the ranks of this world, in their order,
+    /// such as PyTorch's of its default group. Its ranks compare requirements and notice a lost
+    /// rank over the connections of this world; else as [`Communicator::from_raw`]. *Collective*.
     ///
     /// # Safety
     ///
@@ -233,7 +235,7 @@ impl Rank {
             let all: Vec<usize> = (0..n_ranks).collect();
             Ok(Some(Arc::new(self.rendezvous.subset(&all)?) as Arc<dyn Peers>))
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a communicator of NCCL's that outlives this one.
         unsafe { Communicator::adopt_raw(&self.library, &self.context, raw, peers) }
     }
 
@@ -246,7 +248,7 @@ impl Rank {
         self.context.load(set)
     }
 
-    /// A new stream on this rank's GPU.
+    /// Returns a new stream on this rank's GPU.
     ///
     /// # Errors
     ///
@@ -255,7 +257,7 @@ impl Rank {
         self.context.stream()
     }
 
-    /// The default stream of this rank's GPU; see [`Context::default_stream`].
+    /// Returns the default stream of this rank's GPU; see [`Context::default_stream`].
     #[must_use]
     pub fn default_stream(&self) -> Stream {
         self.context.default_stream()

@@ -71,7 +71,7 @@ impl Signals {
         Ok(Self { seen: Arc::clone(&handlers.seen), asked, handler })
     }
 
-    /// Whether SIGUSR1 has come since the last call.
+    /// Returns whether SIGUSR1 has come since the last call.
     pub(super) fn is_asked(&self) -> bool {
         self.asked.swap(false, Ordering::SeqCst)
     }

@@ -29,7 +29,7 @@ const MODULES: &[(&str, &[Test])] = &[
     ("windows", windows::TESTS),
 ];
 
-/// One libtest-mimic trial for each environment of a test.
+/// Returns one libtest-mimic trial for each environment of a test.
 fn trials((module, test): (&'static str, &'static Test)) -> impl Iterator<Item = Trial> {
     let trial = move |environment: Environment| {
         let settings = environment.iter().map(|(key, value)| format!(" {key}={value}"));

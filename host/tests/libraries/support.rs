@@ -33,7 +33,7 @@ macro_rules! tests {
 }
 pub(crate) use tests;
 
-/// The folder of the compiled libraries; `None` without a C compiler.
+/// Returns the folder of the compiled libraries; `None` without a C compiler.
 fn libraries() -> Option<&'static Path> {
     static LIBRARIES: OnceLock<Option<PathBuf>> = OnceLock::new();
     let compiled = LIBRARIES.get_or_init(|| {
@@ -43,7 +43,7 @@ fn libraries() -> Option<&'static Path> {
     compiled.as_deref()
 }
 
-/// A folder in cargo's target folder, used by this run only.
+/// Returns a folder in cargo's target folder, used by this run only.
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(std::process::id().to_string())
 }
@@ -92,7 +92,7 @@ pub(crate) fn run(name: &str, env: &[(&str, &str)]) -> Option<String> {
     Some(log)
 }
 
-/// The lines that the stub driver has logged so far for one GPU.
+/// Returns the lines that the stub driver has logged so far for one GPU.
 pub(crate) fn log_of(gpu: usize) -> Vec<String> {
     lines_of(&std::fs::read_to_string(std::env::var("STUB_LOG").unwrap()).unwrap(), gpu)
 }
@@ -122,7 +122,8 @@ unsafe impl KernelParam for DevCommParam {
 pub(crate) struct FakeDevComm(pub DevComm);
 
 impl FakeDevComm {
-    /// With this number of LSA barriers, and GIN connections of these `ncclGinType_t`s.
+    /// Returns properties with this number of LSA barriers, and GIN connections of these
+    /// `ncclGinType_t`s.
     pub(crate) fn new(lsa_barriers: i32, connections: &[u8]) -> Self {
         let mut made = DevComm { magic: 0xcafe_beef, version: 23203, ..DevComm::zeroed() };
         made.lsa_barrier.n_barriers = lsa_barriers;
@@ -159,7 +160,7 @@ macro_rules! kernels {
 }
 kernels!(Fill = "fill" "fill", Unknown = "fill" "unknown", Ping = "ping" "ping" gin true);
 
-/// A set of one module, as a program includes it.
+/// Returns a set of one module, as a program includes it.
 pub(crate) fn set(file: &'static str, ptx: &str, sidecar: &str, cubin: Option<&[u8]>) -> KernelSet {
     set_of((file, packed(ptx), sidecar.to_owned().leak(), cubin.map(packed)))
 }

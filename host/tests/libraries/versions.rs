@@ -64,7 +64,8 @@ fn an_nccl_that_is_loaded_is_used_and_not_mixed_with_another() {
     assert_eq!(Library::load(&named, OLDEST_VERSION).unwrap().path(), named);
 }
 
-/// As in a process of torch's, which loads the NCCL of its own package by its path in any case.
+/// The case of a process of torch's, which loads the NCCL of its own package by its path in any
+/// case.
 fn an_nccl_that_is_loaded_for_all_is_used_though_another_is_loaded_too() {
     use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
     let home = PathBuf::from(std::env::var_os("DEVCOMM_NCCL_HOME").unwrap());
@@ -77,7 +78,7 @@ fn an_nccl_that_is_loaded_for_all_is_used_though_another_is_loaded_too() {
     };
     let (first, own) = (copy("libnccl.so.2.28.8"), copy("libnccl.so.2.28.9"));
     load(&first);
-    // SAFETY: as in `load`.
+    // SAFETY: the library runs no code of its own when it is loaded.
     std::mem::forget(unsafe { Loaded::open(Some(&own), RTLD_NOW | RTLD_GLOBAL) }.unwrap());
     let text = Library::open(None).unwrap_err().to_string();
     for part in [own.to_str().unwrap(), named.to_str().unwrap(), "two NCCL libraries"] {

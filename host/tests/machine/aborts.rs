@@ -59,7 +59,7 @@ fn first_barrier(rank: usize) -> u32 {
     rank as u32 * BLOCKS
 }
 
-/// The waits that the error of a rank's aborted kernel lists.
+/// Returns the waits that the error of a rank's aborted kernel lists.
 fn at_their_barriers(rank: usize) -> Vec<StuckWait> {
     let wait = |block| {
         let (kind, index, peer) =

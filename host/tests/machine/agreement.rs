@@ -8,7 +8,7 @@ use devcomm_host::{
 
 use crate::support::{contents, filled, ranks, unchecked_world};
 
-/// That this option of the call differs between ranks 0 and 1.
+/// Checks that this option of the call differs between ranks 0 and 1.
 #[track_caller]
 fn differs<T>(result: Result<T>, call: &str, option: &str, values: [&str; 2]) {
     match result.map(drop) {
@@ -22,7 +22,7 @@ fn differs<T>(result: Result<T>, call: &str, option: &str, values: [&str; 2]) {
     }
 }
 
-/// That rank 1 failed in the call: rank 1 has an error of its own.
+/// Checks that rank 1 failed in the call: rank 1 has an error of its own.
 #[track_caller]
 fn failed_on_1<T>(rank: &Rank, result: Result<T>, call: &str) {
     match (rank.rank(), result.map(drop)) {
@@ -34,7 +34,7 @@ fn failed_on_1<T>(rank: &Rank, result: Result<T>, call: &str) {
     }
 }
 
-/// That the ranks are in step.
+/// Checks that the ranks are in step.
 fn sum(comm: &Communicator, rank: &Rank) -> Result<()> {
     let (ones, stream) = (filled(comm, &[1.0_f32; 4])?, rank.stream()?);
     comm.all_reduce(&ones, &ones, ReduceOp::Sum, &stream)?;

@@ -12,7 +12,7 @@ use crate::support::{
     pause, ranks, ranks_on, simulation, world,
 };
 
-/// The sum of the world ranks of a communicator's ranks.
+/// Returns the sum of the world ranks of a communicator's ranks.
 fn sum(comm: &Communicator, rank: &Rank) -> Result<f32> {
     let (b, stream) = (filled(comm, &[rank.rank() as f32])?, rank.stream()?);
     comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
@@ -150,7 +150,7 @@ fn a_communicator_grows_by_new_ranks_and_old_ones_keep_their_numbers() {
 
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// A communicator that does not block, ready for use.
+/// Returns a communicator that does not block, ready for use.
 fn not_blocking(rank: &Rank) -> Result<Communicator> {
     let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
     comm.wait(LIMIT).map(|()| comm)

@@ -34,7 +34,7 @@ impl Buffers {
     }
 }
 
-/// The input of rank `rank`: each element encodes rank and index.
+/// Returns the input of rank `rank`: each element encodes rank and index.
 fn own(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(|i| (100 * rank + i) as f32).collect()
 }
@@ -270,7 +270,7 @@ fn slices_typed_raw_and_dynamic_reach_nccl_with_their_address_length_and_type() 
     });
 }
 
-/// The sum of 1.5 and 2.5 over two ranks, in a type whose `ncclDataType_t` is `tag`.
+/// Returns the sum of 1.5 and 2.5 over two ranks, in a type whose `ncclDataType_t` is `tag`.
 fn summed<T: Element>(rank: &Rank, tag: i32, of: impl Fn(f32) -> T) -> Result<T> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let b = filled(comm, &[of(1.5 + rank.rank() as f32)])?;

@@ -9,7 +9,7 @@ use crate::support::{
     unchecked_world, world,
 };
 
-/// The names of the copies, fills and stream waits that `f` calls.
+/// Returns the names of the copies, fills and stream waits that `f` calls.
 fn memory_calls(rank: &Rank, f: impl FnOnce() -> Result<()>) -> Result<Vec<String>> {
     let machine = rank.simulated_machine().unwrap();
     let names = || {

@@ -67,7 +67,7 @@ unsafe extern "C" fn delete_versioned(tensor: *mut DlManagedTensorVersioned) {
     count(unsafe { (*tensor).manager_ctx });
 }
 
-/// A matrix of 2 x 3 f32 at `data` on GPU `device_id`.
+/// Returns a matrix of 2 x 3 f32 at `data` on GPU `device_id`.
 fn matrix(data: u64, device_id: usize) -> DlTensor {
     const SHAPE: &[i64] = &[2, 3];
     DlTensor {
@@ -84,7 +84,7 @@ fn matrix(data: u64, device_id: usize) -> DlTensor {
     }
 }
 
-/// The library exports a tensor.
+/// Lets the library export a tensor.
 fn exported(dl_tensor: DlTensor) -> (DlpackTensor, Deleted) {
     let deleted = Deleted::default();
     let manager_ctx = Arc::into_raw(Arc::clone(&deleted)).cast_mut().cast();
@@ -100,7 +100,7 @@ fn exported_versioned(dl_tensor: DlTensor, major: u32, flags: u64) -> (DlpackTen
     let (version, deleter) = ([major, 1], Some(delete_versioned as unsafe extern "C" fn(_)));
     let managed = DlManagedTensorVersioned { version, manager_ctx, deleter, flags, dl_tensor };
     let managed = Box::into_raw(Box::new(managed));
-    // SAFETY: as in `exported`.
+    // SAFETY: the tensor is one that was exported, and nothing else takes it.
     (unsafe { DlpackTensor::from_raw_versioned(managed.cast()) }.unwrap(), deleted)
 }
 
@@ -231,7 +231,7 @@ fn elements_of_every_type_go_out_and_come_back() {
             let found = unsafe { &*raw.cast::<DlManagedTensorVersioned>() };
             assert_eq!((found.version[0], found.flags), (1, 0));
             check(&found.dl_tensor, address, rank.device(), (code, bits));
-            // SAFETY: as above.
+            // SAFETY: the tensor is one that was exported, and nothing else takes it.
             same(context, unsafe { DlpackTensor::from_raw_versioned(raw) }?, &slice)?;
         }
         Ok(())

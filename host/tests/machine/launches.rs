@@ -129,7 +129,7 @@ fn code_that_is_generic_over_kernels_launches_them_by_their_type() {
     ranks(1, |rank| {
         let (stream, dev) = (rank.stream()?, dev(rank)?);
         let window = rank.communicator()?.window::<u64>(4)?;
-        // SAFETY: the kernel's contract is empty.
+        // SAFETY: the kernel only notes the length.
         unsafe { launch::<note_len, _>((&dev, &window, 4)).launch(&stream)? };
         stream.synchronize()
     });

@@ -14,7 +14,7 @@ use crate::support::{
     world_on,
 };
 
-/// The work of one rank: it uses each kind of resource once.
+/// Returns the work of one rank: it uses each kind of resource once.
 fn work(rank: &Rank) -> Result<f32> {
     let comm = rank.communicator()?;
     assert_eq!(

@@ -19,7 +19,7 @@ const _: () = {
     is_for_any_thread::<AbortHandle>();
 };
 
-/// A new communicator, which a test can end: it is not `rank.communicator()`.
+/// Returns a new communicator, which a test can end: it is not `rank.communicator()`.
 fn new_comm(rank: &Rank) -> Result<Communicator> {
     rank.new_communicator(&CommConfig::new())
 }

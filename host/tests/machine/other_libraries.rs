@@ -20,7 +20,7 @@ macro_rules! cuda {
     }};
 }
 
-/// A stream of the other library.
+/// Returns a stream of the other library.
 fn new_stream() -> CUstream {
     let mut stream = null_mut();
     assert_eq!(cuda!(cuStreamCreate(&raw mut stream, 1)), CUresult::CUDA_SUCCESS);
@@ -47,7 +47,7 @@ impl Drop for Dropped {
     }
 }
 
-/// How often something was dropped while its stream was busy, and while it was idle.
+/// Returns how often something was dropped while its stream was busy, and while it was idle.
 fn counts(counts: &[AtomicUsize; 2]) -> [usize; 2] {
     [0, 1].map(|at: usize| counts[at].load(Ordering::Relaxed))
 }

@@ -13,7 +13,7 @@ use devcomm_types::nccl::MultimemHandle;
 
 use crate::support::{is_invalid, logged, ranks, ranks_on, simulation, world};
 
-/// The error of `create_dev_comm`, which must make no NCCL call.
+/// Returns the error of `create_dev_comm`, which must make no NCCL call.
 fn refused(rank: &Rank, requirements: DevCommRequirements) -> Error {
     let comm = rank.communicator().unwrap();
     let (made, log) = logged(rank, || comm.create_dev_comm(requirements));
@@ -219,7 +219,7 @@ fn logical_endpoints_are_nccls_answer_and_wrong_ranks_and_elements_are_refused_b
     ran.unwrap();
 }
 
-/// Why a rank refuses its requirements.
+/// Returns why a rank refuses its requirements.
 fn why(rank: &Rank, error: Error) -> String {
     match error {
         Error::DevComm(DevCommError::Refused { rank: own, why }) if own == rank.rank() => why,

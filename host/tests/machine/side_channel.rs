@@ -50,7 +50,7 @@ impl SideChannel for Channel {
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The communicator of `owner`, as another library's, on a context of its own.
+/// Returns the communicator of `owner`, as another library's, on a context of its own.
 fn foreign(
     rank: &Rank,
     owner: &Communicator,
@@ -110,12 +110,12 @@ fn requirements_that_differ_fail_on_all_ranks() {
 fn the_connections_of_a_world_serve_too() {
     ranks(3, |rank| {
         let owner = rank.new_communicator(&CommConfig::new())?;
-        // SAFETY: as in `foreign`.
+        // SAFETY: the communicator outlives the one that is made of it.
         let comm = unsafe { rank.communicator_from_raw(owner.as_raw()) }?;
         differ(rank, &comm);
         assert_eq!(comm.window::<f32>(8 + rank.rank())?.min_len(), 8);
         let half = owner.split(Some((rank.rank() == 2).into()), 0, &Default::default())?.unwrap();
-        // SAFETY: as in `foreign`.
+        // SAFETY: the communicator outlives the one that is made of it.
         let other = unsafe { rank.communicator_from_raw(half.as_raw()) };
         assert!(matches!(other, Err(Error::InvalidInput { .. })));
         Ok(())

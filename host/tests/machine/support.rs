@@ -9,7 +9,7 @@ use devcomm_host::{
 };
 use parking_lot::Mutex;
 
-/// A machine of four GPUs.
+/// Returns a machine of four GPUs.
 pub(crate) fn simulation() -> Simulation {
     Simulation::new(4)
 }
@@ -52,17 +52,18 @@ const UNLOGGED: [&str; 30] = [
     "ncclWinGet",
 ];
 
-/// A world of `n` ranks on a machine of four GPUs, which records its calls.
+/// Returns a world of `n` ranks on a machine of four GPUs, which records its calls.
 pub(crate) fn world(n: usize) -> World {
     world_on(simulation(), n)
 }
 
-/// As [`world`], with other settings of the machine.
+/// Does the same as [`world`], with other settings of the machine.
 pub(crate) fn world_on(simulation: Simulation, n: usize) -> World {
     recorded(World::builder().simulate(simulation), n)
 }
 
-/// As [`world`], without comparing collectives, which would wait for each other on the host.
+/// Does the same as [`world`], without comparing collectives, which would wait for each other on
+/// the host.
 pub(crate) fn unchecked_world(n: usize) -> World {
     recorded(World::builder().checked(false).simulate(simulation()), n)
 }
@@ -79,7 +80,7 @@ pub(crate) fn ranks<T: Send>(n: usize, f: impl Fn(&Rank) -> Result<T> + Sync) ->
     ranks_on(simulation(), n, f)
 }
 
-/// As [`ranks`], with other settings of the machine.
+/// Does the same as [`ranks`], with other settings of the machine.
 #[track_caller]
 pub(crate) fn ranks_on<T: Send>(
     simulation: Simulation,
@@ -93,7 +94,7 @@ pub(crate) fn ranks_on<T: Send>(
     Ran { results, world }
 }
 
-/// The calls that returned an error.
+/// Returns the calls that returned an error.
 pub(crate) fn failed_calls(world: &World) -> Vec<CallRecord> {
     let mut calls = world.simulated_machine().unwrap().calls();
     calls.retain(|call| !NO_ERROR.contains(&call.code));
@@ -106,12 +107,12 @@ pub(crate) struct Ran<T> {
     pub(crate) world: World,
 }
 
-/// The calls for one GPU so far, from all threads: one line per call.
+/// Returns the calls for one GPU so far, from all threads: one line per call.
 pub(crate) fn log_in(world: &World, gpu: usize) -> Vec<String> {
     log_on(world.simulated_machine().unwrap(), gpu)
 }
 
-/// As [`log_in`], for the rank's own GPU.
+/// Does the same as [`log_in`], for the rank's own GPU.
 pub(crate) fn log_of(rank: &Rank) -> Vec<String> {
     log_on(rank.simulated_machine().unwrap(), rank.device())
 }
@@ -143,7 +144,7 @@ pub(crate) fn makes_no_calls(rank: &Rank, f: impl FnOnce()) {
     assert!(log.is_empty(), "{log:?}");
 }
 
-/// How often a log has a call of this function.
+/// Returns how often a log has a call of this function.
 pub(crate) fn count(log: &[String], call: &str) -> usize {
     log.iter().filter(|line| line.split(' ').next() == Some(call)).count()
 }
@@ -159,7 +160,7 @@ pub(crate) fn inject(
     world.simulated_machine().unwrap().inject(fault);
 }
 
-/// The time since the world was created, on the simulated machine's clock.
+/// Returns the time since the world was created, on the simulated machine's clock.
 pub(crate) fn now(world: &World) -> Duration {
     world.simulated_machine().unwrap().now()
 }
@@ -214,14 +215,14 @@ pub(crate) fn sleep(machine: &SimulatedMachine, time: Duration) {
     }
 }
 
-/// A buffer with these elements.
+/// Returns a buffer with these elements.
 pub(crate) fn filled<T: Element>(comm: &Communicator, data: &[T]) -> Result<SymmetricBuffer<T>> {
     let buffer = comm.mem_alloc(data.len())?;
     buffer.copy_from_host(data)?;
     Ok(buffer)
 }
 
-/// The elements of a buffer.
+/// Returns the elements of a buffer.
 pub(crate) fn contents<T: Element + Default>(buffer: &impl Buffer<Element = T>) -> Vec<T> {
     let slice = buffer.device_slice();
     let mut data = vec![T::default(); slice.len()];

@@ -13,7 +13,7 @@ fn failure(what: String) -> Error {
     Error::InvalidInput { what }
 }
 
-/// The sum over all ranks of each one's element.
+/// Returns the sum over all ranks of each one's element.
 fn sum(comm: &Communicator, of: &SymmetricBuffer<f32>, stream: &Stream) -> Result<f32> {
     let sum = comm.mem_alloc::<f32>(1)?;
     comm.all_reduce(of, &sum, ReduceOp::Sum, stream)?;

@@ -309,7 +309,7 @@ fn an_operator_is_not_closed_while_another_thread_enqueues_a_reduction_with_it()
     });
 }
 
-/// Whether a call was made, and not refused because another thread captures.
+/// Returns whether a call was made, and not refused because another thread captures.
 fn unless_capturing(result: Result<()>) -> Result<bool> {
     match result {
         Err(Error::State(StateError::Capturing { .. })) => Ok(false),

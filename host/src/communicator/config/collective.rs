@@ -104,12 +104,12 @@ settings! {
 }
 
 impl CollectiveConfig {
-    /// NCCL's defaults.
+    /// Returns NCCL's defaults.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Which algorithms may be used, in NCCL's notation. Default: any.
+    /// Sets which algorithms may be used, in NCCL's notation. Default: any.
     ///
     /// NCCL: `algSelection`.
     #[doc(alias = "algSelection")]
@@ -118,8 +118,8 @@ impl CollectiveConfig {
         self
     }
 
-    /// A value that profiler plugins get with the events of this call. The highest bit is reserved
-    /// for NCCL and must be 0. Default: 0, no tag.
+    /// Sets a value that profiler plugins get with the events of this call. The highest bit is
+    /// reserved for NCCL and must be 0. Default: 0, no tag.
     ///
     /// NCCL: `userProfilerTag`.
     #[doc(alias = "userProfilerTag")]
@@ -128,9 +128,9 @@ impl CollectiveConfig {
         self
     }
 
-    /// A CUDA event (`cudaEvent_t`, `CUevent`) that is recorded when the collective's kernel has
-    /// been launched (before it, if CUDA is older than 12.3). Either every rank passes an event or
-    /// none does; in a group, at most one collective of a communicator has an event.
+    /// Sets a CUDA event (`cudaEvent_t`, `CUevent`) that is recorded when the collective's
+    /// kernel has been launched (before it, if CUDA is older than 12.3). Either every rank passes
+    /// an event or none does; in a group, at most one collective of a communicator has an event.
     ///
     /// NCCL: `launchCompletionEvent`.
     ///
@@ -145,8 +145,8 @@ impl CollectiveConfig {
         self
     }
 
-    /// A vendor-specific option, which NVIDIA's NCCL ignores. Each pair of vendor and option is set
-    /// at most once.
+    /// Returns a vendor-specific option, which NVIDIA's NCCL ignores. Each pair of vendor and
+    /// option is set at most once.
     ///
     /// NCCL: `ncclConfigExt_t`.
     #[doc(alias = "ncclConfigExt_t")]

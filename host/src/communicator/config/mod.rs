@@ -33,7 +33,7 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[doc(alias = "NCCL_CTA_POLICY_DEFAULT")]
     pub struct CtaPolicy: i32 {
-        /// As few thread blocks as saturate the link. NCCL: `NCCL_CTA_POLICY_EFFICIENCY`.
+        /// The fewest thread blocks that saturate the link. NCCL: `NCCL_CTA_POLICY_EFFICIENCY`.
         #[doc(alias = "NCCL_CTA_POLICY_EFFICIENCY")]
         const EFFICIENCY = 1;
         /// No thread blocks where copy engines can do the work; takes precedence over `EFFICIENCY`.
@@ -87,17 +87,17 @@ pub enum HostCftMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GraphUsageMode {
-    /// In no graph.
+    /// Operations are in no graph.
     NoGraph = 0,
-    /// In one graph, and nothing runs concurrently.
+    /// Operations are in one graph, and nothing runs concurrently.
     OneGraph = 1,
-    /// In several graphs, or concurrently with operations outside of graphs.
+    /// Operations are in several graphs, or concurrent with operations outside of graphs.
     Mixed = 2,
 }
 
 /// A setting that NCCL takes as an int.
 trait Setting: Copy {
-    /// `None` if the value does not fit or is not valid.
+    /// Returns `None` if the value does not fit or is not valid.
     fn to_int(self) -> Option<c_int>;
 }
 
@@ -165,8 +165,8 @@ macro_rules! settings {
                 }
             )*
 
-            /// Name and value of each setting that is set, but not of the label, which may differ
-            /// between ranks.
+            /// Returns the name and value of each setting that is set, but not of the label, which
+            /// may differ between ranks.
             pub(crate) fn describe(&self) -> Vec<(String, String)> {
                 let numbers = [$((
                     stringify!($name),
@@ -292,12 +292,12 @@ settings! {
 }
 
 impl CommConfig {
-    /// NCCL's defaults.
+    /// Returns NCCL's defaults.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether calls on the communicator wait until they are done.
+    /// Returns whether calls on the communicator wait until they are done.
     #[must_use]
     pub fn is_blocking(&self) -> bool {
         self.blocking.unwrap_or(true)
@@ -349,9 +349,9 @@ fn at_least_one(setting: &str, value: Option<u32>) -> Result<()> {
 /// The library that a configuration is for.
 #[derive(Clone, Copy)]
 pub(crate) struct Loaded<'a> {
-    /// Its version.
+    /// The version.
     pub version: NcclVersion,
-    /// Its file.
+    /// The file.
     pub path: &'a Path,
 }
 

@@ -152,7 +152,7 @@ fn every_setting_of_a_collective_reaches_its_own_field() {
     assert_eq!(raw.launch_completion_event as usize, 64);
     // SAFETY: the list lives as long as `lowered`, and its first value is a number.
     let (first, last) = unsafe { (*raw.ext, *(*raw.ext).next) };
-    // SAFETY: as above.
+    // SAFETY: the option was set from an integer.
     assert_eq!((first.vendor_id, first.option_id, unsafe { first.value.int }), (1, 2, 3));
     // SAFETY: as above; the second is a string.
     assert_eq!((last.option_id, read(unsafe { last.value.text })), (3, "text".into()));

@@ -17,7 +17,7 @@ use crate::communicator::properties::GinTypes;
 /// The largest total size of resource buffers: handles are 32-bit offsets in units of 128 bytes.
 pub(super) const MAX_BUFFER_BYTES: u64 = 128 << 32;
 
-/// `value` as NCCL's int.
+/// Returns `value` as NCCL's int.
 pub(super) fn int(what: &'static str, value: impl Into<u64>) -> Result<c_int, RequirementsRefusal> {
     let asked = value.into();
     c_int::try_from(asked).map_err(|_| RequirementsRefusal::TooMany {
@@ -112,7 +112,7 @@ fn check_teams(
     Ok(())
 }
 
-/// Whether all members of `team` are in `outer`, a team with stride 1.
+/// Returns whether all members of `team` are in `outer`, a team with stride 1.
 fn is_within(team: Team, outer: Team) -> bool {
     let rank_in_outer = |member: i32| {
         let distance = (i64::from(member) - i64::from(team.rank)) * i64::from(team.stride);
@@ -122,7 +122,7 @@ fn is_within(team: Team, outer: Team) -> bool {
     all.contains(&rank_in_outer(0)) && all.contains(&rank_in_outer(team.n_ranks - 1))
 }
 
-/// The back ends that NCCL may use; `None` if no connection is asked for.
+/// Returns the back ends that NCCL may use; `None` if no connection is asked for.
 fn check_gin(
     asked: &DevCommRequirements,
     properties: &Properties,
@@ -172,7 +172,7 @@ fn check_gin(
     gin_types(asked, properties, facilities).map(Some)
 }
 
-/// The stride of a connection: a rank reaches the ranks at multiples of this distance.
+/// Returns the stride of a connection: a rank reaches the ranks at multiples of this distance.
 fn stride_of(
     connection: GinConnectionType,
     custom: u32,
@@ -194,7 +194,7 @@ fn stride_of(
     }
 }
 
-/// The available back ends that have the signals asked for. NCCL uses the first that it can
+/// Returns the available back ends that have the signals asked for. NCCL uses the first that it can
 /// initialize.
 fn gin_types(
     asked: &DevCommRequirements,
@@ -222,14 +222,15 @@ fn gin_types(
     Ok(able)
 }
 
-/// Whether a back end may have strong signals and VA signals; none has only one kind. NCCL's device
-/// code for EFA_GDA says that its signals are not strong, and asserts that they are indexed. PROXY
-/// over TCP has VA signals in GPU memory only, but NCCL announces both kinds for all of PROXY.
+/// Returns whether a back end may have strong signals and VA signals; none has only one kind.
+/// NCCL's device code for EFA_GDA says that its signals are not strong, and asserts that they are
+/// indexed. PROXY over TCP has VA signals in GPU memory only, but NCCL announces both kinds for all
+/// of PROXY.
 fn has_strong_and_va_signals(gin_type: GinType) -> bool {
     gin_type != GinType::EfaGda
 }
 
-/// The largest numbers of signals and of counters, by the bits of their ids in a back end's
+/// Returns the largest numbers of signals and of counters, by the bits of their ids in a back end's
 /// descriptors: 24 and 23 for PROXY, 16 for GPI.
 fn max_ids(gin_type: GinType) -> (u64, u64) {
     match gin_type {
@@ -299,7 +300,7 @@ impl Totals {
         Ok(totals)
     }
 
-    /// The first requirement that needs the network.
+    /// Returns the first requirement that needs the network.
     fn first_network_use(&self, asked: &DevCommRequirements) -> Option<&'static str> {
         let all = [
             (asked.gin_signals > 0, "gin_signals"),

@@ -17,12 +17,12 @@ pub(crate) struct Facilities {
 }
 
 impl Facilities {
-    /// The facilities of the calling thread's machine.
+    /// Returns the facilities of the calling thread's machine.
     pub(crate) fn here() -> Self {
         Self::of(&Machine::current().unwrap_or(Machine::Gpus))
     }
 
-    /// The facilities of a machine. Environment variables do not apply to a simulated one.
+    /// Returns the facilities of a machine. Environment variables do not apply to a simulated one.
     pub(crate) fn of(machine: &Machine) -> Self {
         if machine.is_simulated() {
             const WHY: &str =

@@ -38,7 +38,7 @@ impl DevCommRequirements {
         Ok(Lowered { lists: Arc::new(lists), resources: self.resources.clone() })
     }
 
-    /// The requirements without their lists.
+    /// Returns the requirements without their lists.
     pub(super) fn raw(&self) -> Result<Requirements, RequirementsRefusal> {
         let mut raw = Requirements::new();
         raw.lsa_multimem = self.lsa_multimem;
@@ -68,12 +68,12 @@ impl DevCommRequirements {
 }
 
 impl Lowered {
-    /// The lists to pass to NCCL.
+    /// Returns the lists to pass to NCCL.
     pub(crate) fn lists(&self) -> &Arc<RequirementLists> {
         &self.lists
     }
 
-    /// The handle for a key, once NCCL has completed the call; `None` for a key of other
+    /// Returns the handle for a key, once NCCL has completed the call; `None` for a key of other
     /// requirements.
     pub(crate) fn get<R: ResourceRequest>(&self, key: ResourceKey<R>) -> Option<R::Handle> {
         let asked = *self.resources.get(key.index)?;

@@ -145,7 +145,8 @@ impl DevCommResource {
         Ok(Self { inner })
     }
 
-    /// The handle of the resource for which [`add`](DevCommRequirements::add) returned `key`.
+    /// Returns the handle of the resource for which [`add`](DevCommRequirements::add) returned
+    /// `key`.
     ///
     /// ```no_run
     /// # use devcomm_host::{Communicator, DevCommRequirements, Error, LsaBarriers, Team};
@@ -171,7 +172,7 @@ impl DevCommResource {
         })
     }
 
-    /// The struct that kernels get by value.
+    /// Returns the struct that kernels get by value.
     ///
     /// # Errors
     ///
@@ -182,13 +183,13 @@ impl DevCommResource {
         self.inner.dev_comm()
     }
 
-    /// The communicator it belongs to.
+    /// Returns the communicator it belongs to.
     #[must_use]
     pub fn communicator(&self) -> &Communicator {
         &self.inner.communicator
     }
 
-    /// Whether kernels can be launched with this device communicator.
+    /// Returns whether kernels can be launched with this device communicator.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.inner.dev_comm().is_ok() && self.inner.flag.cause().is_none()
@@ -205,15 +206,16 @@ impl DevCommResource {
         self.inner.flag.raise(AbortCause::Request);
     }
 
-    /// A handle with which another thread can [`abort`](Self::abort), while this one waits for a
-    /// stream.
+    /// Returns a handle with which another thread can [`abort`](Self::abort), while this one waits
+    /// for a stream.
     #[must_use]
     pub fn abort_handle(&self) -> KernelAbortHandle {
         KernelAbortHandle::new(&self.inner.flag)
     }
 
-    /// What the kernels that an abort ended waited for: one thread per block, in block order. In
-    /// grids of more than 1024 blocks, some blocks are missing. Empty if no kernel waited.
+    /// Returns what the kernels that an abort ended waited for: one thread per block, in block
+    /// order. In grids of more than 1024 blocks, some blocks are missing. Empty if no kernel
+    /// waited.
     #[must_use]
     pub fn stuck(&self) -> Vec<StuckWait> {
         self.inner.flag.stuck()
@@ -241,7 +243,7 @@ impl Inner {
         Ok(dev_comm)
     }
 
-    /// As [`dev_comm`](Self::dev_comm), also while another thread closes it.
+    /// Does the same as [`dev_comm`](Self::dev_comm), also while another thread closes it.
     fn made(&self) -> Result<&DevComm> {
         let rank = self.communicator.rank();
         match self.state.get() {
@@ -274,7 +276,7 @@ impl Inner {
 }
 
 impl Inner {
-    /// The same device communicator, to be dropped later than `self`.
+    /// Returns the same device communicator, to be dropped later than `self`.
     fn moved(&self) -> Self {
         Self {
             out: self.out.clone(),

@@ -113,7 +113,7 @@ pub enum RequirementsRefusal {
         count: u32,
         /// The connection asked for.
         connection: GinConnectionType,
-        /// Its stride in ranks.
+        /// The stride in ranks.
         stride: u32,
     },
     /// GIN barriers were asked for in a team whose ranks the connection does not reach.

@@ -7,7 +7,7 @@ use super::*;
 use crate::communicator::Properties;
 use crate::communicator::properties::GinTypes;
 
-/// Eight ranks of one NVLink domain, no network card.
+/// Returns eight ranks of one NVLink domain, no network card.
 pub(super) fn one_node() -> Properties {
     Properties {
         rank: 5,
@@ -31,7 +31,7 @@ pub(super) fn one_node() -> Properties {
     }
 }
 
-/// Two LSA teams of four, and a network on which every rank reaches every other.
+/// Returns two LSA teams of four, and a network on which every rank reaches every other.
 fn two_nodes(types: &[GinType]) -> Properties {
     Properties {
         n_lsa_teams: 2,
@@ -44,7 +44,7 @@ fn two_nodes(types: &[GinType]) -> Properties {
     }
 }
 
-/// Two LSA teams of four, and a network that connects rails only.
+/// Returns two LSA teams of four, and a network that connects rails only.
 fn rails(gin_type: GinType) -> Properties {
     Properties {
         gin_type: GinType::None,

@@ -161,9 +161,9 @@ requirements! {
 }
 
 impl DevCommRequirements {
-    /// Memory for low-latency all-to-all sessions in the LSA team: `blocks` blocks with `slots`
-    /// slots of 8 bytes each (see [`LlA2a::slots`](super::LlA2a::slots)). NCCL returns no handle
-    /// for it; to get one, [`add`](Self::add) an [`LlA2a`](super::LlA2a) instead. NCCL:
+    /// Returns memory for low-latency all-to-all sessions in the LSA team: `blocks` blocks with
+    /// `slots` slots of 8 bytes each (see [`LlA2a::slots`](super::LlA2a::slots)). NCCL returns no
+    /// handle for it; to get one, [`add`](Self::add) an [`LlA2a`](super::LlA2a) instead. NCCL:
     /// `lsaLLA2ABlockCount`, `lsaLLA2ASlotCount`.
     #[must_use]
     #[doc(alias = "lsaLLA2ABlockCount")]
@@ -183,7 +183,7 @@ impl DevCommRequirements {
         self
     }
 
-    /// The network's traffic class. Default: the communicator's. NCCL: `ginTrafficClass`.
+    /// Sets the network's traffic class. Default: the communicator's. NCCL: `ginTrafficClass`.
     #[must_use]
     #[doc(alias = "ginTrafficClass")]
     pub const fn gin_traffic_class(mut self, class: i32) -> Self {
@@ -202,19 +202,19 @@ impl DevCommRequirements {
         ResourceKey { index: self.resources.len() - 1, request }
     }
 
-    /// The number of LSA barriers asked for.
+    /// Returns the number of LSA barriers asked for.
     #[must_use]
     pub const fn lsa_barrier_count(&self) -> u32 {
         self.lsa_barriers
     }
 
-    /// Whether a multicast mapping is asked for.
+    /// Returns whether a multicast mapping is asked for.
     #[must_use]
     pub const fn wants_multimem(&self) -> bool {
         self.lsa_multimem
     }
 
-    /// Which ranks a kernel will reach over the network.
+    /// Returns which ranks a kernel will reach over the network.
     #[must_use]
     pub const fn connection(&self) -> GinConnectionType {
         if self.gin_force_enable { GinConnectionType::Full } else { self.gin_connection }
@@ -232,7 +232,7 @@ impl DevCommRequirements {
 }
 
 impl DevCommRequirements {
-    /// Name and value of each requirement that must be the same on all ranks.
+    /// Returns the name and value of each requirement that must be the same on all ranks.
     pub(crate) fn describe(&self) -> Vec<(String, String)> {
         // Destructured, so that a new field cannot be forgotten here.
         let Self {

@@ -108,7 +108,7 @@ pub trait ResourceRequest: Copy + PartialEq + Into<Resource> + sealed::Sealed {
     /// What a kernel needs in order to use it.
     type Handle;
 
-    /// The handle, from what NCCL returned.
+    /// Returns the handle, from what NCCL returned.
     #[doc(hidden)]
     fn handle(self, answer: Answer) -> Self::Handle;
 }
@@ -123,7 +123,7 @@ pub struct ResourceKey<R> {
 }
 
 impl<R: Copy> ResourceKey<R> {
-    /// The request.
+    /// Returns the request.
     #[must_use]
     pub fn request(&self) -> R {
         self.request
@@ -199,7 +199,7 @@ pub(super) enum Node {
 }
 
 impl Resource {
-    /// The node, with the sizes that NCCL's own functions compute.
+    /// Returns the node, with the sizes that NCCL's own functions compute.
     pub(super) fn node(self) -> Result<Node, RequirementsRefusal> {
         let node = match self {
             Self::LsaBarriers(LsaBarriers { team, count }) => {
@@ -246,7 +246,7 @@ impl Resource {
         Ok(Node::Resource(node))
     }
 
-    /// The team of the resource, if it has one.
+    /// Returns the team of the resource, if it has one.
     pub(super) fn team(self) -> Option<Team> {
         match self {
             Self::LsaBarriers(LsaBarriers { team, .. })
@@ -296,7 +296,7 @@ fn team_size(team: Team) -> Result<u32, RequirementsRefusal> {
     }
 }
 
-/// The size in bytes of `count` times `each` units of `unit` bytes.
+/// Returns the size in bytes of `count` times `each` units of `unit` bytes.
 fn bytes(count: u64, each: u64, unit: u64) -> Result<usize, RequirementsRefusal> {
     let bytes = count.checked_mul(each).and_then(|all| all.checked_mul(unit));
     bytes.and_then(|bytes| usize::try_from(bytes).ok()).ok_or(RequirementsRefusal::TooMany {

@@ -24,7 +24,7 @@ fn what_is_not_set_is_as_nccls_initializer_has_it_but_va_signals() {
 
 type Change = fn(&mut Requirements);
 
-/// Each setter with a value that is not the default, and the change in NCCL's struct.
+/// Returns each setter with a value that is not the default, and the change in NCCL's struct.
 fn every_setter() -> Vec<(&'static str, DevCommRequirements, Change)> {
     let new = DevCommRequirements::new;
     #[expect(deprecated, reason = "NCCL still reads it")]
@@ -120,7 +120,7 @@ fn resources_are_compared_in_their_order_and_teams_by_size_and_stride() {
     assert!(error.contains("resource 1 is nothing on rank 0 and 3 signals on rank 1"), "{error}");
 }
 
-/// The node of a request in NCCL's resource list.
+/// Returns the node of a request in NCCL's resource list.
 fn node(request: impl Into<Resource>) -> ResourceNode {
     match request.into().node().unwrap() {
         Node::Resource(node) => node,
@@ -219,7 +219,7 @@ fn fill_results(raw: &Requirements) {
     }
     let (mut position, mut node) = (1, raw.team_requirements_list);
     while !node.is_null() {
-        // SAFETY: as above.
+        // SAFETY: a live node of a list that ends with NULL, and a live result.
         unsafe {
             if (*node).multimem {
                 (*(*node).out_multimem_handle).base = std::ptr::without_provenance_mut(position);

@@ -17,12 +17,12 @@ use crate::error::{LaunchError, Result};
 pub struct RawArg<'a>(Box<dyn Argument + 'a>);
 
 impl<'a> RawArg<'a> {
-    /// A host value for a parameter with this `KernelParam::Abi`, as a launch converts it.
+    /// Returns a host value for a parameter with this `KernelParam::Abi`, as a launch converts it.
     pub fn new<Abi: Copy + 'static, A: IntoArg<Abi> + Clone + 'a>(value: A) -> Self {
         Self(Box::new(Converted { abi: value.clone().into_arg(), value }))
     }
 
-    /// The bytes of a value, for a parameter of a type that only the kernel knows.
+    /// Returns the bytes of a value, for a parameter of a type that only the kernel knows.
     #[must_use]
     pub fn of_bytes(bytes: &[u8]) -> Self {
         let mut words = vec![0_u64; bytes.len().div_ceil(8)];
@@ -40,7 +40,7 @@ impl std::fmt::Debug for RawArg<'_> {
 trait Argument {
     fn info(&self) -> ArgInfo<'_>;
     fn size(&self) -> usize;
-    /// Where the kernel's value is.
+    /// Returns where the kernel's value is.
     fn address(&self) -> *mut c_void;
 }
 
@@ -84,8 +84,8 @@ impl Argument for Bytes {
 }
 
 impl Kernels {
-    /// The parameters of the kernel of this name, in order; `None` if there is no such kernel. A
-    /// kernel for GIN has the same in each of its entries.
+    /// Returns the parameters of the kernel of this name, in order; `None` if there is no such
+    /// kernel. A kernel for GIN has the same in each of its entries.
     #[must_use]
     pub fn params(&self, name: &str) -> Option<Vec<ParamInfo>> {
         let entries = std::iter::once(name.to_owned()).chain(gin_entries(name));
@@ -139,13 +139,13 @@ impl KernelsOn<'_> {
     }
 }
 
-/// The names of the entries of a kernel for GIN.
+/// Returns the names of the entries of a kernel for GIN.
 fn gin_entries(name: &str) -> impl Iterator<Item = String> {
     let back_ends = GinType::BACK_ENDS.into_iter().filter_map(GinType::suffix);
     back_ends.map(move |suffix| format!("{name}_{suffix}"))
 }
 
-/// The name for as long as the process lasts, in which reports name the kernel.
+/// Returns the name for as long as the process lasts, in which reports name the kernel.
 fn interned(name: &str) -> &'static str {
     static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut names = NAMES.lock();

@@ -44,7 +44,7 @@ impl KernelDesc<'static> {
 }
 
 impl<'a> KernelDesc<'a> {
-    /// The kernel of this name in any module. `gin`: it has an entry for each back end.
+    /// Returns the kernel of this name in any module. `gin`: it has an entry for each back end.
     pub(super) fn named(
         name: &'static str,
         gin: bool,
@@ -54,7 +54,7 @@ impl<'a> KernelDesc<'a> {
         Self { source: None, name, gin, body: None, params, takes_dev_comm }
     }
 
-    /// The error of a refused launch.
+    /// Returns the error of a refused launch.
     pub(super) fn refuse(&self, refusal: LaunchRefusal) -> Error {
         LaunchError::Refused { kernel: self.name, refusal }.into()
     }
@@ -67,13 +67,13 @@ pub(super) struct Loaded<'a> {
 }
 
 impl Loaded<'_> {
-    /// The most that any entry of a kernel uses.
+    /// Returns the most that any entry of a kernel uses.
     pub(super) fn info(&self, kernel: &KernelDesc<'_>) -> Result<FunctionInfo> {
         let infos = self.entries_of(kernel)?.into_iter().map(|entry| entry.info);
         infos.reduce(FunctionInfo::most).ok_or_else(|| self.not_found(kernel))
     }
 
-    /// The largest grid whose blocks are all resident, whichever entry is launched.
+    /// Returns the largest grid whose blocks are all resident, whichever entry is launched.
     pub(super) fn resident_blocks(
         &self,
         kernel: &KernelDesc<'_>,
@@ -108,7 +108,8 @@ impl Loaded<'_> {
         Ok(clusters)
     }
 
-    /// The entry to launch with this device communicator; a GIN kernel has one per back end.
+    /// Returns the entry to launch with this device communicator; a GIN kernel has one per back
+    /// end.
     pub(super) fn entry_for(
         &self,
         kernel: &KernelDesc<'_>,
@@ -133,7 +134,7 @@ impl Loaded<'_> {
         })
     }
 
-    /// All entries, at least one.
+    /// Returns all entries, at least one.
     fn entries_of(&self, kernel: &KernelDesc<'_>) -> Result<Vec<Arc<Entry>>> {
         if !kernel.gin || self.context.machine().is_simulated() {
             return Ok(vec![self.known_entry(kernel)?]);
@@ -143,9 +144,9 @@ impl Loaded<'_> {
         if entries.is_empty() { Err(self.not_found(kernel)) } else { Ok(entries) }
     }
 
-    /// The entry of a kernel that has one: looked up at its first launch. On a simulated machine
-    /// that is every kernel; kernel sets are not read there, but at least one must be loaded, as on
-    /// GPUs.
+    /// Returns the entry of a kernel that has one: looked up at its first launch. On a simulated
+    /// machine that is every kernel; kernel sets are not read there, but at least one must be
+    /// loaded, as on GPUs.
     fn known_entry(&self, kernel: &KernelDesc<'_>) -> Result<Arc<Entry>> {
         let Some(Source { id, .. }) = kernel.source else {
             return self.entry(kernel, kernel.name).ok_or_else(|| self.not_found(kernel));
@@ -163,7 +164,7 @@ impl Loaded<'_> {
         Ok(Arc::clone(modules.known.lock().entry(id).or_insert(entry)))
     }
 
-    /// A new entry on a simulated machine.
+    /// Returns a new entry on a simulated machine.
     fn simulated_entry(&self, kernel: &KernelDesc<'_>) -> Result<Arc<Entry>> {
         let body = kernel.body.ok_or_else(|| DriverError::NotSimulated {
             what: format!("the kernel `{}`, which has no body in Rust,", kernel.name),

@@ -109,18 +109,18 @@ impl Kernels {
         Ok(Self { modules, context: context.clone(), birth: context.birth() })
     }
 
-    /// `stream` as the target of launches of these kernels.
+    /// Returns `stream` as the target of launches of these kernels.
     #[must_use]
     pub fn on<'a>(&'a self, stream: &'a Stream) -> KernelsOn<'a> {
         KernelsOn { kernels: self, stream }
     }
 
-    /// The names of the kernels, ordered by file.
+    /// Returns the names of the kernels, ordered by file.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.modules[0].names()
     }
 
-    /// As [`Context::kernel_info`].
+    /// Does the same as [`Context::kernel_info`].
     ///
     /// # Errors
     ///
@@ -129,7 +129,7 @@ impl Kernels {
         self.loaded().info(&KernelDesc::new::<K>())
     }
 
-    /// As [`Context::resident_blocks`].
+    /// Does the same as [`Context::resident_blocks`].
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl Kernels {
         self.loaded().resident_blocks(&KernelDesc::new::<K>(), block, dynamic_shared)
     }
 
-    /// As [`Context::resident_clusters`].
+    /// Does the same as [`Context::resident_clusters`].
     ///
     /// # Errors
     ///
@@ -196,8 +196,8 @@ impl Context {
         Ok(())
     }
 
-    /// What a loaded kernel uses, as the driver compiled it; for a GIN kernel, the maximum over its
-    /// entries, one per back end.
+    /// Returns what a loaded kernel uses, as the driver compiled it; for a GIN kernel, the maximum
+    /// over its entries, one per back end.
     ///
     /// # Errors
     ///
@@ -206,9 +206,9 @@ impl Context {
         self.with_loaded(|loaded| loaded.info(&KernelDesc::new::<K>()))
     }
 
-    /// The largest grid whose blocks are all resident, which a kernel that takes a `DevComm` needs;
-    /// for a GIN kernel, with any of its entries. `block` is in threads, `dynamic_shared` in bytes
-    /// per block.
+    /// Returns the largest grid whose blocks are all resident, which a kernel that takes a
+    /// `DevComm` needs; for a GIN kernel, with any of its entries. `block` is in threads,
+    /// `dynamic_shared` in bytes per block.
     ///
     /// # Errors
     ///
@@ -220,9 +220,10 @@ impl Context {
         })
     }
 
-    /// The number of clusters of `cluster` blocks that are resident at the same time: a cluster
-    /// runs within one part of the GPU, so that some multiprocessors may stay unused. `block` is in
-    /// threads, `dynamic_shared` in bytes per block. CUDA: `cuOccupancyMaxActiveClusters`.
+    /// Returns the number of clusters of `cluster` blocks that are resident at the same time: a
+    /// cluster runs within one part of the GPU, so that some multiprocessors may stay unused.
+    /// `block` is in threads, `dynamic_shared` in bytes per block. CUDA:
+    /// `cuOccupancyMaxActiveClusters`.
     ///
     /// # Errors
     ///
@@ -255,7 +256,7 @@ impl LaunchTarget for Stream {
         safe: bool,
     ) -> Result<()> {
         self.context().with_loaded(|loaded| {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller keeps the kernel's contract for these arguments.
             unsafe { loaded.launch::<K, A>(self, config, args, safe) }
         })
     }
@@ -270,7 +271,7 @@ impl LaunchTarget for KernelsOn<'_> {
         args: A,
         safe: bool,
     ) -> Result<()> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the kernel's contract for these arguments.
         unsafe { self.kernels.loaded().launch::<K, A>(self.stream, config, args, safe) }
     }
 }
@@ -306,7 +307,7 @@ impl Loaded<'_> {
         stream.register_launch(K::NAME, checked.communicator, checked.flag)
     }
 
-    /// Why a launch is refused of whose arguments `what` cannot be used.
+    /// Returns why a launch is refused of whose arguments `what` cannot be used.
     fn refusal_of_closed(&self, what: &'static str, communicator: Option<u64>) -> LaunchRefusal {
         let issuer = communicator.and_then(|number| self.context.issuer(number));
         match issuer.filter(|issuer| !issuer.is_live()) {

@@ -34,7 +34,7 @@ pub(crate) struct Modules {
 }
 
 struct File {
-    /// Its package, if the sidecar names it.
+    /// The package, if the sidecar names it.
     package: Option<String>,
     entries: BTreeMap<String, Arc<Entry>>,
 }
@@ -112,7 +112,7 @@ impl Modules {
         Ok(())
     }
 
-    /// Whether they were loaded from `set`.
+    /// Returns whether they were loaded from `set`.
     pub(super) fn is_of(&self, set: &KernelSet) -> bool {
         self.set.is_some_and(|own| std::ptr::eq(own.modules, set.modules) && own.only == set.only)
     }
@@ -121,19 +121,19 @@ impl Modules {
         self.handles.lock().is_empty()
     }
 
-    /// The entry `name` of a file of a package.
+    /// Returns the entry `name` of a file of a package.
     pub(super) fn entry(&self, package: &str, file: &str, name: &str) -> Option<Arc<Entry>> {
         let file = self.files.get(file)?;
         let other = file.package.as_deref().is_some_and(|of| of != package);
         if other { None } else { file.entries.get(name).cloned() }
     }
 
-    /// The first entry `name` of any file.
+    /// Returns the first entry `name` of any file.
     pub(super) fn entry_named(&self, name: &str) -> Option<Arc<Entry>> {
         self.files.values().find_map(|file| file.entries.get(name)).cloned()
     }
 
-    /// The names of the kernels, in order of their files.
+    /// Returns the names of the kernels, in order of their files.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.files.values().flat_map(|file| file.entries.keys().map(String::as_str))
     }
@@ -146,7 +146,7 @@ impl Modules {
     pub(crate) unsafe fn unload(&self) {
         let handles = std::mem::take(&mut *self.handles.lock());
         for module in handles {
-            // SAFETY: the caller's contract.
+            // SAFETY: the context is current, and no kernel of the module runs: the caller's duty.
             if let Err(error) = unsafe { module.unload() } {
                 tracing::warn!("{error}");
             }
@@ -154,8 +154,8 @@ impl Modules {
     }
 }
 
-/// The version of NCCL's device code in a module. It must be the version whose `DevComm` layout
-/// this crate uses.
+/// Returns the version of NCCL's device code in a module. It must be the version whose `DevComm`
+/// layout this crate uses.
 fn checked_stamp(file: &str, sidecar: &Sidecar) -> Result<Option<NcclVersion>> {
     let stamp = sidecar.stamp(file)?;
     match stamp.filter(|module| *module != DEV_COMM_VERSION) {
@@ -167,7 +167,7 @@ fn checked_stamp(file: &str, sidecar: &Sidecar) -> Result<Option<NcclVersion>> {
     }
 }
 
-/// The error of a module that the driver has refused.
+/// Returns the error of a module that the driver has refused.
 pub(super) fn refused(file: &str, ptx_isa: &str, failure: LoadFailure) -> Error {
     let file = file.to_owned();
     match failure {

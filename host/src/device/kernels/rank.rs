@@ -6,7 +6,8 @@ use std::borrow::Cow;
 /// prints it before its bytes.
 const VARIABLE: &str = " DEVCOMM_RANK[4] = {";
 
-/// The PTX with this rank as the variable's value. Kernels without messages have no such variable.
+/// Returns the PTX with this rank as the variable's value. Kernels without messages have no such
+/// variable.
 pub(super) fn with_rank(ptx: &str, rank: Option<usize>) -> Cow<'_, str> {
     let (Some(rank), Some((before, bytes))) = (rank, ptx.split_once(VARIABLE)) else {
         return Cow::Borrowed(ptx);

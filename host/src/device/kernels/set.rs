@@ -33,7 +33,8 @@ pub struct KernelSet {
 }
 
 impl KernelSet {
-    /// From the generated file of the kernel build: `devcomm::include_kernels!()` calls it.
+    /// Makes the set from the generated file of the kernel build: `devcomm::include_kernels!()`
+    /// calls it.
     ///
     /// # Safety
     ///
@@ -43,8 +44,9 @@ impl KernelSet {
         Self { modules: index.0, only: None, unavailable: index.1 }
     }
 
-    /// The kernels of these source files alone, which [`Kernel::FILE`](devcomm_types::Kernel::FILE)
-    /// names: loading them takes less time and memory.
+    /// Returns the kernels of these source files alone, which
+    /// [`Kernel::FILE`](devcomm_types::Kernel::FILE) names: loading them takes less time and
+    /// memory.
     #[must_use]
     pub const fn only(self, files: &'static [&'static str]) -> Self {
         Self { only: Some(files), ..self }

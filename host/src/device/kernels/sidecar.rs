@@ -55,7 +55,7 @@ impl Sidecar {
         })
     }
 
-    /// The version of NCCL's device code in the module, if there is any.
+    /// Returns the version of NCCL's device code in the module, if there is any.
     pub(crate) fn stamp(&self, file: &str) -> Result<Option<NcclVersion>> {
         let Some(stamp) = &self.nccl else { return Ok(None) };
         let numbers: Option<Vec<u32>> =
@@ -69,12 +69,13 @@ impl Sidecar {
         }
     }
 
-    /// Whether the architecture has a suffix: `sm_90a` runs on no other, `sm_100f` on its family.
+    /// Returns whether the architecture has a suffix: `sm_90a` runs on no other, `sm_100f` on its
+    /// family.
     pub(crate) fn is_arch_specific(&self) -> bool {
         self.arch.ends_with(|last: char| last.is_ascii_alphabetic())
     }
 
-    /// The module's compute capability and suffix; `None` for an unknown name.
+    /// Returns the module's compute capability and suffix; `None` for an unknown name.
     fn compute_capability(&self) -> Option<((u32, u32), &str)> {
         let digits = self.arch.strip_prefix("sm_").unwrap_or(&self.arch);
         let number = digits.trim_end_matches(|suffix: char| suffix.is_ascii_alphabetic());
@@ -82,7 +83,8 @@ impl Sidecar {
         Some(((code / 10, code % 10), &digits[number.len()..]))
     }
 
-    /// Whether code for this module's architecture runs on a GPU of that compute capability.
+    /// Returns whether code for this module's architecture runs on a GPU of that compute
+    /// capability.
     pub(crate) fn runs_on(&self, device: (u32, u32)) -> bool {
         match self.compute_capability() {
             // The driver accepts or refuses it.
@@ -95,8 +97,8 @@ impl Sidecar {
         }
     }
 
-    /// Whether machine code for this architecture runs on such a GPU: within a major version only,
-    /// unlike PTX.
+    /// Returns whether machine code for this architecture runs on such a GPU: within a major
+    /// version only, unlike PTX.
     pub(crate) fn cubin_runs_on(&self, device: (u32, u32)) -> bool {
         let same_major = |(arch, _): ((u32, u32), &str)| arch.0 == device.0;
         self.runs_on(device) && self.compute_capability().is_some_and(same_major)

@@ -23,7 +23,7 @@ pub(crate) struct SharedBlock {
 unsafe impl Send for SharedBlock {}
 
 impl PrimaryContext {
-    /// A block for this GPU, zeroed.
+    /// Returns a block for this GPU, zeroed.
     pub(crate) fn alloc_abort_block(&self) -> Result<SharedBlock> {
         self.bind()?;
         let (mut host, mut device) = (null_mut(), 0);
@@ -48,7 +48,7 @@ impl PrimaryContext {
 }
 
 impl SharedBlock {
-    /// The device address of the flag.
+    /// Returns the device address of the flag.
     pub(crate) fn device_flag(&self) -> u64 {
         self.device
     }
@@ -61,7 +61,7 @@ impl SharedBlock {
         flag.store(1, Ordering::Release);
     }
 
-    /// The records that are complete.
+    /// Returns the records that are complete.
     pub(crate) fn records(&self) -> Vec<StuckRecord> {
         (0..STUCK_RECORDS).filter_map(|index| self.record(index)).collect()
     }

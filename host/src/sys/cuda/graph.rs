@@ -23,7 +23,7 @@ impl StreamHandle {
         check(self.driver(), "cuStreamBeginCapture", begun)
     }
 
-    /// The capture that the stream's work goes to, whoever began it.
+    /// Returns the capture that the stream's work goes to, whoever began it.
     pub(crate) fn capture(&self) -> Result<Option<CaptureInfo>> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let (mut id, mut graph) = (0, null_mut());
@@ -62,7 +62,7 @@ pub(crate) struct CaptureInfo {
     driver: &'static Driver,
     /// Differs from that of every other capture of the process.
     pub(crate) id: u64,
-    /// Its graph; NULL if the capture has been invalidated.
+    /// The graph; NULL if the capture has been invalidated.
     graph: CUgraph,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct GraphHandle {
 unsafe impl Send for GraphHandle {}
 
 impl GraphHandle {
-    /// The number of its nodes.
+    /// Returns the number of its nodes.
     pub(crate) fn len(&self) -> Result<usize> {
         let mut count = 0;
         // SAFETY: the graph is live; with a NULL array the driver writes the number only.

@@ -36,7 +36,7 @@ impl StreamHandle {
         from: *const u8,
         bytes: usize,
     ) -> Result<()> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the memory valid until the stream has done the operation.
         let result =
             unsafe { self.driver().cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw()) };
         check(self.driver(), "cuMemcpyHtoDAsync", result)
@@ -66,7 +66,7 @@ impl StreamHandle {
         from: u64,
         bytes: usize,
     ) -> Result<()> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the memory valid until the stream has done the operation.
         let result =
             unsafe { self.driver().cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw()) };
         check(self.driver(), "cuMemcpyDtoHAsync", result)
@@ -79,7 +79,7 @@ impl StreamHandle {
     /// The stream's context is current. `to` and `from` are device memory of at least `bytes`
     /// bytes, which stays allocated and has no other user until the copy is done.
     pub(crate) unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the memory valid until the stream has done the operation.
         let result = unsafe { self.driver().cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw()) };
         check(self.driver(), "cuMemcpyDtoDAsync", result)
     }
@@ -101,19 +101,22 @@ impl StreamHandle {
         };
         match *value {
             [byte] => {
-                // SAFETY: the caller's contract, here and below.
+                // SAFETY: the caller keeps the memory valid until the stream has done the
+                // operation.
                 let result = unsafe { driver.cuMemsetD8Async(to, byte, count, stream) };
                 check(driver, "cuMemsetD8Async", result)
             }
             [a, b] => {
                 let value = u16::from_ne_bytes([a, b]);
-                // SAFETY: as above.
+                // SAFETY: the caller keeps the memory valid until the stream has done the
+                // operation.
                 let result = unsafe { driver.cuMemsetD16Async(to, value, count, stream) };
                 check(driver, "cuMemsetD16Async", result)
             }
             [a, b, c, d] => {
                 let value = u32::from_ne_bytes([a, b, c, d]);
-                // SAFETY: as above.
+                // SAFETY: the caller keeps the memory valid until the stream has done the
+                // operation.
                 let result = unsafe { driver.cuMemsetD32Async(to, value, count, stream) };
                 check(driver, "cuMemsetD32Async", result)
             }
@@ -176,7 +179,7 @@ pub(crate) struct HostAllocation {
 
 // SAFETY: pinned memory belongs to no thread; this type itself does not access it.
 unsafe impl Send for HostAllocation {}
-// SAFETY: as above.
+// SAFETY: a shared value does not access the memory.
 unsafe impl Sync for HostAllocation {}
 
 impl PrimaryContext {

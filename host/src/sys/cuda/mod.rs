@@ -101,7 +101,7 @@ fn version_code(driver: &Driver) -> Result<c_int> {
     Ok(version)
 }
 
-/// The CUDA version that the driver supports, as `13.0`.
+/// Returns the CUDA version that the driver supports, as `13.0`.
 pub(crate) fn driver_version(machine: &Machine) -> Result<String> {
     version_code(init(machine)?).map(dotted)
 }
@@ -110,7 +110,7 @@ fn dotted(code: c_int) -> String {
     format!("{}.{}", code / 1000, code % 1000 / 10)
 }
 
-/// The properties of driver and GPUs on which GIN's back ends depend.
+/// Returns the properties of driver and GPUs on which GIN's back ends depend.
 pub(crate) fn gin_gpus(machine: &Machine) -> Result<GinGpus> {
     const ATTRIBUTE: DeviceAttribute =
         DeviceAttribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
@@ -125,7 +125,7 @@ pub(crate) fn gin_gpus(machine: &Machine) -> Result<GinGpus> {
     Ok(GinGpus { driver: version_code(driver)?, rdma_with_vmm })
 }
 
-/// How many GPUs the driver shows to this process.
+/// Returns how many GPUs the driver shows to this process.
 pub(crate) fn device_count(machine: &Machine) -> Result<usize> {
     let (driver, mut count) = (init(machine)?, 0);
     // SAFETY: the driver is initialised; `count` is a live int.
@@ -145,7 +145,7 @@ pub(crate) struct PrimaryContext {
 // SAFETY: an opaque handle, which any thread may use; a context can be current on any number of
 // threads.
 unsafe impl Send for PrimaryContext {}
-// SAFETY: as above.
+// SAFETY: CUDA's contexts may be used by any thread, several at a time.
 unsafe impl Sync for PrimaryContext {}
 
 impl PrimaryContext {
@@ -175,17 +175,18 @@ impl PrimaryContext {
         self.binder().bind()
     }
 
-    /// Whether this process is a forked child, which cannot use the context.
+    /// Returns whether this process is a forked child, which cannot use the context.
     pub(crate) fn is_forked(&self) -> bool {
         !self.process.is_current()
     }
 
-    /// Whether `other` is this context.
+    /// Returns whether `other` is this context.
     pub(crate) fn is(&self, other: CUcontext) -> bool {
         self.raw == other
     }
 
-    /// A handle that makes the context current on other threads. The context must outlive it.
+    /// Returns a handle that makes the context current on other threads. The context must outlive
+    /// it.
     pub(crate) fn binder(&self) -> Binder {
         Binder { driver: self.driver, raw: self.raw }
     }
@@ -209,7 +210,7 @@ impl PrimaryContext {
         Ok(text_of(&name))
     }
 
-    /// Free and total memory of the device in bytes.
+    /// Returns free and total memory of the device in bytes.
     pub(crate) fn memory_info(&self) -> Result<(usize, usize)> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
@@ -245,7 +246,7 @@ impl Binder {
     }
 }
 
-/// The text before the first NUL.
+/// Returns the text before the first NUL.
 fn text_of(buffer: &[u8]) -> String {
     let end = buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len());
     String::from_utf8_lossy(&buffer[..end]).into_owned()

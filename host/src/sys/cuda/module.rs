@@ -46,7 +46,8 @@ impl PrimaryContext {
         }
     }
 
-    /// The function that runs a kernel's body in Rust on this GPU of the simulated `machine`.
+    /// Returns the function that runs a kernel's body in Rust on this GPU of the simulated
+    /// `machine`.
     pub(crate) fn bind_body(&self, machine: &Machine, body: &HostBody) -> Result<FunctionHandle> {
         self.bind()?;
         let (driver, raw) = (self.driver, machine.bind(body));
@@ -125,8 +126,8 @@ pub(crate) struct ModuleHandle {
 unsafe impl Send for ModuleHandle {}
 
 impl ModuleHandle {
-    /// The entry point `name`, loaded now: a lazy load while a kernel runs could wait for that
-    /// kernel.
+    /// Returns the entry point `name`, loaded now: a lazy load while a kernel runs could wait for
+    /// that kernel.
     pub(crate) fn function(&self, name: &str) -> Result<FunctionHandle> {
         let name = CString::new(name)
             .map_err(|_| Error::invalid(format!("the kernel name {name:?} holds a NUL")))?;
@@ -158,7 +159,7 @@ pub(crate) struct FunctionHandle {
 
 // SAFETY: an opaque handle, which any thread may use, several at a time.
 unsafe impl Send for FunctionHandle {}
-// SAFETY: as above.
+// SAFETY: CUDA's contexts may be used by any thread, several at a time.
 unsafe impl Sync for FunctionHandle {}
 
 /// Grid, block and attributes of one launch.
@@ -175,7 +176,8 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// The driver's form of the attributes, and how many there are: no allocation per launch.
+    /// Returns the driver's form of the attributes, and how many there are: no allocation per
+    /// launch.
     fn attributes(&self) -> ([CUlaunchAttribute; 3], usize) {
         use CUlaunchAttributeID as Id;
         let none = CUlaunchAttribute {
@@ -204,7 +206,7 @@ impl Shape {
         (all, count)
     }
 
-    /// The driver's form. It points to the attributes.
+    /// Returns the driver's form. It points to the attributes.
     fn config(&self, stream: CUstream, attributes: &mut [CUlaunchAttribute]) -> CUlaunchConfig {
         CUlaunchConfig {
             gridDimX: self.grid[0],

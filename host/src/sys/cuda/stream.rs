@@ -47,19 +47,19 @@ pub(crate) struct StreamHandle {
 
 // SAFETY: an opaque handle, which any thread may use, several at a time.
 unsafe impl Send for StreamHandle {}
-// SAFETY: as above.
+// SAFETY: an opaque handle, which any thread may use, several at a time.
 unsafe impl Sync for StreamHandle {}
 
-/// Who destroys a stream.
+/// The party that destroys a stream.
 enum Owner {
-    /// In the process that made it.
+    /// The process that made it.
     ThisHandle(Process),
     /// Another part of the program; `_keep` keeps the stream alive, if set.
     Other { _keep: Option<Box<dyn Any + Send + Sync>> },
 }
 
 impl PrimaryContext {
-    /// A stream that another part of the program made.
+    /// Returns a stream that another part of the program made.
     ///
     /// # Safety
     ///
@@ -73,7 +73,7 @@ impl PrimaryContext {
         StreamHandle { driver: self.driver, raw, owner: Owner::Other { _keep: keep } }
     }
 
-    /// The default stream, which lives as long as the context.
+    /// Returns the default stream, which lives as long as the context.
     pub(crate) fn default_stream(&self) -> StreamHandle {
         // SAFETY: NULL is the default stream.
         unsafe { self.foreign_stream(null_mut(), None) }
@@ -89,7 +89,7 @@ impl StreamHandle {
         self.raw
     }
 
-    /// Whether all work is done.
+    /// Returns whether all work is done.
     pub(crate) fn is_idle(&self) -> Result<bool> {
         // SAFETY: the stream is live.
         let state = unsafe { self.driver.cuStreamQuery(self.raw) };
@@ -136,7 +136,7 @@ pub(crate) struct EventHandle {
 
 // SAFETY: an opaque handle, which any thread may use, several at a time.
 unsafe impl Send for EventHandle {}
-// SAFETY: as above.
+// SAFETY: an opaque handle, which any thread may use, several at a time.
 unsafe impl Sync for EventHandle {}
 
 impl EventHandle {
@@ -144,7 +144,7 @@ impl EventHandle {
         self.raw
     }
 
-    /// Whether the work before the event is done; true for one that was never recorded.
+    /// Returns whether the work before the event is done; true for one that was never recorded.
     pub(crate) fn is_reached(&self) -> Result<bool> {
         // SAFETY: the event is live.
         let state = unsafe { self.driver.cuEventQuery(self.raw) };

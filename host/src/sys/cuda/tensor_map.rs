@@ -10,7 +10,8 @@ use super::{PrimaryContext, check};
 use crate::error::Result;
 
 impl PrimaryContext {
-    /// The tensor map of a tiling. Fails if the driver does not accept the address or a size.
+    /// Returns the tensor map of a tiling. Fails if the driver does not accept the address or a
+    /// size.
     pub(crate) fn tensor_map(&self, tiling: &TensorMapDesc) -> Result<TensorMap> {
         self.bind()?;
         let mut map = CUtensorMap { opaque: [0; 16] };
@@ -41,7 +42,7 @@ impl PrimaryContext {
     }
 }
 
-/// The driver's type: bytes for 8-bit floats, which it has none for.
+/// Returns the driver's type: bytes for 8-bit floats, which it has none for.
 const fn encoded(data_type: DataType) -> CUtensorMapDataType {
     use CUtensorMapDataType as Encoded;
     match data_type {

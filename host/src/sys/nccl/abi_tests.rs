@@ -39,7 +39,7 @@ fn skip(reason: &str) {
     let _ = writeln!(std::io::stdout(), "SKIPPED {}: {reason}", module_path!());
 }
 
-/// The folder of NCCL's headers. If there is none, prints why and returns `None`.
+/// Returns the folder of NCCL's headers. If there is none, prints why and returns `None`.
 fn include() -> Option<PathBuf> {
     let tree = find_nccl(None, NcclPart::Headers, |tree| match tree.version {
         Some(version) if version == DEV_COMM_VERSION => Ok(()),
@@ -82,7 +82,7 @@ fn compile(folder: &Path, program: &str, arguments: &[&str]) -> Option<()> {
     }
 }
 
-/// The output of `program`, a C++ program without its includes.
+/// Returns the output of `program`, a C++ program without its includes.
 fn printed(program: &str) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let binary = folder.path().join("abi");

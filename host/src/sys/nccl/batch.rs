@@ -31,7 +31,7 @@ pub(crate) unsafe fn make_all(
     for BatchedCall { call, binder, rank } in calls {
         let operation = call.operation;
         let made = binder.bind().and_then(|()| {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes calls whose arguments are alive.
             let code = unsafe { call.make(nccl)? };
             nccl.check(operation, code, Some(rank))
         });

@@ -28,7 +28,7 @@ impl CommSlot {
         Self(AtomicPtr::new(comm.0))
     }
 
-    /// The slot of a communicator that another part of the program made.
+    /// Returns the slot of a communicator that another part of the program made.
     pub(crate) fn from_raw(raw: *mut c_void) -> Self {
         Self(AtomicPtr::new(raw))
     }
@@ -76,8 +76,8 @@ impl<T: Written> Out<T> {
         self.0.get()
     }
 
-    /// The current value; the result once the call that writes it is complete. A struct is read
-    /// only then.
+    /// Returns the current value; the result once the call that writes it is complete. A struct is
+    /// read only then.
     pub(crate) fn get(&self) -> T {
         // SAFETY: the cell is live; nothing writes a struct now, by the rule above.
         unsafe { T::read(self.0.get()) }
@@ -128,7 +128,7 @@ macro_rules! structs {
 structs!(CommProperties, DevComm, RawUniqueId, SimInfo);
 
 impl Out<RawComm> {
-    /// The communicator that a call made, if it made one.
+    /// Returns the communicator that a call made, if it made one.
     pub(crate) fn communicator(&self) -> Option<CommPtr> {
         let raw = self.get();
         (!raw.is_null()).then_some(CommPtr(raw))
@@ -141,7 +141,7 @@ pub(crate) struct Addresses<T>(pub(crate) T);
 
 // SAFETY: the host does not follow the addresses.
 unsafe impl<T: Copy> Send for Addresses<T> {}
-// SAFETY: as above.
+// SAFETY: the host does not follow the addresses, and a shared value is not written.
 unsafe impl<T: Copy> Sync for Addresses<T> {}
 
 type Body = Box<dyn FnOnce(&Nccl) -> Result<c_int> + Send>;

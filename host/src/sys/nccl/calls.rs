@@ -24,12 +24,12 @@ const NO_FLAGS: c_uint = 0;
 pub(crate) struct Operands {
     pub send: u64,
     pub recv: u64,
-    /// In elements, as the NCCL function defines it.
+    /// The count in elements, as the NCCL function defines it.
     pub count: usize,
     pub data_type: c_int,
-    /// For reductions.
+    /// The operator of reductions.
     pub op: c_int,
-    /// For collectives with a root.
+    /// The root of collectives that have one.
     pub root: c_int,
     pub stream: u64,
 }
@@ -246,8 +246,8 @@ pub(crate) fn init_all(outs: Vec<Out<RawComm>>, devices: Vec<c_int>) -> Call {
     })
 }
 
-/// An existing rank passes its communicator and rank -1; a new rank passes no communicator and its
-/// rank.
+/// Grows the communicator: an existing rank passes its communicator and rank -1; a new rank passes
+/// no communicator and its rank.
 pub(crate) fn grow(
     comm: Option<CommPtr>,
     n_ranks: c_int,
@@ -266,9 +266,9 @@ pub(crate) fn grow(
 
 /// The scalar of a custom operator.
 pub(crate) enum Scalar {
-    /// In host memory: its bytes, which the call reads.
+    /// A scalar in host memory: its bytes, which the call reads.
     Host(Vec<u64>),
-    /// In device memory. The operations that use the operator read it.
+    /// A scalar in device memory. The operations that use the operator read it.
     Device(u64),
 }
 

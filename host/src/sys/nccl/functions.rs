@@ -30,7 +30,7 @@ macro_rules! calls {
                     let function =
                         self.functions.$name.ok_or_else(|| self.lacks($symbol, NEEDS))?;
                     self.machine.enter();
-                    // SAFETY: the caller's contract.
+                    // SAFETY: the caller passes arguments that are valid for NCCL's function.
                     Ok(unsafe { function($($arg),*) })
                 }
             )*

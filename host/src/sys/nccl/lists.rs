@@ -95,7 +95,7 @@ impl RequirementLists {
         }));
         let mut next = null_mut();
         for index in (0..teams.len()).rev() {
-            // SAFETY: as above.
+            // SAFETY: the index is below the length, and only this function uses the nodes yet.
             unsafe {
                 let node = teams.at(index);
                 (*node).0.next = next;
@@ -107,20 +107,20 @@ impl RequirementLists {
         Self { raw, resources, teams }
     }
 
-    /// The struct for NCCL. Its lists live as long as this value.
+    /// Returns the struct for NCCL. Its lists live as long as this value.
     pub(crate) fn raw(&self) -> &Requirements {
         &self.raw
     }
 
-    /// The results of a node of the resource list.
+    /// Returns the results of a node of the resource list.
     pub(crate) fn resource(&self, index: usize) -> Option<ResourceAnswer> {
         // SAFETY: within the allocation; NCCL has written it, by this type's contract.
         (index < self.resources.len()).then(|| unsafe { (*self.resources.at(index)).1 })
     }
 
-    /// The result of a node of the team list; NULL where NCCL made no multicast mapping.
+    /// Returns the result of a node of the team list; NULL where NCCL made no multicast mapping.
     pub(crate) fn team(&self, index: usize) -> Option<MultimemHandle> {
-        // SAFETY: as above.
+        // SAFETY: within the allocation; NCCL has written it, by this type's contract.
         (index < self.teams.len()).then(|| unsafe { (*self.teams.at(index)).1 })
     }
 }
@@ -140,7 +140,7 @@ impl<T: Copy> HeapSlice<T> {
         self.0.len()
     }
 
-    /// The address of an element.
+    /// Returns the address of an element.
     ///
     /// # Safety
     ///
@@ -188,7 +188,7 @@ mod tests {
         }
         let (mut address, mut node) = (4096, raw.team_requirements_list);
         while !node.is_null() {
-            // SAFETY: as above.
+            // SAFETY: a live node of a list that ends with NULL, and a live result.
             unsafe {
                 if (*node).multimem {
                     (*(*node).out_multimem_handle).base = std::ptr::without_provenance_mut(address);

@@ -30,7 +30,7 @@ impl LoweredConfig {
         Self { raw, _texts: texts }
     }
 
-    /// The pointer for NCCL, valid while `self` lives and is not moved.
+    /// Returns the pointer for NCCL, valid while `self` lives and is not moved.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut Config {
         &raw mut self.raw
     }
@@ -64,7 +64,7 @@ unsafe impl Send for LoweredCollectiveConfig {}
 unsafe impl Sync for LoweredCollectiveConfig {}
 
 impl LoweredCollectiveConfig {
-    /// `options` are (vendor, option, value), in the order of NCCL's list.
+    /// Returns `options` are (vendor, option, value), in the order of NCCL's list.
     pub(crate) fn new(
         mut raw: CollConfig,
         selection: Option<CString>,
@@ -94,7 +94,7 @@ impl LoweredCollectiveConfig {
         Self { raw, _nodes: nodes, values, _selection: selection }
     }
 
-    /// The pointer for NCCL, valid while `self` lives and is not moved.
+    /// Returns the pointer for NCCL, valid while `self` lives and is not moved.
     pub(crate) fn as_ptr(&self) -> *const CollConfig {
         &raw const self.raw
     }

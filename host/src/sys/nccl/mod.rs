@@ -56,7 +56,7 @@ impl Nccl {
         Self::new(Machine::Gpus, path, functions, Some(library))
     }
 
-    /// The simulator's NCCL, on a simulated machine.
+    /// Returns the simulator's NCCL, on a simulated machine.
     pub(crate) fn of(machine: &Machine) -> Option<Result<Self>> {
         let (path, functions) = machine.nccl()?;
         Some(Self::new(machine.clone(), path, functions, None))
@@ -93,7 +93,7 @@ impl Nccl {
         &self.functions
     }
 
-    /// Whether both are the same library, which is loaded once per path.
+    /// Returns whether both are the same library, which is loaded once per path.
     pub(crate) fn is(&self, other: &Self) -> bool {
         self.path == other.path
     }
@@ -138,14 +138,14 @@ impl Nccl {
         .into())
     }
 
-    /// NCCL's text for a result code.
+    /// Returns NCCL's text for a result code.
     pub(crate) fn error_text(&self, code: c_int) -> String {
         // SAFETY: any code is allowed; the text is a constant of the library.
         let text = unsafe { self.get_error_string(code).map(|text| text_of(text)) };
         text.unwrap_or_else(|_| "no text".to_owned())
     }
 
-    /// NCCL's text of the last error, or empty.
+    /// Returns NCCL's text of the last error, or empty.
     pub(crate) fn last_error_text(&self) -> String {
         // SAFETY: NULL is an allowed communicator; the text belongs to the library and is copied
         // before this thread calls it again.

@@ -25,7 +25,7 @@ impl Nccl {
         Ok((0..len).map(|n| unsafe { text_of(*table.add(n)) }).collect())
     }
 
-    /// The value of a parameter; `None` for an unknown key.
+    /// Returns the value of a parameter; `None` for an unknown key.
     pub(crate) fn parameter(&self, key: &CStr) -> Result<Option<String>> {
         let (mut value, mut len) = (null(), 0);
         // SAFETY: the key is a string, and the others are live for the call.

@@ -17,7 +17,7 @@ pub(crate) struct Allocation {
 
 // SAFETY: an address of device memory, which belongs to no thread.
 unsafe impl Send for Allocation {}
-// SAFETY: as above.
+// SAFETY: an address of device memory, which a shared value does not access.
 unsafe impl Sync for Allocation {}
 
 impl Allocation {
@@ -57,7 +57,7 @@ impl Nccl {
         self.check("ncclMemFree", code, None)
     }
 
-    /// The address that the window was registered with.
+    /// Returns the address that the window was registered with.
     ///
     /// # Safety
     ///
@@ -122,31 +122,32 @@ macro_rules! window_queries {
 }
 
 window_queries! {
-    /// The address in the window's memory of LSA rank `rank`.
+    /// Returns the address in the window's memory of LSA rank `rank`.
     fn lsa_pointer(rank: c_int) -> u64
         = "ncclGetLsaDevicePointer", get_lsa_device_pointer, address |out|;
 
-    /// The address in the window's memory of world rank `rank`; 0 if it is not in the LSA team.
+    /// Returns the address in the window's memory of world rank `rank`; 0 if it is not in the LSA
+    /// team.
     fn peer_pointer(rank: c_int) -> u64
         = "ncclGetPeerDevicePointer", get_peer_device_pointer, address |out|;
 
-    /// The multicast address over the LSA team; 0 without multicast.
+    /// Returns the multicast address over the LSA team; 0 without multicast.
     fn lsa_multimem_pointer() -> u64
         = "ncclGetLsaMultimemDevicePointer", get_lsa_multimem_device_pointer, address |out|;
 
-    /// The multicast address over the team of `handle`, which must not be NULL.
+    /// Returns the multicast address over the team of `handle`, which must not be NULL.
     fn multimem_pointer(handle: MultimemHandle) -> u64
         = "ncclGetMultimemDevicePointer", get_multimem_device_pointer, address |out|;
 
-    /// The logical endpoint of rank `peer` of a CFT team.
+    /// Returns the logical endpoint of rank `peer` of a CFT team.
     fn cft_endpoint(peer: c_int, team: Team) -> RawEndpoint
         = "ncclGetCftDeviceLeInfo", get_cft_device_le_info, endpoint |id, at|;
 
-    /// The logical endpoint of a world rank.
+    /// Returns the logical endpoint of a world rank.
     fn peer_endpoint(peer: c_int) -> RawEndpoint
         = "ncclGetPeerDeviceLeInfo", get_peer_device_le_info, endpoint |id, at|;
 
-    /// The logical endpoint of the multicast group.
+    /// Returns the logical endpoint of the multicast group.
     fn multimem_endpoint() -> RawEndpoint
         = "ncclGetMultimemDeviceLeInfo", get_multimem_device_le_info, endpoint |id, at|;
 }
@@ -157,7 +158,7 @@ pub(crate) enum TeamKind {
     World,
     Lsa,
     Rail,
-    /// With NCCL's `ncclCftTeamMode` as a number.
+    /// A CFT team, with NCCL's `ncclCftTeamMode` as a number.
     Cft(c_int),
     CftMultimem,
 }
@@ -167,7 +168,7 @@ impl Nccl {
     ///
     /// The communicator is live and has no other user meanwhile.
     pub(crate) unsafe fn team(&self, comm: CommPtr, kind: TeamKind) -> Result<Team> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a communicator that is live.
         unsafe {
             match kind {
                 TeamKind::World => self.team_world(comm.0),
@@ -179,7 +180,7 @@ impl Nccl {
         }
     }
 
-    /// The world rank and the LSA rank of the team's rank `team_rank`.
+    /// Returns the world rank and the LSA rank of the team's rank `team_rank`.
     ///
     /// # Safety
     ///
@@ -190,7 +191,7 @@ impl Nccl {
         team: Team,
         team_rank: c_int,
     ) -> Result<(c_int, c_int)> {
-        // SAFETY: as above.
+        // SAFETY: the caller passes a communicator that is live.
         unsafe {
             let world = self.team_rank_to_world(comm.0, team, team_rank)?;
             Ok((world, self.team_rank_to_lsa(comm.0, team, team_rank)?))

@@ -97,7 +97,7 @@ where
     T: Send,
     E: From<Error> + Display + Send,
 {
-    /// Its drop notes what the rank has found, also when the test panics.
+    /// The drop notes what the rank has found, also when the test panics.
     struct Note<'a>(&'a Rank, &'a AtomicBool);
 
     impl Drop for Note<'_> {

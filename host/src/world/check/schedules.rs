@@ -35,12 +35,12 @@ impl<'a> Plan<'a> {
         Ok(Self { simulation, series, schedules: schedules(std::env::var_os(VARIABLE))? })
     }
 
-    /// Whether the fixed orders run without weak loads, since those need a seed.
+    /// Returns whether the fixed orders run without weak loads, since those need a seed.
     fn omits_weak(&self) -> bool {
         self.simulation.is_weak() && self.simulation.random_seed().is_none()
     }
 
-    /// What no schedule shows, although the settings ask for it.
+    /// Returns what no schedule shows, although the settings ask for it.
     pub(super) fn note(&self) -> Option<&'static str> {
         let fixed = self.series.iter().all(|series| matches!(series, Series::InOrder));
         (fixed && self.omits_weak()).then_some(
@@ -130,7 +130,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// The number of schedules that the variable's value gives.
+/// Returns the number of schedules that the variable's value gives.
 fn schedules(value: Option<std::ffi::OsString>) -> Result<Option<u64>, String> {
     let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
     let number = value.to_str().and_then(|text| text.parse().ok()).filter(|number| *number > 0);

@@ -145,13 +145,13 @@ fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     slurm::read(var)
 }
 
-/// An IPv6 address without the brackets that it has beside a port.
+/// Returns an IPv6 address without the brackets that it has beside a port.
 fn without_brackets(host: String) -> String {
     let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     inner.map(str::to_owned).unwrap_or(host)
 }
 
-/// The port that is derived from a job's id, by an FNV-1a hash.
+/// Returns the port that is derived from a job's id, by an FNV-1a hash.
 fn port_of(job: &str) -> u16 {
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
@@ -159,7 +159,7 @@ fn port_of(job: &str) -> u16 {
     PORTS.start + ((hash ^ (hash >> 32)) % PORTS.len() as u64) as u16
 }
 
-/// What DEVCOMM_LOG asks to log.
+/// Returns what DEVCOMM_LOG asks to log.
 pub(crate) fn log_filter(var: Lookup<'_>) -> Result<Option<Targets>> {
     let variable = "DEVCOMM_LOG";
     let Some(value) = text(var, variable)? else { return Ok(None) };
@@ -169,8 +169,8 @@ pub(crate) fn log_filter(var: Lookup<'_>) -> Result<Option<Targets>> {
     })
 }
 
-/// The job's token, itself or in a file that only its owner can read. A variable that is set and
-/// empty, as by a command that failed, does not mean a job without a token.
+/// Returns the job's token, itself or in a file that only its owner can read. A variable that is
+/// set and empty, as by a command that failed, does not mean a job without a token.
 fn token(var: Lookup<'_>) -> Result<Option<Token>> {
     if var(TOKEN).is_some() {
         let token = text(var, TOKEN)?.unwrap_or_default();

@@ -55,7 +55,7 @@ pub(super) const PMI: Names = Names {
     together: "mpiexec of MPICH and Intel MPI sets PMI_RANK, PMI_SIZE and MPI_LOCALRANKID together",
 };
 
-/// The values of this launcher's variables, if its rank or size is set.
+/// Returns the values of this launcher's variables, if its rank or size is set.
 pub(super) fn read(var: Lookup<'_>, names: &Names) -> Result<Option<LauncherVars>> {
     let (rank, n_ranks) = match (text(var, names.rank)?, text(var, names.n_ranks)?) {
         (None, None) => return Ok(None),
@@ -92,7 +92,7 @@ pub(super) fn read(var: Lookup<'_>, names: &Names) -> Result<Option<LauncherVars
     Ok(Some(LauncherVars { variable, rank, n_ranks, local_rank, host, port, job }))
 }
 
-/// The error of a job over several hosts that does not know that of rank 0.
+/// Returns the error of a job over several hosts that does not know that of rank 0.
 fn other_hosts(names: &Names, n_ranks: usize, n_local: Option<usize>, has_id: bool) -> Error {
     let why = format!(
         "not set, and not all of the {n_ranks} ranks are known to be on this host ({}{}); set \
@@ -117,8 +117,8 @@ fn no_job_id(names: &Names, on_this_host: bool) -> Error {
     WorldError::Environment { variable: "DEVCOMM_JOB_ID", value: None, why }.into()
 }
 
-/// As [`read`] of [`PMI`]. But srun's MPI plugins set PMI's variables too: then Slurm's variables
-/// are used, which also name the hosts.
+/// Does the same as [`read`] of [`PMI`]. But srun's MPI plugins set PMI's variables too: then
+/// Slurm's variables are used, which also name the hosts.
 pub(super) fn pmi(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     let Some((_, rank)) = first(var, &[PMI.rank])? else { return read(var, &PMI) };
     let n_ranks = text(var, PMI.n_ranks)?;

@@ -5,7 +5,7 @@
 /// The length of the longest DNS name.
 const LONGEST_NAME: usize = 253;
 
-/// The first host of a list, and whether it is the only one.
+/// Returns the first host of a list, and whether it is the only one.
 pub(super) fn first(list: &str) -> Result<(String, bool), String> {
     let (mut host, mut rest, mut alone) = (String::new(), list, true);
     while let Some(next) = rest.chars().next() {
@@ -35,8 +35,8 @@ pub(super) fn first(list: &str) -> Result<(String, bool), String> {
     if host.is_empty() { Err("an empty name".to_owned()) } else { Ok((host, alone)) }
 }
 
-/// The first number in the text between two brackets, with its leading zeros, and whether it is the
-/// only one.
+/// Returns the first number in the text between two brackets, with its leading zeros, and whether
+/// it is the only one.
 fn first_number(inside: &str) -> Result<(&str, bool), String> {
     let range = inside.split(',').next().unwrap_or_default();
     let (low, high) = range.split_once('-').unwrap_or((range, range));

@@ -18,7 +18,7 @@ const TOGETHER: &str = "srun sets SLURM_JOB_ID, SLURM_STEP_ID, SLURM_PROCID, SLU
 /// external processes.
 const LAST_NORMAL_STEP: usize = 0xffff_fff0;
 
-/// The values of Slurm's variables, if this process is a task of srun.
+/// Returns the values of Slurm's variables, if this process is a task of srun.
 pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     let Some((variable, step)) = first(var, &["SLURM_STEP_ID", "SLURM_STEPID"])? else {
         return Ok(None);
@@ -52,7 +52,7 @@ pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     }))
 }
 
-/// The first host of the step, where its task 0 runs.
+/// Returns the first host of the step, where its task 0 runs.
 fn host(var: Lookup<'_>) -> Result<String> {
     let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
     let Some((variable, list)) = first(var, &lists)? else {

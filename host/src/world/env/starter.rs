@@ -22,9 +22,9 @@ const NAMES: [&str; 13] = [
     "prted",
 ];
 
-/// The process above this one that started the rank, as its number and the time when it started,
-/// which no other process of this host has. `None` if it cannot be seen, as from a container with
-/// its own numbers of processes.
+/// Returns the process above this one that started the rank, as its number and the time when it
+/// started, which no other process of this host has. `None` if it cannot be seen, as from a
+/// container with its own numbers of processes.
 ///
 /// Between it and this process there may be others, such as a shell that wraps the rank: these have
 /// the rank's `variable` with this `value`.
@@ -77,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder such as /proc, of processes with number, parent, name and environment.
+    /// Returns a folder such as /proc, of processes with number, parent, name and environment.
     fn processes(list: &[(&str, &str, &str, Option<&str>)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (number, parent, name, environment) in list {

@@ -69,7 +69,7 @@ const SRUN: Vars<'static> = &[
     ("SLURM_NODEID", "1"),
 ];
 
-/// The launched process with these variables. Later values override earlier ones.
+/// Returns the launched process with these variables. Later values override earlier ones.
 fn try_with(sets: &[Vars<'_>]) -> Result<Option<Launched>> {
     let vars: HashMap<_, _> = sets.iter().copied().flatten().copied().collect();
     launched(&|name| vars.get(name).map(OsString::from))
@@ -83,7 +83,7 @@ fn error(sets: &[Vars<'_>]) -> String {
     try_with(sets).unwrap_err().to_string()
 }
 
-/// The id of a job of this user, whose launcher gives it this one.
+/// Returns the id of a job of this user, whose launcher gives it this one.
 fn by_this_user(job: &str) -> String {
     format!("{job} of user {}", rustix::process::getuid().as_raw())
 }

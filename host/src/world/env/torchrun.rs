@@ -8,7 +8,7 @@ use crate::machine::variables::{Lookup, number, port, text, unset};
 const TOGETHER: &str = "a launcher such as torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, \
                         MASTER_ADDR and MASTER_PORT together";
 
-/// The values of torchrun's variables, if RANK or WORLD_SIZE is set.
+/// Returns the values of torchrun's variables, if RANK or WORLD_SIZE is set.
 pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     let (rank, n_ranks) = match (text(var, "RANK")?, text(var, "WORLD_SIZE")?) {
         (None, None) => return Ok(None),

@@ -41,7 +41,8 @@ pub(super) fn wait_for_all(config: &RendezvousConfig) -> Result<(Members, Vec<Co
     acceptor.welcome(own)
 }
 
-/// As [`wait_for_all`], for those of `members` that are left after the loss of rank `lost`.
+/// Does the same as [`wait_for_all`], for those of `members` that are left after the loss of rank
+/// `lost`.
 pub(super) fn wait_for_survivors(
     config: &RendezvousConfig,
     members: &Members,
@@ -92,9 +93,9 @@ impl JoinedRank {
 
 struct Acceptor<'a> {
     config: &'a RendezvousConfig,
-    /// By rank; those up to this process's own are never used.
+    /// The ranks that have joined; those up to this process's own are never used.
     joined: Vec<Option<JoinedRank>>,
-    /// Those that are not waited for, by rank.
+    /// The ranks that are not waited for.
     gone: Vec<bool>,
     /// Notes for errors: refused connections, ranks that disconnected.
     notes: Vec<String>,
@@ -174,7 +175,7 @@ impl<'a> Acceptor<'a> {
         true
     }
 
-    /// Why this rank is refused, if it is.
+    /// Returns why this rank is refused, if it is.
     fn refusal(&mut self, hello: &Hello) -> Option<String> {
         let RendezvousConfig { job: own_job, rank: own, n_ranks: expected, .. } = self.config;
         let Hello { protocol, job, rank, n_ranks, .. } = hello;
@@ -250,7 +251,7 @@ impl<'a> Acceptor<'a> {
     }
 }
 
-/// The host at which others reach the rank at this address, if they reach rank 0 at `root`.
+/// Returns the host at which others reach the rank at this address, if they reach rank 0 at `root`.
 fn host_of(rank: Option<SocketAddr>, root: &str) -> String {
     match rank.map(|address| address.ip().to_canonical()) {
         // Its interface is the one by which a rank reaches rank 0; the number is this host's.

@@ -20,18 +20,19 @@ const RETRY: Duration = Duration::from_millis(50);
 const MAX_NOTES: usize = 4;
 /// A rank that connected just before its timeout still waits this long for rank 0's answer.
 const MIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// After this long a rank tries again: rank 0 may not run yet, and another process that listens in
-/// its place may never answer.
+/// The time after which a rank tries again: rank 0 may not run yet, and another process that
+/// listens in its place may never answer.
 const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Rank 0 sends a message every second while it waits. Without one for this long, its process or
 /// its host is considered dead.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// After this long a host that never had an address is an error: names of hosts that have just been
-/// started may be known a little later than the ranks.
+/// The time after which a host that never had an address is an error: names of hosts that have just
+/// been started may be known a little later than the ranks.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// So many attempts to connect to a rank that is left find that its host does not answer.
+/// The number of attempts to connect to a rank that is left that find that its host does not
+/// answer.
 const MAX_UNREACHABLE: usize = 2;
 
 const NO_TOKEN: &str = "what listens there does not have the job's token (DEVCOMM_JOB_TOKEN)";
@@ -78,9 +79,9 @@ pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, Connection)> {
     }
 }
 
-/// As [`join`], for the ranks that are left after a loss. `None` if what would be rank 0 does not
-/// let this rank in: its process has ended, its host does not answer, or it has said nothing for
-/// `patience`, as one that is stopped or does something else.
+/// Does the same as [`join`], for the ranks that are left after a loss. `None` if what would be
+/// rank 0 does not let this rank in: its process has ended, its host does not answer, or it has
+/// said nothing for `patience`, as one that is stopped or does something else.
 pub(super) fn join_survivors(
     config: &RendezvousConfig,
     patience: Duration,

@@ -59,12 +59,12 @@ impl Connection {
         self.unread.lock().seal = Some(read);
     }
 
-    /// The address of the other end.
+    /// Returns the address of the other end.
     pub(super) fn peer(&self) -> io::Result<SocketAddr> {
         self.stream.peer_addr()
     }
 
-    /// Whether the peer has not closed the connection.
+    /// Returns whether the peer has not closed the connection.
     pub(super) fn is_open(&self) -> bool {
         match self.stream.peek(&mut [0]) {
             Ok(read) => read > 0,
@@ -72,7 +72,7 @@ impl Connection {
         }
     }
 
-    /// What to poll: whether something has arrived, and whether what is unsent can be sent.
+    /// Returns what to poll: whether something has arrived, and whether what is unsent can be sent.
     pub(super) fn poll_fd(&self) -> PollFd<'_> {
         let unsent = !self.unsent.lock().bytes.is_empty();
         let events = if unsent { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
@@ -96,7 +96,7 @@ impl Connection {
         }
     }
 
-    /// The next frame of what was read, if it is complete.
+    /// Returns the next frame of what was read, if it is complete.
     ///
     /// # Errors
     ///
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
     use crate::world::rendezvous::wire::MAX_GREETING;
 
-    /// A connection, and its other end.
+    /// Returns a connection, and its other end.
     fn pair() -> (Connection, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    /// The two ends of a sealed connection, and the frames that they have sent each other.
+    /// Returns the two ends of a sealed connection, and the frames that they have sent each other.
     fn sealed() -> ([(Connection, TcpStream); 2], [Vec<u8>; 2]) {
         let (root, rank) = (Seal::new(&[1; 32]), Seal::new(&[2; 32]));
         let mut ends = [pair(), pair()];

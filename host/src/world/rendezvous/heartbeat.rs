@@ -23,7 +23,8 @@ impl Silence {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// An interval has passed. Returns why the peer counts as lost, if it has been silent too long.
+    /// Notes that an interval has passed. Returns why the peer counts as lost, if it has been
+    /// silent too long.
     pub(super) fn grow(&self, deadline: Option<Duration>) -> Option<String> {
         let silent = interval(deadline) * (self.0.fetch_add(1, Ordering::Relaxed) + 1);
         let limit = deadline?.min(LIMIT);

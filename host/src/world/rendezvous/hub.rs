@@ -26,9 +26,9 @@ struct State {
     finished: Vec<bool>,
     /// The ranks that are lost, or have failed.
     gone: Vec<bool>,
-    /// After a loss, the ranks that go on and have come so far.
+    /// The ranks that go on after a loss and have come so far.
     left: Vec<bool>,
-    /// Their ranks and their hub, once all have come.
+    /// The ranks and their hub, once all have come.
     survivors: Option<(Vec<usize>, Arc<Hub>)>,
     /// Whether the waits of finished ranks are over, because all ranks have finished.
     released: bool,
@@ -49,7 +49,7 @@ impl Exchange {
         Self { subset: Arc::clone(subset), since, parts, outcome: Outcome::default() }
     }
 
-    /// The first rank that has not contributed, and who waits for it in which call.
+    /// Returns the first rank that has not contributed, and who waits for it in which call.
     fn absent(&self, waited: Duration) -> Option<(usize, String)> {
         let members = || self.subset.members().iter().copied().zip(&self.parts);
         let absent: Vec<usize> =
@@ -61,7 +61,8 @@ impl Exchange {
         Some((*absent.first()?, why))
     }
 
-    /// A rank that has finished without contributing: the exchange will never complete.
+    /// Returns a rank that has finished without contributing: then the exchange will never
+    /// complete.
     fn finished_early(&self, finished: &[bool]) -> Option<usize> {
         let awaited =
             self.subset.members().iter().zip(&self.parts).filter(|(_, part)| part.is_none());
@@ -69,7 +70,7 @@ impl Exchange {
     }
 }
 
-/// Why ranks that have not come to an exchange count as lost.
+/// Returns why ranks that have not come to an exchange count as lost.
 pub(super) fn absence(
     waited: Duration,
     call: Option<String>,
@@ -88,7 +89,7 @@ pub(crate) struct Outcome(Arc<OnceLock<Gathered>>);
 
 /// The state of an exchange after a contribution.
 pub(crate) enum ExchangeState {
-    /// It was the last contribution; [`Hub::publish`] ends the waits of the other ranks.
+    /// The last contribution was added; [`Hub::publish`] ends the waits of the other ranks.
     Complete(Complete),
     /// Other ranks have not contributed yet.
     Pending(Outcome),
@@ -113,7 +114,7 @@ const TWICE: &str = "it contributed twice to one exchange; a subset makes its co
 const NOT_A_MEMBER: &str = "it contributed to the exchange of a subset that it is not in";
 
 impl Hub {
-    /// The hub of `n_ranks` ranks; those in this process run on `machine`.
+    /// Returns the hub of `n_ranks` ranks; those in this process run on `machine`.
     /// Exchanges fail after `deadline`.
     pub(crate) fn new(machine: Machine, n_ranks: usize, deadline: Option<Duration>) -> Self {
         let flags = || vec![false; n_ranks];
@@ -199,8 +200,8 @@ impl Hub {
         });
     }
 
-    /// A rank for which others have waited in an exchange until the deadline, and the reason why it
-    /// counts as lost.
+    /// Returns a rank for which others have waited in an exchange until the deadline, and the
+    /// reason why it counts as lost.
     pub(crate) fn absent(&self) -> Option<(usize, String)> {
         let (now, deadline) = (self.health.machine().now(), self.health.deadline()?);
         let state = self.state.lock();
@@ -242,8 +243,8 @@ impl Hub {
         })
     }
 
-    /// As [`mark_lost`](Self::mark_lost), for a rank that others wait for: prints what the ranks of
-    /// this process do, once.
+    /// Does the same as [`mark_lost`](Self::mark_lost), for a rank that others wait for: prints
+    /// what the ranks of this process do, once.
     pub(crate) fn mark_absent(&self, rank: usize, why: &str) {
         if !self.health.is_lost() {
             recorder::print_all();

@@ -52,7 +52,7 @@ impl RendezvousConfig {
         }
     }
 
-    /// The error of an address that the job cannot have.
+    /// Returns the error of an address that the job cannot have.
     pub(super) fn unresolved(&self, error: &io::Error) -> Error {
         self.error(format!(
             "MASTER_ADDR, or what the launcher says instead, has no address: {error}"
@@ -69,8 +69,8 @@ impl RendezvousConfig {
         Error::World(WorldError::RanksMissing { missing, address: self.address(), waited, notes })
     }
 
-    /// The first message of a rank that has connected to rank 0, and listens at `port` for those
-    /// that are left after a loss.
+    /// Returns the first message of a rank that has connected to rank 0, and listens at `port` for
+    /// those that are left after a loss.
     pub(super) fn hello(&self, ends: Ends, port: u16) -> io::Result<Hello> {
         let Self { rank, n_ranks, .. } = *self;
         let (job, peer) = (self.job.clone(), self.peer.clone());

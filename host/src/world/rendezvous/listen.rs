@@ -86,8 +86,8 @@ impl Listeners {
     }
 }
 
-/// Whether binding failed since this host does not have the address: it has another one, no IPv6,
-/// or the address is one of a link and does not say which.
+/// Returns whether binding failed since this host does not have the address: it has another one, no
+/// IPv6, or the address is one of a link and does not say which.
 fn is_elsewhere(error: &io::Error) -> bool {
     error.kind() == ErrorKind::AddrNotAvailable
         || [libc::EAFNOSUPPORT, libc::EINVAL].map(Some).contains(&error.raw_os_error())
@@ -106,7 +106,7 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// The addresses of a host, each once.
+/// Returns the addresses of a host, each once.
 ///
 /// # Errors
 ///

@@ -91,7 +91,7 @@ pub(crate) struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// The rendezvous of a world.
+    /// Returns the rendezvous of a world.
     pub(crate) fn new(world: Joined) -> Self {
         Self::of_world(world, Recorder::new())
     }
@@ -105,9 +105,9 @@ impl Rendezvous {
         Self { rank, subset, hosts, checked, subsets, transport, recorder, survivors, exchanging }
     }
 
-    /// The rendezvous of the ranks that are left after a loss, all of which call this, on the
-    /// rendezvous of the world. From now on [`finish`](Self::finish) and [`fail`](Self::fail) apply
-    /// to the new world.
+    /// Returns the rendezvous of the ranks that are left after a loss, all of which call this, on
+    /// the rendezvous of the world. From now on [`finish`](Self::finish) and [`fail`](Self::fail)
+    /// apply to the new world.
     ///
     /// # Errors
     ///
@@ -130,15 +130,15 @@ impl Rendezvous {
         Ok(world)
     }
 
-    /// The same, with checked collectives or without.
+    /// Returns the same, with checked collectives or without.
     pub(crate) fn checked(self, checked: bool) -> Self {
         Self { checked, ..self }
     }
 
-    /// The rendezvous of the ranks `members` of this one, which become ranks 0, 1, ... in the order
-    /// of the list; this rank is one of them. Making it exchanges nothing. All members must make it
-    /// with the same list, make several subsets of the same ranks in the same order, and make the
-    /// exchanges of a subset in the same order.
+    /// Returns the rendezvous of the ranks `members` of this one, which become ranks 0, 1, ... in
+    /// the order of the list; this rank is one of them. Making it exchanges nothing. All members
+    /// must make it with the same list, make several subsets of the same ranks in the same order,
+    /// and make the exchanges of a subset in the same order.
     ///
     /// Exchanges of different subsets may overlap. A lost rank is lost for all subsets, and errors
     /// contain its rank in the world; [`finish`](Self::finish) and [`fail`](Self::fail) apply to
@@ -186,7 +186,7 @@ impl Rendezvous {
         self.transport.health()
     }
 
-    /// What this rank does, in the world and in subsets.
+    /// Returns what this rank does, in the world and in subsets.
     pub(crate) fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
     }

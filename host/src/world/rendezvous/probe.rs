@@ -26,8 +26,8 @@ impl Answers {
     }
 }
 
-/// The indices of those of `addresses`, hosts and ports, at which connections are refused. All are
-/// tried at the same time, for at most `limit`; what does not answer does not refuse.
+/// Returns the indices of those of `addresses`, hosts and ports, at which connections are refused.
+/// All are tried at the same time, for at most `limit`; what does not answer does not refuse.
 pub(super) fn refusing<'a>(
     addresses: impl Iterator<Item = &'a (String, u16)>,
     limit: Duration,
@@ -77,7 +77,7 @@ fn start(address: SocketAddr) -> io::Result<Socket> {
     }
 }
 
-/// Why the socket is not connected.
+/// Returns why the socket is not connected.
 fn failure(socket: &Socket) -> Option<io::Error> {
     if let Ok(Some(error)) = socket.take_error() {
         return Some(error);

@@ -18,21 +18,21 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    /// As the rank sees them.
+    /// Returns the addresses as the rank sees them.
     pub(super) fn of_rank(stream: &TcpStream) -> io::Result<Self> {
         let (rank, root) = (stream.local_addr()?, stream.peer_addr()?);
         Ok(Self { rank: canonical(rank), root: canonical(root) })
     }
 
-    /// As rank 0 sees them.
+    /// Returns the addresses as rank 0 sees them.
     pub(super) fn of_root(stream: &TcpStream) -> io::Result<Self> {
         let (rank, root) = (stream.peer_addr()?, stream.local_addr()?);
         Ok(Self { rank: canonical(rank), root: canonical(root) })
     }
 
-    /// Whether a process of rank 0's host relays the connection, which rank 0 sees between these
-    /// ends, and the rank between `others`. Between hosts addresses may be translated; within one
-    /// they are not.
+    /// Returns whether a process of rank 0's host relays the connection, which rank 0 sees between
+    /// these ends, and the rank between `others`. Between hosts addresses may be translated; within
+    /// one they are not.
     pub(super) fn are_relayed(&self, others: &Self) -> bool {
         self != others && (self.is_within_host() || others.is_within_host() || is_own(self.rank))
     }
@@ -48,7 +48,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Whether this host has the address. Nothing is sent.
+/// Returns whether this host has the address. Nothing is sent.
 fn is_own(address: SocketAddr) -> bool {
     UdpSocket::bind((address.ip(), 0)).is_ok()
 }

@@ -21,12 +21,12 @@ impl Seal {
         Self { key, number: 0 }
     }
 
-    /// The code of the next frame.
+    /// Returns the code of the next frame.
     pub(super) fn code(&mut self, head: &[u8], payload: &[&[u8]]) -> [u8; CODE] {
         self.next(head, payload).finalize().into_bytes().into()
     }
 
-    /// Whether this is the code of the next frame, in a time that does not depend on it.
+    /// Returns whether this is the code of the next frame, in a time that does not depend on it.
     pub(super) fn verify(&mut self, head: &[u8], payload: &[u8], code: &[u8]) -> bool {
         self.next(head, &[payload]).verify_slice(code).is_ok()
     }

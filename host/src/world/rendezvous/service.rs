@@ -58,7 +58,7 @@ pub(super) trait Service: Send + Sync + 'static {
     /// Tells the peers that this process runs, and finds those that do not. Whether to go on.
     fn beat(&self) -> bool;
 
-    /// The time between two beats.
+    /// Returns the time between two beats.
     fn interval(&self) -> Duration;
 }
 

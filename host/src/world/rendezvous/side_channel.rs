@@ -42,7 +42,7 @@ pub trait SideChannel: Send + Sync {
     /// If the store cannot be reached.
     fn set(&self, key: &str, value: &[u8]) -> io::Result<()>;
 
-    /// The value of a key; `None` if it has none after `timeout`, which may be 0.
+    /// Returns the value of a key; `None` if it has none after `timeout`, which may be 0.
     ///
     /// # Errors
     ///
@@ -62,9 +62,9 @@ pub trait SideChannel: Send + Sync {
 }
 
 impl Communicator {
-    /// As [`from_raw`](Self::from_raw), with a channel between the ranks, which all call this.
-    /// *Collective*. As in a [`World`](crate::World), they then know each other's window lengths,
-    /// compare the requirements of device communicators, and get
+    /// Does the same as [`from_raw`](Self::from_raw), with a channel between the ranks, which all
+    /// call this. *Collective*. As in a [`World`](crate::World), they then know each other's window
+    /// lengths, compare the requirements of device communicators, and get
     /// [`WorldError::RankLost`](crate::WorldError::RankLost) in waits of this context when a rank
     /// says nothing over the channel until the deadline, or does not come to a call that others
     /// wait in. `None`: they wait forever. The communicator's operations that run then are not
@@ -92,7 +92,7 @@ impl Communicator {
             1 => Ok(None),
             _ => join(channel, context.health(), deadline, rank, n_ranks).map(Some),
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a communicator of NCCL's that outlives this one.
         unsafe { Self::adopt_raw(library, context, raw, peers) }
     }
 }
@@ -150,12 +150,12 @@ impl Member {
         set
     }
 
-    /// The value of a key that may have none yet.
+    /// Returns the value of a key that may have none yet.
     fn peek(&self, key: &str) -> io::Result<Option<Vec<u8>>> {
         self.channel.get(key, Duration::ZERO)
     }
 
-    /// The rank that was announced as lost.
+    /// Returns the rank that was announced as lost.
     fn announced(&self) -> io::Result<Option<LostRank>> {
         Ok(self.peek(LOST)?.and_then(|lost| parse(&lost).ok()))
     }

@@ -22,7 +22,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_STRANGERS: usize = 256;
 /// How many are accepted before those that have said something are heard.
 const MAX_ACCEPTS: usize = 32;
-/// After so many failures in one [`PERIOD`], the connections of an address are heard in the next.
+/// The number of failures in one [`PERIOD`] after which the connections of an address are heard in
+/// the next.
 const MAX_FAILURES: u32 = 1000;
 const PERIOD: Duration = Duration::from_secs(1);
 /// The pause after a connection could not be accepted.
@@ -33,16 +34,16 @@ struct Stranger {
     from: SocketAddr,
     since: Instant,
     connection: Connection,
-    /// Who it says it is, and what it is to prove that with.
+    /// The rank that it says it is, and what it is to prove that with.
     challenged: Option<(Hello, Handshake)>,
 }
 
-/// Who a connection is from, or why it was closed.
+/// The sender of a connection, or why it was closed.
 pub(super) type Heard = (SocketAddr, io::Result<(Hello, Connection)>);
 
 pub(super) struct Strangers<'a> {
     config: &'a RendezvousConfig,
-    /// In the order in which they came.
+    /// The strangers in the order in which they came.
     list: Vec<Stranger>,
     /// The failures of each network in this period.
     failures: HashMap<IpAddr, u32>,
@@ -236,7 +237,7 @@ fn silent() -> io::Error {
     io::Error::new(ErrorKind::TimedOut, "it did not say who it is")
 }
 
-/// What counts as one address: all that one host can choose from, as far as is known.
+/// Returns what counts as one address: all that one host can choose from, as far as is known.
 fn network(address: SocketAddr) -> IpAddr {
     match address.ip().to_canonical() {
         IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX))),

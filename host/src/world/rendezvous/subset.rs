@@ -21,8 +21,8 @@ pub(super) const MAX_KEY: usize = 32 << 20;
 /// Ranks of the world, in the order of their ranks in the subset.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Subset {
-    /// For each step from the world to this subset: the number of earlier equal subsets, the number
-    /// of members, the members as ranks of the world.
+    /// A path of steps from the world to this subset, for each the number of earlier equal subsets,
+    /// the number of members, the members as ranks of the world.
     key: Vec<u64>,
     members: Vec<usize>,
 }
@@ -36,12 +36,12 @@ impl Subset {
         &self.key
     }
 
-    /// The members as ranks of the world.
+    /// Returns the members as ranks of the world.
     pub(super) fn members(&self) -> &[usize] {
         &self.members
     }
 
-    /// The rank in the subset of a rank of the world.
+    /// Returns the rank in the subset of a rank of the world.
     pub(super) fn rank_of(&self, world_rank: usize) -> Option<usize> {
         // Fast path: the subset starts with ranks 0, 1, ..., or is the world.
         if self.members.get(world_rank) == Some(&world_rank) {
@@ -50,7 +50,7 @@ impl Subset {
         self.members.iter().position(|&member| member == world_rank)
     }
 
-    /// The subset with this key, which another rank has sent.
+    /// Returns the subset with this key, which another rank has sent.
     pub(super) fn from_key(key: Vec<u64>, n_ranks: usize) -> io::Result<Self> {
         let (mut rest, mut last) = (key.as_slice(), None);
         while let [_, count, after @ ..] = rest {
@@ -75,7 +75,7 @@ fn invalid() -> io::Error {
     bad("an invalid subset")
 }
 
-/// Why these ranks, of `n_ranks`, are not valid members, if so.
+/// Returns why these ranks, of `n_ranks`, are not valid members, if so.
 fn fault(members: &[usize], n_ranks: usize) -> Option<String> {
     let mut seen = HashSet::with_capacity(members.len().min(n_ranks));
     members.iter().find_map(|&member| {
@@ -94,7 +94,8 @@ fn fault(members: &[usize], n_ranks: usize) -> Option<String> {
 pub(super) struct SubsetIds(Mutex<HashMap<Vec<usize>, u64>>);
 
 impl SubsetIds {
-    /// A new subset of `subset` with these of its ranks; `rank` is this rank's number in `subset`.
+    /// Returns a new subset of `subset` with these of its ranks; `rank` is this rank's number in
+    /// `subset`.
     ///
     /// # Errors
     ///

@@ -30,16 +30,16 @@ pub(crate) struct Joined {
 
 /// The ranks of a world of processes, and what this one needs to join those that are left.
 pub(super) struct Members {
-    /// With this process's rank.
+    /// The settings, with this process's rank.
     pub config: RendezvousConfig,
-    /// In order; `rank` is that of the world before.
+    /// The members in order; `rank` is that of the world before.
     pub list: Vec<Member>,
     /// Where this process listens.
     pub listeners: Listeners,
 }
 
 impl Members {
-    /// The members of a world that were `list` in the one of `config`.
+    /// Returns the members of a world that were `list` in the one of `config`.
     pub(super) fn new(
         config: &RendezvousConfig,
         list: Vec<Member>,
@@ -52,7 +52,7 @@ impl Members {
         Ok(Self { config, list, listeners })
     }
 
-    /// The world whose rank 0 this is, with the connections to the others.
+    /// Returns the world whose rank 0 this is, with the connections to the others.
     pub(super) fn start_root(self, connections: Vec<Connection>) -> Result<Joined> {
         let (config, hosts) = (self.config.clone(), self.hosts());
         if hosts.len() == 1 {
@@ -62,7 +62,7 @@ impl Members {
         Ok(Joined { rank: config.rank, hosts, transport: Arc::new(root) })
     }
 
-    /// A world whose rank 0 is at the other end of `connection`.
+    /// Returns a world whose rank 0 is at the other end of `connection`.
     pub(super) fn start_client(self, connection: Connection) -> Result<Joined> {
         let (config, hosts) = (self.config.clone(), self.hosts());
         let client = TcpClient::start(connection, self).map_err(|error| config.error(error))?;
@@ -90,7 +90,7 @@ impl Members {
         members.start_root(connections)
     }
 
-    /// How the ranks that are left join, if rank `first` is the first of them.
+    /// Returns how the ranks that are left join, if rank `first` is the first of them.
     fn survivors_at(&self, first: usize) -> RendezvousConfig {
         let (host, port) = self.list[first].address.clone();
         let job = format!("{}/survivors", self.config.job);
@@ -98,7 +98,7 @@ impl Members {
     }
 }
 
-/// The world of one rank.
+/// Returns the world of one rank.
 pub(super) fn alone(config: &RendezvousConfig) -> Joined {
     let hub = Hub::new(Machine::Gpus, 1, config.deadline);
     let transport = Arc::new(ThreadTransport::new(Arc::new(hub), 0));

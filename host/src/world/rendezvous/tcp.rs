@@ -30,7 +30,7 @@ use crate::machine::{Machine, Shared};
 /// The interval of the three TCP keepalive probes, which detect a host that went down.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// The connections to ranks that have joined.
+/// Returns the connections to ranks that have joined.
 fn links(connections: Vec<Connection>) -> io::Result<Links> {
     let keepalive =
         TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(3);
@@ -128,7 +128,7 @@ impl Root {
         self.announce(&LostRank { rank, why: why.to_owned(), absent: false });
     }
 
-    /// For a rank that others wait for: all processes print what their ranks do.
+    /// Marks a rank that others wait for: all processes print what their ranks do.
     fn mark_absent(&self, rank: usize, why: String) {
         self.announce(&LostRank { rank, why, absent: true });
     }
@@ -208,7 +208,7 @@ impl Service for Root {
 pub(super) struct TcpRoot(Running<Root>);
 
 impl TcpRoot {
-    /// `connections` are those of ranks 1, 2, ..., which have joined.
+    /// Returns `connections` are those of ranks 1, 2, ..., which have joined.
     pub(super) fn start(connections: Vec<Connection>, members: Members) -> io::Result<Self> {
         let hub = Hub::new(Machine::Gpus, 1 + connections.len(), members.config.deadline);
         let silences = connections.iter().map(|_| Silence::default()).collect();
@@ -364,7 +364,7 @@ impl Service for Client {
 pub(super) struct TcpClient(Running<Client>);
 
 impl TcpClient {
-    /// `connection` is the one to rank 0, after joining.
+    /// Returns `connection` is the one to rank 0, after joining.
     pub(super) fn start(connection: Connection, members: Members) -> io::Result<Self> {
         let (rank, deadline) = (members.config.rank, members.config.deadline);
         let client = Client {

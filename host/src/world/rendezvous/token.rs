@@ -32,7 +32,7 @@ pub(crate) struct Challenge {
     pub proof: Hash,
 }
 
-/// Who proves.
+/// The side that proves.
 #[derive(Clone, Copy)]
 pub(crate) enum Prover {
     Root = 0,
@@ -40,7 +40,7 @@ pub(crate) enum Prover {
 }
 
 impl Token {
-    /// The token in a text, without the white space around it.
+    /// Returns the token in a text, without the white space around it.
     ///
     /// # Errors
     ///
@@ -57,12 +57,12 @@ impl Token {
         }
     }
 
-    /// A new token, as text.
+    /// Returns a new token, as text.
     pub(crate) fn random() -> io::Result<String> {
         Ok(nonce()?.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// What depends on the token, on what a rank has said, and on rank 0's number.
+    /// Returns what depends on the token, on what a rank has said, and on rank 0's number.
     pub(crate) fn handshake(&self, hello: &Hello, nonce: &Nonce) -> Handshake {
         let mut hash =
             Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of HMAC may have any length");
@@ -83,12 +83,12 @@ impl Handshake {
         self.hash(prover as u8).finalize().into_bytes().into()
     }
 
-    /// Whether this is the [`proof`](Self::proof), in a time that does not depend on it.
+    /// Returns whether this is the [`proof`](Self::proof), in a time that does not depend on it.
     pub(crate) fn verify(&self, prover: Prover, proof: &[u8]) -> bool {
         self.hash(prover as u8).verify_slice(proof).is_ok()
     }
 
-    /// The seal of what `sender` sends after both have proved that they have the token.
+    /// Returns the seal of what `sender` sends after both have proved that they have the token.
     pub(super) fn seal(&self, sender: Prover) -> Seal {
         // Proofs have the first two numbers.
         Seal::new(&self.hash(2 + sender as u8).finalize().into_bytes().into())

@@ -13,7 +13,8 @@ use super::token::Nonce;
 
 /// The most bytes of an exchange, all ranks together.
 pub(crate) const MAX_PAYLOAD: usize = 64 << 20;
-/// The most bytes that each of some ranks can contribute: those of all must fit into one frame.
+/// Returns the most bytes that each of some ranks can contribute: those of all must fit into one
+/// frame.
 pub(crate) fn max_contribution(n_ranks: usize) -> usize {
     (MAX_PAYLOAD / n_ranks.max(1)).saturating_sub(size_of::<u32>())
 }
@@ -27,35 +28,37 @@ pub(crate) const MAX_GREETING: usize = 4 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// To rank 0: identifies the sender by a [`Hello`].
+    /// Message to rank 0: a [`Hello`] that identifies the sender.
     Hello = 0xd1,
-    /// From rank 0: the receiver has joined, others have not yet. Sent once a second.
+    /// Message from rank 0: the receiver has joined, others have not yet. Sent once a second.
     Waiting,
-    /// From rank 0: all ranks have joined; the payload is the list of [`Member`]s.
+    /// Message from rank 0: all ranks have joined; the payload is the list of [`Member`]s.
     Welcome,
-    /// From rank 0: the receiver is refused; the payload is the reason.
+    /// Message from rank 0: the receiver is refused; the payload is the reason.
     Refused,
-    /// From rank 0: some ranks did not connect in time, [`MissingRanks`].
+    /// Message from rank 0: some ranks did not connect in time, [`MissingRanks`].
     Missing,
-    /// To rank 0: the sender's [`Contribution`] to an exchange.
+    /// Message to rank 0: the sender's [`Contribution`] to an exchange.
     Contribute,
-    /// To rank 0: the sender takes back the contribution with this header.
+    /// Message to rank 0: the sender takes back the contribution with this header.
     Withdraw,
-    /// From rank 0: the request number of the receiver's contribution, and all contributions.
+    /// Message from rank 0: the request number of the receiver's contribution, and all
+    /// contributions.
     Gathered,
-    /// To rank 0: the sender has done its work. From rank 0: all ranks have.
+    /// Message to rank 0: the sender has done its work. From rank 0: all ranks have.
     Finished,
-    /// To rank 0: the sender cannot continue; the payload is the reason.
+    /// Message to rank 0: the sender cannot continue; the payload is the reason.
     Failed,
-    /// From rank 0: a rank is lost, [`LostRank`]. To rank 0: it is lost itself.
+    /// Message from rank 0: a rank is lost, [`LostRank`]. To rank 0: it is lost itself.
     Lost,
-    /// In both directions, at intervals: the sender's process runs.
+    /// Message in both directions, at intervals: the sender's process runs.
     Alive,
-    /// From rank 0: a [`Challenge`](super::token::Challenge).
+    /// Message from rank 0: a [`Challenge`](super::token::Challenge).
     Challenge,
-    /// To rank 0: the proof that the sender has the job's token.
+    /// Message to rank 0: the proof that the sender has the job's token.
     Proof,
-    /// From rank 0: another process relays this connection; the receiver may come without it.
+    /// Message from rank 0: another process relays this connection; the receiver may come without
+    /// it.
     Relayed,
 }
 
@@ -129,7 +132,7 @@ pub(crate) struct MissingRanks {
 /// The number of bytes before the payload of a frame.
 pub(crate) const HEAD: usize = 5;
 
-/// What precedes a payload of `length` bytes.
+/// Returns what precedes a payload of `length` bytes.
 pub(crate) fn header(kind: Kind, length: usize) -> io::Result<[u8; HEAD]> {
     if length > MAX_FRAME {
         return Err(bad(format!("a frame of {length} bytes is too long")));
@@ -138,7 +141,7 @@ pub(crate) fn header(kind: Kind, length: usize) -> io::Result<[u8; HEAD]> {
     Ok([kind as u8, a, b, c, d])
 }
 
-/// The kind of a frame and the length of its payload, at most `limit`.
+/// Returns the kind of a frame and the length of its payload, at most `limit`.
 pub(crate) fn read_header(head: [u8; HEAD], limit: usize) -> io::Result<(Kind, usize)> {
     let [kind, length @ ..] = head;
     let kind = Kind::from_byte(kind).ok_or_else(|| bad("not a rank of this program"))?;
@@ -168,7 +171,7 @@ pub(crate) struct Contribution {
     pub bytes: Vec<u8>,
 }
 
-/// The payload of a contribution before its bytes.
+/// Returns the payload of a contribution before its bytes.
 pub(crate) fn contribution_header(request: u64, subset: &[u64]) -> Vec<u8> {
     let words = [request, subset.len() as u64];
     words.iter().chain(subset).flat_map(|word| word.to_le_bytes()).collect()
@@ -194,7 +197,7 @@ pub(crate) fn request(payload: &[u8]) -> io::Result<(u64, &[u8])> {
     Ok((u64::from_le_bytes(*request), rest))
 }
 
-/// All contributions to an exchange in one payload, each after its length.
+/// Returns all contributions to an exchange in one payload, each after its length.
 pub(crate) fn pack(parts: &[Vec<u8>]) -> Vec<u8> {
     let mut payload = Vec::with_capacity(parts.iter().map(|part| 4 + part.len()).sum());
     for part in parts {

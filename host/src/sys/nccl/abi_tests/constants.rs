@@ -10,7 +10,7 @@ use crate::communicator::{
 use crate::error::NcclResult;
 use devcomm_sys::nccl::*;
 
-/// The C name and this crate's value of each constant.
+/// Returns the C name and this crate's value of each constant.
 fn constants() -> Vec<(&'static str, i64)> {
     let int = |value: std::ffi::c_int| i64::from(value);
     vec![

@@ -19,7 +19,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("ncclResetDebugInitInternal", "exported, but declared nowhere"),
 ];
 
-/// The C type that corresponds to a Rust type of the table.
+/// Returns the C type that corresponds to a Rust type of the table.
 fn c_type(rust: &str) -> String {
     // `stringify!` writes pointers with a space or without.
     let rust = &rust.trim().replace("* ", "*");
@@ -97,8 +97,8 @@ fn every_prototype_is_that_of_nccls_headers() {
     let _ = compile(folder.path(), &program, &["-fsyntax-only"]);
 }
 
-/// The names of functions in a header: identifiers with NCCL's prefix before a parenthesis, outside
-/// comments and macros.
+/// Returns the names of functions in a header: identifiers with NCCL's prefix before a parenthesis,
+/// outside comments and macros.
 fn declared(header: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut rest = header.to_owned();

@@ -54,7 +54,7 @@ fn mirrors() -> Vec<Mirror> {
     all
 }
 
-/// The structs of host calls.
+/// Returns the structs of host calls.
 fn host_mirrors() -> Vec<Mirror> {
     let requirements = fields!(
         Requirements::new(), Requirements,
@@ -102,7 +102,7 @@ fn host_mirrors() -> Vec<Mirror> {
     ]
 }
 
-/// The configurations, whose unset fields must have NCCL's value for undefined.
+/// Returns the configurations, whose unset fields must have NCCL's value for undefined.
 fn configurations() -> Vec<Mirror> {
     let config = fields!(
         Config::new(), Config,
@@ -192,7 +192,7 @@ fn nodes() -> Vec<Mirror> {
     ]
 }
 
-/// The structs that kernels read.
+/// Returns the structs that kernels read.
 fn kernel_mirrors() -> Vec<Mirror> {
     let comm = nccl::DevComm::zeroed();
     let team = fields!(
@@ -253,7 +253,7 @@ fn kernel_mirrors() -> Vec<Mirror> {
     ]
 }
 
-/// The layout of the mirrors, in the format that the C++ program prints.
+/// Returns the layout of the mirrors, in the format that the C++ program prints.
 fn ours() -> String {
     let mut lines = String::new();
     for Mirror { name, size, align, fields, .. } in mirrors() {

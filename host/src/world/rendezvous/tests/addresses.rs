@@ -13,7 +13,7 @@ fn addresses(listeners: std::io::Result<Listeners>) -> Vec<IpAddr> {
     listeners.unwrap().as_slice().iter().map(ip).collect()
 }
 
-/// An address of this host from which it reaches others. Nothing is sent.
+/// Returns an address of this host from which it reaches others. Nothing is sent.
 fn outer() -> Option<IpAddr> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
@@ -86,7 +86,7 @@ fn sockets() -> HashSet<String> {
     links.filter_map(link).collect()
 }
 
-/// The addresses with ports, as in /proc/net/tcp, at which one of these sockets listens.
+/// Returns the addresses with ports, as in /proc/net/tcp, at which one of these sockets listens.
 fn listening(sockets: &HashSet<String>) -> Vec<String> {
     let tables = ["tcp", "tcp6"].map(|table| std::fs::read_to_string(format!("/proc/net/{table}")));
     let rows = tables.iter().flatten().flat_map(|table| table.lines());
@@ -97,8 +97,8 @@ fn listening(sockets: &HashSet<String>) -> Vec<String> {
     fields.filter(listens).map(|row| row[1].to_owned()).collect()
 }
 
-/// The addresses that meet a condition, once there are any: the table may leave out some while
-/// others change.
+/// Returns the addresses that meet a condition, once there are any: the table may leave out some
+/// while others change.
 fn found(sockets: &HashSet<String>, matches: impl Fn(&str) -> bool) -> Vec<String> {
     let start = Instant::now();
     loop {

@@ -40,7 +40,7 @@ const FINISHED: i32 = 0;
 const NOT_JOINED: i32 = 50;
 /// The ranks that are left did not meet.
 const NOT_MET: i32 = 51;
-/// It has gone on with all others but one.
+/// The exit code of a rank that has gone on with all others but one.
 const WENT_ON: i32 = 52;
 /// Plus the number of the rank that was lost.
 const LOST: i32 = 60;
@@ -59,7 +59,7 @@ struct Case {
 enum Moment {
     Joining,
     Working,
-    /// After so many ranks have said that they finish.
+    /// The moment after this number of ranks has said that they finish.
     Finishing(usize),
 }
 
@@ -102,7 +102,7 @@ fn fork(socket: &Path) {
     }
 }
 
-/// A rank: its exit code.
+/// Returns a rank: its exit code.
 fn work(config: &RendezvousConfig, socket: &Path, does: &str) -> i32 {
     let (own, mut random) = (config.rank, fastrand::Rng::with_seed(config.rank as u64));
     let supervisor = UnixDatagram::unbound().unwrap();

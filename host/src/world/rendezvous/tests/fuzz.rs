@@ -23,8 +23,8 @@ use crate::machine::Machine;
 /// The number of ranks that the frames are about.
 const N: usize = 3;
 
-/// One frame of each kind, several of those with much in them. Not [`Kind::Lost`], by which a rank
-/// may say that rank 0 is lost.
+/// Returns one frame of each kind, several of those with much in them. Not [`Kind::Lost`], by which
+/// a rank may say that rank 0 is lost.
 fn valid_frames() -> Vec<Vec<u8>> {
     let hello = Hello { nonce: Some([7; 32]), ..hello(1, N) };
     let member = |rank| Member { rank, peer: hello.peer.clone(), address: ("host".into(), 9) };
@@ -70,7 +70,8 @@ impl Mutator {
         Self { random: fastrand::Rng::with_seed(seed), valid: valid_frames() }
     }
 
-    /// A frame of this kind, or of any. The length of most is right, so that the payload is read.
+    /// Returns a frame of this kind, or of any. The length of most is right, so that the payload is
+    /// read.
     fn frame(&mut self, kind: Option<Kind>) -> Vec<u8> {
         let of_kind = |frame: &&Vec<u8>| kind.is_none_or(|kind| frame[0] == kind as u8);
         let valid: Vec<_> = self.valid.iter().filter(of_kind).collect();
@@ -123,7 +124,7 @@ impl Mutator {
     }
 }
 
-/// Who receives frames.
+/// The receiver of frames.
 struct Receiver {
     config: RendezvousConfig,
     token: Token,
@@ -194,7 +195,7 @@ fn every_frame_is_read_or_refused() {
     assert!((n / 5..n - n / 5).contains(&valid), "{valid} of {n}");
 }
 
-/// The threads and the most memory that this process has used.
+/// Returns the threads and the most memory that this process has used.
 fn usage() -> (usize, String) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let of = |name| {
@@ -204,7 +205,7 @@ fn usage() -> (usize, String) {
     (of("Threads:").parse().unwrap(), of("VmHWM:"))
 }
 
-/// One connection of a stranger. Whether rank 0 has answered, or closed it.
+/// Makes one connection of a stranger. Returns whether rank 0 has answered, or closed it.
 fn visit(mutator: &mut Mutator, root: &RendezvousConfig) -> bool {
     // So many addresses that none fails too often.
     let mut stream = connect_from(mutator.random.u8(2..), root);

@@ -60,7 +60,7 @@ fn run_as_rank(config: &RendezvousConfig) -> ! {
 
 /// The result of one kill.
 struct Outcome {
-    /// From the kill to the end of the last survivor.
+    /// The time from the kill to the end of the last survivor.
     took: Duration,
     /// Whether the ranks were joining.
     joining: bool,

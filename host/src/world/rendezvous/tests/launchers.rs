@@ -82,7 +82,7 @@ fn two_jobs_without_an_id_do_not_meet_each_other() {
     });
 }
 
-/// The launcher of MPICH, if this host has it.
+/// Returns the launcher of MPICH, if this host has it.
 fn mpiexec() -> Option<&'static str> {
     ["mpiexec.hydra", "mpiexec"].into_iter().find(|program| {
         let version = Command::new(program).arg("--version").output();

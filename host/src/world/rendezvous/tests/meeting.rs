@@ -116,7 +116,7 @@ fn a_rank_that_came_and_went_is_missing_and_the_note_says_so() {
     });
 }
 
-/// The configurations of two ranks, with a socket that listens before rank 0 starts.
+/// Returns the configurations of two ranks, with a socket that listens before rank 0 starts.
 fn with_socket() -> (Vec<RendezvousConfig>, TcpListener) {
     let mut configs = configs(2, AMPLE);
     let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();

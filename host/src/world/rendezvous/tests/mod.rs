@@ -35,7 +35,8 @@ use super::relay::Ends;
 use super::wire::{HEAD, Hello, Kind, Member, PROTOCOL, Peer, header, json, read_header};
 use crate::error::Result;
 
-/// What `job` returns for each number below `count`, in any order; `concurrent` run at a time.
+/// Returns what `job` returns for each number below `count`, in any order; `concurrent` run at a
+/// time.
 fn of_each<R: Send>(count: usize, concurrent: usize, job: impl Fn(usize) -> R + Sync) -> Vec<R> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
@@ -56,7 +57,7 @@ fn of_each<R: Send>(count: usize, concurrent: usize, job: impl Fn(usize) -> R + 
 }
 
 const NCCL: u32 = 23203;
-/// The number in an environment variable, or `usual`.
+/// Returns the number in an environment variable, or `usual`.
 fn number_of(variable: &str, usual: usize) -> usize {
     std::env::var(variable).map_or(usual, |number| number.parse().unwrap())
 }
@@ -64,7 +65,7 @@ fn number_of(variable: &str, usual: usize) -> usize {
 /// Longer than any test takes, even on a loaded machine.
 const AMPLE: Duration = Duration::from_secs(60);
 
-/// A free port below the ephemeral range, from which the system assigns ports to others.
+/// Returns a free port below the ephemeral range, from which the system assigns ports to others.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     // Concurrent runs of these tests start at different ports.
@@ -80,7 +81,7 @@ fn free_port() -> u16 {
     }
 }
 
-/// The configurations of `n` ranks, with a new port.
+/// Returns the configurations of `n` ranks, with a new port.
 fn configs(n: usize, timeout: Duration) -> Vec<RendezvousConfig> {
     let port = free_port();
     let config = |rank| RendezvousConfig {
@@ -116,7 +117,7 @@ fn connect(config: &RendezvousConfig) -> TcpStream {
     connect_from(1, config)
 }
 
-/// The same from one of the addresses of this host, 127.0.0.1 and so on.
+/// Returns the same from one of the addresses of this host, 127.0.0.1 and so on.
 fn connect_from(last: u8, config: &RendezvousConfig) -> TcpStream {
     let from = SocketAddr::from(([127, 0, 0, last], 0));
     let to = SocketAddr::from(([127, 0, 0, 1], config.port));
@@ -176,7 +177,7 @@ pub(super) fn hello(rank: usize, n_ranks: usize) -> Hello {
     }
 }
 
-/// The next message of rank 0 other than `Waiting` and `Alive`.
+/// Returns the next message of rank 0 other than `Waiting` and `Alive`.
 fn next_message(stream: &mut TcpStream) -> (Kind, Vec<u8>) {
     loop {
         match receive(stream, 4096).unwrap() {

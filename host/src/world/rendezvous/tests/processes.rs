@@ -12,8 +12,8 @@ use crate::sys::process::inherited_listener;
 use crate::world::env::launched;
 use crate::world::local_job::LocalJob;
 
-/// A job whose ranks run the test of this name again, without its output. In them, [`as_rank`]
-/// returns the configuration.
+/// Returns a job whose ranks run the test of this name again, without its output. In them,
+/// [`as_rank`] returns the configuration.
 pub(super) fn job(test: &str, n_ranks: usize) -> LocalJob {
     let this = std::env::current_exe().unwrap();
     let script = r#"exec "$0" --exact "$1" > /dev/null"#;
@@ -23,7 +23,7 @@ pub(super) fn job(test: &str, n_ranks: usize) -> LocalJob {
 
 pub(super) const ROLE: &str = "DEVCOMM_TEST_ROLE";
 
-/// The configuration of this process, if it is a rank of this test.
+/// Returns the configuration of this process, if it is a rank of this test.
 pub(super) fn as_rank(test: &str) -> Option<RendezvousConfig> {
     std::env::var_os(ROLE).filter(|role| role == test)?;
     let launched = launched(&|name| std::env::var_os(name)).unwrap().unwrap();
@@ -31,12 +31,12 @@ pub(super) fn as_rank(test: &str) -> Option<RendezvousConfig> {
     Some(RendezvousConfig::new(launched, peer))
 }
 
-/// The file to which a rank prints, beside a socket.
+/// Returns the file to which a rank prints, beside a socket.
 pub(super) fn printed_by(rank: usize, socket: impl AsRef<Path>) -> PathBuf {
     socket.as_ref().with_extension(rank.to_string())
 }
 
-/// From now on, the standard error of this process is this file, for panics too.
+/// Redirects the standard error of this process to this file, for panics too.
 pub(super) fn print_to(path: &Path) {
     let file = std::fs::File::create(path).unwrap();
     // SAFETY: both descriptors are open; the standard error stays so.
@@ -47,14 +47,14 @@ pub(super) fn print_to(path: &Path) {
     }));
 }
 
-/// The names in /dev/shm that NCCL or devcomm may have made.
+/// Returns the names in /dev/shm that NCCL or devcomm may have made.
 pub(super) fn shared_memory() -> BTreeSet<String> {
     let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.filter(|name| name.contains("nccl") || name.contains("devcomm")).collect()
 }
 
-/// The processes that have this folder in their environment.
+/// Returns the processes that have this folder in their environment.
 pub(super) fn processes_of(folder: &Path) -> Vec<PathBuf> {
     let folder = folder.to_str().unwrap().as_bytes();
     let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
@@ -89,7 +89,7 @@ fn work(config: &RendezvousConfig) -> Result<()> {
     world.finish()
 }
 
-/// The names of this process's threads for the rendezvous.
+/// Returns the names of this process's threads for the rendezvous.
 fn threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let name = |task: std::io::Result<std::fs::DirEntry>| {

@@ -1,4 +1,4 @@
-//! After a loss, those that are left go on in a world of their own.
+//! Tests of ranks that go on after a loss in a world of their own.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixDatagram;
@@ -26,12 +26,12 @@ fn wait_for_loss(world: &Rendezvous) -> usize {
     }
 }
 
-/// All ranks say who they were in the beginning.
+/// Checks that all ranks say who they were in the beginning.
 fn originals(world: &Rendezvous, own: usize) -> Vec<u8> {
     world.all_gather(&[own as u8]).unwrap().concat()
 }
 
-/// Rank 2 of 4 fails, and then rank 0 of those that are left. Rank 3 fails last.
+/// Returns the rank 2 of 4 fails, and then rank 0 of those that are left. Rank 3 fails last.
 fn fails_one_after_the_other(world: &Rendezvous) -> Result<usize> {
     let own = world.rank();
     assert!(world.survivors().err().unwrap().to_string().contains("no rank is lost"));
@@ -232,7 +232,7 @@ fn go_on(config: &RendezvousConfig) -> ! {
     }
 }
 
-/// What the ranks of a job have printed.
+/// Returns what the ranks of a job have printed.
 fn printed(n: usize, path: &Path) -> String {
     let read = |rank| std::fs::read_to_string(printed_by(rank, path)).unwrap_or_default();
     (0..n).map(|rank| format!("\n--- rank {rank}\n{}", read(rank))).collect()
@@ -283,7 +283,7 @@ fn end_all_but_one(test: &str, seed: u64, folder: &Path) {
     assert!(last.wait().unwrap().success(), "seed {seed}: {}", printed(n, &path));
     // Told to go on, they find out that they are lost, or that all others have ended.
     for mut process in stopped {
-        // SAFETY: as above.
+        // SAFETY: the process is a child that was not waited for.
         assert_eq!(unsafe { libc::kill(process.id() as i32, libc::SIGCONT) }, 0);
         let code = process.wait().unwrap().code();
         assert_eq!(code, Some(7), "seed {seed}: stopped, of {n}: {}", printed(n, &path));
