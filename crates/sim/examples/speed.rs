@@ -25,7 +25,7 @@ unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: 
             sum += unsafe { send.lsa(peer).load(i) };
         }
         for peer in 0..team.n_ranks {
-            // SAFETY: as for the load.
+            // SAFETY: the windows have `count` elements, and each thread stores those of its own.
             unsafe { recv.lsa(peer).store(i, sum) };
         }
         i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
@@ -49,7 +49,7 @@ unsafe fn barriers(count: u32) {
     }
 }
 
-/// Processor time of this process in seconds, which excludes other processes' work.
+/// Returns processor time of this process in seconds, which excludes other processes' work.
 fn processor_time() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the clock writes to the struct.
@@ -146,8 +146,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Processor time of the fastest of five launches in seconds, and the number of thread switches
-/// per launch.
+/// Returns processor time of the fastest of five launches in seconds, and the number of thread
+/// switches per launch.
 fn best<L: Fn(&Gpu<'_>) -> Result<()>>(
     simulation: Simulation,
     prepare: impl Fn(&Gpu<'_>) -> Result<L> + Sync,

@@ -28,7 +28,7 @@ impl Arguments {
         }
     }
 
-    /// The argument that refers to byte `offset` of the owner's memory, if one does.
+    /// Returns the argument that refers to byte `offset` of the owner's memory, if one does.
     fn of(&self, owner: Owner, offset: usize) -> Option<&Argument> {
         let refers = |argument: &&Argument| {
             let is_same = match (argument.owner, owner) {

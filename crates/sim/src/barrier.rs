@@ -133,7 +133,7 @@ pub(crate) fn check_arguments(
     }
 }
 
-/// What is wrong with a cooperative call without threads that have returned.
+/// Returns what is wrong with a cooperative call without threads that have returned.
 pub(crate) fn lacks_threads(call: &str, count: u32, returned: &[u32]) -> String {
     let have = if returned.len() == 1 { "has" } else { "have" };
     let returned = thread_ids(returned);
@@ -144,8 +144,8 @@ pub(crate) fn lacks_threads(call: &str, count: u32, returned: &[u32]) -> String 
 }
 
 impl Block {
-    /// Why barrier `id`, at which threads wait, lacks threads that have returned from the kernel.
-    /// `sync_threads` by the kernel itself is for the remaining threads, as on a GPU; but a
+    /// Returns why barrier `id`, at which threads wait, lacks threads that have returned from the
+    /// kernel. `sync_threads` by the kernel itself is for the remaining threads, as on a GPU; but a
     /// cooperative call gives each thread of its coop a share. (Threads exit when the host aborts:
     /// these are not meant.)
     fn lacks_threads(&self, id: u32) -> Option<String> {

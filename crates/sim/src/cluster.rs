@@ -24,7 +24,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// A cluster of `threads` threads, without blocks yet.
+    /// Returns a cluster of `threads` threads, without blocks yet.
     pub(crate) fn new(threads: u32) -> Self {
         let (blocks, arrived, relaxed, ended) = Default::default();
         Self { blocks, live: Cell::new(threads), arrived, relaxed, ended }
@@ -40,7 +40,7 @@ impl Cluster {
         self.ended.borrow_mut().push(shared);
     }
 
-    /// The block of this rank. Must not be kept while its threads run.
+    /// Returns the block of this rank. Must not be kept while its threads run.
     fn block(&self, rank: usize) -> Result<Rc<Block>, String> {
         let blocks = self.blocks.borrow();
         let Some(block) = blocks.get(rank) else {
@@ -49,13 +49,13 @@ impl Cluster {
         block.upgrade().ok_or_else(|| format!("block {rank} of the cluster has ended"))
     }
 
-    /// The blocks that have not ended.
+    /// Returns the blocks that have not ended.
     fn running(&self) -> impl Iterator<Item = Rc<Block>> {
         let n = self.blocks.borrow().len();
         (0..n).filter_map(|rank| self.block(rank).ok())
     }
 
-    /// Whether the bytes are in the shared memory of a running block.
+    /// Returns whether the bytes are in the shared memory of a running block.
     pub(crate) fn contains(&self, address: usize, bytes: usize) -> bool {
         self.running().any(|block| block.shared.borrow().contains(address, bytes))
     }
@@ -116,7 +116,8 @@ pub(crate) fn sync(thread: &Thread, relaxed: bool, at: Site) {
     }
 }
 
-/// The address in the cluster's block `rank` that corresponds to `address` in the thread's block.
+/// Returns the address in the cluster's block `rank` that corresponds to `address` in the thread's
+/// block.
 pub(crate) fn map_shared(thread: &Thread, address: usize, rank: u32, at: Site) -> usize {
     thread.gpus().called();
     let block = thread.block();

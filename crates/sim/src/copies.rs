@@ -34,7 +34,7 @@ impl Awaited {
         }
     }
 
-    /// Whether it is a copy from shared to global memory; the others are to shared memory.
+    /// Returns whether it is a copy from shared to global memory; the others are to shared memory.
     fn is_bulk(self) -> bool {
         matches!(self, Self::Bulk { .. })
     }
@@ -222,7 +222,7 @@ impl Thread {
         }
     }
 
-    /// A number that no other running thread has.
+    /// Returns a number that no other running thread has.
     fn number(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }

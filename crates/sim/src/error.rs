@@ -125,7 +125,7 @@ pub enum Error {
         access: &'static str,
         /// Length of the access.
         bytes: usize,
-        /// Its address.
+        /// The address.
         address: usize,
         /// The address relative to the nearest live memory.
         where_to: String,

@@ -168,7 +168,7 @@ pub(crate) struct Gpus {
 }
 
 impl Gpus {
-    /// Idle GPUs with the memory registry `memory`.
+    /// Returns idle GPUs with the memory registry `memory`.
     pub(crate) fn new(settings: &Simulation, memory: Rc<Memory>) -> Rc<Self> {
         nccl::install();
         panics::install();
@@ -218,8 +218,8 @@ impl Gpus {
         Ok(id)
     }
 
-    /// Maximum resident blocks per GPU for `threads` threads and `dynamic_shared` bytes of dynamic
-    /// shared memory per block.
+    /// Returns the maximum resident blocks per GPU for `threads` threads and `dynamic_shared` bytes
+    /// of dynamic shared memory per block.
     pub(crate) fn resident(&self, threads: u32, dynamic_shared: usize) -> u32 {
         self.scheduler.borrow().resident(threads, dynamic_shared)
     }
@@ -233,7 +233,7 @@ impl Gpus {
         })
     }
 
-    /// Whether grids run or are pending.
+    /// Returns whether grids run or are pending.
     pub(crate) fn has_grids(&self) -> bool {
         !self.scheduler.borrow().is_idle()
     }
@@ -243,17 +243,17 @@ impl Gpus {
         self.scheduler.borrow().check(launch).map(drop)
     }
 
-    /// What a grid that has not been [done](Self::is_done) shares with later operations.
+    /// Returns what a grid that has not been [done](Self::is_done) shares with later operations.
     pub(crate) fn clock_of(&self, grid: GridId) -> Option<GridClock> {
         self.scheduler.borrow().clock_of(grid)
     }
 
-    /// Whether a grid has ended.
+    /// Returns whether a grid has ended.
     pub(crate) fn is_done(&self, grid: GridId) -> bool {
         self.scheduler.borrow_mut().is_done(grid)
     }
 
-    /// Whether a running grid lets a dependent launch begin.
+    /// Returns whether a running grid lets a dependent launch begin.
     pub(crate) fn launches_next(&self, grid: GridId) -> bool {
         self.scheduler.borrow().launches_next(grid)
     }
@@ -295,7 +295,7 @@ impl Gpus {
         self.scheduler.borrow_mut().recheck_waits();
     }
 
-    /// The rank that lags in an unfair schedule, and whether all others can only wait.
+    /// Returns the rank that lags in an unfair schedule, and whether all others can only wait.
     pub(crate) fn late_rank(&self) -> (Option<usize>, bool) {
         self.scheduler.borrow().late_rank()
     }
@@ -306,12 +306,12 @@ impl Gpus {
         self.scheduler.borrow_mut().choose(n)
     }
 
-    /// The simulated time in nanoseconds.
+    /// Returns the simulated time in nanoseconds.
     pub(crate) fn now(&self) -> u64 {
         self.clock.get()
     }
 
-    /// The first deadline of a kernel's wait.
+    /// Returns the first deadline of a kernel's wait.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.scheduler.borrow().next_deadline()
     }
@@ -323,7 +323,7 @@ impl Gpus {
         self.scheduler.borrow_mut().time_out(self);
     }
 
-    /// What every thread waits for now.
+    /// Returns what every thread waits for now.
     pub(crate) fn stall(&self) -> Box<Stall> {
         self.scheduler.borrow().stall()
     }
@@ -340,7 +340,7 @@ impl Gpus {
         self.printed.take()
     }
 
-    /// Activity since creation or [reset](Self::reset).
+    /// Returns activity since creation or [reset](Self::reset).
     pub(crate) fn activity(&self) -> Activity {
         let mut open_sessions = self.left_open.borrow().clone();
         let mut unflushed = self.unflushed.borrow().clone();
@@ -365,25 +365,25 @@ impl Gpus {
         self.chooser.borrow_mut().branch(n)
     }
 
-    /// The change that a mutation makes at `at`.
+    /// Returns the change that a mutation makes at `at`.
     #[inline]
     pub(crate) fn change_at(&self, at: Site) -> Option<Change> {
         self.settings.mutation.as_ref().and_then(|mutation| mutation.at(at))
     }
 
-    /// Whether a mutation removes operations at `at`.
+    /// Returns whether a mutation removes operations at `at`.
     #[inline]
     pub(crate) fn removes(&self, at: Site) -> bool {
         self.settings.mutation.as_ref().is_some_and(|mutation| mutation.removes(at))
     }
 
-    /// Whether a mutation removes waits at `at`.
+    /// Returns whether a mutation removes waits at `at`.
     #[inline]
     pub(crate) fn skips_wait(&self, at: Site) -> bool {
         self.settings.mutation.as_ref().is_some_and(|mutation| mutation.skips_wait(at))
     }
 
-    /// Whether threads run in random order.
+    /// Returns whether threads run in random order.
     pub(crate) fn random(&self) -> bool {
         self.settings.seed.is_some()
     }

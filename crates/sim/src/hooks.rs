@@ -27,14 +27,14 @@ use crate::warp::{self, Lane, Op};
 pub(crate) const SLICE: u64 = 1 << 16;
 
 impl Thread {
-    /// The thread whose context is at `ctx`.
+    /// Returns the thread whose context is at `ctx`.
     #[inline(always)]
     pub(crate) fn of<'a>(ctx: *const ThreadCtx) -> &'a Thread {
         // SAFETY: as the module explains, the context is the first field of a running thread.
         unsafe { &*ctx.cast::<Thread>() }
     }
 
-    /// The running thread. Must be called on a coroutine.
+    /// Returns the running thread. Must be called on a coroutine.
     pub(crate) fn current<'a>() -> &'a Thread {
         Self::of(cuda_std::arch::CTX.get())
     }
@@ -70,7 +70,7 @@ fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize, at: Site) -> *m
 }
 
 impl Thread {
-    /// Called before an access: fails the thread if it may not access the memory, and may yield.
+    /// Is called before an access: fails the thread if it may not access the memory, and may yield.
     /// Returns the address to access.
     #[inline(always)]
     pub(crate) fn access(
@@ -143,7 +143,7 @@ impl Thread {
         address
     }
 
-    /// The address for an access that a mutation removes.
+    /// Returns the address for an access that a mutation removes.
     #[cold]
     fn removed(&self, access: Access) -> usize {
         // A barrier that no arrival completes.
@@ -181,8 +181,8 @@ impl Thread {
         }
     }
 
-    /// The first byte that the access reads and that nothing has written, of shared memory and of
-    /// what NCCL has allocated.
+    /// Returns the first byte that the access reads and that nothing has written, of shared memory
+    /// and of what NCCL has allocated.
     #[inline]
     fn unwritten(
         &self,
@@ -218,7 +218,7 @@ impl Thread {
         }
     }
 
-    /// The address of a copy of the memory with old values for some words.
+    /// Returns the address of a copy of the memory with old values for some words.
     #[cold]
     fn stale(&self, (address, bytes): (usize, usize), old: [Option<u32>; 4]) -> usize {
         let mut copy = [0_u8; 16];
@@ -241,15 +241,15 @@ impl Thread {
         self.scratch.as_ptr().expose_provenance()
     }
 
-    /// Whether the address is in the thread's own stack.
+    /// Returns whether the address is in the thread's own stack.
     #[inline]
     fn is_on_stack(&self, address: usize) -> bool {
         let (low, high) = self.stack();
         (low..high).contains(&address)
     }
 
-    /// Whether the bytes are in the shared memory of the block or its cluster, or in the thread's
-    /// own stack.
+    /// Returns whether the bytes are in the shared memory of the block or its cluster, or in the
+    /// thread's own stack.
     #[inline(never)]
     fn owns(&self, address: usize, bytes: usize) -> bool {
         let (low, high) = self.stack();
@@ -289,7 +289,8 @@ fn out_of_bounds(thread: &Thread, address: usize, bytes: usize, access: Access, 
 }
 
 impl Thread {
-    /// The copies of the bytes at a multicast address, one per GPU of its group, for an access.
+    /// Returns the copies of the bytes at a multicast address, one per GPU of its group, for an
+    /// access.
     pub(crate) fn multimem(&self, address: usize, bytes: usize, at: Site) -> MulticastParts {
         let gpus = self.gpus();
         gpus.accesses.set(gpus.accesses.get() + 1);

@@ -72,7 +72,7 @@ impl fmt::Display for Owner {
 }
 
 impl Owner {
-    /// How the host ended memory of this kind.
+    /// Returns how the host ended memory of this kind.
     fn ended_by(self) -> &'static str {
         match self {
             Self::Window { .. } => "which its rank has deregistered (ncclCommWindowDeregister)",
@@ -91,12 +91,12 @@ pub(crate) struct GpuSet(Rc<[Run]>);
 type Run = (u32, u32);
 
 impl GpuSet {
-    /// Every GPU, for host memory.
+    /// Returns every GPU, for host memory.
     pub(crate) fn all() -> Self {
         Self([(0, u32::MAX)].into())
     }
 
-    /// The run that contains `gpu`.
+    /// Returns the run that contains `gpu`.
     fn run_of(&self, gpu: u32) -> Option<Run> {
         let next = self.0.partition_point(|(first, _)| *first <= gpu);
         let (first, n) = self.0[next.checked_sub(1)?];
@@ -182,8 +182,8 @@ impl Memory {
         self.insert_at(start, start.addr(), bytes, gpus, owner);
     }
 
-    /// As [`insert`](Self::insert), for memory that is mapped at several addresses: all its
-    /// mappings have the same canonical addresses.
+    /// Does the same as [`insert`](Self::insert), for memory that is mapped at several addresses:
+    /// all its mappings have the same canonical addresses.
     fn insert_at(
         &self,
         start: *mut u8,
@@ -214,7 +214,7 @@ impl Memory {
         }
     }
 
-    /// The canonical address of a byte: one for all addresses at which it is mapped.
+    /// Returns the canonical address of a byte: one for all addresses at which it is mapped.
     pub(crate) fn canonical(&self, address: usize) -> usize {
         let all = self.live.borrow();
         // The pages of a mapping are its own also where they are not live.
@@ -223,19 +223,19 @@ impl Memory {
         found.map_or(address, |(start, live)| live.canonical + (address - start))
     }
 
-    /// Whether NCCL has allocated the memory: it has no content until something writes it.
+    /// Returns whether NCCL has allocated the memory: it has no content until something writes it.
     pub(crate) fn is_of_nccl(&self, address: usize) -> bool {
         is_canonical_of_pages(self.canonical(address))
     }
 
-    /// The owner of a byte of live memory, and the byte's offset in the owner's memory.
+    /// Returns the owner of a byte of live memory, and the byte's offset in the owner's memory.
     pub(crate) fn owner_at(&self, address: usize) -> Option<(Owner, usize)> {
         let all = self.live.borrow();
         let (start, live) = last_until(&all, address).filter(|(_, live)| address < live.end)?;
         Some((live.owner, address - start))
     }
 
-    /// As [`owner_at`](Self::owner_at), for each address at which the byte is mapped.
+    /// Does the same as [`owner_at`](Self::owner_at), for each address at which the byte is mapped.
     pub(crate) fn owners_at(&self, address: usize) -> Vec<(Owner, usize)> {
         let canonical = self.canonical(address);
         let of = |(start, live): (&usize, &LiveMemory)| {
@@ -249,7 +249,7 @@ impl Memory {
         all
     }
 
-    /// The cache entry for this address: one per 64 KiB of address space.
+    /// Returns the cache entry for this address: one per 64 KiB of address space.
     #[inline(always)]
     fn entry(&self, address: usize) -> &Cell<Range> {
         // The multiplication is a hash.
@@ -258,13 +258,14 @@ impl Memory {
         &self.cache[slot as usize]
     }
 
-    /// Whether [`contains`](Self::contains) has lately found that `gpu` may access these bytes.
+    /// Returns whether [`contains`](Self::contains) has lately found that `gpu` may access these
+    /// bytes.
     #[inline(always)]
     pub(crate) fn was_found(&self, gpu: u32, address: usize, bytes: usize) -> bool {
         self.entry(address).get().contains(gpu, address, bytes)
     }
 
-    /// Whether `address..address + bytes` lies in one live range that `gpu` may access.
+    /// Returns whether `address..address + bytes` lies in one live range that `gpu` may access.
     pub(crate) fn contains(&self, gpu: u32, address: usize, bytes: usize) -> bool {
         self.was_found(gpu, address, bytes) || self.find(gpu, address, bytes)
     }
@@ -285,20 +286,20 @@ impl Memory {
         }
     }
 
-    /// Whether `address..address + bytes` lies in one live range.
+    /// Returns whether `address..address + bytes` lies in one live range.
     pub(crate) fn is_live(&self, address: usize, bytes: usize) -> bool {
         let all = self.live.borrow();
         let before = last_until(&all, address);
         before.is_some_and(|(_, live)| address <= live.end && bytes <= live.end - address)
     }
 
-    /// The owner of the live memory that starts at `start`.
+    /// Returns the owner of the live memory that starts at `start`.
     pub(crate) fn owner(&self, start: usize) -> Option<Owner> {
         self.live.borrow().get(&start).map(|live| live.owner)
     }
 
-    /// The distance in bytes of an address from the nearest memory of a window or buffer, live or
-    /// freed.
+    /// Returns the distance in bytes of an address from the nearest memory of a window or buffer,
+    /// live or freed.
     pub(crate) fn distance(&self, address: usize) -> Option<usize> {
         let far = |start: usize, end: usize| {
             if address < start { start - address } else { (address + 1).saturating_sub(end) }
@@ -356,8 +357,8 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    /// One part per rank in NCCL's window layout; rank `i` is on `gpus[i]`, and `team` consecutive
-    /// ranks can access each other's parts.
+    /// Returns one part per rank in NCCL's window layout; rank `i` is on `gpus[i]`, and `team`
+    /// consecutive ranks can access each other's parts.
     pub(crate) fn symmetric(
         memory: &Rc<Memory>,
         gpus: &Rc<[u32]>,
@@ -410,7 +411,7 @@ impl Allocation {
         Ok(Self { parts, lens, stride, mc_offset_4k, memory, _mapping: mapping })
     }
 
-    /// One part that `gpus` may access, ending at an inaccessible page (up to alignment).
+    /// Returns one part that `gpus` may access, ending at an inaccessible page (up to alignment).
     pub(crate) fn single(
         memory: &Rc<Memory>,
         gpus: GpuSet,
@@ -434,17 +435,17 @@ impl Allocation {
         self.parts[rank]
     }
 
-    /// Distance between two ranks' parts in units of 4 GiB.
+    /// Returns the distance between two ranks' parts in units of 4 GiB.
     pub(crate) fn stride_4g(&self) -> u32 {
         (self.stride / STRIDE_UNIT) as u32
     }
 
-    /// Length of each part in bytes.
+    /// Returns the length of each part in bytes.
     pub(crate) fn lens(&self) -> &Rc<[usize]> {
         &self.lens
     }
 
-    /// The offset in multicast groups in units of 4 KiB; 0 for a buffer.
+    /// Returns the offset in multicast groups in units of 4 KiB; 0 for a buffer.
     pub(crate) fn mc_offset_4k(&self) -> u32 {
         self.mc_offset_4k.unwrap_or(0)
     }
@@ -472,7 +473,7 @@ impl Drop for Allocation {
     }
 }
 
-/// The entry at `address`, or else the last one before it.
+/// Returns the entry at `address`, or else the last one before it.
 pub(crate) fn last_until<V>(map: &LiteMap<usize, V>, address: usize) -> Option<(&usize, &V)> {
     match map.find_index(&address) {
         Ok(at) => map.get_indexed(at),

@@ -36,7 +36,7 @@ impl MulticastGroup {
         members.into_iter().any(|member| *member as usize == gpu)
     }
 
-    /// Whether the group is this team of the communicator.
+    /// Returns whether the group is this team of the communicator.
     pub(crate) fn is(&self, first: usize, n: usize, stride: usize) -> bool {
         (self.first, self.n, self.stride) == (first, n, stride)
     }
@@ -83,7 +83,7 @@ impl Multicast {
         self.groups.borrow_mut()[(base ^ BASE) >> GROUP_BITS] = None;
     }
 
-    /// The group with base address `base`.
+    /// Returns the group with base address `base`.
     pub(crate) fn group(&self, base: usize) -> Option<Ref<'_, MulticastGroup>> {
         let index = (base ^ BASE) >> GROUP_BITS;
         Ref::filter_map(self.groups.borrow(), |groups| groups.get(index)?.as_ref()).ok()
@@ -114,7 +114,7 @@ impl Multicast {
         self.bound.borrow_mut().remove(&(unit as usize * UNIT));
     }
 
-    /// The copies of the bytes at `address`, or why `gpu` cannot access them.
+    /// Returns the copies of the bytes at `address`, or why `gpu` cannot access them.
     pub(crate) fn parts(
         &self,
         gpu: usize,
@@ -154,7 +154,7 @@ impl Multicast {
     }
 }
 
-/// Whether an address is a multicast address.
+/// Returns whether an address is a multicast address.
 pub(crate) fn is_multicast(address: usize) -> bool {
     address >> 61 == BASE >> 61
 }

@@ -31,40 +31,40 @@ pub enum Change {
 }
 
 impl Mutation {
-    /// A change at a line (from 1) of a file, whose path ends with `file`.
+    /// Returns a change at a line (from 1) of a file, whose path ends with `file`.
     pub fn new(file: impl Into<String>, line: u32, change: Change) -> Self {
         Self { file: file.into(), line, change }
     }
 
-    /// The change of operations at `at`.
+    /// Returns the change of operations at `at`.
     #[inline]
     pub(crate) fn at(&self, at: Site) -> Option<Change> {
         (at.line() == self.line && at.file().ends_with(&self.file)).then_some(self.change)
     }
 
-    /// Whether waits at `at` end at once.
+    /// Returns whether waits at `at` end at once.
     pub(crate) fn skips_wait(&self, at: Site) -> bool {
         matches!(self.at(at), Some(Change::Remove | Change::NoWait))
     }
 
-    /// Whether other operations at `at` are removed.
+    /// Returns whether other operations at `at` are removed.
     pub(crate) fn removes(&self, at: Site) -> bool {
         matches!(self.at(at), Some(Change::Remove))
     }
 }
 
 impl Change {
-    /// The changed order of an access, a wait or a fence.
+    /// Returns the changed order of an access, a wait or a fence.
     pub(crate) fn order(self, order: Order) -> Order {
         if self == Self::Relax { Order::Relaxed } else { order }
     }
 
-    /// The changed scope.
+    /// Returns the changed scope.
     fn scope(self, scope: Scope) -> Scope {
         if let Self::Narrow(scope) = self { scope } else { scope }
     }
 
-    /// The changed kind of an access.
+    /// Returns the changed kind of an access.
     pub(crate) fn access(self, access: Access) -> Access {
         match access {
             Access::AtomicRead(order, scope) => {
@@ -80,7 +80,7 @@ impl Change {
         }
     }
 
-    /// The changed fence, unless it is removed.
+    /// Returns the changed fence, unless it is removed.
     pub(crate) fn fence(self, order: Order, scope: Scope) -> Option<(Order, Scope)> {
         let removed = matches!(self, Self::Remove | Self::Relax);
         (!removed).then(|| (order, self.scope(scope)))

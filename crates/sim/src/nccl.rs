@@ -60,7 +60,8 @@ pub(crate) struct WindowView {
 /// Base of pointers to ranks outside the LSA team: a non-canonical address.
 const UNREACHABLE: usize = 0xdead << 48;
 
-/// The address of byte `offset` of LSA rank `peer`'s part; parts are `stride_4g` * 4 GiB apart.
+/// Returns the address of byte `offset` of LSA rank `peer`'s part; parts are `stride_4g` * 4 GiB
+/// apart.
 fn lsa_address(
     flat_base: *mut u8,
     stride_4g: u32,
@@ -85,7 +86,7 @@ impl WindowView {
         lsa_address(self.flat_base, self.stride_4g, self.lsa_size, offset, peer)
     }
 
-    /// The address of byte `offset` of world rank `rank`'s part, if `bytes` bytes follow.
+    /// Returns the address of byte `offset` of world rank `rank`'s part, if `bytes` bytes follow.
     fn world_address(&self, offset: usize, bytes: usize, rank: usize) -> Option<*mut u8> {
         let end = offset.checked_add(bytes)?;
         let part = rank * self.stride_4g as usize * STRIDE_UNIT;
@@ -105,7 +106,7 @@ pub(crate) fn describe(thread: &Thread, address: usize) -> String {
     thread.gpus().memory.describe(address, thread.arguments())
 }
 
-/// The calling thread and its call site.
+/// Returns the calling thread and its call site.
 fn caller<'a>() -> (&'a Thread, Site) {
     let thread = Thread::current();
     (thread, CALL_SITE.get())
@@ -117,7 +118,7 @@ fn record_communicator(thread: &Thread, gpus: &Rc<[u32]>) {
     thread.block().grid.communicator.get_or_init(|| Rc::clone(gpus));
 }
 
-/// The view behind a window handle; fails the kernel if the handle is NULL.
+/// Returns the view behind a window handle; fails the kernel if the handle is NULL.
 ///
 /// # Safety
 ///

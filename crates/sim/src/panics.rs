@@ -39,7 +39,7 @@ pub(crate) fn report(thread: &Thread, payload: &(dyn Any + Send)) {
     gpus.fail(Error::Panic { kernel, thread, at, message: message(payload) });
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 fn message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| payload.downcast_ref::<String>().cloned())

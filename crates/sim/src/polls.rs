@@ -25,7 +25,7 @@ pub(crate) struct Repeated {
 }
 
 impl Repeated {
-    /// With one more load, unless it shows that the thread does not poll.
+    /// Returns the poll with one more load, unless it shows that the thread does not poll.
     fn and(mut self, address: usize, changes: u64) -> Option<Self> {
         let known = |other: &usize| *other == address || *other == 0;
         let at = self.addresses.iter().position(known)?;
@@ -56,8 +56,8 @@ impl Thread {
         }
     }
 
-    /// The memory that the thread has read last in a poll, and its value. After what it waits for,
-    /// a wait of `nccl_device` reads a flag of the host, by which the host ends it.
+    /// Returns the memory that the thread has read last in a poll, and its value. After what it
+    /// waits for, a wait of `nccl_device` reads a flag of the host, by which the host ends it.
     pub(crate) fn polled_memory(&self) -> Option<String> {
         let [last, before] = self.read.get();
         let memory = &self.gpus().memory;
@@ -93,7 +93,7 @@ impl Thread {
         })
     }
 
-    /// What ends the phase of an `mbarrier` for which the thread waits.
+    /// Returns what ends the phase of an `mbarrier` for which the thread waits.
     pub(crate) fn waits_for_phase(&self, barrier: usize, parity: u32) -> Waiting {
         let is_here = self.block().shared.borrow().contains(barrier, 8);
         // SAFETY: the word is in the block's shared memory.

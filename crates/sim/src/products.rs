@@ -43,7 +43,7 @@ impl Products {
         self.fenced = true;
     }
 
-    /// A step of the sums at their place in the thread's registers.
+    /// Returns a step of the sums at their place in the thread's registers.
     ///
     /// # Errors
     ///
@@ -80,7 +80,8 @@ impl Products {
         Ok(())
     }
 
-    /// The thread has ended. Returns the product whose sums it has not waited for, if there is one.
+    /// Ends the thread's products. Returns the one whose sums it has not waited for, if there
+    /// is one.
     pub(crate) fn end(&mut self) -> Option<Site> {
         std::mem::take(self).in_flight.first().map(|sums| sums.at)
     }

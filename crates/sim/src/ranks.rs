@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::memory::{Allocation, Memory, Owner};
 use crate::nccl::{Network, WindowView};
 
-/// A rank's name in messages: with its GPU, if the numbers differ.
+/// Returns a rank's name in messages: with its GPU, if the numbers differ.
 pub(crate) fn name(gpus: &[u32], rank: u32) -> String {
     match gpus.get(rank as usize) {
         Some(gpu) if *gpu != rank => format!("rank {rank} (GPU {gpu})"),

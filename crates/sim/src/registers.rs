@@ -5,17 +5,17 @@ use crate::thread::{Block, Thread, Wait};
 
 /// Registers of a multiprocessor.
 const REGISTERS: u32 = 64 << 10;
-/// They are given to threads in multiples of this.
+/// The unit in which registers are given to threads.
 const UNIT: u32 = 8;
 /// Threads that ask together.
 const WARPGROUP: u32 = 128;
 
-/// What a launch gives to each thread: as many as the largest block of the kernel can have.
+/// Returns what a launch gives to each thread: as many as the largest block of the kernel can have.
 fn of_launch(block: &Block) -> u32 {
     (REGISTERS / block.grid.launch.max_threads.next_multiple_of(32)).min(255) / UNIT * UNIT
 }
 
-/// The thread's registers.
+/// Returns the thread's registers.
 fn own(thread: &Thread) -> u32 {
     match thread.registers.get() {
         0 => of_launch(thread.block()),
@@ -45,7 +45,7 @@ pub(crate) fn set(thread: &Thread, count: u32, raise: bool, at: Site) {
     block.threads().filter(waits).for_each(Thread::wake);
 }
 
-/// What the thread waits for.
+/// Returns what the thread waits for.
 pub(crate) fn waiting(thread: &Thread, count: u32) -> Waiting {
     let block = thread.block();
     let more = WARPGROUP.min(block.size) * count.saturating_sub(own(thread));

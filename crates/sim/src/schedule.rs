@@ -5,20 +5,20 @@ use std::fmt;
 /// How a simulated machine orders its threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Schedule {
-    /// In a fixed order or, with a seed, at random.
+    /// A fixed order or, with a seed, a random one.
     #[default]
     Fair,
-    /// By random priorities of warps, of which `depth - 1` change among the first `steps` steps.
+    /// Random priorities of warps, of which `depth - 1` change among the first `steps` steps.
     Pct { depth: u32, steps: u64 },
-    /// At random, but some threads run only when nothing else can.
+    /// A random order, but some threads run only when nothing else can.
     Lag(Lag),
-    /// By a list of choices: an index among the threads that can run, for each choice. After the
+    /// A list of choices: an index among the threads that can run, for each choice. After the
     /// list's end, each choice is the first.
     Choices(Vec<u32>),
 }
 
 impl Schedule {
-    /// Whether the schedule chooses each step of a thread, rather than turns of blocks.
+    /// Returns whether the schedule chooses each step of a thread, rather than turns of blocks.
     pub(crate) fn is_by_step(&self) -> bool {
         matches!(self, Self::Pct { .. } | Self::Choices(_))
     }
@@ -50,7 +50,7 @@ impl Lag {
         }
     }
 
-    /// The one with this name.
+    /// Returns the one with this name.
     pub(crate) fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|lag| lag.name() == name)
     }

@@ -85,9 +85,9 @@ struct ThreadAt {
 pub(crate) struct Scheduler {
     settings: Simulation,
     chooser: Chooser,
-    /// With a schedule by step.
+    /// The state of a schedule by step.
     steps: Option<Box<Steps>>,
-    /// With an unfair schedule.
+    /// The state of an unfair schedule.
     lagging: Option<Box<Lagging>>,
     gpus: Vec<Gpu>,
     /// GPUs that may have free resources for pending blocks.
@@ -169,7 +169,7 @@ impl Scheduler {
         self.trace = old.trace;
     }
 
-    /// What the timeline shows of running blocks.
+    /// Returns what the timeline shows of running blocks.
     pub(crate) fn going_on(&self, now: u64) -> Vec<Span> {
         self.blocks.iter().flatten().flat_map(|block| block.spans(now)).collect()
     }
@@ -183,12 +183,12 @@ impl Scheduler {
         self.trace
     }
 
-    /// The choices made by a list.
+    /// Returns the choices made by a list.
     pub(crate) fn choices(&self) -> &[Choice] {
         self.chooser.made()
     }
 
-    /// The rank that lags in an unfair schedule, and whether all others can only wait.
+    /// Returns the rank that lags in an unfair schedule, and whether all others can only wait.
     pub(crate) fn late_rank(&self) -> (Option<usize>, bool) {
         let lagging = self.lagging.as_ref();
         (lagging.and_then(|lagging| lagging.rank()), lagging.is_some_and(|l| l.is_still()))

@@ -16,7 +16,7 @@ const POISON_WORD: u128 = {
 /// Length of the canary after an array, in 16-byte words.
 const CANARY: usize = 8;
 
-/// Arrays start one word behind a multiple of this, so that the same offset is aligned in the same
+/// Arrays start one word after a multiple of this, so that the same offset is aligned in the same
 /// way in every block, and a kernel that needs more than 16 bytes has to align.
 const ALIGN: usize = 1024;
 
@@ -31,9 +31,9 @@ struct SharedArray {
     /// Address of the static that identifies the array; 0 for the dynamic one.
     key: usize,
     bytes: usize,
-    /// Its line in the kernel; `None` for the dynamic one.
+    /// The line in the kernel; `None` for the dynamic one.
     at: Option<Site>,
-    /// In cells, since kernels write the words through pointers.
+    /// The words, in cells, since kernels write them through pointers.
     words: Rc<[Cell<u128>]>,
     /// Index of the first word.
     first: usize,
@@ -75,7 +75,7 @@ impl SharedArray {
         self.words[self.first..].as_ptr().cast_mut().cast()
     }
 
-    /// Whether the canary is unchanged.
+    /// Returns whether the canary is unchanged.
     fn is_intact(&self) -> bool {
         let used = self.first + self.bytes / 16;
         let (partial, canary) = self.words[used..].split_at(1);
@@ -88,8 +88,8 @@ impl SharedArray {
         name(self.bytes, self.at)
     }
 
-    /// The distance of an address that is not in the array, or whose access exceeds it, and where
-    /// that is.
+    /// Returns the distance of an address that is not in the array, or whose access exceeds it, and
+    /// where that is.
     fn distance(&self, address: usize) -> (usize, String) {
         let start = self.start().addr();
         match address.checked_sub(start) {
@@ -119,7 +119,7 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Poisoned memory, with `bytes` of dynamic shared memory.
+    /// Returns poisoned memory, with `bytes` of dynamic shared memory.
     pub(crate) fn new(bytes: usize) -> Self {
         Self { dynamic: Some(SharedArray::new(0, bytes, None)), statics: Vec::new() }
     }
@@ -129,7 +129,7 @@ impl SharedMemory {
         self.dynamic.as_ref().map_or((std::ptr::null_mut(), 0), |a| (a.start(), a.bytes))
     }
 
-    /// The block's copy of the static at `key`; `None` if it does not fit.
+    /// Returns the block's copy of the static at `key`; `None` if it does not fit.
     pub(crate) fn of_static(
         &mut self,
         key: usize,
@@ -151,43 +151,43 @@ impl SharedMemory {
         Some(self.statics[index].start())
     }
 
-    /// The array with these bytes.
+    /// Returns the array with these bytes.
     fn array(&self, address: usize, bytes: usize) -> Option<&SharedArray> {
         self.dynamic.iter().chain(&self.statics).find(|array| array.contains(address, bytes))
     }
 
-    /// Start and length of each array.
+    /// Returns start and length of each array.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (usize, usize)> {
         self.statics.iter().chain(&self.dynamic).map(|array| (array.start().addr(), array.bytes))
     }
 
-    /// Whether the bytes lie within one array.
+    /// Returns whether the bytes lie within one array.
     pub(crate) fn contains(&self, address: usize, bytes: usize) -> bool {
         self.array(address, bytes).is_some()
     }
 
-    /// The location of an address.
+    /// Returns the location of an address.
     pub(crate) fn place(&self, address: usize) -> Option<Place> {
         let array = self.array(address, 1)?;
         let offset = address - array.start().addr();
         Some(Place { key: array.key, bytes: array.bytes, at: array.at, offset })
     }
 
-    /// The address of a location of another block; `None` if its static does not fit here.
+    /// Returns the address of a location of another block; `None` if its static does not fit here.
     pub(crate) fn address_of(&mut self, Place { key, bytes, at, offset }: Place) -> Option<usize> {
         let start = if key == 0 { self.dynamic().0 } else { self.of_static(key, bytes, at)? };
         Some(start.expose_provenance() + offset)
     }
 
-    /// The array that is nearest to an address in none, with the distance, unless it is farther
-    /// than a block's shared memory is long.
+    /// Returns the array that is nearest to an address in none, with the distance, unless it is
+    /// farther than a block's shared memory is long.
     pub(crate) fn nearest(&self, address: usize) -> Option<(usize, String)> {
         let arrays = self.statics.iter().chain(&self.dynamic);
         let nearest = arrays.map(|array| array.distance(address)).min_by_key(|(at, _)| *at);
         nearest.filter(|(distance, _)| *distance <= MAX_SHARED)
     }
 
-    /// The name and the length in bytes of an array whose end was overrun, if any.
+    /// Returns the name and the length in bytes of an array whose end was overrun, if any.
     pub(crate) fn overrun(&self) -> Option<(String, usize)> {
         let mut arrays = self.statics.iter().chain(&self.dynamic);
         arrays.find(|array| !array.is_intact()).map(|array| (array.name(), array.bytes))

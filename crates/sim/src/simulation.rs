@@ -78,7 +78,7 @@ impl From<usize> for Simulation {
 }
 
 impl Simulation {
-    /// A machine of `gpus` GPUs in one LSA team, with multicast.
+    /// Returns a machine of `gpus` GPUs in one LSA team, with multicast.
     pub fn new(gpus: usize) -> Self {
         Self {
             gpus,
@@ -103,20 +103,21 @@ impl Simulation {
         }
     }
 
-    /// Size of an LSA team, a divisor of the number of GPUs: consecutive GPUs that can access each
-    /// other's memory. Other GPUs are connected by the network only. Default: all GPUs.
+    /// Sets the size of an LSA team, a divisor of the number of GPUs: consecutive GPUs that can
+    /// access each other's memory. Other GPUs are connected by the network only. Default: all GPUs.
     pub fn team_size(mut self, gpus: usize) -> Self {
         self.team = Some(gpus);
         self
     }
 
-    /// Whether LSA teams have multicast (NVLS). Default: yes, from compute capability 9.0 on.
+    /// Sets whether LSA teams have multicast (NVLS). Default: yes, from compute capability 9.0
+    /// on.
     pub fn multimem(mut self, multimem: bool) -> Self {
         self.multimem = multimem;
         self
     }
 
-    /// The GPUs that the network connects for GIN (PROXY back end): all
+    /// Sets the GPUs that the network connects for GIN (PROXY back end): all
     /// ([`Full`](GinConnectionType::Full), the default), those with the same index in each team
     /// ([`Rail`](GinConnectionType::Rail)), or none ([`None`](GinConnectionType::None)).
     pub fn network(mut self, network: GinConnectionType) -> Self {
@@ -131,17 +132,17 @@ impl Simulation {
         self
     }
 
-    /// Whether GPU threads may be preempted between any two accesses through cuda_std, not only
-    /// where they synchronise. Several times slower, and finds more errors. Implies
+    /// Sets whether GPU threads may be preempted between any two accesses through cuda_std, not
+    /// only where they synchronise. Several times slower, and finds more errors. Implies
     /// [`watch`](Self::watch). Default: no.
     pub fn preempt(mut self, preempt: bool) -> Self {
         self.preempt = preempt;
         self
     }
 
-    /// Whether each access through cuda_std is checked against the memory that its GPU can access.
-    /// Without it, an invalid access faults or is not detected, and livelocks are detected later.
-    /// Default: yes.
+    /// Sets whether each access through cuda_std is checked against the memory that its GPU can
+    /// access. Without it, an invalid access faults or is not detected, and livelocks are detected
+    /// later. Default: yes.
     pub fn watch(mut self, watch: bool) -> Self {
         self.watch = watch;
         self
@@ -159,26 +160,26 @@ impl Simulation {
         self
     }
 
-    /// Whether races are detected: accesses to the same memory that nothing orders, one of them a
-    /// write. Needs [`watch`](Self::watch). Default: yes.
+    /// Sets whether races are detected: accesses to the same memory that nothing orders, one of
+    /// them a write. Needs [`watch`](Self::watch). Default: yes.
     pub fn races(mut self, races: bool) -> Self {
         self.races = races;
         self
     }
 
-    /// Whether atomic loads may see old values, where PTX's memory model allows it: values that
-    /// other threads have replaced, unless the replacement happened before the load. Loads of more
-    /// than eight bytes may see halves of different ages. With a seed, TMA, bulk copies and
+    /// Sets whether atomic loads may see old values, where PTX's memory model allows it: values
+    /// that other threads have replaced, unless the replacement happened before the load. Loads of
+    /// more than eight bytes may see halves of different ages. With a seed, TMA, bulk copies and
     /// `cp.async` read their source and write at any time until the wait for that, and copies and
-    /// memsets in streams land late. Needs a seed or choices, and [`races`](Self::races).
-    /// Default: no.
+    /// memsets in streams land late. Needs a seed or choices, and [`races`](Self::races). Default:
+    /// no.
     pub fn weak(mut self, weak: bool) -> Self {
         self.weak = weak;
         self
     }
 
-    /// Whether it is an error if a kernel ends with a put or get that it has not flushed. Kernels
-    /// may rely on a later kernel's flush, or on the signal of a put's target. Otherwise
+    /// Sets whether it is an error if a kernel ends with a put or get that it has not flushed.
+    /// Kernels may rely on a later kernel's flush, or on the signal of a put's target. Otherwise
     /// [`Activity::unflushed`](crate::Activity::unflushed) lists them. Default: no.
     pub fn flush(mut self, flush: bool) -> Self {
         self.flush = flush;
@@ -191,7 +192,8 @@ impl Simulation {
         self
     }
 
-    /// Stack size of a simulated thread in bytes; memory is committed on use. Default: 64 KiB.
+    /// Sets the stack size of a simulated thread in bytes; memory is committed on use. Default: 64
+    /// KiB.
     pub fn stack_size(mut self, bytes: usize) -> Self {
         self.stack_size = bytes;
         self
@@ -220,8 +222,8 @@ impl Simulation {
         self
     }
 
-    /// The compute capability that the GPUs report, at least 7.0, as `(major, minor)`. Default:
-    /// 9.0. In the text form: `compute_capability=8.9`.
+    /// Sets the compute capability that the GPUs report, at least 7.0, as `(major, minor)`.
+    /// Default: 9.0. In the text form: `compute_capability=8.9`.
     ///
     /// Before 9.0 there is no multicast, and launches with clusters and dependent launches are
     /// refused, as on a GPU. All else is as on Hopper: resources, and the instructions of a kernel,
@@ -257,8 +259,8 @@ impl Simulation {
         self
     }
 
-    /// After [`pct`](Self::pct): the number of thread switches of a run, so that priorities change
-    /// all over the run. Default: 1000. In the text form: `pct=3/5000`.
+    /// Sets, after [`pct`](Self::pct), the number of thread switches of a run, so that priorities
+    /// change all over the run. Default: 1000. In the text form: `pct=3/5000`.
     pub fn pct_steps(mut self, run: u64) -> Self {
         if let Schedule::Pct { steps, .. } = &mut self.schedule {
             *steps = run;
@@ -266,10 +268,10 @@ impl Simulation {
         self
     }
 
-    /// An unfair schedule: a thread, warp, block or rank, chosen by the seed (0 if none is set),
-    /// runs only when nothing else can make progress, neither a kernel, nor the network, nor a host
-    /// thread. The others run in random order. So another rank may be in its next launch while one
-    /// is still in this one, where missing barriers at a kernel's begin and end show.
+    /// Chooses an unfair schedule: a thread, warp, block or rank, chosen by the seed (0 if none is
+    /// set), runs only when nothing else can make progress, neither a kernel, nor the network, nor
+    /// a host thread. The others run in random order. So another rank may be in its next launch
+    /// while one is still in this one, where missing barriers at a kernel's begin and end show.
     ///
     /// ```
     /// use devcomm_sim::{Lag, Simulation};
@@ -304,41 +306,42 @@ impl Simulation {
         self
     }
 
-    /// With [`choices`](Self::choices): how many times a thread that could go on may be preempted;
-    /// there are no alternatives after that. Most bugs need one or two. Default: no limit.
+    /// Sets, with [`choices`](Self::choices), how many times a thread that could go on may be
+    /// preempted; there are no alternatives after that. Most bugs need one or two. Default: no
+    /// limit.
     pub fn preemptions(mut self, limit: u32) -> Self {
         self.preemptions = Some(limit);
         self
     }
 
-    /// The seed, if the order is random.
+    /// Returns the seed, if the order is random.
     #[must_use]
     pub fn random_seed(&self) -> Option<u64> {
         let needs_one = matches!(self.schedule, Schedule::Pct { .. } | Schedule::Lag(_));
         self.seed.or(needs_one.then_some(0))
     }
 
-    /// Whether atomic loads may see old values, and copies land late.
+    /// Returns whether atomic loads may see old values, and copies land late.
     #[must_use]
     pub fn is_weak(&self) -> bool {
         self.weak
     }
 
-    /// Number of GPUs.
+    /// Returns the number of GPUs.
     #[must_use]
     pub fn gpus(&self) -> usize {
         self.gpus
     }
 
-    /// Size of an LSA team.
+    /// Returns the size of an LSA team.
     #[must_use]
     pub fn team(&self) -> usize {
         self.team.unwrap_or(self.gpus)
     }
 
-    /// Whether threads are preempted before an access of this kind. With a list of choices and the
-    /// detection of races, not before a plain one: its order with others does not matter unless it
-    /// races, and then every order shows the race.
+    /// Returns whether threads are preempted before an access of this kind. With a list of choices
+    /// and the detection of races, not before a plain one: its order with others does not matter
+    /// unless it races, and then every order shows the race.
     #[inline]
     pub(crate) fn preempts(&self, access: Access) -> bool {
         let plain = matches!(access, Access::Read | Access::Write);

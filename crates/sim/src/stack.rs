@@ -45,7 +45,7 @@ pub(crate) struct Slab {
 }
 
 impl Slab {
-    /// `stacks` stacks of at least `size` usable bytes.
+    /// Returns `stacks` stacks of at least `size` usable bytes.
     pub(crate) fn new(stacks: usize, size: usize) -> io::Result<Self> {
         let mut idle = IDLE.lock();
         let bytes = size.next_multiple_of(page_size()) + page_size();
@@ -63,8 +63,8 @@ impl Slab {
         }
     }
 
-    /// As [`new`](Self::new), with `MADV_GUARD_INSTALL` if `hints`, or else at most `max_protected`
-    /// protected pages in the process.
+    /// Does the same as [`new`](Self::new), with `MADV_GUARD_INSTALL` if `hints`, or else at most
+    /// `max_protected` protected pages in the process.
     fn guarded(stacks: usize, size: usize, hints: bool, max_protected: usize) -> io::Result<Self> {
         let page = page_size();
         let size = size.next_multiple_of(page) + page;
@@ -102,26 +102,26 @@ impl Slab {
         self.mapping.base().wrapping_add(i * self.size).cast()
     }
 
-    /// Whether stack `i` overflowed, as far as can be detected.
+    /// Returns whether stack `i` overflowed, as far as can be detected.
     pub(crate) fn overflowed(&self, i: usize) -> bool {
         // SAFETY: the lowest word of a stack without a guard page. Volatile, since a coroutine may
         // have written it.
         i >= self.first_canary && unsafe { self.canary(i).read_volatile() } != CANARY
     }
 
-    /// Whether `address` lies in the guard page of stack `i`.
+    /// Returns whether `address` lies in the guard page of stack `i`.
     pub(crate) fn in_guard(&self, i: usize, address: usize) -> bool {
         let low = self.canary(i).addr();
         (low..low + page_size()).contains(&address)
     }
 
-    /// The lowest address and the end of stack `i`, without its guard page.
+    /// Returns the lowest address and the end of stack `i`, without its guard page.
     pub(crate) fn bounds(&self, i: usize) -> (usize, usize) {
         let low = self.canary(i).addr();
         (low + page_size(), low + self.size)
     }
 
-    /// Stack `i` for a coroutine.
+    /// Returns stack `i` for a coroutine.
     ///
     /// # Safety
     ///
@@ -146,7 +146,7 @@ pub(crate) struct SlabStack {
     limit: usize,
 }
 
-/// Stack addresses are not zero: they lie in a mapping.
+/// Returns stack addresses are not zero: they lie in a mapping.
 fn pointer(address: usize) -> StackPointer {
     StackPointer::new(address).unwrap_or(StackPointer::MIN)
 }

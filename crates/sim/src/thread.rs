@@ -32,7 +32,7 @@ use crate::warp::{WARP, Warp};
 /// What a thread waits for.
 #[derive(Clone, Copy)]
 pub(crate) enum Wait {
-    /// Nothing.
+    /// No event.
     Ready,
     /// A barrier of its block, as part of an NCCL call, if any.
     Barrier { id: u32, at: Site, coop_call: Option<CoopCall> },
@@ -40,7 +40,7 @@ pub(crate) enum Wait {
     Cluster { at: Site },
     /// The end of a phase of the `mbarrier` at this address.
     Phase { barrier: usize, parity: u32, at: Site },
-    /// So many registers for each thread of its warpgroup.
+    /// The number of registers for each thread of its warpgroup.
     Registers { count: u32, at: Site },
     /// The end of the grid beside which its own began.
     Previous { at: Site },
@@ -52,13 +52,13 @@ pub(crate) enum Wait {
     Network,
     /// A store by another thread: it polls, by plain loads or by atomic ones.
     Spin { at: Site, plain: bool },
-    /// Nothing: it has exited the kernel.
+    /// No event: it has exited the kernel.
     Exited,
-    /// Nothing: it has failed, and all kernels end.
+    /// No event: it has failed, and all kernels end.
     Failed,
-    /// Nothing: the watchdog stopped it while it computed.
+    /// No event: the watchdog stopped it while it computed.
     Running,
-    /// It has ended.
+    /// Notes that it has ended.
     Done,
 }
 
@@ -90,15 +90,15 @@ pub(crate) struct Thread {
     pub(crate) repeated: Cell<Repeated>,
     /// The addresses and the bytes of the last two reads of a poll, the last one first.
     pub(crate) read: Cell<[(usize, usize); 2]>,
-    /// Its registers, if it has changed their number; else 0.
+    /// The registers, if it has changed their number; else 0.
     pub(crate) registers: Cell<u32>,
     /// Recently polled addresses.
     pub(crate) polled: Cell<[usize; 4]>,
-    /// After a fault, resumes the coroutine in a function that ends it.
+    /// The handler that resumes the coroutine, after a fault, in a function that ends it.
     pub(crate) trap: Cell<Option<CoroutineTrapHandler<()>>>,
     /// What an access sees or changes instead of memory.
     pub(crate) scratch: Cell<u128>,
-    /// Its `wgmma`s in flight.
+    /// The `wgmma`s in flight.
     pub(crate) products: RefCell<Products>,
     /// What the thread knows of other accesses.
     pub(crate) race: RefCell<ThreadClock>,
@@ -151,7 +151,7 @@ pub(crate) struct Block {
     pub(crate) cluster: Rc<Cluster>,
     pub(crate) warps: Vec<Box<Warp>>,
     pub(crate) shared: RefCell<SharedMemory>,
-    /// For the timeline: when it began, and the wait in which all its threads are, since when.
+    /// When it began, for the timeline, and the wait in which all its threads are, since when.
     pub(crate) began: u64,
     pub(crate) waits: RefCell<Option<(u64, String, Option<Site>)>>,
     /// The first read of memory that nothing had written.
@@ -169,7 +169,7 @@ impl Grid {
         self.ended.get() == self.blocks
     }
 
-    /// Whether the grid beside which this one began still runs.
+    /// Returns whether the grid beside which this one began still runs.
     pub(crate) fn follows_running(&self) -> bool {
         self.previous.upgrade().is_some_and(|previous| !previous.has_ended())
     }
@@ -195,7 +195,7 @@ impl Block {
 }
 
 impl Thread {
-    /// A thread without a block.
+    /// Returns a thread without a block.
     pub(crate) fn new() -> Self {
         Self {
             ctx: Cell::new(ThreadCtx {
@@ -231,31 +231,31 @@ impl Thread {
         }
     }
 
-    /// The GPUs of the machine.
+    /// Returns the GPUs of the machine.
     #[inline(always)]
     pub(crate) fn gpus(&self) -> &Gpus {
         // SAFETY: the pointer is valid, as the module explains.
         unsafe { &*self.gpus.get() }
     }
 
-    /// The thread's block, which must be running.
+    /// Returns the thread's block, which must be running.
     #[inline(always)]
     pub(crate) fn block(&self) -> &Block {
         // SAFETY: the pointer is valid, as the module explains.
         unsafe { &*self.block.get() }
     }
 
-    /// What the kernel's arguments refer to.
+    /// Returns what the kernel's arguments refer to.
     pub(crate) fn arguments(&self) -> &Arguments {
         &self.block().grid.launch.arguments
     }
 
-    /// The name of the thread's kernel.
+    /// Returns the name of the thread's kernel.
     pub(crate) fn kernel(&self) -> &'static str {
         self.block().grid.launch.kernel
     }
 
-    /// The thread's identity in reports.
+    /// Returns the thread's identity in reports.
     pub(crate) fn id(&self) -> ThreadId {
         let block = self.block();
         ThreadId { rank: block.gpu, block: block.index, thread: self.tid.get() }
@@ -295,32 +295,32 @@ impl Thread {
         }
     }
 
-    /// The thread's warp.
+    /// Returns the thread's warp.
     pub(crate) fn warp(&self) -> &Warp {
         &self.block().warps[(self.tid.get() / WARP) as usize]
     }
 
-    /// The thread's lane in its warp.
+    /// Returns the thread's lane in its warp.
     pub(crate) fn lane(&self) -> u32 {
         self.tid.get() % WARP
     }
 
-    /// The lowest address and the end of the thread's stack.
+    /// Returns the lowest address and the end of the thread's stack.
     pub(crate) fn stack(&self) -> (usize, usize) {
         self.warp().stacks.bounds(self.lane() as usize)
     }
 
-    /// Whether `address` lies in the guard page of the thread's stack.
+    /// Returns whether `address` lies in the guard page of the thread's stack.
     pub(crate) fn in_guard(&self, address: usize) -> bool {
         self.warp().stacks.in_guard(self.lane() as usize, address)
     }
 
-    /// Whether the thread's stack overflowed, as far as can be detected.
+    /// Returns whether the thread's stack overflowed, as far as can be detected.
     pub(crate) fn overflowed(&self) -> bool {
         self.warp().stacks.overflowed(self.lane() as usize)
     }
 
-    /// The error for an overflow of the thread's stack.
+    /// Returns the error for an overflow of the thread's stack.
     pub(crate) fn overflow_error(&self) -> Error {
         let (low, high) = self.stack();
         Error::StackOverflow { kernel: self.kernel(), thread: self.id(), stack: high - low }

@@ -35,7 +35,7 @@ impl Counters {
         self.pairs.borrow_mut().clear();
     }
 
-    /// What each rank has sent to each other one to which it has sent anything.
+    /// Returns what each rank has sent to each other one to which it has sent anything.
     pub(crate) fn all(&self) -> BTreeMap<(usize, usize), Traffic> {
         self.pairs.borrow().clone()
     }

@@ -33,7 +33,7 @@ fn silent_checks(gpus: &Gpus) -> u32 {
     }
 }
 
-/// Processor time of this OS thread.
+/// Returns processor time of this OS thread.
 pub(crate) fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes to the struct; if it fails, the time is zero.
@@ -41,7 +41,8 @@ pub(crate) fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Number of calls into the simulator. While it changes, the scheduler checks the limits itself.
+/// Returns the number of calls into the simulator. While it changes, the scheduler checks the
+/// limits itself.
 fn activity(gpus: &Gpus) -> u64 {
     gpus.switches.get() + gpus.accesses.get() + gpus.calls.get()
 }

@@ -89,20 +89,20 @@ impl Until {
         }
     }
 
-    /// The value of the word that the condition tests; 0 if it tests no word.
+    /// Returns the value of the word that the condition tests; 0 if it tests no word.
     pub(crate) fn seen(&self) -> u64 {
         match *self {
             // SAFETY: a signal or counter of a device communicator, or a checked word in a window;
             // both outlive the launch.
             Self::Reached { word, .. } => unsafe { word.read_volatile() },
-            // SAFETY: as in `arrived`.
+            // SAFETY: a word of a barrier's memory, which outlives the launch.
             Self::Arrived { inbox, .. } => unsafe { inbox.read_volatile() }.into(),
             Self::Complete { .. } | Self::QueueSpace { .. } => 0,
         }
     }
 }
 
-/// Whether `value` has reached `least`, both modulo 2 to the power of `bits`. NCCL:
+/// Returns whether `value` has reached `least`, both modulo 2 to the power of `bits`. NCCL:
 /// `rollingLessEq`.
 pub(crate) fn reached(value: u64, least: u64, bits: u32) -> bool {
     let mask = u64::MAX >> (64 - bits);
@@ -148,8 +148,8 @@ fn begin(at: Site) {
 }
 
 impl WaitState {
-    /// The kernel's line for an access at `at`: what `nccl_device` polls in a wait, it polls for
-    /// the line of the wait.
+    /// Returns the kernel's line for an access at `at`: what `nccl_device` polls in a wait, it
+    /// polls for the line of the wait.
     #[inline]
     pub(crate) fn line_of(&self, at: Site) -> Site {
         match self.at.get() {
@@ -159,7 +159,7 @@ impl WaitState {
     }
 }
 
-/// Whether a location is in the source of `nccl_device`.
+/// Returns whether a location is in the source of `nccl_device`.
 fn is_of_nccl_device(at: Site) -> bool {
     let folder = nccl_device::raw::host::FILE.trim_end_matches("wait.rs");
     at.file().starts_with(folder)

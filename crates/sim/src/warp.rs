@@ -72,7 +72,7 @@ pub(crate) struct Warp {
 type Words = [[u32; 6]; WARP as usize];
 
 impl Warp {
-    /// A warp without a block, with `stack_size` bytes of stack per thread.
+    /// Returns a warp without a block, with `stack_size` bytes of stack per thread.
     pub(crate) fn new(stack_size: usize) -> io::Result<Box<Self>> {
         Ok(Box::new(Self {
             stacks: Slab::new(WARP as usize, stack_size)?,
@@ -84,7 +84,7 @@ impl Warp {
         }))
     }
 
-    /// The stacks of a warp that has no block any more.
+    /// Returns the stacks of a warp that has no block any more.
     pub(crate) fn end(self) -> Slab {
         let Self { threads, stacks, .. } = self;
         drop(threads);
@@ -172,8 +172,8 @@ pub(crate) fn exchange(thread: &Thread, words: [u32; 6], at: Site) -> Words {
     warp.exchanged.get()
 }
 
-/// Why a cooperative call of the thread's warp lacks lanes that have returned from the kernel, if
-/// it does. The last warp of a block may have fewer lanes.
+/// Returns why a cooperative call of the thread's warp lacks lanes that have returned from the
+/// kernel, if it does. The last warp of a block may have fewer lanes.
 fn lacks_lanes(thread: &Thread, mask: u32, call: &CoopCall) -> Option<String> {
     let warp = thread.warp();
     if warp.live.get() & mask == mask {
@@ -226,8 +226,8 @@ fn finish(warp: &Warp, barrier: &WarpBarrier, except: Option<&Thread>) {
     }
 }
 
-/// What `lane` reads, as PTX defines `shfl.sync`: its own value if the source lane is out of range,
-/// an undefined one ([`POISON`]) from a lane outside the mask.
+/// Returns what `lane` reads, as PTX defines `shfl.sync`: its own value if the source lane is out
+/// of range, an undefined one ([`POISON`]) from a lane outside the mask.
 fn shuffled(barrier: &WarpBarrier, kind: Shuffle, lane: u32) -> (u32, bool) {
     let Lane { value, operand, width } = barrier.lanes[lane as usize];
     let operand = operand % WARP;

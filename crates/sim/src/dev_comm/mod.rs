@@ -90,7 +90,8 @@ impl Drop for MulticastGroups {
     }
 }
 
-/// The reciprocal with which NCCL's device code divides by `n`: 2^32 / n, wrapped to 0 for 1.
+/// Returns the reciprocal with which NCCL's device code divides by `n`: 2^32 / n, which wraps to 0
+/// for 1.
 fn reciprocal(n: usize) -> u32 {
     let n = u32::try_from(n.max(1)).unwrap_or(u32::MAX);
     (u32::MAX / n).wrapping_add(n.is_power_of_two().into())

@@ -151,7 +151,7 @@ impl ResourceAllocator {
     }
 }
 
-/// The distance between connected ranks, if any are connected.
+/// Returns the distance between connected ranks, if any are connected.
 fn stride_of(config: &DevCommConfig, lsa_ranks: usize) -> Result<Option<u32>> {
     match config.gin_connection {
         GinConnectionType::None => Ok(None),

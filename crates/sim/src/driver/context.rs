@@ -17,14 +17,14 @@ pub(super) unsafe fn init(_flags: c_uint) -> CUresult {
 }
 
 pub(super) unsafe fn driver_version(version: *mut c_int) -> CUresult {
-    // SAFETY: the caller's contract.
+    // SAFETY: the program passes a valid out pointer, as CUDA requires.
     unsafe { version.write(DRIVER_VERSION) };
     CUresult::CUDA_SUCCESS
 }
 
 pub(super) unsafe fn device_count(count: *mut c_int) -> CUresult {
     query("cuDeviceGetCount", |simulation| {
-        // SAFETY: the module's contract, here and below.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { count.write(simulation.gpus as c_int) };
         Ok(())
     })
@@ -39,7 +39,7 @@ fn device_index(simulation: &Simulation, device: c_int) -> CudaResult<usize> {
 pub(super) unsafe fn device(device: *mut CUdevice, ordinal: c_int) -> CUresult {
     query("cuDeviceGet", |simulation| {
         let gpu = device_index(simulation, ordinal)?;
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { device.write(gpu as CUdevice) };
         Ok(())
     })
@@ -70,7 +70,7 @@ pub(super) unsafe fn device_attribute(
             A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED => 1,
             _ => 0,
         };
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { value.write(number.cast_signed()) };
         Ok(())
     })
@@ -90,8 +90,8 @@ pub(super) unsafe fn device_name(name: *mut c_char, len: c_int, device: CUdevice
     })
 }
 
-/// A context's handle encodes its machine and GPU, so that a thread that is attached to no machine
-/// can make it current.
+/// Returns a context's handle encodes its machine and GPU, so that a thread that is attached to no
+/// machine can make it current.
 fn handle(machine: u64, gpu: usize) -> CUcontext {
     ((machine << 24) | ((gpu as u64 + 1) << 4)) as CUcontext
 }
@@ -106,7 +106,7 @@ pub(super) unsafe fn retain(context: *mut CUcontext, device: CUdevice) -> CUresu
         let gpu = device_index(cx.core.simulation(), device)?;
         let retained = &cx.core.devices[gpu].retained;
         retained.set(retained.get() + 1);
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { context.write(handle(cx.core.number(), gpu)) };
         Ok(())
     })

@@ -61,7 +61,7 @@ impl Event {
 }
 
 impl Core {
-    /// The event of a handle.
+    /// Returns the event of a handle.
     pub(crate) fn event(&self, event: CUevent) -> CudaResult<Rc<Event>> {
         let found = self.events.borrow().get(&(event as u64)).cloned();
         found.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_HANDLE.into())
@@ -82,7 +82,7 @@ pub(super) unsafe fn create(event: *mut CUevent, flags: c_uint) -> CUresult {
         let handle = cx.core.new_handle();
         let new = Event { timed, ..Event::default() };
         cx.core.events.borrow_mut().insert(handle, Rc::new(new));
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { event.write(handle as CUevent) };
         Ok(())
     })
@@ -138,7 +138,7 @@ pub(super) unsafe fn elapsed_time(ms: *mut f32, start: CUevent, end: CUevent) ->
             return Err(CUresult::CUDA_ERROR_NOT_READY.into());
         }
         let nanoseconds = end.completed.get().1 as f64 - start.completed.get().1 as f64;
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { ms.write((nanoseconds / 1e6) as f32) };
         Ok(())
     })

@@ -35,7 +35,7 @@ impl Function {
         Self { gpu, body, max_dynamic_shared: Cell::new(limits::STATIC_SHARED) }
     }
 
-    /// Whether it is the function of kernel `body` on `gpu`.
+    /// Returns whether it is the function of kernel `body` on `gpu`.
     pub(crate) fn is(&self, gpu: usize, body: &HostBody) -> bool {
         self.gpu == gpu && self.body == *body
     }
@@ -103,7 +103,7 @@ pub(super) unsafe fn attribute(
             }
             _ => 0,
         };
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes valid pointers, as CUDA requires.
         unsafe { value.write(number.cast_signed()) };
         Ok(())
     })
@@ -140,7 +140,7 @@ pub(super) unsafe fn occupancy(
         let threads = u32::try_from(block_size).ok().filter(|threads| *threads > 0);
         let threads = threads.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let resident = cx.core.gpus.resident(threads, dynamic_shared);
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes valid pointers, as CUDA requires.
         unsafe { blocks.write((resident / cx.core.simulation().multiprocessors) as c_int) };
         Ok(())
     })
@@ -152,14 +152,14 @@ pub(super) unsafe fn cluster_occupancy(
     config: *const CUlaunchConfig,
 ) -> CUresult {
     call("cuOccupancyMaxActiveClusters", |cx| {
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes valid pointers, as CUDA requires.
         let config = unsafe { &*config };
         let body = cx.function(function)?.body;
-        // SAFETY: as above.
+        // SAFETY: the program passes valid pointers, as CUDA requires.
         let cluster = unsafe { Attributes::of(config) }.cluster_for(&body)?;
         let threads = config.blockDimX * config.blockDimY * config.blockDimZ;
         let resident = cx.core.gpus.resident(threads, config.sharedMemBytes as usize);
-        // SAFETY: as above.
+        // SAFETY: the program passes valid pointers, as CUDA requires.
         unsafe { clusters.write((resident / cluster) as c_int) };
         Ok(())
     })
@@ -218,7 +218,7 @@ pub(super) unsafe fn launch(
     _extra: *mut *mut c_void,
 ) -> CUresult {
     call("cuLaunchKernelEx", |cx| {
-        // SAFETY: the module's contract, here and below.
+        // SAFETY: the program passes valid pointers, as CUDA requires.
         let config = unsafe { &*config };
         let function = cx.function(function)?;
         let stream = cx.stream(config.hStream)?;
@@ -228,7 +228,7 @@ pub(super) unsafe fn launch(
         if config.sharedMemBytes > function.max_dynamic_shared.get() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
-        // SAFETY: as above.
+        // SAFETY: the program passes valid pointers, as CUDA requires.
         let attributes = unsafe { Attributes::of(config) };
         // SAFETY: as above; `params` has the address of each parameter.
         let params = unsafe { Params::copy(&function.body, params) };
@@ -291,20 +291,20 @@ impl Params {
         Self { bytes, starts }
     }
 
-    /// The 64-bit words of the parameters.
+    /// Returns the 64-bit words of the parameters.
     fn words(&self) -> impl Iterator<Item = usize> + '_ {
         let words = self.bytes.iter().flat_map(|Aligned(bytes)| bytes.as_chunks().0);
         words.map(|&word| u64::from_ne_bytes(word) as usize)
     }
 
-    /// The word at byte `offset` of parameter `index`.
+    /// Returns the word at byte `offset` of parameter `index`.
     fn word(&self, index: usize, offset: usize) -> usize {
         let bytes = self.bytes[self.starts[index]..].iter();
         let mut words = bytes.flat_map(|Aligned(bytes)| bytes.as_chunks().0);
         words.nth(offset / 8).map_or(0, |&word| u64::from_ne_bytes(word)) as usize
     }
 
-    /// What the parameters refer to.
+    /// Returns what the parameters refer to.
     fn memory(&self, body: &HostBody, core: &Core) -> Arguments {
         let mut arguments = Arguments::default();
         for (index, (name, references)) in body.memory().enumerate() {
@@ -350,7 +350,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// The launch's arguments as text, for the record of calls.
+    /// Returns the launch's arguments as text, for the record of calls.
     fn describe_arguments(&self) -> String {
         let Self { grid, block, dynamic_shared, cooperative, .. } = self;
         let name = self.body.name();

@@ -61,7 +61,7 @@ impl StreamCapture {
         self.capture.invalidated.set(Some(why));
     }
 
-    /// The stream's current capture point.
+    /// Returns the stream's current capture point.
     pub(super) fn point(&self) -> CapturePoint {
         CapturePoint { capture: Rc::clone(&self.capture), last: self.last.clone() }
     }
@@ -94,7 +94,7 @@ impl CapturePoint {
     }
 }
 
-/// Whether every node is in `last` or an ancestor of a node in `last`.
+/// Returns whether every node is in `last` or an ancestor of a node in `last`.
 fn all_joined(nodes: &[Node], last: &[usize]) -> bool {
     let mut joined = vec![false; nodes.len()];
     last.iter().for_each(|&index| joined[index] = true);
@@ -130,7 +130,7 @@ pub(super) unsafe fn begin_capture(stream: CUstream, _mode: CUstreamCaptureMode)
 
 pub(super) unsafe fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUresult {
     call("cuStreamEndCapture", |cx| {
-        // SAFETY: the module's contract, here and below.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { graph.write(std::ptr::null_mut()) };
         let stream = cx.stream(stream)?;
         let capturing = stream.capturing.take();
@@ -152,7 +152,7 @@ pub(super) unsafe fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUres
         }
         let (handle, owned) = (capture.handle, Rc::clone(&capture.owned));
         cx.core.graphs.borrow_mut().insert(handle, Rc::new(Graph { nodes, owned }));
-        // SAFETY: as above.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { graph.write(handle as CUgraph) };
         Ok(())
     })
@@ -178,7 +178,7 @@ pub(super) unsafe fn capture_info(
             true => None,
             false => cx.stream(stream)?.capturing.borrow().as_ref().map(|own| own.capture.handle),
         };
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe {
             status.write(match handle {
                 Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
@@ -191,7 +191,7 @@ pub(super) unsafe fn capture_info(
     })
 }
 
-/// Something that graphs own: the last of them destroys it.
+/// An object that graphs own: the last of them destroys it.
 pub(crate) struct UserObject {
     value: *mut c_void,
     destroy: CUhostFn,
@@ -220,7 +220,7 @@ pub(super) unsafe fn create_user_object(
         let handle = cx.core.new_handle();
         let new = Rc::new(UserObject { value, destroy });
         cx.core.user_objects.borrow_mut().insert(handle, new);
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { object.write(handle as CUuserObject) };
         Ok(())
     })
@@ -279,7 +279,7 @@ pub(super) unsafe fn nodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut 
         if !nodes.is_null() {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED.into());
         }
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { count.write(graph.nodes.len()) };
         Ok(())
     })
@@ -290,7 +290,7 @@ pub(crate) struct Exec {
     graph: Rc<Graph>,
     /// Whether a launch is running: launches of one instantiated graph do not overlap.
     is_running: Cell<bool>,
-    /// For each node, its runs in all launches.
+    /// The runs of each node in all launches.
     sequences: Vec<Sequence>,
 }
 
@@ -305,7 +305,7 @@ pub(super) unsafe fn instantiate(
         let sequences = graph.nodes.iter().map(|_| cx.core.memory.races.sequence()).collect();
         let new = Exec { graph, is_running: Cell::new(false), sequences };
         cx.core.execs.borrow_mut().insert(handle, Rc::new(new));
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { exec.write(handle as CUgraphExec) };
         Ok(())
     })

@@ -17,7 +17,7 @@ pub(crate) const MEMORY: usize = 141 << 30;
 pub(super) unsafe fn info(free: *mut usize, total: *mut usize) -> CUresult {
     call("cuMemGetInfo", |cx| {
         let used = cx.core.devices[cx.gpu()?].allocated.get();
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe {
             free.write(MEMORY.saturating_sub(used));
             total.write(MEMORY);
@@ -26,7 +26,7 @@ pub(super) unsafe fn info(free: *mut usize, total: *mut usize) -> CUresult {
     })
 }
 
-/// Memory that the current GPU can access.
+/// Returns memory that the current GPU can access.
 pub(super) unsafe fn alloc(memory: *mut CUdeviceptr, bytes: usize) -> CUresult {
     call("cuMemAlloc", |cx| {
         let (gpu, core) = (cx.gpu()?, cx.core);
@@ -45,7 +45,7 @@ pub(super) unsafe fn alloc(memory: *mut CUdeviceptr, bytes: usize) -> CUresult {
         allocated.set(allocated.get() + bytes);
         let address = allocation.part(0);
         core.device_memory.borrow_mut().insert(address.addr(), (gpu, allocation));
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { memory.write(address as CUdeviceptr) };
         Ok(())
     })
@@ -67,7 +67,7 @@ pub(super) unsafe fn free(memory: CUdeviceptr) -> CUresult {
     })
 }
 
-/// Pinned memory: every GPU can access it, at its host address.
+/// Returns pinned memory: every GPU can access it, at its host address.
 pub(super) unsafe fn host_alloc(memory: *mut *mut c_void, bytes: usize, _: c_uint) -> CUresult {
     call("cuMemHostAlloc", |cx| {
         cx.gpu()?;
@@ -81,7 +81,7 @@ pub(super) unsafe fn host_alloc(memory: *mut *mut c_void, bytes: usize, _: c_uin
         })?;
         let address = allocation.part(0);
         cx.core.pinned.borrow_mut().insert(address.addr(), allocation);
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { memory.write(address.cast()) };
         Ok(())
     })
@@ -103,19 +103,19 @@ pub(super) unsafe fn host_device_pointer(
         if !cx.core.pinned.borrow().contains_key(&memory.addr()) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { device.write(memory as CUdeviceptr) };
         Ok(())
     })
 }
 
 impl CallContext<'_> {
-    /// A pointer to `bytes` bytes, checked to be accessible by the current GPU.
+    /// Returns a pointer to `bytes` bytes, checked to be accessible by the current GPU.
     fn device_memory(&self, address: CUdeviceptr, bytes: usize) -> CudaResult<*mut u8> {
         device_memory(self.core, self.gpu()?, address, bytes)
     }
 
-    /// Whether host memory is pinned: GPUs can access it at its host address.
+    /// Returns whether host memory is pinned: GPUs can access it at its host address.
     fn is_pinned(&self, memory: *const c_void, bytes: usize) -> bool {
         self.gpu().is_ok_and(|gpu| self.core.memory.contains(gpu as u32, memory.addr(), bytes))
     }
@@ -144,7 +144,7 @@ fn device_memory(
     Ok(std::ptr::with_exposed_provenance_mut(start))
 }
 
-/// With pageable host memory, returns once the copy is done, as CUDA does.
+/// Copies; with pageable host memory, it returns once the copy is done, as CUDA does.
 pub(super) unsafe fn copy_to_device(
     to: CUdeviceptr,
     from: *const c_void,
@@ -166,7 +166,7 @@ pub(super) unsafe fn copy_to_device(
     })
 }
 
-/// As [`copy_to_device`].
+/// Does the same as [`copy_to_device`].
 pub(super) unsafe fn copy_to_host(
     to: *mut c_void,
     from: CUdeviceptr,
@@ -180,7 +180,7 @@ pub(super) unsafe fn copy_to_host(
         }
         cx.when_idle(stream, || {
             let from = cx.device_memory(from, bytes)?;
-            // SAFETY: as above.
+            // SAFETY: the program passes host memory of this size, as CUDA requires.
             unsafe { to.cast::<u8>().copy_from(from, bytes) };
             cx.core.host_access("a copy to the host", cx.gpu()?, from.addr(), bytes, false)
         })
@@ -212,7 +212,7 @@ enum StoreKind {
 }
 
 impl Store {
-    /// Distance from the first written byte to the end of the last.
+    /// Returns the distance from the first written byte to the end of the last.
     fn extent(&self) -> usize {
         match self.kind {
             StoreKind::Copy { bytes, .. } => bytes,
@@ -274,7 +274,7 @@ impl Store {
             StoreKind::Copy { .. } => unsafe {
                 to.copy_from_nonoverlapping(data.as_ptr(), data.len());
             },
-            // SAFETY: as above.
+            // SAFETY: the target was just checked, and no kernel runs now.
             StoreKind::Fill { value, size: 1, pitch: 1, count } => unsafe {
                 to.write_bytes(value[0], count);
             },
@@ -336,7 +336,7 @@ pub(super) unsafe fn copy(
     enqueue("cuMemcpyDtoDAsync", to, StoreKind::Copy { from, bytes }, stream)
 }
 
-/// A memset to `count` contiguous values.
+/// Returns a memset to `count` contiguous values.
 fn fill<const N: usize>(value: [u8; N], count: usize) -> StoreKind {
     let mut bytes = [0; 4];
     bytes[..N].copy_from_slice(&value);

@@ -60,7 +60,7 @@ pub(crate) struct CallContext<'a> {
 }
 
 impl CallContext<'_> {
-    /// The GPU whose context is current; an error if a kernel has failed.
+    /// Returns the GPU whose context is current; an error if a kernel has failed.
     pub(crate) fn gpu(&self) -> CudaResult<usize> {
         self.core.check()?;
         self.current.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_CONTEXT.into())
@@ -132,7 +132,7 @@ fn query(name: &'static str, body: impl Fn(&Simulation) -> CudaResult<()>) -> CU
     }
 }
 
-/// The code that a call returns; `None` if the machine has ended.
+/// Returns the code that a call returns; `None` if the machine has ended.
 fn code_of(outcome: Option<CudaResult<()>>) -> CUresult {
     match outcome {
         None => CUresult::CUDA_ERROR_DEINITIALIZED,
@@ -145,7 +145,7 @@ fn code_of(outcome: Option<CudaResult<()>>) -> CUresult {
     }
 }
 
-/// The driver error with the code of an injected fault.
+/// Returns the driver error with the code of an injected fault.
 fn error_of(code: i32) -> CUresult {
     use CUresult as E;
     const KNOWN: [CUresult; 10] = [

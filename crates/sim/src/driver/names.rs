@@ -24,7 +24,8 @@ fn c_string(text: &str) -> CString {
     CString::new(text.replace('\0', " ")).unwrap_or_default()
 }
 
-/// The name of an error, such as `CUDA_ERROR_NOT_READY`, stored for the life of the process.
+/// Returns the name of an error, such as `CUDA_ERROR_NOT_READY`, stored for the life of the
+/// process.
 fn name_of(error: CUresult) -> *const c_char {
     static NAMES: Mutex<LiteMap<u32, CString>> = Mutex::new(LiteMap::new());
     let mut names = NAMES.lock();
@@ -33,7 +34,7 @@ fn name_of(error: CUresult) -> *const c_char {
 }
 
 pub(super) unsafe fn error_name(error: CUresult, text: *mut *const c_char) -> CUresult {
-    // SAFETY: the caller's contract.
+    // SAFETY: the program passes a valid out pointer, as CUDA requires.
     unsafe { text.write(name_of(error)) };
     CUresult::CUDA_SUCCESS
 }
@@ -46,7 +47,7 @@ pub(super) unsafe fn error_string(error: CUresult, text: *mut *const c_char) -> 
         last.as_ref().filter(|(code, _)| *code == error).map(|(_, text)| text.as_ptr())
     };
     let message = LAST_ERROR.try_with(message).ok().flatten();
-    // SAFETY: the caller's contract.
+    // SAFETY: the program passes a valid out pointer, as CUDA requires.
     unsafe { text.write(message.unwrap_or_else(|| name_of(error))) };
     CUresult::CUDA_SUCCESS
 }

@@ -18,34 +18,34 @@ use crate::timeline::{Span, Timeline};
 
 /// An operation in a stream.
 pub(crate) trait StreamOp {
-    /// Called when the operation enters a stream's queue, not when it is captured: operations that
-    /// are ordered across streams take their sequence number here.
+    /// Is called when the operation enters a stream's queue, not when it is captured: operations
+    /// that are ordered across streams take their sequence number here.
     fn enqueued(&mut self, _core: &Core) {}
 
     /// Makes progress. Called once all earlier operations of the stream are complete, until it
     /// returns `Ready`.
     fn poll(&mut self, core: &Core) -> Poll<()>;
 
-    /// The operation's running kernel, if that lets a dependent launch begin.
+    /// Returns the operation's running kernel, if that lets a dependent launch begin.
     fn launches_next(&self, _core: &Core) -> Option<GridId> {
         None
     }
 
-    /// Called while the operation before it has the running kernel `previous`, which lets a
+    /// Is called while the operation before it has the running kernel `previous`, which lets a
     /// dependent launch begin.
     fn begin_beside(&mut self, _core: &Core, _previous: GridId) {}
 
-    /// Whether the operation has a running kernel.
+    /// Returns whether the operation has a running kernel.
     fn runs_kernel(&self) -> bool {
         false
     }
 
-    /// The operation's kernel, if an argument of the launch has a word that `is_given`.
+    /// Returns the operation's kernel, if an argument of the launch has a word that `is_given`.
     fn kernel_given(&self, _is_given: &dyn Fn(usize) -> bool) -> Option<&'static str> {
         None
     }
 
-    /// The kind of the operation, such as "a copy".
+    /// Returns the kind of the operation, such as "a copy".
     fn name(&self) -> String;
 
     /// Describes the operation and what it waits for, for error messages.
@@ -53,7 +53,7 @@ pub(crate) trait StreamOp {
         format!("{} is next", self.name())
     }
 
-    /// A copy that has not started, for one launch of a graph.
+    /// Returns a copy that has not started, for one launch of a graph.
     fn duplicate(&self) -> Box<dyn StreamOp>;
 }
 
@@ -62,7 +62,7 @@ struct Queued {
     op: Box<dyn StreamOp>,
     /// What the host knew when it enqueued the operation.
     enqueued: Clock,
-    /// Its run, once it has started, and the time of that.
+    /// The run, once it has started, and the time of that.
     run: Option<Run>,
     began: u64,
 }
@@ -89,7 +89,7 @@ pub(crate) struct Stream {
     sequence: Sequence,
     /// Whether its handle was destroyed.
     destroyed: Cell<bool>,
-    /// Its capture state, if it is being captured.
+    /// The capture state, if it is being captured.
     pub(super) capturing: RefCell<Option<StreamCapture>>,
 }
 
@@ -99,7 +99,7 @@ impl Stream {
         Self { gpu, queue, sequence: races.sequence(), destroyed, capturing }
     }
 
-    /// The handle of a GPU's default stream.
+    /// Returns the handle of a GPU's default stream.
     pub(crate) fn default_of(gpu: usize) -> u64 {
         gpu as u64 + 1
     }
@@ -108,12 +108,12 @@ impl Stream {
         self.gpu
     }
 
-    /// Whether it was destroyed and its queue is empty.
+    /// Returns whether it was destroyed and its queue is empty.
     pub(crate) fn is_over(&self) -> bool {
         self.destroyed.get() && self.is_idle()
     }
 
-    /// Whether its queue is empty.
+    /// Returns whether its queue is empty.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.borrow().is_empty()
     }
@@ -164,7 +164,7 @@ impl Stream {
         has_progressed
     }
 
-    /// What is known once the stream is idle.
+    /// Returns what is known once the stream is idle.
     pub(crate) fn clock(&self) -> Clock {
         self.sequence.clock.borrow().clone()
     }
@@ -194,12 +194,13 @@ impl Stream {
         });
     }
 
-    /// Whether the first operation has a running kernel.
+    /// Returns whether the first operation has a running kernel.
     pub(crate) fn runs_kernel(&self) -> bool {
         self.queue.borrow().front().is_some_and(|head| head.op.runs_kernel())
     }
 
-    /// The first kernel, running or queued, that has a word in its arguments that `is_given`.
+    /// Returns the first kernel, running or queued, that has a word in its arguments that
+    /// `is_given`.
     fn kernel_given(&self, is_given: &dyn Fn(usize) -> bool) -> Option<&'static str> {
         self.queue.borrow().iter().find_map(|op| op.op.kernel_given(is_given))
     }
@@ -246,7 +247,7 @@ impl Core {
         }
     }
 
-    /// The stream of a handle, with `gpu`'s context current; NULL is the default stream.
+    /// Returns the stream of a handle, with `gpu`'s context current; NULL is the default stream.
     pub(crate) fn stream(&self, gpu: usize, stream: CUstream) -> CudaResult<Rc<Stream>> {
         let handle = if stream.is_null() { Stream::default_of(gpu) } else { stream as u64 };
         let streams = self.streams.borrow();
@@ -260,7 +261,8 @@ impl CallContext<'_> {
         self.core.stream(self.gpu()?, stream)
     }
 
-    /// A stream to query or synchronize. Fails and invalidates the capture of a captured stream.
+    /// Returns a stream to query or synchronize. Fails and invalidates the capture of a captured
+    /// stream.
     fn synchronizable(&self, stream: CUstream) -> CudaResult<Rc<Stream>> {
         let stream = self.stream(stream)?;
         stream.refuse_captured()?;
@@ -314,7 +316,7 @@ pub(super) unsafe fn create(stream: *mut CUstream, _flags: c_uint) -> CUresult {
             .streams
             .borrow_mut()
             .insert(handle, Rc::new(Stream::new(cx.gpu()?, &cx.core.memory.races)));
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { stream.write(handle as CUstream) };
         Ok(())
     })

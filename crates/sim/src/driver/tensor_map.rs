@@ -67,7 +67,7 @@ pub(super) unsafe fn encode_tiled(
         };
         let address = address as u64;
         let desc = TensorMapDesc { address, rows, columns, tile_rows: tile[1], data_type };
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { (*map).opaque = desc.for_simulator().words };
         Ok(())
     })

@@ -55,7 +55,7 @@ pub enum Waiting {
     Messages {
         /// The wait for the first of them.
         first: WaitFor,
-        /// Their slots or elements.
+        /// The slots or elements.
         indices: Vec<u32>,
     },
     /// Peers, in an LSA barrier.
@@ -67,11 +67,11 @@ pub enum Waiting {
     },
     /// A store by another thread: the thread polls memory.
     Spin,
-    /// As [`Spin`](Self::Spin), by plain loads.
+    /// A [`Spin`](Self::Spin) by plain loads.
     PlainSpin,
-    /// Nothing: the thread is ready to run.
+    /// No wait: the thread is ready to run.
     Nothing,
-    /// Nothing: the thread runs without calls into the simulator.
+    /// No wait: the thread runs without calls into the simulator.
     Computing,
 }
 
@@ -131,7 +131,7 @@ impl fmt::Display for Waiting {
 }
 
 impl Waiting {
-    /// Whether it is a poll of memory that a report names.
+    /// Returns whether it is a poll of memory that a report names.
     pub(crate) fn is_poll(&self) -> bool {
         use WaitKind::{Flag, GridBarrier, Lamport, LlA2a, Poll};
         match self {
@@ -155,7 +155,7 @@ pub struct Waiter {
     pub block: u32,
     /// The number of threads.
     pub threads: u32,
-    /// Their numbers in the block.
+    /// The numbers in the block.
     pub ids: Vec<u32>,
     /// What they wait for.
     pub what: Waiting,
@@ -210,7 +210,7 @@ pub struct Stall {
 }
 
 impl Stall {
-    /// Number of threads that have not ended.
+    /// Returns the number of threads that have not ended.
     pub fn threads(&self) -> u32 {
         self.waiters.iter().map(|w| w.threads).sum()
     }

@@ -29,7 +29,7 @@ impl Launches {
         kernel.uses_peers |= grid.uses_peers.get();
     }
 
-    /// The kernels that use peers' memory, and that no GPU has launched twice.
+    /// Returns the kernels that use peers' memory, and that no GPU has launched twice.
     pub(crate) fn once(&self) -> Vec<&'static str> {
         let all = self.0.borrow();
         let once = all.iter().filter(|(_, kernel)| {

@@ -13,7 +13,7 @@ use super::*;
 use crate::memory::{Allocation, GpuSet, Owner};
 use crate::race::Races;
 
-/// One machine that runs in fixed order, and ten with seeds.
+/// Returns one machine that runs in fixed order, and ten with seeds.
 fn machines(gpus: usize, multiprocessors: u32) -> impl Iterator<Item = Rc<Gpus>> {
     let seeds = std::iter::once(None).chain((0..10).map(Some));
     seeds.map(move |seed| {
@@ -43,7 +43,7 @@ impl Words {
     }
 }
 
-/// The words of one rank's part of an allocation.
+/// Returns the words of one rank's part of an allocation.
 fn words(memory: &Allocation, part: usize) -> Vec<u32> {
     let word = |i| memory.part(part).cast::<u32>().wrapping_add(i);
     // SAFETY: the words are within the part, and no kernel runs now.

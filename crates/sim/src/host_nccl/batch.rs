@@ -88,7 +88,7 @@ impl Launches {
 }
 
 impl CallContext<'_> {
-    /// A stream on the communicator's GPU.
+    /// Returns a stream on the communicator's GPU.
     pub(super) fn stream(&self, rank_comm: &RankComm, stream: RawStream) -> NcclResult<Rc<Stream>> {
         let stream = self.core.stream(rank_comm.gpu, stream.cast())?;
         if stream.gpu() == rank_comm.gpu {
@@ -124,14 +124,14 @@ pub(super) struct PendingOp {
     pub(super) rank_comm: Rc<RankComm>,
     epoch: u64,
     pub(super) is_done: Cell<bool>,
-    /// Its identity, and what its stream knew when it began.
+    /// The identity, and what its stream knew when it began.
     pub(super) race: (OpId, Clock),
     /// What its end makes known.
     pub(super) learned: RefCell<Clock>,
 }
 
 impl PendingOp {
-    /// Whether the rank has cancelled the operation.
+    /// Returns whether the rank has cancelled the operation.
     pub(super) fn is_cancelled(&self) -> bool {
         self.rank_comm.epoch.get() != self.epoch
     }

@@ -65,7 +65,7 @@ pub(super) enum CallProgress {
 
 /// A call that has not completed.
 pub(crate) trait PendingCall {
-    /// The call's result, once it is known.
+    /// Returns the call's result, once it is known.
     fn poll(&mut self, core: &Core) -> Poll<NcclResult<c_int>>;
 
     /// Abandons the call.
@@ -87,19 +87,19 @@ impl CallContext<'_> {
         self.core.faults().detail(&self.entry, detail);
     }
 
-    /// Whether an injected fault makes the call return NULL.
+    /// Returns whether an injected fault makes the call return NULL.
     pub(super) fn injects_null(&self) -> bool {
         self.entry.effect == Some(Effect::Null)
     }
 
-    /// The GPU whose context is current; an error if a kernel has failed.
+    /// Returns the GPU whose context is current; an error if a kernel has failed.
     pub(super) fn gpu(&self) -> NcclResult<usize> {
         self.core.check()?;
         let none = driver::CudaError::new(CUresult::CUDA_ERROR_INVALID_CONTEXT, "no current GPU");
         self.current.ok_or_else(|| none.into())
     }
 
-    /// The rank's communicator with this handle.
+    /// Returns the rank's communicator with this handle.
     pub(super) fn rank_comm(&self, comm: RawComm) -> NcclResult<Rc<RankComm>> {
         if comm.is_null() {
             return Err(NcclError::argument("the communicator is NULL"));
@@ -207,7 +207,7 @@ pub(super) fn set_last_error(text: &str) -> *const c_char {
     last_error()
 }
 
-/// The thread's last error message, empty if there is none.
+/// Returns the thread's last error message, empty if there is none.
 pub(super) fn last_error() -> *const c_char {
     LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }

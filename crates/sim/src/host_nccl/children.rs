@@ -18,7 +18,7 @@ const NO_COLOR: c_int = -1;
 const ABORT: c_int = 1;
 
 impl CallContext<'_> {
-    /// A communicator that can be split.
+    /// Returns a communicator that can be split.
     fn parent(&self, comm: RawComm) -> NcclResult<Rc<RankComm>> {
         let rank_comm = self.ready(comm)?;
         match rank_comm.life.get() {
@@ -40,10 +40,10 @@ impl CallContext<'_> {
         config: *const Config,
         kind: TaskKind,
     ) -> NcclResult<CallProgress> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a valid out pointer, and NULL or a valid configuration.
         let settings = unsafe { Settings::read(config, parent.settings.clone()) }?;
         let created = RankComm::new(self.core, parent.gpu, settings);
-        // SAFETY: as above.
+        // SAFETY: the caller passes a valid out pointer, and NULL or a valid configuration.
         unsafe { self.write_handle(out, &created) };
         self.start(Task::new(name, parent, Some((created, out)), kind))
     }
@@ -58,14 +58,14 @@ pub(super) unsafe extern "C" fn split(
 ) -> c_int {
     const NAME: &str = "ncclCommSplit";
     call(NAME, comm, |cx| {
-        // SAFETY: the module's contract, here and below.
+        // SAFETY: the program passes valid pointers, as NCCL requires.
         cx.note(|| format!("color {color} key {key}{}", unsafe { Settings::describe(config) }));
         let (parent, kind) = (cx.parent(comm)?, TaskKind::Split { color, key });
         match color {
-            // SAFETY: as above.
+            // SAFETY: the program passes valid pointers, as NCCL requires.
             0.. => unsafe { cx.child(NAME, parent, out, config, kind) },
             NO_COLOR => {
-                // SAFETY: as above.
+                // SAFETY: the program passes valid pointers, as NCCL requires.
                 unsafe { out.write(null_mut()) };
                 cx.start(Task::new(NAME, parent, None, kind))
             }
@@ -89,7 +89,7 @@ pub(super) unsafe extern "C" fn shrink(
         let ranks: Vec<c_int> = ranks.collect();
         cx.note(|| {
             let first = ranks.first().copied().unwrap_or(-1);
-            // SAFETY: the module's contract.
+            // SAFETY: the program passes valid pointers, as NCCL requires.
             let config = unsafe { Settings::describe(config) };
             format!("without {count} from {first} flags {flags}{config}")
         });
@@ -107,7 +107,7 @@ pub(super) unsafe extern "C" fn shrink(
             parent.cancel();
         }
         let kind = TaskKind::Shrink { excluded };
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes valid pointers, as NCCL requires.
         unsafe { cx.child(NAME, Rc::clone(&parent), out, config, kind) }
     })
 }
@@ -124,7 +124,7 @@ pub(super) unsafe extern "C" fn get_unique_id(comm: RawComm, id: *mut RawUniqueI
         }
         let (number, new) = new_id();
         joins.insert(number, Some(growth));
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes valid pointers, as NCCL requires.
         unsafe { id.write(new) };
         Ok(CallProgress::Done(SUCCESS))
     })
@@ -141,12 +141,12 @@ pub(super) unsafe extern "C" fn grow(
 ) -> c_int {
     const NAME: &str = "ncclCommGrow";
     call(NAME, comm, |cx| {
-        // SAFETY: the module's contract, here and below.
+        // SAFETY: the program passes valid pointers, as NCCL requires.
         let id = unsafe { id.as_ref() };
         cx.note(|| {
             let with_id = if id.is_some() { " with id" } else { "" };
             let new = if comm.is_null() { " new" } else { "" };
-            // SAFETY: as above.
+            // SAFETY: the program passes valid pointers, as NCCL requires.
             let config = unsafe { Settings::describe(config) };
             format!("to {n_ranks} rank {rank}{with_id}{new}{config}")
         });
@@ -158,10 +158,10 @@ pub(super) unsafe extern "C" fn grow(
         if comm.is_null() {
             let id = id.ok_or_else(|| NcclError::argument("a new rank without a unique id"))?;
             let ((rank, n_ranks), growth) = (rank_of(rank, n_ranks)?, growth_of(id)?);
-            // SAFETY: as above.
+            // SAFETY: the program passes valid pointers, as NCCL requires.
             let settings = unsafe { Settings::read(config, Settings::default()) }?;
             let rank_comm = RankComm::new(cx.core, cx.gpu()?, settings);
-            // SAFETY: as above.
+            // SAFETY: the program passes valid pointers, as NCCL requires.
             unsafe { cx.write_handle(out, &rank_comm) };
             let created = Some((Rc::clone(&rank_comm), out));
             return cx.start(Task::new(
@@ -186,7 +186,7 @@ pub(super) unsafe extern "C" fn grow(
             return Err(NcclError::argument(text));
         }
         let kind = TaskKind::Grow { growth, rank: own, n_ranks: grown };
-        // SAFETY: as above.
+        // SAFETY: the program passes valid pointers, as NCCL requires.
         unsafe { cx.child(NAME, Rc::clone(&parent), out, config, kind) }
     })
 }

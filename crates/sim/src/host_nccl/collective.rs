@@ -30,7 +30,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The function that performs it.
+    /// Returns the function that performs it.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "ncclAllReduce",
@@ -64,7 +64,7 @@ impl Collective {
         self.count * self.data_type.size()
     }
 
-    /// The numbers of bytes that `rank` of `n` reads and writes.
+    /// Returns the numbers of bytes that `rank` of `n` reads and writes.
     pub(super) fn bytes(&self, rank: usize, n: usize) -> (usize, usize) {
         let (block, is_root) = (self.block_bytes(), rank == self.root);
         let all = block * n;
@@ -81,8 +81,8 @@ impl Collective {
         }
     }
 
-    /// Whether NCCL 2.32.3, which takes symmetric kernels for windows, lacks the one for this: it
-    /// has none that averages floats in an all-reduce.
+    /// Returns whether NCCL 2.32.3, which takes symmetric kernels for windows, lacks the one for
+    /// this: it has none that averages floats in an all-reduce.
     pub(super) fn needs_missing_kernel(&self) -> bool {
         let is_float = matches!(
             self.data_type,
@@ -95,7 +95,7 @@ impl Collective {
         self.kind == Kind::AllReduce && self.operator == Operator::Avg && is_float
     }
 
-    /// Whether the arguments that must be equal on all ranks are equal.
+    /// Returns whether the arguments that must be equal on all ranks are equal.
     fn matches(&self, other: &Self) -> bool {
         (self.kind, self.count, self.data_type, self.root)
             == (other.kind, other.count, other.data_type, other.root)
@@ -124,7 +124,7 @@ pub(super) struct PendingCollective {
 }
 
 impl Comm {
-    /// Called when a rank's stream reaches collective `number`.
+    /// Is called when a rank's stream reaches collective `number`.
     pub(super) fn arrive(
         &self,
         core: &Core,
@@ -156,7 +156,7 @@ impl Comm {
         }
     }
 
-    /// The ranks that have not reached the collective, or have cancelled it.
+    /// Returns the ranks that have not reached the collective, or have cancelled it.
     fn missing(&self, collective: &PendingCollective) -> Vec<usize> {
         let has_arrived = |call: &Option<(Collective, Rc<PendingOp>)>| {
             call.as_ref().is_some_and(|(_, pending)| !pending.is_cancelled())
@@ -231,7 +231,7 @@ impl Comm {
     }
 }
 
-/// A pointer to an address whose provenance was exposed.
+/// Returns a pointer to an address whose provenance was exposed.
 pub(super) fn at(address: usize) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(address)
 }
@@ -251,7 +251,7 @@ pub(super) fn check(
     Err(driver::CudaError::new(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, text))
 }
 
-/// The data type of an `ncclDataType_t`.
+/// Returns the data type of an `ncclDataType_t`.
 pub(super) fn data_type(number: c_int) -> NcclResult<DataType> {
     use DataType as T;
     const ALL: [DataType; 12] = [

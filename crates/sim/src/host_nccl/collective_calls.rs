@@ -37,7 +37,7 @@ impl CollectiveArgs {
         let Self { name, kind, send, recv, count, data_type: raw, op, root, comm, stream, .. } =
             self;
         call(name, comm, |cx| {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes NULL or a valid configuration.
             let config = unsafe { self.config.as_ref() };
             cx.note(|| self.describe(config));
             let initialized = |config: &CollConfig| {
@@ -85,7 +85,7 @@ impl CollectiveArgs {
         })
     }
 
-    /// The arguments as text, for the record of calls.
+    /// Returns the arguments as text, for the record of calls.
     fn describe(&self, config: Option<&CollConfig>) -> String {
         let mut text = format!("{} type {}", self.count, self.data_type);
         let optional = [(" op", self.op), (" root", self.root)];
@@ -164,7 +164,7 @@ macro_rules! collectives {
         ) -> c_int {
             let args = args!($config_symbol, $kind, ($($op)?) ($($root)?), send, recv, count,
                 data_type, comm, stream, config);
-            // SAFETY: the module's contract.
+            // SAFETY: the program passes NULL or a valid configuration, as NCCL requires.
             unsafe { args.launch() }
         }
     )* };
@@ -182,7 +182,7 @@ collectives! {
     scatter scatter_config Scatter ("ncclScatter", "ncclScatterConfig") () (root);
 }
 
-/// An in-place broadcast.
+/// Returns an in-place broadcast.
 pub(super) unsafe extern "C" fn bcast(
     buffer: *mut c_void,
     count: usize,

@@ -124,17 +124,17 @@ impl Comm {
         self.ranks.len()
     }
 
-    /// Size of the LSA teams.
+    /// Returns the size of the LSA teams.
     pub(super) fn lsa_size(&self) -> usize {
         self.ranks.lsa_ranks
     }
 
-    /// A rank's GPU.
+    /// Returns a rank's GPU.
     pub(super) fn gpu(&self, rank: usize) -> usize {
         self.ranks.gpus[rank] as usize
     }
 
-    /// The multicast groups of the LSA teams.
+    /// Returns the multicast groups of the LSA teams.
     pub(super) fn lsa_multicast(&self) -> NcclResult<&MulticastGroups> {
         if self.lsa_multicast.get().is_none() {
             let made = MulticastGroups::of_lsa_teams(&self.ranks);
@@ -161,8 +161,8 @@ impl Comm {
     }
 }
 
-/// The LSA team size: the largest size such that each team's ranks are consecutive and their GPUs
-/// can access each other's memory.
+/// Returns the LSA team size: the largest size such that each team's ranks are consecutive and
+/// their GPUs can access each other's memory.
 fn lsa_size(gpus: &[u32], team: u32) -> usize {
     let runs = gpus.chunk_by(|a, b| a / team == b / team);
     runs.fold(0, |size, run| gcd(size, run.len()))
@@ -200,13 +200,13 @@ impl RankComm {
         self.handle as RawComm
     }
 
-    /// The communicator and the rank in it.
+    /// Returns the communicator and the rank in it.
     pub(super) fn joined(&self) -> NcclResult<(&Rc<Comm>, usize)> {
         let joined = self.joined.get().map(|(comm, rank)| (comm, *rank));
         joined.ok_or_else(|| NcclError::argument("not all ranks have joined the communicator yet"))
     }
 
-    /// The rank's name in error messages.
+    /// Returns the rank's name in error messages.
     pub(super) fn name(&self) -> String {
         match (&self.settings.name, self.joined.get()) {
             (Some(name), Some((_, rank))) => format!("rank {rank} of {name:?}"),
@@ -215,7 +215,7 @@ impl RankComm {
         }
     }
 
-    /// The asynchronous state of the communicator. NCCL: `ncclCommGetAsyncError`.
+    /// Returns the asynchronous state of the communicator. NCCL: `ncclCommGetAsyncError`.
     pub(super) fn status(&self, core: &Core) -> c_int {
         if let Some(error) = &*self.error.borrow() {
             return error.code;
@@ -234,17 +234,18 @@ impl RankComm {
         IN_PROGRESS
     }
 
-    /// Whether operations may run: a graph may launch those of a destroyed communicator.
+    /// Returns whether operations may run: a graph may launch those of a destroyed communicator.
     pub(super) fn is_usable(&self) -> bool {
         matches!(self.life.get(), Lifecycle::Live | Lifecycle::Finalized)
     }
 
-    /// Whether operations of the communicator are queued on streams.
+    /// Returns whether operations of the communicator are queued on streams.
     pub(super) fn is_running(&self) -> bool {
         Rc::strong_count(&self.queued) > 1
     }
 
-    /// The return code of a completed call; `ncclInProgress` for a non-blocking communicator.
+    /// Returns the return code of a completed call; `ncclInProgress` for a non-blocking
+    /// communicator.
     pub(super) fn code(&self) -> c_int {
         if self.settings.blocking {
             return SUCCESS;
@@ -296,7 +297,7 @@ fn take<V>(map: &mut LiteMap<usize, V>, is_chosen: impl Fn(&V) -> bool) -> Vec<(
 }
 
 impl CallContext<'_> {
-    /// A communicator that has no call in progress and has not failed.
+    /// Returns a communicator that has no call in progress and has not failed.
     pub(super) fn ready(&self, comm: RawComm) -> NcclResult<Rc<RankComm>> {
         let rank_comm = self.rank_comm(comm)?;
         self.core.check()?;
@@ -309,7 +310,7 @@ impl CallContext<'_> {
         Ok(rank_comm)
     }
 
-    /// A joined communicator that is not suspended, revoked or finalized.
+    /// Returns a joined communicator that is not suspended, revoked or finalized.
     pub(super) fn live(&self, comm: RawComm) -> NcclResult<Rc<RankComm>> {
         let rank_comm = self.ready(comm)?;
         rank_comm.joined()?;

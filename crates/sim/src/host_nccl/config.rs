@@ -32,7 +32,7 @@ impl Settings {
     ///
     /// `config` is NULL, or a configuration whose strings are NULL or NUL-terminated.
     pub(super) unsafe fn read(config: *const Config, parent: Self) -> NcclResult<Self> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes NULL or a valid configuration, whose texts end with a zero.
         let Some(config) = (unsafe { config.as_ref() }) else { return Ok(parent) };
         if config.size != size_of::<Config>() || config.magic != API_MAGIC {
             return Err(NcclError::argument("the configuration was not initialized"));
@@ -47,18 +47,18 @@ impl Settings {
             rma_contexts: number(config.num_rma_ctx, parent.rma_contexts, 0)?,
             rma_signals: number(config.num_rma_sig, parent.rma_signals, 1)?,
             rma_eager: number(config.rma_eager_init, parent.rma_eager.into(), 0)? != 0,
-            // SAFETY: as above.
+            // SAFETY: the caller passes NULL or a valid configuration, whose texts end with a zero.
             name: unsafe { text_of(config.comm_name) }.or(parent.name),
         })
     }
 
-    /// A configuration's fields, for the record of calls.
+    /// Returns a configuration's fields, for the record of calls.
     ///
     /// # Safety
     ///
     /// As for [`read`](Self::read).
     pub(super) unsafe fn describe(config: *const Config) -> String {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes NULL or a valid configuration, whose texts end with a zero.
         let Some(config) = (unsafe { config.as_ref() }) else { return String::new() };
         let mut shown = String::new();
         let numbers = [
@@ -70,7 +70,7 @@ impl Settings {
             let _ = write!(shown, " {name} {value}");
         }
         for (name, value) in [("net", config.net_name), ("name", config.comm_name)] {
-            // SAFETY: as above.
+            // SAFETY: the caller passes NULL or a valid configuration, whose texts end with a zero.
             if let Some(value) = unsafe { text_of(value) } {
                 let _ = write!(shown, " {name} {value}");
             }
@@ -79,24 +79,24 @@ impl Settings {
     }
 }
 
-/// A C string; `None` for NULL.
+/// Returns a C string; `None` for NULL.
 ///
 /// # Safety
 ///
 /// `text` is NULL or NUL-terminated.
 pub(super) unsafe fn text_of(text: *const c_char) -> Option<String> {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes NULL or text with a zero at its end.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-/// The nodes of a linked list.
+/// Returns the nodes of a linked list.
 ///
 /// # Safety
 ///
 /// `node` is NULL or a node, and so is `next` of each.
 pub(super) unsafe fn list<T: Copy>(mut node: *mut T, next: impl Fn(&T) -> *mut T) -> Vec<T> {
     let mut nodes = Vec::new();
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes NULL or a list whose nodes are valid.
     while let Some(this) = unsafe { node.as_ref() } {
         nodes.push(*this);
         node = next(this);

@@ -86,7 +86,7 @@ pub(super) fn complete(core: &Core, tasks: &[(&Task, &Creation)]) -> NcclResult<
 /// `out` is NULL or valid for a write.
 unsafe fn write<T>(out: *mut T, value: T) {
     if !out.is_null() {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a valid out pointer.
         unsafe { out.write(value) };
     }
 }
@@ -106,9 +106,9 @@ impl Creation {
         raw: &Requirements,
         out: *mut DevComm,
     ) -> NcclResult<Self> {
-        // SAFETY: the caller's contract, here and below.
+        // SAFETY: the caller passes requirements whose lists are valid.
         let resources = unsafe { list(raw.resource_requirements_list, |node| node.next) };
-        // SAFETY: as above.
+        // SAFETY: the caller passes requirements whose lists are valid.
         let teams = unsafe { list(raw.team_requirements_list, |node| node.next) };
         let lacks = |what: &str| Err(NcclError::usage(format!("simulated GPUs have no {what}")));
         let multimem = teams.iter().filter(|team| team.multimem);
@@ -188,13 +188,13 @@ pub(super) unsafe extern "C" fn create(
 ) -> c_int {
     const NAME: &str = "ncclDevCommCreate";
     call(NAME, comm, |cx| {
-        // SAFETY: the module's contract, here and below.
+        // SAFETY: the program passes valid pointers, as NCCL requires.
         let raw = unsafe { &*requirements };
         cx.note(|| {
             let barriers = format!("{} barriers", raw.lsa_barrier_count);
-            // SAFETY: as above.
+            // SAFETY: the program passes valid pointers, as NCCL requires.
             let resources = unsafe { list(raw.resource_requirements_list, |node| node.next) }.len();
-            // SAFETY: as above.
+            // SAFETY: the program passes valid pointers, as NCCL requires.
             let teams = unsafe { list(raw.team_requirements_list, |node| node.next) }.len();
             match resources + teams {
                 0 => barriers,
@@ -207,7 +207,7 @@ pub(super) unsafe extern "C" fn create(
             let text = "requirements of another version than 2.32.3, or not initialized";
             return Err(NcclError::usage(text));
         }
-        // SAFETY: as above.
+        // SAFETY: the program passes valid pointers, as NCCL requires.
         let kind = TaskKind::DevComm(unsafe { Creation::read(cx, raw, out) }?);
         cx.start(Task::new(NAME, rank_comm, None, kind))
     })
@@ -219,7 +219,7 @@ pub(super) unsafe extern "C" fn destroy(comm: RawComm, dev_comm: *const DevComm)
     call(NAME, comm, |cx| {
         let rank_comm = cx.rank_comm(comm)?;
         let (shared, rank) = rank_comm.joined()?;
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes valid pointers, as NCCL requires.
         let dev_comm = unsafe { &*dev_comm };
         let handle = dev_comm.resource_window.addr();
         let mut all = cx.core.nccl.dev_comms.borrow_mut();
@@ -248,7 +248,7 @@ pub(super) unsafe extern "C" fn lsa_barriers(
     let n = usize::try_from(n_barriers).unwrap_or(0);
     let ranks = usize::try_from(team.n_ranks).unwrap_or(0);
     let buffer_size = barrier_words(n, ranks) * size_of::<u32>();
-    // SAFETY: the module's contract, here and below.
+    // SAFETY: the program passes valid pointers, as NCCL requires.
     unsafe {
         (*handle).n_barriers = n_barriers;
         let out_buffer_handle = &raw mut (*handle).buffer;
@@ -267,7 +267,7 @@ pub(super) unsafe extern "C" fn gin_barriers(
     out: *mut ResourceRequirements,
 ) -> c_int {
     let gin_signal_count = n_barriers.saturating_mul(team.n_ranks);
-    // SAFETY: as above.
+    // SAFETY: the program passes valid pointers, as NCCL requires.
     unsafe {
         let out_gin_signal_start = &raw mut (*handle).signal0;
         out.write(ResourceRequirements {
@@ -284,7 +284,7 @@ pub(super) unsafe extern "C" fn ll_a2a_slots(max_elements: c_int, max_size: c_in
     max_elements.saturating_mul(words)
 }
 
-/// Each block has a header and two banks of slots; a header and a slot have 16 bytes each.
+/// Needs for each block a header and two banks of slots; a header and a slot have 16 bytes each.
 fn ll_a2a_bytes(blocks: usize, slots: usize) -> usize {
     blocks * (1 + 2 * slots) * 16
 }
@@ -297,7 +297,7 @@ pub(super) unsafe extern "C" fn ll_a2a(
 ) -> c_int {
     let positive = |value: c_int| usize::try_from(value).unwrap_or(0);
     let buffer_size = ll_a2a_bytes(positive(n_blocks), positive(n_slots));
-    // SAFETY: as above.
+    // SAFETY: the program passes valid pointers, as NCCL requires.
     unsafe {
         (*handle).n_slots = n_slots.max(0).unsigned_abs();
         let out_buffer_handle = &raw mut (*handle).buffer;

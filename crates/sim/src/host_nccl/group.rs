@@ -181,7 +181,7 @@ pub(super) unsafe extern "C" fn end() -> c_int {
 pub(super) unsafe extern "C" fn simulate_end(info: *mut SimInfo) -> c_int {
     end_with("ncclGroupSimulateEnd", |cx, group| {
         group.discard(cx.core, &NcclError::usage("the group was simulated"));
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes NULL or a valid out pointer, as NCCL requires.
         let Some(info) = (unsafe { info.as_mut() }) else { return Ok(CallProgress::Done(SUCCESS)) };
         if info.size != size_of::<SimInfo>() || info.magic != SimInfo::new().magic {
             return Err(NcclError::argument("the ncclSimInfo_t was not initialized"));

@@ -15,7 +15,7 @@ use super::rendezvous::{Task, TaskKind};
 /// Prefix of the unique ids of simulated machines.
 const PREFIX: [u8; 8] = *b"devcomm.";
 
-/// A unique id, unique among all machines of this process.
+/// Returns a unique id, unique among all machines of this process.
 pub(super) fn new_id() -> (u64, RawUniqueId) {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -35,7 +35,7 @@ pub(super) fn number_of(id: &RawUniqueId) -> NcclResult<u64> {
 
 pub(super) unsafe extern "C" fn get_unique_id(id: *mut RawUniqueId) -> c_int {
     call_ungrouped("ncclGetUniqueId", null_mut(), |_| {
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as NCCL requires.
         unsafe { id.write(new_id().1) };
         Ok(())
     })
@@ -62,7 +62,7 @@ unsafe fn init(
     call(name, null_mut(), |cx| {
         cx.note(|| {
             let id_count = if ids.1 > 1 { format!(" ids {}", ids.1) } else { String::new() };
-            // SAFETY: the module's contract, here and below.
+            // SAFETY: the program passes valid pointers, as NCCL requires.
             format!("{rank} of {n_ranks}{id_count}{}", unsafe { Settings::describe(config) })
         });
         let (rank, n_ranks) = rank_of(rank, n_ranks)?;
@@ -72,10 +72,10 @@ unsafe fn init(
         // All ranks pass the same ids: the first one identifies the rendezvous.
         // SAFETY: as above.
         let id = number_of(unsafe { &*ids.0 })?;
-        // SAFETY: as above.
+        // SAFETY: the program passes valid pointers, as NCCL requires.
         let settings = unsafe { Settings::read(config, Settings::default()) }?;
         let rank_comm = RankComm::new(cx.core, cx.gpu()?, settings);
-        // SAFETY: as above.
+        // SAFETY: the program passes valid pointers, as NCCL requires.
         unsafe { cx.write_handle(out, &rank_comm) };
         let created = Some((Rc::clone(&rank_comm), out));
         cx.start(Task::new(name, rank_comm, created, TaskKind::Join { id, rank, n_ranks }))
@@ -90,7 +90,7 @@ impl super::call::CallContext<'_> {
     /// `out` is valid for a write.
     pub(super) unsafe fn write_handle(&self, out: *mut RawComm, rank_comm: &RankComm) {
         let raw = if self.injects_null() { null_mut() } else { rank_comm.raw() };
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a valid out pointer.
         unsafe { out.write(raw) };
     }
 }
@@ -113,7 +113,7 @@ pub(super) unsafe extern "C" fn init_rank_config(
     rank: c_int,
     config: *mut Config,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passes valid pointers, as NCCL requires.
     unsafe { init("ncclCommInitRankConfig", out, n_ranks, rank, (&raw const id, 1), config) }
 }
 
@@ -125,7 +125,7 @@ pub(super) unsafe extern "C" fn init_rank_scalable(
     ids: *mut RawUniqueId,
     config: *mut Config,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passes valid pointers, as NCCL requires.
     unsafe { init("ncclCommInitRankScalable", out, n_ranks, rank, (ids, n_ids), config) }
 }
 
@@ -155,7 +155,7 @@ pub(super) unsafe extern "C" fn init_all(
         let rank_comm = |gpu: &usize| RankComm::new(cx.core, *gpu, Settings::default());
         let rank_comms: Vec<_> = gpus.iter().map(rank_comm).collect();
         for (index, rank_comm) in rank_comms.iter().enumerate() {
-            // SAFETY: the module's contract.
+            // SAFETY: the program passes valid pointers, as NCCL requires.
             unsafe { cx.write_handle(out.add(index), rank_comm) };
         }
         Comm::make(cx.core, rank_comms);

@@ -39,7 +39,7 @@ impl PendingCall for Drain {
 }
 
 impl Drain {
-    /// Whether kernels run on the rank's GPU: they may use the communicator until they end.
+    /// Returns whether kernels run on the rank's GPU: they may use the communicator until they end.
     fn has_kernels(&self, core: &Core) -> bool {
         let streams = core.streams.borrow();
         let own = streams.values().filter(|stream| stream.gpu() == self.rank_comm.gpu);
@@ -128,7 +128,7 @@ pub(super) unsafe extern "C" fn async_error(comm: RawComm, state: *mut c_int) ->
         let broken = cx.core.check().err().map(NcclError::from);
         let code = broken.as_ref().map_or_else(|| rank_comm.status(cx.core), |error| error.code);
         text = broken.as_ref().or(rank_comm.error.borrow().as_ref()).map(|e| e.text.clone());
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as NCCL requires.
         unsafe { state.write(code) };
         Ok(())
     });
@@ -138,7 +138,7 @@ pub(super) unsafe extern "C" fn async_error(comm: RawComm, state: *mut c_int) ->
     returned
 }
 
-/// The communicator's asynchronous error, if any; else the calling thread's last error.
+/// Returns the communicator's asynchronous error, if any; else the calling thread's last error.
 pub(super) unsafe extern "C" fn last(comm: RawComm) -> *const c_char {
     use crate::machine::baton::Client;
     let of_comm = Client::with(|client| {

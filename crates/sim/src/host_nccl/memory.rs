@@ -23,7 +23,7 @@ pub(super) struct Allocated {
 }
 
 impl super::State {
-    /// Memory from `ncclMemAlloc`, as a rank's part of a window.
+    /// Returns memory from `ncclMemAlloc`, as a rank's part of a window.
     pub(super) fn window_part(&self, address: usize, bytes: usize) -> Option<WindowPart> {
         let memory = self.memory.borrow();
         let (start, found) = last_until(&memory, address)?;
@@ -53,13 +53,13 @@ pub(super) unsafe extern "C" fn alloc(address: *mut *mut c_void, bytes: usize) -
         let start = allocation.part(0);
         core.nccl.memory.borrow_mut().insert(start.addr(), Allocated { gpu, pages, allocation });
         let result = if cx.injects_null() { null_mut() } else { start.cast() };
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as NCCL requires.
         unsafe { address.write(result) };
         Ok(())
     })
 }
 
-/// The memory stays allocated while windows use it.
+/// Keeps the memory allocated while windows use it.
 pub(super) unsafe extern "C" fn free(address: *mut c_void) -> c_int {
     if address.is_null() {
         return SUCCESS;
@@ -93,7 +93,7 @@ pub(super) unsafe extern "C" fn register(
         let new = cx.core.new_handle();
         rank_comm.buffers.borrow_mut().insert(new);
         let result = if cx.injects_null() { 0 } else { new };
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as NCCL requires.
         unsafe { handle.write(result as *mut c_void) };
         Ok(CallProgress::Done(SUCCESS))
     })

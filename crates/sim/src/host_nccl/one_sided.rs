@@ -91,7 +91,7 @@ impl Comm {
 }
 
 impl CallContext<'_> {
-    /// A communicator whose one-sided operations are set up.
+    /// Returns a communicator whose one-sided operations are set up.
     fn one_sided(&self, comm: RawComm) -> NcclResult<Rc<RankComm>> {
         let rank_comm = self.live(comm)?;
         if rank_comm.settings.rma_contexts == 0 {
@@ -107,7 +107,7 @@ impl CallContext<'_> {
     }
 }
 
-/// The key of signal `index` in `context`, from `rank_comm`'s rank to `peer`.
+/// Returns the key of signal `index` in `context`, from `rank_comm`'s rank to `peer`.
 fn signal_of(
     rank_comm: &RankComm,
     peer: c_int,

@@ -39,7 +39,7 @@ pub(super) type Operators = RefCell<Vec<Option<(DataType, Scalar)>>>;
 const FIRST_USER: c_int = 5;
 
 impl Operator {
-    /// The operator with an `ncclRedOp_t` number, for elements of type `ty`.
+    /// Returns the operator with an `ncclRedOp_t` number, for elements of type `ty`.
     pub(super) fn of(rank_comm: &RankComm, number: c_int, ty: DataType) -> NcclResult<Self> {
         Ok(match number {
             0 => Self::Sum,
@@ -63,7 +63,7 @@ impl Operator {
         })
     }
 
-    /// The current bytes of the operator's scalar, or zeros.
+    /// Returns the current bytes of the operator's scalar, or zeros.
     pub(super) fn scalar(
         self,
         core: &Core,
@@ -83,7 +83,7 @@ impl Operator {
         Ok(bytes)
     }
 
-    /// Whether both are the same operator; scalars may differ.
+    /// Returns whether both are the same operator; scalars may differ.
     pub(super) fn same_kind(self, other: Self) -> bool {
         std::mem::discriminant(&self) == std::mem::discriminant(&other)
     }
@@ -118,7 +118,7 @@ pub(super) unsafe extern "C" fn create_pre_mul_sum(
             operators.push(None);
         }
         operators[index] = Some((ty, scalar));
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as NCCL requires.
         unsafe { op.write(FIRST_USER + index as c_int) };
         Ok(CallProgress::Done(SUCCESS))
     })

@@ -41,7 +41,7 @@ pub(super) struct Mailbox {
 }
 
 impl Comm {
-    /// Called when a rank's stream reaches a send or a receive.
+    /// Is called when a rank's stream reaches a send or a receive.
     pub(super) fn post(
         &self,
         core: &Core,

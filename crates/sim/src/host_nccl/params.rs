@@ -35,13 +35,13 @@ fn value_of(index: usize) -> String {
 ///
 /// `key` is NUL-terminated.
 unsafe fn index_of(key: *const c_char) -> NcclResult<usize> {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes text with a zero at its end.
     let key = unsafe { CStr::from_ptr(key) };
     let found = PARAMETERS.iter().position(|(name, _)| *name == key);
     found.ok_or_else(|| NcclError::argument(format!("no parameter is called {key:?}")))
 }
 
-/// A handle is the parameter's index plus 1.
+/// Returns a handle: the parameter's index plus 1.
 fn index(handle: ParamHandle) -> NcclResult<usize> {
     let index = handle.addr().checked_sub(1).filter(|index| *index < PARAMETERS.len());
     index.ok_or_else(|| NcclError::argument("not a parameter handle"))
@@ -63,7 +63,7 @@ fn store_string(text: String) -> *const c_char {
 pub(super) unsafe extern "C" fn keys(table: *mut *mut *const c_char, len: *mut c_int) -> c_int {
     RETURNED.with_borrow_mut(|returned| {
         returned.0 = PARAMETERS.iter().map(|(name, _)| name.as_ptr()).collect();
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes valid out pointers and keys, as NCCL requires.
         unsafe {
             table.write(returned.0.as_mut_ptr());
             len.write(returned.0.len() as c_int);
@@ -78,9 +78,9 @@ pub(super) unsafe extern "C" fn parameter(
     len: *mut c_int,
 ) -> c_int {
     run("ncclParamGetParameter", || {
-        // SAFETY: the module's contract, here and below.
+        // SAFETY: the program passes valid out pointers and keys, as NCCL requires.
         let text = value_of(unsafe { index_of(key) }?);
-        // SAFETY: as above.
+        // SAFETY: the program passes valid out pointers and keys, as NCCL requires.
         unsafe {
             len.write(text.len() as c_int);
             value.write(store_string(text));
@@ -97,7 +97,7 @@ pub(super) unsafe extern "C" fn dump_all() {
 
 pub(super) unsafe extern "C" fn bind(out: *mut ParamHandle, key: *const c_char) -> c_int {
     run("ncclParamBind", || {
-        // SAFETY: as above.
+        // SAFETY: the program passes valid out pointers and keys, as NCCL requires.
         unsafe {
             out.write(null_mut());
             out.write(std::ptr::without_provenance_mut(index_of(key)? + 1));
@@ -115,7 +115,7 @@ macro_rules! numeric_getters {
                 let number = text.trim().parse().map_err(|_| {
                     NcclError::argument(format!("{text:?} is not of type {}", stringify!($type)))
                 })?;
-                // SAFETY: as above.
+                // SAFETY: the program passes valid out pointers and keys, as NCCL requires.
                 unsafe { out.write(number) };
                 Ok(())
             })
@@ -137,7 +137,7 @@ numeric_getters! {
 pub(super) unsafe extern "C" fn get_str(handle: ParamHandle, out: *mut *const c_char) -> c_int {
     run("ncclParamGetStr", || {
         let text = value_of(index(handle)?);
-        // SAFETY: as above.
+        // SAFETY: the program passes valid out pointers and keys, as NCCL requires.
         unsafe { out.write(store_string(text)) };
         Ok(())
     })
@@ -152,7 +152,7 @@ pub(super) unsafe extern "C" fn get(
 ) -> c_int {
     run("ncclParamGet", || {
         let text = value_of(index(handle)?);
-        // SAFETY: as above.
+        // SAFETY: the program passes valid out pointers and keys, as NCCL requires.
         unsafe { len.write(text.len() as c_int) };
         if text.len() > usize::try_from(max_len).unwrap_or(0) {
             let n = text.len();

@@ -9,7 +9,7 @@ use devcomm_types::{DevComm, GinConnectionType, GinType};
 use super::call::{NcclError, call_ungrouped};
 
 pub(super) unsafe extern "C" fn version(version: *mut c_int) -> c_int {
-    // SAFETY: the module's contract.
+    // SAFETY: the program passes a valid out pointer, as NCCL requires.
     unsafe { version.write(ABI_VERSION.cast_signed()) };
     0
 }
@@ -36,7 +36,7 @@ pub(super) unsafe extern "C" fn reset_debug_init() {}
 /// Only checks its arguments: the simulator has no connections to encrypt.
 pub(super) unsafe extern "C" fn set_encryption(config: *const EncryptionConfig) -> c_int {
     call_ungrouped("ncclSetEncryption", null_mut(), |cx| {
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid configuration, as NCCL requires.
         let config = unsafe { &*config };
         cx.note(|| format!("mode {}", config.mode));
         if config.size != size_of::<EncryptionConfig>() || config.magic != API_MAGIC {
@@ -52,7 +52,7 @@ pub(super) unsafe extern "C" fn set_encryption(config: *const EncryptionConfig) 
 pub(super) unsafe extern "C" fn count(comm: RawComm, count: *mut c_int) -> c_int {
     call_ungrouped("ncclCommCount", comm, |cx| {
         let rank_comm = cx.ready(comm)?;
-        // SAFETY: the module's contract, here and below.
+        // SAFETY: the program passes a valid out pointer, as NCCL requires.
         unsafe { count.write(rank_comm.joined()?.0.n_ranks() as c_int) };
         Ok(())
     })
@@ -61,7 +61,7 @@ pub(super) unsafe extern "C" fn count(comm: RawComm, count: *mut c_int) -> c_int
 pub(super) unsafe extern "C" fn user_rank(comm: RawComm, rank: *mut c_int) -> c_int {
     call_ungrouped("ncclCommUserRank", comm, |cx| {
         let rank_comm = cx.ready(comm)?;
-        // SAFETY: as above.
+        // SAFETY: the program passes a valid out pointer, as NCCL requires.
         unsafe { rank.write(rank_comm.joined()?.1 as c_int) };
         Ok(())
     })
@@ -69,13 +69,13 @@ pub(super) unsafe extern "C" fn user_rank(comm: RawComm, rank: *mut c_int) -> c_
 
 pub(super) unsafe extern "C" fn cu_device(comm: RawComm, device: *mut c_int) -> c_int {
     call_ungrouped("ncclCommCuDevice", comm, |cx| {
-        // SAFETY: as above.
+        // SAFETY: the program passes a valid out pointer, as NCCL requires.
         unsafe { device.write(cx.ready(comm)?.gpu as c_int) };
         Ok(())
     })
 }
 
-/// All sizes are 0: the simulator allocates no NCCL buffers.
+/// Returns sizes that are all 0: the simulator allocates no NCCL buffers.
 pub(super) unsafe extern "C" fn mem_stats(comm: RawComm, stat: c_int, value: *mut u64) -> c_int {
     const SUSPENDED: c_int = 1;
     call_ungrouped("ncclCommMemStats", comm, |cx| {
@@ -86,7 +86,7 @@ pub(super) unsafe extern "C" fn mem_stats(comm: RawComm, stat: c_int, value: *mu
             0 | 2 | 3 => 0,
             _ => return Err(NcclError::argument(format!("no statistic has number {stat}"))),
         };
-        // SAFETY: as above.
+        // SAFETY: the program passes a valid out pointer, as NCCL requires.
         unsafe { value.write(number) };
         Ok(())
     })
@@ -97,7 +97,7 @@ pub(super) unsafe extern "C" fn query(comm: RawComm, props: *mut CommProperties)
     call_ungrouped("ncclCommQueryProperties", comm, |cx| {
         let rank_comm = cx.ready(comm)?;
         let (shared, rank) = rank_comm.joined()?;
-        // SAFETY: as above.
+        // SAFETY: the program passes a valid out pointer, as NCCL requires.
         let props = unsafe { &mut *props };
         let own = CommProperties::new();
         if (props.size, props.magic, props.version) != (own.size, own.magic, own.version) {

@@ -136,7 +136,7 @@ pub(super) unsafe fn combine(
         T::Float8e4m3 => fold::<F8E4M3>,
         T::Float8e5m2 => fold::<F8E5M2>,
     };
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes the address of `count` elements of each input.
     unsafe { combine(operator, inputs, count) }
 }
 
@@ -158,7 +158,7 @@ unsafe fn fold<T: ReduceElement>(operator: Operator, inputs: &[Input], count: us
             Operator::PreMulSum(_) => T::mul(value, scalar),
             _ => value,
         };
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes the address of `count` elements of each input.
         let element = |index| unsafe { elements.cast::<T>().add(index).read_unaligned() };
         let values = (0..count).map(|index| scaled(element(index).to_acc()));
         if results.is_empty() {

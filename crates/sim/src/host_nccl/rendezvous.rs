@@ -112,12 +112,12 @@ impl Task {
         Rc::new(Self { name, rank_comm, created, kind, has_started, host, rendezvous, result })
     }
 
-    /// Whether the call blocks its caller.
+    /// Returns whether the call blocks its caller.
     pub(super) fn is_blocking(&self) -> bool {
         self.rank_comms().all(|rank_comm| rank_comm.settings.blocking)
     }
 
-    /// The call's result, once complete.
+    /// Returns the call's result, once complete.
     pub(super) fn result(&self) -> Option<NcclResult<()>> {
         self.result.borrow().clone()
     }
@@ -130,7 +130,7 @@ impl Task {
         if let TaskKind::DevComm(own) = &self.kind { Some(own) } else { None }
     }
 
-    /// The communicators that are busy with this call.
+    /// Returns the communicators that are busy with this call.
     fn rank_comms(&self) -> impl Iterator<Item = &Rc<RankComm>> {
         let created = self.created.iter().map(|(created, _)| created);
         created.filter(|created| !Rc::ptr_eq(created, &self.rank_comm)).chain([&self.rank_comm])
@@ -160,7 +160,7 @@ impl Task {
         }
     }
 
-    /// The rendezvous and the rank's index in it.
+    /// Returns the rendezvous and the rank's index in it.
     fn find_rendezvous(&self, core: &Core) -> NcclResult<(Rc<Rendezvous>, usize)> {
         match &self.kind {
             TaskKind::Join { id, rank, n_ranks } => {
@@ -256,7 +256,7 @@ fn complete(core: &Core, tasks: &[Rc<Task>]) -> NcclResult<()> {
     }
 }
 
-/// All tasks, each with its arguments.
+/// Returns all tasks, each with its arguments.
 fn with_arguments<'a, T>(
     tasks: &'a [Rc<Task>],
     arguments: impl Fn(&'a Task) -> Option<&'a T>,

@@ -39,12 +39,12 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// The number of a new window, buffer or device communicator, for error messages.
+    /// Returns the number of a new window, buffer or device communicator, for error messages.
     pub(crate) fn next_id(&self) -> u32 {
         self.ids.replace(self.ids.get() + 1)
     }
 
-    /// The owner of the memory of the window with this handle.
+    /// Returns the owner of the memory of the window with this handle.
     pub(crate) fn owner(&self, handle: usize) -> Option<Owner> {
         self.windows.borrow().get(&handle).map(|window| window.owner())
     }

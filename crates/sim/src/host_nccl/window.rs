@@ -47,7 +47,7 @@ pub(super) struct Registration {
 }
 
 impl Window {
-    /// The address of byte `offset` of a rank's part; checks that `bytes` bytes follow.
+    /// Returns the address of byte `offset` of a rank's part; checks that `bytes` bytes follow.
     pub(super) fn at(&self, rank: usize, offset: usize, bytes: usize) -> NcclResult<usize> {
         let (part, len) = (self.shared.allocation.part(rank), self.shared.allocation.lens()[rank]);
         if offset > len || bytes > len - offset {
@@ -58,7 +58,7 @@ impl Window {
         Ok(part.wrapping_add(offset).expose_provenance())
     }
 
-    /// Whether the rank's memory at `address` is in the window.
+    /// Returns whether the rank's memory at `address` is in the window.
     pub(super) fn has(&self, address: usize, bytes: usize) -> bool {
         let len = self.shared.allocation.lens()[self.rank];
         let offset = address.wrapping_sub(self.address);
@@ -71,12 +71,12 @@ impl Window {
             .is_ok_and(|(comm, rank)| Rc::ptr_eq(comm, &self.comm) && rank == self.rank)
     }
 
-    /// The owner of the rank's part.
+    /// Returns the owner of the rank's part.
     pub(super) fn owner(&self) -> Owner {
         Owner::Window { id: self.shared.views[self.rank].id, rank: self.rank }
     }
 
-    /// The first rank of its LSA team.
+    /// Returns the first rank of its LSA team.
     fn first_lsa_rank(&self) -> usize {
         self.rank - self.rank % self.comm.lsa_size()
     }
@@ -127,7 +127,7 @@ impl CallContext<'_> {
         known.ok_or_else(|| NcclError::argument("not a window, or one that was deregistered"))
     }
 
-    /// Whether the rank has registered these bytes of its memory in a window.
+    /// Returns whether the rank has registered these bytes of its memory in a window.
     pub(super) fn is_in_window(&self, comm: &RankComm, address: usize, bytes: usize) -> bool {
         let windows = self.core.nccl.windows.borrow();
         windows.values().any(|own| own.is_of(comm) && own.has(address, bytes))
@@ -158,7 +158,7 @@ pub(super) unsafe extern "C" fn register(
             return Err(NcclError::argument(text));
         }
         cx.check_access(&rank_comm, address.addr(), bytes)?;
-        // SAFETY: the module's contract.
+        // SAFETY: the program passes a valid out pointer, as NCCL requires.
         unsafe { out.write(null_mut()) };
         let (address, is_null) = (address.addr(), cx.injects_null());
         let kind = TaskKind::Window(Registration { address, bytes, flags, out, is_null });
@@ -195,7 +195,7 @@ pub(super) unsafe extern "C" fn user_pointer(
     call_ungrouped("ncclWinGetUserPtr", comm, |cx| {
         cx.rank_comm(comm)?;
         let address = cx.window(window)?.address;
-        // SAFETY: the module's contract, here and below.
+        // SAFETY: the program passes a valid out pointer, as NCCL requires.
         unsafe { out.write(std::ptr::with_exposed_provenance_mut(address)) };
         Ok(())
     })
@@ -210,7 +210,7 @@ fn address(
 ) -> c_int {
     call_ungrouped(name, null_mut(), |cx| {
         let address = address_in(cx, &*cx.window(window)?)?;
-        // SAFETY: as above.
+        // SAFETY: the program passes a valid out pointer, as NCCL requires.
         unsafe { out.write(std::ptr::with_exposed_provenance_mut(address)) };
         Ok(())
     })

@@ -50,7 +50,7 @@ pub struct EventCount {
 }
 
 impl EventCount {
-    /// Whether a thread has [notified](crate::Machine::notify) the machine after `since`.
+    /// Returns whether a thread has [notified](crate::Machine::notify) the machine after `since`.
     pub(crate) fn is_notify(self, since: Self) -> bool {
         self.notifications != since.notifications
     }
@@ -110,7 +110,7 @@ struct Entry {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Its thread has not attached yet; the machine waits for it.
+    /// The thread has not attached yet; the machine waits for it.
     Registered,
     /// Waits for the baton, in a call or for its first turn.
     Waiting,
@@ -238,7 +238,7 @@ impl Shared {
         id
     }
 
-    /// The client that is the calling thread.
+    /// Returns the client that is the calling thread.
     fn current(&self) -> Option<ClientId> {
         Client::with(|client| (client.shared.number == self.number).then_some(client.id)).flatten()
     }
@@ -254,7 +254,7 @@ impl Shared {
         }
     }
 
-    /// What has happened to clients since the last call.
+    /// Returns what has happened to clients since the last call.
     pub(crate) fn take_events(&self) -> Vec<(ClientId, HostEvent)> {
         std::mem::take(&mut self.events.lock())
     }
@@ -342,12 +342,12 @@ impl Shared {
         }
     }
 
-    /// The name of a client.
+    /// Returns the name of a client.
     pub(crate) fn name_of(&self, id: ClientId) -> Arc<str> {
         self.turns.lock().clients.get(&id).map_or_else(|| "".into(), |entry| entry.name.clone())
     }
 
-    /// What the waiting clients do, for reports.
+    /// Returns what the waiting clients do, for reports.
     pub(crate) fn callers(&self) -> Vec<String> {
         let describe = |Entry { name, call, operation, .. }: &Entry| {
             let call = call.as_ref()?.name;
@@ -382,7 +382,8 @@ impl Turns {
     }
 }
 
-/// Whether a thread of this process is blocked, in state `S` of `/proc`; `false` without `/proc`.
+/// Returns whether a thread of this process is blocked, in state `S` of `/proc`; `false` without
+/// `/proc`.
 fn is_blocked(thread: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
     stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S')))

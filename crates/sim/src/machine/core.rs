@@ -113,7 +113,7 @@ impl Core {
         &self.shared.simulation
     }
 
-    /// The machine's number in this process.
+    /// Returns the machine's number in this process.
     pub(crate) fn number(&self) -> u64 {
         self.shared.number
     }
@@ -122,7 +122,7 @@ impl Core {
         &self.shared.faults
     }
 
-    /// The machine's event count.
+    /// Returns the machine's event count.
     pub(crate) fn event_count(&self) -> EventCount {
         self.shared.event_count()
     }
@@ -132,7 +132,7 @@ impl Core {
         self.shared.notify();
     }
 
-    /// The virtual clock in nanoseconds.
+    /// Returns the virtual clock in nanoseconds.
     pub(crate) fn clock(&self) -> u64 {
         self.shared.clock()
     }
@@ -142,7 +142,7 @@ impl Core {
         self.shared.advance(self.clock() + 1000);
     }
 
-    /// A new handle, never reused.
+    /// Returns a new handle, never reused.
     pub(crate) fn new_handle(&self) -> u64 {
         // Multiples of 64, like addresses of objects.
         self.next_handle.replace(self.next_handle.get() + 64)
@@ -158,7 +158,7 @@ impl Core {
         self.wake_at.set(None);
     }
 
-    /// The deadlock report, while pending calls fail with it.
+    /// Returns the deadlock report, while pending calls fail with it.
     pub(crate) fn deadlock(&self) -> Option<String> {
         self.deadlock.borrow().clone()
     }
@@ -176,7 +176,7 @@ impl Core {
         self.deadlock.take();
     }
 
-    /// What every thread and stream waits for.
+    /// Returns what every thread and stream waits for.
     fn stall(&self) -> Box<Stall> {
         let callers = self.shared.callers();
         let streams = self.streams.borrow();
@@ -206,7 +206,7 @@ impl Core {
         self.shared.record_failure(error);
     }
 
-    /// As [`fail`](Self::fail), with any driver error.
+    /// Does the same as [`fail`](Self::fail), with any driver error.
     pub(crate) fn fail_with(&self, error: CudaError) {
         self.failure.borrow_mut().get_or_insert(error);
         self.gpus.reset();
@@ -266,7 +266,8 @@ impl Core {
         stream.push(self, op);
     }
 
-    /// How often a copy in a stream is polled, after it has read its source, before it lands.
+    /// Returns how often a copy in a stream is polled, after it has read its source, before it
+    /// lands.
     pub(crate) fn lateness(&self) -> usize {
         match self.simulation().weak && self.gpus.random() {
             true => self.gpus.choose(4),
@@ -329,7 +330,7 @@ impl Core {
         first.is_some()
     }
 
-    /// The handle of the function that runs `body` on `gpu`.
+    /// Returns the handle of the function that runs `body` on `gpu`.
     pub(crate) fn bind(&self, gpu: usize, body: &HostBody) -> CUfunction {
         let mut functions = self.functions.borrow_mut();
         let existing = functions.iter().find(|(_, function)| function.is(gpu, body));

@@ -118,12 +118,12 @@ impl Faults {
         self.state.lock().threads.push(fault);
     }
 
-    /// How often a thread has entered the machine.
+    /// Returns how often a thread has entered the machine.
     pub(super) fn entries(&self, thread: &str) -> usize {
         self.state.lock().entries.get(thread).copied().unwrap_or(0)
     }
 
-    /// Whether [`pass`](Self::pass) is to be called.
+    /// Returns whether [`pass`](Self::pass) is to be called.
     pub(super) fn counts_entries(&self) -> bool {
         self.state.lock().records.is_some()
     }
@@ -146,7 +146,7 @@ impl Faults {
         self.state.lock().records.clone().unwrap_or_default()
     }
 
-    /// Whether a fault has been injected into calls of this function.
+    /// Returns whether a fault has been injected into calls of this function.
     pub(crate) fn injects_into(&self, function: &str) -> bool {
         self.state.lock().faults.iter().any(|(fault, _)| fault.function == function)
     }
@@ -193,7 +193,7 @@ impl Faults {
         *self.state.lock().aborts.entry(gpu).or_default() += 1;
     }
 
-    /// Whether a hanging call must end.
+    /// Returns whether a hanging call must end.
     pub(crate) fn is_released(&self, entry: &Entry) -> bool {
         self.state.lock().aborts_on(entry.gpu) != entry.aborts
     }

@@ -71,19 +71,20 @@ impl Machine {
         Ok(Self { inner: Arc::new(Inner { shared, gpus }) })
     }
 
-    /// The number of GPUs.
+    /// Returns the number of GPUs.
     #[must_use]
     pub fn gpus(&self) -> usize {
         self.inner.gpus
     }
 
-    /// The driver's functions. They act on the machine that the calling thread is attached to.
+    /// Returns the driver's functions. They act on the machine that the calling thread is attached
+    /// to.
     #[must_use]
     pub fn driver() -> &'static Driver {
         &crate::driver::DRIVER
     }
 
-    /// NCCL's functions, version 2.32.3. They act on the machine that the calling thread is
+    /// Returns NCCL's functions, version 2.32.3. They act on the machine that the calling thread is
     /// attached to.
     #[must_use]
     pub fn nccl() -> &'static Functions {
@@ -122,13 +123,13 @@ impl Machine {
         }
     }
 
-    /// The time of the virtual clock, which advances with the machine's work.
+    /// Returns the time of the virtual clock, which advances with the machine's work.
     #[must_use]
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.inner.shared.clock())
     }
 
-    /// The machine's event count, for [`wait`](Self::wait).
+    /// Returns the machine's event count, for [`wait`](Self::wait).
     #[must_use]
     pub fn event_count(&self) -> EventCount {
         self.inner.shared.event_count()
@@ -140,7 +141,7 @@ impl Machine {
         Client::with(|client| client.operation.replace(operation)).flatten()
     }
 
-    /// Whether the calling thread is attached to a machine.
+    /// Returns whether the calling thread is attached to a machine.
     #[must_use]
     pub fn is_attached() -> bool {
         Client::with(|_| ()).is_some()
@@ -160,7 +161,8 @@ impl Machine {
         self.wait_until("a wait for an event", deadline, |core, _| core.event_count() != since)
     }
 
-    /// As [`wait`](Self::wait), but only for [notifications](Self::notify) by threads.
+    /// Does the same as [`wait`](Self::wait), but only for [notifications](Self::notify) by
+    /// threads.
     ///
     /// # Errors
     ///
@@ -174,8 +176,8 @@ impl Machine {
         self.wait_until(THREAD_WAIT, deadline, |core, _| core.event_count().is_notify(since))
     }
 
-    /// As [`wait_for_notify`](Self::wait_for_notify), or until this stream of the current context
-    /// is idle.
+    /// Does the same as [`wait_for_notify`](Self::wait_for_notify), or until this stream of the
+    /// current context is idle.
     ///
     /// # Errors
     ///
@@ -238,7 +240,7 @@ impl Machine {
         self.inner.shared.exchange();
     }
 
-    /// The first failure: the error with which driver calls fail, or the reported deadlock.
+    /// Returns the first failure: the error with which driver calls fail, or the reported deadlock.
     #[must_use]
     pub fn failure(&self) -> Option<Arc<Error>> {
         self.inner.shared.failure()
@@ -251,7 +253,7 @@ impl Machine {
         self.inner.shared.close();
     }
 
-    /// The GPUs' activity so far.
+    /// Returns the GPUs' activity so far.
     #[must_use]
     pub fn activity(&self) -> Activity {
         self.query(|core| core.gpus.activity()).unwrap_or_default()
@@ -262,7 +264,7 @@ impl Machine {
         let _: Option<()> = self.query(|core| core.gpus.traffic.begin());
     }
 
-    /// What the kernels of each rank have sent to each other one since
+    /// Returns what the kernels of each rank have sent to each other one since
     /// [`record_traffic`](Self::record_traffic), by the ranks, sender first; nothing for those that
     /// have sent nothing. The ranks are those of a communicator with all GPUs.
     #[must_use]
@@ -289,8 +291,8 @@ impl Machine {
         self.inner.shared.faults.inject_into_thread(fault);
     }
 
-    /// How often a host thread of this name has [entered](Self::enter) the machine while calls were
-    /// recorded.
+    /// Returns how often a host thread of this name has [entered](Self::enter) the machine while
+    /// calls were recorded.
     #[must_use]
     pub fn entries(&self, thread: &str) -> usize {
         self.inner.shared.faults.entries(thread)
@@ -301,14 +303,14 @@ impl Machine {
         self.inner.shared.faults.record();
     }
 
-    /// The calls of all threads since [`record_calls`](Self::record_calls), in order.
+    /// Returns the calls of all threads since [`record_calls`](Self::record_calls), in order.
     #[must_use]
     pub fn calls(&self) -> Vec<CallRecord> {
         self.inner.shared.faults.records()
     }
 
-    /// The function that runs `body` on the current context's GPU; the same one for the same body.
-    /// NULL if the calling thread has no context.
+    /// Returns the function that runs `body` on the current context's GPU; the same one for the
+    /// same body. NULL if the calling thread has no context.
     #[must_use]
     pub fn bind(&self, body: &HostBody) -> CUfunction {
         let bound = Client::with(|client| {
@@ -326,7 +328,7 @@ impl Drop for Inner {
     }
 }
 
-/// The machine with number `number`, if it exists.
+/// Returns the machine with number `number`, if it exists.
 pub(crate) fn find(number: u64) -> Option<Arc<Shared>> {
     MACHINES.lock().get(&number).and_then(Weak::upgrade)
 }

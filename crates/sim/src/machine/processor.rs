@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 pub(super) struct Allowed(libc::cpu_set_t);
 
 impl Allowed {
-    /// The processors that the calling thread may run on.
+    /// Returns the processors that the calling thread may run on.
     pub(super) fn of_this_thread() -> Self {
         let mut allowed = Self::none();
         let size = size_of::<libc::cpu_set_t>();

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::LazyLock;
 
-/// Size of a page in bytes.
+/// Returns the size of a page in bytes.
 pub(crate) fn page_size() -> usize {
     static SIZE: LazyLock<usize> = LazyLock::new(|| {
         // SAFETY: sysconf only reads a number.

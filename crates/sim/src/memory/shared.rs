@@ -15,7 +15,7 @@ const CANONICAL: usize = 1 << 56;
 /// uses, and what is written takes memory of the host.
 const POISONED: usize = 1 << 20;
 
-/// Whether pages have this canonical address.
+/// Returns whether pages have this canonical address.
 pub(super) fn is_canonical_of_pages(address: usize) -> bool {
     address >= CANONICAL
 }
@@ -23,7 +23,7 @@ pub(super) fn is_canonical_of_pages(address: usize) -> bool {
 /// Pages that several addresses can map: an anonymous file.
 pub(crate) struct Pages {
     file: File,
-    /// Their canonical address.
+    /// The canonical address.
     canonical: usize,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct WindowPart {
 }
 
 impl Allocation {
-    /// Page-aligned memory of `gpu` that windows can map, poisoned.
+    /// Returns page-aligned memory of `gpu` that windows can map, poisoned.
     pub(crate) fn shareable(
         memory: &Rc<Memory>,
         gpu: u32,
@@ -97,7 +97,7 @@ impl Allocation {
         Ok((new, Rc::new(pages)))
     }
 
-    /// As [`symmetric`](Self::symmetric), but maps existing pages.
+    /// Does the same as [`symmetric`](Self::symmetric), but maps existing pages.
     pub(crate) fn window(
         memory: &Rc<Memory>,
         gpus: &Rc<[u32]>,

@@ -64,8 +64,8 @@ pub(super) fn call(thread: &Thread, coop: Coop, call: CoopCall, at: Site) {
 }
 
 impl Block {
-    /// A call that a part of its coop has not made, at the end of the block: where, and what is
-    /// wrong. (Threads that exit when the host aborts are not meant.)
+    /// Returns a call that a part of its coop has not made, at the end of the block: where, and
+    /// what is wrong. (Threads that exit when the host aborts are not meant.)
     pub(crate) fn call_of_a_part(&self) -> Option<(Site, String)> {
         if !self.threads().all(|thread| thread.returned.get()) {
             return None;

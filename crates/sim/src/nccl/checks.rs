@@ -31,7 +31,7 @@ fn call_without_wait(coop: &CoopAny, call: CoopCall) {
     apart::call(thread, Coop::of(coop, thread, at), call, at);
 }
 
-/// The GIN state behind a device communicator, if it has any.
+/// Returns the GIN state behind a device communicator, if it has any.
 fn gin_of(comm: &DevComm) -> Option<&GinComm> {
     // SAFETY: a kernel's device communicator points to its `GinComm`, which outlives the launch.
     unsafe { comm.gin_handles[0].cast::<GinComm>().as_ref() }

@@ -56,7 +56,7 @@ impl Coop {
         }
     }
 
-    /// The thread's rank in the coop; `None` if it is not in the coop.
+    /// Returns the thread's rank in the coop; `None` if it is not in the coop.
     pub(super) fn rank(self, thread: &Thread) -> Option<u32> {
         let lane = thread.lane();
         match self {
@@ -105,7 +105,7 @@ impl Coop {
 unsafe fn init(coop: *mut CoopAny, kind: Kind, data: u64) {
     let storage = [kind as u64, data].map(MaybeUninit::new);
     let value = CoopAny { storage, vtable: (&raw const COOP).cast() };
-    // SAFETY: the caller's contract.
+    // SAFETY: the kernel passes memory for a coop.
     unsafe { coop.write(value) };
 }
 
@@ -115,12 +115,12 @@ pub(super) unsafe extern "C-unwind" fn thread(coop: *mut CoopAny) {
 }
 
 pub(super) unsafe extern "C-unwind" fn warp(coop: *mut CoopAny) {
-    // SAFETY: as above.
+    // SAFETY: the kernel passes memory for a coop.
     unsafe { init(coop, Kind::Lanes, u32::MAX.into()) };
 }
 
 pub(super) unsafe extern "C-unwind" fn lanes(coop: *mut CoopAny, mask: u32) {
-    // SAFETY: as above.
+    // SAFETY: the kernel passes memory for a coop.
     unsafe { init(coop, Kind::Lanes, mask.into()) };
 }
 
@@ -140,12 +140,12 @@ pub(super) unsafe extern "C-unwind" fn warp_span(
         thread.misuse(CALL_SITE.get(), what);
     }
     let data = first as u64 | (warps as u64) << 16 | (id as u64) << 32;
-    // SAFETY: as above.
+    // SAFETY: the kernel passes memory for a coop.
     unsafe { init(coop, Kind::Span, data) };
 }
 
 pub(super) unsafe extern "C-unwind" fn cta(coop: *mut CoopAny) {
-    // SAFETY: as above.
+    // SAFETY: the kernel passes memory for a coop.
     unsafe { init(coop, Kind::Cta, 0) };
 }
 
@@ -170,7 +170,7 @@ pub(super) unsafe extern "C-unwind" fn sync(coop: *const CoopAny) {
     coop.sync(thread, Some(CoopCall::new("ncclCoopSync")), at);
 }
 
-/// The thread's rank in the coop; fails the kernel if it is not in the coop.
+/// Returns the thread's rank in the coop; fails the kernel if it is not in the coop.
 pub(super) fn coop_rank(coop: Coop, thread: &Thread, at: Site) -> u32 {
     coop.rank(thread)
         .unwrap_or_else(|| thread.misuse(at, "the thread is not in the coop that it passes"))

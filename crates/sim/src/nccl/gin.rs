@@ -51,7 +51,7 @@ enum SignalOp {
 
 /// One rank's GIN state in a device communicator.
 pub(crate) struct GinRank {
-    /// By context, then by signal; counters likewise.
+    /// The signals by context, then by signal; counters likewise.
     signals: Box<[Cell<u64>]>,
     counters: Box<[Cell<u64>]>,
     /// How each signal was changed since its last reset.
@@ -140,17 +140,17 @@ struct Handle {
 
 const _: () = assert!(size_of::<Handle>() <= size_of::<Gin>());
 
-/// Its address is the tag of handles.
+/// The address is the tag of handles.
 static GIN: u8 = 0;
 
 impl Handle {
-    /// A handle for `context` of a device communicator.
+    /// Returns a handle for `context` of a device communicator.
     ///
     /// # Safety
     ///
     /// `comm` is a device communicator.
     unsafe fn new(comm: *const DevComm, context: u32, thread: &Thread, at: Site) -> Self {
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel passes what NCCL's functions initialised.
         let dev = unsafe { &*comm };
         let gin: *const GinComm = dev.gin_handles[0].cast();
         if gin.is_null() {
@@ -211,7 +211,7 @@ pub(super) unsafe extern "C-unwind" fn init_with_sharing(
         let (thread, at) = caller();
         thread.misuse(at, format!("{sharing} is not a resource sharing mode: use 0, 1 or 2"));
     }
-    // SAFETY: the kernel keeps NCCL's contract.
+    // SAFETY: the kernel passes what NCCL's functions initialised.
     unsafe { init(net, backend_mask, comm, context) }
 }
 
@@ -228,14 +228,14 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A call with handle `net` by the running thread.
+    /// Returns a call with handle `net` by the running thread.
     ///
     /// # Safety
     ///
     /// `net` is a handle that `init` wrote.
     unsafe fn on(net: *const Gin) -> Self {
         let (thread, at) = caller();
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel passes what NCCL's functions initialised.
         let handle = unsafe { Handle::of(net, thread, at) };
         Self::with(handle, thread, at)
     }
@@ -246,7 +246,7 @@ impl<'a> Call<'a> {
         Self { thread, gpus: thread.gpus(), at, gin, handle, releases: true }
     }
 
-    /// The same call on another context.
+    /// Returns the same call on another context.
     fn on_context(self, context: u32) -> Self {
         Self { handle: Handle { context, ..self.handle }, ..self }
     }
@@ -255,13 +255,13 @@ impl<'a> Call<'a> {
         self.thread.misuse(self.at, what)
     }
 
-    /// The coop of a cooperative call, and the thread's rank in it.
+    /// Returns the coop of a cooperative call, and the thread's rank in it.
     ///
     /// # Safety
     ///
     /// `coop` is a coop.
     unsafe fn coop(&self, coop: *const CoopAny) -> (Coop, u32) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel passes what NCCL's functions initialised.
         let coop = Coop::of(unsafe { &*coop }, self.thread, self.at);
         (coop, coop_rank(coop, self.thread, self.at))
     }
@@ -274,7 +274,8 @@ impl<'a> Call<'a> {
         &self.gin.per_rank[self.handle.rank as usize]
     }
 
-    /// The world rank of a peer; fails the kernel if the peer does not exist or is not connected.
+    /// Returns the world rank of a peer; fails the kernel if the peer does not exist or is not
+    /// connected.
     fn peer(&self, team: Team, peer: i32) -> u32 {
         let (me, n) = (self.handle.rank as i32, team.n_ranks);
         if !(0..n).contains(&peer) {
@@ -296,13 +297,13 @@ impl<'a> Call<'a> {
         world as u32
     }
 
-    /// The queue to world rank `peer`.
+    /// Returns the queue to world rank `peer`.
     fn queue(&self, peer: u32) -> QueueKey {
         let Handle { rank, context, .. } = self.handle;
         QueueKey { comm: self.gin.id, rank, context, peer }
     }
 
-    /// A signal's index in [`GinRank`]'s arrays.
+    /// Returns a signal's index in [`GinRank`]'s arrays.
     fn signal(&self, id: u32) -> usize {
         let signals = self.gin.signals;
         if id >= signals {
@@ -313,7 +314,7 @@ impl<'a> Call<'a> {
         (self.handle.context * signals + id) as usize
     }
 
-    /// A counter's index in [`GinRank`]'s arrays.
+    /// Returns a counter's index in [`GinRank`]'s arrays.
     fn counter(&self, id: u32) -> usize {
         let counters = self.gin.counters;
         if id >= counters {
@@ -322,7 +323,7 @@ impl<'a> Call<'a> {
         (self.handle.context * counters + id) as usize
     }
 
-    /// The shadow of a signal.
+    /// Returns the shadow of a signal.
     fn shadow(&self, id: u32) -> *mut u64 {
         self.own_rank().shadows.wrapping_add(self.signal(id))
     }

@@ -47,29 +47,29 @@ const _: () = {
     assert!(offset_of!(Session, epoch) == 72);
 };
 
-/// The GPUs of a communicator's ranks.
+/// Returns the GPUs of a communicator's ranks.
 ///
 /// # Safety
 ///
 /// `comm` is a device communicator.
 unsafe fn gpus_of<'a>(comm: *const DevComm) -> &'a Rc<[u32]> {
-    // SAFETY: the caller's contract.
+    // SAFETY: the kernel passes a device communicator that the host created.
     &unsafe { view((*comm).resource_window) }.gpus
 }
 
-/// The number of 32-bit words of `n` barriers for a team of `ranks`. A barrier has an epoch and an
-/// inbox for multimem, an epoch without multimem, and an inbox per rank.
+/// Returns the number of 32-bit words of `n` barriers for a team of `ranks`. A barrier has an epoch
+/// and an inbox for multimem, an epoch without multimem, and an inbox per rank.
 pub(crate) fn barrier_words(n: usize, ranks: usize) -> usize {
     3 * n + n * ranks
 }
 
 impl Session {
-    /// A cooperative call of this session.
+    /// Returns a cooperative call of this session.
     fn call(&self) -> CoopCall {
         CoopCall::new("an LSA barrier").arg("index", self.index.into())
     }
 
-    /// The barriers' state in the resources of team rank `owner`.
+    /// Returns the barriers' state in the resources of team rank `owner`.
     fn state(&self, owner: i32) -> *mut u32 {
         // SAFETY: a session is used while its kernel's device communicator is in scope.
         let comm = unsafe { &*self.comm };
@@ -85,7 +85,7 @@ impl Session {
         self.state(self.team.rank).wrapping_add(n + self.index as usize)
     }
 
-    /// The word in which `owner` counts arrivals by multimem.
+    /// Returns the word in which `owner` counts arrivals by multimem.
     fn multimem_inbox(&self, owner: i32) -> *mut u32 {
         let n = self.handle.n_barriers as usize;
         self.state(owner).wrapping_add(2 * n + self.index as usize)
@@ -93,7 +93,7 @@ impl Session {
 
     /// Checks that the team lies within the LSA team.
     fn check_team(&self, thread: &Thread, at: Site) {
-        // SAFETY: as in `state`.
+        // SAFETY: the session has the device communicator with which the kernel opened it.
         let comm = unsafe { &*self.comm };
         let Team { n_ranks, rank, stride } = self.team;
         let in_lsa = |peer| (0..comm.lsa_size).contains(&self.team.to_lsa(comm.lsa_rank, peer));
@@ -108,7 +108,7 @@ impl Session {
 
     /// Checks that the multicast handle is the team's.
     fn check_multimem(&self, thread: &Thread, at: Site) {
-        // SAFETY: as in `state`.
+        // SAFETY: the session has the device communicator with which the kernel opened it.
         let (rank, communicator) = unsafe { ((*self.comm).rank, gpus_of(self.comm)) };
         let first = self.team.to_world(rank, 0) as usize;
         let (n, stride) = (self.team.n_ranks as usize, self.team.stride as usize);
@@ -128,14 +128,14 @@ impl Session {
         }
     }
 
-    /// The word in which `peer` signals its arrival to `owner`.
+    /// Returns the word in which `peer` signals its arrival to `owner`.
     fn inbox(&self, owner: i32, peer: i32) -> *mut u32 {
         let n = self.handle.n_barriers as usize;
         let inboxes = 3 * n + self.index as usize * self.team.n_ranks as usize;
         self.state(owner).wrapping_add(inboxes + peer as usize)
     }
 
-    /// The peers that thread `rank` of a coop of `size` threads handles.
+    /// Returns the peers that thread `rank` of a coop of `size` threads handles.
     fn peers(&self, rank: u32, size: u32) -> impl Iterator<Item = i32> + use<> {
         let (me, others) = (self.team.rank, self.team.n_ranks - 1);
         (rank as i32..others).step_by(size.max(1) as usize).map(move |i| i + i32::from(me <= i))
@@ -249,7 +249,7 @@ fn release(thread: &Thread, inbox: *const u32, order: i32) {
     }
 }
 
-/// The order of a wait's reads: the acquire half of a C++ memory order.
+/// Returns the order of a wait's reads: the acquire half of a C++ memory order.
 pub(super) fn acquire_half(order: i32) -> Order {
     match order {
         1 | 2 | 4 | 5 => Order::Acquire, // consume, acquire or stronger
@@ -257,12 +257,12 @@ pub(super) fn acquire_half(order: i32) -> Order {
     }
 }
 
-/// Whether a C++ memory order is release or stronger.
+/// Returns whether a C++ memory order is release or stronger.
 pub(super) fn releases(order: i32) -> bool {
     matches!(order, 3..=5)
 }
 
-/// Whether the inbox of a barrier has reached `target`, by NCCL's wrap-around comparison.
+/// Returns whether the inbox of a barrier has reached `target`, by NCCL's wrap-around comparison.
 pub(crate) fn arrived(inbox: *const u32, target: u32) -> bool {
     // SAFETY: an inbox of a barrier that Init checked, in memory that lives as long as the launch.
     unsafe { inbox.read_volatile() }.wrapping_sub(target) <= u32::MAX >> 1
@@ -282,12 +282,12 @@ pub(crate) struct InboxWait {
 }
 
 impl InboxWait {
-    /// Whether the peer has arrived.
+    /// Returns whether the peer has arrived.
     pub(crate) fn over(&self) -> bool {
         arrived(self.word, self.target)
     }
 
-    /// What the thread waits for, for error messages.
+    /// Returns what the thread waits for, for error messages.
     pub(crate) fn waiting(&self) -> Waiting {
         // SAFETY: the thread waits with this device communicator in scope.
         let (rank, gpus) = unsafe { ((*self.comm).rank, gpus_of(self.comm)) };
@@ -332,14 +332,14 @@ pub(super) unsafe extern "C-unwind" fn init(
     unsafe { session.cast::<Session>().write(new) };
 }
 
-/// The session of a cooperative call.
+/// Returns the session of a cooperative call.
 ///
 /// # Safety
 ///
 /// `session` was filled by [`init`] on this thread, and nothing else uses it.
 unsafe fn opened<'a>(session: *mut LsaBarrierSession) -> (&'a mut Session, Coop, Site) {
     let (thread, at) = (Thread::current(), CALL_SITE.get());
-    // SAFETY: the caller's contract.
+    // SAFETY: the kernel passes a session that it opened and that no other thread uses.
     let session = unsafe { &mut *session.cast::<Session>() };
     let coop = Coop::of(&session.coop, thread, at);
     (session, coop, at)

@@ -49,8 +49,8 @@ pub(super) unsafe extern "C-unwind" fn peer_of_team(
     view.lsa_address(offset, team.to_lsa(view.lsa_rank, peer))
 }
 
-/// The multicast address of byte `offset` of memory bound at `mc_offset_4k`; fails the kernel if
-/// the handle is NULL.
+/// Returns the multicast address of byte `offset` of memory bound at `mc_offset_4k`; fails the
+/// kernel if the handle is NULL.
 fn of_multimem(handle: MultimemHandle, mc_offset_4k: u32, offset: usize) -> *mut c_void {
     let (thread, at) = caller();
     thread.block().grid.uses_peers.set(true);
@@ -84,7 +84,7 @@ pub(super) unsafe extern "C-unwind" fn lsa_multimem(
     of_multimem(handle, view.mc_offset_4k, offset)
 }
 
-/// Byte offset of a resource in the resource window.
+/// Returns the byte offset of a resource in the resource window.
 fn offset_of(handle: ResourceHandle) -> usize {
     handle as usize * RESOURCE_UNIT
 }

@@ -54,7 +54,7 @@ macro_rules! sums {
     )* };
 }
 
-/// A sum in half precision, computed in `f32` so that it is rounded once.
+/// Returns a sum in half precision, computed in `f32` so that it is rounded once.
 fn add_f16(a: f16, b: f16) -> f16 {
     f16::from_f32(a.to_f32() + b.to_f32())
 }
@@ -76,7 +76,7 @@ sums! {
         |v: f16| F8E5M2::from_f32(v.to_f32()), false;
 }
 
-/// The sum of elements; a single element is returned unchanged, bit for bit.
+/// Returns the sum of elements; a single element is returned unchanged, bit for bit.
 fn sum<T: Sum>(mut elements: impl Iterator<Item = T>) -> Option<T> {
     let first = elements.next()?;
     let Some(second) = elements.next() else { return Some(first) };
@@ -93,21 +93,21 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// The calling thread's share of a call, by its rank in `coop`.
+    /// Returns the calling thread's share of a call, by its rank in `coop`.
     ///
     /// # Safety
     ///
     /// `coop` is a coop.
     unsafe fn of<'a>(coop: *const CoopAny, call: CoopCall) -> Work<'a> {
         let (thread, at) = caller();
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel passes a coop, a window and a team that it got or initialised.
         let coop = Coop::of(unsafe { &*coop }, thread, at);
         apart::call(thread, coop, call, at);
         let rank = coop_rank(coop, thread, at) as usize;
         Work { thread, at, rank, size: coop.size(thread) as usize }
     }
 
-    /// The indices of the thread's elements.
+    /// Returns the indices of the thread's elements.
     fn own_elements(&self, count: usize) -> impl Iterator<Item = usize> + use<> {
         (self.rank..count).step_by(self.size.max(1))
     }
@@ -138,11 +138,12 @@ impl Work<'_> {
 
     fn store<T: Sum>(&self, address: *mut T, value: T) {
         let address = self.check(address, Access::Write);
-        // SAFETY: the module's contract.
+        // SAFETY: the simulator has checked that the memory has the element.
         unsafe { address.write_volatile(value) };
     }
 
-    /// Each rank's copy of the element at a multicast address, all of them accessed at once.
+    /// Returns each rank's copy of the element at a multicast address, all of them accessed at
+    /// once.
     fn parts<T>(&self, address: *const T, access: Access) -> impl Iterator<Item = *mut T> + use<T> {
         let (bytes, at) = (size_of::<T>(), self.at);
         let MulticastParts { first, stride, n } = self.thread.multimem(address.addr(), bytes, at);
@@ -162,7 +163,7 @@ impl Work<'_> {
 
     fn store_all<T: Sum>(&self, address: *mut T, value: T) {
         let parts = self.parts(address, Access::Write);
-        // SAFETY: as above.
+        // SAFETY: the simulator has checked that the memory has the element.
         parts.for_each(|part| unsafe { part.write_volatile(value) });
     }
 
@@ -181,7 +182,7 @@ impl Work<'_> {
         self.thread.misuse(self.at, what);
     }
 
-    /// `dst(j)[i] = sum over k of src(k)[i]`, for the thread's elements.
+    /// Computes `dst(j)[i] = sum over k of src(k)[i]`, for the thread's elements.
     fn reduce_copy<T: Sum>(
         &self,
         (n_src, src): (usize, impl Fn(usize) -> *mut T),
@@ -215,7 +216,7 @@ impl Work<'_> {
     }
 }
 
-/// The size of a team within the LSA team, and the address of each rank's part at `offset`.
+/// Returns the size of a team within the LSA team, and the address of each rank's part at `offset`.
 ///
 /// # Safety
 ///
@@ -225,7 +226,7 @@ unsafe fn parts_of<T>(
     offset: usize,
     team: *const Team,
 ) -> (usize, impl Fn(usize) -> *mut T) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the kernel passes a coop, a window and a team that it got or initialised.
     let (view, team) = unsafe { (view(window), *team) };
     let part = move |i| view.lsa_address(offset, team.to_lsa(view.lsa_rank, i as i32)).cast();
     (team.n_ranks.max(0) as usize, part)

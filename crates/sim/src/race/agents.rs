@@ -6,7 +6,7 @@ use super::clock::{Agent, Clock, OpId};
 use super::{Races, ThreadClock};
 use crate::error::Site;
 
-/// The kind of an engine's groups.
+/// Returns the kind of an engine's groups.
 pub(super) fn group_of(engine: Engine) -> Option<usize> {
     match engine {
         Engine::Bulk => Some(0),
@@ -23,13 +23,13 @@ const BULK_WRITES: u16 = 3072;
 const COPIES: u16 = 4096;
 const PRODUCTS: u16 = 5120;
 
-/// The agent of the block's `mbarrier` with this number.
+/// Returns the agent of the block's `mbarrier` with this number.
 pub(super) fn barrier_agent(of: Agent, number: usize) -> Agent {
     Agent { number: BARRIERS + number.min(1023) as u16, ..of }
 }
 
 impl ThreadClock {
-    /// The agents that read and write for an engine with groups.
+    /// Returns the agents that read and write for an engine with groups.
     pub(super) fn group_agents(&self, engine: Engine) -> (Agent, Agent) {
         let me = self.here.agent;
         let number = |first: u16| Agent { number: first + me.number, ..me };
@@ -46,8 +46,8 @@ impl ThreadClock {
     }
 }
 
-/// The thread that an agent works for, or the number of its `mbarrier` or warpgroup, and how it
-/// accesses memory, for reports.
+/// Returns the thread that an agent works for, or the number of its `mbarrier` or warpgroup, and
+/// how it accesses memory, for reports.
 pub(super) fn performer_of(agent: u16) -> (u32, &'static str) {
     let (first, how) = match agent {
         ..BARRIERS => (0, ""),
@@ -70,7 +70,8 @@ pub(super) struct Barrier {
     pub(super) pending: Clock,
     /// What the end of the last phase makes known.
     pub(super) ended: Clock,
-    /// Who has initialised it, when and where, and whether `fence.mbarrier_init` has followed.
+    /// The agent that has initialised it, when and where, and whether `fence.mbarrier_init` has
+    /// followed.
     init: (Agent, u32, Site),
     is_fenced: bool,
     /// The last copy that ends at it: the number of its phase, from 1, and where it was started.
@@ -87,7 +88,7 @@ impl Barrier {
 }
 
 impl Races {
-    /// The agent that performs the thread's next access, its time, and whether it uses the
+    /// Returns the agent that performs the thread's next access, its time, and whether it uses the
     /// asynchronous proxy.
     pub(super) fn performer(&self, thread: &ThreadClock, writes: bool) -> (Agent, u32, bool) {
         match thread.engine {
@@ -241,8 +242,8 @@ impl Races {
         Ok(())
     }
 
-    /// Where a copy was started that ends at an `mbarrier` of the block, and whose end no thread
-    /// has waited for.
+    /// Returns where a copy was started that ends at an `mbarrier` of the block, and whose end no
+    /// thread has waited for.
     pub(crate) fn copy_in_flight(&self, op: OpId, block: u32) -> Option<Site> {
         let barriers = self.barriers.borrow();
         let of_block = barriers.values().filter(|b| (b.agent.op, b.agent.block) == (op, block));

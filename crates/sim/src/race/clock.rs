@@ -20,7 +20,7 @@ use cuda_std::arch::Space;
 pub(crate) struct OpId(pub(super) u32);
 
 impl OpId {
-    /// Its index among all operations.
+    /// Returns its index among all operations.
     pub(super) fn index(self) -> usize {
         (self.0 as usize).wrapping_sub(1)
     }
@@ -42,7 +42,7 @@ pub(super) struct Agent {
 }
 
 impl Agent {
-    /// The operation itself, if it is not a kernel.
+    /// Returns the operation itself, if it is not a kernel.
     pub(super) fn of_op(op: OpId) -> Self {
         Self { op, block: 0, number: 0 }
     }
@@ -141,13 +141,13 @@ impl View {
         Some(&self.blocks[at].1)
     }
 
-    /// Whether `agent`'s time `time` is known.
+    /// Returns whether `agent`'s time `time` is known.
     pub(super) fn covers(&self, agent: Agent, time: u32, places: &Places) -> bool {
         self.block(agent.key()).is_some_and(|block| block.covers(agent.number, time))
             || self.has_ended(agent.op, places)
     }
 
-    /// The time known of all threads of `agent`'s block.
+    /// Returns the time known of all threads of `agent`'s block.
     pub(super) fn all(&self, agent: Agent) -> u32 {
         self.block(agent.key()).map_or(0, |block| block.all)
     }
@@ -216,7 +216,7 @@ impl View {
     }
 }
 
-/// The entries of a sorted map, each with what another one has of its key.
+/// Returns the entries of a sorted map, each with what another one has of its key.
 fn beside<'a, K: Ord, V>(
     map: &'a [(K, V)],
     mut other: &'a [(K, V)],
@@ -369,17 +369,17 @@ impl Clock {
         Rc::make_mut(&mut self.seen).add_all(agent, time);
     }
 
-    /// Whether `agent`'s time `time` had ended.
+    /// Returns whether `agent`'s time `time` had ended.
     pub(super) fn has_passed(&self, agent: Agent, time: u32, places: &Places) -> bool {
         self.passed.covers(agent, time, places) || self.seen.covers(agent, time, places)
     }
 
-    /// Whether both are the same object.
+    /// Returns whether both are the same object.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.seen, &other.seen)
     }
 
-    /// What `fence.proxy.async` separates from what follows.
+    /// Returns what `fence.proxy.async` separates from what follows.
     pub(super) fn fenced(&mut self, space: Space) -> &mut Rc<View> {
         &mut self.fenced[space as usize]
     }
@@ -390,7 +390,7 @@ impl Clock {
         self.visible = Rc::clone(&self.seen);
     }
 
-    /// What is visible to all.
+    /// Returns what is visible to all.
     pub(super) fn visible_part(&self) -> Self {
         let mut clock = Self { seen: Rc::clone(&self.visible), ..Self::default() };
         clock.fence_all();

@@ -17,11 +17,11 @@ use crate::machine::baton::ClientId;
 pub(crate) enum HostEvent {
     /// The thread was started by this one; `None` by one that is not known.
     Start(Option<ClientId>),
-    /// It sends or receives a message.
+    /// The sending or receiving of a message.
     Message,
-    /// It waits, or has waited, for something that the machine does not see.
+    /// A wait, perhaps a past one, for something that the machine does not see.
     Unseen,
-    /// It ends.
+    /// The end of the thread.
     End,
 }
 
@@ -62,7 +62,7 @@ impl Races {
         result
     }
 
-    /// What the calling host thread knows.
+    /// Returns what the calling host thread knows.
     pub(crate) fn host(&self) -> Clock {
         match self.hosts.current.get() {
             Some(id) => self.known_to(id),
@@ -70,7 +70,7 @@ impl Races {
         }
     }
 
-    /// The host thread whose call is executed.
+    /// Returns the host thread whose call is executed.
     pub(crate) fn current_host(&self) -> Option<ClientId> {
         self.hosts.current.get()
     }

@@ -20,7 +20,7 @@ pub(super) struct Memo([Cell<Pair>; KEPT]);
 type Pair = (u64, u64, u64);
 
 impl Memo {
-    /// Whether the first access is ordered before the second: known, or as `check` says.
+    /// Returns whether the first access is ordered before the second: known, or as `check` says.
     #[inline]
     pub(super) fn check(
         &self,

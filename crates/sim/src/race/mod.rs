@@ -88,7 +88,7 @@ pub(crate) struct Found {
 /// The accesses of an operation, before its words are known.
 struct Accessor<'a> {
     clock: &'a Clock,
-    /// Whose program order holds: the thread's.
+    /// The agent whose program order holds: the thread.
     own: Agent,
     /// The time of all threads of the block that the clock has.
     all: u32,
@@ -98,7 +98,7 @@ struct Accessor<'a> {
     memo: Option<&'a Memo>,
 }
 
-/// Which bytes of the word at `at` are in the range, a bit each.
+/// Returns which bytes of the word at `at` are in the range, a bit each.
 #[inline]
 fn bytes_of_word(at: usize, address: usize, end: usize) -> u8 {
     let (first, last) = (address.saturating_sub(at).min(3), (end - at).min(4));
@@ -106,12 +106,12 @@ fn bytes_of_word(at: usize, address: usize, end: usize) -> u8 {
 }
 
 impl Races {
-    /// A detector; with `weak`, atomic loads may see old values.
+    /// Returns a detector; with `weak`, atomic loads may see old values.
     pub(crate) fn new(on: bool, weak: bool) -> Self {
         Self { on, weak, ..Self::default() }
     }
 
-    /// Whether `before` happened before `now`, an access by `who`.
+    /// Returns whether `before` happened before `now`, an access by `who`.
     #[inline]
     fn is_ordered(&self, before: Stamp, now: Stamp, who: &Accessor<'_>) -> bool {
         if before.is_same_agent(now) {
@@ -125,7 +125,7 @@ impl Races {
         }
     }
 
-    /// As [`is_ordered`](Self::is_ordered), for accesses by different agents.
+    /// Does the same as [`is_ordered`](Self::is_ordered), for accesses by different agents.
     fn is_known(&self, before: Stamp, kind: Kind, who: &Accessor<'_>) -> bool {
         let (agent, time, earlier) = (before.agent(), before.time(), before.kind());
         if (!earlier.writes || agent.number >= clock::THREADS)
@@ -143,8 +143,8 @@ impl Races {
             || who.clock.seen.covers(agent, time, &self.joins.places)
     }
 
-    /// Whether two accesses do not race although nothing orders them: both are atomic, and their
-    /// scopes include each other.
+    /// Returns whether two accesses do not race although nothing orders them: both are atomic, and
+    /// their scopes include each other.
     fn is_strong(&self, a: Stamp, b: Stamp) -> bool {
         let (Some(a_scope), Some(b_scope)) = (a.kind().scope, b.kind().scope) else {
             return false;
@@ -157,7 +157,7 @@ impl Races {
         Position { gpu: self.ops.borrow()[agent.op.index()].gpu, agent }
     }
 
-    /// Whether an access conflicts with an earlier one, which nothing orders before it.
+    /// Returns whether an access conflicts with an earlier one, which nothing orders before it.
     #[inline]
     fn conflicts(&self, before: Stamp, now: Stamp, who: &Accessor<'_>) -> bool {
         !before.is_none()
@@ -186,7 +186,7 @@ impl Races {
         Ok(())
     }
 
-    /// As [`touch`](Self::touch), for ranges that have whole pages.
+    /// Does the same as [`touch`](Self::touch), for ranges that have whole pages.
     fn touch_range(
         &self,
         memory: &Memory,
@@ -245,7 +245,8 @@ impl Races {
         Ok(())
     }
 
-    /// The address of the first byte of the range that nothing has written, if there is one.
+    /// Returns the address of the first byte of the range that nothing has written, if there is
+    /// one.
     pub(crate) fn unwritten(&self, memory: &Memory, address: usize, bytes: usize) -> Option<usize> {
         let end = address + bytes;
         (address & !3..end).step_by(4).find_map(|at| {
@@ -255,7 +256,7 @@ impl Races {
         })
     }
 
-    /// As [`unwritten`](Self::unwritten), for ranges that have whole pages.
+    /// Does the same as [`unwritten`](Self::unwritten), for ranges that have whole pages.
     fn unwritten_range(&self, memory: &Memory, address: usize, bytes: usize) -> Option<usize> {
         let (mut at, end) = (address, address + bytes);
         while at < end {
@@ -368,8 +369,8 @@ impl Races {
         Ok(old.map(|old| old.map(|old| old.value)))
     }
 
-    /// A thread has ended: its kernel's end acquires what its relaxed reads have found. Returns
-    /// where it has started a bulk copy that may still read its shared memory.
+    /// Ends a thread: its kernel's end acquires what its relaxed reads have found.
+    /// Returns where it has started a bulk copy that may still read its shared memory.
     pub(crate) fn end_thread(&self, thread: &mut ThreadClock, grid: &GridClock) -> Option<Site> {
         if !self.on {
             return None;

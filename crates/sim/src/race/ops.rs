@@ -57,7 +57,7 @@ pub(crate) struct Run {
     gpu: u32,
     /// What it knows: what happened before it, and what it learns.
     clock: Clock,
-    /// Its identity, once it has accessed memory.
+    /// The identity, once it has accessed memory.
     op: Option<OpId>,
 }
 
@@ -96,7 +96,7 @@ impl Races {
         result
     }
 
-    /// What is known after the operation has ended.
+    /// Returns what is known after the operation has ended.
     pub(crate) fn end(&self, run: Run) -> Clock {
         let Run { line, number, mut clock, op, .. } = run;
         if op.is_some() {
@@ -113,7 +113,8 @@ impl Races {
         self.joins.places.add(line, number)
     }
 
-    /// The identity of the stream operation that runs now, and what it knows. `name` names it.
+    /// Returns the identity of the stream operation that runs now, and what it knows. `name` names
+    /// it.
     pub(crate) fn current(&self, name: &'static str) -> (OpId, Clock) {
         let mut current = self.current.borrow_mut();
         let Some(Run { line, number, gpu, clock, op }) = &mut *current else {
@@ -134,12 +135,12 @@ impl Races {
         }
     }
 
-    /// What the stream operation that runs now knows.
+    /// Returns what the stream operation that runs now knows.
     pub(crate) fn known_here(&self) -> Clock {
         self.current.borrow().as_ref().map(|run| run.clock.clone()).unwrap_or_default()
     }
 
-    /// What the stream operation that runs now knows, and what it has done so far.
+    /// Returns what the stream operation that runs now knows, and what it has done so far.
     pub(crate) fn done_here(&self) -> Clock {
         let current = self.current.borrow();
         let Some(run) = &*current else { return Clock::default() };
@@ -181,8 +182,8 @@ impl Races {
         Ok(())
     }
 
-    /// A thread posts a transfer: what it knows and has done if the post `releases` that, and else
-    /// what is visible to all.
+    /// Posts a transfer of a thread: what it knows and has done if the post `releases` that,
+    /// and else what is visible to all.
     pub(crate) fn post(&self, thread: &mut ThreadClock, releases: bool) -> Clock {
         if !releases {
             return thread.clock.visible_part();
@@ -192,7 +193,7 @@ impl Races {
         clock
     }
 
-    /// The identity of transfer `number` of a sequence, which a thread posted.
+    /// Returns the identity of transfer `number` of a sequence, which a thread posted.
     pub(crate) fn transfer(
         &self,
         sequence: &Sequence,
@@ -211,14 +212,14 @@ impl Races {
         self.new_op(sequence.line, number as u32 + 1, info)
     }
 
-    /// What is known after transfer `number` of a sequence and all before it.
+    /// Returns what is known after transfer `number` of a sequence and all before it.
     pub(crate) fn after(&self, clock: &Clock, sequence: &Sequence, number: u64) -> Clock {
         let mut clock = clock.clone();
         self.joins.end(&mut clock, sequence.line, (number as u32).wrapping_add(1));
         clock
     }
 
-    /// What is known after a transfer.
+    /// Returns what is known after a transfer.
     pub(crate) fn after_op(&self, clock: &Clock, op: OpId) -> Clock {
         let mut clock = clock.clone();
         clock.add(Agent::of_op(op), 1, &self.joins.places);
@@ -312,7 +313,7 @@ impl Races {
         RaceAccess { operation, rank, thread, what: format!("{verb}{how}"), scope: kind.scope, at }
     }
 
-    /// The report of a race; `shared` names a byte of shared memory.
+    /// Returns the report of a race; `shared` names a byte of shared memory.
     pub(crate) fn report(
         &self,
         memory: &Memory,
@@ -353,7 +354,7 @@ pub(crate) struct GridClock {
 }
 
 impl Races {
-    /// A kernel that the current stream operation launches.
+    /// Returns a kernel that the current stream operation launches.
     pub(crate) fn grid(&self, kernel: &'static str, arguments: &Rc<Arguments>) -> GridClock {
         let (op, mut start) = self.current(kernel);
         // The start of a kernel orders all that is known before accesses of all kinds, by all.
@@ -365,7 +366,7 @@ impl Races {
         GridClock { op, end: Rc::new(RefCell::new(start.clone())), start }
     }
 
-    /// What is known after a kernel has ended.
+    /// Returns what is known after a kernel has ended.
     pub(crate) fn end_of(&self, grid: &GridClock) -> Clock {
         let mut clock = grid.end.borrow().clone();
         let (line, number) = self.joins.places.of(grid.op);

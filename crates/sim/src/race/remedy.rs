@@ -8,7 +8,7 @@ use super::ops::Transfer;
 use super::shadow::Stamp;
 
 impl Races {
-    /// What would order two accesses.
+    /// Returns what would order two accesses.
     pub(super) fn remedy(
         &self,
         now: Stamp,
@@ -64,7 +64,7 @@ impl Races {
 }
 
 impl Races {
-    /// What would order two accesses, of which one is a transfer's.
+    /// Returns what would order two accesses, of which one is a transfer's.
     fn remedy_of_transfer(&self, now: Stamp, before: Stamp) -> Option<String> {
         let of = |stamp: Stamp| self.ops.borrow()[stamp.agent().op.index()].transfer;
         let ((transfer, poster, releases), moves, other) = match (of(before), of(now)) {
@@ -122,7 +122,7 @@ impl Races {
     }
 }
 
-/// What shows the end of a transfer's access.
+/// Returns what shows the end of a transfer's access.
 fn end_of(transfer: Transfer, access: Stamp) -> &'static str {
     match (transfer, access.kind().writes) {
         (Transfer::Put, true) => "for a put's signal, with an acquire, in the rank that it reaches",
@@ -131,7 +131,7 @@ fn end_of(transfer: Transfer, access: Stamp) -> &'static str {
     }
 }
 
-/// What would order two transfers, of whose accesses these show the end.
+/// Returns what would order two transfers, of whose accesses these show the end.
 fn remedy_of_two([a, b]: [&'static str; 2]) -> String {
     let wait = if a == b { a.to_owned() } else { format!("{a}; or {b}") };
     format!(
@@ -141,7 +141,7 @@ fn remedy_of_two([a, b]: [&'static str; 2]) -> String {
     )
 }
 
-/// What would order two threads of a block, of one warp or of two.
+/// Returns what would order two threads of a block, of one warp or of two.
 fn remedy_in_block(of_warp: bool, of_window: bool) -> &'static str {
     match (of_warp, of_window) {
         (true, false) => "a `sync_warp` or `sync_threads` between them is missing",

@@ -53,7 +53,7 @@ impl Stamp {
         )
     }
 
-    /// The same access to these bytes of a word.
+    /// Returns the same access to these bytes of a word.
     #[inline]
     pub(super) fn of_bytes(self, bytes: u8) -> Self {
         Self(self.0, self.1 & !(0xf << 8) | u64::from(bytes) << 8)
@@ -64,38 +64,39 @@ impl Stamp {
         self.0 == 0
     }
 
-    /// Whether both are accesses by the same agent.
+    /// Returns whether both are accesses by the same agent.
     #[inline]
     pub(super) fn is_same_agent(self, other: Self) -> bool {
         self.0 == other.0
     }
 
-    /// Whether both have the same time, kind and bytes.
+    /// Returns whether both have the same time, kind and bytes.
     #[inline]
     pub(super) fn is_same_access(self, other: Self) -> bool {
         (self.1 ^ other.1) & !(0xffff << 16 | 0xf << 4) == 0
     }
 
-    /// What the order of this access and others depends on: its agent, and its time and kind
-    /// without its site and bytes.
+    /// Returns what the order of this access and others depends on: its agent, and its time and
+    /// kind without its site and bytes.
     #[inline]
     pub(super) fn order_key(self) -> (u64, u64) {
         (self.0, self.1 & !(0xffff << 16 | 0xff << 4))
     }
 
-    /// A write of these bytes after `last`, the last write of the word.
+    /// Returns a write of these bytes after `last`, the last write of the word.
     #[inline]
     pub(super) fn after(self, last: Self) -> Self {
         Self(self.0, self.1 | (u64::from(self.bytes() | last.initialised()) << 4))
     }
 
-    /// The bytes of the word that this write and those before it have initialised, a bit each.
+    /// Returns the bytes of the word that this write and those before it have initialised, a bit
+    /// each.
     #[inline]
     pub(super) fn initialised(self) -> u8 {
         (self.1 >> 4) as u8 & 0xf
     }
 
-    /// The bytes of the word, a bit each.
+    /// Returns the bytes of the word, a bit each.
     #[inline]
     pub(super) fn bytes(self) -> u8 {
         (self.1 >> 8) as u8 & 0xf
@@ -218,7 +219,7 @@ impl Shadow {
         std::ptr::from_ref::<Page>(page)
     }
 
-    /// The accesses that all words of the page at `address` have, if they are the same.
+    /// Returns the accesses that all words of the page at `address` have, if they are the same.
     pub(super) fn uniform(&self, address: usize, memory: &Memory) -> Option<RefMut<'_, Word>> {
         let number = memory.canonical(address) / PAGE;
         if self.pages.borrow().contains_key(&number) {
@@ -228,7 +229,7 @@ impl Shadow {
         Some(RefMut::map(uniform, |uniform| uniform.entry(number).or_default()))
     }
 
-    /// The word at `address`, which is rounded down.
+    /// Returns the word at `address`, which is rounded down.
     #[inline]
     pub(super) fn word(&self, address: usize, memory: &Memory) -> &Cell<Word> {
         let (_, _, page) = self.page(address / PAGE, memory);
@@ -236,7 +237,7 @@ impl Shadow {
         unsafe { &(*page)[address % PAGE / 4] }
     }
 
-    /// The address that stands for all addresses of the memory at `address`.
+    /// Returns the address that stands for all addresses of the memory at `address`.
     pub(super) fn canonical(&self, address: usize, memory: &Memory) -> usize {
         self.page(address / PAGE, memory).1 * PAGE + address % PAGE
     }

@@ -15,7 +15,7 @@ pub(super) struct Position {
     pub(super) agent: Agent,
 }
 
-/// Whether the threads of `scope` around `from` include `to`.
+/// Returns whether the threads of `scope` around `from` include `to`.
 pub(super) fn includes(scope: Scope, from: Position, to: Position) -> bool {
     match scope {
         Scope::Sys => true,
@@ -60,7 +60,7 @@ impl AtomicWord {
 }
 
 impl Races {
-    /// What the thread releases: what it knows and what it has done.
+    /// Returns what the thread releases: what it knows and what it has done.
     pub(super) fn released(&self, thread: &ThreadClock) -> Clock {
         let mut clock = thread.clock.clone();
         clock.add(thread.here.agent, thread.time, &self.joins.places);
@@ -200,7 +200,7 @@ impl Races {
         }
     }
 
-    /// A barrier of threads. Those of each of `whole` blocks are all threads of the block.
+    /// Executes a barrier of threads. Those of each of `whole` blocks are all threads of the block.
     pub(crate) fn barrier<'a, I>(&self, threads: impl Fn() -> I, whole: bool)
     where
         I: Iterator<Item = &'a RefCell<ThreadClock>>,
@@ -295,7 +295,7 @@ pub(super) fn releases(order: Order) -> bool {
     matches!(order, Order::Release | Order::AcqRel | Order::SeqCst)
 }
 
-/// The scope that includes fewer threads.
+/// Returns the scope that includes fewer threads.
 fn narrower(a: Scope, b: Scope) -> Scope {
     match (a, b) {
         (Scope::Cta, _) | (_, Scope::Cta) => Scope::Cta,

@@ -28,7 +28,7 @@ struct Old {
     /// The number of the store; larger for later ones.
     store: u64,
     value: u32,
-    /// Who stored the value, and what that makes known.
+    /// The agent that stored the value, and what that makes known.
     writer: Stamp,
     releases: Rc<[Release]>,
     /// The store, and accesses that have seen its value or a later one.
@@ -96,7 +96,7 @@ impl Races {
         }
     }
 
-    /// The old values that an atomic load of the words at `address` sees, by the choices of
+    /// Returns the old values that an atomic load of the words at `address` sees, by the choices of
     /// `choose`: for each word `None` if it sees the newest.
     pub(super) fn see_old(
         &self,

@@ -45,7 +45,7 @@ impl Chooser {
         }
     }
 
-    /// As [`choose`](Self::choose), and by the list if there is one.
+    /// Does the same as [`choose`](Self::choose), and by the list if there is one.
     pub(crate) fn branch(&mut self, n: usize) -> usize {
         match self {
             Self::List(list) if n > 1 => list.next(n),
@@ -53,13 +53,13 @@ impl Chooser {
         }
     }
 
-    /// In a random order, the length of a turn: 1 to 64, often short, so that short kernels overlap
-    /// too.
+    /// Returns, in a random order, the length of a turn: 1 to 64, often short, so that short
+    /// kernels overlap too.
     pub(super) fn length(&mut self) -> Option<usize> {
         self.random().map(|rng| 1 << rng.usize(..7))
     }
 
-    /// The generator of a random order.
+    /// Returns the generator of a random order.
     pub(super) fn random(&mut self) -> Option<&mut Rng> {
         match self {
             Self::Random(rng) => Some(rng),
@@ -67,7 +67,7 @@ impl Chooser {
         }
     }
 
-    /// The choices made by a list so far.
+    /// Returns the choices made by a list so far.
     pub(super) fn made(&self) -> &[Choice] {
         match self {
             Self::List(list) => &list.made,

@@ -13,7 +13,8 @@ use crate::thread::Thread;
 pub(crate) struct Fiber(Coroutine<(), (), (), SlabStack>);
 
 impl Fiber {
-    /// A coroutine that runs the kernel of `thread`, which has a block and no other coroutine.
+    /// Returns a coroutine that runs the kernel of `thread`, which has a block and no other
+    /// coroutine.
     pub(super) fn new(thread: &Thread) -> Self {
         // SAFETY: each lane of a warp has its own stack; the thread's previous coroutine has ended.
         // The warp owns the stacks and the threads, and the thread owns the coroutine.
@@ -28,7 +29,7 @@ impl Fiber {
         }))
     }
 
-    /// Whether it has run.
+    /// Returns whether it has run.
     pub(super) fn has_begun(&self) -> bool {
         self.0.started()
     }

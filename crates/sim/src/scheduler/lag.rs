@@ -30,7 +30,7 @@ pub(super) struct Lagging {
 }
 
 impl Lagging {
-    /// The state for these settings, if their schedule is unfair.
+    /// Returns the state for these settings, if their schedule is unfair.
     pub(super) fn new(settings: &Simulation) -> Option<Box<Self>> {
         let Schedule::Lag(what) = settings.schedule else { return None };
         let mut rng = Rng::with_seed(settings.random_seed().unwrap_or(0));
@@ -39,17 +39,17 @@ impl Lagging {
         Some(Box::new(Self { what, gpu, block, thread, waiting, still, run }))
     }
 
-    /// The late rank, if all of it is.
+    /// Returns the late rank, if all of it is.
     pub(super) fn rank(&self) -> Option<usize> {
         matches!(self.what, Lag::Rank).then_some(self.gpu)
     }
 
-    /// Whether nothing but late threads can make progress.
+    /// Returns whether nothing but late threads can make progress.
     pub(super) fn is_still(&self) -> bool {
         self.still >= STILL_PASSES
     }
 
-    /// Whether a thread of a block is late.
+    /// Returns whether a thread of a block is late.
     fn is_late(&self, block: &Block, tid: u32) -> bool {
         if block.gpu != self.gpu {
             return false;
@@ -80,7 +80,7 @@ impl Lagging {
 }
 
 impl Scheduler {
-    /// Before a pass: lets the late threads run, if nothing else can make progress.
+    /// Lets the late threads run before a pass, if nothing else can make progress.
     pub(super) fn release_late(&mut self, gpus: &Gpus) {
         let Some(lagging) = &mut self.lagging else { return };
         lagging.run = lagging.is_still() && gpus.host_waits.get();
@@ -93,7 +93,7 @@ impl Scheduler {
         }
     }
 
-    /// After a pass: notes whether there was progress; returns whether late threads wait.
+    /// Notes, after a pass, whether there was progress; returns whether late threads wait.
     pub(super) fn count_still(&mut self, progressed: bool) -> bool {
         self.lagging.as_mut().is_some_and(|lagging| {
             lagging.still = if progressed { 0 } else { lagging.still + 1 };

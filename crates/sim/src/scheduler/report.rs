@@ -13,7 +13,7 @@ use crate::timeline::{Row, Span, Timeline};
 use crate::waits::NamedWait;
 
 impl Scheduler {
-    /// What every thread waits for now.
+    /// Returns what every thread waits for now.
     pub(crate) fn stall(&self) -> Box<Stall> {
         let mut blocks: Vec<&Rc<Block>> = self.blocks.iter().flatten().collect();
         blocks.sort_by_key(|block| (block.gpu, block.grid.id, block.index));
@@ -44,7 +44,7 @@ fn merge<T: Ord>(all: &mut Vec<T>, more: Vec<T>) {
 }
 
 impl Block {
-    /// What the block's threads wait for.
+    /// Returns what the block's threads wait for.
     fn waiters(&self) -> impl Iterator<Item = Waiter> + use<> {
         // Grouped by message and location. Threads that wait for peers or in a named wait come
         // first, since the others wait for them.
@@ -87,20 +87,20 @@ impl Block {
         groups.into_iter().map(|(_, waiter)| waiter)
     }
 
-    /// The threads that have left the kernel, if any.
+    /// Returns the threads that have left the kernel, if any.
     fn returned(&self) -> Option<Returned> {
         let ended = |thread: &&Thread| matches!(thread.wait.get(), Wait::Exited | Wait::Done);
         let ids: Vec<u32> = self.threads().filter(ended).map(|thread| thread.tid.get()).collect();
         (!ids.is_empty()).then_some(Returned { rank: self.gpu, block: self.index, ids })
     }
 
-    /// The block's rank in its kernel's communicator.
+    /// Returns the block's rank in its kernel's communicator.
     fn comm_rank(&self) -> Option<usize> {
         let communicator = self.grid.communicator.get()?;
         communicator.iter().position(|gpu| *gpu as usize == self.gpu)
     }
 
-    /// The world rank of rank `peer` of its kernel's communicator.
+    /// Returns the world rank of rank `peer` of its kernel's communicator.
     pub(crate) fn world_rank(&self, peer: i32) -> i32 {
         let communicator = self.grid.communicator.get();
         let gpu = communicator.and_then(|gpus| gpus.get(usize::try_from(peer).ok()?));
@@ -126,7 +126,7 @@ impl Block {
         }
     }
 
-    /// The block, and its present wait, up to now.
+    /// Returns the block, and its present wait, up to now.
     pub(super) fn spans(&self, now: u64) -> impl Iterator<Item = Span> {
         let name = self.grid.launch.kernel.to_owned();
         let whole = self.span(self.began, now, name, None, false);
@@ -143,8 +143,8 @@ impl Block {
         Span { rank: self.gpu, row, begin, end, name, waits, at }
     }
 
-    /// What all threads wait for: what the first waits for that does not wait for others of the
-    /// block. `None` if one of them runs.
+    /// Returns what all threads wait for: what the first waits for that does not wait for others of
+    /// the block. `None` if one of them runs.
     fn waits_for(&self) -> Option<(String, Option<Site>)> {
         let mut found: Option<(bool, String, Option<Site>)> = None;
         for thread in self.threads() {
@@ -163,7 +163,7 @@ impl Block {
 }
 
 impl Thread {
-    /// What the thread waits for and where, unless it has ended.
+    /// Returns what the thread waits for and where, unless it has ended.
     fn waiting(&self) -> Option<(Waiting, Option<Site>)> {
         let named = self.state.named.get().filter(|_| self.waits.get());
         Some(match self.wait.get() {
@@ -194,7 +194,7 @@ impl Thread {
         })
     }
 
-    /// What a named wait is for, with the current value and the peer's world rank.
+    /// Returns what a named wait is for, with the current value and the peer's world rank.
     fn describe_wait(&self, NamedWait { mut what, .. }: NamedWait) -> Waiting {
         if let Some(until) = self.state.until.get() {
             what.seen = until.seen();

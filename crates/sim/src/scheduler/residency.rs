@@ -39,13 +39,14 @@ impl SmResources {
     /// All resources of a Hopper multiprocessor.
     const WHOLE: Self = Self { threads: 2048, blocks: 32, shared: 228 << 10 };
 
-    /// What a block needs: whole warps, and 1 KiB of reserved shared memory besides its own.
+    /// Returns what a block needs: whole warps, and 1 KiB of reserved shared memory besides its
+    /// own.
     fn of_block(threads: u32, dynamic_shared: usize) -> Self {
         let threads = threads.max(1).next_multiple_of(WARP);
         Self { threads, blocks: 1, shared: dynamic_shared + (1 << 10) }
     }
 
-    /// The number of `block`s that fit.
+    /// Returns the number of `block`s that fit.
     fn holds(self, block: Self) -> u32 {
         let of_shared = (self.shared / block.shared) as u32;
         (self.threads / block.threads).min(self.blocks).min(of_shared)
@@ -96,7 +97,7 @@ impl Gpu {
         fit.then(|| (0..n).filter_map(|_| self.place(all, block)).collect())
     }
 
-    /// The number of blocks like `block` that fit besides the running blocks.
+    /// Returns the number of blocks like `block` that fit besides the running blocks.
     fn holds(&self, all: u32, block: SmResources) -> u32 {
         let used: u32 = self.free.iter().map(|sm| sm.holds(block)).sum();
         let empty = all - self.free.len() as u32;
@@ -109,7 +110,7 @@ fn to_dim3(index: u32, [x, y, _]: [u32; 3]) -> [u32; 3] {
     [index % x, index / x % y, index / x / y]
 }
 
-/// The product of the dimensions.
+/// Returns the product of the dimensions.
 fn volume(dimensions: [u32; 3]) -> u64 {
     dimensions.iter().fold(1_u64, |n, d| n.saturating_mul((*d).into()))
 }
@@ -123,8 +124,8 @@ fn too_many(kernel: &'static str, threads: usize) -> Error {
 }
 
 impl Scheduler {
-    /// Maximum resident blocks per GPU for `threads` threads and `dynamic_shared` bytes of dynamic
-    /// shared memory per block.
+    /// Returns the maximum resident blocks per GPU for `threads` threads and `dynamic_shared` bytes
+    /// of dynamic shared memory per block.
     pub(crate) fn resident(&self, threads: u32, dynamic_shared: usize) -> u32 {
         let block = SmResources::of_block(threads, dynamic_shared);
         self.settings.multiprocessors.saturating_mul(SmResources::WHOLE.holds(block))
@@ -216,7 +217,7 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Whether no grid runs or is pending.
+    /// Returns whether no grid runs or is pending.
     pub(crate) fn is_idle(&self) -> bool {
         self.live == 0 && self.gpus.iter().all(|gpu| gpu.pending.is_empty())
     }
@@ -225,7 +226,7 @@ impl Scheduler {
         self.grids.get(&id).map(|grid| grid.clock.clone())
     }
 
-    /// Whether a grid has ended.
+    /// Returns whether a grid has ended.
     pub(crate) fn is_done(&mut self, id: GridId) -> bool {
         let runs = self.grids.get(&id).is_some_and(|grid| !grid.has_ended());
         if !runs {
@@ -234,7 +235,7 @@ impl Scheduler {
         !runs
     }
 
-    /// Whether every block of a running grid has ended or let the next grid begin.
+    /// Returns whether every block of a running grid has ended or let the next grid begin.
     pub(crate) fn launches_next(&self, id: GridId) -> bool {
         self.grids.get(&id).is_some_and(|grid| grid.launched_next.get() == grid.blocks)
     }

@@ -55,7 +55,7 @@ struct State {
 /// The threads that can run.
 enum Ready {
     Pct(Pct),
-    /// In no order; and the preemptions that are left.
+    /// The choices, in no order, and the preemptions that are left.
     List {
         threads: Vec<ThreadAt>,
         preemptions: u32,
@@ -89,7 +89,7 @@ enum Next {
 }
 
 impl Steps {
-    /// The state for these settings, if their schedule is by step.
+    /// Returns the state for these settings, if their schedule is by step.
     pub(super) fn new(settings: &Simulation, chooser: &mut Chooser) -> Option<Box<Self>> {
         let ready = match settings.schedule {
             Schedule::Pct { depth, steps } => Ready::Pct(Pct::new(depth, steps, chooser)),
@@ -111,7 +111,7 @@ impl Steps {
         }))
     }
 
-    /// Whether a thread can run.
+    /// Returns whether a thread can run.
     pub(super) fn has_threads(&self) -> bool {
         let ready = match &self.ready {
             Ready::Pct(pct) => !pct.threads.is_empty(),
@@ -120,7 +120,7 @@ impl Steps {
         ready || !self.aside.is_empty() || !self.tired.is_empty()
     }
 
-    /// The state of a thread of a block of `size` threads.
+    /// Returns the state of a thread of a block of `size` threads.
     fn state(&mut self, at: ThreadAt, size: u32) -> &mut State {
         let (slot, size) = (at.slot as usize, size as usize);
         if self.blocks.len() <= slot {
@@ -152,7 +152,7 @@ impl Pct {
         Self { threads, priorities, changes, steps: 0, low: LOW }
     }
 
-    /// The priority of a thread's warp.
+    /// Returns the priority of a thread's warp.
     fn priority(&mut self, at: ThreadAt) -> &mut u64 {
         let (slot, warp) = (at.slot as usize, (at.tid / WARP) as usize);
         if self.priorities.len() <= slot {
@@ -201,7 +201,7 @@ impl Pct {
 }
 
 impl Scheduler {
-    /// The thread, if its block runs.
+    /// Returns the thread, if its block runs.
     fn thread_at(&self, at: ThreadAt) -> Option<&Thread> {
         let block = self.blocks.get(at.slot as usize)?.as_ref()?;
         Some(block.thread(at.tid))
@@ -366,7 +366,7 @@ impl Scheduler {
 }
 
 impl Thread {
-    /// Whether the thread has not run yet.
+    /// Returns whether the thread has not run yet.
     fn begins(&self) -> bool {
         self.fiber.borrow().as_ref().is_some_and(|fiber| !fiber.has_begun())
     }

@@ -13,7 +13,7 @@ const QUIET_PASSES: u32 = 3;
 const IDLE_TIMEOUT: u64 = 1 << 12;
 
 impl Scheduler {
-    /// With a seed: lets the network make 0 to 3 random steps.
+    /// Lets the network make, with a seed, 0 to 3 random steps.
     pub(super) fn deliver_at_random(&mut self, gpus: &Gpus) -> Result<()> {
         if self.chooser.random().is_some() && !gpus.network.is_idle() {
             for _ in 0..self.choose(4) {
@@ -52,14 +52,14 @@ impl Scheduler {
         }
     }
 
-    /// Whether the pass did more than poll. `idle` is [`Gpus::idle`] before the pass.
+    /// Returns whether the pass did more than poll. `idle` is [`Gpus::idle`] before the pass.
     pub(super) fn progressed(&self, gpus: &Gpus, idle: u64) -> bool {
         let PassStats { waits, spins, other } = self.pass;
         let changed = gpus.idle.get() != idle + waits + spins || !self.changed.is_empty();
         other || changed || !gpus.network.is_idle() || !gpus.copies.is_idle()
     }
 
-    /// After a pass: checks whether threads only wait for each other.
+    /// Checks, after a pass, whether threads only wait for each other.
     pub(super) fn detect_stuck(&mut self, gpus: &Gpus, progressed: bool) -> Step {
         if progressed {
             self.quiet = 0;
@@ -95,12 +95,12 @@ impl Scheduler {
         self.quiet = 0;
     }
 
-    /// The threads of the running blocks.
+    /// Returns the threads of the running blocks.
     pub(super) fn threads(&self) -> impl Iterator<Item = &Thread> {
         self.blocks.iter().flatten().flat_map(|block| block.threads())
     }
 
-    /// The first deadline of a wait, and the waiting thread.
+    /// Returns the first deadline of a wait, and the waiting thread.
     fn first_timeout(&self) -> Option<(u64, &Thread)> {
         let deadline = |thread: &Thread| {
             let parked = matches!(thread.wait.get(), Wait::Network);
@@ -112,7 +112,7 @@ impl Scheduler {
         timed.min_by_key(|(deadline, _)| *deadline)
     }
 
-    /// The first deadline of a wait.
+    /// Returns the first deadline of a wait.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.first_timeout().map(|(deadline, _)| deadline)
     }

@@ -94,7 +94,7 @@ impl Sparse<'_> {
 }
 
 impl Simulation {
-    /// With a setting of the text form; `None` if there is none of this name.
+    /// Returns it with a setting of the text form; `None` if there is none of this name.
     fn with(self, name: &str, value: &str) -> Option<Result<Self, String>> {
         let number = || {
             let number = value.parse::<u64>();

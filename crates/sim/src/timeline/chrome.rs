@@ -26,18 +26,18 @@ impl fmt::Display for Json<'_> {
 /// A name and a value in JSON.
 type Field<'a> = (&'a str, &'a dyn fmt::Display);
 
-/// A JSON object.
+/// Returns a JSON object.
 fn object(fields: &[Field<'_>]) -> String {
     let fields = fields.iter().map(|(name, value)| format!("\"{name}\":{value}"));
     format!("{{{}}}", fields.collect::<Vec<_>>().join(","))
 }
 
-/// An event's arguments: where in the source.
+/// Returns an event's arguments: where in the source.
 fn arguments(at: Option<Site>) -> String {
     at.map_or("{}".to_owned(), |at| object(&[("at", &Json(&at.to_string()))]))
 }
 
-/// The trace as JSON.
+/// Returns the trace as JSON.
 pub(super) fn trace(record: &Record) -> String {
     let rows = record.rows();
     let number = |rank: usize, row: &Row| {

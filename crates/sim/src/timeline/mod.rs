@@ -94,7 +94,7 @@ impl Timeline {
         self.path.is_some()
     }
 
-    /// The number of the round.
+    /// Returns the number of the round.
     pub(crate) fn now(&self) -> u64 {
         self.now.get()
     }
@@ -104,7 +104,8 @@ impl Timeline {
         self.now.set(self.now.get() + 1);
     }
 
-    /// The row of a rank's stream. Streams are numbered in the order of their first operations.
+    /// Returns the row of a rank's stream. Streams are numbered in the order of their first
+    /// operations.
     pub(crate) fn stream(&self, rank: usize, address: usize) -> Row {
         let mut streams = self.streams.borrow_mut();
         if !streams.contains(&(rank, address)) {
@@ -180,7 +181,7 @@ impl fmt::Display for Row {
 }
 
 impl Record {
-    /// The rows of the ranks, in order.
+    /// Returns the rows of the ranks, in order.
     fn rows(&self) -> Vec<(usize, Row)> {
         let spans = self.spans.iter().map(|span| (span.rank, span.row.clone()));
         let arrivals = self.messages.iter().map(|message| (message.to, Row::Network));
@@ -188,7 +189,7 @@ impl Record {
         rows.into_iter().collect()
     }
 
-    /// The last time.
+    /// Returns the last time.
     fn end(&self) -> u64 {
         let spans = self.spans.iter().map(|span| span.end);
         let messages = self.messages.iter().map(|message| message.arrived);

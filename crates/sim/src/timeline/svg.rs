@@ -40,7 +40,7 @@ impl Span {
     }
 }
 
-/// The picture as SVG.
+/// Returns the picture as SVG.
 pub(super) fn picture(record: &Record) -> String {
     let rows = record.rows();
     let x = |time: u64| LABELS + BARS * time as f64 / record.end().max(1) as f64;

@@ -24,7 +24,8 @@ const SI_KERNEL: c_int = 0x80;
 
 type Handler = unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
-/// The watchdog's signal: one of the last real-time signals, since libraries use the first few.
+/// Returns the watchdog's signal: one of the last real-time signals, since libraries use the first
+/// few.
 fn tick_signal() -> c_int {
     libc::SIGRTMAX() - 5
 }

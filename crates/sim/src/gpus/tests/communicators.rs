@@ -125,7 +125,7 @@ unsafe fn introduce_by_gin(comm: DevComm, words: Window<u32>, flushes: bool) {
     }
 }
 
-/// As `introduce`, with multicast stores.
+/// Does the same as `introduce`, with multicast stores.
 #[kernel]
 unsafe fn introduce_to_all(comm: DevComm, words: Window<u32>) {
     let me = comm.lsa_team().rank as usize;

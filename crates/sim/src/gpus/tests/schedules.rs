@@ -14,12 +14,12 @@ impl Word {
     }
 
     fn store(self, value: u32) {
-        // SAFETY: as in `load`.
+        // SAFETY: the word is one of the test's, which outlives the run.
         unsafe { mem::store(self.0, value) }
     }
 }
 
-/// A machine without detection of races: each access is a step.
+/// Returns a machine without detection of races: each access is a step.
 fn machine(simulation: Simulation) -> Rc<Gpus> {
     let simulation = simulation.races(false).step_limit(1 << 20).checked().unwrap();
     Gpus::new(&simulation, Rc::new(Memory::new(Races::default())))
@@ -68,8 +68,8 @@ fn a_limit_of_preemptions_leaves_the_orders_with_fewer_ones() {
     assert_eq!((sums(1).len(), sums(2).len()), (4, 6));
 }
 
-/// A thread stores a value and then a flag, or in the wrong order; the other one waits for the
-/// flag. Returns the value that it sees.
+/// Runs a thread that stores a value and then a flag, or in the wrong order; the other one waits
+/// for the flag. Returns the value that it sees.
 fn message(gpus: &Gpus, flag_first: bool) -> u32 {
     let words = Words::new(gpus, 3);
     let (value, flag, seen) = (words.word(0), words.word(1), words.word(2));
@@ -109,9 +109,9 @@ fn choices_of_another_program_are_refused() {
     assert!(text.contains("choice 1 is 9, but there are only 2 alternatives"), "{text}");
 }
 
-/// Block 0 loads a value twice, after many other steps; block 1 changes it at once. So block 0 has
-/// to run far ahead, and then be preempted between its two loads. Returns whether it saw two
-/// values.
+/// Returns block 0 loads a value twice, after many other steps; block 1 changes it at once. So
+/// block 0 has to run far ahead, and then be preempted between its two loads. Returns whether it
+/// saw two values.
 fn depth_2(gpus: &Gpus) -> bool {
     let words = Words::new(gpus, 3);
     let (other, value, found) = (words.word(0), words.word(1), words.word(2));

@@ -32,7 +32,7 @@ pub(super) struct Session {
 
 const _: () = assert!(size_of::<Session>() <= size_of::<GinBarrierSession>());
 
-/// The first signal of barrier `index` of a set.
+/// Returns the first signal of barrier `index` of a set.
 ///
 /// # Errors
 ///

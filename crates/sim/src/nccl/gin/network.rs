@@ -118,7 +118,7 @@ struct Open {
     number: u64,
     by: Poster,
     is_get: bool,
-    /// Its local memory.
+    /// The local memory.
     local: usize,
 }
 
@@ -152,7 +152,7 @@ impl Queue {
             Transfer::Get { .. } | Transfer::Nothing => {}
         }
         if let Some(counter) = flight.operation.counter {
-            // SAFETY: the module's contract.
+            // SAFETY: the word is a counter's, in memory that lives as long as its communicator.
             unsafe { *counter = (*counter).wrapping_add(1) };
             let known = memory.races.after(&flight.operation.known, &self.reads, flight.number);
             memory.races.release_to(memory, counter.addr(), flight.rank(), known);
@@ -230,7 +230,7 @@ impl InFlight {
         self.operation.by.thread.rank
     }
 
-    /// What the timeline shows of it.
+    /// Returns what the timeline shows of it.
     fn message(&self, arrived: u64) -> Message {
         let Operation { to, transfer, signal, by, .. } = &self.operation;
         let data = match transfer {
@@ -248,7 +248,7 @@ impl InFlight {
         Message { from, posted: self.posted_at, to: *to, arrived, name, at: by.at }
     }
 
-    /// The operation's identity on one of the queue's lines.
+    /// Returns the operation's identity on one of the queue's lines.
     fn part_of(&self, line: &Sequence, memory: &Memory) -> OpId {
         let transfer = match self.operation.transfer {
             Transfer::Get { .. } => race::Transfer::Get,
@@ -273,7 +273,7 @@ impl InFlight {
 }
 
 impl Poster {
-    /// Whether the other operation was posted by the same block at the same place.
+    /// Returns whether the other operation was posted by the same block at the same place.
     fn is_like(&self, other: &Self) -> bool {
         let of = |by: &Self| (by.grid, by.thread.block, by.at);
         of(self) == of(other)
@@ -303,7 +303,7 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// An idle network over `memory`.
+    /// Returns an idle network over `memory`.
     pub(crate) fn new(memory: Rc<Memory>, timeline: Rc<Timeline>) -> Self {
         Self { memory, timeline, queues: RefCell::default(), busy: RefCell::default() }
     }
@@ -323,7 +323,7 @@ impl Network {
         self.busy.borrow_mut().retain(|key| key.comm != comm);
     }
 
-    /// Whether no operation is in flight.
+    /// Returns whether no operation is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.busy.borrow().is_empty()
     }
@@ -382,18 +382,18 @@ impl Network {
         left
     }
 
-    /// Number of operations that are posted but not sent.
+    /// Returns the number of operations that are posted but not sent.
     pub(crate) fn posted(&self, key: QueueKey) -> usize {
         self.queues.borrow().get(&key).map_or(0, |queue| queue.posted.len())
     }
 
-    /// Sequence number of the next operation of a queue.
+    /// Returns the sequence number of the next operation of a queue.
     pub(super) fn next(&self, key: QueueKey) -> u64 {
         self.queues.borrow().get(&key).map_or(0, |queue| queue.next)
     }
 
-    /// The sequence number below which all operations are complete locally; without `gets`, a get
-    /// counts as complete once it is sent.
+    /// Returns the sequence number below which all operations are complete locally; without `gets`,
+    /// a get counts as complete once it is sent.
     pub(crate) fn complete(&self, key: QueueKey, gets: bool) -> u64 {
         let queues = self.queues.borrow();
         let Some(queue) = queues.get(&key) else { return 0 };
@@ -402,8 +402,8 @@ impl Network {
         first_get.or(queue.posted.front()).map_or(queue.next, |flight| flight.number)
     }
 
-    /// A thread has found the operations of a queue before `before` complete: the reads of their
-    /// sources, and the gets.
+    /// Tells what a thread knows that has found the operations of a queue before `before` complete:
+    /// the reads of their sources, and the gets.
     pub(crate) fn flushed(&self, key: QueueKey, before: u64) -> [Clock; 2] {
         let mut queues = self.queues.borrow_mut();
         let Some(queue) = queues.get_mut(&key) else { return Default::default() };
@@ -413,7 +413,7 @@ impl Network {
         [&queue.reads, &queue.gets].map(|done| races.after(&Clock::default(), done, last))
     }
 
-    /// Whether an operation in flight will change this signal or counter.
+    /// Returns whether an operation in flight will change this signal or counter.
     pub(super) fn will_change(&self, word: *const u64) -> bool {
         let queues = self.queues.borrow();
         let changes = |flight: &InFlight| {

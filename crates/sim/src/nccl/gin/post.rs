@@ -28,26 +28,27 @@ enum Signal {
 const SYSTEM: i32 = 0;
 
 impl Call<'_> {
-    /// The call of an operation whose kernel says at which scope it has released its writes
+    /// Returns the call of an operation whose kernel says at which scope it has released its writes
     /// (`givenRelease`). Unless that is the system's, PROXY releases them itself, at that scope.
     fn given(self, scope: i32) -> Self {
         self.releasing(scope != SYSTEM)
     }
 
-    /// The call of an operation before which NCCL releases the thread's writes, or does not.
+    /// Returns the call of an operation before which NCCL releases the thread's writes, or does
+    /// not.
     pub(super) fn releasing(self, releases: bool) -> Self {
         let order = if releases { Order::Release } else { Order::Relaxed };
         let changed = self.gpus.change_at(self.at).map_or(order, |change| change.order(order));
         Self { releases: changed == Order::Release, ..self }
     }
 
-    /// The signal of a function with the parameter `is_signal` (NCCL's older functions).
+    /// Returns the signal of a function with the parameter `is_signal` (NCCL's older functions).
     fn legacy(&self, is_signal: bool, id: u32, op: i32, arg: u64) -> Signal {
         let strong = self.gin.strong;
         if is_signal { Signal::Indexed { id, strong, op, arg } } else { Signal::None }
     }
 
-    /// The signal of a function with the parameter `signal_type` (`_v3`).
+    /// Returns the signal of a function with the parameter `signal_type` (`_v3`).
     fn signal_of_type(
         &self,
         signal_type: i32,
@@ -67,7 +68,8 @@ impl Call<'_> {
         }
     }
 
-    /// The address of byte `offset` of world rank `rank`'s part; checks that `bytes` bytes follow.
+    /// Returns the address of byte `offset` of world rank `rank`'s part; checks that `bytes` bytes
+    /// follow.
     ///
     /// # Safety
     ///
@@ -80,7 +82,7 @@ impl Call<'_> {
         bytes: usize,
         rank: u32,
     ) -> *mut u8 {
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel passes a window that the host registered.
         let view = unsafe { view(window) };
         view.world_address(offset, bytes, rank as usize).unwrap_or_else(|| {
             let len = view.lens[rank as usize];
@@ -92,7 +94,8 @@ impl Call<'_> {
         })
     }
 
-    /// The addition that a signal makes on world rank `peer`; checks and records its operation.
+    /// Returns the addition that a signal makes on world rank `peer`; checks and records its
+    /// operation.
     ///
     /// # Safety
     ///
@@ -121,7 +124,7 @@ impl Call<'_> {
                 (target.signals[index].as_ptr(), previous, strong, format!("signal {id}"))
             }
             Signal::Va { window, offset, strong, .. } => {
-                // SAFETY: the caller's contract.
+                // SAFETY: the kernel passes a window that the host registered.
                 let word = unsafe { self.va_word(window, offset, peer) };
                 let previous = target.va_ops.borrow_mut().insert(word.addr(), op);
                 (word, previous, strong, format!("the signal at byte {offset} of a window"))
@@ -138,13 +141,13 @@ impl Call<'_> {
         Some(Add { word, value, strong, in_window })
     }
 
-    /// The 64-bit word of a signal in a window, checked.
+    /// Returns the 64-bit word of a signal in a window, checked.
     ///
     /// # Safety
     ///
     /// `window` is NULL or a window.
     pub(super) unsafe fn va_word(&self, window: *mut c_void, offset: usize, rank: u32) -> *mut u64 {
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel passes a window that the host registered.
         let word = unsafe { self.address("a signal of", window, offset, size_of::<u64>(), rank) };
         if !offset.is_multiple_of(size_of::<u64>()) {
             self.misuse(format!(
@@ -203,7 +206,7 @@ impl Call<'_> {
         name: &'static str,
         body: impl FnOnce(),
     ) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel passes a coop, a team and windows that it got or initialised.
         let (coop, rank) = unsafe { self.coop(coop) };
         self.sync(coop, name);
         if rank == 0 {
@@ -218,9 +221,9 @@ impl Call<'_> {
     ///
     /// As [`add`](Self::add); `team` is a team.
     unsafe fn signal_peer(&self, team: *const Team, peer: i32, signal: Signal) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel passes a coop, a team and windows that it got or initialised.
         let peer = self.peer(unsafe { *team }, peer);
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel passes a coop, a team and windows that it got or initialised.
         let signal = unsafe { self.add(signal, peer) };
         if signal.is_some() {
             self.post(peer, Transfer::Nothing, signal, None);
@@ -249,7 +252,7 @@ impl Call<'_> {
         signal: Signal,
         counter: Option<u32>,
     ) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel passes a coop, a team and windows that it got or initialised.
         unsafe {
             let peer = self.peer(*team, peer);
             let from = self.address("a put from", src.0, src.1, bytes, self.handle.rank);
@@ -275,7 +278,7 @@ impl Call<'_> {
         if !matches!(bytes, 1 | 2 | 4 | 8) {
             self.misuse(format!("a put of a value of {bytes} bytes: 1, 2, 4 and 8 are possible"));
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel passes a coop, a team and windows that it got or initialised.
         unsafe {
             let peer = self.peer(*team, peer);
             let to = self.address("a put to", dst.0, dst.1, bytes, peer);
@@ -407,7 +410,7 @@ impl Call<'_> {
         local: (*mut c_void, usize),
         bytes: usize,
     ) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel passes a coop, a team and windows that it got or initialised.
         unsafe {
             let peer = self.peer(*team, peer);
             let from = self.address("a get from", remote.0, remote.1, bytes, peer);

@@ -20,7 +20,8 @@ const TIMEOUT: i32 = 8;
 const REQUEST: u64 = 0x6e63_636c << 32;
 
 impl Call<'_> {
-    /// The order of a wait or read that the kernel passed as a C++ memory order, its acquire half.
+    /// Returns the order of a wait or read that the kernel passed as a C++ memory order, its
+    /// acquire half.
     pub(super) fn order(&self, order: i32) -> Order {
         let order = acquire_half(order);
         let at = self.thread.state.line_of(self.at);
@@ -57,7 +58,7 @@ impl Call<'_> {
         }
     }
 
-    /// The condition that all operations posted to a queue so far are complete.
+    /// Returns the condition that all operations posted to a queue so far are complete.
     fn all_of(&self, queue: QueueKey, gets: bool) -> Until {
         Until::Complete { queue, before: self.gpus.network.next(queue), gets }
     }
@@ -102,7 +103,7 @@ impl Call<'_> {
         timeout: Option<u64>,
     ) -> i32 {
         const NAME: &str = "a flush";
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel passes a coop and a context that it initialised.
         let (coop, rank) = unsafe { self.coop(coop) };
         self.sync(coop, NAME);
         let result = self.flush_share((rank, coop.size(self.thread)), order, gets, timeout);
@@ -110,7 +111,7 @@ impl Call<'_> {
         result
     }
 
-    /// The coop's first thread waits for a value; the other threads return success.
+    /// Returns the coop's first thread waits for a value; the other threads return success.
     ///
     /// # Safety
     ///
@@ -126,7 +127,7 @@ impl Call<'_> {
     ) -> i32 {
         let mut result = SUCCESS;
         let bits = self.bits(bits);
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel passes a coop and a context that it initialised.
         unsafe {
             self.once(coop, name, || {
                 let until = Until::Reached { word, least: what.wanted, bits };
@@ -214,7 +215,7 @@ macro_rules! waits {
             $($arg: $type,)*
             timeout: u64,
         ) -> i32 {
-            // SAFETY: as above.
+            // SAFETY: the kernel passes a coop and a context that it initialised.
             unsafe {
                 let ($call, $timeout) = (Call::on(net), Some(timeout));
                 $wait
