@@ -52,7 +52,7 @@ pub fn driver_info() -> Result<DriverInfo, String> {
     Ok(info)
 }
 
-/// Whether the driver is present and has GPUs.
+/// Returns whether the driver is present and has GPUs.
 pub fn has_gpus() -> bool {
     driver_info().is_ok_and(|info| !info.gpus.is_empty())
 }
@@ -110,7 +110,7 @@ impl Driver {
         Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
     }
 
-    /// Whether a GPU has an attribute; a failed query counts as no.
+    /// Returns whether a GPU has an attribute; a failed query counts as no.
     fn attribute(&self, attribute: c_int, gpu: c_int) -> bool {
         type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
         let mut value = 0;
@@ -125,7 +125,7 @@ impl Driver {
         code == 0 && value != 0
     }
 
-    /// Whether a pair of GPUs has a P2P attribute; a failed query counts as no.
+    /// Returns whether a pair of GPUs has a P2P attribute; a failed query counts as no.
     fn p2p(&self, attribute: c_int, from: c_int, to: c_int) -> bool {
         type GetP2p = unsafe extern "C" fn(*mut c_int, c_int, c_int, c_int) -> c_int;
         let mut value = 0;

@@ -29,7 +29,7 @@ pub struct Doctor {
 enum NeededFor {
     /// The build needs it.
     Build,
-    /// For setup, reports or running; the build does not need it.
+    /// A component for setup, reports or running; the build does not need it.
     Extra,
 }
 
@@ -132,7 +132,7 @@ struct Network {
     environment: Vec<(&'static str, String)>,
 }
 
-/// The support of each GIN route, as far as one host shows it without NCCL.
+/// Returns the support of each GIN route, as far as one host shows it without NCCL.
 fn networks(gpus: Option<GinGpus>) -> Vec<Network> {
     let support = gin_support(gpus);
     let network = |route: GinRoute| {
@@ -205,7 +205,7 @@ fn parts(version: &str) -> Vec<u32> {
     version.split(['.', '-']).map_while(|part| part.parse().ok()).collect()
 }
 
-/// The compiler of kernels, which need not be the one of the host's code.
+/// Returns the compiler of kernels, which need not be the one of the host's code.
 fn kernel_compiler() -> Component {
     const NAME: &str = "kernel rustc";
     match cuda_builder::kernel_compiler() {
@@ -255,7 +255,7 @@ fn nccl(
     }
 }
 
-/// What is wrong with the cached wheel that has this file, by the hashes of all its files.
+/// Returns what is wrong with the cached wheel that has this file, by the hashes of all its files.
 pub(crate) fn damage(file: Option<PathBuf>) -> Option<String> {
     let wheel = wheel_of(&file?)?;
     verify(&wheel).err().map(|error| format!("{error:#}"))
@@ -332,7 +332,7 @@ fn gpus(machine: &Result<cuda::DriverInfo, String>) -> [Component; 3] {
     ]
 }
 
-/// The program's path in `PATH`.
+/// Returns the program's path in `PATH`.
 fn on_path(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return Some(program.to_owned());
@@ -345,7 +345,7 @@ fn first_line(command: &mut Command) -> Option<String> {
     first_of(command, |line| Some(line))
 }
 
-/// The first result of `pick` over the lines of a program's output.
+/// Returns the first result of `pick` over the lines of a program's output.
 fn first_of(command: &mut Command, pick: impl Fn(&str) -> Option<&str>) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     let text = String::from_utf8(output.stdout).ok()?;

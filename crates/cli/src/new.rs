@@ -121,7 +121,7 @@ pub fn create(folder: &Path, name: Option<&str>, fused: bool) -> Result<()> {
     Ok(())
 }
 
-/// The text with cargo-generate's two placeholders replaced, and without the guide's anchors.
+/// Returns the text with cargo-generate's two placeholders replaced, and without the guide's anchors.
 fn fill(text: &str, name: &str) -> String {
     let lines = text.split_inclusive('\n').filter(|line| !line.starts_with("// ANCHOR"));
     let text: String = lines.collect();
@@ -146,7 +146,7 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether Rust has this word as a keyword, so that no `use` can name such a library.
+/// Returns whether Rust has this word as a keyword, so that no `use` can name such a library.
 fn is_keyword(word: &str) -> bool {
     const KEYWORDS: &str = "abstract as async await become box break const continue crate do dyn \
                             else enum extern false final fn for gen if impl in let loop macro \
@@ -156,7 +156,7 @@ fn is_keyword(word: &str) -> bool {
     KEYWORDS.split_whitespace().any(|keyword| keyword == word)
 }
 
-/// The section of a manifest that takes devcomm's crates from a checkout.
+/// Returns the section of a manifest that takes devcomm's crates from a checkout.
 fn patch(checkout: &Path) -> Result<String> {
     let metadata = MetadataCommand::new().current_dir(checkout).no_deps().exec();
     let metadata =

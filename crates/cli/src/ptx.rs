@@ -100,7 +100,8 @@ impl Ptx {
     }
 }
 
-/// The kernel package to build: the wanted one, else the one in this folder, else the only one.
+/// Returns the kernel package to build: the wanted one, else the one in this folder, else the only
+/// one.
 fn kernel_package<'a>(
     metadata: &'a Metadata,
     folder: &Path,
@@ -127,7 +128,7 @@ fn kernel_package<'a>(
     }
 }
 
-/// Whether it is a library for GPUs: it has `cuda_std`, and not the host crates.
+/// Returns whether it is a library for GPUs: it has `cuda_std`, and not the host crates.
 fn is_kernels(package: &Package) -> bool {
     let depends = |on: &str| {
         let of_build = package.dependencies.iter().filter(|one| one.kind == DependencyKind::Normal);
@@ -137,7 +138,7 @@ fn is_kernels(package: &Package) -> bool {
     is_library && depends("devcomm-cuda-std") && !depends("devcomm") && !depends("devcomm-host")
 }
 
-/// The kernel with this name, or the kernels of the file with this name.
+/// Returns the kernel with this name, or the kernels of the file with this name.
 fn select(mut reports: Vec<KernelReport>, name: &str) -> Vec<KernelReport> {
     let is_kernel = reports.iter().any(|report| report.name == name);
     reports.retain(|report| if is_kernel { report.name == name } else { report.file == name });
@@ -152,7 +153,7 @@ fn read(module: &ModuleArtifact) -> Result<String> {
     fs::read_to_string(&module.ptx).with_context(|| format!("cannot read {}", module.ptx.display()))
 }
 
-/// The PTX of one kernel, or of the file with this name.
+/// Returns the PTX of one kernel, or of the file with this name.
 fn text_of(artifacts: &Artifacts, reports: &[KernelReport], name: &str) -> Result<String> {
     let report = reports.first().context("no kernel is selected")?;
     let module = module_of(artifacts, report).context("the kernel has no module")?;
@@ -165,14 +166,14 @@ fn text_of(artifacts: &Artifacts, reports: &[KernelReport], name: &str) -> Resul
     Ok(format!("// {name}, of {}\n{}{kernel}", module.ptx.display(), head(&text)))
 }
 
-/// The directives at the start of a module.
+/// Returns the directives at the start of a module.
 fn head(ptx: &str) -> String {
     let directives = [".version", ".target", ".address_size"];
     let lines = ptx.lines().filter(|line| directives.iter().any(|name| line.starts_with(name)));
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// One entry of a module, from its directive to its closing brace.
+/// Returns one entry of a module, from its directive to its closing brace.
 fn body(ptx: &str, kernel: &str) -> Option<String> {
     let is_entry = |line: &&str| {
         line.split_once(".entry ").is_some_and(|(_, rest)| {
@@ -192,7 +193,7 @@ fn body(ptx: &str, kernel: &str) -> Option<String> {
     Some(text)
 }
 
-/// The maximum block size of an entry, from `.maxntid` or `.reqntid`.
+/// Returns the maximum block size of an entry, from `.maxntid` or `.reqntid`.
 fn thread_bound(entry: &str) -> Option<u32> {
     let (declaration, _) = entry.split_once("\n{")?;
     let bound = declaration.lines().find_map(|line| {
@@ -235,7 +236,7 @@ fn table(artifacts: &Artifacts, reports: &[KernelReport]) -> Result<Table> {
     Ok(table)
 }
 
-/// The stack from ptxas, and that of the kernel itself in the PTX.
+/// Returns the stack from ptxas, and that of the kernel itself in the PTX.
 fn stack(report: &KernelReport) -> String {
     let Some(resources) = report.resources else { return "-".to_owned() };
     match report.callees.is_empty() {
@@ -244,7 +245,7 @@ fn stack(report: &KernelReport) -> String {
     }
 }
 
-/// The functions that a kernel calls, with their stack, if any.
+/// Returns the functions that a kernel calls, with their stack, if any.
 fn calls(report: &KernelReport) -> String {
     let names = report.callees.iter().map(|callee| match callee.stack {
         0 => callee.name().to_owned(),
@@ -254,8 +255,8 @@ fn calls(report: &KernelReport) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join("\n") }
 }
 
-/// The number of places in a kernel's own code that panic: those that trap in `core`'s panicking
-/// functions, which are inlined, as their lines say.
+/// Returns the number of places in a kernel's own code that panic: those that trap in `core`'s
+/// panicking functions, which are inlined, as their lines say.
 fn panics(module: &str, kernel: &str) -> usize {
     let source = |line: &str| line.trim().strip_prefix(".file").map(str::to_owned);
     let is_core = |line: &String| line.trim_end_matches('"').ends_with("/core/src/panicking.rs");
@@ -278,7 +279,7 @@ fn panics(module: &str, kernel: &str) -> usize {
     count
 }
 
-/// All violations in all kernels.
+/// Returns all violations in all kernels.
 fn check_all(artifacts: &Artifacts, reports: &[KernelReport], threads: u32) -> Result<Vec<String>> {
     let mut violations = Vec::new();
     if reports.is_empty() {
@@ -310,7 +311,7 @@ fn check_all(artifacts: &Artifacts, reports: &[KernelReport], threads: u32) -> R
     Ok(violations)
 }
 
-/// A kernel's violations, for this block size.
+/// Returns a kernel's violations, for this block size.
 fn check_kernel(report: &KernelReport, threads: u32) -> Vec<String> {
     let name = &report.name;
     if report.resources.is_none() {

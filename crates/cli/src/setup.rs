@@ -42,7 +42,7 @@ pub const PTXAS: Wheel = Wheel {
 /// The components that are optional for a task.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Optional {
-    /// None: all components are required.
+    /// No components: all of them are required.
     Nothing,
     /// ptxas, needed only for resource reports and cubins: the driver assembles PTX when kernels
     /// are loaded.
@@ -142,15 +142,15 @@ fn fetch_ptxas() -> Result<PathBuf> {
     Ok(find_ptxas()?)
 }
 
-/// Whether the cached wheel that has this file has the contents that it had; files elsewhere are
-/// not setup's.
+/// Returns whether the cached wheel that has this file has the contents that it had; files
+/// elsewhere are not setup's.
 pub(crate) fn is_whole(file: &Path) -> bool {
     let Some(Err(damage)) = wheel_of(file).map(|wheel| verify(&wheel)) else { return true };
     eprintln!("fetching again what was damaged: {damage:#}");
     false
 }
 
-/// The compiler of kernels; adds `rust-src` to its toolchain if that has none.
+/// Returns the compiler of kernels; adds `rust-src` to its toolchain if that has none.
 fn compiler_with_source() -> Result<KernelCompiler> {
     match kernel_compiler() {
         Err(cuda_builder::Error::NoRustSource { fix, .. }) => {

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 pub struct Wheel {
     /// The package, as `nvidia-nccl-cu13`.
     pub package: &'static str,
-    /// Its version.
+    /// The version.
     pub version: &'static str,
     /// The SHA-256 of its files for Linux on x86_64 and on aarch64, in hexadecimal. Others are
     /// refused, whatever the index offers.
@@ -24,7 +24,7 @@ pub struct Wheel {
 }
 
 impl Wheel {
-    /// A line of pip's requirements.
+    /// Returns a line of pip's requirements.
     fn requirement(&self) -> String {
         let Self { package, version, sha256: [x86_64, aarch64] } = self;
         format!("{package}=={version} --hash=sha256:{x86_64} --hash=sha256:{aarch64}\n")
@@ -133,7 +133,7 @@ fn remove_leftovers(wheels: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A Python with pip; that of a virtual environment often has none.
+/// Returns a Python with pip; that of a virtual environment often has none.
 pub(crate) fn python_with_pip() -> Result<&'static str> {
     let has_pip = |python: &&str| {
         let mut pip = module(python, "pip");
@@ -147,8 +147,8 @@ pub(crate) fn python_with_pip() -> Result<&'static str> {
     )
 }
 
-/// A program that runs a module of Python. Python looks for modules in the folder in which it runs
-/// first: the caller's may have any.
+/// Returns a program that runs a module of Python. Python looks for modules in the folder in which
+/// it runs first: the caller's may have any.
 fn module(python: &str, name: &str) -> Command {
     let mut command = Command::new(python);
     command.args(["-m", name]).current_dir("/");
@@ -195,7 +195,7 @@ pub fn verify(wheel: &Path) -> Result<()> {
     Ok(())
 }
 
-/// In the base64 of URLs, without padding.
+/// Encodes bytes in the base64 of URLs, without padding.
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut text = String::new();
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "contents");
     }
 
-    /// A wheel of one file, in which everything is stored uncompressed.
+    /// Returns a wheel of one file, in which everything is stored uncompressed.
     fn write_wheel(folder: &Path, contents: &str) -> String {
         let path = folder.join("devcomm_test-1.0-py3-none-any.whl");
         let code = "import base64, hashlib, sys, zipfile\n\

@@ -22,12 +22,12 @@ macro_rules! architectures {
             /// Every architecture that the builder knows, oldest first.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The name for LLVM and `ptxas`, `sm_90`.
+            /// Returns the name for LLVM and `ptxas`, `sm_90`.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// The oldest PTX version with this architecture, times ten.
+            /// Returns the oldest PTX version with this architecture, times ten.
             const fn oldest_ptx(self) -> u32 {
                 match self { $(Self::$variant => $ptx,)* }
             }
@@ -66,8 +66,8 @@ architectures! {
 const NCCL_PTX: u32 = 86;
 
 impl NvvmArch {
-    /// The target feature for the oldest sufficient PTX version, so that the oldest possible driver
-    /// can load the result.
+    /// Returns the target feature for the oldest sufficient PTX version, so that the oldest
+    /// possible driver can load the result.
     pub(crate) fn ptx_feature(self) -> String {
         format!("+ptx{}", self.oldest_ptx().max(NCCL_PTX))
     }

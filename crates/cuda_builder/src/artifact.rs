@@ -71,9 +71,9 @@ pub struct Param {
     /// The Rust type; PTX's for a kernel without `#[kernel]`.
     #[serde(rename = "type")]
     pub ty: String,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: usize,
-    /// Its alignment in bytes.
+    /// The alignment in bytes.
     pub align: usize,
 }
 
@@ -110,18 +110,19 @@ pub struct ModuleArtifact {
 }
 
 impl ModuleArtifact {
-    /// Whether it has architecture-specific code (`sm_90a`), which runs on no other architecture.
+    /// Returns whether it has architecture-specific code (`sm_90a`), which runs on no other
+    /// architecture.
     #[must_use]
     pub fn is_bound(&self) -> bool {
         self.info.arch.ends_with('a')
     }
 
-    /// The cubin, if programs include it.
+    /// Returns the cubin, if programs include it.
     fn included_cubin(&self) -> Option<&Path> {
         self.cubin.as_deref().filter(|_| self.info.cubin_sha256.is_some())
     }
 
-    /// The compressed files that programs include: the PTX, and the cubin.
+    /// Returns the compressed files that programs include: the PTX, and the cubin.
     pub(crate) fn packed(&self) -> impl Iterator<Item = PathBuf> {
         [Some(self.ptx.as_path()), self.included_cubin()].into_iter().flatten().map(packed::path)
     }
@@ -131,7 +132,7 @@ pub(crate) fn read_ptx(file: &str, text: &str) -> Result<Ptx, Error> {
     ptx::read(text).map_err(|message| Error::Ptx { file: file.to_owned(), message })
 }
 
-/// The error of a module in which indirect calls are left.
+/// Returns the error of a module in which indirect calls are left.
 pub(crate) fn indirect_calls(file: &str, kernels: &[String], text: &str) -> Error {
     let lines = Lines::of(text);
     let calls = lines.lines().iter().enumerate();
@@ -149,7 +150,7 @@ pub(crate) fn indirect_calls(file: &str, kernels: &[String], text: &str) -> Erro
     Error::Ptx { file: file.to_owned(), message }
 }
 
-/// The sidecar's kernels: declarations from the source, with sizes from the PTX.
+/// Returns the sidecar's kernels: declarations from the source, with sizes from the PTX.
 pub(crate) fn kernels(
     file: &str,
     declared: &[Declared],
@@ -192,7 +193,7 @@ pub(crate) fn kernels(
     Ok(kernels)
 }
 
-/// The content of the index.
+/// Returns the content of the index.
 pub(crate) fn index(modules: &[ModuleArtifact], missing: Option<&str>) -> String {
     let mut text = "(&[\n".to_owned();
     for module in modules {
@@ -209,12 +210,12 @@ pub(crate) fn index(modules: &[ModuleArtifact], missing: Option<&str>) -> String
     text + &format!("] as &[(&str, &[u8], &str, Option<&[u8]>)], {missing:?} as Option<&str>)\n")
 }
 
-/// SHA-256 of some bytes, in hexadecimal.
+/// Returns SHA-256 of some bytes, in hexadecimal.
 pub(crate) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// SHA-256 of a file's contents, in hexadecimal.
+/// Returns SHA-256 of a file's contents, in hexadecimal.
 pub(crate) fn sha256_of(path: &Path) -> Result<String, Error> {
     Ok(sha256(&fs::read(path).map_err(Error::io("read", path))?))
 }

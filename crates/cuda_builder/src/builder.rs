@@ -41,8 +41,8 @@ pub struct CudaBuilder {
 }
 
 impl CudaBuilder {
-    /// A builder for the kernel package with this name, in the calling package's workspace, among
-    /// its path dependencies, or a dependency of its own from a registry.
+    /// Returns a builder for the kernel package with this name, in the calling package's workspace,
+    /// among its path dependencies, or a dependency of its own from a registry.
     pub fn new(package: impl Into<String>) -> Self {
         Self {
             package: package.into(),
@@ -61,14 +61,14 @@ impl CudaBuilder {
         }
     }
 
-    /// The architecture; default [`NvvmArch::Compute90`]. In a build script `DEVCOMM_CUDA_ARCH`
-    /// overrides it. `arch` in a kernel's `#[kernel]` attribute has priority.
+    /// Sets the architecture; default [`NvvmArch::Compute90`]. In a build script
+    /// `DEVCOMM_CUDA_ARCH` overrides it. `arch` in a kernel's `#[kernel]` attribute has priority.
     pub fn arch(mut self, arch: NvvmArch) -> Self {
         self.arch = Some(arch);
         self
     }
 
-    /// Also copies the PTX, sidecars and cubins into this folder.
+    /// Sets a folder into which the build also copies the PTX, sidecars and cubins.
     pub fn copy_to(mut self, folder: impl Into<PathBuf>) -> Self {
         self.copy_to = Some(folder.into());
         self
@@ -81,9 +81,9 @@ impl CudaBuilder {
         self
     }
 
-    /// A kernel that panics prints the message, the file and line, rank, block and thread before it
-    /// traps, in kernels that are otherwise the same. It takes registers, stack and a call of the
-    /// driver's `vprintf` at each panic. Default: no; in a build script
+    /// Sets whether a kernel that panics prints the message, the file and line, rank, block and
+    /// thread before it traps, in kernels that are otherwise the same. It takes registers, stack
+    /// and a call of the driver's `vprintf` at each panic. Default: no; in a build script
     /// `DEVCOMM_PANIC_MESSAGES=1` asks for it.
     ///
     /// A message is printed if it is a plain string, without arguments to format.
@@ -92,16 +92,16 @@ impl CudaBuilder {
         self
     }
 
-    /// Whether `ptxas`, if found, assembles the PTX, which gives each kernel's resources and the
-    /// cubins that programs include. Default: yes.
+    /// Sets whether `ptxas`, if found, assembles the PTX, which gives each kernel's resources
+    /// and the cubins that programs include. Default: yes.
     pub fn assemble(mut self, assemble: bool) -> Self {
         self.assemble = assemble;
         self
     }
 
-    /// Whether the build warns of every kernel that spills registers, uses the stack, has too many
-    /// registers for its blocks, or whose `wgmma` instructions `ptxas` serialises. Default: only of
-    /// those that set `max_threads`. It is known only if `ptxas` was found.
+    /// Sets whether the build warns of every kernel that spills registers, uses the stack, has
+    /// too many registers for its blocks, or whose `wgmma` instructions `ptxas` serialises.
+    /// Default: only of those that set `max_threads`. It is known only if `ptxas` was found.
     pub fn check_all(mut self, all: bool) -> Self {
         self.check_all = all;
         self
@@ -120,27 +120,27 @@ impl CudaBuilder {
         self
     }
 
-    /// The folder of the manifest whose workspace has the kernel package; default: the calling
-    /// package's.
+    /// Sets the folder of the manifest whose workspace has the kernel package; default: the
+    /// calling package's.
     pub fn manifest_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.manifest_dir = Some(folder.into());
         self
     }
 
-    /// The folder for intermediate results, shared between builds; default: `devcomm-kernels` in
-    /// the target folder, one per workspace.
+    /// Sets the folder for intermediate results, shared between builds; default:
+    /// `devcomm-kernels` in the target folder, one per workspace.
     pub fn target_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.target_dir = Some(folder.into());
         self
     }
 
-    /// The compiler; default: [`kernel_compiler`](crate::kernel_compiler)'s.
+    /// Sets the compiler; default: [`kernel_compiler`](crate::kernel_compiler)'s.
     pub fn rustc(mut self, rustc: impl Into<PathBuf>) -> Self {
         self.rustc = Some(rustc.into());
         self
     }
 
-    /// A folder with NCCL's `lib/` and `include/`, tried first.
+    /// Sets a folder with NCCL's `lib/` and `include/`, tried first.
     pub fn nccl_home(mut self, folder: impl Into<PathBuf>) -> Self {
         self.nccl_home = Some(folder.into());
         self
@@ -267,7 +267,7 @@ impl CudaBuilder {
         Ok(artifacts)
     }
 
-    /// The warnings of [`check_all`](Self::check_all).
+    /// Returns the warnings of [`check_all`](Self::check_all).
     fn costs(
         &self,
         artifacts: &Artifacts,
@@ -308,7 +308,7 @@ impl CudaBuilder {
         }
     }
 
-    /// The folder for intermediate device code, shared by the builds of one workspace.
+    /// Returns the folder for intermediate device code, shared by the builds of one workspace.
     ///
     /// Workspaces with a common target folder (`CARGO_TARGET_DIR`) do not share it: cargo gives a
     /// package's bitcode the same name in each, so one workspace would link another's code.

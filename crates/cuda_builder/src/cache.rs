@@ -61,7 +61,7 @@ impl Entry {
         self.folder.join(LIST)
     }
 
-    /// What the entry was made with, if its files are as they were made.
+    /// Returns what the entry was made with, if its files are as they were made.
     fn info<T: DeserializeOwned>(&self) -> Option<T> {
         let list: List<T> = serde_json::from_slice(&fs::read(self.list()).ok()?).ok()?;
         let is_whole = |(path, made): (&String, &Contents)| {
@@ -94,7 +94,7 @@ impl Cache {
         Entry { folder: self.folder.join(key) }
     }
 
-    /// The entry with this key, if it exists and is whole; updates its time of use.
+    /// Returns the entry with this key, if it exists and is whole; updates its time of use.
     pub(crate) fn find<T: DeserializeOwned>(&self, key: &str) -> Option<(Entry, T)> {
         let entry = self.entry(key);
         let info = entry.info()?;
@@ -121,7 +121,7 @@ impl Cache {
         }
     }
 
-    /// The entry with this key; one build creates it, and concurrent ones wait for it.
+    /// Returns the entry with this key; one build creates it, and concurrent ones wait for it.
     pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
         &self,
         key: &str,

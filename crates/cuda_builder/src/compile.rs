@@ -30,7 +30,7 @@ pub(crate) enum Panics {
     Silent,
     /// A panic prints its message, and traps.
     Reported,
-    /// As reported, with debug assertions and checks of overflow.
+    /// The reported profile, with debug assertions and checks of overflow.
     Checked,
 }
 
@@ -125,7 +125,7 @@ impl Compile<'_> {
         Err(error)
     }
 
-    /// The GPU library of a cargo artifact, if it is one.
+    /// Returns the GPU library of a cargo artifact, if it is one.
     fn library(&self, artifact: &Artifact) -> Result<Option<Library>, Error> {
         let is_rlib = |kind: &CrateType| matches!(kind, CrateType::Lib | CrateType::RLib);
         let file = |extension: &str| {
@@ -151,7 +151,7 @@ impl Compile<'_> {
         Ok(Some(Library { source, library: library.to_owned(), bitcode }))
     }
 
-    /// The cargo command that compiles a package's library for the GPU.
+    /// Returns the cargo command that compiles a package's library for the GPU.
     pub(crate) fn command(
         &self,
         package: &str,
@@ -192,7 +192,7 @@ impl Compile<'_> {
         command
     }
 
-    /// The flags for rustc. For those that disable its optimisations, see "Barriers" in the
+    /// Returns the flags for rustc. For those that disable its optimisations, see "Barriers" in the
     /// crate's documentation.
     pub(crate) fn rustflags(&self) -> Vec<String> {
         let checks = if self.panics == Panics::Checked { "on" } else { "off" };
@@ -240,8 +240,8 @@ fn bitcode_of(artifact: &Path) -> Option<PathBuf> {
     Some(artifact.with_file_name(format!("{stem}.bc"))).filter(|path| path.is_file())
 }
 
-/// Whether a variable configures the build of the crate whose build script this is. Cargo's home,
-/// network, registry, terminal and job-server settings are kept.
+/// Returns whether a variable configures the build of the crate whose build script this is. Cargo's
+/// home, network, registry, terminal and job-server settings are kept.
 fn is_build_setting(name: &OsStr) -> bool {
     const KEPT: [&str; 6] = [
         "CARGO_HOME",
@@ -268,7 +268,7 @@ mod tests {
     use super::is_build_setting;
     use crate::toolchain::Toolchain;
 
-    /// The output of a program of this toolchain; it must succeed.
+    /// Returns the output of a program of this toolchain; it must succeed.
     fn output(program: &std::ffi::OsStr, arguments: &[&str]) -> String {
         let mut command = Command::new(program);
         let output = command.env("RUSTC_BOOTSTRAP", "1").args(arguments).output().unwrap();

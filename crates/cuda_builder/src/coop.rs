@@ -99,8 +99,8 @@ pub(crate) fn pass_coops_by_pointer(nccl: &Module<'_>) -> Result<usize> {
 const COOP_WORDS: u64 = 2;
 const COOP_BYTES: i64 = 24;
 
-/// Whether this is a `memcpy` of a coop to the stack. LLVM follows a pointer through a load and a
-/// store, but not always through a `memcpy`.
+/// Returns whether this is a `memcpy` of a coop to the stack. LLVM follows a pointer through a load
+/// and a store, but not always through a `memcpy`.
 fn copies_coop(call: Instruction<'_>) -> bool {
     const LENGTH: usize = 2;
     let called = call.call().and_then(|(called, _)| called.as_function());
@@ -174,7 +174,7 @@ fn is_indirect_with_one_argument(call: Instruction<'_>) -> bool {
     })
 }
 
-/// Whether the call's target was loaded from the table that its argument points to.
+/// Returns whether the call's target was loaded from the table that its argument points to.
 fn calls_own_table(call: Instruction<'_>) -> bool {
     let target = || {
         let (called, _) = call.call()?;
@@ -229,7 +229,7 @@ fn address_is_taken(function: Function<'_>) -> bool {
     !function.users().into_iter().all(called_only)
 }
 
-/// Whether every use of the pointer is a load through it, at a constant offset.
+/// Returns whether every use of the pointer is a load through it, at a constant offset.
 fn only_read(pointer: Value<'_>) -> bool {
     pointer.users().into_iter().all(|user| {
         let Some(user) = user.as_instruction() else {

@@ -1,4 +1,4 @@
-//! rustc's messages of a kernel build, and what they do not say: which mistake is behind them.
+//! rustc's messages of a kernel build, and what they do not say: which mistake causes them.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ impl Diagnostics {
         }
     }
 
-    /// The error of a build of this package, with this root file, that has failed.
+    /// Returns the error of a build of this package, with this root file, that has failed.
     pub(crate) fn error(&self, package: &str, root: &Path) -> Error {
         let of_kernels = |message: &&CompilerMessage| message.target.src_path.as_std_path() == root;
         let lacks_std = |message: &&CompilerMessage| {
@@ -49,7 +49,8 @@ impl Diagnostics {
     }
 }
 
-/// The name and the version of a message's package, from `..#half@2.4.1` or `..path/half#2.4.1`.
+/// Returns the name and the version of a message's package, from `..#half@2.4.1` or
+/// `..path/half#2.4.1`.
 fn name_and_version(message: &CompilerMessage) -> (String, String) {
     let id = &message.package_id.repr;
     let (before, after) = id.rsplit_once('#').unwrap_or((id, ""));
@@ -58,7 +59,7 @@ fn name_and_version(message: &CompilerMessage) -> (String, String) {
     (name.to_owned(), version.to_owned())
 }
 
-/// What to do about an error of a kernel package, if rustc does not know GPUs.
+/// Returns what to do about an error of a kernel package, if rustc does not know GPUs.
 fn advice_for(message: &str) -> Option<&'static str> {
     /// Functions of floats that `std` has and `core` has not.
     const FLOAT: [&str; 24] = [

@@ -141,7 +141,7 @@ pub enum Error {
         package: String,
         /// The dependency.
         dependency: String,
-        /// Its version.
+        /// The version.
         version: String,
     },
     /// Cargo could not start the build: `core` has dependencies, which it downloads once.
@@ -196,8 +196,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether kernels for GPUs cannot be built here, because a component must be installed or a
-    /// dependency be changed: a `cargo check` and simulated runs should not fail for that.
+    /// Returns whether kernels for GPUs cannot be built here, because a component must be installed
+    /// or a dependency be changed: a `cargo check` and simulated runs should not fail for that.
     pub fn is_missing_part(&self) -> bool {
         use Error::{
             LlvmTooOld, NeedsStd, NoKernelToolchain, NoLlvm, NoNccl, NoRustSource, NotBegun,
@@ -214,7 +214,7 @@ impl Error {
         )
     }
 
-    /// With the PTX that `ptxas` has rejected kept in this folder, for whoever reads its message.
+    /// Keeps the PTX that `ptxas` has rejected in this folder, for whoever reads its message.
     pub(crate) fn with_ptx_in(mut self, folder: &Path) -> Self {
         if let Self::Ptxas { file, ptx, .. } = &mut self {
             let kept = folder.join(format!("{file}.ptx"));
@@ -236,7 +236,7 @@ impl fmt::Debug for Error {
     }
 }
 
-/// Each on a line of its own.
+/// Returns each on a line of its own.
 fn lines_of(advice: &[&str]) -> String {
     advice.iter().map(|advice| format!("\n  note: {advice}")).collect()
 }

@@ -10,8 +10,9 @@ use crate::metadata::Declared;
 use crate::ptxas::Ptxas;
 
 impl ModuleArtifact {
-    /// An artifact from a PTX module of another compiler, such as `nvcc`: assembles it with the
-    /// builder's `ptxas` and flags, and writes cubin and sidecar beside it. Each entry is a kernel.
+    /// Returns an artifact from a PTX module of another compiler, such as `nvcc`: assembles it with
+    /// the builder's `ptxas` and flags, and writes cubin and sidecar beside it. Each entry is a
+    /// kernel.
     ///
     /// # Errors
     ///

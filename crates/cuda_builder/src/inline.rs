@@ -51,7 +51,7 @@ pub(crate) fn mark_single_callers(module: &Module<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Whether a function is none of a kernel, `#[inline(never)]` and `#[cold]`.
+/// Returns whether a function is none of a kernel, `#[inline(never)]` and `#[cold]`.
 fn may_inline(context: &Context<'_>, function: Function<'_>) -> Result<bool> {
     let has = |name| {
         let attribute = context.attribute(name)?;
@@ -79,7 +79,7 @@ impl Calls {
     }
 }
 
-/// The message for a shortest cycle of calls through a marked function, if there is one.
+/// Returns the message for a shortest cycle of calls through a marked function, if there is one.
 fn cycle(mut calls: HashMap<String, Calls>, marked: &HashSet<String>) -> Option<String> {
     // What calls no function that is left is in no cycle.
     loop {
@@ -109,7 +109,8 @@ fn cycle(mut calls: HashMap<String, Calls>, marked: &HashSet<String>) -> Option<
     ))
 }
 
-/// A shortest path of calls from a function to itself: each caller with the line of its call.
+/// Returns a shortest path of calls from a function to itself: each caller with the line of its
+/// call.
 fn path_back<'a>(
     calls: &'a HashMap<String, Calls>,
     start: &'a str,

@@ -26,8 +26,8 @@ impl<'a> Lines<'a> {
         &self.lines
     }
 
-    /// The user's line that line `index` of the PTX is from, as `file:line:column`: of the nearest
-    /// `.loc` before it in its function that is not of Rust's standard library.
+    /// Returns the user's line that line `index` of the PTX is from, as `file:line:column`: of the
+    /// nearest `.loc` before it in its function that is not of Rust's standard library.
     pub(crate) fn place(&self, index: usize) -> Option<String> {
         let before = self.lines.get(..=index)?.iter().rev();
         before.take_while(|line| !line.starts_with("$L__func_begin")).find_map(|line| {
@@ -38,7 +38,7 @@ impl<'a> Lines<'a> {
         })
     }
 
-    /// The user's line where a function first names this symbol.
+    /// Returns the user's line where a function first names this symbol.
     pub(crate) fn first_use(&self, symbol: &str) -> Option<String> {
         let is_word = |c: char| c.is_alphanumeric() || "_$.".contains(c);
         let names = |line: &str| line.split(|c| !is_word(c)).any(|word| word == symbol);

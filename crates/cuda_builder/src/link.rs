@@ -80,11 +80,11 @@ fn allow_unrolling(nccl: &Module<'_>) {
 pub(crate) struct Link {
     pub(crate) file: String,
     pub(crate) kernels: Vec<String>,
-    /// For each kernel, its maximum block size, if declared.
+    /// The maximum block size of each kernel, if declared.
     pub(crate) max_threads: Vec<Option<u32>>,
-    /// For each kernel, the blocks that a multiprocessor has room for, at least, if declared.
+    /// The blocks of each kernel that a multiprocessor has room for, at least, if declared.
     pub(crate) min_blocks: Vec<Option<u32>>,
-    /// For each kernel, its number of blocks per cluster, if declared.
+    /// The number of blocks per cluster of each kernel, if declared.
     pub(crate) clusters: Vec<Option<u32>>,
     pub(crate) bitcode: PathBuf,
     /// NCCL's prepared device code; `None` if the file calls none of it.
@@ -145,7 +145,7 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
     Ok(Linked { ptx: module.emit(&machine)?, lsa_barriers })
 }
 
-/// The kernels that call a function directly or indirectly.
+/// Returns the kernels that call a function directly or indirectly.
 fn callers(module: &Module<'_>, kernels: &[String], function: &str) -> Vec<String> {
     let functions = module.functions();
     let by_name: HashMap<String, Function<'_>> =
@@ -293,7 +293,7 @@ fn check_resolved(module: &Module<'_>) -> Result<()> {
     )))
 }
 
-/// What provides a symbol that is not there, or what to use instead.
+/// Returns what provides a symbol that is not there, or what to use instead.
 fn instead_of(name: &str) -> &'static str {
     if name.starts_with("nccl") {
         "NCCL's device code has no function of this name: `nccl_device::raw` lists all"
@@ -325,7 +325,7 @@ fn check_supported(module: &Module<'_>) -> Result<()> {
     if faults.is_empty() { Ok(()) } else { Err(Failure(faults.join("\n"))) }
 }
 
-/// The functions that use a symbol, with their lines, for messages.
+/// Returns the functions that use a symbol, with their lines, for messages.
 fn users(module: &Module<'_>, name: &str) -> String {
     let mut users = Vec::new();
     for function in module.functions() {

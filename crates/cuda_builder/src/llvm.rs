@@ -153,7 +153,7 @@ impl<'l> Context<'l> {
         Self { llvm, raw, diagnostics }
     }
 
-    /// The errors reported since the last call, else `reason`.
+    /// Returns the errors reported since the last call, else `reason`.
     fn errors_or(&self, reason: String) -> Failure {
         let errors = std::mem::take(&mut *self.diagnostics.errors.borrow_mut());
         Failure(if errors.is_empty() { reason } else { errors.join("\n") })
@@ -165,7 +165,7 @@ impl<'l> Context<'l> {
         if quiet { Ok(()) } else { Err(self.errors_or(String::new())) }
     }
 
-    /// An empty module for the GPU, with the data layout of `like`.
+    /// Returns an empty module for the GPU, with the data layout of `like`.
     pub(crate) fn new_module(&self, name: &str, like: &Module<'_>) -> Result<Module<'_>> {
         let name = c_string(name)?;
         let f = &self.llvm.f;
@@ -229,14 +229,14 @@ impl<'l> Context<'l> {
         Ok(buffer)
     }
 
-    /// A function attribute by name.
+    /// Returns a function attribute by name.
     pub(crate) fn attribute(&self, name: &str) -> Result<Attribute<'_>> {
         let kind = self.attribute_kind(name)?;
         // SAFETY: the kind is LLVM's.
         Ok(self.own(unsafe { (self.llvm.f.LLVMCreateEnumAttribute)(self.raw, kind, 0) }))
     }
 
-    /// The `byval` attribute for a parameter of this size.
+    /// Returns the `byval` attribute for a parameter of this size.
     pub(crate) fn by_value(&self, bytes: u64) -> Result<Attribute<'_>> {
         let (f, kind) = (&self.llvm.f, self.attribute_kind("byval")?);
         // SAFETY: the kind is LLVM's, and the type one of this context.
@@ -246,7 +246,7 @@ impl<'l> Context<'l> {
         }))
     }
 
-    /// A target-dependent attribute.
+    /// Returns a target-dependent attribute.
     pub(crate) fn target_attribute(&self, name: &str, value: &str) -> Attribute<'_> {
         // SAFETY: each string is passed with its length.
         self.own(unsafe {
@@ -269,7 +269,7 @@ impl<'l> Context<'l> {
         }
     }
 
-    /// An attribute of this context.
+    /// Returns an attribute of this context.
     fn own(&self, raw: Ref) -> Attribute<'_> {
         Attribute { raw, context: self.raw, lifetime: PhantomData }
     }

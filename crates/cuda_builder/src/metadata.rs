@@ -27,19 +27,19 @@ pub(crate) struct Declared {
     /// The architecture that this kernel requires, overriding the build's.
     #[serde(default)]
     pub(crate) arch: Option<String>,
-    /// Its maximum block size.
+    /// The maximum block size.
     #[serde(default)]
     pub(crate) max_threads: Option<u32>,
     /// The blocks of that size that a multiprocessor has room for, at least.
     #[serde(default)]
     pub(crate) min_blocks: Option<u32>,
-    /// Its number of blocks per cluster.
+    /// The number of blocks per cluster.
     #[serde(default)]
     pub(crate) cluster: Option<u32>,
 }
 
 impl Declared {
-    /// A kernel without metadata.
+    /// Returns a kernel without metadata.
     pub(crate) fn unknown(name: String, file: String) -> Self {
         Self {
             name,
@@ -126,7 +126,7 @@ fn check_file_name(kernel: &Declared) -> Result<()> {
     )))
 }
 
-/// The architecture of a file: the one that its kernels require, else the build's.
+/// Returns the architecture of a file: the one that its kernels require, else the build's.
 pub(crate) fn arch_of(
     file: &str,
     kernels: &[Declared],

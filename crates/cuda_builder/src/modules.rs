@@ -83,7 +83,7 @@ impl Modules<'_> {
         Ok(module)
     }
 
-    /// The hash of all inputs of a module.
+    /// Returns the hash of all inputs of a module.
     fn key(
         &self,
         source: &KernelFile,
@@ -206,7 +206,7 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// What its kernels spill in bytes, as far as is known.
+    /// Returns what its kernels spill in bytes, as far as is known.
     fn spills(&self) -> u32 {
         let all = self.resources.iter().flatten();
         all.map(|(_, of)| of.spill_stores + of.spill_loads).sum()

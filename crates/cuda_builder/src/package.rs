@@ -22,7 +22,7 @@ pub(crate) struct KernelPackage {
     pub(crate) needs: Option<u64>,
     /// The workspace that was searched.
     pub(crate) workspace: PathBuf,
-    /// Its target folder.
+    /// The target folder.
     pub(crate) target: PathBuf,
 }
 
@@ -124,7 +124,7 @@ impl PackageGraph {
         Ok(metadata.packages.into_iter().find(|package| package.name == name))
     }
 
-    /// The sources of a package and of its path dependencies.
+    /// Returns the sources of a package and of its path dependencies.
     fn sources(&mut self, package: &Package) -> Result<Vec<PathBuf>, Error> {
         let mut folders = vec![package_folder(package)];
         let mut index = 0;

@@ -28,7 +28,7 @@ pub(crate) struct Function {
     pub(crate) name: String,
     /// The target of each call: a function, or the register of an indirect call.
     pub(crate) calls: Vec<String>,
-    /// Its own local memory in bytes.
+    /// The local memory of its own, in bytes.
     pub(crate) stack: usize,
 }
 
@@ -37,9 +37,9 @@ pub(crate) struct Function {
 pub(crate) struct Param {
     /// PTX's type: `u64`, `b8[248]`.
     pub(crate) ty: String,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub(crate) size: usize,
-    /// Its alignment in bytes.
+    /// The alignment in bytes.
     pub(crate) align: usize,
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn read(text: &str) -> Result<Ptx, String> {
     Ok(ptx)
 }
 
-/// The name in `.func  (.param .b32 func_retval0) name(`.
+/// Returns the name in `.func  (.param .b32 func_retval0) name(`.
 fn function_name(line: &str) -> &str {
     let (_, rest) = line.split_once(".func ").unwrap_or_default();
     let rest = rest.trim_start();
@@ -106,7 +106,7 @@ fn function_name(line: &str) -> &str {
     name.trim_start().split(['(', ' ']).next().unwrap_or_default()
 }
 
-/// The call target of a line: `name` of `@%p1 call.uni (retval0), name, (param0);`.
+/// Returns the call target of a line: `name` of `@%p1 call.uni (retval0), name, (param0);`.
 fn called(line: &str) -> Option<&str> {
     // A call may have a predicate before it.
     let call = match line.strip_prefix('@') {

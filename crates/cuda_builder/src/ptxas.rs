@@ -30,7 +30,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// The maximum block size that the register file allows, at most 1,024.
+    /// Returns the maximum block size that the register file allows, at most 1,024.
     pub fn max_threads(&self) -> u32 {
         // Since Volta a multiprocessor has four register files of 16,384 registers. A warp uses one
         // of them, allocated in units of eight registers per thread.
@@ -47,7 +47,7 @@ impl Resources {
 #[derive(Debug)]
 pub(crate) struct Ptxas {
     program: PathBuf,
-    /// Its version output, for the cache key.
+    /// The version output, for the cache key.
     pub(crate) version: String,
 }
 
@@ -127,7 +127,8 @@ fn read(text: &str) -> Vec<(String, Resources)> {
     kernels
 }
 
-/// What `ptxas` says, with the user's lines and what to do; its first error if nothing is known.
+/// Returns what `ptxas` says, with the user's lines and what to do; its first error if nothing is
+/// known.
 fn reason(text: &str, lines: &Lines<'_>) -> String {
     for line in text.lines() {
         if let Some(of_shared) = too_much_shared(line, lines) {
@@ -143,7 +144,7 @@ fn reason(text: &str, lines: &Lines<'_>) -> String {
     text.lines().find(|line| line.contains("error")).unwrap_or(text.trim()).to_owned()
 }
 
-/// `Entry function 'k' uses too much shared data (0x40000 bytes, 0xc000 max)`.
+/// Returns `Entry function 'k' uses too much shared data (0x40000 bytes, 0xc000 max)`.
 fn too_much_shared(line: &str, lines: &Lines<'_>) -> Option<String> {
     let (entry, numbers) = line.split_once(" uses too much shared data (0x")?;
     let kernel = entry.split('\'').nth(1)?;
@@ -166,7 +167,7 @@ fn too_much_shared(line: &str, lines: &Lines<'_>) -> Option<String> {
     ))
 }
 
-/// The number before the given words; 0 if they are missing.
+/// Returns the number before the given words; 0 if they are missing.
 fn number_before(line: &str, words: &str) -> u32 {
     let number = line.split_once(words).and_then(|(before, _)| before.split_whitespace().last());
     number.and_then(|number| number.parse().ok()).unwrap_or(0)

@@ -19,7 +19,7 @@ pub struct KernelReport {
     pub name: String,
     /// Stem of the kernel file.
     pub file: String,
-    /// Its resources; `None` without `ptxas`. The stack includes that of called functions, most of
+    /// The resources; `None` without `ptxas`. The stack includes that of called functions, most of
     /// which `ptxas` inlines.
     pub resources: Option<Resources>,
     /// The maximum block size that the register file allows; `None` without `ptxas`.
@@ -37,9 +37,9 @@ pub struct KernelReport {
 /// A function that a kernel calls.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Callee {
-    /// Its Rust path with generic arguments, or its C name.
+    /// The Rust path with generic arguments, or its C name.
     pub path: String,
-    /// Its stack in the PTX, in bytes.
+    /// The stack in the PTX, in bytes.
     pub stack: usize,
 }
 
@@ -60,7 +60,7 @@ impl Callee {
         Self { path: format!("{:#}", rustc_demangle::demangle(symbol)), stack }
     }
 
-    /// Why it is not inlined.
+    /// Returns why it is not inlined.
     pub fn kind(&self) -> CalleeKind {
         match self.path.as_str() {
             "__assertfail" => CalleeKind::Assertion,
@@ -71,7 +71,7 @@ impl Callee {
         }
     }
 
-    /// The last segment of the path, without generic arguments.
+    /// Returns the last segment of the path, without generic arguments.
     pub fn name(&self) -> &str {
         let path = self.path.split("::<").next().unwrap_or_default();
         path.rsplit("::").next().unwrap_or_default()
@@ -79,13 +79,13 @@ impl Callee {
 }
 
 impl KernelReport {
-    /// Whether the kernel uses GIN, and so may call its operations.
+    /// Returns whether the kernel uses GIN, and so may call its operations.
     pub fn uses_gin(&self) -> bool {
         self.callees.iter().any(|callee| callee.kind() == CalleeKind::GinOperation)
     }
 
-    /// What the kernel costs for want of registers, with the numbers; nothing without `ptxas`.
-    /// `threads` is the block size that it must allow.
+    /// Returns what the kernel costs for want of registers, with the numbers; nothing without
+    /// `ptxas`. `threads` is the block size that it must allow.
     pub fn costs(&self, threads: u32) -> Vec<String> {
         let Some(resources) = self.resources else { return Vec::new() };
         let mut costs = Vec::new();
@@ -133,9 +133,9 @@ impl Artifacts {
         Ok(modules.map(of_module).collect::<Result<Vec<_>, _>>()?.concat())
     }
 
-    /// The checks that can fail in a loop: by their place, `file:line:column`, the kernels that
-    /// have them. Each round of the loop computes them, and the compiler may not move what follows
-    /// a check in front of it.
+    /// Returns the checks that can fail in a loop: by their place, `file:line:column`, the kernels
+    /// that have them. Each round of the loop computes them, and the compiler may not move what
+    /// follows a check in front of it.
     ///
     /// A check that is inlined from Rust's standard library has the place of the user's code that
     /// precedes it in the PTX.
@@ -157,9 +157,9 @@ impl Artifacts {
         Ok(all)
     }
 
-    /// As [`report`](Self::report), for the same PTX assembled by `ptxas` for a newer architecture,
-    /// as the driver does on such a GPU. [Architecture-specific](ModuleArtifact::is_bound) kernels
-    /// are omitted.
+    /// Does the same as [`report`](Self::report), for the same PTX assembled by `ptxas` for a newer
+    /// architecture, as the driver does on such a GPU.
+    /// [Architecture-specific](ModuleArtifact::is_bound) kernels are omitted.
     ///
     /// # Errors
     ///
@@ -208,7 +208,7 @@ fn reports(
     Ok(module.info.kernels.iter().map(report).collect())
 }
 
-/// All functions that this one calls directly or indirectly.
+/// Returns all functions that this one calls directly or indirectly.
 fn callees(ptx: &Ptx, name: &str) -> Vec<Callee> {
     let functions: BTreeMap<&str, _> =
         ptx.functions.iter().map(|function| (function.name.as_str(), function)).collect();

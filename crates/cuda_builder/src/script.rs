@@ -23,7 +23,7 @@ const VARIABLES: [&str; 12] = [
 /// The variable with the names of the kernel files to build, separated by commas; default: all.
 const KERNEL_FILES: &str = "DEVCOMM_KERNEL_FILES";
 
-/// Whether the kernel file `name` is to be built.
+/// Returns whether the kernel file `name` is to be built.
 pub(crate) fn wants(name: &str) -> bool {
     let files = env::var(KERNEL_FILES).unwrap_or_default();
     files.is_empty() || files.split(',').any(|file| file.trim() == name)
@@ -56,12 +56,12 @@ pub(crate) fn warn(message: &str) {
     }
 }
 
-/// Whether a variable is set, and is neither empty nor 0.
+/// Returns whether a variable is set, and is neither empty nor 0.
 pub(crate) fn is_on(variable: &str) -> bool {
     env::var_os(variable).is_some_and(|value| !value.is_empty() && value != "0")
 }
 
-/// The target folder of the current build, recognised by cargo's cache tag.
+/// Returns the target folder of the current build, recognised by cargo's cache tag.
 pub(crate) fn target_folder(out_dir: &Path) -> Option<PathBuf> {
     let tagged = |folder: &&Path| folder.join("CACHEDIR.TAG").is_file();
     out_dir.ancestors().find(tagged).map(Path::to_owned)

@@ -34,13 +34,13 @@ pub struct SignatureParam {
 /// A struct that C passes by value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ByValue {
-    /// Its name in C.
+    /// The name in C.
     pub name: String,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
 }
 
-/// The exported functions of a bitcode file, by name.
+/// Returns the exported functions of a bitcode file, by name.
 ///
 /// LLVM reads the file in a child process: call [`link_worker`](crate::link_worker) first in
 /// `main`.
@@ -58,7 +58,7 @@ pub fn device_functions(bitcode: &Path) -> std::result::Result<Vec<Signature>, E
     workers.run("signatures", &what, Job::Signatures(bitcode.to_owned()))
 }
 
-/// [`device_functions`] in the worker process.
+/// Does the same as [`device_functions`], in the worker process.
 pub(crate) fn signatures(llvm: &Llvm, bitcode: &Path) -> Result<Vec<Signature>> {
     let context = Context::new(llvm);
     let module = context.read_lazily(bitcode)?;
@@ -91,7 +91,7 @@ fn signature(module: &Module<'_>, function: Function<'_>) -> Result<Signature> {
     })
 }
 
-/// `ncclTeam` for LLVM's `%struct.ncclTeam`; other types unchanged.
+/// Returns `ncclTeam` for LLVM's `%struct.ncclTeam`; other types unchanged.
 fn struct_name(ty: &str) -> String {
     ty.strip_prefix("%struct.").unwrap_or(ty).to_owned()
 }

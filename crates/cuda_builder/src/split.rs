@@ -41,13 +41,14 @@ pub(crate) struct KernelFile {
 }
 
 impl KernelFile {
-    /// Whether the kernels call NCCL: all of its C functions, and no others, have this prefix.
+    /// Returns whether the kernels call NCCL: all of its C functions, and no others, have this
+    /// prefix.
     pub(crate) fn uses_nccl(&self) -> bool {
         self.wanted.iter().any(|name| name.starts_with("nccl"))
     }
 }
 
-/// The file with this kernel, or else the file with this name.
+/// Returns the file with this kernel, or else the file with this name.
 pub(crate) fn only(
     sources: Vec<KernelFile>,
     name: &str,
@@ -163,7 +164,7 @@ fn retire_used_lists(module: &Module<'_>) {
     }
 }
 
-/// The module's undefined symbols.
+/// Returns the module's undefined symbols.
 pub(crate) fn undefined(module: &Module<'_>) -> BTreeSet<String> {
     let functions = module.functions();
     let functions = functions.iter().filter(|f| !f.is_intrinsic()).map(|f| f.global());

@@ -28,7 +28,7 @@ pub(crate) struct Sysroot {
     pub(crate) bitcode: Vec<PathBuf>,
 }
 
-/// The sysroot for a compilation, cached or new.
+/// Returns the sysroot for a compilation, cached or new.
 pub(crate) fn sysroot(compile: &Compile<'_>) -> Result<Sysroot, Error> {
     // Without a cache, or one that can be written, it is in the target folder.
     let shared = cache_dir().ok().map(|cache| cache.join("core"));
@@ -48,7 +48,7 @@ fn libraries(sysroot: &Path) -> PathBuf {
     sysroot.join("lib/rustlib").join(TARGET).join("lib")
 }
 
-/// The hash of all inputs of a sysroot.
+/// Returns the hash of all inputs of a sysroot.
 fn key(compile: &Compile<'_>) -> String {
     let toolchain = compile.toolchain;
     // Different builds of a development compiler may have the same version.

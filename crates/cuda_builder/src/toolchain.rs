@@ -35,7 +35,7 @@ pub struct KernelCompiler {
     pub version: String,
     /// The version of its LLVM, `22.1.2`.
     pub llvm_version: String,
-    /// Its libLLVM, which links and optimises kernels.
+    /// The libLLVM, which links and optimises kernels.
     pub libllvm: PathBuf,
 }
 
@@ -98,7 +98,7 @@ impl Toolchain {
         Ok(Self { rustc, cargo, version, llvm_version, libllvm })
     }
 
-    /// What to tell the user of a compiler that is newer than those tested.
+    /// Returns what to tell the user of a compiler that is newer than those tested.
     pub(crate) fn notice(&self) -> Option<String> {
         let number = self.version.split_whitespace().nth(1)?;
         (minor(number)? > NEWEST_TESTED).then(|| {
@@ -111,12 +111,13 @@ impl Toolchain {
     }
 }
 
-/// The minor version of Rust in `1.95` or `1.95.0-nightly`.
+/// Returns the minor version of Rust in `1.95` or `1.95.0-nightly`.
 fn minor(version: &str) -> Option<u64> {
     version.split('.').nth(1)?.parse().ok()
 }
 
-/// The rustc of the toolchain that is `wanted`, or the default; `None` is the one that cargo runs.
+/// Returns the rustc of the toolchain that is `wanted`, or the default; `None` is the one that
+/// cargo runs.
 fn chosen(
     wanted: &str,
     rustup: Option<PathBuf>,
@@ -150,7 +151,7 @@ fn chosen(
     }
 }
 
-/// Where rustup keeps its toolchains.
+/// Returns where rustup keeps its toolchains.
 fn rustup_home() -> Option<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("RUSTUP_HOME").or_else(|| Some(set("HOME")?.join(".rustup")))
@@ -169,7 +170,7 @@ fn output(program: &OsString, arguments: &[&str]) -> Result<String, Error> {
     String::from_utf8(output.stdout).map_err(|e| failed(e.to_string()))
 }
 
-/// The folder of `core`'s sources.
+/// Returns the folder of `core`'s sources.
 fn source_of(sysroot: &Path) -> PathBuf {
     sysroot.join("lib/rustlib/src/rust/library/core")
 }
@@ -188,7 +189,7 @@ fn check_rust_source(sysroot: &Path) -> Result<(), Error> {
     }
 }
 
-/// The command that installs rust-src for the toolchain in `sysroot`.
+/// Returns the command that installs rust-src for the toolchain in `sysroot`.
 fn rust_source_command(sysroot: &Path) -> String {
     let of_rustup = sysroot.parent().is_some_and(|parent| parent.ends_with("toolchains"));
     match sysroot.file_name() {
@@ -252,7 +253,7 @@ mod tests {
 
     use super::{TUNED_TOOLCHAIN, Toolchain, chosen, minor, rust_source_command};
 
-    /// A home of rustup with a complete toolchain of each name.
+    /// Returns a home of rustup with a complete toolchain of each name.
     fn rustup(names: &[&str]) -> tempfile::TempDir {
         let home = tempfile::tempdir().unwrap();
         for name in names {

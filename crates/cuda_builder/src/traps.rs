@@ -19,7 +19,7 @@ struct Block {
     may_trap: Vec<usize>,
 }
 
-/// The user's lines of the checks in loops of the kernel `entry`, sorted.
+/// Returns the user's lines of the checks in loops of the kernel `entry`, sorted.
 pub(crate) fn in_loops(lines: &Lines<'_>, entry: &str) -> Vec<String> {
     let blocks = blocks(lines.lines(), entry);
     let fatal = fatal(&blocks);
@@ -34,7 +34,7 @@ pub(crate) fn in_loops(lines: &Lines<'_>, entry: &str) -> Vec<String> {
     found.into_iter().collect()
 }
 
-/// The blocks of an entry, in the order of the text.
+/// Returns the blocks of an entry, in the order of the text.
 fn blocks(lines: &[&str], entry: &str) -> Vec<Block> {
     let is_entry = |line: &&str| {
         line.split_once(".entry ")
@@ -110,7 +110,7 @@ fn blocks(lines: &[&str], entry: &str) -> Vec<Block> {
     blocks
 }
 
-/// For each block, whether it always ends in a trap.
+/// Returns for each block whether it always ends in a trap.
 fn fatal(blocks: &[Block]) -> Vec<bool> {
     let mut fatal: Vec<bool> = blocks.iter().map(|block| block.traps).collect();
     loop {
@@ -128,7 +128,7 @@ fn fatal(blocks: &[Block]) -> Vec<bool> {
     }
 }
 
-/// Whether control can come back to a block.
+/// Returns whether control can come back to a block.
 fn is_in_loop(blocks: &[Block], index: usize) -> bool {
     let (mut seen, mut next) = (vec![false; blocks.len()], vec![index]);
     while let Some(block) = next.pop() {

@@ -90,7 +90,7 @@ impl Workers<'_> {
     }
 }
 
-/// The error message for a worker that ended without a result.
+/// Returns the error message for a worker that ended without a result.
 fn exit_message(status: ExitStatus, stderr: &str) -> String {
     if status.success() {
         return "the program was started again to run LLVM, and ended without reaching \

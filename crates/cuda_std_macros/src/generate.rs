@@ -89,7 +89,7 @@ fn parameters(sig: &Signature) -> Result<(Vec<&Ident>, Vec<&Type>)> {
     Ok((names, types))
 }
 
-/// Why a kernel cannot take this reference; empty for `&[T]`, which it can take.
+/// Returns why a kernel cannot take this reference; empty for `&[T]`, which it can take.
 fn refused_reference(reference: &TypeReference) -> &'static str {
     match (&*reference.elem, &reference.mutability) {
         (Type::Slice(_), None) => "",
@@ -104,8 +104,8 @@ fn refused_reference(reference: &TypeReference) -> &'static str {
     }
 }
 
-/// The type, with lifetime `'static` if it is a reference without one: the generated impls cannot
-/// elide lifetimes.
+/// Returns the type, with lifetime `'static` if it is a reference without one: the generated impls
+/// cannot elide lifetimes.
 fn with_lifetime(ty: &Type) -> Type {
     let mut ty = ty.clone();
     if let Type::Reference(reference) = &mut ty {
@@ -128,8 +128,8 @@ impl Kernel<'_> {
         !self.function.sig.generics.params.is_empty()
     }
 
-    /// The host's type with the kernel's name, and its function `args`. It is not a unit struct: in
-    /// the scope of one, no local variable can have its name.
+    /// Returns the host's type with the kernel's name, and its function `args`. It is not a unit
+    /// struct: in the scope of one, no local variable can have its name.
     fn item(&self) -> TokenStream {
         let ItemFn { vis, sig, .. } = self.function;
         let (name, generics) = (&sig.ident, self.item_generics());
@@ -150,7 +150,8 @@ impl Kernel<'_> {
             #vis struct #name #bare #fields
             #[cfg(not(target_arch = "nvptx64"))]
             impl #full #name #arguments #wheres {
-                /// A launch with these arguments: set its grid and block, then call `launch`.
+                /// Returns a launch with these arguments: set its grid and block, then call
+                /// `launch`.
                 #[allow(dead_code, clippy::too_many_arguments)]
                 #[inline]
                 pub fn args<#( #values: ::cuda_std::__private::Arg<#types> ),*>(
@@ -169,8 +170,9 @@ impl Kernel<'_> {
         }
     }
 
-    /// The function itself, which other kernels can call. A generic function calls `Body::call` of
-    /// its instance, where `T` is a type alias, so that statics in the body can have the type `T`.
+    /// Returns the function itself, which other kernels can call. A generic function calls
+    /// `Body::call` of its instance, where `T` is a type alias, so that statics in the body can
+    /// have the type `T`.
     fn function(&self) -> TokenStream {
         let ItemFn { attrs, vis, sig, block } = self.function;
         let attributes = quote! {
@@ -196,7 +198,7 @@ impl Kernel<'_> {
                 #instance #arguments: ::cuda_std::__private::Body<Args = (#(#types,)*)>,
                 #wheres
             {
-                // SAFETY: the caller keeps the kernel's contract.
+                // SAFETY: whoever launches keeps what the kernel's `# Safety` asks for.
                 unsafe {
                     <#instance #arguments as ::cuda_std::__private::Body>::call((#(#names,)*))
                 }
@@ -204,7 +206,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// All items of one instance.
+    /// Returns all items of one instance.
     fn instance(&self, instance: &Instance) -> TokenStream {
         let (aliases, layout) = (instance.aliases(), self.layout());
         let generic = self.is_generic().then(|| {
@@ -237,8 +239,9 @@ impl Kernel<'_> {
         }
     }
 
-    /// An item of the crate's root that the entry point's name names: two kernels of a crate with
-    /// one name are an error on the host too, although their functions are in different modules.
+    /// Returns an item of the crate's root that the entry point's name names: two kernels of a
+    /// crate with one name are an error on the host too, although their functions are in different
+    /// modules.
     fn unique(&self, instance: &Instance) -> TokenStream {
         let ident = &self.function.sig.ident;
         let name = format_ident!("__kernel_named_{}", instance.entry(ident), span = ident.span());
@@ -251,7 +254,8 @@ impl Kernel<'_> {
         }
     }
 
-    /// The generic parameters of the host's type: all but GIN's back end, which a launch selects.
+    /// Returns the generic parameters of the host's type: all but GIN's back end, which a launch
+    /// selects.
     fn item_generics(&self) -> Generics {
         let mut generics = self.function.sig.generics.clone();
         if let Some(gin) = &self.args.gin {
@@ -270,7 +274,7 @@ impl Kernel<'_> {
         generics
     }
 
-    /// The name of the type that implements `Body` for each instance of a generic kernel.
+    /// Returns the name of the type that implements `Body` for each instance of a generic kernel.
     fn instance_ident(&self) -> Ident {
         format_ident!("__{}_instance", self.function.sig.ident)
     }
@@ -279,7 +283,7 @@ impl Kernel<'_> {
         self.types.iter().map(|ty| with_lifetime(ty)).collect()
     }
 
-    /// `Body` of a generic kernel's instance: the function with that instance's types.
+    /// Returns `Body` of a generic kernel's instance: the function with that instance's types.
     fn body(&self, instance: &Instance) -> TokenStream {
         let ItemFn { attrs, sig, block, .. } = self.function;
         let Signature { unsafety, inputs, .. } = sig;
@@ -295,15 +299,15 @@ impl Kernel<'_> {
                     #[allow(clippy::too_many_arguments)]
                     #unsafety fn body(#inputs) #block
                     #[allow(unused_unsafe)]
-                    // SAFETY: the caller keeps the kernel's contract.
+                    // SAFETY: whoever launches keeps what the kernel's `# Safety` asks for.
                     unsafe { body(#(#names),*) }
                 }
             }
         }
     }
 
-    /// The GPU entry point. In Rust it takes large parameters by reference; `cuda_builder` turns
-    /// these into parameters by value.
+    /// Returns the GPU entry point. In Rust it takes large parameters by reference; `cuda_builder`
+    /// turns these into parameters by value.
     fn entry(&self, instance: &Instance) -> TokenStream {
         let ItemFn { attrs, sig, block, .. } = self.function;
         let Signature { unsafety, ident, inputs, .. } = sig;
@@ -330,7 +334,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// The host's impls of `Kernel` and `HostKernel`.
+    /// Returns the host's impls of `Kernel` and `HostKernel`.
     fn traits(&self, instance: &Instance) -> TokenStream {
         let ident = &self.function.sig.ident;
         let (names, types) = (&self.names, self.types_with_lifetimes());
@@ -378,7 +382,7 @@ impl Kernel<'_> {
             impl ::cuda_std::__private::HostKernel for #item {
                 unsafe fn call(args: Self::Args) {
                     #[allow(unused_unsafe)]
-                    // SAFETY: the caller keeps the kernel's contract.
+                    // SAFETY: whoever launches keeps what the kernel's `# Safety` asks for.
                     unsafe { #call }
                 }
             }
@@ -442,8 +446,8 @@ impl Kernel<'_> {
     }
 }
 
-/// Whether the body names a function of `nccl_device` that opens LSA barriers. On GPUs the linker
-/// knows; simulated ones have no linker.
+/// Returns whether the body names a function of `nccl_device` that opens LSA barriers. On GPUs the
+/// linker knows; simulated ones have no linker.
 fn opens_lsa_barriers(body: TokenStream) -> bool {
     const FUNCTIONS: [&str; 4] =
         ["lsa_barrier", "lsa_barriers", "hybrid_lsa_barriers", "hybrid_barrier"];
@@ -454,7 +458,8 @@ fn opens_lsa_barriers(body: TokenStream) -> bool {
     })
 }
 
-/// The generic parameter of `args` for the kernel parameter `param`: `CountArg` for `count`.
+/// Returns the generic parameter of `args` for the kernel parameter `param`: `CountArg` for
+/// `count`.
 fn value_type(param: &Ident) -> Ident {
     let mut name = String::new();
     for word in param.to_string().trim_start_matches("r#").split('_') {

@@ -37,7 +37,8 @@ const BACK_ENDS: [(&str, &str); 4] =
 const PROXY: &str = "proxy";
 
 impl Instance<'_> {
-    /// The name on the host: the kernel's, then a suffix for each value except the back end.
+    /// Returns the name on the host: the kernel's, then a suffix for each value except the back
+    /// end.
     pub fn name(&self, kernel: &Ident) -> String {
         let gin = self.gin.map(|gin| gin.index);
         let mut name = kernel.to_string();
@@ -49,30 +50,30 @@ impl Instance<'_> {
         name
     }
 
-    /// The name of the GPU entry point: [`Self::name`], then the back end's suffix.
+    /// Returns the name of the GPU entry point: [`Self::name`], then the back end's suffix.
     pub fn entry(&self, kernel: &Ident) -> String {
         let back_end = self.gin.map(|gin| format!("_{}", gin.suffix)).unwrap_or_default();
         self.name(kernel) + &back_end
     }
 
-    /// Whether the simulator runs this instance: of a kernel for GIN only that for PROXY.
+    /// Returns whether the simulator runs this instance: of a kernel for GIN only that for PROXY.
     pub fn runs_on_host(&self) -> bool {
         self.gin.is_none_or(|gin| gin.suffix == PROXY)
     }
 
-    /// The values, as generic arguments.
+    /// Returns the values, as generic arguments.
     pub fn arguments(&self) -> &[GenericArgument] {
         &self.values
     }
 
-    /// The values without the back end, for which the host's type has no parameter.
+    /// Returns the values without the back end, for which the host's type has no parameter.
     pub fn item_arguments(&self) -> Vec<&GenericArgument> {
         let gin = self.gin.map(|gin| gin.index);
         let values = self.values.iter().enumerate();
         values.filter(|(index, _)| Some(*index) != gin).map(|(_, value)| value).collect()
     }
 
-    /// Code that names the values: `type T = f32; const N: usize = 4;`.
+    /// Returns code that names the values: `type T = f32; const N: usize = 4;`.
     pub fn aliases(&self) -> TokenStream {
         self.params
             .iter()
@@ -90,13 +91,13 @@ impl Instance<'_> {
             .collect()
     }
 
-    /// Each parameter's name and its value as text.
+    /// Returns each parameter's name and its value as text.
     pub fn names(&self) -> Vec<(&Ident, String)> {
         self.params.iter().map(|param| ident(param)).zip(self.suffixes.iter().cloned()).collect()
     }
 }
 
-/// All instances. Two entry points with the same name are an error.
+/// Returns all instances. Two entry points with the same name are an error.
 pub fn of<'a>(
     args: &'a KernelArgs,
     kernel: &Ident,
@@ -196,7 +197,7 @@ fn list_of<'a>(
     Ok(list)
 }
 
-/// Whether the parameter has the bound `GinBackend`.
+/// Returns whether the parameter has the bound `GinBackend`.
 fn is_back_end(param: &GenericParam) -> bool {
     let GenericParam::Type(param) = param else { return false };
     param.bounds.iter().any(|bound| match bound {
@@ -207,7 +208,7 @@ fn is_back_end(param: &GenericParam) -> bool {
     })
 }
 
-/// A parameter's name.
+/// Returns a parameter's name.
 pub fn ident(param: &GenericParam) -> &Ident {
     match param {
         GenericParam::Lifetime(param) => &param.lifetime.ident,
@@ -216,7 +217,8 @@ pub fn ident(param: &GenericParam) -> &Ident {
     }
 }
 
-/// A value's suffix in the entry point's name: the last segment of a path, or a literal's value.
+/// Returns a value's suffix in the entry point's name: the last segment of a path, or a literal's
+/// value.
 fn suffix(value: &GenericArgument) -> Result<String> {
     match value {
         GenericArgument::Type(Type::Path(path)) => {

@@ -17,7 +17,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// The source of a macro call.
+    /// Returns the source of a macro call.
     pub fn of(span: proc_macro::Span) -> Self {
         let package = std::env::var("CARGO_PKG_NAME").unwrap_or_else(|_| "kernels".into());
         let set = |name| std::env::var_os(name).is_some();
@@ -49,7 +49,7 @@ pub struct Record<'a> {
 }
 
 impl Record<'_> {
-    /// The static that carries the record.
+    /// Returns the static that carries the record.
     pub fn to_static(&self) -> TokenStream {
         let json = self.json();
         let bytes = proc_macro2::Literal::byte_string(json.as_bytes());
@@ -87,7 +87,7 @@ impl Record<'_> {
     }
 }
 
-/// A JSON string.
+/// Returns a JSON string.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
@@ -100,12 +100,12 @@ fn quoted(text: &str) -> String {
     out + "\""
 }
 
-/// A type as source text, with the generic parameters replaced by an instance's values.
+/// Returns a type as source text, with the generic parameters replaced by an instance's values.
 pub fn type_text(ty: &Type, values: &[(&Ident, String)]) -> String {
     token_text(ty.to_token_stream(), values)
 }
 
-/// As [`type_text`], for any tokens.
+/// Does the same as [`type_text`], for any tokens.
 pub fn token_text(tokens: TokenStream, values: &[(&Ident, String)]) -> String {
     let mut out = String::new();
     write_tokens(tokens, values, &mut out);

@@ -28,7 +28,7 @@ impl Parse for Print {
 }
 
 impl Print {
-    /// The call that prints the text, followed by `end`.
+    /// Returns the call that prints the text, followed by `end`.
     pub fn expand(self, end: &str) -> Result<TokenStream> {
         let Self { format, values } = self;
         let (mut pieces, arguments) = parse(&format, values)?;
@@ -45,7 +45,8 @@ impl Print {
     }
 }
 
-/// The text before, between and after the arguments, and the arguments in the order of their use.
+/// Returns the text before, between and after the arguments, and the arguments in the order of
+/// their use.
 fn parse(format: &LitStr, values: Vec<Expr>) -> Result<(Vec<String>, Vec<Expr>)> {
     let text = format.value();
     let mut values = values.into_iter();

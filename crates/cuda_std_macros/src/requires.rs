@@ -6,8 +6,8 @@ use syn::{BinOp, Expr, ExprBinary, Ident, Type};
 
 use crate::meta::token_text;
 
-/// `Kernel::check`: the conditions of `requires(..)`. They are in a const function, which can
-/// ask nothing that only a thread of a kernel knows.
+/// Returns `Kernel::check`: the conditions of `requires(..)`. They are in a const function, which
+/// can ask nothing that only a thread of a kernel knows.
 pub fn check(requires: &[Expr], names: &[&Ident], types: &[Type]) -> TokenStream {
     let private = quote!(::cuda_std::__private);
     let conditions = requires.iter().map(condition);
@@ -36,7 +36,8 @@ pub fn check(requires: &[Expr], names: &[&Ident], types: &[Type]) -> TokenStream
     }
 }
 
-/// Code that returns `Unmet` if the condition does not hold, with both sides of a comparison.
+/// Returns code that returns `Unmet` if the condition does not hold, with both sides of a
+/// comparison.
 fn condition(condition: &Expr) -> TokenStream {
     fn text(expr: &Expr) -> String {
         match expr {

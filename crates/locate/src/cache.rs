@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::env::Env;
 
-/// The folder that `devcomm setup` fills and all projects share: `$DEVCOMM_CACHE`, else
+/// Returns the folder that `devcomm setup` fills and all projects share: `$DEVCOMM_CACHE`, else
 /// `$XDG_CACHE_HOME/devcomm`, else `$HOME/.cache/devcomm`. It need not exist. For a user without
 /// any of these, such as a service account, it is `devcomm-UID` in the system's temporary folder,
 /// which is made, for nobody else to use.
@@ -22,8 +22,9 @@ pub fn cache_dir() -> Result<PathBuf, NoCache> {
     Ok(folder.path)
 }
 
-/// The folder in [`cache_dir`] of an unpacked Python wheel, e.g. `nvidia-nccl-cu13` and `2.32.3`.
-/// If it exists, it was complete: a wheel is unpacked under another name and then renamed.
+/// Returns the folder in [`cache_dir`] of an unpacked Python wheel, e.g. `nvidia-nccl-cu13` and
+/// `2.32.3`. If it exists, it was complete: a wheel is unpacked under another name and then
+/// renamed.
 ///
 /// # Errors
 ///
@@ -109,8 +110,8 @@ fn wheels(cache: &Path) -> PathBuf {
     cache.join("wheels")
 }
 
-/// The cached wheels whose folder name starts with `prefix`, newest version first, and the searched
-/// folder.
+/// Returns the cached wheels whose folder name starts with `prefix`, newest version first, and the
+/// searched folder.
 ///
 /// # Errors
 ///
@@ -136,7 +137,8 @@ fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The numbers of the last dash-separated segment of `name`, so that 2.9.1 sorts below 2.32.3.
+/// Returns the numbers of the last dash-separated segment of `name`, so that 2.9.1 sorts below
+/// 2.32.3.
 fn version_key(name: &str) -> Vec<u32> {
     let version = name.rsplit('-').next().unwrap_or_default();
     version.split('.').map(|part| part.parse().unwrap_or(0)).collect()

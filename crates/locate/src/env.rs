@@ -36,7 +36,7 @@ pub(crate) struct Env {
 }
 
 impl Env {
-    /// The environment of this process.
+    /// Returns the environment of this process.
     pub fn real() -> Self {
         Self {
             var: Box::new(|name| std::env::var_os(name)),
@@ -55,7 +55,7 @@ impl Env {
         }
     }
 
-    /// An empty environment.
+    /// Returns an empty environment.
     #[cfg(test)]
     pub fn empty() -> Self {
         Self {
@@ -69,20 +69,20 @@ impl Env {
         }
     }
 
-    /// A variable with a path; empty counts as unset.
+    /// Returns a variable with a path; empty counts as unset.
     pub fn path_var(&self, name: &str) -> Option<PathBuf> {
         (self.var)(name).filter(|value| !value.is_empty()).map(PathBuf::from)
     }
 
-    /// The folders of a variable such as `PATH`.
+    /// Returns the folders of a variable such as `PATH`.
     pub fn path_list(&self, name: &str) -> Vec<PathBuf> {
         let list = (self.var)(name).unwrap_or_default();
         std::env::split_paths(&list).filter(|path| !path.as_os_str().is_empty()).collect()
     }
 
-    /// The active Python's site-packages: if this process is Python, its own import path; else
-    /// those of `VIRTUAL_ENV`, which need no interpreter, then the import path of the interpreter
-    /// on `PATH`.
+    /// Returns the active Python's site-packages: if this process is Python, its own import path;
+    /// else those of `VIRTUAL_ENV`, which need no interpreter, then the import path of the
+    /// interpreter on `PATH`.
     pub fn site_packages(&self) -> Vec<PathBuf> {
         if let Some(own) = &self.own_python {
             return own.clone();
@@ -116,7 +116,7 @@ pub fn run_by_python(import_path: impl IntoIterator<Item = PathBuf>) {
     OWN_PYTHON.get_or_init(|| import_path.into_iter().filter(|path| path.is_dir()).collect());
 }
 
-/// The import path of the active Python, queried once per process.
+/// Returns the import path of the active Python, queried once per process.
 fn python_path() -> Vec<PathBuf> {
     static PATH: OnceLock<Vec<PathBuf>> = OnceLock::new();
     let query = || {
@@ -135,7 +135,7 @@ fn python_path() -> Vec<PathBuf> {
     PATH.get_or_init(query).clone()
 }
 
-/// A program's output, or why there is none: it does not start, fails or times out.
+/// Returns a program's output, or why there is none: it does not start, fails or times out.
 fn output(command: &mut Command) -> Result<String, String> {
     output_within(PROGRAM_TIMEOUT, command)
 }

@@ -11,8 +11,8 @@ pub struct Attempt {
     pub reason: String,
 }
 
-/// Nothing suitable was found. The message says what was searched for, lists every place tried with
-/// the reason for its rejection, and advises what to do.
+/// An error if nothing suitable was found. The message says what was searched for, lists every
+/// place tried with the reason for its rejection, and advises what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{what} was not found; places tried, in order:{}\nwhat to do: {advice}",
@@ -29,19 +29,19 @@ impl NotFound {
         Self { what: what.to_owned(), tried, advice: advice.to_owned() }
     }
 
-    /// What was searched for.
+    /// Returns what was searched for.
     #[must_use]
     pub fn what(&self) -> &str {
         &self.what
     }
 
-    /// Every place tried, in the order of the search.
+    /// Returns every place tried, in the order of the search.
     #[must_use]
     pub fn tried(&self) -> &[Attempt] {
         &self.tried
     }
 
-    /// What the user can do.
+    /// Returns what the user can do.
     #[must_use]
     pub fn advice(&self) -> &str {
         &self.advice

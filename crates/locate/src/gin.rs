@@ -37,7 +37,7 @@ impl GinRoute {
         Self::EfaGda,
     ];
 
-    /// NCCL's number of the back end, `ncclGinType_t`.
+    /// Returns NCCL's number of the back end, `ncclGinType_t`.
     #[must_use]
     pub const fn gin_type(self) -> i32 {
         match self {
@@ -48,7 +48,7 @@ impl GinRoute {
         }
     }
 
-    /// What the route requires besides GPUs, as text.
+    /// Returns what the route requires besides GPUs, as text.
     #[must_use]
     pub const fn needs(self) -> &'static str {
         match self {
@@ -95,9 +95,9 @@ pub struct GinGpus {
 /// A device in `/sys/class/infiniband`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaDevice {
-    /// Its name, e.g. `mlx5_0`, or `rocep1s0f0` where the system names devices by PCI location.
+    /// The name, e.g. `mlx5_0`, or `rocep1s0f0` where the system names devices by PCI location.
     pub name: String,
-    /// Its Linux driver, which identifies its kind: `mlx5_core`, `efa`; empty if unreadable.
+    /// The Linux driver, which identifies its kind: `mlx5_core`, `efa`; empty if unreadable.
     pub driver: String,
 }
 
@@ -181,14 +181,14 @@ fn rdma_devices(folder: &Path) -> Vec<RdmaDevice> {
 }
 
 impl GinSupport {
-    /// Whether there is any RDMA device, which NCCL would use by default.
+    /// Returns whether there is any RDMA device, which NCCL would use by default.
     #[must_use]
     pub fn has_rdma(&self) -> bool {
         !self.rdma_devices.is_empty()
     }
 
-    /// Whether a route looks possible; if so, what suggests that. NCCL itself decides, from the
-    /// support on all ranks.
+    /// Returns whether a route looks possible; if so, what suggests that. NCCL itself decides, from
+    /// the support on all ranks.
     ///
     /// # Errors
     ///
@@ -229,7 +229,7 @@ impl GinSupport {
         }
     }
 
-    /// The verdict on NCCL's sockets, the last of the plugins that NCCL tries for PROXY.
+    /// Returns the verdict on NCCL's sockets, the last of the plugins that NCCL tries for PROXY.
     fn tcp_verdict(&self) -> Result<String, String> {
         let newer = self.gpus.is_some_and(|gpus| gpus.driver >= 13_030);
         if !(self.gdrdrv || newer) {
@@ -251,7 +251,8 @@ impl GinSupport {
         Ok("NCCL_GDRCOPY_ENABLE=1".to_owned())
     }
 
-    /// The verdict on a route of NCCL's own code for RDMA cards, which `NCCL_IB_DISABLE` disables.
+    /// Returns the verdict on a route of NCCL's own code for RDMA cards, which `NCCL_IB_DISABLE`
+    /// disables.
     fn ib_verdict(&self, accepts: impl Fn(&str) -> bool) -> Result<String, String> {
         let verdict = self.rdma_verdict(accepts)?;
         if self.ib_disabled {
@@ -260,8 +261,8 @@ impl GinSupport {
         Ok(verdict)
     }
 
-    /// The verdict on a route that needs an RDMA device of an accepted kind. The kind is the first
-    /// part of the driver's name, else of the device's name: `mlx5` of `mlx5_core`.
+    /// Returns the verdict on a route that needs an RDMA device of an accepted kind. The kind is
+    /// the first part of the driver's name, else of the device's name: `mlx5` of `mlx5_core`.
     fn rdma_verdict(&self, accepts: impl Fn(&str) -> bool) -> Result<String, String> {
         let is_accepted = |device: &&RdmaDevice| {
             let name = if device.driver.is_empty() { &device.name } else { &device.driver };
@@ -282,7 +283,7 @@ impl GinSupport {
         Ok(format!("{} through {by}", list(accepted)))
     }
 
-    /// Why this process does not use a route that looks possible; `None` if it may.
+    /// Returns why this process does not use a route that looks possible; `None` if it may.
     fn why_disabled(&self, route: GinRoute) -> Option<String> {
         let plugin = self.loopback.as_ref().ok().filter(|_| route == GinRoute::ProxyLoopback)?;
         match &self.rma_plugin {
@@ -294,8 +295,8 @@ impl GinSupport {
         }
     }
 
-    /// Text for an error message: why each route of a back end is unavailable. `None` stands for
-    /// all back ends.
+    /// Returns text for an error message: why each route of a back end is unavailable. `None`
+    /// stands for all back ends.
     #[must_use]
     pub fn why_not(&self, gin_type: Option<i32>) -> String {
         let routes = GinRoute::ALL.into_iter();

@@ -2,7 +2,7 @@ use super::*;
 
 const GPUS: GinGpus = GinGpus { driver: 13_000, rdma_with_vmm: true };
 
-/// A fake system with these folders and files under its root, and these variables.
+/// Returns a fake system with these folders and files under its root, and these variables.
 fn support(
     paths: &[&str],
     variables: &'static [(&str, &str)],

@@ -59,8 +59,8 @@ pub(crate) fn find_gin_loopback_in(
     found.into_iter().max_by_key(age).ok_or_else(|| not_found(tried))
 }
 
-/// The environment variables that a program must set before it loads NCCL or uses a GPU, for GIN
-/// PROXY through devcomm's plugin at `plugin` (an absolute path).
+/// Returns the environment variables that a program must set before it loads NCCL or uses a GPU,
+/// for GIN PROXY through devcomm's plugin at `plugin` (an absolute path).
 ///
 /// - `NCCL_RMA_PLUGIN` names the plugin; `NCCL_GIN_TYPE=2` selects GIN PROXY, the only type that
 ///   uses a plugin.
@@ -68,7 +68,7 @@ pub(crate) fn find_gin_loopback_in(
 /// - `CUDA_MODULE_LOADING=EAGER`: lazy loading of a module would block while a kernel waits for a
 ///   signal.
 /// - `CUDA_DEVICE_MAX_CONNECTIONS=32`: with the default of 8 hardware queues a copy may be queued
-///   behind a waiting kernel.
+///   after a waiting kernel.
 #[must_use]
 pub fn gin_loopback_environment(plugin: &Path) -> [(&'static str, String); 5] {
     [
@@ -80,13 +80,13 @@ pub fn gin_loopback_environment(plugin: &Path) -> [(&'static str, String); 5] {
     ]
 }
 
-/// The existing folders of [`SEARCHED`].
+/// Returns the existing folders of [`SEARCHED`].
 fn searched(program_folder: &Path) -> impl Iterator<Item = PathBuf> {
     let folders = SEARCHED.iter().map(|relative| program_folder.join(relative));
     folders.filter_map(|folder| fs::canonicalize(folder).ok())
 }
 
-/// The files with the plugin's name, with or without cargo's hash.
+/// Returns the files with the plugin's name, with or without cargo's hash.
 fn plugins_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter(|entry| is_plugin(&entry.file_name())).map(|entry| entry.path())

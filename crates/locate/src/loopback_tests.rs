@@ -2,7 +2,7 @@ use super::*;
 
 use std::ffi::OsString;
 
-/// A fake system whose program is at `program` under a temporary folder.
+/// Returns a fake system whose program is at `program` under a temporary folder.
 fn machine(root: &Path, program: &str, named: Option<&str>) -> Env {
     let named: Option<OsString> = named.map(|path| root.join(path).into());
     Env {

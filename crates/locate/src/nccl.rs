@@ -218,7 +218,8 @@ fn steps<'a>(env: &'a Env, explicit: Option<&'a Path>) -> Vec<(FoundBy, Step<'a>
     steps
 }
 
-/// The system's prefixes, and the prefixes of folders where the dynamic linker finds `libnccl.so`.
+/// Returns the system's prefixes, and the prefixes of folders where the dynamic linker finds
+/// `libnccl.so`.
 fn system_roots(env: &Env) -> Vec<PathBuf> {
     let holds_nccl = |folder: &Path| {
         folder.join("libnccl.so.2").is_file() || folder.join("libnccl.so").is_file()
@@ -236,7 +237,8 @@ fn system_roots(env: &Env) -> Vec<PathBuf> {
     roots
 }
 
-/// The prefix of a library folder (`/usr` of `/usr/lib/x86_64-linux-gnu`), else the folder itself.
+/// Returns the prefix of a library folder (`/usr` of `/usr/lib/x86_64-linux-gnu`), else the folder
+/// itself.
 fn prefix_of(folder: &Path) -> PathBuf {
     LIB_DIRS
         .iter()

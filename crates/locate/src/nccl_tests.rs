@@ -33,7 +33,7 @@ impl FakeSystem {
         fs::write(path, text).unwrap();
     }
 
-    /// A complete tree of NCCL 2.`minor`.0.
+    /// Returns a complete tree of NCCL 2.`minor`.0.
     fn nccl(&self, root: &str, minor: u32) -> PathBuf {
         self.file(&format!("{root}/lib/libnccl.so.2"), "");
         self.file(&format!("{root}/lib/libnccl_device.bc"), "");

@@ -26,8 +26,8 @@ pub struct PipNccl {
 }
 
 impl PipNccl {
-    /// The environment that has this library, `.../site-packages/nvidia/nccl/lib/libnccl.so.2`.
-    /// `None` for a library elsewhere.
+    /// Returns the environment that has this library,
+    /// `.../site-packages/nvidia/nccl/lib/libnccl.so.2`. `None` for a library elsewhere.
     #[must_use]
     pub fn of_library(library: &Path) -> Option<Self> {
         let folder = library.parent().filter(|folder| folder.ends_with(IN_WHEEL))?;
@@ -51,7 +51,7 @@ impl PipNccl {
         })
     }
 
-    /// The command that installs a version there.
+    /// Returns the command that installs a version there.
     #[must_use]
     pub fn install(&self, version: NcclVersion) -> PipInstall<'_> {
         PipInstall { nccl: self, version }
@@ -82,7 +82,8 @@ impl fmt::Display for PipInstall<'_> {
     }
 }
 
-/// The wheel's name, from the folder `nvidia_nccl_cu13-2.28.9.dist-info` beside the packages.
+/// Returns the wheel's name, from the folder `nvidia_nccl_cu13-2.28.9.dist-info` beside the
+/// packages.
 fn package_in(site_packages: &Path) -> Option<String> {
     let entries = std::fs::read_dir(site_packages).ok()?.flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -93,7 +94,7 @@ fn package_in(site_packages: &Path) -> Option<String> {
     packages.max()
 }
 
-/// A word as a shell takes it.
+/// Returns a word as a shell takes it.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "/._-+".contains(c);
     if word.chars().all(plain) {
@@ -109,7 +110,8 @@ mod tests {
 
     const NEWER: NcclVersion = NcclVersion { major: 2, minor: 32, patch: 3 };
 
-    /// An environment below `root`, with these files and folders; returns the path of its library.
+    /// Returns an environment below `root`, with these files and folders; returns the path of its
+    /// library.
     fn environment(root: &Path, site: &str, beside: &[&str], python: bool) -> PathBuf {
         let site = root.join(site);
         let lib = site.join(IN_WHEEL);

@@ -103,7 +103,7 @@ fn steps(env: &Env) -> [Step<'_>; 6] {
     [named, variable("CUDA_HOME", "bin/ptxas"), path, site_packages, cache, system]
 }
 
-/// The existing files of `names` in `folders`.
+/// Returns the existing files of `names` in `folders`.
 fn existing(folders: &[PathBuf], names: &[&str]) -> Vec<PathBuf> {
     let all = folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
     all.filter(|path| path.is_file()).collect()
@@ -124,7 +124,7 @@ fn check(env: &Env, path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The release in `Cuda compilation tools, release 13.0, V13.0.88`.
+/// Returns the release in `Cuda compilation tools, release 13.0, V13.0.88`.
 fn release(text: &str) -> Option<(u32, u32)> {
     let (_, rest) = text.split_once("release ")?;
     let (major, rest) = rest.split_once('.')?;

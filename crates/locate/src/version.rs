@@ -27,7 +27,7 @@ impl NcclVersion {
         Self { major: code / major_factor, minor: code % major_factor / 100, patch: code % 100 }
     }
 
-    /// The integer that NCCL uses for this version: 2.32.3 is 23203.
+    /// Returns the integer that NCCL uses for this version: 2.32.3 is 23203.
     ///
     /// NCCL: `NCCL_VERSION`
     #[must_use]

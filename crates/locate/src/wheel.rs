@@ -7,16 +7,16 @@ use crate::cache::cache_dir;
 /// A file of an unpacked wheel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WheelFile {
-    /// Its path.
+    /// The path.
     pub path: PathBuf,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub size: u64,
-    /// Its SHA-256, in the base64 of URLs, without padding.
+    /// The SHA-256, in the base64 of URLs, without padding.
     pub sha256: String,
 }
 
-/// The files of the wheels that were unpacked into the folder `wheel`, by their `RECORD`s, which
-/// list all but themselves.
+/// Returns the files of the wheels that were unpacked into the folder `wheel`, by their `RECORD`s,
+/// which list all but themselves.
 ///
 /// # Errors
 ///
@@ -47,7 +47,7 @@ pub fn wheel_files(wheel: &Path) -> Result<Vec<WheelFile>, String> {
     Ok(files)
 }
 
-/// Whether all files of an unpacked wheel are there, by their sizes.
+/// Checks that all files of an unpacked wheel are there, by their sizes.
 ///
 /// # Errors
 ///
@@ -66,7 +66,7 @@ pub fn check_wheel(wheel: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The folder in the cache of the wheel that has this file; `None` for a file elsewhere.
+/// Returns the folder in the cache of the wheel that has this file; `None` for a file elsewhere.
 #[must_use]
 pub fn wheel_of(file: &Path) -> Option<PathBuf> {
     let wheels = cache_dir().ok()?.join("wheels");

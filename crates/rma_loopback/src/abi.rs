@@ -52,9 +52,9 @@ pub const NET_DEVICE_GIN_PROXY: c_int = 2;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct NetVDeviceProps {
-    /// Their number.
+    /// The number.
     pub ndevs: c_int,
-    /// Their indices.
+    /// The indices.
     pub devs: [c_int; 8],
 }
 

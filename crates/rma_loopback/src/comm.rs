@@ -283,7 +283,7 @@ impl Comm {
         requests.add(context, submit()?)
     }
 
-    /// Whether a request is complete; if so, its handle becomes invalid.
+    /// Returns whether a request is complete; if so, its handle becomes invalid.
     pub(crate) fn test(&self, handle: Opaque) -> Result<bool> {
         self.guarded(|| {
             let mut requests = self.requests();

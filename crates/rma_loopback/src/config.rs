@@ -8,23 +8,23 @@ use crate::error::{Error, Result};
 /// How data is copied from one device to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyMethod {
-    /// As [`CopyMethod::Mapped`] where the target's device can access the memory, else as
+    /// [`CopyMethod::Mapped`] where the target's device can access the memory, else as
     /// [`CopyMethod::Peer`].
     Auto,
     /// `cuMemcpyPeerAsync`: direct, whether or not the memory is mapped for the other device.
     Peer,
     /// `cuMemcpyDtoDAsync`: direct; an error where the target's device cannot access the memory.
     Mapped,
-    /// Through pinned host memory, for devices without peer access.
+    /// Copies through pinned host memory, for devices without peer access.
     Staged,
 }
 
 /// How the plugin adds to a signal in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignalMethod {
-    /// By the device where supported (CUDA 13.1), else as [`SignalMethod::Write`].
+    /// Additions by the device where supported (CUDA 13.1), else [`SignalMethod::Write`].
     Auto,
-    /// By writing the sum. The old value is the plugin's own copy, or is read from the device.
+    /// Writes of the sum. The old value is the plugin's own copy, or is read from the device.
     Write,
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct LocalRank {
 }
 
 impl LocalRank {
-    /// A rank on this thread's current device.
+    /// Returns a rank on this thread's current device.
     pub(crate) fn new(setup: &Setup, rank: usize) -> Result<Self> {
         let device = Device::current(&setup.driver)?;
         let config = setup.config;
@@ -63,7 +63,7 @@ pub(crate) struct Connection {
 static CONNECTIONS: Mutex<Option<HashMap<Key, Weak<Connection>>>> = Mutex::new(None);
 
 impl Connection {
-    /// The connection with this key, created by the first rank.
+    /// Returns the connection with this key, created by the first rank.
     pub(crate) fn of(key: Key, ranks: usize) -> Result<Arc<Self>> {
         let mut connections = CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner);
         let connections = connections.get_or_insert_default();
@@ -118,17 +118,17 @@ impl Connection {
         Ok(())
     }
 
-    /// A local rank, if it has joined.
+    /// Returns a local rank, if it has joined.
     pub(crate) fn local(&self, rank: usize) -> Option<&Arc<LocalRank>> {
         self.locals.get(rank)?.get()
     }
 
-    /// All local ranks that have joined.
+    /// Returns all local ranks that have joined.
     pub(crate) fn locals(&self) -> impl Iterator<Item = &Arc<LocalRank>> {
         self.locals.iter().filter_map(OnceLock::get)
     }
 
-    /// The first error of any local rank.
+    /// Returns the first error of any local rank.
     pub(crate) fn fault(&self) -> Option<&Error> {
         self.fault.get()
     }

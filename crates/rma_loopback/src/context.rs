@@ -62,7 +62,7 @@ impl SignalRequest {
 }
 
 impl Context {
-    /// `count` contexts, with capacity for their requests.
+    /// Returns `count` contexts, with capacity for their requests.
     pub(crate) fn new(comm: &Arc<Comm>, count: i32) -> Result<Self> {
         let n_contexts = usize::try_from(count)
             .map_err(|_| Error::Argument(format!("cannot create {count} contexts")))?;
@@ -163,7 +163,7 @@ impl LocalRank {
         self.regions.range(id_of(at.region)?, at.offset, bytes)
     }
 
-    /// A source on this rank for a copy to `target`.
+    /// Returns a source on this rank for a copy to `target`.
     fn source(&self, at: RegionOffset, bytes: usize, target: &LocalRank) -> Result<Source> {
         let device = target.device().number;
         self.regions.source(id_of(at.region)?, at.offset, bytes, &self.staging, device)

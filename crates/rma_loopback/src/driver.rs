@@ -58,7 +58,7 @@ impl MemOp {
         Self([Self::WRITE_64, address, value, 0, 0, 0])
     }
 
-    /// As [`MemOp::write_64`], with 4 bytes.
+    /// Does the same as [`MemOp::write_64`], with 4 bytes.
     pub(crate) fn write_32(address: Address, value: u32) -> Self {
         Self([Self::WRITE_32, address, u64::from(value), 0, 0, 0])
     }
@@ -193,7 +193,7 @@ pub struct Driver {
 macro_rules! call {
     ($driver:expr, $purpose:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
         let driver: &$crate::driver::Driver = &$driver;
-        // SAFETY: the macro's caller upholds the function's contract.
+        // SAFETY: the user of the macro passes arguments that are valid for the driver's function.
         let code = unsafe { (driver.functions().$symbol)($($argument),*) };
         driver.check(code, stringify!($symbol), || $purpose.to_string())
     }};
@@ -201,7 +201,7 @@ macro_rules! call {
 pub(crate) use call;
 
 impl Driver {
-    /// The system's driver, loaded and initialised once per process.
+    /// Returns the system's driver, loaded and initialised once per process.
     ///
     /// # Errors
     ///
@@ -290,11 +290,11 @@ pub(crate) struct Device {
 
 // SAFETY: contexts may be used by every thread; the driver locks.
 unsafe impl Send for Device {}
-// SAFETY: as above.
+// SAFETY: contexts may be used by several threads at a time; the driver locks.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// The device whose context is current on this thread.
+    /// Returns the device whose context is current on this thread.
     pub(crate) fn current(driver: &Arc<Driver>) -> Result<Self> {
         let mut context = null_mut();
         call!(**driver, "at connect", cuCtxGetCurrent(&raw mut context))?;
@@ -318,7 +318,7 @@ impl Device {
         Ok(Self { driver: Arc::clone(driver), context, number: device, reductions })
     }
 
-    /// Whether device `other` can access this one's memory.
+    /// Returns whether device `other` can access this one's memory.
     pub(crate) fn is_accessible_from(&self, other: c_int) -> bool {
         let mut can = 0;
         let purpose = "for peer access";
@@ -332,7 +332,7 @@ impl Device {
         Ok(CurrentContext { device: self })
     }
 
-    /// A non-blocking stream of the highest priority.
+    /// Returns a non-blocking stream of the highest priority.
     pub(crate) fn create_stream(&self) -> Result<RawStream> {
         let _entered = self.enter()?;
         let (mut least, mut greatest, mut stream) = (0, 0, null_mut());
@@ -350,7 +350,7 @@ impl Device {
         Ok(stream)
     }
 
-    /// An event without timing.
+    /// Returns an event without timing.
     pub(crate) fn create_event(&self) -> Result<RawEvent> {
         let _entered = self.enter()?;
         let mut event = null_mut();
@@ -358,7 +358,7 @@ impl Device {
         Ok(event)
     }
 
-    /// Pinned host memory that every device can access.
+    /// Returns pinned host memory that every device can access.
     pub(crate) fn pinned(&self, bytes: usize) -> Result<Pinned> {
         let _entered = self.enter()?;
         let mut host = null_mut();
@@ -402,7 +402,7 @@ pub(crate) struct Pinned {
 
 // SAFETY: plain memory; the owner coordinates its use.
 unsafe impl Send for Pinned {}
-// SAFETY: as above.
+// SAFETY: a shared value gives addresses only; the owner coordinates accesses.
 unsafe impl Sync for Pinned {}
 
 impl Drop for Pinned {
@@ -424,7 +424,7 @@ pub(crate) fn relax_captures(driver: &Driver) {
     }
 }
 
-/// As [`relax_captures`], until dropped: for the program's threads.
+/// The effect of [`relax_captures`] until this is dropped: for the program's threads.
 pub(crate) struct RelaxedCaptures {
     driver: Arc<Driver>,
     before: Option<c_int>,

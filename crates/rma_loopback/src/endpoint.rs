@@ -75,17 +75,17 @@ impl Handle {
         self.pid
     }
 
-    /// The key of the connection whose rank 0 has this handle.
+    /// Returns the key of the connection whose rank 0 has this handle.
     pub(crate) fn key(&self) -> Key {
         (self.process ^ self.pid.rotate_left(32), self.endpoint)
     }
 
-    /// The name of the rank's abstract socket, which is not a file.
+    /// Returns the name of the rank's abstract socket, which is not a file.
     fn name(&self) -> String {
         format!("devcomm-gin-{:016x}-{}-{}", self.process, self.pid, self.endpoint)
     }
 
-    /// The address where the rank listens.
+    /// Returns the address where the rank listens.
     fn address(&self) -> Result<SocketAddr> {
         let name = self.name();
         SocketAddr::from_abstract_name(&name).map_err(|error| Error::system(name, error))
@@ -100,7 +100,7 @@ impl Handle {
         Ok(socket.into())
     }
 
-    /// Whether the rank no longer listens: it has failed to connect, or ended.
+    /// Returns whether the rank no longer listens: it has failed to connect, or ended.
     pub(crate) fn is_gone(&self) -> bool {
         self.try_connect().is_err_and(|error| error == Errno::CONNREFUSED)
     }

@@ -57,19 +57,20 @@ unsafe fn set_out<T>(to: *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
-/// The object behind one of the plugin's pointers.
+/// Returns the object behind one of the plugin's pointers.
 ///
 /// # Safety
 ///
 /// `pointer` is null, or was returned by this plugin as a `T` that is still open.
 unsafe fn object<'a, T>(pointer: Opaque) -> Result<&'a T> {
-    // SAFETY: the caller's promise.
+    // SAFETY: NCCL passes a pointer that this plugin gave it and that is not closed.
     unsafe { pointer.cast::<T>().as_ref() }
         .ok_or_else(|| Error::Argument("an object of the plugin is null".to_owned()))
 }
 
-/// [`entry`] for calls of NCCL's progress threads on a connection or a context: an error or a panic
-/// fails the connection. They go on calling after that: the error is logged once.
+/// Does the same as [`entry`], for calls of NCCL's progress threads on a connection or a context:
+/// an error or a panic fails the connection. They go on calling after that: the error is logged
+/// once.
 ///
 /// # Safety
 ///
@@ -79,7 +80,7 @@ unsafe fn operation<T: AsRef<Comm>>(
     pointer: Opaque,
     body: impl FnOnce(&T) -> Result<()>,
 ) -> Status {
-    // SAFETY: the caller's promise.
+    // SAFETY: NCCL passes a pointer that this plugin gave it and that is not closed.
     let target = match unsafe { object::<T>(pointer) } {
         Ok(target) => target,
         Err(error) => return entry(call, || Err(error)),
@@ -231,7 +232,7 @@ pub(crate) unsafe extern "C" fn reg_mr_sym(
     })
 }
 
-/// The file descriptor is not needed: copies use addresses.
+/// Ignores the file descriptor, which is not needed: copies use addresses.
 pub(crate) unsafe extern "C" fn reg_mr_sym_dma_buf(
     comm: Opaque,
     data: Opaque,
@@ -242,7 +243,7 @@ pub(crate) unsafe extern "C" fn reg_mr_sym_dma_buf(
     flags: u64,
     region: *mut Opaque,
 ) -> Status {
-    // SAFETY: the same contract.
+    // SAFETY: NCCL passes pointers of this plugin's and valid out pointers, as the interface says.
     unsafe { reg_mr_sym(comm, data, bytes, memory, flags, region) }
 }
 
@@ -261,7 +262,7 @@ pub(crate) unsafe extern "C" fn dereg_mr_sym(comm: Opaque, region: Opaque) -> St
 ///
 /// `pointer` is null, or was returned by this plugin as a boxed `T`, and is not used again.
 unsafe fn take_box<T>(pointer: Opaque) -> Option<Box<T>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: NCCL passes a pointer that this plugin gave it and that is not closed.
     (!pointer.is_null()).then(|| unsafe { Box::from_raw(pointer.cast::<T>()) })
 }
 
@@ -309,10 +310,10 @@ unsafe fn request(
 ) -> Status {
     let body = |context: &Context| {
         let handle = body(context)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: NCCL passes a pointer that this plugin gave it and that is not closed.
         unsafe { set_out(request, handle) }
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: NCCL passes a pointer that this plugin gave it and that is not closed.
     unsafe { operation(call, context, body) }
 }
 
@@ -326,7 +327,8 @@ macro_rules! with_v14 {
             _opt_flags: u32,
             out: *mut Opaque,
         ) -> Status {
-            // SAFETY: NCCL's contract.
+            // SAFETY: NCCL passes pointers of this plugin's and valid out pointers, as the
+            // interface says.
             unsafe { request($call, context, out, $body) }
         }
 
@@ -335,7 +337,8 @@ macro_rules! with_v14 {
             $($arg: $type,)*
             out: *mut Opaque,
         ) -> Status {
-            // SAFETY: the same contract.
+            // SAFETY: NCCL passes pointers of this plugin's and valid out pointers, as the
+            // interface says.
             unsafe { $name(context, $($arg,)* 0, out) }
         }
     };
@@ -414,7 +417,8 @@ pub(crate) unsafe extern "C" fn test(comm: Opaque, request: Opaque, done: *mut c
         // SAFETY: an out pointer of NCCL's.
         unsafe { set_out(done, 0)? };
         let complete = comm.test(request)?;
-        // SAFETY: as above.
+        // SAFETY: NCCL passes pointers of this plugin's and valid out pointers, as the interface
+        // says.
         unsafe { set_out(done, c_int::from(complete)) }
     };
     // SAFETY: from `connect`, not closed yet.
@@ -435,7 +439,8 @@ pub(crate) unsafe extern "C" fn query_last_error(context: Opaque, has_error: *mu
     })
 }
 
-/// NCCL calls `init` and `finalize` twice per communicator; all state belongs to connections.
+/// Returns NCCL calls `init` and `finalize` twice per communicator; all state belongs to
+/// connections.
 pub(crate) unsafe extern "C" fn finalize(_ctx: Opaque) -> Status {
     abi::SUCCESS
 }

@@ -12,9 +12,9 @@ pub enum Error {
     /// An environment variable has an invalid value.
     #[error("{variable}={value}: expected {expected}")]
     Variable {
-        /// Its name.
+        /// The name.
         variable: &'static str,
-        /// Its value.
+        /// The value.
         value: String,
         /// The valid values.
         expected: &'static str,
@@ -24,7 +24,7 @@ pub enum Error {
     Driver {
         /// The driver's function.
         call: &'static str,
-        /// Its return code.
+        /// The return code.
         code: i32,
         /// The code's name.
         name: String,
@@ -64,7 +64,7 @@ impl Error {
         Self::System { what: what.into(), reason: reason.to_string() }
     }
 
-    /// The code that NCCL gets. NCCL: `ncclResult_t`.
+    /// Returns the code that NCCL gets. NCCL: `ncclResult_t`.
     #[must_use]
     pub fn status(&self) -> abi::Status {
         match self {

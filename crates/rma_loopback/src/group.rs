@@ -1,4 +1,4 @@
-//! The words that transfers write behind their copies: inline values, and signals.
+//! The words that transfers write after their copies: inline values, and signals.
 //!
 //! One call of the driver enqueues the words of a group of transfers: those that NCCL has taken
 //! from its queues in one pass, and while the stream is busy, those of later passes. Each call
@@ -16,7 +16,7 @@ use crate::transfer::Shadow;
 
 /// Words that one call writes, at most: the driver takes 256.
 const MOST: usize = 64;
-/// So many signals that are close together are written by one copy: the stream takes 0.9 us for
+/// The number of signals close together that are written by one copy: the stream takes 0.9 us for
 /// each word, and about 10 us for a copy.
 const MANY: usize = 8;
 
@@ -34,7 +34,7 @@ struct Word {
     at: Address,
     value: u64,
     change: Change,
-    /// Of a signal that only the plugin writes.
+    /// The shadow of a signal that only the plugin writes.
     shadow: Option<Shadow>,
 }
 
@@ -62,14 +62,14 @@ impl Group {
     }
 
     /// Removes the last change of a word of 8 bytes, if it is of this kind: another one follows it,
-    /// behind what comes between the two.
+    /// after what comes between the two.
     fn take(&mut self, at: Address, change: Change) -> Option<u64> {
         let index = self.words.iter().rposition(|word| word.overlaps(at, 8))?;
         let is_same = self.words[index].at == at && self.words[index].change == change;
         is_same.then(|| self.words.remove(index).value)
     }
 
-    /// Whether a word lies in this range: a copy to there must come behind it.
+    /// Returns whether a word lies in this range: a copy to there must come after it.
     pub(crate) fn writes_to(&self, at: Address, bytes: usize) -> bool {
         self.words.iter().any(|word| word.overlaps(at, bytes as Address))
     }
@@ -88,7 +88,7 @@ impl Group {
         }
         let mut operations = Vec::with_capacity(self.words.len() + 2);
         if self.words.iter().any(|word| word.change == Change::Add64) {
-            // An addition is not ordered behind the copies by itself.
+            // An addition is not ordered after the copies by itself.
             operations.push(MemOp::barrier());
         }
         operations.extend(self.words.drain(..).map(Word::operation));
@@ -153,7 +153,7 @@ mod tests {
         group.add_64(8, 5);
         group.write_32(64, 7);
         group.add_64(8, 6);
-        assert_eq!(words(&group), [(64, 7), (8, 11)], "a signal comes behind what is before it");
+        assert_eq!(words(&group), [(64, 7), (8, 11)], "a signal comes after what is before it");
     }
 
     #[test]

@@ -97,12 +97,12 @@ impl InboundQueue {
         arrived.accepted
     }
 
-    /// Whether the transfer with this number is complete.
+    /// Returns whether the transfer with this number is complete.
     pub(crate) fn done(&self, sequence: u64) -> bool {
         self.stream.done() >= sequence
     }
 
-    /// Sequence number of the last transfer.
+    /// Returns the sequence number of the last transfer.
     pub(crate) fn accepted(&self) -> u64 {
         self.arrived().accepted
     }
@@ -118,7 +118,8 @@ impl InboundQueue {
         self.enqueue_pending(&mut state)
     }
 
-    /// As `progress`, by another rank's thread: only if the own one has not come for long.
+    /// Does the same as `progress`, by another rank's thread: only if the own one has not come for
+    /// long.
     pub(crate) fn progress_for_absent(&self) -> Result<()> {
         let is_absent = self.waiting.load(Ordering::Acquire)
             && self.overlooked.fetch_add(1, Ordering::Relaxed) >= PATIENCE;
@@ -140,7 +141,7 @@ impl InboundQueue {
         state.step = None;
     }
 
-    /// Whether the stream is idle; an error if one of its operations has failed.
+    /// Returns whether the stream is idle; an error if one of its operations has failed.
     pub(crate) fn is_idle(&self) -> Result<bool> {
         self.stream.is_idle()
     }

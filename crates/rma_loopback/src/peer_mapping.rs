@@ -46,18 +46,19 @@ impl PeerMapping {
             .ok()
     }
 
-    /// The address of byte `offset` for `device`; `None` if the region is not mapped for it.
+    /// Returns the address of byte `offset` for `device`; `None` if the region is not mapped for
+    /// it.
     pub(crate) fn address(&self, device: c_int, offset: usize) -> Option<Address> {
         self.devices.contains(&device).then(|| self.base + offset as Address)
     }
 
-    /// Whether the plugin made the mapping, so that dropping this unmaps it.
+    /// Returns whether the plugin made the mapping, so that dropping this unmaps it.
     pub(crate) fn is_own_mapping(&self) -> bool {
         self.mapping.is_some()
     }
 }
 
-/// Base and bytes of the allocation that contains an address.
+/// Returns the base and bytes of the allocation that contains an address.
 fn allocation(owner: &Device, at: Address) -> Result<(Address, usize)> {
     let (mut base, mut bytes) = (0, 0);
     let purpose = "for the extent of a region";
@@ -68,7 +69,7 @@ fn allocation(owner: &Device, at: Address) -> Result<(Address, usize)> {
     Ok((base, bytes))
 }
 
-/// Whether all of `devices` can access the whole region at its own address.
+/// Returns whether all of `devices` can access the whole region at its own address.
 fn is_mapped(owner: &Device, base: Address, bytes: usize, devices: &[c_int]) -> Result<bool> {
     let _entered = owner.enter()?;
     let mut at = base;

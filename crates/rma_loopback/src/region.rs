@@ -18,7 +18,7 @@ use crate::transfer::{Buffer, Signal, Source};
 /// The number of a region, the same on every rank of a connection.
 pub(crate) type RegionId = u64;
 
-/// The number of the region with this handle.
+/// Returns the number of the region with this handle.
 pub(crate) fn id_of(handle: Opaque) -> Result<RegionId> {
     (handle as RegionId)
         .checked_sub(1)
@@ -36,7 +36,7 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// A region on `owner` or in host memory, for access from the devices `others`.
+    /// Returns a region on `owner` or in host memory, for access from the devices `others`.
     pub(crate) fn new(
         base: Opaque,
         bytes: usize,
@@ -67,7 +67,7 @@ impl Region {
         if self.on_host { Buffer::Host(address as *mut u8) } else { Buffer::Device(address as u64) }
     }
 
-    /// Whether other devices access it by a mapping that the plugin made.
+    /// Returns whether other devices access it by a mapping that the plugin made.
     pub(crate) fn is_mapped_here(&self) -> bool {
         self.peer_mapping.as_ref().is_some_and(PeerMapping::is_own_mapping)
     }
@@ -127,13 +127,13 @@ impl Regions {
         body(region, offset)
     }
 
-    /// A range of a region.
+    /// Returns a range of a region.
     pub(crate) fn range(&self, id: RegionId, offset: u64, bytes: usize) -> Result<Buffer> {
         self.with(id, offset, bytes, |region, offset| Ok(region.buffer(offset)))
     }
 
-    /// A range of a region as the source of a copy to device `target`. `staging` belongs to the
-    /// region's rank.
+    /// Returns a range of a region as the source of a copy to device `target`. `staging` belongs to
+    /// the region's rank.
     pub(crate) fn source(
         &self,
         id: RegionId,
@@ -155,7 +155,7 @@ impl Regions {
         })
     }
 
-    /// A signal to a word of a region, if requested.
+    /// Returns a signal to a word of a region, if requested.
     pub(crate) fn signal_of(&self, signal: Option<RemoteSignal>) -> Result<Option<Signal>> {
         let Some(RemoteSignal { region: id, offset, add }) = signal else { return Ok(None) };
         self.with(id, offset, 8, |region, offset| {

@@ -65,7 +65,7 @@ impl Requests {
         self.bound = self.bound.saturating_sub(count);
     }
 
-    /// The requests of a context that NCCL has not seen complete.
+    /// Returns the requests of a context that NCCL has not seen complete.
     pub(crate) fn outstanding_of(&self, context: ContextId) -> Vec<Request> {
         let all = self.entries.iter().filter_map(|entry| entry.request);
         all.filter(|(of, _)| *of == context).map(|(_, request)| request).collect()
@@ -96,7 +96,7 @@ impl Requests {
         ((value >> 32) as u32, value as u32)
     }
 
-    /// The request of a handle.
+    /// Returns the request of a handle.
     pub(crate) fn get(&self, handle: Opaque) -> Result<Request> {
         let (generation, index) = Self::index(handle);
         self.entries

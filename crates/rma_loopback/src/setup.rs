@@ -21,7 +21,7 @@ thread_local! {
 }
 
 impl Setup {
-    /// The system's driver and the environment's settings, unless a test has replaced them.
+    /// Returns the system's driver and the environment's settings, unless a test has replaced them.
     pub(crate) fn current() -> Result<Self> {
         let replacement = OVERRIDE.with_borrow(Clone::clone);
         match replacement {

@@ -21,7 +21,7 @@ enum Slot {
 pub(crate) struct Staging {
     pub(crate) stream: TrackedStream,
     memory: Pinned,
-    /// One event per slot, recorded behind the copy that fills it.
+    /// One event per slot, recorded after the copy that fills it.
     events: Vec<RawEvent>,
     slots: Mutex<Vec<Slot>>,
     pub(crate) slot_bytes: usize,
@@ -29,7 +29,7 @@ pub(crate) struct Staging {
 
 // SAFETY: events may be used by every thread; the slots are locked.
 unsafe impl Send for Staging {}
-// SAFETY: as above.
+// SAFETY: events may be used by several threads at a time; the slots are locked.
 unsafe impl Sync for Staging {}
 
 impl Staging {
@@ -70,7 +70,7 @@ impl Staging {
             Slot::Until(Arc::clone(stream), mark);
     }
 
-    /// The memory of a slot.
+    /// Returns the memory of a slot.
     pub(crate) fn slot_memory(&self, slot: usize) -> *mut u8 {
         debug_assert!((slot + 1) * self.slot_bytes <= self.memory.bytes);
         // SAFETY: inside the allocation.

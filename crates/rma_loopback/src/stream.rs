@@ -56,7 +56,7 @@ impl TrackedStream {
         unsafe { AtomicU64::from_ptr(self.words.host.add(offset).cast()) }
     }
 
-    /// Sequence number of the last completed operation.
+    /// Returns the sequence number of the last completed operation.
     pub(crate) fn done(&self) -> u64 {
         self.word(DONE).load(Ordering::Acquire)
     }
@@ -67,7 +67,7 @@ impl TrackedStream {
         self.word(DONE).store(sequence, Ordering::Release);
     }
 
-    /// The memory operation by which the stream marks operation `sequence` complete.
+    /// Returns the memory operation by which the stream marks operation `sequence` complete.
     pub(crate) fn done_op(&self, sequence: u64) -> MemOp {
         MemOp::write_64(self.words.address + DONE as Address, sequence)
     }
@@ -80,12 +80,12 @@ impl TrackedStream {
         Ok(*mark)
     }
 
-    /// Whether the stream has passed `mark`.
+    /// Returns whether the stream has passed `mark`.
     pub(crate) fn passed(&self, mark: u64) -> bool {
         self.word(MARK).load(Ordering::Acquire) >= mark
     }
 
-    /// A word in pinned memory, for a value that the stream reads from the device.
+    /// Returns a word in pinned memory, for a value that the stream reads from the device.
     pub(crate) fn scratch(&self) -> *mut u64 {
         self.word(SCRATCH).as_ptr()
     }

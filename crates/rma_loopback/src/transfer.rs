@@ -1,7 +1,7 @@
 //! A transfer: one operation into a rank. It has data and an optional signal.
 //!
 //! The data is copied by operations of a stream, one for each transfer; words and signals are
-//! written behind the copies of a whole [`Group`] of transfers.
+//! written after the copies of a whole [`Group`] of transfers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Memory of the rank that `staging` belongs to.
+    /// Returns memory of the rank that `staging` belongs to.
     pub(crate) fn of(buffer: Buffer, mapped: Option<Address>, staging: &Arc<Staging>) -> Self {
         let staging = Arc::clone(staging);
         match buffer {
@@ -47,7 +47,7 @@ pub(crate) enum Buffer {
 }
 
 impl Buffer {
-    /// The buffer from byte `bytes` on.
+    /// Returns the buffer from byte `bytes` on.
     pub(crate) fn at(self, bytes: usize) -> Self {
         match self {
             Self::Device(address) => Self::Device(address + bytes as Address),
@@ -68,8 +68,8 @@ pub(crate) enum Data {
 }
 
 impl Data {
-    /// A word if the host can read it now and the device can write it in one operation, else a
-    /// range.
+    /// Returns a word if the host can read it now and the device can write it in one operation,
+    /// else a range.
     pub(crate) fn of(from: Source, to: Buffer, bytes: usize) -> Self {
         if let (Source::Host { address, .. }, Buffer::Device(to), 4 | 8) = (&from, to, bytes)
             && to.is_multiple_of(bytes as Address)
@@ -116,7 +116,7 @@ pub(crate) enum HostStep {
     WriteSum { word: Address, add: u64 },
 }
 
-// SAFETY: as for `Transfer`.
+// SAFETY: its addresses are of memory that any thread may pass to the driver.
 unsafe impl Send for HostStep {}
 
 /// Result of issuing a transfer.

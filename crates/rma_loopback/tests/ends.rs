@@ -14,7 +14,7 @@ use fake::{Memory, Options, ok, on_another_thread, world};
 
 const BYTES: usize = 1000;
 
-/// A small queue depth and few slots, so that most operations wait in the plugin.
+/// Returns a small queue depth and few slots, so that most operations wait in the plugin.
 fn limited() -> Options {
     let config = Config { depth: 1, slots: 2, slot_bytes: 256, ..Options::default().config };
     Options { delay: 1000, config, ..Options::default() }

@@ -41,7 +41,7 @@ macro_rules! functions {
                 /// That of the C function.
                 #[allow(clippy::too_many_arguments, reason = "they are the C function's")]
                 pub unsafe fn $name(&self, $($arg: $type),*) -> CUresult {
-                    // SAFETY: the caller's contract.
+                    // SAFETY: the caller passes arguments that are valid for CUDA's function.
                     unsafe { (self.$name)($($arg),*) }
                 }
             )*

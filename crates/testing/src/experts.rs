@@ -31,11 +31,11 @@ pub struct Batch {
     pub team: Option<usize>,
     /// How many tokens each rank has.
     pub tokens: Vec<usize>,
-    /// Of each rank: the tokens' rows.
+    /// The rows of each rank's tokens.
     pub inputs: Vec<Vec<bf16>>,
-    /// Of each rank: the tokens' experts, -1 for none.
+    /// The experts of each rank's tokens, -1 for none.
     pub ids: Vec<Vec<i32>>,
-    /// Of each rank: their weights.
+    /// The weights of these experts.
     pub weights: Vec<Vec<f32>>,
 }
 
@@ -46,7 +46,7 @@ pub struct Layout {
     pub offsets: Vec<u32>,
     /// How many rows each expert has.
     pub sizes: Vec<u32>,
-    /// Of each row that is used: its index, the rank and the number of its token.
+    /// Each row that is used: its index, the rank and the number of its token.
     pub rows: Vec<(usize, usize, usize)>,
 }
 
@@ -106,7 +106,7 @@ impl Batch {
         }
     }
 
-    /// What is left of the batch without some ranks' tokens and experts.
+    /// Returns what is left of the batch without some ranks' tokens and experts.
     #[must_use]
     pub fn without(&self, ranks: &[usize]) -> Self {
         let is_left = |rank: usize| !ranks.contains(&rank);
@@ -129,14 +129,14 @@ impl Batch {
         self.experts / self.tokens.len()
     }
 
-    /// A token's row.
+    /// Returns a token's row.
     #[must_use]
     pub fn row(&self, rank: usize, token: usize) -> &[bf16] {
         &self.inputs[rank][token * self.hidden..][..self.hidden]
     }
 
-    /// A token's row as it arrives as 8-bit floats with scales: for each element what it stands
-    /// for, and for each 128 of them the scale.
+    /// Returns a token's row as it arrives as 8-bit floats with scales: for each element what it
+    /// stands for, and for each 128 of them the scale.
     #[must_use]
     pub fn rounded(&self, rank: usize, token: usize) -> (Vec<f32>, Vec<f32>) {
         let (mut row, mut scales) = (Vec::new(), Vec::new());
@@ -151,7 +151,8 @@ impl Batch {
         (row, scales)
     }
 
-    /// A token's experts with their weights, in their order, without those that do not exist.
+    /// Returns a token's experts with their weights, in their order, without those that do not
+    /// exist.
     fn chosen(&self, rank: usize, token: usize) -> impl Iterator<Item = (usize, f32)> {
         let all = token * self.top_k..(token + 1) * self.top_k;
         let ids = self.ids[rank][all.clone()].iter().zip(&self.weights[rank][all]);
@@ -161,7 +162,7 @@ impl Batch {
         })
     }
 
-    /// The order of a rank's rows.
+    /// Returns the order of a rank's rows.
     #[must_use]
     pub fn layout(&self, rank: usize) -> Layout {
         let (mut offsets, mut sizes, mut rows) = (vec![0], Vec::new(), Vec::new());
@@ -183,20 +184,20 @@ impl Batch {
         Layout { offsets, sizes, rows }
     }
 
-    /// The tokens of a rank that have experts in another one, or the same.
+    /// Returns the tokens of a rank that have experts in another one, or the same.
     pub fn tokens_to(&self, from: usize, to: usize) -> impl Iterator<Item = usize> {
         let is_there = move |(expert, _): (usize, f32)| expert / self.local() == to;
         (0..self.tokens[from]).filter(move |token| self.chosen(from, *token).any(is_there))
     }
 
-    /// The rows that a rank receives from its peers: each once.
+    /// Returns the rows that a rank receives from its peers: each once.
     #[must_use]
     pub fn received(&self, rank: usize) -> usize {
         let peers = (0..self.tokens.len()).filter(|source| *source != rank);
         peers.map(|source| self.tokens_to(source, rank).count()).sum()
     }
 
-    /// How many elements of a rank's rows, in the order of its experts, are wrong.
+    /// Returns how many elements of a rank's rows, in the order of its experts, are wrong.
     #[must_use]
     pub fn count_wrong_rows(&self, layout: &Layout, rows: &[bf16]) -> usize {
         let wrong = |(at, source, token): &(usize, usize, usize)| {
@@ -211,8 +212,8 @@ impl Batch {
         layout.rows.iter().map(wrong).sum()
     }
 
-    /// What a rank's experts contribute to a token if expert `e` multiplies rows by `factor(e)`,
-    /// exactly; `None` without an expert there.
+    /// Returns what a rank's experts contribute to a token if expert `e` multiplies rows by
+    /// `factor(e)`, exactly; `None` without an expert there.
     #[must_use]
     pub fn partial(
         &self,
@@ -233,7 +234,7 @@ impl Batch {
         Some(self.row(rank, token).iter().map(sum).collect())
     }
 
-    /// The results for a rank's tokens, with `residual` if there is one.
+    /// Returns the results for a rank's tokens, with `residual` if there is one.
     #[must_use]
     pub fn combined(
         &self,
@@ -260,7 +261,7 @@ impl Batch {
         results
     }
 
-    /// The sum of rows, in f32, rounded once.
+    /// Returns the sum of rows, in f32, rounded once.
     fn sum<'a>(&self, rows: impl Iterator<Item = &'a [bf16]>) -> Vec<bf16> {
         let mut sums = vec![0.0; self.hidden];
         for row in rows {
@@ -270,8 +271,8 @@ impl Batch {
     }
 }
 
-/// The nearest number with a fraction of three bits, of two the even one: as a float of 8 bits with
-/// an exponent of four bits, of which the least is -6 and the greatest number 448.
+/// Returns the nearest number with a fraction of three bits, of two the even one: as a float of 8
+/// bits with an exponent of four bits, of which the least is -6 and the greatest number 448.
 fn e4m3(x: f64) -> f64 {
     let exponent = if x == 0.0 { -6.0 } else { x.abs().log2().floor().max(-6.0) };
     let step = (exponent - 3.0).exp2();
@@ -282,8 +283,8 @@ fn bits(row: &[bf16]) -> &[u16] {
     half::slice::HalfFloatSliceExt::reinterpret_cast(row)
 }
 
-/// A number with few bits, so that a power of two times it is exact. Sometimes a zero of either
-/// sign.
+/// Returns a number with few bits, so that a power of two times it is exact. Sometimes a zero of
+/// either sign.
 fn number(random: &mut fastrand::Rng) -> bf16 {
     let bits = random.u32(..);
     let value = ((bits & 0xff) as f32 - 128.0) / 64.0;

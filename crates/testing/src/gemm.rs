@@ -5,7 +5,7 @@
 //! The only error is the final rounding: an element is right if it equals the number nearest to the
 //! reference.
 //!
-//! Every element is an 8-bit float too. Hopper adds products of those with 13 bits behind the point
+//! Every element is an 8-bit float too. Hopper adds products of those with 13 bits after the point
 //! of the largest addend, which is exact for multiples of 1/64 while sums are below 2^8. The
 //! standard deviation of a sum of `k` products is `3/8 sqrt(k)`, 17 for [`FINE_TERMS`]. With more
 //! terms the elements are multiples of 1/2, so that products are multiples of 1/4, and sums exact
@@ -44,8 +44,8 @@ pub enum Factor {
     B,
 }
 
-/// A bijection under which keys that differ in one bit differ in about half of them (the finaliser
-/// of MurmurHash3).
+/// Returns a bijection under which keys that differ in one bit differ in about half of them (the
+/// finaliser of MurmurHash3).
 fn mixed(mut key: u64) -> u64 {
     for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
         key = (key ^ key >> 33).wrapping_mul(factor);
@@ -54,7 +54,7 @@ fn mixed(mut key: u64) -> u64 {
 }
 
 impl Problem {
-    /// Every combination of the lists, for this many ranks.
+    /// Returns every combination of the lists, for this many ranks.
     ///
     /// # Errors
     ///
@@ -78,12 +78,12 @@ impl Problem {
         Ok(problems)
     }
 
-    /// `[m, n, k]`.
+    /// Returns `[m, n, k]`.
     pub fn shape(&self) -> [usize; 3] {
         [self.m, self.n, self.k]
     }
 
-    /// An element of a rank's factor, in eighths.
+    /// Returns an element of a rank's factor, in eighths.
     fn eighths(&self, factor: Factor, rank: usize, row: usize, column: usize) -> i64 {
         let base = self.seed << 56 ^ (factor as u64) << 48 ^ (rank as u64) << 40;
         let key = mixed(base ^ (row * self.k + column) as u64);
@@ -91,7 +91,7 @@ impl Problem {
         step * (((key >> 32) * numbers) >> 32) as i64 - 8
     }
 
-    /// A rank's factor: `m x k` or `n x k`, row-major.
+    /// Returns a rank's factor: `m x k` or `n x k`, row-major.
     pub fn factor<T: Number>(&self, factor: Factor, rank: usize) -> Vec<T> {
         let table: [T; 17] = std::array::from_fn(|i| T::nearest((i as f32 - 8.0) / 8.0));
         let rows = match factor {
@@ -119,20 +119,20 @@ impl Problem {
         numbers.iter().copied().cycle().take(len).collect()
     }
 
-    /// Element (`row`, `column`) of the sum of the products of `ranks`, exactly.
+    /// Returns the element (`row`, `column`) of the sum of the products of `ranks`, exactly.
     pub fn exact(&self, ranks: impl Iterator<Item = usize>, row: usize, column: usize) -> f64 {
         let ranks: Vec<usize> = ranks.collect();
         product(&self.row(Factor::A, &ranks, row), &self.row(Factor::B, &ranks, column))
     }
 
-    /// The row of a factor of each of `ranks`, one after the other, in eighths.
+    /// Returns the row of a factor of each of `ranks`, one after the other, in eighths.
     fn row(&self, factor: Factor, ranks: &[usize], row: usize) -> Vec<i8> {
         let of_rank =
             |&rank| (0..self.k).map(move |column| self.eighths(factor, rank, row, column) as i8);
         ranks.iter().flat_map(of_rank).collect()
     }
 
-    /// How many of the elements at these positions of `c` are wrong.
+    /// Returns how many of the elements at these positions of `c` are wrong.
     pub fn count_wrong<T: Number>(
         &self,
         ranks: std::ops::Range<usize>,
@@ -152,7 +152,7 @@ impl Problem {
         positions.filter(is_wrong).count()
     }
 
-    /// Every position.
+    /// Returns every position.
     pub fn all(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (m, n) = (self.m, self.n);
         (0..m).flat_map(move |row| (0..n).map(move |column| (row, column)))
@@ -168,7 +168,7 @@ impl Problem {
     }
 }
 
-/// The product of a row of A and one of B, both in eighths.
+/// Returns the product of a row of A and one of B, both in eighths.
 fn product(a: &[i8], b: &[i8]) -> f64 {
     let sum: i64 = a.iter().zip(b).map(|(a, b)| i64::from(*a) * i64::from(*b)).sum();
     sum as f64 / 64.0

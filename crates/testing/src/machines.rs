@@ -149,7 +149,7 @@ impl Gpus {
         self
     }
 
-    /// Whether tests run on this system's GPUs.
+    /// Returns whether tests run on this system's GPUs.
     #[must_use]
     pub fn are_real() -> bool {
         std::env::var_os(TEST_GPUS).is_some_and(|value| !value.is_empty() && value != "0")
@@ -171,8 +171,8 @@ impl Gpus {
         });
     }
 
-    /// As [`run`](Self::run), once per seed: `body` derives random shapes from it, and a simulated
-    /// machine schedules threads by it. Real GPUs run the first seed only.
+    /// Does the same as [`run`](Self::run), once per seed: `body` derives random shapes from it,
+    /// and a simulated machine schedules threads by it. Real GPUs run the first seed only.
     ///
     /// # Panics
     ///
@@ -189,7 +189,8 @@ impl Gpus {
         }
     }
 
-    /// As [`run`](Self::run), but calls `body` once, with the world, whose ranks are threads.
+    /// Does the same as [`run`](Self::run), but calls `body` once, with the world, whose ranks are
+    /// threads.
     ///
     /// # Panics
     ///
@@ -213,7 +214,7 @@ impl Gpus {
         let _ = writeln!(std::io::stdout(), "GPU-TEST {name}: {outcome}");
     }
 
-    /// A world of these GPUs, or why none is suitable.
+    /// Returns a world of these GPUs, or why none is suitable.
     fn world(&self) -> Result<Result<World, String>, Error> {
         let (wanted, builder) = (self.simulation.gpus(), World::builder().checked(self.checked));
         if !Self::are_real() {
@@ -227,7 +228,7 @@ impl Gpus {
         Ok(self.missing(&world)?.map_or(Ok(world), Err))
     }
 
-    /// What real GPUs lack, probed once for all tests with the same requirements.
+    /// Returns what real GPUs lack, probed once for all tests with the same requirements.
     fn missing(&self, world: &World) -> Result<Option<String>, Error> {
         static KNOWN: Mutex<BTreeMap<String, Option<String>>> = Mutex::new(BTreeMap::new());
         let Self { kernels, gin, several_teams, multimem, host_rma, .. } = self;

@@ -5,9 +5,10 @@ use half::{bf16, f16};
 
 /// An element type of messages.
 pub trait Datum: Element {
-    /// An element with these random bits, but never all ones, which mark unwritten elements.
+    /// Returns an element with these random bits, but never all ones, which mark unwritten
+    /// elements.
     fn of(random: u64) -> Self;
-    /// Its bits.
+    /// Returns its bits.
     fn bits(self) -> u64;
     /// The bits of an unwritten element, after a fill with 0xff.
     const UNTOUCHED: u64 = u64::MAX >> (64 - 8 * size_of::<Self>());
@@ -35,18 +36,19 @@ data! {
     bf16, random => bf16::from_bits((random % 0xffff) as u16), x => x.to_bits();
 }
 
-/// Element `i` of rank `from`'s message.
+/// Returns the element `i` of rank `from`'s message.
 pub fn datum<T: Datum>(seed: u64, from: usize, i: usize) -> T {
     T::of(fastrand::Rng::with_seed(seed ^ ((from as u64) << 48) ^ i as u64).u64(..))
 }
 
-/// Rank `from`'s send buffer of an all-to-all with `count` elements per pair, in peer order.
+/// Returns the rank `from`'s send buffer of an all-to-all with `count` elements per pair, in peer
+/// order.
 pub fn sent<T: Datum>(seed: u64, from: usize, n_ranks: usize, count: usize) -> Vec<T> {
     (0..n_ranks * count).map(|i| datum(seed, from, i)).collect()
 }
 
-/// How many elements of rank `to`'s receive buffer are wrong, including those after the messages,
-/// which must stay unwritten after a fill with 0xff.
+/// Returns how many elements of rank `to`'s receive buffer are wrong, including those after the
+/// messages, which must stay unwritten after a fill with 0xff.
 pub fn count_wrong<T: Datum>(
     seed: u64,
     to: usize,

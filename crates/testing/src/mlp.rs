@@ -13,7 +13,7 @@ pub struct Weights {
     pub up: Vec<bf16>,
     /// `hidden x columns` elements.
     pub down: Vec<bf16>,
-    /// Those of RMSNorm, `hidden` elements, the same in all ranks.
+    /// The weights of RMSNorm, `hidden` elements, the same in all ranks.
     pub norm: Vec<bf16>,
 }
 
@@ -31,20 +31,20 @@ pub struct Results<'a> {
     pub got: [&'a [bf16]; 2],
 }
 
-/// Random rows of `x` and of the residual.
+/// Returns random rows of `x` and of the residual.
 pub fn inputs(tokens: usize, hidden: usize) -> [Vec<bf16>; 2] {
     [4, 5].map(|seed| noise(seed, 0, [tokens, hidden], 1.0))
 }
 
-/// `rows x columns` random numbers from `-scale` to `scale`, with random mantissas if that is a
-/// power of two. Seeds are those of this module alone.
+/// Returns `rows x columns` random numbers from `-scale` to `scale`, with random mantissas if that
+/// is a power of two. Seeds are those of this module alone.
 fn noise(seed: u64, rank: usize, [rows, columns]: [usize; 2], scale: f32) -> Vec<bf16> {
     let numbers = Problem { m: rows, n: 1, k: columns, seed }.noise::<bf16>(Factor::A, rank);
     numbers.into_iter().map(|x| bf16::from_f32(x.to_f32() * scale)).collect()
 }
 
 impl Weights {
-    /// Random weights with which `h` and `y` are of the order of 1.
+    /// Returns random weights with which `h` and `y` are of the order of 1.
     pub fn new(rank: usize, hidden: usize, columns: usize) -> Self {
         let scale = |terms: usize| (-(terms as f32).log2() / 2.0).floor().exp2();
         Self {
@@ -54,9 +54,9 @@ impl Weights {
         }
     }
 
-    /// How many elements of so many tokens, from the first to the last, are wrong: of this rank's
-    /// part of `h`, of `y` and of the residual, those whose error exceeds what rounding allows.
-    /// *Collective*, with the same tokens.
+    /// Returns how many elements of so many tokens, from the first to the last, are wrong: of this
+    /// rank's part of `h`, of `y` and of the residual, those whose error exceeds what rounding
+    /// allows. *Collective*, with the same tokens.
     ///
     /// `h` is compared with its reference, and what follows is computed from the ranks' `h`.
     ///
@@ -84,7 +84,7 @@ impl Weights {
         Ok(wrong)
     }
 
-    /// As [`count_wrong`](Self::count_wrong), of the only token.
+    /// Does the same as [`count_wrong`](Self::count_wrong), of the only token.
     fn count_wrong_in(
         &self,
         rank: &Rank,
@@ -119,8 +119,8 @@ impl Weights {
     }
 }
 
-/// A sum of products, and the error that it may have in f32. Partial sums of random terms stay
-/// below four times the root of the sum of squares; each of them is rounded.
+/// Returns a sum of products, and the error that it may have in f32. Partial sums of random terms
+/// stay below four times the root of the sum of squares; each of them is rounded.
 fn dot(a: &[bf16], b: &[bf16]) -> (f64, f64) {
     // `f32` holds a product exactly.
     let terms = a.iter().zip(b).map(|(a, b)| f64::from(a.to_f32() * b.to_f32()));

@@ -12,11 +12,11 @@ pub trait Number: Accumulate + PartialEq + std::fmt::Debug {
     const EPSILON: f64;
     /// Half the distance between subnormal numbers (0 where it does not matter).
     const HALF_STEP_AT_ZERO: f64;
-    /// The nearest number to `x`.
+    /// Returns the nearest number to `x`.
     fn nearest(x: f32) -> Self;
-    /// The number's value.
+    /// Returns the number's value.
     fn value(self) -> f64;
-    /// The number's bits.
+    /// Returns the number's bits.
     fn bits(self) -> u64;
 }
 
@@ -63,7 +63,7 @@ impl Number for i32 {
 /// What a reduction makes of the ranks' elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduced {
-    /// Their sum.
+    /// The sum.
     Sum,
     /// The greatest.
     Max,
@@ -73,24 +73,25 @@ pub enum Reduced {
     Avg,
 }
 
-/// Element `index` of rank `rank`'s input: uniform in -[`Number::MOST`] to it.
+/// Returns the element `index` of rank `rank`'s input: uniform in -[`Number::MOST`] to it.
 pub fn input<T: Number>(seed: u64, rank: usize, index: usize) -> T {
     let key = seed ^ ((rank as u64) << 48) ^ index as u64;
     T::nearest(T::MOST * (2.0 * fastrand::Rng::with_seed(key).f32() - 1.0))
 }
 
-/// Rank `rank`'s input, `count` elements.
+/// Returns the rank `rank`'s input, `count` elements.
 pub fn inputs<T: Number>(seed: u64, rank: usize, count: usize) -> Vec<T> {
     (0..count).map(|index| input(seed, rank, index)).collect()
 }
 
-/// How many of `got` differ from the sum over `n_ranks` by more than rounding allows: one f32
-/// rounding per addition, and `roundings` roundings to `T`.
+/// Returns how many of `got` differ from the sum over `n_ranks` by more than rounding allows: one
+/// f32 rounding per addition, and `roundings` roundings to `T`.
 pub fn count_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, got: &[T]) -> usize {
     count_wrong_from(Reduced::Sum, seed, n_ranks, roundings, 0, got)
 }
 
-/// As [`count_wrong`], of any reduction; `got` are the results from element `first` on.
+/// Does the same as [`count_wrong`], of any reduction; `got` are the results from element `first`
+/// on.
 pub fn count_wrong_from<T: Number>(
     reduced: Reduced,
     seed: u64,
@@ -108,7 +109,7 @@ pub fn count_wrong_from<T: Number>(
     got.iter().enumerate().filter(|&element| wrong(element)).count()
 }
 
-/// Whether an element is wrong that is a sum or an average of these terms.
+/// Returns whether an element is wrong that is a sum or an average of these terms.
 fn is_wrong<T: Number>(
     reduced: Reduced,
     terms: impl Iterator<Item = f64>,
@@ -140,7 +141,7 @@ fn is_wrong<T: Number>(
     error.is_nan() || error > bound
 }
 
-/// A checksum of the bits: equal on all ranks if their results are.
+/// Returns a checksum of the bits: equal on all ranks if their results are.
 pub fn checksum<T: Number>(data: &[T]) -> u64 {
     data.iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, x| (hash ^ x.bits()).wrapping_mul(0x100_0000_01b3))

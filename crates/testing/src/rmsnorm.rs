@@ -2,9 +2,9 @@
 
 use crate::numbers::Number;
 
-/// How many elements of a row are wrong, of the normalised one, which is divided by `divisor`, and
-/// of the new residual. `sums` are the elements of the sum of input and residual, each with the
-/// error that it may have before it is rounded to `T`.
+/// Returns how many elements of a row are wrong, of the normalised one, which is divided by
+/// `divisor`, and of the new residual. `sums` are the elements of the sum of input and residual,
+/// each with the error that it may have before it is rounded to `T`.
 ///
 /// What RMSNorm itself may add is f32 roundings of the mean, its root and the products, and one
 /// rounding to `T` of each result.
@@ -32,7 +32,7 @@ pub fn count_wrong<T: Number, O: Number>(
     wrong
 }
 
-/// Whether a number is not `right`, with an error of at most `error`, rounded to `T`.
+/// Returns whether a number is not `right`, with an error of at most `error`, rounded to `T`.
 pub fn differs<T: Number>(got: T, right: f64, error: f64) -> bool {
     let rounding = T::EPSILON / 2.0 * (right.abs() + error);
     let off = (got.value() - right).abs();

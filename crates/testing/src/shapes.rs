@@ -7,18 +7,18 @@ use std::ops::{Deref, DerefMut};
 pub struct Shapes(fastrand::Rng);
 
 impl Shapes {
-    /// A generator with this seed.
+    /// Returns a generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(fastrand::Rng::with_seed(seed))
     }
 
-    /// A uniformly distributed number in `1..=most`.
+    /// Returns a uniformly distributed number in `1..=most`.
     pub fn up_to(&mut self, most: usize) -> usize {
         self.usize(1..=most)
     }
 
-    /// A number in `1..=most`, about uniform in its logarithm: small and large sizes are equally
-    /// likely.
+    /// Returns a number in `1..=most`, about uniform in its logarithm: small and large sizes are
+    /// equally likely.
     pub fn size(&mut self, most: usize) -> usize {
         let bits = self.up_to(most.ilog2() as usize + 1);
         self.up_to(most.min(1 << bits))

@@ -25,7 +25,7 @@ impl Deref for Gpu<'_> {
 }
 
 impl<'a> Gpu<'a> {
-    /// A rank whose kernels are all simulated ones.
+    /// Returns a rank whose kernels are all simulated ones.
     ///
     /// # Errors
     ///
@@ -35,7 +35,7 @@ impl<'a> Gpu<'a> {
         Ok(Self { rank, stream: rank.stream()? })
     }
 
-    /// A window with these elements in this rank; each rank passes its own. *Collective*.
+    /// Returns a window with these elements in this rank; each rank passes its own. *Collective*.
     ///
     /// # Errors
     ///
@@ -48,7 +48,7 @@ impl<'a> Gpu<'a> {
         Ok(window)
     }
 
-    /// Memory of this rank that is not in a window, with these elements.
+    /// Returns memory of this rank that is not in a window, with these elements.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl<'a> Gpu<'a> {
         Ok(buffer)
     }
 
-    /// A device communicator of all ranks. *Collective*.
+    /// Returns a device communicator of all ranks. *Collective*.
     ///
     /// # Errors
     ///
@@ -88,7 +88,7 @@ impl<'a> Gpu<'a> {
     }
 }
 
-/// A copy of device memory.
+/// Returns a copy of device memory.
 ///
 /// # Errors
 ///
@@ -101,7 +101,7 @@ pub fn read<T: Element>(memory: &impl Buffer<Element = T>) -> Result<Vec<T>> {
     Ok(elements)
 }
 
-/// A world of all GPUs of a simulated machine.
+/// Returns a world of all GPUs of a simulated machine.
 ///
 /// # Panics
 ///
@@ -133,7 +133,7 @@ pub fn simulate<T: Send>(
     run(&world(simulation), body).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The error that the simulator reports when it runs a `body` that breaks a rule.
+/// Returns the error that the simulator reports when it runs a `body` that breaks a rule.
 ///
 /// # Panics
 ///

@@ -17,8 +17,8 @@ pub enum CftTeamMode {
 }
 
 impl DevComm {
-    /// The ranks that have logical endpoints, as chosen by `mode`; an empty team without such a
-    /// fabric. NCCL: `ncclTeamCft`.
+    /// Returns the ranks that have logical endpoints, as chosen by `mode`; an empty team without
+    /// such a fabric. NCCL: `ncclTeamCft`.
     #[doc(alias = "ncclTeamCft")]
     #[must_use]
     pub const fn cft_team(&self, mode: CftTeamMode) -> Team {
@@ -30,7 +30,7 @@ impl DevComm {
         }
     }
 
-    /// The ranks that one multicast endpoint reaches. NCCL: `ncclTeamCftMultimem`.
+    /// Returns the ranks that one multicast endpoint reaches. NCCL: `ncclTeamCftMultimem`.
     #[doc(alias = "ncclTeamCftMultimem")]
     #[must_use]
     pub const fn cft_multimem_team(&self) -> Team {

@@ -62,8 +62,8 @@ impl DataType {
     #[expect(non_upper_case_globals, reason = "as above")]
     pub const Double: Self = Self::Float64;
 
-    /// The type of this name: one of NCCL's (`ncclBfloat16`), with or without `nccl`; of torch's
-    /// (`torch.bfloat16`), with or without `torch.`; or of Rust's (`bf16`).
+    /// Returns the type of this name: one of NCCL's (`ncclBfloat16`), with or without `nccl`; of
+    /// torch's (`torch.bfloat16`), with or without `torch.`; or of Rust's (`bf16`).
     ///
     /// ```
     /// use devcomm_types::DataType;
@@ -94,7 +94,7 @@ impl DataType {
         })
     }
 
-    /// Size of one element in bytes.
+    /// Returns the size of one element in bytes.
     pub const fn size(self) -> usize {
         match self {
             Self::Int8 | Self::Uint8 | Self::Float8e4m3 | Self::Float8e5m2 => 1,
@@ -143,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// The data type, the size and the name of `T`.
+    /// Returns the data type, the size and the name of `T`.
     fn properties<T: Element>() -> (DataType, usize, &'static str) {
         (T::DATA_TYPE, size_of::<T>(), T::NAME)
     }

@@ -4,7 +4,7 @@
 macro_rules! numbered {
     ($type:ident: $($value:ident = $raw:literal, $name:literal;)*) => {
         impl $type {
-            /// From NCCL's number; an unknown one becomes `Other`.
+            /// Converts NCCL's number; an unknown one becomes `Other`.
             #[must_use]
             pub const fn from_raw(raw: i32) -> Self {
                 match raw {
@@ -13,7 +13,7 @@ macro_rules! numbered {
                 }
             }
 
-            /// NCCL's number.
+            /// Returns NCCL's number.
             #[must_use]
             pub const fn raw(self) -> i32 {
                 match self {
@@ -67,8 +67,8 @@ impl GinType {
     /// The back ends that kernels are compiled for.
     pub const BACK_ENDS: [Self; 4] = [Self::Proxy, Self::Gdaki, Self::Gpi, Self::EfaGda];
 
-    /// The suffix, after an underscore, of a kernel's entry point for this back end; `None` for
-    /// one that kernels are not compiled for.
+    /// Returns the suffix, after an underscore, of a kernel's entry point for this back end; `None`
+    /// for one that kernels are not compiled for.
     #[must_use]
     pub const fn suffix(self) -> Option<&'static str> {
         Some(match self {
@@ -97,7 +97,7 @@ numbered! {
 #[doc(alias = "ncclGinConnectionType_t")]
 #[non_exhaustive]
 pub enum GinConnectionType {
-    /// None: GIN is off. NCCL: `NCCL_GIN_CONNECTION_NONE`, 0.
+    /// No connections: GIN is off. NCCL: `NCCL_GIN_CONNECTION_NONE`, 0.
     #[doc(alias = "NCCL_GIN_CONNECTION_NONE")]
     None,
     /// Every rank. NCCL: `NCCL_GIN_CONNECTION_FULL`, 1.

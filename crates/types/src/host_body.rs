@@ -20,8 +20,9 @@ pub struct HostBody {
 }
 
 impl HostBody {
-    /// The body of `K`, whose parameters have these names, whose blocks have at most `max_threads`
-    /// threads and whose clusters have `cluster` blocks, and which opens LSA barriers or not.
+    /// Returns the body of `K`, whose parameters have these names, whose blocks have at most
+    /// `max_threads` threads and whose clusters have `cluster` blocks, and which opens LSA barriers
+    /// or not.
     #[must_use]
     pub const fn new<K: HostKernel>(
         names: &'static [&'static str],
@@ -34,44 +35,44 @@ impl HostBody {
         Self { name, package, max_threads, cluster, lsa_barriers, names, sizes, memory, call }
     }
 
-    /// The kernel's name.
+    /// Returns the kernel's name.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The package that the kernel is part of.
+    /// Returns the package that the kernel is part of.
     #[must_use]
     pub const fn package(&self) -> &'static str {
         self.package
     }
 
-    /// The maximum number of threads per block.
+    /// Returns the maximum number of threads per block.
     #[must_use]
     pub const fn max_threads(&self) -> u32 {
         self.max_threads
     }
 
-    /// The number of blocks per cluster; 1 without clusters.
+    /// Returns the number of blocks per cluster; 1 without clusters.
     #[must_use]
     pub const fn cluster(&self) -> u32 {
         self.cluster
     }
 
-    /// Whether the kernel's function opens LSA barriers, alone or as part of hybrid ones. A
+    /// Returns whether the kernel's function opens LSA barriers, alone or as part of hybrid ones. A
     /// function that it calls may open some anyway.
     #[must_use]
     pub const fn lsa_barriers(&self) -> bool {
         self.lsa_barriers
     }
 
-    /// The size of each parameter in bytes, in order.
+    /// Returns the size of each parameter in bytes, in order.
     #[must_use]
     pub const fn sizes(&self) -> &'static [usize] {
         self.sizes
     }
 
-    /// The name of each parameter, and the memory that it refers to.
+    /// Returns the name of each parameter, and the memory that it refers to.
     pub fn memory(&self) -> impl Iterator<Item = (&'static str, &'static [MemoryRef])> {
         self.names.iter().copied().zip(self.memory.iter().copied())
     }
@@ -84,7 +85,7 @@ impl HostBody {
     /// for its type. The kernel's own contract holds. The caller is a simulated thread.
     pub unsafe fn call(&self, params: &[*const c_void]) {
         debug_assert_eq!(params.len(), self.sizes.len());
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes the address of a value for each parameter.
         unsafe { (self.call)(params) }
     }
 }

@@ -51,8 +51,9 @@ pub unsafe trait Kernel: Sized + 'static {
     /// launch on a simulated GPU reads it.
     const BODY: Option<HostBody> = None;
 
-    /// The kernel with a tuple of arguments, for code that is generic over kernels. The `args`
-    /// that `#[kernel]` generates names the parameters, and its launch is safe if the kernel is.
+    /// Returns the kernel with a tuple of arguments, for code that is generic over kernels. The
+    /// `args` that `#[kernel]` generates names the parameters, and its launch is safe if the kernel
+    /// is.
     fn with_args<A: LaunchArgs<Self::Args>>(args: A) -> Launch<Self, A> {
         Launch::new(args)
     }
@@ -172,14 +173,14 @@ pub struct MemoryRef {
 }
 
 impl MemoryRef {
-    /// A parameter that starts with a reference to memory with elements of type `T`.
+    /// Returns a parameter that starts with a reference to memory with elements of type `T`.
     #[must_use]
     pub const fn to<T>() -> Self {
         Self { field: "", offset: 0, element: size_of::<T>() }
     }
 
-    /// The reference that a field at `offset` starts with, if its type's [`KernelParam::MEMORY`]
-    /// has one; else one of size 0.
+    /// Returns the reference that a field at `offset` starts with, if its type's
+    /// [`KernelParam::MEMORY`] has one; else one of size 0.
     #[must_use]
     pub const fn of_field(field: &'static str, offset: usize, memory: &[Self]) -> Self {
         match memory {
@@ -220,14 +221,14 @@ pub enum Taken<T, const ENTRY: u8> {
     __(core::convert::Infallible, core::marker::PhantomData<T>),
 }
 
-/// For [`Taken`]: converts what the entry point takes into the kernel's parameter.
+/// The conversion of [`Taken`], from what the entry point takes into the kernel's parameter.
 #[doc(hidden)]
 pub trait TakeParam {
     /// The parameter.
     type Param;
     /// The type in the entry point's signature.
     type Entry;
-    /// The kernel's parameter.
+    /// Returns the kernel's parameter.
     fn take(entry: Self::Entry) -> Self::Param;
 }
 
@@ -342,7 +343,7 @@ unsafe impl<T: 'static> KernelParam for *const T {
     const MEMORY: &'static [MemoryRef] = &[MemoryRef::to::<T>()];
 }
 
-// SAFETY: as for `*const T`.
+// SAFETY: a device address is 8 bytes on both sides.
 unsafe impl<T: 'static> KernelParam for *mut T {
     type Abi = u64;
     const MEMORY: &'static [MemoryRef] = &[MemoryRef::to::<T>()];
@@ -359,8 +360,8 @@ pub struct Slice<T> {
 }
 
 impl<T> Slice<T> {
-    /// `len` elements at the device address `address`, which is aligned for them and, even for an
-    /// empty slice, not 0.
+    /// Returns `len` elements at the device address `address`, which is aligned for them and, even
+    /// for an empty slice, not 0.
     #[must_use]
     pub const fn new(address: u64, len: usize) -> Self {
         Self { address, len, element: PhantomData }
@@ -368,13 +369,13 @@ impl<T> Slice<T> {
 }
 
 impl<T> Slice<T> {
-    /// The number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the slice is empty.
+    /// Returns whether the slice is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
@@ -415,10 +416,10 @@ unsafe impl<T: Copy + 'static> KernelParam for &[T] {
     label = "not what the kernel's parameter takes"
 )]
 pub unsafe trait IntoArg<Abi> {
-    /// The bytes that the kernel gets.
+    /// Returns the bytes that the kernel gets.
     fn into_arg(self) -> Abi;
 
-    /// What a launch checks of the argument.
+    /// Returns what a launch checks of the argument.
     fn info(&self) -> ArgInfo<'_> {
         ArgInfo::default()
     }
@@ -543,9 +544,9 @@ pub unsafe trait KernelArgs: Copy {
     label = "not a tuple with one argument for each parameter"
 )]
 pub unsafe trait LaunchArgs<P: KernelArgs> {
-    /// The bytes that the kernel gets.
+    /// Returns the bytes that the kernel gets.
     fn into_abi(self) -> P::Abi;
-    /// What a launch checks of the arguments.
+    /// Returns what a launch checks of the arguments.
     fn info(&self) -> ArgInfo<'_>;
 }
 
@@ -562,13 +563,13 @@ macro_rules! tuples {
             #[inline]
             #[allow(unused_variables, clippy::unused_unit)]
             unsafe fn from_abi(abi: Self::Abi) -> Self {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller passes values that are valid for the kernel's parameters.
                 ($( unsafe { param::<$param>(abi.$index) }, )*)
             }
 
             #[allow(unused_variables, clippy::unused_unit)]
             unsafe fn read(addresses: &[*const c_void]) -> Self::Abi {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller passes the address of a value for each parameter.
                 ($( unsafe { addresses[$index].cast::<$param::Abi>().read() }, )*)
             }
 
@@ -579,7 +580,7 @@ macro_rules! tuples {
             }
         }
 
-        // SAFETY: each value keeps the contract of `IntoArg`.
+        // SAFETY: each value becomes its parameter's, by the contract of `IntoArg`.
         unsafe impl<$($host,)* $($param),*> LaunchArgs<($($param,)*)> for ($($host,)*)
         where
             $( $param: KernelParam, $host: IntoArg<$param::Abi>, )*

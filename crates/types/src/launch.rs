@@ -15,7 +15,7 @@ pub struct Dim3 {
 }
 
 impl Dim3 {
-    /// The product of the extents.
+    /// Returns the product of the extents.
     #[must_use]
     pub const fn count(self) -> u64 {
         // Extents within the driver's limits do not overflow; other extents saturate, so that
@@ -23,7 +23,7 @@ impl Dim3 {
         (self.x as u64).saturating_mul(self.y as u64).saturating_mul(self.z as u64)
     }
 
-    /// The array `[x, y, z]`.
+    /// Returns the array `[x, y, z]`.
     #[must_use]
     pub const fn to_array(self) -> [u32; 3] {
         [self.x, self.y, self.z]
@@ -92,7 +92,7 @@ impl LaunchConfig {
         cooperative: true,
     };
 
-    /// Without dynamic shared memory and launch attributes.
+    /// Returns a launch without dynamic shared memory and launch attributes.
     #[must_use]
     pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
         Self { grid: grid.into(), block: block.into(), ..Self::UNSET }
@@ -207,13 +207,13 @@ impl<K: Kernel, A, S> fmt::Debug for Launch<K, A, S> {
 }
 
 impl<K, A, S> Launch<K, A, S> {
-    /// Called by a kernel's `args` and by [`Kernel::with_args`].
+    /// Wraps the arguments; called by a kernel's `args` and by [`Kernel::with_args`].
     #[doc(hidden)]
     pub const fn new(args: A) -> Self {
         Self { args, config: LaunchConfig::UNSET, kernel: PhantomData }
     }
 
-    /// The same launch as an `unsafe` one, for code that launches safe and unsafe kernels.
+    /// Returns the same launch as an `unsafe` one, for code that launches safe and unsafe kernels.
     pub fn into_unsafe(self) -> Launch<K, A> {
         Launch { args: self.args, config: self.config, kernel: PhantomData }
     }
@@ -288,7 +288,7 @@ impl<K: Kernel, A: LaunchArgs<K::Args>> Launch<K, A> {
     ///   communicator at the same time, and no rank drops a window or device communicator before
     ///   all ranks' kernels have ended with it (a barrier at the end of the kernel ensures that).
     pub unsafe fn launch<T: LaunchTarget>(self, target: &T) -> Result<(), T::Error> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the kernel's contract, and the target's.
         unsafe { target.launch_kernel::<K, A>(self.config, self.args, false) }
     }
 }

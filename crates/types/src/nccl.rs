@@ -38,7 +38,7 @@ pub struct LsaBarrierHandle {
 pub struct GinBarrierHandle {
     /// First signal id.
     pub signal0: u32,
-    /// Not used by NCCL.
+    /// A field that NCCL does not use.
     pub unused: u32,
 }
 
@@ -157,26 +157,26 @@ pub struct DevComm {
 }
 
 impl DevComm {
-    /// A device communicator without ranks: every field zero.
+    /// Returns a device communicator without ranks: every field zero.
     pub const fn zeroed() -> Self {
         // SAFETY: every field is an integer, a raw pointer or a bool, and all of them admit the
         // all-zero pattern.
         unsafe { core::mem::zeroed() }
     }
 
-    /// All ranks of the communicator. NCCL: `ncclTeamWorld`.
+    /// Returns all ranks of the communicator. NCCL: `ncclTeamWorld`.
     #[doc(alias = "ncclTeamWorld")]
     pub const fn world_team(&self) -> Team {
         Team { n_ranks: self.n_ranks, rank: self.rank, stride: 1 }
     }
 
-    /// The ranks whose memory this rank reaches by load and store. NCCL: `ncclTeamLsa`.
+    /// Returns the ranks whose memory this rank reaches by load and store. NCCL: `ncclTeamLsa`.
     #[doc(alias = "ncclTeamLsa")]
     pub const fn lsa_team(&self) -> Team {
         Team { n_ranks: self.lsa_size, rank: self.lsa_rank, stride: 1 }
     }
 
-    /// One rank per LSA team, each with this rank's LSA rank. NCCL: `ncclTeamRail`.
+    /// Returns one rank per LSA team, each with this rank's LSA rank. NCCL: `ncclTeamRail`.
     #[doc(alias = "ncclTeamRail")]
     pub const fn rail_team(&self) -> Team {
         if self.lsa_size <= 0 {
@@ -205,7 +205,7 @@ pub struct Window<T> {
 }
 
 impl<T> Window<T> {
-    /// The window with NCCL's handle `handle`, with at least `len` elements on every rank.
+    /// Returns the window with NCCL's handle `handle`, with at least `len` elements on every rank.
     pub const fn new(handle: *mut c_void, len: usize) -> Self {
         Self { handle, len, element: PhantomData }
     }

@@ -34,7 +34,8 @@ pub struct Team {
 }
 
 impl Team {
-    /// The world rank of member `member`, for a team of the rank with world rank `my_world_rank`.
+    /// Returns the world rank of member `member`, for a team of the rank with world rank
+    /// `my_world_rank`.
     ///
     /// NCCL: `ncclTeamRankToWorld`.
     #[doc(alias = "ncclTeamRankToWorld")]
@@ -43,8 +44,8 @@ impl Team {
         my_world_rank.wrapping_add(self.distance_to(member))
     }
 
-    /// The LSA rank of member `member`, for a team of the rank with LSA rank `my_lsa_rank`. Outside
-    /// of `0..lsa_size` for a member that load and store do not reach.
+    /// Returns the LSA rank of member `member`, for a team of the rank with LSA rank `my_lsa_rank`.
+    /// Outside of `0..lsa_size` for a member that load and store do not reach.
     ///
     /// NCCL: `ncclTeamRankToLsa`.
     #[doc(alias = "ncclTeamRankToLsa")]
@@ -53,7 +54,7 @@ impl Team {
         my_lsa_rank.wrapping_add(self.distance_to(member))
     }
 
-    /// Whether member `member` of `other` is also a member of this team.
+    /// Returns whether member `member` of `other` is also a member of this team.
     ///
     /// NCCL: `ncclTeamRankIsMember(self, other, member)`.
     #[doc(alias = "ncclTeamRankIsMember")]
@@ -64,7 +65,7 @@ impl Team {
         remainder(distance, self.stride) == 0 && 0 <= rank && rank < self.n_ranks
     }
 
-    /// The index in this team of member `member` of `other`; meaningless unless this team
+    /// Returns the index in this team of member `member` of `other`; meaningless unless this team
     /// [`contains`](Self::contains) that member.
     ///
     /// NCCL: `ncclTeamRankToTeam(self, other, member)`.
@@ -74,8 +75,8 @@ impl Team {
         self.rank.wrapping_add(quotient(other.distance_to(member), self.stride))
     }
 
-    /// The rank `steps` (`0..=n_ranks`) after this one, cyclically: of 4 ranks, rank 3 gets 3, 0, 1
-    /// for 0, 1, 2 steps.
+    /// Returns the rank `steps` (`0..=n_ranks`) after this one, cyclically: of 4 ranks, rank 3 gets
+    /// 3, 0, 1 for 0, 1, 2 steps.
     ///
     /// Ranks that all iterate like this access different peers at the same step.
     #[must_use]
@@ -84,19 +85,19 @@ impl Team {
         if rank < self.n_ranks { rank } else { rank.wrapping_sub(self.n_ranks) }
     }
 
-    /// The next rank, cyclically: the first follows the last; this rank in a team of one.
+    /// Returns the next rank, cyclically: the first follows the last; this rank in a team of one.
     #[must_use]
     pub const fn next(self) -> i32 {
         self.rotated(1)
     }
 
-    /// The previous rank, cyclically.
+    /// Returns the previous rank, cyclically.
     #[must_use]
     pub const fn prev(self) -> i32 {
         self.rotated(self.n_ranks.wrapping_sub(1))
     }
 
-    /// All ranks but this one, cyclically: the next one first, the previous one last.
+    /// Returns all ranks but this one, cyclically: the next one first, the previous one last.
     ///
     /// ```
     /// # use devcomm_types::Team;
@@ -108,7 +109,7 @@ impl Team {
         Ranks { team: self, last: 0 }
     }
 
-    /// All ranks, cyclically, this one first.
+    /// Returns all ranks, cyclically, this one first.
     pub const fn all_from_self(self) -> Ranks {
         Ranks { team: self, last: -1 }
     }
@@ -137,8 +138,8 @@ impl Team {
         }
     }
 
-    /// The rank in this team of the `index`-th member that is not in `subset`, a team within this
-    /// one; `index` is less than `self.n_ranks - subset.n_ranks`.
+    /// Returns the rank in this team of the `index`-th member that is not in `subset`, a team
+    /// within this one; `index` is less than `self.n_ranks - subset.n_ranks`.
     ///
     /// NCCL: `ncclTeamRankInDifference(self, subset, index)`.
     #[doc(alias = "ncclTeamRankInDifference")]
@@ -167,7 +168,7 @@ impl Team {
         }
     }
 
-    /// The world rank of `member` minus this rank's.
+    /// Returns the world rank of `member` minus this rank's.
     const fn distance_to(self, member: i32) -> i32 {
         member.wrapping_sub(self.rank).wrapping_mul(self.stride)
     }
@@ -191,12 +192,13 @@ impl Iterator for Ranks {
     }
 }
 
-/// `a / b` as in C; 0 where `b` is 0. Written so that a kernel has no panic for a division by 0.
+/// Returns `a / b` as in C; 0 where `b` is 0. Written so that a kernel has no panic for a division
+/// by 0.
 const fn quotient(a: i32, b: i32) -> i32 {
     if b == 0 { 0 } else { a.wrapping_div(b) }
 }
 
-/// `a % b` as in C; `a` where `b` is 0.
+/// Returns `a % b` as in C; `a` where `b` is 0.
 const fn remainder(a: i32, b: i32) -> i32 {
     if b == 0 { a } else { a.wrapping_rem(b) }
 }
@@ -211,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    /// The world ranks of a team, in the team's order.
+    /// Returns the world ranks of a team, in the team's order.
     fn members(team: Team, me: i32) -> Vec<i32> {
         (0..team.n_ranks).map(|member| team.to_world(me, member)).collect()
     }

@@ -59,7 +59,7 @@ impl TensorMapDesc {
         16 / self.data_type.size() as u32
     }
 
-    /// The map in the simulator's encoding, which is not valid on a GPU.
+    /// Returns the map in the simulator's encoding, which is not valid on a GPU.
     #[must_use]
     pub const fn for_simulator(&self) -> TensorMap {
         let mut words = [0; 16];
@@ -72,7 +72,8 @@ impl TensorMapDesc {
         TensorMap { words }
     }
 
-    /// The description that [`for_simulator`](Self::for_simulator) encoded; `None` for other maps.
+    /// Returns the description that [`for_simulator`](Self::for_simulator) encoded; `None` for
+    /// other maps.
     #[must_use]
     pub const fn of_simulated(map: &TensorMap) -> Option<Self> {
         let words = &map.words;

@@ -39,7 +39,7 @@ pub enum WaitKind {
 }
 
 impl WaitKind {
-    /// The kind whose number is `raw`; `None` where no kind has that number.
+    /// Returns the kind whose number is `raw`; `None` where no kind has that number.
     #[must_use]
     pub const fn from_raw(raw: u32) -> Option<Self> {
         Some(match raw {
@@ -121,17 +121,17 @@ pub struct StuckRecord {
     pub kind: u32,
     /// `blockIdx.x`.
     pub block: u32,
-    /// As [`WaitFor::index`].
+    /// [`WaitFor::index`].
     pub index: u32,
-    /// As [`WaitFor::context`].
+    /// [`WaitFor::context`].
     pub context: u32,
-    /// As [`WaitFor::peer`].
+    /// [`WaitFor::peer`].
     pub peer: i32,
     /// `threadIdx.x`.
     pub thread: u32,
-    /// As [`WaitFor::wanted`].
+    /// [`WaitFor::wanted`].
     pub wanted: u64,
-    /// As [`WaitFor::seen`].
+    /// [`WaitFor::seen`].
     pub seen: u64,
 }
 

@@ -71,7 +71,7 @@ impl<'c> Module<'c> {
         all.map(Function::new).collect()
     }
 
-    /// The global variables.
+    /// Returns the global variables.
     pub(crate) fn globals(&self) -> Vec<Global<'_>> {
         let f = self.f();
         // SAFETY: the two functions iterate over a module's variables.

@@ -9,14 +9,14 @@ use super::value::{Function, Instruction, Opcode, Value, bytes};
 const FP128: i32 = 5;
 const INTEGER: i32 = 8;
 
-/// Whether a source file is of Rust's standard library.
+/// Returns whether a source file is of Rust's standard library.
 pub(crate) fn is_of_rust(file: &str) -> bool {
     file.contains("/rustlib/src/rust/") || file.starts_with("/rustc/")
 }
 
-/// The name of a scope's source file, relative to its package where the compiler was told so, but
-/// with its folder if it is of Rust's standard library. `None` for null and for a scope without a
-/// file.
+/// Returns the name of a scope's source file, relative to its package where the compiler was told
+/// so, but with its folder if it is of Rust's standard library. `None` for null and for a scope
+/// without a file.
 ///
 /// # Safety
 ///
@@ -39,8 +39,8 @@ unsafe fn file_of(f: &Functions, scope: Ref) -> Option<String> {
 }
 
 impl Function<'_> {
-    /// Whether its source is not of Rust's standard library. `false` for a function without debug
-    /// information, such as one that the compiler made.
+    /// Returns whether its source is not of Rust's standard library. `false` for a function without
+    /// debug information, such as one that the compiler made.
     pub(crate) fn is_of_user(self) -> bool {
         let f = self.functions();
         // SAFETY: the value is a function, whose scope is null where it has none.
@@ -50,8 +50,8 @@ impl Function<'_> {
 }
 
 impl Instruction<'_> {
-    /// The user's line that the instruction is from, as `file:line:column`: that of the innermost
-    /// call which is not in Rust's standard library.
+    /// Returns the user's line that the instruction is from, as `file:line:column`: that of the
+    /// innermost call which is not in Rust's standard library.
     pub(crate) fn place(self) -> Option<String> {
         let f = self.functions();
         // SAFETY: the value is an instruction; a location has a scope and perhaps one at which it
@@ -74,7 +74,7 @@ impl Instruction<'_> {
         }
     }
 
-    /// What GPUs have no code for in it: LLVM would abort.
+    /// Returns what GPUs have no code for in it: LLVM would abort.
     pub(crate) fn unsupported(self) -> Option<&'static str> {
         let operands = self.operands();
         let has = |test: fn(&Value<'_>) -> bool| test(&self) || operands.iter().any(test);

@@ -22,7 +22,7 @@ impl PartialEq for Type<'_> {
 }
 
 impl Type<'_> {
-    /// LLVM's text; a struct is its name, without its fields.
+    /// Returns LLVM's text; a struct is its name, without its fields.
     pub(crate) fn text(self) -> String {
         // SAFETY: any type has a text, NUL-terminated and owned; it is freed once, after the copy.
         let text = unsafe {
@@ -40,7 +40,7 @@ impl<'m> Value<'m> {
         Type { raw, f: self.functions(), context: PhantomData }
     }
 
-    /// The type of the stack variable (`alloca`) that this value is the address of.
+    /// Returns the type of the stack variable (`alloca`) that this value is the address of.
     pub(crate) fn allocated_type(self) -> Option<Type<'m>> {
         let f = self.functions();
         // SAFETY: the test takes any live value, and only an alloca is queried.
@@ -57,7 +57,7 @@ impl<'m> Value<'m> {
 }
 
 impl<'m> Function<'m> {
-    /// The function type.
+    /// Returns the function type.
     pub(crate) fn signature(self) -> Type<'m> {
         // SAFETY: a function is a global, whose value type is the function's.
         self.in_type(unsafe { (self.functions().LLVMGlobalGetValueType)(self.raw()) })
@@ -68,7 +68,8 @@ impl<'m> Function<'m> {
         self.in_type(unsafe { (self.functions().LLVMGetReturnType)(self.signature().raw) })
     }
 
-    /// The type in the function's attribute of the same kind as `attribute`, such as `byval`.
+    /// Returns the type in the function's attribute of the same kind as `attribute`, such as
+    /// `byval`.
     pub(crate) fn attribute_type(
         self,
         at: AttributePlace,
@@ -82,7 +83,7 @@ impl<'m> Function<'m> {
 }
 
 impl Module<'_> {
-    /// The size of a type in this module's data layout, in bytes.
+    /// Returns the size of a type in this module's data layout, in bytes.
     pub(crate) fn size_of(&self, ty: Type<'_>) -> u64 {
         let f = ty.f;
         // SAFETY: the layout is the live module's own; the queried types are parameters', which

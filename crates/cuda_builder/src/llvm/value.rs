@@ -49,7 +49,7 @@ impl<'m> Value<'m> {
         Self { raw, f: self.f, module: PhantomData }
     }
 
-    /// Whether `test`, one of LLVM's `IsA` functions, accepts the value.
+    /// Returns whether `test`, one of LLVM's `IsA` functions, accepts the value.
     fn is_a(self, test: unsafe extern "C" fn(Ref) -> Ref) -> bool {
         // SAFETY: the `IsA` functions take any live value.
         unsafe { !test(self.raw).is_null() }
@@ -86,7 +86,7 @@ impl<'m> Value<'m> {
         self.is_a(self.f.LLVMIsAInlineAsm)
     }
 
-    /// Whether this is assembly without side effects: Rust's `pure`.
+    /// Returns whether this is assembly without side effects: Rust's `pure`.
     pub(crate) fn is_pure_asm(self) -> bool {
         // SAFETY: the value is assembly, as checked.
         self.is_inline_asm() && unsafe { (self.f.LLVMGetInlineAsmHasSideEffects)(self.raw) == 0 }
@@ -103,8 +103,8 @@ impl<'m> Value<'m> {
             .then(|| unsafe { (self.f.LLVMConstIntGetSExtValue)(self.raw) })
     }
 
-    /// The bytes of a constant byte array, also within a struct of one field, which rustc uses for
-    /// every static.
+    /// Returns the bytes of a constant byte array, also within a struct of one field, which rustc
+    /// uses for every static.
     pub(crate) fn as_bytes(self) -> Option<Vec<u8>> {
         let mut length = 0;
         // SAFETY: `LLVMIsConstantString` takes any value and says whether `LLVMGetAsString` may be
@@ -121,14 +121,14 @@ impl<'m> Value<'m> {
         })
     }
 
-    /// The value's operands; empty for arguments and blocks.
+    /// Returns the value's operands; empty for arguments and blocks.
     pub(crate) fn operands(self) -> Vec<Value<'m>> {
         if !self.is_a(self.f.LLVMIsAUser) {
             return Vec::new();
         }
         // SAFETY: the value has operands, as checked, and the indices are valid.
         let operand = |i| self.value(unsafe { (self.f.LLVMGetOperand)(self.raw, i) });
-        // SAFETY: as above.
+        // SAFETY: the value has operands, as checked.
         let count = unsafe { (self.f.LLVMGetNumOperands)(self.raw) };
         (0..count.cast_unsigned()).map(operand).collect()
     }
@@ -140,7 +140,7 @@ impl<'m> Value<'m> {
         assert_eq!(own, attribute.context, "an attribute is used in its own context");
     }
 
-    /// The users of this value, once per use.
+    /// Returns the users of this value, once per use.
     pub(crate) fn users(self) -> Vec<Value<'m>> {
         // SAFETY: any value has a list of uses, and each use a user.
         unsafe {
@@ -158,7 +158,7 @@ pub(super) unsafe fn bytes<'a>(start: *const u8, length: usize) -> &'a [u8] {
     if start.is_null() {
         return &[];
     }
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes the start of `length` bytes that LLVM keeps.
     unsafe { std::slice::from_raw_parts(start, length) }
 }
 
@@ -186,7 +186,7 @@ impl<'m> Deref for Global<'m> {
 }
 
 impl<'m> Global<'m> {
-    /// `value` comes from a module's list of variables or aliases.
+    /// Returns `value` comes from a module's list of variables or aliases.
     pub(super) fn new(value: Value<'m>) -> Self {
         Self(value)
     }
@@ -206,7 +206,7 @@ impl<'m> Global<'m> {
         unsafe { (self.f.LLVMSetLinkage)(self.raw, linkage.0) }
     }
 
-    /// The linker section, empty when none is set.
+    /// Returns the linker section, empty when none is set.
     pub(crate) fn section(self) -> String {
         // SAFETY: the value is a global; the text, null or NUL-terminated, is copied.
         unsafe {
@@ -217,7 +217,7 @@ impl<'m> Global<'m> {
         }
     }
 
-    /// The initial value of a variable.
+    /// Returns the initial value of a variable.
     pub(crate) fn initializer(self) -> Option<Value<'m>> {
         let variable = self.as_variable()?;
         // SAFETY: the value is a variable; null for a declaration.
@@ -244,7 +244,7 @@ impl<'m> Deref for Function<'m> {
 }
 
 impl<'m> Function<'m> {
-    /// `value` comes from a module's list of functions.
+    /// Returns `value` comes from a module's list of functions.
     pub(super) fn new(value: Value<'m>) -> Self {
         Self(Global(value))
     }
@@ -253,14 +253,14 @@ impl<'m> Function<'m> {
         self.0
     }
 
-    /// Whether this is a kernel entry.
+    /// Returns whether this is a kernel entry.
     pub(crate) fn is_kernel(self) -> bool {
         const PTX_KERNEL: u32 = 71;
         // SAFETY: the value is a function.
         unsafe { (self.f.LLVMGetFunctionCallConv)(self.raw()) == PTX_KERNEL }
     }
 
-    /// Whether this is an LLVM intrinsic.
+    /// Returns whether this is an LLVM intrinsic.
     pub(crate) fn is_intrinsic(self) -> bool {
         self.name().starts_with("llvm.")
     }
@@ -284,7 +284,7 @@ impl<'m> Function<'m> {
         (0..count).map(parameter).collect()
     }
 
-    /// All instructions; none if the body was not read.
+    /// Returns all instructions; none if the body was not read.
     pub(crate) fn instructions(self) -> Vec<Instruction<'m>> {
         let f = self.f;
         // SAFETY: a function has a list of blocks, and a block one of instructions.
@@ -316,7 +316,7 @@ impl<'m> Function<'m> {
         self.attribute_value(at, attribute).is_some()
     }
 
-    /// The value of the function's attribute of the same kind, if it has one.
+    /// Returns the value of the function's attribute of the same kind, if it has one.
     pub(crate) fn attribute_value(
         self,
         at: AttributePlace,
@@ -327,7 +327,7 @@ impl<'m> Function<'m> {
         Some(unsafe { (self.f.LLVMGetEnumAttributeValue)(own) })
     }
 
-    /// The function's attribute of the same kind, if it has one.
+    /// Returns the function's attribute of the same kind, if it has one.
     pub(super) fn attribute_at(self, at: AttributePlace, attribute: Attribute<'_>) -> Option<Ref> {
         // SAFETY: the value is a function; null without such an attribute.
         let own = unsafe {
@@ -337,7 +337,7 @@ impl<'m> Function<'m> {
         (!own.is_null()).then_some(own)
     }
 
-    /// Whether the function has one use, a call.
+    /// Returns whether the function has one use, a call.
     pub(crate) fn is_called_once(self) -> bool {
         let [user] = self.users()[..] else { return false };
         user.as_instruction()
@@ -381,7 +381,7 @@ impl<'m> Instruction<'m> {
         }
     }
 
-    /// A call's callee and number of arguments.
+    /// Returns a call's callee and number of arguments.
     pub(crate) fn call(self) -> Option<(Value<'m>, usize)> {
         // SAFETY: the value is a call, as checked.
         (self.opcode() == Opcode::Call).then(|| unsafe {
@@ -390,7 +390,7 @@ impl<'m> Instruction<'m> {
         })
     }
 
-    /// The base pointer and constant byte offset of an address computation.
+    /// Returns the base pointer and constant byte offset of an address computation.
     pub(crate) fn address(self) -> Option<(Value<'m>, i64)> {
         const POINTER_AND_INDEX: usize = 2;
         let operands = self.operands();

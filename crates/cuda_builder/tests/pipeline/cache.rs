@@ -62,7 +62,7 @@ fn cut_module() -> TestResult {
     Ok(())
 }
 
-/// The second of two workspaces builds with a rustc that refuses to compile `core`.
+/// Returns the second of two workspaces builds with a rustc that refuses to compile `core`.
 fn profiles() -> TestResult {
     let source = "#[unsafe(no_mangle)] pub unsafe extern \"ptx-kernel\" fn profiles(p: *mut u32) {
             let add = |sum: u32, i: usize| sum + unsafe { *p.add(i) };

@@ -49,7 +49,7 @@ pub fn tests() -> Vec<Trial> {
     ]
 }
 
-/// A kernel with this body, which may use `p: *mut u32`.
+/// Returns a kernel with this body, which may use `p: *mut u32`.
 fn kernel(name: &str, before: &str, body: &str) -> Package {
     let source = format!(
         "{before}\n#[unsafe(no_mangle)]\npub unsafe extern \"ptx-kernel\" fn {name}(p: *mut u32) \
@@ -193,7 +193,7 @@ fn uses_std() -> TestResult {
     contains_all(&stderr(&output), &["note: the kernel package begins with `#![no_std]`"])
 }
 
-/// A dependency with an error for each use of `std`: only what to do is said.
+/// Returns a dependency with an error for each use of `std`: only what to do is said.
 fn dependency_with_std() -> TestResult {
     let package = kernel("needs_std", "pub use dependency::f;", "*p = 1");
     let manifest = "[package]\nname = \"dependency\"\nversion = \"2.7.1\"\nedition = \"2024\"\n";
@@ -250,7 +250,7 @@ fn two_architectures() -> TestResult {
     fails(&package, &["first (sm_90a)", "second (sm_100a)", "another file"])
 }
 
-/// An NCCL tree whose bitcode is compiled from this Rust source.
+/// Returns an NCCL tree whose bitcode is compiled from this Rust source.
 fn fake_nccl(package: &Package, source: &str) -> std::path::PathBuf {
     let root = package.folder.join("nccl");
     for folder in ["lib", "include"] {
@@ -275,7 +275,7 @@ fn fake_nccl(package: &Package, source: &str) -> std::path::PathBuf {
     root
 }
 
-/// A kernel that calls `ncclUse`, with that function in a fake NCCL.
+/// Returns a kernel that calls `ncclUse`, with that function in a fake NCCL.
 fn with_fake_nccl(name: &str, source: &str, texts: &[&str]) -> TestResult {
     let before = "unsafe extern \"C\" { fn ncclUse(coop: *mut u32) -> i32; }";
     let package = kernel(name, before, "*p = ncclUse(p) as u32");

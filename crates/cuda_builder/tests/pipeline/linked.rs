@@ -33,7 +33,7 @@ pub fn tests() -> Vec<Trial> {
     ]
 }
 
-/// The fixture, built once for all tests that only read it.
+/// Returns the fixture, built once for all tests that only read it.
 fn linked() -> Result<&'static Artifacts, Failed> {
     static LINKED: LazyLock<Result<Artifacts, String>> = LazyLock::new(|| {
         Package::fixture("linked").builder().build().map_err(|error| error.to_string())

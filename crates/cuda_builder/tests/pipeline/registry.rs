@@ -14,7 +14,8 @@ pub fn tests() -> Vec<Trial> {
     )]
 }
 
-/// The manifest names no path; its patch stands for the registry, so that no network is needed.
+/// Names no path in the manifest: its patch stands for the registry, so that no network is
+/// needed.
 fn dependency() -> TestResult {
     let source = "
 #[unsafe(no_mangle)]

@@ -46,7 +46,7 @@ pub static NIGHTLY: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
 });
 
 impl Needs {
-    /// The reason, if it is missing.
+    /// Returns the reason, if it is missing.
     fn missing(self) -> Option<String> {
         match self {
             Self::RustSource => RUST_SOURCE.clone(),
@@ -57,8 +57,8 @@ impl Needs {
     }
 }
 
-/// A test that runs if its requirements are met, and otherwise is listed as ignored with the
-/// reason. With `DEVCOMM_REQUIRE_KERNELS=1` it fails instead; a nightly is never required.
+/// Returns a test that runs if its requirements are met, and otherwise is listed as ignored with
+/// the reason. With `DEVCOMM_REQUIRE_KERNELS=1` it fails instead; a nightly is never required.
 pub fn test(
     name: &str,
     needs: &[Needs],
@@ -80,7 +80,7 @@ pub fn ensure(condition: bool, message: impl AsRef<str>) -> TestResult {
     if condition { Ok(()) } else { Err(message.as_ref().into()) }
 }
 
-/// A test's folder, the same in each run, so that builds are reused.
+/// Returns a test's folder, the same in each run, so that builds are reused.
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
@@ -92,7 +92,7 @@ pub struct Package {
 }
 
 impl Package {
-    /// A copy of the fixture package.
+    /// Returns a copy of the fixture package.
     pub fn fixture(test: &str) -> Self {
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/kernels");
         // Packages with the same name would share results in the target folder.
@@ -107,7 +107,7 @@ impl Package {
         package
     }
 
-    /// A package with this source after a common prelude.
+    /// Returns a package with this source after a common prelude.
     pub fn new(name: &str, source: &str) -> Self {
         let package = Self { name: name.replace('_', "-"), folder: folder(name) };
         let manifest = format!(
@@ -131,7 +131,7 @@ impl Package {
         fs::write(path, contents).unwrap();
     }
 
-    /// The source of its library.
+    /// Returns the source of its library.
     pub fn source(&self) -> String {
         fs::read_to_string(self.folder.join("src/lib.rs")).unwrap()
     }
@@ -163,13 +163,13 @@ impl Package {
         command.output().unwrap()
     }
 
-    /// The index that the build script wrote.
+    /// Returns the index that the build script wrote.
     pub fn index(&self) -> String {
         fs::read_to_string(self.folder.join("out-dir/kernels/kernels.rs")).unwrap_or_default()
     }
 }
 
-/// One target folder for all tests, so that `core` is compiled once.
+/// Returns one target folder for all tests, so that `core` is compiled once.
 pub fn target() -> PathBuf {
     folder("target")
 }
@@ -179,7 +179,7 @@ const SCRIPT: &str = "DEVCOMM_TEST_BUILD_SCRIPT";
 /// The build script checks the costs of all kernels if this variable is set.
 pub const CHECK_ALL: &str = "DEVCOMM_TEST_CHECK_ALL";
 
-/// Whether this process acts as a build script.
+/// Returns whether this process acts as a build script.
 pub fn is_build_script() -> bool {
     env::var_os(SCRIPT).is_some()
 }
@@ -220,7 +220,7 @@ pub fn script(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// The PTX of one kernel: from its entry to the end of its body.
+/// Returns the PTX of one kernel: from its entry to the end of its body.
 pub fn body(artifacts: &Artifacts, kernel: &str) -> String {
     let holds = |kernels: &[cuda_builder::Kernel]| kernels.iter().any(|k| k.name == kernel);
     let module = artifacts.modules.iter().find(|module| holds(&module.info.kernels)).unwrap();
@@ -237,7 +237,7 @@ pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The output of a command.
+/// Returns the output of a command.
 pub fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&command.output().unwrap().stdout).into_owned()
 }

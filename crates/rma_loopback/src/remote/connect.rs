@@ -180,7 +180,7 @@ fn wait_to_retry(
     Ok(())
 }
 
-/// Whether the process at the other end is one of this user.
+/// Returns whether the process at the other end is one of this user.
 fn is_of_this_user(socket: &UnixStream) -> bool {
     socket_peercred(socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }

@@ -48,7 +48,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Whether all published entries are executed.
+    /// Returns whether all published entries are executed.
     pub(crate) fn is_settled(&self, ring: Ring<'_>) -> bool {
         self.acknowledged == ring.published()
     }

@@ -25,7 +25,7 @@ const TEXT_BYTES: usize = 1000;
 pub(crate) struct Link {
     /// The other rank.
     rank: usize,
-    /// Its process.
+    /// The process.
     pid: u64,
     me: Arc<LocalRank>,
     segment: ManuallyDrop<Segment>,
@@ -45,7 +45,7 @@ struct State {
 }
 
 impl Link {
-    /// The link of `me`, rank `my_rank`, to `rank`, in process `pid`.
+    /// Returns the link of `me`, rank `my_rank`, to `rank`, in process `pid`.
     pub(crate) fn new(
         me: Arc<LocalRank>,
         my_rank: usize,
@@ -87,7 +87,7 @@ impl Link {
         self.state().outgoing.done(sequence)
     }
 
-    /// The sequence number of the last operation.
+    /// Returns the sequence number of the last operation.
     pub(crate) fn accepted(&self) -> u64 {
         self.state().outgoing.accepted()
     }
@@ -104,7 +104,7 @@ impl Link {
         state.outgoing.progress(self.segment.ring(self.out), &self.me)
     }
 
-    /// Whether all requests that the other rank has published are executed.
+    /// Returns whether all requests that the other rank has published are executed.
     pub(crate) fn is_settled(&self) -> bool {
         self.state().incoming.is_settled(self.segment.ring(1 - self.out))
     }

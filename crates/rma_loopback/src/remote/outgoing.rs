@@ -67,7 +67,7 @@ pub(crate) struct Outgoing {
     cancelled: bool,
 }
 
-// SAFETY: as for `RemoteOp`.
+// SAFETY: its addresses are of memory that any thread may pass to the driver.
 unsafe impl Send for Outgoing {}
 
 impl Outgoing {
@@ -100,7 +100,7 @@ impl Outgoing {
         self.in_flight.clear();
     }
 
-    /// The sequence number of the last operation.
+    /// Returns the sequence number of the last operation.
     pub(crate) fn accepted(&self) -> u64 {
         self.accepted
     }
@@ -109,7 +109,7 @@ impl Outgoing {
         self.completed >= sequence
     }
 
-    /// Whether the owner has entries left to execute.
+    /// Returns whether the owner has entries left to execute.
     pub(crate) fn waits_for_owner(&self, ring: Ring<'_>) -> bool {
         let all_entries = self.first + self.in_flight.len() as u64;
         !self.operations.is_empty() || ring.acknowledged() < all_entries

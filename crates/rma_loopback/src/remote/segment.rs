@@ -59,7 +59,7 @@ impl Shape {
         2 * self.direction_bytes()
     }
 
-    /// Zeroed memory of this shape, sealed against resizing.
+    /// Returns zeroed memory of this shape, sealed against resizing.
     pub(crate) fn create(self) -> Result<OwnedFd> {
         let failed = |error| Error::system("creating memory shared by two processes", error);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -143,7 +143,7 @@ impl Segment {
         Ok(Self { device: device.clone(), map, shape })
     }
 
-    /// The ring of direction 0 or 1.
+    /// Returns the ring of direction 0 or 1.
     pub(crate) fn ring(&self, direction: usize) -> Ring<'_> {
         Ring { segment: self, base: direction * self.shape.direction_bytes() }
     }
@@ -175,7 +175,7 @@ impl Ring<'_> {
         self.segment.shape
     }
 
-    /// Number of entries that the sender has published.
+    /// Returns the number of entries that the sender has published.
     pub(crate) fn published(&self) -> u64 {
         self.word(PUBLISHED).load(Ordering::Acquire)
     }
@@ -184,7 +184,7 @@ impl Ring<'_> {
         self.word(PUBLISHED).store(entries, Ordering::Release);
     }
 
-    /// Number of entries that the owner has executed.
+    /// Returns the number of entries that the owner has executed.
     pub(crate) fn acknowledged(&self) -> u64 {
         self.word(ACKNOWLEDGED).load(Ordering::Acquire)
     }
@@ -218,7 +218,7 @@ impl Ring<'_> {
         Ok(entry)
     }
 
-    /// The memory of a slot.
+    /// Returns the memory of a slot.
     pub(crate) fn slot(&self, slot: usize) -> *mut u8 {
         let Shape { slots, slot_bytes } = self.segment.shape;
         debug_assert!(slot < slots);

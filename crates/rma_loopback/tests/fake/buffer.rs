@@ -8,7 +8,7 @@ pub struct Memory(Box<[UnsafeCell<u64>]>);
 
 // SAFETY: it is read and written through raw pointers only, as device memory is.
 unsafe impl Sync for Memory {}
-// SAFETY: as above.
+// SAFETY: it belongs to no thread.
 unsafe impl Send for Memory {}
 
 impl Memory {

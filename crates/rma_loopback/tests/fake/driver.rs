@@ -42,7 +42,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// A new device, which is never freed.
+    /// Returns a new device, which is never freed.
     pub fn new(number: usize, delay: u64, reductions: bool) -> &'static Self {
         Box::leak(Box::new(Self {
             number: number as c_int,
@@ -85,7 +85,7 @@ pub fn capture_mode_of_this_thread() -> c_int {
     CAPTURE_MODE.get()
 }
 
-/// The depth of this thread's stack of contexts.
+/// Returns the depth of this thread's stack of contexts.
 pub fn contexts_on_stack() -> usize {
     CURRENT.with_borrow(Vec::len)
 }
@@ -150,7 +150,7 @@ fn execute(tasks: &Receiver<Task>, pending: &(Mutex<usize>, Condvar), device: &D
                 // SAFETY: ranges that the test registered; tests detect races with a copy.
                 unsafe { std::ptr::copy(from as *const u8, to as *mut u8, half) };
                 pause(8);
-                // SAFETY: as above.
+                // SAFETY: the other half of these ranges.
                 unsafe {
                     std::ptr::copy(
                         (from + half) as *const u8,
@@ -206,7 +206,7 @@ fn push(stream: RawStream, task: Task) -> Code {
 }
 
 fn device_of(stream: RawStream) -> &'static Device {
-    // SAFETY: as in `push`.
+    // SAFETY: the plugin passes a stream that `create` made.
     unsafe { &*stream.cast::<Stream>() }.device
 }
 
@@ -223,7 +223,7 @@ fn copy(stream: RawStream, to: usize, from: usize, bytes: usize) -> Code {
 ///
 /// `to` is valid for a write.
 unsafe fn set_out<T>(to: *mut T, value: T) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: the plugin passes a valid out pointer.
     unsafe { to.write(value) };
     SUCCESS
 }
@@ -237,22 +237,22 @@ unsafe extern "C" fn error_name(code: Code, name: *mut *const c_char) -> Code {
         ILLEGAL_ADDRESS => c"CUDA_ERROR_ILLEGAL_ADDRESS",
         _ => c"CUDA_ERROR_INVALID_VALUE",
     };
-    // SAFETY: the caller's out pointer.
+    // SAFETY: the plugin passes a valid out pointer.
     unsafe { set_out(name, text.as_ptr()) }
 }
 unsafe extern "C" fn version(version: *mut c_int) -> Code {
-    // SAFETY: the caller's out pointer.
+    // SAFETY: the plugin passes a valid out pointer.
     unsafe { set_out(version, 13_010) }
 }
 unsafe extern "C" fn attribute(value: *mut c_int, attribute: c_int, _: c_int) -> Code {
     let Some(device) = current() else { return INVALID_CONTEXT };
     let has = attribute != ATOMIC_REDUCTION_SUPPORTED || device.reductions;
-    // SAFETY: the caller's out pointer.
+    // SAFETY: the plugin passes a valid out pointer.
     unsafe { set_out(value, c_int::from(has)) }
 }
 unsafe extern "C" fn get_current(context: *mut RawContext) -> Code {
     let top = current().map_or(null_mut(), |device| std::ptr::from_ref(device).cast_mut().cast());
-    // SAFETY: the caller's out pointer.
+    // SAFETY: the plugin passes a valid out pointer.
     unsafe { set_out(context, top) }
 }
 unsafe extern "C" fn push_current(context: RawContext) -> Code {
@@ -261,16 +261,16 @@ unsafe extern "C" fn push_current(context: RawContext) -> Code {
 }
 unsafe extern "C" fn pop_current(context: *mut RawContext) -> Code {
     let Some(top) = CURRENT.with_borrow_mut(Vec::pop) else { return INVALID_CONTEXT };
-    // SAFETY: the caller's out pointer.
+    // SAFETY: the plugin passes a valid out pointer.
     unsafe { set_out(context, top as RawContext) }
 }
 unsafe extern "C" fn get_device(number: *mut c_int) -> Code {
     let Some(device) = current() else { return INVALID_CONTEXT };
-    // SAFETY: the caller's out pointer.
+    // SAFETY: the plugin passes a valid out pointer.
     unsafe { set_out(number, device.number) }
 }
 unsafe extern "C" fn priorities(least: *mut c_int, greatest: *mut c_int) -> Code {
-    // SAFETY: the caller's out pointers.
+    // SAFETY: the plugin passes a valid out pointer.
     unsafe { (*least, *greatest) = (0, -5) };
     SUCCESS
 }
@@ -283,7 +283,7 @@ unsafe extern "C" fn create(stream: *mut RawStream, _: c_uint, _: c_int) -> Code
     let seed = SEED.fetch_add(7919, Ordering::Relaxed);
     let worker = std::thread::spawn(move || execute(&received, &counted, device, seed));
     let new = Stream { device, tasks: Some(tasks), pending, worker: Some(worker) };
-    // SAFETY: the caller's out pointer.
+    // SAFETY: the plugin passes a valid out pointer.
     unsafe { set_out(stream, Box::into_raw(Box::new(new)).cast()) }
 }
 unsafe extern "C" fn destroy(stream: RawStream) -> Code {
@@ -294,7 +294,7 @@ unsafe extern "C" fn destroy(stream: RawStream) -> Code {
     SUCCESS
 }
 unsafe extern "C" fn synchronize(stream: RawStream) -> Code {
-    // SAFETY: as in `push`.
+    // SAFETY: the plugin passes a stream that `create` made.
     let stream = unsafe { &*stream.cast::<Stream>() };
     let mut pending = stream.pending.0.lock().unwrap();
     while *pending > 0 {
@@ -303,7 +303,7 @@ unsafe extern "C" fn synchronize(stream: RawStream) -> Code {
     SUCCESS
 }
 unsafe extern "C" fn query(stream: RawStream) -> Code {
-    // SAFETY: as in `push`.
+    // SAFETY: the plugin passes a stream that `create` made.
     let stream = unsafe { &*stream.cast::<Stream>() };
     if *stream.pending.0.lock().unwrap() > 0 { NOT_READY } else { SUCCESS }
 }
@@ -313,7 +313,7 @@ unsafe extern "C" fn batch(
     operations: *mut MemOp,
     flags: c_uint,
 ) -> Code {
-    // SAFETY: the caller's array.
+    // SAFETY: the plugin passes an array of `count` operations.
     let operations = unsafe { std::slice::from_raw_parts(operations, count as usize) };
     if flags != 0 || count >= 256 {
         return INVALID_VALUE;
@@ -337,7 +337,7 @@ unsafe extern "C" fn batch(
     SUCCESS
 }
 unsafe extern "C" fn event_create(event: *mut RawEvent, _: c_uint) -> Code {
-    // SAFETY: the caller's out pointer.
+    // SAFETY: the plugin passes a valid out pointer.
     unsafe { set_out(event, Arc::into_raw(Arc::<Event>::default()).cast_mut().cast()) }
 }
 unsafe extern "C" fn event_destroy(event: RawEvent) -> Code {
@@ -364,7 +364,7 @@ unsafe extern "C" fn wait(stream: RawStream, event: RawEvent, _: c_uint) -> Code
 unsafe extern "C" fn host_alloc(host: *mut *mut c_void, bytes: usize, _: c_uint) -> Code {
     let memory = vec![0xaa_u128; bytes.div_ceil(16)].leak().as_mut_ptr();
     PINNED.lock().unwrap().insert(memory as usize, bytes);
-    // SAFETY: the caller's out pointer.
+    // SAFETY: the plugin passes a valid out pointer.
     unsafe { set_out(host, memory.cast()) }
 }
 unsafe extern "C" fn host_free(host: *mut c_void) -> Code {
@@ -376,7 +376,7 @@ unsafe extern "C" fn host_register(host: *mut c_void, bytes: usize, _: c_uint) -
     SUCCESS
 }
 unsafe extern "C" fn device_pointer(address: *mut Address, host: *mut c_void, _: c_uint) -> Code {
-    // SAFETY: the caller's out pointer.
+    // SAFETY: the plugin passes a valid out pointer.
     unsafe { set_out(address, host as Address) }
 }
 unsafe extern "C" fn to_device(
@@ -414,7 +414,7 @@ unsafe extern "C" fn device_to_device(
     }
 }
 unsafe extern "C" fn can_access_peer(can: *mut c_int, _: c_int, _: c_int) -> Code {
-    // SAFETY: the caller's out pointer.
+    // SAFETY: the plugin passes a valid out pointer.
     unsafe { set_out(can, 1) }
 }
 unsafe extern "C" fn peer(
@@ -429,11 +429,11 @@ unsafe extern "C" fn peer(
     copy(stream, to as usize, from as usize, bytes)
 }
 unsafe extern "C" fn capture_mode(mode: *mut c_int) -> Code {
-    // SAFETY: the caller's pointer.
+    // SAFETY: the plugin passes a valid out pointer.
     unsafe { set_out(mode, CAPTURE_MODE.replace(*mode)) }
 }
 
-/// The fake driver's function table.
+/// Returns the fake driver's function table.
 pub fn functions() -> Functions {
     Functions {
         cuInit: init,

@@ -16,11 +16,11 @@ const SPACING: Address = 1 << 40;
 /// How device memory was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// As `ncclMemAlloc` does: mapped for every device.
+    /// Memory as from `ncclMemAlloc`: mapped for every device.
     AllDevices,
-    /// As NCCL's own buffers: mapped for its device only, but can be mapped for others.
+    /// Memory as NCCL's own buffers: mapped for its device only, but can be mapped for others.
     Owner,
-    /// As `cudaMalloc` does: it cannot be mapped for others.
+    /// Memory as from `cudaMalloc`: it cannot be mapped for others.
     Malloc,
 }
 
@@ -64,12 +64,12 @@ pub fn allocate(base: usize, bytes: usize, owner: c_int, kind: Kind) {
     });
 }
 
-/// Number of mappings of the memory at `base` besides its own address.
+/// Returns the number of mappings of the memory at `base` besides its own address.
 pub fn mappings_of(base: usize) -> usize {
     all(|all| all.mappings.values().filter(|mapping| mapping.memory == base).count())
 }
 
-/// The process's address for device address `at`, if `device` can access it.
+/// Returns the process's address for device address `at`, if `device` can access it.
 pub fn translate(at: Address, device: c_int) -> Option<usize> {
     all(|all| {
         if at >= MAPPINGS {
@@ -86,7 +86,7 @@ pub fn translate(at: Address, device: c_int) -> Option<usize> {
 pub unsafe extern "C" fn access(flags: *mut u64, location: *const Location, at: Address) -> Code {
     all(|all| match all.find(at as usize) {
         Some((_, found)) if found.kind != Kind::Malloc => {
-            // SAFETY: the caller's pointers.
+            // SAFETY: the plugin passes valid pointers.
             unsafe {
                 let accessible = found.kind == Kind::AllDevices || (*location).id == found.owner;
                 *flags = if accessible { READ_WRITE as u64 } else { 0 };
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn access(flags: *mut u64, location: *const Location, at: 
 pub unsafe extern "C" fn range(base: *mut Address, bytes: *mut usize, at: Address) -> Code {
     all(|all| match all.find(at as usize) {
         Some((start, found)) => {
-            // SAFETY: the caller's out pointers.
+            // SAFETY: the plugin passes valid pointers.
             unsafe { (*base, *bytes) = (start as Address, found.bytes) };
             SUCCESS
         }
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn range(base: *mut Address, bytes: *mut usize, at: Addres
 pub unsafe extern "C" fn retain(handle: *mut u64, at: *mut c_void) -> Code {
     all(|all| match all.find(at as usize) {
         Some((start, found)) if found.kind != Kind::Malloc => {
-            // SAFETY: the caller's out pointer.
+            // SAFETY: the plugin passes valid pointers.
             unsafe { *handle = start as u64 };
             SUCCESS
         }
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn retain(handle: *mut u64, at: *mut c_void) -> Code {
 pub unsafe extern "C" fn reserve(to: *mut Address, _: usize, _: usize, _: Address, _: u64) -> Code {
     all(|all| {
         all.reserved += SPACING;
-        // SAFETY: the caller's out pointer.
+        // SAFETY: the plugin passes valid pointers.
         unsafe { *to = MAPPINGS + all.reserved };
     });
     SUCCESS
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn set_access(
     who: *const AccessDescription,
     count: usize,
 ) -> Code {
-    // SAFETY: the caller's array.
+    // SAFETY: the plugin passes an array of `count` descriptions.
     let who = unsafe { std::slice::from_raw_parts(who, count) };
     all(|all| match all.mappings.get_mut(&to) {
         Some(mapping) => {

@@ -133,7 +133,7 @@ impl Listening {
             handles.iter_mut().map(|handle| handle.as_mut_ptr().cast()).collect();
         let ranks = pointers.len() as c_int;
         let mut comm = null_mut();
-        // SAFETY: as above.
+        // SAFETY: the plugin gave these pointers, and nothing is closed yet.
         let status = unsafe {
             (ncclRmaPlugin_v16.connect)(
                 null_mut(), // not the `ctx` from `init`, as in NCCL's RMA proxy
@@ -290,8 +290,8 @@ impl Rank {
         call_version!(self.version, iput(at, c, s, from.0, bytes, d, to.0, rank))
     }
 
-    /// As [`Rank::try_put`], and then progress until the operation is enqueued, also into a rank
-    /// that makes no progress itself. Returns the first error.
+    /// Does the same as [`Rank::try_put`], and then progress until the operation is enqueued, also
+    /// into a rank that makes no progress itself. Returns the first error.
     pub fn try_put_now(
         &self,
         from: RegionOffset,
@@ -355,7 +355,7 @@ impl Rank {
         self.track(request);
     }
 
-    /// A signal without data, as NCCL's proxy sends a VA signal.
+    /// Sends a signal without data, as NCCL's proxy sends a VA signal.
     pub fn signal(&self, context: usize, rank: usize, signal: RegionOffset, add: u64) {
         self.put_signal(context, NOWHERE, 0, NOWHERE, rank, signal, add, SIGNAL_ADD);
     }
@@ -468,12 +468,13 @@ impl Rank {
     }
 }
 
-/// The fake driver, with these settings.
+/// Returns the fake driver, with these settings.
 pub fn setup(config: Config) -> Setup {
     Setup { driver: Arc::new(Driver::new(driver::functions()).unwrap()), config }
 }
 
-/// A new device, current on this thread. Ranks that start on this thread use the options' settings.
+/// Returns a new device, current on this thread. Ranks that start on this thread use the options'
+/// settings.
 pub fn device(number: usize, options: &Options) -> &'static Device {
     let device = Device::new(number, options.delay, options.reductions);
     device.make_current();

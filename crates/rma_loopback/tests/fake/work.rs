@@ -15,9 +15,9 @@ fn byte(from: usize, to: usize, context: usize, round: usize, at: usize) -> u8 {
     (from * 31 + to * 17 + context * 7 + round * 3 + at) as u8
 }
 
-/// Every rank sends messages to every rank, itself too, on every context: each message in up to
-/// three puts of random sizes, the last with a signal. Meanwhile a thread in the role of a kernel
-/// polls the signals and checks the data put before each signal.
+/// Sends messages from every rank to every rank, itself too, on every context: each message in up
+/// to three puts of random sizes, the last with a signal. Meanwhile a thread in the role of a
+/// kernel polls the signals and checks the data put before each signal.
 pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
     let (me, ranks) = (rank.rank, rank.ranks);
     let slot = |from: usize, context: usize, round: usize| {

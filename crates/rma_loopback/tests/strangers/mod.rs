@@ -13,8 +13,8 @@ use crate::fake::bootstrap::HandleBytes;
 /// What a rank sends when it connects.
 const HANDSHAKE_BYTES: usize = 40;
 
-/// The random number, the process and the number of a rank's socket, as its name has them, which
-/// every user of the host can read.
+/// Returns the random number, the process and the number of a rank's socket, as its name has them,
+/// which every user of the host can read.
 fn words(handle: &HandleBytes) -> [u64; 3] {
     [2, 3, 4].map(|word| u64::from_le_bytes(handle.as_chunks().0[word]))
 }
@@ -25,7 +25,7 @@ fn address(handle: &HandleBytes) -> SocketAddr {
     SocketAddr::from_abstract_name(name).unwrap()
 }
 
-/// The handshake of rank 2 with rank 0, which has this handle.
+/// Returns the handshake of rank 2 with rank 0, which has this handle.
 fn handshake(handle: &HandleBytes) -> [u8; HANDSHAKE_BYTES] {
     let [process, pid, endpoint] = words(handle);
     let mut bytes = [0; HANDSHAKE_BYTES];
@@ -36,7 +36,7 @@ fn handshake(handle: &HandleBytes) -> [u8; HANDSHAKE_BYTES] {
     bytes
 }
 
-/// What `f` returns as another user; `None` if this one may not become another.
+/// Returns what `f` returns as another user; `None` if this one may not become another.
 fn as_another<T: Send>(f: impl FnOnce() -> T + Send) -> Option<T> {
     // The system call changes the user of one thread.
     let thread = || set_thread_uid(Uid::from_raw(65534)).ok().map(|()| f());

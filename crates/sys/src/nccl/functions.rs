@@ -262,7 +262,7 @@ macro_rules! table {
             /// A table without functions.
             pub const NONE: Self = Self { $( $name: None, )* };
 
-            /// The functions of a library, looked up by `symbol`; NULL for none.
+            /// Returns the functions of a library, looked up by `symbol`; NULL for none.
             ///
             /// # Safety
             ///
@@ -278,7 +278,7 @@ macro_rules! table {
                 }, )* }
             }
 
-            /// The symbols of the missing functions.
+            /// Returns the symbols of the missing functions.
             #[must_use]
             pub fn missing(&self) -> Vec<&'static str> {
                 let all = [$( (self.$name.is_none(), $symbol) ),*];
