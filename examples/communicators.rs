@@ -75,7 +75,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
     Ok(())
 }
 
-/// The sum of the rank numbers of `comm`, by an all-reduce.
+/// Returns the sum of the rank numbers of `comm`, by an all-reduce.
 fn sum_of_ranks(comm: &Communicator, stream: &Stream) -> Result<u64> {
     let memory = comm.mem_alloc::<u64>(1)?;
     memory.copy_from_host(&[comm.rank() as u64])?;

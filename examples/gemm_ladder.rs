@@ -1,4 +1,4 @@
-//! From a loop to cuBLASLt: the matrix products of `docs/gemm.md`, each checked.
+//! Matrix products, from a loop to cuBLASLt: those of `docs/gemm.md`, each checked.
 //!
 //! ```text
 //! cargo xtask run gemm_ladder  # 1024 x 1024 x 1024, or small matrices on a simulated GPU
@@ -19,7 +19,7 @@ use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::run;
 use half::bf16;
 
-/// From a loop to cuBLASLt: matrix products, each a step faster than the one before.
+/// Matrix products, from a loop to cuBLASLt, each a step faster than the one before.
 #[derive(Parser)]
 struct Options {
     /// Rows of C, a multiple of 256 [default: 1024; simulated 256]

@@ -136,7 +136,7 @@ impl<'a> Layer<'a> {
         Ok(Self {
             // SAFETY: no kernel writes weights.
             gemm: unsafe { gemm.with_constant_b() },
-            // SAFETY: as above.
+            // SAFETY: no kernel writes weights.
             gemm_all_reduce: unsafe { gemm_all_reduce.with_constant_b() },
             collectives: Collectives::new(comm)?,
             x: memory(tokens * hidden)?,
@@ -173,13 +173,13 @@ impl<'a> Layer<'a> {
         self.rmsnorm()
     }
 
-    /// All that follows the products, for few tokens in one kernel.
+    /// Returns all that follows the products, for few tokens in one kernel.
     fn all_reduce_rmsnorm(&self, by: &Collectives) -> devcomm::Result<()> {
         let Self { residual, norm, y, .. } = self;
         by.all_reduce_rmsnorm(y, residual, norm, y, EPS, &self.stream)
     }
 
-    /// What follows the all-reduce, in place.
+    /// Returns what follows the all-reduce, in place.
     fn rmsnorm(&self) -> devcomm::Result<()> {
         let [tokens, _, hidden] = self.shape.map(|extent| extent as u32);
         // A cluster of blocks has a thread for each vector of 16 bytes of a token.
@@ -227,7 +227,7 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    /// The wrong elements of so many tokens, over all ranks.
+    /// Returns the wrong elements of so many tokens, over all ranks.
     fn count_wrong(&self, form: Form, samples: usize) -> Result<usize> {
         let Self { rank, shape: [tokens, columns, hidden], .. } = *self;
         let [x, residual] = inputs(tokens, hidden);

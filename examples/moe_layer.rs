@@ -72,7 +72,7 @@ struct Inputs {
     weights: Vec<f32>,
 }
 
-/// The matrices of a rank's experts, one behind the other, as `nn.Linear` keeps them.
+/// The matrices of a rank's experts, one after the other, as `nn.Linear` keeps them.
 struct Experts {
     /// `inner x hidden` each.
     up: SymmetricBuffer<bf16>,
@@ -144,7 +144,8 @@ impl Layer {
         Ok(())
     }
 
-    /// The layer by devcomm's kernels: this rank's results, and how many rows its experts had.
+    /// Returns the layer by devcomm's kernels: this rank's results, and how many rows its experts
+    /// had.
     fn by_kernels(
         self,
         rank: &Rank,
@@ -198,8 +199,8 @@ impl Layer {
         Ok((got, sizes.iter().map(|size| *size as usize).sum()))
     }
 
-    /// The layer by `ncclAlltoAll`, with room for all rows of a rank in each message, a product for
-    /// each expert, and all else on the host.
+    /// Returns the layer by `ncclAlltoAll`, with room for all rows of a rank in each message, a
+    /// product for each expert, and all else on the host.
     fn by_nccl(self, rank: &Rank, inputs: &Inputs, stream: &Stream) -> Result<Vec<bf16>> {
         let Self { tokens, hidden, inner, experts, top_k, .. } = self;
         let (comm, ranks) = (rank.communicator()?, rank.n_ranks());
@@ -259,7 +260,7 @@ impl Layer {
         Ok((0..tokens * hidden).map(sum).collect())
     }
 
-    /// The matrices of this rank's experts.
+    /// Returns the matrices of this rank's experts.
     fn experts(self, rank: &Rank) -> Result<Experts> {
         let local = self.experts / rank.n_ranks();
         let own = rank.rank() * local..(rank.rank() + 1) * local;
@@ -273,15 +274,15 @@ impl Layer {
         Ok(Experts { up: matrices(UP, self.hidden)?, down: matrices(DOWN, self.inner)? })
     }
 
-    /// A matrix of an expert, small enough that a result is about as large as a token.
+    /// Returns a matrix of an expert, small enough that a result is about as large as a token.
     fn matrix(self, seed: u64, expert: usize, columns: usize) -> Vec<bf16> {
         let scale = bf16::from_f64(2.0 / (columns as f64).sqrt());
         let elements = inputs::<bf16>(seed, expert, self.hidden * self.inner);
         elements.into_iter().map(|element| element * scale).collect()
     }
 
-    /// A rank's tokens. Each has the experts with the largest logits; their weights are the softmax
-    /// of these.
+    /// Returns a rank's tokens. Each has the experts with the largest logits; their weights are the
+    /// softmax of these.
     fn inputs(self, rank: usize) -> Inputs {
         let (mut ids, mut weights) = (Vec::new(), Vec::new());
         for token in 0..self.tokens {
@@ -296,9 +297,9 @@ impl Layer {
         Inputs { x: inputs(TOKENS, rank, self.tokens * self.hidden), ids, weights }
     }
 
-    /// What a rank's tokens become. Errors are those of roundings: to bf16 of what is between an
-    /// expert's matrices, of its result, of the sum of a rank's experts and of the end; to f32 of a
-    /// product's terms.
+    /// Returns what a rank's tokens become. Errors are those of roundings: to bf16 of what is
+    /// between an expert's matrices, of its result, of the sum of a rank's experts and of the end;
+    /// to f32 of a product's terms.
     fn expected(self, inputs: &Inputs) -> Vec<Expected> {
         let Self { hidden, inner, experts, top_k, .. } = self;
         let half_step = f64::from(bf16::EPSILON) / 2.0;
@@ -336,7 +337,7 @@ impl Layer {
     }
 }
 
-/// The product of a matrix and a vector.
+/// Returns the product of a matrix and a vector.
 fn product(matrix: &[f64], x: &[Expected], f32_steps: f64) -> impl Iterator<Item = Expected> {
     matrix.chunks(x.len()).map(move |row| {
         let (mut value, mut error, mut size) = (0.0, 0.0, 0.0);

@@ -96,8 +96,8 @@ fn weights(hidden: usize) -> Vec<bf16> {
     (0..hidden).map(weight).collect()
 }
 
-/// How many elements of row `row` differ from the reference by more than one rounding of the result
-/// (and, for `rounded_sums`, of the sum).
+/// Returns how many elements of row `row` differ from the reference by more than one rounding of
+/// the result (and, for `rounded_sums`, of the sum).
 fn wrong_in(row: usize, n_ranks: usize, rounded_sums: bool, got: &[bf16]) -> usize {
     let hidden = got.len();
     let part = |rank, at| f64::from(input::<bf16>(INPUTS, rank, at));

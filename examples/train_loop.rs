@@ -93,7 +93,7 @@ struct Lost;
 struct State {
     step: usize,
     weights: [f32; WEIGHTS],
-    /// On the GPU: the gradient of this rank's points, and then of all.
+    /// The gradient, on the GPU, of this rank's points, and then of all.
     gradient: SymmetricBuffer<f32>,
     stream: Stream,
 }
@@ -175,7 +175,7 @@ fn true_weights() -> [f32; WEIGHTS] {
     std::array::from_fn(|index| index as f32 / 4.0 - 2.0)
 }
 
-/// Each point's variables are 1 or -1, uncorrelated over all points.
+/// Returns points whose variables are 1 or -1, uncorrelated over all points.
 fn variables(point: usize) -> [f32; WEIGHTS] {
     // Rows of a Hadamard matrix.
     std::array::from_fn(

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use program::{refuses, run};
 
-/// An empty folder like that of `cargo xtask twins`.
+/// Returns an empty folder like that of `cargo xtask twins`.
 fn empty_twins(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("devcomm-bench-{name}-{}", std::process::id()));
     for language in ["rust", "cpp"] {

@@ -7,7 +7,7 @@ use std::fs;
 use program::{refuses, run};
 use serde_json::{Value, json};
 
-/// A run of two variants with two sizes, 25 rounds, and this noise and factor of all times.
+/// Returns a run of two variants with two sizes, 25 rounds, and this noise and factor of all times.
 fn rows(noise_percent: f64, factor: f64) -> Value {
     let row = |variant: &str, size: usize, us: f64| {
         json!({
@@ -24,7 +24,7 @@ fn rows(noise_percent: f64, factor: f64) -> Value {
     json!({"header": header, "rows": rows.collect::<Vec<_>>()})
 }
 
-/// The path of a file with this text in a folder.
+/// Returns the path of a file with this text in a folder.
 fn file(folder: &tempfile::TempDir, name: &str, text: &str) -> String {
     let path = folder.path().join(name);
     fs::write(&path, text).unwrap();

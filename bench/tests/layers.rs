@@ -24,8 +24,8 @@ fn modules(folder: &Path, path: &[String], found: &mut BTreeMap<Vec<String>, Str
     }
 }
 
-/// The paths after `crate::` and `super::` in a module's code, without comments, and in a `mod.rs`
-/// those that it re-exports.
+/// Returns the paths after `crate::` and `super::` in a module's code, without comments, and in a
+/// `mod.rs` those that it re-exports.
 fn uses(module: &[String], code: &str, children: &[&String]) -> Vec<Vec<String>> {
     let lines = code.lines().map(str::trim).filter(|line| !line.starts_with("//"));
     let words = |path: &str| {
@@ -47,7 +47,7 @@ fn uses(module: &[String], code: &str, children: &[&String]) -> Vec<Vec<String>>
     found
 }
 
-/// The modules that each one uses.
+/// Returns the modules that each one uses.
 fn graph() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
     let mut sources = BTreeMap::new();
     modules(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &[], &mut sources);

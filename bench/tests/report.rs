@@ -11,7 +11,7 @@ use std::process::Command;
 use program::{refuses, run};
 use serde_json::{Value, json};
 
-/// The folder of the project.
+/// Returns the folder of the project.
 fn project() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -32,7 +32,7 @@ fn write(folder: &Path, name: &str, command: &str, rows: &[(&str, usize, f64, Va
     fs::write(folder.join(name), text.to_string()).unwrap();
 }
 
-/// The lines of the page of a folder that have a table's row, and the page.
+/// Returns the lines of the page of a folder that have a table's row, and the page.
 fn page(folder: &Path) -> (Vec<String>, String) {
     let page = folder.join("page.md");
     let (from, to) = (folder.join("rows"), page.to_str().unwrap());
@@ -180,7 +180,7 @@ fn a_second_program_computes_the_ratios_of_the_page() {
     }
 }
 
-/// The least times of a file's rows, by size and variant, in us.
+/// Returns the least times of a file's rows, by size and variant, in us.
 fn times_of(name: &str) -> HashMap<(u64, String), f64> {
     let file = project().join(format!("docs/measurements/{name}.json"));
     let file: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();

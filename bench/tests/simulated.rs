@@ -18,7 +18,7 @@ const OF_OPS: [&str; 2] = ["rust-ops", "rust-ops-plain"];
 /// NCCL's variants.
 const OF_NCCL: [&str; 2] = ["nccl", "nccl-sym"];
 
-/// A successful run: its comment lines, and the words of each row of its table.
+/// Returns a successful run: its comment lines, and the words of each row of its table.
 fn table(args: &[&str]) -> (Vec<String>, Vec<Vec<String>>) {
     table_of(program(args))
 }
@@ -38,7 +38,7 @@ fn table_of(command: Command) -> (Vec<String>, Vec<Vec<String>>) {
     (comments.into_iter().map(str::to_owned).collect(), rows.split_off(2))
 }
 
-/// One column.
+/// Returns one column.
 fn column(rows: &[Vec<String>], i: usize) -> Vec<&str> {
     rows.iter().map(|row| row[i].as_str()).collect()
 }
@@ -604,7 +604,7 @@ fn rows_of_nccl_tests_join_the_table() {
     refuses(&[&["all-reduce", "--simulate", "2"], &more[..]].concat(), &["names none of its"]);
 }
 
-/// By their shapes: two of the same size.
+/// Rows join by their shapes: two of the same size.
 #[test]
 fn torchs_products_join_the_table() {
     let folder = tempfile::tempdir().unwrap();

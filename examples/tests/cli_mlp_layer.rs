@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// Whether it succeeds, its output and its errors.
+/// Returns whether it succeeds, its output and its errors.
 fn run(args: &str, gpus: &str) -> (bool, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlp_layer"));
     command.args(args.split_whitespace()).env("DEVCOMM_SIMULATE", gpus);

@@ -31,11 +31,11 @@ pub struct Array {
 
 /// Where an array is, and what keeps its memory beyond the caller's reference.
 pub enum Place {
-    /// In memory of the host that the caller's reference keeps.
+    /// An array in memory of the host that the caller's reference keeps.
     Host {
         writable: bool,
     },
-    /// In memory of this GPU that `owner` keeps.
+    /// An array in memory of this GPU that `owner` keeps.
     Gpu {
         ordinal: usize,
         writable: bool,
@@ -75,7 +75,7 @@ struct Interface {
 }
 
 impl Array {
-    /// The memory of `array`, which is called `name` in messages.
+    /// Returns the memory of `array`, which is called `name` in messages.
     ///
     /// Memory on the host is that of classes whose objects keep it: what another object's
     /// `__array_interface__` describes may be free again when the interface is there, as with
@@ -183,7 +183,7 @@ impl Array {
         Ok(array)
     }
 
-    /// By numpy's own interface: a subclass may have another.
+    /// Reads an array by numpy's own interface: a subclass may have another.
     fn of_numpy(array: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
         let py = array.py();
         if MASKED.is_of(array)? {
@@ -204,7 +204,7 @@ impl Array {
         Self::new(name, address, shape, data_type, Place::Host { writable })
     }
 
-    /// By DLPack, from memory of a GPU.
+    /// Reads an array by DLPack, from memory of a GPU.
     fn of_dlpack(comm: &Comm, array: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
         let py = array.py();
         let arguments = PyDict::new(py);
@@ -228,8 +228,8 @@ impl Array {
         Self::new(name, address, shape, data_type, place)
     }
 
-    /// The object that must last until the work of a call is done. A tensor of torch's is one if
-    /// the call is on another stream than torch's `is_current` one.
+    /// Returns the object that must last until the work of a call is done. A tensor of torch's is
+    /// one if the call is on another stream than torch's `is_current` one.
     pub fn owner(&self, py: Python<'_>, is_current: bool) -> Option<Py<PyAny>> {
         match &self.place {
             Place::Gpu { owner: Owner::Other(owner), .. } => Some(owner.clone_ref(py)),
@@ -250,7 +250,8 @@ impl Array {
     }
 }
 
-/// The element type that `dtype` names: one of torch's or numpy's, or a name such as `"bf16"`.
+/// Returns the element type that `dtype` names: one of torch's or numpy's, or a name such as
+/// `"bf16"`.
 pub fn type_of(dtype: &Bound<'_, PyAny>, name: &str) -> PyResult<DataType> {
     // A class of numpy's, `numpy.float32`, has its name; an instance prints it.
     let text = match dtype.getattr_opt(intern!(dtype.py(), "__name__"))? {
@@ -343,7 +344,7 @@ impl Class {
         Self { module, name, class: PyOnceLock::new() }
     }
 
-    /// Whether an object is of the class: it is not if the module is not loaded.
+    /// Returns whether an object is of the class: it is not if the module is not loaded.
     fn is_of(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = object.py();
         if let Some(class) = self.class.get(py) {
@@ -356,7 +357,7 @@ impl Class {
     }
 }
 
-/// The extents of a shape.
+/// Returns the extents of a shape.
 fn extents(shape: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<usize>> {
     shape.extract().map_err(|error: PyErr| {
         match error.is_instance_of::<PyOverflowError>(shape.py()) {
@@ -366,7 +367,7 @@ fn extents(shape: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<usize>> {
     })
 }
 
-/// The number of elements; `None` if they have more bytes than memory can have.
+/// Returns the number of elements; `None` if they have more bytes than memory can have.
 fn elements_of(shape: &[usize], size: usize) -> Option<usize> {
     if shape.contains(&0) {
         return Some(0);
@@ -375,7 +376,7 @@ fn elements_of(shape: &[usize], size: usize) -> Option<usize> {
     len.checked_mul(size).filter(|bytes| isize::try_from(*bytes).is_ok()).map(|_| len)
 }
 
-/// Whether elements of `size` bytes are consecutive. What overflows is found later.
+/// Returns whether elements of `size` bytes are consecutive. What overflows is found later.
 fn is_row_major(shape: &[usize], strides: &[isize], size: usize) -> bool {
     let mut expected = size as isize;
     let consecutive = |(&extent, &stride): (&usize, &isize)| {

@@ -97,7 +97,7 @@ impl PyCollectives {
 
 #[pymethods]
 impl PyCollectives {
-    /// For collectives of this communicator. Collective.
+    /// Prepares collectives of this communicator. Collective.
     #[new]
     fn new(py: Python<'_>, communicator: &PyCommunicator) -> PyResult<Self> {
         let comm = communicator.get()?;
@@ -105,8 +105,8 @@ impl PyCollectives {
         Ok(Self { own: Own::new(Inner { collectives, comm }) })
     }
 
-    /// Every rank's recv gets the reduction of all ranks' send, of the same length; without recv,
-    /// in place.
+    /// Puts into every rank's recv the reduction of all ranks' send, of the same length; without
+    /// recv, in place.
     ///
     /// op: "sum", "prod", "max", "min" or "avg", or torch.distributed.ReduceOp's.
     #[pyo3(signature = (send, recv=None, op=None, *, stream=None))]
@@ -120,8 +120,8 @@ impl PyCollectives {
         self.operate(send, recv, stream, Operation::AllReduce(operator(op)?))
     }
 
-    /// Every rank's recv gets all ranks' send, in rank order: its length is that of send times the
-    /// number of ranks. In place, send is this rank's part of recv.
+    /// Puts into every rank's recv all ranks' send, in rank order: its length is that of send
+    /// times the number of ranks. In place, send is this rank's part of recv.
     #[pyo3(signature = (send, recv, *, stream=None))]
     fn all_gather(
         &self,
@@ -132,8 +132,8 @@ impl PyCollectives {
         self.operate(send, Some(recv), stream, Operation::AllGather)
     }
 
-    /// Every rank's recv gets its part of the reduction of all ranks' send, whose length is that of
-    /// recv times the number of ranks.
+    /// Puts into every rank's recv its part of the reduction of all ranks' send, whose length is
+    /// that of recv times the number of ranks.
     ///
     /// op: as for all_reduce.
     #[pyo3(signature = (send, recv, op=None, *, stream=None))]
@@ -147,7 +147,7 @@ impl PyCollectives {
         self.operate(send, Some(recv), stream, Operation::ReduceScatter(operator(op)?))
     }
 
-    /// Every rank's array gets that of the rank root.
+    /// Puts into every rank's array that of the rank root.
     #[pyo3(signature = (array, root=0, *, stream=None))]
     fn broadcast(
         &self,
@@ -297,7 +297,7 @@ fn offsets(counts: &[usize]) -> Vec<usize> {
     std::iter::once(0).chain(ends).take(counts.len()).collect()
 }
 
-/// The operator that `op` names; None: the sum.
+/// Returns the operator that `op` names; None: the sum.
 fn operator(op: Option<&Bound<'_, PyAny>>) -> PyResult<ReduceOp> {
     let Some(op) = op else { return Ok(ReduceOp::Sum) };
     let name = op.str()?;

@@ -33,7 +33,7 @@ impl Comm {
         Rc::new(Self { communicator, gpu, windows: RefCell::default() })
     }
 
-    /// The windows that Python has.
+    /// Returns the windows that Python has.
     pub fn windows(&self) -> Vec<Rc<Win>> {
         self.windows.borrow_mut().retain(|window| window.strong_count() > 0);
         self.windows.borrow().iter().filter_map(Weak::upgrade).collect()
@@ -103,8 +103,9 @@ impl PyCommunicator {
         Self::from_nccl(class, address, device, Some(store), deadline)
     }
 
-    /// The communicator at an address (ncclComm_t), on the GPU with this ordinal. Collective if
-    /// there is a store, which has set, get, check and delete_key as torch.distributed.Store does.
+    /// Returns the communicator at an address (ncclComm_t), on the GPU with this ordinal.
+    /// Collective if there is a store, which has set, get, check and delete_key as
+    /// torch.distributed.Store does.
     #[classmethod]
     #[pyo3(signature = (address, device, *, store=None, deadline=Some(600.0)))]
     fn from_nccl(
@@ -137,7 +138,7 @@ impl PyCommunicator {
         waiting(class.py(), make).map(Self::new)
     }
 
-    /// Memory of `length` elements on each rank, zeroed, that all ranks' kernels access.
+    /// Returns memory of `length` elements on each rank, zeroed, that all ranks' kernels access.
     /// Collective.
     ///
     /// dtype: of torch or numpy, or a name such as "float32" or "bf16".
@@ -146,8 +147,8 @@ impl PyCommunicator {
         waiting(dtype.py(), || Win::new(&comm, length, data_type)).map(PyWindow::new)
     }
 
-    /// A device communicator, with which kernels synchronise and communicate. Collective, with the
-    /// same numbers on every rank.
+    /// Returns a device communicator, with which kernels synchronise and communicate. Collective,
+    /// with the same numbers on every rank.
     ///
     /// lsa_barriers: barriers between ranks that load and store reaches, at least one for each
     ///     block. barriers, world_gin_barriers, rail_gin_barriers: barriers that also go over the

@@ -12,7 +12,7 @@ pub struct Class(&'static str);
 pub const INVALID_INPUT: Class = Class("InvalidInput");
 pub const STATE_ERROR: Class = Class("StateError");
 
-/// An exception of this class.
+/// Returns an exception of this class.
 pub fn raise(Class(name): Class, message: impl Into<String>) -> PyErr {
     let message = message.into();
     Python::attach(|py| {
@@ -24,12 +24,12 @@ pub fn raise(Class(name): Class, message: impl Into<String>) -> PyErr {
     })
 }
 
-/// A wrong argument.
+/// Returns a wrong argument.
 pub fn invalid(message: impl Into<String>) -> PyErr {
     raise(INVALID_INPUT, message)
 }
 
-/// The exception of an error: its class is that of the variant, its text the error's.
+/// Returns the exception of an error: its class is that of the variant, its text the error's.
 pub fn exception(error: Error) -> PyErr {
     if let Error::State(StateError::Interrupted) = error {
         return PyKeyboardInterrupt::new_err(error.to_string());

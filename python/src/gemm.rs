@@ -13,8 +13,8 @@ use crate::operand::{Operand, Use};
 use crate::own::{Own, detached};
 use crate::signals::waiting;
 
-/// The shape `[m, n, k]` of a product of A, `m x k`, and B, `n x k`, and that of C if it has two
-/// dimensions.
+/// Returns the shape `[m, n, k]` of a product of A, `m x k`, and B, `n x k`, and that of C if it
+/// has two dimensions.
 fn shape_of(a: &Array, b: &Array, c: &Array) -> PyResult<[usize; 3]> {
     let (&[m, k], &[n, terms]) = (&a.shape[..], &b.shape[..]) else {
         let (a, b) = (&a.shape, &b.shape);
@@ -116,7 +116,7 @@ impl PyGemmAllReduce {
         })
     }
 
-    /// How a product of this shape is done, and why.
+    /// Returns how a product of this shape is done, and why.
     fn explain(&self, py: Python<'_>, m: usize, n: usize, k: usize) -> PyResult<String> {
         let inner = self.own.get()?;
         Ok(detached(py, || inner.gemm.explain([m, n, k])).map_err(exception)?.to_string())

@@ -49,13 +49,14 @@ impl PyKernelSet {
         Ok(Self { own: Own::new(Inner { kernels, comm }) })
     }
 
-    /// The names of the kernels; an instance of a generic one has its types in it: "sum_f32".
+    /// Returns the names of the kernels; an instance of a generic one has its types in it:
+    /// "sum_f32".
     #[getter]
     fn names(&self) -> PyResult<Vec<String>> {
         Ok(self.own.get()?.kernels.names().map(str::to_owned).collect())
     }
 
-    /// The names and types of a kernel's parameters, in order.
+    /// Returns the names and types of a kernel's parameters, in order.
     fn params(&self, name: &str) -> PyResult<Vec<(String, String)>> {
         let params = params(&self.own.get()?.kernels, name)?;
         Ok(params.into_iter().map(|param| (param.name, param.type_name)).collect())
@@ -136,7 +137,7 @@ impl Extents {
     }
 }
 
-/// The files to load: `path`, or every PTX of the folder.
+/// Returns the files to load: `path`, or every PTX of the folder.
 fn files(path: &Path) -> PyResult<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);

@@ -50,7 +50,8 @@ pub enum Use {
 }
 
 impl<T: Element> Operand<T> {
-    /// The elements of an array of this type; those of an array of the host are copied to the GPU.
+    /// Returns the elements of an array of this type; those of an array of the host are copied to
+    /// the GPU.
     ///
     /// The caller's reference keeps the array.
     pub fn new(comm: &Comm, array: &Array, usage: Use, stream: &Stream) -> Result<Self> {
@@ -130,7 +131,7 @@ fn invalid(what: impl Into<String>) -> Error {
     Error::InvalidInput { what: what.into() }
 }
 
-/// The elements of an array of the host.
+/// Returns the elements of an array of the host.
 fn elements<'a, T: Element>(address: u64, len: usize) -> &'a [T] {
     if len == 0 {
         return &[];
@@ -140,7 +141,7 @@ fn elements<'a, T: Element>(address: u64, len: usize) -> &'a [T] {
     unsafe { std::slice::from_raw_parts(address as *const T, len) }
 }
 
-/// The elements of a writable array of the host.
+/// Returns the elements of a writable array of the host.
 fn elements_mut<'a, T: Element>(address: u64, len: usize) -> &'a mut [T] {
     if len == 0 {
         return &mut [];

@@ -30,7 +30,7 @@ type Returned = Mutex<Vec<u64>>;
 /// The objects of a thread.
 struct Table {
     objects: BTreeMap<u64, Rc<dyn Any>>,
-    /// Those that no [`Scope`] drops.
+    /// The objects that no [`Scope`] drops.
     lasting: BTreeMap<u64, Rc<dyn Any>>,
     made: u64,
     returned: Arc<Returned>,
@@ -59,22 +59,22 @@ impl Table {
     }
 }
 
-/// Never frees what this thread has made and not closed. Python calls it at its end, when another
-/// library may have ended a communicator that some of it uses.
+/// Forgets, without freeing it, what this thread has made and not closed. Python calls it at its
+/// end, when another library may have ended a communicator that some of it uses.
 #[pyfunction(name = "_forget")]
 pub fn forget() {
     TABLE.with_borrow_mut(Table::forget);
 }
 
 impl<T: 'static> Own<T> {
-    /// A handle of a new object of this thread.
+    /// Returns a handle of a new object of this thread.
     pub fn new(object: T) -> Self {
         free_returned();
         Self::made(object, |table| &mut table.objects)
     }
 
-    /// A handle of an object of this thread that lasts as long as the handle, also after the end of
-    /// a [`Scope`]. [`get`](Self::get) does not find it.
+    /// Returns a handle of an object of this thread that lasts as long as the handle, also after
+    /// the end of a [`Scope`]. [`get`](Self::get) does not find it.
     pub fn lasting(object: T) -> Self {
         Self::made(object, |table| &mut table.lasting)
     }
@@ -88,7 +88,7 @@ impl<T: 'static> Own<T> {
         })
     }
 
-    /// The object.
+    /// Returns the object.
     ///
     /// # Errors
     ///
@@ -161,7 +161,7 @@ fn free_returned() {
     if freed.is_none() {
         std::mem::forget(take_returned());
     }
-    // SAFETY: as above.
+    // SAFETY: this thread holds the interpreter's lock by `held`, which nothing else releases.
     unsafe { ffi::PyGILState_Release(held) };
 }
 

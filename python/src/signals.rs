@@ -42,8 +42,8 @@ pub fn interrupted_by_signals<R>(py: Python<'_>, f: impl FnOnce() -> R) -> PyRes
     })
 }
 
-/// As [`interrupted_by_signals`], with the exception of an error of `f`: KeyboardInterrupt on the
-/// thread of a rank whose world was interrupted.
+/// Does the same as [`interrupted_by_signals`], with the exception of an error of `f`:
+/// KeyboardInterrupt on the thread of a rank whose world was interrupted.
 pub fn waiting<R>(py: Python<'_>, f: impl FnOnce() -> devcomm::Result<R>) -> PyResult<R> {
     interrupted_by_signals(py, f)?.map_err(|error| {
         if !WORLD.with_borrow(|world| world.as_ref().is_some_and(|world| world.is_interrupted())) {
@@ -85,7 +85,7 @@ pub fn end_waits(raised: PyErr) {
 #[derive(Default)]
 pub struct Interrupt {
     is_interrupted: AtomicBool,
-    /// By Python's numbers; those that run the ranks' function.
+    /// The threads that run the ranks' function, by Python's numbers.
     threads: Mutex<Vec<c_ulong>>,
 }
 

@@ -20,9 +20,9 @@ const LEGACY: usize = 1;
 /// A GPU and the streams that were used on it.
 pub struct Gpu {
     pub context: Context,
-    /// Of other libraries, by handle: dropping one would wait for its work.
+    /// Streams of other libraries, by handle: dropping one would wait for its work.
     streams: RefCell<HashMap<usize, Stream>>,
-    /// For calls outside of torch.
+    /// The stream of calls outside of torch.
     own: Stream,
     pub simulated: bool,
     /// What calls use that the GPU has not done, and the events after them.
@@ -37,8 +37,8 @@ impl Gpu {
         Ok(Self { context, streams, own, simulated, in_flight })
     }
 
-    /// The stream that a call asks for; `None`: torch's current one if torch uses GPUs here, or
-    /// else devcomm's own.
+    /// Returns the stream that a call asks for; `None`: torch's current one if torch uses GPUs
+    /// here, or else devcomm's own.
     pub fn stream(&self, asked: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<Stream> {
         let raw = match asked {
             Some(asked) if self.simulated => {
@@ -125,8 +125,8 @@ impl Gpu {
         std::iter::from_fn(next).for_each(drop);
     }
 
-    /// As [`stream`](Self::stream), but devcomm's own instead of the default stream, which cannot
-    /// be captured.
+    /// Does the same as [`stream`](Self::stream), but devcomm's own instead of the default stream,
+    /// which cannot be captured.
     pub fn capturable(&self, asked: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<Stream> {
         let stream = self.stream(asked, py)?;
         Ok(if stream.is_default() { self.own.clone() } else { stream })
@@ -148,8 +148,8 @@ impl Drop for Gpu {
     }
 }
 
-/// The handle (`cudaStream_t`) of a stream of Python's: a number, torch's, or by the protocol
-/// `__cuda_stream__`.
+/// Returns the handle (`cudaStream_t`) of a stream of Python's: a number, torch's, or by the
+/// protocol `__cuda_stream__`.
 fn handle_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
     let py = stream.py();
     if stream.hasattr(intern!(py, "__index__"))? {
@@ -168,13 +168,14 @@ fn handle_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
     )))
 }
 
-/// A module of Python's, if it is loaded.
+/// Returns a module of Python's, if it is loaded.
 pub fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
     let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
     modules.cast::<PyDict>()?.get_item(name)
 }
 
-/// The handle of torch's current stream on a GPU, if torch is imported and is built for GPUs.
+/// Returns the handle of torch's current stream on a GPU, if torch is imported and is built for
+/// GPUs.
 fn current_of_torch(py: Python<'_>, gpu: usize) -> PyResult<Option<usize>> {
     let Some(torch) = loaded(py, "torch._C")? else { return Ok(None) };
     // Quicker than `torch.cuda.current_stream().cuda_stream`, which makes an object.
@@ -184,7 +185,7 @@ fn current_of_torch(py: Python<'_>, gpu: usize) -> PyResult<Option<usize>> {
     }
 }
 
-/// Whether torch, if it uses GPUs here, captures its current stream.
+/// Returns whether torch, if it uses GPUs here, captures its current stream.
 pub fn captures_current(py: Python<'_>) -> PyResult<bool> {
     let Some(torch) = loaded(py, "torch.cuda")? else { return Ok(false) };
     let uses_gpus: bool = torch.call_method0(intern!(py, "is_initialized"))?.extract()?;

@@ -69,7 +69,7 @@ impl Win {
         self.slice.byte_len()
     }
 
-    /// A handle that keeps the memory for another library.
+    /// Returns a handle that keeps the memory for another library.
     fn export(&self) -> Own<Rc<Exported>> {
         let make = || Rc::new(Exported { slice: self.slice.clone() });
         Own::lasting(Rc::clone(self.exported.get_or_init(make)))
@@ -108,7 +108,7 @@ pub struct PyWindow {
     own: Own<Rc<Win>>,
     len: usize,
     data_type: DataType,
-    /// For the libraries that have its address, and keep this.
+    /// The memory for the libraries that have its address, and keep this.
     exported: OnceLock<Own<Rc<Exported>>>,
 }
 
@@ -145,18 +145,18 @@ impl PyWindow {
 
 #[pymethods]
 impl PyWindow {
-    /// The number of elements of this rank.
+    /// Returns the number of elements of this rank.
     fn __len__(&self) -> usize {
         self.len
     }
 
-    /// The elements' type, by torch's and numpy's name, such as "float32".
+    /// Returns the elements' type, by torch's and numpy's name, such as "float32".
     #[getter]
     fn dtype(&self) -> &'static str {
         name_of(self.data_type)
     }
 
-    /// The number of elements, as a tuple.
+    /// Returns the number of elements, as a tuple.
     #[getter]
     fn shape(&self) -> (usize,) {
         (self.len,)
@@ -239,7 +239,7 @@ fn device_of(window: &Win) -> (i32, i32) {
     (CUDA, i32::try_from(window.comm.gpu.context.ordinal()).unwrap_or(i32::MAX))
 }
 
-/// A capsule with a tensor, which gives the tensor back if nobody takes it.
+/// Returns a capsule with a tensor, which gives the tensor back if nobody takes it.
 fn capsule(py: Python<'_>, tensor: DlpackTensor) -> PyResult<Bound<'_, PyCapsule>> {
     unsafe extern "C" fn give_back(capsule: *mut pyo3::ffi::PyObject) {
         type Take = unsafe fn(*mut c_void) -> devcomm::Result<DlpackTensor>;
@@ -266,7 +266,7 @@ fn capsule(py: Python<'_>, tensor: DlpackTensor) -> PyResult<Bound<'_, PyCapsule
     }
 }
 
-/// Torch's name of a type, which is numpy's where that has the type.
+/// Returns torch's name of a type, which is numpy's where that has the type.
 pub fn name_of(data_type: DataType) -> &'static str {
     match data_type {
         DataType::Int8 => "int8",

@@ -26,9 +26,9 @@ pub struct PyWorld {
 
 #[pymethods]
 impl PyWorld {
-    /// The world that the environment describes: under torchrun, mpirun or srun this process is one
-    /// rank; otherwise there is a thread, and rank, for every GPU. DEVCOMM_SIMULATE=4 gives four
-    /// simulated GPUs.
+    /// Returns the world that the environment describes: under torchrun, mpirun or srun this
+    /// process is one rank; otherwise there is a thread, and rank, for every GPU.
+    /// DEVCOMM_SIMULATE=4 gives four simulated GPUs.
     #[classmethod]
     fn from_env(class: &Bound<'_, PyType>) -> PyResult<Self> {
         made(class.py(), World::from_env)
@@ -56,19 +56,19 @@ impl PyWorld {
         made(class.py(), || World::builder().simulate(simulation).threads(n))
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     #[getter]
     fn n_ranks(&self) -> usize {
         self.world.n_ranks()
     }
 
-    /// Whether the GPUs are simulated. Times measured there tell nothing about GPUs.
+    /// Returns whether the GPUs are simulated. Times measured there tell nothing about GPUs.
     #[getter]
     fn is_simulated(&self) -> bool {
         self.world.is_simulated()
     }
 
-    /// The version of NCCL in use, such as "2.32.3".
+    /// Returns the version of NCCL in use, such as "2.32.3".
     #[getter]
     fn nccl_version(&self) -> String {
         self.world.library().version().to_string()
@@ -143,7 +143,7 @@ fn made(py: Python<'_>, make: impl FnOnce() -> devcomm::Result<World>) -> PyResu
 /// Why a rank fails.
 enum Failure {
     Devcomm(Error),
-    /// With its text, for which nobody has to wait for Python, which may have ended.
+    /// A Python exception with its text, which needs no wait for Python, which may have ended.
     Python {
         error: PyErr,
         message: String,
@@ -233,7 +233,7 @@ impl PyRank {
 
 #[pymethods]
 impl PyRank {
-    /// The communicator of all ranks. The first call is collective.
+    /// Returns the communicator of all ranks. The first call is collective.
     fn communicator(&self, py: Python<'_>) -> PyResult<PyCommunicator> {
         let made = self.with(py, |running| {
             let communicator = running.rank().communicator()?;
@@ -243,12 +243,13 @@ impl PyRank {
         made.map(PyCommunicator::new)
     }
 
-    /// The communicator at an address (ncclComm_t), which another library made of the ranks of this
-    /// world, in their order, and which outlives the world. Collective.
+    /// Returns the communicator at an address (ncclComm_t), which another library made of the ranks
+    /// of this world, in their order, and which outlives the world. Collective.
     fn communicator_from_nccl(&self, py: Python<'_>, address: usize) -> PyResult<PyCommunicator> {
         let made = self.with(py, |running| {
             let raw = address as *mut std::ffi::c_void;
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller passes the address of a communicator that is live, as the
+            // documentation asks.
             let communicator = unsafe { running.rank().communicator_from_raw(raw)? };
             Ok(Comm::new(communicator, Rc::clone(&running.gpu)))
         });
@@ -260,13 +261,13 @@ impl PyRank {
         self.with(py, |running| running.rank().barrier())
     }
 
-    /// The bytes of every rank, in the order of ranks. Collective.
+    /// Returns the bytes of every rank, in the order of ranks. Collective.
     fn all_gather<'py>(&self, py: Python<'py>, value: &[u8]) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let all = self.with(py, |running| running.rank().all_gather(value))?;
         Ok(all.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
 
-    /// The host names of all ranks.
+    /// Returns the host names of all ranks.
     #[getter]
     fn hosts(&self) -> PyResult<Vec<String>> {
         Ok(self.own.get()?.rank().hosts().to_vec())

@@ -11,9 +11,9 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package, Package
 /// The platform of the programs.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 
-/// The notices of the crates from registries that these packages of a workspace are linked with,
-/// directly or not, and those of the tests of `tested` packages: each text once, after the crates
-/// that have it. Macros and build scripts are left out.
+/// Returns the notices of the crates from registries that these packages of a workspace are linked
+/// with, directly or not, and those of the tests of `tested` packages: each text once, after the
+/// crates that have it. Macros and build scripts are left out.
 ///
 /// # Errors
 ///
@@ -90,7 +90,7 @@ fn linked<'a>(
     Ok(all.into_iter().map(|id| by_id[id]).collect())
 }
 
-/// A crate's files of licences and notices.
+/// Returns a crate's files of licences and notices.
 fn files(package: &Package) -> Result<Vec<PathBuf>> {
     const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
     let folder = package.manifest_path.parent().context("a manifest has a folder")?;

@@ -106,7 +106,7 @@ enum Task {
 /// The package of the kernels.
 const KERNELS: &str = "devcomm-kernels";
 
-/// `cargo xtask setup`: everything, and with `twins` nvcc too.
+/// Returns `cargo xtask setup`: everything, and with `twins` nvcc too.
 fn set_up(setup: &Setup, twins: bool) -> anyhow::Result<u8> {
     setup.run()?;
     if twins {

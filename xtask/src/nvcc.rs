@@ -70,7 +70,7 @@ pub struct Nvcc {
     pub version: String,
 }
 
-/// The CUDA files of a folder of the checkout, sorted by name.
+/// Returns the CUDA files of a folder of the checkout, sorted by name.
 pub fn sources(folder: &str) -> Result<Vec<PathBuf>> {
     let folder = root().join(folder);
     let entries =
@@ -83,7 +83,7 @@ pub fn sources(folder: &str) -> Result<Vec<PathBuf>> {
     Ok(sources)
 }
 
-/// The nvcc of [`VARIABLE`], else the cache's.
+/// Returns the nvcc of [`VARIABLE`], else the cache's.
 ///
 /// # Errors
 ///
@@ -104,7 +104,7 @@ pub fn find() -> Result<Nvcc> {
     Ok(Nvcc { path, version })
 }
 
-/// As [`find`], but downloads missing wheels.
+/// Does the same as [`find`], but downloads missing wheels.
 pub fn find_or_fetch() -> Result<Nvcc> {
     let is_cached = || wheel().is_ok_and(|wheel| check_wheel(&wheel).is_ok());
     if std::env::var_os(VARIABLE).is_none_or(|value| value.is_empty()) && !is_cached() {
@@ -115,7 +115,7 @@ pub fn find_or_fetch() -> Result<Nvcc> {
     find()
 }
 
-/// The folder of the wheels in the cache.
+/// Returns the folder of the wheels in the cache.
 fn wheel() -> Result<PathBuf> {
     Ok(wheel_dir(FOLDER, VERSION)?)
 }

@@ -126,7 +126,7 @@ impl PackFile {
     }
 }
 
-/// All files of the pack except run.sh.
+/// Returns all files of the pack except run.sh.
 fn contents(
     tree: &NcclTree,
     archive: &Path,
@@ -353,7 +353,7 @@ fn copy_cpp(target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// NCCL's licence: beside the package in a wheel, in `*.dist-info`; inside other trees.
+/// Returns NCCL's licence: beside the package in a wheel, in `*.dist-info`; inside other trees.
 fn nccl_licence(tree: &NcclTree) -> Option<PathBuf> {
     let beside = tree.root.parent().and_then(Path::parent).and_then(|site| fs::read_dir(site).ok());
     let infos = beside.into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| {
@@ -391,7 +391,7 @@ fn archive(folder: &Path) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// NCCL's library: unchanged, or reduced and compressed in the folder `cache`.
+/// Returns NCCL's library: unchanged, or reduced and compressed in the folder `cache`.
 fn nccl_library(tree: &NcclTree, slim: Option<u32>, cache: &Path) -> Result<PathBuf> {
     let library = tree.library.as_deref().context("the NCCL installation has no library")?;
     let Some(arch) = slim else { return Ok(library.to_owned()) };

@@ -134,7 +134,8 @@ fn forward(
     });
 }
 
-/// Whether this process got a termination signal. The first call disables their default action.
+/// Returns whether this process got a termination signal. The first call disables their default
+/// action.
 fn interrupted() -> Result<&'static AtomicBool> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     if let Some(flag) = FLAG.get() {
@@ -158,7 +159,7 @@ mod tests {
         ProcessGroup::spawn(command).unwrap()
     }
 
-    /// Whether the process runs: it exists and is not a zombie.
+    /// Returns whether the process runs: it exists and is not a zombie.
     fn is_running(id: &str) -> bool {
         let state = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
         state.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))

@@ -9,7 +9,7 @@ use cargo_metadata::{Metadata, MetadataCommand, Package, PackageId, TargetKind};
 /// The package of the examples.
 pub const EXAMPLES_PACKAGE: &str = "devcomm-examples";
 
-/// The root folder of the checkout.
+/// Returns the root folder of the checkout.
 pub fn root() -> PathBuf {
     // cargo reports the manifest's current location; the checkout may have moved since this program
     // was built.
@@ -18,15 +18,15 @@ pub fn root() -> PathBuf {
     manifest_dir.parent().map_or_else(|| manifest_dir.clone(), Path::to_path_buf)
 }
 
-/// A command for the cargo that runs this program, in the root folder. Kernels that cannot be built
-/// are an error in it.
+/// Returns a command for the cargo that runs this program, in the root folder. Kernels that cannot
+/// be built are an error in it.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).env("DEVCOMM_REQUIRE_KERNELS", "1");
     command
 }
 
-/// The exit code as a shell reports it.
+/// Returns the exit code as a shell reports it.
 pub fn exit_code(status: ExitStatus) -> u8 {
     use std::os::unix::process::ExitStatusExt;
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
@@ -44,20 +44,20 @@ impl Project {
         command.exec().map(Self).context("cargo metadata does not read the workspace")
     }
 
-    /// The examples.
+    /// Returns the examples.
     pub fn examples(&self) -> Vec<String> {
         let package = self.0.packages.iter().find(|package| package.name == EXAMPLES_PACKAGE);
         package.map_or_else(Vec::new, |package| targets(package, &TargetKind::Bin))
     }
 
-    /// The kernel files that an example uses, if `examples/Cargo.toml` lists them.
+    /// Returns the kernel files that an example uses, if `examples/Cargo.toml` lists them.
     pub fn kernel_files(&self, example: &str) -> Option<Vec<String>> {
         let package = self.0.packages.iter().find(|package| package.name == EXAMPLES_PACKAGE)?;
         let files = package.metadata["kernel-files"][example].as_array()?;
         Some(files.iter().filter_map(|file| file.as_str().map(str::to_owned)).collect())
     }
 
-    /// The packages with GPU integration tests, and those tests.
+    /// Returns the packages with GPU integration tests, and those tests.
     pub fn gpu_tests(&self) -> Vec<(String, Vec<String>)> {
         let of = |package: &Package| {
             let mut tests = targets(package, &TargetKind::Test);
@@ -67,25 +67,25 @@ impl Project {
         self.0.packages.iter().map(of).filter(|(_, tests)| !tests.is_empty()).collect()
     }
 
-    /// The packages that are published.
+    /// Returns the packages that are published.
     pub fn published(&self) -> Vec<String> {
         // The others have an empty list of registries.
         let published = self.0.packages.iter().filter(|package| package.publish.is_none());
         published.map(|package| package.name.to_string()).collect()
     }
 
-    /// Cargo's target folder.
+    /// Returns cargo's target folder.
     pub fn target_folder(&self) -> PathBuf {
         self.0.target_directory.clone().into()
     }
 
-    /// The package with this id.
+    /// Returns the package with this id.
     pub fn package(&self, id: &PackageId) -> Option<&Package> {
         self.0.packages.iter().find(|package| package.id == *id)
     }
 }
 
-/// Whether a test program of this name needs GPUs.
+/// Returns whether a test program of this name needs GPUs.
 fn is_for_gpus(test: &str) -> bool {
     test.starts_with("gpu")
 }

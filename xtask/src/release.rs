@@ -61,14 +61,14 @@ fn run(mut command: Command, what: &str) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Whether cargo has this subcommand.
+/// Returns whether cargo has this subcommand.
 fn has(subcommand: &str) -> bool {
     let mut command = cargo();
     command.args([subcommand, "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 
-/// A cargo command for all published packages.
+/// Returns a cargo command for all published packages.
 fn of_published(arguments: &[&str]) -> Result<Command> {
     let mut command = cargo();
     command.args(arguments);

@@ -47,7 +47,7 @@ pub fn run(example: &str, args: &[String]) -> Result<u8> {
     Ok(exit_code(status))
 }
 
-/// The machine to simulate, if any.
+/// Returns the machine to simulate, if any.
 fn simulation() -> Option<OsString> {
     if let Some(requested) = std::env::var_os(SIMULATE).filter(|value| !value.is_empty()) {
         return Some(requested);

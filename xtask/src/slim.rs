@@ -31,7 +31,7 @@ pub fn slim(image: &mut [u8], arch: u32) -> Result<u64> {
     Ok(kept)
 }
 
-/// Name, start and end of each section with bytes in the file.
+/// Returns the name, start and end of each section with bytes in the file.
 fn sections(image: &[u8]) -> Result<Vec<(String, usize, usize)>> {
     /// A section of this type has a size but no bytes in the file.
     const NOBITS: u64 = 8;
@@ -99,12 +99,12 @@ fn keep_one_arch(section: &mut [u8], arch: u32) -> Result<u64> {
     Ok(kept)
 }
 
-/// The number at `offset` in the structure at `base`.
+/// Returns the number at `offset` in the structure at `base`.
 fn field(bytes: &[u8], base: usize, offset: usize, width: usize) -> Result<u64> {
     number(bytes, base.saturating_add(offset), width)
 }
 
-/// A little-endian number of `width` bytes.
+/// Returns a little-endian number of `width` bytes.
 fn number(bytes: &[u8], at: usize, width: usize) -> Result<u64> {
     let field = bytes.get(at..at.saturating_add(width));
     let field = field.context("a field lies outside of the file")?;
@@ -133,7 +133,7 @@ mod tests {
         binary
     }
 
-    /// An ELF file with the given sections.
+    /// Returns an ELF file with the given sections.
     fn elf(sections: &[(&str, &[u8])]) -> Vec<u8> {
         let mut image = vec![0; 64];
         image[..6].copy_from_slice(b"\x7fELF\x02\x01");

@@ -169,8 +169,8 @@ fn run(
     end.map(|_| ())
 }
 
-/// The end of a program's line. What passing tests print, such as the histories of ranks that are
-/// lost on purpose, is for nobody.
+/// Returns the end of a program's line. What passing tests print, such as the histories of ranks
+/// that are lost on purpose, is for nobody.
 fn ending(passed: bool, took: Duration, output: &[u8]) -> String {
     let seconds = took.as_secs_f64();
     match passed {

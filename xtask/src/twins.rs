@@ -83,7 +83,7 @@ fn compile_rust(sources: &[PathBuf], builds: &Path, folder: &Path) -> Result<Art
     Ok(artifacts(folder, modules))
 }
 
-/// A copy of the module in another folder.
+/// Returns a copy of the module in another folder.
 fn copied(module: ModuleArtifact, folder: &Path) -> Result<ModuleArtifact> {
     let copy = |file: &Path| -> Result<PathBuf> {
         let target = folder.join(file.file_name().unwrap_or_default());
@@ -182,7 +182,7 @@ fn ensure_same_entries(rust: &Artifacts, cpp: &Artifacts) -> Result<()> {
     Ok(())
 }
 
-/// A kernel's name and the size of each parameter in bytes.
+/// Returns a kernel's name and the size of each parameter in bytes.
 fn entry(kernel: &cuda_builder::Kernel) -> String {
     let sizes: Vec<String> = kernel.params.iter().map(|param| param.size.to_string()).collect();
     format!("{}({})", kernel.name, sizes.join(" "))

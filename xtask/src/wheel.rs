@@ -45,7 +45,7 @@ pub fn unpack(wheel: &Path, to: &Path) -> Result<()> {
     run(&mut unzip, "python3 -m zipfile")
 }
 
-/// Whether `python3` has a module.
+/// Returns whether `python3` has a module.
 fn has(module: &str) -> bool {
     let script =
         format!("import importlib.util, sys; sys.exit(not importlib.util.find_spec({module:?}))");

@@ -6,7 +6,7 @@ use std::io::Write;
 use xtask::licences::notices;
 use xtask::project::root;
 
-/// With `DEVCOMM_BLESS=1` it writes them.
+/// `DEVCOMM_BLESS=1` makes it write them.
 #[test]
 fn the_wheel_has_the_licences_of_its_crates() {
     let name = "the_wheel_has_the_licences_of_its_crates";

@@ -3,7 +3,7 @@
 use cuda_std::prelude::*;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// Every block executes `rounds` barriers with the same block of every rank.
+/// Executes in every block `rounds` barriers with the same block of every rank.
 ///
 /// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any,
 /// one-dimensional, the same in every rank.
@@ -19,9 +19,9 @@ pub unsafe fn lsa_barrier(comm: DevComm, rounds: u32) {
     }
 }
 
-/// The same barriers, with checks: between two barriers of a round, thread `p` of a block writes
-/// the round's number to `table[block][rank]` of rank `p`. After the second barrier it compares
-/// its own rank's `table[block][p]`, and counts mismatches in `wrong[block][p]`.
+/// Executes the same barriers, with checks: between two barriers of a round, thread `p` of a block
+/// writes the round's number to `table[block][rank]` of rank `p`. After the second barrier it
+/// compares its own rank's `table[block][p]`, and counts mismatches in `wrong[block][p]`.
 ///
 /// Grid and block as [`lsa_barrier`](fn@lsa_barrier)'s, with at least one thread per rank.
 ///

@@ -36,7 +36,7 @@ pub unsafe fn p2p_copy(
     let (from, to) =
         if reads { (send.lsa(peer), recv.local()) } else { (send.local(), recv.lsa(peer)) };
     for _ in 0..rounds {
-        // SAFETY: the contract.
+        // SAFETY: the launch passes two buffers of `bytes` bytes.
         unsafe { copy_part(from, to, bytes) };
         fence(Order::SeqCst, Scope::Sys);
         thread::sync_threads();

@@ -7,10 +7,10 @@ use half::{bf16, f16};
 use nccl_device::reduce_copy::{Threads, lsa_reduce_copy};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// `recv[i] = sum over ranks of send[i]`, for `i < count`, in every rank of the LSA team. Every
-/// rank sums one contiguous part of whole 16-byte vectors (the last rank's part may end within a
-/// vector), and all threads of its grid share the part. (NCCL's function takes a coop, so in C++
-/// every block has its own contiguous part.)
+/// Computes `recv[i] = sum over ranks of send[i]`, for `i < count`, in every rank of the LSA team.
+/// Every rank sums one contiguous part of whole 16-byte vectors (the last rank's part may end
+/// within a vector), and all threads of its grid share the part. (NCCL's function takes a coop, so
+/// in C++ every block has its own contiguous part.)
 ///
 /// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any,
 /// one-dimensional, the same in every rank. `count` is in elements.

@@ -24,7 +24,7 @@ pub unsafe fn lsa_signal(comm: DevComm, words: Window<u32>, rounds: u32) {
     if peer >= team.n_ranks {
         return;
     }
-    // SAFETY: the contract.
+    // SAFETY: the window has a word for each rank.
     unsafe {
         let flag = Flag::new(&comm, words, 1);
         let base = mine.load(2);
@@ -46,8 +46,8 @@ pub unsafe fn lsa_signal(comm: DevComm, words: Window<u32>, rounds: u32) {
     }
 }
 
-/// As [`lsa_signal`](fn@lsa_signal), by signal 0, whose shadow counts the signals of all launches.
-/// `words` has one element.
+/// Does the same as [`lsa_signal`](fn@lsa_signal), by signal 0, whose shadow counts the signals of
+/// all launches. `words` has one element.
 ///
 /// Grid: one block. Block: one warp.
 ///
@@ -81,7 +81,7 @@ pub unsafe fn gin_signal(comm: DevComm, words: Window<u32>, rounds: u32) {
     gin.flush(warp, MemoryOrder::Acquire);
     if warp.thread_rank() == 0 {
         let received = gin.read_signal(arrived, MemoryOrder::Acquire) - base;
-        // SAFETY: the contract.
+        // SAFETY: the window has a word for each rank.
         unsafe { words.local().store(0, received as u32) };
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The day in UTC: `2026-11-22`.
+/// Returns the day in UTC: `2026-11-22`.
 pub fn date(now: SystemTime) -> String {
     let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     // Counted from 1 March of the year 0, so that a leap day is the last of its year; the 400 years

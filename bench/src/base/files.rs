@@ -12,7 +12,7 @@ const VARIABLE: &str = "DEVCOMM_TWINS";
 pub struct TwinFiles(PathBuf);
 
 impl TwinFiles {
-    /// The named folder, else the variable's, else `twins` beside this program's folder:
+    /// Returns the named folder, else the variable's, else `twins` beside this program's folder:
     /// `target/twins` for `target/release/devcomm-bench`, and likewise in a pack
     /// (`cargo xtask pack`).
     pub fn find(named: Option<&Path>) -> Result<Self> {
@@ -37,22 +37,22 @@ impl TwinFiles {
         Ok(Self(folder))
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn folder(&self) -> &Path {
         &self.0
     }
 
-    /// Whether both modules of a pair exist.
+    /// Returns whether both modules of a pair exist.
     pub fn has(&self, name: &str) -> bool {
         [self.rust(&[name]), self.cpp(&[name])].iter().flatten().all(|path| path.is_file())
     }
 
-    /// The Rust modules of these names.
+    /// Returns the Rust modules of these names.
     pub fn rust(&self, names: &[&str]) -> Vec<PathBuf> {
         self.modules("rust", names)
     }
 
-    /// The C++ modules of these names.
+    /// Returns the C++ modules of these names.
     pub fn cpp(&self, names: &[&str]) -> Vec<PathBuf> {
         self.modules("cpp", names)
     }

@@ -5,7 +5,7 @@ use cudarc::driver::result::device;
 use cudarc::driver::sys;
 use devcomm::Context;
 
-/// The size of the L2 cache in bytes.
+/// Returns the size of the L2 cache in bytes.
 pub fn l2_bytes(context: &Context) -> Result<usize> {
     let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
     // SAFETY: the device is valid.
@@ -15,7 +15,7 @@ pub fn l2_bytes(context: &Context) -> Result<usize> {
     Ok(bytes)
 }
 
-/// The PCI bus ID, such as `0000:1B:00.0`, with a zero at the end.
+/// Returns the PCI bus ID, such as `0000:1B:00.0`, with a zero at the end.
 pub fn pci_bus_id(context: &Context) -> Result<[u8; 32]> {
     let mut id = [0; 32];
     let device = device::get(context.ordinal() as i32)?;

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// The links between these GPUs (nvidia-smi's indices): such as `NV18`, or
+/// Returns the links between these GPUs (nvidia-smi's indices): such as `NV18`, or
 /// `NV18 and SYS` if they differ.
 pub fn between(ordinals: &[String]) -> Option<String> {
     if ordinals.len() < 2 {
@@ -36,8 +36,8 @@ fn of_matrix(matrix: &str, ordinals: &[String]) -> Option<String> {
     (!links.is_empty()).then(|| links.join(" and "))
 }
 
-/// GB/s from one GPU to the others, in one direction, as NVIDIA specifies it for `NVn`, that is n
-/// links of NVLink: 25 for each of NVLink 3 and 4, 50 of NVLink 5.
+/// Returns the GB/s from one GPU to the others, in one direction, as NVIDIA specifies it for `NVn`,
+/// that is n links of NVLink: 25 for each of NVLink 3 and 4, 50 of NVLink 5.
 pub fn bandwidth(gpu: &str, links: &str) -> Option<f64> {
     const PER_LINK: [(&str, f64); 5] =
         [("A100", 25.0), ("H100", 25.0), ("H200", 25.0), ("B200", 50.0), ("B300", 50.0)];

@@ -31,7 +31,7 @@ pub struct RankOptions {
 }
 
 impl RankOptions {
-    /// Time limit of a wait for GPU work.
+    /// Returns time limit of a wait for GPU work.
     pub fn limit(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
@@ -227,7 +227,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Whether to run the type with this name.
+    /// Returns whether to run the type with this name.
     pub fn includes(self, name: &str) -> bool {
         let named = <Self as ValueEnum>::from_str(name, false);
         match self {
@@ -286,7 +286,7 @@ impl SizeOptions {
         Ok(())
     }
 
-    /// Message sizes in bytes, up to -e or else `largest`.
+    /// Returns the message sizes in bytes, up to -e or else `largest`.
     pub fn sizes(&self, largest: usize) -> impl Iterator<Item = usize> {
         let max = self.max.unwrap_or(largest.max(self.min));
         let (factor, step) = (self.factor, self.step);
@@ -297,8 +297,8 @@ impl SizeOptions {
         .take_while(move |&size| size <= max)
     }
 
-    /// Message sizes in elements of `bytes` bytes, rounded down as in nccl-tests, without empty
-    /// messages.
+    /// Returns the message sizes in elements of `bytes` bytes, rounded down as in nccl-tests,
+    /// without empty messages.
     pub fn counts(&self, largest: usize, bytes: usize) -> Result<Vec<usize>> {
         let mut counts: Vec<usize> = self.sizes(largest).map(|size| size / bytes).collect();
         counts.retain(|&count| count > 0);
@@ -331,7 +331,7 @@ impl RunOptions {
     }
 }
 
-/// A number of bytes, perhaps with a suffix.
+/// Returns a number of bytes, perhaps with a suffix.
 pub fn parse_bytes(text: &str) -> Result<usize, String> {
     let (digits, shift) = match text.char_indices().last() {
         Some((end, 'k' | 'K')) => (&text[..end], 10),

@@ -36,14 +36,14 @@ pub fn run(
     Ok(())
 }
 
-/// Elementwise maximum over the ranks. *Collective*.
+/// Returns the elementwise maximum over the ranks. *Collective*.
 pub fn slowest(rank: &Rank, mine: &[f64]) -> Result<Vec<f64>> {
     let all = rank.all_gather(mine)?;
     let at = |i: usize| all.iter().filter_map(|theirs| theirs.get(i).copied()).fold(0.0, f64::max);
     Ok((0..mine.len()).map(at).collect())
 }
 
-/// Sum over the ranks. *Collective*.
+/// Returns sum over the ranks. *Collective*.
 pub fn total(rank: &Rank, mine: usize) -> Result<usize> {
     Ok(rank.all_gather(&[mine])?.concat().iter().sum())
 }

@@ -14,7 +14,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Computed from samples; `None` without any.
+    /// Computes them from samples; `None` without any.
     pub fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
@@ -27,14 +27,14 @@ impl Spread {
     }
 }
 
-/// The `part` quantile of sorted samples, interpolated linearly.
+/// Returns the `part` quantile of sorted samples, interpolated linearly.
 fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
     let at = part * sorted.len().checked_sub(1)? as f64;
     let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
     Some(below + (above - below) * at.fract())
 }
 
-/// The geometric mean of positive numbers; `None` if empty.
+/// Returns the geometric mean of positive numbers; `None` if empty.
 pub fn geometric_mean(numbers: impl IntoIterator<Item = f64>) -> Option<f64> {
     let (mut logarithms, mut count) = (0.0, 0);
     for number in numbers {

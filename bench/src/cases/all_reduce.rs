@@ -109,7 +109,8 @@ where
     }
 }
 
-/// The bus bandwidth of an all-reduce over its algorithm bandwidth, as nccl-tests defines them.
+/// Returns the bus bandwidth of an all-reduce over its algorithm bandwidth, as nccl-tests defines
+/// them.
 pub fn bus(ranks: usize) -> f64 {
     2.0 * (ranks - 1) as f64 / ranks as f64
 }

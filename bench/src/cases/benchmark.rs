@@ -58,7 +58,7 @@ pub struct Options {
 const START: Duration = Duration::from_secs(120);
 
 impl Options {
-    /// The GPUs that other programs use, and for how long these may print nothing.
+    /// Returns the GPUs that other programs use, and for how long these may print nothing.
     fn for_others(&self) -> Result<(usize, Duration)> {
         ensure!(
             !World::is_launched() && !self.ranks.processes,
@@ -71,10 +71,10 @@ impl Options {
 
 /// A benchmark, with its flags in addition to [`Options`].
 pub trait Benchmark: Args + Sync {
-    /// Its name on the command line.
+    /// The name on the command line.
     const NAME: &'static str;
 
-    /// Its variants, with descriptions.
+    /// The variants, with descriptions.
     const VARIANTS: &'static [VariantInfo];
 
     /// nccl-tests' program for the same, if there is one.
@@ -86,12 +86,12 @@ pub trait Benchmark: Args + Sync {
     /// Validates its flags.
     fn validate(&self) -> Result<()>;
 
-    /// Which peers run too.
+    /// Returns which peers run too.
     fn peers(&self) -> Option<&PeerOptions> {
         None
     }
 
-    /// What peers measure of it, on so many GPUs.
+    /// Returns what peers measure of it, on so many GPUs.
     fn work(&self, _options: &Options, _gpus: usize) -> Result<Work> {
         Ok(Work::Counts(BTreeMap::new()))
     }

@@ -58,14 +58,14 @@ impl<'a> Beside<'a> {
         main.wait_event(end)
     }
 
-    /// The contender beside the product.
+    /// Returns the contender beside the product.
     pub fn join<'b>(&'b self, contender: Contender<'b>) -> Contender<'b> {
         let alone = Rc::clone(&contender.checked);
         let work: Work<'b> = Rc::new(move || self.with(&*alone));
         Contender { timed: Rc::clone(&work), checked: work, ..contender }
     }
 
-    /// The product alone.
+    /// Returns the product alone.
     pub fn alone(&self) -> Contender<'_> {
         Contender::new(Variant::RustGemm, || self.with(&|| Ok(())), ())
     }

@@ -163,7 +163,7 @@ pub enum Operation {
 const ROOT: usize = 0;
 
 impl Operation {
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all-reduce",
@@ -175,12 +175,12 @@ impl Operation {
         }
     }
 
-    /// Whether its speed depends on the type.
+    /// Returns whether its speed depends on the type.
     pub fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::ReduceScatter)
     }
 
-    /// The chunks of the buffers to send and to receive in.
+    /// Returns the chunks of the buffers to send and to receive in.
     pub fn chunks(self, ranks: usize) -> [usize; 2] {
         match self {
             Self::AllReduce | Self::Broadcast => [1, 1],
@@ -191,7 +191,7 @@ impl Operation {
         }
     }
 
-    /// The bus bandwidth over the algorithm bandwidth, as nccl-tests defines them.
+    /// Returns the bus bandwidth over the algorithm bandwidth, as nccl-tests defines them.
     pub fn bus(self, ranks: usize) -> f64 {
         match self {
             Self::AllReduce => 2.0 * (ranks - 1) as f64 / ranks as f64,
@@ -217,7 +217,7 @@ pub fn memory<T: Element>(
     Ok([send?, recv?])
 }
 
-/// By what collectives are done.
+/// The libraries and kernels that collectives are done by.
 pub struct Means<'a> {
     pub collectives: Collectives,
     pub nccl: Vec<Nccl<'a>>,
@@ -233,7 +233,7 @@ pub trait Workload {
 type More<'a> = &'a dyn Fn(usize) -> Result<Option<Box<dyn Workload + 'a>>>;
 
 impl Flags {
-    /// Whether a reduction is a sum.
+    /// Returns whether a reduction is a sum.
     pub fn sums(&self) -> bool {
         self.op == Op::Sum
     }
@@ -335,8 +335,8 @@ pub struct Call<'a, T> {
     pub recv: DeviceSlice<T>,
 }
 
-/// The elements that a rank sends to each in an all-to-all of uneven parts, as many as it receives
-/// from it, and where they are.
+/// Returns the elements that a rank sends to each in an all-to-all of uneven parts, as many as it
+/// receives from it, and where they are.
 fn parts(ranks: usize, rank: usize, count: usize) -> [Vec<usize>; 2] {
     let [less, more] = [count / 2, 2 * count - count / 2];
     let of = |peer: usize| if (rank + peer).is_multiple_of(2) { less } else { more };
@@ -346,7 +346,8 @@ fn parts(ranks: usize, rank: usize, count: usize) -> [Vec<usize>; 2] {
 }
 
 impl<'a, T: Number> Call<'a, T> {
-    /// Between these buffers, or in place within one of them. Writes this rank's input.
+    /// Returns the operation between these buffers, or in place within one of them. Writes this
+    /// rank's input.
     pub fn new(
         harness: &'a Harness<'a>,
         operation: Operation,
@@ -377,13 +378,13 @@ impl<'a, T: Number> Call<'a, T> {
         Ok(self.send.copy_from_host(&inputs(run.seed, rank.rank(), self.send.len()))?)
     }
 
-    /// The parts of a rank.
+    /// Returns the parts of a rank.
     fn parts_of(&self, rank: usize) -> [Vec<usize>; 2] {
         let ranks = self.harness.rank.n_ranks();
         parts(ranks, rank, self.recv.len() / self.operation.chunks(ranks)[1])
     }
 
-    /// What a broadcast sends from this rank.
+    /// Returns what a broadcast sends from this rank.
     fn of_root(&self) -> Option<DeviceSlice<T>> {
         (self.harness.rank.rank() == ROOT).then(|| self.send.clone())
     }
@@ -435,7 +436,7 @@ impl<'a, T: Number> Call<'a, T> {
         }
     }
 
-    /// NCCL's host call, on a communicator of this configuration.
+    /// Returns NCCL's host call, on a communicator of this configuration.
     pub fn by_nccl(self, variant: Variant, nccl: &'a Nccl<'_>) -> Contender<'a> {
         let (outcome, in_place, comm) = (self.clone(), self.in_place, nccl.comm());
         let work = move || {

@@ -28,11 +28,11 @@ use crate::report::row::{Case, L2};
 /// The collective of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// Of the ranks' products, in place.
+    /// An all-reduce of the ranks' products, in place.
     AllReduce,
-    /// Of the rows of the ranks' products.
+    /// A reduce-scatter of the rows of the ranks' products.
     ReduceScatter,
-    /// Of the rows of A, before the product. All ranks have the same A and B.
+    /// An all-gather of the rows of A, before the product. All ranks have the same A and B.
     AllGather,
 }
 
@@ -89,7 +89,7 @@ pub fn plan_of<P: Display>(how: devcomm::Result<Explanation<P>>) -> String {
 
 /// The flags of a benchmark of such a product.
 pub trait Fusion: Args + Sync {
-    /// As of [`Benchmark`].
+    /// The name, as of [`Benchmark`].
     const NAME: &'static str;
     const VARIANTS: &'static [VariantInfo];
 
@@ -102,10 +102,10 @@ pub trait Fusion: Args + Sync {
     /// A plan on the command line.
     type Asked: Display + Clone;
 
-    /// The shapes, what the L2 cache holds, and the peers that run too.
+    /// Returns the shapes, what the L2 cache holds, and the peers that run too.
     fn inputs(&self) -> (&ShapeOptions, L2, &PeerOptions);
 
-    /// The plans that were asked for, instead of the default of a shape.
+    /// Returns the plans that were asked for, instead of the default of a shape.
     fn asked(&self, on: (&Communicator, &Stream), shape: [usize; 3]) -> Result<Vec<Self::Asked>>;
 
     /// Lists of `m`, `n` and `k` that replace empty ones: on GPUs, and simulated.
@@ -114,7 +114,7 @@ pub trait Fusion: Args + Sync {
     /// Refuses a problem that so many ranks do not have.
     fn require(problem: &Problem, ranks: usize) -> Result<()>;
 
-    /// The operation for a shape, of which a plan is asked.
+    /// Returns the operation for a shape, of which a plan is asked.
     fn new(
         comm: &Communicator,
         stream: &Stream,
@@ -130,7 +130,7 @@ pub trait Fusion: Args + Sync {
         shape: [usize; 3],
     ) -> Result<Result<(), String>>;
 
-    /// The plan by which it does a shape, and [`Product::products_lose`].
+    /// Returns the plan by which it does a shape, and [`Product::products_lose`].
     fn plan(operation: &Self::Operation, shape: [usize; 3]) -> (String, Option<f64>);
 
     /// Enqueues a product; `a` has this rank's elements.
@@ -175,7 +175,7 @@ impl<F: Fusion> Benchmark for F {
 /// The variants of cuBLASLt's product and a collective.
 const OF_CUBLASLT: [Variant; 3] = [Variant::CublasLtRust, Variant::Nccl, Variant::NcclSym];
 
-/// The problems, with defaults for empty lists.
+/// Returns the problems, with defaults for empty lists.
 fn problems<F: Fusion>(
     fusion: &F,
     default: [&[usize]; 3],
@@ -194,7 +194,7 @@ fn problems<F: Fusion>(
     Ok(problems)
 }
 
-/// By what the parts of an operation are done.
+/// The libraries and kernels that the parts of an operation are done by.
 struct Means<'a> {
     collectives: Collectives,
     gemm: Gemm,
@@ -262,7 +262,7 @@ fn leave_out(matrices: &Matrices<'_, bf16>, what: &dyn Display, why: &str) {
     }
 }
 
-/// The operation of `devcomm` by each plan, and what it is made of.
+/// Returns the operation of `devcomm` by each plan, and what it is made of.
 fn ours<'a, F: Fusion<Operation: 'a>>(
     fusion: &F,
     selection: &Selection,
@@ -392,7 +392,7 @@ impl<'a> Data<'a> {
         Ok(data)
     }
 
-    /// What a row of a variant is of.
+    /// Returns what a row of a variant is of.
     fn case(&self, l2: L2) -> Case {
         let (bus, Problem { m, n, k, .. }) =
             (bus(self.harness.rank.n_ranks()), self.matrices.problem);
@@ -420,7 +420,7 @@ impl<'a> Data<'a> {
         Ok(())
     }
 
-    /// The rows of C that the rank gets.
+    /// Returns the rows of C that the rank gets.
     fn rows(&self) -> std::ops::Range<usize> {
         let m = self.matrices.problem.m;
         match self.collective {
@@ -433,18 +433,18 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// The elements of C that the rank gets.
+    /// Returns the elements of C that the rank gets.
     fn result_len(&self) -> usize {
         self.rows().len() * self.matrices.problem.n
     }
 
-    /// The check of C.
+    /// Returns the check of C.
     fn result(&self, c: DeviceSlice<bf16>, products_lose: Option<f64>) -> Product<'a, bf16> {
         let product = Product::new(self.matrices, c, self.sum);
         Product { rows: self.rows(), products_lose, ..product }
     }
 
-    /// A product and a collective, one after the other.
+    /// Returns a product and a collective, one after the other.
     fn in_two(
         &self,
         (variant, comm, own): (Variant, &Communicator, &DeviceSlice<bf16>),
@@ -492,7 +492,7 @@ struct Collect<'a> {
     by: By<'a>,
 }
 
-/// By what it is done.
+/// The library or kernel that it is done by.
 #[derive(Clone, Copy)]
 enum By<'a> {
     Kernels(&'a Collectives),

@@ -90,7 +90,7 @@ impl Dtype {
 
 /// An element type of A and B.
 trait Factor: GemmElement<Output: Number> + Number {
-    /// The product with these scales, if the type has scales.
+    /// Returns the product with these scales, if the type has scales.
     fn scaled<'g>(product: Scaled<'g, Self>, _: [&SymmetricBuffer<f32>; 2]) -> Scaled<'g, Self> {
         product
     }
@@ -246,12 +246,13 @@ impl Gemm {
         Ok(())
     }
 
-    /// The scale of A (0) or of B (1).
+    /// Returns the scale of A (0) or of B (1).
     fn scale(&self, i: usize) -> f32 {
         self.scales.get(i).copied().unwrap_or(1.0)
     }
 
-    /// The products in Rust: one by its own plans or those of a table, or one for each of `--plan`.
+    /// Returns the products in Rust: one by its own plans or those of a table, or one for each of
+    /// `--plan`.
     fn kernels(&self, harness: &Harness<'_>, problems: &[(Problem, usize)]) -> Result<Vec<Kernel>> {
         // SAFETY: what writes B has ended before any launch.
         let kernel = || Kernel::new(&harness.stream).map(|gemm| unsafe { gemm.with_constant_b() });
@@ -290,7 +291,7 @@ impl Inputs {
         self.shapes.problems([&[8]; 3], self.dtype.size(), 1, 0).map(drop)
     }
 
-    /// The problems, each with the number of copies of B that its calls use in turn.
+    /// Returns the problems, each with the number of copies of B that its calls use in turn.
     pub(super) fn problems(&self, harness: &Harness<'_>) -> Result<Vec<(Problem, usize)>> {
         let defaults: [&[usize]; 3] = harness
             .choose([&[4096, 8192], &[4096, 8192], &[1024, 4096]], [&[1, 130], &[8, 264], &[72]]);
@@ -321,7 +322,7 @@ impl<O: Number> Added<O> {
         Ok(Self { epilogue, bias: bias.transpose()?, residual: residual.transpose()? })
     }
 
-    /// For cuBLASLt, with these scales.
+    /// Returns the inputs for cuBLASLt, with these scales.
     fn extras(&self, scales: Option<[u64; 2]>) -> Extras {
         let address = |buffer: &SymmetricBuffer<O>| buffer.device_address();
         Extras {
@@ -332,7 +333,7 @@ impl<O: Number> Added<O> {
         }
     }
 
-    /// The product with the epilogue.
+    /// Returns the product with the epilogue.
     fn follow<'g, T>(&self, mut product: devcomm::Product<'g, T, O>) -> devcomm::Product<'g, T, O>
     where
         T: GemmElement,
@@ -351,7 +352,7 @@ impl<O: Number> Added<O> {
     }
 }
 
-/// A plan, and its tile, cluster and split of the sums, as those of cuBLASLt's algorithms.
+/// Returns a plan, and its tile, cluster and split of the sums, as those of cuBLASLt's algorithms.
 fn describe(plan: GemmPlan) -> String {
     let (rows, columns, blocks, split) = match plan {
         GemmPlan::Portable => (portable::TILE, portable::TILE, 1, None),

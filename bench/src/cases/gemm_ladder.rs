@@ -127,7 +127,7 @@ impl Benchmark for GemmLadder {
 }
 
 impl GemmLadder {
-    /// The problems, of whole tiles.
+    /// Returns the problems, of whole tiles.
     fn problems(&self, default: [&[usize]; 3], seed: u64) -> Result<Vec<Problem>> {
         let lists = lists_or([&self.m, &self.n, &self.k], default);
         let problems = Problem::combinations(lists, 1, seed)?;

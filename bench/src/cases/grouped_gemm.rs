@@ -53,7 +53,7 @@ pub struct GroupedGemm {
 /// How rows are divided among groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Split {
-    /// As many in each, up to one
+    /// The same number in each, up to one
     Even,
     /// Each row in any group
     Random,
@@ -64,7 +64,7 @@ enum Split {
 }
 
 impl Split {
-    /// The rows of each group.
+    /// Returns the rows of each group.
     fn sizes(self, rows: usize, groups: usize, seed: u64) -> Vec<usize> {
         let (mut sizes, mut random) = (vec![0; groups], fastrand::Rng::with_seed(seed));
         for row in 0..rows {
@@ -219,7 +219,7 @@ impl<'a> Matrices<'a> {
         self.weights.fill(true)
     }
 
-    /// The address of each group's A, B and C; `None` for a group without rows.
+    /// Returns the address of each group's A, B and C; `None` for a group without rows.
     fn addresses(&self, c: &DeviceSlice<bf16>) -> devcomm::Result<Vec<Option<[u64; 3]>>> {
         let Problem { n, k, .. } = self.problem;
         let of = |(group, (size, first)): (usize, (&usize, usize))| {
@@ -231,7 +231,8 @@ impl<'a> Matrices<'a> {
         self.sizes.iter().zip(offsets(&self.sizes)).enumerate().map(of).collect()
     }
 
-    /// By one call of cuBLAS; `None` if it is not installed, or cannot be captured.
+    /// Returns the product by one call of cuBLAS; `None` if that is not installed, or cannot be
+    /// captured.
     fn by_one_call(&self) -> Result<Option<Contender<'_>>> {
         let (Problem { n, k, .. }, harness) = (self.problem, self.harness);
         let c = harness.comm.mem_alloc::<bf16>(self.problem.m * n)?.device_slice();
@@ -267,7 +268,8 @@ impl<'a> Matrices<'a> {
             || plans.iter().zip(&addresses).filter_map(|(p, of)| Some((p.as_ref()?, (*of)?)));
         if variant == Variant::CublasLt {
             for (plan, of) in products() {
-                // SAFETY: as below.
+                // SAFETY: the buffers have the elements of the groups, and live until the stream is
+                // idle.
                 let enqueue = || unsafe { plan.enqueue(of, stream) };
                 plan.choose(
                     || self.harness.try_out(&enqueue),
@@ -293,7 +295,7 @@ impl<'a> Matrices<'a> {
     }
 }
 
-/// The first row of each group.
+/// Returns the first row of each group.
 fn offsets(sizes: &[usize]) -> Vec<usize> {
     let first = |end: &mut usize, size: &usize| Some(std::mem::replace(end, *end + size));
     sizes.iter().scan(0, first).collect()

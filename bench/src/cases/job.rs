@@ -40,7 +40,7 @@ pub struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// A job without rows.
+    /// Returns a job without rows.
     pub fn new(
         harness: &'a Harness<'a>,
         selection: Selection,
@@ -72,13 +72,13 @@ impl<'a> Job<'a> {
         Self { nccl_tests: program, ..self }
     }
 
-    /// Where the variants run: out of place, and perhaps in place.
+    /// Returns where the variants run: out of place, and perhaps in place.
     pub fn places(&self) -> &'static [bool] {
         let both = self.nccl_tests.is_some() || self.harness.run.in_place;
         if both { &[false, true] } else { &[false] }
     }
 
-    /// The configurations of NCCL; one for nccl-tests' table. *Collective*.
+    /// Returns the configurations of NCCL; one for nccl-tests' table. *Collective*.
     pub fn nccl(&self) -> Result<Vec<Nccl<'a>>> {
         let mut all = self.harness.nccl()?;
         all.truncate(if self.nccl_tests.is_some() { 1 } else { all.len() });
@@ -146,7 +146,8 @@ impl<'a> Job<'a> {
         self.compare_refilled(case, contenders, || Ok(()))
     }
 
-    /// As [`compare`](Self::compare); `refill` writes other inputs after the checks, for timing.
+    /// Does the same as [`compare`](Self::compare); `refill` writes other inputs after the checks,
+    /// for timing.
     pub fn compare_refilled(
         &mut self,
         case: Case,

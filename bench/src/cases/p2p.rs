@@ -101,7 +101,7 @@ impl Benchmark for P2p {
     }
 }
 
-/// The map of rows of bytes.
+/// Returns the map of rows of bytes.
 fn map(harness: &Harness<'_>, address: u64, [rows, tile_rows]: [u32; 2]) -> Result<TensorMap> {
     let (columns, data_type) = (TMA_ROW, DataType::Uint8);
     let desc = TensorMapDesc { address, rows, columns, tile_rows, data_type };
@@ -125,14 +125,15 @@ impl<'a> Copies<'a> {
         [1, ((64 << 20) / self.windows[0].len()).clamp(2, 200) as u32]
     }
 
-    /// The peer, if this rank copies.
+    /// Returns the peer, if this rank copies.
     fn peer(&self) -> Option<usize> {
         let rank = self.harness.rank;
         let peer = Some(rank.rank() ^ 1).filter(|peer| *peer < rank.n_ranks());
         peer.filter(|_| self.both || rank.rank().is_multiple_of(2))
     }
 
-    /// The result between these buffers. A reading rank receives, and a rank to which one writes.
+    /// Returns the result between these buffers. A reading rank receives, and a rank to which one
+    /// writes.
     fn message(
         &self,
         reads: bool,
@@ -143,7 +144,7 @@ impl<'a> Copies<'a> {
         Ok(message.received(self.both || reads == is_even))
     }
 
-    /// A contender whose kernel is launched with a number of rounds by the ranks that copy.
+    /// Returns a contender whose kernel is launched with a number of rounds by the ranks that copy.
     fn contender(
         self,
         variant: Variant,

@@ -66,7 +66,7 @@ pub fn tune<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>, c: u64) -> R
 }
 
 impl L2 {
-    /// The copies of B that the calls use in turn, of elements of so many bytes.
+    /// Returns the copies of B that the calls use in turn, of elements of so many bytes.
     pub fn copies_of_b(
         self,
         harness: &Harness<'_>,
@@ -133,9 +133,9 @@ impl<T: Number> Weights<T> {
 }
 
 impl<'a, T: Number> Matrices<'a, T> {
-    /// For a C that is the sum of these ranks' products; others have the elements of the first.
-    /// With this many copies of B: those of `kept`, which are of the same run, if they have the
-    /// shape; else new ones, which are kept.
+    /// Makes the data for a C that is the sum of these ranks' products; others have the elements of
+    /// the first. With this many copies of B: those of `kept`, which are of the same run, if they
+    /// have the shape; else new ones, which are kept.
     pub fn new(
         harness: &'a Harness<'a>,
         problem: Problem,
@@ -167,7 +167,7 @@ impl<'a, T: Number> Matrices<'a, T> {
         self.harness.finish()
     }
 
-    /// B's copies in turn, one per call.
+    /// Returns B's copies in turn, one per call.
     pub fn b_in_turn<'b>(&'b self) -> impl Fn() -> &'b DeviceSlice<T> {
         let (next, copies) = (Cell::new(0), &self.b.copies);
         move || &copies[next.replace((next.get() + 1) % copies.len())]
@@ -181,7 +181,7 @@ impl<'a, T: Number> Matrices<'a, T> {
     }
 }
 
-/// The rank whose elements this rank has, if C is the sum of the products of `ranks`.
+/// Returns the rank whose elements this rank has, if C is the sum of the products of `ranks`.
 fn owner(harness: &Harness<'_>, ranks: &Range<usize>) -> usize {
     let own = harness.rank.rank();
     if ranks.contains(&own) { own } else { ranks.start }
@@ -259,7 +259,7 @@ pub enum Epilogue {
 }
 
 impl Epilogue {
-    /// The bias of a column, and the residual of an element of C.
+    /// Returns the bias of a column, and the residual of an element of C.
     pub fn bias(column: usize) -> f32 {
         (column % 7) as f32 - 3.0
     }
@@ -268,7 +268,7 @@ impl Epilogue {
         (element % 5) as f32 - 2.0
     }
 
-    /// What it makes of a sum, and the error that the function may have.
+    /// Returns what it makes of a sum, and the error that the function may have.
     fn apply(self, sum: f32, element: usize, column: usize) -> (f32, f64) {
         let x = sum + Self::bias(column);
         let argument = 0.797_884_6 * (x + 0.044_715 * x * x * x);
@@ -282,7 +282,7 @@ impl Epilogue {
 }
 
 impl<'a, O> Product<'a, O> {
-    /// A product of the sums themselves, each rounded once.
+    /// Returns a product of the sums themselves, each rounded once.
     pub fn new<T: Number>(
         matrices: &Matrices<'a, T>,
         c: DeviceSlice<O>,
@@ -353,8 +353,9 @@ impl<O: Number> Outcome for Product<'_, O> {
     }
 }
 
-/// Whether `got` differs from `right` by more than roundings allow: one of each product (a rank's,
-/// of magnitude `largest` at most), which may lose this share of it, and one of each partial sum.
+/// Returns whether `got` differs from `right` by more than roundings allow: one of each product (a
+/// rank's, of magnitude `largest` at most), which may lose this share of it, and one of each
+/// partial sum.
 fn is_beyond_rounding<O: Number>(
     right: f32,
     got: O,

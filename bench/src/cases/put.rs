@@ -130,7 +130,7 @@ pub fn omit(job: &mut Job<'_>) -> Result<()> {
     Ok(())
 }
 
-/// NCCL's host sends, on memory of `ncclMemAlloc`.
+/// Returns NCCL's host sends, on memory of `ncclMemAlloc`.
 pub fn by_nccl<'a>(harness: &'a Harness<'a>, bytes: usize) -> Result<Contender<'a>> {
     let Harness { comm, stream, .. } = harness;
     let (send, recv) = (comm.mem_alloc(bytes)?, comm.mem_alloc(bytes)?);
@@ -139,7 +139,7 @@ pub fn by_nccl<'a>(harness: &'a Harness<'a>, bytes: usize) -> Result<Contender<'
     Ok(by_host(Variant::Nccl, message, send, move |peer| comm.recv(&recv, peer, stream)))
 }
 
-/// NCCL's host puts, from window to window.
+/// Returns NCCL's host puts, from window to window.
 fn by_nccl_sym<'a>(
     harness: &'a Harness<'a>,
     [send, recv]: &'a [Window<u8>; 2],
@@ -151,7 +151,7 @@ fn by_nccl_sym<'a>(
     Ok(by_host(Variant::NcclSym, message, send, receive))
 }
 
-/// One round trip: the lower rank of a pair sends first.
+/// Makes one round trip: the lower rank of a pair sends first.
 pub fn by_host<'a>(
     variant: Variant,
     message: Message<'a>,

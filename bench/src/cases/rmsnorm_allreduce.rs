@@ -56,7 +56,7 @@ const SIMULATED_TOKENS: [usize; 2] = [1, 3];
 const SIMULATED_HIDDEN: [usize; 1] = [256];
 
 const EPS: f32 = 1e-5;
-/// By what a quantised output is divided: all elements are below 448 then.
+/// The divisor of a quantised output: all elements are below 448 then.
 const SCALE: f32 = 0.0625;
 /// The most rows that are checked of a message.
 const MOST_CHECKED: usize = 512;
@@ -117,7 +117,7 @@ impl Benchmark for RmsNormAllReduce {
 }
 
 impl RmsNormAllReduce {
-    /// The tokens and the elements of each.
+    /// Returns the tokens and the elements of each.
     fn lists(&self, is_simulated: bool) -> [&[usize]; 2] {
         let default: [&[usize]; 2] = match is_simulated {
             true => [&SIMULATED_TOKENS, &SIMULATED_HIDDEN],
@@ -189,7 +189,7 @@ struct Norm<'a, T> {
 }
 
 impl<'a, T: Number> Norm<'a, T> {
-    /// In these buffers to send and to receive in.
+    /// Makes the operation with these buffers to send and to receive in.
     fn new(
         harness: &'a Harness<'a>,
         variant: Variant,
@@ -288,8 +288,8 @@ impl<T: Number> Outcome for Norm<'_, T> {
         Ok(self.output.fill_bytes(0xff)?)
     }
 
-    /// An element is wrong if its error exceeds what rounding allows: f32 roundings of the sum,
-    /// roundings to `T` of NCCL's partial sums, and those of RMSNorm.
+    /// Counts an element as wrong if its error exceeds what rounding allows: f32 roundings of the
+    /// sum, roundings to `T` of NCCL's partial sums, and those of RMSNorm.
     fn count_wrong(&self) -> Result<usize> {
         let Harness { rank, run, .. } = self.harness;
         let (ranks, hidden) = (rank.n_ranks(), self.weight.len());

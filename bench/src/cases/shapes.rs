@@ -25,8 +25,8 @@ pub struct ShapeOptions {
     #[arg(long, value_enum, conflicts_with_all = ["m", "n", "k"])]
     set: Option<Set>,
 
-    /// So many random shapes that --seed chooses, instead of the lists: 1 to 8192 rows, 256 to
-    /// 16384 columns, 256 to 16384 terms
+    /// The number of random shapes that --seed chooses, instead of the lists: 1 to 8192 rows, 256
+    /// to 16384 columns, 256 to 16384 terms
     #[arg(long, value_name = "N", conflicts_with_all = ["m", "n", "k", "set"])]
     random: Option<usize>,
 
@@ -36,7 +36,7 @@ pub struct ShapeOptions {
     least_rows: usize,
 }
 
-/// Random shapes: the logarithms of the dimensions are uniform; n and k are multiples of 8.
+/// Returns random shapes: the logarithms of the dimensions are uniform; n and k are multiples of 8.
 fn random(count: usize, seed: u64, least_rows: usize) -> Vec<[usize; 3]> {
     let mut source = fastrand::Rng::with_seed(seed);
     let mut between = |least: f64, most: f64| least * (most / least).powf(source.f64());
@@ -66,7 +66,7 @@ pub enum Set {
 }
 
 impl Set {
-    /// The shapes `[m, n, k]`.
+    /// Returns the shapes `[m, n, k]`.
     pub fn shapes(self) -> Vec<[usize; 3]> {
         let layers = |rows: &[usize], layers: &[[usize; 2]]| {
             layers.iter().flat_map(|&[n, k]| rows.iter().map(move |&m| [m, n, k])).collect()
@@ -96,17 +96,17 @@ impl ShapeOptions {
         self.random.is_some()
     }
 
-    /// Whether the model of the set, if it is of one, gathers rows before a layer, or reduces its
-    /// result: it has the hidden size in its terms or in its columns.
+    /// Returns whether the model of the set, if it is of one, gathers rows before a layer, or
+    /// reduces its result: it has the hidden size in its terms or in its columns.
     pub fn has_collective(&self, Problem { n, k, .. }: &Problem, gathers: bool) -> bool {
         const HIDDEN: usize = 8192;
         let hidden = if gathers { *k } else { *n };
         self.set != Some(Set::Llama70bTp2) || hidden == HIDDEN
     }
 
-    /// The problems of `ranks` ranks, with defaults for empty lists of `m`, `n` and `k`. Rows of A
-    /// and B with elements of one byte are multiples of 16 bytes, to which `k` of sets and defaults
-    /// is padded.
+    /// Returns the problems of `ranks` ranks, with defaults for empty lists of `m`, `n` and `k`.
+    /// Rows of A and B with elements of one byte are multiples of 16 bytes, to which `k` of sets
+    /// and defaults is padded.
     pub fn problems(
         &self,
         default: [&[usize]; 3],
@@ -141,7 +141,7 @@ impl ShapeOptions {
     }
 }
 
-/// The lists of `m`, `n` and `k` from the command line, with defaults for empty ones.
+/// Returns the lists of `m`, `n` and `k` from the command line, with defaults for empty ones.
 pub fn lists_or<'a>(given: [&'a [usize]; 3], default: [&'a [usize]; 3]) -> [&'a [usize]; 3] {
     [0, 1, 2].map(|i| if given[i].is_empty() { default[i] } else { given[i] })
 }

@@ -146,7 +146,7 @@ impl Outcome for Received<'_> {
     }
 }
 
-/// NCCL's host signals. In the check each follows a byte, which its receiver must see.
+/// Returns NCCL's host signals. In the check each follows a byte, which its receiver must see.
 fn by_nccl_sym<'a>(
     harness: &'a Harness<'a>,
     [send, recv]: &'a [Window<u8>; 2],
@@ -169,8 +169,8 @@ fn by_nccl_sym<'a>(
     Ok(Contender { timed, ..by_host(Variant::NcclSym, message, put, see) })
 }
 
-/// A window of a rank that this one reaches by load and store. The window outlives its uses: every
-/// rank drops it only after all ranks have synchronised their streams.
+/// Returns a window of a rank that this one reaches by load and store. The window outlives its
+/// uses: every rank drops it only after all ranks have synchronised their streams.
 pub fn peer_slice(
     harness: &Harness<'_>,
     window: &Window<u8>,

@@ -64,7 +64,7 @@ const EQUAL: f64 = 1.003;
 pub struct Timed<P> {
     pub plan: P,
     pub seconds: f64,
-    /// Its time over that of the fastest plan.
+    /// The time over that of the fastest plan.
     pub ratio: f64,
 }
 
@@ -146,13 +146,13 @@ pub fn print_times<P: fmt::Display + Copy>(of: &str, all: &[Timed<P>], finals: &
     }
 }
 
-/// The rounds of all plans, and those of the run-off.
+/// Returns the rounds of all plans, and those of the run-off.
 fn rounds(run: &RunOptions) -> [usize; 2] {
     [run.rounds.div_ceil(3), 2 * run.rounds]
 }
 
-/// The times of all plans, and those of the run-off, in the order of the model. Their results are
-/// checked first.
+/// Returns the times of all plans, and those of the run-off, in the order of the model. Their
+/// results are checked first.
 fn time(
     matrices: &Matrices<'_, bf16>,
     gemm: &Kernel,
@@ -182,8 +182,8 @@ fn time(
     run_off(harness, &plans, contender, || matrices.fill_for_timing(), order)
 }
 
-/// The times of all plans, and those of the run-off, in the given order. The results are checked,
-/// and then `refill` is called, before any of them is timed. *Collective*.
+/// Returns the times of all plans, and those of the run-off, in the given order. The results are
+/// checked, and then `refill` is called, before any of them is timed. *Collective*.
 pub fn run_off<'a, P: fmt::Display + Copy + PartialEq>(
     harness: &Harness<'_>,
     plans: &[P],
@@ -209,7 +209,7 @@ pub fn run_off<'a, P: fmt::Display + Copy + PartialEq>(
     Ok([all, finals])
 }
 
-/// The plans with their times in these rounds.
+/// Returns the plans with their times in these rounds.
 fn compare<P: Copy>(plans: &[P], rounds: &Rounds) -> Vec<Timed<P>> {
     let median = |time: &dyn Fn(&[f64]) -> f64| {
         Spread::of(rounds.iter().map(|round| time(round))).map_or(f64::INFINITY, |s| s.median)
@@ -227,7 +227,7 @@ fn compare<P: Copy>(plans: &[P], rounds: &Rounds) -> Vec<Timed<P>> {
     plans.iter().enumerate().map(timed).collect()
 }
 
-/// The plans of the run-off, in the same order.
+/// Returns the plans of the run-off, in the same order.
 fn finalists<P: Copy>(timed: &[Timed<P>]) -> Vec<P> {
     let mut ratios: Vec<f64> = timed.iter().map(|timed| timed.ratio).collect();
     ratios.sort_by(f64::total_cmp);
@@ -235,7 +235,7 @@ fn finalists<P: Copy>(timed: &[Timed<P>]) -> Vec<P> {
     timed.iter().filter(|timed| timed.ratio <= last).map(|timed| timed.plan).collect()
 }
 
-/// The first plan that is as fast as the fastest.
+/// Returns the first plan that is as fast as the fastest.
 pub fn choose<P: Copy>(timed: &[Timed<P>]) -> Option<Timed<P>> {
     timed.iter().copied().find(|timed| timed.ratio <= EQUAL)
 }
@@ -249,7 +249,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// The line of a table, of this day.
+    /// Returns the line of a table, of this day.
     fn line(&self, now: SystemTime) -> String {
         let Self { shape: [m, n, k], plan, seconds, l2 } = self;
         let l2 = match l2 {

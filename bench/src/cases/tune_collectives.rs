@@ -124,7 +124,7 @@ impl TuneCollective {
     }
 }
 
-/// The first line of a table.
+/// Returns the first line of a table.
 fn head(rank: &Rank) -> Result<String> {
     let gpu = rank.context().device_name()?;
     Ok(format!(
@@ -133,7 +133,7 @@ fn head(rank: &Rank) -> Result<String> {
     ))
 }
 
-/// The times of all plans of a call, and those of the run-off. *Collective*.
+/// Returns the times of all plans of a call, and those of the run-off. *Collective*.
 fn time<T: Number>(
     harness: &Harness<'_>,
     collectives: &Collectives,

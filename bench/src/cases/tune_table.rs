@@ -20,7 +20,7 @@ pub fn key([m, n, k]: [usize; 3]) -> Key {
 
 /// What an entry of a table is for. A table is sorted by it.
 pub trait TableKey: Ord + Sized {
-    /// Reads it and the plan behind it.
+    /// Reads it and the plan after it.
     fn parse(words: &[&str]) -> Result<Self>;
 }
 
@@ -36,7 +36,7 @@ pub fn number(word: &str) -> Result<usize> {
     word.parse().with_context(|| format!("`{word}` is not a number"))
 }
 
-/// A table of plans. A line is an entry, numbers or names and then a plan, or empty; behind `#` is
+/// A table of plans. A line is an entry, numbers or names and then a plan, or empty; after `#` is
 /// a comment. This program writes it, and `plan.rs` of the operation in `crates/ops/src` reads it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Table<K> {
@@ -47,7 +47,7 @@ pub struct Table<K> {
 }
 
 impl Table<Key> {
-    /// The plan of this shape.
+    /// Returns the plan of this shape.
     pub fn plan(&self, shape: [usize; 3]) -> Option<GemmPlan> {
         let line = self.entries.get(&key(shape))?;
         line.split('#').next()?.split_whitespace().last()?.parse().ok()
@@ -84,7 +84,7 @@ impl<K: TableKey> Table<K> {
         output::write(path, &self.to_string())
     }
 
-    /// Whether there is a plan for this.
+    /// Returns whether there is a plan for this.
     pub fn has(&self, key: &K) -> bool {
         self.entries.contains_key(key)
     }

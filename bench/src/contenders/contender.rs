@@ -18,7 +18,7 @@ macro_rules! variants {
         }
 
         impl Variant {
-            /// Its name on the command line.
+            /// Returns its name on the command line.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
@@ -137,7 +137,7 @@ pub trait Outcome {
     fn count_wrong(&self) -> Result<usize>;
 }
 
-/// Nothing that could be wrong.
+/// An outcome that cannot be wrong.
 impl Outcome for () {
     fn poison(&self) -> Result<()> {
         Ok(())
@@ -168,7 +168,7 @@ pub struct Launch {
 }
 
 impl<'a> Contender<'a> {
-    /// A contender with one operation, both timed and checked.
+    /// Returns a contender with one operation, both timed and checked.
     pub fn new(
         variant: Variant,
         work: impl Fn() -> devcomm::Result<()> + 'a,

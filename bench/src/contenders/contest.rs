@@ -1,4 +1,4 @@
-//! Who competes in a benchmark, and what is measured beside: the one place that decides what a
+//! The competitors in a benchmark, and what is measured beside: the one place that decides what a
 //! ratio is.
 
 use crate::contenders::contender::Variant;
@@ -12,8 +12,8 @@ pub struct Contest {
     pub default: Option<Variant>,
     /// What others offer for the same work. A ratio is the default's time over that of the fastest.
     pub competitors: &'static [Variant],
-    /// In no ratio: other forms of devcomm, mixes of theirs and devcomm's, and what does less, such
-    /// as a product without its communication or bare stores.
+    /// The columns that are in no ratio: other forms of devcomm, mixes of theirs and devcomm's, and
+    /// what does less, such as a product without its communication or bare stores.
     pub columns: &'static [Variant],
 }
 
@@ -88,7 +88,7 @@ const fn contest(
 }
 
 impl Contest {
-    /// That of a benchmark, by its name on the command line.
+    /// Returns the contest of a benchmark, by its name on the command line.
     pub fn of(benchmark: &str) -> Option<&'static Self> {
         CONTESTS.iter().find(|contest| contest.benchmark == benchmark)
     }

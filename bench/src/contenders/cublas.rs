@@ -24,8 +24,8 @@ pub struct GroupedProduct {
 }
 
 impl GroupedProduct {
-    /// For groups of these rows, at these addresses of A, B and C; `None` if cuBLAS is not
-    /// installed.
+    /// Prepares products of groups of these rows, at these addresses of A, B and C; `None` if
+    /// cuBLAS is not installed.
     pub fn new(
         comm: &Communicator,
         groups: &[(usize, [u64; 3])],

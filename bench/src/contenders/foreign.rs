@@ -93,8 +93,8 @@ struct Process {
 }
 
 impl Process {
-    /// Whether it has ended. An error if it has failed, unless `last_line`, the last one of its
-    /// output, is `None`.
+    /// Returns whether it has ended. An error if it has failed, unless `last_line`, the last one of
+    /// its output, is `None`.
     fn has_ended(&mut self, last_line: Option<&str>) -> Result<bool> {
         let Some(status) = self.child.try_wait()? else { return Ok(false) };
         if let Some(last_line) = last_line
@@ -111,7 +111,7 @@ impl Process {
     }
 }
 
-/// Whether all have ended. An error if one has failed.
+/// Returns whether all have ended. An error if one has failed.
 fn have_ended(processes: &mut [Process]) -> Result<bool> {
     processes.iter_mut().try_fold(true, |all, process| Ok(all & process.has_ended(Some(""))?))
 }
@@ -159,7 +159,8 @@ pub mod fake {
     use std::path::PathBuf;
     use std::process::Command;
 
-    /// A shell script as the program `name`, in a folder that is removed when it is dropped.
+    /// Returns a shell script as the program `name`, in a folder that is removed when it is
+    /// dropped.
     pub fn program(name: &str, script: &str) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join(name);

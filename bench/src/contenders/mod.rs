@@ -1,4 +1,4 @@
-//! Who is compared: variants, their roles in each benchmark, and the programs and libraries of
+//! The competitors: variants, their roles in each benchmark, and the programs and libraries of
 //! others.
 
 pub mod contender;

@@ -219,7 +219,7 @@ impl Peer {
         Ok(rows)
     }
 
-    /// A row, or none for a variant that was left out.
+    /// Returns a row, or none for a variant that was left out.
     fn parse(&self, line: &str, variants: &[Variant], rounds: usize) -> Result<Option<Foreign>> {
         let none = || format!("{} printed no row: {line}", self.kind.name);
         let Line { of, times_us, left_out } = serde_json::from_str(line).with_context(none)?;
@@ -234,7 +234,7 @@ impl Peer {
         Ok(Some(Foreign { times, ..of }))
     }
 
-    /// The process of a rank.
+    /// Returns the process of a rank.
     fn command(&self, job: &str) -> Command {
         let mut command = match (self.kind.name, self.kind.script) {
             ("nccl", _) => return self.own_command(),
@@ -296,10 +296,10 @@ impl Peer {
     }
 }
 
-/// With this variable this program prints its results as a peer: it has their algorithm.
+/// The variable with which this program prints its results as a peer: it has their algorithm.
 pub const LINES: &str = "DEVCOMM_BENCH_PEER";
 
-/// The folders of libraries, with that of devcomm's NCCL first.
+/// Returns the folders of libraries, with that of devcomm's NCCL first.
 fn library_path() -> Option<OsString> {
     let nccl = find_nccl(None, NcclPart::Library, |_| Ok(())).ok()?;
     let folder = nccl.library?.parent()?.to_owned();

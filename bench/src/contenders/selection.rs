@@ -19,7 +19,7 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// The named variants, else all of the benchmark's.
+    /// Returns the named variants, else all of the benchmark's.
     pub fn new(named: &[Variant], of_benchmark: &[VariantInfo], benchmark: &str) -> Result<Self> {
         for variant in named {
             let names: Vec<&str> = of_benchmark.iter().map(|(variant, _)| variant.name()).collect();
@@ -34,7 +34,7 @@ impl Selection {
         Ok(Self { wanted, named: !named.is_empty(), omitted: Vec::new() })
     }
 
-    /// Whether a variant is selected.
+    /// Returns whether a variant is selected.
     pub fn has(&self, variant: Variant) -> bool {
         self.wanted.iter().any(|(wanted, _)| *wanted == variant)
     }

@@ -83,17 +83,18 @@ impl Header {
         })
     }
 
-    /// The subcommand; empty without one.
+    /// Returns the subcommand; empty without one.
     pub fn subcommand(&self) -> &str {
         self.command.get(1).map_or("", String::as_str)
     }
 
-    /// Whether the command line has a flag.
+    /// Returns whether the command line has a flag.
     pub fn has(&self, flag: &str) -> bool {
         self.command.iter().any(|word| word == flag)
     }
 
-    /// The value of a flag on the command line, as `--iters 20`, `--iters=20`, `-n 20` or `-n20`.
+    /// Returns the value of a flag on the command line, as `--iters 20`, `--iters=20`, `-n 20` or
+    /// `-n20`.
     pub fn value<'a>(&'a self, names: [&str; 2]) -> Option<&'a str> {
         let after = |(at, word): (usize, &'a String)| {
             let rest = names.iter().find_map(|name| word.strip_prefix(name))?;
@@ -106,13 +107,13 @@ impl Header {
         self.command.iter().enumerate().find_map(after)
     }
 
-    /// Whether launches were captured as graphs.
+    /// Returns whether launches were captured as graphs.
     pub fn in_graphs(&self) -> bool {
         self.value(["-G", "--cudagraph"]).is_some_and(|graphs| graphs != "0")
     }
 
-    /// The flags of the command line, without these and without those for files that it reads and
-    /// writes.
+    /// Returns the flags of the command line, without these and without those for files that it
+    /// reads and writes.
     pub fn flags(&self, without: &[&str]) -> String {
         const FILES: [&str; 6] = ["--json", "--csv", "--plot", "--compare", "--twins", "--table"];
         let mut kept = Vec::new();
@@ -129,7 +130,7 @@ impl Header {
         kept.join(" ")
     }
 
-    /// The number of GPUs and their name.
+    /// Returns the number of GPUs and their name.
     pub fn machine_name(&self) -> String {
         let ranks = self.ranks;
         match &self.machine {
@@ -138,7 +139,7 @@ impl Header {
         }
     }
 
-    /// The specified bandwidth of the links between the GPUs; `None` where it is not known.
+    /// Returns the specified bandwidth of the links between the GPUs; `None` where it is not known.
     pub fn link_bandwidth(&self) -> Option<f64> {
         let machine = self.machine.as_ref()?;
         links::bandwidth(&machine.gpu, machine.links.as_deref()?)
@@ -229,7 +230,7 @@ impl GpuState {
     }
 }
 
-/// nvidia-smi's indices of the GPUs of this host's ranks; nvidia-smi ignores
+/// Returns nvidia-smi's indices of the GPUs of this host's ranks; nvidia-smi ignores
 /// `CUDA_VISIBLE_DEVICES`.
 fn ordinals(ranks: usize) -> Vec<String> {
     match std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|list| !list.is_empty()) {
@@ -256,7 +257,7 @@ fn environment(variables: impl Iterator<Item = (String, String)>) -> Vec<String>
     found
 }
 
-/// The file name of the RMA plugin.
+/// Returns the file name of the RMA plugin.
 fn rma_plugin() -> Option<String> {
     let path = std::env::var_os("NCCL_RMA_PLUGIN").filter(|path| !path.is_empty())?;
     Some(Path::new(&path).file_name()?.to_string_lossy().into_owned())

@@ -32,7 +32,7 @@ pub struct Harness<'a> {
     pub run: &'a RunOptions,
     /// Whether times are meaningful: on GPUs only.
     pub is_timed: bool,
-    /// Of the root rank's GPU.
+    /// The sensors of the root rank's GPU.
     sensors: Option<Sensors>,
     /// Time limit of a wait for the stream.
     limit: Duration,
@@ -54,8 +54,8 @@ impl Nccl<'_> {
         self.own.as_ref().unwrap_or(self.world)
     }
 
-    /// Whether it can make a difference: copy engines work on windows and reduce nothing, and the
-    /// policy for few blocks is one for other memory.
+    /// Returns whether it can make a difference: copy engines work on windows and reduce nothing,
+    /// and the policy for few blocks is one for other memory.
     pub fn matters(&self, variant: Variant, reduces: bool) -> bool {
         match self.name.as_deref() {
             Some("zero") => variant == Variant::NcclSym && !reduces,
@@ -99,7 +99,7 @@ impl<'a> Harness<'a> {
         })
     }
 
-    /// The configurations of NCCL that are compared. *Collective*.
+    /// Returns the configurations of NCCL that are compared. *Collective*.
     pub fn nccl(&self) -> Result<Vec<Nccl<'a>>> {
         let mut settings = self.run.nccl.clone();
         let has_choice = !self.rank.is_simulated() && self.rank.n_ranks() > 1;
@@ -117,13 +117,13 @@ impl<'a> Harness<'a> {
         settings.into_iter().map(setting).collect()
     }
 
-    /// The options of `Collectives`.
+    /// Returns the options of `Collectives`.
     pub fn collectives(&self) -> CollectivesOptions {
         let options = CollectivesOptions::new();
         self.run.concurrent.map_or(options, |objects| options.concurrent(objects))
     }
 
-    /// `on_gpus` on GPUs, `simulated` on simulated GPUs, which are slower.
+    /// Returns `on_gpus` on GPUs, `simulated` on simulated GPUs, which are slower.
     pub fn choose<T>(&self, on_gpus: T, simulated: T) -> T {
         if self.rank.is_simulated() { simulated } else { on_gpus }
     }
@@ -140,8 +140,8 @@ impl<'a> Harness<'a> {
         Ok(self.stream.synchronize_within(self.limit)?)
     }
 
-    /// Wrong elements of each contender over all ranks and checks; `None` without checks.
-    /// *Collective*.
+    /// Counts the wrong elements of each contender over all ranks and checks; `None` without
+    /// checks. *Collective*.
     pub fn check(&self, contenders: &[Contender<'_>]) -> Result<Vec<Option<usize>>> {
         // Every rank's memory is ready, including flags that peers write.
         self.rank.barrier()?;
@@ -176,8 +176,8 @@ impl<'a> Harness<'a> {
         Ok(wrong)
     }
 
-    /// The times of all contenders in each of `rounds`, of the slowest rank, and on the root rank
-    /// what its GPU's sensors tell meanwhile. *Collective*.
+    /// Returns the times of all contenders in each of `rounds`, of the slowest rank, and on the
+    /// root rank what its GPU's sensors tell meanwhile. *Collective*.
     pub fn time(
         &self,
         contenders: &[Contender<'_>],
@@ -212,8 +212,8 @@ impl<'a> Harness<'a> {
         }
     }
 
-    /// As [`time`](Self::time), with the kernel of --between before each call, and without its own
-    /// time; `None` without the flag. *Collective*.
+    /// Does the same as [`time`](Self::time), with the kernel of --between before each call, and
+    /// without its own time; `None` without the flag. *Collective*.
     pub fn time_between(
         &self,
         contenders: &[Contender<'_>],
@@ -272,7 +272,7 @@ impl<'a> Harness<'a> {
         Ok(all.chunks_exact(contenders.len()).map(<[f64]>::to_vec).collect())
     }
 
-    /// The calls of a contender in a batch, or in a graph.
+    /// Returns the calls of a contender in a batch, or in a graph.
     fn calls(&self, contender: &Contender<'_>) -> usize {
         self.run.iters.min(contender.most_calls)
     }

@@ -52,7 +52,7 @@ pub struct Reading {
     pub power_w: Option<f64>,
     /// Clock of the multiprocessors in MHz.
     pub sm_mhz: Option<f64>,
-    /// In degrees Celsius.
+    /// The temperature in degrees Celsius.
     pub temperature_c: Option<f64>,
 }
 
@@ -80,7 +80,7 @@ impl Sensors {
         }
     }
 
-    /// The sensors now.
+    /// Returns the sensors now.
     fn read(&self) -> Reading {
         let mut power = Field { id: NVML_FI_DEV_POWER_INSTANT, ..Field::default() };
         // SAFETY: the device is valid, and `power` is one field.
@@ -100,7 +100,7 @@ impl Sensors {
 }
 
 impl Sensors {
-    /// As [`sample`], of this GPU.
+    /// Does the same as [`sample`], of this GPU.
     pub fn sample<R>(
         &self,
         contenders: usize,

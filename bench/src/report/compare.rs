@@ -36,7 +36,7 @@ pub fn run(options: &Options) -> Result<()> {
     Comparison::of(&starts(&options.old)?, &starts(&options.new)?)?.publish()
 }
 
-/// A run and its further starts.
+/// Returns a run and its further starts.
 pub fn starts(path: &Path) -> Result<Vec<Report<Row>>> {
     let name = path.with_extension("");
     let further = (2..).map(|n| format!("{}-start{n}.json", name.display()).into());
@@ -86,7 +86,7 @@ pub struct Comparison {
     only_new: usize,
 }
 
-/// Whether two rows are of the same variant and case.
+/// Returns whether two rows are of the same variant and case.
 fn same_case(a: &Row, b: &Row) -> bool {
     let case = |row: &Row| (row.name(), row.size, row.count, row.m, row.n, row.k, row.l2);
     // A grid is a choice of the kernel, except where it is what varies: in barriers.
@@ -94,7 +94,7 @@ fn same_case(a: &Row, b: &Row) -> bool {
     case(a) == case(b) && grid(a) == grid(b) && a.dtype == b.dtype && a.redop == b.redop
 }
 
-/// The standard error of a row's time, relative to it, after this many rounds.
+/// Returns the standard error of a row's time, relative to it, after this many rounds.
 fn standard_error(row: &Row, rounds: usize) -> f64 {
     // Of a normal distribution: the interquartile range is 1.349 standard deviations, and the
     // median's standard error sqrt(pi / 2) of the mean's.
@@ -203,7 +203,7 @@ impl Comparison {
     }
 }
 
-/// What differs between the machines of two runs.
+/// Returns what differs between the machines of two runs.
 fn notes(old: &Header, new: &Header) -> Vec<String> {
     let facts = |header: &Header| {
         let machine = header.machine.as_ref();

@@ -63,12 +63,12 @@ impl File {
         Ok(Self { name, header, types, n_rows, ratios, plot })
     }
 
-    /// The name without extension.
+    /// Returns the name without extension.
     pub fn stem(&self) -> &str {
         self.name.strip_suffix(".json").unwrap_or(&self.name)
     }
 
-    /// The plot's name, without folder.
+    /// Returns the plot's name, without folder.
     pub fn plot_name(&self) -> String {
         format!("{}.svg", self.stem())
     }

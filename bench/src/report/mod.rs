@@ -61,7 +61,7 @@ pub fn rows(options: &RowsOptions) -> Result<()> {
     options.files.iter().try_for_each(|path| file::print(path))
 }
 
-/// The files of a folder, by name, each with its further starts.
+/// Returns the files of a folder, by name, each with its further starts.
 fn read(folder: &Path) -> Result<Vec<File>> {
     let entries = fs::read_dir(folder).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
     let entries = entries.with_context(|| format!("cannot read {}", folder.display()))?;
@@ -86,7 +86,7 @@ fn read(folder: &Path) -> Result<Vec<File>> {
     Ok(files)
 }
 
-/// The folder as links of the page name it.
+/// Returns the folder as links of the page name it.
 fn link(folder: &Path, page: &Path) -> String {
     let relative = page.parent().and_then(|parent| folder.strip_prefix(parent).ok());
     relative.unwrap_or(folder).display().to_string()

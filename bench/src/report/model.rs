@@ -78,7 +78,7 @@ struct Point {
     us: f64,
 }
 
-/// Whose variant it is, of those that the model knows.
+/// Returns the owner of a variant, of those that the model knows.
 fn by(variant: Variant) -> Option<CollectiveBy> {
     match variant {
         Variant::RustOps => Some(CollectiveBy::Devcomm),
@@ -88,7 +88,7 @@ fn by(variant: Variant) -> Option<CollectiveBy> {
     }
 }
 
-/// The measured times of a file.
+/// Returns the measured times of a file.
 fn read(path: &Path) -> Result<Vec<Point>> {
     let name = path.display();
     let Report { header, rows, .. } = Report::<row::Row>::read(path)?;
@@ -118,7 +118,7 @@ fn read(path: &Path) -> Result<Vec<Point>> {
 }
 
 impl Row {
-    /// `None` for what the model was not fitted to.
+    /// Returns `None` for what the model was not fitted to.
     fn new(model: &CostModel, Point { case, row, us }: &Point) -> Option<Self> {
         let model_us = model.us(case)?;
         let on = |ranks| model.us(&CollectiveCase { ranks, ..*case });

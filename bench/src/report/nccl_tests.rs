@@ -6,7 +6,7 @@ use crate::report::row::Row;
 /// The variants that it can show: those that also run in place.
 pub const VARIANTS: [Variant; 3] = [Variant::RustOps, Variant::Nccl, Variant::NcclSym];
 
-/// The heading of the table.
+/// Returns the heading of the table.
 pub fn head() -> String {
     let line = |left: [&str; 5], [time, algbw, busbw, wrong]: [&str; 4]| {
         let [size, count, dtype, redop, root] = left;
@@ -19,7 +19,7 @@ pub fn head() -> String {
         + &line(["(B)", "(elements)", "", "", ""], ["(us)", "(GB/s)", "(GB/s)", ""])
 }
 
-/// The lines of a variant's rows: one for a row out of place and that in place.
+/// Returns the lines of a variant's rows: one for a row out of place and that in place.
 pub fn lines(program: &str, rows: &[Row]) -> String {
     let line = |row: &Row| {
         let dtype = type_name(&row.dtype);
@@ -44,7 +44,7 @@ pub fn lines(program: &str, rows: &[Row]) -> String {
     rows.iter().filter(|row| !row.in_place).map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// What follows the last of these rows.
+/// Returns what follows the last of these rows.
 pub fn foot(program: &str, rows: &[Row]) -> String {
     let wrong: usize = rows.iter().filter_map(|row| row.wrong).sum();
     let verdict = if wrong == 0 { "OK" } else { "FAILED" };
@@ -58,7 +58,7 @@ pub fn foot(program: &str, rows: &[Row]) -> String {
     )
 }
 
-/// nccl-tests' name of a type.
+/// Returns nccl-tests' name of a type.
 fn type_name(dtype: &str) -> &str {
     match dtype {
         "f32" => "float",
@@ -68,7 +68,7 @@ fn type_name(dtype: &str) -> &str {
     }
 }
 
-/// A number with as many decimals, at most two, as the column has room for.
+/// Returns a number with as many decimals, at most two, as the column has room for.
 fn fit(number: f64, width: usize) -> String {
     let text = [2, 1, 0].map(|decimals| format!("{number:.decimals$}"));
     let fits = text.into_iter().find(|text| text.len() <= width);
@@ -80,8 +80,8 @@ mod tests {
     use super::*;
     use crate::report::row::{Case, VariantResult, rows};
 
-    /// `[size, time, algbw, busbw]` of each row, out of place and in place, and the mean bus
-    /// bandwidth, read as SuperBench does: the columns are found by the names in the heading,
+    /// Returns `[size, time, algbw, busbw]` of each row, out of place and in place, and the mean
+    /// bus bandwidth, read as SuperBench does: the columns are found by the names in the heading,
     /// counted from the end, between the lines with `out-of-place` and `Out of bounds values`.
     fn parse(output: &str) -> (Vec<[[f64; 4]; 2]>, f64) {
         let lines: Vec<&str> = output.lines().collect();

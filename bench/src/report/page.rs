@@ -64,7 +64,7 @@ const TITLES: &[(&str, &str)] = &[
     ("twins", "Kernels in Rust and in C++"),
 ];
 
-/// The page. `folder` is where its links find the files.
+/// Returns the page. `folder` is where its links find the files.
 pub fn markdown(files: &[File], folder: &str) -> String {
     let mut page = INTRODUCTION.to_owned();
     for (benchmark, title) in TITLES {
@@ -153,7 +153,7 @@ fn line(file: &File, plan: &str, standing: Option<&Standing>, folder: &str) -> S
     format!("| {machine} | {launches} | {types} | {run} | {figures} | {links} |\n")
 }
 
-/// The machines of all files.
+/// Returns the machines of all files.
 fn conditions(files: &[File]) -> String {
     let machines: BTreeSet<String> = files.iter().filter_map(machine).collect();
     let mut text = "\n## Machines\n\n\

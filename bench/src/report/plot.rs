@@ -9,7 +9,7 @@ use crate::report::ratio::{Ratio, Standing, by_plan, ratios};
 use crate::report::row::{Row, bytes};
 use crate::report::table::Report;
 
-/// The plot; `None` if no row has a time above 0.
+/// Returns the plot; `None` if no row has a time above 0.
 pub fn svg(report: &Report<Row>) -> Option<String> {
     let rows: Vec<&Row> =
         report.rows.iter().filter(|row| positive(row.time_us).is_some()).collect();
@@ -32,7 +32,7 @@ struct Series<'a> {
     rows: Vec<&'a Row>,
 }
 
-/// What a logarithmic axis has a place for.
+/// Returns what a logarithmic axis has a place for.
 fn positive(value: Option<f64>) -> Option<f64> {
     value.filter(|value| *value > 0.0)
 }
@@ -43,7 +43,7 @@ fn rate(row: &Row) -> Option<f64> {
     row.tflops.or(Some(operations / (positive(row.time_us)? * 1e6)))
 }
 
-/// In order of appearance; types are named if there are several.
+/// Returns the series in order of appearance; types are named if there are several.
 fn series<'a>(rows: &[&'a Row]) -> Vec<Series<'a>> {
     let several =
         rows.iter().any(|row| (&row.dtype, &row.redop) != (&rows[0].dtype, &rows[0].redop));
@@ -96,7 +96,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// From the last step of 1, 2, 5, 10, ... below all values to the first above.
+    /// Returns an axis from the last step of 1, 2, 5, 10, ... below all values to the first above.
     fn decimal(values: impl Iterator<Item = f64> + Clone, from: f64, to: f64) -> Self {
         let least = values.clone().fold(f64::INFINITY, f64::min);
         let most = values.fold(0.0, f64::max);
@@ -114,7 +114,7 @@ impl Axis {
         Self { low, high, from, to, ticks }
     }
 
-    /// Of sizes in bytes: powers of 2.
+    /// Returns an axis of sizes in bytes: powers of 2.
     fn of_sizes(values: impl Iterator<Item = f64> + Clone, from: f64, to: f64) -> Self {
         let least = values.clone().fold(f64::INFINITY, f64::min).log2().floor() as i32;
         let most = values.fold(0.0, f64::max).log2().ceil() as i32;
@@ -166,7 +166,7 @@ impl Picture {
         }
     }
 
-    /// The whole file.
+    /// Returns the whole file.
     fn finish(self, height: f64) -> String {
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
@@ -251,7 +251,7 @@ fn draw_least_time(picture: &mut Picture, series: &[Series<'_>], limit: f64, x: 
     }
 }
 
-/// A tick without superfluous zeros.
+/// Returns a tick without superfluous zeros.
 fn number(value: f64) -> String {
     format!("{value:.*}", (-value.log10().floor()).max(0.0) as usize)
 }
@@ -259,7 +259,7 @@ fn number(value: f64) -> String {
 /// Shapes that have a line each.
 const MOST_LINES: usize = 48;
 
-/// The ratios of many products over the rows of A.
+/// Returns the ratios of many products over the rows of A.
 fn scatter(ratios: &[Ratio]) -> String {
     const TICKS: [f64; 16] =
         [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0];
@@ -298,7 +298,7 @@ fn scatter(ratios: &[Ratio]) -> String {
     picture.finish(bottom + 50.0)
 }
 
-/// A line for each shape, or for each variant of a single shape: rates, or else times.
+/// Returns a line for each shape, or for each variant of a single shape: rates, or else times.
 fn dots(rows: &[&Row], series: &[Series<'_>]) -> Option<String> {
     const LEFT: f64 = 200.0;
     const TOP: f64 = 46.0;

@@ -22,13 +22,13 @@ pub struct Ratio {
     pub of: String,
     /// The rows of A, if it is a matrix product.
     pub m: Option<usize>,
-    /// Below 1 the default is faster. One for each start of the program.
+    /// The ratios, one for each start of the program: below 1 the default is faster.
     starts: Vec<f64>,
     /// The interquartile range of the rounds' times over their median, of the noisier side.
     noise: f64,
 }
 
-/// The ratios of a run, in its order. Cases without a default or a competitor have none.
+/// Returns the ratios of a run, in its order. Cases without a default or a competitor have none.
 pub fn ratios(contest: &Contest, rows: &[Row]) -> Vec<Ratio> {
     let mut ratios: Vec<Ratio> = Vec::new();
     let one_type = rows.iter().all(|row| row.dtype == rows[0].dtype);
@@ -56,7 +56,7 @@ fn cases(rows: &[Row]) -> Vec<&[Row]> {
     cases
 }
 
-/// Every plan of the default has the same competitors.
+/// Returns the ratios; every plan of the default has the same competitors.
 fn of_case(contest: &Contest, case: &[Row]) -> Vec<Ratio> {
     let by = |time: fn(&Row) -> Option<f64>, after: &str| -> Vec<Ratio> {
         let us = |row: &Row| time(row).filter(|us| *us > 0.0);
@@ -82,13 +82,13 @@ fn of_case(contest: &Contest, case: &[Row]) -> Vec<Ratio> {
 const BETWEEN: &str = " after another kernel";
 
 impl Ratio {
-    /// The median of the starts.
+    /// Returns the median of the starts.
     pub fn value(&self) -> f64 {
         Spread::of(self.starts.iter().copied()).map_or(1.0, |spread| spread.median)
     }
 
-    /// Whether neither side is faster: the difference is within the noise, or, after several
-    /// starts, one of them contradicts the others.
+    /// Returns whether neither side is faster: the difference is within the noise, or, after
+    /// several starts, one of them contradicts the others.
     pub fn is_tie(&self) -> bool {
         match self.starts.len() {
             STARTS.. => {
@@ -106,7 +106,7 @@ impl Ratio {
         self.noise = self.noise.max(other.noise);
     }
 
-    /// Whether it is the same case.
+    /// Returns whether it is the same case.
     pub fn is_of(&self, other: &Self) -> bool {
         (&self.plan, &self.of) == (&other.plan, &other.of)
     }
@@ -126,7 +126,7 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// `None` without ratios.
+    /// Returns `None` without ratios.
     pub fn of(ratios: &[Ratio]) -> Option<Self> {
         let worst = ratios.iter().max_by(|a, b| a.value().total_cmp(&b.value()))?;
         Some(Self {
@@ -152,7 +152,7 @@ impl fmt::Display for Standing {
     }
 }
 
-/// The plans of a run, each with its ratios.
+/// Returns the plans of a run, each with its ratios.
 pub fn by_plan(ratios: &[Ratio]) -> Vec<(&str, Vec<Ratio>)> {
     let mut plans: Vec<(&str, Vec<Ratio>)> = Vec::new();
     for ratio in ratios {
@@ -170,7 +170,7 @@ pub struct Summary {
     wrong: usize,
     checked: bool,
     contest: &'static Contest,
-    /// Of each plan of the default.
+    /// The standing of each plan of the default.
     standings: Vec<(String, Standing)>,
 }
 
@@ -188,7 +188,7 @@ impl Summary {
         }
     }
 
-    /// An error for wrong results.
+    /// Returns an error for wrong results.
     pub fn judge(&self) -> Result<()> {
         ensure!(self.wrong == 0, "{} elements are wrong, see #wrong", self.wrong);
         Ok(())
@@ -224,7 +224,7 @@ mod tests {
     use crate::report::row::{Case, VariantResult, rows};
     use crate::report::table::Report;
 
-    /// The standing of each plan in a kept file, as `mean worst above`.
+    /// Returns the standing of each plan in a kept file, as `mean worst above`.
     fn kept(name: &str) -> Vec<String> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/measurements");
         let report = Report::<Row>::read(&folder.join(format!("{name}.json"))).unwrap();

@@ -23,7 +23,7 @@ pub struct Case {
     pub bus: f64,
     /// `[m, n, k]` of a matrix product; `k` is each rank's part of the inner dimension.
     pub shape: Option<[usize; 3]>,
-    /// Of a matrix product: whether B may be in the L2 cache.
+    /// Whether B of a matrix product may be in the L2 cache.
     pub l2: Option<L2>,
     /// The number of tokens on each rank, and the elements of each, if it is about tokens.
     pub tokens: Option<usize>,
@@ -36,12 +36,12 @@ pub struct Case {
 pub enum L2 {
     /// What earlier calls with the same inputs left there
     Warm,
-    /// Nothing of B: calls take turns with copies that together exceed four times the L2 cache
+    /// No part of B: calls take turns with copies that together exceed four times the L2 cache
     Cold,
 }
 
 impl Case {
-    /// Without messages.
+    /// An exchange without messages.
     pub const NONE: Self = Self {
         size: 0,
         count: 0,
@@ -54,7 +54,7 @@ impl Case {
         hidden: None,
     };
 
-    /// A product of `[m, n, k]` on one GPU, with so many bytes for an element of C.
+    /// Returns a product of `[m, n, k]` on one GPU, with so many bytes for an element of C.
     pub fn product(
         dtype: &'static str,
         bytes: usize,
@@ -65,13 +65,13 @@ impl Case {
         Self { size: count * bytes, count, dtype, redop: "sum", shape, l2, ..Self::NONE }
     }
 
-    /// Whether a peer's result is of this case.
+    /// Returns whether a peer's result is of this case.
     pub fn has(&self, peer: &Foreign) -> bool {
         (self.size, self.dtype, self.shape) == (peer.size, &*peer.dtype, peer.shape)
             && (peer.hidden.is_none() || (self.tokens, self.hidden) == (peer.tokens, peer.hidden))
     }
 
-    /// The shape as text, empty without one.
+    /// Returns the shape as text, empty without one.
     pub fn shape(&self) -> String {
         self.shape.map_or_else(String::new, |[m, n, k]| format!("{m}x{n}x{k}"))
     }
@@ -85,11 +85,11 @@ pub struct Row {
     #[serde(rename = "type")]
     pub dtype: String,
     pub redop: String,
-    /// Of a matrix product: as [`Case::shape`].
+    /// The shape of a matrix product, as [`Case::shape`].
     pub m: Option<usize>,
     pub n: Option<usize>,
     pub k: Option<usize>,
-    /// As [`Case::tokens`] and [`Case::hidden`].
+    /// The sizes [`Case::tokens`] and [`Case::hidden`].
     pub tokens: Option<usize>,
     pub hidden: Option<usize>,
     pub variant: Variant,
@@ -104,7 +104,7 @@ pub struct Row {
     /// Algorithm and bus bandwidth in GB/s, as nccl-tests defines them.
     pub algbw: Option<f64>,
     pub busbw: Option<f64>,
-    /// Of a matrix product: 10^12 operations (a term is two) per second, on each rank.
+    /// The rate of a matrix product: 10^12 operations (a term is two) per second, on each rank.
     pub tflops: Option<f64>,
     /// Wrong elements over all ranks; `None` if not checked.
     pub wrong: Option<usize>,
@@ -147,7 +147,7 @@ pub struct VariantResult {
 }
 
 impl VariantResult {
-    /// Right, and nothing else is known.
+    /// Returns a row with right results, of which nothing else is known.
     pub fn new(variant: Variant) -> Self {
         Self {
             variant,
@@ -162,7 +162,7 @@ impl VariantResult {
     }
 }
 
-/// The rows of a case, from the variants' times.
+/// Returns the rows of a case, from the variants' times.
 pub fn rows(
     case: Case,
     competitors: &[Variant],
@@ -279,7 +279,7 @@ impl table::Row for Row {
         ]
     }
 
-    /// What a machine or a benchmark does not tell is not in the table.
+    /// Leaves out what a machine or a benchmark does not tell: that is not in the table.
     fn has_column(rows: &[Self], column: &str) -> bool {
         match column {
             "p99" | "spread" => rows.iter().any(|row| row.p99_us.is_some()),
@@ -296,30 +296,30 @@ impl table::Row for Row {
 }
 
 impl Row {
-    /// The matrix product's `m x n x k`.
+    /// Returns the matrix product's `m x n x k`.
     pub fn shape(&self) -> Option<String> {
         let (m, n, k) = (self.m?, self.n?, self.k?);
         Some(format!("{m}x{n}x{k}"))
     }
 
-    /// The variant, what was asked of it, and whether it is in place.
+    /// Returns the variant, what was asked of it, and whether it is in place.
     pub fn name(&self) -> String {
         let asked = self.asked.as_ref().map_or_else(String::new, |asked| format!(" {asked}"));
         format!("{}{asked}{}", self.variant, if self.in_place { " in place" } else { "" })
     }
 
-    /// The kernel's blocks and threads.
+    /// Returns the kernel's blocks and threads.
     pub fn grid(&self) -> Option<String> {
         Some(format!("{}x{}", self.blocks?, self.threads?))
     }
 
-    /// The plan that was asked for or taken, without the details.
+    /// Returns the plan that was asked for or taken, without the details.
     pub fn plan(&self) -> &str {
         let text = self.asked.as_deref().or(self.algorithm.as_deref()).unwrap_or_default();
         text.split([',', '(']).next().unwrap_or_default().trim_end()
     }
 
-    /// Whether it is of the same size, shape, type and place.
+    /// Returns whether it is of the same size, shape, type and place.
     pub fn is_like(&self, other: &Self) -> bool {
         let numbers = |row: &Self| {
             [Some(row.size), Some(row.count), row.m, row.n, row.k, row.tokens, row.hidden]
@@ -328,7 +328,7 @@ impl Row {
         numbers(self) == numbers(other) && names(self) == names(other)
     }
 
-    /// The shape, the tokens, the size or, without any, the grid.
+    /// Returns the shape, the tokens, the size or, without any, the grid.
     pub fn label(&self) -> String {
         let size = || match (self.tokens, self.size) {
             (Some(tokens), _) => format!("{tokens} tokens"),
@@ -344,7 +344,8 @@ impl Row {
     }
 }
 
-/// The rows of NCCL in a configuration, as a peer of another start of this program prints them.
+/// Returns the rows of NCCL in a configuration, as a peer of another start of this program prints
+/// them.
 pub fn lines_of_peer(algorithm: &str, rows: &[Row], rounds: Option<&Rounds>) -> String {
     let line = |(i, row): (usize, &Row)| {
         let times = rounds.into_iter().flatten().map(|round| round[i] * 1e6);
@@ -388,7 +389,7 @@ pub fn join_again(rows: &mut [Row], again: &[Foreign]) -> String {
     )
 }
 
-/// A size in the largest unit that it is a multiple of, with a suffix of nccl-tests' flags.
+/// Returns a size in the largest unit that it is a multiple of, with a suffix of nccl-tests' flags.
 pub fn bytes(size: usize) -> String {
     let units = [(30, "G"), (20, "M"), (10, "K")];
     let unit = units.into_iter().find(|(shift, _)| size.trailing_zeros() >= *shift);
@@ -404,7 +405,7 @@ mod tests {
     const CASE: Case =
         Case { size: 3000, count: 750, dtype: "f32", redop: "sum", bus: 1.5, ..Case::NONE };
 
-    /// The competitors are `nccl` and `nccl-sym`.
+    /// Returns the contest in which the competitors are `nccl` and `nccl-sym`.
     fn contest() -> &'static Contest {
         Contest::of("barrier").unwrap()
     }

@@ -19,10 +19,10 @@ pub trait Row: Serialize {
     /// How many leading columns are text, left-aligned; numbers are right-aligned.
     const TEXT_COLUMNS: usize;
 
-    /// The values, one per column.
+    /// Returns the values, one per column.
     fn cells(&self) -> Vec<String>;
 
-    /// Whether a table of these rows has the column.
+    /// Returns whether a table of these rows has the column.
     fn has_column(_rows: &[Self], _column: &str) -> bool
     where
         Self: Sized,
@@ -43,7 +43,7 @@ pub struct Report<R> {
 }
 
 impl<R: Row> Report<R> {
-    /// A report without rows.
+    /// Returns a report without rows.
     pub fn new() -> Self {
         Self { header: None, rows: Vec::new(), layout: Layout::default() }
     }
@@ -68,7 +68,7 @@ impl<R: Row> Report<R> {
         Ok(report)
     }
 
-    /// The rows as a table.
+    /// Returns the rows as a table.
     pub fn table(&self) -> String {
         Layout::default().lines(&self.rows)
     }
@@ -109,7 +109,8 @@ struct Layout {
 }
 
 impl Layout {
-    /// The lines of these rows, after a heading if there are columns that were not shown before.
+    /// Returns the lines of these rows, after a heading if there are columns that were not shown
+    /// before.
     fn lines<R: Row>(&mut self, rows: &[R]) -> String {
         let cells: Vec<Vec<String>> = rows.iter().map(Row::cells).collect();
         let columns = R::COLUMNS.iter().enumerate();

@@ -7,7 +7,7 @@ pub fn run(args: &[&str]) -> (Option<i32>, String, String) {
     output(program(args))
 }
 
-/// The program as a command, without its environment variables.
+/// Returns the program as a command, without its environment variables.
 pub fn program(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_devcomm-bench"));
     command.args(args).env_remove("DEVCOMM_TWINS").env_remove("DEVCOMM_SIMULATE");
@@ -21,7 +21,7 @@ pub fn output(mut command: Command) -> (Option<i32>, String, String) {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// The run prints only an error with each of `words`, and exits with 1.
+/// Checks that the run prints only an error with each of `words`, and exits with 1.
 pub fn refuses(args: &[&str], words: &[&str]) {
     let (code, stdout, stderr) = run(args);
     assert_eq!((code, stdout.as_str()), (Some(1), ""), "{args:?}: {stderr}");

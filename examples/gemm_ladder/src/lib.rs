@@ -44,7 +44,7 @@ impl Step {
         Self::Shipped,
     ];
 
-    /// What is new in it.
+    /// Returns what is new in it.
     #[must_use]
     pub const fn what(self) -> &'static str {
         match self {
@@ -71,7 +71,7 @@ pub struct Ladder {
 }
 
 impl Ladder {
-    /// For products launched on `stream`.
+    /// Prepares products launched on `stream`.
     ///
     /// # Errors
     ///
@@ -184,7 +184,7 @@ impl Ladder {
     }
 }
 
-/// The shape as kernel arguments, if it consists of whole tiles.
+/// Returns the shape as kernel arguments, if it consists of whole tiles.
 ///
 /// # Errors
 ///

@@ -5,7 +5,7 @@ use cuda_builder::{Signature, SignatureParam};
 use super::list::{Function, Param};
 use super::types;
 
-/// The differences between the list and the bitcode's functions; empty if equal.
+/// Returns the differences between the list and the bitcode's functions; empty if equal.
 ///
 /// Compares names, numbers of parameters, LLVM types of parameters and results, and, where the
 /// bitcode has the size of a struct behind a pointer, the size of the project's struct.

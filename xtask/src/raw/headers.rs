@@ -25,13 +25,13 @@ pub struct Prototype {
 /// A parameter in C.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CParam {
-    /// Its name in the header.
+    /// The name in the header.
     pub name: Option<String>,
     /// Normalised: a base type, then `const`, then `*` or `&`.
     pub ty: String,
 }
 
-/// Every function with C linkage in the device API's headers, in order of paths and lines.
+/// Returns every function with C linkage in the device API's headers, in order of paths and lines.
 pub fn read(include: &Path) -> Result<Vec<Prototype>> {
     let mut paths = vec![include.join("nccl_device_wrapper.h")];
     find_headers(&include.join("nccl_device"), &mut paths)?;
@@ -96,7 +96,8 @@ fn without_comments(text: &str) -> String {
     code + rest
 }
 
-/// A declaration ends at the semicolon, or at the body's brace, after the parameters' parenthesis.
+/// Returns the declarations: one ends at the semicolon, or at the body's brace, after the
+/// parameters' parenthesis.
 fn end_of_declaration(text: &str) -> Option<usize> {
     let mut depth = 0;
     for (at, c) in text.char_indices() {
@@ -134,7 +135,7 @@ fn prototype(text: &str, header: &str) -> Result<Prototype> {
     })
 }
 
-/// A type and an optional name.
+/// Returns a type and an optional name.
 fn split_name(text: &str) -> (&str, Option<&str>) {
     let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let ty = text.trim_end_matches(is_of_name);
@@ -162,8 +163,8 @@ fn split_params(text: &str) -> Vec<&str> {
     params
 }
 
-/// The type as [`CParam::ty`]: `const T*` and `T const *` become equal, and a parameter's top-level
-/// `const` is removed.
+/// Returns the type as [`CParam::ty`]: `const T*` and `T const *` become equal, and a parameter's
+/// top-level `const` is removed.
 fn normalised(ty: &str) -> String {
     let (pointee, indirection) = match ty.trim().strip_suffix(['*', '&']) {
         Some(pointee) => (pointee, &ty.trim()[ty.trim().len() - 1..]),

@@ -32,7 +32,7 @@ const NATIVE: &str = "native.md";
 /// The NCCL installation that kernel builds use, with bitcode and headers.
 #[derive(Debug)]
 pub struct Nccl {
-    /// Its version.
+    /// The version.
     pub version: NcclVersion,
     bitcode: PathBuf,
     include: PathBuf,
@@ -56,7 +56,7 @@ impl Nccl {
         }
     }
 
-    /// The C functions of the bitcode.
+    /// Returns the C functions of the bitcode.
     ///
     /// # Errors
     ///
@@ -169,13 +169,13 @@ pub fn raw(root: &Path, check: bool) -> Result<u8> {
     Ok(u8::from(old != files))
 }
 
-/// The functions on the list: those that return no struct.
+/// Returns the functions on the list: those that return no struct.
 pub fn listed(mut functions: Vec<Signature>) -> Vec<Signature> {
     functions.retain(|function| !types::is_struct(&function.returns));
     functions
 }
 
-/// The functions not on the list: those that return a struct.
+/// Returns the functions not on the list: those that return a struct.
 pub fn not_listed(mut functions: Vec<Signature>) -> Vec<Signature> {
     functions.retain(|function| types::is_struct(&function.returns));
     functions

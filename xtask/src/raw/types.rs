@@ -57,8 +57,8 @@ const STRUCTS: [(&str, &str, usize); 9] = [
     ("ncclGinRequest_t", "GinRequest", size_of::<nccl::GinRequest>()),
 ];
 
-/// The Rust type of a parameter or result, for a normalised C type. A struct by value is a pointer
-/// to a copy.
+/// Returns the Rust type of a parameter or result, for a normalised C type. A struct by value is a
+/// pointer to a copy.
 pub fn rust_of_c(ty: &str) -> Option<String> {
     let scalar = |ty: &str| SCALARS.iter().find(|(c, _)| *c == ty).map(|(_, rust)| *rust);
     let of_struct = |ty: &str| STRUCTS.iter().find(|(c, ..)| *c == ty).map(|(_, rust, _)| *rust);
@@ -72,7 +72,7 @@ pub fn rust_of_c(ty: &str) -> Option<String> {
     of_struct(ty).map(|rust| format!("*const {rust}")).or_else(|| scalar(ty).map(str::to_owned))
 }
 
-/// The LLVM type of a Rust type on the list.
+/// Returns the LLVM type of a Rust type on the list.
 pub fn llvm_of_rust(ty: &str) -> Option<&'static str> {
     Some(match ty {
         "bool" => "i1",
@@ -84,13 +84,13 @@ pub fn llvm_of_rust(ty: &str) -> Option<&'static str> {
     })
 }
 
-/// The pointee size of a pointer on the list, if it is one of NCCL's structs.
+/// Returns the pointee size of a pointer on the list, if it is one of NCCL's structs.
 pub fn pointee_size(ty: &str) -> Option<u64> {
     let pointee = ty.strip_prefix("*const ").or_else(|| ty.strip_prefix("*mut "))?;
     STRUCTS.iter().find(|(_, rust, _)| *rust == pointee).map(|(.., size)| *size as u64)
 }
 
-/// Whether LLVM's result type is one of C's structs.
+/// Returns whether LLVM's result type is one of C's structs.
 pub fn is_struct(returns: &str) -> bool {
     returns.starts_with("nccl")
 }

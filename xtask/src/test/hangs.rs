@@ -15,13 +15,13 @@ pub struct HangDetector {
 }
 
 impl HangDetector {
-    /// `limit` is the time per test; `running`: whether tests run from the start.
+    /// Returns `limit` is the time per test; `running`: whether tests run from the start.
     pub fn new(limit: Duration, running: bool) -> Self {
         let deadline = running.then(|| Instant::now() + limit);
         Self { limit, deadline, named: Vec::new(), long: BTreeSet::new() }
     }
 
-    /// Deadline of the running test.
+    /// Returns the deadline of the running test.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
@@ -50,8 +50,8 @@ impl HangDetector {
         self.deadline = Some(Instant::now() + self.limit);
     }
 
-    /// The tests that may hang. `tests` are the program's in start order, `at_once` of which run
-    /// concurrently.
+    /// Returns the tests that may hang. `tests` are the program's in start order, `at_once` of
+    /// which run concurrently.
     pub fn unfinished(&self, tests: &[String], at_once: usize) -> Vec<String> {
         if at_once == 1 {
             return self.named.last().cloned().into_iter().collect();

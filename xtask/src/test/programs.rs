@@ -17,7 +17,7 @@ pub enum Phase {
     Simulator,
     Ptx,
     Ui,
-    /// On simulated GPUs, and on real ones.
+    /// A test on simulated GPUs, and on real ones.
     Gpu,
 }
 
@@ -33,7 +33,7 @@ impl Phase {
         }
     }
 
-    /// The phase of an integration test, by its name.
+    /// Returns the phase of an integration test, by its name.
     fn of(test: &str) -> Self {
         let prefixes =
             [("sim", Self::Simulator), ("ptx", Self::Ptx), ("ui", Self::Ui), ("gpu", Self::Gpu)];
@@ -55,14 +55,14 @@ pub struct Program {
 }
 
 impl Program {
-    /// The command that runs it, as from cargo.
+    /// Returns the command that runs it, as from cargo.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command.current_dir(&self.folder).envs(self.environment.iter().cloned());
         command
     }
 
-    /// The names of its tests, in start order.
+    /// Returns the names of its tests, in start order.
     pub fn tests(&self) -> Vec<String> {
         let output = self.command().args(["--list", "--format", "terse"]).output();
         let text = output.map(|output| output.stdout).unwrap_or_default();
@@ -92,7 +92,7 @@ pub fn build(project: &Project, features: &[&str]) -> Result<Option<Vec<Program>
     Ok(child.wait()?.success().then_some(programs))
 }
 
-/// The test program of an artifact, if it is one.
+/// Returns the test program of an artifact, if it is one.
 fn program(project: &Project, artifact: &Artifact) -> Option<Program> {
     let path = artifact.executable.as_ref().filter(|_| artifact.profile.test)?;
     let package = project.package(&artifact.package_id)?;

@@ -24,7 +24,7 @@ impl Tally {
         self.failed.push(what);
     }
 
-    /// Number of failures.
+    /// Returns the number of failures.
     pub fn failures(&self) -> usize {
         self.failed.len()
     }
@@ -70,7 +70,7 @@ impl Tally {
         }
     }
 
-    /// The summary: failures, skipped tests, and totals.
+    /// Returns the summary: failures, skipped tests, and totals.
     pub fn verdict(&self) -> String {
         let mut text = "\n".to_owned();
         let lists =
@@ -98,14 +98,14 @@ impl Tally {
     }
 }
 
-/// The test of a line such as `test name ... ignored, reason`.
+/// Returns the test of a line such as `test name ... ignored, reason`.
 fn ignored(line: &str) -> Option<String> {
     let (name, outcome) = line.strip_prefix("test ")?.rsplit_once(" ... ignored")?;
     let reason = outcome.strip_prefix(", ").map(|reason| format!(": {reason}"));
     Some(name.to_owned() + &reason.unwrap_or_default())
 }
 
-/// The number before `word` in `ok. 15 passed; 0 failed; ...`.
+/// Returns the number before `word` in `ok. 15 passed; 0 failed; ...`.
 fn count(outcome: &str, word: &str) -> usize {
     let mut words = outcome.split([' ', ';']).filter(|part| !part.is_empty());
     let mut last = None;

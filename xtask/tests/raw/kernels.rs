@@ -28,7 +28,7 @@ fn never() -> bool {
     false
 }
 
-/// The next argument.
+/// Returns the next argument.
 unsafe fn next<T: Copy>(arguments: &mut *const u64) -> T {
     unsafe {
         let argument = arguments.cast::<T>().read_volatile();
@@ -66,7 +66,7 @@ const NCCL_STATE: [(&str, &str, &[&str]); 5] = [
 /// coop is unknown in them. (`nccl_device` has GIN barriers in Rust.)
 const NOT_INLINED: [&str; 2] = ["ncclGinBarrierSessionSync", "ncclBarrierSessionSync"];
 
-/// `coop_any` of `CoopAny`.
+/// Returns `coop_any` of `CoopAny`.
 fn variable(ty: &str) -> String {
     let mut name = String::new();
     for c in ty.chars() {
@@ -97,15 +97,15 @@ fn make(ty: &str, made: &mut Vec<String>, text: &mut String) {
     );
 }
 
-/// Whether the call is linked and checked, and then removed: NCCL's reduce and copy functions have
-/// the same code for each element type, so only those of two types are inlined.
+/// Returns whether the call is linked and checked, and then removed: NCCL's reduce and copy
+/// functions have the same code for each element type, so only those of two types are inlined.
 fn is_removed(function: &Function) -> bool {
     let reduce_or_copy = ["ReduceSum", "Copy"].iter().any(|name| function.name.contains(name));
     let ty = function.name.rsplit_once('_').map_or("", |(_, ty)| ty);
     reduce_or_copy && !["F32", "F8E4M3"].contains(&ty)
 }
 
-/// A kernel that calls the function with arguments from memory.
+/// Returns a kernel that calls the function with arguments from memory.
 fn kernel(function: &Function) -> String {
     let name = &function.name;
     let mut body = String::new();
@@ -139,7 +139,8 @@ fn kernel(function: &Function) -> String {
 /// The kernels' files, compiled in parallel.
 const FILES: [&str; 5] = ["core", "gin_post", "gin_wait", "reduce", "copy"];
 
-/// The file of a function. Functions of GIN are large, and those of reduce and copy are many.
+/// Returns the file of a function. Functions of GIN are large, and those of reduce and copy are
+/// many.
 fn file_of(function: &Function) -> &'static str {
     let name = function.name.as_str();
     match () {
@@ -196,8 +197,8 @@ fn build(package: &str, functions: &[Function]) -> Result<Result<Artifacts, Erro
     Ok(builder.out_dir(folder.join("out")).build())
 }
 
-/// Linking refuses a declaration with other types than NCCL's, so a linked kernel has the right
-/// ones.
+/// Checks that linking refuses a declaration with other types than NCCL's, so a linked kernel has
+/// the right ones.
 pub fn every_function_inlines(_nccl: &Nccl) -> Result<(), Failed> {
     let functions = parse(&Files::checked_in(&root())?.list)?;
     let (others, inlined): (Vec<Function>, Vec<Function>) =

@@ -29,7 +29,7 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), tests).exit();
 }
 
-/// A test that needs NCCL's bitcode and headers. Without them it is skipped, or fails if
+/// Returns a test that needs NCCL's bitcode and headers. Without them it is skipped, or fails if
 /// `DEVCOMM_REQUIRE_KERNELS=1`.
 fn test(name: &str, body: fn(&Nccl) -> Result<(), Failed>) -> Trial {
     Trial::ignorable_test(name, move || match Nccl::find() {
@@ -41,7 +41,7 @@ fn test(name: &str, body: fn(&Nccl) -> Result<(), Failed>) -> Trial {
     })
 }
 
-/// The root of the checkout.
+/// Returns the root of the checkout.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }

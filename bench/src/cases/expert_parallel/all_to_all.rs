@@ -90,7 +90,8 @@ impl<'a> AllToAll<'a> {
         contender.configured(self.nccl.name.as_ref())
     }
 
-    /// How many elements of the received rows are wrong: those of rank `r` are `want(r)`, in order.
+    /// Returns how many elements of the received rows are wrong: those of rank `r` are `want(r)`,
+    /// in order.
     fn count_wrong<T: devcomm::Element + Default + PartialEq>(
         &self,
         received: &DeviceSlice<T>,
@@ -108,7 +109,7 @@ impl<'a> AllToAll<'a> {
     }
 }
 
-/// A token's experts and weights, as words.
+/// Returns a token's experts and weights, as words.
 fn routing(batch: &Batch, rank: usize, token: usize) -> Vec<u32> {
     let all = token * batch.top_k..(token + 1) * batch.top_k;
     let ids = batch.ids[rank][all.clone()].iter().map(|id| *id as u32);

@@ -62,7 +62,7 @@ impl<'a> Gathered<'a> {
         Ok(Rc::new(gathered))
     }
 
-    /// What this rank's experts contribute to the tokens of all ranks.
+    /// Returns what this rank's experts contribute to the tokens of all ranks.
     fn partials(&self) -> Vec<bf16> {
         let (batch, me) = (&self.layer.batch, self.layer.harness.rank.rank());
         let tokens = |rank: usize| (0..batch.tokens[rank]).map(move |token| (rank, token));
@@ -116,7 +116,7 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// A rank's experts and weights, as words.
+/// Returns a rank's experts and weights, as words.
 fn routing_words(batch: &Batch, rank: usize) -> Vec<u32> {
     let ids = batch.ids[rank].iter().map(|id| *id as u32);
     ids.chain(batch.weights[rank].iter().map(|weight| weight.to_bits())).collect()
@@ -134,7 +134,7 @@ impl Outcome for ByCollectives<'_> {
         Ok(results.fill_bytes(0xff)?)
     }
 
-    /// A sum is wrong if its error exceeds one rounding for each rank.
+    /// Counts a sum as wrong if its error exceeds one rounding for each rank.
     fn count_wrong(&self) -> Result<usize> {
         let Self(gathered, operation, variant) = self;
         let buffers = gathered.buffers(*variant);

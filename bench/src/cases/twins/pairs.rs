@@ -110,7 +110,7 @@ fn gin_put(run: &mut Run<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// The message sizes of low-latency exchanges and puts.
+/// Returns the message sizes of low-latency exchanges and puts.
 fn sizes(run: &Run<'_, '_>) -> Vec<usize> {
     let sizes = run.twins.sizes.sizes(LARGEST_MESSAGE);
     sizes.take_while(|size| *size <= LARGEST_MESSAGE).collect()

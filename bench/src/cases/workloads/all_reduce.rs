@@ -59,7 +59,7 @@ where
         Ok(Self { harness, dev_comm, send, recv, config, sum, kernel: PhantomData })
     }
 
-    /// A contender for each compiler's kernel.
+    /// Returns a contender for each compiler's kernel.
     pub fn with<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
         let Self { harness, dev_comm, send, recv, config, sum, .. } = self;
         let contender = |(variant, kernels): &'b (Variant, Kernels)| {

@@ -15,7 +15,7 @@ const CHECKED_ROUNDS: u32 = 100;
 pub struct Barrier<'a> {
     harness: &'a Harness<'a>,
     dev_comm: DevCommResource,
-    /// Of the checked kernel, as is `wrong`: one element per block and rank.
+    /// The table of the checked kernel, as is `wrong`: one element per block and rank.
     table: Window<u32>,
     wrong: Window<u32>,
     config: LaunchConfig,
@@ -42,7 +42,7 @@ impl<'a> Barrier<'a> {
         })
     }
 
-    /// A contender for each compiler's kernel.
+    /// Returns a contender for each compiler's kernel.
     pub fn with<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
         let Self { harness: Harness { stream, .. }, dev_comm, table, wrong, config } = self;
         let contender = |(variant, kernels): &'b (Variant, Kernels)| {

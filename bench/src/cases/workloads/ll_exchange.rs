@@ -55,7 +55,7 @@ impl<'a> LlExchange<'a> {
         self.send.byte_len()
     }
 
-    /// A contender for each compiler's kernel.
+    /// Returns a contender for each compiler's kernel.
     pub fn with<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
         let Self { harness, dev_comm, exchange, send, recv, count, config } = self;
         let contender = |(variant, kernels): &'b (Variant, Kernels)| {

@@ -35,12 +35,12 @@ impl<'a> Message<'a> {
         Ok(Self { harness, recv, receives: true })
     }
 
-    /// As it is, or for a rank that only sends.
+    /// Returns the message as it is, or for a rank that only sends.
     pub fn received(self, receives: bool) -> Self {
         Self { receives, ..self }
     }
 
-    /// The rank's neighbour, if any.
+    /// Returns the rank's neighbour, if any.
     pub fn peer(&self) -> Option<usize> {
         Some(self.harness.rank.rank() ^ 1).filter(|peer| *peer < self.harness.rank.n_ranks())
     }
@@ -76,7 +76,7 @@ pub struct Put<'a> {
 }
 
 impl<'a> Put<'a> {
-    /// Over GIN's PROXY back end: puts `message` with a signal. *Collective*.
+    /// Puts `message` over GIN's PROXY back end, with a signal. *Collective*.
     pub fn over_gin(
         message: &'a Message<'a>,
         [send, recv]: &'a [Window<u8>; 2],
@@ -91,7 +91,7 @@ impl<'a> Put<'a> {
         Ok(Self { message, send, recv, rounds, config, dev_comm, flags: None })
     }
 
-    /// Over NVLink: stores `message`, and then a flag. *Collective*; all ranks are in one LSA team.
+    /// Stores `message` over NVLink, and then a flag. *Collective*; all ranks are in one LSA team.
     pub fn over_nvlink(
         message: &'a Message<'a>,
         [send, recv]: &'a [Window<u8>; 2],
@@ -127,7 +127,7 @@ impl<'a> Put<'a> {
         }
     }
 
-    /// A contender for each compiler's kernel.
+    /// Returns a contender for each compiler's kernel.
     pub fn with<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
         let contender = |(variant, kernels): &'b (Variant, Kernels)| {
             let checked = || self.ping_pong(kernels, self.message.harness.choose(1, 3));

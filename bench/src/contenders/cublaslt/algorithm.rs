@@ -14,7 +14,7 @@ use cudarc::cublaslt::sys::{
 pub struct Algorithm(pub cublasLtMatmulAlgo_t);
 
 impl Algorithm {
-    /// An attribute of type `T`; `None` if this algorithm has none.
+    /// Returns an attribute of type `T`; `None` if this algorithm has none.
     fn attribute<T: Default>(&self, attribute: Attribute) -> Option<T> {
         let (mut value, mut written) = (T::default(), 0);
         // SAFETY: `value` has the size that is passed.
@@ -71,8 +71,8 @@ fn shape_of_cluster(id: Option<u32>) -> String {
     name::<Cluster>(id, |id| has(id).then(|| unsafe { as_enum(id) }))
 }
 
-/// The last part of the enumerator's name, such as `128x256` of `CUBLASLT_MATMUL_TILE_128x256`;
-/// the number if a newer library has added it.
+/// Returns the last part of the enumerator's name, such as `128x256` of
+/// `CUBLASLT_MATMUL_TILE_128x256`; the number if a newer library has added it.
 fn name<E: fmt::Debug>(id: Option<u32>, known: impl Fn(u32) -> Option<E>) -> String {
     let Some(id) = id else { return "-".to_owned() };
     let name = known(id).map_or_else(|| id.to_string(), |known| format!("{known:?}"));

@@ -29,9 +29,9 @@ pub struct CublasLt {
 /// The element types of a product.
 #[derive(Clone, Copy)]
 pub struct Types {
-    /// Of A and B.
+    /// The type of A and B.
     pub factors: DataType,
-    /// Of C.
+    /// The type of C.
     pub product: DataType,
     /// Whether parts of a sum may be added in the type of C, and not only in f32, so that C is
     /// rounded several times.
@@ -39,12 +39,12 @@ pub struct Types {
 }
 
 impl Types {
-    /// With sums in f32.
+    /// Returns the types of a product with sums in f32.
     pub fn new(factors: DataType, product: DataType) -> Self {
         Self { factors, product, rounds_parts: false }
     }
 
-    /// Why cuBLASLt has no such product; `None` if it may have one.
+    /// Returns why cuBLASLt has no such product; `None` if it may have one.
     pub fn why_not(self) -> Option<&'static str> {
         (self.factors == DataType::Float8e5m2).then_some(
             "cuBLASLt has no product of e5m2 and e5m2; without it only samples of rust's results \
@@ -56,7 +56,7 @@ impl Types {
 /// What else is done with the sums, by the addresses of the operands.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extras {
-    /// Of A and B, by which the sums are multiplied.
+    /// The scales of A and B, by which the sums are multiplied.
     pub scales: Option<[u64; 2]>,
     /// Added to each row.
     pub bias: Option<u64>,
@@ -66,7 +66,7 @@ pub struct Extras {
     pub residual: Option<u64>,
 }
 
-/// The library's name of a type; `None` if there are no products of it here.
+/// Returns the library's name of a type; `None` if there are no products of it here.
 fn cuda_type(data_type: DataType) -> Option<sys::cudaDataType> {
     use sys::cudaDataType::*;
     match data_type {
@@ -231,7 +231,7 @@ pub struct Plan<'a> {
     /// The best first, as the heuristics expect.
     algorithms: Vec<Algorithm>,
     chosen: Cell<usize>,
-    /// As of [`Extras`].
+    /// The residual, as in [`Extras`].
     residual: Option<u64>,
 }
 

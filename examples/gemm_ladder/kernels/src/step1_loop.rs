@@ -6,7 +6,7 @@ use cuda_std::prelude::*;
 /// Rows and columns of C of a block.
 pub const TILE: u32 = 16;
 
-/// `C = A x B^T`.
+/// Computes `C = A x B^T`.
 ///
 /// Grid: a block for each tile of [`TILE`] x [`TILE`] elements, `x` along rows of C. Block:
 /// [`TILE`] x [`TILE`] threads.
@@ -15,7 +15,7 @@ pub unsafe fn step1_loop(a: *const bf16, b: *const bf16, c: *mut bf16, n: u32, k
     let (n, k) = (n as usize, k as usize);
     let index = thread::index_2d();
     let (row, column) = (index.y as usize, index.x as usize);
-    // SAFETY: the contract.
+    // SAFETY: the launch has matrices of this size, and each thread stores elements of its own.
     unsafe {
         let (a, b) = (a.add(row * k), b.add(column * k));
         let (mut sum, mut term) = (0.0, 0);

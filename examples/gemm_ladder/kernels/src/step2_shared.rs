@@ -10,7 +10,7 @@ const SIZE: usize = TILE as usize;
 /// these lie in 32 different banks.
 const B_ROW: usize = SIZE + 1;
 
-/// `C = A x B^T`.
+/// Computes `C = A x B^T`.
 ///
 /// Grid: a block for each tile of [`TILE`] x [`TILE`] elements, `x` along rows of C. Block:
 /// [`TILE`] x [`TILE`] threads.

@@ -11,7 +11,7 @@ const TERMS: usize = 16;
 /// Threads per block: 16 x 16, with 8 x 8 elements of C each.
 pub const THREADS: u32 = 256;
 
-/// `C = A x B^T`.
+/// Computes `C = A x B^T`.
 ///
 /// Grid: a block for each tile of [`TILE`] x [`TILE`] elements, `x` along rows of C. Block:
 /// [`THREADS`] threads.
@@ -76,7 +76,7 @@ unsafe fn transpose(to: *mut f32, terms: Vec16<bf16>) {
     }
 }
 
-/// Four numbers from here on, and four 64 further.
+/// Returns four numbers from here on, and four 64 further.
 unsafe fn eight(from: *const f32) -> [f32; 8] {
     // SAFETY: the tile has the elements.
     let (low, high) = unsafe { (mem::load_vec(from), mem::load_vec(from.add(64))) };
@@ -84,7 +84,7 @@ unsafe fn eight(from: *const f32) -> [f32; 8] {
     [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
 }
 
-/// Four numbers, rounded.
+/// Returns four numbers, rounded.
 fn four([p, q, r, s]: [f32; 4]) -> u64 {
     u64::from(f32_to_bf16x2([p, q])) | u64::from(f32_to_bf16x2([r, s])) << 32
 }

@@ -17,7 +17,7 @@ pub const SHARED: u32 = Product::BYTES;
 
 type Product = MmaProduct<bf16, TILE, TILE, STAGES, THREADS>;
 
-/// `C = A x B^T`.
+/// Computes `C = A x B^T`.
 ///
 /// Grid: a block for each tile of [`TILE`] x [`TILE`] elements, `x` along rows of C. Block:
 /// [`THREADS`] threads, with [`SHARED`] bytes.
@@ -37,7 +37,8 @@ pub unsafe fn step4_mma(a: *const bf16, b: *const bf16, c: *mut bf16, m: u32, n:
         let (row, column) = (row + part.0 + 16 * i as u32, column + part.1);
         sums.for_each_pair(|i, j, pair| {
             let at = (row + i) as usize * n as usize + (column + j) as usize;
-            // SAFETY: the contract.
+            // SAFETY: the launch has matrices of this size, and each thread stores elements of its
+            // own.
             unsafe { mem::store(c.wrapping_add(at).cast(), f32_to_bf16x2(pair)) };
         });
     }

@@ -17,7 +17,7 @@ pub const SHARED: u32 = 2 * Tile::BYTES + TileMemory::PADDING;
 
 type Tile = SharedTile<bf16, TILE>;
 
-/// `C = A x B^T`. `a` and `b` are tensor maps with tiles of [`TILE`] rows.
+/// Computes `C = A x B^T`. `a` and `b` are tensor maps with tiles of [`TILE`] rows.
 ///
 /// Grid: a block for each tile of [`TILE`] x [`TILE`] elements, `x` along columns of C. Block:
 /// [`THREADS`] threads, with [`SHARED`] bytes.

@@ -24,7 +24,8 @@ pub const SHARED: u32 = STAGES * STAGE_BYTES + TileMemory::PADDING;
 type A = SharedTile<bf16, TILE_M>;
 type B = SharedTile<bf16, TILE_N>;
 
-/// `C = A x B^T`. `a` and `b` are tensor maps with tiles of [`TILE_M`] and [`TILE_N`] rows.
+/// Computes `C = A x B^T`. `a` and `b` are tensor maps with tiles of [`TILE_M`] and [`TILE_N`]
+/// rows.
 ///
 /// Grid: a block for each tile of [`TILE_M`] x [`TILE_N`] elements, `x` along columns of C. Block:
 /// [`THREADS`] threads, with [`SHARED`] bytes.

@@ -34,7 +34,7 @@ type A = SharedTile<bf16, TILE_M>;
 type B = SharedTile<bf16, TILE_N>;
 type Store = SharedTile<bf16, STORE_M>;
 
-/// `C = A x B^T`. `a`, `b` and `c` are tensor maps with tiles of [`TILE_M`], [`HALF`] and
+/// Computes `C = A x B^T`. `a`, `b` and `c` are tensor maps with tiles of [`TILE_M`], [`HALF`] and
 /// [`STORE_M`] rows.
 ///
 /// Grid: a multiple of [`CLUSTER`] blocks, at most one per multiprocessor. Block: [`THREADS`]

@@ -24,7 +24,8 @@ pub unsafe fn multiply<S: Sums, const N: u32>(
     b: SharedTile<bf16, N>,
     accumulate: bool,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's warpgroup calls this together, with tiles in shared memory that no
+    // thread writes.
     unsafe {
         wgmma::fence();
         let mut term = 0;
@@ -53,7 +54,7 @@ pub unsafe fn store<const BLOCKS: usize>(
     let warps_row = row + 16 * (thread::thread_idx_x() / warp::WARP_SIZE % 4);
     sums.for_each_pair(|row, in_tile, pair| {
         let at = (warps_row + row) as usize * n as usize + (column + in_tile) as usize;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a matrix that has these rows and columns.
         unsafe { mem::store(c.wrapping_add(at).cast(), f32_to_bf16x2(pair)) };
     });
 }
