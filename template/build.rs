@@ -1,4 +1,4 @@
-//! With the feature `ptx`, compiles the kernels for GPUs.
+//! Compiles, with the feature `ptx`, the kernels for GPUs.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=build.rs");

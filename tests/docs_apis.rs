@@ -32,8 +32,8 @@ fn sources(folder: &Path, into: &mut Vec<Source>) {
     }
 }
 
-/// Whether a source has a test of this name: a function, or a name in a macro or in a list of
-/// libtest-mimic trials.
+/// Returns whether a source has a test of this name: a function, or a name in a macro or in a list
+/// of libtest-mimic trials.
 fn has_test(source: &str, test: &str) -> bool {
     let forms = [
         format!("fn {test}("),
@@ -46,7 +46,8 @@ fn has_test(source: &str, test: &str) -> bool {
     source.contains(test) && forms.iter().any(|form| source.contains(form))
 }
 
-/// The rows of a document's tables, without headers, each with the test names in its last cell.
+/// Returns the rows of a document's tables, without headers, each with the test names in its last
+/// cell.
 fn rows_with_tests(document: &str) -> Vec<(String, Vec<String>)> {
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(document);
     let text = fs::read_to_string(text).unwrap();
@@ -153,7 +154,7 @@ fn every_row_of_the_device_api_names_tests_that_exist_in_their_files() {
     assert!(rows.len() >= 70, "only {} rows were found: did the table's form change?", rows.len());
 }
 
-/// The folder of NCCL's headers for kernels.
+/// Returns the folder of NCCL's headers for kernels.
 fn device_headers() -> Option<PathBuf> {
     let tree = find_nccl(None, NcclPart::Headers, |tree| match tree.version {
         Some(NCCL) => Ok(()),
@@ -190,8 +191,8 @@ fn without_comments(source: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The names that C++ code uses: those with NCCL's prefix, and those that are called or declared as
-/// functions.
+/// Returns the names that C++ code uses: those with NCCL's prefix, and those that are called or
+/// declared as functions.
 fn names_in(code: &str) -> BTreeSet<&str> {
     const KEYWORDS: [&str; 8] =
         ["alignas", "asm", "decltype", "for", "if", "return", "sizeof", "while"];
@@ -413,14 +414,14 @@ fn the_list_of_environment_variables_is_that_of_the_sources() {
     assert!(listed.len() > 25, "{listed:?}");
 }
 
-/// A heading's anchor on a forge.
+/// Returns a heading's anchor on a forge.
 fn anchor(heading: &str) -> String {
     let heading = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || "_- ".contains(*c));
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Code blocks are left out.
+/// Returns code blocks are left out.
 fn prose(text: &str) -> String {
     text.split("```").step_by(2).collect()
 }

@@ -63,7 +63,7 @@ impl Set {
     }
 }
 
-/// For products of these sets, on this stream.
+/// Prepares products of these sets, on this stream.
 fn product(
     rank: &Rank,
     stream: &Stream,

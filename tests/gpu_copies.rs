@@ -7,7 +7,7 @@ use half::bf16;
 
 const COUNT: usize = 1000;
 
-/// The elements of memory, copied in stream order.
+/// Returns the elements of memory, copied in stream order.
 fn contents<T: Element + Default>(
     stream: &Stream,
     memory: &impl Buffer<Element = T>,

@@ -61,7 +61,8 @@ struct Prepared<T: GemmElement> {
 }
 
 impl<T: GemmElement<Output: Number> + Number> Prepared<T> {
-    /// For a product that multiplies its sums by `scale`. `skip` elements lie before each matrix.
+    /// Makes matrices for a product that multiplies its sums by `scale`. `skip` elements lie before
+    /// each matrix.
     fn new(rank: &Rank, [m, n, k]: [usize; 3], skip: usize, scale: f32) -> Result<Self> {
         let (comm, problem) = (rank.communicator()?, Problem { m, n, k, seed: 3 });
         let matrix = |len: usize| comm.mem_alloc::<T>(skip + len)?.slice(skip..);
@@ -81,7 +82,7 @@ impl<T: GemmElement<Output: Number> + Number> Prepared<T> {
     }
 
     /// Runs `product` with a C whose bits are all set, and checks its elements, and that the row
-    /// behind it is as it was.
+    /// after it is as it was.
     fn check(
         &self,
         product: impl Fn(&DeviceSlice<T>, &DeviceSlice<T>, &DeviceSlice<T::Output>) -> Result<()>,
@@ -93,7 +94,7 @@ impl<T: GemmElement<Output: Number> + Number> Prepared<T> {
         let mut got = vec![T::Output::nearest(0.0); c.len()];
         c.copy_to_host(&mut got)?;
         let behind = &got[problem.m * n..];
-        assert!(behind.iter().all(|x| x.value().is_nan()), "{problem:?} wrote behind C");
+        assert!(behind.iter().all(|x| x.value().is_nan()), "{problem:?} wrote past C");
         let wrong = right.iter().filter(|&&(i, right)| got[i] != right).map(|&(i, right)| {
             format!("row {}, column {}: {:?}, not {right:?}", i / n, i % n, got[i])
         });
@@ -243,7 +244,7 @@ const SILU: Parts =
     Parts { bias: false, activation: Some(Activation::Silu), residual: false, in_place: false };
 const IN_PLACE: Parts = Parts { bias: true, activation: None, residual: true, in_place: true };
 
-/// The activation of `x`.
+/// Returns the activation of `x`.
 fn activation(activation: Option<Activation>, x: f64) -> f64 {
     match activation {
         Some(Activation::Gelu) => {
@@ -297,7 +298,7 @@ where
     rank.stream()?.synchronize()?;
     let mut got = vec![O::nearest(0.0); c.len()];
     c.copy_to_host(&mut got)?;
-    assert!(got[m * n..].iter().all(|x| x.value().is_nan()), "{problem:?} wrote behind C");
+    assert!(got[m * n..].iter().all(|x| x.value().is_nan()), "{problem:?} wrote past C");
     let is_wrong = |&(row, column): &(usize, usize)| {
         let (got, at) = (got[row * n + column], row * n + column);
         let sum = scale * problem.exact(0..1, row, column);
@@ -389,7 +390,7 @@ fn products_of_f16_are_right() {
     });
 }
 
-/// Whether this is a Hopper GPU.
+/// Returns whether this is a Hopper GPU.
 fn is_hopper(rank: &Rank) -> Result<bool> {
     Ok(Gemm::new(&rank.stream()?)?.plans([8, 8, 8])?.contains(&GemmPlan::Wide))
 }
@@ -474,7 +475,7 @@ fn multiplies_blocks<T: ScaledElement<Output: Number> + Number>(
     stream.synchronize()?;
     let mut got = vec![T::Output::nearest(0.0); c.len()];
     c.copy_to_host(&mut got)?;
-    assert!(got[m * n..].iter().all(|x| x.value().is_nan()), "{problem:?} wrote behind C");
+    assert!(got[m * n..].iter().all(|x| x.value().is_nan()), "{problem:?} wrote past C");
     let is_wrong = |&(row, column): &(usize, usize)| {
         let mut sum = biases[column].value();
         let mut magnitude = sum.abs();
@@ -658,7 +659,7 @@ fn the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment() {
             })?;
             check::<f16>(rank, shape, 0, |a, b, c| {
                 let product = kernels::gemm_mma::<f16>::args(a, b, c, m, n, k, false, false, PLAIN);
-                // SAFETY: as above.
+                // SAFETY: the buffers have the elements of the problem's shape.
                 unsafe { product.config(config).launch(&stream)? };
                 stream.synchronize()
             })?;
@@ -679,7 +680,7 @@ fn transposed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     small.into_iter().chain(large).chain(mixed).collect()
 }
 
-/// The transpose of the first `rows` x `columns` elements.
+/// Returns the transpose of the first `rows` x `columns` elements.
 fn transpose<T: Number + Element>(
     rank: &Rank,
     matrix: &DeviceSlice<T>,

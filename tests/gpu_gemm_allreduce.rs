@@ -26,7 +26,7 @@ fn mixed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     sizes.flat_map(|(m, n)| [8, 64, 1000].map(|k| [m, n, k])).collect()
 }
 
-/// The forms of the kernel (by MMA instruction) that the GPU supports.
+/// Returns the forms of the kernel (by MMA instruction) that the GPU supports.
 fn forms(rank: &Rank) -> &'static [GemmForm] {
     match rank.context().limits().compute_capability {
         (9, 0) => &[GemmForm::Wgmma, GemmForm::Mma],
@@ -129,7 +129,8 @@ fn a_stage_is_not_filled_again_before_all_have_read_it() {
     Gpus::new(1).run_seeds(name, 0..4, |rank, seed| is_right(rank, &shapes, seed));
 }
 
-/// On a split communicator, with fewer blocks than multiprocessors, on the default stream.
+/// The product runs on a split communicator, with fewer blocks than multiprocessors, on the default
+/// stream.
 #[test]
 fn the_ranks_of_a_split_agree_among_themselves() {
     on_gpus("the_ranks_of_a_split_agree_among_themselves", 2, |rank| {
@@ -197,8 +198,8 @@ fn many_launches_need_no_reset() {
     });
 }
 
-/// The element that ranks get if each rounds its product, and then the sum, which is in the order
-/// of the ranks.
+/// Returns the element that ranks get if each rounds its product, and then the sum, which is in the
+/// order of the ranks.
 fn rounded_twice(problem: Problem, ranks: usize, (row, column): (usize, usize)) -> bf16 {
     let product = |rank| problem.exact(rank..rank + 1, row, column) as f32;
     let products = (0..ranks).map(|rank| bf16::from_f32(product(rank)).to_f32());
@@ -407,7 +408,8 @@ fn rounded_products_are_added_whatever_the_order_in_which_threads_run() {
         .run_seeds(name, 0..4, |rank, seed| is_rounded_twice(rank, &ROUNDING, &shapes, seed, 2));
 }
 
-/// Of a rank's two neighbours that are zeros, one negative, a message has only positive ones.
+/// A message has only positive zeros where two neighbours are zeros, one of them negative: it has
+/// only positive ones.
 #[test]
 fn both_ranks_get_the_same_zeros() {
     on_gpus("both_ranks_get_the_same_zeros", 2, |rank| {
@@ -476,7 +478,8 @@ fn rounded_products_of_few_rows_are_added_whatever_the_order_in_which_threads_ru
     });
 }
 
-/// On as many ranks, of so many multiprocessors if they are simulated; twice in a row.
+/// Checks this on as many ranks, of this number of multiprocessors if they are simulated; twice in
+/// a row.
 fn are_rounded_twice(
     name: &str,
     (ranks, multiprocessors): (usize, u32),
@@ -529,7 +532,8 @@ fn rounded_products_of_few_rows_are_added_on_many_ranks_whatever_the_order_of_th
     });
 }
 
-/// A rank's product of random numbers, and what a type of partial sums may take from each element.
+/// Returns a rank's product of random numbers, and what a type of partial sums may take from each
+/// element.
 fn product_and_bound(problem: Problem, rank: usize, wire: Wire) -> (Vec<f64>, Vec<f64>) {
     let Problem { m, n, k, .. } = problem;
     let factor = |factor| -> Vec<bf16> { problem.noise(factor, rank) };
@@ -550,9 +554,9 @@ fn product_and_bound(problem: Problem, rank: usize, wire: Wire) -> (Vec<f64>, Ve
     (products, bounds)
 }
 
-/// The mean error of a product whose partial sums travel in this type, by a form of strips, or by
-/// the plan for large matrices. No element is off by more than the type's bound and roundings; all
-/// ranks have the same bits, and so has a graph that is launched twice.
+/// Returns the mean error of a product whose partial sums travel in this type, by a form of strips,
+/// or by the plan for large matrices. No element is off by more than the type's bound and
+/// roundings; all ranks have the same bits, and so has a graph that is launched twice.
 fn mean_error(
     rank: &Rank,
     problem: Problem,

@@ -11,8 +11,8 @@ use GemmReduceScatterPlan::{Unfused, Wide};
 /// in full.
 const SAMPLES: usize = 512;
 
-/// The element that ranks get if each rounds its product, and then the sum, which is in the order
-/// of the ranks.
+/// Returns the element that ranks get if each rounds its product, and then the sum, which is in the
+/// order of the ranks.
 fn rounded_twice(problem: Problem, ranks: usize, row: usize, column: usize) -> bf16 {
     let product = |rank| problem.exact(rank..rank + 1, row, column) as f32;
     let products = (0..ranks).map(|rank| bf16::from_f32(product(rank)).to_f32());

@@ -59,8 +59,8 @@ struct Limits {
 }
 
 impl Limits {
-    /// At most `elements` on GPUs, or `simulated` on simulated ones. Several launches share a
-    /// device communicator: signals and barriers continue from one to the next.
+    /// Makes windows of at most `elements` on GPUs, or `simulated` on simulated ones. Several
+    /// launches share a device communicator: signals and barriers continue from one to the next.
     fn new(rank: &Rank, elements: usize, simulated: usize) -> Self {
         match rank.is_simulated() {
             true => Self { launches: 3, elements: simulated, threads: 72 },
@@ -68,7 +68,7 @@ impl Limits {
         }
     }
 
-    /// A random number of elements, and a random launch configuration.
+    /// Returns a random number of elements, and a random launch configuration.
     fn random(&self, shapes: &mut Shapes) -> (usize, LaunchConfig) {
         let (blocks, threads) = (shapes.up_to(BLOCKS) as u32, shapes.up_to(self.threads) as u32);
         (shapes.size(self.elements), LaunchConfig::new(blocks, threads))

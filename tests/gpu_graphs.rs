@@ -10,7 +10,7 @@ use devcomm_testing::works::require_works;
 const COUNT: usize = 1000;
 const TIMES: i32 = 100;
 
-/// In place, so that the result tells how many replays have run.
+/// The all-reduce is in place, so that the result tells how many replays have run.
 fn replays_an_all_reduce(rank: &Rank) -> Result<(), Error> {
     let (comm, stream, n) = (rank.communicator()?, rank.stream()?, rank.n_ranks());
     let memory = comm.mem_alloc::<f64>(COUNT)?;

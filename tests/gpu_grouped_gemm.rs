@@ -34,7 +34,7 @@ impl Case {
         Self { sizes: sizes.to_vec(), alignment, n, k }
     }
 
-    /// The first row of each group, and behind them the end.
+    /// Returns the first row of each group, and after them the end.
     fn offsets(&self) -> Vec<usize> {
         let ends = self.sizes.iter().scan(0, |end, size| {
             *end += size.next_multiple_of(self.alignment);
@@ -43,7 +43,7 @@ impl Case {
         [0].into_iter().chain(ends).collect()
     }
 
-    /// The group of each of `m` rows.
+    /// Returns the group of each of `m` rows.
     fn group_of_rows(&self, m: usize) -> Vec<Option<usize>> {
         let mut groups = vec![None; m];
         for (group, (first, size)) in self.offsets().iter().zip(&self.sizes).enumerate() {
@@ -55,7 +55,7 @@ impl Case {
 }
 
 impl<T: GroupedElement + Number> Matrices<T> {
-    /// With room for some more rows than there are in groups, or for so many fewer.
+    /// Makes matrices with room for some more rows than there are in groups, or for so many fewer.
     fn new(rank: &Rank, case: Case, fewer: usize) -> Result<Self> {
         let comm = rank.communicator()?;
         let (n, k, count) = (case.n, case.k, case.sizes.len());
@@ -134,12 +134,12 @@ impl<T: GroupedElement + Number> Matrices<T> {
     }
 }
 
-/// Whether it is the rounded sum; `f32` holds the sum exactly.
+/// Returns whether it is the rounded sum; `f32` holds the sum exactly.
 fn rounded<T: Number>(sum: f64, got: T) -> bool {
     got == T::nearest(sum as f32)
 }
 
-/// Uneven groups, also without rows, before, between and behind others; with rows of other groups
+/// Uneven groups, also without rows, before, between and after others; with rows of other groups
 /// in a tile, and with rows of none; one group; all rows in one of many; no row at all; more groups
 /// than have a counter of their own.
 fn cases([n, k]: [usize; 2]) -> Vec<Case> {
@@ -217,7 +217,7 @@ fn rows_of_groups_for_which_there_is_no_room_are_left_out() {
         let stream = rank.stream()?;
         let gemm = GroupedGemm::new(&stream)?;
         for k in [40, 34] {
-            // The last group begins behind the last row, or in the middle of what there is.
+            // The last group begins after the last row, or in the middle of what there is.
             for sizes in [&[20, 30, 7, 9], &[20, 3, 4, 39]] {
                 let case = Case::new(sizes, 1, [72, k]);
                 Matrices::<bf16>::new(rank, case, 25)?.multiply(&gemm, &stream, 1)?;

@@ -39,16 +39,16 @@ const LOSS: &str = "DEVCOMM_TEST_LOSS";
 /// How a rank is lost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Loss {
-    /// By SIGKILL.
+    /// The rank is killed by SIGKILL.
     Killed,
-    /// By SIGSTOP: it is alive but absent.
+    /// The rank is stopped by SIGSTOP: it is alive but absent.
     Stopped,
-    /// It ends itself before it takes part.
+    /// The rank ends itself before it takes part.
     Aborted,
 }
 
 impl Loss {
-    /// How often a rank is lost.
+    /// Returns how often a rank is lost.
     fn times(self) -> usize {
         let of = |variable, usual| {
             std::env::var(variable).map_or(usual, |times: String| times.parse().unwrap())
@@ -154,8 +154,8 @@ fn lose(test: &'static str, gpus: Gpus, loss: Loss, work: Work, simulated: Optio
     });
 }
 
-/// One job of processes, of which one is lost. Returns how long after the loss the last survivor
-/// knew, and the job had ended.
+/// Runs a job of processes, of which one is lost. Returns how long after the loss the last
+/// survivor knew, and the job had ended.
 fn lose_once(
     test: &'static str,
     n_ranks: usize,
@@ -181,7 +181,7 @@ fn lose_once(
     [known, ended]
 }
 
-/// From one time to another.
+/// Returns the time from one moment to another.
 fn after(begin: u64, end: u64) -> Duration {
     Duration::from_millis(end.saturating_sub(begin))
 }
@@ -296,7 +296,7 @@ fn report_of(reports: &Path, rank: usize) -> PathBuf {
     reports.join(format!("rank-{rank}"))
 }
 
-/// The names in /dev/shm.
+/// Returns the names in /dev/shm.
 fn shared_memory() -> BTreeSet<OsString> {
     let entries = std::fs::read_dir("/dev/shm").into_iter().flatten();
     entries.filter_map(|entry| Some(entry.ok()?.file_name())).collect()
@@ -354,7 +354,7 @@ impl RankEnv {
     }
 }
 
-/// The system time in milliseconds, comparable between processes of this host.
+/// Returns the system time in milliseconds, comparable between processes of this host.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }

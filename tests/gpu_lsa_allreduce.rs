@@ -14,8 +14,8 @@ const SEED: u64 = 5;
 
 type AllReduce<T> = (device::DevComm, device::Window<T>, device::Window<T>, usize);
 
-/// Element counts: below and around a 16-byte vector, around one vector per thread, and enough for
-/// several iterations of the unrolled loop.
+/// Returns the element counts: below and around a 16-byte vector, around one vector per thread, and
+/// enough for several iterations of the unrolled loop.
 fn counts(rank: &Rank) -> &'static [usize] {
     match rank.is_simulated() {
         true => &[1, 3, 7, 8, 9, 31, 257, 1000, 4099, 40_001],

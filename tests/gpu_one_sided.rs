@@ -41,7 +41,7 @@ impl Pattern for u8 {
     }
 }
 
-/// The elements that rank `from` puts in round `round`.
+/// Returns the elements that rank `from` puts in round `round`.
 fn pattern<T: Pattern>(from: usize, round: usize) -> Vec<T> {
     (0..COUNT).map(|i| T::of(from * 1000 + round * 10_000 + i)).collect()
 }

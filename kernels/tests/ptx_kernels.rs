@@ -33,7 +33,7 @@ struct Exported {
     gin: bool,
 }
 
-/// Every entry point of the kernels that `devcomm_kernels` exports.
+/// Returns every entry point of the kernels that `devcomm_kernels` exports.
 fn exported() -> BTreeSet<Exported> {
     fn of<K: Kernel>() -> Vec<Exported> {
         let entry =
@@ -321,7 +321,7 @@ static BUILT: LazyLock<Result<Artifacts, Error>> = LazyLock::new(|| {
         .build()
 });
 
-/// A test of the built kernels; if `assembled`, it needs `ptxas`. Skipped if a component is
+/// Returns a test of the built kernels; if `assembled`, it needs `ptxas`. Skipped if a component is
 /// missing.
 fn trial(name: &str, assembled: bool, test: fn(&Artifacts) -> Result<(), Failed>) -> Trial {
     Trial::ignorable_test(name, move || {
@@ -336,7 +336,7 @@ fn trial(name: &str, assembled: bool, test: fn(&Artifacts) -> Result<(), Failed>
     })
 }
 
-/// A test that cannot run is skipped; with `DEVCOMM_REQUIRE_KERNELS=1` it fails.
+/// Skips a test that cannot run; with `DEVCOMM_REQUIRE_KERNELS=1` it fails.
 fn missing(reason: String) -> Result<Completion, Failed> {
     if std::env::var_os("DEVCOMM_REQUIRE_KERNELS").is_some_and(|value| value == "1") {
         return Err(format!("DEVCOMM_REQUIRE_KERNELS is set, and {reason}").into());
@@ -385,7 +385,7 @@ fn wait_before_they_launch(artifacts: &Artifacts) -> Result<(), Failed> {
     ensure(checked >= kernels::collectives::room::ALL.len(), || format!("{checked} kernels"))
 }
 
-/// The kernel that this one is an instance of, and its room on a multiprocessor.
+/// Returns the kernel that this one is an instance of, and its room on a multiprocessor.
 fn room_of(name: &str) -> Option<&'static (&'static str, u32)> {
     kernels::collectives::room::ALL.iter().find(|(kernel, _)| {
         let types = name.strip_prefix(kernel);
@@ -393,8 +393,8 @@ fn room_of(name: &str) -> Option<&'static (&'static str, u32)> {
     })
 }
 
-/// Everything is inlined in a kernel, except GIN operations, and the function that ends the kernel
-/// when an assertion in one of them fails.
+/// All functions are inlined in a kernel, except GIN operations, and the function that ends the
+/// kernel when an assertion in one of them fails.
 fn call_gin_at_most(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, |kernel, gin| {
         let may_call = |callee: &Callee| match callee.kind() {
@@ -463,7 +463,7 @@ fn is_tiled(name: &str) -> bool {
     name.starts_with("gemm_swapped") || name.starts_with("gemm_unswapped")
 }
 
-/// A kernel with a fixed block size must support that size instead.
+/// Requires of a kernel with a fixed block size to support that size instead.
 fn runs_with_512_threads(kernel: &KernelReport) -> bool {
     let wanted = match &*kernel.name {
         name if name.starts_with("gemm_allreduce_mma") => GemmForm::Mma.threads(),
@@ -490,7 +490,7 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
     kernel.max_threads.is_some_and(|threads| threads >= wanted)
 }
 
-/// On a newer GPU the driver assembles the shipped PTX; modules bound to one architecture do not
+/// The driver of a newer GPU assembles the shipped PTX; modules bound to one architecture do not
 /// run there.
 fn as_good_on_blackwell(artifacts: &Artifacts) -> Result<(), Failed> {
     let modules = artifacts.modules.iter().filter(|module| !module.is_bound());

@@ -13,7 +13,7 @@ pub static KERNELS: KernelSet = devcomm::WITHOUT_PTX;
 /// The number of blocks of a launch.
 const BLOCKS: u32 = 4;
 
-/// The element-wise sum of every rank's `input`, which has the same length on every rank.
+/// Returns the element-wise sum of every rank's `input`, which has the same length on every rank.
 ///
 /// # Errors
 ///

@@ -9,8 +9,8 @@ fn input(rank: usize) -> Vec<f32> {
     (0..1000).map(|i| (1000 * rank + i) as f32).collect()
 }
 
-/// On simulated GPUs in several schedules, with races detected; with the feature `ptx` and four
-/// GPUs, on those.
+/// The test runs on simulated GPUs in several schedules, with races detected; with the feature
+/// `ptx` and four GPUs, on those.
 #[devcomm::test(ranks = 4)]
 fn every_rank_gets_the_sum_of_all(rank: &Rank) -> Result<(), Error> {
     let sums = sum_over_ranks(rank, &input(rank.rank()))?;

@@ -1,4 +1,4 @@
-//! With the feature `ptx`, compiles the kernels of `devcomm-device-test-kernels` to PTX in
+//! Compiles, with the feature `ptx`, the kernels of `devcomm-device-test-kernels` to PTX in
 //! `OUT_DIR/kernels`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -9,7 +9,8 @@ use devcomm::{
 
 use crate::types::{Domain, ElementType, LARGEST, combine};
 
-/// Element counts: one, a few, a multiple of 8, and a large odd number, on real GPUs above 64 Ki.
+/// Returns the element counts: one, a few, a multiple of 8, and a large odd number, on real GPUs
+/// above 64 Ki.
 pub fn counts(rank: &Rank) -> [usize; 4] {
     [1, 3, 1000, if rank.is_simulated() { 4097 } else { 65_537 }]
 }
@@ -84,7 +85,7 @@ impl<'a> Runner<'a> {
         Self { config: Some(config), ..self }
     }
 
-    /// Every rank's values, enough for the largest case.
+    /// Returns every rank's values, enough for the largest case.
     pub fn values(&self, domain: Domain) -> Vec<Vec<i32>> {
         let n = self.rank.n_ranks();
         let len = n * counts(self.rank)[3];
@@ -194,8 +195,8 @@ impl<'a> Runner<'a> {
 }
 
 impl Case<'_> {
-    /// The ranges of a rank's input and output, in elements. In place, the smaller one is the
-    /// rank's chunk of the larger.
+    /// Returns the ranges of a rank's input and output, in elements. In place, the smaller one is
+    /// the rank's chunk of the larger.
     fn ranges(&self, me: usize, n: usize, in_place: bool) -> (Range<usize>, Range<usize>) {
         let (one, all) = (self.count, n * self.count);
         let chunk = if in_place { me * one..(me + 1) * one } else { 0..one };
@@ -210,7 +211,7 @@ impl Case<'_> {
         }
     }
 
-    /// The expected result of this rank, if it gets one.
+    /// Returns the expected result of this rank, if it gets one.
     fn expected(&self, me: usize, n: usize) -> Option<Vec<i32>> {
         let count = self.count;
         let chunk = |of: usize| of * count..(of + 1) * count;

@@ -78,7 +78,7 @@ fn every_operator_on_four_gpus() {
     on_gpus("every_operator_on_four_gpus", 4, every_operator);
 }
 
-/// With an empty configuration, and with one that sets `max_ctas`.
+/// The configurations are an empty one and one that sets `max_ctas`.
 #[test]
 fn every_collective_with_a_configuration() {
     on_gpus("every_collective_with_a_configuration", 2, |rank| {

@@ -31,7 +31,7 @@ whole! {
     f64: f64::from;
 }
 
-/// Element `i` of rank `rank`.
+/// Returns the element `i` of rank `rank`.
 fn value(rank: usize, i: usize) -> i32 {
     ((rank + i) % 5) as i32
 }

@@ -19,7 +19,7 @@ pub struct ElementType {
 
 const LIMIT: i32 = 64;
 
-/// All element types of NCCL.
+/// Returns all element types of NCCL.
 pub fn types() -> Vec<ElementType> {
     use DataType::*;
     [
@@ -34,12 +34,12 @@ pub fn types() -> Vec<ElementType> {
 }
 
 impl ElementType {
-    /// Size of an element in bytes.
+    /// Returns the size of an element in bytes.
     pub fn size(&self) -> usize {
         self.data_type.size()
     }
 
-    /// The bytes of elements with these values.
+    /// Returns the bytes of elements with these values.
     pub fn encode(&self, values: &[i32]) -> Vec<u8> {
         let size = self.size();
         let mut bytes = Vec::with_capacity(values.len() * size);
@@ -75,7 +75,7 @@ fn padded<const N: usize>(bytes: [u8; N]) -> [u8; LARGEST] {
     std::array::from_fn(|i| bytes.get(i).copied().unwrap_or(0))
 }
 
-/// An 8-bit float with this many mantissa bits, if it holds the integer exactly.
+/// Returns an 8-bit float with this many mantissa bits, if it holds the integer exactly.
 fn small_float(value: i32, mantissa_bits: u32, bias: u32) -> Option<u8> {
     let magnitude = value.unsigned_abs();
     let sign = u8::from(value < 0) << 7;
@@ -100,7 +100,7 @@ pub enum Domain {
 }
 
 impl Domain {
-    /// The domain in which `op` is exact for a type.
+    /// Returns the domain in which `op` is exact for a type.
     pub fn of(op: ReduceOp, data_type: DataType) -> Self {
         let signed = !matches!(data_type, DataType::Uint8 | DataType::Uint32 | DataType::Uint64);
         match op {
@@ -110,7 +110,7 @@ impl Domain {
         }
     }
 
-    /// A random value for element `index` of rank `rank`.
+    /// Returns a random value for element `index` of rank `rank`.
     pub fn value(self, n_ranks: usize, rank: usize, index: usize) -> i32 {
         let mut rng = fastrand::Rng::with_seed((rank as u64) << 48 | index as u64);
         let mut small = |signed| if signed { rng.i32(-2..=2) } else { rng.i32(0..=2) };
@@ -123,7 +123,7 @@ impl Domain {
     }
 }
 
-/// The result of `op` on the ranks' values of one element.
+/// Returns the result of `op` on the ranks' values of one element.
 pub fn combine(op: ReduceOp, values: &[i32]) -> i32 {
     let sum = || values.iter().sum::<i32>();
     match op {

@@ -22,7 +22,7 @@ fn on_one_thread(name: &str, n: usize, body: impl FnOnce(&MultiGpu) -> Result<()
     });
 }
 
-/// One buffer per GPU, with element `i` = `of(rank, i)`.
+/// Returns one buffer per GPU, with element `i` = `of(rank, i)`.
 fn buffers(
     gpus: &MultiGpu,
     len: usize,
@@ -44,7 +44,7 @@ fn require(memory: &DeviceSlice<u32>, of: impl Fn(usize) -> u32, what: &str) -> 
     Ok(())
 }
 
-/// Element `i` of rank `rank`.
+/// Returns the element `i` of rank `rank`.
 fn value(rank: usize, i: usize) -> u32 {
     (rank * 10_000 + i) as u32
 }

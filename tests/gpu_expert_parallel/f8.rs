@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::{FORMS, Memory, factor, few, options};
 
-/// A dispatch of 8-bit floats, of which every element and scale is checked.
+/// Returns a dispatch of 8-bit floats, of which every element and scale is checked.
 pub(super) fn dispatch_f8(
     rank: &Rank,
     memory: &Memory,

@@ -23,7 +23,7 @@ fn between_teams(name: &str, worlds: &[(usize, usize)], body: impl Fn(&Rank) -> 
     }
 }
 
-/// A batch for the rank's world.
+/// Returns a batch for the rank's world.
 fn batch_for(rank: &Rank, hidden: usize, experts: usize, top_k: usize, seed: u64) -> Result<Batch> {
     // Another number of tokens in each rank, none in one of them.
     let ranks = rank.n_ranks();
@@ -38,7 +38,7 @@ fn in_teams(rank: &Rank, mut batch: Batch) -> Result<Batch> {
     Ok(batch)
 }
 
-/// Memory with few simulated threads: machines have many GPUs.
+/// Returns memory with few simulated threads: machines have many GPUs.
 fn memory_of(rank: &Rank, batch: &Batch, most: usize) -> Result<Memory> {
     let options = options(batch, most);
     let few = options.blocks(2).threads(64);
@@ -168,7 +168,7 @@ fn a_thousand_replays_of_a_step_between_teams_are_right() {
     });
 }
 
-/// On other schedules of the simulator, without anything that keeps launches apart.
+/// The steps run on other schedules of the simulator, without anything that keeps launches apart.
 #[test]
 fn steps_between_teams_are_right_in_many_schedules() {
     let name = "steps_between_teams_are_right_in_many_schedules";

@@ -30,12 +30,12 @@ struct Memory {
 const FORMS: [fn(ExpertParallelOptions) -> ExpertParallelOptions; 2] =
     [|options| options, |options| options.throughput(usize::MAX)];
 
-/// What expert `expert` multiplies a row by: exact.
+/// Returns what expert `expert` multiplies a row by: exact.
 fn factor(expert: usize) -> f32 {
     [1.0, -2.0, 0.5, 4.0, -0.25][expert % 5]
 }
 
-/// The residual of a rank.
+/// Returns the residual of a rank.
 fn residual(rank: usize, len: usize) -> Vec<bf16> {
     (0..len).map(|i| bf16::from_f32(((i * 7 + rank * 3) % 64) as f32 / 16.0)).collect()
 }
@@ -64,12 +64,12 @@ impl Memory {
         Ok(memory)
     }
 
-    /// For a batch whose ranks have at most `most` tokens.
+    /// Prepares a batch whose ranks have at most `most` tokens.
     fn of(rank: &Rank, batch: &Batch, most: usize) -> Result<Self> {
         Self::new(rank, few(rank, options(batch, most)), batch, most)
     }
 
-    /// Each of the forms.
+    /// Returns each of the forms.
     fn of_each(rank: &Rank, batch: &Batch, most: usize) -> Result<[Self; 2]> {
         let of = |form: usize| {
             Self::new(rank, FORMS[form](few(rank, options(batch, most))), batch, most)
@@ -158,7 +158,7 @@ impl Memory {
         let wrong = output.iter().zip(expected).position(|(got, want)| got != want);
         assert_eq!(wrong, None, "{:?}", wrong.map(|i| (output[i], expected[i])));
         let behind = &output[expected.len()..];
-        assert!(behind.iter().all(|x| x.is_nan()), "wrote behind the last token");
+        assert!(behind.iter().all(|x| x.is_nan()), "wrote past the last token");
         Ok(())
     }
 }
@@ -382,7 +382,7 @@ fn each_half_of_a_step_may_be_repeated() {
     });
 }
 
-/// With two objects a program may have two steps on their way.
+/// A program with two objects may have two steps on their way.
 #[test]
 fn steps_of_two_objects_overlap() {
     on_gpus("steps_of_two_objects_overlap", 2, |rank| {
@@ -445,7 +445,7 @@ fn a_thousand_replays_of_a_step_are_right() {
     });
 }
 
-/// On other schedules of the simulator.
+/// The steps run on other schedules of the simulator.
 #[test]
 fn steps_are_right_in_many_schedules() {
     let name = "steps_are_right_in_many_schedules";

@@ -5,7 +5,7 @@ use devcomm::ExpertParallelMemory;
 
 use super::*;
 
-/// Memory of the form for high throughput, where `rows` are those that arrive.
+/// Returns memory of the form for high throughput, where `rows` are those that arrive.
 fn in_place(rank: &Rank, batch: &Batch, most: usize) -> Result<Memory> {
     let options = few(rank, options(batch, most)).throughput(usize::MAX);
     let memory = Memory::new(rank, options, batch, most)?;

@@ -48,7 +48,7 @@ fn rows_for_which_there_is_no_room_are_reported() {
         let (there, behind) = got.split_at(room * batch.hidden);
         let there_is_room = Layout { rows: layout.rows[..room].to_vec(), ..layout };
         assert_eq!(batch.count_wrong_rows(&there_is_room, there), 0);
-        assert!(behind.iter().all(|x| x.is_nan()), "wrote behind the last row");
+        assert!(behind.iter().all(|x| x.is_nan()), "wrote past the last row");
         let error = memory.experts.check().unwrap_err().to_string();
         let text = format!("need {needed} rows, and there was room for {room}");
         assert!(error.contains(&text), "{error}");

@@ -9,7 +9,7 @@ use devcomm_testing::machines::on_gpus;
 
 /// An element with the reference of its reductions.
 trait Number: Element + PartialEq + Debug {
-    /// Element `i` of what a rank sends. Some have the bits of an empty slot.
+    /// Returns the element `i` of what a rank sends. Some have the bits of an empty slot.
     fn sent(rank: usize, i: usize) -> Self;
     fn reduced(op: ReduceOp, all: &[Self]) -> Self;
 }

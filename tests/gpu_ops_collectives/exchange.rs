@@ -14,8 +14,8 @@ trait Bits: Element + PartialEq + std::fmt::Debug {
     /// The element with all bits set.
     const ONES: Self;
 
-    /// Element `i` of what rank `from` sends to rank `to` in a launch. Every other one has the bits
-    /// of an empty slot.
+    /// Returns the element `i` of what rank `from` sends to rank `to` in a launch. Every other one
+    /// has the bits of an empty slot.
     fn of(from: usize, to: usize, launch: usize, i: usize) -> Self;
 }
 
@@ -47,11 +47,11 @@ use Operation::{AllGather, AllToAll, Broadcast};
 /// Where the memory of an operation is.
 #[derive(Clone, Copy, PartialEq)]
 enum Memory {
-    /// In no window, this many elements behind an aligned address.
+    /// Buffers in no window, this number of elements after an aligned address.
     Plain(usize),
-    /// In windows; what is sent is in its place in the memory that receives.
+    /// Buffers in windows; what is sent is in its place in the memory that receives.
     InPlace,
-    /// In windows.
+    /// Buffers in windows.
     Window,
     /// What is sent is not aligned; what is received is in a window.
     Odd,
@@ -142,7 +142,7 @@ impl<T: Bits> Exchange<T> {
             };
             assert_eq!(*got, want, "{launch}: {operation:?} of {count}, element {i}");
         }
-        assert_eq!(got.last(), Some(&T::ONES), "{launch}: {operation:?} wrote behind the end");
+        assert_eq!(got.last(), Some(&T::ONES), "{launch}: {operation:?} wrote past the end");
         Ok(())
     }
 }

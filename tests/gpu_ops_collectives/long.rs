@@ -9,7 +9,7 @@ const COUNT: usize = (1 << 31) + 8 * 5 + 3;
 /// What a message repeats.
 const PERIOD: usize = 61 << 10;
 
-/// What element `i` of rank `rank` is, modulo [`PERIOD`].
+/// Returns what element `i` of rank `rank` is, modulo [`PERIOD`].
 fn period<T>(of: impl Fn(usize) -> T) -> Vec<T> {
     (0..PERIOD).map(of).collect()
 }

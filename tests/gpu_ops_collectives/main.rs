@@ -49,12 +49,12 @@ fn e4m3_to_f32(value: F8E4M3) -> f32 {
     value.to_f32()
 }
 
-/// What rank `rank` sends in a launch.
+/// Returns what rank `rank` sends in a launch.
 fn sent(rank: usize, launch: usize, i: usize) -> i32 {
     ((rank * 5 + launch * 3 + i) % 17) as i32 - 8
 }
 
-/// The reduction of what all ranks send.
+/// Returns the reduction of what all ranks send.
 fn reduced(op: ReduceOp, all: impl ExactSizeIterator<Item = i32>) -> f32 {
     let ranks = all.len() as f32;
     match op {
@@ -113,7 +113,7 @@ impl<T: Number> Sent<T> {
             let all = (0..rank.n_ranks()).map(|rank| sent(rank, launch, i));
             assert_eq!(got.value(), reduced(op, all), "{op:?} {launch}: element {i} of {count}");
         }
-        assert!(got[count..].iter().all(|x| x.value().is_nan()), "{launch}: wrote behind the end");
+        assert!(got[count..].iter().all(|x| x.value().is_nan()), "{launch}: wrote past the end");
         Ok(())
     }
 }
@@ -211,7 +211,7 @@ fn long<T: Number>(rank: &Rank, op: ReduceOp) -> Result<()> {
     let collectives = options.build(comm)?;
     let mut all = Vec::new();
     for (launch, &count) in counts.iter().enumerate() {
-        // At the start of windows, and behind it.
+        // At the start of windows, and after it.
         let skip = if launch < 2 { 16 / size_of::<T>() } else { 0 };
         let window = |len: usize| comm.window::<T>(skip + len)?.slice(skip..);
         let (send, recv) = match launch % 2 {
@@ -412,7 +412,7 @@ fn values<T: Number>(buffer: &impl Buffer<Element = T>) -> Result<Vec<f64>> {
     Ok(elements.into_iter().map(|x| f64::from(x.value())).collect())
 }
 
-/// The value of the 8-bit float that stands for `x`.
+/// Returns the value of the 8-bit float that stands for `x`.
 fn quantised(x: f64, scale: f32) -> f64 {
     let quotient = (x / f64::from(scale)).clamp(-448.0, 448.0);
     f64::from(F8E4M3::from_f32(quotient as f32).to_f32())

@@ -117,7 +117,7 @@ fn what_is_moved_keeps_its_bits() {
     });
 }
 
-/// Of four rows: what RMSNorm gives, with a weight of ones and no residual.
+/// The test has four rows: what RMSNorm gives, with a weight of ones and no residual.
 #[test]
 fn rows_with_nans_infinities_and_zeros_are_normalised_as_documented() {
     on_gpus("rows_with_nans_infinities_and_zeros_are_normalised_as_documented", 2, |rank| {

@@ -26,7 +26,7 @@ struct Operations<'a> {
 }
 
 impl Operations<'_> {
-    /// Memory with this rank's elements, in a window or not.
+    /// Returns memory with this rank's elements, in a window or not.
     fn sending<T: Number>(&self, count: usize, in_window: bool) -> Result<DeviceSlice<T>> {
         let memory = self.receiving(count, in_window)?;
         let own = (0..count).map(|i| T::of(sent(self.rank.rank(), 0, i)));

@@ -16,7 +16,7 @@ fn in_both_worlds(name: &str, body: fn(&Rank) -> Result<()>) {
     Gpus::new(2).unchecked().run(name, body);
 }
 
-/// That the ranks are told which option differs.
+/// Checks that the ranks are told which option differs.
 #[track_caller]
 fn differs<T>(result: Result<T>, call: &str, option: &str, values: [&str; 2]) {
     match result.map(drop) {
@@ -30,7 +30,7 @@ fn differs<T>(result: Result<T>, call: &str, option: &str, values: [&str; 2]) {
     }
 }
 
-/// That the ranks are in step, and that kernels do this.
+/// Checks that the ranks are in step, and that kernels do this.
 fn sum(comm: &Communicator, stream: &Stream) -> Result<()> {
     let collectives =
         CollectivesOptions::new().lamport_bytes(1 << 10).push_blocks(2).build(comm)?;

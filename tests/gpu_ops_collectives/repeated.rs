@@ -66,7 +66,7 @@ impl Call {
         })
     }
 
-    /// The elements that a rank receives of those that all send.
+    /// Returns the elements that a rank receives of those that all send.
     fn expected(&self, rank: usize, ranks: usize, replay: usize) -> Vec<f32> {
         let of = |from, i| sent(from, replay, i);
         let all = |op, i| reduced(op, (0..ranks).map(|from| of(from, i)));
@@ -164,10 +164,10 @@ fn a_thousand_replays_of_every_collective_are_right() {
     });
 }
 
-/// As torch does, whose graphs are captured on a stream of their own.
+/// The capture is as torch's, whose graphs are captured on a stream of their own.
 #[test]
-fn an_operation_is_captured_behind_one_on_another_stream() {
-    on_gpus("an_operation_is_captured_behind_one_on_another_stream", 2, |rank| {
+fn an_operation_is_captured_after_one_on_another_stream() {
+    on_gpus("an_operation_is_captured_after_one_on_another_stream", 2, |rank| {
         let (comm, streams) = (rank.communicator()?, [rank.stream()?, rank.stream()?]);
         let (collectives, op) = (Collectives::new(comm)?, ReduceOp::Sum);
         let (first, captured) = (comm.window::<f32>(100)?, comm.window::<f32>(100)?);

@@ -27,7 +27,7 @@ struct Run<'a> {
     count: usize,
 }
 
-/// With a small workspace, which is zeroed soon.
+/// Makes an object with a small workspace, which is zeroed soon.
 fn object(comm: &Communicator) -> Result<Collectives, Error> {
     CollectivesOptions::new().lamport_bytes(16 << 10).build(comm)
 }
@@ -138,7 +138,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The buffers that do not hold what they should, with what they hold.
+    /// Returns the buffers that do not hold what they should, with what they hold.
     fn wrong(&self, expected: &[Value; BUFFERS]) -> Result<Vec<String>, Error> {
         let mut wrong = Vec::new();
         self.streams.iter().try_for_each(Stream::synchronize)?;

@@ -89,8 +89,8 @@ pub struct Program {
     /// The elements of a buffer.
     pub count: usize,
     pub steps: Vec<Step>,
-    /// For each rank, what the buffers hold at the end, as factor and term: element `i` is
-    /// `factor * (1 + i % 3) + term`.
+    /// The content that the buffers of each rank have at the end, as factor and term: element `i`
+    /// is `factor * (1 + i % 3) + term`.
     pub expected: Vec<[Value; BUFFERS]>,
     pub features: Vec<Feature>,
 }
@@ -98,7 +98,7 @@ pub struct Program {
 /// An element is the first times `1 + i % 3` plus the second.
 pub type Value = [f32; 2];
 
-/// What a buffer holds in the beginning.
+/// Returns what a buffer holds in the beginning.
 pub fn initial(rank: usize, buffer: usize) -> Value {
     [(1 + rank + buffer) as f32, 0.0]
 }
@@ -210,7 +210,7 @@ impl Generator {
         }
     }
 
-    /// The memory that work uses.
+    /// Returns the memory that work uses.
     fn used(&self, work: Work) -> [Memory; 2] {
         let [from, to] = match work {
             Work::AllReduce { buffer, .. } | Work::Nccl(buffer) | Work::Fill { buffer, .. } => {

@@ -12,7 +12,7 @@ use devcomm_testing::works::require_works;
 
 const COUNT: usize = 1000;
 
-/// Element `i` of rank `rank`.
+/// Returns the element `i` of rank `rank`.
 fn value(rank: usize, i: usize) -> u64 {
     (rank * 1_000_000 + i) as u64
 }
@@ -21,7 +21,7 @@ fn values(rank: usize, len: usize) -> Vec<u64> {
     (0..len).map(|i| value(rank, i)).collect()
 }
 
-/// The first `len` elements at an address.
+/// Returns the first `len` elements at an address.
 fn read(context: &Context, address: u64, len: usize) -> Result<Vec<u64>, Error> {
     // SAFETY: the callers pass an address in a live window, where at least `len` elements are
     // mapped.

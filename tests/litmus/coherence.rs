@@ -12,7 +12,7 @@ use crate::{all, all_but, outcomes};
 ///
 /// As for kernels with [`Args`](crate::Args).
 unsafe fn load_twice(word: &AtomicU32, results: *mut u32) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the test passes two results for this thread.
     unsafe {
         mem::store(results, word.load(Order::Relaxed, Scope::Gpu));
         mem::store(results.add(1), word.load(Order::Relaxed, Scope::Gpu));
@@ -22,7 +22,7 @@ unsafe fn load_twice(word: &AtomicU32, results: *mut u32) {
 /// Block 0 stores 1 and then 2; block 1 loads twice.
 #[kernel]
 unsafe fn stores_and_loads(words: *mut u32, results: *mut u32, _form: u32) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes the words and results that the kernel uses.
     unsafe {
         let word = AtomicU32::from_ptr(words);
         if thread::block_idx_x() == 0 {
@@ -44,7 +44,7 @@ fn loads_of_one_word_see_its_stores_in_their_order() {
 #[kernel]
 unsafe fn two_writers(words: *mut u32, results: *mut u32, _form: u32) {
     let block = thread::block_idx_x();
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes the words and results that the kernel uses.
     unsafe {
         let word = AtomicU32::from_ptr(words);
         match block {
@@ -68,7 +68,7 @@ fn all_threads_see_the_stores_to_a_word_in_one_order() {
 /// Block 0 stores 1 and loads; block 1 loads and stores 2: what each has loaded.
 #[kernel]
 unsafe fn own_stores(words: *mut u32, results: *mut u32, _form: u32) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes the words and results that the kernel uses.
     unsafe {
         let word = AtomicU32::from_ptr(words);
         if thread::block_idx_x() == 0 {
@@ -90,7 +90,7 @@ fn a_thread_sees_its_own_stores_and_none_before_it_makes_them() {
 /// Three blocks add 1 and keep what was there.
 #[kernel]
 unsafe fn tickets(words: *mut u32, results: *mut u32, _form: u32) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes the words and results that the kernel uses.
     unsafe {
         let ticket = AtomicU32::from_ptr(words).fetch_add(1, Order::Relaxed, Scope::Gpu);
         mem::store(results.add(thread::block_idx_x() as usize), ticket);

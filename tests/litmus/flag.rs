@@ -18,7 +18,7 @@ unsafe fn send_two(comm: DevComm, flags: Window<u32>, place: Window<u32>) {
     let flag = unsafe { Flag::new(&comm, flags, 0) };
     for message in 1..=2 {
         if rank == 0 {
-            // SAFETY: as above.
+            // SAFETY: the window has one element.
             unsafe { place.lsa(1).store(0, message) };
             flag.post(coop, 1, message);
             flag.wait_at_least(coop, message); // free

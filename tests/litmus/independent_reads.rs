@@ -11,7 +11,7 @@ use crate::{all, all_but, outcomes};
 unsafe fn independent_reads(words: *mut u32, results: *mut u32, form: u32) {
     let block = thread::block_idx_x() as usize;
     let order = if form == 1 { Order::Acquire } else { Order::Relaxed };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes the words and results that the kernel uses.
     unsafe {
         let word = |i| AtomicU32::from_ptr(words.add(4 * i));
         if block < 2 {
@@ -43,7 +43,7 @@ fn readers_disagree_on_the_order_of_independent_writes_unless_fences_order_them(
 unsafe fn pass_on(words: *mut u32, results: *mut u32, form: u32) {
     let release = if form == 1 { Order::Relaxed } else { Order::Release };
     let acquire = if form == 2 { Order::Relaxed } else { Order::Acquire };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes the words and results that the kernel uses.
     unsafe {
         let (first, second) = (AtomicU32::from_ptr(words), AtomicU32::from_ptr(words.add(4)));
         match thread::block_idx_x() {

@@ -11,7 +11,7 @@ use crate::{all_but, outcomes};
 #[kernel]
 unsafe fn load_and_store(words: *mut u32, results: *mut u32, _form: u32) {
     let me = thread::block_idx_x() as usize;
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes the words and results that the kernel uses.
     unsafe {
         let other = AtomicU32::from_ptr(words.add(4 - 4 * me));
         mem::store(results.add(me), other.load(Order::Relaxed, Scope::Gpu));
@@ -29,7 +29,7 @@ fn a_load_does_not_see_a_store_that_comes_after_it_in_a_cycle() {
 #[kernel]
 unsafe fn store_twice(_words: *mut u32, results: *mut u32, _form: u32) {
     let me = thread::block_idx_x() as usize;
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes the words and results that the kernel uses.
     unsafe {
         AtomicU32::from_ptr(results.add(me)).store(1, Order::Relaxed, Scope::Gpu);
         AtomicU32::from_ptr(results.add(1 - me)).store(2, Order::Relaxed, Scope::Gpu);

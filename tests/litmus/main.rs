@@ -35,7 +35,7 @@ const LIMIT: u64 = 10_000;
 /// the outcome, and the form of the program.
 type Args = (*mut u32, *mut u32, u32);
 
-/// The outcomes of a program of some blocks of one thread, which are its threads.
+/// Returns the outcomes of a program of some blocks of one thread, which are its threads.
 #[track_caller]
 fn outcomes<K: Kernel<Args = Args>, const N: usize>(blocks: u32, form: u32) -> BTreeSet<[u32; N]> {
     let found = Mutex::new(BTreeSet::new());
@@ -49,13 +49,13 @@ fn outcomes<K: Kernel<Args = Args>, const N: usize>(blocks: u32, form: u32) -> B
     found.into_inner().unwrap()
 }
 
-/// Every outcome of `N` numbers below `below`.
+/// Returns every outcome of `N` numbers below `below`.
 fn all<const N: usize>(below: u32) -> BTreeSet<[u32; N]> {
     let number = |code: u32, i: usize| code / below.pow(i as u32) % below;
     (0..below.pow(N as u32)).map(|code| std::array::from_fn(|i| number(code, i))).collect()
 }
 
-/// Every outcome but these.
+/// Returns every outcome but these.
 fn all_but<const N: usize>(below: u32, forbidden: &[[u32; N]]) -> BTreeSet<[u32; N]> {
     all(below).into_iter().filter(|outcome| !forbidden.contains(outcome)).collect()
 }
@@ -68,7 +68,7 @@ fn explore(machine: Simulation, body: impl Fn(&Gpu<'_>) -> Result<()> + Sync) ->
     orders
 }
 
-/// The report of the first order in which a program fails.
+/// Returns the report of the first order in which a program fails.
 #[track_caller]
 fn report(machine: Simulation, body: impl Fn(&Gpu<'_>) -> Result<()> + Sync) -> String {
     let explored = catch_unwind(AssertUnwindSafe(|| explore(machine, body)));
@@ -94,7 +94,7 @@ fn is_reported(
     assert!(what && is_named, "{change:?} of {text}: {report}");
 }
 
-/// The number of the only line of a file that contains `text` and is not that of a test.
+/// Returns the number of the only line of a file that contains `text` and is not that of a test.
 #[track_caller]
 fn line_with(file: &str, text: &str) -> u32 {
     let source = std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{file}: {error}"));

@@ -53,7 +53,7 @@ fn form(number: u32) -> Form {
 /// As for kernels with [`Args`].
 unsafe fn pass((words, results, number): Args, store: fn(*mut u32), load: fn(*mut u32) -> u32) {
     let Form { store: set, load: get, scope, fences: [before, after] } = form(number);
-    // SAFETY: the caller's contract.
+    // SAFETY: the test passes a message, a flag and results for this thread.
     unsafe {
         let flag = AtomicU32::from_ptr(words.add(4));
         if thread::block_idx_x() == 0 {
@@ -77,7 +77,7 @@ unsafe fn pass((words, results, number): Args, store: fn(*mut u32), load: fn(*mu
 
 #[kernel]
 unsafe fn pass_an_atomic(words: *mut u32, results: *mut u32, form: u32) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes the words and results that the kernel uses.
     unsafe {
         pass(
             (words, results, form),

@@ -17,7 +17,7 @@ unsafe fn store_and_read(words: *mut u32, results: *mut u32, form: u32) {
         6 => (Order::SeqCst, Order::SeqCst),
         _ => (Order::Relaxed, Order::Relaxed),
     };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes the words and results that the kernel uses.
     unsafe {
         AtomicU32::from_ptr(words.add(4 * me)).store(1, store, Scope::Gpu);
         match form {

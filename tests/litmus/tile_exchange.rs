@@ -22,11 +22,11 @@ unsafe fn exchange_tiles(
     let (peer, coop) = (comm.lsa_team().next(), Coop::cta());
     // SAFETY: the windows have these elements.
     let flag = unsafe { Flag::new(&comm, flags, 0) };
-    // SAFETY: as above.
+    // SAFETY: the window has the slot.
     unsafe { inbox.lsa(peer).store(slot, epoch) };
     flag.post(coop, peer, epoch);
     flag.wait_at_least(coop, epoch);
-    // SAFETY: as above.
+    // SAFETY: the window has the slot.
     let received = unsafe { inbox.local().load(slot) };
     assert_eq!(received, epoch);
 }

@@ -9,7 +9,7 @@ use crate::outcomes;
 /// words of 8 bytes, the second one with release and acquire.
 #[kernel]
 unsafe fn store_and_load(words: *mut u32, results: *mut u32, form: u32) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes the words and results that the kernel uses.
     unsafe {
         let word = |i: usize| Atomic::from_ptr(words.cast::<u64>().add(i));
         let ones = u64::MAX / u64::from(u32::MAX);

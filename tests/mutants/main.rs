@@ -38,7 +38,7 @@ struct Mutant {
     names: &'static [&'static str],
 }
 
-/// The numbers, from 1, of the lines that contain `text`.
+/// Returns the numbers, from 1, of the lines that contain `text`.
 fn lines_with(file: &str, text: &str) -> Vec<u32> {
     let path = format!("{}/{file}", env!("CARGO_MANIFEST_DIR"));
     let source = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
@@ -56,7 +56,7 @@ impl Mutant {
         Mutation::new(file_name(self.file), *line, self.change)
     }
 
-    /// Whether a report names one of the right lines.
+    /// Returns whether a report names one of the right lines.
     fn is_named_by(&self, report: &str) -> bool {
         // What the main loop does wrong shows in a kernel that is written with it.
         let kernels: &[&str] = if self.file == table::MAINLOOP { &table::ON_MAINLOOP } else { &[] };
@@ -74,12 +74,12 @@ impl Mutant {
     }
 }
 
-/// The last part of a path, as in reports.
+/// Returns the last part of a path, as in reports.
 fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// The schedules of these numbers; number 0 is the fixed order.
+/// Returns the schedules of these numbers; number 0 is the fixed order.
 fn schedules(of: &Program, numbers: Range<u64>) -> impl Iterator<Item = Simulation> {
     let machine = (of.machine)();
     numbers.map(move |seed| {
@@ -99,7 +99,7 @@ fn schedules(of: &Program, numbers: Range<u64>) -> impl Iterator<Item = Simulati
     })
 }
 
-/// What the simulator finds in one run.
+/// Returns what the simulator finds in one run.
 fn failure(program: &Program, simulation: Simulation) -> Option<Arc<Error>> {
     let world = world(simulation.step_limit(200_000_000));
     let ran = run(&world, |gpu| (program.body)(gpu));
@@ -108,7 +108,7 @@ fn failure(program: &Program, simulation: Simulation) -> Option<Arc<Error>> {
     failure
 }
 
-/// The numbers of the schedules: those of the variable, or few.
+/// Returns the numbers of the schedules: those of the variable, or few.
 fn numbers() -> Range<u64> {
     let Ok(text) = std::env::var("DEVCOMM_SCHEDULES") else { return 0..100 };
     let (first, end) = text.split_once("..").unwrap_or(("0", &text));

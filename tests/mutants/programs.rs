@@ -21,7 +21,7 @@ use self::products::*;
 pub struct Program {
     pub name: &'static str,
     pub machine: fn() -> Simulation,
-    /// Of how many schedules the original runs in one: it takes longer than others.
+    /// The number of schedules of which the original runs in one: it takes longer than others.
     pub one_in: u64,
     pub body: fn(&Gpu<'_>) -> Result<()>,
 }
@@ -94,7 +94,7 @@ programs! {
     guide_wide on Simulation::new(2).multiprocessors(2), one in 50;
 }
 
-/// The program of this name.
+/// Returns the program of this name.
 pub fn named(name: &str) -> &'static Program {
     ALL.iter().find(|program| program.name == name).unwrap_or_else(|| panic!("no program {name}"))
 }
@@ -244,7 +244,7 @@ fn collectives(gpu: &Gpu<'_>) -> Result<Collectives> {
     CollectivesOptions::new().lamport_bytes(1 << 10).push_blocks(2).build(gpu.communicator()?)
 }
 
-/// A plan by an algorithm, with few blocks.
+/// Returns a plan by an algorithm, with few blocks.
 fn plan_by(plans: Vec<CollectivePlan>, algorithm: Algorithm) -> Option<CollectivePlan> {
     let plan = plans.into_iter().find(|plan| plan.algorithm == algorithm);
     plan.map(|plan| CollectivePlan { blocks: 2, ..plan })
@@ -387,7 +387,7 @@ fn experts(
     stream.synchronize()
 }
 
-/// With a block for each row that a rank receives.
+/// Runs with a block for each row that a rank receives.
 fn expert_parallel(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 1], 6, |options| options)
 }
@@ -397,12 +397,12 @@ fn experts_in_teams(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 1], 2, |options| options)
 }
 
-/// Without results, which keep the ranks' dispatches apart.
+/// Runs without results, which keep the ranks' dispatches apart.
 fn dispatches_in_teams(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 0], 2, |options| options)
 }
 
-/// Without a dispatch between two launches.
+/// Runs without a dispatch between two launches.
 fn combines_in_teams(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [1, 1, 1, LAUNCHES], 2, |options| options)
 }
@@ -419,7 +419,7 @@ fn ep_combine(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [1, 1, 1, LAUNCHES], 2, |options| options)
 }
 
-/// With a warp for each part of a row.
+/// Runs with a warp for each part of a row.
 fn ep_combine_in_one_round(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [1, 1, 1, LAUNCHES], 6, |options| options)
 }
@@ -433,17 +433,17 @@ fn experts_counted(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 1], 2, for_throughput)
 }
 
-/// Without results, which keep the ranks' dispatches apart.
+/// Runs without results, which keep the ranks' dispatches apart.
 fn dispatches_counted(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 0], 2, for_throughput)
 }
 
-/// Without a dispatch between two launches.
+/// Runs without a dispatch between two launches.
 fn combines_counted(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [1, 1, 1, LAUNCHES], 2, for_throughput)
 }
 
-/// Among ranks whose number has no code of its own.
+/// Runs among ranks whose number has no code of its own.
 fn ep_of_any_ranks(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 1], 2, |options| options)
 }

@@ -6,7 +6,8 @@ use devcomm::{DevCommRequirements, Simulation};
 use devcomm_testing::simulated::{read, run, simulate, world};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// `recv[i] = sum over ranks of send[i]`: each rank sums its share and stores it to all ranks.
+/// Computes `recv[i] = sum over ranks of send[i]`: each rank sums its share and stores it to all
+/// ranks.
 #[kernel]
 unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: usize) {
     let team = comm.lsa_team();
@@ -23,7 +24,7 @@ unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: 
             sum += unsafe { send.lsa(peer).load(i) };
         }
         for peer in 0..team.n_ranks {
-            // SAFETY: as for the load.
+            // SAFETY: the windows have `count` elements, and each thread stores those of its own.
             unsafe { recv.lsa(peer).store(i, sum) };
         }
         i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;

@@ -181,7 +181,7 @@ fn waits_for_an_mbarrier_end_while_a_kernel_panics() {
     assert!(matches!(*error, Error::Panic { .. }), "{error}");
 }
 
-/// Two warpgroups raise their registers, and one lowers them: enough in form 0.
+/// Raises the registers of two warpgroups, and one lowers them: enough in form 0.
 ///
 /// # Safety
 ///

@@ -63,7 +63,7 @@ pub enum SignalMode {
 }
 
 impl SignalMode {
-    /// NCCL's parameters: signal type, window and offset, id, strong, operation, argument.
+    /// Returns NCCL's parameters: signal type, window and offset, id, strong, operation, argument.
     pub fn params(self) -> (i32, WindowOffset, u32, bool, i32, u64) {
         match self {
             Self::Nothing => (NONE, (null_mut(), 0), 0, false, INC, 0),
@@ -92,7 +92,7 @@ pub unsafe fn put(
     counter: Option<u32>,
 ) {
     let (kind, va, id, strong, op, arg) = then.params();
-    // SAFETY: the caller's contract.
+    // SAFETY: the test's kernel passes a context that it initialised, and windows that it got.
     unsafe {
         raw::ncclGinPut_v3(
             net,
@@ -139,7 +139,7 @@ pub unsafe fn put_value(
 ) {
     let (kind, _, id, _, op, arg) = then.params();
     let (signals, one, none) = (kind == INDEXED, thread_coop(), null_mut());
-    // SAFETY: the caller's contract.
+    // SAFETY: the test's kernel passes a context that it initialised, and windows that it got.
     unsafe {
         raw::ncclGinPutValue(
             net, team, peer, window, offset, value, bytes, signals, id, op, arg, &one, false, none,
@@ -156,7 +156,7 @@ pub unsafe fn put_value(
 #[track_caller]
 pub unsafe fn signal(net: &mut Gin, team: &Team, peer: i32, then: SignalMode) {
     let (kind, va, id, strong, op, arg) = then.params();
-    // SAFETY: the caller's contract.
+    // SAFETY: the test's kernel passes a context that it initialised, and windows that it got.
     unsafe {
         raw::ncclGinSignal_v3(
             net,
@@ -179,7 +179,7 @@ pub unsafe fn signal(net: &mut Gin, team: &Team, peer: i32, then: SignalMode) {
     }
 }
 
-/// NCCL's handle of a window.
+/// Returns NCCL's handle of a window.
 pub fn handle<T: devcomm_types::Element>(
     window: &nccl_device::Window<T>,
 ) -> *mut core::ffi::c_void {
@@ -194,7 +194,7 @@ pub fn handle<T: devcomm_types::Element>(
 /// NCCL's contract.
 #[track_caller]
 pub unsafe fn wait(net: &mut Gin, id: u32, least: u64) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the test's kernel passes a context that it initialised, and windows that it got.
     unsafe { raw::ncclGinWaitSignal(net, &thread_coop(), id, least, 64, ACQ_REL) };
 }
 
@@ -205,7 +205,7 @@ pub unsafe fn wait(net: &mut Gin, id: u32, least: u64) {
 /// NCCL's contract.
 #[track_caller]
 pub unsafe fn flush(net: &mut Gin) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the test's kernel passes a context that it initialised, and windows that it got.
     unsafe { raw::ncclGinFlush(net, &thread_coop(), ACQ_REL) };
 }
 

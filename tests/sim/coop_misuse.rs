@@ -13,7 +13,7 @@ fn lsa_barriers(count: u32) -> DevCommRequirements {
     DevCommRequirements::new().lsa_barriers(count)
 }
 
-/// The text of the misuse that a kernel with a device communicator commits.
+/// Returns the text of the misuse that a kernel with a device communicator commits.
 fn misuse(
     requirements: DevCommRequirements,
     launch: impl Fn(&Gpu<'_>, &DevCommResource) -> Result<()> + Sync,

@@ -10,7 +10,8 @@ use devcomm::{Kernel, Simulation, SymmetricBuffer};
 use devcomm_testing::simulated::{failure, simulate};
 use devcomm_types::LaunchArgs;
 
-/// The failure, on one GPU, of a kernel whose argument is a buffer of one word, initially 0.
+/// Returns the failure, on one GPU, of a kernel whose argument is a buffer of one word, which is 0
+/// before.
 fn failure_with_word<K: Kernel>(simulation: Simulation, block: u32) -> Arc<Error>
 where
     for<'a> (&'a SymmetricBuffer<u32>,): LaunchArgs<K::Args>,

@@ -22,7 +22,7 @@ type Pairs = BTreeMap<(usize, usize), Traffic>;
 enum Form {
     LowLatency,
     Throughput,
-    /// In LSA teams of so many ranks.
+    /// LSA teams of this number of ranks.
     Teams(usize),
 }
 
@@ -52,7 +52,7 @@ fn puts(messages: impl Iterator<Item = usize>) -> Traffic {
 }
 
 impl Form {
-    /// What is sent to dispatch a batch, and to combine its results.
+    /// Returns what is sent to dispatch a batch, and to combine its results.
     fn expected(self, batch: &Batch) -> [Pairs; 2] {
         let ranks = batch.tokens.len();
         let all = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
@@ -68,7 +68,7 @@ impl Form {
         ]
     }
 
-    /// What a rank sends to another one to dispatch a batch.
+    /// Returns what a rank sends to another one to dispatch a batch.
     fn dispatched(self, batch: &Batch, from: usize, to: usize) -> Traffic {
         let (row, tokens) = (batch.hidden / VECTOR, batch.tokens[from]);
         let rows = batch.tokens_to(from, to).count();
@@ -102,7 +102,7 @@ impl Form {
         }
     }
 
-    /// What a rank sends to another one to combine the results.
+    /// Returns what a rank sends to another one to combine the results.
     fn returned(self, batch: &Batch, from: usize, to: usize) -> Traffic {
         let row = batch.hidden / VECTOR;
         let rows = |source| batch.tokens_to(source, from).count();
@@ -132,7 +132,7 @@ impl Form {
         }
     }
 
-    /// What the simulator counts of a dispatch and of a combine.
+    /// Returns what the simulator counts of a dispatch and of a combine.
     fn counted(self, batch: &Batch) -> Result<[Pairs; 2]> {
         let most = most(batch);
         let world = World::builder().simulate(self.world(batch.tokens.len())).from_env()?;
@@ -181,19 +181,19 @@ impl Form {
     }
 }
 
-/// The most tokens of a rank.
+/// Returns the most tokens of a rank.
 fn most(batch: &Batch) -> usize {
     batch.tokens.iter().copied().max().unwrap_or(0)
 }
 
-/// The tokens of each message between teams of a rank's tokens.
+/// Returns the tokens of each message between teams of a rank's tokens.
 fn messages(batch: &Batch, rank: usize) -> impl Iterator<Item = Range<usize>> {
     let (most, tokens) = (most(batch), batch.tokens[rank]);
     let each = most.div_ceil(BLOCKS);
     (0..most).step_by(each).map(move |first| first.min(tokens)..(first + each).min(tokens))
 }
 
-/// Whether a token of a rank has experts in another rank's team.
+/// Returns whether a token of a rank has experts in another rank's team.
 fn is_for(batch: &Batch, rank: usize, token: usize, to: usize, team: usize) -> bool {
     let first = to / team * team;
     (first..first + team).any(|to| batch.tokens_to(rank, to).any(|other| other == token))
@@ -237,8 +237,8 @@ fn experts_of_64_ranks_send_as_many_bytes_as_the_formula_says() -> Result<()> {
     Ok(())
 }
 
-/// How many other ranks have experts of a token, on average, if each has as many of all `experts`,
-/// and a token has any `top_k` of them. Or how many other teams.
+/// Returns how many other ranks have experts of a token, on average, if each has as many of all
+/// `experts`, and a token has any `top_k` of them. Or how many other teams.
 fn destinations(ranks: usize, experts: usize, top_k: usize) -> f64 {
     let elsewhere = experts - experts / ranks;
     let none: f64 =
@@ -255,7 +255,8 @@ const TOP_K: usize = 8;
 /// The bytes of a row.
 const ROW: f64 = 2.0 * HIDDEN as f64;
 
-/// And in DeepEP's layout: 4 bytes more for each expert, for each weight and for the token.
+/// The bytes of a row in DeepEP's layout: 4 bytes more for each expert, for each weight and for the
+/// token.
 const THEIR_ROW: f64 = ROW + (8 * TOP_K + 4) as f64;
 
 const MB: f64 = 1e6;

@@ -25,7 +25,7 @@ fn deadlock(error: &Error) -> &Stall {
     }
 }
 
-/// The failure of a kernel without parameters on one GPU.
+/// Returns the failure of a kernel without parameters on one GPU.
 pub fn failure_of<K: Kernel<Args = ()>>(grid: u32, block: u32) -> Arc<Error> {
     failure(Simulation::new(1), |gpu| gpu.launch(K::with_args(()).grid(grid).block(block)))
 }

@@ -156,7 +156,7 @@ unsafe fn two_puts(comm: DevComm, out: Window<u32>, seen: Window<u32>, strong: b
     }
 }
 
-/// What rank 1 saw of the two puts in each round.
+/// Returns what rank 1 saw of the two puts in each round.
 fn seen_of_two_puts(simulation: Simulation, strong: bool) -> Vec<Vec<u32>> {
     let seen = simulate(simulation, |gpu| {
         let comm = gpu.dev_comm(full())?;

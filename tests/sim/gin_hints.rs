@@ -191,7 +191,7 @@ unsafe fn gets_and_loads(comm: DevComm, words: Window<u32>, repair: u32) {
             2 => gin.wait_request(gin.flush_async(team, 1), MemoryOrder::Acquire),
             _ => {}
         }
-        // SAFETY: as above.
+        // SAFETY: the window has two elements; the races are what the tests are for.
         unsafe { words.local().load(1) };
         gin.flush(one, MemoryOrder::Relaxed);
     }

@@ -32,7 +32,7 @@ unsafe fn puts_to(
     }
 }
 
-/// The error report of a put; empty for a valid put.
+/// Returns the error report of a put; empty for a valid put.
 fn report_of_put(
     connection: GinConnectionType,
     peer: i32,

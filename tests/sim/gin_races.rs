@@ -152,7 +152,8 @@ fn nccls_functions_in_the_switch_access_each_ranks_part() {
     });
 }
 
-/// As [`waits_of_each_order`], with the safe functions: rank 1 waits, and loads or puts back.
+/// Does the same as [`waits_of_each_order`], with the safe functions: rank 1 waits, and loads or
+/// puts back.
 #[kernel]
 unsafe fn waits_safely(comm: DevComm, out: Window<u32>, form: u32) {
     let (gin, coop) = (comm.gin::<nccl_device::gin::Proxy>(0), Coop::cta());

@@ -114,7 +114,7 @@ fn a_put_that_releases_nothing_sends_only_what_a_fence_has_released() {
     assert!(race.remedy.contains("a fence with the scope of the system by the thread"), "{race}");
 }
 
-/// As [`puts_what_is_released`], with a signal: rank 0 stores to rank 1, and signals.
+/// Does the same as [`puts_what_is_released`], with a signal: rank 0 stores to rank 1, and signals.
 #[kernel]
 unsafe fn signals_what_is_released(comm: DevComm, words: Window<u32>, form: u32) {
     let (raw, one) = (comm.as_raw(), thread_coop());

@@ -60,7 +60,8 @@ fn threads_of_a_block_meet_at_a_barrier_of_the_warp_or_of_the_block() {
     });
 }
 
-/// As [`pass_in_a_block`], in a window. Repairs: a barrier of the block, of the ranks, of the warp.
+/// Does the same as [`pass_in_a_block`], in a window. Repairs: a barrier of the block, of the
+/// ranks, of the warp.
 #[kernel]
 unsafe fn pass_in_a_window(comm: DevComm, words: Window<u32>, distance: u32, repair: u32) {
     let mut ranks = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
@@ -252,7 +253,7 @@ fn operations_of_a_gpu_need_one_stream_an_event_or_memory_of_their_own() {
             second.wait_event(&event)?;
         }
         let word = if repair == 3 { words.slice(1..)? } else { words.slice(..1)? };
-        // SAFETY: as above.
+        // SAFETY: the buffer has one element.
         unsafe { add_1::args(&word).grid(1).block(1).launch(second)? };
         streams.iter().try_for_each(Stream::synchronize)
     });

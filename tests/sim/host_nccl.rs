@@ -11,7 +11,7 @@ use half::{bf16, f16};
 
 use crate::nccl_threads::*;
 
-/// `n` elements as the input of rank `rank`: each encodes rank and index.
+/// Returns `n` elements as the input of rank `rank`: each encodes rank and index.
 fn own(rank: usize, n: usize) -> Vec<f32> {
     (0..n).map(|i| (100 * rank + i) as f32).collect()
 }
@@ -76,7 +76,7 @@ fn every_collective_moves_the_right_data() {
     });
 }
 
-/// The reduction of two ranks' values, in the type with number `data_type`.
+/// Returns the reduction of two ranks' values, in the type with number `data_type`.
 fn reduced<T: Copy + Send + Sync>(values: [T; 2], data_type: c_int, op: c_int) -> T {
     let results = on(Simulation::new(2), |rank| {
         let (comm, stream, b) = (rank.init(), rank.stream(), rank.filled(&[values[rank.me]]));

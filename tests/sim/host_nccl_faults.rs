@@ -69,7 +69,7 @@ fn parameters_are_read_by_name_and_by_handle() {
     let mut keys = (0..len as usize).map(|i| unsafe { CStr::from_ptr(*table.add(i)) });
     assert!(keys.any(|key| key == name));
     ok(nccl!(param_get_parameter(name.as_ptr(), &raw mut value, &raw mut len)));
-    // SAFETY: as for the table.
+    // SAFETY: the text is the simulator's, with a zero at its end.
     assert_eq!((unsafe { CStr::from_ptr(value) }, len), (c"0", 1));
     ok(nccl!(param_bind(&raw mut handle, name.as_ptr())));
     ok(nccl!(param_get_i64(handle, &raw mut number)));

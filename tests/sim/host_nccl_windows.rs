@@ -150,14 +150,14 @@ unsafe fn allreduce_in_windows(comm: DevComm, send: Window<f32>, recv: Window<f3
     while i < count {
         // SAFETY: `i` is below `count`; the barriers order the accesses.
         let sum = (0..team.n_ranks).map(|peer| unsafe { send.lsa(peer).load(i) }).sum();
-        // SAFETY: as for the loads.
+        // SAFETY: the windows have `count` elements, and each thread stores those of its own.
         unsafe { recv.local().store(i, sum) };
         i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
     }
     barrier.sync(MemoryOrder::Release);
 }
 
-/// The body of a kernel.
+/// Returns the body of a kernel.
 fn body<K: Kernel>() -> HostBody {
     K::BODY.unwrap()
 }
@@ -345,13 +345,13 @@ fn an_abort_waits_for_the_kernels_of_its_gpu() {
             scope.spawn(move || {
                 let _attached = ticket.attach();
                 ok(nccl!(comm_abort(addresses.0 as RawComm)));
-                // SAFETY: as for the first write.
+                // SAFETY: the address is of a word that the test frees after this.
                 assert_eq!(unsafe { (addresses.1 as *const u32).read_volatile() }, 1);
             });
             for _ in 0..20 {
                 rank.stream();
             }
-            // SAFETY: as for the first write.
+            // SAFETY: the address is of a word that the test frees after this.
             unsafe { flag.write_volatile(1) };
             rank.synchronize(stream);
         });

@@ -67,13 +67,13 @@ fn write_then_read(gpu: &Gpu<'_>, order: impl Fn(&Gpu<'_>) -> Result<()>) -> Res
         stream.synchronize()?;
     }
     order(gpu)?;
-    // SAFETY: as in the kernel.
+    // SAFETY: the windows have an element.
     unsafe { reads_rank_0::args(&comm, &words, &out).grid(1).block(1).launch(&stream)? };
     stream.synchronize()?;
     gpu.barrier()
 }
 
-/// The fixed order, random ones, and some in which a rank is late.
+/// Returns the fixed order, random ones, and some in which a rank is late.
 fn orders() -> impl Iterator<Item = Simulation> {
     let random = (0..4).map(|seed| Simulation::new(2).seed(seed));
     let late = (0..4).map(|seed| Simulation::new(2).seed(seed).lag(Lag::Rank));

@@ -39,7 +39,7 @@ fn fail(way: u32) {
     assert!(ran.is_err(), "way {way} has not failed");
 }
 
-/// The open files and mappings of this process.
+/// Returns the open files and mappings of this process.
 fn held() -> (usize, usize) {
     let files = std::fs::read_dir("/proc/self/fd").unwrap().count();
     (files, std::fs::read_to_string("/proc/self/maps").unwrap().lines().count())

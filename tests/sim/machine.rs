@@ -27,7 +27,7 @@ fn event() -> CUevent {
     event
 }
 
-/// The order in which a machine's threads make calls.
+/// Returns the order in which a machine's threads make calls.
 fn order(simulation: Simulation) -> Vec<usize> {
     let order = Mutex::new(Vec::new());
     ranks(simulation, |_, rank| {

@@ -13,7 +13,8 @@ use devcomm_testing::simulated::{Gpu, failure, read, run, simulate, world};
 use nccl_device::raw::{self, LsaBarrierSession, MultimemHandle, Team};
 use nccl_device::{DevComm, Window};
 
-/// The addresses, one per rank of the team, that a `multimem` instruction on `address` accesses.
+/// Returns the addresses, one per rank of the team, that a `multimem` instruction on `address`
+/// accesses.
 #[track_caller]
 fn addresses<T>(address: *mut T) -> Vec<*mut T> {
     let context = CTX.get();
@@ -61,7 +62,7 @@ unsafe fn stores_to_all(comm: DevComm, out: Window<u32>, buffer: u32) {
 unsafe fn sums_all(comm: DevComm, out: Window<u32>, buffer: u32, ranks: usize) {
     let comm = comm.as_raw();
     let first = (comm.rank - comm.lsa_rank) as usize;
-    // SAFETY: as in `stores_to_all`.
+    // SAFETY: the windows have the elements, and the resource buffer too.
     unsafe {
         let all = raw::ncclGetLsaMultimemPointer(handle(&out), 4 * first, comm).cast();
         let again = raw::ncclGetResourceBufferLsaMultimemPointer(comm, buffer).cast::<u32>();

@@ -23,7 +23,7 @@ pub(crate) use nccl;
 /// Calls a function of the simulated driver.
 macro_rules! cuda {
     ($function:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: as for `nccl`.
+        // SAFETY: the tests pass what the function asks for.
         unsafe { devcomm_sim::Machine::driver().$function($($argument),*) }
     };
 }
@@ -126,7 +126,7 @@ impl Memory {
 }
 
 impl Thread {
-    /// A communicator of all threads, which call this together.
+    /// Returns a communicator of all threads, which call this together.
     pub fn init(&self) -> RawComm {
         let (comm, code) = self.init_with(Config::new());
         ok(code);
@@ -165,7 +165,7 @@ impl Thread {
         last_error(comm)
     }
 
-    /// The rank and the number of ranks.
+    /// Returns the rank and the number of ranks.
     pub fn rank_and_size(&self, comm: RawComm) -> (usize, usize) {
         let (mut rank, mut n) = (-1, -1);
         ok(nccl!(comm_user_rank(comm, &raw mut rank)));
@@ -220,7 +220,7 @@ impl Thread {
         assert_eq!(code, OK);
     }
 
-    /// Pinned memory of the host.
+    /// Returns pinned memory of the host.
     pub fn pinned(&self, bytes: usize) -> *mut c_void {
         let mut memory = null_mut();
         assert_eq!(cuda!(cuMemHostAlloc(&raw mut memory, bytes, 0)), OK);
@@ -261,7 +261,7 @@ impl Thread {
         self.filled(&vec![0.0_f32; n])
     }
 
-    /// An in-place all-reduce; returns NCCL's result code.
+    /// Returns an in-place all-reduce; returns NCCL's result code.
     pub fn all_reduce(
         &self,
         on: &Memory,
@@ -285,7 +285,7 @@ impl Thread {
         self.synchronize(stream);
     }
 
-    /// The sum over all ranks' `own`.
+    /// Returns the sum over all ranks' `own`.
     pub fn sum(&self, own: f32, comm: RawComm, stream: RawStream) -> f32 {
         let b = self.filled(&[own]);
         ok(self.all_reduce(&b, 1, F32, SUM, comm, stream));

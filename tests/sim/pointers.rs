@@ -20,7 +20,7 @@ use nccl_device::{DevComm, Window};
 /// `at` is valid for a write.
 #[track_caller]
 unsafe fn store_rank(at: *mut c_void, comm: &raw::DevComm) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the test passes the address of a word.
     unsafe { mem::store(at.cast(), comm.rank as u32 + 1) };
 }
 

@@ -14,7 +14,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 use crate::tensor::{aligned_shared, row};
 
-/// The fixed order, and others.
+/// Returns the fixed order, and others.
 pub fn orders(of: &Simulation) -> impl Iterator<Item = Simulation> + use<'_> {
     let random = (0..4).map(|seed| of.clone().seed(seed).preempt(seed % 2 == 0).weak(true));
     [of.clone(), of.clone().preempt(true)].into_iter().chain(random)
@@ -35,7 +35,7 @@ pub fn check(of: &Simulation, forms: u32, form: impl Fn(&Gpu<'_>, u32) -> Result
     }
 }
 
-/// The race that the simulator reports.
+/// Returns the race that the simulator reports.
 #[track_caller]
 pub fn race(simulation: Simulation, body: impl Fn(&Gpu<'_>) -> Result<()> + Sync) -> Race {
     let error = failure(simulation, body);
@@ -240,7 +240,7 @@ fn a_barrier_of_ranks_orders_by_its_memory_order() {
 /// It has the word.
 #[kernel]
 pub unsafe fn add_1(word: *mut u32) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the buffer has one element; the races are what the tests are for.
     unsafe { mem::store(word, mem::load(word) + 1) };
 }
 
@@ -260,7 +260,7 @@ fn streams_are_ordered_by_events_and_by_host_calls_that_wait() {
                 1 => one.synchronize()?,
                 _ => {}
             }
-            // SAFETY: as above.
+            // SAFETY: the buffer has one element; the races are what the tests are for.
             unsafe { add_1::args(&word).grid(1).block(1).launch(&two)? };
             one.synchronize()?;
             two.synchronize()
@@ -433,7 +433,7 @@ unsafe fn change_shared() {
     if thread::thread_idx_x() == 0 {
         (1..4).for_each(store);
     } else {
-        // SAFETY: as above.
+        // SAFETY: the word is in the block's shared memory.
         assert!(unsafe { mem::load_ordered(word, Order::Relaxed, Scope::Cta) } < 4);
     }
 }

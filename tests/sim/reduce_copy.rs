@@ -94,7 +94,7 @@ fn assert_same<T: Element + Debug>(got: T, want: T, at: impl Debug) {
     assert_eq!(bytes(&got), bytes(&want), "{got:?} for {want:?} at {at:?}");
 }
 
-/// The sum in half precision, rounded after each addition.
+/// Returns the sum in half precision, rounded after each addition.
 fn in_half(values: impl Iterator<Item = f32>) -> f32 {
     let add = |a: f16, b: f32| f16::from_f32(a.to_f32() + f16::from_f32(b).to_f32());
     values.fold(f16::ZERO, add).to_f32()

@@ -14,20 +14,21 @@ use devcomm::{
 };
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// The message with which `f` panics.
+/// Returns the message with which `f` panics.
 #[track_caller]
 fn panic_of(f: impl FnOnce()) -> String {
     let payload = catch_unwind(AssertUnwindSafe(f)).expect_err("it does not fail");
     payload.downcast_ref::<String>().expect("a message").clone()
 }
 
-/// The settings that a message says to replay.
+/// Returns the settings that a message says to replay.
 fn settings_in(message: &str) -> &str {
     let (_, rest) = message.split_once("devcomm::replay(\"").expect("a line to replay");
     rest.split_once('"').expect("the end of the settings").0
 }
 
-/// Two ranks, without the detection of races, so that schedules have to find what goes wrong.
+/// Returns two ranks, without the detection of races, so that schedules have to find what goes
+/// wrong.
 fn two() -> Simulation {
     Simulation::new(2).races(false)
 }
@@ -47,7 +48,7 @@ unsafe fn pass_on(comm: DevComm, slot: Window<u32>, seen: Window<u32>, round: u3
     }
 }
 
-/// As [`pass_on`], with a barrier at the end.
+/// Does the same as [`pass_on`], with a barrier at the end.
 #[kernel]
 unsafe fn pass_on_and_wait(comm: DevComm, slot: Window<u32>, seen: Window<u32>, round: u32) {
     let team = comm.lsa_team();

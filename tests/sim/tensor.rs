@@ -16,20 +16,20 @@ fn numbers<T: Number>(count: usize, seed: usize) -> Vec<T> {
     (0..count).map(|i| T::nearest(((i * 7 + seed) % 13) as f32 - 6.0)).collect()
 }
 
-/// `a x b^T` for row-major matrices with `k` columns.
+/// Returns `a x b^T` for row-major matrices with `k` columns.
 fn product<T: Number>(a: &[T], b: &[T], k: usize) -> Vec<f32> {
     let term = |(x, y): (&T, &T)| (x.value() * y.value()) as f32;
     let dot = |x: &[T], y: &[T]| x.iter().zip(y).map(term).sum();
     a.chunks(k).flat_map(|x| b.chunks(k).map(move |y| dot(x, y))).collect()
 }
 
-/// The first address in dynamic shared memory where a tile may start.
+/// Returns the first address in dynamic shared memory where a tile may start.
 pub fn aligned_shared() -> *mut u8 {
     let memory = shared::dynamic_shared_mem::<u8>();
     memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr())
 }
 
-/// A map of 32 elements as one row.
+/// Returns a map of 32 elements as one row.
 pub fn row<T: Element>(gpu: &Gpu<'_>, words: &SymmetricBuffer<T>) -> Result<TensorMap> {
     gpu.context().tensor_map(&TensorMapDesc {
         address: words.device_address(),
@@ -40,7 +40,7 @@ pub fn row<T: Element>(gpu: &Gpu<'_>, words: &SymmetricBuffer<T>) -> Result<Tens
     })
 }
 
-/// Element (`row`, `column`) of a tile with rows of 128 bytes.
+/// Returns the element (`row`, `column`) of a tile with rows of 128 bytes.
 pub fn in_tile<T>(tile: *mut u8, row: u32, column: u32) -> *mut T {
     let byte = column as usize * size_of::<T>();
     let chunk = (byte / 16) ^ (row as usize % 8);
@@ -205,7 +205,7 @@ const fn tile_columns<T>() -> u32 {
 /// The threads of a warpgroup call this; `d` has 64 rows.
 unsafe fn multiply<T: Factor, D: Sums>(mut sums: D, a: *mut u8, b: *mut u8, d: *mut f32) {
     let t = thread::thread_idx_x();
-    // SAFETY: the caller's contract.
+    // SAFETY: the test passes tiles in shared memory and room for the sums.
     unsafe {
         wgmma::fence_operand(&mut sums);
         wgmma::fence();
@@ -250,7 +250,7 @@ unsafe fn narrow<T: Factor>(a: *const T, b: *const T, d: *mut f32, n: u32) {
     }
 }
 
-/// What kernel `K` computes of two matrices with a tile's columns.
+/// Returns what kernel `K` computes of two matrices with a tile's columns.
 fn sums_of<K: Kernel, T: Element>(simulation: &Simulation, a: &[T], b: &[T]) -> Vec<f32>
 where
     for<'a> (&'a SymmetricBuffer<T>, &'a SymmetricBuffer<T>, &'a SymmetricBuffer<f32>, u32):

@@ -40,7 +40,7 @@ fn rings(gpu: &Gpu<'_>) -> Result<()> {
     gpu.launch(ring::args(&comm, &send, &recv).grid(2).block(32))
 }
 
-/// The timeline of `body`, written to a file of this name.
+/// Returns the timeline of `body`, written to a file of this name.
 fn timeline(
     of: Simulation,
     name: &str,

@@ -45,12 +45,12 @@ impl<T: Accumulate + PartialEq + Debug> Memory<T> {
         })
     }
 
-    /// The address of an element of the buffer.
+    /// Returns the address of an element of the buffer.
     fn at(&self, index: usize) -> u64 {
         self.buffer.device_address() + (index * size_of::<T>()) as u64
     }
 
-    /// The expected destination after a copy of `count` elements to index `to`.
+    /// Returns the expected destination after a copy of `count` elements to index `to`.
     fn wanted(&self, to: usize, count: usize, of: impl Fn(usize) -> T) -> Vec<T> {
         let mut wanted = vec![self.untouched; LEN];
         for i in 0..count {
@@ -59,7 +59,7 @@ impl<T: Accumulate + PartialEq + Debug> Memory<T> {
         wanted
     }
 
-    /// Element `i` of all ranks, reduced.
+    /// Returns the element `i` of all ranks, reduced.
     fn folded<Op: ReduceOp<T>>(&self, op: Op, i: usize) -> T {
         let of_ranks: Vec<T> = self.inputs.iter().map(|input| input[i]).collect();
         fold(op, &of_ranks).unwrap()

@@ -73,7 +73,7 @@ unsafe fn reduce<T: Accumulate, Op: Operator<T>>(
     });
 }
 
-/// [`reduce`] for bitwise operators.
+/// Does the same as [`reduce`], for bitwise operators.
 #[kernel(T = [i8, u8, i32, u32, i64, u64], Op = [And, Or, Xor])]
 unsafe fn reduce_bits<T: Accumulate, Op: Operator<T>>(
     comm: DevComm,
@@ -90,7 +90,7 @@ unsafe fn reduce_bits<T: Accumulate, Op: Operator<T>>(
     });
 }
 
-/// [`reduce`] for [`Scaled`].
+/// Does the same as [`reduce`], for [`Scaled`].
 #[kernel(T = [f16, f32, bf16, F8E4M3, F8E5M2], Op = [Scaled])]
 unsafe fn reduce_scaled<T: Accumulate<Acc = f32>, Op: Operator<T>>(
     comm: DevComm,
@@ -132,7 +132,7 @@ unsafe fn reduce_copy<T: Accumulate>(
         let coop = Coop::warp();
         rc::lsa_reduce_copy(coop, Sum, src, src_index + from, dst, dst_index + from, n, team);
     });
-    // SAFETY: as before.
+    // SAFETY: the windows have the elements.
     between_barriers(&comm, || unsafe {
         let mine = dst.local().as_ptr().wrapping_add(dst_index + begin);
         rc::lsa_copy(Coop::cta(), mine, again, dst_index + begin + 2, len, team);
@@ -162,7 +162,7 @@ unsafe fn local<T: Accumulate>(
     }
 }
 
-/// `len` random elements: small numbers, whose sums are exact in every type and order.
+/// Returns `len` random elements: small numbers, whose sums are exact in every type and order.
 fn elements<T: Small>(rng: &mut Rng, len: usize) -> Vec<T> {
     (0..len).map(|_| T::small(rng.u8(..4))).collect()
 }
@@ -198,7 +198,7 @@ small! {
     F8E5M2: F8E5M2::from_f32;
 }
 
-/// The initial elements of a window or buffer that is written.
+/// Returns the initial elements of a window or buffer that is written.
 fn untouched<T: Small>(len: usize) -> Vec<T> {
     vec![T::small(2); len]
 }
@@ -216,7 +216,7 @@ fn trials(seed: u64, trial: impl Fn(&Gpu<'_>, &mut Rng) -> Result<()> + Sync) {
     }
 }
 
-/// A number of threads, a count, and two offsets, equal or not.
+/// Returns a number of threads, a count, and two offsets, equal or not.
 fn shape(rng: &mut Rng) -> (u32, usize, [usize; 2]) {
     let threads = [1, 7, 32, 64][rng.usize(..4)];
     let longest = [20, 200, 3000][rng.usize(..3)];

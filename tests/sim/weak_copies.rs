@@ -233,7 +233,7 @@ fn with_weak_memory_a_copy_in_a_stream_lands_some_time_after_it_has_begun() {
             assert_eq!(cuda!(cuMemsetD32Async(soon as u64, 2, 1, b.cast())), OK);
             [b, a].map(|stream| {
                 thread.synchronize(stream);
-                // SAFETY: as above.
+                // SAFETY: the memory is pinned and has four bytes.
                 unsafe { late.cast::<u32>().read_volatile() }
             })
         });

@@ -1,4 +1,4 @@
-//! With the feature `ptx`: compiles the kernels of `devcomm-guide-kernels` to PTX, into
+//! Compiles, with the feature `ptx`, the kernels of `devcomm-guide-kernels` to PTX, into
 //! `OUT_DIR/kernels`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

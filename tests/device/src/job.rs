@@ -56,8 +56,8 @@ impl Setup {
     /// A word of the second window that was not written.
     pub const UNTOUCHED: u64 = u64::MAX;
 
-    /// `grid` blocks of `block` threads, with an LSA barrier per block, and a word of `out` per
-    /// thread.
+    /// Returns `grid` blocks of `block` threads, with an LSA barrier per block, and a word of `out`
+    /// per thread.
     pub fn new(grid: u32, block: u32) -> Self {
         Self {
             grid,
@@ -82,7 +82,8 @@ impl Setup {
         }
     }
 
-    /// As [`new`](Self::new), with GIN: all ranks connected, two signals and two counters.
+    /// Does the same as [`new`](Self::new), with GIN: all ranks connected, two signals and two
+    /// counters.
     pub fn with_gin(grid: u32, block: u32) -> Self {
         let (gin, signals, counters) = (GinConnectionType::Full, 2, 2);
         Self { gin, signals, counters, ..Self::new(grid, block) }
@@ -129,17 +130,17 @@ impl Job {
         unsafe { K::with_args(args).grid(setup.grid).block(setup.block).launch(&self.stream) }
     }
 
-    /// The stream on which kernels are launched.
+    /// Returns the stream on which kernels are launched.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// The device communicator.
+    /// Returns the device communicator.
     pub fn dev_comm(&self) -> &DevCommResource {
         &self.dev_comm
     }
 
-    /// The words of the second window.
+    /// Returns the words of the second window.
     ///
     /// # Errors
     ///

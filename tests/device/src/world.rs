@@ -14,12 +14,12 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// A world, and the size of its LSA teams.
 pub struct TestWorld<'a> {
     world: &'a World,
-    /// For error messages.
+    /// The simulation, for error messages.
     simulation: &'a Simulation,
     lsa_size: usize,
 }
 
-/// GPUs that run the test kernels, with these GIN connections.
+/// Returns GPUs that run the test kernels, with these GIN connections.
 pub fn gpus(simulation: Simulation, gin: GinConnectionType) -> Gpus {
     Gpus::from(simulation).with_kernels(&KERNELS).with_gin(gin)
 }
@@ -64,18 +64,18 @@ impl<'a> TestWorld<'a> {
         Self { world, simulation, lsa_size: sizes[0] }
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn n_ranks(&self) -> usize {
         self.world.n_ranks()
     }
 
-    /// The number of ranks in an LSA team.
+    /// Returns the number of ranks in an LSA team.
     pub fn lsa_size(&self) -> usize {
         self.lsa_size
     }
 
-    /// How often to launch a kernel that may fail only sometimes. On simulated GPUs, the seeds vary
-    /// the order of threads instead.
+    /// Returns how often to launch a kernel that may fail only sometimes. On simulated GPUs, the
+    /// seeds vary the order of threads instead.
     pub fn launches(&self) -> usize {
         if self.world.is_simulated() { 2 } else { 100 }
     }
@@ -91,8 +91,8 @@ impl<'a> TestWorld<'a> {
         self.run_two::<K, K>(setup, &[], ns)
     }
 
-    /// As [`run`](Self::run), after launches of another kernel with the same device communicator
-    /// and the parameters `before`.
+    /// Does the same as [`run`](Self::run), after launches of another kernel with the same device
+    /// communicator and the parameters `before`.
     ///
     /// # Panics
     ///
@@ -106,7 +106,7 @@ impl<'a> TestWorld<'a> {
         self.run_each_after::<P, K>(setup, before, ns).pop().expect("at least one launch")
     }
 
-    /// As [`run`](Self::run), but returns the second windows after each launch.
+    /// Does the same as [`run`](Self::run), but returns the second windows after each launch.
     ///
     /// # Panics
     ///
@@ -115,8 +115,8 @@ impl<'a> TestWorld<'a> {
         self.run_each_after::<K, K>(setup, &[], ns)
     }
 
-    /// As [`run_each`](Self::run_each), with [`launches`](Self::launches) launches with the same
-    /// parameter.
+    /// Does the same as [`run_each`](Self::run_each), with [`launches`](Self::launches) launches
+    /// with the same parameter.
     ///
     /// # Panics
     ///

@@ -80,7 +80,7 @@ fn builder(folder: &str, package: &str, file: &str) -> CudaBuilder {
         .only(file)
 }
 
-/// The builder's only module.
+/// Returns the builder's only module.
 fn build(builder: CudaBuilder) -> Result<ModuleArtifact, Error> {
     Ok(builder.build()?.modules.remove(0))
 }
@@ -89,7 +89,7 @@ fn ptx(module: &ModuleArtifact) -> Result<String, Failed> {
     Ok(fs::read_to_string(&module.ptx)?)
 }
 
-/// What `ptxas` reports for the products of `docs/gemm.md`.
+/// Returns what `ptxas` reports for the products of `docs/gemm.md`.
 fn ladder() -> Result<Vec<cuda_builder::KernelReport>, Error> {
     CudaBuilder::new("devcomm-gemm-ladder-kernels")
         .manifest_dir(env!("CARGO_MANIFEST_DIR"))
@@ -113,7 +113,7 @@ fn stay_in_registers(reports: &[cuda_builder::KernelReport]) -> Result<(), Faile
     }
 }
 
-/// A test that lacks a component is skipped.
+/// Returns a test that lacks a component is skipped.
 fn missing(error: &Error) -> Result<Completion, Failed> {
     match error.is_missing_part() {
         true => skip(error.to_string()),
@@ -129,7 +129,7 @@ fn skip(reason: String) -> Result<Completion, Failed> {
     }
 }
 
-/// The PTX of a kernel.
+/// Returns the PTX of a kernel.
 fn body<'a>(ptx: &'a str, kernel: &str) -> Result<&'a str, Failed> {
     let start = ptx.find(&format!(".entry {kernel}(")).ok_or(format!("no entry {kernel}"))?;
     let (body, _) = ptx[start..].split_once("\n}").ok_or(format!("{kernel} has no end"))?;
@@ -167,8 +167,8 @@ fn folds_to_what_one_writes_by_hand(ptx: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The tile layer has no more machine instructions than the code by hand, and no more registers.
-/// Skipped without `ptxas`.
+/// Checks that the tile layer has no more machine instructions than the code by hand, and no more
+/// registers. Skipped without `ptxas`.
 fn assembles_to_what_one_writes_by_hand(module: &ModuleArtifact) -> Result<Completion, Failed> {
     let Some(cubin) = &module.cubin else {
         return skip("there is no ptxas".to_owned());
@@ -190,7 +190,7 @@ fn assembles_to_what_one_writes_by_hand(module: &ModuleArtifact) -> Result<Compl
     Ok(Completion::Completed)
 }
 
-/// Whether a line of PTX is an instruction, not a directive, a label or a comment.
+/// Returns whether a line of PTX is an instruction, not a directive, a label or a comment.
 fn is_instruction(line: &str) -> bool {
     let line = line.trim_start();
     line.ends_with(';') && !line.starts_with(['.', '/'])
@@ -206,7 +206,7 @@ fn has_its_own_entry_only(ptx: &str) -> Result<(), Failed> {
     }
 }
 
-/// By a bulk copy; all of the product stays in registers.
+/// Checks that tiles are pushed by a bulk copy; all of the product stays in registers.
 fn pushes_tiles(module: &ModuleArtifact) -> Result<Completion, Failed> {
     let instructions = [
         "mma.sync",

@@ -9,7 +9,7 @@ use devcomm_host::{
     Result, SymmetricBuffer,
 };
 
-/// The path of NCCL, which torch has loaded before, or an error.
+/// Returns the path of NCCL, which torch has loaded before, or an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn devcomm_nccl() -> *const c_char {
     text(library().map(|library| library.path().display().to_string()))
@@ -28,12 +28,12 @@ pub unsafe extern "C" fn devcomm_all_reduce(
     n: usize,
     versioned: bool,
 ) -> *const c_char {
-    // SAFETY: the caller's contract, here and below.
+    // SAFETY: the caller passes an array of `n` tensors.
     let tensors = unsafe { std::slice::from_raw_parts(tensors, n) };
     let take = |&raw: &*mut c_void| match versioned {
-        // SAFETY: as above.
+        // SAFETY: the caller passes tensors without a version, which this function takes.
         false => unsafe { DlpackTensor::from_raw(raw) },
-        // SAFETY: as above.
+        // SAFETY: the caller passes tensors with a version, which this function takes.
         true => unsafe { DlpackTensor::from_raw_versioned(raw) },
     };
     match tensors.iter().map(take).collect::<Result<_>>().and_then(all_reduce) {
@@ -42,8 +42,8 @@ pub unsafe extern "C" fn devcomm_all_reduce(
     }
 }
 
-/// A tensor of `len` f32, all 7, on GPU `gpu`, which the caller takes; NULL after an error, which
-/// is printed.
+/// Returns a tensor of `len` f32, all 7, on GPU `gpu`, which the caller takes; NULL after an error,
+/// which is printed.
 #[unsafe(no_mangle)]
 pub extern "C" fn devcomm_sevens(gpu: usize, len: usize, versioned: bool) -> *mut c_void {
     let tensor = sevens(gpu, len).map(|sevens| match versioned {

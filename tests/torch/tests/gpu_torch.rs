@@ -17,7 +17,7 @@ fn library() -> PathBuf {
     found.unwrap_or_else(|| panic!("none of {files:?} is there")).clone()
 }
 
-/// Why the test cannot run.
+/// Returns why the test cannot run.
 fn missing() -> Option<String> {
     if std::env::var_os("DEVCOMM_TEST_GPUS").is_none_or(|on| on.is_empty() || on == "0") {
         return Some("simulated GPUs have no PyTorch".to_owned());

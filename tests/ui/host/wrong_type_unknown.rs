@@ -1,4 +1,4 @@
-//! Nothing says which instance of the kernel is meant.
+//! The source does not say which instance of the kernel is meant.
 
 use cuda_std::prelude::*;
 use devcomm_host::Stream;

@@ -54,7 +54,7 @@ fn cases() -> Result<Vec<PathBuf>, Box<dyn Error>> {
     Ok(cases)
 }
 
-/// The options that name the libraries. Cargo has built them for this package already.
+/// Returns the options that name the libraries. Cargo has built them for this package already.
 fn libraries() -> Result<Vec<String>, Box<dyn Error>> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
@@ -101,8 +101,8 @@ fn does_not_compile(case: &Path, libraries: &[String]) -> Result<(), Failed> {
     Err(format!("expected:\n{expected}\nfound:\n{found}").into())
 }
 
-/// The messages without what depends on the system or on other sources than the case: lines of the
-/// crates, and the folder of the standard library.
+/// Returns the messages without what depends on the system or on other sources than the case: lines
+/// of the crates, and the folder of the standard library.
 fn portable(messages: &str, case: &str) -> String {
     let mut text = String::new();
     for line in messages.lines().take_while(|line| !line.starts_with("error: aborting due to ")) {

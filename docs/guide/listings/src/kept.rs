@@ -20,7 +20,7 @@ impl Softmax {
     /// Blocks of a launch, each of which has a row at a time.
     const BLOCKS: u32 = 8;
 
-    /// For `rows` rows, with `columns` columns of each on this rank. A call of all ranks; the
+    /// Prepares `rows` rows, with `columns` columns of each on this rank. A call of all ranks; the
     /// kernels of [`KERNELS`](crate::KERNELS) are loaded before it is used.
     pub fn new(
         comm: &Communicator,
@@ -38,7 +38,7 @@ impl Softmax {
         Ok(Self { stream: stream.clone(), dev, exchange, x, rows, columns })
     }
 
-    /// The elements of this rank, row-major.
+    /// Returns the elements of this rank, row-major.
     pub fn x(&self) -> &SymmetricBuffer<f32> {
         &self.x
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// Each picture's file name and text.
+/// Returns each picture's file name and text.
 #[must_use]
 pub fn all() -> [(&'static str, String); 6] {
     [

@@ -58,7 +58,7 @@ fn with_listings(folder: &Path, text: &str) -> String {
     page
 }
 
-/// With `DEVCOMM_BLESS=1` it copies them into the pages.
+/// `DEVCOMM_BLESS=1` makes it copy them into the pages.
 #[test]
 fn the_listings_are_those_of_their_files() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../README.md");
@@ -236,7 +236,7 @@ fn every_name_in_the_tables_of_the_porting_chapter_exists() {
     assert!(names >= 60, "{names}");
 }
 
-/// With `DEVCOMM_BLESS=1` it writes them.
+/// `DEVCOMM_BLESS=1` makes it write them.
 #[test]
 fn the_pictures_are_those_that_the_program_draws() {
     let folder = book().join("pictures");

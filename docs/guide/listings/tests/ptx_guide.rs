@@ -48,7 +48,7 @@ fn ended<T>(
     }
 }
 
-/// But for GIN's operations, and for printing.
+/// GIN's operations and printing are exceptions.
 fn stay_in_registers(reports: &[KernelReport]) -> Result<(), Failed> {
     let is_good = |kernel: &&KernelReport| {
         let has_stack = kernel.resources.is_some_and(|used| {

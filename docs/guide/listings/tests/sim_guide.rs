@@ -267,7 +267,7 @@ fn a_panic_names_its_thread() {
     is_shown("panic", &report, &["assert!(i < 40"]);
 }
 
-/// In a process of its own, whose output is read.
+/// The program runs in a process of its own, whose output is read.
 #[test]
 fn the_first_program_prints_what_the_chapter_says() {
     let program = env!("CARGO_BIN_EXE_normalize");

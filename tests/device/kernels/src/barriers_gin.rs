@@ -19,10 +19,10 @@ fn fence(n: u32) -> FenceLevel {
     }
 }
 
-/// `rounds` times: this rank puts a word to every rank of `team` and gets one from it, alternating
-/// over the contexts that the barrier covers; calls `sync`; and checks the words whose arrival
-/// `fence` guarantees. Returns the number of errors. The coop's words in `mail` begin at index
-/// `first`: 4 rows, of one word per rank.
+/// Returns `rounds` times: this rank puts a word to every rank of `team` and gets one from it,
+/// alternating over the contexts that the barrier covers; calls `sync`; and checks the words whose
+/// arrival `fence` guarantees. Returns the number of errors. The coop's words in `mail` begin at
+/// index `first`: 4 rows, of one word per rank.
 #[allow(clippy::too_many_arguments)]
 unsafe fn rounds<B: GinBackend>(
     comm: &DevComm,
@@ -204,7 +204,7 @@ pub unsafe fn hybrid_parts<B: GinBackend>(
             }
         }
         if (t as i32) < lsa.n_ranks {
-            // SAFETY: as above.
+            // SAFETY: the window has a word for each thread.
             wrong += u64::from(unsafe { mail.local().load(t as usize) } != round);
         }
         barrier.sync(ORDER, FenceLevel::None);
@@ -213,8 +213,8 @@ pub unsafe fn hybrid_parts<B: GinBackend>(
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// World rank 0 never arrives at GIN barriers. The other ranks store which waits timed out, as
-/// bits, one word per thread.
+/// Waits at GIN barriers, at which world rank 0 never arrives. The other ranks store which waits
+/// timed out, as bits, one word per thread.
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier_never<B: GinBackend>(
     comm: DevComm,

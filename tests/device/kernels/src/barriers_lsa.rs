@@ -8,7 +8,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarriers, MemoryOrder, Timeout
 
 use crate::extra::{Extra, Words};
 
-/// The memory order with this number.
+/// Returns the memory order with this number.
 fn order(n: u32) -> MemoryOrder {
     match n {
         0 => MemoryOrder::Relaxed,
@@ -19,8 +19,8 @@ fn order(n: u32) -> MemoryOrder {
     }
 }
 
-/// `rounds` times, each rank writes to every peer, calls `sync` (barrier `index` of `coop`), and
-/// checks what the peers wrote. Returns the number of errors.
+/// Returns `rounds` times, each rank writes to every peer, calls `sync` (barrier `index` of
+/// `coop`), and checks what the peers wrote. Returns the number of errors.
 fn exchange(
     comm: &DevComm,
     mail: Words,
@@ -47,7 +47,7 @@ fn exchange(
         sync(step);
         let mut p = coop.thread_rank();
         while writes && p < l {
-            // SAFETY: as above.
+            // SAFETY: the window has a row for each rank.
             let got = unsafe { mail.local().load(row + p as usize) };
             wrong += u64::from(got != u64::from(round * 100 + p));
             p += coop.size();
@@ -76,7 +76,7 @@ pub unsafe fn lsa_sync(comm: DevComm, mail: Words, out: Words, _extra: Extra, n:
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// In `n` rounds alternates between arrive and wait, a dropped arrival (which waits), waits with a
+/// Alternates in `n` rounds between arrive and wait, a dropped arrival (which waits), waits with a
 /// timeout, and `sync`.
 #[kernel]
 pub unsafe fn lsa_split(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
@@ -96,7 +96,7 @@ pub unsafe fn lsa_split(comm: DevComm, mail: Words, out: Words, _extra: Extra, n
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// One barrier per warp, with warp coops.
+/// Executes one barrier per warp, with warp coops.
 #[kernel]
 pub unsafe fn lsa_warps(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = Coop::warp();
@@ -109,8 +109,8 @@ pub unsafe fn lsa_warps(comm: DevComm, mail: Words, out: Words, _extra: Extra, n
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// The kinds of coops that the kernels above do not use, each with its own barrier: thread 3 alone,
-/// lanes of the first warp, a span of warps.
+/// Uses the kinds of coops that the kernels above do not use, each with its own barrier: thread 3
+/// alone, lanes of the first warp, a span of warps.
 #[kernel]
 pub unsafe fn lsa_coops(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let t = thread::thread_idx_x();
@@ -170,7 +170,7 @@ pub unsafe fn lsa_with_raw(comm: DevComm, mail: Words, out: Words, extra: Extra,
             raw::ncclLsaBarrierSessionDestroy(session.as_mut_ptr());
         }
     };
-    // SAFETY: as above.
+    // SAFETY: the host created these barriers for this team.
     let set = unsafe { LsaBarriers::new(&comm, team, extra.lsa) };
     let wrong = exchange(&comm, mail, coop, index, n, |i| match i % 3 {
         0 => set.barrier(coop, BarrierIndex::new(index)).sync(order),
@@ -194,8 +194,9 @@ pub unsafe fn lsa_near_the_end(comm: DevComm, _mail: Words, _out: Words, extra: 
     }
 }
 
-/// The last rank of the team arrives late: the other ranks time out in every thread. Then all ranks
-/// sync in `n` rounds. Stores 100 times the number of errors, plus 1 after a timeout.
+/// Waits for the last rank of the team, which arrives late: the other ranks time out in every
+/// thread. Then all ranks sync in `n` rounds. Stores 100 times the number of errors, plus 1 after a
+/// timeout.
 #[kernel]
 pub unsafe fn lsa_late(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let (team, coop, order) = (comm.lsa_team(), Coop::cta(), MemoryOrder::AcqRel);
@@ -229,8 +230,8 @@ pub unsafe fn lsa_late(comm: DevComm, mail: Words, out: Words, _extra: Extra, n:
     unsafe { out.local().store(t, wrong * 100 + timeouts) };
 }
 
-/// The first rank of the team never arrives. Each thread of the others stores 3 words: whether its
-/// two waits timed out, and whether they did in all threads of its coop.
+/// Waits for the first rank of the team, which never arrives. Each thread of the others stores 3
+/// words: whether its two waits timed out, and whether they did in all threads of its coop.
 #[kernel]
 pub unsafe fn lsa_never(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: u32) {
     let (team, order) = (comm.lsa_team(), MemoryOrder::AcqRel);

@@ -5,7 +5,7 @@ use nccl_device::{Coop, DevComm};
 
 use crate::extra::{Extra, Words};
 
-/// The calling thread's coop, of kind `n`, in a block of 96 threads.
+/// Returns the calling thread's coop, of kind `n`, in a block of 96 threads.
 fn coop_of(n: u32) -> Coop {
     let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
     match n {
@@ -49,7 +49,7 @@ pub unsafe fn coops(_comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u
     }
 }
 
-/// The last thread of thread `t`'s coop.
+/// Returns the last thread of thread `t`'s coop.
 fn last_of(n: u32, t: usize) -> usize {
     let warp = t / 32 * 32;
     match n {

@@ -23,7 +23,7 @@ impl Epilogue for ScaledRelu {
     }
 }
 
-/// `C = relu(A x B^T)` times a number for each row.
+/// Computes `C = relu(A x B^T)` times a number for each row.
 ///
 /// # Safety
 ///
@@ -38,6 +38,6 @@ pub unsafe fn product_of_ones_own(
     k: u32,
     epilogue: ScaledRelu,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes matrices of these sizes.
     unsafe { gemm_mma::product([a, b], c, [m, n, k], [false; 2], epilogue) }
 }

@@ -44,7 +44,7 @@ pub struct Range {
 }
 
 impl Extra {
-    /// Signal `index` of `signals`.
+    /// Returns signal `index` of `signals`.
     #[track_caller]
     pub(crate) fn signal(&self, comm: &DevComm, index: u32) -> SignalId {
         let Range { first, count } = self.signals;
@@ -52,16 +52,17 @@ impl Extra {
         unsafe { SignalId::of(comm, SignalRange { first, count }, index) }
     }
 
-    /// Counter `index` of `counters`.
+    /// Returns counter `index` of `counters`.
     #[track_caller]
     pub(crate) fn counter(&self, comm: &DevComm, index: u32) -> CounterId {
         let Range { first, count } = self.counters;
-        // SAFETY: as above.
+        // SAFETY: the host reserved this range of counters.
         unsafe { CounterId::of(comm, CounterRange { first, count }, index) }
     }
 }
 
-/// The calling thread's share of `0..count`, which the threads of `coop` divide among themselves.
+/// Returns the calling thread's share of `0..count`, which the threads of `coop` divide among
+/// themselves.
 pub(crate) fn share(coop: Coop, count: usize) -> impl Iterator<Item = usize> {
     (coop.thread_rank() as usize..count).step_by(coop.size() as usize)
 }

@@ -23,7 +23,7 @@ unsafe fn fill(comm: &DevComm, coop: Coop, team: Team, window: Words, first: usi
     }
 }
 
-/// How many words differ from what the ranks of `team` send to this rank.
+/// Returns how many words differ from what the ranks of `team` send to this rank.
 unsafe fn count_wrong(
     comm: &DevComm,
     coop: Coop,
@@ -59,14 +59,14 @@ fn wait_for<B: GinBackend>(
     coop.sync();
 }
 
-/// The team of the exchange: the world for `mode` 0, else the rail.
+/// Returns the team of the exchange: the world for `mode` 0, else the rail.
 pub(crate) fn connected(comm: &DevComm, mode: u32) -> Team {
     if mode == 0 { comm.world_team() } else { comm.rail_team() }
 }
 
-/// All-to-all by puts with a signal: block `b` puts `n >> 4` words per peer on context `b`, from
-/// the first half of `mail` to its second half. `n & 1` selects the team. With `n & 2` the kernel
-/// itself issues the release fence, and declares that only one block uses the context.
+/// Exchanges all-to-all by puts with a signal: block `b` puts `n >> 4` words per peer on context
+/// `b`, from the first half of `mail` to its second half. `n & 1` selects the team. With `n & 2`
+/// the kernel itself issues the release fence, and declares that only one block uses the context.
 #[kernel(B = gin)]
 pub unsafe fn gin_put<B: GinBackend>(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, block, count) = (Coop::cta(), thread::block_idx_x(), (n >> 4) as usize);
@@ -170,7 +170,7 @@ pub unsafe fn gin_value_sizes<B: GinBackend>(
     gin.flush(coop, MemoryOrder::Relaxed);
 }
 
-/// The same window with another element type.
+/// Returns the same window with another element type.
 pub(crate) unsafe fn cast<T>(window: Words) -> Window<T> {
     // SAFETY: a window is the same handle for every element type.
     unsafe { core::mem::transmute::<Words, Window<T>>(window) }
@@ -201,8 +201,8 @@ pub unsafe fn gin_get<B: GinBackend>(comm: DevComm, mail: Words, out: Words, ext
     }
 }
 
-/// `n` puts without signals to the right neighbor, then a strong signal, before which all puts must
-/// have arrived.
+/// Posts `n` puts without signals to the right neighbor, then a strong signal, before which all
+/// puts must have arrived.
 #[kernel(B = gin)]
 pub unsafe fn gin_strong<B: GinBackend>(
     comm: DevComm,
@@ -237,8 +237,8 @@ pub unsafe fn gin_strong<B: GinBackend>(
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Each put has a weak signal: when all these signals have arrived, so has all data. Also raises VA
-/// signals in the window, by one and by another amount, and stores their values to `out`.
+/// Posts puts with weak signals: when all these signals have arrived, so has all data. Also raises
+/// VA signals in the window, by one and by another amount, and stores their values to `out`.
 #[kernel(B = gin)]
 pub unsafe fn gin_weak_and_va<B: GinBackend>(
     comm: DevComm,
@@ -290,7 +290,8 @@ pub unsafe fn gin_weak_and_va<B: GinBackend>(
     }
 }
 
-/// `n` puts to the right neighbor from one word. A counter tells when the word can be overwritten.
+/// Posts `n` puts to the right neighbor from one word. A counter tells when the word can be
+/// overwritten.
 #[kernel(B = gin)]
 pub unsafe fn gin_counter<B: GinBackend>(
     comm: DevComm,
@@ -341,8 +342,8 @@ pub unsafe fn gin_counter<B: GinBackend>(
     gin.flush(coop, MemoryOrder::Relaxed);
 }
 
-/// Thread `t` puts `n` times to rank `t` from one word. An asynchronous flush to that peer tells
-/// when the word can be overwritten.
+/// Puts, in thread `t`, `n` times to rank `t` from one word. An asynchronous flush to that peer
+/// tells when the word can be overwritten.
 #[kernel(B = gin)]
 pub unsafe fn gin_requests<B: GinBackend>(
     comm: DevComm,
@@ -383,8 +384,8 @@ pub unsafe fn gin_requests<B: GinBackend>(
     }
 }
 
-/// Every context has its own signals: thread `c` raises the signal of context `c` by `c + 1`, at
-/// every rank.
+/// Signals on every context, which has its own signals: thread `c` raises the signal of context `c`
+/// by `c + 1`, at every rank.
 #[kernel(B = gin)]
 pub unsafe fn gin_contexts<B: GinBackend>(
     comm: DevComm,

@@ -20,8 +20,8 @@ struct Message {
 }
 
 impl Message {
-    /// Message `k` from rank `from` to rank `to`: its length is 1 to 70 bytes, its offsets have
-    /// every alignment.
+    /// Returns the message `k` from rank `from` to rank `to`: its length is 1 to 70 bytes, its
+    /// offsets have every alignment.
     fn of(from: i32, to: i32, k: usize) -> Self {
         let seed = 7 * from as usize + 3 * to as usize + 13 * k;
         let len = 1 + seed % 70;
@@ -29,14 +29,14 @@ impl Message {
         Self { len, starts: [seed * 5 % room, seed * 11 % room, seed * 3 % room] }
     }
 
-    /// Byte `i` of message `k`; never 0. Launches differ in `salt`.
+    /// Returns the byte `i` of message `k`; never 0. Launches differ in `salt`.
     fn byte(from: i32, to: i32, k: usize, salt: u32, i: usize) -> u8 {
         1 + ((from as usize * 31 + to as usize * 17 + k * 7 + i + salt as usize) % 255) as u8
     }
 }
 
-/// How many bytes of a slot (index `which` of [`Message::starts`]) differ from the expected ones:
-/// message `k`, and zeros around it.
+/// Returns how many bytes of a slot (index `which` of [`Message::starts`]) differ from the expected
+/// ones: message `k`, and zeros around it.
 unsafe fn wrong_in(
     slot: LsaPtr<u8>,
     first: usize,
@@ -58,10 +58,10 @@ unsafe fn wrong_in(
     wrong
 }
 
-/// Every rank of a team has [`MESSAGES`] messages for every rank: it puts them, and the receiver
-/// gets them as well. One context per block. Bit 0 of `n` selects the team (0 the world, 1 the
-/// rail), the others vary the bytes. For each block `mail` has three areas, with one slot per
-/// message: sources, targets of puts, targets of gets.
+/// Sends messages: every rank of a team has [`MESSAGES`] of them for every rank: it puts them, and
+/// the receiver gets them as well. One context per block. Bit 0 of `n` selects the team (0 the
+/// world, 1 the rail), the others vary the bytes. For each block `mail` has three areas, with one
+/// slot per message: sources, targets of puts, targets of gets.
 #[kernel(B = gin)]
 pub unsafe fn gin_bytes<B: GinBackend>(
     comm: DevComm,

@@ -8,8 +8,9 @@ use crate::extra::{Extra, Words};
 
 const ORDER: MemoryOrder = MemoryOrder::Acquire;
 
-/// The left neighbor raises the first signal by 3 and 4, and the second by `n` and 2. Shadows are
-/// raised by `expect` (the first) and `follow_shadow` waits. Stores 6 words per thread to `out`.
+/// Waits for signals: the left neighbor raises the first by 3 and 4, and the second by `n` and 2.
+/// Shadows are raised by `expect` (the first) and `follow_shadow` waits. Stores 6 words per thread
+/// to `out`.
 #[kernel(B = gin)]
 pub unsafe fn gin_shadows<B: GinBackend>(
     comm: DevComm,
@@ -162,8 +163,8 @@ pub unsafe fn gin_wraps<B: GinBackend>(
     unsafe { out.local().store(thread::thread_idx_x() as usize, wrong) };
 }
 
-/// `n` times: a signal that was reset, and its shadow, count from 0 again, by increments and by
-/// adds alternately. Stores each thread's number of errors.
+/// Checks `n` times: a signal that was reset, and its shadow, count from 0 again, by increments and
+/// by adds alternately. Stores each thread's number of errors.
 #[kernel(B = gin)]
 pub unsafe fn gin_resets<B: GinBackend>(
     comm: DevComm,

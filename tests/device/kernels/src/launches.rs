@@ -29,17 +29,17 @@ unsafe fn pass_on(out: *mut f32) {
     }
 }
 
-/// In clusters of the size that the launch gives.
+/// Passes numbers on in clusters of the size that the launch gives.
 #[kernel]
 pub unsafe fn passes_on(out: *mut f32) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes an element for each thread.
     unsafe { pass_on(out) }
 }
 
-/// In clusters of two.
+/// Passes numbers on in clusters of two.
 #[kernel(cluster = 2)]
 pub unsafe fn pairs_pass_on(out: *mut f32) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes an element for each thread.
     unsafe { pass_on(out) }
 }
 
@@ -116,8 +116,8 @@ pub unsafe fn stores_transposed(out: *mut u32) {
 /// Bytes of dynamic shared memory of `adds_tile`.
 pub const TILE_SHARED: u32 = SharedTile::<bf16, 16>::BYTES + TileMemory::PADDING;
 
-/// Each block adds a tile of 16 rows to a matrix, from `row` and `column` on: an element of the
-/// tile is the sum of its row and its column.
+/// Adds, in each block, a tile of 16 rows to a matrix, from `row` and `column` on: an element of
+/// the tile is the sum of its row and its column.
 #[kernel(T = [f16, bf16, f32])]
 pub unsafe fn adds_tile<T: Float>(matrix: GridConstant<TensorMap>, row: u32, column: u32) {
     let lane = warp::lane_id();

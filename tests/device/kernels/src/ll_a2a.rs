@@ -15,7 +15,8 @@ macro_rules! elements {
 
 elements!(B1 1, B4 4, B6 6, B8 8, B12 12, B16 16, B29 29, B64 64);
 
-/// An element whose bytes encode its sender, receiver, number in its epoch, and round (epoch).
+/// Returns an element whose bytes encode its sender, receiver, number in its epoch, and round
+/// (epoch).
 fn element<T: Pod>(from: u32, to: u32, number: u32, round: u32) -> T {
     let mut value = T::zeroed();
     let start = (&raw mut value).cast::<u8>();
@@ -27,7 +28,7 @@ fn element<T: Pod>(from: u32, to: u32, number: u32, round: u32) -> T {
     value
 }
 
-/// Whether two elements have the same bytes.
+/// Returns whether two elements have the same bytes.
 fn same<T: Pod>(a: &T, b: &T) -> bool {
     let (a, b) = ((&raw const *a).cast::<u8>(), (&raw const *b).cast::<u8>());
     let mut same = true;
@@ -41,9 +42,9 @@ fn same<T: Pod>(a: &T, b: &T) -> bool {
 /// Elements that a rank sends to each peer in an epoch.
 const EACH: u32 = 3;
 
-/// `n & 0xff` epochs: each rank sends three elements to every peer and checks those that it
-/// receives. The mode is `n >> 8`: 0 send and receive, 1 broadcast, 2 broadcast by multicast, 3
-/// `receive_each`. One session per block.
+/// Exchanges in `n & 0xff` epochs: each rank sends three elements to every peer and checks those
+/// that it receives. The mode is `n >> 8`: 0 send and receive, 1 broadcast, 2 broadcast by
+/// multicast, 3 `receive_each`. One session per block.
 #[kernel(T = [B1, B4, B6, B8, B12, B16, B29, B64])]
 pub unsafe fn ll_exchange<T: Pod>(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (team, coop, block) = (comm.lsa_team(), Coop::cta(), thread::block_idx_x());
@@ -93,7 +94,7 @@ pub unsafe fn ll_exchange<T: Pod>(comm: DevComm, _mail: Words, out: Words, extra
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// In each of `n` epochs, a thread sums one number over the ranks by `receive_reduce`.
+/// Reduces in each of `n` epochs: a thread sums one number over the ranks by `receive_reduce`.
 #[kernel]
 pub unsafe fn ll_reduce(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());
@@ -133,7 +134,7 @@ pub unsafe fn ll_near_the_end(comm: DevComm, _mail: Words, out: Words, extra: Ex
     unsafe { out.local().store(thread::index_1d() as usize, 0) };
 }
 
-/// A receive of an element that no rank sends times out; then elements arrive as usual.
+/// Receives an element that no rank sends, which times out; then elements arrive as usual.
 #[kernel]
 pub unsafe fn ll_late(comm: DevComm, _mail: Words, out: Words, extra: Extra, _n: u32) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());

@@ -40,8 +40,8 @@ pub unsafe fn teams(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: 
     }
 }
 
-/// Thread `t`, for each rank `t` of the LSA team, writes and reads rows of `mail`, of one word per
-/// rank, by every kind of peer address.
+/// Accesses windows: thread `t`, for each rank `t` of the LSA team, writes and reads rows of
+/// `mail`, of one word per rank, by every kind of peer address.
 #[kernel]
 pub unsafe fn windows(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n: u32) {
     let (world, lsa) = (comm.world_team(), comm.lsa_team());
@@ -80,7 +80,7 @@ pub unsafe fn windows(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n:
     barrier.sync(MemoryOrder::Release);
 }
 
-/// Each thread copies a 16-byte vector to the right neighbor.
+/// Copies in each thread a 16-byte vector to the right neighbor.
 #[kernel]
 pub unsafe fn vectors(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n: u32) {
     let lsa = comm.lsa_team();
@@ -99,8 +99,8 @@ pub unsafe fn vectors(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n:
     barrier.sync(MemoryOrder::Release);
 }
 
-/// In `n` rounds, each rank stores data and then a flag (a release store) to its right neighbor in
-/// the LSA team, which waits by acquire loads and answers with a second flag.
+/// Exchanges in `n` rounds: each rank stores data and then a flag (a release store) to its right
+/// neighbor in the LSA team, which waits by acquire loads and answers with a second flag.
 #[kernel]
 pub unsafe fn flags(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let (lsa, coop) = (comm.lsa_team(), Coop::cta());
@@ -175,7 +175,7 @@ pub unsafe fn resources(comm: DevComm, _mail: Words, out: Words, extra: Extra, n
     barrier.sync(MemoryOrder::Release);
 }
 
-/// Each rank adds to words of a window and of a resource buffer in all ranks, by multicast
+/// Adds, in each rank, to words of a window and of a resource buffer in all ranks, by multicast
 /// addresses.
 #[kernel]
 pub unsafe fn multicast(comm: DevComm, mail: Words, out: Words, extra: Extra, _n: u32) {
@@ -218,7 +218,7 @@ pub unsafe fn polls(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u3
     let is_set = |word: usize| unsafe { mail.local().load_acquire(word) } != 0;
     let never = comm.wait_until_timeout(coop, Timeout::micros(100), || is_set(0));
     if thread::thread_idx_x() == thread::block_dim_x() - 1 {
-        // SAFETY: as above.
+        // SAFETY: the window has the word, which has ordered accesses only.
         unsafe { mail.local().store_release(1, 1) };
     }
     let at_last = comm.wait_until_timeout(coop, Timeout::millis(60_000), || is_set(1));

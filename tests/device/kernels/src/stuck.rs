@@ -11,7 +11,7 @@ use crate::extra::{Extra, Words};
 
 const ORDER: MemoryOrder = MemoryOrder::AcqRel;
 
-/// Whether this is the absent rank.
+/// Returns whether this is the absent rank.
 fn is_absent(comm: &DevComm) -> bool {
     comm.rank() == comm.n_ranks() - 1
 }
@@ -20,7 +20,7 @@ fn is_absent(comm: &DevComm) -> bool {
 ///
 /// `out` has one word per thread.
 unsafe fn store_step(out: Words, step: u64) {
-    // SAFETY: the caller's contract.
+    // SAFETY: `out` has one word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, step) };
 }
 
@@ -55,7 +55,8 @@ pub unsafe fn stuck_lsa(comm: DevComm, mail: Words, out: Words, extra: Extra, n:
     }
 }
 
-/// All ranks sync 5 times, then the absent rank returns, and the others wait in their loops.
+/// Waits in a loop: all ranks sync 5 times, then the absent rank returns, and the others wait in
+/// their loops.
 #[kernel]
 pub unsafe fn stuck_in_a_loop(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: u32) {
     // SAFETY: `out` has one word per thread.
@@ -67,13 +68,13 @@ pub unsafe fn stuck_in_a_loop(comm: DevComm, _mail: Words, out: Words, _extra: E
         }
         barrier.sync(ORDER);
     }
-    // SAFETY: as above.
+    // SAFETY: `out` has one word per thread.
     unsafe { store_step(out, 3) };
 }
 
-/// GIN waits. `n` selects what the kernel waits for: 0 a signal, 1 a VA signal, 2 a counter, 3 a
-/// signal relative to its shadow, 4 a world barrier, 5 a hybrid barrier, 6 a hybrid barrier with a
-/// fence.
+/// Waits for GIN. `n` selects what the kernel waits for: 0 a signal, 1 a VA signal, 2 a counter, 3
+/// a signal relative to its shadow, 4 a world barrier, 5 a hybrid barrier, 6 a hybrid barrier with
+/// a fence.
 #[kernel(B = gin)]
 pub unsafe fn stuck_gin<B: GinBackend>(
     comm: DevComm,

@@ -26,9 +26,9 @@ const PART: u32 = 64;
 /// Vectors of a thread: each has sums of 16 rows and 16 columns of the warp's part.
 const VECTORS: u32 = 16;
 
-/// `C = sum over the ranks of A x B^T`, of `m x k` and `n x k` elements in each. Every rank's
-/// product is rounded, and then their sum. Grid: at most as many blocks as are resident, the same
-/// number in every rank. Block: [`THREADS`] threads, with [`SHARED`] bytes.
+/// Computes `C = sum over the ranks of A x B^T`, of `m x k` and `n x k` elements in each. Every
+/// rank's product is rounded, and then their sum. Grid: at most as many blocks as are resident, the
+/// same number in every rank. Block: [`THREADS`] threads, with [`SHARED`] bytes.
 ///
 /// `inbox` has twice [`ELEMENTS`] for each tile of each rank, and `flags` a word. `n` is even, and
 /// `k` a multiple of 8; `a` and `b` begin at multiples of 16 bytes.
@@ -51,7 +51,7 @@ pub unsafe fn product_and_sum(
         b: Matrix { address: b, rows: n, columns: k },
         memory: shared::dynamic_shared_mem(),
     };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the test passes matrices, windows and a state of the sizes that the kernel asks for.
     unsafe {
         let exchange = TileExchange::begin(&comm, inbox, flags, state);
         let sum = Sum { exchange: &exchange, comm: &comm, order, c, m, n };
@@ -83,24 +83,24 @@ struct Sum<'a> {
 }
 
 impl Sum<'_> {
-    /// The number of a rank's part of a tile.
+    /// Returns the number of a rank's part of a tile.
     fn number(&self, tile: u32, rank: u32) -> u32 {
         tile * self.comm.lsa_team().n_ranks as u32 + rank
     }
 
-    /// The first row and column of a tile.
+    /// Returns the first row and column of a tile.
     fn origin(&self, tile: u32) -> (u32, u32) {
         let (row, column) = self.order.position(tile);
         (row * TILE, column * TILE)
     }
 
-    /// The first row and column of this warp's part of a tile.
+    /// Returns the first row and column of this warp's part of a tile.
     fn part() -> (u32, u32) {
         let warp = thread::thread_idx_x() / warp::WARP_SIZE;
         (warp / 2 * PART, warp % 2 * PART)
     }
 
-    /// The index in a tile of one of this thread's vectors.
+    /// Returns the index in a tile of one of this thread's vectors.
     fn index(vector: u32) -> usize {
         (vector * THREADS + thread::thread_idx_x()) as usize * Vec16::<bf16>::LANES
     }
@@ -108,7 +108,7 @@ impl Sum<'_> {
     /// Computes this rank's part of a tile, and pushes it to all ranks.
     unsafe fn push(&self, product: Product, tile: u32) {
         let staged = shared_array![bf16; ELEMENTS];
-        // SAFETY: the kernel's contract. `sums` has barriers, behind which the previous tile has
+        // SAFETY: the kernel's contract. `sums` has barriers, after which the previous tile has
         // left the shared memory.
         unsafe {
             let sums = product.sums::<16, 4, 8>(self.origin(tile), Self::part(), || {

@@ -25,7 +25,7 @@ unsafe fn store(c: *mut f32, sums: &[f32; 32]) {
     }
 }
 
-/// One warp loads, a warpgroup multiplies 64 x 64.
+/// Multiplies 64 x 64 in a warpgroup, for which one warp loads.
 #[kernel(arch = "sm_90a", max_threads = 160)]
 pub unsafe fn pipeline_of_tiles(
     a: GridConstant<TensorMap>,
@@ -78,7 +78,7 @@ pub unsafe fn pipeline_of_tiles(
     }
 }
 
-/// As `pipeline_of_tiles`.
+/// Does the same as `pipeline_of_tiles`.
 #[kernel(arch = "sm_90a", max_threads = 160)]
 pub unsafe fn pipeline_by_hand(
     a: GridConstant<TensorMap>,
@@ -147,7 +147,7 @@ pub unsafe fn pipeline_by_hand(
 /// Columns of `product_of_layouts`.
 pub const PRODUCT_N: u32 = 128;
 
-/// A warpgroup writes 64 x [`PRODUCT_N`] sums of products of 64 terms, row-major. A and B are
+/// Writes, in a warpgroup, 64 x [`PRODUCT_N`] sums of products of 64 terms, row-major. A and B are
 /// stored with the terms side by side, or transposed; tiles of the maps have 64 rows.
 #[kernel(arch = "sm_90a", max_threads = 128, T = [bf16, f16])]
 pub unsafe fn product_of_layouts<T: mma::Factor>(
@@ -209,7 +209,7 @@ unsafe fn multiply<T: mma::Factor, A: Layout<T>, B: Layout<T>>(
     a: wgmma::Tile<T, A>,
     b: wgmma::Tile<T, B>,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the test passes matrices of these sizes.
     unsafe {
         wgmma::fence();
         let mut term = 0;
@@ -224,7 +224,7 @@ unsafe fn multiply<T: mma::Factor, A: Layout<T>, B: Layout<T>>(
 /// Columns of [`combines_a_tile()`]'s tile, which has 16 rows.
 pub const REG_COLUMNS: u32 = 24;
 
-/// `out` becomes three times `x`, less the largest element of the row, and the sum of the column.
+/// Stores to `out` three times `x`, less the largest element of the row, and the sum of the column.
 /// One warp.
 #[kernel(max_threads = 32)]
 pub unsafe fn combines_a_tile(x: *const f32, out: *mut f32) {

@@ -6,14 +6,14 @@ use super::require_all;
 use crate::job::Setup;
 use crate::world::TestWorld;
 
-/// `blocks` blocks of `threads` threads, with room in `mail` for a row of words per warp.
+/// Returns `blocks` blocks of `threads` threads, with room in `mail` for a row of words per warp.
 fn setup(world: &TestWorld, blocks: u32, threads: u32) -> Setup {
     let rows = (blocks * threads.div_ceil(32)) as usize;
     Setup { mail: (rows * world.lsa_size()).max(128), ..Setup::new(blocks, threads) }
 }
 
-/// What was written before the barrier is visible after it, with memory orders that guarantee it,
-/// over several launches.
+/// Checks that what was written before the barrier is visible after it, with memory orders that
+/// guarantee it, over several launches.
 pub fn lsa_orders(world: &TestWorld) {
     let setup = setup(world, 3, 40);
     // Acquire-release and sequentially consistent, as `lsa_sync` numbers them.
@@ -23,7 +23,8 @@ pub fn lsa_orders(world: &TestWorld) {
     }
 }
 
-/// With weaker memory orders all ranks pass the barrier, and later syncs of it order memory.
+/// Checks that with weaker memory orders all ranks pass the barrier, and later syncs of it order
+/// memory.
 pub fn lsa_weaker_orders(world: &TestWorld) {
     let setup = setup(world, 2, 32);
     let ns: Vec<u32> = [0, 2, 3].iter().map(|order| order | 3 << 3).collect();
@@ -35,12 +36,13 @@ pub fn lsa_weaker_orders(world: &TestWorld) {
     );
 }
 
-/// Separate arrive and wait, a dropped arrival, and waits with a timeout work on one barrier.
+/// Checks that separate arrive and wait, a dropped arrival, and waits with a timeout work on one
+/// barrier.
 pub fn lsa_split(world: &TestWorld) {
     require_all("split", &world.run::<kernels::lsa_split>(&setup(world, 3, 40), &[6, 5]), 0);
 }
 
-/// Each warp has its own barrier.
+/// Checks that each warp has its own barrier.
 pub fn lsa_warps(world: &TestWorld) {
     let setup = Setup { lsa_barriers: 9, ..setup(world, 3, 96) };
     require_all("warps", &world.run::<kernels::lsa_warps>(&setup, &[5, 5]), 0);
@@ -74,7 +76,7 @@ pub fn lsa_wraps(world: &TestWorld) {
     );
 }
 
-/// As [`lsa_wraps`], by multicast.
+/// Does the same as [`lsa_wraps`], by multicast.
 pub fn lsa_multicast_wraps(world: &TestWorld) {
     let setup = Setup { multimem: true, more_lsa_barriers: 2, ..setup(world, 2, 40) };
     require_all(
@@ -84,8 +86,8 @@ pub fn lsa_multicast_wraps(world: &TestWorld) {
     );
 }
 
-/// One rank arrives late: the other ranks time out in all threads, and the barrier works
-/// afterwards.
+/// Checks that, when one rank arrives late, the other ranks time out in all threads, and the
+/// barrier works afterwards.
 pub fn lsa_late(world: &TestWorld) {
     let found = world.run::<kernels::lsa_late>(&setup(world, 1, 70), &[4]);
     let l = world.lsa_size();
@@ -95,7 +97,7 @@ pub fn lsa_late(world: &TestWorld) {
     }
 }
 
-/// One rank never arrives: all threads of every waiting coop time out.
+/// Checks that, when one rank never arrives, all threads of every waiting coop time out.
 pub fn lsa_never(world: &TestWorld) {
     let setup = Setup { lsa_barriers: 2, out: 3 * 96, ..setup(world, 1, 96) };
     for (rank, words) in world.run::<kernels::lsa_never>(&setup, &[0]).into_iter().enumerate() {

@@ -16,7 +16,7 @@ pub fn put(world: &TestWorld) {
     require_each("put, own context", &world.run_often::<kernels::gin_put>(&setup, n | 2), 0);
 }
 
-/// As [`put`], to the ranks of the rail, with a RAIL connection.
+/// Does the same as [`put`], to the ranks of the rail, with a RAIL connection.
 pub fn put_along_the_rail(world: &TestWorld) {
     let setup = Setup {
         mail: 2 * 2 * 9 * world.n_ranks(),
@@ -26,7 +26,7 @@ pub fn put_along_the_rail(world: &TestWorld) {
     require_each("put", &world.run_often::<kernels::gin_put>(&setup, 9 << 4 | 1), 0);
 }
 
-/// `put_value` of every size.
+/// Checks `put_value` of every size.
 pub fn put_value(world: &TestWorld) {
     let n = world.n_ranks() as u64;
     let setup = Setup { out: n as usize, mail: n as usize, ..Setup::with_gin(1, 32) };
@@ -45,20 +45,20 @@ pub fn put_value(world: &TestWorld) {
     }
 }
 
-/// The data of a get has arrived after a flush.
+/// Checks that the data of a get has arrived after a flush.
 pub fn get(world: &TestWorld) {
     let words = 17;
     let setup = Setup { mail: 2 * words * world.n_ranks(), ..Setup::with_gin(1, 40) };
     require_all("get", &world.run::<kernels::gin_get>(&setup, &[words as u32]), 0);
 }
 
-/// When a strong signal arrives, the puts before it have arrived.
+/// Checks that when a strong signal arrives, the puts before it have arrived.
 pub fn strong_signals(world: &TestWorld) {
     let setup = Setup { mail: 60, ..Setup::with_gin(1, 40) };
     require_each("strong", &world.run_often::<kernels::gin_strong>(&setup, 30), 0);
 }
 
-/// When a weak signal arrives, the put that carries it has arrived; VA signals count.
+/// Checks that when a weak signal arrives, the put that carries it has arrived; VA signals count.
 pub fn weak_and_va_signals(world: &TestWorld) {
     let n = world.n_ranks();
     let setup = Setup { mail: 2 * n + 2, out: 3 * 40, va: true, ..Setup::with_gin(1, 40) };
@@ -72,7 +72,7 @@ pub fn weak_and_va_signals(world: &TestWorld) {
     }
 }
 
-/// A counter tells when the source of a put has been read.
+/// Checks that a counter tells when the source of a put has been read.
 pub fn counters(world: &TestWorld) {
     let setup = Setup { mail: 21, out: 3 * 32, ..Setup::with_gin(1, 32) };
     for words in world.run_often::<kernels::gin_counter>(&setup, 20).into_iter().flatten() {
@@ -80,14 +80,14 @@ pub fn counters(world: &TestWorld) {
     }
 }
 
-/// A flush to one peer tells when the sources of the puts to this peer have been read.
+/// Checks that a flush to one peer tells when the sources of the puts to this peer have been read.
 pub fn requests(world: &TestWorld) {
     let n = world.n_ranks();
     let setup = Setup { mail: n + 12 * n, ..Setup::with_gin(1, 40) };
     require_all("requests", &world.run::<kernels::gin_requests>(&setup, &[12]), 0);
 }
 
-/// Each context has its own signals.
+/// Checks that each context has its own signals.
 pub fn contexts(world: &TestWorld) {
     let setup = Setup { contexts: 3, out: 3, ..Setup::with_gin(1, 32) };
     for words in world.run_often::<kernels::gin_contexts>(&setup, 0).into_iter().flatten() {
@@ -96,7 +96,8 @@ pub fn contexts(world: &TestWorld) {
     }
 }
 
-/// `expect` raises a signal's shadow; waits with `follow_shadow` set it to the signal's value.
+/// Checks that `expect` raises a signal's shadow, and that waits with `follow_shadow` set it to the
+/// signal's value.
 pub fn shadows(world: &TestWorld) {
     let setup = Setup { out: 6 * 40, ..Setup::with_gin(1, 40) };
     for words in world.run_often::<kernels::gin_shadows>(&setup, 1000).into_iter().flatten() {
@@ -143,14 +144,14 @@ pub fn wraps(world: &TestWorld) {
     require_each("wraps", &world.run_often::<kernels::gin_wraps>(&setup, 5), 0);
 }
 
-/// A signal that was reset counts from 0 again.
+/// Checks that a signal that was reset counts from 0 again.
 pub fn resets(world: &TestWorld) {
     let setup = Setup { world_barriers: 1, ..Setup::with_gin(1, 40) };
     require_each("resets", &world.run_often::<kernels::gin_resets>(&setup, 3), 0);
 }
 
-/// GIN barriers with every fence level, over one context or over all: of the world (`which` is 0),
-/// of the rail (4) or additional ones (8).
+/// Checks GIN barriers with every fence level, over one context or over all: of the world (`which`
+/// is 0), of the rail (4) or additional ones (8).
 pub fn barriers(world: &TestWorld, which: u32, gin: GinConnectionType) {
     for strong in [true, false] {
         let setup = Setup {
@@ -171,8 +172,8 @@ pub fn barriers(world: &TestWorld, which: u32, gin: GinConnectionType) {
     }
 }
 
-/// The hybrid barrier with every fence level, for puts and gets between all ranks, or with RAIL
-/// connections between the ranks of a rail.
+/// Checks the hybrid barrier with every fence level, for puts and gets between all ranks, or with
+/// RAIL connections between the ranks of a rail.
 pub fn hybrid(world: &TestWorld, gin: GinConnectionType) {
     let along = if gin == GinConnectionType::Full { 0 } else { 4 };
     for strong in [true, false] {
@@ -186,13 +187,14 @@ pub fn hybrid(world: &TestWorld, gin: GinConnectionType) {
     }
 }
 
-/// The inner (LSA) and outer (rail) barriers of a hybrid barrier work separately.
+/// Checks that the inner (LSA) and outer (rail) barriers of a hybrid barrier work separately.
 pub fn hybrid_parts(world: &TestWorld, gin: GinConnectionType) {
     let setup = Setup { gin, hybrid_barriers: 1, ..Setup::with_gin(1, 40) };
     require_each("parts", &world.run_often::<kernels::hybrid_parts>(&setup, 7), 0);
 }
 
-/// One rank never arrives at GIN barriers: all threads of the other ranks time out.
+/// Checks that, when one rank never arrives at GIN barriers, all threads of the other ranks time
+/// out.
 pub fn barrier_timeouts(world: &TestWorld) {
     let setup = Setup { world_barriers: 1, hybrid_barriers: 1, ..Setup::with_gin(1, 40) };
     let found = world.run::<kernels::gin_barrier_never>(&setup, &[0]);

@@ -57,7 +57,7 @@ pub fn reduces(world: &TestWorld) {
     }
 }
 
-/// A wait for an element that no rank sends times out, and the session continues.
+/// Checks that a wait for an element that no rank sends times out, and that the session continues.
 pub fn times_out(world: &TestWorld) {
     let l = world.lsa_size();
     let setup = Setup { ll: (1, l as u32 + 1, 8), ..Setup::new(1, 40) };

@@ -5,7 +5,7 @@ use devcomm_device_test_kernels as kernels;
 use crate::job::Setup;
 use crate::world::TestWorld;
 
-/// A kernel sees the right teams.
+/// Checks that a kernel sees the right teams.
 pub fn teams(world: &TestWorld) {
     let setup = Setup { out: 16, lsa_barriers: 3, ..Setup::new(1, 32) };
     let (n, l) = (world.n_ranks() as u64, world.lsa_size() as u64);
@@ -16,7 +16,7 @@ pub fn teams(world: &TestWorld) {
     }
 }
 
-/// Each kind of peer address of a window reaches the right rank's memory.
+/// Checks that each kind of peer address of a window reaches the right rank's memory.
 pub fn windows(world: &TestWorld) {
     let l = world.lsa_size();
     let setup = Setup { mail: 4 * l, out: 6 * l, ..Setup::new(1, 32) };
@@ -40,14 +40,15 @@ pub fn vectors(world: &TestWorld) {
     }
 }
 
-/// After `wait_until` has seen a release store by an acquire load, earlier writes are visible.
+/// Checks that, after `wait_until` has seen a release store by an acquire load, earlier writes are
+/// visible.
 pub fn flags(world: &TestWorld) {
     let setup = Setup { mail: 2 + 96, ..Setup::new(1, 96) };
     // One launch, as a second one would see the flags of the first.
     super::require_all("flags", &world.run::<kernels::flags>(&setup, &[25]), 0);
 }
 
-/// A poll ends when its condition holds or at its timeout, in every thread of the coop.
+/// Checks that a poll ends when its condition holds or at its timeout, in every thread of the coop.
 pub fn polls(world: &TestWorld) {
     for coop in [0, 1] {
         let found = world.run::<kernels::polls>(&Setup::new(1, 72), &[coop]);
@@ -55,8 +56,8 @@ pub fn polls(world: &TestWorld) {
     }
 }
 
-/// A resource buffer is zeroed and aligned, and each kind of peer address reaches the right rank's
-/// memory.
+/// Checks that a resource buffer is zeroed and aligned, and each kind of peer address reaches the
+/// right rank's memory.
 pub fn resources(world: &TestWorld) {
     let l = world.lsa_size();
     let words = 1000;
@@ -72,7 +73,7 @@ pub fn resources(world: &TestWorld) {
     }
 }
 
-/// Multicast addresses reach every rank of the LSA team. At most 8 ranks.
+/// Checks that multicast addresses reach every rank of the LSA team. At most 8 ranks.
 pub fn multicast(world: &TestWorld) {
     let setup = Setup { buffer: 16, mail: 2, out: 4, multimem: true, ..Setup::new(1, 32) };
     let all = (0..world.lsa_size()).fold(0, |sum, rank| sum | 1 << (8 * rank));
@@ -94,7 +95,7 @@ pub fn coops(world: &TestWorld) {
     }
 }
 
-/// The threads of thread `t`'s coop.
+/// Returns the threads of thread `t`'s coop.
 fn members(kind: u32, t: u32) -> Vec<u32> {
     let warp = t / 32;
     let together = |other: u32| match kind {

@@ -17,7 +17,7 @@ pub fn require_all(what: &str, words: &[Vec<u64>], wanted: u64) {
     }
 }
 
-/// [`require_all`] for each launch.
+/// Does the same as [`require_all`], for each launch.
 #[track_caller]
 pub fn require_each(what: &str, launches: &[Vec<Vec<u64>>], wanted: u64) {
     assert!(!launches.is_empty());

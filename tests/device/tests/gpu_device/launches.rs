@@ -147,7 +147,7 @@ const GRID: u32 = 8;
 /// Dependent launches in a row.
 const IN_A_ROW: u32 = 5;
 
-/// A kernel that writes late, and dependent ones that add to what it wrote.
+/// Launches a kernel that writes late, and dependent ones that add to what it wrote.
 fn chain(rank: &Rank, capture: bool, waits: bool) -> Result<Vec<u32>, Error> {
     let stream = rank.stream()?;
     let data = rank.communicator()?.mem_alloc::<u32>((GRID * THREADS) as usize)?;
@@ -199,8 +199,8 @@ fn dependent_launches_are_captured() {
     });
 }
 
-/// On simulated GPUs only, and without the detection of races: a GPU may begin a dependent launch
-/// as late as any other.
+/// The test is on simulated GPUs only, and without the detection of races: a GPU may begin a
+/// dependent launch as late as any other.
 #[test]
 fn a_kernel_that_does_not_wait_for_the_previous_one_is_found_out_by_some_seed() {
     for capture in [false, true] {
@@ -281,12 +281,12 @@ fn tiles_are_added_to_a_matrix() {
             kernels::adds_tile::<f16>::args(map, row, column).config(config).launch(&stream)?;
             stream.synchronize()
         })?;
-        // SAFETY: as above.
+        // SAFETY: the map is of a matrix in which the tile lies.
         add_tiles::<bf16>(rank, |map, [row, column], config| unsafe {
             kernels::adds_tile::<bf16>::args(map, row, column).config(config).launch(&stream)?;
             stream.synchronize()
         })?;
-        // SAFETY: as above.
+        // SAFETY: the map is of a matrix in which the tile lies.
         add_tiles::<f32>(rank, |map, [row, column], config| unsafe {
             kernels::adds_tile::<f32>::args(map, row, column).config(config).launch(&stream)?;
             stream.synchronize()

@@ -11,14 +11,14 @@ use devcomm_device_tests::kernels::{
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::Gpus;
 
-/// The element that all ranks get if each rounds its product, and then the sum.
+/// Returns the element that all ranks get if each rounds its product, and then the sum.
 fn rounded_twice(problem: Problem, ranks: usize, (row, column): (usize, usize)) -> bf16 {
     let product = |rank| problem.exact(rank..rank + 1, row, column) as f32;
     let products = (0..ranks).map(|rank| bf16::from_f32(product(rank)).to_f32());
     bf16::from_f32(products.reduce(|sum, product| sum + product).unwrap())
 }
 
-/// Three products in a row, of other elements each. The banks take turns.
+/// Returns three products in a row, of other elements each. The banks take turns.
 fn sums_products(rank: &Rank) -> Result<(), devcomm::Error> {
     let [m, n, k] = [130_usize, 134, 40];
     rank.load(&KERNELS)?;

@@ -11,7 +11,7 @@ use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::Gpus;
 use devcomm_testing::simulated::read;
 
-/// The transpose of a row-major matrix with this many columns.
+/// Returns the transpose of a row-major matrix with this many columns.
 fn transpose<T: Copy>(matrix: &[T], columns: usize) -> Vec<T> {
     (0..columns).flat_map(|column| matrix.iter().skip(column).step_by(columns).copied()).collect()
 }

@@ -77,7 +77,7 @@ fn each_step_computes_its_product(rank: &Rank) -> Result<(), Error> {
     check(&own, &stream, &parts[rank.rank()])?;
 
     let launch = product_then_reduce::args(&dev, &a, &b, &part, &c, m, n, k);
-    // SAFETY: as above.
+    // SAFETY: the buffers have the elements of the problem's shape.
     unsafe { launch.grid(2).block(THREADS).launch(&stream)? };
     check(&c, &stream, &sums)?;
 
@@ -91,7 +91,7 @@ fn each_step_computes_its_product(rank: &Rank) -> Result<(), Error> {
     for _ in 0..2 {
         stream.fill(&c, f32::NAN)?;
         let launch = product_all_reduce::args(&dev, &a, &b, &inbox, &flags, &epoch, &c, m, n, k);
-        // SAFETY: as above.
+        // SAFETY: the buffers have the elements of the problem's shape.
         unsafe { launch.grid(2).block(THREADS).launch(&stream)? };
         check(&c, &stream, &sums)?;
     }
@@ -131,7 +131,7 @@ fn tiles_that_are_pushed_are_added_in_all_ranks(rank: &Rank) -> Result<(), Error
     }
     let launch =
         product_exchange_relu::args(&dev, &a, &b, &inbox, &flags, &state, &bias, &c, m, n, k);
-    // SAFETY: as above.
+    // SAFETY: the buffers have the elements of the problem's shape.
     unsafe { launch.grid(2).block(THREADS).launch(&stream)? };
     check(&c, &stream, &behind)
 }
