@@ -146,6 +146,6 @@ pub mod __private {
         Arg, ArgInfo, Body, COPIED, HostKernel, IntoArg, Kernel, KernelArgs, KernelParam,
         LaunchArgs, MemoryRef, SeenAs, TakeParam, Taken, Unmet, seen,
     };
-    pub use devcomm_types::launch::SafeIf;
+    pub use devcomm_types::launch::{SafeIf, Unset};
     pub use devcomm_types::{Dim3, HostBody, Launch, Unsafe};
 }

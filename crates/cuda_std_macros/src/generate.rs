@@ -160,9 +160,11 @@ impl Kernel<'_> {
                     Self,
                     (#(#values,)*),
                     #safety,
+                    ::cuda_std::__private::Unset,
+                    ::cuda_std::__private::Unset,
                 >
                 where
-                    Self: ::cuda_std::__private::Kernel,
+                    Self: ::cuda_std::__private::Kernel<Args = (#(#types,)*)>,
                 {
                     ::cuda_std::__private::Launch::new((#(#names,)*))
                 }

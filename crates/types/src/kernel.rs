@@ -12,7 +12,7 @@ use core::marker::PhantomData;
 
 use crate::gin::{CounterRange, SignalRange};
 use crate::host_body::HostBody;
-use crate::launch::{Dim3, Launch, Safety};
+use crate::launch::{Dim3, Launch, Safety, Unsafe, Unset};
 use crate::nccl::{
     CftBarrierHandle, DevComm, GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle,
     Window,
@@ -54,7 +54,7 @@ pub unsafe trait Kernel: Sized + 'static {
     /// Returns the kernel with a tuple of arguments, for code that is generic over kernels. The
     /// `args` that `#[kernel]` generates names the parameters, and its launch is safe if the kernel
     /// is.
-    fn with_args<A: LaunchArgs<Self::Args>>(args: A) -> Launch<Self, A> {
+    fn with_args<A: LaunchArgs<Self::Args>>(args: A) -> Launch<Self, A, Unsafe, Unset, Unset> {
         Launch::new(args)
     }
 
@@ -427,8 +427,10 @@ pub unsafe trait IntoArg<Abi> {
 
 /// A host value for a kernel's parameter `P`.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be passed where the kernel takes `{P}`",
-    label = "not what the kernel's parameter takes"
+    message = "the kernel's parameter is `{P}`, for which the host cannot pass `{Self}`",
+    label = "not what the kernel's parameter takes",
+    note = "the host passes its windows, buffers and device communicators by reference: \
+            `&window` for the kernel's `Window`, `&dev_comm` for `DevComm`, `&buffer` for a pointer"
 )]
 pub trait Arg<P: KernelParam>: IntoArg<P::Abi> {}
 

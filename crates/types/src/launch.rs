@@ -3,7 +3,7 @@
 use core::fmt;
 use core::marker::PhantomData;
 
-use crate::kernel::{Kernel, LaunchArgs};
+use crate::kernel::{ArgInfo, Kernel, KernelArgs, LaunchArgs};
 
 /// Three extents. A single number converts to `x`, with `y` and `z` 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -174,28 +174,81 @@ mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Safe {}
     impl Sealed for super::Unsafe {}
+    impl Sealed for super::Set {}
 }
 
-/// Kernel `K` with the arguments `A`, before it is launched: what `my_kernel::args(..)` returns.
-///
-/// `my_kernel::args(&dev, &window, 7).grid(64).block(128).launch(&stream)`. Grid and block must be
-/// set.
-#[must_use = "nothing runs before `launch`"]
-pub struct Launch<K, A, S = Unsafe> {
+/// A part of a launch's shape that is set.
+#[derive(Clone, Copy, Debug)]
+pub enum Set {}
+
+/// A part of a launch's shape that is not set yet.
+#[derive(Clone, Copy, Debug)]
+pub enum Unset {}
+
+/// [`Set`], for the grid of a launch.
+#[diagnostic::on_unimplemented(
+    message = "the launch has no grid",
+    label = "call `.grid(blocks)` before this"
+)]
+pub trait HasGrid: sealed::Sealed {}
+
+/// [`Set`], for the blocks of a launch.
+#[diagnostic::on_unimplemented(
+    message = "the launch has no block size",
+    label = "call `.block(threads)` before this"
+)]
+pub trait HasBlock: sealed::Sealed {}
+
+impl HasGrid for Set {}
+impl HasBlock for Set {}
+
+/// Arguments with their conversion, which is found where they are given: a wrong one is an error
+/// there, and not a second one at `launch`.
+struct Converted<K: Kernel, A> {
     args: A,
-    config: LaunchConfig,
-    kernel: PhantomData<fn() -> (K, S)>,
+    into_abi: fn(A) -> <K::Args as KernelArgs>::Abi,
+    info: fn(&A) -> ArgInfo<'_>,
 }
 
-impl<K, A: Clone, S> Clone for Launch<K, A, S> {
-    fn clone(&self) -> Self {
-        Self { args: self.args.clone(), config: self.config, kernel: PhantomData }
+// SAFETY: the conversion is that of `A`, whose implementation keeps this contract.
+unsafe impl<K: Kernel, A> LaunchArgs<K::Args> for Converted<K, A> {
+    fn into_abi(self) -> <K::Args as KernelArgs>::Abi {
+        (self.into_abi)(self.args)
+    }
+
+    fn info(&self) -> ArgInfo<'_> {
+        (self.info)(&self.args)
     }
 }
 
-impl<K, A: Copy, S> Copy for Launch<K, A, S> {}
+impl<K: Kernel, A: Clone> Clone for Converted<K, A> {
+    fn clone(&self) -> Self {
+        Self { args: self.args.clone(), ..*self }
+    }
+}
 
-impl<K: Kernel, A, S> fmt::Debug for Launch<K, A, S> {
+impl<K: Kernel, A: Copy> Copy for Converted<K, A> {}
+
+/// Kernel `K` with the arguments `A`, before it is launched: what `my_kernel::args(..)` returns.
+///
+/// `my_kernel::args(&dev, &window, 7).grid(64).block(128).launch(&stream)`. `G` and `B` say whether
+/// grid and block are [`Set`], as they must be.
+#[must_use = "nothing runs before `launch`"]
+pub struct Launch<K: Kernel, A, S = Unsafe, G = Set, B = Set> {
+    args: Converted<K, A>,
+    config: LaunchConfig,
+    kernel: PhantomData<fn() -> (S, G, B)>,
+}
+
+impl<K: Kernel, A: Clone, S, G, B> Clone for Launch<K, A, S, G, B> {
+    fn clone(&self) -> Self {
+        Self { args: self.args.clone(), ..*self }
+    }
+}
+
+impl<K: Kernel, A: Copy, S, G, B> Copy for Launch<K, A, S, G, B> {}
+
+impl<K: Kernel, A, S, G, B> fmt::Debug for Launch<K, A, S, G, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let LaunchConfig { grid, block, dynamic_shared, cluster, dependent, .. } = self.config;
         write!(f, "Launch({}, {grid} x {block}, {dynamic_shared} B", K::NAME)?;
@@ -206,28 +259,37 @@ impl<K: Kernel, A, S> fmt::Debug for Launch<K, A, S> {
     }
 }
 
-impl<K, A, S> Launch<K, A, S> {
+impl<K: Kernel, A: LaunchArgs<K::Args>, S> Launch<K, A, S, Unset, Unset> {
     /// Wraps the arguments; called by a kernel's `args` and by [`Kernel::with_args`].
     #[doc(hidden)]
     pub const fn new(args: A) -> Self {
+        let args = Converted { args, into_abi: A::into_abi, info: A::info };
         Self { args, config: LaunchConfig::UNSET, kernel: PhantomData }
+    }
+}
+
+impl<K: Kernel, A, S, G, B> Launch<K, A, S, G, B> {
+    /// Returns it with another configuration, and with the types that this asks for.
+    fn with<S2, G2, B2>(self, config: LaunchConfig) -> Launch<K, A, S2, G2, B2> {
+        Launch { args: self.args, config, kernel: PhantomData }
     }
 
     /// Returns the same launch as an `unsafe` one, for code that launches safe and unsafe kernels.
-    pub fn into_unsafe(self) -> Launch<K, A> {
-        Launch { args: self.args, config: self.config, kernel: PhantomData }
+    pub fn into_unsafe(self) -> Launch<K, A, Unsafe, G, B> {
+        let config = self.config;
+        self.with(config)
     }
 
     /// Sets the number of blocks: a number, or up to three extents.
-    pub fn grid(mut self, blocks: impl Into<Dim3>) -> Self {
-        self.config.grid = blocks.into();
-        self
+    pub fn grid(self, blocks: impl Into<Dim3>) -> Launch<K, A, S, Set, B> {
+        let config = LaunchConfig { grid: blocks.into(), ..self.config };
+        self.with(config)
     }
 
     /// Sets the threads per block: a number, or up to three extents.
-    pub fn block(mut self, threads: impl Into<Dim3>) -> Self {
-        self.config.block = threads.into();
-        self
+    pub fn block(self, threads: impl Into<Dim3>) -> Launch<K, A, S, G, Set> {
+        let config = LaunchConfig { block: threads.into(), ..self.config };
+        self.with(config)
     }
 
     /// Sets the dynamic shared memory per block, in bytes; 0 by default.
@@ -260,13 +322,12 @@ impl<K, A, S> Launch<K, A, S> {
     }
 
     /// Sets the whole shape.
-    pub const fn config(mut self, config: LaunchConfig) -> Self {
-        self.config = config;
-        self
+    pub fn config(self, config: LaunchConfig) -> Launch<K, A, S> {
+        self.with(config)
     }
 }
 
-impl<K: Kernel, A: LaunchArgs<K::Args>> Launch<K, A> {
+impl<K: Kernel, A, G, B> Launch<K, A, Unsafe, G, B> {
     /// Launches the kernel on a stream.
     ///
     /// A kernel that takes a `DevComm` is launched cooperatively, unless its configuration says
@@ -287,13 +348,17 @@ impl<K: Kernel, A: LaunchArgs<K::Args>> Launch<K, A> {
     ///   the same device communicator and windows, no other kernel uses the same device
     ///   communicator at the same time, and no rank drops a window or device communicator before
     ///   all ranks' kernels have ended with it (a barrier at the end of the kernel ensures that).
-    pub unsafe fn launch<T: LaunchTarget>(self, target: &T) -> Result<(), T::Error> {
+    pub unsafe fn launch<T: LaunchTarget>(self, target: &T) -> Result<(), T::Error>
+    where
+        G: HasGrid,
+        B: HasBlock,
+    {
         // SAFETY: the caller keeps the kernel's contract, and the target's.
-        unsafe { target.launch_kernel::<K, A>(self.config, self.args, false) }
+        unsafe { target.launch_kernel::<K, _>(self.config, self.args, false) }
     }
 }
 
-impl<K: Kernel<Safety = Safe>, A: LaunchArgs<K::Args>> Launch<K, A, Safe> {
+impl<K: Kernel<Safety = Safe>, A, G, B> Launch<K, A, Safe, G, B> {
     /// Launches the kernel on a stream, as [`Launch::launch`] does.
     ///
     /// Safe, since the kernel is. This launch also refuses windows of a communicator other than the
@@ -304,9 +369,13 @@ impl<K: Kernel<Safety = Safe>, A: LaunchArgs<K::Args>> Launch<K, A, Safe> {
     /// # Errors
     ///
     /// The same as for an unsafe kernel.
-    pub fn launch<T: LaunchTarget>(self, target: &T) -> Result<(), T::Error> {
+    pub fn launch<T: LaunchTarget>(self, target: &T) -> Result<(), T::Error>
+    where
+        G: HasGrid,
+        B: HasBlock,
+    {
         // SAFETY: the kernel is a safe function, so it has no contract.
-        unsafe { target.launch_kernel::<K, A>(self.config, self.args, true) }
+        unsafe { target.launch_kernel::<K, _>(self.config, self.args, true) }
     }
 }
 

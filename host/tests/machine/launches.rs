@@ -57,7 +57,7 @@ fn a_launch_that_does_not_meet_the_kernels_conditions_is_refused_with_the_number
         assert_eq!(refused, "it requires `count <= window.len()`, but these are 11 and 10");
         let refused = refusal(launch(0)).to_string();
         assert_eq!(refused, "it requires `count > 0`, but these are 0 and 0");
-        let unset = note_len::args(&dev, &window, 1).block(32).launch(&stream);
+        let unset = note_len::args(&dev, &window, 1).grid(0).block(32).launch(&stream);
         assert!(refusal(unset).to_string().contains("set both by `grid` and `block`"));
         launch(10)?;
         stream.synchronize()
