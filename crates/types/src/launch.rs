@@ -237,7 +237,7 @@ impl<K: Kernel, A: Copy> Copy for Converted<K, A> {}
 pub struct Launch<K: Kernel, A, S = Unsafe, G = Set, B = Set> {
     args: Converted<K, A>,
     config: LaunchConfig,
-    kernel: PhantomData<fn() -> (S, G, B)>,
+    state: PhantomData<(S, G, B)>,
 }
 
 impl<K: Kernel, A: Clone, S, G, B> Clone for Launch<K, A, S, G, B> {
@@ -264,14 +264,14 @@ impl<K: Kernel, A: LaunchArgs<K::Args>, S> Launch<K, A, S, Unset, Unset> {
     #[doc(hidden)]
     pub const fn new(args: A) -> Self {
         let args = Converted { args, into_abi: A::into_abi, info: A::info };
-        Self { args, config: LaunchConfig::UNSET, kernel: PhantomData }
+        Self { args, config: LaunchConfig::UNSET, state: PhantomData }
     }
 }
 
 impl<K: Kernel, A, S, G, B> Launch<K, A, S, G, B> {
     /// Returns it with another configuration, and with the types that this asks for.
     fn with<S2, G2, B2>(self, config: LaunchConfig) -> Launch<K, A, S2, G2, B2> {
-        Launch { args: self.args, config, kernel: PhantomData }
+        Launch { args: self.args, config, state: PhantomData }
     }
 
     /// Returns the same launch as an `unsafe` one, for code that launches safe and unsafe kernels.
