@@ -79,7 +79,7 @@ fn product(
 
 /// Checks products of these shapes by a plan that was asked for, `launches` times in a row; each
 /// shape with the plan by which it is done.
-fn is_right(
+fn check_products(
     rank: &Rank,
     asked: AllGatherGemmPlan,
     shapes: &[([usize; 3], AllGatherGemmPlan)],
@@ -126,8 +126,8 @@ fn each_rank_gets_its_product_with_the_rows_of_two() {
                 ([6, 24, 9], Unfused),
             ],
         };
-        is_right(rank, Fused, fused, 7, 1)?;
-        is_right(rank, Unfused, &[([512, 24, 72], Unfused), ([6, 7, 9], Unfused)], 8, 1)
+        check_products(rank, Fused, fused, 7, 1)?;
+        check_products(rank, Unfused, &[([512, 24, 72], Unfused), ([6, 7, 9], Unfused)], 8, 1)
     });
 }
 
@@ -138,7 +138,7 @@ fn each_rank_gets_its_product_with_the_rows_of_four() {
             true => &[([1024, 24, 40], Fused), ([300, 264, 16], Fused), ([4, 8, 8], Fused)],
             false => &[([8192, 4096, 2048], Fused), ([4100, 1001, 520], Fused)],
         };
-        is_right(rank, Fused, shapes, 3, 1)
+        check_products(rank, Fused, shapes, 3, 1)
     });
 }
 
@@ -146,7 +146,7 @@ fn each_rank_gets_its_product_with_the_rows_of_four() {
 fn each_rank_gets_its_product_with_the_rows_of_eight() {
     small_gpus(8).run("each_rank_gets_its_product_with_the_rows_of_eight", |rank| {
         let shape = if rank.is_simulated() { [520, 8, 16] } else { [8192, 4096, 1024] };
-        is_right(rank, Fused, &[(shape, Fused)], 5, 2)
+        check_products(rank, Fused, &[(shape, Fused)], 5, 2)
     });
 }
 
@@ -219,7 +219,7 @@ fn launches_follow_each_other_without_a_reset() {
             true => (2, &[([260, 8, 24], Fused), ([256, 8, 40], Fused), ([260, 8, 24], Fused)]),
             false => (50, &[([4096, 512, 1024], Fused); 3]),
         };
-        is_right(rank, Fused, shapes, 9, launches)
+        check_products(rank, Fused, shapes, 9, launches)
     });
 }
 
@@ -227,7 +227,7 @@ fn launches_follow_each_other_without_a_reset() {
 fn is_right_whatever_the_order_in_which_threads_run() {
     let name = "is_right_whatever_the_order_in_which_threads_run";
     small_gpus(2).run_seeds(name, 0..3, |rank, seed| {
-        is_right(rank, Fused, &[([264, 16, 16], Fused); 2], 10 * seed, 2)
+        check_products(rank, Fused, &[([264, 16, 16], Fused); 2], 10 * seed, 2)
     });
 }
 
@@ -245,7 +245,7 @@ fn a_rank_in_its_next_launch_overwrites_no_rows_that_are_read() {
             };
             let is_slow = rank.rank() as u64 == seed % 2;
             let shape = [m, if is_slow { many } else { few }, k];
-            is_right(rank, Fused, &[(shape, Fused); 4], 20 + seed, 1)
+            check_products(rank, Fused, &[(shape, Fused); 4], 20 + seed, 1)
         });
     }
 }

@@ -53,7 +53,7 @@ fn require(
 }
 
 /// Checks products of these shapes, with one workspace per form: each element is rounded once.
-fn is_right(rank: &Rank, shapes: &[[usize; 3]], seed: u64) -> Result<(), Error> {
+fn check_products(rank: &Rank, shapes: &[[usize; 3]], seed: u64) -> Result<(), Error> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let [m, n, k] = [0, 1, 2].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap_or(0));
     let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
@@ -83,7 +83,7 @@ fn small_gpus(gpus: usize) -> Simulation {
 }
 
 fn is_right_for_mixed_shapes(name: &str, gpus: usize) {
-    Gpus::from(small_gpus(gpus)).run(name, |rank| is_right(rank, &mixed_shapes(rank), 7));
+    Gpus::from(small_gpus(gpus)).run(name, |rank| check_products(rank, &mixed_shapes(rank), 7));
 }
 
 #[test]
@@ -110,14 +110,15 @@ fn is_right_on_four_gpus() {
 fn is_right_whatever_the_order_in_which_threads_run() {
     let name = "is_right_whatever_the_order_in_which_threads_run";
     let shapes = [[140, 300, 24]];
-    Gpus::from(small_gpus(3)).run_seeds(name, 0..4, |rank, seed| is_right(rank, &shapes, seed));
+    Gpus::from(small_gpus(3))
+        .run_seeds(name, 0..4, |rank, seed| check_products(rank, &shapes, seed));
 }
 
 #[test]
 fn is_right_when_threads_are_interrupted_anywhere() {
     let name = "is_right_when_threads_are_interrupted_anywhere";
     let gpus = Gpus::from(small_gpus(2).preempt(true));
-    gpus.run_seeds(name, 1..2, |rank, seed| is_right(rank, &[[70, 20, 8]], seed));
+    gpus.run_seeds(name, 1..2, |rank, seed| check_products(rank, &[[70, 20, 8]], seed));
 }
 
 /// More steps along `k` than pipeline stages, so that stages are refilled while slower threads may
@@ -126,7 +127,7 @@ fn is_right_when_threads_are_interrupted_anywhere() {
 fn a_stage_is_not_filled_again_before_all_have_read_it() {
     let name = "a_stage_is_not_filled_again_before_all_have_read_it";
     let shapes = [[70, 40, 328]];
-    Gpus::new(1).run_seeds(name, 0..4, |rank, seed| is_right(rank, &shapes, seed));
+    Gpus::new(1).run_seeds(name, 0..4, |rank, seed| check_products(rank, &shapes, seed));
 }
 
 /// The product runs on a split communicator, with fewer blocks than multiprocessors, on the default
@@ -155,7 +156,9 @@ fn the_ranks_of_a_split_agree_among_themselves() {
 #[test]
 fn one_block_is_enough_for_many_tiles() {
     let gpus = Gpus::from(Simulation::new(2).multiprocessors(1));
-    gpus.run("one_block_is_enough_for_many_tiles", |rank| is_right(rank, &[[300, 520, 16]], 3));
+    gpus.run("one_block_is_enough_for_many_tiles", |rank| {
+        check_products(rank, &[[300, 520, 16]], 3)
+    });
 }
 
 /// Launches back to back in a stream, with alternating shapes: the workspace's flags are not

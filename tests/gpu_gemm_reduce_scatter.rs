@@ -21,7 +21,7 @@ fn rounded_twice(problem: Problem, ranks: usize, row: usize, column: usize) -> b
 
 /// Checks products of these shapes by a plan that was asked for, if any, `launches` times in a row;
 /// each shape with the plan by which it is done.
-fn is_right(
+fn check_products(
     rank: &Rank,
     asked: Option<GemmReduceScatterPlan>,
     shapes: &[([usize; 3], GemmReduceScatterPlan)],
@@ -83,8 +83,8 @@ fn each_rank_gets_the_sums_of_its_rows() {
             true => &[([512, 520, 24], Wide), ([1024, 16, 72], Wide), ([6, 24, 9], Unfused)],
             false => &[([512, 4104, 1000], Wide), ([8192, 8192, 1024], Wide)],
         };
-        is_right(rank, Some(Wide), wide, 7, 1)?;
-        is_right(rank, Some(Unfused), &[([512, 24, 72], Unfused), ([6, 7, 9], Unfused)], 8, 1)
+        check_products(rank, Some(Wide), wide, 7, 1)?;
+        check_products(rank, Some(Unfused), &[([512, 24, 72], Unfused), ([6, 7, 9], Unfused)], 8, 1)
     });
 }
 
@@ -96,7 +96,7 @@ fn each_of_many_ranks_gets_the_sums_of_its_rows() {
                 true => [([ranks * 256, n, 24], Wide), ([2 * ranks * 256, 8, 8], Wide)],
                 false => [([3072 * ranks, 4104, 1000], Wide), ([ranks * 256, 8, 8], Wide)],
             };
-            is_right(rank, Some(Wide), &shapes, 3, 2)
+            check_products(rank, Some(Wide), &shapes, 3, 2)
         });
     }
 }
@@ -107,7 +107,13 @@ fn each_of_many_ranks_gets_the_sums_of_its_rows() {
 fn launches_follow_each_other_without_a_reset() {
     small_gpus(2).run("launches_follow_each_other_without_a_reset", |rank| {
         let launches = if rank.is_simulated() { 3 } else { 50 };
-        is_right(rank, Some(Wide), &[([512, 40, 520], Wide), ([512, 8, 8], Wide)], 9, launches)
+        check_products(
+            rank,
+            Some(Wide),
+            &[([512, 40, 520], Wide), ([512, 8, 8], Wide)],
+            9,
+            launches,
+        )
     });
 }
 
@@ -115,10 +121,10 @@ fn launches_follow_each_other_without_a_reset() {
 fn is_right_whatever_the_order_in_which_threads_run() {
     let name = "is_right_whatever_the_order_in_which_threads_run";
     small_gpus(2).run_seeds(name, 0..3, |rank, seed| {
-        is_right(rank, Some(Wide), &[([512, 272, 8], Wide)], seed, 2)
+        check_products(rank, Some(Wide), &[([512, 272, 8], Wide)], seed, 2)
     });
     small_gpus(4).run_seeds(name, 0..2, |rank, seed| {
-        is_right(rank, Some(Wide), &[([1024, 272, 8], Wide)], seed, 2)
+        check_products(rank, Some(Wide), &[([1024, 272, 8], Wide)], seed, 2)
     });
 }
 

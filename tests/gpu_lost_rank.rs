@@ -67,44 +67,44 @@ type Work = fn(&Rank, &dyn Fn()) -> Result<(), Error>;
 #[test]
 fn a_rank_killed_among_collectives_is_an_error_on_every_other() {
     let name = "a_rank_killed_among_collectives_is_an_error_on_every_other";
-    lose(name, Gpus::new(max_ranks()), Loss::Killed, collectives, Some("ncclAllReduce"));
+    lose_a_rank(name, Gpus::new(max_ranks()), Loss::Killed, collectives, Some("ncclAllReduce"));
 }
 
 #[test]
 fn a_rank_stopped_among_collectives_is_an_error_on_every_other() {
     let name = "a_rank_stopped_among_collectives_is_an_error_on_every_other";
-    lose(name, Gpus::new(max_ranks()), Loss::Stopped, collectives, Some("ncclAllReduce"));
+    lose_a_rank(name, Gpus::new(max_ranks()), Loss::Stopped, collectives, Some("ncclAllReduce"));
 }
 
 #[test]
 fn a_rank_that_a_kernel_waits_for_is_an_error() {
     let name = "a_rank_that_a_kernel_waits_for_is_an_error";
-    lose(name, Gpus::new(2), Loss::Aborted, in_kernels, Some("cuLaunchKernelEx"));
+    lose_a_rank(name, Gpus::new(2), Loss::Aborted, in_kernels, Some("cuLaunchKernelEx"));
 }
 
 #[test]
 fn a_rank_stopped_among_kernels_is_an_error_on_every_other() {
     let name = "a_rank_stopped_among_kernels_is_an_error_on_every_other";
-    lose(name, Gpus::new(2), Loss::Stopped, in_kernels, Some("cuLaunchKernelEx"));
+    lose_a_rank(name, Gpus::new(2), Loss::Stopped, in_kernels, Some("cuLaunchKernelEx"));
 }
 
 #[test]
 fn a_rank_stopped_among_gathered_products_is_an_error_on_every_other() {
     let name = "a_rank_stopped_among_gathered_products_is_an_error_on_every_other";
-    lose(name, Gpus::new(2), Loss::Stopped, gathered_products, Some("cuLaunchKernelEx"));
+    lose_a_rank(name, Gpus::new(2), Loss::Stopped, gathered_products, Some("cuLaunchKernelEx"));
 }
 
 #[test]
 fn a_rank_stopped_among_exchanges_is_an_error_on_every_other() {
     let name = "a_rank_stopped_among_exchanges_is_an_error_on_every_other";
-    lose(name, Gpus::new(max_ranks()), Loss::Stopped, exchanges, Some("cuStreamCreate"));
+    lose_a_rank(name, Gpus::new(max_ranks()), Loss::Stopped, exchanges, Some("cuStreamCreate"));
 }
 
 #[test]
 fn a_rank_killed_among_kernels_that_use_the_network_is_an_error_on_every_other() {
     let name = "a_rank_killed_among_kernels_that_use_the_network_is_an_error_on_every_other";
     let gpus = Gpus::new(max_ranks()).with_gin(GinConnectionType::Full);
-    lose(name, gpus.only_real("ranks that are processes"), Loss::Killed, network, None);
+    lose_a_rank(name, gpus.only_real("ranks that are processes"), Loss::Killed, network, None);
 }
 
 fn max_ranks() -> usize {
@@ -113,7 +113,13 @@ fn max_ranks() -> usize {
 
 /// Loses a rank at random moments of its work: on GPUs in the first 0.1 s, on simulated ones in one
 /// of its first calls of `simulated`, if that is a function.
-fn lose(test: &'static str, gpus: Gpus, loss: Loss, work: Work, simulated: Option<&'static str>) {
+fn lose_a_rank(
+    test: &'static str,
+    gpus: Gpus,
+    loss: Loss,
+    work: Work,
+    simulated: Option<&'static str>,
+) {
     /// The latest loss, in microseconds.
     const LATEST: u64 = 100_000;
     /// Jobs that share the GPUs.

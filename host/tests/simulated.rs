@@ -160,8 +160,7 @@ fn what_only_gpus_have_is_refused_by_name() {
     let refused = |result: Result<()>, name: &str| {
         let error = result.unwrap_err();
         assert!(
-            matches!(error, Error::Driver(DriverError::NotSimulated { .. }))
-                && error.is_of_the_machine()
+            matches!(error, Error::Driver(DriverError::NotSimulated { .. })) && error.is_hardware()
         );
         assert!(error.to_string().contains(name), "{error}");
     };

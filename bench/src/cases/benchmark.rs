@@ -165,7 +165,7 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
 
 /// Adds advice to an error if the system cannot run the benchmark.
 fn advise(error: anyhow::Error) -> anyhow::Error {
-    match error.downcast_ref().is_some_and(Error::is_of_the_machine) {
+    match error.downcast_ref().is_some_and(Error::is_hardware) {
         true => error.context(
             "nothing can be measured here; `--simulate N` checks the results on N simulated GPUs",
         ),

@@ -10,7 +10,7 @@ use devcomm_testing::numbers::{Number, Reduced, count_wrong_from, input, inputs}
 use half::{bf16, f16};
 
 use super::benchmark::{Benchmark, SIMULATED_LARGEST};
-use super::beside::Beside;
+use super::concurrent_product::ConcurrentProduct;
 use super::job::Job;
 use crate::base::options::{Dtype, LARGEST, SizeOptions, parse_bytes};
 use crate::contenders::contender::{Contender, Outcome, Variant};
@@ -221,7 +221,7 @@ pub fn memory<T: Element>(
 pub struct Means<'a> {
     pub collectives: Collectives,
     pub nccl: Vec<Nccl<'a>>,
-    pub beside: Option<Beside<'a>>,
+    pub beside: Option<ConcurrentProduct<'a>>,
 }
 
 /// What else runs a case.
@@ -251,7 +251,8 @@ impl Flags {
         if !is_beside {
             job.selection.omit(Variant::RustGemm, "--beside M,N,K runs it")?;
         }
-        let beside = is_beside.then(|| Beside::new(job.harness, &self.beside)).transpose()?;
+        let beside =
+            is_beside.then(|| ConcurrentProduct::new(job.harness, &self.beside)).transpose()?;
         Ok(Means { collectives, nccl: job.nccl()?, beside })
     }
 

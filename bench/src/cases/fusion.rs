@@ -38,13 +38,13 @@ pub enum Collective {
 
 /// A plan that was asked for.
 #[derive(Clone, Copy, Debug)]
-pub enum Asked<P> {
+pub enum Requested<P> {
     Plan(P),
     /// The fastest, by the operation's `measure`.
     Measured,
 }
 
-impl<P: FromStr<Err: Display>> FromStr for Asked<P> {
+impl<P: FromStr<Err: Display>> FromStr for Requested<P> {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -55,7 +55,7 @@ impl<P: FromStr<Err: Display>> FromStr for Asked<P> {
     }
 }
 
-impl<P: Display> Display for Asked<P> {
+impl<P: Display> Display for Requested<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Plan(plan) => plan.fmt(f),
@@ -64,7 +64,7 @@ impl<P: Display> Display for Asked<P> {
     }
 }
 
-impl<P: Copy + PartialEq> Asked<P> {
+impl<P: Copy + PartialEq> Requested<P> {
     /// Sets the plan: by `measure`, or by `set`, which says how the shape is done then, and so why
     /// not by this plan.
     pub fn set(
@@ -100,13 +100,17 @@ pub trait Fusion: Args + Sync {
     type Operation;
 
     /// A plan on the command line.
-    type Asked: Display + Clone;
+    type Requested: Display + Clone;
 
     /// Returns the shapes, what the L2 cache holds, and the peers that run too.
     fn inputs(&self) -> (&ShapeOptions, L2, &PeerOptions);
 
     /// Returns the plans that were asked for, instead of the default of a shape.
-    fn asked(&self, on: (&Communicator, &Stream), shape: [usize; 3]) -> Result<Vec<Self::Asked>>;
+    fn asked(
+        &self,
+        on: (&Communicator, &Stream),
+        shape: [usize; 3],
+    ) -> Result<Vec<Self::Requested>>;
 
     /// Lists of `m`, `n` and `k` that replace empty ones: on GPUs, and simulated.
     fn defaults() -> [[&'static [usize]; 3]; 2];
@@ -119,13 +123,13 @@ pub trait Fusion: Args + Sync {
         comm: &Communicator,
         stream: &Stream,
         shape: [usize; 3],
-        asked: Option<&Self::Asked>,
+        asked: Option<&Self::Requested>,
     ) -> Result<Self::Operation>;
 
     /// Sets the plan; why not, if it does not do the shape. The buffers are those of the launches.
     fn set(
         operation: &Self::Operation,
-        asked: &Self::Asked,
+        asked: &Self::Requested,
         buffers: ([&DeviceSlice<bf16>; 2], &Window<bf16>),
         shape: [usize; 3],
     ) -> Result<Result<(), String>>;

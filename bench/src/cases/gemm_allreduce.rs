@@ -32,7 +32,7 @@ pub struct GemmAllReduce {
     /// that can do the shape: `strips`, `wide`, `unfused`, `chunked:<parts>`,
     /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, or `measured`, the fastest by `measure`
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
-    plans: Vec<fusion::Asked<GemmAllReducePlan>>,
+    plans: Vec<fusion::Requested<GemmAllReducePlan>>,
 
     /// All plans that it has for a shape
     #[arg(long, conflicts_with = "plans")]
@@ -48,12 +48,12 @@ pub struct GemmAllReduce {
 
 /// A type of partial sums, and a plan or the default one.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
+pub struct Requested {
     wire: Wire,
-    plan: Option<fusion::Asked<GemmAllReducePlan>>,
+    plan: Option<fusion::Requested<GemmAllReducePlan>>,
 }
 
-impl fmt::Display for Asked {
+impl fmt::Display for Requested {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { wire, plan } = self;
         plan.map_or(Ok(()), |plan| write!(f, "{plan} in "))?;
@@ -83,25 +83,25 @@ impl Fusion for GemmAllReduce {
     ];
     const COLLECTIVE: Collective = Collective::AllReduce;
     type Operation = Operation;
-    type Asked = Asked;
+    type Requested = Requested;
 
     fn inputs(&self) -> (&ShapeOptions, L2, &PeerOptions) {
         (&self.shapes, self.l2, &self.peers)
     }
 
-    fn asked(&self, on: (&Communicator, &Stream), shape: [usize; 3]) -> Result<Vec<Asked>> {
+    fn asked(&self, on: (&Communicator, &Stream), shape: [usize; 3]) -> Result<Vec<Requested>> {
         let wires = if self.wires.is_empty() { &[Wire::Bf16][..] } else { &self.wires };
         let is_default = self.plans.is_empty() && !self.all_plans && !self.wires.is_empty();
         let mut asked = Vec::new();
         for &wire in wires {
-            let any = Asked { wire, plan: None };
+            let any = Requested { wire, plan: None };
             asked.extend(is_default.then_some(any));
             let mut plans = self.plans.clone();
             if self.all_plans {
                 let all = Self::new(on.0, on.1, shape, Some(&any))?.plans(shape)?;
-                plans.extend(all.into_iter().map(fusion::Asked::Plan));
+                plans.extend(all.into_iter().map(fusion::Requested::Plan));
             }
-            asked.extend(plans.into_iter().map(|plan| Asked { wire, plan: Some(plan) }));
+            asked.extend(plans.into_iter().map(|plan| Requested { wire, plan: Some(plan) }));
         }
         Ok(asked)
     }
@@ -119,7 +119,7 @@ impl Fusion for GemmAllReduce {
         comm: &Communicator,
         stream: &Stream,
         [m, n, _]: [usize; 3],
-        asked: Option<&Asked>,
+        asked: Option<&Requested>,
     ) -> Result<Operation> {
         let wire = asked.map_or(Wire::Bf16, |asked| asked.wire);
         let operation = Operation::options().wire(wire).build(comm, stream, m, n)?;
@@ -129,12 +129,12 @@ impl Fusion for GemmAllReduce {
 
     fn set(
         operation: &Operation,
-        asked: &Asked,
+        asked: &Requested,
         ([a, b], c): ([&DeviceSlice<bf16>; 2], &Window<bf16>),
         shape: [usize; 3],
     ) -> Result<Result<(), String>> {
         let Some(asked) = asked.plan else { return Ok(Ok(())) };
-        if let fusion::Asked::Plan(plan) = asked
+        if let fusion::Requested::Plan(plan) = asked
             && let Err(why) = operation.set_plan(Some(plan))
         {
             return Ok(Err(why.to_string()));

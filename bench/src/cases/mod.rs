@@ -7,8 +7,8 @@
 mod all_reduce;
 mod barrier;
 mod benchmark;
-mod beside;
 mod collectives;
+mod concurrent_product;
 mod expert_parallel;
 mod fusion;
 mod gemm;

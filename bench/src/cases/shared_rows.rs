@@ -10,7 +10,7 @@ use devcomm::{
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::fusion::{Asked, Collective, Fusion, plan_of};
+use super::fusion::{Collective, Fusion, Requested, plan_of};
 use super::product::BF16_LOSES;
 use super::shapes::ShapeOptions;
 use crate::contenders::contender::Variant;
@@ -40,7 +40,7 @@ macro_rules! benchmarks {
             #[doc = concat!($plans, ",")]
             /// or `measured`, the fastest by its `measure`
             #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
-            plans: Vec<Asked<$plan>>,
+            plans: Vec<Requested<$plan>>,
 
             #[command(flatten)]
             peers: PeerOptions,
@@ -51,7 +51,7 @@ macro_rules! benchmarks {
             const VARIANTS: &'static [VariantInfo] = &$variants;
             const COLLECTIVE: Collective = Collective::$collective;
             type Operation = devcomm::$operation;
-            type Asked = Asked<$plan>;
+            type Requested = Requested<$plan>;
 
             fn inputs(&self) -> (&ShapeOptions, L2, &PeerOptions) {
                 (&self.shapes, self.l2, &self.peers)
@@ -61,7 +61,7 @@ macro_rules! benchmarks {
                 &self,
                 _: (&Communicator, &Stream),
                 _: [usize; 3],
-            ) -> Result<Vec<Self::Asked>> {
+            ) -> Result<Vec<Self::Requested>> {
                 Ok(self.plans.clone())
             }
 
@@ -78,14 +78,14 @@ macro_rules! benchmarks {
                 comm: &Communicator,
                 stream: &Stream,
                 shape: [usize; 3],
-                _: Option<&Asked<$plan>>,
+                _: Option<&Requested<$plan>>,
             ) -> Result<Self::Operation> {
                 Ok(devcomm::$operation::new(comm, stream, shape[$first], shape[$second])?)
             }
 
             fn set(
                 operation: &Self::Operation,
-                asked: &Asked<$plan>,
+                asked: &Requested<$plan>,
                 ([a, b], c): ([&DeviceSlice<bf16>; 2], &Window<bf16>),
                 shape: [usize; 3],
             ) -> Result<Result<(), String>> {

@@ -249,7 +249,7 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// # Safety
     ///
-    /// As [`send`](Self::send), for each of the slots, and [`SharedTile::store_as_it_is`].
+    /// As [`send`](Self::send), for each of the slots, and [`SharedTile::store_swizzled`].
     #[track_caller]
     pub unsafe fn send_tile<T, const ROWS: u32>(
         &self,
@@ -260,7 +260,7 @@ impl<const N: usize> Lamport<'_, N> {
         // Not the one that is known: an index that is not would put them into memory.
         let part = self.slots.window.lsa(self.slots.comm.lsa_team().rotated(distance as i32));
         // SAFETY: the caller's thread alone fills this slot in this launch.
-        unsafe { tile.store_as_it_is(self.in_part(part, self.me(), slot)) };
+        unsafe { tile.store_swizzled(self.in_part(part, self.me(), slot)) };
     }
 
     /// Waits for the vectors that all ranks sent to a slot, empties it, and returns them in the

@@ -254,8 +254,8 @@ impl Gpus {
     }
 
     /// Returns whether a running grid lets a dependent launch begin.
-    pub(crate) fn launches_next(&self, grid: GridId) -> bool {
-        self.scheduler.borrow().launches_next(grid)
+    pub(crate) fn have_all_triggered(&self, grid: GridId) -> bool {
+        self.scheduler.borrow().have_all_triggered(grid)
     }
 
     /// Ends all running and pending grids, and drops operations in flight.
@@ -285,7 +285,7 @@ impl Gpus {
 
     /// Records that a thread does more than poll, although it changes nothing for others.
     #[inline]
-    pub(crate) fn reads_on(&self) {
+    pub(crate) fn reset_idle(&self) {
         self.idle.set(0);
     }
 

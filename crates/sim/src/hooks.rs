@@ -124,7 +124,7 @@ impl Thread {
                 let [a, b, c, d] = self.polled.get();
                 if ![a, b, c, d].contains(&address) && !self.waits.get() {
                     self.polled.set([address, a, b, c]);
-                    gpus.reads_on();
+                    gpus.reset_idle();
                 }
             }
         }
@@ -237,7 +237,7 @@ impl Thread {
         }
         self.scratch.set(u128::from_le_bytes(copy));
         // A later load will see another value.
-        self.gpus().reads_on();
+        self.gpus().reset_idle();
         self.scratch.as_ptr().expose_provenance()
     }
 
@@ -436,7 +436,7 @@ pub(crate) static OPS: Ops = Ops {
             races.learn_end(&mut thread.race.borrow_mut(), &races.end_of(previous));
         }
     },
-    launch_next: |ctx| Thread::of(ctx).block().launch_next(),
+    launch_next: |ctx| Thread::of(ctx).block().trigger_next(),
     fence,
     event,
     // A thread that has panicked does not wait in its destructors.

@@ -7,9 +7,9 @@
 //! thread is a coroutine with a current [`Thread`]; only one runs at a time. Barrier state lies in
 //! the resource memory of a device communicator, which the launch keeps alive.
 
-mod apart;
 mod checks;
 mod coop;
+mod divergence;
 mod gin;
 mod lsa_barrier;
 mod pointers;
@@ -27,7 +27,7 @@ use crate::memory::STRIDE_UNIT;
 use crate::multicast;
 use crate::thread::Thread;
 
-pub(crate) use apart::CallsApart;
+pub(crate) use divergence::CallDivergence;
 pub use gin::Unflushed;
 pub(crate) use gin::network::{Network, QueueKey};
 pub(crate) use gin::{BarrierSet, GinComm, GinRank};

@@ -110,13 +110,13 @@ pub(crate) struct Scheduler {
     /// Counts of the current pass.
     pass: PassStats,
     /// Consecutive passes in which threads only polled.
-    quiet: u32,
+    idle_passes: u32,
     /// The blocks of the current pass and the threads of the current round.
     turns: Vec<u32>,
     round: Vec<u32>,
     /// Whether the thread that ran last did more than poll, and whether it has changed something
     /// for others.
-    went_on: bool,
+    progressed: bool,
     changed_memory: bool,
     /// Hash of the order in which threads ran.
     trace: u64,
@@ -148,10 +148,10 @@ impl Scheduler {
             at_network: Vec::new(),
             busy: None,
             pass: PassStats::default(),
-            quiet: 0,
+            idle_passes: 0,
             turns: Vec::new(),
             round: Vec::new(),
-            went_on: false,
+            progressed: false,
             changed_memory: false,
             trace: NO_TRACE,
         }
@@ -231,7 +231,7 @@ impl Scheduler {
         self.wake_arrived(gpus);
         let progressed = self.progressed(gpus, idle);
         if self.count_still(progressed) {
-            self.quiet = 0;
+            self.idle_passes = 0;
             return Ok(Step::Progress);
         }
         let ready = self.steps.as_ref().is_some_and(|steps| steps.has_threads());
@@ -334,7 +334,7 @@ impl Scheduler {
             std::mem::swap(&mut self.chooser, &mut gpus.chooser.borrow_mut());
         }
         CTX.set(std::ptr::null());
-        (self.went_on, self.changed_memory) = (gpus.idle.get() == 0, gpus.changed.get());
+        (self.progressed, self.changed_memory) = (gpus.idle.get() == 0, gpus.changed.get());
         if ended {
             *fiber = None;
             thread.returned.set(true);
@@ -344,7 +344,7 @@ impl Scheduler {
         } else {
             match thread.wait.get() {
                 Wait::Ready if !(waits && thread.waits.get()) => {
-                    gpus.reads_on();
+                    gpus.reset_idle();
                     block.next.borrow_mut().push(tid);
                 }
                 Wait::Ready | Wait::Spin { .. } => {

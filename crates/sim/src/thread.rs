@@ -20,7 +20,7 @@ use crate::cluster::Cluster;
 use crate::error::{Error, Site, ThreadId};
 use crate::gpus::{Gpus, GridId, Launch};
 use crate::hooks::OPS;
-use crate::nccl::{CallsApart, InboxWait};
+use crate::nccl::{CallDivergence, InboxWait};
 use crate::polls::Repeated;
 use crate::products::Products;
 use crate::race::{GridClock, ThreadClock};
@@ -117,7 +117,7 @@ pub(crate) struct Grid {
     /// Blocks that have ended.
     pub(crate) ended: Cell<u32>,
     /// Blocks that have ended or let the next grid begin.
-    pub(crate) launched_next: Cell<u32>,
+    pub(crate) triggered_blocks: Cell<u32>,
     /// The grid beside which this one began, and what is known after it.
     pub(crate) previous: Weak<Grid>,
     pub(crate) previous_clock: Option<GridClock>,
@@ -146,7 +146,7 @@ pub(crate) struct Block {
     /// Whether the block is in [`Gpus::queue`].
     pub(crate) queued: Cell<bool>,
     /// Whether it has let the next grid begin.
-    pub(crate) launched_next: Cell<bool>,
+    pub(crate) has_triggered: Cell<bool>,
     pub(crate) barriers: [BlockBarrier; BARRIERS],
     pub(crate) cluster: Rc<Cluster>,
     pub(crate) warps: Vec<Box<Warp>>,
@@ -157,7 +157,7 @@ pub(crate) struct Block {
     /// The first read of memory that nothing had written.
     pub(crate) unwritten: RefCell<Option<Error>>,
     /// Cooperative calls without a wait.
-    pub(crate) calls: RefCell<CallsApart>,
+    pub(crate) calls: RefCell<CallDivergence>,
     /// `mbarrier`s initialised so far.
     pub(crate) mbarriers: Cell<usize>,
     /// The registers that its threads have given back.
@@ -177,9 +177,9 @@ impl Grid {
 
 impl Block {
     /// The block has ended, or lets the next grid begin.
-    pub(crate) fn launch_next(&self) {
-        if !self.launched_next.replace(true) {
-            self.grid.launched_next.set(self.grid.launched_next.get() + 1);
+    pub(crate) fn trigger_next(&self) {
+        if !self.has_triggered.replace(true) {
+            self.grid.triggered_blocks.set(self.grid.triggered_blocks.get() + 1);
         }
     }
 

@@ -38,7 +38,7 @@ pub fn run(
                     "\nThis program accesses peers by load and store. `hybrid_allreduce` and \
                      `hybrid_alltoall` also use the network, between the teams."
                 }
-                Some(error) if error.is_of_the_machine() => {
+                Some(error) if error.is_hardware() => {
                     "\nDEVCOMM_SIMULATE=4 runs it on four simulated GPUs."
                 }
                 _ => "",
@@ -202,7 +202,7 @@ impl Gpus {
                 None
             }
             Ok(Err(reason)) => Some(reason),
-            Err(error) if Self::are_real() && error.is_of_the_machine() => Some(error.to_string()),
+            Err(error) if Self::are_real() && error.is_hardware() => Some(error.to_string()),
             Err(error) => panic!("{error}"),
         };
         let outcome = match skipped {
@@ -243,7 +243,7 @@ impl Gpus {
         }
         let missing = match world.run(|rank| self.probe(rank)) {
             Ok(found) => found.into_iter().flatten().next().map(str::to_owned),
-            Err(error) if error.is_of_the_machine() => Some(error.to_string()),
+            Err(error) if error.is_hardware() => Some(error.to_string()),
             Err(error) => return Err(error),
         };
         known.insert(wanted, missing.clone());

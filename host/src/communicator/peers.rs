@@ -86,7 +86,7 @@ pub(crate) fn contribution<'a>(terms: impl Into<Terms<'a>>, bytes: &[u8]) -> Vec
         let failure = failure.map(|error| {
             let mut text = error.to_string();
             text.truncate(text.floor_char_boundary(MOST_TEXT));
-            (text, error.is_of_the_machine())
+            (text, error.is_hardware())
         });
         serde_json::to_vec(&Sent { options: options.to_vec(), failure }).unwrap_or_default()
     };
@@ -135,9 +135,9 @@ pub(crate) fn same_call(all: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
         options.push(sent.options);
         bytes.push(own.to_vec());
     }
-    if let Some((rank, call, (why, of_the_machine))) = failure {
+    if let Some((rank, call, (why, is_hardware))) = failure {
         let others = failures - 1;
-        return Err(WorldError::CallFailed { call, rank, others, why, of_the_machine }.into());
+        return Err(WorldError::CallFailed { call, rank, others, why, is_hardware }.into());
     }
     if calls.iter().any(|call| *call != calls[0]) {
         return Err(WorldError::CallsDiffer { calls }.into());

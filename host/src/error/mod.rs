@@ -61,13 +61,13 @@ impl Error {
     /// Returns whether the program is correct, but the machine lacks what it needs: a driver, GPUs,
     /// or a feature of NCCL between them. The program may then skip the work or simulate it.
     #[must_use]
-    pub fn is_of_the_machine(&self) -> bool {
+    pub fn is_hardware(&self) -> bool {
         match self {
             Self::Driver(error) => !matches!(error, DriverError::Failed { .. }),
             Self::Launch(error) => {
                 matches!(error, LaunchError::WrongArch { .. } | LaunchError::PtxTooNew { .. })
             }
-            Self::World(WorldError::CallFailed { of_the_machine, .. }) => *of_the_machine,
+            Self::World(WorldError::CallFailed { is_hardware, .. }) => *is_hardware,
             Self::DevComm(_) => true,
             Self::Nccl(_) | Self::World(_) | Self::State(_) | Self::InvalidInput { .. } => false,
         }
@@ -152,26 +152,26 @@ mod tests {
 
     #[test]
     fn the_machine_is_to_blame_for_what_another_one_could_do() {
-        let of_the_machine = |error: Error| error.is_of_the_machine();
+        let is_hardware = |error: Error| error.is_hardware();
         let (rank, bytes) = (0, 1);
-        assert!(of_the_machine(DriverError::NoGpu.into()));
-        assert!(of_the_machine(DriverError::NotSimulated { what: String::new() }.into()));
-        assert!(of_the_machine(DevCommError::NoWindow { rank, bytes }.into()));
+        assert!(is_hardware(DriverError::NoGpu.into()));
+        assert!(is_hardware(DriverError::NotSimulated { what: String::new() }.into()));
+        assert!(is_hardware(DevCommError::NoWindow { rank, bytes }.into()));
         let why = String::new();
-        assert!(of_the_machine(DevCommError::Refused { rank, why }.into()));
+        assert!(is_hardware(DevCommError::Refused { rank, why }.into()));
         let (operation, code, name, text) = ("cuInit", 999, String::new(), String::new());
-        assert!(!of_the_machine(DriverError::Failed { operation, code, name, text }.into()));
+        assert!(!is_hardware(DriverError::Failed { operation, code, name, text }.into()));
         for of_the_machine_there in [false, true] {
             let failed = WorldError::CallFailed {
                 call: String::new(),
                 rank,
                 others: 0,
                 why: String::new(),
-                of_the_machine: of_the_machine_there,
+                is_hardware: of_the_machine_there,
             };
-            assert_eq!(of_the_machine(failed.into()), of_the_machine_there);
+            assert_eq!(is_hardware(failed.into()), of_the_machine_there);
         }
-        assert!(!of_the_machine(Error::invalid("no")));
+        assert!(!is_hardware(Error::invalid("no")));
     }
 
     #[test]

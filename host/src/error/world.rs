@@ -79,8 +79,8 @@ pub enum WorldError {
         others: usize,
         /// The error of that rank.
         why: String,
-        /// Whether that error [is of the machine](crate::Error::is_of_the_machine).
-        of_the_machine: bool,
+        /// Whether that error [is about the machine](crate::Error::is_hardware).
+        is_hardware: bool,
     },
     /// The ranks give different options to a collective call, which therefore failed on all
     /// ranks.

@@ -162,7 +162,7 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     ///
     /// As there, for [`BYTES`](Self::BYTES) bytes.
     #[track_caller]
-    pub unsafe fn store_as_it_is(self, to: *mut u32) {
+    pub unsafe fn store_swizzled(self, to: *mut u32) {
         // SAFETY: the caller keeps the tile as it is until the store has read it.
         unsafe { arch::store_words(to, self.address, Self::BYTES) }
     }

@@ -17,7 +17,7 @@ use rustix::net::{
 };
 
 use super::link::Link;
-use super::segment::{Segment, Shape};
+use super::segment::{Segment, SegmentSizes};
 use crate::connection::{Connection, Key, LocalRank};
 use crate::driver::Device;
 use crate::endpoint::{Endpoint, Handle};
@@ -37,12 +37,12 @@ const HANDSHAKE_BYTES: usize = 40;
 struct Handshake {
     key: Key,
     rank: usize,
-    shape: Shape,
+    shape: SegmentSizes,
 }
 
 impl Handshake {
     fn to_bytes(self) -> [u8; HANDSHAKE_BYTES] {
-        let Shape { slots, slot_bytes } = self.shape;
+        let SegmentSizes { slots, slot_bytes } = self.shape;
         let (first, second) = self.key;
         let words = [first, second, self.rank as u64, slots as u64, slot_bytes as u64];
         let mut bytes = [0; HANDSHAKE_BYTES];
@@ -58,7 +58,7 @@ impl Handshake {
             word.copy_from_slice(&bytes[8 * index..][..8]);
             u64::from_le_bytes(word)
         };
-        let shape = Shape { slots: word(3) as usize, slot_bytes: word(4) as usize };
+        let shape = SegmentSizes { slots: word(3) as usize, slot_bytes: word(4) as usize };
         Self { key: (word(0), word(1)), rank: word(2) as usize, shape }
     }
 }
@@ -75,7 +75,7 @@ pub(crate) fn connect_links(
     links: &mut [Option<Link>],
 ) -> Result<()> {
     let mine = &endpoint.handle;
-    let (key, shape) = (handles[0].key(), Shape::of(&endpoint.setup.config));
+    let (key, shape) = (handles[0].key(), SegmentSizes::of(&endpoint.setup.config));
     let device = &me.staging.stream.device;
     for (other, handle) in handles.iter().enumerate().take(rank) {
         if !handle.same_process(mine) {

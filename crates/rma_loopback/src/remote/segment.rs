@@ -25,12 +25,12 @@ const HOST_REGISTER_PORTABLE: u32 = 1;
 
 /// The sizes of a segment, chosen by the rank that creates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct SegmentSizes {
     pub(crate) slots: usize,
     pub(crate) slot_bytes: usize,
 }
 
-impl Shape {
+impl SegmentSizes {
     pub(crate) fn of(config: &Config) -> Self {
         Self { slots: config.slots, slot_bytes: config.slot_bytes }
     }
@@ -118,12 +118,12 @@ impl Entry {
 pub(crate) struct Segment {
     device: Device,
     map: MmapRaw,
-    pub(crate) shape: Shape,
+    pub(crate) shape: SegmentSizes,
 }
 
 impl Segment {
     /// Maps `memory`. The other process may have sent `shape`.
-    pub(crate) fn map(memory: &OwnedFd, shape: Shape, device: &Device) -> Result<Self> {
+    pub(crate) fn map(memory: &OwnedFd, shape: SegmentSizes, device: &Device) -> Result<Self> {
         shape.require()?;
         let failed = |error: &dyn std::fmt::Display| {
             Error::system("mapping memory shared by two processes", error)
@@ -171,7 +171,7 @@ impl Ring<'_> {
         unsafe { AtomicU64::from_ptr(self.segment.map.as_mut_ptr().add(self.base + offset).cast()) }
     }
 
-    pub(crate) fn shape(&self) -> Shape {
+    pub(crate) fn shape(&self) -> SegmentSizes {
         self.segment.shape
     }
 
@@ -209,7 +209,7 @@ impl Ring<'_> {
         let words =
             std::array::from_fn(|index| self.entry_word(number, index).load(Ordering::Relaxed));
         let entry = Entry::from_words(words);
-        let Shape { slots, slot_bytes } = self.segment.shape;
+        let SegmentSizes { slots, slot_bytes } = self.segment.shape;
         if entry.bytes > slot_bytes || (entry.bytes > 0 && entry.slot >= slots) {
             return Err(Error::Internal(format!(
                 "another process wrote an invalid ring entry to shared memory: {entry:?}"
@@ -220,7 +220,7 @@ impl Ring<'_> {
 
     /// Returns the memory of a slot.
     pub(crate) fn slot(&self, slot: usize) -> *mut u8 {
-        let Shape { slots, slot_bytes } = self.segment.shape;
+        let SegmentSizes { slots, slot_bytes } = self.segment.shape;
         debug_assert!(slot < slots);
         let offset = self.base + PAGE + ENTRIES as usize * ENTRY_BYTES + slot * slot_bytes;
         // SAFETY: inside the mapping.
@@ -234,11 +234,11 @@ mod tests {
 
     #[test]
     fn shapes_out_of_range_are_refused() {
-        assert_eq!(Shape::of(&Config::default()).require(), Ok(()));
+        assert_eq!(SegmentSizes::of(&Config::default()).require(), Ok(()));
         for (slots, slot_bytes) in
             [(0, 4096), (2, 0), (2, 4097), (usize::MAX, 4096), (2, usize::MAX)]
         {
-            assert!(Shape { slots, slot_bytes }.require().is_err());
+            assert!(SegmentSizes { slots, slot_bytes }.require().is_err());
         }
     }
 

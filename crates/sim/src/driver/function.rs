@@ -410,8 +410,8 @@ impl StreamOp for Kernel {
         Poll::Ready(())
     }
 
-    fn launches_next(&self, core: &Core) -> Option<GridId> {
-        self.started.filter(|grid| core.gpus.launches_next(*grid))
+    fn triggering_grid(&self, core: &Core) -> Option<GridId> {
+        self.started.filter(|grid| core.gpus.have_all_triggered(*grid))
     }
 
     fn begin_beside(&mut self, core: &Core, previous: GridId) {

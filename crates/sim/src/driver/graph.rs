@@ -405,7 +405,8 @@ impl StreamOp for Launch {
                     }
                 }
             } else if let [before] = node.dependencies[..]
-                && let Some(grid) = self.ops[before].as_ref().and_then(|op| op.launches_next(core))
+                && let Some(grid) =
+                    self.ops[before].as_ref().and_then(|op| op.triggering_grid(core))
             {
                 self.within(races, index, |op| op.begin_beside(core, grid));
             }

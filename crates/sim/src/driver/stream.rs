@@ -27,7 +27,7 @@ pub(crate) trait StreamOp {
     fn poll(&mut self, core: &Core) -> Poll<()>;
 
     /// Returns the operation's running kernel, if that lets a dependent launch begin.
-    fn launches_next(&self, _core: &Core) -> Option<GridId> {
+    fn triggering_grid(&self, _core: &Core) -> Option<GridId> {
         None
     }
 
@@ -144,7 +144,7 @@ impl Stream {
                 op.poll(core)
             };
             if head.within(races, self, poll).is_pending() {
-                if let Some(grid) = head.op.launches_next(core)
+                if let Some(grid) = head.op.triggering_grid(core)
                     && let Some(mut next) = self.take_head()
                 {
                     next.within(races, self, |op| op.begin_beside(core, grid));

@@ -4,9 +4,9 @@
 use devcomm_types::nccl::{CoopAny, DevComm};
 use nccl_device::raw::host::{Checks, CoopCall, GinBarrierUse};
 
-use super::apart;
 use super::caller;
 use super::coop::{Coop, coop_rank};
+use super::divergence;
 use super::gin::{GinComm, barrier};
 use crate::thread::Thread;
 
@@ -28,7 +28,7 @@ fn end_call() {
 
 fn call_without_wait(coop: &CoopAny, call: CoopCall) {
     let (thread, at) = caller();
-    apart::call(thread, Coop::of(coop, thread, at), call, at);
+    divergence::call(thread, Coop::of(coop, thread, at), call, at);
 }
 
 /// Returns the GIN state behind a device communicator, if it has any.

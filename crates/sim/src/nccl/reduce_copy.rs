@@ -19,7 +19,7 @@ use half::{bf16, f16};
 use nccl_device::raw::host::CoopCall;
 
 use super::coop::{Coop, coop_rank};
-use super::{apart, caller, view};
+use super::{caller, divergence, view};
 use crate::error::Site;
 use crate::thread::Thread;
 
@@ -102,7 +102,7 @@ impl Work<'_> {
         let (thread, at) = caller();
         // SAFETY: the kernel passes a coop, a window and a team that it got or initialised.
         let coop = Coop::of(unsafe { &*coop }, thread, at);
-        apart::call(thread, coop, call, at);
+        divergence::call(thread, coop, call, at);
         let rank = coop_rank(coop, thread, at) as usize;
         Work { thread, at, rank, size: coop.size(thread) as usize }
     }

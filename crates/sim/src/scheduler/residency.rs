@@ -207,7 +207,7 @@ impl Scheduler {
             blocks,
             next: Cell::new(0),
             ended: Cell::new(0),
-            launched_next: Cell::new(0),
+            triggered_blocks: Cell::new(0),
             communicator: OnceCell::new(),
             uses_peers: Cell::new(false),
         });
@@ -236,8 +236,8 @@ impl Scheduler {
     }
 
     /// Returns whether every block of a running grid has ended or let the next grid begin.
-    pub(crate) fn launches_next(&self, id: GridId) -> bool {
-        self.grids.get(&id).is_some_and(|grid| grid.launched_next.get() == grid.blocks)
+    pub(crate) fn have_all_triggered(&self, id: GridId) -> bool {
+        self.grids.get(&id).is_some_and(|grid| grid.triggered_blocks.get() == grid.blocks)
     }
 
     /// Starts the pending clusters that fit.
@@ -297,7 +297,7 @@ impl Scheduler {
             live: Cell::new(size),
             next: RefCell::new(Vec::with_capacity(size as usize)),
             queued: Cell::new(false),
-            launched_next: Cell::new(false),
+            has_triggered: Cell::new(false),
             barriers: std::array::from_fn(|_| BlockBarrier::default()),
             cluster: Rc::clone(cluster),
             warps,
@@ -353,7 +353,7 @@ impl Scheduler {
         if gpus.timeline.is_on() {
             gpus.timeline.extend(block.spans(gpus.timeline.now()));
         }
-        block.launch_next();
+        block.trigger_next();
         let Block { grid, gpu, size, multiprocessor, warps, cluster, shared, .. } = block;
         self.free.push(slot);
         self.warps.extend(warps);

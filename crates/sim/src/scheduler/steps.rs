@@ -325,7 +325,7 @@ impl Scheduler {
         // An end and an arrival at a barrier are changes too.
         let waits = !matches!(thread.wait.get(), Wait::Ready | Wait::Spin { .. });
         let changed = self.changed_memory || waits;
-        let polled = polled && !changed && !self.went_on;
+        let polled = polled && !changed && !self.progressed;
         let in_vain = polled && state.polls_in_vain(changes) >= POLLS;
         state.steps = state.steps.wrapping_add(1);
         let tired = state.steps.is_multiple_of(TIRING_STEPS);

@@ -7,7 +7,7 @@ use crate::gpus::{Gpus, Step};
 use crate::thread::{Thread, Wait};
 
 /// Passes without progress after which the scheduler checks for a deadlock.
-const QUIET_PASSES: u32 = 3;
+const MAX_IDLE_PASSES: u32 = 3;
 /// Polls without progress after which time may advance, if threads poll without a named wait
 /// ([`waits`](crate::waits)).
 const IDLE_TIMEOUT: u64 = 1 << 12;
@@ -62,21 +62,21 @@ impl Scheduler {
     /// Checks, after a pass, whether threads only wait for each other.
     pub(super) fn detect_stuck(&mut self, gpus: &Gpus, progressed: bool) -> Step {
         if progressed {
-            self.quiet = 0;
+            self.idle_passes = 0;
             return Step::Progress;
         }
         if self.pass.spins > 0 {
-            self.quiet = 0;
+            self.idle_passes = 0;
             // A spinning thread may stop after some iterations: a timeout is still possible, a
             // deadlock report is not.
             let long = gpus.idle.get() > IDLE_TIMEOUT.max(64 * self.live as u64);
             return if long { Step::Spinning } else { Step::Progress };
         }
-        if self.quiet == 0 {
+        if self.idle_passes == 0 {
             gpus.streak.set(gpus.streak.get() + 1);
         }
-        self.quiet += 1;
-        if self.quiet < QUIET_PASSES {
+        self.idle_passes += 1;
+        if self.idle_passes < MAX_IDLE_PASSES {
             return Step::Progress;
         }
         // At least 2: the first poll may have begun before the streak.
@@ -92,7 +92,7 @@ impl Scheduler {
 
     /// Makes threads poll again, since the host may have written what they wait for.
     pub(crate) fn recheck_waits(&mut self) {
-        self.quiet = 0;
+        self.idle_passes = 0;
     }
 
     /// Returns the threads of the running blocks.
@@ -123,7 +123,7 @@ impl Scheduler {
         if let Some((_, thread)) = first {
             thread.state.timed_out.set(true);
             gpus.progress();
-            self.quiet = 0;
+            self.idle_passes = 0;
         }
     }
 }

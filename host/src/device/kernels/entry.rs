@@ -13,7 +13,7 @@ use crate::device::launch::{FunctionInfo, check_shape};
 use crate::error::{Error, LaunchError, Result};
 use crate::machine::CallLock;
 use crate::sys::cuda::FunctionAttribute;
-use crate::sys::cuda::module::{FunctionHandle, Shape};
+use crate::sys::cuda::module::{FunctionHandle, LaunchShape};
 
 /// A kernel function: an entry point of a loaded module, or a simulated kernel's body in Rust.
 pub(super) struct Entry {
@@ -86,7 +86,7 @@ impl Prepared<'_> {
     }
 
     /// Occupancy: clusters of `cluster` blocks that fit on the GPU.
-    pub(super) fn clusters(&self, cluster: u32, shape: &Shape) -> Result<u32> {
+    pub(super) fn clusters(&self, cluster: u32, shape: &LaunchShape) -> Result<u32> {
         self.occupancy(cluster, || self.entry.function.resident_clusters(shape))
     }
 

@@ -30,7 +30,7 @@ use super::stream::Stream;
 #[cfg(doc)]
 use crate::error::{DriverError, LaunchError};
 use crate::error::{Error, LaunchRefusal, Result};
-use crate::sys::cuda::module::Shape;
+use crate::sys::cuda::module::LaunchShape;
 
 /// Kernels that are launched through this handle, such as another build of a kernel, or a version
 /// in another language.
@@ -67,7 +67,7 @@ pub struct KernelsOn<'a> {
 /// A launch that has passed its checks.
 struct CheckedLaunch {
     entry: Arc<Entry>,
-    shape: Shape,
+    shape: LaunchShape,
     /// The abort flag of its device communicator.
     flag: Option<Arc<AbortFlag>>,
     /// The number of the communicator of its arguments.
@@ -364,10 +364,10 @@ impl Loaded<'_> {
     }
 }
 
-fn shape_of(config: &LaunchConfig, cooperative: bool) -> Shape {
+fn shape_of(config: &LaunchConfig, cooperative: bool) -> LaunchShape {
     let LaunchConfig { grid, block, dynamic_shared, cluster, dependent, .. } = *config;
     let (grid, block) = (grid.to_array(), block.to_array());
-    Shape { grid, block, dynamic_shared, cluster, cooperative, dependent }
+    LaunchShape { grid, block, dynamic_shared, cluster, cooperative, dependent }
 }
 
 impl Drop for Kernels {

@@ -159,11 +159,11 @@ pub(crate) struct FunctionHandle {
 
 // SAFETY: an opaque handle, which any thread may use, several at a time.
 unsafe impl Send for FunctionHandle {}
-// SAFETY: CUDA's contexts may be used by any thread, several at a time.
+// SAFETY: an opaque handle, which any thread may use, several at a time.
 unsafe impl Sync for FunctionHandle {}
 
 /// Grid, block and attributes of one launch.
-pub(crate) struct Shape {
+pub(crate) struct LaunchShape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub dynamic_shared: u32,
@@ -175,7 +175,7 @@ pub(crate) struct Shape {
     pub dependent: bool,
 }
 
-impl Shape {
+impl LaunchShape {
     /// Returns the driver's form of the attributes, and how many there are: no allocation per
     /// launch.
     fn attributes(&self) -> ([CUlaunchAttribute; 3], usize) {
@@ -259,7 +259,7 @@ impl FunctionHandle {
     }
 
     /// Occupancy: clusters of this shape's blocks that fit on the GPU.
-    pub(crate) fn resident_clusters(&self, shape: &Shape) -> Result<u32> {
+    pub(crate) fn resident_clusters(&self, shape: &LaunchShape) -> Result<u32> {
         let mut clusters = 0;
         let (mut attributes, count) = shape.attributes();
         let config = shape.config(null_mut(), &mut attributes[..count]);
@@ -281,7 +281,7 @@ impl FunctionHandle {
     pub(crate) unsafe fn launch(
         &self,
         stream: &StreamHandle,
-        shape: &Shape,
+        shape: &LaunchShape,
         params: &mut [*mut c_void],
     ) -> Result<()> {
         let (mut attributes, count) = shape.attributes();

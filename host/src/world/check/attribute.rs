@@ -63,7 +63,7 @@ where
         },
         Ok(world) => Ok(format!("skipped (the job has {} ranks, not {n})", world.n_ranks())),
         Err(Error::Nccl(NcclError::NotFound(_))) if !gpus_only => Err(Some(WITHOUT_NCCL)),
-        Err(error) if !error.is_of_the_machine() => panic!("{error}"),
+        Err(error) if !error.is_hardware() => panic!("{error}"),
         Err(error) if gpus_only => Ok(format!("skipped ({error})")),
         Err(_) => Err(None),
     };

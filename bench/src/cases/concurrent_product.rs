@@ -11,7 +11,7 @@ use crate::contenders::contender::{Contender, Variant, Work};
 use crate::harness::Harness;
 
 /// `C = A x B^T` in bf16 on a stream of its own.
-pub struct Beside<'a> {
+pub struct ConcurrentProduct<'a> {
     harness: &'a Harness<'a>,
     shape: [usize; 3],
     gemm: Gemm,
@@ -22,7 +22,7 @@ pub struct Beside<'a> {
     events: [Event; 2],
 }
 
-impl<'a> Beside<'a> {
+impl<'a> ConcurrentProduct<'a> {
     pub fn new(harness: &'a Harness<'a>, shape: &[usize]) -> Result<Self> {
         ensure!(
             shape.len() == 3 && !shape.contains(&0),

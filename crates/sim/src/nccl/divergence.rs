@@ -14,7 +14,7 @@ type Key = (u8, u32, u32);
 
 /// The calls of a block's coops.
 #[derive(Default)]
-pub(crate) struct CallsApart {
+pub(crate) struct CallDivergence {
     /// The number of calls that a thread has made with a coop.
     made: LiteMap<(Key, u32), u32>,
     /// Calls that not all threads of the coop have made yet, by number.
