@@ -142,9 +142,10 @@ mod refusals {}
 /// Items that the macros' generated code uses.
 #[doc(hidden)]
 pub mod __private {
+    pub use devcomm_types::args::{Arg, ArgInfo, IntoArg, KernelArgs, LaunchArgs};
     pub use devcomm_types::kernel::{
-        Arg, ArgInfo, Body, COPIED, HostKernel, IntoArg, Kernel, KernelArgs, KernelParam,
-        LaunchArgs, MemoryRef, SeenAs, TakeParam, Taken, Unmet, seen,
+        Body, COPIED, HostKernel, Kernel, KernelParam, MemoryRef, SeenAs, TakeParam, Taken, Unmet,
+        seen,
     };
     pub use devcomm_types::launch::{SafeIf, Unset};
     pub use devcomm_types::{Dim3, HostBody, Launch, Unsafe};

@@ -5,8 +5,8 @@
 //! of a zero; so a slot with no such word has arrived whole, and all its bytes are payload. No
 //! barrier or fence is needed, and a message takes one-way latency.
 //!
-//! Two *banks* of slots take turns: a launch uses one, and who has received a message empties its
-//! slot, which another message reaches two launches later.
+//! Two *banks* of slots take turns: a launch uses one, and the thread that has received a message
+//! empties its slot, which another message reaches two launches later.
 //!
 //! # What a session requires
 //!
@@ -57,19 +57,20 @@
 //! # fn main() {}
 //! ```
 
+mod message;
+
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::tile::SharedTile;
 use cuda_std::vector::Vec16;
 use cuda_std::{hint, mem, thread};
 use devcomm_types::{Element, WaitFor, WaitKind};
 
+use self::message::is_message;
+pub use self::message::{EMPTY, message, message_word};
 use crate::call::CoopCall;
 use crate::flag::is_last_block;
 use crate::wait::{Deadline, finish, poll};
 use crate::{Coop, DevComm, LsaPtr, Window};
-
-/// The value of a word of a slot without a message: -0 in `f32`.
-pub const EMPTY: u32 = 0x8000_0000;
 
 /// Instead of a number of ranks: one that is known only when the kernel runs.
 pub const ANY_RANKS: usize = 0;
@@ -84,22 +85,6 @@ const LAUNCHES: usize = 1;
 
 /// Words of a slot.
 const SLOT: usize = 4;
-
-/// Returns a vector as peers receive it: words that are [`EMPTY`] become 0.
-pub fn message<T: Element>(vector: Vec16<T>) -> Vec16<T> {
-    Vec16::from_bits(vector.to_bits().map(message_word))
-}
-
-/// Returns a word as peers receive it.
-pub fn message_word(word: u32) -> u32 {
-    if word == EMPTY { 0 } else { word }
-}
-
-/// Returns whether a slot with these words holds a message.
-fn is_message<T: Element>(vector: Vec16<T>) -> bool {
-    let [a, b, c, d] = vector.to_bits();
-    a != EMPTY && b != EMPTY && c != EMPTY && d != EMPTY
-}
 
 /// Returns the source ranks that have slots of their own: with two ranks only the peer sends.
 const fn sources(ranks: usize) -> usize {

@@ -3,7 +3,8 @@
 use core::ffi::c_void;
 use core::fmt;
 
-use crate::kernel::{HostKernel, KernelArgs, MemoryRef};
+use crate::args::KernelArgs;
+use crate::kernel::{HostKernel, MemoryRef};
 
 /// What a simulated GPU runs instead of a kernel's machine code.
 #[derive(Clone, Copy)]

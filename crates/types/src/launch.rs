@@ -3,7 +3,8 @@
 use core::fmt;
 use core::marker::PhantomData;
 
-use crate::kernel::{ArgInfo, Kernel, KernelArgs, LaunchArgs};
+use crate::args::{ArgInfo, KernelArgs, LaunchArgs};
+use crate::kernel::Kernel;
 
 /// Three extents. A single number converts to `x`, with `y` and `z` 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

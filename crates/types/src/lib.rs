@@ -13,8 +13,8 @@
 //! * [`wait`]: what kernels wait for, and how the host aborts waits ([`WaitFor`], [`AbortBlock`]).
 //! * [`launch`]: a kernel with its arguments and the shape of its grid ([`Launch`],
 //!   [`LaunchConfig`]).
-//! * [`kernel`]: the traits of kernels, of their parameters and of launch arguments ([`Kernel`],
-//!   [`KernelParam`], [`IntoArg`]).
+//! * [`kernel`]: the traits of kernels and of their parameters ([`Kernel`], [`KernelParam`]).
+//! * [`args`]: the traits of launch arguments ([`IntoArg`], [`LaunchArgs`]).
 //!
 //! # Safety model
 //!
@@ -32,6 +32,7 @@
 //! ```
 #![no_std]
 
+pub mod args;
 pub mod cft;
 pub mod element;
 pub mod gin;
@@ -43,14 +44,12 @@ pub mod team;
 pub mod tensor_map;
 pub mod wait;
 
+pub use args::{Arg, ArgInfo, IntoArg, KernelArgs, LaunchArgs};
 pub use cft::CftTeamMode;
 pub use element::{DataType, Element, F8E4M3, F8E5M2};
 pub use gin::{CounterRange, GinConnectionType, GinType, SignalRange};
 pub use host_body::HostBody;
-pub use kernel::{
-    Arg, ArgInfo, GridConstant, HostKernel, IntoArg, Kernel, KernelArgs, KernelParam, LaunchArgs,
-    Slice, Unmet,
-};
+pub use kernel::{GridConstant, HostKernel, Kernel, KernelParam, Slice, Unmet};
 pub use launch::{Dim3, Launch, LaunchConfig, LaunchTarget, Safe, Safety, Unsafe};
 pub use nccl::{DevComm, Window};
 pub use team::Team;

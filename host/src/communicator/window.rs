@@ -1,23 +1,25 @@
 //! Symmetric windows: memory that the kernels of every rank can access.
 
+mod pointers;
+mod registration;
+
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use devcomm_types::nccl::{MultimemHandle, Team};
 use devcomm_types::{ArgInfo, Element, IntoArg, Window as DeviceWindow};
 use parking_lot::Mutex;
 
+pub use self::pointers::LogicalEndpoint;
 use super::Communicator;
 use super::group::{CallState, SharedState};
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
 use crate::device::{Birth, Buffer, DeviceSlice, Kept, Lifecycle};
-use crate::error::{DevCommError, Error, Result, StateError};
+use crate::error::{Error, Result};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
-use crate::sys::nccl::query::RawEndpoint;
 
 bitflags::bitflags! {
     /// How a window is registered. NCCL: `NCCL_WIN_*`.
@@ -74,29 +76,6 @@ struct Inner {
     memory: Mutex<Option<Kept>>,
     communicator: Communicator,
     birth: Birth,
-}
-
-/// A CFT endpoint and an offset in it. NCCL: `ncclCftLeId` and the offset of the `ncclGet*LeInfo`
-/// functions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogicalEndpoint {
-    /// The endpoint.
-    pub id: u32,
-    /// The offset in bytes.
-    pub offset: usize,
-}
-
-impl LogicalEndpoint {
-    /// Returns the endpoint `bytes` further.
-    fn at(self, bytes: u64) -> Self {
-        Self { offset: self.offset + bytes as usize, ..self }
-    }
-}
-
-impl From<RawEndpoint> for LogicalEndpoint {
-    fn from(raw: RawEndpoint) -> Self {
-        Self { id: raw.id, offset: raw.offset }
-    }
 }
 
 impl Communicator {
@@ -315,147 +294,6 @@ impl<T: Element> Window<T> {
         self.inner.close_for_user()
     }
 
-    /// Returns NCCL's address of this rank's memory. NCCL: `ncclWinGetUserPtr`.
-    ///
-    /// # Errors
-    ///
-    /// As [`device_window`](Self::device_window);
-    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported), [`Error::Nccl`].
-    #[doc(alias = "ncclWinGetUserPtr")]
-    pub fn user_pointer(&self) -> Result<u64> {
-        let handle = self.inner.handle()?;
-        self.inner.communicator.with_comm(|nccl, comm| {
-            // SAFETY: communicator and window are live.
-            unsafe { nccl.user_pointer(comm, handle) }
-        })
-    }
-
-    /// Returns the address, on this GPU, of element `index` of LSA rank `lsa_rank`. NCCL:
-    /// `ncclGetLsaDevicePointer`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for an index beyond that rank's window or a rank that is not in the
-    /// LSA team; as [`user_pointer`](Self::user_pointer).
-    #[doc(alias = "ncclGetLsaDevicePointer")]
-    pub fn lsa_pointer(&self, lsa_rank: usize, index: usize) -> Result<u64> {
-        let (handle, team) = (self.inner.handle()?, self.inner.communicator.team_lsa()?);
-        let n = team.n_ranks;
-        let rank = i32::try_from(lsa_rank).ok().filter(|rank| *rank < n).ok_or_else(|| {
-            Error::invalid(format!("LSA rank {lsa_rank} is not one of the {n} of this team"))
-        })?;
-        let world_rank = self.inner.communicator.rank_to_world(team, lsa_rank)?;
-        let offset = self.offset_on(world_rank, index)?;
-        let start = self.inner.communicator.with_comm(|nccl, _| {
-            // SAFETY: the window is live.
-            unsafe { nccl.lsa_pointer(handle, 0, rank) }
-        })?;
-        Ok(start + offset)
-    }
-
-    /// Returns the address, on this GPU, of element `index` of rank `peer`; `None` if this rank
-    /// cannot access it by load and store. NCCL: `ncclGetPeerDevicePointer`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for an index beyond that rank's window or an unknown rank; as
-    /// [`user_pointer`](Self::user_pointer).
-    #[doc(alias = "ncclGetPeerDevicePointer")]
-    pub fn peer_pointer(&self, peer: usize, index: usize) -> Result<Option<u64>> {
-        let (handle, offset) = (self.inner.handle()?, self.offset_on(peer, index)?);
-        let peer = self.inner.communicator.peer(peer)?;
-        let start = self.inner.communicator.with_comm(|nccl, _| {
-            // SAFETY: the window is live.
-            unsafe { nccl.peer_pointer(handle, 0, peer) }.map(non_null)
-        })?;
-        Ok(start.map(|start| start + offset))
-    }
-
-    /// Returns the multicast address of element `index` over the LSA team; `None` without
-    /// multicast. NCCL: `ncclGetLsaMultimemDevicePointer`.
-    ///
-    /// # Errors
-    ///
-    /// As [`peer_pointer`](Self::peer_pointer).
-    #[doc(alias = "ncclGetLsaMultimemDevicePointer")]
-    pub fn lsa_multimem_pointer(&self, index: usize) -> Result<Option<u64>> {
-        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
-        self.inner.communicator.with_comm(|nccl, _| {
-            // SAFETY: the window is live.
-            unsafe { nccl.lsa_multimem_pointer(handle, offset) }.map(non_null)
-        })
-    }
-
-    /// Returns the multicast address of element `index` over the team of the multimem handle
-    /// `team`, which is from a device communicator. NCCL: `ncclGetMultimemDevicePointer`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for an empty handle; as [`peer_pointer`](Self::peer_pointer).
-    #[doc(alias = "ncclGetMultimemDevicePointer")]
-    pub fn multimem_pointer(&self, team: MultimemHandle, index: usize) -> Result<Option<u64>> {
-        if team.base.is_null() {
-            return Err(Error::invalid("the multimem handle is empty"));
-        }
-        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
-        self.inner.communicator.with_comm(|nccl, _| {
-            // SAFETY: the window is live.
-            unsafe { nccl.multimem_pointer(handle, offset, team) }.map(non_null)
-        })
-    }
-
-    /// Returns the CFT endpoint and offset of element `index` of rank `rank` of a CFT team. NCCL:
-    /// `ncclGetCftDeviceLeInfo`.
-    ///
-    /// # Errors
-    ///
-    /// As [`peer_pointer`](Self::peer_pointer).
-    #[doc(alias = "ncclGetCftDeviceLeInfo")]
-    pub fn cft_endpoint(&self, team: Team, rank: usize, index: usize) -> Result<LogicalEndpoint> {
-        let handle = self.inner.handle()?;
-        let number = i32::try_from(rank).ok().filter(|rank| *rank < team.n_ranks);
-        let number = number.ok_or_else(|| Error::invalid("the rank is not in the CFT team"))?;
-        let world_rank = self.inner.communicator.rank_to_world(team, rank)?;
-        let offset = self.offset_on(world_rank, index)?;
-        let start = self.inner.communicator.with_comm(|nccl, _| {
-            // SAFETY: the window is live.
-            unsafe { nccl.cft_endpoint(handle, 0, number, team) }.map(LogicalEndpoint::from)
-        })?;
-        Ok(start.at(offset))
-    }
-
-    /// Returns the CFT endpoint and offset of element `index` of rank `peer`. NCCL:
-    /// `ncclGetPeerDeviceLeInfo`.
-    ///
-    /// # Errors
-    ///
-    /// As [`peer_pointer`](Self::peer_pointer).
-    #[doc(alias = "ncclGetPeerDeviceLeInfo")]
-    pub fn peer_endpoint(&self, peer: usize, index: usize) -> Result<LogicalEndpoint> {
-        let (handle, offset) = (self.inner.handle()?, self.offset_on(peer, index)?);
-        let peer = self.inner.communicator.peer(peer)?;
-        let start = self.inner.communicator.with_comm(|nccl, _| {
-            // SAFETY: the window is live.
-            unsafe { nccl.peer_endpoint(handle, 0, peer) }.map(LogicalEndpoint::from)
-        })?;
-        Ok(start.at(offset))
-    }
-
-    /// Returns the CFT endpoint and offset of element `index` for all ranks of the multicast group.
-    /// NCCL: `ncclGetMultimemDeviceLeInfo`.
-    ///
-    /// # Errors
-    ///
-    /// As [`peer_pointer`](Self::peer_pointer).
-    #[doc(alias = "ncclGetMultimemDeviceLeInfo")]
-    pub fn multimem_endpoint(&self, index: usize) -> Result<LogicalEndpoint> {
-        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
-        self.inner.communicator.with_comm(|nccl, _| {
-            // SAFETY: the window is live.
-            unsafe { nccl.multimem_endpoint(handle, offset) }.map(Into::into)
-        })
-    }
-
     /// Copies `data` to this rank's first `data.len()` elements.
     ///
     /// # Errors
@@ -508,27 +346,6 @@ impl<T: Element> Window<T> {
     pub(super) fn resource(&self) -> Arc<dyn Resource> {
         Arc::clone(&self.inner) as _
     }
-
-    /// Returns the offset of element `index` in bytes.
-    fn offset(&self, index: usize) -> Result<usize> {
-        if index >= self.len {
-            let len = self.len;
-            return Err(Error::invalid(format!("element {index} of a window of length {len}")));
-        }
-        Ok(index * size_of::<T>())
-    }
-
-    /// Returns the offset of element `index` in rank `rank`'s memory, in bytes. NCCL is asked for
-    /// the address of that memory's start, because it limits offsets by this rank's size.
-    fn offset_on(&self, rank: usize, index: usize) -> Result<u64> {
-        let len = self.len_of(rank).unwrap_or(self.len);
-        if index >= len {
-            return Err(Error::invalid(format!(
-                "element {index} of a window of length {len} on rank {rank}"
-            )));
-        }
-        Ok((index * size_of::<T>()) as u64)
-    }
 }
 
 /// Returns what keeps the memory of a slice allocated: not the window that it may be of, which
@@ -540,10 +357,6 @@ pub(super) fn allocation_of<T>(slice: &DeviceSlice<T>) -> Option<Kept> {
     }
 }
 
-fn non_null(address: u64) -> Option<u64> {
-    (address != 0).then_some(address)
-}
-
 // SAFETY: the memory of an open window is allocated; a drop waits for the streams.
 unsafe impl<T: Element> Buffer for Window<T> {
     type Element = T;
@@ -552,161 +365,6 @@ unsafe impl<T: Element> Buffer for Window<T> {
         let context = self.inner.communicator.context();
         // The slice keeps the window registered, and the window keeps the memory allocated.
         DeviceSlice::owned(context, self.inner.address, self.len, self.keep())
-    }
-}
-
-impl Inner {
-    fn handle(&self) -> Result<u64> {
-        let handle = self.registered()?;
-        self.communicator.require_live()?;
-        Ok(handle)
-    }
-
-    /// Returns the handle, also while the communicator is suspended or revoked.
-    fn registered(&self) -> Result<u64> {
-        let rank = self.communicator.rank();
-        if !self.life.is_open() {
-            return Err(StateError::Closed { what: self.name(), rank }.into());
-        }
-        self.made()
-    }
-
-    /// Returns the handle, also while another thread closes the window.
-    fn made(&self) -> Result<u64> {
-        let rank = self.communicator.rank();
-        if self.state.get() == CallState::Failed || !self.communicator.is_valid() {
-            return Err(StateError::Closed { what: self.name(), rank }.into());
-        }
-        if self.state.get() == CallState::Deferred {
-            return Err(StateError::InGroup {
-                what: "the use of a window that the group registers",
-            }
-            .into());
-        }
-        if self.handle.get() == 0 && !self.communicator.is_ready()? {
-            return Err(StateError::InProgress { operation: "the use of a window", rank }.into());
-        }
-        match self.handle.get() {
-            0 => Err(DevCommError::NoWindow { rank, bytes: self.bytes }.into()),
-            handle => Ok(handle),
-        }
-    }
-
-    /// Returns what keeps the memory allocated, without the registration.
-    fn allocation(&self) -> Option<Kept> {
-        self.memory.lock().clone()
-    }
-
-    /// Returns the same registration, to be dropped later than `self`.
-    fn moved(&self) -> Self {
-        let memory = self.memory.lock().take();
-        self.registration(self.life.take(), memory)
-    }
-
-    fn registration(&self, life: Lifecycle, memory: Option<Kept>) -> Self {
-        Self {
-            handle: self.handle.clone(),
-            state: self.state.clone(),
-            life,
-            address: self.address,
-            bytes: self.bytes,
-            flags: self.flags,
-            rank_bytes: None,
-            number: self.number,
-            memory: Mutex::new(memory),
-            communicator: self.communicator.clone(),
-            birth: self.birth,
-        }
-    }
-
-    /// Closes it; if a graph may use it, the registration ends with the graph.
-    fn close_for_user(&self) -> Result<()> {
-        let context = self.communicator.context();
-        let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
-        let mut is_held = false;
-        if self.made().is_ok() {
-            context.hold(self.birth, || {
-                is_held = true;
-                self.registration(Lifecycle::default(), self.allocation())
-            });
-        }
-        if is_held {
-            ending.done();
-            return Ok(());
-        }
-        drop(ending);
-        self.close()
-    }
-
-    /// Leaks the memory: a GPU may still use it.
-    fn leak(&self) {
-        std::mem::forget(self.memory.lock().take());
-    }
-}
-
-impl Resource for Inner {
-    fn name(&self) -> &'static str {
-        "the window"
-    }
-
-    fn is_open(&self) -> bool {
-        self.life.is_open() && self.state.get() != CallState::Failed
-    }
-
-    fn close(&self) -> Result<()> {
-        self.communicator.refuse_suspended()?;
-        let communicator = &self.communicator;
-        let context = communicator.context();
-        let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
-        let handle = match self.made() {
-            Ok(handle) => handle,
-            // The group of another thread registers it.
-            Err(deferred) if self.state.get() == CallState::Deferred => return Err(deferred),
-            Err(_) => {
-                // The registration failed, or has ended with its communicator.
-                ending.done();
-                return Ok(());
-            }
-        };
-        if communicator.handle().is_reachable_for_ever() {
-            ending.done();
-            let deregister = move |comm| calls::deregister_window(comm, handle);
-            communicator.handle().keep(self.memory.lock().take(), deregister);
-            return Ok(());
-        }
-        context.refuse_capturing("a window is closed")?;
-        context.drain()?;
-        let _ = context.cuda().bind();
-        // This rank's streams are idle; that peers are done is part of the contract of launches.
-        let ended = communicator.release(|comm| calls::deregister_window(comm, handle));
-        ending.done();
-        if ended.is_err() {
-            // NCCL may still use the memory.
-            self.leak();
-        }
-        ended
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        self.life.set_unused();
-        if self.registered().is_err() {
-            return;
-        }
-        let context = self.communicator.context().clone();
-        let suspended = self.communicator.refuse_suspended().is_err();
-        // Memory of another library may be freed after this.
-        let can_free = || match self.allocation().is_some() {
-            true => context.can_free_or_hold("a window", self.birth, || self.moved()),
-            false => context.can_free("a window"),
-        };
-        if suspended || !can_free() {
-            return self.leak();
-        }
-        if let Err(error) = self.close() {
-            tracing::warn!("{error}");
-        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use devcomm_types::TensorMap;
 
-use super::{Pipeline, PipelineState, RegTile, SharedTile};
 use crate::convert::Half;
+use super::{Pipeline, PipelineState, RegTile, RegisterSplit, Scheduler, SharedTile};
 use crate::mbarrier::MBarrier;
 use crate::wgmma::{self, Factor, Sums};
 use crate::{cluster, grid, shared_array, thread, tma, warp};
@@ -12,131 +12,6 @@ use crate::{cluster, grid, shared_array, thread, tma, warp};
 const WARPGROUP: u32 = 128;
 /// The most stages of a main loop.
 pub const MAX_STAGES: u32 = 24;
-
-/// The tiles that a block computes, one after the other.
-pub trait Scheduler: Copy {
-    /// A tile, as the scheduler numbers it.
-    type Work: Copy;
-
-    /// Returns the block's first tile.
-    fn first(&self) -> Option<Self::Work>;
-
-    /// Returns the block's tile after `work`.
-    fn next(&self, work: Self::Work) -> Option<Self::Work>;
-
-    /// Returns the first step of a tile, and where its steps end: each adds the products of one
-    /// stage.
-    fn steps(&self, work: Self::Work) -> (u32, u32);
-}
-
-/// A scheduler of equal tiles: each cluster of `CLUSTER` blocks computes the tile of its own number
-/// and every further one at the distance of the number of clusters.
-#[derive(Clone, Copy, Debug)]
-pub struct Persistent<const CLUSTER: u32> {
-    /// The number of tiles.
-    pub tiles: u32,
-    /// The steps of each tile.
-    pub steps: u32,
-}
-
-/// A tile of [`Persistent`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
-    /// The tile's number.
-    pub number: u32,
-    /// How many tiles the cluster computes before it.
-    pub before: u32,
-}
-
-impl<const CLUSTER: u32> Persistent<CLUSTER> {
-    /// Returns how many tiles this block computes.
-    #[must_use]
-    pub fn turns(&self) -> u32 {
-        let (cluster, clusters) = place::<CLUSTER>();
-        self.tiles.saturating_sub(cluster).div_ceil(clusters)
-    }
-
-    /// Returns the tile that this block computes after `before` others.
-    #[must_use]
-    pub fn turn(&self, before: u32) -> Turn {
-        let (cluster, clusters) = place::<CLUSTER>();
-        Turn { number: cluster + before * clusters, before }
-    }
-
-    fn some(&self, turn: Turn) -> Option<Turn> {
-        (turn.number < self.tiles).then_some(turn)
-    }
-}
-
-/// This block's cluster, and the number of clusters.
-fn place<const CLUSTER: u32>() -> (u32, u32) {
-    (thread::block_idx_x() / CLUSTER, thread::grid_dim_x() / CLUSTER)
-}
-
-impl<const CLUSTER: u32> Scheduler for Persistent<CLUSTER> {
-    type Work = Turn;
-
-    fn first(&self) -> Option<Turn> {
-        self.some(Turn { number: place::<CLUSTER>().0, before: 0 })
-    }
-
-    fn next(&self, Turn { number, before }: Turn) -> Option<Turn> {
-        self.some(Turn { number: number + place::<CLUSTER>().1, before: before + 1 })
-    }
-
-    fn steps(&self, _: Turn) -> (u32, u32) {
-        (0, self.steps)
-    }
-}
-
-/// How the registers of a block are divided between the warps that compute and the others.
-pub trait RegisterSplit {
-    /// Registers of a computing thread and of another one; `None` leaves the launch's.
-    const REGISTERS: Option<[u32; 2]>;
-
-    /// Raises those of a computing warpgroup.
-    ///
-    /// # Safety
-    ///
-    /// As [`wgmma::raise_registers`].
-    unsafe fn raise();
-
-    /// Lowers those of another warpgroup.
-    ///
-    /// # Safety
-    ///
-    /// As [`wgmma::lower_registers`].
-    unsafe fn lower();
-}
-
-/// The registers that the launch gave each thread.
-impl RegisterSplit for () {
-    const REGISTERS: Option<[u32; 2]> = None;
-
-    unsafe fn raise() {}
-
-    unsafe fn lower() {}
-}
-
-/// `COMPUTING` registers for a thread that computes, and `OTHER` for another one; both are
-/// multiples of 8 from 24 to 256.
-#[derive(Clone, Copy, Debug)]
-pub struct Registers<const COMPUTING: u32, const OTHER: u32>;
-
-impl<const COMPUTING: u32, const OTHER: u32> RegisterSplit for Registers<COMPUTING, OTHER> {
-    const REGISTERS: Option<[u32; 2]> = Some([COMPUTING, OTHER]);
-
-    unsafe fn raise() {
-        // SAFETY: the warpgroup calls it together, and the block has the registers: `raise`'s
-        // contract.
-        unsafe { wgmma::raise_registers::<COMPUTING>() }
-    }
-
-    unsafe fn lower() {
-        // SAFETY: the warpgroup calls it together, and needs no more: `lower`'s contract.
-        unsafe { wgmma::lower_registers::<OTHER>() }
-    }
-}
 
 /// A stage that the calling thread of a loading warp fills: it is empty in all blocks of the
 /// cluster. Only [`Mainloop::run`] makes one.
@@ -335,8 +210,8 @@ impl IdleWarp {
     }
 }
 
-/// What is a kernel's own in the main loop of a product on Hopper. [`run`](Self::run) gives the
-/// rest: the roles of the warps, the stages and their barriers, and the loops.
+/// The parts of the main loop of a product on Hopper that are a kernel's own. [`run`](Self::run)
+/// gives the rest: the roles of the warps, the stages and their barriers, and the loops.
 ///
 /// The first [`COMPUTING`](Self::COMPUTING) warpgroups of a block compute, each its rows of every
 /// tile. Of the last warpgroup, the first [`LOADING`](Self::LOADING) warps load, and the others are

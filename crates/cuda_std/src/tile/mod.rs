@@ -22,18 +22,19 @@ pub mod arena;
 mod mainloop;
 mod mma;
 mod order;
+mod persistent;
 mod pipeline;
+mod register_split;
 mod registers;
 mod schedule;
 mod shared;
 
-pub use self::mainloop::{
-    EmptyStage, IdleWarp, MAX_STAGES, Mainloop, Persistent, RegisterSplit, Registers, Scheduler,
-    Turn, Warpgroup, WorkOf,
-};
+pub use self::mainloop::{EmptyStage, IdleWarp, MAX_STAGES, Mainloop, Warpgroup, WorkOf};
 pub use self::mma::{Matrix, MmaProduct, MmaTile};
 pub use self::order::TileOrder;
+pub use self::persistent::{Persistent, Scheduler, Turn};
 pub use self::pipeline::{Pipeline, PipelineState};
+pub use self::register_split::{RegisterSplit, Registers};
 pub use self::registers::{RegColumns, RegPairs, RegRows, RegTile};
 pub use self::schedule::{Schedule, Work};
 pub use self::shared::{SharedTile, TileMemory};

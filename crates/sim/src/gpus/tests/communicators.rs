@@ -1,8 +1,8 @@
 //! Communicators of some of the GPUs, whose ranks differ from the GPUs' numbers.
 
 use cuda_std::multimem;
-use devcomm_types::kernel::{HostKernel, IntoArg, KernelArgs, LaunchArgs};
 use devcomm_types::{GinConnectionType, Window as WindowParam, nccl};
+use devcomm_types::{HostKernel, IntoArg, KernelArgs, LaunchArgs};
 use nccl_device::gin::Proxy;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 

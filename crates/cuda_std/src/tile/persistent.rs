@@ -1,0 +1,79 @@
+//! The tiles that a persistent block computes.
+
+use crate::thread;
+
+/// The tiles that a block computes, one after the other.
+pub trait Scheduler: Copy {
+    /// A tile, as the scheduler numbers it.
+    type Work: Copy;
+
+    /// Returns the block's first tile.
+    fn first(&self) -> Option<Self::Work>;
+
+    /// Returns the block's tile after `work`.
+    fn next(&self, work: Self::Work) -> Option<Self::Work>;
+
+    /// Returns the first step of a tile, and where its steps end: each adds the products of one
+    /// stage.
+    fn steps(&self, work: Self::Work) -> (u32, u32);
+}
+
+/// A scheduler of equal tiles: each cluster of `CLUSTER` blocks computes the tile of its own number
+/// and every further one at the distance of the number of clusters.
+#[derive(Clone, Copy, Debug)]
+pub struct Persistent<const CLUSTER: u32> {
+    /// The number of tiles.
+    pub tiles: u32,
+    /// The steps of each tile.
+    pub steps: u32,
+}
+
+/// A tile of [`Persistent`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// The tile's number.
+    pub number: u32,
+    /// How many tiles the cluster computes before it.
+    pub before: u32,
+}
+
+impl<const CLUSTER: u32> Persistent<CLUSTER> {
+    /// Returns how many tiles this block computes.
+    #[must_use]
+    pub fn turns(&self) -> u32 {
+        let (cluster, clusters) = place::<CLUSTER>();
+        self.tiles.saturating_sub(cluster).div_ceil(clusters)
+    }
+
+    /// Returns the tile that this block computes after `before` others.
+    #[must_use]
+    pub fn turn(&self, before: u32) -> Turn {
+        let (cluster, clusters) = place::<CLUSTER>();
+        Turn { number: cluster + before * clusters, before }
+    }
+
+    fn some(&self, turn: Turn) -> Option<Turn> {
+        (turn.number < self.tiles).then_some(turn)
+    }
+}
+
+/// This block's cluster, and the number of clusters.
+fn place<const CLUSTER: u32>() -> (u32, u32) {
+    (thread::block_idx_x() / CLUSTER, thread::grid_dim_x() / CLUSTER)
+}
+
+impl<const CLUSTER: u32> Scheduler for Persistent<CLUSTER> {
+    type Work = Turn;
+
+    fn first(&self) -> Option<Turn> {
+        self.some(Turn { number: place::<CLUSTER>().0, before: 0 })
+    }
+
+    fn next(&self, Turn { number, before }: Turn) -> Option<Turn> {
+        self.some(Turn { number: number + place::<CLUSTER>().1, before: before + 1 })
+    }
+
+    fn steps(&self, _: Turn) -> (u32, u32) {
+        (0, self.steps)
+    }
+}

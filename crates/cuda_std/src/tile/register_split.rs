@@ -1,0 +1,52 @@
+//! The division of a block's registers among its warpgroups.
+
+use crate::wgmma;
+
+/// How the registers of a block are divided between the warps that compute and the others.
+pub trait RegisterSplit {
+    /// Registers of a computing thread and of another one; `None` leaves the launch's.
+    const REGISTERS: Option<[u32; 2]>;
+
+    /// Raises those of a computing warpgroup.
+    ///
+    /// # Safety
+    ///
+    /// As [`wgmma::raise_registers`].
+    unsafe fn raise();
+
+    /// Lowers those of another warpgroup.
+    ///
+    /// # Safety
+    ///
+    /// As [`wgmma::lower_registers`].
+    unsafe fn lower();
+}
+
+/// The registers that the launch gave each thread.
+impl RegisterSplit for () {
+    const REGISTERS: Option<[u32; 2]> = None;
+
+    unsafe fn raise() {}
+
+    unsafe fn lower() {}
+}
+
+/// `COMPUTING` registers for a thread that computes, and `OTHER` for another one; both are
+/// multiples of 8 from 24 to 256.
+#[derive(Clone, Copy, Debug)]
+pub struct Registers<const COMPUTING: u32, const OTHER: u32>;
+
+impl<const COMPUTING: u32, const OTHER: u32> RegisterSplit for Registers<COMPUTING, OTHER> {
+    const REGISTERS: Option<[u32; 2]> = Some([COMPUTING, OTHER]);
+
+    unsafe fn raise() {
+        // SAFETY: the warpgroup calls it together, and the block has the registers: `raise`'s
+        // contract.
+        unsafe { wgmma::raise_registers::<COMPUTING>() }
+    }
+
+    unsafe fn lower() {
+        // SAFETY: the warpgroup calls it together, and needs no more: `lower`'s contract.
+        unsafe { wgmma::lower_registers::<OTHER>() }
+    }
+}

@@ -1,0 +1,165 @@
+//! The registration of a window: made once, and ended once.
+
+use parking_lot::Mutex;
+
+use super::Inner;
+use crate::communicator::group::CallState;
+use crate::device::issuer::Resource;
+use crate::device::{Kept, Lifecycle};
+use crate::error::{DevCommError, Result, StateError};
+use crate::sys::nccl::calls;
+
+impl Inner {
+    pub(super) fn handle(&self) -> Result<u64> {
+        let handle = self.registered()?;
+        self.communicator.require_live()?;
+        Ok(handle)
+    }
+
+    /// Returns the handle, also while the communicator is suspended or revoked.
+    pub(super) fn registered(&self) -> Result<u64> {
+        let rank = self.communicator.rank();
+        if !self.life.is_open() {
+            return Err(StateError::Closed { what: self.name(), rank }.into());
+        }
+        self.made()
+    }
+
+    /// Returns the handle, also while another thread closes the window.
+    pub(super) fn made(&self) -> Result<u64> {
+        let rank = self.communicator.rank();
+        if self.state.get() == CallState::Failed || !self.communicator.is_valid() {
+            return Err(StateError::Closed { what: self.name(), rank }.into());
+        }
+        if self.state.get() == CallState::Deferred {
+            return Err(StateError::InGroup {
+                what: "the use of a window that the group registers",
+            }
+            .into());
+        }
+        if self.handle.get() == 0 && !self.communicator.is_ready()? {
+            return Err(StateError::InProgress { operation: "the use of a window", rank }.into());
+        }
+        match self.handle.get() {
+            0 => Err(DevCommError::NoWindow { rank, bytes: self.bytes }.into()),
+            handle => Ok(handle),
+        }
+    }
+
+    /// Returns what keeps the memory allocated, without the registration.
+    pub(super) fn allocation(&self) -> Option<Kept> {
+        self.memory.lock().clone()
+    }
+
+    /// Returns the same registration, to be dropped later than `self`.
+    fn moved(&self) -> Self {
+        let memory = self.memory.lock().take();
+        self.registration(self.life.take(), memory)
+    }
+
+    fn registration(&self, life: Lifecycle, memory: Option<Kept>) -> Self {
+        Self {
+            handle: self.handle.clone(),
+            state: self.state.clone(),
+            life,
+            address: self.address,
+            bytes: self.bytes,
+            flags: self.flags,
+            rank_bytes: None,
+            number: self.number,
+            memory: Mutex::new(memory),
+            communicator: self.communicator.clone(),
+            birth: self.birth,
+        }
+    }
+
+    /// Closes it; if a graph may use it, the registration ends with the graph.
+    pub(super) fn close_for_user(&self) -> Result<()> {
+        let context = self.communicator.context();
+        let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
+        let mut is_held = false;
+        if self.made().is_ok() {
+            context.hold(self.birth, || {
+                is_held = true;
+                self.registration(Lifecycle::default(), self.allocation())
+            });
+        }
+        if is_held {
+            ending.done();
+            return Ok(());
+        }
+        drop(ending);
+        self.close()
+    }
+
+    /// Leaks the memory: a GPU may still use it.
+    fn leak(&self) {
+        std::mem::forget(self.memory.lock().take());
+    }
+}
+
+impl Resource for Inner {
+    fn name(&self) -> &'static str {
+        "the window"
+    }
+
+    fn is_open(&self) -> bool {
+        self.life.is_open() && self.state.get() != CallState::Failed
+    }
+
+    fn close(&self) -> Result<()> {
+        self.communicator.refuse_suspended()?;
+        let communicator = &self.communicator;
+        let context = communicator.context();
+        let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
+        let handle = match self.made() {
+            Ok(handle) => handle,
+            // The group of another thread registers it.
+            Err(deferred) if self.state.get() == CallState::Deferred => return Err(deferred),
+            Err(_) => {
+                // The registration failed, or has ended with its communicator.
+                ending.done();
+                return Ok(());
+            }
+        };
+        if communicator.handle().is_reachable_for_ever() {
+            ending.done();
+            let deregister = move |comm| calls::deregister_window(comm, handle);
+            communicator.handle().keep(self.memory.lock().take(), deregister);
+            return Ok(());
+        }
+        context.refuse_capturing("a window is closed")?;
+        context.drain()?;
+        let _ = context.cuda().bind();
+        // This rank's streams are idle; that peers are done is part of the contract of launches.
+        let ended = communicator.release(|comm| calls::deregister_window(comm, handle));
+        ending.done();
+        if ended.is_err() {
+            // NCCL may still use the memory.
+            self.leak();
+        }
+        ended
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.life.set_unused();
+        if self.registered().is_err() {
+            return;
+        }
+        let context = self.communicator.context().clone();
+        let suspended = self.communicator.refuse_suspended().is_err();
+        // Memory of another library may be freed after this.
+        let can_free = || match self.allocation().is_some() {
+            true => context.can_free_or_hold("a window", self.birth, || self.moved()),
+            false => context.can_free("a window"),
+        };
+        if suspended || !can_free() {
+            return self.leak();
+        }
+        if let Err(error) = self.close() {
+            tracing::warn!("{error}");
+        }
+    }
+}
