@@ -1,18 +1,20 @@
 //! Matrix products in bf16 with a collective, as one operation of `devcomm`, against cuBLASLt and
 //! NCCL: the comparison that all of them share.
 
+mod collect;
+
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
 use anyhow::Result;
 use clap::Args;
 use devcomm::{
-    Buffer, Collectives, Communicator, DataType, DeviceSlice, Explanation, Gemm, ReduceOp, Stream,
-    Window,
+    Buffer, Collectives, Communicator, DataType, DeviceSlice, Explanation, Gemm, Stream, Window,
 };
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
+use self::collect::{By, Collect};
 use super::all_reduce::bus;
 use super::benchmark::{Benchmark, Options};
 use super::job::Job;
@@ -486,33 +488,5 @@ impl<'a> Data<'a> {
                 Contender::new(variant, work, checked)
             }
         })
-    }
-}
-
-/// A collective on a stream.
-struct Collect<'a> {
-    collective: Collective,
-    stream: &'a Stream,
-    by: By<'a>,
-}
-
-/// The library or kernel that it is done by.
-#[derive(Clone, Copy)]
-enum By<'a> {
-    Kernels(&'a Collectives),
-    Nccl(&'a Communicator),
-}
-
-impl Collect<'_> {
-    fn enqueue(&self, from: &DeviceSlice<bf16>, to: &DeviceSlice<bf16>) -> devcomm::Result<()> {
-        let (op, stream) = (ReduceOp::Sum, self.stream);
-        match (self.collective, self.by) {
-            (Collective::AllReduce, By::Kernels(by)) => by.all_reduce(from, to, op, stream),
-            (Collective::AllReduce, By::Nccl(by)) => by.all_reduce(from, to, op, stream),
-            (Collective::ReduceScatter, By::Kernels(by)) => by.reduce_scatter(from, to, op, stream),
-            (Collective::ReduceScatter, By::Nccl(by)) => by.reduce_scatter(from, to, op, stream),
-            (Collective::AllGather, By::Kernels(by)) => by.all_gather(from, to, stream),
-            (Collective::AllGather, By::Nccl(by)) => by.all_gather(from, to, stream),
-        }
     }
 }

@@ -4,6 +4,7 @@
 //! A test runs the ranks of a world, which check their results and the driver and NCCL calls.
 #![cfg(feature = "simulator")]
 
+mod abort_handles;
 mod aborts;
 mod agreement;
 mod children;

@@ -1,0 +1,38 @@
+//! The collective of a fused operation, by devcomm or by NCCL.
+
+use devcomm::{Collectives, Communicator, DeviceSlice, ReduceOp, Stream};
+use half::bf16;
+
+use super::Collective;
+
+/// A collective on a stream.
+pub(super) struct Collect<'a> {
+    pub(super) collective: Collective,
+    pub(super) stream: &'a Stream,
+    pub(super) by: By<'a>,
+}
+
+/// The library or kernel that it is done by.
+#[derive(Clone, Copy)]
+pub(super) enum By<'a> {
+    Kernels(&'a Collectives),
+    Nccl(&'a Communicator),
+}
+
+impl Collect<'_> {
+    pub(super) fn enqueue(
+        &self,
+        from: &DeviceSlice<bf16>,
+        to: &DeviceSlice<bf16>,
+    ) -> devcomm::Result<()> {
+        let (op, stream) = (ReduceOp::Sum, self.stream);
+        match (self.collective, self.by) {
+            (Collective::AllReduce, By::Kernels(by)) => by.all_reduce(from, to, op, stream),
+            (Collective::AllReduce, By::Nccl(by)) => by.all_reduce(from, to, op, stream),
+            (Collective::ReduceScatter, By::Kernels(by)) => by.reduce_scatter(from, to, op, stream),
+            (Collective::ReduceScatter, By::Nccl(by)) => by.reduce_scatter(from, to, op, stream),
+            (Collective::AllGather, By::Kernels(by)) => by.all_gather(from, to, stream),
+            (Collective::AllGather, By::Nccl(by)) => by.all_gather(from, to, stream),
+        }
+    }
+}
