@@ -13,13 +13,11 @@ const FILE: &str = "a file has more than 500 lines";
 const FUNCTION: &str = "a function has more than 70 lines";
 
 /// Where a rule is still broken, and how often. A number may only fall.
-const OWED: [(&str, &str, usize); 41] = [
+const OWED: [(&str, &str, usize); 36] = [
     ("bench/src/cases/gemm.rs", FUNCTION, 1),
     ("bench/src/contenders/cublaslt/mod.rs", FUNCTION, 1),
     ("bench/tests/simulated.rs", FILE, 1),
-    ("crates/cuda_builder/src/builder.rs", FUNCTION, 1),
     ("crates/cuda_builder/src/traps.rs", FUNCTION, 1),
-    ("crates/cuda_std_macros/src/param.rs", FUNCTION, 1),
     ("crates/nccl_device/src/peer_tiles.rs", FUNCTION, 1),
     ("crates/nccl_device/src/peer_tiles.rs", SAFETY, 2),
     ("crates/nccl_device/src/peer_tiles.rs", VERB, 3),
@@ -29,8 +27,6 @@ const OWED: [(&str, &str, usize); 41] = [
     ("crates/ops/", SAFETY, 21),
     ("crates/ops/", VERB, 44),
     ("crates/rma_loopback/tests/fake/work.rs", FUNCTION, 1),
-    ("crates/sim/src/dev_comm/mod.rs", FUNCTION, 1),
-    ("crates/sim/src/host_nccl/dev_comm.rs", FUNCTION, 1),
     ("crates/sim/src/race/agents.rs", FUNCTION, 1),
     ("crates/sim/src/race/mod.rs", FUNCTION, 1),
     ("crates/sim/src/timeline/svg.rs", FUNCTION, 1),
@@ -40,7 +36,6 @@ const OWED: [(&str, &str, usize); 41] = [
     ("examples/gemm_ladder/kernels/src/step8_persistent.rs", FUNCTION, 1),
     ("examples/gemm_ladder/src/lib.rs", FUNCTION, 1),
     ("host/src/communicator/group.rs", FUNCTION, 1),
-    ("host/src/sys/nccl/abi_tests/constants.rs", FUNCTION, 1),
     ("kernels/src/", FILE, 5),
     ("kernels/src/", FIRST, 76),
     ("kernels/src/", FUNCTION, 3),

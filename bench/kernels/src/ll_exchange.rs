@@ -57,7 +57,7 @@ pub unsafe fn ll_exchange(
 ///
 /// # Safety
 ///
-/// As [`ll_exchange`]'s; `at` is below `count`.
+/// The contract is that of [`ll_exchange`]'s; `at` is below `count`.
 unsafe fn exchange<const N: usize>(
     session: &LlA2a<'_, u64>,
     team: Team,
@@ -84,7 +84,7 @@ unsafe fn exchange<const N: usize>(
 ///
 /// # Safety
 ///
-/// As [`exchange`]'s.
+/// The contract is that of [`exchange`]'s.
 unsafe fn exchange_with_many(
     session: &LlA2a<'_, u64>,
     team: Team,

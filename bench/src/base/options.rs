@@ -128,7 +128,7 @@ pub struct RunOptions {
 
     /// Configurations of NCCL, comma-separated, a row for each where it may matter: `mixed`, NCCL's
     /// default, with graph mixing; without it `unmixed`, `efficiency` and `zero`, of the CTA policy
-    /// of that name, and `ctas:<n>`, kernels of so many blocks [default: unmixed,efficiency,zero;
+    /// of that name, and `ctas:<n>`, kernels of n blocks [default: unmixed,efficiency,zero;
     /// mixed when simulated]
     #[arg(long, value_delimiter = ',', value_name = "CONFIG")]
     pub nccl: Vec<NcclSetting>,

@@ -91,7 +91,7 @@ pub trait Benchmark: Args + Sync {
         None
     }
 
-    /// Returns what peers measure of it, on so many GPUs.
+    /// Returns what peers measure of it, on this number of GPUs.
     fn work(&self, _options: &Options, _gpus: usize) -> Result<Work> {
         Ok(Work::Counts(BTreeMap::new()))
     }

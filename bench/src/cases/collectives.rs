@@ -229,7 +229,7 @@ pub trait Workload {
     fn contenders(&self) -> Result<Vec<Contender<'_>>>;
 }
 
-/// What else runs an operation of so many elements.
+/// What else runs an operation of this number of elements.
 type More<'a> = &'a dyn Fn(usize) -> Result<Option<Box<dyn Workload + 'a>>>;
 
 impl Flags {

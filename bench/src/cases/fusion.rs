@@ -117,7 +117,7 @@ pub trait Fusion: Args + Sync {
     /// Lists of `m`, `n` and `k` that replace empty ones: on GPUs, and simulated.
     fn defaults() -> [[&'static [usize]; 3]; 2];
 
-    /// Refuses a problem that so many ranks do not have.
+    /// Refuses a problem that this number of ranks does not have.
     fn require(problem: &Problem, ranks: usize) -> Result<()>;
 
     /// Returns the operation for a shape, of which a plan is asked.

@@ -66,7 +66,7 @@ pub fn tune<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>, c: u64) -> R
 }
 
 impl L2 {
-    /// Returns the copies of B that the calls use in turn, of elements of so many bytes.
+    /// Returns the copies of B that the calls use in turn, of elements of this number of bytes.
     pub fn copies_of_b(
         self,
         harness: &Harness<'_>,

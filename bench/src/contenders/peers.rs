@@ -96,7 +96,7 @@ impl FromStr for Peer {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Work {
-    /// All-reduces of so many elements, by type.
+    /// All-reduces of this number of elements, by type.
     Counts(BTreeMap<&'static str, Vec<usize>>),
     /// All-reduces with RMSNorm of so many tokens and elements of each, by type.
     RmsNorm(BTreeMap<&'static str, Vec<[usize; 2]>>),

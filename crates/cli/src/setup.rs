@@ -69,7 +69,7 @@ impl Setup {
     ///
     /// # Errors
     ///
-    /// As [`setup`], or if rustup cannot install the toolchain.
+    /// The errors are those of [`setup`], and one if rustup cannot install the toolchain.
     pub fn run(&self) -> Result<u8> {
         if self.kernel_toolchain {
             rustup(&[

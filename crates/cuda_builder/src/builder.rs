@@ -191,14 +191,19 @@ impl CudaBuilder {
         }
     }
 
-    fn build_into(&self, folder: &Path) -> Result<Artifacts, Error> {
-        let in_script = self.out_dir.is_none();
+    /// Returns what a panic does, by the options and, in a build script, the environment.
+    fn panics(&self, in_script: bool) -> Panics {
         let wanted = in_script && script::is_on("DEVCOMM_PANIC_MESSAGES");
-        let panics = match (self.debug, self.panic_messages || wanted) {
+        match (self.debug, self.panic_messages || wanted) {
             (true, _) => Panics::Checked,
             (false, true) => Panics::Reported,
             (false, false) => Panics::Silent,
-        };
+        }
+    }
+
+    fn build_into(&self, folder: &Path) -> Result<Artifacts, Error> {
+        let in_script = self.out_dir.is_none();
+        let panics = self.panics(in_script);
         let manifest_dir = match &self.manifest_dir {
             Some(folder) => folder.clone(),
             None => script_variable("CARGO_MANIFEST_DIR", "manifest_dir")?,

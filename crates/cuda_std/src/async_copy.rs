@@ -50,7 +50,7 @@ pub unsafe fn copy_16<T>(to: *mut T, from: *const T, pred: bool) {
 ///
 /// # Safety
 ///
-/// As for [`copy_16`], with an alignment and a size of 4 bytes.
+/// The contract is that of [`copy_16`], with an alignment and a size of 4 bytes.
 #[doc(alias = "cp.async")]
 #[track_caller]
 pub unsafe fn copy_4<T>(to: *mut T, from: *const T, pred: bool) {

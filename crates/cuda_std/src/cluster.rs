@@ -108,7 +108,7 @@ pub unsafe fn sync() {
 ///
 /// # Safety
 ///
-/// As [`sync`].
+/// The contract is that of [`sync`].
 #[track_caller]
 pub unsafe fn sync_relaxed() {
     arch::cluster_sync_relaxed();

@@ -143,7 +143,7 @@ pub unsafe fn block_reduce<T: WarpShuffleValue>(mine: T, identity: T, op: impl F
 ///
 /// # Safety
 ///
-/// As for [`block_reduce`].
+/// The contract is that of [`block_reduce`].
 #[track_caller]
 pub unsafe fn block_sum<T: Summand>(mine: T) -> T {
     // SAFETY: all threads of the caller's block call this together.

@@ -63,7 +63,7 @@ pub unsafe fn store<T: Copy>(address: *mut T, value: T) {
 ///
 /// # Safety
 ///
-/// As [`load`]; `T` is a number of at most 8 bytes.
+/// The contract is that of [`load`]; `T` is a number of at most 8 bytes.
 #[track_caller]
 pub unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
     // SAFETY: the caller passes an address that is valid for reads and aligned.
@@ -75,7 +75,7 @@ pub unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
 ///
 /// # Safety
 ///
-/// As [`store`].
+/// The contract is that of [`store`].
 #[track_caller]
 pub unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
     // SAFETY: the caller passes an address that is valid for writes and aligned.
@@ -98,7 +98,7 @@ pub unsafe fn load_vec<T: Element>(address: *const T) -> Vec16<T> {
 ///
 /// # Safety
 ///
-/// As [`load_vec`], in global memory.
+/// The contract is that of [`load_vec`], in global memory.
 #[track_caller]
 pub unsafe fn load_vec_once<T: Element>(address: *const T) -> Vec16<T> {
     // SAFETY: the caller passes an address of 16 bytes that is valid for reads and aligned.
@@ -185,7 +185,7 @@ pub unsafe fn prefetch<T>(address: *const T) {
 ///
 /// # Safety
 ///
-/// As [`load_vec`], and concurrent writes are only [`store_vec_relaxed`].
+/// The contract is that of [`load_vec`], and concurrent writes are only [`store_vec_relaxed`].
 #[track_caller]
 pub unsafe fn load_vec_relaxed<T: Element>(address: *const T, scope: Scope) -> Vec16<T> {
     // SAFETY: the caller passes an address of 16 bytes that is valid for reads and aligned.
@@ -197,7 +197,8 @@ pub unsafe fn load_vec_relaxed<T: Element>(address: *const T, scope: Scope) -> V
 ///
 /// # Safety
 ///
-/// As [`store_vec`], and concurrent accesses are only by this function and [`load_vec_relaxed`].
+/// The contract is that of [`store_vec`], and concurrent accesses are only by this function and
+/// [`load_vec_relaxed`].
 #[track_caller]
 pub unsafe fn store_vec_relaxed<T: Element>(address: *mut T, value: Vec16<T>, scope: Scope) {
     // SAFETY: the caller passes an address of 16 bytes that is valid for writes and aligned.
@@ -212,7 +213,8 @@ pub unsafe fn store_vec_relaxed<T: Element>(address: *mut T, value: Vec16<T>, sc
 ///
 /// # Safety
 ///
-/// As [`load`], and concurrent writes are only atomic or ordered accesses of the same size.
+/// The contract is that of [`load`], and concurrent writes are only atomic or ordered accesses of
+/// the same size.
 #[track_caller]
 pub unsafe fn load_ordered<T: AtomicValue>(address: *const T, order: Order, scope: Scope) -> T {
     // SAFETY: the caller's contract; a load does not write.
@@ -227,7 +229,8 @@ pub unsafe fn load_ordered<T: AtomicValue>(address: *const T, order: Order, scop
 ///
 /// # Safety
 ///
-/// As [`store`], and concurrent accesses are only atomic or ordered accesses of the same size.
+/// The contract is that of [`store`], and concurrent accesses are only atomic or ordered accesses
+/// of the same size.
 #[track_caller]
 pub unsafe fn store_ordered<T: AtomicValue>(address: *mut T, value: T, order: Order, scope: Scope) {
     // SAFETY: the caller passes an aligned address that threads access only by such operations.

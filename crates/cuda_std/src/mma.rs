@@ -78,7 +78,7 @@ pub unsafe fn load_matrices<T: Factor>(row: *const T) -> [u32; 4] {
 ///
 /// # Safety
 ///
-/// As [`load_matrices`].
+/// The contract is that of [`load_matrices`].
 #[doc(alias = "ldmatrix")]
 #[track_caller]
 pub unsafe fn load_matrices_transposed<T: Factor>(row: *const T) -> [u32; 4] {
@@ -110,7 +110,7 @@ pub unsafe fn store_matrices(row: *mut u8, words: [u32; 4]) {
 ///
 /// # Safety
 ///
-/// As [`store_matrices`], for the lanes whose addresses are used.
+/// The contract is that of [`store_matrices`], for the lanes whose addresses are used.
 #[doc(alias = "stmatrix")]
 #[track_caller]
 pub unsafe fn store_matrices_transposed<const N: usize>(row: *mut u8, words: [u32; N]) {

@@ -208,7 +208,7 @@ where
 ///
 /// # Safety
 ///
-/// As [`load_reduce`]; `address` is aligned to 16 bytes.
+/// The contract is that of [`load_reduce`]; `address` is aligned to 16 bytes.
 #[track_caller]
 pub unsafe fn load_reduce_vec<Op, T: Element>(op: Op, address: *const T) -> Vec16<T>
 where
@@ -265,7 +265,7 @@ pub unsafe fn store<V: Value>(address: *mut V, value: V) {
 ///
 /// # Safety
 ///
-/// As [`store`]; `address` is aligned to 16 bytes.
+/// The contract is that of [`store`]; `address` is aligned to 16 bytes.
 #[track_caller]
 pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
     // The instruction moves bytes, so that element types without arithmetic can be stored too.

@@ -56,7 +56,7 @@ pub unsafe fn load_tile(to: *mut u8, map: &TensorMap, row: u32, column: u32, bar
 ///
 /// # Safety
 ///
-/// As [`load_tile`], for each of those blocks.
+/// The contract is that of [`load_tile`], for each of those blocks.
 #[track_caller]
 pub unsafe fn load_tile_multicast(
     to: *mut u8,
@@ -115,8 +115,8 @@ pub unsafe fn store_bulk(to: *mut u8, from: *const u8, bytes: u32) {
 ///
 /// # Safety
 ///
-/// As [`store_tile`], but other threads may add to that part of the matrix at the same time. The
-/// map's type is f16, bf16 or f32.
+/// The contract is that of [`store_tile`], but other threads may add to that part of the matrix at
+/// the same time. The map's type is f16, bf16 or f32.
 #[doc(alias = "cp.reduce.async.bulk.tensor")]
 #[track_caller]
 pub unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: *const u8) {
@@ -129,7 +129,8 @@ pub unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: *con
 ///
 /// # Safety
 ///
-/// As there, but other threads may read `to` by relaxed loads at system scope.
+/// The contract is that of [`store_bulk`], but other threads may read `to` by relaxed loads at
+/// system scope.
 #[doc(alias = "cp.async.bulk")]
 #[track_caller]
 pub unsafe fn store_words(to: *mut u32, from: *const u8, bytes: u32) {

@@ -168,8 +168,8 @@ impl<T: Element, const D: usize> View<T, D> {
     ///
     /// # Safety
     ///
-    /// As [`load`](Self::load), for each of the elements; they begin at a multiple of 16 bytes, and
-    /// the last dimension's stride is 1.
+    /// The contract is that of [`load`](Self::load), for each of the elements; they begin at a
+    /// multiple of 16 bytes, and the last dimension's stride is 1.
     #[track_caller]
     pub unsafe fn load_vec(self, at: [usize; D]) -> Vec16<T> {
         // SAFETY: the elements exist and are aligned, as the callers guarantee.
@@ -180,8 +180,8 @@ impl<T: Element, const D: usize> View<T, D> {
     ///
     /// # Safety
     ///
-    /// As [`store`](Self::store), for each of the elements; they begin at a multiple of 16 bytes,
-    /// and the last dimension's stride is 1.
+    /// The contract is that of [`store`](Self::store), for each of the elements; they begin at a
+    /// multiple of 16 bytes, and the last dimension's stride is 1.
     #[track_caller]
     pub unsafe fn store_vec(self, at: [usize; D], value: Vec16<T>) {
         // SAFETY: the elements exist and are aligned, as the callers guarantee.

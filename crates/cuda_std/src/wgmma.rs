@@ -188,7 +188,7 @@ pub unsafe fn raise_registers<const N: u32>() {
 ///
 /// # Safety
 ///
-/// As [`raise_registers`]; the code that follows needs no more.
+/// The contract is that of [`raise_registers`]; the code that follows needs no more.
 #[track_caller]
 pub unsafe fn lower_registers<const N: u32>() {
     arch::lower_registers::<N>();

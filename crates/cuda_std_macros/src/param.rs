@@ -2,7 +2,7 @@
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
-use syn::{Data, DeriveInput, Error, Fields, Ident, Result, Type};
+use syn::{Data, DeriveInput, Error, Fields, Ident, Result, Type, Visibility};
 
 /// Generates the struct's `KernelParam` impl and `NameArgs`, the struct of its host values.
 pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
@@ -20,7 +20,7 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
     let names: Vec<&Ident> = named.named.iter().filter_map(|field| field.ident.as_ref()).collect();
     let types: Vec<&Type> = named.named.iter().map(|field| &field.ty).collect();
     let (ident, vis) = (&input.ident, &input.vis);
-    let (abi, args) = (format_ident!("__{ident}Abi"), format_ident!("{ident}Args"));
+    let abi = format_ident!("__{ident}Abi");
     let plain: Vec<Ident> = (0..names.len()).map(|index| format_ident!("P{index}")).collect();
     let values: Vec<Ident> = (0..names.len()).map(|index| format_ident!("V{index}")).collect();
     let mut generics = input.generics.clone();
@@ -32,7 +32,7 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
     }
     let (full, arguments, wheres) = generics.split_for_impl();
     let private = quote!(::cuda_std::__private);
-    let docs = format!("Host values for a kernel's parameter [`{ident}`].");
+    let host = host_values(ident, vis, &names, [&plain, &values]);
     Ok(quote! {
         #[doc(hidden)]
         #[allow(missing_docs)]
@@ -55,6 +55,22 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
             ),*];
             const ENTRY: u8 = #private::COPIED;
         }
+        #host
+    })
+}
+
+/// Returns the struct of a parameter's host values, with type parameters named `values`, which
+/// converts into the plain struct with type parameters named `plain`.
+fn host_values(
+    ident: &Ident,
+    vis: &Visibility,
+    names: &[&Ident],
+    [plain, values]: [&[Ident]; 2],
+) -> TokenStream {
+    let (abi, args) = (format_ident!("__{ident}Abi"), format_ident!("{ident}Args"));
+    let private = quote!(::cuda_std::__private);
+    let docs = format!("Host values for a kernel's parameter [`{ident}`].");
+    quote! {
         #[cfg(not(target_arch = "nvptx64"))]
         #[doc = #docs]
         #[allow(missing_docs)]
@@ -78,7 +94,7 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
                     #( .and(#private::IntoArg::info(&self.#names)) )*
             }
         }
-    })
+    }
 }
 
 fn is_repr_c(input: &DeriveInput) -> Result<bool> {

@@ -28,7 +28,7 @@ pub fn cache_dir() -> Result<PathBuf, NoCache> {
 ///
 /// # Errors
 ///
-/// As [`cache_dir`].
+/// The errors are those of [`cache_dir`].
 pub fn wheel_dir(package: &str, version: &str) -> Result<PathBuf, NoCache> {
     Ok(wheels(&cache_dir()?).join(format!("{package}-{version}")))
 }
@@ -115,7 +115,7 @@ fn wheels(cache: &Path) -> PathBuf {
 ///
 /// # Errors
 ///
-/// As [`cache_dir`].
+/// The errors are those of [`cache_dir`].
 pub(crate) fn cached_wheels(env: &Env, prefix: &str) -> Result<(PathBuf, Vec<PathBuf>), NoCache> {
     let cache = Folder::of(&env.var);
     let folder = wheels(&cache.path);

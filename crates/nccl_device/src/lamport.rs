@@ -91,7 +91,7 @@ const fn sources(ranks: usize) -> usize {
     if ranks == 2 { 1 } else { ranks }
 }
 
-/// Returns the words of a window for `capacity` slots for each source rank of so many ranks, all
+/// Returns the words of a window for `capacity` slots for each source rank of `ranks` ranks, all
 /// [`EMPTY`] before the first launch.
 #[must_use]
 pub const fn lamport_words(ranks: usize, capacity: usize) -> usize {
@@ -167,7 +167,8 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     ///
     /// # Safety
     ///
-    /// As there; the slots that a thread uses are among those.
+    /// The contract is that of [`begin`](Self::begin); the slots that a thread uses are among
+    /// those.
     #[track_caller]
     pub unsafe fn join(self, state: *mut u32) -> Lamport<'a, N> {
         // SAFETY: the caller's contract; the word changes only after all blocks ended the session.
@@ -234,7 +235,8 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// # Safety
     ///
-    /// As [`send`](Self::send), for each of the slots, and [`SharedTile::store_swizzled`].
+    /// The contract is that of [`send`](Self::send), for each of the slots, and
+    /// [`SharedTile::store_swizzled`].
     #[track_caller]
     pub unsafe fn send_tile<T, const ROWS: u32>(
         &self,
@@ -269,7 +271,7 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// # Safety
     ///
-    /// As for [`receive_all`](Self::receive_all).
+    /// The contract is that of [`receive_all`](Self::receive_all).
     #[track_caller]
     pub unsafe fn receive_in_order<T: Element>(
         &self,
@@ -330,7 +332,7 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// # Safety
     ///
-    /// As [`receive_all`](Self::receive_all), for this peer only.
+    /// The contract is that of [`receive_all`](Self::receive_all), for this peer only.
     #[track_caller]
     pub unsafe fn receive<T: Element>(&self, source: usize, slot: u32) -> Vec16<T> {
         let mut vector = Vec16::from_bits([EMPTY; 4]);
@@ -351,7 +353,8 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// # Safety
     ///
-    /// As [`receive_all`](Self::receive_all), for this peer and each of the slots.
+    /// The contract is that of [`receive_all`](Self::receive_all), for this peer and each of the
+    /// slots.
     #[track_caller]
     pub unsafe fn receive_several<T: Element, const K: usize>(
         &self,
@@ -372,7 +375,8 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// # Safety
     ///
-    /// As there, for each of the ranks and its slot.
+    /// The contract is that of [`receive_several`](Self::receive_several), for each of the ranks
+    /// and its slot.
     #[track_caller]
     pub unsafe fn receive_each<T: Element, const K: usize>(
         &self,
@@ -408,11 +412,12 @@ impl<const N: usize> Lamport<'_, N> {
     }
 
     /// Returns the vector that one rank sent to a slot, if it has arrived: for a wait of one's own
-    /// ([`DevComm::wait_until`]), after which who has the vector [`empties`](Self::empty) the slot.
+    /// ([`DevComm::wait_until`]), after which the receiver [`empties`](Self::empty) the slot.
     ///
     /// # Safety
     ///
-    /// As [`receive_all`](Self::receive_all), but this peer need not send to the slot.
+    /// The contract is that of [`receive_all`](Self::receive_all), but this peer need not send to
+    /// the slot.
     #[track_caller]
     pub unsafe fn peek<T: Element>(&self, source: usize, slot: u32) -> Option<Vec16<T>> {
         // SAFETY: the caller's thread alone empties this slot in this launch.

@@ -166,9 +166,9 @@ impl<'a, T: Element> TileExchange<'a, T> {
     ///
     /// # Safety
     ///
-    /// As there; `from` lies in shared memory. It is written before a
-    /// [`fence_async_shared`](tma::fence_async_shared) of the writing threads and a barrier with
-    /// this one, and not again before it returns.
+    /// The contract is that of [`push`](Self::push); `from` lies in shared memory. It is written
+    /// before a [`fence_async_shared`](tma::fence_async_shared) of the writing threads and a
+    /// barrier with this one, and not again before it returns.
     #[track_caller]
     pub unsafe fn push_shared(
         &self,

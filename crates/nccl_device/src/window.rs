@@ -249,8 +249,8 @@ impl<T: Element> LsaPtr<T> {
     ///
     /// # Safety
     ///
-    /// As [`load`](Self::load), for each of the elements, of which the first one is at a multiple
-    /// of 16 bytes. The windows that the host crate allocates begin at one.
+    /// The contract is that of [`load`](Self::load), for each of the elements, of which the first
+    /// one is at a multiple of 16 bytes. The windows that the host crate allocates begin at one.
     #[track_caller]
     pub unsafe fn load_vec(self, index: usize) -> Vec16<T> {
         // SAFETY: the caller passes an index that the window has, of what no thread writes.
@@ -261,8 +261,8 @@ impl<T: Element> LsaPtr<T> {
     ///
     /// # Safety
     ///
-    /// As [`store`](Self::store), for each of the elements, of which the first one is at a multiple
-    /// of 16 bytes. The windows that the host crate allocates begin at one.
+    /// The contract is that of [`store`](Self::store), for each of the elements, of which the first
+    /// one is at a multiple of 16 bytes. The windows that the host crate allocates begin at one.
     #[track_caller]
     pub unsafe fn store_vec(self, index: usize, value: Vec16<T>) {
         // SAFETY: the caller passes an index that the window has, of what only this thread

@@ -176,7 +176,7 @@ impl Gpus {
     ///
     /// # Panics
     ///
-    /// As [`run`](Self::run).
+    /// It panics as [`run`](Self::run).
     pub fn run_seeds(
         &self,
         name: &str,

@@ -267,7 +267,7 @@ impl<T: KernelParam> SeenAs<true> for T {
 ///
 /// # Safety
 ///
-/// As [`param`], unless `HOLDS_SLICE`.
+/// The contract is that of [`param`], unless `HOLDS_SLICE`.
 #[doc(hidden)]
 #[inline]
 pub const unsafe fn seen<P: SeenAs<HOLDS_SLICE>, const HOLDS_SLICE: bool>(abi: P::Abi) -> P::Value {

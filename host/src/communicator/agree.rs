@@ -59,7 +59,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`barrier`](Self::barrier).
+    /// The errors are those of [`barrier`](Self::barrier).
     pub(super) fn exchange<'a, T: Pod>(
         &self,
         terms: impl Into<Terms<'a>>,
@@ -120,7 +120,7 @@ impl CollectiveCall<'_> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors are those of [`agree`](Self::agree).
     pub fn exchange<V: Pod, T>(self, own: Result<(T, Vec<V>)>) -> Result<(T, Vec<Vec<V>>)> {
         let Self { communicator, call, options } = self;
         if communicator.n_ranks() == 1 {

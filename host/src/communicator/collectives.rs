@@ -347,7 +347,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`send`](Self::send).
+    /// The errors are those of [`send`](Self::send).
     #[doc(alias = "ncclRecv")]
     pub fn recv<R: Buffer>(&self, recv: &R, peer: usize, stream: impl OnStream) -> Result<()> {
         let (recv, peer) = (recv.device_slice(), self.peer(peer)?);

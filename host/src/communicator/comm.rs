@@ -206,7 +206,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`properties`](Self::properties).
+    /// The errors are those of [`properties`](Self::properties).
     pub fn gin_type(&self) -> Result<GinType> {
         Ok(self.properties()?.gin_type)
     }
@@ -216,7 +216,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`properties`](Self::properties).
+    /// The errors are those of [`properties`](Self::properties).
     pub fn railed_gin_type(&self) -> Result<GinType> {
         Ok(self.properties()?.railed_gin_type)
     }
@@ -259,7 +259,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`async_error`](Self::async_error).
+    /// The errors are those of [`async_error`](Self::async_error).
     pub fn is_ready(&self) -> Result<bool> {
         self.inner.handle.poll()
     }
@@ -295,9 +295,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`barrier`](Self::barrier); [`Error::InvalidInput`](crate::Error::InvalidInput) if all
-    /// ranks together send more than 64 MiB, or the bytes of a rank are not a multiple of the size
-    /// of `T`.
+    /// The errors are those of [`barrier`](Self::barrier);
+    /// [`Error::InvalidInput`](crate::Error::InvalidInput) if all ranks together send more than 64
+    /// MiB, or the bytes of a rank are not a multiple of the size of `T`.
     pub fn host_all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
         self.exchange("all_gather", values)
     }

@@ -109,7 +109,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`init_rank`](Self::init_rank); also [`Error::InvalidInput`] without any id.
+    /// The errors are those of [`init_rank`](Self::init_rank); also [`Error::InvalidInput`] without
+    /// any id.
     #[doc(alias = "ncclCommInitRankScalable")]
     pub fn init_rank_scalable(
         library: &Library,
@@ -208,7 +209,7 @@ impl Communicator {
     ///
     /// # Safety
     ///
-    /// As [`from_raw`](Self::from_raw).
+    /// The contract is that of [`from_raw`](Self::from_raw).
     pub(crate) unsafe fn adopt_raw(
         library: &Library,
         context: &Context,

@@ -216,7 +216,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`init_rank`](Self::init_rank).
+    /// The errors are those of [`init_rank`](Self::init_rank).
     #[doc(alias = "ncclCommGrow")]
     pub fn join_grown(
         library: &Library,

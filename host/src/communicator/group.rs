@@ -144,7 +144,7 @@ pub fn group<T, E: From<Error>>(f: impl FnOnce(&Group) -> Result<T, E>) -> Resul
 ///
 /// # Errors
 ///
-/// As [`group`]; [`StateError::InGroup`] inside another group.
+/// The errors are those of [`group`]; [`StateError::InGroup`] inside another group.
 #[doc(alias = "ncclGroupSimulateEnd")]
 pub fn simulate<E: From<Error>>(f: impl FnOnce(&Group) -> Result<(), E>) -> Result<Estimate, E> {
     refuse_inside("a simulation")?;

@@ -96,7 +96,7 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open).
+    /// The errors are those of [`open`](Self::open).
     pub fn open_at_least(explicit: Option<&Path>, needs: NcclVersion) -> Result<Self> {
         Self::open_on(&Machine::current()?, explicit, needs)
     }

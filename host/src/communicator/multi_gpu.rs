@@ -30,7 +30,8 @@ impl MultiGpu {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::init_all`]; [`DriverError::NoDriver`](crate::DriverError::NoDriver),
+    /// The errors are those of [`Communicator::init_all`];
+    /// [`DriverError::NoDriver`](crate::DriverError::NoDriver),
     /// [`DriverError::NoGpu`](crate::DriverError::NoGpu),
     /// [`DriverError::TooFewGpus`](crate::DriverError::TooFewGpus).
     pub fn new(library: &Library, devices: &[usize]) -> Result<Self> {
@@ -45,7 +46,7 @@ impl MultiGpu {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// The errors are those of [`new`](Self::new).
     pub fn all(library: &Library) -> Result<Self> {
         Self::new(library, &(0..gpus_of(library.nccl().machine())?).collect::<Vec<_>>())
     }
@@ -95,7 +96,7 @@ impl MultiGpu {
     ///
     /// # Errors
     ///
-    /// As [`all_reduce`](Self::all_reduce).
+    /// The errors are those of [`all_reduce`](Self::all_reduce).
     pub fn reduce<S, R>(&self, send: &[S], recv: &R, op: ReduceOp, root: usize) -> Result<()>
     where
         S: Buffer,
@@ -110,7 +111,7 @@ impl MultiGpu {
     ///
     /// # Errors
     ///
-    /// As [`all_reduce`](Self::all_reduce).
+    /// The errors are those of [`all_reduce`](Self::all_reduce).
     pub fn broadcast<B: Buffer>(&self, buffers: &[B], root: usize) -> Result<()> {
         self.each(&[buffers.len()], |rank, comm, stream| {
             comm.broadcast(at_root(rank, root, &buffers[rank]), &buffers[rank], root, stream)
@@ -121,7 +122,7 @@ impl MultiGpu {
     ///
     /// # Errors
     ///
-    /// As [`all_reduce`](Self::all_reduce).
+    /// The errors are those of [`all_reduce`](Self::all_reduce).
     pub fn all_gather<S, R>(&self, send: &[S], recv: &[R]) -> Result<()>
     where
         S: Buffer,
@@ -136,7 +137,7 @@ impl MultiGpu {
     ///
     /// # Errors
     ///
-    /// As [`all_reduce`](Self::all_reduce).
+    /// The errors are those of [`all_reduce`](Self::all_reduce).
     pub fn reduce_scatter<S, R>(&self, send: &[S], recv: &[R], op: ReduceOp) -> Result<()>
     where
         S: Buffer,
@@ -160,7 +161,7 @@ impl MultiGpu {
     ///
     /// # Errors
     ///
-    /// As [`Stream::synchronize`].
+    /// The errors are those of [`Stream::synchronize`].
     pub fn synchronize(&self) -> Result<()> {
         self.streams.iter().try_for_each(Stream::synchronize)
     }

@@ -123,7 +123,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`put_signal`](Self::put_signal), except for elements beyond the end.
+    /// The errors are those of [`put_signal`](Self::put_signal), except for elements beyond the
+    /// end.
     pub unsafe fn put_signal_unchecked<T, B>(
         &self,
         local: &B,
@@ -155,8 +156,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`put_signal`](Self::put_signal). NCCL initializes one-sided operations with the first
-    /// window; before that, this fails unless the configuration sets `rma_eager_init`.
+    /// The errors are those of [`put_signal`](Self::put_signal). NCCL initializes one-sided
+    /// operations with the first window; before that, this fails unless the configuration sets
+    /// `rma_eager_init`.
     #[doc(alias = "ncclSignal")]
     pub fn signal(&self, to: Signal, stream: impl OnStream) -> Result<()> {
         let (target, stream) = (self.target(to)?, self.stream(&stream));
@@ -174,7 +176,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`signal`](Self::signal); [`Error::InvalidInput`] for no signals at all.
+    /// The errors are those of [`signal`](Self::signal); [`Error::InvalidInput`] for no signals at
+    /// all.
     #[doc(alias = "ncclWaitSignal")]
     pub fn wait_signal(&self, signals: &[WaitSignalDesc], stream: impl OnStream) -> Result<()> {
         if signals.is_empty() {

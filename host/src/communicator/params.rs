@@ -51,7 +51,7 @@ impl Params {
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get).
+    /// The errors are those of [`get`](Self::get).
     pub fn keys(&self) -> Result<Vec<String>> {
         let mut keys = self.library.nccl().parameter_keys()?;
         keys.sort_unstable();
@@ -62,7 +62,7 @@ impl Params {
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get).
+    /// The errors are those of [`get`](Self::get).
     pub fn to_map(&self) -> Result<BTreeMap<String, String>> {
         let values = self.keys()?.into_iter().filter_map(|key| match self.get(&key) {
             Ok(value) => value.map(|value| Ok((key, value))),

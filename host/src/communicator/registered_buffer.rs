@@ -83,7 +83,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`register_buffer`](Self::register_buffer), which refuses such memory.
+    /// The errors are those of [`register_buffer`](Self::register_buffer), which refuses such
+    /// memory.
     pub fn register_borrowed<B: Buffer>(&self, buffer: &B) -> Result<BorrowedRegistration> {
         let memory = allocation_of(&buffer.device_slice());
         let registered = self.register(buffer, memory, false)?;

@@ -113,7 +113,7 @@ impl<T: Element> SymmetricBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As [`DeviceSlice::copy_from_host`].
+    /// The errors are those of [`DeviceSlice::copy_from_host`].
     pub fn copy_from_host(&self, data: &[T]) -> Result<()> {
         self.device_slice().copy_from_host(data)
     }
@@ -122,7 +122,7 @@ impl<T: Element> SymmetricBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As [`DeviceSlice::copy_to_host`].
+    /// The errors are those of [`DeviceSlice::copy_to_host`].
     pub fn copy_to_host(&self, data: &mut [T]) -> Result<()> {
         self.device_slice().copy_to_host(data)
     }
@@ -131,7 +131,7 @@ impl<T: Element> SymmetricBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As [`DeviceSlice::fill_bytes`].
+    /// The errors are those of [`DeviceSlice::fill_bytes`].
     pub fn fill_bytes(&self, byte: u8) -> Result<()> {
         self.device_slice().fill_bytes(byte)
     }

@@ -37,7 +37,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`team_world`](Self::team_world).
+    /// The errors are those of [`team_world`](Self::team_world).
     #[doc(alias = "ncclTeamLsa")]
     pub fn team_lsa(&self) -> Result<Team> {
         self.team(TeamKind::Lsa)
@@ -47,7 +47,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`team_world`](Self::team_world).
+    /// The errors are those of [`team_world`](Self::team_world).
     #[doc(alias = "ncclTeamRail")]
     pub fn team_rail(&self) -> Result<Team> {
         self.team(TeamKind::Rail)
@@ -57,7 +57,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`team_world`](Self::team_world).
+    /// The errors are those of [`team_world`](Self::team_world).
     #[doc(alias = "ncclTeamCft")]
     pub fn team_cft(&self, mode: CftTeamMode) -> Result<Team> {
         self.team(TeamKind::Cft(mode as i32))
@@ -67,7 +67,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`team_world`](Self::team_world).
+    /// The errors are those of [`team_world`](Self::team_world).
     #[doc(alias = "ncclTeamCftMultimem")]
     pub fn team_cft_multimem(&self) -> Result<Team> {
         self.team(TeamKind::CftMultimem)
@@ -96,7 +96,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`rank_to_world`](Self::rank_to_world).
+    /// The errors are those of [`rank_to_world`](Self::rank_to_world).
     #[doc(alias = "ncclTeamRankToLsa")]
     pub fn rank_to_lsa(&self, team: Team, team_rank: usize) -> Result<usize> {
         self.translate(team, team_rank).and_then(|(_, lsa)| self.rank_from(lsa))

@@ -87,7 +87,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`mem_alloc`](Self::mem_alloc) and [`register_window`](Self::register_window).
+    /// The errors are those of [`mem_alloc`](Self::mem_alloc) and
+    /// [`register_window`](Self::register_window).
     #[doc(alias = "ncclCommWindowRegister")]
     pub fn window<T: Element>(&self, len: usize) -> Result<Window<T>> {
         self.require_live()?;
@@ -298,7 +299,7 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// As [`DeviceSlice::copy_from_host`].
+    /// The errors are those of [`DeviceSlice::copy_from_host`].
     pub fn copy_from_host(&self, data: &[T]) -> Result<()> {
         self.device_slice().copy_from_host(data)
     }
@@ -307,7 +308,7 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// As [`DeviceSlice::copy_to_host`].
+    /// The errors are those of [`DeviceSlice::copy_to_host`].
     pub fn copy_to_host(&self, data: &mut [T]) -> Result<()> {
         self.device_slice().copy_to_host(data)
     }
@@ -316,7 +317,7 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// As [`DeviceSlice::fill_bytes`].
+    /// The errors are those of [`DeviceSlice::fill_bytes`].
     pub fn fill_bytes(&self, byte: u8) -> Result<()> {
         self.device_slice().fill_bytes(byte)
     }

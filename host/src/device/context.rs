@@ -99,7 +99,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// The errors are those of [`new`](Self::new).
     pub fn with_deadline(ordinal: usize, deadline: Option<Duration>) -> Result<Self> {
         Self::alone(&Machine::current()?, ordinal, deadline)
     }

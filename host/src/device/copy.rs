@@ -47,7 +47,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// As [`copy_to_device`](Self::copy_to_device).
+    /// The errors are those of [`copy_to_device`](Self::copy_to_device).
     #[doc(alias = "cudaMemcpyAsync")]
     #[doc(alias = "memcpy_dtoh")]
     pub fn copy_to_host<T: Element>(
@@ -98,7 +98,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// As [`copy_to_device_async`](Self::copy_to_device_async).
+    /// The errors are those of [`copy_to_device_async`](Self::copy_to_device_async).
     #[doc(alias = "cudaMemcpyAsync")]
     pub fn copy_to_host_async<T: Element>(
         &self,

@@ -63,7 +63,7 @@ impl DeviceSlice<Dynamic> {
     ///
     /// # Errors
     ///
-    /// As [`from_dlpack`](DeviceSlice::from_dlpack).
+    /// The errors are those of [`from_dlpack`](DeviceSlice::from_dlpack).
     pub fn from_dlpack_dynamic(context: &Context, tensor: DlpackTensor) -> Result<Self> {
         Ok(Elements::of(context, &tensor)?.owned_by(context, tensor))
     }

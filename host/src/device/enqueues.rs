@@ -54,7 +54,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// As [`begin_enqueue`](Self::begin_enqueue).
+    /// The errors are those of [`begin_enqueue`](Self::begin_enqueue).
     pub(super) fn begin_query(&self) -> Result<Enqueue<'_>> {
         let own = thread::current().id();
         let mut state = self.enqueues().0.lock();

@@ -29,8 +29,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// As [`is_capturing`](Self::is_capturing); [`Error::InvalidInput`] for a capture that has been
-    /// invalidated.
+    /// The errors are those of [`is_capturing`](Self::is_capturing); [`Error::InvalidInput`] for a
+    /// capture that has been invalidated.
     pub fn give_to_capture<T: Send + 'static>(&self, owner: T) -> Result<Option<T>> {
         self.context().cuda().bind()?;
         match self.handle().capture()? {

@@ -71,7 +71,7 @@ impl<T: Element> PinnedBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As [`Event::synchronize`]; [`StateError::UnknownCopy`].
+    /// The errors are those of [`Event::synchronize`]; [`StateError::UnknownCopy`].
     pub fn as_slice(&self) -> Result<&[T]> {
         self.wait()?;
         // SAFETY: the memory is zeroed or was written by copies, which are done; every bit pattern
@@ -83,7 +83,7 @@ impl<T: Element> PinnedBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As [`Event::synchronize`]; [`StateError::UnknownCopy`].
+    /// The errors are those of [`Event::synchronize`]; [`StateError::UnknownCopy`].
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
         self.wait()?;
         // SAFETY: as above; no copy begins while the buffer is borrowed mutably.

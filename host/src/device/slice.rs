@@ -116,7 +116,7 @@ impl<T: Element> DeviceSlice<T> {
     ///
     /// # Errors
     ///
-    /// As [`copy_from_host`](Self::copy_from_host).
+    /// The errors are those of [`copy_from_host`](Self::copy_from_host).
     pub fn copy_to_host(&self, data: &mut [T]) -> Result<()> {
         self.fits(data.len())?;
         let (stream, _enqueue) = self.idle_default_stream()?;
@@ -193,7 +193,7 @@ impl DeviceSlice<Dynamic> {
     ///
     /// # Safety
     ///
-    /// As [`from_raw_parts`](DeviceSlice::from_raw_parts).
+    /// The contract is that of [`from_raw_parts`](DeviceSlice::from_raw_parts).
     #[must_use]
     pub unsafe fn from_raw_parts_dynamic(
         context: &Context,
@@ -209,7 +209,8 @@ impl DeviceSlice<Dynamic> {
 impl<T> DeviceSlice<T> {
     /// # Safety
     ///
-    /// As [`from_raw_parts`](DeviceSlice::from_raw_parts); the elements are of `data_type`.
+    /// The contract is that of [`from_raw_parts`](DeviceSlice::from_raw_parts); the elements are of
+    /// `data_type`.
     unsafe fn borrowed(context: &Context, address: u64, len: usize, data_type: DataType) -> Self {
         let context = context.clone();
         Self { address, len, data_type, context, owner: None, element: PhantomData }

@@ -55,7 +55,7 @@ impl<T> Shared<T> {
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait).
+    /// The errors are those of [`wait`](Self::wait).
     pub(crate) fn watch<R>(
         &self,
         limit: Option<Duration>,

@@ -125,11 +125,11 @@ impl DlpackTensor {
     ///
     /// # Errors
     ///
-    /// As [`from_raw`](Self::from_raw).
+    /// The errors are those of [`from_raw`](Self::from_raw).
     ///
     /// # Safety
     ///
-    /// As [`from_raw`](Self::from_raw), for a `DLManagedTensorVersioned`.
+    /// The contract is that of [`from_raw`](Self::from_raw), for a `DLManagedTensorVersioned`.
     pub unsafe fn from_raw_versioned(tensor: *mut c_void) -> Result<Self> {
         Ok(Self(Pointer::Versioned(not_null(tensor)?)))
     }

@@ -105,7 +105,7 @@ impl WorldBuilder {
     ///
     /// # Errors
     ///
-    /// As [`World::from_env`]; [`WorldError::GinLoopbackNotFound`],
+    /// The errors are those of [`World::from_env`]; [`WorldError::GinLoopbackNotFound`],
     /// [`WorldError::EnvironmentInUse`], [`WorldError::Environment`].
     pub fn from_env(self) -> Result<World> {
         let (machine, launched) = (self.machine()?, launched(&|name| std::env::var_os(name))?);
@@ -121,7 +121,8 @@ impl WorldBuilder {
     ///
     /// # Errors
     ///
-    /// As [`World::threads`], and as [`from_env`](Self::from_env) for the settings.
+    /// The errors are those of [`World::threads`], and as [`from_env`](Self::from_env) for the
+    /// settings.
     pub fn threads(self, n: usize) -> Result<World> {
         World::of_threads(self.machine()?, Some(n)).map(|world| self.set(world))
     }
@@ -146,7 +147,8 @@ impl WorldBuilder {
     ///
     /// # Errors
     ///
-    /// As [`World::spawn_local`], and as [`from_env`](Self::from_env) for the settings.
+    /// The errors are those of [`World::spawn_local`], and as [`from_env`](Self::from_env) for the
+    /// settings.
     pub fn spawn_local(self, n: usize) -> Result<()> {
         if self.machine()?.is_simulated() {
             return Err(no_processes("World::spawn_local"));

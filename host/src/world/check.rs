@@ -47,7 +47,7 @@ where
 ///
 /// # Panics
 ///
-/// As [`check`].
+/// It panics as [`check`].
 #[track_caller]
 pub fn check_random<T, E, F>(machine: impl Into<Simulation>, schedules: u64, f: F)
 where
@@ -67,7 +67,7 @@ where
 ///
 /// # Panics
 ///
-/// As [`check`].
+/// It panics as [`check`].
 #[track_caller]
 pub fn check_pct<T, E, F>(machine: impl Into<Simulation>, schedules: u64, depth: u32, f: F)
 where
@@ -92,7 +92,7 @@ where
 ///
 /// # Panics
 ///
-/// As [`check`]; if there are more than `limit` orders.
+/// It panics as [`check`]; if there are more than `limit` orders.
 #[track_caller]
 pub fn check_exhaustive<T, E, F>(machine: impl Into<Simulation>, limit: u64, f: F) -> u64
 where
@@ -112,8 +112,8 @@ where
 ///
 /// # Panics
 ///
-/// As [`check`], with the same message, if the program is a function of its choices; for settings
-/// that are not valid.
+/// It panics as [`check`], with the same message, if the program is a function of its choices; for
+/// settings that are not valid.
 #[track_caller]
 pub fn replay<T, E, F>(settings: &str, f: F)
 where

@@ -102,8 +102,8 @@ impl GinLoopback {
     ///
     /// # Errors
     ///
-    /// As [`environment`](Self::environment); [`WorldError::EnvironmentInUse`] when this process
-    /// has other threads, which may be reading the environment;
+    /// The errors are those of [`environment`](Self::environment); [`WorldError::EnvironmentInUse`]
+    /// when this process has other threads, which may be reading the environment;
     /// [`WorldError::Environment`] when a variable selects another network or other teams.
     pub fn enable(&self) -> Result<()> {
         if Machine::from_env(self.lsa_team_size)?.is_some() {

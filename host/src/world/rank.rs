@@ -184,7 +184,7 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::init_rank`].
+    /// The errors are those of [`Communicator::init_rank`].
     pub fn new_communicator(&self, config: &CommConfig) -> Result<Communicator> {
         self.rendezvous.health().check()?;
         let own = || {
@@ -217,11 +217,12 @@ impl Rank {
     ///
     /// # Safety
     ///
-    /// As [`Communicator::from_raw`].
+    /// The contract is that of [`Communicator::from_raw`].
     ///
     /// # Errors
     ///
-    /// As [`Communicator::from_raw`]; [`Error::InvalidInput`] if the communicator has other ranks.
+    /// The errors are those of [`Communicator::from_raw`]; [`Error::InvalidInput`] if the
+    /// communicator has other ranks.
     pub unsafe fn communicator_from_raw(&self, raw: *mut c_void) -> Result<Communicator> {
         let peers = |rank, n_ranks| {
             if (rank, n_ranks) != (self.rank(), self.n_ranks()) {
@@ -243,7 +244,7 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// As [`Context::load`].
+    /// The errors are those of [`Context::load`].
     pub fn load(&self, set: &KernelSet) -> Result<()> {
         self.context.load(set)
     }
@@ -294,7 +295,7 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// As [`all_gather`](Self::all_gather).
+    /// The errors are those of [`all_gather`](Self::all_gather).
     pub fn broadcast<T: Pod>(&self, root: usize, values: &[T]) -> Result<Vec<T>> {
         let bytes = self.rendezvous.broadcast(root, bytemuck::cast_slice(values))?;
         peers::read(root, &bytes)

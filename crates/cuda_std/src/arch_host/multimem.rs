@@ -52,7 +52,7 @@ const fn elements<V: Value>() -> usize {
 ///
 /// # Safety
 ///
-/// As [`LoadReduce::load_reduce`].
+/// The contract is that of [`LoadReduce::load_reduce`].
 #[track_caller]
 unsafe fn load_reduce<V: Value, Op: ReduceOp<V::Element>>(
     op: Op,
@@ -84,7 +84,7 @@ unsafe fn load_reduce<V: Value, Op: ReduceOp<V::Element>>(
 ///
 /// # Safety
 ///
-/// As [`Red::red`].
+/// The contract is that of [`Red::red`].
 #[track_caller]
 unsafe fn red<V: Value, Op: ReduceOp<V::Element>>(
     op: Op,

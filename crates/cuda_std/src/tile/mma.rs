@@ -177,7 +177,7 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
     ///
     /// # Safety
     ///
-    /// As for [`load_a`](Self::load_a).
+    /// The contract is that of [`load_a`](Self::load_a).
     #[track_caller]
     #[must_use]
     pub unsafe fn load_b(self, row: u32, column: u32, lane: u32) -> [[u32; 2]; 2] {
@@ -193,7 +193,7 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
     ///
     /// # Safety
     ///
-    /// As for [`load_a`](Self::load_a).
+    /// The contract is that of [`load_a`](Self::load_a).
     #[track_caller]
     unsafe fn load(self, row: u32, eight: u32, column: u32, lane: u32) -> [u32; 4] {
         let from = match TRANSPOSED {
@@ -344,7 +344,7 @@ impl<
     ///
     /// # Safety
     ///
-    /// As for [`sums`](Self::sums); no thread reads the stage.
+    /// The contract is that of [`sums`](Self::sums); no thread reads the stage.
     #[track_caller]
     unsafe fn fill<const ALIGN: u32>(
         self,
@@ -369,7 +369,7 @@ impl<
     ///
     /// # Safety
     ///
-    /// As for [`sums`](Self::sums); the stage is filled.
+    /// The contract is that of [`sums`](Self::sums); the stage is filled.
     #[track_caller]
     unsafe fn multiply<const I: usize, const J: usize>(
         self,

@@ -11,14 +11,14 @@ pub trait RegisterSplit {
     ///
     /// # Safety
     ///
-    /// As [`wgmma::raise_registers`].
+    /// The contract is that of [`wgmma::raise_registers`].
     unsafe fn raise();
 
     /// Lowers those of another warpgroup.
     ///
     /// # Safety
     ///
-    /// As [`wgmma::lower_registers`].
+    /// The contract is that of [`wgmma::lower_registers`].
     unsafe fn lower();
 }
 

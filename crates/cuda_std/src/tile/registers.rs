@@ -11,7 +11,7 @@ use crate::warp::{self, WarpShuffleValue};
 /// [`mma::m16n8k16`](crate::mma::m16n8k16) and [`wgmma::multiply`](crate::wgmma::multiply) leave
 /// sums there. The four warps of a warpgroup have 16 rows each of 64.
 ///
-/// Of each block of 8 columns a lane has four elements: two neighbours of row `lane / 4`, from
+/// A lane has four elements of each block of 8 columns: two neighbours of row `lane / 4`, from
 /// column `2 * (lane % 4)` on, and the two below them in row `lane / 4 + 8`. The methods hide this:
 /// they give rows and columns of the tile, reduce over them, and combine tiles element by element.
 ///

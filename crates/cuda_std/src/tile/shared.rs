@@ -48,7 +48,7 @@ impl TileMemory {
     ///
     /// # Safety
     ///
-    /// As [`read`](Self::read); no other thread accesses them.
+    /// The contract is that of [`read`](Self::read); no other thread accesses them.
     #[track_caller]
     pub unsafe fn write<T>(self, offset: u32, value: Vec16<T>) {
         // SAFETY: the caller passes an offset within the memory, of what no other thread accesses.
@@ -61,7 +61,7 @@ impl TileMemory {
     ///
     /// # Safety
     ///
-    /// As [`write`](Self::write), in that block, which has not ended.
+    /// The contract is that of [`write`](Self::write), in that block, which has not ended.
     #[track_caller]
     pub unsafe fn send<T>(self, offset: u32, block: u32, value: Vec16<T>, barrier: MBarrier) {
         let to = arch::shared_offset(self.0, offset);
@@ -104,7 +104,7 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     ///
     /// # Safety
     ///
-    /// As there.
+    /// The contract is that of [`tma::load_tile`](crate::tma::load_tile).
     #[track_caller]
     pub unsafe fn load(self, map: &TensorMap, row: u32, column: u32, full: MBarrier) {
         // SAFETY: the caller keeps the tile for this load alone until the barrier's phase ends.
@@ -116,7 +116,7 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     ///
     /// # Safety
     ///
-    /// As there.
+    /// The contract is that of [`load`](Self::load).
     #[track_caller]
     pub unsafe fn load_once(self, map: &TensorMap, row: u32, column: u32, full: MBarrier) {
         // SAFETY: the caller keeps the tile for this load alone until the barrier's phase ends.
@@ -128,7 +128,7 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     ///
     /// # Safety
     ///
-    /// As there.
+    /// The contract is that of [`tma::load_tile_multicast`](crate::tma::load_tile_multicast).
     #[track_caller]
     pub unsafe fn load_multicast(
         self,
@@ -148,7 +148,7 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     ///
     /// # Safety
     ///
-    /// As there.
+    /// The contract is that of [`tma::store_tile`](crate::tma::store_tile).
     #[track_caller]
     pub unsafe fn store(self, map: &TensorMap, row: u32, column: u32) {
         // SAFETY: the caller keeps the tile as it is until the store has read it.
@@ -160,7 +160,8 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     ///
     /// # Safety
     ///
-    /// As there, for [`BYTES`](Self::BYTES) bytes.
+    /// The contract is that of [`tma::store_words`](crate::tma::store_words), for
+    /// [`BYTES`](Self::BYTES) bytes.
     #[track_caller]
     pub unsafe fn store_swizzled(self, to: *mut u32) {
         // SAFETY: the caller keeps the tile as it is until the store has read it.
@@ -171,7 +172,8 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     ///
     /// # Safety
     ///
-    /// As there, for [`BYTES`](Self::BYTES) bytes.
+    /// The contract is that of [`tma::store_bulk`](crate::tma::store_bulk), for
+    /// [`BYTES`](Self::BYTES) bytes.
     #[track_caller]
     pub unsafe fn store_bulk(self, to: *mut u32) {
         // SAFETY: the caller keeps the tile as it is until the store has read it.
@@ -184,7 +186,7 @@ impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
     ///
     /// # Safety
     ///
-    /// As there.
+    /// The contract is that of [`tma::reduce_add_tile`](crate::tma::reduce_add_tile).
     #[track_caller]
     pub unsafe fn reduce_add(self, map: &TensorMap, row: u32, column: u32) {
         // SAFETY: the caller keeps the tile as it is until the store has read it.
@@ -285,7 +287,7 @@ impl<T: Float> SharedTile<T, 16> {
     ///
     /// # Safety
     ///
-    /// As there.
+    /// The contract is that of [`store_words`](Self::store_words).
     #[track_caller]
     unsafe fn store_pairs(self, lane: u32, word: impl Fn(usize) -> u32) {
         // Words `4 * j` on are two neighbours of eight columns, then the two eight rows below.

@@ -107,7 +107,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// # Safety
     ///
-    /// As [`put`](Self::put), for the target and the peer.
+    /// The contract is that of [`put`](Self::put), for the target and the peer.
     #[doc(alias = "ncclGinPutValue")]
     pub unsafe fn put_value<T: Value>(
         &self,

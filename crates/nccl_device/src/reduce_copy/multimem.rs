@@ -268,7 +268,8 @@ pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 ///
 /// # Safety
 ///
-/// As [`lsa_reduce`](super::lsa_reduce) for `src`, as [`multimem_copy`] for `dst`.
+/// The contract is that of [`lsa_reduce`](super::lsa_reduce) for `src`, of [`multimem_copy`] for
+/// `dst`.
 #[doc(alias = "ncclLsaReduceSumMultimemCopy")]
 #[track_caller]
 pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
@@ -309,7 +310,8 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
 ///
 /// # Safety
 ///
-/// As [`multimem_reduce`] for `src`, as [`lsa_copy`](super::lsa_copy) for `dst`.
+/// The contract is that of [`multimem_reduce`] for `src`, of [`lsa_copy`](super::lsa_copy) for
+/// `dst`.
 #[doc(alias = "ncclMultimemReduceSumLsaCopy")]
 #[track_caller]
 pub unsafe fn multimem_reduce_lsa_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(

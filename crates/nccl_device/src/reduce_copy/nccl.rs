@@ -185,7 +185,7 @@ multimem_elements! {
 ///
 /// # Safety
 ///
-/// As [`lsa_reduce`](super::lsa_reduce).
+/// The contract is that of [`lsa_reduce`](super::lsa_reduce).
 #[doc(alias = "ncclLsaReduceSum")]
 #[track_caller]
 pub unsafe fn lsa_reduce_sum<T: NcclElement>(
@@ -207,7 +207,7 @@ pub unsafe fn lsa_reduce_sum<T: NcclElement>(
 ///
 /// # Safety
 ///
-/// As [`lsa_copy`](super::lsa_copy).
+/// The contract is that of [`lsa_copy`](super::lsa_copy).
 #[doc(alias = "ncclLsaCopy")]
 #[track_caller]
 pub unsafe fn lsa_copy<T: NcclElement>(
@@ -228,7 +228,7 @@ pub unsafe fn lsa_copy<T: NcclElement>(
 ///
 /// # Safety
 ///
-/// As [`lsa_reduce_copy`](super::lsa_reduce_copy).
+/// The contract is that of [`lsa_reduce_copy`](super::lsa_reduce_copy).
 #[doc(alias = "ncclLsaReduceSumCopy")]
 #[track_caller]
 pub unsafe fn lsa_reduce_sum_copy<T: NcclElement>(
@@ -253,7 +253,7 @@ pub unsafe fn lsa_reduce_sum_copy<T: NcclElement>(
 ///
 /// # Safety
 ///
-/// As [`local_reduce_copy`](super::local_reduce_copy).
+/// The contract is that of [`local_reduce_copy`](super::local_reduce_copy).
 #[doc(alias = "ncclLocalReduceSumCopy")]
 #[expect(clippy::too_many_arguments, reason = "two sets of buffers, of three arguments each")]
 #[track_caller]
@@ -288,8 +288,8 @@ pub unsafe fn local_reduce_sum_copy<T: NcclElement>(
 ///
 /// # Safety
 ///
-/// As [`multimem_reduce`](super::multimem_reduce). For `f16` and `bf16`, `src` is aligned to 4
-/// bytes and `count` is even: NCCL traps otherwise.
+/// The contract is that of [`multimem_reduce`](super::multimem_reduce). For `f16` and `bf16`, `src`
+/// is aligned to 4 bytes and `count` is even: NCCL traps otherwise.
 #[doc(alias = "ncclMultimemReduceSum")]
 #[track_caller]
 pub unsafe fn multimem_reduce_sum<T: NcclMultimemElement>(
@@ -306,8 +306,8 @@ pub unsafe fn multimem_reduce_sum<T: NcclMultimemElement>(
 ///
 /// # Safety
 ///
-/// As [`multimem_copy`](super::multimem_copy). For `f16` and `bf16`, `dst` is aligned to 4 bytes
-/// and `count` is even: NCCL traps otherwise.
+/// The contract is that of [`multimem_copy`](super::multimem_copy). For `f16` and `bf16`, `dst` is
+/// aligned to 4 bytes and `count` is even: NCCL traps otherwise.
 #[doc(alias = "ncclMultimemCopy")]
 #[track_caller]
 pub unsafe fn multimem_copy<T: NcclMultimemElement>(
@@ -325,8 +325,8 @@ pub unsafe fn multimem_copy<T: NcclMultimemElement>(
 ///
 /// # Safety
 ///
-/// As [`multimem_reduce_copy`](super::multimem_reduce_copy). For `f16` and `bf16`, `src` and `dst`
-/// are aligned to 4 bytes and `count` is even: NCCL traps otherwise.
+/// The contract is that of [`multimem_reduce_copy`](super::multimem_reduce_copy). For `f16` and
+/// `bf16`, `src` and `dst` are aligned to 4 bytes and `count` is even: NCCL traps otherwise.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
 #[track_caller]
 pub unsafe fn multimem_reduce_sum_copy<T: NcclMultimemElement>(

@@ -62,7 +62,7 @@ impl Plan {
     ///
     /// # Safety
     ///
-    /// As [`Self::vectors`].
+    /// The contract is that of [`Self::vectors`].
     #[track_caller]
     pub(super) unsafe fn elements<T: Accumulate>(self, source: impl Source<T>, sink: impl Sink<T>) {
         let mut end = false;
@@ -83,7 +83,7 @@ impl Plan {
     ///
     /// # Safety
     ///
-    /// As [`Self::vectors`].
+    /// The contract is that of [`Self::vectors`].
     #[track_caller]
     pub(super) unsafe fn all<T: Accumulate, const U: usize>(
         self,
@@ -102,7 +102,7 @@ impl Plan {
     ///
     /// # Safety
     ///
-    /// As [`Self::vectors`], and the packs are aligned.
+    /// The contract is that of [`Self::vectors`], and the packs are aligned.
     #[track_caller]
     unsafe fn pass<T: Accumulate, P: Pack<T>, const U: usize>(
         self,

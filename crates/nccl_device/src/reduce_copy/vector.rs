@@ -42,7 +42,7 @@ impl<T: Accumulate> Window<T> {
     ///
     /// # Safety
     ///
-    /// As [`sum_vec_of`](Self::sum_vec_of), for any number of ranks.
+    /// The contract is that of [`sum_vec_of`](Self::sum_vec_of), for any number of ranks.
     #[track_caller]
     pub unsafe fn sum_vec(self, team: Team, at: usize) -> T::Wide {
         let mut sum = T::widen(Vec16::from_bits([0; 4]));

@@ -97,6 +97,29 @@ fn reciprocal(n: usize) -> u32 {
     (u32::MAX / n).wrapping_add(n.is_power_of_two().into())
 }
 
+/// Returns the simulated network's state of a device communicator.
+fn gin_comm(
+    ranks: &Ranks,
+    config: &DevCommConfig,
+    gin: &GinPlan,
+    id: u32,
+    per_rank: Box<[crate::nccl::GinRank]>,
+) -> GinComm {
+    GinComm {
+        id,
+        gpus: Rc::clone(&ranks.gpus),
+        stride: gin.stride as usize,
+        contexts: gin.contexts,
+        signals: gin.signals,
+        counters: gin.counters,
+        strong: config.gin_strong_signals,
+        depth: gin.depth,
+        barriers: gin.barriers.clone(),
+        network: Rc::clone(&ranks.network),
+        per_rank,
+    }
+}
+
 /// Creates a device communicator on all ranks. `first(team, rank)` is the first rank of `rank`'s
 /// team, for each of `config.teams`.
 pub(crate) fn make(
@@ -118,24 +141,10 @@ pub(crate) fn make(
         window.allocation.part(rank).wrapping_add(handle as usize * RESOURCE_UNIT)
     };
     let gin = plan.gin.as_ref().map(|gin: &GinPlan| {
-        Box::new(GinComm {
-            id,
-            gpus: Rc::clone(&ranks.gpus),
-            stride: gin.stride as usize,
-            contexts: gin.contexts,
-            signals: gin.signals,
-            counters: gin.counters,
-            strong: config.gin_strong_signals,
-            depth: gin.depth,
-            barriers: gin.barriers.clone(),
-            network: Rc::clone(&ranks.network),
-            per_rank: (0..n_ranks)
-                .map(|rank| {
-                    let counts = (gin.contexts * gin.signals, gin.contexts * gin.counters);
-                    crate::nccl::GinRank::new(counts, at(rank, gin.shadows).cast())
-                })
-                .collect(),
-        })
+        let counts = (gin.contexts * gin.signals, gin.contexts * gin.counters);
+        let of_rank = |rank| crate::nccl::GinRank::new(counts, at(rank, gin.shadows).cast());
+        let per_rank = (0..n_ranks).map(of_rank).collect();
+        Box::new(gin_comm(ranks, config, gin, id, per_rank))
     });
     let comm = |rank: usize| {
         let view = &window.views[rank];

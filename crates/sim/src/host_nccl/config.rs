@@ -56,7 +56,7 @@ impl Settings {
     ///
     /// # Safety
     ///
-    /// As for [`read`](Self::read).
+    /// The contract is that of [`read`](Self::read).
     pub(super) unsafe fn describe(config: *const Config) -> String {
         // SAFETY: the caller passes NULL or a valid configuration, whose texts end with a zero.
         let Some(config) = (unsafe { config.as_ref() }) else { return String::new() };

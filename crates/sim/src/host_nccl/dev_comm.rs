@@ -95,6 +95,38 @@ fn count(value: c_int, what: &str) -> NcclResult<u32> {
     u32::try_from(value).map_err(|_| NcclError::argument(format!("{value} {what}")))
 }
 
+/// Returns the GIN connection that requirements ask for; an error for what the simulated GPUs lack.
+fn connection_of(
+    cx: &CallContext<'_>,
+    raw: &Requirements,
+    needs_multicast: bool,
+) -> NcclResult<GinConnectionType> {
+    use GinConnectionType as N;
+    let simulation = cx.core.simulation();
+    let lacks = |what: &str| Err(NcclError::usage(format!("simulated GPUs have no {what}")));
+    if needs_multicast && !simulation.multimem {
+        return lacks("multicast");
+    }
+    if raw.cft_caps != 0 || raw.cft_barrier_count != 0 {
+        return lacks("CFT");
+    }
+    let gin_type = GinType::from_raw(raw.gin_type);
+    if !matches!(gin_type, GinType::None | GinType::Proxy) {
+        return lacks("GIN back end but PROXY");
+    }
+    let gin_connection = match GinConnectionType::from_raw(raw.gin_connection_type) {
+        GinConnectionType::None if raw.gin_force_enable => GinConnectionType::Full,
+        connection => connection,
+    };
+    let network = simulation.network;
+    if gin_connection != N::None && ![N::Full, gin_connection].contains(&network) {
+        let text =
+            format!("a GIN connection of type {gin_connection}, but the network is {network}");
+        return Err(NcclError::argument(text));
+    }
+    Ok(gin_connection)
+}
+
 impl Creation {
     /// Reads a rank's requirements.
     ///
@@ -110,30 +142,9 @@ impl Creation {
         let resources = unsafe { list(raw.resource_requirements_list, |node| node.next) };
         // SAFETY: the caller passes requirements whose lists are valid.
         let teams = unsafe { list(raw.team_requirements_list, |node| node.next) };
-        let lacks = |what: &str| Err(NcclError::usage(format!("simulated GPUs have no {what}")));
         let multimem = teams.iter().filter(|team| team.multimem);
-        if (raw.lsa_multimem || multimem.clone().next().is_some()) && !cx.core.simulation().multimem
-        {
-            return lacks("multicast");
-        }
-        if raw.cft_caps != 0 || raw.cft_barrier_count != 0 {
-            return lacks("CFT");
-        }
-        let gin_type = GinType::from_raw(raw.gin_type);
-        if !matches!(gin_type, GinType::None | GinType::Proxy) {
-            return lacks("GIN back end but PROXY");
-        }
-        let gin_connection = match GinConnectionType::from_raw(raw.gin_connection_type) {
-            GinConnectionType::None if raw.gin_force_enable => GinConnectionType::Full,
-            connection => connection,
-        };
-        use GinConnectionType as N;
-        let network = cx.core.simulation().network;
-        if gin_connection != N::None && ![N::Full, gin_connection].contains(&network) {
-            let text =
-                format!("a GIN connection of type {gin_connection}, but the network is {network}");
-            return Err(NcclError::argument(text));
-        }
+        let needs_multicast = raw.lsa_multimem || multimem.clone().next().is_some();
+        let gin_connection = connection_of(cx, raw, needs_multicast)?;
         let resource = |node: &ResourceRequirements| {
             Ok(Resource {
                 bytes: node.buffer_size,

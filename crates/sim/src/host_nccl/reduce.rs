@@ -142,7 +142,7 @@ pub(super) unsafe fn combine(
 
 /// # Safety
 ///
-/// As for [`combine`].
+/// The contract is that of [`combine`].
 unsafe fn fold<T: ReduceElement>(operator: Operator, inputs: &[Input], count: usize) -> Vec<u8> {
     let op = match operator {
         Operator::Sum | Operator::Avg | Operator::PreMulSum(_) => T::add,

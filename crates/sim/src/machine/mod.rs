@@ -166,7 +166,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait).
+    /// The errors are those of [`wait`](Self::wait).
     pub fn wait_for_notify(
         &self,
         since: EventCount,
@@ -181,7 +181,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait).
+    /// The errors are those of [`wait`](Self::wait).
     pub fn wait_for_stream(
         &self,
         stream: CUstream,

@@ -17,7 +17,7 @@ pub type Sums256 = RegTile<f32, 32>;
 ///
 /// # Safety
 ///
-/// As [`wgmma::multiply`].
+/// The contract is that of [`wgmma::multiply`].
 pub unsafe fn multiply<S: Sums, const N: u32>(
     sums: &mut S,
     a: SharedTile<bf16, ROWS>,

@@ -35,7 +35,7 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// As [`device_window`](Self::device_window);
+    /// The errors are those of [`device_window`](Self::device_window);
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported), [`Error::Nccl`].
     #[doc(alias = "ncclWinGetUserPtr")]
     pub fn user_pointer(&self) -> Result<u64> {
@@ -92,7 +92,7 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// As [`peer_pointer`](Self::peer_pointer).
+    /// The errors are those of [`peer_pointer`](Self::peer_pointer).
     #[doc(alias = "ncclGetLsaMultimemDevicePointer")]
     pub fn lsa_multimem_pointer(&self, index: usize) -> Result<Option<u64>> {
         let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
@@ -125,7 +125,7 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// As [`peer_pointer`](Self::peer_pointer).
+    /// The errors are those of [`peer_pointer`](Self::peer_pointer).
     #[doc(alias = "ncclGetCftDeviceLeInfo")]
     pub fn cft_endpoint(&self, team: Team, rank: usize, index: usize) -> Result<LogicalEndpoint> {
         let handle = self.inner.handle()?;
@@ -145,7 +145,7 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// As [`peer_pointer`](Self::peer_pointer).
+    /// The errors are those of [`peer_pointer`](Self::peer_pointer).
     #[doc(alias = "ncclGetPeerDeviceLeInfo")]
     pub fn peer_endpoint(&self, peer: usize, index: usize) -> Result<LogicalEndpoint> {
         let (handle, offset) = (self.inner.handle()?, self.offset_on(peer, index)?);
@@ -162,7 +162,7 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// As [`peer_pointer`](Self::peer_pointer).
+    /// The errors are those of [`peer_pointer`](Self::peer_pointer).
     #[doc(alias = "ncclGetMultimemDeviceLeInfo")]
     pub fn multimem_endpoint(&self, index: usize) -> Result<LogicalEndpoint> {
         let (handle, offset) = (self.inner.handle()?, self.offset(index)?);

@@ -101,13 +101,13 @@ impl KernelsOn<'_> {
     ///
     /// # Errors
     ///
-    /// As [`Launch::launch`](devcomm_types::Launch::launch);
+    /// The errors are those of [`Launch::launch`](devcomm_types::Launch::launch);
     /// [`DriverError::NotSimulated`](crate::DriverError::NotSimulated) on a simulated machine.
     ///
     /// # Safety
     ///
-    /// As [`Launch::launch`](devcomm_types::Launch::launch); each argument is of the parameter's
-    /// type, and what the kernel requires holds.
+    /// The contract is that of [`Launch::launch`](devcomm_types::Launch::launch); each argument is
+    /// of the parameter's type, and what the kernel requires holds.
     pub unsafe fn launch_by_name(
         &self,
         name: &str,

@@ -79,7 +79,7 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// As [`Context::load`].
+    /// The errors are those of [`Context::load`].
     pub fn load(context: &Context, set: &KernelSet) -> Result<Self> {
         let modules = [Arc::new(Modules::load(context, set)?)];
         Ok(Self { modules, context: context.clone(), birth: context.birth() })
@@ -97,9 +97,9 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// As [`Context::load`]; [`LaunchError::BadSidecar`] when there is no description,
-    /// [`Error::InvalidInput`] for a path that is not UTF-8; [`DriverError::NotSimulated`] on a
-    /// simulated machine.
+    /// The errors are those of [`Context::load`]; [`LaunchError::BadSidecar`] when there is no
+    /// description, [`Error::InvalidInput`] for a path that is not UTF-8;
+    /// [`DriverError::NotSimulated`] on a simulated machine.
     pub unsafe fn load_files<P: AsRef<Path>>(context: &Context, files: &[P]) -> Result<Self> {
         if let Some(first) = files.first() {
             let what = || format!("the machine code of {}", first.as_ref().display());
@@ -133,7 +133,7 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// As [`Context::resident_blocks`].
+    /// The errors are those of [`Context::resident_blocks`].
     pub fn resident_blocks<K: Kernel>(&self, block: u32, dynamic_shared: u32) -> Result<u32> {
         self.loaded().resident_blocks(&KernelDesc::new::<K>(), block, dynamic_shared)
     }
@@ -142,7 +142,7 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// As [`Context::resident_clusters`].
+    /// The errors are those of [`Context::resident_clusters`].
     pub fn resident_clusters<K: Kernel>(
         &self,
         cluster: u32,
@@ -227,8 +227,8 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// As [`resident_blocks`](Self::resident_blocks); [`LaunchError::Refused`] also for a cluster
-    /// that a launch would refuse.
+    /// The errors are those of [`resident_blocks`](Self::resident_blocks); [`LaunchError::Refused`]
+    /// also for a cluster that a launch would refuse.
     pub fn resident_clusters<K: Kernel>(
         &self,
         cluster: u32,
@@ -281,7 +281,7 @@ impl Loaded<'_> {
     ///
     /// # Safety
     ///
-    /// As [`Launch::launch`](devcomm_types::Launch::launch).
+    /// The contract is that of [`Launch::launch`](devcomm_types::Launch::launch).
     unsafe fn launch<K: Kernel, A: LaunchArgs<K::Args>>(
         &self,
         stream: &Stream,

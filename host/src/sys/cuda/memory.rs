@@ -28,8 +28,8 @@ impl StreamHandle {
     ///
     /// # Safety
     ///
-    /// As [`copy_to_device`](Self::copy_to_device); until the copy is done, source and target stay
-    /// allocated and the source is not written.
+    /// The contract is that of [`copy_to_device`](Self::copy_to_device); until the copy is done,
+    /// source and target stay allocated and the source is not written.
     pub(crate) unsafe fn enqueue_copy_to_device(
         &self,
         to: u64,
@@ -58,8 +58,8 @@ impl StreamHandle {
     ///
     /// # Safety
     ///
-    /// As [`copy_to_host`](Self::copy_to_host); until the copy is done, source and target stay
-    /// allocated and the target is neither read nor written.
+    /// The contract is that of [`copy_to_host`](Self::copy_to_host); until the copy is done, source
+    /// and target stay allocated and the target is neither read nor written.
     pub(crate) unsafe fn enqueue_copy_to_host(
         &self,
         to: *mut u8,

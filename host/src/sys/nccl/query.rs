@@ -184,7 +184,7 @@ impl Nccl {
     ///
     /// # Safety
     ///
-    /// As [`team`](Self::team).
+    /// The contract is that of [`team`](Self::team).
     pub(crate) unsafe fn translate(
         &self,
         comm: CommPtr,

@@ -124,7 +124,8 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read) and [`next`](Self::next); if the time has passed.
+    /// The errors are those of [`read`](Self::read) and [`next`](Self::next); if the time has
+    /// passed.
     pub(super) fn receive(&self, limit: usize, deadline: Instant) -> io::Result<(Kind, Vec<u8>)> {
         loop {
             if let Some(frame) = self.next(limit)? {

@@ -75,11 +75,12 @@ impl Communicator {
     ///
     /// # Safety
     ///
-    /// As [`from_raw`](Self::from_raw).
+    /// The contract is that of [`from_raw`](Self::from_raw).
     ///
     /// # Errors
     ///
-    /// As [`from_raw`](Self::from_raw); [`WorldError::RankLost`](crate::WorldError::RankLost);
+    /// The errors are those of [`from_raw`](Self::from_raw);
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost);
     /// [`WorldError::Rendezvous`](crate::WorldError::Rendezvous) if the channel fails.
     pub unsafe fn from_raw_with(
         library: &Library,

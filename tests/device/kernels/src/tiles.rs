@@ -203,7 +203,7 @@ pub unsafe fn product_of_layouts<T: mma::Factor>(
 ///
 /// # Safety
 ///
-/// As [`wgmma::multiply`].
+/// The contract is that of [`wgmma::multiply`].
 unsafe fn multiply<T: mma::Factor, A: Layout<T>, B: Layout<T>>(
     sums: &mut RegTile<f32, { PRODUCT_N as usize / 8 }>,
     a: wgmma::Tile<T, A>,

@@ -219,7 +219,7 @@ impl Call<'_> {
     ///
     /// # Safety
     ///
-    /// As [`add`](Self::add); `team` is a team.
+    /// The contract is that of [`add`](Self::add); `team` is a team.
     unsafe fn signal_peer(&self, team: *const Team, peer: i32, signal: Signal) {
         // SAFETY: the kernel passes a coop, a team and windows that it got or initialised.
         let peer = self.peer(unsafe { *team }, peer);
@@ -242,7 +242,7 @@ impl Call<'_> {
     ///
     /// # Safety
     ///
-    /// As [`add`](Self::add), for all windows; `team` is a team.
+    /// The contract is that of [`add`](Self::add), for all windows; `team` is a team.
     unsafe fn put(
         &self,
         (team, peer): (*const Team, i32),
@@ -267,7 +267,7 @@ impl Call<'_> {
     ///
     /// # Safety
     ///
-    /// As [`add`](Self::add), for all windows; `team` is a team.
+    /// The contract is that of [`add`](Self::add), for all windows; `team` is a team.
     unsafe fn put_value(
         &self,
         (team, peer): (*const Team, i32),

@@ -10,9 +10,18 @@ use crate::communicator::{
 use crate::error::NcclResult;
 use devcomm_sys::nccl::*;
 
+type Constants = Vec<(&'static str, i64)>;
+
 /// Returns the C name and this crate's value of each constant.
-fn constants() -> Vec<(&'static str, i64)> {
-    let int = |value: std::ffi::c_int| i64::from(value);
+fn constants() -> Constants {
+    [limits(), results(), types(), settings()].concat()
+}
+
+fn int(value: std::ffi::c_int) -> i64 {
+    value.into()
+}
+
+fn limits() -> Constants {
     vec![
         ("NCCL_VERSION_CODE", ABI_VERSION.into()),
         ("NCCL_API_MAGIC", API_MAGIC.into()),
@@ -42,6 +51,11 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("NCCL_GIN_CONNECTION_FULL", int(GinConnectionType::Full.raw())),
         ("NCCL_GIN_CONNECTION_RAIL", int(GinConnectionType::Rail.raw())),
         ("NCCL_GIN_CONNECTION_CUSTOM_STRIDE", int(GinConnectionType::CustomStride.raw())),
+    ]
+}
+
+fn results() -> Constants {
+    vec![
         ("ncclSuccess", int(NcclResult::Success.raw())),
         ("ncclUnhandledCudaError", int(NcclResult::UnhandledCudaError.raw())),
         ("ncclSystemError", int(NcclResult::SystemError.raw())),
@@ -56,8 +70,11 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("ncclSuccess", int(SUCCESS)),
         ("ncclInProgress", int(IN_PROGRESS)),
         ("ncclInvalidArgument", int(super::super::params::INVALID_ARGUMENT)),
-        ("NCCL_ENCRYPTION_MODE_NONE", int(EncryptionConfig::new().mode)),
-        ("NCCL_ENCRYPTION_MODE_PSK", int(super::super::params::ENCRYPTION_PSK)),
+    ]
+}
+
+fn types() -> Constants {
+    vec![
         ("ncclChar", DataType::Char as i64),
         ("ncclInt", DataType::Int as i64),
         ("ncclHalf", DataType::Half as i64),
@@ -82,6 +99,13 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("ncclMin", ReduceOp::Min as i64),
         ("ncclAvg", ReduceOp::Avg as i64),
         ("ncclNumOps", ReduceOp::ALL.len() as i64),
+    ]
+}
+
+fn settings() -> Constants {
+    vec![
+        ("NCCL_ENCRYPTION_MODE_NONE", int(EncryptionConfig::new().mode)),
+        ("NCCL_ENCRYPTION_MODE_PSK", int(super::super::params::ENCRYPTION_PSK)),
         ("NCCL_CTA_POLICY_DEFAULT", int(CtaPolicy::DEFAULT.bits())),
         ("NCCL_CTA_POLICY_EFFICIENCY", int(CtaPolicy::EFFICIENCY.bits())),
         ("NCCL_CTA_POLICY_ZERO", int(CtaPolicy::ZERO.bits())),
