@@ -119,7 +119,7 @@ fn function_length(lines: &[&str]) -> Option<usize> {
     let opens = lines.iter().position(|line| own(line) && line.ends_with('{'))?;
     let is_signature =
         |line: &&str| line.trim_start().starts_with([')', '{']) || line.contains("where");
-    let is_whole = lines[1..=opens].iter().filter(|line| own(line)).all(|line| is_signature(line));
+    let is_whole = lines[1..=opens].iter().filter(|line| own(line)).all(is_signature);
     let end = lines.iter().skip(opens + 1).position(|line| own(line) && line.contains('}'))?;
     (is_function && is_whole).then_some(opens + end + 2)
 }
