@@ -2,8 +2,8 @@
 
 use devcomm_types::TensorMap;
 
-use crate::convert::Half;
 use super::{Pipeline, PipelineState, RegTile, RegisterSplit, Scheduler, SharedTile};
+use crate::convert::Half;
 use crate::mbarrier::MBarrier;
 use crate::wgmma::{self, Factor, Sums};
 use crate::{cluster, grid, shared_array, thread, tma, warp};
