@@ -84,7 +84,7 @@ impl<P: Copy + PartialEq> Requested<P> {
     }
 }
 
-/// The plan by which an operation does a shape, or why it does not.
+/// Returns the plan by which an operation does a shape, or why it does not.
 pub fn plan_of<P: Display>(how: devcomm::Result<Explanation<P>>) -> String {
     how.map_or_else(|error| error.to_string(), |how| how.plan.to_string())
 }

@@ -121,7 +121,8 @@ pub fn create(folder: &Path, name: Option<&str>, fused: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the text with cargo-generate's two placeholders replaced, and without the guide's anchors.
+/// Returns the text with cargo-generate's two placeholders replaced, and without the guide's
+/// anchors.
 fn fill(text: &str, name: &str) -> String {
     let lines = text.split_inclusive('\n').filter(|line| !line.starts_with("// ANCHOR"));
     let text: String = lines.collect();

@@ -27,8 +27,8 @@ pub struct PeerRegTiles<'a, const N: usize> {
 }
 
 impl<'a, const N: usize> PeerRegTiles<'a, N> {
-    /// The slots of `tiles` tiles of 16 rows and `columns` columns, a multiple of 16, for each rank
-    /// that sends, if 32 bits count them.
+    /// Returns the slots of `tiles` tiles of 16 rows and `columns` columns, a multiple of 16, for
+    /// each rank that sends, if 32 bits count them.
     #[must_use]
     pub fn slots(tiles: usize, columns: usize) -> Option<u32> {
         u32::try_from(tiles.checked_mul(columns / 16)?.checked_mul(32)?).ok()
@@ -50,7 +50,7 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
         used: u32,
     ) -> Self {
         const { assert!(N == 2 || N == 4 || N == 8, "tiles are added over 2, 4 or 8 ranks") };
-        // SAFETY: the contract is the same.
+        // SAFETY: the caller's slots and state are those of `begin`, and the ranks launch the same.
         Self { session: unsafe { LamportSlots::new(comm, slots, capacity).begin(state, used) } }
     }
 
@@ -132,7 +132,7 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
     /// One thread of each block calls this, once, after a barrier of the threads that add.
     #[track_caller]
     pub unsafe fn end(&self) {
-        // SAFETY: the contract is the same.
+        // SAFETY: the caller is one thread of the block, after a barrier of those that add.
         unsafe { self.session.end(Coop::thread()) };
     }
 }

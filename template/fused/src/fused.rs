@@ -73,7 +73,7 @@ impl FusedProduct {
         Ok(Self { dev, slots, state, capacity, blocks, maps, shape, c })
     }
 
-    /// C, after a launch.
+    /// Returns C, which a launch has written.
     pub fn c(&self) -> &SymmetricBuffer<bf16> {
         &self.c
     }

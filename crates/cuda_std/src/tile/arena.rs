@@ -3,7 +3,7 @@
 /// The most dynamic shared memory of a block in bytes, on GPUs since Hopper.
 const MOST: u32 = 227 << 10;
 
-/// Where the `index`-th of arrays of these sizes begins that lie one after the other.
+/// Returns where the `index`-th of arrays of these sizes begins that lie one after the other.
 #[doc(hidden)]
 #[must_use]
 pub const fn offset(sizes: &[u32], index: usize) -> u32 {
@@ -15,7 +15,7 @@ pub const fn offset(sizes: &[u32], index: usize) -> u32 {
     at
 }
 
-/// The bytes of a launch for arrays of these sizes.
+/// Returns the bytes of a launch for arrays of these sizes.
 ///
 /// # Panics
 ///

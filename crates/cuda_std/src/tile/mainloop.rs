@@ -104,7 +104,7 @@ impl Warpgroup {
         thread::thread_idx_x() / warp::WARP_SIZE
     }
 
-    /// A barrier of the warpgroup's threads: the named barrier of its number and one.
+    /// Waits for all threads of the warpgroup: the named barrier of its number and one.
     #[track_caller]
     pub fn sync(&self) {
         thread::named_barrier_sync(1 + self.index(), WARPGROUP);

@@ -266,7 +266,7 @@ impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
     #[track_caller]
     pub unsafe fn store_transposed<T: Half>(&self, block: usize, to: SharedTile<T, 8>) {
         let warp = thread::thread_idx_x() / warp::WARP_SIZE % 4;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's warpgroup is here together, and no other thread accesses the tile.
         unsafe { to.store_transposed(warp, warp::lane_id(), self.0[block]) }
     }
 

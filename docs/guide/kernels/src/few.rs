@@ -28,14 +28,14 @@ cuda_std::arena! {
     }
 }
 
-/// The slots of an `m x n` matrix for each rank that sends, if 32 bits count them.
+/// Returns the slots of an `m x n` matrix for each rank that sends, if 32 bits count them.
 #[must_use]
 pub fn slots(m: usize, n: usize) -> Option<u32> {
     let tiles = m.div_ceil(TILE.0 as usize).checked_mul(n.div_ceil(TILE.1 as usize))?;
     PeerRegTiles::<2>::slots(tiles.checked_mul(WARPS as usize)?, TILE.0 as usize)
 }
 
-/// `C = sum over the N ranks of A x B^T`. The maps have tiles of 64 rows. Loads of B begin
+/// Computes `C = sum over the N ranks of A x B^T`. The maps have tiles of 64 rows. Loads of B begin
 /// before the previous kernel has ended.
 ///
 /// Grid: any, all resident, the same in all ranks. Block: [`THREADS`], with [`Memory::BYTES`].

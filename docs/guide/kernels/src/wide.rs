@@ -38,7 +38,7 @@ cuda_std::arena! {
     }
 }
 
-/// `C = sum over the N ranks of A x B^T`. The maps have tiles of 128 rows of A, [`HALF`] of B and
+/// Computes `C = sum over the N ranks of A x B^T`. The maps have tiles of 128 rows of A, [`HALF`] of B and
 /// [`STORE_M`] of C, which begins at `to`.
 ///
 /// Grid: whole clusters, all resident, the same in all ranks. Block: [`THREADS`], with
