@@ -30,7 +30,7 @@ impl Extents {
         Ok(Self([m as u32, n as u32, k as u32]))
     }
 
-    /// As [`new`](Self::new), for kernels whose rows of A and B are aligned.
+    /// Checks the shape as [`new`](Self::new) does, for kernels whose rows of A and B are aligned.
     pub(crate) fn with_aligned_rows(shape @ [.., k]: [usize; 3]) -> Result<Self> {
         let extents = Self::new(shape)?;
         if !k.is_multiple_of(8) {

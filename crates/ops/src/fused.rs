@@ -40,7 +40,7 @@ pub(crate) struct Base<P> {
 }
 
 impl<P: Copy + Display + FromStr> Base<P> {
-    /// Of an operation of this name. *Collective*.
+    /// Prepares an operation of this name. *Collective*.
     pub(crate) fn new(
         comm: &Communicator,
         stream: &Stream,
@@ -81,7 +81,7 @@ pub(crate) struct Operands<'a, C> {
     pub(crate) a: &'a DeviceSlice<bf16>,
     pub(crate) b: &'a DeviceSlice<bf16>,
     pub(crate) c: &'a C,
-    /// Of A, B and C.
+    /// The buffers of A, B and C.
     pub(crate) addresses: [u64; 3],
     /// What only the plan that is not fused adds to a product.
     pub(crate) added: Option<&'a Added<bf16>>,
@@ -129,7 +129,7 @@ pub(crate) trait Operation {
 
     fn base(&self) -> &Base<Self::Plan>;
 
-    /// Who does a plan.
+    /// The strategy that does a plan.
     fn strategy(&self, plan: Self::Plan) -> &dyn Strategy<Self::Plan, Self::C>;
 
     /// The plan of a shape for which none was chosen that can do it.

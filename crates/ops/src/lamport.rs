@@ -12,8 +12,8 @@ pub(crate) struct LamportMemory {
 }
 
 impl LamportMemory {
-    /// With empty slots. *Collective*. No rank may send before all ranks' slots are empty, which
-    /// needs a barrier.
+    /// Allocates the memory, with empty slots. *Collective*. No rank may send before all ranks'
+    /// slots are empty, which needs a barrier.
     pub(crate) fn new(comm: &Communicator, capacity: u32) -> Result<Self> {
         let words = lamport_words(comm.n_ranks(), capacity as usize);
         let slots = comm.window::<u32>(words)?;

@@ -45,7 +45,7 @@ pub(crate) trait PlanText: Sized {
     /// The plan of this name with these fields, if there is one.
     fn from_fields(name: &str, fields: &[Field]) -> Option<Self>;
 
-    /// Its name and its fields.
+    /// Returns its name and its fields.
     fn fields(&self) -> (&'static str, Vec<Field>);
 }
 

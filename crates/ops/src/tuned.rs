@@ -51,7 +51,7 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
         Self { file, plans: RefCell::new(plans) }
     }
 
-    /// Those that all ranks have: none, if their files differ. *Collective*.
+    /// Returns the plans that all ranks have: none, if their files differ. *Collective*.
     pub(crate) fn agreed(self, call: CollectiveCall<'_>) -> Result<Self> {
         let text = self.text();
         let (own, is_same) = is_same(call, Ok((self, text)))?;

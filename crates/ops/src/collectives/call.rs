@@ -33,7 +33,7 @@ impl<'a> Collective<'a> {
         (self.0)(of)
     }
 
-    /// [`Collectives::all_reduce`].
+    /// Describes a call of [`Collectives::all_reduce`].
     pub fn all_reduce<S, R, O>(send: &S, recv: &R, op: O) -> Self
     where
         S: Buffer<Element: Element>,
@@ -44,7 +44,7 @@ impl<'a> Collective<'a> {
         Self::new(move |of| Ok(of.request_all_reduce(&send, &recv, of.reducing(&op)?.1)))
     }
 
-    /// [`Collectives::reduce_scatter`].
+    /// Describes a call of [`Collectives::reduce_scatter`].
     pub fn reduce_scatter<S, R, O>(send: &S, recv: &R, op: O) -> Self
     where
         S: Buffer<Element: Element>,
@@ -55,7 +55,7 @@ impl<'a> Collective<'a> {
         Self::new(move |of| Ok(of.request_reduce_scatter(&send, &recv, of.reducing(&op)?.1)))
     }
 
-    /// [`Collectives::all_gather`].
+    /// Describes a call of [`Collectives::all_gather`].
     pub fn all_gather<S, R>(send: &S, recv: &R) -> Self
     where
         S: Buffer<Element: Element>,
@@ -64,7 +64,7 @@ impl<'a> Collective<'a> {
         Self::exchange(Exchange::new(Pattern::AllGather, Some(send.device_slice()), recv))
     }
 
-    /// [`Collectives::broadcast`].
+    /// Describes a call of [`Collectives::broadcast`].
     pub fn broadcast<R>(send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize) -> Self
     where
         R: Buffer<Element: Element>,
@@ -76,7 +76,7 @@ impl<'a> Collective<'a> {
         })
     }
 
-    /// [`Collectives::all_to_all`].
+    /// Describes a call of [`Collectives::all_to_all`].
     pub fn all_to_all<S, R>(send: &S, recv: &R) -> Self
     where
         S: Buffer<Element: Element>,
@@ -89,7 +89,7 @@ impl<'a> Collective<'a> {
         Self::new(move |of| Ok(of.request_exchange(&exchange)))
     }
 
-    /// [`Collectives::all_to_all_v`].
+    /// Describes a call of [`Collectives::all_to_all_v`].
     pub fn all_to_all_v<S, R>(send: &S, sent: Parts<'a>, recv: &R, received: Parts<'a>) -> Self
     where
         S: Buffer<Element: Element>,
@@ -102,8 +102,8 @@ impl<'a> Collective<'a> {
         })
     }
 
-    /// [`Collectives::all_reduce_rmsnorm`], or its quantised form, which has the same plans: with
-    /// the input as the output.
+    /// Describes a call of [`Collectives::all_reduce_rmsnorm`], or of its quantised form, which has
+    /// the same plans: with the input as the output.
     pub fn all_reduce_rmsnorm<I, R, W, O>(input: &I, residual: &R, weight: &W, output: &O) -> Self
     where
         I: Buffer<Element: Element>,

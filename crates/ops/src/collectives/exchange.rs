@@ -11,7 +11,7 @@ use crate::CollectiveKind;
 use crate::check::refuse;
 use crate::lamport::LamportMemory;
 
-/// Who gets what.
+/// The ranks that get a part, and which one.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pattern {
     AllGather,

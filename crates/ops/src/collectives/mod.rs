@@ -91,7 +91,7 @@ struct Workspace {
     options: CollectivesOptions,
     memory: LamportMemory,
     inbox: Window<u32>,
-    /// Of `all_to_all_v`: where long messages go, and which have arrived.
+    /// The flags of `all_to_all_v`: where long messages go, and which have arrived.
     offers: SymmetricBuffer<u64>,
     arrived: Window<u32>,
 }
@@ -110,7 +110,7 @@ pub struct CollectivesOptions {
 }
 
 impl CollectivesOptions {
-    /// The default options.
+    /// Returns the default options.
     pub const fn new() -> Self {
         Self { lamport_bytes: None, push_blocks: None, concurrent: 2 }
     }
@@ -286,7 +286,7 @@ const PLAIN: &str = "as the message is too long for one step, and not aligned in
 const NAME: &str = "Collectives::new";
 
 impl Collectives {
-    /// For collectives of this communicator. *Collective*: it fails on all ranks or on none.
+    /// Prepares collectives of this communicator. *Collective*: it fails on all ranks or on none.
     ///
     /// # Errors
     ///
@@ -359,7 +359,7 @@ impl Collectives {
         Ok((operator, Reducing::new(operator, scale, self.communicator.n_ranks())))
     }
 
-    /// In a checked world, compares a kernel's operation with those of the other ranks.
+    /// Compares, in a checked world, a kernel's operation with those of the other ranks.
     fn compare(&self, plan: Option<CollectivePlan>, terms: impl FnOnce() -> String) -> Result<()> {
         self.communicator.compare_kernel(|| match plan {
             Some(plan) => format!("{} by {plan}", terms()),

@@ -65,7 +65,7 @@ pub unsafe fn product_all_reduce_few<const N: usize>(
 
 struct Fused<'a, const N: usize> {
     comm: &'a DevComm,
-    /// Those of B, A and C.
+    /// The maps of B, A and C.
     maps: [&'a TensorMap; 3],
     peers: Window<u32>,
     state: *mut u32,

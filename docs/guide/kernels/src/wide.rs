@@ -38,8 +38,8 @@ cuda_std::arena! {
     }
 }
 
-/// Computes `C = sum over the N ranks of A x B^T`. The maps have tiles of 128 rows of A, [`HALF`] of B and
-/// [`STORE_M`] of C, which begins at `to`.
+/// Computes `C = sum over the N ranks of A x B^T`. The maps have tiles of 128 rows of A, [`HALF`]
+/// of B and [`STORE_M`] of C, which begins at `to`.
 ///
 /// Grid: whole clusters, all resident, the same in all ranks. Block: [`THREADS`], with
 /// [`Memory::BYTES`].
