@@ -113,6 +113,10 @@ impl Communicator {
     /// [`WorldError::OptionsDiffer`](crate::WorldError::OptionsDiffer) for other flags in another
     /// rank, [`WorldError::RankLost`](crate::WorldError::RankLost),
     /// [`StateError::CommunicatorEnded`], [`Error::Nccl`].
+    ///
+    /// [`DevCommError::NoWindow`]: crate::DevCommError::NoWindow
+    /// [`StateError::Capturing`]: crate::StateError::Capturing
+    /// [`StateError::CommunicatorEnded`]: crate::StateError::CommunicatorEnded
     #[doc(alias = "ncclCommWindowRegister")]
     pub fn register_window<B>(&self, buffer: &B, flags: WindowFlags) -> Result<Window<B::Element>>
     where
@@ -271,6 +275,10 @@ impl<T: Element> Window<T> {
     ///
     /// [`StateError::Closed`]; [`StateError::InGroup`] before the group of the registration has
     /// ended; [`DevCommError::NoWindow`].
+    ///
+    /// [`DevCommError::NoWindow`]: crate::DevCommError::NoWindow
+    /// [`StateError::Closed`]: crate::StateError::Closed
+    /// [`StateError::InGroup`]: crate::StateError::InGroup
     pub fn device_window(&self) -> Result<DeviceWindow<T>> {
         self.inner.handle().map(|handle| self.window_of(handle))
     }
@@ -289,6 +297,9 @@ impl<T: Element> Window<T> {
     ///
     /// Those of waiting for the streams, [`StateError::Capturing`], [`StateError::InGroup`],
     /// [`Error::Nccl`].
+    ///
+    /// [`StateError::Capturing`]: crate::StateError::Capturing
+    /// [`StateError::InGroup`]: crate::StateError::InGroup
     #[doc(alias = "ncclCommWindowDeregister")]
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a window")?;
