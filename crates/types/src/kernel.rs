@@ -3,8 +3,9 @@
 //! A kernel's Rust parameters are device types: `nccl_device::DevComm`, `nccl_device::Window<f32>`,
 //! `usize`. A launch passes host values: a `&DevCommResource`, a `&Window<f32>` of the host crate,
 //! a number. Both refer to the parameter's [`KernelParam::Abi`], a plain type of this crate: the
-//! device type names it, and [`IntoArg`] converts the host value into it. So the compiler checks
-//! a launch although neither the host crate nor the device crate depends on the other.
+//! device type names it, and [`IntoArg`](crate::IntoArg) converts the host value into it. So the
+//! compiler checks a launch although neither the host crate nor the device crate depends on the
+//! other.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -43,8 +44,8 @@ pub unsafe trait Kernel: Sized + 'static {
     const FILE: &'static str;
     /// The kernel's parameters, as the device sees them.
     type Args: KernelArgs;
-    /// Whether a launch needs `unsafe`: [`Safe`](crate::Safe), or [`Unsafe`](crate::Unsafe) for a
-    /// kernel that is an `unsafe fn` or takes a slice.
+    /// Whether a launch needs `unsafe`: [`Safe`](crate::Safe), or [`Unsafe`] for a kernel that is
+    /// an `unsafe fn` or takes a slice.
     type Safety: Safety;
     /// What a simulated GPU runs; `None` for a kernel that exists only as machine code. Only a
     /// launch on a simulated GPU reads it.
