@@ -25,7 +25,7 @@ pub(crate) fn is_same<T>(
     Ok((own, all.iter().all(|hash| *hash == all[0])))
 }
 
-/// For each of a list, as long in all ranks, whether it is so in all of them.
+/// Returns for each of a list, as long in all ranks, whether it is so in all of them.
 pub(crate) fn all_can(
     comm: &Communicator,
     call: &str,

@@ -32,9 +32,9 @@ type FusedKernel = kernels::allgather_gemm;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AllGatherGemmPlan {
-    /// By [`Collectives::all_gather`], and then [`Gemm`].
+    /// An all-gather by [`Collectives::all_gather`], and then [`Gemm`].
     Unfused,
-    /// In one kernel, on Hopper GPUs, any number of ranks: a rank multiplies its own rows while
+    /// One kernel, on Hopper GPUs, any number of ranks: a rank multiplies its own rows while
     /// those of the others arrive.
     Fused,
 }
@@ -85,7 +85,7 @@ struct Fused {
 const NAME: &str = "AllGatherGemm::new";
 
 impl AllGatherGemm {
-    /// For products with up to `m` rows and `m * k` elements of A, launched on `stream`.
+    /// Prepares products with up to `m` rows and `m * k` elements of A, launched on `stream`.
     /// *Collective*, with the same `m` and `k` on every rank. The workspace takes `2 * m * k` bytes
     /// on each GPU, and twice as many again for [`Fused`](AllGatherGemmPlan::Fused).
     ///
@@ -125,7 +125,7 @@ impl AllGatherGemm {
         Ok(operation)
     }
 
-    /// How a product of `[m, n, k]` would be done, and why.
+    /// Returns how a product of `[m, n, k]` would be done, and why.
     ///
     /// # Errors
     ///
@@ -217,7 +217,8 @@ impl AllGatherGemm {
         Self { unfused: Unfused { gemm, ..self.unfused }, ..self }
     }
 
-    /// A product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is added.
+    /// Returns a product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is
+    /// added.
     pub fn product(&self, shape: [usize; 3]) -> GatheredProduct<'_> {
         GatheredProduct { operation: self, shape, added: Added::NOTHING }
     }
@@ -360,7 +361,7 @@ impl fmt::Debug for GatheredProduct<'_> {
 }
 
 impl Fused {
-    /// With two banks for up to `m x k` elements. *Collective*.
+    /// Allocates two banks for up to `m x k` elements. *Collective*.
     fn new(comm: &Communicator, [m, k]: [usize; 2]) -> Result<Self> {
         /// A bank begins at a multiple of so many elements.
         const ALIGNMENT: usize = 128;

@@ -25,7 +25,7 @@ pub enum CollectiveKind {
     Broadcast,
 }
 
-/// Whose implementation a collective is.
+/// The library that does a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum CollectiveBy {
@@ -42,7 +42,7 @@ pub enum CollectiveBy {
 pub struct CollectiveCase {
     /// Which one.
     pub kind: CollectiveKind,
-    /// Whose.
+    /// The library that does it.
     pub by: CollectiveBy,
     /// How it is done; [`Algorithm::Nccl`] for NCCL's.
     pub algorithm: Algorithm,
@@ -112,7 +112,7 @@ impl CollectiveKind {
         (Broadcast, "broadcast"),
     ];
 
-    /// The one of this name, such as `all-reduce`.
+    /// Returns the collective of this name, such as `all-reduce`.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|(_, known)| *known == name).map(|(kind, _)| *kind)
     }
@@ -127,7 +127,8 @@ impl CollectiveKind {
         }
     }
 
-    /// On more than two ranks. Between two, NCCL's reduce-scatter is slower than its all-gather.
+    /// Returns the collective with the same costs on more than two ranks. Between two, NCCL's
+    /// reduce-scatter is slower than its all-gather.
     fn costs_on_more_as(self, algorithm: Algorithm) -> Self {
         match (self, algorithm) {
             (ReduceScatter, Nccl) => AllGather,
@@ -180,7 +181,7 @@ impl CollectiveKind {
     }
 }
 
-/// Its name, such as `all-reduce`.
+/// Writes its name, such as `all-reduce`.
 impl fmt::Display for CollectiveKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = Self::ALL.iter().find(|(kind, _)| kind == self);
@@ -339,8 +340,8 @@ impl CostModel {
         Ok(Self(by_key.into_iter().map(fit).collect()))
     }
 
-    /// The time in microseconds: on two ranks by the algorithm of the case, and on more, in graphs,
-    /// by the fastest that the model knows for them. `None` for what it was not fitted to.
+    /// Returns the time in microseconds: on two ranks by the algorithm of the case, and on more, in
+    /// graphs, by the fastest that the model knows for them. `None` for what it was not fitted to.
     pub fn us(&self, case: &CollectiveCase) -> Option<f64> {
         let CollectiveCase { kind, by, algorithm, ranks, in_graph, bytes } = *case;
         if ranks == 2 {

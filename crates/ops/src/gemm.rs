@@ -80,7 +80,7 @@ pub struct Gemm {
     constant_b: bool,
     /// Multiprocessors that [`GemmPlan::Wide`] does not use.
     left: u32,
-    /// On Hopper, the memory of plans with slices.
+    /// The memory of plans with slices, on Hopper.
     slices: Option<SliceMemory>,
     /// Products use the memory of slices one after the other.
     order: StreamOrder,
@@ -112,7 +112,7 @@ const FILES: &[&str] = &[
 ];
 
 impl Gemm {
-    /// For products launched on `stream`. On Hopper it allocates 15 MB, for sums that several
+    /// Prepares products launched on `stream`. On Hopper it allocates 15 MB, for sums that several
     /// blocks compute.
     ///
     /// # Errors
@@ -171,8 +171,8 @@ impl Gemm {
         self
     }
 
-    /// How products of bf16 in bf16 of this shape are computed, if the buffers are aligned to 16
-    /// bytes.
+    /// Returns how products of bf16 in bf16 of this shape are computed, if the buffers are aligned
+    /// to 16 bytes.
     ///
     /// # Errors
     ///
@@ -186,8 +186,8 @@ impl Gemm {
         Ok(self.prepare::<bf16, bf16>(extents, NOT_TRANSPOSED)?.0)
     }
 
-    /// The plans for bf16 of this shape that there are on this GPU, the one expected to be fastest
-    /// first.
+    /// Returns the plans for bf16 of this shape that there are on this GPU, the one expected to be
+    /// fastest first.
     ///
     /// # Errors
     ///
@@ -221,9 +221,9 @@ impl Gemm {
         self.select(Extents::new(shape)?, plan).map(drop)
     }
 
-    /// As [`set_plan`](Self::set_plan), and keeps the plan in the cache folder: there it is that of
-    /// a shape which is in no table, for every `Gemm` that is made later for a GPU of this kind. On
-    /// simulated GPUs nothing is kept.
+    /// Sets the plan as [`set_plan`](Self::set_plan) does, and keeps the plan in the cache folder:
+    /// there it is that of a shape which is in no table, for every `Gemm` that is made later for a
+    /// GPU of this kind. On simulated GPUs nothing is kept.
     ///
     /// # Errors
     ///
@@ -287,7 +287,7 @@ impl Gemm {
         Ok(measured.chain(candidates.plans()).collect())
     }
 
-    /// Of a GPU of the Hopper family.
+    /// Returns the room of a GPU of the Hopper family.
     fn room(&self) -> Result<Room> {
         hopper::room(&self.compiled, self.stream.context())
     }

@@ -38,9 +38,9 @@ const RANKS: [usize; 3] = [2, 4, 8];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GemmReduceScatterPlan {
-    /// By [`Gemm`], and then [`Collectives::reduce_scatter`].
+    /// A product by [`Gemm`], and then [`Collectives::reduce_scatter`].
     Unfused,
-    /// In one kernel, on 2, 4 or 8 Hopper GPUs, for large matrices: a rank takes turns with all
+    /// One kernel, on 2, 4 or 8 Hopper GPUs, for large matrices: a rank takes turns with all
     /// ranks' rows, sends tiles while it multiplies, and adds what it receives.
     Wide,
 }
@@ -92,8 +92,8 @@ struct Prepared {
 const NAME: &str = "GemmReduceScatter::new";
 
 impl GemmReduceScatter {
-    /// For products of up to `m x n` elements, launched on `stream`. *Collective*, with the same
-    /// `m` and `n` on every rank. The workspace takes `2 * m * n` bytes on each GPU, and for
+    /// Prepares products of up to `m x n` elements, launched on `stream`. *Collective*, with the
+    /// same `m` and `n` on every rank. The workspace takes `2 * m * n` bytes on each GPU, and for
     /// [`Wide`](GemmReduceScatterPlan::Wide) as many again, of more than two ranks twice as many.
     ///
     /// # Errors
@@ -134,7 +134,7 @@ impl GemmReduceScatter {
         Ok(operation)
     }
 
-    /// How a product of `[m, n, k]` would be done, and why.
+    /// Returns how a product of `[m, n, k]` would be done, and why.
     ///
     /// # Errors
     ///
@@ -304,7 +304,7 @@ impl Strategy<Plan, C> for Unfused {
 }
 
 impl Prepared {
-    /// With slots for a rank's share of a product of up to `m x n` elements. *Collective*.
+    /// Allocates slots for a rank's share of a product of up to `m x n` elements. *Collective*.
     fn new(comm: &Communicator, [m, n]: [usize; 2]) -> Result<Self> {
         let ranks = comm.n_ranks();
         let own = || {

@@ -71,7 +71,7 @@ fn choose<P: Copy + PartialEq>(plans: &[P], times: &[f32], expected: P) -> P {
     kept.or_else(fastest).map_or(expected, |(plan, _)| *plan)
 }
 
-/// Of each plan the longest time of all ranks. *Collective*.
+/// Returns the longest time of all ranks for each plan. *Collective*.
 pub(crate) fn slowest(comm: &Communicator, mut times: Vec<f32>) -> Result<Vec<f32>> {
     for others in comm.host_all_gather(&times)? {
         times.iter_mut().zip(others).for_each(|(time, other)| *time = time.max(other));

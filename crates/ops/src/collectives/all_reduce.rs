@@ -81,7 +81,7 @@ impl Collectives {
         }
     }
 
-    /// Every rank's `recv` gets the reduction of all ranks' `send`; both have the same length.
+    /// Stores the reduction of all ranks' `send` to every rank's `recv`; both have the same length.
     /// Elements of 8 bits and integers, and those of 64 bits, are sent in one step or by NCCL;
     /// products of other floats, and scalars in device memory, are left to NCCL.
     ///

@@ -35,7 +35,7 @@ struct ShortMessages {
 }
 
 impl Collectives {
-    /// Every rank's part of `send` for rank `r` goes to `r`'s part of `recv` for that rank. Both
+    /// Sends every rank's part of `send` for rank `r` to `r`'s part of `recv` for that rank. Both
     /// have the same count, which a checked world compares: elsewhere what arrives is cut, or
     /// missing, or a kernel traps. The parts of `recv` do not overlap, with each other and with
     /// `send`. Not in place.
@@ -209,7 +209,7 @@ impl Collectives {
         ShortMessages { longest, used, plan }
     }
 
-    /// In a checked world, fails on all ranks unless the counts match, and messages of more than
+    /// Fails, in a checked world, on all ranks unless the counts match, and messages of more than
     /// `longest` bytes are received in one window or in none.
     fn compare_counts<T: Element>(
         &self,

@@ -27,7 +27,7 @@ pub(super) struct Exchange<T> {
 }
 
 impl Collectives {
-    /// Every rank's `recv` gets all ranks' `send`, in rank order: its length is that of `send`
+    /// Stores all ranks' `send` to every rank's `recv`, in rank order: its length is that of `send`
     /// times the number of ranks. In place, `send` is this rank's chunk of `recv`.
     ///
     /// # Errors
@@ -45,8 +45,8 @@ impl Collectives {
         }
     }
 
-    /// Every rank's `recv` gets `root`'s `send`; both have the same length. The other ranks' `send`
-    /// is not used and may be `None`. In place, `root`'s `send` is its `recv`.
+    /// Stores `root`'s `send` to every rank's `recv`; both have the same length. The other ranks'
+    /// `send` is not used and may be `None`. In place, `root`'s `send` is its `recv`.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl Collectives {
         }
     }
 
-    /// Chunk `i` of rank `r`'s `recv` gets chunk `r` of rank `i`'s `send`; both have the same
+    /// Stores chunk `r` of rank `i`'s `send` to chunk `i` of rank `r`'s `recv`; both have the same
     /// length, one chunk per rank. Not in place.
     ///
     /// # Errors

@@ -115,20 +115,20 @@ impl CollectivesOptions {
         Self { lamport_bytes: None, push_blocks: None, concurrent: 2 }
     }
 
-    /// The longest message in bytes that is sent in one step; an all-reduce of two ranks may have
-    /// sixteen times as many. The workspace takes twice the most bytes for each rank. Default: 4
-    /// MiB for 2 ranks (a workspace of 128 MiB), 1 MiB for 4, 512 KiB for 8.
+    /// Sets the longest message in bytes that is sent in one step; an all-reduce of two ranks may
+    /// have sixteen times as many. The workspace takes twice the most bytes for each rank. Default:
+    /// 4 MiB for 2 ranks (a workspace of 128 MiB), 1 MiB for 4, 512 KiB for 8.
     pub const fn lamport_bytes(self, bytes: usize) -> Self {
         Self { lamport_bytes: Some(bytes), ..self }
     }
 
-    /// The blocks that push or load long messages. Default: 128, or fewer if a rank's GPU has fewer
-    /// multiprocessors.
+    /// Sets the blocks that push or load long messages. Default: 128, or fewer if a rank's GPU has
+    /// fewer multiprocessors.
     pub const fn push_blocks(self, blocks: u32) -> Self {
         Self { push_blocks: Some(blocks), ..self }
     }
 
-    /// The number of objects, 1 to 4, whose operations may run on a GPU at the same time, on
+    /// Sets the number of objects, 1 to 4, whose operations may run on a GPU at the same time, on
     /// streams of their own and called in another order on each rank. Each object gets that part of
     /// the GPU; with 1, an operation may fill it. Operations of more objects wait for each other in
     /// the order of the host's calls, which then must be the same on all ranks. Default: 2.
@@ -300,7 +300,7 @@ impl Collectives {
         CollectivesOptions::new().build(comm)
     }
 
-    /// How a call of one of these methods would be done, and why. Nothing is launched.
+    /// Returns how a call of one of these methods would be done, and why. Nothing is launched.
     ///
     /// # Errors
     ///
@@ -309,8 +309,8 @@ impl Collectives {
         Ok(self.decide(&call.request(self)?))
     }
 
-    /// The plans by which a call can be done, first the one that is taken if none is set. For
-    /// [`set_plan`](Self::set_plan).
+    /// Returns the plans by which a call can be done, first the one that is taken if none is set.
+    /// For [`set_plan`](Self::set_plan).
     ///
     /// # Errors
     ///

@@ -12,13 +12,13 @@ use crate::{CollectiveKind, Explanation};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// In one step, by messages that are their own flags.
+    /// One step, by messages that are their own flags.
     Lamport,
-    /// By stores to the peers; an all-reduce in two steps, to the ranks that reduce and from them.
+    /// Stores to the peers; an all-reduce in two steps, to the ranks that reduce and from them.
     Push,
-    /// By loads from the peers.
+    /// Loads from the peers.
     Pull,
-    /// By NCCL.
+    /// NCCL's call.
     Nccl,
 }
 
@@ -54,7 +54,7 @@ pub struct CollectivePlan {
 }
 
 impl CollectivePlan {
-    /// By NCCL.
+    /// The plan that calls NCCL.
     pub const NCCL: Self = Self { algorithm: Algorithm::Nccl, blocks: 0, threads: 0 };
 }
 

@@ -13,8 +13,9 @@ use crate::check::refuse;
 use crate::lamport::LamportMemory;
 
 impl Collectives {
-    /// Every rank's `recv` gets its chunk of the reduction of all ranks' `send`, whose length is
-    /// that of `recv` times the number of ranks. In place, `recv` is this rank's chunk of `send`.
+    /// Stores to every rank's `recv` its chunk of the reduction of all ranks' `send`, whose length
+    /// is that of `recv` times the number of ranks. In place, `recv` is this rank's chunk of
+    /// `send`.
     ///
     /// # Errors
     ///

@@ -35,7 +35,7 @@ pub(super) struct Rows {
     tokens: u32,
     /// The bytes of a row.
     row: usize,
-    /// As [`grid`] has it.
+    /// The grid that [`grid`] returns.
     grid: (u32, u32, u32),
 }
 
@@ -64,7 +64,7 @@ impl Collectives {
         Ok(room.min(resident))
     }
 
-    /// `residual` gets itself plus the sum of all ranks' `input`, and `output` that sum normalised
+    /// Adds the sum of all ranks' `input` to `residual`, and stores to `output` that sum normalised
     /// by RMSNorm: for each token, a row of as many elements as `weight` has, `sum * weight /
     /// sqrt(mean(sum^2) + eps)`. All ranks get the same if their residuals are the same. `output`
     /// may be `input`; nothing else overlaps.
@@ -97,11 +97,11 @@ impl Collectives {
         self.rmsnorm(buffers, &output.device_slice(), NOT_QUANTISED, eps, stream)
     }
 
-    /// [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm) with a quantised output, for a product of
-    /// 8-bit floats: `output` gets the normalised sum divided by the first element of `scale`,
-    /// rounded once to the nearest, ties to even, and saturated at 448 of either sign; a NaN
-    /// stays one. The kernel reads the scale. It is the scale of vLLM's static quantisation per
-    /// tensor, and of [`Product::scales`](crate::Product::scales).
+    /// Does the same as [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), with a quantised output,
+    /// for a product of 8-bit floats: `output` gets the normalised sum divided by the first element
+    /// of `scale`, rounded once to the nearest, ties to even, and saturated at 448 of either sign;
+    /// a NaN stays one. The kernel reads the scale. It is the scale of vLLM's static quantisation
+    /// per tensor, and of [`Product::scales`](crate::Product::scales).
     ///
     /// `input` may be overwritten: where NCCL reduces, it gets the sum. No buffers overlap.
     ///

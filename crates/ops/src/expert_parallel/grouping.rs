@@ -17,18 +17,18 @@ const F8_ROWS: &str = "the tokens are 8-bit floats with scales: `group_f8`, `row
 const NO_F8_ROWS: &str = "the tokens are no 8-bit floats: `group`, `rows`";
 
 impl ExpertParallel {
-    /// The most rows in the order of a rank's experts: if all ranks have the most tokens, which
-    /// have all the experts that they can in this rank; or the limit of
+    /// Returns the most rows in the order of a rank's experts: if all ranks have the most tokens,
+    /// which have all the experts that they can in this rank; or the limit of
     /// [`ExpertParallelOptions::throughput`](super::ExpertParallelOptions::throughput).
     #[must_use]
     pub fn most_rows(&self) -> usize {
         self.options.most_rows(self.communicator.n_ranks())
     }
 
-    /// Where rows arrive in the form for high throughput, in the order of this rank's experts, with
-    /// room for [`most_rows`](Self::most_rows). Of a token with several experts here one row
-    /// arrives, at the first of its places; [`group`](Self::group) into this memory copies it to
-    /// the others, and does nothing else with rows. The next dispatch writes here.
+    /// Returns where rows arrive in the form for high throughput, in the order of this rank's
+    /// experts, with room for [`most_rows`](Self::most_rows). Of a token with several experts here
+    /// one row arrives, at the first of its places; [`group`](Self::group) into this memory copies
+    /// it to the others, and does nothing else with rows. The next dispatch writes here.
     ///
     /// # Errors
     ///
@@ -41,7 +41,7 @@ impl ExpertParallel {
         }
     }
 
-    /// [`rows`](Self::rows) of 8-bit floats, for [`group_f8`](Self::group_f8).
+    /// Returns [`rows`](Self::rows) of 8-bit floats, for [`group_f8`](Self::group_f8).
     ///
     /// # Errors
     ///
@@ -53,28 +53,29 @@ impl ExpertParallel {
         }
     }
 
-    /// For each expert of this rank the index of its first row, and the index behind the last row.
-    /// Written by [`group`](Self::group).
+    /// Returns for each expert of this rank the index of its first row, and the index behind the
+    /// last row. Written by [`group`](Self::group).
     #[must_use]
     pub fn offsets(&self) -> DeviceSlice<u32> {
         self.offsets.device_slice()
     }
 
-    /// For each expert of this rank the number of its rows. Written by [`group`](Self::group).
+    /// Returns for each expert of this rank the number of its rows. Written by
+    /// [`group`](Self::group).
     #[must_use]
     pub fn sizes(&self) -> DeviceSlice<u32> {
         self.sizes.device_slice()
     }
 
-    /// The rows of each expert, for a [`GroupedGemm`](crate::GroupedGemm). Written by
+    /// Returns the rows of each expert, for a [`GroupedGemm`](crate::GroupedGemm). Written by
     /// [`group`](Self::group).
     #[must_use]
     pub fn groups(&self) -> RowGroups {
         RowGroups { offsets: self.offsets(), sizes: self.sizes() }
     }
 
-    /// For each row in the order of the experts its token: the rank times the most tokens of a
-    /// rank, plus the number of the token there. Written by [`group`](Self::group).
+    /// Returns for each row in the order of the experts its token: the rank times the most tokens
+    /// of a rank, plus the number of the token there. Written by [`group`](Self::group).
     #[must_use]
     pub fn origins(&self) -> DeviceSlice<u32> {
         self.origins.device_slice()
@@ -104,7 +105,7 @@ impl ExpertParallel {
         self.enqueue_group(&rows, None, stream)
     }
 
-    /// [`group`](Self::group) of tokens that arrive as 8-bit floats
+    /// Does what [`group`](Self::group) does, for tokens that arrive as 8-bit floats
     /// ([`f8`](super::ExpertParallelOptions::f8)). `scales` gets their scales, in the form of
     /// [`Product::block_scales`](crate::Product::block_scales): a row-major matrix with a column
     /// for each of `rows`, and a row for each 128 elements.

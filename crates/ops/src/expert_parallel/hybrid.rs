@@ -37,7 +37,7 @@ pub(super) struct Division {
 }
 
 impl Division {
-    /// For `teams` teams, on a GPU with so many multiprocessors.
+    /// Prepares the exchange of `teams` teams, on a GPU with so many multiprocessors.
     pub(super) fn new(
         options: ExpertParallelOptions,
         teams: usize,

@@ -9,7 +9,7 @@ use crate::check::refuse;
 
 /// What has been sent and not been received.
 pub(super) struct InFlight {
-    /// That of its half.
+    /// The number of its half.
     number: u64,
     /// The stream on which it was sent.
     stream: Stream,

@@ -23,7 +23,7 @@ struct Messages {
 /// What a rank keeps of all tokens.
 struct Received {
     rows: SymmetricBuffer<u32>,
-    /// Of 8-bit floats.
+    /// The scales of 8-bit floats.
     scales: Option<SymmetricBuffer<f32>>,
     experts: SymmetricBuffer<u32>,
     weights: SymmetricBuffer<f32>,

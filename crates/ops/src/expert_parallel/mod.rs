@@ -84,7 +84,7 @@ pub struct ExpertParallel {
     options: ExpertParallelOptions,
     /// The sizes of tokens on their way to the experts.
     sent: Shape,
-    /// And of results.
+    /// The shape of launches that return results.
     shape: Shape,
     form: Box<dyn Form>,
     offsets: SymmetricBuffer<u32>,
@@ -121,7 +121,7 @@ pub struct Tokens<'a, X, I, W> {
     /// The experts of each token, in any order: 0 up to their number, or -1 for none. Other numbers
     /// count as -1, and are reported by [`ExpertParallel::check`].
     pub ids: &'a I,
-    /// Their weights.
+    /// The weights of these experts.
     pub weights: &'a W,
 }
 
@@ -142,7 +142,7 @@ const HYBRID_FILES: &[&str] = &[
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-/// And where there are many rows.
+/// The threads of a block where there are many rows.
 const MANY_THREADS: u32 = 512;
 /// Blocks that receive, at least, as a peer may have many tokens.
 const FEWEST_BLOCKS: u32 = 32;
@@ -151,7 +151,7 @@ const FEWEST_BLOCKS: u32 = 32;
 const NAME: &str = "ExpertParallel::new";
 
 impl ExpertParallel {
-    /// With these sizes. *Collective*. It allocates what
+    /// Allocates the memory of these sizes. *Collective*. It takes what
     /// [`ExpertParallelOptions::memory`] says, and [`most_rows`](Self::most_rows) words.
     ///
     /// # Errors
@@ -243,7 +243,7 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// The first half of [`dispatch`](Self::dispatch): sends the tokens. Work that is enqueued
+    /// Does the first half of [`dispatch`](Self::dispatch): sends the tokens. Work that is enqueued
     /// before [`Sent::receive`] overlaps their way; other operations of this are refused.
     ///
     /// # Errors
@@ -329,7 +329,7 @@ impl ExpertParallel {
         self.enqueue_combine(rows, outputs, Steps::SEND | Steps::RECEIVE, stream)
     }
 
-    /// The first half of [`combine`](Self::combine): sends the results. Work that is enqueued
+    /// Does the first half of [`combine`](Self::combine): sends the results. Work that is enqueued
     /// before [`Returning::receive`] overlaps their way; it leaves `rows` as they are.
     ///
     /// # Errors
@@ -417,10 +417,10 @@ impl ExpertParallel {
         refuse(format!("the experts of {whose} need {rows} rows, and there was room for {room}"))
     }
 
-    /// From here on these ranks are absent, and no others, in the order of the stream: nothing is
-    /// sent to them and nothing awaited from them. Their tokens count as none, and so do their
-    /// experts, whose part of a result is left out. Not for a stream capture; graphs that were
-    /// captured before know it when they are launched.
+    /// Says that from here on these ranks are absent, and no others, in the order of the stream:
+    /// nothing is sent to them and nothing awaited from them. Their tokens count as none, and so do
+    /// their experts, whose part of a result is left out. Not for a stream capture; graphs that
+    /// were captured before know it when they are launched.
     ///
     /// An absent rank has no need to run. If it comes back, all operations of all ranks have ended
     /// before, and it has done as many dispatches and combines as the others, for whom it was
@@ -447,7 +447,7 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// In a checked world, compares an operation with those of the other ranks, which must be
+    /// Compares, in a checked world, an operation with those of the other ranks, which must be
     /// there.
     fn compare(&self, operation: &str, steps: u32) -> Result<()> {
         if self.absent.get() != 0 {
@@ -456,7 +456,7 @@ impl ExpertParallel {
         self.communicator.compare_kernel(|| format!("{operation}, steps {steps}"))
     }
 
-    /// Before each launch.
+    /// Orders a launch after the others.
     fn begin(&self, stream: &Stream) -> Result<Turn<'_>> {
         require_context("the stream", stream.context(), self.communicator.context())?;
         self.order.begin(stream)

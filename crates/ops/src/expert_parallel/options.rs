@@ -42,8 +42,8 @@ const HIDDEN: usize = 8192;
 const EXPERTS: usize = 1024;
 
 impl ExpertParallelOptions {
-    /// For at most `tokens` tokens of each rank, of `hidden` elements, which have `top_k` of
-    /// `experts` experts each.
+    /// Returns the options for at most `tokens` tokens of each rank, of `hidden` elements, which
+    /// have `top_k` of `experts` experts each.
     pub const fn new(hidden: usize, tokens: usize, experts: usize, top_k: usize) -> Self {
         Self {
             hidden,
@@ -58,8 +58,8 @@ impl ExpertParallelOptions {
         }
     }
 
-    /// An expert's rows begin at a multiple of this many rows, for products whose tiles do not have
-    /// rows of several experts. Default: 1.
+    /// Sets the number of rows of which an expert's first row is a multiple, for products whose
+    /// tiles do not have rows of several experts. Default: 1.
     pub const fn alignment(self, rows: usize) -> Self {
         Self { alignment: rows, ..self }
     }
@@ -89,15 +89,15 @@ impl ExpertParallelOptions {
         Self { rows: Some(rows), ..self }
     }
 
-    /// The most blocks of a kernel; those that send and receive are also at most the GPU's
+    /// Sets the most blocks of a kernel; those that send and receive are also at most the GPU's
     /// multiprocessors. Default: as many as there is work for. In several LSA teams as many send
     /// and receive in every rank, by default at most 32, as each sends messages of its own.
     pub const fn blocks(self, blocks: u32) -> Self {
         Self { blocks: Some(blocks), ..self }
     }
 
-    /// The threads of a block: a multiple of 32 up to 512. Default: 256, or 512 where there is more
-    /// work and in several LSA teams.
+    /// Sets the threads of a block: a multiple of 32 up to 512. Default: 256, or 512 where there is
+    /// more work and in several LSA teams.
     pub const fn threads(self, threads: u32) -> Self {
         Self { threads: Some(threads), ..self }
     }
@@ -111,7 +111,7 @@ impl ExpertParallelOptions {
         ExpertParallel::new(comm, self)
     }
 
-    /// What an [`ExpertParallel`] allocates on each GPU for so many ranks in one LSA team.
+    /// Returns what an [`ExpertParallel`] allocates on each GPU for so many ranks in one LSA team.
     ///
     /// # Errors
     ///
@@ -160,7 +160,7 @@ impl ExpertParallelOptions {
         }
     }
 
-    /// What it allocates for so many ranks in `teams` LSA teams, at least two.
+    /// Returns what it allocates for so many ranks in `teams` LSA teams, at least two.
     ///
     /// # Errors
     ///
@@ -234,7 +234,7 @@ impl ExpertParallelOptions {
         self.shape_of_any(ranks)
     }
 
-    /// And for those of several.
+    /// Returns the shape of launches in several teams.
     pub(super) fn shape_in_teams(self, ranks: usize) -> Result<Shape> {
         if self.rows.is_some() {
             return refuse(
@@ -320,7 +320,7 @@ pub struct ExpertParallelMemory {
 }
 
 impl ExpertParallelMemory {
-    /// All of it.
+    /// Returns the bytes of all of it.
     #[must_use]
     pub const fn total(&self) -> usize {
         self.dispatch_slots + self.combine_slots + self.messages + self.rows + self.routing

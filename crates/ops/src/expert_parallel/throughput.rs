@@ -21,7 +21,7 @@ enum Rows {
 /// The memory of the form for high throughput.
 pub(super) struct Throughput {
     rows: Rows,
-    /// Of 8-bit floats.
+    /// The scales of 8-bit floats.
     scales: Window<f32>,
     results: Window<bf16>,
     flags: Window<u32>,

@@ -77,7 +77,7 @@ const FILES: &[&str] =
     &[kernels::gemm_grouped::<bf16>::FILE, kernels::gemm_grouped_mma::<bf16>::FILE];
 
 impl GroupedGemm {
-    /// For products launched on `stream`.
+    /// Prepares products launched on `stream`.
     ///
     /// # Errors
     ///
@@ -93,8 +93,8 @@ impl GroupedGemm {
         Ok(Self { compiled, stream: stream.clone(), is_hopper })
     }
 
-    /// How products of this shape are computed, if the buffers are aligned to 16 bytes: with the
-    /// tiles of [`GemmPlan::Wide`] or of [`GemmPlan::Portable`].
+    /// Returns how products of this shape are computed, if the buffers are aligned to 16 bytes:
+    /// with the tiles of [`GemmPlan::Wide`] or of [`GemmPlan::Portable`].
     ///
     /// # Errors
     ///

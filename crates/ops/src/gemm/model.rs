@@ -49,7 +49,7 @@ pub(super) struct Rounds {
     full: f64,
     /// What is left for the last rounds.
     rest: f64,
-    /// In how many rounds the rest is computed split, each `1 / splits` as long. 0 if it is not.
+    /// The rounds in which the rest is computed split, each `1 / splits` as long; 0 if it is not.
     pub(super) split: f64,
 }
 
@@ -75,7 +75,7 @@ impl Rounds {
 /// peers: after a round of split tiles each block has a part of one. Fitted to all plans of 122
 /// shapes on two H100.
 pub(super) fn exchange(plan: GemmPlan, [m, n, _]: [u32; 3], room: Room) -> f64 {
-    /// For an element of C.
+    /// The cost of an element of C.
     const ELEMENT: f64 = 0.3;
     let GemmPlan::Swapped { rows, columns, cluster, .. } = plan else { return 0.0 };
     let Rounds { full, rest, split, .. } =

@@ -14,11 +14,11 @@ use crate::tuned::parse_entry;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GemmPlan {
-    /// By `gemm_mma`: on every GPU since Ampere, any shape.
+    /// `gemm_mma`: on every GPU since Ampere, any shape.
     Portable,
-    /// By `gemm_wgmma`: on Hopper, tiles of 128 x 256.
+    /// `gemm_wgmma`: on Hopper, tiles of 128 x 256.
     Wide,
-    /// By `gemm_swapped`: on Hopper, for few rows.
+    /// `gemm_swapped`: on Hopper, for few rows.
     Swapped {
         /// Rows of a tile of C.
         rows: u32,
@@ -30,7 +30,7 @@ pub enum GemmPlan {
         /// through the GPU's memory.
         slices: u32,
     },
-    /// By `gemm_unswapped`: on Hopper, for few columns.
+    /// `gemm_unswapped`: on Hopper, for few columns.
     Unswapped {
         /// Rows of a tile of C.
         rows: u32,
@@ -38,7 +38,7 @@ pub enum GemmPlan {
         columns: u32,
         /// The blocks of a cluster.
         cluster: Cluster,
-        /// As in [`GemmPlan::Swapped`].
+        /// The slices, as in [`GemmPlan::Swapped`].
         slices: u32,
     },
 }
@@ -195,8 +195,8 @@ impl Candidates {
         clocks(plan, self.extents.array(), self.room)
     }
 
-    /// Those that are expected to take at most half as long again as the first: the model has
-    /// expected 1.39 times as long of the fastest plan of 569 x 1368 x 14720.
+    /// Returns those that are expected to take at most half as long again as the first: the model
+    /// has expected 1.39 times as long of the fastest plan of 569 x 1368 x 14720.
     pub(crate) fn likely(&self) -> impl Iterator<Item = GemmPlan> {
         let most = 1.5 * self.fastest();
         self.plans.iter().take_while(move |(clocks, _)| *clocks <= most).map(|(_, plan)| *plan)
@@ -242,8 +242,8 @@ impl Candidates {
         all.into_iter().map(|(.., plan)| plan).collect()
     }
 
-    /// In how many rounds a plan of few rows computes tiles split. After each a block has sums,
-    /// sooner than of a whole tile.
+    /// Returns in how many rounds a plan of few rows computes tiles split. After each a block has
+    /// sums, sooner than of a whole tile.
     pub(crate) fn split_rounds(&self, plan: GemmPlan) -> f64 {
         let [m, n, _] = self.extents.array().map(f64::from);
         match plan {
@@ -514,7 +514,7 @@ mod tests {
         assert!(!little("swapped:64x128:2", [161, 2392, 8224]));
     }
 
-    /// On two H100 the fused product of the first shape took 142 us, the two kernels 125; of the
+    /// Two H100: the fused product of the first shape took 142 us, the two kernels 125; of the
     /// second one 664 and 699.
     #[test]
     fn tiles_that_do_not_fit_take_longer_than_the_collective() {

@@ -33,7 +33,8 @@ pub struct Product<'g, T, O> {
 type LaunchBlocks = unsafe fn(&Gemm, Matrices, [u64; 2]) -> Result<()>;
 
 impl Gemm {
-    /// A product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is added.
+    /// Returns a product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is
+    /// added.
     ///
     /// ```no_run
     /// # use devcomm::{Activation, DeviceSlice, Gemm, Result};
@@ -56,7 +57,7 @@ impl Gemm {
         self.product_with(shape, Added::NOTHING)
     }
 
-    /// As [`product`](Self::product), with this added.
+    /// Returns the same as [`product`](Self::product), with this added.
     pub(crate) fn product_with<T, O>(&self, shape: [usize; 3], added: Added<O>) -> Product<'_, T, O>
     where
         T: GemmElement,
@@ -108,7 +109,7 @@ impl<T: ScaledElement> Product<'_, T, T::Output> {
 }
 
 impl<T: TransposableElement, O: GemmOutput<T>> Product<'_, T, O> {
-    /// A is stored transposed: as `k x m` elements, row-major.
+    /// Takes A stored transposed: as `k x m` elements, row-major.
     ///
     /// On Hopper such a product is by `wgmma` and TMA if `m` is a multiple of 8: stored rows begin
     /// at multiples of 16 bytes then. It has no kernel for few rows of C.
@@ -117,7 +118,7 @@ impl<T: TransposableElement, O: GemmOutput<T>> Product<'_, T, O> {
         self
     }
 
-    /// B is stored transposed: as `k x n` elements, row-major. What
+    /// Takes B stored transposed: as `k x n` elements, row-major. What
     /// [`transposed_a`](Self::transposed_a) says of `m` holds for `n`.
     pub fn transposed_b(mut self) -> Self {
         self.transposed[1] = true;
@@ -206,7 +207,7 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         [a && m > 1 && k > 1, b && n > 1 && k > 1]
     }
 
-    /// How it is computed, if the buffers are aligned to 16 bytes.
+    /// Returns how it is computed, if the buffers are aligned to 16 bytes.
     ///
     /// # Errors
     ///
