@@ -255,7 +255,7 @@ pub const MUTANTS: &[Mutant] = &[
     mutant(COMBINES, COMBINE_TEAMS, (SYNC, 0), Remove, &[ROW]),
     mutant("gemm_wgmma", MAINLOOP, (INIT, 0), Remove, &["wait_empty(", FULL, "stage.expect("]),
     mutant("gemm_wgmma", MAINLOOP, (INIT, 0), Relax, &["wait_empty(", FULL, ".load(", "arrive"]),
-    mutant("gemm_wgmma", MAINLOOP, ("self.sync()", 0), Remove, &["wait_", "stage.expect("]),
+    mutant("gemm_wgmma", MAINLOOP, ("self.sync()", 2), Remove, &["wait_", "stage.expect("]),
     mutant("gemm_wgmma", WGMMA, ("wgmma::fence()", 0), Remove, &[MULTIPLY]),
     mutant("gemm_blocks", MAINLOOP, (FULL, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_blocks", BLOCKS, (SUMS, 0), NoWait, &[MULTIPLY]),

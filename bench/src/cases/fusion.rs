@@ -14,6 +14,7 @@ use devcomm::{
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
+pub use self::collect::Collective;
 use self::collect::{By, Collect};
 use super::all_reduce::bus;
 use super::benchmark::{Benchmark, Options};
@@ -26,17 +27,6 @@ use crate::contenders::peers::{PeerOptions, Work};
 use crate::contenders::selection::{Selection, VariantInfo};
 use crate::harness::{Harness, Nccl};
 use crate::report::row::{Case, L2};
-
-/// The collective of a product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Collective {
-    /// An all-reduce of the ranks' products, in place.
-    AllReduce,
-    /// A reduce-scatter of the rows of the ranks' products.
-    ReduceScatter,
-    /// An all-gather of the rows of A, before the product. All ranks have the same A and B.
-    AllGather,
-}
 
 /// A plan that was asked for.
 #[derive(Clone, Copy, Debug)]

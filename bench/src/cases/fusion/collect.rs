@@ -3,7 +3,16 @@
 use devcomm::{Collectives, Communicator, DeviceSlice, ReduceOp, Stream};
 use half::bf16;
 
-use super::Collective;
+/// The collective of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collective {
+    /// An all-reduce of the ranks' products, in place.
+    AllReduce,
+    /// A reduce-scatter of the rows of the ranks' products.
+    ReduceScatter,
+    /// An all-gather of the rows of A, before the product. All ranks have the same A and B.
+    AllGather,
+}
 
 /// A collective on a stream.
 pub(super) struct Collect<'a> {

@@ -45,7 +45,7 @@ use crate::sys::cuda::module::LaunchShape;
 /// let stream = context.stream()?;
 /// // SAFETY: the file has the kernel `K` in another language.
 /// let kernels = unsafe { Kernels::load_files(context, &["cpp/fill.cubin"])? };
-/// let launch = Launch::<K, _, Unsafe>::new((7_usize,)).grid(2).block(64);
+/// let launch = Launch::<K, _, Unsafe, _, _>::new((7_usize,)).grid(2).block(64);
 /// // SAFETY: the kernel takes a number.
 /// unsafe { launch.launch(&kernels.on(&stream))? };
 /// # Ok(())
