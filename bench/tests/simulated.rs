@@ -288,18 +288,20 @@ fn products_take_the_plan_that_was_measured() {
     let how = rows.iter().map(|row| row[12..].join(" ")).collect::<Vec<_>>();
     assert_eq!(how, ["strips in f32"]);
     are_right(&comments, &rows);
-    // Rows of 9 elements are not aligned, so that one plan can do them; else virtual time decides.
-    let others = [
-        ("gemm-reduce-scatter", "16", "unfused"),
-        ("allgather-gemm", "9", "unfused"),
-        ("allgather-gemm", "16", "fused"),
+    // Rows of 9 elements are not aligned, so that one plan can do them; else virtual time decides,
+    // which means nothing.
+    let others: [(_, _, &[&str]); 3] = [
+        ("gemm-reduce-scatter", "16", &["unfused"]),
+        ("allgather-gemm", "9", &["unfused"]),
+        ("allgather-gemm", "16", &["unfused", "fused"]),
     ];
-    for (other, k, plan) in others {
+    for (other, k, plans) in others {
         let shape = ["--m", "2", "--n", "9", "--k", k, "--variants", "rust"];
         let mut small = program(&[&[other, "--plan", "measured"][..], &shape].concat());
         small.env("DEVCOMM_SIMULATE", "2,multiprocessors=2");
         let (comments, rows) = table_of(small);
-        assert_eq!(rows[0].last().map(String::as_str), Some(plan), "{rows:?}");
+        let plan = rows[0].last().map(String::as_str);
+        assert!(plan.is_some_and(|plan| plans.contains(&plan)), "{rows:?}");
         are_right(&comments, &rows);
     }
     refuses(&["allgather-gemm", "--plan", "ring"], &["unfused or fused, or measured"]);
