@@ -77,7 +77,8 @@ const FUSED: [(&str, &str); 5] = [
     ("tests/fused.rs", include_str!("../template/fused/tests/fused.rs")),
 ];
 
-/// What the template's files say at their end, or after a text, to have a fused product.
+/// What a fused product adds to the template's files: the file, the text after which it is added,
+/// and the addition.
 const WITH_FUSED: [(&str, &str, &str); 4] = [
     ("Cargo.toml", "devcomm = \"0.1\"\n", "half = \"2.4\"\n"),
     ("README.md", "# on two simulated GPUs\n", FUSED_COMMAND),

@@ -81,11 +81,13 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
         let is_sent = |i: usize| i < vectors && 16 * (i as u32) < columns;
         let mut i = 0;
         while i < vectors {
-            let mut distance = 1;
-            while distance < N && is_sent(i) {
-                // SAFETY: the caller's contract: the slot is this lane's.
-                unsafe { self.session.send(distance, slot(i), rounded(tile, i)) };
-                distance += 1;
+            if is_sent(i) {
+                let (vector, mut distance) = (rounded(tile, i), 1);
+                while distance < N {
+                    // SAFETY: the caller's contract: the slot is this lane's.
+                    unsafe { self.session.send(distance, slot(i), vector) };
+                    distance += 1;
+                }
             }
             i += 1;
         }

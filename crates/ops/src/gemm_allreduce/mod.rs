@@ -406,7 +406,7 @@ impl Operation for GemmAllReduce {
             return how(Plan::Strips, wire.reason());
         }
         let wide = Plan::Wide;
-        // Of few rows most of a tile would be empty.
+        // With few rows, most of a tile would be empty.
         let fills =
             m > MOST_ROWS && self.fills([m, n]) && self.wide.supports(&self.base, wide, extents);
         if wire != Wire::Bf16 {

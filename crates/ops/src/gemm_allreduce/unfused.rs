@@ -27,7 +27,7 @@ impl Unfused {
     ///
     /// As [`Gemm::with_constant_b`].
     pub(super) unsafe fn with_constant_b(self) -> Self {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller promises that no kernel that may still run writes B.
         Self { gemm: unsafe { self.gemm.with_constant_b() }, ..self }
     }
 }

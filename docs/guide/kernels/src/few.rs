@@ -131,7 +131,7 @@ unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
 
     fn state(&self, _: &Warpgroup) -> PeerRegTiles<'a, N> {
         grid::wait_for_previous();
-        let used = self.tiles() * WARPS * TILE.0 / 16 * 32;
+        let used = slots(self.m as usize, self.n as usize).unwrap_or(u32::MAX);
         // SAFETY: the previous kernels have ended; the rest is the kernel's contract.
         unsafe { PeerRegTiles::begin(self.comm, self.peers, self.state, self.capacity, used) }
     }
