@@ -2,7 +2,6 @@
 
 use std::num::NonZeroU32;
 
-use devcomm::kernels::GemmForm;
 use devcomm::{
     CommConfig, Error, GemmAllReduce, GemmAllReducePlan, Rank, Simulation, Window, Wire,
 };
@@ -26,20 +25,11 @@ fn mixed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     sizes.flat_map(|(m, n)| [8, 64, 1000].map(|k| [m, n, k])).collect()
 }
 
-/// Returns the forms of the kernel (by MMA instruction) that the GPU supports.
-fn forms(rank: &Rank) -> &'static [GemmForm] {
-    match rank.context().limits().compute_capability {
-        (9, 0) => &[GemmForm::Wgmma, GemmForm::Mma],
-        _ => &[GemmForm::Mma],
-    }
-}
-
 fn require(
     rank: &Rank,
     problem: Problem,
     summed: std::ops::Range<usize>,
     c: &Window<bf16>,
-    form: GemmForm,
 ) -> Result<(), Error> {
     let mut got = vec![bf16::NAN; problem.m * problem.n];
     c.copy_to_host(&mut got)?;
@@ -48,31 +38,28 @@ fn require(
     } else {
         problem.count_wrong(summed, &got, problem.samples(SAMPLES))
     };
-    assert_eq!(wrong, 0, "{rank:?}, {form:?}, {problem:?}");
+    assert_eq!(wrong, 0, "{rank:?}, {problem:?}");
     Ok(())
 }
 
-/// Checks products of these shapes, with one workspace per form: each element is rounded once.
+/// Checks products of these shapes, with one workspace: each element is rounded once.
 fn check_products(rank: &Rank, shapes: &[[usize; 3]], seed: u64) -> Result<(), Error> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let [m, n, k] = [0, 1, 2].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap_or(0));
     let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
     let c = comm.window::<bf16>(m * n)?;
-    for &form in forms(rank) {
-        let options = GemmAllReduce::options().form(form).wire(Wire::F32);
-        let gemm = options.build(comm, &stream, m, n)?;
-        for &[m, n, k] in shapes {
-            let (problem, me) = (Problem { m, n, k, seed }, rank.rank());
-            a.copy_from_host(&problem.factor(Factor::A, me))?;
-            b.copy_from_host(&problem.factor(Factor::B, me))?;
-            // An element that no rank writes stays NaN.
-            c.fill_bytes(0xff)?;
-            rank.barrier()?;
-            gemm.launch(&a, &b, &c, [m, n, k])?;
-            stream.synchronize()?;
-            require(rank, problem, 0..rank.n_ranks(), &c, form)?;
-            rank.barrier()?;
-        }
+    let gemm = GemmAllReduce::options().wire(Wire::F32).build(comm, &stream, m, n)?;
+    for &[m, n, k] in shapes {
+        let (problem, me) = (Problem { m, n, k, seed }, rank.rank());
+        a.copy_from_host(&problem.factor(Factor::A, me))?;
+        b.copy_from_host(&problem.factor(Factor::B, me))?;
+        // An element that no rank writes stays NaN.
+        c.fill_bytes(0xff)?;
+        rank.barrier()?;
+        gemm.launch(&a, &b, &c, [m, n, k])?;
+        stream.synchronize()?;
+        require(rank, problem, 0..rank.n_ranks(), &c)?;
+        rank.barrier()?;
     }
     Ok(())
 }
@@ -144,12 +131,12 @@ fn the_ranks_of_a_split_agree_among_themselves() {
         stream.copy_to_device(&problem.factor(Factor::A, me), &a)?;
         stream.copy_to_device(&problem.factor(Factor::B, me), &b)?;
         let c = comm.window::<bf16>(m * n)?;
-        let options = GemmAllReduce::options().form(GemmForm::Mma).max_blocks(NonZeroU32::MIN);
+        let options = GemmAllReduce::options().max_blocks(NonZeroU32::MIN);
         let gemm = options.build(&comm, &stream, m, n)?;
-        assert_eq!(format!("{gemm:?}"), "GemmAllReduce(Mma, 1 blocks)");
+        assert_eq!(format!("{gemm:?}"), "GemmAllReduce(bf16, 1 blocks)");
         gemm.launch(&a, &b, &c, [m, n, k])?;
         stream.synchronize()?;
-        require(rank, problem, me..me + 1, &c, gemm.form())
+        require(rank, problem, me..me + 1, &c)
     });
 }
 
@@ -173,29 +160,26 @@ fn many_launches_need_no_reset() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let problems = shapes.map(|(m, n, k)| Problem { m, n, k, seed: 9 });
         let (m, n, _) = shapes[0];
-        for &form in forms(rank) {
-            let options = GemmAllReduce::options().form(form).wire(Wire::F32);
-            let gemm = options.build(comm, &stream, m, n)?;
-            let mut sets = Vec::new();
-            for problem in problems {
-                let Problem { m, n, k, .. } = problem;
-                let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
-                a.copy_from_host(&problem.factor(Factor::A, rank.rank()))?;
-                b.copy_from_host(&problem.factor(Factor::B, rank.rank()))?;
-                let c = comm.window::<bf16>(m * n)?;
-                c.fill_bytes(0xff)?;
-                sets.push((a, b, c));
+        let gemm = GemmAllReduce::options().wire(Wire::F32).build(comm, &stream, m, n)?;
+        let mut sets = Vec::new();
+        for problem in problems {
+            let Problem { m, n, k, .. } = problem;
+            let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
+            a.copy_from_host(&problem.factor(Factor::A, rank.rank()))?;
+            b.copy_from_host(&problem.factor(Factor::B, rank.rank()))?;
+            let c = comm.window::<bf16>(m * n)?;
+            c.fill_bytes(0xff)?;
+            sets.push((a, b, c));
+        }
+        rank.barrier()?;
+        for _ in 0..launches {
+            for (Problem { m, n, k, .. }, (a, b, c)) in problems.iter().zip(&sets) {
+                gemm.launch(a, b, c, [*m, *n, *k])?;
             }
-            rank.barrier()?;
-            for _ in 0..launches {
-                for (Problem { m, n, k, .. }, (a, b, c)) in problems.iter().zip(&sets) {
-                    gemm.launch(a, b, c, [*m, *n, *k])?;
-                }
-            }
-            stream.synchronize()?;
-            for (problem, (_, _, c)) in problems.iter().zip(&sets) {
-                require(rank, *problem, 0..2, c, form)?;
-            }
+        }
+        stream.synchronize()?;
+        for (problem, (_, _, c)) in problems.iter().zip(&sets) {
+            require(rank, *problem, 0..2, c)?;
         }
         Ok(())
     });
@@ -321,50 +305,6 @@ fn rounded_products_follow_each_other_without_a_reset() {
         let shapes = [[130, 264, 520], [9, 16, 16]];
         let launches = if rank.is_simulated() { 3 } else { 50 };
         is_rounded_twice(rank, &ROUNDING, &shapes, 9, launches)
-    });
-}
-
-/// Parts of whole tiles and a smaller one, at the end; a graph of two products, which another one
-/// follows on the stream.
-#[test]
-fn parts_of_a_product_are_added_while_the_next_ones_are_multiplied() {
-    let name = "parts_of_a_product_are_added_while_the_next_ones_are_multiplied";
-    Gpus::from(Simulation::new(2).multiprocessors(4)).run(name, |rank| {
-        let shape = if rank.is_simulated() { [600, 40, 24] } else { [4000, 4104, 1000] };
-        let plans: [GemmAllReducePlan; 2] =
-            ["chunked:2", "chunked:3"].map(|plan| plan.parse().unwrap());
-        is_rounded_twice(rank, &plans.map(Some), &[shape], 4, 2)?;
-        let ([m, n, k], seed) = (shape, 8);
-        let (comm, stream) = (rank.communicator()?, rank.stream()?);
-        let (problem, me) = (Problem { m, n, k, seed }, rank.rank());
-        let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
-        a.copy_from_host(&problem.factor(Factor::A, me))?;
-        b.copy_from_host(&problem.factor(Factor::B, me))?;
-        let (first, second) = (comm.window::<bf16>(m * n)?, comm.window::<bf16>(m * n)?);
-        // SAFETY: what writes B has ended before any launch.
-        let gemm = unsafe { GemmAllReduce::new(comm, &stream, m, n)?.with_constant_b() };
-        gemm.set_plan(Some(plans[0]))?;
-        let graph = stream.capture(|| {
-            gemm.launch(&a, &b, &first, shape)?;
-            gemm.launch(&a, &b, &second, shape)
-        })?;
-        for _ in 0..3 {
-            let copies = [vec![bf16::NAN; m * n], vec![bf16::NAN; m * n]];
-            first.copy_from_host(&copies[0])?;
-            second.copy_from_host(&copies[1])?;
-            rank.barrier()?;
-            graph.launch(&stream)?;
-            stream.synchronize()?;
-            for (c, mut got) in [&first, &second].into_iter().zip(copies) {
-                c.copy_to_host(&mut got)?;
-                for (row, column) in problem.samples(SAMPLES) {
-                    let right = rounded_twice(problem, rank.n_ranks(), (row, column));
-                    assert_eq!(got[row * n + column], right, "{rank:?}, ({row}, {column})");
-                }
-            }
-            rank.barrier()?;
-        }
-        Ok(())
     });
 }
 
@@ -557,14 +497,14 @@ fn product_and_bound(problem: Problem, rank: usize, wire: Wire) -> (Vec<f64>, Ve
     (products, bounds)
 }
 
-/// Returns the mean error of a product whose partial sums travel in this type, by a form of strips,
-/// or by the plan for large matrices. No element is off by more than the type's bound and
-/// roundings; all ranks have the same bits, and so has a graph that is launched twice.
+/// Returns the mean error of a product whose partial sums travel in this type, by a plan. No element
+/// is off by more than the type's bound and roundings; all ranks have the same bits, and so has a
+/// graph that is launched twice.
 fn mean_error(
     rank: &Rank,
     problem: Problem,
     wire: Wire,
-    form: Option<GemmForm>,
+    plan: GemmAllReducePlan,
 ) -> Result<f64, Error> {
     let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
     let Problem { m, n, k, .. } = problem;
@@ -574,10 +514,7 @@ fn mean_error(
     let (c, again) = (comm.window::<bf16>(m * n)?, comm.window::<bf16>(m * n)?);
     c.fill_bytes(0xff)?;
     rank.barrier()?;
-    let options = GemmAllReduce::options().wire(wire);
-    let options = form.map_or(options, |form| options.form(form));
-    let gemm = options.build(comm, &stream, m, n)?;
-    let plan = form.map_or(GemmAllReducePlan::Wide, |_| GemmAllReducePlan::Strips);
+    let gemm = GemmAllReduce::options().wire(wire).build(comm, &stream, m, n)?;
     gemm.set_plan(Some(plan))?;
     assert_eq!((gemm.wire(), gemm.explain([m, n, k])?.plan), (wire, plan));
     gemm.launch(&a, &b, &c, [m, n, k])?;
@@ -589,9 +526,9 @@ fn mean_error(
     c.copy_to_host(&mut got)?;
     again.copy_to_host(&mut repeated)?;
     let bits = |c: &[bf16]| c.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    assert_eq!(bits(&got), bits(&repeated), "{wire}, {form:?}, {problem:?}");
+    assert_eq!(bits(&got), bits(&repeated), "{wire}, {plan}, {problem:?}");
     let all = comm.host_all_gather(&bits(&got))?;
-    assert!(all.iter().all(|theirs| *theirs == all[0]), "{wire}, {form:?}, {problem:?}");
+    assert!(all.iter().all(|theirs| *theirs == all[0]), "{wire}, {plan}, {problem:?}");
     let parts: Vec<_> =
         (0..rank.n_ranks()).map(|rank| product_and_bound(problem, rank, wire)).collect();
     let mut errors = 0.0;
@@ -602,7 +539,7 @@ fn mean_error(
         let bound = of_wire + (right.abs() + of_wire) / 256.0 + k as f64 / f64::from(1 << 20);
         let error = (got.to_f64() - right).abs();
         let place = (i / n, i % n);
-        assert!(error <= bound, "{wire}, {form:?}, {problem:?}, {place:?}: {error} > {bound}");
+        assert!(error <= bound, "{wire}, {plan}, {problem:?}, {place:?}: {error} > {bound}");
         errors += error;
     }
     Ok(errors / (m * n) as f64)
@@ -617,12 +554,9 @@ fn partial_sums_are_as_exact_as_their_type_says() {
         Gpus::from(small_gpus(ranks)).run(name, |rank| {
             let (m, k) = if rank.is_simulated() { (m, 16) } else { (large, 200) };
             let problem = Problem { m, n, k, seed: 6 };
-            for &form in forms(rank) {
-                let error = |wire| mean_error(rank, problem, wire, Some(form));
-                let [f32, bf16, e4m3] = [error(Wire::F32)?, error(Wire::Bf16)?, error(Wire::E4m3)?];
-                let errors = format!("{form:?}, {problem:?}: {f32}, {bf16}, {e4m3}");
-                assert!(f32 < bf16 && 4.0 * bf16 < e4m3, "{errors}");
-            }
+            let error = |wire| mean_error(rank, problem, wire, GemmAllReducePlan::Strips);
+            let [f32, bf16, e4m3] = [error(Wire::F32)?, error(Wire::Bf16)?, error(Wire::E4m3)?];
+            assert!(f32 < bf16 && 4.0 * bf16 < e4m3, "{problem:?}: {f32}, {bf16}, {e4m3}");
             Ok(())
         });
     }
@@ -633,9 +567,7 @@ fn eight_bit_partial_sums_arrive_whatever_the_order_in_which_threads_run() {
     let name = "eight_bit_partial_sums_arrive_whatever_the_order_in_which_threads_run";
     Gpus::from(small_gpus(2)).run_seeds(name, 0..4, |rank, seed| {
         let problem = Problem { m: 70, n: 72, k: 8, seed };
-        forms(rank)
-            .iter()
-            .try_for_each(|form| mean_error(rank, problem, Wire::E4m3, Some(*form)).map(drop))
+        mean_error(rank, problem, Wire::E4m3, GemmAllReducePlan::Strips).map(drop)
     });
 }
 
@@ -651,7 +583,7 @@ fn eight_bit_tiles_are_as_exact_as_they_say() {
         };
         for &[m, n, k] in shapes {
             let problem = Problem { m, n, k, seed: 2 };
-            mean_error(rank, problem, Wire::E4m3, None)?;
+            mean_error(rank, problem, Wire::E4m3, GemmAllReducePlan::Wide)?;
         }
         Ok(())
     });
@@ -662,7 +594,7 @@ fn eight_bit_tiles_are_added_whatever_the_order_in_which_threads_run() {
     let name = "eight_bit_tiles_are_added_whatever_the_order_in_which_threads_run";
     Gpus::from(small_gpus(2)).run_seeds(name, 0..3, |rank, seed| {
         let problem = Problem { m: 20, n: 272, k: 8, seed };
-        mean_error(rank, problem, Wire::E4m3, None).map(drop)
+        mean_error(rank, problem, Wire::E4m3, GemmAllReducePlan::Wide).map(drop)
     });
 }
 
@@ -686,7 +618,7 @@ fn a_type_of_partial_sums_has_its_plan_and_is_the_same_on_all_ranks() {
                 large,
                 if has_wide { why.replace("strips", "wide") } else { why.to_owned() }
             );
-            for plan in ["wide", "unfused", "chunked:2", "swapped:8x64:1"] {
+            for plan in ["wide", "unfused", "swapped:8x64:1"] {
                 if plan == "wide" && wire == Wire::E4m3 {
                     continue;
                 }

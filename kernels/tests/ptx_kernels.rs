@@ -10,8 +10,8 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use cuda_builder::{Artifacts, Callee, CalleeKind, CudaBuilder, Error, KernelReport, NvvmArch};
+use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_swapped::{self as swapped, M8N64, M64N128, Shape};
-use devcomm_kernels::{self as kernels, GemmForm};
 use devcomm_types::nccl::GinDescriptorSmem;
 use devcomm_types::{F8E4M3, F8E5M2, GinType, Kernel, KernelArgs};
 use half::{bf16, f16};
@@ -60,9 +60,6 @@ fn exported() -> BTreeSet<Exported> {
         of::<kernels::gemm_allreduce_mma<f32>>(),
         of::<kernels::gemm_allreduce_mma<bf16>>(),
         of::<kernels::gemm_allreduce_mma<F8E4M3>>(),
-        of::<kernels::gemm_allreduce_wgmma<f32>>(),
-        of::<kernels::gemm_allreduce_wgmma<bf16>>(),
-        of::<kernels::gemm_allreduce_wgmma<F8E4M3>>(),
         of::<kernels::gemm_allreduce_swapped<swapped::M8N64, 2>>(),
         of::<kernels::gemm_allreduce_swapped<swapped::M8N64, 0>>(),
         of::<kernels::gemm_allreduce_swapped<swapped::M16N64, 2>>(),
@@ -466,8 +463,9 @@ fn is_tiled(name: &str) -> bool {
 /// Requires of a kernel with a fixed block size to support that size instead.
 fn runs_with_512_threads(kernel: &KernelReport) -> bool {
     let wanted = match &*kernel.name {
-        name if name.starts_with("gemm_allreduce_mma") => GemmForm::Mma.threads(),
-        name if name.starts_with("gemm_allreduce_wgmma") => GemmForm::Wgmma.threads(),
+        name if name.starts_with("gemm_allreduce_mma") => {
+            kernels::gemm_allreduce::gemm_allreduce_mma::THREADS
+        }
         name if name.starts_with("gemm_mma") || name.starts_with("gemm_grouped_mma") => {
             kernels::gemm::gemm_mma::THREADS
         }

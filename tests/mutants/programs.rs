@@ -84,7 +84,6 @@ programs! {
     gemm_sliced on Simulation::new(1).multiprocessors(4), one in 50;
     gemm_blocks on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_mma on Simulation::new(1).multiprocessors(2), one in 50;
-    gemm_allreduce_wgmma on Simulation::new(2).multiprocessors(2), one in 50;
     gemm_allreduce_mma on Simulation::new(2).multiprocessors(2), one in 50;
     gemm_allreduce_e4m3 on Simulation::new(2).multiprocessors(2), one in 50;
     gemm_allreduce_wide on Simulation::new(2).multiprocessors(2), one in 50;

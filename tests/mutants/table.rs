@@ -45,7 +45,6 @@ const MESSAGES: &str = "kernels/src/gemm_allreduce/messages.rs";
 const GATHER: &str = "kernels/src/allgather_gemm.rs";
 const FEW: &str = "docs/guide/kernels/src/few.rs";
 const WIDE: &str = "docs/guide/kernels/src/wide.rs";
-const FUSED_WGMMA: &str = "kernels/src/gemm_allreduce/gemm_allreduce_wgmma.rs";
 
 // Lines with the operations that mutants change, or with the accesses that are wrong then.
 const ADD_IN_REGISTERS: &str = "peers.add(";
@@ -290,16 +289,6 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_allreduce_mma", FUSED, ("flag.post(", 0), Relax, &[PARTIAL]),
     mutant("gemm_allreduce_mma", FUSED, ("self.comm.lsa_barrier(", 0), Remove, &[PARTIAL]),
     mutant("gemm_allreduce_e4m3", FUSED, ("flag.post(", 0), Relax, &[SCALES]),
-    mutant(
-        "gemm_allreduce_wgmma",
-        FUSED_WGMMA,
-        ("thread::sync_threads()", 0),
-        Remove,
-        &["wait_", "arrive_expect_tx("],
-    ),
-    mutant("gemm_allreduce_wgmma", FUSED_WGMMA, (INIT, 0), Relax, &[".load("]),
-    mutant("gemm_allreduce_wgmma", FUSED_WGMMA, (FULL, 0), NoWait, &[MULTIPLY, FULL]),
-    mutant("gemm_allreduce_wgmma", FUSED_WGMMA, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
     mutant(
         "gemm_allreduce_wide",
         WGMMA,

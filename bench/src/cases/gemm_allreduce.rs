@@ -29,7 +29,7 @@ pub struct GemmAllReduce {
     l2: L2,
 
     /// Plans of devcomm::GemmAllReduce, comma-separated, instead of its default, a row for each
-    /// that can do the shape: `strips`, `wide`, `unfused`, `chunked:<parts>`,
+    /// that can do the shape: `strips`, `wide`, `unfused`,
     /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, or `measured`, the fastest by `measure`
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
     plans: Vec<fusion::Requested<GemmAllReducePlan>>,

@@ -78,8 +78,6 @@ pub struct Gemm {
     /// The GPU's name if it is of the Hopper family.
     hopper: Option<String>,
     constant_b: bool,
-    /// Multiprocessors that [`GemmPlan::Wide`] does not use.
-    left: u32,
     /// The memory of plans with slices, on Hopper.
     slices: Option<SliceMemory>,
     /// Products use the memory of slices one after the other.
@@ -141,7 +139,6 @@ impl Gemm {
             stream,
             hopper,
             constant_b: false,
-            left: 0,
             slices,
             order,
             plans,
@@ -298,7 +295,7 @@ impl Gemm {
         extents: Extents,
     ) -> Result<Option<Prepared>> {
         let (context, shape) = (self.stream.context(), extents.array());
-        hopper::prepare::<T, O>(&self.compiled, context, plan, shape, self.left)
+        hopper::prepare::<T, O>(&self.compiled, context, plan, shape)
     }
 
     /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and

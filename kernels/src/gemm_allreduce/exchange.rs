@@ -1,5 +1,4 @@
-//! The exchange of sums, common to both forms: partial sums to a strip's owner, results to all
-//! ranks.
+//! The exchange of sums: partial sums to a strip's owner, results to all ranks.
 //!
 //! Partial sums are exchanged as [`Partial`]s, in the layout of the tensor cores' results: in
 //! *fragments* of 16 rows and 8 columns, of which each lane of a warp has four elements. Those of
@@ -15,7 +14,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, Epoch, Flag, LsaPtr, MemoryOrder,
 
 use super::partial::{MOST_FRAGMENTS, Partial, SCALED};
 use super::partial_tile::PartialTile;
-use super::tiles::{STRIP_ROWS, STRIPS, Strip, Tiles};
+use super::tiles::{COLUMNS, STRIP_ROWS, STRIPS, Strip, Tiles};
 use crate::scale::Scale;
 
 /// Words before the flags in their window: the number of blocks that have ended, the epoch of the
@@ -31,14 +30,14 @@ pub(super) const SCALED_FRAGMENTS: u32 = SCALED / WIDTH;
 const SCALES: u32 = ROWS / 2;
 
 /// The words of the elements of a strip, in its slot in the workspace. Scales follow.
-const fn element_words<W: Partial>(columns: usize) -> usize {
-    STRIP_ROWS as usize * columns * size_of::<W>() / 4
+const fn element_words<W: Partial>() -> usize {
+    (STRIP_ROWS * COLUMNS) as usize * size_of::<W>() / 4
 }
 
 /// The words of a strip's slot in the workspace: whole vectors.
-pub(super) const fn slot_words<W: Partial>(columns: usize) -> usize {
-    let scales = GROUPS as usize * (columns / SCALED as usize) * SCALES as usize;
-    element_words::<W>(columns) + if W::HAS_SCALES { scales } else { 0 }
+pub(super) const fn slot_words<W: Partial>() -> usize {
+    let scales = (GROUPS * (COLUMNS / SCALED) * SCALES) as usize;
+    element_words::<W>() + if W::HAS_SCALES { scales } else { 0 }
 }
 
 /// Groups of 16 rows in a strip: a warp reduces one group at a time.
@@ -55,10 +54,10 @@ fn warps_done() -> *mut u32 {
 }
 
 /// The communicator, windows and epoch of a launch.
-pub(super) struct Exchange<'a, W, const COLUMNS: u32> {
+pub(super) struct Exchange<'a, W> {
     comm: &'a DevComm,
     team: Team,
-    tiles: Tiles<COLUMNS>,
+    tiles: Tiles,
     c: Window<bf16>,
     partials: Window<u32>,
     flags: Window<u32>,
@@ -67,20 +66,20 @@ pub(super) struct Exchange<'a, W, const COLUMNS: u32> {
     wire: PhantomData<W>,
 }
 
-impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
+impl<'a, W: Partial> Exchange<'a, W> {
     /// Vectors of a lane in a row of fragments.
     const VECTORS: u32 = COLUMNS / WIDTH / W::FRAGMENTS as u32;
-    const SLOT: usize = slot_words::<W>(COLUMNS as usize);
+    const SLOT: usize = slot_words::<W>();
 
     /// Every thread of the block calls it, then the block's barrier. A single rank exchanges
     /// nothing.
     ///
     /// # Safety
     ///
-    /// The windows are as in the kernels' contract.
+    /// The windows are as in the kernel's contract.
     pub(super) unsafe fn new(
         comm: &'a DevComm,
-        tiles: Tiles<COLUMNS>,
+        tiles: Tiles,
         c: Window<bf16>,
         partials: Window<u32>,
         flags: Window<u32>,
@@ -129,11 +128,11 @@ impl<'a, W: Partial, const COLUMNS: u32> Exchange<'a, W, COLUMNS> {
     /// after it.
     pub(super) fn scales(i: u32, j: u32, row: u32) -> usize {
         let number = i * (COLUMNS / SCALED) + j / SCALED_FRAGMENTS;
-        element_words::<W>(COLUMNS as usize) + (number * SCALES + row) as usize
+        element_words::<W>() + (number * SCALES + row) as usize
     }
 
     /// The destination of this rank's sums of a strip.
-    pub(super) fn partial_tile(&self, strip: Strip) -> PartialTile<W, COLUMNS> {
+    pub(super) fn partial_tile(&self, strip: Strip) -> PartialTile<W> {
         let slot = self.slot(strip, self.team.rank);
         // SAFETY: the slot is in the window.
         let partial = unsafe {

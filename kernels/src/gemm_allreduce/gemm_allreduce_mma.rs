@@ -1,49 +1,73 @@
-//! The portable form: `mma.sync` by warps, on tiles that threads copy by `cp.async`.
+//! The product in strips: `mma.sync` by warps, on tiles that threads copy by `cp.async`.
 
 use cuda_std::prelude::*;
 use cuda_std::tile::{Matrix, MmaProduct};
 use devcomm_types::F8E4M3;
 use nccl_device::{DevComm, Window};
 
-use super::exchange::Exchange;
+use super::exchange::{Exchange, FIRST_FLAG, slot_words};
 use super::partial::Partial;
-use super::tiles::{STRIPS, TILE_ROWS, Tiles};
+use super::tiles::{COLUMNS, STRIPS, TILE_ROWS, Tiles};
 
-/// Columns of a tile of C.
-pub(super) const COLUMNS: u32 = 128;
 /// Stages of the pipeline.
 const STAGES: u32 = 4;
-/// Dynamic shared memory.
-pub(super) const SHARED: u32 = Product::BYTES;
+/// Dynamic shared memory per block, in bytes.
+pub const SHARED: u32 = Product::BYTES;
 /// Computing threads: 128 for each strip.
 const COMPUTING: u32 = 128 * STRIPS;
 /// Warps that only reduce.
 const REDUCING_WARPS: u32 = 4;
-pub(super) const THREADS: u32 = COMPUTING + REDUCING_WARPS * warp::WARP_SIZE;
+/// Threads per block: exactly this number.
+pub const THREADS: u32 = COMPUTING + REDUCING_WARPS * warp::WARP_SIZE;
 /// Named barriers: of all computing threads, and the first of one for each strip's threads.
 const COMPUTE_BARRIER: u32 = 1;
 const STRIP_BARRIER: u32 = 2;
 
 type Product = MmaProduct<bf16, TILE_ROWS, COLUMNS, STAGES, COMPUTING>;
 
-/// The product and its all-reduce, as [`GemmForm`] describes, on every GPU since Ampere. Partial
-/// sums are sent as `W`.
+/// The lengths of two windows, through which the ranks exchange sums. All words of `flags` are 0
+/// before the first launch; from then on only the kernel writes both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GemmWorkspace {
+    /// Length of the window of partial sums, in words of four bytes.
+    pub partials: usize,
+    /// Length of the window of flags, in `u32`s.
+    pub flags: usize,
+}
+
+/// Number of tiles of an `m x n` matrix, beyond which more blocks have no work. `None` if it is too
+/// large for the kernel's 32-bit arithmetic.
+#[must_use]
+pub fn tiles(m: usize, n: usize) -> Option<u32> {
+    let tiles = m.div_ceil(TILE_ROWS as usize).checked_mul(n.div_ceil(COLUMNS as usize))?;
+    // Strip numbers are 32 bits wide, up to one grid beyond the last strip.
+    u32::try_from(tiles).ok().filter(|tiles| *tiles < u32::MAX / 8)
+}
+
+/// The workspace for an `m x n` matrix over `n_ranks` that send partial sums as `W`. One for a
+/// larger matrix or for more ranks may be used too. `None` if a length overflows.
+#[must_use]
+pub fn workspace<W: Partial>(m: usize, n: usize, n_ranks: usize) -> Option<GemmWorkspace> {
+    let strips = (tiles(m, n)? * STRIPS) as usize;
+    let slots = strips.div_ceil(n_ranks.max(1)).checked_mul(n_ranks)?;
+    Some(GemmWorkspace {
+        partials: slots.checked_mul(slot_words::<W>())?,
+        flags: slots.checked_add(FIRST_FLAG)?,
+    })
+}
+
+/// `C = sum over the ranks of A x B^T`, a product and its all-reduce, as the
+/// [module](super) describes. Partial sums are sent as `W`.
 ///
 /// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every
-/// rank. Block: [`GemmForm::threads`] threads, with [`GemmForm::dynamic_shared`] bytes.
+/// rank. Block: [`THREADS`] threads, with [`SHARED`] bytes.
 ///
 /// # Safety
 ///
 /// `a` has `m * k` elements and `b` has `n * k`, aligned to 16 bytes; `c` has `m * n` in every
 /// rank. `k` is a multiple of 8, and `m`, `n` and `k` are not 0. The windows of the workspace have
-/// [`GemmForm::workspace`]'s words for this form and `W`; no other kernel uses them, and their
-/// flags were 0 in every rank before the first launch in any. All ranks launch with the same
+/// [`workspace`]'s words for `W`; no other kernel uses them, and their flags were 0 in every rank before the first launch in any. All ranks launch with the same
 /// arguments, in the same order.
-///
-/// [`GemmForm`]: super::GemmForm
-/// [`GemmForm::threads`]: super::GemmForm::threads
-/// [`GemmForm::dynamic_shared`]: super::GemmForm::dynamic_shared
-/// [`GemmForm::workspace`]: super::GemmForm::workspace
 #[kernel(max_threads = 384, W = [f32, bf16, F8E4M3])]
 pub unsafe fn gemm_allreduce_mma<W: Partial>(
     comm: DevComm,
@@ -56,10 +80,10 @@ pub unsafe fn gemm_allreduce_mma<W: Partial>(
     n: u32,
     k: u32,
 ) {
-    let tiles = Tiles::<COLUMNS> { m, n };
+    let tiles = Tiles { m, n };
     // SAFETY: the kernel's contract. All warps reach `reduce` and `finish`.
     unsafe {
-        let exchange = Exchange::<W, COLUMNS>::new(&comm, tiles, c, partials, flags);
+        let exchange = Exchange::<W>::new(&comm, tiles, c, partials, flags);
         thread::sync_threads();
         if thread::thread_idx_x() < COMPUTING {
             let product = Product {
@@ -79,11 +103,7 @@ pub unsafe fn gemm_allreduce_mma<W: Partial>(
 /// # Safety
 ///
 /// The kernel's contract, and the first [`COMPUTING`] threads of the block call it.
-unsafe fn compute<W: Partial>(
-    exchange: &Exchange<'_, W, COLUMNS>,
-    product: Product,
-    tiles: Tiles<COLUMNS>,
-) {
+unsafe fn compute<W: Partial>(exchange: &Exchange<'_, W>, product: Product, tiles: Tiles) {
     let thread = thread::thread_idx_x();
     let half = thread / 128;
     // A strip is divided among 2 x 2 warps, each with 32 rows and 64 columns.
@@ -104,5 +124,36 @@ unsafe fn compute<W: Partial>(
             exchange.announce(strip, STRIP_BARRIER + half, thread % 128);
         }
         tile += thread::grid_dim_x();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workspace_has_a_place_for_each_strip_of_each_rank() {
+        // One tile: two strips, one for each of two ranks, each from two ranks.
+        let one = workspace::<f32>(1, 1, 2).unwrap();
+        assert_eq!(one, GemmWorkspace { partials: 2 * 64 * 128, flags: 2 + FIRST_FLAG });
+        // 32 x 32 tiles: the size of C in f32, per rank.
+        let square = workspace::<f32>(4096, 4096, 4).unwrap();
+        assert_eq!(square.partials, 4096 * 4096);
+        assert_eq!(square.flags, 2048 + FIRST_FLAG);
+    }
+
+    /// Half of the bytes, and a quarter and two bytes for each 64 elements.
+    #[test]
+    fn smaller_types_take_less_workspace() {
+        let words = workspace::<bf16>(4096, 4096, 4).unwrap().partials;
+        assert_eq!(words, 4096 * 4096 / 2);
+        let words = workspace::<F8E4M3>(4096, 4096, 4).unwrap().partials;
+        assert_eq!(words, 4096 * 4096 / 4 + 4096 * 4096 / 128);
+    }
+
+    #[test]
+    fn what_cannot_be_counted_has_no_workspace() {
+        assert_eq!(workspace::<bf16>(usize::MAX, usize::MAX, 2), None);
+        assert_eq!(workspace::<bf16>(1 << 31, 1 << 31, 2), None);
     }
 }

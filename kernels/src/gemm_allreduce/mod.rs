@@ -8,29 +8,25 @@
 //!
 //! Any `m` and `n`; `k` is a multiple of 8, so that rows are 16-byte aligned.
 //!
-//! # Forms
+//! # Kernels
 //!
-//! Two kernels with the same exchange of sums:
-//! [`gemm_allreduce_wgmma`](crate::gemm_allreduce_wgmma()) with Hopper's `wgmma` and TMA, and
-//! [`gemm_allreduce_mma`](crate::gemm_allreduce_mma()) for every GPU since Ampere. [`GemmForm`]
-//! gives the launch parameters of each. Both send partial sums as f32, bf16 or e4m3 ([`Partial`]).
+//! [`gemm_allreduce_mma`](crate::gemm_allreduce_mma()) is for every GPU since Ampere, and sends
+//! partial sums as f32, bf16 or e4m3 ([`Partial`]).
 //!
 //! For Hopper GPUs there are [`gemm_allreduce_swapped`], and [`gemm_allreduce_wide`] for two ranks
 //! or [`gemm_allreduce_two_shot`] for more, which exchange products that are rounded to bf16, and
 //! [`gemm_allreduce_wide_f8`] for two ranks that exchange 8-bit floats. Their
 //! schedules are those of [`gemm_swapped`](crate::gemm::gemm_swapped) and
-//! [`gemm_wgmma`](crate::gemm::gemm_wgmma); what follows is about the two forms.
+//! [`gemm_wgmma`](crate::gemm::gemm_wgmma); what follows is about `gemm_allreduce_mma`.
 //!
 //! # Schedule
 //!
 //! C is divided into *tiles* of 128 rows, and each tile into two *strips* of 64. Strip `s` is owned
 //! by rank `s % n_ranks`. Every rank computes all tiles in ascending order, tile `t` in block `t %
-//! blocks`. A block has three kinds of warps:
+//! blocks`. A block has two kinds of warps:
 //!
-//! * **computing** warps multiply a tile, store the sums of each strip to its owner's workspace,
-//!   and set the strip's flag there;
-//! * one **loading** warp copies tiles of A and B to shared memory (in the portable form the
-//!   computing warps do that);
+//! * **computing** warps load and multiply a tile, store the sums of each strip to its owner's
+//!   workspace, and set the strip's flag there;
 //! * **reducing** warps: the rank's blocks share the strips that it owns round-robin. In ascending
 //!   order a warp takes the next 16 rows of the block's strips, waits for the flags of all ranks,
 //!   adds the ranks' sums, and stores the result to every rank. The other warps also reduce when
@@ -42,11 +38,11 @@
 //!
 //! # Why it cannot deadlock
 //!
-//! Computing and loading warps wait only for each other, within the block: every rank computes all
-//! its tiles and sets their flags. A warp that reduces waits only for flags, and has nothing left
-//! to compute or load. The final barrier comes after both. So no wait depends on a later one. The
-//! hardware guarantees that the warps of a block make progress concurrently; the launch, which is
-//! cooperative, guarantees it for the blocks.
+//! Computing warps wait only for each other, within the block: every rank computes all its tiles
+//! and sets their flags. A warp that reduces waits only for flags, and has nothing left to compute.
+//! The final barrier comes after both. So no wait depends on a later one. The hardware guarantees
+//! that the warps of a block make progress concurrently; the launch, which is cooperative,
+//! guarantees it for the blocks.
 //!
 //! # Why nothing needs a reset
 //!
@@ -59,11 +55,9 @@
 //! set for 2^32 - 1 launches would look current.)
 
 mod exchange;
-mod form;
-pub(crate) mod gemm_allreduce_mma;
+pub mod gemm_allreduce_mma;
 pub mod gemm_allreduce_swapped;
 pub mod gemm_allreduce_two_shot;
-pub(crate) mod gemm_allreduce_wgmma;
 pub mod gemm_allreduce_wide;
 pub mod gemm_allreduce_wide_f8;
 pub mod gemm_reduce_scatter_wide;
@@ -74,5 +68,5 @@ mod partial_tile;
 mod quantised;
 mod tiles;
 
-pub use form::{GemmForm, GemmWorkspace};
+pub use gemm_allreduce_mma::GemmWorkspace;
 pub use partial::Partial;

@@ -13,7 +13,7 @@ use crate::scale::Scale;
 
 /// The destination of a strip's sums: the owner's workspace, or this rank's C with `local_only`.
 #[derive(Clone, Copy)]
-pub(super) struct PartialTile<W, const COLUMNS: u32> {
+pub(super) struct PartialTile<W> {
     pub(super) c: LsaPtr<bf16>,
     pub(super) partial: *mut u32,
     pub(super) strip: Strip,
@@ -23,7 +23,7 @@ pub(super) struct PartialTile<W, const COLUMNS: u32> {
     pub(super) wire: PhantomData<W>,
 }
 
-impl<W: Partial, const COLUMNS: u32> PartialTile<W, COLUMNS> {
+impl<W: Partial> PartialTile<W> {
     /// Stores the lane's elements of `J` fragments: rows from `16 * i` on, columns from `8 * j` on.
     /// A lane has four elements of each: columns `2 * (lane % 4)` and the next, in rows `lane / 4`
     /// and `lane / 4 + 8`. `J` is a multiple of those of a vector, and of those that share scales.
@@ -87,7 +87,7 @@ impl<W: Partial, const COLUMNS: u32> PartialTile<W, COLUMNS> {
             if W::HAS_SCALES {
                 scales = Self::scales_of(&fragments);
                 if lane.is_multiple_of(4) {
-                    let to = Exchange::<W, COLUMNS>::scales(i, j, lane / 4);
+                    let to = Exchange::<W>::scales(i, j, lane / 4);
                     mem::store(self.partial.add(to), Scale::pack(scales));
                 }
             }
@@ -98,7 +98,7 @@ impl<W: Partial, const COLUMNS: u32> PartialTile<W, COLUMNS> {
                     let [a, b, c, d] = fragments(x + f);
                     [a * top, b * top, c * bottom, d * bottom]
                 });
-                let to = Exchange::<W, COLUMNS>::vector(i, j + x as u32, lane);
+                let to = Exchange::<W>::vector(i, j + x as u32, lane);
                 mem::store_vec(self.partial.add(to).cast(), vector);
                 x += W::FRAGMENTS;
             }

@@ -2,8 +2,9 @@
 
 use cuda_std::tile::TileOrder;
 
-/// Rows of a tile.
+/// Rows and columns of a tile.
 pub(super) const TILE_ROWS: u32 = 128;
+pub(super) const COLUMNS: u32 = 128;
 /// Rows of a strip, which 128 threads compute and one rank reduces.
 pub(super) const STRIP_ROWS: u32 = 64;
 /// Strips per tile.
@@ -12,9 +13,9 @@ pub(super) const STRIPS: u32 = TILE_ROWS / STRIP_ROWS;
 /// Rows of tiles that are numbered together.
 const GROUP: u32 = 16;
 
-/// The tiles of an `m x n` matrix, each `COLUMNS` wide.
+/// The tiles of an `m x n` matrix.
 #[derive(Clone, Copy)]
-pub(super) struct Tiles<const COLUMNS: u32> {
+pub(super) struct Tiles {
     pub(super) m: u32,
     pub(super) n: u32,
 }
@@ -28,7 +29,7 @@ pub(super) struct Strip {
     pub(super) column: u32,
 }
 
-impl<const COLUMNS: u32> Tiles<COLUMNS> {
+impl Tiles {
     pub(super) fn count(self) -> u32 {
         self.order().count()
     }
@@ -57,12 +58,12 @@ mod tests {
     #[test]
     fn tiles_cover_the_matrix_once() {
         for (m, n) in [(1, 1), (128, 256), (129, 257), (1000, 7), (7, 5000), (3000, 2100)] {
-            let tiles = Tiles::<256> { m, n };
+            let tiles = Tiles { m, n };
             let mut origins: Vec<_> = (0..tiles.count()).map(|tile| tiles.origin(tile)).collect();
             origins.sort_unstable();
             let rows = (0..m).step_by(128);
             let all: Vec<_> =
-                rows.flat_map(|row| (0..n).step_by(256).map(move |column| (row, column))).collect();
+                rows.flat_map(|row| (0..n).step_by(128).map(move |column| (row, column))).collect();
             assert_eq!(origins, all, "{m} x {n}");
         }
     }

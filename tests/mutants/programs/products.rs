@@ -2,7 +2,7 @@
 
 use devcomm::{
     AllGatherGemm, AllGatherGemmPlan, F8E4M3, Gemm, GemmAllReduce, GemmAllReducePlan, GemmPlan,
-    Result, Wire, kernels,
+    Result, Wire,
 };
 use devcomm_testing::simulated::Gpu;
 use half::bf16;
@@ -57,29 +57,24 @@ pub fn gemm_mma(gpu: &Gpu<'_>) -> Result<()> {
     products(gpu, [70, 136, 264], |plan| *plan == GemmPlan::Portable)
 }
 
-fn gemm_allreduces(gpu: &Gpu<'_>, form: kernels::GemmForm, wire: Wire) -> Result<()> {
+fn gemm_allreduces(gpu: &Gpu<'_>, wire: Wire) -> Result<()> {
     // Two tiles, and more steps than stages of the pipeline.
-    let k = if form == kernels::GemmForm::Mma { 136 } else { 328 };
-    let shape = [130, 40, k];
-    let [m, n, _] = shape;
+    let shape = [130, 40, 136];
+    let [m, n, k] = shape;
     let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
     let (c, stream) = (gpu.window(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
-    let options = GemmAllReduce::options().form(form).wire(wire);
-    let gemm = options.build(gpu.communicator()?, &stream, m, n)?;
+    let gemm = GemmAllReduce::options().wire(wire).build(gpu.communicator()?, &stream, m, n)?;
+    gemm.set_plan(Some(GemmAllReducePlan::Strips))?;
     (0..LAUNCHES).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
     stream.synchronize()
 }
 
-pub fn gemm_allreduce_wgmma(gpu: &Gpu<'_>) -> Result<()> {
-    gemm_allreduces(gpu, kernels::GemmForm::Wgmma, Wire::Bf16)
-}
-
 pub fn gemm_allreduce_mma(gpu: &Gpu<'_>) -> Result<()> {
-    gemm_allreduces(gpu, kernels::GemmForm::Mma, Wire::Bf16)
+    gemm_allreduces(gpu, Wire::Bf16)
 }
 
 pub fn gemm_allreduce_e4m3(gpu: &Gpu<'_>) -> Result<()> {
-    gemm_allreduces(gpu, kernels::GemmForm::Mma, Wire::E4m3)
+    gemm_allreduces(gpu, Wire::E4m3)
 }
 
 fn wide_gemm_allreduces(gpu: &Gpu<'_>, wire: Wire) -> Result<()> {

@@ -17,7 +17,7 @@ pub(super) unsafe fn launch<T: ScaledElement>(
     scales: [u64; 2],
 ) -> Result<()> {
     let possible = hopper.is_some() && (a | b | c | u64::from(k)).is_multiple_of(16);
-    let config = if possible { wide_config(compiled, shape, 0)? } else { None };
+    let config = if possible { wide_config(compiled, shape)? } else { None };
     let Some(config) = config else { return no_kernel::<T>(matrices) };
     let (maps, unaligned) = wide_maps::<T, T::Output>(stream, matrices)?;
     // SAFETY: the caller's contract.

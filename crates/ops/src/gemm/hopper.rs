@@ -76,17 +76,15 @@ pub(super) struct Tiled {
 type LaunchTiled =
     unsafe fn(&Kernels, &Stream, Matrices, LaunchConfig, Division, SlicesArgs) -> Result<()>;
 
-/// Prepares a plan, which leaves so many multiprocessors to other kernels if it can; `None` if the
-/// GPU has no room for it, or the type no such kernel.
+/// Prepares a plan; `None` if the GPU has no room for it, or the type no such kernel.
 pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
     compiled: &Kernels,
     context: &Context,
     plan: GemmPlan,
     shape: [u32; 3],
-    left: u32,
 ) -> Result<Option<Prepared>> {
     if plan == GemmPlan::Wide {
-        return Ok(wide_config(compiled, shape, left)?.map(Prepared::Wide));
+        return Ok(wide_config(compiled, shape)?.map(Prepared::Wide));
     }
     let Some(tiles) = plan.swapped(shape).filter(|_| T::DATA_TYPE == O::DATA_TYPE) else {
         return Ok(None);
@@ -109,16 +107,11 @@ pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
     }))
 }
 
-/// How `gemm_wgmma` and `gemm_blocks` are launched, with as many blocks as are resident but those
-/// `left`; `None` if the GPU has no room.
-pub(super) fn wide_config(
-    compiled: &Kernels,
-    [m, n, _]: [u32; 3],
-    left: u32,
-) -> Result<Option<LaunchConfig>> {
+/// How `gemm_wgmma` and `gemm_blocks` are launched, with at most the blocks that are resident;
+/// `None` if the GPU has no room.
+pub(super) fn wide_config(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Option<LaunchConfig>> {
     let resident =
         compiled.resident_blocks::<kernels::gemm_wgmma<bf16>>(wide::THREADS, wide::SHARED)?;
-    let resident = resident.saturating_sub(left);
     let pairs =
         u64::from(m.div_ceil(wide::CLUSTER * wide::TILE_M)) * u64::from(n.div_ceil(wide::TILE_N));
     let blocks = u64::from(resident / wide::CLUSTER).min(pairs) as u32 * wide::CLUSTER;

@@ -1,6 +1,5 @@
 //! The matrix product fused with an all-reduce: its plans, and the choice among them.
 
-mod chunked;
 mod options;
 mod plan;
 mod strips;
@@ -12,10 +11,8 @@ mod wire;
 use std::cell::OnceCell;
 
 use devcomm_host::{Buffer, Communicator, DeviceSlice, Result, Stream, Window};
-use devcomm_kernels::GemmForm;
 use half::bf16;
 
-use self::chunked::{Chunked, supports as has_parts};
 pub use self::options::GemmOptions;
 use self::options::Plan as Agreed;
 pub use self::plan::GemmAllReducePlan;
@@ -28,7 +25,7 @@ use self::wide::Wide;
 pub use self::wire::{ParseWireError, Wire};
 use crate::check::{check_buffer, refuse, require_context};
 use crate::extents::Extents;
-use crate::fused::{Base, Operands, Operation, Strategy, prepare_once, prepared};
+use crate::fused::{Base, Operands, Operation, Strategy};
 use crate::gemm::{self, Candidates, Room};
 use crate::{Explanation, Gemm, GemmPlan};
 
@@ -77,7 +74,6 @@ pub struct GemmAllReduce {
     wide: Wide,
     swapped: OnceCell<Swapped>,
     unfused: OnceCell<Unfused>,
-    chunked: OnceCell<Chunked>,
 }
 
 impl GemmAllReduce {
@@ -125,7 +121,6 @@ impl GemmAllReduce {
             wide: Wide::new(wire),
             swapped: OnceCell::new(),
             unfused: OnceCell::new(),
-            chunked: OnceCell::new(),
         };
         let is_bf16 = wire == Wire::Bf16;
         if !exchanges_by_default || !is_bf16 {
@@ -150,15 +145,9 @@ impl GemmAllReduce {
         self.strips.wire()
     }
 
-    /// The form of [`Strips`](GemmAllReducePlan::Strips).
-    #[must_use]
-    pub fn form(&self) -> GemmForm {
-        self.strips.form()
-    }
-
-    /// Lets [`Swapped`](GemmAllReducePlan::Swapped), [`Unfused`](GemmAllReducePlan::Unfused) and
-    /// [`Chunked`](GemmAllReducePlan::Chunked) read B before the previous kernels of the stream
-    /// have ended: weights, for instance, which no kernel writes.
+    /// Lets [`Swapped`](GemmAllReducePlan::Swapped) and [`Unfused`](GemmAllReducePlan::Unfused)
+    /// read B before the previous kernels of the stream have ended: weights, for instance, which no
+    /// kernel writes.
     ///
     /// # Safety
     ///
@@ -169,10 +158,6 @@ impl GemmAllReduce {
         if let Some(unfused) = self.unfused.take() {
             // SAFETY: the caller's contract.
             let _ = self.unfused.set(unsafe { unfused.with_constant_b() });
-        }
-        if let Some(chunked) = self.chunked.take() {
-            // SAFETY: the caller's contract.
-            let _ = self.chunked.set(unsafe { chunked.with_constant_b() });
         }
         self
     }
@@ -205,8 +190,8 @@ impl GemmAllReduce {
     /// [`Strips`](GemmAllReducePlan::Strips) the partial sums of the largest product, `m * n` in
     /// their type, for [`Wide`](GemmAllReducePlan::Wide) up to `4 * m * n` bytes, for
     /// [`Swapped`](GemmAllReducePlan::Swapped) as many for up to 256 rows, from each rank if there
-    /// are more than two, for [`Unfused`](GemmAllReducePlan::Unfused) and
-    /// [`Chunked`](GemmAllReducePlan::Chunked) that of [`Collectives`](crate::Collectives).
+    /// are more than two, for [`Unfused`](GemmAllReducePlan::Unfused) that of
+    /// [`Collectives`](crate::Collectives).
     ///
     /// # Errors
     ///
@@ -305,8 +290,6 @@ impl GemmAllReduce {
         let mut plans = vec![GemmAllReducePlan::Strips];
         if self.wire() == Wire::Bf16 {
             plans.push(GemmAllReducePlan::Unfused);
-            let chunked = [2, 4].into_iter().filter(|parts| has_parts(m, *parts));
-            plans.extend(chunked.map(|parts| GemmAllReducePlan::Chunked { parts }));
         }
         if self.exchanges && self.wide.fits(&self.base, [m, n]) {
             plans.push(GemmAllReducePlan::Wide);
@@ -391,7 +374,6 @@ impl Operation for GemmAllReduce {
             Plan::Wide => &self.wide,
             Plan::Swapped { .. } => &self.swapped,
             Plan::Unfused => &self.unfused,
-            Plan::Chunked { .. } => &self.chunked,
         }
     }
 
@@ -438,10 +420,9 @@ impl Operation for GemmAllReduce {
         }
         match plan {
             Plan::Wide | Plan::Swapped { .. } if !self.exchanges => refuse(format!(
-                "the plan `{plan}` needs several ranks with Hopper GPUs: there are {}, form \
-                     {:?}",
-                self.base.comm.n_ranks(),
-                self.form()
+                "the plan `{plan}` needs several ranks, all with Hopper GPUs, and there are {}: set \
+                 `strips` or `unfused`",
+                self.base.comm.n_ranks()
             )),
             _ => Ok(()),
         }
@@ -457,25 +438,8 @@ impl Operation for GemmAllReduce {
     }
 }
 
-impl Strategy<Plan, C> for OnceCell<Chunked> {
-    fn supports(&self, _: &Base<Plan>, plan: Plan, extents: Extents) -> bool {
-        let Plan::Chunked { parts } = plan else { return false };
-        self.get().is_some() && has_parts(extents.lengths()[0], parts)
-    }
-
-    fn prepare(&self, on: &Base<Plan>, _: Plan) -> Result<()> {
-        prepare_once(self, || Chunked::new(&on.comm, &on.stream, on.constant_b))
-    }
-
-    unsafe fn launch(&self, on: &Base<Plan>, plan: Plan, of: &Operands<'_, C>) -> Result<()> {
-        let Operands { a, b, c, extents, .. } = of;
-        let parts = if let Plan::Chunked { parts } = plan { parts } else { 1 };
-        prepared(self)?.launch(&on.stream, [a, b], c, extents.lengths(), parts)
-    }
-}
-
 impl std::fmt::Debug for GemmAllReduce {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "GemmAllReduce({:?}, {} blocks)", self.form(), self.strips.blocks())
+        write!(f, "GemmAllReduce({} blocks)", self.strips.blocks())
     }
 }

@@ -1,9 +1,11 @@
-//! The options, and what the ranks agree on before they allocate: the form of the kernel, its grid,
-//! its workspace.
+//! The options, and what the ranks agree on before they allocate: the grid, the workspace, and
+//! whether all GPUs are of Hopper's kind.
 
 use bytemuck::{Pod, Zeroable};
 use devcomm_host::{CollectiveCall, Communicator, Kernels, Result, Stream};
-use devcomm_kernels::{self as kernels, GemmForm, GemmWorkspace};
+use devcomm_kernels as kernels;
+use devcomm_kernels::gemm_allreduce::GemmWorkspace;
+use devcomm_kernels::gemm_allreduce::gemm_allreduce_mma::{SHARED, THREADS, workspace};
 use devcomm_types::Kernel;
 use half::bf16;
 use std::num::NonZeroU32;
@@ -17,15 +19,14 @@ use crate::check::{refuse, require_context};
 /// The options of a [`GemmAllReduce`], the same on every rank.
 ///
 /// ```no_run
-/// # use devcomm::{Communicator, GemmAllReduce, Result, Stream, kernels::GemmForm};
+/// # use devcomm::{Communicator, GemmAllReduce, Result, Stream, Wire};
 /// # fn f(comm: &Communicator, stream: &Stream) -> Result<()> {
-/// let gemm = GemmAllReduce::options().form(GemmForm::Mma).build(comm, stream, 1000, 4096)?;
+/// let gemm = GemmAllReduce::options().wire(Wire::F32).build(comm, stream, 1000, 4096)?;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use = "options do nothing before `build`"]
 pub struct GemmOptions {
-    form: Option<GemmForm>,
     max_blocks: Option<NonZeroU32>,
     wire: Wire,
 }
@@ -33,14 +34,7 @@ pub struct GemmOptions {
 impl GemmOptions {
     /// The default options.
     pub const fn new() -> Self {
-        Self { form: None, max_blocks: None, wire: Wire::Bf16 }
-    }
-
-    /// Selects this form of [`Strips`](crate::GemmAllReducePlan::Strips), which is then the plan of
-    /// all shapes. Default: the fastest that the GPUs of all ranks support.
-    pub const fn form(mut self, form: GemmForm) -> Self {
-        self.form = Some(form);
-        self
+        Self { max_blocks: None, wire: Wire::Bf16 }
     }
 
     /// Launches at most that many blocks, which leaves multiprocessors to other kernels. Default:
@@ -62,9 +56,7 @@ impl GemmOptions {
     ///
     /// # Errors
     ///
-    /// As [`GemmAllReduce::new`], and
-    /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) for a form that this GPU
-    /// does not support.
+    /// As [`GemmAllReduce::new`].
     pub fn build(
         self,
         comm: &Communicator,
@@ -80,25 +72,24 @@ impl GemmOptions {
     /// The call of all ranks, with the options.
     fn call(self, comm: &Communicator, m: usize, n: usize) -> CollectiveCall<'_> {
         // Destructured, so that a new option cannot be forgotten here.
-        let Self { form, max_blocks, wire } = self;
+        let Self { max_blocks, wire } = self;
         let call = comm.collective(NAME).option("m", m).option("n", n);
-        call.option("form", or_default(form.map(|form| format!("{form:?}"))))
-            .option("max_blocks", or_default(max_blocks))
-            .option("wire", wire)
+        call.option("max_blocks", or_default(max_blocks)).option("wire", wire)
     }
 
-    /// How many blocks of a form can be resident at once.
-    fn blocks<K: Kernel>(self, compiled: &Kernels, form: GemmForm) -> Result<u32> {
-        let resident = compiled.resident_blocks::<K>(form.threads(), form.dynamic_shared())?;
+    /// How many blocks can be resident at once.
+    fn blocks<K: Kernel>(self, compiled: &Kernels) -> Result<u32> {
+        let resident = compiled.resident_blocks::<K>(THREADS, SHARED)?;
         Ok(self.max_blocks.map_or(resident, |most| resident.min(most.get())))
     }
 }
 
+/// The GPUs whose kernels exchange rounded products.
+const HOPPER: (u32, u32) = (9, 0);
 /// The call that all ranks make together.
 const NAME: &str = "GemmAllReduce::new";
 
-const FILES: &[&str] =
-    &[kernels::gemm_allreduce_wgmma::<bf16>::FILE, kernels::gemm_allreduce_mma::<bf16>::FILE];
+const FILES: &[&str] = &[kernels::gemm_allreduce_mma::<bf16>::FILE];
 
 fn load(comm: &Communicator) -> Result<Kernels> {
     let set = KERNELS.only(FILES);
@@ -108,12 +99,11 @@ fn load(comm: &Communicator) -> Result<Kernels> {
 /// What all ranks agreed on.
 pub(super) struct Plan {
     pub(super) compiled: Kernels,
-    pub(super) form: GemmForm,
     pub(super) wire: Wire,
     pub(super) blocks: u32,
     pub(super) workspace: GemmWorkspace,
-    /// Whether the ranks can exchange rounded products, and whether they do so by default: if no
-    /// form was asked for, and the GPUs are the same. Not in f32.
+    /// Whether the ranks can exchange rounded products, and whether they do so by default: if the
+    /// GPUs are the same. Not in f32.
     pub(super) exchanges: bool,
     pub(super) exchanges_by_default: bool,
 }
@@ -129,17 +119,17 @@ impl Plan {
     ) -> Result<Self> {
         let own = Offer::new(options, comm, stream, m, n);
         let (compiled, all) = options.call(comm, m, n).agree(own)?;
-        let (form, blocks) = choose(options.form, &all);
+        let blocks = all.iter().map(|offer| offer.blocks).min().unwrap_or(0);
         let wire = options.wire;
-        let is_rounded = form == GemmForm::Wgmma && wire != Wire::F32;
-        let exchanges = is_rounded && comm.n_ranks() >= 2;
+        let are_hopper = all.iter().all(|offer| offer.is_hopper != 0);
+        let exchanges = are_hopper && wire != Wire::F32 && comm.n_ranks() >= 2;
         let is_same = all.iter().all(|offer| *offer == all[0]);
-        let exchanges_by_default = exchanges && options.form.is_none() && is_same;
-        let workspace = by_wire!(wire, W => form.workspace::<W>(m, n, comm.n_ranks()));
+        let exchanges_by_default = exchanges && is_same;
+        let workspace = by_wire!(wire, W => workspace::<W>(m, n, comm.n_ranks()));
         let Some(workspace) = workspace else {
             return refuse(format!("a product of {m} x {n} elements is too large"));
         };
-        Ok(Self { compiled, form, wire, blocks, workspace, exchanges, exchanges_by_default })
+        Ok(Self { compiled, wire, blocks, workspace, exchanges, exchanges_by_default })
     }
 }
 
@@ -149,9 +139,10 @@ impl Plan {
 struct Offer {
     /// A hash of the GPU's name, by which tables have plans.
     gpu: u64,
-    /// Resident blocks of the Hopper form and of the portable one; 0 for a form that is not asked
-    /// for or not supported here.
-    blocks: [u32; 2],
+    /// Whether the GPU is one of Hopper's, as 0 or 1.
+    is_hopper: u32,
+    /// Resident blocks.
+    blocks: u32,
 }
 
 impl Offer {
@@ -167,48 +158,12 @@ impl Offer {
         if m == 0 || n == 0 {
             return refuse(format!("a product of {m} x {n} has no elements"));
         }
-        let (form, compiled) = (options.form, load(comm)?);
-        let hopper = compiled.info::<kernels::gemm_allreduce_wgmma<bf16>>().is_ok();
-        let wgmma = match form {
-            Some(GemmForm::Mma) => 0,
-            None if !hopper => 0,
-            _ => by_wire!(options.wire, W => {
-                options.blocks::<kernels::gemm_allreduce_wgmma<W>>(&compiled, GemmForm::Wgmma)?
-            }),
-        };
-        let mma = match form {
-            Some(GemmForm::Wgmma) => 0,
-            _ => by_wire!(options.wire, W => {
-                options.blocks::<kernels::gemm_allreduce_mma<W>>(&compiled, GemmForm::Mma)?
-            }),
-        };
+        let compiled = load(comm)?;
+        let blocks = by_wire!(options.wire, W => {
+            options.blocks::<kernels::gemm_allreduce_mma<W>>(&compiled)?
+        });
+        let is_hopper = u32::from(comm.context().limits().compute_capability == HOPPER);
         let gpu = hash(comm.context().device_name()?);
-        Ok((compiled, Self { gpu, blocks: [wgmma, mma] }))
-    }
-}
-
-/// The form and the grid of all ranks: the Hopper form if all support it and none asks for another,
-/// and the minimum of the ranks' resident blocks.
-fn choose(asked: Option<GemmForm>, all: &[Offer]) -> (GemmForm, u32) {
-    let least = |i: usize| all.iter().map(|offer| offer.blocks[i]).min().unwrap_or(0);
-    match asked {
-        Some(GemmForm::Mma) => (GemmForm::Mma, least(1)),
-        None if least(0) == 0 => (GemmForm::Mma, least(1)),
-        _ => (GemmForm::Wgmma, least(0)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_form_and_the_grid_are_those_that_all_ranks_can_have() {
-        let offer = |blocks| Offer { gpu: 1, blocks };
-        let (hopper, other) = (offer([132, 264]), offer([0, 100]));
-        assert_eq!(choose(None, &[hopper, hopper]), (GemmForm::Wgmma, 132));
-        assert_eq!(choose(None, &[hopper, other]), (GemmForm::Mma, 100));
-        let asked = Some(GemmForm::Mma);
-        assert_eq!(choose(asked, &[offer([0, 264]), offer([0, 200])]), (GemmForm::Mma, 200));
+        Ok((compiled, Self { gpu, is_hopper, blocks }))
     }
 }

@@ -4,15 +4,13 @@ use devcomm_kernels::gemm::gemm_swapped::Cluster;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, TILE_M, TILE_N};
 use half::bf16;
 
-use super::chunked::MOST_PARTS;
 use super::swapped;
 use crate::GemmPlan;
 use crate::extents::Extents;
 use crate::plan::{Field, PlanText, plan_text};
 
 /// How [`GemmAllReduce`](super::GemmAllReduce) does a product. As text: `strips`, `wide`,
-/// `unfused`, `chunked:4` with the number of parts, or `swapped:8x64:2` with a tile and the number
-/// of blocks that share its sums.
+/// `unfused`, or `swapped:8x64:2` with a tile and the number of blocks that share its sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GemmAllReducePlan {
@@ -38,12 +36,6 @@ pub enum GemmAllReducePlan {
     },
     /// By [`Gemm`](crate::Gemm), and then [`Collectives::all_reduce`](crate::Collectives).
     Unfused,
-    /// The same in parts of the rows: a part is summed, on a stream of its own, while the next one
-    /// is multiplied. The product leaves some multiprocessors to the sums.
-    Chunked {
-        /// The parts, from 2 to 64: fewer if they would have less than 256 rows.
-        parts: u32,
-    },
 }
 
 impl GemmAllReducePlan {
@@ -94,14 +86,13 @@ plan_text!(GemmAllReducePlan);
 
 impl PlanText for GemmAllReducePlan {
     const FORMS: &'static str =
-        "strips, wide, unfused, chunked:<parts>, or swapped:<rows>x<columns>:<splits>";
+        "strips, wide, unfused, or swapped:<rows>x<columns>:<splits>";
 
     fn from_fields(name: &str, fields: &[Field]) -> Option<Self> {
         match (name, fields) {
             ("strips", []) => Some(Self::Strips),
             ("wide", []) => Some(Self::Wide),
             ("unfused", []) => Some(Self::Unfused),
-            ("chunked", &[(parts @ 2..=MOST_PARTS, None)]) => Some(Self::Chunked { parts }),
             _ => GemmPlan::from_fields(name, fields).and_then(Self::of_few_rows),
         }
     }
@@ -111,7 +102,6 @@ impl PlanText for GemmAllReducePlan {
             Self::Strips => ("strips", Vec::new()),
             Self::Wide => ("wide", Vec::new()),
             Self::Unfused => ("unfused", Vec::new()),
-            Self::Chunked { parts } => ("chunked", vec![(parts, None)]),
             Self::Swapped { rows, columns, cluster } => {
                 GemmPlan::Swapped { rows, columns, cluster, slices: 1 }.fields()
             }
@@ -136,12 +126,12 @@ mod tests {
     #[test]
     fn plans_are_read_as_they_are_written() {
         let swapped = ["swapped:8x64:2", "swapped:128x128:1:2x1"];
-        for text in ["strips", "wide", "unfused", "chunked:4"].into_iter().chain(swapped) {
+        for text in ["strips", "wide", "unfused"].into_iter().chain(swapped) {
             let plan: GemmAllReducePlan = text.parse().unwrap();
             assert_eq!(plan.to_string(), text);
         }
         // Of 256 rows there is no kernel.
-        for wrong in ["ring", "portable", "swapped:256x64:2", "chunked:1", "chunked:x"] {
+        for wrong in ["ring", "portable", "swapped:256x64:2", "chunked:4"] {
             let error = wrong.parse::<GemmAllReducePlan>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("`{wrong}` is no plan")), "{error}");
         }

@@ -3,9 +3,10 @@
 use std::cell::OnceCell;
 
 use devcomm_host::{
-    DevCommRequirements, DevCommResource, Element, LaunchConfig, Result, TensorMapDesc, Window,
+    DevCommRequirements, DevCommResource, LaunchConfig, Result, Window,
 };
-use devcomm_kernels::{self as kernels, GemmForm};
+use devcomm_kernels as kernels;
+use devcomm_kernels::gemm_allreduce::gemm_allreduce_mma::{SHARED, THREADS, tiles, workspace};
 use half::bf16;
 
 use super::options::Plan as Agreed;
@@ -33,10 +34,6 @@ impl Strips {
         Self { plan, memory: OnceCell::new() }
     }
 
-    pub(super) fn form(&self) -> GemmForm {
-        self.plan.form
-    }
-
     pub(super) fn wire(&self) -> Wire {
         self.plan.wire
     }
@@ -47,8 +44,8 @@ impl Strips {
 
     /// The workspace, if a product of this size fits into it.
     fn memory(&self, ranks: usize, extents: Extents) -> Option<&Memory> {
-        let ([m, n, _], Agreed { form, wire, .. }) = (extents.lengths(), &self.plan);
-        let sizes = by_wire!(wire, W => form.workspace::<W>(m, n, ranks))?;
+        let [m, n, _] = extents.lengths();
+        let sizes = by_wire!(self.plan.wire, W => workspace::<W>(m, n, ranks))?;
         self.memory.get().filter(|memory| {
             sizes.partials <= memory.partials.len() && sizes.flags <= memory.flags.len()
         })
@@ -78,16 +75,15 @@ impl Strategy<Plan, C> for Strips {
     unsafe fn launch(&self, on: &Base<Plan>, _: Plan, of: &Operands<'_, C>) -> Result<()> {
         let Matrices { a, b, shape: [m, n, k], .. } = of.matrices();
         let (c, stream, [rows, columns, _]) = (of.c, &on.stream, of.extents.lengths());
-        let Agreed { compiled, form, wire, blocks, .. } = &self.plan;
+        let Agreed { compiled, wire, blocks, .. } = &self.plan;
         let memory = self.memory(on.comm.n_ranks(), of.extents);
-        let (Some(memory), Some(tiles)) = (memory, form.tiles(rows, columns)) else {
+        let (Some(memory), Some(tiles)) = (memory, tiles(rows, columns)) else {
             return refuse(format!(
                 "a product of {m} x {n} elements needs a larger workspace: make another \
                  GemmAllReduce for it"
             ));
         };
-        let config = LaunchConfig::new((*blocks).min(tiles), form.threads())
-            .with_dynamic_shared(form.dynamic_shared());
+        let config = LaunchConfig::new((*blocks).min(tiles), THREADS).with_dynamic_shared(SHARED);
         let Memory { dev_comm, partials, flags } = memory;
         let target = compiled.on(stream);
         // SAFETY: the caller's contract. The workspace is large enough, and its flags were zeroed.
@@ -96,30 +92,12 @@ impl Strategy<Plan, C> for Strips {
         // index is below the lengths that were checked, for C the minimum over the ranks, and the
         // workspace has the same length in all ranks.
         unsafe {
-            match form {
-                GemmForm::Wgmma => {
-                    let map = |address, rows, tile_rows| {
-                        let data_type = bf16::DATA_TYPE;
-                        let matrix =
-                            TensorMapDesc { address, rows, columns: k, tile_rows, data_type };
-                        stream.context().tensor_map(&matrix)
-                    };
-                    let a = map(a, m, GemmForm::TILE_ROWS as u32)?;
-                    let b = map(b, n, form.tile_columns() as u32)?;
-                    by_wire!(wire, W => {
-                        let product = kernels::gemm_allreduce_wgmma::<W>::args(
-                            dev_comm, a, b, c, partials, flags, m, n, k,
-                        );
-                        product.config(config).launch(&target)
-                    })
-                }
-                GemmForm::Mma => by_wire!(wire, W => {
-                    let product = kernels::gemm_allreduce_mma::<W>::args(
-                        dev_comm, a, b, c, partials, flags, m, n, k,
-                    );
-                    product.config(config).launch(&target)
-                }),
-            }
+            by_wire!(wire, W => {
+                let product = kernels::gemm_allreduce_mma::<W>::args(
+                    dev_comm, a, b, c, partials, flags, m, n, k,
+                );
+                product.config(config).launch(&target)
+            })
         }
     }
 }
