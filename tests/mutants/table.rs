@@ -41,7 +41,7 @@ pub const ON_MAINLOOP: [&str; 3] = [WGMMA, BLOCKS, SWAPPED];
 const SLICES: &str = "kernels/src/gemm/slices.rs";
 const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
 const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
-const MESSAGES: &str = "kernels/src/gemm_allreduce/messages.rs";
+const PEER_TILES: &str = "crates/nccl_device/src/peer_tiles.rs";
 const GATHER: &str = "kernels/src/allgather_gemm.rs";
 const FEW: &str = "docs/guide/kernels/src/few.rs";
 const WIDE: &str = "docs/guide/kernels/src/wide.rs";
@@ -303,7 +303,7 @@ pub const MUTANTS: &[Mutant] = &[
         NoWait,
         &["follow.keep(c"],
     ),
-    mutant("gemm_allreduce_wide", MESSAGES, ("mem::store_ordered(stored", 0), Relax, &[OWN_PART]),
+    mutant("gemm_allreduce_wide", PEER_TILES, ("mem::store_ordered(stored", 0), Relax, &[OWN_PART]),
     mutant("allgather_gemm", GATHER, (PREVIOUS, 0), NoWait, &[PUSHED_ROWS]),
     mutant("allgather_gemm", GATHER, (PUSHED_ROWS, 0), NARROW, &[ARRIVAL]),
     mutant("allgather_gemm", GATHER, (PUSHED_ROWS, 0), Relax, &[PUSHED_ROWS]),

@@ -1,130 +1,231 @@
-//! Parts of a product that the ranks of the LSA team send to each other and add, without a barrier.
+//! Parts of a matrix that the ranks of the LSA team send to each other and add.
 //!
-//! Every rank computes the same matrix of bf16, and each needs the sum of all. A rank stores its
-//! parts of 16 rows and 64 columns to C, and sends each to the peers from shared memory, as
-//! [`Lamport`] messages. Warps that have nothing else to do add what arrives to what is stored.
+//! Every rank computes the same matrix of bf16, and its sum over the ranks is wanted. A warp sends
+//! parts of 16 rows and 64 columns from shared memory, as [`Lamport`] messages, and waits for
+//! nothing but the room there. Warps that have nothing else to do add what arrives. [`Owners`] say
+//! which rank adds which part.
+//!
+//! With two ranks, this rank's own part is stored ([`keep`](PeerTiles::keep)) and loaded by the
+//! warp that adds. With more ranks it is sent to this rank too, so that all parts are alike.
 //!
 //! # Why it cannot deadlock
 //!
-//! Who sends waits for no peer. Who adds a part waits for the same part of every peer, and for this
-//! rank's, which warps of the same block store that wait for nobody.
+//! A block waits only for what the peers' blocks with its index send, which compute the same
+//! tiles. Warps that send wait for nothing outside their block before they have sent all, and never
+//! for warps that await messages. Where the owners store the sums to every rank, the blocks of an
+//! index meet at a barrier after all of this, and when they begin: there only one warp, which has
+//! done nothing before, waits for the other ranks' blocks, and the others for it before they add.
+//!
+//! # Why a slot is empty when a peer writes it
+//!
+//! The receiver empties a slot as soon as it has read it, and the peer writes that slot again two
+//! launches later. A rank that begins a launch has received all of the peers' messages of the last
+//! one, so they have begun that, and have ended the one before: no rank is two launches ahead.
+//! Where a rank may have no message of some peer, the barrier ensures the same.
 //!
 //! The guide's chapter about fused kernels has an example.
 
-use cuda_std::atomic::{Order, Scope};
+use core::marker::PhantomData;
+
+use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;
 use cuda_std::tile::SharedTile;
 use cuda_std::vector::{Accumulate, Vec16};
 use cuda_std::{hint, mem, shared_array, thread, warp};
+use devcomm_types::TensorMap;
 
-use crate::{Coop, DevComm, Lamport, LamportSlots, Window};
+use crate::peer_owners::{Owners, PART_COLUMNS, PART_ROWS, PeerMatrix};
+use crate::{BarrierIndex, Coop, DevComm, Lamport, LamportSlots, MemoryOrder, Window};
 
-/// Elements of a message.
-const LANES: u32 = Vec16::<bf16>::LANES as u32;
+/// Vectors of a lane that are in flight together.
+const IN_FLIGHT: usize = 8;
+/// Rows that a warp takes at a time from more than one peer: those of two ranks are in flight
+/// together.
+const ROWS_IN_FLIGHT: usize = 4;
 /// The rows of a swizzle's pattern.
 const SWIZZLED: u32 = 8;
-/// The most warps of a block that store parts.
-const WARPS: u32 = 16;
-/// Nanoseconds between polls: warps that multiply need the power.
-const PAUSE: u32 = 500;
+/// Elements of a message.
+const LANES: u32 = Vec16::<bf16>::LANES as u32;
+/// The most warps of a block that send parts.
+const WARPS: usize = 16;
+/// Words of a block in shared memory.
+const WORDS: usize = WARPS + 2;
 
-/// The parts of an `m x n` matrix of bf16 in the `N` ranks of the LSA team.
-#[derive(Clone, Copy)]
-pub struct PeerTiles<'a, const N: usize> {
-    comm: &'a DevComm,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
-    c: *mut bf16,
-    m: u32,
-    n: u32,
+/// How many tiles each sending warp has stored.
+fn stored() -> *mut u32 {
+    shared_array![u32; WORDS]
 }
 
-impl<'a, const N: usize> PeerTiles<'a, N> {
+/// How many threads have added all that they add.
+fn ended() -> *mut u32 {
+    stored().wrapping_add(WARPS)
+}
+
+/// Whether the ranks have met.
+fn met() -> *mut u32 {
+    stored().wrapping_add(WARPS + 1)
+}
+
+/// The index of a vector's first element.
+fn element(vector: u32) -> usize {
+    vector as usize * LANES as usize
+}
+
+/// The parts of an `m x n` matrix of bf16 in the `N` ranks of the LSA team, which `O` shares among
+/// them.
+#[derive(Clone, Copy)]
+pub struct PeerTiles<'a, O, const N: usize> {
+    comm: &'a DevComm,
+    slots: &'a Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    product: *const bf16,
+    c: *mut bf16,
+    in_all: Option<&'a Window<bf16>>,
+    m: u32,
+    n: u32,
+    owners: PhantomData<O>,
+}
+
+/// A lane's column of vectors of a tile, whose sums this rank adds.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerColumn {
+    /// The vector of the tile's first row, in C.
+    first: u32,
+    /// Rows of C from the tile's first one on.
+    left: u32,
+    /// Whether C has the column, and whether it is sent: parts are sent as a whole.
+    is_stored: bool,
+    is_sent: bool,
+    /// The slot of the first row's first message.
+    slot: u32,
+}
+
+impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     /// Rows of a part.
-    pub const ROWS: u32 = 16;
+    pub const ROWS: u32 = PART_ROWS;
     /// Columns of a part.
-    pub const COLUMNS: u32 = SharedTile::<bf16, 16>::COLUMNS;
+    pub const COLUMNS: u32 = PART_COLUMNS;
     /// Rows that [`PeerSums::add`] adds at a time.
-    pub const AT_ONCE: u32 = if N == 2 { 8 } else { 4 };
-    const SLOTS: u32 = Self::ROWS * Self::COLUMNS / LANES;
+    pub const AT_ONCE: u32 = if N == 2 { IN_FLIGHT } else { ROWS_IN_FLIGHT } as u32;
+    /// Nanoseconds between polls: a tile takes 10,000 and more, and warps that multiply need the
+    /// power.
+    pub const PAUSE: u32 = 500;
 
-    /// The slots of an `m x n` matrix for each rank that sends, if 32 bits count them.
-    #[must_use]
-    pub fn slots(m: usize, n: usize) -> Option<u32> {
-        let parts = m.div_ceil(Self::ROWS as usize).checked_mul(n.div_ceil(Self::COLUMNS as usize));
-        u32::try_from(parts?.checked_mul(Self::SLOTS as usize)?).ok()
-    }
-
-    /// The parts of C in this rank. A dependent launch calls it before it waits.
+    /// The parts of an `m x n` matrix, whose sums go to C, which is also where this rank
+    /// [keeps](Self::keep) its own parts. A dependent launch calls it before it waits.
     ///
     /// # Safety
     ///
     /// `slots`, `state` and `capacity` are as [`LamportSlots::new`] and [`LamportSlots::begin`]
-    /// need them, with at least [`slots`](Self::slots) for each rank. C has `m x n` elements,
-    /// begins at a multiple of 16 bytes, and `n` is a multiple of 8. The ranks' launches have the
-    /// same grid, shape and order of tiles. Each part is sent once.
+    /// need them, with at least the `slots` of `O` for each rank. C has the elements of this rank's
+    /// sums, begins at a multiple of 16 bytes, and `n` is a multiple of 8. The ranks' launches have
+    /// the same grid, shape and order of tiles. Each part is sent once.
     pub unsafe fn new(
         comm: &'a DevComm,
-        slots: Window<u32>,
+        slots: &'a Window<u32>,
         state: *mut u32,
         capacity: u32,
         c: *mut bf16,
         [m, n]: [u32; 2],
     ) -> Self {
-        Self { comm, slots, state, capacity, c, m, n }
+        let (product, in_all, owners) = (c.cast_const(), None, PhantomData);
+        Self { comm, slots, state, capacity, product, c, in_all, m, n, owners }
     }
 
-    /// How many tiles each warp has stored.
-    fn counters() -> *mut u32 {
-        shared_array![u32; WARPS as usize]
+    /// This rank's own parts are kept in another matrix than C.
+    ///
+    /// # Safety
+    ///
+    /// `product` has `m x n` elements and begins at a multiple of 16 bytes. The pointer is not used
+    /// with more than two ranks.
+    pub unsafe fn kept_in(self, product: *const bf16) -> Self {
+        Self { product, ..self }
     }
 
-    /// Sets the block's counters of [`stored`](Self::stored) to 0. All threads of the block call
-    /// it, before any calls another method.
+    /// The owners store the sums to this window in every rank, where C is.
+    ///
+    /// # Safety
+    ///
+    /// It has the elements of C in each rank. Nothing accesses them from the ranks'
+    /// [meeting](Self::meet) on until the kernel has ended.
+    pub unsafe fn stored_in_all(self, window: &'a Window<bf16>) -> Self {
+        Self { in_all: Some(window), ..self }
+    }
+
+    /// The communicator.
+    pub fn comm(&self) -> &'a DevComm {
+        self.comm
+    }
+
+    /// The matrix.
+    pub fn matrix(&self) -> PeerMatrix<N> {
+        PeerMatrix { team: self.comm.lsa_team(), m: self.m, n: self.n }
+    }
+
+    /// Prepares the words of the block in shared memory. All threads of the block call it, before
+    /// any calls another method that uses them.
     #[track_caller]
     pub fn prepare(&self) {
-        if thread::thread_idx_x() < WARPS {
-            // SAFETY: the word is this thread's before the barrier.
-            unsafe { mem::store(Self::counters().add(thread::thread_idx_x() as usize), 0) };
+        if thread::thread_idx_x() == 0 {
+            // SAFETY: no other thread uses the words before the barrier.
+            unsafe {
+                let mut word = 0;
+                while word < WORDS {
+                    mem::store(stored().add(word), 0);
+                    word += 1;
+                }
+            }
         }
         thread::sync_threads();
     }
 
-    /// Says that warp `warp` of the block, below 16, has stored its parts of so many tiles to C,
-    /// which TMA has written. One lane calls it.
+    /// The messages of this launch. Traps if there are fewer slots than it uses.
+    ///
+    /// # Safety
+    ///
+    /// The previous kernels have ended.
     #[track_caller]
-    pub fn stored(&self, warp: u32, tiles: u32) {
-        debug_assert!(warp < WARPS);
-        // SAFETY: the word is one of the block's, which only this warp writes.
+    pub unsafe fn begin(&self) -> Lamport<'a, N> {
+        // SAFETY: the caller's contract, and that of `new`.
         unsafe {
-            let counter = Self::counters().add((warp % WARPS) as usize);
-            mem::store_ordered(counter, tiles, Order::Release, Scope::Cta);
+            let slots = LamportSlots::new(self.comm, *self.slots, self.capacity);
+            slots.begin(self.state, O::used(&self.matrix()))
         }
     }
 
-    /// Waits until warp `warp` has [stored](Self::stored) more than so many tiles. All lanes of a
-    /// warp call it. The host can abort the wait.
+    /// The messages of a launch that other threads [begin](Self::begin).
+    ///
+    /// # Safety
+    ///
+    /// The contract of [`begin`](Self::begin).
     #[track_caller]
-    pub fn wait_stored(&self, warp: u32, tiles: u32) {
-        let counter = Self::counters().wrapping_add((warp % WARPS) as usize);
-        self.comm.wait_until(Coop::warp(), || {
-            // SAFETY: the word is one of the block's, and written by ordered stores.
-            let stored = unsafe { mem::load_ordered(counter, Order::Acquire, Scope::Cta) };
-            if stored <= tiles {
-                thread::nanosleep(PAUSE);
-            }
-            stored > tiles
-        });
+    pub unsafe fn join(&self) -> Lamport<'a, N> {
+        // SAFETY: the caller's contract, and that of `new`.
+        unsafe { LamportSlots::new(self.comm, *self.slots, self.capacity).join(self.state) }
     }
 
-    fn slot(&self, row: u32, column: u32) -> u32 {
-        let parts = self.n.div_ceil(Self::COLUMNS);
-        (row / Self::ROWS * parts + column / Self::COLUMNS) * Self::SLOTS
+    fn is_own(&self, owner: u32) -> bool {
+        owner == self.matrix().rank()
     }
 
-    /// Sends a part, as it lies in shared memory, to all peers, if C has it: `row` is a multiple of
-    /// 16 and `column` of 64. It belongs to the lane's bulk group.
+    /// Stores a part from shared memory to where this rank keeps its own, if it loads the part from
+    /// there when it adds: with two ranks. `map` is that of the matrix, with tiles of 16 rows. It
+    /// belongs to the lane's bulk group.
+    ///
+    /// # Safety
+    ///
+    /// As [`SharedTile::store`]; one lane calls this.
+    #[track_caller]
+    pub unsafe fn keep<T>(&self, map: &TensorMap, row: u32, column: u32, part: SharedTile<T, 16>) {
+        if N == 2 && self.is_own(O::place(&self.matrix(), row, column).owner) {
+            // SAFETY: the caller's contract.
+            unsafe { part.store(map, row, column) };
+        }
+    }
+
+    /// Sends a part, as it lies in shared memory, to the ranks that add it, if C has it: `row` is a
+    /// multiple of 16 and `column` of 64. It belongs to the lane's bulk group.
     ///
     /// # Safety
     ///
@@ -132,20 +233,110 @@ impl<'a, const N: usize> PeerTiles<'a, N> {
     /// are as [`message_word`](crate::message_word) makes them, visible to TMA, and not written
     /// before TMA has read them.
     #[track_caller]
-    pub unsafe fn send(&self, row: u32, column: u32, part: SharedTile<bf16, 16>) {
-        if row >= self.m || column >= self.n {
-            return;
-        }
-        let slot = self.slot(row, column);
-        let mut distance = 1;
-        while distance < N {
+    pub unsafe fn send<T>(&self, row: u32, column: u32, part: SharedTile<T, 16>) {
+        let matrix = self.matrix();
+        let place = O::place(&matrix, row, column);
+        let ranks = matrix.ranks();
+        // The rank's own part is sent, too, if there are more than two ranks.
+        let (first, end) = if O::ALL {
+            // Not unrolled for many ranks, whose addresses would take registers.
+            (u32::from(N == 2), if N > 4 { hint::opaque(ranks) } else { ranks })
+        } else if N == 2 {
+            (1, 1 + u32::from(!self.is_own(place.owner)))
+        } else {
+            let after = place.owner + ranks - matrix.rank();
+            let distance = if after < ranks { after } else { after - ranks };
+            (distance, distance + 1)
+        };
+        if row < self.m && column < self.n {
             // SAFETY: the caller's contract, and that of `new`: the slot is one of those used.
             unsafe {
-                let slots = LamportSlots::<N>::new(self.comm, self.slots, self.capacity);
-                slots.join(self.state).send_tile(distance, slot, part);
+                let (session, mut distance) = (self.join(), first);
+                while distance < end {
+                    session.send_tile(distance as usize, place.slot, part);
+                    distance += 1;
+                }
             }
-            distance += 1;
         }
+    }
+
+    /// Says that warp `warp` of the block, below 16, has sent its parts of so many tiles, and that
+    /// those it [keeps](Self::keep) are stored. One lane calls it.
+    #[track_caller]
+    pub fn stored(&self, warp: u32, tiles: u32) {
+        debug_assert!(warp < WARPS as u32);
+        // SAFETY: the word is one of the block's, which only this warp writes.
+        unsafe {
+            let stored = stored().add(warp as usize);
+            mem::store_ordered(stored, tiles, Order::Release, Scope::Cta);
+        }
+    }
+
+    /// Waits until warp `warp` has [stored](Self::stored) more than so many tiles, if parts are
+    /// kept. All lanes of a warp call it. The host can abort the wait.
+    #[track_caller]
+    pub fn wait_stored(&self, warp: u32, tiles: u32) {
+        if N == 2 {
+            self.wait_for_word(stored().wrapping_add(warp as usize), tiles);
+        }
+    }
+
+    /// Waits until all ranks have begun this launch, if the owners store to all: what precedes it
+    /// in their streams has ended, so that their C may be stored to. All warps that add call it
+    /// before they do, one of them as the `first`.
+    #[track_caller]
+    pub fn meet(&self, first: bool) {
+        if !O::BROADCASTS {
+            return;
+        }
+        if !first {
+            return self.wait_for_word(met(), 0);
+        }
+        self.comm.lsa_barrier(Coop::warp(), BarrierIndex::this_block()).sync(MemoryOrder::AcqRel);
+        if warp::lane_id() == 0 {
+            // SAFETY: the word is one of the block's, and this thread's to write.
+            unsafe { mem::store_ordered(met(), 1, Order::Release, Scope::Cta) };
+        }
+    }
+
+    /// Waits until a word of the block is more than this.
+    #[track_caller]
+    fn wait_for_word(&self, word: *const u32, than: u32) {
+        self.comm.wait_until(Coop::warp(), || {
+            // SAFETY: the word is one of the block's, and written by ordered stores.
+            let is_more = unsafe { mem::load_ordered(word, Order::Acquire, Scope::Cta) > than };
+            if !is_more {
+                thread::nanosleep(Self::PAUSE);
+            }
+            is_more
+        });
+    }
+
+    /// Says that the calling thread has added all that it adds.
+    #[track_caller]
+    pub fn added(&self) {
+        if O::BROADCASTS {
+            // SAFETY: the word is one of the block's.
+            let ended = unsafe { AtomicU32::from_ptr(ended()) };
+            ended.fetch_add(1, Order::Relaxed, Scope::Cta);
+        }
+    }
+
+    /// The lane's column of a tile, of the 256 columns from `column` on and of rows from `row` on;
+    /// `None` if another rank adds the tile.
+    pub fn column(&self, row: u32, column: u32) -> Option<PeerColumn> {
+        // Opaque: what is the same for all tiles would take registers.
+        let matrix = PeerMatrix { n: hint::opaque(self.n), ..self.matrix() };
+        let (stride, index) = (matrix.n / LANES, column / LANES + warp::lane_id());
+        let place = O::place(&matrix, row, index * LANES);
+        let column = PeerColumn {
+            first: place.row * stride + index,
+            left: self.m.saturating_sub(row),
+            is_stored: index < stride,
+            is_sent: index * LANES < matrix.n.next_multiple_of(PART_COLUMNS),
+            slot: place.slot,
+        };
+        self.is_own(place.owner).then_some(column)
     }
 
     /// The sums of this launch.
@@ -154,118 +345,202 @@ impl<'a, const N: usize> PeerTiles<'a, N> {
     ///
     /// The previous kernels have ended.
     #[track_caller]
-    pub unsafe fn sums(&self) -> PeerSums<'a, N> {
-        let used = self.m.div_ceil(Self::ROWS) * self.n.div_ceil(Self::COLUMNS) * Self::SLOTS;
-        // SAFETY: the contract of `new`.
-        let session = unsafe {
-            LamportSlots::new(self.comm, self.slots, self.capacity).begin(self.state, used)
-        };
-        PeerSums { tiles: *self, session }
+    pub unsafe fn sums(&self) -> PeerSums<'a, O, N> {
+        // SAFETY: the caller's contract.
+        PeerSums { tiles: *self, session: unsafe { self.begin() } }
     }
 
-    /// Ends the launch's exchange for this block.
+    /// Ends the launch's exchange for this block. If the owners store to all, all of C is there on
+    /// return, and a block of which a warp has exited because the host aborted its wait exits here,
+    /// as the peers would take its sums for complete.
     ///
     /// # Safety
     ///
-    /// One thread of each block calls this, once, after a barrier of the block that follows all
-    /// parts that its threads send and add.
+    /// All threads of the block call this, once, after a barrier of the block that follows all
+    /// parts that its threads send and add. So many `threads` have said that they have
+    /// [added](Self::added) all, if the owners store to all.
     #[track_caller]
-    pub unsafe fn end(&self) {
-        // SAFETY: the caller's contract.
-        unsafe { self.sums().session.end(Coop::thread()) };
+    pub unsafe fn end(&self, threads: u32) {
+        if O::BROADCASTS {
+            // SAFETY: no thread changes the word any more.
+            if unsafe { mem::load(ended()) } != threads {
+                thread::exit();
+            }
+            self.comm
+                .lsa_barrier(Coop::cta(), BarrierIndex::this_block())
+                .sync(MemoryOrder::AcqRel);
+        }
+        if thread::thread_idx_x() == 0 {
+            // SAFETY: the caller's contract.
+            unsafe { self.join().end(Coop::thread()) };
+        }
     }
 }
 
 /// The sums of all ranks' parts in one launch.
 #[derive(Clone, Copy)]
-pub struct PeerSums<'a, const N: usize> {
-    tiles: PeerTiles<'a, N>,
+pub struct PeerSums<'a, O, const N: usize> {
+    tiles: PeerTiles<'a, O, N>,
     session: Lamport<'a, N>,
 }
 
-impl<const N: usize> PeerSums<'_, N> {
-    /// Adds what all peers send of [`AT_ONCE`](PeerTiles::AT_ONCE) rows from `row` on, and of 256
-    /// columns from `column` on, to what this rank has stored in C, in f32 and in the order of the
-    /// ranks, and stores the rounded sums there: all ranks get the same bits. Rows and columns that
-    /// C does not have are left out.
+/// Vectors of a lane that are in flight together.
+type Vectors = [Vec16<bf16>; IN_FLIGHT];
+
+const NOTHING: Vec16<bf16> = Vec16::from_bits([0; 4]);
+
+/// Rows of a tile that are added together.
+#[derive(Clone, Copy)]
+struct Rows {
+    column: PeerColumn,
+    first: u32,
+    /// Vectors from a row to the next, and slots from a part to the one below.
+    stride: u32,
+    below: u32,
+    /// Vectors of the product that precede C.
+    before: u32,
+}
+
+impl Rows {
+    /// The vector of one of them, if C has it.
+    fn vector(&self, i: usize) -> Option<u32> {
+        let row = self.first + i as u32;
+        let is_stored = self.column.is_stored && row < self.column.left;
+        is_stored.then(|| self.column.first + row * self.stride)
+    }
+
+    /// Its slot.
+    fn slot(&self, i: usize) -> u32 {
+        let (i, in_part, chunks) = (i as u32, self.first % PART_ROWS, PART_COLUMNS / LANES);
+        let part = self.column.slot + self.first / PART_ROWS * self.below;
+        let chunk = (warp::lane_id() % chunks) ^ (in_part % SWIZZLED + i);
+        part + chunks * (in_part + i) + chunk
+    }
+
+    /// Stores the sum of one of them to a C that has it.
     ///
     /// # Safety
     ///
-    /// All lanes of a warp call this, and no other warp adds to these elements in this launch.
-    /// `row` is a multiple of the number of rows, `column` of 64. This rank's parts
-    /// [are stored](PeerTiles::wait_stored).
+    /// Only this thread stores it.
+    unsafe fn store(self, c: *mut bf16, i: usize, sum: Vec16<bf16>) {
+        if let Some(vector) = self.vector(i) {
+            // SAFETY: the caller's contract.
+            unsafe { mem::store_vec(c.wrapping_add(element(vector)), sum) };
+        }
+    }
+}
+
+impl<O: Owners, const N: usize> PeerSums<'_, O, N> {
+    /// Adds the ranks' parts of [`AT_ONCE`](PeerTiles::AT_ONCE) rows of a column, from the tile's
+    /// row `row` on, in f32 and in the order of the ranks, and stores the rounded sums: all ranks
+    /// get the same bits. Rows and columns that C does not have are left out.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of a warp call this, and no other warp adds these elements in this launch. `row` is
+    /// a multiple of the number of rows. This rank's parts
+    /// [are stored](PeerTiles::wait_stored), and the ranks [have met](PeerTiles::meet).
     #[track_caller]
-    pub unsafe fn add(&self, row: u32, column: u32) {
-        let PeerTiles { comm, c, m, n, .. } = self.tiles;
-        let first = column + LANES * warp::lane_id();
+    pub unsafe fn add(&self, column: PeerColumn, row: u32) {
         // Parts are sent as a whole, also where C ends in them.
-        let part_row = row - row % PeerTiles::<N>::ROWS;
-        let is_sent = part_row < m && first < n.next_multiple_of(PeerTiles::<N>::COLUMNS);
-        if !is_sent {
+        if !column.is_sent || row - row % PART_ROWS >= column.left {
             return;
         }
-        let in_part = row % PeerTiles::<N>::ROWS;
-        let chunks = PeerTiles::<N>::COLUMNS / LANES;
-        let slots = self.tiles.slot(part_row, first) + chunks * in_part;
-        let in_swizzle = if PeerTiles::<N>::AT_ONCE == SWIZZLED { 0 } else { in_part % SWIZZLED };
-        let slot = |i: usize| {
-            let row = i as u32;
-            slots + chunks * row + ((warp::lane_id() % chunks) ^ (in_swizzle + row))
-        };
-        let place = |i: usize| {
-            let row = row + i as u32;
-            (row < hint::opaque(m) && first < hint::opaque(n)).then(|| {
-                // Opaque: as addresses, they would take registers until the sums are stored.
-                c.wrapping_add(hint::opaque(row * (n / LANES) + first / LANES) as usize * 8)
-            })
-        };
-        let me = comm.lsa_team().rank as usize;
+        // Opaque: what is the same for all rows would take registers.
+        let matrix = PeerMatrix { n: hint::opaque(self.tiles.n), ..self.tiles.matrix() };
+        let (stride, below) = (matrix.n / LANES, O::below(&matrix));
+        let before = O::first_row(&matrix) * stride;
+        let rows = Rows { column, first: row, stride, below, before };
+        // SAFETY: the caller's contract.
+        unsafe {
+            if N == 2 {
+                self.add_two(rows);
+            } else {
+                self.add_several(rows);
+            }
+        }
+    }
+
+    /// [`add`](Self::add) with one peer, in any order: that of two numbers makes no difference.
+    ///
+    /// # Safety
+    ///
+    /// The contract of [`add`](Self::add).
+    #[track_caller]
+    unsafe fn add_two(&self, mut rows: Rows) {
+        let product = self.tiles.product;
+        let mut ours = [NOTHING; IN_FLIGHT];
+        let (mut i, peer) = (0, self.tiles.matrix().rank() as usize ^ 1);
         // SAFETY: the caller's contract. TMA has stored what is loaded, past the L1 cache.
         unsafe {
-            let mut ours = [Vec16::from_bits([0; 4]); 8];
-            let mut i = 0;
-            while i < PeerTiles::<N>::AT_ONCE as usize {
-                if let Some(from) = place(i) {
+            while i < IN_FLIGHT {
+                if let Some(vector) = rows.vector(i) {
+                    // Opaque: as addresses, they would take registers until the sums are stored.
+                    let from = element(hint::opaque(rows.before + vector));
+                    let from = product.wrapping_add(from);
                     ours[i] = mem::load_vec_relaxed(from, Scope::Gpu);
                 }
                 i += 1;
             }
-            if N == 2 {
-                // The order of two numbers makes no difference.
-                let theirs: [Vec16<bf16>; 8] =
-                    self.session.receive_several(me ^ 1, |i| Some(slot(i)), PAUSE);
-                let mut i = 0;
-                while i < PeerTiles::<N>::AT_ONCE as usize {
-                    let mut sum = bf16::widen(ours[i]);
-                    bf16::add(&mut sum, theirs[i]);
-                    if let Some(to) = place(i) {
-                        mem::store_vec(to, bf16::narrow(sum));
-                    }
-                    i += 1;
-                }
-                return;
-            }
-            let mut sums = [[0.0; LANES as usize]; 4];
-            let (mut rank, ranks) = (0, hint::opaque_usize(N));
-            while rank < ranks {
-                let parts: [Vec16<bf16>; 4] = if rank == me {
-                    [ours[0], ours[1], ours[2], ours[3]]
-                } else {
-                    self.session.receive_several(rank, |i| Some(slot(i)), PAUSE)
-                };
-                let mut i = 0;
-                while i < 4 {
-                    bf16::add(&mut sums[i], parts[i]);
-                    i += 1;
-                }
-                rank += 1;
-            }
-            let mut i = 0;
-            while i < 4 {
-                if let Some(to) = place(i) {
-                    mem::store_vec(to, bf16::narrow(sums[i]));
-                }
+            let pause = PeerTiles::<O, N>::PAUSE;
+            let theirs: Vectors = self.session.receive_several(peer, |i| Some(rows.slot(i)), pause);
+            // Opaque: which ones C has would take registers until here.
+            rows.column.left = hint::opaque(rows.column.left);
+            i = 0;
+            while i < IN_FLIGHT {
+                let mut sum = bf16::widen(ours[i]);
+                bf16::add(&mut sum, theirs[i]);
+                let sum = bf16::narrow(sum);
+                self.for_each_c(|c| rows.store(c, i, sum));
                 i += 1;
+            }
+        }
+    }
+
+    /// [`add`](Self::add) with several peers. This rank's part is in its own slots.
+    ///
+    /// # Safety
+    ///
+    /// The contract of [`add`](Self::add).
+    #[track_caller]
+    unsafe fn add_several(&self, rows: Rows) {
+        const RANKS: usize = IN_FLIGHT / ROWS_IN_FLIGHT;
+        const { assert!(N.is_multiple_of(RANKS)) };
+        // In the order of the ranks, whoever adds; not unrolled.
+        let mut sums = [[0.0; LANES as usize]; ROWS_IN_FLIGHT];
+        let (mut rank, ranks) = (0, hint::opaque_usize(N));
+        while rank < ranks {
+            let slot = |at| Some((rank + at / ROWS_IN_FLIGHT, rows.slot(at % ROWS_IN_FLIGHT)));
+            let pause = PeerTiles::<O, N>::PAUSE;
+            // SAFETY: the caller's contract.
+            let parts: Vectors =
+                unsafe { self.session.receive_each([NOTHING; IN_FLIGHT], slot, pause) };
+            let mut at = 0;
+            while at < IN_FLIGHT {
+                bf16::add(&mut sums[at % ROWS_IN_FLIGHT], parts[at]);
+                at += 1;
+            }
+            rank += RANKS;
+        }
+        let sums = sums.map(bf16::narrow);
+        self.for_each_c(|c| {
+            let mut i = 0;
+            while i < ROWS_IN_FLIGHT {
+                // SAFETY: the caller's contract; each rank's C has the same rows.
+                unsafe { rows.store(c, i, sums[i]) };
+                i += 1;
+            }
+        });
+    }
+
+    /// Calls `store` with each C that the sums are stored to.
+    fn for_each_c(&self, store: impl Fn(*mut bf16)) {
+        match self.tiles.in_all {
+            None => store(self.tiles.c),
+            Some(window) => {
+                for rank in self.tiles.comm.lsa_team().all_from_self() {
+                    store(window.lsa(rank).as_ptr());
+                }
             }
         }
     }

@@ -146,11 +146,6 @@ impl Gemm {
         })
     }
 
-    /// Leaves so many multiprocessors to other kernels in large products.
-    pub(crate) fn leaving(self, left: u32) -> Self {
-        Self { left, ..self }
-    }
-
     /// Whether it has the kernels for Hopper.
     pub(crate) fn is_hopper(&self) -> bool {
         self.hopper.is_some()

@@ -2,20 +2,16 @@
 //!
 //! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma). Each tile has an owner, to which
 //! all ranks send their parts from shared memory, the owner too. Its warps that neither load nor
-//! multiply add these, behind the products of the next tiles, and store the sums to all ranks. The
+//! multiply add these while the next tiles are multiplied, and store the sums to all ranks. The
 //! blocks of all ranks with the same index meet at a barrier before the first sum is stored, and at
 //! the end.
 
-use core::marker::PhantomData;
-
 use cuda_std::prelude::*;
 use devcomm_types::{GridConstant, TensorMap};
-use nccl_device::{DevComm, Window};
+use nccl_device::{DevComm, PeerTiles, Window};
 
-use super::messages::Messages;
-use super::owners::{self, OfTiles};
+use super::wide::{ClusterTileOwners, summed};
 use crate::files::gemm::epilogue::Identity;
-use crate::files::gemm::gemm_wgmma::product_and;
 
 /// `C = sum over the N ranks of A x B^T` in bf16: each rank's product is rounded, and then their
 /// sum, which is in f32 and in the order of the ranks. All ranks get the same bits.
@@ -48,17 +44,13 @@ pub unsafe fn gemm_allreduce_two_shot<const N: usize>(
     n: u32,
     k: u32,
 ) {
-    let (comm, slots, own) = (&comm, &slots, to.local().as_ptr());
-    let (product, of_all, owners) = (own, Some(&to), PhantomData::<OfTiles>);
-    let messages =
-        Messages::<_, N> { comm, slots, state, capacity, product, c: own, of_all, m, n, owners };
-    messages.prepare();
     // SAFETY: the kernel's contract.
     unsafe {
-        let (maps, aligned) = ([&*a, &*b, &*c], core::ptr::null_mut());
-        let epilogue = Identity::<bf16>::new();
-        product_and::<bf16, _>(maps, aligned, [m, n, k], [false; 2], epilogue, &messages);
-        messages.end();
+        let own = to.local().as_ptr();
+        let peers =
+            PeerTiles::<ClusterTileOwners, N>::new(&comm, &slots, state, capacity, own, [m, n]);
+        let peers = peers.stored_in_all(&to);
+        summed([&a, &b, &c], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
     }
 }
 
@@ -66,5 +58,5 @@ pub unsafe fn gemm_allreduce_two_shot<const N: usize>(
 /// bits count them.
 #[must_use]
 pub fn slots(m: usize, n: usize, ranks: u32) -> Option<u32> {
-    owners::tile_slots(m, n, ranks)
+    ClusterTileOwners::slots(m, n, ranks)
 }

@@ -2,19 +2,15 @@
 //!
 //! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma), stored to C in bf16, and sent to
 //! the peer from the same shared memory. The warps that neither load nor multiply add the peer's
-//! tile to each stored one, behind the products of the next tiles. Both ranks add the same two
+//! tile to each stored one, while the next tiles are multiplied. Both ranks add the same two
 //! numbers, in f32, and round the sum: both get the same bits.
-
-use core::marker::PhantomData;
 
 use cuda_std::prelude::*;
 use devcomm_types::{GridConstant, TensorMap};
-use nccl_device::{DevComm, Window};
+use nccl_device::{DevComm, Everyone, PeerTiles, Window};
 
-use super::messages::Messages;
-use super::owners::{self, All};
+use super::wide::summed;
 use crate::files::gemm::epilogue::Identity;
-use crate::files::gemm::gemm_wgmma::product_and;
 
 /// `C = sum over the two ranks of A x B^T` in bf16: each rank's product is rounded, and then their
 /// sum.
@@ -46,21 +42,15 @@ pub unsafe fn gemm_allreduce_wide(
     n: u32,
     k: u32,
 ) {
-    let (comm, slots, of_all, owners) = (&comm, &slots, None, PhantomData::<All>);
-    let messages =
-        Messages::<_, 2> { comm, slots, state, capacity, product: to, c: to, of_all, m, n, owners };
-    messages.prepare();
     // SAFETY: the kernel's contract.
     unsafe {
-        let (maps, aligned) = ([&*a, &*b, &*c], core::ptr::null_mut());
-        let epilogue = Identity::<bf16>::new();
-        product_and::<bf16, _>(maps, aligned, [m, n, k], [false; 2], epilogue, &messages);
-        messages.end();
+        let peers = PeerTiles::<Everyone, 2>::new(&comm, &slots, state, capacity, to, [m, n]);
+        summed([&a, &b, &c], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
     }
 }
 
 /// The slots that a product of `m x n` elements uses, if 32 bits count them.
 #[must_use]
 pub fn slots(m: usize, n: usize) -> Option<u32> {
-    owners::slots(m, n)
+    Everyone::slots(m, n)
 }

@@ -4,17 +4,12 @@
 //! As [`gemm_allreduce_wide`](super::gemm_allreduce_wide), but each rank's product is rounded to
 //! [`F8E4M3`](devcomm_types::F8E4M3), half of the bytes. Only the sums are stored to C.
 
-use core::marker::PhantomData;
-use core::ptr::null_mut;
-
 use cuda_std::prelude::*;
 use devcomm_types::{GridConstant, TensorMap};
-use nccl_device::{DevComm, Window};
+use nccl_device::{DevComm, PeerTiles, Window};
 
-use super::messages::Messages;
-use super::owners;
-use super::quantised::Quantised;
-use crate::files::gemm::gemm_wgmma::product_and;
+use super::quantised::{self, Quantised};
+use super::wide::summed;
 
 /// `C = sum over the two ranks of A x B^T` in bf16: each rank's product is rounded to
 /// [`F8E4M3`](devcomm_types::F8E4M3), with a scale for 64 columns of a row, and the sum to bf16.
@@ -46,21 +41,16 @@ pub unsafe fn gemm_allreduce_wide_f8(
     n: u32,
     k: u32,
 ) {
-    let (comm, slots, of_all, owners) = (&comm, &slots, None, PhantomData);
-    let messages =
-        Messages::<_, 2> { comm, slots, state, capacity, product: c, c, of_all, m, n, owners };
-    let quantised = Quantised { messages, own };
-    messages.prepare();
     // SAFETY: the kernel's contract. No map is used for C.
     unsafe {
-        let (maps, extents) = ([&*a, &*b, &*a], [m, n, k]);
-        product_and::<bf16, _>(maps, null_mut(), extents, [false; 2], quantised, &quantised);
-        messages.end();
+        let peers = PeerTiles::new(&comm, &slots, state, capacity, c, [m, n]);
+        let quantised = Quantised { peers, own, c, m, n };
+        summed([&a, &b, &a], [m, n, k], &peers, quantised, &quantised);
     }
 }
 
 /// The slots that a product of `m x n` elements uses, if 32 bits count them.
 #[must_use]
 pub fn slots(m: usize, n: usize) -> Option<u32> {
-    owners::quantised_slots(m, n)
+    quantised::slots(m, n)
 }

@@ -3,20 +3,16 @@
 //! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma). A rank sends the other ranks
 //! their rows from shared memory; its own it stores, or sends itself if there are more than two.
 //! Warps that neither load nor multiply add what the ranks computed, in the order of the ranks,
-//! behind the products of the next tiles.
-
-use core::marker::PhantomData;
+//! while the next tiles are multiplied.
 
 use cuda_std::prelude::*;
 use devcomm_types::{GridConstant, TensorMap};
-use nccl_device::{DevComm, Window};
+use nccl_device::{DevComm, PeerTiles, RowOwners, Window};
 
-use super::messages::Messages;
-use super::owners::{self, CLUSTER_M, OfRows};
+use super::wide::{CLUSTER_M, summed};
 use crate::files::gemm::epilogue::Identity;
-use crate::files::gemm::gemm_wgmma::product_and;
 
-/// `m` is a multiple of so many rows for each rank: those of a cluster's tile.
+/// `m` is a multiple of this number of rows for each rank: those of a cluster's tile.
 pub const ROWS: u32 = CLUSTER_M;
 
 /// A rank's rows of the sum over N ranks of `A x B^T` in bf16: each rank's product is rounded,
@@ -52,21 +48,16 @@ pub unsafe fn gemm_reduce_scatter_wide<const N: usize>(
     n: u32,
     k: u32,
 ) {
-    let (comm, slots, of_all, owners) = (&comm, &slots, None, PhantomData::<OfRows>);
-    let messages =
-        Messages::<_, N> { comm, slots, state, capacity, product, c, of_all, m, n, owners };
-    messages.prepare();
     // SAFETY: the kernel's contract.
     unsafe {
-        let (maps, aligned) = ([&*a, &*b, &*map], core::ptr::null_mut());
-        let epilogue = Identity::<bf16>::new();
-        product_and::<bf16, _>(maps, aligned, [m, n, k], [false; 2], epilogue, &messages);
-        messages.end();
+        let peers = PeerTiles::<RowOwners, N>::new(&comm, &slots, state, capacity, c, [m, n]);
+        let peers = peers.kept_in(product);
+        summed([&a, &b, &map], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
     }
 }
 
 /// The slots that a rank has for each other one's messages of its rows, if 32 bits count them.
 #[must_use]
 pub fn slots(rows: usize, n: usize) -> Option<u32> {
-    owners::slots(rows, n)
+    RowOwners::slots(rows, n)
 }

@@ -61,12 +61,11 @@ pub mod gemm_allreduce_two_shot;
 pub mod gemm_allreduce_wide;
 pub mod gemm_allreduce_wide_f8;
 pub mod gemm_reduce_scatter_wide;
-mod messages;
-mod owners;
 mod partial;
 mod partial_tile;
 mod quantised;
 mod tiles;
+mod wide;
 
 pub use gemm_allreduce_mma::GemmWorkspace;
 pub use partial::Partial;

@@ -1,24 +1,23 @@
 //! The exchange of a product's tiles between two ranks as 8-bit floats with scales.
 //!
-//! As [`Messages`], but a warp's part of a tile, 16 rows and 256 columns, is rounded to
+//! As [`PeerTiles`] with their parts, but a warp's part of a tile, 16 rows and 256 columns, is rounded to
 //! [`F8E4M3`] with a scale for [`SCALED`] elements of a row. It goes as it lies in shared memory to
 //! the peer and to a workspace of this rank: both ranks add the same numbers. A vector has eight
 //! columns of two rows, eight apart; one of the part's four vectors of scales has the exponents of
 //! the rows' scales for [`SCALED`] columns, a byte for each.
 
 use cuda_std::atomic::Scope;
+use cuda_std::{grid, tma};
 use cuda_std::prelude::*;
 use cuda_std::tile::SharedTile;
-use cuda_std::{grid, tma};
 use devcomm_types::{F8E4M3, TensorMap};
-use nccl_device::{Lamport, LamportSlots, message_word};
+use nccl_device::{Lamport, Owners, PeerMatrix, PeerPlace, PeerTiles, message_word};
 
-use super::messages::{Messages, PAUSE};
-use super::owners::{AllQuantised, PART_SCALES, quantised_part};
 use super::partial::{Partial, SCALED};
+use super::wide::tiles;
 use crate::files::gemm::epilogue::{Epilogue, Fragment};
 use crate::files::gemm::follow::{Adding, Follow};
-use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, origin};
+use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_N, origin};
 use crate::files::gemm::order::{Order, cluster, clusters};
 use crate::scale::Scale;
 
@@ -32,20 +31,58 @@ const PAIRS: u32 = SCALED / 8;
 /// Lanes of the receiving warp whose columns share scales.
 const LANES: u32 = SCALED / 8;
 
+/// Slots of a part before those of its scales, and all.
+const PART_SCALES: u32 = STORE_M * TILE_N / 16;
+const PART_SLOTS: u32 = PART_SCALES + TILE_N / SCALED;
+
+/// The first slot of a part with this row and column.
+fn quantised_part(row: u32, column: u32, columns: u32) -> u32 {
+    (row / STORE_M * columns.div_ceil(TILE_N) + column / TILE_N) * PART_SLOTS
+}
+
+/// The slots that a rank has for the other one's messages of a product of `m x n` elements, whole
+/// parts, if 32 bits count them.
+#[must_use]
+pub(super) fn slots(m: usize, n: usize) -> Option<u32> {
+    let parts = m.div_ceil(STORE_M as usize).checked_mul(n.div_ceil(TILE_N as usize))?;
+    u32::try_from(parts.checked_mul(PART_SLOTS as usize)?).ok()
+}
+
+/// Both ranks add every part.
+#[derive(Clone, Copy)]
+pub(super) struct QuantisedParts;
+
+impl Owners for QuantisedParts {
+    const ALL: bool = true;
+
+    fn place<const N: usize>(matrix: &PeerMatrix<N>, row: u32, column: u32) -> PeerPlace {
+        PeerPlace { owner: matrix.rank(), row, slot: quantised_part(row, column, matrix.n) }
+    }
+
+    fn below<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
+        matrix.n.div_ceil(TILE_N) * PART_SLOTS
+    }
+
+    fn used<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
+        matrix.m.div_ceil(STORE_M) * matrix.n.div_ceil(TILE_N) * PART_SLOTS
+    }
+}
+
 /// The exchange, which is the epilogue too.
 #[derive(Clone, Copy)]
 pub(super) struct Quantised<'a> {
-    /// Of this, `product` is not used.
-    pub(super) messages: Messages<'a, AllQuantised, 2>,
+    pub(super) peers: PeerTiles<'a, QuantisedParts, 2>,
     /// This rank's parts, in the order of the slots.
     pub(super) own: *mut u32,
+    pub(super) c: *mut bf16,
+    pub(super) m: u32,
+    pub(super) n: u32,
 }
 
 impl Quantised<'_> {
     fn session(&self) -> Lamport<'_, 2> {
-        let Messages { comm, slots, capacity, state, .. } = self.messages;
         // SAFETY: the kernel's contract. The launches before this one have ended.
-        unsafe { LamportSlots::new(comm, *slots, capacity).join(state) }
+        unsafe { self.peers.join() }
     }
 
     /// Where a slot's vector of this rank is kept.
@@ -55,7 +92,7 @@ impl Quantised<'_> {
 
     /// The first slot of a tile, if there is a part of C in it.
     fn tile(&self, row: u32, column: u32) -> Option<u32> {
-        let Messages { m, n, .. } = self.messages;
+        let Self { m, n, .. } = *self;
         let part = quantised_part(row, column, n);
         (row < m && column < n).then(|| part + column / COLUMNS % 2 * SLOTS)
     }
@@ -66,11 +103,11 @@ impl Quantised<'_> {
     ///
     /// The kernel's contract, and one warp calls it, when this rank's part is kept.
     unsafe fn add(&self, session: &Lamport<'_, 2>, row: u32, column: u32) {
-        let Messages { comm, m, n, .. } = self.messages;
+        let Self { m, n, .. } = *self;
         if row >= m {
             return;
         }
-        let peer = comm.lsa_team().rank as usize ^ 1;
+        let peer = self.peers.comm().lsa_team().rank as usize ^ 1;
         let lane = warp::lane_id();
         // A lane has eight columns, which are a fragment's.
         let tile = self.tile(row, column + lane / 16 * COLUMNS);
@@ -96,7 +133,8 @@ impl Quantised<'_> {
             // The last one has the scales.
             let is_first = lane.is_multiple_of(LANES);
             let slot = |i| if i < VECTORS { vector(i) } else { is_first.then_some(scales) };
-            let theirs: [Vec16<F8E4M3>; VECTORS + 1] = session.receive_several(peer, slot, PAUSE);
+            let pause = PeerTiles::<QuantisedParts, 2>::PAUSE;
+            let theirs: [Vec16<F8E4M3>; VECTORS + 1] = session.receive_several(peer, slot, pause);
             let first = lane / LANES * LANES;
             let their_scales = theirs[VECTORS].to_bits().map(|word| warp::shuffle_idx(word, first));
             // Written out: a loop of this length would not be unrolled.
@@ -124,7 +162,7 @@ impl Quantised<'_> {
         vectors: [[Vec16<F8E4M3>; 4]; 2],
         scales: [[u32; 2]; 2],
     ) {
-        let Messages { c, m, n, .. } = self.messages;
+        let Self { c, m, n, .. } = *self;
         let mut i = 0;
         while i < 4 {
             let mut sums = [[0.0; 8]; 2];
@@ -205,8 +243,8 @@ impl Epilogue for Quantised<'_> {
         });
         let vector = Vec16::<F8E4M3>::from_bits([top[0], top[1], bottom[0], bottom[1]]);
         let (row, column) = (sums.row(0) - lane / 4, sums.column(0) - lane % 4 * 2);
-        if lane < 4 && row < self.messages.m {
-            let slot = quantised_part(row, column, self.messages.n) + PART_SCALES + lane;
+        if lane < 4 && row < self.m {
+            let slot = quantised_part(row, column, self.n) + PART_SCALES + lane;
             // SAFETY: the kernel's contract; the slot is one of those used, and this lane's.
             unsafe {
                 mem::store_vec(self.kept(slot).cast(), vector);
@@ -244,20 +282,20 @@ impl Follow for Quantised<'_> {
     }
 
     fn stored(&self, warp: u32, tiles: u32) {
-        self.messages.stored(warp, tiles);
+        self.peers.stored(warp, tiles);
     }
 
     unsafe fn beside(&self, order: Order, index: u32) {
         grid::wait_for_previous();
         // SAFETY: the caller's contract. The parts are this warp's.
         unsafe {
-            let session = self.messages.session();
-            let end = Messages::<AllQuantised, 2>::tiles(order).saturating_sub(1);
+            let session = self.peers.begin();
+            let end = tiles(order).saturating_sub(1);
             let (mut tile, mut part) = (0, index);
             while tile < end {
                 let (row, column) = origin(order, cluster() + tile * clusters());
                 while part < MULTIPLYING_WARPS {
-                    self.messages.wait_for_part(tile, part);
+                    self.peers.wait_stored(part, tile);
                     self.add(&session, row + part * STORE_M, column);
                     part += IDLE_WARPS;
                 }
@@ -269,13 +307,27 @@ impl Follow for Quantised<'_> {
     }
 
     unsafe fn last(&self, order: Order, warp: u32) {
-        if let Some(last) = Messages::<AllQuantised, 2>::tiles(order).checked_sub(1) {
+        if let Some(last) = tiles(order).checked_sub(1) {
             let (row, column) = origin(order, cluster() + last * clusters());
             // SAFETY: the caller's contract. The part is this warp's.
             unsafe {
                 warp::sync();
-                self.add(&self.messages.session(), row + warp * STORE_M, column);
+                self.add(&self.peers.begin(), row + warp * STORE_M, column);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_counted_for_whole_parts() {
+        // 256 vectors, and four of scales.
+        assert_eq!(slots(1, 8), Some(260));
+        assert_eq!(slots(17, 257), Some(4 * 260));
+        assert_eq!(quantised_part(16, 256, 257), 3 * 260);
+        assert_eq!(slots(usize::MAX, 1 << 20), None);
     }
 }

@@ -72,11 +72,19 @@ impl TileMemory {
 
 /// `ROWS` rows of 128 bytes in shared memory: 32 elements of 32 bits, 64 of 16, or 128 of 8. The
 /// 16-byte chunks of row `r` are swizzled: chunk `c` is at `c ^ (r % 8)`.
-#[derive(Clone, Copy)]
 pub struct SharedTile<T, const ROWS: u32> {
     address: arch::SharedAddress,
     element: PhantomData<T>,
 }
+
+// Not derived, as `T` need not be `Copy`.
+impl<T, const ROWS: u32> Clone for SharedTile<T, ROWS> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T, const ROWS: u32> Copy for SharedTile<T, ROWS> {}
 
 impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// Columns of a tile.

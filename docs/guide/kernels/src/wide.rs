@@ -11,7 +11,7 @@ use cuda_std::tile::{
 };
 use cuda_std::tma::{self, GridConstant, TensorMap};
 use cuda_std::{cluster, grid};
-use nccl_device::{DevComm, PeerTiles, Window, message_word};
+use nccl_device::{DevComm, Everyone, PeerTiles, Window, message_word};
 
 /// Rows and columns of a block's tile of C.
 pub const TILE: (u32, u32) = (128, 256);
@@ -64,20 +64,21 @@ pub unsafe fn product_all_reduce_wide<const N: usize>(
 ) {
     // SAFETY: the kernel's contract; the main loop ends with a barrier.
     unsafe {
-        let peers = PeerTiles::<N>::new(&comm, slots, state, capacity, to, [m, n]);
+        let peers = Peers::new(&comm, &slots, state, capacity, to, [m, n]);
         peers.prepare();
-        Fused { a: &a, b: &b, c: &c, peers, memory: Memory::dynamic(), m, n, k }.run();
-        if thread::thread_idx_x() == 0 {
-            peers.end();
-        }
+        Fused::<N> { a: &a, b: &b, c: &c, peers, memory: Memory::dynamic(), m, n, k }.run();
+        peers.end(0);
     }
 }
+
+/// Every rank adds every part.
+type Peers<'a, const N: usize> = PeerTiles<'a, Everyone, N>;
 
 struct Fused<'a, const N: usize> {
     a: &'a TensorMap,
     b: &'a TensorMap,
     c: &'a TensorMap,
-    peers: PeerTiles<'a, N>,
+    peers: Peers<'a, N>,
     memory: Memory,
     m: u32,
     n: u32,
@@ -118,15 +119,15 @@ impl<const N: usize> Fused<'_, N> {
 
     /// Stores to C what was written, and sends it to the peers as a group of its own.
     fn store(&self, group: &Warpgroup, last: &Last, column: u32) {
-        let parts = [0, 1].map(|i| (last.column + column + i * Part::COLUMNS, self.part(group, i)));
+        let part = |i| (last.column + column + i * Part::COLUMNS, self.part(group, i));
         // SAFETY: each part is stored and sent once. Before the first the kernel has waited.
         group.store(|| unsafe {
-            for (column, part) in &parts {
-                part.store(self.c, last.row, *column);
+            for (column, part) in (0..2).map(part) {
+                self.peers.keep(self.c, last.row, column, part);
             }
             tma::commit_stores();
-            for (column, part) in &parts {
-                self.peers.send(last.row, *column, *part);
+            for (column, part) in (0..2).map(part) {
+                self.peers.send(last.row, column, part);
             }
         });
     }
@@ -146,14 +147,15 @@ impl<const N: usize> Fused<'_, N> {
 
     /// Adds what the peers send to rows of a tile, to every `step`-th group of them.
     fn add(&self, (row, column): (u32, u32), rows: Range<u32>, step: u32, turn: u32) {
+        let Some(column) = self.peers.column(row, column) else { return };
         // SAFETY: the kernel has waited. The warps that call this share the rows, which are stored.
         unsafe {
             let sums = self.peers.sums();
             let mut first = rows.start;
             while first < rows.end {
                 self.peers.wait_stored(first / STORE_M, turn);
-                sums.add(row + first, column);
-                first += step * PeerTiles::<N>::AT_ONCE;
+                sums.add(column, first);
+                first += step * Peers::<N>::AT_ONCE;
             }
         }
     }
@@ -244,7 +246,7 @@ unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
         let schedule = self.schedule();
         for before in 1..schedule.turns() {
             let tile = self.origin(schedule.turn(before - 1));
-            let first = warp.index() * PeerTiles::<N>::AT_ONCE;
+            let first = warp.index() * Peers::<N>::AT_ONCE;
             self.add(tile, first..TILE.0, 3, before - 1);
         }
     }

@@ -1,0 +1,280 @@
+//! Which rank adds the ranks' parts of a matrix, and where their messages lie.
+
+use cuda_std::vector::Vec16;
+use cuda_std::{bf16, tile::SharedTile};
+
+use crate::Team;
+
+/// Rows of a part.
+pub(crate) const PART_ROWS: u32 = 16;
+/// Columns of a part.
+pub(crate) const PART_COLUMNS: u32 = SharedTile::<bf16, PART_ROWS>::COLUMNS;
+/// Slots of a part.
+const PART_SLOTS: u32 = PART_ROWS * PART_COLUMNS / Vec16::<bf16>::LANES as u32;
+
+/// A matrix of `m x n` elements, of which the `N` ranks of a team have parts.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerMatrix<const N: usize> {
+    /// The team.
+    pub team: Team,
+    /// The rows.
+    pub m: u32,
+    /// The columns.
+    pub n: u32,
+}
+
+impl<const N: usize> PeerMatrix<N> {
+    /// The number of ranks.
+    pub fn ranks(&self) -> u32 {
+        N as u32
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.team.rank as u32
+    }
+}
+
+/// Where the sums of a part come to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerPlace {
+    /// The rank that adds.
+    pub owner: u32,
+    /// The part's first row in that rank's C.
+    pub row: u32,
+    /// The first slot of the part's messages to that rank.
+    pub slot: u32,
+}
+
+/// How the ranks share the sums of [`PeerTiles`](crate::PeerTiles).
+pub trait Owners: Copy {
+    /// Whether every rank adds every part, so that a part is sent to all.
+    const ALL: bool = false;
+
+    /// Whether the owners store the sums to every rank's C.
+    const BROADCASTS: bool = false;
+
+    /// The place of the part with this first row and column.
+    fn place<const N: usize>(matrix: &PeerMatrix<N>, row: u32, column: u32) -> PeerPlace;
+
+    /// The row of the matrix that is the first one of this rank's C.
+    fn first_row<const N: usize>(_: &PeerMatrix<N>) -> u32 {
+        0
+    }
+
+    /// Slots from those of a part to those of the part below it, of the same tile.
+    fn below<const N: usize>(matrix: &PeerMatrix<N>) -> u32;
+
+    /// The slots that a launch uses for each rank that sends.
+    fn used<const N: usize>(matrix: &PeerMatrix<N>) -> u32;
+}
+
+/// The slots of a row of parts.
+fn row_slots(columns: u32) -> u32 {
+    columns.div_ceil(PART_COLUMNS) * PART_SLOTS
+}
+
+/// The slot of a part among those of a matrix, row by row.
+fn slot_in_rows(row: u32, column: u32, columns: u32) -> u32 {
+    (row / PART_ROWS * columns.div_ceil(PART_COLUMNS) + column / PART_COLUMNS) * PART_SLOTS
+}
+
+/// The slots of a matrix, whole parts, if 32 bits count them.
+fn matrix_slots(m: usize, n: usize) -> Option<u32> {
+    let parts = m.div_ceil(PART_ROWS as usize).checked_mul(n.div_ceil(PART_COLUMNS as usize))?;
+    u32::try_from(parts.checked_mul(PART_SLOTS as usize)?).ok()
+}
+
+/// Every rank adds every part.
+#[derive(Clone, Copy, Debug)]
+pub struct Everyone;
+
+impl Everyone {
+    /// The slots of an `m x n` matrix for each rank that sends, if 32 bits count them.
+    #[must_use]
+    pub fn slots(m: usize, n: usize) -> Option<u32> {
+        matrix_slots(m, n)
+    }
+}
+
+impl Owners for Everyone {
+    const ALL: bool = true;
+
+    fn place<const N: usize>(matrix: &PeerMatrix<N>, row: u32, column: u32) -> PeerPlace {
+        PeerPlace { owner: matrix.rank(), row, slot: slot_in_rows(row, column, matrix.n) }
+    }
+
+    fn below<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
+        row_slots(matrix.n)
+    }
+
+    fn used<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
+        matrix.m.div_ceil(PART_ROWS) * row_slots(matrix.n)
+    }
+}
+
+/// Each rank adds the same number of rows, in the order of the ranks, and only it gets their sums:
+/// a reduce-scatter. The rows of a matrix are a multiple of 16 times the ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct RowOwners;
+
+impl RowOwners {
+    /// The slots of a rank's `rows x n` sums for each rank that sends, if 32 bits count them.
+    #[must_use]
+    pub fn slots(rows: usize, n: usize) -> Option<u32> {
+        matrix_slots(rows, n)
+    }
+
+    /// Rows of each rank.
+    fn each<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
+        matrix.m / matrix.ranks()
+    }
+}
+
+impl Owners for RowOwners {
+    fn place<const N: usize>(matrix: &PeerMatrix<N>, row: u32, column: u32) -> PeerPlace {
+        let each = Self::each(matrix);
+        // Two ranks need no division, which takes registers.
+        let owner = if N == 2 { u32::from(row >= each) } else { row / each };
+        let row = row - owner * each;
+        PeerPlace { owner, row, slot: slot_in_rows(row, column, matrix.n) }
+    }
+
+    fn first_row<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
+        matrix.rank() * Self::each(matrix)
+    }
+
+    fn below<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
+        row_slots(matrix.n)
+    }
+
+    fn used<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
+        Self::each(matrix).div_ceil(PART_ROWS) * row_slots(matrix.n)
+    }
+}
+
+/// Each tile of `ROWS x COLUMNS` elements has an owner, which stores the sums to every rank's C.
+/// Owners take turns along both directions, so that every rank sends as much as it receives at any
+/// time. `ROWS` is a multiple of 16, and `COLUMNS` of 64.
+#[derive(Clone, Copy, Debug)]
+pub struct TileOwners<const ROWS: u32, const COLUMNS: u32>;
+
+/// The tiles of a row that are numbered together: each rank owns the same number of them, if the
+/// number of ranks is a power of two.
+const ROUND: u32 = 8;
+
+/// The most tiles of a round that a rank owns.
+const fn round_tiles(ranks: u32) -> u32 {
+    ROUND.div_ceil(ranks)
+}
+
+impl<const ROWS: u32, const COLUMNS: u32> TileOwners<ROWS, COLUMNS> {
+    /// Slots of a tile.
+    const SLOTS: u32 = ROWS / PART_ROWS * (COLUMNS / PART_COLUMNS) * PART_SLOTS;
+
+    /// The slots of an `m x n` matrix for each of so many ranks that sends, if 32 bits count them.
+    #[must_use]
+    pub fn slots(m: usize, n: usize, ranks: u32) -> Option<u32> {
+        let columns = n.div_ceil((ROUND * COLUMNS) as usize);
+        let rounds = m.div_ceil(ROWS as usize).checked_mul(columns)?;
+        let tiles = rounds.checked_mul(round_tiles(ranks.max(1)) as usize)?;
+        u32::try_from(tiles.checked_mul(Self::SLOTS as usize)?).ok()
+    }
+}
+
+impl<const ROWS: u32, const COLUMNS: u32> Owners for TileOwners<ROWS, COLUMNS> {
+    const BROADCASTS: bool = true;
+
+    fn place<const N: usize>(matrix: &PeerMatrix<N>, row: u32, column: u32) -> PeerPlace {
+        let (tile_row, tile_column) = (row / ROWS, column / COLUMNS);
+        let (round, in_round) = (tile_column / ROUND, tile_column % ROUND);
+        let owner = (tile_row + round + in_round) % matrix.ranks();
+        let rounds = matrix.n.div_ceil(ROUND * COLUMNS);
+        let tile =
+            (tile_row * rounds + round) * round_tiles(matrix.ranks()) + in_round / matrix.ranks();
+        let in_tile = slot_in_rows(row % ROWS, column % COLUMNS, COLUMNS);
+        PeerPlace { owner, row, slot: tile * Self::SLOTS + in_tile }
+    }
+
+    fn below<const N: usize>(_: &PeerMatrix<N>) -> u32 {
+        row_slots(COLUMNS)
+    }
+
+    fn used<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
+        let rounds = matrix.m.div_ceil(ROWS) * matrix.n.div_ceil(ROUND * COLUMNS);
+        rounds * round_tiles(matrix.ranks()) * Self::SLOTS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Tiles = TileOwners<256, 256>;
+
+    fn matrix<const N: usize>(m: u32, n: u32, rank: i32) -> PeerMatrix<N> {
+        PeerMatrix { team: Team { n_ranks: N as i32, rank, stride: 1 }, m, n }
+    }
+
+    /// The first row and column of each part.
+    fn parts(m: u32, n: u32) -> impl Iterator<Item = (u32, u32)> {
+        let columns = move |row| (0..n).step_by(64).map(move |column| (row, column));
+        (0..m).step_by(16).flat_map(columns)
+    }
+
+    #[test]
+    fn slots_are_counted_for_whole_tiles() {
+        assert_eq!(Everyone::slots(1, 8), Some(128));
+        assert_eq!(RowOwners::slots(256, 256), Some(Tiles::SLOTS));
+        assert_eq!(Everyone::slots(usize::MAX, 1 << 20), None);
+        assert_eq!(Tiles::slots(1, 1, 4), Some(2 * Tiles::SLOTS));
+        assert_eq!(Tiles::slots(257, 2049, 8), Some(4 * Tiles::SLOTS));
+        assert_eq!(Tiles::slots(1 << 20, 1 << 20, 4), None);
+    }
+
+    /// The launch's slots are those that the host counts, and no two parts of an owner share one.
+    #[test]
+    fn every_part_of_an_owner_has_slots_of_its_own() {
+        fn check<O: Owners, const N: usize>(m: u32, n: u32, slots: Option<u32>) {
+            let matrix = matrix::<N>(m, n, 0);
+            assert_eq!(slots, Some(O::used(&matrix)));
+            let (mut places, mut counts) = (Vec::new(), [0; N]);
+            for (row, column) in parts(m, n) {
+                let PeerPlace { owner, slot, .. } = O::place(&matrix, row, column);
+                assert!(slot + PART_SLOTS <= O::used(&matrix) && slot.is_multiple_of(PART_SLOTS));
+                places.push((owner, slot));
+                counts[owner as usize] += 1;
+            }
+            places.sort_unstable();
+            assert!(places.windows(2).all(|pair| pair[0] != pair[1]), "{N} ranks");
+            let (least, most) = (counts.iter().min(), counts.iter().max());
+            assert!(O::ALL || 2 * least.unwrap() >= *most.unwrap(), "{counts:?}");
+        }
+        let (m, n) = (3 * 256, 11 * 256);
+        let size = (m as usize, n as usize);
+        check::<Tiles, 4>(m, n, Tiles::slots(size.0, size.1, 4));
+        check::<Tiles, 8>(m, n, Tiles::slots(size.0, size.1, 8));
+        check::<RowOwners, 2>(m, n, RowOwners::slots(size.0 / 2, size.1));
+        check::<RowOwners, 8>(m, n, RowOwners::slots(size.0 / 8, size.1));
+        check::<Everyone, 2>(m + 1, n + 8, Everyone::slots(size.0 + 1, size.1 + 8));
+    }
+
+    #[test]
+    fn parts_of_a_tile_lie_one_below_the_other() {
+        fn check<O: Owners, const N: usize>() {
+            let matrix = matrix::<N>(N as u32 * 256, 3 * 256 + 8, 1);
+            for (row, column) in parts(matrix.m, matrix.n) {
+                let (tile, in_tile) = (row / 128 * 128, row % 128);
+                let first = O::place(&matrix, tile, column);
+                let PeerPlace { owner, slot, .. } = O::place(&matrix, row, column);
+                let below = in_tile / PART_ROWS * O::below(&matrix);
+                assert_eq!((owner, slot), (first.owner, first.slot + below));
+            }
+        }
+        check::<Everyone, 2>();
+        check::<RowOwners, 2>();
+        check::<RowOwners, 4>();
+        check::<Tiles, 4>();
+        check::<Tiles, 8>();
+    }
+}
