@@ -80,10 +80,11 @@ const MEETS: &str = "wait_signal_meets_shadow(";
 const FULL: &str = "pipeline.wait_full(";
 const EMPTY: &str = "pipeline.wait_empty(";
 const MULTIPLY: &str = "wgmma::multiply(";
+const PRODUCT: &str = "group.multiply(";
 const SUMS: &str = "wgmma::wait_groups::<0>()";
 const READ: &str = "tma::wait_stores_read::<0>()";
 const FENCE: &str = "tma::fence_async_shared()";
-const STAGED: &str = "store_words(lane";
+const STAGED: &str = "store_words(";
 const ARRIVED: &str = "arrived.fetch_add(";
 const SLICE: &str = "mem::load_vec(place(slice, eight)";
 const PARTIAL: &str = "mem::load_vec(from.add(source * stride";
@@ -255,17 +256,17 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_wgmma", MAINLOOP, (INIT, 0), Remove, &["wait_empty(", FULL, "stage.expect("]),
     mutant("gemm_wgmma", MAINLOOP, (INIT, 0), Relax, &["wait_empty(", FULL, ".load(", "arrive"]),
     mutant("gemm_wgmma", MAINLOOP, ("self.sync()", 2), Remove, &["wait_", "stage.expect("]),
-    mutant("gemm_wgmma", WGMMA, ("wgmma::fence()", 0), Remove, &[MULTIPLY]),
+    mutant("gemm_wgmma", MAINLOOP, ("wgmma::fence()", 0), Remove, &[PRODUCT]),
     mutant("gemm_blocks", MAINLOOP, (FULL, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_blocks", BLOCKS, (SUMS, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_blocks", BLOCKS, ("wgmma::fence()", 0), Remove, &[MULTIPLY]),
-    mutant("gemm_wgmma", MAINLOOP, (FULL, 0), NoWait, &[MULTIPLY]),
-    mutant("gemm_wgmma", MAINLOOP, (EMPTY, 0), NoWait, &[MULTIPLY, "stage.expect("]),
-    mutant("gemm_wgmma", MAINLOOP, ("wgmma::wait_groups::<1>()", 0), NoWait, &[MULTIPLY]),
-    mutant("gemm_wgmma", MAINLOOP, (SUMS, 0), NoWait, &[MULTIPLY]),
-    mutant("gemm_wgmma", WGMMA, (READ, 0), NoWait, &[STAGED]),
-    mutant("gemm_wgmma", WGMMA, (FENCE, 0), Remove, &[STAGED]),
-    mutant("gemm_wgmma", WGMMA, ("tma::commit_stores()", 0), Remove, &[STAGED]),
+    mutant("gemm_wgmma", MAINLOOP, (FULL, 0), NoWait, &[PRODUCT]),
+    mutant("gemm_wgmma", MAINLOOP, (EMPTY, 0), NoWait, &[PRODUCT, "stage.expect("]),
+    mutant("gemm_wgmma", MAINLOOP, ("wgmma::wait_groups::<1>()", 0), NoWait, &[PRODUCT]),
+    mutant("gemm_wgmma", MAINLOOP, (SUMS, 0), NoWait, &[PRODUCT]),
+    mutant("gemm_wgmma", WGMMA, ("group.wait_until_read()", 0), NoWait, &[STAGED]),
+    mutant("gemm_wgmma", MAINLOOP, (FENCE, 0), Remove, &[STAGED]),
+    mutant("gemm_wgmma", WGMMA, ("group.store(", 0), Remove, &[STAGED]),
     mutant("gemm_swapped", MAINLOOP, (FULL, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_swapped", MAINLOOP, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
     mutant(
@@ -292,14 +293,14 @@ pub const MUTANTS: &[Mutant] = &[
     mutant(
         "gemm_allreduce_wide",
         WGMMA,
-        ("tma::wait_stores::<SLICES>()", 0),
+        ("tma::wait_stores::<1>()", 0),
         NoWait,
         &["follow.keep(c"],
     ),
     mutant(
         "gemm_allreduce_wide_f8",
         WGMMA,
-        ("tma::wait_stores::<SLICES>()", 0),
+        ("tma::wait_stores::<1>()", 0),
         NoWait,
         &["follow.keep(c"],
     ),

@@ -7,7 +7,7 @@
 
 use cuda_std::convert::Float;
 use cuda_std::prelude::*;
-use cuda_std::tile::{EmptyStage, Mainloop, Turn, Warpgroup};
+use cuda_std::tile::{EmptyStage, Mainloop, Persistent, Turn, Warpgroup};
 use cuda_std::wgmma::Factor;
 use cuda_std::{grid, hint, math, tma, wgmma};
 use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap, TensorMapDesc};
@@ -15,9 +15,10 @@ use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap, TensorMapDesc};
 use super::epilogue::{Epilogue, Fused};
 use super::follow::{Alone, Follow};
 use super::gemm_wgmma::{
-    ByOrder, CLUSTER, Done, Factors, GemmFactor, Output, Part, SLICES, SLICES_WORDS, STAGES,
-    STORE_M, Source, Store, TILE_N, WARPGROUP_M, origin,
+    CLUSTER, Done, Factors, GemmFactor, Output, Part, SLICES, SLICES_WORDS, STAGES, STORE_M,
+    Source, Store, TILE_N, WARPGROUP_M, origin,
 };
+use super::order::Order;
 
 /// Terms, and rows of B, that share a scale: the terms of a step, and half of a tile's columns.
 pub const BLOCK: u32 = 128;
@@ -111,10 +112,14 @@ struct Blocks<'a, T, E: Epilogue> {
     epilogue: E,
 }
 
+impl<T, E: Epilogue> Blocks<'_, T, E> {
+    fn order(&self) -> Order {
+        ().order_of(self.c.m, self.c.n)
+    }
+}
+
 /// What a multiplying thread keeps.
 struct State {
-    /// The warp, and the lane.
-    lanes: (u32, u32),
     done: Done,
     scales: Scales,
     /// The scale for the next block of terms, which arrives while this one is multiplied.
@@ -125,7 +130,7 @@ struct State {
 // SAFETY: the tiles are those of a stage, and as many bytes are expected. `compute` waits for its
 // products.
 unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
-    type Schedule = ByOrder;
+    type Schedule = Persistent<CLUSTER>;
     type Registers = Alone;
     type Sums = [f32; 128];
     type Source = Source<'a>;
@@ -139,9 +144,8 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
         STAGES
     }
 
-    fn schedule(&self) -> ByOrder {
-        let order = ().order_of(self.c.m, self.c.n);
-        ByOrder { order, k: self.k }
+    fn schedule(&self) -> Persistent<CLUSTER> {
+        Persistent { tiles: self.order().count(), steps: self.k }
     }
 
     fn prepare(&self, _: u32) {
@@ -150,7 +154,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     }
 
     fn source(&self, _: u32, work: Turn) -> Source<'a> {
-        self.factors.source(self.schedule().order, work.number)
+        self.factors.source(self.order(), work.number)
     }
 
     fn load(&self, source: &Source<'a>, term: u32, stage: &EmptyStage) {
@@ -160,17 +164,16 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     fn state(&self, _: &Warpgroup) -> State {
         // The previous kernels may write the scales, and read C.
         grid::wait_for_previous();
-        let lanes = (thread::thread_idx_x() / warp::WARP_SIZE, warp::lane_id());
         let done = Done { row: 0, column: 0, end: u32::MAX };
-        State { lanes, done, scales: Scales::NONE, next: 0.0, block: 0 }
+        State { done, scales: Scales::NONE, next: 0.0, block: 0 }
     }
 
-    fn start(&self, _: &Warpgroup, state: &mut State, work: Turn) {
-        let (row, column) = origin(self.schedule().order, work.number);
-        let (warp, lane) = state.lanes;
-        state.done = Done { row: row + warp * STORE_M, column, end: u32::MAX };
+    fn start(&self, group: &Warpgroup, state: &mut State, work: Turn) {
+        let (row, column) = origin(self.order(), work.number);
+        state.done = Done { row: row + group.warp() * STORE_M, column, end: u32::MAX };
         let (rows, columns) = ([state.done.row, self.c.m], [column, self.c.n]);
-        state.scales = Scales::of(self.scales, lane, rows, columns, self.k.div_ceil(BLOCK));
+        state.scales =
+            Scales::of(self.scales, warp::lane_id(), rows, columns, self.k.div_ceil(BLOCK));
         // SAFETY: the kernel's contract.
         state.next = unsafe { state.scales.load(0) };
         state.block = 0;
@@ -211,9 +214,9 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
         }
     }
 
-    fn finish(&self, _: &Warpgroup, state: &mut State, _: Turn, sums: &mut [f32; 128]) {
-        // Unknown: nothing is computed from them before the loop, where registers are few.
-        let lanes @ (_, lane) = (hint::opaque(state.lanes.0), hint::opaque(state.lanes.1));
+    fn finish(&self, group: &Warpgroup, state: &mut State, _: Turn, sums: &mut [f32; 128]) {
+        // Unknown: nothing is computed from it before the loop, where registers are few.
+        let lane = hint::opaque(warp::lane_id());
         let (done, shared) = (&state.done, self.factors.shared);
         let (row, column) = (done.row + lane / 4, done.column + lane % 4 * 2);
         let end = (self.c.m, self.c.n);
@@ -222,11 +225,8 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
         while slice < TILE_N / Store::<E::Output>::COLUMNS {
             let first = (slice / SLICES) as usize * SLICES_WORDS;
             let word = |i| E::Output::word(first + i, |i| sums[i]);
-            // SAFETY: the kernel's contract.
-            unsafe {
-                done.write::<T, E::Output>(shared, lanes, word);
-                done.send(&self.c, shared, lanes, slice, &());
-            }
+            done.write::<T, E::Output>(group, shared, word);
+            done.send(group, &self.c, shared, slice, &());
             slice += SLICES;
         }
     }

@@ -12,15 +12,15 @@ use core::marker::PhantomData;
 use cuda_std::convert::Float;
 use cuda_std::prelude::*;
 use cuda_std::tile::{
-    EmptyStage, IdleWarp, Mainloop, Scheduler, SharedTile, TileMemory, Turn, Warpgroup,
+    EmptyStage, IdleWarp, Mainloop, Persistent, SharedTile, TileMemory, Turn, Warpgroup,
 };
-use cuda_std::wgmma::{Factor, Layout};
-use cuda_std::{cluster, grid, hint, tma, wgmma};
+use cuda_std::wgmma::Factor;
+use cuda_std::{cluster, grid, hint, mma, tma};
 use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
 
 use super::epilogue::{Epilogue, Fragment, Fused};
 use super::follow::Follow;
-use super::order::{Order, Position, cluster, clusters};
+use super::order::{Order, Position};
 
 /// Rows of a tile of C.
 pub const TILE_M: u32 = 128;
@@ -59,21 +59,36 @@ pub trait GemmFactor: Factor {
     /// Whether A and B may be stored transposed.
     const TRANSPOSABLE: bool = size_of::<Self>() == 2;
 
-    /// Adds the products of a stage, or sets the sums to them if they are the `first`, as a group.
-    /// The factors are a warpgroup's rows of A, and the first rows of B.
-    ///
-    /// # Safety
-    ///
-    /// As [`wgmma::multiply`].
-    unsafe fn multiply(
+    /// Adds the products of a stage, or sets the sums to them if they are the first ones, as a
+    /// group. The factors are a warpgroup's rows of A, and the first rows of B.
+    fn multiply(
+        group: &Warpgroup,
         sums: &mut [f32; 128],
         [a, b]: [SharedTile<Self, TRANSPOSED>; 2],
         transposed: [bool; 2],
-        first: bool,
+        accumulate: bool,
     ) {
         let _: [bool; 2] = transposed;
-        // SAFETY: the caller's contract.
-        unsafe { multiply_factors(sums, a.factor(), b.factor(), first) }
+        group.multiply(sums, a, b, accumulate);
+    }
+}
+
+/// Adds the products of a stage of factors that may be transposed.
+fn multiply_transposable<T: Factor + mma::Factor>(
+    group: &Warpgroup,
+    sums: &mut [f32; 128],
+    [a, b]: [SharedTile<T, TRANSPOSED>; 2],
+    transposed: [bool; 2],
+    accumulate: bool,
+) {
+    // Each branch commits its group: behind the branches `ptxas` commits a second, empty one, and a
+    // wait for the stage before would be one for this stage too.
+    let (a_t, b_t) = (a.transposed_factor(), b.transposed_factor());
+    match transposed {
+        [false, false] => group.multiply(sums, a, b, accumulate),
+        [false, true] => group.multiply_factors(sums, a.factor(), b_t, accumulate),
+        [true, false] => group.multiply_factors(sums, a_t, b.factor(), accumulate),
+        [true, true] => group.multiply_factors(sums, a_t, b_t, accumulate),
     }
 }
 
@@ -82,28 +97,14 @@ macro_rules! transposable {
         impl GemmFactor for $type {
             type Output = Self;
 
-            unsafe fn multiply(
+            fn multiply(
+                group: &Warpgroup,
                 sums: &mut [f32; 128],
-                [a, b]: [SharedTile<Self, TRANSPOSED>; 2],
+                tiles: [SharedTile<Self, TRANSPOSED>; 2],
                 transposed: [bool; 2],
-                first: bool,
+                accumulate: bool,
             ) {
-                // SAFETY: the caller's contract.
-                unsafe {
-                    match transposed {
-                        [false, false] => multiply_factors(sums, a.factor(), b.factor(), first),
-                        [false, true] => {
-                            multiply_factors(sums, a.factor(), b.transposed_factor(), first)
-                        }
-                        [true, false] => {
-                            multiply_factors(sums, a.transposed_factor(), b.factor(), first)
-                        }
-                        [true, true] => {
-                            let (a, b) = (a.transposed_factor(), b.transposed_factor());
-                            multiply_factors(sums, a, b, first);
-                        }
-                    }
-                }
+                multiply_transposable(group, sums, tiles, transposed, accumulate);
             }
         }
     )* };
@@ -117,32 +118,6 @@ impl GemmFactor for F8E4M3 {
 
 impl GemmFactor for F8E5M2 {
     type Output = bf16;
-}
-
-/// Adds the products of a stage, or sets the sums to them if they are the `first`, as a group.
-///
-/// # Safety
-///
-/// As [`wgmma::multiply`].
-unsafe fn multiply_factors<T: Factor, A: Layout<T>, B: Layout<T>>(
-    sums: &mut [f32; 128],
-    a: wgmma::Tile<T, A>,
-    b: wgmma::Tile<T, B>,
-    first: bool,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        wgmma::fence();
-        let mut term = 0;
-        while term < SharedTile::<T, TRANSPOSED>::COLUMNS {
-            let (a, b) = (a.columns_from(term), b.columns_from(term));
-            wgmma::multiply(sums, a, b, !first || term > 0);
-            term += T::TERMS;
-        }
-        // Not behind the branches of the layouts: there `ptxas` commits a second, empty group, and
-        // a wait for the stage before would be one for this stage too.
-        wgmma::commit_group();
-    }
 }
 
 type A<T> = SharedTile<T, TILE_M>;
@@ -378,35 +353,6 @@ impl<'a, T: GemmFactor> Factors<'a, T> {
     }
 }
 
-/// The order of a cluster's tiles.
-#[derive(Clone, Copy)]
-pub(super) struct ByOrder {
-    pub(super) order: Order,
-    pub(super) k: u32,
-}
-
-impl ByOrder {
-    fn turn(&self, number: u32, before: u32) -> Option<Turn> {
-        (number < self.order.count()).then_some(Turn { number, before })
-    }
-}
-
-impl Scheduler for ByOrder {
-    type Work = Turn;
-
-    fn first(&self) -> Option<Turn> {
-        self.turn(cluster(), 0)
-    }
-
-    fn next(&self, Turn { number, before }: Turn) -> Option<Turn> {
-        self.turn(number + clusters(), before + 1)
-    }
-
-    fn steps(&self, _: Turn) -> (u32, u32) {
-        (0, self.k)
-    }
-}
-
 /// What is this product's own in the main loop.
 pub(super) struct Product<'a, T, E: Epilogue, F> {
     factors: Factors<'a, T>,
@@ -442,28 +388,20 @@ impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Product<'a, T, E, F> {
         if size_of::<E::Output>() == 2 { Self::SLICES - SLICES } else { Self::SLICES };
 
     /// Stores slices of the previous tile.
-    ///
-    /// # Safety
-    ///
-    /// As [`Mainloop::interlude`].
-    unsafe fn store_slices(&self, state: &State, slice: u32) {
+    fn store_slices(&self, group: &Warpgroup, state: &State, slice: u32) {
         let shared = self.factors.shared;
-        // SAFETY: the caller's contract.
-        unsafe {
-            if slice == Self::AT_ONCE {
-                state.done.write::<T, E::Output>(shared, state.lanes, |i| state.rest[i]);
-            }
-            state.done.send(&self.c, shared, state.lanes, slice, self.follow);
+        if slice == Self::AT_ONCE {
+            state.done.write::<T, E::Output>(group, shared, |i| state.rest[i]);
         }
+        state.done.send(group, &self.c, shared, slice, self.follow);
     }
 
     /// Reports the parts of tiles that the warp has stored, when these are in C.
-    fn report(&self, state: &State, tiles: u32) {
-        let (warp, lane) = state.lanes;
-        if lane == 0 {
-            // What is on its way to a peer is behind the last store, a group for each slice.
-            tma::wait_stores::<SLICES>();
-            self.follow.stored(warp, tiles);
+    fn report(&self, group: &Warpgroup, state: &State) {
+        if warp::lane_id() == 0 {
+            // The last group is what is on its way to a peer.
+            tma::wait_stores::<1>();
+            self.follow.stored(group.warp(), state.tiles);
         }
     }
 }
@@ -473,16 +411,13 @@ pub(super) struct State {
     done: Done,
     /// The last slices, rounded.
     rest: [u32; SLICES_WORDS],
-    /// Whether there is one, and the number of tiles that are computed.
-    any_done: bool,
+    /// The number of tiles that are computed.
     tiles: u32,
-    /// The warp, and the lane.
-    lanes: (u32, u32),
 }
 
 // SAFETY: the tiles are a stage's, and as many bytes are expected. `compute` only multiplies.
 unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, T, E, F> {
-    type Schedule = ByOrder;
+    type Schedule = Persistent<CLUSTER>;
     type Registers = F::Registers;
     type Sums = [f32; 128];
     type Source = Source<'a>;
@@ -496,8 +431,8 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
         STAGES
     }
 
-    fn schedule(&self) -> ByOrder {
-        ByOrder { order: self.order(), k: self.k }
+    fn schedule(&self) -> Persistent<CLUSTER> {
+        Persistent { tiles: self.order().count(), steps: self.k }
     }
 
     fn prepare(&self, _: u32) {
@@ -517,9 +452,8 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
     }
 
     fn state(&self, _: &Warpgroup) -> State {
-        let lanes = (thread::thread_idx_x() / warp::WARP_SIZE, warp::lane_id());
         let done = Done { row: 0, column: 0, end: u32::MAX };
-        State { done, rest: [0; SLICES_WORDS], any_done: false, tiles: 0, lanes }
+        State { done, rest: [0; SLICES_WORDS], tiles: 0 }
     }
 
     fn compute(
@@ -532,8 +466,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
     ) {
         let Factors { shared, transposed, .. } = self.factors;
         let tiles = [shared.a(stage).rows(group.index() * WARPGROUP_M), shared.b(stage).rows(0)];
-        // SAFETY: the kernel's contract.
-        unsafe { T::multiply(sums, tiles, transposed, first) }
+        T::multiply(group, sums, tiles, transposed, !first);
     }
 
     /// After the first products; after the next ones, or those with which messages have left; and
@@ -547,34 +480,32 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
         }
     }
 
-    fn interlude(&self, _: &Warpgroup, state: &mut State, index: u32, work: Turn) {
-        let any_done = state.any_done;
+    fn interlude(&self, group: &Warpgroup, state: &mut State, index: u32, work: Turn) {
         let slice = Self::AT_ONCE - SLICES + index * SLICES;
-        if index == 2 {
-            if any_done {
-                self.report(state, work.before);
-            }
-        } else if any_done && slice < Self::SLICES {
-            // SAFETY: the kernel's contract.
-            unsafe { self.store_slices(state, slice) };
+        if state.tiles == 0 {
+            // There is no previous tile.
+        } else if index == 2 {
+            self.report(group, state);
+        } else if slice < Self::SLICES {
+            self.store_slices(group, state, slice);
         }
         if index == 1 {
             // Computed here, where no product waits for it: the position needs divisions.
             let Tile { row, column, end, .. } = Tile::at(self.order(), work.number);
-            let row = hint::opaque(row + state.lanes.0 * STORE_M);
+            let row = hint::opaque(row + group.warp() * STORE_M);
             state.done = Done { row, column: hint::opaque(column), end };
         }
     }
 
-    fn finish(&self, _: &Warpgroup, state: &mut State, work: Turn, sums: &mut [f32; 128]) {
-        if !state.any_done {
+    fn finish(&self, group: &Warpgroup, state: &mut State, work: Turn, sums: &mut [f32; 128]) {
+        if state.tiles == 0 {
             // The previous kernels may read C.
             grid::wait_for_previous();
         }
-        (state.any_done, state.tiles) = (true, work.before + 1);
+        state.tiles = work.before + 1;
         let (c, done, shared) = (&self.c, &state.done, self.factors.shared);
         // Unknown: nothing is computed from it before the loop, where registers are few.
-        let own = hint::opaque(state.lanes.1);
+        let own = hint::opaque(warp::lane_id());
         let (row, column) = (done.row + own / 4, done.column + own % 4 * 2);
         if !self.epilogue.is_identity() {
             let end = (done.end.min(c.m), c.n);
@@ -585,13 +516,10 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
             let first = (slice / SLICES) as usize * SLICES_WORDS;
             let word = |i| self.follow.word(E::Output::word(first + i, |i| sums[i]));
             if slice < Self::AT_ONCE {
-                // SAFETY: the kernel's contract.
-                unsafe {
-                    if slice > 0 {
-                        done.send(c, shared, state.lanes, slice - SLICES, self.follow);
-                    }
-                    done.write::<T, E::Output>(shared, state.lanes, word);
+                if slice > 0 {
+                    done.send(group, c, shared, slice - SLICES, self.follow);
                 }
+                done.write::<T, E::Output>(group, shared, word);
             } else {
                 let mut i = 0;
                 while i < state.rest.len() {
@@ -603,22 +531,19 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
         }
     }
 
-    fn end(&self, _: &Warpgroup, state: &mut State) {
-        if state.any_done {
-            // SAFETY: the kernel's contract.
-            unsafe {
-                self.store_slices(state, Self::AT_ONCE - SLICES);
-                if Self::AT_ONCE < Self::SLICES {
-                    self.store_slices(state, Self::AT_ONCE);
-                }
+    fn end(&self, group: &Warpgroup, state: &mut State) {
+        if state.tiles > 0 {
+            self.store_slices(group, state, Self::AT_ONCE - SLICES);
+            if Self::AT_ONCE < Self::SLICES {
+                self.store_slices(group, state, Self::AT_ONCE);
             }
         }
         if F::REPORTS {
-            self.report(state, state.tiles);
+            self.report(group, state);
         }
         tma::wait_stores::<0>();
         // SAFETY: the kernel's contract.
-        unsafe { self.follow.last(self.order(), state.lanes.0) };
+        unsafe { self.follow.last(self.order(), group.warp()) };
     }
 
     fn idle(&self, warp: &IdleWarp) {
@@ -667,75 +592,73 @@ pub(super) struct Done {
 
 impl Done {
     /// Writes [`SLICES`] slices to the shared memory, of which a thread has the words.
-    ///
-    /// # Safety
-    ///
-    /// The lanes of a warp call this together, and then [`send`](Self::send).
-    pub(super) unsafe fn write<T: GemmFactor, O: Float>(
+    pub(super) fn write<T: GemmFactor, O: Float>(
         &self,
+        group: &Warpgroup,
         shared: Shared<T>,
-        (warp, lane): (u32, u32),
         word: impl Fn(usize) -> u32,
     ) {
-        // SAFETY: the caller's contract. TMA has read the tiles before the warp writes them again.
-        unsafe {
-            if lane == 0 {
-                tma::wait_stores_read::<0>();
+        group.wait_until_read();
+        let mut which = 0;
+        while which < SLICES {
+            let first = which as usize * (SLICES_WORDS / SLICES as usize);
+            // SAFETY: the lanes of the warp call this together, and the tiles are the warp's.
+            unsafe {
+                let tile = shared.store::<O>(group.warp(), which);
+                tile.store_words(warp::lane_id(), |i| word(first + i));
             }
-            warp::sync();
-            let mut which = 0;
-            while which < SLICES {
-                let first = which as usize * (SLICES_WORDS / SLICES as usize);
-                shared.store::<O>(warp, which).store_words(lane, |i| word(first + i));
-                which += 1;
-            }
+            which += 1;
         }
     }
 
     /// Stores the slices that were written, from the tile's `slice`-th on.
-    ///
-    /// # Safety
-    ///
-    /// As [`write`](Self::write).
-    pub(super) unsafe fn send<T: GemmFactor, O: Float, F: Follow>(
+    pub(super) fn send<T: GemmFactor, O: Float, F: Follow>(
         &self,
+        group: &Warpgroup,
         c: &Output<'_, O>,
         shared: Shared<T>,
-        (warp, lane): (u32, u32),
         slice: u32,
         follow: &F,
     ) {
-        // SAFETY: the caller's contract.
-        unsafe {
-            tma::fence_async_shared();
-            warp::sync();
-            let tile = |which: u32| {
-                let column = self.column + (slice + which) * Store::<O>::COLUMNS;
-                (column, shared.store::<O>(warp, which))
-            };
-            let mut which = 0;
-            // A map would store the rows of the next group too.
-            let is_cut = F::GROUPS && self.end.saturating_sub(self.row) < STORE_M;
-            if is_cut || !c.by_map {
-                while which < SLICES {
-                    let (column, from) = tile(which);
-                    c.store(lane, (self.row, self.end), column, from);
-                    which += 1;
-                }
-            } else if lane == 0 {
-                while which < SLICES {
-                    let (column, from) = tile(which);
-                    follow.keep(c.map, self.row, column, from);
-                    which += 1;
-                }
-                tma::commit_stores();
-                which = 0;
-                while which < SLICES {
-                    let (column, from) = tile(which);
-                    follow.send(self.row, column, from);
-                    which += 1;
-                }
+        // A map would store the rows of the next group too.
+        let is_cut = F::GROUPS && self.end.saturating_sub(self.row) < STORE_M;
+        if is_cut || !c.by_map {
+            // SAFETY: the lanes of the warp call this together. C is as the kernel's contract says.
+            unsafe {
+                warp::sync();
+                self.each(group, shared, slice, |column, from| {
+                    c.store((self.row, self.end), column, from);
+                });
             }
+            return;
+        }
+        // SAFETY: the kernel's contract. Each slice is stored and sent once.
+        group.store(|| unsafe {
+            self.each(group, shared, slice, |column, from: Store<O>| {
+                follow.keep(c.map, self.row, column, from);
+            });
+            if F::SENDS {
+                tma::commit_stores();
+                self.each(group, shared, slice, |column, from: Store<O>| {
+                    follow.send(self.row, column, from);
+                });
+            }
+        });
+    }
+
+    /// Calls `store` with the column of each slice, from the tile's `slice`-th on, and its tile.
+    fn each<T: GemmFactor, O>(
+        &self,
+        group: &Warpgroup,
+        shared: Shared<T>,
+        slice: u32,
+        store: impl Fn(u32, Store<O>),
+    ) {
+        let mut which = 0;
+        while which < SLICES {
+            let column = self.column + (slice + which) * Store::<O>::COLUMNS;
+            store(column, shared.store::<O>(group.warp(), which));
+            which += 1;
         }
     }
 }
@@ -758,8 +681,9 @@ impl<O: Float> Output<'_, O> {
     ///
     /// `address` is C's. The lanes of a warp call this together, and write the tile again
     /// after a barrier.
-    unsafe fn store(&self, lane: u32, (row, end): (u32, u32), column: u32, tile: Store<O>) {
+    unsafe fn store(&self, (row, end): (u32, u32), column: u32, tile: Store<O>) {
         const ROWS: u32 = 4;
+        let lane = warp::lane_id();
         let m = self.m.min(end);
         let halves = Store::<O>::COLUMNS / warp::WARP_SIZE;
         // Not unrolled as a whole, which would take more registers than are left.

@@ -7,7 +7,7 @@
 //! the rows' scales for [`SCALED`] columns, a byte for each.
 
 use cuda_std::atomic::Scope;
-use cuda_std::{grid, tma};
+use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::tile::SharedTile;
 use devcomm_types::{F8E4M3, TensorMap};
@@ -278,7 +278,6 @@ impl Follow for Quantised<'_> {
             // SAFETY: the caller's contract.
             unsafe { self.session().send_tile(1, slot, tile) };
         }
-        tma::commit_stores();
     }
 
     fn stored(&self, warp: u32, tiles: u32) {

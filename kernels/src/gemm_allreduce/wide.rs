@@ -8,7 +8,7 @@ use core::ptr::null_mut;
 
 use cuda_std::prelude::*;
 use cuda_std::tile::SharedTile;
-use cuda_std::{grid, hint, tma};
+use cuda_std::{grid, hint};
 use devcomm_types::TensorMap;
 use nccl_device::{
     Everyone, Owners, PeerColumn, PeerMatrix, PeerTiles, RowOwners, TileOwners, message_word,
@@ -107,7 +107,6 @@ impl<O: Ordered, const N: usize> Follow for PeerTiles<'_, O, N> {
     unsafe fn send<T>(&self, row: u32, column: u32, tile: SharedTile<T, STORE_M>) {
         // SAFETY: the caller's contract. The launches before this one have ended.
         unsafe { self.send(row, column, tile) };
-        tma::commit_stores();
     }
 
     fn stored(&self, warp: u32, tiles: u32) {

@@ -5,7 +5,7 @@ use devcomm_types::TensorMap;
 use super::{Pipeline, PipelineState, RegTile, RegisterSplit, Scheduler, SharedTile};
 use crate::convert::Half;
 use crate::mbarrier::MBarrier;
-use crate::wgmma::{self, Factor, Sums};
+use crate::wgmma::{self, Factor, Layout, Sums};
 use crate::{cluster, grid, shared_array, thread, tma, warp};
 
 /// Threads of a warpgroup.
@@ -120,13 +120,26 @@ impl Warpgroup {
         b: SharedTile<T, N>,
         accumulate: bool,
     ) {
+        self.multiply_factors(sums, a.factor(), b.factor(), accumulate);
+    }
+
+    /// As [`multiply`](Self::multiply), of factors that may be
+    /// [transposed](SharedTile::transposed_factor), of as many columns as a tile has.
+    #[track_caller]
+    pub fn multiply_factors<T: Factor, A: Layout<T>, B: Layout<T>, D: Sums>(
+        &self,
+        sums: &mut D,
+        a: wgmma::Tile<T, A>,
+        b: wgmma::Tile<T, B>,
+        accumulate: bool,
+    ) {
         // SAFETY: the warpgroup calls this together. The contract of `Mainloop`: the tiles are
         // those of a full stage, and nothing else accesses the sums until the main loop has waited.
         unsafe {
-            wgmma::fence();
+            order_sums();
             let mut term = 0;
             while term < SharedTile::<T, 64>::COLUMNS {
-                let (a, b) = (a.factor().columns_from(term), b.factor().columns_from(term));
+                let (a, b) = (a.columns_from(term), b.columns_from(term));
                 wgmma::multiply(sums, a, b, accumulate || term > 0);
                 term += T::TERMS;
             }
@@ -186,14 +199,30 @@ impl Warpgroup {
     /// shared memory, and commits these stores as a group.
     #[track_caller]
     pub fn store(&self, store: impl FnOnce()) {
-        tma::fence_async_shared();
-        // SAFETY: the lanes of the warp call it together.
-        unsafe { warp::sync() };
+        publish_shared();
         if warp::lane_id() == 0 {
             store();
             tma::commit_stores();
         }
     }
+}
+
+/// Orders accesses of the sums before the products that follow. It has a line of its own in
+/// reports, apart from the products.
+///
+/// # Safety
+///
+/// A warpgroup calls this together.
+unsafe fn order_sums() {
+    // SAFETY: the caller's contract.
+    unsafe { wgmma::fence() };
+}
+
+/// Shows TMA what the lanes of a warp have written to shared memory. All of them call it.
+fn publish_shared() {
+    tma::fence_async_shared();
+    // SAFETY: the lanes of the warp call it together.
+    unsafe { warp::sync() };
 }
 
 /// A warp that neither loads nor computes: its 32 lanes call its methods together.
