@@ -58,8 +58,12 @@ impl Mutant {
 
     /// Returns whether a report names one of the right lines.
     fn is_named_by(&self, report: &str) -> bool {
-        // What the main loop does wrong shows in a kernel that is written with it.
-        let kernels: &[&str] = if self.file == table::MAINLOOP { &table::ON_MAINLOOP } else { &[] };
+        // What shared steps do wrong shows in a kernel that is written with them.
+        let kernels: &[&str] = match self.file {
+            table::MAINLOOP => &table::ON_MAINLOOP,
+            table::ONE_STEP => &table::ON_ONE_STEP,
+            _ => &[],
+        };
         let files: Vec<&str> = [self.file].into_iter().chain(kernels.iter().copied()).collect();
         self.names.iter().any(|text| {
             let places = files.iter().flat_map(|file| {

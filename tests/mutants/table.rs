@@ -18,6 +18,9 @@ const PULL: &str = "kernels/src/collectives/pull_reduce_scatter.rs";
 const LL: &str = "kernels/src/ll_alltoall.rs";
 const NUMBERS: &str = "crates/nccl_device/tests/kernels/src/numbers.rs";
 const LAMPORT_X: &str = "kernels/src/collectives/lamport_exchange.rs";
+pub const ONE_STEP: &str = "kernels/src/collectives/one_step.rs";
+/// The kernels on these steps.
+pub const ON_ONE_STEP: [&str; 2] = [LAMPORT_X, LAMPORT_RS];
 const LAMPORT_XV: &str = "kernels/src/collectives/lamport_exchange_v.rs";
 const LAMPORT_RS: &str = "kernels/src/collectives/lamport_reduce_scatter.rs";
 const LAMPORT_RMS: &str = "kernels/src/collectives/lamport_rmsnorm.rs";
@@ -41,7 +44,7 @@ pub const ON_MAINLOOP: [&str; 3] = [WGMMA, BLOCKS, SWAPPED];
 const SLICES: &str = "kernels/src/gemm/slices.rs";
 const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
 const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
-const PEER_TILES: &str = "crates/nccl_device/src/peer_tiles.rs";
+const WIDE: &str = "kernels/src/gemm_allreduce/wide.rs";
 const GATHER: &str = "kernels/src/allgather_gemm.rs";
 const FEW: &str = "docs/guide/kernels/src/few.rs";
 const WIDE: &str = "docs/guide/kernels/src/wide.rs";
@@ -88,7 +91,6 @@ const STAGED: &str = "store_words(";
 const ARRIVED: &str = "arrived.fetch_add(";
 const SLICE: &str = "mem::load_vec(place(slice, eight)";
 const PARTIAL: &str = "mem::load_vec(from.add(source * stride";
-const OWN_PART: &str = "mem::load_vec_relaxed(from";
 const SCALES: &str = "mem::load(scales.add(source * stride";
 const FLAG: &str = "self.flag(strip, source).get()";
 
@@ -164,9 +166,9 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("pull_reduce_scatter", PULL, (EXIT, 0), Remove, &[PULLED]),
     mutant("ll_alltoall", LL, (SEND, 0), Remove, &[RECEIVE]),
     mutant("ll_alltoall", LL, (SEND, 0), NARROW, &[SEND, RECEIVE]),
-    mutant("lamport_exchange", LAMPORT_X, (END, 0), Remove, &[RECEIVE_IN_ORDER]),
+    mutant("lamport_exchange", ONE_STEP, (END, 0), Remove, &[RECEIVE_IN_ORDER]),
     mutant("lamport_exchange", LAMPORT_X, (SEND, 0), NARROW, &[SEND, RECEIVE_IN_ORDER]),
-    mutant("lamport_exchange", LAMPORT_X, (PREVIOUS, 0), NoWait, &["mem::load", "mem::store"]),
+    mutant("lamport_exchange", ONE_STEP, (PREVIOUS, 0), NoWait, &["mem::load", "mem::store"]),
     mutant("lamport_exchange_v", LAMPORT_XV, (END, 0), Remove, &[RECEIVE]),
     mutant("lamport_exchange_v", LAMPORT_XV, (SEND, 0), NARROW, &[SEND, RECEIVE]),
     mutant("push_exchange_v", PUSH_XV, ("flag(team.rank).post(", 0), NARROW, &[".wait_at_least("]),
@@ -178,11 +180,11 @@ pub const MUTANTS: &[Mutant] = &[
         &["post(", "store_release("],
     ),
     mutant("push_exchange_v", PUSH_XV, (PREVIOUS, 0), NoWait, &["mem::load(offers"]),
-    mutant("lamport_reduce_scatter", LAMPORT_RS, (END, 0), Remove, &[RECEIVE_IN_ORDER]),
+    mutant("lamport_reduce_scatter", ONE_STEP, (END, 0), Remove, &[RECEIVE_IN_ORDER]),
     mutant("lamport_reduce_scatter", LAMPORT_RS, (SEND, 0), NARROW, &[SEND, RECEIVE_IN_ORDER]),
     mutant(
         "lamport_reduce_scatter",
-        LAMPORT_RS,
+        ONE_STEP,
         (PREVIOUS, 0),
         NoWait,
         &["self.part(", "self.output.store("],
@@ -304,7 +306,7 @@ pub const MUTANTS: &[Mutant] = &[
         NoWait,
         &["follow.keep(c"],
     ),
-    mutant("gemm_allreduce_wide", PEER_TILES, ("mem::store_ordered(stored", 0), Relax, &[OWN_PART]),
+    mutant("gemm_allreduce_wide", WIDE, ("self.stored(", 0), Relax, &["sums.add("]),
     mutant("allgather_gemm", GATHER, (PREVIOUS, 0), NoWait, &[PUSHED_ROWS]),
     mutant("allgather_gemm", GATHER, (PUSHED_ROWS, 0), NARROW, &[ARRIVAL]),
     mutant("allgather_gemm", GATHER, (PUSHED_ROWS, 0), Relax, &[PUSHED_ROWS]),

@@ -2,15 +2,15 @@
 //! 64-bit and 8-bit floats. Every rank sends its input to all ranks, in messages that are their own
 //! flags, with marks as those of [`lamport_exchange`](super::lamport_exchange).
 
-use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::reduce::Number;
 use cuda_std::vector::{Accumulate, Vec16};
 use devcomm_types::{F8E4M3, F8E5M2};
-use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
+use nccl_device::{DevComm, Lamport, Window};
 
 use super::elements::Elements;
 use super::lamport_exchange::{MARKS, marked, slots, unmarked};
+use super::one_step::{OneStep, exchange};
 use super::reduction::Reduction;
 
 /// `output[i]` becomes the reduction over the ranks of `input[i]`, for `i < count`, in every rank
@@ -30,6 +30,8 @@ use super::reduction::Reduction;
 ///
 /// `input` and `output` have `count` elements, and nothing else accesses them until the kernel has
 /// ended. `slots` and `state` are as [`LamportSlots`] needs them.
+///
+/// [`LamportSlots`]: nccl_device::LamportSlots
 #[kernel(
     T = [i8, u8, i32, u32, i64, u64, f64, F8E4M3, F8E5M2],
     max_threads = 512,
@@ -54,14 +56,7 @@ pub unsafe fn lamport_allreduce_any<T: Accumulate>(
         divisor,
     };
     // SAFETY: the kernel's contract.
-    unsafe {
-        match comm.lsa_team().n_ranks {
-            2 => part.reduce(LamportSlots::<2>::new(&comm, slots, capacity), state),
-            4 => part.reduce(LamportSlots::<4>::new(&comm, slots, capacity), state),
-            8 => part.reduce(LamportSlots::<8>::new(&comm, slots, capacity), state),
-            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
-        }
-    }
+    unsafe { exchange(&comm, (slots, capacity, state), &part) }
 }
 
 struct Part<T> {
@@ -73,39 +68,6 @@ struct Part<T> {
 }
 
 impl<T: Accumulate> Part<T> {
-    /// # Safety
-    ///
-    /// The kernel's contract.
-    unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
-        let threads = thread::grid_dim_x() * thread::block_dim_x();
-        let first = thread::index_1d();
-        grid::wait_for_previous();
-        grid::launch_next();
-        // SAFETY: the caller's contract. Each slot is used by one thread, and all lanes of a warp
-        // use those of a row together.
-        unsafe {
-            let session = slots.begin(state, self.used);
-            let mut slot = first;
-            while slot < self.used {
-                let message = marked(self.load(slot));
-                let mut distance = 1;
-                while distance < N {
-                    session.send(distance, slot, message);
-                    distance += 1;
-                }
-                slot += threads;
-            }
-            // While the messages are on their way.
-            thread::sync_threads();
-            session.end(Coop::cta());
-            slot = first;
-            while slot < self.used {
-                self.receive(&session, slot);
-                slot += threads;
-            }
-        }
-    }
-
     /// The vector that a slot carries; `None` for marks.
     fn vector(slot: u32) -> Option<usize> {
         let (row, lane) = (slot / warp::WARP_SIZE, slot % warp::WARP_SIZE);
@@ -117,7 +79,7 @@ impl<T: Accumulate> Part<T> {
     /// # Safety
     ///
     /// The kernel's contract.
-    unsafe fn load(&self, slot: u32) -> Vec16<T> {
+    unsafe fn payload(&self, slot: u32) -> Vec16<T> {
         match Self::vector(slot) {
             // SAFETY: the caller's contract.
             Some(at) => unsafe { self.input.load(at) },
@@ -125,17 +87,50 @@ impl<T: Accumulate> Part<T> {
         }
     }
 
-    /// Receives what all ranks have sent to a slot, and stores the result.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of the warp call this together.
+    fn combine(&self, result: &mut T::Wide, vector: T::Wide) {
+        match self.operator {
+            Reduction::SUM => T::zip(result, vector, Number::wrapping_add),
+            Reduction::PROD => T::zip(result, vector, Number::wrapping_mul),
+            Reduction::MAX => T::zip(result, vector, Number::max),
+            _ => T::zip(result, vector, Number::min),
+        }
+    }
+}
+
+impl<T: Accumulate> OneStep for Part<T> {
+    type Element = T;
+
+    fn used(&self) -> u32 {
+        self.used
+    }
+
+    unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<T>; N] {
+        // SAFETY: the caller's contract.
+        [unsafe { self.payload(slot) }; N]
+    }
+
+    unsafe fn send<const N: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        slot: u32,
+        mine: &[Vec16<T>; N],
+    ) {
+        // SAFETY: the caller's contract; only this thread uses the slot.
+        unsafe {
+            let (message, mut distance) = (marked(mine[0]), 1);
+            while distance < N {
+                session.send(distance, slot, message);
+                distance += 1;
+            }
+        }
+    }
+
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32) {
         let mut result = None;
         // SAFETY: the caller's contract.
         unsafe {
             // The input is loaded again: it would take registers.
-            let mine = self.load(slot);
+            let mine = self.payload(slot);
             let all = session.receive_all(slot, mine);
             let mut rank = 0;
             while rank < N {
@@ -152,15 +147,6 @@ impl<T: Accumulate> Part<T> {
                 }
                 self.output.store(at, T::narrow(result));
             }
-        }
-    }
-
-    fn combine(&self, result: &mut T::Wide, vector: T::Wide) {
-        match self.operator {
-            Reduction::SUM => T::zip(result, vector, Number::wrapping_add),
-            Reduction::PROD => T::zip(result, vector, Number::wrapping_mul),
-            Reduction::MAX => T::zip(result, vector, Number::max),
-            _ => T::zip(result, vector, Number::min),
         }
     }
 }

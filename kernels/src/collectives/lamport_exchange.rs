@@ -6,10 +6,11 @@
 
 use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
-use cuda_std::{grid, hint, mem};
-use nccl_device::{Coop, DevComm, EMPTY, Element, Lamport, LamportSlots, Window};
+use cuda_std::{hint, mem};
+use nccl_device::{DevComm, EMPTY, Element, Lamport, Window};
 
 use super::exchange::Messages;
+use super::one_step::{OneStep, exchange};
 
 /// The lane that sends marks instead of payload.
 pub(super) const MARKS: u32 = warp::WARP_SIZE - 1;
@@ -28,6 +29,8 @@ pub(super) const MARKS: u32 = warp::WARP_SIZE - 1;
 /// `input` has the messages, in ranks that send, and `output` its bytes. Nothing else accesses
 /// these until the kernel has ended, and they do not overlap, except that a rank's message to
 /// itself may be in its place. `slots` and `state` are as [`LamportSlots`] needs them.
+///
+/// [`LamportSlots`]: nccl_device::LamportSlots
 #[kernel(T = [Vector, u32, u8], max_threads = 512, min_blocks = 2)]
 pub unsafe fn lamport_exchange<T: Unit>(
     comm: DevComm,
@@ -40,14 +43,7 @@ pub unsafe fn lamport_exchange<T: Unit>(
 ) {
     let part = Part { comm: &comm, input, output, messages };
     // SAFETY: the kernel's contract.
-    unsafe {
-        match comm.lsa_team().n_ranks {
-            2 => part.exchange(LamportSlots::<2>::new(&comm, slots, capacity), state),
-            4 => part.exchange(LamportSlots::<4>::new(&comm, slots, capacity), state),
-            8 => part.exchange(LamportSlots::<8>::new(&comm, slots, capacity), state),
-            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
-        }
-    }
+    unsafe { exchange(&comm, (slots, capacity, state), &part) }
 }
 
 /// The slots that a message of this many bytes uses.
@@ -64,105 +60,6 @@ struct Part<'a, T> {
 }
 
 impl<T: Unit> Part<'_, T> {
-    /// # Safety
-    ///
-    /// The kernel's contract.
-    unsafe fn exchange<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
-        let (me, sender) = (self.comm.lsa_team().rank, self.messages.sender);
-        let used = self::slots(self.messages.bytes) as u32;
-        let threads = thread::grid_dim_x() * thread::block_dim_x();
-        let first = thread::index_1d();
-        let sends = self.messages.are_from(me);
-        // SAFETY: the caller's contract. Each slot is used by one thread, and all lanes of a warp
-        // use those of a row together.
-        unsafe {
-            if sends && first < used {
-                self.prefetch::<N>(first);
-            }
-            grid::wait_for_previous();
-            grid::launch_next();
-            // Loads before the first send, which waits for the number of the launch.
-            let mut mine = [Vec16::from_bits([0; 4]); N];
-            if sends && first < used {
-                mine = self.load(first);
-            }
-            let session = slots.begin(state, used);
-            if sends {
-                let mut slot = first;
-                while slot < used {
-                    self.send(&session, slot, &mine);
-                    slot += threads;
-                    if slot < used {
-                        mine = self.load(slot);
-                    }
-                }
-            } else if first == 0 {
-                send_nothing(&session);
-            }
-            if sends {
-                // While the messages are on their way.
-                thread::sync_threads();
-                session.end(Coop::cta());
-            }
-            let mut slot = first;
-            while slot < used {
-                if sender == Messages::ALL {
-                    let nothing = Vec16::from_bits([0; 4]);
-                    session.receive_in_order(slot, nothing, |source, received| {
-                        if source as i32 != me {
-                            self.store(source as i32, slot, unmarked(received));
-                        }
-                    });
-                } else if !sends {
-                    let received = unmarked(session.receive(sender as usize, slot));
-                    self.store(sender as i32, slot, received);
-                }
-                slot += threads;
-            }
-            if sender != Messages::ALL && first == 0 {
-                receive_nothing(&session, [me as usize, sender as usize]);
-            }
-            if !sends {
-                thread::sync_threads();
-                session.end(Coop::cta());
-            }
-        }
-    }
-
-    /// The payload of a slot, in the order of the distances to the ranks that get it; 0 in the lane
-    /// of the marks.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
-    unsafe fn load<const N: usize>(&self, slot: u32) -> [Payload; N] {
-        let mut loaded = [Vec16::from_bits([0; 4]); N];
-        let Some(place) = self.place(slot) else { return loaded };
-        let mut distance = 0;
-        while distance < N {
-            // SAFETY: the caller's contract.
-            loaded[distance] = unsafe { T::load(self.message(distance), place) };
-            distance += 1;
-        }
-        loaded
-    }
-
-    /// Prefetches what [`load`](Self::load) loads. Before the wait for the previous launch, this
-    /// also has the addresses computed there.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
-    unsafe fn prefetch<const N: usize>(&self, slot: u32) {
-        let Some(place) = self.place(slot).filter(|place| place.left > 0) else { return };
-        let mut distance = 0;
-        while distance < N {
-            // SAFETY: the caller's contract.
-            unsafe { mem::prefetch(place.of(self.message(distance))) };
-            distance += 1;
-        }
-    }
-
     /// The message to the rank that is `distance` after this one.
     fn message(&self, distance: usize) -> *const T {
         let to = opaque::<T>(self.comm.lsa_team().rotated(distance as i32));
@@ -177,11 +74,56 @@ impl<T: Unit> Part<'_, T> {
         (lane != MARKS).then_some(Place::new(at, left))
     }
 
-    /// Sends it to the peers, and copies the message to this rank.
+    /// Stores payload from a rank; nothing in the lane of the marks.
     ///
     /// # Safety
     ///
-    /// The kernel's contract; all lanes of the warp call this together.
+    /// The kernel's contract.
+    unsafe fn store(&self, from: i32, slot: u32, payload: Payload) {
+        let from = opaque::<T>(from);
+        let message = self.output.wrapping_byte_add(self.messages.output(from));
+        if let Some(place) = self.place(slot) {
+            // SAFETY: the caller's contract.
+            unsafe { T::store(message, place, payload) };
+        }
+    }
+}
+
+impl<T: Unit> OneStep for Part<'_, T> {
+    type Element = u32;
+
+    fn used(&self) -> u32 {
+        self::slots(self.messages.bytes) as u32
+    }
+
+    fn sends(&self) -> bool {
+        self.messages.are_from(self.comm.lsa_team().rank)
+    }
+
+    unsafe fn prefetch<const N: usize>(&self, slot: u32) {
+        let Some(place) = self.place(slot).filter(|place| place.left > 0) else { return };
+        let mut distance = 0;
+        while distance < N {
+            // SAFETY: the caller's contract.
+            unsafe { mem::prefetch(place.of(self.message(distance))) };
+            distance += 1;
+        }
+    }
+
+    /// The payload of a slot for each rank; 0 in the lane of the marks.
+    unsafe fn load<const N: usize>(&self, slot: u32) -> [Payload; N] {
+        let mut loaded = [Vec16::from_bits([0; 4]); N];
+        let Some(place) = self.place(slot) else { return loaded };
+        let mut distance = 0;
+        while distance < N {
+            // SAFETY: the caller's contract.
+            loaded[distance] = unsafe { T::load(self.message(distance), place) };
+            distance += 1;
+        }
+        loaded
+    }
+
+    /// Sends it to the peers, and copies the message to this rank.
     unsafe fn send<const N: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -203,17 +145,42 @@ impl<T: Unit> Part<'_, T> {
         }
     }
 
-    /// Stores payload from a rank; nothing in the lane of the marks.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
-    unsafe fn store(&self, from: i32, slot: u32, payload: Payload) {
-        let from = opaque::<T>(from);
-        let message = self.output.wrapping_byte_add(self.messages.output(from));
-        if let Some(place) = self.place(slot) {
-            // SAFETY: the caller's contract.
-            unsafe { T::store(message, place, payload) };
+    unsafe fn send_nothing<const N: usize>(&self, session: &Lamport<'_, N>) {
+        let mut distance = 1;
+        while distance < N {
+            // SAFETY: the caller's contract; the launch uses at least one slot.
+            unsafe { session.send(distance, 0, Vec16::<u8>::from_bits([0; 4])) };
+            distance += 1;
+        }
+    }
+
+    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32) {
+        let sender = self.messages.sender;
+        // SAFETY: the caller's contract.
+        unsafe {
+            if sender == Messages::ALL {
+                let (me, nothing) = (self.comm.lsa_team().rank, Vec16::from_bits([0; 4]));
+                session.receive_in_order(slot, nothing, |source, received| {
+                    if source as i32 != me {
+                        self.store(source as i32, slot, unmarked(received));
+                    }
+                });
+            } else if !self.sends() {
+                let received = unmarked(session.receive(sender as usize, slot));
+                self.store(sender as i32, slot, received);
+            }
+        }
+    }
+
+    unsafe fn receive_nothing<const N: usize>(&self, session: &Lamport<'_, N>) {
+        let (me, sender) = (self.comm.lsa_team().rank as usize, self.messages.sender);
+        let mut source = 0;
+        while source < N && sender != Messages::ALL {
+            if source != me && source != sender as usize {
+                // SAFETY: the caller's contract.
+                unsafe { session.receive::<u8>(source, 0) };
+            }
+            source += 1;
         }
     }
 }
@@ -387,35 +354,5 @@ pub(super) unsafe fn unmarked<T: Element>(received: Vec16<T>) -> Vec16<T> {
             let marks = warp::shuffle_idx(word, MARKS);
             if marks >> warp::lane_id() & 1 == 1 { EMPTY } else { word }
         }))
-    }
-}
-
-/// Sends a message without payload to each peer: the session requires one.
-///
-/// # Safety
-///
-/// One thread of a rank that sends no other messages calls this.
-unsafe fn send_nothing<const N: usize>(session: &Lamport<'_, N>) {
-    let mut distance = 1;
-    while distance < N {
-        // SAFETY: the caller's contract; the launch uses at least one slot.
-        unsafe { session.send(distance, 0, Vec16::<u8>::from_bits([0; 4])) };
-        distance += 1;
-    }
-}
-
-/// Receives the messages without payload of all ranks but these.
-///
-/// # Safety
-///
-/// One thread calls this, and those ranks send them.
-unsafe fn receive_nothing<const N: usize>(session: &Lamport<'_, N>, but: [usize; 2]) {
-    let mut source = 0;
-    while source < N {
-        if source != but[0] && source != but[1] {
-            // SAFETY: the caller's contract.
-            unsafe { session.receive::<u8>(source, 0) };
-        }
-        source += 1;
     }
 }

@@ -1,13 +1,13 @@
 //! Reduce-scatter of short messages within the LSA team in one step: every rank sends to each peer
 //! the part that it reduces, in messages that are their own flags.
 
-use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
 use half::{bf16, f16};
-use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
+use nccl_device::{DevComm, Lamport, Window};
 
 use super::elements::Elements;
+use super::one_step::{OneStep, exchange};
 use super::reduction::Reduction;
 
 /// `output[i]` becomes the reduction over the ranks of `input[rank * count + i]`, where `rank` is
@@ -26,6 +26,8 @@ use super::reduction::Reduction;
 ///
 /// `output` has `count` elements, and `input` as many for each rank. Nothing else accesses them
 /// until the kernel has ended. `slots` and `state` are as [`LamportSlots`] needs them.
+///
+/// [`LamportSlots`]: nccl_device::LamportSlots
 #[kernel(T = [f32, f16, bf16], max_threads = 512, min_blocks = 2)]
 pub unsafe fn lamport_reduce_scatter<T: Accumulate<Acc = f32>>(
     comm: DevComm,
@@ -40,14 +42,7 @@ pub unsafe fn lamport_reduce_scatter<T: Accumulate<Acc = f32>>(
     let output = Elements::new(output, count);
     let part = Part { comm: &comm, input, output, count, reduction };
     // SAFETY: the kernel's contract.
-    unsafe {
-        match comm.lsa_team().n_ranks {
-            2 => part.reduce(LamportSlots::<2>::new(&comm, slots, capacity), state),
-            4 => part.reduce(LamportSlots::<4>::new(&comm, slots, capacity), state),
-            8 => part.reduce(LamportSlots::<8>::new(&comm, slots, capacity), state),
-            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
-        }
-    }
+    unsafe { exchange(&comm, (slots, capacity, state), &part) }
 }
 
 struct Part<'a, T> {
@@ -59,60 +54,30 @@ struct Part<'a, T> {
 }
 
 impl<T: Accumulate<Acc = f32>> Part<'_, T> {
-    /// # Safety
-    ///
-    /// The kernel's contract.
-    unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
-        let vectors = self.output.vectors() as u32;
-        let threads = thread::grid_dim_x() * thread::block_dim_x();
-        let first = thread::index_1d();
-        // SAFETY: the caller's contract. Each slot is used by one thread.
-        unsafe {
-            // Before the wait, so that the addresses are computed there.
-            let mut distance = 1;
-            while distance < N {
-                self.part(distance).prefetch(first as usize);
-                distance += 1;
-            }
-            grid::wait_for_previous();
-            grid::launch_next();
-            // Loads before the first send, which waits for the number of the launch.
-            let mut mine = self.load::<N>(first);
-            let session = slots.begin(state, vectors);
-            let mut slot = first;
-            while slot < vectors {
-                self.send(&session, slot, &mine);
-                slot += threads;
-                mine = self.load(slot);
-            }
-            // While the messages are on their way.
-            thread::sync_threads();
-            session.end(Coop::cta());
-            let mut slot = first;
-            while slot < vectors {
-                let mine = self.reduction.scale(self.part(0).load(slot as usize));
-                let mut result = T::widen(mine);
-                session.receive_in_order(slot, mine, |rank, vector| match rank {
-                    0 => result = T::widen(vector),
-                    _ => self.reduction.combine(&mut result, vector),
-                });
-                self.output.store(slot as usize, self.reduction.finish(result));
-                slot += threads;
-            }
-        }
-    }
-
     /// What the rank `distance` after this one reduces.
     fn part(&self, distance: usize) -> Elements<T> {
         let rank = self.comm.lsa_team().rotated(distance as i32) as usize;
         Elements::new(self.input.wrapping_add(rank * self.count).cast_mut(), self.count)
     }
+}
 
-    /// A vector of each peer's part, in the order of the distances; 0 behind the last one.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
+impl<T: Accumulate<Acc = f32>> OneStep for Part<'_, T> {
+    type Element = T;
+
+    fn used(&self) -> u32 {
+        self.output.vectors() as u32
+    }
+
+    unsafe fn prefetch<const N: usize>(&self, slot: u32) {
+        let mut distance = 1;
+        while distance < N {
+            // SAFETY: the caller's contract.
+            unsafe { self.part(distance).prefetch(slot as usize) };
+            distance += 1;
+        }
+    }
+
+    /// A vector of each peer's part, and zeros for this rank.
     unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<T>; N] {
         let mut loaded = [Vec16::from_bits([0; 4]); N];
         let mut distance = 1;
@@ -124,11 +89,6 @@ impl<T: Accumulate<Acc = f32>> Part<'_, T> {
         loaded
     }
 
-    /// Sends them.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn send<const N: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -140,6 +100,19 @@ impl<T: Accumulate<Acc = f32>> Part<'_, T> {
             // SAFETY: the caller's contract; only this thread uses the slot.
             unsafe { session.send(distance, slot, self.reduction.scale(mine[distance])) };
             distance += 1;
+        }
+    }
+
+    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mine = self.reduction.scale(self.part(0).load(slot as usize));
+            let mut result = T::widen(mine);
+            session.receive_in_order(slot, mine, |rank, vector| match rank {
+                0 => result = T::widen(vector),
+                _ => self.reduction.combine(&mut result, vector),
+            });
+            self.output.store(slot as usize, self.reduction.finish(result));
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod lamport_exchange;
 pub mod lamport_exchange_v;
 pub mod lamport_reduce_scatter;
 pub mod lamport_rmsnorm;
+mod one_step;
 pub mod pull_reduce_scatter;
 pub mod push_allreduce;
 pub mod push_exchange;

@@ -1,0 +1,151 @@
+//! The steps that collectives share whose messages are their own flags.
+//!
+//! A thread sends what it has to send before it receives: it loads its first vectors while the
+//! number of the launch is on its way, and sends all of its slots. While the messages are on their
+//! way, the block ends its session, so that the next launch may begin. Then it receives its slots.
+
+use cuda_std::grid;
+use cuda_std::prelude::*;
+use cuda_std::vector::Vec16;
+use nccl_device::{Coop, DevComm, Element, Lamport, LamportSlots, Window};
+
+/// What a collective sends and receives. All lanes of a warp call a method together, with
+/// neighbouring slots; each slot is used by one thread.
+pub(super) trait OneStep {
+    /// The type of the elements that travel.
+    type Element: Element;
+
+    /// The slots that a launch uses for each rank.
+    fn used(&self) -> u32;
+
+    /// Whether this rank sends.
+    fn sends(&self) -> bool {
+        true
+    }
+
+    /// Prefetches what [`load`](Self::load) loads. Before the wait for the previous launch, this
+    /// also has the addresses computed there.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    unsafe fn prefetch<const N: usize>(&self, _slot: u32) {}
+
+    /// What this rank sends in a slot, in the order of the distances to the ranks that get it;
+    /// nothing is loaded for a slot that is not used.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<Self::Element>; N];
+
+    /// Sends it.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    unsafe fn send<const N: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        slot: u32,
+        mine: &[Vec16<Self::Element>; N],
+    );
+
+    /// Sends what the session requires of a rank that sends nothing, as one thread.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    unsafe fn send_nothing<const N: usize>(&self, _session: &Lamport<'_, N>) {}
+
+    /// Receives a slot from the ranks that send, and stores the result.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32);
+
+    /// Receives what ranks sent that send [nothing](Self::send_nothing), as one thread.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
+    unsafe fn receive_nothing<const N: usize>(&self, _session: &Lamport<'_, N>) {}
+}
+
+/// Does a collective among the 2, 4 or 8 ranks of the LSA team.
+///
+/// # Safety
+///
+/// The kernel's contract; all threads of the grid call this. The memory is as [`LamportSlots`]
+/// needs it.
+pub(super) unsafe fn exchange(
+    comm: &DevComm,
+    (slots, capacity, state): (Window<u32>, u32, *mut u32),
+    collective: &impl OneStep,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match comm.lsa_team().n_ranks {
+            2 => exchange_of(LamportSlots::<2>::new(comm, slots, capacity), state, collective),
+            4 => exchange_of(LamportSlots::<4>::new(comm, slots, capacity), state, collective),
+            8 => exchange_of(LamportSlots::<8>::new(comm, slots, capacity), state, collective),
+            _ => panic!("the LSA team has 2, 4 or 8 ranks"),
+        }
+    }
+}
+
+/// [`exchange`] among `N` ranks.
+///
+/// # Safety
+///
+/// The contract of [`exchange`].
+unsafe fn exchange_of<C: OneStep, const N: usize>(
+    slots: LamportSlots<'_, N>,
+    state: *mut u32,
+    collective: &C,
+) {
+    let (used, sends) = (collective.used(), collective.sends());
+    let threads = thread::grid_dim_x() * thread::block_dim_x();
+    let first = thread::index_1d();
+    // SAFETY: the caller's contract. Each slot is used by one thread, and all lanes of a warp use
+    // those of a row together.
+    unsafe {
+        if sends {
+            collective.prefetch::<N>(first);
+        }
+        grid::wait_for_previous();
+        grid::launch_next();
+        // Loads before the first send, which waits for the number of the launch.
+        let mut mine = [Vec16::from_bits([0; 4]); N];
+        if sends {
+            mine = collective.load(first);
+        }
+        let session = slots.begin(state, used);
+        if sends {
+            let mut slot = first;
+            while slot < used {
+                collective.send(&session, slot, &mine);
+                slot += threads;
+                mine = collective.load(slot);
+            }
+            // While the messages are on their way.
+            thread::sync_threads();
+            session.end(Coop::cta());
+        } else if first == 0 {
+            collective.send_nothing(&session);
+        }
+        let mut slot = first;
+        while slot < used {
+            collective.receive(&session, slot);
+            slot += threads;
+        }
+        if first == 0 {
+            collective.receive_nothing(&session);
+        }
+        if !sends {
+            thread::sync_threads();
+            session.end(Coop::cta());
+        }
+    }
+}
