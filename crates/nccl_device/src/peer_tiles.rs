@@ -437,8 +437,8 @@ impl<O: Owners, const N: usize> PeerSums<'_, O, N> {
     ///
     /// # Safety
     ///
-    /// All lanes of a warp call this, and no other warp adds these elements in this launch. `row` is
-    /// a multiple of the number of rows. This rank's parts
+    /// All lanes of a warp call this, and no other warp adds these elements in this launch. `row`
+    /// is a multiple of the number of rows. This rank's parts
     /// [are stored](PeerTiles::wait_stored), and the ranks [have met](PeerTiles::meet).
     #[track_caller]
     pub unsafe fn add(&self, column: PeerColumn, row: u32) {

@@ -64,8 +64,8 @@ pub(crate) trait Follow {
         unsafe { tile.store(c, row, column) };
     }
 
-    /// Sends a slice of a warp's part of a tile from shared memory, in a bulk group that follows those
-    /// of all slices that are stored together. One lane calls it.
+    /// Sends a slice of a warp's part of a tile from shared memory, in a bulk group that follows
+    /// the one of the slices that are stored together. One lane calls it.
     ///
     /// # Safety
     ///

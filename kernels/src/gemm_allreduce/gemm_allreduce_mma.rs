@@ -66,8 +66,8 @@ pub fn workspace<W: Partial>(m: usize, n: usize, n_ranks: usize) -> Option<GemmW
 ///
 /// `a` has `m * k` elements and `b` has `n * k`, aligned to 16 bytes; `c` has `m * n` in every
 /// rank. `k` is a multiple of 8, and `m`, `n` and `k` are not 0. The windows of the workspace have
-/// [`workspace`]'s words for `W`; no other kernel uses them, and their flags were 0 in every rank before the first launch in any. All ranks launch with the same
-/// arguments, in the same order.
+/// [`workspace`]'s words for `W`; no other kernel uses them, and their flags were 0 in every rank
+/// before the first launch in any. All ranks launch with the same arguments, in the same order.
 #[kernel(max_threads = 384, W = [f32, bf16, F8E4M3])]
 pub unsafe fn gemm_allreduce_mma<W: Partial>(
     comm: DevComm,
