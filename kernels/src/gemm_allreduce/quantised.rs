@@ -1,10 +1,10 @@
 //! The exchange of a product's tiles between two ranks as 8-bit floats with scales.
 //!
 //! As [`PeerTiles`] with their parts, but a warp's part of a tile, 16 rows and 256 columns, is
-//! rounded to [`F8E4M3`] with a scale for [`SCALED`] elements of a row. It goes as it lies in shared
-//! memory to the peer and to a workspace of this rank: both ranks add the same numbers. A vector
-//! has eight columns of two rows, eight apart; one of the part's four vectors of scales has the
-//! exponents of the rows' scales for [`SCALED`] columns, a byte for each.
+//! rounded to [`F8E4M3`] with a scale for [`SCALED`] elements of a row. It goes as it lies in
+//! shared memory to the peer and to a workspace of this rank: both ranks add the same numbers. A
+//! vector has eight columns of two rows, eight apart; one of the part's four vectors of scales has
+//! the exponents of the rows' scales for [`SCALED`] columns, a byte for each.
 
 use cuda_std::atomic::Scope;
 use cuda_std::grid;
