@@ -497,9 +497,9 @@ fn product_and_bound(problem: Problem, rank: usize, wire: Wire) -> (Vec<f64>, Ve
     (products, bounds)
 }
 
-/// Returns the mean error of a product whose partial sums travel in this type, by a plan. No element
-/// is off by more than the type's bound and roundings; all ranks have the same bits, and so has a
-/// graph that is launched twice.
+/// Returns the mean error of a product whose partial sums travel in this type, by a plan. No
+/// element is off by more than the type's bound and roundings; all ranks have the same bits, and so
+/// has a graph that is launched twice.
 fn mean_error(
     rank: &Rank,
     problem: Problem,

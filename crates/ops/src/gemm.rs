@@ -134,16 +134,7 @@ impl Gemm {
         let tuned = Mutex::new(Tuned::new(stream.context(), "gemm", 1)?);
         let (stream, plans) = (stream.clone(), Mutex::default());
         let order = StreamOrder::local(stream.context());
-        Ok(Self {
-            compiled,
-            stream,
-            hopper,
-            constant_b: false,
-            slices,
-            order,
-            plans,
-            tuned,
-        })
+        Ok(Self { compiled, stream, hopper, constant_b: false, slices, order, plans, tuned })
     }
 
     /// Whether it has the kernels for Hopper.

@@ -420,8 +420,8 @@ impl Operation for GemmAllReduce {
         }
         match plan {
             Plan::Wide | Plan::Swapped { .. } if !self.exchanges => refuse(format!(
-                "the plan `{plan}` needs several ranks, all with Hopper GPUs, and there are {}: set \
-                 `strips` or `unfused`",
+                "the plan `{plan}` needs several ranks, all with Hopper GPUs, and there are {}: \
+                 set `strips` or `unfused`",
                 self.base.comm.n_ranks()
             )),
             _ => Ok(()),

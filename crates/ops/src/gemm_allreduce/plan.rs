@@ -85,8 +85,7 @@ pub(super) fn hides_few_rows(extents: Extents) -> bool {
 plan_text!(GemmAllReducePlan);
 
 impl PlanText for GemmAllReducePlan {
-    const FORMS: &'static str =
-        "strips, wide, unfused, or swapped:<rows>x<columns>:<splits>";
+    const FORMS: &'static str = "strips, wide, unfused, or swapped:<rows>x<columns>:<splits>";
 
     fn from_fields(name: &str, fields: &[Field]) -> Option<Self> {
         match (name, fields) {

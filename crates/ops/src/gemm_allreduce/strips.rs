@@ -2,9 +2,7 @@
 
 use std::cell::OnceCell;
 
-use devcomm_host::{
-    DevCommRequirements, DevCommResource, LaunchConfig, Result, Window,
-};
+use devcomm_host::{DevCommRequirements, DevCommResource, LaunchConfig, Result, Window};
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_mma::{SHARED, THREADS, tiles, workspace};
 use half::bf16;
