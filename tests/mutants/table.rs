@@ -47,7 +47,7 @@ const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
 const WIDE: &str = "kernels/src/gemm_allreduce/wide.rs";
 const GATHER: &str = "kernels/src/allgather_gemm.rs";
 const FEW: &str = "docs/guide/kernels/src/few.rs";
-const WIDE: &str = "docs/guide/kernels/src/wide.rs";
+const GUIDE_WIDE: &str = "docs/guide/kernels/src/wide.rs";
 
 // Lines with the operations that mutants change, or with the accesses that are wrong then.
 const ADD_IN_REGISTERS: &str = "peers.add(";
@@ -316,13 +316,19 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("guide_few", FEW, (ADD_IN_REGISTERS, 0), NoWait, &[ADD_IN_REGISTERS]),
     mutant("guide_few", FEW, (THROUGH, 0), Relax, &[THROUGH]),
     mutant("guide_few", FEW, (THROUGH, 0), NoWait, &[THROUGH]),
-    mutant("guide_wide", WIDE, ("peers.prepare()", 0), Remove, &["sums.add("]),
-    mutant("guide_wide", WIDE, ("wait_stored(", 0), NoWait, &["sums.add("]),
-    mutant("guide_wide", WIDE, (".stored(", 0), Relax, &["sums.add("]),
-    mutant("guide_wide", WIDE, ("tma::wait_stores::<1>()", 0), NoWait, &["sums.add("]),
-    mutant("guide_wide", WIDE, ("sums.add(", 0), NoWait, &[".send("]),
-    mutant("guide_wide", WIDE, ("wait_until_read()", 0), NoWait, &["half.store("]),
-    mutant("guide_wide", WIDE, ("group.store(|| unsafe", 0), Remove, &["part.store(", ".send("]),
+    mutant("guide_wide", GUIDE_WIDE, ("peers.prepare()", 0), Remove, &["sums.add("]),
+    mutant("guide_wide", GUIDE_WIDE, ("wait_stored(", 0), NoWait, &["sums.add("]),
+    mutant("guide_wide", GUIDE_WIDE, (".stored(", 0), Relax, &["sums.add("]),
+    mutant("guide_wide", GUIDE_WIDE, ("tma::wait_stores::<1>()", 0), NoWait, &["sums.add("]),
+    mutant("guide_wide", GUIDE_WIDE, ("sums.add(", 0), NoWait, &[".send("]),
+    mutant("guide_wide", GUIDE_WIDE, ("wait_until_read()", 0), NoWait, &["half.store("]),
+    mutant(
+        "guide_wide",
+        GUIDE_WIDE,
+        ("group.store(|| unsafe", 0),
+        Remove,
+        &["part.store(", ".send("],
+    ),
 ];
 
 const NARROW: Change = Change::Narrow(Scope::Gpu);

@@ -1,6 +1,6 @@
 //! A matrix product that its own kernel adds over the GPUs.
 
-use devcomm::device::{EMPTY, Lamport, PeerTiles, lamport_words};
+use devcomm::device::{EMPTY, Everyone, Lamport, lamport_words};
 use devcomm::{
     DevCommRequirements, DevCommResource, Element, Error, LaunchConfig, Rank, Stream,
     SymmetricBuffer, TensorMap, TensorMapDesc, Window,
@@ -48,7 +48,7 @@ impl FusedProduct {
         rank.load(&KERNELS)?;
         let comm = rank.communicator()?;
         comm.require_single_lsa_team()?;
-        let capacity = PeerTiles::<RANKS>::slots(m, n).expect("32 bits count the slots");
+        let capacity = Everyone::slots(m, n).expect("32 bits count the slots");
         let slots = comm.window(lamport_words(RANKS, capacity as usize))?;
         let state = comm.mem_alloc(Lamport::<RANKS>::STATE)?;
         let c = comm.mem_alloc(m * n)?;

@@ -1,6 +1,6 @@
 //! Programs of the guide's fused kernels, which are short: what they rely on is the library's.
 
-use devcomm::device::{EMPTY, Lamport, PeerTiles, lamport_words};
+use devcomm::device::{EMPTY, Everyone, Lamport, lamport_words};
 use devcomm::{
     DevCommRequirements, DevCommResource, Element, LaunchConfig, Result, SymmetricBuffer,
     TensorMap, TensorMapDesc, Window,
@@ -61,7 +61,7 @@ pub fn guide_few(gpu: &Gpu<'_>) -> Result<()> {
 pub fn guide_wide(gpu: &Gpu<'_>) -> Result<()> {
     // Two tiles, one after the other: idle warps add to the first one.
     let [m, n, k] = [9, 264, 392];
-    let capacity = PeerTiles::<RANKS>::slots(m, n).unwrap();
+    let capacity = Everyone::slots(m, n).unwrap();
     let (slots, state, dev) = exchange(gpu, capacity)?;
     let (_a, map_a) = ones(gpu, m, k, wide::TILE.0)?;
     let (_b, map_b) = ones(gpu, n, k, wide::HALF)?;

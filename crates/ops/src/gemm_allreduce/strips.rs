@@ -5,7 +5,6 @@ use std::cell::OnceCell;
 use devcomm_host::{DevCommRequirements, DevCommResource, LaunchConfig, Result, Window};
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_mma::{SHARED, THREADS, tiles, workspace};
-use half::bf16;
 
 use super::options::Plan as Agreed;
 use super::wire::{Wire, by_wire};

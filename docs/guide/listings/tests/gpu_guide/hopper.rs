@@ -1,6 +1,6 @@
 //! The fused products at Hopper's speed.
 
-use devcomm::device::{EMPTY, Lamport, PeerTiles, lamport_words};
+use devcomm::device::{EMPTY, Everyone, Lamport, lamport_words};
 use devcomm::{
     DevCommRequirements, DevCommResource, Element, Error, LaunchConfig, Rank, Stream,
     SymmetricBuffer, TensorMap, TensorMapDesc, Window,
@@ -103,7 +103,7 @@ impl<'a> Gpu<'a> {
 fn a_wide_product_is_added_in_both_ranks(rank: &Rank) -> Result<(), Error> {
     // Tiles that are cut off in each direction, and terms that do not fill the last stage.
     let shape @ [m, n, k] = [150, 264, 72];
-    let capacity = PeerTiles::<RANKS>::slots(m, n).unwrap();
+    let capacity = Everyone::slots(m, n).unwrap();
     let gpu = Gpu::new(rank, shape, capacity)?;
     let a = gpu.map(0, [m, k], wide::TILE.0)?;
     let b = gpu.map(1, [n, k], wide::HALF)?;
