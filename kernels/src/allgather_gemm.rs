@@ -13,7 +13,7 @@
 //! A warp that pushes waits for nothing but the previous kernel of its stream, and a cooperative
 //! launch lets all of them run. Everything else waits for what they push, or within its block.
 //!
-//! # Why no row is overwritten that is still read
+//! # Why no row is overwritten while it is read
 //!
 //! The rows arrive in a bank of a [`TileExchange`], and every rank waits for rows of each peer in
 //! each launch.
@@ -25,8 +25,9 @@ use devcomm_types::{GridConstant, TensorMap};
 use nccl_device::{Coop, DevComm, Team, TileExchange, Window};
 
 use crate::files::gemm::epilogue::Identity;
-use crate::files::gemm::follow::{Copying, Follow};
-use crate::files::gemm::gemm_wgmma::{CLUSTER, TILE_M, origin, product_and};
+use crate::files::gemm::factors::origin;
+use crate::files::gemm::gemm_wgmma::{CLUSTER, TILE_M, product_with};
+use crate::files::gemm::hooks::{Copying, Hooks};
 use crate::files::gemm::order::{Order, cluster, clusters};
 
 /// Rows that a warp pushes before it sets their flag.
@@ -48,7 +49,8 @@ pub struct Gathered {
     pub state: *mut u32,
 }
 
-/// `C = A x B^T` in bf16, where each rank has the same number of rows of A.
+/// Gathers A's rows and computes `C = A x B^T` in bf16, where each rank has the same number of rows
+/// of A.
 ///
 /// `own` is the map of this rank's rows, `first` and `second` are those of A in the two banks.
 /// They, `b`, `c`, `unaligned`, the block and the grid are as for
@@ -81,21 +83,22 @@ pub unsafe fn allgather_gemm(
     // SAFETY: the kernel's contract. All threads of the block have ended their work at `end`.
     unsafe {
         let (maps, epilogue) = ([&*own, &*b, &*c], Identity::<bf16>::new());
-        product_and::<bf16, _>(maps, unaligned, [m, n, k], [false; 2], epilogue, &gather);
+        product_with::<bf16, _>(maps, unaligned, [m, n, k], [false; 2], epilogue, &gather);
         gather.end();
     }
 }
 
-/// The words of the flags' window, for up to `m` rows over so many ranks.
+/// Returns the words of the flags' window, for up to `m` rows over this number of ranks.
 #[must_use]
 pub const fn gather_flags(m: usize, ranks: usize) -> usize {
     ranks * (m / ranks).div_ceil(ROWS as usize)
 }
 
-/// The number of tiles when no more arrive.
+/// The number of tiles that means that no more rows arrive.
 const ABORTED: u32 = u32::MAX;
 
-/// In shared memory: of how many of the block's tiles all rows have arrived, and the bank.
+/// Returns two words in shared memory: the number of the block's tiles whose rows have all arrived,
+/// and the bank.
 fn arrived() -> *mut u32 {
     shared_array![u32; 2]
 }
@@ -129,7 +132,8 @@ impl Gather<'_> {
     /// The kernel's contract; the previous kernels have ended.
     unsafe fn exchange(&self) -> TileExchange<'_, bf16> {
         let Gathered { banks, flags, state, .. } = *self.gathered;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes the exchange's windows and state, and the previous kernels
+        // have ended.
         unsafe { TileExchange::begin(self.comm, banks, flags, state) }
     }
 
@@ -137,11 +141,11 @@ impl Gather<'_> {
     ///
     /// # Safety
     ///
-    /// The kernel's contract. All threads of the block call it behind the product, which ends with
+    /// The kernel's contract. All threads of the block call it after the product, which ends with
     /// a barrier.
     unsafe fn end(&self) {
         if thread::thread_idx_x() == 0 {
-            // SAFETY: the caller's contract.
+            // SAFETY: thread 0 ends the exchange once, after the barrier that ends the product.
             unsafe { self.exchange().end(Coop::thread()) };
         }
     }
@@ -177,7 +181,8 @@ impl Gather<'_> {
     ///
     /// The kernel's contract; one warp of the block calls it, all lanes together.
     unsafe fn watch(&self, order: Order) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes the exchange's windows, and has waited for the previous
+        // kernels.
         let exchange = unsafe { self.exchange() };
         let bank = exchange.bank();
         if warp::lane_id() == 0 {
@@ -231,7 +236,8 @@ impl Gather<'_> {
     ///
     /// The kernel's contract; one warp of each block calls it, all lanes together.
     unsafe fn push(&self) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes the exchange's windows, and has waited for the previous
+        // kernels.
         let exchange = unsafe { self.exchange() };
         let (ranks, messages) = (self.team.n_ranks as u32, self.messages());
         let element = |row: u32| row as usize * self.k as usize;
@@ -262,16 +268,16 @@ impl Gather<'_> {
     }
 }
 
-impl Follow for Gather<'_> {
+impl Hooks for Gather<'_> {
     type Registers = Copying;
 
-    /// A rank's own rows first.
+    /// Returns the order that begins with the rank's own rows.
     fn order(&self, rows: u32, columns: u32) -> Order {
         let first = self.first().div_ceil(CLUSTER_M);
         Order::parts(rows, columns, first % rows, (self.each() / CLUSTER_M).max(1))
     }
 
-    unsafe fn source<'m>(&'m self, a: &'m TensorMap, tiles: u32, row: u32) -> (&'m TensorMap, u32) {
+    unsafe fn a_tile<'m>(&'m self, a: &'m TensorMap, tiles: u32, row: u32) -> (&'m TensorMap, u32) {
         if self.is_own(row) {
             return (a, row - self.first());
         }
@@ -283,7 +289,7 @@ impl Follow for Gather<'_> {
             arrived_tiles > tiles
         });
         if arrives.is_err() || arrived_tiles == ABORTED {
-            // A product of no use, so that the block ends.
+            // The product means nothing, but the block ends.
             return (a, 0);
         }
         tma::fence_async_global();
@@ -292,9 +298,9 @@ impl Follow for Gather<'_> {
         (if bank == 0 { self.maps[0] } else { self.maps[1] }, row)
     }
 
-    unsafe fn beside(&self, order: Order, index: u32) {
+    unsafe fn run_idle_warp(&self, order: Order, index: u32) {
         grid::wait_for_previous();
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller has all lanes of the warp here, after the previous kernels.
         unsafe {
             match index {
                 0 => self.push(),

@@ -38,6 +38,8 @@ const COMBINE_TEAMS: &str = "kernels/src/expert_parallel/ep_combine_hybrid.rs";
 const BLOCKS: &str = "kernels/src/gemm/gemm_blocks.rs";
 pub const MAINLOOP: &str = "crates/cuda_std/src/tile/mainloop.rs";
 const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
+const STORES: &str = "kernels/src/gemm/stores.rs";
+const SWAPPED_TILES: &str = "kernels/src/gemm/swapped_tiles.rs";
 const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
 /// The kernels on the main loop.
 pub const ON_MAINLOOP: [&str; 3] = [WGMMA, BLOCKS, SWAPPED];
@@ -266,9 +268,9 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_wgmma", MAINLOOP, (EMPTY, 0), NoWait, &[PRODUCT, "stage.expect("]),
     mutant("gemm_wgmma", MAINLOOP, ("wgmma::wait_groups::<1>()", 0), NoWait, &[PRODUCT]),
     mutant("gemm_wgmma", MAINLOOP, (SUMS, 0), NoWait, &[PRODUCT]),
-    mutant("gemm_wgmma", WGMMA, ("group.wait_until_read()", 0), NoWait, &[STAGED]),
+    mutant("gemm_wgmma", STORES, ("group.wait_until_read()", 0), NoWait, &[STAGED]),
     mutant("gemm_wgmma", MAINLOOP, (FENCE, 0), Remove, &[STAGED]),
-    mutant("gemm_wgmma", WGMMA, ("group.store(", 0), Remove, &[STAGED]),
+    mutant("gemm_wgmma", STORES, ("group.store(", 0), Remove, &[STAGED]),
     mutant("gemm_swapped", MAINLOOP, (FULL, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_swapped", MAINLOOP, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
     mutant(
@@ -279,9 +281,9 @@ pub const MUTANTS: &[Mutant] = &[
         &["self.memory.send(", "let sent = "],
     ),
     mutant("gemm_swapped", MAINLOOP, (SUMS, 0), NoWait, &[MULTIPLY]),
-    mutant("gemm_swapped", SWAPPED, (READ, 0), NoWait, &["store_transposed("]),
-    mutant("gemm_swapped", SWAPPED, (FENCE, 0), Remove, &["store_transposed("]),
-    mutant("gemm_swapped", SWAPPED, ("named_barrier_sync(", 1), Remove, &["store_transposed("]),
+    mutant("gemm_swapped", SWAPPED_TILES, (READ, 0), NoWait, &["store_transposed("]),
+    mutant("gemm_swapped", SWAPPED_TILES, (FENCE, 0), Remove, &["store_transposed("]),
+    mutant("gemm_swapped", SWAPPED_TILES, ("named_barrier_sync(", 1), Remove, &["store_transposed("]),
     mutant("gemm_sliced", SLICES, ("named_barrier_sync(", 0), Remove, &[SLICE]),
     mutant("gemm_sliced", SLICES, ("named_barrier_sync(", 1), Remove, &["mem::load(is_last"]),
     mutant("gemm_sliced", SLICES, (ARRIVED, 0), Relax, &[SLICE]),
@@ -297,14 +299,14 @@ pub const MUTANTS: &[Mutant] = &[
         WGMMA,
         ("tma::wait_stores::<1>()", 0),
         NoWait,
-        &["follow.keep(c"],
+        &["hooks.store_slice(c"],
     ),
     mutant(
         "gemm_allreduce_wide_f8",
         WGMMA,
         ("tma::wait_stores::<1>()", 0),
         NoWait,
-        &["follow.keep(c"],
+        &["hooks.store_slice(c"],
     ),
     mutant("gemm_allreduce_wide", WIDE, ("self.stored(", 0), Relax, &["sums.add("]),
     mutant("allgather_gemm", GATHER, (PREVIOUS, 0), NoWait, &[PUSHED_ROWS]),

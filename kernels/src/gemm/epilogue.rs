@@ -1,4 +1,4 @@
-//! What becomes of a product's sums before they are rounded and stored.
+//! Epilogues: what happens to a product's sums before they are rounded and stored.
 
 use core::marker::PhantomData;
 
@@ -6,7 +6,7 @@ use cuda_std::convert::Float;
 use cuda_std::prelude::*;
 use cuda_std::{math, mem};
 
-/// What becomes of the sums of a product. It is a parameter of the kernel: a kernel of one's own
+/// The step between the sums of a product and C. It is a parameter of the kernel: a user's kernel
 /// calls the `product` of [`gemm_wgmma`](super::gemm_wgmma), [`gemm_swapped`](super::gemm_swapped)
 /// or [`gemm_mma`](super::gemm_mma) with it. [`Fused`] is that of the shipped kernels.
 ///
@@ -35,9 +35,9 @@ pub trait Epilogue: Copy {
     /// of C, when the kernels before a dependent launch have ended.
     fn apply<F: Fragment>(&self, sums: &mut F);
 
-    /// Whether [`ahead`](Self::ahead) does anything; only [`gemm_swapped`](super::gemm_swapped)
-    /// calls it.
-    const AHEAD: bool = false;
+    /// Whether [`send_early`](Self::send_early) does anything; only
+    /// [`gemm_swapped`](super::gemm_swapped) calls it.
+    const SENDS_EARLY: bool = false;
 
     /// The epilogue of this launch. The threads that multiply call it before the first product.
     #[must_use]
@@ -45,15 +45,15 @@ pub trait Epilogue: Copy {
         self
     }
 
-    /// Called for all of a thread's sums of a tile before `apply` is for any: to send them, if
-    /// `apply` receives others.
-    fn ahead<F: Fragment>(&self, _sums: &mut F) {}
+    /// Sends a thread's sums, if `apply` adds those of other ranks. It is called for all sums of a
+    /// tile before `apply` is called for any.
+    fn send_early<F: Fragment>(&self, _sums: &mut F) {}
 
-    /// The threads that multiply, of this number in a block, call it behind the last tile.
+    /// The threads that multiply, of this number in a block, call it after the last tile.
     fn end(&self, _threads: u32) {}
 
-    /// Whether `apply` changes nothing. Kernels then pass over its code at once, for a tile, which
-    /// is one miss of the instruction cache and not one for each part.
+    /// Whether `apply` changes nothing. Kernels then skip its code once for each tile: that is one
+    /// miss of the instruction cache instead of one for each part.
     fn is_identity(&self) -> bool {
         false
     }
@@ -64,7 +64,7 @@ pub trait Epilogue: Copy {
 pub struct Identity<O>(PhantomData<O>);
 
 impl<O> Identity<O> {
-    /// The epilogue.
+    /// Returns the epilogue.
     #[must_use]
     pub const fn new() -> Self {
         Self(PhantomData)
@@ -87,12 +87,12 @@ impl<O: Float> Epilogue for Identity<O> {
     }
 }
 
-/// A thread's sums, of some rows and columns of C. Some may lie outside: these are any numbers, and
-/// not stored.
+/// A thread's sums, of some rows and columns of C. Some may lie outside C: they
+/// have any values, and are not stored.
 pub trait Fragment {
-    /// How many rows.
+    /// The number of rows.
     const ROWS: u32;
-    /// How many columns.
+    /// The number of columns.
     const COLUMNS: u32;
     /// Whether columns `2 * j` and `2 * j + 1` are neighbours in C, the first an even one.
     const PAIRS: bool;
@@ -253,7 +253,7 @@ impl<O: Float> Epilogue for Fused<O> {
                 let row = sums.row(i);
                 if row < m {
                     let from = self.residual.wrapping_add(row as usize * n as usize);
-                    // SAFETY: as above.
+                    // SAFETY: a residual has `m x n` numbers, and the row is below `m`.
                     unsafe { Self::add(sums, from, i, i + 1) };
                 }
                 i += 1;

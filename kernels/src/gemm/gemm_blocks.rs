@@ -13,17 +13,18 @@ use cuda_std::{grid, hint, math, tma, wgmma};
 use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap, TensorMapDesc};
 
 use super::epilogue::{Epilogue, Fused};
-use super::follow::{Alone, Follow};
+use super::factors::{Factors, Source, origin};
 use super::gemm_wgmma::{
-    CLUSTER, Done, Factors, GemmFactor, Output, Part, SLICES, SLICES_WORDS, STAGES, STORE_M,
-    Source, Store, TILE_N, WARPGROUP_M, origin,
+    CLUSTER, GemmFactor, SLICES, SLICES_WORDS, STAGES, STORE_M, TILE_N, WARPGROUP_M,
 };
+use super::hooks::{Hooks, Idle};
 use super::order::Order;
+use super::stores::{Done, Output, Part, Store};
 
 /// Terms, and rows of B, that share a scale: the terms of a step, and half of a tile's columns.
 pub const BLOCK: u32 = 128;
 
-/// `C = A x B^T` in bf16 of 8-bit floats with scales, and with an epilogue, for Hopper.
+/// Computes `C = A x B^T` in bf16 of 8-bit floats with scales, and with an epilogue, for Hopper.
 ///
 /// The scales are row-major matrices: `blocks_a` of `ceil(k / 128) x m`, in which element (`t`,
 /// `i`) is that of row `i` of A and the 128 columns from `128 * t` on; `blocks_b` of `ceil(n / 128)
@@ -50,12 +51,12 @@ pub unsafe fn gemm_blocks<T: GemmFactor>(
     epilogue: Fused<bf16>,
 ) {
     let scales = [blocks_a, blocks_b];
-    // SAFETY: the kernel's contract.
+    // SAFETY: the caller of the kernel passes what the body needs: their conditions are the same.
     unsafe { product::<T, _>([&a, &b, &c], unaligned, [m, n, k], scales, epilogue) }
 }
 
-/// The body of [`gemm_blocks()`] with any epilogue, as that of
-/// [`gemm_wgmma`](super::gemm_wgmma::product).
+/// Computes what [`gemm_blocks()`] does, with any epilogue, as the `product` of
+/// [`gemm_wgmma`](super::gemm_wgmma::product) does.
 ///
 /// # Safety
 ///
@@ -69,11 +70,11 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
 ) {
     let c = Output { map: c, by_map: unaligned.is_null(), address: unaligned, m, n };
     let blocks = Blocks { factors: Factors::<T>::new([a, b], [false; 2]), c, k, scales, epilogue };
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes the matrices, scales, grid and block that the kernel needs.
     unsafe { blocks.run() }
 }
 
-/// A thread's sums of a block of terms and of columns, as [`wgmma::multiply`] leaves them.
+/// A thread's sums of 128 terms and 128 columns, as [`wgmma::multiply`] leaves them.
 type Products = [f32; 64];
 
 /// Computes the products of 64 rows of A, and of 128 rows of B from `row` on, of a block of terms.
@@ -131,7 +132,7 @@ struct State {
 // products.
 unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     type Schedule = Persistent<CLUSTER>;
-    type Registers = Alone;
+    type Registers = Idle;
     type Sums = [f32; 128];
     type Source = Source<'a>;
     type State = State;
@@ -174,7 +175,8 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
         let (rows, columns) = ([state.done.row, self.c.m], [column, self.c.n]);
         state.scales =
             Scales::of(self.scales, warp::lane_id(), rows, columns, self.k.div_ceil(BLOCK));
-        // SAFETY: the kernel's contract.
+        // SAFETY: the caller of the kernel passes scales for each block of `k`, and the first one
+        // exists.
         state.next = unsafe { state.scales.load(0) };
         state.block = 0;
     }
@@ -189,7 +191,8 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     ) {
         let shared = self.factors.shared;
         let mut products = [0.0; 64];
-        // SAFETY: the kernel's contract.
+        // SAFETY: a whole warpgroup computes a stage that has arrived; scales exist for each block
+        // of `k`.
         unsafe {
             let factors = state.scales.factors(state.next);
             state.block += 1;
@@ -215,7 +218,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     }
 
     fn finish(&self, group: &Warpgroup, state: &mut State, _: Turn, sums: &mut [f32; 128]) {
-        // Unknown: nothing is computed from it before the loop, where registers are few.
+        // Opaque: so nothing is computed from it before the loop, where registers are few.
         let lane = hint::opaque(warp::lane_id());
         let (done, shared) = (&state.done, self.factors.shared);
         let (row, column) = (done.row + lane / 4, done.column + lane % 4 * 2);
@@ -248,8 +251,8 @@ struct Scales {
 impl Scales {
     const NONE: Self = Self { first: core::ptr::null(), stride: 0 };
 
-    /// Those of a lane's sums of a tile, whose 16 rows begin at `row` of `m`, and whose columns at
-    /// `column` of `n`, of `blocks` of terms.
+    /// Returns the scales of a lane's sums. The tile's 16 rows begin at `row` of `m`, its columns
+    /// at `column` of `n`, and there are `blocks` blocks of terms.
     fn of(
         [a, b]: [*const f32; 2],
         lane: u32,
@@ -257,7 +260,7 @@ impl Scales {
         [column, n]: [u32; 2],
         blocks: u32,
     ) -> Self {
-        // What lies behind C is not stored: it has the scales of the last row and block.
+        // Elements beyond C are not stored: they use the scales of the last row and block.
         let at = |index: u32, count: u32| if index < count { index } else { count - 1 } as usize;
         let (upper, which) = (row + lane / 4, lane % 4);
         if which < 2 {
@@ -274,17 +277,18 @@ impl Scales {
     ///
     /// The matrices have the block, and nothing writes them.
     unsafe fn load(&self, block: u32) -> f32 {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a block below the number of blocks, and the matrices have it.
         unsafe { mem::load(self.first.add(block as usize * self.stride as usize)) }
     }
 
-    /// By what the products are multiplied: for each block of columns, those of each row.
+    /// Returns the numbers that the products are multiplied by: two for each block of columns, one
+    /// for each row.
     ///
     /// # Safety
     ///
     /// The lanes of a warp call this together, with what each of them loaded.
     unsafe fn factors(&self, scale: f32) -> [[f32; 2]; 2] {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller has all lanes of the warp here.
         let of = |which| unsafe { warp::warp_shuffle_idx(warp::FULL_MASK, scale, which, 4).0 };
         let rows = [of(0), of(1)];
         [of(2), of(3)].map(|columns| rows.map(|row| row * columns))

@@ -1,8 +1,8 @@
 //! The product of groups of rows, each with a B of its own: the experts of a layer.
 //!
-//! Where the groups are, is read on the GPU. A group begins at any row, and its tiles with it; rows
-//! that are in no group are neither read to any effect nor written. Every block counts the tiles of
-//! all groups for itself, before the first one; groups without rows have none.
+//! The kernel reads the groups' rows on the GPU. A group begins at any row, and its tiles begin
+//! there too. Rows in no group have no effect, and are not written. Before its first tile, every
+//! block counts the tiles of all groups; a group without rows has none.
 
 use cuda_std::grid;
 use cuda_std::prelude::*;
@@ -10,13 +10,15 @@ use cuda_std::tile::Mainloop;
 use devcomm_types::{GridConstant, TensorMap};
 
 use super::epilogue::Fused;
-use super::follow::{Alone, Follow};
-use super::gemm_wgmma::{Factors, GemmFactor, Output, Product};
+use super::factors::Factors;
+use super::gemm_wgmma::{GemmFactor, Product};
 use super::groups::{GroupTiles, Groups};
+use super::hooks::{Hooks, Idle};
 use super::order::Order;
+use super::stores::Output;
 
-/// `C = A x B^T` for each group of rows of A and C, with an epilogue, for Hopper. B has `n x k`
-/// elements for each group, one behind the other. The epilogue's bias is that of all groups.
+/// Computes `C = A x B^T` for each group of rows of A and C, with an epilogue, for Hopper. B has `n
+/// x k` elements for each group, one after the other. The epilogue's bias is that of all groups.
 ///
 /// The maps, the grid and the block are as for [`gemm_wgmma`](super::gemm_wgmma::gemm_wgmma()), B's
 /// map with the rows of all groups; C's is used if `n` is a multiple of 8, and its address for what
@@ -25,7 +27,7 @@ use super::order::Order;
 /// # Safety
 ///
 /// A, B and C have `m x k`, `groups.count x n x k` and `m x n` elements, and `groups` has arrays of
-/// `groups.count`, which is not 0. No row is in two groups. Rows of groups behind row `m` are left
+/// `groups.count`, which is not 0. No row is in two groups. Rows of groups from `m` on are left
 /// out. No other kernel writes A, B, the groups or what the epilogue reads, or accesses C, but
 /// those before a dependent launch.
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, T = [bf16, f16])]
@@ -45,7 +47,8 @@ pub unsafe fn gemm_grouped<T: GemmFactor>(
     let grouped = Grouped { groups, m, n };
     let c = Output { map: &c, by_map: n.is_multiple_of(8), address, m, n };
     let factors = Factors::<T>::new([&a, &b], [false; 2]);
-    // SAFETY: the kernel's contract.
+    // SAFETY: the caller of the kernel passes matrices, groups, grid and block as the product
+    // needs.
     unsafe { Product::new(factors, c, k, epilogue, &grouped).run() }
 }
 
@@ -56,8 +59,8 @@ struct Grouped {
     n: u32,
 }
 
-impl Follow for Grouped {
-    type Registers = Alone;
+impl Hooks for Grouped {
+    type Registers = Idle;
 
     const GROUPS: bool = true;
 

@@ -10,12 +10,12 @@ use super::gemm_mma::{self, Factors, TILE};
 use super::groups::{GroupTiles, Groups};
 use super::order::Position;
 
-/// As [`gemm_grouped`](super::gemm_grouped::gemm_grouped()), with the grid and the block of
-/// [`gemm_mma`](super::gemm_mma::gemm_mma()). Not for a dependent launch.
+/// Computes what [`gemm_grouped`](super::gemm_grouped::gemm_grouped()) does, with the grid and the
+/// block of [`gemm_mma`](super::gemm_mma::gemm_mma()). Not for a dependent launch.
 ///
 /// # Safety
 ///
-/// As there.
+/// The conditions are those of [`gemm_grouped`](super::gemm_grouped::gemm_grouped()).
 #[kernel(T = [f16, bf16], arch = "sm_80", max_threads = 128)]
 pub unsafe fn gemm_grouped_mma<T: Factor + Float>(
     a: *const T,
@@ -37,7 +37,7 @@ pub unsafe fn gemm_grouped_mma<T: Factor + Float>(
         let mut tile = thread::block_idx_x();
         while tile < rows * columns {
             let Position { row, column, group } = tiles.position(tile);
-            let b = b.wrapping_add(group.of_b as usize * k as usize);
+            let b = b.wrapping_add(group.b_row as usize * k as usize);
             let factors = Factors { a, b, m: group.end, n, k };
             let origin = (group.first + row * TILE, column * TILE);
             factors.tile(c, origin, alignment, PLAIN, epilogue);

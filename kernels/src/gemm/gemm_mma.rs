@@ -30,7 +30,7 @@ type Product<T, const TA: bool = false, const TB: bool = false> =
 /// A warp's sums: 4 x 8 fragments of 16 x 8.
 type Sums = [RegTile<f32, 8>; 4];
 
-/// `C = A x B^T`, with an epilogue, for every GPU since Ampere.
+/// Computes `C = A x B^T`, with an epilogue, on every GPU since Ampere.
 ///
 /// `transposed_a` and `transposed_b` say that A is stored as `k x m`, or B as `k x n`. It is
 /// fastest if stored rows of A and B begin at multiples of 16 bytes, and slowest if they have an
@@ -56,15 +56,15 @@ pub unsafe fn gemm_mma<T: Factor + Float>(
     transposed_b: bool,
     epilogue: Fused<T>,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the caller of the kernel passes what the body needs: their conditions are the same.
     unsafe { product([a, b], c, [m, n, k], [transposed_a, transposed_b], epilogue) }
 }
 
-/// As [`gemm_mma()`], with C in f32.
+/// Computes what [`gemm_mma()`] does, with C in f32.
 ///
 /// # Safety
 ///
-/// As there.
+/// The conditions are those of [`gemm_mma()`].
 #[kernel(T = [f16, bf16], arch = "sm_80", max_threads = 128)]
 pub unsafe fn gemm_mma_f32<T: Factor>(
     a: *const T,
@@ -77,12 +77,12 @@ pub unsafe fn gemm_mma_f32<T: Factor>(
     transposed_b: bool,
     epilogue: Fused<f32>,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the caller of the kernel passes what the body needs: their conditions are the same.
     unsafe { product([a, b], c, [m, n, k], [transposed_a, transposed_b], epilogue) }
 }
 
-/// The body of [`gemm_mma()`] with any epilogue, for kernels with its grid and its block. The
-/// attribute is `#[kernel(arch = "sm_80", max_threads = 128)]`.
+/// Computes what [`gemm_mma()`] does, with any epilogue, in a kernel with its grid and block. The
+/// kernel's attribute is `#[kernel(arch = "sm_80", max_threads = 128)]`.
 ///
 /// # Safety
 ///
@@ -124,7 +124,7 @@ fn matrix<T>(address: *const T, rows: u32, k: u32, transposed: bool) -> Matrix<T
 }
 
 impl<T: Factor> Factors<T> {
-    /// To what stored rows of both are aligned, in bytes.
+    /// Returns the alignment of both factors' stored rows, in bytes.
     pub(super) fn row_alignment(&self, [ta, tb]: [bool; 2]) -> u32 {
         let a = matrix(self.a, self.m, self.k, ta).row_alignment();
         a.min(matrix(self.b, self.n, self.k, tb).row_alignment())
@@ -146,9 +146,10 @@ impl<T: Factor> Factors<T> {
         let Self { a, b, m, n, k } = *self;
         let warp = thread::thread_idx_x() / warp::WARP_SIZE;
         let part = (warp / 2 * WARP_TILE, warp % 2 * WARP_TILE);
-        // Unknown: what one of the forms needs is not kept in registers during another.
+        // Opaque: so the values that one of the forms needs are not kept in registers during
+        // another.
         let factors = Self { a, b, m: hint::opaque(m), n: hint::opaque(n), k: hint::opaque(k) };
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller has all threads of the block here; the alignment is that of the rows.
         unsafe {
             let sums = match (alignment, transposed) {
                 (16, [false, false]) => factors.sums::<16, false, false>(origin, part),
@@ -161,7 +162,7 @@ impl<T: Factor> Factors<T> {
                 (_, [true, false]) => factors.sums::<2, true, false>(origin, part),
                 (_, [true, true]) => factors.sums::<2, true, true>(origin, part),
             };
-            // Unknown: nothing is computed from it before the products, where registers are few.
+            // Opaque: so nothing is computed from it before the products, where registers are few.
             let lane = hint::opaque(warp::lane_id());
             let row = origin.0 + part.0 + lane / 4;
             let column = origin.1 + part.1 + lane % 4 * 2;
@@ -183,7 +184,7 @@ impl<T: Factor> Factors<T> {
     ) -> Sums {
         let (a, b) = (matrix(self.a, self.m, self.k, TA), matrix(self.b, self.n, self.k, TB));
         let product = Product::<T, TA, TB> { a, b, memory: shared::dynamic_shared_mem() };
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller has all threads of the block here, with matrices of these extents.
         unsafe { product.sums::<ALIGN, 4, 8>(origin, part, thread::sync_threads) }
     }
 }

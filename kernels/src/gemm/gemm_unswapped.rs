@@ -1,9 +1,9 @@
 //! The product of few columns on Hopper.
 //!
-//! The product of [`gemm_swapped`](super::gemm_swapped) with A and B in each other's place: rows of
-//! A are the 64 rows of a `wgmma`, and a tile is as wide as C's columns need. So here rows and
-//! columns of a [`Shape`], of a [`Cluster`](super::gemm_swapped::Cluster) and of a [`Division`] are
-//! each other's. Rows of C are stored from registers.
+//! The kernel is [`gemm_swapped`](super::gemm_swapped) with A and B exchanged: rows of A are the 64
+//! rows of a `wgmma`, and a tile is as wide as C's columns need. So here the rows of a [`Shape`], a
+//! [`Cluster`](super::gemm_swapped::Cluster) and a [`Division`] are columns of C, and their columns
+//! are rows. Rows of C are stored from registers.
 
 use core::marker::PhantomData;
 
@@ -15,13 +15,15 @@ use cuda_std::{mem, warp};
 use devcomm_types::{Element, GridConstant, TensorMap};
 
 use super::epilogue::{Epilogue, Fragment, Fused};
-use super::gemm_swapped::{
-    Block, Division, M80N128, M96N64, M96N128, M112N64, M112N128, M128N128, M144N128, M160N128,
-    M176N128, M192N128, M208N128, M224N128, M256N128, STORE_EIGHTS, Shape, Sums, Target, compute,
+use super::gemm_swapped::compute;
+use super::shapes::{
+    Division, M80N128, M96N64, M96N128, M112N64, M112N128, M128N128, M144N128, M160N128, M176N128,
+    M192N128, M208N128, M224N128, M256N128, STORE_EIGHTS, Shape,
 };
 use super::slices::Slices;
+use super::swapped_tiles::{Block, Sums, Target};
 
-/// `C = A x B^T` in bf16 or f16, with an epilogue, for few columns of C, for Hopper.
+/// Computes `C = A x B^T` in bf16 or f16, with an epilogue, for few columns of C, on Hopper.
 ///
 /// `m`, `n` and `k` are those of the product. The maps, the grid and the block are those of
 /// [`gemm_swapped`](super::gemm_swapped::gemm_swapped()) for the product of B and A, of `n x m`
@@ -46,12 +48,12 @@ pub unsafe fn gemm_unswapped<T: Half + Factor + Element, S: Shape>(
     division: Division,
     epilogue: Fused<T>,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the caller of the kernel passes what the body needs: their conditions are the same.
     unsafe { compute::<T, S, _, _>([&b, &a], Rows(c), [n, m, k], division, None, epilogue) }
 }
 
-/// [`gemm_unswapped()`] whose terms are divided among clusters. Wider tiles leave it too few
-/// registers.
+/// Computes what [`gemm_unswapped()`] does, with the terms divided among clusters. Wider tiles
+/// leave it too few registers.
 ///
 /// # Safety
 ///
@@ -71,7 +73,7 @@ pub unsafe fn gemm_unswapped_sliced<T: Half + Factor + Element, S: Shape>(
     slices: Slices,
     epilogue: Fused<T>,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the caller of the kernel passes what the body needs: their conditions are the same.
     unsafe { compute::<T, S, _, _>([&b, &a], Rows(c), [n, m, k], division, Some(slices), epilogue) }
 }
 
@@ -127,7 +129,8 @@ impl<C: Half + Element> Target for Rows<C> {
     }
 }
 
-/// Of four words of each lane of a quad, `place` in it, the `place`-th words of all.
+/// Returns the `place`-th words of all four lanes of a quad, each of which has four words; `place`
+/// is the lane's place in the quad.
 ///
 /// # Safety
 ///
@@ -135,10 +138,10 @@ impl<C: Half + Element> Target for Rows<C> {
 unsafe fn transpose(words: [u32; 4], place: u32) -> [u32; 4] {
     let [a, b, c, d] = words;
     let (odd, high) = (place & 1 != 0, place & 2 != 0);
-    let swap = |keep, give, distance, upper| {
-        // SAFETY: the caller's contract.
-        let got = unsafe { warp::shuffle_xor(if upper { keep } else { give }, distance) };
-        if upper { [got, give] } else { [keep, got] }
+    let swap = |own, other, distance, upper| {
+        // SAFETY: the caller has all lanes of the warp here.
+        let got = unsafe { warp::shuffle_xor(if upper { own } else { other }, distance) };
+        if upper { [got, other] } else { [own, got] }
     };
     // Two by two words, then the words of each two by two.
     let [a, b] = swap(a, b, 1, odd);
@@ -153,7 +156,7 @@ struct Part<S> {
     sums: Sums,
     row: u32,
     column: u32,
-    /// The groups that it has.
+    /// The number of groups that are the thread's.
     eights: u32,
     end: (u32, u32),
     shape: PhantomData<S>,
@@ -169,7 +172,7 @@ impl<S: Shape> Fragment for Part<S> {
     }
 
     fn column(&self, j: u32) -> u32 {
-        // The columns of a group that there is not are other blocks'.
+        // Columns of groups beyond the last one are other blocks'.
         if j / 2 < self.eights { self.column + 8 * (j / 2) + j % 2 } else { self.end.1 }
     }
 

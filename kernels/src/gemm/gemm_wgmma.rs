@@ -3,11 +3,9 @@
 //! A block computes tiles of 128 x 256 elements of C, one after the other. One warp loads the
 //! factors by TMA into a pipeline of four stages; two warpgroups multiply, 64 rows each, and store
 //! their sums by TMA from shared memory. Between two tiles they only round the sums and write half
-//! of them there: the stores, and the other half, follow behind the first products of the next
+//! of them there: the stores, and the other half, come after the first products of the next
 //! tile. The two blocks of a cluster compute tiles that are neighbours in a column: both need the
 //! same rows of B, of which each loads half for both.
-
-use core::marker::PhantomData;
 
 use cuda_std::convert::Float;
 use cuda_std::prelude::*;
@@ -15,12 +13,14 @@ use cuda_std::tile::{
     EmptyStage, IdleWarp, Mainloop, Persistent, SharedTile, TileMemory, Turn, Warpgroup,
 };
 use cuda_std::wgmma::Factor;
-use cuda_std::{cluster, grid, hint, mma, tma};
+use cuda_std::{grid, hint, mma, tma};
 use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
 
-use super::epilogue::{Epilogue, Fragment, Fused};
-use super::follow::Follow;
-use super::order::{Order, Position};
+use super::epilogue::{Epilogue, Fused};
+use super::factors::{Factors, STAGE_BYTES, STORE_BYTES, Shared, Source, Tile};
+use super::hooks::Hooks;
+use super::order::Order;
+use super::stores::{Done, Output, Part, Store};
 
 /// Rows of a tile of C.
 pub const TILE_M: u32 = 128;
@@ -40,13 +40,13 @@ pub const STAGES: u32 = 4;
 pub(crate) const MULTIPLYING_WARPS: u32 = 8;
 /// Warps that neither load nor multiply.
 pub(crate) const IDLE_WARPS: u32 = 3;
-/// Terms of a tile whose products come before the last slices of the previous tile are written, if
-/// slices are also sent to a peer: all blocks send at the same time, and shared memory has room for
-/// these only when the first ones are on their way. At most half of a tile's terms.
-const SENT: u32 = 24 * 64;
-/// Further terms whose products come before the previous tile is reported as stored: it is in C by
-/// then, so that the wait is short.
-const STORED: u32 = 4 * 64;
+/// Terms of a tile that are multiplied before the last slices of the previous tile are written, if
+/// slices are also sent to a peer. All blocks send at the same time, and shared memory has room for
+/// these slices only after the first ones have left it. At most half of a tile's terms.
+const SEND_COST_TERMS: u32 = 24 * 64;
+/// Further terms that are multiplied before the previous tile is reported as stored: it is in C by
+/// then, so the wait is short.
+const STORE_COST_TERMS: u32 = 4 * 64;
 /// Rows of a warpgroup.
 pub(super) const WARPGROUP_M: u32 = 64;
 /// Terms that one load of a transposed factor has, and rows of A or B.
@@ -81,8 +81,8 @@ fn multiply_transposable<T: Factor + mma::Factor>(
     transposed: [bool; 2],
     accumulate: bool,
 ) {
-    // Each branch commits its group: behind the branches `ptxas` commits a second, empty one, and a
-    // wait for the stage before would be one for this stage too.
+    // Each branch commits its group: after the branches `ptxas` would commit a second, empty one,
+    // and a wait for the stage before would be one for this stage too.
     let (a_t, b_t) = (a.transposed_factor(), b.transposed_factor());
     match transposed {
         [false, false] => group.multiply(sums, a, b, accumulate),
@@ -120,21 +120,13 @@ impl GemmFactor for F8E5M2 {
     type Output = bf16;
 }
 
-type A<T> = SharedTile<T, TILE_M>;
-type B<T> = SharedTile<T, TILE_N>;
-pub(super) type Store<O> = SharedTile<O, STORE_M>;
-
-/// Tiles have as many bytes for every type.
-const STAGE_BYTES: u32 = A::<bf16>::BYTES + B::<bf16>::BYTES;
-/// Tiles for the stores of each warp.
-const STORE_BYTES: u32 = SLICES * MULTIPLYING_WARPS * Store::<bf16>::BYTES;
 /// Dynamic shared memory in bytes, with what the alignment takes.
 pub const SHARED: u32 = STAGES * STAGE_BYTES + STORE_BYTES + TileMemory::PADDING;
 /// Threads per block: two warpgroups that multiply, one that loads.
 pub const THREADS: u32 = 384;
 
-/// `C = A x B^T`, with an epilogue, for Hopper: of bf16 or f16 in the same type, of 8-bit floats in
-/// bf16.
+/// Computes `C = A x B^T`, with an epilogue, for Hopper. C has the type of bf16 or f16 factors, and
+/// is bf16 for 8-bit factors.
 ///
 /// `transposed_a` and `transposed_b` say that A is stored as `k x m`, or B as `k x n`; not for
 /// 8-bit factors, which `wgmma` does not transpose.
@@ -164,17 +156,17 @@ pub unsafe fn gemm_wgmma<T: GemmFactor>(
     transposed_b: bool,
     epilogue: Fused<<T as GemmFactor>::Output>,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the caller of the kernel passes what the body needs: their conditions are the same.
     unsafe {
         product::<T, _>([&a, &b, &c], unaligned, [m, n, k], [transposed_a, transposed_b], epilogue)
     }
 }
 
-/// As [`gemm_wgmma()`], with C in f32.
+/// Computes what [`gemm_wgmma()`] does, with C in f32.
 ///
 /// # Safety
 ///
-/// As there.
+/// The conditions are those of [`gemm_wgmma()`].
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, T = [bf16, f16, F8E4M3, F8E5M2])]
 pub unsafe fn gemm_wgmma_f32<T: GemmFactor>(
     a: GridConstant<TensorMap>,
@@ -188,14 +180,14 @@ pub unsafe fn gemm_wgmma_f32<T: GemmFactor>(
     transposed_b: bool,
     epilogue: Fused<f32>,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the caller of the kernel passes what the body needs: their conditions are the same.
     unsafe {
         product::<T, _>([&a, &b, &c], unaligned, [m, n, k], [transposed_a, transposed_b], epilogue)
     }
 }
 
-/// The body of [`gemm_wgmma()`] with any epilogue, for kernels with its grid and its block. The
-/// attribute is `#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]`.
+/// Computes what [`gemm_wgmma()`] does, with any epilogue, in a kernel with its grid and block. The
+/// kernel's attribute is `#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]`.
 ///
 /// # Safety
 ///
@@ -207,179 +199,58 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
     transposed: [bool; 2],
     epilogue: E,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes what a product without hooks needs.
     unsafe {
-        product_and::<T, E>([a, b, c], unaligned, [m, n, k], transposed, epilogue, &());
+        product_with::<T, E>([a, b, c], unaligned, [m, n, k], transposed, epilogue, &());
     }
 }
 
-/// As [`product`], with what a kernel does beside it.
+/// Computes what [`product`] does, and runs a kernel's hooks.
 ///
 /// # Safety
 ///
-/// As there.
-pub(crate) unsafe fn product_and<T: GemmFactor, E: Epilogue>(
+/// The conditions are those of [`product`] and of the hooks.
+pub(crate) unsafe fn product_with<T: GemmFactor, E: Epilogue>(
     [a, b, c]: [&TensorMap; 3],
     unaligned: *mut E::Output,
     [m, n, k]: [u32; 3],
     transposed: [bool; 2],
     epilogue: E,
-    follow: &impl Follow,
+    hooks: &impl Hooks,
 ) {
     let c = Output { map: c, by_map: unaligned.is_null(), address: unaligned, m, n };
     let factors = Factors::<T>::new([a, b], transposed);
-    // SAFETY: the caller's contract.
-    unsafe { Product::new(factors, c, k, epilogue, follow).run() }
+    // SAFETY: the caller passes matrices, grid and block as the kernel needs them.
+    unsafe { Product::new(factors, c, k, epilogue, hooks).run() }
 }
 
-/// A block's shared memory: the stages, and tiles for the stores of each warp.
-#[derive(Clone, Copy)]
-pub(super) struct Shared<T> {
-    element: PhantomData<T>,
-    memory: TileMemory,
-}
-
-impl<T: GemmFactor> Shared<T> {
-    /// Terms of the sums that a stage has.
-    const TILE_K: u32 = A::<T>::COLUMNS;
-
-    pub(super) fn dynamic() -> Self {
-        Self { element: PhantomData, memory: TileMemory::dynamic() }
-    }
-
-    pub(super) fn a(self, stage: u32) -> A<T> {
-        self.memory.tile(stage * STAGE_BYTES)
-    }
-
-    pub(super) fn b(self, stage: u32) -> B<T> {
-        self.memory.tile(stage * STAGE_BYTES + A::<T>::BYTES)
-    }
-
-    /// One of a warp's tiles for stores.
-    fn store<O>(self, warp: u32, which: u32) -> Store<O> {
-        self.memory.tile(STAGES * STAGE_BYTES + (SLICES * warp + which) * Store::<O>::BYTES)
-    }
-}
-
-/// A tile of this block.
-#[derive(Clone, Copy)]
-struct Tile {
-    /// Its first row and column in C.
-    row: u32,
-    column: u32,
-    /// The row of B that is the first column's.
-    of_b: u32,
-    /// The rows of its group end here.
-    end: u32,
-}
-
-impl Tile {
-    fn at(order: Order, number: u32) -> Self {
-        let Position { row, column, group } = order.position(number);
-        let (row, column) = ((CLUSTER * row + cluster::rank()) * TILE_M, column * TILE_N);
-        Self { row: group.first + row, column, of_b: group.of_b + column, end: group.end }
-    }
-}
-
-/// The row and column of C from which this block computes the tile.
-pub(crate) fn origin(order: Order, number: u32) -> (u32, u32) {
-    let Tile { row, column, .. } = Tile::at(order, number);
-    (row, column)
-}
-
-/// The factors of a product, as TMA loads them.
-#[derive(Clone, Copy)]
-pub(super) struct Factors<'a, T> {
-    pub(super) shared: Shared<T>,
-    pub(super) maps: [&'a TensorMap; 2],
-    /// Whether A and B are stored transposed.
-    pub(super) transposed: [bool; 2],
-}
-
-/// The first rows of A and B of a tile, and the map of A.
-pub(super) struct Source<'a> {
-    a: &'a TensorMap,
-    row: u32,
-    of_b: u32,
-}
-
-impl<'a, T: GemmFactor> Factors<'a, T> {
-    pub(super) fn new(maps: [&'a TensorMap; 2], transposed: [bool; 2]) -> Self {
-        let transposed = transposed.map(|transposed| T::TRANSPOSABLE && transposed);
-        Self { shared: Shared::dynamic(), maps, transposed }
-    }
-
-    /// Where the factors of one of this cluster's tiles are.
-    pub(super) fn source(&self, order: Order, number: u32) -> Source<'a> {
-        let Tile { row, of_b, .. } = Tile::at(order, number);
-        Source { a: self.maps[0], row, of_b }
-    }
-
-    pub(super) fn prefetch(&self) {
-        tma::prefetch_map(self.maps[0]);
-        tma::prefetch_map(self.maps[1]);
-    }
-
-    /// Loads a step's tile of A, and this block's half of B's to both blocks of the cluster.
-    pub(super) fn load(&self, source: &Source<'_>, term: u32, stage: &EmptyStage) {
-        const HALF: u32 = TILE_N / CLUSTER;
-        const BOTH: u16 = (1 << CLUSTER) - 1;
-        let half = cluster::rank() * HALF;
-        let (&Source { a, row, of_b }, [_, b]) = (source, self.maps);
-        let (a_tile, b_half) =
-            (self.shared.a(stage.number()), self.shared.b(stage.number()).rows::<HALF>(half));
-        let of_b = of_b + half;
-        stage.expect(STAGE_BYTES);
-        // A part of the other layout has as many bytes as as many rows of this one.
-        if self.transposed[0] {
-            let mut part = 0;
-            while part < TILE_M {
-                stage.load(a_tile.rows::<TRANSPOSED>(part), a, term, row + part);
-                part += TRANSPOSED;
-            }
-        } else {
-            stage.load(a_tile, a, row, term);
-        }
-        if self.transposed[1] {
-            let mut part = 0;
-            while part < HALF {
-                let to = b_half.rows::<TRANSPOSED>(part);
-                stage.load_multicast(to, b, term, of_b + part, BOTH);
-                part += TRANSPOSED;
-            }
-        } else {
-            stage.load_multicast(b_half, b, of_b, term, BOTH);
-        }
-    }
-}
-
-/// What is this product's own in the main loop.
+/// The product's part of the main loop.
 pub(super) struct Product<'a, T, E: Epilogue, F> {
     factors: Factors<'a, T>,
     c: Output<'a, E::Output>,
     k: u32,
     epilogue: E,
-    follow: &'a F,
-    /// With groups.
+    hooks: &'a F,
+    /// The order, if the rows are in groups: it is computed once.
     order: Option<Order>,
 }
 
-impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Product<'a, T, E, F> {
+impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Product<'a, T, E, F> {
     pub(super) fn new(
         factors: Factors<'a, T>,
         c: Output<'a, E::Output>,
         k: u32,
         epilogue: E,
-        follow: &'a F,
+        hooks: &'a F,
     ) -> Self {
-        let order = if F::GROUPS { Some(follow.order_of(c.m, c.n)) } else { None };
-        Self { factors, c, k, epilogue, follow, order }
+        let order = if F::GROUPS { Some(hooks.order_of(c.m, c.n)) } else { None };
+        Self { factors, c, k, epilogue, hooks, order }
     }
 
     fn order(&self) -> Order {
         // Opaque: the multiplying warps would keep it in registers for `last`.
         self.order
-            .unwrap_or_else(|| self.follow.order_of(hint::opaque(self.c.m), hint::opaque(self.c.n)))
+            .unwrap_or_else(|| self.hooks.order_of(hint::opaque(self.c.m), hint::opaque(self.c.n)))
     }
 
     /// If C has 16 bits, the last slices wait in registers: those before them are written at once.
@@ -391,32 +262,32 @@ impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Product<'a, T, E, F> {
     fn store_slices(&self, group: &Warpgroup, state: &State, slice: u32) {
         let shared = self.factors.shared;
         if slice == Self::AT_ONCE {
-            state.done.write::<T, E::Output>(group, shared, |i| state.rest[i]);
+            state.done.write::<T, E::Output>(group, shared, |i| state.pending[i]);
         }
-        state.done.send(group, &self.c, shared, slice, self.follow);
+        state.done.send(group, &self.c, shared, slice, self.hooks);
     }
 
-    /// Reports the parts of tiles that the warp has stored, when these are in C.
+    /// Waits until the warp's parts of tiles are in C, and reports their number.
     fn report(&self, group: &Warpgroup, state: &State) {
         if warp::lane_id() == 0 {
-            // The last group is what is on its way to a peer.
+            // The last group of stores may still be on its way to a peer.
             tma::wait_stores::<1>();
-            self.follow.stored(group.warp(), state.tiles);
+            self.hooks.on_stored(group.warp(), state.tiles);
         }
     }
 }
 
-/// What a multiplying warp keeps of its previous tile.
+/// A multiplying warp's previous tile, of which slices may wait to be stored.
 pub(super) struct State {
     done: Done,
-    /// The last slices, rounded.
-    rest: [u32; SLICES_WORDS],
+    /// The words of the last slices, rounded.
+    pending: [u32; SLICES_WORDS],
     /// The number of tiles that are computed.
     tiles: u32,
 }
 
-// SAFETY: the tiles are a stage's, and as many bytes are expected. `compute` only multiplies.
-unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, T, E, F> {
+// SAFETY: a stage's loads have as many bytes as `expect` announces, and `compute` only multiplies.
+unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Mainloop for Product<'a, T, E, F> {
     type Schedule = Persistent<CLUSTER>;
     type Registers = F::Registers;
     type Sums = [f32; 128];
@@ -441,10 +312,10 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
     }
 
     fn source(&self, _: u32, work: Turn) -> Source<'a> {
-        let Source { a, row, of_b } = self.factors.source(self.order(), work.number);
-        // SAFETY: the kernel's contract.
-        let (a, row) = unsafe { self.follow.source(a, work.before, row) };
-        Source { a, row, of_b }
+        let Source { a, row, b_row } = self.factors.source(self.order(), work.number);
+        // SAFETY: one thread loads all tiles in their order, and calls this once for each.
+        let (a, row) = unsafe { self.hooks.a_tile(a, work.before, row) };
+        Source { a, row, b_row }
     }
 
     fn load(&self, source: &Source<'a>, term: u32, stage: &EmptyStage) {
@@ -453,7 +324,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
 
     fn state(&self, _: &Warpgroup) -> State {
         let done = Done { row: 0, column: 0, end: u32::MAX };
-        State { done, rest: [0; SLICES_WORDS], tiles: 0 }
+        State { done, pending: [0; SLICES_WORDS], tiles: 0 }
     }
 
     fn compute(
@@ -469,14 +340,14 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
         T::multiply(group, sums, tiles, transposed, !first);
     }
 
-    /// After the first products; after the next ones, or those with which messages have left; and
-    /// when what was stored is in C.
+    /// The slices in registers are written after the first products. The ones after them are
+    /// written when the messages before have left, and reported when they are in C.
     fn pause(&self, index: u32) -> u32 {
-        let sent = if F::SENDS { SENT.min(self.k / 2) } else { Self::STEP };
+        let sent = if F::SENDS { SEND_COST_TERMS.min(self.k / 2) } else { Self::STEP };
         match index {
             0 => 1,
             1 => sent + 1,
-            _ => sent + 1 + STORED,
+            _ => sent + 1 + STORE_COST_TERMS,
         }
     }
 
@@ -504,7 +375,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
         }
         state.tiles = work.before + 1;
         let (c, done, shared) = (&self.c, &state.done, self.factors.shared);
-        // Unknown: nothing is computed from it before the loop, where registers are few.
+        // Opaque: so nothing is computed from it before the loop, where registers are few.
         let own = hint::opaque(warp::lane_id());
         let (row, column) = (done.row + own / 4, done.column + own % 4 * 2);
         if !self.epilogue.is_identity() {
@@ -514,16 +385,16 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
         let mut slice = 0;
         while slice < Self::SLICES {
             let first = (slice / SLICES) as usize * SLICES_WORDS;
-            let word = |i| self.follow.word(E::Output::word(first + i, |i| sums[i]));
+            let word = |i| self.hooks.encode(E::Output::word(first + i, |i| sums[i]));
             if slice < Self::AT_ONCE {
                 if slice > 0 {
-                    done.send(group, c, shared, slice - SLICES, self.follow);
+                    done.send(group, c, shared, slice - SLICES, self.hooks);
                 }
                 done.write::<T, E::Output>(group, shared, word);
             } else {
                 let mut i = 0;
-                while i < state.rest.len() {
-                    state.rest[i] = word(i);
+                while i < state.pending.len() {
+                    state.pending[i] = word(i);
                     i += 1;
                 }
             }
@@ -542,172 +413,12 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Follow> Mainloop for Product<'a, 
             self.report(group, state);
         }
         tma::wait_stores::<0>();
-        // SAFETY: the kernel's contract.
-        unsafe { self.follow.last(self.order(), group.warp()) };
+        // SAFETY: all lanes of a multiplying warp are here, after its last store.
+        unsafe { self.hooks.drain(self.order(), group.warp()) };
     }
 
     fn idle(&self, warp: &IdleWarp) {
-        // SAFETY: the kernel's contract.
-        unsafe { self.follow.beside(self.order(), warp.index()) };
-    }
-}
-
-/// A thread's sums of a tile, from `row` and `column` on.
-pub(super) struct Part<'a> {
-    pub(super) sums: &'a mut [f32; 128],
-    pub(super) row: u32,
-    pub(super) column: u32,
-    pub(super) end: (u32, u32),
-}
-
-impl Fragment for Part<'_> {
-    const ROWS: u32 = 2;
-    const COLUMNS: u32 = 64;
-    const PAIRS: bool = true;
-
-    fn row(&self, i: u32) -> u32 {
-        self.row + 8 * i
-    }
-
-    fn column(&self, j: u32) -> u32 {
-        self.column + 8 * (j / 2) + j % 2
-    }
-
-    fn end(&self) -> (u32, u32) {
-        self.end
-    }
-
-    fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
-        &mut self.sums[(4 * (j / 2) + 2 * i + j % 2) as usize]
-    }
-}
-
-/// A warp's part of a tile that is computed.
-pub(super) struct Done {
-    pub(super) row: u32,
-    pub(super) column: u32,
-    /// The rows of its group end here.
-    pub(super) end: u32,
-}
-
-impl Done {
-    /// Writes [`SLICES`] slices to the shared memory, of which a thread has the words.
-    pub(super) fn write<T: GemmFactor, O: Float>(
-        &self,
-        group: &Warpgroup,
-        shared: Shared<T>,
-        word: impl Fn(usize) -> u32,
-    ) {
-        group.wait_until_read();
-        let mut which = 0;
-        while which < SLICES {
-            let first = which as usize * (SLICES_WORDS / SLICES as usize);
-            // SAFETY: the lanes of the warp call this together, and the tiles are the warp's.
-            unsafe {
-                let tile = shared.store::<O>(group.warp(), which);
-                tile.store_words(warp::lane_id(), |i| word(first + i));
-            }
-            which += 1;
-        }
-    }
-
-    /// Stores the slices that were written, from the tile's `slice`-th on.
-    pub(super) fn send<T: GemmFactor, O: Float, F: Follow>(
-        &self,
-        group: &Warpgroup,
-        c: &Output<'_, O>,
-        shared: Shared<T>,
-        slice: u32,
-        follow: &F,
-    ) {
-        // A map would store the rows of the next group too.
-        let is_cut = F::GROUPS && self.end.saturating_sub(self.row) < STORE_M;
-        if is_cut || !c.by_map {
-            // SAFETY: the lanes of the warp call this together. C is as the kernel's contract says.
-            unsafe {
-                warp::sync();
-                self.each(group, shared, slice, |column, from| {
-                    c.store((self.row, self.end), column, from);
-                });
-            }
-            return;
-        }
-        // SAFETY: the kernel's contract. Each slice is stored and sent once.
-        group.store(|| unsafe {
-            self.each(group, shared, slice, |column, from: Store<O>| {
-                follow.keep(c.map, self.row, column, from);
-            });
-            if F::SENDS {
-                tma::commit_stores();
-                self.each(group, shared, slice, |column, from: Store<O>| {
-                    follow.send(self.row, column, from);
-                });
-            }
-        });
-    }
-
-    /// Calls `store` with the column of each slice, from the tile's `slice`-th on, and its tile.
-    fn each<T: GemmFactor, O>(
-        &self,
-        group: &Warpgroup,
-        shared: Shared<T>,
-        slice: u32,
-        store: impl Fn(u32, Store<O>),
-    ) {
-        let mut which = 0;
-        while which < SLICES {
-            let column = self.column + (slice + which) * Store::<O>::COLUMNS;
-            store(column, shared.store::<O>(group.warp(), which));
-            which += 1;
-        }
-    }
-}
-
-/// Where the sums go.
-pub(super) struct Output<'a, O> {
-    pub(super) map: &'a TensorMap,
-    /// Whether the map is used, for whole parts of a tile.
-    pub(super) by_map: bool,
-    /// C's address, for parts that are stored element by element.
-    pub(super) address: *mut O,
-    pub(super) m: u32,
-    pub(super) n: u32,
-}
-
-impl<O: Float> Output<'_, O> {
-    /// Stores a warp's tile up to row `end`, element by element.
-    ///
-    /// # Safety
-    ///
-    /// `address` is C's. The lanes of a warp call this together, and write the tile again
-    /// after a barrier.
-    unsafe fn store(&self, (row, end): (u32, u32), column: u32, tile: Store<O>) {
-        const ROWS: u32 = 4;
-        let lane = warp::lane_id();
-        let m = self.m.min(end);
-        let halves = Store::<O>::COLUMNS / warp::WARP_SIZE;
-        // Not unrolled as a whole, which would take more registers than are left.
-        let end = hint::opaque(m.saturating_sub(row).min(STORE_M));
-        let mut first = 0;
-        while first < end {
-            let mut i = 0;
-            while i < ROWS * halves {
-                let (r, column_in_tile) = (first + i / halves, i % halves * warp::WARP_SIZE + lane);
-                let (row, column) = (row + r, column + column_in_tile);
-                if row < m && column < self.n {
-                    let at = row as usize * self.n as usize + column as usize;
-                    // SAFETY: the element lies in C.
-                    unsafe {
-                        let bits = tile.bits(r, column_in_tile);
-                        match size_of::<O>() {
-                            2 => mem::store(self.address.cast::<u16>().add(at), bits as u16),
-                            _ => mem::store(self.address.cast::<u32>().add(at), bits),
-                        }
-                    }
-                }
-                i += 1;
-            }
-            first += ROWS;
-        }
+        // SAFETY: all lanes of a warp that neither loads nor multiplies are here, once.
+        unsafe { self.hooks.run_idle_warp(self.order(), warp.index()) };
     }
 }

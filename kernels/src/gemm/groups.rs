@@ -5,8 +5,8 @@ use cuda_std::tile::TileOrder;
 
 use super::order::{Group, Position};
 
-/// Parts of the groups before which the rows of tiles are counted: as many as there is room for in
-/// shared memory beside the pipeline of [`gemm_grouped`](super::gemm_grouped).
+/// Parts of the groups for which the rows of tiles before them are counted. Shared memory has room
+/// for this number besides the pipeline of [`gemm_grouped`](super::gemm_grouped).
 const PARTS: u32 = 256;
 
 /// The most warps of a block.
@@ -16,11 +16,11 @@ const WARPS: usize = 12;
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]
 pub struct Groups {
-    /// How many there are.
+    /// The number of groups.
     pub count: u32,
     /// The first row of each.
     pub offsets: *const u32,
-    /// How many rows each has.
+    /// The number of rows of each.
     pub sizes: *const u32,
 }
 
@@ -31,7 +31,7 @@ impl Groups {
     ///
     /// The group is one, and nothing writes the offsets and sizes.
     unsafe fn rows(&self, group: u32, m: u32) -> (u32, u32) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a group below the count, and nothing writes the arrays.
         let (first, size) = unsafe {
             let first = mem::load(self.offsets.wrapping_add(group as usize));
             (first.min(m), mem::load(self.sizes.wrapping_add(group as usize)))
@@ -40,7 +40,7 @@ impl Groups {
     }
 }
 
-/// The tiles of groups, of `HEIGHT` rows, one group behind the other; those of a group in the order
+/// The tiles of groups, of `HEIGHT` rows, one group after the other; those of a group in the order
 /// of [`TileOrder<GROUP>`].
 #[derive(Clone, Copy)]
 pub(super) struct GroupTiles<const HEIGHT: u32, const GROUP: u32> {
@@ -54,8 +54,8 @@ pub(super) struct GroupTiles<const HEIGHT: u32, const GROUP: u32> {
 }
 
 impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
-    /// Of groups of `m` rows of A and C, for C of `n` columns, which are as many `columns` of
-    /// tiles. Groups end at row `m` at the latest.
+    /// Counts the tiles of groups of `m` rows of A and C, where C has `n` columns, in `columns`
+    /// columns of tiles. Groups end at row `m` at the latest.
     ///
     /// # Safety
     ///
@@ -63,11 +63,12 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
     /// threads of the block call this, once.
     pub(super) unsafe fn new(groups: Groups, [m, n]: [u32; 2], columns: u32) -> Self {
         let this = Self { groups, m, n, rows: 0, columns };
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller has all threads of the block here, with arrays that nothing writes.
         Self { rows: unsafe { this.count_rows() }, ..this }
     }
 
-    /// In shared memory: how many rows of tiles come before each part of the groups.
+    /// Returns the array in shared memory of the number of rows of tiles before each part of the
+    /// groups.
     fn before() -> *mut u32 {
         shared_array![u32; PARTS as usize]
     }
@@ -137,7 +138,7 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
         let (mut rows, mut group) = (0, part * each);
         let end = (group + each).min(self.groups.count);
         while group < end {
-            // SAFETY: the caller's contract.
+            // SAFETY: the group is below the count, and the caller lets nothing write the arrays.
             let (first, end) = unsafe { self.groups.rows(group, self.m) };
             rows += (end - first).div_ceil(HEIGHT);
             group += 1;
@@ -157,7 +158,7 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
     /// As [`new`](Self::new), but any threads may call it.
     pub(super) unsafe fn position(&self, number: u32) -> Position {
         let row = number / self.columns.max(1);
-        // The last part with no more rows before it: behind it are empty ones only, or later ones.
+        // The last part with no more rows before it: only empty parts or later rows come after it.
         let (mut part, mut distance) = (0, PARTS / 2);
         // SAFETY: the caller's contract; the part is one, and so is the group.
         unsafe {
@@ -174,7 +175,7 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
                 if row - before < rows {
                     let order = TileOrder::<GROUP> { rows, columns: self.columns };
                     let (row, column) = order.position(number - before * self.columns);
-                    let group = Group { first, end, of_b: group * self.n };
+                    let group = Group { first, end, b_row: group * self.n };
                     return Position { row, column, group };
                 }
                 before += rows;

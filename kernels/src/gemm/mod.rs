@@ -11,7 +11,7 @@
 //! of groups of rows, by the tiles of the first and of the last one.
 
 pub mod epilogue;
-pub(crate) mod follow;
+pub(crate) mod factors;
 pub mod gemm_blocks;
 pub mod gemm_grouped;
 pub mod gemm_grouped_mma;
@@ -20,5 +20,9 @@ pub mod gemm_swapped;
 pub mod gemm_unswapped;
 pub mod gemm_wgmma;
 pub mod groups;
+pub(crate) mod hooks;
 pub(crate) mod order;
+pub mod shapes;
 pub mod slices;
+mod stores;
+mod swapped_tiles;

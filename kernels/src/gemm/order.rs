@@ -39,9 +39,9 @@ enum Division {
 /// Where a tile is.
 #[derive(Clone, Copy)]
 pub(crate) struct Position {
-    /// Its row among those of its group, in tiles.
+    /// The row among those of its group, in tiles.
     pub(super) row: u32,
-    /// Its column, in tiles.
+    /// The column, in tiles.
     pub(super) column: u32,
     pub(super) group: Group,
 }
@@ -54,16 +54,16 @@ pub(crate) struct Group {
     /// The row behind the last one.
     pub(super) end: u32,
     /// The first row of the group's B.
-    pub(super) of_b: u32,
+    pub(super) b_row: u32,
 }
 
 impl Group {
     /// All rows.
-    pub(super) const ALL: Self = Self { first: 0, end: u32::MAX, of_b: 0 };
+    pub(super) const ALL: Self = Self { first: 0, end: u32::MAX, b_row: 0 };
 }
 
 impl Order {
-    /// Of all rows.
+    /// Returns the order of the tiles of all rows.
     pub(crate) fn whole(rows: u32, columns: u32) -> Self {
         Self { tiles: TileOrder { rows, columns }, division: Division::None }
     }
@@ -81,7 +81,7 @@ impl Order {
         Self { tiles: TileOrder { rows, columns }, division: Division::Parts { first, height } }
     }
 
-    /// Of groups of rows.
+    /// Returns the order of the tiles of groups of rows.
     pub(super) fn groups(groups: GroupTiles<{ CLUSTER * TILE_M }, GROUP>) -> Self {
         let (rows, columns) = groups.extent();
         Self { tiles: TileOrder { rows, columns }, division: Division::Groups(groups) }
@@ -114,7 +114,8 @@ impl Order {
             Division::Parts { first, height } => {
                 position_in_parts(self.tiles, first, height, number)
             }
-            // SAFETY: the contract of the kernels with groups.
+            // SAFETY: `GroupTiles::new` was called with groups that nothing writes, and the number
+            // is a tile's.
             Division::Groups(groups) => return unsafe { groups.position(number) },
         };
         Position { row, column, group: Group::ALL }

@@ -6,7 +6,8 @@ use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
 use cuda_std::{mem, thread};
 
-use super::gemm_swapped::{Shape, WARPGROUP_BARRIER, WARPGROUP_N, four};
+use super::shapes::{Shape, WARPGROUP_N};
+use super::swapped_tiles::{WARPGROUP_BARRIER, four};
 
 /// The blocks that compute a tile together, each a slice of the terms. The last one that has its
 /// sums adds those of all, in the order of the slices, and stores them. No block waits for another.

@@ -43,12 +43,13 @@ pub(super) const fn slot_words<W: Partial>() -> usize {
 /// Groups of 16 rows in a strip: a warp reduces one group at a time.
 const GROUPS: u32 = STRIP_ROWS / ROWS;
 
-/// In shared memory: the number of the next group of rows that a warp of the block takes.
+/// Returns a word in shared memory: the number of the next group of rows that a warp takes.
 fn next_group() -> *mut u32 {
     shared_array![u32; 1]
 }
 
-/// In shared memory: how many of the block's warps have returned from [`Exchange::reduce`].
+/// Returns a word in shared memory: the number of the block's warps that have returned from
+/// [`Exchange::reduce`].
 fn warps_done() -> *mut u32 {
     shared_array![u32; 1]
 }
@@ -84,7 +85,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
         partials: Window<u32>,
         flags: Window<u32>,
     ) -> Self {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a window of flags that begins with the epoch's words.
         let epoch = unsafe { Epoch::begin(flags.local().as_ptr()) }.get();
         if thread::thread_idx_x() == 0 {
             // SAFETY: no other thread uses the words before the barrier.
@@ -195,7 +196,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
             }
         }
         if warp::lane_id() == 0 {
-            // SAFETY: as above.
+            // SAFETY: a word in shared memory, which only this changes after the block's barrier.
             let warps_done = unsafe { AtomicU32::from_ptr(warps_done()) };
             warps_done.fetch_add(1, Order::Relaxed, Scope::Cta);
         }
@@ -258,13 +259,13 @@ impl<'a, W: Partial> Exchange<'a, W> {
         let mut source = 0;
         while source < self.team.n_ranks as usize {
             let scales = match W::HAS_SCALES {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller has waited for every rank's elements and their scales.
                 true => Scale::unpack(unsafe { mem::load(scales.add(source * stride)) }),
                 false => [1.0; 2],
             };
             let mut lane = 0;
             while lane < 4 {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller has waited for every rank's elements.
                 let part = unsafe { mem::load_vec(from.add(source * stride + 4 * lane).cast()) };
                 let part = W::unpack(part);
                 let mut i = 0;
@@ -355,7 +356,7 @@ unsafe fn store_elements(c: LsaPtr<bf16>, at: usize, words: [u32; 4], len: u32) 
     while i < 8 {
         if (i as u32) < len {
             let bits = (words[i / 2] >> (16 * (i % 2))) as u16;
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes elements in the window that only this thread stores.
             unsafe { c.store(at + i, bf16::from_bits(bits)) };
         }
         i += 1;

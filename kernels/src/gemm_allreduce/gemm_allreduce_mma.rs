@@ -35,8 +35,8 @@ pub struct GemmWorkspace {
     pub flags: usize,
 }
 
-/// Number of tiles of an `m x n` matrix, beyond which more blocks have no work. `None` if it is too
-/// large for the kernel's 32-bit arithmetic.
+/// Returns the number of tiles of an `m x n` matrix, beyond which more blocks have no work. `None`
+/// if it is too large for the kernel's 32-bit arithmetic.
 #[must_use]
 pub fn tiles(m: usize, n: usize) -> Option<u32> {
     let tiles = m.div_ceil(TILE_ROWS as usize).checked_mul(n.div_ceil(COLUMNS as usize))?;
@@ -44,8 +44,8 @@ pub fn tiles(m: usize, n: usize) -> Option<u32> {
     u32::try_from(tiles).ok().filter(|tiles| *tiles < u32::MAX / 8)
 }
 
-/// The workspace for an `m x n` matrix over `n_ranks` that send partial sums as `W`. One for a
-/// larger matrix or for more ranks may be used too. `None` if a length overflows.
+/// Returns the workspace for an `m x n` matrix over `n_ranks` ranks that send partial sums as `W`.
+/// One for a larger matrix or for more ranks may be used too. `None` if a length overflows.
 #[must_use]
 pub fn workspace<W: Partial>(m: usize, n: usize, n_ranks: usize) -> Option<GemmWorkspace> {
     let strips = (tiles(m, n)? * STRIPS) as usize;
@@ -56,8 +56,8 @@ pub fn workspace<W: Partial>(m: usize, n: usize, n_ranks: usize) -> Option<GemmW
     })
 }
 
-/// `C = sum over the ranks of A x B^T`, a product and its all-reduce, as the
-/// [module](super) describes. Partial sums are sent as `W`.
+/// Computes `C = sum over the ranks of A x B^T`, as the [module](super) describes. Partial sums are
+/// sent as `W`.
 ///
 /// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every
 /// rank. Block: [`THREADS`] threads, with [`SHARED`] bytes.
@@ -111,7 +111,7 @@ unsafe fn compute<W: Partial>(exchange: &Exchange<'_, W>, product: Product, tile
     let (i, j) = (warp / 2 * 2, warp % 2 * 8);
     let mut tile = thread::block_idx_x();
     while tile < tiles.count() {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller is all computing threads; a strip is announced once, after its sums.
         unsafe {
             let sums =
                 product.sums::<16, 2, 8>(tiles.origin(tile), (half * 64 + i * 16, j * 8), || {

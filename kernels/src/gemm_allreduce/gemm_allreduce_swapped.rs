@@ -28,8 +28,9 @@ const AT_ONCE: usize = 4;
 /// The named barrier of the threads that multiply.
 const BARRIER: u32 = 8;
 
-/// `C = sum over the ranks of A x B^T` in bf16, for few rows: each rank's product is rounded, and
-/// then their sum, which is in f32 and in the order of the ranks. All ranks get the same bits.
+/// Computes `C = sum over the ranks of A x B^T` in bf16, for few rows: each rank's product is
+/// rounded, and then their sum, which is in f32 and in the order of the ranks. All ranks get the
+/// same bits.
 ///
 /// `N` is 2 for two ranks, and 0 for any other number.
 ///
@@ -64,11 +65,11 @@ pub unsafe fn gemm_allreduce_swapped<S: Shape, const N: usize>(
     // Tall tiles leave few registers.
     let at_once = if S::M < 128 { AT_ONCE } else { 1 };
     let exchange = Exchange::<N> { comm, slots, state, capacity, used, session: None, at_once };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the caller of the kernel passes matrices, slots and state as the product needs them.
     unsafe { product::<bf16, S, _>([&a, &b, &c], [m, n, k], division, exchange) }
 }
 
-/// The slots that a product of `m x n` elements uses, if 32 bits count them.
+/// Returns the slots that a product of `m x n` elements uses, if 32 bits count them.
 #[must_use]
 pub fn slots(m: usize, n: usize) -> Option<u32> {
     let blocks = m.div_ceil(8).checked_mul(n.div_ceil(WARPGROUP_N as usize))?;
@@ -84,7 +85,7 @@ struct Exchange<'a, const N: usize> {
     capacity: u32,
     used: u32,
     session: Option<Lamport<'a, N>>,
-    /// At most [`AT_ONCE`].
+    /// The ranks of which a thread polls a vector at the same time, at most [`AT_ONCE`].
     at_once: usize,
 }
 
@@ -119,7 +120,8 @@ impl<const N: usize> Exchange<'_, N> {
             };
             let sent = |i| source(i).filter(|(rank, _)| *rank != own);
             let nothing = [Vec16::from_bits([0; 4]); AT_ONCE];
-            // SAFETY: the caller's contract.
+            // SAFETY: the peers' threads with this number send to the slot, which this thread
+            // alone receives.
             let theirs = unsafe { session.receive_each(nothing, sent, 0) };
             let mut i = 0;
             while i < self.at_once {
@@ -166,18 +168,19 @@ impl<const N: usize> Exchange<'_, N> {
 
 impl<const N: usize> Epilogue for Exchange<'_, N> {
     type Output = bf16;
-    const AHEAD: bool = true;
+    const SENDS_EARLY: bool = true;
 
     fn begin(self) -> Self {
         grid::wait_for_previous();
-        // SAFETY: the kernel's contract.
+        // SAFETY: the caller of the kernel passes the slots, capacity and state of one
+        // `LamportSlots`.
         let session = unsafe {
             LamportSlots::new(self.comm, *self.slots, self.capacity).begin(self.state, self.used)
         };
         Self { session: Some(session), ..self }
     }
 
-    fn ahead<F: Fragment>(&self, sums: &mut F) {
+    fn send_early<F: Fragment>(&self, sums: &mut F) {
         let Some(session) = &self.session else { return };
         let mut i = 0;
         while i < VECTORS {

@@ -13,8 +13,8 @@ use nccl_device::{DevComm, PeerTiles, Window};
 use super::wide::{ClusterTileOwners, summed};
 use crate::files::gemm::epilogue::Identity;
 
-/// `C = sum over the N ranks of A x B^T` in bf16: each rank's product is rounded, and then their
-/// sum, which is in f32 and in the order of the ranks. All ranks get the same bits.
+/// Computes `C = sum over the N ranks of A x B^T` in bf16: each rank's product is rounded, and then
+/// their sum, which is in f32 and in the order of the ranks. All ranks get the same bits.
 ///
 /// The grid, the block and the maps are those of
 /// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()); C is the window `to`, and `n` a multiple
@@ -44,7 +44,7 @@ pub unsafe fn gemm_allreduce_two_shot<const N: usize>(
     n: u32,
     k: u32,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the caller of the kernel passes matrices, slots and state as the body needs them.
     unsafe {
         let own = to.local().as_ptr();
         let peers =
@@ -54,8 +54,8 @@ pub unsafe fn gemm_allreduce_two_shot<const N: usize>(
     }
 }
 
-/// The slots that a rank has for each other one's messages of a product of `m x n` elements, if 32
-/// bits count them.
+/// Returns the slots that a rank has for each other one's messages of a product of `m x n`
+/// elements, if 32 bits count them.
 #[must_use]
 pub fn slots(m: usize, n: usize, ranks: u32) -> Option<u32> {
     ClusterTileOwners::slots(m, n, ranks)

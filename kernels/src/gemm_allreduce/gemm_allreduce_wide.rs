@@ -12,8 +12,8 @@ use nccl_device::{DevComm, Everyone, PeerTiles, Window};
 use super::wide::summed;
 use crate::files::gemm::epilogue::Identity;
 
-/// `C = sum over the two ranks of A x B^T` in bf16: each rank's product is rounded, and then their
-/// sum.
+/// Computes `C = sum over the two ranks of A x B^T` in bf16: each rank's product is rounded, and
+/// then their sum.
 ///
 /// The grid, the block, the maps and the layouts of A and B are those of
 /// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()); `to` is C's address, a multiple of 16
@@ -42,14 +42,14 @@ pub unsafe fn gemm_allreduce_wide(
     n: u32,
     k: u32,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the caller of the kernel passes matrices, slots and state as the body needs them.
     unsafe {
         let peers = PeerTiles::<Everyone, 2>::new(&comm, &slots, state, capacity, to, [m, n]);
         summed([&a, &b, &c], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
     }
 }
 
-/// The slots that a product of `m x n` elements uses, if 32 bits count them.
+/// Returns the slots that a product of `m x n` elements uses, if 32 bits count them.
 #[must_use]
 pub fn slots(m: usize, n: usize) -> Option<u32> {
     Everyone::slots(m, n)

@@ -11,7 +11,7 @@ use nccl_device::{DevComm, PeerTiles, Window};
 use super::quantised::{self, Quantised};
 use super::wide::summed;
 
-/// `C = sum over the two ranks of A x B^T` in bf16: each rank's product is rounded to
+/// Computes `C = sum over the two ranks of A x B^T` in bf16: each rank's product is rounded to
 /// [`F8E4M3`](devcomm_types::F8E4M3), with a scale for 64 columns of a row, and the sum to bf16.
 ///
 /// The grid, the block and the maps are those of
@@ -49,7 +49,7 @@ pub unsafe fn gemm_allreduce_wide_f8(
     }
 }
 
-/// The slots that a product of `m x n` elements uses, if 32 bits count them.
+/// Returns the slots that a product of `m x n` elements uses, if 32 bits count them.
 #[must_use]
 pub fn slots(m: usize, n: usize) -> Option<u32> {
     quantised::slots(m, n)

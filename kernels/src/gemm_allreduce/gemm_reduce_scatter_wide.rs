@@ -15,8 +15,8 @@ use crate::files::gemm::epilogue::Identity;
 /// `m` is a multiple of this number of rows for each rank: those of a cluster's tile.
 pub const ROWS: u32 = CLUSTER_M;
 
-/// A rank's rows of the sum over N ranks of `A x B^T` in bf16: each rank's product is rounded,
-/// and then their sum, which is in f32 and in the order of the ranks.
+/// Computes a rank's rows of the sum over N ranks of `A x B^T` in bf16: each rank's product is
+/// rounded, and then their sum, which is in f32 and in the order of the ranks.
 ///
 /// The grid, the block and the maps are those of
 /// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()), with `m` a multiple of [`ROWS`] times the
@@ -48,7 +48,7 @@ pub unsafe fn gemm_reduce_scatter_wide<const N: usize>(
     n: u32,
     k: u32,
 ) {
-    // SAFETY: the kernel's contract.
+    // SAFETY: the caller of the kernel passes matrices, slots and state as the body needs them.
     unsafe {
         let peers = PeerTiles::<RowOwners, N>::new(&comm, &slots, state, capacity, c, [m, n]);
         let peers = peers.kept_in(product);
@@ -56,7 +56,8 @@ pub unsafe fn gemm_reduce_scatter_wide<const N: usize>(
     }
 }
 
-/// The slots that a rank has for each other one's messages of its rows, if 32 bits count them.
+/// Returns the slots that a rank has for each other one's messages of its rows, if 32 bits count
+/// them.
 #[must_use]
 pub fn slots(rows: usize, n: usize) -> Option<u32> {
     RowOwners::slots(rows, n)

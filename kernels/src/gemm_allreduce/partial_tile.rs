@@ -45,7 +45,7 @@ impl<W: Partial> PartialTile<W> {
         let lane = warp::lane_id();
         if self.local_only {
             let (row, first) = (row + lane / 4, lane % 4 * 2);
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller's warp alone stores these fragments, which lie in C.
             unsafe {
                 self.store_local::<J>(
                     row,
@@ -62,7 +62,7 @@ impl<W: Partial> PartialTile<W> {
         while first < J {
             if first * (WIDTH as usize) < columns {
                 let fragments = |x| fragments(first + x);
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller's warp, with all lanes here, alone stores these fragments.
                 unsafe { self.store_block(i, j + first as u32, block, fragments) };
             }
             first += block;
@@ -119,7 +119,7 @@ impl<W: Partial> PartialTile<W> {
             bottom = bottom.max(c).max(d);
             x += 1;
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller has all lanes of the warp here.
         [top, bottom].map(|mine| unsafe {
             let pair = mine.max(warp::shuffle_xor(mine, 1));
             Scale::of(pair.max(warp::shuffle_xor(pair, 2)))

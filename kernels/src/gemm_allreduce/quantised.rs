@@ -16,8 +16,9 @@ use nccl_device::{Lamport, Owners, PeerMatrix, PeerPlace, PeerTiles, message_wor
 use super::partial::{Partial, SCALED};
 use super::wide::tiles;
 use crate::files::gemm::epilogue::{Epilogue, Fragment};
-use crate::files::gemm::follow::{Adding, Follow};
-use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_N, origin};
+use crate::files::gemm::factors::origin;
+use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_N};
+use crate::files::gemm::hooks::{Adding, Hooks};
 use crate::files::gemm::order::{Order, cluster, clusters};
 use crate::scale::Scale;
 
@@ -48,7 +49,7 @@ pub(super) fn slots(m: usize, n: usize) -> Option<u32> {
     u32::try_from(parts.checked_mul(PART_SLOTS as usize)?).ok()
 }
 
-/// Both ranks add every part.
+/// The owners of the parts: both ranks add every part.
 #[derive(Clone, Copy)]
 pub(super) struct QuantisedParts;
 
@@ -234,7 +235,7 @@ impl Epilogue for Quantised<'_> {
         // A word has the scales of four rows.
         let [top, bottom] = mine.map(|scale| {
             let mut word = scale << (lane / 4 % 4 * 8);
-            // SAFETY: as above.
+            // SAFETY: all lanes of the warp call this together.
             unsafe {
                 word |= warp::shuffle_xor(word, 4);
                 word |= warp::shuffle_xor(word, 8);
@@ -254,37 +255,44 @@ impl Epilogue for Quantised<'_> {
     }
 }
 
-impl Follow for Quantised<'_> {
+impl Hooks for Quantised<'_> {
     type Registers = Adding;
 
     const SENDS: bool = true;
     const REPORTS: bool = true;
 
-    /// As the peer receives it.
-    fn word(&self, word: u32) -> u32 {
+    /// Returns the word as the peer receives it.
+    fn encode(&self, word: u32) -> u32 {
         message_word(word)
     }
 
     #[track_caller]
-    unsafe fn keep<O>(&self, _: &TensorMap, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
+    unsafe fn store_slice<O>(
+        &self,
+        _: &TensorMap,
+        row: u32,
+        column: u32,
+        tile: SharedTile<O, STORE_M>,
+    ) {
         if let Some(slot) = self.tile(row, column) {
-            // SAFETY: the caller's contract.
+            // SAFETY: one lane is here, with a tile after a fence; the slot is this warp's.
             unsafe { tile.store_bulk(self.kept(slot)) };
         }
     }
 
-    unsafe fn send<O>(&self, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
+    unsafe fn send_slice<O>(&self, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
         if let Some(slot) = self.tile(row, column) {
-            // SAFETY: the caller's contract.
+            // SAFETY: one lane is here, with a tile after a fence; the slot is this warp's at the
+            // peer.
             unsafe { self.session().send_tile(1, slot, tile) };
         }
     }
 
-    fn stored(&self, warp: u32, tiles: u32) {
+    fn on_stored(&self, warp: u32, tiles: u32) {
         self.peers.stored(warp, tiles);
     }
 
-    unsafe fn beside(&self, order: Order, index: u32) {
+    unsafe fn run_idle_warp(&self, order: Order, index: u32) {
         grid::wait_for_previous();
         // SAFETY: the caller's contract. The parts are this warp's.
         unsafe {
@@ -305,7 +313,7 @@ impl Follow for Quantised<'_> {
         }
     }
 
-    unsafe fn last(&self, order: Order, warp: u32) {
+    unsafe fn drain(&self, order: Order, warp: u32) {
         if let Some(last) = tiles(order).checked_sub(1) {
             let (row, column) = origin(order, cluster() + last * clusters());
             // SAFETY: the caller's contract. The part is this warp's.

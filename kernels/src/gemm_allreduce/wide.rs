@@ -15,10 +15,11 @@ use nccl_device::{
 };
 
 use crate::files::gemm::epilogue::Epilogue;
-use crate::files::gemm::follow::{Adding, Follow};
+use crate::files::gemm::factors::origin;
 use crate::files::gemm::gemm_wgmma::{
-    CLUSTER, IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_M, TILE_N, origin, product_and,
+    CLUSTER, IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_M, TILE_N, product_with,
 };
+use crate::files::gemm::hooks::{Adding, Hooks};
 use crate::files::gemm::order::{Order, cluster, clusters};
 
 /// Rows of a cluster's tile.
@@ -47,7 +48,7 @@ impl Ordered for RowOwners {
     }
 }
 
-/// A product and its sums, with an epilogue.
+/// Computes a product, with an epilogue, and adds it over the ranks.
 ///
 /// # Safety
 ///
@@ -58,12 +59,12 @@ pub(super) unsafe fn summed<O: Owners, const N: usize>(
     extents: [u32; 3],
     peers: &PeerTiles<'_, O, N>,
     epilogue: impl Epilogue,
-    follow: &impl Follow,
+    hooks: &impl Hooks,
 ) {
     peers.prepare();
     // SAFETY: the caller's contract. The product ends with a barrier.
     unsafe {
-        product_and::<bf16, _>(maps, null_mut(), extents, [false; 2], epilogue, follow);
+        product_with::<bf16, _>(maps, null_mut(), extents, [false; 2], epilogue, hooks);
         peers.end((MULTIPLYING_WARPS + IDLE_WARPS) * warp::WARP_SIZE);
     }
 }
@@ -83,7 +84,7 @@ fn column<O: Owners, const N: usize>(
     peers.column(row, column)
 }
 
-impl<O: Ordered, const N: usize> Follow for PeerTiles<'_, O, N> {
+impl<O: Ordered, const N: usize> Hooks for PeerTiles<'_, O, N> {
     type Registers = Adding;
 
     const SENDS: bool = true;
@@ -93,27 +94,33 @@ impl<O: Ordered, const N: usize> Follow for PeerTiles<'_, O, N> {
         O::order(&self.matrix(), rows, columns)
     }
 
-    /// As the peers receive it, so that all ranks add the same zeros.
-    fn word(&self, word: u32) -> u32 {
+    /// Returns the word as the peers receive it, so that all ranks add the same zeros.
+    fn encode(&self, word: u32) -> u32 {
         message_word(word)
     }
 
     #[track_caller]
-    unsafe fn keep<T>(&self, c: &TensorMap, row: u32, column: u32, tile: SharedTile<T, STORE_M>) {
-        // SAFETY: the caller's contract.
+    unsafe fn store_slice<T>(
+        &self,
+        c: &TensorMap,
+        row: u32,
+        column: u32,
+        tile: SharedTile<T, STORE_M>,
+    ) {
+        // SAFETY: the caller is one lane, with a tile that was written before a fence.
         unsafe { self.keep(c, row, column, tile) };
     }
 
-    unsafe fn send<T>(&self, row: u32, column: u32, tile: SharedTile<T, STORE_M>) {
+    unsafe fn send_slice<T>(&self, row: u32, column: u32, tile: SharedTile<T, STORE_M>) {
         // SAFETY: the caller's contract. The launches before this one have ended.
         unsafe { self.send(row, column, tile) };
     }
 
-    fn stored(&self, warp: u32, tiles: u32) {
+    fn on_stored(&self, warp: u32, tiles: u32) {
         self.stored(warp, tiles);
     }
 
-    unsafe fn beside(&self, order: Order, index: u32) {
+    unsafe fn run_idle_warp(&self, order: Order, index: u32) {
         grid::wait_for_previous();
         self.meet(index == 0);
         let (mut tile, mut first) = (0, index * Self::AT_ONCE);
@@ -138,7 +145,7 @@ impl<O: Ordered, const N: usize> Follow for PeerTiles<'_, O, N> {
         self.added();
     }
 
-    unsafe fn last(&self, order: Order, warp: u32) {
+    unsafe fn drain(&self, order: Order, warp: u32) {
         let last = tiles(order).checked_sub(1);
         if let Some(column) = last.and_then(|last| column(self, order, last)) {
             let mut row = warp * STORE_M;

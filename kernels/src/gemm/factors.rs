@@ -1,0 +1,142 @@
+//! The factors of a product of large matrices: their place in shared memory, and their loads.
+
+use core::marker::PhantomData;
+
+use cuda_std::prelude::*;
+use cuda_std::tile::{EmptyStage, SharedTile, TileMemory};
+use cuda_std::{cluster, tma};
+use devcomm_types::TensorMap;
+
+use super::gemm_wgmma::{
+    CLUSTER, GemmFactor, MULTIPLYING_WARPS, SLICES, STAGES, TILE_M, TILE_N, TRANSPOSED,
+};
+use super::order::{Order, Position};
+use super::stores::Store;
+
+type A<T> = SharedTile<T, TILE_M>;
+type B<T> = SharedTile<T, TILE_N>;
+
+/// A tile has the same number of bytes for every type.
+pub(super) const STAGE_BYTES: u32 = A::<bf16>::BYTES + B::<bf16>::BYTES;
+/// Tiles for the stores of each warp.
+pub(super) const STORE_BYTES: u32 = SLICES * MULTIPLYING_WARPS * Store::<bf16>::BYTES;
+/// A block's shared memory: the stages, and tiles for the stores of each warp.
+#[derive(Clone, Copy)]
+pub(super) struct Shared<T> {
+    element: PhantomData<T>,
+    memory: TileMemory,
+}
+
+impl<T: GemmFactor> Shared<T> {
+    /// Terms of the sums that a stage has.
+    pub(super) const TILE_K: u32 = A::<T>::COLUMNS;
+
+    pub(super) fn dynamic() -> Self {
+        Self { element: PhantomData, memory: TileMemory::dynamic() }
+    }
+
+    pub(super) fn a(self, stage: u32) -> A<T> {
+        self.memory.tile(stage * STAGE_BYTES)
+    }
+
+    pub(super) fn b(self, stage: u32) -> B<T> {
+        self.memory.tile(stage * STAGE_BYTES + A::<T>::BYTES)
+    }
+
+    /// One of a warp's tiles for stores.
+    pub(super) fn store<O>(self, warp: u32, which: u32) -> Store<O> {
+        self.memory.tile(STAGES * STAGE_BYTES + (SLICES * warp + which) * Store::<O>::BYTES)
+    }
+}
+
+/// A tile of this block.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    /// The first row and column in C.
+    pub(super) row: u32,
+    pub(super) column: u32,
+    /// The row of B that is the first column's.
+    b_row: u32,
+    /// The rows of its group end here.
+    pub(super) end: u32,
+}
+
+impl Tile {
+    pub(super) fn at(order: Order, number: u32) -> Self {
+        let Position { row, column, group } = order.position(number);
+        let (row, column) = ((CLUSTER * row + cluster::rank()) * TILE_M, column * TILE_N);
+        Self { row: group.first + row, column, b_row: group.b_row + column, end: group.end }
+    }
+}
+
+/// The row and column of C from which this block computes the tile.
+pub(crate) fn origin(order: Order, number: u32) -> (u32, u32) {
+    let Tile { row, column, .. } = Tile::at(order, number);
+    (row, column)
+}
+
+/// The factors of a product, as TMA loads them.
+#[derive(Clone, Copy)]
+pub(super) struct Factors<'a, T> {
+    pub(super) shared: Shared<T>,
+    pub(super) maps: [&'a TensorMap; 2],
+    /// Whether A and B are stored transposed.
+    pub(super) transposed: [bool; 2],
+}
+
+/// The first rows of A and B of a tile, and the map of A.
+pub(super) struct Source<'a> {
+    pub(super) a: &'a TensorMap,
+    pub(super) row: u32,
+    pub(super) b_row: u32,
+}
+
+impl<'a, T: GemmFactor> Factors<'a, T> {
+    pub(super) fn new(maps: [&'a TensorMap; 2], transposed: [bool; 2]) -> Self {
+        let transposed = transposed.map(|transposed| T::TRANSPOSABLE && transposed);
+        Self { shared: Shared::dynamic(), maps, transposed }
+    }
+
+    /// Where the factors of one of this cluster's tiles are.
+    pub(super) fn source(&self, order: Order, number: u32) -> Source<'a> {
+        let Tile { row, b_row, .. } = Tile::at(order, number);
+        Source { a: self.maps[0], row, b_row }
+    }
+
+    pub(super) fn prefetch(&self) {
+        tma::prefetch_map(self.maps[0]);
+        tma::prefetch_map(self.maps[1]);
+    }
+
+    /// Loads a step's tile of A, and this block's half of B's to both blocks of the cluster.
+    pub(super) fn load(&self, source: &Source<'_>, term: u32, stage: &EmptyStage) {
+        const HALF: u32 = TILE_N / CLUSTER;
+        const CLUSTER_MASK: u16 = (1 << CLUSTER) - 1;
+        let half = cluster::rank() * HALF;
+        let (&Source { a, row, b_row }, [_, b]) = (source, self.maps);
+        let (a_tile, b_half) =
+            (self.shared.a(stage.number()), self.shared.b(stage.number()).rows::<HALF>(half));
+        let b_row = b_row + half;
+        stage.expect(STAGE_BYTES);
+        // Either layout has the same number of bytes for these rows.
+        if self.transposed[0] {
+            let mut part = 0;
+            while part < TILE_M {
+                stage.load(a_tile.rows::<TRANSPOSED>(part), a, term, row + part);
+                part += TRANSPOSED;
+            }
+        } else {
+            stage.load(a_tile, a, row, term);
+        }
+        if self.transposed[1] {
+            let mut part = 0;
+            while part < HALF {
+                let to = b_half.rows::<TRANSPOSED>(part);
+                stage.load_multicast(to, b, term, b_row + part, CLUSTER_MASK);
+                part += TRANSPOSED;
+            }
+        } else {
+            stage.load_multicast(b_half, b, b_row, term, CLUSTER_MASK);
+        }
+    }
+}

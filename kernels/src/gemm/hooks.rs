@@ -1,0 +1,110 @@
+//! Hooks into the product of large matrices: what a kernel does besides it.
+
+use cuda_std::tile::{RegisterSplit, Registers, SharedTile};
+use devcomm_types::TensorMap;
+
+use super::gemm_wgmma::{CLUSTER, STORE_M, TILE_M, TILE_N};
+use super::order::Order;
+
+/// The steps of [`gemm_wgmma`](super::gemm_wgmma) that a kernel can change, and those that it can
+/// add.
+pub(crate) trait Hooks {
+    /// The division of the registers: the multiplying warps have fewer if the idle warps have work.
+    type Registers: RegisterSplit;
+
+    /// Whether multiplying warps send what they store.
+    const SENDS: bool = false;
+
+    /// Whether multiplying warps call [`on_stored`](Self::on_stored).
+    const REPORTS: bool = false;
+
+    /// Whether the rows are in groups, so that tiles may end before C does.
+    const GROUPS: bool = false;
+
+    /// Returns the order in which clusters compute tiles, of this many rows and columns. With
+    /// [`GROUPS`](Self::GROUPS) all threads of the block call it together, once; otherwise any
+    /// thread may call it, at any time.
+    fn order(&self, rows: u32, columns: u32) -> Order {
+        Order::whole(rows, columns)
+    }
+
+    /// Returns the order of the tiles of a matrix of `m x n` elements.
+    fn order_of(&self, m: u32, n: u32) -> Order {
+        self.order(m.div_ceil(CLUSTER * TILE_M), n.div_ceil(TILE_N))
+    }
+
+    /// Returns the map and the row from which the rows of A of a tile are loaded: by default `a`
+    /// and the tile's `row`. The loading thread calls it for each tile, after `tiles` others, and
+    /// then loads.
+    ///
+    /// # Safety
+    ///
+    /// The loading thread calls it, once for each tile, in the order of the tiles.
+    unsafe fn a_tile<'a>(
+        &'a self,
+        a: &'a TensorMap,
+        _tiles: u32,
+        row: u32,
+    ) -> (&'a TensorMap, u32) {
+        (a, row)
+    }
+
+    /// Returns the word that is stored for a word of the product.
+    fn encode(&self, word: u32) -> u32 {
+        word
+    }
+
+    /// Stores a slice of a warp's part of a tile from shared memory: by default to C, whose map
+    /// this is.
+    ///
+    /// # Safety
+    ///
+    /// One lane calls it; the tile is as [`SharedTile::store`] needs it.
+    #[track_caller]
+    unsafe fn store_slice<O>(
+        &self,
+        c: &TensorMap,
+        row: u32,
+        column: u32,
+        tile: SharedTile<O, STORE_M>,
+    ) {
+        // SAFETY: the caller passes a tile that was written before a fence, and one lane is here.
+        unsafe { tile.store(c, row, column) };
+    }
+
+    /// Sends a slice of a warp's part of a tile from shared memory, in a bulk group after the one
+    /// of the slices that are stored together.
+    ///
+    /// # Safety
+    ///
+    /// One lane calls it; the tile is as [`SharedTile::store`] needs it.
+    unsafe fn send_slice<O>(&self, _row: u32, _column: u32, _tile: SharedTile<O, STORE_M>) {}
+
+    /// Learns that a multiplying warp has stored this many of its parts of tiles. With
+    /// [`REPORTS`](Self::REPORTS) one lane calls it.
+    fn on_stored(&self, _warp: u32, _tiles: u32) {}
+
+    /// Runs the `index`-th of the warps that neither load nor multiply.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it, once.
+    unsafe fn run_idle_warp(&self, _order: Order, _index: u32) {}
+
+    /// Ends the work of a multiplying warp, after all its parts of tiles are stored and sent.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it, once.
+    unsafe fn drain(&self, _order: Order, _warp: u32) {}
+}
+
+/// The division of the registers if the idle warps have nothing to do, copy, or add.
+pub(crate) type Idle = Registers<232, 40>;
+pub(crate) type Copying = Registers<208, 88>;
+pub(crate) type Adding = Registers<192, 120>;
+
+/// A product without hooks.
+impl Hooks for () {
+    type Registers = Idle;
+}

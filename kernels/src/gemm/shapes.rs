@@ -1,0 +1,195 @@
+//! The shapes of the tiles of [`gemm_swapped`](super::gemm_swapped), and the division of the work among
+//! clusters.
+
+use cuda_std::prelude::*;
+use cuda_std::tile::{MAX_STAGES, Schedule, SharedTile, TileMemory};
+use cuda_std::wgmma;
+
+/// Columns of C of a warpgroup: rows of B in one of its tiles.
+pub const WARPGROUP_N: u32 = 64;
+/// Terms of the sums that a tile in shared memory has.
+const TILE_K: u32 = SharedTile::<bf16, WARPGROUP_N>::COLUMNS;
+/// Rows of C that one instruction stores.
+pub const STORE_M: u32 = 8;
+/// Groups of eight rows that a warpgroup stores together.
+pub(super) const STORE_EIGHTS: u32 = 4;
+/// The sums of a split tile in bytes above which they lie over the stages if they can.
+const LARGE_SUMS: u32 = 32 << 10;
+/// Threads that do not multiply: a warpgroup, of which two warps load.
+const LOADING: u32 = 128;
+
+type Eight<O> = SharedTile<O, STORE_M>;
+
+/// The shape of a tile of C.
+pub trait Shape {
+    /// A thread's sums: for each eight rows of C, four.
+    type Sums: wgmma::Sums + AsRef<[f32]> + AsMut<[f32]>;
+    /// No sums yet.
+    const ZERO: Self::Sums;
+    /// Rows of C.
+    const M: u32;
+    /// Columns of C: [`WARPGROUP_N`] for each warpgroup.
+    const N: u32;
+    /// Tiles of 64 terms in a stage: more for small tiles, of which a barrier is a large
+    /// part of the time.
+    const DEPTH: u32;
+    /// Whether blocks of a cluster may share what they load. The code for it makes every launch
+    /// longer.
+    const SHARES: bool;
+    /// Terms of a stage.
+    const K: u32 = Self::DEPTH * TILE_K;
+    /// Bytes of a stage.
+    const STAGE: u32 = Self::DEPTH * (Self::M + Self::N) * 128;
+    /// Bytes of the buffers for stores: two for each warpgroup.
+    const STORE: u32 = Self::N / WARPGROUP_N * 2 * STORE_EIGHTS * Eight::<bf16>::BYTES;
+    /// Threads per block.
+    const THREADS: u32 = 2 * Self::N + LOADING;
+
+    /// Bytes of the sums of a split tile that a block receives, its own among them.
+    fn received(splits: u32) -> u32 {
+        splits * (Self::M / 8).div_ceil(splits) * Self::N * 32
+    }
+}
+
+macro_rules! shapes {
+    ($($name:ident: $m:literal x $n:literal, $depth:literal, $shares:literal;)*) => {
+        /// Rows and columns of the shapes that there are.
+        pub const SHAPES: [(u32, u32); [$($m),*].len()] = [$(($m, $n)),*];
+
+        /// Returns [`Shape::SHARES`] of the shape with these rows and columns.
+        #[must_use]
+        pub fn shares(tile: (u32, u32)) -> bool {
+            $($shares && tile == ($m, $n))||*
+        }
+
+        $(
+        #[doc = concat!(stringify!($m), " rows and ", stringify!($n), " columns.")]
+        pub struct $name;
+
+        impl Shape for $name {
+            type Sums = [f32; $m / 2];
+            const ZERO: Self::Sums = [0.0; $m / 2];
+            const M: u32 = $m;
+            const N: u32 = $n;
+            const DEPTH: u32 = $depth;
+            const SHARES: bool = $shares;
+        }
+        )*
+    };
+}
+
+shapes! {
+    M8N64: 8 x 64, 2, false;
+    M16N64: 16 x 64, 2, false;
+    M32N64: 32 x 64, 2, false;
+    M64N64: 64 x 64, 2, false;
+    M96N64: 96 x 64, 1, true;
+    M112N64: 112 x 64, 1, true;
+    M128N64: 128 x 64, 1, false;
+    M256N64: 256 x 64, 1, false;
+    M8N128: 8 x 128, 1, false;
+    M16N128: 16 x 128, 1, false;
+    M32N128: 32 x 128, 1, false;
+    M48N128: 48 x 128, 1, false;
+    M64N128: 64 x 128, 1, false;
+    M80N128: 80 x 128, 1, true;
+    M96N128: 96 x 128, 1, true;
+    M112N128: 112 x 128, 1, true;
+    M128N128: 128 x 128, 1, true;
+    M144N128: 144 x 128, 1, true;
+    M160N128: 160 x 128, 1, true;
+    M176N128: 176 x 128, 1, true;
+    M192N128: 192 x 128, 1, true;
+    M208N128: 208 x 128, 1, true;
+    M224N128: 224 x 128, 1, true;
+    M256N128: 256 x 128, 1, true;
+}
+
+/// The blocks of a cluster: `splits * across * down`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cluster {
+    /// Blocks over which a tile is split.
+    pub splits: u32,
+    /// Tiles side by side, which share rows of A. Divides [`Shape::M`] / 8.
+    pub across: u32,
+    /// Tiles one below the other, which share rows of B. Divides [`Shape::N`] / 8.
+    pub down: u32,
+}
+
+impl Cluster {
+    /// Returns the number of blocks.
+    #[must_use]
+    pub const fn blocks(self) -> u32 {
+        self.splits * self.across * self.down
+    }
+}
+
+/// How a launch divides the work.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, KernelParam)]
+pub struct Division {
+    /// See [`Cluster::across`].
+    pub across: u32,
+    /// See [`Cluster::down`].
+    pub down: u32,
+    /// Stages of the pipeline, from 2 to [`MAX_STAGES`].
+    pub stages: u32,
+    /// Tiles that one block computes, as [`Schedule::whole`].
+    pub whole: u32,
+    /// The offset of the sums of split tiles in dynamic shared memory, in bytes: after the stages
+    /// and the buffers for stores. Or 0, over the stages, if no cluster splits more than one tile.
+    pub sums: u32,
+    /// Whether no kernel before this one in the stream, which may still run, writes A. A dependent
+    /// launch then reads A before it waits for those kernels.
+    pub constant_a: bool,
+    /// The same for B.
+    pub constant_b: bool,
+}
+
+impl Division {
+    /// Returns the division of a product among clusters, of which `clusters` are resident, with the
+    /// number of clusters and the bytes of dynamic shared memory to launch with, at most `shared`.
+    /// Returns `None` if that is too little, if the shape shares no loads, or if there is no
+    /// cluster for each slice of each tile.
+    #[must_use]
+    pub fn of<S: Shape>(
+        [m, n, k]: [u32; 3],
+        Cluster { splits, across, down }: Cluster,
+        slices: u32,
+        clusters: u32,
+        shared: u32,
+    ) -> Option<(Self, u32, u32)> {
+        if across * down > 1 && !S::SHARES {
+            return None;
+        }
+        let rows = m.div_ceil(S::M).div_ceil(down);
+        let tiles = rows.checked_mul(n.div_ceil(S::N).div_ceil(across))?.checked_mul(slices)?;
+        if slices > 1 && (splits > 1 || tiles > clusters) {
+            return None;
+        }
+        let clusters = clusters.min(tiles);
+        if clusters == 0 {
+            return None;
+        }
+        let whole =
+            if splits == 1 { tiles } else { Schedule::whole_tiles(tiles, clusters, splits) };
+        let clusters = if whole == tiles { clusters.min(tiles.div_ceil(splits)) } else { clusters };
+        let sums = if whole == tiles { 0 } else { S::received(splits) };
+        // After the stages, a tile's sums do not delay the loads for the next tile.
+        let one_round = tiles - whole <= clusters;
+        let apart = if one_round && sums > LARGE_SUMS { 0 } else { sums };
+        let room = shared.checked_sub(S::STORE + TileMemory::PADDING + apart)?;
+        let steps = k.div_ceil(S::K).div_ceil(slices);
+        let needed = tiles.div_ceil(clusters).saturating_mul(steps).max(2);
+        let stages = (room / S::STAGE).min(MAX_STAGES).min(needed);
+        let stages = stages.max((sums - apart).div_ceil(S::STAGE));
+        if stages < 2 || stages * S::STAGE > room {
+            return None;
+        }
+        let end = stages * S::STAGE + S::STORE;
+        let sums = if apart == sums { end } else { 0 };
+        let (constant_a, constant_b) = (false, false);
+        let division = Self { across, down, stages, whole, sums, constant_a, constant_b };
+        Some((division, clusters, end + apart + TileMemory::PADDING))
+    }
+}

@@ -1,0 +1,447 @@
+//! What happens to the sums of a tile of [`gemm_swapped`](super::gemm_swapped): split tiles are added
+//! over the blocks of a cluster, then the epilogue is applied, and the tile is stored.
+
+use core::marker::PhantomData;
+
+use cuda_std::convert::Half;
+use cuda_std::mbarrier::MBarrier;
+use cuda_std::prelude::*;
+use cuda_std::tile::{Schedule, SharedTile, TileMemory};
+use cuda_std::vector::Vec16;
+use cuda_std::wgmma::Factor;
+use cuda_std::{cluster, tma};
+use devcomm_types::TensorMap;
+
+use super::epilogue::{Epilogue, Fragment};
+use super::shapes::{Division, STORE_EIGHTS, STORE_M, Shape, WARPGROUP_N};
+use super::slices::Slices;
+
+/// The named barrier of the first warpgroup.
+pub(super) const WARPGROUP_BARRIER: u32 = 1;
+
+type BTile<T> = SharedTile<T, WARPGROUP_N>;
+type Eight<O> = SharedTile<O, STORE_M>;
+
+/// The state that the threads of a block share.
+pub(super) struct Block<T, S, E> {
+    pub(super) memory: TileMemory,
+    /// Completes when the other blocks' sums of a split tile have arrived.
+    pub(super) received: MBarrier,
+    /// Completes when all blocks of the cluster have read them.
+    pub(super) drained: MBarrier,
+    pub(super) schedule: Schedule,
+    /// The rank in the cluster of the first block of this block's tile.
+    pub(super) first_split: u32,
+    /// Rows of clusters' tiles. Clusters that run at the same time compute tiles of one column,
+    /// which need the same rows of B.
+    pub(super) rows: u32,
+    /// The block's row and column in its cluster's tiles.
+    pub(super) row: u32,
+    pub(super) column: u32,
+    /// Rows and columns of C.
+    pub(super) end: (u32, u32),
+    pub(super) division: Division,
+    pub(super) slices: Option<Slices>,
+    pub(super) epilogue: E,
+    /// [`Epilogue::is_identity`], asked before the products, while there is time.
+    pub(super) is_plain: bool,
+    pub(super) shape: PhantomData<(T, S)>,
+}
+
+/// Where the sums of a tile go.
+pub(super) trait Target: Copy {
+    /// Prefetches what a store needs.
+    fn prefetch(self);
+
+    /// Applies the epilogue to up to [`STORE_EIGHTS`] of `count` groups of eight rows, from the
+    /// `first` on, and stores them. `sums` are a thread's of these. The group 0 begins at `row` and
+    /// `column`, and rows from `end` on are not stored.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract, and a warpgroup calls it.
+    unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
+        self,
+        block: &Block<T, S, E>,
+        groups: (u32, u32),
+        origin: (u32, u32),
+        end: u32,
+        sums: Sums,
+        epilogue: P,
+    );
+}
+
+impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
+    /// The tile of a cluster's work, and the slice of its terms.
+    pub(super) fn tile_and_slice(&self, tile: u32) -> (u32, u32) {
+        match self.slices {
+            Some(Slices { count, .. }) => (tile / count, tile % count),
+            None => (tile, 0),
+        }
+    }
+
+    /// The first row and column of this block's tile of C.
+    pub(super) fn origin(&self, tile: u32) -> (u32, u32) {
+        let (tile, _) = self.tile_and_slice(tile);
+        let (row, column) = match self.rows {
+            1 => (0, tile),
+            rows => (tile % rows, tile / rows),
+        };
+        let Division { across, down, .. } = self.division;
+        ((row * down + self.row) * S::M, (column * across + self.column) * S::N)
+    }
+
+    /// The first row of B that is loaded for a tile that begins with this column, and how many of
+    /// them are not the tile's.
+    ///
+    /// TMA takes several times as long for a row beyond the end as for another row. So the last
+    /// tile is loaded with rows before its own, whole groups of eight. Beyond them, the rows of A
+    /// that come next in the stage are multiplied, into columns beyond C.
+    pub(super) fn loaded_b(&self, column: u32) -> (u32, u32) {
+        let n = self.end.1;
+        let before = column.saturating_sub(n.saturating_sub(S::N)) / 8 * 8;
+        if column >= n {
+            (column - before, 0)
+        } else if before % WARPGROUP_N <= S::DEPTH * S::M {
+            (column - before, before)
+        } else {
+            (column, 0)
+        }
+    }
+
+    /// Returns the first row of A that is loaded for a tile that begins with this row. A tile
+    /// beyond C is multiplied too, by rows that exist.
+    pub(super) fn loaded_a(&self, row: u32) -> u32 {
+        if row < self.end.0 { row } else { 0 }
+    }
+
+    /// Returns the tile of `height` rows after `skipped` rows, at this depth of a stage.
+    pub(super) fn tile(&self, stage: u32, skipped: u32, height: u32, depth: u32) -> BTile<T> {
+        let rows = S::DEPTH * skipped + depth * height;
+        self.memory.tile(stage * S::STAGE + 128 * rows)
+    }
+
+    /// Whether these are a warpgroup's sums of all terms: the last block of a tile's slices gets
+    /// them.
+    ///
+    /// # Safety
+    ///
+    /// As [`Slices::add`].
+    pub(super) unsafe fn has_all(&self, tile: u32, sums: &mut S::Sums) -> bool {
+        let Some(slices) = self.slices else { return true };
+        let (tile, slice) = self.tile_and_slice(tile);
+        let Division { across, down, .. } = self.division;
+        let tile = (tile * down + self.row) * across + self.column;
+        // SAFETY: the caller's warpgroups come here once for the tile, and the memory is the
+        // slices'.
+        unsafe { slices.add::<S>(tile, slice, sums) }
+    }
+
+    /// The groups of eight rows of a split tile of which each block adds the sums, at most.
+    pub(super) fn share(&self) -> u32 {
+        (S::M / 8).div_ceil(self.schedule.splits)
+    }
+
+    /// The offset of the four sums for this thread that block `from` sends of its `eight`-th group.
+    pub(super) fn slot(&self, from: u32, eight: u32) -> u32 {
+        let group = from * self.share() + eight;
+        self.division.sums + 16 * (group * 2 * S::N + thread::thread_idx_x())
+    }
+
+    /// Sends the sums of the `split`-th split tile, to each block of the cluster its share.
+    ///
+    /// # Safety
+    ///
+    /// The multiplying warpgroups of all blocks of the cluster call it, and then
+    /// [`store_received`](Self::store_received).
+    pub(super) unsafe fn send(&self, sums: &[f32], split: u32) {
+        if self.division.sums == 0 {
+            // All stages of all blocks have been read.
+            // SAFETY: the loading warps call it too.
+            unsafe { cluster::sync_relaxed() };
+        } else if split > 0 {
+            self.drained.wait((split - 1) % 2);
+        }
+        let (mut block, mut eight) = (0, 0);
+        let mut i = 0;
+        while i < S::M / 8 {
+            let value = Vec16::<f32>::from_bits(four(sums, i).map(f32::to_bits));
+            let slot = self.slot(self.schedule.rank, eight);
+            // SAFETY: each thread has slots of its own in each block, which no thread reads.
+            unsafe {
+                if block == self.schedule.rank {
+                    self.memory.write(slot, value);
+                } else {
+                    self.memory.send(slot, self.first_split + block, value, self.received);
+                }
+            }
+            eight += 1;
+            if eight == self.share() {
+                (block, eight) = (block + 1, 0);
+            }
+            i += 1;
+        }
+    }
+
+    /// Applies the epilogue to a tile of this origin, and stores it: its `sums`, or the block's
+    /// share of it if it is a split tile, the `received`-th one.
+    ///
+    /// # Safety
+    ///
+    /// As [`Target::store`], and for a split tile as [`store_received`](Self::store_received).
+    pub(super) unsafe fn store_tile<C: Target, P: Epilogue<Output: Half>>(
+        &self,
+        target: C,
+        sums: &S::Sums,
+        received: Option<u32>,
+        origin: (u32, u32),
+        epilogue: P,
+    ) {
+        // SAFETY: the caller is a whole warpgroup, and a split tile's sums were sent before.
+        unsafe {
+            if let Some(split) = received {
+                return self.store_received(target, split, origin, epilogue);
+            }
+            if P::SENDS_EARLY {
+                let mut first = 0;
+                while first < S::M / 8 {
+                    let sums = from::<S>(sums, first);
+                    epilogue.send_early(&mut self.part(
+                        first,
+                        origin,
+                        self.end_of_tile(origin),
+                        sums,
+                    ));
+                    first += STORE_EIGHTS;
+                }
+            }
+            // Written out: a loop of this length would not be unrolled.
+            self.store_whole::<0, C>(target, sums, origin, epilogue);
+            self.store_whole::<4, C>(target, sums, origin, epilogue);
+            self.store_whole::<8, C>(target, sums, origin, epilogue);
+            self.store_whole::<12, C>(target, sums, origin, epilogue);
+            self.store_whole::<16, C>(target, sums, origin, epilogue);
+            self.store_whole::<20, C>(target, sums, origin, epilogue);
+            self.store_whole::<24, C>(target, sums, origin, epilogue);
+            self.store_whole::<28, C>(target, sums, origin, epilogue);
+        }
+    }
+
+    /// Adds and stores the block's share of the `split`-th split tile. Ends with a barrier of the
+    /// warpgroup after its last read, if the block has a share.
+    ///
+    /// # Safety
+    ///
+    /// As [`send`](Self::send), which was called before.
+    pub(super) unsafe fn store_received<C: Target, P: Epilogue<Output: Half>>(
+        &self,
+        target: C,
+        split: u32,
+        (row, column): (u32, u32),
+        epilogue: P,
+    ) {
+        let thread = thread::thread_idx_x();
+        let Schedule { rank, splits, .. } = self.schedule;
+        let begin = rank * self.share();
+        let left = (S::M / 8).saturating_sub(begin);
+        let count = if left < self.share() { left } else { self.share() };
+        if count > 0 {
+            if thread == 0 {
+                self.received.arrive_expect_tx((splits - 1) * count * S::N * 32);
+            }
+            self.received.wait(split % 2);
+        }
+        let row = row + 8 * begin;
+        // The other blocks store the rows after these.
+        let end = self.end.0.min(row + 8 * count);
+        let mut first = 0;
+        while P::SENDS_EARLY && first < count {
+            // SAFETY: the slots were received.
+            let sums = unsafe { self.received(first, count) };
+            epilogue.send_early(&mut self.part(first, (row, column), end, sums));
+            first += STORE_EIGHTS;
+        }
+        let mut first = 0;
+        while first < count {
+            // SAFETY: the caller is a whole warpgroup; the slots from `first` on were received.
+            unsafe {
+                let sums = self.received(first, count);
+                target.store(self, (first, count), (row, column), end, sums, epilogue);
+            }
+            first += STORE_EIGHTS;
+        }
+    }
+
+    /// This thread's sums of up to [`STORE_EIGHTS`] of `count` groups of eight rows of the block's
+    /// share, from the `first` on, over all blocks of the cluster.
+    ///
+    /// # Safety
+    ///
+    /// They were received.
+    unsafe fn received(&self, first: u32, count: u32) -> Sums {
+        let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
+        let mut eight = 0;
+        while eight < STORE_EIGHTS {
+            let mut from = 0;
+            while from < self.schedule.splits && first + eight < count {
+                // SAFETY: the slots are this thread's, and were received.
+                let sent = unsafe { self.memory.read::<f32>(self.slot(from, first + eight)) };
+                let mut i = 0;
+                while i < 4 {
+                    sums[4 * eight as usize + i] += f32::from_bits(sent.to_bits()[i]);
+                    i += 1;
+                }
+                from += 1;
+            }
+            eight += 1;
+        }
+        sums
+    }
+
+    /// Stores [`STORE_EIGHTS`] groups of eight rows of a whole tile of this origin, from the
+    /// `FIRST` on, if it has them.
+    ///
+    /// # Safety
+    ///
+    /// As [`Target::store`].
+    unsafe fn store_whole<const FIRST: u32, C: Target>(
+        &self,
+        target: C,
+        all: &S::Sums,
+        origin: (u32, u32),
+        epilogue: impl Epilogue<Output: Half>,
+    ) {
+        if FIRST < S::M / 8 {
+            let (sums, end) = (from::<S>(all, FIRST), self.end_of_tile(origin));
+            // SAFETY: the caller is a whole warpgroup, and the target's memory is C.
+            unsafe { target.store(self, (FIRST, S::M / 8), origin, end, sums, epilogue) };
+        }
+    }
+
+    /// Returns the end of the rows of a whole tile of this origin that an epilogue may read or
+    /// send: the rows after it belong to other blocks.
+    fn end_of_tile(&self, (row, _): (u32, u32)) -> u32 {
+        let in_wholes = S::M < 8 * STORE_EIGHTS || S::M.is_multiple_of(8 * STORE_EIGHTS);
+        if in_wholes { self.end.0 } else { self.end.0.min(row + S::M) }
+    }
+
+    /// A thread's sums of groups of eight rows from the `first` on; the group 0 begins at `row` and
+    /// `column`, and rows from `end` on are not stored.
+    fn part(&self, first: u32, (row, column): (u32, u32), end: u32, sums: Sums) -> Part<S> {
+        let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE % 4, warp::lane_id());
+        Part {
+            sums,
+            row: row + 8 * first + lane % 4 * 2,
+            column: column + 16 * warp + lane / 4,
+            end: (end, self.end.1),
+            shape: PhantomData,
+        }
+    }
+}
+
+/// Rows of C by TMA.
+impl Target for &TensorMap {
+    fn prefetch(self) {
+        tma::prefetch_map(self);
+    }
+
+    unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
+        self,
+        block: &Block<T, S, E>,
+        (first, count): (u32, u32),
+        (row, column): (u32, u32),
+        end: u32,
+        sums: Sums,
+        epilogue: P,
+    ) {
+        let thread = thread::thread_idx_x();
+        let (warpgroup, warp, lane) = (thread / 128, thread / warp::WARP_SIZE % 4, warp::lane_id());
+        let buffer = 2 * warpgroup + first / STORE_EIGHTS % 2;
+        let place = |eight: u32| -> Eight<P::Output> {
+            let index = buffer * STORE_EIGHTS + eight;
+            block.memory.tile(block.division.stages * S::STAGE + index * Eight::<P::Output>::BYTES)
+        };
+        let mut part = block.part(first, (row, column), end, sums);
+        epilogue.apply(&mut part);
+        // SAFETY: the caller's contract. The buffer is written after its previous stores have read
+        // it, and read after it is written. The previous tile's last part may be in this buffer,
+        // the previous part of this tile is in the other one.
+        unsafe {
+            if lane == 0 && first == 0 {
+                tma::wait_stores_read::<0>();
+            } else if lane == 0 {
+                tma::wait_stores_read::<1>();
+            }
+            thread::named_barrier_sync(WARPGROUP_BARRIER + warpgroup, 128);
+            let mut eight = 0;
+            while eight < STORE_EIGHTS {
+                if first + eight < count {
+                    place(eight).store_transposed(warp, lane, four(&part.sums, eight));
+                }
+                eight += 1;
+            }
+            tma::fence_async_shared();
+            thread::named_barrier_sync(WARPGROUP_BARRIER + warpgroup, 128);
+            // Each warp stores one of them.
+            if lane == 0 {
+                if first + warp < count {
+                    place(warp).store(self, row + 8 * (first + warp), column);
+                }
+                tma::commit_stores();
+            }
+        }
+    }
+}
+
+/// A thread's sums of a group of eight rows.
+pub(super) fn four(sums: &[f32], eight: u32) -> [f32; 4] {
+    let first = 4 * eight as usize;
+    [sums[first], sums[first + 1], sums[first + 2], sums[first + 3]]
+}
+
+/// A thread's sums that are stored together.
+pub(super) type Sums = [f32; 4 * STORE_EIGHTS as usize];
+
+/// A thread's sums of a whole tile that are stored together, of groups of eight rows from the
+/// `first` on.
+fn from<S: Shape>(all: &S::Sums, first: u32) -> Sums {
+    let (all, first) = (all.as_ref(), 4 * first as usize);
+    let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
+    let mut i = 0;
+    while i < sums.len() && first + i < all.len() {
+        sums[i] = all[first + i];
+        i += 1;
+    }
+    sums
+}
+
+/// These sums, from `row` and `column` on.
+struct Part<S> {
+    sums: Sums,
+    row: u32,
+    column: u32,
+    end: (u32, u32),
+    shape: PhantomData<S>,
+}
+
+impl<S: Shape> Fragment for Part<S> {
+    const ROWS: u32 = if S::M < 8 * STORE_EIGHTS { S::M / 4 } else { 2 * STORE_EIGHTS };
+    const COLUMNS: u32 = 2;
+    const PAIRS: bool = false;
+
+    fn row(&self, i: u32) -> u32 {
+        self.row + 8 * (i / 2) + i % 2
+    }
+
+    fn column(&self, j: u32) -> u32 {
+        self.column + 8 * j
+    }
+
+    fn end(&self) -> (u32, u32) {
+        self.end
+    }
+
+    fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
+        &mut self.sums[(4 * (i / 2) + 2 * j + i % 2) as usize]
+    }
+}
