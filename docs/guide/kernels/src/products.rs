@@ -106,7 +106,7 @@ pub unsafe fn product(a: *const bf16, b: *const bf16, c: *mut f32, m: u32, n: u3
 // ANCHOR_END: local
 
 // ANCHOR: then
-/// Step 2: the product of all ranks, by an all-reduce behind the last tile. Grid: any.
+/// Step 2: the product of all ranks, by an all-reduce after the last tile. Grid: any.
 #[kernel(max_threads = 128, requires((m * n) as usize <= part.len(), (m * n) as usize <= c.len()))]
 pub unsafe fn product_then_reduce(
     comm: DevComm,
@@ -119,10 +119,10 @@ pub unsafe fn product_then_reduce(
     k: u32,
 ) {
     let (factors, team, coop) = (Factors::new(a, b, (m, n, k)), comm.lsa_team(), Coop::cta());
-    // This block's tiles, in every rank the same.
-    let mine = || (thread::block_idx_x()..factors.tiles()).step_by(thread::grid_dim_x() as usize);
     let mut barrier = comm.lsa_barrier(coop, BarrierIndex::this_block());
-    for tile in mine() {
+    // A block computes the same tiles in every rank.
+    let mut tile = thread::block_idx_x();
+    while tile < factors.tiles() {
         // SAFETY: the contract; each thread has elements of its own.
         unsafe {
             let sums = factors.sums(tile);
@@ -130,12 +130,14 @@ pub unsafe fn product_then_reduce(
                 part.local().store(factors.index(tile, row, column), sum);
             });
         }
+        tile += thread::grid_dim_x();
     }
     // The same block of every rank has stored the same tiles.
     barrier.sync(MemoryOrder::AcqRel);
     let (rank, ranks) = (team.rank as u32, team.n_ranks as u32);
     let (first, end) = (TILE * rank / ranks, TILE * (rank + 1) / ranks);
-    for tile in mine() {
+    let mut tile = thread::block_idx_x();
+    while tile < factors.tiles() {
         // This rank's rows of the tile, summed and stored to all ranks.
         for i in coop.strided((end - first) * TILE) {
             let at = factors.index(tile, first + i / TILE, i % TILE);
@@ -149,6 +151,7 @@ pub unsafe fn product_then_reduce(
                 unsafe { c.lsa(peer).store(at, sum) };
             }
         }
+        tile += thread::grid_dim_x();
     }
     barrier.sync(MemoryOrder::Release);
 }
