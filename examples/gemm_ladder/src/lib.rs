@@ -79,8 +79,12 @@ impl Ladder {
     pub fn new(stream: &Stream) -> Result<Self> {
         let compiled = Kernels::load(stream.context(), &KERNELS)?;
         let clusters = {
-            use sizes::step8_persistent::{CLUSTER, SHARED, THREADS};
-            compiled.resident_clusters::<kernels::step8_persistent>(CLUSTER, THREADS, SHARED)?
+            use sizes::step8_persistent::{CLUSTER, Memory, THREADS};
+            compiled.resident_clusters::<kernels::step8_persistent>(
+                CLUSTER,
+                THREADS,
+                Memory::BYTES,
+            )?
         };
         Ok(Self { compiled, clusters, shipped: Gemm::new(stream)?, stream: stream.clone() })
     }
@@ -164,14 +168,14 @@ impl Ladder {
                 }
                 Step::Persistent => {
                     use sizes::step8_persistent::{
-                        CLUSTER, HALF, SHARED, STORE_M, THREADS, TILE_M, TILE_N,
+                        CLUSTER, HALF, Memory, STORE_M, THREADS, TILE_M, TILE_N,
                     };
                     let tiles = m / (CLUSTER * TILE_M) * (n / TILE_N);
                     let clusters = self.clusters.min(tiles);
                     let config = LaunchConfig::new(clusters * CLUSTER, THREADS);
                     let ([a, b], c) = (maps(TILE_M, HALF)?, map(c, m, n, STORE_M)?);
                     let product = kernels::step8_persistent::args(a, b, c, m, n, k);
-                    product.config(config.with_dynamic_shared(SHARED)).launch(&stream)
+                    product.config(config.with_dynamic_shared(Memory::BYTES)).launch(&stream)
                 }
                 Step::Shipped => {
                     if self.shipped.plan(shape)? != GemmPlan::Wide {

@@ -1,12 +1,12 @@
 //! Step 8: a block computes tile after tile, in an order that the L2 cache likes, and TMA stores
-//! them.
+//! them. The library has the loops.
 
 use cuda_std::prelude::*;
-use cuda_std::tile::{Pipeline, PipelineState, SharedTile, TileMemory, TileOrder};
-use cuda_std::{cluster, tma, wgmma};
-use devcomm_types::{GridConstant, TensorMap};
-
-use crate::warpgroup::{ROWS, Sums256, TERMS, multiply};
+use cuda_std::tile::{
+    EmptyStage, Mainloop, Persistent, RegTile, Registers, SharedTile, TileOrder, Turn, Warpgroup,
+};
+use cuda_std::tma::{self, GridConstant, TensorMap};
+use cuda_std::{cluster, grid};
 
 /// Rows of C of a block.
 pub const TILE_M: u32 = 128;
@@ -22,23 +22,27 @@ const GROUP: u32 = 8;
 pub const STORE_M: u32 = 16;
 /// Stages of the pipeline.
 const STAGES: u32 = 4;
-const STAGE_BYTES: u32 = A::BYTES + B::BYTES;
-/// Warps that multiply: two warpgroups.
-const MULTIPLYING: u32 = 8;
 /// Threads per block: two warpgroups that multiply, one that loads.
 pub const THREADS: u32 = 384;
-/// Dynamic shared memory in bytes, with two tiles for the stores of each warp.
-pub const SHARED: u32 = STAGES * STAGE_BYTES + 2 * MULTIPLYING * Store::BYTES + TileMemory::PADDING;
 
 type A = SharedTile<bf16, TILE_M>;
 type B = SharedTile<bf16, TILE_N>;
-type Store = SharedTile<bf16, STORE_M>;
+type Part = SharedTile<bf16, STORE_M>;
+
+cuda_std::arena! {
+    /// The shared memory of a block, with two parts of each of eight warps' stores.
+    pub struct Memory {
+        a: [A; STAGES],
+        b: [B; STAGES],
+        parts: [Part; 16],
+    }
+}
 
 /// Computes `C = A x B^T`. `a`, `b` and `c` are tensor maps with tiles of [`TILE_M`], [`HALF`] and
 /// [`STORE_M`] rows.
 ///
 /// Grid: a multiple of [`CLUSTER`] blocks, at most one per multiprocessor. Block: [`THREADS`]
-/// threads, with [`SHARED`] bytes.
+/// threads, with [`Memory::BYTES`].
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]
 pub unsafe fn step8_persistent(
     a: GridConstant<TensorMap>,
@@ -48,108 +52,98 @@ pub unsafe fn step8_persistent(
     n: u32,
     k: u32,
 ) {
-    let memory = TileMemory::dynamic();
-    let tiles = |state: PipelineState| -> (A, B) {
-        let at = state.stage * STAGE_BYTES;
-        (memory.tile(at), memory.tile(at + A::BYTES))
-    };
-    let order = TileOrder::<GROUP> { rows: m / (CLUSTER * TILE_M), columns: n / TILE_N };
-    let origin = |tile: u32| {
-        let (row, column) = order.position(tile);
+    let order = TileOrder { rows: m / (CLUSTER * TILE_M), columns: n / TILE_N };
+    let steps = k / A::COLUMNS;
+    let product = Product { a: &a, b: &b, c: &c, order, steps, memory: Memory::dynamic() };
+    // SAFETY: all threads of the grid are here, with the matrices of the maps: the contract.
+    unsafe { product.run() }
+}
+
+struct Product<'a> {
+    a: &'a TensorMap,
+    b: &'a TensorMap,
+    c: &'a TensorMap,
+    order: TileOrder<GROUP>,
+    steps: u32,
+    memory: Memory,
+}
+
+impl Product<'_> {
+    /// The first row and column of the block's tile.
+    fn origin(&self, turn: Turn) -> (u32, u32) {
+        let (row, column) = self.order.position(turn.number);
         ((CLUSTER * row + cluster::rank()) * TILE_M, column * TILE_N)
-    };
-    let (mut tile, clusters) = (thread::block_idx_x() / CLUSTER, thread::grid_dim_x() / CLUSTER);
-    let thread = thread::thread_idx_x();
-    let warp = thread / warp::WARP_SIZE;
-    // SAFETY: the contract. A stage is loaded when it is empty, and read when it is full.
-    unsafe {
-        let pipeline = Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES);
-        if thread == 0 {
-            // A block's loads write to both blocks: all their warpgroups release a stage.
-            pipeline.init(1, 2 * CLUSTER);
-        }
-        cluster::sync_relaxed();
-        let mut state = PipelineState::FIRST;
-        if warp < MULTIPLYING {
-            wgmma::raise_registers::<232>();
-            let warpgroup_row = ROWS * (thread / 128);
-            let release = |state| {
-                // One thread for each block of the cluster.
-                if thread % 128 < CLUSTER {
-                    pipeline.empty(state).arrive_in(thread % 128);
-                }
-            };
-            while tile < order.count() {
-                let (mut sums, mut last, mut term) = (Sums256::filled(0.0), state, 0);
-                wgmma::fence_operand(&mut sums);
-                while term < k {
-                    let (tile_a, tile_b) = tiles(state);
-                    pipeline.wait_full(state);
-                    multiply(&mut sums, tile_a.rows(warpgroup_row), tile_b, term > 0);
-                    wgmma::wait_groups::<1>();
-                    if term > 0 {
-                        release(last);
-                    }
-                    (last, state, term) = (state, pipeline.next(state), term + TERMS);
-                }
-                wgmma::wait_groups::<0>();
-                wgmma::fence_operand(&mut sums);
-                release(last);
-                let (row, column) = origin(tile);
-                store(&sums, &c, memory, row + STORE_M * warp, column);
-                tile += clusters;
-            }
-            tma::wait_stores::<0>();
-        } else {
-            wgmma::lower_registers::<40>();
-            if warp == MULTIPLYING && warp::lane_id() == 0 {
-                let half = HALF * cluster::rank();
-                while tile < order.count() {
-                    let ((row, column), mut term) = (origin(tile), 0);
-                    while term < k {
-                        let (tile_a, tile_b) = tiles(state);
-                        pipeline.wait_empty(state);
-                        let full = pipeline.full(state);
-                        full.arrive_expect_tx(STAGE_BYTES);
-                        tile_a.load(&a, row, term, full);
-                        let (b_half, both) = (tile_b.rows::<HALF>(half), (1 << CLUSTER) - 1);
-                        b_half.load_multicast(&b, column + half, term, full, both);
-                        (state, term) = (pipeline.next(state), term + TERMS);
-                    }
-                    tile += clusters;
-                }
-            }
-        }
-        // No block ends while the other one still writes to its shared memory.
-        cluster::sync();
     }
 }
 
-/// Stores the sums of a warp, 64 columns at a time: to shared memory, and from there by TMA.
-///
-/// # Safety
-///
-/// The lanes of a multiplying warp call this together.
-unsafe fn store(sums: &Sums256, c: &TensorMap, memory: TileMemory, row: u32, column: u32) {
-    let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE, warp::lane_id());
-    let mut slice = 0;
-    while slice < TILE_N / Store::COLUMNS {
-        let number = 2 * warp + slice % 2;
-        let to: Store = memory.tile(STAGES * STAGE_BYTES + number * Store::BYTES);
-        // SAFETY: TMA has read the tile before the warp writes it again.
-        unsafe {
-            if lane == 0 {
+// SAFETY: the stages' tiles are apart, and as many bytes are expected as are loaded.
+unsafe impl Mainloop for Product<'_> {
+    type Schedule = Persistent<CLUSTER>;
+    type Registers = Registers<232, 40>;
+    type Sums = RegTile<f32, 32>;
+    type Source = (u32, u32);
+    type State = ();
+    const CLUSTER: u32 = CLUSTER;
+
+    fn stages(&self) -> u32 {
+        STAGES
+    }
+
+    fn schedule(&self) -> Persistent<CLUSTER> {
+        Persistent { tiles: self.order.count(), steps: self.steps }
+    }
+
+    fn source(&self, _: u32, turn: Turn) -> (u32, u32) {
+        self.origin(turn)
+    }
+
+    fn load(&self, &(row, column): &(u32, u32), step: u32, stage: &EmptyStage) {
+        let (number, term, half) = (stage.number(), step * A::COLUMNS, HALF * cluster::rank());
+        stage.expect(A::BYTES + B::BYTES);
+        stage.load(self.memory.a(number), self.a, row, term);
+        let b = self.memory.b(number).rows::<HALF>(half);
+        stage.load_multicast(b, self.b, column + half, term, 0b11);
+    }
+
+    fn state(&self, _: &Warpgroup) {}
+
+    fn compute(
+        &self,
+        group: &Warpgroup,
+        (): &mut (),
+        sums: &mut Self::Sums,
+        stage: u32,
+        first: bool,
+    ) {
+        let a = self.memory.a(stage).rows(64 * group.index());
+        group.multiply(sums, a, self.memory.b(stage), !first);
+    }
+
+    /// Stores a warp's 16 rows, 64 columns at a time.
+    fn finish(&self, group: &Warpgroup, (): &mut (), turn: Turn, sums: &mut Self::Sums) {
+        grid::wait_for_previous();
+        let (row, column) = self.origin(turn);
+        let row = row + STORE_M * group.warp();
+        let mut slice = 0;
+        while slice < TILE_N / Part::COLUMNS {
+            let part = self.memory.parts(2 * group.warp() + slice % 2);
+            if warp::lane_id() == 0 {
                 tma::wait_stores_read::<1>();
             }
-            warp::sync();
-            sums.store(to, slice * Store::COLUMNS);
-            tma::fence_async_shared();
-            warp::sync();
-            if lane == 0 {
-                to.store(c, row, column + slice * Store::COLUMNS);
-                tma::commit_stores();
+            // SAFETY: the lanes of the warp are here together, and TMA has read the part.
+            unsafe {
+                warp::sync();
+                sums.store(part, slice * Part::COLUMNS);
             }
+            group.store(|| {
+                // SAFETY: the part is written, and these elements of C are the warp's.
+                unsafe { part.store(self.c, row, column + slice * Part::COLUMNS) }
+            });
+            slice += 1;
         }
-        slice += 1;
+    }
+
+    fn end(&self, _: &Warpgroup, (): &mut ()) {
+        tma::wait_stores::<0>();
     }
 }
