@@ -1,7 +1,7 @@
 //! Arrays of Python: torch's tensors, numpy's arrays, devcomm's windows, and whatever describes its
 //! memory on a GPU by `__cuda_array_interface__` or DLPack.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use devcomm::{DataType, DeviceSlice, DlpackTensor, Dynamic};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
@@ -41,7 +41,7 @@ pub enum Place {
         writable: bool,
         owner: Owner,
     },
-    Window(Rc<Win>),
+    Window(Arc<Win>),
     Dlpack {
         _tensor: Imported,
     },

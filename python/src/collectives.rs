@@ -1,10 +1,11 @@
 //! Collectives on arrays of Python.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use devcomm::{
     Collectives, DataType, DeviceSlice, Element, F8E4M3, Parts, ReduceOp, Result, Stream,
 };
+use parking_lot::ReentrantMutex;
 use pyo3::prelude::*;
 
 use crate::array::Array;
@@ -15,8 +16,8 @@ use crate::own::Own;
 use crate::signals::waiting;
 
 struct Inner {
-    comm: Rc<Comm>,
-    collectives: Collectives,
+    comm: Arc<Comm>,
+    collectives: ReentrantMutex<Collectives>,
 }
 
 /// Collectives on a communicator: by devcomm's kernels where load and store reach all ranks, and by
@@ -78,6 +79,7 @@ impl PyCollectives {
             second.require_type(first.data_type, "recv")?;
         }
         let call = || {
+            let collectives = &*collectives.lock();
             with_type!(first.data_type, T => {
                 let Some(second) = &second else {
                     let both = Operand::<T>::new(comm, &first, Use::Write, &stream)?;
@@ -102,7 +104,9 @@ impl PyCollectives {
     fn new(py: Python<'_>, communicator: &PyCommunicator) -> PyResult<Self> {
         let comm = communicator.get()?;
         let collectives = waiting(py, || Collectives::new(&comm.communicator))?;
-        Ok(Self { own: Own::new(Inner { collectives, comm }) })
+        let home = comm.home.clone();
+        let collectives = ReentrantMutex::new(collectives);
+        Ok(Self { own: Own::new(&home, Inner { collectives, comm }) })
     }
 
     /// Puts into every rank's recv the reduction of all ranks' send, of the same length; without
@@ -189,6 +193,7 @@ impl PyCollectives {
         to.require_type(from.data_type, "recv")?;
         let (sent, received) = (offsets(&send_counts), offsets(&recv_counts));
         let call = || {
+            let collectives = &*collectives.lock();
             with_type!(from.data_type, T => {
                 let send = Operand::<T>::new(comm, &from, Use::Read, &stream)?;
                 let recv = Operand::<T>::new(comm, &to, Use::Write, &stream)?;
@@ -243,34 +248,32 @@ impl PyCollectives {
             (None, None) => {}
         }
         let call = || {
+            let collectives = &*collectives.lock();
             with_type!(input.data_type, T => {
                 // NCCL reduces in it where the output is quantised.
                 let read = if output.is_some() && scale.is_none() { Use::Read } else { Use::Write };
                 let input = Operand::<T>::new(comm, &input, read, &stream)?;
                 let residual = Operand::<T>::new(comm, &residual, Use::Write, &stream)?;
                 let weight = Operand::<T>::new(comm, &weight, Use::Read, &stream)?;
-                let sums = [&input.slice, &residual.slice, &weight.slice];
+                let (x, sums, factors) = (&input.slice, &residual.slice, &weight.slice);
                 match (&output, &scale) {
                     (Some(output), Some(scale)) => {
                         let output = Operand::<F8E4M3>::new(comm, output, Use::Write, &stream)?;
                         let scale = Operand::<f32>::new(comm, scale, Use::Read, &stream)?;
-                        let [input, residual, weight] = sums;
                         let quantised = (&output.slice, &scale.slice);
                         collectives.all_reduce_rmsnorm_quantised(
-                            input, residual, weight, quantised, eps, &stream,
+                            x, sums, factors, quantised, eps, &stream,
                         )?;
                         output.finish(&stream)?;
                     }
                     (Some(output), None) => {
                         let output = Operand::<T>::new(comm, output, Use::Write, &stream)?;
-                        let [input, residual, weight] = sums;
                         let to = &output.slice;
-                        collectives.all_reduce_rmsnorm(input, residual, weight, to, eps, &stream)?;
+                        collectives.all_reduce_rmsnorm(x, sums, factors, to, eps, &stream)?;
                         output.finish(&stream)?;
                     }
                     (None, _) => {
-                        let [both, residual, weight] = sums;
-                        collectives.all_reduce_rmsnorm(both, residual, weight, both, eps, &stream)?;
+                        collectives.all_reduce_rmsnorm(x, sums, factors, x, eps, &stream)?;
                     }
                 }
                 residual.finish(&stream)?;

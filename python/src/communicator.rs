@@ -1,9 +1,7 @@
 //! Communicators: of a world, or another library's.
 
-use std::cell::RefCell;
 use std::ffi::c_void;
-use std::rc::{Rc, Weak};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use devcomm::{
@@ -15,7 +13,7 @@ use pyo3::types::PyType;
 
 use crate::array::type_of;
 use crate::errors::invalid;
-use crate::own::Own;
+use crate::own::{Home, Own};
 use crate::signals::waiting;
 use crate::store::Store;
 use crate::stream::Gpu;
@@ -24,23 +22,28 @@ use crate::window::{PyWindow, Win};
 /// A communicator, its GPU, and its windows.
 pub struct Comm {
     pub communicator: Communicator,
-    pub gpu: Rc<Gpu>,
-    windows: RefCell<Vec<Weak<Win>>>,
+    pub gpu: Arc<Gpu>,
+    /// The home of what is made of it.
+    pub home: Home,
+    windows: Mutex<Vec<Weak<Win>>>,
 }
 
 impl Comm {
-    pub fn new(communicator: Communicator, gpu: Rc<Gpu>) -> Rc<Self> {
-        Rc::new(Self { communicator, gpu, windows: RefCell::default() })
+    pub fn new(communicator: Communicator, gpu: Arc<Gpu>) -> Arc<Self> {
+        let (home, windows) = (Home::here(!gpu.simulated), Mutex::default());
+        Arc::new(Self { communicator, gpu, home, windows })
     }
 
     /// Returns the windows that Python has.
-    pub fn windows(&self) -> Vec<Rc<Win>> {
-        self.windows.borrow_mut().retain(|window| window.strong_count() > 0);
-        self.windows.borrow().iter().filter_map(Weak::upgrade).collect()
+    pub fn windows(&self) -> Vec<Arc<Win>> {
+        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        windows.retain(|window| window.strong_count() > 0);
+        windows.iter().filter_map(Weak::upgrade).collect()
     }
 
-    pub fn add_window(&self, window: &Rc<Win>) {
-        self.windows.borrow_mut().push(Rc::downgrade(window));
+    pub fn add_window(&self, window: &Arc<Win>) {
+        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        windows.push(Arc::downgrade(window));
     }
 }
 
@@ -49,7 +52,7 @@ impl Comm {
 /// `rank.communicator()` makes one in a world; `from_torch` and `from_nccl` use another library's.
 #[pyclass(name = "Communicator", module = "devcomm", frozen)]
 pub struct PyCommunicator {
-    own: Own<Rc<Comm>>,
+    own: Own<Arc<Comm>>,
     /// This rank.
     #[pyo3(get)]
     rank: usize,
@@ -65,14 +68,14 @@ pub struct PyCommunicator {
 }
 
 impl PyCommunicator {
-    pub fn new(comm: Rc<Comm>) -> Self {
+    pub fn new(comm: Arc<Comm>) -> Self {
         let (rank, n_ranks) = (comm.communicator.rank(), comm.communicator.n_ranks());
         let (device, is_simulated) = (comm.gpu.context.ordinal(), comm.gpu.simulated);
-        Self { own: Own::new(comm), rank, n_ranks, device, is_simulated }
+        Self { own: Own::new(&comm.home.clone(), comm), rank, n_ranks, device, is_simulated }
     }
 
-    pub fn get(&self) -> PyResult<Rc<Comm>> {
-        Ok(Rc::clone(&*self.own.get()?))
+    pub fn get(&self) -> PyResult<Arc<Comm>> {
+        Ok(Arc::clone(&*self.own.get()?))
     }
 }
 
@@ -132,7 +135,7 @@ impl PyCommunicator {
                     None => Communicator::from_raw(&library, &context, raw)?,
                 }
             };
-            let gpu = Rc::new(Gpu::new(&context, false)?);
+            let gpu = Arc::new(Gpu::new(&context, false)?);
             Ok(Comm::new(communicator, gpu))
         };
         waiting(class.py(), make).map(Self::new)
@@ -190,7 +193,7 @@ impl PyCommunicator {
             .gin_connection(connection);
         let comm = self.get()?;
         let made = waiting(py, || comm.communicator.create_dev_comm(requirements))?;
-        Ok(PyDevComm { own: Own::new(made) })
+        Ok(PyDevComm { own: Own::new(&comm.home, made) })
     }
 
     /// Waits until every rank has called this, and not for the GPUs. Collective.
@@ -224,7 +227,7 @@ pub struct PyDevComm {
 }
 
 impl PyDevComm {
-    pub fn get(&self) -> PyResult<Rc<DevCommResource>> {
+    pub fn get(&self) -> PyResult<Arc<DevCommResource>> {
         self.own.get()
     }
 }

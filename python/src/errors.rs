@@ -29,6 +29,11 @@ pub fn invalid(message: impl Into<String>) -> PyErr {
     raise(INVALID_INPUT, message)
 }
 
+/// Returns the same as an error of devcomm's.
+pub fn invalid_input(what: impl Into<String>) -> Error {
+    Error::InvalidInput { what: what.into() }
+}
+
 /// Returns the exception of an error: its class is that of the variant, its text the error's.
 pub fn exception(error: Error) -> PyErr {
     if let Error::State(StateError::Interrupted) = error {

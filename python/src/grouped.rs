@@ -1,16 +1,15 @@
 //! Matrix products of groups of rows, each with a factor of its own, on arrays of Python.
 
-use devcomm::{Activation, DataType, GroupedElement, GroupedGemm, RowGroups};
+use devcomm::{Activation, DataType, DeviceSlice, GroupedElement, GroupedGemm, RowGroups};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
 use crate::array::Array;
-use crate::communicator::PyCommunicator;
+use crate::communicator::{Comm, PyCommunicator};
 use crate::errors::invalid;
-use crate::gemm::{Products, arrays};
 use crate::operand::{Operand, Use};
 use crate::own::Own;
-use crate::signals::waiting;
+use crate::products::{Products, arrays};
 
 /// Products of groups of rows on one GPU, in bfloat16 or float16, with sums in float32: each group
 /// of rows of a is multiplied with a matrix of its own, as the tokens of an expert are.
@@ -30,10 +29,8 @@ impl PyGroupedGemm {
         communicator: &PyCommunicator,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let comm = communicator.get()?;
-        let stream = comm.gpu.capturable(stream, py)?;
-        let gemm = waiting(py, || GroupedGemm::new(&stream))?;
-        Ok(Self { own: Own::new(Products { comm, stream, gemm }) })
+        let make = |_: &_, stream: &_| GroupedGemm::new(stream);
+        Ok(Self { own: Products::make(py, communicator, stream, make)? })
     }
 
     /// Enqueues the products of all groups: a of shape (m, k), b of (groups, n, k), and c of
@@ -55,9 +52,9 @@ impl PyGroupedGemm {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let (py, inner) = (a.py(), self.own.get()?);
-        let factors = arrays(&inner.comm, [(a, "a"), (b, "b"), (c, "c")])?;
+        let factors = arrays(&inner.comm, [a, b, c])?;
         let groups = [(offsets, "offsets"), (sizes, "sizes")];
-        let [offsets, sizes] = groups.map(|(array, name)| numbers(&inner, array, name));
+        let [offsets, sizes] = groups.map(|(array, name)| numbers_of(&inner.comm, array, name));
         let groups = [offsets?, sizes?];
         let activation = activation.map(activation_of).transpose()?;
         let call = match factors[0].data_type {
@@ -74,9 +71,9 @@ impl PyGroupedGemm {
     }
 }
 
-/// An array of one number of 32 bits for each group.
-fn numbers(inner: &Products<GroupedGemm>, array: &Bound<'_, PyAny>, name: &str) -> PyResult<Array> {
-    let mut array = Array::of(&inner.comm, array, name)?;
+/// Returns an array of one number of 32 bits for each group.
+pub fn numbers_of(comm: &Comm, array: &Bound<'_, PyAny>, name: &str) -> PyResult<Array> {
+    let mut array = Array::of(comm, array, name)?;
     if array.data_type != DataType::Int32 {
         array.require_type(DataType::Uint32, name)?;
     }
@@ -85,7 +82,8 @@ fn numbers(inner: &Products<GroupedGemm>, array: &Bound<'_, PyAny>, name: &str) 
     Ok(array)
 }
 
-fn activation_of(name: &str) -> PyResult<Activation> {
+/// Returns the activation of this name.
+pub fn activation_of(name: &str) -> PyResult<Activation> {
     match name {
         "gelu" => Ok(Activation::Gelu),
         "silu" => Ok(Activation::Silu),
@@ -122,7 +120,7 @@ fn launch<T: GroupedElement>(
         return Err(invalid(format!("{offsets} offsets for {count} sizes: expected as many")));
     }
     let own = &inner.stream;
-    inner.with::<T, _>(py, [a, b, c], &[offsets, sizes], stream, |gemm, [a, b, c]| {
+    inner.with(py, [a, b, c], &[offsets, sizes], stream, |gemm, [a, b], c: &DeviceSlice<T>| {
         let offsets = Operand::<u32>::new(&inner.comm, offsets, Use::Read, own)?;
         let sizes = Operand::<u32>::new(&inner.comm, sizes, Use::Read, own)?;
         let groups = RowGroups { offsets: offsets.slice.clone(), sizes: sizes.slice.clone() };

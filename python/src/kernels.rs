@@ -1,7 +1,7 @@
 //! Kernels of one's own, from the files that `devcomm ptx` writes, launched by name.
 
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use devcomm::{DataType, DevCommResource, Kernels, LaunchConfig, ParamInfo, RawArg};
 use devcomm_types::Slice;
@@ -22,7 +22,7 @@ use crate::window::{PyWindow, Win};
 const NOWHERE: u64 = 256;
 
 struct Inner {
-    comm: Rc<Comm>,
+    comm: Arc<Comm>,
     kernels: Kernels,
 }
 
@@ -46,7 +46,7 @@ impl PyKernelSet {
         // SAFETY: they are launched by name only, and who calls `launch` vouches for the kernel.
         let load = || unsafe { Kernels::load_files(&comm.gpu.context, &files) };
         let kernels = waiting(py, load)?;
-        Ok(Self { own: Own::new(Inner { kernels, comm }) })
+        Ok(Self { own: Own::new(&comm.home.clone(), Inner { kernels, comm }) })
     }
 
     /// Returns the names of the kernels; an instance of a generic one has its types in it:
@@ -166,8 +166,8 @@ fn describe(param: &ParamInfo) -> String {
 
 /// A value that fits a parameter.
 enum Value {
-    DevComm(Rc<DevCommResource>),
-    Window(Rc<Win>),
+    DevComm(Arc<DevCommResource>),
+    Window(Arc<Win>),
     Address(Array),
     Slice(Array),
     Bytes(Vec<u8>),

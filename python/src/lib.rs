@@ -14,6 +14,7 @@ mod kernels;
 mod nccl;
 mod operand;
 mod own;
+mod products;
 mod signals;
 mod store;
 mod stream;
@@ -40,9 +41,9 @@ mod _devcomm {
     #[pymodule_export]
     use crate::communicator::{PyCommunicator, PyDevComm};
     #[pymodule_export]
-    use crate::fused::{PyAllGatherGemm, PyGemmReduceScatter};
+    use crate::fused::{PyAllGatherGemm, PyGemmAllReduce, PyGemmReduceScatter};
     #[pymodule_export]
-    use crate::gemm::{PyGemm, PyGemmAllReduce};
+    use crate::gemm::PyGemm;
     #[pymodule_export]
     use crate::grouped::PyGroupedGemm;
     #[pymodule_export]

@@ -1,9 +1,10 @@
 //! Arrays as operands: those on the GPU as they are, those of the host by copies.
 
-use devcomm::{Buffer, DeviceSlice, Element, Error, Result, Stream, SymmetricBuffer};
+use devcomm::{Buffer, DeviceSlice, Element, Result, Stream, SymmetricBuffer};
 
 use crate::array::{Array, Place};
 use crate::communicator::Comm;
+use crate::errors::invalid_input;
 
 /// Calls `$body` with the type `$name` that a [`DataType`] is.
 macro_rules! with_type {
@@ -60,7 +61,7 @@ impl<T: Element> Operand<T> {
         if let Place::Host { writable: false } | Place::Gpu { writable: false, .. } = &array.place
             && usage == Use::Write
         {
-            return Err(invalid("an array to write to is read-only"));
+            return Err(invalid_input("an array to write to is read-only"));
         }
         match &array.place {
             Place::Host { .. } => {}
@@ -71,10 +72,10 @@ impl<T: Element> Operand<T> {
             Place::Gpu { ordinal: gpu, .. } => {
                 let own = comm.gpu.context.ordinal();
                 if comm.gpu.simulated {
-                    return Err(invalid("a tensor of a real GPU in a simulated world"));
+                    return Err(invalid_input("a tensor of a real GPU in a simulated world"));
                 }
                 if *gpu != own {
-                    return Err(invalid(format!(
+                    return Err(invalid_input(format!(
                         "a tensor on GPU {gpu}, but the communicator is on GPU {own}"
                     )));
                 }
@@ -125,10 +126,6 @@ impl<T: Element> From<DeviceSlice<T>> for Operand<T> {
     fn from(slice: DeviceSlice<T>) -> Self {
         Self { slice, back: None, _copy: None }
     }
-}
-
-fn invalid(what: impl Into<String>) -> Error {
-    Error::InvalidInput { what: what.into() }
 }
 
 /// Returns the elements of an array of the host.

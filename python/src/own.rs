@@ -1,14 +1,22 @@
-//! Objects of devcomm's, each of which stays on the thread that made it, and calls without the GIL.
+//! Objects of devcomm's, in tables of the threads that made them, and calls without the GIL.
 //!
 //! Python may drop its handle of an object on any thread, and long after a world has ended. So the
-//! handle is a number, and the objects are in a table of their thread.
+//! handle is a number, and the object is in the table of a thread: that which made the object's
+//! communicator.
+//!
+//! On GPUs any thread may use the objects, such as that of torch's autograd, which calls backward
+//! functions. That is what the types of the host crate are for: they are `Send` and `Sync`, each
+//! call makes the CUDA context current on its thread, and calls of NCCL on one communicator are
+//! made one after the other. Operations (`Collectives`, the products) are `Send` alone: they are in
+//! a [`ReentrantMutex`](parking_lot::ReentrantMutex), which a call holds. On simulated GPUs one
+//! thread of the machine runs at a time, and lets others run within its calls of devcomm alone: a
+//! thread that waits for another one of Python's would wait for ever. So there the objects stay on
+//! their thread, on which torch calls the backward functions of tensors on the CPU.
 
 use std::any::Any;
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -17,35 +25,40 @@ use crate::errors::{INVALID_INPUT, STATE_ERROR, raise};
 use crate::signals::interrupted_by_signals;
 use crate::stream::captures_current;
 
-/// A handle of an object in the table of the thread that made it.
+/// A handle of an object in the table of its home.
 pub struct Own<T> {
     id: u64,
-    thread: Arc<Returned>,
+    home: Home,
     object: PhantomData<fn() -> T>,
 }
 
-/// The ids of objects whose handles were dropped on another thread.
-type Returned = Mutex<Vec<u64>>;
+/// The table of a thread, and who may use what is in it.
+#[derive(Clone)]
+pub struct Home {
+    table: Arc<Mutex<Table>>,
+    /// Whether other threads may.
+    is_shared: bool,
+}
 
-/// The objects of a thread.
+type Object = Arc<dyn Any + Send + Sync>;
+
+/// The objects that a thread has made, or others for it.
+#[derive(Default)]
 struct Table {
-    objects: BTreeMap<u64, Rc<dyn Any>>,
+    objects: BTreeMap<u64, Object>,
     /// The objects that no [`Scope`] drops.
-    lasting: BTreeMap<u64, Rc<dyn Any>>,
+    lasting: BTreeMap<u64, Object>,
     made: u64,
-    returned: Arc<Returned>,
+    /// The ids of objects whose handles were dropped.
+    returned: Vec<u64>,
 }
 
 thread_local! {
-    static TABLE: RefCell<Table> = RefCell::new(Table {
-        objects: BTreeMap::new(),
-        lasting: BTreeMap::new(),
-        made: 0,
-        returned: Arc::default(),
-    });
+    static TABLE: Arc<Mutex<Table>> = Arc::default();
 }
 
-/// What nobody has closed when the thread ends is never freed: Python may have ended before.
+/// What nobody has closed when the thread and all handles are gone is never freed: Python may have
+/// ended before.
 impl Drop for Table {
     fn drop(&mut self) {
         self.forget();
@@ -63,40 +76,107 @@ impl Table {
 /// end, when another library may have ended a communicator that some of it uses.
 #[pyfunction(name = "_forget")]
 pub fn forget() {
-    TABLE.with_borrow_mut(Table::forget);
+    Home::here(true).table().forget();
 }
 
-impl<T: 'static> Own<T> {
-    /// Returns a handle of a new object of this thread.
-    pub fn new(object: T) -> Self {
-        free_returned();
-        Self::made(object, |table| &mut table.objects)
+impl Home {
+    /// Returns that of this thread, whose objects other threads may use or not.
+    pub fn here(is_shared: bool) -> Self {
+        Self { table: TABLE.with(Arc::clone), is_shared }
     }
 
-    /// Returns a handle of an object of this thread that lasts as long as the handle, also after
-    /// the end of a [`Scope`]. [`get`](Self::get) does not find it.
-    pub fn lasting(object: T) -> Self {
-        Self::made(object, |table| &mut table.lasting)
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn made(object: T, of: impl FnOnce(&mut Table) -> &mut BTreeMap<u64, Rc<dyn Any>>) -> Self {
-        TABLE.with_borrow_mut(|table| {
-            let id = table.made;
-            table.made += 1;
-            of(table).insert(id, Rc::new(object));
-            Self { id, thread: Arc::clone(&table.returned), object: PhantomData }
-        })
+    /// Returns whether it is that of this thread; no thread's that ends.
+    fn is_here(&self) -> bool {
+        TABLE.try_with(|table| Arc::ptr_eq(table, &self.table)).unwrap_or(false)
+    }
+
+    fn require(&self) -> PyResult<()> {
+        match self.is_shared || self.is_here() {
+            true => Ok(()),
+            false => Err(raise(
+                INVALID_INPUT,
+                "it was made by another thread; a rank, and what one makes on simulated GPUs, stay \
+                 on the rank's thread",
+            )),
+        }
+    }
+
+    /// Drops the objects whose handles were dropped, later if torch captures its stream: their
+    /// destructors wait for the GPU, which would invalidate the capture.
+    fn free_returned(&self) {
+        if self.table().returned.is_empty() {
+            return;
+        }
+        // SAFETY: may always be called.
+        if unsafe { ffi::Py_IsInitialized() } == 0 {
+            return std::mem::forget(self.take_returned());
+        }
+        // Torch frees a tensor of a window without the GIL, which pyo3 does not know: it counts
+        // its own calls only.
+        // SAFETY: Python is initialised; the release is on this thread, after all else.
+        let held = unsafe { ffi::PyGILState_Ensure() };
+        let freed = Python::try_attach(|py| {
+            let _exception = Exception::set_aside(py);
+            if !captures_current(py).unwrap_or(false) {
+                detached(py, || drop(self.take_returned()));
+            }
+        });
+        // While Python ends, nothing waits.
+        if freed.is_none() {
+            std::mem::forget(self.take_returned());
+        }
+        // SAFETY: this thread holds the interpreter's lock by `held`, which nothing else releases.
+        unsafe { ffi::PyGILState_Release(held) };
+    }
+
+    /// Takes the objects whose handles were dropped out of the table.
+    fn take_returned(&self) -> Vec<Object> {
+        let table = &mut *self.table();
+        let ids = std::mem::take(&mut table.returned);
+        let mut take = |id| table.objects.remove(id).or_else(|| table.lasting.remove(id));
+        ids.iter().filter_map(&mut take).collect()
+    }
+}
+
+impl<T: Send + Sync + 'static> Own<T> {
+    /// Returns a handle of a new object.
+    pub fn new(home: &Home, object: T) -> Self {
+        home.free_returned();
+        Self::made(home, object, |table| &mut table.objects)
+    }
+
+    /// Returns a handle of an object that lasts as long as the handle, also after the end of a
+    /// [`Scope`]. [`get`](Self::get) does not find it.
+    pub fn lasting(home: &Home, object: T) -> Self {
+        Self::made(home, object, |table| &mut table.lasting)
+    }
+
+    fn made(
+        home: &Home,
+        object: T,
+        of: impl FnOnce(&mut Table) -> &mut BTreeMap<u64, Object>,
+    ) -> Self {
+        let mut table = home.table();
+        let id = table.made;
+        table.made += 1;
+        of(&mut table).insert(id, Arc::new(object));
+        Self { id, home: home.clone(), object: PhantomData }
     }
 
     /// Returns the object.
     ///
     /// # Errors
     ///
-    /// On another thread than that which made it, and after it was closed or its world has ended.
-    pub fn get(&self) -> PyResult<Rc<T>> {
-        self.require_here()?;
-        free_returned();
-        let object = TABLE.with_borrow(|table| table.objects.get(&self.id).cloned());
+    /// On another thread than its home's, unless they share it; after it was closed or its world
+    /// has ended.
+    pub fn get(&self) -> PyResult<Arc<T>> {
+        self.home.require()?;
+        self.home.free_returned();
+        let object = self.home.table().objects.get(&self.id).cloned();
         let object = object.and_then(|object| object.downcast().ok());
         object.ok_or_else(|| raise(STATE_ERROR, "it is closed, or its world has ended"))
     }
@@ -105,64 +185,22 @@ impl<T: 'static> Own<T> {
     ///
     /// # Errors
     ///
-    /// On another thread than that which made it.
+    /// On another thread than its home's, unless they share it.
     pub fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.require_here()?;
-        let object = TABLE.with_borrow_mut(|table| table.objects.remove(&self.id));
+        self.home.require()?;
+        let object = self.home.table().objects.remove(&self.id);
         interrupted_by_signals(py, || drop(object))
-    }
-
-    fn require_here(&self) -> PyResult<()> {
-        match TABLE.with_borrow(|table| Arc::ptr_eq(&self.thread, &table.returned)) {
-            true => Ok(()),
-            false => Err(raise(
-                INVALID_INPUT,
-                "it was made by another thread; what a rank makes stays on the rank's thread",
-            )),
-        }
     }
 }
 
 impl<T> Drop for Own<T> {
     fn drop(&mut self) {
-        let mut returned = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        returned.push(self.id);
-        drop(returned);
-        free_returned();
-    }
-}
-
-/// Drops the objects of this thread whose handles were dropped, later if torch captures its stream:
-/// their destructors wait for the GPU, which would invalidate the capture.
-fn free_returned() {
-    // Fails while the thread ends, which forgets its objects.
-    let any = TABLE.try_with(|table| {
-        let table = table.try_borrow_mut().ok()?;
-        Some(!table.returned.lock().unwrap_or_else(PoisonError::into_inner).is_empty())
-    });
-    if any != Ok(Some(true)) {
-        return;
-    }
-    // SAFETY: may always be called.
-    if unsafe { ffi::Py_IsInitialized() } == 0 {
-        return std::mem::forget(take_returned());
-    }
-    // Torch frees a tensor of a window without the GIL, which pyo3 does not know: it counts its own
-    // calls only.
-    // SAFETY: Python is initialised; the release is on this thread, after all else.
-    let held = unsafe { ffi::PyGILState_Ensure() };
-    let freed = Python::try_attach(|py| {
-        let _exception = Exception::set_aside(py);
-        if !captures_current(py).unwrap_or(false) {
-            detached(py, || drop(take_returned()));
+        self.home.table().returned.push(self.id);
+        // Elsewhere the next call of one of the objects does that.
+        if self.home.is_here() {
+            self.home.free_returned();
         }
-    });
-    // While Python ends, nothing waits.
-    if freed.is_none() {
-        std::mem::forget(take_returned());
     }
-    // SAFETY: this thread holds the interpreter's lock by `held`, which nothing else releases.
-    unsafe { ffi::PyGILState_Release(held) };
 }
 
 /// The exception that Python raises while it drops a handle, such as the argument of a call that
@@ -191,35 +229,28 @@ impl Drop for Exception<'_> {
     }
 }
 
-/// Takes the objects of this thread whose handles were dropped out of its table.
-fn take_returned() -> Vec<Rc<dyn Any>> {
-    TABLE.with_borrow_mut(|table| {
-        let mut returned = table.returned.lock().unwrap_or_else(PoisonError::into_inner);
-        let ids = std::mem::take(&mut *returned);
-        drop(returned);
-        let mut take = |id| table.objects.remove(id).or_else(|| table.lasting.remove(id));
-        ids.iter().filter_map(&mut take).collect()
-    })
-}
-
-/// While it lives, it collects what this thread makes. Its end drops that, the latest first.
+/// While it lives, it collects what this thread makes, and others make for it. Its end drops that,
+/// the latest first.
 pub struct Scope {
     first: u64,
+    home: Home,
 }
 
 impl Scope {
     pub fn enter() -> Self {
-        Self { first: TABLE.with_borrow(|table| table.made) }
+        let home = Home::here(false);
+        let first = home.table().made;
+        Self { first, home }
     }
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        let mut objects = TABLE.with_borrow_mut(|table| table.objects.split_off(&self.first));
+        let mut objects = self.home.table().objects.split_off(&self.first);
         while let Some((_, object)) = objects.pop_last() {
             drop(object);
         }
-        drop(take_returned());
+        drop(self.home.take_returned());
     }
 }
 

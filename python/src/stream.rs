@@ -1,8 +1,8 @@
 //! The streams of calls: torch's current stream, a stream of the caller's, or devcomm's own.
 
-use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use devcomm::{Context, Event, Stream};
 use pyo3::intern;
@@ -17,23 +17,29 @@ use crate::signals::waiting;
 /// `CU_STREAM_LEGACY`, another handle of the default stream.
 const LEGACY: usize = 1;
 
+/// What calls use, and the events after them.
+type InFlight = VecDeque<(Event, Vec<Py<PyAny>>)>;
+
+fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A GPU and the streams that were used on it.
 pub struct Gpu {
     pub context: Context,
     /// Streams of other libraries, by handle: dropping one would wait for its work.
-    streams: RefCell<HashMap<usize, Stream>>,
+    streams: Mutex<HashMap<usize, Stream>>,
     /// The stream of calls outside of torch.
     own: Stream,
     pub simulated: bool,
     /// What calls use that the GPU has not done, and the events after them.
-    in_flight: RefCell<VecDeque<(Event, Vec<Py<PyAny>>)>>,
+    in_flight: Mutex<InFlight>,
 }
 
 impl Gpu {
     pub fn new(context: &Context, simulated: bool) -> devcomm::Result<Self> {
         let own = context.stream()?;
-        let (context, streams, in_flight) =
-            (context.clone(), RefCell::default(), RefCell::default());
+        let (context, streams, in_flight) = (context.clone(), Mutex::default(), Mutex::default());
         Ok(Self { context, streams, own, simulated, in_flight })
     }
 
@@ -49,7 +55,7 @@ impl Gpu {
             None => current_of_torch(py, self.context.ordinal())?,
         };
         let Some(raw) = raw else { return Ok(self.own.clone()) };
-        if let Some(stream) = self.streams.borrow().get(&raw) {
+        if let Some(stream) = locked(&self.streams).get(&raw) {
             return Ok(stream.clone());
         }
         let stream = detached(py, || match raw {
@@ -58,7 +64,13 @@ impl Gpu {
             // process, or the caller's, who promises the same.
             raw => unsafe { Stream::from_raw(&self.context, raw as *mut c_void) },
         });
-        self.streams.borrow_mut().insert(raw, stream.clone());
+        let mut streams = locked(&self.streams);
+        if let Some(first) = streams.get(&raw) {
+            // Another thread was quicker; a drop would wait for the stream's work.
+            std::mem::forget(stream);
+            return Ok(first.clone());
+        }
+        streams.insert(raw, stream.clone());
         Ok(stream)
     }
 
@@ -107,7 +119,7 @@ impl Gpu {
         let Some(owners) = owners else { return Ok(()) };
         let event = self.context.event_without_timing();
         match event.and_then(|event| stream.record(&event).map(|()| event)) {
-            Ok(event) => self.in_flight.borrow_mut().push_back((event, owners)),
+            Ok(event) => locked(&self.in_flight).push_back((event, owners)),
             // The GPU has failed, and may still use their memory.
             Err(error) => {
                 std::mem::forget(owners);
@@ -120,7 +132,7 @@ impl Gpu {
     /// Drops what calls used that the GPU has done.
     fn drop_done(&self) {
         let is_done = |(event, _): &mut (Event, _)| event.is_reached().unwrap_or(false);
-        let next = || self.in_flight.borrow_mut().pop_front_if(is_done);
+        let next = || locked(&self.in_flight).pop_front_if(is_done);
         // Their destructors may call devcomm.
         std::iter::from_fn(next).for_each(drop);
     }
@@ -141,7 +153,7 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        let in_flight = std::mem::take(self.in_flight.get_mut());
+        let in_flight = std::mem::take(&mut *locked(&self.in_flight));
         if !in_flight.is_empty() {
             self.context.drop_after_work(in_flight);
         }

@@ -1,33 +1,31 @@
 //! Windows: memory that all ranks' kernels access, as arrays of Python.
 
 use std::any::Any;
-use std::cell::OnceCell;
 use std::ffi::{CStr, c_void};
-use std::rc::Rc;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use devcomm::{Buffer, DataType, DeviceSlice, DlpackTensor, Dynamic, Element, Error, Window};
+use devcomm::{Buffer, DataType, DeviceSlice, DlpackTensor, Dynamic, Element, Window};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use crate::array::Array;
 use crate::communicator::Comm;
-use crate::errors::invalid;
+use crate::errors::{invalid, invalid_input};
 use crate::operand::{Operand, Use, with_type};
 use crate::own::Own;
 use crate::signals::waiting;
 
 /// A window of elements of any type.
 pub struct Win {
-    pub comm: Rc<Comm>,
+    pub comm: Arc<Comm>,
     pub len: usize,
     pub data_type: DataType,
     /// The window of its type.
-    typed: Box<dyn Any>,
+    typed: Box<dyn Any + Send + Sync>,
     slice: DeviceSlice<Dynamic>,
     /// Once another library may use the memory.
-    exported: OnceCell<Rc<Exported>>,
+    exported: OnceLock<Arc<Exported>>,
 }
 
 /// Memory that other libraries may use, in streams that devcomm does not know: it is freed when all
@@ -43,21 +41,22 @@ impl Drop for Exported {
 }
 
 impl Win {
-    pub fn new(comm: &Rc<Comm>, len: usize, data_type: DataType) -> devcomm::Result<Rc<Self>> {
-        let (typed, slice): (Box<dyn Any>, _) = with_type!(data_type, T => {
+    pub fn new(comm: &Arc<Comm>, len: usize, data_type: DataType) -> devcomm::Result<Arc<Self>> {
+        let (typed, slice): (Box<dyn Any + Send + Sync>, _) = with_type!(data_type, T => {
             let window = comm.communicator.window::<T>(len)?;
             let slice = window.device_slice().into_dynamic();
             (Box::new(window), slice)
         });
-        let (comm, exported) = (Rc::clone(comm), OnceCell::new());
-        let window = Rc::new(Self { comm, len, data_type, typed, slice, exported });
+        let (comm, exported) = (Arc::clone(comm), OnceLock::new());
+        let window = Arc::new(Self { comm, len, data_type, typed, slice, exported });
         window.comm.add_window(&window);
         Ok(window)
     }
 
     pub fn typed<T: Element>(&self) -> devcomm::Result<&Window<T>> {
-        self.typed.downcast_ref().ok_or_else(|| Error::InvalidInput {
-            what: format!("a window of {:?}, expected {:?}", self.data_type, T::DATA_TYPE),
+        self.typed.downcast_ref().ok_or_else(|| {
+            let (found, expected) = (self.data_type, T::DATA_TYPE);
+            invalid_input(format!("a window of {found:?}, expected {expected:?}"))
         })
     }
 
@@ -70,9 +69,9 @@ impl Win {
     }
 
     /// Returns a handle that keeps the memory for another library.
-    fn export(&self) -> Own<Rc<Exported>> {
-        let make = || Rc::new(Exported { slice: self.slice.clone() });
-        Own::lasting(Rc::clone(self.exported.get_or_init(make)))
+    fn export(&self) -> Own<Arc<Exported>> {
+        let make = || Arc::new(Exported { slice: self.slice.clone() });
+        Own::lasting(&self.comm.home, Arc::clone(self.exported.get_or_init(make)))
     }
 
     fn copy(&self, py: Python<'_>, host: &Bound<'_, PyAny>, usage: Use) -> PyResult<()> {
@@ -105,26 +104,27 @@ impl Win {
 /// the GPU has done all work that any library has enqueued.
 #[pyclass(name = "Window", module = "devcomm", frozen)]
 pub struct PyWindow {
-    own: Own<Rc<Win>>,
+    own: Own<Arc<Win>>,
     len: usize,
     data_type: DataType,
     /// The memory for the libraries that have its address, and keep this.
-    exported: OnceLock<Own<Rc<Exported>>>,
+    exported: OnceLock<Own<Arc<Exported>>>,
 }
 
 /// A window, as the caller of a method has it.
-pub struct Owned<'a>(&'a Own<Rc<Win>>);
+pub struct Owned<'a>(&'a Own<Arc<Win>>);
 
 impl Owned<'_> {
-    pub fn get(&self) -> PyResult<Rc<Win>> {
-        Ok(Rc::clone(&*self.0.get()?))
+    pub fn get(&self) -> PyResult<Arc<Win>> {
+        Ok(Arc::clone(&*self.0.get()?))
     }
 }
 
 impl PyWindow {
-    pub fn new(window: Rc<Win>) -> Self {
+    pub fn new(window: Arc<Win>) -> Self {
         let (len, data_type) = (window.len, window.data_type);
-        Self { own: Own::new(window), len, data_type, exported: OnceLock::new() }
+        let own = Own::new(&window.comm.home.clone(), window);
+        Self { own, len, data_type, exported: OnceLock::new() }
     }
 
     pub fn own(&self) -> Owned<'_> {
@@ -132,7 +132,7 @@ impl PyWindow {
     }
 
     /// Fails in a world whose memory no other library can use.
-    fn on_gpu(&self) -> PyResult<Rc<Win>> {
+    fn on_gpu(&self) -> PyResult<Arc<Win>> {
         let window = self.own().get()?;
         match window.comm.gpu.simulated {
             true => Err(PyBufferError::new_err(
@@ -193,7 +193,7 @@ impl PyWindow {
             return Err(PyBufferError::new_err(format!("the window is not on device {wanted:?}")));
         }
         let versioned = matches!(max_version, Some((1.., _)));
-        let kept = (Own::new(Rc::clone(&window)), window.export());
+        let kept = (Own::new(&window.comm.home, Arc::clone(&window)), window.export());
         capsule(py, window.slice.to_dlpack_with(kept, versioned))
     }
 

@@ -1,11 +1,9 @@
 //! Worlds, and the ranks that run a function of Python.
 
-use std::cell::OnceCell;
 use std::fmt::{self, Display};
 use std::ptr::NonNull;
-use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, OnceLock};
 
 use devcomm::{Error, Rank, Simulation, World};
 use pyo3::prelude::*;
@@ -13,7 +11,7 @@ use pyo3::types::{PyBytes, PyTuple, PyType};
 
 use crate::communicator::{Comm, PyCommunicator};
 use crate::errors::{STATE_ERROR, exception, invalid, raise};
-use crate::own::{Own, Scope};
+use crate::own::{Home, Own, Scope};
 use crate::signals::{Interrupt, SleepsAfterPython, interrupted_by_signals, waiting};
 use crate::stream::Gpu;
 
@@ -82,8 +80,9 @@ impl PyWorld {
     /// second; a rank that is a thread and waits elsewhere, such as in time.sleep, goes on until
     /// that returns. A rank's function cannot run another world.
     ///
-    /// What a rank makes stays on its thread, and ends with the function. When a rank fails, the
-    /// waits of the other ranks end with a WorldError; this raises the first one's exception.
+    /// What a rank makes ends with the function; on simulated GPUs it stays on the rank's thread.
+    /// When a rank fails, the waits of the other ranks end with a WorldError; this raises the first
+    /// one's exception.
     /// Simulated ranks must not wait for each other by locks of Python: only one of them runs.
     #[pyo3(signature = (function, *args))]
     fn run(
@@ -171,19 +170,27 @@ impl Display for Failure {
 
 /// A rank in its function, and its GPU.
 struct Running {
-    rank: NonNull<Rank>,
-    gpu: Rc<Gpu>,
+    rank: OfRank,
+    gpu: Arc<Gpu>,
     /// The rank's communicator, once it is made.
-    comm: OnceCell<Rc<Comm>>,
+    comm: OnceLock<Arc<Comm>>,
 }
 
 impl Running {
     fn rank(&self) -> &Rank {
         // SAFETY: the rank lives while its function runs. That function's scope drops this at its
         // end, and the handle gives it out on the function's thread only.
-        unsafe { self.rank.as_ref() }
+        unsafe { self.rank.0.as_ref() }
     }
 }
+
+/// Where a rank is.
+struct OfRank(NonNull<Rank>);
+
+// SAFETY: only `Running::rank` reads what is there, on the rank's thread.
+unsafe impl Send for OfRank {}
+// SAFETY: only `Running::rank` reads what is there, on the rank's thread: no two threads do.
+unsafe impl Sync for OfRank {}
 
 /// One rank: the argument of the function that a world runs.
 #[pyclass(name = "Rank", module = "devcomm", frozen)]
@@ -209,10 +216,10 @@ pub struct PyRank {
 impl PyRank {
     fn new(rank: &Rank) -> devcomm::Result<Self> {
         let gpu = Gpu::new(rank.context(), rank.is_simulated())?;
-        let (gpu, comm) = (Rc::new(gpu), OnceCell::new());
-        let running = Running { rank: NonNull::from(rank), gpu, comm };
+        let (gpu, comm) = (Arc::new(gpu), OnceLock::new());
+        let running = Running { rank: OfRank(NonNull::from(rank)), gpu, comm };
         Ok(Self {
-            own: Own::new(running),
+            own: Own::new(&Home::here(false), running),
             rank: rank.rank(),
             n_ranks: rank.n_ranks(),
             local_rank: rank.local_rank(),
@@ -237,8 +244,8 @@ impl PyRank {
     fn communicator(&self, py: Python<'_>) -> PyResult<PyCommunicator> {
         let made = self.with(py, |running| {
             let communicator = running.rank().communicator()?;
-            let make = || Comm::new(communicator.clone(), Rc::clone(&running.gpu));
-            Ok(Rc::clone(running.comm.get_or_init(make)))
+            let make = || Comm::new(communicator.clone(), Arc::clone(&running.gpu));
+            Ok(Arc::clone(running.comm.get_or_init(make)))
         });
         made.map(PyCommunicator::new)
     }
@@ -251,7 +258,7 @@ impl PyRank {
             // SAFETY: the caller passes the address of a communicator that is live, as the
             // documentation asks.
             let communicator = unsafe { running.rank().communicator_from_raw(raw)? };
-            Ok(Comm::new(communicator, Rc::clone(&running.gpu)))
+            Ok(Comm::new(communicator, Arc::clone(&running.gpu)))
         });
         made.map(PyCommunicator::new)
     }
