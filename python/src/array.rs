@@ -248,6 +248,18 @@ impl Array {
         let found = self.data_type;
         Err(invalid(format!("{name} has elements of {found:?}, expected {data_type:?}")))
     }
+
+    /// Returns it, unless its elements are of another type or its shape is another one.
+    pub fn require(self, data_type: DataType, shape: &[usize], name: &str) -> PyResult<Self> {
+        self.require_type(data_type, name)?;
+        match self.shape == shape {
+            true => Ok(self),
+            false => {
+                let found = &self.shape;
+                Err(invalid(format!("{name} has the shape {found:?}, expected {shape:?}")))
+            }
+        }
+    }
 }
 
 /// Returns the element type that `dtype` names: one of torch's or numpy's, or a name such as

@@ -7,6 +7,7 @@ mod array;
 mod collectives;
 mod communicator;
 mod errors;
+mod expert_parallel;
 mod fused;
 mod gemm;
 mod grouped;
@@ -40,6 +41,8 @@ mod _devcomm {
     use crate::collectives::PyCollectives;
     #[pymodule_export]
     use crate::communicator::{PyCommunicator, PyDevComm};
+    #[pymodule_export]
+    use crate::expert_parallel::PyExpertParallel;
     #[pymodule_export]
     use crate::fused::{PyAllGatherGemm, PyGemmAllReduce, PyGemmReduceScatter};
     #[pymodule_export]

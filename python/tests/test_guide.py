@@ -21,9 +21,12 @@ def listings():
 @pytest.mark.skipif("TORCHELASTIC_RUN_ID" in os.environ, reason="for one process")
 def test_the_listings_for_simulated_gpus_run():
     simulated, _ = listings()
-    assert len(simulated) == 5
+    with_torch = ["import torch" in code for code in simulated]
+    assert with_torch == [False] * 5 + [True]
     names = {}
-    for code in simulated:
+    for code, needs_torch in zip(simulated, with_torch, strict=True):
+        if needs_torch:
+            pytest.importorskip("torch")
         exec(compile(code, str(CHAPTER), "exec"), names)
 
 

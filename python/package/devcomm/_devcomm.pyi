@@ -198,6 +198,55 @@ class GroupedGemm:
     ) -> None: ...
     def close(self) -> None: ...
 
+class ExpertParallel:
+    def __new__(
+        cls,
+        communicator: Communicator,
+        hidden: int,
+        tokens: int,
+        experts: int,
+        top_k: int,
+        *,
+        alignment: int = 1,
+        f8: bool = False,
+        rows: int | None = None,
+        stream: Stream = None,
+    ) -> ExpertParallel: ...
+    @property
+    def local_experts(self) -> int: ...
+    @property
+    def most_rows(self) -> int: ...
+    def dispatch(
+        self, input: Array, ids: Array, weights: Array, *, stream: Stream = None
+    ) -> None: ...
+    def group(
+        self,
+        rows: Array,
+        offsets: Array | None = None,
+        sizes: Array | None = None,
+        *,
+        scales: Array | None = None,
+        stream: Stream = None,
+    ) -> None: ...
+    def combine(
+        self, rows: Array, output: Array, residual: Array | None = None, *, stream: Stream = None
+    ) -> None: ...
+    def layer(
+        self,
+        input: Array,
+        ids: Array,
+        weights: Array,
+        up: Array,
+        down: Array,
+        output: Array,
+        residual: Array | None = None,
+        *,
+        activation: str | None = "silu",
+        stream: Stream = None,
+    ) -> None: ...
+    def check(self) -> None: ...
+    def close(self) -> None: ...
+
 class KernelSet:
     def __new__(
         cls, communicator: Communicator, path: str | PathLike[str]

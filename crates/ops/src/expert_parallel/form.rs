@@ -40,7 +40,7 @@ pub(super) struct Launch<'a> {
 }
 
 /// A form: it has the memory of its kernels, and launches them with checked arguments.
-pub(super) trait Form {
+pub(super) trait Form: Send {
     /// Sends and receives `count` tokens.
     fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()>;
 
