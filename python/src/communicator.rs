@@ -196,6 +196,12 @@ impl PyCommunicator {
         Ok(PyDevComm { own: Own::new(&comm.home, made) })
     }
 
+    /// Whether it can be used: it is not closed, and its world has not ended.
+    #[getter]
+    fn is_open(&self) -> bool {
+        self.own.is_open()
+    }
+
     /// Waits until every rank has called this, and not for the GPUs. Collective.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
         let comm = self.get()?;

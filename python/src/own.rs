@@ -181,6 +181,11 @@ impl<T: Send + Sync + 'static> Own<T> {
         object.ok_or_else(|| raise(STATE_ERROR, "it is closed, or its world has ended"))
     }
 
+    /// Returns whether it is there, neither closed nor ended with its world.
+    pub fn is_open(&self) -> bool {
+        self.home.table().objects.contains_key(&self.id)
+    }
+
     /// Drops the object, if it is not dropped yet.
     ///
     /// # Errors

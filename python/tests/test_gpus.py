@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -308,6 +309,36 @@ def test_a_product_is_torchs(comm, dtype):
     with pytest.raises(devcomm.InvalidInput, match="expected"):
         gemm(a, b.T.contiguous(), c)
     gemm.close()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_backward_functions_run_on_the_thread_of_torchs_autograd(comm, compiled):
+    import devcomm.torch
+    import torch.distributed.nn
+
+    rows, k, columns = 64, 128, 256
+    name = devcomm.torch.register(comm)
+    ops, threads = torch.ops.devcomm, set()
+
+    def layer(x, up, down):
+        return ops.gemm_reduce_scatter(ops.all_gather_gemm(x, up, name), down, name)
+
+    def of_torch(x, up, down):
+        every = dist.nn.all_gather(x)
+        parts = dist.nn.all_reduce(torch.cat(every) @ up.T @ down.T)
+        return parts.chunk(N)[RANK]
+
+    function = torch.compile(layer, fullgraph=True) if compiled else layer
+    grads = []
+    for of in (function, of_torch):
+        shapes = (rows, k), (columns, k), (k, columns)
+        mine = [integers(s, torch.bfloat16, 2, i).requires_grad_() for i, s in enumerate(shapes)]
+        mine[0].register_hook(lambda grad: threads.add(threading.get_ident()))
+        (of(*mine).float() / 1024).sum().backward()
+        grads.append([tensor.grad for tensor in mine])
+    assert threads and threading.get_ident() not in threads
+    torch.testing.assert_close(*grads, rtol=2e-2, atol=2e-2)
+    devcomm.torch.unregister(name)
 
 
 def test_a_kernel_of_a_compiled_package_is_launched_by_name(comm):

@@ -4,6 +4,7 @@
     world.run(lambda rank: devcomm.Collectives(rank.communicator()).all_reduce(x))
 
 In a process that uses torch.distributed, `Communicator.from_torch()` takes its communicator.
+`import devcomm.torch` defines torch's operators, `torch.ops.devcomm.*`.
 """
 
 import atexit

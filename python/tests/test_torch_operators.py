@@ -1,0 +1,231 @@
+"""`torch.ops.devcomm.*`: torch.library's checks, gradients, and torch.compile, on simulated GPUs."""
+
+import pytest
+
+import devcomm
+
+torch = pytest.importorskip("torch")
+
+import devcomm.torch  # noqa: E402
+
+N = 2
+OPS = torch.ops.devcomm
+
+
+def on_ranks(function, n=N):
+    """Calls function(rank, name) on every rank."""
+
+    def run(rank):
+        name = devcomm.torch.register(rank.communicator())
+        result = function(rank, name)
+        devcomm.torch.unregister(name)
+        return result
+
+    return devcomm.World.simulated(n).run(run)
+
+
+def numbers(seed, *shape, dtype=torch.float64):
+    """Whole numbers from -2 to 2, whose sums are exact."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-2, 3, shape, generator=generator).to(dtype)
+
+
+# The shapes of an operator's tensors on a rank, and its results on all ranks, by what all have.
+OPERATORS = {
+    "all_reduce": ([(3, 4)], lambda x: [sum(x)] * N),
+    "all_gather": ([(3, 4)], lambda x: [torch.cat(x)] * N),
+    "reduce_scatter": ([(6, 4)], lambda x: sum(x).chunk(N)),
+    "all_to_all": ([(6, 4)], lambda x: [torch.cat([y.chunk(N)[r] for y in x]) for r in range(N)]),
+    "gemm_all_reduce": ([(6, 8), (5, 8)], lambda a, b: [products(a, b)] * N),
+    "gemm_reduce_scatter": ([(6, 8), (5, 8)], lambda a, b: products(a, b).chunk(N)),
+    "all_gather_gemm": ([(3, 8), (5, 8)], lambda a, b: [torch.cat(a) @ y.T for y in b]),
+}
+
+
+def products(a, b):
+    return sum(x @ y.T for x, y in zip(a, b, strict=True))
+
+
+def inputs(operator, dtype=torch.float64):
+    """The tensors of all ranks: for each of the operator's, a list."""
+    shapes = OPERATORS[operator][0]
+    return [[numbers(10 * i + r, *s, dtype=dtype) for r in range(N)] for i, s in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_an_operator_computes_what_its_table_says(operator, dtype):
+    tensors = inputs(operator, dtype)
+
+    def run(rank, name):
+        mine = [tensor[rank.rank] for tensor in tensors]
+        result = getattr(OPS, operator)(*mine, name)
+        out = torch.zeros_like(result)
+        # A tensor may have other strides; a result may not.
+        strided = [tensor.t().contiguous().t() for tensor in mine]
+        assert getattr(OPS, f"{operator}_out")(*strided, out, name) is None
+        assert torch.equal(out, result)
+        with pytest.raises(devcomm.InvalidInput, match="expected"):
+            getattr(OPS, f"{operator}_out")(*mine, out[:, 1:], name)
+        return result
+
+    exact = OPERATORS[operator][1](*[[x.double() for x in tensor] for tensor in tensors])
+    for result, wanted in zip(on_ranks(run), exact, strict=True):
+        assert result.dtype == dtype and torch.equal(result, wanted.to(dtype))
+
+
+def test_reductions_take_torchs_operators_and_in_place():
+    def run(rank, name):
+        x = torch.full((4, 3), rank.rank + 1.0)
+        results = [OPS.all_reduce(x, name, op=op)[0, 0].item() for op in ("avg", "max", "prod")]
+        results.append(OPS.reduce_scatter(x, name, "min")[0, 0].item())
+        assert OPS.all_reduce_(x, name) is None
+        return [*results, x[0, 0].item()]
+
+    assert on_ranks(run) == [[1.5, 2.0, 2.0, 1.0, 3.0]] * N
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_torchs_checks_of_an_operator_pass(operator):
+    tensors = inputs(operator)
+
+    def run(rank, name):
+        mine = [tensor[rank.rank].requires_grad_() for tensor in tensors]
+        torch.library.opcheck(getattr(OPS, operator).default, (*mine, name))
+        with torch.no_grad():
+            out = torch.zeros_like(getattr(OPS, operator)(*mine, name))
+        fixed = [tensor.detach() for tensor in mine]
+        torch.library.opcheck(getattr(OPS, f"{operator}_out").default, (*fixed, out, name))
+
+    on_ranks(run)
+
+
+class OfAll(torch.autograd.Function):
+    """This rank's part of a tensor that all ranks have, with the gradients of all ranks' parts."""
+
+    @staticmethod
+    def forward(ctx, rank, everything):
+        ctx.rank = rank
+        return everything[rank.rank].clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, exchanged(ctx.rank, grad)
+
+
+class ToAll(torch.autograd.Function):
+    """All ranks' tensors, on every rank."""
+
+    @staticmethod
+    def forward(ctx, rank, part):
+        ctx.rank = rank
+        return exchanged(rank, part)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, grad[ctx.rank.rank].clone()
+
+
+def exchanged(rank, tensor):
+    every = rank.all_gather(tensor.detach().contiguous().numpy().tobytes())
+    parts = [torch.frombuffer(bytearray(part), dtype=tensor.dtype) for part in every]
+    return torch.stack([part.reshape(tensor.shape) for part in parts])
+
+
+GRADIENTS = [(operator, (), None) for operator in OPERATORS]
+GRADIENTS += [("all_reduce", ("avg",), None), ("reduce_scatter", ("avg",), None)]
+PRODUCTS = [operator for operator in OPERATORS if "gemm" in operator]
+GRADIENTS += [(operator, (), fixed) for operator in PRODUCTS for fixed in (0, 1)]
+
+
+@pytest.mark.parametrize(("operator", "op", "fixed"), GRADIENTS)
+def test_gradients_are_those_of_the_function_of_all_ranks_tensors(operator, op, fixed):
+    tensors = [torch.stack(tensor) for tensor in inputs(operator)]
+
+    def run(rank, name):
+        def function(*everything):
+            mine = [OfAll.apply(rank, tensor) for tensor in everything]
+            return ToAll.apply(rank, getattr(OPS, operator)(*mine, name, *op))
+
+        of_all = [tensor.clone().requires_grad_(i != fixed) for i, tensor in enumerate(tensors)]
+        return torch.autograd.gradcheck(function, of_all)
+
+    assert all(on_ranks(run))
+
+
+def test_tensors_that_do_not_fit_are_refused():
+    def run(rank, name):
+        row, square = torch.ones(3, dtype=torch.bfloat16), torch.ones(4, 4)
+        refused = [
+            ("0 dimensions", lambda: OPS.all_gather(torch.tensor(1.0), name)),
+            ("3 rows for 2 ranks", lambda: OPS.reduce_scatter(row, name)),
+            ("3 rows for 2 ranks", lambda: OPS.all_to_all(row, name)),
+            ("of one type", lambda: OPS.gemm_all_reduce(square, square.double(), name)),
+            ("of one type", lambda: OPS.gemm_all_reduce(square, row, name)),
+            ("xor", lambda: OPS.all_reduce(row, name, "xor")),
+            ("not contiguous", lambda: OPS.all_reduce_(square.t()[1:], name)),
+        ]
+        for message, call in refused:
+            with pytest.raises(devcomm.InvalidInput, match=message):
+                call()
+
+    on_ranks(run)
+
+
+def test_a_maximum_has_no_derivative():
+    def run(rank, name):
+        x = torch.ones(4, requires_grad=True)
+        with pytest.raises(NotImplementedError, match="max"):
+            OPS.all_reduce(x, name, "max")
+        return OPS.all_reduce(x.detach(), name, "max").tolist()
+
+    assert on_ranks(run) == [[1.0] * 4] * N
+
+
+def layer(x, up, down, name):
+    """A tensor-parallel pair of matrices, whose rows the ranks share, and what follows it."""
+    hidden = OPS.all_gather_gemm(x, up, name).relu()
+    y = OPS.gemm_reduce_scatter(hidden, down, name) + x
+    total = y.float().sum(0)
+    OPS.all_reduce_(total, name)
+    return y, OPS.all_reduce(y * 2, name, "avg"), total + 1
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_function_has_one_graph_and_the_same_results(backend):
+    m, hidden, wide = 8, 16, 24
+
+    def run(rank, name):
+        x = numbers(rank.rank, m // N, hidden, dtype=torch.bfloat16)
+        up, down = numbers(7 + rank.rank, wide, hidden), numbers(9 + rank.rank, hidden, wide)
+        weights = [weight.to(torch.bfloat16) for weight in (up, down)]
+        results = []
+        compiled = torch.compile(layer, fullgraph=True, backend=backend)
+        for function in (layer, compiled, compiled):
+            mine = [tensor.clone().requires_grad_() for tensor in (x, *weights)]
+            y, mean, total = function(*mine, name)
+            (y.float().sum() + mean.float().square().sum()).backward()
+            results.append([y, mean, total, *(tensor.grad for tensor in mine)])
+        for result in results[1:]:
+            torch.testing.assert_close(result, results[0], rtol=2e-2, atol=2e-2)
+        return True
+
+    assert all(on_ranks(run))
+
+
+def test_a_name_is_of_one_communicator():
+    def run(rank):
+        comm, name = rank.communicator(), f"rank {rank.rank}"
+        assert devcomm.torch.register(comm, name) == name
+        with pytest.raises(devcomm.InvalidInput, match="another communicator"):
+            devcomm.torch.register(comm, name)
+        with pytest.raises(devcomm.InvalidInput, match="register"):
+            OPS.all_reduce(torch.ones(2), "no such name")
+        assert comm.is_open
+
+    # The second world takes the names of the first, whose communicators have ended.
+    for _ in range(2):
+        devcomm.World.simulated(N).run(run)
+    devcomm.torch.unregister("rank 0")
+    with pytest.raises(devcomm.InvalidInput, match="rank 0"):
+        devcomm.torch.unregister("rank 0")
