@@ -1,13 +1,15 @@
 //! Communicators: of a world, or another library's.
 
+use std::borrow::Cow;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use devcomm::{
-    Communicator, Context, DevCommRequirements, DevCommResource, GinConnectionType, Library,
-    OLDEST_VERSION,
+    Communicator, Context, DevCommRequirements, DevCommResource, GinConnectionType, Library, LlA2a,
+    OLDEST_VERSION, ResourceBuffer, Signal, WaitSignalDesc,
 };
+use devcomm_types::nccl::LlA2aHandle;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
@@ -156,10 +158,14 @@ impl PyCommunicator {
     /// lsa_barriers: barriers between ranks that load and store reaches, at least one for each
     ///     block. barriers, world_gin_barriers, rail_gin_barriers: barriers that also go over the
     ///     network. gin_signals, gin_counters: numbers of these. gin_connection: "none", "full" or
-    ///     "rail".
+    ///     "rail". lsa_multimem: a multicast mapping of the ranks that load and store reaches.
+    /// ll_a2a: blocks, the most elements of an epoch and the bytes of one, for low-latency
+    ///     all-to-alls: the argument of a kernel's LlA2aHandle is then DevComm.ll_a2a.
+    /// buffer: bytes, and the alignment of their offset, of memory in the device communicator's own
+    ///     window: the argument of a kernel's ResourceHandle is then DevComm.buffer.
     #[pyo3(signature = (
         *, lsa_barriers=0, barriers=0, world_gin_barriers=0, rail_gin_barriers=0, gin_signals=0,
-        gin_counters=0, gin_connection="none"
+        gin_counters=0, gin_connection="none", lsa_multimem=false, ll_a2a=None, buffer=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn dev_comm(
@@ -172,6 +178,9 @@ impl PyCommunicator {
         gin_signals: u32,
         gin_counters: u32,
         gin_connection: &str,
+        lsa_multimem: bool,
+        ll_a2a: Option<(u32, u32, u32)>,
+        buffer: Option<(usize, usize)>,
     ) -> PyResult<PyDevComm> {
         let connection = match gin_connection {
             "none" => GinConnectionType::None,
@@ -183,23 +192,72 @@ impl PyCommunicator {
                 )));
             }
         };
-        let requirements = DevCommRequirements::new()
+        let mut requirements = DevCommRequirements::new()
             .lsa_barriers(lsa_barriers)
             .barriers(barriers)
             .world_gin_barriers(world_gin_barriers)
             .rail_gin_barriers(rail_gin_barriers)
             .gin_signals(gin_signals)
             .gin_counters(gin_counters)
-            .gin_connection(connection);
+            .gin_connection(connection)
+            .lsa_multimem(lsa_multimem);
+        let ll_a2a = ll_a2a.map(|(blocks, max_elements, element_size)| {
+            requirements.add(LlA2a { blocks, max_elements, element_size })
+        });
+        let buffer = buffer.map(|(bytes, align)| requirements.add(ResourceBuffer { bytes, align }));
         let comm = self.get()?;
-        let made = waiting(py, || comm.communicator.create_dev_comm(requirements))?;
-        Ok(PyDevComm { own: Own::new(&comm.home, made) })
+        let make = || {
+            let made = comm.communicator.create_dev_comm(requirements)?;
+            let ll_a2a = ll_a2a.map(|key| made.resource(key)).transpose()?;
+            let buffer = buffer.map(|key| made.resource(key)).transpose()?;
+            Ok((made, ll_a2a, buffer))
+        };
+        let (made, ll_a2a, buffer) = waiting(py, make)?;
+        let ll_a2a = ll_a2a.map(|LlA2aHandle { buffer, n_slots }| [buffer, n_slots]);
+        Ok(PyDevComm { own: Own::new(&comm.home, made), ll_a2a, buffer })
     }
 
     /// Whether it can be used: it is not closed, and its world has not ended.
     #[getter]
     fn is_open(&self) -> bool {
         self.own.is_open()
+    }
+
+    /// Signals the rank peer, on a stream, after what is there.
+    ///
+    /// index, context: of the signal; there is one, unless the communicator was made with more.
+    #[pyo3(signature = (peer, *, index=0, context=0, stream=None))]
+    fn signal(
+        &self,
+        py: Python<'_>,
+        peer: usize,
+        index: u32,
+        context: u32,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let comm = self.get()?;
+        let stream = comm.gpu.stream(stream, py)?;
+        waiting(py, || comm.communicator.signal(Signal { peer, index, context }, &stream))
+    }
+
+    /// Makes a stream wait for signals of the rank peer, count of them, which it consumes: what
+    /// comes after sees what the peer had put before.
+    ///
+    /// index, context: as for signal.
+    #[pyo3(signature = (peer, count=1, *, index=0, context=0, stream=None))]
+    fn wait_signal(
+        &self,
+        py: Python<'_>,
+        peer: usize,
+        count: u32,
+        index: u32,
+        context: u32,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let comm = self.get()?;
+        let stream = comm.gpu.stream(stream, py)?;
+        let signals = [WaitSignalDesc { peer, count, index, context }];
+        waiting(py, || comm.communicator.wait_signal(&signals, &stream))
     }
 
     /// Waits until every rank has called this, and not for the GPUs. Collective.
@@ -230,6 +288,11 @@ impl PyCommunicator {
 #[pyclass(name = "DevComm", module = "devcomm", frozen)]
 pub struct PyDevComm {
     own: Own<DevCommResource>,
+    /// The words of the handle of an `ll_a2a` that was asked for.
+    ll_a2a: Option<[u32; 2]>,
+    /// The ResourceHandle of the buffer that was asked for; None: none was.
+    #[pyo3(get)]
+    buffer: Option<u32>,
 }
 
 impl PyDevComm {
@@ -240,6 +303,12 @@ impl PyDevComm {
 
 #[pymethods]
 impl PyDevComm {
+    /// The bytes of the LlA2aHandle that was asked for, the argument of a kernel; None: none was.
+    #[getter]
+    fn ll_a2a(&self) -> Option<Cow<'static, [u8]>> {
+        self.ll_a2a.map(|words| words.map(u32::to_ne_bytes).concat().into())
+    }
+
     /// Ends it. No kernel uses it any more.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let resource = self.own.get()?;

@@ -216,7 +216,7 @@ impl Value {
             "i8" => bytes!(i8),
             "u16" => bytes!(u16),
             "i16" => bytes!(i16),
-            "u32" => bytes!(u32),
+            "u32" | "ResourceHandle" => bytes!(u32),
             "i32" => bytes!(i32),
             "u64" => bytes!(u64),
             "i64" => bytes!(i64),

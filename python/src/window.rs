@@ -4,12 +4,12 @@ use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::sync::{Arc, OnceLock};
 
-use devcomm::{Buffer, DataType, DeviceSlice, DlpackTensor, Dynamic, Element, Window};
+use devcomm::{Buffer, DataType, DeviceSlice, DlpackTensor, Dynamic, Element, Signal, Window};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
-use crate::array::Array;
+use crate::array::{Array, Place};
 use crate::communicator::Comm;
 use crate::errors::{invalid, invalid_input};
 use crate::operand::{Operand, Use, with_type};
@@ -171,6 +171,47 @@ impl PyWindow {
     /// returns.
     fn copy_to(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
         self.own().get()?.copy(py, array, Use::Write)
+    }
+
+    /// Puts elements into this window of the rank peer, from element at on, and then signals that
+    /// rank, on a stream. The peer sees them after Communicator.wait_signal.
+    ///
+    /// source: a window, or a tensor within one, of this communicator. first, count: its part that
+    /// is put; None: all that follows. index, context: as for Communicator.signal.
+    #[pyo3(signature = (
+        source, peer, at=0, *, first=0, count=None, index=0, context=0, stream=None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn put_signal(
+        &self,
+        source: &Bound<'_, PyAny>,
+        peer: usize,
+        at: usize,
+        first: usize,
+        count: Option<usize>,
+        index: u32,
+        context: u32,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (py, window) = (source.py(), self.own().get()?);
+        let (comm, name) = (&window.comm, "the source of a put");
+        let array = Array::of(comm, source, name)?;
+        array.require_type(window.data_type, name)?;
+        if let Place::Host { .. } = array.place {
+            return Err(invalid(format!(
+                "{name} is on the host: expected a window, or part of one"
+            )));
+        }
+        let (asked, stream) = (stream, comm.gpu.stream(stream, py)?);
+        let end = count.map_or(array.len, |count| first.saturating_add(count));
+        let to = Signal { peer, index, context };
+        comm.gpu.call(py, (&stream, asked), &[&array], || {
+            with_type!(window.data_type, T => {
+                let source = Operand::<T>::new(comm, &array, Use::Read, &stream)?;
+                let part = source.slice.slice(first..end)?;
+                comm.communicator.put_signal(&part, window.typed::<T>()?, at, to, &stream)
+            })
+        })
     }
 
     /// DLPack: the memory as a tensor for another library. It does not wait for work that writes

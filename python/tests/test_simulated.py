@@ -242,6 +242,24 @@ def test_objects_stay_on_their_thread():
     assert len(errors) == 1 and "another thread" in errors[0]
 
 
+def test_a_device_communicator_has_the_resources_that_were_asked_for():
+    def run(rank):
+        comm = rank.communicator()
+        plain = comm.dev_comm(lsa_barriers=1)
+        assert (plain.ll_a2a, plain.buffer) == (None, None)
+        both = comm.dev_comm(lsa_barriers=1, ll_a2a=(4, 64, 16), buffer=(1000, 256))
+        sessions, slots = np.frombuffer(both.ll_a2a, np.uint32).tolist()
+        # 64 elements of 16 bytes, which are two slots.
+        assert slots == 128 and sessions != both.buffer
+        with pytest.raises(devcomm.Error, match="align"):
+            comm.dev_comm(buffer=(1000, 3))
+        both.close()
+        return both.buffer
+
+    first, *others = on_ranks(run, 2)
+    assert others == [first]
+
+
 BAD = {
     "another dtype": (lambda c, x: c.all_reduce(x, x.astype(np.float64)), "Float64.*Float32"),
     "a dtype that NCCL lacks": (lambda c, x: c.all_reduce(x.astype(np.int16)), "i2"),

@@ -91,12 +91,25 @@ class Communicator:
         gin_signals: int = 0,
         gin_counters: int = 0,
         gin_connection: Literal["none", "full", "rail"] = "none",
+        lsa_multimem: bool = False,
+        ll_a2a: tuple[int, int, int] | None = None,
+        buffer: tuple[int, int] | None = None,
     ) -> DevComm: ...
+    def signal(
+        self, peer: int, *, index: int = 0, context: int = 0, stream: Stream = None
+    ) -> None: ...
+    def wait_signal(
+        self, peer: int, count: int = 1, *, index: int = 0, context: int = 0, stream: Stream = None
+    ) -> None: ...
     def barrier(self) -> None: ...
     def synchronize(self, stream: Stream = None) -> None: ...
     def close(self) -> None: ...
 
 class DevComm:
+    @property
+    def ll_a2a(self) -> bytes | None: ...
+    @property
+    def buffer(self) -> int | None: ...
     def close(self) -> None: ...
 
 class Window:
@@ -107,6 +120,18 @@ class Window:
     def shape(self) -> tuple[int]: ...
     def copy_from(self, array: Array) -> None: ...
     def copy_to(self, array: Array) -> None: ...
+    def put_signal(
+        self,
+        source: Array,
+        peer: int,
+        at: int = 0,
+        *,
+        first: int = 0,
+        count: int | None = None,
+        index: int = 0,
+        context: int = 0,
+        stream: Stream = None,
+    ) -> None: ...
     def __dlpack__(
         self,
         *,
