@@ -58,9 +58,9 @@ impl Mutant {
 
     /// Returns whether a report names one of the right lines.
     fn is_named_by(&self, report: &str) -> bool {
-        // What shared steps do wrong shows in a kernel that is written with them.
+        // A bug in shared code is reported at a line of a kernel that calls it.
         let kernels: &[&str] = match self.file {
-            table::MAINLOOP => &table::ON_MAINLOOP,
+            table::MAINLOOP | table::WARPGROUP => &table::ON_MAINLOOP,
             table::ONE_STEP => &table::ON_ONE_STEP,
             _ => &[],
         };

@@ -35,7 +35,7 @@ macro_rules! programs {
             body: $name,
         },)*];
 
-        /// The programs as they are.
+        /// The unchanged programs.
         mod originals {
             $(
                 #[test]
@@ -249,7 +249,7 @@ fn plan_by(plans: Vec<CollectivePlan>, algorithm: Algorithm) -> Option<Collectiv
     plan.map(|plan| CollectivePlan { blocks: 2, ..plan })
 }
 
-/// All-reduces by one algorithm.
+/// Runs all-reduces by one algorithm.
 fn all_reduces(gpu: &Gpu<'_>, count: usize, algorithm: Algorithm) -> Result<()> {
     let (send, recv) = (gpu.window(&vec![1_f32; count])?, gpu.window(&vec![0_f32; count])?);
     let (collectives, stream) = (collectives(gpu)?, gpu.stream()?);
@@ -391,7 +391,7 @@ fn expert_parallel(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 1], 6, |options| options)
 }
 
-/// The same over several LSA teams.
+/// Runs the steps of expert parallelism over several LSA teams.
 fn experts_in_teams(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 1], 2, |options| options)
 }

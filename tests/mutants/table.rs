@@ -37,6 +37,7 @@ const DISPATCH_TEAMS: &str = "kernels/src/expert_parallel/ep_dispatch_hybrid.rs"
 const COMBINE_TEAMS: &str = "kernels/src/expert_parallel/ep_combine_hybrid.rs";
 const BLOCKS: &str = "kernels/src/gemm/gemm_blocks.rs";
 pub const MAINLOOP: &str = "crates/cuda_std/src/tile/mainloop.rs";
+pub const WARPGROUP: &str = "crates/cuda_std/src/tile/warpgroup.rs";
 const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
 const STORES: &str = "kernels/src/gemm/stores.rs";
 const SWAPPED_TILES: &str = "kernels/src/gemm/swapped_tiles.rs";
@@ -259,8 +260,8 @@ pub const MUTANTS: &[Mutant] = &[
     mutant(COMBINES, COMBINE_TEAMS, (SYNC, 0), Remove, &[ROW]),
     mutant("gemm_wgmma", MAINLOOP, (INIT, 0), Remove, &["wait_empty(", FULL, "stage.expect("]),
     mutant("gemm_wgmma", MAINLOOP, (INIT, 0), Relax, &["wait_empty(", FULL, ".load(", "arrive"]),
-    mutant("gemm_wgmma", MAINLOOP, ("self.sync()", 2), Remove, &["wait_", "stage.expect("]),
-    mutant("gemm_wgmma", MAINLOOP, ("wgmma::fence()", 0), Remove, &[PRODUCT]),
+    mutant("gemm_wgmma", MAINLOOP, ("self.sync()", 0), Remove, &["wait_", "stage.expect("]),
+    mutant("gemm_wgmma", WARPGROUP, ("wgmma::fence()", 0), Remove, &[PRODUCT]),
     mutant("gemm_blocks", MAINLOOP, (FULL, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_blocks", BLOCKS, (SUMS, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_blocks", BLOCKS, ("wgmma::fence()", 0), Remove, &[MULTIPLY]),
@@ -269,7 +270,7 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_wgmma", MAINLOOP, ("wgmma::wait_groups::<1>()", 0), NoWait, &[PRODUCT]),
     mutant("gemm_wgmma", MAINLOOP, (SUMS, 0), NoWait, &[PRODUCT]),
     mutant("gemm_wgmma", STORES, ("group.wait_until_read()", 0), NoWait, &[STAGED]),
-    mutant("gemm_wgmma", MAINLOOP, (FENCE, 0), Remove, &[STAGED]),
+    mutant("gemm_wgmma", WARPGROUP, (FENCE, 1), Remove, &[STAGED]),
     mutant("gemm_wgmma", STORES, ("group.store(", 0), Remove, &[STAGED]),
     mutant("gemm_swapped", MAINLOOP, (FULL, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_swapped", MAINLOOP, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),

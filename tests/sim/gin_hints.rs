@@ -94,7 +94,7 @@ unsafe fn puts_what_it_has_released(comm: DevComm, words: Window<u32>, repair: u
 
 #[test]
 fn a_put_that_releases_nothing_comes_after_a_fence() {
-    check(&Simulation::new(2), &["a fence with the scope of the system"], |gpu, repair| {
+    check(&Simulation::new(2), &["a fence at system scope"], |gpu, repair| {
         let (comm, words) = (gpu.dev_comm(full())?, gpu.window(&[0_u32; 2])?);
         gpu.launch(puts_what_it_has_released::args(&comm, &words, repair).grid(1).block(1))
     });
@@ -303,7 +303,7 @@ fn of_two_transfers_the_second_is_posted_after_the_end_of_the_first() {
         let (comm, words) = (gpu.dev_comm(full())?, gpu.window(&[0_u32; 2])?);
         gpu.launch(puts_on::args(&comm, &words, repair).grid(1).block(1))
     });
-    let named = ["so is a barrier of the ranks", "or a signal, after the wait"];
+    let named = ["also a barrier of the ranks", "or a signal, after the wait"];
     check(&Simulation::new(3), &named, |gpu, repair| {
         let (comm, words) = (gpu.dev_comm(full())?, gpu.window(&[0_u32; 2])?);
         gpu.launch(puts_to_one::args(&comm, &words, repair).grid(1).block(1))

@@ -111,7 +111,7 @@ fn a_put_that_releases_nothing_sends_only_what_a_fence_has_released() {
     };
     check(&Simulation::new(2), 4, puts);
     let race = race(Simulation::new(2), |gpu| puts(gpu, 1));
-    assert!(race.remedy.contains("a fence with the scope of the system by the thread"), "{race}");
+    assert!(race.remedy.contains("a fence at system scope by the thread"), "{race}");
 }
 
 /// Does the same as [`puts_what_is_released`], with a signal: rank 0 stores to rank 1, and signals.

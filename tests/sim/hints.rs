@@ -114,7 +114,7 @@ unsafe fn pass_between_blocks(words: *mut u32, part: u32, repair: u32) {
 
 #[test]
 fn blocks_are_ordered_by_a_release_and_an_acquire_or_by_the_end_of_the_kernel() {
-    let named = ["a release with the scope of the GPU", "the end of the kernel between them"];
+    let named = ["a release at GPU scope", "the end of the kernel between them"];
     check(&Simulation::new(1), &named, |gpu, repair| {
         let words = gpu.buffer(&[0_u32; 2])?;
         let parts = if repair == 2 { 1..3 } else { 0..1 };
@@ -149,7 +149,7 @@ unsafe fn pass_between_ranks(comm: DevComm, words: Window<u32>, repair: u32) {
 
 #[test]
 fn ranks_are_ordered_by_a_barrier_or_by_a_release_and_an_acquire() {
-    let named = ["a barrier of the ranks between them", "a release with the scope of the system"];
+    let named = ["a barrier of the ranks between them", "a release at system scope"];
     check(&Simulation::new(2), &named, |gpu, repair| {
         let words = gpu.window(&[0_u32; 2])?;
         let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_killed_setup_leaves_nothing_behind_for_the_next() {
+    fn a_killed_setup_leaves_no_files_for_the_next_one() {
         let wheels = tempfile::tempdir().unwrap();
         fs::create_dir_all(wheels.path().join(".partial-nvidia-nccl-cu13-2.32.3/tree")).unwrap();
         fs::create_dir_all(wheels.path().join("nvidia-cuda-nvcc-13.5.37")).unwrap();

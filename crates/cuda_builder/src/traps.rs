@@ -44,27 +44,14 @@ fn blocks(lines: &[&str], entry: &str) -> Vec<Block> {
     let end = lines.iter().skip(first).position(|line| line.starts_with("$L__func_end"));
     let body = first..end.map_or(lines.len(), |end| first + end);
 
-    // A label starts a block, and so does what follows a branch.
+    let tables = branch_tables(&lines[body.clone()]);
+    // A block starts at a label and after a branch.
     let mut of_label = HashMap::new();
-    let mut tables: HashMap<&str, Vec<&str>> = HashMap::new();
-    let mut table = None;
     let (mut jumps, mut blocks) = (Vec::new(), vec![Block::default()]);
-    // Whether control goes on from the last line.
+    // Whether control flows from the previous line to this one.
     let mut goes_on = true;
     for index in body {
         let line = lines[index];
-        if let Some(name) = line.strip_suffix(": .branchtargets") {
-            table = Some(name);
-            continue;
-        }
-        if let Some(name) = table {
-            let label = line.trim_end_matches([',', ';']);
-            tables.entry(name).or_default().push(label);
-            if line.ends_with(';') {
-                table = None;
-            }
-            continue;
-        }
         let last = blocks.len() - 1;
         if let Some(label) = line.strip_suffix(':').filter(|label| label.starts_with("$L__BB")) {
             blocks.push(Block::default());
@@ -108,6 +95,23 @@ fn blocks(lines: &[&str], entry: &str) -> Vec<Block> {
         blocks[from].next.extend(to.map(|to| (*to, line)));
     }
     blocks
+}
+
+/// Returns the labels of each table of branch targets, by the table's name.
+fn branch_tables<'a>(lines: &[&'a str]) -> HashMap<&'a str, Vec<&'a str>> {
+    let mut tables: HashMap<&str, Vec<&str>> = HashMap::new();
+    let mut table = None;
+    for line in lines {
+        if let Some(name) = line.strip_suffix(": .branchtargets") {
+            table = Some(name);
+        } else if let Some(name) = table {
+            tables.entry(name).or_default().push(line.trim_end_matches([',', ';']));
+            if line.ends_with(';') {
+                table = None;
+            }
+        }
+    }
+    tables
 }
 
 /// Returns for each block whether it always ends in a trap.

@@ -144,7 +144,7 @@ pub fn print<P: Pieces, A: Arguments>(arguments: A) {
 /// The maximum length of a format in bytes, including the terminating 0.
 pub(crate) const FORMAT: usize = 512;
 
-/// The printf format of the pieces and arguments, terminated by 0.
+/// Returns the printf format of the pieces and arguments, terminated by 0.
 #[cfg_attr(not(any(test, target_arch = "nvptx64")), expect(dead_code, reason = "the host formats"))]
 pub(crate) const fn printf_format<P: Pieces, A: Arguments>() -> [u8; FORMAT] {
     let mut out = [0; FORMAT];

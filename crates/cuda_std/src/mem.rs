@@ -165,9 +165,8 @@ pub unsafe fn store_from_f32<T: Accumulate<Acc = f32>, const N: usize>(
     }
 }
 
-/// Begins to bring what is at an address into the L2 cache, for a load that follows: as many bytes
-/// can be on their way as a GPU has room for, since none of them takes a register. Does nothing to
-/// the memory. PTX: `prefetch.global.L2`.
+/// Prefetches the cache line of an address into the L2 cache, for a later load. A prefetch takes no
+/// register, so more bytes can be in flight than with loads. PTX: `prefetch.global.L2`.
 ///
 /// # Safety
 ///

@@ -472,7 +472,7 @@ fn value_type(param: &Ident) -> Ident {
     format_ident!("{name}Arg", span = param.span())
 }
 
-/// Generic parameters without bounds, for the declaration of a struct.
+/// Returns the generic parameters without bounds, for the declaration of a struct.
 fn without_bounds(mut generics: Generics) -> Generics {
     generics.where_clause = None;
     for param in generics.type_params_mut() {

@@ -64,10 +64,10 @@ use proc_macro::TokenStream;
 ///   for, at least. It limits the registers; 1 keeps the compiler from spilling registers to make
 ///   room for more blocks. PTX: `.minnctapersm`.
 /// * `requires(out.len() <= send.len(), grid.count() == 1)`: conditions on the arguments, and on
-///   `grid` and `block`, the launch's `Dim3`s. A launch that does not meet one is an error. As the
-///   host checks them, they call `const` functions only, and so nothing that only a running kernel
-///   knows, such as a thread's index or an element of a window. Of a slice they see `len()`, of a
-///   struct with a slice the fields.
+///   `grid` and `block`, the launch's `Dim3`s. A launch that does not meet one is an error. The
+///   host checks the conditions, so they call `const` functions only, and cannot use what only a
+///   running kernel has, such as a thread's index or an element of a window. They can use the
+///   `len()` of a slice, and the fields of a struct with a slice.
 ///
 /// # Errors
 ///
@@ -161,7 +161,7 @@ pub fn println(input: TokenStream) -> TokenStream {
 /// }
 /// ```
 ///
-/// It runs once on GPUs if this system has as many, with the ranks as threads, and prints
+/// It runs once on GPUs if this system has enough of them, with the ranks as threads, and prints
 /// `GPU-TEST name: ran`; under a launcher (mpirun, torchrun, ..) as one rank of the job. Otherwise
 /// it runs on simulated GPUs, under several schedules: a fixed order, one that preempts threads at
 /// each access, three random ones and four in which a thread, a warp, a block or a rank lags far
@@ -177,8 +177,8 @@ pub fn println(input: TokenStream) -> TokenStream {
 ///
 /// # Environment
 ///
-/// * `DEVCOMM_SIMULATE="4,seed=17"`: runs one schedule, on a machine with these settings, if it has
-///   as many GPUs; in any case not on real ones.
+/// * `DEVCOMM_SIMULATE="4,seed=17"`: runs one schedule, on a machine with these settings, if that
+///   has enough GPUs; in any case not on real GPUs.
 /// * `DEVCOMM_SCHEDULES=1000`: the number of random schedules, and of those with a lag.
 /// * `DEVCOMM_TEST_GPUS`: `0` simulates even if there are GPUs; `1` does not simulate, but prints
 ///   `GPU-TEST name: skipped (reason)` if there are too few, and fails without PTX or NCCL.

@@ -11,7 +11,7 @@ use crate::env::Env;
 /// Returns the folder that `devcomm setup` fills and all projects share: `$DEVCOMM_CACHE`, else
 /// `$XDG_CACHE_HOME/devcomm`, else `$HOME/.cache/devcomm`. It need not exist. For a user without
 /// any of these, such as a service account, it is `devcomm-UID` in the system's temporary folder,
-/// which is made, for nobody else to use.
+/// which this function creates with access for this user only.
 ///
 /// # Errors
 ///
@@ -78,7 +78,7 @@ impl Folder {
         }
     }
 
-    /// Whether nobody else can have put something there.
+    /// Checks that no other user can have written to the folder.
     fn check(&self) -> Result<(), NoCache> {
         if !self.is_shared {
             return Ok(());
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_home_the_cache_is_a_folder_that_nobody_else_can_use() {
+    fn without_a_home_the_cache_is_a_folder_for_this_user_only() {
         use std::os::unix::fs::{PermissionsExt, symlink};
         let temporary = tempfile::tempdir().unwrap();
         let cache = folder(&[("TMPDIR", temporary.path().to_str().unwrap())]);
@@ -180,7 +180,7 @@ mod tests {
         std::fs::set_permissions(&cache.path, mode(0o770)).unwrap();
         assert_eq!(why(&cache), "others may use it (mode 770)");
         std::fs::remove_dir(&cache.path).unwrap();
-        // As somebody may make it before this user does.
+        // Another user may create the path first.
         let other = tempfile::tempdir().unwrap();
         symlink(other.path(), &cache.path).unwrap();
         assert_eq!(why(&cache), "it is not a folder");

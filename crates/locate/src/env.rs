@@ -179,7 +179,7 @@ fn too_late(limit: Duration) -> String {
 /// full.
 fn read_within(limit: Duration, mut pipe: ChildStdout) -> Result<String, String> {
     let (send, receive) = std::sync::mpsc::channel();
-    // It ends when the pipe is closed, for which nobody waits after the limit.
+    // The thread ends when the pipe is closed; nothing waits for it after the limit.
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         let read = pipe.read_to_end(&mut bytes).map(|_| bytes);

@@ -16,7 +16,7 @@
 //! The active Python is that of `VIRTUAL_ENV`, else `python3` on `PATH`; a process that is Python
 //! itself states its own by [`run_by_python`]. [`PipNccl`] says which environment has a library.
 //!
-//! [`find_gin_loopback`] searches beside the running program for devcomm's RMA plugin;
+//! [`find_gin_loopback`] searches next to the running program for devcomm's RMA plugin;
 //! [`gin_support`] detects which GIN back ends the system supports.
 //!
 //! # Safety model

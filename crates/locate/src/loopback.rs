@@ -14,12 +14,12 @@ const ADVICE: &str = "build it by `cargo build -p devcomm-rma-loopback`, put \
                       DEVCOMM_GIN_LOOPBACK";
 
 /// Folders to search, relative to the program's folder: that folder and cargo's `deps` in it; the
-/// same two for a test or an example, which cargo puts one folder deeper; `lib` beside `bin`.
+/// same two for a test or an example, which cargo puts one folder deeper; `lib` next to `bin`.
 const SEARCHED: [&str; 5] = ["", "deps", "..", "../deps", "../lib"];
 
 /// Finds `libdevcomm_rma_loopback.so`: the explicit path, else that of `DEVCOMM_GIN_LOOPBACK`, else
-/// beside the running program, where cargo puts it for a program that depends on devcomm. Of
-/// several files there, the newest is found.
+/// next to the running program, where cargo puts it for a program that depends on devcomm. If there
+/// are several files, the newest is found.
 ///
 /// # Errors
 ///

@@ -297,8 +297,8 @@ impl<const N: usize> Lamport<'_, N> {
             self.wait(slot, || {
                 let mut i = 0;
                 while i < 4 && first + i < N {
-                    // All loads are in flight together. A branch around that of this rank's own
-                    // slot, which nobody uses, would part them.
+                    // All loads are in flight together. This rank's own slot, which no rank uses,
+                    // is loaded too: a branch around its load would separate the others.
                     // SAFETY: the caller's contract.
                     vectors[i] = unsafe { self.load(first + i, slot) };
                     i += 1;
@@ -348,8 +348,8 @@ impl<const N: usize> Lamport<'_, N> {
     }
 
     /// Waits for the vectors that one rank sent to `K` slots, of which all are polled at once;
-    /// empties them. `slot` gives a slot, or `None` for a vector that nobody sends, which is 0. The
-    /// thread sleeps about `pause` nanoseconds between polls, for others that need the memory.
+    /// empties them. `slot` gives a slot, or `None` for a vector that no rank sends, which is 0.
+    /// The thread sleeps about `pause` nanoseconds between polls, for others that need the memory.
     ///
     /// # Safety
     ///
@@ -369,9 +369,8 @@ impl<const N: usize> Lamport<'_, N> {
         }
     }
 
-    /// Does the same as [`receive_several`](Self::receive_several), of a rank and a slot for each
-    /// vector. Those that nobody sends stay as they are. A rank that sends to itself is one of
-    /// them.
+    /// Does the same as [`receive_several`](Self::receive_several), with a rank and a slot for each
+    /// vector. Vectors that no rank sends are unchanged. A rank may also send to itself.
     ///
     /// # Safety
     ///

@@ -1,13 +1,15 @@
 //! NCCL's device API for Rust kernels: access to the memory of other GPUs by load and store and
 //! over the network, and the synchronization that orders it.
 //!
-//! Two layers:
+//! The crate has two layers:
 //!
 //! * [`raw`]: NCCL's C functions under their own names. On the GPU they are NCCL's own code, linked
 //!   from `libnccl_device.bc` and inlined; on the host they reach the simulator.
 //! * the typed layer, everything else in this crate: one implementation for GPU and host. It is
-//!   inlined: a kernel that loads and stores makes no call and has no stack frame. The network
-//!   functions of [`gin`] are not inlined: kernels call them.
+//!   inlined, so that a kernel that loads and stores makes no call and has no stack frame. Only the
+//!   network operations of [`gin`] are calls.
+//!
+//! The typed layer has:
 //!
 //! * [`DevComm`], [`Team`], [`Coop`]: which ranks communicate, and which threads cooperate.
 //! * [`Window`], [`LsaPtr`], [`ResourceBuffer`]: memory that every rank has a part of.
@@ -19,7 +21,10 @@
 //!   number of a launch, as the flags' value.
 //! * [`TileExchange`]: tiles that ranks push to each other while they compute.
 //! * [`gin`]: puts, gets, signals, counters, flushes.
-//! * [`Lamport`]: messages of floats that are their own flags.
+//! * [`Lamport`]: messages of floats that are their own flags. [`message_word`] makes their words,
+//!   and `EMPTY` is the word of an empty slot.
+//! * [`PeerTiles`], [`PeerRegTiles`]: sums of a matrix over the ranks, whose parts are sent from
+//!   shared memory or from registers. [`Owners`] determine which rank adds which part.
 //! * [`LlA2a`]: NCCL's low-latency (LL) all-to-all, whose messages carry their own flags, and
 //!   [`LlA2aBuffer::all_reduce`]: an all-reduce of a few numbers inside a kernel.
 //! * [`reduce_copy`]: sums and other reductions over the ranks' memory.

@@ -1,4 +1,4 @@
-//! Which rank adds the ranks' parts of a matrix, and where their messages lie.
+//! The rank that adds each part of a matrix, and the slots of the part's messages.
 
 use cuda_std::vector::Vec16;
 use cuda_std::{bf16, tile::SharedTile};
@@ -24,21 +24,21 @@ pub struct PeerMatrix<const N: usize> {
 }
 
 impl<const N: usize> PeerMatrix<N> {
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
         N as u32
     }
 
-    /// This rank.
+    /// Returns this rank's number.
     pub fn rank(&self) -> u32 {
         self.team.rank as u32
     }
 }
 
-/// Where the sums of a part come to be.
+/// The owner of a part, and the place of the part there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerPlace {
-    /// The rank that adds.
+    /// The rank that adds the ranks' parts.
     pub owner: u32,
     /// The part's first row in that rank's C.
     pub row: u32,
@@ -54,43 +54,43 @@ pub trait Owners: Copy {
     /// Whether the owners store the sums to every rank's C.
     const BROADCASTS: bool = false;
 
-    /// The place of the part with this first row and column.
+    /// Returns the place of the part with this first row and column.
     fn place<const N: usize>(matrix: &PeerMatrix<N>, row: u32, column: u32) -> PeerPlace;
 
-    /// The row of the matrix that is the first one of this rank's C.
+    /// Returns the row of the matrix that is the first row of this rank's C.
     fn first_row<const N: usize>(_: &PeerMatrix<N>) -> u32 {
         0
     }
 
-    /// Slots from those of a part to those of the part below it, of the same tile.
+    /// Returns the distance in slots from a part to the part below it in the same tile.
     fn below<const N: usize>(matrix: &PeerMatrix<N>) -> u32;
 
-    /// The slots that a launch uses for each rank that sends.
+    /// Returns the number of slots that a launch uses for each sending rank.
     fn used<const N: usize>(matrix: &PeerMatrix<N>) -> u32;
 }
 
-/// The slots of a row of parts.
+/// Returns the number of slots of a row of parts.
 fn row_slots(columns: u32) -> u32 {
     columns.div_ceil(PART_COLUMNS) * PART_SLOTS
 }
 
-/// The slot of a part among those of a matrix, row by row.
+/// Returns the first slot of a part, if the parts of a matrix are numbered row by row.
 fn slot_in_rows(row: u32, column: u32, columns: u32) -> u32 {
     (row / PART_ROWS * columns.div_ceil(PART_COLUMNS) + column / PART_COLUMNS) * PART_SLOTS
 }
 
-/// The slots of a matrix, whole parts, if 32 bits count them.
+/// Returns the number of slots of a matrix in whole parts, if it fits in 32 bits.
 fn matrix_slots(m: usize, n: usize) -> Option<u32> {
     let parts = m.div_ceil(PART_ROWS as usize).checked_mul(n.div_ceil(PART_COLUMNS as usize))?;
     u32::try_from(parts.checked_mul(PART_SLOTS as usize)?).ok()
 }
 
-/// Every rank adds every part.
+/// Every rank adds every part: an all-reduce in one step.
 #[derive(Clone, Copy, Debug)]
 pub struct Everyone;
 
 impl Everyone {
-    /// The slots of an `m x n` matrix for each rank that sends, if 32 bits count them.
+    /// Returns the slots of an `m x n` matrix for each sending rank, if they fit in 32 bits.
     #[must_use]
     pub fn slots(m: usize, n: usize) -> Option<u32> {
         matrix_slots(m, n)
@@ -119,13 +119,13 @@ impl Owners for Everyone {
 pub struct RowOwners;
 
 impl RowOwners {
-    /// The slots of a rank's `rows x n` sums for each rank that sends, if 32 bits count them.
+    /// Returns the slots of a rank's `rows x n` sums for each sending rank, if they fit in 32 bits.
     #[must_use]
     pub fn slots(rows: usize, n: usize) -> Option<u32> {
         matrix_slots(rows, n)
     }
 
-    /// Rows of each rank.
+    /// Returns the number of rows of each rank.
     fn each<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
         matrix.m / matrix.ranks()
     }
@@ -155,15 +155,15 @@ impl Owners for RowOwners {
 
 /// Each tile of `ROWS x COLUMNS` elements has an owner, which stores the sums to every rank's C.
 /// Owners take turns along both directions, so that every rank sends as much as it receives at any
-/// time. `ROWS` is a multiple of 16, and `COLUMNS` of 64.
+/// time: an all-reduce in two steps. `ROWS` is a multiple of 16, and `COLUMNS` of 64.
 #[derive(Clone, Copy, Debug)]
 pub struct TileOwners<const ROWS: u32, const COLUMNS: u32>;
 
-/// The tiles of a row that are numbered together: each rank owns the same number of them, if the
-/// number of ranks is a power of two.
+/// The tiles of a round, consecutive in a row of tiles. Each rank owns the same number of them if
+/// the number of ranks is a power of two up to 8.
 const ROUND: u32 = 8;
 
-/// The most tiles of a round that a rank owns.
+/// Returns the largest number of tiles of a round that a rank owns.
 const fn round_tiles(ranks: u32) -> u32 {
     ROUND.div_ceil(ranks)
 }
@@ -172,7 +172,8 @@ impl<const ROWS: u32, const COLUMNS: u32> TileOwners<ROWS, COLUMNS> {
     /// Slots of a tile.
     const SLOTS: u32 = ROWS / PART_ROWS * (COLUMNS / PART_COLUMNS) * PART_SLOTS;
 
-    /// The slots of an `m x n` matrix for each of so many ranks that sends, if 32 bits count them.
+    /// Returns the slots of an `m x n` matrix for each of `ranks` sending ranks, if they fit in 32
+    /// bits.
     #[must_use]
     pub fn slots(m: usize, n: usize, ranks: u32) -> Option<u32> {
         let columns = n.div_ceil((ROUND * COLUMNS) as usize);
@@ -216,7 +217,7 @@ mod tests {
         PeerMatrix { team: Team { n_ranks: N as i32, rank, stride: 1 }, m, n }
     }
 
-    /// The first row and column of each part.
+    /// Returns the first row and column of each part.
     fn parts(m: u32, n: u32) -> impl Iterator<Item = (u32, u32)> {
         let columns = move |row| (0..n).step_by(64).map(move |column| (row, column));
         (0..m).step_by(16).flat_map(columns)

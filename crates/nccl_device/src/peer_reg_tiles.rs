@@ -62,8 +62,8 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
     /// # Safety
     ///
     /// The lanes of a warp call this together, once for each number in a launch, with the same
-    /// arguments in all ranks. The tile's slots, as many as [`slots`](Self::slots) of one tile from
-    /// `number` times as many on, are among those used.
+    /// arguments in all ranks. Each tile has `s` = [`slots`](Self::slots) of one tile; this tile's
+    /// slots, from `number * s` on, are below the capacity.
     #[track_caller]
     pub unsafe fn add<const BLOCKS: usize>(
         &self,
@@ -139,7 +139,7 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
     }
 }
 
-/// A lane's elements of the `i`-th two blocks of columns, as peers receive them.
+/// Returns a lane's elements of the `i`-th two blocks of columns, as peers receive them.
 fn rounded<const BLOCKS: usize>(tile: &RegTile<f32, BLOCKS>, i: usize) -> Vec16<bf16> {
     let [a, b, c, d] = tile.blocks()[2 * i];
     let [e, f, g, h] = tile.blocks()[2 * i + 1];

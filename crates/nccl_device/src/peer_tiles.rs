@@ -1,27 +1,29 @@
 //! Parts of a matrix that the ranks of the LSA team send to each other and add.
 //!
-//! Every rank computes the same matrix of bf16, and its sum over the ranks is wanted. A warp sends
-//! parts of 16 rows and 64 columns from shared memory, as [`Lamport`] messages, and waits for
-//! nothing but the room there. Warps that have nothing else to do add what arrives. [`Owners`] say
-//! which rank adds which part.
+//! Each rank computes a matrix of bf16 of the same shape, and the ranks need the sum of these
+//! matrices. A warp sends parts of 16 rows and 64 columns from shared memory, as [`Lamport`]
+//! messages; it waits only until the shared memory may be written again. Idle warps add the parts
+//! that arrive. [`Owners`] determine which rank adds which part.
 //!
-//! With two ranks, this rank's own part is stored ([`keep`](PeerTiles::keep)) and loaded by the
-//! warp that adds. With more ranks it is sent to this rank too, so that all parts are alike.
+//! With two ranks, this rank's own part is stored to memory ([`keep`](PeerTiles::keep)), from which
+//! the warp that adds loads it. With more ranks it is sent to this rank too, so that all parts are
+//! read in the same way.
 //!
 //! # Why it cannot deadlock
 //!
-//! A block waits only for what the peers' blocks with its index send, which compute the same
-//! tiles. Warps that send wait for nothing outside their block before they have sent all, and never
-//! for warps that await messages. Where the owners store the sums to every rank, the blocks of an
-//! index meet at a barrier after all of this, and when they begin: there only one warp, which has
-//! done nothing before, waits for the other ranks' blocks, and the others for it before they add.
+//! A block waits only for messages of the peers' blocks with its index, which compute the same
+//! tiles. Warps that send wait for nothing outside their block before they have sent all parts, and
+//! never for warps that wait for messages. If the owners store the sums to every rank, the blocks
+//! of an index wait for each other at a barrier when they begin and when they end. When they begin,
+//! only one warp, which has no other work, waits at it; the other warps wait for that warp before
+//! they add.
 //!
 //! # Why a slot is empty when a peer writes it
 //!
 //! The receiver empties a slot as soon as it has read it, and the peer writes that slot again two
-//! launches later. A rank that begins a launch has received all of the peers' messages of the last
-//! one, so they have begun that, and have ended the one before: no rank is two launches ahead.
-//! Where a rank may have no message of some peer, the barrier ensures the same.
+//! launches later. A rank that begins a launch has received all of the peers' messages of the
+//! previous one. So the peers have begun that launch, and have ended the one before it: no rank is
+//! two launches ahead. If a rank receives no message from some peer, the barriers ensure the same.
 //!
 //! The guide's chapter about fused kernels has an example.
 
@@ -42,33 +44,33 @@ use crate::{BarrierIndex, Coop, DevComm, Lamport, LamportSlots, MemoryOrder, Win
 
 /// Vectors of a lane that are in flight together.
 const IN_FLIGHT: usize = 8;
-/// Rows that a warp takes at a time from more than one peer: those of two ranks are in flight
+/// Rows that a warp adds at a time with more than one peer. Those of two ranks are in flight
 /// together.
 const ROWS_IN_FLIGHT: usize = 4;
 /// Elements of a message.
 const LANES: u32 = Vec16::<bf16>::LANES as u32;
 /// The most warps of a block that send parts.
 const WARPS: usize = 16;
-/// Words of a block in shared memory.
+/// The words of a block in shared memory: one for each warp, and two for the block.
 const WORDS: usize = WARPS + 2;
 
-/// How many tiles each sending warp has stored.
+/// Returns the counters of the tiles that each sending warp has stored.
 fn stored() -> *mut u32 {
     shared_array![u32; WORDS]
 }
 
-/// How many threads have added all that they add.
+/// Returns the counter of the threads that have added all their elements.
 fn ended() -> *mut u32 {
     stored().wrapping_add(WARPS)
 }
 
-/// Whether the ranks have met.
+/// Returns the word that is 1 once the ranks have passed [`PeerTiles::meet`].
 fn met() -> *mut u32 {
     stored().wrapping_add(WARPS + 1)
 }
 
-/// The parts of an `m x n` matrix of bf16 in the `N` ranks of the LSA team, which `O` shares among
-/// them.
+/// The parts of an `m x n` matrix of bf16 in the `N` ranks of the LSA team. `O` divides the sums
+/// among the ranks.
 #[derive(Clone, Copy)]
 pub struct PeerTiles<'a, O, const N: usize> {
     comm: &'a DevComm,
@@ -83,14 +85,14 @@ pub struct PeerTiles<'a, O, const N: usize> {
     owners: PhantomData<O>,
 }
 
-/// A lane's column of vectors of a tile, whose sums this rank adds.
+/// A lane's column of vectors of 16 bytes in a tile whose sums this rank computes.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerColumn {
-    /// The vector of the tile's first row, in C.
+    /// The index in C of the vector in the tile's first row.
     first: u32,
-    /// Rows of C from the tile's first one on.
+    /// The number of C's rows from the tile's first row on.
     left: u32,
-    /// Whether C has the column, and whether it is sent: parts are sent as a whole.
+    /// Whether C has the column, and whether the column is sent, as a part is sent as a whole.
     is_stored: bool,
     is_sent: bool,
     /// The slot of the first row's first message.
@@ -104,19 +106,20 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     pub const COLUMNS: u32 = PART_COLUMNS;
     /// Rows that [`PeerSums::add`] adds at a time.
     pub const AT_ONCE: u32 = if N == 2 { IN_FLIGHT } else { ROWS_IN_FLIGHT } as u32;
-    /// Nanoseconds between polls: a tile takes 10,000 and more, and warps that multiply need the
-    /// power.
+    /// Nanoseconds between polls. A tile takes 10,000 and more, and polls take power from the warps
+    /// that multiply.
     pub const PAUSE: u32 = 500;
 
-    /// The parts of an `m x n` matrix, whose sums go to C, which is also where this rank
-    /// [keeps](Self::keep) its own parts. A dependent launch calls it before it waits.
+    /// Describes the parts of an `m x n` matrix whose sums are stored to C. This rank's own parts
+    /// are [kept](Self::keep) there too. A dependent launch may call this before it waits for the
+    /// previous kernel.
     ///
     /// # Safety
     ///
     /// `slots`, `state` and `capacity` are as [`LamportSlots::new`] and [`LamportSlots::begin`]
     /// need them, with at least the `slots` of `O` for each rank. C has the elements of this rank's
-    /// sums, begins at a multiple of 16 bytes, and `n` is a multiple of 8. The ranks' launches have
-    /// the same grid, shape and order of tiles. Each part is sent once.
+    /// sums and begins at a multiple of 16 bytes, and `n` is a multiple of 8. The ranks' launches
+    /// have the same grid, shape and order of tiles. Each part is sent once.
     pub unsafe fn new(
         comm: &'a DevComm,
         slots: &'a Window<u32>,
@@ -129,7 +132,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         Self { comm, slots, state, capacity, product, c, in_all, m, n, owners }
     }
 
-    /// This rank's own parts are kept in another matrix than C.
+    /// Sets the matrix where this rank's own parts are [kept](Self::keep), instead of C.
     ///
     /// # Safety
     ///
@@ -139,28 +142,28 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         Self { product, ..self }
     }
 
-    /// The owners store the sums to this window in every rank, where C is.
+    /// Sets the window of C, to which the owners store the sums in every rank.
     ///
     /// # Safety
     ///
-    /// It has the elements of C in each rank. Nothing accesses them from the ranks'
-    /// [meeting](Self::meet) on until the kernel has ended.
+    /// The window has the elements of C in each rank. Nothing else accesses them between
+    /// [`meet`](Self::meet) and the end of the kernel.
     pub unsafe fn stored_in_all(self, window: &'a Window<bf16>) -> Self {
         Self { in_all: Some(window), ..self }
     }
 
-    /// The communicator.
+    /// Returns the device communicator.
     pub fn comm(&self) -> &'a DevComm {
         self.comm
     }
 
-    /// The matrix.
+    /// Returns the team and the shape of the matrix.
     pub fn matrix(&self) -> PeerMatrix<N> {
         PeerMatrix { team: self.comm.lsa_team(), m: self.m, n: self.n }
     }
 
-    /// Prepares the words of the block in shared memory. All threads of the block call it, before
-    /// any calls another method that uses them.
+    /// Initialises the words of the block in shared memory. All threads of the block call this
+    /// before any thread calls another method that uses the words.
     #[track_caller]
     pub fn prepare(&self) {
         if thread::thread_idx_x() == 0 {
@@ -176,28 +179,28 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         thread::sync_threads();
     }
 
-    /// The messages of this launch. Traps if there are fewer slots than it uses.
+    /// Begins the messages of this launch. Traps if there are fewer slots than it uses.
     ///
     /// # Safety
     ///
     /// The previous kernels have ended.
     #[track_caller]
     pub unsafe fn begin(&self) -> Lamport<'a, N> {
-        // SAFETY: the caller's contract, and that of `new`.
+        // SAFETY: the previous kernels have ended, and the caller of `new` passed these slots.
         unsafe {
             let slots = LamportSlots::new(self.comm, *self.slots, self.capacity);
             slots.begin(self.state, O::used(&self.matrix()))
         }
     }
 
-    /// The messages of a launch that other threads [begin](Self::begin).
+    /// Returns the messages of a launch that other threads [begin](Self::begin).
     ///
     /// # Safety
     ///
-    /// The contract of [`begin`](Self::begin).
+    /// The previous kernels have ended.
     #[track_caller]
     pub unsafe fn join(&self) -> Lamport<'a, N> {
-        // SAFETY: the caller's contract, and that of `new`.
+        // SAFETY: the previous kernels have ended, and the caller of `new` passed these slots.
         unsafe { LamportSlots::new(self.comm, *self.slots, self.capacity).join(self.state) }
     }
 
@@ -205,23 +208,23 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         owner == self.matrix().rank()
     }
 
-    /// Stores a part from shared memory to where this rank keeps its own, if it loads the part from
-    /// there when it adds: with two ranks. `map` is that of the matrix, with tiles of 16 rows. It
-    /// belongs to the lane's bulk group.
+    /// Stores a part that this rank adds from shared memory to the matrix of its own parts, with
+    /// two ranks; with more, [`send`](Self::send) does it. `map` is the map of that matrix, with
+    /// tiles of 16 rows. The store belongs to the lane's bulk group.
     ///
     /// # Safety
     ///
-    /// As [`SharedTile::store`]; one lane calls this.
+    /// One lane calls this, and the contract of [`SharedTile::store`] holds.
     #[track_caller]
     pub unsafe fn keep<T>(&self, map: &TensorMap, row: u32, column: u32, part: SharedTile<T, 16>) {
         if N == 2 && self.is_own(O::place(&self.matrix(), row, column).owner) {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller keeps the tile until the store has read it.
             unsafe { part.store(map, row, column) };
         }
     }
 
-    /// Sends a part, as it lies in shared memory, to the ranks that add it, if C has it: `row` is a
-    /// multiple of 16 and `column` of 64. It belongs to the lane's bulk group.
+    /// Sends a part from shared memory to the ranks that add it, if it lies in the matrix. `row` is
+    /// a multiple of 16 and `column` of 64. The copy belongs to the lane's bulk group.
     ///
     /// # Safety
     ///
@@ -233,9 +236,9 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         let matrix = self.matrix();
         let place = O::place(&matrix, row, column);
         let ranks = matrix.ranks();
-        // The rank's own part is sent, too, if there are more than two ranks.
+        // With more than two ranks, the rank's own part is sent to itself too.
         let (first, end) = if O::ALL {
-            // Not unrolled for many ranks, whose addresses would take registers.
+            // The loop is not unrolled for many ranks: their addresses would take registers.
             (u32::from(N == 2), if N > 4 { hint::opaque(ranks) } else { ranks })
         } else if N == 2 {
             (1, 1 + u32::from(!self.is_own(place.owner)))
@@ -245,7 +248,8 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
             (distance, distance + 1)
         };
         if row < self.m && column < self.n {
-            // SAFETY: the caller's contract, and that of `new`: the slot is one of those used.
+            // SAFETY: the caller keeps the tile until TMA has read it; the slot is one of those
+            // used.
             unsafe {
                 let (session, mut distance) = (self.join(), first);
                 while distance < end {
@@ -256,8 +260,8 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         }
     }
 
-    /// Says that warp `warp` of the block, below 16, has sent its parts of so many tiles, and that
-    /// those it [keeps](Self::keep) are stored. One lane calls it.
+    /// Signals that warp `warp` of the block, below 16, has sent its parts of `tiles` tiles, and
+    /// that the parts it [keeps](Self::keep) are stored. One lane calls it.
     #[track_caller]
     pub fn stored(&self, warp: u32, tiles: u32) {
         debug_assert!(warp < WARPS as u32);
@@ -268,7 +272,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         }
     }
 
-    /// Waits until warp `warp` has [stored](Self::stored) more than so many tiles, if parts are
+    /// Waits until warp `warp` has [stored](Self::stored) more than `tiles` tiles, if parts are
     /// kept. All lanes of a warp call it. The host can abort the wait.
     #[track_caller]
     pub fn wait_stored(&self, warp: u32, tiles: u32) {
@@ -277,9 +281,9 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         }
     }
 
-    /// Waits until all ranks have begun this launch, if the owners store to all: what precedes it
-    /// in their streams has ended, so that their C may be stored to. All warps that add call it
-    /// before they do, one of them as the `first`.
+    /// Waits until all ranks have begun this launch, if the owners store to all ranks. Then the
+    /// work before the launch in their streams has ended, and their C may be stored to. Each warp
+    /// that adds calls this first; exactly one of them passes `first = true`.
     #[track_caller]
     pub fn meet(&self, first: bool) {
         if !O::BROADCASTS {
@@ -295,7 +299,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         }
     }
 
-    /// Waits until a word of the block is more than this.
+    /// Waits until a word of the block is more than `than`.
     #[track_caller]
     fn wait_for_word(&self, word: *const u32, than: u32) {
         self.comm.wait_until(Coop::warp(), || {
@@ -308,7 +312,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         });
     }
 
-    /// Says that the calling thread has added all that it adds.
+    /// Signals that the calling thread has added all its elements.
     #[track_caller]
     pub fn added(&self) {
         if O::BROADCASTS {
@@ -318,10 +322,10 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         }
     }
 
-    /// The lane's column of a tile, of the 256 columns from `column` on and of rows from `row` on;
-    /// `None` if another rank adds the tile.
+    /// Returns the lane's column of the tile whose 256 columns begin at `column` and whose rows
+    /// begin at `row`, or `None` if another rank adds the tile.
     pub fn column(&self, row: u32, column: u32) -> Option<PeerColumn> {
-        // Opaque: what is the same for all tiles would take registers.
+        // `n` is opaque: values that are the same for all tiles would take registers.
         let matrix = PeerMatrix { n: hint::opaque(self.n), ..self.matrix() };
         let (stride, index) = (matrix.n / LANES, column / LANES + warp::lane_id());
         let place = O::place(&matrix, row, index * LANES);
@@ -335,26 +339,26 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         self.is_own(place.owner).then_some(column)
     }
 
-    /// The sums of this launch.
+    /// Begins the sums of this launch.
     ///
     /// # Safety
     ///
     /// The previous kernels have ended.
     #[track_caller]
     pub unsafe fn sums(&self) -> PeerSums<'a, O, N> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller ensures that the previous kernels have ended.
         PeerSums::new(*self, unsafe { self.begin() })
     }
 
-    /// Ends the launch's exchange for this block. If the owners store to all, all of C is there on
-    /// return, and a block of which a warp has exited because the host aborted its wait exits here,
-    /// as the peers would take its sums for complete.
+    /// Ends the launch's exchange for this block. If the owners store to all ranks, C is complete
+    /// on return; a block with a warp that has exited because the host aborted its wait exits here,
+    /// so that the peers do not take its sums for complete.
     ///
     /// # Safety
     ///
     /// All threads of the block call this, once, after a barrier of the block that follows all
-    /// parts that its threads send and add. So many `threads` have said that they have
-    /// [added](Self::added) all, if the owners store to all.
+    /// parts that its threads send and add. If the owners store to all ranks, `threads` is the
+    /// number of threads that have called [`added`](Self::added).
     #[track_caller]
     pub unsafe fn end(&self, threads: u32) {
         if O::BROADCASTS {
@@ -367,7 +371,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
                 .sync(MemoryOrder::AcqRel);
         }
         if thread::thread_idx_x() == 0 {
-            // SAFETY: the caller's contract.
+            // SAFETY: this is after all accesses of the block's threads to the messages.
             unsafe { self.join().end(Coop::thread()) };
         }
     }

@@ -400,7 +400,7 @@ with_v14! {
     }
 }
 
-/// No-op: a get is complete only when its data is visible to kernels.
+/// Returns no-op: a get is complete only when its data is visible to kernels.
 pub(crate) unsafe extern "C" fn iflush(
     _context: Opaque,
     _index: c_int,

@@ -74,7 +74,8 @@ impl Group {
         self.words.iter().any(|word| word.overlaps(at, bytes as Address))
     }
 
-    /// Transfer `sequence` is whole. Returns whether the group has room for another one.
+    /// Records that transfer `sequence` is complete. Returns whether the group has room for another
+    /// one.
     pub(crate) fn has_whole(&mut self, sequence: u64) -> bool {
         self.last = Some(sequence);
         self.words.len() < MOST

@@ -33,7 +33,7 @@ fn ranges(options: &Options) {
 }
 
 #[test]
-fn signals_come_behind_all_data_before_them() {
+fn signals_come_after_all_earlier_data() {
     traffic(&Options { ranks: 4, contexts: 2, ..Options::default() });
 }
 

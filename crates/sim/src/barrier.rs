@@ -31,7 +31,7 @@ const NAMED: u32 = 16;
 pub(crate) const BARRIERS: usize = 24;
 const WARPGROUP: u32 = 128;
 
-/// The threads of a warpgroup wait for each other.
+/// Waits for the other threads of the warpgroup.
 pub(crate) fn meet_warpgroup(thread: &Thread, at: Site) {
     let id = NAMED + thread.tid.get() / WARPGROUP;
     arrive_at(thread, id, WARPGROUP, Some(CoopCall::new("wgmma")), at);

@@ -99,7 +99,7 @@ impl Cluster {
     }
 }
 
-/// A thread arrives at its cluster's barrier and waits for the others.
+/// Arrives at the barrier of the thread's cluster, and waits for the other threads.
 pub(crate) fn sync(thread: &Thread, relaxed: bool, at: Site) {
     let relaxed = match thread.gpus().change_at(at) {
         Some(Change::Remove) => return,

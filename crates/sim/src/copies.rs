@@ -52,7 +52,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// The source is read. Memory that has been freed has what it had.
+    /// Reads the source, unless it has been freed.
     fn read(&mut self, memory: &Memory, awaited: Awaited) {
         let Source::Memory(from) = self.piece.from else { return };
         let from_global = !awaited.is_bulk();
@@ -64,7 +64,7 @@ impl Kept {
         }
     }
 
-    /// What has been read lands. Memory that has been freed keeps its content.
+    /// Writes the bytes that were read to the target, unless it has been freed.
     fn land(&self, memory: &Memory, awaited: Awaited) {
         if !awaited.is_bulk() || memory.contains(self.gpu, self.piece.to, self.piece.bytes) {
             // SAFETY: as for the source. Shared memory is that of a block that has not ended:
@@ -121,7 +121,7 @@ impl Copies {
         self.0.take();
     }
 
-    /// Shared memory is no longer there.
+    /// Forgets the copies that use shared memory which no longer exists.
     pub(crate) fn forget(&self, start: usize, bytes: usize) {
         let (gone, state) = (start..start + bytes, &mut *self.0.borrow_mut());
         state.waiting.retain(|_, (awaited, kept)| {
@@ -188,7 +188,7 @@ impl Thread {
         true
     }
 
-    /// What the event promises of copies is so.
+    /// Ends the copies that the event waits for.
     pub(crate) fn end_copies(&self, event: &Event) {
         let Gpus { copies, memory, .. } = self.gpus();
         if copies.is_idle() {
@@ -213,7 +213,7 @@ impl Thread {
         }
     }
 
-    /// The thread has ended: its copies land.
+    /// Ends all copies of a thread that has ended.
     pub(crate) fn end_all_copies(&self) {
         let Gpus { copies, memory, .. } = self.gpus();
         let thread = self.number();

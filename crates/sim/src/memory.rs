@@ -61,7 +61,7 @@ pub(crate) enum Owner {
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Window { id, rank } => write!(f, "window {id}, rank {rank}'s part"),
+            Self::Window { id, rank } => write!(f, "window id {id}, rank {rank}'s part"),
             Self::Resources { id, rank } => {
                 write!(f, "barriers and buffers of device communicator {id}, rank {rank}'s part")
             }

@@ -33,7 +33,7 @@ impl Products {
         self.committed += 1;
     }
 
-    /// The thread has waited until at most `pending` groups have not ended.
+    /// Records that the thread has waited until at most `pending` groups have not ended.
     pub(crate) fn wait(&mut self, pending: u32) {
         self.ended = self.ended.max(self.committed.saturating_sub(pending));
     }

@@ -7,10 +7,10 @@ use crate::thread::{Block, Thread, Wait};
 const REGISTERS: u32 = 64 << 10;
 /// The unit in which registers are given to threads.
 const UNIT: u32 = 8;
-/// Threads that ask together.
+/// Threads that change their registers together.
 const WARPGROUP: u32 = 128;
 
-/// Returns what a launch gives to each thread: as many as the largest block of the kernel can have.
+/// Returns the registers of each thread at the launch: what the kernel's largest block allows.
 fn of_launch(block: &Block) -> u32 {
     (REGISTERS / block.grid.launch.max_threads.next_multiple_of(32)).min(255) / UNIT * UNIT
 }

@@ -24,7 +24,8 @@ impl Schedule {
     }
 }
 
-/// What lags far behind in an unfair schedule. See [`Simulation::lag`](crate::Simulation::lag).
+/// The part of the machine that lags far behind in an unfair schedule. See
+/// [`Simulation::lag`](crate::Simulation::lag).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lag {
     /// One thread of each grid of one rank.

@@ -176,7 +176,7 @@ impl Grid {
 }
 
 impl Block {
-    /// The block has ended, or lets the next grid begin.
+    /// Records that the block has ended, or lets the next grid begin.
     pub(crate) fn trigger_next(&self) {
         if !self.has_triggered.replace(true) {
             self.grid.triggered_blocks.set(self.grid.triggered_blocks.get() + 1);

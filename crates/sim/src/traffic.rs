@@ -74,7 +74,7 @@ impl Counters {
         });
     }
 
-    /// Counts an operation of the network with so many bytes.
+    /// Counts an operation of the network that moves `bytes` bytes.
     pub(crate) fn put(&self, gpu: usize, rank: usize, bytes: usize) {
         if self.is_on.get() {
             self.add((gpu, rank), |traffic| {

@@ -25,7 +25,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 /// The same after a time limit that is shorter, and the time between two checks.
 const GRACE_PERIOD: Duration = Duration::from_millis(250);
 
-/// Consecutive checks without a call after which a kernel is stopped.
+/// Returns the number of consecutive checks without a call after which a kernel is stopped.
 fn silent_checks(gpus: &Gpus) -> u32 {
     match gpus.settings.time_limit {
         Some(limit) if limit < PATIENCE => 1,

@@ -51,7 +51,7 @@ pub struct Layout {
 }
 
 impl Batch {
-    /// Tokens with random rows, as many in each rank as said, without experts.
+    /// Returns tokens with random rows, `tokens[rank]` in each rank, without experts.
     #[must_use]
     pub fn new(hidden: usize, experts: usize, top_k: usize, tokens: &[usize], seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
@@ -248,7 +248,7 @@ impl Batch {
             for first in (0..self.tokens.len()).step_by(self.team.unwrap_or(1)) {
                 let team = first..first + self.team.unwrap_or(1);
                 let partials = team.filter_map(|at| self.partial(at, (rank, token), &factor));
-                // Each team rounds its sum. Of one rank that is what the rank gives.
+                // Each team rounds its sum; for a team of one rank that is the rank's own result.
                 let partials: Vec<_> = partials.collect();
                 if !partials.is_empty() {
                     rows.push(self.sum(partials.iter().map(|row| &row[..])));

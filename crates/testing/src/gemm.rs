@@ -105,7 +105,7 @@ impl Problem {
     /// Factors for measurements: numbers from -1 to 1 with random mantissas. With few distinct
     /// values a GPU draws less power and is faster.
     pub fn noise<T: Number>(&self, factor: Factor, rank: usize) -> Vec<T> {
-        /// Numbers that are repeated, which is faster: as many as a prime.
+        /// The period of the numbers, a prime: repeating them is faster than drawing all.
         const PERIOD: usize = 1_000_003;
         let rows = match factor {
             Factor::A => self.m,

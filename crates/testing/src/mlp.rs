@@ -54,9 +54,9 @@ impl Weights {
         }
     }
 
-    /// Returns how many elements of so many tokens, from the first to the last, are wrong: of this
-    /// rank's part of `h`, of `y` and of the residual, those whose error exceeds what rounding
-    /// allows. *Collective*, with the same tokens.
+    /// Returns the number of wrong elements of some tokens, spread from the first to the last:
+    /// those of this rank's part of `h`, of `y` and of the residual whose error exceeds what
+    /// rounding allows. *Collective*, with the same tokens.
     ///
     /// `h` is compared with its reference, and what follows is computed from the ranks' `h`.
     ///
@@ -144,7 +144,7 @@ mod tests {
         let h = weights.each_ref().map(|weights| -> Vec<bf16> {
             weights.up.chunks(hidden).map(|row| silu(dot(row, &x).0)).collect()
         });
-        // `y` and the residual with the parts of so many ranks.
+        // `y` and the residual as sums of the first `ranks` parts.
         let results = |ranks: usize| -> [Vec<bf16>; 2] {
             let part = |i: usize, rank: usize| {
                 dot(&weights[rank].down[i * columns..][..columns], &h[rank])

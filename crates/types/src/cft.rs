@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_fabric_the_teams_are_of_nobody() {
+    fn without_the_fabric_the_teams_are_empty() {
         let comm = DevComm::zeroed();
         for mode in [CftTeamMode::Flat, CftTeamMode::HierMultimem, CftTeamMode::HierLsa] {
             assert_eq!(comm.cft_team(mode).n_ranks, 0);

@@ -332,8 +332,8 @@ impl<K: Kernel, A, G, B> Launch<K, A, Unsafe, G, B> {
     /// Launches the kernel on a stream.
     ///
     /// A kernel that takes a `DevComm` is launched cooperatively, unless its configuration says
-    /// otherwise: the launch is refused unless all blocks can be resident at once. Of a GIN kernel,
-    /// which has one entry point per back end, the one for the device communicator's back end is
+    /// otherwise: the launch is refused unless all blocks can be resident at once. A GIN kernel has
+    /// an entry point for each back end; the one for the device communicator's back end is
     /// launched. What the arguments refer to may be dropped right after the launch: dropping waits
     /// for this rank's streams.
     ///

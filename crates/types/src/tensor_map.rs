@@ -53,7 +53,7 @@ impl TensorMapDesc {
     /// Bytes of a tile's row.
     pub const ROW_BYTES: u32 = 128;
 
-    /// Elements of 16 bytes.
+    /// Returns the elements of 16 bytes.
     #[must_use]
     pub const fn chunk(&self) -> u32 {
         16 / self.data_type.size() as u32

@@ -12,7 +12,7 @@ use half::bf16;
 
 const RANKS: usize = 2;
 
-/// The slots, their state and a device communicator.
+/// Returns the slots, their state and a device communicator.
 fn exchange(
     gpu: &Gpu<'_>,
     capacity: u32,
@@ -22,7 +22,7 @@ fn exchange(
     Ok((slots, state, gpu.dev_comm(DevCommRequirements::new())?))
 }
 
-/// A matrix of ones, and its map with tiles of so many rows.
+/// Returns a matrix of ones, and its map with tiles of so many rows.
 fn ones(
     gpu: &Gpu<'_>,
     rows: usize,

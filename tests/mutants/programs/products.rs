@@ -9,7 +9,7 @@ use half::bf16;
 
 use super::LAUNCHES;
 
-/// A product by a plan, and another one of its result.
+/// Runs a product by a plan, and another product of its result.
 fn products(
     gpu: &Gpu<'_>,
     shape: [usize; 3],

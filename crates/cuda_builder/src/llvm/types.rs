@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use super::functions::{Functions, Ref};
 use super::{Attribute, AttributePlace, Function, Module, Value};
 
-/// A type of a context.
+/// An LLVM type. It belongs to the context (`LLVMContext`) of the module `'m`.
 #[derive(Clone, Copy)]
 pub(crate) struct Type<'m> {
     raw: Ref,
@@ -68,8 +68,8 @@ impl<'m> Function<'m> {
         self.in_type(unsafe { (self.functions().LLVMGetReturnType)(self.signature().raw) })
     }
 
-    /// Returns the type in the function's attribute of the same kind as `attribute`, such as
-    /// `byval`.
+    /// Returns the type in the function's attribute of the same kind as `attribute`. That kind has
+    /// a type, as `byval` and `sret` do.
     pub(crate) fn attribute_type(
         self,
         at: AttributePlace,
@@ -77,7 +77,7 @@ impl<'m> Function<'m> {
     ) -> Option<Type<'m>> {
         let f = self.functions();
         let own = self.attribute_at(at, attribute)?;
-        // SAFETY: the attribute is of a kind with a type, as the caller's is.
+        // SAFETY: `own` has the kind of `attribute`, which callers make with a type.
         Some(self.in_type(unsafe { (f.LLVMGetTypeAttributeValue)(own) }))
     }
 }

@@ -79,7 +79,8 @@ fn shared() -> TestResult {
     }
     ensure(module.info.arch == "sm_90a", "the architecture that the kernels require was not used")?;
     let bounds = text.matches(".maxntid 256").count();
-    ensure(bounds == 1, format!("{bounds} of two kernels have the bound that one declares"))
+    let text = format!("`.maxntid 256` appears {bounds} times; one of the two kernels declares it");
+    ensure(bounds == 1, text)
 }
 
 fn assemble() -> TestResult {
@@ -155,7 +156,10 @@ fn index() -> TestResult {
     ensure(names == ["barrier", "fixture_index", "lsa", "shared"], format!("{names:?}"))?;
     for name in names {
         let file = |folder: &Path, kind: &str| fs::read(folder.join(name).with_extension(kind));
-        ensure(file(&built, "json")? == file(&included, "json")?, "the sidecar is another")?;
+        ensure(
+            file(&built, "json")? == file(&included, "json")?,
+            "the included sidecar differs from the built one",
+        )?;
         let info: Sidecar = serde_json::from_slice(&file(&built, "json")?)?;
         let kinds = if info.cubin_sha256.is_some() { &["ptx", "cubin"][..] } else { &["ptx"] };
         for kind in kinds {

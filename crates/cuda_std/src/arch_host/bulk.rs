@@ -72,7 +72,7 @@ impl State {
         event(event_of(word.addr(), ends));
     }
 
-    /// The thread arrives, and expects bytes.
+    /// Arrives at the barrier, and adds to the bytes that its phase expects.
     #[track_caller]
     fn arrive_at(word: SharedAddress, bytes: i32) {
         let event_of = |barrier, ends| Event::BarrierArrive { barrier, ends };
@@ -259,7 +259,7 @@ pub(crate) unsafe fn store_words(to: *mut u32, from: SharedAddress, bytes: u32) 
     unsafe { copy_bulk(to.cast(), from, bytes, Access::AtomicWrite(Order::Relaxed, Scope::Sys)) }
 }
 
-/// A bulk copy, whose stores are of this kind.
+/// Makes a bulk copy, whose stores are of this kind.
 ///
 /// # Safety
 ///

@@ -203,8 +203,8 @@ pub struct Ops {
     /// Runs other threads until the phase of this parity of the `mbarrier` at this address ends.
     pub wait_phase:
         fn(*const ThreadCtx, barrier: usize, parity: u32, at: &'static Location<'static>),
-    /// The thread's registers become `count`; to `raise` them, it waits until the block has as many
-    /// left.
+    /// Sets the thread's registers to `count`. To `raise` them it waits until the block has enough
+    /// registers left.
     pub set_registers:
         fn(*const ThreadCtx, count: u32, raise: bool, at: &'static Location<'static>),
     /// The block's rank in its cluster, 0 in a launch without clusters.

@@ -2,19 +2,17 @@
 
 use devcomm_types::TensorMap;
 
-use super::{Pipeline, PipelineState, RegTile, RegisterSplit, Scheduler, SharedTile};
-use crate::convert::Half;
+use super::warpgroup::{WARPGROUP, Warpgroup};
+use super::{Pipeline, PipelineState, RegisterSplit, Scheduler, SharedTile};
 use crate::mbarrier::MBarrier;
-use crate::wgmma::{self, Factor, Layout, Sums};
-use crate::{cluster, grid, shared_array, thread, tma, warp};
+use crate::wgmma::{self, Sums};
+use crate::{cluster, grid, shared_array, thread, warp};
 
-/// Threads of a warpgroup.
-const WARPGROUP: u32 = 128;
 /// The most stages of a main loop.
 pub const MAX_STAGES: u32 = 24;
 
-/// A stage that the calling thread of a loading warp fills: it is empty in all blocks of the
-/// cluster. Only [`Mainloop::run`] makes one.
+/// A stage for the calling thread of a loading warp to fill, empty in all blocks of the cluster.
+/// Only [`Mainloop::run`] makes one.
 pub struct EmptyStage {
     number: u32,
     loader: u32,
@@ -34,8 +32,8 @@ impl EmptyStage {
         self.loader
     }
 
-    /// Says how many bytes the loads of this warp bring to this block's stage, also those that
-    /// other blocks of the cluster begin. PTX: `mbarrier.arrive.expect_tx`.
+    /// Sets the number of bytes that arrive in this block's stage from the loads of this warp and
+    /// of the same warp in the other blocks of the cluster. PTX: `mbarrier.arrive.expect_tx`.
     #[track_caller]
     pub fn expect(&self, bytes: u32) {
         self.full.arrive_expect_tx(bytes);
@@ -44,12 +42,12 @@ impl EmptyStage {
     /// Copies a tile of a matrix to one of the stage, as [`SharedTile::load`].
     #[track_caller]
     pub fn load<T, const R: u32>(&self, to: SharedTile<T, R>, map: &TensorMap, row: u32, col: u32) {
-        // SAFETY: the contract of `Mainloop`: the tile is the stage's, which is empty, and nobody
-        // reads it before its barrier says that it is full.
+        // SAFETY: the implementation of `Mainloop` promises that the tile is the stage's. The stage
+        // is empty, and no thread reads it before its barrier says that it is full.
         unsafe { to.load(map, row, col, self.full) }
     }
 
-    /// Does the same as [`load`](Self::load), of what no other block reads:
+    /// Does the same as [`load`](Self::load) for data that no other block reads:
     /// [`SharedTile::load_once`].
     #[track_caller]
     pub fn load_once<T, const R: u32>(
@@ -59,13 +57,13 @@ impl EmptyStage {
         row: u32,
         col: u32,
     ) {
-        // SAFETY: the tile is a stage's, which is empty; the bytes are among those that are
-        // expected.
+        // SAFETY: the implementation of `Mainloop` promises that the tile is the stage's, which is
+        // empty, and that the barrier expects the bytes.
         unsafe { to.load_once(map, row, col, self.full) }
     }
 
-    /// Does the same as [`load`](Self::load), to the stage of each of `blocks` of the cluster, bits
-    /// of their ranks: [`SharedTile::load_multicast`].
+    /// Does the same as [`load`](Self::load), to the stage of each block of the cluster whose bit
+    /// is set in `blocks`: [`SharedTile::load_multicast`].
     #[track_caller]
     pub fn load_multicast<T, const R: u32>(
         &self,
@@ -75,154 +73,10 @@ impl EmptyStage {
         col: u32,
         blocks: u16,
     ) {
-        // SAFETY: as in `load`, in each of the blocks.
+        // SAFETY: the implementation of `Mainloop` promises that the tile is the stage's, which is
+        // empty in each of the blocks.
         unsafe { to.load_multicast(map, row, col, self.full, blocks) }
     }
-}
-
-/// A computing warpgroup, whose 128 threads call its methods together. Only [`Mainloop::run`] makes
-/// one.
-#[derive(Debug)]
-pub struct Warpgroup(());
-
-impl Warpgroup {
-    /// Returns the warpgroup's number in the block.
-    #[must_use]
-    pub fn index(&self) -> u32 {
-        thread::thread_idx_x() / WARPGROUP
-    }
-
-    /// Returns the calling thread's number in the warpgroup.
-    #[must_use]
-    pub fn thread(&self) -> u32 {
-        thread::thread_idx_x() % WARPGROUP
-    }
-
-    /// Returns the calling thread's warp in the block.
-    #[must_use]
-    pub fn warp(&self) -> u32 {
-        thread::thread_idx_x() / warp::WARP_SIZE
-    }
-
-    /// Waits for all threads of the warpgroup: the named barrier of its number and one.
-    #[track_caller]
-    pub fn sync(&self) {
-        thread::named_barrier_sync(1 + self.index(), WARPGROUP);
-    }
-
-    /// Adds the products of 64 rows of A and all rows of B, of the columns of a tile, to the sums,
-    /// or sets the sums to them: a group of [`wgmma`] that is committed and not waited for.
-    #[track_caller]
-    pub fn multiply<T: Factor, D: Sums, const N: u32>(
-        &self,
-        sums: &mut D,
-        a: SharedTile<T, 64>,
-        b: SharedTile<T, N>,
-        accumulate: bool,
-    ) {
-        self.multiply_factors(sums, a.factor(), b.factor(), accumulate);
-    }
-
-    /// As [`multiply`](Self::multiply), of factors that may be
-    /// [transposed](SharedTile::transposed_factor), of as many columns as a tile has.
-    #[track_caller]
-    pub fn multiply_factors<T: Factor, A: Layout<T>, B: Layout<T>, D: Sums>(
-        &self,
-        sums: &mut D,
-        a: wgmma::Tile<T, A>,
-        b: wgmma::Tile<T, B>,
-        accumulate: bool,
-    ) {
-        // SAFETY: the warpgroup calls this together. The contract of `Mainloop`: the tiles are
-        // those of a full stage, and nothing else accesses the sums until the main loop has waited.
-        unsafe {
-            order_sums();
-            let mut term = 0;
-            while term < SharedTile::<T, 64>::COLUMNS {
-                let (a, b) = (a.columns_from(term), b.columns_from(term));
-                wgmma::multiply(sums, a, b, accumulate || term > 0);
-                term += T::TERMS;
-            }
-            wgmma::commit_group();
-        }
-    }
-
-    /// Stores the sums of the warpgroup's rows of a tile, rounded to `T`, to a matrix by TMA,
-    /// transposed: columns of `sums` become rows from `row` on, and their 64 rows columns from
-    /// `column` on. What the matrix does not have is left out. The sums pass through a tile of
-    /// shared memory, of which the map's tiles have the rows; the store is a group of the first
-    /// thread's, which may be pending on return.
-    #[track_caller]
-    pub fn store_transposed<T: Half, const BLOCKS: usize, const R: u32>(
-        &self,
-        sums: &RegTile<f32, BLOCKS>,
-        through: SharedTile<T, R>,
-        map: &TensorMap,
-        row: u32,
-        column: u32,
-    ) {
-        const { assert!(R == 8 * BLOCKS as u32, "the tile has a row for each column of the sums") };
-        if self.thread() == 0 {
-            tma::wait_stores_read::<0>();
-        }
-        self.sync();
-        let mut block = 0;
-        while block < BLOCKS {
-            let rows = through.rows::<8>(8 * block as u32);
-            // SAFETY: the warpgroup calls this together, and the tile is its own: the contract of
-            // `Mainloop`. The previous store has read it.
-            unsafe { sums.store_transposed(block, rows) };
-            block += 1;
-        }
-        tma::fence_async_shared();
-        self.sync();
-        if self.thread() == 0 {
-            // SAFETY: the tile is written, and stays until the next call has waited; the matrix is
-            // the implementation's to write: the contract of `Mainloop`.
-            unsafe { through.store(map, row, column) };
-            tma::commit_stores();
-        }
-    }
-
-    /// Waits until TMA has read all that the calling warp's first lane has stored from shared
-    /// memory: it may be written again.
-    #[track_caller]
-    pub fn wait_until_read(&self) {
-        if warp::lane_id() == 0 {
-            tma::wait_stores_read::<0>();
-        }
-        // SAFETY: the lanes of the warp call it together.
-        unsafe { warp::sync() };
-    }
-
-    /// Calls `store` with one lane of the warp, which stores by TMA what all lanes have written to
-    /// shared memory, and commits these stores as a group.
-    #[track_caller]
-    pub fn store(&self, store: impl FnOnce()) {
-        publish_shared();
-        if warp::lane_id() == 0 {
-            store();
-            tma::commit_stores();
-        }
-    }
-}
-
-/// Orders accesses of the sums before the products that follow. It has a line of its own in
-/// reports, apart from the products.
-///
-/// # Safety
-///
-/// A warpgroup calls this together.
-unsafe fn order_sums() {
-    // SAFETY: the caller's contract.
-    unsafe { wgmma::fence() };
-}
-
-/// Shows TMA what the lanes of a warp have written to shared memory. All of them call it.
-fn publish_shared() {
-    tma::fence_async_shared();
-    // SAFETY: the lanes of the warp call it together.
-    unsafe { warp::sync() };
 }
 
 /// A warp that neither loads nor computes: its 32 lanes call its methods together.
@@ -239,68 +93,70 @@ impl IdleWarp {
     }
 }
 
-/// The parts of the main loop of a product on Hopper that are a kernel's own. [`run`](Self::run)
-/// gives the rest: the roles of the warps, the stages and their barriers, and the loops.
+/// The kernel's part of the main loop of a product on Hopper. [`run`](Self::run) has the rest: the
+/// roles of the warps, the stages and their barriers, and the loops.
 ///
 /// The first [`COMPUTING`](Self::COMPUTING) warpgroups of a block compute, each its rows of every
-/// tile. Of the last warpgroup, the first [`LOADING`](Self::LOADING) warps load, and the others are
+/// tile. In the last warpgroup, the first [`LOADING`](Self::LOADING) warps load, and the others are
 /// idle. All take the same tiles from the [`Scheduler`].
 ///
-/// What a warpgroup stores of a tile can follow between the steps of its next tile, while the
-/// tensor cores have work: in [`interlude`](Self::interlude).
+/// A warpgroup can store a part of a tile between the steps of its next tile, while the tensor
+/// cores have work: in [`interlude`](Self::interlude).
 ///
-/// The methods are safe, as nothing but the main loop has an [`EmptyStage`], a [`Warpgroup`] or an
+/// The methods are safe, since only the main loop has an [`EmptyStage`], a [`Warpgroup`] or an
 /// [`IdleWarp`] to call them with.
 ///
 /// # Safety
 ///
-/// An implementation passes to the methods of [`EmptyStage`] tiles of that stage, which no two
-/// stages share and which lie in the launch's dynamic shared memory, and maps of matrices that are
-/// allocated; to those of [`Warpgroup`] only tiles of the stage that [`compute`](Self::compute) is
-/// called with or, to store, of memory that is the warpgroup's, and maps of matrices that the
-/// kernel may write. [`source`](Self::source) and [`load`](Self::load) expect as many bytes as are
-/// loaded. `compute` leaves the sums alone once it has begun products, unless it
-/// [waits for them](Self::COMPLETES).
+/// * The tiles that an implementation passes to the methods of [`EmptyStage`] belong to that stage,
+///   lie in the launch's dynamic shared memory, and overlap no tile of another stage. The maps are
+///   those of allocated matrices.
+/// * The factors that it passes to the methods of [`Warpgroup`] are tiles of the stage that
+///   [`compute`](Self::compute) is called with. The memory that it stores through belongs to the
+///   warpgroup, and the maps are those of matrices that the kernel may write.
+/// * [`source`](Self::source) and [`load`](Self::load) expect exactly the bytes that are loaded.
+/// * `compute` does not access the sums after it has begun products, unless it
+///   [waits for them](Self::COMPLETES).
 pub unsafe trait Mainloop {
     /// The order of the block's tiles.
     type Schedule: Scheduler;
-    /// How the registers are divided.
+    /// The division of the registers among the warps.
     type Registers: RegisterSplit;
     /// The sums of a warpgroup's rows of a tile.
     type Sums: Sums;
-    /// Where a loading warp finds the factors of a tile.
+    /// The place of a tile's factors, for a loading warp.
     type Source;
-    /// What the threads of a computing warpgroup keep from tile to tile.
+    /// The state of a computing warpgroup's threads from tile to tile.
     type State;
 
     /// Warpgroups that compute.
     const COMPUTING: u32 = 2;
-    /// Warps that load, at most 3: one thread of each does.
+    /// Warps that load, at most 3. One thread of each issues the loads.
     const LOADING: u32 = 1;
     /// Blocks of a cluster, each of which may load for all; 1 without clusters.
     const CLUSTER: u32 = 1;
-    /// The distance of two steps: 1, or the terms of a stage if steps are numbered by their first
-    /// terms.
+    /// The increment of a step's number: 1, or the terms of a stage if steps are numbered by their
+    /// first terms.
     const STEP: u32 = 1;
     /// Whether [`compute`](Self::compute) waits for its products, so that the stage is released at
-    /// once; otherwise it is when the products of the next one are under way.
+    /// once. Otherwise the stage is released when the products of the next stage have begun.
     const COMPLETES: bool = false;
-    /// How often [`interlude`](Self::interlude) is called in a tile, at most 3.
+    /// The number of calls of [`interlude`](Self::interlude) in a tile, at most 3.
     const INTERLUDES: u32 = 0;
 
-    /// Returns the stages of the pipeline, at most [`MAX_STAGES`].
+    /// Returns the number of the pipeline's stages, at most [`MAX_STAGES`].
     fn stages(&self) -> u32;
 
     /// Returns the order of the block's tiles. Each thread calls it once.
     fn schedule(&self) -> Self::Schedule;
 
-    /// Arrivals that release a stage.
+    /// Returns the number of arrivals that release a stage.
     fn arrivals(&self) -> u32 {
         Self::COMPUTING * Self::CLUSTER
     }
 
-    /// Releases a stage, as each thread of a computing warpgroup: by default the first threads
-    /// arrive, one for each block of the cluster.
+    /// Releases a stage. Each thread of a computing warpgroup calls it; by default the first
+    /// threads arrive, one for each block of the cluster.
     #[track_caller]
     fn release(&self, group: &Warpgroup, _state: &Self::State, empty: MBarrier) {
         let thread = group.thread();
@@ -309,7 +165,7 @@ pub unsafe trait Mainloop {
         }
     }
 
-    /// Initialises further mbarriers, as thread 0, before [`sync`](Self::sync).
+    /// Initialises the kernel's own mbarriers, in thread 0 before [`sync`](Self::sync).
     fn init(&self) {}
 
     /// Executes a barrier of all threads that use the mbarriers: by default the cluster's, which
@@ -317,7 +173,7 @@ pub unsafe trait Mainloop {
     #[track_caller]
     fn sync(&self) {
         if Self::CLUSTER > 1 {
-            // SAFETY: all threads of the cluster call it: the contract of `run`.
+            // SAFETY: the caller of `run` promises that all threads of the cluster are here.
             unsafe { cluster::sync_relaxed() };
         } else {
             thread::sync_threads();
@@ -329,20 +185,20 @@ pub unsafe trait Mainloop {
         grid::wait_for_previous();
     }
 
-    /// Returns where loading warp `loader` finds the factors of a tile.
+    /// Returns the place of a tile's factors for loading warp `loader`.
     fn source(&self, loader: u32, work: WorkOf<Self>) -> Self::Source;
 
     /// Begins the loads of a step into a stage.
     fn load(&self, source: &Self::Source, step: u32, stage: &EmptyStage);
 
-    /// Returns what a computing warpgroup keeps, before its first tile.
+    /// Returns the state of a computing warpgroup before its first tile.
     fn state(&self, group: &Warpgroup) -> Self::State;
 
     /// Prepares the sums of a tile, before its first step.
     fn start(&self, _group: &Warpgroup, _state: &mut Self::State, _work: WorkOf<Self>) {}
 
-    /// Adds the products of a stage, by its number, to the sums, or sets the sums to them if they
-    /// are the `first` of a tile: as one group of [`wgmma`], such as [`Warpgroup::multiply`].
+    /// Adds the products of stage `stage` to the sums, or sets the sums to them in the `first` step
+    /// of a tile. The products are one group of [`wgmma`], as [`Warpgroup::multiply`] commits.
     fn compute(
         &self,
         group: &Warpgroup,
@@ -352,7 +208,7 @@ pub unsafe trait Mainloop {
         first: bool,
     );
 
-    /// Returns the step of a tile before which the `index`-th interlude comes; they ascend.
+    /// Returns the step of a tile before which interlude `index` runs. The steps ascend.
     fn pause(&self, _index: u32) -> u32 {
         0
     }
@@ -382,14 +238,14 @@ pub unsafe trait Mainloop {
     /// Runs in a warp that neither loads nor computes.
     fn idle(&self, _warp: &IdleWarp) {}
 
-    /// Runs at the end in all warps that do not compute: their threads call it apart.
+    /// Runs at the end in each thread that does not compute. The threads do not call it together.
     fn loaded(&self) {}
 
-    /// Runs at the end in all threads of the block: by default no block ends before those of its
-    /// cluster, which write to its shared memory.
+    /// Runs at the end in all threads of the block. By default no block ends before the others of
+    /// its cluster, which write to its shared memory.
     fn leave(&self) {
         if Self::CLUSTER > 1 {
-            // SAFETY: all threads of the cluster call it: the contract of `run`.
+            // SAFETY: the caller of `run` promises that all threads of the cluster are here.
             unsafe { cluster::sync() };
         }
     }
@@ -400,8 +256,8 @@ pub unsafe trait Mainloop {
     ///
     /// All threads of the one-dimensional block call this, once: those of
     /// [`COMPUTING`](Self::COMPUTING) warpgroups and of one more, in whole clusters of
-    /// [`CLUSTER`](Self::CLUSTER) blocks. The kernel's `max_threads` is at least their number. What
-    /// the methods access is theirs, as the kernel's contract says.
+    /// [`CLUSTER`](Self::CLUSTER) blocks. The kernel's `max_threads` is at least their number. The
+    /// kernel may access what the methods access.
     unsafe fn run(&self) {
         const {
             let threads = (Self::COMPUTING + 1) * WARPGROUP;
@@ -435,7 +291,7 @@ pub unsafe trait Mainloop {
             if other >= Self::LOADING {
                 self.idle(&IdleWarp { index: other - Self::LOADING });
             } else if warp::lane_id() == 0 {
-                // The code of each loading warp is its own.
+                // Each loading warp has code of its own, since `loader` is a constant there.
                 match other {
                     0 => load_tiles(self, 0, pipeline),
                     1 if Self::LOADING > 1 => load_tiles(self, 1, pipeline),
@@ -452,7 +308,7 @@ pub unsafe trait Mainloop {
 /// A tile of a main loop.
 pub type WorkOf<M> = <<M as Mainloop>::Schedule as Scheduler>::Work;
 
-/// Loads the factors of all tiles, as one thread of a loading warp.
+/// Loads the factors of all tiles, in one thread of a loading warp.
 fn load_tiles<M: Mainloop + ?Sized>(main: &M, loader: u32, pipeline: Pipeline) {
     main.prepare(loader);
     let schedule = main.schedule();
@@ -470,7 +326,7 @@ fn load_tiles<M: Mainloop + ?Sized>(main: &M, loader: u32, pipeline: Pipeline) {
     }
 }
 
-/// Computes all tiles, as the threads of a warpgroup.
+/// Computes all tiles, in all threads of a warpgroup.
 fn compute_tiles<M: Mainloop + ?Sized>(main: &M, group: &Warpgroup, pipeline: Pipeline) {
     let schedule = main.schedule();
     let mut work = schedule.first();
@@ -484,7 +340,7 @@ fn compute_tiles<M: Mainloop + ?Sized>(main: &M, group: &Warpgroup, pipeline: Pi
         if !M::COMPLETES {
             wgmma::fence_operand(&mut sums);
         }
-        // Written out: a loop of loops may not be unrolled.
+        // This is written out, since a loop of loops may not be unrolled.
         if M::INTERLUDES > 0 {
             steps.until(&mut state, &mut sums, main.pause(0).min(end));
             main.interlude(group, &mut state, 0, tile);
@@ -520,7 +376,7 @@ struct Steps<'a, M: ?Sized> {
     group: &'a Warpgroup,
     pipeline: Pipeline,
     stage: PipelineState,
-    /// The stage of the step before, which is released when its products have ended.
+    /// The stage of the previous step, which is released when its products have ended.
     last: PipelineState,
     step: u32,
     first: u32,
@@ -536,7 +392,7 @@ impl<M: Mainloop + ?Sized> Steps<'_, M> {
             if M::COMPLETES {
                 self.release(state, self.stage);
             } else {
-                // SAFETY: the warpgroup calls it together. The products of the step before end.
+                // SAFETY: the warpgroup calls it together. It ends the previous step's products.
                 unsafe { wgmma::wait_groups::<1>() };
                 if !is_first {
                     self.release(state, self.last);

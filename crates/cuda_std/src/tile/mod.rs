@@ -1,10 +1,10 @@
-//! Tiles: what matrix kernels are written with.
+//! Tiles: the building blocks of matrix kernels.
 //!
 //! * [`SharedTile`]: rows of 128 bytes in shared memory, swizzled as TMA and `wgmma` expect.
 //! * [`RegTile`]: a tile in the registers of a warp, as products leave it: mapped, combined, and
 //!   reduced over its rows and columns.
 //! * [`Pipeline`]: stages in shared memory that a producer fills and consumers empty.
-//! * [`Mainloop`]: what a product on Hopper does with its warps, its stages and its tiles.
+//! * [`Mainloop`]: the main loop of a product on Hopper, with the roles of its warps.
 //! * [`TileMemory`]: the dynamic shared memory where tiles lie, and [`arena!`](crate::arena) to
 //!   divide it.
 //! * [`MmaProduct`]: a block's product on every GPU since Ampere, from [`MmaTile`]s that its
@@ -12,8 +12,8 @@
 //! * [`TileOrder`]: the order in which blocks take the tiles of a matrix.
 //! * [`Schedule`]: the division of a product among blocks, with tiles split over a cluster.
 //!
-//! [`SharedTile`] and [`Pipeline`] need Hopper, the others sm_80. All of it compiles to what one
-//! would write by hand with [`tma`](crate::tma), [`mbarrier`](crate::mbarrier),
+//! [`SharedTile`], [`Pipeline`] and [`Mainloop`] need Hopper, the others sm_80. All of it compiles
+//! to the same code as if written by hand with [`tma`](crate::tma), [`mbarrier`](crate::mbarrier),
 //! [`wgmma`](crate::wgmma), [`mma`](crate::mma) and [`async_copy`](crate::async_copy), and runs in
 //! the simulator.
 
@@ -28,8 +28,9 @@ mod register_split;
 mod registers;
 mod schedule;
 mod shared;
+mod warpgroup;
 
-pub use self::mainloop::{EmptyStage, IdleWarp, MAX_STAGES, Mainloop, Warpgroup, WorkOf};
+pub use self::mainloop::{EmptyStage, IdleWarp, MAX_STAGES, Mainloop, WorkOf};
 pub use self::mma::{Matrix, MmaProduct, MmaTile};
 pub use self::order::TileOrder;
 pub use self::persistent::{Persistent, Scheduler, Turn};
@@ -38,3 +39,4 @@ pub use self::register_split::{RegisterSplit, Registers};
 pub use self::registers::{RegColumns, RegPairs, RegRows, RegTile};
 pub use self::schedule::{Schedule, Work};
 pub use self::shared::{SharedTile, TileMemory};
+pub use self::warpgroup::Warpgroup;

@@ -90,7 +90,7 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     #[cfg(target_arch = "nvptx64")]
     pub(crate) fn elements_mut<const N: usize>(&mut self) -> &mut [T; N] {
         const { assert!(N == 4 * BLOCKS, "a block has four elements") };
-        // SAFETY: arrays of as many elements, which lie one after the other in both.
+        // SAFETY: both types are arrays of the same number of elements without padding.
         unsafe { &mut *core::ptr::from_mut(&mut self.0).cast() }
     }
 

@@ -176,7 +176,8 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         unsafe { arch::store_words(to, self.address, Self::BYTES) }
     }
 
-    /// Stores the tile to memory that nobody polls, as [`tma::store_bulk`](crate::tma::store_bulk).
+    /// Stores the tile to memory that no thread polls, as
+    /// [`tma::store_bulk`](crate::tma::store_bulk).
     ///
     /// # Safety
     ///

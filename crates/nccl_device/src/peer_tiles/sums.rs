@@ -12,7 +12,7 @@ use crate::peer_owners::{Owners, PART_COLUMNS, PART_ROWS, PeerMatrix};
 /// The rows of a swizzle's pattern.
 const SWIZZLED: u32 = 8;
 
-/// The index of a vector's first element.
+/// Returns the index of a vector's first element.
 fn element(vector: u32) -> usize {
     vector as usize * LANES as usize
 }
@@ -34,22 +34,22 @@ const NOTHING: Vec16<bf16> = Vec16::from_bits([0; 4]);
 struct Rows {
     column: PeerColumn,
     first: u32,
-    /// Vectors from a row to the next, and slots from a part to the one below.
+    /// The number of vectors from a row to the next, and of slots from a part to the one below.
     stride: u32,
     below: u32,
-    /// Vectors of the product that precede C.
+    /// The number of vectors of the product before the first row of this rank's C.
     before: u32,
 }
 
 impl Rows {
-    /// The vector of one of them, if C has it.
+    /// Returns the index in C of the vector in row `i`, if C has that row.
     fn vector(&self, i: usize) -> Option<u32> {
         let row = self.first + i as u32;
         let is_stored = self.column.is_stored && row < self.column.left;
         is_stored.then(|| self.column.first + row * self.stride)
     }
 
-    /// Its slot.
+    /// Returns the slot of the vector in row `i`.
     fn slot(&self, i: usize) -> u32 {
         let (i, in_part, chunks) = (i as u32, self.first % PART_ROWS, PART_COLUMNS / LANES);
         let part = self.column.slot + self.first / PART_ROWS * self.below;
@@ -57,14 +57,14 @@ impl Rows {
         part + chunks * (in_part + i) + chunk
     }
 
-    /// Stores the sum of one of them to a C that has it.
+    /// Stores the sum of row `i` to a C, if that has the row.
     ///
     /// # Safety
     ///
-    /// Only this thread stores it.
+    /// Only this thread stores the vector.
     unsafe fn store(self, c: *mut bf16, i: usize, sum: Vec16<bf16>) {
         if let Some(vector) = self.vector(i) {
-            // SAFETY: the caller's contract.
+            // SAFETY: C has the vector, and the caller ensures that only this thread stores it.
             unsafe { mem::store_vec(c.wrapping_add(element(vector)), sum) };
         }
     }
@@ -76,8 +76,8 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
     }
 
     /// Adds the ranks' parts of [`AT_ONCE`](PeerTiles::AT_ONCE) rows of a column, from the tile's
-    /// row `row` on, in f32 and in the order of the ranks, and stores the rounded sums: all ranks
-    /// get the same bits. Rows and columns that C does not have are left out.
+    /// row `row` on, in f32 and in the order of the ranks, and stores the rounded sums, so that all
+    /// ranks get the same bits. Rows and columns outside C are not stored.
     ///
     /// # Safety
     ///
@@ -86,16 +86,16 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
     /// [are stored](PeerTiles::wait_stored), and the ranks [have met](PeerTiles::meet).
     #[track_caller]
     pub unsafe fn add(&self, column: PeerColumn, row: u32) {
-        // Parts are sent as a whole, also where C ends in them.
+        // A part that is partly outside C is sent as a whole.
         if !column.is_sent || row - row % PART_ROWS >= column.left {
             return;
         }
-        // Opaque: what is the same for all rows would take registers.
+        // `n` is opaque: values that are the same for all rows would take registers.
         let matrix = PeerMatrix { n: hint::opaque(self.tiles.n), ..self.tiles.matrix() };
         let (stride, below) = (matrix.n / LANES, O::below(&matrix));
         let before = O::first_row(&matrix) * stride;
         let rows = Rows { column, first: row, stride, below, before };
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's warp alone adds these rows, and the ranks' parts may be read.
         unsafe {
             if N == 2 {
                 self.add_two(rows);
@@ -105,7 +105,7 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
         }
     }
 
-    /// [`add`](Self::add) with one peer, in any order: that of two numbers makes no difference.
+    /// Adds rows with one peer. The order of two numbers does not change their sum.
     ///
     /// # Safety
     ///
@@ -115,11 +115,12 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
         let product = self.tiles.product;
         let mut ours = [NOTHING; IN_FLIGHT];
         let (mut i, peer) = (0, self.tiles.matrix().rank() as usize ^ 1);
-        // SAFETY: the caller's contract. TMA has stored what is loaded, past the L1 cache.
+        // SAFETY: the caller's warp alone adds these rows. The loads bypass the L1 cache, as TMA
+        // has stored the parts.
         unsafe {
             while i < IN_FLIGHT {
                 if let Some(vector) = rows.vector(i) {
-                    // Opaque: as addresses, they would take registers until the sums are stored.
+                    // The index is opaque, or its address would take registers until the store.
                     let from = element(hint::opaque(rows.before + vector));
                     let from = product.wrapping_add(from);
                     ours[i] = mem::load_vec_relaxed(from, Scope::Gpu);
@@ -128,7 +129,7 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
             }
             let pause = PeerTiles::<O, N>::PAUSE;
             let theirs: Vectors = self.session.receive_several(peer, |i| Some(rows.slot(i)), pause);
-            // Opaque: which ones C has would take registers until here.
+            // `left` is opaque, or the comparisons with it would take registers until here.
             rows.column.left = hint::opaque(rows.column.left);
             i = 0;
             while i < IN_FLIGHT {
@@ -141,7 +142,7 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
         }
     }
 
-    /// [`add`](Self::add) with several peers. This rank's part is in its own slots.
+    /// Adds rows with several peers. This rank's part is in its own slots.
     ///
     /// # Safety
     ///
@@ -150,13 +151,13 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
     unsafe fn add_several(&self, rows: Rows) {
         const RANKS: usize = IN_FLIGHT / ROWS_IN_FLIGHT;
         const { assert!(N.is_multiple_of(RANKS)) };
-        // In the order of the ranks, whoever adds; not unrolled.
+        // All owners add in the order of the ranks. The loop is not unrolled.
         let mut sums = [[0.0; LANES as usize]; ROWS_IN_FLIGHT];
         let (mut rank, ranks) = (0, hint::opaque_usize(N));
         while rank < ranks {
             let slot = |at| Some((rank + at / ROWS_IN_FLIGHT, rows.slot(at % ROWS_IN_FLIGHT)));
             let pause = PeerTiles::<O, N>::PAUSE;
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller's warp alone receives the messages of these rows.
             let parts: Vectors =
                 unsafe { self.session.receive_each([NOTHING; IN_FLIGHT], slot, pause) };
             let mut at = 0;
@@ -170,14 +171,14 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
         self.for_each_c(|c| {
             let mut i = 0;
             while i < ROWS_IN_FLIGHT {
-                // SAFETY: the caller's contract; each rank's C has the same rows.
+                // SAFETY: the caller's warp alone adds these rows; each rank's C has the same rows.
                 unsafe { rows.store(c, i, sums[i]) };
                 i += 1;
             }
         });
     }
 
-    /// Calls `store` with each C that the sums are stored to.
+    /// Calls `store` with each C to which this rank stores the sums.
     fn for_each_c(&self, store: impl Fn(*mut bf16)) {
         match self.tiles.in_all {
             None => store(self.tiles.c),

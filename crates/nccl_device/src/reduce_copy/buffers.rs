@@ -31,7 +31,7 @@ impl<T: Element> Buffers<T> {
 
     /// Does the same as [`Self::of_team`], with this rank's part first.
     #[track_caller]
-    pub(super) fn of_team_from_own(window: Window<T>, index: usize, team: Team) -> Self {
+    pub(super) fn of_team_starting_at_self(window: Window<T>, index: usize, team: Team) -> Self {
         Self { first: team.rank as usize, ..Self::of_team(window, index, team) }
     }
 

@@ -99,7 +99,7 @@ pub unsafe fn lsa_copy<T: Accumulate>(
         .arg("count", count as u64)
         .arg("ranks", team.n_ranks as u64);
     let threads: Threads = threads.into().call(call);
-    let (from, to) = (Copied(src), Many(Buffers::of_team_from_own(dst, dst_index, team)));
+    let (from, to) = (Copied(src), Many(Buffers::of_team_starting_at_self(dst, dst_index, team)));
     // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
     unsafe { Plan::new(threads, &from, &to, count).all::<T, 8>(from, to) }
 }
@@ -138,8 +138,8 @@ pub unsafe fn lsa_reduce_copy<T: Accumulate>(
         .arg("ranks", team.n_ranks as u64);
     let threads: Threads = threads.into().call(call);
     let operands = |team: Team| {
-        let from = Buffers::of_team_from_own(src, src_index, team);
-        let to = Buffers::of_team_from_own(dst, dst_index, team);
+        let from = Buffers::of_team_starting_at_self(src, src_index, team);
+        let to = Buffers::of_team_starting_at_self(dst, dst_index, team);
         let (many, to_many) = (ReducedMany { op, from }, Many(to));
         (from, to, many, to_many, Plan::new(threads, &many, &to_many, count))
     };

@@ -288,7 +288,7 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
         .arg("count", count as u64)
         .arg("ranks", team.n_ranks as u64);
     let threads: Threads = threads.into().call(call);
-    let from = Buffers::of_team_from_own(src, src_index, team);
+    let from = Buffers::of_team_starting_at_self(src, src_index, team);
     let (many, to) = (ReducedMany { op, from }, ToMulticast(dst));
     let plan = Plan::new(threads, &many, &to, count);
     // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
@@ -330,7 +330,8 @@ pub unsafe fn multimem_reduce_lsa_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
         .arg("count", count as u64)
         .arg("ranks", team.n_ranks as u64);
     let threads: Threads = threads.into().call(call);
-    let (from, to) = (Multicast { op, from: src }, Buffers::of_team_from_own(dst, dst_index, team));
+    let (from, to) =
+        (Multicast { op, from: src }, Buffers::of_team_starting_at_self(dst, dst_index, team));
     let plan = Plan::new(threads, &from, &Many(to), count);
     // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
     unsafe {

@@ -10,10 +10,10 @@ use crate::transfer::{Buffer, Data, Source, Transfer};
 /// The receiving end of a ring, at the rank that owns the target memory.
 #[derive(Default)]
 pub(crate) struct Incoming {
-    /// Number of entries enqueued on the inbound stream.
+    /// The number of entries submitted to this rank's inbound queue (`LocalRank::inbound`).
     enqueued: u64,
     acknowledged: u64,
-    /// Sequence numbers, on the inbound queue, of entries not acknowledged yet.
+    /// The sequence numbers in the inbound queue of the entries that are not acknowledged yet.
     sequences: VecDeque<u64>,
 }
 

@@ -176,7 +176,7 @@ struct Attributes {
 impl Attributes {
     /// # Safety
     ///
-    /// The configuration points to as many attributes as it says.
+    /// The configuration points to `numAttrs` attributes.
     unsafe fn of(config: &CUlaunchConfig) -> Self {
         use CUlaunchAttributeID as Id;
         let mut all = Self::default();

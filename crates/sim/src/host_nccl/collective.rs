@@ -59,7 +59,7 @@ pub(super) struct Collective {
 }
 
 impl Collective {
-    /// Bytes of one block: the `count` elements of the NCCL function.
+    /// Returns the bytes of one block: the `count` elements of the NCCL function.
     fn block_bytes(&self) -> usize {
         self.count * self.data_type.size()
     }

@@ -59,7 +59,7 @@ pub(super) unsafe extern "C" fn alloc(address: *mut *mut c_void, bytes: usize) -
     })
 }
 
-/// Keeps the memory allocated while windows use it.
+/// Forgets the allocation. Its pages stay mapped while a window has them.
 pub(super) unsafe extern "C" fn free(address: *mut c_void) -> c_int {
     if address.is_null() {
         return SUCCESS;
@@ -79,7 +79,7 @@ pub(super) unsafe extern "C" fn free(address: *mut c_void) -> c_int {
     })
 }
 
-/// Only returns a handle: the simulator's collectives do not need registration.
+/// Returns a handle only: the simulator's collectives do not need registration.
 pub(super) unsafe extern "C" fn register(
     comm: RawComm,
     address: *mut c_void,

@@ -30,10 +30,10 @@ pub(super) unsafe extern "C" fn error_string(code: c_int) -> *const c_char {
     text.as_ptr()
 }
 
-/// No-op: there is no log.
+/// Does nothing: there is no log.
 pub(super) unsafe extern "C" fn reset_debug_init() {}
 
-/// Only checks its arguments: the simulator has no connections to encrypt.
+/// Checks its arguments only: the simulator has no connections to encrypt.
 pub(super) unsafe extern "C" fn set_encryption(config: *const EncryptionConfig) -> c_int {
     call_ungrouped("ncclSetEncryption", null_mut(), |cx| {
         // SAFETY: the program passes a valid configuration, as NCCL requires.

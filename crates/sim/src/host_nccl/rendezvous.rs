@@ -224,7 +224,7 @@ impl Task {
     }
 }
 
-/// The threads of all ranks learn what each knew when it called.
+/// Orders the threads of all ranks after what each rank did before its call.
 fn meet(core: &Core, tasks: &[Rc<Task>]) {
     let races = &core.memory.races;
     let mut known = Clock::default();

@@ -247,7 +247,7 @@ impl Shared {
         self.events.lock().push((id, event));
     }
 
-    /// The calling thread sends messages to other threads, or receives theirs.
+    /// Records that the calling thread sends messages to other threads, or receives theirs.
     pub(crate) fn exchange(&self) {
         if let Some(id) = self.current() {
             self.event(id, HostEvent::Message);
@@ -266,7 +266,7 @@ impl Shared {
         self.event(id, HostEvent::End);
         let is_last = turns.clients.is_empty() && !turns.ended;
         turns.writes |= is_last && self.simulation.timeline.is_some();
-        // Before the machine's thread can find that those who wait for this client are alone.
+        // This comes before the machine's thread can find that only waiting clients are left.
         self.notify();
         drop(turns);
         // The process may end after its last client.
@@ -281,7 +281,7 @@ impl Shared {
         self.changed.notify_one();
     }
 
-    /// The machine's thread has written the timeline.
+    /// Records that the machine's thread has written the timeline.
     pub(crate) fn has_written(&self) {
         self.turns.lock().writes = false;
         self.has_written.notify_all();

@@ -275,7 +275,7 @@ impl Core {
         }
     }
 
-    /// An operation of a stream will go on when it is polled again.
+    /// Records that an operation of a stream will go on when it is polled again.
     pub(crate) fn goes_on(&self) {
         self.goes_on.set(true);
     }

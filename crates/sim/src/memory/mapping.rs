@@ -73,7 +73,7 @@ impl Mapping {
         unsafe { libc::madvise(self.base.add(offset).cast(), len, advice) == 0 }
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }

@@ -43,7 +43,7 @@ impl Coop {
     }
 }
 
-/// The thread makes a call with its coop.
+/// Records that the thread makes a call with its coop.
 pub(super) fn call(thread: &Thread, coop: Coop, call: CoopCall, at: Site) {
     let Some(key) = coop.key(thread) else { return };
     let tid = thread.tid.get();

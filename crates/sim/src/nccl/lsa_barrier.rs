@@ -240,7 +240,7 @@ impl Session {
     }
 }
 
-/// The arrival of a thread with this order releases, by its word, what the thread knows.
+/// Releases, by the word of a thread's arrival with this order, what the thread knows.
 fn release(thread: &Thread, inbox: *const u32, order: i32) {
     if releases(order) {
         let (memory, mut clock) = (&thread.gpus().memory, thread.race.borrow_mut());

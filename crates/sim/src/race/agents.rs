@@ -81,6 +81,11 @@ pub(super) struct Barrier {
 }
 
 impl Barrier {
+    fn new(agent: Agent, init: (Agent, u32, Site)) -> Self {
+        let (pending, ended) = (Clock::default(), Clock::default());
+        Self { agent, phase: 0, pending, ended, init, is_fenced: false, copy: None, waited: 0 }
+    }
+
     pub(super) fn end_phase(&mut self) {
         self.ended = std::mem::take(&mut self.pending);
         self.phase += 1;
@@ -109,7 +114,7 @@ impl Races {
         }
     }
 
-    /// A step of asynchronous operations.
+    /// Records a step of asynchronous operations.
     pub(crate) fn event(
         &self,
         thread: &mut ThreadClock,
@@ -123,17 +128,8 @@ impl Races {
         match event {
             Event::Uses(engine) => thread.engine = engine,
             Event::BarrierInit(word) => {
-                let me = thread.here.agent;
-                let new = Barrier {
-                    agent: barrier_agent(me, number()),
-                    phase: 0,
-                    pending: Clock::default(),
-                    ended: Clock::default(),
-                    init: (me, thread.time, at),
-                    is_fenced: false,
-                    copy: None,
-                    waited: 0,
-                };
+                let init = (thread.here.agent, thread.time, at);
+                let new = Barrier::new(barrier_agent(init.0, number()), init);
                 self.barriers.borrow_mut().insert(word, new);
             }
             Event::BarrierFence => {
@@ -222,7 +218,7 @@ impl Races {
         let is_known = by == me
             || (is_of_block && time <= thread.all)
             || thread.clock.seen.covers(by, time, places)
-            // As it is a release, also a relaxed barrier of the cluster orders what precedes it.
+            // A relaxed barrier of the cluster after a release also orders earlier accesses.
             || (barrier.is_fenced && thread.clock.has_passed(by, time, places));
         if !is_known {
             return Err(format!(

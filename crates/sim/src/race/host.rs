@@ -75,14 +75,14 @@ impl Races {
         self.hosts.current.get()
     }
 
-    /// The calling host thread learns what `clock` knows.
+    /// Orders the calling host thread after everything in `clock`.
     pub(crate) fn host_learns(&self, clock: &Clock) {
         if let Some(id) = self.hosts.current.get() {
             self.thread_learns(id, clock);
         }
     }
 
-    /// A host thread learns what `clock` knows.
+    /// Orders a host thread after everything in `clock`.
     pub(crate) fn thread_learns(&self, id: ClientId, clock: &Clock) {
         if !self.on {
             return;
@@ -114,7 +114,7 @@ impl Races {
         result
     }
 
-    /// What happens to a host thread between two calls.
+    /// Records an event of a host thread between two calls.
     pub(crate) fn host_event(&self, id: ClientId, event: HostEvent) {
         if !self.on {
             return;

@@ -34,7 +34,7 @@ mod weak;
 
 use std::cell::{Cell, RefCell};
 
-use cuda_std::arch::{Access, Engine, Order, Space};
+use cuda_std::arch::{Access, Engine, Order, Scope, Space};
 
 use self::agents::Barrier;
 use self::clock::{Agent, Joins};
@@ -290,8 +290,9 @@ impl Races {
         content.reads[at] = now;
     }
 
-    /// Checks and records an access of a thread, before it happens; only while it is on. Returns
-    /// for each word the old value that the access sees, if it does; `choose` chooses.
+    /// Checks and records an access of a thread before it happens. Called only while the detection
+    /// is on. Returns for each word the old value that the access sees, if any, which `choose`
+    /// selects.
     pub(crate) fn access(
         &self,
         memory: &Memory,
@@ -313,7 +314,7 @@ impl Races {
             }
         };
         if let Some((Order::SeqCst, scope)) = strong {
-            // As PTX has no such access, it is a fence and an acquire or a release.
+            // PTX has no such access: it is a fence, followed by an acquire or a release.
             self.fence(thread, Order::SeqCst, scope);
         }
         let (agent, time, is_async) = self.performer(thread, writes);
@@ -344,29 +345,43 @@ impl Races {
                 _ => {}
             }
         }
-        if let (Some((order, scope)), Engine::Thread) = (strong, thread.engine) {
-            for (i, at) in (address..address + bytes).step_by(4).enumerate() {
+        if let (Some(strong), Engine::Thread) = (strong, thread.engine) {
+            let words = (address..address + bytes).step_by(4);
+            for (at, old) in words.zip(&old) {
                 let word = self.shadow.canonical(at, memory);
                 if reads {
-                    let writer = old[i].as_ref().map_or(written, |old: &Seen| old.writer);
-                    if !writer.is_none() && self.is_strong(writer, stamp) {
-                        self.read_start(thread, writer.agent(), order, scope);
-                    }
-                    match &old[i] {
-                        Some(old) => self.read_releases(thread, &old.releases, order, scope),
-                        None => self.read_word(thread, word, order, scope),
-                    }
+                    let writer = old.as_ref().map_or(written, |old| old.writer);
+                    self.synchronise(thread, word, strong, (writer, stamp), old.as_ref());
                 }
                 if writes {
                     let keeps = matches!(access, Access::AtomicRmw(..));
-                    self.write_word(thread, word, (order, scope), keeps);
+                    self.write_word(thread, word, strong, keeps);
                 }
             }
-            if writes && releases(order) {
+            if writes && releases(strong.0) {
                 thread.time += 1;
             }
         }
         Ok(old.map(|old| old.map(|old| old.value)))
+    }
+
+    /// Orders a thread after the releases that it sees when it reads a word, or its `old` value,
+    /// atomically: `writer` wrote that value, and `stamp` is the read.
+    fn synchronise(
+        &self,
+        thread: &mut ThreadClock,
+        word: usize,
+        (order, scope): (Order, Scope),
+        (writer, stamp): (Stamp, Stamp),
+        old: Option<&Seen>,
+    ) {
+        if !writer.is_none() && self.is_strong(writer, stamp) {
+            self.read_start(thread, writer.agent(), order, scope);
+        }
+        match old {
+            Some(old) => self.read_releases(thread, &old.releases, order, scope),
+            None => self.read_word(thread, word, order, scope),
+        }
     }
 
     /// Ends a thread: its kernel's end acquires what its relaxed reads have found.

@@ -128,7 +128,7 @@ impl Races {
         (id, clock.clone())
     }
 
-    /// The stream operation that runs now learns what `clock` knows.
+    /// Orders the running stream operation after everything in `clock`.
     pub(crate) fn learn_here(&self, clock: &Clock) {
         if let Some(run) = &mut *self.current.borrow_mut() {
             self.joins.join(&mut run.clock, clock);
@@ -226,7 +226,7 @@ impl Races {
         clock
     }
 
-    /// A word of a signal or counter makes `clock` known to those that read it.
+    /// Makes a word of a signal or counter release `clock` to the threads that read it.
     pub(crate) fn release_to(&self, memory: &Memory, word: usize, rank: usize, clock: Clock) {
         if !self.on {
             return;
@@ -250,7 +250,7 @@ impl Races {
         self.joins.end(counted, sequence.line, (number as u32).wrapping_add(1));
     }
 
-    /// A thread reads a word that makes something known.
+    /// Records that a thread reads a word that releases a clock.
     pub(crate) fn read_from(
         &self,
         memory: &Memory,
@@ -265,7 +265,7 @@ impl Races {
         self.read_word(thread, word, order, Scope::Sys);
     }
 
-    /// A thread has found, by reads of this order, that what `clock` knows is done.
+    /// Records that a thread has seen a release of `clock`, by reads of this order.
     pub(crate) fn find_release(&self, thread: &mut ThreadClock, clock: Clock, order: Order) {
         let from = Position { gpu: thread.here.gpu, agent: Agent::default() };
         let release = Release { from, scope: Scope::Sys, clock };
@@ -274,7 +274,7 @@ impl Races {
         }
     }
 
-    /// A thread opens or closes a session on the barrier whose state is at `word`.
+    /// Records that a thread opens or closes a session on the barrier whose state is at `word`.
     ///
     /// # Errors
     ///

@@ -53,18 +53,18 @@ impl Races {
             "the two operations overlap: one stream or an event that orders them, or memory for \
              each of them, is missing"
         } else if at.gpu == from.gpu {
-            "a release with the scope of the GPU after the one that is to come first and an \
-             acquire of it before the other, or the end of the kernel between them, is missing"
+            "missing: a release at GPU scope after the access that must come first and an acquire \
+             before the other one, or the end of the kernel between them"
         } else {
-            "a barrier of the ranks between them, or a release with the scope of the system after \
-             the one that is to come first and an acquire of it before the other, is missing"
+            "missing: a barrier of the ranks between them, or a release at system scope after the \
+             access that must come first and an acquire before the other one"
         };
         text.to_owned()
     }
 }
 
 impl Races {
-    /// Returns what would order two accesses, of which one is a transfer's.
+    /// Returns what would order two accesses, one of them a transfer's.
     fn remedy_of_transfer(&self, now: Stamp, before: Stamp) -> Option<String> {
         let of = |stamp: Stamp| self.ops.borrow()[stamp.agent().op.index()].transfer;
         let ((transfer, poster, releases), moves, other) = match (of(before), of(now)) {
@@ -79,8 +79,8 @@ impl Races {
         let by = self.describe(other);
         let text = match (transfer, moves.kind().writes) {
             (Transfer::Put, false) if moves == now && !releases => {
-                "the put releases nothing (`released_to`): a fence with the scope of the system by \
-                 the thread that posts it, after the store and before the put, is missing"
+                "the put releases nothing (`released_to`); missing: a fence at system scope by the \
+                 thread that posts the put, after the store and before the put"
             }
             (Transfer::Put, false) if by.thread == Some(poster) => {
                 "the put may not have read its source yet: a flush (`gin.flush`) after the put, or \
@@ -122,22 +122,22 @@ impl Races {
     }
 }
 
-/// Returns what shows the end of a transfer's access.
+/// Returns how a kernel waits for the end of a transfer's access.
 fn end_of(transfer: Transfer, access: Stamp) -> &'static str {
     match (transfer, access.kind().writes) {
         (Transfer::Put, true) => "for a put's signal, with an acquire, in the rank that it reaches",
         (Transfer::Put, false) => "for a put's counter, or a flush, in the rank that posts it",
-        (Transfer::Get, _) => "a flush after a get, in the rank that posts it",
+        (Transfer::Get, _) => "by a flush after a get, in the rank that posts it",
     }
 }
 
-/// Returns what would order two transfers, of whose accesses these show the end.
+/// Returns what would order two transfers; `a` and `b` name the waits for their ends.
 fn remedy_of_two([a, b]: [&'static str; 2]) -> String {
     let wait = if a == b { a.to_owned() } else { format!("{a}; or {b}") };
     format!(
-        "a wait for the end of the one that is to come first ({wait}) is missing before the other \
-         one is posted; if another rank posts that, so is a barrier of the ranks, or a signal, \
-         after the wait"
+        "missing: a wait for the end of the transfer that must come first ({wait}), before the \
+         other one is posted; if another rank posts the other one, also a barrier of the ranks, or \
+         a signal, after the wait"
     )
 }
 

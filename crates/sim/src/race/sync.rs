@@ -72,8 +72,8 @@ impl Races {
         thread.all = thread.clock.seen.all(thread.here.agent);
     }
 
-    /// The thread has read what `writer` wrote. A kernel starts after what it knows is visible to
-    /// all, so each of its atomic stores releases that.
+    /// Records that the thread has read what `writer` wrote. A kernel starts after what it knows is
+    /// visible to all, so each of its atomic stores releases that.
     pub(super) fn read_start(
         &self,
         thread: &mut ThreadClock,
@@ -91,7 +91,7 @@ impl Races {
         }
     }
 
-    /// A relaxed read of the thread finds a release, which a later fence acquires.
+    /// Records a release that a relaxed read of the thread has seen; a later fence acquires it.
     pub(super) fn find(&self, thread: &mut ThreadClock, release: &Release) {
         if thread.found.iter().all(|other| !other.clock.is_same(&release.clock)) {
             thread.found.push(release.clone());
@@ -114,7 +114,7 @@ impl Races {
         }
     }
 
-    /// A thread has read a value that carries these releases.
+    /// Records that a thread has read a value that carries these releases.
     pub(super) fn read_releases(
         &self,
         thread: &mut ThreadClock,
@@ -166,7 +166,7 @@ impl Races {
         }
     }
 
-    /// A fence of a thread.
+    /// Records a fence of a thread.
     pub(crate) fn fence(&self, thread: &mut ThreadClock, order: Order, scope: Scope) {
         if !self.on {
             return;
@@ -268,16 +268,16 @@ impl Races {
         threads().for_each(|thread| thread.borrow_mut().clock.passed = all.passed.clone());
     }
 
-    /// A thread learns what `clock` knows.
+    /// Orders a thread after everything in `clock`.
     pub(crate) fn learn(&self, thread: &mut ThreadClock, clock: &Clock) {
         if self.on {
             self.acquire(thread, clock);
         }
     }
 
-    /// A thread has waited for the previous kernel of its stream, which knows `clock`. As at the
-    /// start of a kernel, that is visible to all, so each of the thread's atomic stores releases
-    /// it.
+    /// Records that a thread has waited for the previous kernel of its stream, which knows `clock`.
+    /// As at the start of a kernel, that is visible to all, so each of the thread's atomic stores
+    /// releases it.
     pub(crate) fn learn_end(&self, thread: &mut ThreadClock, clock: &Clock) {
         self.learn(thread, clock);
         if self.on {

@@ -53,8 +53,8 @@ pub(super) struct OldValues {
 }
 
 impl Races {
-    /// An atomic access replaces the words at `address`, which `writer` wrote; their values are
-    /// kept.
+    /// Records that an atomic access replaces the words at `address`, which `writer` wrote; their
+    /// values are kept.
     pub(super) fn keep_old(
         &self,
         memory: &Memory,
@@ -85,7 +85,7 @@ impl Races {
         }
     }
 
-    /// What is not atomic has no old values.
+    /// Removes the old values of words that a plain access writes.
     pub(super) fn forget_old(&self, memory: &Memory, address: usize, bytes: usize) {
         let mut words = self.old.words.borrow_mut();
         if words.is_empty() {

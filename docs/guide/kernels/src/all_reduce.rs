@@ -6,14 +6,15 @@ use cuda_std::reduce::Sum;
 use nccl_device::reduce_copy::{lsa_reduce, lsa_reduce_copy};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// A block's share of `count` elements, in whole vectors of 16 bytes: the first, and how many.
+/// Returns a block's share of `count` elements, in whole vectors of 16 bytes: the index of the
+/// first element, and the number of elements.
 fn share(count: usize, part: usize, parts: usize) -> (usize, usize) {
     let each = count.div_ceil(parts).next_multiple_of(4);
     let first = (part * each).min(count);
     (first, each.min(count - first))
 }
 
-/// Every rank loads all ranks' elements, and adds them up itself.
+/// Loads all ranks' elements, and adds them up in every rank.
 ///
 /// Grid and block: any.
 #[kernel(requires(x.len() <= out.len()))]
@@ -33,7 +34,7 @@ pub fn one_shot(comm: DevComm, x: Window<f32>, out: Window<f32>) {
 // ANCHOR_END: one_shot
 
 // ANCHOR: two_shot
-/// Every rank adds up a part of the elements, and stores the sums to all ranks.
+/// Adds up a part of the elements in each rank, and stores the sums to all ranks.
 ///
 /// Grid and block: any.
 #[kernel(requires(x.len() <= out.len()))]

@@ -1,11 +1,11 @@
-//! The first kernel by many blocks.
+//! The first kernel, with many blocks.
 
 // ANCHOR: kernel
 use cuda_std::prelude::*;
 use nccl_device::{BarrierIndex, Coop, DevComm, GridBarrier, MemoryOrder, Window};
 
-/// As `normalize`, by any number of blocks, the same on every rank. `sums` has an element for each
-/// block of each rank.
+/// Scales `x` as `normalize` does, with any number of blocks, the same on every rank. `sums` has an
+/// element for each block of each rank.
 ///
 /// # Safety
 ///
@@ -27,7 +27,7 @@ pub unsafe fn normalize_by_blocks(
     let (team, coop) = (comm.lsa_team(), Coop::cta());
     let (block, blocks) = (thread::block_idx_x() as usize, thread::grid_dim_x() as usize);
     let mut ranks = comm.lsa_barrier(coop, BarrierIndex::this_block());
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes a word that was 0 before the first launch, for this kernel alone.
     let mut grid = unsafe { GridBarrier::new(&comm, word) };
 
     let mut mine = 0.0;
@@ -51,7 +51,7 @@ pub unsafe fn normalize_by_blocks(
 
     let mut total = 0.0;
     for slot in 0..team.n_ranks as usize * blocks {
-        // SAFETY: as above.
+        // SAFETY: the launch has checked the length of `sums`; the barriers order the accesses.
         total += unsafe { sums.local().load(slot) };
     }
     let factor = scale / total.sqrt();

@@ -4,7 +4,7 @@
 use cuda_std::prelude::*;
 use nccl_device::DevComm;
 
-/// The first thread of each block says who it is.
+/// Prints the rank and the number of each block, in the block's first thread.
 #[kernel]
 pub fn hello(comm: DevComm, x: f32) {
     if thread::thread_idx_x() == 0 {

@@ -15,11 +15,11 @@ use crate::products::{Factors, Sums, TILE, for_each_pair};
 pub const ELEMENTS: usize = (TILE * TILE) as usize;
 const LANES: u32 = Vec16::<bf16>::LANES as u32;
 
-/// Step 4: every rank pushes its tiles, rounded to bf16, to all ranks, and all add them up.
+/// Pushes this rank's tiles, rounded to bf16, to all ranks, which add them up (step 4).
 ///
-/// `inbox` has twice [`ELEMENTS`] for each tile of each rank, `flags` a word, and `state` points to
-/// [`TileExchange::STATE`] words. All were 0 before the first launch. Grid: as many blocks as are
-/// resident at most, the same in every rank.
+/// `inbox` has twice [`ELEMENTS`] for each tile of each rank, `flags` a word for each, and `state`
+/// points to [`TileExchange::STATE`] words. All were 0 before the first launch. Grid: at most the
+/// number of blocks that can run at once, the same in every rank.
 #[kernel(max_threads = 128)]
 pub unsafe fn product_exchange(
     comm: DevComm,
@@ -34,7 +34,7 @@ pub unsafe fn product_exchange(
     k: u32,
 ) {
     let factors = Factors::new(a, b, (m, n, k));
-    // SAFETY: the contract.
+    // SAFETY: the caller passes memory of these sizes, and all threads of the block are here.
     unsafe {
         let exchange = TileExchange::begin(&comm, inbox, flags, state);
         Parts { comm: &comm, exchange: &exchange, factors, c }.all(|_, sum| sum);
@@ -52,7 +52,7 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// All tiles of this block. `last` makes an element of C of a column and a sum.
+    /// Computes all tiles of this block. `last` returns an element of C for a column and a sum.
     ///
     /// # Safety
     ///
@@ -61,10 +61,10 @@ impl Parts<'_> {
         let (mut tile, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
         let mut before = None;
         while tile < self.factors.tiles() {
-            // SAFETY: the caller's contract.
+            // SAFETY: all threads of the block are here, and the tile is one of this block's.
             unsafe {
                 self.push(tile, &self.factors.sums(tile));
-                // The one before: its parts have had the time of a tile to arrive.
+                // The parts of the previous tile have had the time of a tile to arrive.
                 if let Some(before) = before {
                     self.add(before, last);
                 }
@@ -72,14 +72,14 @@ impl Parts<'_> {
             (before, tile) = (Some(tile), tile + blocks);
         }
         if let Some(before) = before {
-            // SAFETY: as above.
+            // SAFETY: all threads of the block are here, and this block has pushed the tile.
             unsafe { self.add(before, last) };
         }
         // No thread of the block uses the exchange any more.
         thread::sync_threads();
     }
 
-    /// The number of a rank's part of a tile, among all parts that a rank receives.
+    /// Returns the number of a rank's part of a tile, among all parts that a rank receives.
     fn number(&self, tile: u32, rank: u32) -> u32 {
         tile * self.comm.lsa_team().n_ranks as u32 + rank
     }
@@ -101,7 +101,7 @@ impl Parts<'_> {
             // its thread has waited since, at the barriers of this tile's product.
             unsafe { mem::store(to, f32_to_bf16x2(pair)) };
         });
-        // The copy is by the asynchronous proxy, which sees what is fenced for it.
+        // The copy uses the asynchronous proxy, which needs a fence to see the stores.
         tma::fence_async_shared();
         thread::sync_threads();
         if thread::thread_idx_x() == 0 {
@@ -119,7 +119,7 @@ impl Parts<'_> {
 
 // ANCHOR: add
 impl Parts<'_> {
-    /// Waits for all ranks' parts of a tile, and stores what `last` makes of their sum.
+    /// Waits for all ranks' parts of a tile, and stores `last` of their sum.
     ///
     /// # Safety
     ///
@@ -137,7 +137,7 @@ impl Parts<'_> {
                 let part = self.number(tile, rank) as usize * ELEMENTS;
                 // SAFETY: the part has arrived.
                 let part = unsafe { self.exchange.load_vec(part + (vector * LANES) as usize) };
-                // In f32, and in the same order in all ranks: so all get the same bits.
+                // All ranks add in f32 and in the same order, so they get the same bits.
                 bf16::add(&mut sum, part);
             }
             let column = at as u32 % self.factors.columns_of_c();
@@ -153,8 +153,8 @@ impl Parts<'_> {
 }
 // ANCHOR_END: add
 
-// ANCHOR: behind
-/// Step 5: the same, and behind the sum a bias for each column and the positive part.
+// ANCHOR: after
+/// Does the same, and adds a bias for each column and takes the positive part (step 5).
 #[kernel(max_threads = 128)]
 pub unsafe fn product_exchange_relu(
     comm: DevComm,
@@ -170,7 +170,7 @@ pub unsafe fn product_exchange_relu(
     k: u32,
 ) {
     let factors = Factors::new(a, b, (m, n, k));
-    // SAFETY: the contract; `bias` has `n` numbers.
+    // SAFETY: the caller passes memory of these sizes, and `n` numbers in `bias`.
     unsafe {
         let exchange = TileExchange::begin(&comm, inbox, flags, state);
         let parts = Parts { comm: &comm, exchange: &exchange, factors, c };
@@ -178,4 +178,4 @@ pub unsafe fn product_exchange_relu(
         exchange.end(Coop::cta());
     }
 }
-// ANCHOR_END: behind
+// ANCHOR_END: after

@@ -1,5 +1,5 @@
-//! A product of few rows fused with its all-reduce at Hopper's speed: rows of B, the weights, are
-//! those of the tensor cores, and the sums travel between the ranks from registers.
+//! A product of few rows fused with its all-reduce, at Hopper's speed: the weights B are the first
+//! operand of the tensor cores, and the sums are sent to the other ranks from registers.
 
 // ANCHOR: few
 use cuda_std::grid;
@@ -10,7 +10,7 @@ use nccl_device::{DevComm, PeerRegTiles, Window};
 
 /// Rows and columns of a block's tile of C.
 pub const TILE: (u32, u32) = (64, 64);
-/// Threads of a block: a warpgroup that multiplies, and one of which two warps load.
+/// Threads of a block: a warpgroup that multiplies, and another one, two of whose warps load.
 pub const THREADS: u32 = 256;
 const STAGES: u32 = 12;
 /// The computing warps, each with 16 columns of C.
@@ -28,7 +28,7 @@ cuda_std::arena! {
     }
 }
 
-/// Returns the slots of an `m x n` matrix for each rank that sends, if 32 bits count them.
+/// Returns the number of slots of an `m x n` matrix for each sending rank, if it fits in 32 bits.
 #[must_use]
 pub fn slots(m: usize, n: usize) -> Option<u32> {
     let tiles = m.div_ceil(TILE.0 as usize).checked_mul(n.div_ceil(TILE.1 as usize))?;
@@ -59,7 +59,7 @@ pub unsafe fn product_all_reduce_few<const N: usize>(
 ) {
     let (comm, memory) = (&comm, Memory::dynamic());
     let fused = Fused::<N> { comm, maps: [&b, &a, &c], peers, state, capacity, memory, m, n, k };
-    // SAFETY: all threads are here, and the maps are the factors': the kernel's contract.
+    // SAFETY: all threads are here, and the caller passes the factors' maps.
     unsafe { fused.run() }
 }
 
@@ -81,14 +81,14 @@ impl<const N: usize> Fused<'_, N> {
         self.m.div_ceil(TILE.0) * self.n.div_ceil(TILE.1)
     }
 
-    /// The first row and column of a tile. Blocks that run together share columns of C.
+    /// Returns the first row and column of a tile. Blocks that run together share columns of C.
     fn origin(&self, turn: Turn) -> [u32; 2] {
         let rows = self.m.div_ceil(TILE.0);
         [turn.number % rows * TILE.0, turn.number / rows * TILE.1]
     }
 }
 
-// SAFETY: a stage's tiles are its own, and as many bytes are expected as are loaded.
+// SAFETY: each stage has tiles of its own, and `load` copies the bytes that the barrier expects.
 unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
     type Schedule = Persistent<1>;
     type Registers = ();
@@ -132,7 +132,7 @@ unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
     fn state(&self, _: &Warpgroup) -> PeerRegTiles<'a, N> {
         grid::wait_for_previous();
         let used = slots(self.m as usize, self.n as usize).unwrap_or(u32::MAX);
-        // SAFETY: the previous kernels have ended; the rest is the kernel's contract.
+        // SAFETY: the previous kernels have ended; the caller passes slots for these shapes.
         unsafe { PeerRegTiles::begin(self.comm, self.peers, self.state, self.capacity, used) }
     }
 
@@ -163,7 +163,7 @@ unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
     fn end(&self, group: &Warpgroup, peers: &mut PeerRegTiles<'a, N>) {
         if group.thread() == 0 {
             tma::wait_stores::<0>();
-            // SAFETY: one thread of the block is here. All have added: a store has a barrier.
+            // SAFETY: one thread of the block is here; `store` has a barrier, so all have added.
             unsafe { peers.end() };
         }
     }

@@ -1,11 +1,11 @@
-//! Over the network.
+//! A put over the network.
 
 // ANCHOR: ring
 use cuda_std::prelude::*;
 use nccl_device::gin::GinBackend;
 use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
-/// Each rank puts its `source` to the next rank's `target`, and doubles what arrives there.
+/// Puts `source` to the next rank's `target`, and doubles the elements that arrive in this rank's.
 ///
 /// Grid: one block. Connections: `GinConnectionType::Full`.
 #[kernel(B = gin, requires(source.len() <= target.len(), grid.count() == 1))]

@@ -1,10 +1,11 @@
-//! A few numbers of all ranks, without a barrier.
+//! A sum over all ranks, without a barrier.
 
 // ANCHOR: kernel
 use cuda_std::prelude::*;
 use nccl_device::{Coop, DevComm, LlA2aBuffer, LlA2aHandle};
 
-/// As `normalize`, of `x` in place, without a window: a rank's sum of squares is a message.
+/// Scales `x` as `normalize` does, in place and without a window: ranks send each other their sums
+/// of squares as messages.
 ///
 /// # Safety
 ///
@@ -20,17 +21,17 @@ pub unsafe fn normalize_by_message(
     let coop = Coop::cta();
     let mut mine = 0.0;
     for i in coop.strided(len) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the index is below `len`, and the caller passes a pointer to `len` elements.
         let value = unsafe { mem::load(x.add(i)) };
         mine += value * value;
     }
-    // SAFETY: all threads call it; the memory is as the caller promises.
+    // SAFETY: all threads call it; the caller passes a handle for one block.
     let (mine, buffer) =
         unsafe { (block_sum(mine), LlA2aBuffer::new(&comm, comm.lsa_team(), exchange, 1)) };
     let total = buffer.all_reduce(coop, 0, mine, |a, b| a + b);
     let factor = scale / total.sqrt();
     for i in coop.strided(len) {
-        // SAFETY: as above; this thread alone has loaded the element.
+        // SAFETY: the index is below `len`; this thread alone has loaded the element.
         unsafe { mem::store(x.add(i), mem::load(x.add(i)) * factor) };
     }
 }

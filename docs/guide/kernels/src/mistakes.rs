@@ -1,4 +1,4 @@
-//! Kernels with a planted mistake each: the chapters show what the simulator says of them.
+//! Kernels with a planted mistake each; the chapters show the simulator's reports.
 
 // ANCHOR: uses
 use cuda_std::atomic::{AtomicU32, Order, Scope};
@@ -8,7 +8,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 // ANCHOR_END: uses
 
 // ANCHOR: no_barrier
-/// Each rank stores a number to the others, and adds up what the others have stored. One thread.
+/// Stores a number to each rank, and adds up the numbers of all ranks. Block: one thread.
 #[kernel]
 pub unsafe fn no_barrier(comm: DevComm, mine: f32, sums: Window<f32>, out: Window<f32>) {
     let team = comm.lsa_team();
@@ -18,7 +18,7 @@ pub unsafe fn no_barrier(comm: DevComm, mine: f32, sums: Window<f32>, out: Windo
     }
     let mut total = 0.0;
     for rank in 0..team.n_ranks as usize {
-        // SAFETY: as above. But is the number of that rank here?
+        // SAFETY: the window has this element. But has the rank stored it yet?
         total += unsafe { sums.local().load(rank) };
     }
     // SAFETY: the window has an element.
@@ -27,7 +27,7 @@ pub unsafe fn no_barrier(comm: DevComm, mine: f32, sums: Window<f32>, out: Windo
 // ANCHOR_END: no_barrier
 
 // ANCHOR: relaxed
-/// The ranks meet at a barrier, but it orders nothing. One thread.
+/// Waits for the ranks at a barrier that orders nothing. Block: one thread.
 #[kernel]
 pub unsafe fn relaxed(comm: DevComm, inbox: Window<f32>, out: Window<f32>) {
     let team = comm.lsa_team();
@@ -42,7 +42,7 @@ pub unsafe fn relaxed(comm: DevComm, inbox: Window<f32>, out: Window<f32>) {
 // ANCHOR_END: relaxed
 
 // ANCHOR: narrow
-/// A flag between two ranks, with the scope of one GPU. One thread.
+/// Sends a flag between two ranks at the scope of one GPU. Block: one thread.
 #[kernel]
 pub unsafe fn narrow(comm: DevComm, data: Window<f32>, flag: Window<u32>) {
     let team = comm.lsa_team();
@@ -61,7 +61,7 @@ pub unsafe fn narrow(comm: DevComm, data: Window<f32>, flag: Window<u32>) {
 // ANCHOR_END: narrow
 
 // ANCHOR: block
-/// Threads of one block exchange a value through shared memory, without `sync_threads`.
+/// Exchanges values in a block through shared memory, without `sync_threads`.
 #[kernel]
 pub unsafe fn block(out: *mut f32) {
     let i = thread::thread_idx_x() as usize;
@@ -75,7 +75,7 @@ pub unsafe fn block(out: *mut f32) {
 // ANCHOR_END: block
 
 // ANCHOR: gin_early
-/// Reads what the previous rank puts without a wait for its signal.
+/// Reads the element that the previous rank puts, without a wait for its signal.
 #[kernel(B = gin)]
 pub unsafe fn gin_early<B: GinBackend>(
     comm: DevComm,
@@ -118,7 +118,7 @@ pub unsafe fn no_flush<B: GinBackend>(comm: DevComm, source: Window<f32>, target
 // ANCHOR_END: no_flush
 
 // ANCHOR: deadlock
-/// The last rank leaves before the second barrier.
+/// Returns before the second barrier in the last rank.
 #[kernel]
 pub fn deadlock(comm: DevComm) {
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());

@@ -4,7 +4,7 @@
 use cuda_std::prelude::*;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// `out[i] = x[i] * scale / sqrt(sum of the squares of all ranks' x)`.
+/// Scales a vector: `out[i] = x[i] * scale / sqrt(sum of the squares of all ranks' x)`.
 ///
 /// Grid: one block. Block: whole warps.
 #[kernel(requires(
@@ -39,7 +39,7 @@ pub fn normalize(comm: DevComm, x: Window<f32>, sums: Window<f32>, out: Window<f
 
     let mut total = 0.0;
     for rank in 0..team.n_ranks as usize {
-        // SAFETY: as above.
+        // SAFETY: the launch has checked the length of `sums`; the barrier orders the accesses.
         total += unsafe { sums.local().load(rank) };
     }
     let factor = scale / total.sqrt();

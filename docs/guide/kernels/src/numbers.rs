@@ -5,10 +5,10 @@ use cuda_std::math;
 use cuda_std::prelude::*;
 use nccl_device::{Coop, DevComm, LlA2aBuffer, LlA2aHandle};
 
-/// What a rank knows of a row: its largest element, and the sum of `e^(x - largest)`.
+/// A part of a row: its largest element, and the sum of `e^(x - largest)`.
 type Part = [f32; 2];
 
-/// The same of two parts together.
+/// Returns the largest element and the sum of two parts together.
 fn merge(a: Part, b: Part) -> Part {
     let largest = a[0].max(b[0]);
     [largest, a[1] * math::exp(a[0] - largest) + b[1] * math::exp(b[0] - largest)]
@@ -19,8 +19,8 @@ fn merge(a: Part, b: Part) -> Part {
 ///
 /// # Safety
 ///
-/// `x` has these elements. `exchange` is this device communicator's, for `grid` blocks and an
-/// element of 8 bytes for each rank. Grid: the same in every rank. Block: a warp.
+/// `x` points to these elements. `exchange` belongs to this device communicator, for `grid` blocks
+/// and an element of 8 bytes for each rank. Grid: the same in every rank. Block: a warp.
 #[kernel]
 pub unsafe fn softmax_of_all(
     comm: DevComm,
@@ -31,7 +31,7 @@ pub unsafe fn softmax_of_all(
 ) {
     let (team, coop, blocks) = (comm.lsa_team(), Coop::cta(), thread::grid_dim_x());
     let (me, ranks) = (team.rank as u32, team.n_ranks as u32);
-    // SAFETY: the contract.
+    // SAFETY: the caller passes a handle for these blocks, of this device communicator.
     let buffer = unsafe { LlA2aBuffer::new(&comm, team, exchange, blocks) };
     buffer.with(coop, thread::block_idx_x(), ranks, |session| {
         let mut row = thread::block_idx_x();
@@ -57,7 +57,7 @@ pub unsafe fn softmax_of_all(
             let all = session.receive_reduce::<Part, 1>(0, ranks, 1, |part| part, merge);
             session.end_epoch();
             for i in coop.strided(columns as usize) {
-                // SAFETY: as above; each lane has its own elements.
+                // SAFETY: i is below columns, and each lane has its own elements.
                 unsafe {
                     let power = math::exp(mem::load(x.add(i)) - all[0]);
                     mem::store(x.add(i), power / all[1]);

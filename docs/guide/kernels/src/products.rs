@@ -1,4 +1,4 @@
-//! From a product to a product fused with an all-reduce.
+//! Products, one by one: local, followed by an all-reduce, and fused with it.
 //!
 //! `C = sum over the ranks of A x B^T`: A has `m x k` elements and B `n x k`, a slice of the terms
 //! in each rank. `m` and `n` are multiples of 64 and `k` of 8; A and B are aligned to 16
@@ -13,7 +13,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, Epoch, Flag, MemoryOrder, Window}
 pub const TILE: u32 = 64;
 /// Threads of a block.
 pub const THREADS: u32 = 128;
-/// A tile through three stages of shared memory.
+/// The product of a tile, with three stages in shared memory.
 type Product = MmaProduct<bf16, TILE, TILE, 3, THREADS>;
 
 /// A and B of a rank.
@@ -23,7 +23,7 @@ pub(crate) struct Factors {
     b: Matrix<bf16>,
 }
 
-/// A warp's sums: 32 x 32 of the tile's, in tiles of 16 rows.
+/// A warp's sums: 32 x 32 elements of the tile, in register tiles of 16 rows.
 pub(crate) type Sums = [RegTile<f32, 4>; 2];
 
 impl Factors {
@@ -36,24 +36,24 @@ impl Factors {
         self.a.rows / TILE * (self.b.rows / TILE)
     }
 
-    /// The columns of C are rows of B.
+    /// Returns the columns of C are rows of B.
     pub(crate) fn columns_of_c(&self) -> u32 {
         self.b.rows
     }
 
-    /// The first row and column of a tile.
+    /// Returns the first row and column of a tile.
     fn origin(&self, tile: u32) -> (u32, u32) {
         let columns = self.b.rows / TILE;
         (tile / columns * TILE, tile % columns * TILE)
     }
 
-    /// The index in C of an element of a tile.
+    /// Returns the index in C of an element of a tile.
     pub(crate) fn index(&self, tile: u32, row: u32, column: u32) -> usize {
         let (first_row, first_column) = self.origin(tile);
         (first_row + row) as usize * self.b.rows as usize + (first_column + column) as usize
     }
 
-    /// The sums of a tile.
+    /// Returns the sums of a tile.
     ///
     /// # Safety
     ///
@@ -61,18 +61,18 @@ impl Factors {
     pub(crate) unsafe fn sums(&self, tile: u32) -> Sums {
         let memory = shared_array![u8; Product::BYTES as usize];
         let product = Product { a: self.a, b: self.b, memory };
-        // SAFETY: the caller's contract; rows are aligned to 16 bytes.
+        // SAFETY: all threads of the block are here; rows are aligned to 16 bytes.
         unsafe { product.sums::<16, 2, 4>(self.origin(tile), warps_part(), thread::sync_threads) }
     }
 }
 
-/// The first row and column of this warp's part of a tile.
+/// Returns the first row and column of this warp's part of a tile.
 pub(crate) fn warps_part() -> (u32, u32) {
     (warp::warp_id() / 2 * 32, warp::warp_id() % 2 * 32)
 }
 
-/// Calls `f` with the row and the column in the block's tile, and the values, of each pair of
-/// neighbours that a thread has.
+/// Calls `f` for each pair of neighbouring elements that a thread has: with the row and the column
+/// of the first one in the block's tile, and both values.
 pub(crate) fn for_each_pair(sums: &Sums, mut f: impl FnMut(u32, u32, [f32; 2])) {
     let (first_row, first_column) = warps_part();
     for (i, sums) in sums.iter().enumerate() {
@@ -81,7 +81,7 @@ pub(crate) fn for_each_pair(sums: &Sums, mut f: impl FnMut(u32, u32, [f32; 2])) 
     }
 }
 
-/// The same for each single value.
+/// Calls `f` for each element that a thread has, with its row, column and value.
 fn for_each(sums: &Sums, mut f: impl FnMut(u32, u32, f32)) {
     for_each_pair(sums, |row, column, [left, right]| {
         f(row, column, left);
@@ -91,11 +91,11 @@ fn for_each(sums: &Sums, mut f: impl FnMut(u32, u32, f32)) {
 // ANCHOR_END: tile
 
 // ANCHOR: local
-/// Step 1: this rank's product. Grid: a block for each tile.
+/// Computes this rank's product (step 1). Grid: a block for each tile.
 #[kernel(max_threads = 128)]
 pub unsafe fn product(a: *const bf16, b: *const bf16, c: *mut f32, m: u32, n: u32, k: u32) {
     let (factors, tile) = (Factors::new(a, b, (m, n, k)), thread::block_idx_x());
-    // SAFETY: the contract; each thread has elements of its own.
+    // SAFETY: the caller passes whole matrices; each thread has elements of its own.
     unsafe {
         let sums = factors.sums(tile);
         for_each(&sums, |row, column, sum| {
@@ -106,7 +106,7 @@ pub unsafe fn product(a: *const bf16, b: *const bf16, c: *mut f32, m: u32, n: u3
 // ANCHOR_END: local
 
 // ANCHOR: then
-/// Step 2: the product of all ranks, by an all-reduce after the last tile. Grid: any.
+/// Computes the product of all ranks, by an all-reduce after the last tile (step 2). Grid: any.
 #[kernel(max_threads = 128, requires((m * n) as usize <= part.len(), (m * n) as usize <= c.len()))]
 pub unsafe fn product_then_reduce(
     comm: DevComm,
@@ -123,7 +123,7 @@ pub unsafe fn product_then_reduce(
     // A block computes the same tiles in every rank.
     let mut tile = thread::block_idx_x();
     while tile < factors.tiles() {
-        // SAFETY: the contract; each thread has elements of its own.
+        // SAFETY: the caller passes whole matrices; each thread has elements of its own.
         unsafe {
             let sums = factors.sums(tile);
             for_each(&sums, |row, column, sum| {
@@ -147,7 +147,7 @@ pub unsafe fn product_then_reduce(
                 sum += unsafe { part.lsa(peer).load(at) };
             }
             for peer in team.all_from_self() {
-                // SAFETY: as above; one thread of one rank writes the element.
+                // SAFETY: `at` is below the length of C; one thread of one rank writes the element.
                 unsafe { c.lsa(peer).store(at, sum) };
             }
         }
@@ -158,12 +158,12 @@ pub unsafe fn product_then_reduce(
 // ANCHOR_END: then
 
 // ANCHOR: fused
-/// Step 3: the same, tile by tile. A tile's sums are sent to its owner as soon as they are there,
-/// and reduced while the next tile is multiplied.
+/// Computes the product of all ranks tile by tile (step 3). A block sends a tile's sums to the
+/// tile's owner as soon as it has them; the owner reduces them while the next tile is multiplied.
 ///
-/// `inbox` has, for each rank and each tile that this rank owns, [`TILE`] x [`TILE`] elements;
-/// `flags` as many words, and `epoch` points to [`Epoch::WORDS`]. Both were 0 before the first
-/// launch. Grid: any, in all launches the same.
+/// `inbox` has [`TILE`] x [`TILE`] elements for each rank and each tile that this rank owns, and
+/// `flags` a word for each; `epoch` points to [`Epoch::WORDS`] words. `flags` and `epoch` were 0
+/// before the first launch. Grid: any, in all launches the same.
 #[kernel(max_threads = 128, requires((m * n) as usize <= c.len()))]
 pub unsafe fn product_all_reduce(
     comm: DevComm,
@@ -178,7 +178,7 @@ pub unsafe fn product_all_reduce(
     k: u32,
 ) {
     let (factors, coop) = (Factors::new(a, b, (m, n, k)), Coop::cta());
-    // SAFETY: the contract.
+    // SAFETY: the caller passes words that were 0 before the first launch, for this kernel alone.
     let epoch = unsafe { Epoch::begin(epoch) };
     let exchange = Exchange { comm: &comm, factors, inbox, flags, c, epoch: epoch.get() };
     let mut barrier = comm.lsa_barrier(coop, BarrierIndex::this_block());
@@ -186,17 +186,17 @@ pub unsafe fn product_all_reduce(
     barrier.sync(MemoryOrder::Acquire);
     let (mut tile, mut last) = (thread::block_idx_x(), None);
     while tile < factors.tiles() {
-        // SAFETY: the contract; all threads are here.
+        // SAFETY: all threads of the block are here, and the tile is one of this block's.
         unsafe {
             exchange.send(tile, &factors.sums(tile));
-            // The one before: its sums have had the time of a tile to arrive.
+            // The sums of the previous tile have had the time of a tile to arrive.
             if let Some(last) = last {
                 exchange.reduce(last);
             }
         }
         (last, tile) = (Some(tile), tile + thread::grid_dim_x());
     }
-    // SAFETY: as above; each block ends the epoch once.
+    // SAFETY: all threads of the block are here, and each block ends the epoch once.
     unsafe {
         if let Some(last) = last {
             exchange.reduce(last);
@@ -216,12 +216,12 @@ struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// The rank that reduces a tile.
+    /// Returns the rank that reduces a tile.
     fn owner(&self, tile: u32) -> i32 {
         (tile % self.comm.lsa_team().n_ranks as u32) as i32
     }
 
-    /// Where the owner of a tile receives a rank's sums of it.
+    /// Returns the slot of the owner's inbox that receives a rank's sums of a tile.
     fn slot(&self, tile: u32, source: i32) -> usize {
         let ranks = self.comm.lsa_team().n_ranks as u32;
         (source as u32 * self.factors.tiles().div_ceil(ranks) + tile / ranks) as usize
@@ -235,7 +235,7 @@ impl Exchange<'_> {
     unsafe fn send(&self, tile: u32, sums: &Sums) {
         let (owner, slot) = (self.owner(tile), self.slot(tile, self.comm.lsa_team().rank));
         let to = self.inbox.lsa(owner);
-        // SAFETY: the kernel's contract: the slot is this rank's, and its word a flag.
+        // SAFETY: the slot is this rank's alone, and `flags` has a word for it.
         unsafe {
             for_each(sums, |row, column, sum| {
                 to.store(slot * (TILE * TILE) as usize + (row * TILE + column) as usize, sum);
@@ -244,7 +244,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// Adds up what all ranks have sent of a tile, if this rank owns it, and stores it to all.
+    /// Adds up all ranks' sums of a tile, if this rank owns it, and stores the result to all ranks.
     ///
     /// # Safety
     ///
@@ -255,7 +255,7 @@ impl Exchange<'_> {
             return;
         }
         for source in 0..team.n_ranks {
-            // SAFETY: the kernel's contract.
+            // SAFETY: `flags` has a word for each slot of the inbox.
             let flag = unsafe { Flag::new(self.comm, self.flags, self.slot(tile, source)) };
             flag.wait_at_least(coop, self.epoch);
         }

@@ -17,7 +17,7 @@ type Product = MmaProduct<bf16, TILE, TILE, 3, THREADS>;
 /// A warp's scores of a tile: 16 x 64.
 type Scores = RegTile<f32, 8>;
 
-/// `P = softmax(scale * Q x K^T)`, by rows. Grid: a block for each 64 queries.
+/// Computes `P = softmax(scale * Q x K^T)`, by rows. Grid: a block for each 64 queries.
 #[kernel(max_threads = 128)]
 pub unsafe fn softmax_scores(
     q: *const bf16,
@@ -35,7 +35,7 @@ pub unsafe fn softmax_scores(
     };
     let (first_row, warps_row) = (TILE * thread::block_idx_x(), 16 * warp::warp_id());
     let scores = |column| -> Scores {
-        // SAFETY: the contract; all threads of the block are here.
+        // SAFETY: the caller passes whole matrices; all threads of the block are here.
         let [sums] = unsafe {
             product.sums::<16, 1, 8>((first_row, column), (warps_row, 0), thread::sync_threads)
         };
@@ -51,17 +51,17 @@ pub unsafe fn softmax_scores(
         let now = largest.zip(unsafe { scores.reduce_rows(f32::max) }, f32::max);
         let powers = scores.zip_rows(now, |score, largest| math::exp(score - largest));
         let before = sum.zip(largest.zip(now, |before, now| math::exp(before - now)), |a, b| a * b);
-        // SAFETY: as above.
+        // SAFETY: all lanes of the warp are here.
         sum = before.zip(unsafe { powers.reduce_rows(|a, b| a + b) }, |a, b| a + b);
         largest = now;
     }
-    // The scores again: nothing of a whole row is kept.
+    // The scores are computed again, since a whole row does not fit in registers.
     for column in tiles() {
         let powers = scores(column).zip_rows(largest, |score, largest| math::exp(score - largest));
         powers.zip_rows(sum, |power, sum| power / sum).for_each_pair(|row, in_tile, pair| {
             let row = (first_row + warps_row + row) as usize;
             let to = p.wrapping_add(row * keys as usize + (column + in_tile) as usize);
-            // SAFETY: the contract; each lane has elements of its own.
+            // SAFETY: the element is in P, and each lane has elements of its own.
             unsafe { mem::store(to.cast(), f32_to_bf16x2(pair)) };
         });
     }

@@ -18,7 +18,8 @@ pub fn who_am_i(comm: DevComm, out: Window<i32>) {
 // ANCHOR_END: teams
 
 // ANCHOR: gather
-/// `out[rank * x.len() + i] = x[i]` of that rank, in every rank: an all-gather by loads.
+/// Gathers every rank's `x` in every rank's `out`, by loads: `out[rank * x.len() + i]` is `x[i]`
+/// of that rank.
 ///
 /// Grid and block: any.
 #[kernel(requires(x.len() * comm.n_ranks() as usize <= out.len()))]
@@ -38,7 +39,7 @@ pub fn gather(comm: DevComm, x: Window<f32>, out: Window<f32>) {
 // ANCHOR_END: gather
 
 // ANCHOR: split
-/// Each rank stores its x to the next rank's inbox, and works on its own while it arrives:
+/// Stores `x` to the next rank's inbox, and works on this rank's `x` while the store arrives:
 /// `out[i] = own(x[i]) + inbox[i]`.
 ///
 /// Grid and block: any.
@@ -53,12 +54,12 @@ pub fn pass_on(comm: DevComm, x: Window<f32>, inbox: Window<f32>, out: Window<f3
     }
     let arrival = barrier.arrive(MemoryOrder::Release);
     for i in thread::grid_strided(x.len()) {
-        // SAFETY: as above.
+        // SAFETY: i is below both lengths, and this thread alone accesses the element of `out`.
         unsafe { out.local().store(i, own(x.local().load(i))) };
     }
     arrival.wait(MemoryOrder::Acquire);
     for i in thread::grid_strided(x.len()) {
-        // SAFETY: as above; the previous rank's elements have arrived.
+        // SAFETY: i is below the lengths; the previous rank's elements have arrived.
         unsafe { out.local().store(i, out.local().load(i) + inbox.local().load(i)) };
     }
 }

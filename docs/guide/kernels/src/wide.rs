@@ -17,9 +17,9 @@ use nccl_device::{DevComm, Everyone, PeerTiles, Window, message_word};
 pub const TILE: (u32, u32) = (128, 256);
 /// Rows of C that a warp stores at once.
 pub const STORE_M: u32 = 16;
-/// Blocks of a cluster: their tiles lie below each other.
+/// Blocks of a cluster, whose tiles are consecutive in a column of tiles.
 pub const CLUSTER: u32 = 2;
-/// Rows of B that a block loads for both.
+/// Rows of B that a block loads for both blocks of its cluster.
 pub const HALF: u32 = TILE.1 / CLUSTER;
 /// Threads of a block: two warpgroups that multiply, and one whose first warp loads.
 pub const THREADS: u32 = 384;
@@ -46,8 +46,8 @@ cuda_std::arena! {
 ///
 /// # Safety
 ///
-/// The maps are those of `m x k`, `n x k` and `m x n` elements; the rest is as [`PeerTiles::new`]
-/// needs it. A and B are written by no other kernel.
+/// The maps are those of `m x k`, `n x k` and `m x n` elements; the other arguments are as
+/// [`PeerTiles::new`] needs them. No other kernel writes A or B.
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, N = [2, 4, 8])]
 pub unsafe fn product_all_reduce_wide<const N: usize>(
     comm: DevComm,
@@ -62,7 +62,7 @@ pub unsafe fn product_all_reduce_wide<const N: usize>(
     n: u32,
     k: u32,
 ) {
-    // SAFETY: the kernel's contract; the main loop ends with a barrier.
+    // SAFETY: the caller passes these maps and slots; the main loop ends with a barrier.
     unsafe {
         let peers = Peers::new(&comm, &slots, state, capacity, to, [m, n]);
         peers.prepare();
@@ -85,7 +85,8 @@ struct Fused<'a, const N: usize> {
     k: u32,
 }
 
-/// What a warp has still to store of its last tile: the place of its rows, and the right half.
+/// The part of a warp's last tile that is not stored yet: the place of its rows, and the right
+/// half.
 struct Last {
     row: u32,
     column: u32,
@@ -94,7 +95,7 @@ struct Last {
 }
 
 impl<const N: usize> Fused<'_, N> {
-    /// The first row and column of this block's tile.
+    /// Returns the first row and column of this block's tile.
     fn origin(&self, turn: Turn) -> (u32, u32) {
         let rows = self.m.div_ceil(CLUSTER * TILE.0);
         let order = TileOrder::<8> { rows, columns: self.n.div_ceil(TILE.1) };
@@ -117,7 +118,7 @@ impl<const N: usize> Fused<'_, N> {
         }
     }
 
-    /// Stores to C what was written, and sends it to the peers as a group of its own.
+    /// Stores the written part to C, and sends it to the peers as a bulk group of its own.
     fn store(&self, group: &Warpgroup, last: &Last, column: u32) {
         let part = |i| (last.column + column + i * Part::COLUMNS, self.part(group, i));
         // SAFETY: each part is stored and sent once. Before the first the kernel has waited.
@@ -137,7 +138,7 @@ impl<const N: usize> Fused<'_, N> {
         self.store(group, last, 2 * Part::COLUMNS);
     }
 
-    /// Says that what a warp has stored is in C: only its last group, of messages, may be pending.
+    /// Signals that a warp's rows are in C: only its last bulk group, of messages, may be pending.
     fn report(&self, group: &Warpgroup, last: &Last) {
         if warp::lane_id() == 0 {
             tma::wait_stores::<1>();
@@ -145,7 +146,7 @@ impl<const N: usize> Fused<'_, N> {
         }
     }
 
-    /// Adds what the peers send to rows of a tile, to every `step`-th group of them.
+    /// Adds the peers' parts to every `step`-th group of rows of a tile.
     fn add(&self, (row, column): (u32, u32), rows: Range<u32>, step: u32, turn: u32) {
         let Some(column) = self.peers.column(row, column) else { return };
         // SAFETY: the kernel has waited. The warps that call this share the rows, which are stored.
@@ -161,7 +162,7 @@ impl<const N: usize> Fused<'_, N> {
     }
 }
 
-// SAFETY: a stage's tiles are its own, and as many bytes are expected as are loaded.
+// SAFETY: each stage has tiles of its own, and `load` copies the bytes that the barrier expects.
 unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
     type Schedule = Persistent<CLUSTER>;
     type Registers = Registers<192, 120>;
@@ -201,7 +202,8 @@ unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
         group.multiply(sums, a, self.memory.b(s), !first);
     }
 
-    /// The left half is sent at once, the right one when that has left, and then C is complete.
+    /// Sends the left half at once, and the right half once the left one has been read; then C is
+    /// complete.
     fn pause(&self, index: u32) -> u32 {
         let left = (self.k / A::COLUMNS / 2).min(24);
         [1, left + 1, left + 5][index as usize]
@@ -228,7 +230,7 @@ unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
         self.write(group, &sums.round(0).map_words(message_word));
     }
 
-    /// A warp adds to its own rows of the last tile.
+    /// Adds the peers' parts to this warp's own rows of the last tile.
     fn end(&self, group: &Warpgroup, last: &mut Last) {
         if last.tiles > 0 {
             self.store(group, last, 0);

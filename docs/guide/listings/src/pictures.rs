@@ -98,7 +98,7 @@ fn teams() -> String {
     picture.finish()
 }
 
-/// A window of three ranks, and the pointers that rank 1 has into it.
+/// Returns a window of three ranks, and the pointers that rank 1 has into it.
 fn window() -> String {
     let mut picture = Picture::new(640, 150);
     picture.label((20, 22), "one window, 100 elements in each rank");
@@ -135,7 +135,7 @@ fn barrier() -> String {
     picture.finish()
 }
 
-/// A put with a signal, from its post to the target's wait.
+/// Returns a put with a signal, from its post to the target's wait.
 fn put() -> String {
     let mut picture = Picture::new(640, 190);
     picture.label((20, 45), "source");
@@ -155,7 +155,7 @@ fn put() -> String {
     picture.finish()
 }
 
-/// The parts that a rank of four receives.
+/// Returns the parts that a rank of four receives.
 fn shots() -> String {
     let mut picture = Picture::new(640, 200);
     picture.label((20, 22), "one step: rank 0 receives all of three peers");
@@ -175,7 +175,7 @@ fn shots() -> String {
     picture.finish()
 }
 
-/// A block's work in time: products, then sums; and both in turns.
+/// Returns a block's work in time: products, then sums; and both in turns.
 fn fused() -> String {
     let mut picture = Picture::new(640, 190);
     picture.label((20, 22), "step 2");

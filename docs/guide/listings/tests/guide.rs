@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The folder `docs/guide/src`.
+/// Returns the folder `docs/guide/src`.
 fn book() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../src")
 }
 
-/// Every page: its name and its text.
+/// Returns every page: its name and its text.
 fn pages() -> Vec<(String, String)> {
     let entries = fs::read_dir(book()).unwrap().map(|entry| entry.unwrap().path());
     let pages = entries.filter(|path| path.extension().is_some_and(|kind| kind == "md"));
@@ -21,8 +21,8 @@ fn pages() -> Vec<(String, String)> {
     pages.map(page).collect()
 }
 
-/// What a listing shows: a file, or the lines between two marks, without their common indentation.
-/// The path is relative to `folder`.
+/// Returns what a listing shows: a file, or the lines between two marks, without their common
+/// indentation. The path is relative to `folder`.
 fn source(folder: &Path, what: &str) -> String {
     let (file, anchor) = what.split_once(':').map_or((what, None), |(f, a)| (f, Some(a)));
     let text = fs::read_to_string(folder.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
@@ -44,7 +44,7 @@ fn source(folder: &Path, what: &str) -> String {
 /// A mark in a page: the next block is a copy of what it names.
 const LISTING: &str = "<!-- listing ";
 
-/// A page with the listings that its marks name.
+/// Returns a page with the listings that its marks name.
 fn with_listings(folder: &Path, text: &str) -> String {
     let mut parts = text.split(LISTING);
     let mut page = parts.next().unwrap().to_owned();

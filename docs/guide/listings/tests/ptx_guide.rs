@@ -84,7 +84,7 @@ fn say_what_failed(silent: &str, messages: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A test that lacks a component is skipped; with `DEVCOMM_REQUIRE_KERNELS=1` it fails.
+/// Returns a test that lacks a component is skipped; with `DEVCOMM_REQUIRE_KERNELS=1` it fails.
 fn skip(reason: String) -> Result<Completion, Failed> {
     match std::env::var_os("DEVCOMM_REQUIRE_KERNELS").is_some_and(|value| value == "1") {
         true => Err(reason.into()),

@@ -75,7 +75,7 @@ fn report(machine: Simulation, run: impl Fn(&Rank) -> Result<(), Error> + Sync) 
     failed.expect_err("the mistake is found").to_string()
 }
 
-/// The number of the line of a kernel file that has this text.
+/// Returns the number of the line of a kernel file that has this text.
 fn line_of(file: &str, text: &str) -> u32 {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/src").join(file);
     let source = fs::read_to_string(path).unwrap();
@@ -84,11 +84,11 @@ fn line_of(file: &str, text: &str) -> u32 {
 
 /// Checks the text of a report of `mistakes.rs` that a chapter shows. It names the lines that have
 /// these texts.
-fn is_shown(name: &str, report: &str, lines: &[&str]) {
-    is_shown_of("mistakes.rs", name, report, lines);
+fn check_report(name: &str, report: &str, lines: &[&str]) {
+    check_report_of("mistakes.rs", name, report, lines);
 }
 
-fn is_shown_of(file: &str, name: &str, report: &str, lines: &[&str]) {
+fn check_report_of(file: &str, name: &str, report: &str, lines: &[&str]) {
     for line in lines {
         let place = format!("{file}:{}:", line_of(file, line));
         assert!(report.contains(&place), "no {place} `{line}` in: {report}");
@@ -104,7 +104,7 @@ fn is_shown_of(file: &str, name: &str, report: &str, lines: &[&str]) {
     assert_eq!(shown, expected, "DEVCOMM_BLESS=1 writes {}", path.display());
 }
 
-/// A text in lines of at most 90 characters.
+/// Returns a text in lines of at most 90 characters.
 fn wrapped(text: &str) -> String {
     let mut lines = String::new();
     for line in text.lines() {
@@ -140,7 +140,7 @@ fn the_race_that_the_first_chapter_plants_is_found() {
         stream.synchronize()
     });
     let lines = ["sums.lsa(peer as i32).store", "total += unsafe { sums.local().load(rank) }"];
-    is_shown_of("norm.rs", "planted", &report, &lines);
+    check_report_of("norm.rs", "planted", &report, &lines);
 }
 
 /// What the README plants: the first barrier of its kernel orders nothing.
@@ -156,7 +156,7 @@ fn the_race_that_the_readme_plants_is_found() {
         sum_of_all::sum_of_all::args(&dev, &send, &out).grid(4).block(32).launch(&stream)?;
         stream.synchronize()
     });
-    is_shown_of("sum_of_all.rs", "readme", &report, &["send.lsa(peer).load(i)"]);
+    check_report_of("sum_of_all.rs", "readme", &report, &["send.lsa(peer).load(i)"]);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn a_missing_barrier_is_a_race_with_both_lines() {
         stream.synchronize()
     });
     let lines = ["sums.lsa(peer).store", "total += unsafe { sums.local().load(rank) }"];
-    is_shown("no_barrier", &report, &lines);
+    check_report("no_barrier", &report, &lines);
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn a_barrier_without_an_order_is_a_race() {
         unsafe { mistakes::relaxed::args(&dev, &inbox, &out).grid(1).block(1).launch(&stream)? };
         stream.synchronize()
     });
-    is_shown("relaxed", &report, &["inbox.lsa(team.next()).store", "inbox.local().load(0));"]);
+    check_report("relaxed", &report, &["inbox.lsa(team.next()).store", "inbox.local().load(0));"]);
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn a_flag_of_too_narrow_a_scope_is_a_race() {
         unsafe { mistakes::narrow::args(&dev, &data, &flag).grid(1).block(1).launch(&stream)? };
         stream.synchronize()
     });
-    is_shown("narrow", &report, &["Order::Release, Scope::Gpu", "Order::Acquire, Scope::Gpu"]);
+    check_report("narrow", &report, &["Order::Release, Scope::Gpu", "Order::Acquire, Scope::Gpu"]);
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn threads_of_a_block_that_do_not_meet_race() {
         unsafe { mistakes::block::args(&out).grid(1).block(64).launch(&stream)? };
         stream.synchronize()
     });
-    is_shown("block", &report, &["mem::store(tile.add(i), i as f32)", "tile.add(63 - i)"]);
+    check_report("block", &report, &["mem::store(tile.add(i), i as f32)", "tile.add(63 - i)"]);
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn data_that_is_read_before_its_signal_is_a_race() {
         unsafe { launch.grid(1).block(32).launch(&stream)? };
         stream.synchronize()
     });
-    is_shown("gin_early", &report, &["out.local().store(0, target.local().load(0))"]);
+    check_report("gin_early", &report, &["out.local().store(0, target.local().load(0))"]);
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn a_source_that_is_written_before_the_flush_is_a_race() {
         unsafe { launch.grid(1).block(32).launch(&stream)? };
         stream.synchronize()
     });
-    is_shown("no_flush", &report, &["source.local().store(0, 0.0)"]);
+    check_report("no_flush", &report, &["source.local().store(0, 0.0)"]);
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn a_barrier_that_a_rank_does_not_reach_is_a_deadlock() {
         mistakes::deadlock::args(&dev).grid(1).block(32).launch(&stream)?;
         stream.synchronize()
     });
-    is_shown("deadlock", &report, &["barrier.sync(MemoryOrder::Release)"]);
+    check_report("deadlock", &report, &["barrier.sync(MemoryOrder::Release)"]);
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn a_panic_names_its_thread() {
         unsafe { mistakes::panic::args(&x, &out).grid(1).block(64).launch(&stream)? };
         stream.synchronize()
     });
-    is_shown("panic", &report, &["assert!(i < 40"]);
+    check_report("panic", &report, &["assert!(i < 40"]);
 }
 
 /// The program runs in a process of its own, whose output is read.

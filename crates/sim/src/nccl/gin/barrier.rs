@@ -195,7 +195,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
     unsafe { (*session.cast::<Session>()).sync(thread, at, order, fence) };
 }
 
-/// A no-op in NCCL.
+/// Does nothing, as in NCCL.
 pub(in crate::nccl) unsafe extern "C-unwind" fn destroy(session: *mut GinBarrierSession) {
     let (thread, at) = caller();
     // SAFETY: the kernel opened the session.

@@ -23,7 +23,7 @@ fn elements(rank: usize, matrix: usize, count: usize) -> Vec<f32> {
     mixed.map(|bits| bits as f32 % 5.0 - 2.0).collect()
 }
 
-/// The sum of the ranks' products, each of which is rounded.
+/// Returns the sum of the ranks' products, each of which is rounded.
 fn right([m, n, k]: Shape) -> Vec<bf16> {
     let product = |rank| -> Vec<f32> {
         let (a, b) = (elements(rank, 0, m * k), elements(rank, 1, n * k));
@@ -71,7 +71,7 @@ impl<'a> Gpu<'a> {
         Ok(Self { rank, stream, dev, matrices: [a, b, c], slots, state })
     }
 
-    /// A map of a matrix, with tiles of so many rows.
+    /// Returns a tensor map of a matrix with tiles of this number of rows.
     fn map(
         &self,
         matrix: usize,

@@ -13,14 +13,14 @@ const M: usize = TILE as usize;
 const N: usize = 3 * M;
 const K: usize = 40;
 
-/// A rank's A (matrix 0) or B (1): whole numbers from -8 to 8, so that sums are exact.
+/// Returns a rank's A (matrix 0) or B (1): whole numbers from -8 to 8, so that sums are exact.
 fn elements(rank: usize, matrix: usize, rows: usize) -> Vec<f32> {
     let first = 10_000_019 * rank + 1_000_003 * matrix;
     let mixed = (first..).map(|i| (i as u32).wrapping_mul(2_654_435_761) >> 24);
     mixed.map(|bits| bits as f32 % 17.0 - 8.0).take(rows * K).collect()
 }
 
-/// A and B in this rank's memory.
+/// Returns a and B in this rank's memory.
 fn factors(rank: &Rank) -> Result<[SymmetricBuffer<bf16>; 2], Error> {
     let buffer = |matrix, rows| {
         let elements = elements(rank.rank(), matrix, rows);
@@ -32,7 +32,7 @@ fn factors(rank: &Rank) -> Result<[SymmetricBuffer<bf16>; 2], Error> {
     Ok([buffer(0, M)?, buffer(1, N)?])
 }
 
-/// The product of a rank's A and B, by a plain loop.
+/// Returns the product of a rank's A and B, by a plain loop.
 fn product_of(rank: usize) -> Vec<f32> {
     let (a, b) = (elements(rank, 0, M), elements(rank, 1, N));
     let mut c = vec![0.0; M * N];
@@ -111,7 +111,8 @@ fn tiles_that_are_pushed_are_added_in_all_ranks(rank: &Rank) -> Result<(), Error
     let rounded = |part: &Vec<f32>, i: usize| bf16::from_f32(part[i]).to_f32();
     let sum = |i: usize| parts.iter().map(|part| rounded(part, i)).sum::<f32>();
     let sums: Vec<bf16> = (0..M * N).map(|i| bf16::from_f32(sum(i))).collect();
-    let behind: Vec<bf16> = (0..M * N).map(|i| bf16::from_f32((sum(i) - 1.5).max(0.0))).collect();
+    let activated: Vec<bf16> =
+        (0..M * N).map(|i| bf16::from_f32((sum(i) - 1.5).max(0.0))).collect();
     let dev = comm.create_dev_comm(DevCommRequirements::new())?;
     let places = 3 * ranks;
     let (inbox, flags) = (comm.window::<bf16>(2 * places * ELEMENTS)?, comm.window::<u32>(places)?);
@@ -133,6 +134,6 @@ fn tiles_that_are_pushed_are_added_in_all_ranks(rank: &Rank) -> Result<(), Error
         product_exchange_relu::args(&dev, &a, &b, &inbox, &flags, &state, &bias, &c, m, n, k);
     // SAFETY: the buffers have the elements of the problem's shape.
     unsafe { launch.grid(2).block(THREADS).launch(&stream)? };
-    check(&c, &stream, &behind)
+    check(&c, &stream, &activated)
 }
 // ANCHOR_END: exchange
