@@ -227,7 +227,7 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    /// Returns the wrong elements of so many tokens, over all ranks.
+    /// Returns the number of wrong elements of this number of tokens, over all ranks.
     fn count_wrong(&self, form: Form, samples: usize) -> Result<usize> {
         let Self { rank, shape: [tokens, columns, hidden], .. } = *self;
         let [x, residual] = inputs(tokens, hidden);

@@ -8,7 +8,7 @@
 //! torchrun --no-python --nproc-per-node 4 -- ./moe_layer
 //! ```
 //!
-//! Each rank has tokens of its own, and as many experts as any other. An expert is an MLP of two
+//! Each rank has tokens of its own, and the same number of experts. An expert is an MLP of two
 //! matrices, `down * silu(up * x)`. A router chooses the experts of each token, here by random
 //! logits. Then `devcomm::ExpertParallel` sends each token's row to the ranks of its experts and
 //! puts the rows there in the order of the experts, `devcomm::GroupedGemm` multiplies the rows of

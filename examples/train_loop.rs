@@ -16,9 +16,9 @@ use devcomm::{
     Error, LocalJob, Rank, ReduceOp, Stream, SymmetricBuffer, World, WorldError, visible_gpus,
 };
 
-/// The weights of the model: a linear function of as many variables.
+/// The weights of the model, a linear function.
 const WEIGHTS: usize = 16;
-/// The points to which it is fitted, all in each step.
+/// The points to which the model is fitted; each step uses all of them.
 const POINTS: usize = 512;
 const STEPS: usize = 60;
 const RATE: f32 = 0.25;

@@ -426,7 +426,7 @@ fn prose(text: &str) -> String {
     text.split("```").step_by(2).collect()
 }
 
-/// The number of a document's links to files and headings, and those that lead nowhere.
+/// Returns the number of a document's links to files and headings, and those that lead nowhere.
 fn links(document: &Path, text: &str) -> (usize, Vec<String>) {
     let text = prose(text);
     let links = text.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0));

@@ -152,8 +152,8 @@ fn each_rank_gets_its_product_with_the_rows_of_eight() {
 
 /// Each rank adds something else to its columns: numbers that are exact, and an activation.
 #[test]
-fn every_plan_adds_bias_and_residual_behind_an_activation() {
-    small_gpus(2).run("every_plan_adds_bias_and_residual_behind_an_activation", |rank| {
+fn every_plan_adds_bias_and_residual_after_an_activation() {
+    small_gpus(2).run("every_plan_adds_bias_and_residual_after_an_activation", |rank| {
         let shape = if rank.is_simulated() { [260, 264, 24] } else { [4100, 1032, 1000] };
         let ([m, n, _], comm) = (shape, rank.communicator()?);
         for (seed, plan) in [(1, Fused), (2, Unfused)] {

@@ -285,7 +285,7 @@ fn a_graph_is_closed_with_its_communicator() {
     });
 }
 
-/// Elements of what is all of one value.
+/// Returns the elements of what is all of one value.
 fn all(buffer: &impl Buffer<Element = f32>) -> Result<f32, Error> {
     let buffer = buffer.device_slice();
     let mut got = vec![0.0; buffer.len()];

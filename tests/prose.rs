@@ -13,16 +13,11 @@ const FILE: &str = "a file has more than 500 lines";
 const FUNCTION: &str = "a function has more than 70 lines";
 
 /// Where a rule is still broken, and how often. A number may only fall.
-const OWED: [(&str, &str, usize); 38] = [
+const OWED: [(&str, &str, usize); 28] = [
     ("bench/src/cases/collectives.rs", FILE, 1),
     ("bench/src/cases/gemm.rs", FUNCTION, 1),
     ("bench/src/contenders/cublaslt/mod.rs", FUNCTION, 1),
     ("bench/tests/simulated.rs", FILE, 1),
-    ("crates/cuda_builder/src/traps.rs", FUNCTION, 1),
-    ("crates/cuda_std/src/tile/mainloop.rs", FILE, 1),
-    ("crates/nccl_device/src/peer_tiles.rs", FUNCTION, 1),
-    ("crates/nccl_device/src/peer_tiles.rs", SAFETY, 2),
-    ("crates/nccl_device/src/peer_tiles.rs", VERB, 3),
     ("crates/ops/", FILE, 1),
     ("crates/ops/", FIRST, 11),
     ("crates/ops/", FUNCTION, 3),
@@ -32,9 +27,6 @@ const OWED: [(&str, &str, usize); 38] = [
     ("crates/sim/src/race/agents.rs", FUNCTION, 1),
     ("crates/sim/src/race/mod.rs", FUNCTION, 1),
     ("crates/sim/src/timeline/svg.rs", FUNCTION, 1),
-    ("docs/guide/kernels/", FIRST, 4),
-    ("docs/guide/kernels/", SAFETY, 13),
-    ("docs/guide/kernels/", VERB, 18),
     ("examples/gemm_ladder/kernels/src/step8_persistent.rs", FUNCTION, 1),
     ("examples/gemm_ladder/src/lib.rs", FUNCTION, 1),
     ("host/src/communicator/group.rs", FUNCTION, 1),
@@ -45,9 +37,7 @@ const OWED: [(&str, &str, usize); 38] = [
     ("kernels/src/", VERB, 0),
     ("kernels/tests/ptx_kernels.rs", FILE, 1),
     ("kernels/tests/ptx_kernels.rs", FUNCTION, 1),
-    ("template/kernels/src/sum.rs", VERB, 1),
     ("tests/device/kernels/src/barriers_gin.rs", FUNCTION, 1),
-    ("tests/device/kernels/src/peer_tiles.rs", VERB, 1),
     ("tests/gpu_gemm.rs", FILE, 1),
     ("tests/gpu_gemm_allreduce.rs", FILE, 1),
     ("tests/gpu_ops_collectives/exchange.rs", FILE, 1),
@@ -63,7 +53,7 @@ const BARE: &str = " Of In On At By For From To With Without Within Between Behi
 /// What happens at a time: other work comes after it, not behind it.
 const EVENTS: [&str; 7] = ["call", "operation", "launch", "cop", "kernel", "replay", "wait"];
 
-/// The comment that begins at a line: its lines without `mark`, and the line after them.
+/// Returns the comment that begins at a line: its lines without `mark`, and the line after them.
 fn block<'a>(lines: &[&'a str], from: usize, mark: &str) -> (Vec<&'a str>, usize) {
     let text = |line: &&'a str| line.trim_start().strip_prefix(mark).map(str::trim);
     let block: Vec<&str> = lines[from..].iter().map_while(text).collect();
@@ -71,7 +61,7 @@ fn block<'a>(lines: &[&'a str], from: usize, mark: &str) -> (Vec<&'a str>, usize
     (block, end)
 }
 
-/// The item after its documentation: attributes are left out.
+/// Returns the item after its documentation: attributes are left out.
 fn item<'a>(lines: &[&'a str], mut at: usize) -> &'a str {
     while lines.get(at).is_some_and(|line| line.trim_start().starts_with("#[")) {
         at += lines[at..].iter().position(|line| line.ends_with(']')).unwrap_or(0) + 1;
@@ -92,7 +82,7 @@ fn checks_documentation(text: &str, item: &str, found: &mut Vec<&'static str>) {
     }
 }
 
-/// Whether a comment names a contract or another comment, and no invariant.
+/// Returns whether a comment names a contract or another comment, and no invariant.
 fn says_nothing(safety: &str) -> bool {
     let text = safety.trim().trim_end_matches('.').trim_end_matches(", here and below");
     let is_one_clause = !text.contains([';', ',', ':', '.']) && text.split(' ').count() <= 7;
@@ -107,7 +97,7 @@ fn says_behind(comment: &str) -> bool {
     words.split(|word| *word == "behind").skip(1).any(|after| after.iter().take(4).any(is_event))
 }
 
-/// The lines of the function that begins here, if it has a body. The sources are formatted.
+/// Returns the lines of the function that begins here, if it has a body. The sources are formatted.
 fn function_length(lines: &[&str]) -> Option<usize> {
     let code = lines[0].trim_start();
     let indent = &lines[0][..lines[0].len() - code.len()];
@@ -126,7 +116,7 @@ fn function_length(lines: &[&str]) -> Option<usize> {
     (is_function && is_whole).then_some(opens + end + 2)
 }
 
-/// The rules that a source breaks, by line.
+/// Returns the rules that a source breaks, by line.
 fn violations(source: &str) -> Vec<(usize, &'static str)> {
     let lines: Vec<&str> = source.lines().collect();
     let mut all = Vec::new();

@@ -122,7 +122,7 @@ enum Tunable {
     /// Plans of matrix products, for the tables that devcomm::Gemm reads
     ///
     /// All plans of a shape are timed in a third of --rounds, and then the fastest three in twice
-    /// --rounds. Of plans within 0.3 % the one that the model prefers is kept. Each shape is
+    /// --rounds. Among plans within 0.3 % the model's choice is kept. Each shape is
     /// written to the table as soon as it is done.
     Gemm(cases::Tune),
     /// Plans of all-reduces (sum), for the tables that devcomm::Collectives reads; as of products

@@ -123,7 +123,7 @@ fn the_model_of_two_gpus_predicts_other_runs_within_15_percent() {
     predicts("all-reduce-2xh200-f32", "all-reduce-2xh200-bf16", "rust-ops,nccl");
     predicts("all-reduce-2xh200-f32", "reduce-scatter-2xh200", "rust-ops");
     predicts("all-gather-2xh200", "all-to-all-2xh200", "rust-ops");
-    // Of four GPUs, too.
+    // The model also predicts four GPUs.
     predicts("all-reduce-2xh200-f32", "all-reduce-4xh200-f32", "rust-ops,nccl");
     predicts("all-reduce-2xh200-f32", "all-reduce-4xh200-bf16", "rust-ops,nccl");
     predicts("all-reduce-2xh200-f32", "reduce-scatter-4xh200", "rust-ops");

@@ -43,13 +43,13 @@ fn column(rows: &[Vec<String>], i: usize) -> Vec<&str> {
     rows.iter().map(|row| row[i].as_str()).collect()
 }
 
-/// Every result was checked and is right.
-fn are_right(comments: &[String], rows: &[Vec<String>]) {
+/// Checks that every result was checked and is right.
+fn assert_right(comments: &[String], rows: &[Vec<String>]) {
     assert!(rows.iter().all(|row| row[10] == "0"), "{rows:?}");
     assert_eq!(comments.last().unwrap(), "# #wrong 0");
 }
 
-/// The run fails, perhaps after printing its header, with an error that contains `words`.
+/// Checks that a run fails, perhaps after printing its header, with an error that contains `words`.
 fn refuses_late(args: &[&str], words: &str) {
     let (code, _, stderr) = run(args);
     assert_eq!(code, Some(1), "{args:?}: {stderr}");
@@ -60,7 +60,7 @@ fn refuses_late(args: &[&str], words: &str) {
 fn operations_of_expert_parallelism_are_right_beside_collectives() {
     let args = ["ep", "--simulate", "2", "--tokens", "3", "-G", "1"];
     let (comments, rows) = table(&args);
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
     let others = ["rust-allgather", "nccl", "nccl-sym", "nccl-alltoall"];
     let with = |operation, more: &[&'static str]| {
         let variants = ["rust", "rust-throughput"].iter().chain(more).copied();
@@ -122,12 +122,12 @@ fn the_other_collectives_are_right_and_count_bytes_as_nccl_tests() {
         assert_eq!([&*rows[last][0], &*rows[last][12]], ["16384", algorithm]);
         let at = rows.iter().position(|row| row[0] == smallest).unwrap();
         assert_eq!(rows[at][1], count);
-        are_right(&comments, &rows);
+        assert_right(&comments, &rows);
     }
     let args = ["all-to-all", "--simulate", "2", "-b", "16K", "-e", "16K", "-d", "f16"];
     let (comments, rows) = table(&[&args[..], &["--lamport-bytes", "1K"]].concat());
     assert_eq!(column(&rows, 12), ["Push", "Nccl", "-", "-"]);
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
 }
 
 #[test]
@@ -149,19 +149,19 @@ fn every_reduction_is_right_for_every_type_in_place_and_on_every_communicator() 
         assert_eq!(column(&rows, 5), [&of_size[..], &of_size].concat());
         let settings = ["-", "efficiency", "ctas:4", "-", "ctas:4"];
         assert_eq!(column(&rows[rows.len() - 5..], 12), settings);
-        are_right(&comments, &rows);
+        assert_right(&comments, &rows);
     }
     let bad = [&args("all-reduce")[..], &["--nccl", "ctas:0"]].concat();
     refuses(&bad, &["`ctas:0` is not mixed, unmixed"]);
 }
 
 #[test]
-fn a_collective_is_right_beside_a_product_on_another_stream() {
+fn a_collective_is_right_during_a_product_on_another_stream() {
     let args = ["all-gather", "--simulate", "2", "-b", "8K", "-e", "8K", "--beside"];
     for more in [&["-G", "0"][..], &["-G", "1"]] {
         let (comments, rows) = table(&[&args[..], &["5,72,40"], more].concat());
         assert_eq!(column(&rows, 5), [&OF_OPS[..], &OF_NCCL, &["rust-gemm"]].concat());
-        are_right(&comments, &rows);
+        assert_right(&comments, &rows);
     }
     refuses_late(&[&args[..], &["5,72"]].concat(), "--beside [5, 72]: a product has");
 }
@@ -173,7 +173,7 @@ fn a_launch_is_right_with_every_set_of_attributes() {
         column(&rows, 5),
         ["rust", "rust", "rust", "rust", "rust-ops", OF_NCCL[0], OF_NCCL[1]]
     );
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn a_barrier_holds_on_every_grid() {
         let grids = if more.is_empty() { &["1x128", "4x128"][..] } else { &["7x64"] };
         let with_nccl: Vec<&str> = grids.iter().flat_map(|grid| [grid, "-", "-"]).collect();
         assert_eq!(column(&rows, 6), with_nccl);
-        are_right(&comments, &rows);
+        assert_right(&comments, &rows);
     }
     refuses_late(&["barrier", "--simulate", "4", "--threads", "3"], "3 threads per block");
 }
@@ -199,7 +199,7 @@ fn a_put_arrives_over_the_network_and_over_nvlink() {
             assert_eq!(column(of_size, 0), [size; 4]);
             assert_eq!(column(of_size, 5), ["rust", "rust-lsa", OF_NCCL[0], OF_NCCL[1]]);
         }
-        are_right(&comments, &rows);
+        assert_right(&comments, &rows);
     }
     refuses_late(&["put", "--simulate", "1"], "two ranks");
 }
@@ -209,7 +209,7 @@ fn signals_arrive_once_and_in_order() {
     for ranks in ["2", "3"] {
         let (comments, rows) = table(&["signal", "--simulate", ranks]);
         assert_eq!(column(&rows, 5), ["rust", "rust-lsa", OF_NCCL[0], OF_NCCL[1]]);
-        are_right(&comments, &rows);
+        assert_right(&comments, &rows);
     }
     refuses_late(&["signal", "--simulate", "1"], "two ranks");
 }
@@ -224,7 +224,7 @@ fn a_copy_between_two_ranks_arrives_by_every_means() {
         let by_all = ["read", "write", "tma", "copy-engine", OF_NCCL[0], OF_NCCL[1]];
         assert_eq!(column(&rows[..5], 5), [&by_all[..2], &by_all[3..]].concat());
         assert_eq!(column(&rows[5..], 5), by_all);
-        are_right(&comments, &rows);
+        assert_right(&comments, &rows);
     }
 }
 
@@ -235,7 +235,7 @@ fn an_all_reduce_with_rmsnorm_is_right() {
         let (comments, rows) = table(&[&args[..], more].concat());
         assert_eq!(column(&rows[..3], 5), ["rust-ops", OF_NCCL[0], OF_NCCL[1]]);
         assert_eq!(column(&rows[..1], 1), [if ranks == "2" { "200" } else { "400" }]);
-        are_right(&comments, &rows);
+        assert_right(&comments, &rows);
     }
     let args = ["rmsnorm-allreduce", "--simulate", "2", "--quantised", "--hidden", "64,256"];
     let (comments, rows) = table(&args);
@@ -244,7 +244,7 @@ fn an_all_reduce_with_rmsnorm_is_right() {
         ["64", "192", "256", "768"]
     );
     assert_eq!(column(&rows, 3), ["quantised"; 12]);
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
     let args = ["rmsnorm-allreduce", "--simulate", "2", "--hidden"];
     for hidden in ["12", "16400"] {
         refuses_late(&[&args[..], &[hidden]].concat(), &format!("--hidden {hidden} of bf16"));
@@ -265,7 +265,7 @@ fn a_product_and_its_all_reduce_are_right() {
     assert_eq!(column(&rows, 5), ["rust", "rust-unfused"].repeat(8));
     let left_out = |line: &String| line.contains("left out: nccl: cuBLASLt");
     assert!(comments.iter().any(left_out), "{comments:?}");
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
     refuses_late(&["gemm-allreduce", "--simulate", "2", "--k", "262144"], "would not be exact");
 }
 
@@ -276,7 +276,7 @@ fn a_product_and_its_all_reduce_are_right_by_every_plan() {
     let (comments, rows) = table(&[&all[..], &shape].concat());
     assert_eq!(column(&rows[..2], 12), ["strips", "unfused"]);
     assert!(rows.len() > 4, "{rows:?}");
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn products_take_the_plan_that_was_measured() {
     let (comments, rows) = table(&[&args[..], &asked].concat());
     let how = rows.iter().map(|row| row[12..].join(" ")).collect::<Vec<_>>();
     assert_eq!(how, ["strips in f32"]);
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
     // Rows of 9 elements are not aligned, so that one plan can do them; else virtual time decides,
     // which means nothing.
     let others: [(_, _, &[&str]); 3] = [
@@ -302,7 +302,7 @@ fn products_take_the_plan_that_was_measured() {
         let (comments, rows) = table_of(small);
         let plan = rows[0].last().map(String::as_str);
         assert!(plan.is_some_and(|plan| plans.contains(&plan)), "{rows:?}");
-        are_right(&comments, &rows);
+        assert_right(&comments, &rows);
     }
     refuses(&["allgather-gemm", "--plan", "ring"], &["unfused or fused, or measured"]);
 }
@@ -317,7 +317,7 @@ fn a_product_and_its_all_reduce_are_right_with_partial_sums_of_every_type() {
     assert_eq!(how, all);
     let left_out = |line: &String| line.contains("left out: wide in f32 of [70, 72, 40]");
     assert!(comments.iter().any(left_out), "{comments:?}");
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn a_product_and_the_reduce_scatter_of_its_rows_are_right() {
     assert_eq!(column(&rows, 5), ["rust"; 3]);
     let left_out = |line: &String| line.contains("left out: wide of [8, 40, 72]: as m is no");
     assert!(comments.iter().any(left_out), "{comments:?}");
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
     let odd = ["gemm-reduce-scatter", "--simulate", "2", "--m", "7"];
     refuses_late(&odd, "--m 7: 2 ranks share the rows");
 }
@@ -346,7 +346,7 @@ fn a_product_and_the_all_gather_before_it_are_right() {
     assert_eq!(column(&rows, 5), ["rust", "rust-gemm", "rust", "rust", "rust-gemm"]);
     let left_out = |line: &String| line.contains("left out: fused of [260, 40, 9]: as k is no");
     assert!(comments.iter().any(left_out), "{comments:?}");
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
     let odd = ["allgather-gemm", "--simulate", "2", "--m", "7"];
     refuses_late(&odd, "--m 7: 2 ranks share the rows");
 }
@@ -359,7 +359,7 @@ fn products_of_groups_are_right_for_every_split_and_run_on_one_gpu() {
         assert_eq!(column(&rows, 4), ["3x72x40", "3x72x40", "70x72x40", "70x72x40"], "{split}");
         assert_eq!(column(&rows, 5), ["rust", "rust-gemm", "rust", "rust-gemm"]);
         assert!(comments.iter().any(|line| line.contains("left out: cublaslt")), "{comments:?}");
-        are_right(&comments, &rows);
+        assert_right(&comments, &rows);
     }
     refuses(&["grouped-gemm", "--groups", "0"], &["--groups", "at least one"]);
     refuses_late(&["grouped-gemm", "--simulate", "2"], "grouped-gemm runs on one GPU: -g 1");
@@ -371,7 +371,7 @@ fn a_product_alone_is_right_and_runs_on_one_gpu() {
     let (comments, rows) = table(&args);
     assert_eq!(column(&rows, 5), ["rust"; 8]);
     assert!(comments.iter().any(|line| line.contains("left out: cublaslt")), "{comments:?}");
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
     refuses_late(&["gemm", "--simulate", "2"], "gemm runs on one GPU: -g 1");
     refuses(&["gemm", "--set", "odd", "--k", "8"], &["--set", "--k", "cannot be used with"]);
     let args = ["gemm", "--simulate", "1", "--m", "5", "--n", "72", "--k", "8", "--l2", "cold"];
@@ -379,7 +379,7 @@ fn a_product_alone_is_right_and_runs_on_one_gpu() {
     let json = folder.path().join("rows.json");
     let (comments, rows) =
         table(&[&args[..], &["-c", "3", "--json", json.to_str().unwrap()]].concat());
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
     assert_eq!(json["rows"][0]["l2"], "cold");
     // One copy of B per launch of a graph.
@@ -396,7 +396,7 @@ fn the_ladders_steps_are_right() {
     let (comments, rows) = table_of(small);
     assert_eq!(column(&rows, 4), ["256x512x320"; 3]);
     assert_eq!(column(&rows, 5), names);
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
     refuses_late(&["gemm-ladder", "--simulate", "2"], "gemm-ladder runs on one GPU: -g 1");
 }
 
@@ -408,7 +408,7 @@ fn a_product_of_any_shape_is_right_and_says_its_plan() {
     let (comments, rows) = table(&[&args[..], &more].concat());
     let shapes = ["5x7x8", "9x7x8", "5x72x8", "9x72x8", "5x7x13", "9x7x13", "5x72x13", "9x72x13"];
     assert_eq!(column(&rows, 4), shapes);
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
     let plan = |i: usize| json["rows"][i]["algorithm"].as_str().unwrap().to_owned();
     let wide = "wide, tile 128x256, cluster 2x1x1, split-K 1";
@@ -430,7 +430,7 @@ fn a_product_of_every_type_is_right_and_names_it() {
         let (comments, rows) = table(&[&args[..], more].concat());
         assert_eq!(column(&rows, 2), [name; 2]);
         assert!(rows.iter().all(|row| row[12].starts_with(plan)), "{rows:?}");
-        are_right(&comments, &rows);
+        assert_right(&comments, &rows);
     }
 }
 
@@ -440,7 +440,7 @@ fn a_product_is_right_with_every_epilogue() {
         let args = ["gemm", "--simulate", "1", "--m", "5,130", "--n", "72", "--k", "8"];
         let (comments, rows) = table(&[&args[..], &["--epilogue", epilogue]].concat());
         assert_eq!(column(&rows, 5), ["rust"; 2]);
-        are_right(&comments, &rows);
+        assert_right(&comments, &rows);
     }
 }
 
@@ -449,7 +449,7 @@ fn plans_of_a_shape_are_compared() {
     let args = ["gemm", "--simulate", "1", "--m", "5", "--n", "72", "--k", "8"];
     let (comments, rows) = table(&[&args[..], &["--plan", "swapped:8x64:4,portable"]].concat());
     assert_eq!(column(&rows, 12), ["swapped:8x64:4,", "portable,"]);
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
     let reason = "--plan swapped:128x64:1: for 5x72x8 there are only swapped:8x64:";
     refuses_late(&[&args[..], &["--plan", "swapped:128x64:1"]].concat(), reason);
 }
@@ -469,11 +469,11 @@ fn plans_are_not_tuned_on_simulated_gpus() {
 fn what_is_captured_to_a_graph_is_checked_too() {
     let (comments, rows) = table(&["put", "--simulate", "2", "-e", "8K", "-G", "1"]);
     assert_eq!(rows.len(), 2 * 4);
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
     let args = ["all-reduce", "--simulate", "2", "-e", "8K", "-d", "f16", "-G", "1"];
     let (comments, rows) = table(&args);
     assert_eq!(rows.len(), 5);
-    are_right(&comments, &rows);
+    assert_right(&comments, &rows);
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn has(test: &str, variables: &[(&str, &str)]) -> bool {
 }
 
 #[track_caller]
-fn is_error_with<T>(result: Result<T, Error>, words: &[&str]) {
+fn assert_error_with<T>(result: Result<T, Error>, words: &[&str]) {
     let error = result.err().expect("an error").to_string();
     for word in words {
         assert!(error.contains(word), "{word:?} is not in: {error}");
@@ -37,7 +37,7 @@ fn a_launcher_and_the_variable_are_an_error_that_names_both() {
         ("MASTER_PORT", "29500"),
     ];
     if has("a_launcher_and_the_variable_are_an_error_that_names_both", TORCHRUN) {
-        is_error_with(
+        assert_error_with(
             World::from_env().map(drop),
             &["DEVCOMM_SIMULATE=\"2\"", "RANK", "with RANK each is a process"],
         );
@@ -48,9 +48,9 @@ fn a_launcher_and_the_variable_are_an_error_that_names_both() {
 fn processes_and_the_variable_are_an_error_that_names_both() {
     let variable = &[("DEVCOMM_SIMULATE", "2")];
     if has("processes_and_the_variable_are_an_error_that_names_both", variable) {
-        is_error_with(World::spawn_local(2), &["DEVCOMM_SIMULATE=\"2\"", "World::spawn_local"]);
+        assert_error_with(World::spawn_local(2), &["DEVCOMM_SIMULATE=\"2\"", "World::spawn_local"]);
         let processes = World::builder().simulate(Simulation::new(2)).spawn_local(2);
-        is_error_with(processes, &["World::spawn_local"]);
+        assert_error_with(processes, &["World::spawn_local"]);
     }
 }
 
@@ -58,8 +58,8 @@ fn processes_and_the_variable_are_an_error_that_names_both() {
 fn a_variable_that_makes_no_sense_is_an_error_wherever_a_machine_is_asked_for() {
     let variable = &[("DEVCOMM_SIMULATE", "some")];
     if has("a_variable_that_makes_no_sense_is_an_error_wherever_a_machine_is_asked_for", variable) {
-        is_error_with(World::from_env().map(drop), &["DEVCOMM_SIMULATE=\"some\""]);
-        is_error_with(visible_gpus().map(drop), &["DEVCOMM_SIMULATE=\"some\""]);
+        assert_error_with(World::from_env().map(drop), &["DEVCOMM_SIMULATE=\"some\""]);
+        assert_error_with(visible_gpus().map(drop), &["DEVCOMM_SIMULATE=\"some\""]);
     }
 }
 
@@ -77,9 +77,12 @@ fn a_setting_that_makes_no_sense_is_an_error_though_simulated_gpus_do_not_use_it
     // In a child process, the one that is set.
     if let Some((name, value)) = settings.iter().find(|(name, _)| std::env::var(name).is_ok()) {
         let words = [*name, *value];
-        is_error_with(World::simulated(2).map(drop), &words);
-        is_error_with(World::builder().simulate(Simulation::new(2)).from_env().map(drop), &words);
-        is_error_with(World::threads(2).map(drop), &words);
+        assert_error_with(World::simulated(2).map(drop), &words);
+        assert_error_with(
+            World::builder().simulate(Simulation::new(2)).from_env().map(drop),
+            &words,
+        );
+        assert_error_with(World::threads(2).map(drop), &words);
         return;
     }
     for setting in settings {

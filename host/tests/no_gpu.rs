@@ -43,7 +43,7 @@ fn without_a_gpu_there_is_an_error_and_no_panic() {
 }
 
 #[test]
-fn a_world_of_nobody_is_refused() {
+fn a_world_without_ranks_is_refused() {
     assert!(matches!(World::threads(0), Err(Error::InvalidInput { .. })));
     assert!(matches!(World::spawn_local(0), Err(Error::InvalidInput { .. })));
 }

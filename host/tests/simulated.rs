@@ -82,7 +82,7 @@ fn the_order_of_ranks_is_a_function_of_the_seed() {
 }
 
 #[test]
-fn ranks_that_wait_for_each_other_in_a_circle_are_told_who_waits_for_what() {
+fn ranks_that_wait_for_each_other_in_a_circle_are_told_each_ranks_wait() {
     let ended = World::simulated(2).unwrap().run(|rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let buffer = comm.mem_alloc::<f32>(16)?;

@@ -106,7 +106,7 @@ fn several_ids_make_one_communicator() {
         let stream = rank.stream()?;
         require_works(&comm, &stream)?;
         require_kernels_work(rank, &comm, &stream)?;
-        // Without a `World`, it has no host barrier.
+        // `init_rank_scalable` has no `World`, which host barriers need.
         assert!(matches!(comm.barrier(), Err(Error::InvalidInput { .. })));
         comm.destroy()
     });
@@ -155,8 +155,8 @@ fn a_non_blocking_communicator_does_what_a_blocking_one_does() {
 }
 
 #[test]
-fn a_communicator_that_another_made_is_used_and_left_alone() {
-    on_gpus("a_communicator_that_another_made_is_used_and_left_alone", 2, |rank| {
+fn a_borrowed_raw_communicator_works_and_is_not_destroyed() {
+    on_gpus("a_borrowed_raw_communicator_works_and_is_not_destroyed", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         // SAFETY: `raw` is a live communicator on this GPU, which outlives the borrowed one and is
         // not used at the same time; or null.

@@ -201,7 +201,7 @@ fn whole_step(rank: &Rank, memory: &Memory, batch: &Batch, in_halves: bool) -> R
     experts.check()
 }
 
-/// Elements of a token: more than a warp's part of a row, and no whole number of parts.
+/// Returns the elements of a token: more than a warp's part of a row, and no whole number of parts.
 fn hidden(ranks: usize) -> usize {
     if ranks == 2 { 1048 } else { 528 }
 }

@@ -365,8 +365,8 @@ fn exchanges_of_other_lengths_are_refused() {
     });
 }
 
-/// Elements that rank `from` sends to rank `to` in all-to-all number `launch`: none, a few, or more
-/// than fit in one step.
+/// Returns the elements that rank `from` sends to rank `to` in all-to-all number `launch`: none, a
+/// few, or more than fit in one step.
 fn count_of(from: usize, to: usize, launch: usize, long: usize) -> usize {
     match (from * 3 + to * 5 + launch) % 7 {
         0 => 0,

@@ -51,7 +51,7 @@ impl Call {
         }
     }
 
-    /// The same, to ask about.
+    /// Returns the same, to ask about.
     fn asked(&self, rank: usize) -> Result<Collective<'_>> {
         let Self { send, residual, weight, recv, .. } = self;
         Ok(match self.operation {

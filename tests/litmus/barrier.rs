@@ -7,7 +7,7 @@ use devcomm::{DevCommRequirements, Result, Simulation};
 use devcomm_testing::simulated::Gpu;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-use crate::{explore, is_reported};
+use crate::{check_report, explore};
 
 /// The ranks pass each other the number of the round.
 #[kernel]
@@ -43,8 +43,8 @@ fn barriers_order_what_is_before_them_and_each_of_them_is_needed() {
     for line in ["// all have stored", "// all have read"] {
         for change in [Change::Relax, Change::Remove, Change::NoWait] {
             let names = ["place.lsa(", "assert_eq!(received"];
-            is_reported(&two, (line, change), &names, exchanges);
+            check_report(&two, (line, change), &names, exchanges);
         }
-        is_reported(&two, (line, Change::Narrow(Scope::Gpu)), &[line], exchanges);
+        check_report(&two, (line, Change::Narrow(Scope::Gpu)), &[line], exchanges);
     }
 }

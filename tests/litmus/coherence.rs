@@ -6,7 +6,7 @@ use cuda_std::prelude::*;
 
 use crate::{all, all_but, outcomes};
 
-/// Two relaxed loads of a word.
+/// Loads a word twice, relaxed.
 ///
 /// # Safety
 ///

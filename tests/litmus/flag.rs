@@ -8,7 +8,7 @@ use devcomm::{DevCommRequirements, Result, Simulation};
 use devcomm_testing::simulated::Gpu;
 use nccl_device::{Coop, DevComm, Flag, Window};
 
-use crate::{explore, is_reported};
+use crate::{check_report, explore};
 
 /// Rank 0 sends 1 and 2 to rank 1.
 #[kernel]
@@ -39,13 +39,14 @@ fn sends_two(gpu: &Gpu<'_>) -> Result<()> {
 }
 
 #[test]
-fn messages_through_one_place_arrive_and_no_part_of_the_protocol_is_too_much() {
+fn messages_through_one_place_arrive_and_every_part_of_the_protocol_is_needed() {
     let two = Simulation::new(2).preemptions(1);
     explore(two.clone(), sends_two);
     // With loads that see old values.
     explore(two.clone().preemptions(0).weak(true), sends_two);
     let narrow = Change::Narrow(Scope::Gpu);
-    for (line, change, names) in [
+    // Each row weakens one line; the simulator must report it at a line with the given text.
+    for (line, change, reported_at) in [
         ("flag.post(coop, 1, message)", Change::Relax, "place.local()"),
         ("flag.post(coop, 1, message)", narrow, "flag.post(coop, 1, message)"),
         ("flag.wait_at_least(coop, message); // full", Change::Relax, "place.local()"),
@@ -55,7 +56,7 @@ fn messages_through_one_place_arrive_and_no_part_of_the_protocol_is_too_much() {
         ("flag.wait_at_least(coop, message); // free", Change::Relax, "place.lsa(1)"),
         ("flag.wait_at_least(coop, message); // free", Change::NoWait, "place.lsa(1)"),
     ] {
-        let names = [names, "assert_eq!(received"];
-        is_reported(&two, (line, change), &names, sends_two);
+        let reported_at = [reported_at, "assert_eq!(received"];
+        check_report(&two, (line, change), &reported_at, sends_two);
     }
 }

@@ -8,7 +8,7 @@ use devcomm::{Result, Simulation};
 use devcomm_testing::simulated::Gpu;
 use nccl_device::{Coop, DevComm, EMPTY, Lamport, LamportSlots, Window};
 
-use crate::{explore, is_reported};
+use crate::{check_report, explore};
 
 /// The ranks send each other a vector of the launch's number.
 #[kernel]
@@ -44,6 +44,6 @@ fn messages_arrive_whole_in_every_launch_and_only_after_a_wait() {
     // With loads that see old values and halves of vectors.
     explore(two.clone().weak(true), |gpu| swaps(gpu, 1));
     let (send, receive) = ("session.send(", "session.receive_all::<");
-    is_reported(&two, (send, Change::Narrow(Scope::Gpu)), &[send], |gpu| swaps(gpu, 1));
-    is_reported(&two, (receive, Change::NoWait), &["assert_eq!(received"], |gpu| swaps(gpu, 1));
+    check_report(&two, (send, Change::Narrow(Scope::Gpu)), &[send], |gpu| swaps(gpu, 1));
+    check_report(&two, (receive, Change::NoWait), &["assert_eq!(received"], |gpu| swaps(gpu, 1));
 }

@@ -8,7 +8,7 @@ use devcomm_testing::simulated::Gpu;
 use devcomm_types::nccl::LlA2aHandle;
 use nccl_device::{Coop, DevComm, LlA2aBuffer};
 
-use crate::{explore, is_reported};
+use crate::{check_report, explore};
 
 /// The ranks send each other the number of the epoch.
 #[kernel]
@@ -40,6 +40,6 @@ fn lines_arrive_whole_in_every_epoch_and_only_after_a_wait() {
     // With loads that see old values and halves of lines.
     explore(two.clone().weak(true), |gpu| swaps(gpu, 1));
     let (send, receive) = ("session.send(", "session.receive(");
-    is_reported(&two, (send, Change::Narrow(Scope::Gpu)), &[send], |gpu| swaps(gpu, 1));
-    is_reported(&two, (receive, Change::NoWait), &["assert_eq!(received"], |gpu| swaps(gpu, 1));
+    check_report(&two, (send, Change::Narrow(Scope::Gpu)), &[send], |gpu| swaps(gpu, 1));
+    check_report(&two, (receive, Change::NoWait), &["assert_eq!(received"], |gpu| swaps(gpu, 1));
 }

@@ -79,7 +79,7 @@ fn report(machine: Simulation, body: impl Fn(&Gpu<'_>) -> Result<()> + Sync) -> 
 /// Checks that a program with a change of the line with `text`, in the caller's file, is reported
 /// as a race, or as a wrong value that it finds, at a line with one of `names`.
 #[track_caller]
-fn is_reported(
+fn check_report(
     machine: &Simulation,
     (text, change): (&str, Change),
     names: &[&str],

@@ -8,7 +8,7 @@ use devcomm::{DevCommRequirements, Result, Simulation};
 use devcomm_testing::simulated::Gpu;
 use nccl_device::{Coop, DevComm, Flag, Window};
 
-use crate::{explore, is_reported, report};
+use crate::{check_report, explore, report};
 
 /// Sends the peer the number of the epoch through slot `slot`, and checks what the peer has sent.
 #[kernel]
@@ -61,7 +61,7 @@ fn tiles_arrive_and_no_part_of_the_protocol_is_too_much() {
         ("flag.wait_at_least(", Change::NoWait, "inbox.local()"),
         ("flag.wait_at_least(", Change::Narrow(Scope::Gpu), "flag.wait_at_least("),
     ] {
-        is_reported(&two, (line, change), &[names, "assert_eq!(received"], exchanges(&IN_TURNS));
+        check_report(&two, (line, change), &[names, "assert_eq!(received"], exchanges(&IN_TURNS));
     }
 }
 

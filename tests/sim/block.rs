@@ -312,7 +312,7 @@ unsafe fn waits_for_a_time(out: *mut u64) {
 }
 
 #[test]
-fn time_passes_for_those_who_look() {
+fn time_passes_for_threads_that_read_the_clock() {
     let waited = output::<_, waits_for_a_time, _>(Simulation::new(1), (1, 1), [0_u64]);
     assert!(waited[0] >= 1_000_000);
 }

@@ -152,7 +152,7 @@ unsafe fn one_waits_elsewhere(comm: DevComm, never: *mut u32) {
 }
 
 #[test]
-fn a_call_that_a_part_of_the_coop_makes_names_who_is_there_and_who_is_not() {
+fn a_call_by_a_part_of_the_coop_names_the_threads_that_make_it_and_those_that_do_not() {
     let error = failure(Simulation::new(1), |gpu| {
         let (comm, never) = (gpu.dev_comm(lsa_barriers(1))?, gpu.buffer(&[0_u32])?);
         gpu.launch(one_waits_elsewhere::args(&comm, &never).grid(1).block(64))

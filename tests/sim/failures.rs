@@ -41,7 +41,7 @@ unsafe fn rank_1_skips(comm: DevComm) {
 }
 
 #[test]
-fn a_deadlock_names_who_waits_for_which_peer_and_where() {
+fn a_deadlock_names_the_waiting_rank_its_peer_and_the_line() {
     let error = failure(Simulation::new(3), |gpu| {
         gpu.launch(rank_1_skips::args(&gpu.dev_comm(barriers(2))?).grid(2).block(64))
     });

@@ -21,7 +21,7 @@ unsafe fn stores_to_freed(out: *mut u32) {
 }
 
 #[test]
-fn an_access_to_freed_memory_names_what_it_was_and_who_freed_it() {
+fn an_access_to_freed_memory_names_the_memory_and_what_freed_it() {
     let error = failure(Simulation::new(1), |gpu| {
         let buffer = gpu.buffer(&[0_u32; 4])?;
         let address = buffer.device_address();

@@ -286,7 +286,7 @@ unsafe fn one_stays_away(comm: DevComm, ranks: i32, index: u32, signal0: u32) {
 }
 
 #[test]
-fn a_gin_barrier_names_who_has_not_arrived() {
+fn a_gin_barrier_names_the_ranks_that_have_not_arrived() {
     let error = failure(Simulation::new(3), |gpu| {
         let mut asked = requirements(GinConnectionType::Full);
         let team = gpu.communicator()?.team_world()?;

@@ -178,7 +178,7 @@ unsafe fn waits_for_nobody(comm: DevComm) {
 }
 
 #[test]
-fn a_wait_for_a_signal_that_nobody_sends_is_a_deadlock_with_its_name() {
+fn a_wait_for_a_signal_that_no_rank_sends_is_a_deadlock_that_names_it() {
     let error = failure(Simulation::new(2), |gpu| {
         gpu.launch(waits_for_nobody::args(&gpu.dev_comm(full())?).grid(1).block(4))
     });

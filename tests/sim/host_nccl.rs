@@ -155,7 +155,7 @@ fn a_collective_with_a_configuration_records_its_event() {
 }
 
 #[test]
-fn ranks_that_call_different_things_are_told_what_and_nobody_hangs() {
+fn ranks_that_make_different_calls_are_told_which_and_do_not_hang() {
     on(Simulation::new(2), |rank| {
         let (comm, stream, b) = (rank.init(), rank.stream(), rank.zeroed(8));
         ok(rank.all_reduce(&b, 7 + rank.me, F32, SUM, comm, stream));

@@ -359,7 +359,7 @@ fn an_abort_waits_for_the_kernels_of_its_gpu() {
 }
 
 #[test]
-fn ranks_that_wait_for_each_other_in_vain_are_told_who_waits_for_what() {
+fn ranks_that_wait_for_each_other_in_vain_are_told_each_ranks_wait() {
     let errors = on(Simulation::new(2), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let b = rank.zeroed(1);

@@ -65,7 +65,7 @@ fn time_passes_when_nothing_else_can_happen() {
 }
 
 #[test]
-fn threads_that_wait_for_each_other_are_told_who_waits() {
+fn threads_that_wait_for_each_other_are_told_each_others_waits() {
     let results = ranks(Simulation::new(2), |machine, rank| {
         let result = machine.wait(machine.event_count(), None);
         // Ends the other thread's wait.
@@ -117,7 +117,7 @@ fn streams_keep_their_order_and_wait_for_events_of_others() {
 }
 
 #[test]
-fn a_capture_that_leaves_a_stream_behind_gives_no_graph() {
+fn a_capture_that_ends_with_an_unjoined_stream_gives_no_graph() {
     ranks(Simulation::new(1), |_, _| {
         let (first, second, mark) = (stream(), stream(), event());
         let mut graph: CUgraph = null_mut();

@@ -139,7 +139,7 @@ unsafe fn rotate(form: u32) {
 }
 
 #[test]
-fn shared_memory_is_used_again_after_a_barrier_of_all_who_use_it() {
+fn shared_memory_is_used_again_after_a_barrier_of_all_threads_that_use_it() {
     check(&Simulation::new(1), 4, |gpu, form| gpu.launch(rotate::args(form).grid(1).block(64)));
 }
 

@@ -294,7 +294,7 @@ fn an_exhaustive_check_has_the_network_deliver_at_every_time() {
     assert_eq!(run(false), (true, [7, 9].into()));
 }
 
-/// All-reduces by the shipped kernels, one after the other.
+/// Runs all-reduces by the shipped kernels, one after the other.
 fn all_reduces(rank: &Rank) -> Result<()> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let collectives = Collectives::new(comm)?;
@@ -341,7 +341,7 @@ unsafe fn polls_flag(flag: Window<u32>) {
 }
 
 #[test]
-fn reports_say_who_waits_for_what_under_every_schedule() {
+fn reports_name_every_wait_under_every_schedule() {
     let all = ["3", "3,seed=1,preempt=1", "3,seed=1,pct=3", "3,choices=", "3,seed=1,lag=rank"];
     for settings in all.iter().chain(&["3,seed=2,lag=rank", "3,lag=thread", "3,lag=warp"]) {
         let deadlock = panic_of(|| {

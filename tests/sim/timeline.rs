@@ -54,7 +54,7 @@ fn timeline(
     (fs::read_to_string(path).unwrap(), ran)
 }
 
-/// The text without the numbers of lines, which change with the code above them.
+/// Returns the text without the numbers of lines, which change with the code above them.
 fn without_lines(text: &str) -> String {
     let mut parts = text.split(".rs:");
     let first = parts.next().unwrap_or_default().to_string();
@@ -79,7 +79,7 @@ fn the_picture_in_the_guide_is_what_the_program_draws() {
 }
 
 #[test]
-fn a_trace_is_the_same_for_the_same_seed_and_shows_who_waited_and_sent() {
+fn a_trace_is_the_same_for_the_same_seed_and_shows_waits_and_messages() {
     let trace = |seed| {
         let (trace, ran) = timeline(Simulation::new(2).seed(seed), "ring.json", rings);
         ran.unwrap();

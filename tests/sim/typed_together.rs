@@ -83,7 +83,7 @@ fn odd_and_even_epochs_take_turns_also_where_they_wrap_around() {
 }
 
 #[test]
-fn a_flag_that_nobody_posts_is_named() {
+fn a_flag_that_no_rank_posts_is_named() {
     let error = failure(Simulation::new(2), |gpu| {
         let (comm, x) = (comm(gpu)?, gpu.window(&[0_u32; 1])?);
         let (y, flags) = (gpu.window(&[0_u32; 1])?, gpu.window(&[0_u32; 2])?);

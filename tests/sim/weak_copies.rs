@@ -1,5 +1,5 @@
-//! Tests of copies in weak memory: those of kernels read their source and write their target until
-//! a thread waits for it, those in streams some time after they have begun.
+//! Tests of copies in weak memory. A kernel's copy may read its source and write its target at any
+//! time until a thread's wait for the copy returns; a stream's copy at some time after it begins.
 
 use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::mbarrier::{self, MBarrier};
@@ -12,8 +12,8 @@ use devcomm_types::GridConstant;
 use crate::nccl_threads::{OK, cuda, on};
 use crate::tensor::{aligned_shared, row};
 
-/// A thread loads a row by TMA and stores it by TMA. It looks at both targets before it waits, by
-/// dereferences, which the simulator does not see, and after.
+/// Loads a row by TMA and stores it by TMA, in one thread. The thread reads each target twice:
+/// before the wait, by a dereference that the simulator does not see, and after the wait.
 #[kernel]
 unsafe fn looks_early(
     from: GridConstant<TensorMap>,
@@ -169,7 +169,7 @@ unsafe fn waits_for_the_first_group(targets: *mut f32) {
 }
 
 #[test]
-fn with_weak_memory_a_wait_for_all_groups_but_some_leaves_these_unread() {
+fn with_weak_memory_a_wait_for_all_groups_but_the_last_leaves_that_unread() {
     let stored = |seed| -> Vec<f32> {
         let outs = simulate(Simulation::new(1).seed(seed).weak(true), |gpu| {
             let targets = gpu.buffer(&[0_f32; 64])?;
@@ -184,7 +184,8 @@ fn with_weak_memory_a_wait_for_all_groups_but_some_leaves_these_unread() {
     assert!(stored.iter().any(|words| words[32..].contains(&2.0)), "{stored:?}");
 }
 
-/// Two blocks send each other words by bulk copies, for which they do not wait before the answer.
+/// Sends words between two blocks by bulk copies, for which a block waits only after it has
+/// received the other block's words.
 #[kernel]
 unsafe fn send_words(inboxes: *mut u32, answers: *mut u32) {
     let (me, other) = (thread::block_idx_x() as usize, 1 - thread::block_idx_x() as usize);
@@ -223,6 +224,8 @@ fn with_weak_memory_words_of_a_bulk_copy_arrive_although_nobody_waits_for_it() {
 fn with_weak_memory_a_copy_in_a_stream_lands_some_time_after_it_has_begun() {
     let seen = |simulation: Simulation| {
         let values = on(simulation, |thread| {
+            // `late` is the target of the copy. The memset of `soon`, on another stream, only gives
+            // a time at which the copy may not have ended.
             let (late, soon) = (thread.pinned(4), thread.pinned(4));
             let [a, b] = [(); 2].map(|()| thread.stream());
             let source = thread.filled(&[7_u32]);

@@ -131,7 +131,7 @@ fn version_of(path: &PathBuf) -> Result<String> {
     }
 }
 
-/// nvcc uses a host compiler's preprocessor.
+/// Checks that there is a host compiler, whose preprocessor nvcc uses.
 fn ensure_host_compiler() -> Result<()> {
     if std::env::var_os("NVCC_CCBIN").is_some_and(|value| !value.is_empty()) {
         return Ok(());

@@ -99,7 +99,7 @@ impl Stranger {
         }
         self.output(&["test", "--workspace"])?;
         self.prints_the_sum(&["run"])?;
-        self.is_on_its_own()
+        self.check_builds_alone()
     }
 
     /// Runs the program with its kernels compiled for GPUs, and in addition with devcomm's own
@@ -152,7 +152,7 @@ impl Stranger {
     }
 
     /// Every package of the project's build is in its folder or from the registry.
-    fn is_on_its_own(&self) -> Result<()> {
+    fn check_builds_alone(&self) -> Result<()> {
         // Cargo has downloaded what this platform needs.
         let mut rustc = Command::new("rustc");
         let output = rustc.arg("-vV").output().context("rustc does not start")?;

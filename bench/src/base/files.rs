@@ -12,7 +12,7 @@ const VARIABLE: &str = "DEVCOMM_TWINS";
 pub struct TwinFiles(PathBuf);
 
 impl TwinFiles {
-    /// Returns the named folder, else the variable's, else `twins` beside this program's folder:
+    /// Returns the named folder, else the variable's, else `twins` next to this program's folder:
     /// `target/twins` for `target/release/devcomm-bench`, and likewise in a pack
     /// (`cargo xtask pack`).
     pub fn find(named: Option<&Path>) -> Result<Self> {

@@ -117,24 +117,24 @@ pub struct RunOptions {
     #[arg(long, conflicts_with = "graph")]
     pub host: bool,
 
-    /// Objects of `Collectives` that may run at the same time; with 1 an operation may fill the GPU
-    /// [default: that of `CollectivesOptions`]
+    /// `Collectives` objects that may run at the same time; with 1 an operation may fill the GPU
+    /// [default: 2]
     #[arg(long, value_name = "N")]
     pub concurrent: Option<u32>,
 
-    /// Also run in place what sends and receives in one buffer
+    /// Also run operations in place (one buffer to send and to receive), where they allow it
     #[arg(long)]
     pub in_place: bool,
 
-    /// Configurations of NCCL, comma-separated, a row for each where it may matter: `mixed`, NCCL's
-    /// default, with graph mixing; without it `unmixed`, `efficiency` and `zero`, of the CTA policy
-    /// of that name, and `ctas:<n>`, kernels of n blocks [default: unmixed,efficiency,zero;
-    /// mixed when simulated]
+    /// Configurations of NCCL, comma-separated, with a row for each where it may matter: `mixed` is
+    /// NCCL's default, with graph mixing. All others turn graph mixing off: `unmixed` changes
+    /// nothing else, `efficiency` and `zero` also set the CTA policy of that name, and `ctas:<n>`
+    /// also fixes n CTAs [default: unmixed,efficiency,zero; mixed when simulated]
     #[arg(long, value_delimiter = ',', value_name = "CONFIG")]
     pub nccl: Vec<NcclSetting>,
 
-    /// Also time every variant with a kernel of another program before each call, which lets no
-    /// launch depend on it; the row has the time of both without that kernel's
+    /// Also time every variant with an unrelated kernel before each call, which does not trigger
+    /// programmatic dependent launch; the row has the time of both minus that kernel's own time
     #[arg(long, conflicts_with = "host")]
     pub between: bool,
 
@@ -246,7 +246,7 @@ pub struct NcclSetting {
 }
 
 impl NcclSetting {
-    /// What is measured if the command line names none.
+    /// The configurations that are measured if the command line names none.
     pub const DEFAULTS: [&str; 3] = ["unmixed", "efficiency", "zero"];
 }
 
@@ -281,8 +281,8 @@ impl SizeOptions {
         if let Some(max) = self.max {
             ensure!(self.min <= max, "-b {} is above -e {max}", self.min);
         }
-        ensure!(self.factor >= 2, "-f {} is too small: it is at least 2", self.factor);
-        ensure!(self.step != Some(0), "-i 0 is too small: it is at least 1");
+        ensure!(self.factor >= 2, "-f must be at least 2, not {}", self.factor);
+        ensure!(self.step != Some(0), "-i must be at least 1, not 0");
         Ok(())
     }
 

@@ -38,7 +38,7 @@ pub struct Options {
     #[arg(long, value_name = "N", conflicts_with_all = ["gpus", "processes"])]
     pub simulate: Option<usize>,
 
-    /// The folder that `cargo xtask twins` made [default: DEVCOMM_TWINS, or `twins` beside this
+    /// The folder that `cargo xtask twins` made [default: DEVCOMM_TWINS, or `twins` next to this
     /// program's folder]
     #[arg(long, value_name = "FOLDER")]
     twins: Option<PathBuf>,

@@ -43,7 +43,7 @@ pub struct Flags {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     push_blocks: Option<u32>,
 
-    /// Run every variant beside a matrix product in bf16 on another stream, of these extents, and
+    /// Run every variant during a matrix product in bf16 on another stream, of these extents, and
     /// the product alone: times are those of both
     #[arg(long, value_delimiter = ',', value_name = "M,N,K")]
     beside: Vec<usize>,
@@ -336,8 +336,8 @@ pub struct Call<'a, T> {
     pub recv: DeviceSlice<T>,
 }
 
-/// Returns the elements that a rank sends to each in an all-to-all of uneven parts, as many as it
-/// receives from it, and where they are.
+/// Returns the lengths and the offsets of the parts that a rank sends to each peer in an uneven
+/// all-to-all. It receives parts of the same lengths.
 fn parts(ranks: usize, rank: usize, count: usize) -> [Vec<usize>; 2] {
     let [less, more] = [count / 2, 2 * count - count / 2];
     let of = |peer: usize| if (rank + peer).is_multiple_of(2) { less } else { more };

@@ -46,7 +46,8 @@ impl<'a> ConcurrentProduct<'a> {
         })
     }
 
-    /// Enqueues the product beside other work on the harness's stream, which waits for both.
+    /// Enqueues the product on another stream than the other work; the harness's stream waits for
+    /// both.
     fn with(&self, other: &dyn Fn() -> devcomm::Result<()>) -> devcomm::Result<()> {
         let ([begin, end], main) = (&self.events, &self.harness.stream);
         main.record(begin)?;
@@ -58,7 +59,7 @@ impl<'a> ConcurrentProduct<'a> {
         main.wait_event(end)
     }
 
-    /// Returns the contender beside the product.
+    /// Returns the contender that runs during the product.
     pub fn join<'b>(&'b self, contender: Contender<'b>) -> Contender<'b> {
         let alone = Rc::clone(&contender.checked);
         let work: Work<'b> = Rc::new(move || self.with(&*alone));

@@ -306,7 +306,7 @@ fn ours<'a, F: Fusion<Operation: 'a>>(
     Ok(contenders)
 }
 
-/// cuBLASLt's product and each collective.
+/// Returns contenders of cuBLASLt's product followed by each collective.
 fn by_cublaslt<'a>(
     selection: &Selection,
     means: &'a Means<'a>,

@@ -79,7 +79,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Bytes of an element.
+    /// Returns the bytes of an element.
     fn size(self) -> usize {
         match self {
             Self::Bf16 | Self::F16 => 2,

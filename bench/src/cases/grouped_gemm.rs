@@ -1,5 +1,5 @@
 //! Products of groups of rows, each with a B of its own, on one GPU: `devcomm::GroupedGemm` against
-//! a product of cuBLASLt for each group, and beside one product of as many rows.
+//! a product of cuBLASLt for each group, and against one product with the same number of rows.
 
 use std::cell::RefCell;
 

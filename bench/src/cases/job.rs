@@ -310,7 +310,7 @@ mod tests {
         simulated("-c 2 -n 3 -w 1 --rounds 2", |mut job| {
             let log = Log { done: RefCell::default(), poisoned: &poisoned };
             job.compare(CASE, &[lazy(Variant::Rust, 1, &log), lazy(Variant::Nccl, 2, &log)])?;
-            // Of each contender: the warm-up, and in both rounds an untimed launch and the batch.
+            // Each contender has the warm-up, and in both rounds an untimed launch and the batch.
             let timed = 2 * (1 + 2 * (1 + 3));
             let checks = [["poison", "checked"]; 4].concat();
             assert_eq!(*log.done.borrow(), [&checks[..], &vec!["timed"; timed]].concat());

@@ -387,7 +387,7 @@ mod tests {
         assert!(!is_beyond_rounding(200.5, bf16::from_f32(201.0), 100.25, 2, BF16_LOSES));
         assert!(is_beyond_rounding(200.5, bf16::from_f32(100.0), 100.25, 2, BF16_LOSES));
         assert!(is_beyond_rounding(200.5, bf16::NAN, 100.25, 2, BF16_LOSES));
-        // Of 8-bit floats a product loses up to a sixteenth.
+        // A product of 8-bit floats has an error of up to a sixteenth.
         assert!(is_beyond_rounding(200.5, bf16::from_f32(189.0), 100.25, 2, BF16_LOSES));
         assert!(!is_beyond_rounding(200.5, bf16::from_f32(189.0), 100.25, 2, 0.0625));
     }

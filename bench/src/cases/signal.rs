@@ -177,6 +177,6 @@ pub fn peer_slice(
     peer: usize,
 ) -> Result<DeviceSlice<u8>> {
     let address = window.peer_pointer(peer, 0)?.context("the peer is not reached by load")?;
-    // SAFETY: the address is valid on this GPU, for as many bytes; as above.
+    // SAFETY: the window has this length on the peer, and the address maps it on this GPU.
     Ok(unsafe { DeviceSlice::from_raw_parts(harness.rank.context(), address, window.len()) })
 }

@@ -1,4 +1,4 @@
-//! The competitors in a benchmark, and what is measured beside: the one place that decides what a
+//! The competitors in a benchmark, and what else is measured: the one place that decides what a
 //! ratio is.
 
 use crate::contenders::contender::Variant;

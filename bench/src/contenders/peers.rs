@@ -98,13 +98,13 @@ impl FromStr for Peer {
 pub enum Work {
     /// All-reduces of this number of elements, by type.
     Counts(BTreeMap<&'static str, Vec<usize>>),
-    /// All-reduces with RMSNorm of so many tokens and elements of each, by type.
+    /// All-reduces with RMSNorm by type: numbers of tokens, and of elements of a token.
     RmsNorm(BTreeMap<&'static str, Vec<[usize; 2]>>),
     /// Matrix products with a collective.
     Product {
         collective: &'static str,
         shapes: Vec<[usize; 3]>,
-        /// Whether calls take turns with copies of B that exceed the L2 cache.
+        /// Whether calls alternate between copies of B that together exceed the L2 cache.
         cold: bool,
     },
 }

@@ -161,7 +161,7 @@ impl<'a> Harness<'a> {
             contender.outcome.poison()?;
             // No rank may write to a peer's result before the peer has poisoned it.
             self.rank.barrier()?;
-            // As it is timed: in a graph, or as plain launches.
+            // The checked call runs as the timed ones do: in a graph, or as plain launches.
             if self.run.graph > 0 {
                 let graph = self.stream.capture(|| (contender.checked)())?;
                 graph.launch(&self.stream)?;
@@ -306,7 +306,8 @@ impl<'a> Harness<'a> {
         Ok(Spread::of(times?).map_or(f64::INFINITY, |times| times.median))
     }
 
-    /// Seconds per call of `work`, over one timed batch: of `calls`, or of graphs of as many.
+    /// Returns the seconds per call of `work` in one timed batch of `calls` calls, or of graphs
+    /// with this number of calls.
     fn time_one(&self, work: Launches<'_>, calls: usize, graph: Option<&Graph>) -> Result<f64> {
         let (stream, run) = (&self.stream, self.run);
         self.rank.barrier()?;

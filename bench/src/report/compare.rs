@@ -96,8 +96,8 @@ fn same_case(a: &Row, b: &Row) -> bool {
 
 /// Returns the standard error of a row's time, relative to it, after this many rounds.
 fn standard_error(row: &Row, rounds: usize) -> f64 {
-    // Of a normal distribution: the interquartile range is 1.349 standard deviations, and the
-    // median's standard error sqrt(pi / 2) of the mean's.
+    // In a normal distribution the interquartile range is 1.349 standard deviations, and the
+    // median's standard error is sqrt(pi / 2) times the mean's.
     let deviation = row.noise_percent.unwrap_or(0.0) / 100.0 / 1.349;
     deviation * (std::f64::consts::FRAC_PI_2 / rounds as f64).sqrt()
 }

@@ -33,7 +33,7 @@ pub struct Options {
     to: PathBuf,
 }
 
-/// Writes the page, and the plots beside the files.
+/// Writes the page, and the plots next to the files.
 pub fn run(options: &Options) -> Result<()> {
     let Options { from, to } = options;
     let files = read(from)?;

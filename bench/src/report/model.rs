@@ -1,4 +1,4 @@
-//! `model`: what collectives cost by [`CostModel`], fitted to measured rows, beside these rows.
+//! `model`: the times of collectives by [`CostModel`], fitted to measured rows, next to these rows.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -110,7 +110,7 @@ fn read(path: &Path) -> Result<Vec<Point>> {
         let case = CollectiveCase { kind, by, algorithm, ranks, in_graph, bytes: row.size };
         Some(Point { case, us: row.time_us?, row })
     };
-    // Of NCCL's configurations the one that all operations have.
+    // Only NCCL's default configuration exists for all operations.
     let is_plain = |row: &row::Row| {
         !row.in_place && row.asked.as_deref().is_none_or(|asked| asked == "unmixed")
     };
@@ -138,7 +138,7 @@ impl Row {
     }
 }
 
-/// A measured time beside the model's.
+/// A measured time and the model's.
 #[derive(Debug, Serialize)]
 struct Row {
     collective: String,

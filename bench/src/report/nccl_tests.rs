@@ -68,7 +68,7 @@ fn type_name(dtype: &str) -> &str {
     }
 }
 
-/// Returns a number with as many decimals, at most two, as the column has room for.
+/// Returns a number with up to two decimals, as far as they fit in the column.
 fn fit(number: f64, width: usize) -> String {
     let text = [2, 1, 0].map(|decimals| format!("{number:.decimals$}"));
     let fits = text.into_iter().find(|text| text.len() <= width);

@@ -157,7 +157,7 @@ impl Picture {
         self.add(format_args!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="{radius}" fill="{colour}"/>"#));
     }
 
-    /// The names of all series, in lines from `y` on.
+    /// Draws the names of all series, in lines from `y` on.
     fn legend(&mut self, series: &[Series<'_>], y: f64) {
         for (i, series) in series.iter().enumerate() {
             let (x, y) = (70.0 + (i % IN_LINE) as f64 * 165.0, y + (i / IN_LINE) as f64 * 18.0);
@@ -238,7 +238,7 @@ fn panels(series: &[Series<'_>], limit: Option<f64>) -> String {
     picture.finish(BOTTOM + 60.0 + 18.0 * lines)
 }
 
-/// The time that the links need, above the least time of the axis.
+/// Draws the time that the links need, if it is above the least time of the axis.
 fn draw_least_time(picture: &mut Picture, series: &[Series<'_>], limit: f64, x: &Axis, y: &Axis) {
     let bus = series[0].rows.iter().find_map(|row| Some(row.busbw? / row.algbw?));
     let Some(factor) = bus.filter(|bus| *bus > 0.0) else { return };

@@ -9,8 +9,9 @@ use crate::contenders::contender::Variant;
 use crate::contenders::contest::Contest;
 use crate::report::row::Row;
 
-/// A ratio that is nearer to 1 than this is no verdict, unless so many starts of the program agree.
+/// The smallest difference from 1 at which one start of the program decides which is faster.
 pub const LEAST: f64 = 0.03;
+/// The number of starts that must agree on a smaller difference.
 pub const STARTS: usize = 3;
 
 /// The default against the fastest competitor in one case.
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_says_who_is_over_whom() {
+    fn the_summary_names_the_faster_and_the_slower_contender() {
         let (contest, mut rows) = measured();
         let line = "# rust over the fastest of nccl, nccl-sym: geometric mean 0.500 of 1 cases, \
                     worst 0.500 (4), 0 above 1, 0 ties\n# in no ratio: cpp\n# #wrong 0";

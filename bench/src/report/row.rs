@@ -54,7 +54,7 @@ impl Case {
         hidden: None,
     };
 
-    /// Returns a product of `[m, n, k]` on one GPU, with so many bytes for an element of C.
+    /// Returns a product of `[m, n, k]` on one GPU, whose elements of C have `bytes` bytes.
     pub fn product(
         dtype: &'static str,
         bytes: usize,

@@ -82,7 +82,7 @@ macro_rules! collectives {
 }
 
 collectives! {
-    /// Every rank's `recv` gets the reduction of all ranks' `send`; both have the same length.
+    /// Reduces all ranks' `send` into every rank's `recv`; both have the same length.
     #[nccl("ncclAllReduce", "ncclAllReduceConfig")]
     fn all_reduce<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(
         send: &S, recv: &R, op: O, stream: impl OnStream,
@@ -111,8 +111,8 @@ collectives! {
         operation.combines(&op)?.enqueue_configured(this, stream, calls::reduce)
     }
 
-    /// Every rank's `recv` gets `root`'s `send`; both have the same length. The other ranks' `send`
-    /// is not used and may be `None`.
+    /// Copies `root`'s `send` to every rank's `recv`; both have the same length. The other ranks'
+    /// `send` is not used and may be `None`.
     #[nccl("ncclBroadcast", "ncclBroadcastConfig")]
     fn broadcast<R: Buffer>(
         send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: impl OnStream,
@@ -128,8 +128,8 @@ collectives! {
         operation.enqueue_configured(this, stream, calls::broadcast)
     }
 
-    /// Every rank's `recv` gets all ranks' `send`, in rank order: its length is that of `send`
-    /// times the number of ranks. In place, `send` is this rank's chunk of `recv`.
+    /// Gathers all ranks' `send` in every rank's `recv`, in rank order: its length is that of
+    /// `send` times the number of ranks. In place, `send` is this rank's chunk of `recv`.
     #[nccl("ncclAllGather", "ncclAllGatherConfig")]
     fn all_gather<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: impl OnStream) |this| {
         let (send, recv) = (send.device_slice(), recv.device_slice());

@@ -279,7 +279,7 @@ impl Communicator {
     }
 }
 
-/// A temporary handle of a communicator that nobody owns yet: dropping it aborts the communicator.
+/// A temporary handle of a communicator that has no owner yet: dropping it aborts the communicator.
 struct Unready(Communicator);
 
 impl Unready {

@@ -251,8 +251,9 @@ impl Handle {
         Ok(memory)
     }
 
-    /// Marks the communicator aborted, and asks its kernels and those who wait for other ranks on
-    /// the host to leave. Returns whether it had not ended before: then the caller frees it.
+    /// Marks the communicator aborted, and ends the waits of its kernels and of host threads for
+    /// other ranks. Returns true if the communicator had not ended before; then the caller frees
+    /// it.
     pub(crate) fn begin_abort(&self) -> bool {
         if !self.set_status(Status::Aborted) {
             return false;

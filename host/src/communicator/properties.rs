@@ -24,14 +24,14 @@ pub struct Properties {
     pub device_api: bool,
     /// Whether multicast works here. NCCL: `multimemSupport`.
     pub multimem: bool,
-    /// How many LSA teams there are; with 1, all ranks reach each other by load and store. NCCL:
+    /// The number of LSA teams. With 1, all ranks reach each other by load and store. NCCL:
     /// `nLsaTeams`.
     pub n_lsa_teams: usize,
-    /// The first network back end with which a kernel reaches every rank; [`GinType::None`] where
-    /// there is none. NCCL: `ginType`.
+    /// The network back end that NCCL chooses for kernels that reach every rank: the first that
+    /// works in its order of preference, or [`GinType::None`]. NCCL: `ginType`.
     pub gin_type: GinType,
-    /// The first network back end with which a kernel reaches the ranks of its rail team;
-    /// [`GinType::None`] where there is none. NCCL: `railedGinType`.
+    /// The network back end that NCCL chooses for kernels that reach the ranks of their rail team,
+    /// or [`GinType::None`]. NCCL: `railedGinType`.
     pub railed_gin_type: GinType,
     /// All network back ends that work here. NCCL: `ginSupport`.
     pub gin_types: GinTypes,
@@ -47,10 +47,10 @@ pub struct Properties {
     /// The widest connection that the network supports: every rank, the rails, or none. NCCL:
     /// `ginConnectionType`.
     pub gin_connection_type: GinConnectionType,
-    /// Bytes of the `ncclDevComm` that this library writes for device code of its own version.
+    /// Bytes of the `ncclDevComm` that the loaded NCCL writes for device code of its own version.
     /// NCCL: `devCommRuntimeVersionSize`.
     pub dev_comm_runtime_version_size: usize,
-    /// Whether CFT works here. NCCL: `cftSupport`.
+    /// Whether counted fabric transfers (CFT) work here. NCCL: `cftSupport`.
     pub cft: bool,
     /// Whether multicast over CFT works here. NCCL: `cftMulticastSupport`.
     pub cft_multicast: bool,
@@ -59,7 +59,7 @@ pub struct Properties {
 }
 
 impl Properties {
-    /// Ranks of an LSA team, the same in all teams.
+    /// Returns the number of ranks of an LSA team, which is the same for all teams.
     #[must_use]
     pub fn lsa_size(&self) -> usize {
         (self.n_ranks / self.n_lsa_teams.max(1)).max(1)
@@ -71,17 +71,17 @@ impl Properties {
         Team { n_ranks: int(self.n_ranks), rank: int(self.rank), stride: 1 }
     }
 
-    /// This rank's LSA team. LSA teams consist of consecutive ranks and have the same size.
+    /// Returns this rank's LSA team. LSA teams consist of consecutive ranks and have the same size.
     pub(crate) fn lsa_team(&self) -> Team {
-        self.world_team().inner_factor(self.lsa_stride())
+        self.world_team().inner_factor(self.lsa_size_i32())
     }
 
-    /// This rank's rail team.
+    /// Returns this rank's rail team.
     pub(crate) fn rail_team(&self) -> Team {
-        self.world_team().outer_factor(self.lsa_stride())
+        self.world_team().outer_factor(self.lsa_size_i32())
     }
 
-    fn lsa_stride(&self) -> i32 {
+    fn lsa_size_i32(&self) -> i32 {
         i32::try_from(self.lsa_size()).unwrap_or(i32::MAX)
     }
 }

@@ -83,8 +83,8 @@ impl ReduceOp {
     label = "expected a `ReduceOp`, or a `&CustomReduceOp<{E}>`"
 )]
 pub trait ReduceOperator<E>: sealed::Operator {
-    /// Returns what the operator does, for those who reduce without NCCL: the operator that
-    /// combines the elements, and what this rank's are multiplied by before.
+    /// Returns what the operator does, for reductions without NCCL: the operator that combines the
+    /// elements, and the factor by which this rank's elements are multiplied first.
     ///
     /// # Errors
     ///

@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn what_aborts_is_for_any_thread() {
-        fn is_for_any_thread<T: Clone + Send + Sync + 'static>() {}
-        is_for_any_thread::<KernelAbortHandle>();
+        fn assert_send_and_sync<T: Clone + Send + Sync + 'static>() {}
+        assert_send_and_sync::<KernelAbortHandle>();
     }
 }

@@ -48,8 +48,8 @@ pub struct Graph {
 
 struct Inner {
     life: Lifecycle,
-    /// `None` once it has ended. Nothing waits for this lock: the graph's one handle launches, and
-    /// who ends it has waited for launches.
+    /// `None` once the graph has ended. This lock is never contended: only the graph's one handle
+    /// launches, and whatever ends the graph waits for its launches first.
     exec: Mutex<Option<Exec>>,
     context: Context,
     len: usize,

@@ -66,7 +66,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// Why work on the GPU has failed, if nobody was told.
+    /// The reason why work on the GPU has failed, if no call has returned it yet.
     pub(crate) fn end_work(&self) -> Result<()> {
         let ended = match self.machine().is_simulated() {
             true => self.streams().iter().try_for_each(|stream| stream.drain(None)),

@@ -53,7 +53,7 @@ impl FunctionInfo {
     }
 }
 
-/// Whether this kernel can be launched with this configuration on this GPU.
+/// Checks that this kernel can be launched with this configuration on this GPU.
 pub(crate) fn check_shape(
     config: &LaunchConfig,
     function: &FunctionInfo,
@@ -98,7 +98,7 @@ pub(crate) fn check_shape(
 /// The most blocks per cluster that every GPU with clusters allows.
 const MAX_CLUSTER: u32 = 8;
 
-/// Whether this launch's attributes suit the GPU, and a kernel that fixes its clusters so.
+/// Checks that this launch's attributes suit the GPU, and the clusters that the kernel fixes.
 fn check_attributes(
     config: &LaunchConfig,
     fixed: Option<Dim3>,

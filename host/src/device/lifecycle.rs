@@ -1,4 +1,4 @@
-//! Whether something that kernels and operations use is open, and who ends it.
+//! The state of an object that kernels and operations use: open, or ended by one thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -33,7 +33,7 @@ struct Memory {
     birth: Birth,
 }
 
-/// Returns the bytes of `len` elements: more than none, and as many as an address space has.
+/// Returns the size in bytes of `len` elements, which is not 0 and fits in the address space.
 pub(super) fn bytes_of<T: Element>(memory: &str, len: usize) -> Result<usize> {
     let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
     bytes

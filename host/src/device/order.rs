@@ -177,7 +177,7 @@ impl Context {
         self.orders().turns.load(Ordering::Acquire)
     }
 
-    /// Forgets the operations on the stream of the first so many turns: they have ended.
+    /// Forgets the operations on the stream of the turns before `turns`, which have ended.
     pub(super) fn forget_ended(&self, stream: RawStream, turns: u64) {
         let has_ended = |used: &mut Use| used.turn < turns && used.stream.handle().raw() == stream;
         let ended: Vec<_> = self.orders().eager.lock().0.extract_if(.., has_ended).collect();

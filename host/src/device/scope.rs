@@ -94,7 +94,8 @@ impl<'scope> Scope<'scope, '_> {
         let (ticket, binder) = (context.machine().ticket(name), context.cuda().binder());
         let thread = move || {
             let _entered = ticket.enter();
-            // Dropped before `_entered`, whose drop wakes who waits for this thread.
+            // This is dropped before `_entered`, whose drop wakes the threads that wait for this
+            // one.
             let _running = running;
             // A context that cannot be made current fails again at the first call.
             let _ = binder.bind();

@@ -17,8 +17,7 @@ use crate::sys::cuda::stream::StreamHandle;
 #[derive(Clone, Copy, Debug)]
 pub enum Dynamic {}
 
-/// Consecutive elements in device memory of one GPU. It keeps the allocation that it was taken from
-/// alive.
+/// Consecutive elements in device memory of one GPU. The slice keeps its allocation alive.
 ///
 /// Operations take any [`Buffer`]: a slice, or a whole
 /// [`SymmetricBuffer`](crate::SymmetricBuffer) or [`Window`](crate::Window).
@@ -38,8 +37,8 @@ pub struct DeviceSlice<T> {
 ///
 /// # Safety
 ///
-/// The memory stays allocated as long as the value is borrowed, and when it is dropped until the
-/// operations are done that were enqueued before.
+/// The memory stays allocated while the value is borrowed. After the value is dropped, the memory
+/// stays allocated until all operations that were enqueued before the drop have ended.
 pub unsafe trait Buffer {
     /// The type of the elements, or [`Dynamic`].
     type Element;
@@ -136,8 +135,9 @@ impl<T: Element> DeviceSlice<T> {
         stream.synchronize()
     }
 
-    /// Sets every byte of memory that nothing uses yet. Unlike [`fill_bytes`](Self::fill_bytes), it
-    /// waits for the default stream only: what other threads have enqueued may wait for this one.
+    /// Sets every byte of memory that no operation uses yet. Unlike
+    /// [`fill_bytes`](Self::fill_bytes), this waits for the default stream only: work that other
+    /// threads have enqueued may wait for this thread, so a wait for it could deadlock.
     pub(crate) fn fill_new(&self, byte: u8) -> Result<()> {
         let context = &self.context;
         let (event, _enqueue) = (context.event_without_timing()?, context.begin_enqueue()?);
@@ -152,6 +152,7 @@ impl<T: Element> DeviceSlice<T> {
     /// Waits for this rank's streams, and returns the default stream. Streams of this crate do not
     /// wait for the default stream: the caller must wait for the work that it enqueues there.
     fn idle_default_stream(&self) -> Result<(StreamHandle, Enqueue<'_>)> {
+        // The operations of an open group are deferred: this copy would run before them.
         refuse_before_deferred(&self.context, None, "a copy or fill of memory")?;
         self.context.synchronize_streams()?;
         let enqueue = self.context.begin_enqueue()?;
@@ -162,7 +163,8 @@ impl<T: Element> DeviceSlice<T> {
     fn fits(&self, count: usize) -> Result<()> {
         if count > self.len {
             let (len, name) = (self.len, T::NAME);
-            return Err(Error::invalid(format!("{count} elements of {name} in memory of {len}")));
+            let text = format!("{count} elements of {name} do not fit in memory of {len}");
+            return Err(Error::invalid(text));
         }
         Ok(())
     }
@@ -275,7 +277,9 @@ impl<T> DeviceSlice<T> {
     }
 
     /// Returns whether an operation can send `self` and receive in `to`: they have no bytes in
-    /// common, or `self` begins at element `place` of `to`, as one that works in place allows.
+    /// common, or `self` begins exactly at element `place` of `to`. `place` is where the operation
+    /// allows it to work in place: negative if `self` begins before `to`, and `None` if the
+    /// operation has no in-place form.
     #[must_use]
     pub fn is_apart_or_at<U>(&self, to: &DeviceSlice<U>, place: Option<isize>) -> bool {
         let size = self.data_type.size() as u64;
@@ -311,7 +315,7 @@ impl<T> DeviceSlice<T> {
             _ => {
                 let (start, end) = (range.start_bound(), range.end_bound());
                 Err(Error::invalid(format!(
-                    "the elements from {start:?} to {end:?} of memory that has {len}"
+                    "the elements from {start:?} to {end:?} are not within memory of {len} elements"
                 )))
             }
         }

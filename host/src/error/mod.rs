@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_is_to_blame_for_what_another_one_could_do() {
+    fn an_error_that_depends_on_the_hardware_is_a_hardware_error() {
         let is_hardware = |error: Error| error.is_hardware();
         let (rank, bytes) = (0, 1);
         assert!(is_hardware(DriverError::NoGpu.into()));

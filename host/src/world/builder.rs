@@ -62,9 +62,9 @@ impl WorldBuilder {
     /// Sets how long a call may wait for the other ranks: [barriers](crate::Rank::barrier) and
     /// other exchanges on the host, and calls that create or end communicators, windows and device
     /// communicators. Then the job fails: every rank gets [`WorldError::RankLost`], with a rank
-    /// that has not come, and who waited for it in which call. A process that says nothing for so
-    /// long, or for 20 s, such as a stopped one, counts as lost too. `None`: no limit, also of
-    /// silence, so that processes can be stopped in a debugger. Default:
+    /// that has not come, and the rank and call that waited for it. A process that sends nothing
+    /// for this time, or for 20 s, such as a stopped one, counts as lost too. `None`: no limit,
+    /// also of silence, so that processes can be stopped in a debugger. Default:
     /// `DEVCOMM_OPERATION_TIMEOUT`, or else 10 minutes; on simulated GPUs none, since deadlocks are
     /// found there.
     ///

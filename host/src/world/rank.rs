@@ -62,7 +62,7 @@ impl Rank {
     ///
     /// A rank is left if its process runs (if its function has not failed, if ranks are threads)
     /// and calls this within the time of the first rendezvous (`DEVCOMM_TIMEOUT`). Later ones are
-    /// left behind with an error; so is a rank that counts as lost and goes on after all, such as
+    /// excluded, with an error; so is a rank that counts as lost and goes on after all, such as
     /// one that was stopped. At least half of the processes must be left. Local jobs end when a
     /// rank fails, unless [`LocalJob::survive`](crate::LocalJob::survive) says otherwise.
     ///

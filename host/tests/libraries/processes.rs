@@ -59,7 +59,7 @@ fn work(rank: &Rank) -> Result<()> {
 
 /// Checks the stub driver's log of one GPU.
 #[track_caller]
-fn has_worked(log: &[String]) {
+fn assert_succeeded(log: &[String]) {
     assert_eq!(log, ["cuLaunchKernelEx count grid 1 block 32", "cuDevicePrimaryCtxRelease"]);
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn trial_of_two_processes() -> Trial {
         for (gpu, process) in ["0", "1"].map(rank).into_iter().enumerate() {
             let Some(log) = process.join().unwrap() else { return Ok(()) };
             assert!(lines_of(&log, 1 - gpu).is_empty(), "{log}");
-            has_worked(&lines_of(&log, gpu));
+            assert_succeeded(&lines_of(&log, gpu));
         }
         Ok(())
     })
@@ -98,8 +98,8 @@ fn a_program_starts_its_own_ranks() {
         return;
     }
     World::spawn_local(2).unwrap();
-    has_worked(&log_of(0));
-    has_worked(&log_of(1));
+    assert_succeeded(&log_of(0));
+    assert_succeeded(&log_of(1));
 }
 
 fn a_call_that_does_not_return_is_an_error_after_the_deadline() {

@@ -6,11 +6,11 @@ use devcomm_host::{
     CommConfig, Communicator, DevCommRequirements, LaunchConfig, Rank, ReduceOp, Result,
 };
 
-use crate::kernels::{COUNT, NO_PTX, launch_note};
-use crate::lifecycle::{is_refused_as, new_comm};
-use crate::support::{count, is_closed, is_ended, later, log_of, pause, ranks};
+use crate::kernels::{COUNT, NO_PTX, launch_store_count};
+use crate::lifecycle::{assert_refused_as, new_comm};
+use crate::support::{assert_closed, assert_ended, count, later, log_of, pause, ranks};
 
-/// The delay of an abort from another thread, by the machine's clock.
+/// The delay of an abort from another thread, in the machine's virtual time.
 const SOON: Duration = Duration::from_millis(50);
 
 /// Aborts an operation that waits for the other rank forever.
@@ -20,17 +20,17 @@ fn aborted(rank: &Rank) -> Result<Communicator> {
     comm.recv(&b, 1 - rank.rank(), &stream)?;
     let handle = comm.abort_handle();
     let aborter = later(rank, SOON, move || handle.abort().and_then(|()| handle.abort()));
-    is_ended(stream.synchronize(), "aborted");
+    assert_ended(stream.synchronize(), "aborted");
     aborter.join()?;
     Ok(comm)
 }
 
 #[test]
-fn an_abort_from_another_thread_releases_who_waits() {
+fn an_abort_from_another_thread_ends_a_wait_for_the_stream() {
     ranks(2, |rank| {
         let comm = aborted(rank)?;
         assert!(!comm.is_valid());
-        is_ended(comm.identity(), "aborted");
+        assert_ended(comm.identity(), "aborted");
         comm.destroy()?;
         drop(comm);
         let log = log_of(rank);
@@ -41,7 +41,7 @@ fn an_abort_from_another_thread_releases_who_waits() {
 }
 
 #[test]
-fn an_abort_from_another_thread_releases_who_waits_on_the_host() {
+fn an_abort_from_another_thread_ends_waits_for_ranks_on_the_host() {
     ranks(2, |rank| {
         // Rank 0 waits for rank 1, which does not come, in each of them.
         let waits: [fn(&Communicator) -> Result<()>; 5] = [
@@ -56,7 +56,7 @@ fn an_abort_from_another_thread_releases_who_waits_on_the_host() {
             if rank.rank() == 0 {
                 let handle = comm.abort_handle();
                 let aborter = later(rank, SOON, move || handle.abort());
-                is_ended(wait(&comm), "aborted");
+                assert_ended(wait(&comm), "aborted");
                 aborter.join()?;
             } else {
                 pause(rank, 2 * SOON);
@@ -80,10 +80,10 @@ fn what_was_made_from_an_aborted_communicator_is_refused_to_kernels() {
         let graph = stream.capture(|| comm.all_reduce(&window, &window, ReduceOp::Sum, &stream))?;
         comm.abort_handle().abort()?;
         assert!(!window.is_valid() && !dev.is_valid() && !registered.is_valid());
-        is_closed(window.device_window().map(drop));
-        let launched = launch_note(&stream, LaunchConfig::new(8, 32), (&dev, &window));
-        is_refused_as(launched, "aborted");
-        is_ended(graph.launch(&stream), "aborted");
+        assert_closed(window.device_window().map(drop));
+        let launched = launch_store_count(&stream, LaunchConfig::new(8, 32), (&dev, &window));
+        assert_refused_as(launched, "aborted");
+        assert_ended(graph.launch(&stream), "aborted");
         comm.abort()?;
         assert!(!graph.is_valid());
         drop((window, registered));

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::kernels::{COUNT, NO_PTX, meet};
 use crate::support::{
-    contents, count, failed_calls, inject, is_ended, later, log_in, log_of, now, pause, ranks,
+    assert_ended, contents, count, failed_calls, inject, later, log_in, log_of, now, pause, ranks,
     world,
 };
 
@@ -82,7 +82,7 @@ fn is_aborted(result: Result<()>, why: impl Fn(AbortCause) -> bool, by_rank: usi
 }
 
 #[track_caller]
-fn is_refused(result: Result<()>) {
+fn assert_refused(result: Result<()>) {
     match result {
         Err(Error::Launch(LaunchError::Refused {
             kernel: "meet",
@@ -120,7 +120,7 @@ fn kernels_leave_when_another_thread_says_so_and_the_wait_tells_what_they_waited
             let refused = setup.launch(&setup.stream, &dev);
             let text = refused.as_ref().unwrap_err().to_string();
             assert!(text.contains("was aborted (the program asked for it)"), "{text}");
-            is_refused(refused);
+            assert_refused(refused);
             dev.close()?;
             assert_eq!(dev.stuck().len(), BLOCKS as usize);
         }
@@ -168,7 +168,7 @@ fn a_deadline_ends_the_kernels_of_its_stream_and_no_others() {
         let missed = |cause| matches!(cause, AbortCause::Deadline { waited } if waited >= limit);
         is_aborted(setup.stream.synchronize_within(limit), missed, rank.rank());
         setup.stream.synchronize_within(limit)?;
-        is_refused(setup.launch(&setup.stream, &late));
+        assert_refused(setup.launch(&setup.stream, &late));
         assert!(other_dev.is_valid() && !other.is_idle()?);
         other_dev.abort();
         is_aborted(other.synchronize_within(SOON), asked_for, rank.rank());
@@ -264,7 +264,7 @@ fn the_abort_of_a_communicator_has_its_kernels_leave_first() {
         assert!(clock(rank) - start < SOON);
         is_aborted(setup.stream.synchronize(), by_comm_abort, rank.rank());
         assert_eq!(dev.stuck().len(), BLOCKS as usize);
-        is_ended(setup.dev(), "aborted");
+        assert_ended(setup.dev(), "aborted");
         Ok(())
     });
     for gpu in 0..2 {
@@ -360,7 +360,7 @@ fn kernels_in_graphs_leave_and_their_graph_is_refused() {
         let watchdog = later(rank, A_WHILE, move || handle.abort());
         is_aborted(other.synchronize(), asked_for, rank.rank());
         watchdog.join();
-        is_refused(graph.launch(&other));
+        assert_refused(graph.launch(&other));
         assert!(!graph.is_valid() && !of_closed.is_valid());
         // A deadline ends a graph's kernels too.
         let late = setup.dev()?;
@@ -409,7 +409,7 @@ fn kernels_that_have_ended_are_not_aborted() {
         dev.abort();
         setup.stream.synchronize()?;
         assert!(dev.stuck().is_empty());
-        is_refused(setup.launch(&setup.stream, &dev));
+        assert_refused(setup.launch(&setup.stream, &dev));
         drop(dev);
         Ok(())
     });

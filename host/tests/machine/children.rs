@@ -8,8 +8,8 @@ use devcomm_host::{
 };
 
 use crate::support::{
-    contents, count, filled, inject, is_ended, is_invalid, log_in, logged, makes_no_calls, now,
-    pause, ranks, ranks_on, simulation, world,
+    assert_ended, assert_invalid, contents, count, filled, inject, log_in, logged, makes_no_calls,
+    now, pause, ranks, ranks_on, simulation, world,
 };
 
 /// Returns the sum of the world ranks of a communicator's ranks.
@@ -20,10 +20,10 @@ fn sum(comm: &Communicator, rank: &Rank) -> Result<f32> {
 }
 
 #[test]
-fn a_split_orders_ranks_by_key_and_leaves_out_who_has_no_color() {
+fn a_split_orders_ranks_by_key_and_excludes_ranks_without_a_color() {
     let ran = ranks_on(simulation().multimem(false), 4, |rank| {
         let (me, comm) = (rank.rank(), rank.communicator()?);
-        is_invalid(comm.split(Some(-1), 0, &CommConfig::new()));
+        assert_invalid(comm.split(Some(-1), 0, &CommConfig::new()));
         // The keys reverse the order.
         let color = (me != 2).then_some(5);
         let child = comm.split(color, -(me as i32), &CommConfig::new())?;
@@ -101,7 +101,7 @@ fn a_shrink_that_makes_no_sense_is_refused_before_nccl_is_called() {
         makes_no_calls(rank, || {
             let next = (me + 1) % 3;
             for exclude in [&[][..], &[me], &[3], &[next, next]] {
-                is_invalid(comm.shrink(exclude, ShrinkMode::Idle, &CommConfig::new()));
+                assert_invalid(comm.shrink(exclude, ShrinkMode::Idle, &CommConfig::new()));
             }
         });
         Ok(())
@@ -121,11 +121,11 @@ fn a_communicator_grows_by_new_ranks_and_old_ones_keep_their_numbers() {
         let id = of_root(own.as_bytes())?;
         let grown = if me == 2 {
             let id = of_root(own.as_bytes())?;
-            is_invalid(Communicator::join_grown(library, context, &id, 3, 3, &config));
+            assert_invalid(Communicator::join_grown(library, context, &id, 3, 3, &config));
             Communicator::join_grown(library, context, &id, 2, 3, &config)?
         } else {
             let comm = Communicator::init_rank(library, context, &id, me, 2, &config)?;
-            is_invalid(comm.grow(2, None, &config));
+            assert_invalid(comm.grow(2, None, &config));
             let own = if me == 0 { comm.unique_id()? } else { own };
             of_root(own.as_bytes())?;
             let grown = comm.grow(3, (me == 0).then_some(&own), &config)?;
@@ -136,7 +136,7 @@ fn a_communicator_grows_by_new_ranks_and_old_ones_keep_their_numbers() {
         assert_eq!(grown.identity()?, (me as i32, 3, me as i32));
         assert_eq!((grown.rank(), sum(&grown, rank)?), (me, 3.0));
         // A new rank may belong to another job, so there is no world for a host barrier.
-        is_invalid(grown.barrier());
+        assert_invalid(grown.barrier());
         Ok(())
     });
     let grown = |gpu: usize| {
@@ -227,7 +227,7 @@ fn split_alone(rank: &Rank, comm: &Communicator) -> Result<()> {
         other => panic!("{other:?}"),
     }
     assert!(rank.simulated_machine().unwrap().now() - start < 2 * DEADLINE);
-    is_ended(comm.identity(), "aborted");
+    assert_ended(comm.identity(), "aborted");
     Ok(())
 }
 

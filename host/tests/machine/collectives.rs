@@ -7,8 +7,8 @@ use devcomm_host::{
 };
 
 use crate::support::{
-    calls, contents, count, filled, is_closed, is_in_group, is_invalid, log_in, log_of, logged,
-    makes_no_calls, ranks,
+    assert_closed, assert_in_group, assert_invalid, calls, contents, count, filled, log_in, log_of,
+    logged, makes_no_calls, ranks,
 };
 
 const N: usize = 4;
@@ -104,7 +104,7 @@ fn every_collective_with_a_configuration_reaches_nccl_with_it() {
         let settings = "config min_ctas 2 max_ctas 4 selection ring tag 7 event options 2";
         assert_eq!(log, CALLS.map(|(name, rest)| format!("{name}Config {rest} {settings}")));
         let meaningless = CollectiveConfig::new().cta_policy(CtaPolicy::DEFAULT);
-        is_invalid(comm.configured(&meaningless));
+        assert_invalid(comm.configured(&meaningless));
         buffers.stream.synchronize()
     });
 }
@@ -181,18 +181,24 @@ fn lengths_that_do_not_fit_are_refused_before_nccl_is_called() {
         let (five, six) = (comm.mem_alloc::<f32>(5)?, comm.mem_alloc::<f32>(6)?);
         let (stream, me) = (rank.stream()?, rank.rank());
         makes_no_calls(rank, || {
-            is_invalid(comm.all_reduce(&five, &six, ReduceOp::Sum, &stream));
-            is_invalid(comm.reduce(&five, Some(six.device_slice()), ReduceOp::Sum, me, &stream));
-            is_invalid(comm.broadcast(Some(five.device_slice()), &six, me, &stream));
-            is_invalid(comm.all_gather(&five, &six, &stream));
-            is_invalid(comm.reduce_scatter(&six, &five, ReduceOp::Sum, &stream));
-            is_invalid(comm.all_to_all(&five, &six, &stream));
-            is_invalid(comm.all_to_all(&five, &five, &stream));
-            is_invalid(comm.gather(&five, Some(six.device_slice()), me, &stream));
-            is_invalid(comm.scatter(Some(five.device_slice()), &six, me, &stream));
-            is_invalid(five.slice(3..6).map(drop));
-            is_invalid(five.copy_from_host(&[0.0; 6]));
-            is_invalid(five.copy_to_host(&mut [0.0; 6]));
+            assert_invalid(comm.all_reduce(&five, &six, ReduceOp::Sum, &stream));
+            assert_invalid(comm.reduce(
+                &five,
+                Some(six.device_slice()),
+                ReduceOp::Sum,
+                me,
+                &stream,
+            ));
+            assert_invalid(comm.broadcast(Some(five.device_slice()), &six, me, &stream));
+            assert_invalid(comm.all_gather(&five, &six, &stream));
+            assert_invalid(comm.reduce_scatter(&six, &five, ReduceOp::Sum, &stream));
+            assert_invalid(comm.all_to_all(&five, &six, &stream));
+            assert_invalid(comm.all_to_all(&five, &five, &stream));
+            assert_invalid(comm.gather(&five, Some(six.device_slice()), me, &stream));
+            assert_invalid(comm.scatter(Some(five.device_slice()), &six, me, &stream));
+            assert_invalid(five.slice(3..6).map(drop));
+            assert_invalid(five.copy_from_host(&[0.0; 6]));
+            assert_invalid(five.copy_to_host(&mut [0.0; 6]));
         });
         Ok(())
     });
@@ -205,16 +211,16 @@ fn roots_and_buffers_that_are_not_there_are_refused_before_nccl_is_called() {
         let (b, stream, me) = (comm.mem_alloc::<f32>(6)?, rank.stream()?, rank.rank());
         makes_no_calls(rank, || {
             let slice = || Some(b.device_slice());
-            is_invalid(comm.reduce(&b, slice(), ReduceOp::Sum, 2, &stream));
-            is_invalid(comm.broadcast(slice(), &b, 2, &stream));
-            is_invalid(comm.gather(&b, slice(), usize::MAX, &stream));
-            is_invalid(comm.scatter(slice(), &b, 1 << 32, &stream));
-            is_invalid(comm.send(&b, 2, &stream));
-            is_invalid(comm.recv(&b, 2, &stream));
-            is_invalid(comm.reduce(&b, None, ReduceOp::Sum, me, &stream));
-            is_invalid(comm.broadcast(None, &b, me, &stream));
-            is_invalid(comm.gather(&b, None, me, &stream));
-            is_invalid(comm.scatter(None, &b, me, &stream));
+            assert_invalid(comm.reduce(&b, slice(), ReduceOp::Sum, 2, &stream));
+            assert_invalid(comm.broadcast(slice(), &b, 2, &stream));
+            assert_invalid(comm.gather(&b, slice(), usize::MAX, &stream));
+            assert_invalid(comm.scatter(slice(), &b, 1 << 32, &stream));
+            assert_invalid(comm.send(&b, 2, &stream));
+            assert_invalid(comm.recv(&b, 2, &stream));
+            assert_invalid(comm.reduce(&b, None, ReduceOp::Sum, me, &stream));
+            assert_invalid(comm.broadcast(None, &b, me, &stream));
+            assert_invalid(comm.gather(&b, None, me, &stream));
+            assert_invalid(comm.scatter(None, &b, me, &stream));
         });
         Ok(())
     });
@@ -228,12 +234,12 @@ fn memory_and_streams_of_another_context_are_refused_before_nccl_is_called() {
         let foreign = SymmetricBuffer::<f32>::new(rank.library(), &other, 6)?;
         let (b, stream) = (comm.mem_alloc::<f32>(6)?, rank.stream()?);
         let ((), log) = logged(rank, || {
-            is_invalid(comm.all_reduce(&foreign, &b, ReduceOp::Sum, &stream));
-            is_invalid(comm.all_reduce(&b, &foreign, ReduceOp::Sum, &stream));
-            is_invalid(comm.send(&foreign, 0, &stream));
-            is_invalid(comm.all_reduce(&b, &b, ReduceOp::Sum, &other.stream().unwrap()));
-            is_invalid(comm.register_window(&foreign, devcomm_host::WindowFlags::empty()));
-            is_invalid(comm.register_buffer(&foreign));
+            assert_invalid(comm.all_reduce(&foreign, &b, ReduceOp::Sum, &stream));
+            assert_invalid(comm.all_reduce(&b, &foreign, ReduceOp::Sum, &stream));
+            assert_invalid(comm.send(&foreign, 0, &stream));
+            assert_invalid(comm.all_reduce(&b, &b, ReduceOp::Sum, &other.stream().unwrap()));
+            assert_invalid(comm.register_window(&foreign, devcomm_host::WindowFlags::empty()));
+            assert_invalid(comm.register_buffer(&foreign));
         });
         assert!(!log.iter().any(|line| line.starts_with("nccl")), "{log:?}");
         Ok(())
@@ -265,7 +271,7 @@ fn slices_typed_raw_and_dynamic_reach_nccl_with_their_address_length_and_type() 
             let (context, address) = (rank.context(), b.device_address());
             DeviceSlice::from_raw_parts_dynamic(context, address, 2, DataType::Int32)
         };
-        is_invalid(comm.all_reduce(&dynamic, &other, ReduceOp::Sum, &stream));
+        assert_invalid(comm.all_reduce(&dynamic, &other, ReduceOp::Sum, &stream));
         Ok(())
     });
 }
@@ -340,17 +346,17 @@ fn an_operator_is_good_for_its_communicator_its_type_and_its_life_only() {
         let (b, two) = (comm.mem_alloc::<f32>(1)?, comm.mem_alloc::<f32>(2)?);
         let op = comm.pre_mul_sum(2.0_f32)?;
         assert!(op.is_valid() && op.as_raw()? >= ReduceOp::ALL.len() as i32);
-        is_invalid(other.all_reduce(&b, &b, &op, &stream));
+        assert_invalid(other.all_reduce(&b, &b, &op, &stream));
         let integers = comm.mem_alloc::<i32>(1)?;
         let dynamic = integers.device_slice().into_dynamic();
-        is_invalid(comm.all_reduce(&dynamic, &dynamic, &op, &stream));
-        is_invalid(comm.pre_mul_sum_from(&two));
+        assert_invalid(comm.all_reduce(&dynamic, &dynamic, &op, &stream));
+        assert_invalid(comm.pre_mul_sum_from(&two));
         op.close()?;
         let (again, log) = logged(rank, || op.close());
         again?;
         assert!(log.is_empty() && !op.is_valid());
-        is_closed(comm.all_reduce(&b, &b, &op, &stream));
-        is_closed(op.as_raw());
+        assert_closed(comm.all_reduce(&b, &b, &op, &stream));
+        assert_closed(op.as_raw());
         Ok(())
     });
 }
@@ -377,8 +383,8 @@ fn several_gpus_of_one_thread_are_driven_together() {
         gpus.reduce(&small, &small[1], ReduceOp::Sum, 1)?;
         assert_eq!(contents(&other[3]), sum(WHOLE)[3 * PART..]);
         assert_eq!(contents(&small[1]), sum(PART));
-        is_invalid(gpus.all_reduce(&small[1..], &small, ReduceOp::Sum));
-        is_in_group(gpus.for_each(|_, comm, _| comm.destroy()));
+        assert_invalid(gpus.all_reduce(&small[1..], &small, ReduceOp::Sum));
+        assert_in_group(gpus.for_each(|_, comm, _| comm.destroy()));
         Ok(())
     });
     for gpu in 0..N {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use devcomm_host::{Buffer, Context, Effect, Error, Fault, Rank, ReduceOp, Result, StateError};
 
 use crate::support::{
-    contents, filled, is_capturing, is_invalid, log_of, logged, makes_no_calls, pause, ranks,
-    unchecked_world, world,
+    assert_capturing, assert_invalid, contents, filled, log_of, logged, makes_no_calls, pause,
+    ranks, unchecked_world, world,
 };
 
 /// Returns the names of the copies, fills and stream waits that `f` calls.
@@ -97,15 +97,15 @@ fn copies_that_make_no_sense_are_refused_and_change_nothing() {
         makes_no_calls(rank, || {
             let short = stream.copy_to_device(&[0.0; 3], &a).unwrap_err().to_string();
             assert_eq!(short, "lengths must match: a copy of 3 elements to memory of 4");
-            is_invalid(stream.copy_to_host(&a, &mut [0.0; 5]));
+            assert_invalid(stream.copy_to_host(&a, &mut [0.0; 5]));
             let part = |range| a.slice(range).unwrap();
-            is_invalid(stream.copy(&part(0..3), &a));
+            assert_invalid(stream.copy(&part(0..3), &a));
             let overlap = stream.copy(&part(0..3), &part(1..4)).unwrap_err().to_string();
             assert!(overlap.starts_with("a copy of 3 elements of f32 from 0x"), "{overlap}");
-            is_invalid(other.copy_to_device(&[0.0; 4], &a));
-            is_invalid(other.copy_to_host(&a, &mut [0.0; 4]));
-            is_invalid(other.copy(&part(0..2), &part(2..4)));
-            is_invalid(other.fill(&a, 0.0));
+            assert_invalid(other.copy_to_device(&[0.0; 4], &a));
+            assert_invalid(other.copy_to_host(&a, &mut [0.0; 4]));
+            assert_invalid(other.copy(&part(0..2), &part(2..4)));
+            assert_invalid(other.fill(&a, 0.0));
         });
         stream.copy(&a.slice(..2)?, &a.slice(2..)?)?;
         stream.synchronize()?;
@@ -128,7 +128,7 @@ fn the_default_stream_is_one_and_is_neither_captured_nor_destroyed() {
         // Another handle is the same stream, with the same pending work.
         rank.context().default_stream().synchronize()?;
         assert_eq!(contents(&b), [2.0; 2]);
-        is_invalid(stream.capture(|| Ok::<_, Error>(())).map(drop));
+        assert_invalid(stream.capture(|| Ok::<_, Error>(())).map(drop));
         let ((), log) = logged(rank, || drop(stream));
         assert!(log.is_empty(), "{log:?}");
         let (own, event) = (rank.stream()?, rank.context().event()?);
@@ -139,7 +139,7 @@ fn the_default_stream_is_one_and_is_neither_captured_nor_destroyed() {
         own.copy_to_host(&b, &mut got)?;
         assert_eq!(got, [3.0; 2]);
         let graph = own.capture(|| {
-            is_capturing(rank.default_stream().copy_to_host(&b, &mut [0.0; 2]));
+            assert_capturing(rank.default_stream().copy_to_host(&b, &mut [0.0; 2]));
             own.fill(&b, 4.0)
         })?;
         graph.launch(&rank.default_stream())?;
@@ -200,15 +200,15 @@ fn copies_of_pinned_memory_that_make_no_sense_are_refused() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (a, other) = (comm.mem_alloc::<f32>(2)?, Context::new(3)?);
         let (mut short, mut foreign) = (rank.context().pinned(1)?, other.pinned(2)?);
-        is_invalid(rank.context().pinned::<f32>(0));
-        is_invalid(rank.context().pinned::<f64>(usize::MAX));
-        is_invalid(stream.copy_to_device_async(&short, &a));
-        is_invalid(stream.copy_to_host_async(&a, &mut short));
-        is_invalid(stream.copy_to_device_async(&foreign, &a));
-        is_invalid(stream.copy_to_host_async(&a, &mut foreign));
+        assert_invalid(rank.context().pinned::<f32>(0));
+        assert_invalid(rank.context().pinned::<f64>(usize::MAX));
+        assert_invalid(stream.copy_to_device_async(&short, &a));
+        assert_invalid(stream.copy_to_host_async(&a, &mut short));
+        assert_invalid(stream.copy_to_device_async(&foreign, &a));
+        assert_invalid(stream.copy_to_host_async(&a, &mut foreign));
         let graph = stream.capture(|| {
-            is_capturing(stream.copy_to_host_async(&a.slice(..1)?, &mut short));
-            is_capturing(rank.context().pinned::<f32>(1));
+            assert_capturing(stream.copy_to_host_async(&a.slice(..1)?, &mut short));
+            assert_capturing(rank.context().pinned::<f32>(1));
             stream.fill(&a, 1.0)
         })?;
         assert_eq!(graph.len(), 1);

@@ -78,7 +78,7 @@ const REFUSAL: Effect = Effect::Fail(2);
 const A_WHILE: Duration = Duration::from_millis(100);
 
 #[track_caller]
-fn is_refused(error: &Error, function: &str, on: Option<usize>) {
+fn assert_refused(error: &Error, function: &str, on: Option<usize>) {
     let of_no_rank = ["ncclGetUniqueId", "ncclMemAlloc", "ncclGroupStart", "ncclGroupEnd"];
     match error {
         Error::Nccl(NcclError::Failed { operation, rank, code: 2, last_error, .. }) => {
@@ -105,7 +105,7 @@ fn a_call_that_nccl_refuses_is_named_with_its_rank_and_the_rest_is_closed_all_th
         let refused = |rank: &Rank| -> Result<()> {
             match call(rank) {
                 Ok(()) => assert_eq!(function, "ncclMemFree"),
-                Err(error) => is_refused(&error, function, Some(rank.rank())),
+                Err(error) => assert_refused(&error, function, Some(rank.rank())),
             }
             Ok(())
         };
@@ -135,8 +135,8 @@ fn memory_whose_registration_does_not_end_is_not_freed() {
         let (comm, me) = (rank.communicator()?, Some(rank.rank()));
         let (window, dropped) = (comm.window::<f32>(8)?, comm.window::<f32>(8)?);
         let registered = comm.register_buffer(&comm.mem_alloc::<f32>(8)?)?;
-        is_refused(&window.close().unwrap_err(), "ncclCommWindowDeregister", me);
-        is_refused(&registered.close().unwrap_err(), "ncclCommDeregister", me);
+        assert_refused(&window.close().unwrap_err(), "ncclCommWindowDeregister", me);
+        assert_refused(&registered.close().unwrap_err(), "ncclCommDeregister", me);
         window.close().and_then(|()| registered.close())?;
         drop((window, dropped, registered));
         assert_eq!(count(&log_of(rank), "ncclMemFree"), 0);
@@ -154,7 +154,7 @@ fn one_rank_that_fails_ends_the_job_with_its_error() {
         let world = world(2);
         inject(&world, function, 1, REFUSAL);
         let error = world.run(|rank| call(rank, function)).unwrap_err();
-        is_refused(&error, function, Some(1));
+        assert_refused(&error, function, Some(1));
         assert!(now(&world) < RELEASED, "{:?}", now(&world));
         for gpu in 0..2 {
             // Finalizing would wait for the other rank.
@@ -194,7 +194,7 @@ fn a_rank_that_hangs_in_nccl_is_released_when_another_dies() {
             rank.barrier()?;
             let failed = call(rank, function).unwrap_err();
             if rank.rank() == 1 {
-                is_refused(&failed, function, Some(1));
+                assert_refused(&failed, function, Some(1));
                 pause(rank, A_WHILE);
                 panic!("no more");
             }
@@ -261,7 +261,7 @@ fn a_rank_that_waits_for_an_operation_is_released_when_another_panics() {
 }
 
 #[test]
-fn what_fails_in_the_background_is_the_error_of_who_waits() {
+fn a_failure_in_the_background_is_the_error_of_the_waiting_call() {
     let world = unchecked_world(2);
     inject(&world, "ncclAllReduce", 0, Effect::Later(6));
     let failed = world.run(|rank| {
@@ -334,7 +334,7 @@ fn communicators_that_are_dropped_end_with_the_ranks_function_in_one_order() {
 }
 
 #[test]
-fn a_kernel_that_fails_is_the_worlds_error_though_nobody_waits_for_it() {
+fn a_kernel_that_fails_is_the_worlds_error_even_if_no_call_waits_for_it() {
     // The stream and the window are dropped; or others hold them; or another rank waits for itself.
     for case in 0..3 {
         let held = Mutex::new(Vec::new());
@@ -361,7 +361,7 @@ fn a_kernel_that_fails_is_the_worlds_error_though_nobody_waits_for_it() {
 }
 
 #[test]
-fn a_kernel_that_waits_for_ever_is_the_worlds_error_though_nobody_waits_for_it() {
+fn a_kernel_that_waits_for_ever_is_the_worlds_error_even_if_no_call_waits_for_it() {
     let failed: Result<Vec<()>> = world(2).run(|rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         rank.load(&NO_PTX)?;

@@ -4,7 +4,7 @@ use devcomm_host::{
     CommConfig, DevCommRequirements, Error, LaunchConfig, Rank, ReduceOp, Result, StateError,
 };
 
-use crate::kernels::{COUNT, NO_PTX, launch_note};
+use crate::kernels::{COUNT, NO_PTX, launch_store_count};
 use crate::support::ranks;
 
 /// Forks; the child exits with 0 if `f` says so, and its destructors run. It is ended if it hangs.
@@ -24,7 +24,7 @@ fn in_child(f: impl FnOnce() -> bool) {
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status:#x}");
 }
 
-fn is_refused<T>(result: Result<T>) -> bool {
+fn assert_refused<T>(result: Result<T>) -> bool {
     matches!(result, Err(Error::State(StateError::Forked)))
 }
 
@@ -34,25 +34,25 @@ fn all_are_refused(rank: &Rank) -> Result<bool> {
     let other = rank.new_communicator(&CommConfig::new())?;
     let window = comm.window::<f32>(COUNT)?;
     let dev = comm.create_dev_comm(DevCommRequirements::new())?;
-    let launch = || launch_note(&stream, LaunchConfig::new(1, 32), (&dev, &window));
+    let launch = || launch_store_count(&stream, LaunchConfig::new(1, 32), (&dev, &window));
     launch()?;
     in_child(move || {
         let refused = [
-            is_refused(rank.barrier()),
-            is_refused(rank.new_communicator(&CommConfig::new())),
-            is_refused(rank.stream()),
-            is_refused(comm.barrier()),
-            is_refused(comm.window::<f32>(8)),
-            is_refused(comm.mem_alloc::<f32>(8)),
-            is_refused(comm.split(Some(0), 0, &CommConfig::new())),
-            is_refused(comm.all_reduce(&window, &window, ReduceOp::Sum, &stream)),
-            is_refused(other.destroy()),
-            is_refused(launch_note(&stream, LaunchConfig::new(1, 32), (&dev, &window))),
-            is_refused(stream.record(&event)),
-            is_refused(stream.synchronize()),
-            is_refused(event.synchronize()),
-            is_refused(window.copy_from_host(&[1.0; COUNT])),
-            is_refused(window.copy_to_host(&mut [0.0; COUNT])),
+            assert_refused(rank.barrier()),
+            assert_refused(rank.new_communicator(&CommConfig::new())),
+            assert_refused(rank.stream()),
+            assert_refused(comm.barrier()),
+            assert_refused(comm.window::<f32>(8)),
+            assert_refused(comm.mem_alloc::<f32>(8)),
+            assert_refused(comm.split(Some(0), 0, &CommConfig::new())),
+            assert_refused(comm.all_reduce(&window, &window, ReduceOp::Sum, &stream)),
+            assert_refused(other.destroy()),
+            assert_refused(launch_store_count(&stream, LaunchConfig::new(1, 32), (&dev, &window))),
+            assert_refused(stream.record(&event)),
+            assert_refused(stream.synchronize()),
+            assert_refused(event.synchronize()),
+            assert_refused(window.copy_from_host(&[1.0; COUNT])),
+            assert_refused(window.copy_to_host(&mut [0.0; COUNT])),
         ];
         drop((window, dev, event, stream, other, comm));
         refused.into_iter().all(|refused| refused)

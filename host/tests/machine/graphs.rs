@@ -8,10 +8,10 @@ use devcomm_host::{
     group,
 };
 
-use crate::kernels::{COUNT, NO_PTX, add_one, launch_note};
+use crate::kernels::{COUNT, NO_PTX, add_one, launch_store_count};
 use crate::support::{
-    contents, filled, is_capturing, is_closed, is_ended, is_in_group, is_invalid, log_in, logged,
-    makes_no_calls, ranks,
+    assert_capturing, assert_closed, assert_ended, assert_in_group, assert_invalid, contents,
+    filled, log_in, logged, makes_no_calls, ranks,
 };
 
 #[test]
@@ -23,7 +23,7 @@ fn what_is_captured_runs_at_each_launch_and_not_before() {
         let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(4))?;
         let (graph, log) = logged(rank, || {
             stream.capture(|| -> Result<()> {
-                launch_note(&stream, LaunchConfig::new(4, 32), (&dev, &a))?;
+                launch_store_count(&stream, LaunchConfig::new(4, 32), (&dev, &a))?;
                 group(|_| comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))
             })
         });
@@ -44,7 +44,7 @@ fn what_is_captured_runs_at_each_launch_and_not_before() {
         other.synchronize()?;
         assert_eq!(contents(&b), [8.0; 2]);
         let elsewhere = devcomm_host::Context::new(3)?.stream()?;
-        is_invalid(graph.launch(&elsewhere));
+        assert_invalid(graph.launch(&elsewhere));
         Ok(())
     });
 }
@@ -59,31 +59,31 @@ fn what_a_graph_cannot_hold_is_refused_while_it_is_captured() {
         let graph = stream.capture(|| comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))?;
         let again = stream.capture(|| -> Result<()> {
             comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
-            is_capturing(stream.synchronize());
-            is_capturing(stream.synchronize_within(Duration::ZERO));
-            is_capturing(stream.is_idle());
-            is_capturing(event.synchronize());
-            is_capturing(b.copy_from_host(&[0.0; 2]));
-            is_capturing(b.copy_to_host(&mut [0.0; 2]));
-            is_capturing(b.fill_bytes(0));
-            is_capturing(comm.mem_alloc::<f32>(2));
-            is_capturing(comm.register_window(&b, Default::default()));
-            is_capturing(comm.register_buffer(&b).map(drop));
-            is_capturing(comm.create_dev_comm(DevCommRequirements::new()));
-            is_capturing(window.close());
-            is_capturing(registered.close());
-            is_capturing(dev.close());
-            is_capturing(graph.close());
-            is_capturing(comm.destroy());
-            is_capturing(comm.finalize());
-            is_capturing(comm.suspend());
-            is_capturing(stream.capture(|| Ok::<_, Error>(())));
-            is_capturing(rank.stream()?.capture(|| Ok::<_, Error>(())));
+            assert_capturing(stream.synchronize());
+            assert_capturing(stream.synchronize_within(Duration::ZERO));
+            assert_capturing(stream.is_idle());
+            assert_capturing(event.synchronize());
+            assert_capturing(b.copy_from_host(&[0.0; 2]));
+            assert_capturing(b.copy_to_host(&mut [0.0; 2]));
+            assert_capturing(b.fill_bytes(0));
+            assert_capturing(comm.mem_alloc::<f32>(2));
+            assert_capturing(comm.register_window(&b, Default::default()));
+            assert_capturing(comm.register_buffer(&b).map(drop));
+            assert_capturing(comm.create_dev_comm(DevCommRequirements::new()));
+            assert_capturing(window.close());
+            assert_capturing(registered.close());
+            assert_capturing(dev.close());
+            assert_capturing(graph.close());
+            assert_capturing(comm.destroy());
+            assert_capturing(comm.finalize());
+            assert_capturing(comm.suspend());
+            assert_capturing(stream.capture(|| Ok::<_, Error>(())));
+            assert_capturing(rank.stream()?.capture(|| Ok::<_, Error>(())));
             Ok(())
         })?;
         assert_eq!(again.len(), 1);
         assert!(window.is_valid() && registered.is_valid() && dev.is_valid() && graph.is_valid());
-        is_in_group(group(|_| stream.capture(|| Ok::<_, Error>(()))));
+        assert_in_group(group(|_| stream.capture(|| Ok::<_, Error>(()))));
         stream.synchronize()
     });
 }
@@ -162,10 +162,10 @@ fn a_graph_is_closed_with_its_communicator_and_once() {
         one.close()?;
         let (done, log) = logged(rank, || one.close());
         assert!(done.is_ok() && log.is_empty());
-        is_closed(one.launch(&stream));
+        assert_closed(one.launch(&stream));
         comm.destroy()?;
         assert!(!other.is_valid());
-        is_closed(other.launch(&stream));
+        assert_closed(other.launch(&stream));
         Ok(())
     });
 }
@@ -177,7 +177,7 @@ fn a_graph_of_an_aborted_communicator_is_not_launched() {
         let b = comm.mem_alloc::<f32>(2)?;
         let graph = stream.capture(|| comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))?;
         comm.abort_handle().abort()?;
-        makes_no_calls(rank, || is_ended(graph.launch(&stream), "aborted"));
+        makes_no_calls(rank, || assert_ended(graph.launch(&stream), "aborted"));
         Ok(())
     });
 }
@@ -210,11 +210,11 @@ fn kernels_of_a_suspended_or_revoked_communicator_are_not_launched_by_graphs_eit
         rank.load(&NO_PTX)?;
         let window = comm.window::<f32>(COUNT)?;
         let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
-        let with_dev = || launch_note(&stream, LaunchConfig::new(1, 32), (&dev, &window));
+        let with_dev = || launch_store_count(&stream, LaunchConfig::new(1, 32), (&dev, &window));
         // SAFETY: one thread, and other kernels run before or after it.
         let without = || unsafe { add_one::args(&window).grid(1).block(1).launch(&stream) };
         let launches: [(&str, &dyn Fn() -> Result<()>); 2] =
-            [("note", &with_dev), ("add_one", &without)];
+            [("store_count", &with_dev), ("add_one", &without)];
         let graphs: Vec<_> =
             (launches.iter().map(|(_, launch)| stream.capture(launch))).collect::<Result<_>>()?;
         let are_refused = |state: &str| {
@@ -226,7 +226,7 @@ fn kernels_of_a_suspended_or_revoked_communicator_are_not_launched_by_graphs_eit
                 );
                 assert_eq!(text, expected);
                 assert!(!graph.is_valid());
-                makes_no_calls(rank, || is_ended(graph.launch(&stream), state));
+                makes_no_calls(rank, || assert_ended(graph.launch(&stream), state));
             }
         };
         comm.suspend()?;

@@ -8,7 +8,7 @@ use devcomm_host::{
 };
 
 use crate::support::{
-    calls, contents, filled, inject, is_closed, is_in_group, logged, ranks, world,
+    assert_closed, assert_in_group, calls, contents, filled, inject, logged, ranks, world,
 };
 
 fn none() -> Vec<String> {
@@ -117,8 +117,8 @@ fn windows_of_a_group_are_good_for_use_after_it() {
                 let windows = [comm.window::<f32>(10)?, comm.window::<f32>(20)?];
                 for window in &windows {
                     assert!(!window.is_valid());
-                    is_in_group(window.device_window().map(drop));
-                    is_in_group(window.lsa_pointer(0, 0));
+                    assert_in_group(window.device_window().map(drop));
+                    assert_in_group(window.lsa_pointer(0, 0));
                 }
                 Ok::<_, Error>(windows)
             })
@@ -147,8 +147,8 @@ fn a_window_whose_group_fails_is_closed() {
         });
         assert!(failed.is_err());
         let (window, buffer) = made.unwrap();
-        is_closed(window.device_window().map(drop));
-        is_closed(buffer.handle());
+        assert_closed(window.device_window().map(drop));
+        assert_closed(buffer.handle());
         assert!(!window.is_valid() && !buffer.is_valid());
         window.close()
     });
@@ -161,7 +161,7 @@ fn a_device_communicator_can_be_made_in_a_group() {
         let requirements = || DevCommRequirements::new().lsa_barriers(8);
         let (dev, window) = group(|_| {
             let made = (comm.create_dev_comm(requirements())?, comm.window::<f32>(8)?);
-            is_in_group(made.0.dev_comm().map(drop));
+            assert_in_group(made.0.dev_comm().map(drop));
             assert!(!made.0.is_valid());
             Ok::<_, Error>(made)
         })?;
@@ -222,12 +222,12 @@ fn nothing_is_closed_inside_a_group_that_may_use_it() {
         let dev = comm.create_dev_comm(DevCommRequirements::new())?;
         group(|_| {
             comm.all_reduce(&window, &window, &op, &stream)?;
-            is_in_group(op.close());
-            is_in_group(window.close());
-            is_in_group(registered.close());
-            is_in_group(dev.close());
-            is_in_group(comm.destroy());
-            is_in_group(comm.abort());
+            assert_in_group(op.close());
+            assert_in_group(window.close());
+            assert_in_group(registered.close());
+            assert_in_group(dev.close());
+            assert_in_group(comm.destroy());
+            assert_in_group(comm.abort());
             Ok::<_, Error>(())
         })?;
         assert!(op.is_valid() && window.is_valid() && dev.is_valid() && registered.is_valid());
@@ -250,8 +250,8 @@ fn a_simulation_makes_nothing() {
         assert_eq!(estimate?.time, 0.0);
         assert_eq!(log.last().unwrap(), "ncclGroupSimulateEnd");
         assert_eq!(contents(&b), [1.0; 3]);
-        is_in_group(group(|_| simulate(|_| Ok::<_, Error>(()))));
-        is_in_group(simulate(|_| comm.window::<f32>(3).map(drop)));
+        assert_in_group(group(|_| simulate(|_| Ok::<_, Error>(()))));
+        assert_in_group(simulate(|_| comm.window::<f32>(3).map(drop)));
         Ok(())
     });
 }
@@ -265,18 +265,18 @@ fn communicators_are_neither_made_nor_ended_inside_a_group() {
         let ((), log) = logged(rank, || {
             let _ = group(|_| {
                 let contexts = std::slice::from_ref(context);
-                is_in_group(Communicator::init_rank(library, context, &id, 0, 1, &config));
-                is_in_group(Communicator::init_all(library, contexts));
-                is_in_group(Communicator::join_grown(library, context, &id, 2, 3, &config));
-                is_in_group(comm.split(Some(0), 0, &config));
-                is_in_group(comm.shrink(&[1 - rank.rank()], Default::default(), &config));
-                is_in_group(comm.grow(3, Some(&id), &config));
-                is_in_group(comm.finalize());
-                is_in_group(comm.revoke());
-                is_in_group(comm.suspend());
-                is_in_group(comm.destroy());
-                is_in_group(comm.abort());
-                is_in_group(rank.stream()?.capture(|| Ok::<_, Error>(())).map(drop));
+                assert_in_group(Communicator::init_rank(library, context, &id, 0, 1, &config));
+                assert_in_group(Communicator::init_all(library, contexts));
+                assert_in_group(Communicator::join_grown(library, context, &id, 2, 3, &config));
+                assert_in_group(comm.split(Some(0), 0, &config));
+                assert_in_group(comm.shrink(&[1 - rank.rank()], Default::default(), &config));
+                assert_in_group(comm.grow(3, Some(&id), &config));
+                assert_in_group(comm.finalize());
+                assert_in_group(comm.revoke());
+                assert_in_group(comm.suspend());
+                assert_in_group(comm.destroy());
+                assert_in_group(comm.abort());
+                assert_in_group(rank.stream()?.capture(|| Ok::<_, Error>(())).map(drop));
                 Ok::<_, Error>(())
             });
         });

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use devcomm_host::{Error, Rank, ReduceOp, Result, StateError, World, WorldError, interruptible};
 
-use crate::support::{contents, filled, is_invalid, ranks, world};
+use crate::support::{assert_invalid, contents, filled, ranks, world};
 
-fn is_interrupted<T: std::fmt::Debug>(result: Result<T>) {
+fn assert_interrupted<T: std::fmt::Debug>(result: Result<T>) {
     assert!(matches!(result, Err(Error::State(StateError::Interrupted))), "{result:?}");
 }
 
@@ -22,7 +22,7 @@ fn the_others_learn_that_a_rank_was_interrupted() {
         }
         done
     });
-    is_interrupted(run);
+    assert_interrupted(run);
     assert!(seen.into_inner());
 }
 
@@ -35,7 +35,7 @@ fn work_goes_on_after_a_wait_for_it_was_interrupted() {
         // One of the ranks has to wait for the other's part.
         match interruptible(|| true, || stream.synchronize()) {
             Ok(()) => {}
-            interrupted => is_interrupted(interrupted),
+            interrupted => assert_interrupted(interrupted),
         }
         stream.synchronize()?;
         assert_eq!(contents(&b), [2.0; 1000]);
@@ -47,8 +47,8 @@ fn work_goes_on_after_a_wait_for_it_was_interrupted() {
 fn a_world_within_a_world_is_refused() {
     let other = World::simulated(2).unwrap();
     ranks(2, |rank| {
-        is_invalid(World::simulated(2));
-        is_invalid(other.run(|rank: &Rank| rank.barrier()));
+        assert_invalid(World::simulated(2));
+        assert_invalid(other.run(|rank: &Rank| rank.barrier()));
         rank.barrier()
     });
     // The thread that runs worlds is that of no rank.

@@ -16,7 +16,7 @@ pub(crate) const COUNT: usize = 1000;
 ///
 /// The window has at least as many elements as there are ranks.
 #[kernel]
-pub(crate) unsafe fn note(comm: DevComm, window: nccl_device::Window<f32>, count: usize) {
+pub(crate) unsafe fn store_count(comm: DevComm, window: nccl_device::Window<f32>, count: usize) {
     if thread::block_idx_x() == 0 && thread::thread_idx_x() == 0 {
         // SAFETY: the kernel's contract; only one thread of the rank stores.
         unsafe { window.local().store(comm.rank() as usize, count as f32) };
@@ -61,13 +61,13 @@ pub(crate) unsafe fn store_beyond(window: nccl_device::Window<f32>) {
 }
 
 /// Launches [`note`].
-pub(crate) fn launch_note(
+pub(crate) fn launch_store_count(
     stream: &Stream,
     config: LaunchConfig,
     (dev, window): (&DevCommResource, &Window<f32>),
 ) -> Result<()> {
     // SAFETY: the tests' windows have at least one element per rank.
-    unsafe { note::args(dev, window, COUNT).config(config).launch(stream) }
+    unsafe { store_count::args(dev, window, COUNT).config(config).launch(stream) }
 }
 
 /// Launches [`never_end`].

@@ -8,9 +8,9 @@ use devcomm_host::{
     Rank, ReduceOp, Result, Simulation, StateError, Stream, World, WorldError,
 };
 
-use crate::kernels::{COUNT, NO_PTX, launch_never_end, launch_note, note};
+use crate::kernels::{COUNT, NO_PTX, launch_never_end, launch_store_count, store_count};
 use crate::support::{
-    contents, count, inject, is_invalid, log_in, pause, ranks, ranks_on, simulation, world,
+    assert_invalid, contents, count, inject, log_in, pause, ranks, ranks_on, simulation, world,
     world_on,
 };
 
@@ -32,8 +32,8 @@ fn work(rank: &Rank) -> Result<f32> {
     let (start, stop) = (rank.context().event()?, rank.context().event()?);
     stream.record(&start)?;
     let config = LaunchConfig::new(8, 256).with_dynamic_shared(100 << 10);
-    launch_note(&stream, config, (&dev, &send))?;
-    launch_note(&stream, config.without_cooperation(), (&dev, &send))?;
+    launch_store_count(&stream, config, (&dev, &send))?;
+    launch_store_count(&stream, config.without_cooperation(), (&dev, &send))?;
     comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream)?;
     stream.record(&stop)?;
     stream.synchronize()?;
@@ -59,8 +59,8 @@ ncclCommWindowRegister 4000 flags 1
 cuMemHostAlloc
 ncclDevCommCreate 8 barriers
 cuFuncSetAttribute 8 102400
-cuLaunchKernelEx note grid [8, 1, 1] block [256, 1, 1] shared 102400 cooperative true
-cuLaunchKernelEx note grid [8, 1, 1] block [256, 1, 1] shared 102400 cooperative false
+cuLaunchKernelEx store_count grid [8, 1, 1] block [256, 1, 1] shared 102400 cooperative true
+cuLaunchKernelEx store_count grid [8, 1, 1] block [256, 1, 1] shared 102400 cooperative false
 ncclAllReduce 1000 type 7 op 0
 cuStreamDestroy
 ncclDevCommDestroy
@@ -80,7 +80,7 @@ cuDevicePrimaryCtxRelease"
 #[track_caller]
 fn refusal(result: Result<()>) -> LaunchRefusal {
     match result {
-        Err(Error::Launch(LaunchError::Refused { kernel: "note", refusal })) => refusal,
+        Err(Error::Launch(LaunchError::Refused { kernel: "store_count", refusal })) => refusal,
         other => panic!("{other:?}"),
     }
 }
@@ -95,16 +95,16 @@ fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
         let stream = rank.stream()?;
         let launch = |grid, block: (u32, u32)| {
             let config = LaunchConfig::new(grid, block);
-            refusal(launch_note(&stream, config, (&dev, &window)))
+            refusal(launch_store_count(&stream, config, (&dev, &window)))
         };
         assert!(matches!(launch(132 * 32 + 1, (64, 1)), LaunchRefusal::NotResident { .. }));
         assert!(matches!(launch(1, (8, 8)), LaunchRefusal::BlockNotOneDimensional { .. }));
         assert!(matches!(launch(0, (8, 1)), LaunchRefusal::Empty { .. }));
-        assert_eq!(stream.context().resident_blocks::<note>(256, 0)?, 132 * 8);
+        assert_eq!(stream.context().resident_blocks::<store_count>(256, 0)?, 132 * 8);
         let short = comm.mem_alloc::<f32>(COUNT - 1)?;
-        is_invalid(comm.all_reduce(&window, &short, ReduceOp::Sum, &stream));
-        is_invalid(comm.window::<f32>(0));
-        is_invalid(comm.window::<f32>(usize::MAX));
+        assert_invalid(comm.all_reduce(&window, &short, ReduceOp::Sum, &stream));
+        assert_invalid(comm.window::<f32>(0));
+        assert_invalid(comm.window::<f32>(usize::MAX));
         let multimem = DevCommRequirements::new().lsa_multimem(true);
         let refused = comm.create_dev_comm(multimem).unwrap_err().to_string();
         let who = format!("rank {} refuses: ", rank.rank());

@@ -8,15 +8,15 @@ use devcomm_host::{
     Result, StateError, World,
 };
 
-use crate::kernels::{COUNT, NO_PTX, launch_note};
+use crate::kernels::{COUNT, NO_PTX, launch_store_count};
 use crate::support::{
-    calls, contents, count, filled, is_closed, is_ended, is_invalid, log_in, logged,
+    assert_closed, assert_ended, assert_invalid, calls, contents, count, filled, log_in, logged,
     makes_no_calls, ranks,
 };
 
 const _: () = {
-    const fn is_for_any_thread<T: Send + Sync>() {}
-    is_for_any_thread::<AbortHandle>();
+    const fn assert_send_and_sync<T: Send + Sync>() {}
+    assert_send_and_sync::<AbortHandle>();
 };
 
 /// Returns a new communicator, which a test can end: it is not `rank.communicator()`.
@@ -91,14 +91,14 @@ fn memory_that_the_program_frees_itself_is_registered_as_long_as_its_guard_lives
         let foreign = unsafe {
             DeviceSlice::<f32>::from_raw_parts(rank.context(), memory.device_address(), 8)
         };
-        makes_no_calls(rank, || is_invalid(comm.register_buffer(&foreign)));
+        makes_no_calls(rank, || assert_invalid(comm.register_buffer(&foreign)));
         let registered = comm.register_borrowed(&foreign)?;
         assert!(registered.is_valid() && registered.byte_len() == 32);
         let ((), log) = logged(rank, || drop(registered));
         assert_eq!(log, ["ncclCommDeregister"]);
         // A window of such memory has no owner either.
         let window = comm.register_window(&foreign, Default::default())?;
-        is_invalid(comm.register_buffer(&window));
+        assert_invalid(comm.register_buffer(&window));
         drop(comm.register_borrowed(&window)?);
         Ok(())
     });
@@ -144,30 +144,30 @@ fn what_has_ended_says_so() {
         // The other rank makes none of these calls.
         makes_no_calls(rank, || {
             let gone = "destroyed";
-            is_ended(comm.barrier(), gone);
-            is_ended(comm.host_all_gather(&[1_u8]), gone);
-            is_ended(comm.window::<f32>(1), gone);
-            is_ended(comm.mem_alloc::<f32>(1), gone);
-            is_ended(comm.collective("a call").agree(Ok(((), 1_u8))), gone);
-            is_ended(comm.pre_mul_sum_from(&b), gone);
-            is_ended(comm.memory_stat(MemoryStat::Suspended), gone);
-            is_ended(comm.all_reduce(&b, &b, ReduceOp::Sum, &stream), gone);
-            is_ended(comm.send(&b, 0, &stream), gone);
-            is_ended(comm.register_window(&b, Default::default()), gone);
-            is_ended(comm.register_buffer(&b), gone);
-            is_ended(comm.pre_mul_sum(1.0_f32), gone);
-            is_ended(comm.create_dev_comm(DevCommRequirements::new()), gone);
-            is_ended(comm.split(Some(0), 0, &config), gone);
-            is_ended(comm.shrink(&[1 - rank.rank()], Default::default(), &config), gone);
-            is_ended(comm.unique_id(), gone);
-            is_ended(comm.properties(), gone);
-            is_ended(comm.identity(), gone);
-            is_ended(comm.async_error(), gone);
-            is_ended(comm.team_world(), gone);
-            is_ended(comm.finalize(), gone);
-            is_ended(comm.revoke(), gone);
-            is_ended(comm.suspend(), gone);
-            is_ended(comm.resume(), gone);
+            assert_ended(comm.barrier(), gone);
+            assert_ended(comm.host_all_gather(&[1_u8]), gone);
+            assert_ended(comm.window::<f32>(1), gone);
+            assert_ended(comm.mem_alloc::<f32>(1), gone);
+            assert_ended(comm.collective("a call").agree(Ok(((), 1_u8))), gone);
+            assert_ended(comm.pre_mul_sum_from(&b), gone);
+            assert_ended(comm.memory_stat(MemoryStat::Suspended), gone);
+            assert_ended(comm.all_reduce(&b, &b, ReduceOp::Sum, &stream), gone);
+            assert_ended(comm.send(&b, 0, &stream), gone);
+            assert_ended(comm.register_window(&b, Default::default()), gone);
+            assert_ended(comm.register_buffer(&b), gone);
+            assert_ended(comm.pre_mul_sum(1.0_f32), gone);
+            assert_ended(comm.create_dev_comm(DevCommRequirements::new()), gone);
+            assert_ended(comm.split(Some(0), 0, &config), gone);
+            assert_ended(comm.shrink(&[1 - rank.rank()], Default::default(), &config), gone);
+            assert_ended(comm.unique_id(), gone);
+            assert_ended(comm.properties(), gone);
+            assert_ended(comm.identity(), gone);
+            assert_ended(comm.async_error(), gone);
+            assert_ended(comm.team_world(), gone);
+            assert_ended(comm.finalize(), gone);
+            assert_ended(comm.revoke(), gone);
+            assert_ended(comm.suspend(), gone);
+            assert_ended(comm.resume(), gone);
         });
         Ok(())
     });
@@ -189,16 +189,16 @@ fn what_is_closed_is_closed_once_and_is_not_valid() {
         let log = calls(rank, || close().and_then(|()| close()))?;
         assert_eq!(log, ["ncclCommDeregister", "ncclDevCommDestroy", "ncclCommWindowDeregister"]);
         assert!(!window.is_valid() && !dev.is_valid() && !registered.is_valid());
-        is_closed(window.device_window().map(drop));
-        is_closed(window.user_pointer());
-        is_closed(dev.dev_comm().map(drop));
-        is_closed(registered.handle());
+        assert_closed(window.device_window().map(drop));
+        assert_closed(window.user_pointer());
+        assert_closed(dev.dev_comm().map(drop));
+        assert_closed(registered.handle());
         // The memory can still be copied.
         window.copy_from_host(&[1.0; 8])
     });
 }
 
-fn is_refused(result: Result<()>, which: &str) {
+fn assert_refused(result: Result<()>, which: &str) {
     match result {
         Err(Error::Launch(LaunchError::Refused {
             refusal: LaunchRefusal::Closed { what },
@@ -208,7 +208,7 @@ fn is_refused(result: Result<()>, which: &str) {
     }
 }
 
-pub(crate) fn is_refused_as(result: Result<()>, state: &str) {
+pub(crate) fn assert_refused_as(result: Result<()>, state: &str) {
     match result {
         Err(Error::Launch(LaunchError::Refused {
             refusal: LaunchRefusal::CommunicatorEnded { how },
@@ -228,12 +228,12 @@ fn a_launch_with_what_is_closed_is_refused() {
         let (closed_window, closed_dev, window, dev) = (window()?, dev()?, window()?, dev()?);
         closed_window.close()?;
         closed_dev.close()?;
-        let launch = |of| launch_note(&stream, LaunchConfig::new(8, 32), of);
-        is_refused(launch((&dev, &closed_window)), "the window");
-        is_refused(launch((&closed_dev, &window)), "the device communicator");
+        let launch = |of| launch_store_count(&stream, LaunchConfig::new(8, 32), of);
+        assert_refused(launch((&dev, &closed_window)), "the window");
+        assert_refused(launch((&closed_dev, &window)), "the device communicator");
         launch((&dev, &window))?;
         comm.destroy()?;
-        is_refused_as(launch((&dev, &window)), "destroyed");
+        assert_refused_as(launch((&dev, &window)), "destroyed");
         Ok(())
     });
 }
@@ -272,7 +272,7 @@ fn clones_are_one_communicator() {
         let other = clone.clone();
         clone.destroy()?;
         assert!(!other.is_valid());
-        is_ended(other.identity(), "destroyed");
+        assert_ended(other.identity(), "destroyed");
         Ok(())
     });
 }
@@ -286,8 +286,8 @@ fn a_finalized_communicator_closes_what_was_made_and_is_not_finalized_twice() {
         let log = calls(rank, || comm.finalize())?;
         let closed = ["ncclDevCommDestroy", "ncclRedOpDestroy 5", "ncclCommWindowDeregister"];
         assert_eq!((&log[..3], &*log[3]), (&closed.map(str::to_owned)[..], "ncclCommFinalize"));
-        is_ended(comm.finalize(), "finalized");
-        is_ended(comm.window::<f32>(8), "finalized");
+        assert_ended(comm.finalize(), "finalized");
+        assert_ended(comm.window::<f32>(8), "finalized");
         let log = calls(rank, || comm.destroy())?;
         assert_eq!(log, ["ncclCommDestroy"]);
         drop((window, op, dev));
@@ -300,13 +300,13 @@ fn a_suspended_communicator_waits_for_its_resume_and_is_resumed_for_its_end() {
     let ran = ranks(2, |rank| {
         let (comm, stream) = (new_comm(rank)?, rank.stream()?);
         let window = comm.window::<f32>(8)?;
-        is_ended(comm.resume(), "live");
+        assert_ended(comm.resume(), "live");
         comm.suspend()?;
         assert_eq!(comm.memory_stat(MemoryStat::Suspended)?, 1);
-        is_ended(comm.all_reduce(&window, &window, ReduceOp::Sum, &stream), "suspended");
-        is_ended(comm.split(Some(0), 0, &CommConfig::new()), "suspended");
-        is_ended(window.device_window().map(drop), "suspended");
-        is_ended(window.close(), "suspended");
+        assert_ended(comm.all_reduce(&window, &window, ReduceOp::Sum, &stream), "suspended");
+        assert_ended(comm.split(Some(0), 0, &CommConfig::new()), "suspended");
+        assert_ended(window.device_window().map(drop), "suspended");
+        assert_ended(window.close(), "suspended");
         comm.resume()?;
         assert!(window.is_valid());
         assert_eq!(comm.memory_stat(MemoryStat::Suspended)?, 0);
@@ -331,8 +331,8 @@ fn a_revoked_communicator_is_good_for_a_split_and_its_end() {
         let window = comm.window::<f32>(8)?;
         comm.recv(&window, 1 - rank.rank(), &stream)?;
         comm.revoke()?;
-        is_ended(comm.all_reduce(&window, &window, ReduceOp::Sum, &stream), "revoked");
-        is_ended(comm.finalize(), "revoked");
+        assert_ended(comm.all_reduce(&window, &window, ReduceOp::Sum, &stream), "revoked");
+        assert_ended(comm.finalize(), "revoked");
         stream.synchronize()?;
         let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
         child.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
@@ -351,14 +351,14 @@ fn a_communicator_of_another_part_of_the_program_is_not_ended() {
         let from = |context, raw| unsafe { Communicator::from_raw(rank.library(), context, raw) };
         let foreign = from(context, comm.as_raw())?;
         assert_eq!((foreign.rank(), foreign.n_ranks()), (rank.rank(), 2));
-        is_invalid(foreign.barrier());
+        assert_invalid(foreign.barrier());
         let window = foreign.window::<f32>(8)?;
         foreign.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
         let log = calls(rank, || foreign.destroy())?;
         assert_eq!(log, ["ncclCommWindowDeregister"]);
         makes_no_calls(rank, || drop(from(context, comm.as_raw())));
-        is_invalid(from(context, std::ptr::null_mut()));
-        is_invalid(from(&Context::new(3)?, comm.as_raw()));
+        assert_invalid(from(context, std::ptr::null_mut()));
+        assert_invalid(from(&Context::new(3)?, comm.as_raw()));
         comm.identity().map(drop)
     });
 }
@@ -373,8 +373,8 @@ fn communicators_of_one_thread_end_one_by_one() {
         assert_eq!(comms[1].identity()?, (1, 2, 1));
         drop(comms);
         let twice = [contexts[0].clone(), contexts[0].clone()];
-        is_invalid(Communicator::init_all(library, &twice));
-        is_invalid(Communicator::init_all(library, &[]));
+        assert_invalid(Communicator::init_all(library, &twice));
+        assert_invalid(Communicator::init_all(library, &[]));
         Ok(())
     });
     for gpu in 0..2 {
@@ -442,7 +442,7 @@ fn settings_reach_nccl() {
         let (child, log) = logged(rank, || comm?.split(Some(7), 1, &config));
         child?;
         assert!(log[0].starts_with("ncclCommSplit color 7 key 1 config max_ctas 3"), "{log:?}");
-        is_invalid(rank.new_communicator(&CommConfig::new().min_ctas(4).max_ctas(2)));
+        assert_invalid(rank.new_communicator(&CommConfig::new().min_ctas(4).max_ctas(2)));
         Ok(())
     });
 }

@@ -3,7 +3,7 @@
 use devcomm_host::{Buffer, CommConfig, Error, NcclError, Signal, WaitSignalDesc, group};
 
 use crate::support::{
-    calls, contents, is_closed, is_invalid, logged, makes_no_calls, ranks, world,
+    assert_closed, assert_invalid, calls, contents, logged, makes_no_calls, ranks, world,
 };
 
 #[test]
@@ -71,21 +71,21 @@ fn puts_beyond_a_window_and_targets_that_are_not_there_are_refused_before_nccl_i
         // One element longer in rank 1 than in rank 0.
         let uneven = comm.window::<f32>(3 + rank.rank())?;
         makes_no_calls(rank, || {
-            is_invalid(comm.put_signal(&from, &uneven, 0, Signal::to(0), &stream));
+            assert_invalid(comm.put_signal(&from, &uneven, 0, Signal::to(0), &stream));
             let put = |at, signal| comm.put_signal(&from, &to, at, signal, &stream);
-            is_invalid(put(5, Signal::to(1)));
-            is_invalid(put(usize::MAX - 1, Signal::to(1)));
-            is_invalid(put(0, Signal::to(2)));
-            is_invalid(put(0, Signal { index: u32::MAX, ..Signal::to(1) }));
-            is_invalid(put(0, Signal { context: 1 << 31, ..Signal::to(1) }));
-            is_invalid(comm.put_signal(&from, &foreign, 0, Signal::to(1), &stream));
-            is_invalid(comm.signal(Signal::to(2), &stream));
-            is_invalid(comm.wait_signal(&[], &stream));
-            is_invalid(comm.wait_signal(&[WaitSignalDesc::from(2)], &stream));
-            is_invalid(comm.wait_signal(&[WaitSignalDesc::from(1).count(u32::MAX)], &stream));
+            assert_invalid(put(5, Signal::to(1)));
+            assert_invalid(put(usize::MAX - 1, Signal::to(1)));
+            assert_invalid(put(0, Signal::to(2)));
+            assert_invalid(put(0, Signal { index: u32::MAX, ..Signal::to(1) }));
+            assert_invalid(put(0, Signal { context: 1 << 31, ..Signal::to(1) }));
+            assert_invalid(comm.put_signal(&from, &foreign, 0, Signal::to(1), &stream));
+            assert_invalid(comm.signal(Signal::to(2), &stream));
+            assert_invalid(comm.wait_signal(&[], &stream));
+            assert_invalid(comm.wait_signal(&[WaitSignalDesc::from(2)], &stream));
+            assert_invalid(comm.wait_signal(&[WaitSignalDesc::from(1).count(u32::MAX)], &stream));
         });
         to.close()?;
-        is_closed(comm.put_signal(&from, &to, 0, Signal::to(1), &stream));
+        assert_closed(comm.put_signal(&from, &to, 0, Signal::to(1), &stream));
         Ok(())
     });
 }
@@ -120,8 +120,8 @@ fn endpoints_in_another_ranks_window_are_limited_by_its_length() {
         let (lengths, peer) = ([8, 4], 1 - me);
         let window = comm.window::<f32>(lengths[me])?;
         let (team, last) = (comm.team_world()?, lengths[peer] - 1);
-        is_invalid(window.peer_endpoint(peer, last + 1));
-        is_invalid(window.cft_endpoint(team, peer, last + 1));
+        assert_invalid(window.peer_endpoint(peer, last + 1));
+        assert_invalid(window.cft_endpoint(team, peer, last + 1));
         // These reach NCCL, which has no endpoints here.
         for asked in [window.peer_endpoint(peer, last), window.cft_endpoint(team, peer, last)] {
             assert!(matches!(asked, Err(Error::Nccl(NcclError::Failed { .. }))), "{asked:?}");

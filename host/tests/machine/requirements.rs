@@ -11,7 +11,7 @@ use devcomm_host::{
 
 use devcomm_types::nccl::MultimemHandle;
 
-use crate::support::{is_invalid, logged, ranks, ranks_on, simulation, world};
+use crate::support::{assert_invalid, logged, ranks, ranks_on, simulation, world};
 
 /// Returns the error of `create_dev_comm`, which must make no NCCL call.
 fn refused(rank: &Rank, requirements: DevCommRequirements) -> Error {
@@ -78,7 +78,7 @@ fn what_one_rank_cannot_have_no_rank_gets() {
 
 /// Checks that ranges do not overlap, and end at `end` or before.
 #[track_caller]
-fn is_disjoint(ranges: &[Range<u32>], end: u32) {
+fn assert_disjoint(ranges: &[Range<u32>], end: u32) {
     let mut sorted = ranges.to_vec();
     sorted.sort_by_key(|range| range.start);
     let follows = |pair: &[Range<u32>]| pair[0].end <= pair[1].start;
@@ -112,14 +112,14 @@ fn keys_open_the_resources_that_were_asked_for() {
             signals_made.first..signals_made.first + 8,
             barriers_made.signal0..barriers_made.signal0 + 6,
         ];
-        is_disjoint(&ids, raw.gin_signal_count);
+        assert_disjoint(&ids, raw.gin_signal_count);
         let CounterRange { first, count } = dev.resource(counters)?;
         assert_eq!(count, 2);
-        is_disjoint(&[0..5, first..first + 2], raw.gin_counter_count);
+        assert_disjoint(&[0..5, first..first + 2], raw.gin_counter_count);
         let (lsa, a2a) = (dev.resource(barriers)?, dev.resource(a2a)?);
         assert_eq!((lsa.n_barriers, a2a.n_slots), (4, 20));
         let own = dev.resource(buffer)?;
-        is_disjoint(
+        assert_disjoint(
             &[lsa.buffer..lsa.buffer + 1, own..own + 2, a2a.buffer..a2a.buffer + 11],
             u32::MAX,
         );
@@ -141,8 +141,8 @@ fn a_key_of_other_requirements_opens_nothing() {
         let mut others = DevCommRequirements::new();
         let (same_index, no_such_index) = (others.add(buffer(512)), others.add(buffer(256)));
         let dev = comm.create_dev_comm(asked)?;
-        is_invalid(dev.resource(same_index));
-        is_invalid(dev.resource(no_such_index));
+        assert_invalid(dev.resource(same_index));
+        assert_invalid(dev.resource(no_such_index));
         Ok(())
     });
 }
@@ -183,8 +183,8 @@ fn a_windows_multicast_addresses_are_at_its_place_in_the_teams_memory() {
             let of_lsa_team = window.multimem_pointer(all, 0)?.unwrap();
             assert_eq!(of_lsa_team - all.base.addr() as u64, place);
             places.push(place);
-            is_invalid(window.multimem_pointer(own, 8));
-            is_invalid(window.multimem_pointer(MultimemHandle::NULL, 0));
+            assert_invalid(window.multimem_pointer(own, 8));
+            assert_invalid(window.multimem_pointer(MultimemHandle::NULL, 0));
         }
         assert!(places[0].abs_diff(places[1]) >= 32, "{places:?}");
         assert_eq!(comm.host_all_gather(&places)?, [places.clone(), places]);
@@ -207,11 +207,11 @@ fn logical_endpoints_are_nccls_answer_and_wrong_ranks_and_elements_are_refused_b
             assert!(error.contains(call) && error.contains("have no CFT"), "{error}");
         }
         let ((), log) = logged(rank, || {
-            is_invalid(window.cft_endpoint(team, 2, 0));
-            is_invalid(window.cft_endpoint(team, 0, 8));
-            is_invalid(window.peer_endpoint(2, 0));
-            is_invalid(window.peer_endpoint(0, 8));
-            is_invalid(window.multimem_endpoint(8));
+            assert_invalid(window.cft_endpoint(team, 2, 0));
+            assert_invalid(window.cft_endpoint(team, 0, 8));
+            assert_invalid(window.peer_endpoint(2, 0));
+            assert_invalid(window.peer_endpoint(0, 8));
+            assert_invalid(window.multimem_endpoint(8));
         });
         assert!(log.is_empty(), "{log:?}");
         Ok(())
@@ -302,10 +302,10 @@ fn teams_and_their_ranks_are_ncclss() {
         let first = rank.rank() / 2 * 2;
         assert_eq!((comm.rank_to_world(lsa, 1)?, comm.rank_to_lsa(lsa, 1)?), (first + 1, 1));
         assert_eq!(comm.rank_to_world(rail, 1)?, rank.rank() % 2 + 2);
-        is_invalid(comm.rank_to_world(lsa, 2));
+        assert_invalid(comm.rank_to_world(lsa, 2));
         let window = comm.window::<f32>(8)?;
-        is_invalid(window.lsa_pointer(2, 0));
-        is_invalid(window.lsa_pointer(0, 8));
+        assert_invalid(window.lsa_pointer(2, 0));
+        assert_invalid(window.lsa_pointer(0, 8));
         let across = (rank.rank() + 2) % 4;
         assert_eq!(window.peer_pointer(across, 0)?, None);
         let own = |at| Ok::<_, Error>(window.peer_pointer(rank.rank(), at)?.unwrap());

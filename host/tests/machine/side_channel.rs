@@ -64,7 +64,7 @@ fn foreign(
     Ok((context, comm))
 }
 
-fn is_lost<T>(result: Result<T>, lost: usize, because: &str) {
+fn assert_lost<T>(result: Result<T>, lost: usize, because: &str) {
     match result.err() {
         Some(Error::World(WorldError::RankLost { rank, why })) => {
             assert!(rank == lost && why.contains(because), "rank {rank}: {why}");
@@ -137,15 +137,15 @@ fn a_channel_that_falls_silent_is_a_lost_rank() {
         // Rank 1 does not take part.
         comm.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
         let why = "nothing was heard from it for 10 s";
-        is_lost(stream.synchronize(), 1, why);
-        is_lost(comm.window::<f32>(8), 1, why);
+        assert_lost(stream.synchronize(), 1, why);
+        assert_lost(comm.window::<f32>(8), 1, why);
         rank.barrier()
     });
     ran.unwrap();
 }
 
 #[test]
-fn who_does_not_come_or_has_ended_is_a_lost_rank() {
+fn a_rank_that_does_not_come_or_has_ended_is_lost() {
     for ends in [false, true] {
         let store = Arc::new(Store::default());
         ranks(3, |rank| {
@@ -162,7 +162,7 @@ fn who_does_not_come_or_has_ended_is_a_lost_rank() {
             } else {
                 "in register_window"
             };
-            is_lost(comm.window::<f32>(8), 2, why);
+            assert_lost(comm.window::<f32>(8), 2, why);
             rank.barrier()
         });
     }

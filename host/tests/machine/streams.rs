@@ -5,8 +5,8 @@ use std::time::Duration;
 use devcomm_host::{Context, Rank, ReduceOp, Result, Signal, Stream, WaitSignalDesc};
 
 use crate::support::{
-    contents, filled, is_invalid, log_of, logged, makes_no_calls, pause, ranks, unchecked_world,
-    world,
+    assert_invalid, contents, filled, log_of, logged, makes_no_calls, pause, ranks,
+    unchecked_world, world,
 };
 
 #[test]
@@ -114,8 +114,8 @@ fn events_of_another_context_are_refused() {
     ranks(1, |rank| {
         let (stream, other) = (rank.stream()?, Context::new(1)?);
         let event = other.event()?;
-        is_invalid(stream.record(&event));
-        is_invalid(stream.wait_event(&event));
+        assert_invalid(stream.record(&event));
+        assert_invalid(stream.wait_event(&event));
         Ok(())
     });
 }

@@ -231,27 +231,27 @@ pub(crate) fn contents<T: Element + Default>(buffer: &impl Buffer<Element = T>) 
 }
 
 #[track_caller]
-pub(crate) fn is_invalid<T: std::fmt::Debug>(result: Result<T>) {
+pub(crate) fn assert_invalid<T: std::fmt::Debug>(result: Result<T>) {
     assert!(matches!(result, Err(Error::InvalidInput { .. })), "{result:?}");
 }
 
 #[track_caller]
-pub(crate) fn is_closed<T: std::fmt::Debug>(result: Result<T>) {
+pub(crate) fn assert_closed<T: std::fmt::Debug>(result: Result<T>) {
     assert!(matches!(result, Err(Error::State(StateError::Closed { .. }))), "{result:?}");
 }
 
 #[track_caller]
-pub(crate) fn is_in_group<T: std::fmt::Debug>(result: Result<T>) {
+pub(crate) fn assert_in_group<T: std::fmt::Debug>(result: Result<T>) {
     assert!(matches!(result, Err(Error::State(StateError::InGroup { .. }))), "{result:?}");
 }
 
 #[track_caller]
-pub(crate) fn is_capturing<T: std::fmt::Debug>(result: Result<T>) {
+pub(crate) fn assert_capturing<T: std::fmt::Debug>(result: Result<T>) {
     assert!(matches!(result, Err(Error::State(StateError::Capturing { .. }))), "{result:?}");
 }
 
 #[track_caller]
-pub(crate) fn is_ended<T: std::fmt::Debug>(result: Result<T>, as_what: &str) {
+pub(crate) fn assert_ended<T: std::fmt::Debug>(result: Result<T>, as_what: &str) {
     match result {
         Err(Error::State(StateError::CommunicatorEnded { how, .. })) if how == as_what => {}
         other => panic!("{other:?}, not {as_what}"),

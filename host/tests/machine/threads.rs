@@ -9,9 +9,10 @@ use devcomm_host::{
     LaunchError, LaunchRefusal, Rank, ReduceOp, Result, StateError, Stream, World, WorldError,
 };
 
-use crate::kernels::{COUNT, NO_PTX, launch_note, meet};
+use crate::kernels::{COUNT, NO_PTX, launch_store_count, meet};
 use crate::support::{
-    contents, count, filled, is_ended, later, log_in, log_of, pause, ranks, ranks_on, simulation,
+    assert_ended, contents, count, filled, later, log_in, log_of, pause, ranks, ranks_on,
+    simulation,
 };
 
 /// A time after which the other threads are blocked.
@@ -41,7 +42,7 @@ fn a_rank_works_on_a_thread_to_which_its_handles_have_moved_and_gets_them_back()
         rank.load(&NO_PTX)?;
         let stream = rank.stream()?;
         let work = move || -> Result<_> {
-            launch_note(&stream, LaunchConfig::new(8, 32), (&dev, &window))?;
+            launch_store_count(&stream, LaunchConfig::new(8, 32), (&dev, &window))?;
             comm.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
             let made = comm.window::<f32>(8)?;
             stream.fill(&made, 2.0)?;
@@ -54,7 +55,7 @@ fn a_rank_works_on_a_thread_to_which_its_handles_have_moved_and_gets_them_back()
         assert_eq!(contents(&window)[..3], [COUNT as f32, COUNT as f32, 0.0]);
         assert_eq!(contents(&made), [2.0; 8]);
         graph.launch(&stream)?;
-        launch_note(&stream, LaunchConfig::new(8, 32), (&dev, &made))?;
+        launch_store_count(&stream, LaunchConfig::new(8, 32), (&dev, &made))?;
         stream.synchronize()?;
         assert_eq!(contents(&made)[rank.rank() + 1], 3.0);
         assert_eq!(comm.rank(), rank.rank());
@@ -89,7 +90,7 @@ fn what_another_thread_closes_or_drops_ends_as_on_the_ranks_own() {
             let event = rank.context().event()?;
             let pinned = rank.context().pinned::<f32>(COUNT)?;
             let graph = stream.capture(|| comm.all_reduce(&window, &window, &op, &stream))?;
-            launch_note(&stream, LaunchConfig::new(8, 32), (&dev, &window))?;
+            launch_store_count(&stream, LaunchConfig::new(8, 32), (&dev, &window))?;
             graph.launch(&stream)?;
             stream.copy_to_device_async(&pinned, &window)?;
             stream.record(&event)?;
@@ -137,7 +138,7 @@ fn an_abort_ends_the_call_in_which_a_handle_on_another_thread_is_blocked() {
             let thread = later(rank, Duration::ZERO, move || blocked.window::<f32>(8).map(drop));
             pause(rank, A_WHILE);
             host.abort()?;
-            is_ended(thread.join(), "aborted");
+            assert_ended(thread.join(), "aborted");
 
             // SAFETY: the kernel accesses no memory but barriers; rank 1 does not come.
             unsafe { meet::args(&dev, 0).grid(8).block(32).launch(&stream)? };
@@ -164,7 +165,7 @@ fn reduce_and_note(context: &Context, comm: &Communicator, value: f32) -> Result
         let window = comm.window::<f32>(COUNT)?;
         stream.copy_to_device(&[round * value; COUNT], &window)?;
         comm.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
-        launch_note(&stream, LaunchConfig::new(2, 32), (&dev, &window))?;
+        launch_store_count(&stream, LaunchConfig::new(2, 32), (&dev, &window))?;
         let mut data = vec![0.0; COUNT];
         stream.copy_to_host(&window, &mut data)?;
         let sum = comm.n_ranks() as f32 * round * value;
@@ -268,7 +269,7 @@ fn nothing_is_closed_while_another_thread_launches_a_kernel_with_it() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         for closes_window in [true, false] {
             let (window, dev) = (comm.window::<f32>(COUNT)?, comm.create_dev_comm(requirements())?);
-            let launch = || launch_note(&stream, LaunchConfig::new(2, 32), (&dev, &window));
+            let launch = || launch_store_count(&stream, LaunchConfig::new(2, 32), (&dev, &window));
             rank.context().scope(|scope| {
                 let thread = scope.spawn("launches", || launch_until_closed(launch))?;
                 launch()?;

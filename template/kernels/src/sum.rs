@@ -3,7 +3,7 @@
 use cuda_std::prelude::*;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// `out[i]` = the sum over all GPUs of `send[i]`, by plain loads over NVLink.
+/// Adds up `send` over all GPUs, by plain loads over NVLink: `out[i]` is the sum of `send[i]`.
 ///
 /// Grid: any, up to the device communicator's LSA barriers, the same on every GPU. Block: any.
 #[kernel(requires(out.len() <= send.len()))]

@@ -47,7 +47,7 @@ fn main() {
     let own = || {
         let kernels = builder("epilogue", "devcomm-device-test-kernels", "epilogue");
         match build(kernels.assemble(false)) {
-            Ok(module) => has_its_own_entry_only(&ptx(&module)?).map(|()| Completion::Completed),
+            Ok(module) => check_own_entry_only(&ptx(&module)?).map(|()| Completion::Completed),
             Err(error) => missing(&error),
         }
     };
@@ -197,7 +197,7 @@ fn is_instruction(line: &str) -> bool {
 }
 
 /// The kernels of the package that has the body are not compiled.
-fn has_its_own_entry_only(ptx: &str) -> Result<(), Failed> {
+fn check_own_entry_only(ptx: &str) -> Result<(), Failed> {
     let entries: Vec<&str> = ptx.lines().filter(|line| line.contains(".entry")).collect();
     let own = entries.len() == 1 && entries[0].contains("product_of_ones_own");
     match own && ptx.contains("mma.sync") && !ptx.contains(".local") && !ptx.contains("call") {
@@ -217,7 +217,7 @@ fn pushes_tiles(module: &ModuleArtifact) -> Result<Completion, Failed> {
         "st.release.sys",
         "ld.acquire.sys",
     ];
-    has_in_order(&ptx(module)?, "product_and_sum", &instructions)?;
+    check_order(&ptx(module)?, "product_and_sum", &instructions)?;
     let reports: Vec<_> = module.info.kernels.iter().map(|kernel| kernel.resources).collect();
     match reports[..] {
         [Some(resources)] if resources.stack + resources.spill_stores == 0 => {
@@ -229,7 +229,7 @@ fn pushes_tiles(module: &ModuleArtifact) -> Result<Completion, Failed> {
 }
 
 /// Whether a kernel has these instructions, in this order.
-fn has_in_order(ptx: &str, kernel: &str, instructions: &[&str]) -> Result<(), Failed> {
+fn check_order(ptx: &str, kernel: &str, instructions: &[&str]) -> Result<(), Failed> {
     let body = body(ptx, kernel)?;
     let mut rest = body;
     for instruction in instructions {
@@ -260,7 +260,7 @@ fn uses_the_instructions(ptx: &str) -> Result<(), Failed> {
             ],
         ),
     ] {
-        has_in_order(ptx, kernel, instructions)?;
+        check_order(ptx, kernel, instructions)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A window that is longer than it is: an argument's own conversion is unsafe to implement.
+//! A safe `impl IntoArg` that makes a window longer than its buffer. The trait must be `unsafe`.
 
 use devcomm_types::{IntoArg, Window};
 

@@ -2,7 +2,7 @@
 
 use devcomm_host::{Communicator, CustomReduceOp, Result, Stream, SymmetricBuffer};
 
-fn of_another_type(
+fn buffers_of_another_type(
     comm: &Communicator,
     memory: &SymmetricBuffer<f32>,
     op: &CustomReduceOp<f64>,

@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let libraries = libraries()?;
         let test = |case: PathBuf| {
             let (name, libraries) = (case.display().to_string(), libraries.clone());
-            Trial::test(name, move || does_not_compile(&case, &libraries))
+            Trial::test(name, move || check_refusal(&case, &libraries))
         };
         cases()?.into_iter().map(test).collect()
     } else {
@@ -78,7 +78,7 @@ fn libraries() -> Result<Vec<String>, Box<dyn Error>> {
     Err(format!("cargo has not built all of {CRATES:?}, but {options:?}").into())
 }
 
-fn does_not_compile(case: &Path, libraries: &[String]) -> Result<(), Failed> {
+fn check_refusal(case: &Path, libraries: &[String]) -> Result<(), Failed> {
     let output = Command::new(rustc())
         .args(["--edition=2024", "--crate-type=bin", "--emit=metadata", "--out-dir"])
         .arg(env!("CARGO_TARGET_TMPDIR"))

@@ -229,7 +229,7 @@ impl Experts {
     }
 }
 
-/// Plain stores of this many bytes between two ranks, in both directions.
+/// Returns a contender that stores this number of bytes between two ranks, in both directions.
 fn by_stores<'a>(
     harness: &'a Harness<'a>,
     compiled: &'a Kernels,

@@ -90,7 +90,7 @@ fn ll_exchange(run: &mut Run<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// Left out without GIN PROXY or with one rank.
+/// Runs the pair `gin_put`, which needs GIN's back end PROXY and two ranks.
 fn gin_put(run: &mut Run<'_, '_>) -> Result<()> {
     let harness = run.job.harness;
     if !harness.comm.properties()?.gin_types.contains(GinType::Proxy) {

@@ -50,7 +50,7 @@ impl<'a> LlExchange<'a> {
         Ok(workload)
     }
 
-    /// Bytes of a rank's elements for all ranks.
+    /// Returns the bytes of a rank's elements for all ranks.
     pub fn bytes(&self) -> usize {
         self.send.byte_len()
     }

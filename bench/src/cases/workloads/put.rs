@@ -35,7 +35,7 @@ impl<'a> Message<'a> {
         Ok(Self { harness, recv, receives: true })
     }
 
-    /// Returns the message as it is, or for a rank that only sends.
+    /// Returns the message, received by this rank or only sent by it.
     pub fn received(self, receives: bool) -> Self {
         Self { receives, ..self }
     }

@@ -10,7 +10,7 @@ use crate::sys::nccl::lists::RequirementLists;
 use devcomm_sys::nccl::{Requirements, UNDEF_INT};
 use devcomm_types::nccl::MultimemHandle;
 
-/// `NCCL_CFT`.
+/// `NCCL_CFT`: counted fabric transfers.
 const CFT: c_int = 1;
 /// `NCCL_CFT_MULTIMEM`.
 const CFT_MULTIMEM: c_int = 2;

@@ -154,7 +154,7 @@ fn every_back_end_but_efa_serves_the_defaults_and_everything_of_the_network() {
 }
 
 #[test]
-fn efa_serves_who_needs_neither_strong_nor_va_signals() {
+fn efa_is_taken_if_neither_strong_nor_va_signals_are_needed() {
     let machine = || two_nodes(&[GinType::EfaGda]);
     let words = ["strong signals were asked for", "EFA_GDA", "gin_strong_signals"];
     refused(with(Connection::Full), machine(), &words);

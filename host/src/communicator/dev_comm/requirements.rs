@@ -105,12 +105,12 @@ requirements! {
     /// `railGinBarrierCount`.
     rail_gin_barriers(count: u32) = 0, "railGinBarrierCount";
 
-    /// The number of barriers over the network between all ranks; every rank has to be connected.
-    /// NCCL: `worldGinBarrierCount`.
+    /// The number of barriers over the network between all ranks. They need
+    /// [`GinConnectionType::Full`]. NCCL: `worldGinBarrierCount`.
     world_gin_barriers(count: u32) = 0, "worldGinBarrierCount";
 
-    /// The number of contexts, each with its own queues, signals and counters. A hint: the device
-    /// communicator has the actual number. Default: 4. NCCL: `ginContextCount`.
+    /// The number of contexts, each with its own queues, signals and counters. This is a hint: the
+    /// device communicator has the actual number. Default: 4. NCCL: `ginContextCount`.
     gin_contexts(count: u32) = 4, "ginContextCount";
 
     /// The number of signals, with ids from 0. NCCL: `ginSignalCount`.
@@ -130,16 +130,17 @@ requirements! {
     gin_queue_depth(operations: u32) = 0, "ginQueueDepth";
 
     /// Requires a back end with strong signals, which arrive after all earlier puts to the same
-    /// rank on the same context. Default: true, as in NCCL, although that excludes EFA_GDA: with
-    /// `false`, NCCL's GIN barriers use weak signals and, on the other back ends, no longer wait
-    /// for earlier puts. Then a kernel must not use strong signals, or rely on GIN barriers for
-    /// the completion of puts. NCCL: `ginStrongSignalsRequired`.
+    /// rank on the same context. Default: true, as in NCCL, which excludes EFA_GDA. With `false`,
+    /// NCCL's GIN barriers use weak signals, and no longer wait for earlier puts except on EFA_GDA.
+    /// Then a kernel must not use strong signals, or rely on GIN barriers for the completion of
+    /// puts. NCCL: `ginStrongSignalsRequired`.
     gin_strong_signals(required: bool) = true, "ginStrongSignalsRequired";
 
     /// Requires a back end with VA signals: signals at addresses in windows. **Default: false;
     /// NCCL's default is true**, which excludes EFA_GDA also for kernels without such signals. With
     /// `false`, a kernel must not use VA signals; they also need a window registered with
-    /// `NCCL_WIN_STRICT_ORDERING`, and over TCP one in GPU memory. NCCL: `ginVaSignalsRequired`.
+    /// `NCCL_WIN_STRICT_ORDERING` and, with the back end PROXY over TCP, in GPU memory. NCCL:
+    /// `ginVaSignalsRequired`.
     gin_va_signals(required: bool) = false, "ginVaSignalsRequired";
 
     /// The distance in ranks for [`GinConnectionType::CustomStride`]: a multiple of
@@ -150,7 +151,8 @@ requirements! {
     /// The only back end to use; [`GinType::None`], the default, allows any. NCCL: `ginType`.
     gin_type(gin_type: GinType) = GinType::None, "ginType";
 
-    /// Requires CFT's logical endpoints of single ranks. NCCL: `NCCL_CFT` in `cftCaps`.
+    /// Requires the logical endpoints of single ranks, NCCL's counted fabric transfers (CFT). NCCL:
+    /// `NCCL_CFT` in `cftCaps`.
     cft(wanted: bool) = false, "cftCaps";
 
     /// Requires CFT's logical endpoints for multicast. NCCL: `NCCL_CFT_MULTIMEM` in `cftCaps`.
@@ -161,7 +163,7 @@ requirements! {
 }
 
 impl DevCommRequirements {
-    /// Returns memory for low-latency all-to-all sessions in the LSA team: `blocks` blocks with
+    /// Requests memory for low-latency all-to-all sessions in the LSA team: `blocks` blocks with
     /// `slots` slots of 8 bytes each (see [`LlA2a::slots`](super::LlA2a::slots)). NCCL returns no
     /// handle for it; to get one, [`add`](Self::add) an [`LlA2a`](super::LlA2a) instead. NCCL:
     /// `lsaLLA2ABlockCount`, `lsaLLA2ASlotCount`.

@@ -271,11 +271,11 @@ fn a_key_of_other_requirements_opens_nothing() {
 
 #[test]
 fn a_lowered_request_may_go_to_another_thread() {
-    fn is_send<T: Send>(_: &T) {}
+    fn assert_send<T: Send>(_: &T) {}
     let mut requirements = DevCommRequirements::new();
     let key = requirements.add(Signals { count: 1 });
     let lowered = requirements.lower().unwrap();
-    is_send(&lowered);
+    assert_send(&lowered);
     let answered = std::thread::spawn(move || {
         fill_results(lowered.lists().raw());
         lowered

@@ -79,13 +79,13 @@ pub(super) struct Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// Occupancy: blocks that fit on one multiprocessor.
+    /// Returns the occupancy: the number of blocks that fit on one multiprocessor.
     pub(super) fn blocks(&self) -> Result<u32> {
         let (threads, shared) = (self.threads, self.dynamic_shared);
         self.occupancy(0, || self.entry.function.blocks_per_sm(threads, shared))
     }
 
-    /// Occupancy: clusters of `cluster` blocks that fit on the GPU.
+    /// Returns the occupancy: the number of clusters of `cluster` blocks that fit on the GPU.
     pub(super) fn clusters(&self, cluster: u32, shape: &LaunchShape) -> Result<u32> {
         self.occupancy(cluster, || self.entry.function.resident_clusters(shape))
     }

@@ -106,7 +106,7 @@ impl Sidecar {
 }
 
 /// Compares the sizes in bytes of the parameters that a launch passes with those of the compiled
-/// kernel: the driver copies as many bytes per parameter as the compiled kernel declares.
+/// kernel: the driver copies the number of bytes that the compiled kernel declares.
 pub(crate) fn check_params(compiled: &[ParamInfo], sizes: &[usize]) -> Result<(), LaunchRefusal> {
     let describe = || {
         let list: Vec<_> = compiled

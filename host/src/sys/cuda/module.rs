@@ -241,7 +241,7 @@ impl FunctionHandle {
         check(self.driver, "cuFuncSetAttribute", result)
     }
 
-    /// Occupancy: blocks of this size that fit on one multiprocessor.
+    /// Returns the occupancy: the number of blocks of this size that fit on one multiprocessor.
     pub(crate) fn blocks_per_sm(&self, threads: u32, dynamic_shared: u32) -> Result<u32> {
         let mut blocks = 0;
         let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
@@ -258,7 +258,7 @@ impl FunctionHandle {
         Ok(u32::try_from(blocks).unwrap_or(0))
     }
 
-    /// Occupancy: clusters of this shape's blocks that fit on the GPU.
+    /// Returns the occupancy: the number of clusters of this shape's blocks that fit on the GPU.
     pub(crate) fn resident_clusters(&self, shape: &LaunchShape) -> Result<u32> {
         let mut clusters = 0;
         let (mut attributes, count) = shape.attributes();

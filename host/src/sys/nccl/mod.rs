@@ -43,7 +43,7 @@ impl Nccl {
     /// Loads the library at `path` and queries its version.
     pub(crate) fn load(path: &Path) -> Result<Self> {
         // SAFETY: loading runs the library's initialisers. The path comes from the search for NCCL,
-        // or from the caller, who trusts the file as any code of the program.
+        // or from the caller, for whom the file is a trusted part of the program.
         let library = unsafe { libloading::Library::new(path) }.map_err(|error| {
             Error::Nccl(NcclError::Unusable { path: path.to_owned(), reason: error.to_string() })
         })?;

@@ -79,7 +79,7 @@ where
     }
 }
 
-/// Directly to standard output, bypassing the test harness's capture.
+/// Prints directly to standard output, past the test harness's capture.
 fn say(name: &str, outcome: &str) {
     let _ = writeln!(std::io::stdout(), "GPU-TEST {name}: {outcome}");
 }

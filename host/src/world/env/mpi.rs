@@ -16,7 +16,7 @@ use super::{LauncherVars, MAX_RANKS, slurm};
 use crate::error::{Error, Result, WorldError};
 use crate::machine::variables::{Lookup, first, number, port, text, unset};
 
-/// The names of a launcher's variables. Of several alternatives, the first that is set is used.
+/// The names of a launcher's variables. Where there are several, the first that is set is used.
 pub(super) struct Names {
     rank: &'static str,
     n_ranks: &'static str,

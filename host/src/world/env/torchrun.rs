@@ -31,7 +31,7 @@ pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
         local_rank,
         host: Err(unset("MASTER_ADDR", "RANK", TOGETHER)),
         port: master_port(var),
-        // Jobs without an id of their own have different ports, which somebody has chosen.
+        // Jobs without an id of their own have different ports, which the user has chosen.
         job: Ok(text(var, "TORCHELASTIC_RUN_ID")?.unwrap_or_else(|| "none".to_owned())),
     }))
 }

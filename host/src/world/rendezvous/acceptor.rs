@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 
 /// How often a rank that has joined is sent [`Kind::Waiting`].
 const PING_INTERVAL: Duration = Duration::from_secs(1);
-/// How long ranks that are missing after a loss may take to refuse a connection, and how many are
-/// asked at a time: meanwhile nobody joins.
+/// How long missing ranks may take to refuse a connection after a loss, and how many are asked at a
+/// time; no rank joins meanwhile.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
 const MAX_PROBES: usize = 64;
 /// The most notes about refused connections in an error.
@@ -54,7 +54,7 @@ pub(super) fn wait_for_survivors(
     let mut turns = 0;
     acceptor.wait(&members.listeners, |acceptor| {
         let missing = acceptor.missing();
-        // Others in the next turn, if they are more than a turn has.
+        // If there are more missing ranks than one turn asks, the next turn asks others.
         let first = turns * MAX_PROBES % missing.len().max(1);
         turns += 1;
         let chosen: Vec<usize> = missing
@@ -159,7 +159,7 @@ impl<'a> Acceptor<'a> {
         }
     }
 
-    /// Lets a rank join that has said who it is. False if it is refused.
+    /// Lets a rank join that has sent its greeting. Returns false if the rank is refused.
     fn join(&mut self, from: SocketAddr, hello: Hello, connection: Connection) -> bool {
         if let Some(why) = self.refusal(&hello) {
             tracing::warn!("refused a connection from {from}: {why}");
@@ -217,7 +217,7 @@ impl<'a> Acceptor<'a> {
         }
     }
 
-    /// Tells the ranks that have joined who they are. This one listens at `own` from now on.
+    /// Tells the joined ranks their numbers. This rank listens at `own` from now on.
     fn welcome(self, own: Listeners) -> Result<(Members, Vec<Connection>)> {
         let config = self.config;
         let port = own.port().map_err(|error| config.error(error))?;

@@ -18,7 +18,7 @@ const INTERVALS: u32 = 4;
 pub(super) struct Silence(AtomicU32);
 
 impl Silence {
-    /// The peer has said something.
+    /// Ends the silence: the peer has sent something.
     pub(super) fn end(&self) {
         self.0.store(0, Ordering::Relaxed);
     }

@@ -49,7 +49,7 @@ impl Exchange {
         Self { subset: Arc::clone(subset), since, parts, outcome: Outcome::default() }
     }
 
-    /// Returns the first rank that has not contributed, and who waits for it in which call.
+    /// Returns the first rank that has not contributed, and the rank and call that wait for it.
     fn absent(&self, waited: Duration) -> Option<(usize, String)> {
         let members = || self.subset.members().iter().copied().zip(&self.parts);
         let absent: Vec<usize> =
@@ -261,7 +261,7 @@ impl Hub {
     }
 
     /// Waits until all ranks that are left after a loss have called this, or the deadline has
-    /// passed: who has not come then is left behind. Returns their ranks, and their hub.
+    /// passed; ranks that have not come by then are excluded. Returns the ranks and their hub.
     fn survivors(&self, rank: usize) -> Result<(Vec<usize>, Arc<Self>)> {
         self.state.change(|state| state.left[rank] = true);
         let limit = self.health.deadline();

@@ -1,6 +1,6 @@
 //! Authentication codes of frames. Once both ends of a connection have proved that they have the
 //! job's token, every frame has one, by a key that only this connection and direction has, and by
-//! the frame's number: none can be made, changed, left out or repeated by who relays them.
+//! the frame's number, so that a relay can forge, change, omit or repeat none of them.
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;

@@ -49,8 +49,8 @@ pub trait SideChannel: Send + Sync {
     /// If the store cannot be reached.
     fn get(&self, key: &str, timeout: Duration) -> io::Result<Option<Vec<u8>>>;
 
-    /// Forgets a key that nobody will ask for. A store that does not grows by the values of every
-    /// call.
+    /// Deletes a key that no rank will ask for again. A store that ignores this keeps the values of
+    /// every call.
     ///
     /// # Errors
     ///

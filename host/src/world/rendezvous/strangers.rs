@@ -1,7 +1,7 @@
-//! Connections that are not known to be a rank's yet. Each says who it is and, if the job has a
-//! token, proves that it has it. One that does not do so soon is closed. There is a limit to their
-//! number, and for each address to how many may fail in a second, so that nobody keeps the ranks
-//! away.
+//! Connections that are not known to be a rank's yet. Each sends a greeting with its rank and, if
+//! the job has a token, proves that it has the token. A connection that does not do so soon is
+//! closed. Their number is limited, and so are the failures of each address in a second, so that
+//! strangers cannot keep the ranks from joining.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -16,7 +16,7 @@ use super::relay::{Ends, RELAYED};
 use super::token::{Challenge, Handshake, Prover, nonce};
 use super::wire::{Hello, Kind, MAX_GREETING, PROTOCOL, bad, json, parse};
 
-/// How long a connection may take to say who it is.
+/// How long a connection may take for its greeting.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The most connections at a time.
 const MAX_STRANGERS: usize = 256;
@@ -180,7 +180,7 @@ impl<'a> Strangers<'a> {
 }
 
 impl Stranger {
-    /// Reads what it has said. Returns who it is once that is known.
+    /// Reads from the connection. Returns its greeting once that is complete and proved.
     fn listen(&mut self, config: &RendezvousConfig) -> io::Result<Option<Hello>> {
         self.connection.read()?;
         while let Some((kind, payload)) = self.connection.next(MAX_GREETING)? {

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_that_are_made_alike_have_one_key_and_all_others_have_others() {
+    fn groups_of_equal_origin_share_a_key_and_all_others_differ() {
         let world = Subset::world(6);
         let (one, other) = (SubsetIds::default(), SubsetIds::default());
         let made = |subsets: &SubsetIds, rank| {

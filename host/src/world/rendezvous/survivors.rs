@@ -1,13 +1,13 @@
-//! What the ranks that are left do once one is lost: they join again and make a world of their own,
-//! in the order of their old ranks.
+//! How the remaining ranks go on after a loss: they join again and make a world of their own, in
+//! the order of their old ranks.
 //!
 //! Ranks that are threads meet in the [hub](super::hub). Ranks that are processes connect to the
 //! first of them: from the beginning each listens at an address that all know, and a process that
 //! has ended refuses connections. The first waits for all that neither are known to be lost nor
 //! refuse, at most as long as for the first rendezvous; the others wait for it half as long, and
-//! then for the next one half of the rest, since its process may be stopped or its host down. Who
-//! comes later is left behind. At least half of the ranks must be left, so that a world that falls
-//! apart does not go on twice.
+//! then for the next one half of the rest, since its process may be stopped or its host down. Ranks
+//! that come later are excluded. At least half of the ranks must be left, so that a world that
+//! falls into two parts does not go on twice.
 
 use std::sync::Arc;
 use std::time::Instant;

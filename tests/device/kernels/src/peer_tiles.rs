@@ -17,9 +17,9 @@ type Part = SharedTile<bf16, 16>;
 /// Owners of tiles of the size that a block takes.
 pub type Tiles = TileOwners<16, 256>;
 
-/// `C = sum over the N ranks of rank + row + 2 * column`, of `m x n` elements, rounded in each.
-/// One block takes tiles of 16 rows and 256 columns, of four parts each. `n` is a multiple of 8.
-/// `own` has this rank's elements.
+/// Computes `C = sum over the N ranks of rank + row + 2 * column`, of `m x n` elements, each
+/// rounded to bf16. One block takes tiles of 16 rows and 256 columns, each of four parts. `n` is a
+/// multiple of 8. `own` has this rank's elements.
 ///
 /// # Safety
 ///

@@ -28,5 +28,5 @@ tests! {
     several_elements_are_received_at_once: plain, 10, ll_a2a::every_size, 3;
     what_arrives_is_reduced: plain, 60, ll_a2a::reduces;
     epochs_start_again: plain, 40, ll_a2a::wraps;
-    a_wait_for_what_nobody_sends_ends: plain, 60, ll_a2a::times_out;
+    a_wait_for_a_message_that_no_rank_sends_ends: plain, 60, ll_a2a::times_out;
 }

@@ -13,7 +13,7 @@ use devcomm_testing::machines::Gpus;
 /// Columns of which the last part is cut off, in two tiles.
 const N: usize = 264;
 
-/// The sum over the ranks of an element.
+/// Returns the sum over the ranks of an element.
 fn right(ranks: usize, row: usize, column: usize) -> bf16 {
     let rounded = |rank| bf16::from_f32((rank + row + 2 * column) as f32).to_f32();
     bf16::from_f32((0..ranks).map(rounded).sum())

@@ -22,7 +22,7 @@ const EXIT: Duration = Duration::from_secs(1);
 
 /// Launches a kernel in which the last rank is absent, and ends the other ranks' kernels. Each
 /// error must have `reported` waits per block, for which `right` holds. Then new kernels must run.
-fn is_ended<K: TestKernel>(
+fn assert_ended<K: TestKernel>(
     name: &str,
     n: u32,
     setup: &Setup,
@@ -121,7 +121,7 @@ fn with_gin() -> Setup {
 
 #[test]
 fn at_a_barrier_of_blocks() {
-    is_ended::<kernels::stuck_lsa>("at_a_barrier_of_blocks", 0, &setup(), 1, |stuck, rank| {
+    assert_ended::<kernels::stuck_lsa>("at_a_barrier_of_blocks", 0, &setup(), 1, |stuck, rank| {
         let wait = &stuck.wait;
         // With more than two ranks, the error may name another rank that has exited.
         let is_named = rank.n_ranks() > 2 || wait.peer == 1;
@@ -133,7 +133,7 @@ fn at_a_barrier_of_blocks() {
 fn at_a_barrier_of_blocks_names_the_rank_that_did_not_come() {
     let name = "at_a_barrier_of_blocks_names_the_rank_that_did_not_come";
     let peers = Mutex::new(Vec::new());
-    is_ended::<kernels::stuck_lsa>(name, 0, &setup(), 1, |stuck, rank| {
+    assert_ended::<kernels::stuck_lsa>(name, 0, &setup(), 1, |stuck, rank| {
         peers.lock().unwrap().push((stuck.wait.peer, rank.n_ranks() as i32));
         (0..rank.n_ranks() as i32).contains(&stuck.wait.peer)
     });
@@ -144,7 +144,7 @@ fn at_a_barrier_of_blocks_names_the_rank_that_did_not_come() {
 
 #[test]
 fn at_barriers_of_warps() {
-    is_ended::<kernels::stuck_lsa>("at_barriers_of_warps", 1, &setup(), 2, |stuck, _| {
+    assert_ended::<kernels::stuck_lsa>("at_barriers_of_warps", 1, &setup(), 2, |stuck, _| {
         let index = stuck.block * (THREADS / 32) + stuck.thread / 32;
         stuck.wait.kind == WaitKind::LsaBarrier && stuck.wait.index == index
     });
@@ -154,7 +154,7 @@ fn at_barriers_of_warps() {
 fn in_the_middle_of_a_loop_over_many_blocks() {
     let name = "in_the_middle_of_a_loop_over_many_blocks";
     let setup = Setup::new(if Gpus::are_real() { 64 } else { 8 }, THREADS);
-    is_ended::<kernels::stuck_in_a_loop>(name, 0, &setup, 1, |stuck, _| {
+    assert_ended::<kernels::stuck_in_a_loop>(name, 0, &setup, 1, |stuck, _| {
         stuck.wait.kind == WaitKind::LsaBarrier && stuck.wait.index == stuck.block
     });
 }
@@ -162,7 +162,7 @@ fn in_the_middle_of_a_loop_over_many_blocks() {
 #[test]
 fn in_ll_all_to_all() {
     let setup = Setup { ll: (4, 1, 8), ..setup() };
-    is_ended::<kernels::stuck_lsa>("in_ll_all_to_all", 2, &setup, 2, |stuck, _| {
+    assert_ended::<kernels::stuck_lsa>("in_ll_all_to_all", 2, &setup, 2, |stuck, _| {
         let wait = &stuck.wait;
         wait.kind == WaitKind::LlA2a && wait.index == 0 && wait.wanted == 2
     });
@@ -170,7 +170,7 @@ fn in_ll_all_to_all() {
 
 #[test]
 fn in_a_poll_of_the_kernel() {
-    is_ended::<kernels::stuck_lsa>("in_a_poll_of_the_kernel", 3, &setup(), 1, |stuck, _| {
+    assert_ended::<kernels::stuck_lsa>("in_a_poll_of_the_kernel", 3, &setup(), 1, |stuck, _| {
         stuck.wait.kind == WaitKind::Poll && stuck.thread == 0
     });
 }
@@ -180,7 +180,7 @@ fn for_signals_and_counters() {
     let kinds = [(WaitKind::Signal, 3), (WaitKind::VaSignal, 4), (WaitKind::Counter, 5)];
     for (n, kind) in (0..).zip(kinds) {
         let name = format!("for_signals_and_counters {n}");
-        is_ended::<kernels::stuck_gin>(&name, n, &with_gin(), 1, |stuck, _| {
+        assert_ended::<kernels::stuck_gin>(&name, n, &with_gin(), 1, |stuck, _| {
             let wait = &stuck.wait;
             (wait.kind, wait.wanted) == kind && wait.seen == 0 && stuck.thread == 0
         });
@@ -189,7 +189,7 @@ fn for_signals_and_counters() {
 
 #[test]
 fn for_a_shadow() {
-    is_ended::<kernels::stuck_gin>("for_a_shadow", 3, &with_gin(), 1, |stuck, _| {
+    assert_ended::<kernels::stuck_gin>("for_a_shadow", 3, &with_gin(), 1, |stuck, _| {
         stuck.wait.kind == WaitKind::Signal && stuck.thread == 0
     });
 }
@@ -197,7 +197,7 @@ fn for_a_shadow() {
 #[test]
 fn at_a_barrier_over_the_network() {
     let name = "at_a_barrier_over_the_network";
-    is_ended::<kernels::stuck_gin>(name, 4, &with_gin(), 1, |stuck, rank| {
+    assert_ended::<kernels::stuck_gin>(name, 4, &with_gin(), 1, |stuck, rank| {
         let wait = &stuck.wait;
         wait.kind == WaitKind::GinBarrier
             && wait.index == stuck.block
@@ -210,7 +210,7 @@ fn at_a_barrier_over_the_network() {
 fn at_a_hybrid_barrier() {
     for n in [5, 6] {
         let name = format!("at_a_hybrid_barrier {n}");
-        is_ended::<kernels::stuck_gin>(&name, n, &with_gin(), 1, |stuck, _| {
+        assert_ended::<kernels::stuck_gin>(&name, n, &with_gin(), 1, |stuck, _| {
             match stuck.wait.kind {
                 WaitKind::GinBarrier | WaitKind::LsaBarrier => stuck.wait.index == stuck.block,
                 // A rank at which all peers have arrived may wait in the flush of its fence.

@@ -7,7 +7,7 @@ use devcomm_testing::simulated;
 
 /// Runs a kernel that reads too early, in a fixed and in random orders; each must end with the
 /// report of the race, which names the line of this kernel.
-fn is_a_race_in_any_order<K: TestKernel>(setup: &Setup, n: u32) {
+fn assert_race_in_any_order<K: TestKernel>(setup: &Setup, n: u32) {
     let orders = [Simulation::new(3)].into_iter();
     for simulation in orders.chain((0..5).map(|seed| Simulation::new(3).seed(seed))) {
         let failure = simulated::failure(simulation.clone(), |gpu| {
@@ -26,13 +26,13 @@ fn is_a_race_in_any_order<K: TestKernel>(setup: &Setup, n: u32) {
 
 #[test]
 fn a_kernel_that_reads_before_the_wait_is_a_race_in_any_order() {
-    is_a_race_in_any_order::<kernels::reads_before_the_wait>(&Setup::new(1, 32), 0);
+    assert_race_in_any_order::<kernels::reads_before_the_wait>(&Setup::new(1, 32), 0);
 }
 
 #[test]
 fn a_kernel_that_reads_before_the_signal_is_a_race_in_any_order() {
     let setup = Setup::with_gin(1, 32);
-    is_a_race_in_any_order::<kernels::reads_before_the_signal>(&setup, 1);
+    assert_race_in_any_order::<kernels::reads_before_the_signal>(&setup, 1);
     let simulation = Simulation::new(3);
     let world = simulated::world(simulation.clone());
     let waits = TestWorld::new(&world, &simulation);

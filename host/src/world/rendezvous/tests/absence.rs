@@ -29,7 +29,7 @@ fn come(world: &Rendezvous, call: &str) {
 }
 
 #[test]
-fn who_comes_too_late_is_named_with_who_waited_where() {
+fn a_rank_that_comes_too_late_is_named_with_the_waiting_rank_and_call() {
     run_threads(&Machine::Gpus, 3, Some(DEADLINE), |world| {
         come(world, "register_window");
         Ok::<_, Error>(())

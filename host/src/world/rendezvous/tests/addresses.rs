@@ -112,9 +112,9 @@ fn found(sockets: &HashSet<String>, matches: impl Fn(&str) -> bool) -> Vec<Strin
 }
 
 #[test]
-fn nobody_outside_reaches_the_ranks_of_a_local_job() {
+fn processes_outside_a_local_job_cannot_reach_its_ranks() {
     const TEST: &str =
-        "world::rendezvous::tests::addresses::nobody_outside_reaches_the_ranks_of_a_local_job";
+        "world::rendezvous::tests::addresses::processes_outside_a_local_job_cannot_reach_its_ranks";
     if let Some(config) = as_rank(TEST) {
         // Also what libraries of the process that started this one have left open.
         let inherited = sockets();

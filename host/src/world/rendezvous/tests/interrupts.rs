@@ -9,7 +9,7 @@ use crate::world::run::run_threads;
 
 /// Rank 2 never comes to a barrier in which rank `who` is interrupted when it has waited for a
 /// while.
-fn is_interrupted(world: &Rendezvous, who: usize) {
+fn assert_interrupted(world: &Rendezvous, who: usize) {
     let rank = world.rank();
     if rank == who {
         let asked = Cell::new(0);
@@ -33,9 +33,9 @@ fn is_interrupted(world: &Rendezvous, who: usize) {
 #[test]
 fn a_rank_that_is_interrupted_in_an_exchange_is_lost() {
     for who in [0, 1] {
-        together(&configs(3, AMPLE), |_, world| is_interrupted(&world.unwrap(), who));
+        together(&configs(3, AMPLE), |_, world| assert_interrupted(&world.unwrap(), who));
         let done = run_threads(&Machine::Gpus, 3, None, |world| -> Result<()> {
-            is_interrupted(world, who);
+            assert_interrupted(world, who);
             Ok(())
         });
         done.unwrap();

@@ -28,7 +28,7 @@ const LOST: i32 = 100;
 
 const SOCKET: &str = "DEVCOMM_TEST_SOCKET";
 
-/// A rank: exchanges until a rank is lost.
+/// Exchanges with the other ranks until one is lost.
 fn exchange_until_lost(config: &RendezvousConfig) -> Result<()> {
     let world = config.join()?;
     let (own, n) = (world.rank(), world.n_ranks());

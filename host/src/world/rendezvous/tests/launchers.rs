@@ -10,7 +10,7 @@ const JOB: &str = "DEVCOMM_TEST_JOB";
 const DELAYS: &str = "DEVCOMM_TEST_DELAYS";
 const RANKS: usize = 3;
 
-/// What a rank does: it comes late, and expects to meet its own job.
+/// Joins late, and checks that the rank has joined its own job.
 fn meet(config: &RendezvousConfig) {
     let job = std::env::var(JOB).unwrap();
     let delays = std::env::var(DELAYS).unwrap();

@@ -127,7 +127,7 @@ fn with_socket() -> (Vec<RendezvousConfig>, TcpListener) {
 }
 
 #[test]
-fn a_rank_whose_connection_broke_may_come_again_and_nobody_is_welcomed_before() {
+fn a_rank_whose_connection_broke_may_join_again_and_no_rank_is_welcomed_before() {
     let (configs, _socket) = with_socket();
     // Rank 1 sends its greeting and disconnects before rank 0 starts. Rank 0 reads the greeting,
     // after which all ranks seem to have joined.

@@ -81,7 +81,7 @@ fn ranks_and_their_groups_exchange_over_it() {
 }
 
 #[test]
-fn who_does_not_come_is_named_with_the_call() {
+fn a_rank_that_does_not_come_is_named_with_the_call() {
     let told = std::sync::Barrier::new(3);
     three(Duration::from_secs(2), |rank, world| {
         if rank > 0 {

@@ -133,7 +133,7 @@ fn in_place_of_rank_0(answer: impl Fn(TcpStream) + Send) -> Error {
 }
 
 #[test]
-fn something_else_in_rank_0s_place_is_not_taken_for_it() {
+fn another_program_at_rank_0s_address_is_not_taken_for_rank_0() {
     let server =
         |mut stream: TcpStream| drop(stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
     let error = in_place_of_rank_0(server);

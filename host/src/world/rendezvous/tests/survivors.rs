@@ -79,7 +79,7 @@ fn threads_that_are_left_go_on() {
 }
 
 #[test]
-fn who_comes_too_late_is_left_behind_and_too_few_do_not_go_on() {
+fn ranks_that_come_too_late_are_excluded_and_too_few_do_not_go_on() {
     let mut configs = configs(5, Duration::from_secs(2));
     configs.iter_mut().for_each(|config| config.deadline = Some(AMPLE));
     let left_behind = std::sync::Barrier::new(2);

@@ -32,7 +32,7 @@ fn ranks_that_have_the_token_meet() {
 }
 
 #[test]
-fn who_does_not_have_the_token_is_refused_and_the_job_goes_on() {
+fn a_process_without_the_token_is_refused_and_the_job_goes_on() {
     let configs = with_token(2, AMPLE);
     thread::scope(|scope| {
         let root = scope.spawn(|| configs[0].join()?.barrier());
@@ -88,7 +88,7 @@ fn lie(listener: &TcpListener, n: usize, answer: Answer) {
 }
 
 #[test]
-fn who_has_rank_0s_place_but_not_the_token_is_not_believed() {
+fn a_process_at_rank_0s_address_without_the_token_is_not_believed() {
     for answer in LIES {
         let config = with_token(2, DENIED).remove(1);
         let listener = TcpListener::bind(("127.0.0.1", config.port)).unwrap();
@@ -151,7 +151,7 @@ pub(super) fn prove(config: &RendezvousConfig) -> (Connection, Seal) {
 }
 
 #[test]
-fn a_rank_takes_the_place_of_a_connection_that_was_left_behind() {
+fn a_rank_takes_the_place_of_an_abandoned_connection() {
     let configs = with_token(3, AMPLE);
     thread::scope(|scope| {
         let root = scope.spawn(|| configs[0].join()?.barrier());
