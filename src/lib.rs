@@ -15,11 +15,11 @@ pub use devcomm_kernels as kernels;
 pub use devcomm_ops::{
     Activation, Algorithm, AllGatherGemm, AllGatherGemmPlan, Collective, CollectiveBy,
     CollectiveCase, CollectiveKind, CollectivePlan, Collectives, CollectivesOptions, CostModel,
-    ExpertParallel, ExpertParallelMemory, ExpertParallelOptions, Explanation, GatheredProduct,
-    Gemm, GemmAllReduce, GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput, GemmPlan,
-    GemmReduceScatter, GemmReduceScatterPlan, GroupedElement, GroupedGemm, KERNELS, ParsePlanError,
-    ParseWireError, Parts, Product, Returning, RowGroups, ScaledElement, Sent, Tokens,
-    TransposableElement, WITHOUT_PTX, Wire,
+    ExpertParallel, ExpertParallelMemory, ExpertParallelOptions, Explanation, FusedGemm,
+    GatheredProduct, Gemm, GemmAllReduce, GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput,
+    GemmPlan, GemmReduceScatter, GemmReduceScatterPlan, GroupedElement, GroupedGemm, KERNELS,
+    ParsePlanError, ParseWireError, Parts, Product, Returning, RowGroups, ScaledElement, Sent,
+    Tokens, TransposableElement, WITHOUT_PTX, Wire,
 };
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel, Safe, Unsafe};

@@ -2,12 +2,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::hash::Hash;
+use std::str::FromStr;
 
 use devcomm_host::Result;
 
 use crate::Explanation;
 use crate::extents::Extents;
+use crate::tuned::Tuned;
 
 /// Values by their keys: those that are kept, and at most [`LIMIT`] others.
 pub(crate) struct Cache<K, V> {
@@ -51,82 +54,57 @@ impl<K: Eq + Hash, V: Copy> Cache<K, V> {
     }
 }
 
-/// The plan that was set for all shapes, those that were measured, and what follows for each shape.
+/// The plan that was set for all shapes, those that were measured, now or by this machine before,
+/// and what follows for each shape.
 pub(crate) struct Decisions<P> {
     set: Cell<Option<P>>,
     measured: RefCell<HashMap<Extents, P>>,
+    tuned: Tuned<P>,
     decided: RefCell<Cache<Extents, Explanation<P>>>,
-    /// Some of the last decisions, each at the place of its shape: most launches are of a few
-    /// shapes, in turn, and find theirs without a hash.
-    recent: [Recent<P>; RECENT],
 }
 
-const RECENT: usize = 16;
-
-/// A shape and its decision.
-type Recent<P> = Cell<Option<(Extents, Explanation<P>)>>;
-
-/// The place of a shape.
-fn place(extents: Extents) -> usize {
-    let [m, n, k] = extents.array();
-    (m ^ n.rotate_right(5) ^ k.rotate_right(3)) as usize % RECENT
-}
-
-impl<P> Default for Decisions<P> {
-    fn default() -> Self {
-        Self {
-            set: Cell::new(None),
-            measured: RefCell::default(),
-            decided: RefCell::default(),
-            recent: [const { Cell::new(None) }; RECENT],
-        }
+impl<P: Copy + FromStr + Display> Decisions<P> {
+    pub(crate) fn new(tuned: Tuned<P>) -> Self {
+        let (measured, decided) = (RefCell::default(), RefCell::default());
+        Self { set: Cell::new(None), measured, tuned, decided }
     }
-}
 
-impl<P: Copy> Decisions<P> {
-    /// The decision for a shape. `decide` makes it from the plans that a user chose, the first
-    /// choice first, with the reasons, and from that which this machine has measured before.
+    /// The decision for a shape: the first of the plans that were chosen for it that `can` do it,
+    /// or what `choose` says.
     pub(crate) fn of(
         &self,
         extents: Extents,
-        tuned: impl FnOnce() -> Option<P>,
-        decide: impl FnOnce(&[Option<Explanation<P>>]) -> Explanation<P>,
+        can: impl Fn(P) -> bool,
+        choose: impl FnOnce() -> Explanation<P>,
     ) -> Explanation<P> {
-        let recent = &self.recent[place(extents)];
-        if let Some((_, decision)) = recent.get().filter(|(known, _)| *known == extents) {
-            return decision;
-        }
         let known = self.decided.borrow().get(&extents);
-        let decision = known.unwrap_or_else(|| {
-            let measured = self.measured.borrow().get(&extents).copied();
-            let set = self.set.get().map(|plan| Explanation { plan, reason: "as it was set" });
-            let measured = measured.map(|plan| Explanation { plan, reason: "as it was measured" });
-            let tuned =
-                tuned().map(|plan| Explanation { plan, reason: "as this machine measured" });
-            let decision = decide(&[set, measured, tuned]);
+        known.unwrap_or_else(|| {
+            let chosen = [
+                (self.set.get(), "as it was set"),
+                (self.measured.borrow().get(&extents).copied(), "as it was measured"),
+                (self.tuned.plan(extents), "as this machine measured"),
+            ];
+            let mut chosen = chosen
+                .into_iter()
+                .filter_map(|(plan, reason)| Some(Explanation { plan: plan?, reason }));
+            let decision = chosen.find(|how| can(how.plan)).unwrap_or_else(choose);
             self.decided.borrow_mut().insert(extents, decision);
             decision
-        });
-        recent.set(Some((extents, decision)));
-        decision
+        })
     }
 
     /// Whether a plan was set or measured for a shape.
     pub(crate) fn has_choice(&self, extents: Extents) -> bool {
-        self.set.get().is_some() || self.measured.borrow().contains_key(&extents)
+        let is_measured = || self.measured.borrow().contains_key(&extents);
+        self.set.get().is_some() || is_measured() || self.tuned.plan(extents).is_some()
     }
 
-    /// Sets a plan for all shapes, or none.
+    /// Sets a plan for all shapes, or none. Forgets what was decided: what was prepared decides
+    /// too, and ranks ask when they like, so that one may have a decision that the others make only
+    /// now.
     pub(crate) fn set(&self, plan: Option<P>) {
         self.set.set(plan);
-        self.forget();
-    }
-
-    /// Forgets what was decided. What was prepared decides too, and ranks ask when they like: one
-    /// may have a decision that the others make only now.
-    fn forget(&self) {
         self.decided.borrow_mut().clear();
-        self.recent.iter().for_each(|recent| recent.set(None));
     }
 
     /// Keeps what `measure` finds for a shape. It sets plans as it likes: none is set or measured
@@ -137,13 +115,16 @@ impl<P: Copy> Decisions<P> {
         extents: Option<Extents>,
         measure: impl FnOnce() -> Result<P>,
     ) -> Result<P> {
-        let set = self.set.take();
+        let set = self.set.get();
         let before = extents.and_then(|extents| self.measured.borrow_mut().remove(&extents));
-        self.forget();
+        self.set(None);
         let found = measure();
         self.set(set);
         let kept = extents.zip(found.as_ref().ok().copied().or(before));
         self.measured.borrow_mut().extend(kept);
+        if let (Ok(plan), Some(extents)) = (&found, extents) {
+            self.tuned.keep(extents, *plan);
+        }
         found
     }
 }
@@ -154,23 +135,21 @@ mod tests {
     use crate::check::refuse;
 
     fn plans(decisions: &Decisions<char>, extents: Extents) -> Vec<char> {
-        let mut plans = Vec::new();
-        decisions.of(
-            extents,
-            || Some('t'),
-            |chosen| {
-                plans = chosen.iter().flatten().map(|chosen| chosen.plan).collect();
-                Explanation { plan: '?', reason: "" }
-            },
-        );
-        decisions.forget();
-        plans
+        let plans = RefCell::new(Vec::new());
+        let can = |plan| {
+            plans.borrow_mut().push(plan);
+            false
+        };
+        decisions.of(extents, can, || Explanation { plan: '?', reason: "" });
+        decisions.decided.borrow_mut().clear();
+        plans.into_inner()
     }
 
     #[test]
     fn a_plan_that_was_set_comes_first_and_is_kept_by_a_measurement() {
-        let decisions = Decisions::default();
+        let decisions = Decisions::new(Tuned::nowhere());
         let [shape, other] = [[1, 2, 3], [1, 2, 4]].map(|shape| Extents::new(shape).unwrap());
+        [shape, other].into_iter().for_each(|shape| decisions.tuned.remember(shape, 't'));
         decisions.set(Some('a'));
         let measure = || {
             assert_eq!(plans(&decisions, shape), ['t']);
@@ -187,14 +166,14 @@ mod tests {
 
     #[test]
     fn a_decision_is_made_once_until_another_plan_is_set() {
-        let (decisions, made) = (Decisions::default(), Cell::new(0));
+        let (decisions, made) = (Decisions::new(Tuned::nowhere()), Cell::new(0));
         let ask = |m| {
             let extents = Extents::new([m, 8, 8]).unwrap();
-            let decide = |_: &[_]| {
+            let choose = || {
                 made.set(made.get() + 1);
                 Explanation { plan: m, reason: "" }
             };
-            assert_eq!(decisions.of(extents, || None, decide).plan, m);
+            assert_eq!(decisions.of(extents, |_| true, choose).plan, m);
         };
         [1, 2, 1, 2, 2].into_iter().for_each(ask);
         assert_eq!(made.get(), 2);

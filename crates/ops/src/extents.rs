@@ -7,7 +7,7 @@ use crate::check::refuse;
 /// The shape `[m, n, k]` of a product with elements that 32-bit numbers count: what a shape is from
 /// where it enters an operation until it is an argument of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Extents([u32; 3]);
+pub struct Extents([u32; 3]);
 
 impl Extents {
     /// # Errors

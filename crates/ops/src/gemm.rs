@@ -23,7 +23,9 @@ pub(crate) use self::added::{Added, address};
 pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 pub use self::grouped::{GroupedElement, GroupedGemm, RowGroups};
 use self::hopper::Prepared;
-pub(crate) use self::hopper::{Matrices, division_args, map, resident, wide_maps};
+pub(crate) use self::hopper::{
+    Matrices, division_args, map, resident, wide_grid, wide_maps, wide_pairs,
+};
 pub(crate) use self::model::Room;
 pub use self::plan::GemmPlan;
 pub(crate) use self::plan::{Candidates, clusters, measured};
@@ -77,7 +79,8 @@ pub struct Gemm {
     stream: Stream,
     /// The GPU's name if it is of the Hopper family.
     hopper: Option<String>,
-    constant_b: bool,
+    /// Whether a product may read B early: see [`with_constant_b`](Self::with_constant_b).
+    pub(crate) constant_b: bool,
     /// The memory of plans with slices, on Hopper.
     slices: Option<SliceMemory>,
     /// Products use the memory of slices one after the other.
@@ -135,11 +138,6 @@ impl Gemm {
         let (stream, plans) = (stream.clone(), Mutex::default());
         let order = StreamOrder::local(stream.context());
         Ok(Self { compiled, stream, hopper, constant_b: false, slices, order, plans, tuned })
-    }
-
-    /// Whether it has the kernels for Hopper.
-    pub(crate) fn is_hopper(&self) -> bool {
-        self.hopper.is_some()
     }
 
     /// Lets a product read B before the previous kernels of the stream have ended: weights, for

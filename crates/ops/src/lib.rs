@@ -34,6 +34,7 @@ mod gemm_allreduce;
 mod gemm_reduce_scatter;
 mod gpus;
 mod lamport;
+mod launch;
 mod plan;
 mod timing;
 mod tuned;
@@ -49,6 +50,7 @@ pub use self::cost::{CollectiveBy, CollectiveCase, CollectiveKind, CostModel};
 pub use self::expert_parallel::{
     ExpertParallel, ExpertParallelMemory, ExpertParallelOptions, Returning, Sent, Tokens,
 };
+pub use self::fused::FusedGemm;
 pub use self::gemm::{
     Activation, Gemm, GemmElement, GemmOutput, GemmPlan, GroupedElement, GroupedGemm, Product,
     RowGroups, ScaledElement, TransposableElement,

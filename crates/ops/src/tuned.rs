@@ -32,11 +32,16 @@ pub(crate) fn parse_entry<P: FromStr>(line: &str) -> Option<([u32; 3], P)> {
 }
 
 impl<P: Copy + FromStr + Display> Tuned<P> {
+    /// No plans, and no file for others.
+    pub(crate) fn nowhere() -> Self {
+        Self { file: None, plans: RefCell::default() }
+    }
+
     /// The plans of an operation that `ranks` GPUs of this kind do.
     pub(crate) fn new(context: &Context, operation: &str, ranks: usize) -> Result<Self> {
         let is_off = std::env::var_os("DEVCOMM_KEPT_PLANS").is_some_and(|value| value == "0");
         if is_off || context.is_simulated() {
-            return Ok(Self { file: None, plans: RefCell::default() });
+            return Ok(Self::nowhere());
         }
         let folder = devcomm_locate::cache_dir().ok().map(|cache| cache.join("plans"));
         Ok(Self::in_folder(folder.as_deref(), &context.device_name()?, operation, ranks))
@@ -68,12 +73,17 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
     /// Keeps a plan for processes that begin later, if the cache folder can be written.
     pub(crate) fn keep(&self, extents: Extents, plan: P) {
         let Some(file) = &self.file else { return };
-        self.plans.borrow_mut().insert(extents.array(), plan);
+        self.remember(extents, plan);
         // Another process may read it, or write the same. An error leaves the file as it was.
         let new = file.with_extension(format!("{}.new", std::process::id()));
         let written = file.parent().map_or(Ok(()), fs::create_dir_all);
         let written = written.and_then(|()| fs::write(&new, self.text()));
         let _ = written.and_then(|()| fs::rename(&new, file));
+    }
+
+    /// Keeps a plan for this process.
+    pub(crate) fn remember(&self, extents: Extents, plan: P) {
+        self.plans.borrow_mut().insert(extents.array(), plan);
     }
 
     fn text(&self) -> String {

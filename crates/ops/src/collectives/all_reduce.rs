@@ -6,7 +6,6 @@ use devcomm_kernels::collectives::lamport_allreduce::ROWS;
 use devcomm_kernels::collectives::reduction::ReductionArgs;
 use devcomm_kernels::collectives::{lamport_exchange, room};
 use devcomm_types::{Element, F8E4M3, F8E5M2};
-use half::{bf16, f16};
 
 use super::reduction::Reducing;
 use super::{
@@ -15,6 +14,7 @@ use super::{
 use crate::CollectiveKind;
 use crate::check::refuse;
 use crate::lamport::LamportMemory;
+use crate::launch::launch;
 
 /// The most vectors of 16 bytes that a block of `push_allreduce` pushes to each peer in a round: to
 /// all together 128 KiB. With half as much, the barriers take 2 % of the time on two H200s.
@@ -138,40 +138,28 @@ impl Collectives {
         let (count, config) = (send.len(), options.config(plan));
         let (send, recv) = (send.device_address(), recv.device_address());
         let target = self.compiled.on(stream);
-        macro_rules! launch {
-            ($kernel:ident::<$($of:tt),*>, $($how:expr),*) => {{
-                let launch = kernels::$kernel::<$($of),*>::args(
-                    dev_comm,
-                    slots,
-                    state,
-                    *capacity,
-                    send,
-                    recv,
-                    count,
-                    $($how),*
-                );
-                // SAFETY: the caller's contract; the workspace is as the kernel needs it, and the
-                // launches that use it are ordered.
-                unsafe { launch.config(config).launch(&target) }
-            }};
-        }
+        // SAFETY: the caller's contract; the workspace is as the kernels need it, and the launches
+        // that use it are ordered.
         match reducing {
-            Reducing::Floats(reduction) => {
-                macro_rules! floats {
-                    ($type:ty) => {
-                        match self.communicator.n_ranks() {
-                            2 => launch!(lamport_allreduce_two::<$type>, reduction),
-                            4 => launch!(lamport_allreduce::<$type, 4>, reduction),
-                            _ => launch!(lamport_allreduce::<$type, 8>, reduction),
-                        }
-                    };
-                }
-                of_floats!(T::DATA_TYPE, floats)
-            }
+            Reducing::Floats(reduction) => unsafe {
+                let args = (dev_comm, slots, state, *capacity, send, recv, count, reduction);
+                of_floats!(T::DATA_TYPE, Float => match self.communicator.n_ranks() {
+                    2 => launch::<kernels::lamport_allreduce_two<Float>, _>(args, config, &target),
+                    4 => launch::<kernels::lamport_allreduce<Float, 4>, _>(args, config, &target),
+                    _ => launch::<kernels::lamport_allreduce<Float, 8>, _>(args, config, &target),
+                })
+            },
             Reducing::Any { operator, divisor } => {
+                let args =
+                    (dev_comm, slots, state, *capacity, send, recv, count, operator, divisor);
                 macro_rules! any {
                     ($type:ty) => {
-                        launch!(lamport_allreduce_any::<$type>, operator, divisor)
+                        // SAFETY: as above.
+                        unsafe {
+                            launch::<kernels::lamport_allreduce_any<$type>, _>(
+                                args, config, &target,
+                            )
+                        }
                     };
                 }
                 match T::DATA_TYPE {
@@ -219,19 +207,14 @@ impl Collectives {
         let chunk = each.div_ceil(rounds).next_multiple_of(64) as u32;
         let send = send.device_address();
         let target = self.compiled.on(stream);
-        macro_rules! launch {
-            ($type:ty) => {{
-                let Some((window, first)) = Window::<$type>::containing(recv) else {
-                    return refuse("the buffer to receive in is in no window".to_owned());
-                };
-                let launch = kernels::push_allreduce::<$type>::args(
-                    dev_comm, send, &window, first, count, inbox, chunk, reduction,
-                );
-                // SAFETY: the caller's contract; the workspace is as the kernel needs it, and the
-                // launches that use it are ordered.
-                unsafe { launch.config(config).launch(&target) }
-            }};
-        }
-        of_floats!(T::DATA_TYPE, launch)
+        of_floats!(T::DATA_TYPE, Float => {
+            let Some((window, first)) = Window::<Float>::containing(recv) else {
+                return refuse("the buffer to receive in is in no window".to_owned());
+            };
+            let args = (dev_comm, send, &window, first, count, inbox, chunk, reduction);
+            // SAFETY: the caller's contract; the workspace is as the kernel needs it, and the
+            // launches that use it are ordered.
+            unsafe { launch::<kernels::push_allreduce<Float>, _>(args, config, &target) }
+        })
     }
 }

@@ -10,6 +10,7 @@ use super::{Algorithm, Collectives, INVALID, PLAIN, Request, Workspace};
 use crate::CollectiveKind;
 use crate::check::refuse;
 use crate::lamport::LamportMemory;
+use crate::launch::launch;
 
 /// The ranks that get a part, and which one.
 #[derive(Clone, Copy, Debug)]
@@ -130,21 +131,16 @@ impl Collectives {
         let _turn = self.begin(stream)?;
         if plan.algorithm == Algorithm::Lamport {
             let output = recv.device_address();
-            macro_rules! launch {
-                ($unit:ty) => {{
-                    let launch = kernels::lamport_exchange::<$unit>::args(
-                        dev_comm, slots, state, *capacity, input, output, messages,
-                    );
-                    // SAFETY: the buffers have the bytes; dropping one waits for the stream. The
-                    // workspace is as the kernel needs it, and the launches that use it are
-                    // ordered.
-                    unsafe { launch.config(config).launch(&target) }?;
-                }};
-            }
-            match (input | output | messages.bytes as u64).trailing_zeros() {
-                4.. => launch!(lamport_exchange::Vector),
-                2.. => launch!(u32),
-                _ => launch!(u8),
+            let args = (dev_comm, slots, state, *capacity, input, output, messages);
+            // SAFETY: the buffers have the bytes; dropping one waits for the stream. The workspace
+            // is as the kernel needs it, and the launches that use it are ordered.
+            unsafe {
+                type Vector = lamport_exchange::Vector;
+                match (input | output | messages.bytes as u64).trailing_zeros() {
+                    4.. => launch::<kernels::lamport_exchange<Vector>, _>(args, config, &target),
+                    2.. => launch::<kernels::lamport_exchange<u32>, _>(args, config, &target),
+                    _ => launch::<kernels::lamport_exchange<u8>, _>(args, config, &target),
+                }?;
             }
         } else {
             let Some((output, first)) = Window::<u8>::containing(recv) else {

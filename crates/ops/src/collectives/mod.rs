@@ -1,12 +1,21 @@
 //! Collectives by load and store, with NCCL's for what these do not reach.
 
-/// Expands `$launch!` for a type of floats.
+/// Evaluates an expression for the type `$float` of floats.
 macro_rules! of_floats {
-    ($data_type:expr, $launch:ident) => {
+    ($data_type:expr, $float:ident => $then:expr) => {
         match $data_type {
-            DataType::Float32 => $launch!(f32),
-            DataType::Float16 => $launch!(f16),
-            _ => $launch!(bf16),
+            DataType::Float32 => {
+                type $float = f32;
+                $then
+            }
+            DataType::Float16 => {
+                type $float = half::f16;
+                $then
+            }
+            _ => {
+                type $float = half::bf16;
+                $then
+            }
         }
     };
 }

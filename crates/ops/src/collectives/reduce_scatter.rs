@@ -4,13 +4,13 @@ use devcomm_host::{Buffer, DataType, DeviceSlice, ReduceOperator, Result, Stream
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::room;
 use devcomm_types::Element;
-use half::{bf16, f16};
 
 use super::reduction::Reducing;
 use super::{Algorithm, Collectives, INVALID, PLAIN, Request, UNREDUCED, Workspace};
 use crate::CollectiveKind;
 use crate::check::refuse;
 use crate::lamport::LamportMemory;
+use crate::launch::launch;
 
 impl Collectives {
     /// Stores to every rank's `recv` its chunk of the reduction of all ranks' `send`, whose length
@@ -43,45 +43,20 @@ impl Collectives {
         let (count, data_type) = (recv.len(), S::Element::DATA_TYPE);
         let target = self.compiled.on(stream);
         let (output, config) = (recv.device_address(), workspace.options.config(plan));
-        macro_rules! by_lamport {
-            ($type:ty) => {{
-                let launch = kernels::lamport_reduce_scatter::<$type>::args(
-                    dev_comm,
-                    slots,
-                    state,
-                    *capacity,
-                    send.device_address(),
-                    output,
-                    count,
-                    reduction,
-                );
-                // SAFETY: the buffers have the elements; dropping one waits for the stream. The
-                // workspace is as the kernel needs it, and the launches that use it are ordered.
-                unsafe { launch.config(config).launch(&target) }
-            }};
-        }
-        macro_rules! by_loads {
-            ($type:ty) => {{
-                let Some((input, first)) = Window::<$type>::containing(&send) else {
-                    return refuse("the buffer to send is in no window".to_owned());
-                };
-                let launch = kernels::pull_reduce_scatter::<$type>::args(
-                    dev_comm,
-                    &input,
-                    first,
-                    send.len(),
-                    output,
-                    reduction,
-                );
-                // SAFETY: the buffers have the elements, aligned; dropping one waits for the
-                // stream. Launches that use the device communicator are ordered.
-                unsafe { launch.config(config).launch(&target) }
-            }};
-        }
-        match plan.algorithm {
-            Algorithm::Lamport => of_floats!(data_type, by_lamport),
-            _ => of_floats!(data_type, by_loads),
-        }
+        // SAFETY: the buffers have the elements, aligned for loads; dropping one waits for the
+        // stream. The workspace is as the kernels need it, and the launches that use it are ordered.
+        of_floats!(data_type, Float => unsafe {
+            if plan.algorithm == Algorithm::Lamport {
+                let input = send.device_address();
+                let args = (dev_comm, slots, state, *capacity, input, output, count, reduction);
+                return launch::<kernels::lamport_reduce_scatter<Float>, _>(args, config, &target);
+            }
+            let Some((input, first)) = Window::<Float>::containing(&send) else {
+                return refuse("the buffer to send is in no window".to_owned());
+            };
+            let args = (dev_comm, &input, first, send.len(), output, reduction);
+            launch::<kernels::pull_reduce_scatter<Float>, _>(args, config, &target)
+        })
     }
 
     /// NCCL also does what there is an error for.

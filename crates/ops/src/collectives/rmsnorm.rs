@@ -5,13 +5,13 @@ use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::rmsnorm::QuantisedArgs;
 use devcomm_kernels::collectives::{rmsnorm_block, room};
 use devcomm_types::{Element, F8E4M3};
-use half::{bf16, f16};
 
 use super::{
     Algorithm, CollectivePlan, Collectives, CollectivesOptions, INVALID, Request, Workspace,
 };
 use crate::check::{check_buffer, check_len, refuse, require_context};
 use crate::lamport::LamportMemory;
+use crate::launch::launch;
 
 /// The most bytes of a row that a cluster keeps in registers.
 const MAX_ROW: usize = 16 * (MAX_THREADS * MAX_CLUSTER) as usize;
@@ -46,13 +46,11 @@ impl Collectives {
     /// The most blocks of `lamport_rmsnorm`: those that are resident, as a block waits for that of
     /// its row in the other ranks, or this object's part of the GPU.
     fn most_blocks(&self, data_type: DataType, cluster: u32, threads: u32) -> Result<u32> {
-        macro_rules! resident {
-            ($type:ty) => {
-                self.compiled
-                    .resident_clusters::<kernels::lamport_rmsnorm<$type>>(cluster, threads, 0)?
-            };
-        }
-        let resident = cluster * of_floats!(data_type, resident);
+        let resident = cluster
+            * of_floats!(data_type, Float => {
+                type Kernel = kernels::lamport_rmsnorm<Float>;
+                self.compiled.resident_clusters::<Kernel>(cluster, threads, 0)?
+            });
         let Some(Workspace { options, .. }) = &self.workspace else { return Ok(resident) };
         if options.concurrent == 1 {
             return Ok(resident);
@@ -239,52 +237,41 @@ impl Collectives {
         let [input_at, residual, weight, output_at] =
             [&input, &residual, &weight, output].map(|slice| slice.device_address());
         let hidden = hidden as u32;
-        macro_rules! launch {
-            ($type:ty) => {
-                match workspace {
-                    Some(Workspace { dev_comm, memory, .. }) => {
-                        let LamportMemory { slots, state, capacity } = memory;
-                        let launch = kernels::lamport_rmsnorm::<$type>::args(
-                            dev_comm, slots, state, *capacity, input_at, residual, weight,
-                            output_at, quantised, tokens, hidden, eps,
-                        );
-                        // SAFETY: the buffers have the elements, aligned; dropping one waits for
-                        // the stream. The workspace is as the kernel needs it, and the launches
-                        // that use it are ordered.
-                        unsafe { launch.config(config).launch(&target) }
-                    }
-                    None if self.is_older => {
-                        let launch = kernels::rmsnorm_block::<$type>::args(
-                            output_at, residual, weight, output_at, quantised, hidden, eps,
-                        );
-                        let threads = (row as u32).div_ceil(16 * rmsnorm_block::VECTORS as u32);
-                        let config = LaunchConfig::new(tokens, threads.next_multiple_of(32));
-                        // SAFETY: the buffers have the elements, aligned; dropping one waits for
-                        // the stream.
-                        unsafe { launch.config(config).launch(&target) }
-                    }
-                    None => {
-                        let launch = kernels::rmsnorm::<$type>::args(
-                            output_at, residual, weight, output_at, quantised, tokens, hidden, eps,
-                        );
-                        // A dependent launch of any number of blocks would take the room of others
-                        // while it waits.
-                        let config = match options.concurrent {
-                            1 => config,
-                            _ => options.independent(plan).with_cluster(cluster),
-                        };
-                        // SAFETY: the buffers have the elements, aligned; dropping one waits for
-                        // the stream.
-                        unsafe { launch.config(config).launch(&target) }
-                    }
-                }
-            };
-        }
         let _turn = workspace.is_some().then(|| self.begin(stream)).transpose()?;
         if workspace.is_none() {
             self.all_reduce(&input, output, ReduceOp::Sum, stream)?;
         }
-        of_floats!(data_type, launch)
+        // SAFETY: the buffers have the elements, aligned; dropping one waits for the stream. The
+        // workspace is as the kernel needs it, and the launches that use it are ordered.
+        of_floats!(data_type, Float => unsafe {
+            match workspace {
+                Some(Workspace { dev_comm, memory, .. }) => {
+                    let LamportMemory { slots, state, capacity } = memory;
+                    let args = (
+                        dev_comm, slots, state, *capacity, input_at, residual, weight, output_at,
+                        quantised, tokens, hidden, eps,
+                    );
+                    launch::<kernels::lamport_rmsnorm<Float>, _>(args, config, &target)
+                }
+                None if self.is_older => {
+                    let args = (output_at, residual, weight, output_at, quantised, hidden, eps);
+                    let threads = (row as u32).div_ceil(16 * rmsnorm_block::VECTORS as u32);
+                    let config = LaunchConfig::new(tokens, threads.next_multiple_of(32));
+                    launch::<kernels::rmsnorm_block<Float>, _>(args, config, &target)
+                }
+                None => {
+                    let args =
+                        (output_at, residual, weight, output_at, quantised, tokens, hidden, eps);
+                    // A dependent launch of any number of blocks would take the room of others
+                    // while it waits.
+                    let config = match options.concurrent {
+                        1 => config,
+                        _ => options.independent(plan).with_cluster(cluster),
+                    };
+                    launch::<kernels::rmsnorm<Float>, _>(args, config, &target)
+                }
+            }
+        })
     }
 }
 

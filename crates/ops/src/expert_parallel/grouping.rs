@@ -182,13 +182,9 @@ impl ExpertParallel {
         rows: RowsInOrder,
         stream: &Stream,
     ) -> Result<()> {
-        let launch = kernels::ep_layout::args(
-            shape_args(self.sent),
-            self.communicator.n_ranks() as u32,
-            received,
-            self.grouped_args(rows, returns.device_address()),
-            &self.faults,
-        );
+        let (sizes, ranks) = (shape_args(self.sent), self.communicator.n_ranks() as u32);
+        let groups = self.grouped_args(rows, returns.device_address());
+        let args = (sizes, ranks, received, groups, &self.faults);
         let tokens = self.expected_tokens();
         let blocks = tokens.min(self.options.blocks.unwrap_or(2 * self.multiprocessors()));
         let threads = if tokens > blocks * (THREADS / 32) { MANY_THREADS } else { THREADS };
@@ -196,7 +192,7 @@ impl ExpertParallel {
         let config = LaunchConfig::new(blocks, threads).with_dependent();
         // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
         // as the kernel needs it, and the launches that use it are ordered.
-        unsafe { launch.config(config).launch(&self.compiled.on(stream)) }
+        unsafe { self.launch::<kernels::ep_layout, _>(args, config, stream) }
     }
 }
 

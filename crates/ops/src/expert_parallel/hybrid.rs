@@ -165,27 +165,18 @@ impl Hybrid {
 impl Form for Hybrid {
     fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()> {
         let (Launch { of, steps, stream }, [input, ids, weights]) = (on, source);
-        macro_rules! launch {
-            ($element:ty) => {{
-                let launch = kernels::ep_dispatch_hybrid::<$element>::args(
-                    &of.dev_comm,
-                    self.mail(&self.dispatch),
-                    &self.received,
-                    shape_args(of.sent),
-                    input,
-                    ids,
-                    weights,
-                    count,
-                    self.relayed(),
-                    &of.faults,
-                    steps,
-                );
-                // SAFETY: the buffers have the elements; dropping one waits for the stream. The
-                // memory is as the kernel needs it, and the launches that use it are ordered.
-                unsafe { launch.config(self.config(of.options)).launch(&of.compiled.on(stream)) }
-            }};
+        let (comm, sizes, faults) = (&of.dev_comm, shape_args(of.sent), &of.faults);
+        let (mail, to, relayed) = (self.mail(&self.dispatch), &self.received, self.relayed());
+        let args = (comm, mail, to, sizes, input, ids, weights, count, relayed, faults, steps);
+        let config = self.config(of.options);
+        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
+        // as the kernel needs it, and the launches that use it are ordered.
+        unsafe {
+            match of.options.f8 {
+                true => of.launch::<kernels::ep_dispatch_hybrid<F8E4M3>, _>(args, config, stream),
+                false => of.launch::<kernels::ep_dispatch_hybrid<bf16>, _>(args, config, stream),
+            }
         }
-        if of.options.f8 { launch!(F8E4M3) } else { launch!(bf16) }
     }
 
     fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
@@ -193,23 +184,13 @@ impl Form for Hybrid {
     }
 
     fn combine(&self, on: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
-        let (Launch { of, steps, stream }, [output, residual]) = (on, outputs);
-        let launch = kernels::ep_combine_hybrid::args(
-            &of.dev_comm,
-            self.mail(&self.combine),
-            &self.partials,
-            shape_args(of.shape),
-            rows,
-            &self.returns,
-            self.received_args(),
-            self.relayed(),
-            of.tokens.get() as u32,
-            output,
-            residual,
-            steps,
-        );
+        let (Launch { of, steps, stream }, [out, add]) = (on, outputs);
+        let (comm, mail, partials) = (&of.dev_comm, self.mail(&self.combine), &self.partials);
+        let (sizes, tokens, at) = (shape_args(of.shape), of.tokens.get() as u32, &self.returns);
+        let (from, relayed) = (self.received_args(), self.relayed());
+        let args = (comm, mail, partials, sizes, rows, at, from, relayed, tokens, out, add, steps);
         // SAFETY: as in `dispatch`.
-        unsafe { launch.config(self.config(of.options)).launch(&of.compiled.on(stream)) }
+        unsafe { of.launch::<kernels::ep_combine_hybrid, _>(args, self.config(of.options), stream) }
     }
 
     fn absent(&self) -> Result<&SymmetricBuffer<u64>> {

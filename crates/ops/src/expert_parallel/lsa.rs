@@ -95,31 +95,20 @@ impl Form for Lsa {
     fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()> {
         let (Launch { of, steps, stream }, [input, ids, weights]) = (on, source);
         let Messages { memory: LamportMemory { slots, state, .. }, numbered } = &self.dispatch;
-        macro_rules! launch {
-            ($element:ty) => {{
-                let launch = kernels::ep_dispatch::<$element>::args(
-                    &of.dev_comm,
-                    slots,
-                    numbered,
-                    state,
-                    shape_args(of.sent),
-                    input,
-                    ids,
-                    weights,
-                    count,
-                    self.received_args(),
-                    &of.faults,
-                    steps,
-                );
-                let part = ep_dispatch::part_vectors(of.communicator.n_ranks(), of.options.f8);
-                let parts = count * of.sent.vectors.div_ceil(part);
-                let config = of.config(parts, THREADS);
-                // SAFETY: the buffers have the elements; dropping one waits for the stream. The
-                // memory is as the kernel needs it, and the launches that use it are ordered.
-                unsafe { launch.config(config).launch(&of.compiled.on(stream)) }
-            }};
+        let (comm, sizes, faults) = (&of.dev_comm, shape_args(of.sent), &of.faults);
+        let to = self.received_args();
+        let args =
+            (comm, slots, numbered, state, sizes, input, ids, weights, count, to, faults, steps);
+        let part = ep_dispatch::part_vectors(of.communicator.n_ranks(), of.options.f8);
+        let config = of.config(count * of.sent.vectors.div_ceil(part), THREADS);
+        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
+        // as the kernel needs it, and the launches that use it are ordered.
+        unsafe {
+            match of.options.f8 {
+                true => of.launch::<kernels::ep_dispatch<F8E4M3>, _>(args, config, stream),
+                false => of.launch::<kernels::ep_dispatch<bf16>, _>(args, config, stream),
+            }
         }
-        if of.options.f8 { launch!(F8E4M3) } else { launch!(bf16) }
     }
 
     fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
@@ -127,29 +116,17 @@ impl Form for Lsa {
     }
 
     fn combine(&self, on: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
-        let (Launch { of, steps, stream }, [output, residual]) = (on, outputs);
-        let tokens = of.tokens.get() as u32;
+        let (Launch { of, steps, stream }, [out, add]) = (on, outputs);
         let Messages { memory: LamportMemory { slots, state, .. }, numbered } = &self.combine;
-        let launch = kernels::ep_combine::args(
-            &of.dev_comm,
-            slots,
-            numbered,
-            state,
-            shape_args(of.shape),
-            rows,
-            &self.returns,
-            self.received_args(),
-            tokens,
-            output,
-            residual,
-            steps,
-        );
+        let (comm, tokens, sizes) = (&of.dev_comm, of.tokens.get() as u32, shape_args(of.shape));
+        let (at, from) = (&self.returns, self.received_args());
+        let args = (comm, slots, numbered, state, sizes, rows, at, from, tokens, out, add, steps);
         let part = ep_combine::part_vectors(of.communicator.n_ranks());
         let parts = tokens * of.shape.vectors.div_ceil(part);
         let is_long = parts > of.multiprocessors() * (THREADS / 32);
         let config = of.config(parts, if is_long { MANY_THREADS } else { THREADS });
         // SAFETY: as in `dispatch`.
-        unsafe { launch.config(config).launch(&of.compiled.on(stream)) }
+        unsafe { of.launch::<kernels::ep_combine, _>(args, config, stream) }
     }
 
     fn absent(&self) -> Result<&SymmetricBuffer<u64>> {

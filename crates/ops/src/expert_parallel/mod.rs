@@ -18,7 +18,7 @@ use devcomm_host::{
 use devcomm_kernels as kernels;
 use devcomm_kernels::expert_parallel::shape::ShapeArgs;
 use devcomm_kernels::expert_parallel::{Faults, Shape, Steps};
-use devcomm_types::Kernel;
+use devcomm_types::{Kernel, LaunchArgs};
 use half::bf16;
 
 use self::form::{Form, Launch, Outputs, Source};
@@ -31,6 +31,7 @@ use self::throughput::Throughput;
 use crate::KERNELS;
 use crate::agree::or_default;
 use crate::check::{check_buffer, check_len, refuse, require_context};
+use crate::launch::launch;
 
 /// Expert parallelism on a communicator of up to 64 ranks that load and store reach, or of several
 /// LSA teams: owns the kernels and their memory, and launches them. 2, 4 and 8 ranks of one team
@@ -454,6 +455,21 @@ impl ExpertParallel {
             return Ok(());
         }
         self.communicator.compare_kernel(|| format!("{operation}, steps {steps}"))
+    }
+
+    /// Launches a kernel.
+    ///
+    /// # Safety
+    ///
+    /// That of [`launch`].
+    unsafe fn launch<K: Kernel, A: LaunchArgs<K::Args>>(
+        &self,
+        args: A,
+        config: LaunchConfig,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { launch::<K, A>(args, config, &self.compiled.on(stream)) }
     }
 
     /// Orders a launch after the others.

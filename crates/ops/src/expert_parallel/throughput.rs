@@ -87,26 +87,30 @@ impl Throughput {
 impl Form for Throughput {
     fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()> {
         let (Launch { of, steps, stream }, [input, ids, weights]) = (on, source);
+        let (comm, sizes, faults) = (&of.dev_comm, shape_args(of.sent), &of.faults);
+        let groups = of.grouped_args(RowsInOrder::NONE, 0);
+        let config = of.config(count, MANY_THREADS);
         macro_rules! launch {
             ($element:ty, $rows:expr) => {{
-                let launch = kernels::ep_dispatch_counted::<$element>::args(
-                    &of.dev_comm,
+                let args = (
+                    comm,
                     self.memory(),
                     $rows,
                     &self.scales,
-                    shape_args(of.sent),
+                    sizes,
                     input,
                     ids,
                     weights,
                     count,
-                    of.grouped_args(RowsInOrder::NONE, 0),
-                    &of.faults,
+                    groups,
+                    faults,
                     steps,
                 );
-                let config = of.config(count, MANY_THREADS);
                 // SAFETY: the buffers have the elements; dropping one waits for the stream. The
                 // memory is as the kernel needs it, and the launches that use it are ordered.
-                unsafe { launch.config(config).launch(&of.compiled.on(stream)) }
+                unsafe {
+                    of.launch::<kernels::ep_dispatch_counted<$element>, _>(args, config, stream)
+                }
             }};
         }
         match &self.rows {
@@ -120,35 +124,21 @@ impl Form for Throughput {
             Rows::AsTheyAre(rows) => (rows.device_address(), 0),
             Rows::F8(rows) => (rows.device_address(), self.scales.device_address()),
         };
-        let launch = kernels::ep_expand::args(
-            self.memory(),
-            shape_args(of.sent),
-            of.communicator.n_ranks() as u32,
-            arrived,
-            scales,
-            of.grouped_args(rows, 0),
-        );
+        let (sizes, ranks) = (shape_args(of.sent), of.communicator.n_ranks() as u32);
+        let args = (self.memory(), sizes, ranks, arrived, scales, of.grouped_args(rows, 0));
         let config = of.config(of.expected_tokens(), MANY_THREADS);
         // SAFETY: as in `dispatch`.
-        unsafe { launch.config(config).launch(&of.compiled.on(stream)) }
+        unsafe { of.launch::<kernels::ep_expand, _>(args, config, stream) }
     }
 
     fn combine(&self, on: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
-        let (Launch { of, steps, stream }, [output, residual]) = (on, outputs);
-        let launch = kernels::ep_combine_counted::args(
-            &of.dev_comm,
-            self.memory(),
-            &self.results,
-            shape_args(of.shape),
-            rows,
-            of.tokens.get() as u32,
-            output,
-            residual,
-            steps,
-        );
+        let (Launch { of, steps, stream }, [out, residual]) = (on, outputs);
+        let (comm, memory, results) = (&of.dev_comm, self.memory(), &self.results);
+        let (sizes, tokens) = (shape_args(of.shape), of.tokens.get() as u32);
+        let args = (comm, memory, results, sizes, rows, tokens, out, residual, steps);
         let config = of.config(of.expected_tokens(), MANY_THREADS);
         // SAFETY: as in `dispatch`.
-        unsafe { launch.config(config).launch(&of.compiled.on(stream)) }
+        unsafe { of.launch::<kernels::ep_combine_counted, _>(args, config, stream) }
     }
 
     fn absent(&self) -> Result<&SymmetricBuffer<u64>> {

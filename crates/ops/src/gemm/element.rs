@@ -1,25 +1,50 @@
-//! The element types of products, and their launches.
+//! The element types of products, and their kernels.
 
-use devcomm_host::{Element, Kernels, LaunchConfig, Result, Stream, TensorMap};
+use devcomm_host::{Element, Result, TensorMap};
 use devcomm_kernels as kernels;
 use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
+use super::added::EpilogueArgs;
 use super::hopper::Matrices;
 use crate::check::refuse;
+use crate::launch::Takes;
+
+/// The arguments of `gemm_wgmma`: maps of A, B and C, C's address if its map is not used, the
+/// shape, and whether A and B are transposed.
+pub type WideArgs = (TensorMap, TensorMap, TensorMap, u64, u32, u32, u32, bool, bool, EpilogueArgs);
+/// The arguments of `gemm_mma`: the addresses of A, B and C, and the same.
+pub type PortableArgs = (u64, u64, u64, u32, u32, u32, bool, bool, EpilogueArgs);
+/// The arguments of `gemm_blocks`, with the addresses of the scales.
+pub type BlocksArgs = (TensorMap, TensorMap, TensorMap, u64, u32, u32, u32, u64, u64, EpilogueArgs);
+
+/// What launches trust: that a type has the kernels of its elements.
+pub trait Sealed {}
+
+impl Sealed for f32 {}
 
 /// An element type of A and B: `bf16`, `f16`, `F8E4M3` or `F8E5M2`.
-pub trait GemmElement: Element {
+pub trait GemmElement: Element + Sealed {
     /// C's element type of [`Gemm::launch`](super::Gemm::launch): the same, or `bf16` for 8-bit
     /// floats.
     type Output: GemmOutput<Self>;
 }
 
 /// An element type of C, for A and B of `T`: [`GemmElement::Output`] or `f32`.
-pub trait GemmOutput<T>: Element + Launches<T> {}
+pub trait GemmOutput<T>: Element + Sealed {
+    #[doc(hidden)]
+    type Wide: Takes<WideArgs>;
+    #[doc(hidden)]
+    type Portable: Takes<PortableArgs>;
+    #[doc(hidden)]
+    const HAS_PORTABLE: bool;
+}
 
 /// An element type of A and B whose matrices have scales: `F8E4M3` or `F8E5M2`.
-pub trait ScaledElement: GemmElement + LaunchesBlocks {}
+pub trait ScaledElement: GemmElement {
+    #[doc(hidden)]
+    type Blocks: Takes<BlocksArgs>;
+}
 
 /// An element type of A and B that may be stored transposed: `bf16` or `f16`. Hopper's tensor cores
 /// take 8-bit floats only with the terms of a sum side by side.
@@ -32,139 +57,43 @@ pub trait TransposableElement: GemmElement {}
 impl TransposableElement for bf16 {}
 impl TransposableElement for f16 {}
 
-impl ScaledElement for F8E4M3 {}
-impl ScaledElement for F8E5M2 {}
-
-/// The launch of products with scales per block.
-pub trait LaunchesBlocks {
-    /// Launches `gemm_blocks` with the addresses of the scales; what else is as in
-    /// [`Launches::wide`].
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
-    unsafe fn blocks(
-        compiled: &Kernels,
-        stream: &Stream,
-        maps: [TensorMap; 3],
-        unaligned: u64,
-        scales: [u64; 2],
-        matrices: Matrices,
-        config: LaunchConfig,
-    ) -> Result<()>;
+impl ScaledElement for F8E4M3 {
+    type Blocks = kernels::gemm_blocks<Self>;
 }
 
-macro_rules! blocks {
-    ($($type:ident)*) => { $(
-        impl LaunchesBlocks for $type {
-            unsafe fn blocks(
-                compiled: &Kernels,
-                stream: &Stream,
-                [a, b, c]: [TensorMap; 3],
-                unaligned: u64,
-                [blocks_a, blocks_b]: [u64; 2],
-                Matrices { shape: [m, n, k], epilogue, .. }: Matrices,
-                config: LaunchConfig,
-            ) -> Result<()> {
-                let product = kernels::gemm_blocks::<$type>::args(
-                    a, b, c, unaligned, m, n, k, blocks_a, blocks_b, epilogue,
-                );
-                // SAFETY: the caller's contract.
-                unsafe { product.config(config).launch(&compiled.on(stream)) }
-            }
-        }
-    )* };
+impl ScaledElement for F8E5M2 {
+    type Blocks = kernels::gemm_blocks<Self>;
 }
 
-blocks! { F8E4M3 F8E5M2 }
-
-/// The launches of products of `T` in the type.
-pub trait Launches<T> {
-    /// Launches `gemm_wgmma` with maps of A, B and C, and C's address if its map is not used.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
-    unsafe fn wide(
-        compiled: &Kernels,
-        stream: &Stream,
-        maps: [TensorMap; 3],
-        unaligned: u64,
-        matrices: Matrices,
-        config: LaunchConfig,
-    ) -> Result<()>;
-
-    /// Launches `gemm_mma`, or says what the only kernel of these types needs.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
-    unsafe fn portable(
-        compiled: &Kernels,
-        stream: &Stream,
-        matrices: Matrices,
-        config: LaunchConfig,
-    ) -> Result<()>;
-}
-
+/// Implements the traits for types of A and B, each with that of C, and the types of the portable
+/// kernel and whether it is for these.
 macro_rules! elements {
-    ($($type:ident in $output:ident by $wide:ident, $portable:tt;)*) => { $(
-        impl GemmOutput<$type> for $output {}
+    ($($type:ident in $output:ident, $portable:ident $has_portable:literal;)*) => { $(
+        impl Sealed for $type {}
 
-        impl Launches<$type> for $output {
-            unsafe fn wide(
-                compiled: &Kernels,
-                stream: &Stream,
-                [a, b, c]: [TensorMap; 3],
-                unaligned: u64,
-                Matrices { shape: [m, n, k], transposed: [ta, tb], epilogue, .. }: Matrices,
-                config: LaunchConfig,
-            ) -> Result<()> {
-                let product =
-                    kernels::$wide::<$type>::args(a, b, c, unaligned, m, n, k, ta, tb, epilogue);
-                // SAFETY: the caller's contract.
-                unsafe { product.config(config).launch(&compiled.on(stream)) }
-            }
+        impl GemmElement for $type {
+            type Output = $output;
+        }
 
-            unsafe fn portable(
-                compiled: &Kernels,
-                stream: &Stream,
-                matrices: Matrices,
-                config: LaunchConfig,
-            ) -> Result<()> {
-                portable!($type $portable compiled stream matrices config)
-            }
+        impl GemmOutput<$type> for $output {
+            type Wide = kernels::gemm_wgmma<$type>;
+            type Portable = kernels::gemm_mma<$portable>;
+            const HAS_PORTABLE: bool = $has_portable;
+        }
+
+        impl GemmOutput<$type> for f32 {
+            type Wide = kernels::gemm_wgmma_f32<$type>;
+            type Portable = kernels::gemm_mma_f32<$portable>;
+            const HAS_PORTABLE: bool = $has_portable;
         }
     )* };
 }
 
-macro_rules! portable {
-    ($type:ident none $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
-        let _ = ($compiled, $stream, $config);
-        no_kernel::<$type>($matrices)
-    }};
-    ($type:ident $kernel:ident $compiled:ident $stream:ident $matrices:ident $config:ident) => {{
-        let Matrices { a, b, c, shape: [m, n, k], transposed: [ta, tb], epilogue } = $matrices;
-        let product = kernels::$kernel::<$type>::args(a, b, c, m, n, k, ta, tb, epilogue);
-        // SAFETY: the caller's contract.
-        unsafe { product.config($config).launch(&$compiled.on($stream)) }
-    }};
-}
-
-impl GemmElement for bf16 {
-    type Output = Self;
-}
-
-impl GemmElement for f16 {
-    type Output = Self;
-}
-
-impl GemmElement for F8E4M3 {
-    type Output = bf16;
-}
-
-impl GemmElement for F8E5M2 {
-    type Output = bf16;
+elements! {
+    bf16 in bf16, bf16 true;
+    f16 in f16, f16 true;
+    F8E4M3 in bf16, bf16 false;
+    F8E5M2 in bf16, bf16 false;
 }
 
 /// Says what the kernels of 8-bit floats need.
@@ -174,17 +103,6 @@ pub(super) fn no_kernel<T: Element>(Matrices { shape: [.., k], .. }: Matrices) -
          and rows of them too: k is {k}, pad it with zeros to a multiple of 16",
         T::NAME,
     ))
-}
-
-elements! {
-    bf16 in bf16 by gemm_wgmma, gemm_mma;
-    bf16 in f32 by gemm_wgmma_f32, gemm_mma_f32;
-    f16 in f16 by gemm_wgmma, gemm_mma;
-    f16 in f32 by gemm_wgmma_f32, gemm_mma_f32;
-    F8E4M3 in bf16 by gemm_wgmma, none;
-    F8E4M3 in f32 by gemm_wgmma_f32, none;
-    F8E5M2 in bf16 by gemm_wgmma, none;
-    F8E5M2 in f32 by gemm_wgmma_f32, none;
 }
 
 /// Products that do not compile: C of another type than there is, scales of a type without them,

@@ -10,12 +10,13 @@ use devcomm_types::Kernel;
 use half::{bf16, f16};
 
 use super::GemmPlan;
-use super::added::{Activation, Added, address};
+use super::added::{Activation, Added, EpilogueArgs, address};
 use super::element::TransposableElement;
 use super::hopper::{Matrices, map};
 use crate::KERNELS;
 use crate::check::refuse;
 use crate::extents::Extents;
+use crate::launch::Takes;
 
 /// `C = A x B^T` for each group of rows of A and C, with a B for each group, on one GPU and one
 /// stream: owns the loaded kernels, and launches them.
@@ -68,10 +69,28 @@ pub struct RowGroups {
 }
 
 /// An element type of grouped products: `bf16` or `f16`.
-pub trait GroupedElement: TransposableElement + LaunchesGrouped {}
+pub trait GroupedElement: TransposableElement {
+    #[doc(hidden)]
+    type Wide: Takes<WideArgs>;
+    #[doc(hidden)]
+    type Portable: Takes<PortableArgs>;
+}
 
-impl GroupedElement for bf16 {}
-impl GroupedElement for f16 {}
+type GroupArgs = GroupsArgs<u32, u64, u64>;
+/// The arguments of `gemm_grouped`: maps of A, B and C, C's address, and the shape.
+type WideArgs = (TensorMap, TensorMap, TensorMap, u64, GroupArgs, u32, u32, u32, EpilogueArgs);
+/// The arguments of `gemm_grouped_mma`: the addresses of A, B and C, and the shape.
+type PortableArgs = (u64, u64, u64, GroupArgs, u32, u32, u32, EpilogueArgs);
+
+impl GroupedElement for bf16 {
+    type Wide = kernels::gemm_grouped<Self>;
+    type Portable = kernels::gemm_grouped_mma<Self>;
+}
+
+impl GroupedElement for f16 {
+    type Wide = kernels::gemm_grouped<Self>;
+    type Portable = kernels::gemm_grouped_mma<Self>;
+}
 
 const FILES: &[&str] =
     &[kernels::gemm_grouped::<bf16>::FILE, kernels::gemm_grouped_mma::<bf16>::FILE];
@@ -158,13 +177,22 @@ impl GroupedGemm {
         let mut matrices = Matrices::plain(addresses, extents);
         matrices.epilogue = Added::<T> { activation, ..Added::NOTHING }.args(context, [m, n])?;
         let aligned = (addresses[0] | addresses[1] | addresses[2]).is_multiple_of(16);
+        let Matrices { a, b, c, shape, epilogue, .. } = matrices;
+        let ([m, n, k], count, target) = (shape, groups.count, self.compiled.on(&self.stream));
         // SAFETY: the buffers have the elements; memory that is dropped is freed after the work of
         // the streams, and after the graphs.
         unsafe {
-            match self.plan_of(extents) {
-                GemmPlan::Wide if aligned => T::wide(self, groups, matrices),
-                _ => T::portable(self, groups, matrices),
+            if aligned && self.plan_of(extents) == GemmPlan::Wide {
+                const TILE: [u32; 3] = [wide::CLUSTER, wide::CLUSTER * wide::TILE_M, wide::TILE_N];
+                let block = [wide::THREADS, wide::SHARED];
+                let config = self.config::<T::Wide>(block, TILE, count, shape)?.with_dependent();
+                let [a, b, map] = maps::<T>(&self.stream, count, matrices)?;
+                return T::Wide::launch((a, b, map, c, groups, m, n, k, epilogue), config, &target);
             }
+            const TILE: [u32; 3] = [1, portable::TILE, portable::TILE];
+            let block = [portable::THREADS, portable::SHARED];
+            let config = self.config::<T::Portable>(block, TILE, count, shape)?;
+            T::Portable::launch((a, b, c, groups, m, n, k, epilogue), config, &target)
         }
     }
 
@@ -197,25 +225,6 @@ impl std::fmt::Debug for GroupedGemm {
     }
 }
 
-type GroupArgs = GroupsArgs<u32, u64, u64>;
-
-/// The launches of grouped products of the type.
-pub trait LaunchesGrouped {
-    /// Launches `gemm_grouped`.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
-    unsafe fn wide(gemm: &GroupedGemm, groups: GroupArgs, matrices: Matrices) -> Result<()>;
-
-    /// Launches `gemm_grouped_mma`.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
-    unsafe fn portable(gemm: &GroupedGemm, groups: GroupArgs, matrices: Matrices) -> Result<()>;
-}
-
 /// The maps of A, B and C; C's is of A if it is not used.
 fn maps<T: Element>(
     stream: &Stream,
@@ -230,43 +239,3 @@ fn maps<T: Element>(
     };
     Ok([a, b, c])
 }
-
-macro_rules! grouped {
-    ($($type:ident)*) => { $(
-        impl LaunchesGrouped for $type {
-            unsafe fn wide(
-                gemm: &GroupedGemm,
-                groups: GroupArgs,
-                matrices: Matrices,
-            ) -> Result<()> {
-                const TILE: [u32; 3] =
-                    [wide::CLUSTER, wide::CLUSTER * wide::TILE_M, wide::TILE_N];
-                type K = kernels::gemm_grouped<$type>;
-                let Matrices { c: address, shape: shape @ [m, n, k], epilogue, .. } = matrices;
-                let block = [wide::THREADS, wide::SHARED];
-                let config = gemm.config::<K>(block, TILE, groups.count, shape)?.with_dependent();
-                let [a, b, c] = maps::<$type>(&gemm.stream, groups.count, matrices)?;
-                let product = K::args(a, b, c, address, groups, m, n, k, epilogue);
-                // SAFETY: the caller's contract.
-                unsafe { product.config(config).launch(&gemm.compiled.on(&gemm.stream)) }
-            }
-
-            unsafe fn portable(
-                gemm: &GroupedGemm,
-                groups: GroupArgs,
-                matrices: Matrices,
-            ) -> Result<()> {
-                const TILE: [u32; 3] = [1, portable::TILE, portable::TILE];
-                type K = kernels::gemm_grouped_mma<$type>;
-                let Matrices { a, b, c, shape: shape @ [m, n, k], epilogue, .. } = matrices;
-                let block = [portable::THREADS, portable::SHARED];
-                let config = gemm.config::<K>(block, TILE, groups.count, shape)?;
-                let product = K::args(a, b, c, groups, m, n, k, epilogue);
-                // SAFETY: the caller's contract.
-                unsafe { product.config(config).launch(&gemm.compiled.on(&gemm.stream)) }
-            }
-        }
-    )* };
-}
-
-grouped! { bf16 f16 }

@@ -17,6 +17,7 @@ use super::element::{GemmElement, GemmOutput};
 use super::model::{Room, Tiles};
 use super::plan::GemmPlan;
 use crate::extents::Extents;
+use crate::launch::Takes;
 
 /// A launch's matrices, as their addresses, and its epilogue. A and B may be stored transposed.
 #[derive(Clone, Copy)]
@@ -112,13 +113,21 @@ pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
 pub(super) fn wide_config(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Option<LaunchConfig>> {
     let resident =
         compiled.resident_blocks::<kernels::gemm_wgmma<bf16>>(wide::THREADS, wide::SHARED)?;
-    let pairs =
-        u64::from(m.div_ceil(wide::CLUSTER * wide::TILE_M)) * u64::from(n.div_ceil(wide::TILE_N));
-    let blocks = u64::from(resident / wide::CLUSTER).min(pairs) as u32 * wide::CLUSTER;
+    let (clusters, pairs) = (resident / wide::CLUSTER, wide_pairs(m, n));
     // The kernel counts tiles in 32 bits.
-    let possible = blocks > 0 && pairs <= u64::from(u32::MAX - resident);
-    let config = LaunchConfig::new(blocks, wide::THREADS).with_dynamic_shared(wide::SHARED);
-    Ok(possible.then(|| config.with_dependent()))
+    let possible = clusters > 0 && pairs <= u64::from(u32::MAX - resident);
+    Ok(possible.then(|| wide_grid(clusters, pairs)))
+}
+
+/// The pairs of tiles of `gemm_wgmma`, of which a cluster computes one at a time.
+pub(crate) fn wide_pairs(m: u32, n: u32) -> u64 {
+    u64::from(m.div_ceil(wide::CLUSTER * wide::TILE_M)) * u64::from(n.div_ceil(wide::TILE_N))
+}
+
+/// A launch with tiles of `gemm_wgmma`: at most these clusters, and one for each pair.
+pub(crate) fn wide_grid(clusters: u32, pairs: u64) -> LaunchConfig {
+    let blocks = u64::from(clusters).min(pairs) as u32 * wide::CLUSTER;
+    LaunchConfig::new(blocks, wide::THREADS).with_dynamic_shared(wide::SHARED).with_dependent()
 }
 
 /// The clusters of `gemm_swapped` that are resident: those of each tile are as many.
@@ -172,8 +181,11 @@ impl Prepared {
         unsafe {
             match *self {
                 Self::Wide(config) => {
-                    let (maps, unaligned) = wide_maps::<T, O>(stream, matrices)?;
-                    O::wide(compiled, stream, maps, unaligned, matrices, config)
+                    let ([a, b, c], unaligned) = wide_maps::<T, O>(stream, matrices)?;
+                    let Matrices { shape: [m, n, k], transposed: [ta, tb], epilogue, .. } =
+                        matrices;
+                    let args = (a, b, c, unaligned, m, n, k, ta, tb, epilogue);
+                    O::Wide::launch(args, config, &compiled.on(stream))
                 }
                 Self::Tiled(Tiled { config, is_swapped, division, slices, launch }) => {
                     let division = match is_swapped {

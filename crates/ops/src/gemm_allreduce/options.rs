@@ -10,11 +10,12 @@ use devcomm_types::Kernel;
 use half::bf16;
 use std::num::NonZeroU32;
 
-use super::GemmAllReduce;
 use super::wire::{Wire, by_wire};
+use super::{AllReduce, GemmAllReduce};
 use crate::KERNELS;
 use crate::agree::{hash, or_default};
-use crate::check::{refuse, require_context};
+use crate::check::refuse;
+use crate::fused::{check_most, is_hopper};
 
 /// The options of a [`GemmAllReduce`], the same on every rank.
 ///
@@ -84,8 +85,6 @@ impl GemmOptions {
     }
 }
 
-/// The GPUs whose kernels exchange rounded products.
-const HOPPER: (u32, u32) = (9, 0);
 /// The call that all ranks make together.
 const NAME: &str = "GemmAllReduce::new";
 
@@ -154,15 +153,12 @@ impl Offer {
         n: usize,
     ) -> Result<(Kernels, Self)> {
         comm.require_single_lsa_team()?;
-        require_context("the stream", stream.context(), comm.context())?;
-        if m == 0 || n == 0 {
-            return refuse(format!("a product of {m} x {n} has no elements"));
-        }
+        check_most::<AllReduce>(comm, stream, [m, n])?;
         let compiled = load(comm)?;
         let blocks = by_wire!(options.wire, W => {
             options.blocks::<kernels::gemm_allreduce_mma<W>>(&compiled)?
         });
-        let is_hopper = u32::from(comm.context().limits().compute_capability == HOPPER);
+        let is_hopper = u32::from(is_hopper(comm));
         let gpu = hash(comm.context().device_name()?);
         Ok((compiled, Self { gpu, is_hopper, blocks }))
     }

@@ -8,7 +8,7 @@ use devcomm_kernels::gemm_allreduce::gemm_allreduce_mma::{SHARED, THREADS, tiles
 
 use super::options::Plan as Agreed;
 use super::wire::{Wire, by_wire};
-use super::{C, Plan};
+use super::{AllReduce, Plan};
 use crate::check::refuse;
 use crate::extents::Extents;
 use crate::fused::{Base, Operands, Strategy, prepare_once};
@@ -49,12 +49,12 @@ impl Strips {
     }
 }
 
-impl Strategy<Plan, C> for Strips {
-    fn supports(&self, on: &Base<Plan>, _: Plan, extents: Extents) -> bool {
+impl Strategy<AllReduce> for Strips {
+    fn supports(&self, on: &Base<AllReduce>, _: Plan, extents: Extents) -> bool {
         self.memory(on.comm.n_ranks(), extents).is_some()
     }
 
-    fn prepare(&self, on: &Base<Plan>, _: Plan) -> Result<()> {
+    fn prepare(&self, on: &Base<AllReduce>, _: Plan) -> Result<()> {
         let Agreed { blocks, workspace, .. } = self.plan;
         // No kernel sets a flag before those of all ranks are zeroed, as new windows are.
         prepare_once(&self.memory, || {
@@ -69,7 +69,12 @@ impl Strategy<Plan, C> for Strips {
         })
     }
 
-    unsafe fn launch(&self, on: &Base<Plan>, _: Plan, of: &Operands<'_, C>) -> Result<()> {
+    unsafe fn launch(
+        &self,
+        on: &Base<AllReduce>,
+        _: Plan,
+        of: &Operands<'_, AllReduce>,
+    ) -> Result<()> {
         let Matrices { a, b, shape: [m, n, k], .. } = of.matrices();
         let (c, stream, [rows, columns, _]) = (of.c, &on.stream, of.extents.lengths());
         let Agreed { compiled, wire, blocks, .. } = &self.plan;

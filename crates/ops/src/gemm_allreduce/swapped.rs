@@ -13,7 +13,7 @@ use devcomm_kernels::gemm_allreduce::gemm_allreduce_swapped::slots;
 use devcomm_types::Kernel;
 use half::bf16;
 
-use super::{C, Plan};
+use super::{AllReduce, Plan};
 use crate::KERNELS;
 use crate::check::refuse;
 use crate::extents::Extents;
@@ -95,7 +95,7 @@ impl Swapped {
 }
 
 /// Prepares the kernels of all tiles. *Collective*.
-pub(super) fn prepare(cell: &OnceCell<Swapped>, on: &Base<Plan>) -> Result<()> {
+pub(super) fn prepare(cell: &OnceCell<Swapped>, on: &Base<AllReduce>) -> Result<()> {
     let [m, n] = on.most;
     prepare_once(cell, || Swapped::new(&on.comm, m, n))
 }
@@ -108,13 +108,13 @@ fn tile(plan: Plan) -> Option<Tile> {
     }
 }
 
-impl Strategy<Plan, C> for OnceCell<Swapped> {
-    fn supports(&self, _: &Base<Plan>, plan: Plan, extents: Extents) -> bool {
+impl Strategy<AllReduce> for OnceCell<Swapped> {
+    fn supports(&self, _: &Base<AllReduce>, plan: Plan, extents: Extents) -> bool {
         let division = |(swapped, tile): (&Swapped, _)| swapped.division(tile, extents);
         self.get().zip(tile(plan)).and_then(division).is_some()
     }
 
-    fn prepare(&self, on: &Base<Plan>, plan: Plan) -> Result<()> {
+    fn prepare(&self, on: &Base<AllReduce>, plan: Plan) -> Result<()> {
         prepare(self, on)?;
         match tile(plan).and_then(form) {
             Some(_) => Ok(()),
@@ -122,7 +122,12 @@ impl Strategy<Plan, C> for OnceCell<Swapped> {
         }
     }
 
-    unsafe fn launch(&self, on: &Base<Plan>, plan: Plan, of: &Operands<'_, C>) -> Result<()> {
+    unsafe fn launch(
+        &self,
+        on: &Base<AllReduce>,
+        plan: Plan,
+        of: &Operands<'_, AllReduce>,
+    ) -> Result<()> {
         let swapped = prepared(self)?;
         let launch =
             tile(plan).and_then(|tile| Some((form(tile)?, swapped.division(tile, of.extents)?)));

@@ -2,12 +2,9 @@
 
 use std::cell::OnceCell;
 
-use devcomm_host::{
-    Communicator, DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Result,
-    SymmetricBuffer,
-};
+use devcomm_host::{Kernels, Result, SymmetricBuffer};
 use devcomm_kernels as kernels;
-use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_M, TILE_N};
+use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS};
 use devcomm_kernels::gemm_allreduce::{
     gemm_allreduce_two_shot as two_shot, gemm_allreduce_wide, gemm_allreduce_wide_f8,
 };
@@ -15,12 +12,11 @@ use devcomm_types::Kernel;
 use half::bf16;
 
 use super::wire::Wire;
-use super::{C, Plan};
+use super::{AllReduce, Plan};
 use crate::KERNELS;
-use crate::check::refuse;
 use crate::extents::Extents;
-use crate::fused::{Base, Operands, Strategy, prepare_once, prepared};
-use crate::gemm::{Matrices, wide_maps};
+use crate::fused::{Base, Operands, Strategy, WideKernel, prepare_once, prepared};
+use crate::gemm::{Matrices, wide_maps, wide_pairs};
 use crate::lamport::LamportMemory;
 
 type OneShot = kernels::gemm_allreduce_wide;
@@ -34,16 +30,8 @@ pub(super) struct Wide {
     prepared: OnceCell<Prepared>,
 }
 
-/// The kernel for this number of ranks, and the memory of its messages.
-struct Prepared {
-    compiled: Kernels,
-    dev_comm: DevCommResource,
-    memory: LamportMemory,
-    /// A rank's own partial sums, if they are 8-bit floats.
-    own: Option<SymmetricBuffer<u32>>,
-    blocks: u32,
-    ranks: usize,
-}
+/// The kernel, and this rank's own partial sums, if they are 8-bit floats.
+type Prepared = (WideKernel, Option<SymmetricBuffer<u32>>);
 
 /// The slots of a product, if there is a kernel for so many ranks and the type.
 fn slots([m, n]: [usize; 2], ranks: usize, wire: Wire) -> Option<u32> {
@@ -61,81 +49,65 @@ impl Wide {
     }
 
     /// Whether the ranks exchange products of this size so, with memory for the largest.
-    pub(super) fn fits(&self, on: &Base<Plan>, size: [usize; 2]) -> bool {
+    pub(super) fn fits(&self, on: &Base<AllReduce>, size: [usize; 2]) -> bool {
         let slots = |size| slots(size, on.comm.n_ranks(), self.wire);
         let capacity = slots(on.most);
         size[1].is_multiple_of(8) && slots(size).is_some_and(|used| Some(used) <= capacity)
     }
 }
 
-impl Prepared {
-    /// With slots for products of up to `m x n` elements. *Collective*.
-    fn new(comm: &Communicator, [m, n]: [usize; 2], wire: Wire) -> Result<Self> {
-        let ranks = comm.n_ranks();
-        let own = || {
-            let for_ranks = if wire == Wire::E4m3 { &[2][..] } else { &[2, 4, 8] };
-            if !for_ranks.contains(&ranks) {
-                return refuse(format!(
-                    "the plan `wide` in {wire} is for {for_ranks:?} ranks, not {ranks}"
-                ));
-            }
-            let Some(capacity) = slots([m, n], ranks, wire) else {
-                return refuse(format!("a product of {m} x {n} elements is too large"));
-            };
-            let set = KERNELS.only(match (ranks, wire) {
-                (2, Wire::E4m3) => &[OfF8::FILE],
-                (2, _) => &[OneShot::FILE],
-                _ => &[OfFour::FILE],
-            });
-            let compiled = Kernels::load(comm.context(), &set)?;
-            let blocks = match ranks {
-                2 if wire == Wire::E4m3 => compiled.resident_blocks::<OfF8>(THREADS, SHARED)?,
-                2 => compiled.resident_blocks::<OneShot>(THREADS, SHARED)?,
-                4 => compiled.resident_clusters::<OfFour>(CLUSTER, THREADS, SHARED)? * CLUSTER,
-                _ => compiled.resident_clusters::<OfEight>(CLUSTER, THREADS, SHARED)? * CLUSTER,
-            };
-            Ok(((compiled, capacity), blocks))
-        };
-        const NAME: &str = "GemmAllReduce: the plan wide";
-        comm.together(NAME, || {
-            let call = comm.collective(NAME).option("m", m).option("n", n).option("wire", wire);
-            let ((compiled, capacity), blocks) = call.agree(own())?;
-            // The same grid in all ranks.
-            let blocks = blocks.into_iter().min().unwrap_or(0);
-            let barriers = if ranks == 2 { 0 } else { blocks };
-            let memory = LamportMemory::new(comm, capacity)?;
-            let requirements = DevCommRequirements::new().lsa_barriers(barriers);
-            let dev_comm = comm.create_dev_comm(requirements)?;
-            let own = match wire {
-                Wire::E4m3 => Some(comm.mem_alloc(4 * capacity as usize)?),
-                _ => None,
-            };
-            Ok(Self { compiled, dev_comm, memory, own, blocks, ranks })
-        })
-    }
-}
-
-impl Strategy<Plan, C> for Wide {
-    fn supports(&self, on: &Base<Plan>, _: Plan, extents: Extents) -> bool {
+impl Strategy<AllReduce> for Wide {
+    fn supports(&self, on: &Base<AllReduce>, _: Plan, extents: Extents) -> bool {
         let [m, n, _] = extents.lengths();
         self.prepared.get().is_some() && self.fits(on, [m, n])
     }
 
-    fn prepare(&self, on: &Base<Plan>, _: Plan) -> Result<()> {
-        prepare_once(&self.prepared, || Prepared::new(&on.comm, on.most, self.wire))
+    fn prepare(&self, on: &Base<AllReduce>, plan: Plan) -> Result<()> {
+        let (ranks, is_f8) = (on.comm.n_ranks(), self.wire == Wire::E4m3);
+        let load = || {
+            let set = KERNELS.only(match ranks {
+                2 if is_f8 => &[OfF8::FILE],
+                2 => &[OneShot::FILE],
+                _ => &[OfFour::FILE],
+            });
+            let compiled = Kernels::load(on.context(), &set)?;
+            let blocks = match ranks {
+                2 if is_f8 => compiled.resident_blocks::<OfF8>(THREADS, SHARED)?,
+                2 => compiled.resident_blocks::<OneShot>(THREADS, SHARED)?,
+                4 => compiled.resident_clusters::<OfFour>(CLUSTER, THREADS, SHARED)? * CLUSTER,
+                _ => compiled.resident_clusters::<OfEight>(CLUSTER, THREADS, SHARED)? * CLUSTER,
+            };
+            Ok((compiled, blocks))
+        };
+        let new = || {
+            let for_ranks = match is_f8 {
+                true => (&[2][..], "2 ranks if partial sums travel in e4m3"),
+                false => (&[2, 4, 8][..], "2, 4 or 8 ranks"),
+            };
+            let slots = |size| slots(size, ranks, self.wire);
+            let wide = WideKernel::new(on, plan, for_ranks, slots, load, ranks > 2)?;
+            let words = 4 * wide.memory.capacity as usize;
+            let own = is_f8.then(|| on.comm.mem_alloc(words)).transpose()?;
+            Ok((wide, own))
+        };
+        let name = "GemmAllReduce: the plan wide";
+        prepare_once(&self.prepared, || on.comm.together(name, new))
     }
 
-    unsafe fn launch(&self, on: &Base<Plan>, _: Plan, of: &Operands<'_, C>) -> Result<()> {
-        let Prepared { compiled, dev_comm, memory, own, blocks, ranks } = prepared(&self.prepared)?;
-        let (matrices, window, stream) = (of.matrices(), of.c, &on.stream);
+    unsafe fn launch(
+        &self,
+        on: &Base<AllReduce>,
+        _: Plan,
+        of: &Operands<'_, AllReduce>,
+    ) -> Result<()> {
+        let (wide, own) = prepared(&self.prepared)?;
+        let (matrices, window) = (of.matrices(), of.c);
         let Matrices { c, shape: [m, n, k], .. } = matrices;
-        let ([a, b, map], _) = wide_maps::<bf16, bf16>(stream, matrices)?;
-        let pairs = u64::from(m.div_ceil(CLUSTER * TILE_M)) * u64::from(n.div_ceil(TILE_N));
-        let blocks = u64::from(blocks / CLUSTER).min(pairs) as u32 * CLUSTER;
-        let config = LaunchConfig::new(blocks, THREADS).with_dynamic_shared(SHARED);
-        let config = config.with_dependent();
+        let ([a, b, map], _) = wide_maps::<bf16, bf16>(&on.stream, matrices)?;
+        let config = wide.config(wide_pairs(m, n));
+        let WideKernel { compiled, dev_comm, memory, .. } = wide;
         let LamportMemory { slots, state, capacity } = memory;
-        let target = compiled.on(stream);
+        let target = compiled.on(&on.stream);
         macro_rules! launch {
             ($kernel:ident, $($own:expr),*; $config:expr) => {{
                 let product = $kernel::args(
@@ -145,7 +117,7 @@ impl Strategy<Plan, C> for Wide {
                 unsafe { product.config($config).launch(&target) }
             }};
         }
-        match (own, ranks) {
+        match (own, on.comm.n_ranks()) {
             (Some(own), _) => launch!(OfF8, c, own; config.without_cooperation()),
             (None, 2) => launch!(OneShot, map, c; config.without_cooperation()),
             (None, 4) => launch!(OfFour, map, window; config),

@@ -1,0 +1,434 @@
+//! A product with a collective, as one operation: how all of these choose a plan, prepare it and
+//! launch it.
+//!
+//! A shape is validated where it enters an operation, and is an [`Extents`] from there on.
+//! [`FusedGemm::decide`] makes the decision that both `explain` and a launch use: the plan that was
+//! set, that which was measured, that which this machine measured before, or that of
+//! [`Fusion::choose`]. Decisions are kept. A plan is a [`Strategy`], or the product and the
+//! collective one after the other, [`Unfused`].
+
+mod measure;
+mod wide;
+
+use std::cell::OnceCell;
+use std::fmt::{self, Debug, Display};
+use std::str::FromStr;
+
+use devcomm_host::{
+    Buffer, Communicator, Context, DeviceSlice, Result, Stream, StreamOrder, Window,
+};
+use half::bf16;
+
+pub(crate) use self::wide::WideKernel;
+use crate::agree::is_single_lsa_team;
+use crate::check::{are_aligned, check_len, refuse, require_context};
+use crate::decisions::Decisions;
+use crate::extents::Extents;
+use crate::gemm::{Added, Matrices, address};
+use crate::tuned::Tuned;
+use crate::{Collectives, Explanation, Gemm};
+
+/// A matrix product fused with a collective, on one communicator and one stream: owns the loaded
+/// kernels and their workspace, and launches them. It is [`GemmAllReduce`](crate::GemmAllReduce),
+/// [`GemmReduceScatter`](crate::GemmReduceScatter) or [`AllGatherGemm`](crate::AllGatherGemm).
+///
+/// [`explain`](Self::explain) says which plan a shape gets; [`set_plan`](Self::set_plan) selects
+/// another one, and [`measure`](Self::measure) the fastest.
+pub struct FusedGemm<F: Fusion> {
+    pub(crate) base: Base<F>,
+    pub(crate) fusion: F,
+}
+
+/// What an operation has, whatever its collective is.
+pub struct Base<F: Fusion> {
+    pub(crate) comm: Communicator,
+    pub(crate) stream: Stream,
+    order: StreamOrder,
+    /// The largest matrix that the ranks exchange: its rows and columns.
+    pub(crate) most: [usize; 2],
+    /// Whether no kernel writes B while a product may read it.
+    pub(crate) constant_b: bool,
+    /// The plan that is not fused, once it is prepared.
+    pub(crate) unfused: OnceCell<Unfused>,
+    decisions: Decisions<F::Plan>,
+    /// Whether the first product of a shape is measured, unless a plan was chosen for it.
+    measures_first: bool,
+}
+
+/// The product and the collective, one after the other.
+pub struct Unfused {
+    pub(crate) gemm: Gemm,
+    pub(crate) collectives: Collectives,
+}
+
+/// The environment variable by which the first product of a shape is measured.
+const MEASURE_FIRST: &str = "DEVCOMM_MEASURE_FIRST";
+
+/// The GPUs whose kernels exchange rounded products.
+const HOPPER: (u32, u32) = (9, 0);
+
+impl<F: Fusion> Base<F> {
+    /// *Collective*.
+    pub(crate) fn new(comm: &Communicator, stream: &Stream, most: [usize; 2]) -> Result<Self> {
+        let tuned = Tuned::new(comm.context(), F::NAME, comm.n_ranks())?;
+        let measures_first = std::env::var_os(MEASURE_FIRST).is_some_and(|value| value == "1");
+        let call = comm.collective(F::NAME).option(MEASURE_FIRST, measures_first);
+        Ok(Self {
+            decisions: Decisions::new(tuned.agreed(call)?),
+            measures_first,
+            comm: comm.clone(),
+            stream: stream.clone(),
+            order: StreamOrder::concurrent(comm.context(), 1)?,
+            most,
+            constant_b: false,
+            unfused: OnceCell::new(),
+        })
+    }
+
+    /// Prepares an operation of which each rank has a part of the rows, the plan that is not fused,
+    /// and memory for the largest matrix; also returns whether all ranks have the kernels of
+    /// Hopper and reach each other. *Collective*.
+    pub(crate) fn of_rows(
+        comm: &Communicator,
+        stream: &Stream,
+        most: [usize; 2],
+    ) -> Result<(Self, Window<bf16>, bool)> {
+        let own = || {
+            let can = is_hopper(comm) && is_single_lsa_team(comm)?;
+            Ok((check_most::<F>(comm, stream, most)?, u8::from(can)))
+        };
+        let name = format!("{}::new", F::NAME);
+        let call = comm.collective(&name).option(F::MOST[0], most[0]).option(F::MOST[1], most[1]);
+        let (elements, all) = call.agree(own())?;
+        let base = Self::new(comm, stream, most)?;
+        base.prepare_unfused()?;
+        Ok((base, comm.window(elements)?, all.iter().all(|can| *can == 1)))
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        self.comm.context()
+    }
+
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        self.context().limits().multiprocessors
+    }
+
+    /// Prepares the plan that is not fused, the first time. *Collective*.
+    pub(crate) fn prepare_unfused(&self) -> Result<()> {
+        prepare_once(&self.unfused, || {
+            let own = Gemm::new(&self.stream).map(|gemm| (gemm, ()));
+            let name = format!("{}: the plan {}", F::NAME, F::UNFUSED);
+            let (mut gemm, _) = self.comm.collective(&name).agree(own)?;
+            gemm.constant_b = self.constant_b;
+            Ok(Unfused { gemm, collectives: Collectives::new(&self.comm)? })
+        })
+    }
+
+    /// The product of the plan that is not fused, if it is prepared.
+    fn gemm(&self) -> Option<&Gemm> {
+        self.unfused.get().map(|unfused| &unfused.gemm)
+    }
+}
+
+/// The elements of the largest matrix, if this rank can prepare products of it.
+pub(crate) fn check_most<F: Fusion>(
+    comm: &Communicator,
+    stream: &Stream,
+    [first, second]: [usize; 2],
+) -> Result<usize> {
+    require_context("the stream", stream.context(), comm.context())?;
+    match first.checked_mul(second) {
+        Some(0) | None => {
+            let [of_first, of_second] = F::MOST;
+            let what = if first == 0 || second == 0 { "no" } else { "too many" };
+            refuse(format!(
+                "a matrix of {of_first} = {first} by {of_second} = {second} has {what} elements"
+            ))
+        }
+        Some(elements) => Ok(elements),
+    }
+}
+
+/// Whether this rank's GPU has the kernels that exchange rounded products.
+pub(crate) fn is_hopper(comm: &Communicator) -> bool {
+    comm.context().limits().compute_capability == HOPPER
+}
+
+/// The matrices of a product, checked: they have the elements, and are of the operation's context.
+pub struct Operands<'a, F: Fusion> {
+    pub(crate) a: &'a DeviceSlice<bf16>,
+    pub(crate) b: &'a DeviceSlice<bf16>,
+    pub(crate) c: &'a F::C,
+    /// The buffers of A, B and C.
+    pub(crate) addresses: [u64; 3],
+    /// What only the plan that is not fused adds to a product.
+    pub(crate) added: Option<&'a Added<bf16>>,
+    pub(crate) extents: Extents,
+}
+
+impl<F: Fusion> Operands<'_, F> {
+    /// The matrices as kernels take them.
+    pub(crate) fn matrices(&self) -> Matrices {
+        Matrices::plain(self.addresses, self.extents)
+    }
+}
+
+/// A way to do the product and the collective in one kernel, and its memory, once it is prepared.
+pub trait Strategy<F: Fusion> {
+    /// Whether it is prepared, and does products of this shape.
+    fn supports(&self, on: &Base<F>, plan: F::Plan, extents: Extents) -> bool;
+
+    /// Loads the kernels and allocates their memory, the first time. *Collective*.
+    fn prepare(&self, on: &Base<F>, plan: F::Plan) -> Result<()>;
+
+    /// Enqueues a product.
+    ///
+    /// # Safety
+    ///
+    /// The plan [supports](Self::supports) the shape. The matrices begin at multiples of 16 bytes,
+    /// and stay allocated until the product has ended. Launches are ordered, and the same in all
+    /// ranks.
+    unsafe fn launch(&self, on: &Base<F>, plan: F::Plan, of: &Operands<'_, F>) -> Result<()>;
+}
+
+/// The collective of a [`FusedGemm`].
+pub trait Fusion: Sized {
+    /// How products are done.
+    type Plan: Copy + PartialEq + Debug + Display + FromStr;
+    /// The memory of C.
+    type C: Matrix;
+
+    /// The name of the operation.
+    const NAME: &'static str;
+    /// The names of the extents of the largest matrix that the ranks exchange.
+    const MOST: [&'static str; 2];
+    /// The plan of a product and a collective, one after the other.
+    const UNFUSED: Self::Plan;
+    /// Whether ranks may have different numbers of columns, on which no plan depends then.
+    const COLUMNS_DIFFER: bool = false;
+
+    /// Validates a shape.
+    fn extents(shape: [usize; 3]) -> Result<Extents> {
+        Extents::new(shape)
+    }
+
+    /// Returns the rows of A and of C that a rank has, if there is memory for a product.
+    fn rows(&self, on: &Base<Self>, extents: Extents) -> Result<[usize; 2]>;
+
+    /// Returns the strategy that does a plan; `None` for the one that is not fused.
+    fn strategy(&self, plan: Self::Plan) -> Option<&dyn Strategy<Self>>;
+
+    /// Enqueues the product and the collective, one after the other.
+    fn launch_unfused(
+        &self,
+        on: &Base<Self>,
+        by: &Unfused,
+        operands: &Operands<'_, Self>,
+    ) -> Result<()>;
+
+    /// Returns the plan of a shape for which none was chosen that can do it.
+    fn choose(&self, on: &Base<Self>, extents: Extents) -> Explanation<Self::Plan>;
+
+    /// Returns the plans that [`FusedGemm::measure`] times.
+    fn to_measure(
+        &self,
+        on: &Base<Self>,
+        extents: Extents,
+        expected: Self::Plan,
+    ) -> Result<Vec<Self::Plan>>;
+
+    /// Refuses a plan that the operation never has.
+    fn require(&self, _: &Base<Self>, _: Self::Plan) -> Result<()> {
+        Ok(())
+    }
+
+    /// Returns what `Debug` says.
+    fn describe(&self, on: &Base<Self>) -> String {
+        format!("{} ranks", on.comm.n_ranks())
+    }
+}
+
+/// Memory of a matrix.
+pub trait Matrix {
+    /// Returns the address of C with these rows and columns, if it has them and is of the
+    /// communicator.
+    fn address_of_c(&self, comm: &Communicator, rows: usize, columns: usize) -> Result<u64>;
+}
+
+impl Matrix for DeviceSlice<bf16> {
+    fn address_of_c(&self, comm: &Communicator, rows: usize, columns: usize) -> Result<u64> {
+        address(comm.context(), "C", self, rows, columns)
+    }
+}
+
+impl Matrix for Window<bf16> {
+    fn address_of_c(&self, comm: &Communicator, rows: usize, columns: usize) -> Result<u64> {
+        if !self.communicator().is(comm) {
+            return refuse("C is a window of another communicator".to_owned());
+        }
+        check_len("C", self.min_len(), rows, columns)?;
+        Ok(self.device_address())
+    }
+}
+
+/// What C may be: a window of [`GemmAllReduce`](crate::GemmAllReduce), which stores to all ranks,
+/// and any [`Buffer`] of the other operations.
+#[diagnostic::on_unimplemented(message = "`{Self}` is no memory for C of this operation")]
+pub trait Output<F: Fusion> {
+    /// Calls `run` with the memory.
+    fn with<R>(&self, run: impl FnOnce(&F::C) -> Result<R>) -> Result<R>;
+}
+
+impl<F: Fusion> FusedGemm<F> {
+    /// Returns how a product of `[m, n, k]` would be done, and why.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape that no product has.
+    pub fn explain(&self, shape: [usize; 3]) -> Result<Explanation<F::Plan>> {
+        Ok(self.decide(F::extents(shape)?))
+    }
+
+    /// Does all products that this plan can do by it, or by the plan of their shape again. Every
+    /// rank sets the same plan between the same products. *Collective*.
+    ///
+    /// The first time that a plan is needed, its workspace is allocated: the plans say how large it
+    /// is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a plan that needs other GPUs
+    /// or another number of ranks, or sends partial sums in another type;
+    /// [`DevCommError::SeveralLsaTeams`](devcomm_host::DevCommError::SeveralLsaTeams) where load
+    /// and store do not reach all ranks;
+    /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) for other GPUs; those of
+    /// loading kernels and of creating windows and a device communicator.
+    pub fn set_plan(&self, plan: Option<F::Plan>) -> Result<()> {
+        if let Some(plan) = plan {
+            self.fusion.require(&self.base, plan)?;
+            match self.fusion.strategy(plan) {
+                Some(strategy) => strategy.prepare(&self.base, plan)?,
+                None => self.base.prepare_unfused()?,
+            }
+        }
+        self.base.decisions.set(plan);
+        Ok(())
+    }
+
+    /// Lets plans that can read B before the previous kernels of the stream have ended: weights,
+    /// for instance, which no kernel writes.
+    ///
+    /// # Safety
+    ///
+    /// No kernel that may still run when a product is launched writes its B.
+    #[must_use]
+    pub unsafe fn with_constant_b(mut self) -> Self {
+        self.base.constant_b = true;
+        if let Some(unfused) = self.base.unfused.get_mut() {
+            unfused.gemm.constant_b = true;
+        }
+        self
+    }
+
+    /// Enqueues one product of `[m, n, k]`. Every rank calls it with the same shape (of
+    /// [`AllGatherGemm`](crate::AllGatherGemm) the same `m` and `k`) and the same window, if C is
+    /// in one, in the same order. Later work on the stream sees the whole result. Only work on this
+    /// stream may access `c` until the product has ended.
+    ///
+    /// A product fills the GPU: operations of other objects on other streams wait for it, or it for
+    /// them, in the order of the host's calls, which is the same on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements or
+    /// that ranks cannot share, buffers and windows that are too short, not aligned as the plan
+    /// needs them, or of another context or communicator, or a product that is too large for this
+    /// workspace; errors of the launch.
+    pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<()>
+    where
+        A: Buffer<Element = bf16>,
+        B: Buffer<Element = bf16>,
+        C: Output<F>,
+    {
+        let (a, b) = (a.device_slice(), b.device_slice());
+        c.with(|c| self.run(&self.operands([&a, &b], c, None, shape)?))
+    }
+
+    /// Checks the matrices.
+    pub(crate) fn operands<'a>(
+        &self,
+        [a, b]: [&'a DeviceSlice<bf16>; 2],
+        c: &'a F::C,
+        added: Option<&'a Added<bf16>>,
+        shape: [usize; 3],
+    ) -> Result<Operands<'a, F>> {
+        let (extents, [_, n, k], context) = (F::extents(shape)?, shape, self.base.context());
+        let [of_a, of_c] = self.fusion.rows(&self.base, extents)?;
+        let addresses = [
+            address(context, "A", a, of_a, k)?,
+            address(context, "B", b, n, k)?,
+            c.address_of_c(&self.base.comm, of_c, n)?,
+        ];
+        Ok(Operands { a, b, c, addresses, added, extents })
+    }
+
+    /// What the plan of a shape depends on, the same in all ranks.
+    fn key(extents: Extents) -> Extents {
+        if F::COLUMNS_DIFFER { extents.without_columns() } else { extents }
+    }
+
+    /// The plan of a shape, and why.
+    pub(crate) fn decide(&self, extents: Extents) -> Explanation<F::Plan> {
+        let key = Self::key(extents);
+        let can = |plan| match self.fusion.strategy(plan) {
+            Some(strategy) => strategy.supports(&self.base, plan, key),
+            None => self.base.unfused.get().is_some(),
+        };
+        self.base.decisions.of(key, can, || self.fusion.choose(&self.base, key))
+    }
+
+    /// Enqueues a product.
+    pub(crate) fn run(&self, operands: &Operands<'_, F>) -> Result<()> {
+        let base = &self.base;
+        if base.measures_first && operands.added.is_none() {
+            self.measure_first(operands)?;
+        }
+        let plan = match operands.added {
+            None => self.decide(operands.extents).plan,
+            Some(_) => F::UNFUSED,
+        };
+        let strategy = self.fusion.strategy(plan);
+        if strategy.is_some() && !are_aligned(operands.addresses) {
+            return refuse(format!("the plan `{plan}` needs A, B and C at multiples of 16 bytes"));
+        }
+        let _turn = base.order.begin(&base.stream)?;
+        match strategy {
+            // SAFETY: the plan was decided for the shape; memory that is dropped is freed after the
+            // work of the streams, and after the graphs. `order` lets launches follow each other.
+            Some(strategy) => unsafe { strategy.launch(base, plan, operands) },
+            None => self.fusion.launch_unfused(base, prepared(&base.unfused)?, operands),
+        }
+    }
+}
+
+impl<F: Fusion> Debug for FusedGemm<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}({})", F::NAME, self.fusion.describe(&self.base))
+    }
+}
+
+/// Prepares what is not prepared yet.
+pub(crate) fn prepare_once<T>(cell: &OnceCell<T>, new: impl FnOnce() -> Result<T>) -> Result<()> {
+    if cell.get().is_none() {
+        let _ = cell.set(new()?);
+    }
+    Ok(())
+}
+
+/// What was prepared.
+pub(crate) fn prepared<T>(cell: &OnceCell<T>) -> Result<&T> {
+    match cell.get() {
+        Some(prepared) => Ok(prepared),
+        None => refuse("the plan of the product is not prepared".to_owned()),
+    }
+}

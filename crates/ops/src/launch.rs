@@ -1,0 +1,35 @@
+//! Launches by code that is generic over kernels.
+
+use devcomm_host::{KernelsOn, LaunchConfig, Result};
+use devcomm_types::{Kernel, LaunchArgs, LaunchTarget};
+
+/// Launches a kernel.
+///
+/// # Safety
+///
+/// That of [`Launch::launch`](devcomm_types::Launch::launch).
+pub(crate) unsafe fn launch<K: Kernel, A: LaunchArgs<K::Args>>(
+    args: A,
+    config: LaunchConfig,
+    target: &KernelsOn<'_>,
+) -> Result<()> {
+    // SAFETY: the caller's contract.
+    unsafe { target.launch_kernel::<K, A>(config, args, false) }
+}
+
+/// A kernel that takes arguments of these types.
+pub trait Takes<A>: Kernel {
+    /// Launches the kernel.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Launch::launch`](devcomm_types::Launch::launch).
+    unsafe fn launch(args: A, config: LaunchConfig, target: &KernelsOn<'_>) -> Result<()>;
+}
+
+impl<K: Kernel, A: LaunchArgs<K::Args>> Takes<A> for K {
+    unsafe fn launch(args: A, config: LaunchConfig, target: &KernelsOn<'_>) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { launch::<K, A>(args, config, target) }
+    }
+}
