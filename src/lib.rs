@@ -19,7 +19,7 @@ pub use devcomm_ops::{
     GatheredProduct, Gemm, GemmAllReduce, GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput,
     GemmPlan, GemmReduceScatter, GemmReduceScatterPlan, GroupedElement, GroupedGemm, KERNELS,
     ParsePlanError, ParseWireError, Parts, Product, Returning, RowGroups, ScaledElement, Sent,
-    Tokens, TransposableElement, WITHOUT_PTX, Wire,
+    Tiling, Tokens, TransposableElement, WITHOUT_PTX, Wire,
 };
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel, Safe, Unsafe};

@@ -4,7 +4,7 @@ use devcomm::kernels::gemm::epilogue::FusedArgs;
 use devcomm::kernels::{self, gemm::gemm_mma as sizes};
 use devcomm::{
     Activation, Buffer, DeviceSlice, Element, F8E4M3, F8E5M2, Gemm, GemmElement, GemmOutput,
-    GemmPlan, KERNELS, LaunchConfig, Product, Rank, Result, ScaledElement, Simulation,
+    GemmPlan, KERNELS, LaunchConfig, Product, Rank, Result, ScaledElement, Simulation, Tiling,
 };
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::{Gpus, on_gpus};
@@ -335,7 +335,7 @@ fn every_plan_applies_bias_activation_and_residual() {
         // Few rows, whole and split over two and four blocks, and C of odd width. Which blocks load
         // together makes no difference.
         let differs = |plan: &GemmPlan| match plan {
-            GemmPlan::Swapped { rows, cluster, .. } => {
+            GemmPlan::Swapped(Tiling { rows, cluster, .. }) => {
                 *rows < 256 && cluster.across * cluster.down == 1
             }
             _ => true,

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use devcomm::kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
 use devcomm::{
     Activation, Buffer, Element, F8E4M3, F8E5M2, Gemm as Kernel, GemmElement, GemmOutput, GemmPlan,
-    SymmetricBuffer,
+    SymmetricBuffer, Tiling,
 };
 use devcomm_testing::gemm::Problem;
 use devcomm_testing::numbers::Number;
@@ -357,8 +357,8 @@ fn describe(plan: GemmPlan) -> String {
     let (rows, columns, blocks, split) = match plan {
         GemmPlan::Portable => (portable::TILE, portable::TILE, 1, None),
         GemmPlan::Wide => (wide::TILE_M, wide::TILE_N, wide::CLUSTER, None),
-        GemmPlan::Swapped { rows, columns, cluster, slices }
-        | GemmPlan::Unswapped { rows, columns, cluster, slices } => {
+        GemmPlan::Swapped(tiling) | GemmPlan::Unswapped(tiling) => {
+            let Tiling { rows, columns, cluster, slices } = tiling;
             let split = match (cluster.splits, slices) {
                 (1, 1) => None,
                 (1, slices) => Some(format!("{slices} summed in f32")),

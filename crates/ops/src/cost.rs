@@ -8,6 +8,7 @@ use devcomm_host::Result;
 use self::CollectiveKind::{AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter};
 use crate::Algorithm::{self, Lamport, Nccl};
 use crate::check::refuse;
+use crate::plan::names;
 
 /// A collective of which a [`CostModel`] knows what the ranks send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -103,20 +104,10 @@ const RAMP: [f64; 2] = [1024.0, 65536.0];
 /// default of `Collectives`.
 const ONE_STEP: usize = 4 << 20;
 
+names!(CollectiveKind: AllReduce "all-reduce" ReduceScatter "reduce-scatter" AllGather "all-gather"
+    AllToAll "all-to-all" Broadcast "broadcast");
+
 impl CollectiveKind {
-    const ALL: [(Self, &str); 5] = [
-        (AllReduce, "all-reduce"),
-        (ReduceScatter, "reduce-scatter"),
-        (AllGather, "all-gather"),
-        (AllToAll, "all-to-all"),
-        (Broadcast, "broadcast"),
-    ];
-
-    /// Returns the collective of this name, such as `all-reduce`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().find(|(_, known)| *known == name).map(|(kind, _)| *kind)
-    }
-
     /// Devcomm's kernels have the same costs for each of these: a reduction in one step or two, and
     /// an exchange. NCCL's algorithms differ.
     fn costs_as(self, algorithm: Algorithm) -> Self {
@@ -178,14 +169,6 @@ impl CollectiveKind {
             (Broadcast, _) => others * size,
             (ReduceScatter | AllGather | AllToAll, _) => others / ranks * size,
         }
-    }
-}
-
-/// Writes its name, such as `all-reduce`.
-impl fmt::Display for CollectiveKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::ALL.iter().find(|(kind, _)| kind == self);
-        f.write_str(name.map_or("", |(_, name)| name))
     }
 }
 

@@ -1,14 +1,10 @@
 //! The matrix product on one GPU, with the checks of its launches.
 
-mod added;
-mod blocks;
 mod element;
 mod grouped;
-mod hopper;
-mod measure;
+mod launches;
 mod model;
 mod plan;
-mod portable;
 mod product;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,22 +14,23 @@ use devcomm_kernels as kernels;
 use devcomm_types::{F8E4M3, Kernel};
 use half::bf16;
 
-pub use self::added::Activation;
-pub(crate) use self::added::{Added, address};
 pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 pub use self::grouped::{GroupedElement, GroupedGemm, RowGroups};
-use self::hopper::Prepared;
-pub(crate) use self::hopper::{
-    Matrices, division_args, map, resident, wide_grid, wide_maps, wide_pairs,
+use self::launches::Prepared;
+pub(crate) use self::launches::{
+    DivisionArgs, Matrices, division_args, map, resident, swapped_maps, wide_grid, wide_maps,
+    wide_pairs,
 };
 pub(crate) use self::model::Room;
-pub use self::plan::GemmPlan;
 pub(crate) use self::plan::{Candidates, clusters, measured};
-pub use self::product::Product;
+pub use self::plan::{GemmPlan, Tiling};
+pub use self::product::{Activation, Product};
+pub(crate) use self::product::{Added, address};
 use crate::KERNELS;
 use crate::check::refuse;
 use crate::decisions::Cache;
 use crate::extents::Extents;
+use crate::timing;
 use crate::tuned::Tuned;
 
 /// `C = A x B^T` on one GPU and one stream: owns the loaded kernel, and launches it.
@@ -131,7 +128,7 @@ impl Gemm {
             }
         };
         let slices = match &hopper {
-            Some(_) => Some(hopper::slice_memory(&compiled, stream.context())?),
+            Some(_) => Some(launches::slice_memory(&compiled, stream.context())?),
             None => None,
         };
         let tuned = Mutex::new(Tuned::new(stream.context(), "gemm", 1)?);
@@ -174,7 +171,10 @@ impl Gemm {
     ///
     /// As [`plan`](Self::plan).
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmPlan>> {
-        let extents = Extents::new(shape)?;
+        self.plans_of(Extents::new(shape)?)
+    }
+
+    fn plans_of(&self, extents: Extents) -> Result<Vec<GemmPlan>> {
         let [.., k] = extents.array();
         let mut plans = Vec::new();
         if let Some(name) = self.hopper.as_deref().filter(|_| k.is_multiple_of(8)) {
@@ -196,10 +196,7 @@ impl Gemm {
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a plan that is not one of
     /// [`plans`](Self::plans); those of it.
     pub fn set_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
-        if !self.plans(shape)?.contains(&plan) {
-            return refuse(format!("the plan `{plan}` is none for {shape:?} on this GPU"));
-        }
-        self.select(Extents::new(shape)?, plan).map(drop)
+        self.set(shape, plan).map(drop)
     }
 
     /// Sets the plan as [`set_plan`](Self::set_plan) does, and keeps the plan in the cache folder:
@@ -210,9 +207,68 @@ impl Gemm {
     ///
     /// Those of [`set_plan`](Self::set_plan).
     pub fn keep_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
-        self.set_plan(shape, plan)?;
-        self.tuned().keep(Extents::new(shape)?, plan);
+        let extents = self.set(shape, plan)?;
+        self.tuned().keep(extents, plan);
         Ok(())
+    }
+
+    fn set(&self, shape: [usize; 3], plan: GemmPlan) -> Result<Extents> {
+        let extents = Extents::new(shape)?;
+        if !self.plans_of(extents)?.contains(&plan) {
+            return refuse(format!("the plan `{plan}` is none for {shape:?} on this GPU"));
+        }
+        self.select(extents, plan)?;
+        Ok(extents)
+    }
+
+    /// Times those [`plans`](Self::plans) of this shape that the model expects to take at most half
+    /// as long again as its first, and the one of a table, and computes products of bf16 in bf16 of
+    /// the shape by the fastest from now on. Each is launched 17 times, and the promising ones 48
+    /// times more, as [`launch`](Self::launch) with these buffers, of which the L2 cache keeps what
+    /// it can. The expected plan is kept if none is faster by more than 2 %. Plans add in different
+    /// orders: the last bits of C may depend on the choice. The plan is kept in the cache folder:
+    /// it is that of shapes that are in no table, for every `Gemm` that is made later.
+    ///
+    /// # Errors
+    ///
+    /// As [`launch`](Self::launch).
+    pub fn measure<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<GemmPlan>
+    where
+        A: Buffer<Element = bf16>,
+        B: Buffer<Element = bf16>,
+        C: Buffer<Element = bf16>,
+    {
+        self.stream.context().refuse_capturing("Gemm::measure is called")?;
+        let extents = Extents::new(shape)?;
+        let (before, mut plans) = (self.plan_of(extents)?, Vec::new());
+        for plan in self.likely(extents)? {
+            if self.prepare_plan::<bf16, bf16>(plan, extents)?.is_some() {
+                plans.push(plan);
+            }
+        }
+        let expected = plans.first().copied().unwrap_or(before);
+        let chosen = timing::fastest(
+            &self.stream,
+            &plans,
+            expected,
+            |plan| self.select(extents, plan).map(drop),
+            || self.launch(a, b, c, shape),
+            Ok,
+        );
+        self.select(extents, *chosen.as_ref().unwrap_or(&before))?;
+        chosen.inspect(|plan| self.tuned().keep(extents, *plan))
+    }
+
+    /// The plans that may be the fastest, the expected one first.
+    pub(crate) fn likely(&self, extents: Extents) -> Result<Vec<GemmPlan>> {
+        let [.., k] = extents.array();
+        let Some(name) = self.hopper.as_deref().filter(|_| k.is_multiple_of(8)) else {
+            return Ok(vec![GemmPlan::Portable]);
+        };
+        let measured = measured(name, extents);
+        let candidates = Candidates::new(extents, self.room()?);
+        let others = candidates.likely().filter(|plan| Some(*plan) != measured);
+        Ok(measured.into_iter().chain(others).collect())
     }
 
     /// Whether the GPU has room for the plan, or it is the portable one.
@@ -270,7 +326,7 @@ impl Gemm {
 
     /// Returns the room of a GPU of the Hopper family.
     fn room(&self) -> Result<Room> {
-        hopper::room(&self.compiled, self.stream.context())
+        launches::room(&self.compiled, self.stream.context())
     }
 
     fn prepare_plan<T: GemmElement, O: GemmOutput<T>>(
@@ -279,7 +335,7 @@ impl Gemm {
         extents: Extents,
     ) -> Result<Option<Prepared>> {
         let (context, shape) = (self.stream.context(), extents.array());
-        hopper::prepare::<T, O>(&self.compiled, context, plan, shape)
+        launches::prepare::<T, O>(&self.compiled, context, plan, shape)
     }
 
     /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and
@@ -323,7 +379,7 @@ impl Gemm {
                     let slices = self.slices.as_ref();
                     prepared.launch::<T, O>(compiled, stream, matrices, self.constant_b, slices)
                 }
-                None => portable::launch::<T, O>(compiled, stream, matrices),
+                None => launches::launch_portable::<T, O>(compiled, stream, matrices),
             }
         }
     }

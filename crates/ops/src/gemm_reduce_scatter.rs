@@ -18,6 +18,7 @@ use crate::fused::{
 use crate::gemm::{Added, Matrices, wide_maps};
 use crate::gemm_allreduce::{MIN_WAVES, waves};
 use crate::lamport::LamportMemory;
+use crate::launch::Takes;
 use crate::plan::plan_text;
 use crate::{Explanation, KERNELS};
 
@@ -195,19 +196,14 @@ impl Strategy<Self> for ReduceScatter {
         let WideKernel { compiled, dev_comm, memory, .. } = wide;
         let LamportMemory { slots, state, capacity } = memory;
         let target = compiled.on(&on.stream);
-        macro_rules! launch {
-            ($kernel:ident) => {{
-                let product = $kernel::args(
-                    dev_comm, a, b, map, product, c, slots, state, *capacity, m, n, k,
-                );
-                // SAFETY: the caller's contract; the workspace is as the kernels need it.
-                unsafe { product.config(config).launch(&target) }
-            }};
-        }
-        match ranks {
-            2 => launch!(OfTwo),
-            4 => launch!(OfFour),
-            _ => launch!(OfEight),
+        let args = (dev_comm, a, b, map, product, c, slots, state, *capacity, m, n, k);
+        // SAFETY: the caller's contract; the workspace is as the kernels need it.
+        unsafe {
+            match ranks {
+                2 => OfTwo::launch(args, config, &target),
+                4 => OfFour::launch(args, config, &target),
+                _ => OfEight::launch(args, config, &target),
+            }
         }
     }
 }

@@ -3,20 +3,6 @@
 use devcomm_host::{KernelsOn, LaunchConfig, Result};
 use devcomm_types::{Kernel, LaunchArgs, LaunchTarget};
 
-/// Launches a kernel.
-///
-/// # Safety
-///
-/// That of [`Launch::launch`](devcomm_types::Launch::launch).
-pub(crate) unsafe fn launch<K: Kernel, A: LaunchArgs<K::Args>>(
-    args: A,
-    config: LaunchConfig,
-    target: &KernelsOn<'_>,
-) -> Result<()> {
-    // SAFETY: the caller's contract.
-    unsafe { target.launch_kernel::<K, A>(config, args, false) }
-}
-
 /// A kernel that takes arguments of these types.
 pub trait Takes<A>: Kernel {
     /// Launches the kernel.
@@ -30,6 +16,6 @@ pub trait Takes<A>: Kernel {
 impl<K: Kernel, A: LaunchArgs<K::Args>> Takes<A> for K {
     unsafe fn launch(args: A, config: LaunchConfig, target: &KernelsOn<'_>) -> Result<()> {
         // SAFETY: the caller's contract.
-        unsafe { launch::<K, A>(args, config, target) }
+        unsafe { target.launch_kernel::<K, A>(config, args, false) }
     }
 }

@@ -32,7 +32,6 @@ mod fused;
 mod gemm;
 mod gemm_allreduce;
 mod gemm_reduce_scatter;
-mod gpus;
 mod lamport;
 mod launch;
 mod plan;
@@ -53,7 +52,7 @@ pub use self::expert_parallel::{
 pub use self::fused::FusedGemm;
 pub use self::gemm::{
     Activation, Gemm, GemmElement, GemmOutput, GemmPlan, GroupedElement, GroupedGemm, Product,
-    RowGroups, ScaledElement, TransposableElement,
+    RowGroups, ScaledElement, Tiling, TransposableElement,
 };
 pub use self::gemm_allreduce::{
     GemmAllReduce, GemmAllReducePlan, GemmOptions, ParseWireError, Wire,

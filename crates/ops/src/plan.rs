@@ -18,6 +18,13 @@ impl<P: fmt::Display> fmt::Display for Explanation<P> {
     }
 }
 
+/// The names of GPUs that plans were measured on. Other cards of the same chip have other names:
+/// fewer multiprocessors, other clocks or another link between them. This is the H100 with SXM5 and
+/// HBM3.
+pub(crate) const H100: &str = "NVIDIA H100 80GB HBM3";
+/// The H200 with SXM5.
+pub(crate) const H200: &str = "NVIDIA H200";
+
 /// The text is not a plan's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no plan: {forms}")]
@@ -88,10 +95,9 @@ macro_rules! plan_text {
             }
 
             fn fields(&self) -> (&'static str, Vec<$crate::plan::Field>) {
-                let name = match self {
-                    $(Self::$variant => $name,)*
-                };
-                (name, Vec::new())
+                match self {
+                    $(Self::$variant => ($name, Vec::new()),)*
+                }
             }
         }
 
@@ -115,3 +121,32 @@ macro_rules! plan_text {
 }
 
 pub(crate) use plan_text;
+
+/// Implements `from_name` and `Display` for an enum, by the names of its variants.
+macro_rules! names {
+    ($type:ident: $($variant:ident $name:literal)*) => {
+        impl $type {
+            /// Returns the one of this name, as `Display` writes it.
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name {
+                    $($name => Some(Self::$variant),)*
+                    _ => None,
+                }
+            }
+
+            fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+
+        impl ::std::fmt::Display for $type {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+pub(crate) use names;

@@ -32,7 +32,7 @@ pub fn gemm_wgmma(gpu: &Gpu<'_>) -> Result<()> {
 
 pub fn gemm_swapped(gpu: &Gpu<'_>) -> Result<()> {
     let splits =
-        |plan: &GemmPlan| matches!(plan, GemmPlan::Swapped { cluster, .. } if cluster.splits == 2);
+        |plan: &GemmPlan| matches!(plan, GemmPlan::Swapped(tiling) if tiling.cluster.splits == 2);
     products(gpu, [16, 264, 648], splits)
 }
 

@@ -9,6 +9,7 @@ use super::plan::threads;
 use super::{Algorithm, CollectivePlan, Collectives, PLAIN, Request, Workspace};
 use crate::check::refuse;
 use crate::lamport::LamportMemory;
+use crate::launch::Takes;
 
 /// The part of a buffer that belongs to each rank, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +92,7 @@ impl Collectives {
         self.compare_counts::<S::Element>([sent, received], number, longest)?;
         let _turn = self.begin(stream)?;
         let Workspace {
-            dev_comm,
+            dev_comm: comm,
             options,
             memory: LamportMemory { slots, state, capacity },
             offers,
@@ -99,30 +100,18 @@ impl Collectives {
             ..
         } = workspace;
         let [input, output] = [send, recv].map(|side| side.slice.device_address());
-        let [sent_bytes, received_bytes] = [send, recv].map(Side::bytes);
+        let [from, to] = [send, recv].map(Side::bytes);
         let offer = |(window, at): &(Window<u8>, usize)| {
             exchange::Target::offer(window.number() as usize, *at)
         };
         let (first, target) = (window.as_ref().map_or(0, offer), self.compiled.on(stream));
-        let launch = kernels::lamport_exchange_v::args(
-            dev_comm,
-            slots,
-            state,
-            *capacity,
-            used,
-            longest,
-            input,
-            output,
-            sent_bytes,
-            received_bytes,
-            first,
-            offers,
-        );
+        let args =
+            (comm, slots, state, *capacity, used, longest, input, output, from, to, first, offers);
         // The grid differs from the peers', whose blocks are therefore to run at the same time.
         let config = options.config(CollectivePlan { algorithm: Algorithm::Push, ..plan });
         // SAFETY: the parts are within the buffers; dropping one waits for the stream. The
         // workspace is as the kernel needs it, and the launches that use it are ordered.
-        unsafe { launch.config(config).launch(&target) }?;
+        unsafe { kernels::lamport_exchange_v::launch(args, config, &target) }?;
         if is_long(send.size(me)) {
             stream.copy(&send.part(me)?, &recv.part(me)?)?;
         }
@@ -135,25 +124,12 @@ impl Collectives {
             Some((output, _)) => {
                 let bytes = std::array::from_fn(|rank| output.len_of(rank).unwrap_or(0));
                 let room = exchange::Target { number: output.number() as usize, bytes };
-                let launch = kernels::push_exchange_v::args(
-                    dev_comm,
-                    input,
-                    &output,
-                    room,
-                    longest,
-                    sent_bytes,
-                    received_bytes,
-                    offers,
-                    arrived,
-                );
+                let args = (comm, input, &output, room, longest, from, to, offers, arrived);
                 let threads = options.threads(room::PUSH_EXCHANGE_V);
-                let config = options.config(CollectivePlan {
-                    algorithm: Algorithm::Push,
-                    blocks: options.blocks(),
-                    threads,
-                });
+                let (algorithm, blocks) = (Algorithm::Push, options.blocks());
+                let config = options.config(CollectivePlan { algorithm, blocks, threads });
                 // SAFETY: as above.
-                unsafe { launch.config(config).launch(&target) }
+                unsafe { kernels::push_exchange_v::launch(args, config, &target) }
             }
         }
     }

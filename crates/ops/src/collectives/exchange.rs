@@ -10,7 +10,7 @@ use super::{Algorithm, Collectives, INVALID, PLAIN, Request, Workspace};
 use crate::CollectiveKind;
 use crate::check::refuse;
 use crate::lamport::LamportMemory;
-use crate::launch::launch;
+use crate::launch::Takes;
 
 /// The ranks that get a part, and which one.
 #[derive(Clone, Copy, Debug)]
@@ -115,20 +115,20 @@ impl Collectives {
 
     /// Launches a kernel, or returns whether NCCL has to do it.
     fn is_left_to_nccl<T: Element>(&self, exchange: &Exchange<T>, stream: &Stream) -> Result<bool> {
-        let Exchange { send, recv, .. } = exchange;
-        let Some((workspace, plan)) = self.kernel(&self.request_exchange(exchange)) else {
+        let Exchange { pattern, send, recv } = exchange;
+        let (request, count, name) = (self.request_exchange(exchange), recv.len(), T::NAME);
+        let terms = || format!("{pattern:?} of {count} {name}");
+        let Some((workspace, plan, _turn)) =
+            self.start(&request, send.as_ref(), recv, stream, terms)?
+        else {
             return Ok(true);
         };
         let Workspace {
             dev_comm, options, memory: LamportMemory { slots, state, capacity }, ..
         } = workspace;
-        self.require_own(send.as_ref(), recv, stream)?;
         let messages = exchange.messages(self.communicator.n_ranks());
         let mut input = send.as_ref().map_or(0, DeviceSlice::device_address);
         let (target, config) = (self.compiled.on(stream), options.config(plan));
-        let (pattern, count, name) = (exchange.pattern, recv.len(), T::NAME);
-        self.compare(Some(plan), || format!("{pattern:?} of {count} {name}"))?;
-        let _turn = self.begin(stream)?;
         if plan.algorithm == Algorithm::Lamport {
             let output = recv.device_address();
             let args = (dev_comm, slots, state, *capacity, input, output, messages);
@@ -137,9 +137,9 @@ impl Collectives {
             unsafe {
                 type Vector = lamport_exchange::Vector;
                 match (input | output | messages.bytes as u64).trailing_zeros() {
-                    4.. => launch::<kernels::lamport_exchange<Vector>, _>(args, config, &target),
-                    2.. => launch::<kernels::lamport_exchange<u32>, _>(args, config, &target),
-                    _ => launch::<kernels::lamport_exchange<u8>, _>(args, config, &target),
+                    4.. => kernels::lamport_exchange::<Vector>::launch(args, config, &target),
+                    2.. => kernels::lamport_exchange::<u32>::launch(args, config, &target),
+                    _ => kernels::lamport_exchange::<u8>::launch(args, config, &target),
                 }?;
             }
         } else {

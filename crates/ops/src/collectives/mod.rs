@@ -20,13 +20,11 @@ macro_rules! of_floats {
     };
 }
 
-mod all_reduce;
 mod all_to_all_v;
 mod call;
 mod exchange;
 mod plan;
-mod reduce_scatter;
-mod reduction;
+mod reduce;
 mod rmsnorm;
 
 use std::cell::Cell;
@@ -40,12 +38,11 @@ use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::push_allreduce;
 use devcomm_types::{Element, Kernel};
 
-use self::all_reduce::most_pushed;
 pub use self::all_to_all_v::Parts;
 pub use self::call::Collective;
 pub use self::plan::{Algorithm, CollectivePlan};
 use self::plan::{Grid, Request, Table};
-use self::reduction::Reducing;
+use self::reduce::{Reducing, most_pushed};
 use crate::agree::{hash, is_single_lsa_team, or_default};
 use crate::check::{refuse, require_context};
 use crate::lamport::LamportMemory;
@@ -374,6 +371,22 @@ impl Collectives {
             Some(plan) => format!("{} by {plan}", terms()),
             None => terms(),
         })
+    }
+
+    /// Begins the operation of a kernel, once its buffers are checked and, in a checked world,
+    /// its terms compared; `None` if NCCL does it.
+    fn start<T>(
+        &self,
+        request: &Request,
+        send: Option<&DeviceSlice<T>>,
+        recv: &DeviceSlice<T>,
+        stream: &Stream,
+        terms: impl FnOnce() -> String,
+    ) -> Result<Option<(&Workspace, CollectivePlan, Turn<'_>)>> {
+        let Some((workspace, plan)) = self.kernel(request) else { return Ok(None) };
+        self.require_own(send, recv, stream)?;
+        self.compare(Some(plan), terms)?;
+        Ok(Some((workspace, plan, self.begin(stream)?)))
     }
 
     /// Fails unless the stream and the buffers are of the communicator's context.

@@ -1,11 +1,8 @@
 //! How a collective is done, and why: by a table of measurements, or by a model.
 
-use std::fmt;
-
 use devcomm_host::DataType;
 
-use crate::gpus::{H100, H200};
-use crate::plan::{Field, PlanText, plan_text};
+use crate::plan::{Field, H100, H200, PlanText, names, plan_text};
 use crate::{CollectiveKind, Explanation};
 
 /// How a collective is done.
@@ -22,24 +19,7 @@ pub enum Algorithm {
     Nccl,
 }
 
-impl Algorithm {
-    const ALL: [(Self, &str); 4] = [
-        (Self::Lamport, "lamport"),
-        (Self::Push, "push"),
-        (Self::Pull, "pull"),
-        (Self::Nccl, "nccl"),
-    ];
-
-    fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(algorithm, _)| *algorithm == self).map_or("", |(_, name)| name)
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+names!(Algorithm: Lamport "lamport" Push "push" Pull "pull" Nccl "nccl");
 
 /// An algorithm with its grid. As text: `lamport:16x128` has 16 blocks of 128 threads; `nccl` has
 /// no grid.
@@ -65,7 +45,7 @@ impl PlanText for CollectivePlan {
         "nccl, or lamport, push or pull with a grid, such as lamport:16x128";
 
     fn from_fields(name: &str, fields: &[Field]) -> Option<Self> {
-        let (algorithm, _) = *Algorithm::ALL.iter().find(|(_, known)| *known == name)?;
+        let algorithm = Algorithm::from_name(name)?;
         match (algorithm, fields) {
             (Algorithm::Nccl, []) => Some(Self::NCCL),
             (Algorithm::Nccl, _) => None,

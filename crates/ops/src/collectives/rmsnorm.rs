@@ -11,7 +11,7 @@ use super::{
 };
 use crate::check::{check_buffer, check_len, refuse, require_context};
 use crate::lamport::LamportMemory;
-use crate::launch::launch;
+use crate::launch::Takes;
 
 /// The most bytes of a row that a cluster keeps in registers.
 const MAX_ROW: usize = 16 * (MAX_THREADS * MAX_CLUSTER) as usize;
@@ -251,13 +251,13 @@ impl Collectives {
                         dev_comm, slots, state, *capacity, input_at, residual, weight, output_at,
                         quantised, tokens, hidden, eps,
                     );
-                    launch::<kernels::lamport_rmsnorm<Float>, _>(args, config, &target)
+                    kernels::lamport_rmsnorm::<Float>::launch(args, config, &target)
                 }
                 None if self.is_older => {
                     let args = (output_at, residual, weight, output_at, quantised, hidden, eps);
                     let threads = (row as u32).div_ceil(16 * rmsnorm_block::VECTORS as u32);
                     let config = LaunchConfig::new(tokens, threads.next_multiple_of(32));
-                    launch::<kernels::rmsnorm_block<Float>, _>(args, config, &target)
+                    kernels::rmsnorm_block::<Float>::launch(args, config, &target)
                 }
                 None => {
                     let args =
@@ -268,7 +268,7 @@ impl Collectives {
                         1 => config,
                         _ => options.independent(plan).with_cluster(cluster),
                     };
-                    launch::<kernels::rmsnorm<Float>, _>(args, config, &target)
+                    kernels::rmsnorm::<Float>::launch(args, config, &target)
                 }
             }
         })

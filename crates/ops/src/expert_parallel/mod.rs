@@ -18,7 +18,7 @@ use devcomm_host::{
 use devcomm_kernels as kernels;
 use devcomm_kernels::expert_parallel::shape::ShapeArgs;
 use devcomm_kernels::expert_parallel::{Faults, Shape, Steps};
-use devcomm_types::{Kernel, LaunchArgs};
+use devcomm_types::Kernel;
 use half::bf16;
 
 use self::form::{Form, Launch, Outputs, Source};
@@ -31,7 +31,7 @@ use self::throughput::Throughput;
 use crate::KERNELS;
 use crate::agree::or_default;
 use crate::check::{check_buffer, check_len, refuse, require_context};
-use crate::launch::launch;
+use crate::launch::Takes;
 
 /// Expert parallelism on a communicator of up to 64 ranks that load and store reach, or of several
 /// LSA teams: owns the kernels and their memory, and launches them. 2, 4 and 8 ranks of one team
@@ -461,15 +461,15 @@ impl ExpertParallel {
     ///
     /// # Safety
     ///
-    /// That of [`launch`].
-    unsafe fn launch<K: Kernel, A: LaunchArgs<K::Args>>(
+    /// That of [`Takes::launch`].
+    unsafe fn launch<K: Takes<A>, A>(
         &self,
         args: A,
         config: LaunchConfig,
         stream: &Stream,
     ) -> Result<()> {
         // SAFETY: the caller's contract.
-        unsafe { launch::<K, A>(args, config, &self.compiled.on(stream)) }
+        unsafe { K::launch(args, config, &self.compiled.on(stream)) }
     }
 
     /// Orders a launch after the others.

@@ -5,8 +5,8 @@ use devcomm_kernels as kernels;
 use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-use super::added::EpilogueArgs;
-use super::hopper::Matrices;
+use super::launches::Matrices;
+use super::product::EpilogueArgs;
 use crate::check::refuse;
 use crate::launch::Takes;
 

@@ -10,9 +10,9 @@ use devcomm_types::Kernel;
 use half::{bf16, f16};
 
 use super::GemmPlan;
-use super::added::{Activation, Added, EpilogueArgs, address};
 use super::element::TransposableElement;
-use super::hopper::{Matrices, map};
+use super::launches::{Matrices, map};
+use super::product::{Activation, Added, EpilogueArgs, address};
 use crate::KERNELS;
 use crate::check::refuse;
 use crate::extents::Extents;

@@ -3,8 +3,8 @@
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
 use devcomm_kernels::gemm::gemm_wgmma;
 
-use super::hopper::form;
-use super::plan::GemmPlan;
+use super::launches::form;
+use super::plan::{GemmPlan, Tiling};
 
 /// How many clusters of 1, 2, 4 and 8 blocks of `gemm_swapped` run on a GPU at the same time. A
 /// cluster runs within one part of the GPU: larger ones leave multiprocessors unused, and how many
@@ -29,15 +29,6 @@ impl Room {
         };
         f64::from(clusters.max(1))
     }
-}
-
-/// The tiles of a product by `gemm_swapped`, or of the transposed one by `gemm_unswapped`.
-pub(super) struct Tiles {
-    pub(super) rows: u32,
-    pub(super) columns: u32,
-    pub(super) cluster: Cluster,
-    pub(super) slices: u32,
-    pub(super) shape: [u32; 3],
 }
 
 /// The rounds in which the clusters of `gemm_swapped` compute what they compute together, of tiles
@@ -77,7 +68,7 @@ impl Rounds {
 pub(super) fn exchange(plan: GemmPlan, [m, n, _]: [u32; 3], room: Room) -> f64 {
     /// The cost of an element of C.
     const ELEMENT: f64 = 0.3;
-    let GemmPlan::Swapped { rows, columns, cluster, .. } = plan else { return 0.0 };
+    let GemmPlan::Swapped(Tiling { rows, columns, cluster, .. }) = plan else { return 0.0 };
     let Rounds { full, rest, split, .. } =
         Rounds::of([rows, columns], cluster, [m, n].map(f64::from), room);
     let last = if split > 0.0 { split / f64::from(cluster.splits) } else { rest.min(1.0) };
@@ -101,10 +92,10 @@ const ROUND: f64 = 440.0;
 pub(super) fn clocks(plan: GemmPlan, shape: [u32; 3], room: Room) -> f64 {
     /// How many times as long as by its limits an unswapped product takes.
     const UNSWAPPED: f64 = 1.028;
-    let factor = if matches!(plan, GemmPlan::Unswapped { .. }) { UNSWAPPED } else { 1.0 };
+    let factor = if matches!(plan, GemmPlan::Unswapped(_)) { UNSWAPPED } else { 1.0 };
     match plan.swapped(shape) {
-        Some(tiles) => match in_flight(plan, &tiles, room) {
-            Some(steps) => factor * tiled(&tiles, f64::from(steps), room),
+        Some((tiling, shape)) => match in_flight(plan, tiling, shape, room) {
+            Some(steps) => factor * tiled(tiling, shape, f64::from(steps), room),
             None => f64::INFINITY,
         },
         None if plan == GemmPlan::Wide => wide(shape, room),
@@ -113,10 +104,10 @@ pub(super) fn clocks(plan: GemmPlan, shape: [u32; 3], room: Room) -> f64 {
 }
 
 /// The steps that a block loads at the same time, if the plan is possible.
-fn in_flight(plan: GemmPlan, tiles: &Tiles, room: Room) -> Option<u32> {
+fn in_flight(plan: GemmPlan, tiling: Tiling, shape: [u32; 3], room: Room) -> Option<u32> {
     /// The dynamic shared memory of a block on Hopper.
     const SHARED: u32 = 226 << 10;
-    let &Tiles { rows, columns, cluster, slices, shape } = tiles;
+    let Tiling { rows, columns, cluster, slices } = tiling;
     let form = form(plan, (rows, columns))?;
     let clusters = room.clusters(cluster.blocks()) as u32;
     let (division, ..) = (form.divide)(shape, cluster, slices, clusters, SHARED)?;
@@ -174,7 +165,8 @@ fn wide([m, n, k]: [u32; 3], room: Room) -> f64 {
 /// [`clocks`] of plans with tiles of [`gemm_swapped`](devcomm_kernels::gemm::gemm_swapped), of
 /// which a block loads so many steps at the same time.
 fn tiled(
-    &Tiles { rows, columns, cluster, slices, shape: [m, n, k] }: &Tiles,
+    Tiling { rows, columns, cluster, slices }: Tiling,
+    [m, n, k]: [u32; 3],
     in_flight: f64,
     room: Room,
 ) -> f64 {

@@ -3,11 +3,10 @@
 use devcomm_kernels::gemm::gemm_swapped;
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
 
-use super::hopper::form;
-use super::model::{Room, Rounds, Tiles, clocks, exchange};
+use super::launches::form;
+use super::model::{Room, Rounds, clocks, exchange};
 use crate::extents::Extents;
-use crate::gpus::{H100, H200};
-use crate::plan::{Field, PlanText, plan_text};
+use crate::plan::{Field, H100, H200, PlanText, plan_text};
 use crate::tuned::parse_entry;
 
 /// How a product is computed.
@@ -19,28 +18,32 @@ pub enum GemmPlan {
     /// `gemm_wgmma`: on Hopper, tiles of 128 x 256.
     Wide,
     /// `gemm_swapped`: on Hopper, for few rows.
-    Swapped {
-        /// Rows of a tile of C.
-        rows: u32,
-        /// Columns of a tile of C.
-        columns: u32,
-        /// The blocks of a cluster.
-        cluster: Cluster,
-        /// The clusters that compute a tile together, each a part of the sums, which are added
-        /// through the GPU's memory.
-        slices: u32,
-    },
+    Swapped(Tiling),
     /// `gemm_unswapped`: on Hopper, for few columns.
-    Unswapped {
-        /// Rows of a tile of C.
-        rows: u32,
-        /// Columns of a tile of C.
-        columns: u32,
-        /// The blocks of a cluster.
-        cluster: Cluster,
-        /// The slices, as in [`GemmPlan::Swapped`].
-        slices: u32,
-    },
+    Unswapped(Tiling),
+}
+
+/// The tiles of C that a kernel computes, and the blocks that share them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tiling {
+    /// Rows of a tile of C.
+    pub rows: u32,
+    /// Columns of a tile of C.
+    pub columns: u32,
+    /// The blocks of a cluster.
+    pub cluster: Cluster,
+    /// The clusters that compute a tile together, each a part of the sums, which are added through
+    /// the GPU's memory.
+    pub slices: u32,
+}
+
+impl Tiling {
+    /// That of the transposed product.
+    fn transposed(self) -> Self {
+        let Self { rows, columns, cluster: Cluster { splits, across, down }, slices } = self;
+        let cluster = Cluster { splits, across: down, down: across };
+        Self { rows: columns, columns: rows, cluster, slices }
+    }
 }
 
 impl GemmPlan {
@@ -51,30 +54,23 @@ impl GemmPlan {
 
     /// What [`gemm_swapped`] is asked for, of this shape: of an unswapped product the transposed
     /// one.
-    pub(super) fn swapped(self, [m, n, k]: [u32; 3]) -> Option<Tiles> {
+    pub(super) fn swapped(self, [m, n, k]: [u32; 3]) -> Option<(Tiling, [u32; 3])> {
         match self {
-            Self::Swapped { rows, columns, cluster, slices } => {
-                Some(Tiles { rows, columns, cluster, slices, shape: [m, n, k] })
-            }
-            Self::Unswapped { rows, columns, cluster, slices } => {
-                let cluster = transposed(cluster);
-                Some(Tiles { rows: columns, columns: rows, cluster, slices, shape: [n, m, k] })
-            }
+            Self::Swapped(tiling) => Some((tiling, [m, n, k])),
+            Self::Unswapped(tiling) => Some((tiling.transposed(), [n, m, k])),
             Self::Portable | Self::Wide => None,
         }
     }
 
     /// The plan, swapped or not, for which [`gemm_swapped`] has these tiles.
     fn of(is_swapped: bool, (rows, columns): (u32, u32), cluster: Cluster, slices: u32) -> Self {
-        if is_swapped {
-            return Self::Swapped { rows, columns, cluster, slices };
-        }
-        Self::Unswapped { rows: columns, columns: rows, cluster: transposed(cluster), slices }
+        let tiling = Tiling { rows, columns, cluster, slices };
+        if is_swapped { Self::Swapped(tiling) } else { Self::Unswapped(tiling.transposed()) }
     }
 
     /// Whether there is a kernel for it, which has tiles.
     fn is_known(self) -> bool {
-        self.swapped([1; 3]).is_some_and(|Tiles { rows, columns, cluster, slices, .. }| {
+        self.swapped([1; 3]).is_some_and(|(Tiling { rows, columns, cluster, slices }, _)| {
             let tile = (rows, columns);
             let divides = slices == 1 || (2..=MOST_SLICES).contains(&slices) && cluster.splits == 1;
             divides && form(self, tile).is_some() && clusters(tile).any(|known| known == cluster)
@@ -84,11 +80,6 @@ impl GemmPlan {
 
 /// The most slices of a tile.
 const MOST_SLICES: u32 = 8;
-
-/// The cluster of the transposed product.
-fn transposed(Cluster { splits, across, down }: Cluster) -> Cluster {
-    Cluster { splits, across: down, down: across }
-}
 
 plan_text!(GemmPlan);
 
@@ -109,26 +100,23 @@ impl PlanText for GemmPlan {
             _ => return None,
         };
         let cluster = Cluster { splits, across, down };
+        let tiling = Tiling { rows, columns, cluster, slices };
         let plan = match name {
-            "swapped" => Self::Swapped { rows, columns, cluster, slices },
-            "unswapped" => Self::Unswapped { rows, columns, cluster, slices },
+            "swapped" => Self::Swapped(tiling),
+            "unswapped" => Self::Unswapped(tiling),
             _ => return None,
         };
         plan.is_known().then_some(plan)
     }
 
     fn fields(&self) -> (&'static str, Vec<Field>) {
-        let (name, rows, columns, cluster, slices) = match *self {
+        let (name, tiling) = match *self {
             Self::Portable => return ("portable", Vec::new()),
             Self::Wide => return ("wide", Vec::new()),
-            Self::Swapped { rows, columns, cluster, slices } => {
-                ("swapped", rows, columns, cluster, slices)
-            }
-            Self::Unswapped { rows, columns, cluster, slices } => {
-                ("unswapped", rows, columns, cluster, slices)
-            }
+            Self::Swapped(tiling) => ("swapped", tiling),
+            Self::Unswapped(tiling) => ("unswapped", tiling),
         };
-        let Cluster { splits, across, down } = cluster;
+        let Tiling { rows, columns, cluster: Cluster { splits, across, down }, slices } = tiling;
         let mut fields = vec![(rows, Some(columns)), (splits, None)];
         if across * down * slices > 1 {
             fields.push((across, Some(down)));
@@ -231,9 +219,9 @@ impl Candidates {
         const SHORT: u32 = 512;
         let shape @ [_, _, k] = self.extents.array();
         let all = self.plans.iter().filter_map(|&(clocks, plan)| match plan {
-            GemmPlan::Swapped { cluster: Cluster { splits, .. }, slices: 1, .. } => {
+            GemmPlan::Swapped(Tiling { cluster, slices: 1, .. }) => {
                 let clocks = clocks + exchange(plan, shape, self.room);
-                Some((k <= SHORT && splits > 1, clocks, plan))
+                Some((k <= SHORT && cluster.splits > 1, clocks, plan))
             }
             _ => None,
         });
@@ -247,7 +235,7 @@ impl Candidates {
     pub(crate) fn split_rounds(&self, plan: GemmPlan) -> f64 {
         let [m, n, _] = self.extents.array().map(f64::from);
         match plan {
-            GemmPlan::Swapped { rows, columns, cluster, slices: 1 } => {
+            GemmPlan::Swapped(Tiling { rows, columns, cluster, slices: 1 }) => {
                 Rounds::of([rows, columns], cluster, [m, n], self.room).split
             }
             _ => 0.0,
@@ -260,8 +248,7 @@ fn add_tiled(plans: &mut Vec<GemmPlan>, shape: [u32; 3], room: Room, is_swapped:
     let alone = Cluster { splits: 1, across: 1, down: 1 };
     for tile @ (rows, columns) in gemm_swapped::SHAPES {
         let plan = GemmPlan::of(is_swapped, tile, alone, 1);
-        let Some(Tiles { shape: [m, n, k], .. }) = plan.swapped(shape).filter(|_| plan.is_known())
-        else {
+        let Some((_, [m, n, k])) = plan.swapped(shape).filter(|_| plan.is_known()) else {
             continue;
         };
         // A smaller tile does, or a larger one reads B less often.
@@ -336,28 +323,14 @@ mod tests {
     #[test]
     fn plans_are_read_as_they_are_written() {
         let alone = Cluster { splits: 1, across: 1, down: 1 };
+        let tiling = |rows, columns, cluster, slices| Tiling { rows, columns, cluster, slices };
         for plan in [
             GemmPlan::Portable,
             GemmPlan::Wide,
-            GemmPlan::Swapped {
-                rows: 128,
-                columns: 64,
-                cluster: Cluster { splits: 4, ..alone },
-                slices: 1,
-            },
-            GemmPlan::Swapped {
-                rows: 128,
-                columns: 128,
-                cluster: Cluster { across: 2, down: 2, ..alone },
-                slices: 1,
-            },
-            GemmPlan::Swapped { rows: 96, columns: 128, cluster: alone, slices: 2 },
-            GemmPlan::Unswapped {
-                rows: 128,
-                columns: 208,
-                cluster: Cluster { down: 2, ..alone },
-                slices: 4,
-            },
+            GemmPlan::Swapped(tiling(128, 64, Cluster { splits: 4, ..alone }, 1)),
+            GemmPlan::Swapped(tiling(128, 128, Cluster { across: 2, down: 2, ..alone }, 1)),
+            GemmPlan::Swapped(tiling(96, 128, alone, 2)),
+            GemmPlan::Unswapped(tiling(128, 208, Cluster { down: 2, ..alone }, 4)),
         ] {
             assert_eq!(plan.to_string().parse(), Ok(plan));
         }
@@ -390,7 +363,7 @@ mod tests {
         }
         let swapped = |rows, columns, splits| {
             let cluster = Cluster { splits, across: 1, down: 1 };
-            GemmPlan::Swapped { rows, columns, cluster, slices: 1 }
+            GemmPlan::Swapped(Tiling { rows, columns, cluster, slices: 1 })
         };
         assert_eq!(first([1, 4096, 4096]), swapped(8, 64, 2));
         assert_eq!(first([16, 8192, 4096]), swapped(16, 64, 1));
@@ -481,7 +454,8 @@ mod tests {
             assert_eq!(plans[0].to_string(), plan, "{shape:?}");
             // None is missing.
             let all = candidates(shape);
-            let exchanges = |plan: &GemmPlan| matches!(plan, GemmPlan::Swapped { slices: 1, .. });
+            let exchanges =
+                |plan: &GemmPlan| matches!(plan, GemmPlan::Swapped(Tiling { slices: 1, .. }));
             assert!(all.iter().filter(|plan| exchanges(plan)).all(|plan| plans.contains(plan)));
         }
         // There are no rows of C that TMA stores.
@@ -496,7 +470,7 @@ mod tests {
         // Nor is a tile a candidate where as many of fewer rows do.
         let rows = |m| {
             candidates([m, 4512, 12384]).into_iter().filter_map(|plan| match plan {
-                GemmPlan::Swapped { rows, columns: 128, .. } => Some(rows),
+                GemmPlan::Swapped(Tiling { rows, columns: 128, .. }) => Some(rows),
                 _ => None,
             })
         };

@@ -2,14 +2,14 @@
 
 use std::marker::PhantomData;
 
-use devcomm_host::{Buffer, DeviceSlice, Result};
+use devcomm_host::{Buffer, Context, DeviceSlice, Result};
+use devcomm_kernels::gemm::epilogue::{self, FusedArgs};
 use devcomm_kernels::gemm::gemm_blocks::BLOCK;
 
-use super::added::{Activation, Added, EpilogueArgs, address};
 use super::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
-use super::hopper::Matrices;
-use super::{Gemm, GemmPlan, blocks};
-use crate::check::refuse;
+use super::launches::{Matrices, launch_blocks};
+use super::{Gemm, GemmPlan};
+use crate::check::{check_len, refuse, require_context};
 use crate::extents::Extents;
 
 /// A product of `[m, n, k]` that [`Gemm::product`] began: `C = activation(scale_a * scale_b * (A x
@@ -103,7 +103,7 @@ impl<T: ScaledElement> Product<'_, T, T::Output> {
         SB: Buffer<Element = f32>,
     {
         let scales = [a.device_slice(), b.device_slice()];
-        self.block_scales = Some((scales, blocks::launch::<T>));
+        self.block_scales = Some((scales, launch_blocks::<T>));
         self
     }
 }
@@ -236,4 +236,74 @@ impl<T, O> std::fmt::Debug for Product<'_, T, O> {
         let [m, n, k] = self.shape;
         write!(f, "Product({m} x {n} x {k})")
     }
+}
+
+/// A function of each sum, after the bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Activation {
+    /// GELU's `tanh` approximation, `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2`.
+    /// PyTorch: `gelu(x, approximate="tanh")`. cuBLASLt: `CUBLASLT_EPILOGUE_GELU`.
+    Gelu,
+    /// SiLU, `x * sigmoid(x)`, also known as Swish.
+    Silu,
+}
+
+impl Activation {
+    /// The factors of `x` and `x^3` in the sigmoid's argument.
+    fn factors(self) -> [f32; 2] {
+        match self {
+            Self::Gelu => epilogue::GELU,
+            Self::Silu => epilogue::SILU,
+        }
+    }
+}
+
+/// The kernels' argument, of addresses.
+pub(crate) type EpilogueArgs = FusedArgs<u64, u64, u64, u64, f32, f32>;
+
+/// Bias, activation and residual of a product, if it has them.
+#[derive(Clone)]
+pub(crate) struct Added<O> {
+    pub(crate) bias: Option<DeviceSlice<O>>,
+    pub(crate) activation: Option<Activation>,
+    pub(crate) residual: Option<DeviceSlice<O>>,
+}
+
+impl<O> Added<O> {
+    pub(crate) const NOTHING: Self = Self { bias: None, activation: None, residual: None };
+
+    /// Whether nothing is added.
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.bias.is_none() && self.activation.is_none() && self.residual.is_none()
+    }
+
+    /// The argument for a product of `m x n` elements, without scales.
+    pub(crate) fn args(&self, context: &Context, [m, n]: [usize; 2]) -> Result<EpilogueArgs> {
+        let address = |name, slice: &Option<_>, rows| {
+            slice.as_ref().map_or(Ok(0), |slice| address(context, name, slice, rows, n))
+        };
+        let [linear, cubic] = self.activation.map_or([0.0; 2], Activation::factors);
+        Ok(FusedArgs {
+            scale_a: 0,
+            scale_b: 0,
+            bias: address("the bias", &self.bias, 1)?,
+            residual: address("the residual", &self.residual, m)?,
+            linear,
+            cubic,
+        })
+    }
+}
+
+/// The address of a buffer of this context with enough elements.
+pub(crate) fn address<E>(
+    context: &Context,
+    name: &str,
+    slice: &DeviceSlice<E>,
+    rows: usize,
+    columns: usize,
+) -> Result<u64> {
+    require_context(name, slice.context(), context)?;
+    check_len(name, slice.len(), rows, columns)?;
+    Ok(slice.device_address())
 }

@@ -12,8 +12,8 @@ use std::cell::OnceCell;
 use devcomm_host::{Buffer, Communicator, ReduceOp, Result, Stream, Window};
 use half::bf16;
 
+use self::options::Agreed;
 pub use self::options::GemmOptions;
-use self::options::Plan as Agreed;
 pub use self::plan::GemmAllReducePlan;
 use self::plan::hides_few_rows;
 pub(crate) use self::plan::{MIN_WAVES, waves};
@@ -258,7 +258,7 @@ impl Fusion for AllReduce {
         Some(match plan {
             Plan::Strips => &self.strips,
             Plan::Wide => &self.wide,
-            Plan::Swapped { .. } => &self.swapped,
+            Plan::Swapped(_) => &self.swapped,
             Plan::Unfused => return None,
         })
     }
@@ -312,7 +312,7 @@ impl Fusion for AllReduce {
             ));
         }
         match plan {
-            Plan::Wide | Plan::Swapped { .. } if !self.exchanges => refuse(format!(
+            Plan::Wide | Plan::Swapped(_) if !self.exchanges => refuse(format!(
                 "the plan `{plan}` needs several ranks, all with Hopper GPUs, and there are {}: \
                  set `strips` or `unfused`",
                 on.comm.n_ranks()

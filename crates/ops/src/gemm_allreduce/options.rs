@@ -1,7 +1,6 @@
 //! The options, and what the ranks agree on before they allocate: the grid, the workspace, and
 //! whether all GPUs are of Hopper's kind.
 
-use bytemuck::{Pod, Zeroable};
 use devcomm_host::{CollectiveCall, Communicator, Kernels, Result, Stream};
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm_allreduce::GemmWorkspace;
@@ -66,7 +65,32 @@ impl GemmOptions {
         n: usize,
     ) -> Result<GemmAllReduce> {
         comm.together(NAME, || {
-            GemmAllReduce::build(Plan::new(self, comm, stream, m, n)?, comm, stream, [m, n])
+            let own = || {
+                comm.require_single_lsa_team()?;
+                check_most::<AllReduce>(comm, stream, [m, n])?;
+                let compiled = Kernels::load(comm.context(), &KERNELS.only(FILES))?;
+                let resident = by_wire!(self.wire, W => {
+                    type Strips = kernels::gemm_allreduce_mma<W>;
+                    compiled.resident_blocks::<Strips>(THREADS, SHARED)?
+                });
+                let blocks = self.max_blocks.map_or(resident, |most| resident.min(most.get()));
+                // Tables have plans by the GPU's name.
+                let gpu = hash(comm.context().device_name()?);
+                Ok((compiled, [gpu, is_hopper(comm).into(), blocks.into()]))
+            };
+            let (compiled, all) = self.call(comm, m, n).agree(own())?;
+            let blocks = all.iter().map(|[.., blocks]| *blocks as u32).min().unwrap_or(0);
+            let Self { wire, .. } = self;
+            let are_hopper = all.iter().all(|[_, is_hopper, _]| *is_hopper == 1);
+            let exchanges = are_hopper && wire != Wire::F32 && comm.n_ranks() >= 2;
+            let exchanges_by_default = exchanges && all.iter().all(|own| *own == all[0]);
+            let workspace = by_wire!(wire, W => workspace::<W>(m, n, comm.n_ranks()));
+            let Some(workspace) = workspace else {
+                return refuse(format!("a product of {m} x {n} elements is too large"));
+            };
+            let agreed =
+                Agreed { compiled, wire, blocks, workspace, exchanges, exchanges_by_default };
+            GemmAllReduce::build(agreed, comm, stream, [m, n])
         })
     }
 
@@ -77,12 +101,6 @@ impl GemmOptions {
         let call = comm.collective(NAME).option("m", m).option("n", n);
         call.option("max_blocks", or_default(max_blocks)).option("wire", wire)
     }
-
-    /// How many blocks can be resident at once.
-    fn blocks<K: Kernel>(self, compiled: &Kernels) -> Result<u32> {
-        let resident = compiled.resident_blocks::<K>(THREADS, SHARED)?;
-        Ok(self.max_blocks.map_or(resident, |most| resident.min(most.get())))
-    }
 }
 
 /// The call that all ranks make together.
@@ -90,13 +108,8 @@ const NAME: &str = "GemmAllReduce::new";
 
 const FILES: &[&str] = &[kernels::gemm_allreduce_mma::<bf16>::FILE];
 
-fn load(comm: &Communicator) -> Result<Kernels> {
-    let set = KERNELS.only(FILES);
-    Kernels::load(comm.context(), &set)
-}
-
 /// What all ranks agreed on.
-pub(super) struct Plan {
+pub(super) struct Agreed {
     pub(super) compiled: Kernels,
     pub(super) wire: Wire,
     pub(super) blocks: u32,
@@ -105,61 +118,4 @@ pub(super) struct Plan {
     /// GPUs are the same. Not in f32.
     pub(super) exchanges: bool,
     pub(super) exchanges_by_default: bool,
-}
-
-impl Plan {
-    /// *Collective*.
-    fn new(
-        options: GemmOptions,
-        comm: &Communicator,
-        stream: &Stream,
-        m: usize,
-        n: usize,
-    ) -> Result<Self> {
-        let own = Offer::new(options, comm, stream, m, n);
-        let (compiled, all) = options.call(comm, m, n).agree(own)?;
-        let blocks = all.iter().map(|offer| offer.blocks).min().unwrap_or(0);
-        let wire = options.wire;
-        let are_hopper = all.iter().all(|offer| offer.is_hopper != 0);
-        let exchanges = are_hopper && wire != Wire::F32 && comm.n_ranks() >= 2;
-        let is_same = all.iter().all(|offer| *offer == all[0]);
-        let exchanges_by_default = exchanges && is_same;
-        let workspace = by_wire!(wire, W => workspace::<W>(m, n, comm.n_ranks()));
-        let Some(workspace) = workspace else {
-            return refuse(format!("a product of {m} x {n} elements is too large"));
-        };
-        Ok(Self { compiled, wire, blocks, workspace, exchanges, exchanges_by_default })
-    }
-}
-
-/// What a rank supports.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-struct Offer {
-    /// A hash of the GPU's name, by which tables have plans.
-    gpu: u64,
-    /// Whether the GPU is one of Hopper's, as 0 or 1.
-    is_hopper: u32,
-    /// Resident blocks.
-    blocks: u32,
-}
-
-impl Offer {
-    fn new(
-        options: GemmOptions,
-        comm: &Communicator,
-        stream: &Stream,
-        m: usize,
-        n: usize,
-    ) -> Result<(Kernels, Self)> {
-        comm.require_single_lsa_team()?;
-        check_most::<AllReduce>(comm, stream, [m, n])?;
-        let compiled = load(comm)?;
-        let blocks = by_wire!(options.wire, W => {
-            options.blocks::<kernels::gemm_allreduce_mma<W>>(&compiled)?
-        });
-        let is_hopper = u32::from(is_hopper(comm));
-        let gpu = hash(comm.context().device_name()?);
-        Ok((compiled, Self { gpu, is_hopper, blocks }))
-    }
 }

@@ -1,13 +1,12 @@
 //! How a product and its all-reduce are done.
 
-use devcomm_kernels::gemm::gemm_swapped::Cluster;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, TILE_M, TILE_N};
 use half::bf16;
 
 use super::swapped;
-use crate::GemmPlan;
 use crate::extents::Extents;
 use crate::plan::{Field, PlanText, plan_text};
+use crate::{GemmPlan, Tiling};
 
 /// How [`GemmAllReduce`](super::GemmAllReduce) does a product. As text: `strips`, `wide`,
 /// `unfused`, or `swapped:8x64:2` with a tile and the number of blocks that share its sums.
@@ -25,15 +24,8 @@ pub enum GemmAllReducePlan {
     Wide,
     /// In one kernel, Hopper GPUs, few rows: every rank's product is rounded to bf16 and sent to
     /// all others before it is stored. A sum, in the order of the ranks, is rounded again. As
-    /// [`GemmPlan::Swapped`].
-    Swapped {
-        /// Rows of a tile of C.
-        rows: u32,
-        /// Columns of a tile of C.
-        columns: u32,
-        /// The blocks of a cluster.
-        cluster: Cluster,
-    },
+    /// [`GemmPlan::Swapped`], without slices.
+    Swapped(Tiling),
     /// By [`Gemm`](crate::Gemm), and then [`Collectives::all_reduce`](crate::Collectives).
     Unfused,
 }
@@ -42,9 +34,7 @@ impl GemmAllReducePlan {
     /// The plan of `Gemm` with the same tiles, of a plan of few rows.
     pub(super) fn product(self) -> Option<GemmPlan> {
         match self {
-            Self::Swapped { rows, columns, cluster } => {
-                Some(GemmPlan::Swapped { rows, columns, cluster, slices: 1 })
-            }
+            Self::Swapped(tiling) => Some(GemmPlan::Swapped(tiling)),
             _ => None,
         }
     }
@@ -52,11 +42,7 @@ impl GemmAllReducePlan {
     /// The fused form of a plan of few rows.
     pub(super) fn of_few_rows(plan: GemmPlan) -> Option<Self> {
         match plan {
-            GemmPlan::Swapped { rows, columns, cluster, slices: 1 }
-                if swapped::has(rows, columns) =>
-            {
-                Some(Self::Swapped { rows, columns, cluster })
-            }
+            GemmPlan::Swapped(tiling) if swapped::has(tiling) => Some(Self::Swapped(tiling)),
             _ => None,
         }
     }
@@ -101,9 +87,7 @@ impl PlanText for GemmAllReducePlan {
             Self::Strips => ("strips", Vec::new()),
             Self::Wide => ("wide", Vec::new()),
             Self::Unfused => ("unfused", Vec::new()),
-            Self::Swapped { rows, columns, cluster } => {
-                GemmPlan::Swapped { rows, columns, cluster, slices: 1 }.fields()
-            }
+            Self::Swapped(tiling) => GemmPlan::Swapped(tiling).fields(),
         }
     }
 }

@@ -6,13 +6,14 @@ use devcomm_host::{DevCommRequirements, DevCommResource, LaunchConfig, Result, W
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_mma::{SHARED, THREADS, tiles, workspace};
 
-use super::options::Plan as Agreed;
+use super::options::Agreed;
 use super::wire::{Wire, by_wire};
 use super::{AllReduce, Plan};
 use crate::check::refuse;
 use crate::extents::Extents;
 use crate::fused::{Base, Operands, Strategy, prepare_once};
 use crate::gemm::Matrices;
+use crate::launch::Takes;
 
 /// What the ranks agreed on, and its memory, if it is needed.
 pub(super) struct Strips {
@@ -87,6 +88,7 @@ impl Strategy<AllReduce> for Strips {
         };
         let config = LaunchConfig::new((*blocks).min(tiles), THREADS).with_dynamic_shared(SHARED);
         let Memory { dev_comm, partials, flags } = memory;
+        let args = (dev_comm, a, b, c, partials, flags, m, n, k);
         let target = compiled.on(stream);
         // SAFETY: the caller's contract. The workspace is large enough, and its flags were zeroed.
         // Equal shapes give equal grids. Ranks that launch different shapes or windows get wrong
@@ -94,12 +96,7 @@ impl Strategy<AllReduce> for Strips {
         // index is below the lengths that were checked, for C the minimum over the ranks, and the
         // workspace has the same length in all ranks.
         unsafe {
-            by_wire!(wire, W => {
-                let product = kernels::gemm_allreduce_mma::<W>::args(
-                    dev_comm, a, b, c, partials, flags, m, n, k,
-                );
-                product.config(config).launch(&target)
-            })
+            by_wire!(wire, W => kernels::gemm_allreduce_mma::<W>::launch(args, config, &target))
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use devcomm_host::{
     Communicator, Context, DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Result,
-    Stream,
+    Stream, SymmetricBuffer, TensorMap, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_swapped::{self as shapes, Cluster, Division, Shape};
@@ -14,12 +14,13 @@ use devcomm_types::Kernel;
 use half::bf16;
 
 use super::{AllReduce, Plan};
-use crate::KERNELS;
 use crate::check::refuse;
 use crate::extents::Extents;
 use crate::fused::{Base, Operands, Strategy, prepare_once, prepared};
-use crate::gemm::{self, Matrices, Room, clusters, division_args, map};
+use crate::gemm::{self, DivisionArgs, Matrices, Room, clusters, division_args, swapped_maps};
 use crate::lamport::LamportMemory;
+use crate::launch::Takes;
+use crate::{KERNELS, Tiling};
 
 /// The most rows of C.
 pub(super) const MOST_ROWS: usize = 256;
@@ -35,13 +36,14 @@ pub(super) struct Swapped {
     /// For each tile, the clusters that are resident on all GPUs, and the dynamic shared memory
     /// that a block may have.
     resident: HashMap<Tile, [u32; 2]>,
-    ranks: usize,
+    /// Which kernel of a [`Form`].
+    which: usize,
 }
 
 impl Swapped {
     /// With slots for products of up to `m x n` elements. *Collective*.
     pub(super) fn new(comm: &Communicator, m: usize, n: usize) -> Result<Self> {
-        let ranks = comm.n_ranks();
+        let which = usize::from(comm.n_ranks() != 2);
         let own = || {
             let set = KERNELS.only(&[kernels::gemm_allreduce_swapped::<shapes::M8N64, 2>::FILE]);
             let compiled = Kernels::load(comm.context(), &set)?;
@@ -49,7 +51,7 @@ impl Swapped {
                 return refuse(format!("a product of {m} x {n} elements is too large"));
             };
             let resident = |(_, _, cluster): Tile, form: &Form| {
-                (form.resident)(&compiled, comm.context(), ranks, cluster.blocks())
+                (form.resident[which])(&compiled, comm.context(), cluster.blocks())
             };
             let own = tiles().map(|(tile, form)| resident(tile, form)).collect::<Result<_>>()?;
             Ok(((compiled, capacity), own))
@@ -65,7 +67,7 @@ impl Swapped {
             let resident = tiles().enumerate().map(|(i, (tile, _))| (tile, fewest(i))).collect();
             let memory = LamportMemory::new(comm, capacity)?;
             let dev_comm = comm.create_dev_comm(DevCommRequirements::new())?;
-            Ok(Self { compiled, dev_comm, memory, resident, ranks })
+            Ok(Self { compiled, dev_comm, memory, resident, which })
         })
     }
 
@@ -103,7 +105,9 @@ pub(super) fn prepare(cell: &OnceCell<Swapped>, on: &Base<AllReduce>) -> Result<
 /// The tile of a plan that has one.
 fn tile(plan: Plan) -> Option<Tile> {
     match plan {
-        Plan::Swapped { rows, columns, cluster } => Some((rows, columns, cluster)),
+        Plan::Swapped(Tiling { rows, columns, cluster, slices: 1 }) => {
+            Some((rows, columns, cluster))
+        }
         _ => None,
     }
 }
@@ -136,7 +140,9 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
         };
         let division = Division { constant_b: on.constant_b, ..division };
         // SAFETY: the caller's contract.
-        unsafe { (form.launch)(swapped, &on.stream, of.matrices(), division, config) }
+        unsafe {
+            (form.launch[swapped.which])(swapped, &on.stream, of.matrices(), division, config)
+        }
     }
 }
 
@@ -147,8 +153,8 @@ pub(super) fn is_for(extents: Extents) -> bool {
 }
 
 /// Whether there is a kernel with these tiles.
-pub(super) fn has(rows: u32, columns: u32) -> bool {
-    FORMS.iter().any(|form| form.tile == (rows, columns))
+pub(super) fn has(Tiling { rows, columns, cluster, slices }: Tiling) -> bool {
+    slices == 1 && form((rows, columns, cluster)).is_some()
 }
 
 /// All tiles, each with its kernel.
@@ -166,14 +172,52 @@ fn form((rows, columns, _): Tile) -> Option<&'static Form> {
 /// [`Division::of`].
 type Divide = fn([u32; 3], Cluster, u32, u32, u32) -> Option<(Division, u32, u32)>;
 
-/// The kernels of a shape of tiles.
+/// The kernels of a shape of tiles, each for two ranks and for any number.
 struct Form {
     tile: (u32, u32),
     threads: u32,
     /// The clusters that are resident, and the dynamic shared memory of a block.
-    resident: fn(&Kernels, &Context, usize, u32) -> Result<[u32; 2]>,
+    resident: [fn(&Kernels, &Context, u32) -> Result<[u32; 2]>; 2],
     divide: Divide,
-    launch: unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>,
+    launch: [Launch; 2],
+}
+
+type Launch = unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>;
+
+/// The arguments of `gemm_allreduce_swapped`: the device communicator, maps of A, B and C,
+/// the slots of messages, their state and number, the shape and its division.
+type Args<'a> = (
+    &'a DevCommResource,
+    TensorMap,
+    TensorMap,
+    TensorMap,
+    &'a Window<u32>,
+    &'a SymmetricBuffer<u32>,
+    u32,
+    u32,
+    u32,
+    u32,
+    DivisionArgs,
+);
+
+/// Launches a kernel.
+///
+/// # Safety
+///
+/// That of [`Strategy::launch`].
+unsafe fn launch<S: Shape, K: for<'a> Takes<Args<'a>>>(
+    Swapped { compiled, dev_comm, memory, .. }: &Swapped,
+    stream: &Stream,
+    matrices: Matrices,
+    division: Division,
+    config: LaunchConfig,
+) -> Result<()> {
+    let (a, b, c) = swapped_maps::<bf16, S>(stream, matrices, division)?;
+    let (LamportMemory { slots, state, capacity }, [m, n, k]) = (memory, matrices.shape);
+    let division = division_args(division);
+    let args = (dev_comm, a, b, c, slots, state, *capacity, m, n, k, division);
+    // SAFETY: the caller's contract; the workspace is as the kernels need it.
+    unsafe { K::launch(args, config, &compiled.on(stream)) }
 }
 
 macro_rules! forms {
@@ -182,58 +226,12 @@ macro_rules! forms {
             type Tiles = shapes::$shape;
             type OfTwo = kernels::gemm_allreduce_swapped<Tiles, 2>;
             type OfMany = kernels::gemm_allreduce_swapped<Tiles, 0>;
-
-            fn resident(
-                compiled: &Kernels,
-                context: &Context,
-                ranks: usize,
-                blocks: u32,
-            ) -> Result<[u32; 2]> {
-                match ranks {
-                    2 => gemm::resident::<Tiles, OfTwo>(compiled, context, blocks),
-                    _ => gemm::resident::<Tiles, OfMany>(compiled, context, blocks),
-                }
-            }
-
-            /// # Safety
-            ///
-            /// As [`Strategy::launch`].
-            unsafe fn launch(
-                swapped: &Swapped,
-                stream: &Stream,
-                Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
-                division: Division,
-                config: LaunchConfig,
-            ) -> Result<()> {
-                let Division { across, down, .. } = division;
-                let a = map::<bf16>(stream, a, [m, k, Tiles::M / across])?;
-                let b = map::<bf16>(stream, b, [n, k, Tiles::N / down])?;
-                let c = map::<bf16>(stream, c, [m, n, shapes::STORE_M])?;
-                let division = division_args(division);
-                let Swapped { dev_comm, memory, .. } = swapped;
-                let LamportMemory { slots, state, capacity } = memory;
-                let (target, capacity) = (swapped.compiled.on(stream), *capacity);
-                // SAFETY: the caller's contract; the workspace is as the kernels need it.
-                unsafe {
-                    if swapped.ranks == 2 {
-                        let product = OfTwo::args(
-                            dev_comm, a, b, c, slots, state, capacity, m, n, k, division,
-                        );
-                        return product.config(config).launch(&target);
-                    }
-                    let product = OfMany::args(
-                        dev_comm, a, b, c, slots, state, capacity, m, n, k, division,
-                    );
-                    product.config(config).launch(&target)
-                }
-            }
-
             Form {
                 tile: (Tiles::M, Tiles::N),
                 threads: Tiles::THREADS,
-                resident,
+                resident: [gemm::resident::<Tiles, OfTwo>, gemm::resident::<Tiles, OfMany>],
                 divide: Division::of::<Tiles>,
-                launch,
+                launch: [launch::<Tiles, OfTwo>, launch::<Tiles, OfMany>],
             }
         }),*];
     };

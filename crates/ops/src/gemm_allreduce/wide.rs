@@ -18,6 +18,7 @@ use crate::extents::Extents;
 use crate::fused::{Base, Operands, Strategy, WideKernel, prepare_once, prepared};
 use crate::gemm::{Matrices, wide_maps, wide_pairs};
 use crate::lamport::LamportMemory;
+use crate::launch::Takes;
 
 type OneShot = kernels::gemm_allreduce_wide;
 type OfF8 = kernels::gemm_allreduce_wide_f8;
@@ -108,20 +109,22 @@ impl Strategy<AllReduce> for Wide {
         let WideKernel { compiled, dev_comm, memory, .. } = wide;
         let LamportMemory { slots, state, capacity } = memory;
         let target = compiled.on(&on.stream);
-        macro_rules! launch {
-            ($kernel:ident, $($own:expr),*; $config:expr) => {{
-                let product = $kernel::args(
-                    dev_comm, a, b, $($own,)* slots, state, *capacity, m, n, k,
-                );
-                // SAFETY: the caller's contract; the workspace is as the kernels need it.
-                unsafe { product.config($config).launch(&target) }
-            }};
-        }
-        match (own, on.comm.n_ranks()) {
-            (Some(own), _) => launch!(OfF8, c, own; config.without_cooperation()),
-            (None, 2) => launch!(OneShot, map, c; config.without_cooperation()),
-            (None, 4) => launch!(OfFour, map, window; config),
-            (None, _) => launch!(OfEight, map, window; config),
+        let (plain, capacity) = (config.without_cooperation(), *capacity);
+        // SAFETY: the caller's contract; the workspace is as the kernels need it.
+        unsafe {
+            if let Some(own) = own {
+                let args = (dev_comm, a, b, c, own, slots, state, capacity, m, n, k);
+                return OfF8::launch(args, plain, &target);
+            }
+            let args = (dev_comm, a, b, map, window, slots, state, capacity, m, n, k);
+            match on.comm.n_ranks() {
+                2 => {
+                    let args = (dev_comm, a, b, map, c, slots, state, capacity, m, n, k);
+                    OneShot::launch(args, plain, &target)
+                }
+                4 => OfFour::launch(args, config, &target),
+                _ => OfEight::launch(args, config, &target),
+            }
         }
     }
 }

@@ -1,9 +1,9 @@
 //! In what type partial sums travel.
 
-use std::fmt;
 use std::str::FromStr;
 
 use super::GemmAllReducePlan;
+use crate::plan::names;
 
 /// The type in which the ranks of a [`GemmAllReduce`](super::GemmAllReduce) send partial sums: each
 /// rank's product, a sum of its `k` terms in f32. They are added in f32, and the sum is rounded to
@@ -63,15 +63,9 @@ impl Wire {
             Self::E4m3 => "as partial sums travel in e4m3, each off by up to a sixteenth",
         }
     }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Bf16 => "bf16",
-            Self::F32 => "f32",
-            Self::E4m3 => "e4m3",
-        }
-    }
 }
+
+names!(Wire: Bf16 "bf16" F32 "f32" E4m3 "e4m3");
 
 /// Evaluates an expression for the type of partial sums.
 macro_rules! by_wire {
@@ -95,12 +89,6 @@ macro_rules! by_wire {
 
 pub(super) use by_wire;
 
-impl fmt::Display for Wire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// The text is no type of partial sums.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no type of partial sums: bf16, f32 or e4m3")]
@@ -110,8 +98,7 @@ impl FromStr for Wire {
     type Err = ParseWireError;
 
     fn from_str(text: &str) -> Result<Self, ParseWireError> {
-        let found = Self::ALL.into_iter().find(|wire| wire.name() == text);
-        found.ok_or_else(|| ParseWireError(text.to_owned()))
+        Self::from_name(text).ok_or_else(|| ParseWireError(text.to_owned()))
     }
 }
 

@@ -1,21 +1,23 @@
-//! The launches of Hopper's kernels.
+//! The launches of kernels.
 
 use devcomm_host::{
     Context, DataType, Element, Kernels, LaunchConfig, Result, Stream, TensorMap, TensorMapDesc,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::epilogue::FusedArgs;
+use devcomm_kernels::gemm::gemm_mma as portable;
 use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Cluster, Division, Shape};
 use devcomm_kernels::gemm::gemm_wgmma as wide;
 use devcomm_kernels::gemm::slices;
 use devcomm_types::Kernel;
 use half::{bf16, f16};
 
-use super::SliceMemory;
-use super::added::EpilogueArgs;
-use super::element::{GemmElement, GemmOutput};
-use super::model::{Room, Tiles};
-use super::plan::GemmPlan;
+use super::element::{GemmElement, GemmOutput, ScaledElement, no_kernel};
+use super::model::Room;
+use super::plan::{GemmPlan, Tiling};
+use super::product::EpilogueArgs;
+use super::{Gemm, SliceMemory};
+use crate::check::refuse;
 use crate::extents::Extents;
 use crate::launch::Takes;
 
@@ -61,7 +63,7 @@ pub(super) enum Prepared {
 /// How many slices, and the addresses of their memory.
 type SlicesArgs = slices::SlicesArgs<u32, u64, u64>;
 
-type DivisionArgs = swapped::DivisionArgs<u32, u32, u32, u32, u32, bool, bool>;
+pub(crate) type DivisionArgs = swapped::DivisionArgs<u32, u32, u32, u32, u32, bool, bool>;
 
 /// A launch of `gemm_swapped` or `gemm_unswapped`.
 #[derive(Clone, Copy)]
@@ -87,14 +89,14 @@ pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
     if plan == GemmPlan::Wide {
         return Ok(wide_config(compiled, shape)?.map(Prepared::Wide));
     }
-    let Some(tiles) = plan.swapped(shape).filter(|_| T::DATA_TYPE == O::DATA_TYPE) else {
+    let swapped = plan.swapped(shape).filter(|_| T::DATA_TYPE == O::DATA_TYPE);
+    let Some((Tiling { rows, columns, cluster, slices }, shape)) = swapped else {
         return Ok(None);
     };
-    let Some(form) = form(plan, (tiles.rows, tiles.columns)) else { return Ok(None) };
+    let Some(form) = form(plan, (rows, columns)) else { return Ok(None) };
     let Form { threads, divide, of_types, .. } = form;
     let of_type = of_types.iter().find(|of_type| of_type.data_type == T::DATA_TYPE);
     let Some(OfType { resident, launch, .. }) = of_type else { return Ok(None) };
-    let Tiles { cluster, slices, shape, .. } = tiles;
     let blocks = cluster.blocks();
     let [clusters, shared] = resident(compiled, context, blocks)?;
     let division = divide(shape, cluster, slices, clusters, shared);
@@ -103,7 +105,7 @@ pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
             .with_dynamic_shared(shared)
             .with_cluster(blocks)
             .with_dependent();
-        let is_swapped = matches!(plan, GemmPlan::Swapped { .. });
+        let is_swapped = matches!(plan, GemmPlan::Swapped(_));
         Prepared::Tiled(Tiled { config, is_swapped, division, slices, launch: *launch })
     }))
 }
@@ -246,10 +248,10 @@ type Divide = fn([u32; 3], Cluster, u32, u32, u32) -> Option<(Division, u32, u32
 pub(super) fn form(plan: GemmPlan, tile: (u32, u32)) -> Option<&'static Form> {
     let forms: &[Form] = match plan {
         GemmPlan::Portable | GemmPlan::Wide => &[],
-        GemmPlan::Swapped { slices: 1, .. } => &SWAPPED,
-        GemmPlan::Swapped { .. } => &SWAPPED_SLICED,
-        GemmPlan::Unswapped { slices: 1, .. } => &UNSWAPPED,
-        GemmPlan::Unswapped { .. } => &UNSWAPPED_SLICED,
+        GemmPlan::Swapped(Tiling { slices: 1, .. }) => &SWAPPED,
+        GemmPlan::Swapped(_) => &SWAPPED_SLICED,
+        GemmPlan::Unswapped(Tiling { slices: 1, .. }) => &UNSWAPPED,
+        GemmPlan::Unswapped(_) => &UNSWAPPED_SLICED,
     };
     forms.iter().find(|form| form.tile == tile)
 }
@@ -334,7 +336,7 @@ pub(crate) fn division_args(division: Division) -> DivisionArgs {
 }
 
 /// The maps of A, B and C.
-fn swapped_maps<T: Element, S: Shape>(
+pub(crate) fn swapped_maps<T: Element, S: Shape>(
     stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
     Division { across, down, .. }: Division,
@@ -355,4 +357,49 @@ fn unswapped_maps<T: Element, S: Shape>(
 ) -> Result<(TensorMap, TensorMap, u64)> {
     let map = |address, tiles| map::<T>(stream, address, tiles);
     Ok((map(a, [m, k, S::N / down])?, map(b, [n, k, S::M / across])?, c))
+}
+
+/// Enqueues a product: a block for each tile of C.
+///
+/// # Safety
+///
+/// The matrices have the elements of the shape, and stay allocated until the product has ended.
+pub(super) unsafe fn launch_portable<T: GemmElement, O: GemmOutput<T>>(
+    compiled: &Kernels,
+    stream: &Stream,
+    matrices: Matrices,
+) -> Result<()> {
+    let Matrices { a, b, c, shape: [m, n, k], transposed: [ta, tb], epilogue } = matrices;
+    if !O::HAS_PORTABLE {
+        return no_kernel::<T>(matrices);
+    }
+    let tiles = u64::from(m.div_ceil(portable::TILE)) * u64::from(n.div_ceil(portable::TILE));
+    // The largest grid.
+    let Some(tiles) = u32::try_from(tiles).ok().filter(|tiles| *tiles <= i32::MAX as u32) else {
+        return refuse(format!("a product of {m} x {n} elements is too large"));
+    };
+    let config = LaunchConfig::new(tiles, portable::THREADS).with_dynamic_shared(portable::SHARED);
+    let args = (a, b, c, m, n, k, ta, tb, epilogue);
+    // SAFETY: the caller's contract.
+    unsafe { O::Portable::launch(args, config, &compiled.on(stream)) }
+}
+
+/// Enqueues a product, with the addresses of the matrices of scales.
+///
+/// # Safety
+///
+/// All matrices have the elements of the shape, and stay allocated until the product has ended.
+pub(super) unsafe fn launch_blocks<T: ScaledElement>(
+    Gemm { compiled, stream, hopper, .. }: &Gemm,
+    matrices: Matrices,
+    [of_a, of_b]: [u64; 2],
+) -> Result<()> {
+    let Matrices { a, b, c, shape: shape @ [m, n, k], epilogue, .. } = matrices;
+    let possible = hopper.is_some() && (a | b | c | u64::from(k)).is_multiple_of(16);
+    let config = if possible { wide_config(compiled, shape)? } else { None };
+    let Some(config) = config else { return no_kernel::<T>(matrices) };
+    let ([a, b, c], unaligned) = wide_maps::<T, T::Output>(stream, matrices)?;
+    let args = (a, b, c, unaligned, m, n, k, of_a, of_b, epilogue);
+    // SAFETY: the caller's contract.
+    unsafe { T::Blocks::launch(args, config, &compiled.on(stream)) }
 }

@@ -1,20 +1,24 @@
-//! All-reduces.
+//! All-reduces and reduce-scatters.
 
-use devcomm_host::{Buffer, DataType, DeviceSlice, ReduceOperator, Result, Stream, Window};
+use std::any::Any;
+
+use devcomm_host::{
+    Buffer, DataType, DeviceSlice, ReduceOp, ReduceOperator, ReduceScale, Result, Stream, Window,
+};
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::lamport_allreduce::ROWS;
-use devcomm_kernels::collectives::reduction::ReductionArgs;
+use devcomm_kernels::collectives::reduction::{Reduction, ReductionArgs};
 use devcomm_kernels::collectives::{lamport_exchange, room};
 use devcomm_types::{Element, F8E4M3, F8E5M2};
+use half::{bf16, f16};
 
-use super::reduction::Reducing;
 use super::{
     Algorithm, CollectivePlan, Collectives, INVALID, PLAIN, Request, UNREDUCED, Workspace,
 };
 use crate::CollectiveKind;
 use crate::check::refuse;
 use crate::lamport::LamportMemory;
-use crate::launch::launch;
+use crate::launch::Takes;
 
 /// The most vectors of 16 bytes that a block of `push_allreduce` pushes to each peer in a round: to
 /// all together 128 KiB. With half as much, the barriers take 2 % of the time on two H200s.
@@ -97,13 +101,13 @@ impl Collectives {
         let (send, recv) = (send.device_slice(), recv.device_slice());
         let (operator, reducing) = self.reducing(&op)?;
         let request = self.request_all_reduce(&send, &recv, reducing);
-        let Some((workspace, plan)) = self.kernel(&request) else {
+        let (count, name) = (send.len(), S::Element::NAME);
+        let terms = || format!("all_reduce of {count} {name}, {operator:?}");
+        let Some((workspace, plan, _turn)) =
+            self.start(&request, Some(&send), &recv, stream, terms)?
+        else {
             return self.communicator.all_reduce(&send, &recv, op, stream);
         };
-        self.require_own(Some(&send), &recv, stream)?;
-        let (count, name) = (send.len(), S::Element::NAME);
-        self.compare(Some(plan), || format!("all_reduce of {count} {name}, {operator:?}"))?;
-        let _turn = self.begin(stream)?;
         // SAFETY: both buffers have the elements; dropping one waits for the stream.
         unsafe {
             match (reducing, plan.algorithm) {
@@ -144,9 +148,9 @@ impl Collectives {
             Reducing::Floats(reduction) => unsafe {
                 let args = (dev_comm, slots, state, *capacity, send, recv, count, reduction);
                 of_floats!(T::DATA_TYPE, Float => match self.communicator.n_ranks() {
-                    2 => launch::<kernels::lamport_allreduce_two<Float>, _>(args, config, &target),
-                    4 => launch::<kernels::lamport_allreduce<Float, 4>, _>(args, config, &target),
-                    _ => launch::<kernels::lamport_allreduce<Float, 8>, _>(args, config, &target),
+                    2 => kernels::lamport_allreduce_two::<Float>::launch(args, config, &target),
+                    4 => kernels::lamport_allreduce::<Float, 4>::launch(args, config, &target),
+                    _ => kernels::lamport_allreduce::<Float, 8>::launch(args, config, &target),
                 })
             },
             Reducing::Any { operator, divisor } => {
@@ -156,9 +160,7 @@ impl Collectives {
                     ($type:ty) => {
                         // SAFETY: as above.
                         unsafe {
-                            launch::<kernels::lamport_allreduce_any<$type>, _>(
-                                args, config, &target,
-                            )
+                            kernels::lamport_allreduce_any::<$type>::launch(args, config, &target)
                         }
                     };
                 }
@@ -214,7 +216,129 @@ impl Collectives {
             let args = (dev_comm, send, &window, first, count, inbox, chunk, reduction);
             // SAFETY: the caller's contract; the workspace is as the kernel needs it, and the
             // launches that use it are ordered.
-            unsafe { launch::<kernels::push_allreduce<Float>, _>(args, config, &target) }
+            unsafe { kernels::push_allreduce::<Float>::launch(args, config, &target) }
         })
     }
+
+    /// Stores to every rank's `recv` its chunk of the reduction of all ranks' `send`, whose length
+    /// is that of `recv` times the number of ranks. In place, `recv` is this rank's chunk of
+    /// `send`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::reduce_scatter`](devcomm_host::Communicator::reduce_scatter).
+    pub fn reduce_scatter<S, R, O>(&self, send: &S, recv: &R, op: O, stream: &Stream) -> Result<()>
+    where
+        S: Buffer<Element: Element>,
+        R: Buffer<Element = S::Element>,
+        O: ReduceOperator<S::Element>,
+    {
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        let (operator, reducing) = self.reducing(&op)?;
+        let request = self.request_reduce_scatter(&send, &recv, reducing);
+        let (count, name) = (recv.len(), S::Element::NAME);
+        let terms = || format!("reduce_scatter to {count} {name}, {operator:?}");
+        let (Some((workspace, plan, _turn)), Some(Reducing::Floats(reduction))) =
+            (self.start(&request, Some(&send), &recv, stream, terms)?, reducing)
+        else {
+            return self.communicator.reduce_scatter(&send, &recv, op, stream);
+        };
+        let Workspace { dev_comm, memory: LamportMemory { slots, state, capacity }, .. } =
+            workspace;
+        let target = self.compiled.on(stream);
+        let (output, config) = (recv.device_address(), workspace.options.config(plan));
+        // SAFETY: the buffers have the elements, aligned for loads; dropping one waits for the
+        // stream. The workspace is as the kernels need it, and the launches that use it are ordered.
+        of_floats!(S::Element::DATA_TYPE, Float => unsafe {
+            if plan.algorithm == Algorithm::Lamport {
+                let input = send.device_address();
+                let args = (dev_comm, slots, state, *capacity, input, output, count, reduction);
+                return kernels::lamport_reduce_scatter::<Float>::launch(args, config, &target);
+            }
+            let Some((input, first)) = Window::<Float>::containing(&send) else {
+                return refuse("the buffer to send is in no window".to_owned());
+            };
+            let args = (dev_comm, &input, first, send.len(), output, reduction);
+            kernels::pull_reduce_scatter::<Float>::launch(args, config, &target)
+        })
+    }
+
+    /// NCCL also does what there is an error for.
+    pub(super) fn request_reduce_scatter<T: Element>(
+        &self,
+        send: &DeviceSlice<T>,
+        recv: &DeviceSlice<T>,
+        reducing: Option<Reducing>,
+    ) -> Request {
+        let (ranks, bytes) = (self.communicator.n_ranks(), recv.byte_len());
+        let by_nccl = |reason| Request::by_nccl(Some(CollectiveKind::ReduceScatter), reason);
+        let Some(workspace) = &self.workspace else { return by_nccl(self.unreached()) };
+        let chunk = -((self.communicator.rank() * recv.len()) as isize);
+        let fit = recv.len().checked_mul(ranks) == Some(send.len());
+        if recv.is_empty() || !fit || !send.is_apart_or_at(recv, Some(chunk)) {
+            return by_nccl(INVALID);
+        }
+        if !matches!(reducing, Some(Reducing::Floats(_))) {
+            return by_nccl(UNREDUCED);
+        }
+        let slots = bytes.div_ceil(16);
+        let addresses = send.device_address() | recv.device_address();
+        let is_aligned = bytes.is_multiple_of(16) && addresses.is_multiple_of(16);
+        let pulls = is_aligned && Window::<T>::containing(send).is_some();
+        Request {
+            data_type: T::DATA_TYPE,
+            bytes,
+            slots: (slots <= workspace.options.slots(ranks)).then_some(slots as u32),
+            most_blocks: self.multiprocessors(),
+            most_threads: workspace.options.threads(room::LAMPORT_REDUCE_SCATTER),
+            pull: pulls.then_some(workspace.grid(room::PULL_REDUCE_SCATTER)),
+            ..by_nccl(PLAIN)
+        }
+    }
+}
+
+/// What kernels do with the elements of the ranks.
+#[derive(Clone, Copy)]
+pub(super) enum Reducing {
+    /// Floats of 16 and 32 bits, reduced in `f32`.
+    Floats(ReductionArgs<u32, f32, f32>),
+    /// Other elements, by one of [`Reduction`]'s operators; results are divided.
+    Any { operator: u32, divisor: u32 },
+}
+
+impl Reducing {
+    /// `None` for what no kernel does: products of floats of 16 and 32 bits, and scalars that are
+    /// not known or not of these.
+    pub(super) fn new<T: Element>(
+        op: ReduceOp,
+        scale: ReduceScale<T>,
+        ranks: usize,
+    ) -> Option<Self> {
+        let (operator, divisor) = match op {
+            ReduceOp::Sum => (Reduction::SUM, 1),
+            ReduceOp::Avg => (Reduction::SUM, ranks as u32),
+            ReduceOp::Max => (Reduction::MAX, 1),
+            ReduceOp::Min => (Reduction::MIN, 1),
+            ReduceOp::Prod => (Reduction::PROD, 1),
+        };
+        if !matches!(T::DATA_TYPE, DataType::Float32 | DataType::Float16 | DataType::Bfloat16) {
+            let is_plain = matches!(scale, ReduceScale::One);
+            return is_plain.then_some(Self::Any { operator, divisor });
+        }
+        let input = match scale {
+            ReduceScale::One => 1.0,
+            ReduceScale::Value(value) => as_f32(&value)?,
+            ReduceScale::Unknown => return None,
+        };
+        let output = 1.0 / divisor as f32;
+        let is_done = operator != Reduction::PROD;
+        is_done.then_some(Self::Floats(ReductionArgs { operator, input, output }))
+    }
+}
+
+/// The value of a float of 16 or 32 bits.
+fn as_f32(value: &dyn Any) -> Option<f32> {
+    let of_f16 = || value.downcast_ref().copied().map(f16::to_f32);
+    let of_bf16 = || value.downcast_ref().copied().map(bf16::to_f32);
+    value.downcast_ref().copied().or_else(of_f16).or_else(of_bf16)
 }
