@@ -244,7 +244,7 @@ impl Fused {
             let compiled = Kernels::load(comm.context(), &set)?;
             let clusters = compiled.resident_clusters::<FusedKernel>(CLUSTER, THREADS, SHARED)?;
             if clusters == 0 {
-                return refuse("the GPU has no room for a block of the kernel".to_owned());
+                return refuse("the GPU has no room for a block of the kernel");
             }
             Ok(((compiled, clusters), ()))
         };

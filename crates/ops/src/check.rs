@@ -1,6 +1,6 @@
 //! Checks of arguments: errors name what the kernels do not support.
 
-use devcomm_host::{Context, Error, Result};
+use devcomm_host::{Context, DeviceSlice, Error, Result};
 
 pub(crate) fn check_len(name: &str, len: usize, rows: usize, columns: usize) -> Result<()> {
     if rows.checked_mul(columns).is_none_or(|needed| len < needed) {
@@ -9,18 +9,38 @@ pub(crate) fn check_len(name: &str, len: usize, rows: usize, columns: usize) -> 
     Ok(())
 }
 
-pub(crate) fn check_buffer(
-    name: &str,
-    address: u64,
-    len: usize,
-    rows: usize,
-    columns: usize,
-) -> Result<()> {
+fn check_buffer(name: &str, address: u64, len: usize, rows: usize, columns: usize) -> Result<()> {
     check_len(name, len, rows, columns)?;
     if !address.is_multiple_of(16) {
         return refuse(format!("{name} begins at {address:#x}, which is not a multiple of 16"));
     }
     Ok(())
+}
+
+/// The address of a buffer of this context with enough elements.
+pub(crate) fn address<E>(
+    context: &Context,
+    name: &str,
+    slice: &DeviceSlice<E>,
+    rows: usize,
+    columns: usize,
+) -> Result<u64> {
+    require_context(name, slice.context(), context)?;
+    check_len(name, slice.len(), rows, columns)?;
+    Ok(slice.device_address())
+}
+
+/// Returns [`address`], which is a multiple of 16.
+pub(crate) fn aligned<E>(
+    context: &Context,
+    name: &str,
+    slice: &DeviceSlice<E>,
+    rows: usize,
+    columns: usize,
+) -> Result<u64> {
+    let address = address(context, name, slice, rows, columns)?;
+    check_buffer(name, address, slice.len(), rows, columns)?;
+    Ok(address)
 }
 
 /// The rows of each rank, if ranks share `m` of them equally.
@@ -37,8 +57,8 @@ pub(crate) fn are_aligned(addresses: [u64; 3]) -> bool {
 }
 
 /// An [`Error::InvalidInput`] with this text.
-pub(crate) fn refuse<T>(what: String) -> Result<T> {
-    Err(Error::InvalidInput { what })
+pub(crate) fn refuse<T>(what: impl Into<String>) -> Result<T> {
+    Err(Error::InvalidInput { what: what.into() })
 }
 
 pub(crate) fn require_context(what: &str, context: &Context, own: &Context) -> Result<()> {

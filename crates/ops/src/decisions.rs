@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(decisions.find(Some(shape), measure).unwrap(), 'b');
         assert_eq!(plans(&decisions, shape), ['a', 'b', 't']);
         assert_eq!(plans(&decisions, other), ['a', 't']);
-        let failed = decisions.find(Some(shape), || refuse("no GPU".to_owned()));
+        let failed = decisions.find(Some(shape), || refuse("no GPU"));
         assert!(failed.is_err());
         assert_eq!(plans(&decisions, shape), ['a', 'b', 't']);
     }

@@ -24,8 +24,8 @@ pub(crate) use self::launches::{
 pub(crate) use self::model::Room;
 pub(crate) use self::plan::{Candidates, clusters, measured};
 pub use self::plan::{GemmPlan, Tiling};
+pub(crate) use self::product::Added;
 pub use self::product::{Activation, Product};
-pub(crate) use self::product::{Added, address};
 use crate::KERNELS;
 use crate::check::refuse;
 use crate::decisions::Cache;

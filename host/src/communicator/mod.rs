@@ -1,31 +1,43 @@
 //! Communicators, the NCCL library, and what is created with them: windows, device communicators,
 //! collectives.
 
-mod abort;
-mod agree;
-mod collectives;
+// The methods of `Communicator`, in the order in which they are documented. What it is, how it
+// begins, and what it is made into.
 mod comm;
-mod config;
 mod create;
 mod derive;
-mod dev_comm;
-mod dispatch;
+mod properties;
+mod teams;
+
+// Memory that the ranks share.
+mod registered_buffer;
+mod symmetric_buffer;
+mod window;
+
+// What moves data.
+mod collectives;
+mod one_sided;
+mod reduce_op;
+
+// How it ends.
+mod abort;
 mod end;
+mod resource;
+
+// What others of this crate and of devcomm's operations need of it.
+mod agree;
+mod dispatch;
+
+// Other types, and what all of these share.
+mod config;
+mod dev_comm;
 mod group;
 mod handle;
 mod library;
 mod multi_gpu;
-mod one_sided;
 mod params;
 pub(crate) mod peers;
-mod properties;
-mod reduce_op;
-mod registered_buffer;
-mod resource;
-mod symmetric_buffer;
-mod teams;
 mod watched;
-mod window;
 
 pub use self::abort::AbortHandle;
 #[doc(hidden)]

@@ -144,7 +144,7 @@ impl Collectives {
             }
         } else {
             let Some((output, first)) = Window::<u8>::containing(recv) else {
-                return refuse("the buffer to receive in is in no window".to_owned());
+                return refuse("the buffer to receive in is in no window");
             };
             if let Some(send) = send.as_ref().filter(|_| !input.is_multiple_of(16)) {
                 stream.copy(send, recv)?;

@@ -117,7 +117,7 @@ impl Collectives {
                 (Some(reducing), _) => {
                     self.lamport(workspace, plan, &send, &recv, reducing, stream)
                 }
-                (None, _) => refuse(UNREDUCED.to_owned()),
+                (None, _) => refuse(UNREDUCED),
             }
         }
     }
@@ -142,9 +142,9 @@ impl Collectives {
         let (count, config) = (send.len(), options.config(plan));
         let (send, recv) = (send.device_address(), recv.device_address());
         let target = self.compiled.on(stream);
-        // SAFETY: the caller's contract; the workspace is as the kernels need it, and the launches
-        // that use it are ordered.
         match reducing {
+            // SAFETY: the caller's contract; the workspace is as the kernels need it, and the
+            // launches that use it are ordered.
             Reducing::Floats(reduction) => unsafe {
                 let args = (dev_comm, slots, state, *capacity, send, recv, count, reduction);
                 of_floats!(T::DATA_TYPE, Float => match self.communicator.n_ranks() {
@@ -158,7 +158,7 @@ impl Collectives {
                     (dev_comm, slots, state, *capacity, send, recv, count, operator, divisor);
                 macro_rules! any {
                     ($type:ty) => {
-                        // SAFETY: as above.
+                        // SAFETY: as for floats.
                         unsafe {
                             kernels::lamport_allreduce_any::<$type>::launch(args, config, &target)
                         }
@@ -174,9 +174,7 @@ impl Collectives {
                     DataType::Float64 => any!(f64),
                     DataType::Float8e4m3 => any!(F8E4M3),
                     DataType::Float8e5m2 => any!(F8E5M2),
-                    DataType::Float32 | DataType::Float16 | DataType::Bfloat16 => {
-                        refuse(UNREDUCED.to_owned())
-                    }
+                    DataType::Float32 | DataType::Float16 | DataType::Bfloat16 => refuse(UNREDUCED),
                 }
             }
         }
@@ -211,7 +209,7 @@ impl Collectives {
         let target = self.compiled.on(stream);
         of_floats!(T::DATA_TYPE, Float => {
             let Some((window, first)) = Window::<Float>::containing(recv) else {
-                return refuse("the buffer to receive in is in no window".to_owned());
+                return refuse("the buffer to receive in is in no window");
             };
             let args = (dev_comm, send, &window, first, count, inbox, chunk, reduction);
             // SAFETY: the caller's contract; the workspace is as the kernel needs it, and the
@@ -256,7 +254,7 @@ impl Collectives {
                 return kernels::lamport_reduce_scatter::<Float>::launch(args, config, &target);
             }
             let Some((input, first)) = Window::<Float>::containing(&send) else {
-                return refuse("the buffer to send is in no window".to_owned());
+                return refuse("the buffer to send is in no window");
             };
             let args = (dev_comm, &input, first, send.len(), output, reduction);
             kernels::pull_reduce_scatter::<Float>::launch(args, config, &target)

@@ -9,7 +9,7 @@ use devcomm_types::{Element, F8E4M3};
 use super::{
     Algorithm, CollectivePlan, Collectives, CollectivesOptions, INVALID, Request, Workspace,
 };
-use crate::check::{check_buffer, check_len, refuse, require_context};
+use crate::check::{address, aligned, refuse, require_context};
 use crate::lamport::LamportMemory;
 use crate::launch::Takes;
 
@@ -137,15 +137,13 @@ impl Collectives {
         scale: &DeviceSlice<f32>,
     ) -> Result<QuantisedArgs<u64, u64>> {
         let own = self.communicator.context();
-        require_context("the output", output.context(), own)?;
-        check_buffer("the output", output.device_address(), output.len(), 1, input.len())?;
-        require_context("the scale", scale.context(), own)?;
-        check_len("the scale", scale.len(), 1, 1)?;
+        let output_at = aligned(own, "the output", output, 1, input.len())?;
+        let scale_at = address(own, "the scale", scale, 1, 1)?;
         let inputs = [input, residual, weight].map(|slice| slice.overlaps(output));
         if inputs.contains(&true) || scale.overlaps(output) || scale.overlaps(residual) {
-            return refuse(OVERLAP.to_owned());
+            return refuse(OVERLAP);
         }
-        Ok(QuantisedArgs { output: output.device_address(), scale: scale.device_address() })
+        Ok(QuantisedArgs { output: output_at, scale: scale_at })
     }
 
     /// What is asked for, and its grid, once the buffers are checked. NCCL has the grid of RMSNorm
@@ -163,14 +161,13 @@ impl Collectives {
             ("the weight", weight, hidden),
             ("the output", output, count),
         ] {
-            require_context(name, slice.context(), self.communicator.context())?;
-            check_buffer(name, slice.device_address(), slice.len(), 1, len)?;
+            aligned(self.communicator.context(), name, slice, 1, len)?;
         }
         let pairs = [(input, residual), (input, weight), (residual, weight)];
         let with_output = [(residual, output), (weight, output)];
         let overlap = pairs.iter().chain(&with_output).any(|(one, other)| one.overlaps(other));
         if overlap || !input.is_apart_or_at(output, Some(0)) {
-            return refuse(OVERLAP.to_owned());
+            return refuse(OVERLAP);
         }
         let row = hidden * data_type.size();
         if hidden == 0 || !row.is_multiple_of(16) || row > MAX_ROW || !count.is_multiple_of(hidden)

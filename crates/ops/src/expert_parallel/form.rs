@@ -55,7 +55,7 @@ pub(super) trait Form: Send {
 
     /// Where rows arrive in the order of the experts.
     fn arrivals(&self) -> Result<Arrivals> {
-        refuse("rows arrive in no order: `throughput` gives the form in which they do".to_owned())
+        refuse("rows arrive in no order: `throughput` gives the form in which they do")
     }
 
     /// What is behind the number of ranks.

@@ -11,7 +11,7 @@ use half::bf16;
 use super::form::{Arrivals, RowsInOrder};
 use super::{ExpertParallel, MANY_THREADS, Stage, THREADS, shape_args};
 use crate::RowGroups;
-use crate::check::{check_buffer, check_len, refuse, require_context};
+use crate::check::{address, refuse};
 
 const F8_ROWS: &str = "the tokens are 8-bit floats with scales: `group_f8`, `rows_f8`";
 const NO_F8_ROWS: &str = "the tokens are no 8-bit floats: `group`, `rows`";
@@ -37,7 +37,7 @@ impl ExpertParallel {
     pub fn rows(&self) -> Result<DeviceSlice<bf16>> {
         match self.form.arrivals()? {
             Arrivals::AsTheyAre(rows) => Ok(rows),
-            Arrivals::F8(_) => refuse(F8_ROWS.to_owned()),
+            Arrivals::F8(_) => refuse(F8_ROWS),
         }
     }
 
@@ -48,7 +48,7 @@ impl ExpertParallel {
     /// As there; of tokens that are no 8-bit floats.
     pub fn rows_f8(&self) -> Result<DeviceSlice<F8E4M3>> {
         match self.form.arrivals()? {
-            Arrivals::AsTheyAre(_) => refuse(NO_F8_ROWS.to_owned()),
+            Arrivals::AsTheyAre(_) => refuse(NO_F8_ROWS),
             Arrivals::F8(rows) => Ok(rows),
         }
     }
@@ -99,7 +99,7 @@ impl ExpertParallel {
         R: Buffer<Element = bf16>,
     {
         if self.options.f8 {
-            return refuse(F8_ROWS.to_owned());
+            return refuse(F8_ROWS);
         }
         let rows = rows.device_slice();
         self.enqueue_group(&rows, None, stream)
@@ -119,7 +119,7 @@ impl ExpertParallel {
         S: Buffer<Element = f32>,
     {
         if !self.options.f8 {
-            return refuse(NO_F8_ROWS.to_owned());
+            return refuse(NO_F8_ROWS);
         }
         let (rows, scales) = (rows.device_slice(), scales.device_slice());
         self.enqueue_group(&rows, Some(&scales), stream)
@@ -133,27 +133,20 @@ impl ExpertParallel {
     ) -> Result<()> {
         self.end_flight()?;
         if self.stage.get() == Stage::Begin {
-            return refuse("no tokens have been received: `dispatch` does that".to_owned());
+            return refuse("no tokens have been received: `dispatch` does that");
         }
         let (hidden, most) = (self.options.hidden, self.most_rows());
         let capacity = match self.options.rows {
             Some(_) => most,
             None => (rows.len() / hidden).min(most),
         };
-        let name = "the rows of the experts";
-        require_context(name, rows.context(), self.communicator.context())?;
-        check_buffer(name, rows.device_address(), rows.len(), capacity, hidden)?;
-        if let Some(scales) = scales {
-            let name = "the scales of the rows";
-            require_context(name, scales.context(), self.communicator.context())?;
-            check_len(name, scales.len(), capacity, hidden / SCALED)?;
-        }
+        let scales = scales.map_or(Ok(0), |scales| {
+            let context = self.communicator.context();
+            address(context, "the scales of the rows", scales, capacity, hidden / SCALED)
+        })?;
+        let rows = self.check_rows("the rows of the experts", rows, capacity)?;
         let _turn = self.begin(stream)?;
-        let rows = RowsInOrder {
-            rows: rows.device_address(),
-            scales: scales.map_or(0, DeviceSlice::device_address),
-            capacity: capacity as u32,
-        };
+        let rows = RowsInOrder { rows, scales, capacity: capacity as u32 };
         self.form.group(self, rows, stream)?;
         self.stage.set(Stage::Grouped);
         self.grouped.set(capacity);

@@ -165,7 +165,7 @@ impl ExpertParallel {
     fn sent(&self, number: u64) -> Result<(Stream, Option<DeviceSlice<bf16>>)> {
         match &*self.in_flight.borrow() {
             Some(one) if one.number == number => Ok((one.stream.clone(), one.results.clone())),
-            _ => refuse("what was sent has been received already".to_owned()),
+            _ => refuse("what was sent has been received already"),
         }
     }
 }

@@ -30,7 +30,7 @@ pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
 use self::throughput::Throughput;
 use crate::KERNELS;
 use crate::agree::or_default;
-use crate::check::{check_buffer, check_len, refuse, require_context};
+use crate::check::{address, aligned, refuse, require_context};
 use crate::launch::Takes;
 
 /// Expert parallelism on a communicator of up to 64 ranks that load and store reach, or of several
@@ -281,11 +281,12 @@ impl ExpertParallel {
             return refuse(format!("{count} tokens, and there is memory for {most} of a rank"));
         }
         let (input, top_k) = (tokens.input.device_slice(), self.options.top_k);
-        self.check_rows("the tokens' rows", &input, count)?;
         let (ids, weights) = (tokens.ids.device_slice(), tokens.weights.device_slice());
-        self.check_numbers("the experts of the tokens", &ids, count * top_k)?;
-        self.check_numbers("the weights of the tokens", &weights, count * top_k)?;
-        let addresses = [input.device_address(), ids.device_address(), weights.device_address()];
+        let addresses = [
+            self.check_rows("the tokens' rows", &input, count)?,
+            self.check_numbers("the experts of the tokens", &ids, count * top_k)?,
+            self.check_numbers("the weights of the tokens", &weights, count * top_k)?,
+        ];
         self.compare("dispatch to experts", steps)?;
         self.enqueue_dispatch(addresses, count, steps, stream)?;
         self.tokens.set(count);
@@ -352,13 +353,9 @@ impl ExpertParallel {
     {
         self.end_flight()?;
         if self.stage.get() != Stage::Grouped {
-            return refuse(
-                "the rows of the last dispatch are in no order: `group` does that".to_owned(),
-            );
+            return refuse("the rows of the last dispatch are in no order: `group` does that");
         }
-        let rows = rows.device_slice();
-        self.check_rows("the experts' results", &rows, self.grouped.get())?;
-        Ok(rows.device_address())
+        self.check_rows("the experts' results", &rows.device_slice(), self.grouped.get())
     }
 
     fn check_outputs<O>(&self, output: &O, residual: Option<&DeviceSlice<bf16>>) -> Result<Outputs>
@@ -366,11 +363,9 @@ impl ExpertParallel {
         O: Buffer<Element = bf16>,
     {
         let (output, tokens) = (output.device_slice(), self.tokens.get());
-        self.check_rows("the output", &output, tokens)?;
-        if let Some(residual) = residual {
-            self.check_rows("the residual", residual, tokens)?;
-        }
-        Ok([output.device_address(), residual.map_or(0, DeviceSlice::device_address)])
+        let of_residual = |residual| self.check_rows("the residual", residual, tokens);
+        let output = self.check_rows("the output", &output, tokens)?;
+        Ok([output, residual.map_or(Ok(0), of_residual)?])
     }
 
     fn enqueue_combine(
@@ -478,14 +473,12 @@ impl ExpertParallel {
         self.order.begin(stream)
     }
 
-    fn check_numbers<T>(&self, name: &str, slice: &DeviceSlice<T>, len: usize) -> Result<()> {
-        require_context(name, slice.context(), self.communicator.context())?;
-        check_len(name, slice.len(), 1, len)
+    fn check_numbers<T>(&self, name: &str, slice: &DeviceSlice<T>, len: usize) -> Result<u64> {
+        address(self.communicator.context(), name, slice, 1, len)
     }
 
-    fn check_rows(&self, name: &str, slice: &DeviceSlice<bf16>, rows: usize) -> Result<()> {
-        require_context(name, slice.context(), self.communicator.context())?;
-        check_buffer(name, slice.device_address(), slice.len(), rows, self.options.hidden)
+    fn check_rows<T>(&self, name: &str, slice: &DeviceSlice<T>, rows: usize) -> Result<u64> {
+        aligned(self.communicator.context(), name, slice, rows, self.options.hidden)
     }
 
     fn multiprocessors(&self) -> u32 {

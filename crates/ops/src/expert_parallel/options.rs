@@ -239,8 +239,7 @@ impl ExpertParallelOptions {
         if self.rows.is_some() {
             return refuse(
                 "the form for high throughput among several LSA teams: there it is that for low \
-                 latency, without `throughput`"
-                    .to_owned(),
+                 latency, without `throughput`",
             );
         }
         self.shape_of_any(ranks)
@@ -277,10 +276,10 @@ impl ExpertParallelOptions {
             return refuse(format!("experts' rows begin at multiples of {alignment} rows"));
         }
         if rows == Some(0) {
-            return refuse("there is room for 0 rows of experts: at least 1".to_owned());
+            return refuse("there is room for 0 rows of experts: at least 1");
         }
         if blocks == Some(0) {
-            return refuse("no blocks send and receive".to_owned());
+            return refuse("no blocks send and receive");
         }
         if threads.is_some_and(|n| n == 0 || !n.is_multiple_of(32) || n > 512) {
             return refuse(format!(

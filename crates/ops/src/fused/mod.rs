@@ -21,10 +21,10 @@ use half::bf16;
 
 pub(crate) use self::wide::WideKernel;
 use crate::agree::is_single_lsa_team;
-use crate::check::{are_aligned, check_len, refuse, require_context};
+use crate::check::{address, are_aligned, check_len, refuse, require_context};
 use crate::decisions::Decisions;
 use crate::extents::Extents;
-use crate::gemm::{Added, Matrices, address};
+use crate::gemm::{Added, Matrices};
 use crate::tuned::Tuned;
 use crate::{Collectives, Explanation, Gemm};
 
@@ -264,7 +264,7 @@ impl Matrix for DeviceSlice<bf16> {
 impl Matrix for Window<bf16> {
     fn address_of_c(&self, comm: &Communicator, rows: usize, columns: usize) -> Result<u64> {
         if !self.communicator().is(comm) {
-            return refuse("C is a window of another communicator".to_owned());
+            return refuse("C is a window of another communicator");
         }
         check_len("C", self.min_len(), rows, columns)?;
         Ok(self.device_address())
@@ -315,8 +315,8 @@ impl<F: Fusion> FusedGemm<F> {
         Ok(())
     }
 
-    /// Lets plans that can read B before the previous kernels of the stream have ended: weights,
-    /// for instance, which no kernel writes.
+    /// Lets the plans with kernels for that read B before the previous kernels of the stream have
+    /// ended: weights, for instance, which no kernel writes.
     ///
     /// # Safety
     ///
@@ -429,6 +429,6 @@ pub(crate) fn prepare_once<T>(cell: &OnceCell<T>, new: impl FnOnce() -> Result<T
 pub(crate) fn prepared<T>(cell: &OnceCell<T>) -> Result<&T> {
     match cell.get() {
         Some(prepared) => Ok(prepared),
-        None => refuse("the plan of the product is not prepared".to_owned()),
+        None => refuse("the plan of the product is not prepared"),
     }
 }

@@ -12,9 +12,9 @@ use half::{bf16, f16};
 use super::GemmPlan;
 use super::element::TransposableElement;
 use super::launches::{Matrices, map};
-use super::product::{Activation, Added, EpilogueArgs, address};
+use super::product::{Activation, Added, EpilogueArgs};
 use crate::KERNELS;
-use crate::check::refuse;
+use crate::check::{address, refuse};
 use crate::extents::Extents;
 use crate::launch::Takes;
 
@@ -157,7 +157,7 @@ impl GroupedGemm {
         let [m, n, k] = shape;
         let count = groups.sizes.len();
         if count == 0 {
-            return refuse("a grouped product without groups has nothing to do".to_owned());
+            return refuse("a grouped product without groups has nothing to do");
         }
         // The rows of all groups' B, if there are as many.
         let of_b = count.saturating_mul(n);
@@ -213,7 +213,7 @@ impl GroupedGemm {
         }
         let blocks = u64::from(resident / cluster).min(most) as u32 * cluster;
         if blocks == 0 {
-            return refuse("this GPU has no room for a block of the grouped product".to_owned());
+            return refuse("this GPU has no room for a block of the grouped product");
         }
         Ok(LaunchConfig::new(blocks, threads).with_dynamic_shared(shared))
     }

@@ -9,7 +9,7 @@ use devcomm_kernels::gemm::gemm_blocks::BLOCK;
 use super::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 use super::launches::{Matrices, launch_blocks};
 use super::{Gemm, GemmPlan};
-use crate::check::{check_len, refuse, require_context};
+use crate::check::{address, refuse};
 use crate::extents::Extents;
 
 /// A product of `[m, n, k]` that [`Gemm::product`] began: `C = activation(scale_a * scale_b * (A x
@@ -214,7 +214,7 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     /// As [`Gemm::plan`], and for a product with scales per block, of which there is one form.
     pub fn plan(&self) -> Result<GemmPlan> {
         if self.block_scales.is_some() {
-            return refuse("a product with scales per block has no plans".to_owned());
+            return refuse("a product with scales per block has no plans");
         }
         Ok(self.gemm.prepare::<T, O>(Extents::new(self.shape)?, self.transposed())?.0)
     }
@@ -293,17 +293,4 @@ impl<O> Added<O> {
             cubic,
         })
     }
-}
-
-/// The address of a buffer of this context with enough elements.
-pub(crate) fn address<E>(
-    context: &Context,
-    name: &str,
-    slice: &DeviceSlice<E>,
-    rows: usize,
-    columns: usize,
-) -> Result<u64> {
-    require_context(name, slice.context(), context)?;
-    check_len(name, slice.len(), rows, columns)?;
-    Ok(slice.device_address())
 }

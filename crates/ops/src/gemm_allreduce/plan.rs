@@ -14,19 +14,22 @@ use crate::{GemmPlan, Tiling};
 #[non_exhaustive]
 pub enum GemmAllReducePlan {
     /// In one kernel, any number of ranks: strips of partial sums go to the rank that owns them, in
-    /// any type ([`Wire`](crate::Wire)), and the sums to all ranks.
+    /// any type ([`Wire`](crate::Wire)), and the sums to all ranks. The workspace has the partial
+    /// sums of the largest product, `m * n` in their type.
     Strips,
     /// In one kernel, 2, 4 or 8 Hopper GPUs, large matrices: every rank's product is rounded to
     /// bf16, or of two ranks to 8-bit floats if they [travel](crate::Wire) so, and its tiles are
     /// sent while the next ones are multiplied. A sum is rounded again. Two ranks send each other
     /// all tiles; of more ranks each tile has an owner, which adds all ranks' parts in their order
-    /// and sends the sums to all.
+    /// and sends the sums to all. The workspace takes up to `4 * m * n` bytes.
     Wide,
     /// In one kernel, Hopper GPUs, few rows: every rank's product is rounded to bf16 and sent to
     /// all others before it is stored. A sum, in the order of the ranks, is rounded again. As
-    /// [`GemmPlan::Swapped`], without slices.
+    /// [`GemmPlan::Swapped`], without slices. The workspace takes `4 * m * n` bytes for up to 256
+    /// rows, from each rank if there are more than two.
     Swapped(Tiling),
-    /// By [`Gemm`](crate::Gemm), and then [`Collectives::all_reduce`](crate::Collectives).
+    /// By [`Gemm`](crate::Gemm), and then [`Collectives::all_reduce`](crate::Collectives), whose
+    /// workspace it has.
     Unfused,
 }
 

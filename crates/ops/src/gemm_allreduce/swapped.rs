@@ -177,11 +177,12 @@ struct Form {
     tile: (u32, u32),
     threads: u32,
     /// The clusters that are resident, and the dynamic shared memory of a block.
-    resident: [fn(&Kernels, &Context, u32) -> Result<[u32; 2]>; 2],
+    resident: [Resident; 2],
     divide: Divide,
     launch: [Launch; 2],
 }
 
+type Resident = fn(&Kernels, &Context, u32) -> Result<[u32; 2]>;
 type Launch = unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>;
 
 /// The arguments of `gemm_allreduce_swapped`: the device communicator, maps of A, B and C,
