@@ -246,7 +246,7 @@ impl Collectives {
         let target = self.compiled.on(stream);
         let (output, config) = (recv.device_address(), workspace.options.config(plan));
         // SAFETY: the buffers have the elements, aligned for loads; dropping one waits for the
-        // stream. The workspace is as the kernels need it, and the launches that use it are ordered.
+        // stream. The workspace is as the kernels need it, and launches that use it are ordered.
         of_floats!(S::Element::DATA_TYPE, Float => unsafe {
             if plan.algorithm == Algorithm::Lamport {
                 let input = send.device_address();

@@ -18,8 +18,8 @@ pub(crate) struct WideKernel {
 
 impl WideKernel {
     /// Prepares a kernel for these numbers of ranks, and their text, with slots for the largest
-    /// product, unless that is too large. `load` returns the kernels and the blocks that are resident. If
-    /// `has_barriers`, each block has one. *Collective*.
+    /// product, unless that is too large. `load` returns the kernels and the blocks that are
+    /// resident. If `has_barriers`, each block has one. *Collective*.
     pub(crate) fn new<F: Fusion>(
         on: &Base<F>,
         plan: F::Plan,
