@@ -2,12 +2,13 @@
 
 use std::fmt;
 
-use devcomm_host::{DeviceSlice, Result, Stream, SymmetricBuffer};
+use devcomm_host::{DeviceSlice, LaunchConfig, Result, Stream, SymmetricBuffer};
 use devcomm_types::F8E4M3;
 use half::bf16;
 
 use super::ExpertParallel;
 use crate::check::refuse;
+use crate::launch::Takes;
 
 /// The addresses of tokens, of their experts and of their weights.
 pub(super) type Source = [u64; 3];
@@ -66,4 +67,21 @@ pub(super) trait Form: Send {
 pub(super) enum Arrivals {
     AsTheyAre(DeviceSlice<bf16>),
     F8(DeviceSlice<F8E4M3>),
+}
+
+impl ExpertParallel {
+    /// Launches a kernel.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Takes::launch`].
+    pub(super) unsafe fn launch<K: Takes<A>, A>(
+        &self,
+        args: A,
+        config: LaunchConfig,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { K::launch(args, config, &self.compiled.on(stream)) }
+    }
 }

@@ -31,7 +31,6 @@ use self::throughput::Throughput;
 use crate::KERNELS;
 use crate::agree::or_default;
 use crate::check::{address, aligned, refuse, require_context};
-use crate::launch::Takes;
 
 /// Expert parallelism on a communicator of up to 64 ranks that load and store reach, or of several
 /// LSA teams: owns the kernels and their memory, and launches them. 2, 4 and 8 ranks of one team
@@ -450,21 +449,6 @@ impl ExpertParallel {
             return Ok(());
         }
         self.communicator.compare_kernel(|| format!("{operation}, steps {steps}"))
-    }
-
-    /// Launches a kernel.
-    ///
-    /// # Safety
-    ///
-    /// That of [`Takes::launch`].
-    unsafe fn launch<K: Takes<A>, A>(
-        &self,
-        args: A,
-        config: LaunchConfig,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's contract.
-        unsafe { K::launch(args, config, &self.compiled.on(stream)) }
     }
 
     /// Orders a launch after the others.
