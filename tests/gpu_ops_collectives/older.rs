@@ -12,7 +12,8 @@ use half::{bf16, f16};
 use super::{Number, normalises, reduced, sent};
 
 const OLDER: &str = "nccl, as a rank's GPU is older than Hopper";
-const UNREACHED: &str = "nccl, as load and store do not reach 2, 4 or 8 ranks";
+const UNREACHED: &str =
+    "nccl, as there are not 2, 4 or 8 ranks that reach each other by load and store";
 
 /// Elements for each rank.
 const N: usize = 37;

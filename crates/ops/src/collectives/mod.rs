@@ -1,4 +1,4 @@
-//! Collectives by load and store, with NCCL's for what these do not reach.
+//! Collectives by load and store; NCCL's collectives where ranks cannot reach each other so.
 
 /// Evaluates an expression for the type `$float` of floats.
 macro_rules! of_floats {
@@ -48,22 +48,24 @@ use crate::check::{refuse, require_context};
 use crate::lamport::LamportMemory;
 use crate::{Explanation, KERNELS};
 
-/// Collectives on a communicator: by kernels where load and store reach all ranks, and by NCCL.
+/// Collectives on a communicator: by kernels where load and store reach all ranks, and otherwise by
+/// NCCL.
 ///
-/// The kernels are for 2, 4 or 8 Hopper GPUs or newer ones. If a rank has an older GPU, at least of
-/// Ampere, all operations are by NCCL; so they are for other numbers of ranks.
+/// The kernels need 2, 4 or 8 ranks, all on Hopper GPUs or newer ones. With another number of
+/// ranks, or if any GPU is older (Ampere is the minimum), NCCL does all operations.
 ///
 /// As with a [`Communicator`], every rank calls the same operations in the same order, with buffers
-/// of the same lengths and types. All are at the same place of a window or all in none, and all
-/// begin at a multiple of 16 bytes or none does. What is moved keeps its bits, and
-/// [`ReduceOp`](devcomm_host::ReduceOp) says how NaNs and zeros are reduced. Launches are dependent
-/// ones. Only work on the operation's stream may access its buffers until it has ended.
+/// of the same lengths and types. On all ranks a buffer is at the same offset of the same window,
+/// or on none is it in a window; and it begins at a multiple of 16 bytes on all ranks or on none.
+/// Elements that are moved keep their bits, and [`ReduceOp`](devcomm_host::ReduceOp) says how NaNs
+/// and zeros are reduced. Kernels are launched with programmatic dependent launch. Only work on the
+/// operation's stream may access its buffers until the operation has ended.
 ///
 /// Operations may be on several streams, captured or not: each follows the one before, and so does
 /// the launch of a [graph](devcomm_host::Graph) with operations. A graph of another library is
-/// ordered with them by the program. The operations of two objects, or of as many as
-/// [`CollectivesOptions::concurrent`] says, may be called in another order on each rank if kernels
-/// do them. All ranks call those of more objects in the same order.
+/// ordered with them by the program. The operations of up to [`CollectivesOptions::concurrent`]
+/// `Collectives` (2 by default) may be called in a different order on each rank, if kernels and not
+/// NCCL do them. With more of them, the order is the same on all ranks.
 ///
 /// ```no_run
 /// use devcomm::{Collectives, ReduceOp, World};
@@ -105,8 +107,8 @@ struct Workspace {
 /// Blocks that push or load long messages, if all GPUs have as many multiprocessors.
 const PUSH_BLOCKS: u32 = 128;
 
-/// Options of [`Collectives`], the same on every rank. With one of them, plans do not follow from
-/// measurements.
+/// Options of [`Collectives`], the same on every rank. With [`lamport_bytes`](Self::lamport_bytes)
+/// or [`push_blocks`](Self::push_blocks), the measured plans are not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "options do nothing before `build`"]
 pub struct CollectivesOptions {
@@ -122,8 +124,8 @@ impl CollectivesOptions {
     }
 
     /// Sets the longest message in bytes that is sent in one step; an all-reduce of two ranks may
-    /// have sixteen times as many. The workspace takes twice the most bytes for each rank. Default:
-    /// 4 MiB for 2 ranks (a workspace of 128 MiB), 1 MiB for 4, 512 KiB for 8.
+    /// have sixteen times as many. The workspace has room for two of the longest messages from each
+    /// other rank. Default: 4 MiB for 2 ranks (a workspace of 128 MiB), 1 MiB for 4, 512 KiB for 8.
     pub const fn lamport_bytes(self, bytes: usize) -> Self {
         Self { lamport_bytes: Some(bytes), ..self }
     }
@@ -134,10 +136,11 @@ impl CollectivesOptions {
         Self { push_blocks: Some(blocks), ..self }
     }
 
-    /// Sets the number of objects, 1 to 4, whose operations may run on a GPU at the same time, on
-    /// streams of their own and called in another order on each rank. Each object gets that part of
-    /// the GPU; with 1, an operation may fill it. Operations of more objects wait for each other in
-    /// the order of the host's calls, which then must be the same on all ranks. Default: 2.
+    /// Sets the number of `Collectives`, 1 to 4, whose operations may run on a GPU at the same
+    /// time, on streams of their own and called in a different order on each rank. Each of them
+    /// uses at most that part of each multiprocessor; with 1, an operation may fill the GPU.
+    /// Operations of more `Collectives` wait for each other in the order of the host's calls, which
+    /// then must be the same on all ranks. Default: 2.
     pub const fn concurrent(self, objects: u32) -> Self {
         Self { concurrent: objects, ..self }
     }
@@ -211,9 +214,10 @@ impl CollectivesOptions {
     /// The most threads of a block of a kernel; a multiprocessor has room for `room` of its
     /// threads.
     ///
-    /// If several objects run at a time, one launch of each runs and another one waits. A block of
-    /// each of these launches fits on each multiprocessor, and a launch has at most as many blocks
-    /// as there are multiprocessors: so whichever blocks are there, there is room for the others.
+    /// If several objects run at a time, each may have two launches on the GPU: one that runs and,
+    /// by dependent launch, the next one, which waits. A block of each of these launches fits on
+    /// each multiprocessor, and a launch has at most as many blocks as there are multiprocessors:
+    /// so whichever blocks are there, there is room for the others.
     pub(super) fn threads(self, room: u32) -> u32 {
         let launches = if self.concurrent == 1 { 1 } else { 2 * self.concurrent };
         (room / launches / 32 * 32).min(THREADS)
@@ -225,7 +229,8 @@ impl CollectivesOptions {
         if self.concurrent == 1 { each * multiprocessors } else { multiprocessors }
     }
 
-    /// Slots for vectors from each rank: for an all-reduce, and for a warp.
+    /// Returns the slots for vectors from each rank: those of a one-step all-reduce, and at least
+    /// one for each lane of a warp.
     fn capacity(self, ranks: usize) -> usize {
         self.all_reduce_slots(ranks).max(32)
     }
@@ -276,13 +281,13 @@ fn load(comm: &Communicator, is_older: bool) -> Result<Kernels> {
     Kernels::load(comm.context(), &KERNELS.only(if is_older { PORTABLE } else { FILES }))
 }
 
-/// The most threads of a block, if operations may fill the GPU. A multiprocessor has room for one
-/// block that pushes long messages: with two of half as many threads, the next launch's first
-/// blocks would share multiprocessors, and take 10 % longer.
+/// The most threads of a block, if operations may fill the GPU. They leave room for one block that
+/// pushes long messages on a multiprocessor. With two blocks of 256 threads, the first blocks of
+/// the next launch would share multiprocessors, and take 10 % longer.
 const THREADS: u32 = 512;
 
 /// Why NCCL does what no kernel can.
-const UNREACHED: &str = "as load and store do not reach 2, 4 or 8 ranks";
+const UNREACHED: &str = "as there are not 2, 4 or 8 ranks that reach each other by load and store";
 const OLDER: &str = "as a rank's GPU is older than Hopper";
 const INVALID: &str = "as there is nothing to send, or the buffers do not match";
 const UNREDUCED: &str = "as no kernel reduces this type by this operator";
@@ -325,10 +330,10 @@ impl Collectives {
         call.request(self).map(|request| request.candidates(self.table.find(&request)))
     }
 
-    /// Does all operations that this plan can do by it, with as many blocks as they need, except
+    /// Uses this plan for every operation that it fits, with the blocks that its size needs, except
     /// [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), its quantised form and
-    /// [`all_to_all_v`](Self::all_to_all_v).
-    /// Every rank sets the same plan between the same operations.
+    /// [`all_to_all_v`](Self::all_to_all_v); `None` returns to the default choice. Every rank sets
+    /// the same plan between the same operations.
     pub fn set_plan(&self, plan: Option<CollectivePlan>) {
         self.plan.set(plan);
     }
@@ -365,7 +370,8 @@ impl Collectives {
         Ok((operator, Reducing::new(operator, scale, self.communicator.n_ranks())))
     }
 
-    /// Compares, in a checked world, a kernel's operation with those of the other ranks.
+    /// Compares a kernel's operation with those of the other ranks, if the world
+    /// [checks calls](devcomm_host::WorldBuilder::checked).
     fn compare(&self, plan: Option<CollectivePlan>, terms: impl FnOnce() -> String) -> Result<()> {
         self.communicator.compare_kernel(|| match plan {
             Some(plan) => format!("{} by {plan}", terms()),
