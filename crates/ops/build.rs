@@ -1,4 +1,4 @@
-//! With the feature `ptx`, compiles the kernels of `devcomm-kernels` to PTX in `OUT_DIR/kernels`.
+//! Compiles the kernels of `devcomm-kernels` to PTX in `OUT_DIR/kernels`, with the feature `ptx`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=build.rs");

@@ -372,7 +372,7 @@ impl Gemm {
         let aligned = (a | b | c).is_multiple_of(16);
         let prepared = if aligned { self.prepare::<T, O>(extents, transposed)?.1 } else { None };
         let (compiled, stream) = (&self.compiled, &self.stream);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
         unsafe {
             match prepared {
                 Some(prepared) => {

@@ -15,7 +15,7 @@ pub trait Takes<A>: Kernel {
 
 impl<K: Kernel, A: LaunchArgs<K::Args>> Takes<A> for K {
     unsafe fn launch(args: A, config: LaunchConfig, target: &KernelsOn<'_>) -> Result<()> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes arguments that the kernel may use until it has ended.
         unsafe { target.launch_kernel::<K, A>(config, args, false) }
     }
 }

@@ -128,7 +128,8 @@ impl Collectives {
                 let threads = options.threads(room::PUSH_EXCHANGE_V);
                 let (algorithm, blocks) = (Algorithm::Push, options.blocks());
                 let config = options.config(CollectivePlan { algorithm, blocks, threads });
-                // SAFETY: as above.
+                // SAFETY: the buffers have the elements that are sent and received, and outlive
+                // the launch.
                 unsafe { kernels::push_exchange_v::launch(args, config, &target) }
             }
         }

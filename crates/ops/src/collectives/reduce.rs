@@ -158,7 +158,8 @@ impl Collectives {
                     (dev_comm, slots, state, *capacity, send, recv, count, operator, divisor);
                 macro_rules! any {
                     ($type:ty) => {
-                        // SAFETY: as for floats.
+                        // SAFETY: the workspace is as the kernel needs it, and its launches are
+                        // ordered.
                         unsafe {
                             kernels::lamport_allreduce_any::<$type>::launch(args, config, &target)
                         }

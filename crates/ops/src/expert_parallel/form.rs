@@ -81,7 +81,7 @@ impl ExpertParallel {
         config: LaunchConfig,
         stream: &Stream,
     ) -> Result<()> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes arguments that the kernel may use until it has ended.
         unsafe { K::launch(args, config, &self.compiled.on(stream)) }
     }
 }

@@ -189,7 +189,7 @@ impl Form for Hybrid {
         let (sizes, tokens, at) = (shape_args(of.shape), of.tokens.get() as u32, &self.returns);
         let (from, relayed) = (self.received_args(), self.relayed());
         let args = (comm, mail, partials, sizes, rows, at, from, relayed, tokens, out, add, steps);
-        // SAFETY: as in `dispatch`.
+        // SAFETY: the buffers have the rows of the shape, and launches of this object are ordered.
         unsafe { of.launch::<kernels::ep_combine_hybrid, _>(args, self.config(of.options), stream) }
     }
 

@@ -125,7 +125,7 @@ impl Form for Lsa {
         let parts = tokens * of.shape.vectors.div_ceil(part);
         let is_long = parts > of.multiprocessors() * (THREADS / 32);
         let config = of.config(parts, if is_long { MANY_THREADS } else { THREADS });
-        // SAFETY: as in `dispatch`.
+        // SAFETY: the buffers have the rows of the shape, and launches of this object are ordered.
         unsafe { of.launch::<kernels::ep_combine, _>(args, config, stream) }
     }
 

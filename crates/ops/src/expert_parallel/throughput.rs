@@ -127,7 +127,7 @@ impl Form for Throughput {
         let (sizes, ranks) = (shape_args(of.sent), of.communicator.n_ranks() as u32);
         let args = (self.memory(), sizes, ranks, arrived, scales, of.grouped_args(rows, 0));
         let config = of.config(of.expected_tokens(), MANY_THREADS);
-        // SAFETY: as in `dispatch`.
+        // SAFETY: the buffers have the rows of the shape, and launches of this object are ordered.
         unsafe { of.launch::<kernels::ep_expand, _>(args, config, stream) }
     }
 
@@ -137,7 +137,7 @@ impl Form for Throughput {
         let (sizes, tokens) = (shape_args(of.shape), of.tokens.get() as u32);
         let args = (comm, memory, results, sizes, rows, tokens, out, residual, steps);
         let config = of.config(of.expected_tokens(), MANY_THREADS);
-        // SAFETY: as in `dispatch`.
+        // SAFETY: the buffers have the rows of the shape, and launches of this object are ordered.
         unsafe { of.launch::<kernels::ep_combine_counted, _>(args, config, stream) }
     }
 

@@ -179,7 +179,7 @@ impl Prepared {
         constant_b: bool,
         memory: Option<&SliceMemory>,
     ) -> Result<()> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
         unsafe {
             match *self {
                 Self::Wide(config) => {
@@ -288,7 +288,8 @@ macro_rules! forms {
                 let product = forms!(
                     @args $is_sliced, Kernel, [a, b, c, m, n, k, division], slices, epilogue
                 );
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller passes matrices of the prepared shape that outlive the
+                // product.
                 unsafe { product.config(config).launch(&compiled.on(stream)) }
             }
 
@@ -380,7 +381,7 @@ pub(super) unsafe fn launch_portable<T: GemmElement, O: GemmOutput<T>>(
     };
     let config = LaunchConfig::new(tiles, portable::THREADS).with_dynamic_shared(portable::SHARED);
     let args = (a, b, c, m, n, k, ta, tb, epilogue);
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
     unsafe { O::Portable::launch(args, config, &compiled.on(stream)) }
 }
 
@@ -400,6 +401,6 @@ pub(super) unsafe fn launch_blocks<T: ScaledElement>(
     let Some(config) = config else { return no_kernel::<T>(matrices) };
     let ([a, b, c], unaligned) = wide_maps::<T, T::Output>(stream, matrices)?;
     let args = (a, b, c, unaligned, m, n, k, of_a, of_b, epilogue);
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes matrices and scales of the prepared shape that outlive the product.
     unsafe { T::Blocks::launch(args, config, &compiled.on(stream)) }
 }

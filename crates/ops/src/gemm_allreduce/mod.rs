@@ -72,7 +72,7 @@ pub struct AllReduce {
 }
 
 impl FusedGemm<AllReduce> {
-    /// For products of up to `m x n` elements, launched on `stream`; [`options`] selects other
+    /// Prepares products of up to `m x n` elements, launched on `stream`; [`options`] selects other
     /// kernels. *Collective*, with the same `m` and `n` on every rank.
     ///
     /// The workspace takes up to `2 * m * n` bytes on each GPU, rounded up to whole tiles, and on
@@ -96,7 +96,7 @@ impl FusedGemm<AllReduce> {
         Self::options().build(comm, stream, m, n)
     }
 
-    /// The options, with their default values.
+    /// Returns the options, with their default values.
     pub fn options() -> GemmOptions {
         GemmOptions::new()
     }
@@ -132,14 +132,14 @@ impl FusedGemm<AllReduce> {
         Ok(Self { base, fusion })
     }
 
-    /// The type in which partial sums travel.
+    /// Returns the type in which partial sums are sent.
     #[must_use]
     pub fn wire(&self) -> Wire {
         self.fusion.wire()
     }
 
-    /// The plans for products of `[m, n, k]`, those for few rows last, and of these first the one
-    /// that is expected to be the fastest.
+    /// Returns the plans for products of `[m, n, k]`. Those for few rows come last, with the one
+    /// that is expected to be the fastest first.
     ///
     /// # Errors
     ///

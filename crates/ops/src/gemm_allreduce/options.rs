@@ -32,7 +32,7 @@ pub struct GemmOptions {
 }
 
 impl GemmOptions {
-    /// The default options.
+    /// Returns the default options.
     pub const fn new() -> Self {
         Self { max_blocks: None, wire: Wire::Bf16 }
     }

@@ -13,23 +13,23 @@ use crate::{GemmPlan, Tiling};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GemmAllReducePlan {
-    /// In one kernel, any number of ranks: strips of partial sums go to the rank that owns them, in
-    /// any type ([`Wire`](crate::Wire)), and the sums to all ranks. The workspace has the partial
-    /// sums of the largest product, `m * n` in their type.
+    /// One kernel, for any number of ranks: strips of partial sums go to the rank that owns them,
+    /// in any type ([`Wire`](crate::Wire)), and the sums go to all ranks. The workspace has the
+    /// partial sums of the largest product, `m * n` in their type.
     Strips,
-    /// In one kernel, 2, 4 or 8 Hopper GPUs, large matrices: every rank's product is rounded to
-    /// bf16, or of two ranks to 8-bit floats if they [travel](crate::Wire) so, and its tiles are
-    /// sent while the next ones are multiplied. A sum is rounded again. Two ranks send each other
-    /// all tiles; of more ranks each tile has an owner, which adds all ranks' parts in their order
-    /// and sends the sums to all. The workspace takes up to `4 * m * n` bytes.
+    /// One kernel, for large matrices on 2, 4 or 8 Hopper GPUs: every rank's product is rounded to
+    /// bf16 (with two ranks, also to 8-bit floats, as [`Wire`](crate::Wire) says), and its tiles
+    /// are sent while the next ones are multiplied. A sum is rounded again. Two ranks send each
+    /// other all tiles; with more ranks each tile has an owner, which adds all ranks' parts in the
+    /// order of the ranks and sends the sums to all. The workspace takes up to `4 * m * n` bytes.
     Wide,
-    /// In one kernel, Hopper GPUs, few rows: every rank's product is rounded to bf16 and sent to
-    /// all others before it is stored. A sum, in the order of the ranks, is rounded again. As
-    /// [`GemmPlan::Swapped`], without slices. The workspace takes `4 * m * n` bytes for up to 256
-    /// rows, from each rank if there are more than two.
+    /// One kernel, for few rows on Hopper GPUs: every rank's product is rounded to bf16 and sent to
+    /// all others before it is stored. The sum, in the order of the ranks, is rounded again. The
+    /// tiles are those of [`GemmPlan::Swapped`], without slices. The workspace takes `4 * m * n`
+    /// bytes for up to 256 rows; with more than two ranks, for each rank.
     Swapped(Tiling),
-    /// By [`Gemm`](crate::Gemm), and then [`Collectives::all_reduce`](crate::Collectives), whose
-    /// workspace it has.
+    /// [`Gemm`](crate::Gemm), and then [`Collectives::all_reduce`](crate::Collectives), with the
+    /// workspaces of both.
     Unfused,
 }
 

@@ -33,15 +33,15 @@ pub(super) struct Swapped {
     compiled: Kernels,
     dev_comm: DevCommResource,
     memory: LamportMemory,
-    /// For each tile, the clusters that are resident on all GPUs, and the dynamic shared memory
-    /// that a block may have.
+    /// The clusters that are resident on all GPUs for each tile, and the dynamic shared memory that
+    /// a block may have.
     resident: HashMap<Tile, [u32; 2]>,
     /// Which kernel of a [`Form`].
     which: usize,
 }
 
 impl Swapped {
-    /// With slots for products of up to `m x n` elements. *Collective*.
+    /// Makes slots for products of up to `m x n` elements. *Collective*.
     pub(super) fn new(comm: &Communicator, m: usize, n: usize) -> Result<Self> {
         let which = usize::from(comm.n_ranks() != 2);
         let own = || {
@@ -139,7 +139,7 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
             return refuse(format!("the plan `{plan}` does no product of this shape"));
         };
         let division = Division { constant_b: on.constant_b, ..division };
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes matrices of the extents that outlive the product.
         unsafe {
             (form.launch[swapped.which])(swapped, &on.stream, of.matrices(), division, config)
         }

@@ -1,4 +1,4 @@
-//! In what type partial sums travel.
+//! The types in which partial sums are sent.
 
 use std::str::FromStr;
 
@@ -9,20 +9,21 @@ use crate::plan::names;
 /// rank's product, a sum of its `k` terms in f32. They are added in f32, and the sum is rounded to
 /// bf16. As text: `bf16`, `f32` or `e4m3`.
 ///
-/// The rank that adds partial sums takes its own as the others would get it, so that no element
-/// depends on who adds it. A single rank sends nothing, and rounds once.
+/// The rank that adds partial sums rounds its own as it would be sent, so that no element depends
+/// on which rank adds it. A single rank sends nothing, and rounds once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Wire {
-    /// Each partial sum is rounded, as that of a product in bf16 before an all-reduce.
+    /// Each partial sum is rounded to bf16, as a product in bf16 before an all-reduce is.
     #[default]
     Bf16,
-    /// Partial sums are as they are: twice the bytes, and one rounding.
+    /// Partial sums are sent in f32: twice the bytes of bf16, and one rounding.
     F32,
     /// 8-bit floats with scales, about half the bytes of bf16. Columns `64 * i` to `64 * i + 63` of
     /// a row share a scale: the least power of two, at least `2^-126`, times which 448 is no less
-    /// than each partial sum. One is off by up to a sixteenth ([`error_bound`](Self::error_bound)).
-    /// Infinite ones stay so, and those beside them become 0.
+    /// than each partial sum. A partial sum is off by up to a sixteenth
+    /// ([`error_bound`](Self::error_bound)). Infinite sums stay infinite, and the others that share
+    /// their scale become 0.
     E4m3,
 }
 
@@ -30,8 +31,8 @@ impl Wire {
     /// All types.
     pub const ALL: [Self; 3] = [Self::Bf16, Self::F32, Self::E4m3];
 
-    /// By how much a partial sum is off at most when it is added, if it is finite: half a unit in
-    /// its last place. `largest` is the largest magnitude of those that share its scale. An element
+    /// Returns the largest error of a finite partial sum when it is added: half a unit in its last
+    /// place. `largest` is the largest magnitude of the sums that share its scale. An element
     /// of C is off by at most the sum of these, what f32 loses, and its own rounding to bf16,
     /// `2^-8` of it.
     #[must_use]
