@@ -81,12 +81,10 @@ impl<T: Accumulate> Elements<T> {
                 return mem::store_vec(address, vector);
             }
             let left = self.left(at);
-            let mut i = 0;
-            while i < Vec16::<T>::LANES {
+            for i in 0..Vec16::<T>::LANES {
                 if i < left {
                     mem::store(address.wrapping_add(i), vector.lane(i));
                 }
-                i += 1;
             }
         }
     }

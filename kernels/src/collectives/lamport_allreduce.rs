@@ -106,10 +106,6 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     }
 
     /// Up to `ROWS` vectors of a thread.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
         assert!(self.vectors <= ROWS as u32 * threads(), "more vectors than threads have");
         let mut at = thread::index_1d();
@@ -124,10 +120,6 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     }
 
     /// Any vectors of a thread. The later ones follow as it receives those before.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn reduce_by_two(&self, slots: LamportSlots<'_, 2>, state: *mut u32) {
         let mut at = thread::index_1d();
         let mut next = at + threads();
@@ -155,11 +147,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         }
     }
 
-    /// Begins a launch, and sends the first vectors of a thread.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract. Each slot is used by one thread.
+    /// Begins a launch, and sends the first vectors of a thread. Each slot is used by one thread.
     unsafe fn begin<'a, const N: usize, const ROWS: usize>(
         &self,
         slots: LamportSlots<'a, N>,
@@ -186,55 +174,38 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     }
 
     /// Vectors of a thread from `first` on, of this rank.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn load<const ROWS: usize>(&self, first: u32) -> [Vec16<T>; ROWS] {
         let mut mine = [Vec16::from_bits([0; 4]); ROWS];
-        let mut u = 0;
-        while u < ROWS {
+        for u in 0..ROWS {
             let at = first + u as u32 * threads();
             if at < self.vectors {
                 // SAFETY: the caller's contract.
                 mine[u] = unsafe { self.input.load(at as usize) };
             }
-            u += 1;
         }
         mine
     }
 
     /// Sends them to all peers.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn send<const N: usize, const ROWS: usize>(
         &self,
         session: &Lamport<'_, N>,
         first: u32,
         mine: [Vec16<T>; ROWS],
     ) {
-        let mut u = 0;
-        while u < ROWS {
+        for u in 0..ROWS {
             let at = first + u as u32 * threads();
             if at < self.vectors {
-                let (mut distance, vector) = (1, self.reduction.scale(mine[u]));
-                while distance < N {
+                let vector = self.reduction.scale(mine[u]);
+                for distance in 1..N {
                     // SAFETY: the caller's contract; only this thread uses the slot.
                     unsafe { session.send(distance, at, vector) };
-                    distance += 1;
                 }
             }
-            u += 1;
         }
     }
 
     /// Receives a vector of all ranks, and stores the result.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, at: u32, mine: Vec16<T>) {
         // SAFETY: the caller's contract.
         unsafe {

@@ -75,10 +75,6 @@ impl<T: Accumulate> Part<T> {
     }
 
     /// The payload of a slot; 0 behind the last element, and in the lane of the marks.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn payload(&self, slot: u32) -> Vec16<T> {
         match Self::vector(slot) {
             // SAFETY: the caller's contract.
@@ -117,10 +113,9 @@ impl<T: Accumulate> OneStep for Part<T> {
     ) {
         // SAFETY: the caller's contract; only this thread uses the slot.
         unsafe {
-            let (message, mut distance) = (marked(mine[0]), 1);
-            while distance < N {
+            let message = marked(mine[0]);
+            for distance in 1..N {
                 session.send(distance, slot, message);
-                distance += 1;
             }
         }
     }
@@ -132,14 +127,12 @@ impl<T: Accumulate> OneStep for Part<T> {
             // The input is loaded again: it would take registers.
             let mine = self.payload(slot);
             let all = session.receive_all(slot, mine);
-            let mut rank = 0;
-            while rank < N {
+            for rank in 0..N {
                 let vector = T::widen(unmarked(all[rank]));
                 match &mut result {
                     None => result = Some(vector),
                     Some(result) => self.combine(result, vector),
                 }
-                rank += 1;
             }
             if let (Some(mut result), Some(at)) = (result, Self::vector(slot)) {
                 if self.divisor > 1 {

@@ -75,10 +75,6 @@ impl<T: Unit> Part<'_, T> {
     }
 
     /// Stores payload from a rank; nothing in the lane of the marks.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn store(&self, from: i32, slot: u32, payload: Payload) {
         let from = opaque::<T>(from);
         let message = self.output.wrapping_byte_add(self.messages.output(from));
@@ -102,11 +98,9 @@ impl<T: Unit> OneStep for Part<'_, T> {
 
     unsafe fn prefetch<const N: usize>(&self, slot: u32) {
         let Some(place) = self.place(slot).filter(|place| place.left > 0) else { return };
-        let mut distance = 0;
-        while distance < N {
+        for distance in 0..N {
             // SAFETY: the caller's contract.
             unsafe { mem::prefetch(place.of(self.message(distance))) };
-            distance += 1;
         }
     }
 
@@ -114,11 +108,9 @@ impl<T: Unit> OneStep for Part<'_, T> {
     unsafe fn load<const N: usize>(&self, slot: u32) -> [Payload; N] {
         let mut loaded = [Vec16::from_bits([0; 4]); N];
         let Some(place) = self.place(slot) else { return loaded };
-        let mut distance = 0;
-        while distance < N {
+        for distance in 0..N {
             // SAFETY: the caller's contract.
             loaded[distance] = unsafe { T::load(self.message(distance), place) };
-            distance += 1;
         }
         loaded
     }
@@ -131,11 +123,9 @@ impl<T: Unit> OneStep for Part<'_, T> {
         mine: &[Payload; N],
     ) {
         let me = self.comm.lsa_team().rank;
-        let mut distance = 1;
-        while distance < N {
+        for distance in 1..N {
             // SAFETY: the caller's contract; only this thread uses the slot.
             unsafe { session.send(distance, slot, marked(mine[distance])) };
-            distance += 1;
         }
         let is_there = self.input.wrapping_byte_add(self.messages.input(me)).addr()
             == self.output.wrapping_byte_add(self.messages.output(me)).addr();
@@ -146,11 +136,9 @@ impl<T: Unit> OneStep for Part<'_, T> {
     }
 
     unsafe fn send_nothing<const N: usize>(&self, session: &Lamport<'_, N>) {
-        let mut distance = 1;
-        while distance < N {
+        for distance in 1..N {
             // SAFETY: the caller's contract; the launch uses at least one slot.
             unsafe { session.send(distance, 0, Vec16::<u8>::from_bits([0; 4])) };
-            distance += 1;
         }
     }
 

@@ -82,9 +82,6 @@ struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn run(&self, slots: LamportSlots<'_, ANY_RANKS>, state: *mut u32) {
         let team = self.comm.lsa_team();
         let (me, ranks) = (team.rank as usize, team.n_ranks as usize);
@@ -97,13 +94,11 @@ impl Exchange<'_> {
             let session = slots.begin(state, self.used);
             let mut slot = thread::index_1d();
             while slot < self.used {
-                let mut distance = 1;
-                while distance < ranks {
+                for distance in 1..ranks {
                     let to = team.rotated(distance as i32) as usize;
                     if slot < self.slots_of(self.sent.bytes[to]) {
                         session.send(distance, slot, marked(self.load(to, slot)));
                     }
-                    distance += 1;
                 }
                 if slot < self.slots_of(self.sent.bytes[me]) {
                     self.store(me, slot, self.load(me, slot));
@@ -112,12 +107,10 @@ impl Exchange<'_> {
             }
             let mut slot = thread::index_1d();
             while slot < self.used {
-                let mut source = 0;
-                while source < ranks {
+                for source in 0..ranks {
                     if source != me && slot < self.slots_of(self.received.bytes[source]) {
                         self.receive(&session, source, slot);
                     }
-                    source += 1;
                 }
                 slot += threads;
             }
@@ -127,10 +120,6 @@ impl Exchange<'_> {
     }
 
     /// What a slot has of the message to a rank: the header first.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn load(&self, to: usize, slot: u32) -> Vec16<u8> {
         if slot == 0 {
             let at = self.first + self.received.at[to];
@@ -149,11 +138,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// Receives a slot of the message from a peer.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of the warp call this together.
+    /// Receives a slot of the message from a peer. All lanes of the warp call this together.
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, source: usize, slot: u32) {
         // SAFETY: the caller's contract.
         unsafe {
@@ -166,10 +151,6 @@ impl Exchange<'_> {
     }
 
     /// Stores what a slot has of the message from a rank.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn store(&self, from: usize, slot: u32, payload: Vec16<u8>) {
         let Some(place) = self.place(slot, self.received.bytes[from]) else { return };
         let message = self.output.wrapping_byte_add(self.received.at[from]);

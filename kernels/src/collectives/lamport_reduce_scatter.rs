@@ -69,22 +69,18 @@ impl<T: Accumulate<Acc = f32>> OneStep for Part<'_, T> {
     }
 
     unsafe fn prefetch<const N: usize>(&self, slot: u32) {
-        let mut distance = 1;
-        while distance < N {
+        for distance in 1..N {
             // SAFETY: the caller's contract.
             unsafe { self.part(distance).prefetch(slot as usize) };
-            distance += 1;
         }
     }
 
     /// A vector of each peer's part, and zeros for this rank.
     unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<T>; N] {
         let mut loaded = [Vec16::from_bits([0; 4]); N];
-        let mut distance = 1;
-        while distance < N {
+        for distance in 1..N {
             // SAFETY: the caller's contract.
             loaded[distance] = unsafe { self.part(distance).load(slot as usize) };
-            distance += 1;
         }
         loaded
     }
@@ -95,11 +91,9 @@ impl<T: Accumulate<Acc = f32>> OneStep for Part<'_, T> {
         slot: u32,
         mine: &[Vec16<T>; N],
     ) {
-        let mut distance = 1;
-        while distance < N {
+        for distance in 1..N {
             // SAFETY: the caller's contract; only this thread uses the slot.
             unsafe { session.send(distance, slot, self.reduction.scale(mine[distance])) };
-            distance += 1;
         }
     }
 

@@ -65,10 +65,6 @@ pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
 }
 
 /// Computes this block's part of its cluster's rows.
-///
-/// # Safety
-///
-/// The kernel's contract.
 unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
     row: &Row<T>,
     slots: LamportSlots<'_, N>,
@@ -127,10 +123,6 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
 
 /// Waits for the peers' vectors, and adds them to this rank's. That is loaded again, as it would
 /// take registers until here.
-///
-/// # Safety
-///
-/// The kernel's contract.
 unsafe fn receive<T: Accumulate<Acc = f32>, const N: usize>(
     session: &Lamport<'_, N>,
     row: &Row<T>,

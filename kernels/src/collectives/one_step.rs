@@ -25,25 +25,13 @@ pub(super) trait OneStep {
 
     /// Prefetches what [`load`](Self::load) loads. Before the wait for the previous launch, this
     /// also has the addresses computed there.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn prefetch<const N: usize>(&self, _slot: u32) {}
 
     /// What this rank sends in a slot, in the order of the distances to the ranks that get it;
     /// nothing is loaded for a slot that is not used.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<Self::Element>; N];
 
     /// Sends it.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn send<const N: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -52,33 +40,17 @@ pub(super) trait OneStep {
     );
 
     /// Sends what the session requires of a rank that sends nothing, as one thread.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn send_nothing<const N: usize>(&self, _session: &Lamport<'_, N>) {}
 
     /// Receives a slot from the ranks that send, and stores the result.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32);
 
     /// Receives what ranks sent that send [nothing](Self::send_nothing), as one thread.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn receive_nothing<const N: usize>(&self, _session: &Lamport<'_, N>) {}
 }
 
-/// Does a collective among the 2, 4 or 8 ranks of the LSA team.
-///
-/// # Safety
-///
-/// The kernel's contract; all threads of the grid call this. The memory is as [`LamportSlots`]
-/// needs it.
+/// Does a collective among the 2, 4 or 8 ranks of the LSA team. All threads of the grid call this.
+/// The memory is as [`LamportSlots`] needs it.
 pub(super) unsafe fn exchange(
     comm: &DevComm,
     (slots, capacity, state): (Window<u32>, u32, *mut u32),

@@ -66,11 +66,8 @@ struct Part<T> {
 }
 
 impl<T: Accumulate<Acc = f32>> Part<T> {
-    /// Reduces this thread's vectors, with `UNROLL` of each rank in flight.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; the team has `N` ranks. All threads of the grid call this.
+    /// Reduces this thread's vectors, with `UNROLL` of each rank in flight. The team has `N` ranks.
+    /// All threads of the grid call this.
     unsafe fn reduce<const N: usize, const UNROLL: usize>(&self, comm: &DevComm) {
         let Self { team, input, .. } = *self;
         let vectors = self.len / Vec16::<T>::LANES / N;
@@ -91,10 +88,9 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         let mut at = strip::first::<UNROLL>(thread::index_1d());
         while at < vectors {
             let mut loaded = [[Vec16::<T>::from_bits([0; 4]); N]; UNROLL];
-            let mut u = 0;
             // SAFETY: the caller's contract; each vector is reduced by one thread.
             unsafe {
-                while u < UNROLL {
+                for u in 0..UNROLL {
                     // This rank's own last, which is nearest.
                     let mut i = 1;
                     while i <= N && at + u * ROW < vectors {
@@ -103,16 +99,13 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
                         loaded[u][distance] = parts[distance].load_vec(from);
                         i += 1;
                     }
-                    u += 1;
                 }
-                let mut u = 0;
-                while u < UNROLL {
+                for u in 0..UNROLL {
                     if at + u * ROW < vectors {
                         let scaled = loaded[u].map(|vector| self.reduction.scale(vector));
                         let to = self.output.wrapping_add((at + u * ROW) * Vec16::<T>::LANES);
                         mem::store_vec(to, self.reduction.reduce(scaled));
                     }
-                    u += 1;
                 }
             }
             at += UNROLL * threads;

@@ -112,9 +112,7 @@ struct Chunk {
 }
 
 impl<T: Accumulate<Acc = f32>> Block<'_, T> {
-    /// # Safety
-    ///
-    /// The kernel's contract; the team has `N` ranks. A thread reduces `ROWS` vectors at a time.
+    /// The team has `N` ranks. A thread reduces `ROWS` vectors at a time.
     unsafe fn run<const N: usize, const ROWS: usize>(&self) {
         let rounds = self.part.div_ceil(self.size * thread::grid_dim_x() as usize);
         grid::wait_for_previous();
@@ -172,8 +170,8 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     /// As [`run`](Self::run); nothing else accesses the slots.
     unsafe fn push<const N: usize>(&self, round: usize) {
         // The loop over ranks is not unrolled.
-        let (mut distance, ranks) = (1, hint::opaque_usize(N));
-        while distance < ranks {
+        let ranks = hint::opaque_usize(N);
+        for distance in 1..ranks {
             let peer = self.comm.lsa_team().rotated(distance as i32);
             let chunk = self.chunk(peer as usize, round);
             let to = self.slot(self.inbox.lsa(peer), distance, round);
@@ -186,12 +184,10 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
                 // SAFETY: the caller's contract.
                 let load = |at| unsafe { mem::load_vec(vector(self.input, at)) };
                 let loaded = rows.map(|row| row.map(load));
-                let mut u = 0;
-                while u < PUSHED {
+                for u in 0..PUSHED {
                     if let (Some(at), Some(vector)) = (rows[u], loaded[u]) {
                         store(at, vector);
                     }
-                    u += 1;
                 }
             });
             if let Some(at) = chunk.tail.filter(|_| thread::thread_idx_x() == 0) {
@@ -199,7 +195,6 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
                 let tail = unsafe { Elements::new(self.input.cast_mut(), self.count).load(at) };
                 store(at, tail);
             }
-            distance += 1;
         }
     }
 
@@ -215,8 +210,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         // SAFETY: the caller's contract.
         let result = |at: usize, mine: Vec16<T>| unsafe {
             let mut result = T::widen(mine);
-            let mut source = 0;
-            while source < N {
+            for source in 0..N {
                 let mut vector = self.reduction.scale(mine);
                 if source != me {
                     // Opaque, as the addresses of all slots would take registers in the loop.
@@ -229,7 +223,6 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
                     0 => result = T::widen(vector),
                     _ => self.reduction.combine(&mut result, vector),
                 }
-                source += 1;
             }
             self.reduction.finish(result)
         };
@@ -238,20 +231,16 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
             in_rows(chunk, |rows: [Option<usize>; ROWS]| {
                 let mine = rows.map(|row| row.map(|at| mem::load_vec(vector(self.input, at))));
                 let mut results = [None; ROWS];
-                let mut u = 0;
-                while u < ROWS {
+                for u in 0..ROWS {
                     if let (Some(at), Some(mine)) = (rows[u], mine[u]) {
                         results[u] = Some(result(at, mine));
                     }
-                    u += 1;
                 }
                 self.each_output::<N>(|output| {
-                    let mut u = 0;
-                    while u < ROWS {
+                    for u in 0..ROWS {
                         if let (Some(at), Some(result)) = (rows[u], results[u]) {
                             mem::store_vec(vector(output, at).cast_mut(), result);
                         }
-                        u += 1;
                     }
                 });
             });
@@ -266,11 +255,10 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     /// Calls `store` with the address of each rank's output, this rank's first.
     fn each_output<const N: usize>(&self, store: impl Fn(*mut T)) {
         // The loop is not unrolled: the addresses would take registers.
-        let (mut distance, ranks) = (0, hint::opaque_usize(N));
-        while distance < ranks {
+        let ranks = hint::opaque_usize(N);
+        for distance in 0..ranks {
             let peer = self.comm.lsa_team().rotated(distance as i32);
             store(self.output.lsa(peer).as_ptr().wrapping_add(self.output_first));
-            distance += 1;
         }
     }
 }
@@ -281,11 +269,9 @@ fn in_rows<const ROWS: usize>(chunk: Chunk, each: impl Fn([Option<usize>; ROWS])
     let mut first = strip::first::<ROWS>(thread::thread_idx_x()) as u32;
     while first < chunk.len {
         let mut rows = [None; ROWS];
-        let mut u = 0;
-        while u < ROWS {
+        for u in 0..ROWS {
             let at = first + (u * ROW) as u32;
             rows[u] = (at < chunk.len).then_some(chunk.first + at as usize);
-            u += 1;
         }
         each(rows);
         first += ROWS as u32 * thread::block_dim_x();

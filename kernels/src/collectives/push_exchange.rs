@@ -139,14 +139,12 @@ impl Copy {
     /// Nothing writes these vectors.
     unsafe fn load_rows(self, at: usize) -> [Vec16<u8>; UNROLL] {
         let mut loaded = [Vec16::from_bits([0; 4]); UNROLL];
-        let mut u = 0;
-        while u < UNROLL {
+        for u in 0..UNROLL {
             let at = at + u * strip::ROW;
             if at < self.bytes / 16 {
                 // SAFETY: the caller's contract; the message is aligned.
                 loaded[u] = unsafe { mem::load_vec(self.from.wrapping_add(16 * at)) };
             }
-            u += 1;
         }
         loaded
     }
@@ -157,14 +155,12 @@ impl Copy {
     ///
     /// Nothing else accesses these vectors.
     unsafe fn store_rows(self, at: usize, loaded: [Vec16<u8>; UNROLL]) {
-        let mut u = 0;
-        while u < UNROLL {
+        for u in 0..UNROLL {
             let at = at + u * strip::ROW;
             if at < self.bytes / 16 {
                 // SAFETY: the caller's contract; the place is aligned.
                 unsafe { mem::store_vec(self.into.wrapping_add(16 * at), loaded[u]) };
             }
-            u += 1;
         }
     }
 
@@ -174,11 +170,9 @@ impl Copy {
     ///
     /// Nothing else accesses these bytes.
     unsafe fn copy_tail(self) {
-        let mut at = self.bytes / 16 * 16;
-        while at < self.bytes {
+        for at in self.bytes / 16 * 16..self.bytes {
             // SAFETY: the caller's contract.
             unsafe { self.copy_byte(at) };
-            at += 1;
         }
     }
 }

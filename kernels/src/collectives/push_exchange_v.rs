@@ -48,8 +48,7 @@ pub unsafe fn push_exchange_v(
     let flag = |source| unsafe { Flag::new(&comm, flags, index(source)) };
     grid::wait_for_previous();
     grid::launch_next();
-    let mut distance = 1;
-    while distance < team.n_ranks {
+    for distance in 1..team.n_ranks {
         let to = team.rotated(distance);
         let bytes = sent.bytes[to as usize];
         if bytes > longest {
@@ -64,10 +63,8 @@ pub unsafe fn push_exchange_v(
             unsafe { copy.all() };
             flag(team.rank).post(coop, to, 1);
         }
-        distance += 1;
     }
-    let mut distance = 1;
-    while distance < team.n_ranks {
+    for distance in 1..team.n_ranks {
         let source = team.rotated(distance);
         if received.bytes[source as usize] > longest {
             flag(source).wait_at_least(coop, 1);
@@ -77,6 +74,5 @@ pub unsafe fn push_exchange_v(
                 unsafe { flags.local().store_release(index(source), 0) };
             }
         }
-        distance += 1;
     }
 }

@@ -43,10 +43,8 @@ impl Reduction {
         vectors: [Vec16<T>; N],
     ) -> Vec16<T> {
         let mut result = T::widen(vectors[0]);
-        let mut i = 1;
-        while i < N {
+        for i in 1..N {
             self.combine(&mut result, vectors[i]);
-            i += 1;
         }
         self.finish(result)
     }

@@ -165,8 +165,7 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
                     (weight, divisor) = (mem::load_vec(weights), self.quantised.divisor());
                 }
                 sums = load(at);
-                let mut r = 0;
-                while r < R {
+                for r in 0..R {
                     if let Some(residual) = residuals[r] {
                         T::add(&mut sums[r], residual);
                         let to = vector(self.residual.cast_const(), at[r]).cast_mut();
@@ -176,7 +175,6 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
                         squares[r].set(squares[r].get() + x * x);
                         x
                     });
-                    r += 1;
                 }
                 if R > 1 {
                     // In flight during the sum: they would take registers before.

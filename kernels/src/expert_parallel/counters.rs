@@ -44,10 +44,9 @@ pub(super) unsafe fn sum_before(mine: u32, sums: *mut u32) -> u32 {
             mem::store(sums.wrapping_add(own_warp as usize), sum);
         }
         thread::sync_threads();
-        let (mut before, mut warp) = (sum - mine, 0);
-        while warp < own_warp {
+        let mut before = sum - mine;
+        for warp in 0..own_warp {
             before += mem::load(sums.wrapping_add(warp as usize));
-            warp += 1;
         }
         before
     }
@@ -63,13 +62,12 @@ pub(super) unsafe fn sum_before(mine: u32, sums: *mut u32) -> u32 {
 pub(super) unsafe fn take_next(next: *mut u32, expert: Option<u32>) -> u32 {
     let own = expert.unwrap_or(NONE);
     let of_expert = next.wrapping_add(expert.unwrap_or(0) as usize);
-    let (mut number, mut k) = (0, 0);
+    let mut number = 0;
     // SAFETY: the caller's contract.
     unsafe {
-        while k < Shape::TOP_K as u32 {
+        for k in 0..Shape::TOP_K as u32 {
             let other = warp::shuffle_idx(own, k);
             number += u32::from(k < warp::lane_id() && other == own);
-            k += 1;
         }
         if expert.is_some() {
             number += mem::load(of_expert);

@@ -117,9 +117,6 @@ pub(super) struct Combine<'a> {
 }
 
 impl Combine<'_> {
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn run<const N: usize, const VECTORS: usize>(
         &self,
         slots: Window<u32>,
@@ -160,13 +157,11 @@ impl Combine<'_> {
             let session = slots.begin(state, self.shape.slots());
             let numbered = numbered.of(session.launch());
             if sends && speaks() {
-                let mut distance = 1;
-                while distance < ranks {
+                for distance in 1..ranks {
                     let to = self.comm.lsa_team().rotated(distance as i32) as usize;
                     if !absent.contains(to) {
                         numbered.send(distance, 0, [0; 2]);
                     }
-                    distance += 1;
                 }
             }
             let tokens = if receives { self.tokens } else { 0 };
@@ -221,12 +216,8 @@ impl Combine<'_> {
         }
     }
 
-    /// Ends the session, while rows are on their way.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract. All threads of the block call this, once, and have the number of the
-    /// launch.
+    /// Ends the session, while rows are on their way. All threads of the block call this, once, and
+    /// have the number of the launch.
     unsafe fn end<const N: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -246,30 +237,21 @@ impl Combine<'_> {
     }
 
     /// Waits until all ranks have begun this launch, also those that return no rows.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn wait_for_peers<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
         self.comm.wait_until(Coop::thread(), || {
-            let (mut all, mut distance) = (true, 1);
-            while distance < ranks::<N>(self.comm) {
+            let mut all = true;
+            for distance in 1..ranks::<N>(self.comm) {
                 let source = self.comm.lsa_team().rotated(distance as i32) as usize;
                 // SAFETY: the caller's contract. No branch around it: all are in flight together.
                 let begun = unsafe { numbered.peek(source, 0) }.is_some();
                 all &= begun || absent.contains(source);
-                distance += 1;
             }
             all
         });
     }
 
     /// Returns a part of a row to each rank that has such a token, with an expert here. The entries
-    /// for the next rank have been loaded.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract. All lanes of a warp call this together.
+    /// for the next rank have been loaded. All lanes of a warp call this together.
     unsafe fn send<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -279,8 +261,8 @@ impl Combine<'_> {
         absent: Ranks,
     ) {
         // Not unrolled for many ranks: the sum is long.
-        let (mut distance, ranks) = (1, rolled::<N>(self.comm));
-        while distance < ranks {
+        let ranks = rolled::<N>(self.comm);
+        for distance in 1..ranks {
             // SAFETY: the caller's contract.
             unsafe {
                 if distance > 1 {
@@ -288,16 +270,11 @@ impl Combine<'_> {
                 }
                 self.send_to::<N, VECTORS, TOGETHER>(session, distance, part, entries);
             }
-            distance += 1;
         }
     }
 
     /// Returns a part of a row to the rank at a distance, if it has such a token, with an expert
-    /// here.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract. All lanes of a warp call this together.
+    /// here. All lanes of a warp call this together.
     unsafe fn send_to<const N: usize, const VECTORS: usize, const TOGETHER: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -311,21 +288,15 @@ impl Combine<'_> {
             if N == ANY_RANKS {
                 send(session, distance, part, &row);
             }
-            let mut peer = 1;
-            while peer < N {
+            for peer in 1..N {
                 if peer == distance {
                     send(session, peer, part, &row);
                 }
-                peer += 1;
             }
         }
     }
 
     /// How many tokens the rank at a distance has.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn tokens_of(&self, distance: usize, absent: Ranks) -> u32 {
         let rank = self.comm.lsa_team().rotated(distance as i32) as usize;
         // SAFETY: the caller's contract.
@@ -334,10 +305,6 @@ impl Combine<'_> {
     }
 
     /// Loads the entries of a token of the rank at a distance.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn outgoing<const N: usize, const VECTORS: usize>(
         &self,
         counts: &[u32; N],
@@ -356,10 +323,6 @@ impl Combine<'_> {
     }
 
     /// Loads what says which ranks have experts of a token of this rank.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn incoming<const VECTORS: usize>(
         &self,
         part: Part<VECTORS>,
@@ -377,10 +340,6 @@ impl Combine<'_> {
     }
 
     /// Loads the entries of a token of a rank that has `tokens`.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     pub(super) unsafe fn entries<const VECTORS: usize>(
         &self,
         rank: usize,
@@ -398,11 +357,8 @@ impl Combine<'_> {
         if part.row < tokens { entries } else { NONE }
     }
 
-    /// Receives a part of a row of this rank from all ranks that have an expert of the token.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract. All lanes of a warp call this together.
+    /// Receives a part of a row of this rank from all ranks that have an expert of the token. All
+    /// lanes of a warp call this together.
     unsafe fn receive<const N: usize, const VECTORS: usize, const TOGETHER: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -426,11 +382,7 @@ impl Combine<'_> {
     }
 
     /// Adds the row of this rank, if there is one, and those that it receives, in the order of the
-    /// ranks.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract. All lanes of a warp call this together.
+    /// ranks. All lanes of a warp call this together.
     unsafe fn add_rows_in_turn<const N: usize, const VECTORS: usize>(
         &self,
         sums: &mut [[f32; 8]; VECTORS],
@@ -441,8 +393,8 @@ impl Combine<'_> {
     ) {
         let me = self.comm.lsa_team().rank as usize;
         let slot = |i| part.vector_of(part.row as usize, i).map(|vector| vector as u32);
-        let (mut rank, ranks) = (0, rolled::<N>(self.comm));
-        while rank < ranks {
+        let ranks = rolled::<N>(self.comm);
+        for rank in 0..ranks {
             if rank == me {
                 if let Some(mine) = mine {
                     add(sums, &mine, 1.0);
@@ -452,16 +404,12 @@ impl Combine<'_> {
                 let row = unsafe { session.receive_several(rank, slot, 0) };
                 add(sums, &row, 1.0);
             }
-            rank += 1;
         }
     }
 
     /// As [`add_rows_in_turn`](Self::add_rows_in_turn), of a vector in each lane. The rows of `K`
-    /// ranks are awaited together: those of more would take registers.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract. All lanes of a warp call this together.
+    /// ranks are awaited together: those of more would take registers. All lanes of a warp call
+    /// this together.
     unsafe fn add_rows<const N: usize, const VECTORS: usize, const K: usize>(
         &self,
         sums: &mut [[f32; 8]; VECTORS],
@@ -477,15 +425,14 @@ impl Combine<'_> {
             if let Some(slot) = part.vector_of(part.row as usize, 0) {
                 let sends = |rank| rank != me && targets.contains(rank);
                 self.comm.wait_until(Coop::thread(), || {
-                    let (mut all, mut i) = (true, 0);
-                    while i < K {
+                    let mut all = true;
+                    for i in 0..K {
                         // SAFETY: the caller's contract. No branch around it: all are in flight
                         // together, also of slots to which nobody sends.
                         let row = unsafe { session.peek(first + i, slot as u32) };
                         let sends = sends(first + i);
                         all &= row.is_some() || !sends;
                         rows[i] = row.filter(|_| sends).unwrap_or(nothing);
-                        i += 1;
                     }
                     all
                 });
@@ -497,23 +444,17 @@ impl Combine<'_> {
                     i += 1;
                 }
             }
-            let mut i = 0;
-            while i < K {
+            for i in 0..K {
                 match mine {
                     Some(mine) if first + i == me => add(sums, &mine, 1.0),
                     _ => add(sums, &[rows[i]; VECTORS], 1.0),
                 }
-                i += 1;
             }
             first += K;
         }
     }
 
     /// Loads the residual of a token.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     pub(super) unsafe fn residual<const VECTORS: usize>(
         &self,
         part: Part<VECTORS>,
@@ -547,12 +488,10 @@ unsafe fn send<const N: usize, const VECTORS: usize>(
     part: Part<VECTORS>,
     row: &Row<VECTORS>,
 ) {
-    let mut i = 0;
-    while i < VECTORS {
+    for i in 0..VECTORS {
         if let Some(at) = part.vector_of(part.row as usize, i) {
             // SAFETY: the caller's contract.
             unsafe { session.send(distance, at as u32, row[i]) };
         }
-        i += 1;
     }
 }

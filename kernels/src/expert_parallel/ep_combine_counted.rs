@@ -94,11 +94,8 @@ struct Combine {
 }
 
 impl Combine {
-    /// Stores the sums of this rank's experts in the ranks of the tokens.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of the grid call this, once.
+    /// Stores the sums of this rank's experts in the ranks of the tokens. All threads of the grid
+    /// call this, once.
     unsafe fn send(&self) {
         let (ranks, firsts) = (self.team.n_ranks as u32, shared_array![u32; RANKS + 1]);
         // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
@@ -130,11 +127,7 @@ impl Combine {
         }
     }
 
-    /// Stores a part of the sum for a token in its rank.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of a warp call this together.
+    /// Stores a part of the sum for a token in its rank. All lanes of a warp call this together.
     unsafe fn send_part(&self, rank: i32, token: usize, part: Part<VECTORS>) {
         let tokens = self.memory.tokens.local().as_ptr();
         // SAFETY: the caller's contract.
@@ -148,11 +141,8 @@ impl Combine {
         }
     }
 
-    /// Adds up a part of the results of a token of this rank.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of a warp call this together, and the results are there.
+    /// Adds up a part of the results of a token of this rank. All lanes of a warp call this
+    /// together, and the results are there.
     unsafe fn receive(&self, part: Part<VECTORS>) {
         let lane = warp::lane_id();
         // SAFETY: the caller's contract.

@@ -123,10 +123,6 @@ struct Hybrid<'a, B> {
 
 impl<B: GinBackend> Hybrid<'_, B> {
     /// How many tokens a rank has.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn tokens_of(&self, rank: i32) -> u32 {
         // SAFETY: the caller's contract.
         unsafe { mem::load(self.local.received.counts.wrapping_add(rank as usize)) }
@@ -171,11 +167,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
     }
 
     /// Stores the sums of this rank's experts for the tokens of a rank to the rank of this team
-    /// that is of its rail.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of the block call this together.
+    /// that is of its rail. All threads of the block call this together.
     unsafe fn sum_experts(&self, source: i32) {
         // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(self.team.n_ranks > 0) };
@@ -198,11 +190,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
     }
 
     /// The sum over the ranks of this team for a token of a team's rank of this rail, given a bit
-    /// for each that has experts of it.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; the ranks have stored their sums.
+    /// for each that has experts of it. The ranks have stored their sums.
     unsafe fn sum_team(&self, team: i32, bits: u32, part: Part<VECTORS>) -> Row<VECTORS> {
         let (mut sums, mut rank) = ([[0.0; 8]; VECTORS], 0);
         while rank < self.team.n_ranks {
@@ -217,11 +205,8 @@ impl<B: GinBackend> Hybrid<'_, B> {
         sums.map(bf16::narrow)
     }
 
-    /// Sends this team's sums to a team's rank of this rail.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of the block call this together.
+    /// Sends this team's sums to a team's rank of this rail. All threads of the block call this
+    /// together.
     unsafe fn send(&self, team: i32) {
         let source = team * self.team.n_ranks + self.team.rank;
         // SAFETY: the caller's contract; all lanes of a warp take the same turns.
@@ -249,11 +234,8 @@ impl<B: GinBackend> Hybrid<'_, B> {
         }
     }
 
-    /// Adds the sums of all teams for this rank's tokens.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of the block call this together.
+    /// Adds the sums of all teams for this rank's tokens. All threads of the block call this
+    /// together.
     unsafe fn receive(&self) {
         let (tokens, teams) = (self.local.tokens, self.rail.teams);
         let mut next = Some(self.rail.first());

@@ -144,9 +144,6 @@ struct Outgoing<R: Rows, const VECTORS: usize> {
 }
 
 impl<R: Rows> Dispatch<'_, R> {
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn run<const N: usize, const VECTORS: usize>(
         &self,
         slots: Window<u32>,
@@ -218,13 +215,11 @@ impl<R: Rows> Dispatch<'_, R> {
     /// One thread of the grid calls this.
     unsafe fn send_count<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
         let team = self.comm.lsa_team();
-        let mut distance = 1;
-        while distance < ranks::<N>(self.comm) {
+        for distance in 1..ranks::<N>(self.comm) {
             if !absent.contains(team.rotated(distance as i32) as usize) {
                 // SAFETY: the caller's contract.
                 unsafe { numbered.send(distance, COUNT, [self.tokens, 0]) };
             }
-            distance += 1;
         }
         let me = team.rank as usize;
         // SAFETY: the kernel's contract.
@@ -237,10 +232,6 @@ impl<R: Rows> Dispatch<'_, R> {
     }
 
     /// Loads a part of a row of this rank, and the token's experts.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Outgoing<R, VECTORS> {
         let (lane, top_k) = (warp::lane_id(), self.shape.top_k);
         let (mut id, mut weight) = (-1, 0.0);
@@ -252,12 +243,10 @@ impl<R: Rows> Dispatch<'_, R> {
                 id = mem::load(self.ids.wrapping_add(index));
                 weight = mem::load(self.weights.wrapping_add(index));
             }
-            let mut i = 0;
-            while i < VECTORS {
+            for i in 0..VECTORS {
                 if let Some(at) = part.vector_of(part.row as usize, i) {
                     row[i] = R::load(self.input, at);
                 }
-                i += 1;
             }
         }
         Outgoing { part, row, id, weight }
@@ -271,10 +260,6 @@ impl<R: Rows> Dispatch<'_, R> {
 
     /// The rank of this lane's expert, and its number there; `None` if it does not exist or is
     /// absent.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn expert<const N: usize, const VECTORS: usize>(
         &self,
         outgoing: &Outgoing<R, VECTORS>,
@@ -303,11 +288,8 @@ impl<R: Rows> Dispatch<'_, R> {
         [comes | expert, weight.to_bits()]
     }
 
-    /// Sends a part of a row, or stores it if the expert is here.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of the warp call this together.
+    /// Sends a part of a row, or stores it if the expert is here. All lanes of the warp call this
+    /// together.
     unsafe fn send<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -329,33 +311,28 @@ impl<R: Rows> Dispatch<'_, R> {
             }
             if part.is_first && lane < top_k {
                 let slot = COUNT + 1 + part.row * top_k + lane;
-                let (mut distance, ranks) = (1, rolled::<N>(self.comm));
-                while distance < ranks {
+                let ranks = rolled::<N>(self.comm);
+                for distance in 1..ranks {
                     let to = team.rotated(distance as i32) as u32;
                     if !absent.contains(to as usize) {
                         let message = Self::message(expert, weight, targets, to);
                         numbered.send(distance, slot, message);
                     }
-                    distance += 1;
                 }
             }
             let payload = Payload::of::<R>(&outgoing.row);
-            let mut distance = 1;
-            while distance < ranks::<N>(self.comm) {
+            for distance in 1..ranks::<N>(self.comm) {
                 let to = team.rotated(distance as i32) as u32;
                 if targets >> to & 1 == 1 {
-                    let mut i = 0;
-                    while i < VECTORS {
+                    for i in 0..VECTORS {
                         if let Some(at) = part.vector_of(part.row as usize, i) {
                             session.send(distance, at as u32, payload.row[i]);
                         }
-                        i += 1;
                     }
                     if let Some(slot) = self.scales_slot(part) {
                         session.send(distance, slot, payload.scales);
                     }
                 }
-                distance += 1;
             }
             let me = team.rank as u32;
             if targets >> me & 1 == 1 {
@@ -373,12 +350,8 @@ impl<R: Rows> Dispatch<'_, R> {
     }
 
     /// Receives this warp's share of the parts of a round, which begins with part `round`. Returns
-    /// the end of the parts of its ranks.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of the warp call this together. The warp's first part of
-    /// the round is one of the most tokens.
+    /// the end of the parts of its ranks. All lanes of the warp call this together. The warp's
+    /// first part of the round is one of the most tokens.
     unsafe fn receive_round<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -409,11 +382,8 @@ impl<R: Rows> Dispatch<'_, R> {
     }
 
     /// Receives a part of a row of the rank to which this one is at a distance, if there is such a
-    /// row and it comes. Returns how many tokens that rank has.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of the warp call this together.
+    /// row and it comes. Returns how many tokens that rank has. All lanes of the warp call this
+    /// together.
     unsafe fn receive<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -435,15 +405,14 @@ impl<R: Rows> Dispatch<'_, R> {
             // SAFETY: the caller's contract; there are slots for the most tokens.
             let (count, told) =
                 unsafe { (numbered.peek(source, COUNT), numbered.peek(source, slot)) };
-            let (mut all, mut i) = (true, 0);
-            while i < VECTORS {
+            let mut all = true;
+            for i in 0..VECTORS {
                 if let Some(at) = part.vector_of(part.row as usize, i) {
                     // SAFETY: the caller's contract.
                     let vector = unsafe { session.peek(source, at as u32) };
                     all &= vector.is_some();
                     payload.row[i] = vector.unwrap_or(payload.row[i]);
                 }
-                i += 1;
             }
             if let Some(slot) = self.scales_slot(part) {
                 // SAFETY: the caller's contract.
@@ -463,12 +432,10 @@ impl<R: Rows> Dispatch<'_, R> {
         unsafe {
             if part.row < tokens && message[0] & COMES != 0 {
                 self.store_row(source, part, &payload);
-                let mut i = 0;
-                while i < VECTORS {
+                for i in 0..VECTORS {
                     if let Some(at) = part.vector_of(part.row as usize, i) {
                         session.empty(source, at as u32);
                     }
-                    i += 1;
                 }
                 if let Some(slot) = self.scales_slot(part) {
                     session.empty(source, slot);
@@ -486,11 +453,7 @@ impl<R: Rows> Dispatch<'_, R> {
         tokens
     }
 
-    /// Keeps a part of a row of a rank.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; only this warp has the part.
+    /// Keeps a part of a row of a rank. Only this warp has the part.
     unsafe fn store_row<const VECTORS: usize>(
         &self,
         source: usize,
@@ -498,13 +461,11 @@ impl<R: Rows> Dispatch<'_, R> {
         payload: &Payload<VECTORS>,
     ) {
         let place = source * self.shape.tokens as usize + part.row as usize;
-        let mut i = 0;
-        while i < VECTORS {
+        for i in 0..VECTORS {
             if let Some(at) = part.vector_of(place, i) {
                 // SAFETY: the caller's contract.
                 unsafe { mem::store_vec(self.received.rows.wrapping_add(4 * at), payload.row[i]) };
             }
-            i += 1;
         }
         if let (true, Some(at)) = (R::HAS_SCALES, part.scales_of(place)) {
             let to = self.received.scales.wrapping_add(4 * at).cast();
@@ -513,11 +474,8 @@ impl<R: Rows> Dispatch<'_, R> {
         }
     }
 
-    /// Keeps what this rank is told of this lane's expert, if there is one.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; only this warp has the token.
+    /// Keeps what this rank is told of this lane's expert, if there is one. Only this warp has the
+    /// token.
     unsafe fn store_expert<const VECTORS: usize>(
         &self,
         source: usize,

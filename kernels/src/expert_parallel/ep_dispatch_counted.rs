@@ -120,11 +120,7 @@ struct Dispatch<'a, T> {
 }
 
 impl<T: Rows> Dispatch<'_, T> {
-    /// Sends this block's tokens.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of the block call this together.
+    /// Sends this block's tokens. All threads of the block call this together.
     unsafe fn send<const VECTORS: usize>(&self, first: u32, end: u32) {
         // SAFETY: the caller's contract.
         unsafe {
@@ -144,11 +140,8 @@ impl<T: Rows> Dispatch<'_, T> {
         }
     }
 
-    /// Stores the rows of a batch in the ranks that get them.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of the block call this together, behind a barrier.
+    /// Stores the rows of a batch in the ranks that get them. All threads of the block call this
+    /// together, behind a barrier.
     unsafe fn store<const VECTORS: usize>(&self, first: u32, batch: u32) {
         let parts = Parts::<VECTORS>::new(self.places.shape.vectors);
         let mut index = warp::warp_id();
@@ -160,22 +153,16 @@ impl<T: Rows> Dispatch<'_, T> {
         }
     }
 
-    /// Stores a part of a row of a batch.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of a warp call this together.
+    /// Stores a part of a row of a batch. All lanes of a warp call this together.
     unsafe fn store_part<const VECTORS: usize>(&self, first: u32, part: Part<VECTORS>) {
         let Places { team, memory, .. } = self.places;
         let (token, mut row) = (first + part.row, [T::NOTHING; VECTORS]);
         // SAFETY: the caller's contract.
         unsafe {
-            let mut i = 0;
-            while i < VECTORS {
+            for i in 0..VECTORS {
                 if let Some(at) = part.vector_of(token as usize, i) {
                     row[i] = T::load(self.input, at);
                 }
-                i += 1;
             }
             let placed = self.places.of(part.row);
             let payload = Payload::of::<T>(&row);
@@ -207,11 +194,8 @@ impl<T: Rows> Dispatch<'_, T> {
         }
     }
 
-    /// Tells a rank which rows are those of a token, and where its result returns.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of a warp call this together.
+    /// Tells a rank which rows are those of a token, and where its result returns. All lanes of a
+    /// warp call this together.
     unsafe fn tell(&self, token: u32, placed: Placed, rank: u32, index: usize) {
         let (lane, Places { team, memory, shape, .. }) = (warp::lane_id(), self.places);
         let tokens = memory.tokens.lsa(rank as i32).as_ptr();

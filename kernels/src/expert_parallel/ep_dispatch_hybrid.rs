@@ -137,9 +137,7 @@ struct Dispatch<'a, T, B> {
 }
 
 impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of the block call this together.
+    /// All threads of the block call this together.
     unsafe fn run<const VECTORS: usize>(&self, comm: &DevComm, steps: u32) {
         let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
         // SAFETY: the caller's contract.
@@ -174,11 +172,8 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         }
     }
 
-    /// Receives the batches of a team, and stores their rows to the ranks of this team.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of the block call this together.
+    /// Receives the batches of a team, and stores their rows to the ranks of this team. All threads
+    /// of the block call this together.
     unsafe fn receive<const VECTORS: usize>(&self, team: i32) {
         let mut next = Some(self.rail.first());
         while let Some(batch) = next {
@@ -202,11 +197,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         }
     }
 
-    /// Packs and sends a batch to all teams.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of the block call this together.
+    /// Packs and sends a batch to all teams. All threads of the block call this together.
     unsafe fn pack<const VECTORS: usize>(&self, batch: Batch) {
         let (first, len, lane) = (batch.first(), batch.len(self.tokens), warp::lane_id());
         let (teams, me) = (self.rail.teams.n_ranks, self.rail.teams.rank);
@@ -222,8 +213,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                 let token = part.row - first;
                 let row = self.load(part);
                 let bits = warp::shuffle_idx(routes, token);
-                let mut team = 0;
-                while team < teams {
+                for team in 0..teams {
                     let those = warp::ballot(routes >> team & 1 == 1);
                     if bits >> team & 1 == 1 {
                         let [rows, scales] = self.rows(self.rail.outgoing(team, batch), len, those);
@@ -233,7 +223,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                             mem::store_vec(scales.wrapping_add(4 * at), row.scales);
                         }
                     }
-                    team += 1;
                 }
                 index += block_warps();
             }
@@ -254,11 +243,8 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         }
     }
 
-    /// Packs the experts of a token for all teams, and notes which teams get its row.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of a warp call this together.
+    /// Packs the experts of a token for all teams, and notes which teams get its row. All lanes of
+    /// a warp call this together.
     unsafe fn route(&self, batch: Batch, token: u32) {
         let (lane, Shape { top_k, experts, .. }) = (warp::lane_id(), self.shape);
         let (all, of_team) = (experts * self.ranks as u32, experts * self.team.n_ranks as u32);
@@ -277,8 +263,8 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
             if !exists && id != -1 {
                 Faults::record_id(self.faults, row * top_k + lane, id);
             }
-            let (mut bits, mut team) = (0, 0);
-            while team < self.rail.teams.n_ranks {
+            let mut bits = 0;
+            for team in 0..self.rail.teams.n_ranks {
                 let is_there = exists && id as u32 / of_team == team as u32;
                 bits |= u32::from(warp::any(is_there)) << team;
                 if has_expert {
@@ -287,7 +273,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                     mem::store(to, word);
                     mem::store(to.wrapping_add(1), f32::to_bits(weight));
                 }
-                team += 1;
             }
             if lane == 0 {
                 mem::store(self.routes.wrapping_add(token as usize), bits);
@@ -296,11 +281,8 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         }
     }
 
-    /// Stores a batch of a team's rank of this rail, which has so many tokens, to this team.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of the block call this together, and the message is here.
+    /// Stores a batch of a team's rank of this rail, which has so many tokens, to this team. All
+    /// threads of the block call this together, and the message is here.
     unsafe fn pass_on<const VECTORS: usize>(&self, team: i32, batch: Batch, tokens: u32) {
         let (first, len) = (batch.first(), batch.len(tokens));
         let source = (team * self.team.n_ranks + self.team.rank) as usize;
@@ -360,11 +342,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     }
 
     /// Tells each rank of the team which of its experts a token has, and returns a bit for each
-    /// rank with one.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of a warp call this together.
+    /// rank with one. All lanes of a warp call this together.
     unsafe fn tell_team(&self, entry: *mut u32, place: usize) -> u32 {
         let (lane, Shape { top_k, experts, .. }) = (warp::lane_id(), self.shape);
         let [_, _, of_experts, of_weights, ..] = self.offsets();
@@ -415,11 +393,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         Received::offsets(self.shape, self.ranks, T::HAS_SCALES)
     }
 
-    /// A part of a row of this rank, as it is on its way.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of a warp call this together.
+    /// A part of a row of this rank, as it is on its way. All lanes of a warp call this together.
     unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Payload<VECTORS> {
         let (mut row, mut i) = ([T::NOTHING; VECTORS], 0);
         // SAFETY: the caller's contract.

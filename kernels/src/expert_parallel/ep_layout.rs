@@ -174,35 +174,22 @@ struct Layout {
 
 impl Layout {
     /// How many tokens a rank has.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn tokens_of(&self, rank: u32) -> u32 {
         // SAFETY: the caller's contract.
         unsafe { mem::load(self.received.counts.wrapping_add(rank as usize)) }
     }
 
     /// How many tokens there are.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn tokens(&self) -> u32 {
-        let (mut all, mut rank) = (0, 0);
-        while rank < self.ranks {
+        let mut all = 0;
+        for rank in 0..self.ranks {
             // SAFETY: the caller's contract.
             all += unsafe { self.tokens_of(rank) };
-            rank += 1;
         }
         all
     }
 
     /// Where a token is in [`Received`], given its number among those of all ranks.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn index(&self, mut token: u32) -> usize {
         let mut rank = 0;
         loop {
@@ -233,8 +220,8 @@ impl Layout {
                 i += threads;
             }
             thread::sync_threads();
-            let (mut rank, mut before) = (0, first);
-            while rank < self.ranks {
+            let mut before = first;
+            for rank in 0..self.ranks {
                 let count = self.tokens_of(rank);
                 let of_rank = (rank * tokens * top_k) as usize;
                 let mut at = thread;
@@ -249,20 +236,17 @@ impl Layout {
                         }
                         u += 1;
                     }
-                    let mut u = 0;
-                    while u < UNROLL {
+                    for u in 0..UNROLL {
                         if loaded[u] > 0 {
                             add_one(self.shared.totals.wrapping_add(loaded[u] - 1));
                             if at + (u as u32) * threads < before * top_k {
                                 add_one(self.shared.next.wrapping_add(loaded[u] - 1));
                             }
                         }
-                        u += 1;
                     }
                     at += UNROLL as u32 * threads;
                 }
                 before = before.saturating_sub(count);
-                rank += 1;
             }
             thread::sync_threads();
         }
@@ -281,15 +265,12 @@ impl Layout {
         // SAFETY: the caller's contract; there are as many words.
         unsafe {
             let mut mine = 0;
-            let mut i = first;
-            while i < end {
+            for i in first..end {
                 mine += self.padded(i);
-                i += 1;
             }
             let mut at = sum_before(mine, self.shared.sums);
             let stores = thread::block_idx_x() == 0;
-            let mut i = first;
-            while i < end {
+            for i in first..end {
                 let next = self.shared.next.wrapping_add(i as usize);
                 mem::store(next, at + mem::load(next));
                 if stores {
@@ -298,7 +279,6 @@ impl Layout {
                     mem::store(grouped.sizes.wrapping_add(i as usize), total);
                 }
                 at += self.padded(i);
-                i += 1;
             }
             if stores && first < end && end == experts {
                 mem::store(grouped.offsets.wrapping_add(experts as usize), at);
@@ -351,8 +331,7 @@ impl Layout {
     unsafe fn place(&self, first: u32, batch: u32) {
         let (lane, Shared { next, .. }) = (warp::lane_id(), self.shared);
         let Grouped { origins, returns, capacity, .. } = self.grouped;
-        let mut row = 0;
-        while row < batch {
+        for row in 0..batch {
             let staged = row as usize * Shape::TOP_K;
             // SAFETY: the caller's contract.
             unsafe {
@@ -379,7 +358,6 @@ impl Layout {
                     mem::store(self.shared.lens.wrapping_add(row as usize), len);
                 }
             }
-            row += 1;
         }
     }
 
@@ -399,15 +377,12 @@ impl Layout {
                 if len > 0 {
                     let from = self.index(first + part.row);
                     let mut vectors = [Vec16::<u32>::from_bits([0; 4]); VECTORS];
-                    let mut i = 0;
-                    while i < VECTORS {
+                    for i in 0..VECTORS {
                         if let Some(at) = part.vector_of(from, i) {
                             vectors[i] = mem::load_vec(self.received.rows.wrapping_add(4 * at));
                         }
-                        i += 1;
                     }
-                    let mut k = 0;
-                    while k < len {
+                    for k in 0..len {
                         let of = part.row as usize * Shape::TOP_K + k as usize;
                         let to = mem::load(self.shared.positions.wrapping_add(of));
                         let mut i = 0;
@@ -421,7 +396,6 @@ impl Layout {
                             let scales = self.received.scales;
                             self.grouped.copy_scales(self.shape, scales, from, to as usize);
                         }
-                        k += 1;
                     }
                 }
             }

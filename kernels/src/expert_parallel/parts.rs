@@ -103,14 +103,12 @@ impl<const VECTORS: usize> Part<VECTORS> {
     #[track_caller]
     pub(super) unsafe fn load<T: Element>(self, rows: *const T, row: usize) -> [Vec16<T>; VECTORS] {
         let mut vectors = [Vec16::from_bits([0; 4]); VECTORS];
-        let mut i = 0;
-        while i < VECTORS {
+        for i in 0..VECTORS {
             if let Some(at) = self.vector_of(row, i) {
                 let from = rows.wrapping_add(Vec16::<T>::LANES * at);
                 // SAFETY: the caller's contract.
                 vectors[i] = unsafe { mem::load_vec_once(from) };
             }
-            i += 1;
         }
         vectors
     }
@@ -127,13 +125,11 @@ impl<const VECTORS: usize> Part<VECTORS> {
         row: usize,
         vectors: &[Vec16<T>; VECTORS],
     ) {
-        let mut i = 0;
-        while i < VECTORS {
+        for i in 0..VECTORS {
             if let Some(at) = self.vector_of(row, i) {
                 // SAFETY: the caller's contract.
                 unsafe { mem::store_vec(rows.wrapping_add(Vec16::<T>::LANES * at), vectors[i]) };
             }
-            i += 1;
         }
     }
 }
@@ -152,10 +148,9 @@ pub(super) fn warps() -> u32 {
 /// The element of an array at an index that varies, by comparisons: by its address it would be in
 /// memory.
 pub(super) fn at<const N: usize>(all: &[u32; N], index: usize) -> u32 {
-    let (mut element, mut i) = (0, 0);
-    while i < N {
+    let mut element = 0;
+    for i in 0..N {
         element = if i == index { all[i] } else { element };
-        i += 1;
     }
     element
 }

@@ -94,11 +94,8 @@ pub(super) struct Placed {
 
 impl Places<'_> {
     /// Finds out where this block's tokens belong, those from `first` on, with the help of all
-    /// ranks. Returns the results of the tokens before it.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of the block call this together.
+    /// ranks. Returns the results of the tokens before it. All threads of the block call this
+    /// together.
     pub(super) unsafe fn find(&self, first: u32) -> u32 {
         // SAFETY: the caller's contract.
         unsafe {
@@ -114,12 +111,9 @@ impl Places<'_> {
     }
 
     /// Gives a batch its places, whose first token is `first`; `results` is how many results the
-    /// tokens before it have. Returns how many those have that come before the next batch.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of the block's first warp call this together, and
-    /// barriers separate it from what uses the places.
+    /// tokens before it have. Returns how many those have that come before the next batch. All
+    /// lanes of the block's first warp call this together, and barriers separate it from what uses
+    /// the places.
     pub(super) unsafe fn give(&self, first: u32, batch: u32, results: u32) -> u32 {
         // SAFETY: the caller's contract.
         unsafe {
@@ -184,10 +178,6 @@ impl Places<'_> {
     }
 
     /// Some experts of a token, from the `k`-th on; -1 behind the last one.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract.
     unsafe fn load_ids(&self, token: u32, k: u32) -> [i32; UNROLL] {
         let (mut ids, mut u) = ([-1; UNROLL], 0);
         while u < UNROLL {
@@ -201,11 +191,8 @@ impl Places<'_> {
         ids
     }
 
-    /// Counts what this rank has, and what of it comes before the token `first`.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of the block call this together.
+    /// Counts what this rank has, and what of it comes before the token `first`. All threads of the
+    /// block call this together.
     unsafe fn count(&self, first: u32) {
         let Shared { totals, next, results, .. } = self.shared;
         // SAFETY: the caller's contract.
@@ -228,13 +215,12 @@ impl Places<'_> {
                 };
                 let (mut targets, mut k) = (0_u64, 0);
                 while k < self.shape.top_k {
-                    let (ids, mut u) = (self.load_ids(token, k), 0);
-                    while u < UNROLL {
+                    let ids = self.load_ids(token, k);
+                    for u in 0..UNROLL {
                         if let Some(rank) = self.rank_of(ids[u]) {
                             count(ids[u] as u32);
                             targets |= 1 << rank;
                         }
-                        u += 1;
                     }
                     k += UNROLL as u32;
                 }
@@ -256,11 +242,8 @@ impl Places<'_> {
         counts.wrapping_add((of * self.counters()) as usize)
     }
 
-    /// Tells all others the counts of this rank.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of one block of the grid call this together.
+    /// Tells all others the counts of this rank. All threads of one block of the grid call this
+    /// together.
     unsafe fn tell_counts(&self) {
         for peer in self.team.others() {
             if self.progress.absent.contains(peer as usize) {
@@ -279,12 +262,9 @@ impl Places<'_> {
         self.progress.tell(Step::Counted);
     }
 
-    /// Adds the counts of the other ranks; the first block notes where the tokens of each one
-    /// begin among those that this rank receives.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of the block call this together, and all have told.
+    /// Adds the counts of the other ranks; the first block notes where the tokens of each one begin
+    /// among those that this rank receives. All threads of the block call this together, and all
+    /// have told.
     unsafe fn add_others(&self) {
         let Shared { totals, next, .. } = self.shared;
         let (ranks, me) = (self.team.n_ranks as u32, self.team.rank as u32);
@@ -310,8 +290,7 @@ impl Places<'_> {
                         }
                         u += 1;
                     }
-                    let mut u = 0;
-                    while u < UNROLL as u32 {
+                    for u in 0..UNROLL as u32 {
                         let source = rank + u;
                         if i == of_mine && thread::block_idx_x() == 0 && source < ranks {
                             let first = sum.min(self.memory.capacity);
@@ -319,7 +298,6 @@ impl Places<'_> {
                         }
                         sum += loaded[u as usize];
                         lower += if source < me { loaded[u as usize] } else { 0 };
-                        u += 1;
                     }
                     rank += UNROLL as u32;
                 }
@@ -334,11 +312,8 @@ impl Places<'_> {
         thread::sync_threads();
     }
 
-    /// Computes where the rows of each expert begin in its rank.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all threads of the block call this together.
+    /// Computes where the rows of each expert begin in its rank. All threads of the block call this
+    /// together.
     unsafe fn find_starts(&self) {
         let Shared { totals, next, starts, sums, .. } = self.shared;
         let (experts, of_rank) = (self.experts(), self.shape.experts);
@@ -353,10 +328,9 @@ impl Places<'_> {
                 let rows = mem::load(totals.wrapping_add(expert as usize));
                 rows.div_ceil(self.grouped.alignment) * self.grouped.alignment
             };
-            let (mut mine, mut i) = (0, first);
-            while i < end {
+            let mut mine = 0;
+            for i in first..end {
                 mine += padded(i);
-                i += 1;
             }
             let (mut at, mut i) = (sum_before(mine, sums), first);
             while i < end {
@@ -392,14 +366,11 @@ impl Places<'_> {
         }
     }
 
-    /// Records the ranks for whose rows there is no room. Returns the rows of this one.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; one thread of the grid calls this, and the starts are known.
+    /// Records the ranks for whose rows there is no room. Returns the rows of this one. One thread
+    /// of the grid calls this, and the starts are known.
     unsafe fn check_room(&self) -> u32 {
-        let (mut own, mut rank) = (0, 0);
-        while rank < self.team.n_ranks as u32 {
+        let mut own = 0;
+        for rank in 0..self.team.n_ranks as u32 {
             let first = self.shared.starts.wrapping_add((rank * self.shape.experts) as usize);
             // SAFETY: the caller's contract.
             unsafe {
@@ -410,16 +381,12 @@ impl Places<'_> {
                 }
                 own = if rank == self.team.rank as u32 { rows } else { own };
             }
-            rank += 1;
         }
         own
     }
 
     /// Loads the experts of a batch, whose tokens begin with `first`: each lane those of a token.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of the block's first warp call this together.
+    /// All lanes of the block's first warp call this together.
     unsafe fn stage(&self, first: u32, batch: u32) {
         let (lane, Shape { top_k, .. }) = (warp::lane_id(), self.shape);
         let (mut targets, mut k) = (0_u64, 0);
@@ -448,15 +415,11 @@ impl Places<'_> {
     }
 
     /// Gives the rows of a batch their places, in their order; `results` is how many results the
-    /// tokens before it have. Returns how many those have that come before the next one.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; all lanes of the block's first warp call this together.
+    /// tokens before it have. Returns how many those have that come before the next one. All lanes
+    /// of the block's first warp call this together.
     unsafe fn place(&self, batch: u32, mut results: u32) -> u32 {
         let (lane, Shared { next, targets, .. }) = (warp::lane_id(), self.shared);
-        let mut token = 0;
-        while token < batch {
+        for token in 0..batch {
             // SAFETY: the caller's contract.
             unsafe {
                 let expert = self.expert_of_lane(token);
@@ -491,7 +454,6 @@ impl Places<'_> {
                 }
                 results += gets.count_ones();
             }
-            token += 1;
         }
         results
     }

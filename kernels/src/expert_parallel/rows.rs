@@ -76,20 +76,17 @@ impl Rows for F8E4M3 {
     #[track_caller]
     unsafe fn vector(loaded: Self::Loaded) -> (Vec16<u32>, u32) {
         let [low, high] = loaded.map(bf16::widen);
-        let (mut largest, mut i) = (0_f32, 0);
-        while i < 8 {
+        let mut largest = 0_f32;
+        for i in 0..8 {
             largest = largest.max(low[i].abs()).max(high[i].abs());
-            i += 1;
         }
         // SAFETY: all lanes of the warp call this together, as the caller guarantees.
         let largest = unsafe { segment_reduce::<SCALED_LANES, _>(largest, f32::max) };
         let scale = Scale::of(largest);
         let inverse = scale.inverse();
         let mut wide = [0.0; 16];
-        let mut i = 0;
-        while i < 8 {
+        for i in 0..8 {
             (wide[i], wide[8 + i]) = (low[i] * inverse, high[i] * inverse);
-            i += 1;
         }
         (Vec16::from_bits(F8E4M3::narrow(wide).to_bits()), scale.to_bits())
     }
@@ -112,8 +109,8 @@ impl<const VECTORS: usize> Payload<VECTORS> {
     ///
     /// All lanes of a warp call this together, with a part of a row.
     pub(super) unsafe fn of<R: Rows>(row: &[R::Loaded; VECTORS]) -> Self {
-        let (mut payload, mut i) = (Self::ZERO, 0);
-        while i < VECTORS {
+        let mut payload = Self::ZERO;
+        for i in 0..VECTORS {
             // SAFETY: the caller's contract; parts begin at multiples of a warp's vectors.
             unsafe {
                 let (vector, scale) = R::vector(row[i]);
@@ -130,7 +127,6 @@ impl<const VECTORS: usize> Payload<VECTORS> {
                     }
                 }
             }
-            i += 1;
         }
         payload
     }

@@ -39,8 +39,8 @@ pub(super) unsafe fn prefetch<const VECTORS: usize>(
 ) {
     // SAFETY: the caller's contract; positions are those of rows.
     unsafe {
-        let (mut k, len) = (0, len(entries));
-        while k < len {
+        let len = len(entries);
+        for k in 0..len {
             let row = warp::shuffle_idx(entries, 2 * k);
             let mut i = 0;
             while i < VECTORS && row < DROPPED {
@@ -49,7 +49,6 @@ pub(super) unsafe fn prefetch<const VECTORS: usize>(
                 }
                 i += 1;
             }
-            k += 1;
         }
     }
 }
@@ -90,8 +89,7 @@ pub(super) unsafe fn add_rows<const VECTORS: usize, const TOGETHER: usize>(
     while k < len {
         let mut at = [NONE; TOGETHER];
         let mut loaded = [[Vec16::from_bits([0; 4]); VECTORS]; TOGETHER];
-        let mut entry = 0;
-        while entry < TOGETHER {
+        for entry in 0..TOGETHER {
             // SAFETY: the caller's contract.
             unsafe {
                 at[entry] = warp::shuffle_idx(entries, 2 * (k + entry as u32));
@@ -99,16 +97,13 @@ pub(super) unsafe fn add_rows<const VECTORS: usize, const TOGETHER: usize>(
                     loaded[entry] = part.load(rows, at[entry] as usize);
                 }
             }
-            entry += 1;
         }
-        let mut entry = 0;
-        while entry < TOGETHER {
+        for entry in 0..TOGETHER {
             // SAFETY: the caller's contract.
             let weight = unsafe { warp::shuffle_idx(entries, 2 * (k + entry as u32) + 1) };
             if at[entry] < DROPPED {
                 add(sums, &loaded[entry], f32::from_bits(weight));
             }
-            entry += 1;
         }
         k += TOGETHER as u32;
     }
@@ -120,14 +115,10 @@ pub(super) fn add<const VECTORS: usize>(
     row: &Row<VECTORS>,
     weight: f32,
 ) {
-    let mut i = 0;
-    while i < VECTORS {
+    for i in 0..VECTORS {
         let wide = bf16::widen(row[i]);
-        let mut lane = 0;
-        while lane < 8 {
+        for lane in 0..8 {
             sums[i][lane] = math::fma(weight, wide[lane], sums[i][lane]);
-            lane += 1;
         }
-        i += 1;
     }
 }
