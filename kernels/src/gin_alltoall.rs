@@ -9,8 +9,8 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
 use crate::share::share;
 
-/// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`:
-/// every rank has `count` elements for every rank.
+/// Exchanges messages: `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`,
+/// for `i < count`: every rank has `count` elements for every rank.
 ///
 /// Each block moves a share of every message. Block `b` uses GIN context `b % n_gin_contexts`.
 ///
@@ -61,7 +61,7 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
     }
     // Meanwhile, this rank's message to itself.
     let own = message(world.rank);
-    // SAFETY: the kernel's contract.
+    // SAFETY: the launch checks that both windows have the message.
     unsafe {
         let (from, to) = (send.local().as_ptr().add(own), recv.local().as_ptr().add(own));
         local_copy(coop, from, 1, to, 0, len);

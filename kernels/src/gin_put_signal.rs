@@ -7,9 +7,9 @@ use cuda_std::prelude::*;
 use nccl_device::gin::GinBackend;
 use nccl_device::{Coop, DevComm, MemoryOrder, Window};
 
-/// `rounds` times, each even rank puts `count` bytes to the next odd rank, which puts them back: in
-/// the end `recv` of both equals `send` of the even rank. A last even rank without a partner does
-/// nothing.
+/// Puts bytes to and fro `rounds` times: each even rank puts `count` bytes to the next odd rank,
+/// which puts them back. In the end `recv` of both equals `send` of the even rank. A last even rank
+/// without a partner does nothing.
 ///
 /// Each block exchanges its own bytes, from `block * rounds * count` on, `count` per round. Block
 /// `b` uses GIN context `b % n_gin_contexts`. The even rank stores the nanoseconds of a round trip
@@ -54,7 +54,8 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
         }
         gin.wait_signal(coop, arrived, before + u64::from(round) + 1, MemoryOrder::Acquire);
         if is_even && coop.thread_rank() == 0 {
-            // SAFETY: the kernel's contract.
+            // SAFETY: `nanos` has a number for each block and round, as the kernel's caller
+            // guarantees.
             unsafe { mem::store(nanos.add(index), clock::globaltimer() - start) };
         }
         if !is_even {

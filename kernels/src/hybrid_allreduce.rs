@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use nccl_device::gin::GinBackend;
 use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
-/// `recv[i] = sum over all ranks of send[i]`, for `i < count`, in every rank.
+/// Sums over all ranks: `recv[i]` becomes the sum of `send[i]`, for `i < count`, in every rank.
 ///
 /// Each rank of a team has a slice of the elements, and takes three steps: it sums its slice over
 /// its team; exchanges that partial sum with the ranks of its rail, which have the same slice in
@@ -105,8 +105,8 @@ impl Chunk {
     }
 }
 
-/// `to(j)[k] = sum over i < n_from of from(i)[k]` for each `j < n_to`, for `k < len`, by the
-/// threads of the block.
+/// Sums elements by the threads of the block: `to(j)[k] = sum over i < n_from of from(i)[k]` for
+/// each `j < n_to`, for `k < len`.
 ///
 /// # Safety
 ///
@@ -124,7 +124,7 @@ unsafe fn sum<T: Accumulate>(
     let (lanes, threads) = (Vec16::<T>::LANES, thread::block_dim_x() as usize);
     let vectors = len / lanes;
     let mut at = thread::thread_idx_x() as usize;
-    // SAFETY: the caller's contract.
+    // SAFETY: the indices are below `len`, and the caller guarantees as many elements, aligned.
     unsafe {
         while at + (UNROLL - 1) * threads < vectors {
             sum_vectors::<T, UNROLL>(n_from, &from, n_to, &to, at);
@@ -162,7 +162,7 @@ unsafe fn sum_vectors<T: Accumulate, const U: usize>(
     // Opaque, so that the compiler computes all addresses from this one index.
     let at = hint::opaque_usize(at);
     let offset = |u: usize| (at + u * thread::block_dim_x() as usize) * Vec16::<T>::LANES;
-    // SAFETY: the caller's contract.
+    // SAFETY: the indices are below `len`, and the caller guarantees as many elements, aligned.
     unsafe {
         let mut loaded = [Vec16::<T>::from_bits([0; 4]); U];
         let mut sums = loaded.map(T::widen);
@@ -182,8 +182,8 @@ unsafe fn sum_vectors<T: Accumulate, const U: usize>(
     }
 }
 
-/// Elements of `partial` that [`hybrid_allreduce`](fn@hybrid_allreduce) of `count` elements needs
-/// in every rank, with `n_teams` teams of `team_ranks` ranks: one slice per team.
+/// Returns the elements of `partial` that [`hybrid_allreduce`](fn@hybrid_allreduce) of `count`
+/// elements needs in every rank, with `n_teams` teams of `team_ranks` ranks: one slice per team.
 #[must_use]
 pub const fn hybrid_allreduce_partials(count: usize, team_ranks: usize, n_teams: usize) -> usize {
     slice(count, team_ranks) * n_teams
@@ -192,7 +192,8 @@ pub const fn hybrid_allreduce_partials(count: usize, team_ranks: usize, n_teams:
 /// Slices and chunks are multiples of this many elements: whole 16-byte vectors of every type.
 const GRAIN: usize = 8;
 
-/// Elements per part, when `count` elements are divided into `parts`; the last may be shorter.
+/// Returns the elements per part, when `count` elements are divided into `parts`; the last may be
+/// shorter.
 const fn slice(count: usize, parts: usize) -> usize {
     let parts = if parts == 0 { 1 } else { parts };
     count.div_ceil(parts).next_multiple_of(GRAIN)

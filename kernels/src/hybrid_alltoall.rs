@@ -9,8 +9,8 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
 use crate::share::share;
 
-/// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`:
-/// every rank has `count` elements for every rank.
+/// Exchanges messages: `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`,
+/// for `i < count`: every rank has `count` elements for every rank.
 ///
 /// Each block moves a share of every message. Block `b` uses GIN context `b % n_gin_contexts`.
 ///

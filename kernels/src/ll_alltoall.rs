@@ -7,8 +7,8 @@ use devcomm_types::nccl::LlA2aHandle;
 use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, Element, LlA2aBuffer, LsaPtr, Window};
 
-/// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`:
-/// every rank of the LSA team has `count` elements for every rank.
+/// Exchanges messages: `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`,
+/// for `i < count`: every rank of the LSA team has `count` elements for every rank.
 ///
 /// `exchange` is the LL all-to-all that the host reserved, with 8-byte elements: for each block of
 /// the grid at least one per rank of the team. With more elements a block sends more before it
@@ -44,7 +44,7 @@ pub unsafe fn ll_alltoall<T: Element>(
     let words = count.div_ceil(lanes::<T>());
     let chunk = exchange.n_slots / n_ranks;
     assert!(chunk > 0, "the LL all-to-all has fewer elements than ranks");
-    // SAFETY: the kernel's contract.
+    // SAFETY: `exchange` belongs to `comm`, as the kernel's caller guarantees.
     let buffer = unsafe { LlA2aBuffer::new(&comm, team, exchange, thread::grid_dim_x()) };
     buffer.with(coop, thread::block_idx_x(), chunk * n_ranks, |session| {
         let stride = thread::grid_dim_x() as usize * chunk as usize;
@@ -54,7 +54,8 @@ pub unsafe fn ll_alltoall<T: Element>(
                 // Each rank starts with the next rank, so that the ranks send to different peers.
                 let (peer, at) = (team.rotated(1 + (i / n) as i32), i % n);
                 let message = Message { first: peer as usize * count, count };
-                // SAFETY: the kernel's contract.
+                // SAFETY: the launch checks that the window has the message, which nothing else
+                // accesses.
                 let word = unsafe { message.load(send.local(), first + at as usize) };
                 session.send(peer, me * chunk + at, word);
             }
@@ -62,7 +63,8 @@ pub unsafe fn ll_alltoall<T: Element>(
                 let (peer, at) = (i / n, i % n);
                 let message = Message { first: peer as usize * count, count };
                 let word = session.receive(peer * chunk + at);
-                // SAFETY: the kernel's contract.
+                // SAFETY: the launch checks that the window has the message, which nothing else
+                // accesses.
                 unsafe { message.store(recv.local(), first + at as usize, word) };
             }
             session.end_epoch();

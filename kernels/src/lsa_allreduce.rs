@@ -10,7 +10,8 @@ use cuda_std::vector::{Accumulate, Vec16};
 use half::{bf16, f16};
 use nccl_device::{BarrierIndex, Coop, DevComm, LsaPtr, MemoryOrder, Team, Window};
 
-/// `recv[i] = sum over ranks of send[i]`, for `i < count`, in every rank of the LSA team.
+/// Sums over the ranks: `recv[i]` becomes the sum of `send[i]`, for `i < count`, in every rank of
+/// the LSA team.
 ///
 /// f16 and bf16 are summed in f32 and rounded once. All ranks get the same bits. `recv` may be
 /// `send`. Nothing else writes to the windows until the kernel has ended in every rank, or the sums
@@ -44,7 +45,7 @@ pub fn lsa_allreduce<T: Accumulate>(comm: DevComm, send: Window<T>, recv: Window
     barrier.sync(MemoryOrder::Release);
 }
 
-/// This rank's slice: a contiguous range of the whole 16-byte vectors, as vector indices.
+/// Returns this rank's slice: a contiguous range of the whole 16-byte vectors, as vector indices.
 fn slice_of<T: Accumulate>(team: Team, count: usize) -> (usize, usize) {
     let (n_ranks, rank) = (team.n_ranks as usize, team.rank as usize);
     let vectors = count / Vec16::<T>::LANES;
@@ -116,12 +117,12 @@ unsafe fn load_each<T: Accumulate, const N: usize>(
 ) {
     let at = at * Vec16::<T>::LANES;
     for (part, from) in parts.iter_mut().zip(from) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the vector is below the window's end, as the caller guarantees.
         *part = unsafe { from.load_vec(at) };
     }
 }
 
-/// The sum of one vector of each rank.
+/// Returns the sum of one vector of each rank.
 fn sum_of<T: Accumulate, const N: usize>(parts: &[Vec16<T>; N]) -> Vec16<T> {
     let mut sum = T::widen(parts[0]);
     for part in &parts[1..] {
@@ -138,7 +139,7 @@ fn sum_of<T: Accumulate, const N: usize>(parts: &[Vec16<T>; N]) -> Vec16<T> {
 unsafe fn store_each<T: Accumulate, const N: usize>(to: &[LsaPtr<T>; N], at: usize, sum: Vec16<T>) {
     let at = at * Vec16::<T>::LANES;
     for to in to {
-        // SAFETY: the caller's contract.
+        // SAFETY: the vector is below the window's end, as the caller guarantees.
         unsafe { to.store_vec(at, sum) };
     }
 }

@@ -15,9 +15,9 @@ use half::{bf16, f16};
 use nccl_device::reduce_copy::MultimemReduce;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
 
-/// `output[t] = sum[t] * weight / sqrt(mean(sum[t]^2) + eps)` for each token `t < tokens`, where
-/// `sum[t]` is the sum of row `t` of `input` over the ranks of the LSA team. Every rank gets every
-/// row; all get the same bits.
+/// Normalises sums of rows: `output[t] = sum[t] * weight / sqrt(mean(sum[t]^2) + eps)` for each
+/// token `t < tokens`, where `sum[t]` is the sum of row `t` of `input` over the ranks of the LSA
+/// team. Every rank gets every row; all get the same bits.
 ///
 /// A row has `hidden` elements. f16 and bf16 are summed and normalised in f32 and rounded once.
 /// `output` may be `input`.
@@ -66,9 +66,9 @@ pub unsafe fn rmsnorm_allreduce<T: Accumulate<Acc = f32>>(
     barrier.sync(MemoryOrder::Release);
 }
 
-/// [`rmsnorm_allreduce`](fn@rmsnorm_allreduce) by multicast: the switch sums a row over the ranks
-/// on load, and copies it to all ranks on store. The switch sums in f32 and rounds to the element
-/// type.
+/// Normalises as [`rmsnorm_allreduce`](fn@rmsnorm_allreduce) does, by multicast: the switch sums a
+/// row over the ranks on load, and copies it to all ranks on store. The switch sums in f32 and
+/// rounds to the element type.
 ///
 /// Grid and block: as for that kernel. The kernel traps if the device communicator was created
 /// without `lsa_multimem`.

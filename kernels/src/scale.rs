@@ -10,11 +10,11 @@ const ROUND_UP: u32 = 0x1f_ffff;
 /// Bits of the fraction of an `f32`.
 const FRACTION: u32 = 23;
 
-/// The number that `F8E4M3`s are multiplied by: the least power of two, at least `2^-126`, times
-/// which 448 is no less than each number.
+/// The factor of `F8E4M3`s: the least power of two, at least `2^-126`, times which 448 is no less
+/// than each number.
 ///
-/// So a number divided by it is exact, and all rounding is that to `F8E4M3`: to nearest, ties to
-/// even. Infinities become 448 times the scale, which is infinite; NaN stays.
+/// A number divided by the scale is exact, and all rounding is that to `F8E4M3`: to nearest, ties
+/// to even. Infinities become 448 times the scale, which is infinite; NaN stays.
 #[derive(Clone, Copy)]
 pub(crate) struct Scale {
     exponent: u32,
@@ -24,7 +24,7 @@ impl Scale {
     /// 1.
     pub(crate) const ONE: Self = Self { exponent: 127 };
 
-    /// Returns the scale of numbers with this largest magnitude, not counting NaN.
+    /// Returns the scale of numbers whose largest magnitude, NaN left out, is `largest`.
     pub(crate) fn of(largest: f32) -> Self {
         let exponent = (largest.to_bits() + ROUND_UP) >> FRACTION;
         Self { exponent: exponent.saturating_sub(LARGEST_EXPONENT).max(1) }

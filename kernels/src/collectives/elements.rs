@@ -28,7 +28,7 @@ impl<T: Accumulate> Elements<T> {
         (self.address.wrapping_add(at * lanes), at < self.count / lanes && is_aligned)
     }
 
-    /// The elements of a vector that there are, if it is not whole.
+    /// Returns how many elements a vector has that is not whole.
     fn left(self, at: usize) -> usize {
         // Opaque: nothing of it is computed for whole vectors.
         self.count.saturating_sub(hint::opaque_usize(at) * Vec16::<T>::LANES)
@@ -41,12 +41,12 @@ impl<T: Accumulate> Elements<T> {
     /// The elements are allocated.
     pub(super) unsafe fn prefetch(self, at: usize) {
         if at < self.vectors() {
-            // SAFETY: the caller's contract.
+            // SAFETY: the elements are allocated, as the caller guarantees.
             unsafe { mem::prefetch(self.vector(at).0) };
         }
     }
 
-    /// Loads a vector. Elements behind the last one are all bits 0.
+    /// Loads a vector. The bits after the last element are 0.
     ///
     /// # Safety
     ///

@@ -5,7 +5,7 @@ use cuda_std::prelude::*;
 
 /// A message of the same length from each rank, or only one, to each rank.
 ///
-/// The message to rank `p` begins `p * input_stride` bytes behind the beginning of the input. The
+/// The message to rank `p` begins `p * input_stride` bytes after the beginning of the input. The
 /// output is the messages in the order of the ranks that send.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, KernelParam)]
@@ -24,17 +24,17 @@ impl Messages {
     /// The `sender` if all ranks send.
     pub const ALL: u32 = u32::MAX;
 
-    /// Whether a rank sends.
+    /// Returns whether a rank sends.
     pub(super) fn are_from(self, rank: i32) -> bool {
         self.sender == Self::ALL || self.sender == rank as u32
     }
 
-    /// The offset of the message to a rank.
+    /// Returns the offset of the message to a rank.
     pub(super) fn input(self, to: i32) -> usize {
         to as usize * self.input_stride
     }
 
-    /// The offset of the message from a rank.
+    /// Returns the offset of the message from a rank.
     pub(super) fn output(self, from: i32) -> usize {
         if self.sender == Self::ALL { from as usize * self.bytes } else { 0 }
     }
@@ -69,17 +69,17 @@ impl Target {
     /// The bits of an offset.
     const BITS: u32 = 48;
 
-    /// What is offered for a message that goes to this place of the window, in bytes.
+    /// Returns the offer for a message that goes to byte `at` of the window `number`.
     #[must_use]
     pub const fn offer(number: usize, at: usize) -> usize {
         at & ((1 << Self::BITS) - 1) | number << Self::BITS
     }
 
-    /// The place that a peer offers for a message of this many bytes.
+    /// Returns the byte of the window that a peer offers for a message of `bytes` bytes.
     ///
     /// # Panics
     ///
-    /// If it is in another window, or the message does not fit in there.
+    /// If the offer is for another window, or the message does not fit there.
     #[must_use]
     pub fn place(&self, peer: usize, offer: usize, bytes: usize) -> usize {
         let (at, len) = (Self::offer(0, offer), self.bytes[peer]);

@@ -11,8 +11,8 @@ use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message};
 use super::elements::Elements;
 use super::reduction::Reduction;
 
-/// `output[i]` becomes the reduction over the ranks of `input[i]`, for `i < count`, in every rank
-/// of the LSA team, which has `N`.
+/// Reduces `input` over the ranks: `output[i]` becomes the reduction of `input[i]`, for `i <
+/// count`, in every rank of the LSA team, which has `N`.
 ///
 /// f16 and bf16 are reduced in f32 and rounded once. All ranks get the same bits. `output` may be
 /// `input`. -0 may count as +0.
@@ -39,18 +39,18 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>, const N: usize>(
     reduction: Reduction,
 ) {
     let part = Part::new(input, output, count, reduction);
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
     unsafe { part.reduce::<N>(slots_of(&comm, slots, capacity), state) }
 }
 
-/// As [`lamport_allreduce()`], of two ranks, and of more vectors than threads have too. A
-/// multiprocessor has room for the next launch's blocks beside those of this one.
+/// Reduces as [`lamport_allreduce()`] does, for two ranks, and also more vectors than the threads
+/// have. A multiprocessor has room for the next launch's blocks beside those of this one.
 ///
 /// Grid: any. Block: one-dimensional, whole warps, at most 512 threads.
 ///
 /// # Safety
 ///
-/// As there.
+/// The same as for [`lamport_allreduce()`].
 #[kernel(
     T = [f32, f16, bf16],
     max_threads = 512,
@@ -68,7 +68,7 @@ pub unsafe fn lamport_allreduce_two<T: Accumulate<Acc = f32>>(
     reduction: Reduction,
 ) {
     let part = Part::new(input, output, count, reduction);
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
     unsafe { part.reduce_by_two(slots_of(&comm, slots, capacity), state) }
 }
 
@@ -81,7 +81,7 @@ unsafe fn slots_of<const N: usize>(
     capacity: u32,
 ) -> LamportSlots<'_, N> {
     assert!(comm.lsa_team().n_ranks as usize == N, "the LSA team has as many ranks as the kernel");
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller guarantees the memory, and the team has `N` ranks.
     unsafe { LamportSlots::new(comm, slots, capacity) }
 }
 
@@ -105,11 +105,12 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         Self { vectors: input.vectors() as u32, input, output, reduction }
     }
 
-    /// Up to `ROWS` vectors of a thread.
+    /// Reduces up to `ROWS` vectors of a thread.
     unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
         assert!(self.vectors <= ROWS as u32 * threads(), "more vectors than threads have");
         let mut at = thread::index_1d();
-        // SAFETY: the caller's contract.
+        // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
+        // elements.
         unsafe {
             let session = self.begin::<N, ROWS>(slots, state);
             while at < self.vectors {
@@ -119,11 +120,13 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         }
     }
 
-    /// Any vectors of a thread. The later ones follow as it receives those before.
+    /// Reduces any number of vectors of a thread. It sends the later ones while it receives those
+    /// before.
     unsafe fn reduce_by_two(&self, slots: LamportSlots<'_, 2>, state: *mut u32) {
         let mut at = thread::index_1d();
         let mut next = at + threads();
-        // SAFETY: the caller's contract.
+        // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
+        // elements.
         unsafe {
             let session = self.begin::<2, 1>(slots, state);
             while next < at + AHEAD * threads() {
@@ -154,7 +157,8 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         state: *mut u32,
     ) -> Lamport<'a, N> {
         let first = thread::index_1d();
-        // SAFETY: the caller's contract.
+        // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
+        // elements.
         unsafe {
             // Before the wait, so that the address is computed there. A longer message does not
             // wait for its first load alone.
@@ -173,20 +177,20 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         }
     }
 
-    /// Vectors of a thread from `first` on, of this rank.
+    /// Loads vectors of a thread, from `first` on, of this rank.
     unsafe fn load<const ROWS: usize>(&self, first: u32) -> [Vec16<T>; ROWS] {
         let mut mine = [Vec16::from_bits([0; 4]); ROWS];
         for u in 0..ROWS {
             let at = first + u as u32 * threads();
             if at < self.vectors {
-                // SAFETY: the caller's contract.
+                // SAFETY: the input has the vector; the kernel's caller guarantees its elements.
                 mine[u] = unsafe { self.input.load(at as usize) };
             }
         }
         mine
     }
 
-    /// Sends them to all peers.
+    /// Sends vectors of a thread, from `first` on, to all peers.
     unsafe fn send<const N: usize, const ROWS: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -198,7 +202,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             if at < self.vectors {
                 let vector = self.reduction.scale(mine[u]);
                 for distance in 1..N {
-                    // SAFETY: the caller's contract; only this thread uses the slot.
+                    // SAFETY: `begin` has begun the session, and only this thread uses the slot.
                     unsafe { session.send(distance, at, vector) };
                 }
             }
@@ -207,7 +211,8 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
 
     /// Receives a vector of all ranks, and stores the result.
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, at: u32, mine: Vec16<T>) {
-        // SAFETY: the caller's contract.
+        // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
+        // elements.
         unsafe {
             let all = session.receive_all(at, self.reduction.scale(mine));
             // As the peers have it, so that all ranks reduce the same: only here, as the own vector

@@ -13,8 +13,8 @@ use super::lamport_exchange::{MARKS, marked, slots, unmarked};
 use super::one_step::{OneStep, exchange};
 use super::reduction::Reduction;
 
-/// `output[i]` becomes the reduction over the ranks of `input[i]`, for `i < count`, in every rank
-/// of the LSA team, which has 2, 4 or 8.
+/// Reduces `input` over the ranks: `output[i]` becomes the reduction of `input[i]`, for `i <
+/// count`, in every rank of the LSA team, which has 2, 4 or 8.
 ///
 /// `operator` is one of [`Reduction`]'s; the result is divided by `divisor`. 8-bit floats are
 /// reduced in f32 and rounded once; integers wrap around, and quotients are rounded towards zero.
@@ -55,7 +55,7 @@ pub unsafe fn lamport_allreduce_any<T: Accumulate>(
         operator,
         divisor,
     };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
     unsafe { exchange(&comm, (slots, capacity, state), &part) }
 }
 
@@ -68,16 +68,16 @@ struct Part<T> {
 }
 
 impl<T: Accumulate> Part<T> {
-    /// The vector that a slot carries; `None` for marks.
+    /// Returns the vector that a slot carries; `None` for marks.
     fn vector(slot: u32) -> Option<usize> {
         let (row, lane) = (slot / warp::WARP_SIZE, slot % warp::WARP_SIZE);
         (lane != MARKS).then_some((row * MARKS + lane) as usize)
     }
 
-    /// The payload of a slot; 0 behind the last element, and in the lane of the marks.
+    /// Returns the payload of a slot: 0 after the last element, and in the lane of the marks.
     unsafe fn payload(&self, slot: u32) -> Vec16<T> {
         match Self::vector(slot) {
-            // SAFETY: the caller's contract.
+            // SAFETY: the kernel's caller guarantees the elements of the input.
             Some(at) => unsafe { self.input.load(at) },
             None => Vec16::from_bits([0; 4]),
         }
@@ -101,7 +101,7 @@ impl<T: Accumulate> OneStep for Part<T> {
     }
 
     unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<T>; N] {
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel's caller guarantees the elements of the input.
         [unsafe { self.payload(slot) }; N]
     }
 
@@ -111,28 +111,32 @@ impl<T: Accumulate> OneStep for Part<T> {
         slot: u32,
         mine: &[Vec16<T>; N],
     ) {
-        // SAFETY: the caller's contract; only this thread uses the slot.
+        // SAFETY: all lanes of a warp call this together, and only this thread uses the slot.
         unsafe {
-            let message = marked(mine[0]);
-            for distance in 1..N {
+            let (message, mut distance) = (marked(mine[0]), 1);
+            while distance < N {
                 session.send(distance, slot, message);
+                distance += 1;
             }
         }
     }
 
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32) {
         let mut result = None;
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel's caller guarantees the elements, and all lanes of a warp call this
+        // together.
         unsafe {
             // The input is loaded again: it would take registers.
             let mine = self.payload(slot);
             let all = session.receive_all(slot, mine);
-            for rank in 0..N {
+            let mut rank = 0;
+            while rank < N {
                 let vector = T::widen(unmarked(all[rank]));
                 match &mut result {
                     None => result = Some(vector),
                     Some(result) => self.combine(result, vector),
                 }
+                rank += 1;
             }
             if let (Some(mut result), Some(at)) = (result, Self::vector(slot)) {
                 if self.divisor > 1 {

@@ -17,9 +17,9 @@ pub(super) const MARKS: u32 = warp::WARP_SIZE - 1;
 
 /// Sends messages between the ranks of the LSA team, which has 2, 4 or 8.
 ///
-/// Messages are elements `T`, aligned to their size. A message to the own rank is copied,
-/// unless it is there. `slots` and `state` are the memory of [`Lamport`] messages, with `capacity`
-/// slots for vectors from each rank, of which the launch uses [`slots`].
+/// Messages are elements `T`, aligned to their size. A rank's message to itself is copied, unless
+/// it is already in its place. `slots` and `state` are the memory of [`Lamport`] messages, with
+/// `capacity` slots for vectors from each rank, of which the launch uses [`slots`].
 ///
 /// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent
 /// launch. `messages` are the same in every rank.
@@ -42,11 +42,11 @@ pub unsafe fn lamport_exchange<T: Unit>(
     messages: Messages,
 ) {
     let part = Part { comm: &comm, input, output, messages };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the messages and the memory of the slots.
     unsafe { exchange(&comm, (slots, capacity, state), &part) }
 }
 
-/// The slots that a message of this many bytes uses.
+/// Returns how many slots a message of `bytes` bytes uses.
 #[must_use]
 pub const fn slots(bytes: usize) -> usize {
     bytes.div_ceil(16 * MARKS as usize) * warp::WARP_SIZE as usize
@@ -60,13 +60,13 @@ struct Part<'a, T> {
 }
 
 impl<T: Unit> Part<'_, T> {
-    /// The message to the rank that is `distance` after this one.
+    /// Returns the message to the rank that is `distance` after this one.
     fn message(&self, distance: usize) -> *const T {
         let to = opaque::<T>(self.comm.lsa_team().rotated(distance as i32));
         self.input.wrapping_byte_add(self.messages.input(to))
     }
 
-    /// Where in a message the payload of a slot is; `None` for marks.
+    /// Returns where in a message the payload of a slot is; `None` for marks.
     fn place(&self, slot: u32) -> Option<Place> {
         let (row, lane) = ((slot / warp::WARP_SIZE) as usize, slot % warp::WARP_SIZE);
         let at = (row * MARKS as usize + lane as usize) * 16;
@@ -79,7 +79,8 @@ impl<T: Unit> Part<'_, T> {
         let from = opaque::<T>(from);
         let message = self.output.wrapping_byte_add(self.messages.output(from));
         if let Some(place) = self.place(slot) {
-            // SAFETY: the caller's contract.
+            // SAFETY: the kernel's caller guarantees the messages, and only this thread has this
+            // part of them.
             unsafe { T::store(message, place, payload) };
         }
     }
@@ -99,23 +100,25 @@ impl<T: Unit> OneStep for Part<'_, T> {
     unsafe fn prefetch<const N: usize>(&self, slot: u32) {
         let Some(place) = self.place(slot).filter(|place| place.left > 0) else { return };
         for distance in 0..N {
-            // SAFETY: the caller's contract.
+            // SAFETY: the kernel's caller guarantees the messages, and only this thread has this
+            // part of them.
             unsafe { mem::prefetch(place.of(self.message(distance))) };
         }
     }
 
-    /// The payload of a slot for each rank; 0 in the lane of the marks.
+    /// Loads the payload of a slot for each rank; 0 in the lane of the marks.
     unsafe fn load<const N: usize>(&self, slot: u32) -> [Payload; N] {
         let mut loaded = [Vec16::from_bits([0; 4]); N];
         let Some(place) = self.place(slot) else { return loaded };
         for distance in 0..N {
-            // SAFETY: the caller's contract.
+            // SAFETY: the kernel's caller guarantees the messages, and only this thread has this
+            // part of them.
             loaded[distance] = unsafe { T::load(self.message(distance), place) };
         }
         loaded
     }
 
-    /// Sends it to the peers, and copies the message to this rank.
+    /// Sends the payload to the peers, and copies the message to this rank.
     unsafe fn send<const N: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -124,27 +127,29 @@ impl<T: Unit> OneStep for Part<'_, T> {
     ) {
         let me = self.comm.lsa_team().rank;
         for distance in 1..N {
-            // SAFETY: the caller's contract; only this thread uses the slot.
+            // SAFETY: all lanes of a warp call this together, and only this thread uses the slot.
             unsafe { session.send(distance, slot, marked(mine[distance])) };
         }
         let is_there = self.input.wrapping_byte_add(self.messages.input(me)).addr()
             == self.output.wrapping_byte_add(self.messages.output(me)).addr();
         if !is_there {
-            // SAFETY: the caller's contract.
+            // SAFETY: the kernel's caller guarantees the messages, and only this thread has this
+            // part of them.
             unsafe { self.store(me, slot, mine[0]) };
         }
     }
 
     unsafe fn send_nothing<const N: usize>(&self, session: &Lamport<'_, N>) {
         for distance in 1..N {
-            // SAFETY: the caller's contract; the launch uses at least one slot.
+            // SAFETY: one thread calls this, and the launch uses at least one slot.
             unsafe { session.send(distance, 0, Vec16::<u8>::from_bits([0; 4])) };
         }
     }
 
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32) {
         let sender = self.messages.sender;
-        // SAFETY: the caller's contract.
+        // SAFETY: the session has begun, only this thread uses the slot, and all lanes call this
+        // together.
         unsafe {
             if sender == Messages::ALL {
                 let (me, nothing) = (self.comm.lsa_team().rank, Vec16::from_bits([0; 4]));
@@ -165,7 +170,7 @@ impl<T: Unit> OneStep for Part<'_, T> {
         let mut source = 0;
         while source < N && sender != Messages::ALL {
             if source != me && source != sender as usize {
-                // SAFETY: the caller's contract.
+                // SAFETY: one thread calls this, and a rank that sends nothing has sent slot 0.
                 unsafe { session.receive::<u8>(source, 0) };
             }
             source += 1;
@@ -173,15 +178,15 @@ impl<T: Unit> OneStep for Part<'_, T> {
     }
 }
 
-/// A rank as it is. Of bytes it is opaque: the addresses of all ranks' messages would take
-/// registers in the loop.
+/// Returns the rank. For bytes it is opaque to the compiler: the addresses of all ranks' messages
+/// would take registers in the loop.
 fn opaque<T>(rank: i32) -> i32 {
     if size_of::<T>() == 1 { hint::opaque_usize(rank as usize) as i32 } else { rank }
 }
 
 /// What messages consist of, and are aligned to.
 pub trait Unit: Copy + 'static {
-    /// Loads a part of a message, 0 behind its end.
+    /// Loads a part of a message, 0 after its end.
     ///
     /// # Safety
     ///
@@ -196,7 +201,7 @@ pub trait Unit: Copy + 'static {
     unsafe fn store(message: *mut Self, place: Place, payload: Payload);
 }
 
-/// 16 bytes, all of a message.
+/// A unit of messages whose length and alignment are multiples of 16 bytes.
 pub type Vector = Vec16<u32>;
 
 /// What a slot carries.
@@ -207,13 +212,13 @@ impl Unit for Vector {
         if place.left == 0 {
             return Vec16::from_bits([0; 4]);
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller guarantees this part, which is all 16 bytes.
         unsafe { mem::load_vec(place.of(message).cast()) }
     }
 
     unsafe fn store(message: *mut Self, place: Place, payload: Payload) {
         if place.left > 0 {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller guarantees this part, which is all 16 bytes.
             unsafe { mem::store_vec(place.of(message).cast_mut().cast(), payload) };
         }
     }
@@ -223,12 +228,12 @@ macro_rules! units {
     ($($type:ident)*) => { $(
         impl Unit for $type {
             unsafe fn load(message: *const Self, place: Place) -> Payload {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller guarantees this part of the message.
                 Vec16::from_bits(unsafe { place.load(message) }.to_bits())
             }
 
             unsafe fn store(message: *mut Self, place: Place, payload: Payload) {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller guarantees this part of the message.
                 unsafe { place.store(message, Vec16::from_bits(payload.to_bits())) };
             }
         }
@@ -246,7 +251,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// `left` bytes from offset `at` on.
+    /// Makes the place of `left` bytes from offset `at` on.
     pub(super) fn new(at: usize, left: usize) -> Self {
         Self { at, left }
     }
@@ -255,12 +260,12 @@ impl Place {
         self.left >= 16
     }
 
-    /// Its address.
+    /// Returns the address of this part of a message.
     pub(super) fn of<T>(self, message: *const T) -> *const T {
         message.wrapping_byte_add(self.at)
     }
 
-    /// Loads it element by element, 0 behind the last one.
+    /// Loads the part element by element, 0 after the last one.
     ///
     /// # Safety
     ///
@@ -268,20 +273,20 @@ impl Place {
     pub(super) unsafe fn load<T: Element + Into<u128>>(self, message: *const T) -> Vec16<T> {
         let mut bits = 0;
         self.each::<T>(|i| {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller guarantees this part of the message.
             let element: u128 = unsafe { mem::load(self.of(message).wrapping_add(i)) }.into();
             bits |= element << (8 * size_of::<T>() * i);
         });
         Vec16::from_bits([0, 32, 64, 96].map(|shift: u32| (bits >> shift) as u32))
     }
 
-    /// Stores it element by element.
+    /// Stores the part element by element.
     ///
     /// # Safety
     ///
     /// The message is allocated, and nothing else accesses these elements.
     pub(super) unsafe fn store<T: Element>(self, message: *mut T, payload: Vec16<T>) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller guarantees this part of the message.
         self.each::<T>(|i| unsafe {
             mem::store(self.of(message).wrapping_add(i).cast_mut(), payload.lane(i));
         });
@@ -307,15 +312,15 @@ impl Place {
     }
 }
 
-/// What a lane sends: its payload, or which words of the others' are [`EMPTY`]. The lane of the
-/// marks has payload 0, so that its bit is never set, and no mark is [`EMPTY`].
+/// Returns what a lane sends: its payload, or which words of the others' are [`EMPTY`]. The lane of
+/// the marks has payload 0, so that its bit is never set, and no mark is [`EMPTY`].
 ///
 /// # Safety
 ///
 /// All lanes of the warp call this together.
 pub(super) unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
     let words = payload.to_bits();
-    // SAFETY: the caller's contract.
+    // SAFETY: all lanes of the warp are here, as the caller guarantees.
     unsafe {
         if !warp::any(words.contains(&EMPTY)) {
             return payload;
@@ -325,7 +330,7 @@ pub(super) unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
     }
 }
 
-/// The payload that a lane has received.
+/// Returns the payload that a lane has received.
 ///
 /// # Safety
 ///
@@ -333,7 +338,7 @@ pub(super) unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
 pub(super) unsafe fn unmarked<T: Element>(received: Vec16<T>) -> Vec16<T> {
     let words = received.to_bits();
     let is_mark = warp::lane_id() == MARKS && words != [0; 4];
-    // SAFETY: the caller's contract.
+    // SAFETY: all lanes of the warp are here, as the caller guarantees.
     unsafe {
         if !warp::any(is_mark) {
             return received;

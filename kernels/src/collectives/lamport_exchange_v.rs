@@ -53,17 +53,17 @@ pub unsafe fn lamport_exchange_v(
     let (sent, received) = (&*sent, &*received);
     let exchange =
         Exchange { comm: &comm, used, longest, input, output, sent, received, first, offers };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the parts and the memory of the slots.
     unsafe { exchange.run(LamportSlots::new(&comm, slots, capacity), state) };
 }
 
-/// The longest message in bytes that uses no more than this many slots.
+/// Returns the length in bytes of the longest message that uses at most `slots` slots.
 #[must_use]
 pub const fn longest(slots: usize) -> usize {
     (slots / warp::WARP_SIZE as usize * MARKS as usize * 16).saturating_sub(HEADER)
 }
 
-/// The slots that a message of this many bytes uses: at least a warp's.
+/// Returns how many slots a message of `bytes` bytes uses: at least a warp's.
 #[must_use]
 pub const fn slots(bytes: usize) -> usize {
     super::lamport_exchange::slots(HEADER + bytes)
@@ -88,17 +88,19 @@ impl Exchange<'_> {
         let threads = thread::grid_dim_x() * thread::block_dim_x();
         grid::wait_for_previous();
         grid::launch_next();
-        // SAFETY: the caller's contract. Each slot is used by one thread, and all lanes of a warp
-        // use those of a row together: a message has whole rows.
+        // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread, and
+        // all lanes of a warp use those of a row together: a message has whole rows.
         unsafe {
             let session = slots.begin(state, self.used);
             let mut slot = thread::index_1d();
             while slot < self.used {
-                for distance in 1..ranks {
+                let mut distance = 1;
+                while distance < ranks {
                     let to = team.rotated(distance as i32) as usize;
                     if slot < self.slots_of(self.sent.bytes[to]) {
                         session.send(distance, slot, marked(self.load(to, slot)));
                     }
+                    distance += 1;
                 }
                 if slot < self.slots_of(self.sent.bytes[me]) {
                     self.store(me, slot, self.load(me, slot));
@@ -107,10 +109,12 @@ impl Exchange<'_> {
             }
             let mut slot = thread::index_1d();
             while slot < self.used {
-                for source in 0..ranks {
+                let mut source = 0;
+                while source < ranks {
                     if source != me && slot < self.slots_of(self.received.bytes[source]) {
                         self.receive(&session, source, slot);
                     }
+                    source += 1;
                 }
                 slot += threads;
             }
@@ -119,7 +123,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// What a slot has of the message to a rank: the header first.
+    /// Loads what a slot has of the message to a rank. The header comes first.
     unsafe fn load(&self, to: usize, slot: u32) -> Vec16<u8> {
         if slot == 0 {
             let at = self.first + self.received.at[to];
@@ -129,7 +133,7 @@ impl Exchange<'_> {
             return Vec16::from_bits([0; 4]);
         };
         let message = self.input.wrapping_byte_add(self.sent.at[to]);
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel's caller guarantees the parts, and only this thread has this slot's.
         unsafe {
             match message.addr().is_multiple_of(16) && place.is_whole() {
                 true => mem::load_vec(place.of(message)),
@@ -140,7 +144,8 @@ impl Exchange<'_> {
 
     /// Receives a slot of the message from a peer. All lanes of the warp call this together.
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, source: usize, slot: u32) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the session has begun, only this thread uses the slot, and all lanes call this
+        // together.
         unsafe {
             let payload: Vec16<u8> = unmarked(session.receive(source, slot));
             if slot == 0 {
@@ -154,7 +159,7 @@ impl Exchange<'_> {
     unsafe fn store(&self, from: usize, slot: u32, payload: Vec16<u8>) {
         let Some(place) = self.place(slot, self.received.bytes[from]) else { return };
         let message = self.output.wrapping_byte_add(self.received.at[from]);
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel's caller guarantees the parts, and only this thread has this slot's.
         unsafe {
             match message.addr().is_multiple_of(16) && place.is_whole() {
                 true => mem::store_vec(place.of(message).cast_mut(), payload),
@@ -172,8 +177,8 @@ impl Exchange<'_> {
         slots(self.short(bytes)) as u32
     }
 
-    /// Where in a message of this many bytes the payload of a slot is; `None` for the header and
-    /// for marks.
+    /// Returns where in a message of this many bytes the payload of a slot is; `None` for the
+    /// header and for marks.
     fn place(&self, slot: u32, bytes: usize) -> Option<Place> {
         let (row, lane) = ((slot / warp::WARP_SIZE) as usize, slot % warp::WARP_SIZE);
         let at = (row * MARKS as usize + lane as usize) * 16;
@@ -183,7 +188,7 @@ impl Exchange<'_> {
     }
 }
 
-/// Two numbers as words, the lower ones first.
+/// Returns two numbers as words, the lower ones first.
 fn words([a, b]: [usize; 2]) -> [u32; 4] {
     [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32]
 }

@@ -10,8 +10,9 @@ use super::elements::Elements;
 use super::one_step::{OneStep, exchange};
 use super::reduction::Reduction;
 
-/// `output[i]` becomes the reduction over the ranks of `input[rank * count + i]`, where `rank` is
-/// this rank, for `i < count`, in every rank of the LSA team, which has 2, 4 or 8.
+/// Reduces this rank's part: `output[i]` becomes the reduction over the ranks of `input[rank *
+/// count + i]`, where `rank` is this rank, for `i < count`, in every rank of the LSA team, which
+/// has 2, 4 or 8.
 ///
 /// f16 and bf16 are reduced in f32 and rounded once. `output` may be `input + rank * count`. -0
 /// may count as +0.
@@ -41,7 +42,7 @@ pub unsafe fn lamport_reduce_scatter<T: Accumulate<Acc = f32>>(
 ) {
     let output = Elements::new(output, count);
     let part = Part { comm: &comm, input, output, count, reduction };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
     unsafe { exchange(&comm, (slots, capacity, state), &part) }
 }
 
@@ -54,7 +55,7 @@ struct Part<'a, T> {
 }
 
 impl<T: Accumulate<Acc = f32>> Part<'_, T> {
-    /// What the rank `distance` after this one reduces.
+    /// Returns the part of the input that the rank `distance` after this one reduces.
     fn part(&self, distance: usize) -> Elements<T> {
         let rank = self.comm.lsa_team().rotated(distance as i32) as usize;
         Elements::new(self.input.wrapping_add(rank * self.count).cast_mut(), self.count)
@@ -70,16 +71,16 @@ impl<T: Accumulate<Acc = f32>> OneStep for Part<'_, T> {
 
     unsafe fn prefetch<const N: usize>(&self, slot: u32) {
         for distance in 1..N {
-            // SAFETY: the caller's contract.
+            // SAFETY: the input has a part for each rank, as the kernel's caller guarantees.
             unsafe { self.part(distance).prefetch(slot as usize) };
         }
     }
 
-    /// A vector of each peer's part, and zeros for this rank.
+    /// Loads a vector of each peer's part, and zeros for this rank.
     unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<T>; N] {
         let mut loaded = [Vec16::from_bits([0; 4]); N];
         for distance in 1..N {
-            // SAFETY: the caller's contract.
+            // SAFETY: the input has a part for each rank, as the kernel's caller guarantees.
             loaded[distance] = unsafe { self.part(distance).load(slot as usize) };
         }
         loaded
@@ -92,13 +93,13 @@ impl<T: Accumulate<Acc = f32>> OneStep for Part<'_, T> {
         mine: &[Vec16<T>; N],
     ) {
         for distance in 1..N {
-            // SAFETY: the caller's contract; only this thread uses the slot.
+            // SAFETY: the session has begun, and only this thread uses the slot.
             unsafe { session.send(distance, slot, self.reduction.scale(mine[distance])) };
         }
     }
 
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32) {
-        // SAFETY: the caller's contract.
+        // SAFETY: only this thread uses the slot; the kernel's caller guarantees the elements.
         unsafe {
             let mine = self.reduction.scale(self.part(0).load(slot as usize));
             let mut result = T::widen(mine);

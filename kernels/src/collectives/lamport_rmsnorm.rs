@@ -9,9 +9,10 @@ use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message};
 
 use super::rmsnorm::{Place, Quantised, Row, vector};
 
-/// For each token `t < tokens`: `sum = residual[t] + ` the sum of row `t` of `input` over the ranks
-/// of the LSA team, which has 2, 4 or 8; `residual[t]` becomes the sum, rounded, and `output[t]`
-/// `sum * weight / sqrt(mean(sum^2) + eps)`.
+/// Sums rows over the ranks, adds the residuals and normalises: for each token `t < tokens`, `sum`
+/// is `residual[t]` plus the sum of row `t` of `input` over the ranks of the LSA team, which has 2,
+/// 4 or 8; `residual[t]` becomes the sum, rounded, and `output[t]` becomes `sum * weight /
+/// sqrt(mean(sum^2) + eps)`.
 ///
 /// A row has `hidden` elements. f16 and bf16 are summed in f32, and each result is rounded once.
 /// All ranks get the same bits if their residuals are the same. `output` may be `input`. Without a
@@ -53,7 +54,7 @@ pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
     eps: f32,
 ) {
     let row = Row { input, residual, weight, output, quantised, tokens, hidden, eps };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the rows and the memory of the slots.
     unsafe {
         match comm.lsa_team().n_ranks {
             2 => reduce(&row, LamportSlots::<2>::new(&comm, slots, capacity), state),
@@ -70,7 +71,7 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
     slots: LamportSlots<'_, N>,
     state: *mut u32,
 ) {
-    // SAFETY: the caller's contract. Each slot is used by one thread.
+    // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread.
     unsafe {
         let (mut place, mut cluster) = (row.first(), ClusterSum::new());
         let load = |place: Place| match row.has(place) {
@@ -121,15 +122,15 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
     }
 }
 
-/// Waits for the peers' vectors, and adds them to this rank's. That is loaded again, as it would
-/// take registers until here.
+/// Waits for the peers' vectors, and adds them to this rank's vector. It loads that again, as it
+/// would take registers until here.
 unsafe fn receive<T: Accumulate<Acc = f32>, const N: usize>(
     session: &Lamport<'_, N>,
     row: &Row<T>,
     at: u32,
 ) -> T::Wide {
     let mut sum = T::widen(Vec16::from_bits([0; 4]));
-    // SAFETY: the caller's contract. Each slot is used by one thread.
+    // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread.
     unsafe {
         session.receive_in_order(at, message(row.load(at)), |rank, vector| match rank {
             0 => sum = T::widen(vector),

@@ -15,10 +15,10 @@ pub(super) trait OneStep {
     /// The type of the elements that travel.
     type Element: Element;
 
-    /// The slots that a launch uses for each rank.
+    /// Returns how many slots a launch uses for each rank.
     fn used(&self) -> u32;
 
-    /// Whether this rank sends.
+    /// Returns whether this rank sends.
     fn sends(&self) -> bool {
         true
     }
@@ -27,11 +27,11 @@ pub(super) trait OneStep {
     /// also has the addresses computed there.
     unsafe fn prefetch<const N: usize>(&self, _slot: u32) {}
 
-    /// What this rank sends in a slot, in the order of the distances to the ranks that get it;
-    /// nothing is loaded for a slot that is not used.
+    /// Loads what this rank sends in a slot, in the order of the distances to the ranks that get
+    /// it; nothing is loaded for a slot that is not used.
     unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<Self::Element>; N];
 
-    /// Sends it.
+    /// Sends what [`load`](Self::load) has loaded.
     unsafe fn send<const N: usize>(
         &self,
         session: &Lamport<'_, N>,
@@ -45,7 +45,7 @@ pub(super) trait OneStep {
     /// Receives a slot from the ranks that send, and stores the result.
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32);
 
-    /// Receives what ranks sent that send [nothing](Self::send_nothing), as one thread.
+    /// Receives from the ranks that send [nothing](Self::send_nothing), as one thread.
     unsafe fn receive_nothing<const N: usize>(&self, _session: &Lamport<'_, N>) {}
 }
 
@@ -56,7 +56,7 @@ pub(super) unsafe fn exchange(
     (slots, capacity, state): (Window<u32>, u32, *mut u32),
     collective: &impl OneStep,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller guarantees the memory, and the team has the ranks that the slots are for.
     unsafe {
         match comm.lsa_team().n_ranks {
             2 => exchange_of(LamportSlots::<2>::new(comm, slots, capacity), state, collective),
@@ -80,8 +80,8 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
     let (used, sends) = (collective.used(), collective.sends());
     let threads = thread::grid_dim_x() * thread::block_dim_x();
     let first = thread::index_1d();
-    // SAFETY: the caller's contract. Each slot is used by one thread, and all lanes of a warp use
-    // those of a row together.
+    // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread, and all
+    // lanes of a warp use those of a row together.
     unsafe {
         if sends {
             collective.prefetch::<N>(first);

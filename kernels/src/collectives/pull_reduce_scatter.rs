@@ -10,9 +10,9 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
 use super::reduction::Reduction;
 use super::strip::{self, ROW};
 
-/// `output[i]` becomes the reduction over the ranks of `input[first + rank * count + i]`, where
-/// `rank` is this rank and `count` is `len` divided by the ranks, for `i < count`, in every rank of
-/// the LSA team, which has 2, 4 or 8.
+/// Reduces this rank's part: `output[i]` becomes the reduction over the ranks of `input[first +
+/// rank * count + i]`, where `rank` is this rank and `count` is `len` divided by the ranks, for `i
+/// < count`, in every rank of the LSA team, which has 2, 4 or 8.
 ///
 /// f16 and bf16 are reduced in f32 and rounded once. The output may be this rank's part of the
 /// input.
@@ -43,7 +43,7 @@ pub unsafe fn pull_reduce_scatter<T: Accumulate<Acc = f32>>(
     let team = comm.lsa_team();
     let first = first / Vec16::<T>::LANES;
     let part = Part { team, input, first, len, output, reduction };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the alignment and the elements of the output.
     unsafe {
         match team.n_ranks {
             2 => part.reduce::<2, 4>(&comm),
@@ -88,7 +88,8 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         let mut at = strip::first::<UNROLL>(thread::index_1d());
         while at < vectors {
             let mut loaded = [[Vec16::<T>::from_bits([0; 4]); N]; UNROLL];
-            // SAFETY: the caller's contract; each vector is reduced by one thread.
+            // SAFETY: the kernel's caller guarantees the memory; each vector is reduced by one
+            // thread.
             unsafe {
                 for u in 0..UNROLL {
                     // This rank's own last, which is nearest.

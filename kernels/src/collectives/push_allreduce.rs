@@ -21,14 +21,14 @@ const PUSHED: usize = 4;
 /// Slots for the chunks that a block receives from a rank.
 const SLOTS: usize = 2;
 
-/// Words of the window that receives chunks of up to this many vectors of 16 bytes.
+/// Returns the words of the window that receives chunks of up to `chunk` vectors of 16 bytes.
 #[must_use]
 pub const fn inbox(ranks: usize, blocks: u32, chunk: usize) -> usize {
     4 * (ranks - 1) * blocks as usize * SLOTS * chunk
 }
 
-/// `output[first + i]` becomes the reduction over the ranks of `input[i]`, for `i < count`, in
-/// every rank of the LSA team, which has 2, 4 or 8.
+/// Reduces `input` over the ranks: `output[first + i]` becomes the reduction of `input[i]`, for `i
+/// < count`, in every rank of the LSA team, which has 2, 4 or 8.
 ///
 /// f16 and bf16 are reduced in f32 and rounded once. All ranks get the same bits. The elements of
 /// `output` may be where `input` is.
@@ -74,7 +74,7 @@ pub unsafe fn push_allreduce<T: Accumulate<Acc = f32>>(
         size: chunk as usize,
         reduction,
     };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the elements, their alignment and the inbox.
     unsafe {
         match n_ranks {
             2 => block.run::<2, 4>(),
@@ -103,16 +103,16 @@ struct Block<'a, T> {
 /// A chunk of a message.
 #[derive(Clone, Copy)]
 struct Chunk {
-    /// Its first vector.
+    /// The first vector of the chunk.
     first: usize,
-    /// Its whole vectors.
+    /// How many whole vectors the chunk has.
     len: u32,
-    /// The index of the partial vector at the end of the message, if it is here.
+    /// The index of the partial vector at the end of the message, if the chunk has it.
     tail: Option<usize>,
 }
 
 impl<T: Accumulate<Acc = f32>> Block<'_, T> {
-    /// The team has `N` ranks. A thread reduces `ROWS` vectors at a time.
+    /// Reduces this block's chunks, among `N` ranks. A thread reduces `ROWS` vectors at a time.
     unsafe fn run<const N: usize, const ROWS: usize>(&self) {
         let rounds = self.part.div_ceil(self.size * thread::grid_dim_x() as usize);
         grid::wait_for_previous();
@@ -120,8 +120,8 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         let mut barrier = self.comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
         let mut round = 0;
         while round <= rounds {
-            // SAFETY: the caller's contract. The barriers separate the stores to a slot from its
-            // loads, and these from the stores two rounds later.
+            // SAFETY: the kernel's caller guarantees the memory. The barriers separate the stores
+            // to a slot from its loads, and these from the stores two rounds later.
             unsafe {
                 if round < rounds {
                     self.push::<N>(round);
@@ -135,12 +135,12 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         }
     }
 
-    /// This rank.
+    /// Returns this rank.
     fn me(&self) -> usize {
         self.comm.lsa_team().rank as usize
     }
 
-    /// This block's chunk of a round, of the part of `rank`.
+    /// Returns this block's chunk of a round, of the part of `rank`.
     fn chunk(&self, rank: usize, round: usize) -> Chunk {
         let whole = self.count / Vec16::<T>::LANES;
         let index = round * thread::grid_dim_x() as usize + thread::block_idx_x() as usize;
@@ -155,8 +155,8 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         Chunk { first, len: len as u32, tail: (is_here && is_partial).then_some(whole) }
     }
 
-    /// The slot in an inbox of this block's chunk of a round, from the rank that is `distance`
-    /// behind the one that receives it.
+    /// Returns the slot in an inbox for this block's chunk of a round, from the rank that is
+    /// `distance` before the one that receives it.
     fn slot(&self, inbox: LsaPtr<u32>, distance: usize, round: usize) -> *mut u32 {
         let source = (distance - 1) * thread::grid_dim_x() as usize;
         let slot = (source + thread::block_idx_x() as usize) * SLOTS + round % SLOTS;
@@ -170,31 +170,37 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     /// As [`run`](Self::run); nothing else accesses the slots.
     unsafe fn push<const N: usize>(&self, round: usize) {
         // The loop over ranks is not unrolled.
-        let ranks = hint::opaque_usize(N);
-        for distance in 1..ranks {
+        let (mut distance, ranks) = (1, hint::opaque_usize(N));
+        while distance < ranks {
             let peer = self.comm.lsa_team().rotated(distance as i32);
             let chunk = self.chunk(peer as usize, round);
             let to = self.slot(self.inbox.lsa(peer), distance, round);
             let store = |at: usize, vector: Vec16<T>| {
                 let words = Vec16::<u32>::from_bits(self.reduction.scale(vector).to_bits());
-                // SAFETY: the caller's contract.
+                // SAFETY: the slot has room for the chunk, and nothing else accesses it in this
+                // round.
                 unsafe { mem::store_vec(to.wrapping_add(4 * (at - chunk.first)), words) };
             };
             in_rows(chunk, |rows: [Option<usize>; PUSHED]| {
-                // SAFETY: the caller's contract.
+                // SAFETY: the input has the vector, and it is aligned, as the kernel's caller
+                // guarantees.
                 let load = |at| unsafe { mem::load_vec(vector(self.input, at)) };
                 let loaded = rows.map(|row| row.map(load));
-                for u in 0..PUSHED {
+                let mut u = 0;
+                while u < PUSHED {
                     if let (Some(at), Some(vector)) = (rows[u], loaded[u]) {
                         store(at, vector);
                     }
+                    u += 1;
                 }
             });
             if let Some(at) = chunk.tail.filter(|_| thread::thread_idx_x() == 0) {
-                // SAFETY: the caller's contract.
+                // SAFETY: the input has the vector, and it is aligned, as the kernel's caller
+                // guarantees.
                 let tail = unsafe { Elements::new(self.input.cast_mut(), self.count).load(at) };
                 store(at, tail);
             }
+            distance += 1;
         }
     }
 
@@ -207,10 +213,12 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     unsafe fn reduce_chunk<const N: usize, const ROWS: usize>(&self, round: usize) {
         let me = self.me();
         let (chunk, inbox) = (self.chunk(me, round), self.inbox.local());
-        // SAFETY: the caller's contract.
+        // SAFETY: the slots of the round have arrived, and nothing else accesses them until the
+        // barrier.
         let result = |at: usize, mine: Vec16<T>| unsafe {
             let mut result = T::widen(mine);
-            for source in 0..N {
+            let mut source = 0;
+            while source < N {
                 let mut vector = self.reduction.scale(mine);
                 if source != me {
                     // Opaque, as the addresses of all slots would take registers in the loop.
@@ -223,24 +231,30 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
                     0 => result = T::widen(vector),
                     _ => self.reduction.combine(&mut result, vector),
                 }
+                source += 1;
             }
             self.reduction.finish(result)
         };
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel's caller guarantees the elements; each vector is reduced by one
+        // thread.
         unsafe {
             in_rows(chunk, |rows: [Option<usize>; ROWS]| {
                 let mine = rows.map(|row| row.map(|at| mem::load_vec(vector(self.input, at))));
                 let mut results = [None; ROWS];
-                for u in 0..ROWS {
+                let mut u = 0;
+                while u < ROWS {
                     if let (Some(at), Some(mine)) = (rows[u], mine[u]) {
                         results[u] = Some(result(at, mine));
                     }
+                    u += 1;
                 }
                 self.each_output::<N>(|output| {
-                    for u in 0..ROWS {
+                    let mut u = 0;
+                    while u < ROWS {
                         if let (Some(at), Some(result)) = (rows[u], results[u]) {
                             mem::store_vec(vector(output, at).cast_mut(), result);
                         }
+                        u += 1;
                     }
                 });
             });
@@ -255,10 +269,11 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     /// Calls `store` with the address of each rank's output, this rank's first.
     fn each_output<const N: usize>(&self, store: impl Fn(*mut T)) {
         // The loop is not unrolled: the addresses would take registers.
-        let ranks = hint::opaque_usize(N);
-        for distance in 0..ranks {
+        let (mut distance, ranks) = (0, hint::opaque_usize(N));
+        while distance < ranks {
             let peer = self.comm.lsa_team().rotated(distance as i32);
             store(self.output.lsa(peer).as_ptr().wrapping_add(self.output_first));
+            distance += 1;
         }
     }
 }
@@ -269,16 +284,18 @@ fn in_rows<const ROWS: usize>(chunk: Chunk, each: impl Fn([Option<usize>; ROWS])
     let mut first = strip::first::<ROWS>(thread::thread_idx_x()) as u32;
     while first < chunk.len {
         let mut rows = [None; ROWS];
-        for u in 0..ROWS {
+        let mut u = 0;
+        while u < ROWS {
             let at = first + (u * ROW) as u32;
             rows[u] = (at < chunk.len).then_some(chunk.first + at as usize);
+            u += 1;
         }
         each(rows);
         first += ROWS as u32 * thread::block_dim_x();
     }
 }
 
-/// The address of a vector.
+/// Returns the address of a vector.
 fn vector<T: Accumulate>(elements: *const T, index: usize) -> *const T {
     elements.wrapping_add(index * Vec16::<T>::LANES)
 }

@@ -14,8 +14,8 @@ const UNROLL: usize = 4;
 
 /// Sends messages between the ranks of the LSA team.
 ///
-/// The output begins at byte `first` of `output`. A message to the own rank is copied, unless it is
-/// there.
+/// The output begins at byte `first` of `output`. A rank's message to itself is copied, unless it
+/// is already in its place.
 ///
 /// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: at most
 /// 512 threads, one-dimensional. May be a dependent launch. `first` and `messages` are the same
@@ -58,7 +58,8 @@ pub unsafe fn push_exchange(
         let mut distance = 1;
         while distance < team.n_ranks {
             // The own message is copied while NVLink is busy with the first one.
-            // SAFETY: the kernel's contract; each vector is copied by one thread.
+            // SAFETY: the kernel's caller guarantees the memory; each vector is copied by one
+            // thread.
             unsafe { copy_both(message, own) };
             distance += 1;
             (message, own) = (copy(distance), None);
@@ -84,7 +85,7 @@ unsafe fn copy_both(message: Copy, own: Option<Copy>) {
     let own = own.map(|own| Copy { bytes: message.bytes, ..own });
     let threads = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
     let mut at = strip::first::<UNROLL>(thread::index_1d());
-    // SAFETY: the caller's contract.
+    // SAFETY: nothing else accesses the bytes, as the caller guarantees.
     unsafe {
         while at < message.bytes / 16 {
             let loaded = (message.load_rows(at), own.map(|own| (own, own.load_rows(at))));
@@ -110,7 +111,7 @@ impl Copy {
     ///
     /// Nothing else accesses these bytes. All threads of the grid call this.
     pub(super) unsafe fn all(self) {
-        // SAFETY: the caller's contract.
+        // SAFETY: nothing else accesses the bytes, as the caller guarantees.
         unsafe {
             if (self.from.addr() | self.into.addr()).is_multiple_of(16) {
                 copy_both(self, None);
@@ -128,7 +129,7 @@ impl Copy {
     ///
     /// Nothing else accesses this byte.
     unsafe fn copy_byte(self, at: usize) {
-        // SAFETY: the caller's contract.
+        // SAFETY: nothing else accesses the bytes, as the caller guarantees.
         unsafe { mem::store(self.into.wrapping_add(at), mem::load(self.from.wrapping_add(at))) }
     }
 
@@ -149,7 +150,7 @@ impl Copy {
         loaded
     }
 
-    /// Stores them.
+    /// Stores a strip's whole vectors of this thread, the first of which is `at`.
     ///
     /// # Safety
     ///
@@ -164,14 +165,14 @@ impl Copy {
         }
     }
 
-    /// Copies the bytes behind the whole vectors.
+    /// Copies the bytes after the whole vectors.
     ///
     /// # Safety
     ///
     /// Nothing else accesses these bytes.
     unsafe fn copy_tail(self) {
         for at in self.bytes / 16 * 16..self.bytes {
-            // SAFETY: the caller's contract.
+            // SAFETY: nothing else accesses the bytes, as the caller guarantees.
             unsafe { self.copy_byte(at) };
         }
     }

@@ -1,7 +1,7 @@
 //! The long messages of an all-to-all with a length for each pair of ranks: every rank stores them
 //! to the peers' windows.
 //!
-//! Only ranks that send or receive long messages launch this, behind `lamport_exchange_v`: that
+//! Only ranks that send or receive long messages launch this, after `lamport_exchange_v`: that
 //! tells where a message goes, and that the peer's memory may be written.
 
 use cuda_std::prelude::*;
@@ -44,7 +44,7 @@ pub unsafe fn push_exchange_v(
     // The flag of this block by which a rank says that its message is there.
     let index =
         |source: i32| (source as u32 * thread::grid_dim_x() + thread::block_idx_x()) as usize;
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees an element of `flags` for each block and rank.
     let flag = |source| unsafe { Flag::new(&comm, flags, index(source)) };
     grid::wait_for_previous();
     grid::launch_next();
@@ -52,14 +52,14 @@ pub unsafe fn push_exchange_v(
         let to = team.rotated(distance);
         let bytes = sent.bytes[to as usize];
         if bytes > longest {
-            // SAFETY: the kernel's contract.
+            // SAFETY: the kernel's caller guarantees an element of `flags` for each block and rank.
             let [at, room] =
                 [0, 1].map(|i| unsafe { mem::load(offers.add(2 * to as usize + i)) } as usize);
             assert!(room == bytes, "a rank sends another length than the peer receives");
             let at = target.place(to as usize, at, bytes);
             let from = input.wrapping_add(sent.at[to as usize]);
             let copy = Copy { from, into: output.lsa(to).as_ptr().wrapping_add(at), bytes };
-            // SAFETY: the kernel's contract.
+            // SAFETY: the kernel's caller guarantees an element of `flags` for each block and rank.
             unsafe { copy.all() };
             flag(team.rank).post(coop, to, 1);
         }
@@ -70,7 +70,8 @@ pub unsafe fn push_exchange_v(
             flag(source).wait_at_least(coop, 1);
             if coop.thread_rank() == 0 {
                 // For the next message, which the peer sends behind a header of this rank's.
-                // SAFETY: the kernel's contract.
+                // SAFETY: the kernel's caller guarantees an element of `flags` for each block and
+                // rank.
                 unsafe { flags.local().store_release(index(source), 0) };
             }
         }

@@ -27,7 +27,7 @@ impl Reduction {
     /// [`lamport_allreduce_any`](super::lamport_allreduce_any::lamport_allreduce_any()) only.
     pub const PROD: u32 = 3;
 
-    /// This rank's contribution.
+    /// Returns this rank's contribution: the vector times the factor of the input.
     pub(super) fn scale<T: Accumulate<Acc = f32>>(self, vector: Vec16<T>) -> Vec16<T> {
         if self.input == 1.0 {
             return vector;
@@ -59,7 +59,7 @@ impl Reduction {
         }
     }
 
-    /// The result of all vectors.
+    /// Returns the result, times the factor of the output.
     pub(super) fn finish<T: Accumulate<Acc = f32>>(self, mut result: T::Wide) -> Vec16<T> {
         T::map(&mut result, |x| x * self.output);
         T::narrow(result)

@@ -8,8 +8,9 @@ use cuda_std::{cluster, convert, grid, math};
 use devcomm_types::F8E4M3;
 use half::{bf16, f16};
 
-/// For each token `t < tokens`: `sum = residual[t] + input[t]`; `residual[t]` becomes the sum,
-/// rounded, and `output[t]` `sum * weight / sqrt(mean(sum^2) + eps)`.
+/// Adds the residuals and normalises: for each token `t < tokens`, `sum = residual[t] + input[t]`;
+/// `residual[t]` becomes the sum, rounded, and `output[t]` becomes `sum * weight / sqrt(mean(sum^2)
+/// + eps)`.
 ///
 /// A row has `hidden` elements. f16 and bf16 are computed in f32, and each result is rounded once.
 /// `output` may be `input`. Without a `residual` (null) the sum is the input.
@@ -41,7 +42,7 @@ pub unsafe fn rmsnorm<T: Accumulate<Acc = f32>>(
     eps: f32,
 ) {
     let row = Row { input, residual, weight, output, quantised, tokens, hidden, eps };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the rows, and all threads of the cluster are here.
     unsafe {
         let (place, mut cluster) = (row.first(), ClusterSum::new());
         grid::wait_for_previous();
@@ -55,20 +56,20 @@ pub unsafe fn rmsnorm<T: Accumulate<Acc = f32>>(
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]
 pub struct Quantised {
-    /// Gets the results; null if they are not quantised.
+    /// The results; null if they are not quantised.
     pub output: *mut F8E4M3,
     /// One number.
     pub scale: *const f32,
 }
 
 impl Quantised {
-    /// What the results are divided by.
+    /// Returns what the results are divided by.
     ///
     /// # Safety
     ///
     /// The scale can be read, unless there is no output.
     pub(super) unsafe fn divisor(self) -> f32 {
-        // SAFETY: the caller's contract.
+        // SAFETY: the scale can be read, as the caller guarantees.
         if self.output.is_null() { 1.0 } else { unsafe { mem::load(self.scale) } }
     }
 }
@@ -95,12 +96,12 @@ pub(crate) struct Row<T> {
 }
 
 impl<T: Accumulate<Acc = f32>> Row<T> {
-    /// Vectors of a row.
+    /// Returns how many vectors a row has.
     pub(crate) fn vectors(&self) -> u32 {
         self.hidden / Vec16::<T>::LANES as u32
     }
 
-    /// The place in the first row of this thread's cluster.
+    /// Returns the place in the first row of this thread's cluster.
     pub(crate) fn first(&self) -> Place {
         // A cluster has 1, 2, 4 or 8 blocks.
         let row = thread::block_idx_x() >> cluster::size().trailing_zeros();
@@ -108,18 +109,18 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
         Place { row, in_row }
     }
 
-    /// The place in the row that the cluster has `rows` rows after this one.
+    /// Returns the place in the row that the cluster has `rows` rows after this one.
     pub(crate) fn after(&self, Place { row, in_row }: Place, rows: u32) -> Place {
         let clusters = thread::grid_dim_x() >> cluster::size().trailing_zeros();
         Place { row: row + rows * clusters, in_row }
     }
 
-    /// The index of the vector at this place.
+    /// Returns the index of the vector at this place.
     pub(crate) fn index(&self, place: Place) -> u32 {
         place.row * self.vectors() + place.in_row
     }
 
-    /// Whether there is a vector at this place.
+    /// Returns whether there is a vector at this place.
     pub(crate) fn has(&self, place: Place) -> bool {
         place.row < self.tokens && place.in_row < self.vectors()
     }
@@ -130,7 +131,7 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
     ///
     /// As for [`rmsnorm`](fn@rmsnorm); the input has the vector.
     pub(crate) unsafe fn load(&self, at: u32) -> Vec16<T> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the input has the vector, as the caller guarantees.
         unsafe { mem::load_vec(vector(self.input, at)) }
     }
 
@@ -154,8 +155,8 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
         let at = places.map(|place| self.index(place));
         if has_vectors {
             let has_residual = !self.residual.is_null();
-            // SAFETY: the caller's contract. The residuals come first, and the weights and the
-            // scale of one row, as `load` may wait.
+            // SAFETY: the kernel's caller guarantees the memory. The residuals come first, and the
+            // weights and the scale of one row, as `load` may wait.
             unsafe {
                 let residuals = at.map(|at| {
                     has_residual.then(|| mem::load_vec(vector(self.residual.cast_const(), at)))
@@ -197,7 +198,7 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
             let scale = math::rsqrt(mean + self.eps) * math::recip(divisor);
             let first = at[r] as usize * Vec16::<T>::LANES;
             T::zip(&mut sums[r], T::widen(weight), |x, w| x * scale * w);
-            // SAFETY: the caller's contract.
+            // SAFETY: the kernel's caller guarantees the rows, and this thread has the vector.
             unsafe {
                 if self.quantised.output.is_null() {
                     mem::store_vec(self.output.wrapping_add(first), T::narrow(sums[r]));
@@ -211,7 +212,7 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
     }
 }
 
-/// The address of a vector.
+/// Returns the address of a vector.
 pub(super) fn vector<T: Accumulate>(elements: *const T, index: u32) -> *const T {
     elements.wrapping_add(index as usize * Vec16::<T>::LANES)
 }
@@ -227,7 +228,7 @@ unsafe fn store_quantised(output: *mut F8E4M3, lanes: &[f32]) {
     while i < lanes.len() {
         let [low, high] = [[lanes[i], lanes[i + 1]], [lanes[i + 2], lanes[i + 3]]]
             .map(|pair| u32::from(convert::f32_to_f8e4m3x2(pair)));
-        // SAFETY: the caller's contract.
+        // SAFETY: the output has an aligned word for four lanes, as the caller guarantees.
         unsafe { mem::store(output.wrapping_add(i).cast(), low | high << 16) };
         i += 4;
     }

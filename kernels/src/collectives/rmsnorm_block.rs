@@ -15,8 +15,8 @@ pub const THREADS: u32 = 1024;
 /// Vectors of 16 bytes that a thread keeps in registers.
 pub const VECTORS: usize = 2;
 
-/// As [`rmsnorm()`](super::rmsnorm::rmsnorm()), without clusters, with a residual. It needs
-/// `sm_80`.
+/// Normalises as [`rmsnorm()`](super::rmsnorm::rmsnorm()) does, without clusters, with a residual.
+/// It needs `sm_80`.
 ///
 /// Grid: a block for each token, one-dimensional. Block: a multiple of 32 threads up to
 /// [`THREADS`], one-dimensional. A block has a thread for every [`VECTORS`] vectors of 16 bytes of
@@ -51,7 +51,7 @@ pub unsafe fn rmsnorm_block<T: Accumulate<Acc = f32>>(
         let in_row = place(i);
         if in_row < vectors {
             let residual = vector(residual.cast_const(), first + in_row);
-            // SAFETY: the kernel's contract: the row has the vector.
+            // SAFETY: the kernel's caller guarantees the memory: the row has the vector.
             unsafe {
                 sums[i] = T::widen(mem::load_vec(vector(input, first + in_row)));
                 T::add(&mut sums[i], mem::load_vec(residual));
@@ -73,7 +73,8 @@ pub unsafe fn rmsnorm_block<T: Accumulate<Acc = f32>>(
         let in_row = place(i);
         if in_row < vectors {
             let at = (first + in_row) as usize * Vec16::<T>::LANES;
-            // SAFETY: the kernel's contract: the row and the weights have the vector.
+            // SAFETY: the kernel's caller guarantees the memory: the row and the weights have the
+            // vector.
             unsafe {
                 let weight = mem::load_vec(vector(weight, in_row));
                 T::zip(&mut sums[i], T::widen(weight), |x, w| x * scale * w);
@@ -88,7 +89,7 @@ pub unsafe fn rmsnorm_block<T: Accumulate<Acc = f32>>(
     }
 }
 
-/// The place in the row of this thread's vector number `i`.
+/// Returns the place in the row of this thread's vector number `i`.
 fn place(i: usize) -> u32 {
     i as u32 * thread::block_dim_x() + thread::thread_idx_x()
 }
@@ -103,14 +104,14 @@ unsafe fn store_quantised(output: *mut u32, lanes: &[f32]) {
     let mut i = 0;
     while i < lanes.len() {
         let bytes = [0, 1, 2, 3].map(|lane| to_f8e4m3(lanes[i + lane]));
-        // SAFETY: the caller's contract.
+        // SAFETY: the output has a word for every four lanes, as the caller guarantees.
         unsafe { mem::store(output.wrapping_add(i / 4), u32::from_le_bytes(bytes)) };
         i += 4;
     }
 }
 
-/// The bits of the nearest 8-bit float: ties go to even, and numbers beyond 448 of either sign to
-/// that. The instruction for it (`cuda_std::convert::f32_to_f8e4m3x2`) needs `sm_89`.
+/// Returns the bits of the nearest 8-bit float: ties go to even, and numbers beyond 448 of either
+/// sign to that. The instruction for it (`cuda_std::convert::f32_to_f8e4m3x2`) needs `sm_89`.
 fn to_f8e4m3(value: f32) -> u8 {
     const NAN: u32 = 0x7f;
     const LARGEST: u32 = 0x7e;

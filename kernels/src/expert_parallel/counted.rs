@@ -1,5 +1,5 @@
-//! What the kernels of the form for high throughput share: its memory, and the flags by which
-//! ranks tell each other how far they are.
+//! The memory that the kernels of the form for high throughput share, and the flags by which ranks
+//! tell each other how far they are.
 
 use cuda_std::atomic::Order;
 use cuda_std::prelude::*;
@@ -9,8 +9,8 @@ use super::ep_layout::RETURN_WORDS;
 use super::ranks::Ranks;
 use super::shape::Shape;
 
-/// Words for a token that is received, behind [`RETURN_WORDS`] of each: its index among those of
-/// all ranks, and the index of its result among those that return to its rank.
+/// Words for a received token, after the [`RETURN_WORDS`] of all tokens: its index among the tokens
+/// of all ranks, and the index of its result among those that return to its rank.
 const ORIGIN_WORDS: usize = 2;
 
 /// Words for a token of this rank: a bit for each rank that gets it, in two words, the index of
@@ -27,30 +27,31 @@ pub struct Counted {
     pub counts: Window<u32>,
     /// The tokens that are received, in the order of the ranks: [`Counted::token_words`].
     pub tokens: Window<u32>,
-    /// Of this GPU: [`Counted::own_words`], aligned to 16 bytes.
+    /// [`Counted::own_words`] words of this GPU, aligned to 16 bytes.
     pub own: *mut u32,
-    /// Of this GPU: for each rank the index of its first token that is received, and the number
-    /// of all.
+    /// Memory of this GPU: for each rank the index of its first received token, and then the number
+    /// of all received tokens.
     pub firsts: *mut u32,
-    /// Of this GPU: [`Counted::STATE`] words, 0 before the first launch.
+    /// [`Counted::STATE`] words of this GPU, 0 before the first launch.
     pub state: *mut u32,
-    /// A bit for each rank that is absent: nothing is sent to it, nothing awaited from it, and its
-    /// experts count as none. The same during a launch, and in all ranks that are not.
+    /// A bit for each absent rank: nothing is sent to it or awaited from it, and its experts are
+    /// ignored. The mask must not change during a launch, and is the same in all ranks that are not
+    /// absent.
     pub absent: *const u64,
-    /// The rows and the received tokens that there is room for, the same in every rank.
+    /// How many rows, and how many received tokens, there is room for; the same in every rank.
     pub capacity: u32,
 }
 
-/// How far a rank has come, which its flags say.
+/// A step of a launch that a rank has reached, as its flags say.
 #[derive(Clone, Copy)]
 pub(super) enum Step {
-    /// It has told its counts, and its memory for tokens may be written.
+    /// The rank has told its counts, and its memory for tokens may be written.
     Counted,
-    /// All its tokens have been sent.
+    /// All tokens of the rank have been sent.
     Sent,
-    /// Its memory for results may be written.
+    /// The rank's memory for results may be written.
     Ready,
-    /// All its results have been sent.
+    /// All results that the rank returns have been sent.
     Returned,
 }
 
@@ -61,55 +62,55 @@ impl Counted {
     pub const STATE: usize = 2 * Self::KERNEL;
     const KERNEL: usize = Epoch::WORDS + 1;
 
-    /// The flags of so many ranks.
+    /// Returns the words of the flags of `ranks` ranks.
     #[must_use]
     pub const fn flag_words(ranks: usize) -> usize {
         Self::STEPS * ranks
     }
 
-    /// What a rank tells all others: how many rows each expert of all ranks gets from it, and how
-    /// many tokens each rank.
+    /// Returns how many counts a rank tells all others: how many rows each expert of all ranks gets
+    /// from it, and how many tokens each rank.
     #[must_use]
     pub const fn counters(shape: Shape, ranks: usize) -> usize {
         (shape.experts as usize + 1) * ranks
     }
 
-    /// The words that so many ranks tell.
+    /// Returns the words of the counts that `ranks` ranks tell.
     #[must_use]
     pub const fn count_words(shape: Shape, ranks: usize) -> usize {
         ranks * Self::counters(shape, ranks)
     }
 
-    /// The words of the tokens that are received.
+    /// Returns the words for `capacity` received tokens.
     #[must_use]
     pub const fn token_words(capacity: usize) -> usize {
         capacity * (RETURN_WORDS + ORIGIN_WORDS)
     }
 
-    /// The words of a rank's own tokens.
+    /// Returns the words for a rank's own tokens.
     #[must_use]
     pub const fn own_words(shape: Shape) -> usize {
         shape.tokens as usize * OWN_WORDS
     }
 
-    /// The most results that return to a rank: one from each rank that gets a token.
+    /// Returns the most results that return to a rank: one from each rank that gets a token.
     #[must_use]
     pub const fn results(shape: Shape, ranks: usize) -> usize {
         let top_k = shape.top_k as usize;
         shape.tokens as usize * if ranks < top_k { ranks } else { top_k }
     }
 
-    /// What a rank keeps of a received token: which rows it has, as `ep_layout` says it.
+    /// Returns the words that say which rows a received token has, in the form of `ep_layout`.
     pub(super) fn returns(&self, tokens: *mut u32, token: usize) -> *mut u32 {
         tokens.wrapping_add(RETURN_WORDS * token)
     }
 
-    /// And where it comes from.
+    /// Returns the words that say where a received token comes from.
     pub(super) fn origin(&self, tokens: *mut u32, token: usize) -> *mut u32 {
         tokens.wrapping_add(RETURN_WORDS * self.capacity as usize + ORIGIN_WORDS * token)
     }
 
-    /// The words of a token of this rank.
+    /// Returns the words of a token of this rank.
     pub(super) fn own(&self, token: usize) -> *mut u32 {
         self.own.wrapping_add(OWN_WORDS * token)
     }
@@ -126,7 +127,7 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// Of the first kernel, or of the second.
+    /// Begins a launch of kernel 0 (dispatch) or 1 (combine).
     ///
     /// # Safety
     ///
@@ -134,7 +135,8 @@ impl<'a> Progress<'a> {
     #[track_caller]
     pub(super) unsafe fn new(comm: &'a DevComm, memory: &Counted, kernel: usize) -> Self {
         let state = memory.state.wrapping_add(kernel * Counted::KERNEL);
-        // SAFETY: the caller's contract.
+        // SAFETY: the memory is as `Counted` says, and no other launch uses it, as the caller
+        // guarantees.
         unsafe {
             Self {
                 comm,
@@ -146,15 +148,16 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// The flag of a rank, in each rank.
+    /// Returns the flag of a rank, in each rank.
     fn flag(&self, step: Step, rank: i32) -> Flag<'a> {
         let index = step as usize * self.comm.lsa_team().n_ranks as usize + rank as usize;
-        // SAFETY: the contract of `new`.
+        // SAFETY: `new` has made sure of the memory of the flags, and the index is within it.
         unsafe { Flag::new(self.comm, self.flags, index) }
     }
 
-    /// Tells all ranks, also this one, that this rank has come so far. All threads of one block of
-    /// the grid call this together, behind a barrier: what they have written then, others see.
+    /// Tells all ranks, also this one, that this rank has reached `step`. All threads of one block
+    /// of the grid call this together, after a barrier: the others see what they had written by
+    /// then.
     #[track_caller]
     pub(super) fn tell(&self, step: Step) {
         let team = self.comm.lsa_team();
@@ -165,7 +168,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// [`tell`](Self::tell) by the block that is the last one to call this.
+    /// Tells as [`tell`](Self::tell) does, by the block that is the last one to call this.
     ///
     /// # Safety
     ///
@@ -173,7 +176,7 @@ impl<'a> Progress<'a> {
     #[track_caller]
     pub(super) unsafe fn tell_by_last_block(&self, step: Step) {
         thread::sync_threads();
-        // SAFETY: the caller's contract.
+        // SAFETY: the word is one of the state, and all blocks call this once.
         let is_last =
             thread::thread_idx_x() == 0 && unsafe { is_last_block(self.blocks, Order::AcqRel) };
         if Coop::cta().any(is_last) {
@@ -181,8 +184,8 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Waits until all ranks have come so far, and sees what they had written. All threads of the
-    /// block call this together.
+    /// Waits until all ranks have reached `step`, and sees what they had written by then. All
+    /// threads of the block call this together.
     #[track_caller]
     pub(super) fn wait(&self, step: Step) {
         for peer in self.comm.lsa_team().all_from_self() {
@@ -199,7 +202,7 @@ impl<'a> Progress<'a> {
     /// The launch receives; all threads of the grid call this, once.
     #[track_caller]
     pub(super) unsafe fn end(&self) {
-        // SAFETY: the caller's contract.
+        // SAFETY: all threads of the grid call this once, as the caller guarantees.
         unsafe { self.epoch.end(Coop::cta()) };
     }
 }

@@ -1,4 +1,4 @@
-//! What counts the rows of experts, and says which rows are a token's.
+//! Counters of the rows of experts, and what says which rows a token has.
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;
@@ -19,11 +19,11 @@ pub(super) const WARPS: usize = 16;
 /// Other threads access the word atomically, or on the other side of a barrier.
 #[track_caller]
 pub(super) unsafe fn add_one(word: *mut u32) {
-    // SAFETY: the caller's contract.
+    // SAFETY: other accesses are atomic, or separated by a barrier, as the caller guarantees.
     unsafe { AtomicU32::from_ptr(word) }.fetch_add(1, Order::Relaxed, Scope::Cta);
 }
 
-/// The sum of what the threads before this one have.
+/// Returns the sum of `mine` over the threads before this one.
 ///
 /// # Safety
 ///
@@ -32,7 +32,7 @@ pub(super) unsafe fn add_one(word: *mut u32) {
 #[track_caller]
 pub(super) unsafe fn sum_before(mine: u32, sums: *mut u32) -> u32 {
     let (lane, own_warp) = (warp::lane_id(), warp::warp_id());
-    // SAFETY: the caller's contract.
+    // SAFETY: all threads of the block are here, and `sums` has a word for each warp.
     unsafe {
         let (mut sum, mut distance) = (mine, 1);
         while distance < warp::WARP_SIZE {
@@ -52,8 +52,9 @@ pub(super) unsafe fn sum_before(mine: u32, sums: *mut u32) -> u32 {
     }
 }
 
-/// The number of a token's row among those of an expert that it may have several times, given how
-/// many come before the token's: lane `k` has the `k`-th expert. Counts the token's rows.
+/// Returns the number of a token's row among those of an expert, given how many come before the
+/// token's; the token may have the expert several times. Lane `k` has the `k`-th expert. Counts the
+/// token's rows.
 ///
 /// # Safety
 ///
@@ -63,7 +64,8 @@ pub(super) unsafe fn take_next(next: *mut u32, expert: Option<u32>) -> u32 {
     let own = expert.unwrap_or(NONE);
     let of_expert = next.wrapping_add(expert.unwrap_or(0) as usize);
     let mut number = 0;
-    // SAFETY: the caller's contract.
+    // SAFETY: all lanes of the warp are here, and no other warp uses `next`, as the caller
+    // guarantees.
     unsafe {
         for k in 0..Shape::TOP_K as u32 {
             let other = warp::shuffle_idx(own, k);
@@ -81,8 +83,8 @@ pub(super) unsafe fn take_next(next: *mut u32, expert: Option<u32>) -> u32 {
     number
 }
 
-/// Stores which rows are a token's, and their weights: those of the lanes that have one, in their
-/// order, and [`NONE`] behind them. Returns the number of this lane's row among them.
+/// Stores the positions and weights of a token's rows: those of the lanes that have one, in their
+/// order, and [`NONE`] after them. Returns the number of this lane's row among them.
 ///
 /// # Safety
 ///
@@ -95,7 +97,7 @@ pub(super) unsafe fn store_returns(
     weight: f32,
 ) -> usize {
     let lane = warp::lane_id();
-    // SAFETY: the caller's contract.
+    // SAFETY: all lanes of the warp are here, and `returns` has the token's words.
     unsafe {
         let here = warp::ballot(is_here);
         let at = (here & ((1 << lane) - 1)).count_ones() as usize;

@@ -25,18 +25,19 @@ pub const fn part_vectors(ranks: usize) -> u32 {
 
 /// Results that are loaded together.
 pub(super) const TOGETHER: usize = 4;
-/// And in a launch of one round, whose parts have a vector in each lane: most tokens have no more
-/// experts in a rank.
+/// Results that are loaded together in a launch of one round, whose parts have a vector in each
+/// lane: most tokens have no more experts in a rank.
 const ALL: usize = 8;
 
-/// Rounds up to which rows are brought into the L2 cache ahead. In more rounds the memory is busy
-/// anyway, and loads that nobody waits for yet delay those that somebody does.
+/// The most rounds of a launch in which rows are brought into the L2 cache ahead. In more rounds
+/// the memory is busy anyway, and loads that nobody waits for yet delay those that somebody does.
 const ROUNDS: u32 = 4;
 
-/// The slots for numbered messages from each rank: one that says that the rank has come so far.
+/// The slots for numbered messages from each rank: one, which says that the rank has begun the
+/// launch.
 pub const NUMBERED_SLOTS: u32 = 1;
 
-/// What a warp loads ahead for a part of a row that it receives.
+/// The words that a warp loads ahead for a part of a row that it receives.
 #[derive(Clone, Copy)]
 struct Incoming {
     entries: Entries,
@@ -44,30 +45,30 @@ struct Incoming {
     targets: Ranks,
 }
 
-/// `output[t]` becomes `residual[t]` plus the sum over the experts of token `t` of the expert's row
-/// times its weight, for the `tokens` tokens of this rank. Without a `residual` (null), or without
-/// an expert, that part of the sum is 0.
+/// Returns results and adds them up: `output[t]` becomes `residual[t]` plus the sum over the
+/// experts of token `t` of the expert's row times its weight, for the `tokens` tokens of this rank.
+/// Without a `residual` (null), or without an expert, that part of the sum is 0.
 ///
 /// Each rank sums the rows of its experts in f32, in the order of the token's experts, and rounds
-/// the sum, which returns to the token's rank. That one adds the sums in the order of the ranks and
-/// then the residual, in f32, and rounds once. So the result is determined.
+/// the sum, which returns to the token's rank. The token's rank adds the sums in the order of the
+/// ranks and then the residual, in f32, and rounds once. So the result is deterministic.
 ///
-/// `rows` are the results in the order of the experts, `returns` what `ep_layout` has left in
-/// [`Grouped::returns`](super::ep_layout::Grouped::returns), and `received` what `ep_dispatch` has.
+/// `rows` are the results in the order of the experts. `returns` is what `ep_layout` has stored in
+/// [`Grouped::returns`](super::ep_layout::Grouped::returns), and `received` what `ep_dispatch` has
+/// stored.
 ///
 /// `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only receives,
 /// in this rank, before any other launch with the same memory.
 ///
-/// Of many tokens the time is that of the memory: each rank reads the rows of its experts, once. So
-/// a warp, which sends and receives in turns, must not wait for one load after another. While it
-/// does one step it loads the entries of the step after next, one word in each lane, and in a
-/// launch of few rounds brings the rows of the next step into the L2 cache, which takes no
-/// registers.
+/// Many tokens take the time of the memory: each rank reads the rows of its experts, once. A warp,
+/// which sends and receives in turns, must not wait for one load after another. During a step it
+/// loads the entries of the step after next, one word in each lane. In a launch of few rounds it
+/// also brings the rows of the next step into the L2 cache, which takes no registers.
 ///
-/// Of few tokens the time is one latency after another. If there are as many warps as small parts
-/// for all ranks, each sends one and receives one, and there is one round: entries are loaded
-/// together with the number of the launch, before anything is known of the peers' tokens, then the
-/// rows of all experts, and nothing else is loaded before the peers' rows are polled.
+/// Few tokens take one latency after another. If there are as many warps as small parts for all
+/// ranks, each warp sends one and receives one, in one round: entries are loaded together with the
+/// number of the launch, before the peers' tokens are known, then the rows of all experts, and
+/// nothing else is loaded before the peers' rows are polled.
 ///
 /// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each
 /// rank, `numbered` that of numbered ones, with [`NUMBERED_SLOTS`]: other memory than `ep_dispatch`
@@ -99,7 +100,7 @@ pub unsafe fn ep_combine(
 ) {
     let combine =
         Combine { comm: &comm, shape, rows, returns, received, tokens, output, residual, steps };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the rows, the words and the memory of the slots.
     unsafe { with_ranks!(comm, lane_vectors, combine.run(slots, numbered, state)) }
 }
 
@@ -123,7 +124,7 @@ impl Combine<'_> {
         numbered: Window<u32>,
         state: *mut u32,
     ) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the memory has a slot for each vector, as the kernel's caller guarantees.
         let (slots, numbered) = unsafe {
             let slots = LamportSlots::<N>::new(self.comm, slots, self.shape.slots());
             (slots, NumberedSlots::<N>::new(self.comm, numbered, NUMBERED_SLOTS))
@@ -134,8 +135,8 @@ impl Combine<'_> {
         let (sends, receives) = (self.steps & Steps::SEND != 0, self.steps & Steps::RECEIVE != 0);
         grid::launch_next();
         grid::wait_for_previous();
-        // SAFETY: the caller's contract. Each slot is used by one thread; all lanes of a warp call
-        // these together.
+        // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread; all
+        // lanes of a warp call these together.
         unsafe {
             let absent = self.received.absent();
             // The peers' tokens, by the distance to the peer, whose rows this rank returns.
@@ -157,11 +158,13 @@ impl Combine<'_> {
             let session = slots.begin(state, self.shape.slots());
             let numbered = numbered.of(session.launch());
             if sends && speaks() {
-                for distance in 1..ranks {
+                let mut distance = 1;
+                while distance < ranks {
                     let to = self.comm.lsa_team().rotated(distance as i32) as usize;
                     if !absent.contains(to) {
                         numbered.send(distance, 0, [0; 2]);
                     }
+                    distance += 1;
                 }
             }
             let tokens = if receives { self.tokens } else { 0 };
@@ -216,7 +219,7 @@ impl Combine<'_> {
         }
     }
 
-    /// Ends the session, while rows are on their way. All threads of the block call this, once, and
+    /// Ends the session while rows are in transit. All threads of the block call this, once, and
     /// have the number of the launch.
     unsafe fn end<const N: usize>(
         &self,
@@ -224,7 +227,7 @@ impl Combine<'_> {
         numbered: &Numbered<N>,
         absent: Ranks,
     ) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller has the number of the launch, and all threads of the block are here.
         unsafe {
             thread::sync_threads();
             if is_in_last_warp() {
@@ -239,12 +242,14 @@ impl Combine<'_> {
     /// Waits until all ranks have begun this launch, also those that return no rows.
     unsafe fn wait_for_peers<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
         self.comm.wait_until(Coop::thread(), || {
-            let mut all = true;
-            for distance in 1..ranks::<N>(self.comm) {
+            let (mut all, mut distance) = (true, 1);
+            while distance < ranks::<N>(self.comm) {
                 let source = self.comm.lsa_team().rotated(distance as i32) as usize;
-                // SAFETY: the caller's contract. No branch around it: all are in flight together.
+                // SAFETY: the kernel's caller guarantees the memory. No branch around it: all are
+                // in flight together.
                 let begun = unsafe { numbered.peek(source, 0) }.is_some();
                 all &= begun || absent.contains(source);
+                distance += 1;
             }
             all
         });
@@ -261,15 +266,16 @@ impl Combine<'_> {
         absent: Ranks,
     ) {
         // Not unrolled for many ranks: the sum is long.
-        let ranks = rolled::<N>(self.comm);
-        for distance in 1..ranks {
-            // SAFETY: the caller's contract.
+        let (mut distance, ranks) = (1, rolled::<N>(self.comm));
+        while distance < ranks {
+            // SAFETY: only this warp has the part, and all of its lanes are here.
             unsafe {
                 if distance > 1 {
                     entries = self.outgoing(counts, distance, part, absent);
                 }
                 self.send_to::<N, VECTORS, TOGETHER>(session, distance, part, entries);
             }
+            distance += 1;
         }
     }
 
@@ -282,24 +288,26 @@ impl Combine<'_> {
         part: Part<VECTORS>,
         entries: Entries,
     ) {
-        // SAFETY: the caller's contract.
+        // SAFETY: only this warp sends the part, and all of its lanes are here.
         unsafe {
             let Some(row) = sum::<VECTORS, TOGETHER>(self.rows, entries, part) else { return };
             if N == ANY_RANKS {
                 send(session, distance, part, &row);
             }
-            for peer in 1..N {
+            let mut peer = 1;
+            while peer < N {
                 if peer == distance {
                     send(session, peer, part, &row);
                 }
+                peer += 1;
             }
         }
     }
 
-    /// How many tokens the rank at a distance has.
+    /// Returns how many tokens the rank at a distance has.
     unsafe fn tokens_of(&self, distance: usize, absent: Ranks) -> u32 {
         let rank = self.comm.lsa_team().rotated(distance as i32) as usize;
-        // SAFETY: the caller's contract.
+        // SAFETY: `received` has a count for each rank, as the kernel's caller guarantees.
         let tokens = unsafe { mem::load(self.received.counts.wrapping_add(rank)) };
         if absent.contains(rank) { 0 } else { tokens }
     }
@@ -313,7 +321,7 @@ impl Combine<'_> {
         absent: Ranks,
     ) -> Entries {
         let to = self.comm.lsa_team().rotated(distance as i32) as usize;
-        // SAFETY: the caller's contract.
+        // SAFETY: `returns` has the words of the most tokens of each rank.
         unsafe {
             let known = N != ANY_RANKS;
             let tokens =
@@ -322,14 +330,14 @@ impl Combine<'_> {
         }
     }
 
-    /// Loads what says which ranks have experts of a token of this rank.
+    /// Loads the entries of a token of this rank, and the ranks that have experts of it.
     unsafe fn incoming<const VECTORS: usize>(
         &self,
         part: Part<VECTORS>,
         absent: Ranks,
     ) -> Incoming {
         let (me, mut targets) = (self.comm.lsa_team().rank as usize, Ranks(0));
-        // SAFETY: the caller's contract.
+        // SAFETY: `received` and `returns` have words for the most tokens of this rank.
         unsafe {
             if part.row < self.tokens {
                 let of_row = self.received.targets.wrapping_add(part.row as usize);
@@ -350,10 +358,11 @@ impl Combine<'_> {
         if part.row < self.shape.tokens {
             let token = rank * self.shape.tokens as usize + part.row as usize;
             let from = token * RETURN_WORDS + warp::lane_id() as usize;
-            // SAFETY: the caller's contract; there are words for the most tokens.
+            // SAFETY: the kernel's caller guarantees the memory; there are words for the most
+            // tokens.
             entries = unsafe { mem::load(self.returns.wrapping_add(from)) };
         }
-        // No condition of the load, which then would wait for this number.
+        // Not a condition of the load, which then would wait for `tokens`.
         if part.row < tokens { entries } else { NONE }
     }
 
@@ -366,7 +375,7 @@ impl Combine<'_> {
         Incoming { entries, targets }: Incoming,
     ) {
         let mut sums = [[0.0; 8]; VECTORS];
-        // SAFETY: the caller's contract.
+        // SAFETY: each rank of `targets` sends the part, and only this warp receives it.
         unsafe {
             // What there is here is loaded while the others' rows are on their way.
             let mine = sum::<VECTORS, TOGETHER>(self.rows, entries, part);
@@ -393,23 +402,24 @@ impl Combine<'_> {
     ) {
         let me = self.comm.lsa_team().rank as usize;
         let slot = |i| part.vector_of(part.row as usize, i).map(|vector| vector as u32);
-        let ranks = rolled::<N>(self.comm);
-        for rank in 0..ranks {
+        let (mut rank, ranks) = (0, rolled::<N>(self.comm));
+        while rank < ranks {
             if rank == me {
                 if let Some(mine) = mine {
                     add(sums, &mine, 1.0);
                 }
             } else if targets.contains(rank) {
-                // SAFETY: the caller's contract.
+                // SAFETY: the rank is one of `targets`, and so sends the part.
                 let row = unsafe { session.receive_several(rank, slot, 0) };
                 add(sums, &row, 1.0);
             }
+            rank += 1;
         }
     }
 
-    /// As [`add_rows_in_turn`](Self::add_rows_in_turn), of a vector in each lane. The rows of `K`
-    /// ranks are awaited together: those of more would take registers. All lanes of a warp call
-    /// this together.
+    /// Adds rows as [`add_rows_in_turn`](Self::add_rows_in_turn) does, with a vector in each lane.
+    /// It waits for the rows of `K` ranks together: those of more would take registers. All lanes
+    /// of a warp call this together.
     unsafe fn add_rows<const N: usize, const VECTORS: usize, const K: usize>(
         &self,
         sums: &mut [[f32; 8]; VECTORS],
@@ -425,30 +435,33 @@ impl Combine<'_> {
             if let Some(slot) = part.vector_of(part.row as usize, 0) {
                 let sends = |rank| rank != me && targets.contains(rank);
                 self.comm.wait_until(Coop::thread(), || {
-                    let mut all = true;
-                    for i in 0..K {
-                        // SAFETY: the caller's contract. No branch around it: all are in flight
-                        // together, also of slots to which nobody sends.
+                    let (mut all, mut i) = (true, 0);
+                    while i < K {
+                        // SAFETY: the kernel's caller guarantees the memory. No branch around it:
+                        // all are in flight together, also of slots to which nobody sends.
                         let row = unsafe { session.peek(first + i, slot as u32) };
                         let sends = sends(first + i);
                         all &= row.is_some() || !sends;
                         rows[i] = row.filter(|_| sends).unwrap_or(nothing);
+                        i += 1;
                     }
                     all
                 });
                 while i < K {
                     if sends(first + i) {
-                        // SAFETY: the caller's contract; the row has arrived.
+                        // SAFETY: the kernel's caller guarantees the memory; the row has arrived.
                         unsafe { session.empty(first + i, slot as u32) };
                     }
                     i += 1;
                 }
             }
-            for i in 0..K {
+            let mut i = 0;
+            while i < K {
                 match mine {
                     Some(mine) if first + i == me => add(sums, &mine, 1.0),
                     _ => add(sums, &[rows[i]; VECTORS], 1.0),
                 }
+                i += 1;
             }
             first += K;
         }
@@ -462,17 +475,17 @@ impl Combine<'_> {
         if self.residual.is_null() {
             return [Vec16::from_bits([0; 4]); VECTORS];
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: the residual has the row, as the kernel's caller guarantees.
         unsafe { part.load(self.residual, part.row as usize) }
     }
 }
 
-/// Whether this thread is in the last warp of its block, which has the least to send.
+/// Returns whether this thread is in the last warp of its block, which has the least to send.
 fn is_in_last_warp() -> bool {
     thread::thread_idx_x() + warp::WARP_SIZE >= thread::block_dim_x()
 }
 
-/// Whether this thread sends and receives the numbers of the launch.
+/// Returns whether this thread sends and receives the numbers of the launch.
 fn speaks() -> bool {
     is_in_last_warp() && thread::block_idx_x() == 0 && warp::lane_id() == 0
 }
@@ -488,10 +501,12 @@ unsafe fn send<const N: usize, const VECTORS: usize>(
     part: Part<VECTORS>,
     row: &Row<VECTORS>,
 ) {
-    for i in 0..VECTORS {
+    let mut i = 0;
+    while i < VECTORS {
         if let Some(at) = part.vector_of(part.row as usize, i) {
-            // SAFETY: the caller's contract.
+            // SAFETY: the row is below the most tokens, and only this warp sends the part.
             unsafe { session.send(distance, at as u32, row[i]) };
         }
+        i += 1;
     }
 }

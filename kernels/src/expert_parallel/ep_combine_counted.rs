@@ -34,7 +34,8 @@ const VECTORS: usize = 2;
 ///
 /// # Safety
 ///
-/// As there; `memory` is as the last dispatch has left it.
+/// The same as for [`ep_combine`](fn@super::ep_combine::ep_combine). `memory` is as the last
+/// dispatch has left it.
 #[kernel(
     max_threads = 512,
     requires(
@@ -56,7 +57,7 @@ pub unsafe fn ep_combine_counted(
 ) {
     grid::launch_next();
     grid::wait_for_previous();
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the rows and the memory of the last dispatch.
     unsafe {
         let progress = Progress::new(&comm, &memory, 1);
         let absent = progress.absent;
@@ -100,7 +101,8 @@ impl Combine {
         let (ranks, firsts) = (self.team.n_ranks as u32, shared_array![u32; RANKS + 1]);
         // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(ranks > 0) };
-        // SAFETY: the caller's contract; all lanes of a warp take the same turns.
+        // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
+        // turns.
         unsafe {
             for rank in Coop::cta().strided(ranks + 1) {
                 let first = mem::load(self.memory.firsts.wrapping_add(rank as usize));
@@ -130,7 +132,8 @@ impl Combine {
     /// Stores a part of the sum for a token in its rank. All lanes of a warp call this together.
     unsafe fn send_part(&self, rank: i32, token: usize, part: Part<VECTORS>) {
         let tokens = self.memory.tokens.local().as_ptr();
-        // SAFETY: the caller's contract.
+        // SAFETY: `memory` has the words of the token, and `results` of its rank room for its
+        // result.
         unsafe {
             let returns = self.memory.returns(tokens, token);
             let entries = mem::load(returns.wrapping_add(warp::lane_id() as usize));
@@ -145,7 +148,7 @@ impl Combine {
     /// together, and the results are there.
     unsafe fn receive(&self, part: Part<VECTORS>) {
         let lane = warp::lane_id();
-        // SAFETY: the caller's contract.
+        // SAFETY: the kernel's caller guarantees the memory, and the results have arrived.
         unsafe {
             let own = mem::load_vec(self.memory.own(part.row as usize).cast_const());
             let [low, high, mut result, _] = own.to_bits();

@@ -17,13 +17,13 @@ use super::sums::{Row, add, sum};
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 2;
 
-/// The vectors of a message with a whole batch.
+/// Returns the vectors of a message with a whole batch.
 #[must_use]
 pub const fn message_vectors(shape: Shape, batch: u32) -> usize {
     (batch * shape.vectors) as usize
 }
 
-/// The elements of each rank's `partials`, of teams of so many ranks.
+/// Returns the elements of each rank's `partials`, of teams of `ranks` ranks.
 #[must_use]
 pub const fn partials(shape: Shape, ranks: usize) -> usize {
     8 * ranks * (shape.tokens * shape.vectors) as usize
@@ -32,14 +32,16 @@ pub const fn partials(shape: Shape, ranks: usize) -> usize {
 /// Does what [`ep_combine`](fn@super::ep_combine::ep_combine) does, among the ranks of all LSA
 /// teams, after an [`ep_dispatch_hybrid`](fn@super::ep_dispatch_hybrid::ep_dispatch_hybrid).
 ///
-/// Each rank sums the rows of its experts as there, and stores the rounded sum to the rank of its
-/// team that has relayed the token. That one adds the sums of its team in the order of the ranks,
-/// in f32, and rounds; this returns to the token's rank, which adds the teams' sums in their order
-/// and then the residual, in f32, and rounds once. So what a token gets does not depend on where it
-/// is, and where each team has at most one rank with its experts it is what `ep_combine` gives.
+/// Each rank sums the rows of its experts in the same way, and stores the rounded sum to the rank
+/// of its team that has relayed the token. The relaying rank adds the sums of its team in the order
+/// of the ranks, in f32, and rounds; this returns to the token's rank, which adds the teams' sums
+/// in their order and then the residual, in f32, and rounds once. So a token's result does not
+/// depend on its rank. If each team has at most one rank with the token's experts, the result is
+/// that of `ep_combine`.
 ///
-/// `partials` has [`partials`] elements for all ranks, and `mail` room for messages of
-/// [`message_vectors`]; other memory than that of the dispatch. All else is as there.
+/// `partials_of_team` has [`partials`] elements for all ranks, and `mail` room for messages of
+/// [`message_vectors`]. Both are other memory than that of the dispatch. All other arguments are
+/// those of `ep_combine`.
 ///
 /// Grid: any, up to the LSA barriers and the batches of the most tokens, the same in every rank.
 /// Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
@@ -47,8 +49,9 @@ pub const fn partials(shape: Shape, ranks: usize) -> usize {
 ///
 /// # Safety
 ///
-/// As there, with `relayed` as the last dispatch has left it. All ranks launch this with the same
-/// sizes, and `mail` is as [`Mail`] says, its epoch 0 before the first launch.
+/// The same as for [`ep_combine`](fn@super::ep_combine::ep_combine). `relayed` is as the last
+/// dispatch has left it. All ranks launch this with the same sizes, and `mail` is as [`Mail`] says,
+/// its epoch 0 before the first launch.
 #[kernel(
     B = gin,
     max_threads = 512,
@@ -85,7 +88,7 @@ pub unsafe fn ep_combine_hybrid<B: GinBackend>(
     let local =
         Combine { comm: &comm, shape, rows, returns, received, tokens, output, residual, steps };
     let vectors = message_vectors(shape, mail.batch);
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the rows, the words and the memory of the messages.
     unsafe {
         let rail = Rail::<B>::new(&comm, mail, shape, vectors);
         let (team, parts) = (comm.lsa_team(), Parts::new(shape.vectors));
@@ -122,9 +125,9 @@ struct Hybrid<'a, B> {
 }
 
 impl<B: GinBackend> Hybrid<'_, B> {
-    /// How many tokens a rank has.
+    /// Returns how many tokens a rank has.
     unsafe fn tokens_of(&self, rank: i32) -> u32 {
-        // SAFETY: the caller's contract.
+        // SAFETY: `received` has a count for each rank, as the kernel's caller guarantees.
         unsafe { mem::load(self.local.received.counts.wrapping_add(rank as usize)) }
     }
 
@@ -141,13 +144,14 @@ impl<B: GinBackend> Hybrid<'_, B> {
         }
     }
 
-    /// The row of partial sums of a rank of this team for a token of a team's rank of this rail.
+    /// Returns the row of partial sums of a rank of this team for a token of a team's rank of this
+    /// rail.
     fn partial(&self, rank: i32, team: i32, token: u32) -> usize {
         let of_rank = rank as usize * self.rail.teams.n_ranks as usize + team as usize;
         of_rank * self.local.shape.tokens as usize + token as usize
     }
 
-    /// The bits that a dispatch has left for the batch's token of this lane's number.
+    /// Loads the bits that a dispatch has left for the batch's token of this lane's number.
     ///
     /// # Safety
     ///
@@ -157,11 +161,12 @@ impl<B: GinBackend> Hybrid<'_, B> {
         if lane >= batch.len(tokens) {
             return 0;
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: the batch has a token of this lane's number, and `words` its word.
         unsafe { mem::load(words.wrapping_add((batch.first() + lane) as usize)) }
     }
 
-    /// For each token of a team's rank of this rail, a bit for each rank of this team.
+    /// Returns the words with a bit for each rank of this team, for each token of a team's rank of
+    /// this rail.
     fn ranks(&self, team: i32) -> *const u32 {
         self.relayed.ranks.wrapping_add((team as u32 * self.local.shape.tokens) as usize)
     }
@@ -172,7 +177,8 @@ impl<B: GinBackend> Hybrid<'_, B> {
         // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(self.team.n_ranks > 0) };
         let (team, rank) = (source / self.team.n_ranks, source % self.team.n_ranks);
-        // SAFETY: the caller's contract; all lanes of a warp take the same turns.
+        // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
+        // turns.
         unsafe {
             let (tokens, to) = (self.tokens_of(source), self.partials.lsa(rank).as_ptr());
             let mut next = Some(self.rail.first());
@@ -189,14 +195,15 @@ impl<B: GinBackend> Hybrid<'_, B> {
         }
     }
 
-    /// The sum over the ranks of this team for a token of a team's rank of this rail, given a bit
-    /// for each that has experts of it. The ranks have stored their sums.
+    /// Returns the sum over the ranks of this team for a token of a team's rank of this rail, given
+    /// a bit for each rank that has experts of it. The ranks have stored their sums.
     unsafe fn sum_team(&self, team: i32, bits: u32, part: Part<VECTORS>) -> Row<VECTORS> {
         let (mut sums, mut rank) = ([[0.0; 8]; VECTORS], 0);
         while rank < self.team.n_ranks {
             if bits >> rank & 1 == 1 {
                 let from = self.partials.local().as_ptr();
-                // SAFETY: the caller's contract.
+                // SAFETY: the rank has stored its sum, and nothing else accesses it before the next
+                // launch.
                 let row = unsafe { part.load(from, self.partial(rank, team, part.row)) };
                 add(&mut sums, &row, 1.0);
             }
@@ -209,7 +216,8 @@ impl<B: GinBackend> Hybrid<'_, B> {
     /// together.
     unsafe fn send(&self, team: i32) {
         let source = team * self.team.n_ranks + self.team.rank;
-        // SAFETY: the caller's contract; all lanes of a warp take the same turns.
+        // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
+        // turns.
         unsafe {
             let tokens = self.tokens_of(source);
             let mut next = Some(self.rail.first());
@@ -243,7 +251,8 @@ impl<B: GinBackend> Hybrid<'_, B> {
             for team in teams.others() {
                 self.rail.wait(team, batch);
             }
-            // SAFETY: the caller's contract; all lanes of a warp take the same turns.
+            // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
+            // turns.
             unsafe {
                 let of_lane = Self::bits_of_lane(self.relayed.teams, batch, tokens);
                 self.each_part(batch, tokens, |part, token| {

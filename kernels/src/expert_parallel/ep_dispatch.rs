@@ -23,7 +23,8 @@ const fn lane_vectors(ranks: usize) -> usize {
     }
 }
 
-/// And of 8-bit floats: one of these is made from two of the input, so that they are half as many.
+/// Vectors of a part of 8-bit floats that each lane has: one of these is made from two of the
+/// input, so that they are half as many.
 const fn f8_lane_vectors(ranks: usize) -> usize {
     if ranks == 2 { 2 } else { 1 }
 }
@@ -35,14 +36,14 @@ pub const fn part_vectors(ranks: usize, has_scales: bool) -> u32 {
     warp::WARP_SIZE * each as u32
 }
 
-/// The slot of a numbered message with a rank's number of tokens; the others are for each token and
-/// expert.
+/// The slot of the numbered message with a rank's number of tokens. The other slots are for each
+/// token and expert.
 const COUNT: u32 = 0;
 
 /// The bit of a message that says that the row comes.
 const COMES: u32 = 1 << 31;
 
-/// The slots for numbered messages from each rank.
+/// Returns the slots for numbered messages from each rank.
 #[must_use]
 pub const fn numbered_slots(shape: Shape) -> u32 {
     1 + shape.tokens * shape.top_k
@@ -52,16 +53,16 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 /// their experts, and receives the rows of all ranks that have experts here. The team has up to
 /// [`RANKS`](super::RANKS).
 ///
-/// `input` has a row for each token, `ids` and `weights` `shape.top_k` numbers: experts, from 0 up
-/// to `shape.experts` times the number of ranks, or -1 for none. Other numbers count as -1, and are
-/// counted in `faults`. Rows are 16-bit floats: -0 may count as +0.
+/// `input` has a row for each token, `ids` and `weights` have `shape.top_k` numbers for each:
+/// expert ids, from 0 up to `shape.experts` times the number of ranks, or -1 for none. Other ids
+/// count as -1, and are counted in `faults`. Rows are 16-bit floats: -0 may count as +0.
 ///
-/// Rows of [`F8E4M3`] become that on their way, with a scale for each 128 elements, and arrive so:
-/// an element of the input is about that one times its scale. The scale is the least power of two,
-/// at least `2^-126`, times which 448 is no less than each of the 128 elements. So an element
-/// divided by it is exact, and rounded once: to nearest, ties to even. Infinities become 448 times
-/// the scale; NaN stays, and does not count for the scale. `shape.vectors` are those of a row on
-/// its way, of 16 elements.
+/// Rows of [`F8E4M3`] are converted before they are sent, with a scale for each 128 elements, and
+/// arrive so: an element of the input is about the received element times its scale. The scale is
+/// the least power of two, at least `2^-126`, times which 448 is no less than each of the 128
+/// elements. So an element divided by the scale is exact, and rounded once: to nearest, ties to
+/// even. Infinities become 448 times the scale; NaN stays, and does not count for the scale.
+/// `shape.vectors` is the size of a row in transit, in vectors of 16 elements.
 ///
 /// `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only receives,
 /// in this rank, before any other launch with the same memory.
@@ -112,7 +113,7 @@ pub unsafe fn ep_dispatch<T: Rows>(
         steps,
         rows: PhantomData,
     };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the elements, the received memory and the slots.
     unsafe {
         match T::HAS_SCALES {
             true => with_ranks!(comm, f8_lane_vectors, dispatch.run(slots, numbered, state)),
@@ -152,7 +153,8 @@ impl<R: Rows> Dispatch<'_, R> {
     ) {
         let used = if R::HAS_SCALES { self.shape.scaled_slots() } else { self.shape.slots() };
         let messages = numbered_slots(self.shape);
-        // SAFETY: the caller's contract.
+        // SAFETY: the memory has a slot for each vector and message, as the kernel's caller
+        // guarantees.
         let (slots, numbered) = unsafe {
             let slots = LamportSlots::<N>::new(self.comm, slots, used);
             (slots, NumberedSlots::<N>::new(self.comm, numbered, messages))
@@ -163,8 +165,8 @@ impl<R: Rows> Dispatch<'_, R> {
         let own = if self.steps & Steps::SEND != 0 { parts.count(self.tokens) } else { 0 };
         grid::launch_next();
         grid::wait_for_previous();
-        // SAFETY: the caller's contract. Each slot is used by one thread; all lanes of a warp call
-        // these together.
+        // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread; all
+        // lanes of a warp call these together.
         unsafe {
             // The launch's number and the first row are in flight together.
             let absent = self.received.absent();
@@ -217,16 +219,16 @@ impl<R: Rows> Dispatch<'_, R> {
         let team = self.comm.lsa_team();
         for distance in 1..ranks::<N>(self.comm) {
             if !absent.contains(team.rotated(distance as i32) as usize) {
-                // SAFETY: the caller's contract.
+                // SAFETY: only this thread sends to the slot, as the caller guarantees.
                 unsafe { numbered.send(distance, COUNT, [self.tokens, 0]) };
             }
         }
         let me = team.rank as usize;
-        // SAFETY: the kernel's contract.
+        // SAFETY: `received` has a count for each rank, as the kernel's caller guarantees.
         unsafe { mem::store(self.received.counts.wrapping_add(me), self.tokens) };
     }
 
-    /// The rank to which this one is at a distance.
+    /// Returns the rank to which this one is at a distance.
     fn source<const N: usize>(&self, distance: usize) -> usize {
         self.comm.lsa_team().rotated((ranks::<N>(self.comm) - distance) as i32) as usize
     }
@@ -236,7 +238,8 @@ impl<R: Rows> Dispatch<'_, R> {
         let (lane, top_k) = (warp::lane_id(), self.shape.top_k);
         let (mut id, mut weight) = (-1, 0.0);
         let mut row = [R::NOTHING; VECTORS];
-        // SAFETY: the caller's contract.
+        // SAFETY: the input has the row and the experts of the token, as the kernel's caller
+        // guarantees.
         unsafe {
             if lane < top_k {
                 let index = (part.row * top_k + lane) as usize;
@@ -252,14 +255,14 @@ impl<R: Rows> Dispatch<'_, R> {
         Outgoing { part, row, id, weight }
     }
 
-    /// The slot of this lane's vector of scales: behind those of all rows.
+    /// Returns the slot of this lane's vector of scales. These slots follow those of all rows.
     fn scales_slot<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Option<u32> {
         let at = part.scales_of(part.row as usize).filter(|_| R::HAS_SCALES);
         at.map(|at| self.shape.slots() + at as u32)
     }
 
-    /// The rank of this lane's expert, and its number there; `None` if it does not exist or is
-    /// absent.
+    /// Returns the rank of this lane's expert, and the expert's index there; `None` if it does not
+    /// exist or is absent.
     unsafe fn expert<const N: usize, const VECTORS: usize>(
         &self,
         outgoing: &Outgoing<R, VECTORS>,
@@ -272,13 +275,13 @@ impl<R: Rows> Dispatch<'_, R> {
         }
         if id != -1 && outgoing.part.is_first {
             let index = outgoing.part.row * top_k + warp::lane_id();
-            // SAFETY: the caller's contract.
+            // SAFETY: `faults` has its words, as the kernel's caller guarantees.
             unsafe { Faults::record_id(self.faults, index, id) };
         }
         None
     }
 
-    /// What a rank is told of this lane's expert.
+    /// Returns what a rank is told of this lane's expert.
     fn message(expert: Option<(u32, u32)>, weight: f32, targets: u64, to: u32) -> [u32; 2] {
         let comes = if targets >> to & 1 == 1 { COMES } else { 0 };
         let expert = match expert {
@@ -299,7 +302,7 @@ impl<R: Rows> Dispatch<'_, R> {
     ) {
         let (team, lane) = (self.comm.lsa_team(), warp::lane_id());
         let (part, weight, top_k) = (outgoing.part, outgoing.weight, self.shape.top_k);
-        // SAFETY: the caller's contract.
+        // SAFETY: only this warp has the part, and all of its lanes are here.
         unsafe {
             let expert = self.expert::<N, VECTORS>(outgoing, absent);
             // A bit for each rank that gets the row.
@@ -366,7 +369,7 @@ impl<R: Rows> Dispatch<'_, R> {
             let mut at = round + share.part;
             loop {
                 let part = parts.at(at);
-                // SAFETY: the caller's contract.
+                // SAFETY: only this warp has the part, and all of its lanes are here.
                 let tokens = unsafe { self.receive(session, numbered, distance, part, absent) };
                 let end = parts.count(tokens);
                 most = most.max(end);
@@ -402,20 +405,23 @@ impl<R: Rows> Dispatch<'_, R> {
             if absent.contains(source) {
                 return true;
             }
-            // SAFETY: the caller's contract; there are slots for the most tokens.
+            // SAFETY: the kernel's caller guarantees the memory; there are slots for the most
+            // tokens.
             let (count, told) =
                 unsafe { (numbered.peek(source, COUNT), numbered.peek(source, slot)) };
             let mut all = true;
             for i in 0..VECTORS {
                 if let Some(at) = part.vector_of(part.row as usize, i) {
-                    // SAFETY: the caller's contract.
+                    // SAFETY: there are slots for the most tokens, and only this warp polls those
+                    // of the part.
                     let vector = unsafe { session.peek(source, at as u32) };
                     all &= vector.is_some();
                     payload.row[i] = vector.unwrap_or(payload.row[i]);
                 }
             }
             if let Some(slot) = self.scales_slot(part) {
-                // SAFETY: the caller's contract.
+                // SAFETY: there are slots for the most tokens, and only this warp polls those of
+                // the part.
                 let scales = unsafe { session.peek(source, slot) };
                 all &= scales.is_some();
                 payload.scales = scales.unwrap_or(payload.scales);
@@ -428,7 +434,7 @@ impl<R: Rows> Dispatch<'_, R> {
             message = told.unwrap_or(message);
             told.is_some() && (all || message[0] & COMES == 0)
         });
-        // SAFETY: the caller's contract; the vectors have arrived.
+        // SAFETY: the kernel's caller guarantees the memory; the vectors have arrived.
         unsafe {
             if part.row < tokens && message[0] & COMES != 0 {
                 self.store_row(source, part, &payload);
@@ -453,7 +459,7 @@ impl<R: Rows> Dispatch<'_, R> {
         tokens
     }
 
-    /// Keeps a part of a row of a rank. Only this warp has the part.
+    /// Stores a part of a row of a rank in `received`. Only this warp has the part.
     unsafe fn store_row<const VECTORS: usize>(
         &self,
         source: usize,
@@ -463,19 +469,19 @@ impl<R: Rows> Dispatch<'_, R> {
         let place = source * self.shape.tokens as usize + part.row as usize;
         for i in 0..VECTORS {
             if let Some(at) = part.vector_of(place, i) {
-                // SAFETY: the caller's contract.
+                // SAFETY: `received` has room for the row, and only this warp has the part.
                 unsafe { mem::store_vec(self.received.rows.wrapping_add(4 * at), payload.row[i]) };
             }
         }
         if let (true, Some(at)) = (R::HAS_SCALES, part.scales_of(place)) {
             let to = self.received.scales.wrapping_add(4 * at).cast();
-            // SAFETY: as above.
+            // SAFETY: `received` has scales for each row, and only this warp has the part.
             unsafe { mem::store_vec(to, payload.scales) };
         }
     }
 
-    /// Keeps what this rank is told of this lane's expert, if there is one. Only this warp has the
-    /// token.
+    /// Stores what this rank is told of this lane's expert in `received`, if there is one. Only
+    /// this warp has the token.
     unsafe fn store_expert<const VECTORS: usize>(
         &self,
         source: usize,
@@ -486,7 +492,8 @@ impl<R: Rows> Dispatch<'_, R> {
         if lane < top_k {
             let token = source * tokens as usize + part.row as usize;
             let at = token * top_k as usize + lane as usize;
-            // SAFETY: the caller's contract.
+            // SAFETY: `received` has room for the token's experts, and only this warp has the
+            // token.
             unsafe {
                 mem::store(self.received.experts.wrapping_add(at), word & !COMES);
                 mem::store(self.received.weights.wrapping_add(at), f32::from_bits(weight));

@@ -26,26 +26,28 @@ const F8_VECTORS: usize = VECTORS / 2;
 /// up to [`RANKS`](super::RANKS), with up to [`Shape::EXPERTS`] experts together.
 ///
 /// A row goes once to each rank, to the first of its places there; `ep_expand` copies it to the
-/// others. A rank's place for a row is known to the sender, since all ranks first tell each other
-/// how many rows they have for each expert: `rows` has no more than `memory.capacity`, from all
-/// ranks together. `scales` has those of 8-bit floats: [`Shape::scale_vectors`] vectors of each
-/// row. If a rank needs more rows, those behind are left out, and all ranks record it in `faults`.
+/// others. The sender knows a rank's place for a row, since all ranks first tell each other how
+/// many rows they have for each expert: `rows` has no more than `memory.capacity`, from all ranks
+/// together. `scales` has the scales of 8-bit floats: [`Shape::scale_vectors`] vectors of each row.
+/// If a rank needs more rows, the rows after these are left out, and all ranks record it in
+/// `faults`.
 ///
 /// `grouped.offsets` and `grouped.sizes` become those of this rank's experts, which begin at
 /// multiples of `grouped.alignment`, the same in every rank. Nothing else in `grouped` is used.
 ///
-/// `input`, `ids` and `weights` are as in [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch), and
-/// `steps` too, except that a launch that only sends waits for the peers' counts.
+/// `input`, `ids`, `weights` and `steps` are those of
+/// [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch), except that a launch that only sends waits
+/// for the peers' counts.
 ///
 /// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
 /// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
 ///
 /// # Safety
 ///
-/// `input`, `ids`, `weights` and `faults` are as there, `memory` is as [`Counted`] says, `rows` and
-/// `scales` have room for `memory.capacity`, and `grouped.offsets` and `grouped.sizes` a word for
-/// each expert of a rank, the former one more. Nothing else accesses these until the kernel has
-/// ended. All ranks launch this with the same sizes.
+/// `input`, `ids`, `weights` and `faults` are as `ep_dispatch` needs them, `memory` is as
+/// [`Counted`] says, `rows` and `scales` have room for `memory.capacity`, and `grouped.offsets` and
+/// `grouped.sizes` have a word for each expert of a rank, the former one more. Nothing else
+/// accesses these until the kernel has ended. All ranks launch this with the same sizes.
 #[kernel(
     T = [bf16, F8E4M3],
     max_threads = 512,
@@ -75,7 +77,7 @@ pub unsafe fn ep_dispatch_counted<T: Rows>(
 ) {
     grid::launch_next();
     grid::wait_for_previous();
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the elements, the rows and the memory.
     unsafe {
         let progress = Progress::new(&comm, &memory, 0);
         let (team, shared) = (comm.lsa_team(), Shared::new());
@@ -122,7 +124,8 @@ struct Dispatch<'a, T> {
 impl<T: Rows> Dispatch<'_, T> {
     /// Sends this block's tokens. All threads of the block call this together.
     unsafe fn send<const VECTORS: usize>(&self, first: u32, end: u32) {
-        // SAFETY: the caller's contract.
+        // SAFETY: all threads of the block are here, and barriers separate the places of two
+        // batches.
         unsafe {
             let mut results = self.places.find(first);
             let mut at = first;
@@ -141,13 +144,14 @@ impl<T: Rows> Dispatch<'_, T> {
     }
 
     /// Stores the rows of a batch in the ranks that get them. All threads of the block call this
-    /// together, behind a barrier.
+    /// together, after a barrier.
     unsafe fn store<const VECTORS: usize>(&self, first: u32, batch: u32) {
         let parts = Parts::<VECTORS>::new(self.places.shape.vectors);
         let mut index = warp::warp_id();
         while index < parts.count(batch) {
             let part = parts.at(index);
-            // SAFETY: the caller's contract; all lanes of a warp take the same turns.
+            // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
+            // turns.
             unsafe { self.store_part(first, part) };
             index += thread::block_dim_x() / warp::WARP_SIZE;
         }
@@ -157,12 +161,14 @@ impl<T: Rows> Dispatch<'_, T> {
     unsafe fn store_part<const VECTORS: usize>(&self, first: u32, part: Part<VECTORS>) {
         let Places { team, memory, .. } = self.places;
         let (token, mut row) = (first + part.row, [T::NOTHING; VECTORS]);
-        // SAFETY: the caller's contract.
+        // SAFETY: the token has its places, where only this warp stores the part.
         unsafe {
-            for i in 0..VECTORS {
+            let mut i = 0;
+            while i < VECTORS {
                 if let Some(at) = part.vector_of(token as usize, i) {
                     row[i] = T::load(self.input, at);
                 }
+                i += 1;
             }
             let placed = self.places.of(part.row);
             let payload = Payload::of::<T>(&row);
@@ -200,7 +206,7 @@ impl<T: Rows> Dispatch<'_, T> {
         let (lane, Places { team, memory, shape, .. }) = (warp::lane_id(), self.places);
         let tokens = memory.tokens.lsa(rank as i32).as_ptr();
         let (is_there, mut weight) = (placed.rank == Some(rank), 0.0);
-        // SAFETY: the caller's contract.
+        // SAFETY: `memory` of each rank has the words of the token, and only this warp tells it.
         unsafe {
             if is_there {
                 let at = token * shape.top_k + lane;

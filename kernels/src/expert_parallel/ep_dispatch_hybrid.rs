@@ -23,16 +23,16 @@ const F8_VECTORS: usize = VECTORS / 2;
 /// Vectors of a message's header: a word with the number of the rank's tokens, and padding.
 const HEADER: usize = 1;
 
-/// The vectors of a message with a whole batch.
+/// Returns the vectors of a message with a whole batch.
 #[must_use]
 pub const fn message_vectors(shape: Shape, batch: u32, has_scales: bool) -> usize {
     let row = shape.vectors + shape.scale_vectors_if(has_scales);
     rows_at(shape, batch) + (batch * row) as usize
 }
 
-/// Where the rows begin in a message, in vectors: behind two words for each token and expert, of
-/// which the first is 1 plus the expert's number in the team, or 0 if it is elsewhere, and the
-/// second its weight. Scales of 8-bit floats are behind the rows.
+/// Returns where the rows begin in a message, in vectors: after two words for each token and
+/// expert. The first word is 1 plus the expert's index in the team, or 0 if it is elsewhere; the
+/// second is its weight. Scales of 8-bit floats follow the rows.
 const fn rows_at(shape: Shape, tokens: u32) -> usize {
     HEADER + (tokens * shape.top_k).div_ceil(2) as usize
 }
@@ -40,13 +40,13 @@ const fn rows_at(shape: Shape, tokens: u32) -> usize {
 /// Does what [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch) does, among the ranks of all LSA
 /// teams: up to [`GROUP`](super::rail::GROUP) teams of as many ranks. A token's row goes once to
 /// each team with one of its experts, to the rank of this rank's rail, which stores it to the ranks
-/// of its team. Rows of [`F8E4M3`] become that on their way, with scales, as there.
+/// of its team. Rows of [`F8E4M3`] are converted in the same way, with scales.
 ///
 /// `received` has in each rank the memory of [`Received`], at [`Received::offsets`] for all ranks,
 /// in the order of the world. `mail` has room for messages of [`message_vectors`].
 ///
-/// `input`, `ids`, `weights`, `tokens`, `faults` and `steps` are as there. A launch that only sends
-/// also stores this rank's rows to its own team.
+/// `input`, `ids`, `weights`, `tokens`, `faults` and `steps` are those of `ep_dispatch`. A launch
+/// that only sends also stores this rank's rows to its own team.
 ///
 /// Grid: any, up to the LSA barriers and the batches of the most tokens, the same in every rank.
 /// Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
@@ -54,9 +54,10 @@ const fn rows_at(shape: Shape, tokens: u32) -> usize {
 ///
 /// # Safety
 ///
-/// As there; `received` in place of the pointers there, and `relayed` has words for `shape.tokens`
-/// tokens of each rank of the rail, and of this rank. All ranks launch this with the same sizes,
-/// and `mail` is as [`Mail`] says, its epoch 0 before the first launch.
+/// The same as for [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch), with `received` in place of
+/// the pointers; `relayed` has words for `shape.tokens` tokens of each rank of the rail, and of
+/// this rank. All ranks launch this with the same sizes, and `mail` is as [`Mail`] says, its epoch
+/// 0 before the first launch.
 #[kernel(
     B = gin,
     T = [bf16, F8E4M3],
@@ -93,7 +94,8 @@ pub unsafe fn ep_dispatch_hybrid<T: Rows, B: GinBackend>(
     grid::launch_next();
     grid::wait_for_previous();
     let vectors = message_vectors(shape, mail.batch, T::HAS_SCALES);
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees the elements, the received memory and that of the
+    // messages.
     unsafe {
         let rail = Rail::<B>::new(&comm, mail, shape, vectors);
         let team = comm.lsa_team();
@@ -131,16 +133,17 @@ struct Dispatch<'a, T, B> {
     tokens: u32,
     relayed: Relayed,
     faults: *mut u32,
-    /// In shared memory: for each token of a batch a bit for each team, or each rank of this team.
+    /// Words in shared memory: for each token of a batch a bit for each team, or each rank of this
+    /// team.
     routes: *mut u32,
     row: PhantomData<T>,
 }
 
 impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
-    /// All threads of the block call this together.
+    /// Sends, and then receives. All threads of the block call this together.
     unsafe fn run<const VECTORS: usize>(&self, comm: &DevComm, steps: u32) {
         let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
-        // SAFETY: the caller's contract.
+        // SAFETY: all threads of the block are here, and barriers separate the steps.
         unsafe {
             if steps & Steps::SEND != 0 {
                 self.each_batch(self.tokens, |batch| self.pack::<VECTORS>(batch));
@@ -163,7 +166,8 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         }
     }
 
-    /// Calls `work` with this block's batches of a rank with so many tokens: the first one always.
+    /// Calls `work` with this block's batches of a rank with `tokens` tokens: always with the first
+    /// one.
     fn each_batch(&self, tokens: u32, work: impl Fn(Batch)) {
         let mut next = Some(self.rail.first());
         while let Some(batch) = next {
@@ -178,7 +182,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         let mut next = Some(self.rail.first());
         while let Some(batch) = next {
             self.rail.wait(team, batch);
-            // SAFETY: the caller's contract; the message has arrived.
+            // SAFETY: the kernel's caller guarantees the memory; the message has arrived.
             unsafe {
                 let tokens = mem::load(self.rail.incoming(team, batch));
                 self.pass_on::<VECTORS>(team, batch, tokens);
@@ -187,8 +191,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         }
     }
 
-    /// The token of this warp's turn in a batch: each warp calls `work` with its tokens, by their
-    /// numbers in the batch.
+    /// Calls `work` with this warp's tokens of a batch, by their numbers in the batch.
     fn each_token(len: u32, work: impl Fn(u32)) {
         let mut token = warp::warp_id();
         while token < len {
@@ -201,7 +204,8 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     unsafe fn pack<const VECTORS: usize>(&self, batch: Batch) {
         let (first, len, lane) = (batch.first(), batch.len(self.tokens), warp::lane_id());
         let (teams, me) = (self.rail.teams.n_ranks, self.rail.teams.rank);
-        // SAFETY: the caller's contract; all lanes of a warp take the same turns.
+        // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
+        // turns.
         unsafe {
             Self::each_token(len, |token| self.route(batch, token));
             thread::sync_threads();
@@ -252,7 +256,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         unsafe { hint::assert_unchecked(of_team > 0) };
         let (has_expert, row) = (lane < top_k, batch.first() + token);
         let (mut id, mut weight) = (-1, 0.0);
-        // SAFETY: the caller's contract.
+        // SAFETY: the input has the token, and only this warp has it.
         unsafe {
             if has_expert {
                 let index = (row * top_k + lane) as usize;
@@ -281,8 +285,8 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         }
     }
 
-    /// Stores a batch of a team's rank of this rail, which has so many tokens, to this team. All
-    /// threads of the block call this together, and the message is here.
+    /// Stores a batch of a team's rank of this rail, which has `tokens` tokens, to this team. All
+    /// threads of the block call this together, and the message has arrived.
     unsafe fn pass_on<const VECTORS: usize>(&self, team: i32, batch: Batch, tokens: u32) {
         let (first, len) = (batch.first(), batch.len(tokens));
         let source = (team * self.team.n_ranks + self.team.rank) as usize;
@@ -290,7 +294,8 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
             true => self.rail.outgoing(team, batch),
             false => self.rail.incoming(team, batch),
         };
-        // SAFETY: the caller's contract; all lanes of a warp take the same turns.
+        // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
+        // turns.
         unsafe {
             if first == 0 {
                 for peer in Coop::cta().strided(self.team.n_ranks as u32) {
@@ -349,7 +354,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         // SAFETY: the launch's conditions.
         unsafe { hint::assert_unchecked(experts > 0) };
         let (mut word, mut weight, mut bits) = (0, 0, 0);
-        // SAFETY: the caller's contract.
+        // SAFETY: all lanes are here, and only this warp stores what the token's ranks are told.
         unsafe {
             if lane < top_k {
                 (word, weight) = (mem::load(entry), mem::load(entry.wrapping_add(1)));
@@ -370,33 +375,34 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         bits
     }
 
-    /// The words of this lane's expert of a token in a message.
+    /// Returns the words of this lane's expert of a token in a message.
     fn entry(&self, message: *mut u32, token: u32) -> *mut u32 {
         let entry = token * self.shape.top_k + warp::lane_id();
         message.wrapping_add(4 * HEADER + 2 * entry as usize)
     }
 
-    /// The rows of a message with so many tokens, and their scales; `those` have rows.
+    /// Returns the rows of a message with `len` tokens, and their scales; `those` are the tokens
+    /// that have rows.
     fn rows(&self, message: *mut u32, len: u32, those: u32) -> [*mut u32; 2] {
         let rows = message.wrapping_add(4 * rows_at(self.shape, len));
         [rows, rows.wrapping_add((4 * those.count_ones() * self.shape.vectors) as usize)]
     }
 
-    /// The index of this lane's vector of scales among those of all rows, if this is a part of row
-    /// `row`, and rows have scales.
+    /// Returns the index of this lane's vector of scales among those of all rows, if this is a part
+    /// of row `row`, and rows have scales.
     fn scales_of<const VECTORS: usize>(part: Part<VECTORS>, row: usize) -> Option<usize> {
         part.scales_of(row).filter(|_| T::HAS_SCALES)
     }
 
-    /// Where what is received begins.
+    /// Returns the offsets of the received rows, scales, experts, weights and counts.
     fn offsets(&self) -> [usize; 6] {
         Received::offsets(self.shape, self.ranks, T::HAS_SCALES)
     }
 
-    /// A part of a row of this rank, as it is on its way. All lanes of a warp call this together.
+    /// Loads a part of a row of this rank, and converts it. All lanes of a warp call this together.
     unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Payload<VECTORS> {
         let (mut row, mut i) = ([T::NOTHING; VECTORS], 0);
-        // SAFETY: the caller's contract.
+        // SAFETY: the input has the row, and all lanes of the warp are here.
         unsafe {
             while i < VECTORS {
                 if let Some(at) = part.vector_of(part.row as usize, i) {
@@ -408,31 +414,31 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         }
     }
 
-    /// What a rank of the team receives; the rows are first.
+    /// Returns the memory of what a rank of the team receives; the rows are first.
     #[track_caller]
     fn part_of(&self, peer: i32) -> LsaPtr<u32> {
         self.received.lsa(peer)
     }
 
-    /// Where a rank of the team keeps how many tokens each rank has.
+    /// Returns where a rank of the team keeps how many tokens each rank has.
     #[track_caller]
     fn counts(&self, peer: i32) -> *mut u32 {
         let [.., counts, _] = self.offsets();
         self.part_of(peer).as_ptr().wrapping_add(counts)
     }
 
-    /// The bits of the batch's token of this lane's number.
+    /// Loads the bits of the batch's token of this lane's number.
     ///
     /// # Safety
     ///
     /// A barrier of the block has followed the stores.
     unsafe fn route_of_lane(&self, len: u32) -> u32 {
         let lane = warp::lane_id();
-        // SAFETY: the caller's contract.
+        // SAFETY: the word is stored, as the caller guarantees.
         if lane < len { unsafe { mem::load(self.routes.wrapping_add(lane as usize)) } } else { 0 }
     }
 
-    /// The first part of a batch's rows for this warp, and the end of all.
+    /// Returns the first part of a batch's rows for this warp, and the end of all.
     fn turns<const VECTORS: usize>(parts: Parts<VECTORS>, first: u32, len: u32) -> (u32, u32) {
         (parts.count(first) + warp::warp_id(), parts.count(first + len))
     }

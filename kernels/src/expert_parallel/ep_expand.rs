@@ -12,11 +12,11 @@ use super::shape::Shape;
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 4;
 
-/// Completes `grouped.rows` after an `ep_dispatch_counted`: of `ranks` ranks it has stored each row
-/// at the first of its places in `rows`, and this copies it to all others. If `grouped.rows` is
-/// `rows`, nothing else is to be done, and a token with one expert here is not read; otherwise rows
-/// go to all their places there. `scales` of 8-bit floats, a row of [`Shape::scale_vectors`]
-/// vectors each, become a column of `grouped.scales` each.
+/// Completes `grouped.rows` after an `ep_dispatch_counted`. That has stored each row of `ranks`
+/// ranks at the first of its places in `rows`, and this copies it to all others. If `grouped.rows`
+/// is `rows`, a row in its first place stays, and a token with one expert here is not read;
+/// otherwise rows go to all their places in `grouped.rows`. `scales` of 8-bit floats, a row of
+/// [`Shape::scale_vectors`] vectors each, become a column of `grouped.scales` each.
 ///
 /// `grouped.origins` gets for each row its token: the rank times the most tokens of a rank, plus
 /// the token's number.
@@ -42,7 +42,7 @@ pub unsafe fn ep_expand(
     let tokens = memory.tokens.local().as_ptr();
     let parts = Parts::<VECTORS>::new(shape.vectors);
     let is_in_place = core::ptr::eq(rows, grouped.rows);
-    // SAFETY: the kernel's contract; all lanes of a warp take the same turns.
+    // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same turns.
     unsafe {
         let end = parts.count(mem::load(memory.firsts.wrapping_add(ranks as usize)));
         let mut index = warp_index();
@@ -79,7 +79,7 @@ pub unsafe fn ep_expand(
 /// All lanes of a warp call this together.
 unsafe fn each(mut lanes: u32, place: u32, mut work: impl FnMut(usize)) {
     while lanes != 0 {
-        // SAFETY: the caller's contract.
+        // SAFETY: all lanes of the warp are here, as the caller guarantees.
         work(unsafe { warp::shuffle_idx(place, lanes.trailing_zeros()) } as usize);
         lanes &= lanes - 1;
     }

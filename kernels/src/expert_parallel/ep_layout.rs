@@ -12,13 +12,13 @@ use crate::share::share;
 /// Vectors of a part that each lane has.
 const VECTORS: usize = 4;
 
-/// The rows that a block does at a time.
+/// The rows that a block handles at a time.
 const BATCH: u32 = 64;
 
 /// Words for a token in [`Grouped::returns`]: a position and a weight for each expert.
 pub const RETURN_WORDS: usize = 2 * Shape::TOP_K;
 
-/// A position behind the last one of a token.
+/// The mark after a token's last position.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// The position of a row for which there was no room.
@@ -29,22 +29,22 @@ pub(super) const DROPPED: u32 = u32::MAX - 1;
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]
 pub struct Grouped {
-    /// Gets the rows, as words.
+    /// The rows, as words.
     pub rows: *mut u32,
-    /// Gets the scales of rows with scales, as a row-major matrix with a column for each row that
-    /// there is room for, and a row for each [`SCALED`] elements.
+    /// The scales of rows with scales, as a row-major matrix with a column for each row that there
+    /// is room for, and a row for each [`SCALED`] elements.
     pub scales: *mut f32,
-    /// The rows that there is room for.
+    /// How many rows there is room for.
     pub capacity: u32,
     /// An expert's rows begin at a multiple of this.
     pub alignment: u32,
-    /// Gets for each expert the index of its first row, and the index behind the last one's rows.
+    /// The index of each expert's first row, and then the index after the last expert's rows.
     pub offsets: *mut u32,
-    /// Gets for each expert the number of its rows.
+    /// The number of rows of each expert.
     pub sizes: *mut u32,
-    /// Gets for each row the token that it is of: its index in [`Received`].
+    /// The token of each row: its index in [`Received`].
     pub origins: *mut u32,
-    /// Gets for each token in [`Received`] the rows and weights of its experts here.
+    /// The rows and weights of the experts here, for each token in [`Received`].
     pub returns: *mut u32,
 }
 
@@ -66,7 +66,7 @@ impl Grouped {
         let mut i = warp::lane_id();
         while i < len {
             let at = i as usize * self.capacity as usize + to;
-            // SAFETY: the caller's contract.
+            // SAFETY: the rows have scales, as the caller guarantees.
             unsafe {
                 let scale = mem::load(from.wrapping_add(i as usize));
                 mem::store(self.scales.wrapping_add(at), scale);
@@ -105,7 +105,7 @@ pub unsafe fn ep_layout(
     grid::launch_next();
     grid::wait_for_previous();
     let layout = Layout { shape, ranks, received, grouped, faults, shared: Shared::new() };
-    // SAFETY: the kernel's contract.
+    // SAFETY: the kernel's caller guarantees what the dispatch has left, and the room.
     unsafe {
         let rows = layout.tokens();
         let own = share(rows as usize, thread::block_idx_x() as usize, blocks() as usize);
@@ -134,17 +134,17 @@ fn blocks() -> u32 {
 /// The block's shared memory.
 #[derive(Clone, Copy)]
 struct Shared {
-    /// For each expert how many rows there are.
+    /// The number of rows of each expert.
     totals: *mut u32,
-    /// For each expert how many rows come before this block's, and then where its next one belongs.
+    /// The number of each expert's rows before this block's, and later the place of its next row.
     next: *mut u32,
     /// The sums of each warp.
     sums: *mut u32,
-    /// Of a batch: experts and weights, and then the positions of each row.
+    /// The experts and weights of a batch, and then the positions of each row.
     experts: *mut u32,
     weights: *mut f32,
     positions: *mut u32,
-    /// Of a batch: how many positions a row has.
+    /// The number of positions of each row of a batch.
     lens: *mut u32,
 }
 
@@ -173,27 +173,28 @@ struct Layout {
 }
 
 impl Layout {
-    /// How many tokens a rank has.
+    /// Returns how many tokens a rank has.
     unsafe fn tokens_of(&self, rank: u32) -> u32 {
-        // SAFETY: the caller's contract.
+        // SAFETY: `received` has a count for each rank, as the kernel's caller guarantees.
         unsafe { mem::load(self.received.counts.wrapping_add(rank as usize)) }
     }
 
-    /// How many tokens there are.
+    /// Returns how many tokens there are.
     unsafe fn tokens(&self) -> u32 {
-        let mut all = 0;
-        for rank in 0..self.ranks {
-            // SAFETY: the caller's contract.
+        let (mut all, mut rank) = (0, 0);
+        while rank < self.ranks {
+            // SAFETY: the rank is one of those whose tokens `received` has.
             all += unsafe { self.tokens_of(rank) };
+            rank += 1;
         }
         all
     }
 
-    /// Where a token is in [`Received`], given its number among those of all ranks.
+    /// Returns the index of a token in [`Received`], given its number among those of all ranks.
     unsafe fn index(&self, mut token: u32) -> usize {
         let mut rank = 0;
         loop {
-            // SAFETY: the caller's contract; the token is one of a rank.
+            // SAFETY: the kernel's caller guarantees the memory; the token is one of a rank.
             let count = unsafe { self.tokens_of(rank) };
             if token < count || rank + 1 == self.ranks {
                 return (rank * self.shape.tokens + token) as usize;
@@ -220,8 +221,8 @@ impl Layout {
                 i += threads;
             }
             thread::sync_threads();
-            let mut before = first;
-            for rank in 0..self.ranks {
+            let (mut rank, mut before) = (0, first);
+            while rank < self.ranks {
                 let count = self.tokens_of(rank);
                 let of_rank = (rank * tokens * top_k) as usize;
                 let mut at = thread;
@@ -236,17 +237,20 @@ impl Layout {
                         }
                         u += 1;
                     }
-                    for u in 0..UNROLL {
+                    let mut u = 0;
+                    while u < UNROLL {
                         if loaded[u] > 0 {
                             add_one(self.shared.totals.wrapping_add(loaded[u] - 1));
                             if at + (u as u32) * threads < before * top_k {
                                 add_one(self.shared.next.wrapping_add(loaded[u] - 1));
                             }
                         }
+                        u += 1;
                     }
                     at += UNROLL as u32 * threads;
                 }
                 before = before.saturating_sub(count);
+                rank += 1;
             }
             thread::sync_threads();
         }
@@ -265,12 +269,15 @@ impl Layout {
         // SAFETY: the caller's contract; there are as many words.
         unsafe {
             let mut mine = 0;
-            for i in first..end {
+            let mut i = first;
+            while i < end {
                 mine += self.padded(i);
+                i += 1;
             }
             let mut at = sum_before(mine, self.shared.sums);
             let stores = thread::block_idx_x() == 0;
-            for i in first..end {
+            let mut i = first;
+            while i < end {
                 let next = self.shared.next.wrapping_add(i as usize);
                 mem::store(next, at + mem::load(next));
                 if stores {
@@ -279,6 +286,7 @@ impl Layout {
                     mem::store(grouped.sizes.wrapping_add(i as usize), total);
                 }
                 at += self.padded(i);
+                i += 1;
             }
             if stores && first < end && end == experts {
                 mem::store(grouped.offsets.wrapping_add(experts as usize), at);
@@ -289,13 +297,13 @@ impl Layout {
         }
     }
 
-    /// The rows of an expert, and those that are left free behind them.
+    /// Returns the rows of an expert, with those left free after them for alignment.
     ///
     /// # Safety
     ///
     /// The rows have been counted.
     unsafe fn padded(&self, expert: u32) -> u32 {
-        // SAFETY: the caller's contract.
+        // SAFETY: the rows have been counted, as the caller guarantees.
         let rows = unsafe { mem::load(self.shared.totals.wrapping_add(expert as usize)) };
         rows.div_ceil(self.grouped.alignment) * self.grouped.alignment
     }
@@ -311,7 +319,7 @@ impl Layout {
         while i < batch * top_k {
             let (row, k) = (i / top_k, (i % top_k) as usize);
             let to = row as usize * Shape::TOP_K + k;
-            // SAFETY: the caller's contract.
+            // SAFETY: the batch has the row, and the shared memory room for it.
             unsafe {
                 let from = self.index(first + row) * top_k as usize + k;
                 let expert = mem::load(self.received.experts.wrapping_add(from));
@@ -331,9 +339,10 @@ impl Layout {
     unsafe fn place(&self, first: u32, batch: u32) {
         let (lane, Shared { next, .. }) = (warp::lane_id(), self.shared);
         let Grouped { origins, returns, capacity, .. } = self.grouped;
-        for row in 0..batch {
+        let mut row = 0;
+        while row < batch {
             let staged = row as usize * Shape::TOP_K;
-            // SAFETY: the caller's contract.
+            // SAFETY: the batch has been staged, and only the first warp is here, with all lanes.
             unsafe {
                 let index = self.index(first + row);
                 let (mut expert, mut weight) = (0, 0.0);
@@ -358,6 +367,7 @@ impl Layout {
                     mem::store(self.shared.lens.wrapping_add(row as usize), len);
                 }
             }
+            row += 1;
         }
     }
 
@@ -371,18 +381,21 @@ impl Layout {
         let mut index = warp::warp_id();
         while index < parts.count(batch) {
             let part = parts.at(index);
-            // SAFETY: the caller's contract.
+            // SAFETY: the batch has its positions, and this warp alone copies the part.
             unsafe {
                 let len = mem::load(self.shared.lens.wrapping_add(part.row as usize));
                 if len > 0 {
                     let from = self.index(first + part.row);
                     let mut vectors = [Vec16::<u32>::from_bits([0; 4]); VECTORS];
-                    for i in 0..VECTORS {
+                    let mut i = 0;
+                    while i < VECTORS {
                         if let Some(at) = part.vector_of(from, i) {
                             vectors[i] = mem::load_vec(self.received.rows.wrapping_add(4 * at));
                         }
+                        i += 1;
                     }
-                    for k in 0..len {
+                    let mut k = 0;
+                    while k < len {
                         let of = part.row as usize * Shape::TOP_K + k as usize;
                         let to = mem::load(self.shared.positions.wrapping_add(of));
                         let mut i = 0;
@@ -396,6 +409,7 @@ impl Layout {
                             let scales = self.received.scales;
                             self.grouped.copy_scales(self.shape, scales, from, to as usize);
                         }
+                        k += 1;
                     }
                 }
             }

@@ -17,8 +17,8 @@ const BANKS: usize = 2;
 /// Words of a slot.
 const SLOT: usize = 4;
 
-/// The words of a window with `capacity` slots for each of `ranks` ranks, all 0 before the first
-/// launch.
+/// Returns the words of a window with `capacity` slots for each of `ranks` ranks, all 0 before the
+/// first launch.
 #[must_use]
 pub const fn words(ranks: usize, capacity: usize) -> usize {
     BANKS * ranks * capacity * SLOT
@@ -28,7 +28,7 @@ pub const fn words(ranks: usize, capacity: usize) -> usize {
 #[derive(Clone, Copy)]
 pub(super) struct NumberedSlots<const N: usize> {
     window: Window<u32>,
-    /// Those of this rank and, of two, of the other: more addresses would take registers.
+    /// The memory of this rank and, of two, of the other: more addresses would take registers.
     local: LsaPtr<u32>,
     peer: Option<LsaPtr<u32>>,
     team: Team,
@@ -37,7 +37,7 @@ pub(super) struct NumberedSlots<const N: usize> {
 }
 
 impl<const N: usize> NumberedSlots<N> {
-    /// The slots of a window. Reads nothing that a kernel writes.
+    /// Makes the slots of a window. Reads nothing that a kernel writes.
     ///
     /// # Safety
     ///
@@ -50,7 +50,7 @@ impl<const N: usize> NumberedSlots<N> {
         Self { window, local: window.local(), peer, team, capacity }
     }
 
-    /// The messages of a launch, given how many there were before it.
+    /// Returns the messages of a launch, given how many launches there were before it.
     pub(super) fn of(self, launch: u32) -> Numbered<N> {
         Numbered { slots: self, launch }
     }
@@ -64,7 +64,7 @@ pub(super) struct Numbered<const N: usize> {
 }
 
 impl<const N: usize> Numbered<N> {
-    /// What says that a slot has this launch's message.
+    /// Returns the number that says that a slot has this launch's message.
     fn number(&self) -> u32 {
         self.launch.wrapping_add(1)
     }
@@ -92,11 +92,11 @@ impl<const N: usize> Numbered<N> {
         };
         let (to, number) = (self.slot(part, team.rank as usize, slot), self.number());
         let message = Vec16::<u32>::from_bits([a, number, b, number]);
-        // SAFETY: the caller's contract.
+        // SAFETY: the slot is below the capacity, and only this thread sends to it.
         unsafe { mem::store_vec_relaxed(to, message, Scope::Sys) };
     }
 
-    /// What a rank has sent to a slot in this launch, if it has arrived.
+    /// Loads what a rank has sent to a slot in this launch, if it has arrived.
     ///
     /// # Safety
     ///
@@ -104,7 +104,7 @@ impl<const N: usize> Numbered<N> {
     #[track_caller]
     pub(super) unsafe fn peek(&self, source: usize, slot: u32) -> Option<[u32; 2]> {
         let from = self.slot(self.slots.local, source, slot);
-        // SAFETY: the caller's contract.
+        // SAFETY: the slot is below the capacity, as the caller guarantees.
         let [a, first, b, second] = unsafe { mem::load_vec_relaxed(from, Scope::Sys) }.to_bits();
         (first == self.number() && second == self.number()).then_some([a, b])
     }

@@ -10,9 +10,9 @@ pub(super) struct Parts<const VECTORS: usize> {
     per_row: u32,
 }
 
-/// What a warp receives of the parts of a round, one for each warp of the grid, from all other
-/// ranks. The warps share the ranks first, so that none awaits one rank after another if there are
-/// few parts, and then the parts.
+/// The share of a warp of the parts that a round receives from all other ranks, one for each warp
+/// of the grid. The warps share the ranks first, so that none waits for one rank after another if
+/// there are few parts, and then the parts.
 #[derive(Clone, Copy)]
 pub(super) struct Share {
     /// The distance of the first rank, and how many there are from one to the next.
@@ -26,7 +26,7 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// That of a warp, by its index, of so many, and ranks.
+    /// Returns the share of warp `warp` of `warps`, among `ranks` ranks.
     pub(super) fn new(warp: u32, warps: u32, ranks: usize) -> Self {
         let distances = (ranks as u32 - 1).min(warps).max(1);
         let parts = warps / distances;
@@ -55,17 +55,17 @@ pub(super) struct Part<const VECTORS: usize> {
 }
 
 impl<const VECTORS: usize> Parts<VECTORS> {
-    /// Of rows of so many vectors.
+    /// Divides rows of `vectors` vectors.
     pub(super) fn new(vectors: u32) -> Self {
         Self { vectors, per_row: vectors.div_ceil(warp::WARP_SIZE * VECTORS as u32) }
     }
 
-    /// The parts of so many rows.
+    /// Returns the number of parts of `rows` rows.
     pub(super) fn count(self, rows: u32) -> u32 {
         rows * self.per_row
     }
 
-    /// A part, by its index.
+    /// Returns a part, by its index.
     pub(super) fn at(self, index: u32) -> Part<VECTORS> {
         let (row, part) = (index / self.per_row, index % self.per_row);
         let first = part * warp::WARP_SIZE * VECTORS as u32 + warp::lane_id();
@@ -74,19 +74,19 @@ impl<const VECTORS: usize> Parts<VECTORS> {
 }
 
 impl<const VECTORS: usize> Part<VECTORS> {
-    /// The index in the row of vector `i` of this lane, if there is one.
+    /// Returns the index in the row of vector `i` of this lane, if there is one.
     pub(super) fn vector(self, i: usize) -> Option<u32> {
         let at = self.first + i as u32 * warp::WARP_SIZE;
         (at < self.end).then_some(at)
     }
 
-    /// The index of that vector among those of all rows, if this is a part of row `row`.
+    /// Returns the index of that vector among those of all rows, if this is a part of row `row`.
     pub(super) fn vector_of(self, row: usize, i: usize) -> Option<usize> {
         self.vector(i).map(|at| row * self.end as usize + at as usize)
     }
 
-    /// The index of this lane's vector of scales among those of all rows, if this is a part of row
-    /// `row`: lane `i` has those of the vectors `i` of all lanes.
+    /// Returns the index of this lane's vector of scales among those of all rows, if this is a part
+    /// of row `row`: lane `i` has the scales of the vectors `i` of all lanes.
     pub(super) fn scales_of(self, row: usize) -> Option<usize> {
         let lane = warp::lane_id();
         let at = (self.first - lane) / warp::WARP_SIZE + lane;
@@ -95,7 +95,7 @@ impl<const VECTORS: usize> Part<VECTORS> {
         is_mine.then(|| row * per_row as usize + at as usize)
     }
 
-    /// Loads this part of row `row`, which no other warp loads; what is behind its end is 0.
+    /// Loads this part of row `row`, which no other warp loads; vectors after its end are 0.
     ///
     /// # Safety
     ///
@@ -106,7 +106,7 @@ impl<const VECTORS: usize> Part<VECTORS> {
         for i in 0..VECTORS {
             if let Some(at) = self.vector_of(row, i) {
                 let from = rows.wrapping_add(Vec16::<T>::LANES * at);
-                // SAFETY: the caller's contract.
+                // SAFETY: the row is allocated, as the caller guarantees, and has the vector.
                 vectors[i] = unsafe { mem::load_vec_once(from) };
             }
         }
@@ -127,26 +127,26 @@ impl<const VECTORS: usize> Part<VECTORS> {
     ) {
         for i in 0..VECTORS {
             if let Some(at) = self.vector_of(row, i) {
-                // SAFETY: the caller's contract.
+                // SAFETY: the row is allocated, as the caller guarantees, and has the vector.
                 unsafe { mem::store_vec(rows.wrapping_add(Vec16::<T>::LANES * at), vectors[i]) };
             }
         }
     }
 }
 
-/// The index of this warp in its grid. Neighbouring warps are in different blocks, so that few
-/// parts are on many multiprocessors.
+/// Returns the index of this warp in its grid. Neighbouring warps are in different blocks, so that
+/// few parts are on many multiprocessors.
 pub(super) fn warp_index() -> u32 {
     thread::thread_idx_x() / warp::WARP_SIZE * thread::grid_dim_x() + thread::block_idx_x()
 }
 
-/// The warps of the grid.
+/// Returns the number of warps of the grid.
 pub(super) fn warps() -> u32 {
     thread::block_dim_x() / warp::WARP_SIZE * thread::grid_dim_x()
 }
 
-/// The element of an array at an index that varies, by comparisons: by its address it would be in
-/// memory.
+/// Returns the element of an array at an index that varies, by comparisons: an access by address
+/// would put the array in memory.
 pub(super) fn at<const N: usize>(all: &[u32; N], index: usize) -> u32 {
     let mut element = 0;
     for i in 0..N {

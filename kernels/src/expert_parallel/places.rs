@@ -1,5 +1,5 @@
-//! Where each token belongs in the order of the experts of all ranks, which tell each other first
-//! how many rows there are.
+//! The places of tokens in the order of the experts of all ranks, which tell each other first how
+//! many rows there are.
 
 use core::hint;
 
@@ -14,7 +14,7 @@ use super::ep_layout::{DROPPED, Grouped, NONE};
 use super::ranks::RANKS;
 use super::shape::{Faults, Shape};
 
-/// The tokens that a block does at a time: one for each lane of a warp.
+/// The tokens that a block handles at a time: one for each lane of a warp.
 pub(super) const BATCH: u32 = warp::WARP_SIZE;
 
 /// The most counters: of each expert of all ranks, and of each rank.
@@ -23,22 +23,22 @@ const COUNTERS: usize = Shape::EXPERTS + RANKS;
 /// The block's shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Shared {
-    /// Of each counter what there is in all.
+    /// The total of each counter.
     totals: *mut u32,
-    /// And what comes before this block's tokens, then where the next one belongs.
+    /// The part of each counter before this block's tokens, then the place of its next row.
     next: *mut u32,
-    /// Where each expert's rows begin, those of all ranks one behind the other.
+    /// The first row of each expert, with the rows of all ranks one after the other.
     starts: *mut u32,
     /// The sums of each warp.
     sums: *mut u32,
-    /// The results of the tokens before this block's.
+    /// How many results the tokens before this block's have.
     results: *mut u32,
-    /// Of a batch: for each token its experts, or [`NONE`], and the places of its rows.
+    /// The experts of each token of a batch, or [`NONE`], and the places of its rows.
     experts: *mut u32,
     places: *mut u32,
-    /// For each token and rank its index among those that are received there.
+    /// The index of each token among those that each rank receives.
     received: *mut u32,
-    /// For each token a bit for each rank that gets it, and the index of its first result.
+    /// A bit for each rank that gets the token, and the index of the token's first result.
     targets: *mut u64,
     returns: *mut u32,
 }
@@ -60,7 +60,7 @@ impl Shared {
         }
     }
 
-    /// The words of a token of a batch in `experts` or `places`.
+    /// Returns the words of a token of a batch in `experts` or `places`.
     fn of_token(words: *mut u32, token: u32) -> *mut u32 {
         words.wrapping_add(token as usize * Shape::TOP_K)
     }
@@ -79,12 +79,12 @@ pub(super) struct Places<'a> {
     pub(super) shared: Shared,
 }
 
-/// A token of a batch.
+/// The places of a token of a batch.
 #[derive(Clone, Copy)]
 pub(super) struct Placed {
     /// The rank of this lane's expert, if there is one.
     pub(super) rank: Option<u32>,
-    /// Where its row belongs there; [`DROPPED`] if there is no room, and [`NONE`] without one.
+    /// The place of its row there; [`DROPPED`] if there is no room, and [`NONE`] without an expert.
     pub(super) place: u32,
     /// A bit for each rank that gets the token.
     pub(super) targets: u64,
@@ -93,11 +93,11 @@ pub(super) struct Placed {
 }
 
 impl Places<'_> {
-    /// Finds out where this block's tokens belong, those from `first` on, with the help of all
-    /// ranks. Returns the results of the tokens before it. All threads of the block call this
+    /// Finds the places of this block's tokens, from `first` on, with the counts of all ranks.
+    /// Returns how many results the tokens before them have. All threads of the block call this
     /// together.
     pub(super) unsafe fn find(&self, first: u32) -> u32 {
-        // SAFETY: the caller's contract.
+        // SAFETY: all threads of the block are here, and the peers launch the same kernel.
         unsafe {
             self.count(first);
             if thread::block_idx_x() == 0 {
@@ -110,26 +110,25 @@ impl Places<'_> {
         }
     }
 
-    /// Gives a batch its places, whose first token is `first`; `results` is how many results the
-    /// tokens before it have. Returns how many those have that come before the next batch. All
-    /// lanes of the block's first warp call this together, and barriers separate it from what uses
-    /// the places.
+    /// Gives a batch of tokens, from `first` on, its places; `results` is how many results the
+    /// tokens before it have. Returns that number for the next batch. All lanes of the block's
+    /// first warp call this together, and barriers separate it from what uses the places.
     pub(super) unsafe fn give(&self, first: u32, batch: u32, results: u32) -> u32 {
-        // SAFETY: the caller's contract.
+        // SAFETY: all lanes of the first warp are here, and `find` has found the starts.
         unsafe {
             self.stage(first, batch);
             self.place(batch, results)
         }
     }
 
-    /// Where a token of the batch belongs.
+    /// Returns the places of a token of the batch.
     ///
     /// # Safety
     ///
     /// The batch has its places.
     pub(super) unsafe fn of(&self, token: u32) -> Placed {
         let Shared { places, targets, returns, .. } = self.shared;
-        // SAFETY: the caller's contract.
+        // SAFETY: the batch has its places, as the caller guarantees.
         unsafe {
             let (expert, mut place) = (self.expert_of_lane(token), NONE);
             if expert.is_some() {
@@ -146,28 +145,28 @@ impl Places<'_> {
         }
     }
 
-    /// The index of a token of the batch among those that a rank receives.
+    /// Returns the index of a token of the batch among those that a rank receives.
     ///
     /// # Safety
     ///
     /// The batch has its places, and the rank gets the token.
     pub(super) unsafe fn index(&self, token: u32, rank: u32) -> usize {
         let at = token as usize * RANKS + rank as usize;
-        // SAFETY: the caller's contract.
+        // SAFETY: the batch has its places, and the rank gets the token.
         unsafe { mem::load(self.shared.received.wrapping_add(at)) as usize }
     }
 
-    /// The experts of all ranks.
+    /// Returns the number of experts of all ranks.
     fn experts(&self) -> u32 {
         self.shape.experts * self.team.n_ranks as u32
     }
 
-    /// The counters: those of the ranks are behind those of the experts.
+    /// Returns the number of counters: those of the experts, and then those of the ranks.
     fn counters(&self) -> u32 {
         self.experts() + self.team.n_ranks as u32
     }
 
-    /// The rank of an expert; `None` if it does not exist or is absent.
+    /// Returns the rank of an expert; `None` if it does not exist or is absent.
     fn rank_of(&self, id: i32) -> Option<u32> {
         // SAFETY: the launch's conditions. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(self.shape.experts > 0) };
@@ -177,13 +176,13 @@ impl Places<'_> {
         is_there.then_some(rank)
     }
 
-    /// Some experts of a token, from the `k`-th on; -1 behind the last one.
+    /// Loads some experts of a token, from the `k`-th on; -1 after the last one.
     unsafe fn load_ids(&self, token: u32, k: u32) -> [i32; UNROLL] {
         let (mut ids, mut u) = ([-1; UNROLL], 0);
         while u < UNROLL {
             if k + (u as u32) < self.shape.top_k {
                 let at = token * self.shape.top_k + k + u as u32;
-                // SAFETY: the caller's contract.
+                // SAFETY: `ids` has the expert of the token, as the kernel's caller guarantees.
                 ids[u] = unsafe { mem::load(self.ids.wrapping_add(at as usize)) };
             }
             u += 1;
@@ -195,7 +194,7 @@ impl Places<'_> {
     /// block call this together.
     unsafe fn count(&self, first: u32) {
         let Shared { totals, next, results, .. } = self.shared;
-        // SAFETY: the caller's contract.
+        // SAFETY: the shared memory has all counters, and accesses between barriers are atomic.
         unsafe {
             for i in Coop::cta().strided(self.counters()) {
                 mem::store(totals.wrapping_add(i as usize), 0);
@@ -215,12 +214,13 @@ impl Places<'_> {
                 };
                 let (mut targets, mut k) = (0_u64, 0);
                 while k < self.shape.top_k {
-                    let ids = self.load_ids(token, k);
-                    for u in 0..UNROLL {
+                    let (ids, mut u) = (self.load_ids(token, k), 0);
+                    while u < UNROLL {
                         if let Some(rank) = self.rank_of(ids[u]) {
                             count(ids[u] as u32);
                             targets |= 1 << rank;
                         }
+                        u += 1;
                     }
                     k += UNROLL as u32;
                 }
@@ -235,7 +235,7 @@ impl Places<'_> {
         }
     }
 
-    /// Where a rank's counters are in the memory of a rank.
+    /// Returns where a rank's counters are in the memory of a rank.
     #[track_caller]
     fn counts(&self, of: u32, at: i32) -> *mut u32 {
         let counts = self.memory.counts.lsa(at).as_ptr();
@@ -251,7 +251,8 @@ impl Places<'_> {
             }
             let to = self.counts(self.team.rank as u32, peer);
             for i in Coop::cta().strided(self.counters()) {
-                // SAFETY: the caller's contract. The peer has ended the launch before this one.
+                // SAFETY: the kernel's caller guarantees the memory. The peer has ended the launch
+                // before this one.
                 unsafe {
                     let count = mem::load(self.shared.totals.wrapping_add(i as usize));
                     mem::store(to.wrapping_add(i as usize), count);
@@ -271,7 +272,7 @@ impl Places<'_> {
         let of_mine = self.experts() + me;
         let counts = self.counts(0, self.team.rank);
         for i in Coop::cta().strided(self.counters()) {
-            // SAFETY: the caller's contract.
+            // SAFETY: all ranks have told, and each counter is handled by one thread.
             unsafe {
                 let (total, before) =
                     (totals.wrapping_add(i as usize), next.wrapping_add(i as usize));
@@ -290,7 +291,8 @@ impl Places<'_> {
                         }
                         u += 1;
                     }
-                    for u in 0..UNROLL as u32 {
+                    let mut u = 0;
+                    while u < UNROLL as u32 {
                         let source = rank + u;
                         if i == of_mine && thread::block_idx_x() == 0 && source < ranks {
                             let first = sum.min(self.memory.capacity);
@@ -298,6 +300,7 @@ impl Places<'_> {
                         }
                         sum += loaded[u as usize];
                         lower += if source < me { loaded[u as usize] } else { 0 };
+                        u += 1;
                     }
                     rank += UNROLL as u32;
                 }
@@ -322,15 +325,16 @@ impl Places<'_> {
         let end = (first + each).min(experts);
         // SAFETY: the launch's conditions. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(of_rank > 0 && self.grouped.alignment > 0) };
-        // SAFETY: the caller's contract.
+        // SAFETY: all threads of the block are here, and barriers separate the steps.
         unsafe {
             let padded = |expert: u32| {
                 let rows = mem::load(totals.wrapping_add(expert as usize));
                 rows.div_ceil(self.grouped.alignment) * self.grouped.alignment
             };
-            let mut mine = 0;
-            for i in first..end {
+            let (mut mine, mut i) = (0, first);
+            while i < end {
                 mine += padded(i);
+                i += 1;
             }
             let (mut at, mut i) = (sum_before(mine, sums), first);
             while i < end {
@@ -369,10 +373,10 @@ impl Places<'_> {
     /// Records the ranks for whose rows there is no room. Returns the rows of this one. One thread
     /// of the grid calls this, and the starts are known.
     unsafe fn check_room(&self) -> u32 {
-        let mut own = 0;
-        for rank in 0..self.team.n_ranks as u32 {
+        let (mut own, mut rank) = (0, 0);
+        while rank < self.team.n_ranks as u32 {
             let first = self.shared.starts.wrapping_add((rank * self.shape.experts) as usize);
-            // SAFETY: the caller's contract.
+            // SAFETY: the starts are known, and only this thread records rows.
             unsafe {
                 let end = mem::load(first.wrapping_add(self.shape.experts as usize));
                 let rows = end - mem::load(first);
@@ -381,6 +385,7 @@ impl Places<'_> {
                 }
                 own = if rank == self.team.rank as u32 { rows } else { own };
             }
+            rank += 1;
         }
         own
     }
@@ -390,7 +395,7 @@ impl Places<'_> {
     unsafe fn stage(&self, first: u32, batch: u32) {
         let (lane, Shape { top_k, .. }) = (warp::lane_id(), self.shape);
         let (mut targets, mut k) = (0_u64, 0);
-        // SAFETY: the caller's contract; there are words for a whole batch.
+        // SAFETY: the kernel's caller guarantees the memory; there are words for a whole batch.
         unsafe {
             while k < top_k && lane < batch {
                 let (ids, mut u) = (self.load_ids(first + lane, k), 0);
@@ -415,12 +420,13 @@ impl Places<'_> {
     }
 
     /// Gives the rows of a batch their places, in their order; `results` is how many results the
-    /// tokens before it have. Returns how many those have that come before the next one. All lanes
-    /// of the block's first warp call this together.
+    /// tokens before it have. Returns that number for the next batch. All lanes of the block's
+    /// first warp call this together.
     unsafe fn place(&self, batch: u32, mut results: u32) -> u32 {
         let (lane, Shared { next, targets, .. }) = (warp::lane_id(), self.shared);
-        for token in 0..batch {
-            // SAFETY: the caller's contract.
+        let mut token = 0;
+        while token < batch {
+            // SAFETY: the batch has been staged, and only the first warp is here, with all lanes.
             unsafe {
                 let expert = self.expert_of_lane(token);
                 let place = take_next(next, expert);
@@ -454,11 +460,12 @@ impl Places<'_> {
                 }
                 results += gets.count_ones();
             }
+            token += 1;
         }
         results
     }
 
-    /// The expert of a token of a batch that has this lane's number, if there is one.
+    /// Returns the expert of a token of a batch that has this lane's number, if there is one.
     ///
     /// # Safety
     ///
@@ -468,7 +475,7 @@ impl Places<'_> {
         if lane >= self.shape.top_k {
             return None;
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: the batch has been staged, as the caller guarantees.
         let expert = unsafe { mem::load(of_token.wrapping_add(lane as usize)) };
         (expert != NONE).then_some(expert)
     }

@@ -47,27 +47,27 @@ pub struct Mail {
 }
 
 impl Mail {
-    /// The words of the window for messages of so many vectors.
+    /// Returns the words of the window for messages of `vectors` vectors.
     #[must_use]
     pub const fn words(shape: Shape, teams: usize, batch: u32, vectors: usize) -> usize {
         AREAS * Self::signals(shape, teams, batch) * vectors * VECTOR
     }
 
-    /// How many signals there are: one for each batch of each team.
+    /// Returns the number of signals: one for each batch of each team.
     #[must_use]
     pub const fn signals(shape: Shape, teams: usize, batch: u32) -> usize {
         teams * shape.tokens.div_ceil(batch) as usize
     }
 }
 
-/// What a rank has relayed in a dispatch, which says what comes back.
+/// The routes that a rank has relayed in a dispatch, which say what comes back.
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]
 pub struct Relayed {
-    /// For each token of each rank of this rank's rail, a bit for each rank of this team that gets
-    /// its row. Those of team `t` begin at index `t * Shape::tokens`.
+    /// A bit for each rank of this team that gets a token's row, for each token of each rank of
+    /// this rank's rail. The words of team `t` begin at index `t * Shape::tokens`.
     pub ranks: *mut u32,
-    /// For each token of this rank, a bit for each team that gets its row.
+    /// A bit for each team that gets a token's row, for each token of this rank.
     pub teams: *mut u32,
 }
 
@@ -86,7 +86,7 @@ pub(super) struct Rail<'a, B> {
 }
 
 impl<'a, B: GinBackend> Rail<'a, B> {
-    /// Messages of at most so many vectors.
+    /// Begins a launch with messages of at most `vectors` vectors.
     ///
     /// # Safety
     ///
@@ -101,22 +101,23 @@ impl<'a, B: GinBackend> Rail<'a, B> {
             mail,
             batches: shape.tokens.div_ceil(mail.batch) as usize,
             vectors,
-            // SAFETY: the caller's contract.
+            // SAFETY: the memory is as `Mail` says, and no other launch uses it, as the caller
+            // guarantees.
             epoch: unsafe { Epoch::begin(mail.epoch) },
         }
     }
 
-    /// The first batch of this block.
+    /// Returns the first batch of this block.
     pub(super) fn first(&self) -> Batch {
         Batch { index: thread::block_idx_x(), tokens: self.mail.batch }
     }
 
-    /// Where this rank packs a message for a team.
+    /// Returns where this rank packs a message for a team.
     pub(super) fn outgoing(&self, team: i32, batch: Batch) -> *mut u32 {
         self.mail.window.local().as_ptr().wrapping_add(self.place(0, team, batch))
     }
 
-    /// Where a message of a team arrives.
+    /// Returns where a message of a team arrives.
     pub(super) fn incoming(&self, team: i32, batch: Batch) -> *mut u32 {
         let bank = 1 + self.epoch.get() as usize % 2;
         self.mail.window.local().as_ptr().wrapping_add(self.place(bank, team, batch))
@@ -131,14 +132,15 @@ impl<'a, B: GinBackend> Rail<'a, B> {
         team as usize * self.batches + batch.index as usize
     }
 
-    /// The signal of a team's batch.
+    /// Returns the signal of a team's batch.
     #[track_caller]
     fn signal(&self, team: i32, batch: Batch) -> SignalId {
-        // SAFETY: the contract of `new`.
+        // SAFETY: `mail` has a signal for each batch of each team.
         unsafe { SignalId::of(self.comm, self.mail.signals, self.index(team, batch) as u32) }
     }
 
-    /// Sends so many vectors of a packed message to a team; at least one, so that there is one way.
+    /// Sends `vectors` vectors of a packed message to a team; at least one, so that there is a
+    /// message.
     ///
     /// # Safety
     ///
@@ -171,7 +173,7 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     /// The launch receives; it does not use the messages any more.
     pub(super) unsafe fn end(&self) {
         self.gin.flush(Coop::cta(), MemoryOrder::Relaxed);
-        // SAFETY: the caller's contract.
+        // SAFETY: the launch receives, and does not use the messages any more.
         unsafe { self.epoch.end(Coop::cta()) };
     }
 }
@@ -185,29 +187,30 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// The number of its first token.
+    /// Returns the number of the batch's first token.
     pub(super) fn first(self) -> u32 {
         self.index * self.tokens
     }
 
-    /// How many tokens it has, of a rank with `all` tokens.
+    /// Returns how many tokens the batch has, of a rank with `all` tokens.
     pub(super) fn len(self, all: u32) -> u32 {
         all.saturating_sub(self.first()).min(self.tokens)
     }
 
-    /// The block's next batch, if a rank with `all` tokens has one.
+    /// Returns the block's next batch, if a rank with `all` tokens has one.
     pub(super) fn next(self, all: u32) -> Option<Self> {
         let next = Self { index: self.index + thread::grid_dim_x(), ..self };
         (next.first() < all).then_some(next)
     }
 }
 
-/// Where the row of a batch's token is among the packed rows, given the tokens that have one.
+/// Returns the index of the row of a batch's token among the packed rows, given the tokens that
+/// have one.
 pub(super) fn position(those: u32, token: u32) -> usize {
     (those & ((1 << token) - 1)).count_ones() as usize
 }
 
-/// The warps of the block.
+/// Returns the number of warps of the block.
 pub(super) fn block_warps() -> u32 {
     thread::block_dim_x() / warp::WARP_SIZE
 }

@@ -11,12 +11,12 @@ pub const RANKS: usize = 64;
 pub(super) struct Ranks(pub(super) u64);
 
 impl Ranks {
-    /// Whether a rank is among them.
+    /// Returns whether a rank is among them.
     pub(super) fn contains(self, rank: usize) -> bool {
         self.0 >> rank & 1 == 1
     }
 
-    /// Those that are not among others.
+    /// Returns the ranks that are not among others.
     pub(super) fn without(self, others: Self) -> Self {
         Self(self.0 & !others.0)
     }
@@ -37,13 +37,13 @@ macro_rules! with_ranks {
 }
 pub(super) use with_ranks;
 
-/// The number of ranks.
+/// Returns the number of ranks.
 pub(super) fn ranks<const N: usize>(comm: &DevComm) -> usize {
     if N == ANY_RANKS { comm.lsa_team().n_ranks as usize } else { N }
 }
 
-/// The number of ranks, for a loop that is not unrolled for many, whose addresses would take
-/// registers.
+/// Returns the number of ranks, for a loop that is not unrolled for many ranks, whose addresses
+/// would take registers.
 pub(super) fn rolled<const N: usize>(comm: &DevComm) -> usize {
     let ranks = ranks::<N>(comm);
     if N > 2 { hint::opaque_usize(ranks) } else { ranks }

@@ -1,4 +1,4 @@
-//! What the rows of tokens are on their way: 16-bit floats as they are, or 8-bit floats with
+//! Formats of the rows of tokens in transit: 16-bit floats without conversion, or 8-bit floats with
 //! scales.
 
 use cuda_std::collective::segment_reduce;
@@ -16,24 +16,25 @@ pub const SCALED: usize = 128;
 /// Lanes whose vectors share a scale.
 const SCALED_LANES: u32 = 8;
 
-/// The elements of rows on their way: [`bf16`] as they are, or [`F8E4M3`] with scales. A vector of
-/// 16 bytes of a row is made from a lane's [`Loaded`](Self::Loaded) part of the input.
+/// The elements of rows in transit: [`bf16`] without conversion, or [`F8E4M3`] with scales. A
+/// vector of 16 bytes of a row is made from a lane's [`Loaded`](Self::Loaded) part of the input.
 pub trait Rows: Element {
     /// Whether a scale goes with each [`SCALED`] elements.
     const HAS_SCALES: bool;
-    /// What a vector is made from.
+    /// The part of the input from which a vector is made.
     type Loaded: Copy;
-    /// That of a vector behind the end of a row.
+    /// The part from which a vector after the end of a row is made.
     const NOTHING: Self::Loaded;
 
-    /// Loads what a vector is made from, by the vector's index among those of all rows.
+    /// Loads the part of the input from which a vector is made, by the vector's index among those
+    /// of all rows.
     ///
     /// # Safety
     ///
     /// The input has it.
     unsafe fn load(input: *const bf16, at: usize) -> Self::Loaded;
 
-    /// The vector, and the bits of its scale if there are scales.
+    /// Returns the vector, and the bits of its scale if there are scales.
     ///
     /// # Safety
     ///
@@ -49,7 +50,7 @@ impl Rows for bf16 {
 
     #[track_caller]
     unsafe fn load(input: *const bf16, at: usize) -> Self::Loaded {
-        // SAFETY: the caller's contract.
+        // SAFETY: the input has the vector, as the caller guarantees.
         unsafe { mem::load_vec(input.wrapping_add(8 * at)) }
     }
 
@@ -66,7 +67,7 @@ impl Rows for F8E4M3 {
 
     #[track_caller]
     unsafe fn load(input: *const bf16, at: usize) -> Self::Loaded {
-        // SAFETY: the caller's contract.
+        // SAFETY: the input has the vector, as the caller guarantees.
         unsafe {
             let from = input.wrapping_add(16 * at);
             [mem::load_vec(from), mem::load_vec(from.wrapping_add(8))]
@@ -92,7 +93,7 @@ impl Rows for F8E4M3 {
     }
 }
 
-/// A lane's vectors of a part of a row on its way, and its vector of scales, if there are any.
+/// A lane's vectors of a part of a row in transit, and its vector of scales, if there are any.
 #[derive(Clone, Copy)]
 pub(super) struct Payload<const VECTORS: usize> {
     pub(super) row: [Vec16<u32>; VECTORS],
@@ -103,7 +104,7 @@ impl<const VECTORS: usize> Payload<VECTORS> {
     pub(super) const ZERO: Self =
         Self { row: [Vec16::from_bits([0; 4]); VECTORS], scales: Vec16::from_bits([0; 4]) };
 
-    /// What a part is made of. Lane `i` gets the scales of the `i`-th vectors of all lanes.
+    /// Makes a part from the input. Lane `i` gets the scales of the `i`-th vectors of all lanes.
     ///
     /// # Safety
     ///

@@ -1,4 +1,4 @@
-//! The sizes of expert parallelism, and what a rank keeps of the tokens that it has received.
+//! The sizes of expert parallelism, and the memory for the tokens that a rank has received.
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;
@@ -11,11 +11,12 @@ use super::ranks::Ranks;
 pub struct Shape {
     /// The most tokens of a rank.
     pub tokens: u32,
-    /// Vectors of 16 bytes of a token's row, as it is on its way.
+    /// Size of a token's row in transit (after any conversion to 8-bit floats), in vectors of 16
+    /// bytes.
     pub vectors: u32,
-    /// Experts of a token, from 1 to [`TOP_K`](Self::TOP_K).
+    /// Number of a token's experts, from 1 to [`TOP_K`](Self::TOP_K).
     pub top_k: u32,
-    /// Experts of a rank, at most [`EXPERTS`](Self::EXPERTS).
+    /// Number of a rank's experts, at most [`EXPERTS`](Self::EXPERTS).
     pub experts: u32,
 }
 
@@ -25,43 +26,46 @@ impl Shape {
     /// The most experts of a rank.
     pub const EXPERTS: usize = 1024;
 
-    /// The slots that a rank has for vectors from each rank.
+    /// Returns the slots that a rank has for vectors from each rank.
     #[must_use]
     pub const fn slots(self) -> u32 {
         self.tokens * self.vectors
     }
 
-    /// Vectors of the scales of a row of 8-bit floats: one for each 32 of the row.
+    /// Returns the vectors of the scales of a row of 8-bit floats: one vector (four f32 scales) for
+    /// each 32 vectors of the row, so one scale for 128 floats.
     #[must_use]
     pub const fn scale_vectors(self) -> u32 {
         self.vectors.div_ceil(warp::WARP_SIZE)
     }
 
-    /// [`scale_vectors`](Self::scale_vectors) of rows that have scales, or not.
+    /// Returns [`scale_vectors`](Self::scale_vectors) for rows that have scales, and 0 otherwise.
     #[must_use]
     pub const fn scale_vectors_if(self, has_scales: bool) -> u32 {
         if has_scales { self.scale_vectors() } else { 0 }
     }
 
-    /// [`slots`](Self::slots) of rows with scales.
+    /// Returns the slots for rows with scales: [`slots`](Self::slots), and one for each vector of
+    /// scales.
     #[must_use]
     pub const fn scaled_slots(self) -> u32 {
         self.tokens * (self.vectors + self.scale_vectors())
     }
 }
 
-/// What a launch does.
+/// Bits that say what a launch does.
 pub struct Steps;
 
 impl Steps {
-    /// It sends.
+    /// Sends this rank's rows.
     pub const SEND: u32 = 1;
-    /// It receives what this launch, or the one before it, and its peers have sent.
+    /// Receives what all ranks sent, in this launch (`SEND | RECEIVE`) or in the one before it
+    /// (`RECEIVE` alone).
     pub const RECEIVE: u32 = 2;
 }
 
-/// What a rank has of the tokens of all ranks. Those of rank `r` begin at index `r *
-/// Shape::tokens`.
+/// The memory for the tokens that a rank has received from all ranks. Those of rank `r` begin at
+/// index `r * Shape::tokens`.
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]
 pub struct Received {
@@ -69,33 +73,35 @@ pub struct Received {
     pub rows: *mut u32,
     /// The scales of these rows: [`Shape::scale_vectors`] vectors each. Null if there are none.
     pub scales: *mut f32,
-    /// For each expert of a token 1 plus its number among this rank's, or 0 if it is elsewhere.
+    /// 1 + the index of each of a token's experts among this rank's experts, or 0 if the expert is
+    /// on another rank.
     pub experts: *mut u32,
     /// The weights of these experts.
     pub weights: *mut f32,
     /// How many tokens each rank has.
     pub counts: *mut u32,
-    /// For each token of this rank, a bit for each rank that gets its row.
+    /// A bit for each rank that gets the row, for each token of this rank.
     pub targets: *mut u64,
-    /// A bit for each rank that is absent: nothing is sent to it, nothing awaited from it, its
-    /// tokens count as none, and its experts too. The same during a launch.
+    /// A bit for each absent rank: nothing is sent to it or awaited from it, and its tokens and
+    /// experts are ignored. The mask must not change during a launch.
     pub absent: *const u64,
 }
 
 impl Received {
-    /// The ranks that are absent.
+    /// Loads the mask of absent ranks.
     ///
     /// # Safety
     ///
     /// The word is allocated, and nothing writes it.
     #[track_caller]
     pub(super) unsafe fn absent(&self) -> Ranks {
-        // SAFETY: the caller's contract.
+        // SAFETY: the word is allocated, and nothing writes it, as the caller guarantees.
         Ranks(unsafe { mem::load(self.absent) })
     }
 
-    /// Where rows, scales, experts, weights and counts begin in memory that has them all, in words,
-    /// and the words of all of it. Only rows of 8-bit floats have scales.
+    /// Returns the offsets, in 32-bit words, of rows, scales, experts, weights and counts in one
+    /// allocation that holds them all, followed by the allocation's size. Only rows of 8-bit floats
+    /// have scales.
     #[must_use]
     pub const fn offsets(shape: Shape, ranks: usize, has_scales: bool) -> [usize; 6] {
         let tokens = ranks * shape.tokens as usize;
@@ -111,20 +117,21 @@ impl Received {
 pub struct Faults;
 
 impl Faults {
-    /// How many numbers of experts do not exist.
+    /// How many expert ids were out of range.
     pub const IDS: usize = 0;
-    /// 1 plus the index of one of them among the experts of this rank's tokens.
+    /// 1 + the position of one such id among the experts of this rank's tokens.
     pub const INDEX: usize = 1;
-    /// That number.
+    /// The id at that position.
     pub const ID: usize = 2;
-    /// The rows that were needed in the order of the experts, if there was no room for them.
+    /// How many rows the buffer sorted by expert would have needed, if it was too small; otherwise
+    /// 0.
     pub const ROWS: usize = 3;
-    /// 1 plus the rank that needs these rows, or 0 for this one.
+    /// 1 + the rank that needs these rows, or 0 for this rank.
     pub const RANK: usize = 4;
     /// The number of words.
     pub const WORDS: usize = 5;
 
-    /// Records the number of an expert that does not exist.
+    /// Records an expert id that is out of range.
     ///
     /// # Safety
     ///
@@ -141,25 +148,26 @@ impl Faults {
         }
     }
 
-    /// Records that there is no room for so many rows.
+    /// Records that there is no room for `needed` rows.
     ///
     /// # Safety
     ///
     /// As [`record_id`](Self::record_id).
     pub(super) unsafe fn record_rows(words: *mut u32, needed: u32) {
-        // SAFETY: the caller's contract.
+        // SAFETY: `words` has the word, and all accesses to it are atomic.
         let word = unsafe { AtomicU32::from_ptr(words.wrapping_add(Self::ROWS)) };
         word.fetch_max(needed, Order::Relaxed, Scope::Gpu);
     }
 
-    /// Records that a rank has no room for so many rows; of several the one that needs most.
+    /// Records that a rank has no room for `needed` rows; of several ranks, the one that needs
+    /// most.
     ///
     /// # Safety
     ///
     /// As [`record_id`](Self::record_id); only this thread records rows.
     pub(super) unsafe fn record_rows_of(words: *mut u32, needed: u32, rank: u32) {
         let (rows, of) = (words.wrapping_add(Self::ROWS), words.wrapping_add(Self::RANK));
-        // SAFETY: the caller's contract.
+        // SAFETY: `words` has both, and only this thread records rows.
         unsafe {
             if needed > mem::load(rows) {
                 mem::store(rows, needed);

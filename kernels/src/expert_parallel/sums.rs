@@ -7,8 +7,8 @@ use half::bf16;
 use super::ep_layout::{DROPPED, NONE, RETURN_WORDS};
 use super::parts::Part;
 
-/// What `ep_layout` has left of a token, a word in each lane: position and weight of each expert in
-/// this rank. All are [`NONE`] without a token.
+/// The words that `ep_layout` has stored for a token, one in each lane: position and weight of each
+/// expert in this rank. All are [`NONE`] without a token.
 pub(super) type Entries = u32;
 
 const _: () = assert!(RETURN_WORDS == warp::WARP_SIZE as usize);
@@ -16,7 +16,7 @@ const _: () = assert!(RETURN_WORDS == warp::WARP_SIZE as usize);
 /// A lane's vectors of a part of a row.
 pub(super) type Row<const VECTORS: usize> = [Vec16<bf16>; VECTORS];
 
-/// How many experts a token has in this rank.
+/// Returns how many experts a token has in this rank.
 ///
 /// # Safety
 ///
@@ -53,7 +53,7 @@ pub(super) unsafe fn prefetch<const VECTORS: usize>(
     }
 }
 
-/// The sum of this rank's experts for a token, rounded; `None` if it has none here.
+/// Returns the sum of this rank's experts for a token, rounded; `None` if it has none here.
 ///
 /// # Safety
 ///
@@ -63,18 +63,20 @@ pub(super) unsafe fn sum<const VECTORS: usize, const TOGETHER: usize>(
     entries: Entries,
     part: Part<VECTORS>,
 ) -> Option<Row<VECTORS>> {
-    // SAFETY: the caller's contract.
+    // SAFETY: all lanes of the warp are here, and `entries` are positions of rows, as the caller
+    // guarantees.
     let len = unsafe { len(entries) };
     if len == 0 {
         return None;
     }
     let mut sums = [[0.0; 8]; VECTORS];
-    // SAFETY: the caller's contract.
+    // SAFETY: all lanes of the warp are here, and `entries` are positions of rows, as the caller
+    // guarantees.
     unsafe { add_rows::<VECTORS, TOGETHER>(&mut sums, rows, (entries, len), part) };
     Some(sums.map(bf16::narrow))
 }
 
-/// Adds the first rows of `entries`, so many, times their weights.
+/// Adds the first `len` rows of `entries` times their weights.
 ///
 /// # Safety
 ///
@@ -90,7 +92,8 @@ pub(super) unsafe fn add_rows<const VECTORS: usize, const TOGETHER: usize>(
         let mut at = [NONE; TOGETHER];
         let mut loaded = [[Vec16::from_bits([0; 4]); VECTORS]; TOGETHER];
         for entry in 0..TOGETHER {
-            // SAFETY: the caller's contract.
+            // SAFETY: all lanes of the warp are here, and `entries` are positions of rows, as the
+            // caller guarantees.
             unsafe {
                 at[entry] = warp::shuffle_idx(entries, 2 * (k + entry as u32));
                 if at[entry] < DROPPED {
@@ -99,7 +102,8 @@ pub(super) unsafe fn add_rows<const VECTORS: usize, const TOGETHER: usize>(
             }
         }
         for entry in 0..TOGETHER {
-            // SAFETY: the caller's contract.
+            // SAFETY: all lanes of the warp are here, and `entries` are positions of rows, as the
+            // caller guarantees.
             let weight = unsafe { warp::shuffle_idx(entries, 2 * (k + entry as u32) + 1) };
             if at[entry] < DROPPED {
                 add(sums, &loaded[entry], f32::from_bits(weight));
