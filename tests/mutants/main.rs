@@ -62,6 +62,8 @@ impl Mutant {
         let kernels: &[&str] = match self.file {
             table::MAINLOOP | table::WARPGROUP => &table::ON_MAINLOOP,
             table::ONE_STEP => &table::ON_ONE_STEP,
+            table::EP_DISPATCH => &[table::DISPATCH_RECEIVE],
+            table::EP_COMBINE => &[table::COMBINE_RECEIVE],
             _ => &[],
         };
         let files: Vec<&str> = [self.file].into_iter().chain(kernels.iter().copied()).collect();

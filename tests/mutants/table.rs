@@ -25,9 +25,11 @@ const LAMPORT_XV: &str = "kernels/src/collectives/lamport_exchange_v.rs";
 const LAMPORT_RS: &str = "kernels/src/collectives/lamport_reduce_scatter.rs";
 const LAMPORT_RMS: &str = "kernels/src/collectives/lamport_rmsnorm.rs";
 const PUSH_XV: &str = "kernels/src/collectives/push_exchange_v.rs";
-const EP_DISPATCH: &str = "kernels/src/expert_parallel/ep_dispatch.rs";
+pub const EP_DISPATCH: &str = "kernels/src/expert_parallel/ep_dispatch.rs";
+pub const DISPATCH_RECEIVE: &str = "kernels/src/expert_parallel/dispatch_receive.rs";
+pub const COMBINE_RECEIVE: &str = "kernels/src/expert_parallel/combine_receive.rs";
 const EP_LAYOUT: &str = "kernels/src/expert_parallel/ep_layout.rs";
-const EP_COMBINE: &str = "kernels/src/expert_parallel/ep_combine.rs";
+pub const EP_COMBINE: &str = "kernels/src/expert_parallel/ep_combine.rs";
 const EP_COUNTERS: &str = "kernels/src/expert_parallel/counters.rs";
 const EP_PLACES: &str = "kernels/src/expert_parallel/places.rs";
 const DISPATCH_COUNTED: &str = "kernels/src/expert_parallel/ep_dispatch_counted.rs";
@@ -71,7 +73,7 @@ const PUSHED: &str = "mem::store_vec(to.wrapping_add(";
 const RECEIVED: &str = "mem::load_vec(from)";
 const GATHERED: &str = "mem::store_vec(self.into";
 const PULLED: &str = "parts[distance].load_vec(";
-const ROW: &str = "part.store(";
+const ROW: &str = "part.store";
 const TEAMS: &str = "experts_in_teams";
 const DISPATCHES: &str = "dispatches_in_teams";
 const COMBINES: &str = "combines_in_teams";
@@ -198,8 +200,8 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 0), NARROW, &[NUMBERED, TOLD]),
     mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, TOLD]),
     mutant("ep_dispatch", EP_DISPATCH, (END, 0), Remove, &[WAIT, PEEK, TOLD]),
-    mutant("ep_dispatch", EP_DISPATCH, (PREVIOUS, 0), NoWait, &["mem::store"]),
-    mutant("expert_parallel", EP_LAYOUT, (PREVIOUS, 0), NoWait, &["mem::load", "mem::store"]),
+    mutant("ep_dispatch", EP_DISPATCH, (PREVIOUS, 0), NoWait, &["mem::store", ROW]),
+    mutant("expert_parallel", EP_LAYOUT, (PREVIOUS, 0), NoWait, &["mem::load", "mem::store", ROW]),
     mutant(
         "expert_parallel",
         EP_COUNTERS,

@@ -113,10 +113,9 @@ impl<T: Accumulate> OneStep for Part<T> {
     ) {
         // SAFETY: all lanes of a warp call this together, and only this thread uses the slot.
         unsafe {
-            let (message, mut distance) = (marked(mine[0]), 1);
-            while distance < N {
+            let message = marked(mine[0]);
+            for distance in 1..N {
                 session.send(distance, slot, message);
-                distance += 1;
             }
         }
     }
@@ -129,14 +128,12 @@ impl<T: Accumulate> OneStep for Part<T> {
             // The input is loaded again: it would take registers.
             let mine = self.payload(slot);
             let all = session.receive_all(slot, mine);
-            let mut rank = 0;
-            while rank < N {
+            for rank in 0..N {
                 let vector = T::widen(unmarked(all[rank]));
                 match &mut result {
                     None => result = Some(vector),
                     Some(result) => self.combine(result, vector),
                 }
-                rank += 1;
             }
             if let (Some(mut result), Some(at)) = (result, Self::vector(slot)) {
                 if self.divisor > 1 {

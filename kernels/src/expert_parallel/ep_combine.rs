@@ -10,7 +10,7 @@ use super::numbered::{Numbered, NumberedSlots};
 use super::parts::{Part, Parts, at, warp_index, warps};
 use super::ranks::{Ranks, ranks, rolled, with_ranks};
 use super::shape::{Received, Shape, Steps};
-use super::sums::{Entries, Row, add, prefetch, sum};
+use super::sums::{Entries, Row, prefetch, sum};
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
 const fn lane_vectors(ranks: usize) -> usize {
@@ -36,14 +36,6 @@ const ROUNDS: u32 = 4;
 /// The slots for numbered messages from each rank: one, which says that the rank has begun the
 /// launch.
 pub const NUMBERED_SLOTS: u32 = 1;
-
-/// The words that a warp loads ahead for a part of a row that it receives.
-#[derive(Clone, Copy)]
-struct Incoming {
-    entries: Entries,
-    /// The ranks that send.
-    targets: Ranks,
-}
 
 /// Returns results and adds them up: `output[t]` becomes `residual[t]` plus the sum over the
 /// experts of token `t` of the expert's row times its weight, for the `tokens` tokens of this rank.
@@ -117,6 +109,15 @@ pub(super) struct Combine<'a> {
     pub(super) steps: u32,
 }
 
+/// The peers' tokens, whose rows this rank returns.
+struct Peers<const N: usize> {
+    /// The number of tokens, by the distance to the peer; not of [`ANY_RANKS`].
+    counts: [u32; N],
+    /// The most tokens of a peer.
+    most: u32,
+    absent: Ranks,
+}
+
 impl Combine<'_> {
     unsafe fn run<const N: usize, const VECTORS: usize>(
         &self,
@@ -129,93 +130,132 @@ impl Combine<'_> {
             let slots = LamportSlots::<N>::new(self.comm, slots, self.shape.slots());
             (slots, NumberedSlots::<N>::new(self.comm, numbered, NUMBERED_SLOTS))
         };
-        let ranks = ranks::<N>(self.comm);
-        let parts = Parts::<VECTORS>::new(self.shape.vectors);
-        let (first, step) = (warp_index(), warps());
-        let (sends, receives) = (self.steps & Steps::SEND != 0, self.steps & Steps::RECEIVE != 0);
+        let (first, small) = (warp_index(), Parts::<1>::new(self.shape.vectors));
+        let others = (ranks::<N>(self.comm) as u32 - 1).max(1);
         grid::launch_next();
         grid::wait_for_previous();
         // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread; all
         // lanes of a warp call these together.
         unsafe {
-            let absent = self.received.absent();
-            // The peers' tokens, by the distance to the peer, whose rows this rank returns.
-            let (mut counts, mut all) = ([0; N], 0);
-            let mut distance = 1;
-            while distance < ranks && sends {
-                let count = self.tokens_of(distance, absent);
-                if N != ANY_RANKS {
-                    counts[distance] = count;
-                }
-                all = all.max(count);
-                distance += 1;
-            }
+            let peers = self.peers::<N>();
             // For one round: warps that follow each other send to different ranks.
-            let (small, peers) = (Parts::<1>::new(self.shape.vectors), (ranks as u32 - 1).max(1));
-            let (to, small_part) = (1 + (first % peers) as usize, small.at(first / peers));
-            let outgoing = self.outgoing(&counts, to, small_part, absent);
-            let incoming = self.incoming(small.at(first), absent);
+            let (to, small_part) = (1 + (first % others) as usize, small.at(first / others));
+            let outgoing = self.outgoing(&peers, to, small_part);
+            let incoming = self.incoming(small.at(first), peers.absent);
             let session = slots.begin(state, self.shape.slots());
             let numbered = numbered.of(session.launch());
-            if sends && speaks() {
-                let mut distance = 1;
-                while distance < ranks {
-                    let to = self.comm.lsa_team().rotated(distance as i32) as usize;
-                    if !absent.contains(to) {
-                        numbered.send(distance, 0, [0; 2]);
-                    }
-                    distance += 1;
-                }
+            if self.sends() && speaks() {
+                self.tell_peers(&numbered, peers.absent);
             }
-            let tokens = if receives { self.tokens } else { 0 };
-            if (small.count(all) * peers).max(small.count(tokens)) <= step {
-                if first < small.count(all) * peers {
-                    self.send_to::<N, 1, ALL>(&session, to, small_part, outgoing);
-                }
-                if receives {
-                    self.end(&session, &numbered, absent);
-                }
-                if first < small.count(tokens) {
-                    self.receive::<N, 1, ALL>(&session, small.at(first), incoming);
-                }
-                return;
+            let (sent, own) = (small.count(peers.most) * others, small.count(self.own()));
+            if sent.max(own) > warps() {
+                return self.rounds::<N, VECTORS>(&session, &numbered, &peers);
             }
-            let (sent, own) = (parts.count(all), parts.count(tokens));
+            if first < sent {
+                self.send_to::<N, 1, ALL>(&session, to, small_part, outgoing);
+            }
+            if self.receives() {
+                self.end(&session, &numbered, peers.absent);
+            }
+            if first < own {
+                self.receive::<N, 1, ALL>(&session, small.at(first), incoming);
+            }
+        }
+    }
+
+    /// Sends and receives in rounds. The first one only sends; in each later one a part is
+    /// received. All threads of the grid call this.
+    unsafe fn rounds<const N: usize, const VECTORS: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        numbered: &Numbered<N>,
+        peers: &Peers<N>,
+    ) {
+        let parts = Parts::<VECTORS>::new(self.shape.vectors);
+        let (first, step) = (warp_index(), warps());
+        let (sent, own) = (parts.count(peers.most), parts.count(self.own()));
+        // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread; all
+        // lanes of a warp call these together.
+        unsafe {
             let prefetch = |entries, part| {
                 if sent.max(own) <= ROUNDS * step {
                     prefetch(self.rows, entries, part);
                 }
             };
-            let mut outgoing = self.outgoing(&counts, 1, parts.at(first), absent);
-            let mut incoming = self.incoming(parts.at(first), absent);
-            // The first round only sends; in each later one a part is received.
+            let mut outgoing = self.outgoing(peers, 1, parts.at(first));
+            let mut incoming = self.incoming(parts.at(first), peers.absent);
             let (mut index, mut ahead) = (first, first);
             while index < sent.max(own) || ahead == first {
                 let mut next = NONE;
                 if ahead + step < sent {
-                    next = self.outgoing(&counts, 1, parts.at(ahead + step), absent);
+                    next = self.outgoing(peers, 1, parts.at(ahead + step));
                 }
                 if ahead < sent {
-                    self.send(&session, &counts, parts.at(ahead), outgoing, absent);
+                    self.send(session, peers, parts.at(ahead), outgoing);
                 }
                 outgoing = next;
                 ahead += step;
                 prefetch(outgoing, parts.at(ahead));
                 if ahead == first + step {
-                    if receives {
+                    if self.receives() {
                         prefetch(incoming.entries, parts.at(first));
-                        self.end(&session, &numbered, absent);
+                        self.end(session, numbered, peers.absent);
                     }
                     continue;
                 }
                 if index < own {
-                    let next = self.incoming(parts.at(index + step), absent);
-                    self.receive::<N, VECTORS, TOGETHER>(&session, parts.at(index), incoming);
+                    let next = self.incoming(parts.at(index + step), peers.absent);
+                    self.receive::<N, VECTORS, TOGETHER>(session, parts.at(index), incoming);
                     incoming = next;
                     prefetch(incoming.entries, parts.at(index + step));
                 }
                 index += step;
             }
+        }
+    }
+
+    /// Returns whether the launch sends.
+    fn sends(&self) -> bool {
+        self.steps & Steps::SEND != 0
+    }
+
+    /// Returns whether the launch receives.
+    fn receives(&self) -> bool {
+        self.steps & Steps::RECEIVE != 0
+    }
+
+    /// Returns how many tokens of this rank the launch receives.
+    fn own(&self) -> u32 {
+        if self.receives() { self.tokens } else { 0 }
+    }
+
+    /// Loads how many tokens the peers have whose rows this launch returns.
+    unsafe fn peers<const N: usize>(&self) -> Peers<N> {
+        // SAFETY: `received` has these words, as the kernel's caller guarantees.
+        unsafe {
+            let mut peers = Peers { counts: [0; N], most: 0, absent: self.received.absent() };
+            let mut distance = 1;
+            while distance < ranks::<N>(self.comm) && self.sends() {
+                let count = self.tokens_of(distance, peers.absent);
+                if N != ANY_RANKS {
+                    peers.counts[distance] = count;
+                }
+                peers.most = peers.most.max(count);
+                distance += 1;
+            }
+            peers
+        }
+    }
+
+    /// Tells all peers that this rank has begun the launch. One thread of the grid calls this.
+    unsafe fn tell_peers<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
+        let mut distance = 1;
+        while distance < ranks::<N>(self.comm) {
+            if !absent.contains(self.comm.lsa_team().rotated(distance as i32) as usize) {
+                // SAFETY: only this thread sends to the slot.
+                unsafe { numbered.send(distance, 0, [0; 2]) };
+            }
+            distance += 1;
         }
     }
 
@@ -260,10 +300,9 @@ impl Combine<'_> {
     unsafe fn send<const N: usize, const VECTORS: usize>(
         &self,
         session: &Lamport<'_, N>,
-        counts: &[u32; N],
+        peers: &Peers<N>,
         part: Part<VECTORS>,
         mut entries: Entries,
-        absent: Ranks,
     ) {
         // Not unrolled for many ranks: the sum is long.
         let (mut distance, ranks) = (1, rolled::<N>(self.comm));
@@ -271,7 +310,7 @@ impl Combine<'_> {
             // SAFETY: only this warp has the part, and all of its lanes are here.
             unsafe {
                 if distance > 1 {
-                    entries = self.outgoing(counts, distance, part, absent);
+                    entries = self.outgoing(peers, distance, part);
                 }
                 self.send_to::<N, VECTORS, TOGETHER>(session, distance, part, entries);
             }
@@ -315,35 +354,18 @@ impl Combine<'_> {
     /// Loads the entries of a token of the rank at a distance.
     unsafe fn outgoing<const N: usize, const VECTORS: usize>(
         &self,
-        counts: &[u32; N],
+        peers: &Peers<N>,
         distance: usize,
         part: Part<VECTORS>,
-        absent: Ranks,
     ) -> Entries {
         let to = self.comm.lsa_team().rotated(distance as i32) as usize;
         // SAFETY: `returns` has the words of the most tokens of each rank.
         unsafe {
-            let known = N != ANY_RANKS;
-            let tokens =
-                if known { at(counts, distance) } else { self.tokens_of(distance, absent) };
+            let tokens = match N {
+                ANY_RANKS => self.tokens_of(distance, peers.absent),
+                _ => at(&peers.counts, distance),
+            };
             self.entries(to, part, tokens)
-        }
-    }
-
-    /// Loads the entries of a token of this rank, and the ranks that have experts of it.
-    unsafe fn incoming<const VECTORS: usize>(
-        &self,
-        part: Part<VECTORS>,
-        absent: Ranks,
-    ) -> Incoming {
-        let (me, mut targets) = (self.comm.lsa_team().rank as usize, Ranks(0));
-        // SAFETY: `received` and `returns` have words for the most tokens of this rank.
-        unsafe {
-            if part.row < self.tokens {
-                let of_row = self.received.targets.wrapping_add(part.row as usize);
-                targets = Ranks(mem::load(of_row)).without(absent);
-            }
-            Incoming { entries: self.entries(me, part, self.tokens), targets }
         }
     }
 
@@ -364,119 +386,6 @@ impl Combine<'_> {
         }
         // Not a condition of the load, which then would wait for `tokens`.
         if part.row < tokens { entries } else { NONE }
-    }
-
-    /// Receives a part of a row of this rank from all ranks that have an expert of the token. All
-    /// lanes of a warp call this together.
-    unsafe fn receive<const N: usize, const VECTORS: usize, const TOGETHER: usize>(
-        &self,
-        session: &Lamport<'_, N>,
-        part: Part<VECTORS>,
-        Incoming { entries, targets }: Incoming,
-    ) {
-        let mut sums = [[0.0; 8]; VECTORS];
-        // SAFETY: each rank of `targets` sends the part, and only this warp receives it.
-        unsafe {
-            // What there is here is loaded while the others' rows are on their way.
-            let mine = sum::<VECTORS, TOGETHER>(self.rows, entries, part);
-            let residual = self.residual(part);
-            match N {
-                4 => self.add_rows::<N, VECTORS, 4>(&mut sums, session, part, mine, targets),
-                8 => self.add_rows::<N, VECTORS, 2>(&mut sums, session, part, mine, targets),
-                _ => self.add_rows_in_turn(&mut sums, session, part, mine, targets),
-            }
-            add(&mut sums, &residual, 1.0);
-            part.store(self.output, part.row as usize, &sums.map(bf16::narrow));
-        }
-    }
-
-    /// Adds the row of this rank, if there is one, and those that it receives, in the order of the
-    /// ranks. All lanes of a warp call this together.
-    unsafe fn add_rows_in_turn<const N: usize, const VECTORS: usize>(
-        &self,
-        sums: &mut [[f32; 8]; VECTORS],
-        session: &Lamport<'_, N>,
-        part: Part<VECTORS>,
-        mine: Option<Row<VECTORS>>,
-        targets: Ranks,
-    ) {
-        let me = self.comm.lsa_team().rank as usize;
-        let slot = |i| part.vector_of(part.row as usize, i).map(|vector| vector as u32);
-        let (mut rank, ranks) = (0, rolled::<N>(self.comm));
-        while rank < ranks {
-            if rank == me {
-                if let Some(mine) = mine {
-                    add(sums, &mine, 1.0);
-                }
-            } else if targets.contains(rank) {
-                // SAFETY: the rank is one of `targets`, and so sends the part.
-                let row = unsafe { session.receive_several(rank, slot, 0) };
-                add(sums, &row, 1.0);
-            }
-            rank += 1;
-        }
-    }
-
-    /// Adds rows as [`add_rows_in_turn`](Self::add_rows_in_turn) does, with a vector in each lane.
-    /// It waits for the rows of `K` ranks together: those of more would take registers. All lanes
-    /// of a warp call this together.
-    unsafe fn add_rows<const N: usize, const VECTORS: usize, const K: usize>(
-        &self,
-        sums: &mut [[f32; 8]; VECTORS],
-        session: &Lamport<'_, N>,
-        part: Part<VECTORS>,
-        mine: Option<Row<VECTORS>>,
-        targets: Ranks,
-    ) {
-        let (me, nothing) = (self.comm.lsa_team().rank as usize, Vec16::from_bits([0; 4]));
-        let (mut first, ranks) = (0, rolled::<N>(self.comm));
-        while first < ranks {
-            let (mut rows, mut i) = ([nothing; K], 0);
-            if let Some(slot) = part.vector_of(part.row as usize, 0) {
-                let sends = |rank| rank != me && targets.contains(rank);
-                self.comm.wait_until(Coop::thread(), || {
-                    let (mut all, mut i) = (true, 0);
-                    while i < K {
-                        // SAFETY: the kernel's caller guarantees the memory. No branch around it:
-                        // all are in flight together, also of slots to which nobody sends.
-                        let row = unsafe { session.peek(first + i, slot as u32) };
-                        let sends = sends(first + i);
-                        all &= row.is_some() || !sends;
-                        rows[i] = row.filter(|_| sends).unwrap_or(nothing);
-                        i += 1;
-                    }
-                    all
-                });
-                while i < K {
-                    if sends(first + i) {
-                        // SAFETY: the kernel's caller guarantees the memory; the row has arrived.
-                        unsafe { session.empty(first + i, slot as u32) };
-                    }
-                    i += 1;
-                }
-            }
-            let mut i = 0;
-            while i < K {
-                match mine {
-                    Some(mine) if first + i == me => add(sums, &mine, 1.0),
-                    _ => add(sums, &[rows[i]; VECTORS], 1.0),
-                }
-                i += 1;
-            }
-            first += K;
-        }
-    }
-
-    /// Loads the residual of a token.
-    pub(super) unsafe fn residual<const VECTORS: usize>(
-        &self,
-        part: Part<VECTORS>,
-    ) -> Row<VECTORS> {
-        if self.residual.is_null() {
-            return [Vec16::from_bits([0; 4]); VECTORS];
-        }
-        // SAFETY: the residual has the row, as the kernel's caller guarantees.
-        unsafe { part.load(self.residual, part.row as usize) }
     }
 }
 

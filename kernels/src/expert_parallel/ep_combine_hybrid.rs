@@ -181,8 +181,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
         // turns.
         unsafe {
             let (tokens, to) = (self.tokens_of(source), self.partials.lsa(rank).as_ptr());
-            let mut next = Some(self.rail.first());
-            while let Some(batch) = next {
+            self.rail.each_batch(tokens, |batch| {
                 self.each_part(batch, tokens, |part, _| {
                     let entries = self.local.entries(source as usize, part, tokens);
                     let row = sum::<VECTORS, TOGETHER>(self.local.rows, entries, part);
@@ -190,8 +189,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
                         part.store(to, self.partial(self.team.rank, team, part.row), &row);
                     }
                 });
-                next = batch.next(tokens);
-            }
+            });
         }
     }
 
@@ -220,8 +218,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
         // turns.
         unsafe {
             let tokens = self.tokens_of(source);
-            let mut next = Some(self.rail.first());
-            while let Some(batch) = next {
+            self.rail.each_batch(tokens, |batch| {
                 let bits = Self::bits_of_lane(self.ranks(team), batch, tokens);
                 let those = warp::ballot(bits != 0);
                 self.each_part(batch, tokens, |part, token| {
@@ -237,8 +234,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
                     let vectors = those.count_ones() * self.local.shape.vectors;
                     self.rail.post(team, batch, vectors);
                 }
-                next = batch.next(tokens);
-            }
+            });
         }
     }
 
@@ -246,8 +242,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
     /// together.
     unsafe fn receive(&self) {
         let (tokens, teams) = (self.local.tokens, self.rail.teams);
-        let mut next = Some(self.rail.first());
-        while let Some(batch) = next {
+        self.rail.each_batch(tokens, |batch| {
             for team in teams.others() {
                 self.rail.wait(team, batch);
             }
@@ -276,7 +271,6 @@ impl<B: GinBackend> Hybrid<'_, B> {
                     part.store(self.local.output, part.row as usize, &sums.map(bf16::narrow));
                 });
             }
-            next = batch.next(tokens);
-        }
+        });
     }
 }

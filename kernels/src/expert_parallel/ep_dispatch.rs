@@ -11,7 +11,7 @@ use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
 use super::numbered::{Numbered, NumberedSlots};
 use super::parts::{Part, Parts, Share, warp_index, warps};
 use super::ranks::{Ranks, ranks, rolled, with_ranks};
-use super::rows::{Payload, Rows};
+use super::rows::{self, Payload, Rows};
 use super::shape::{Faults, Received, Shape, Steps};
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
@@ -38,10 +38,10 @@ pub const fn part_vectors(ranks: usize, has_scales: bool) -> u32 {
 
 /// The slot of the numbered message with a rank's number of tokens. The other slots are for each
 /// token and expert.
-const COUNT: u32 = 0;
+pub(super) const COUNT: u32 = 0;
 
 /// The bit of a message that says that the row comes.
-const COMES: u32 = 1 << 31;
+pub(super) const COMES: u32 = 1 << 31;
 
 /// Returns the slots for numbered messages from each rank.
 #[must_use]
@@ -123,14 +123,14 @@ pub unsafe fn ep_dispatch<T: Rows>(
 }
 
 /// A launch's arguments.
-struct Dispatch<'a, R> {
-    comm: &'a DevComm,
-    shape: Shape,
+pub(super) struct Dispatch<'a, R> {
+    pub(super) comm: &'a DevComm,
+    pub(super) shape: Shape,
     tokens: u32,
     input: *const bf16,
     ids: *const i32,
     weights: *const f32,
-    received: Received,
+    pub(super) received: Received,
     faults: *mut u32,
     steps: u32,
     rows: PhantomData<R>,
@@ -228,16 +228,10 @@ impl<R: Rows> Dispatch<'_, R> {
         unsafe { mem::store(self.received.counts.wrapping_add(me), self.tokens) };
     }
 
-    /// Returns the rank to which this one is at a distance.
-    fn source<const N: usize>(&self, distance: usize) -> usize {
-        self.comm.lsa_team().rotated((ranks::<N>(self.comm) - distance) as i32) as usize
-    }
-
     /// Loads a part of a row of this rank, and the token's experts.
     unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Outgoing<R, VECTORS> {
         let (lane, top_k) = (warp::lane_id(), self.shape.top_k);
         let (mut id, mut weight) = (-1, 0.0);
-        let mut row = [R::NOTHING; VECTORS];
         // SAFETY: the input has the row and the experts of the token, as the kernel's caller
         // guarantees.
         unsafe {
@@ -246,17 +240,13 @@ impl<R: Rows> Dispatch<'_, R> {
                 id = mem::load(self.ids.wrapping_add(index));
                 weight = mem::load(self.weights.wrapping_add(index));
             }
-            for i in 0..VECTORS {
-                if let Some(at) = part.vector_of(part.row as usize, i) {
-                    row[i] = R::load(self.input, at);
-                }
-            }
+            let row = rows::load::<R, VECTORS>(self.input, part, part.row as usize);
+            Outgoing { part, row, id, weight }
         }
-        Outgoing { part, row, id, weight }
     }
 
     /// Returns the slot of this lane's vector of scales. These slots follow those of all rows.
-    fn scales_slot<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Option<u32> {
+    pub(super) fn scales_slot<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Option<u32> {
         let at = part.scales_of(part.row as usize).filter(|_| R::HAS_SCALES);
         at.map(|at| self.shape.slots() + at as u32)
     }
@@ -352,137 +342,22 @@ impl<R: Rows> Dispatch<'_, R> {
         }
     }
 
-    /// Receives this warp's share of the parts of a round, which begins with part `round`. Returns
-    /// the end of the parts of its ranks. All lanes of the warp call this together. The warp's
-    /// first part of the round is one of the most tokens.
-    unsafe fn receive_round<const N: usize, const VECTORS: usize>(
-        &self,
-        session: &Lamport<'_, N>,
-        numbered: &Numbered<N>,
-        parts: Parts<VECTORS>,
-        share: Share,
-        round: u32,
-        absent: Ranks,
-    ) -> u32 {
-        let (mut most, mut distance, ranks) = (0, share.distance, rolled::<N>(self.comm));
-        while distance < ranks {
-            let mut at = round + share.part;
-            loop {
-                let part = parts.at(at);
-                // SAFETY: only this warp has the part, and all of its lanes are here.
-                let tokens = unsafe { self.receive(session, numbered, distance, part, absent) };
-                let end = parts.count(tokens);
-                most = most.max(end);
-                at += share.parts;
-                // Of one peer each warp has a part of a round: no loop.
-                if share.distances == 1 || at >= end.min(round + share.round) {
-                    break;
-                }
-            }
-            distance += share.distances;
-        }
-        most
-    }
-
-    /// Receives a part of a row of the rank to which this one is at a distance, if there is such a
-    /// row and it comes. Returns how many tokens that rank has. All lanes of the warp call this
-    /// together.
-    unsafe fn receive<const N: usize, const VECTORS: usize>(
-        &self,
-        session: &Lamport<'_, N>,
-        numbered: &Numbered<N>,
-        distance: usize,
-        part: Part<VECTORS>,
-        absent: Ranks,
-    ) -> u32 {
-        let (source, top_k) = (self.source::<N>(distance), self.shape.top_k);
-        // Every lane has a message that says whether the row comes.
-        let slot = COUNT + 1 + part.row * top_k + warp::lane_id() % top_k;
-        let (mut payload, mut message) = (Payload::ZERO, [0; 2]);
-        let mut tokens = 0;
-        // All that may be there is polled at once.
-        self.comm.wait_until(Coop::thread(), || {
-            if absent.contains(source) {
-                return true;
-            }
-            // SAFETY: the kernel's caller guarantees the memory; there are slots for the most
-            // tokens.
-            let (count, told) =
-                unsafe { (numbered.peek(source, COUNT), numbered.peek(source, slot)) };
-            let mut all = true;
-            for i in 0..VECTORS {
-                if let Some(at) = part.vector_of(part.row as usize, i) {
-                    // SAFETY: there are slots for the most tokens, and only this warp polls those
-                    // of the part.
-                    let vector = unsafe { session.peek(source, at as u32) };
-                    all &= vector.is_some();
-                    payload.row[i] = vector.unwrap_or(payload.row[i]);
-                }
-            }
-            if let Some(slot) = self.scales_slot(part) {
-                // SAFETY: there are slots for the most tokens, and only this warp polls those of
-                // the part.
-                let scales = unsafe { session.peek(source, slot) };
-                all &= scales.is_some();
-                payload.scales = scales.unwrap_or(payload.scales);
-            }
-            let Some([count, _]) = count else { return false };
-            tokens = count;
-            if part.row >= count {
-                return true;
-            }
-            message = told.unwrap_or(message);
-            told.is_some() && (all || message[0] & COMES == 0)
-        });
-        // SAFETY: the kernel's caller guarantees the memory; the vectors have arrived.
-        unsafe {
-            if part.row < tokens && message[0] & COMES != 0 {
-                self.store_row(source, part, &payload);
-                for i in 0..VECTORS {
-                    if let Some(at) = part.vector_of(part.row as usize, i) {
-                        session.empty(source, at as u32);
-                    }
-                }
-                if let Some(slot) = self.scales_slot(part) {
-                    session.empty(source, slot);
-                }
-            }
-            if part.is_first {
-                if part.row < tokens {
-                    self.store_expert(source, part, message);
-                }
-                if part.row == 0 && warp::lane_id() == 0 {
-                    mem::store(self.received.counts.wrapping_add(source), tokens);
-                }
-            }
-        }
-        tokens
-    }
-
     /// Stores a part of a row of a rank in `received`. Only this warp has the part.
-    unsafe fn store_row<const VECTORS: usize>(
+    pub(super) unsafe fn store_row<const VECTORS: usize>(
         &self,
         source: usize,
         part: Part<VECTORS>,
         payload: &Payload<VECTORS>,
     ) {
+        let Received { rows, scales, .. } = self.received;
         let place = source * self.shape.tokens as usize + part.row as usize;
-        for i in 0..VECTORS {
-            if let Some(at) = part.vector_of(place, i) {
-                // SAFETY: `received` has room for the row, and only this warp has the part.
-                unsafe { mem::store_vec(self.received.rows.wrapping_add(4 * at), payload.row[i]) };
-            }
-        }
-        if let (true, Some(at)) = (R::HAS_SCALES, part.scales_of(place)) {
-            let to = self.received.scales.wrapping_add(4 * at).cast();
-            // SAFETY: `received` has scales for each row, and only this warp has the part.
-            unsafe { mem::store_vec(to, payload.scales) };
-        }
+        // SAFETY: `received` has room for the row, and only this warp has the part.
+        unsafe { part.store_payload::<R>(rows, scales.cast(), place, payload) };
     }
 
     /// Stores what this rank is told of this lane's expert in `received`, if there is one. Only
     /// this warp has the token.
-    unsafe fn store_expert<const VECTORS: usize>(
+    pub(super) unsafe fn store_expert<const VECTORS: usize>(
         &self,
         source: usize,
         part: Part<VECTORS>,

@@ -1,6 +1,8 @@
 //! Sends the rows of tokens to their places in the order of the experts, within the LSA team, after
 //! all ranks have told each other how many there are.
 
+use core::ptr;
+
 use cuda_std::prelude::*;
 use cuda_std::{grid, mem};
 use devcomm_types::F8E4M3;
@@ -12,7 +14,7 @@ use super::counters::store_returns;
 use super::ep_layout::{Grouped, NONE};
 use super::parts::{Part, Parts};
 use super::places::{BATCH, Placed, Places, Shared};
-use super::rows::{Payload, Rows};
+use super::rows::{self, Payload, Rows};
 use super::shape::{Shape, Steps};
 use crate::share::share;
 
@@ -160,16 +162,10 @@ impl<T: Rows> Dispatch<'_, T> {
     /// Stores a part of a row of a batch. All lanes of a warp call this together.
     unsafe fn store_part<const VECTORS: usize>(&self, first: u32, part: Part<VECTORS>) {
         let Places { team, memory, .. } = self.places;
-        let (token, mut row) = (first + part.row, [T::NOTHING; VECTORS]);
+        let token = first + part.row;
         // SAFETY: the token has its places, where only this warp stores the part.
         unsafe {
-            let mut i = 0;
-            while i < VECTORS {
-                if let Some(at) = part.vector_of(token as usize, i) {
-                    row[i] = T::load(self.input, at);
-                }
-                i += 1;
-            }
+            let row = rows::load::<T, VECTORS>(self.input, part, token as usize);
             let placed = self.places.of(part.row);
             let payload = Payload::of::<T>(&row);
             // Each rank begins with itself, so that they store to different ones.
@@ -182,11 +178,11 @@ impl<T: Rows> Dispatch<'_, T> {
                 let to = warp_reduce(if is_there { placed.place } else { NONE }, u32::min);
                 if to < memory.capacity {
                     let rows = self.rows.lsa(rank as i32).as_ptr();
-                    part.store(rows.cast(), to as usize, &payload.row);
-                    if let (true, Some(at)) = (T::HAS_SCALES, part.scales_of(to as usize)) {
-                        let scales = self.scales.lsa(rank as i32).as_ptr().wrapping_add(4 * at);
-                        mem::store_vec(scales.cast(), payload.scales);
-                    }
+                    let scales = match T::HAS_SCALES {
+                        true => self.scales.lsa(rank as i32).as_ptr(),
+                        false => ptr::null_mut(),
+                    };
+                    part.store_payload::<T>(rows.cast(), scales.cast(), to as usize, &payload);
                 }
                 if part.is_first {
                     let index = self.places.index(part.row, rank);

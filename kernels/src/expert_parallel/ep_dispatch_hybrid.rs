@@ -12,7 +12,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, LsaPtr, MemoryOrder, Team, Window
 
 use super::parts::{Part, Parts};
 use super::rail::{BATCH, Batch, Mail, Rail, Relayed, block_warps, position};
-use super::rows::{Payload, Rows};
+use super::rows::{self, Payload, Rows};
 use super::shape::{Faults, Received, Shape, Steps};
 
 /// Vectors of a part of a row that each lane has, as they are and of 8-bit floats: one of these is
@@ -146,12 +146,12 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         // SAFETY: all threads of the block are here, and barriers separate the steps.
         unsafe {
             if steps & Steps::SEND != 0 {
-                self.each_batch(self.tokens, |batch| self.pack::<VECTORS>(batch));
+                self.rail.each_batch(self.tokens, |batch| self.pack::<VECTORS>(batch));
                 // After this no rank of the team uses what it received before. A dependent launch
                 // has released nothing to the team yet: that it has read these.
                 barrier.sync(MemoryOrder::AcqRel);
                 let me = self.rail.teams.rank;
-                self.each_batch(self.tokens, |batch| {
+                self.rail.each_batch(self.tokens, |batch| {
                     self.pass_on::<VECTORS>(me, batch, self.tokens);
                 });
             }
@@ -163,16 +163,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                 // After this the rows of all teams are in this rank.
                 barrier.sync(MemoryOrder::Release);
             }
-        }
-    }
-
-    /// Calls `work` with this block's batches of a rank with `tokens` tokens: always with the first
-    /// one.
-    fn each_batch(&self, tokens: u32, work: impl Fn(Batch)) {
-        let mut next = Some(self.rail.first());
-        while let Some(batch) = next {
-            work(batch);
-            next = batch.next(tokens);
         }
     }
 
@@ -221,11 +211,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                     let those = warp::ballot(routes >> team & 1 == 1);
                     if bits >> team & 1 == 1 {
                         let [rows, scales] = self.rows(self.rail.outgoing(team, batch), len, those);
-                        let at = position(those, token);
-                        part.store(rows, at, &row.row);
-                        if let Some(at) = Self::scales_of(part, at) {
-                            mem::store_vec(scales.wrapping_add(4 * at), row.scales);
-                        }
+                        part.store_payload::<T>(rows, scales, position(those, token), &row);
                     }
                 }
                 index += block_warps();
@@ -324,18 +310,16 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                 if bits != 0 {
                     let [rows, scales] = self.rows(message, len, those);
                     let (from, to) = (position(those, token), of_source + part.row as usize);
-                    let (row, mut of_row) = (part.load(rows, from), Vec16::from_bits([0; 4]));
-                    if let Some(at) = Self::scales_of(part, from) {
-                        of_row = mem::load_vec(scales.wrapping_add(4 * at).cast_const());
+                    let mut payload = Payload { row: part.load(rows, from), ..Payload::ZERO };
+                    if let (true, Some(at)) = (T::HAS_SCALES, part.scales_of(from)) {
+                        payload.scales = mem::load_vec(scales.wrapping_add(4 * at).cast_const());
                     }
                     for peer in self.team.all_from_self() {
                         if bits >> peer & 1 == 1 {
                             let received = self.part_of(peer).as_ptr();
-                            part.store(received, to, &row);
-                            if let Some(at) = Self::scales_of(part, to) {
-                                let [_, scales, ..] = self.offsets();
-                                mem::store_vec(received.wrapping_add(scales + 4 * at), of_row);
-                            }
+                            let [_, scales, ..] = self.offsets();
+                            let scales = received.wrapping_add(scales);
+                            part.store_payload::<T>(received, scales, to, &payload);
                         }
                     }
                 }
@@ -388,12 +372,6 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         [rows, rows.wrapping_add((4 * those.count_ones() * self.shape.vectors) as usize)]
     }
 
-    /// Returns the index of this lane's vector of scales among those of all rows, if this is a part
-    /// of row `row`, and rows have scales.
-    fn scales_of<const VECTORS: usize>(part: Part<VECTORS>, row: usize) -> Option<usize> {
-        part.scales_of(row).filter(|_| T::HAS_SCALES)
-    }
-
     /// Returns the offsets of the received rows, scales, experts, weights and counts.
     fn offsets(&self) -> [usize; 6] {
         Received::offsets(self.shape, self.ranks, T::HAS_SCALES)
@@ -401,17 +379,8 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
 
     /// Loads a part of a row of this rank, and converts it. All lanes of a warp call this together.
     unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Payload<VECTORS> {
-        let (mut row, mut i) = ([T::NOTHING; VECTORS], 0);
         // SAFETY: the input has the row, and all lanes of the warp are here.
-        unsafe {
-            while i < VECTORS {
-                if let Some(at) = part.vector_of(part.row as usize, i) {
-                    row[i] = T::load(self.input, at);
-                }
-                i += 1;
-            }
-            Payload::of::<T>(&row)
-        }
+        unsafe { Payload::of::<T>(&rows::load::<T, VECTORS>(self.input, part, part.row as usize)) }
     }
 
     /// Returns the memory of what a rank of the team receives; the rows are first.

@@ -398,12 +398,8 @@ impl Layout {
                     while k < len {
                         let of = part.row as usize * Shape::TOP_K + k as usize;
                         let to = mem::load(self.shared.positions.wrapping_add(of));
-                        let mut i = 0;
-                        while i < VECTORS && to != DROPPED {
-                            if let Some(at) = part.vector_of(to as usize, i) {
-                                mem::store_vec(self.grouped.rows.wrapping_add(4 * at), vectors[i]);
-                            }
-                            i += 1;
+                        if to != DROPPED {
+                            part.store(self.grouped.rows, to as usize, &vectors);
                         }
                         if part.is_first && to != DROPPED && !self.received.scales.is_null() {
                             let scales = self.received.scales;

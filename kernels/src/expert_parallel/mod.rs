@@ -42,8 +42,10 @@
 //! there is no room in the order of the experts. Both are counted in words that the host reads
 //! ([`Faults`]).
 
+mod combine_receive;
 pub mod counted;
 mod counters;
+mod dispatch_receive;
 pub mod ep_combine;
 pub mod ep_combine_counted;
 pub mod ep_combine_hybrid;

@@ -112,6 +112,16 @@ impl<'a, B: GinBackend> Rail<'a, B> {
         Batch { index: thread::block_idx_x(), tokens: self.mail.batch }
     }
 
+    /// Calls `work` with this block's batches of a rank with `tokens` tokens: always with the first
+    /// one.
+    pub(super) fn each_batch(&self, tokens: u32, work: impl Fn(Batch)) {
+        let mut next = Some(self.first());
+        while let Some(batch) = next {
+            work(batch);
+            next = batch.next(tokens);
+        }
+    }
+
     /// Returns where this rank packs a message for a team.
     pub(super) fn outgoing(&self, team: i32, batch: Batch) -> *mut u32 {
         self.mail.window.local().as_ptr().wrapping_add(self.place(0, team, batch))

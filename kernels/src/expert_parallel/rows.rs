@@ -8,6 +8,7 @@ use cuda_std::vector::Accumulate;
 use devcomm_types::{Element, F8E4M3};
 use half::bf16;
 
+use super::parts::Part;
 use crate::scale::Scale;
 
 /// Elements that share a scale, as neighbouring vectors of 8-bit floats of `SCALED_LANES` lanes.
@@ -93,6 +94,27 @@ impl Rows for F8E4M3 {
     }
 }
 
+/// Loads a part of row `row` of the input, from which the vectors in transit are made.
+///
+/// # Safety
+///
+/// The input has the row.
+#[track_caller]
+pub(super) unsafe fn load<R: Rows, const VECTORS: usize>(
+    input: *const bf16,
+    part: Part<VECTORS>,
+    row: usize,
+) -> [R::Loaded; VECTORS] {
+    let mut loaded = [R::NOTHING; VECTORS];
+    for i in 0..VECTORS {
+        if let Some(at) = part.vector_of(row, i) {
+            // SAFETY: the input has the vector, as the caller guarantees.
+            loaded[i] = unsafe { R::load(input, at) };
+        }
+    }
+    loaded
+}
+
 /// A lane's vectors of a part of a row in transit, and its vector of scales, if there are any.
 #[derive(Clone, Copy)]
 pub(super) struct Payload<const VECTORS: usize> {
@@ -130,5 +152,29 @@ impl<const VECTORS: usize> Payload<VECTORS> {
             }
         }
         payload
+    }
+}
+
+impl<const VECTORS: usize> Part<VECTORS> {
+    /// Stores this part of row `row`, and its scales if rows have scales.
+    ///
+    /// # Safety
+    ///
+    /// The row and its scales are allocated, and nothing else accesses them.
+    #[track_caller]
+    pub(super) unsafe fn store_payload<R: Rows>(
+        self,
+        rows: *mut u32,
+        scales: *mut u32,
+        row: usize,
+        payload: &Payload<VECTORS>,
+    ) {
+        // SAFETY: only this warp has the part, as the caller guarantees.
+        unsafe {
+            self.store(rows, row, &payload.row);
+            if let (true, Some(at)) = (R::HAS_SCALES, self.scales_of(row)) {
+                mem::store_vec(scales.wrapping_add(4 * at), payload.scales);
+            }
+        }
     }
 }

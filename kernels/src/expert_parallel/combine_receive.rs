@@ -1,0 +1,150 @@
+//! Receives the experts' results that [`ep_combine`](super::ep_combine) returns, and adds them up.
+
+use cuda_std::prelude::*;
+use half::bf16;
+use nccl_device::{Coop, Lamport};
+
+use super::ep_combine::Combine;
+use super::parts::Part;
+use super::ranks::{Ranks, rolled};
+use super::sums::{Entries, Row, add, sum};
+
+/// The words that a warp loads ahead for a part of a row that it receives.
+#[derive(Clone, Copy)]
+pub(super) struct Incoming {
+    pub(super) entries: Entries,
+    /// The ranks that send.
+    targets: Ranks,
+}
+
+impl Combine<'_> {
+    /// Loads the entries of a token of this rank, and the ranks that have experts of it.
+    pub(super) unsafe fn incoming<const VECTORS: usize>(
+        &self,
+        part: Part<VECTORS>,
+        absent: Ranks,
+    ) -> Incoming {
+        let (me, mut targets) = (self.comm.lsa_team().rank as usize, Ranks(0));
+        // SAFETY: `received` and `returns` have words for the most tokens of this rank.
+        unsafe {
+            if part.row < self.tokens {
+                let of_row = self.received.targets.wrapping_add(part.row as usize);
+                targets = Ranks(mem::load(of_row)).without(absent);
+            }
+            Incoming { entries: self.entries(me, part, self.tokens), targets }
+        }
+    }
+
+    /// Receives a part of a row of this rank from all ranks that have an expert of the token. All
+    /// lanes of a warp call this together.
+    pub(super) unsafe fn receive<const N: usize, const VECTORS: usize, const TOGETHER: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        part: Part<VECTORS>,
+        Incoming { entries, targets }: Incoming,
+    ) {
+        let mut sums = [[0.0; 8]; VECTORS];
+        // SAFETY: each rank of `targets` sends the part, and only this warp receives it.
+        unsafe {
+            // What there is here is loaded while the others' rows are on their way.
+            let mine = sum::<VECTORS, TOGETHER>(self.rows, entries, part);
+            let residual = self.residual(part);
+            match N {
+                4 => self.add_rows::<N, VECTORS, 4>(&mut sums, session, part, mine, targets),
+                8 => self.add_rows::<N, VECTORS, 2>(&mut sums, session, part, mine, targets),
+                _ => self.add_rows_in_turn(&mut sums, session, part, mine, targets),
+            }
+            add(&mut sums, &residual, 1.0);
+            part.store(self.output, part.row as usize, &sums.map(bf16::narrow));
+        }
+    }
+
+    /// Adds the row of this rank, if there is one, and those that it receives, in the order of the
+    /// ranks. All lanes of a warp call this together.
+    unsafe fn add_rows_in_turn<const N: usize, const VECTORS: usize>(
+        &self,
+        sums: &mut [[f32; 8]; VECTORS],
+        session: &Lamport<'_, N>,
+        part: Part<VECTORS>,
+        mine: Option<Row<VECTORS>>,
+        targets: Ranks,
+    ) {
+        let me = self.comm.lsa_team().rank as usize;
+        let slot = |i| part.vector_of(part.row as usize, i).map(|vector| vector as u32);
+        let (mut rank, ranks) = (0, rolled::<N>(self.comm));
+        while rank < ranks {
+            if rank == me {
+                if let Some(mine) = mine {
+                    add(sums, &mine, 1.0);
+                }
+            } else if targets.contains(rank) {
+                // SAFETY: the rank is one of `targets`, and so sends the part.
+                let row = unsafe { session.receive_several(rank, slot, 0) };
+                add(sums, &row, 1.0);
+            }
+            rank += 1;
+        }
+    }
+
+    /// Adds rows as [`add_rows_in_turn`](Self::add_rows_in_turn) does, with a vector in each lane.
+    /// It waits for the rows of `K` ranks together: those of more would take registers. All lanes
+    /// of a warp call this together.
+    unsafe fn add_rows<const N: usize, const VECTORS: usize, const K: usize>(
+        &self,
+        sums: &mut [[f32; 8]; VECTORS],
+        session: &Lamport<'_, N>,
+        part: Part<VECTORS>,
+        mine: Option<Row<VECTORS>>,
+        targets: Ranks,
+    ) {
+        let (me, nothing) = (self.comm.lsa_team().rank as usize, Vec16::from_bits([0; 4]));
+        let (mut first, ranks) = (0, rolled::<N>(self.comm));
+        while first < ranks {
+            let (mut rows, mut i) = ([nothing; K], 0);
+            if let Some(slot) = part.vector_of(part.row as usize, 0) {
+                let sends = |rank| rank != me && targets.contains(rank);
+                self.comm.wait_until(Coop::thread(), || {
+                    let (mut all, mut i) = (true, 0);
+                    while i < K {
+                        // SAFETY: the kernel's caller guarantees the memory. No branch around it:
+                        // all are in flight together, also of slots to which nobody sends.
+                        let row = unsafe { session.peek(first + i, slot as u32) };
+                        let sends = sends(first + i);
+                        all &= row.is_some() || !sends;
+                        rows[i] = row.filter(|_| sends).unwrap_or(nothing);
+                        i += 1;
+                    }
+                    all
+                });
+                while i < K {
+                    if sends(first + i) {
+                        // SAFETY: the kernel's caller guarantees the memory; the row has arrived.
+                        unsafe { session.empty(first + i, slot as u32) };
+                    }
+                    i += 1;
+                }
+            }
+            let mut i = 0;
+            while i < K {
+                match mine {
+                    Some(mine) if first + i == me => add(sums, &mine, 1.0),
+                    _ => add(sums, &[rows[i]; VECTORS], 1.0),
+                }
+                i += 1;
+            }
+            first += K;
+        }
+    }
+
+    /// Loads the residual of a token.
+    pub(super) unsafe fn residual<const VECTORS: usize>(
+        &self,
+        part: Part<VECTORS>,
+    ) -> Row<VECTORS> {
+        if self.residual.is_null() {
+            return [Vec16::from_bits([0; 4]); VECTORS];
+        }
+        // SAFETY: the residual has the row, as the kernel's caller guarantees.
+        unsafe { part.load(self.residual, part.row as usize) }
+    }
+}

@@ -1,0 +1,122 @@
+//! Receives the rows of tokens that [`ep_dispatch`](super::ep_dispatch) sends.
+
+use cuda_std::mem;
+use cuda_std::prelude::*;
+use nccl_device::{Coop, Lamport};
+
+use super::ep_dispatch::{COMES, COUNT, Dispatch};
+use super::numbered::Numbered;
+use super::parts::{Part, Parts, Share};
+use super::ranks::{Ranks, ranks, rolled};
+use super::rows::{Payload, Rows};
+
+impl<R: Rows> Dispatch<'_, R> {
+    /// Returns the rank to which this one is at a distance.
+    fn source<const N: usize>(&self, distance: usize) -> usize {
+        self.comm.lsa_team().rotated((ranks::<N>(self.comm) - distance) as i32) as usize
+    }
+
+    /// Receives this warp's share of the parts of a round, which begins with part `round`. Returns
+    /// the end of the parts of its ranks. All lanes of the warp call this together. The warp's
+    /// first part of the round is one of the most tokens.
+    pub(super) unsafe fn receive_round<const N: usize, const VECTORS: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        numbered: &Numbered<N>,
+        parts: Parts<VECTORS>,
+        share: Share,
+        round: u32,
+        absent: Ranks,
+    ) -> u32 {
+        let (mut most, mut distance, ranks) = (0, share.distance, rolled::<N>(self.comm));
+        while distance < ranks {
+            let mut at = round + share.part;
+            loop {
+                let part = parts.at(at);
+                // SAFETY: only this warp has the part, and all of its lanes are here.
+                let tokens = unsafe { self.receive(session, numbered, distance, part, absent) };
+                let end = parts.count(tokens);
+                most = most.max(end);
+                at += share.parts;
+                // Of one peer each warp has a part of a round: no loop.
+                if share.distances == 1 || at >= end.min(round + share.round) {
+                    break;
+                }
+            }
+            distance += share.distances;
+        }
+        most
+    }
+
+    /// Receives a part of a row of the rank to which this one is at a distance, if there is such a
+    /// row and it comes. Returns how many tokens that rank has. All lanes of the warp call this
+    /// together.
+    unsafe fn receive<const N: usize, const VECTORS: usize>(
+        &self,
+        session: &Lamport<'_, N>,
+        numbered: &Numbered<N>,
+        distance: usize,
+        part: Part<VECTORS>,
+        absent: Ranks,
+    ) -> u32 {
+        let (source, top_k) = (self.source::<N>(distance), self.shape.top_k);
+        // Every lane has a message that says whether the row comes.
+        let slot = COUNT + 1 + part.row * top_k + warp::lane_id() % top_k;
+        let (mut payload, mut message) = (Payload::ZERO, [0; 2]);
+        let mut tokens = 0;
+        // All that may be there is polled at once.
+        self.comm.wait_until(Coop::thread(), || {
+            if absent.contains(source) {
+                return true;
+            }
+            // SAFETY: there are slots for the most tokens, as the kernel's caller guarantees.
+            let (count, told) =
+                unsafe { (numbered.peek(source, COUNT), numbered.peek(source, slot)) };
+            let mut all = true;
+            for i in 0..VECTORS {
+                if let Some(at) = part.vector_of(part.row as usize, i) {
+                    // SAFETY: there are slots for the most tokens.
+                    let vector = unsafe { session.peek(source, at as u32) };
+                    all &= vector.is_some();
+                    payload.row[i] = vector.unwrap_or(payload.row[i]);
+                }
+            }
+            if let Some(slot) = self.scales_slot(part) {
+                // SAFETY: there are slots for the most tokens.
+                let scales = unsafe { session.peek(source, slot) };
+                all &= scales.is_some();
+                payload.scales = scales.unwrap_or(payload.scales);
+            }
+            let Some([count, _]) = count else { return false };
+            tokens = count;
+            if part.row >= count {
+                return true;
+            }
+            message = told.unwrap_or(message);
+            told.is_some() && (all || message[0] & COMES == 0)
+        });
+        // SAFETY: the kernel's caller guarantees the memory; the vectors have arrived.
+        unsafe {
+            if part.row < tokens && message[0] & COMES != 0 {
+                self.store_row(source, part, &payload);
+                for i in 0..VECTORS {
+                    if let Some(at) = part.vector_of(part.row as usize, i) {
+                        session.empty(source, at as u32);
+                    }
+                }
+                if let Some(slot) = self.scales_slot(part) {
+                    session.empty(source, slot);
+                }
+            }
+            if part.is_first {
+                if part.row < tokens {
+                    self.store_expert(source, part, message);
+                }
+                if part.row == 0 && warp::lane_id() == 0 {
+                    mem::store(self.received.counts.wrapping_add(source), tokens);
+                }
+            }
+        }
+        tokens
+    }
+}
