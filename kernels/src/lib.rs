@@ -9,6 +9,10 @@
 //! checks them. The others are `unsafe fn`s, whose documentation states the contract of a launch
 //! (what else may access the windows, which arguments are equal on all ranks).
 #![cfg_attr(target_arch = "nvptx64", no_std)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "an iterator over an array keeps the array in memory with some compilers"
+)]
 
 mod scale;
 mod share;
