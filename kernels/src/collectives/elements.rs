@@ -54,7 +54,7 @@ impl<T: Accumulate> Elements<T> {
     #[track_caller]
     pub(super) unsafe fn load(self, at: usize) -> Vec16<T> {
         let (address, is_plain) = self.vector(at);
-        // SAFETY: the caller's contract; only elements that there are are read.
+        // SAFETY: only elements below `count` are read, which the caller guarantees.
         unsafe {
             if is_plain {
                 return mem::load_vec(address);
@@ -75,7 +75,7 @@ impl<T: Accumulate> Elements<T> {
     #[track_caller]
     pub(super) unsafe fn store(self, at: usize, vector: Vec16<T>) {
         let (address, is_plain) = self.vector(at);
-        // SAFETY: the caller's contract; only elements that there are are written.
+        // SAFETY: only elements below `count` are written, which the caller guarantees.
         unsafe {
             if is_plain {
                 return mem::store_vec(address, vector);

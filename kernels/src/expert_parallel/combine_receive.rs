@@ -46,7 +46,7 @@ impl Combine<'_> {
         let mut sums = [[0.0; 8]; VECTORS];
         // SAFETY: each rank of `targets` sends the part, and only this warp receives it.
         unsafe {
-            // What there is here is loaded while the others' rows are on their way.
+            // This rank's rows are loaded while those of the others are in transit.
             let mine = sum::<VECTORS, TOGETHER>(self.rows, entries, part);
             let residual = self.residual(part);
             match N {

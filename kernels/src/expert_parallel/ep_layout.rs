@@ -212,7 +212,7 @@ impl Layout {
     unsafe fn count(&self, first: u32) {
         let Shape { tokens, top_k, experts, .. } = self.shape;
         let (thread, threads) = (thread::thread_idx_x(), thread::block_dim_x());
-        // SAFETY: the caller's contract; there are as many words.
+        // SAFETY: all threads of the block are here, and each word is below its array's length.
         unsafe {
             let mut i = thread;
             while i < experts {
@@ -266,7 +266,7 @@ impl Layout {
         let thread = thread::thread_idx_x();
         let each = experts.div_ceil(thread::block_dim_x());
         let (first, end) = (thread * each, (thread * each + each).min(experts));
-        // SAFETY: the caller's contract; there are as many words.
+        // SAFETY: all threads of the block are here, and each word is below its array's length.
         unsafe {
             let mut mine = 0;
             let mut i = first;
