@@ -103,7 +103,7 @@ enum Bench {
         #[command(subcommand)]
         what: Tunable,
     },
-    /// The time of collectives from a few costs, fitted to measured rows and printed beside them,
+    /// The time of collectives from a few costs, fitted to measured rows and printed next to them,
     /// and extrapolated to more GPUs
     Model(report::model::Options),
     /// Compares two JSON files of the same benchmark: exit status 1 if a row became slower

@@ -82,7 +82,8 @@ fn products_are_not_compared() {
     });
 }
 
-/// An operation of a number of elements, with send and receive windows of at least twice as many.
+/// An operation of a number of elements, with send and receive windows of at least twice that
+/// number.
 type Call = fn(&Rank, &Collectives, [&Window<f32>; 2], usize, &Stream) -> Result<()>;
 
 const CALLS: [(&str, Call); 7] = [

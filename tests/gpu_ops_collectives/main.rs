@@ -312,7 +312,7 @@ fn scaled_elements_are_summed() {
         let mut got = [bf16::ZERO; 100];
         data.copy_to_host(&mut got)?;
         assert_eq!(got, [bf16::from_f32(4.5); 100]);
-        // A scalar in device memory is NCCL's, and an operator that is closed nobody's.
+        // NCCL alone accepts a scalar in device memory, and neither accepts a closed operator.
         let operator = comm.pre_mul_sum_from(&data.slice(..1)?)?;
         let how = collectives.explain(&Collective::all_reduce(&data, &data, &operator))?;
         assert_eq!(how.plan.algorithm, Algorithm::Nccl, "{how}");

@@ -1,4 +1,4 @@
-//! Tests of what reports of races with transfers over the network say is missing. As in
+//! Tests of what reports of races with transfers over the network name as the repair. As in
 //! [`hints`](crate::hints), each repair that a hint names ends the reports.
 
 use cuda_std::atomic::{Order, Scope, fence};

@@ -1,4 +1,4 @@
-//! Tests of what reports of races say is missing: each repair that a hint names, made in the
+//! Tests of what reports of races name as repairs: each repair that a hint names, made in the
 //! program, ends the reports.
 //!
 //! A kernel's `repair` is 0 in the wrong form, and else which of the named repairs is made.

@@ -333,7 +333,7 @@ unsafe fn rank_1_misses(comm: DevComm) {
     barrier.sync(MemoryOrder::Release);
 }
 
-/// Polls a value that nobody stores.
+/// Polls a value that no thread stores.
 #[kernel]
 unsafe fn polls_flag(flag: Window<u32>) {
     // SAFETY: the window has an element.

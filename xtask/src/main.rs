@@ -58,7 +58,7 @@ enum Task {
         /// The most schedules in which each runs, or a range of them: a long run in parts
         #[arg(long, default_value = "100", value_name = "N|A..B")]
         schedules: String,
-        /// Also run the originals that take long in as many; otherwise in one of 20 or 50
+        /// Also run the slow originals in all of these schedules; otherwise in one of 20 or 50
         #[arg(long)]
         all: bool,
         /// Only these programs as they are, no mutants; see tests/mutants/programs.rs

@@ -353,7 +353,7 @@ fn copy_cpp(target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns NCCL's licence: beside the package in a wheel, in `*.dist-info`; inside other trees.
+/// Returns NCCL's licence: next to the package in a wheel, in `*.dist-info`; inside other trees.
 fn nccl_licence(tree: &NcclTree) -> Option<PathBuf> {
     let beside = tree.root.parent().and_then(Path::parent).and_then(|site| fs::read_dir(site).ok());
     let infos = beside.into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| {
@@ -370,7 +370,7 @@ fn nccl_licence(tree: &NcclTree) -> Option<PathBuf> {
         })
 }
 
-/// Writes the archive of a folder beside it; an archive of unchanged files is reused.
+/// Writes the archive of a folder next to it; an archive of unchanged files is reused.
 fn archive(folder: &Path) -> Result<PathBuf> {
     let (tar, new) = (folder.with_extension("tar"), folder.with_extension("tar.new"));
     let archive = folder.with_extension("tar.xz");

@@ -1,4 +1,4 @@
-//! What somebody gets who has only the packaged crates.
+//! Tests of a project that uses only the packaged crates.
 
 use std::io::Write;
 

@@ -20,7 +20,7 @@ pub struct RankOptions {
     pub processes: bool,
 
     /// Use devcomm's plugin for GIN between the GPUs of this host, without an RDMA card; its times
-    /// say nothing about a network
+    /// do not predict a network's
     #[arg(long)]
     pub gin_loopback: bool,
 
@@ -31,7 +31,7 @@ pub struct RankOptions {
 }
 
 impl RankOptions {
-    /// Returns time limit of a wait for GPU work.
+    /// Returns the time limit of a wait for GPU work.
     pub fn limit(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
@@ -104,7 +104,7 @@ pub struct RunOptions {
     #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value_t = 5)]
     pub warmup: usize,
 
-    /// How often each result is checked in full, on random data; 0 disables checks
+    /// Number of full checks of each result, on random data; 0 disables checks
     #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
     pub check: u32,
 
@@ -150,8 +150,8 @@ pub struct RunOptions {
     pub nccl_tests: NcclTestsOptions,
 }
 
-/// Declares nccl-tests' flags that have no meaning here, so that they are refused with the reason:
-/// each with the value that changes nothing, which is accepted.
+/// Declares nccl-tests' flags that have no meaning here. Each is refused with the reason, except
+/// for the value that changes nothing.
 macro_rules! refused {
     ($($field:ident $short:literal $long:literal $accepted:literal, $why:literal;)*) => {
         /// nccl-tests' flags that have no meaning here.
@@ -227,7 +227,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Returns whether to run the type with this name.
+    /// Returns whether the type with this name is to run.
     pub fn includes(self, name: &str) -> bool {
         let named = <Self as ValueEnum>::from_str(name, false);
         match self {

@@ -44,7 +44,7 @@ pub fn validate_output(flag: &str, path: Option<&Path>) -> Result<()> {
     opened.with_context(|| format!("{flag}: cannot write {}", path.display()))
 }
 
-/// Writes a file: whoever reads it, also after this program was killed, sees the old text or the
+/// Writes a file. A reader, also after this program was killed, sees the old text or the
 /// new one.
 pub fn write(path: &Path, text: &str) -> Result<()> {
     let at_once = || -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! What all comparisons have: flags, the trait, and the run.
+//! The parts that all comparisons share: flags, the trait, and the run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

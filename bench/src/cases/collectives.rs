@@ -19,8 +19,8 @@ use crate::contenders::selection::VariantInfo;
 use crate::harness::{Harness, Nccl};
 use crate::report::row::Case;
 
-/// The flags of each of these benchmarks. A size is that of the larger buffer, and a count that of
-/// a rank's chunk.
+/// The flags of the benchmarks of collectives. A size is that of the larger of the two buffers, and
+/// a count is that of a rank's chunk.
 #[derive(Args, Clone, Debug)]
 pub struct Flags {
     #[command(flatten)]
@@ -39,7 +39,7 @@ pub struct Flags {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     lamport_bytes: Option<usize>,
 
-    /// Blocks by which devcomm sends long messages [default: 128]
+    /// Number of blocks by which devcomm sends long messages [default: 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     push_blocks: Option<u32>,
 
@@ -204,7 +204,7 @@ impl Operation {
 /// The variants of NCCL.
 pub const NCCL: [Variant; 2] = [Variant::Nccl, Variant::NcclSym];
 
-/// Buffers to send and to receive in, as NCCL's variant has them.
+/// Returns buffers to send and to receive in, in the kind of memory that NCCL's variant uses.
 pub fn memory<T: Element>(
     comm: &Communicator,
     variant: Variant,
@@ -217,19 +217,19 @@ pub fn memory<T: Element>(
     Ok([send?, recv?])
 }
 
-/// The libraries and kernels that collectives are done by.
+/// The libraries and kernels that perform collectives.
 pub struct Means<'a> {
     pub collectives: Collectives,
     pub nccl: Vec<Nccl<'a>>,
     pub beside: Option<ConcurrentProduct<'a>>,
 }
 
-/// What else runs a case.
+/// Further contenders of a case, with their buffers.
 pub trait Workload {
     fn contenders(&self) -> Result<Vec<Contender<'_>>>;
 }
 
-/// What else runs an operation of this number of elements.
+/// Returns further contenders for an operation of a number of elements.
 type More<'a> = &'a dyn Fn(usize) -> Result<Option<Box<dyn Workload + 'a>>>;
 
 impl Flags {
@@ -379,13 +379,13 @@ impl<'a, T: Number> Call<'a, T> {
         Ok(self.send.copy_from_host(&inputs(run.seed, rank.rank(), self.send.len()))?)
     }
 
-    /// Returns the parts of a rank.
+    /// Returns the counts and the offsets of a rank's parts.
     fn parts_of(&self, rank: usize) -> [Vec<usize>; 2] {
         let ranks = self.harness.rank.n_ranks();
         parts(ranks, rank, self.recv.len() / self.operation.chunks(ranks)[1])
     }
 
-    /// Returns what a broadcast sends from this rank.
+    /// Returns the buffer that a broadcast sends from, on the root.
     fn of_root(&self) -> Option<DeviceSlice<T>> {
         (self.harness.rank.rank() == ROOT).then(|| self.send.clone())
     }
@@ -419,7 +419,7 @@ impl<'a, T: Number> Call<'a, T> {
         }
     }
 
-    /// Asks about the call.
+    /// Calls `about` with this call's description, as [`Collectives::explain`] takes it.
     pub fn ask<R>(&self, about: impl FnOnce(&Collective<'_>) -> R) -> R {
         let Self { send, recv, harness: Harness { rank, .. }, .. } = self;
         let (_, op, _) = self.op.parts();

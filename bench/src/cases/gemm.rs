@@ -24,7 +24,7 @@ use crate::contenders::selection::VariantInfo;
 use crate::harness::Harness;
 use crate::report::row::{Case, L2};
 
-/// What is multiplied.
+/// The flags for the inputs of a product.
 #[derive(Args, Clone, Debug)]
 pub struct Inputs {
     #[command(flatten)]

@@ -32,7 +32,7 @@ pub struct GroupedGemm {
     #[arg(long, value_delimiter = ',', value_name = "ROWS")]
     rows: Vec<usize>,
 
-    /// How many groups there are [default: 32; 6 when simulated]
+    /// Number of groups [default: 32; 6 when simulated]
     #[arg(long, value_name = "N")]
     groups: Option<usize>,
 

@@ -18,7 +18,7 @@ pub fn key([m, n, k]: [usize; 3]) -> Key {
     [n, k, m]
 }
 
-/// What an entry of a table is for. A table is sorted by it.
+/// The key of a table's entry, by which the table is sorted.
 pub trait TableKey: Ord + Sized {
     /// Reads it and the plan after it.
     fn parse(words: &[&str]) -> Result<Self>;

@@ -14,7 +14,7 @@ use crate::packed;
 use crate::ptx::{self, Ptx};
 use crate::ptxas::Resources;
 
-/// The sidecar of a PTX module: how it was built, and its kernels. JSON beside the PTX.
+/// The sidecar of a PTX module: how it was built, and its kernels. JSON next to the PTX.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sidecar {
     /// The kernels' package; `None` for kernels without `#[kernel]`.

@@ -131,7 +131,7 @@ impl Cache {
             return Ok(found);
         }
         fs::create_dir_all(&self.folder).map_err(Error::io("create", &self.folder))?;
-        // The lock file is beside the cache folder.
+        // The lock file is next to the cache folder.
         let path = self.folder.with_extension(format!("{key}.lock"));
         let lock = fs::File::create(&path).map_err(Error::io("create", &path))?;
         // On a file system without locks each build creates the same entry.

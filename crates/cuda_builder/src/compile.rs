@@ -234,7 +234,7 @@ fn message_format() -> &'static str {
     }
 }
 
-/// rustc writes the bitcode beside the metadata, under the crate's name without `lib`.
+/// rustc writes the bitcode next to the metadata, under the crate's name without `lib`.
 fn bitcode_of(artifact: &Path) -> Option<PathBuf> {
     let stem = artifact.file_stem()?.to_str()?.strip_prefix("lib")?;
     Some(artifact.with_file_name(format!("{stem}.bc"))).filter(|path| path.is_file())

@@ -168,7 +168,7 @@ pub enum Error {
     Ptx {
         /// The kernel file.
         file: String,
-        /// What is wrong.
+        /// A description of the fault.
         message: String,
     },
     /// `ptxas` rejects the PTX.
@@ -176,7 +176,7 @@ pub enum Error {
     Ptxas {
         /// The kernel file.
         file: String,
-        /// What is wrong, where, and what to do.
+        /// A description of the fault, its place, and the remedy.
         reason: String,
         /// The PTX.
         ptx: PathBuf,
@@ -214,7 +214,7 @@ impl Error {
         )
     }
 
-    /// Keeps the PTX that `ptxas` has rejected in this folder, for whoever reads its message.
+    /// Keeps the PTX that `ptxas` has rejected in this folder, for readers of its message.
     pub(crate) fn with_ptx_in(mut self, folder: &Path) -> Self {
         if let Self::Ptxas { file, ptx, .. } = &mut self {
             let kept = folder.join(format!("{file}.ptx"));

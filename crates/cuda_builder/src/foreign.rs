@@ -11,7 +11,7 @@ use crate::ptxas::Ptxas;
 
 impl ModuleArtifact {
     /// Returns an artifact from a PTX module of another compiler, such as `nvcc`: assembles it with
-    /// the builder's `ptxas` and flags, and writes cubin and sidecar beside it. Each entry is a
+    /// the builder's `ptxas` and flags, and writes cubin and sidecar next to it. Each entry is a
     /// kernel.
     ///
     /// # Errors

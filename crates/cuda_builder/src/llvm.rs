@@ -283,7 +283,7 @@ pub(crate) struct Attribute<'c> {
     lifetime: PhantomData<&'c ()>,
 }
 
-/// What an attribute applies to.
+/// The part of a function that an attribute applies to.
 #[derive(Clone, Copy)]
 pub(crate) enum AttributePlace {
     Function,

@@ -8,7 +8,7 @@ use crate::error::Error;
 /// The best ratio is a few percent smaller and takes several times longer.
 const LEVEL: u8 = 6;
 
-/// Returns the compressed copy of a file, beside it: `sum.ptx.z`.
+/// Returns the compressed copy of a file, next to it: `sum.ptx.z`.
 pub(crate) fn path(of: &Path) -> PathBuf {
     let mut path = of.as_os_str().to_owned();
     path.push(".z");

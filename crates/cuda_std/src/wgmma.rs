@@ -45,8 +45,8 @@ use crate::arch;
 pub use crate::arch::{Factor, Sums};
 use crate::mma;
 
-/// How a factor of `T` lies in shared memory: [`KMajor`] or [`MnMajor`]. PTX ISA: *Asynchronous
-/// warpgroup level matrix shared memory layout*.
+/// The layout of a factor of `T` in shared memory: [`KMajor`] or [`MnMajor`]. PTX ISA:
+/// *Asynchronous warpgroup level matrix shared memory layout*.
 pub trait Layout<T>: Copy {
     /// The immediate `imm-trans-a` or `imm-trans-b` of the instruction.
     #[doc(hidden)]

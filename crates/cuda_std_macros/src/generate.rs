@@ -200,7 +200,7 @@ impl Kernel<'_> {
                 #instance #arguments: ::cuda_std::__private::Body<Args = (#(#types,)*)>,
                 #wheres
             {
-                // SAFETY: whoever launches keeps what the kernel's `# Safety` asks for.
+                // SAFETY: the caller of the launch upholds the kernel's `# Safety` section.
                 unsafe {
                     <#instance #arguments as ::cuda_std::__private::Body>::call((#(#names,)*))
                 }
@@ -301,7 +301,7 @@ impl Kernel<'_> {
                     #[allow(clippy::too_many_arguments)]
                     #unsafety fn body(#inputs) #block
                     #[allow(unused_unsafe)]
-                    // SAFETY: whoever launches keeps what the kernel's `# Safety` asks for.
+                    // SAFETY: the caller of the launch upholds the kernel's `# Safety` section.
                     unsafe { body(#(#names),*) }
                 }
             }
@@ -384,7 +384,7 @@ impl Kernel<'_> {
             impl ::cuda_std::__private::HostKernel for #item {
                 unsafe fn call(args: Self::Args) {
                     #[allow(unused_unsafe)]
-                    // SAFETY: whoever launches keeps what the kernel's `# Safety` asks for.
+                    // SAFETY: the caller of the launch upholds the kernel's `# Safety` section.
                     unsafe { #call }
                 }
             }

@@ -15,7 +15,7 @@ use crate::env::Env;
 ///
 /// # Errors
 ///
-/// [`NoCache`] if somebody else has made that folder, or can use it.
+/// [`NoCache`] if another user owns that folder, or has access to it.
 pub fn cache_dir() -> Result<PathBuf, NoCache> {
     let folder = Folder::of(|name| std::env::var_os(name));
     folder.make().and_then(|()| folder.check())?;

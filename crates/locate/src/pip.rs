@@ -82,7 +82,7 @@ impl fmt::Display for PipInstall<'_> {
     }
 }
 
-/// Returns the wheel's name, from the folder `nvidia_nccl_cu13-2.28.9.dist-info` beside the
+/// Returns the wheel's name, from the folder `nvidia_nccl_cu13-2.28.9.dist-info` next to the
 /// packages.
 fn package_in(site_packages: &Path) -> Option<String> {
     let entries = std::fs::read_dir(site_packages).ok()?.flatten();

@@ -46,7 +46,7 @@ pub struct PeerPlace {
     pub slot: u32,
 }
 
-/// How the ranks share the sums of [`PeerTiles`](crate::PeerTiles).
+/// The division of the sums of [`PeerTiles`](crate::PeerTiles) among the ranks.
 pub trait Owners: Copy {
     /// Whether every rank adds every part, so that a part is sent to all.
     const ALL: bool = false;

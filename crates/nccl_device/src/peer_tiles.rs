@@ -94,6 +94,7 @@ pub struct PeerColumn {
     left: u32,
     /// Whether C has the column, and whether the column is sent, as a part is sent as a whole.
     is_stored: bool,
+    /// Whether the column is sent. A part is sent as a whole, also where C ends within it.
     is_sent: bool,
     /// The slot of the first row's first message.
     slot: u32,

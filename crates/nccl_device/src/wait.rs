@@ -65,7 +65,7 @@ pub struct TimedOut;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aborted;
 
-/// How a wait ended.
+/// The result of a wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done,

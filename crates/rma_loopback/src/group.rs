@@ -28,7 +28,7 @@ pub(crate) struct Group {
     last: Option<u64>,
 }
 
-/// What happens to a word.
+/// The change of a word.
 #[derive(Clone)]
 struct Word {
     at: Address,

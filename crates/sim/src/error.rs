@@ -97,7 +97,7 @@ pub enum Error {
     Limit {
         /// The limit.
         limit: Limit,
-        /// What every thread waited for.
+        /// The waits of all threads.
         stall: Box<Stall>,
     },
     /// Threads that must reach the same synchronisation reached different ones.
@@ -177,7 +177,7 @@ pub enum Error {
         kernel: &'static str,
         /// The thread.
         thread: ThreadId,
-        /// What is wrong.
+        /// A description of the fault.
         what: String,
         /// Where in the kernel.
         at: Site,

@@ -49,9 +49,9 @@ pub(crate) struct Launch {
     pub(crate) dynamic_shared: usize,
     /// Whether the grid starts only when all its blocks fit besides the running ones.
     pub(crate) cooperative: bool,
-    /// The grid beside which a dependent launch begins.
+    /// The grid during which a dependent launch begins.
     pub(crate) previous: Option<GridId>,
-    /// What its arguments refer to, for reports.
+    /// The memory that the arguments refer to, for reports.
     pub(crate) arguments: Rc<Arguments>,
     /// Runs one thread of the kernel on its coroutine; contains the arguments.
     pub(crate) body: Rc<dyn Fn()>,
@@ -61,7 +61,7 @@ pub(crate) struct Launch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GridId(pub(crate) u64);
 
-/// What the GPUs of a machine have done.
+/// Counts of the GPUs' work on a machine.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Activity {
@@ -137,7 +137,7 @@ pub(crate) struct Gpus {
     /// Switches to threads.
     pub(crate) switches: Cell<u64>,
     pub(crate) accesses: Cell<u64>,
-    /// What kernels send to other ranks.
+    /// The data that kernels send to other ranks.
     pub(crate) traffic: Counters,
     /// Hook calls other than accesses and switches.
     pub(crate) calls: Cell<u64>,

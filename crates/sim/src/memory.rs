@@ -118,7 +118,7 @@ impl FromIterator<u32> for GpuSet {
     }
 }
 
-/// What the registry knows of a live range, besides its start.
+/// The registry's entry for a live range, without its start.
 struct LiveMemory {
     end: usize,
     /// An address for the start that all mappings of the same memory have.

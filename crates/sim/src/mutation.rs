@@ -12,7 +12,7 @@ pub struct Mutation {
     change: Change,
 }
 
-/// What a [`Mutation`] changes.
+/// The change that a [`Mutation`] makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Change {

@@ -1,4 +1,4 @@
-//! What a thread polls: it is recognised by its loads, and named in reports.
+//! The memory that a thread polls: it is recognised by the thread's loads, and named in reports.
 //!
 //! # Safety
 //!

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How a simulated machine orders its threads.
+/// The order in which a simulated machine runs its threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Schedule {
     /// A fixed order or, with a seed, a random one.

@@ -29,7 +29,7 @@ use crate::shared::SharedMemory;
 use crate::waits::WaitState;
 use crate::warp::{WARP, Warp};
 
-/// What a thread waits for.
+/// The condition that a thread waits for.
 #[derive(Clone, Copy)]
 pub(crate) enum Wait {
     /// No event.
@@ -42,7 +42,7 @@ pub(crate) enum Wait {
     Phase { barrier: usize, parity: u32, at: Site },
     /// The number of registers for each thread of its warpgroup.
     Registers { count: u32, at: Site },
-    /// The end of the grid beside which its own began.
+    /// The end of the grid during which its own grid began.
     Previous { at: Site },
     /// Other lanes of its warp.
     Warp { mask: u32, at: Site, coop_call: Option<CoopCall> },
@@ -65,7 +65,8 @@ pub(crate) enum Wait {
 /// One simulated thread.
 #[repr(C)]
 pub(crate) struct Thread {
-    /// What cuda_std uses. The first field, so that its address is the thread's address.
+    /// The context that cuda_std uses. It is the first field, so that its address is the thread's
+    /// address.
     pub(crate) ctx: Cell<ThreadCtx>,
     pub(crate) gpus: Cell<*const Gpus>,
     pub(crate) block: Cell<*const Block>,
@@ -96,11 +97,11 @@ pub(crate) struct Thread {
     pub(crate) polled: Cell<[usize; 4]>,
     /// The handler that resumes the coroutine, after a fault, in a function that ends it.
     pub(crate) trap: Cell<Option<CoroutineTrapHandler<()>>>,
-    /// What an access sees or changes instead of memory.
+    /// Values that accesses see or change instead of memory.
     pub(crate) scratch: Cell<u128>,
     /// The `wgmma`s in flight.
     pub(crate) products: RefCell<Products>,
-    /// What the thread knows of other accesses.
+    /// The thread's knowledge of other accesses.
     pub(crate) race: RefCell<ThreadClock>,
     /// The named wait. The last field, since it is seldom accessed.
     pub(crate) state: WaitState,
@@ -118,7 +119,7 @@ pub(crate) struct Grid {
     pub(crate) ended: Cell<u32>,
     /// Blocks that have ended or let the next grid begin.
     pub(crate) triggered_blocks: Cell<u32>,
-    /// The grid beside which this one began, and what is known after it.
+    /// The grid during which this grid began, and the knowledge after its end.
     pub(crate) previous: Weak<Grid>,
     pub(crate) previous_clock: Option<GridClock>,
     pub(crate) clock: GridClock,
@@ -145,7 +146,7 @@ pub(crate) struct Block {
     pub(crate) next: RefCell<Vec<u32>>,
     /// Whether the block is in [`Gpus::queue`].
     pub(crate) queued: Cell<bool>,
-    /// Whether it has let the next grid begin.
+    /// Whether the block has let the next grid begin.
     pub(crate) has_triggered: Cell<bool>,
     pub(crate) barriers: [BlockBarrier; BARRIERS],
     pub(crate) cluster: Rc<Cluster>,
@@ -169,7 +170,7 @@ impl Grid {
         self.ended.get() == self.blocks
     }
 
-    /// Returns whether the grid beside which this one began still runs.
+    /// Returns whether the grid during which this grid began still runs.
     pub(crate) fn follows_running(&self) -> bool {
         self.previous.upgrade().is_some_and(|previous| !previous.has_ended())
     }

@@ -1,4 +1,4 @@
-//! What kernels send to other ranks, counted.
+//! Counts of the data that kernels send to other ranks.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use cuda_std::arch::Access;
 
 use crate::memory::{Memory, Owner};
 
-/// What the kernels of a rank have sent to another one.
+/// The data that the kernels of a rank have sent to another rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Traffic {

@@ -68,7 +68,7 @@ pub(crate) struct Warp {
     words: Cell<Words>,
 }
 
-/// What the lanes of a warp exchange.
+/// The values that the lanes of a warp exchange.
 type Words = [[u32; 6]; WARP as usize];
 
 impl Warp {

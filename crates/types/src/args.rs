@@ -38,7 +38,7 @@ pub trait Arg<P: KernelParam>: IntoArg<P::Abi> {}
 #[diagnostic::do_not_recommend]
 impl<P: KernelParam, A: IntoArg<P::Abi>> Arg<P> for A {}
 
-/// What a launch checks of one argument or of all its arguments.
+/// The properties of one argument or of all arguments that a launch checks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ArgInfo<'a> {
     /// The device communicator.
@@ -122,7 +122,7 @@ pub unsafe trait KernelArgs: Copy {
     ///
     /// # Safety
     ///
-    /// What the bytes refer to exists: the memory of a slice, the window of a handle.
+    /// The object that the bytes refer to exists: the memory of a slice, the window of a handle.
     unsafe fn from_abi(abi: Self::Abi) -> Self;
 
     /// Reads the parameters from their addresses, in order.

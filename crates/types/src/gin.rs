@@ -90,7 +90,7 @@ numbered! {
     EfaGda = 5, "EFA_GDA";
 }
 
-/// Which ranks a kernel can reach over the network.
+/// The ranks that a kernel can reach over the network.
 ///
 /// NCCL: `ncclGinConnectionType_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

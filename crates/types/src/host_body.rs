@@ -6,7 +6,7 @@ use core::fmt;
 use crate::args::KernelArgs;
 use crate::kernel::{HostKernel, MemoryRef};
 
-/// What a simulated GPU runs instead of a kernel's machine code.
+/// The function that a simulated GPU runs instead of a kernel's machine code.
 #[derive(Clone, Copy)]
 pub struct HostBody {
     name: &'static str,

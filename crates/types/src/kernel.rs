@@ -47,8 +47,8 @@ pub unsafe trait Kernel: Sized + 'static {
     /// Whether a launch needs `unsafe`: [`Safe`](crate::Safe), or [`Unsafe`] for a kernel that is
     /// an `unsafe fn` or takes a slice.
     type Safety: Safety;
-    /// What a simulated GPU runs; `None` for a kernel that exists only as machine code. Only a
-    /// launch on a simulated GPU reads it.
+    /// The function that a simulated GPU runs; `None` for a kernel that exists only as machine
+    /// code. Only a launch on a simulated GPU reads it.
     const BODY: Option<HostBody> = None;
 
     /// Returns the kernel with a tuple of arguments, for code that is generic over kernels. The
@@ -194,7 +194,7 @@ impl MemoryRef {
 ///
 /// # Safety
 ///
-/// What the bytes refer to exists: the memory of a slice, the window of a handle.
+/// The object that the bytes refer to exists: the memory of a slice, the window of a handle.
 #[doc(hidden)]
 #[inline]
 pub unsafe fn param<P: KernelParam>(abi: P::Abi) -> P {
@@ -214,7 +214,7 @@ pub const COPIED: u8 = 1;
 #[doc(hidden)]
 pub const KEPT: u8 = 2;
 
-/// How a kernel's entry point takes a parameter of type `T`.
+/// The way in which a kernel's entry point takes a parameter of type `T`.
 #[doc(hidden)]
 pub enum Taken<T, const ENTRY: u8> {
     #[doc(hidden)]

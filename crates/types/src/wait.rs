@@ -1,4 +1,4 @@
-//! What a kernel waits for, and how the host aborts a wait.
+//! Waits of kernels, and their aborts by the host.
 //!
 //! The host keeps an [`AbortBlock`] in memory that the GPU can access, and the device communicator
 //! points at it: its first word is the abort flag that NCCL's own waits read. A wait of
@@ -7,7 +7,7 @@
 
 use core::fmt;
 
-/// What a wait is for.
+/// The kind of object that a wait is for.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -60,10 +60,10 @@ impl WaitKind {
     }
 }
 
-/// What a thread waits for.
+/// The object that a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitFor {
-    /// What kind of object the thread waits for.
+    /// The kind of object.
     pub kind: WaitKind,
     /// Which one: the index of the barrier, of the element, or of the flag in its window; the id of
     /// the signal or counter; the byte offset of a signal in a window.
@@ -140,7 +140,7 @@ pub struct StuckRecord {
 pub struct AbortBlock {
     /// If not 0, every wait ends. Waits read it once in a few thousand polls.
     pub flag: u32,
-    /// What each warp waited for.
+    /// The wait of each warp.
     pub records: [StuckRecord; STUCK_RECORDS],
 }
 

@@ -45,14 +45,14 @@ pub(super) struct Inner {
     pub(super) n_ranks: usize,
     pub(super) context: Context,
     pub(super) library: Library,
-    /// How many communicators this process had created before. The ranks of two communicators have
-    /// created them in the same order.
+    /// The number of communicators that this process had created before. The ranks of two
+    /// communicators have created them in the same order.
     pub(super) created: u64,
     /// The exchange with the other ranks on the host; only communicators of a `World` have one.
     pub(super) peers: Option<Arc<dyn Peers>>,
-    /// How many exchanges have failed, on all ranks.
+    /// The number of exchanges that have failed, the same on all ranks.
     pub(super) failed_exchanges: AtomicU64,
-    /// How many windows were registered, in all ranks in the same order.
+    /// The number of windows that were registered, the same on all ranks.
     pub(super) windows: AtomicU64,
     /// The context's default stream, once an operation was enqueued to it without naming it:
     /// dropping the last handle of a stream waits for its work.

@@ -32,7 +32,7 @@ pub enum ShrinkMode {
     Abort = 1,
 }
 
-/// What a rank passes to [`Communicator::split`].
+/// The arguments of a rank to [`Communicator::split`].
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Choice {

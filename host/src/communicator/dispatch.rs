@@ -17,7 +17,7 @@ use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, Out, Written};
 
-/// What an operation uses.
+/// The objects that an operation uses.
 #[derive(Default)]
 pub(super) struct Uses {
     /// Kept alive until the operation is done.

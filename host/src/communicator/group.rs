@@ -60,7 +60,7 @@ pub(super) struct DeferredCall {
     pub call: Call,
     /// The call with its terms.
     pub description: String,
-    /// Whether the ranks compare it before it is made.
+    /// Whether the ranks compare the call before they make it.
     pub compares: bool,
     /// The stream of an operation; `None` for a call that waits for all ranks, such as a
     /// registration.

@@ -43,7 +43,7 @@ impl PartialEq for UniqueId {
 
 impl Eq for UniqueId {}
 
-/// Hides the bytes: whoever has them can join the communicator.
+/// Hides the bytes, because any process that has them can join the communicator.
 impl std::fmt::Debug for UniqueId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("UniqueId(..)")

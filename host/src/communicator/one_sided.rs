@@ -39,9 +39,9 @@ impl Signal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ncclWaitSignalDesc_t")]
 pub struct WaitSignalDesc {
-    /// The rank they come from.
+    /// The rank that sends the signals.
     pub peer: usize,
-    /// How many.
+    /// The number of signals to wait for.
     pub count: u32,
     /// Index of the signal.
     pub index: u32,

@@ -21,7 +21,7 @@ pub(crate) type Cancelled<'a> = &'a dyn Fn() -> Result<()>;
 /// The condition of exchanges that end only with the other ranks.
 pub(crate) const NEVER: Cancelled<'static> = &|| Ok(());
 
-/// What a rank says of its call in an exchange.
+/// A rank's description of its call in an exchange.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms<'a> {
     /// The name of the call, the same on all ranks.

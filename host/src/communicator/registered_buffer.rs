@@ -40,7 +40,7 @@ pub struct BorrowedRegistration(RegisteredBuffer);
 
 /// A communicator may own this, so it does not keep the communicator.
 struct Inner {
-    /// Whether the communicator owns it.
+    /// Whether a communicator owns this value.
     is_owned: bool,
     handle: Out<u64>,
     state: SharedState,

@@ -10,7 +10,7 @@ pub enum DriverError {
          GPUs with DEVCOMM_SIMULATE=4"
     )]
     NoDriver {
-        /// What was tried.
+        /// The libraries that were tried, and why each did not load.
         reason: String,
     },
     /// The driver lacks functions that this crate calls.
@@ -50,14 +50,14 @@ pub enum DriverError {
         code: u32,
         /// The error's name.
         name: String,
-        /// What the driver says about it.
+        /// The driver's text about it.
         text: String,
     },
     /// A simulated machine does not support this: it runs kernels with a body in Rust only, and
     /// takes no streams or contexts of other libraries.
     #[error("{what} cannot be simulated; run it on GPUs, without DEVCOMM_SIMULATE")]
     NotSimulated {
-        /// What was asked for.
+        /// The feature that was requested.
         what: String,
     },
 }

@@ -20,7 +20,7 @@ pub enum LaunchError {
     BadSidecar {
         /// The module.
         file: String,
-        /// What is wrong.
+        /// Why the module cannot be used.
         why: String,
     },
     /// No kernel of this name was loaded.
@@ -96,7 +96,7 @@ pub enum LaunchError {
         rank: usize,
         /// Why they were aborted.
         cause: AbortCause,
-        /// What their blocks waited for.
+        /// The waits of their blocks.
         stuck: Vec<StuckWait>,
     },
 }

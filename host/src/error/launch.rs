@@ -79,7 +79,7 @@ pub enum LaunchRefusal {
         compute_capability.0, compute_capability.1
     )]
     AttributeUnsupported {
-        /// What was asked for.
+        /// The requested attribute.
         what: &'static str,
         /// The device's compute capability.
         compute_capability: (u32, u32),
@@ -236,7 +236,7 @@ pub enum LaunchRefusal {
     Parameters {
         /// The parameters of the compiled kernel, from its description.
         compiled: String,
-        /// What the launch passes.
+        /// The arguments that the launch passes.
         passed: String,
     },
 }

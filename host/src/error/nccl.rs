@@ -17,7 +17,7 @@ pub enum NcclError {
     Unusable {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file cannot be used.
         reason: String,
     },
     /// The loaded NCCL is older than the program needs.
@@ -106,7 +106,7 @@ impl NcclError {
     }
 }
 
-/// What a call of NCCL returns. NCCL: `ncclResult_t`.
+/// The result of a call of NCCL. NCCL: `ncclResult_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ncclResult_t")]
 #[non_exhaustive]

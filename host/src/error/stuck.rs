@@ -17,7 +17,7 @@ pub struct StuckWait {
     pub block: u32,
     /// `threadIdx.x`.
     pub thread: u32,
-    /// What it waited for.
+    /// The wait in which the thread was.
     pub wait: WaitFor,
 }
 

@@ -64,7 +64,7 @@ pub enum WorldError {
     /// The ranks of a communicator make different calls. Nothing has been called.
     #[error("the ranks make different calls: {}", by_call(calls))]
     CallsDiffer {
-        /// What each rank calls, by rank of the communicator.
+        /// The call of each rank, by rank of the communicator.
         calls: Vec<String>,
     },
     /// A rank failed in a collective call, which therefore failed on all ranks: that rank returns
@@ -75,7 +75,7 @@ pub enum WorldError {
         call: String,
         /// The first rank that failed, a rank of the communicator.
         rank: usize,
-        /// How many other ranks failed too.
+        /// The number of other ranks that failed too.
         others: usize,
         /// The error of that rank.
         why: String,
@@ -103,7 +103,7 @@ pub enum WorldError {
     RankLost {
         /// The rank.
         rank: usize,
-        /// What is known of the cause.
+        /// The known details of the cause.
         why: String,
     },
     /// The function of a rank panicked.

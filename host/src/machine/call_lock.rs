@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 #[derive(Debug, Default)]
 pub(crate) struct CallLock {
     held: Mutex<()>,
-    /// Whether another thread has found it held.
+    /// Whether another thread has found the lock held.
     is_awaited: AtomicBool,
 }
 

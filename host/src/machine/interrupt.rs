@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Result, StateError};
 
-/// How often a wait asks whether it is interrupted.
+/// The pause between a wait's checks for an interrupt.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 type Check = Rc<dyn Fn() -> bool>;

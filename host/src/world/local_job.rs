@@ -15,7 +15,7 @@ use super::signals::Signals;
 use crate::error::{Error, Result, WorldError};
 use crate::sys::process::{die_with_parent, send_signal, spawn_with_listener};
 
-/// How often the processes are polled.
+/// The pause between polls of the processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The time that the others have, after a rank has failed, to report it and exit.
 const GRACE: Duration = Duration::from_secs(3);
@@ -46,7 +46,7 @@ pub struct LocalJob {
     program: PathBuf,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
-    /// Whether the others go on when a rank fails.
+    /// Whether the other ranks go on when a rank fails.
     survives: bool,
 }
 
@@ -100,7 +100,7 @@ impl LocalJob {
     /// Starts all ranks and waits for them. When one fails, the others are asked for their last
     /// operations a few seconds later, and killed, unless they are to [survive](Self::survive).
     /// SIGINT, SIGTERM and SIGHUP end all of them; SIGUSR1 makes them print their last operations.
-    /// They do not outlive the calling thread, however it ends.
+    /// The processes do not outlive the calling thread, however it ends.
     ///
     /// # Errors
     ///

@@ -289,8 +289,8 @@ impl World {
     ///
     /// When a rank fails, the waits of the other ranks end with
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); the result is the error of the rank
-    /// that failed first. A kernel that fails is an error of its rank, also if nobody waits for its
-    /// stream; so is one that waits for ever on simulated GPUs.
+    /// that failed first. A kernel that fails is an error of its rank, also if no thread waits for
+    /// its stream; so is one that waits for ever on simulated GPUs.
     ///
     /// # Errors
     ///

@@ -29,7 +29,8 @@ pub struct Rank {
     library: Library,
     rendezvous: Rendezvous,
     local_rank: usize,
-    /// Whether the collectives of its communicators are compared, if all ranks want it.
+    /// Whether this rank wants the collectives of its communicators to be compared; they are if all
+    /// ranks want it.
     checked: bool,
 }
 

@@ -19,7 +19,7 @@ const ENDING: [(i32, &str); 3] = [(SIGINT, "SIGINT"), (SIGTERM, "SIGTERM"), (SIG
 struct Handlers {
     /// The last signal, 0 for none.
     seen: Arc<AtomicUsize>,
-    /// Whether no job runs: a signal then has its default action.
+    /// Whether no job runs, so that a signal has its default action.
     idle: Arc<AtomicBool>,
     jobs: usize,
 }

@@ -14,7 +14,7 @@ pub(crate) const COUNT: usize = 1000;
 ///
 /// # Safety
 ///
-/// The window has at least as many elements as there are ranks.
+/// The window has at least one element for each rank.
 #[kernel]
 pub(crate) unsafe fn store_count(comm: DevComm, window: nccl_device::Window<f32>, count: usize) {
     if thread::block_idx_x() == 0 && thread::thread_idx_x() == 0 {

@@ -1,4 +1,4 @@
-//! Tests of streams and events: who destroys them, and the order of their work.
+//! Tests of streams and events: when they are destroyed, and the order of their work.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The shapes of the tiles of [`gemm_swapped`](super::gemm_swapped), and the division of the work among
-//! clusters.
+//! The shapes of the tiles of [`gemm_swapped`](super::gemm_swapped), and the division of the work
+//! among clusters.
 
 use cuda_std::prelude::*;
 use cuda_std::tile::{MAX_STAGES, Schedule, SharedTile, TileMemory};

@@ -1,5 +1,5 @@
-//! What happens to the sums of a tile of [`gemm_swapped`](super::gemm_swapped): split tiles are added
-//! over the blocks of a cluster, then the epilogue is applied, and the tile is stored.
+//! What happens to the sums of a tile of [`gemm_swapped`](super::gemm_swapped): split tiles are
+//! added over the blocks of a cluster, then the epilogue is applied, and the tile is stored.
 
 use core::marker::PhantomData;
 

@@ -1,4 +1,4 @@
-//! A safe `impl IntoArg` that makes a window longer than its buffer. The trait must be `unsafe`.
+//! A safe `impl` of the unsafe trait `IntoArg`, which makes a window longer than its buffer.
 
 use devcomm_types::{IntoArg, Window};
 

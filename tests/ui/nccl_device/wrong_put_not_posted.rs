@@ -1,4 +1,4 @@
-//! A put that nobody posts is not sent.
+//! A put that is not posted is not sent.
 #![deny(unused_must_use)]
 
 use nccl_device::gin::GinBackend;

@@ -10,7 +10,7 @@ use super::{Access, Engine, current};
 pub struct Piece {
     /// The address of its target.
     pub to: usize,
-    /// What it writes there.
+    /// The data that the copy writes there.
     pub from: Source,
     /// The length in bytes.
     pub bytes: usize,
@@ -18,7 +18,7 @@ pub struct Piece {
     pub sum: Option<fn(u128, u128) -> u128>,
 }
 
-/// What a [`Piece`] writes.
+/// The data that a [`Piece`] writes.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
     /// What is at this address when the copy reads it.

@@ -129,11 +129,12 @@ pub unsafe trait Mainloop {
     /// The state of a computing warpgroup's threads from tile to tile.
     type State;
 
-    /// Warpgroups that compute.
+    /// The number of warpgroups that compute.
     const COMPUTING: u32 = 2;
     /// Warps that load, at most 3. One thread of each issues the loads.
     const LOADING: u32 = 1;
-    /// Blocks of a cluster, each of which may load for all; 1 without clusters.
+    /// The number of blocks of a cluster, each of which may load for all of them; 1 without
+    /// clusters.
     const CLUSTER: u32 = 1;
     /// The increment of a step's number: 1, or the terms of a stage if steps are numbered by their
     /// first terms.
@@ -250,7 +251,7 @@ pub unsafe trait Mainloop {
         }
     }
 
-    /// Runs the main loop. Dependent launches may begin at once.
+    /// Runs the main loop. A dependent launch may begin as soon as all blocks have called this.
     ///
     /// # Safety
     ///
@@ -276,7 +277,8 @@ pub unsafe trait Mainloop {
         let warp = thread / warp::WARP_SIZE;
         if thread == 0 {
             self.init();
-            // SAFETY: no thread uses the pipeline before the barrier. The fence is for all of them.
+            // SAFETY: no thread uses the pipeline before the barrier below. The fence in `init`
+            // precedes that barrier.
             unsafe { pipeline.init(Self::LOADING, self.arrivals()) };
         }
         self.sync();
@@ -305,7 +307,7 @@ pub unsafe trait Mainloop {
     }
 }
 
-/// A tile of a main loop.
+/// A tile of the main loop `M`, as its scheduler describes it.
 pub type WorkOf<M> = <<M as Mainloop>::Schedule as Scheduler>::Work;
 
 /// Loads the factors of all tiles, in one thread of a loading warp.

@@ -33,7 +33,7 @@ pub struct Persistent<const CLUSTER: u32> {
 pub struct Turn {
     /// The tile's number.
     pub number: u32,
-    /// How many tiles the cluster computes before it.
+    /// The number of tiles that the cluster computes before this tile.
     pub before: u32,
 }
 

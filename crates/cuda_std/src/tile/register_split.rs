@@ -2,7 +2,7 @@
 
 use crate::wgmma;
 
-/// How the registers of a block are divided between the warps that compute and the others.
+/// The division of a block's registers between the warps that compute and the other warps.
 pub trait RegisterSplit {
     /// Registers of a computing thread and of another one; `None` leaves the launch's.
     const REGISTERS: Option<[u32; 2]>;

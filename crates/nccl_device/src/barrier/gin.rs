@@ -21,7 +21,7 @@ use crate::wait::is_unwinding;
 use crate::wait::{Deadline, Outcome, finish, finish_timed};
 use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 
-/// Which earlier puts and gets are complete after a GIN barrier. NCCL: `ncclGinFenceLevel`.
+/// The earlier puts and gets that are complete after a GIN barrier. NCCL: `ncclGinFenceLevel`.
 #[doc(alias = "ncclGinFenceLevel")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]

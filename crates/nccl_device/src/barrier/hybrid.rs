@@ -23,7 +23,7 @@ pub struct HybridBarrier<'a, B> {
     lsa: LsaBarrier<'a>,
 }
 
-/// Which barriers one synchronisation uses.
+/// The barriers that one synchronisation uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Path {
     /// A barrier within the LSA teams by load and store, then the rail teams over the network.

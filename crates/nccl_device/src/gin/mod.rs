@@ -78,7 +78,7 @@ pub use post::{Get, Put, PutValue};
 pub use signal::{CounterId, Signal, SignalAction, SignalId, VaSignal};
 pub use wait::Request;
 
-/// Which threads use a GIN context concurrently: with fewer threads NCCL uses fewer atomics.
+/// The threads that may use a GIN context concurrently. With fewer threads NCCL uses fewer atomics.
 ///
 /// NCCL: `ncclGinResourceSharingMode`.
 #[doc(alias = "ncclGinResourceSharingMode")]

@@ -1,4 +1,4 @@
-//! The sums of the ranks' parts.
+//! The sums of the parts that the ranks send to each other.
 
 use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;
@@ -36,6 +36,7 @@ struct Rows {
     first: u32,
     /// The number of vectors from a row to the next, and of slots from a part to the one below.
     stride: u32,
+    /// The number of slots from a part to the part below.
     below: u32,
     /// The number of vectors of the product before the first row of this rank's C.
     before: u32,

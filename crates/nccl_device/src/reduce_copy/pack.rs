@@ -11,7 +11,7 @@ use super::multimem::{MultimemReduce, store_one};
 pub(super) trait Pack<T: Accumulate> {
     /// Elements per access.
     const LEN: usize;
-    /// What one access loads or stores.
+    /// The type that one access loads or stores.
     type Value: Copy;
     /// A value as accumulators, the type that reductions compute in.
     type Wide: Copy;

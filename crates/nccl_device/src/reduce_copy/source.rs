@@ -6,7 +6,7 @@ use cuda_std::vector::Accumulate;
 use super::buffers::{Buffers, misalignment};
 use super::pack::Pack;
 
-/// What is loaded, and reduced to one value per element index.
+/// The memory from which values are loaded, and reduced to one value per element index.
 pub(super) trait Source<T: Accumulate>: Copy {
     /// Returns the address modulo 16, or `None` if it differs between the buffers.
     fn misalignment(&self) -> Option<usize>;

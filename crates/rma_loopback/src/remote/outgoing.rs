@@ -45,7 +45,7 @@ struct InFlight {
     /// Target of a get's data.
     get_target: Option<Buffer>,
     has_slot: bool,
-    /// Whether it is the operation's last entry.
+    /// Whether this is the operation's last entry.
     last: bool,
 }
 

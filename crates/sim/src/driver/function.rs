@@ -344,7 +344,7 @@ struct Kernel {
     cooperative: bool,
     /// Blocks per cluster.
     cluster: u32,
-    /// Whether it may begin beside the previous kernel.
+    /// Whether the launch may begin while the previous kernel runs.
     dependent: bool,
     started: Option<GridId>,
 }

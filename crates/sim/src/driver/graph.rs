@@ -200,7 +200,7 @@ pub(crate) struct UserObject {
 impl Drop for UserObject {
     fn drop(&mut self) {
         if let Some(destroy) = self.destroy {
-            // SAFETY: whoever created the object promises that the function can be called.
+            // SAFETY: the creator of the object promises that the function can be called.
             unsafe { destroy(self.value) };
         }
     }
@@ -366,7 +366,8 @@ impl Launch {
         let run =
             self.runs[index].get_or_insert_with(|| races.start_part(&self.exec.sequences[index]));
         Some(races.within(run, || {
-            // What a dependency that ran beside it knows is added when that has ended.
+            // The knowledge of a dependency that ran at the same time is added when the dependency
+            // has ended.
             let before = &self.exec.graph.nodes[index].dependencies;
             before.iter().for_each(|before| races.learn_here(&self.ended[*before]));
             part(&mut **op)

@@ -199,7 +199,7 @@ struct Store {
 /// A copy that has read its source.
 struct UnderWay {
     data: Vec<u8>,
-    /// How often it will be polled before it lands.
+    /// The number of polls before the copy lands.
     polls: usize,
 }
 

@@ -60,7 +60,7 @@ pub(crate) trait StreamOp {
 /// An operation in a stream's queue.
 struct Queued {
     op: Box<dyn StreamOp>,
-    /// What the host knew when it enqueued the operation.
+    /// The knowledge of the host when it enqueued the operation.
     enqueued: Clock,
     /// The run, once it has started, and the time of that.
     run: Option<Run>,
@@ -87,7 +87,7 @@ pub(crate) struct Stream {
     queue: RefCell<VecDeque<Queued>>,
     /// Orders its operations, for the detection of races.
     sequence: Sequence,
-    /// Whether its handle was destroyed.
+    /// Whether the stream's handle was destroyed.
     destroyed: Cell<bool>,
     /// The capture state, if it is being captured.
     pub(super) capturing: RefCell<Option<StreamCapture>>,
@@ -139,7 +139,7 @@ impl Stream {
             }
             let before = self.clock();
             let poll = |op: &mut dyn StreamOp| {
-                // If it began beside the previous operation, that has ended since.
+                // If it began during the previous operation, that operation has ended since.
                 races.learn_here(&before);
                 op.poll(core)
             };

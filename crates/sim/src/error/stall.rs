@@ -1,4 +1,4 @@
-//! What every thread waits for, at a deadlock or a limit.
+//! The waits of all threads at a deadlock or a limit.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use devcomm_types::{WaitFor, WaitKind};
 
 use super::Site;
 
-/// What a thread waits for.
+/// The condition that a thread waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Waiting {
@@ -30,11 +30,11 @@ pub enum Waiting {
     },
     /// Registers, which other threads of the block have to give back.
     Registers {
-        /// How many each thread of the warpgroup is to have.
+        /// The number of registers that each thread of the warpgroup is to have.
         count: u32,
-        /// How many more the warpgroup needs.
+        /// The number of further registers that the warpgroup needs.
         more: u32,
-        /// How many the block has left.
+        /// The number of registers that the block has left.
         spare: u32,
     },
     /// The end of the previous kernel of the stream.
@@ -157,7 +157,7 @@ pub struct Waiter {
     pub threads: u32,
     /// The numbers in the block.
     pub ids: Vec<u32>,
-    /// What they wait for.
+    /// The condition that the threads wait for.
     pub what: Waiting,
     /// The memory that the first of them polls, and its value.
     pub polled: Option<String>,
@@ -192,10 +192,10 @@ pub(crate) fn thread_ids(ids: &[u32]) -> String {
     if ids.len() == 1 { format!("thread {text}") } else { format!("threads {text}") }
 }
 
-/// What every thread waits for, at a deadlock or when a kernel reaches a limit.
+/// The waits of all threads at a deadlock, or when a kernel reaches a limit.
 #[derive(Clone, Debug)]
 pub struct Stall {
-    /// What host threads and streams wait for, one per line; empty where only kernels are involved.
+    /// The waits of host threads and streams, one per line; empty where only kernels are involved.
     pub host: Vec<String>,
     /// Name of the kernel, or of all running kernels.
     pub kernel: String,

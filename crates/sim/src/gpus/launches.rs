@@ -1,4 +1,4 @@
-//! How often kernels have been launched.
+//! Counts of the launches of kernels.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -16,7 +16,7 @@ use crate::driver;
 use crate::machine::core::Core;
 use crate::race::Clock;
 
-/// Which collective.
+/// The kind of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     AllReduce,

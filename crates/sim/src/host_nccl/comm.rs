@@ -81,7 +81,7 @@ pub(crate) struct RankComm {
     pub(super) has_rma: Cell<bool>,
 }
 
-/// What a communicator can be used for.
+/// The state of a communicator, which limits the calls that it accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lifecycle {
     Live,

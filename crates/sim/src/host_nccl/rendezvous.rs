@@ -33,7 +33,7 @@ pub(super) struct Task {
     result: RefCell<Option<NcclResult<()>>>,
 }
 
-/// What the call does.
+/// The effect of the call.
 pub(super) enum TaskKind {
     /// Creates a communicator; `id` is the unique id's number.
     Join {

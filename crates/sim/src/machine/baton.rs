@@ -62,7 +62,7 @@ pub(crate) struct Shared {
     pub(crate) number: u64,
     pub(crate) simulation: Simulation,
     turns: Mutex<Turns>,
-    /// What has happened to clients between their calls, in order.
+    /// The events of clients between their calls, in order.
     events: Mutex<Vec<(ClientId, HostEvent)>>,
     /// Wakes the machine's thread when a client has called, attached or detached.
     changed: Condvar,
@@ -102,7 +102,7 @@ struct Entry {
     /// Consecutive checks that found the client blocked.
     blocked_checks: u32,
     call: Option<Call>,
-    /// What its program does in the call.
+    /// The action of its program in the call.
     operation: Option<Arc<str>>,
     /// The GPU whose context was current at its last call.
     gpu: Option<usize>,
@@ -155,7 +155,7 @@ pub(crate) struct Caller {
     pub(crate) gpu: Option<usize>,
 }
 
-/// What the machine's thread does next.
+/// The next action of the machine's thread.
 pub(crate) enum Next {
     /// Serve the waiting clients. `all`: whether no client is [unscheduled](State::Unscheduled).
     Waiting { clients: Vec<Caller>, all: bool },

@@ -42,7 +42,7 @@ pub(crate) struct BarrierSet {
     pub(crate) ranks: Option<u32>,
 }
 
-/// How a signal was changed.
+/// The kind of change of a signal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SignalOp {
     Inc,
@@ -54,9 +54,9 @@ pub(crate) struct GinRank {
     /// The signals by context, then by signal; counters likewise.
     signals: Box<[Cell<u64>]>,
     counters: Box<[Cell<u64>]>,
-    /// How each signal was changed since its last reset.
+    /// The kind of changes of each signal since its last reset.
     ops: Box<[Cell<Option<SignalOp>>]>,
-    /// The same for VA signals, by address.
+    /// The kind of changes of each VA signal, by address.
     va_ops: RefCell<LiteMap<usize, SignalOp>>,
     /// The signals' shadows, in memory that kernels can access.
     shadows: *mut u64,

@@ -52,7 +52,7 @@ impl Agent {
     }
 }
 
-/// What is known of a block: the agents' times.
+/// The known times of the agents of a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct BlockView {
     /// The time that is known of every thread.
@@ -260,10 +260,10 @@ fn merge<K: Ord + Copy, V: Clone>(
     merged
 }
 
-/// What a thread or an operation knows.
+/// The knowledge of a thread or an operation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock {
-    /// What has happened before.
+    /// The accesses that happened before.
     pub(super) seen: Rc<View>,
     /// The part of it that a `fence.proxy.async` separates from what follows: the writes to shared
     /// and to global memory that asynchronous copies and `wgmma` may read.

@@ -1,4 +1,4 @@
-//! What a thread has found ordered before its accesses.
+//! A cache of the accesses that a thread has found to be ordered before its own.
 //!
 //! A tile has thousands of words, all written by the same copy. A thread's clock only grows, so
 //! what it has found of one word holds for the others, and later.

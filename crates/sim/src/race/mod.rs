@@ -55,7 +55,7 @@ use crate::memory::Memory;
 /// The detector's state.
 #[derive(Default)]
 pub(crate) struct Races {
-    /// Whether it is on; else it does nothing.
+    /// Whether the detector is on. If not, it does nothing.
     on: bool,
     joins: Joins,
     shadow: Shadow,
@@ -94,7 +94,7 @@ struct Accessor<'a> {
     all: u32,
     /// The kind of the memory.
     space: Space,
-    /// What has been found of the same clock before.
+    /// Earlier results for the same clock.
     memo: Option<&'a Memo>,
 }
 

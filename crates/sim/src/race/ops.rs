@@ -14,7 +14,7 @@ use crate::arguments::Arguments;
 use crate::error::{Error, Site, ThreadId};
 use crate::memory::{Memory, Owner};
 
-/// What reports say of an operation.
+/// The description of an operation in reports.
 #[derive(Clone, Debug)]
 pub(super) struct OpInfo {
     pub(super) name: &'static str,
@@ -25,7 +25,7 @@ pub(super) struct OpInfo {
     pub(super) transfer: Option<(Transfer, ThreadId, bool)>,
     /// What the arguments of the kernel, or of the one that posted a transfer, refer to.
     arguments: Option<Rc<Arguments>>,
-    /// What was known when it started, if it is a kernel.
+    /// The knowledge at the operation's start, if it is a kernel.
     pub(super) start: Option<Clock>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Run {
     line: Line,
     number: u32,
     gpu: u32,
-    /// What it knows: what happened before it, and what it learns.
+    /// The knowledge of the operation: what happened before it, and what it learns.
     clock: Clock,
     /// The identity, once it has accessed memory.
     op: Option<OpId>,
@@ -343,13 +343,13 @@ impl Races {
     }
 }
 
-/// What a kernel's grid shares with the operations after it.
+/// The knowledge that a kernel's grid shares with the operations after it.
 #[derive(Clone)]
 pub(crate) struct GridClock {
     pub(crate) op: OpId,
-    /// What its threads know at their start.
+    /// The knowledge of its threads at their start.
     pub(crate) start: Clock,
-    /// What its ended threads knew.
+    /// The knowledge of its threads that have ended.
     pub(crate) end: Rc<RefCell<Clock>>,
 }
 

@@ -1,4 +1,4 @@
-//! What would order two accesses that race, for reports.
+//! The advice in reports of races: synchronisation that would order the two accesses.
 
 use cuda_std::arch::Space;
 

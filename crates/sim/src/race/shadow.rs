@@ -21,7 +21,7 @@ pub(super) struct Kind {
     pub(super) writes: bool,
     /// The scope of an atomic or ordered access; `None` for a weak one.
     pub(super) scope: Option<Scope>,
-    /// Whether it is made through the asynchronous proxy.
+    /// Whether the access is made through the asynchronous proxy.
     pub(super) is_async: bool,
 }
 

@@ -1,4 +1,5 @@
-//! What makes accesses of other threads known: barriers, fences, and reads of atomic words.
+//! The synchronisation that makes accesses of other threads known: barriers, fences, and reads of
+//! atomic words.
 
 use std::cell::RefCell;
 use std::rc::Rc;

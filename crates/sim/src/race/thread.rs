@@ -7,10 +7,10 @@ use super::memo::Memo;
 use super::sync::{Position, Release};
 use crate::error::Site;
 
-/// What the detector knows of a running thread.
+/// The detector's state of a running thread.
 pub(crate) struct ThreadClock {
     pub(super) here: Position,
-    /// What happened before the thread's next access. The thread's own past is not part of it.
+    /// The accesses that happened before the thread's next access, without the thread's own.
     pub(super) clock: Clock,
     /// The time of the thread's accesses; it advances when the thread releases what it has done.
     pub(super) time: u32,

@@ -108,7 +108,7 @@ impl Block {
     }
 }
 
-/// What the timeline shows of a block.
+/// The state of a block in the timeline.
 impl Block {
     /// Records a change of what the block waits for.
     pub(super) fn record_waits(&self, timeline: &Timeline) {

@@ -82,7 +82,7 @@ struct Pct {
 const HIGH: u64 = 1 << 63;
 const LOW: u64 = 1 << 32;
 
-/// What runs next.
+/// The part of the machine that runs next.
 enum Next {
     Thread(ThreadAt),
     Network,

@@ -28,11 +28,11 @@ pub(crate) enum Row {
     Stream(usize),
     /// A kernel's block.
     Block(&'static str, u32),
-    /// What the rank's kernels send over the network, and what arrives.
+    /// The operations that the rank's kernels send over the network, and those that arrive.
     Network,
 }
 
-/// What a row did from one time to another.
+/// The activity of a row from one time to another.
 #[derive(Debug)]
 pub(crate) struct Span {
     pub(crate) rank: usize,
@@ -40,7 +40,7 @@ pub(crate) struct Span {
     pub(crate) begin: u64,
     pub(crate) end: u64,
     pub(crate) name: String,
-    /// Whether it only waited.
+    /// Whether the row only waited.
     pub(crate) waits: bool,
     pub(crate) at: Option<Site>,
 }
@@ -56,7 +56,7 @@ pub(crate) struct Message {
     pub(crate) at: Site,
 }
 
-/// What a timeline has recorded.
+/// The data that a timeline has recorded.
 #[derive(Debug, Default)]
 struct Record {
     spans: Vec<Span>,

@@ -45,7 +45,8 @@ pub unsafe fn normalize_by_blocks(
         // SAFETY: the launch has checked the length; each block of each rank has an element.
         unsafe { sums.lsa(peer as i32).store(slot, mine) };
     }
-    // The sums of this block in every rank are here, and then those of all blocks.
+    // After the ranks' barrier the sums of this block in every rank are here; after the grid's
+    // barrier, those of all blocks.
     ranks.sync(MemoryOrder::AcqRel);
     grid.sync();
 

@@ -1,4 +1,4 @@
-//! Printing.
+//! A kernel that prints.
 
 // ANCHOR: print
 use cuda_std::prelude::*;

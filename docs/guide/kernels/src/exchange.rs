@@ -11,8 +11,9 @@ use nccl_device::{Coop, DevComm, TileExchange, Window};
 
 use crate::products::{Factors, Sums, TILE, for_each_pair};
 
-/// Elements of a tile, and of a vector of 16 bytes.
+/// Elements of a tile.
 pub const ELEMENTS: usize = (TILE * TILE) as usize;
+/// Elements of a vector of 16 bytes.
 const LANES: u32 = Vec16::<bf16>::LANES as u32;
 
 /// Pushes this rank's tiles, rounded to bf16, to all ranks, which add them up (step 4).
@@ -56,7 +57,7 @@ impl Parts<'_> {
     ///
     /// # Safety
     ///
-    /// The kernel's contract; all threads of the block call it.
+    /// The memory has the sizes that the kernel asks for; all threads of the block call this.
     unsafe fn all(&self, last: impl Fn(u32, f32) -> f32 + Copy) {
         let (mut tile, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
         let mut before = None;
@@ -92,7 +93,7 @@ impl Parts<'_> {
     ///
     /// # Safety
     ///
-    /// The kernel's contract; all threads of the block call it.
+    /// The memory has the sizes that the kernel asks for; all threads of the block call this.
     unsafe fn push(&self, tile: u32, sums: &Sums) {
         let staged = shared_array![bf16; ELEMENTS];
         for_each_pair(sums, |row, column, pair| {
@@ -119,11 +120,11 @@ impl Parts<'_> {
 
 // ANCHOR: add
 impl Parts<'_> {
-    /// Waits for all ranks' parts of a tile, and stores `last` of their sum.
+    /// Waits for all ranks' parts of a tile, and stores their sum after `last` is applied to it.
     ///
     /// # Safety
     ///
-    /// As for [`push`](Self::push), which this block has called for the tile.
+    /// The contract of [`push`](Self::push), which this block has called for the tile.
     unsafe fn add(&self, tile: u32, last: impl Fn(u32, f32) -> f32) {
         let (ranks, coop) = (self.comm.lsa_team().n_ranks as u32, Coop::cta());
         for rank in 0..ranks {
@@ -154,7 +155,8 @@ impl Parts<'_> {
 // ANCHOR_END: add
 
 // ANCHOR: after
-/// Does the same, and adds a bias for each column and takes the positive part (step 5).
+/// Does the same as [`product_exchange`], then adds a bias to each column and replaces negative
+/// numbers by 0 (step 5).
 #[kernel(max_threads = 128)]
 pub unsafe fn product_exchange_relu(
     comm: DevComm,

@@ -66,7 +66,7 @@ pub unsafe fn narrow(comm: DevComm, data: Window<f32>, flag: Window<u32>) {
 pub unsafe fn block(out: *mut f32) {
     let i = thread::thread_idx_x() as usize;
     let tile = shared_array![f32; 64];
-    // SAFETY: the block has 64 threads, and out as many elements.
+    // SAFETY: the block has 64 threads, and `out` has 64 elements.
     unsafe {
         mem::store(tile.add(i), i as f32);
         mem::store(out.add(i), mem::load(tile.add(63 - i)));

@@ -1,4 +1,4 @@
-//! A few numbers from all ranks, inside a kernel: the softmax of rows that are divided among ranks.
+//! An exchange of a few numbers inside a kernel: the softmax of rows that are divided among ranks.
 
 // ANCHOR: kernel
 use cuda_std::math;
@@ -38,7 +38,7 @@ pub unsafe fn softmax_of_all(
         while row < rows {
             // SAFETY: row is below rows.
             let x = unsafe { x.add(row as usize * columns as usize) };
-            // This lane's elements, those of the warp, and those of all ranks.
+            // First the numbers of this lane's elements, then of the warp's, then of all ranks'.
             let mut mine: Part = [f32::MIN, 0.0];
             for i in coop.strided(columns as usize) {
                 // SAFETY: i is below columns.

@@ -1,8 +1,8 @@
-//! Products, one by one: local, followed by an all-reduce, and fused with it.
+//! Matrix products: of one rank, followed by an all-reduce, and fused with it.
 //!
-//! `C = sum over the ranks of A x B^T`: A has `m x k` elements and B `n x k`, a slice of the terms
-//! in each rank. `m` and `n` are multiples of 64 and `k` of 8; A and B are aligned to 16
-//! bytes.
+//! `C = sum over the ranks of A x B^T`: each rank's A has `m x k` elements and its B `n x k`, which
+//! are a slice of the columns of the whole factors. `m` and `n` are multiples of 64 and `k` of 8;
+//! A and B are aligned to 16 bytes.
 
 // ANCHOR: tile
 use cuda_std::prelude::*;
@@ -36,7 +36,7 @@ impl Factors {
         self.a.rows / TILE * (self.b.rows / TILE)
     }
 
-    /// Returns the columns of C are rows of B.
+    /// Returns the number of columns of C, which is that of the rows of B.
     pub(crate) fn columns_of_c(&self) -> u32 {
         self.b.rows
     }
@@ -231,7 +231,8 @@ impl Exchange<'_> {
     ///
     /// # Safety
     ///
-    /// The kernel's contract; all threads of the block call it.
+    /// `inbox`, `flags` and C have the sizes that the kernel asks for; all threads of the block
+    /// call this.
     unsafe fn send(&self, tile: u32, sums: &Sums) {
         let (owner, slot) = (self.owner(tile), self.slot(tile, self.comm.lsa_team().rank));
         let to = self.inbox.lsa(owner);
@@ -248,7 +249,7 @@ impl Exchange<'_> {
     ///
     /// # Safety
     ///
-    /// As for [`send`](Self::send).
+    /// The contract of [`send`](Self::send).
     unsafe fn reduce(&self, tile: u32) {
         let (team, coop) = (self.comm.lsa_team(), Coop::cta());
         if self.owner(tile) != team.rank {

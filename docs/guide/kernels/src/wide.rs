@@ -88,9 +88,12 @@ struct Fused<'a, const N: usize> {
 /// The part of a warp's last tile that is not stored yet: the place of its rows, and the right
 /// half.
 struct Last {
+    /// The first row and column of the warp's rows.
     row: u32,
     column: u32,
+    /// The right half of the rows.
     right: RegPairs<bf16, 16>,
+    /// The number of tiles that the warp has computed.
     tiles: u32,
 }
 
@@ -103,7 +106,7 @@ impl<const N: usize> Fused<'_, N> {
         ((CLUSTER * row + cluster::rank()) * TILE.0, column * TILE.1)
     }
 
-    /// One of the two parts in shared memory that a warp stores from.
+    /// Returns one of the two parts in shared memory that a warp stores from.
     fn part(&self, group: &Warpgroup, which: u32) -> Part {
         self.memory.parts(2 * group.warp() + which)
     }
@@ -121,7 +124,7 @@ impl<const N: usize> Fused<'_, N> {
     /// Stores the written part to C, and sends it to the peers as a bulk group of its own.
     fn store(&self, group: &Warpgroup, last: &Last, column: u32) {
         let part = |i| (last.column + column + i * Part::COLUMNS, self.part(group, i));
-        // SAFETY: each part is stored and sent once. Before the first the kernel has waited.
+        // SAFETY: each part is stored and sent once, after the previous kernels have ended.
         group.store(|| unsafe {
             for (column, part) in (0..2).map(part) {
                 self.peers.keep(self.c, last.row, column, part);
@@ -149,7 +152,8 @@ impl<const N: usize> Fused<'_, N> {
     /// Adds the peers' parts to every `step`-th group of rows of a tile.
     fn add(&self, (row, column): (u32, u32), rows: Range<u32>, step: u32, turn: u32) {
         let Some(column) = self.peers.column(row, column) else { return };
-        // SAFETY: the kernel has waited. The warps that call this share the rows, which are stored.
+        // SAFETY: the previous kernels have ended. Each row is added by one of the warps that call
+        // this, after the wait for the row's own part.
         unsafe {
             let sums = self.peers.sums();
             let mut first = rows.start;
@@ -202,8 +206,8 @@ unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
         group.multiply(sums, a, self.memory.b(s), !first);
     }
 
-    /// Sends the left half at once, and the right half once the left one has been read; then C is
-    /// complete.
+    /// Places the interludes: the left half is sent at once, the right half when TMA has read the
+    /// left one, and then the rows of C are complete.
     fn pause(&self, index: u32) -> u32 {
         let left = (self.k / A::COLUMNS / 2).min(24);
         [1, left + 1, left + 5][index as usize]

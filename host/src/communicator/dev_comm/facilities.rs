@@ -1,4 +1,4 @@
-//! What a rank's machine supports, beyond the communicator's properties.
+//! The facilities of a rank's machine, beyond the communicator's properties.
 
 use devcomm_locate::gin_support;
 use devcomm_types::GinType;
@@ -6,7 +6,7 @@ use devcomm_types::GinType;
 use crate::machine::Machine;
 use crate::sys::cuda;
 
-/// What a rank's machine supports.
+/// The facilities of a rank's machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Facilities {
     /// The value of NCCL_NVLS_ENABLE.

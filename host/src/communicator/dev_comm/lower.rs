@@ -12,7 +12,7 @@ use devcomm_types::nccl::MultimemHandle;
 
 /// `NCCL_CFT`: counted fabric transfers.
 const CFT: c_int = 1;
-/// `NCCL_CFT_MULTIMEM`.
+/// `NCCL_CFT_MULTIMEM`: CFT's endpoints for multicast.
 const CFT_MULTIMEM: c_int = 2;
 
 /// Requirements for one call of `ncclDevCommCreate`, and the memory that it writes handles to.

@@ -18,7 +18,7 @@ pub enum RequirementsRefusal {
     /// Multicast was asked for where there is none.
     #[error("{what} needs multicast, but {why}")]
     NoMultimem {
-        /// What was asked for.
+        /// The requested resource.
         what: &'static str,
         /// Why there is none.
         why: &'static str,
@@ -29,7 +29,7 @@ pub enum RequirementsRefusal {
          gin_connection(GinConnectionType::Full), or Rail"
     )]
     NotConnected {
-        /// What was asked for.
+        /// The requested resource.
         what: &'static str,
     },
     /// Hybrid barriers were asked for without a connection, where load and store reach every rank.
@@ -54,7 +54,7 @@ pub enum RequirementsRefusal {
         connection: GinConnectionType,
         /// Whether load and store reach every rank.
         one_lsa_team: bool,
-        /// What this machine has, and what each back end needs.
+        /// The facilities of this machine, and the requirements of each back end.
         why: String,
     },
     /// A connection of every rank was asked for, but the network connects rails only.
@@ -82,7 +82,7 @@ pub enum RequirementsRefusal {
         asked: GinType,
         /// The available back ends.
         available: GinTypes,
-        /// What this machine has, and what that back end needs.
+        /// The facilities of this machine, and the requirements of that back end.
         why: String,
     },
     /// No back end has the signals asked for.
@@ -92,9 +92,9 @@ pub enum RequirementsRefusal {
         signals(*strong, *va)
     )]
     NoSuchSignals {
-        /// Whether strong signals were asked for.
+        /// Whether strong signals were requested.
         strong: bool,
-        /// Whether VA signals were asked for.
+        /// Whether VA signals were requested.
         va: bool,
         /// The back ends that were considered.
         available: GinTypes,
@@ -153,7 +153,7 @@ pub enum RequirementsRefusal {
          needs a driver of CUDA 13.3 or newer, hardware for it, and NCCL_CFT_ENABLE not 0"
     )]
     NoCft {
-        /// What was asked for.
+        /// The requested resource.
         what: &'static str,
         /// NCCL's property.
         property: &'static str,
@@ -173,7 +173,7 @@ pub enum RequirementsRefusal {
          rank's LSA team has {lsa_size} ranks, consecutive in the communicator"
     )]
     TeamBeyondLsa {
-        /// What was asked for.
+        /// The requested resource.
         what: &'static str,
         /// The team.
         team: Team,
@@ -183,11 +183,11 @@ pub enum RequirementsRefusal {
     /// More than NCCL can count or address.
     #[error("{asked} {what} were asked for, but the limit is {limit}")]
     TooMany {
-        /// What was asked for.
+        /// The requested resource.
         what: &'static str,
-        /// How many.
+        /// The requested number.
         asked: u64,
-        /// How many are possible.
+        /// The largest possible number.
         limit: u64,
     },
     /// An alignment that is not a power of two.

@@ -94,7 +94,7 @@ requirements! {
 
     /// The number of hybrid barriers between all ranks, by load and store within an LSA team and
     /// over the network between them. They need a [`gin_connection`](Self::gin_connection) even
-    /// where there is one LSA team. NCCL: `barrierCount`.
+    /// if there is only one LSA team. NCCL: `barrierCount`.
     barriers(count: u32) = 0, "barrierCount";
 
     /// The number of barriers between the ranks that reach each other by load and store: at least

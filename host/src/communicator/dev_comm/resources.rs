@@ -19,7 +19,7 @@ use crate::sys::nccl::lists::{ResourceAnswer, ResourceNode, TeamNode};
 pub struct LsaBarriers {
     /// The team, whose ranks must be in this rank's LSA team.
     pub team: Team,
-    /// How many barriers.
+    /// The number of barriers.
     pub count: u32,
 }
 
@@ -31,7 +31,7 @@ pub struct LsaBarriers {
 pub struct GinBarriers {
     /// The team, whose ranks the network connection must reach.
     pub team: Team,
-    /// How many barriers.
+    /// The number of barriers.
     pub count: u32,
 }
 
@@ -76,7 +76,7 @@ pub struct ResourceBuffer {
 /// NCCL: `ginSignalCount` of `ncclDevResourceRequirements_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signals {
-    /// How many.
+    /// The number of signals.
     pub count: u32,
 }
 
@@ -85,7 +85,7 @@ pub struct Signals {
 /// NCCL: `ginCounterCount` of `ncclDevResourceRequirements_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counters {
-    /// How many.
+    /// The number of counters.
     pub count: u32,
 }
 
@@ -105,7 +105,7 @@ pub struct TeamMultimem {
 /// What [`DevCommRequirements::add`](super::DevCommRequirements::add) takes: [`LsaBarriers`],
 /// [`GinBarriers`], [`LlA2a`], [`ResourceBuffer`], [`Signals`], [`Counters`] or [`TeamMultimem`].
 pub trait ResourceRequest: Copy + PartialEq + Into<Resource> + sealed::Sealed {
-    /// What a kernel needs in order to use it.
+    /// The handle by which a kernel uses the resource.
     type Handle;
 
     /// Returns the handle, from what NCCL returned.
@@ -143,7 +143,7 @@ pub enum Resource {
     Team(TeamMultimem),
 }
 
-/// What NCCL returned for a request.
+/// NCCL's answer to a request.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct Answer(pub(super) ResourceAnswer, pub(super) MultimemHandle);

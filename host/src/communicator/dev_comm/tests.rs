@@ -70,7 +70,7 @@ fn each_setter_changes_its_field_of_nccls_and_no_other() {
     }
 }
 
-/// Whether ranks with these requirements agree.
+/// Checks whether ranks with these requirements agree.
 fn agree(all: &[&DevCommRequirements]) -> Result<()> {
     let all = all.iter().map(|requirements| {
         contribution(Terms { options: &requirements.describe(), ..Terms::from("create") }, &[])

@@ -23,7 +23,7 @@ impl StreamHandle {
         check(self.driver(), "cuStreamBeginCapture", begun)
     }
 
-    /// Returns the capture that the stream's work goes to, whoever began it.
+    /// Returns the capture that the stream's work goes to, whichever code began it.
     pub(crate) fn capture(&self) -> Result<Option<CaptureInfo>> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let (mut id, mut graph) = (0, null_mut());

@@ -1,4 +1,4 @@
-//! What `#[devcomm::test]` runs.
+//! The functions that `#[devcomm::test]` calls.
 
 use std::fmt::Display;
 use std::io::Write;

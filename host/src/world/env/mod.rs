@@ -62,7 +62,7 @@ struct LauncherVars {
     host: Result<String>,
     /// `None`: derived from the job's id.
     port: Result<Option<u16>>,
-    /// What distinguishes the job from this user's other ones.
+    /// A text that distinguishes the job from this user's other jobs.
     job: Result<String>,
 }
 

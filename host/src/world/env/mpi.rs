@@ -1,8 +1,8 @@
 //! The launchers of MPI: those of Open MPI and MVAPICH2, and those that set PMI's variables (MPICH,
 //! Intel MPI, PALS).
 //!
-//! They tell a process its rank, but not the host of rank 0. That is known only if all ranks are on
-//! one host.
+//! The launchers tell a process its rank, but not the host of rank 0. That is known only if all
+//! ranks are on one host.
 //!
 //! Some give their jobs no id, and those of others are unique among the jobs of one launcher only,
 //! or not among those of two users. On one host the process that started the ranks is a part of the

@@ -15,7 +15,7 @@ use super::seal::{CODE, Seal};
 use super::wire::{HEAD, Kind, bad, header, read_header};
 use crate::sys::fork::NotInChildren;
 
-/// How much is read at once, so that a connection does not keep the others waiting.
+/// The most bytes that are read at once, so that no connection delays the others.
 const CHUNK: usize = 64 << 10;
 /// The pause after the system could not poll.
 const POLL_FAILED: Duration = Duration::from_millis(10);
@@ -27,7 +27,7 @@ pub(super) struct Connection {
     unsent: Mutex<Unsent>,
 }
 
-/// What has arrived. The first bytes, up to `start`, were read.
+/// The data that has arrived. The first bytes, up to `start`, were read.
 #[derive(Default)]
 struct Unread {
     bytes: Vec<u8>,

@@ -5,7 +5,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// How long a process may say nothing: however busy it is, the thread that says so can run.
+/// The time for which a process may send nothing. Even in a busy process, the thread that sends
+/// heartbeats can run.
 const LIMIT: Duration = Duration::from_secs(20);
 /// The interval, unless the deadline is short.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -13,9 +13,10 @@ use crate::sys::process::inherited_listener;
 /// How long to retry while the port is in use, and the pause in between.
 const BIND_TIMEOUT: Duration = Duration::from_secs(3);
 const BIND_RETRY: Duration = Duration::from_millis(2);
-/// How many free ports of one address are tried at the others.
+/// The number of free ports of one address that are tried at the other addresses.
 const FREE_PORTS: usize = 64;
-/// How many connections may wait to be accepted, as of the standard library's listeners.
+/// The number of connections that may wait to be accepted, the same as for the standard library's
+/// listeners.
 const BACKLOG: i32 = 128;
 
 /// Sockets that listen at one port of several addresses of this host.

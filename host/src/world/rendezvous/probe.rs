@@ -11,10 +11,10 @@ use socket2::{Domain, Socket, Type};
 use super::connection::poll;
 use super::listen::resolve;
 
-/// What the addresses of one host have answered.
+/// The answers of the addresses of one host.
 #[derive(Default)]
 struct Answers {
-    /// How many have accepted, or not answered.
+    /// The number of addresses that accepted a connection, or did not answer.
     open: usize,
     is_refused: bool,
 }

@@ -47,7 +47,7 @@ impl Links {
     }
 }
 
-/// What a process does with what arrives.
+/// The reaction of a process to the messages that arrive.
 pub(super) trait Service: Send + Sync + 'static {
     fn links(&self) -> &Links;
 

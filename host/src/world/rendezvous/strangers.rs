@@ -20,7 +20,7 @@ use super::wire::{Hello, Kind, MAX_GREETING, PROTOCOL, bad, json, parse};
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The most connections at a time.
 const MAX_STRANGERS: usize = 256;
-/// How many are accepted before those that have said something are heard.
+/// The number of connections that are accepted before the data of accepted ones is read.
 const MAX_ACCEPTS: usize = 32;
 /// The number of failures in one [`PERIOD`] after which the connections of an address are heard in
 /// the next.

@@ -89,7 +89,7 @@ fn fault(members: &[usize], n_ranks: usize) -> Option<String> {
     })
 }
 
-/// How many subsets one rank has made of one parent, by members.
+/// The number of subsets that one rank has made of one parent, by members.
 #[derive(Default)]
 pub(super) struct SubsetIds(Mutex<HashMap<Vec<usize>, u64>>);
 

@@ -97,7 +97,7 @@ pub(crate) struct Member {
     pub address: (String, u16),
 }
 
-/// What a rank tells the others about itself.
+/// The data about a rank that it sends to the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Peer {
     pub host: String,
@@ -118,7 +118,7 @@ pub(crate) const PROTOCOL: u32 = 4;
 pub(crate) struct LostRank {
     pub rank: usize,
     pub why: String,
-    /// Whether others have waited for it until the deadline.
+    /// Whether other ranks have waited for this rank until the deadline.
     pub absent: bool,
 }
 

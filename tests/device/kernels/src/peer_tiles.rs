@@ -23,7 +23,7 @@ pub type Tiles = TileOwners<16, 256>;
 ///
 /// # Safety
 ///
-/// As [`PeerTiles`] needs it.
+/// The arguments are as [`PeerTiles::new`] needs them.
 #[kernel(arch = "sm_90a", max_threads = 64, O = [Everyone, RowOwners, Tiles], N = [2, 4, 8])]
 pub unsafe fn peer_tiles_sum<O: Owners, const N: usize>(
     comm: DevComm,

@@ -27,8 +27,8 @@ const PART: u32 = 64;
 const VECTORS: u32 = 16;
 
 /// Computes `C = sum over the ranks of A x B^T`, of `m x k` and `n x k` elements in each. Every
-/// rank's product is rounded, and then their sum. Grid: at most as many blocks as are resident, the
-/// same number in every rank. Block: [`THREADS`] threads, with [`SHARED`] bytes.
+/// rank's product is rounded, and then their sum. Grid: at most the number of blocks that are
+/// resident, the same number in every rank. Block: [`THREADS`] threads, with [`SHARED`] bytes.
 ///
 /// `inbox` has twice [`ELEMENTS`] for each tile of each rank, and `flags` a word. `n` is even, and
 /// `k` a multiple of 8; `a` and `b` begin at multiples of 16 bytes.

@@ -201,7 +201,7 @@ fn threads_that_wait_for_each_other_are_found_with_every_schedule() {
         let text = Error::Deadlock(gpus.stall()).to_string();
         assert!(text.contains("40 threads wait for sync_threads, at "), "{simulation}: {text}");
         assert!(text.contains("24 threads wait for the lanes"), "{simulation}: {text}");
-        // A value that nobody stores.
+        // A value that no thread stores.
         let gpus = machine(simulation.clone());
         let never = Words::new(&gpus, 1);
         let word = never.word(0);

@@ -14,7 +14,7 @@ pub struct Unflushed {
     pub thread: ThreadId,
     /// The local memory that it reads, if it is a put, or writes.
     pub memory: String,
-    /// Whether it is a get.
+    /// Whether the operation is a get.
     pub is_get: bool,
     /// Where it was posted.
     pub at: Site,

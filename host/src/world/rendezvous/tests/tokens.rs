@@ -1,4 +1,4 @@
-//! Jobs with a token, and those who do not have it.
+//! Tests of jobs with a token, and of connections without it.
 
 use std::thread;
 use std::time::Duration;
@@ -82,7 +82,7 @@ fn lie(listener: &TcpListener, n: usize, answer: Answer) {
         let mut stream = listener.accept().unwrap().0;
         assert_eq!(receive(&mut stream, 4096).unwrap().0, Kind::Hello);
         answer(&mut stream);
-        // It proves nothing to who has proved nothing.
+        // It proves nothing to a connection that has proved nothing.
         assert!(receive(&mut stream, 4096).is_err());
     }
 }
