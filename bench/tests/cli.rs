@@ -34,8 +34,8 @@ fn flags_that_cannot_be_meant_are_refused() {
     }
     for bench in WITH_MESSAGES {
         refuses(&[bench, "-b", "1M", "-e", "8K"], &["-b 1048576 is above -e 8192"]);
-        refuses(&[bench, "-f", "1"], &["-f 1"]);
-        refuses(&[bench, "-i", "0"], &["-i 0"]);
+        refuses(&[bench, "-f", "1"], &["-f must be at least 2, not 1"]);
+        refuses(&[bench, "-i", "0"], &["-i must be at least 1, not 0"]);
         refuses(&[bench, "-i", "8", "-f", "2"], &["cannot be used with"]);
         refuses(&[bench, "-b", "8KB"], &["not a size"]);
     }

@@ -45,7 +45,7 @@ const STORES: &str = "kernels/src/gemm/stores.rs";
 const SWAPPED_TILES: &str = "kernels/src/gemm/swapped_tiles.rs";
 const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
 /// The kernels on the main loop.
-pub const ON_MAINLOOP: [&str; 3] = [WGMMA, BLOCKS, SWAPPED];
+pub const ON_MAINLOOP: [&str; 5] = [WGMMA, STORES, BLOCKS, SWAPPED, SWAPPED_TILES];
 const SLICES: &str = "kernels/src/gemm/slices.rs";
 const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
 const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
@@ -278,7 +278,7 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_swapped", MAINLOOP, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
     mutant(
         "gemm_swapped",
-        SWAPPED,
+        SWAPPED_TILES,
         ("self.received.wait(", 0),
         NoWait,
         &["self.memory.send(", "let sent = "],
