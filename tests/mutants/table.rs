@@ -40,8 +40,8 @@ const COMBINE_TEAMS: &str = "kernels/src/expert_parallel/ep_combine_hybrid.rs";
 const BLOCKS: &str = "kernels/src/gemm/gemm_blocks.rs";
 pub const MAINLOOP: &str = "crates/cuda_std/src/tile/mainloop.rs";
 pub const WARPGROUP: &str = "crates/cuda_std/src/tile/warpgroup.rs";
-const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
-const STORES: &str = "kernels/src/gemm/stores.rs";
+pub const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
+pub const STORES: &str = "kernels/src/gemm/stores.rs";
 const SWAPPED_TILES: &str = "kernels/src/gemm/swapped_tiles.rs";
 const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
 /// The kernels on the main loop.
@@ -338,7 +338,7 @@ pub const MUTANTS: &[Mutant] = &[
         GUIDE_WIDE,
         ("group.store(|| unsafe", 0),
         Remove,
-        &["part.store(", ".send("],
+        &["peers.keep(", ".send("],
     ),
 ];
 
