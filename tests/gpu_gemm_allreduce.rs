@@ -133,7 +133,7 @@ fn the_ranks_of_a_split_agree_among_themselves() {
         let c = comm.window::<bf16>(m * n)?;
         let options = GemmAllReduce::options().max_blocks(NonZeroU32::MIN);
         let gemm = options.build(&comm, &stream, m, n)?;
-        assert_eq!(format!("{gemm:?}"), "GemmAllReduce(1 blocks)");
+        assert_eq!(format!("{gemm:?}"), "GemmAllReduce(bf16, 1 blocks)");
         gemm.launch(&a, &b, &c, [m, n, k])?;
         stream.synchronize()?;
         require(rank, problem, me..me + 1, &c)
