@@ -68,7 +68,7 @@ def test_a_put_that_does_not_fit_is_refused():
             ("on the host", lambda: window.put_signal(np.zeros(4, np.float32), 1)),
             ("Uint8", lambda: window.put_signal(bytes_, 1)),
             ("element 2", lambda: window.put_signal(window, 1, 2)),
-            ("memory that has 4", lambda: window.put_signal(window, 1, count=5)),
+            ("memory of 4", lambda: window.put_signal(window, 1, count=5)),
             ("rank", lambda: window.put_signal(window, 7)),
             ("rank", lambda: comm.signal(7)),
             ("rank", lambda: comm.wait_signal(7)),

@@ -312,13 +312,25 @@ impl<T> DeviceSlice<T> {
                 let address = self.address + (start * self.data_type.size()) as u64;
                 Ok(Self { address, len: end - start, ..self.clone() })
             }
-            _ => {
-                let (start, end) = (range.start_bound(), range.end_bound());
-                Err(Error::invalid(format!(
-                    "the elements from {start:?} to {end:?} are not within memory of {len} elements"
-                )))
-            }
+            _ => Err(Error::invalid(format!(
+                "the range {} is not within memory of {len} elements",
+                text_of(&range)
+            ))),
         }
+    }
+}
+
+/// Returns a range as Rust writes it.
+fn text_of(range: &impl RangeBounds<usize>) -> String {
+    let start = match range.start_bound() {
+        Bound::Included(start) => start.to_string(),
+        Bound::Excluded(start) => format!("(after {start})"),
+        Bound::Unbounded => String::new(),
+    };
+    match range.end_bound() {
+        Bound::Included(end) => format!("{start}..={end}"),
+        Bound::Excluded(end) => format!("{start}..{end}"),
+        Bound::Unbounded => format!("{start}.."),
     }
 }
 

@@ -155,7 +155,7 @@ impl Parts<'_> {
 // ANCHOR_END: add
 
 // ANCHOR: after
-/// Does the same as [`product_exchange`], then adds a bias to each column and replaces negative
+/// Does the same as [`product_exchange()`], then adds a bias to each column and replaces negative
 /// numbers by 0 (step 5).
 #[kernel(max_threads = 128)]
 pub unsafe fn product_exchange_relu(
