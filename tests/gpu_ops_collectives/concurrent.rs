@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use devcomm::{
-    Buffer, Collectives, CollectivesOptions, Error, Rank, ReduceOp, Result, Simulation, Stream,
-    Window,
+    Algorithm, Buffer, CollectivePlan, Collectives, CollectivesOptions, Error, Rank, ReduceOp,
+    Result, Simulation, Stream, Window,
 };
 use devcomm_testing::machines::Gpus;
 
@@ -42,6 +42,12 @@ impl Lane {
         collectives.all_gather(&send.slice(..part)?, &recv, stream)?;
         collectives.reduce_scatter(&send, &recv.slice(..part)?, ReduceOp::Sum, stream)?;
         collectives.all_to_all(&send, &recv, stream)?;
+        for algorithm in [Algorithm::Pull, Algorithm::Push] {
+            let plan = CollectivePlan { algorithm, blocks: 2, threads: 64 };
+            collectives.set_plan(Some(plan));
+            collectives.all_reduce(&send, &recv, ReduceOp::Sum, stream)?;
+        }
+        collectives.set_plan(None);
         collectives.all_reduce(&send, &recv, ReduceOp::Sum, stream)
     }
 

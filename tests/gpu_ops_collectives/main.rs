@@ -8,6 +8,7 @@ mod exchange;
 mod long;
 mod numbers;
 mod older;
+mod pull;
 mod ranks;
 mod repeated;
 
@@ -494,14 +495,14 @@ fn a_plan_that_is_set_is_used_where_it_can_be() {
     on_gpus("a_plan_that_is_set_is_used_where_it_can_be", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let collectives = Collectives::new(comm)?;
-        // By messages, by stores in rounds, or by NCCL.
+        // By messages, by stores in rounds, by loads, or by NCCL.
         let (send, recv) = (comm.window::<f32>(300)?, comm.window::<f32>(301)?);
         let recv_slice = recv.slice(..300)?;
         let call = Collective::all_reduce(&send, &recv_slice, ReduceOp::Sum);
         let plans = collectives.plans(&call)?;
         assert_eq!(collectives.explain(&call)?.plan, plans[0]);
         let algorithms: Vec<_> = plans.iter().map(|plan| plan.algorithm).collect();
-        for by in [Algorithm::Lamport, Algorithm::Push, Algorithm::Nccl] {
+        for by in [Algorithm::Lamport, Algorithm::Push, Algorithm::Pull, Algorithm::Nccl] {
             assert!(algorithms.contains(&by), "{by}: {algorithms:?}");
         }
         for (launch, plan) in plans.into_iter().enumerate() {

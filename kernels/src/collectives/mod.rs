@@ -2,7 +2,8 @@
 //! [`lamport_allreduce_any`], [`lamport_exchange`], [`lamport_exchange_v`],
 //! [`lamport_reduce_scatter`], [`lamport_rmsnorm`]); long ones are pushed to the peers, in rounds
 //! that end with a barrier ([`push_allreduce`]), between two barriers ([`push_exchange`]) or with a
-//! flag for each peer ([`push_exchange_v`]), or loaded from them ([`pull_reduce_scatter`]).
+//! flag for each peer ([`push_exchange_v`]), or loaded from them ([`pull_reduce_scatter`],
+//! [`lsa_allreduce`](crate::lsa_allreduce())).
 
 mod elements;
 pub mod exchange;
@@ -34,13 +35,14 @@ pub mod room {
     pub const LAMPORT_EXCHANGE_V: u32 = 1024;
     pub const LAMPORT_REDUCE_SCATTER: u32 = 1024;
     pub const LAMPORT_RMSNORM: u32 = 1024;
+    pub const LSA_ALLREDUCE: u32 = 512;
     pub const PULL_REDUCE_SCATTER: u32 = 1024;
     pub const PUSH_ALLREDUCE: u32 = 1024;
     pub const PUSH_EXCHANGE: u32 = 1024;
     pub const PUSH_EXCHANGE_V: u32 = 1024;
 
     /// All of them.
-    pub const ALL: [(&str, u32); 11] = [
+    pub const ALL: [(&str, u32); 12] = [
         ("lamport_allreduce_two", LAMPORT_ALLREDUCE_TWO),
         ("lamport_allreduce_any", LAMPORT_ALLREDUCE_ANY),
         ("lamport_allreduce", LAMPORT_ALLREDUCE),
@@ -48,6 +50,7 @@ pub mod room {
         ("lamport_exchange", LAMPORT_EXCHANGE),
         ("lamport_reduce_scatter", LAMPORT_REDUCE_SCATTER),
         ("lamport_rmsnorm", LAMPORT_RMSNORM),
+        ("lsa_allreduce", LSA_ALLREDUCE),
         ("pull_reduce_scatter", PULL_REDUCE_SCATTER),
         ("push_allreduce", PUSH_ALLREDUCE),
         ("push_exchange_v", PUSH_EXCHANGE_V),

@@ -264,6 +264,7 @@ const FILES: &[&str] = &[
     kernels::lamport_exchange_v::FILE,
     kernels::lamport_reduce_scatter::<f32>::FILE,
     kernels::lamport_rmsnorm::<f32>::FILE,
+    kernels::lsa_allreduce::<f32>::FILE,
     kernels::pull_reduce_scatter::<f32>::FILE,
     kernels::push_allreduce::<f32>::FILE,
     kernels::push_exchange::FILE,

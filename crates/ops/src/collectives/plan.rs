@@ -13,7 +13,7 @@ pub enum Algorithm {
     Lamport,
     /// Stores to the peers; an all-reduce in two steps, to the ranks that reduce and from them.
     Push,
-    /// Loads from the peers.
+    /// Loads from the peers; an all-reduce stores the sums to them.
     Pull,
     /// NCCL's call.
     Nccl,
@@ -139,11 +139,11 @@ impl Request {
             };
             return Explanation { plan, reason: "as the message is short" };
         }
-        if let Some(grid) = self.pull {
-            return long(Algorithm::Pull, grid, "as the message is long and in a window");
-        }
         if let Some(grid) = self.push {
             return long(Algorithm::Push, grid, "as the message is long, and goes to a window");
+        }
+        if let Some(grid) = self.pull {
+            return long(Algorithm::Pull, grid, "as the message is long and in a window");
         }
         Explanation { plan: CollectivePlan::NCCL, reason: self.nccl }
     }
@@ -405,6 +405,39 @@ mod tests {
                 assert!(long.candidates(None).iter().all(fits));
             }
         }
+    }
+
+    #[test]
+    fn four_h200_sum_long_messages_by_loads_where_these_were_faster() {
+        let by = |gpu, ranks, bytes: usize, pull: bool| {
+            let slots = (bytes <= 1 << 20).then_some(bytes.div_ceil(16) as u32);
+            let grid = |threads| Grid { blocks: 128, threads, allowed: [1, 128] };
+            let request = Request {
+                data_type: DataType::Float32,
+                bytes,
+                slots,
+                rows: Some(2),
+                most_blocks: 132,
+                most_threads: 256,
+                push: Some(grid(256)),
+                pull: pull.then_some(grid(128)),
+                ..Request::by_nccl(Some(CollectiveKind::AllReduce), "")
+            };
+            (Table::of(gpu, ranks).find(&request), request.model().plan)
+        };
+        // Other sizes, machines and memory are done as without a table.
+        for bytes in [4, 1024, 1040, 4096, 20_000, 262_144, 300_000, 640 << 10] {
+            let (table, model) = by(H200, 4, bytes, true);
+            assert_eq!(table, Some(model), "{bytes}");
+        }
+        for bytes in [700 << 10, 1 << 20, (1 << 20) + 4, 4 << 20] {
+            assert_eq!(by(H200, 4, bytes, true).0, Some(plan("pull:128x128")), "{bytes}");
+            for (gpu, ranks, pull) in [(H200, 4, false), (H200, 8, true), (H100, 4, true)] {
+                let (table, model) = by(gpu, ranks, bytes, pull);
+                assert_eq!((table, model.algorithm == Algorithm::Pull), (None, false));
+            }
+        }
+        assert_eq!(by(H200, 4, (4 << 20) + 4, true), (None, plan("push:128x256")));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use devcomm_types::{Element, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use super::{
-    Algorithm, CollectivePlan, Collectives, INVALID, PLAIN, Request, UNREDUCED, Workspace,
+    Algorithm, CollectivePlan, Collectives, Grid, INVALID, PLAIN, Request, UNREDUCED, Workspace,
 };
 use crate::CollectiveKind;
 use crate::check::refuse;
@@ -25,6 +25,9 @@ use crate::launch::Takes;
 pub(super) const fn most_pushed(ranks: usize) -> usize {
     (128 << 10) / 16 / ranks.saturating_sub(1).next_power_of_two()
 }
+
+/// The threads of a block of `lsa_allreduce`, if there is room for them: as many as were measured.
+const PULL_THREADS: u32 = 128;
 
 /// The longest message in bytes that is pushed by a dependent launch.
 const MOST_DEPENDENT: usize = 64 << 20;
@@ -45,8 +48,8 @@ impl Collectives {
             return by_nccl(INVALID);
         }
         let options = workspace.options;
-        match reducing {
-            Some(Reducing::Floats(_)) => {}
+        let is_sum = match reducing {
+            Some(Reducing::Floats(reduction)) => is_sum(reduction),
             Some(Reducing::Any { .. }) => {
                 let slots = lamport_exchange::slots(bytes);
                 return Request {
@@ -59,7 +62,7 @@ impl Collectives {
                 };
             }
             None => return by_nccl(UNREDUCED),
-        }
+        };
         let most_blocks = options.most_blocks(2, self.multiprocessors());
         let most_threads = options.threads(match ranks {
             2 => room::LAMPORT_ALLREDUCE_TWO,
@@ -72,6 +75,7 @@ impl Collectives {
         let is_short = vectors <= options.all_reduce_slots(ranks).min(most);
         let aligned = (send.device_address() | recv.device_address()).is_multiple_of(16);
         let pushes = aligned && Window::<T>::containing(recv).is_some();
+        let pulls = pushes && is_sum && begins_a_window(send) && begins_a_window(recv);
         Request {
             data_type: T::DATA_TYPE,
             bytes,
@@ -81,6 +85,10 @@ impl Collectives {
             most_threads,
             // There are slots for each of these blocks.
             push: pushes.then_some(workspace.grid(room::PUSH_ALLREDUCE)),
+            pull: pulls.then(|| {
+                let grid = workspace.grid(room::LSA_ALLREDUCE);
+                Grid { threads: grid.threads.min(PULL_THREADS), ..grid }
+            }),
             ..by_nccl(PLAIN)
         }
     }
@@ -113,6 +121,9 @@ impl Collectives {
             match (reducing, plan.algorithm) {
                 (Some(Reducing::Floats(reduction)), Algorithm::Push) => {
                     self.push(workspace, plan, &send, &recv, reduction, stream)
+                }
+                (Some(Reducing::Floats(_)), Algorithm::Pull) => {
+                    self.pull(workspace, plan, &send, &recv, stream)
                 }
                 (Some(reducing), _) => {
                     self.lamport(workspace, plan, &send, &recv, reducing, stream)
@@ -219,6 +230,34 @@ impl Collectives {
         })
     }
 
+    /// Launches `lsa_allreduce`.
+    ///
+    /// # Safety
+    ///
+    /// As [`lamport`](Self::lamport).
+    unsafe fn pull<T: Element>(
+        &self,
+        workspace: &Workspace,
+        plan: CollectivePlan,
+        send: &DeviceSlice<T>,
+        recv: &DeviceSlice<T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let Workspace { dev_comm, options, .. } = workspace;
+        // The kernel does not wait for the previous one, so it must not begin before that has ended.
+        let (config, target) = (options.independent(plan), self.compiled.on(stream));
+        of_floats!(T::DATA_TYPE, Float => {
+            let both = Window::<Float>::containing(send).zip(Window::<Float>::containing(recv));
+            let Some(((from, _), (to, _))) = both else {
+                return refuse("the buffers are not both in windows");
+            };
+            let args = (dev_comm, &from, &to, send.len());
+            // SAFETY: the caller's contract; the buffers begin their windows, and the launches that
+            // use the device communicator are ordered.
+            unsafe { kernels::lsa_allreduce::<Float>::launch(args, config, &target) }
+        })
+    }
+
     /// Stores to every rank's `recv` its chunk of the reduction of all ranks' `send`, whose length
     /// is that of `recv` times the number of ranks. In place, `recv` is this rank's chunk of
     /// `send`.
@@ -294,6 +333,16 @@ impl Collectives {
             ..by_nccl(PLAIN)
         }
     }
+}
+
+/// Whether all elements are added as they are: `lsa_allreduce` has no other reduction.
+fn is_sum(ReductionArgs { operator, input, output }: ReductionArgs<u32, f32, f32>) -> bool {
+    (operator, input, output) == (Reduction::SUM, 1.0, 1.0)
+}
+
+/// Whether a buffer begins where its window does: `lsa_allreduce` takes no offset.
+fn begins_a_window<T: Element>(buffer: &DeviceSlice<T>) -> bool {
+    Window::<T>::containing(buffer).is_some_and(|(_, first)| first == 0)
 }
 
 /// What kernels do with the elements of the ranks.
