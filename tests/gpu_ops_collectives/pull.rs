@@ -68,14 +68,13 @@ fn graphs_of_sums_by_every_algorithm_are_replayed() {
             [&plans[..], &[CollectivePlan { algorithm: push, ..pull }, pull, pull]].concat();
         let (a, b) = (comm.window::<f32>(501)?, comm.window::<f32>(501)?);
         let graph = stream.capture(|| {
-            for (step, plan) in plans.iter().enumerate() {
+            plans.iter().enumerate().try_for_each(|(step, plan)| {
                 collectives.set_plan(Some(*plan));
                 let [from, to] = if step % 2 == 0 { [&a, &b] } else { [&b, &a] };
                 let how = collectives.explain(&Collective::all_reduce(from, to, ReduceOp::Sum))?;
                 assert_eq!(how.plan.algorithm, plan.algorithm, "{how}");
-                collectives.all_reduce(from, to, ReduceOp::Sum, &stream)?;
-            }
-            Ok(())
+                collectives.all_reduce(from, to, ReduceOp::Sum, &stream)
+            })
         })?;
         for replay in 1..4 {
             stream.fill(&a, (replay * (rank.rank() + 1)) as f32)?;
@@ -91,7 +90,7 @@ fn graphs_of_sums_by_every_algorithm_are_replayed() {
 }
 
 #[test]
-fn only_sums_of_whole_elements_from_the_first_of_windows_on_are_loaded() {
+fn only_sums_from_the_first_of_windows_on_are_loaded() {
     on_gpus("only_sums_from_the_first_of_windows_on_are_loaded", 2, |rank| {
         let (comm, stream, sum) = (rank.communicator()?, rank.stream()?, ReduceOp::Sum);
         let collectives = by_loads(rank)?;

@@ -244,7 +244,7 @@ impl Collectives {
         stream: &Stream,
     ) -> Result<()> {
         let Workspace { dev_comm, options, .. } = workspace;
-        // The kernel does not wait for the previous one, so it must not begin before that has ended.
+        // The kernel does not wait for the previous one: it is launched when that has ended.
         let (config, target) = (options.independent(plan), self.compiled.on(stream));
         of_floats!(T::DATA_TYPE, Float => {
             let both = Window::<Float>::containing(send).zip(Window::<Float>::containing(recv));
