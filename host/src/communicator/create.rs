@@ -241,7 +241,7 @@ pub(super) fn perform(library: &Library, context: &Context, rank: usize, call: C
     if library.nccl().machine().is_simulated() != context.machine().is_simulated() {
         return Err(Error::invalid("one of NCCL and the GPU is simulated, the other is not"));
     }
-    context.health().check()?;
+    context.check_health()?;
     check_driver(context.machine(), library.path())?;
     context.cuda().bind()?;
     let (nccl, operation) = (Arc::clone(library.nccl()), call.operation);

@@ -250,7 +250,7 @@ impl Communicator {
     /// Leaks what a call uses that has failed with `error`, if NCCL may still be at it.
     pub(super) fn leak_if_unfinished<T>(&self, error: &Error, keep: T) {
         let late = matches!(error, Error::State(StateError::NotReturned { .. }));
-        if late || self.context().health().is_lost() {
+        if late || self.context().is_rank_lost() {
             std::mem::forget(keep);
         }
     }
@@ -285,7 +285,7 @@ impl Communicator {
 
     /// Makes this rank's CUDA context current, as NCCL requires; fails if a rank is lost.
     pub(super) fn bind(&self) -> Result<()> {
-        self.context().health().check()?;
+        self.context().check_health()?;
         self.context().cuda().bind()
     }
 }

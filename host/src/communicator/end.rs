@@ -176,7 +176,7 @@ impl Inner {
             self.handle.set_status(Status::Destroyed);
             return Ok(());
         }
-        if self.context.health().is_lost() {
+        if self.context.is_rank_lost() {
             // Finalizing waits for the other ranks, one of which is lost.
             abort_and_log(&self.handle);
             return Ok(());
@@ -213,7 +213,7 @@ impl Inner {
 
     /// Resumes a suspended communicator, so that its resources can be closed.
     fn resume_to_end(&self) -> Result<()> {
-        if self.handle.status() != Status::Suspended || self.context.health().is_lost() {
+        if self.handle.status() != Status::Suspended || self.context.is_rank_lost() {
             return Ok(());
         }
         let entered = self.handle.enter(&[Status::Suspended])?;
@@ -261,7 +261,7 @@ impl Inner {
         }
         let recorder = self.context.recorder();
         let _wait = recorder.begin(Operation::Ready);
-        match self.context.poll(self.context.health().deadline(), || self.handle.poll()) {
+        match self.context.poll(self.context.deadline(), || self.handle.poll()) {
             Err(Error::State(StateError::DeadlinePassed { waited })) => {
                 recorder.print();
                 start_abort_and_log(&self.handle);
@@ -287,7 +287,7 @@ impl Drop for Inner {
             self.handle.set_status(Status::Destroyed);
             return;
         }
-        let lost = self.context.health().is_lost();
+        let lost = self.context.is_rank_lost();
         if !lost && self.end == End::Together && self.context.postpones_ends() {
             // The others may wait for this rank elsewhere.
             return self.context.postpone_end(self.created, self.moved());

@@ -78,7 +78,7 @@ impl<T: Element> SymmetricBuffer<T> {
             Some(bytes) => bytes,
         };
         context.refuse_capturing("device memory is allocated")?;
-        context.health().check()?;
+        context.check_health()?;
         context.free_kept();
         context.cuda().bind()?;
         let allocation = Some(library.nccl().alloc(bytes)?);
@@ -176,7 +176,7 @@ impl Drop for Memory {
             let (allocation, library) = (self.allocation.take(), self.library.clone());
             Self { allocation, context: context.clone(), library, birth }
         };
-        if context.health().is_lost() || !context.can_free_or_hold("device memory", birth, moved) {
+        if context.is_rank_lost() || !context.can_free_or_hold("device memory", birth, moved) {
             return;
         }
         let Some(allocation) = self.allocation.take() else { return };

@@ -26,10 +26,10 @@ pub(crate) fn watched<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
     abort: impl FnOnce(),
 ) -> Result<T> {
-    context.health().check()?;
+    context.check_health()?;
     let _call = context.recorder().begin(Operation::Nccl(operation.into()));
     if context.machine().is_simulated() {
-        return work().map_err(|error| match context.health().check() {
+        return work().map_err(|error| match context.check_health() {
             Ok(()) => error,
             Err(lost) => {
                 abort();
@@ -40,7 +40,7 @@ pub(crate) fn watched<T: Send + 'static>(
     let binder = context.cuda().binder();
     let work = move || binder.bind().and_then(|()| work());
     let task = context.machine().spawn("devcomm-nccl", work)?;
-    let lost = match task.wait(context.health().deadline(), || context.health().check()) {
+    let lost = match task.wait(context.deadline(), || context.check_health()) {
         Ok(result) => return result,
         Err(Error::State(StateError::DeadlinePassed { waited })) => {
             context.recorder().print();

@@ -260,6 +260,22 @@ impl Context {
         Arc::clone(&self.inner.health.read())
     }
 
+    /// Fails once a rank is lost, naming the first one, and in a forked child.
+    pub(crate) fn check_health(&self) -> Result<()> {
+        // Not of a clone: the ranks of a process share its counter.
+        self.inner.health.read().check()
+    }
+
+    /// Returns whether a rank is lost.
+    pub(crate) fn is_rank_lost(&self) -> bool {
+        self.inner.health.read().is_lost()
+    }
+
+    /// Returns how long a call may wait for the other ranks. `None`: forever.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        self.inner.health.read().deadline()
+    }
+
     pub(crate) fn machine(&self) -> &Machine {
         &self.inner.machine
     }
@@ -296,7 +312,7 @@ impl Context {
     ) -> Result<()> {
         self.machine().poll(Wakes::Anything, limit, || match done()? {
             true => Ok(true),
-            false => self.health().check().map(|()| false),
+            false => self.check_health().map(|()| false),
         })
     }
 

@@ -208,7 +208,7 @@ impl Stream {
     ) -> Result<(&StreamHandle, Enqueue<'_>)> {
         let context = self.context();
         memory.iter().try_for_each(|memory| self.require_same_context(memory))?;
-        context.health().check()?;
+        context.check_health()?;
         let enqueue = self.begin_enqueue("a copy or fill")?;
         context.cuda().bind()?;
         context.with_capture(|capture| {

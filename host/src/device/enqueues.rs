@@ -5,6 +5,7 @@
 //! What ends, and what begins a capture, refuses later calls and then waits for those of other
 //! threads that may have checked before.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
 use parking_lot::Mutex;
@@ -16,7 +17,11 @@ use crate::machine::Wakes;
 
 /// The calls that enqueue work, and the capture in progress.
 #[derive(Default)]
-pub(super) struct Enqueues(Mutex<State>);
+pub(super) struct Enqueues {
+    state: Mutex<State>,
+    /// Whether there is a capture. A thread that captures has set it itself.
+    is_capturing: AtomicBool,
+}
 
 #[derive(Default)]
 struct State {
@@ -57,7 +62,7 @@ impl Context {
     /// The errors are those of [`begin_enqueue`](Self::begin_enqueue).
     pub(super) fn begin_query(&self) -> Result<Enqueue<'_>> {
         let own = thread::current().id();
-        let mut state = self.enqueues().0.lock();
+        let mut state = self.enqueues().state.lock();
         if state.capture.as_ref().is_some_and(|(thread, _)| *thread != own) {
             return Err(StateError::Capturing { what: "another thread uses the GPU" }.into());
         }
@@ -74,7 +79,7 @@ impl Context {
     /// [`StateError::DeadlinePassed`], [`StateError::Deadlock`].
     pub(super) fn wait_for_enqueues(&self) -> Result<()> {
         let own = thread::current().id();
-        let enqueues = &self.enqueues().0;
+        let enqueues = &self.enqueues().state;
         let before = enqueues.lock().count;
         let have_returned = || {
             let running = &enqueues.lock().running;
@@ -84,7 +89,7 @@ impl Context {
             return Ok(());
         }
         enqueues.lock().waiting += 1;
-        let deadline = self.health().deadline();
+        let deadline = self.deadline();
         let waited = self.machine().poll(Wakes::Notified, deadline, || Ok(have_returned()));
         enqueues.lock().waiting -= 1;
         waited
@@ -96,31 +101,38 @@ impl Context {
     ///
     /// [`StateError::Capturing`] during another one; those of waiting for calls of other threads.
     pub(super) fn begin_capture(&self) -> Result<()> {
-        let mut state = self.enqueues().0.lock();
+        let mut state = self.enqueues().state.lock();
         if state.capture.is_some() {
             return Err(StateError::Capturing { what: "another capture begins" }.into());
         }
         state.capture = Some((thread::current().id(), Capture::default()));
+        self.enqueues().is_capturing.store(true, Ordering::Relaxed);
         drop(state);
         self.wait_for_enqueues().inspect_err(|_| drop(self.end_capture()))
     }
 
     /// Ends the capture in progress, and returns what its operations use.
     pub(super) fn end_capture(&self) -> Capture {
-        let capture = self.enqueues().0.lock().capture.take();
+        let mut state = self.enqueues().state.lock();
+        let capture = state.capture.take();
+        self.enqueues().is_capturing.store(false, Ordering::Relaxed);
+        drop(state);
         capture.map(|(_, capture)| capture).unwrap_or_default()
     }
 
     /// Calls `f` with the capture in progress, if this thread captures.
     pub(super) fn with_capture<R>(&self, f: impl FnOnce(&mut Capture) -> R) -> Option<R> {
-        let mut state = self.enqueues().0.lock();
+        if !self.enqueues().is_capturing.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut state = self.enqueues().state.lock();
         let (thread, capture) = state.capture.as_mut()?;
         (*thread == thread::current().id()).then(|| f(capture))
     }
 
     /// Returns whether a stream is captured, by any thread.
     pub(crate) fn is_capturing(&self) -> bool {
-        self.enqueues().0.lock().capture.is_some()
+        self.enqueues().state.lock().capture.is_some()
     }
 
     /// Fails while a stream is captured: the call would not become part of the graph, or would
@@ -136,7 +148,7 @@ impl Context {
 
 impl Drop for Enqueue<'_> {
     fn drop(&mut self) {
-        let mut state = self.context.enqueues().0.lock();
+        let mut state = self.context.enqueues().state.lock();
         state.running.retain(|(number, _)| *number != self.number);
         let is_awaited = state.waiting > 0;
         drop(state);

@@ -35,7 +35,7 @@ impl<T: Send + Sync + 'static> Drop for Foreign<T> {
             let (owner, context) = (owner.take(), context.clone());
             Self { owner, context, what, birth: *birth }
         });
-        if context.health().is_lost() || owner.is_some() && !context.can_free(what) {
+        if context.is_rank_lost() || owner.is_some() && !context.can_free(what) {
             return std::mem::forget(owner);
         }
         let _ = context.cuda().bind();

@@ -91,7 +91,7 @@ impl Stream {
         if self.as_raw().is_null() {
             return Err(Error::invalid("the default stream cannot be captured").into());
         }
-        context.health().check()?;
+        context.check_health()?;
         context.begin_capture()?;
         let open = OpenCapture { stream: self, has_begun: false }.begin()?;
         f()?;
@@ -171,7 +171,7 @@ impl Graph {
         if !stream.context().is(context) {
             return Err(Error::invalid("a graph is launched to a stream of another context"));
         }
-        context.health().check()?;
+        context.check_health()?;
         let _enqueue = stream.begin_enqueue("the launch of a graph")?;
         let exec = self.inner.exec.lock();
         let exec = exec.as_ref().filter(|_| self.inner.is_open());

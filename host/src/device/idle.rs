@@ -285,7 +285,7 @@ impl StreamInner {
         self.context.machine().poll(self.wakes(), limit, || {
             let done = done()?;
             if !done {
-                self.context.health().check()?;
+                self.context.check_health()?;
                 if limit.is_none() {
                     self.context.refuse_stuck()?;
                 }
@@ -320,7 +320,7 @@ impl StreamInner {
             None => {}
             Some(error) => {
                 // If a rank is lost, that is the cause.
-                self.context.health().check()?;
+                self.context.check_health()?;
                 return Err(error);
             }
         }

@@ -45,7 +45,7 @@ impl Lifecycle {
     ///
     /// Those of waiting for other threads.
     pub(crate) fn begin_end<'a>(&'a self, context: &'a Context) -> Result<Option<Ending<'a>>> {
-        let deadline = context.health().deadline();
+        let deadline = context.deadline();
         let held = self.ending.lock(context.machine(), deadline, || Ok(()))?;
         if self.has_ended() {
             return Ok(None);

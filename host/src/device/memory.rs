@@ -52,7 +52,7 @@ impl Context {
     pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         let bytes = bytes_of::<T>("device memory", len)?;
         self.refuse_capturing("device memory is allocated")?;
-        self.health().check()?;
+        self.check_health()?;
         self.free_kept();
         let allocation = Some(self.cuda().alloc(bytes)?);
         let memory = Memory { allocation, context: self.clone(), birth: self.birth() };
@@ -115,7 +115,7 @@ impl Drop for Memory {
         let context = self.context.clone();
         let birth = self.birth;
         let moved = || Self { allocation: self.allocation.take(), context: context.clone(), birth };
-        if context.health().is_lost() || !context.can_free_or_hold("device memory", birth, moved) {
+        if context.is_rank_lost() || !context.can_free_or_hold("device memory", birth, moved) {
             return;
         }
         let Some(allocation) = self.allocation.take() else { return };

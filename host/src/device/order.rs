@@ -1,7 +1,6 @@
 //! The order of operations on a GPU that must not run at the same time.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, ThreadId};
 
 use parking_lot::Mutex;
@@ -11,7 +10,7 @@ use super::event::Event;
 use super::in_group::refuse_before_deferred;
 use super::stream::Stream;
 use crate::error::{Error, Result, StateError};
-use crate::machine::{CallLock, Held};
+use crate::machine::Wakes;
 use crate::sys::cuda::RawStream;
 
 /// The whole GPU, in units that the numbers up to 10 divide.
@@ -56,8 +55,7 @@ pub(super) struct Inner {
 #[must_use = "the operation is enqueued while this lives"]
 pub struct Turn<'a> {
     /// `None` within another turn of the thread.
-    orders: Option<&'a Orders>,
-    _held: Option<Held<'a>>,
+    context: Option<&'a Context>,
 }
 
 impl std::fmt::Debug for Turn<'_> {
@@ -68,23 +66,32 @@ impl std::fmt::Debug for Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        if let Some(orders) = self.orders {
-            *orders.owner.lock() = None;
-            orders.turns.fetch_add(1, Ordering::Release);
+        let Some(context) = self.context else { return };
+        let mut state = context.orders().0.lock();
+        (state.owner, state.ended) = (None, state.ended + 1);
+        let is_awaited = std::mem::take(&mut state.is_awaited);
+        drop(state);
+        if is_awaited {
+            context.machine().notify();
         }
     }
 }
 
 /// The orders of a context's eager operations.
 #[derive(Default)]
-pub(super) struct Orders {
-    lock: CallLock,
-    owner: Mutex<Option<ThreadId>>,
-    /// How many turns have ended.
-    turns: AtomicU64,
-    eager: Mutex<Uses>,
+pub(super) struct Orders(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// The thread that has the turn.
+    owner: Option<ThreadId>,
+    /// Whether another thread waits for its end.
+    is_awaited: bool,
+    /// The number of turns that have ended.
+    ended: u64,
+    eager: Uses,
     /// The capture by another library that operations were last captured in.
-    foreign: Mutex<Option<(u64, Uses)>>,
+    foreign: Option<(u64, Uses)>,
 }
 
 /// The last operation of each object, oldest first.
@@ -153,8 +160,7 @@ impl StreamOrder {
 
 impl Drop for StreamOrder {
     fn drop(&mut self) {
-        let orders = self.context.orders();
-        let removed = orders.eager.lock().remove(&self.inner);
+        let removed = self.context.orders().0.lock().eager.remove(&self.inner);
         // Without the lock: this may drop a stream.
         drop(removed);
     }
@@ -163,54 +169,81 @@ impl Drop for StreamOrder {
 impl Context {
     /// Waits until no other thread enqueues operations that are ordered.
     pub(super) fn turn(&self) -> Result<Turn<'_>> {
-        let orders @ Orders { lock, owner, .. } = self.orders();
-        if *owner.lock() == Some(thread::current().id()) {
-            return Ok(Turn { orders: None, _held: None });
+        let own = thread::current().id();
+        let take = || {
+            let mut state = self.orders().0.lock();
+            match state.owner {
+                Some(owner) if owner == own => Some(Turn { context: None }),
+                Some(_) => {
+                    state.is_awaited = true;
+                    None
+                }
+                None => {
+                    state.owner = Some(own);
+                    Some(Turn { context: Some(self) })
+                }
+            }
+        };
+        if let Some(turn) = take() {
+            return Ok(turn);
         }
-        let held = lock.lock(self.machine(), self.health().deadline(), || self.health().check())?;
-        *owner.lock() = Some(thread::current().id());
-        Ok(Turn { orders: Some(orders), _held: Some(held) })
+        let mut turn = None;
+        self.machine().poll(Wakes::Notified, self.deadline(), || {
+            turn = take();
+            if turn.is_none() {
+                self.check_health()?;
+            }
+            Ok(turn.is_some())
+        })?;
+        turn.ok_or_else(|| Error::invalid("a wait for a turn that ended without it"))
     }
 
     /// Returns how many turns have ended.
     pub(super) fn ended_turns(&self) -> u64 {
-        self.orders().turns.load(Ordering::Acquire)
+        self.orders().0.lock().ended
     }
 
     /// Forgets the operations on the stream of the turns before `turns`, which have ended.
     pub(super) fn forget_ended(&self, stream: RawStream, turns: u64) {
         let has_ended = |used: &mut Use| used.turn < turns && used.stream.handle().raw() == stream;
-        let ended: Vec<_> = self.orders().eager.lock().0.extract_if(.., has_ended).collect();
+        let ended: Vec<_> = self.orders().0.lock().eager.0.extract_if(.., has_ended).collect();
         // Without the lock: this may drop a stream.
         drop(ended);
     }
 
     /// Orders an operation of these objects on `stream`. The caller has the [turn](Self::turn).
     pub(super) fn take_turn(&self, objects: &[Arc<Inner>], stream: &Stream) -> Result<()> {
-        let Orders { eager, foreign, turns, .. } = self.orders();
-        let turn = turns.load(Ordering::Acquire);
+        let state = &self.orders().0;
         let mut own = self.with_capture(|capture| std::mem::take(&mut capture.uses));
         if let Some(uses) = &mut own {
-            let taken = uses.take_turns(objects, stream, turn, true);
+            let taken = uses.take_turns(objects, stream, self.ended_turns(), true);
             self.with_capture(|capture| capture.uses = own.unwrap_or_default());
             return taken;
         }
         match stream.foreign_capture()? {
             None => {
-                if eager.lock().follow_on_the_stream(objects, stream, turn) {
+                let mut locked = state.lock();
+                let turn = locked.ended;
+                if locked.eager.follow_on_the_stream(objects, stream, turn) {
                     return Ok(());
                 }
-                let _enqueue = self.begin_enqueue()?;
-                let mut uses = std::mem::take(&mut *eager.lock());
-                let taken = uses.take_turns(objects, stream, turn, false);
-                *eager.lock() = uses;
+                let mut uses = std::mem::take(&mut locked.eager);
+                drop(locked);
+                let taken = match self.begin_enqueue() {
+                    Ok(_enqueue) => uses.take_turns(objects, stream, turn, false),
+                    Err(error) => Err(error),
+                };
+                state.lock().eager = uses;
                 taken
             }
             Some(id) => {
-                let before = foreign.lock().take().filter(|(other, _)| *other == id);
-                let mut uses = before.map(|(_, uses)| uses).unwrap_or_default();
+                let mut locked = state.lock();
+                let (turn, before) = (locked.ended, locked.foreign.take());
+                drop(locked);
+                let of_capture = before.filter(|(other, _)| *other == id);
+                let mut uses = of_capture.map(|(_, uses)| uses).unwrap_or_default();
                 let taken = uses.take_turns(objects, stream, turn, true);
-                *foreign.lock() = Some((id, uses));
+                state.lock().foreign = Some((id, uses));
                 taken
             }
         }

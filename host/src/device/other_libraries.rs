@@ -58,7 +58,7 @@ impl Context {
     /// Waits, for at most `limit`, until all work of the GPU is done.
     fn wait_for_all_work(&self, limit: Duration) -> Result<()> {
         self.refuse_capturing("memory is freed")?;
-        self.health().check()?;
+        self.check_health()?;
         if self.is_stuck() {
             return Err(StateError::DeadlinePassed { waited: Duration::ZERO }.into());
         }

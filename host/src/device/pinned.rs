@@ -135,7 +135,7 @@ impl<T: Element> Drop for PinnedBuffer<T> {
             let (len, context) = (self.len, context.clone());
             Self { memory, copies, len, context, birth, element: PhantomData }
         };
-        if context.health().is_lost() || !context.can_free_or_hold("pinned memory", birth, moved) {
+        if context.is_rank_lost() || !context.can_free_or_hold("pinned memory", birth, moved) {
             return;
         }
         let Some(memory) = self.memory.take() else { return };

@@ -362,7 +362,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.life.set_unused();
         let context = self.communicator.context();
-        if !self.life.is_open() || context.health().is_lost() {
+        if !self.life.is_open() || context.is_rank_lost() {
             return;
         }
         if !context.can_free_or_hold("a device communicator", self.birth, || self.moved()) {

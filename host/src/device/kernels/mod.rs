@@ -332,7 +332,7 @@ impl Loaded<'_> {
                 kernel.name
             )));
         }
-        self.context.health().check()?;
+        self.context.check_health()?;
         if let Some(what) = args.closed {
             // After a failure on the GPU nothing can be used: that says more.
             return Err(match stream.is_idle() {
