@@ -78,6 +78,15 @@ struct Inner {
     birth: Birth,
 }
 
+impl Inner {
+    /// Returns the index of a slice's first element, in elements `T`, if it is at a multiple of
+    /// their size.
+    fn index_of<T, U>(&self, slice: &DeviceSlice<U>) -> Option<usize> {
+        let bytes = usize::try_from(slice.device_address() - self.address).ok()?;
+        bytes.is_multiple_of(size_of::<T>()).then_some(bytes / size_of::<T>())
+    }
+}
+
 impl Communicator {
     /// Allocates a symmetric window of `len` elements, zeroed, and registers it with every rank.
     /// *Collective*; the ranks may pass different lengths, of which kernels get the smallest. If
@@ -344,10 +353,15 @@ impl<T: Element> Window<T> {
     #[must_use]
     pub fn containing<U: Element>(slice: &DeviceSlice<U>) -> Option<(Self, usize)> {
         let inner = slice.keep()?.downcast::<Inner>().ok()?;
-        let bytes = usize::try_from(slice.device_address() - inner.address).ok()?;
+        let index = inner.index_of::<T, U>(slice)?;
         let len = inner.bytes / size_of::<T>();
-        let window = Self { inner, len, element: PhantomData };
-        bytes.is_multiple_of(size_of::<T>()).then_some((window, bytes / size_of::<T>()))
+        Some((Self { inner, len, element: PhantomData }, index))
+    }
+
+    /// Returns the index of [`containing`](Self::containing) alone.
+    #[must_use]
+    pub fn index_of<U: Element>(slice: &DeviceSlice<U>) -> Option<usize> {
+        slice.owner()?.downcast_ref::<Inner>()?.index_of::<T, U>(slice)
     }
 
     /// Keeps the window registered.

@@ -290,6 +290,11 @@ impl<T> DeviceSlice<T> {
         !self.overlaps(to) || place.is_some_and(is_at)
     }
 
+    /// Returns what keeps the memory allocated, if the slice has it.
+    pub(crate) fn owner(&self) -> Option<&Kept> {
+        self.owner.as_ref()
+    }
+
     /// Returns a reference that keeps the memory allocated, if the slice has one.
     pub(crate) fn keep(&self) -> Option<Kept> {
         self.owner.clone()

@@ -102,7 +102,7 @@ impl Collectives {
         let is_pushed = ranks == 2 || !matches!(exchange.pattern, Pattern::Broadcast { .. });
         let pushes = is_pushed
             && exchange.is_aligned(bytes)
-            && Window::<u8>::containing(&exchange.recv).is_some();
+            && Window::<u8>::index_of(&exchange.recv).is_some();
         Request {
             bytes,
             slots: (slots <= workspace.options.slots(ranks)).then_some(slots as u32),

@@ -74,7 +74,7 @@ impl Collectives {
         let vectors = bytes.div_ceil(16);
         let is_short = vectors <= options.all_reduce_slots(ranks).min(most);
         let aligned = (send.device_address() | recv.device_address()).is_multiple_of(16);
-        let pushes = aligned && Window::<T>::containing(recv).is_some();
+        let pushes = aligned && Window::<T>::index_of(recv).is_some();
         let pulls = pushes && is_sum && begins_a_window(send) && begins_a_window(recv);
         Request {
             data_type: T::DATA_TYPE,
@@ -322,7 +322,7 @@ impl Collectives {
         let slots = bytes.div_ceil(16);
         let addresses = send.device_address() | recv.device_address();
         let is_aligned = bytes.is_multiple_of(16) && addresses.is_multiple_of(16);
-        let pulls = is_aligned && Window::<T>::containing(send).is_some();
+        let pulls = is_aligned && Window::<T>::index_of(send).is_some();
         Request {
             data_type: T::DATA_TYPE,
             bytes,
@@ -342,7 +342,7 @@ fn is_sum(ReductionArgs { operator, input, output }: ReductionArgs<u32, f32, f32
 
 /// Whether a buffer begins where its window does: `lsa_allreduce` takes no offset.
 fn begins_a_window<T: Element>(buffer: &DeviceSlice<T>) -> bool {
-    Window::<T>::containing(buffer).is_some_and(|(_, first)| first == 0)
+    Window::<T>::index_of(buffer) == Some(0)
 }
 
 /// What kernels do with the elements of the ranks.
