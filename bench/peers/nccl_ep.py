@@ -207,8 +207,8 @@ class Case:
             "hidden": b.hidden, "operation": operation,
             "algorithm": f"{b.tokens}x{b.hidden}:{b.top_k}/{b.experts} {form[0]}",
         }  # fmt: skip
-        self.alive, self.handle, self.group, self.window, self.memory = [], None, None, None, None
-        self.graph = None
+        self.alive, self.handle, self.group, self.graph = [], None, None, None
+        self.window, self.memory = 0, None
 
     def packed(self, form, *values):
         """A structure of C with these values."""

@@ -688,11 +688,11 @@ fn rows_of_nccl_ep_join_by_their_operation() {
         let of = format!(r#"{of}, "tokens": 2, "hidden": 264, "operation": "{operation}""#);
         format!("echo '{{{of}, \"algorithm\": \"direct\", \"times_us\": [1], \"wrong\": 0}}'\n")
     };
-    let job = r#"*'"experts":{"tokens":[2],"hidden":264,"experts":16,"top_k":3,"routing":"random",'\
-        '"operations":["dispatch","combine"]}'*"#;
+    let sizes = r#""tokens":[2],"hidden":264,"experts":16,"top_k":3"#;
+    let job = format!(r#"{{{sizes},"routing":"random","operations":["dispatch","combine"]}}"#);
     let rows = [row("nccl-ep-ll", "dispatch"), row("nccl-ep-ht", "combine")].concat();
     let script = format!(
-        "#!/bin/sh\n[ $RANK = 0 ] || exit 0\ncase \"$3\" in {job}) ;; *) exit 1 ;; esac\n\
+        "#!/bin/sh\n[ $RANK = 0 ] || exit 0\ncase \"$3\" in *'{job}'*) ;; *) exit 1 ;; esac\n\
          echo '# dispatch'\n{rows}"
     );
     let peers = format!("nccl-ep={}", write_program(path("python"), &script));
@@ -724,13 +724,12 @@ fn nccl_ep_has_the_benchmarks_routing() {
         command.args(["-B", "-c", code, peers, name]);
         let (exit, stdout, stderr) = output(command);
         assert_eq!(exit, Some(0), "{stderr}");
-        let [ids, weights]: [Vec<Vec<Vec<f64>>>; 2] = serde_json::from_str(&stdout).unwrap();
+        let [ids, weights]: [Vec<Vec<Vec<f32>>>; 2] = serde_json::from_str(&stdout).unwrap();
         let batch = Batch::new(1, 48, 5, &[9, 40], 7).routed(routing, 7);
         for rank in 0..2 {
-            let want: Vec<f64> = batch.ids[rank].iter().map(|id| f64::from(*id)).collect();
+            let want: Vec<f32> = batch.ids[rank].iter().map(|id| *id as f32).collect();
             assert_eq!(ids[rank].concat(), want, "{name}");
-            let want: Vec<f64> = batch.weights[rank].iter().map(|x| f64::from(*x)).collect();
-            assert_eq!(weights[rank].concat(), want, "{name}");
+            assert_eq!(weights[rank].concat(), batch.weights[rank], "{name}");
         }
     }
 }
