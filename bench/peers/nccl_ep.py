@@ -32,14 +32,15 @@ EXPERT_MAJOR, RANK_MAJOR, FLAT = 1, 2, 3
 # The layouts, and whether ranks write to each other's tensors without a stage between. RANK_MAJOR
 # and FLAT send a row once to a rank, with its experts and weights; EXPERT_MAJOR also puts the rows
 # in the order of the experts, as `group` does.
-LL, HT = {"expert-major": (EXPERT_MAJOR, False)}, {"expert-major direct": (EXPERT_MAJOR, True)}
+STAGED = {"expert-major": (EXPERT_MAJOR, False)}
+BOTH = {**STAGED, "expert-major direct": (EXPERT_MAJOR, True)}
 FORMS = {
     ("nccl-ep-ll", "dispatch"): {"rank-major direct": (RANK_MAJOR, True)},
-    ("nccl-ep-ll", "combine"): LL,
-    ("nccl-ep-ll", "layer"): LL,
+    ("nccl-ep-ll", "combine"): STAGED,
+    ("nccl-ep-ll", "layer"): STAGED,
     ("nccl-ep-ht", "dispatch"): {"flat direct": (FLAT, True)},
-    ("nccl-ep-ht", "combine"): {**LL, **HT},
-    ("nccl-ep-ht", "layer"): {**LL, **HT},
+    ("nccl-ep-ht", "combine"): BOTH,
+    ("nccl-ep-ht", "layer"): BOTH,
 }
 # The low-latency form has room for all tokens at each expert; one with more bytes is left out.
 MOST_BYTES = 32 << 30
@@ -91,8 +92,7 @@ def routing(kind, seed, counts, experts, top_k):
 
 def load_nccl():
     """Loads NCCL before torch, which takes the one that is there."""
-    home = os.environ.get("DEVCOMM_NCCL_HOME")
-    for name in [*([f"{home}/lib/libnccl.so.2"] if home else []), "libnccl.so.2"]:
+    for name in [f"{os.environ.get('DEVCOMM_NCCL_HOME')}/lib/libnccl.so.2", "libnccl.so.2"]:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
     return None
@@ -460,6 +460,8 @@ def main():
     nccl_ep = load_nccl_ep()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
+    # NCCL takes the thread's context.
+    torch.zeros(1, device=device)
     torch.distributed.init_process_group("gloo")
     ranks, order = torch.distributed.get_world_size(), random.Random(job["seed"])
     library = Library(nccl or ctypes.CDLL("libnccl.so.2"), nccl_ep, rank, ranks)
