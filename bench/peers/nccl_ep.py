@@ -10,8 +10,8 @@ round on the slowest rank, and the number of wrong elements; or why it was left 
     "rounds": 7}'
 
 It loads the package's library alone, which compiles its kernels by nvcc with the headers of NCCL
-2.30, for which the library was built: they are in NCCL_HOME/include. NCCL itself is 2.30 or later,
-that of DEVCOMM_NCCL_HOME, of LD_LIBRARY_PATH, or torch's.
+2.30, for which the library was built: NCCL_EP_JIT_BUILD_INCLUDE_DIR is their folder. NCCL itself is
+2.30 or later, that of DEVCOMM_NCCL_HOME, of LD_LIBRARY_PATH, or torch's.
 """
 
 import contextlib
@@ -108,10 +108,11 @@ def load_nccl_ep():
     if not env.get("NCCL_EP_JIT_NVCC"):
         env["NCCL_EP_JIT_NVCC"] = nvcc or sys.exit("NCCL EP needs nvcc, by NCCL_EP_JIT_NVCC")
     env.setdefault("NCCL_EP_HOME", str(package))
-    header = Path(env.get("NCCL_HOME", ""), "include/nccl.h")
+    header = Path(env.get("NCCL_EP_JIT_BUILD_INCLUDE_DIR", ""), "nccl.h")
     code = re.search(r"NCCL_VERSION_CODE 230\d\d", header.read_text() if header.is_file() else "")
     if not code:
-        sys.exit(f"NCCL EP needs the headers of NCCL 2.30, by NCCL_HOME, and {header} is none")
+        why = "by NCCL_EP_JIT_BUILD_INCLUDE_DIR, and there is no such"
+        sys.exit(f"NCCL EP needs the headers of NCCL 2.30, {why} {header}")
     return ctypes.CDLL(package / f"lib/cu{torch.version.cuda.split('.')[0]}" / "libnccl_ep.so")
 
 

@@ -73,7 +73,7 @@ pub struct PeerOptions {
     /// before the others and again after them: `torch[=PYTHON]`, PyTorch's symmetric memory;
     /// `nccl-tests[=PROGRAM]`, its program all_reduce_perf; `flashinfer[=PROGRAM]`, compiled by
     /// bench/peers/build.sh, with its copy of vLLM's all-reduce; `nccl-ep[=PYTHON]`, NCCL EP by a
-    /// Python with torch and nccl-extensions, nvcc, and NCCL 2.30's headers in NCCL_HOME;
+    /// Python with torch and nccl-extensions, which needs nvcc and NCCL 2.30's headers;
     /// `nccl[=VARIABLE=VALUE]`, NCCL's symmetric kernels with this in the environment, such as
     /// NCCL_SYM_KERNEL
     #[arg(long, value_delimiter = ',', value_name = "NAME[=PROGRAM]")]
