@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
+use devcomm_testing::experts::{Batch, Routing};
 use program::{output, program, refuses, run};
 use serde_json::Value;
 
@@ -673,6 +674,64 @@ fn rows_of_peers_join_the_table_and_absent_ones_are_left_out() {
     let (_, _, stderr) = run(&[&args[..], &more].concat());
     assert!(stderr.contains(printed), "{stderr}");
     assert!(stderr.contains("error: nccl printed 0 times for 21 rounds"), "{stderr}");
+}
+
+/// A dispatch and a combination have one size.
+#[test]
+fn rows_of_nccl_ep_join_by_their_operation() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let batch = Batch::new(264, 16, 3, &[2, 2], 0).routed(Routing::Random, 0);
+    let size = 2 * 264 * (0..2).map(|rank| batch.received(rank)).max().unwrap();
+    let row = |variant: &str, operation: &str| {
+        let of = format!(r#""variant": "{variant}", "type": "bf16", "size": {size}"#);
+        let of = format!(r#"{of}, "tokens": 2, "hidden": 264, "operation": "{operation}""#);
+        format!("echo '{{{of}, \"algorithm\": \"direct\", \"times_us\": [1], \"wrong\": 0}}'\n")
+    };
+    let sizes = r#""tokens":[2],"hidden":264,"experts":16,"top_k":3"#;
+    let job = format!(r#"{{{sizes},"routing":"random","operations":["dispatch","combine"]}}"#);
+    let rows = [row("nccl-ep-ll", "dispatch"), row("nccl-ep-ht", "combine")].concat();
+    let script = format!(
+        "#!/bin/sh\n[ $RANK = 0 ] || exit 0\ncase \"$3\" in *'{job}'*) ;; *) exit 1 ;; esac\n\
+         echo '# dispatch'\n{rows}"
+    );
+    let peers = format!("nccl-ep={}", write_program(path("python"), &script));
+    let args = ["ep", "--simulate", "2", "--tokens", "2", "--operations", "dispatch,combine"];
+    let more = ["--variants", "rust,nccl-ep-ll,nccl-ep-ht", "--seed", "0", "--rounds", "1"];
+    let args = [&args[..], &more].concat();
+    let (comments, rows) = table(&[&args[..], &["--peers", &peers]].concat());
+    assert_right(&comments, &rows);
+    assert_eq!(column(&rows, 3), ["dispatch", "dispatch", "combine", "combine"]);
+    assert_eq!(column(&rows, 5), ["rust", "nccl-ep-ll", "rust", "nccl-ep-ht"]);
+
+    let none = write_program(path("none"), "#!/bin/sh\necho no package >&2\nexit 1\n");
+    let peers = format!("nccl-ep={none}");
+    let args = ["ep", "--simulate", "2", "--tokens", "2", "--peers", &peers];
+    let (comments, _) = table(&args);
+    let why = "# left out: nccl-ep-ll: nccl-ep's rank ";
+    assert!(comments.iter().any(|line| line.starts_with(why)), "{comments:?}");
+}
+
+#[test]
+fn nccl_ep_has_the_benchmarks_routing() {
+    let peers = concat!(env!("CARGO_MANIFEST_DIR"), "/peers");
+    let code = "import json, sys; sys.path[0] = sys.argv[1]; import nccl_ep; \
+                print(json.dumps(nccl_ep.routing(sys.argv[2], 7, [9, 40], 48, 5)))";
+    for (name, routing) in
+        [("random", Routing::Random), ("skewed", Routing::Skewed), ("one", Routing::One)]
+    {
+        let mut command = Command::new("python3");
+        command.args(["-B", "-c", code, peers, name]);
+        let (exit, stdout, stderr) = output(command);
+        assert_eq!(exit, Some(0), "{stderr}");
+        let [ids, weights]: [Vec<Vec<Vec<f32>>>; 2] = serde_json::from_str(&stdout).unwrap();
+        let batch = Batch::new(1, 48, 5, &[9, 40], 7).routed(routing, 7);
+        for rank in 0..2 {
+            let want: Vec<f32> = batch.ids[rank].iter().map(|id| *id as f32).collect();
+            assert_eq!(ids[rank].concat(), want, "{name}");
+            assert_eq!(weights[rank].concat(), batch.weights[rank], "{name}");
+        }
+    }
 }
 
 #[test]

@@ -85,6 +85,10 @@ variants! {
     NcclTestsLsa "nccl-tests-lsa";
     /// The same by vectors of 16 bytes (`-D 2`)
     NcclTestsLsaVector "nccl-tests-lsa-vector";
+    /// NCCL EP's algorithm for low latency
+    NcclEpLl "nccl-ep-ll";
+    /// NCCL EP's algorithm for high throughput
+    NcclEpHt "nccl-ep-ht";
     /// A step of the ladder of matrix products, as are the following
     Step1Loop "step1-loop";
     Step2Shared "step2-shared";

@@ -75,7 +75,12 @@ const CONTESTS: &[Contest] = &[
             Step8Persistent,
         ],
     ),
-    contest("ep", KERNEL, &[Nccl, NcclSym, NcclAllToAll], &[RustThroughput, RustAllGather, Write]),
+    contest(
+        "ep",
+        KERNEL,
+        &[Nccl, NcclSym, NcclAllToAll, NcclEpLl, NcclEpHt],
+        &[RustThroughput, RustAllGather, Write],
+    ),
 ];
 
 const fn contest(

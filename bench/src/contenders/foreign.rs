@@ -29,6 +29,8 @@ pub struct Foreign {
     pub shape: Option<[usize; 3]>,
     pub tokens: Option<usize>,
     pub hidden: Option<usize>,
+    /// The operation, where it is in the column of reductions.
+    pub operation: Option<String>,
     /// Seconds per operation in every round, on the slowest rank.
     #[serde(skip)]
     pub times: Vec<f64>,
@@ -38,9 +40,9 @@ pub struct Foreign {
 impl Foreign {
     #[cfg(test)]
     pub fn new(variant: Variant, dtype: &str, size: usize) -> Self {
-        let (algorithm, shape, tokens, hidden, wrong) = (None, None, None, None, None);
-        let (dtype, times) = (dtype.to_owned(), Vec::new());
-        Self { variant, algorithm, dtype, size, shape, tokens, hidden, times, wrong }
+        let (algorithm, shape, tokens, hidden) = (None, None, None, None);
+        let (dtype, times, operation, wrong) = (dtype.to_owned(), Vec::new(), None, None);
+        Self { variant, algorithm, dtype, size, shape, tokens, hidden, operation, times, wrong }
     }
 }
 

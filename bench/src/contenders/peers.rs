@@ -32,7 +32,7 @@ pub struct Kind {
 
 /// Every kind. A program gets a job as JSON, and the environment of torchrun; the first process
 /// prints a line of JSON for each result.
-const KINDS: [Kind; 4] = [
+const KINDS: [Kind; 5] = [
     Kind {
         name: "torch",
         program: "python3",
@@ -51,6 +51,12 @@ const KINDS: [Kind; 4] = [
         script: None,
         variants: &[Variant::FlashInfer, Variant::Vllm],
     },
+    Kind {
+        name: "nccl-ep",
+        program: "python3",
+        script: Some(include_str!("../../peers/nccl_ep.py")),
+        variants: &[Variant::NcclEpLl, Variant::NcclEpHt],
+    },
     // This program, with other variables of NCCL in the environment.
     Kind {
         name: "nccl",
@@ -66,8 +72,10 @@ pub struct PeerOptions {
     /// Also run these, comma-separated, in processes of their own on the same number of GPUs,
     /// before the others and again after them: `torch[=PYTHON]`, PyTorch's symmetric memory;
     /// `nccl-tests[=PROGRAM]`, its program all_reduce_perf; `flashinfer[=PROGRAM]`, compiled by
-    /// bench/peers/build.sh, with its copy of vLLM's all-reduce; `nccl[=VARIABLE=VALUE]`, NCCL's
-    /// symmetric kernels with this in the environment, such as NCCL_SYM_KERNEL
+    /// bench/peers/build.sh, with its copy of vLLM's all-reduce; `nccl-ep[=PYTHON]`, NCCL EP by a
+    /// Python with torch and nccl-extensions, which needs nvcc and NCCL 2.30's headers;
+    /// `nccl[=VARIABLE=VALUE]`, NCCL's symmetric kernels with this in the environment, such as
+    /// NCCL_SYM_KERNEL
     #[arg(long, value_delimiter = ',', value_name = "NAME[=PROGRAM]")]
     peers: Vec<Peer>,
 }
@@ -106,6 +114,15 @@ pub enum Work {
         shapes: Vec<[usize; 3]>,
         /// Whether calls alternate between copies of B that together exceed the L2 cache.
         cold: bool,
+    },
+    /// Operations of expert parallelism, with these numbers of tokens of a rank.
+    Experts {
+        tokens: Vec<usize>,
+        hidden: usize,
+        experts: usize,
+        top_k: usize,
+        routing: String,
+        operations: Vec<&'static str>,
     },
 }
 
@@ -210,8 +227,9 @@ impl Peer {
         let mut rows = Vec::new();
         foreign::run(name, commands, patience, |line| {
             eprintln!("{name}: {line}");
-            // A program's libraries may print, too.
-            if self.kind.script.is_some() || line.starts_with('{') {
+            // A program's libraries may print, too; a script says how far it is.
+            let is_row = self.kind.script.is_some() && !line.starts_with('#');
+            if is_row || line.starts_with('{') {
                 rows.extend(self.parse(line, variants, rounds)?);
             }
             Ok(false)
@@ -238,9 +256,12 @@ impl Peer {
     fn command(&self, job: &str) -> Command {
         let mut command = match (self.kind.name, self.kind.script) {
             ("nccl", _) => return self.own_command(),
-            ("torch", script) => {
+            ("torch" | "nccl-ep", script) => {
                 let mut command = Command::new(&self.program);
                 command.args(["-c", script.unwrap_or_default(), job]);
+                if self.kind.name == "nccl-ep" {
+                    command.envs(library_path().map(|path| ("LD_LIBRARY_PATH", path)));
+                }
                 command
             }
             (_, Some(script)) => {

@@ -69,6 +69,7 @@ impl Case {
     pub fn has(&self, peer: &Foreign) -> bool {
         (self.size, self.dtype, self.shape) == (peer.size, &*peer.dtype, peer.shape)
             && (peer.hidden.is_none() || (self.tokens, self.hidden) == (peer.tokens, peer.hidden))
+            && peer.operation.as_deref().is_none_or(|operation| operation == self.redop)
     }
 
     /// Returns the shape as text, empty without one.
@@ -351,7 +352,7 @@ pub fn lines_of_peer(algorithm: &str, rows: &[Row], rounds: Option<&Rounds>) -> 
         let times = rounds.into_iter().flatten().map(|round| round[i] * 1e6);
         let line = serde_json::json!({
             "variant": row.variant, "algorithm": algorithm, "type": row.dtype, "size": row.size,
-            "tokens": row.tokens, "hidden": row.hidden, "wrong": row.wrong,
+            "tokens": row.tokens, "hidden": row.hidden, "operation": row.redop, "wrong": row.wrong,
             "shape": row.m.zip(row.n).zip(row.k).map(|((m, n), k)| [m, n, k]),
             "times_us": times.collect::<Vec<_>>(),
         });
@@ -370,6 +371,7 @@ pub fn join_again(rows: &mut [Row], again: &[Foreign]) -> String {
             (row.variant, row.size, &*row.dtype) == (peer.variant, peer.size, &*peer.dtype)
                 && (case(row), &row.asked) == (peer.shape, &peer.algorithm)
                 && (peer.hidden.is_none() || (row.tokens, row.hidden) == (peer.tokens, peer.hidden))
+                && peer.operation.as_ref().is_none_or(|operation| *operation == row.redop)
         };
         let found = rows.iter_mut().find(is_same);
         let Some((row, time)) = found.zip(Spread::of(peer.times.iter().copied())) else { continue };

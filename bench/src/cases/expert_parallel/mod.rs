@@ -16,11 +16,12 @@ use devcomm_testing::experts::{Batch, Routing};
 use self::all_to_all::AllToAll;
 use self::gathered::Gathered;
 use self::layer::{Layer, Operation};
-use super::benchmark::{Benchmark, SIMULATED_BLOCKS};
+use super::benchmark::{Benchmark, Options, SIMULATED_BLOCKS};
 use super::job::Job;
 use crate::base::options::GridOptions;
 use crate::cases::workloads::Message;
 use crate::contenders::contender::{Contender, Variant};
+use crate::contenders::peers::{PeerOptions, Work};
 use crate::contenders::selection::VariantInfo;
 use crate::harness::Harness;
 use crate::report::row::Case;
@@ -57,6 +58,9 @@ pub struct Experts {
 
     #[command(flatten)]
     grid: GridOptions,
+
+    #[command(flatten)]
+    peers: PeerOptions,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -100,11 +104,35 @@ impl Benchmark for Experts {
              puts rows in the order of the ranks and adds results up, and with chunks as long as \
              the longest",
         ),
+        (
+            Variant::NcclEpLl,
+            "NCCL EP's algorithm for low latency, in a run before the others: a dispatch sends \
+             rows, experts and weights by rank, and in a layer it puts rows in the order of the \
+             experts; weights are applied by combine",
+        ),
+        (
+            Variant::NcclEpHt,
+            "its algorithm for high throughput, the same: a dispatch exchanges the routing first; \
+             combine applies no weights",
+        ),
     ];
 
     fn validate(&self) -> Result<()> {
         ensure!(!self.tokens.contains(&0), "a rank has at least one token");
         self.grid.validate()
+    }
+
+    fn peers(&self) -> Option<&PeerOptions> {
+        Some(&self.peers)
+    }
+
+    fn work(&self, options: &Options, _: usize) -> Result<Work> {
+        let (tokens, [hidden, experts, top_k]) = self.sizes(options.simulate.is_some());
+        let routing = self.routing.to_possible_value().map(|value| value.get_name().to_owned());
+        let (tokens, routing) = (tokens.to_vec(), routing.unwrap_or_default());
+        let asked = Operation::ALL.into_iter().filter(|operation| self.asks(*operation));
+        let operations = asked.map(Operation::name).collect();
+        Ok(Work::Experts { tokens, hidden, experts, top_k, routing, operations })
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
@@ -118,8 +146,7 @@ impl Benchmark for Experts {
         }
         let stores = Kernels::load(harness.rank.context(), &crate::base::kernels::KERNELS)?;
         job.begin()?;
-        let default = harness.choose(&TOKENS[..], &SIMULATED_TOKENS);
-        for &tokens in if self.tokens.is_empty() { default } else { &self.tokens } {
+        for &tokens in self.sizes(harness.rank.is_simulated()).0 {
             let batch = Rc::new(self.batch(harness, tokens));
             let options = self.options(harness, &batch, tokens);
             let layer = Layer::new(harness, Variant::Rust, options, &batch)?;
@@ -134,7 +161,7 @@ impl Benchmark for Experts {
             let exchanged =
                 of.map(|nccl| AllToAll::new(&layer, nccl)).collect::<Result<Vec<_>>>()?;
             for operation in Operation::ALL {
-                if self.operations.is_empty() || self.operations.contains(&operation) {
+                if self.asks(operation) {
                     self.compare(job, operation, &layers, (&gathered, &exchanged), &stores)?;
                 }
             }
@@ -144,10 +171,23 @@ impl Benchmark for Experts {
 }
 
 impl Experts {
+    fn asks(&self, operation: Operation) -> bool {
+        self.operations.is_empty() || self.operations.contains(&operation)
+    }
+
+    /// Returns the numbers of tokens, the elements of one, the experts and those of a token.
+    fn sizes(&self, is_simulated: bool) -> (&[usize], [usize; 3]) {
+        let (tokens, default) = match is_simulated {
+            true => (&SIMULATED_TOKENS[..], [264, 16, 3]),
+            false => (&TOKENS[..], [7168, 256, 8]),
+        };
+        let given = [self.hidden, self.experts, self.top_k];
+        let tokens = if self.tokens.is_empty() { tokens } else { &self.tokens };
+        (tokens, [0, 1, 2].map(|i| given[i].unwrap_or(default[i])))
+    }
+
     fn batch(&self, harness: &Harness<'_>, tokens: usize) -> Batch {
-        let hidden = self.hidden.unwrap_or(harness.choose(7168, 264));
-        let experts = self.experts.unwrap_or(harness.choose(256, 16));
-        let top_k = self.top_k.unwrap_or(harness.choose(8, 3));
+        let [hidden, experts, top_k] = self.sizes(harness.rank.is_simulated()).1;
         let routing = match self.routing {
             RoutingOption::Random => Routing::Random,
             RoutingOption::Skewed => Routing::Skewed,
