@@ -1,10 +1,10 @@
-//! A test of the crates as crates.io would have them: it packages and unpacks them, and builds a new
-//! project that uses nothing else of devcomm, in a folder outside of this checkout.
+//! A test of the crates as crates.io would have them: it packages and unpacks them, and builds a
+//! new project that uses nothing else of devcomm, in a folder outside of this checkout.
 //!
 //! ```text
 //! cargo package --> X-0.1.0.crate --tar--> crates/X-0.1.0
-//! devcomm new   --> a project; [patch.crates-io] gives it these folders, and no path of the checkout
-//!     in it: cargo test, cargo run on simulated GPUs, a build with kernels for GPUs
+//! devcomm new   --> a project, to which [patch.crates-io] gives these folders
+//!     in it: cargo test, cargo run on simulated GPUs, and a build with kernels for GPUs
 //! ```
 
 use std::fs;
@@ -63,8 +63,8 @@ impl PackagedProject {
         self.folder.path().join("crates")
     }
 
-    /// Unpacks the packages, and writes a setting by which cargo uses them instead of the registry's
-    /// crates of these names.
+    /// Unpacks the packages, and writes a setting by which cargo uses them instead of the
+    /// registry's crates of these names.
     fn unpack(&self, packages: &[PathBuf]) -> Result<()> {
         let mut patch = "[patch.crates-io]\n".to_owned();
         fs::create_dir_all(self.crates())?;

@@ -7,7 +7,8 @@ use std::io::Write;
 use xtask::licences::notices;
 use xtask::project::root;
 
-/// Compares the file in the wheel with the licences of its crates; `DEVCOMM_BLESS=1` writes the file.
+/// Compares the file in the wheel with the licences of its crates; `DEVCOMM_BLESS=1` writes the
+/// file.
 #[test]
 fn the_wheel_has_the_licences_of_its_crates() {
     let name = "the_wheel_has_the_licences_of_its_crates";

@@ -15,7 +15,7 @@ use half::{bf16, f16};
 
 use super::benchmark::Benchmark;
 use super::job::Job;
-use super::product::{BF16_LOSES, Epilogue, Matrices, Product, Sum, load_cublaslt, tune};
+use super::product::{BF16_ROUNDING, Epilogue, Matrices, Product, Sum, load_cublaslt, tune};
 use super::shapes::ShapeOptions;
 use super::tune_table::Table;
 use crate::contenders::contender::{Contender, Variant};
@@ -117,7 +117,7 @@ impl Factor for F8E5M2 {
 const OF_CUBLASLT: [Variant; 2] = [Variant::CublasLt, Variant::CublasLtRoundedParts];
 
 /// What rounded parts of sums lose, at most, of the largest sum.
-const PARTS_LOSE: f64 = 16.0 * BF16_LOSES;
+const PARTS_ROUNDING: f64 = 16.0 * BF16_ROUNDING;
 
 impl Benchmark for Gemm {
     const NAME: &'static str = "gemm";
@@ -182,10 +182,10 @@ impl Gemm {
         of_a.copy_from_host(&scales[..1])?;
         of_b.copy_from_host(&scales[1..])?;
         job.begin()?;
-        let (mut ran, mut kept) = (0, None);
+        let (mut ran, mut cached_b) = (0, None);
         for (problem, copies) in problems {
             let shape @ [m, n, k] = problem.shape();
-            let matrices = Matrices::<T>::new(harness, problem, 0..1, copies, &mut kept)?;
+            let matrices = Matrices::<T>::new(harness, problem, 0..1, copies, &mut cached_b)?;
             let plan = |types, extras| match &library {
                 Some(library) => library.plan(shape, types, extras),
                 None => Ok(None),
@@ -227,8 +227,8 @@ impl Gemm {
             for (variant, plan) in &theirs {
                 let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
                 tune(&matrices, plan, c.device_address())?;
-                let lost = (*variant == Variant::CublasLtRoundedParts).then_some(PARTS_LOSE);
-                let checked = Product { products_lose: lost, ..result(c.device_slice()) };
+                let lost = (*variant == Variant::CublasLtRoundedParts).then_some(PARTS_ROUNDING);
+                let checked = Product { product_rounding: lost, ..result(c.device_slice()) };
                 // SAFETY: as above; the buffers have the elements of the plan's shape.
                 let work = move || unsafe {
                     let (a, b) = (a.device_address(), b().device_address());

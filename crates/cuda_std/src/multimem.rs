@@ -8,10 +8,11 @@
 //!
 //! An access is of a [`Value`]: one number of 4 or 8 bytes, two or four `f16` or `bf16` (as
 //! `[f16; 2]`), two `f32`, or a [`Vec16`], which is 16 bytes of elements. [`load_reduce_vec`] and
-//! [`store_vec`] access a `Vec16` by a pointer to its first element. A reduction of a `Vec16` is one
-//! instruction for `f16`, `bf16` and `f32`, and two or four for integers and `f64`. [`Sum`](crate::reduce::Sum) adds `f16` and `bf16` in `f32` and
-//! rounds once, [`SumInHalf`](crate::reduce::SumInHalf) rounds each addition; PTX does not specify
-//! the order of the additions. 8-bit floats, which need sm_100a, are not supported.
+//! [`store_vec`] access a `Vec16` by a pointer to its first element. A reduction of a `Vec16` is
+//! one instruction for `f16`, `bf16` and `f32`, and two or four for integers and `f64`.
+//! [`Sum`](crate::reduce::Sum) adds `f16` and `bf16` in `f32` and rounds once,
+//! [`SumInHalf`](crate::reduce::SumInHalf) rounds each addition; PTX does not specify the order of
+//! the additions. 8-bit floats, which need sm_100a, are not supported.
 //!
 //! PTX: `multimem.ld_reduce`, `multimem.st`, `multimem.red`, from sm_90 on. Multicast addresses
 //! exist only if the driver supports multicast objects.

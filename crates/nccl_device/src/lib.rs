@@ -22,8 +22,8 @@
 //! * [`TileExchange`]: tiles that ranks push to each other while they compute.
 //! * [`gin`]: puts, gets, signals, counters, flushes.
 //! * [`Lamport`]: messages of floats without separate flags, a protocol that is named after Leslie
-//!   Lamport: a slot holds the word [`EMPTY`], which no message has, until a message is stored to it.
-//!   [`message_word`] makes the words of messages.
+//!   Lamport: a slot holds the word [`EMPTY`], which no message has, until a message is stored to
+//!   it. [`message_word`] makes the words of messages.
 //! * [`PeerTiles`], [`PeerRegTiles`]: sums of a matrix over the ranks. Each rank sends tiles of its
 //!   matrix, from shared memory or from registers, and [`Owners`] say which rank adds which tile.
 //! * [`LlA2a`]: NCCL's low-latency (LL) all-to-all, whose messages carry their own flags, and

@@ -20,8 +20,8 @@ pub(crate) struct Cluster {
     arrived: Cell<u32>,
     /// Whether the barrier orders no accesses.
     relaxed: Cell<bool>,
-    /// The shared memory of blocks that have ended. It is kept since another block's thread may have
-    /// checked an access to it, and may make the access later.
+    /// The shared memory of blocks that have ended. It is kept since another block's thread may
+    /// have checked an access to it, and may make the access later.
     ended: RefCell<Vec<SharedMemory>>,
 }
 
@@ -42,8 +42,8 @@ impl Cluster {
         self.ended.borrow_mut().push(shared);
     }
 
-    /// Returns the block of this rank. The caller drops it before threads run again: a block ends
-    /// with its last reference.
+    /// Returns the block of this rank. The caller drops it before threads run again, since a block
+    /// counts as running while a reference to it is held.
     fn block(&self, rank: usize) -> Result<Rc<Block>, String> {
         let blocks = self.blocks.borrow();
         let Some(block) = blocks.get(rank) else {
@@ -63,7 +63,8 @@ impl Cluster {
         self.running().any(|block| block.shared.borrow().contains(address, bytes))
     }
 
-    /// Wakes the threads at the barrier, if all have arrived; `last` is the thread that arrives now.
+    /// Wakes the threads at the barrier, if all have arrived; `last` is the thread that arrives
+    /// now.
     fn release_if_complete(&self, last: Option<&Thread>) -> bool {
         if self.arrived.get() < self.live.get() {
             return false;

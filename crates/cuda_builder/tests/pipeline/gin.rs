@@ -26,8 +26,8 @@ pub fn tests() -> Vec<Trial> {
     ]
 }
 
-/// `ping` calls NCCL's C functions, `tell` the typed layer over them. `handles` only has GIN's types
-/// as arguments, and is compiled once.
+/// `ping` calls NCCL's C functions, `tell` the typed layer over them. `handles` only has GIN's
+/// types as arguments, and is compiled once.
 const SOURCE: &str = "
 #![no_std]
 use core::mem::MaybeUninit;

@@ -157,8 +157,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// # Safety
     ///
-    /// While this value or a copy of it is in use, only the threads of `sharing` use the context. So
-    /// no other kernel uses it, and no other device communicator, which the host ensures by
+    /// While this value or a copy of it is in use, only the threads of `sharing` use the context.
+    /// So no other kernel uses it, and no other device communicator, which the host ensures by
     /// `DevCommRequirements::gin_exclusive_contexts`.
     pub unsafe fn shared_by(self, sharing: ResourceSharing) -> Self {
         Self { sharing, ..self }
@@ -183,9 +183,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Context { comm: self.comm, index: self.index, sharing: self.sharing as u8 }
     }
 
-    /// Returns the world rank of rank `peer` of `team`. Traps if GIN does not connect the two ranks,
-    /// since NCCL would use a queue that does not exist. With a stride `s` it connects ranks whose
-    /// numbers are equal modulo `s`: a rail, if `s` is the size of the LSA teams.
+    /// Returns the world rank of rank `peer` of `team`. Traps if GIN does not connect the two
+    /// ranks, since NCCL would use a queue that does not exist. With a stride `s` it connects ranks
+    /// whose numbers are equal modulo `s`: a rail, if `s` is the size of the LSA teams.
     #[track_caller]
     pub(crate) fn connected(&self, team: Team, peer: i32) -> i32 {
         let (rank, stride) = (self.world_rank(team, peer), self.comm.gin_stride());

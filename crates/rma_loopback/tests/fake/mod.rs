@@ -1,6 +1,6 @@
 //! A fake of NCCL, with which the plugin's tests run without NCCL and without a GPU: it calls the
-//! functions in the plugin's exported tables as NCCL's proxy thread does, in the same order and from
-//! the same kinds of threads. A fake driver ([`driver`]) has the devices.
+//! functions in the plugin's exported tables as NCCL's proxy thread does, in the same order and
+//! from the same kinds of threads. A fake driver ([`driver`]) has the devices.
 #![allow(dead_code, reason = "each test program uses some of it")]
 
 pub mod bootstrap;
@@ -40,7 +40,7 @@ pub struct Options {
     pub version: u32,
     /// Longest random delay of a stream, in microseconds.
     pub delay: u64,
-    /// Whether the driver's streams can add to a word (`cuStreamBatchMemOp` with a reduction).
+    /// Whether streams can add to a word in memory (the driver's atomic reductions).
     pub reductions: bool,
     /// How the ranks' device memory is allocated.
     pub memory: Kind,
@@ -244,8 +244,8 @@ impl Rank {
         call_version!(self.version, iput(at, c, s, from.0, bytes, d, to.0, rank))
     }
 
-    /// Does the same as [`Rank::try_put`], and then makes progress until the put is enqueued, also if
-    /// its target is in another process and makes no progress. Returns the first error.
+    /// Does the same as [`Rank::try_put`], and then makes progress until the put is enqueued, also
+    /// if its target is in another process and makes no progress. Returns the first error.
     pub fn try_put_now(
         &self,
         from: RegionOffset,

@@ -1,5 +1,5 @@
-//! Reductions and copies over multicast addresses. The *copies* of an element at such an address are
-//! the element in each rank's part of the window.
+//! Reductions and copies over multicast addresses. The *copies* of an element at such an address
+//! are the element in each rank's part of the window.
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::{Max, Sum};
@@ -50,7 +50,8 @@ pub unsafe fn multimem_reduce_copy<T: rc::MultimemReduce<Sum>>(
     unsafe { rc::multimem_reduce_copy(Coop::cta(), Sum, src, dst, count) }
 }
 
-/// Loads each rank's element by itself, and stores the maximum to all copies by one multicast store.
+/// Loads each rank's element by itself, and stores the maximum to all copies by one multicast
+/// store.
 #[kernel(T = [f32, bf16])]
 pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     comm: DevComm,
