@@ -166,7 +166,7 @@ pub unsafe trait KernelParam: Copy {
 pub struct MemoryRef {
     /// The field of the parameter; empty for the parameter itself.
     pub field: &'static str,
-    /// Its offset in the parameter, in bytes.
+    /// The offset in the parameter, in bytes.
     pub offset: usize,
     /// The size of the memory's elements in bytes.
     pub element: usize,

@@ -140,5 +140,5 @@ unsafe fn receive<T: Accumulate<Acc = f32>, const N: usize>(
     sum
 }
 
-/// By how many rows a cluster's sends are ahead of its receives.
+/// The number of rows by which a cluster's sends are ahead of its receives.
 const AHEAD: u32 = 4;

@@ -21,7 +21,7 @@ pub(super) struct Collect<'a> {
     pub(super) by: By<'a>,
 }
 
-/// Who does it: devcomm's kernels, or NCCL.
+/// The performer of a collective: devcomm's kernels, or NCCL.
 #[derive(Clone, Copy)]
 pub(super) enum By<'a> {
     Kernels(&'a Collectives),
