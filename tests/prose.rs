@@ -13,21 +13,11 @@ const FILE: &str = "a file has more than 500 lines";
 const FUNCTION: &str = "a function has more than 70 lines";
 
 /// Where a rule is still broken, and how often. A number may only fall.
-const OWED: [(&str, &str, usize); 19] = [
-    ("bench/src/cases/collectives.rs", FILE, 1),
-    ("bench/src/cases/gemm.rs", FUNCTION, 1),
-    ("bench/src/contenders/cublaslt/mod.rs", FUNCTION, 1),
+const OWED: [(&str, &str, usize); 9] = [
     ("bench/tests/simulated.rs", FILE, 1),
     ("crates/ops/", FUNCTION, 1),
-    ("crates/rma_loopback/tests/fake/work.rs", FUNCTION, 1),
-    ("crates/sim/src/race/agents.rs", FUNCTION, 1),
-    ("crates/sim/src/race/mod.rs", FUNCTION, 1),
-    ("crates/sim/src/timeline/svg.rs", FUNCTION, 1),
     ("examples/gemm_ladder/kernels/src/step8_persistent.rs", FUNCTION, 1),
-    ("examples/gemm_ladder/src/lib.rs", FUNCTION, 1),
     ("host/src/communicator/group.rs", FUNCTION, 1),
-    ("kernels/tests/ptx_kernels.rs", FILE, 1),
-    ("kernels/tests/ptx_kernels.rs", FUNCTION, 1),
     ("tests/device/kernels/src/barriers_gin.rs", FUNCTION, 1),
     ("tests/gpu_gemm.rs", FILE, 1),
     ("tests/gpu_gemm_allreduce.rs", FILE, 1),

@@ -178,7 +178,7 @@ fn a_job_has_a_rank() {
 #[test]
 fn a_machine_without_a_gpu_is_told_so() {
     let Err(reason) = devcomm::visible_gpus() else {
-        // Directly to standard output, bypassing the test harness's capture.
+        // Written to standard output, as the test harness would capture `println!`.
         let name = "a_machine_without_a_gpu_is_told_so";
         let _ = writeln!(std::io::stdout(), "SKIPPED {name}: this machine has a GPU");
         return;

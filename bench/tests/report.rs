@@ -173,7 +173,7 @@ fn a_second_program_computes_the_ratios_of_the_page() {
     match python.output() {
         Ok(output) => assert!(output.status.success(), "{output:?}"),
         Err(error) => {
-            // Directly to standard output, bypassing the test harness's capture.
+            // Written to standard output, as the test harness would capture `println!`.
             let line = format!("SKIPPED {name}: python3 does not start: {error}");
             let _ = writeln!(std::io::stdout(), "{line}");
         }

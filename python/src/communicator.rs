@@ -1,4 +1,4 @@
-//! Communicators: of a world, or another library's.
+//! Python's class `Communicator`: one of devcomm's world, or one that another library has made.
 
 use std::borrow::Cow;
 use std::ffi::c_void;
@@ -25,7 +25,7 @@ use crate::window::{PyWindow, Win};
 pub struct Comm {
     pub communicator: Communicator,
     pub gpu: Arc<Gpu>,
-    /// The home of what is made of it.
+    /// The table of Python's objects that are made from it.
     pub home: Home,
     windows: Mutex<Vec<Weak<Win>>>,
 }
@@ -83,15 +83,16 @@ impl PyCommunicator {
 
 #[pymethods]
 impl PyCommunicator {
-    /// Torch's NCCL communicator of a process group, on torch's current device. Collective.
+    /// Returns a communicator that uses torch's NCCL communicator of a process group, on torch's
+    /// current device. Collective: all ranks of the group call this.
     ///
     /// group: a process group with the backend nccl; None: the default group.
     /// store: a torch.distributed.Store by which the ranks exchange requirements and notice a lost
     ///     rank; None: the default group's. deadline: the seconds after which a silent rank counts
     ///     as lost; None: never.
     ///
-    /// Torch goes on to own the communicator, which must outlive what is made of it here: close
-    /// that before destroy_process_group, or leave it to the end of the process. Torch's NCCL must
+    /// Torch still owns its communicator, which must outlive the windows and device communicators
+    /// that are made here: close them before destroy_process_group, or never. Torch's NCCL must
     /// be one that devcomm's kernels were built for: pip install nvidia-nccl-cu13==2.32.3, or see
     /// devcomm.load_nccl.
     #[classmethod]
@@ -217,15 +218,15 @@ impl PyCommunicator {
         Ok(PyDevComm { own: Own::new(&comm.home, made), ll_a2a, buffer })
     }
 
-    /// Whether it can be used: it is not closed, and its world has not ended.
+    /// Whether the communicator can be used: it is not closed, and its world has not ended.
     #[getter]
     fn is_open(&self) -> bool {
         self.own.is_open()
     }
 
-    /// Signals the rank peer, on a stream, after what is there.
+    /// Enqueues a signal to the rank peer on a stream, after the work that is there.
     ///
-    /// index, context: of the signal; there is one, unless the communicator was made with more.
+    /// index, context: which signal; only 0, 0, unless the communicator was made with more signals.
     #[pyo3(signature = (peer, *, index=0, context=0, stream=None))]
     fn signal(
         &self,
@@ -240,8 +241,8 @@ impl PyCommunicator {
         waiting(py, || comm.communicator.signal(Signal { peer, index, context }, &stream))
     }
 
-    /// Makes a stream wait for signals of the rank peer, count of them, which it consumes: what
-    /// comes after sees what the peer had put before.
+    /// Makes a stream wait until the rank peer has sent count signals that no earlier wait was for.
+    /// Later work on the stream sees what the peer had put before its signals.
     ///
     /// index, context: as for signal.
     #[pyo3(signature = (peer, count=1, *, index=0, context=0, stream=None))]
@@ -272,7 +273,7 @@ impl PyCommunicator {
         self.get()?.gpu.synchronize(py, stream)
     }
 
-    /// Drops the communicator; what was made from it goes on as long as it is used.
+    /// Drops the communicator. Windows and device communicators that were made from it stay usable.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.own.close(py)
     }
@@ -309,7 +310,7 @@ impl PyDevComm {
         self.ll_a2a.map(|words| words.map(u32::to_ne_bytes).concat().into())
     }
 
-    /// Ends it. No kernel uses it any more.
+    /// Destroys the device communicator, which no kernel may use any more.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let resource = self.own.get()?;
         waiting(py, || resource.close())?;

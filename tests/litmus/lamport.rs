@@ -1,4 +1,4 @@
-//! Lamport messages, whose words are their own flags: three launches, so that a bank of slots is
+//! Lamport messages, which need no separate flags: three launches, so that a bank of slots is
 //! used again.
 
 use cuda_std::atomic::Scope;

@@ -1,5 +1,5 @@
-//! What expert parallelism sends: counted, and by a formula, which `docs/findings.md` has for more
-//! ranks than the kernels take.
+//! Tests of what expert parallelism sends: the simulator's counts are those of a formula, and the
+//! tables in `docs/findings.md` are from this formula.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use devcomm::{Error, ExpertParallelOptions, Result, Tokens, World};
 use devcomm_testing::experts::{Batch, Routing};
 use half::bf16;
 
-/// Elements of 16 bytes.
+/// The number of bf16 elements in a vector of 16 bytes.
 const VECTOR: usize = 8;
 
 /// What each rank sends to each other one.
@@ -29,11 +29,11 @@ enum Form {
 /// The blocks of each kernel.
 const BLOCKS: usize = 2;
 
-/// Words for a token and rank of the form for high throughput, beside its row: which rows are the
-/// token's, where it comes from and where its result goes.
+/// Words that the form for high throughput sends with a token's row: which rows are the token's,
+/// where it comes from and where its result goes.
 const TOKEN_WORDS: usize = 2 * 16 + 2;
 
-/// Stores of vectors and of words.
+/// Returns the traffic of this number of stores of vectors, and of words.
 fn stores(vectors: usize, words: usize) -> Traffic {
     let mut traffic = Traffic::default();
     traffic.stores = (vectors + words) as u64;
@@ -41,7 +41,7 @@ fn stores(vectors: usize, words: usize) -> Traffic {
     traffic
 }
 
-/// Messages of the network, of so many vectors each.
+/// Returns the traffic of puts over the network, each with this number of vectors.
 fn puts(messages: impl Iterator<Item = usize>) -> Traffic {
     let mut traffic = Traffic::default();
     for vectors in messages {
@@ -124,7 +124,8 @@ impl Form {
         }
     }
 
-    fn world(self, ranks: usize) -> Simulation {
+    /// Returns the settings of a simulation for this form.
+    fn simulation(self, ranks: usize) -> Simulation {
         let simulation = Simulation::new(ranks).multiprocessors(BLOCKS as u32);
         match self {
             Self::Teams(team) => simulation.team_size(team),
@@ -135,7 +136,7 @@ impl Form {
     /// Returns what the simulator counts of a dispatch and of a combine.
     fn counted(self, batch: &Batch) -> Result<[Pairs; 2]> {
         let most = most(batch);
-        let world = World::builder().simulate(self.world(batch.tokens.len())).from_env()?;
+        let world = World::builder().simulate(self.simulation(batch.tokens.len())).from_env()?;
         let counts = world.run(|rank| {
             let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
             let options =
@@ -237,8 +238,9 @@ fn experts_of_64_ranks_send_as_many_bytes_as_the_formula_says() -> Result<()> {
     Ok(())
 }
 
-/// Returns how many other ranks have experts of a token, on average, if each has as many of all
-/// `experts`, and a token has any `top_k` of them. Or how many other teams.
+/// Returns how many other ranks have experts of a token, on average, if the `experts` are divided
+/// evenly and a token has `top_k` of them at random. With the number of teams for `ranks` it is how
+/// many other teams have.
 fn destinations(ranks: usize, experts: usize, top_k: usize) -> f64 {
     let elsewhere = experts - experts / ranks;
     let none: f64 =
@@ -246,7 +248,7 @@ fn destinations(ranks: usize, experts: usize, top_k: usize) -> f64 {
     (ranks - 1) as f64 * (1.0 - none)
 }
 
-// What the tables are for: 128 tokens of 7,168 elements in bf16 with 8 of 256 experts.
+// The tables are for this batch: 128 tokens of 7,168 elements in bf16 with 8 of 256 experts.
 const TOKENS: usize = 128;
 const HIDDEN: usize = 7168;
 const EXPERTS: usize = 256;
@@ -255,9 +257,9 @@ const TOP_K: usize = 8;
 /// The bytes of a row.
 const ROW: f64 = 2.0 * HIDDEN as f64;
 
-/// The bytes of a row in DeepEP's layout: 4 bytes more for each expert, for each weight and for the
-/// token.
-const THEIR_ROW: f64 = ROW + (8 * TOP_K + 4) as f64;
+/// The bytes of a row in the layout of DeepEP, DeepSeek's library for expert parallelism: 4 bytes
+/// more for each expert of the token, for each weight, and for the token's number.
+const DEEP_EP_ROW: f64 = ROW + (8 * TOP_K + 4) as f64;
 
 const MB: f64 = 1e6;
 
@@ -279,7 +281,7 @@ fn table() -> Vec<String> {
                 low / 16.0,
                 high / MB,
                 100.0 * counted / high,
-                rows * THEIR_ROW / MB,
+                rows * DEEP_EP_ROW / MB,
                 (rows * ROW + 16.0 * peers) / MB,
                 rows * ROW / MB,
             )
@@ -290,7 +292,7 @@ fn table() -> Vec<String> {
 /// Rows of the table of LSA teams of eight.
 fn table_of_teams() -> Vec<String> {
     const TEAM: usize = 8;
-    // Those of the default.
+    // The blocks of a kernel by default.
     const BLOCKS: usize = 32;
     [16, 32, 64]
         .map(|ranks| {
@@ -298,7 +300,7 @@ fn table_of_teams() -> Vec<String> {
             let rows = tokens * destinations(teams, EXPERTS, TOP_K);
             let puts = (teams - 1) * BLOCKS;
             let entries = puts * (16 + TOKENS / BLOCKS * TOP_K * 8);
-            // Of the tokens of the rail, those with experts in one of the team's other ranks.
+            // The share of the rail's tokens that have experts on one certain rank of the team.
             let in_rank = destinations(ranks, EXPERTS, TOP_K) / (ranks - 1) as f64;
             let passed_on = (teams * (TEAM - 1)) as f64 * tokens * in_rank;
             let told = (TEAM - 1) * (teams * (8 * TOKENS * TOP_K + 4) + 8 * BLOCKS);
@@ -306,7 +308,7 @@ fn table_of_teams() -> Vec<String> {
                 "| {ranks} | {rows:.0} | {puts} | {:.2} | {:.2} | {:.2} | {passed_on:.0} | {:.2} | \
                  {:.2} |",
                 (rows * ROW + entries as f64) / MB,
-                rows * THEIR_ROW / MB,
+                rows * DEEP_EP_ROW / MB,
                 rows * ROW / MB,
                 (passed_on * ROW + told as f64) / MB,
                 passed_on * ROW / MB,

@@ -1,4 +1,5 @@
-//! Tests of timelines: what they show, and that the picture in the guide is one.
+//! Tests of timelines: what they show, and that the guide's picture of one is what the program here
+//! draws.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use devcomm_testing::simulated::{Gpu, run, world};
 use nccl_device::gin::GinBackend;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// Elements of a block.
+/// Elements of each block's part of a window.
 const PART: usize = 256;
 
 /// Each block puts its elements to the next rank, waits for those of the previous one, and doubles
@@ -33,29 +34,31 @@ unsafe fn ring<B: GinBackend>(comm: DevComm, send: Window<f32>, recv: Window<f32
     comm.lsa_barrier(coop, BarrierIndex::this_block()).sync(MemoryOrder::Release);
 }
 
-fn rings(gpu: &Gpu<'_>) -> Result<()> {
+/// Launches [`ring`] with two blocks on a rank.
+fn launch_ring(gpu: &Gpu<'_>) -> Result<()> {
     let (send, recv) = (gpu.window(&[1_f32; 2 * PART])?, gpu.window(&[0_f32; 2 * PART])?);
     let requirements = DevCommRequirements::new().lsa_barriers(2).gin_signals(2);
     let comm = gpu.dev_comm(requirements.gin_connection(GinConnectionType::Full))?;
     gpu.launch(ring::args(&comm, &send, &recv).grid(2).block(32))
 }
 
-/// Returns the timeline of `body`, written to a file of this name.
+/// Runs `body` on each GPU. Returns the text of the timeline, whose form (trace or picture) the
+/// name's extension selects, and the result of the run.
 fn timeline(
-    of: Simulation,
+    simulation: Simulation,
     name: &str,
     body: impl Fn(&Gpu<'_>) -> Result<()> + Sync,
 ) -> (String, Result<()>) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
-    let world = world(of.timeline(&path));
+    let world = world(simulation.timeline(&path));
     let ran = run(&world, body).map(drop);
     drop(world);
     (fs::read_to_string(path).unwrap(), ran)
 }
 
-/// Returns the text without the numbers of lines, which change with the code above them.
-fn without_lines(text: &str) -> String {
+/// Returns the text without line numbers, which change with the code above the lines.
+fn without_line_numbers(text: &str) -> String {
     let mut parts = text.split(".rs:");
     let first = parts.next().unwrap_or_default().to_string();
     let rest = parts.map(|part| part.trim_start_matches(|c: char| c.is_ascii_digit() || c == ':'));
@@ -64,15 +67,15 @@ fn without_lines(text: &str) -> String {
 
 #[test]
 fn the_picture_in_the_guide_is_what_the_program_draws() {
-    let (picture, ran) = timeline(Simulation::new(2), "ring.svg", rings);
+    let (picture, ran) = timeline(Simulation::new(2), "ring.svg", launch_ring);
     ran.unwrap();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide/src/pictures/timeline.svg");
     if std::env::var_os("DEVCOMM_BLESS").is_some() {
         fs::write(&path, &picture).unwrap();
     }
-    let of_guide = fs::read_to_string(&path).unwrap();
+    let in_guide = fs::read_to_string(&path).unwrap();
     assert!(
-        without_lines(&picture) == without_lines(&of_guide),
+        without_line_numbers(&picture) == without_line_numbers(&in_guide),
         "it differs: DEVCOMM_BLESS=1 writes {}",
         path.display()
     );
@@ -81,7 +84,7 @@ fn the_picture_in_the_guide_is_what_the_program_draws() {
 #[test]
 fn a_trace_is_the_same_for_the_same_seed_and_shows_waits_and_messages() {
     let trace = |seed| {
-        let (trace, ran) = timeline(Simulation::new(2).seed(seed), "ring.json", rings);
+        let (trace, ran) = timeline(Simulation::new(2).seed(seed), "ring.json", launch_ring);
         ran.unwrap();
         trace
     };

@@ -41,8 +41,9 @@ pub fn cpp() -> Result<()> {
 /// The folder of the programs' sources.
 const SOURCES: &str = "tests/cpp";
 
-/// Compiles the programs and returns their paths.
+/// Compiles the programs and returns their paths. Fetches NCCL and nvcc if they are missing.
 pub fn build() -> Result<Vec<PathBuf>> {
+    // Without reports of what is there already. These programs do not need ptxas.
     setup(true, Optional::Ptxas)?;
     let (nvcc, tree) = (nvcc::find_or_fetch()?, find_pinned_nccl()?);
     let folder = Project::open()?.target_folder().join("cpp");
@@ -60,7 +61,7 @@ fn compile(nvcc: &Nvcc, tree: &NcclTree, source: &Path, folder: &Path) -> Result
     command.args([include, source]);
     // nvcc refuses the file name `libnccl.so.2`, which does not end in `.so`; the linker takes it.
     command.arg("-Xlinker").arg(library);
-    // nvcc does not search the folder of the runtime in the compiler's wheels.
+    // An nvcc of Python's wheels does not look for the CUDA runtime in its own folder `lib`.
     if let Some(lib) = nvcc.path.parent().and_then(Path::parent).map(|home| home.join("lib")) {
         command.arg("-L").arg(lib);
     }
@@ -87,7 +88,7 @@ mod tests {
             (nvcc, _) => {
                 let nvcc = nvcc.err().map(|error| error.to_string());
                 let reason = nvcc.unwrap_or_else(|| "NCCL is not set up".to_owned());
-                // Directly to standard output, bypassing the test harness's capture.
+                // Written to standard output, as the test harness would capture `println!`.
                 let _ = writeln!(std::io::stdout(), "SKIPPED {name}: {reason}");
                 return;
             }

@@ -1,10 +1,10 @@
-//! The crates as a registry has them: packaged, unpacked, and used by a new project, in a folder
-//! outside of this checkout.
+//! A test of the crates as crates.io would have them: it packages and unpacks them, and builds a
+//! new project that uses nothing else of devcomm, in a folder outside of this checkout.
 //!
 //! ```text
 //! cargo package --> X-0.1.0.crate --tar--> crates/X-0.1.0
-//! devcomm new   --> project, with [patch.crates-io] onto those folders, and no path into here
-//!     cargo test, cargo run on simulated GPUs, and a build for GPUs
+//! devcomm new   --> a project, to which [patch.crates-io] gives these folders
+//!     in it: cargo test, cargo run on simulated GPUs, and a build with kernels for GPUs
 //! ```
 
 use std::fs;
@@ -18,19 +18,21 @@ use tempfile::TempDir;
 
 use crate::project::{Project, cargo, root};
 
-/// The packaged crates, unpacked, and a project that uses them. The folder is removed on drop.
-pub struct Stranger {
+/// The unpacked crates, and a new project that uses them, in a temporary folder that is removed on
+/// drop.
+pub struct PackagedProject {
     folder: TempDir,
-    /// Whether the project has the checkout's versions of other crates, which are here, or those
-    /// that the registry has today.
+    /// Whether the project has the versions of other crates in the checkout's `Cargo.lock`, which
+    /// cargo has already downloaded. Otherwise it has the newest compatible ones of the registry.
     locked: bool,
 }
 
 /// The command that checks the format; it has no option `--offline`.
 const FMT: [&str; 3] = ["fmt", "--all", "--check"];
 
-impl Stranger {
-    /// Packages the crates and starts the project. With `locked`, no network is needed.
+impl PackagedProject {
+    /// Packages the crates and creates the project. With `locked`, it takes the versions of
+    /// `Cargo.lock` and needs no network.
     ///
     /// # Errors
     ///
@@ -54,14 +56,15 @@ impl Stranger {
     }
 
     fn project(&self) -> PathBuf {
-        self.folder.path().join("strangers-sums")
+        self.folder.path().join("packaged-sums")
     }
 
     fn crates(&self) -> PathBuf {
         self.folder.path().join("crates")
     }
 
-    /// Unpacks the packages, and makes cargo take them for the registry's, in both folders.
+    /// Unpacks the packages, and writes a setting by which cargo uses them instead of the
+    /// registry's crates of these names.
     fn unpack(&self, packages: &[PathBuf]) -> Result<()> {
         let mut patch = "[patch.crates-io]\n".to_owned();
         fs::create_dir_all(self.crates())?;
@@ -76,7 +79,7 @@ impl Stranger {
             }
             let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let name = name.rsplit_once('-').map_or("", |(name, _)| name);
-            // No project depends on the command.
+            // It is a program, on which no project depends; cargo warns of an unused patch.
             if name != "devcomm-cli" {
                 patch += &format!("{name} = {{ path = {folder:?} }}\n");
             }
@@ -99,7 +102,7 @@ impl Stranger {
         }
         self.output(&["test", "--workspace"])?;
         self.prints_the_sum(&["run"])?;
-        self.check_builds_alone()
+        self.check_uses_packages_only()
     }
 
     /// Runs the program with its kernels compiled for GPUs, and in addition with devcomm's own
@@ -151,9 +154,9 @@ impl Stranger {
         if self.locked { &["--offline"] } else { &[] }
     }
 
-    /// Every package of the project's build is in its folder or from the registry.
-    fn check_builds_alone(&self) -> Result<()> {
-        // Cargo has downloaded what this platform needs.
+    /// Checks that the project uses the unpacked crates and no file of the checkout.
+    fn check_uses_packages_only(&self) -> Result<()> {
+        // Offline, cargo lists only what it has downloaded: the packages for this platform.
         let mut rustc = Command::new("rustc");
         let output = rustc.arg("-vV").output().context("rustc does not start")?;
         let text = String::from_utf8(output.stdout)?;
@@ -181,7 +184,7 @@ fn package() -> Result<Vec<PathBuf>> {
     let project = Project::open()?;
     let names = project.published();
     let mut command = cargo();
-    // Whether each builds is seen in the project, at once.
+    // The project builds all of them, so cargo need not verify each by itself.
     command.args(["package", "--offline", "--allow-dirty", "--no-verify", "--quiet"]);
     for name in &names {
         command.args(["--package", name]);

@@ -18,8 +18,8 @@ pub fn root() -> PathBuf {
     manifest_dir.parent().map_or_else(|| manifest_dir.clone(), Path::to_path_buf)
 }
 
-/// Returns a command for the cargo that runs this program, in the root folder. Kernels that cannot
-/// be built are an error in it.
+/// Returns a command for the cargo that runs this program, in the root folder. Build scripts that
+/// it runs fail if kernels cannot be built, instead of leaving them out.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).env("DEVCOMM_REQUIRE_KERNELS", "1");

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use devcomm_cli::setup::{Optional, setup};
-use xtask::packages::Stranger;
+use xtask::packages::PackagedProject;
 
 use crate::project::{Project, cargo};
 use crate::wheel;
@@ -28,7 +28,7 @@ const CHECKS: [(&str, Check); 7] = [
     ("documentation as on docs.rs, without NCCL", docs),
     ("cargo publish --dry-run", publish),
     ("the wheel for Python", wheel),
-    ("a new project on the packages and today's registry", stranger),
+    ("a new project on the packages and today's registry", packaged_project),
 ];
 
 /// Runs all checks, and prints a summary; the exit code is 1 if one fails.
@@ -140,10 +140,10 @@ fn wheel() -> Result<Outcome> {
     Ok(wheel::check()?.map_or(Outcome::Passed, Outcome::Skipped))
 }
 
-fn stranger() -> Result<Outcome> {
+fn packaged_project() -> Result<Outcome> {
     setup(true, Optional::Ptxas)?;
-    let stranger = Stranger::new(false)?;
-    stranger.runs_simulated()?;
-    stranger.builds_for_gpus(true)?;
+    let project = PackagedProject::new(false)?;
+    project.runs_simulated()?;
+    project.builds_for_gpus(true)?;
     Ok(Outcome::Passed)
 }

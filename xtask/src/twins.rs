@@ -275,7 +275,7 @@ mod tests {
             (nvcc, tree) => {
                 let nccl = tree.err().map(|_| "NCCL is not set up".to_owned());
                 let reason = nvcc.err().map(|error| error.to_string()).or(nccl);
-                // Directly to standard output, bypassing the test harness's capture.
+                // Written to standard output, as the test harness would capture `println!`.
                 let reason = reason.unwrap_or_default();
                 let _ = writeln!(std::io::stdout(), "SKIPPED {name}: {reason}");
                 return;

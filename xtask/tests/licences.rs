@@ -1,4 +1,5 @@
-//! What is given to others has the licences of the crates in it.
+//! Tests of the licence texts of other projects' crates that go with what we distribute: the wheel
+//! for Python, and the packs (folders of programs that run on machines without Rust).
 
 use std::fs;
 use std::io::Write;
@@ -6,7 +7,8 @@ use std::io::Write;
 use xtask::licences::notices;
 use xtask::project::root;
 
-/// `DEVCOMM_BLESS=1` makes it write them.
+/// Compares the file in the wheel with the licences of its crates; `DEVCOMM_BLESS=1` writes the
+/// file.
 #[test]
 fn the_wheel_has_the_licences_of_its_crates() {
     let name = "the_wheel_has_the_licences_of_its_crates";
@@ -14,8 +16,8 @@ fn the_wheel_has_the_licences_of_its_crates() {
     let found = match notices(&root().join("python/Cargo.toml"), &["devcomm-python"], &[]) {
         Ok(found) => found,
         Err(error) => {
-            // Without network, if the wheel's crates are not there. Directly to standard output,
-            // bypassing the test harness's capture.
+            // Cargo could not get the wheel's crates: there is no network. This is written to
+            // standard output, as the test harness would capture `println!`.
             let _ = writeln!(std::io::stdout(), "SKIPPED {name}: {error:#}");
             return;
         }
@@ -23,8 +25,8 @@ fn the_wheel_has_the_licences_of_its_crates() {
     if std::env::var_os("DEVCOMM_BLESS").is_some() {
         fs::write(&file, &found).unwrap();
     }
-    let there = fs::read_to_string(&file).unwrap_or_default();
-    assert!(there == found, "DEVCOMM_BLESS=1 writes {}", file.display());
+    let in_file = fs::read_to_string(&file).unwrap_or_default();
+    assert!(in_file == found, "DEVCOMM_BLESS=1 writes {}", file.display());
     assert!(found.contains("* pyo3 ") && found.contains("Permission is hereby granted"));
 }
 
@@ -40,11 +42,11 @@ fn a_packs_licences_are_of_linked_crates_from_registries_only() {
     for name in ["anyhow", "clap", "serde_json"] {
         assert!(has(&linked, name), "{name}: {linked}");
     }
-    // A macro, a crate of tests, and devcomm's own.
+    // None of these is listed: a crate of macros, one of tests only, and one of this project.
     for name in ["syn", "libtest-mimic", "devcomm-host"] {
         assert!(!has(&linked, name), "{name}: {linked}");
     }
-    // The guide's tests have their own harness.
+    // A pack with the guide's tests contains their harness, which is linked then.
     assert!(has(&list(&["devcomm-guide"]), "libtest-mimic"));
 }
 

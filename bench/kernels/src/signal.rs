@@ -24,7 +24,7 @@ pub unsafe fn lsa_signal(comm: DevComm, words: Window<u32>, rounds: u32) {
     if peer >= team.n_ranks {
         return;
     }
-    // SAFETY: the window has a word for each rank.
+    // SAFETY: `requires` gives the window three words, and the peer's flag is one of them.
     unsafe {
         let flag = Flag::new(&comm, words, 1);
         let base = mine.load(2);
@@ -64,7 +64,7 @@ pub unsafe fn gin_signal(comm: DevComm, words: Window<u32>, rounds: u32) {
     }
     let gin = comm.gin::<Proxy>(0);
     let arrived = comm.signal(0);
-    // Before the first lane changes it.
+    // All lanes read the shadow before the first lane changes it below.
     let base = gin.signal_shadow(arrived);
     warp.sync();
     let first = world.rank % 2 == 0;
@@ -81,7 +81,7 @@ pub unsafe fn gin_signal(comm: DevComm, words: Window<u32>, rounds: u32) {
     gin.flush(warp, MemoryOrder::Acquire);
     if warp.thread_rank() == 0 {
         let received = gin.read_signal(arrived, MemoryOrder::Acquire) - base;
-        // SAFETY: the window has a word for each rank.
+        // SAFETY: `requires` gives the window a word, which one thread writes.
         unsafe { words.local().store(0, received as u32) };
     }
 }

@@ -1,4 +1,4 @@
-//! What everything else uses: flags, files, ranks, numbers.
+//! The modules that all others use: options, files, GPUs, ranks, statistics.
 
 pub mod date;
 pub mod files;

@@ -16,7 +16,7 @@ pub fn run(
         bail!("a job has at least one rank");
     }
     if options.gin_loopback && simulate.is_none() {
-        // It sets environment variables: before any thread starts, and any use of a GPU.
+        // This sets environment variables, so it comes before any thread starts or uses a GPU.
         GinLoopback::new().enable()?;
     }
     if options.processes && !World::is_launched() {
@@ -43,7 +43,7 @@ pub fn slowest(rank: &Rank, mine: &[f64]) -> Result<Vec<f64>> {
     Ok((0..mine.len()).map(at).collect())
 }
 
-/// Returns sum over the ranks. *Collective*.
+/// Returns the sum over the ranks. *Collective*.
 pub fn total(rank: &Rank, mine: usize) -> Result<usize> {
     Ok(rank.all_gather(&[mine])?.concat().iter().sum())
 }

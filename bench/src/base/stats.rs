@@ -9,12 +9,12 @@ pub struct Spread {
     pub iqr: f64,
     /// The 99th percentile.
     pub p99: f64,
-    /// The distance between the least and the greatest.
+    /// The distance between the least and the greatest sample.
     pub range: f64,
 }
 
 impl Spread {
-    /// Computes them from samples; `None` without any.
+    /// Returns the spread of samples; `None` if there are none.
     pub fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.into_iter().collect();
         sorted.sort_by(f64::total_cmp);

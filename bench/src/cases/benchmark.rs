@@ -53,8 +53,8 @@ pub struct Options {
     output: OutputOptions,
 }
 
-/// Processes of other programs are ended if they print nothing for this much longer than a wait for
-/// a GPU may take.
+/// How long a process of another program may take to start. It is ended if it prints nothing for
+/// this time and the time in which a rank waits for a GPU.
 const START: Duration = Duration::from_secs(120);
 
 impl Options {
@@ -80,18 +80,18 @@ pub trait Benchmark: Args + Sync {
     /// nccl-tests' program for the same, if there is one.
     const NCCL_TESTS: Option<&'static str> = None;
 
-    /// Whether it is about the C++ kernels of `cargo xtask twins`.
+    /// Whether it compares with the C++ kernels that `cargo xtask twins` compiles.
     const NEEDS_TWINS: bool = false;
 
     /// Validates its flags.
     fn validate(&self) -> Result<()>;
 
-    /// Returns which peers run too.
+    /// Returns which programs of others (such as PyTorch) are measured too, if it can have any.
     fn peers(&self) -> Option<&PeerOptions> {
         None
     }
 
-    /// Returns what peers measure of it, on this number of GPUs.
+    /// Returns what programs of others measure, on this number of GPUs.
     fn work(&self, _options: &Options, _gpus: usize) -> Result<Work> {
         Ok(Work::Counts(BTreeMap::new()))
     }
@@ -143,7 +143,7 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     if !peers.is_empty() {
         foreign = measured_by_peers(&mut selection).map_err(advise)?;
     }
-    let kept = Mutex::new(None);
+    let timed_report = Mutex::new(None);
     let rank = |rank: &Rank| {
         let harness = Harness::new(rank, &options.ranks, &options.run)?;
         let twins = options.twins.as_deref();
@@ -151,11 +151,12 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
         let job = job.with_nccl_tests(options.nccl_tests.and(B::NCCL_TESTS));
         let mut job = job.with_foreign(&foreign);
         let measured = benchmark.run(&mut job);
-        job.finish(measured, &kept)
+        job.finish(measured, &timed_report)
     };
     ranks::run(&options.ranks, options.simulate, rank).map_err(advise)?;
-    let kept = kept.into_inner().ok().flatten();
-    if let Some(mut report) = kept.filter(|_| !foreign.is_empty()) {
+    let timed_report = timed_report.into_inner().ok().flatten();
+    if let Some(mut report) = timed_report.filter(|_| !foreign.is_empty()) {
+        // Other programs are measured before and after devcomm, to show changes of the machine.
         let again = measured_by_peers(&mut selection)?;
         println!("{}", row::join_again(&mut report.rows, &again));
         report.write(&options.output)?;

@@ -1,5 +1,7 @@
 //! Collectives: `devcomm::Collectives` against NCCL's.
 
+mod operation;
+
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use devcomm::{
@@ -18,6 +20,7 @@ use crate::contenders::peers::PeerOptions;
 use crate::contenders::selection::VariantInfo;
 use crate::harness::{Harness, Nccl};
 use crate::report::row::Case;
+pub use operation::Operation;
 
 /// The flags of the benchmarks of collectives. A size is that of the larger of the two buffers, and
 /// a count is that of a rank's chunk.
@@ -147,59 +150,8 @@ benchmarks! {
     AllToAllV "all-to-all-v", "all_to_all_v", "ncclSend and ncclRecv in a group", "alltoallv_perf";
 }
 
-/// A collective.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Operation {
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    Broadcast,
-    AllToAll,
-    /// Half as much to every other rank as to the others.
-    AllToAllV,
-}
-
 /// The rank that broadcasts.
 const ROOT: usize = 0;
-
-impl Operation {
-    /// Returns its name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all-reduce",
-            Self::AllGather => "all-gather",
-            Self::ReduceScatter => "reduce-scatter",
-            Self::Broadcast => "broadcast",
-            Self::AllToAll => "all-to-all",
-            Self::AllToAllV => "all-to-all-v",
-        }
-    }
-
-    /// Returns whether its speed depends on the type.
-    pub fn reduces(self) -> bool {
-        matches!(self, Self::AllReduce | Self::ReduceScatter)
-    }
-
-    /// Returns the chunks of the buffers to send and to receive in.
-    pub fn chunks(self, ranks: usize) -> [usize; 2] {
-        match self {
-            Self::AllReduce | Self::Broadcast => [1, 1],
-            Self::AllGather => [1, ranks],
-            Self::ReduceScatter => [ranks, 1],
-            Self::AllToAll => [ranks, ranks],
-            Self::AllToAllV => [ranks.next_multiple_of(2); 2],
-        }
-    }
-
-    /// Returns the bus bandwidth over the algorithm bandwidth, as nccl-tests defines them.
-    pub fn bus(self, ranks: usize) -> f64 {
-        match self {
-            Self::AllReduce => 2.0 * (ranks - 1) as f64 / ranks as f64,
-            Self::Broadcast => 1.0,
-            _ => (ranks - 1) as f64 / ranks as f64,
-        }
-    }
-}
 
 /// The variants of NCCL.
 pub const NCCL: [Variant; 2] = [Variant::Nccl, Variant::NcclSym];

@@ -19,7 +19,7 @@ use self::collect::{By, Collect};
 use super::all_reduce::bus;
 use super::benchmark::{Benchmark, Options};
 use super::job::Job;
-use super::product::{BF16_LOSES, Matrices, Product, Sum, load_cublaslt, tune};
+use super::product::{BF16_ROUNDING, Matrices, Product, Sum, load_cublaslt, tune};
 use super::shapes::ShapeOptions;
 use crate::contenders::contender::{Contender, Variant};
 use crate::contenders::cublaslt::{Extras, Plan, Types};
@@ -126,7 +126,7 @@ pub trait Fusion: Args + Sync {
         shape: [usize; 3],
     ) -> Result<Result<(), String>>;
 
-    /// Returns the plan by which it does a shape, and [`Product::products_lose`].
+    /// Returns the plan by which it does a shape, and [`Product::product_rounding`].
     fn plan(operation: &Self::Operation, shape: [usize; 3]) -> (String, Option<f64>);
 
     /// Enqueues a product; `a` has this rank's elements.
@@ -212,11 +212,11 @@ fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
     job.begin()?;
     let [on_gpus, simulated] = F::defaults();
     let (ranks, seed) = (harness.rank.n_ranks(), harness.run.seed);
-    let (mut kept, l2) = (None, fusion.inputs().1);
+    let (mut cached_b, l2) = (None, fusion.inputs().1);
     for problem in problems(fusion, harness.choose(on_gpus, simulated), ranks, seed)? {
         let copies = l2.copies_of_b(harness, &problem, size_of::<bf16>())?;
         let summed = if F::COLLECTIVE == Collective::AllGather { 1 } else { ranks };
-        let matrices = &Matrices::new(harness, problem, 0..summed, copies, &mut kept)?;
+        let matrices = &Matrices::new(harness, problem, 0..summed, copies, &mut cached_b)?;
         let plan = |types| match &library {
             Some(library) => library.plan(problem.shape(), types, Extras::default()),
             None => Ok(None),
@@ -281,9 +281,9 @@ fn ours<'a, F: Fusion<Operation: 'a>>(
             leave_out(matrices, asked, &why);
             continue;
         }
-        let (algorithm, products_lose) = F::plan(&operation, shape);
+        let (algorithm, product_rounding) = F::plan(&operation, shape);
         let work = move || F::launch(&operation, [a, b()], c, shape);
-        let checked = data.result(c.device_slice(), products_lose);
+        let checked = data.result(c.device_slice(), product_rounding);
         let contender = Contender::new(Variant::Rust, work, checked);
         let asked = asked.map(|asked| asked.to_string());
         contenders.push(Contender { asked, ..contender.by_algorithm(algorithm) });
@@ -435,9 +435,9 @@ impl<'a> Data<'a> {
     }
 
     /// Returns the check of C.
-    fn result(&self, c: DeviceSlice<bf16>, products_lose: Option<f64>) -> Product<'a, bf16> {
+    fn result(&self, c: DeviceSlice<bf16>, product_rounding: Option<f64>) -> Product<'a, bf16> {
         let product = Product::new(self.matrices, c, self.sum);
-        Product { rows: self.rows(), products_lose, ..product }
+        Product { rows: self.rows(), product_rounding, ..product }
     }
 
     /// Returns a product and a collective, one after the other.
@@ -457,16 +457,16 @@ impl<'a> Data<'a> {
                 _ => comm.window(len)?.device_slice(),
             })
         };
-        let checked = |products_lose| self.result(c.clone(), products_lose);
+        let checked = |product_rounding| self.result(c.clone(), product_rounding);
         Ok(match self.collective {
             Collective::AllReduce => {
-                let (a, checked) = (self.own.clone(), checked(Some(BF16_LOSES)));
+                let (a, checked) = (self.own.clone(), checked(Some(BF16_ROUNDING)));
                 let work = move || multiply(&a, &c).and_then(|()| collect.enqueue(&c, &c));
                 Contender::new(variant, work, checked)
             }
             Collective::ReduceScatter => {
                 let (a, product, checked) =
-                    (self.own.clone(), alloc(m * n)?, checked(Some(BF16_LOSES)));
+                    (self.own.clone(), alloc(m * n)?, checked(Some(BF16_ROUNDING)));
                 let work =
                     move || multiply(&a, &product).and_then(|()| collect.enqueue(&product, &c));
                 Contender::new(variant, work, checked)

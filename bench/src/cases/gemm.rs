@@ -15,11 +15,11 @@ use half::{bf16, f16};
 
 use super::benchmark::Benchmark;
 use super::job::Job;
-use super::product::{BF16_LOSES, Epilogue, Matrices, Product, Sum, load_cublaslt, tune};
+use super::product::{BF16_ROUNDING, Epilogue, Matrices, Product, Sum, load_cublaslt, tune};
 use super::shapes::ShapeOptions;
 use super::tune_table::Table;
 use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::cublaslt::{Extras, Types};
+use crate::contenders::cublaslt::{CublasLt, Extras, Plan, Types};
 use crate::contenders::selection::VariantInfo;
 use crate::harness::Harness;
 use crate::report::row::{Case, L2};
@@ -117,7 +117,7 @@ impl Factor for F8E5M2 {
 const OF_CUBLASLT: [Variant; 2] = [Variant::CublasLt, Variant::CublasLtRoundedParts];
 
 /// What rounded parts of sums lose, at most, of the largest sum.
-const PARTS_LOSE: f64 = 16.0 * BF16_LOSES;
+const PARTS_ROUNDING: f64 = 16.0 * BF16_ROUNDING;
 
 impl Benchmark for Gemm {
     const NAME: &'static str = "gemm";
@@ -168,8 +168,7 @@ impl Gemm {
     fn run_with<T: Factor>(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() == 1, "gemm runs on one GPU: -g 1");
-        let (factors, product) = (T::DATA_TYPE, <T::Output as Element>::DATA_TYPE);
-        let rounded = Types::new(factors, product);
+        let rounded = Types::new(T::DATA_TYPE, <T::Output as Element>::DATA_TYPE);
         let library = load_cublaslt(job, rounded, &OF_CUBLASLT)?;
         let problems = self.inputs.problems(harness)?;
         let ours = match job.selection.has(Variant::Rust) {
@@ -182,37 +181,28 @@ impl Gemm {
         of_a.copy_from_host(&scales[..1])?;
         of_b.copy_from_host(&scales[1..])?;
         job.begin()?;
-        let (mut ran, mut kept) = (0, None);
+        let (mut ran, mut cached_b) = (0, None);
         for (problem, copies) in problems {
             let shape @ [m, n, k] = problem.shape();
-            let matrices = Matrices::<T>::new(harness, problem, 0..1, copies, &mut kept)?;
-            let plan = |types, extras| match &library {
-                Some(library) => library.plan(shape, types, extras),
-                None => Ok(None),
+            let matrices = Matrices::<T>::new(harness, problem, 0..1, copies, &mut cached_b)?;
+            let exact = Types { product: f32::DATA_TYPE, ..rounded };
+            let exact = match &library {
+                Some(library) => library.plan(shape, exact, Extras::default())?,
+                None => None,
             };
-            let exact = plan(Types { product: f32::DATA_TYPE, ..rounded }, Extras::default())?;
             let added = Added::<T::Output>::new(harness, self.epilogue, [m, n])?;
-            let has_scales = size_of::<T>() == 1;
-            let of_both = has_scales.then(|| [of_a.device_address(), of_b.device_address()]);
+            let of_both =
+                (size_of::<T>() == 1).then(|| [of_a.device_address(), of_b.device_address()]);
             let extras = added.extras(of_both);
-            let mut theirs = Vec::new();
-            for variant in OF_CUBLASLT.into_iter().filter(|variant| job.selection.has(*variant)) {
-                let rounds_parts = variant == Variant::CublasLtRoundedParts;
-                match plan(Types { rounds_parts, ..rounded }, extras)? {
-                    Some(plan) => theirs.push((variant, plan)),
-                    None => println!("# left out: {variant} of {m}x{n}x{k}: it has no algorithm"),
-                }
-            }
+            let theirs = plans_of(library.as_ref(), job, shape, rounded, extras)?;
             let sum = match &exact {
                 Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
                 _ => None,
             };
             // Algorithms are chosen by the data of the timing.
             matrices.fill_for_timing()?;
-            let (a, stream) = (&matrices.a, &harness.stream);
-            let mut contenders = Vec::new();
-            let sum = sum.as_ref();
-            let (scale, epilogue) = (factor_of_c, self.epilogue);
+            let (a, stream, mut contenders) = (&matrices.a, &harness.stream, Vec::new());
+            let (sum, scale, epilogue) = (sum.as_ref(), factor_of_c, self.epilogue);
             let result = |c| Product { scale, epilogue, ..Product::new(&matrices, c, sum) };
             for gemm in &ours {
                 let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
@@ -227,8 +217,8 @@ impl Gemm {
             for (variant, plan) in &theirs {
                 let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
                 tune(&matrices, plan, c.device_address())?;
-                let lost = (*variant == Variant::CublasLtRoundedParts).then_some(PARTS_LOSE);
-                let checked = Product { products_lose: lost, ..result(c.device_slice()) };
+                let lost = (*variant == Variant::CublasLtRoundedParts).then_some(PARTS_ROUNDING);
+                let checked = Product { product_rounding: lost, ..result(c.device_slice()) };
                 // SAFETY: as above; the buffers have the elements of the plan's shape.
                 let work = move || unsafe {
                     let (a, b) = (a.device_address(), b().device_address());
@@ -283,6 +273,26 @@ impl Gemm {
         };
         self.plans.iter().map(planned).collect()
     }
+}
+
+/// Returns the plans of cuBLASLt's selected variants that have an algorithm for a shape.
+fn plans_of<'l>(
+    library: Option<&'l CublasLt>,
+    job: &Job<'_>,
+    shape @ [m, n, k]: [usize; 3],
+    rounded: Types,
+    extras: Extras,
+) -> Result<Vec<(Variant, Plan<'l>)>> {
+    let Some(library) = library else { return Ok(Vec::new()) };
+    let mut plans = Vec::new();
+    for variant in OF_CUBLASLT.into_iter().filter(|variant| job.selection.has(*variant)) {
+        let rounds_parts = variant == Variant::CublasLtRoundedParts;
+        match library.plan(shape, Types { rounds_parts, ..rounded }, extras)? {
+            Some(plan) => plans.push((variant, plan)),
+            None => println!("# left out: {variant} of {m}x{n}x{k}: it has no algorithm"),
+        }
+    }
+    Ok(plans)
 }
 
 impl Inputs {

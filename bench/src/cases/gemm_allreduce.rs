@@ -30,11 +30,12 @@ pub struct GemmAllReduce {
 
     /// Plans of devcomm::GemmAllReduce, comma-separated, instead of its default, a row for each
     /// that can do the shape: `strips`, `wide`, `unfused`,
-    /// `swapped:<rows>x<columns>:<splits>` as of `gemm`, or `measured`, the fastest by `measure`
+    /// `swapped:<rows>x<columns>:<splits>` as for `gemm`, or `measured`, the plan that
+    /// devcomm::GemmAllReduce::measure finds to be the fastest
     #[arg(long = "plan", value_delimiter = ',', value_name = "PLAN")]
     plans: Vec<fusion::Requested<GemmAllReducePlan>>,
 
-    /// All plans that it has for a shape
+    /// All plans that devcomm::GemmAllReduce has for a shape
     #[arg(long, conflicts_with = "plans")]
     all_plans: bool,
 
@@ -123,7 +124,7 @@ impl Fusion for GemmAllReduce {
     ) -> Result<Operation> {
         let wire = asked.map_or(Wire::Bf16, |asked| asked.wire);
         let operation = Operation::options().wire(wire).build(comm, stream, m, n)?;
-        // SAFETY: what writes B has ended before any launch.
+        // SAFETY: B is written before the first launch, and not while launches run.
         Ok(unsafe { operation.with_constant_b() })
     }
 

@@ -34,7 +34,8 @@ pub struct GemmLadder {
     k: Vec<usize>,
 }
 
-/// The steps, and how many calls of each are timed together at most: the first ones take long.
+/// The steps, and for each the most calls that are timed together: calls of the first steps take
+/// long.
 const STEPS: [(Variant, Step, usize); Step::ALL.len()] = [
     (Variant::Step1Loop, Step::Loop, 1),
     (Variant::Step2Shared, Step::Shared, 1),
@@ -76,10 +77,10 @@ impl Benchmark for GemmLadder {
         job.begin()?;
         let ladder = Ladder::new(&harness.stream)?;
         let defaults: [&[usize]; 3] = harness.choose([&[4096]; 3], [&[256], &[256], &[64]]);
-        let mut kept = None;
+        let mut cached_b = None;
         for problem in self.problems(defaults, harness.run.seed)? {
             let shape @ [m, n, _] = problem.shape();
-            let matrices = Matrices::new(harness, problem, 0..1, 1, &mut kept)?;
+            let matrices = Matrices::new(harness, problem, 0..1, 1, &mut cached_b)?;
             let plan = |types| match &library {
                 Some(library) => library.plan(shape, types, Extras::default()),
                 None => Ok(None),
@@ -89,7 +90,7 @@ impl Benchmark for GemmLadder {
                 Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
                 _ => None,
             };
-            // An algorithm is chosen by the data of the timing.
+            // cuBLASLt's algorithm is chosen by times with the data that the comparison has.
             matrices.fill_for_timing()?;
             let (sum, ladder, stream) = (sum.as_ref(), &ladder, &harness.stream);
             let (a, b) = (matrices.a.device_slice(), matrices.b_in_turn()().clone());

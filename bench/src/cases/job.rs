@@ -198,8 +198,12 @@ impl<'a> Job<'a> {
     }
 
     /// Prints the summary, even if incomplete. Wrong results are an error.
-    /// Leaves the rows in `kept`, if they are timed.
-    pub fn finish(self, measured: Result<()>, kept: &Mutex<Option<Report<Row>>>) -> Result<()> {
+    /// Leaves the report in `timed_report`, if its rows have times.
+    pub fn finish(
+        self,
+        measured: Result<()>,
+        timed_report: &Mutex<Option<Report<Row>>>,
+    ) -> Result<()> {
         let summary = Summary::of(self.contest, &self.report.rows);
         if self.harness.rank.is_root() {
             match self.nccl_tests {
@@ -211,8 +215,8 @@ impl<'a> Job<'a> {
         measured?;
         summary.judge()?;
         let is_kept = self.harness.rank.is_root() && self.harness.is_timed;
-        if let Some(mut kept) = kept.lock().ok().filter(|_| is_kept) {
-            *kept = Some(self.report);
+        if let Some(mut timed_report) = timed_report.lock().ok().filter(|_| is_kept) {
+            *timed_report = Some(self.report);
         }
         Ok(())
     }

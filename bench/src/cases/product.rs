@@ -107,8 +107,9 @@ pub struct Matrices<'a, T: Element> {
 pub struct Weights<T: Element> {
     shape: [usize; 2],
     copies: Vec<DeviceSlice<T>>,
-    /// The elements for checks, and those for timing.
+    /// The elements for checks.
     exact: SymmetricBuffer<T>,
+    /// The elements for timing.
     noise: SymmetricBuffer<T>,
 }
 
@@ -133,24 +134,24 @@ impl<T: Number> Weights<T> {
 }
 
 impl<'a, T: Number> Matrices<'a, T> {
-    /// Makes the data for a C that is the sum of these ranks' products; others have the elements of
-    /// the first. With this many copies of B: those of `kept`, which are of the same run, if they
-    /// have the shape; else new ones, which are kept.
+    /// Returns A and B for a C that is the sum of the products of `ranks`; other ranks have the
+    /// elements of the first of these. B is that of `cached_b`, from an earlier shape of the run,
+    /// if its shape is the same; otherwise `copies` copies of a new B, which replaces it there.
     pub fn new(
         harness: &'a Harness<'a>,
         problem: Problem,
         ranks: Range<usize>,
         copies: usize,
-        kept: &mut Option<Rc<Weights<T>>>,
+        cached_b: &mut Option<Rc<Weights<T>>>,
     ) -> Result<Self> {
         let rank = owner(harness, &ranks);
-        // Frees another B first.
-        let b = match kept.take().filter(|b| b.shape == [problem.n, problem.k]) {
+        // A B of another shape is freed before the new one is allocated.
+        let b = match cached_b.take().filter(|b| b.shape == [problem.n, problem.k]) {
             Some(b) => b,
             None => Weights::new(harness, problem, rank, copies)?,
         };
         let a = harness.comm.mem_alloc(problem.m * problem.k)?;
-        let matrices = Self { harness, problem, ranks, a, b: Rc::clone(kept.insert(b)) };
+        let matrices = Self { harness, problem, ranks, a, b: Rc::clone(cached_b.insert(b)) };
         matrices.fill_for_checks()?;
         Ok(matrices)
     }
@@ -226,28 +227,29 @@ impl Sum {
     }
 }
 
-/// What products in bf16 lose: half the distance from 1 to the next number.
-pub const BF16_LOSES: f64 = 1.0 / 256.0;
+/// The relative error of rounding to bf16: half the distance from 1 to the next number.
+pub const BF16_ROUNDING: f64 = 1.0 / 256.0;
 
 /// C, or some of its rows, on this rank.
 pub struct Product<'a, O> {
     pub harness: &'a Harness<'a>,
     pub problem: Problem,
-    /// The ranks whose products it is the sum of.
+    /// The ranks whose products C is the sum of.
     pub ranks: Range<usize>,
     pub c: DeviceSlice<O>,
-    /// The rows that it has: all if it is rounded once.
+    /// The rows that this rank has; all rows if C is rounded once.
     pub rows: Range<usize>,
     pub sum: Option<&'a Sum>,
-    /// The share of itself that each rank's product may lose when it is rounded, before the sum is.
+    /// The relative error of each rank's product, if products are rounded before they are added.
     /// `None` if C is rounded once, from an exact sum.
-    pub products_lose: Option<f64>,
-    /// What the sums were multiplied by, a power of two: it moves no rounding.
+    pub product_rounding: Option<f64>,
+    /// What the sums were multiplied by: a power of two, so that the multiplication is exact.
     pub scale: f32,
     pub epilogue: Epilogue,
 }
 
-/// What follows a product on one GPU: a bias, small integers, and then what its name says.
+/// What follows a product on one GPU. All but `None` add a bias first. Biases and residuals are
+/// small integers, so that the sums stay exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Epilogue {
     #[default]
@@ -259,16 +261,17 @@ pub enum Epilogue {
 }
 
 impl Epilogue {
-    /// Returns the bias of a column, and the residual of an element of C.
+    /// Returns the bias of a column.
     pub fn bias(column: usize) -> f32 {
         (column % 7) as f32 - 3.0
     }
 
+    /// Returns the residual of an element of C.
     pub fn residual(element: usize) -> f32 {
         (element % 5) as f32 - 2.0
     }
 
-    /// Returns what it makes of a sum, and the error that the function may have.
+    /// Returns the element of C for a sum, and the error that the GPU's function may have.
     fn apply(self, sum: f32, element: usize, column: usize) -> (f32, f64) {
         let x = sum + Self::bias(column);
         let argument = 0.797_884_6 * (x + 0.044_715 * x * x * x);
@@ -290,8 +293,8 @@ impl<'a, O> Product<'a, O> {
     ) -> Self {
         let Matrices { harness, problem, ref ranks, .. } = *matrices;
         let (ranks, rows) = (ranks.clone(), 0..problem.m);
-        let (products_lose, scale, epilogue) = (None, 1.0, Epilogue::None);
-        Self { harness, problem, ranks, c, rows, sum, products_lose, scale, epilogue }
+        let (product_rounding, scale, epilogue) = (None, 1.0, Epilogue::None);
+        Self { harness, problem, ranks, c, rows, sum, product_rounding, scale, epilogue }
     }
 }
 
@@ -318,15 +321,15 @@ impl<O: Number> Outcome for Product<'_, O> {
             }
         };
         let is_wrong = |sum: f32, got: O, largest: f64, element: usize| {
-            let (right, may_lose) = self.epilogue.apply(sum, element, element % problem.n);
-            match self.products_lose {
-                None if may_lose > 0.0 => {
-                    let bound = may_lose + O::EPSILON * f64::from(right.abs());
+            let (right, max_error) = self.epilogue.apply(sum, element, element % problem.n);
+            match self.product_rounding {
+                None if max_error > 0.0 => {
+                    let bound = max_error + O::EPSILON * f64::from(right.abs());
                     let error = (got.value() - f64::from(right)).abs();
                     error.is_nan() || error > bound
                 }
                 None => got != O::nearest(right),
-                Some(lost) => is_beyond_rounding(right, got, largest, n_ranks, lost),
+                Some(each) => is_beyond_rounding(right, got, largest, n_ranks, each),
             }
         };
         let is_sample_wrong = |&(row, column): &(usize, usize)| {
@@ -338,7 +341,7 @@ impl<O: Number> Outcome for Product<'_, O> {
         };
         let is_here = |(row, _): &(usize, usize)| rows.contains(row);
         Ok(match self.sum {
-            None if self.products_lose.is_none() && self.epilogue == Epilogue::None => {
+            None if self.product_rounding.is_none() && self.epilogue == Epilogue::None => {
                 problem.count_wrong(ranks.clone(), &c, some())
             }
             None => some().filter(is_here).filter(is_sample_wrong).count(),
@@ -353,22 +356,22 @@ impl<O: Number> Outcome for Product<'_, O> {
     }
 }
 
-/// Returns whether `got` differs from `right` by more than roundings allow: one of each product (a
-/// rank's, of magnitude `largest` at most), which may lose this share of it, and one of each
-/// partial sum.
+/// Returns whether `got` differs from `right` by more than roundings allow: that of each rank's
+/// product, which is at most `largest` and has the relative error `product_rounding`, and that of
+/// each partial sum.
 fn is_beyond_rounding<O: Number>(
     right: f32,
     got: O,
     largest: f64,
     ranks: usize,
-    products_lose: f64,
+    product_rounding: f64,
 ) -> bool {
-    // Half the distance from 1 to the next number.
+    // The relative error of a rounding: half the distance from 1 to the next number.
     let half_step = O::EPSILON / 2.0;
-    let roundings_of_products = products_lose * ranks as f64 * largest;
+    let roundings_of_products = product_rounding * ranks as f64 * largest;
     let roundings_of_sums: f64 = (2..=ranks).map(|terms| terms as f64 * largest).sum();
     // Partial sums of rounded products may exceed the exact ones slightly.
-    let more = (1.0 + products_lose.max(half_step)).powi(ranks as i32);
+    let more = (1.0 + product_rounding.max(half_step)).powi(ranks as i32);
     let bound = (roundings_of_products + half_step * roundings_of_sums) * more;
     let error = (got.value() - f64::from(right)).abs();
     error.is_nan() || error > bound
@@ -383,12 +386,12 @@ mod tests {
     #[test]
     fn roundings_are_no_error_and_a_rank_that_is_missing_is() {
         // Two ranks with products of 100.25 each: bf16 has steps of 0.5 there, and of 1 at the sum.
-        assert!(!is_beyond_rounding(200.5, bf16::from_f32(200.0), 100.25, 2, BF16_LOSES));
-        assert!(!is_beyond_rounding(200.5, bf16::from_f32(201.0), 100.25, 2, BF16_LOSES));
-        assert!(is_beyond_rounding(200.5, bf16::from_f32(100.0), 100.25, 2, BF16_LOSES));
-        assert!(is_beyond_rounding(200.5, bf16::NAN, 100.25, 2, BF16_LOSES));
+        assert!(!is_beyond_rounding(200.5, bf16::from_f32(200.0), 100.25, 2, BF16_ROUNDING));
+        assert!(!is_beyond_rounding(200.5, bf16::from_f32(201.0), 100.25, 2, BF16_ROUNDING));
+        assert!(is_beyond_rounding(200.5, bf16::from_f32(100.0), 100.25, 2, BF16_ROUNDING));
+        assert!(is_beyond_rounding(200.5, bf16::NAN, 100.25, 2, BF16_ROUNDING));
         // A product of 8-bit floats has an error of up to a sixteenth.
-        assert!(is_beyond_rounding(200.5, bf16::from_f32(189.0), 100.25, 2, BF16_LOSES));
+        assert!(is_beyond_rounding(200.5, bf16::from_f32(189.0), 100.25, 2, BF16_ROUNDING));
         assert!(!is_beyond_rounding(200.5, bf16::from_f32(189.0), 100.25, 2, 0.0625));
     }
 }

@@ -54,8 +54,8 @@ pub enum Set {
     Square,
     /// Few rows, as when a language model generates: 1 to 256 with layers of usual models
     Decode,
-    /// The four linear layers of Llama 3 70B on two ranks, 1 to 4096 rows; with a collective those
-    /// that have it in the model
+    /// The four linear layers of Llama 3 70B on two ranks, 1 to 4096 rows; benchmarks of products
+    /// with a collective take the two that have it in the model
     #[value(name = "llama70b-tp2")]
     Llama70bTp2,
     /// Few terms: k of 1024 and 2048
@@ -96,9 +96,11 @@ impl ShapeOptions {
         self.random.is_some()
     }
 
-    /// Returns whether the model of the set, if it is of one, gathers rows before a layer, or
-    /// reduces its result: it has the hidden size in its terms or in its columns.
+    /// Returns whether a product has the collective in its model: an all-gather of the rows before
+    /// it (`gathers`) if its terms are the hidden size, or a reduction of its result if its columns
+    /// are. Products that are of no model have both.
     pub fn has_collective(&self, Problem { n, k, .. }: &Problem, gathers: bool) -> bool {
+        /// The hidden size of Llama 3 70B.
         const HIDDEN: usize = 8192;
         let hidden = if gathers { *k } else { *n };
         self.set != Some(Set::Llama70bTp2) || hidden == HIDDEN

@@ -11,7 +11,7 @@ use devcomm_testing::gemm::Problem;
 use half::bf16;
 
 use super::fusion::{Collective, Fusion, Requested, plan_of};
-use super::product::BF16_LOSES;
+use super::product::BF16_ROUNDING;
 use super::shapes::ShapeOptions;
 use crate::contenders::contender::Variant;
 use crate::contenders::peers::PeerOptions;
@@ -22,7 +22,7 @@ use crate::report::row::L2;
 /// products lose.
 macro_rules! benchmarks {
     ($($operation:ident $plan:ident $collective:ident $name:literal {
-        plans: $plans:literal, extents: $first:literal $second:literal, loses: $loses:expr,
+        plans: $plans:literal, extents: $first:literal $second:literal, rounding: $rounding:expr,
         defaults: $defaults:expr, variants: $variants:expr,
     })*) => { $(
         #[doc = concat!("The flags of `", $name, "`. Every combination of the lists runs.")]
@@ -97,7 +97,7 @@ macro_rules! benchmarks {
             }
 
             fn plan(operation: &Self::Operation, shape: [usize; 3]) -> (String, Option<f64>) {
-                (plan_of(operation.explain(shape)), $loses)
+                (plan_of(operation.explain(shape)), $rounding)
             }
 
             fn launch(
@@ -116,7 +116,7 @@ benchmarks! {
     GemmReduceScatter GemmReduceScatterPlan ReduceScatter "gemm-reduce-scatter" {
         plans: "`unfused`, `wide`",
         extents: 0 1,
-        loses: Some(BF16_LOSES),
+        rounding: Some(BF16_ROUNDING),
         defaults: [[&[8192], &[8192], &[1024, 4096]], [&[8, 512], &[264], &[72]]],
         variants: [
             (Variant::Rust, "devcomm::GemmReduceScatter, by its default or by the plans of --plan"),
@@ -135,7 +135,7 @@ benchmarks! {
     AllGatherGemm AllGatherGemmPlan AllGather "allgather-gemm" {
         plans: "`unfused`, `fused`",
         extents: 0 2,
-        loses: None,
+        rounding: None,
         defaults: [[&[8192], &[4096], &[2048, 4096, 8192]], [&[8, 260], &[264], &[72]]],
         variants: [
             (Variant::Rust, "devcomm::AllGatherGemm, by its default or by the plans of --plan"),

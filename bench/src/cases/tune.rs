@@ -96,11 +96,11 @@ impl Tune {
         // SAFETY: what writes B has ended before any launch.
         let gemm = unsafe { Kernel::new(&harness.stream)?.with_constant_b() };
         let mut order = fastrand::Rng::with_seed(self.run.seed);
-        let mut kept = None;
+        let mut cached_b = None;
         for (problem, copies) in problems {
             let shape @ [m, n, k] = problem.shape();
             harness.progress(&format!("{m}x{n}x{k} ..."));
-            let matrices = Matrices::new(&harness, problem, 0..1, copies, &mut kept)?;
+            let matrices = Matrices::new(&harness, problem, 0..1, copies, &mut cached_b)?;
             let [all, finals] = time(&matrices, &gemm, &mut order)?;
             print_times(&format!("{m}x{n}x{k}"), &all, &finals);
             let Timed { plan, seconds, .. } = choose(&finals).context("there is no plan")?;
@@ -300,11 +300,11 @@ mod tests {
                 // The times are meaningless, but taken as on GPUs.
                 let harness = Harness::new(rank, &tune.ranks, &tune.run)?;
                 let gemm = Kernel::new(&harness.stream)?;
-                let mut kept = None;
+                let mut cached_b = None;
                 for (shape @ [m, n, k], plans) in [([5, 72, 8], 9), ([9, 72, 8], 9), ([5, 7, 9], 1)]
                 {
                     let problem = Problem { m, n, k, seed: 1 };
-                    let matrices = Matrices::new(&harness, problem, 0..1, 2, &mut kept)?;
+                    let matrices = Matrices::new(&harness, problem, 0..1, 2, &mut cached_b)?;
                     let [all, finals] = time(&matrices, &gemm, &mut fastrand::Rng::with_seed(1))?;
                     let all: Vec<_> = all.into_iter().map(|timed| timed.plan).collect();
                     assert_eq!(all, gemm.plans(shape)?[..plans]);

@@ -20,8 +20,8 @@ use crate::base::ranks;
 use crate::contenders::contender::{Contender, Variant};
 use crate::harness::Harness;
 
-/// The flags of `tune all-reduce` and so on. Its output is a table too: what is not an entry is a
-/// comment.
+/// The flags of `tune all-reduce` and so on. Its output can be used as a table: lines that are not
+/// entries are comments.
 #[derive(Args, Clone, Debug)]
 pub struct TuneCollective {
     #[command(flatten)]
@@ -60,7 +60,7 @@ impl TuneCollective {
     pub fn run(&self, operation: Operation) -> Result<()> {
         self.run.validate()?;
         self.sizes.validate()?;
-        // Before any measurement: a file that is not a table, or cannot be written.
+        // A file that is not a table, or cannot be written, is an error before any measurement.
         self.table.as_deref().map(Table::<Key>::read).transpose()?;
         validate_output("--table", self.table.as_deref())?;
         ranks::run(&self.ranks, None, |rank| {
@@ -94,8 +94,8 @@ impl TuneCollective {
         let chunks = to_send.max(to_receive);
         let mut order = fastrand::Rng::with_seed(self.run.seed);
         let counts = self.sizes.counts(LARGEST, chunks * size_of::<T>())?;
-        // Once for all sizes: NCCL registers the buffers of its calls in graphs, and had wrong
-        // results in memory that was allocated again.
+        // The buffers are allocated once for all sizes: NCCL registers the buffers of its calls in
+        // graphs, and had wrong results in memory that was freed and allocated again.
         let most = counts.iter().copied().max().unwrap_or(0);
         let send = harness.comm.window::<T>(to_send * most)?;
         let recv = harness.comm.window::<T>(to_receive * most)?;
@@ -133,7 +133,8 @@ fn head(rank: &Rank) -> Result<String> {
     ))
 }
 
-/// Returns the times of all plans of a call, and those of the run-off. *Collective*.
+/// Returns the times of all plans of a call, and those of the fastest few, which are measured again
+/// ([`run_off`]). *Collective*.
 fn time<T: Number>(
     harness: &Harness<'_>,
     collectives: &Collectives,
@@ -177,7 +178,7 @@ mod tests {
             let harness = Harness::new(rank, &tune.ranks, &tune.run)?;
             let collectives = Collectives::new(harness.comm)?;
             for operation in [Operation::AllReduce, Operation::Broadcast] {
-                // In no window: by messages or by NCCL.
+                // These buffers are not in windows, so only Lamport messages and NCCL can do it.
                 let memory = || harness.comm.mem_alloc::<f32>(100);
                 let (send, recv) = (memory()?.device_slice(), memory()?.device_slice());
                 let call = Call::new(&harness, operation, false, [send, recv])?;

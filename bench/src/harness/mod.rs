@@ -54,8 +54,9 @@ impl Nccl<'_> {
         self.own.as_ref().unwrap_or(self.world)
     }
 
-    /// Returns whether it can make a difference: copy engines work on windows and reduce nothing,
-    /// and the policy for few blocks is one for other memory.
+    /// Returns whether this configuration of NCCL can make a difference: `zero` uses copy engines,
+    /// which work on windows and reduce nothing, and `efficiency`, the policy for few blocks, is
+    /// for memory that is not registered.
     pub fn matters(&self, variant: Variant, reduces: bool) -> bool {
         match self.name.as_deref() {
             Some("zero") => variant == Variant::NcclSym && !reduces,

@@ -4,14 +4,15 @@
 //! * [`load_reduce`] combines all copies and returns the result: the sum, minimum or maximum, or
 //!   for integers the bitwise AND, OR or XOR.
 //! * [`store`] writes every copy.
-//! * [`red`] updates every copy with a value.
+//! * [`red`] combines each copy with a value, and replaces the copy by the result.
 //!
-//! They access a [`Value`]: one number of 4 or 8 bytes, two or four `f16` or `bf16` (as
-//! `[f16; 2]`), two `f32`, or a [`Vec16`], for which [`load_reduce_vec`] and [`store_vec`] take a
-//! pointer to elements. To reduce a `Vec16` of `f16`, `bf16` or `f32` takes one instruction, of
-//! integers or `f64` two or four. [`Sum`](crate::reduce::Sum) adds `f16` and `bf16` in `f32` and
-//! rounds once, [`SumInHalf`](crate::reduce::SumInHalf) rounds each addition; PTX does not specify
-//! the order of the additions. 8-bit floats, which need sm_100a, are not supported.
+//! An access is of a [`Value`]: one number of 4 or 8 bytes, two or four `f16` or `bf16` (as
+//! `[f16; 2]`), two `f32`, or a [`Vec16`], which is 16 bytes of elements. [`load_reduce_vec`] and
+//! [`store_vec`] access a `Vec16` by a pointer to its first element. A reduction of a `Vec16` is
+//! one instruction for `f16`, `bf16` and `f32`, and two or four for integers and `f64`.
+//! [`Sum`](crate::reduce::Sum) adds `f16` and `bf16` in `f32` and rounds once,
+//! [`SumInHalf`](crate::reduce::SumInHalf) rounds each addition; PTX does not specify the order of
+//! the additions. 8-bit floats, which need sm_100a, are not supported.
 //!
 //! PTX: `multimem.ld_reduce`, `multimem.st`, `multimem.red`, from sm_90 on. Multicast addresses
 //! exist only if the driver supports multicast objects.
@@ -50,7 +51,7 @@ use crate::vector::Vec16;
 
 /// A type that one call accesses: plain bytes, an array of [`Self::Element`].
 ///
-/// Sealed: the types that the hardware supports.
+/// The trait is sealed: it is implemented for the types that the hardware supports.
 pub trait Value: Copy + raw::Bytes {
     /// The element type.
     type Element: Accumulate;
@@ -83,7 +84,8 @@ impl<V: Value + raw::Red<Op>, Op> Red<Op> for V {}
 pub mod raw {
     use crate::atomic::{Order, Scope};
 
-    /// `None`: a weak access, PTX's term for one without an order.
+    /// Order and scope of an atomic access. `None` is a weak access, PTX's term for one that is not
+    /// atomic.
     pub type Strength = Option<(Order, Scope)>;
 
     pub trait Bytes: Copy {

@@ -124,8 +124,8 @@ pub unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: *con
     unsafe { arch::reduce_add_tile(map, row, column, arch::shared_address(from)) }
 }
 
-/// Does the same as [`store_bulk`], of words that arrive in any order, each as a whole: messages
-/// that are their own flags.
+/// Does the same as [`store_bulk`], of words that arrive in any order, each as a whole, so that
+/// the receiver may wait for each word by itself.
 ///
 /// # Safety
 ///

@@ -1,4 +1,5 @@
-//! Messages of floats that are their own flags, within the LSA team.
+//! Messages of floats without separate flags, within the LSA team: the protocol that is named after
+//! Leslie Lamport.
 //!
 //! A *slot* is 16 bytes of a rank's memory that is [`EMPTY`] until a peer stores a vector there.
 //! The sender replaces a word of the vector that is [`EMPTY`] by 0, which changes at most the sign

@@ -21,15 +21,18 @@
 //!   number of a launch, as the flags' value.
 //! * [`TileExchange`]: tiles that ranks push to each other while they compute.
 //! * [`gin`]: puts, gets, signals, counters, flushes.
-//! * [`Lamport`]: messages of floats that are their own flags. [`message_word`] makes their words,
-//!   and `EMPTY` is the word of an empty slot.
-//! * [`PeerTiles`], [`PeerRegTiles`]: sums of a matrix over the ranks, whose parts are sent from
-//!   shared memory or from registers. [`Owners`] determine which rank adds which part.
+//! * [`Lamport`]: messages of floats without separate flags, a protocol that is named after Leslie
+//!   Lamport: a slot holds the word [`EMPTY`], which no message has, until a message is stored to
+//!   it. [`message_word`] makes the words of messages.
+//! * [`PeerTiles`], [`PeerRegTiles`]: sums of a matrix over the ranks. Each rank sends tiles of its
+//!   matrix, from shared memory or from registers, and [`Owners`] say which rank adds which tile.
 //! * [`LlA2a`]: NCCL's low-latency (LL) all-to-all, whose messages carry their own flags, and
 //!   [`LlA2aBuffer::all_reduce`]: an all-reduce of a few numbers inside a kernel.
 //! * [`reduce_copy`]: sums and other reductions over the ranks' memory.
 //! * [`Timeout`], [`DevComm::wait_until`]: timeouts of waits, and a wait for any condition. The
 //!   host can abort every wait.
+//! * [`DevComm::cft_team`], [`CftPlace`]: queries of CFT, NCCL's API for logical endpoints of the
+//!   fabric. Its operations are not in this crate.
 //!
 //! # Vocabulary
 //!

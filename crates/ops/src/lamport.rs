@@ -1,4 +1,4 @@
-//! The memory of messages that are their own flags.
+//! The memory of [`Lamport`] messages, which need no separate flags.
 
 use devcomm_host::{Buffer, Communicator, Result, SymmetricBuffer, Window};
 use nccl_device::{ANY_RANKS, EMPTY, Lamport, lamport_words};

@@ -1,9 +1,10 @@
-//! The words that transfers write after their copies: inline values, and signals.
+//! The words (of 4 or 8 bytes) that transfers write after their copies: values that the kernel sent
+//! without a source in memory, and signals.
 //!
 //! One call of the driver enqueues the words of a group of transfers: those that NCCL has taken
 //! from its queues in one pass, and while the stream is busy, those of later passes. Each call
-//! takes a thread and the stream microseconds, and of several writes to one signal the last is
-//! enough. A signal is written after all copies of its group, so also after those of later
+//! costs the thread and the stream microseconds, and of several writes to one signal only the last
+//! is needed. A signal is written after all copies of its group, so also after those of later
 //! transfers. That is allowed, as nothing says when they may begin.
 
 use std::sync::Arc;
@@ -14,17 +15,17 @@ use crate::error::Result;
 use crate::stream::{STAGED, TrackedStream};
 use crate::transfer::Shadow;
 
-/// Words that one call writes, at most: the driver takes 256.
-const MOST: usize = 64;
-/// The number of signals close together that are written by one copy: the stream takes 0.9 us for
-/// each word, and about 10 us for a copy.
-const MANY: usize = 8;
+/// The most words that one call writes; the driver takes 256.
+const MAX_WORDS: usize = 64;
+/// The fewest signals close together that are written by one copy instead of one by one: the stream
+/// takes 0.9 us for each word, and about 10 us for a copy.
+const MIN_COPIED: usize = 8;
 
 /// The words of a group, in order.
 #[derive(Default)]
 pub(crate) struct Group {
     words: Vec<Word>,
-    /// The last transfer that is whole with these words.
+    /// The last transfer that is complete when these words are written.
     last: Option<u64>,
 }
 
@@ -34,7 +35,8 @@ struct Word {
     at: Address,
     value: u64,
     change: Change,
-    /// The shadow of a signal that only the plugin writes.
+    /// The plugin's copies of the signals' values, and this signal's index, if only the plugin
+    /// writes the signal.
     shadow: Option<Shadow>,
 }
 
@@ -61,8 +63,8 @@ impl Group {
         self.words.push(Word { at, value, change: Change::Add64, shadow: None });
     }
 
-    /// Removes the last change of a word of 8 bytes, if it is of this kind: another one follows it,
-    /// after what comes between the two.
+    /// Removes the last change of a word of 8 bytes, if it is of this kind, and returns its value.
+    /// A new change replaces it, which is written after all words that are in the group.
     fn take(&mut self, at: Address, change: Change) -> Option<u64> {
         let index = self.words.iter().rposition(|word| word.overlaps(at, 8))?;
         let is_same = self.words[index].at == at && self.words[index].change == change;
@@ -74,15 +76,15 @@ impl Group {
         self.words.iter().any(|word| word.overlaps(at, bytes as Address))
     }
 
-    /// Records that transfer `sequence` is complete. Returns whether the group has room for another
-    /// one.
-    pub(crate) fn has_whole(&mut self, sequence: u64) -> bool {
+    /// Records that the group has all words of transfer `sequence`. Returns whether it has room for
+    /// those of another one.
+    pub(crate) fn end_transfer(&mut self, sequence: u64) -> bool {
         self.last = Some(sequence);
-        self.words.len() < MOST
+        self.words.len() < MAX_WORDS
     }
 
-    /// Enqueues the words on `stream`, whose context is current, and what marks the whole transfers
-    /// complete. Returns the last of these; the group is empty then.
+    /// Enqueues the words on `stream`, whose context is current, and then a write that marks the
+    /// group's transfers complete. Returns the last of them, and empties the group.
     pub(crate) fn enqueue(&mut self, stream: &TrackedStream) -> Result<Option<u64>> {
         if self.copy_signals(stream)? {
             self.words.clear();
@@ -101,13 +103,14 @@ impl Group {
         Ok(last)
     }
 
-    /// Writes the words and those between them by one copy, if they are many signals of one region,
-    /// of which only the plugin writes, and fit in a slot. Returns whether it did.
+    /// Writes all words by one copy of the range that contains them. It does so if they are many
+    /// signals of one region that only the plugin writes, so that it knows the words between them,
+    /// and if the range fits in a slot of pinned memory. Returns whether it did.
     fn copy_signals(&self, stream: &TrackedStream) -> Result<bool> {
         let signals = self.words.iter().map(|word| Some((word.at, word.shadow.as_ref()?)));
         let signals: Vec<_> = signals.collect::<Option<_>>().unwrap_or_default();
         let first = signals.iter().min_by_key(|(at, _)| *at);
-        let Some(&(at, (values, first))) = first.filter(|_| signals.len() >= MANY) else {
+        let Some(&(at, (values, first))) = first.filter(|_| signals.len() >= MIN_COPIED) else {
             return Ok(false);
         };
         let is_one_region = signals.iter().all(|(_, (of, _))| Arc::ptr_eq(of, values));

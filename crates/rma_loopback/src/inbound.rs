@@ -184,7 +184,7 @@ impl InboundQueue {
                 IssueResult::Whole => {
                     state.issued = next;
                     state.transfers.pop_front();
-                    if !group.has_whole(next) {
+                    if !group.end_transfer(next) {
                         state.groups.extend(group.enqueue(stream)?);
                     }
                 }

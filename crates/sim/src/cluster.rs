@@ -1,4 +1,5 @@
-//! Clusters: blocks that start together and access each other's shared memory.
+//! Simulated thread block clusters: blocks that start together and access each other's shared
+//! memory.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -8,18 +9,19 @@ use crate::mutation::Change;
 use crate::shared::SharedMemory;
 use crate::thread::{Block, Thread, Wait};
 
-/// The blocks of a cluster. In a launch without clusters each block is one.
+/// The blocks of a cluster. In a launch without clusters each block is a cluster of one.
 pub(crate) struct Cluster {
-    /// The blocks by rank. A block owns its cluster, so not the reverse.
+    /// The blocks by their rank in the cluster. The references are weak since a block owns its
+    /// cluster.
     blocks: RefCell<Vec<Weak<Block>>>,
     /// Threads that have not ended.
     live: Cell<u32>,
-    /// Threads at the barrier.
+    /// Threads that wait at the cluster's barrier.
     arrived: Cell<u32>,
     /// Whether the barrier orders no accesses.
     relaxed: Cell<bool>,
-    /// The shared memory of blocks that have ended. It is kept since a peer may have been preempted
-    /// between the check of an access and the access.
+    /// The shared memory of blocks that have ended. It is kept since another block's thread may
+    /// have checked an access to it, and may make the access later.
     ended: RefCell<Vec<SharedMemory>>,
 }
 
@@ -35,12 +37,13 @@ impl Cluster {
         self.blocks.borrow_mut().push(Rc::downgrade(block));
     }
 
-    /// Notes that a block has ended.
+    /// Keeps the shared memory of a block that has ended.
     pub(crate) fn block_ended(&self, shared: SharedMemory) {
         self.ended.borrow_mut().push(shared);
     }
 
-    /// Returns the block of this rank. Must not be kept while its threads run.
+    /// Returns the block of this rank. The caller drops it before threads run again, since a block
+    /// counts as running while a reference to it is held.
     fn block(&self, rank: usize) -> Result<Rc<Block>, String> {
         let blocks = self.blocks.borrow();
         let Some(block) = blocks.get(rank) else {
@@ -60,7 +63,8 @@ impl Cluster {
         self.running().any(|block| block.shared.borrow().contains(address, bytes))
     }
 
-    /// Wakes the threads at the barrier, if all have arrived.
+    /// Wakes the threads at the barrier, if all have arrived; `last` is the thread that arrives
+    /// now.
     fn release_if_complete(&self, last: Option<&Thread>) -> bool {
         if self.arrived.get() < self.live.get() {
             return false;

@@ -118,10 +118,10 @@ impl FromIterator<u32> for GpuSet {
     }
 }
 
-/// The registry's entry for a live range, without its start.
+/// The registry's entry for a live range, whose start is the entry's key.
 struct LiveMemory {
     end: usize,
-    /// An address for the start that all mappings of the same memory have.
+    /// The start's canonical address: the same for all mappings of the same memory.
     canonical: usize,
     /// The GPUs that may access the memory.
     gpus: GpuSet,
@@ -207,7 +207,7 @@ impl Memory {
             freed.truncate(MAX_FREED);
         }
         self.cache.iter().for_each(|entry| entry.set(Range::default()));
-        // What a window maps may be in use at its other address.
+        // A window's memory may be mapped at another address, where it is still in use.
         match removed.filter(|live| !matches!(live.owner, Owner::Window { .. })) {
             Some(live) => self.races.forget(live.canonical, live.end - start),
             None => self.races.remap(),
@@ -217,13 +217,14 @@ impl Memory {
     /// Returns the canonical address of a byte: one for all addresses at which it is mapped.
     pub(crate) fn canonical(&self, address: usize) -> usize {
         let all = self.live.borrow();
-        // The pages of a mapping are its own also where they are not live.
+        // The last page of a mapping belongs to it up to its end, also after the live range.
         let found = last_until(&all, address)
             .filter(|(_, live)| address < live.end.next_multiple_of(page_size()));
         found.map_or(address, |(start, live)| live.canonical + (address - start))
     }
 
-    /// Returns whether NCCL has allocated the memory: it has no content until something writes it.
+    /// Returns whether NCCL has allocated the memory, which has no content until
+    /// something writes it.
     pub(crate) fn is_of_nccl(&self, address: usize) -> bool {
         is_canonical_of_pages(self.canonical(address))
     }
@@ -243,7 +244,7 @@ impl Memory {
             (offset < live.end - start).then_some((live.owner, offset))
         };
         let mut all: Vec<_> = self.live.borrow().iter().filter_map(of).collect();
-        // The address itself first.
+        // The owner at this address comes first.
         let here = self.owner_at(address);
         all.sort_by_key(|owner| Some(*owner) != here);
         all
@@ -329,10 +330,10 @@ impl Memory {
             return format!("in {owner}, {}", old.owner.ended_by());
         }
         if let Some((start, LiveMemory { end, owner, .. })) = before {
-            let behind = address - end;
-            if after.is_none_or(|(next, _)| behind <= next - address) {
+            let distance = address - end;
+            if after.is_none_or(|(next, _)| distance <= next - address) {
                 let owner = arguments.name(*owner, end - start);
-                return format!("{behind} bytes after the end of {owner}, {} bytes", end - start);
+                return format!("{distance} bytes after the end of {owner}, {} bytes", end - start);
             }
         }
         match after {
@@ -430,7 +431,7 @@ impl Allocation {
         Ok(Self { parts, lens, stride: 0, mc_offset_4k: None, memory, _mapping: mapping })
     }
 
-    /// Address of `rank`'s part.
+    /// Returns the address of `rank`'s part.
     pub(crate) fn part(&self, rank: usize) -> *mut u8 {
         self.parts[rank]
     }
@@ -450,7 +451,8 @@ impl Allocation {
         self.mc_offset_4k.unwrap_or(0)
     }
 
-    /// Ends `rank`'s part for all kernels; its pages stay mapped.
+    /// Removes `rank`'s part from the registry, so that an access of a kernel is an error; its
+    /// pages stay mapped.
     pub(crate) fn close(&self, rank: usize) {
         self.memory.remove(self.parts[rank].addr());
     }

@@ -210,7 +210,7 @@ impl Gpus {
             None => return,
             Some(reason) => format!("skipped ({reason})"),
         };
-        // Directly to standard output, bypassing the test harness's capture.
+        // Written to standard output, as the test harness would capture `println!`.
         let _ = writeln!(std::io::stdout(), "GPU-TEST {name}: {outcome}");
     }
 

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 pub use float8::{F8E4M3, F8E5M2};
 
-/// A numeric type of NCCL's. NCCL: `ncclDataType_t`.
+/// A numeric type that NCCL knows. NCCL: `ncclDataType_t`.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ncclDataType_t")]
@@ -25,7 +25,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// All of them; the index is the number.
+    /// All types; a type's index is its number in NCCL.
     pub const ALL: [Self; 12] = [
         Self::Int8,
         Self::Uint8,

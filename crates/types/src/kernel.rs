@@ -58,8 +58,8 @@ pub unsafe trait Kernel: Sized + 'static {
         Launch::new(args)
     }
 
-    /// What the kernel requires of a launch: the conditions of `#[kernel(requires(..))]` on the
-    /// grid, a block and the arguments.
+    /// Checks what the kernel requires of a launch: the conditions of `#[kernel(requires(..))]` on
+    /// the grid, a block and the arguments.
     ///
     /// # Errors
     ///
@@ -166,14 +166,14 @@ pub unsafe trait KernelParam: Copy {
 pub struct MemoryRef {
     /// The field of the parameter; empty for the parameter itself.
     pub field: &'static str,
-    /// Where in the parameter, in bytes.
+    /// The offset in the parameter, in bytes.
     pub offset: usize,
     /// The size of the memory's elements in bytes.
     pub element: usize,
 }
 
 impl MemoryRef {
-    /// Returns a parameter that starts with a reference to memory with elements of type `T`.
+    /// Returns the reference with which a parameter starts, to memory of elements of type `T`.
     #[must_use]
     pub const fn to<T>() -> Self {
         Self { field: "", offset: 0, element: size_of::<T>() }

@@ -106,22 +106,13 @@ impl Ladder {
         [a, b, c]: [&DeviceSlice<bf16>; 3],
         shape @ [rows, columns, terms]: [usize; 3],
     ) -> Result<()> {
-        let [m, n, k] = check_shape(shape)?;
+        let extents @ [m, n, k] = check_shape(shape)?;
         check_len("A", a, rows, terms)?;
         check_len("B", b, columns, terms)?;
         check_len("C", c, rows, columns)?;
         let stream = self.compiled.on(&self.stream);
-        let map = |matrix: &DeviceSlice<bf16>, rows, columns, tile_rows| {
-            let address = matrix.device_address();
-            let desc =
-                TensorMapDesc { address, rows, columns, tile_rows, data_type: bf16::DATA_TYPE };
-            self.stream.context().tensor_map(&desc)
-        };
-        let maps = |a_rows, b_rows| -> Result<[TensorMap; 2]> {
-            Ok([map(a, m, k, a_rows)?, map(b, n, k, b_rows)?])
-        };
         // SAFETY: the matrices have the elements of the shape, which consists of whole tiles; the
-        // caller's contract.
+        // caller guarantees that nothing else uses them.
         unsafe {
             match step {
                 Step::Loop => {
@@ -145,6 +136,44 @@ impl Ladder {
                     let product = kernels::step4_mma::args(a, b, c, m, n, k);
                     product.config(config.with_dynamic_shared(SHARED)).launch(&stream)
                 }
+                Step::Wgmma | Step::Pipeline | Step::Cluster | Step::Persistent => {
+                    self.launch_with_maps(step, [a, b, c], extents)
+                }
+                Step::Shipped => {
+                    if self.shipped.plan(shape)? != GemmPlan::Wide {
+                        self.shipped.set_plan(shape, GemmPlan::Wide)?;
+                    }
+                    self.shipped.launch(a, b, c, shape)
+                }
+            }
+        }
+    }
+
+    /// Enqueues a product whose kernel loads A and B by TMA, with tensor maps.
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch); the matrices have the elements of the shape.
+    unsafe fn launch_with_maps(
+        &self,
+        step: Step,
+        [a, b, c]: [&DeviceSlice<bf16>; 3],
+        [m, n, k]: [u32; 3],
+    ) -> Result<()> {
+        let stream = self.compiled.on(&self.stream);
+        let map = |matrix: &DeviceSlice<bf16>, rows, columns, tile_rows| {
+            let address = matrix.device_address();
+            let desc =
+                TensorMapDesc { address, rows, columns, tile_rows, data_type: bf16::DATA_TYPE };
+            self.stream.context().tensor_map(&desc)
+        };
+        let maps = |a_rows, b_rows| -> Result<[TensorMap; 2]> {
+            Ok([map(a, m, k, a_rows)?, map(b, n, k, b_rows)?])
+        };
+        // SAFETY: the matrices have the elements of the shape, and the caller guarantees that
+        // nothing else uses them.
+        unsafe {
+            match step {
                 Step::Wgmma => {
                     use sizes::step5_wgmma::{SHARED, THREADS, TILE};
                     let config = LaunchConfig::new((m / TILE, n / TILE), THREADS);
@@ -166,7 +195,7 @@ impl Ladder {
                     let product = kernels::step7_cluster::args(a, b, c, n, k);
                     product.config(config.with_dynamic_shared(SHARED)).launch(&stream)
                 }
-                Step::Persistent => {
+                _ => {
                     use sizes::step8_persistent::{
                         CLUSTER, HALF, Memory, STORE_M, THREADS, TILE_M, TILE_N,
                     };
@@ -176,12 +205,6 @@ impl Ladder {
                     let ([a, b], c) = (maps(TILE_M, HALF)?, map(c, m, n, STORE_M)?);
                     let product = kernels::step8_persistent::args(a, b, c, m, n, k);
                     product.config(config.with_dynamic_shared(Memory::BYTES)).launch(&stream)
-                }
-                Step::Shipped => {
-                    if self.shipped.plan(shape)? != GemmPlan::Wide {
-                        self.shipped.set_plan(shape, GemmPlan::Wide)?;
-                    }
-                    self.shipped.launch(a, b, c, shape)
                 }
             }
         }

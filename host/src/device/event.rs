@@ -55,7 +55,7 @@ impl Event {
         &self.inner.handle
     }
 
-    /// Returns whether the work before the event is done; true for an event that was never
+    /// Returns whether the stream's work before the event is done; true for an event that was never
     /// recorded.
     ///
     /// # Errors
@@ -66,12 +66,13 @@ impl Event {
         self.inner.handle.is_reached()
     }
 
-    /// Waits until the work before the event is done.
+    /// Waits until the stream's work before the event is done.
     ///
     /// # Errors
     ///
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::Nccl`](crate::Error::Nccl)
-    /// when an operation, or the network of a kernel, fails in a stream of this context;
+    /// if one of NCCL's operations in a stream of this context fails, or the network that a kernel
+    /// there uses (GIN);
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded);
     /// [`StateError::Capturing`](crate::StateError::Capturing); the driver's errors.
     pub fn synchronize(&self) -> Result<()> {
@@ -98,7 +99,8 @@ impl Event {
         self.inner.handle.raw().cast()
     }
 
-    /// Milliseconds between `start` and this event, by the GPU's clock (resolution about 0.5 us).
+    /// Returns the milliseconds from `start` to this event, by the GPU's clock, whose resolution is
+    /// about 0.5 us.
     ///
     /// # Errors
     ///
@@ -129,7 +131,7 @@ impl Event {
 
 impl Drop for EventInner {
     fn drop(&mut self) {
-        // The event is destroyed on this thread.
+        // The driver's event is destroyed after this, for which the context is current here.
         let _ = self.context.cuda().bind();
     }
 }

@@ -18,19 +18,20 @@ use crate::machine::CallLock;
 /// [`World::run`](crate::World::run) makes it. Every rank must call the methods marked
 /// *collective*, in the same order.
 pub struct Rank {
-    // In drop order: the communicator needs the context.
-    /// When the world's rank is dropped, its function has ended, and the others know its error, if
-    /// it failed. `None` for a rank that has gone on after a loss, which that function drops.
+    // Fields are dropped in this order, since the communicator needs the context.
+    /// Ends what the rank's function has dropped. That is postponed until the function has ended,
+    /// when the others know whether it failed. `None` for a rank from [`shrink`](Self::shrink),
+    /// which is dropped within that function.
     _drops: Option<PostponedDrops>,
     communicator: OnceLock<Communicator>,
-    /// Held while the communicator is made.
+    /// Held while the communicator is created.
     making: CallLock,
     context: Context,
     library: Library,
     rendezvous: Rendezvous,
     local_rank: usize,
-    /// Whether this rank wants the collectives of its communicators to be compared; they are if all
-    /// ranks want it.
+    /// Whether this rank asks that ranks compare the arguments of each collective before it starts.
+    /// They do if all ranks ask for it.
     checked: bool,
 }
 
@@ -61,11 +62,12 @@ impl Rank {
     /// has ended with it, and so has this `Rank`. The function of [`World::run`](crate::World::run)
     /// ends when it has ended on all ranks that are left. Another loss can follow.
     ///
-    /// A rank is left if its process runs (if its function has not failed, if ranks are threads)
-    /// and calls this within the time of the first rendezvous (`DEVCOMM_TIMEOUT`). Later ones are
-    /// excluded, with an error; so is a rank that counts as lost and goes on after all, such as
-    /// one that was stopped. At least half of the processes must be left. Local jobs end when a
-    /// rank fails, unless [`LocalJob::survive`](crate::LocalJob::survive) says otherwise.
+    /// A rank is left if its process runs (or, if ranks are threads, its function has not failed)
+    /// and calls this within the time of the first rendezvous (`DEVCOMM_TIMEOUT`). A rank that
+    /// calls this later gets an error; so does a rank that counts as lost and then continues, such
+    /// as one that was stopped for a while. At least half of the processes must be left. Local jobs
+    /// end when a rank fails, unless [`LocalJob::survive`](crate::LocalJob::survive) says
+    /// otherwise.
     ///
     /// ```no_run
     /// use devcomm_host::{Error, Rank, Result, WorldError};
@@ -89,7 +91,7 @@ impl Rank {
     pub fn shrink(&self) -> Result<Self> {
         refuse_inside("going on after a loss")?;
         self.context.refuse_capturing("ranks go on after a loss")?;
-        // Their kernels would wait for the lost rank.
+        // Communicators are aborted, since their kernels would wait for the lost rank.
         self.rendezvous.health().start_aborts();
         let rendezvous = self.rendezvous.survivors()?;
         self.context.enter_world(rendezvous.health(), rendezvous.rank())?;
@@ -100,7 +102,7 @@ impl Rank {
         Ok(Self { _drops, communicator, making, context, library, rendezvous, local_rank, checked })
     }
 
-    /// This rank, below [`n_ranks`](Self::n_ranks).
+    /// Returns the number of this rank, below [`n_ranks`](Self::n_ranks).
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rendezvous.rank()
@@ -112,7 +114,7 @@ impl Rank {
         self.rendezvous.n_ranks()
     }
 
-    /// This rank's number among the ranks of its host.
+    /// Returns this rank's number among the ranks of its host.
     #[must_use]
     pub fn local_rank(&self) -> usize {
         self.local_rank
@@ -149,7 +151,7 @@ impl Rank {
         self.rendezvous.hosts()
     }
 
-    /// This rank's GPU.
+    /// Returns this rank's GPU.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
@@ -206,7 +208,8 @@ impl Rank {
         let id = id.ok_or_else(|| Error::invalid("rank 0 sent no valid NCCL unique id"))?;
         let checked = all.iter().all(|bytes| bytes.first() == Some(&1));
         let (rank, n_ranks) = (self.rank(), self.n_ranks());
-        // A subset of its own: threads with different communicators exchange independently.
+        // Each communicator has a subset of its own, so that threads with different communicators
+        // can exchange at the same time.
         let members: Vec<usize> = (0..n_ranks).collect();
         let peers: Arc<dyn Peers> = Arc::new(self.rendezvous.subset(&members)?.checked(checked));
         Communicator::join(&self.library, &self.context, &[id], rank, n_ranks, config, Some(peers))
@@ -214,7 +217,8 @@ impl Rank {
 
     /// Returns a communicator that another library made of the ranks of this world, in their order,
     /// such as PyTorch's of its default group. Its ranks compare requirements and notice a lost
-    /// rank over the connections of this world; else as [`Communicator::from_raw`]. *Collective*.
+    /// rank over the connections of this world. Otherwise the same as [`Communicator::from_raw`].
+    /// *Collective*.
     ///
     /// # Safety
     ///

@@ -1,6 +1,6 @@
 //! All-reduce within the LSA team in one step: every rank sends its input to all ranks, in messages
-//! that are their own flags, and reduces what it receives. For short messages, and for two ranks,
-//! where two steps would move as many bytes.
+//! without separate flags (`Lamport`), and reduces what it receives. For short messages, and for
+//! two ranks, where two steps would move as many bytes.
 
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};

@@ -1,8 +1,8 @@
 //! All-gather, broadcast and all-to-all of short messages within the LSA team in one step, by
-//! messages that are their own flags.
+//! messages without separate flags (`Lamport`).
 //!
 //! A slot is empty while a word of it is [`EMPTY`], which may also be payload. So 31 lanes of a
-//! warp send 16 bytes each, and the last one sends which words of theirs were [`EMPTY`].
+//! warp send 16 bytes each, and the last one sends which of their words were [`EMPTY`].
 
 use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;

@@ -1,5 +1,6 @@
 //! Reduce-scatter of short messages within the LSA team in one step: every rank sends to each peer
-//! the part that it reduces, in messages that are their own flags.
+//! the part that it reduces, in messages without separate flags
+//! (`Lamport`).
 
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};

@@ -1,5 +1,5 @@
-//! All-reduce, addition of the residual and RMSNorm in one kernel, by messages that are their own
-//! flags: what a tensor-parallel layer does between its products.
+//! All-reduce, addition of the residual and RMSNorm in one kernel, by messages without separate
+//! flags (`Lamport`): what a tensor-parallel layer does between its products.
 
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
@@ -78,7 +78,7 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
             true => row.load(row.index(place)),
             false => Vec16::from_bits([0; 4]),
         };
-        // Before the wait, so that the address is computed there.
+        // Prefetched before the wait, so that the address is computed there too.
         if row.has(place) {
             mem::prefetch(vector(row.input, row.index(place)));
         }
@@ -100,7 +100,7 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
             send(next, load(next));
             ahead += 1;
         }
-        // While the messages are on their way.
+        // The session ends here since the messages are still on their way.
         thread::sync_threads();
         session.end(Coop::cta());
         while N == 2 && row.after(place, 1).row < row.tokens {
@@ -108,7 +108,7 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
             let mut upcoming = [Vec16::from_bits([0; 4]); 2];
             row.normalise([place, second], &mut cluster, |at| {
                 let sums = at.map(|at| receive(&session, row, at));
-                // In flight while the cluster adds up: it would take registers before.
+                // Loaded only now, while the cluster adds up: earlier it would take registers.
                 upcoming = [0, 1].map(|i| load(row.after(place, AHEAD + i)));
                 sums
             });
@@ -122,8 +122,8 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
     }
 }
 
-/// Waits for the peers' vectors, and adds them to this rank's vector. It loads that again, as it
-/// would take registers until here.
+/// Waits for the peers' vectors, and adds them to this rank's vector, which is loaded a second
+/// time: kept from the first time, it would take registers.
 unsafe fn receive<T: Accumulate<Acc = f32>, const N: usize>(
     session: &Lamport<'_, N>,
     row: &Row<T>,
@@ -140,5 +140,5 @@ unsafe fn receive<T: Accumulate<Acc = f32>, const N: usize>(
     sum
 }
 
-/// How many rows ahead of those that it receives a cluster sends.
+/// The number of rows by which a cluster's sends are ahead of its receives.
 const AHEAD: u32 = 4;

@@ -1,4 +1,4 @@
-//! Collectives within the LSA team. Short messages are their own flags ([`lamport_allreduce`],
+//! Collectives within the LSA team. Short messages need no separate flags ([`lamport_allreduce`],
 //! [`lamport_allreduce_any`], [`lamport_exchange`], [`lamport_exchange_v`],
 //! [`lamport_reduce_scatter`], [`lamport_rmsnorm`]); long ones are pushed to the peers, in rounds
 //! that end with a barrier ([`push_allreduce`]), between two barriers ([`push_exchange`]) or with a

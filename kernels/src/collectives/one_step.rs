@@ -1,4 +1,4 @@
-//! The steps that collectives share whose messages are their own flags.
+//! The steps that the collectives by Lamport messages share.
 //!
 //! A thread sends what it has to send before it receives: it loads its first vectors while the
 //! number of the launch is on its way, and sends all of its slots. While the messages are on their

@@ -58,12 +58,12 @@ pub unsafe fn rmsnorm<T: Accumulate<Acc = f32>>(
 pub struct Quantised {
     /// The results; null if they are not quantised.
     pub output: *mut F8E4M3,
-    /// One number.
+    /// The number by which the results are divided.
     pub scale: *const f32,
 }
 
 impl Quantised {
-    /// Returns what the results are divided by.
+    /// Returns the number by which the results are divided: 1 if they are not quantised.
     ///
     /// # Safety
     ///
@@ -81,7 +81,7 @@ pub(crate) struct Place {
     in_row: u32,
 }
 
-/// The row of a cluster.
+/// The kernel's rows: one for each token, in each of these arrays.
 #[derive(Clone, Copy)]
 pub(crate) struct Row<T> {
     pub(crate) input: *const T,
@@ -135,8 +135,8 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
         unsafe { mem::load_vec(vector(self.input, at)) }
     }
 
-    /// Adds the residuals, normalises and stores `R` rows. `load` returns the vectors at this
-    /// thread's places, of which each row has one, or none has.
+    /// Adds the residuals, normalises and stores `R` rows. `load` returns the vectors at `places`,
+    /// one in each row, unless rows have no vector for this thread.
     ///
     /// # Safety
     ///
@@ -155,8 +155,8 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
         let at = places.map(|place| self.index(place));
         if has_vectors {
             let has_residual = !self.residual.is_null();
-            // SAFETY: the kernel's caller guarantees the memory. The residuals come first, and the
-            // weights and the scale of one row, as `load` may wait.
+            // SAFETY: the kernel's caller guarantees the memory. `load` may wait, so the residuals
+            // are loaded before it, and if there is one row, its weights and scale.
             unsafe {
                 let residuals = at.map(|at| {
                     has_residual.then(|| mem::load_vec(vector(self.residual.cast_const(), at)))
@@ -178,7 +178,7 @@ impl<T: Accumulate<Acc = f32>> Row<T> {
                     });
                 }
                 if R > 1 {
-                    // In flight during the sum: they would take registers before.
+                    // Loaded only now, during the sum: earlier they would take registers.
                     weight = mem::load_vec(weights);
                 }
             }

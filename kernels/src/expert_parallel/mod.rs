@@ -8,10 +8,10 @@
 //!
 //! # The protocol
 //!
-//! Rows are their own flags ([`Lamport`](nccl_device::Lamport)): each vector has a slot of its own
-//! in the receiver's memory, given by the rank and the number of its token, so that nobody has to
-//! count before the first row leaves, and a row takes one-way latency. What says which rows are on
-//! their way has the number of the launch in it (`numbered.rs`), and is not emptied, since many
+//! Rows need no flags ([`Lamport`](nccl_device::Lamport) messages): each vector has a slot of its
+//! own in the receiver's memory, given by the rank and the number of its token, so that nobody has
+//! to count before the first row leaves, and a row takes one-way latency. What says which rows are
+//! on their way has the number of the launch in it (`numbered.rs`), and is not emptied, since many
 //! warps read it: for each rank how many tokens it has, and for each token and expert whether the
 //! row comes, the expert and the weight. Counts also tell a rank that the peer's last launch has
 //! ended, as a session of Lamport messages needs.

@@ -1,4 +1,5 @@
-//! The same by `ncclAlltoAll`: what a program has that sends rows to experts by NCCL alone.
+//! Dispatch and combine by `ncclAlltoAll`, as in a program that sends rows to experts by NCCL
+//! alone.
 
 use std::rc::Rc;
 
@@ -12,9 +13,10 @@ use crate::cases::collectives::memory;
 use crate::contenders::contender::{Contender, Outcome, Variant};
 use crate::harness::Nccl;
 
-/// Buffers with a chunk for each rank, as long as that of the two ranks with the most rows. A row
-/// is in the chunk of each rank that has an expert of its token, and its result in the one that
-/// returns; both are in the order of the tokens before the call, and results are not added up.
+/// Buffers of `ncclAlltoAll`, each with a chunk for each rank. All chunks are equally long: as long
+/// as the pair of ranks with the most rows needs. A token's row is in the chunk of each rank that
+/// has one of its experts, and its result is in the chunk that this rank returns. The buffers are
+/// filled once, in the order of the tokens, before anything is timed; results are not added up.
 pub(super) struct AllToAll<'a> {
     layer: Rc<Layer<'a>>,
     nccl: &'a Nccl<'a>,
@@ -33,7 +35,7 @@ impl<'a> AllToAll<'a> {
         let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
         let room = pairs.map(|(from, to)| batch.tokens_to(from, to).count()).max().unwrap_or(0);
         let rows = ranks * room.max(1);
-        // In windows, where NCCL is fastest.
+        // The buffers are windows, with which NCCL is fastest.
         let of_rows = || memory(nccl.comm(), Variant::NcclSym, [rows * batch.hidden; 2]);
         let routing_of_all = memory(nccl.comm(), Variant::NcclSym, [rows * 2 * batch.top_k; 2])?;
         let this = Self {
@@ -57,7 +59,7 @@ impl<'a> AllToAll<'a> {
         Ok(Rc::new(this))
     }
 
-    /// Writes what a row of a rank's chunk has.
+    /// Writes row `at` of a rank's chunk.
     fn write<T: devcomm::Element>(
         &self,
         buffer: &DeviceSlice<T>,
@@ -116,7 +118,7 @@ fn routing(batch: &Batch, rank: usize, token: usize) -> Vec<u32> {
     ids.chain(batch.weights[rank][all].iter().map(|weight| weight.to_bits())).collect()
 }
 
-/// What was received.
+/// The buffers into which an operation receives.
 struct Received<'a>(Rc<AllToAll<'a>>, Operation);
 
 impl Outcome for Received<'_> {
@@ -131,7 +133,7 @@ impl Outcome for Received<'_> {
         let Self(all, operation) = self;
         let (batch, rank) = (&all.layer.batch, all.layer.harness.rank);
         let me = rank.rank();
-        // A rank whose own work has ended may still receive.
+        // A rank's buffers are complete when the others' work has ended too.
         rank.barrier()?;
         let mut wrong = 0;
         if operation.dispatches() {

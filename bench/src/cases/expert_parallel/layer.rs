@@ -1,4 +1,4 @@
-//! The operations of `devcomm::ExpertParallel`.
+//! The operations of `devcomm::ExpertParallel`, as benchmarks measure them.
 
 use std::rc::Rc;
 
@@ -13,12 +13,16 @@ use half::bf16;
 use crate::contenders::contender::{Contender, Outcome, Variant};
 use crate::harness::Harness;
 
-/// A part of a layer's communication.
+/// A part of the communication of a layer of experts, or all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Operation {
+    /// Rows are sent to the ranks of their experts
     Dispatch,
+    /// Received rows are put in the order of the experts
     Group,
+    /// Results return, and are added up
     Combine,
+    /// All three
     Layer,
 }
 
@@ -47,7 +51,7 @@ impl Operation {
     }
 }
 
-/// A batch with its memory, for [`ExpertParallel`].
+/// An [`ExpertParallel`], a batch of tokens for it, and their memory.
 pub struct Layer<'a> {
     pub harness: &'a Harness<'a>,
     pub variant: Variant,
@@ -90,7 +94,7 @@ impl<'a> Layer<'a> {
         layer.input.copy_from_host(&layer.batch.inputs[me])?;
         layer.ids.copy_from_host(&layer.batch.ids[me])?;
         layer.weights.copy_from_host(&layer.batch.weights[me])?;
-        // So that any operation can be the first.
+        // Each operation uses the results of these, and any operation may be measured first.
         layer.launch(Operation::Dispatch)?;
         layer.launch(Operation::Group)?;
         Ok(Rc::new(layer))
@@ -120,7 +124,7 @@ impl<'a> Layer<'a> {
     }
 
     pub fn contender(self: &Rc<Self>, operation: Operation) -> Contender<'a> {
-        let (layer, outcome) = (Rc::clone(self), ByExperts(Rc::clone(self), operation));
+        let (layer, outcome) = (Rc::clone(self), LayerOutcome(Rc::clone(self), operation));
         Contender::new(self.variant, move || layer.launch(operation), outcome)
     }
 
@@ -135,14 +139,14 @@ impl<'a> Layer<'a> {
     }
 }
 
-/// The result of an operation of `ExpertParallel`.
-struct ByExperts<'a>(Rc<Layer<'a>>, Operation);
+/// The result of an operation of a [`Layer`].
+struct LayerOutcome<'a>(Rc<Layer<'a>>, Operation);
 
-impl Outcome for ByExperts<'_> {
-    /// Does what comes before the operation, and spoils its result.
+impl Outcome for LayerOutcome<'_> {
+    /// Does the operations that come before the measured one, and overwrites its result.
     fn poison(&self) -> Result<()> {
         let Self(layer, operation) = self;
-        // What was received before is gone.
+        // A dispatch of no tokens removes the rows of earlier ones.
         layer.dispatch(0)?;
         layer.rows.fill_bytes(0xff)?;
         if !operation.dispatches() {

@@ -26,10 +26,11 @@ use crate::contenders::selection::VariantInfo;
 use crate::harness::Harness;
 use crate::report::row::Case;
 
-/// The flags of `ep`. A row's operation is in the column of reductions: `dispatch` until rows and
-/// counts are received, `group` puts the rows in the order of the experts, `combine`, and `layer`,
-/// all three. A size is what the busiest rank receives from its peers without duplicates, in
-/// `group` what it writes; a count is the elements of a rank's tokens.
+/// The flags of `ep`. In the table of results the column of the reduction has the operation:
+/// `dispatch`, which ends when rows and counts are received; `group`, which puts the rows in the
+/// order of the experts; `combine`; or `layer`, all three. The size is the number of bytes that the
+/// rank with the most rows receives from its peers, each row once, or in `group` the bytes that it
+/// writes. The count is the number of elements of a rank's tokens.
 #[derive(Args, Clone, Debug)]
 pub struct Experts {
     /// Tokens of each rank, comma-separated [default: 1,8,32,128,512,4096; 1,5 when simulated]
@@ -139,7 +140,6 @@ impl Benchmark for Experts {
         let harness = job.harness;
         let ranks = harness.rank.n_ranks();
         let collectives = harness.collectives().build(harness.comm)?;
-        // The first of NCCL's configurations.
         let nccl = job.nccl()?;
         if ranks != 2 {
             job.selection.omit(Variant::Write, anyhow::anyhow!("it is for two ranks"))?;
@@ -155,8 +155,9 @@ impl Benchmark for Experts {
                 let options = options.throughput(usize::MAX);
                 layers.push(Layer::new(harness, Variant::RustThroughput, options, &batch)?);
             }
+            // The gathered form is measured with NCCL's first configuration only, the all-to-all
+            // also with the one that uses copy engines.
             let gathered = Gathered::new(&layer, &collectives, &nccl[0])?;
-            // Copy engines may exchange, too.
             let of = nccl.iter().filter(|nccl| nccl.matters(Variant::NcclSym, false));
             let exchanged =
                 of.map(|nccl| AllToAll::new(&layer, nccl)).collect::<Result<Vec<_>>>()?;

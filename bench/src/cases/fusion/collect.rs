@@ -3,7 +3,7 @@
 use devcomm::{Collectives, Communicator, DeviceSlice, ReduceOp, Stream};
 use half::bf16;
 
-/// The collective of a product.
+/// The collective that a product is fused with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
     /// An all-reduce of the ranks' products, in place.
@@ -14,14 +14,14 @@ pub enum Collective {
     AllGather,
 }
 
-/// A collective on a stream.
+/// A collective, the stream that it is enqueued on, and who does it.
 pub(super) struct Collect<'a> {
     pub(super) collective: Collective,
     pub(super) stream: &'a Stream,
     pub(super) by: By<'a>,
 }
 
-/// The library or kernel that it is done by.
+/// The performer of a collective: devcomm's kernels, or NCCL.
 #[derive(Clone, Copy)]
 pub(super) enum By<'a> {
     Kernels(&'a Collectives),

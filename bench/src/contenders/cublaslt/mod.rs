@@ -101,8 +101,6 @@ impl CublasLt {
         types: Types,
         extras: Extras,
     ) -> Result<Option<Plan<'_>>> {
-        use sys::cublasLtMatmulDescAttributes_t as Description;
-        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
         let (rows, columns, terms) = (m as u64, n as u64, k as u64);
         let (Some(factor), Some(product), None) =
             (cuda_type(types.factors), cuda_type(types.product), types.why_not())
@@ -125,13 +123,16 @@ impl CublasLt {
             chosen: Cell::new(0),
             residual: extras.residual,
         };
-        let epilogue = match (extras.bias, extras.gelu) {
-            (Some(_), true) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_BIAS,
-            (Some(_), false) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
-            (None, _) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
-        };
-        // CUBLAS_OP_T, the workspace limit, and the reduction schemes, as addressable values.
-        let (transposed, scratch, fast) = (1_i32, SCRATCH, 1_i8);
+        set_description(matmul, types, &extras)?;
+        plan.algorithms = self.algorithms(&plan, types)?;
+        Ok((!plan.algorithms.is_empty()).then_some(plan))
+    }
+
+    /// Returns the first algorithms of cuBLASLt's heuristics for a plan.
+    fn algorithms(&self, plan: &Plan<'_>, types: Types) -> Result<Vec<Algorithm>> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+        // The workspace limit and the reduction schemes, as addressable values.
+        let scratch = SCRATCH;
         let reductions = match types.rounds_parts {
             true => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK,
             false => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
@@ -144,37 +145,6 @@ impl CublasLt {
         // SAFETY: the descriptors are live, and the attributes have their documented types and
         // sizes.
         let status = unsafe {
-            result::set_matmul_desc_attribute(
-                matmul,
-                Description::CUBLASLT_MATMUL_DESC_TRANSA,
-                (&raw const transposed).cast(),
-                size_of_val(&transposed),
-            )?;
-            if types.factors.size() == 1 {
-                result::set_matmul_desc_attribute(
-                    matmul,
-                    Description::CUBLASLT_MATMUL_DESC_FAST_ACCUM,
-                    (&raw const fast).cast(),
-                    size_of_val(&fast),
-                )?;
-            }
-            result::set_matmul_desc_attribute(
-                matmul,
-                Description::CUBLASLT_MATMUL_DESC_EPILOGUE,
-                (&raw const epilogue).cast(),
-                size_of_val(&epilogue),
-            )?;
-            // cuBLASLt's A is our B.
-            let [of_a, of_b] = extras.scales.map_or([None; 2], |scales| scales.map(Some));
-            for (attribute, address) in [
-                (Description::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_b),
-                (Description::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_a),
-                (Description::CUBLASLT_MATMUL_DESC_BIAS_POINTER, extras.bias),
-            ] {
-                let Some(address) = address else { continue };
-                let value = (&raw const address).cast();
-                result::set_matmul_desc_attribute(matmul, attribute, value, size_of::<u64>())?;
-            }
             result::set_matmul_pref_attribute(
                 preference,
                 Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
@@ -189,7 +159,7 @@ impl CublasLt {
             )?;
             let status = sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
-                matmul,
+                plan.matmul,
                 plan.b,
                 plan.a,
                 plan.c,
@@ -206,12 +176,55 @@ impl CublasLt {
             status.result().context("cublasLtMatmulAlgoGetHeuristic")?;
         }
         let usable = found.iter().take(count as usize).filter(|found| found.state.result().is_ok());
-        plan.algorithms = usable.map(|found| Algorithm(found.algo)).collect();
-        if plan.algorithms.is_empty() {
-            return Ok(None);
-        }
-        Ok(Some(plan))
+        Ok(usable.map(|found| Algorithm(found.algo)).collect())
     }
+}
+
+/// Sets what a product is besides its matrices: A is transposed; scales, bias and activation.
+fn set_description(matmul: sys::cublasLtMatmulDesc_t, types: Types, extras: &Extras) -> Result<()> {
+    use sys::cublasLtMatmulDescAttributes_t as Description;
+    let epilogue = match (extras.bias, extras.gelu) {
+        (Some(_), true) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_BIAS,
+        (Some(_), false) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+        (None, _) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+    };
+    // CUBLAS_OP_T and a flag, as addressable values.
+    let (transposed, fast) = (1_i32, 1_i8);
+    // SAFETY: the descriptor is live, and the attributes have their documented types and sizes.
+    unsafe {
+        result::set_matmul_desc_attribute(
+            matmul,
+            Description::CUBLASLT_MATMUL_DESC_TRANSA,
+            (&raw const transposed).cast(),
+            size_of_val(&transposed),
+        )?;
+        if types.factors.size() == 1 {
+            result::set_matmul_desc_attribute(
+                matmul,
+                Description::CUBLASLT_MATMUL_DESC_FAST_ACCUM,
+                (&raw const fast).cast(),
+                size_of_val(&fast),
+            )?;
+        }
+        result::set_matmul_desc_attribute(
+            matmul,
+            Description::CUBLASLT_MATMUL_DESC_EPILOGUE,
+            (&raw const epilogue).cast(),
+            size_of_val(&epilogue),
+        )?;
+        // cuBLASLt's A is our B.
+        let [of_a, of_b] = extras.scales.map_or([None; 2], |scales| scales.map(Some));
+        for (attribute, address) in [
+            (Description::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_b),
+            (Description::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_a),
+            (Description::CUBLASLT_MATMUL_DESC_BIAS_POINTER, extras.bias),
+        ] {
+            let Some(address) = address else { continue };
+            let value = (&raw const address).cast();
+            result::set_matmul_desc_attribute(matmul, attribute, value, size_of::<u64>())?;
+        }
+    }
+    Ok(())
 }
 
 impl Drop for CublasLt {

@@ -1,4 +1,5 @@
-//! A kernel that uses GIN is compiled once per back end.
+//! Tests of kernels that use GIN, NCCL's network API: each is compiled once for each of NCCL's back
+//! ends, with an entry point of its own.
 
 use std::fs;
 use std::path::Path;
@@ -25,6 +26,8 @@ pub fn tests() -> Vec<Trial> {
     ]
 }
 
+/// `ping` calls NCCL's C functions, `tell` the typed layer over them. `handles` only has GIN's
+/// types as arguments, and is compiled once.
 const SOURCE: &str = "
 #![no_std]
 use core::mem::MaybeUninit;
@@ -76,7 +79,7 @@ fn package() -> Package {
     );
     package.write("Cargo.toml", &manifest);
     package.write("src/lib.rs", SOURCE);
-    // The workspace's locked versions.
+    // So that the package has the dependencies' versions that the workspace has.
     package.write("Cargo.lock", &fs::read_to_string(root.join("Cargo.lock")).unwrap());
     package
 }
@@ -93,10 +96,10 @@ fn a_kernel_for_gin_calls_its_operations_and_nothing_else() -> TestResult {
     let tell: Vec<_> = reports.iter().filter(|report| report.name.starts_with("tell_")).collect();
     ensure(tell.len() == 4, format!("{} entries", tell.len()))?;
     for report in tell {
-        let known = |callee: &Callee| callee.kind() != CalleeKind::Other;
-        // Those of PROXY are inlined.
-        let calls = report.uses_gin() != report.name.ends_with("_proxy");
-        let good = calls && report.callees.iter().all(known) && report.own_stack == 0;
+        let is_expected = |callee: &Callee| callee.kind() != CalleeKind::Other;
+        // PROXY's operations are inlined; those of the other back ends remain calls.
+        let calls_gin = report.uses_gin() != report.name.ends_with("_proxy");
+        let good = calls_gin && report.callees.iter().all(is_expected) && report.own_stack == 0;
         ensure(good, format!("{report:?}"))?;
     }
     let handles = reports.iter().find(|report| report.name == "handles");

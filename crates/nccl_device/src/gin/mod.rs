@@ -78,7 +78,8 @@ pub use post::{Get, Put, PutValue};
 pub use signal::{CounterId, Signal, SignalAction, SignalId, VaSignal};
 pub use wait::Request;
 
-/// The threads that may use a GIN context concurrently. With fewer threads NCCL uses fewer atomics.
+/// The threads that may use a GIN context concurrently. NCCL synchronises them by atomics, of which
+/// it needs fewer for fewer threads.
 ///
 /// NCCL: `ncclGinResourceSharingMode`.
 #[doc(alias = "ncclGinResourceSharingMode")]
@@ -119,8 +120,9 @@ impl DevComm {
     pub fn gin<B: GinBackend>(&self, index: u32) -> Gin<'_, B> {
         let raw = self.as_raw();
         assert!(index < raw.gin_context_count, "the device communicator has no such GIN context");
-        // The launch selects the right back end for a kernel that is generic over `B`. With a
-        // fixed `B` of another back end NCCL's code would corrupt memory.
+        // A launch of a kernel that is generic over `B` takes the instance for the device
+        // communicator's back end. A kernel that names another `B` is stopped here: NCCL's code for
+        // it would corrupt memory. Contexts take the up to four connections in turn.
         let connection = index as usize % usize::from(raw.gin_connection_count).clamp(1, 4);
         let back_end = i32::from(raw.gin_net_device_types[connection]);
         assert!(back_end == B::TYPE.raw(), "the device communicator's GIN is of another back end");
@@ -150,12 +152,14 @@ impl DevComm {
 }
 
 impl<'a, B: GinBackend> Gin<'a, B> {
-    /// Returns the same context, used by fewer threads.
+    /// Returns the same context with a promise that only some threads use it, for which NCCL needs
+    /// less synchronisation.
     ///
     /// # Safety
     ///
-    /// While this value or a copy of it is in use, only the threads of `sharing` use the context:
-    /// no other kernel, and no other device communicator (`gin_exclusive_contexts` excludes those).
+    /// While this value or a copy of it is in use, only the threads of `sharing` use the context.
+    /// So no other kernel uses it, and no other device communicator, which the host ensures by
+    /// `DevCommRequirements::gin_exclusive_contexts`.
     pub unsafe fn shared_by(self, sharing: ResourceSharing) -> Self {
         Self { sharing, ..self }
     }
@@ -180,7 +184,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// Returns the world rank of rank `peer` of `team`. Traps if GIN does not connect the two
-    /// ranks: NCCL would use a queue that does not exist.
+    /// ranks, since NCCL would use a queue that does not exist. With a stride `s` it connects ranks
+    /// whose numbers are equal modulo `s`: a rail, if `s` is the size of the LSA teams.
     #[track_caller]
     pub(crate) fn connected(&self, team: Team, peer: i32) -> i32 {
         let (rank, stride) = (self.world_rank(team, peer), self.comm.gin_stride());

@@ -10,7 +10,7 @@ use crate::call::CoopCall;
 use crate::window::SymPtr;
 use crate::{Coop, Team};
 
-/// `cuda::thread_scope_thread`: the writes have not been released yet.
+/// `cuda::thread_scope_thread`, which tells NCCL that nothing has released the writes yet.
 const THREAD: i32 = 10;
 
 /// Returns a scope's value in `cuda::thread_scope`.
@@ -170,8 +170,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// [`signal`](Self::signal) by one thread. `release` tells NCCL which fence the earlier writes
-    /// still need.
+    /// Does the same as [`signal`](Self::signal), called by one thread. `release` tells NCCL which
+    /// fence the earlier writes still need.
     #[track_caller]
     pub(crate) fn signal_alone(&self, world_rank: i32, action: SignalAction, release: Release) {
         let action = action.lower(self.is_strong_by_default());
@@ -237,7 +237,7 @@ impl<B: GinBackend> Put<'_, B> {
         coop.sync_in(call.arg("bytes", self.bytes as u64));
         if coop.thread_rank() == 0 {
             let strong = self.gin.is_strong_by_default();
-            // No closure, so that a trap names the caller.
+            // A `match` and not a closure, in which a trap would not name the caller's line.
             let action = match self.action {
                 Some(action) => action.lower(strong),
                 None => RemoteAction::NONE,
@@ -280,7 +280,7 @@ impl<B: GinBackend> PutValue<'_, B> {
         coop.sync_in(call.arg("bytes", self.size as u64).arg("value", self.bits));
         if coop.thread_rank() == 0 {
             let strong = self.gin.is_strong_by_default();
-            // No closure, so that a trap names the caller.
+            // A `match` and not a closure, in which a trap would not name the caller's line.
             let action = match self.action {
                 Some(action) => action.lower(strong),
                 None => RemoteAction::NONE,

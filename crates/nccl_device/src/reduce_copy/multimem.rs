@@ -1,4 +1,5 @@
-//! Reductions and copies over multicast addresses: the switch reduces, and stores to all ranks.
+//! Reductions and copies over multicast addresses. Such an address stands for one element of each
+//! rank's part of a window: its copies. The NVLink switch combines the copies, or stores to all.
 //!
 //! Addresses come from [`Window::multimem`](crate::Window::multimem), plus an index in elements.
 
@@ -29,7 +30,7 @@ use crate::call::CoopCall;
             `f16` and `bf16`; `And`, `Or` and `Xor` integers of 32 and 64 bits"
 )]
 pub trait MultimemReduce<Op>: Accumulate {
-    /// Loads and reduces the copies of one element.
+    /// Returns the copies of one element, reduced by `op`.
     ///
     /// # Safety
     ///
@@ -37,7 +38,7 @@ pub trait MultimemReduce<Op>: Accumulate {
     #[doc(hidden)]
     unsafe fn load(op: Op, from: *const Self) -> Self;
 
-    /// Loads and reduces the copies of 16 bytes.
+    /// Returns the copies of 16 bytes of elements, reduced by `op`.
     ///
     /// # Safety
     ///

@@ -9,7 +9,7 @@ use crate::{CollectiveKind, Explanation};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// One step, by messages that are their own flags.
+    /// One step, by [`Lamport`](nccl_device::Lamport) messages, which need no separate flags.
     Lamport,
     /// Stores to the peers; an all-reduce in two steps, to the ranks that reduce and from them.
     Push,

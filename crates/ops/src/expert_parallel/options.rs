@@ -300,7 +300,7 @@ impl ExpertParallelOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertParallelMemory {
     /// Where rows of tokens arrive: two banks, which take turns, with room for the most tokens of
-    /// each other rank (but with 2 ranks also of this one). Vectors are their own flags, so there
+    /// each other rank (but with 2 ranks also of this one). Vectors need no flags, so there
     /// is nothing else. In several LSA teams: three times the most tokens of a rank of each team,
     /// one of them for what is sent, with their experts and weights. For high throughput nothing:
     /// rows arrive where they stay.

@@ -1,5 +1,6 @@
-//! Stands in for NCCL: calls the plugin's tables as NCCL's proxy does, in the same order and from
-//! the same kinds of threads.
+//! A fake of NCCL, with which the plugin's tests run without NCCL and without a GPU: it calls the
+//! functions in the plugin's exported tables as NCCL's proxy thread does, in the same order and
+//! from the same kinds of threads. A fake driver ([`driver`]) has the devices.
 #![allow(dead_code, reason = "each test program uses some of it")]
 
 pub mod bootstrap;
@@ -33,11 +34,13 @@ use memory::Kind;
 #[derive(Clone)]
 pub struct Options {
     pub ranks: usize,
+    /// GIN contexts of each rank.
     pub contexts: usize,
-    /// Version of the interface: 14, 15 or 16.
+    /// Version of NCCL's RMA plugin interface: 14, 15 or 16.
     pub version: u32,
     /// Longest random delay of a stream, in microseconds.
     pub delay: u64,
+    /// Whether streams can add to a word in memory (the driver's atomic reductions).
     pub reductions: bool,
     /// How the ranks' device memory is allocated.
     pub memory: Kind,
@@ -75,17 +78,21 @@ pub type RegionOffset = (Opaque, usize);
 /// No region: for a signal without data.
 pub const NOWHERE: RegionOffset = (null_mut(), 0);
 
-/// A rank, with the state of NCCL's proxy.
+/// A rank, with what NCCL's proxy thread keeps for it. `Opaque` values are the plugin's handles.
 pub struct Rank {
     pub rank: usize,
     pub ranks: usize,
     pub device: &'static Device,
     version: u32,
     memory: Kind,
+    /// The plugin's state of this rank, from `init` to `finalize`.
     ctx: Opaque,
+    /// The connection with all ranks.
     pub comm: Opaque,
+    /// The GIN contexts on this connection, as one handle.
     pub context: Cell<Opaque>,
     closed: Cell<bool>,
+    /// Operations that are not yet complete.
     requests: RefCell<Vec<Opaque>>,
     /// Maximum requests that NCCL has outstanding with a peer.
     pub depth: usize,
@@ -119,7 +126,7 @@ macro_rules! call_version {
 }
 
 impl Rank {
-    /// Starts as NCCL does, with the other ranks of `bootstrap`.
+    /// Starts a rank as NCCL does, together with the other ranks of `bootstrap`.
     pub fn start(
         options: &Options,
         rank: usize,
@@ -237,8 +244,8 @@ impl Rank {
         call_version!(self.version, iput(at, c, s, from.0, bytes, d, to.0, rank))
     }
 
-    /// Does the same as [`Rank::try_put`], and then progress until the operation is enqueued, also
-    /// into a rank that makes no progress itself. Returns the first error.
+    /// Does the same as [`Rank::try_put`], and then makes progress until the put is enqueued, also
+    /// if its target is in another process and makes no progress. Returns the first error.
     pub fn try_put_now(
         &self,
         from: RegionOffset,
@@ -302,7 +309,7 @@ impl Rank {
         self.track(request);
     }
 
-    /// Sends a signal without data, as NCCL's proxy sends a VA signal.
+    /// Sends a signal without data, as NCCL's proxy sends a VA signal (one in a word of a window).
     pub fn signal(&self, context: usize, rank: usize, signal: RegionOffset, add: u64) {
         self.put_signal(context, NOWHERE, 0, NOWHERE, rank, signal, add, SIGNAL_ADD);
     }
@@ -415,7 +422,7 @@ impl Rank {
     }
 }
 
-/// Returns the fake driver, with these settings.
+/// Returns the plugin's setup with the fake driver and these settings.
 pub fn setup(config: Config) -> Setup {
     Setup { driver: Arc::new(Driver::new(driver::functions()).unwrap()), config }
 }

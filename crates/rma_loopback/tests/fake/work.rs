@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use devcomm_rma_loopback::abi::{PTR_CUDA, PTR_HOST, SIGNAL_ADD, SIGNAL_INC};
+use devcomm_rma_loopback::abi::{Opaque, PTR_CUDA, PTR_HOST, SIGNAL_ADD, SIGNAL_INC};
 
 use super::driver::Random;
 use super::{Memory, Rank};
@@ -19,91 +19,168 @@ fn byte(from: usize, to: usize, context: usize, round: usize, at: usize) -> u8 {
 /// to three puts of random sizes, the last with a signal. Meanwhile a thread in the role of a
 /// kernel polls the signals and checks the data put before each signal.
 pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
-    let (me, ranks) = (rank.rank, rank.ranks);
-    let slot = |from: usize, context: usize, round: usize| {
-        ((from * contexts + context) * ROUNDS + round) * MESSAGE
-    };
-    let bytes = ranks * contexts * ROUNDS * MESSAGE;
-    let outbox = Memory::filled(bytes, |at| {
-        let (message, at) = (at / MESSAGE, at % MESSAGE);
-        let (round, context) = (message % ROUNDS, message / ROUNDS % contexts);
-        byte(me, message / ROUNDS / contexts, context, round, at)
-    });
-    let inbox = Memory::new(bytes);
-    let signals = Memory::new(8 * ranks * contexts);
-    let sums = Memory::new(4 * 8);
-    let inline = Memory::new(8 * ranks * contexts * ROUNDS);
-    let values = Memory::new(8 * ranks * contexts * ROUNDS);
-    let signals_at = rank.signals(&signals);
-    let inline_at = rank.host(&inline);
-    let outbox_at = rank.window(&outbox);
-    let inbox_at = rank.window(&inbox);
-    let sums_at = rank.window(&sums);
-    let values_at = rank.window(&values);
+    let traffic = Traffic::new(rank, contexts);
     barrier();
     let all_seen = AtomicBool::new(false);
+    let (received, seen) = (&traffic.received, &all_seen);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut seen = vec![0; ranks * contexts];
-            while seen.iter().any(|seen| *seen < ROUNDS) {
-                for (index, seen) in seen.iter_mut().enumerate() {
-                    let (context, from) = (index / ranks, index % ranks);
-                    let now = signals.load(index) as usize;
-                    assert!((*seen..=ROUNDS).contains(&now), "a signal has a wrong value: {now}");
-                    for round in *seen..now {
-                        let data = inbox.read(slot(from, context, round), MESSAGE);
-                        let bytes = data.iter().enumerate();
-                        let wrong = bytes
-                            .filter(|(at, seen)| **seen != byte(from, me, context, round, *at))
-                            .count();
-                        assert_eq!(wrong, 0, "a signal arrived before its data");
-                    }
-                    *seen = now;
-                }
-                std::thread::yield_now();
-            }
-            all_seen.store(true, Ordering::Release);
+            received.check_messages();
+            seen.store(true, Ordering::Release);
         });
-        let mut random = Random(me as u64);
-        for round in 0..ROUNDS {
-            for step in 0..ranks * contexts {
-                let (to, context) = ((step + me + round) % ranks, step / ranks);
-                let from = slot(to, context, round);
-                let into = slot(me, context, round);
-                let first = 1 + random.below(MESSAGE as u64 - 2) as usize;
-                let second = first + random.below((MESSAGE - first) as u64) as usize;
-                rank.put(context, (outbox_at, from), first, (inbox_at, into), to);
-                if second > first {
-                    let (from, into) = ((outbox_at, from + first), (inbox_at, into + first));
-                    rank.put(context, from, second - first, into, to);
-                }
-                let signal = (signals_at, 8 * (context * ranks + me));
-                let (from, into) = ((outbox_at, from + second), (inbox_at, into + second));
-                // An increment adds 1, ignoring the value.
-                let left = MESSAGE - second;
-                rank.put_signal(context, from, left, into, to, signal, 99, SIGNAL_INC);
-                // VA signals, from all ranks to the same words.
-                rank.signal(context, to, (sums_at, 8 * (round % 4)), 5 + me as u64);
-                // An inline value: one word of host memory.
-                let from = (context * ROUNDS + round) * ranks + to;
-                let into = (me * contexts + context) * ROUNDS + round;
-                inline.word(from).store((into << 8 | to) as u64, Ordering::Relaxed);
-                rank.put(context, (inline_at, 8 * from), 8, (values_at, 8 * into), to);
-            }
-        }
+        traffic.send(rank);
         rank.drain();
         rank.serve(|| all_seen.load(Ordering::Acquire));
     });
     barrier();
-    for (index, sum) in (0..4).map(|index| (index, sums.load(index))) {
-        let rounds = (index..ROUNDS).step_by(4).count();
-        let expected: usize = (0..ranks).map(|from| rounds * contexts * (5 + from)).sum();
-        assert_eq!(sum, expected as u64, "VA signals were lost");
-    }
-    for index in 0..ranks * contexts * ROUNDS {
-        assert_eq!(values.load(index), (index << 8 | me) as u64);
-    }
+    received.check_sums_and_values();
     assert!(!rank.has_error());
+}
+
+/// The numbers of a rank's messages.
+#[derive(Clone, Copy)]
+struct Layout {
+    me: usize,
+    ranks: usize,
+    contexts: usize,
+}
+
+impl Layout {
+    /// Returns the number of a message from, or to, a rank.
+    fn message(self, rank: usize, context: usize, round: usize) -> usize {
+        (rank * self.contexts + context) * ROUNDS + round
+    }
+
+    fn messages(self) -> usize {
+        self.ranks * self.contexts * ROUNDS
+    }
+}
+
+/// The memory that peers write to.
+struct Received {
+    layout: Layout,
+    inbox: Memory,
+    signals: Memory,
+    sums: Memory,
+    values: Memory,
+}
+
+impl Received {
+    /// Polls the signals as a kernel does, until all messages have arrived, and checks their bytes.
+    fn check_messages(&self) {
+        let Layout { me, ranks, contexts } = self.layout;
+        let mut seen = vec![0; ranks * contexts];
+        while seen.iter().any(|seen| *seen < ROUNDS) {
+            for (index, seen) in seen.iter_mut().enumerate() {
+                let (context, from) = (index / ranks, index % ranks);
+                let now = self.signals.load(index) as usize;
+                assert!((*seen..=ROUNDS).contains(&now), "a signal has a wrong value: {now}");
+                for round in *seen..now {
+                    let first = self.layout.message(from, context, round) * MESSAGE;
+                    let data = self.inbox.read(first, MESSAGE);
+                    let bytes = data.iter().enumerate();
+                    let wrong = bytes
+                        .filter(|(at, seen)| **seen != byte(from, me, context, round, *at))
+                        .count();
+                    assert_eq!(wrong, 0, "a signal arrived before its data");
+                }
+                *seen = now;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Checks the sums that VA signals have made, and the inline values.
+    fn check_sums_and_values(&self) {
+        let Layout { me, ranks, contexts } = self.layout;
+        for (index, sum) in (0..4).map(|index| (index, self.sums.load(index))) {
+            let rounds = (index..ROUNDS).step_by(4).count();
+            let expected: usize = (0..ranks).map(|from| rounds * contexts * (5 + from)).sum();
+            assert_eq!(sum, expected as u64, "VA signals were lost");
+        }
+        for index in 0..self.layout.messages() {
+            assert_eq!(self.values.load(index), (index << 8 | me) as u64);
+        }
+    }
+}
+
+/// A rank's memory, and the handles by which the plugin knows it.
+struct Traffic {
+    received: Received,
+    inline: Memory,
+    /// Kept, since the plugin reads it.
+    _outbox: Memory,
+    signals_at: Opaque,
+    inline_at: Opaque,
+    outbox_at: Opaque,
+    inbox_at: Opaque,
+    sums_at: Opaque,
+    values_at: Opaque,
+}
+
+impl Traffic {
+    fn new(rank: &Rank, contexts: usize) -> Self {
+        let layout = Layout { me: rank.rank, ranks: rank.ranks, contexts };
+        let (bytes, words) = (layout.messages() * MESSAGE, 8 * layout.messages());
+        let outbox = Memory::filled(bytes, |at| {
+            let (message, at) = (at / MESSAGE, at % MESSAGE);
+            let (round, context) = (message % ROUNDS, message / ROUNDS % contexts);
+            byte(layout.me, message / ROUNDS / contexts, context, round, at)
+        });
+        let (inbox, signals) = (Memory::new(bytes), Memory::new(8 * layout.ranks * contexts));
+        let (sums, inline, values) = (Memory::new(4 * 8), Memory::new(words), Memory::new(words));
+        Self {
+            signals_at: rank.signals(&signals),
+            inline_at: rank.host(&inline),
+            outbox_at: rank.window(&outbox),
+            inbox_at: rank.window(&inbox),
+            sums_at: rank.window(&sums),
+            values_at: rank.window(&values),
+            received: Received { layout, inbox, signals, sums, values },
+            inline,
+            _outbox: outbox,
+        }
+    }
+
+    /// Sends all messages, and after each one a VA signal and an inline value.
+    fn send(&self, rank: &Rank) {
+        let Layout { me, ranks, contexts } = self.received.layout;
+        let mut random = Random(me as u64);
+        for round in 0..ROUNDS {
+            for step in 0..ranks * contexts {
+                let (to, context) = ((step + me + round) % ranks, step / ranks);
+                self.send_message(rank, [to, context, round], &mut random);
+                // VA signals, from all ranks to the same words.
+                rank.signal(context, to, (self.sums_at, 8 * (round % 4)), 5 + me as u64);
+                // An inline value: one word of host memory.
+                let from = (context * ROUNDS + round) * ranks + to;
+                let into = self.received.layout.message(me, context, round);
+                self.inline.word(from).store((into << 8 | to) as u64, Ordering::Relaxed);
+                rank.put(context, (self.inline_at, 8 * from), 8, (self.values_at, 8 * into), to);
+            }
+        }
+    }
+
+    /// Sends a message in two or three parts, the last of which signals.
+    fn send_message(&self, rank: &Rank, [to, context, round]: [usize; 3], random: &mut Random) {
+        let Layout { me, ranks, .. } = self.received.layout;
+        let from = self.received.layout.message(to, context, round) * MESSAGE;
+        let into = self.received.layout.message(me, context, round) * MESSAGE;
+        let first = 1 + random.below(MESSAGE as u64 - 2) as usize;
+        let second = first + random.below((MESSAGE - first) as u64) as usize;
+        let at = |offset| ((self.outbox_at, from + offset), (self.inbox_at, into + offset));
+        let (source, target) = at(0);
+        rank.put(context, source, first, target, to);
+        if second > first {
+            let (source, target) = at(first);
+            rank.put(context, source, second - first, target, to);
+        }
+        let signal = (self.signals_at, 8 * (context * ranks + me));
+        let (source, target) = at(second);
+        // An increment adds 1, ignoring the value.
+        let left = MESSAGE - second;
+        rank.put_signal(context, source, left, target, to, signal, 99, SIGNAL_INC);
+    }
 }
 
 /// Puts and gets between device and host memory, larger than all slots together and unaligned.

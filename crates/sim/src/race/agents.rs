@@ -142,10 +142,7 @@ impl Races {
             Event::BarrierArrive { barrier, ends } => {
                 let mut barriers = self.barriers.borrow_mut();
                 let Some(barrier) = barriers.get_mut(&barrier) else { return };
-                let clock = &mut barrier.pending;
-                self.joins.join(clock, &thread.clock);
-                clock.add(thread.here.agent, thread.time, &self.joins.places);
-                thread.time += 1;
+                self.arrive(thread, barrier);
                 if ends {
                     barrier.end_phase();
                 }
@@ -153,15 +150,7 @@ impl Races {
             Event::BarrierTransaction { barrier, ends } => {
                 let mut barriers = self.barriers.borrow_mut();
                 let Some(barrier) = barriers.get_mut(&barrier) else { return };
-                let (agent, time) = (barrier.agent, barrier.phase + 1);
-                barrier.pending.add(agent, time, &self.joins.places);
-                barrier.copy = Some((time, at));
-                if let Engine::Send(_) = thread.engine {
-                    // The message comes after what its sender has read.
-                    let sender = thread.here.agent;
-                    self.joins.pass(&mut barrier.pending, &thread.clock);
-                    barrier.pending.add_passed(sender, thread.time, &self.joins.places);
-                }
+                self.complete_copy(thread, barrier, at);
                 if ends {
                     barrier.end_phase();
                 }
@@ -197,6 +186,27 @@ impl Races {
 }
 
 impl Races {
+    /// Adds what the thread has done to the `mbarrier`'s phase.
+    fn arrive(&self, thread: &mut ThreadClock, barrier: &mut Barrier) {
+        let clock = &mut barrier.pending;
+        self.joins.join(clock, &thread.clock);
+        clock.add(thread.here.agent, thread.time, &self.joins.places);
+        thread.time += 1;
+    }
+
+    /// Adds a copy to the `mbarrier`'s phase, which was issued `at` a line.
+    fn complete_copy(&self, thread: &ThreadClock, barrier: &mut Barrier, at: Site) {
+        let (agent, time) = (barrier.agent, barrier.phase + 1);
+        barrier.pending.add(agent, time, &self.joins.places);
+        barrier.copy = Some((time, at));
+        if let Engine::Send(_) = thread.engine {
+            // The message comes after what its sender has read.
+            let sender = thread.here.agent;
+            self.joins.pass(&mut barrier.pending, &thread.clock);
+            barrier.pending.add_passed(sender, thread.time, &self.joins.places);
+        }
+    }
+
     /// Checks that the `mbarrier` at `word` is initialised for what the thread does with it.
     ///
     /// # Errors

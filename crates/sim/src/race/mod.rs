@@ -324,7 +324,6 @@ impl Races {
         let kind = Kind { writes, scope: strong.map(|(_, scope)| scope), is_async };
         let stamp = Stamp::new(agent, time, self.sites.number(at), kind);
         let me = thread.here.agent;
-        let reads = matches!(access, Access::AtomicRead(..) | Access::AtomicRmw(..));
         let written = match strong {
             Some(_) => self.shadow.word(address, memory).get().write,
             None => NO_STAMP,
@@ -349,20 +348,35 @@ impl Races {
             let words = (address..address + bytes).step_by(4);
             for (at, old) in words.zip(&old) {
                 let word = self.shadow.canonical(at, memory);
-                if reads {
-                    let writer = old.as_ref().map_or(written, |old| old.writer);
-                    self.synchronise(thread, word, strong, (writer, stamp), old.as_ref());
-                }
-                if writes {
-                    let keeps = matches!(access, Access::AtomicRmw(..));
-                    self.write_word(thread, word, strong, keeps);
-                }
+                let writer = old.as_ref().map_or(written, |old| old.writer);
+                self.order(thread, word, access, strong, (writer, stamp), old.as_ref());
             }
             if writes && releases(strong.0) {
                 thread.time += 1;
             }
         }
         Ok(old.map(|old| old.map(|old| old.value)))
+    }
+
+    /// Applies what an atomic access to a word orders: the parameters are those of
+    /// [`synchronise`](Self::synchronise).
+    fn order(
+        &self,
+        thread: &mut ThreadClock,
+        word: usize,
+        access: Access,
+        strong: (Order, Scope),
+        stamps: (Stamp, Stamp),
+        old: Option<&Seen>,
+    ) {
+        let (is_write, is_rmw) =
+            (matches!(access, Access::AtomicWrite(..)), matches!(access, Access::AtomicRmw(..)));
+        if !is_write {
+            self.synchronise(thread, word, strong, stamps, old);
+        }
+        if is_write || is_rmw {
+            self.write_word(thread, word, strong, is_rmw);
+        }
     }
 
     /// Orders a thread after the releases that it sees when it reads a word, or its `old` value,

@@ -1,4 +1,4 @@
-//! What is kept between the calls of a kernel.
+//! A struct that keeps what a kernel needs between launches.
 
 // ANCHOR: kept
 use devcomm::device::LlA2aHandle;
@@ -6,7 +6,8 @@ use devcomm::{Communicator, DevCommRequirements, DevCommResource, Error, LlA2a};
 use devcomm::{Stream, SymmetricBuffer};
 use kernels::numbers::softmax_of_all;
 
-/// Softmax of rows that are divided among the ranks. All ranks make one and call it together.
+/// Softmax of rows whose columns are divided among the ranks. All ranks create one, and launch it
+/// together.
 pub struct Softmax {
     stream: Stream,
     dev: DevCommResource,
@@ -20,8 +21,8 @@ impl Softmax {
     /// Blocks of a launch, each of which has a row at a time.
     const BLOCKS: u32 = 8;
 
-    /// Prepares `rows` rows, with `columns` columns of each on this rank. A call of all ranks; the
-    /// kernels of [`KERNELS`](crate::KERNELS) are loaded before it is used.
+    /// Prepares `rows` rows, with `columns` columns of each on this rank. All ranks call this
+    /// together, and load [`KERNELS`](crate::KERNELS) before the first launch.
     pub fn new(
         comm: &Communicator,
         stream: &Stream,
@@ -47,8 +48,8 @@ impl Softmax {
     pub fn launch(&self) -> Result<(), Error> {
         let Self { dev, exchange, x, rows, columns, .. } = self;
         let args = softmax_of_all::args(dev, *exchange, x, *rows, *columns);
-        // SAFETY: x has these elements, and the handle is for these blocks and ranks. One stream
-        // orders the launches, of which one at a time may use the handle's memory.
+        // SAFETY: x has these elements, and the handle is for these blocks and ranks. The handle's
+        // memory is used by one launch at a time, since all are in one stream.
         unsafe { args.grid(Self::BLOCKS).block(32).launch(&self.stream) }
     }
 }

@@ -4,10 +4,10 @@
 //! The launchers tell a process its rank, but not the host of rank 0. That is known only if all
 //! ranks are on one host.
 //!
-//! Some give their jobs no id, and those of others are unique among the jobs of one launcher only,
-//! or not among those of two users. On one host the process that started the ranks is a part of the
-//! id; a job of several hosts without an id of its launcher needs DEVCOMM_JOB_ID. The number of a
-//! batch job is no id, since several launchers may run in it at the same time.
+//! Some launchers give their jobs no id. The ids of others are unique only among the jobs of one
+//! launcher, or of one user. So for ranks of one host, the process that started them is a part of
+//! the job's id; a job of several hosts whose launcher gives no id needs DEVCOMM_JOB_ID. The number
+//! of a batch job is no id, since several launchers may run in it at the same time.
 
 use std::net::Ipv4Addr;
 
@@ -92,7 +92,7 @@ pub(super) fn read(var: Lookup<'_>, names: &Names) -> Result<Option<LauncherVars
     Ok(Some(LauncherVars { variable, rank, n_ranks, local_rank, host, port, job }))
 }
 
-/// Returns the error of a job over several hosts that does not know that of rank 0.
+/// Returns the error of a job over several hosts whose launcher does not name the host of rank 0.
 fn other_hosts(names: &Names, n_ranks: usize, n_local: Option<usize>, has_id: bool) -> Error {
     let why = format!(
         "not set, and not all of the {n_ranks} ranks are known to be on this host ({}{}); set \

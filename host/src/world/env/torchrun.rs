@@ -31,12 +31,12 @@ pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
         local_rank,
         host: Err(unset("MASTER_ADDR", "RANK", TOGETHER)),
         port: master_port(var),
-        // Jobs without an id of their own have different ports, which the user has chosen.
+        // Jobs without an id are told apart by their ports, which the user has chosen.
         job: Ok(text(var, "TORCHELASTIC_RUN_ID")?.unwrap_or_else(|| "none".to_owned())),
     }))
 }
 
-/// MASTER_PORT, or the next port when torchrun's agent listens on MASTER_PORT.
+/// Returns MASTER_PORT, or the next port when torchrun's agent listens on MASTER_PORT.
 fn master_port(var: Lookup<'_>) -> Result<Option<u16>> {
     let Some(master) = port(var, "MASTER_PORT")? else {
         return Err(unset("MASTER_PORT", "RANK", TOGETHER));

@@ -1,5 +1,6 @@
-//! A connection that never blocks: what arrives is kept until it makes a frame, and what cannot be
-//! sent yet until it can. From [`seal`](Connection::seal) on each frame has an authentication code.
+//! A TCP connection that never blocks. Bytes that arrive are kept until they are a whole frame, and
+//! bytes that the socket does not take yet are kept until it does. After [`seal`](Connection::seal)
+//! each frame ends with an authentication code, made with the job's token.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -27,7 +28,7 @@ pub(super) struct Connection {
     unsent: Mutex<Unsent>,
 }
 
-/// The data that has arrived. The first bytes, up to `start`, were read.
+/// The data that has arrived. Frames before byte `start` were returned already.
 #[derive(Default)]
 struct Unread {
     bytes: Vec<u8>,
@@ -35,6 +36,7 @@ struct Unread {
     seal: Option<Seal>,
 }
 
+/// The frames that the socket has not taken yet.
 #[derive(Default)]
 struct Unsent {
     bytes: VecDeque<u8>,
@@ -53,7 +55,8 @@ impl Connection {
         &self.stream
     }
 
-    /// Seals what is sent from now on, and expects that what is read from now on is.
+    /// Adds authentication codes to the frames that are sent from now on, and checks those of the
+    /// frames that are read from now on.
     pub(super) fn seal(&self, sent: Seal, read: Seal) {
         self.unsent.lock().seal = Some(sent);
         self.unread.lock().seal = Some(read);
@@ -79,7 +82,7 @@ impl Connection {
         PollFd::new(&self.stream, events)
     }
 
-    /// Reads what has arrived, a limited part of it.
+    /// Reads what has arrived, at most about [`CHUNK`] bytes of it.
     ///
     /// # Errors
     ///
@@ -100,7 +103,8 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If it is none, its payload longer than `limit`, or its authentication code wrong.
+    /// If the bytes are no frame, its payload is longer than `limit`, or its authentication code is
+    /// wrong.
     pub(super) fn next(&self, limit: usize) -> io::Result<Option<(Kind, Vec<u8>)>> {
         let mut unread = self.unread.lock();
         let Unread { bytes, start, seal } = &mut *unread;
@@ -140,8 +144,8 @@ impl Connection {
         }
     }
 
-    /// Sends a frame, whose payload consists of several slices. Whether all of it was sent: else
-    /// [`flush`](Self::flush) sends the rest.
+    /// Sends a frame, whose payload consists of several slices. Returns whether all of it was sent;
+    /// otherwise [`flush`](Self::flush) sends the rest.
     ///
     /// # Errors
     ///
@@ -157,7 +161,7 @@ impl Connection {
         Ok(bytes.is_empty())
     }
 
-    /// Sends what is unsent, as far as possible. Whether that was all.
+    /// Sends what is unsent, as far as possible. Returns whether that was all.
     ///
     /// # Errors
     ///

@@ -7,9 +7,9 @@
 //! The ranks of another library's communicator may exchange over a store of keys and values that
 //! the caller passes ([`side_channel`]).
 //!
-//! Its operation is an exchange: an all-gather of bytes on the host. A subset of the ranks can
-//! exchange ([`Rendezvous::subset`]), at the same time as other subsets; [`subset`] says how the
-//! exchanges are distinguished. Lost and finished ranks are always those of the whole world.
+//! Its one operation is an *exchange*: an all-gather of bytes on the host. A subset of the ranks
+//! can exchange ([`Rendezvous::subset`]), at the same time as other subsets; [`subset`] says how
+//! the exchanges are distinguished. Lost and finished ranks are always those of the whole world.
 
 mod acceptor;
 mod connect;
@@ -79,12 +79,12 @@ pub(crate) struct Rendezvous {
     subset: Arc<Subset>,
     /// The host of every rank of the subset.
     hosts: Arc<[String]>,
-    /// Whether collectives of NCCL are compared before they start.
+    /// Whether the ranks compare the arguments of NCCL's collectives before they start.
     checked: bool,
     subsets: Arc<SubsetIds>,
     transport: Arc<dyn Transport>,
     recorder: Arc<Recorder>,
-    /// The rendezvous of those that were left after a loss.
+    /// The rendezvous of the ranks that were left after a loss.
     survivors: Arc<OnceLock<Rendezvous>>,
     /// Held during an exchange of this rank in the subset.
     exchanging: Arc<CallLock>,
@@ -130,7 +130,7 @@ impl Rendezvous {
         Ok(world)
     }
 
-    /// Returns the same, with checked collectives or without.
+    /// Returns this rendezvous with collectives whose arguments are compared, or not.
     pub(crate) fn checked(self, checked: bool) -> Self {
         Self { checked, ..self }
     }
@@ -186,7 +186,7 @@ impl Rendezvous {
         self.transport.health()
     }
 
-    /// Returns what this rank does, in the world and in subsets.
+    /// Returns the record of this rank's operations, in the world and in subsets.
     pub(crate) fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
     }
@@ -209,11 +209,12 @@ impl Rendezvous {
             self.health().check()?;
             return Ok(Arc::new(vec![bytes.to_vec()]));
         }
-        // Another thread of this rank may exchange.
+        // Another thread of this rank may be in an exchange: this one waits for its end.
         let may_wait = || self.health().check().and_then(|()| cancelled());
         let _exchanging = self.exchanging.lock(self.health().machine(), None, may_wait)?;
         let gathered = self.transport.all_gather(&self.subset, bytes, cancelled);
-        // The others may have this rank's contribution, and go on without it.
+        // An interrupted exchange may have ended on the other ranks, which have this rank's bytes
+        // and continue. So this rank can no longer take part.
         gathered.inspect_err(|error| {
             if let Error::State(StateError::Interrupted) = error {
                 self.fail(&error.to_string());
@@ -279,7 +280,7 @@ impl Peers for Rendezvous {
     }
 }
 
-/// This host's name.
+/// Returns this host's name.
 pub(crate) fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();

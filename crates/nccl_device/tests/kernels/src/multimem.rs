@@ -1,11 +1,12 @@
-//! Reductions and copies over multicast addresses.
+//! Reductions and copies over multicast addresses. The *copies* of an element at such an address
+//! are the element in each rank's part of the window.
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::{Max, Sum};
 use nccl_device::reduce_copy as rc;
 use nccl_device::{Coop, DevComm, Window};
 
-/// Sums all copies into `dst`.
+/// Adds up the copies of each element of `src`, and stores the sums to this rank's `dst`.
 #[kernel(T = [f32, f16, bf16, f64, i32])]
 pub unsafe fn multimem_reduce<T: rc::MultimemReduce<Sum>>(
     comm: DevComm,
@@ -19,7 +20,7 @@ pub unsafe fn multimem_reduce<T: rc::MultimemReduce<Sum>>(
     unsafe { rc::multimem_reduce(Coop::cta(), Sum, src, dst, count) }
 }
 
-/// Stores `src` to all copies.
+/// Stores each element of this rank's `src` to all copies in `dst`.
 #[kernel(T = [f32, f16, u8])]
 pub unsafe fn multimem_copy<T: Accumulate>(
     comm: DevComm,
@@ -33,7 +34,7 @@ pub unsafe fn multimem_copy<T: Accumulate>(
     unsafe { rc::multimem_copy(Coop::cta(), src, dst, count) }
 }
 
-/// Sums all copies into all copies.
+/// Adds up the copies of each element of `src`, and stores the sum to all copies in `dst`.
 #[kernel(T = [f32, f16, bf16])]
 pub unsafe fn multimem_reduce_copy<T: rc::MultimemReduce<Sum>>(
     comm: DevComm,
@@ -49,7 +50,8 @@ pub unsafe fn multimem_reduce_copy<T: rc::MultimemReduce<Sum>>(
     unsafe { rc::multimem_reduce_copy(Coop::cta(), Sum, src, dst, count) }
 }
 
-/// Stores the maximum over the ranks to all copies.
+/// Loads each rank's element by itself, and stores the maximum to all copies by one multicast
+/// store.
 #[kernel(T = [f32, bf16])]
 pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     comm: DevComm,
@@ -65,7 +67,7 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     unsafe { rc::lsa_reduce_multimem_copy(coop, Max, src, src_index, dst, count, team) }
 }
 
-/// Stores the maximum of all copies to every rank.
+/// Takes the maximum of the copies by one multicast load, and stores it to each rank by itself.
 #[kernel(T = [f16, i64])]
 pub unsafe fn multimem_reduce_lsa_copy<T: rc::MultimemReduce<Max>>(
     comm: DevComm,

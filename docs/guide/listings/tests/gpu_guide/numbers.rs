@@ -1,4 +1,4 @@
-//! Softmax of rows that are divided among the ranks.
+//! A test of the softmax of rows whose columns are divided among the ranks.
 
 // ANCHOR: test
 use devcomm::{Error, Rank};

@@ -4,21 +4,21 @@ use std::io::Write;
 
 use anyhow::Result;
 use devcomm_cli::setup::find_pinned_nccl;
-use xtask::packages::Stranger;
+use xtask::packages::PackagedProject;
 
 #[test]
 fn a_project_outside_of_the_checkout_builds_on_the_packages_alone_and_runs_without_gpus() {
-    let project = || -> Result<()> {
-        let stranger = Stranger::new(true)?;
-        stranger.runs_simulated()?;
+    let check = || -> Result<()> {
+        let project = PackagedProject::new(true)?;
+        project.runs_simulated()?;
         match find_pinned_nccl() {
-            Ok(_) => stranger.builds_for_gpus(false)?,
-            // Directly to standard output, bypassing the test harness's capture.
+            Ok(_) => project.builds_for_gpus(false)?,
+            // Written to standard output, as the test harness would capture `println!`.
             Err(_) => writeln!(std::io::stdout(), "not built for GPUs: NCCL is not set up")?,
         }
         Ok(())
     };
-    if let Err(error) = project() {
+    if let Err(error) = check() {
         panic!("{error:#}");
     }
 }
