@@ -4,18 +4,15 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use clap::Args;
-use devcomm::{Element, F8E4M3, F8E5M2, KERNELS, Kernel, Kernels, device, kernels};
-use devcomm_testing::numbers::Number;
+use devcomm::{Element, F8E4M3, F8E5M2, KERNELS, kernels};
 use half::{bf16, f16};
 
 use super::benchmark::{Benchmark, Options, SIMULATED_BLOCKS, SIMULATED_LARGEST};
-use super::collectives::{Flags, Operation, Workload, for_types};
+use super::collectives::{Flags, Operation, for_types};
 use super::job::Job;
 use crate::base::options::{GridOptions, LARGEST};
-use crate::cases::workloads::{self, KernelInfo};
-use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::peers::{PeerOptions, Work};
-use crate::contenders::selection::VariantInfo;
+use crate::cases::workloads::{self, KernelInfo, Workload};
+use crate::contenders::{PeerOptions, Variant, VariantInfo, Work};
 
 /// The flags of `all-reduce`.
 #[derive(Args, Clone, Debug)]
@@ -82,35 +79,16 @@ impl Benchmark for AllReduce {
         let max_blocks = harness.choose(128, SIMULATED_BLOCKS);
         let info = KernelInfo { threads: 128, max_blocks, rounds_partial_sums: false };
         for_types!(self.flags.dtype, T in [f32, f16, bf16] => {
-            let by_kernels = |count| -> Result<Option<Box<dyn Workload>>> {
+            let workload = |count| -> Result<Box<dyn Workload>> {
                 type All<'a> = workloads::AllReduce<'a, T, kernels::lsa_allreduce<T>>;
-                let workload = All::new(harness, &self.grid, info, count)?;
-                Ok(self.flags.sums().then(|| Box::new(ByKernels(workload, &compiled)) as _))
+                Ok(Box::new(All::new(harness, &self.grid, info, count)?))
             };
-            self.flags.run_type::<T>(job, operation, &means, &by_kernels)?;
+            let by_kernels = self.flags.sums().then_some((&workload as _, &compiled[..]));
+            self.flags.run_type::<T>(job, operation, &means, by_kernels)?;
         });
         for_types!(self.flags.dtype, T in [F8E4M3, F8E5M2, i32] => {
-            self.flags.run_type::<T>(job, operation, &means, &|_| Ok(None))?;
+            self.flags.run_type::<T>(job, operation, &means, None)?;
         });
         Ok(())
     }
-}
-
-/// An all-reduce by each compiler's kernel.
-struct ByKernels<'a, T: Number, K>(workloads::AllReduce<'a, T, K>, &'a [(Variant, Kernels)]);
-
-impl<T, K> Workload for ByKernels<'_, T, K>
-where
-    T: Number,
-    K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
-{
-    fn contenders(&self) -> Result<Vec<Contender<'_>>> {
-        self.0.with(self.1)
-    }
-}
-
-/// Returns the bus bandwidth of an all-reduce over its algorithm bandwidth, as nccl-tests defines
-/// them.
-pub fn bus(ranks: usize) -> f64 {
-    2.0 * (ranks - 1) as f64 / ranks as f64
 }

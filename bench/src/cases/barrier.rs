@@ -5,12 +5,11 @@ use anyhow::Result;
 use clap::Args;
 
 use super::benchmark::{Benchmark, SIMULATED_BLOCKS};
-use super::collectives::{Call, NCCL, Operation, memory};
+use super::collectives::{Operation, calls_of_nccl};
 use super::job::Job;
 use crate::base::options::GridOptions;
-use crate::cases::workloads;
-use crate::contenders::contender::Variant;
-use crate::contenders::selection::VariantInfo;
+use crate::cases::workloads::{self, Workload};
+use crate::contenders::{Variant, VariantInfo};
 use crate::report::row::Case;
 
 /// The flags of `barrier`.
@@ -52,13 +51,7 @@ impl Benchmark for Barrier {
             let threads = self.grid.threads.unwrap_or(THREADS);
             let workload = workloads::Barrier::new(harness, blocks, threads)?;
             let mut contenders = workload.with(&compiled)?;
-            for variant in NCCL.into_iter().filter(|variant| job.selection.has(*variant)) {
-                for nccl in nccl.iter().filter(|nccl| nccl.matters(variant, true)) {
-                    let buffers = memory::<f32>(nccl.comm(), variant, [1; 2])?;
-                    let call = Call::new(harness, Operation::AllReduce, false, buffers)?;
-                    contenders.push(call.by_nccl(variant, nccl));
-                }
-            }
+            contenders.extend(calls_of_nccl(job, &nccl, Operation::AllReduce, 1)?);
             job.compare(Case::NONE, &contenders)?;
         }
         Ok(())

@@ -14,10 +14,7 @@ use crate::base::files::TwinFiles;
 use crate::base::options::{RankOptions, RunOptions};
 use crate::base::output::OutputOptions;
 use crate::base::ranks;
-use crate::contenders::contender::Variant;
-use crate::contenders::contest::Contest;
-use crate::contenders::peers::{PeerOptions, Work};
-use crate::contenders::selection::{Selection, VariantInfo};
+use crate::contenders::{Contest, PeerOptions, Selection, Variant, VariantInfo, Work};
 use crate::harness::Harness;
 use crate::report::row;
 
@@ -84,7 +81,9 @@ pub trait Benchmark: Args + Sync {
     const NEEDS_TWINS: bool = false;
 
     /// Validates its flags.
-    fn validate(&self) -> Result<()>;
+    fn validate(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Returns which peers run too.
     fn peers(&self) -> Option<&PeerOptions> {

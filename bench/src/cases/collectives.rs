@@ -3,19 +3,19 @@
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use devcomm::{
-    Buffer, Collective, Collectives, Communicator, DeviceSlice, Element, F8E4M3, F8E5M2, Parts,
-    ReduceOp, group,
+    Buffer, Collective, Collectives, Communicator, DeviceSlice, Element, F8E4M3, F8E5M2, Kernels,
+    Parts, ReduceOp, group,
 };
 use devcomm_testing::numbers::{Number, Reduced, count_wrong_from, input, inputs};
+use devcomm_testing::simulated::read;
 use half::{bf16, f16};
 
 use super::benchmark::{Benchmark, SIMULATED_LARGEST};
 use super::concurrent_product::ConcurrentProduct;
 use super::job::Job;
+use super::workloads::Workload;
 use crate::base::options::{Dtype, LARGEST, SizeOptions, parse_bytes};
-use crate::contenders::contender::{Contender, Outcome, Variant};
-use crate::contenders::peers::PeerOptions;
-use crate::contenders::selection::VariantInfo;
+use crate::contenders::{Contender, Outcome, PeerOptions, Selection, Variant, VariantInfo};
 use crate::harness::{Harness, Nccl};
 use crate::report::row::Case;
 
@@ -131,7 +131,7 @@ macro_rules! benchmarks {
                 job.begin()?;
                 let operation = Operation::$operation;
                 for_types!(self.flags.dtype, T => {
-                    self.flags.run_type::<T>(job, operation, &means, &|_| Ok(None))?
+                    self.flags.run_type::<T>(job, operation, &means, None)?
                 });
                 Ok(())
             }
@@ -148,7 +148,7 @@ benchmarks! {
 }
 
 /// A collective.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operation {
     AllReduce,
     AllGather,
@@ -201,8 +201,91 @@ impl Operation {
     }
 }
 
+/// The library that performs a collective.
+#[derive(Clone, Copy)]
+pub enum By<'a> {
+    Devcomm(&'a Collectives),
+    Nccl(&'a Communicator),
+}
+
+impl Operation {
+    /// Enqueues it on the harness's stream.
+    pub fn enqueue<T: Number>(
+        self,
+        by: By<'_>,
+        [send, recv]: [&DeviceSlice<T>; 2],
+        op: ReduceOp,
+        Harness { stream, rank, .. }: &Harness<'_>,
+    ) -> devcomm::Result<()> {
+        // The methods of both have the same names and parameters.
+        macro_rules! call {
+            ($name:ident($($argument:expr),*)) => {
+                match by {
+                    By::Devcomm(by) => by.$name($($argument),*),
+                    By::Nccl(by) => by.$name($($argument),*),
+                }
+            };
+        }
+        match self {
+            Self::AllReduce => call!(all_reduce(send, recv, op, stream)),
+            Self::AllGather => call!(all_gather(send, recv, stream)),
+            Self::ReduceScatter => call!(reduce_scatter(send, recv, op, stream)),
+            Self::AllToAll => call!(all_to_all(send, recv, stream)),
+            Self::Broadcast => {
+                let send = (rank.rank() == ROOT).then(|| send.clone());
+                call!(broadcast(send, recv, ROOT, stream))
+            }
+            Self::AllToAllV => {
+                let [counts, offsets] = &parts(rank.n_ranks(), rank.rank(), recv.len());
+                let parts = Parts { counts, offsets };
+                let comm = match by {
+                    By::Devcomm(by) => return by.all_to_all_v(send, parts, recv, parts, stream),
+                    By::Nccl(comm) => comm,
+                };
+                group(|_| {
+                    for (peer, (count, first)) in counts.iter().zip(offsets).enumerate() {
+                        comm.send(&send.slice(*first..first + count)?, peer, stream)?;
+                        comm.recv(&recv.slice(*first..first + count)?, peer, stream)?;
+                    }
+                    Ok(())
+                })
+            }
+        }
+    }
+}
+
 /// The variants of NCCL.
 pub const NCCL: [Variant; 2] = [Variant::Nccl, Variant::NcclSym];
+
+/// Returns NCCL's selected variants, each with the configurations that may matter to it and their
+/// numbers.
+pub fn of_nccl<'a, 'b>(
+    selection: &Selection,
+    all: &'a [Nccl<'b>],
+    reduces: bool,
+) -> impl Iterator<Item = (Variant, (usize, &'a Nccl<'b>))> {
+    let selected = NCCL.into_iter().filter(|variant| selection.has(*variant));
+    selected.flat_map(move |variant| {
+        let matters = move |(_, nccl): &(usize, &Nccl<'_>)| nccl.matters(variant, reduces);
+        all.iter().enumerate().filter(matters).map(move |nccl| (variant, nccl))
+    })
+}
+
+/// Returns NCCL's calls, with chunks of this number of elements.
+pub fn calls_of_nccl<'a>(
+    job: &Job<'a>,
+    nccl: &'a [Nccl<'_>],
+    operation: Operation,
+    count: usize,
+) -> Result<Vec<Contender<'a>>> {
+    let chunks = operation.chunks(job.harness.rank.n_ranks());
+    let call = |(variant, (_, nccl)): (Variant, (usize, &'a Nccl<'_>))| {
+        let lens = chunks.map(|chunks| chunks * count);
+        let buffers = memory::<f32>(nccl.comm(), variant, lens)?;
+        Ok(Call::new(job.harness, operation, false, buffers)?.by_nccl(variant, nccl))
+    };
+    of_nccl(&job.selection, nccl, operation.reduces()).map(call).collect()
+}
 
 /// Returns buffers to send and to receive in, in the kind of memory that NCCL's variant uses.
 pub fn memory<T: Element>(
@@ -210,11 +293,20 @@ pub fn memory<T: Element>(
     variant: Variant,
     lens: [usize; 2],
 ) -> Result<[DeviceSlice<T>; 2]> {
-    let [send, recv] = lens.map(|len| match variant {
-        Variant::Nccl => comm.mem_alloc(len).map(|buffer| buffer.device_slice()),
-        _ => comm.window(len).map(|window| window.device_slice()),
-    });
+    let [send, recv] = lens.map(|len| buffer(comm, variant, len));
     Ok([send?, recv?])
+}
+
+/// Returns one such buffer.
+pub fn buffer<T: Element>(
+    comm: &Communicator,
+    variant: Variant,
+    len: usize,
+) -> devcomm::Result<DeviceSlice<T>> {
+    Ok(match variant {
+        Variant::Nccl => comm.mem_alloc(len)?.device_slice(),
+        _ => comm.window(len)?.device_slice(),
+    })
 }
 
 /// The libraries and kernels that perform collectives.
@@ -224,13 +316,8 @@ pub struct Means<'a> {
     pub beside: Option<ConcurrentProduct<'a>>,
 }
 
-/// Further contenders of a case, with their buffers.
-pub trait Workload {
-    fn contenders(&self) -> Result<Vec<Contender<'_>>>;
-}
-
-/// Returns further contenders for an operation of a number of elements.
-type More<'a> = &'a dyn Fn(usize) -> Result<Option<Box<dyn Workload + 'a>>>;
+/// Returns a workload for an operation of a number of elements, and who has compiled it.
+type More<'a> = (&'a dyn Fn(usize) -> Result<Box<dyn Workload + 'a>>, &'a [(Variant, Kernels)]);
 
 impl Flags {
     /// Returns whether a reduction is a sum.
@@ -261,7 +348,7 @@ impl Flags {
         job: &mut Job<'_>,
         operation: Operation,
         Means { collectives, nccl, beside }: &Means<'_>,
-        more: More<'_>,
+        more: Option<More<'_>>,
     ) -> Result<()> {
         let (harness, ranks) = (job.harness, job.harness.rank.n_ranks());
         let [to_send, to_receive] = operation.chunks(ranks);
@@ -277,10 +364,13 @@ impl Flags {
             true => memory::<T>(nccl.comm(), Variant::NcclSym, lens),
             false => Ok(plain.clone()),
         };
-        let of_nccl = nccl.iter().map(own).collect::<Result<Vec<_>>>()?;
+        let own = nccl.iter().map(own).collect::<Result<Vec<_>>>()?;
         for count in counts {
-            let workload = more(count)?;
-            let mut contenders = workload.as_ref().map_or(Ok(Vec::new()), |w| w.contenders())?;
+            let workload = more.map(|(make, _)| make(count)).transpose()?;
+            let mut contenders = Vec::new();
+            if let (Some(workload), Some((_, compiled))) = (&workload, more) {
+                contenders.extend(workload.with(compiled)?);
+            }
             for &in_place in job.places() {
                 // An all-to-all is not in place.
                 if in_place && matches!(operation, Operation::AllToAll | Operation::AllToAllV) {
@@ -295,16 +385,15 @@ impl Flags {
                 for (variant, buffers) in
                     [(Variant::RustOps, &windows), (Variant::RustOpsPlain, &plain)]
                 {
-                    if job.selection.has(variant) {
-                        contenders.push(call(buffers)?.by_collectives(variant, collectives)?);
-                    }
+                    contenders.extend(
+                        job.selection.make(variant, || {
+                            call(buffers)?.by_collectives(variant, collectives)
+                        })?,
+                    );
                 }
-                for variant in NCCL.into_iter().filter(|variant| job.selection.has(*variant)) {
-                    let all = nccl.iter().zip(&of_nccl);
-                    for (nccl, own) in all.filter(|(nccl, _)| nccl.matters(variant, reduces)) {
-                        let buffers = if variant == Variant::Nccl { &plain } else { own };
-                        contenders.push(call(buffers)?.by_nccl(variant, nccl));
-                    }
+                for (variant, (i, nccl)) in of_nccl(&job.selection, nccl, reduces) {
+                    let buffers = if variant == Variant::Nccl { &plain } else { &own[i] };
+                    contenders.push(call(buffers)?.by_nccl(variant, nccl));
                 }
             }
             if let Some(beside) = beside {
@@ -337,8 +426,9 @@ pub struct Call<'a, T> {
 }
 
 /// Returns the lengths and the offsets of the parts that a rank sends to each peer in an uneven
-/// all-to-all. It receives parts of the same lengths.
-fn parts(ranks: usize, rank: usize, count: usize) -> [Vec<usize>; 2] {
+/// all-to-all between buffers of this length. It receives parts of the same lengths.
+fn parts(ranks: usize, rank: usize, len: usize) -> [Vec<usize>; 2] {
+    let count = len / Operation::AllToAllV.chunks(ranks)[1];
     let [less, more] = [count / 2, 2 * count - count / 2];
     let of = |peer: usize| if (rank + peer).is_multiple_of(2) { less } else { more };
     let counts: Vec<usize> = (0..ranks).map(of).collect();
@@ -381,13 +471,7 @@ impl<'a, T: Number> Call<'a, T> {
 
     /// Returns the counts and the offsets of a rank's parts.
     fn parts_of(&self, rank: usize) -> [Vec<usize>; 2] {
-        let ranks = self.harness.rank.n_ranks();
-        parts(ranks, rank, self.recv.len() / self.operation.chunks(ranks)[1])
-    }
-
-    /// Returns the buffer that a broadcast sends from, on the root.
-    fn of_root(&self) -> Option<DeviceSlice<T>> {
-        (self.harness.rank.rank() == ROOT).then(|| self.send.clone())
+        parts(self.harness.rank.n_ranks(), rank, self.recv.len())
     }
 
     pub fn by_collectives(
@@ -397,26 +481,13 @@ impl<'a, T: Number> Call<'a, T> {
     ) -> Result<Contender<'a>> {
         let (outcome, in_place) = (self.clone(), self.in_place);
         let plan = self.ask(|call| collectives.explain(call))?.plan;
-        let work = move || self.launch(collectives);
+        let work = move || self.launch(By::Devcomm(collectives));
         let contender = Contender::new(variant, work, outcome).in_place(in_place);
         Ok(contender.by_plan(plan))
     }
 
-    pub fn launch(&self, collectives: &Collectives) -> devcomm::Result<()> {
-        let Self { send, recv, harness: Harness { stream, rank, .. }, .. } = self;
-        let (_, op, _) = self.op.parts();
-        match self.operation {
-            Operation::AllReduce => collectives.all_reduce(send, recv, op, stream),
-            Operation::AllGather => collectives.all_gather(send, recv, stream),
-            Operation::ReduceScatter => collectives.reduce_scatter(send, recv, op, stream),
-            Operation::Broadcast => collectives.broadcast(self.of_root(), recv, ROOT, stream),
-            Operation::AllToAll => collectives.all_to_all(send, recv, stream),
-            Operation::AllToAllV => {
-                let [counts, offsets] = &self.parts_of(rank.rank());
-                let parts = Parts { counts, offsets };
-                collectives.all_to_all_v(send, parts, recv, parts, stream)
-            }
-        }
+    pub fn launch(&self, by: By<'_>) -> devcomm::Result<()> {
+        self.operation.enqueue(by, [&self.send, &self.recv], self.op.parts().1, self.harness)
     }
 
     /// Calls `about` with this call's description, as [`Collectives::explain`] takes it.
@@ -427,7 +498,10 @@ impl<'a, T: Number> Call<'a, T> {
             Operation::AllReduce => about(&Collective::all_reduce(send, recv, op)),
             Operation::AllGather => about(&Collective::all_gather(send, recv)),
             Operation::ReduceScatter => about(&Collective::reduce_scatter(send, recv, op)),
-            Operation::Broadcast => about(&Collective::broadcast(self.of_root(), recv, ROOT)),
+            Operation::Broadcast => {
+                let send = (rank.rank() == ROOT).then(|| send.clone());
+                about(&Collective::broadcast(send, recv, ROOT))
+            }
             Operation::AllToAll => about(&Collective::all_to_all(send, recv)),
             Operation::AllToAllV => {
                 let [counts, offsets] = &self.parts_of(rank.rank());
@@ -439,26 +513,8 @@ impl<'a, T: Number> Call<'a, T> {
 
     /// Returns NCCL's host call, on a communicator of this configuration.
     pub fn by_nccl(self, variant: Variant, nccl: &'a Nccl<'_>) -> Contender<'a> {
-        let (outcome, in_place, comm) = (self.clone(), self.in_place, nccl.comm());
-        let work = move || {
-            let Self { send, recv, harness: Harness { stream, rank, .. }, .. } = &self;
-            let (_, op, _) = self.op.parts();
-            match self.operation {
-                Operation::AllReduce => comm.all_reduce(send, recv, op, stream),
-                Operation::AllGather => comm.all_gather(send, recv, stream),
-                Operation::ReduceScatter => comm.reduce_scatter(send, recv, op, stream),
-                Operation::Broadcast => comm.broadcast(self.of_root(), recv, ROOT, stream),
-                Operation::AllToAll => comm.all_to_all(send, recv, stream),
-                Operation::AllToAllV => group(|_| {
-                    let [counts, offsets] = self.parts_of(rank.rank());
-                    for (peer, (count, first)) in counts.into_iter().zip(offsets).enumerate() {
-                        comm.send(&send.slice(first..first + count)?, peer, stream)?;
-                        comm.recv(&recv.slice(first..first + count)?, peer, stream)?;
-                    }
-                    Ok(())
-                }),
-            }
-        };
+        let (outcome, in_place) = (self.clone(), self.in_place);
+        let work = move || self.launch(By::Nccl(nccl.comm()));
         let contender = Contender::new(variant, work, outcome).in_place(in_place);
         contender.configured(nccl.name.as_ref())
     }
@@ -472,8 +528,7 @@ impl<T: Number> Outcome for Call<'_, T> {
 
     fn count_wrong(&self) -> Result<usize> {
         let Harness { rank, run, .. } = self.harness;
-        let mut got = vec![T::nearest(0.0); self.recv.len()];
-        self.recv.copy_to_host(&mut got)?;
+        let got = read(&self.recv)?;
         let (me, ranks) = (rank.rank(), rank.n_ranks());
         let chunk = got.len() / self.operation.chunks(ranks)[1];
         let expected = |i: usize| match self.operation {

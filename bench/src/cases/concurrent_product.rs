@@ -7,7 +7,8 @@ use devcomm::{Event, Gemm, Stream, SymmetricBuffer};
 use devcomm_testing::gemm::{Factor, Problem};
 use half::bf16;
 
-use crate::contenders::contender::{Contender, Variant, Work};
+use crate::contenders::contender::Work;
+use crate::contenders::{Contender, Variant};
 use crate::harness::Harness;
 
 /// `C = A x B^T` in bf16 on a stream of its own.

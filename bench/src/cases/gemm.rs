@@ -15,12 +15,11 @@ use half::{bf16, f16};
 
 use super::benchmark::Benchmark;
 use super::job::Job;
-use super::product::{BF16_LOSES, Epilogue, Matrices, Product, Sum, load_cublaslt, tune};
+use super::product::{BF16_LOSES, Epilogue, Library, Matrices, Product, by_cublaslt};
 use super::shapes::ShapeOptions;
 use super::tune_table::Table;
-use crate::contenders::contender::{Contender, Variant};
 use crate::contenders::cublaslt::{Extras, Types};
-use crate::contenders::selection::VariantInfo;
+use crate::contenders::{Contender, Variant, VariantInfo};
 use crate::harness::Harness;
 use crate::report::row::{Case, L2};
 
@@ -170,7 +169,7 @@ impl Gemm {
         ensure!(harness.rank.n_ranks() == 1, "gemm runs on one GPU: -g 1");
         let (factors, product) = (T::DATA_TYPE, <T::Output as Element>::DATA_TYPE);
         let rounded = Types::new(factors, product);
-        let library = load_cublaslt(job, rounded, &OF_CUBLASLT)?;
+        let library = Library::load(job, rounded, &OF_CUBLASLT)?;
         let problems = self.inputs.problems(harness)?;
         let ours = match job.selection.has(Variant::Rust) {
             true => self.kernels(harness, &problems)?,
@@ -186,11 +185,6 @@ impl Gemm {
         for (problem, copies) in problems {
             let shape @ [m, n, k] = problem.shape();
             let matrices = Matrices::<T>::new(harness, problem, 0..1, copies, &mut kept)?;
-            let plan = |types, extras| match &library {
-                Some(library) => library.plan(shape, types, extras),
-                None => Ok(None),
-            };
-            let exact = plan(Types { product: f32::DATA_TYPE, ..rounded }, Extras::default())?;
             let added = Added::<T::Output>::new(harness, self.epilogue, [m, n])?;
             let has_scales = size_of::<T>() == 1;
             let of_both = has_scales.then(|| [of_a.device_address(), of_b.device_address()]);
@@ -198,18 +192,15 @@ impl Gemm {
             let mut theirs = Vec::new();
             for variant in OF_CUBLASLT.into_iter().filter(|variant| job.selection.has(*variant)) {
                 let rounds_parts = variant == Variant::CublasLtRoundedParts;
-                match plan(Types { rounds_parts, ..rounded }, extras)? {
+                match library.plan(shape, Types { rounds_parts, ..rounded }, extras)? {
                     Some(plan) => theirs.push((variant, plan)),
                     None => println!("# left out: {variant} of {m}x{n}x{k}: it has no algorithm"),
                 }
             }
-            let sum = match &exact {
-                Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
-                _ => None,
-            };
+            let sum = library.sum(&matrices)?;
             // Algorithms are chosen by the data of the timing.
             matrices.fill_for_timing()?;
-            let (a, stream) = (&matrices.a, &harness.stream);
+            let a = &matrices.a;
             let mut contenders = Vec::new();
             let sum = sum.as_ref();
             let (scale, epilogue) = (factor_of_c, self.epilogue);
@@ -225,17 +216,9 @@ impl Gemm {
                 contenders.push(contender.by_algorithm(algorithm));
             }
             for (variant, plan) in &theirs {
-                let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
-                tune(&matrices, plan, c.device_address())?;
                 let lost = (*variant == Variant::CublasLtRoundedParts).then_some(PARTS_LOSE);
-                let checked = Product { products_lose: lost, ..result(c.device_slice()) };
-                // SAFETY: as above; the buffers have the elements of the plan's shape.
-                let work = move || unsafe {
-                    let (a, b) = (a.device_address(), b().device_address());
-                    plan.enqueue([a, b, c.device_address()], stream)
-                };
-                let contender = Contender::new(*variant, work, checked);
-                contenders.push(contender.by_algorithm(plan.describe()));
+                let result = |c| Product { products_lose: lost, ..result(c) };
+                contenders.push(by_cublaslt(*variant, &matrices, plan, result)?);
             }
             ran += contenders.len();
             let case = Case::product(T::NAME, size_of::<T::Output>(), shape, Some(self.inputs.l2));

@@ -11,11 +11,10 @@ use devcomm::{
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::fusion::{self, Collective, Fusion};
+use super::collectives;
+use super::fusion::{self, Fusion};
 use super::shapes::ShapeOptions;
-use crate::contenders::contender::Variant;
-use crate::contenders::peers::PeerOptions;
-use crate::contenders::selection::VariantInfo;
+use crate::contenders::{PeerOptions, Variant, VariantInfo};
 use crate::report::row::L2;
 
 /// The flags of `gemm-allreduce`. Every combination of the lists runs.
@@ -81,7 +80,7 @@ impl Fusion for GemmAllReduce {
         ),
         (Variant::TorchTwoShot, "the same by torch.ops.symm_mem.two_shot_all_reduce_, in place"),
     ];
-    const COLLECTIVE: Collective = Collective::AllReduce;
+    const COLLECTIVE: collectives::Operation = collectives::Operation::AllReduce;
     type Operation = Operation;
     type Requested = Requested;
 

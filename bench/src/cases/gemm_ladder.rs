@@ -10,11 +10,10 @@ use half::bf16;
 
 use super::benchmark::Benchmark;
 use super::job::Job;
-use super::product::{Matrices, Product, Sum, load_cublaslt, tune};
+use super::product::{Library, Matrices, Product, by_cublaslt};
 use super::shapes::lists_or;
-use crate::contenders::contender::{Contender, Variant};
 use crate::contenders::cublaslt::{Extras, Types};
-use crate::contenders::selection::VariantInfo;
+use crate::contenders::{Contender, Variant, VariantInfo};
 use crate::report::row::Case;
 
 /// The flags of `gemm-ladder`. Every combination of the lists runs.
@@ -70,9 +69,8 @@ impl Benchmark for GemmLadder {
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() == 1, "gemm-ladder runs on one GPU: -g 1");
-        let types = |product| Types::new(bf16::DATA_TYPE, product);
-        let rounded = types(bf16::DATA_TYPE);
-        let library = load_cublaslt(job, rounded, &[Variant::CublasLt])?;
+        let types = Types::new(bf16::DATA_TYPE, bf16::DATA_TYPE);
+        let library = Library::load(job, types, &[Variant::CublasLt])?;
         job.begin()?;
         let ladder = Ladder::new(&harness.stream)?;
         let defaults: [&[usize]; 3] = harness.choose([&[4096]; 3], [&[256], &[256], &[64]]);
@@ -80,18 +78,11 @@ impl Benchmark for GemmLadder {
         for problem in self.problems(defaults, harness.run.seed)? {
             let shape @ [m, n, _] = problem.shape();
             let matrices = Matrices::new(harness, problem, 0..1, 1, &mut kept)?;
-            let plan = |types| match &library {
-                Some(library) => library.plan(shape, types, Extras::default()),
-                None => Ok(None),
-            };
-            let (exact, theirs) = (plan(types(f32::DATA_TYPE))?, plan(rounded)?);
-            let sum = match &exact {
-                Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
-                _ => None,
-            };
+            let theirs = library.plan(shape, types, Extras::default())?;
+            let sum = library.sum(&matrices)?;
             // An algorithm is chosen by the data of the timing.
             matrices.fill_for_timing()?;
-            let (sum, ladder, stream) = (sum.as_ref(), &ladder, &harness.stream);
+            let (sum, ladder) = (sum.as_ref(), &ladder);
             let (a, b) = (matrices.a.device_slice(), matrices.b_in_turn()().clone());
             let mut contenders = Vec::new();
             for (variant, step, calls) in STEPS {
@@ -106,17 +97,8 @@ impl Benchmark for GemmLadder {
                 }
             }
             if let Some(plan) = theirs.as_ref().filter(|_| job.selection.has(Variant::CublasLt)) {
-                let c = harness.comm.mem_alloc::<bf16>(m * n)?.device_slice();
-                tune(&matrices, plan, c.device_address())?;
-                let matrices = &matrices;
-                let result = Product::new(matrices, c.clone(), sum);
-                // SAFETY: as above; the buffers have the elements of the plan's shape.
-                let work = move || unsafe {
-                    let (a, b) = (a.device_address(), b.device_address());
-                    plan.enqueue([a, b, c.device_address()], stream)
-                };
-                let contender = Contender::new(Variant::CublasLt, work, result);
-                contenders.push(contender.by_algorithm(plan.describe()));
+                let result = |c| Product::<bf16>::new(&matrices, c, sum);
+                contenders.push(by_cublaslt(Variant::CublasLt, &matrices, plan, result)?);
             }
             let case = Case::product("bf16", size_of::<bf16>(), shape, None);
             matrices.fill_for_checks()?;

@@ -10,17 +10,14 @@ use devcomm::{KernelSet, Kernels};
 use crate::base::files::TwinFiles;
 use crate::base::output::OutputOptions;
 use crate::base::stats::Spread;
-use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::contest::Contest;
-use crate::contenders::foreign::Foreign;
 use crate::contenders::peers;
-use crate::contenders::selection::Selection;
+use crate::contenders::{Contender, Contest, Foreign, Selection, Variant};
 use crate::harness::header::Header;
 use crate::harness::sensors::Reading;
 use crate::harness::{Harness, Nccl};
 use crate::report::nccl_tests;
 use crate::report::ratio::Summary;
-use crate::report::row::{self, Case, Row, VariantResult, rows};
+use crate::report::row::{self, Case, Row, add_times};
 use crate::report::table::Report;
 
 /// One rank's run of a benchmark.
@@ -169,24 +166,34 @@ impl<'a> Job<'a> {
             between = harness.time_between(contenders, order, n)?;
         }
         let results = contenders.iter().zip(wrong).zip(readings).enumerate();
-        let ran = results.map(|(i, ((c, wrong), reading))| {
-            let (algorithm, asked) = (c.algorithm.clone(), c.asked.clone());
-            let Contender { variant, in_place, launch, .. } = *c;
-            let between = between.iter().flatten().map(|round| round[i]);
-            let between = Spread::of(between).map(|time| time.median);
-            VariantResult { variant, in_place, launch, algorithm, asked, wrong, reading, between }
-        });
-        let mut ran: Vec<VariantResult> = ran.collect();
+        let row = |(i, ((c, wrong), reading)): (usize, ((&Contender<'_>, _), Reading))| {
+            let between = Spread::of(between.iter().flatten().map(|round| round[i]));
+            let Reading { power_w, sm_mhz, temperature_c } = reading;
+            Row {
+                in_place: c.in_place,
+                blocks: c.launch.map(|launch| launch.blocks),
+                threads: c.launch.map(|launch| launch.threads),
+                algorithm: c.algorithm.clone(),
+                asked: c.asked.clone(),
+                wrong,
+                between_us: between.map(|time| time.median * 1e6),
+                power_w,
+                sm_mhz,
+                temperature_c,
+                ..case.row(c.variant)
+            }
+        };
+        let mut rows: Vec<Row> = results.map(row).collect();
         for foreign in self.foreign.iter().filter(|foreign| case.has(foreign)) {
             let Foreign { variant, wrong, ref algorithm, ref times, .. } = *foreign;
             let (algorithm, asked) = (algorithm.clone(), algorithm.clone());
-            ran.push(VariantResult { wrong, algorithm, asked, ..VariantResult::new(variant) });
+            rows.push(Row { wrong, algorithm, asked, ..case.row(variant) });
             for (round, time) in rounds.iter_mut().flatten().zip(times) {
                 round.push(*time);
             }
         }
         let output = self.harness.rank.is_root().then_some(self.output);
-        let rows = rows(case, self.contest.competitors, &ran, rounds.as_ref());
+        add_times(&mut rows, case.bus, self.contest.competitors, rounds.as_ref());
         let of_nccl_tests = self.nccl_tests.map(|program| nccl_tests::lines(program, &rows));
         let as_peer = std::env::var(peers::LINES).ok();
         let as_peer = as_peer.map(|name| row::lines_of_peer(&name, &rows, rounds.as_ref()));

@@ -7,10 +7,9 @@ use devcomm::kernels::push_exchange;
 use devcomm::{Buffer, DevCommRequirements, KERNELS, LaunchConfig, Window};
 
 use super::benchmark::Benchmark;
-use super::collectives::{Call, NCCL, Operation, memory};
+use super::collectives::{Call, Operation, calls_of_nccl};
 use super::job::Job;
-use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::selection::VariantInfo;
+use crate::contenders::{Contender, Variant, VariantInfo};
 use crate::report::row::Case;
 
 /// The flags of `launch`.
@@ -25,10 +24,6 @@ impl Benchmark for Launch {
         (Variant::Nccl, "ncclAlltoAll on memory of ncclMemAlloc that is not registered"),
         (Variant::NcclSym, "ncclAlltoAll on the windows"),
     ];
-
-    fn validate(&self) -> Result<()> {
-        Ok(())
-    }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         // A vector for each rank.
@@ -72,16 +67,10 @@ impl Benchmark for Launch {
                 contenders.push(contender.by_algorithm(attributes.to_owned()));
             }
         }
-        if job.selection.has(Variant::RustOps) {
-            contenders.push(call.clone().by_collectives(Variant::RustOps, &collectives)?);
-        }
-        for variant in NCCL.into_iter().filter(|variant| job.selection.has(*variant)) {
-            for nccl in nccl.iter().filter(|nccl| nccl.matters(variant, false)) {
-                let buffers = memory::<f32>(nccl.comm(), variant, [ranks * COUNT; 2])?;
-                let call = Call::new(harness, Operation::AllToAll, false, buffers)?;
-                contenders.push(call.by_nccl(variant, nccl));
-            }
-        }
+        contenders.extend(job.selection.make(Variant::RustOps, || {
+            call.clone().by_collectives(Variant::RustOps, &collectives)
+        })?);
+        contenders.extend(calls_of_nccl(job, &nccl, Operation::AllToAll, COUNT)?);
         let case = Case {
             size: ranks * bytes,
             count: COUNT,

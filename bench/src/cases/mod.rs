@@ -53,7 +53,7 @@ pub use twins::Twins;
 mod tests {
     use super::*;
     use crate::cases::benchmark::Benchmark;
-    use crate::contenders::contest::Contest;
+    use crate::contenders::Contest;
 
     /// The roles of a benchmark's variants, each variant once.
     fn has_roles<B: Benchmark>() {

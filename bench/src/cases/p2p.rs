@@ -15,8 +15,7 @@ use super::signal::peer_slice;
 use crate::base::options::{GridOptions, LARGEST, SizeOptions};
 use crate::base::ranks;
 use crate::cases::workloads::Message;
-use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::selection::VariantInfo;
+use crate::contenders::{Contender, Variant, VariantInfo};
 use crate::harness::Harness;
 use crate::report::row::Case;
 
@@ -75,24 +74,21 @@ impl Benchmark for P2p {
             let (compiled, dev_comm, both) = (&compiled, &dev_comm, self.both);
             let copies = Copies { harness, compiled, dev_comm, windows: &windows, both };
             let mut contenders = Vec::new();
+            let (selection, grid) = (&job.selection, &self.grid);
             for variant in [Variant::Read, Variant::Write] {
-                if job.selection.has(variant) {
-                    contenders.push(copies.by_kernel(variant, &self.grid)?);
-                }
+                contenders.extend(selection.make(variant, || copies.by_kernel(variant, grid))?);
             }
-            if job.selection.has(Variant::Tma) && bytes.is_multiple_of(TMA_ROW as usize) {
-                contenders.push(copies.by_tma(&self.grid)?);
+            if bytes.is_multiple_of(TMA_ROW as usize) {
+                contenders.extend(selection.make(Variant::Tma, || copies.by_tma(grid))?);
             }
-            if job.selection.has(Variant::CopyEngine) {
-                contenders.push(copies.by_copy_engine()?);
-            }
-            if job.selection.has(Variant::Nccl) {
+            contenders.extend(selection.make(Variant::CopyEngine, || copies.by_copy_engine())?);
+            contenders.extend(selection.make(Variant::Nccl, || {
                 let buffers = [harness.comm.mem_alloc(bytes)?, harness.comm.mem_alloc(bytes)?];
-                contenders.push(copies.by_nccl(Variant::Nccl, &buffers)?);
-            }
-            if job.selection.has(Variant::NcclSym) {
-                contenders.push(copies.by_nccl(Variant::NcclSym, &windows)?);
-            }
+                copies.by_nccl(Variant::Nccl, &buffers)
+            })?);
+            contenders.extend(
+                selection.make(Variant::NcclSym, || copies.by_nccl(Variant::NcclSym, &windows))?,
+            );
             let (size, count) = (bytes, bytes);
             let case = Case { size, count, dtype: "u8", ..Case::NONE };
             job.compare(case, &contenders)?;
@@ -148,18 +144,14 @@ impl<'a> Copies<'a> {
     fn contender(
         self,
         variant: Variant,
-        launch: impl Fn(u32) -> devcomm::Result<()> + Clone + 'a,
+        launch: impl Fn(u32) -> devcomm::Result<()> + 'a,
         (config, info): (LaunchConfig, FunctionInfo),
     ) -> Result<Contender<'a>> {
         let message = self.message(variant == Variant::Read, self.windows)?;
         let copies = self.peer().is_some();
-        let work = |rounds: u32| {
-            let launch = launch.clone();
-            move || if copies { launch(rounds) } else { Ok(()) }
-        };
-        let [checked, timed] = self.rounds();
-        let contender = Contender::new(variant, work(checked), message);
-        Ok(contender.timed(timed, work(timed)).by_kernel(config, info))
+        let launch = move |rounds| if copies { launch(rounds) } else { Ok(()) };
+        let contender = Contender::in_rounds(variant, launch, self.rounds(), 1, message);
+        Ok(contender.by_kernel(config, info))
     }
 
     fn by_kernel(self, variant: Variant, grid: &GridOptions) -> Result<Contender<'a>> {

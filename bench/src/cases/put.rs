@@ -7,10 +7,10 @@ use devcomm::{GinType, Kernels, Signal, WaitSignalDesc, Window};
 
 use super::benchmark::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
 use super::job::Job;
+use crate::base::kernels::KERNELS;
 use crate::base::options::{GridOptions, SizeOptions};
-use crate::cases::workloads::{self, Message};
-use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::selection::VariantInfo;
+use crate::cases::workloads::{self, Message, Workload};
+use crate::contenders::{Contender, Variant, VariantInfo};
 use crate::harness::Harness;
 use crate::report::row::Case;
 
@@ -58,16 +58,9 @@ impl Benchmark for Put {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() >= 2, "a put needs two ranks, and there is one");
         omit(job)?;
-        let over_gin = job.kernels(&crate::base::kernels::KERNELS, "gin_put")?;
-        let over_nvlink = match job.selection.has(Variant::RustLsa) {
-            true => {
-                vec![(
-                    Variant::RustLsa,
-                    Kernels::load(harness.rank.context(), &crate::base::kernels::KERNELS)?,
-                )]
-            }
-            false => Vec::new(),
-        };
+        let over_gin = job.kernels(&KERNELS, "gin_put")?;
+        let load = || Ok(Kernels::load(harness.rank.context(), &KERNELS)?);
+        let over_nvlink = job.selection.make(Variant::RustLsa, load)?;
         job.begin()?;
         let max_blocks = harness.choose(MAX_BLOCKS, SIMULATED_BLOCKS);
         let smallest = (self.sizes.min > SMALLEST).then_some(SMALLEST);
@@ -80,22 +73,19 @@ impl Benchmark for Put {
                 .then(|| workloads::Put::over_gin(&message, windows, rounds))
                 .transpose()?;
             let grid = self.grid.grid(bytes, THREADS, max_blocks);
-            let nvlink = (!over_nvlink.is_empty())
+            let nvlink = (over_nvlink.is_some())
                 .then(|| workloads::Put::over_nvlink(&message, windows, rounds, grid))
                 .transpose()?;
             let mut contenders = Vec::new();
             if let Some(put) = &gin {
                 contenders.extend(put.with(&over_gin)?);
             }
-            if let Some(put) = &nvlink {
-                contenders.extend(put.with(&over_nvlink)?);
+            if let (Some(put), Some(kernels)) = (&nvlink, &over_nvlink) {
+                contenders.push(put.contender(Variant::RustLsa, kernels)?);
             }
-            if job.selection.has(Variant::Nccl) {
-                contenders.push(by_nccl(harness, bytes)?);
-            }
-            if job.selection.has(Variant::NcclSym) {
-                contenders.push(by_nccl_sym(harness, windows)?);
-            }
+            let selection = &job.selection;
+            contenders.extend(selection.make(Variant::Nccl, || by_nccl(harness, bytes))?);
+            contenders.extend(selection.make(Variant::NcclSym, || by_nccl_sym(harness, windows))?);
             let (size, count) = (bytes, bytes);
             let case = Case { size, count, dtype: "u8", ..Case::NONE };
             job.compare(case, &contenders)?;

@@ -13,16 +13,14 @@ use devcomm::{
 };
 use devcomm_testing::numbers::{Number, input, inputs};
 use devcomm_testing::rmsnorm;
+use devcomm_testing::simulated::read;
 use half::{bf16, f16};
 
-use super::all_reduce::bus;
 use super::benchmark::{Benchmark, Options};
-use super::collectives::{Means, NCCL, for_types, memory};
+use super::collectives::{Means, Operation, for_types, memory, of_nccl};
 use super::job::Job;
 use crate::base::options::Dtype;
-use crate::contenders::contender::{Contender, Outcome, Variant};
-use crate::contenders::peers::{PeerOptions, Work};
-use crate::contenders::selection::VariantInfo;
+use crate::contenders::{Contender, Outcome, PeerOptions, Variant, VariantInfo, Work};
 use crate::harness::{Harness, Nccl};
 use crate::report::row::Case;
 
@@ -155,17 +153,15 @@ impl RmsNormAllReduce {
             if job.selection.has(Variant::RustOps) {
                 contenders.push(norm(harness.comm, Variant::RustOps)?.by_collectives(collectives));
             }
-            for variant in NCCL.into_iter().filter(|variant| job.selection.has(*variant)) {
-                for nccl in nccl.iter().filter(|nccl| nccl.matters(variant, true)) {
-                    contenders.push(norm(nccl.comm(), variant)?.by_nccl::<K>(compiled, nccl));
-                }
+            for (variant, (_, nccl)) in of_nccl(&job.selection, nccl, true) {
+                contenders.push(norm(nccl.comm(), variant)?.by_nccl::<K>(compiled, nccl));
             }
             let case = Case {
                 size: count * size_of::<T>(),
                 count,
                 dtype: T::NAME,
                 redop: if self.quantised { "quantised" } else { "sum" },
-                bus: bus(harness.rank.n_ranks()),
+                bus: Operation::AllReduce.bus(harness.rank.n_ranks()),
                 tokens: Some(tokens),
                 hidden: Some(hidden),
                 ..Case::NONE
@@ -293,15 +289,8 @@ impl<T: Number> Outcome for Norm<'_, T> {
     fn count_wrong(&self) -> Result<usize> {
         let Harness { rank, run, .. } = self.harness;
         let (ranks, hidden) = (rank.n_ranks(), self.weight.len());
-        let zeros = || vec![T::nearest(0.0); self.output.len()];
-        let (mut out, mut left) = (zeros(), zeros());
-        let mut small = Vec::new();
-        if let Some((output, _)) = &self.quantised {
-            small = vec![F8E4M3::nearest(0.0); output.len()];
-            output.copy_to_host(&mut small)?;
-        }
-        self.output.copy_to_host(&mut out)?;
-        self.residual.copy_to_host(&mut left)?;
+        let (out, left) = (read(&self.output)?, read(&self.residual)?);
+        let small = self.quantised.as_ref().map_or(Ok(Vec::new()), |(output, _)| read(output))?;
         let residual = self.common(Self::RESIDUAL, self.residual.len());
         let weight = self.common(Self::WEIGHT, hidden);
         let (single, half_ulp) = (f64::from(f32::EPSILON), T::EPSILON / 2.0);

@@ -10,12 +10,11 @@ use devcomm::{
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::fusion::{Collective, Fusion, Requested, plan_of};
+use super::collectives;
+use super::fusion::{Fusion, Requested, plan_of};
 use super::product::BF16_LOSES;
 use super::shapes::ShapeOptions;
-use crate::contenders::contender::Variant;
-use crate::contenders::peers::PeerOptions;
-use crate::contenders::selection::VariantInfo;
+use crate::contenders::{PeerOptions, Variant, VariantInfo};
 use crate::report::row::L2;
 
 /// Declares a benchmark: its plans, the two extents that the operation is made for, and what its
@@ -49,7 +48,7 @@ macro_rules! benchmarks {
         impl Fusion for $operation {
             const NAME: &'static str = $name;
             const VARIANTS: &'static [VariantInfo] = &$variants;
-            const COLLECTIVE: Collective = Collective::$collective;
+            const COLLECTIVE: collectives::Operation = collectives::Operation::$collective;
             type Operation = devcomm::$operation;
             type Requested = Requested<$plan>;
 

@@ -22,7 +22,7 @@ use crate::base::options::{RankOptions, RunOptions};
 use crate::base::output::validate_output;
 use crate::base::ranks;
 use crate::base::stats::Spread;
-use crate::contenders::contender::{Contender, Variant};
+use crate::contenders::{Contender, Variant};
 use crate::harness::header::Header;
 use crate::harness::{Harness, Rounds};
 use crate::report::row::L2;

@@ -10,14 +10,14 @@ use devcomm::{Buffer, CollectivePlan, Collectives, Element, Rank};
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
-use super::collectives::{Call, Operation, for_types};
+use super::collectives::{By, Call, Operation, for_types};
 use super::tune::{Timed, choose, print_header, print_times, run_off};
 use super::tune_table::{Table, TableKey, number};
 use crate::base::date::date;
 use crate::base::options::{Dtype, LARGEST, RankOptions, RunOptions, SizeOptions};
 use crate::base::output::validate_output;
 use crate::base::ranks;
-use crate::contenders::contender::{Contender, Variant};
+use crate::contenders::{Contender, Variant};
 use crate::harness::Harness;
 
 /// The flags of `tune all-reduce` and so on. Its output is a table too: what is not an entry is a
@@ -147,7 +147,7 @@ fn time<T: Number>(
             if current.replace(Some(plan)) != Some(plan) {
                 collectives.set_plan(Some(plan));
             }
-            call.launch(collectives)
+            call.launch(By::Devcomm(collectives))
         };
         Contender::new(Variant::RustOps, work, call.clone())
     };

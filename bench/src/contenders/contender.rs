@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 macro_rules! variants {
     ($($(#[$doc:meta])* $variant:ident $name:literal;)*) => {
         /// How a contender implements the operation.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
         pub enum Variant {
             $($(#[$doc])* #[serde(rename = $name)] #[value(name = $name)] $variant,)*
         }
@@ -30,6 +30,7 @@ macro_rules! variants {
 
 variants! {
     /// A kernel in Rust
+    #[default]
     Rust "rust";
     /// A kernel in Rust that puts by stores over NVLink
     RustLsa "rust-lsa";
@@ -188,6 +189,21 @@ impl<'a> Contender<'a> {
             checked: work,
             outcome,
         }
+    }
+
+    /// Returns a contender that launches `checked` rounds to check them, and `timed` rounds of this
+    /// many operations to time them.
+    pub fn in_rounds(
+        variant: Variant,
+        launch: impl Fn(u32) -> devcomm::Result<()> + 'a,
+        [checked, timed]: [u32; 2],
+        operations: u32,
+        outcome: impl Outcome + 'a,
+    ) -> Self {
+        let launch = Rc::new(launch);
+        let launch_checked = Rc::clone(&launch);
+        let contender = Self::new(variant, move || launch_checked(checked), outcome);
+        contender.timed(operations * timed, move || launch(timed))
     }
 
     /// Times `work`, with this many operations, instead of the checked work.

@@ -2,9 +2,15 @@
 //! others.
 
 pub mod contender;
-pub mod contest;
+mod contest;
 pub mod cublas;
 pub mod cublaslt;
 pub mod foreign;
 pub mod peers;
-pub mod selection;
+mod selection;
+
+pub use contender::{Contender, Outcome, Variant};
+pub use contest::Contest;
+pub use foreign::Foreign;
+pub use peers::{PeerOptions, Work};
+pub use selection::{Selection, VariantInfo};

@@ -39,6 +39,11 @@ impl Selection {
         self.wanted.iter().any(|(wanted, _)| *wanted == variant)
     }
 
+    /// Returns what `make` makes, if the variant is selected.
+    pub fn make<T>(&self, variant: Variant, make: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+        self.has(variant).then(make).transpose()
+    }
+
     /// Omits a variant that cannot run here; an error if it was named.
     pub fn omit(&mut self, variant: Variant, why: impl fmt::Display) -> Result<()> {
         if self.has(variant) {

@@ -21,7 +21,7 @@ use crate::base::kernels::KERNELS;
 use crate::base::options::{NcclSetting, RankOptions, RunOptions};
 use crate::base::ranks;
 use crate::base::stats::Spread;
-use crate::contenders::contender::{Contender, Variant};
+use crate::contenders::{Contender, Variant};
 use crate::harness::sensors::{Reading, Sensors};
 
 /// A rank with its stream and its run options.

@@ -18,7 +18,7 @@ use crate::base::stats::{Spread, geometric_mean};
 use crate::harness::header::Header;
 use crate::report::ratio::{LEAST, STARTS};
 use crate::report::row::Row;
-use crate::report::table::{self, Report};
+use crate::report::table::{self, Column, Report, number};
 
 /// Flags of `devcomm-bench compare`.
 #[derive(Args, Clone, Debug)]
@@ -246,47 +246,19 @@ impl fmt::Display for Comparison {
 }
 
 impl table::Row for Change {
-    const COLUMNS: &'static [(&'static str, &'static str, usize)] = &[
-        ("size", "B", 0),
-        ("type", "", 0),
-        ("redop", "", 0),
-        ("shape", "m x n x k", 0),
-        ("grid", "blocks x threads", 0),
-        ("variant", "", 0),
-        ("old", "us", 0),
-        ("new", "us", 0),
-        ("change", "%", 0),
-        ("noise", "%", 0),
-        ("verdict", "", 0),
+    const COLUMNS: &'static [Column<Self>] = &[
+        Column::new("size", "B", 0, |change| Some(change.size.to_string())),
+        Column::new("type", "", 0, |change| Some(change.dtype.clone())),
+        Column::new("redop", "", 0, |change| Some(change.redop.clone())),
+        Column::if_any("shape", "m x n x k", 0, |change| change.shape.clone()),
+        Column::if_any("grid", "blocks x threads", 0, |change| change.grid.clone()),
+        Column::new("variant", "", 0, |change| Some(change.variant.clone())),
+        Column::new("old", "us", 0, |change| number(Some(change.old_us), 2)),
+        Column::new("new", "us", 0, |change| number(Some(change.new_us), 2)),
+        Column::new("change", "%", 0, |change| Some(format!("{:+.1}", change.change_percent))),
+        Column::new("noise", "%", 0, |change| number(Some(change.noise_percent), 1)),
+        Column::new("verdict", "", 0, |change| {
+            Some(format!("{:?}", change.verdict).to_lowercase())
+        }),
     ];
-    const TEXT_COLUMNS: usize = 0;
-
-    fn cells(&self) -> Vec<String> {
-        let verdict = match self.verdict {
-            Verdict::Faster => "faster",
-            Verdict::Same => "same",
-            Verdict::Slower => "slower",
-        };
-        vec![
-            self.size.to_string(),
-            self.dtype.clone(),
-            self.redop.clone(),
-            self.shape.clone().unwrap_or("-".to_owned()),
-            self.grid.clone().unwrap_or("-".to_owned()),
-            self.variant.clone(),
-            format!("{:.2}", self.old_us),
-            format!("{:.2}", self.new_us),
-            format!("{:+.1}", self.change_percent),
-            format!("{:.1}", self.noise_percent),
-            verdict.to_owned(),
-        ]
-    }
-
-    fn has_column(rows: &[Self], column: &str) -> bool {
-        match column {
-            "shape" => rows.iter().any(|change| change.shape.is_some()),
-            "grid" => rows.iter().any(|change| change.grid.is_some()),
-            _ => true,
-        }
-    }
 }

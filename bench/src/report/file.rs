@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use crate::contenders::contest::Contest;
+use crate::contenders::Contest;
 use crate::harness::header::Header;
 use crate::report::plot;
 use crate::report::ratio::Summary;

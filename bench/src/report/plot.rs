@@ -3,8 +3,7 @@
 
 use std::fmt::Write as _;
 
-use crate::contenders::contender::Variant;
-use crate::contenders::contest::Contest;
+use crate::contenders::{Contest, Variant};
 use crate::report::ratio::{Ratio, Standing, by_plan, ratios};
 use crate::report::row::{Row, bytes};
 use crate::report::table::Report;
@@ -39,8 +38,7 @@ fn positive(value: Option<f64>) -> Option<f64> {
 
 /// Operations per second in 10^12 of a matrix product; files of earlier versions lack them.
 fn rate(row: &Row) -> Option<f64> {
-    let operations = 2.0 * row.m? as f64 * row.n? as f64 * row.k? as f64;
-    row.tflops.or(Some(operations / (positive(row.time_us)? * 1e6)))
+    row.tflops.or(Some(row.operations()? / (positive(row.time_us)? * 1e6)))
 }
 
 /// Returns the series in order of appearance; types are named if there are several.

@@ -5,8 +5,7 @@ use std::fmt;
 use anyhow::{Result, ensure};
 
 use crate::base::stats::{Spread, geometric_mean};
-use crate::contenders::contender::Variant;
-use crate::contenders::contest::Contest;
+use crate::contenders::{Contest, Variant};
 use crate::report::row::Row;
 
 /// The smallest difference from 1 at which one start of the program decides which is faster.
@@ -222,7 +221,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::report::row::{Case, VariantResult, rows};
+    use crate::report::row::{Case, add_times};
     use crate::report::table::Report;
 
     /// Returns the standing of each plan in a kept file, as `mean worst above`.
@@ -291,9 +290,12 @@ mod tests {
     /// Rows of 4 bytes by `rust`, `nccl-sym` and `nccl`.
     fn measured() -> (&'static Contest, Vec<Row>) {
         let contest = Contest::of("barrier").unwrap();
-        let ran = [Variant::Rust, Variant::NcclSym, Variant::Nccl].map(VariantResult::new);
         let case = Case { size: 4, ..Case::NONE };
-        (contest, rows(case, contest.competitors, &ran, Some(&vec![vec![1e-6, 2e-6, 4e-6]])))
+        let variants = [Variant::Rust, Variant::NcclSym, Variant::Nccl];
+        let mut rows = variants.map(|variant| case.row(variant));
+        let rounds = vec![vec![1e-6, 2e-6, 4e-6]];
+        add_times(&mut rows, case.bus, contest.competitors, Some(&rounds));
+        (contest, rows.to_vec())
     }
 
     #[test]

@@ -9,7 +9,7 @@ use half::bf16;
 
 use super::layer::{Layer, Operation};
 use crate::cases::collectives::memory;
-use crate::contenders::contender::{Contender, Outcome, Variant};
+use crate::contenders::{Contender, Outcome, Variant};
 use crate::harness::Nccl;
 
 /// Buffers with a chunk for each rank, as long as that of the two ranks with the most rows. A row

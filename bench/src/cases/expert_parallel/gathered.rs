@@ -9,7 +9,7 @@ use half::bf16;
 
 use super::layer::{Layer, Operation};
 use crate::cases::collectives::memory;
-use crate::contenders::contender::{Contender, Outcome, Variant};
+use crate::contenders::{Contender, Outcome, Variant};
 use crate::harness::Nccl;
 
 /// The buffers of the same by collectives: rows and routing, those of all ranks, the contributions

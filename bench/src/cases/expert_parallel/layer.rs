@@ -10,7 +10,7 @@ use devcomm::{
 use devcomm_testing::experts::{Batch, Layout};
 use half::bf16;
 
-use crate::contenders::contender::{Contender, Outcome, Variant};
+use crate::contenders::{Contender, Outcome, Variant};
 use crate::harness::Harness;
 
 /// A part of a layer's communication.

@@ -20,8 +20,7 @@ use super::benchmark::{Benchmark, SIMULATED_BLOCKS};
 use super::job::Job;
 use crate::base::options::GridOptions;
 use crate::cases::workloads::Message;
-use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::selection::VariantInfo;
+use crate::contenders::{Contender, Variant, VariantInfo};
 use crate::harness::Harness;
 use crate::report::row::Case;
 

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use super::run::Run;
 use crate::base::options::LARGEST;
-use crate::cases::workloads::{AllReduce, Barrier, KernelInfo, LlExchange, Message, Put};
+use crate::cases::workloads::{AllReduce, Barrier, KernelInfo, LlExchange, Message, Put, Workload};
 
 /// A pair: the file stem of its modules, and the function that runs it.
 pub type Pair = (&'static str, fn(&mut Run<'_, '_>) -> Result<()>);

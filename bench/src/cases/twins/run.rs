@@ -6,7 +6,7 @@ use devcomm::Kernels;
 
 use crate::base::options::{Dtype, GridOptions, SizeOptions};
 use crate::cases::job::Job;
-use crate::contenders::contender::{Contender, Variant};
+use crate::contenders::{Contender, Variant};
 use crate::report::row::Case;
 
 /// The flags of `twins`.
