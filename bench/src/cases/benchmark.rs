@@ -145,10 +145,9 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     let kept = Mutex::new(None);
     let rank = |rank: &Rank| {
         let harness = Harness::new(rank, &options.ranks, &options.run)?;
-        let twins = options.twins.as_deref();
-        let job = Job::new(&harness, selection.clone(), contest, twins, &options.output);
-        let job = job.with_nccl_tests(options.nccl_tests.and(B::NCCL_TESTS));
-        let mut job = job.with_foreign(&foreign);
+        let files = (options.twins.as_deref(), &options.output);
+        let of_others = (&foreign[..], options.nccl_tests.and(B::NCCL_TESTS));
+        let mut job = Job::new(&harness, selection.clone(), contest, files, of_others);
         let measured = benchmark.run(&mut job);
         job.finish(measured, &kept)
     };

@@ -482,8 +482,7 @@ impl<'a, T: Number> Call<'a, T> {
         let (outcome, in_place) = (self.clone(), self.in_place);
         let plan = self.ask(|call| collectives.explain(call))?.plan;
         let work = move || self.launch(By::Devcomm(collectives));
-        let contender = Contender::new(variant, work, outcome).in_place(in_place);
-        Ok(contender.by_plan(plan))
+        Ok(Contender { in_place, ..Contender::new(variant, work, outcome) }.by_plan(plan))
     }
 
     pub fn launch(&self, by: By<'_>) -> devcomm::Result<()> {
@@ -515,7 +514,7 @@ impl<'a, T: Number> Call<'a, T> {
     pub fn by_nccl(self, variant: Variant, nccl: &'a Nccl<'_>) -> Contender<'a> {
         let (outcome, in_place) = (self.clone(), self.in_place);
         let work = move || self.launch(By::Nccl(nccl.comm()));
-        let contender = Contender::new(variant, work, outcome).in_place(in_place);
+        let contender = Contender { in_place, ..Contender::new(variant, work, outcome) };
         contender.configured(nccl.name.as_ref())
     }
 }

@@ -93,7 +93,8 @@ impl Benchmark for GemmLadder {
                     // SAFETY: the graphs of a comparison end before its contenders, which own the
                     // matrices; only this stream uses them.
                     let work = move || unsafe { ladder.launch(step, [&a, &b, &c], shape) };
-                    contenders.push(Contender::new(variant, work, result).at_most(calls));
+                    let contender = Contender::new(variant, work, result);
+                    contenders.push(Contender { most_calls: calls, ..contender });
                 }
             }
             if let Some(plan) = theirs.as_ref().filter(|_| job.selection.has(Variant::CublasLt)) {

@@ -37,36 +37,17 @@ pub struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Returns a job without rows.
+    /// Returns a job without rows, which adds `foreign` to the cases that they belong to. With a
+    /// program of nccl-tests it runs variants in place too, and prints the table of the program.
     pub fn new(
         harness: &'a Harness<'a>,
         selection: Selection,
         contest: &'static Contest,
-        twins: Option<&'a Path>,
-        output: &'a OutputOptions,
+        (twins, output): (Option<&'a Path>, &'a OutputOptions),
+        (foreign, nccl_tests): (&'a [Foreign], Option<&'static str>),
     ) -> Self {
-        let order = fastrand::Rng::with_seed(harness.run.seed);
-        Self {
-            harness,
-            selection,
-            contest,
-            output,
-            twins,
-            foreign: &[],
-            nccl_tests: None,
-            order,
-            report: Report::new(),
-        }
-    }
-
-    /// Adds these results to the cases that they belong to.
-    pub fn with_foreign(self, foreign: &'a [Foreign]) -> Self {
-        Self { foreign, ..self }
-    }
-
-    /// Runs variants in place too, and prints the table of this program of nccl-tests.
-    pub fn with_nccl_tests(self, program: Option<&'static str>) -> Self {
-        Self { nccl_tests: program, ..self }
+        let (order, report) = (fastrand::Rng::with_seed(harness.run.seed), Report::new());
+        Self { harness, selection, contest, twins, output, foreign, nccl_tests, order, report }
     }
 
     /// Returns where the variants run: out of place, and perhaps in place.
@@ -298,6 +279,14 @@ mod tests {
 
     /// A job of two simulated ranks.
     fn simulated(args: &str, test: impl Fn(Job<'_>) -> Result<()> + Sync) {
+        simulated_with(args, &[], test);
+    }
+
+    fn simulated_with(
+        args: &str,
+        foreign: &[Foreign],
+        test: impl Fn(Job<'_>) -> Result<()> + Sync,
+    ) {
         let cli = Cli::parse_from(["bench"].into_iter().chain(args.split_whitespace()));
         let variants = [(Variant::Rust, ""), (Variant::Nccl, "")];
         let selection = Selection::new(&[], &variants, "test").unwrap();
@@ -306,7 +295,8 @@ mod tests {
             // The times are meaningless, but taken as on GPUs.
             harness.is_timed = true;
             let contest = Contest::of("gemm-allreduce").unwrap();
-            test(Job::new(&harness, selection.clone(), contest, None, &cli.output))
+            let (files, of_others) = ((None, &cli.output), (foreign, None));
+            test(Job::new(&harness, selection.clone(), contest, files, of_others))
         });
         ran.unwrap();
     }
@@ -341,9 +331,8 @@ mod tests {
         let of_torch = [(Variant::TorchOneShot, "f32", 5), (Variant::TorchTwoShot, "bf16", 0)];
         let foreign = of_torch.map(|(variant, dtype, wrong)| foreign(variant, dtype, wrong));
         let poisoned = AtomicUsize::new(0);
-        simulated("-n 1 -w 0 --rounds 3", |job| {
+        simulated_with("-n 1 -w 0 --rounds 3", &foreign, |mut job| {
             let log = Log { done: RefCell::default(), poisoned: &poisoned };
-            let mut job = job.with_foreign(&foreign);
             job.compare(CASE, &[lazy(Variant::Rust, 1, &log)])?;
             let [rust, torch] = &job.report.rows[..] else { panic!("{:?}", job.report.rows) };
             assert_eq!((torch.variant, torch.wrong), (Variant::TorchOneShot, Some(5)));

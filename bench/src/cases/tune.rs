@@ -104,12 +104,12 @@ impl Tune {
             let [all, finals] = time(&matrices, &gemm, &mut order)?;
             print_times(&format!("{m}x{n}x{k}"), &all, &finals);
             let Timed { plan, seconds, .. } = choose(&finals).context("there is no plan")?;
-            let entry = Entry { shape, plan, seconds, l2: self.inputs.l2 };
-            println!("{}", entry.line(SystemTime::now()));
+            let line = line(shape, plan, seconds, self.inputs.l2);
+            println!("{line}");
             gemm.keep_plan(shape, plan)?;
             if let Some(path) = &self.table {
                 let mut table = Table::read(path)?;
-                entry.insert(&mut table, &gpu);
+                insert(&mut table, shape, line, &gpu);
                 table.write(path)?;
             }
         }
@@ -240,33 +240,19 @@ pub fn choose<P: Copy>(timed: &[Timed<P>]) -> Option<Timed<P>> {
     timed.iter().copied().find(|timed| timed.ratio <= EQUAL)
 }
 
-/// The plan of one shape.
-struct Entry {
-    shape: [usize; 3],
-    plan: GemmPlan,
-    seconds: f64,
-    l2: L2,
+/// Adds the plan of a shape to a table.
+fn insert(table: &mut Table<Key>, shape: [usize; 3], line: String, gpu: &str) {
+    let head = format!(
+        "# Plans of matrix products on an {gpu}: m n k plan. Written by `devcomm-bench tune gemm`."
+    );
+    table.insert(key(shape), line, head);
 }
 
-impl Entry {
-    /// Returns the line of a table, of this day.
-    fn line(&self, now: SystemTime) -> String {
-        let Self { shape: [m, n, k], plan, seconds, l2 } = self;
-        let l2 = match l2 {
-            L2::Warm => "warm",
-            L2::Cold => "cold",
-        };
-        let us = seconds * 1e6;
-        format!("{m} {n} {k} {plan} # {us:.2} us, L2 {l2}, {}", date(now))
-    }
-
-    fn insert(&self, table: &mut Table<Key>, gpu: &str) {
-        let head = format!(
-            "# Plans of matrix products on an {gpu}: m n k plan. Written by `devcomm-bench tune \
-             gemm`."
-        );
-        table.insert(key(self.shape), self.line(SystemTime::now()), head);
-    }
+/// Returns the line of a table, of this day, for a plan that was measured so.
+fn line(shape: [usize; 3], plan: GemmPlan, seconds: f64, l2: L2) -> String {
+    let ([m, n, k], us) = (shape, seconds * 1e6);
+    let l2 = format!("{l2:?}").to_lowercase();
+    format!("{m} {n} {k} {plan} # {us:.2} us, L2 {l2}, {}", date(SystemTime::now()))
 }
 
 #[cfg(test)]
@@ -279,8 +265,9 @@ mod tests {
 
     const HEAD: &str = "# Plans of one GPU.\n# Two lines.\n";
 
-    fn entry(shape: [usize; 3], plan: &str) -> Entry {
-        Entry { shape, plan: plan.parse().unwrap(), seconds: 5.625e-6, l2: L2::Cold }
+    fn add(table: &mut Table<Key>, shape: [usize; 3], plan: &str, gpu: &str) {
+        let line = line(shape, plan.parse().unwrap(), 5.625e-6, L2::Cold);
+        insert(table, shape, line, gpu);
     }
 
     #[derive(Parser)]
@@ -323,7 +310,7 @@ mod tests {
         let mut table = Table::<Key>::parse(&format!("{HEAD}\n{old}")).unwrap();
         let today = date(SystemTime::now());
         for shape in [[128, 512, 8], [8, 512, 8], [64, 512, 8], [64, 8, 512]] {
-            entry(shape, "swapped:64x64:2").insert(&mut table, "GPU");
+            add(&mut table, shape, "swapped:64x64:2", "GPU");
             assert!(table.has(&key(shape)));
         }
         assert!(!table.has(&key([512, 8, 64])));
@@ -338,7 +325,7 @@ mod tests {
     fn a_new_table_names_its_gpu() {
         let folder = tempfile::tempdir().unwrap();
         let mut table = Table::read(&folder.path().join("new.txt")).unwrap();
-        entry([1, 8, 8], "wide").insert(&mut table, "NVIDIA H200");
+        add(&mut table, [1, 8, 8], "wide", "NVIDIA H200");
         assert!(table.to_string().starts_with("# Plans of matrix products on an NVIDIA H200: "));
     }
 

@@ -211,16 +211,6 @@ impl<'a> Contender<'a> {
         Self { operations, timed: Rc::new(work), ..self }
     }
 
-    /// Times at most this many calls together: for operations that take long.
-    pub fn at_most(self, calls: usize) -> Self {
-        Self { most_calls: calls, ..self }
-    }
-
-    /// Records whether it sends and receives in one buffer.
-    pub fn in_place(self, in_place: bool) -> Self {
-        Self { in_place, ..self }
-    }
-
     /// Records the algorithm.
     pub fn by_algorithm(self, algorithm: String) -> Self {
         Self { algorithm: Some(algorithm), ..self }

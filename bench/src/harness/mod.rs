@@ -233,7 +233,7 @@ impl<'a> Harness<'a> {
             let timed = Rc::clone(&contender.timed);
             let work = move || touch().and_then(|()| timed());
             let after = Contender::new(contender.variant, work, ());
-            all.push(after.at_most(contender.most_calls));
+            all.push(Contender { most_calls: contender.most_calls, ..after });
         }
         all.push(Contender::new(Variant::Rust, touch, ()));
         let mut times = self.time(&all, order, rounds)?.0;

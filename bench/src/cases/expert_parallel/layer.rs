@@ -1,5 +1,6 @@
 //! The operations of `devcomm::ExpertParallel`.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use anyhow::Result;
@@ -8,6 +9,7 @@ use devcomm::{
     Buffer, DeviceSlice, ExpertParallel, ExpertParallelOptions, SymmetricBuffer, Tokens,
 };
 use devcomm_testing::experts::{Batch, Layout};
+use devcomm_testing::simulated::read;
 use half::bf16;
 
 use crate::contenders::{Contender, Outcome, Variant};
@@ -126,12 +128,9 @@ impl<'a> Layer<'a> {
 
     fn count_wrong_rows(&self) -> Result<usize> {
         let used = self.layout.offsets.last().map_or(0, |rows| *rows as usize);
-        let mut got = vec![bf16::NAN; used * self.batch.hidden];
-        self.rows.copy_to_host(&mut got)?;
-        let mut offsets = vec![0; self.layout.offsets.len()];
-        self.experts.offsets().copy_to_host(&mut offsets)?;
-        let wrong = offsets.iter().zip(&self.layout.offsets).filter(|(got, want)| got != want);
-        Ok(wrong.count() + self.batch.count_wrong_rows(&self.layout, &got))
+        let got = read(&self.rows.slice(..used * self.batch.hidden)?)?;
+        let wrong = count_different(&read(&self.experts.offsets())?, &self.layout.offsets);
+        Ok(wrong + self.batch.count_wrong_rows(&self.layout, &got))
     }
 }
 
@@ -161,11 +160,20 @@ impl Outcome for ByExperts<'_> {
         }
         let mut wrong = layer.count_wrong_rows()?;
         if operation.combines() {
-            let mut got = vec![bf16::NAN; layer.expected.len()];
-            layer.output.copy_to_host(&mut got)?;
-            wrong += got.iter().zip(&layer.expected).filter(|(got, want)| got != want).count();
+            wrong += count_different(&read(&layer.output)?, &layer.expected);
         }
         layer.experts.check()?;
         Ok(wrong)
     }
+}
+
+/// Returns how many elements differ.
+pub fn count_different<T: PartialEq>(got: &[T], want: &[T]) -> usize {
+    got.iter().zip(want).filter(|(got, want)| got != want).count()
+}
+
+/// Returns the experts and weights of these pairs of a rank, as words.
+pub fn routing(batch: &Batch, rank: usize, pairs: Range<usize>) -> Vec<u32> {
+    let ids = batch.ids[rank][pairs.clone()].iter().map(|id| *id as u32);
+    ids.chain(batch.weights[rank][pairs].iter().map(|weight| weight.to_bits())).collect()
 }

@@ -10,7 +10,7 @@ use devcomm::{
 use devcomm_testing::numbers::{Number, checksum, count_wrong, inputs};
 use devcomm_testing::simulated::read;
 
-use super::Workload;
+use super::workload::Workload;
 use crate::base::options::GridOptions;
 use crate::contenders::{Contender, Outcome, Variant};
 use crate::harness::Harness;

@@ -5,7 +5,7 @@ use devcomm::{DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Windo
 use devcomm_bench_kernels::{lsa_barrier, lsa_barrier_checked};
 use devcomm_testing::simulated::read;
 
-use super::Workload;
+use super::workload::Workload;
 use crate::contenders::{Contender, Outcome, Variant};
 use crate::harness::Harness;
 

@@ -8,7 +8,7 @@ use devcomm_bench_kernels::ll_exchange;
 use devcomm_testing::messages::{count_wrong, sent};
 use devcomm_testing::simulated::read;
 
-use super::Workload;
+use super::workload::Workload;
 use crate::base::options::GridOptions;
 use crate::contenders::{Contender, Outcome, Variant};
 use crate::harness::Harness;

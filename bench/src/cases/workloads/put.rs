@@ -9,7 +9,7 @@ use devcomm_bench_kernels::{gin_put, lsa_put};
 use devcomm_testing::messages::datum;
 use devcomm_testing::simulated::read;
 
-use super::Workload;
+use super::workload::Workload;
 use crate::contenders::{Contender, Outcome, Variant};
 use crate::harness::Harness;
 
