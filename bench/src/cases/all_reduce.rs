@@ -12,7 +12,7 @@ use super::collectives::{Flags, Operation, for_types};
 use super::job::Job;
 use crate::base::options::{GridOptions, LARGEST};
 use crate::cases::workloads::{self, KernelInfo, Workload};
-use crate::contenders::{PeerOptions, Variant, VariantInfo, Work};
+use crate::contenders::{PeerOptions, Work};
 
 /// The flags of `all-reduce`.
 #[derive(Args, Clone, Debug)]
@@ -26,31 +26,6 @@ pub struct AllReduce {
 
 impl Benchmark for AllReduce {
     const NAME: &'static str = "all-reduce";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "kernels::lsa_allreduce on symmetric windows"),
-        (Variant::RustOps, "devcomm::Collectives::all_reduce on the windows"),
-        (Variant::RustOpsPlain, "the same on memory of ncclMemAlloc that is not registered"),
-        (Variant::Cpp, "the same kernel in C++ on the same windows"),
-        (
-            Variant::Nccl,
-            "ncclAllReduce on memory of ncclMemAlloc that is not registered, as in nccl-tests",
-        ),
-        (Variant::NcclSym, "ncclAllReduce on the windows"),
-        (
-            Variant::TorchOneShot,
-            "torch.ops.symm_mem.one_shot_all_reduce, timed in a run of its own before the others",
-        ),
-        (Variant::TorchTwoShot, "torch.ops.symm_mem.two_shot_all_reduce_, the same, in place"),
-        (Variant::FlashInfer, "FlashInfer's allreduce_fusion without a norm, in a run before too"),
-        (Variant::Vllm, "vLLM's custom all-reduce, FlashInfer's copy, the same"),
-        (
-            Variant::NcclTestsLsa,
-            "all_reduce_perf -D 1 of nccl-tests, by the host's clock, in a run before the others",
-        ),
-        (Variant::NcclTestsLsaVector, "all_reduce_perf -D 2, the same"),
-        (Variant::RustGemm, "the product of --beside alone"),
-    ];
-
     const NCCL_TESTS: Option<&'static str> = Some("all_reduce_perf");
 
     fn validate(&self) -> Result<()> {

@@ -9,7 +9,6 @@ use super::collectives::{Operation, calls_of_nccl};
 use super::job::Job;
 use crate::base::options::GridOptions;
 use crate::cases::workloads::{self, Workload};
-use crate::contenders::{Variant, VariantInfo};
 use crate::report::row::Case;
 
 /// The flags of `barrier`.
@@ -23,15 +22,6 @@ const THREADS: u32 = 128;
 
 impl Benchmark for Barrier {
     const NAME: &'static str = "barrier";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "an LSA barrier for each block, synchronised 1000 times per launch"),
-        (Variant::Cpp, "the same kernel in C++"),
-        (
-            Variant::Nccl,
-            "ncclAllReduce of one element on memory that is not registered, one per launch",
-        ),
-        (Variant::NcclSym, "ncclAllReduce of one element on symmetric windows, one per launch"),
-    ];
 
     fn validate(&self) -> Result<()> {
         self.grid.validate()

@@ -14,7 +14,7 @@ use crate::base::files::TwinFiles;
 use crate::base::options::{RankOptions, RunOptions};
 use crate::base::output::OutputOptions;
 use crate::base::ranks;
-use crate::contenders::{Contest, PeerOptions, Selection, Variant, VariantInfo, Work};
+use crate::contenders::{Contest, PeerOptions, Selection, Variant, Work};
 use crate::harness::Harness;
 use crate::report::row;
 
@@ -71,9 +71,6 @@ pub trait Benchmark: Args + Sync {
     /// The name on the command line.
     const NAME: &'static str;
 
-    /// The variants, with descriptions.
-    const VARIANTS: &'static [VariantInfo];
-
     /// nccl-tests' program for the same, if there is one.
     const NCCL_TESTS: Option<&'static str> = None;
 
@@ -129,8 +126,8 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
         ensure!(has, "--nccl-tests {variant}: only rust-ops, nccl and nccl-sym also run in place");
     }
     let named = options.nccl_tests.as_ref().map_or(&*options.variants, std::slice::from_ref);
-    let mut selection = Selection::new(named, B::VARIANTS, B::NAME)?;
     let contest = Contest::of(B::NAME).with_context(|| format!("{} has no contest", B::NAME))?;
+    let mut selection = Selection::new(named, contest.variants, B::NAME)?;
     let no_peers = PeerOptions::default();
     let (peers, mut foreign) = (benchmark.peers().unwrap_or(&no_peers), Vec::new());
     peers.select(&mut selection)?;

@@ -15,7 +15,7 @@ use super::concurrent_product::ConcurrentProduct;
 use super::job::Job;
 use super::workloads::Workload;
 use crate::base::options::{Dtype, LARGEST, SizeOptions, parse_bytes};
-use crate::contenders::{Contender, Outcome, PeerOptions, Selection, Variant, VariantInfo};
+use crate::contenders::{Contender, Outcome, PeerOptions, Selection, Variant};
 use crate::harness::{Harness, Nccl};
 use crate::report::row::Case;
 
@@ -89,7 +89,7 @@ pub(super) use for_types;
 
 /// Declares a benchmark.
 macro_rules! benchmarks {
-    ($($operation:ident $name:literal, $method:literal, $nccl:literal, $program:literal;)*) => { $(
+    ($($operation:ident $name:literal, $program:literal;)*) => { $(
         #[doc = concat!("The flags of `", $name, "`.")]
         #[derive(Args, Clone, Debug)]
         pub struct $operation {
@@ -99,23 +99,6 @@ macro_rules! benchmarks {
 
         impl Benchmark for $operation {
             const NAME: &'static str = $name;
-            const VARIANTS: &'static [VariantInfo] = &[
-                (
-                    Variant::RustOps,
-                    concat!("devcomm::Collectives::", $method, " on symmetric windows"),
-                ),
-                (
-                    Variant::RustOpsPlain,
-                    "the same on memory of ncclMemAlloc that is not registered",
-                ),
-                (
-                    Variant::Nccl,
-                    concat!($nccl, " on memory of ncclMemAlloc that is not registered"),
-                ),
-                (Variant::NcclSym, concat!($nccl, " on the windows")),
-                (Variant::RustGemm, "the product of --beside alone"),
-            ];
-
             const NCCL_TESTS: Option<&'static str> = Some($program);
 
             fn validate(&self) -> Result<()> {
@@ -140,11 +123,11 @@ macro_rules! benchmarks {
 }
 
 benchmarks! {
-    AllGather "all-gather", "all_gather", "ncclAllGather", "all_gather_perf";
-    ReduceScatter "reduce-scatter", "reduce_scatter", "ncclReduceScatter", "reduce_scatter_perf";
-    Broadcast "broadcast", "broadcast", "ncclBroadcast", "broadcast_perf";
-    AllToAll "all-to-all", "all_to_all", "ncclAlltoAll", "alltoall_perf";
-    AllToAllV "all-to-all-v", "all_to_all_v", "ncclSend and ncclRecv in a group", "alltoallv_perf";
+    AllGather "all-gather", "all_gather_perf";
+    ReduceScatter "reduce-scatter", "reduce_scatter_perf";
+    Broadcast "broadcast", "broadcast_perf";
+    AllToAll "all-to-all", "alltoall_perf";
+    AllToAllV "all-to-all-v", "alltoallv_perf";
 }
 
 /// A collective.

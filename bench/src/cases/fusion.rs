@@ -19,7 +19,7 @@ use super::job::Job;
 use super::product::{BF16_LOSES, Library, Matrices, Product, Sum, tune};
 use super::shapes::ShapeOptions;
 use crate::contenders::cublaslt::{Extras, Plan, Types};
-use crate::contenders::{Contender, PeerOptions, Selection, Variant, VariantInfo, Work};
+use crate::contenders::{Contender, PeerOptions, Selection, Variant, Work};
 use crate::harness::{Harness, Nccl};
 use crate::report::row::{Case, L2};
 
@@ -78,7 +78,6 @@ pub fn plan_of<P: Display>(how: devcomm::Result<Explanation<P>>) -> String {
 pub trait Fusion: Args + Sync {
     /// The name, as of [`Benchmark`].
     const NAME: &'static str;
-    const VARIANTS: &'static [VariantInfo];
 
     /// The collective: an all-reduce of the ranks' products, in place; a reduce-scatter of their
     /// rows; or an all-gather of the rows of A before the product, where all ranks have the same A
@@ -137,7 +136,6 @@ pub trait Fusion: Args + Sync {
 
 impl<F: Fusion> Benchmark for F {
     const NAME: &'static str = F::NAME;
-    const VARIANTS: &'static [VariantInfo] = F::VARIANTS;
 
     fn validate(&self) -> Result<()> {
         problems(self, [&[8]; 3], 1, 0).map(drop)

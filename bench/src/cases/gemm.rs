@@ -19,7 +19,7 @@ use super::product::{BF16_LOSES, Epilogue, Library, Matrices, Product, by_cublas
 use super::shapes::ShapeOptions;
 use super::tune_table::Table;
 use crate::contenders::cublaslt::{Extras, Types};
-use crate::contenders::{Contender, Variant, VariantInfo};
+use crate::contenders::{Contender, Variant};
 use crate::harness::Harness;
 use crate::report::row::{Case, L2};
 
@@ -120,19 +120,6 @@ const PARTS_LOSE: f64 = 16.0 * BF16_LOSES;
 
 impl Benchmark for Gemm {
     const NAME: &'static str = "gemm";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (
-            Variant::Rust,
-            "a kernel in Rust, launched by devcomm::Gemm, told that no kernel writes B; its tiles \
-             are rows x columns of C",
-        ),
-        (
-            Variant::CublasLt,
-            "cuBLASLt, the fastest of the first algorithms of its heuristics; its tiles are \
-             columns x rows of C",
-        ),
-        (Variant::CublasLtRoundedParts, "the same with parts of a sum added in the type of C"),
-    ];
 
     fn validate(&self) -> Result<()> {
         self.inputs.validate()?;

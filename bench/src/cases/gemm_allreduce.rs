@@ -14,7 +14,7 @@ use half::bf16;
 use super::collectives;
 use super::fusion::{self, Fusion};
 use super::shapes::ShapeOptions;
-use crate::contenders::{PeerOptions, Variant, VariantInfo};
+use crate::contenders::PeerOptions;
 use crate::report::row::L2;
 
 /// The flags of `gemm-allreduce`. Every combination of the lists runs.
@@ -62,24 +62,6 @@ impl fmt::Display for Requested {
 
 impl Fusion for GemmAllReduce {
     const NAME: &'static str = "gemm-allreduce";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "one kernel, launched by devcomm::GemmAllReduce, C in a symmetric window"),
-        (
-            Variant::RustUnfused,
-            "devcomm::Gemm, then devcomm::Collectives::all_reduce in place, on a symmetric window",
-        ),
-        (
-            Variant::CublasLtRust,
-            "cuBLASLt, then devcomm::Collectives::all_reduce in place, on a symmetric window",
-        ),
-        (Variant::Nccl, "cuBLASLt, then ncclAllReduce in place, on memory that is not registered"),
-        (Variant::NcclSym, "cuBLASLt, then ncclAllReduce in place, on a symmetric window"),
-        (
-            Variant::TorchOneShot,
-            "torch.mm, then torch.ops.symm_mem.one_shot_all_reduce, in a run before the others",
-        ),
-        (Variant::TorchTwoShot, "the same by torch.ops.symm_mem.two_shot_all_reduce_, in place"),
-    ];
     const COLLECTIVE: collectives::Operation = collectives::Operation::AllReduce;
     type Operation = Operation;
     type Requested = Requested;

@@ -13,7 +13,7 @@ use super::job::Job;
 use super::product::{Library, Matrices, Product, by_cublaslt};
 use super::shapes::lists_or;
 use crate::contenders::cublaslt::{Extras, Types};
-use crate::contenders::{Contender, Variant, VariantInfo};
+use crate::contenders::{Contender, Variant};
 use crate::report::row::Case;
 
 /// The flags of `gemm-ladder`. Every combination of the lists runs.
@@ -46,21 +46,8 @@ const STEPS: [(Variant, Step, usize); Step::ALL.len()] = [
     (Variant::Rust, Step::Shipped, usize::MAX),
 ];
 
-/// The steps and cuBLASLt, with descriptions.
-const VARIANTS: [VariantInfo; STEPS.len() + 1] = {
-    let what = "cuBLASLt, the fastest of the first algorithms of its heuristics";
-    let mut variants = [(Variant::CublasLt, what); STEPS.len() + 1];
-    let mut i = 0;
-    while i < STEPS.len() {
-        variants[i] = (STEPS[i].0, STEPS[i].1.what());
-        i += 1;
-    }
-    variants
-};
-
 impl Benchmark for GemmLadder {
     const NAME: &'static str = "gemm-ladder";
-    const VARIANTS: &'static [VariantInfo] = &VARIANTS;
 
     fn validate(&self) -> Result<()> {
         self.problems([&[256], &[256], &[64]], 0).map(drop)

@@ -18,7 +18,7 @@ use super::job::Job;
 use super::product::Library;
 use crate::contenders::cublas::GroupedProduct;
 use crate::contenders::cublaslt::{Extras, Plan, Types};
-use crate::contenders::{Contender, Outcome, Variant, VariantInfo};
+use crate::contenders::{Contender, Outcome, Variant};
 use crate::harness::Harness;
 use crate::report::row::Case;
 
@@ -82,16 +82,6 @@ impl Split {
 
 impl Benchmark for GroupedGemm {
     const NAME: &'static str = "grouped-gemm";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "devcomm::GroupedGemm, which reads on the GPU where the groups are"),
-        (
-            Variant::CublasLt,
-            "cuBLASLt, a product for each group that has rows, which the host knows; each by the \
-             fastest algorithm of its heuristics",
-        ),
-        (Variant::CublasGrouped, "cublasGemmGroupedBatchedEx, of the groups that have rows"),
-        (Variant::RustGemm, "devcomm::Gemm, one product of as many rows by one B"),
-    ];
 
     fn validate(&self) -> Result<()> {
         ensure!(!self.rows.contains(&0), "--rows: there is at least one row");

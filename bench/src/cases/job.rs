@@ -11,7 +11,7 @@ use crate::base::files::TwinFiles;
 use crate::base::output::OutputOptions;
 use crate::base::stats::Spread;
 use crate::contenders::peers;
-use crate::contenders::{Contender, Contest, Foreign, Selection, Variant};
+use crate::contenders::{Contender, Contest, Foreign, Role, Selection, Variant};
 use crate::harness::header::Header;
 use crate::harness::sensors::Reading;
 use crate::harness::{Harness, Nccl};
@@ -166,15 +166,15 @@ impl<'a> Job<'a> {
         };
         let mut rows: Vec<Row> = results.map(row).collect();
         for foreign in self.foreign.iter().filter(|foreign| case.has(foreign)) {
-            let Foreign { variant, wrong, ref algorithm, ref times, .. } = *foreign;
+            let Foreign { variant, wrong, ref algorithm, ref times_us, .. } = *foreign;
             let (algorithm, asked) = (algorithm.clone(), algorithm.clone());
             rows.push(Row { wrong, algorithm, asked, ..case.row(variant) });
-            for (round, time) in rounds.iter_mut().flatten().zip(times) {
-                round.push(*time);
+            for (round, us) in rounds.iter_mut().flatten().zip(times_us) {
+                round.push(us / 1e6);
             }
         }
         let output = self.harness.rank.is_root().then_some(self.output);
-        add_times(&mut rows, case.bus, self.contest.competitors, rounds.as_ref());
+        add_times(&mut rows, case.bus, &self.contest.with(Role::Theirs), rounds.as_ref());
         let of_nccl_tests = self.nccl_tests.map(|program| nccl_tests::lines(program, &rows));
         let as_peer = std::env::var(peers::LINES).ok();
         let as_peer = as_peer.map(|name| row::lines_of_peer(&name, &rows, rounds.as_ref()));
@@ -218,6 +218,7 @@ mod tests {
 
     use super::*;
     use crate::base::options::{RankOptions, RunOptions};
+    use crate::contenders::contest::VariantInfo;
     use crate::contenders::contender::Outcome;
 
     const CASE: Case = Case { size: 4, count: 1, dtype: "f32", redop: "sum", ..Case::NONE };
@@ -288,7 +289,8 @@ mod tests {
         test: impl Fn(Job<'_>) -> Result<()> + Sync,
     ) {
         let cli = Cli::parse_from(["bench"].into_iter().chain(args.split_whitespace()));
-        let variants = [(Variant::Rust, ""), (Variant::Nccl, "")];
+        let variants =
+            [Variant::Rust, Variant::Nccl].map(|variant| VariantInfo::column(variant, ""));
         let selection = Selection::new(&[], &variants, "test").unwrap();
         let ran = World::simulated(2).unwrap().run(|rank| {
             let mut harness = Harness::new(rank, &cli.ranks, &cli.run)?;
@@ -325,8 +327,8 @@ mod tests {
     #[test]
     fn the_results_of_others_join_the_cases_that_they_belong_to() {
         let foreign = |variant, dtype: &str, wrong| {
-            let times = vec![2e-6, 4e-6, 3e-6];
-            Foreign { times, wrong: Some(wrong), ..Foreign::new(variant, dtype, 4) }
+            let times_us = vec![2.0, 4.0, 3.0];
+            Foreign { times_us, wrong: Some(wrong), ..Foreign::new(variant, dtype, 4) }
         };
         let of_torch = [(Variant::TorchOneShot, "f32", 5), (Variant::TorchTwoShot, "bf16", 0)];
         let foreign = of_torch.map(|(variant, dtype, wrong)| foreign(variant, dtype, wrong));

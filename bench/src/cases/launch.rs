@@ -9,7 +9,7 @@ use devcomm::{Buffer, DevCommRequirements, KERNELS, LaunchConfig, Window};
 use super::benchmark::Benchmark;
 use super::collectives::{Call, Operation, calls_of_nccl};
 use super::job::Job;
-use crate::contenders::{Contender, Variant, VariantInfo};
+use crate::contenders::{Contender, Variant};
 use crate::report::row::Case;
 
 /// The flags of `launch`.
@@ -18,12 +18,6 @@ pub struct Launch {}
 
 impl Benchmark for Launch {
     const NAME: &'static str = "launch";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "kernels::push_exchange, one block, with each set of launch attributes"),
-        (Variant::RustOps, "devcomm::Collectives::all_to_all, which chooses a kernel"),
-        (Variant::Nccl, "ncclAlltoAll on memory of ncclMemAlloc that is not registered"),
-        (Variant::NcclSym, "ncclAlltoAll on the windows"),
-    ];
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         // A vector for each rank.

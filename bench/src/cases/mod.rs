@@ -53,16 +53,18 @@ pub use twins::Twins;
 mod tests {
     use super::*;
     use crate::cases::benchmark::Benchmark;
-    use crate::contenders::Contest;
+    use crate::contenders::{Contest, Role, Variant};
 
     /// The roles of a benchmark's variants, each variant once.
     fn has_roles<B: Benchmark>() {
         let contest = Contest::of(B::NAME).unwrap();
-        let roles = contest.default.iter().chain(contest.competitors).chain(contest.columns);
-        let mut roles: Vec<&str> = roles.map(|variant| variant.name()).collect();
-        let mut all: Vec<&str> = B::VARIANTS.iter().map(|(variant, _)| variant.name()).collect();
+        let with = [Role::Ours, Role::Theirs, Role::Column].map(|role| contest.with(role));
+        assert!(with[0].len() <= 1 && !with[1].is_empty(), "{}", B::NAME);
+        let mut roles: Vec<&str> = with.concat().into_iter().map(Variant::name).collect();
+        let mut all: Vec<&str> = contest.variants.iter().map(|info| info.variant.name()).collect();
         roles.sort_unstable();
         all.sort_unstable();
+        all.dedup();
         assert_eq!(roles, all, "{}", B::NAME);
     }
 

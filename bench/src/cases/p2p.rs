@@ -15,7 +15,7 @@ use super::signal::peer_slice;
 use crate::base::options::{GridOptions, LARGEST, SizeOptions};
 use crate::base::ranks;
 use crate::cases::workloads::Message;
-use crate::contenders::{Contender, Variant, VariantInfo};
+use crate::contenders::{Contender, Variant};
 use crate::harness::Harness;
 use crate::report::row::Case;
 
@@ -42,14 +42,6 @@ const MAX_TMA_BLOCKS: u32 = 64;
 
 impl Benchmark for P2p {
     const NAME: &'static str = "p2p";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Read, "a kernel of the even rank loads from the odd one"),
-        (Variant::Write, "a kernel of the even rank stores to the odd one"),
-        (Variant::Tma, "the same by TMA, for multiples of 128 bytes"),
-        (Variant::CopyEngine, "cuMemcpyAsync of the even rank to the odd one"),
-        (Variant::Nccl, "ncclSend of the even rank, on memory that is not registered"),
-        (Variant::NcclSym, "the same on the windows"),
-    ];
 
     fn validate(&self) -> Result<()> {
         self.sizes.validate()?;

@@ -10,7 +10,7 @@ use super::job::Job;
 use crate::base::kernels::KERNELS;
 use crate::base::options::{GridOptions, SizeOptions};
 use crate::cases::workloads::{self, Message, Workload};
-use crate::contenders::{Contender, Variant, VariantInfo};
+use crate::contenders::{Contender, Variant};
 use crate::harness::Harness;
 use crate::report::row::Case;
 
@@ -34,20 +34,6 @@ const MAX_BLOCKS: u32 = 32;
 
 impl Benchmark for Put {
     const NAME: &'static str = "put";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "puts with a signal over GIN (PROXY) by one warp"),
-        (
-            Variant::RustLsa,
-            "stores over NVLink and then a flag; each block runs its own ping-pong, so with many \
-             blocks both directions are busy at once",
-        ),
-        (Variant::Cpp, "the kernel of `rust` in C++"),
-        (
-            Variant::Nccl,
-            "ncclSend and ncclRecv on memory that is not registered, two launches per round trip",
-        ),
-        (Variant::NcclSym, "ncclPutSignal and ncclWaitSignal on symmetric windows"),
-    ];
 
     fn validate(&self) -> Result<()> {
         self.sizes.validate()?;

@@ -20,7 +20,7 @@ use super::benchmark::{Benchmark, Options};
 use super::collectives::{Means, Operation, for_types, memory, of_nccl};
 use super::job::Job;
 use crate::base::options::Dtype;
-use crate::contenders::{Contender, Outcome, PeerOptions, Variant, VariantInfo, Work};
+use crate::contenders::{Contender, Outcome, PeerOptions, Variant, Work};
 use crate::harness::{Harness, Nccl};
 use crate::report::row::Case;
 
@@ -65,16 +65,6 @@ const MAX_CLUSTER: usize = 8;
 
 impl Benchmark for RmsNormAllReduce {
     const NAME: &'static str = "rmsnorm-allreduce";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::RustOps, "devcomm::Collectives::all_reduce_rmsnorm, from window to window"),
-        (
-            Variant::Nccl,
-            "ncclAllReduce on memory of ncclMemAlloc that is not registered, and then \
-             kernels::rmsnorm",
-        ),
-        (Variant::NcclSym, "ncclAllReduce on the windows, and then kernels::rmsnorm"),
-        (Variant::FlashInfer, "FlashInfer's allreduce_fusion, in a run before the others"),
-    ];
 
     fn validate(&self) -> Result<()> {
         let has_none = self.tokens.contains(&0) || self.hidden.contains(&0);

@@ -14,7 +14,7 @@ use super::collectives;
 use super::fusion::{Fusion, Requested, plan_of};
 use super::product::BF16_LOSES;
 use super::shapes::ShapeOptions;
-use crate::contenders::{PeerOptions, Variant, VariantInfo};
+use crate::contenders::PeerOptions;
 use crate::report::row::L2;
 
 /// Declares a benchmark: its plans, the two extents that the operation is made for, and what its
@@ -22,7 +22,7 @@ use crate::report::row::L2;
 macro_rules! benchmarks {
     ($($operation:ident $plan:ident $collective:ident $name:literal {
         plans: $plans:literal, extents: $first:literal $second:literal, loses: $loses:expr,
-        defaults: $defaults:expr, variants: $variants:expr,
+        defaults: $defaults:expr,
     })*) => { $(
         #[doc = concat!("The flags of `", $name, "`. Every combination of the lists runs.")]
         #[derive(Args, Clone, Debug)]
@@ -47,7 +47,6 @@ macro_rules! benchmarks {
 
         impl Fusion for $operation {
             const NAME: &'static str = $name;
-            const VARIANTS: &'static [VariantInfo] = &$variants;
             const COLLECTIVE: collectives::Operation = collectives::Operation::$collective;
             type Operation = devcomm::$operation;
             type Requested = Requested<$plan>;
@@ -117,38 +116,11 @@ benchmarks! {
         extents: 0 1,
         loses: Some(BF16_LOSES),
         defaults: [[&[8192], &[8192], &[1024, 4096]], [&[8, 512], &[264], &[72]]],
-        variants: [
-            (Variant::Rust, "devcomm::GemmReduceScatter, by its default or by the plans of --plan"),
-            (
-                Variant::CublasLtRust,
-                "cuBLASLt, then devcomm::Collectives::reduce_scatter, on a symmetric window",
-            ),
-            (Variant::Nccl, "cuBLASLt, then ncclReduceScatter, on memory that is not registered"),
-            (Variant::NcclSym, "cuBLASLt, then ncclReduceScatter, on symmetric windows"),
-            (
-                Variant::TorchFused,
-                "torch.ops.symm_mem.fused_matmul_reduce_scatter, in a run before the others",
-            ),
-        ],
     }
     AllGatherGemm AllGatherGemmPlan AllGather "allgather-gemm" {
         plans: "`unfused`, `fused`",
         extents: 0 2,
         loses: None,
         defaults: [[&[8192], &[4096], &[2048, 4096, 8192]], [&[8, 260], &[264], &[72]]],
-        variants: [
-            (Variant::Rust, "devcomm::AllGatherGemm, by its default or by the plans of --plan"),
-            (Variant::RustGemm, "devcomm::Gemm alone, where all ranks have all rows"),
-            (
-                Variant::CublasLtRust,
-                "devcomm::Collectives::all_gather on symmetric windows, then cuBLASLt",
-            ),
-            (Variant::Nccl, "ncclAllGather on memory that is not registered, then cuBLASLt"),
-            (Variant::NcclSym, "ncclAllGather on symmetric windows, then cuBLASLt"),
-            (
-                Variant::TorchFused,
-                "torch.ops.symm_mem.fused_all_gather_matmul, in a run before the others",
-            ),
-        ],
     }
 }

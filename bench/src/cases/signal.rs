@@ -13,7 +13,7 @@ use super::benchmark::Benchmark;
 use super::job::Job;
 use super::put::{by_host, by_nccl, omit};
 use crate::cases::workloads::{Message, gin_requirements};
-use crate::contenders::{Contender, Outcome, Variant, VariantInfo};
+use crate::contenders::{Contender, Outcome, Variant};
 use crate::harness::Harness;
 use crate::report::row::Case;
 
@@ -29,15 +29,6 @@ const SIMULATED_ROUNDS: u32 = 3;
 
 impl Benchmark for Signal {
     const NAME: &'static str = "signal";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "signals over GIN (PROXY) by one warp, 1000 round trips per launch"),
-        (Variant::RustLsa, "flags over NVLink by one warp, 1000 round trips per launch"),
-        (
-            Variant::Nccl,
-            "ncclSend and ncclRecv of a byte that is not registered, two launches per round trip",
-        ),
-        (Variant::NcclSym, "ncclSignal and ncclWaitSignal"),
-    ];
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;

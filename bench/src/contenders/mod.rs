@@ -2,7 +2,7 @@
 //! others.
 
 pub mod contender;
-mod contest;
+pub mod contest;
 pub mod cublas;
 pub mod cublaslt;
 pub mod foreign;
@@ -10,7 +10,7 @@ pub mod peers;
 mod selection;
 
 pub use contender::{Contender, Outcome, Variant};
-pub use contest::Contest;
+pub use contest::{Contest, Role};
 pub use foreign::Foreign;
 pub use peers::{PeerOptions, Work};
-pub use selection::{Selection, VariantInfo};
+pub use selection::Selection;

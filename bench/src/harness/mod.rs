@@ -22,7 +22,7 @@ use crate::base::options::{NcclSetting, RankOptions, RunOptions};
 use crate::base::ranks;
 use crate::base::stats::Spread;
 use crate::contenders::{Contender, Variant};
-use crate::harness::sensors::{Reading, Sensors};
+use crate::harness::sensors::{Reading, Sensors, sample};
 
 /// A rank with its stream and its run options.
 pub struct Harness<'a> {
@@ -206,7 +206,7 @@ impl<'a> Harness<'a> {
                         let _ = running.send(i);
                     })
                 };
-                let (rounds, readings) = sensors.sample(contenders.len(), body);
+                let (rounds, readings) = sample(|| sensors.read(), contenders.len(), body);
                 Ok((rounds?, readings))
             }
         }

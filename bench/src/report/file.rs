@@ -13,7 +13,7 @@ use crate::report::plot;
 use crate::report::ratio::Summary;
 use crate::report::ratio::{Ratio, ratios};
 use crate::report::row::Row;
-use crate::report::table::Report;
+use crate::report::table::{self, Report};
 
 /// A file with its ratios.
 pub struct File {
@@ -46,7 +46,7 @@ fn read(path: &Path) -> Result<(Header, Report<Row>, &'static Contest)> {
 /// Prints what the run printed.
 pub fn print(path: &Path) -> Result<()> {
     let (header, report, contest) = read(path)?;
-    println!("{header}\n{}\n\n{}", report.table(), Summary::of(contest, &report.rows));
+    println!("{header}\n{}\n\n{}", table::lines(&report.rows), Summary::of(contest, &report.rows));
     Ok(())
 }
 

@@ -283,10 +283,11 @@ pub fn join_again(rows: &mut [Row], again: &[Foreign]) -> String {
                 && (peer.hidden.is_none() || (row.tokens, row.hidden) == (peer.tokens, peer.hidden))
         };
         let found = rows.iter_mut().find(is_same);
-        let Some((row, time)) = found.zip(Spread::of(peer.times.iter().copied())) else { continue };
-        let us = time.median * 1e6;
-        row.again_us = Some(us);
-        drifts.extend(row.time_us.map(|before| (us / before - 1.0) * 100.0));
+        let Some((row, time)) = found.zip(Spread::of(peer.times_us.iter().copied())) else {
+            continue;
+        };
+        row.again_us = Some(time.median);
+        drifts.extend(row.time_us.map(|before| (time.median / before - 1.0) * 100.0));
     }
     let median = Spread::of(drifts.iter().copied()).map_or(0.0, |drift| drift.median);
     let largest = drifts
@@ -310,7 +311,7 @@ pub fn bytes(size: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contenders::Contest;
+    use crate::contenders::{Contest, Role};
     use crate::report::table::Row as _;
 
     const CASE: Case =
@@ -332,7 +333,7 @@ mod tests {
         let rounds =
             vec![vec![1e-6, 2e-6, 4e-6], vec![3e-6, 6e-6, 12e-6], vec![9e-6, 18e-6, 36e-6]];
         let mut rows = [Variant::Rust, Variant::NcclSym, Variant::Nccl].map(row);
-        add_times(&mut rows, CASE.bus, contest().competitors, Some(&rounds));
+        add_times(&mut rows, CASE.bus, &contest().with(Role::Theirs), Some(&rounds));
         rows.to_vec()
     }
 
@@ -360,7 +361,7 @@ mod tests {
         rows[1].asked = Some("one-shot".to_owned());
         let again = |algorithm: &str| Foreign {
             algorithm: Some(algorithm.to_owned()),
-            times: vec![6.6e-6],
+            times_us: vec![6.6],
             ..Foreign::new(Variant::NcclSym, "f32", 3000)
         };
         let line = join_again(&mut rows, &[again("one-shot"), again("two-shot")]);
@@ -380,7 +381,7 @@ mod tests {
     #[test]
     fn without_times_there_is_a_dash_and_no_ratio() {
         let mut rows = [Variant::Rust, Variant::Nccl].map(row);
-        add_times(&mut rows, CASE.bus, contest().competitors, None);
+        add_times(&mut rows, CASE.bus, &contest().with(Role::Theirs), None);
         assert_eq!(
             rows[0].cells()[4..],
             [

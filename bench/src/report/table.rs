@@ -51,7 +51,7 @@ impl<R> Column<R> {
 }
 
 /// One row of a benchmark.
-pub trait Row: Serialize + Sized + 'static {
+pub trait Row: Sized + 'static {
     const COLUMNS: &'static [Column<Self>];
 
     /// How many leading columns are text, left-aligned; numbers are right-aligned.
@@ -80,7 +80,12 @@ pub struct Report<R> {
     layout: Layout,
 }
 
-impl<R: Row> Report<R> {
+/// Returns rows as a table.
+pub fn lines<R: Row>(rows: &[R]) -> String {
+    Layout::default().lines(rows)
+}
+
+impl<R: Row + Serialize> Report<R> {
     /// Returns a report without rows.
     pub fn new() -> Self {
         Self { header: None, rows: Vec::new(), layout: Layout::default() }
@@ -104,11 +109,6 @@ impl<R: Row> Report<R> {
         ensure!(report.header.is_some(), "{name} has no header");
         ensure!(!report.rows.is_empty(), "{name} has no rows");
         Ok(report)
-    }
-
-    /// Returns the rows as a table.
-    pub fn table(&self) -> String {
-        Layout::default().lines(&self.rows)
     }
 
     /// Adds rows, and writes the requested files, if any: what is measured is kept if a long run is
@@ -227,7 +227,7 @@ mod tests {
             " barrier     7.2       0",
             " barrier    12.5       -",
         ];
-        assert_eq!(report.table(), table.join("\n"));
+        assert_eq!(lines(&report.rows), table.join("\n"));
         // The next rows have no heading, unless they have more columns.
         let mut layout = Layout::default();
         assert_eq!(layout.lines(&report.rows[..1]), table[..3].join("\n"));

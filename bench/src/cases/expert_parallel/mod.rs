@@ -20,7 +20,7 @@ use super::benchmark::{Benchmark, SIMULATED_BLOCKS};
 use super::job::Job;
 use crate::base::options::GridOptions;
 use crate::cases::workloads::Message;
-use crate::contenders::{Contender, Variant, VariantInfo};
+use crate::contenders::{Contender, Variant};
 use crate::harness::Harness;
 use crate::report::row::Case;
 
@@ -74,32 +74,6 @@ const STORE_BLOCKS: u32 = 128;
 
 impl Benchmark for Experts {
     const NAME: &'static str = "ep";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "devcomm::ExpertParallel"),
-        (
-            Variant::RustThroughput,
-            "the same in its form for high throughput; `group` copies rows to the other experts of \
-             their tokens, in place",
-        ),
-        (
-            Variant::RustAllGather,
-            "devcomm::Collectives on the windows: all_gather of rows and routing, reduce_scatter \
-             of results",
-        ),
-        (Variant::Write, "plain stores of as many bytes to the other of two ranks, both at once"),
-        (
-            Variant::Nccl,
-            "ncclAllGather of rows and routing in a group, ncclReduceScatter of results, on memory \
-             of ncclMemAlloc that is not registered",
-        ),
-        (Variant::NcclSym, "the same on the windows"),
-        (
-            Variant::NcclAllToAll,
-            "ncclAlltoAll on windows, of rows and routing in a group, and of results: without what \
-             puts rows in the order of the ranks and adds results up, and with chunks as long as \
-             the longest",
-        ),
-    ];
 
     fn validate(&self) -> Result<()> {
         ensure!(!self.tokens.contains(&0), "a rank has at least one token");

@@ -1,20 +1,127 @@
-//! The pairs of kernels in Rust and C++, with their sizes and grids.
+//! Compares kernels in Rust with their twins in CUDA C++: same work, grid, block and memory,
+//! assembled by the same ptxas.
+//!
+//! Three modules are timed: the Rust kernels, the C++ kernels, and the C++ kernels loaded a second
+//! time, whose distance from the first is the measurement noise.
 
-use anyhow::{Result, ensure};
-use devcomm::{GinType, Kernel, device, kernels};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use devcomm::{GinType, Kernel, Kernels, device, kernels};
 use devcomm_bench_kernels as bench_kernels;
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
-use super::run::Run;
-use crate::base::options::LARGEST;
-use crate::cases::workloads::{AllReduce, Barrier, KernelInfo, LlExchange, Message, Put, Workload};
+use super::benchmark::Benchmark;
+use super::job::Job;
+use super::workloads::{AllReduce, Barrier, KernelInfo, LlExchange, Message, Put, Workload};
+use crate::base::files::TwinFiles;
+use crate::base::options::{Dtype, GridOptions, LARGEST, SizeOptions};
+use crate::contenders::{Contender, Variant};
+use crate::report::row::Case;
+
+/// The flags of `twins`.
+#[derive(Args, Clone, Debug)]
+pub struct Twins {
+    /// Only these pairs [default: all]
+    #[arg(value_name = "KERNEL")]
+    kernels: Vec<String>,
+
+    #[command(flatten)]
+    sizes: SizeOptions,
+
+    /// Element type
+    #[arg(short = 'd', long = "datatype", value_enum, default_value = "all")]
+    dtype: Dtype,
+
+    #[command(flatten)]
+    grid: GridOptions,
+}
+
+impl Benchmark for Twins {
+    const NAME: &'static str = "twins";
+    const NEEDS_TWINS: bool = true;
+
+    fn validate(&self) -> Result<()> {
+        for name in &self.kernels {
+            ensure!(
+                PAIRS.iter().any(|(known, _)| known == name),
+                "there is no pair `{name}`; there are: {}",
+                PAIRS.map(|(known, _)| known).join(", ")
+            );
+        }
+        self.sizes.validate()?;
+        self.grid.validate()
+    }
+
+    fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        let harness = job.harness;
+        harness.comm.require_single_lsa_team()?;
+        let files = TwinFiles::find(job.twins)?;
+        let wanted = |name: &str| self.kernels.is_empty() || self.kernels.iter().any(|k| k == name);
+        let (present, missing): (Vec<Pair>, Vec<Pair>) = PAIRS
+            .into_iter()
+            .filter(|(name, _)| wanted(name))
+            .partition(|(name, _)| files.has(name));
+        let names = |pairs: &[Pair]| pairs.iter().map(|(name, _)| *name).collect::<Vec<_>>();
+        let folder = files.folder().display();
+        if present.is_empty() {
+            bail!("{folder} has none of the pairs {}", names(&missing).join(", "));
+        }
+        // SAFETY: `cargo xtask twins` has made them of the kernels of these names.
+        let load = |paths: Vec<PathBuf>| unsafe {
+            Kernels::load_files(harness.rank.context(), &paths).context("the twins do not load")
+        };
+        let (rust, cpp) = (files.rust(&names(&present)), || files.cpp(&names(&present)));
+        let compiled = [
+            (Variant::Rust, load(rust)?),
+            (Variant::Cpp, load(cpp())?),
+            (Variant::CppAgain, load(cpp())?),
+        ];
+        job.begin()?;
+        let mut run = Run { job, twins: self, compiled: &compiled };
+        missing.iter().for_each(|(name, _)| run.omit(name, &format!("it is not in {folder}")));
+        present.iter().try_for_each(|(_, pair)| pair(&mut run))
+    }
+}
+
+/// A rank's run.
+struct Run<'a, 'b> {
+    job: &'a mut Job<'b>,
+    twins: &'a Twins,
+    /// Rust, C++, and C++ again.
+    compiled: &'a [(Variant, Kernels)],
+}
+
+impl Run<'_, '_> {
+    /// Checks and times the modules. *Collective*.
+    fn row(
+        &mut self,
+        (kernel, dtype, size): (&'static str, &'static str, usize),
+        contenders: Vec<Contender<'_>>,
+    ) -> Result<()> {
+        let mut all = Vec::new();
+        for contender in contenders {
+            let registers = contender.launch.unwrap_or_default().registers;
+            all.push(contender.by_algorithm(format!("{registers} registers")));
+        }
+        self.job.compare(Case { size, dtype, redop: kernel, ..Case::NONE }, &all)
+    }
+
+    /// Prints that a pair cannot run here.
+    fn omit(&self, name: &str, why: &str) {
+        if self.job.harness.rank.is_root() {
+            println!("# left out: {name}: {why}");
+        }
+    }
+}
 
 /// A pair: the file stem of its modules, and the function that runs it.
-pub type Pair = (&'static str, fn(&mut Run<'_, '_>) -> Result<()>);
+type Pair = (&'static str, fn(&mut Run<'_, '_>) -> Result<()>);
 
 /// All pairs. To add one, add a line here and a function that creates its workloads.
-pub const PAIRS: [Pair; 5] = [
+const PAIRS: [Pair; 5] = [
     ("lsa_barrier", lsa_barrier),
     ("lsa_allreduce", lsa_allreduce),
     ("reduce_copy", reduce_copy),
