@@ -213,13 +213,13 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use anyhow::bail;
-    use clap::Parser;
+    use clap::Args;
     use devcomm::World;
 
     use super::*;
-    use crate::base::options::{RankOptions, RunOptions};
-    use crate::contenders::contest::VariantInfo;
+    use crate::base::options::{RankOptions, RunOptions, parse};
     use crate::contenders::contender::Outcome;
+    use crate::contenders::contest::VariantInfo;
 
     const CASE: Case = Case { size: 4, count: 1, dtype: "f32", redop: "sum", ..Case::NONE };
 
@@ -268,8 +268,8 @@ mod tests {
         Contender::new(variant, checked, outcome).timed(1, timed)
     }
 
-    #[derive(Parser)]
-    struct Cli {
+    #[derive(Args)]
+    struct Flags {
         #[command(flatten)]
         ranks: RankOptions,
         #[command(flatten)]
@@ -288,7 +288,7 @@ mod tests {
         foreign: &[Foreign],
         test: impl Fn(Job<'_>) -> Result<()> + Sync,
     ) {
-        let cli = Cli::parse_from(["bench"].into_iter().chain(args.split_whitespace()));
+        let cli: Flags = parse(args);
         let variants =
             [Variant::Rust, Variant::Nccl].map(|variant| VariantInfo::column(variant, ""));
         let selection = Selection::new(&[], &variants, "test").unwrap();

@@ -105,13 +105,8 @@ impl Tune {
             print_times(&format!("{m}x{n}x{k}"), &all, &finals);
             let Timed { plan, seconds, .. } = choose(&finals).context("there is no plan")?;
             let line = line(shape, plan, seconds, self.inputs.l2);
-            println!("{line}");
             gemm.keep_plan(shape, plan)?;
-            if let Some(path) = &self.table {
-                let mut table = Table::read(path)?;
-                insert(&mut table, shape, line, &gpu);
-                table.write(path)?;
-            }
+            Table::keep(self.table.as_deref(), key(shape), line, head(&gpu))?;
         }
         Ok(())
     }
@@ -240,12 +235,11 @@ pub fn choose<P: Copy>(timed: &[Timed<P>]) -> Option<Timed<P>> {
     timed.iter().copied().find(|timed| timed.ratio <= EQUAL)
 }
 
-/// Adds the plan of a shape to a table.
-fn insert(table: &mut Table<Key>, shape: [usize; 3], line: String, gpu: &str) {
-    let head = format!(
+/// Returns the first line of a table.
+fn head(gpu: &str) -> String {
+    format!(
         "# Plans of matrix products on an {gpu}: m n k plan. Written by `devcomm-bench tune gemm`."
-    );
-    table.insert(key(shape), line, head);
+    )
 }
 
 /// Returns the line of a table, of this day, for a plan that was measured so.
@@ -257,32 +251,23 @@ fn line(shape: [usize; 3], plan: GemmPlan, seconds: f64, l2: L2) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use devcomm::World;
     use devcomm_testing::gemm::Problem;
 
     use super::*;
+    use crate::base::options::parse;
 
     const HEAD: &str = "# Plans of one GPU.\n# Two lines.\n";
 
     fn add(table: &mut Table<Key>, shape: [usize; 3], plan: &str, gpu: &str) {
         let line = line(shape, plan.parse().unwrap(), 5.625e-6, L2::Cold);
-        insert(table, shape, line, gpu);
-    }
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        tune: Tune,
+        table.insert(key(shape), line, head(gpu));
     }
 
     #[test]
     fn every_plan_is_checked_and_timed_as_launches_and_in_graphs() {
-        for args in [
-            &["tune", "-n", "2", "--rounds", "3"][..],
-            &["tune", "-n", "2", "--rounds", "3", "-G", "1"],
-        ] {
-            let Cli { tune } = Cli::parse_from(args);
+        for args in ["-n 2 --rounds 3", "-n 2 --rounds 3 -G 1"] {
+            let tune: Tune = parse(args);
             let ran = World::simulated(1).unwrap().run(|rank| {
                 // The times are meaningless, but taken as on GPUs.
                 let harness = Harness::new(rank, &tune.ranks, &tune.run)?;

@@ -113,12 +113,8 @@ impl TuneCollective {
             print_times(&format!("{name} of {bytes} B {dtype}"), &all, &finals);
             let (us, today) = (seconds * 1e6, date(SystemTime::now()));
             let line = format!("{name} {ranks} {dtype} {bytes} {plan} # {us:.2} us, {today}");
-            println!("{line}");
-            if let Some(path) = &self.table {
-                let mut table = Table::<Key>::read(path)?;
-                table.insert((name.to_owned(), ranks, dtype.to_owned(), bytes), line, head(rank)?);
-                table.write(path)?;
-            }
+            let key: Key = (name.to_owned(), ranks, dtype.to_owned(), bytes);
+            Table::keep(self.table.as_deref(), key, line, head(rank)?)?;
         }
         Ok(())
     }
@@ -158,20 +154,14 @@ fn time<T: Number>(
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use devcomm::{Algorithm, World};
 
     use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        tune: TuneCollective,
-    }
+    use crate::base::options::parse;
 
     #[test]
     fn every_plan_is_checked_and_timed() {
-        let Cli { tune } = Cli::parse_from(["tune", "-n", "2", "--rounds", "3"]);
+        let tune: TuneCollective = parse("-n 2 --rounds 3");
         let ran = World::simulated(2).unwrap().run(|rank| {
             // The times are meaningless, but taken as on GPUs.
             let harness = Harness::new(rank, &tune.ranks, &tune.run)?;

@@ -14,6 +14,7 @@ use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
 use super::benchmark::Benchmark;
+use super::collectives::for_types;
 use super::job::Job;
 use super::workloads::{AllReduce, Barrier, KernelInfo, LlExchange, Message, Put, Workload};
 use crate::base::files::TwinFiles;
@@ -151,16 +152,18 @@ fn lsa_barrier(run: &mut Run<'_, '_>) -> Result<()> {
 
 fn lsa_allreduce(run: &mut Run<'_, '_>) -> Result<()> {
     let info = KernelInfo { threads: 128, max_blocks: 128, rounds_partial_sums: false };
-    all_reduce::<f32, kernels::lsa_allreduce<f32>>(run, "lsa_allreduce", info)?;
-    all_reduce::<f16, kernels::lsa_allreduce<f16>>(run, "lsa_allreduce", info)?;
-    all_reduce::<bf16, kernels::lsa_allreduce<bf16>>(run, "lsa_allreduce", info)
+    for_types!(run.twins.dtype, T in [f32, f16, bf16] => {
+        all_reduce::<T, kernels::lsa_allreduce<T>>(run, "lsa_allreduce", info)?;
+    });
+    Ok(())
 }
 
 fn reduce_copy(run: &mut Run<'_, '_>) -> Result<()> {
     let info = KernelInfo { threads: 256, max_blocks: 64, rounds_partial_sums: true };
-    all_reduce::<f32, bench_kernels::reduce_copy<f32>>(run, "reduce_copy", info)?;
-    all_reduce::<f16, bench_kernels::reduce_copy<f16>>(run, "reduce_copy", info)?;
-    all_reduce::<bf16, bench_kernels::reduce_copy<bf16>>(run, "reduce_copy", info)
+    for_types!(run.twins.dtype, T in [f32, f16, bf16] => {
+        all_reduce::<T, bench_kernels::reduce_copy<T>>(run, "reduce_copy", info)?;
+    });
+    Ok(())
 }
 
 fn all_reduce<T, K>(run: &mut Run<'_, '_>, name: &'static str, info: KernelInfo) -> Result<()>
@@ -169,9 +172,6 @@ where
     K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
 {
     let (harness, compiled, twins) = (run.job.harness, run.compiled, run.twins);
-    if !twins.dtype.includes(T::NAME) {
-        return Ok(());
-    }
     let workload = |count| AllReduce::<T, K>::new(harness, &twins.grid, info, count);
     for count in twins.sizes.counts(LARGEST, size_of::<T>())? {
         let of = (name, T::NAME, count * size_of::<T>());

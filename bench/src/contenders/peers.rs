@@ -14,7 +14,7 @@ use clap::Args;
 use devcomm_locate::{NcclPart, find_nccl};
 use serde::Serialize;
 
-use crate::base::options::RunOptions;
+use crate::base::options::{RunOptions, without_flags};
 use crate::contenders::contender::Variant;
 use crate::contenders::foreign::{self, Foreign};
 use crate::contenders::selection::Selection;
@@ -256,26 +256,10 @@ impl Peer {
 
     /// This program, for NCCL on windows alone.
     fn own_command(&self) -> Command {
-        const REPLACED: [&str; 8] = [
-            "--peers",
-            "--json",
-            "--csv",
-            "--plot",
-            "--compare",
-            "--variants",
-            "--nccl",
-            "--between",
-        ];
+        const REPLACED: &str = "--peers --json --csv --plot --compare --variants --nccl --between";
+        let words: Vec<String> = std::env::args().skip(1).collect();
         let mut command = Command::new(std::env::current_exe().unwrap_or_default());
-        let mut keeps = true;
-        for word in std::env::args().skip(1) {
-            if word.starts_with('-') {
-                keeps = !REPLACED.contains(&word.split('=').next().unwrap_or_default());
-            }
-            if keeps {
-                command.arg(word);
-            }
-        }
+        command.args(without_flags(words.iter().map(String::as_str), REPLACED));
         command.args(["--variants", "nccl-sym", "--nccl", "unmixed"]);
         let setting = self.program.to_string_lossy().into_owned();
         let (variable, value) = setting.split_once('=').unwrap_or((&setting, "1"));

@@ -75,7 +75,7 @@ impl File {
 
     /// Adds another start of the same program on such a machine.
     pub fn join(&mut self, other: &Self) -> Result<()> {
-        let run = |file: &Self| (file.header.flags(&[]), file.header.machine_name());
+        let run = |file: &Self| (file.header.flags(""), file.header.machine_name());
         ensure!(run(self) == run(other), "{} is of another command or machine", self.name);
         ensure!(self.ratios.len() == other.ratios.len(), "{} has other cases", self.name);
         for (ratio, same) in self.ratios.iter_mut().zip(&other.ratios) {
