@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
-use clap::Args;
 use devcomm::{Element, F8E4M3, F8E5M2, KERNELS, kernels};
 use half::{bf16, f16};
 
-use super::benchmark::{Benchmark, Options, SIMULATED_BLOCKS, SIMULATED_LARGEST};
-use super::collectives::{Flags, Operation, for_types};
-use super::job::Job;
-use crate::base::options::{GridOptions, LARGEST};
+use super::benchmark::{Options, SIMULATED_BLOCKS, SIMULATED_LARGEST};
+use super::collectives::{Flags, for_types};
+use super::operation::Operation;
+use super::prelude::*;
+use crate::base::options::LARGEST;
 use crate::cases::workloads::{self, KernelInfo, Workload};
 use crate::contenders::{PeerOptions, Work};
 

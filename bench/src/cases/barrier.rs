@@ -1,15 +1,10 @@
 //! Barrier: `bench/kernels/src/lsa_barrier.rs`, many barriers in one kernel, against the host's
 //! equivalent, a collective of one element.
 
-use anyhow::Result;
-use clap::Args;
-
-use super::benchmark::{Benchmark, SIMULATED_BLOCKS};
-use super::collectives::{Operation, calls_of_nccl};
-use super::job::Job;
-use crate::base::options::GridOptions;
+use super::benchmark::SIMULATED_BLOCKS;
+use super::operation::{Operation, calls_of_nccl};
+use super::prelude::*;
 use crate::cases::workloads::{self, Workload};
-use crate::report::row::Case;
 
 /// The flags of `barrier`.
 #[derive(Args, Clone, Debug)]

@@ -2,14 +2,12 @@
 
 use std::rc::Rc;
 
-use anyhow::{Result, ensure};
 use devcomm::{Event, Gemm, Stream, SymmetricBuffer};
 use devcomm_testing::gemm::{Factor, Problem};
 use half::bf16;
 
+use super::prelude::*;
 use crate::contenders::contender::Work;
-use crate::contenders::{Contender, Variant};
-use crate::harness::Harness;
 
 /// `C = A x B^T` in bf16 on a stream of its own.
 pub struct ConcurrentProduct<'a> {

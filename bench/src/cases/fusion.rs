@@ -4,8 +4,6 @@
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
-use anyhow::Result;
-use clap::Args;
 use devcomm::{
     Buffer, Collectives, Communicator, DataType, DeviceSlice, Explanation, Gemm, ReduceOp, Stream,
     Window,
@@ -13,15 +11,13 @@ use devcomm::{
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::benchmark::{Benchmark, Options};
-use super::collectives::{By, Operation, buffer, of_nccl};
-use super::job::Job;
+use super::benchmark::Options;
+use super::operation::{By, Operation, buffer, of_nccl};
+use super::prelude::*;
 use super::product::{BF16_LOSES, Library, Matrices, Product, Sum, tune};
 use super::shapes::ShapeOptions;
 use crate::contenders::cublaslt::{Extras, Plan, Types};
-use crate::contenders::{Contender, PeerOptions, Selection, Variant, Work};
-use crate::harness::{Harness, Nccl};
-use crate::report::row::{Case, L2};
+use crate::contenders::{PeerOptions, Selection, Work};
 
 /// A plan that was asked for.
 #[derive(Clone, Copy, Debug)]

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail, ensure};
-use clap::{Args, ValueEnum};
+use anyhow::bail;
+use clap::ValueEnum;
 use devcomm::kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
 use devcomm::{
     Activation, Buffer, Element, F8E4M3, F8E5M2, Gemm as Kernel, GemmElement, GemmOutput, GemmPlan,
@@ -13,15 +13,11 @@ use devcomm_testing::gemm::Problem;
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
-use super::benchmark::Benchmark;
-use super::job::Job;
+use super::prelude::*;
 use super::product::{BF16_LOSES, Epilogue, Library, Matrices, Product, by_cublaslt};
 use super::shapes::ShapeOptions;
 use super::tune_table::Table;
 use crate::contenders::cublaslt::{Extras, Types};
-use crate::contenders::{Contender, Variant};
-use crate::harness::Harness;
-use crate::report::row::{Case, L2};
 
 /// The flags for the inputs of a product.
 #[derive(Args, Clone, Debug)]

@@ -3,19 +3,17 @@
 
 use std::fmt;
 
-use anyhow::{Result, ensure};
-use clap::Args;
 use devcomm::{
     Communicator, DeviceSlice, GemmAllReduce as Operation, GemmAllReducePlan, Stream, Window, Wire,
 };
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::collectives;
 use super::fusion::{self, Fusion};
+use super::operation;
+use super::prelude::*;
 use super::shapes::ShapeOptions;
 use crate::contenders::PeerOptions;
-use crate::report::row::L2;
 
 /// The flags of `gemm-allreduce`. Every combination of the lists runs.
 #[derive(Args, Clone, Debug)]
@@ -62,7 +60,7 @@ impl fmt::Display for Requested {
 
 impl Fusion for GemmAllReduce {
     const NAME: &'static str = "gemm-allreduce";
-    const COLLECTIVE: collectives::Operation = collectives::Operation::AllReduce;
+    const COLLECTIVE: operation::Operation = operation::Operation::AllReduce;
     type Operation = Operation;
     type Requested = Requested;
 

@@ -1,20 +1,15 @@
 //! The matrix products of `docs/gemm.md` in bf16 on one GPU, from a loop to the shipped kernel,
 //! against cuBLASLt.
 
-use anyhow::{Result, ensure};
-use clap::Args;
 use devcomm::{Buffer, Element};
 use devcomm_gemm_ladder::{Ladder, Step, check_shape};
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::benchmark::Benchmark;
-use super::job::Job;
+use super::prelude::*;
 use super::product::{Library, Matrices, Product, by_cublaslt};
 use super::shapes::lists_or;
 use crate::contenders::cublaslt::{Extras, Types};
-use crate::contenders::{Contender, Variant};
-use crate::report::row::Case;
 
 /// The flags of `gemm-ladder`. Every combination of the lists runs.
 #[derive(Args, Clone, Debug)]

@@ -3,8 +3,7 @@
 
 use std::cell::RefCell;
 
-use anyhow::{Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 use devcomm::{
     Buffer, DeviceSlice, Element, Gemm, GroupedGemm as Kernel, RowGroups, SymmetricBuffer,
 };
@@ -13,14 +12,10 @@ use devcomm_testing::numbers::Number;
 use devcomm_testing::simulated::read;
 use half::bf16;
 
-use super::benchmark::Benchmark;
-use super::job::Job;
+use super::prelude::*;
 use super::product::Library;
 use crate::contenders::cublas::GroupedProduct;
 use crate::contenders::cublaslt::{Extras, Plan, Types};
-use crate::contenders::{Contender, Outcome, Variant};
-use crate::harness::Harness;
-use crate::report::row::Case;
 
 /// The elements of a large product that are checked.
 const SAMPLES: usize = 4096;

@@ -1,16 +1,11 @@
 //! What launches take, with each set of attributes.
 
-use anyhow::{Context, Result};
-use clap::Args;
 use devcomm::kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm::kernels::push_exchange;
 use devcomm::{Buffer, DevCommRequirements, KERNELS, LaunchConfig, Window};
 
-use super::benchmark::Benchmark;
-use super::collectives::{Call, Operation, calls_of_nccl};
-use super::job::Job;
-use crate::contenders::{Contender, Variant};
-use crate::report::row::Case;
+use super::operation::{Call, Operation, calls_of_nccl};
+use super::prelude::*;
 
 /// The flags of `launch`.
 #[derive(Args, Clone, Debug)]

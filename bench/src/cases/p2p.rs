@@ -1,23 +1,18 @@
 //! Copies between neighbouring ranks: by loads, stores and TMA of a kernel, and by the copy engine,
 //! against `ncclSend`.
 
-use anyhow::{Result, ensure};
-use clap::Args;
 use devcomm::{
     Buffer, DataType, DevCommRequirements, DevCommResource, FunctionInfo, Kernels, LaunchConfig,
     TensorMap, TensorMapDesc, Window,
 };
 use devcomm_bench_kernels::{TMA_ROW, TMA_ROWS, TMA_SHARED, p2p_copy, p2p_tma};
 
-use super::benchmark::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
-use super::job::Job;
+use super::benchmark::{SIMULATED_BLOCKS, SIMULATED_LARGEST};
+use super::prelude::*;
 use super::signal::peer_slice;
-use crate::base::options::{GridOptions, LARGEST, SizeOptions};
+use crate::base::options::LARGEST;
 use crate::base::ranks;
 use crate::cases::workloads::Message;
-use crate::contenders::{Contender, Variant};
-use crate::harness::Harness;
-use crate::report::row::Case;
 
 /// The flags of `p2p`.
 #[derive(Args, Clone, Debug)]

@@ -4,20 +4,16 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use devcomm::{Buffer, DeviceSlice, Element, ReduceOp, SymmetricBuffer};
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::numbers::Number;
 use devcomm_testing::simulated::read;
 
-use super::job::Job;
+use super::prelude::*;
 use crate::base::gpu;
 use crate::base::ranks;
 use crate::contenders::cublaslt::{CublasLt, Extras, Plan, Types};
-use crate::contenders::{Contender, Outcome, Variant};
-use crate::harness::Harness;
-use crate::report::row::L2;
 
 /// The number of elements of a large product that the host computes and compares; all would take
 /// too long.

@@ -1,18 +1,12 @@
 //! Put: ping-pong with a neighbouring rank, each message with a signal, by kernels over the network
 //! (GIN) and over NVLink, against NCCL's host sends and puts.
 
-use anyhow::{Result, ensure};
-use clap::Args;
 use devcomm::{GinType, Kernels, Signal, WaitSignalDesc, Window};
 
-use super::benchmark::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
-use super::job::Job;
+use super::benchmark::{SIMULATED_BLOCKS, SIMULATED_LARGEST};
+use super::prelude::*;
 use crate::base::kernels::KERNELS;
-use crate::base::options::{GridOptions, SizeOptions};
 use crate::cases::workloads::{self, Message, Workload};
-use crate::contenders::{Contender, Variant};
-use crate::harness::Harness;
-use crate::report::row::Case;
 
 /// The flags of `put`.
 #[derive(Args, Clone, Debug)]

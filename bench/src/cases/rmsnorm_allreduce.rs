@@ -3,8 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
-use clap::Args;
 use devcomm::kernels;
 use devcomm::kernels::collectives::rmsnorm::{Quantised, QuantisedArgs};
 use devcomm::{
@@ -16,13 +14,12 @@ use devcomm_testing::rmsnorm;
 use devcomm_testing::simulated::read;
 use half::{bf16, f16};
 
-use super::benchmark::{Benchmark, Options};
-use super::collectives::{Means, Operation, for_types, memory, of_nccl};
-use super::job::Job;
+use super::benchmark::Options;
+use super::collectives::{Means, for_types};
+use super::operation::{Operation, memory, of_nccl};
+use super::prelude::*;
 use crate::base::options::Dtype;
-use crate::contenders::{Contender, Outcome, PeerOptions, Variant, Work};
-use crate::harness::{Harness, Nccl};
-use crate::report::row::Case;
+use crate::contenders::{PeerOptions, Work};
 
 /// The flags of `rmsnorm-allreduce`.
 #[derive(Args, Clone, Debug)]

@@ -2,20 +2,18 @@
 //! against cuBLASLt and then `ncclReduceScatter`, and after an all-gather of A, `AllGatherGemm`
 //! against `ncclAllGather` and then cuBLASLt.
 
-use anyhow::{Result, ensure};
-use clap::Args;
 use devcomm::{
     AllGatherGemmPlan, Communicator, DeviceSlice, GemmReduceScatterPlan, Stream, Window,
 };
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::collectives;
 use super::fusion::{Fusion, Requested, plan_of};
+use super::operation;
+use super::prelude::*;
 use super::product::BF16_LOSES;
 use super::shapes::ShapeOptions;
 use crate::contenders::PeerOptions;
-use crate::report::row::L2;
 
 /// Declares a benchmark: its plans, the two extents that the operation is made for, and what its
 /// products lose.
@@ -47,7 +45,7 @@ macro_rules! benchmarks {
 
         impl Fusion for $operation {
             const NAME: &'static str = $name;
-            const COLLECTIVE: collectives::Operation = collectives::Operation::$collective;
+            const COLLECTIVE: operation::Operation = operation::Operation::$collective;
             type Operation = devcomm::$operation;
             type Requested = Requested<$plan>;
 

@@ -1,21 +1,15 @@
 //! Signal: ping-pong without data with a neighbouring rank, by kernels over the network (GIN) and
 //! over NVLink, against NCCL's host sends and signals.
 
-use anyhow::{Context, Result, ensure};
-use clap::Args;
 use devcomm::{
     Buffer, DevCommRequirements, DeviceSlice, Kernels, LaunchConfig, WaitSignalDesc, Window,
 };
 use devcomm_bench_kernels::{gin_signal, lsa_signal};
 use devcomm_testing::simulated::read;
 
-use super::benchmark::Benchmark;
-use super::job::Job;
+use super::prelude::*;
 use super::put::{by_host, by_nccl, omit};
 use crate::cases::workloads::{Message, gin_requirements};
-use crate::contenders::{Contender, Outcome, Variant};
-use crate::harness::Harness;
-use crate::report::row::Case;
 
 /// The flags of `signal`: none of its own.
 #[derive(Args, Clone, Debug)]

@@ -9,12 +9,11 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, ensure};
-use clap::Args;
 use devcomm::{Buffer, Gemm as Kernel, GemmPlan, Rank};
 use half::bf16;
 
 use super::gemm::{Dtype, Inputs};
+use super::prelude::*;
 use super::product::{Matrices, Product};
 use super::tune_table::{Key, Table, key};
 use crate::base::date::date;
@@ -22,10 +21,8 @@ use crate::base::options::{RankOptions, RunOptions};
 use crate::base::output::validate_output;
 use crate::base::ranks;
 use crate::base::stats::Spread;
-use crate::contenders::{Contender, Variant};
+use crate::harness::Rounds;
 use crate::harness::header::Header;
-use crate::harness::{Harness, Rounds};
-use crate::report::row::L2;
 
 /// The flags of `tune gemm`. Its output is a table too: what is not an entry is a comment. This
 /// machine's cache folder keeps the plans.

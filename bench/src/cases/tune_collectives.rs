@@ -4,21 +4,20 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use anyhow::bail;
 use devcomm::{Buffer, CollectivePlan, Collectives, Element, Rank};
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
-use super::collectives::{By, Call, Operation, for_types};
+use super::collectives::for_types;
+use super::operation::{By, Call, Operation};
+use super::prelude::*;
 use super::tune::{Timed, choose, print_header, print_times, run_off};
 use super::tune_table::{Table, TableKey, number};
 use crate::base::date::date;
-use crate::base::options::{Dtype, LARGEST, RankOptions, RunOptions, SizeOptions};
+use crate::base::options::{Dtype, LARGEST, RankOptions, RunOptions};
 use crate::base::output::validate_output;
 use crate::base::ranks;
-use crate::contenders::{Contender, Variant};
-use crate::harness::Harness;
 
 /// The flags of `tune all-reduce` and so on. Its output is a table too: what is not an entry is a
 /// comment.

@@ -6,21 +6,17 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use anyhow::bail;
 use devcomm::{GinType, Kernel, Kernels, device, kernels};
 use devcomm_bench_kernels as bench_kernels;
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
-use super::benchmark::Benchmark;
 use super::collectives::for_types;
-use super::job::Job;
+use super::prelude::*;
 use super::workloads::{AllReduce, Barrier, KernelInfo, LlExchange, Message, Put, Workload};
 use crate::base::files::TwinFiles;
-use crate::base::options::{Dtype, GridOptions, LARGEST, SizeOptions};
-use crate::contenders::{Contender, Variant};
-use crate::report::row::Case;
+use crate::base::options::{Dtype, LARGEST};
 
 /// The flags of `twins`.
 #[derive(Args, Clone, Debug)]

@@ -2,16 +2,14 @@
 
 use std::rc::Rc;
 
-use anyhow::Result;
 use devcomm::{Buffer, DeviceSlice, group};
 use devcomm_testing::experts::Batch;
 use devcomm_testing::simulated::read;
 use half::bf16;
 
 use super::layer::{Layer, Operation, count_different, routing};
-use crate::cases::collectives::memory;
-use crate::contenders::{Contender, Outcome, Variant};
-use crate::harness::Nccl;
+use crate::cases::operation::memory;
+use crate::cases::prelude::*;
 
 /// Buffers with a chunk for each rank, as long as that of the two ranks with the most rows. A row
 /// is in the chunk of each rank that has an expert of its token, and its result in the one that

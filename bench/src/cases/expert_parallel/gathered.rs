@@ -2,15 +2,13 @@
 
 use std::rc::Rc;
 
-use anyhow::Result;
 use devcomm::{Collectives, Communicator, DeviceSlice, ReduceOp, group};
 use devcomm_testing::simulated::read;
 use half::bf16;
 
 use super::layer::{Layer, Operation, count_different, routing};
-use crate::cases::collectives::memory;
-use crate::contenders::{Contender, Outcome, Variant};
-use crate::harness::Nccl;
+use crate::cases::operation::memory;
+use crate::cases::prelude::*;
 
 /// The buffers of the same by collectives: rows and routing, those of all ranks, the contributions
 /// to all tokens and the results.

@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use anyhow::Result;
 use clap::ValueEnum;
 use devcomm::{
     Buffer, DeviceSlice, ExpertParallel, ExpertParallelOptions, SymmetricBuffer, Tokens,
@@ -12,8 +11,7 @@ use devcomm_testing::experts::{Batch, Layout};
 use devcomm_testing::simulated::read;
 use half::bf16;
 
-use crate::contenders::{Contender, Outcome, Variant};
-use crate::harness::Harness;
+use crate::cases::prelude::*;
 
 /// A part of a layer's communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

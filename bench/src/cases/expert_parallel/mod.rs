@@ -7,8 +7,7 @@ mod layer;
 
 use std::rc::Rc;
 
-use anyhow::{Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 use devcomm::{DevCommRequirements, ExpertParallelOptions, Kernels, LaunchConfig, Window};
 use devcomm_bench_kernels::p2p_copy;
 use devcomm_testing::experts::{Batch, Routing};
@@ -16,13 +15,9 @@ use devcomm_testing::experts::{Batch, Routing};
 use self::all_to_all::AllToAll;
 use self::gathered::Gathered;
 use self::layer::{Layer, Operation};
-use super::benchmark::{Benchmark, SIMULATED_BLOCKS};
-use super::job::Job;
-use crate::base::options::GridOptions;
+use super::benchmark::SIMULATED_BLOCKS;
+use crate::cases::prelude::*;
 use crate::cases::workloads::Message;
-use crate::contenders::{Contender, Variant};
-use crate::harness::Harness;
-use crate::report::row::Case;
 
 /// The flags of `ep`. A row's operation is in the column of reductions: `dispatch` until rows and
 /// counts are received, `group` puts the rows in the order of the experts, `combine`, and `layer`,

@@ -2,7 +2,6 @@
 
 use std::marker::PhantomData;
 
-use anyhow::Result;
 use devcomm::{
     Buffer, DevCommRequirements, DevCommResource, DeviceSlice, Kernel, Kernels, LaunchConfig,
     Window, device,
@@ -11,9 +10,7 @@ use devcomm_testing::numbers::{Number, checksum, count_wrong, inputs};
 use devcomm_testing::simulated::read;
 
 use super::workload::Workload;
-use crate::base::options::GridOptions;
-use crate::contenders::{Contender, Outcome, Variant};
-use crate::harness::Harness;
+use crate::cases::prelude::*;
 
 /// A kernel's grid limits and rounding.
 #[derive(Clone, Copy)]

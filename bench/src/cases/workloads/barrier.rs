@@ -1,13 +1,11 @@
 //! LSA barriers, one after the other.
 
-use anyhow::{Result, ensure};
 use devcomm::{DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Window};
 use devcomm_bench_kernels::{lsa_barrier, lsa_barrier_checked};
 use devcomm_testing::simulated::read;
 
 use super::workload::Workload;
-use crate::contenders::{Contender, Outcome, Variant};
-use crate::harness::Harness;
+use crate::cases::prelude::*;
 
 /// Barriers per timed launch (enough to hide the launch), and per checked launch.
 const ROUNDS: u32 = 1000;

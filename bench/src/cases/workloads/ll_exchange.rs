@@ -1,6 +1,5 @@
 //! All-to-all by the low-latency protocol.
 
-use anyhow::Result;
 use devcomm::{
     DevCommRequirements, DevCommResource, Kernels, LaunchConfig, LlA2a, ResourceKey, Window,
 };
@@ -9,9 +8,7 @@ use devcomm_testing::messages::{count_wrong, sent};
 use devcomm_testing::simulated::read;
 
 use super::workload::Workload;
-use crate::base::options::GridOptions;
-use crate::contenders::{Contender, Outcome, Variant};
-use crate::harness::Harness;
+use crate::cases::prelude::*;
 
 const MAX_BLOCKS: usize = 64;
 const THREADS: u32 = 128;

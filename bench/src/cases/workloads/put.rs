@@ -1,6 +1,5 @@
 //! Ping-pong of messages between two neighbouring ranks: over the network (GIN), and over NVLink.
 
-use anyhow::Result;
 use devcomm::{
     Buffer, DevCommRequirements, DevCommResource, DeviceSlice, GinConnectionType, GinType, Kernels,
     LaunchConfig, Window,
@@ -10,8 +9,7 @@ use devcomm_testing::messages::datum;
 use devcomm_testing::simulated::read;
 
 use super::workload::Workload;
-use crate::contenders::{Contender, Outcome, Variant};
-use crate::harness::Harness;
+use crate::cases::prelude::*;
 
 /// Threads of the block that puts over GIN.
 const WARP: u32 = 32;
