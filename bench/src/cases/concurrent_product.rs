@@ -30,9 +30,8 @@ impl<'a> ConcurrentProduct<'a> {
         let (comm, [m, n, k]) = (harness.comm, [shape[0], shape[1], shape[2]]);
         let problem = Problem { m, n, k, seed: harness.run.seed };
         let stream = harness.rank.stream()?;
-        let factors = [comm.mem_alloc(m * k)?, comm.mem_alloc(n * k)?];
-        factors[0].copy_from_host(&problem.noise(Factor::A, 0))?;
-        factors[1].copy_from_host(&problem.noise(Factor::B, 0))?;
+        let filled = |factor| harness.filled(&problem.noise(factor, 0));
+        let factors = [filled(Factor::A)?, filled(Factor::B)?];
         let event = || harness.rank.context().event();
         Ok(Self {
             harness,

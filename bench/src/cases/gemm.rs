@@ -160,9 +160,7 @@ impl Gemm {
         };
         let scales = [self.scale(0), self.scale(1)];
         let factor_of_c = scales[0] * scales[1];
-        let [of_a, of_b] = [harness.comm.mem_alloc(1)?, harness.comm.mem_alloc(1)?];
-        of_a.copy_from_host(&scales[..1])?;
-        of_b.copy_from_host(&scales[1..])?;
+        let [of_a, of_b] = [harness.filled(&scales[..1])?, harness.filled(&scales[1..])?];
         job.begin()?;
         let (mut ran, mut kept) = (0, None);
         for (problem, copies) in problems {
@@ -277,11 +275,8 @@ struct Added<O: Element> {
 
 impl<O: Number> Added<O> {
     fn new(harness: &Harness<'_>, epilogue: Epilogue, [m, n]: [usize; 2]) -> Result<Self> {
-        let filled = |len: usize, of: fn(usize) -> f32| -> Result<SymmetricBuffer<O>> {
-            let buffer = harness.comm.mem_alloc(len)?;
-            let all: Vec<O> = (0..len).map(|i| O::nearest(of(i))).collect();
-            buffer.copy_from_host(&all)?;
-            Ok(buffer)
+        let filled = |len: usize, of: fn(usize) -> f32| {
+            harness.filled(&(0..len).map(|i| O::nearest(of(i))).collect::<Vec<O>>())
         };
         let bias = (epilogue != Epilogue::None).then(|| filled(n, Epilogue::bias));
         let residual = (epilogue == Epilogue::Residual).then(|| filled(m * n, Epilogue::residual));

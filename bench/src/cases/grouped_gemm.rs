@@ -187,14 +187,11 @@ impl<'a> Matrices<'a> {
         sizes: Vec<usize>,
     ) -> Result<Self> {
         let words = |numbers: Vec<usize>| {
-            let buffer = harness.comm.mem_alloc(numbers.len())?;
             let words: Vec<u32> = numbers.into_iter().map(|number| number as u32).collect();
-            buffer.copy_from_host(&words)?;
-            Ok::<_, devcomm::Error>(buffer.device_slice())
+            harness.filled(&words).map(|buffer| buffer.device_slice())
         };
         let groups = RowGroups { offsets: words(offsets(&sizes))?, sizes: words(sizes.clone())? };
-        let a = harness.comm.mem_alloc(problem.m * problem.k)?;
-        a.copy_from_host(&problem.factor(Factor::A, 0))?;
+        let a = harness.filled(&problem.factor(Factor::A, 0))?;
         weights.fill(false)?;
         Ok(Self { harness, problem, weights, sizes, groups, a })
     }
@@ -221,9 +218,8 @@ impl<'a> Matrices<'a> {
     fn by_one_call(&self) -> Result<Option<Contender<'_>>> {
         let (Problem { n, k, .. }, harness) = (self.problem, self.harness);
         let c = harness.comm.mem_alloc::<bf16>(self.problem.m * n)?.device_slice();
-        let groups: Vec<_> = self.sizes.iter().copied().zip(self.addresses(&c)?).collect();
-        let groups: Vec<_> =
-            groups.into_iter().filter_map(|(rows, of)| Some((rows, of?))).collect();
+        let groups = self.sizes.iter().copied().zip(self.addresses(&c)?);
+        let groups: Vec<_> = groups.filter_map(|(rows, of)| Some((rows, of?))).collect();
         let Some(product) = GroupedProduct::new(harness.comm, &groups, [n, k])? else {
             println!("# left out: cublas-grouped: cuBLAS (libcublas.so) cannot be loaded");
             return Ok(None);

@@ -279,15 +279,16 @@ mod tests {
     }
 
     /// A job of two simulated ranks.
-    fn simulated(args: &str, test: impl Fn(Job<'_>) -> Result<()> + Sync) {
+    fn simulated(args: &str, test: impl Fn(Job<'_>, &Log<'_>) -> Result<()> + Sync) {
         simulated_with(args, &[], test);
     }
 
     fn simulated_with(
         args: &str,
         foreign: &[Foreign],
-        test: impl Fn(Job<'_>) -> Result<()> + Sync,
+        test: impl Fn(Job<'_>, &Log<'_>) -> Result<()> + Sync,
     ) {
+        let poisoned = AtomicUsize::new(0);
         let cli: Flags = parse(args);
         let variants =
             [Variant::Rust, Variant::Nccl].map(|variant| VariantInfo::column(variant, ""));
@@ -298,17 +299,16 @@ mod tests {
             harness.is_timed = true;
             let contest = Contest::of("gemm-allreduce").unwrap();
             let (files, of_others) = ((None, &cli.output), (foreign, None));
-            test(Job::new(&harness, selection.clone(), contest, files, of_others))
+            let log = Log { done: RefCell::default(), poisoned: &poisoned };
+            test(Job::new(&harness, selection.clone(), contest, files, of_others), &log)
         });
         ran.unwrap();
     }
 
     #[test]
     fn every_check_begins_with_a_spoilt_result_and_all_are_done_before_the_first_time() {
-        let poisoned = AtomicUsize::new(0);
-        simulated("-c 2 -n 3 -w 1 --rounds 2", |mut job| {
-            let log = Log { done: RefCell::default(), poisoned: &poisoned };
-            job.compare(CASE, &[lazy(Variant::Rust, 1, &log), lazy(Variant::Nccl, 2, &log)])?;
+        simulated("-c 2 -n 3 -w 1 --rounds 2", |mut job, log| {
+            job.compare(CASE, &[lazy(Variant::Rust, 1, log), lazy(Variant::Nccl, 2, log)])?;
             // Each contender has the warm-up, and in both rounds an untimed launch and the batch.
             let timed = 2 * (1 + 2 * (1 + 3));
             let checks = [["poison", "checked"]; 4].concat();
@@ -332,10 +332,8 @@ mod tests {
         };
         let of_torch = [(Variant::TorchOneShot, "f32", 5), (Variant::TorchTwoShot, "bf16", 0)];
         let foreign = of_torch.map(|(variant, dtype, wrong)| foreign(variant, dtype, wrong));
-        let poisoned = AtomicUsize::new(0);
-        simulated_with("-n 1 -w 0 --rounds 3", &foreign, |mut job| {
-            let log = Log { done: RefCell::default(), poisoned: &poisoned };
-            job.compare(CASE, &[lazy(Variant::Rust, 1, &log)])?;
+        simulated_with("-n 1 -w 0 --rounds 3", &foreign, |mut job, log| {
+            job.compare(CASE, &[lazy(Variant::Rust, 1, log)])?;
             let [rust, torch] = &job.report.rows[..] else { panic!("{:?}", job.report.rows) };
             assert_eq!((torch.variant, torch.wrong), (Variant::TorchOneShot, Some(5)));
             assert!((torch.time_us.unwrap() - 3.0).abs() < 1e-9, "{torch:?}");
@@ -349,11 +347,9 @@ mod tests {
     fn rows_are_in_the_file_before_the_run_ends() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rows.json");
-        let poisoned = AtomicUsize::new(0);
-        simulated(&format!("-n 1 -w 0 --rounds 1 --json {}", path.display()), |mut job| {
+        simulated(&format!("-n 1 -w 0 --rounds 1 --json {}", path.display()), |mut job, log| {
             for rows in 1..3 {
-                let log = Log { done: RefCell::default(), poisoned: &poisoned };
-                job.compare(CASE, &[lazy(Variant::Rust, 1, &log)])?;
+                job.compare(CASE, &[lazy(Variant::Rust, 1, log)])?;
                 if job.harness.rank.is_root() {
                     let file: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
                     assert_eq!(file["rows"].as_array().map(Vec::len), Some(rows));
@@ -365,11 +361,9 @@ mod tests {
 
     #[test]
     fn a_row_has_the_time_after_a_kernel_of_another_program() {
-        let poisoned = AtomicUsize::new(0);
         for args in ["-n 2 -w 0 --rounds 3 --between", "-n 2 -w 0 --rounds 3"] {
-            simulated(args, |mut job| {
-                let log = Log { done: RefCell::default(), poisoned: &poisoned };
-                job.compare(CASE, &[lazy(Variant::Rust, 1, &log)])?;
+            simulated(args, |mut job, log| {
+                job.compare(CASE, &[lazy(Variant::Rust, 1, log)])?;
                 let timed = log.done.borrow().iter().filter(|done| **done == "timed").count();
                 let is_between = args.ends_with("--between");
                 assert_eq!(timed, if is_between { 18 } else { 9 });
@@ -381,7 +375,7 @@ mod tests {
 
     #[test]
     fn the_error_of_a_run_comes_before_its_verdict() {
-        simulated("", |job| {
+        simulated("", |job, _| {
             let measured = || bail!("a launch failed");
             let error = job.finish(measured(), &Mutex::default()).unwrap_err().to_string();
             assert_eq!(error, "a launch failed");

@@ -166,9 +166,8 @@ impl<T: Number> Weights<T> {
         let all = harness.comm.mem_alloc(copies * stride)?;
         let copy = |i| all.slice(i * stride..i * stride + len);
         let copies = (0..copies).map(copy).collect::<devcomm::Result<_>>()?;
-        let (exact, noise) = (harness.comm.mem_alloc(len)?, harness.comm.mem_alloc(len)?);
-        exact.copy_from_host(&problem.factor(Factor::B, rank))?;
-        noise.copy_from_host(&problem.noise(Factor::B, rank))?;
+        let exact = harness.filled(&problem.factor(Factor::B, rank))?;
+        let noise = harness.filled(&problem.noise(Factor::B, rank))?;
         Ok(Rc::new(Self { shape: [problem.n, problem.k], copies, exact, noise }))
     }
 }

@@ -183,8 +183,7 @@ impl<'a, T: Number> Norm<'a, T> {
         let memory = |len| Ok::<_, devcomm::Error>(comm.mem_alloc(len)?.device_slice());
         let (residual, weight) = (memory(count)?, memory(hidden)?);
         let quantise = || -> Result<_> {
-            let scale = comm.mem_alloc(1)?.device_slice();
-            scale.copy_from_host(&[SCALE])?;
+            let scale = harness.filled(&[SCALE])?.device_slice();
             Ok((comm.mem_alloc(count)?.device_slice(), scale))
         };
         let quantised = quantised.then(quantise).transpose()?;

@@ -129,25 +129,20 @@ pub struct Contender<'a> {
 /// A function that enqueues work.
 pub type Work<'a> = Rc<dyn Fn() -> devcomm::Result<()> + 'a>;
 
-/// A result in this rank's memory.
+/// A result in this rank's memory; `()` is one that cannot be wrong.
 pub trait Outcome {
     /// Fills it with wrong values, so that elements that a contender does not write count as wrong.
-    fn poison(&self) -> Result<()>;
-
-    /// Counts its wrong elements. *Collective*.
-    fn count_wrong(&self) -> Result<usize>;
-}
-
-/// An outcome that cannot be wrong.
-impl Outcome for () {
     fn poison(&self) -> Result<()> {
         Ok(())
     }
 
+    /// Counts its wrong elements. *Collective*.
     fn count_wrong(&self) -> Result<usize> {
         Ok(0)
     }
 }
+
+impl Outcome for () {}
 
 impl<O: Outcome> Outcome for &O {
     fn poison(&self) -> Result<()> {

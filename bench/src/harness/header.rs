@@ -209,15 +209,9 @@ impl GpuState {
     }
 
     fn parse(line: &str) -> Option<Self> {
-        let mut fields = line.trim().split(',').map(|field| field.trim().to_owned());
-        let mut next = || fields.next();
-        Some(Self {
-            driver: next()?,
-            sm_clock: next()?,
-            max_sm_clock: next()?,
-            memory_clock: next()?,
-            power_limit: next()?,
-        })
+        let mut csv = csv::ReaderBuilder::new();
+        let csv = csv.has_headers(false).trim(csv::Trim::All).from_reader(line.as_bytes());
+        csv.into_deserialize().next()?.ok()
     }
 }
 

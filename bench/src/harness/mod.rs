@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use devcomm::{
-    CollectivesOptions, Communicator, Event, Graph, Kernels, LaunchConfig, Rank, Stream,
-    SymmetricBuffer,
+    Buffer as _, CollectivesOptions, Communicator, Element, Event, Graph, Kernels, LaunchConfig,
+    Rank, Stream, SymmetricBuffer,
 };
 use devcomm_bench_kernels::plain;
 use fastrand::Rng;
@@ -115,6 +115,13 @@ impl<'a> Harness<'a> {
             Ok(Nccl { name: own.is_some().then_some(name), own, world: self.comm })
         };
         settings.into_iter().map(setting).collect()
+    }
+
+    /// Returns memory with these elements, which is not registered.
+    pub fn filled<T: Element>(&self, elements: &[T]) -> devcomm::Result<SymmetricBuffer<T>> {
+        let buffer = self.comm.mem_alloc(elements.len())?;
+        buffer.copy_from_host(elements)?;
+        Ok(buffer)
     }
 
     /// Returns the options of `Collectives`.

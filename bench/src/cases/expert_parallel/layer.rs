@@ -76,9 +76,9 @@ impl<'a> Layer<'a> {
             variant,
             layout: batch.layout(me),
             expected: batch.combined(me, None, |_| 1.0),
-            input: comm.mem_alloc(batch.inputs[me].len())?,
-            ids: comm.mem_alloc(batch.ids[me].len())?,
-            weights: comm.mem_alloc(batch.weights[me].len())?,
+            input: harness.filled(&batch.inputs[me])?,
+            ids: harness.filled(&batch.ids[me])?,
+            weights: harness.filled(&batch.weights[me])?,
             rows: match variant {
                 Variant::RustThroughput => experts.rows()?,
                 _ => comm.mem_alloc(experts.most_rows() * batch.hidden)?.device_slice(),
@@ -87,9 +87,6 @@ impl<'a> Layer<'a> {
             batch: Rc::clone(batch),
             experts: Rc::new(experts),
         };
-        layer.input.copy_from_host(&layer.batch.inputs[me])?;
-        layer.ids.copy_from_host(&layer.batch.ids[me])?;
-        layer.weights.copy_from_host(&layer.batch.weights[me])?;
         // So that any operation can be the first.
         layer.launch(Operation::Dispatch)?;
         layer.launch(Operation::Group)?;
