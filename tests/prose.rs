@@ -13,10 +13,7 @@ const FILE: &str = "a file has more than 500 lines";
 const FUNCTION: &str = "a function has more than 70 lines";
 
 /// Where a rule is still broken, and how often. A number may only fall.
-const OWED: [(&str, &str, usize); 19] = [
-    ("bench/src/cases/collectives.rs", FILE, 1),
-    ("bench/src/cases/gemm.rs", FUNCTION, 1),
-    ("bench/src/contenders/cublaslt/mod.rs", FUNCTION, 1),
+const OWED: [(&str, &str, usize); 16] = [
     ("bench/tests/simulated.rs", FILE, 1),
     ("crates/ops/", FUNCTION, 1),
     ("crates/rma_loopback/tests/fake/work.rs", FUNCTION, 1),

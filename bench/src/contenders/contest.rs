@@ -17,7 +17,7 @@ pub struct Contest {
 pub struct VariantInfo {
     pub variant: Variant,
     pub role: Role,
-    /// Its description.
+    /// The description.
     pub what: &'static str,
 }
 
@@ -36,8 +36,8 @@ pub enum Role {
     Ours,
     /// What others offer for the same work. A ratio is the time of ours over that of the fastest.
     Theirs,
-    /// In no ratio: other forms of devcomm, mixes of theirs and devcomm's, and what does less, such
-    /// as a product without its communication or bare stores.
+    /// A variant in no ratio: another form of devcomm, a mix of theirs and devcomm's, or one that
+    /// does less, such as a product without its communication or bare stores.
     Column,
 }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use devcomm::{
-    Buffer as _, CollectivesOptions, Communicator, Element, Event, Graph, Kernels, LaunchConfig,
-    Rank, Stream, SymmetricBuffer,
+    CollectivesOptions, Communicator, Element, Event, Graph, Kernels, LaunchConfig, Rank, Stream,
+    SymmetricBuffer,
 };
 use devcomm_bench_kernels::plain;
 use fastrand::Rng;

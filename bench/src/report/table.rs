@@ -33,8 +33,8 @@ impl<R> Column<R> {
         Self { name, unit, least_width, value, is_always_shown: true }
     }
 
-    /// Returns a column that tables have in which a row has a value: it leaves out what a machine or
-    /// a benchmark does not tell.
+    /// Returns a column that tables have in which a row has a value: what a machine or a benchmark
+    /// does not tell is left out.
     pub const fn if_any(
         name: &'static str,
         unit: &'static str,
