@@ -25,7 +25,7 @@ impl Benchmark for Barrier {
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         harness.comm.require_single_lsa_team()?;
-        let compiled = job.kernels(&crate::base::kernels::KERNELS, "lsa_barrier")?;
+        let compiled = job.kernels(&crate::base::KERNELS, "lsa_barrier")?;
         let nccl = job.nccl()?;
         job.begin()?;
         let max_blocks = harness.choose(u32::MAX, SIMULATED_BLOCKS);

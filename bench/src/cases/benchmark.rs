@@ -10,10 +10,8 @@ use clap::Args;
 use devcomm::{Error, Rank, World};
 
 use super::job::Job;
-use crate::base::files::TwinFiles;
 use crate::base::options::{RankOptions, RunOptions};
-use crate::base::output::OutputOptions;
-use crate::base::ranks;
+use crate::base::{OutputOptions, TwinFiles, ranks};
 use crate::contenders::{Contest, PeerOptions, Selection, Variant, Work};
 use crate::harness::Harness;
 use crate::report::row;

@@ -7,9 +7,7 @@ use std::sync::Mutex;
 use anyhow::{Context, Result, ensure};
 use devcomm::{KernelSet, Kernels};
 
-use crate::base::files::TwinFiles;
-use crate::base::output::OutputOptions;
-use crate::base::stats::Spread;
+use crate::base::{OutputOptions, Spread, TwinFiles};
 use crate::contenders::peers;
 use crate::contenders::{Contender, Contest, Foreign, Role, Selection, Variant};
 use crate::harness::header::Header;

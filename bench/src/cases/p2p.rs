@@ -47,7 +47,7 @@ impl Benchmark for P2p {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() >= 2, "a copy needs two ranks, and there is one");
         harness.comm.require_single_lsa_team()?;
-        let compiled = Kernels::load(harness.rank.context(), &crate::base::kernels::KERNELS)?;
+        let compiled = Kernels::load(harness.rank.context(), &crate::base::KERNELS)?;
         let row = harness.comm.window::<u8>(TMA_ROW as usize)?;
         let refused = map(harness, row.device_slice().device_address(), [1, 1]).err();
         if ranks::total(harness.rank, usize::from(refused.is_some()))? > 0 {

@@ -11,8 +11,7 @@ use devcomm_testing::numbers::Number;
 use devcomm_testing::simulated::read;
 
 use super::prelude::*;
-use crate::base::gpu;
-use crate::base::ranks;
+use crate::base::{gpu, ranks};
 use crate::contenders::cublaslt::{CublasLt, Extras, Plan, Types};
 
 /// The number of elements of a large product that the host computes and compares; all would take

@@ -5,7 +5,7 @@ use devcomm::{GinType, Kernels, Signal, WaitSignalDesc, Window};
 
 use super::benchmark::{SIMULATED_BLOCKS, SIMULATED_LARGEST};
 use super::prelude::*;
-use crate::base::kernels::KERNELS;
+use crate::base::KERNELS;
 use crate::cases::workloads::{self, Message, Workload};
 
 /// The flags of `put`.

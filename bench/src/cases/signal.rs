@@ -28,7 +28,7 @@ impl Benchmark for Signal {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() >= 2, "a signal needs two ranks, and there is one");
         omit(job)?;
-        let compiled = Kernels::load(harness.rank.context(), &crate::base::kernels::KERNELS)?;
+        let compiled = Kernels::load(harness.rank.context(), &crate::base::KERNELS)?;
         job.begin()?;
         let windows = [harness.comm.window(1)?, harness.comm.window(1)?];
         let (selection, mut contenders) = (&job.selection, Vec::new());

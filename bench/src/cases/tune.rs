@@ -16,11 +16,8 @@ use super::gemm::{Dtype, Inputs};
 use super::prelude::*;
 use super::product::{Matrices, Product};
 use super::tune_table::{Key, Table, key};
-use crate::base::date::date;
 use crate::base::options::{RankOptions, RunOptions};
-use crate::base::output::validate_output;
-use crate::base::ranks;
-use crate::base::stats::Spread;
+use crate::base::{Spread, date, ranks, validate_output};
 use crate::harness::Rounds;
 use crate::harness::header::Header;
 

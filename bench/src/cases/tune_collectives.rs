@@ -14,10 +14,8 @@ use super::operation::{By, Call, Operation};
 use super::prelude::*;
 use super::tune::{Timed, choose, print_header, print_times, run_off};
 use super::tune_table::{Table, TableKey, number};
-use crate::base::date::date;
 use crate::base::options::{Dtype, LARGEST, RankOptions, RunOptions};
-use crate::base::output::validate_output;
-use crate::base::ranks;
+use crate::base::{date, ranks, validate_output};
 
 /// The flags of `tune all-reduce` and so on. Its output is a table too: what is not an entry is a
 /// comment.

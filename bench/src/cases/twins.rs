@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use super::collectives::for_types;
 use super::prelude::*;
 use super::workloads::{AllReduce, Barrier, KernelInfo, LlExchange, Message, Put, Workload};
-use crate::base::files::TwinFiles;
+use crate::base::TwinFiles;
 use crate::base::options::{Dtype, LARGEST};
 
 /// The flags of `twins`.

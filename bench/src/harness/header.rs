@@ -10,9 +10,8 @@ use anyhow::Result;
 use devcomm::{Properties, Rank, World};
 use serde::{Deserialize, Serialize};
 
-use crate::base::date::date;
-use crate::base::links;
 use crate::base::options::without_flags;
+use crate::base::{date, links};
 
 /// System and software, as seen by rank 0.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -16,11 +16,8 @@ use devcomm::{
 use devcomm_bench_kernels::plain;
 use fastrand::Rng;
 
-use crate::base::gpu;
-use crate::base::kernels::KERNELS;
 use crate::base::options::{NcclSetting, RankOptions, RunOptions};
-use crate::base::ranks;
-use crate::base::stats::Spread;
+use crate::base::{KERNELS, Spread, gpu, ranks};
 use crate::contenders::{Contender, Variant};
 use crate::harness::sensors::{Reading, Sensors, sample};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use libloading::Library;
 
-use crate::base::stats::Spread;
+use crate::base::Spread;
 
 /// Longest time between two samples; there is one as well when another contender begins.
 const PERIOD: Duration = Duration::from_millis(10);

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use crate::base::options::ROUNDS;
-use crate::base::stats::{Spread, geometric_mean};
+use crate::base::{Spread, geometric_mean};
 use crate::harness::header::Header;
 use crate::report::ratio::{LEAST, STARTS};
 use crate::report::row::Row;

@@ -7,8 +7,7 @@ use clap::Args;
 use devcomm::{Algorithm, CollectiveBy, CollectiveCase, CollectiveKind, CostModel};
 use serde::Serialize;
 
-use crate::base::output::OutputOptions;
-use crate::base::stats::Spread;
+use crate::base::{OutputOptions, Spread};
 use crate::contenders::Variant;
 use crate::report::row;
 use crate::report::table::{self, Column, Report, number};

@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::{Result, ensure};
 
-use crate::base::stats::{Spread, geometric_mean};
+use crate::base::{Spread, geometric_mean};
 use crate::contenders::{Contest, Role, Variant};
 use crate::report::row::Row;
 

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::base::stats::Spread;
+use crate::base::Spread;
 use crate::contenders::{Foreign, Variant};
 use crate::harness::Rounds;
 use crate::report::table::{self, Column, number};

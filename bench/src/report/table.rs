@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::base::output::OutputOptions;
+use crate::base::OutputOptions;
 use crate::base::output::write;
 use crate::harness::header::Header;
 

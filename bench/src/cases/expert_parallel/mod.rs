@@ -84,7 +84,7 @@ impl Benchmark for Experts {
         if ranks != 2 {
             job.selection.omit(Variant::Write, anyhow::anyhow!("it is for two ranks"))?;
         }
-        let stores = Kernels::load(harness.rank.context(), &crate::base::kernels::KERNELS)?;
+        let stores = Kernels::load(harness.rank.context(), &crate::base::KERNELS)?;
         job.begin()?;
         let default = harness.choose(&TOKENS[..], &SIMULATED_TOKENS);
         for &tokens in if self.tokens.is_empty() { default } else { &self.tokens } {
@@ -168,9 +168,8 @@ impl Experts {
         }
         if operation != Operation::Group {
             for variant in [Variant::RustAllGather, Variant::Nccl, Variant::NcclSym] {
-                if job.selection.has(variant) {
-                    contenders.push(gathered.contender(operation, variant));
-                }
+                let by_all = || Ok(gathered.contender(operation, variant));
+                contenders.extend(job.selection.make(variant, by_all)?);
             }
             if job.selection.has(Variant::NcclAllToAll) {
                 contenders.extend(exchanged.iter().map(|all| all.contender(operation)));
