@@ -18,6 +18,7 @@ use super::benchmark::Options;
 use super::collectives::{Means, for_types};
 use super::operation::{Operation, memory, of_nccl};
 use super::prelude::*;
+use super::shapes::lists_or;
 use crate::base::options::Dtype;
 use crate::contenders::{PeerOptions, Work};
 
@@ -108,8 +109,7 @@ impl RmsNormAllReduce {
             true => [&SIMULATED_TOKENS, &SIMULATED_HIDDEN],
             false => [&TOKENS, &HIDDEN],
         };
-        let given: [&[usize]; 2] = [&self.tokens, &self.hidden];
-        [0, 1].map(|i| if given[i].is_empty() { default[i] } else { given[i] })
+        lists_or([&self.tokens, &self.hidden], default)
     }
 
     fn run_type<T, K>(

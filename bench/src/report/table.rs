@@ -207,9 +207,8 @@ mod tests {
 
     #[test]
     fn rows_come_out_as_table_csv_and_json() {
-        let folder = std::env::temp_dir();
-        let path =
-            |kind: &str| folder.join(format!("devcomm-bench-table-{}.{kind}", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let path = |kind: &str| folder.path().join(kind);
         let output = OutputOptions { csv: Some(path("csv")), json: Some(path("json")) };
         let mut report = Report::new();
         let row = |us, wrong| Example { kernel: "barrier", us, wrong };
@@ -232,8 +231,5 @@ mod tests {
         let mut layout = Layout::default();
         assert_eq!(layout.lines(&report.rows[..1]), table[..3].join("\n"));
         assert_eq!(layout.lines(&report.rows[1..]), table[3]);
-        for kind in ["csv", "json"] {
-            fs::remove_file(path(kind)).unwrap();
-        }
     }
 }
