@@ -1,21 +1,4 @@
-//! `devcomm-bench`: measures kernels that communicate.
-//!
-//! ```text
-//! devcomm-bench all-reduce -b 1K -e 64M -f 4 --json rows.json   # a kernel against ncclAllReduce
-//! devcomm-bench all-reduce --simulate 4                         # without GPUs: checks, no times
-//! devcomm-bench all-to-all -b 8 -e 64K -f 2 -G 1                # in CUDA graphs
-//! devcomm-bench launch --host                                   # what the host's calls take
-//! devcomm-bench gemm -g 1 --set square                          # a product against cuBLASLt
-//! devcomm-bench gemm-ladder -g 1                                # the steps of docs/gemm.md
-//! devcomm-bench tune gemm -g 1 --set square                     # the fastest plan of each shape
-//! devcomm-bench report                                          # docs/measurements.md from --json
-//! devcomm-bench rows FILE                                       # the rows of a --json
-//! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
-//! devcomm-bench all-reduce --compare rows.json --plot rows.svg  # what became faster, or slower
-//! devcomm-bench compare old.json new.json                       # the same of two files
-//! cargo xtask twins    # then Rust against CUDA C++:
-//! cargo run --release -p devcomm-bench --features ptx -- twins
-//! ```
+//! `devcomm-bench`: measures kernels that communicate. bench/README.md is its manual.
 //!
 //! Results are checked first, on random data. Flags and columns are named as in nccl-tests.
 
@@ -185,12 +168,9 @@ fn main() -> ExitCode {
             return if message.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
         }
     };
-    let done = cli.bench.run();
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
+    if let Err(error) = cli.bench.run() {
+        eprintln!("error: {error:#}");
+        return ExitCode::FAILURE;
     }
+    ExitCode::SUCCESS
 }

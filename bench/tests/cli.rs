@@ -4,15 +4,14 @@ mod program;
 
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
 
 use program::{refuses, run};
 
 /// Returns an empty folder like that of `cargo xtask twins`.
-fn empty_twins(name: &str) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("devcomm-bench-{name}-{}", std::process::id()));
+fn empty_twins() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
     for language in ["rust", "cpp"] {
-        fs::create_dir_all(folder.join(language)).unwrap();
+        fs::create_dir(folder.path().join(language)).unwrap();
     }
     folder
 }
@@ -167,9 +166,11 @@ fn without_compiled_twins_it_says_how_to_get_them() {
 
 #[test]
 fn a_job_has_a_rank() {
-    let folder = empty_twins("no-rank");
-    refuses(&["twins", "--twins", folder.to_str().unwrap(), "-g", "0"], &["at least one rank"]);
-    fs::remove_dir_all(folder).unwrap();
+    let folder = empty_twins();
+    refuses(
+        &["twins", "--twins", folder.path().to_str().unwrap(), "-g", "0"],
+        &["at least one rank"],
+    );
     refuses(&["all-reduce", "-g", "0"], &["at least one rank"]);
     refuses(&["all-reduce", "--simulate", "0"], &["at least one rank"]);
     refuses(&["all-reduce", "--simulate", "2", "-g", "2"], &["cannot be used with"]);
@@ -183,15 +184,14 @@ fn a_machine_without_a_gpu_is_told_so() {
         let _ = writeln!(std::io::stdout(), "SKIPPED {name}: this machine has a GPU");
         return;
     };
-    let (reason, folder) = (reason.to_string(), empty_twins("no-gpu"));
-    let twins = ["twins", "--twins", folder.to_str().unwrap()];
+    let (reason, folder) = (reason.to_string(), empty_twins());
+    let twins = ["twins", "--twins", folder.path().to_str().unwrap()];
     refuses(&twins, &[&reason]);
     refuses(&[&twins[..], &["-g", "2", "--processes"]].concat(), &[&reason]);
     for bench in &BENCHMARKS[1..] {
         refuses(&[bench], &[&reason, "`--simulate N`"]);
         refuses(&[bench, "-g", "2", "--processes"], &[&reason]);
     }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

@@ -344,25 +344,33 @@ pub fn parse_bytes(text: &str) -> Result<usize, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is too large"))
 }
 
+/// Returns the words of a command line without these flags, separated by spaces, and their values.
+pub fn without_flags<'a>(words: impl IntoIterator<Item = &'a str>, flags: &str) -> Vec<&'a str> {
+    let mut is_kept = true;
+    let keeps = |word: &&str| {
+        if word.starts_with('-') {
+            is_kept = !flags.split(' ').any(|flag| Some(flag) == word.split('=').next());
+        }
+        is_kept
+    };
+    words.into_iter().filter(keeps).collect()
+}
+
+/// Returns the flags of `args`, for tests.
+#[cfg(test)]
+pub fn parse<A: Args>(args: &str) -> A {
+    #[derive(clap::Parser)]
+    struct Cli<A: Args> {
+        #[command(flatten)]
+        args: A,
+    }
+    let words = ["bench"].into_iter().chain(args.split_whitespace());
+    <Cli<A> as clap::Parser>::parse_from(words).args
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        sizes: SizeOptions,
-        #[command(flatten)]
-        grid: GridOptions,
-        #[command(flatten)]
-        run: RunOptions,
-    }
-
-    fn parse(args: &str) -> Cli {
-        Cli::parse_from(["bench"].into_iter().chain(args.split_whitespace()))
-    }
-
     #[test]
     fn sizes_are_read_with_their_suffixes() {
         assert_eq!(parse_bytes("8K"), Ok(8 << 10));
@@ -375,7 +383,7 @@ mod tests {
 
     #[test]
     fn sizes_step_by_a_factor_or_by_bytes() {
-        let sizes = |args| parse(args).sizes.sizes(1 << 10).collect::<Vec<_>>();
+        let sizes = |args| parse::<SizeOptions>(args).sizes(1 << 10).collect::<Vec<_>>();
         assert_eq!(sizes("-b 4 -e 100 -f 4"), [4, 16, 64]);
         assert_eq!(sizes("-b 4 -e 10 -i 3"), [4, 7, 10]);
         assert_eq!(sizes("-b 256 -f 2"), [256, 512, 1024]);
@@ -385,7 +393,7 @@ mod tests {
 
     #[test]
     fn sizes_that_hold_no_whole_number_of_elements_are_rounded_down() {
-        let sizes = parse("-b 1 -e 11 -i 1").sizes;
+        let sizes = parse::<SizeOptions>("-b 1 -e 11 -i 1");
         assert_eq!(sizes.counts(LARGEST, 4).unwrap(), [1, 2]);
         let error = sizes.counts(LARGEST, 16).unwrap_err().to_string();
         assert!(error.contains("16 bytes"), "{error}");
@@ -393,15 +401,15 @@ mod tests {
 
     #[test]
     fn a_grid_gives_each_thread_a_vector_up_to_its_largest() {
-        assert_eq!(parse("").grid.grid(1, 128, 64), (1, 128));
-        assert_eq!(parse("").grid.grid(16 * 128 * 3 + 1, 128, 64), (4, 128));
-        assert_eq!(parse("").grid.grid(1 << 30, 128, 64), (64, 128));
-        assert_eq!(parse("--blocks 7 --threads 32").grid.grid(1 << 30, 128, 64), (7, 32));
+        assert_eq!(parse::<GridOptions>("").grid(1, 128, 64), (1, 128));
+        assert_eq!(parse::<GridOptions>("").grid(16 * 128 * 3 + 1, 128, 64), (4, 128));
+        assert_eq!(parse::<GridOptions>("").grid(1 << 30, 128, 64), (64, 128));
+        assert_eq!(parse::<GridOptions>("--blocks 7 --threads 32").grid(1 << 30, 128, 64), (7, 32));
     }
 
     #[test]
     fn a_run_says_how_it_measures() {
-        assert!(parse("-n 7").run.describe().contains("each 7 launches of every"));
-        assert!(parse("-n 7 -G 3").run.describe().contains("3 launches of a graph of 7"));
+        assert!(parse::<RunOptions>("-n 7").describe().contains("each 7 launches of every"));
+        assert!(parse::<RunOptions>("-n 7 -G 3").describe().contains("3 launches of a graph of 7"));
     }
 }

@@ -2,20 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
-use clap::Args;
-use devcomm::{Element, F8E4M3, F8E5M2, KERNELS, Kernel, Kernels, device, kernels};
-use devcomm_testing::numbers::Number;
+use devcomm::{Element, F8E4M3, F8E5M2, KERNELS, kernels};
 use half::{bf16, f16};
 
-use super::benchmark::{Benchmark, Options, SIMULATED_BLOCKS, SIMULATED_LARGEST};
-use super::collectives::{Flags, Operation, Workload, for_types};
-use super::job::Job;
-use crate::base::options::{GridOptions, LARGEST};
-use crate::cases::workloads::{self, KernelInfo};
-use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::peers::{PeerOptions, Work};
-use crate::contenders::selection::VariantInfo;
+use super::benchmark::{Options, SIMULATED_BLOCKS, SIMULATED_LARGEST};
+use super::collectives::{Flags, for_types};
+use super::operation::Operation;
+use super::prelude::*;
+use crate::base::options::LARGEST;
+use crate::cases::workloads::{self, KernelInfo, Workload};
+use crate::contenders::{PeerOptions, Work};
 
 /// The flags of `all-reduce`.
 #[derive(Args, Clone, Debug)]
@@ -29,31 +25,6 @@ pub struct AllReduce {
 
 impl Benchmark for AllReduce {
     const NAME: &'static str = "all-reduce";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "kernels::lsa_allreduce on symmetric windows"),
-        (Variant::RustOps, "devcomm::Collectives::all_reduce on the windows"),
-        (Variant::RustOpsPlain, "the same on memory of ncclMemAlloc that is not registered"),
-        (Variant::Cpp, "the same kernel in C++ on the same windows"),
-        (
-            Variant::Nccl,
-            "ncclAllReduce on memory of ncclMemAlloc that is not registered, as in nccl-tests",
-        ),
-        (Variant::NcclSym, "ncclAllReduce on the windows"),
-        (
-            Variant::TorchOneShot,
-            "torch.ops.symm_mem.one_shot_all_reduce, timed in a run of its own before the others",
-        ),
-        (Variant::TorchTwoShot, "torch.ops.symm_mem.two_shot_all_reduce_, the same, in place"),
-        (Variant::FlashInfer, "FlashInfer's allreduce_fusion without a norm, in a run before too"),
-        (Variant::Vllm, "vLLM's custom all-reduce, FlashInfer's copy, the same"),
-        (
-            Variant::NcclTestsLsa,
-            "all_reduce_perf -D 1 of nccl-tests, by the host's clock, in a run before the others",
-        ),
-        (Variant::NcclTestsLsaVector, "all_reduce_perf -D 2, the same"),
-        (Variant::RustGemm, "the product of --beside alone"),
-    ];
-
     const NCCL_TESTS: Option<&'static str> = Some("all_reduce_perf");
 
     fn validate(&self) -> Result<()> {
@@ -82,35 +53,16 @@ impl Benchmark for AllReduce {
         let max_blocks = harness.choose(128, SIMULATED_BLOCKS);
         let info = KernelInfo { threads: 128, max_blocks, rounds_partial_sums: false };
         for_types!(self.flags.dtype, T in [f32, f16, bf16] => {
-            let by_kernels = |count| -> Result<Option<Box<dyn Workload>>> {
+            let workload = |count| -> Result<Box<dyn Workload>> {
                 type All<'a> = workloads::AllReduce<'a, T, kernels::lsa_allreduce<T>>;
-                let workload = All::new(harness, &self.grid, info, count)?;
-                Ok(self.flags.sums().then(|| Box::new(ByKernels(workload, &compiled)) as _))
+                Ok(Box::new(All::new(harness, &self.grid, info, count)?))
             };
-            self.flags.run_type::<T>(job, operation, &means, &by_kernels)?;
+            let by_kernels = self.flags.sums().then_some((&workload as _, &compiled[..]));
+            self.flags.run_type::<T>(job, operation, &means, by_kernels)?;
         });
         for_types!(self.flags.dtype, T in [F8E4M3, F8E5M2, i32] => {
-            self.flags.run_type::<T>(job, operation, &means, &|_| Ok(None))?;
+            self.flags.run_type::<T>(job, operation, &means, None)?;
         });
         Ok(())
     }
-}
-
-/// An all-reduce by each compiler's kernel.
-struct ByKernels<'a, T: Number, K>(workloads::AllReduce<'a, T, K>, &'a [(Variant, Kernels)]);
-
-impl<T, K> Workload for ByKernels<'_, T, K>
-where
-    T: Number,
-    K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
-{
-    fn contenders(&self) -> Result<Vec<Contender<'_>>> {
-        self.0.with(self.1)
-    }
-}
-
-/// Returns the bus bandwidth of an all-reduce over its algorithm bandwidth, as nccl-tests defines
-/// them.
-pub fn bus(ranks: usize) -> f64 {
-    2.0 * (ranks - 1) as f64 / ranks as f64
 }

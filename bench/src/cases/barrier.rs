@@ -1,17 +1,10 @@
 //! Barrier: `bench/kernels/src/lsa_barrier.rs`, many barriers in one kernel, against the host's
 //! equivalent, a collective of one element.
 
-use anyhow::Result;
-use clap::Args;
-
-use super::benchmark::{Benchmark, SIMULATED_BLOCKS};
-use super::collectives::{Call, NCCL, Operation, memory};
-use super::job::Job;
-use crate::base::options::GridOptions;
-use crate::cases::workloads;
-use crate::contenders::contender::Variant;
-use crate::contenders::selection::VariantInfo;
-use crate::report::row::Case;
+use super::benchmark::SIMULATED_BLOCKS;
+use super::operation::{Operation, calls_of_nccl};
+use super::prelude::*;
+use crate::cases::workloads::{self, Workload};
 
 /// The flags of `barrier`.
 #[derive(Args, Clone, Debug)]
@@ -24,15 +17,6 @@ const THREADS: u32 = 128;
 
 impl Benchmark for Barrier {
     const NAME: &'static str = "barrier";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "an LSA barrier for each block, synchronised 1000 times per launch"),
-        (Variant::Cpp, "the same kernel in C++"),
-        (
-            Variant::Nccl,
-            "ncclAllReduce of one element on memory that is not registered, one per launch",
-        ),
-        (Variant::NcclSym, "ncclAllReduce of one element on symmetric windows, one per launch"),
-    ];
 
     fn validate(&self) -> Result<()> {
         self.grid.validate()
@@ -41,7 +25,7 @@ impl Benchmark for Barrier {
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         harness.comm.require_single_lsa_team()?;
-        let compiled = job.kernels(&crate::base::kernels::KERNELS, "lsa_barrier")?;
+        let compiled = job.kernels(&crate::base::KERNELS, "lsa_barrier")?;
         let nccl = job.nccl()?;
         job.begin()?;
         let max_blocks = harness.choose(u32::MAX, SIMULATED_BLOCKS);
@@ -52,13 +36,7 @@ impl Benchmark for Barrier {
             let threads = self.grid.threads.unwrap_or(THREADS);
             let workload = workloads::Barrier::new(harness, blocks, threads)?;
             let mut contenders = workload.with(&compiled)?;
-            for variant in NCCL.into_iter().filter(|variant| job.selection.has(*variant)) {
-                for nccl in nccl.iter().filter(|nccl| nccl.matters(variant, true)) {
-                    let buffers = memory::<f32>(nccl.comm(), variant, [1; 2])?;
-                    let call = Call::new(harness, Operation::AllReduce, false, buffers)?;
-                    contenders.push(call.by_nccl(variant, nccl));
-                }
-            }
+            contenders.extend(calls_of_nccl(job, &nccl, Operation::AllReduce, 1)?);
             job.compare(Case::NONE, &contenders)?;
         }
         Ok(())

@@ -10,14 +10,9 @@ use clap::Args;
 use devcomm::{Error, Rank, World};
 
 use super::job::Job;
-use crate::base::files::TwinFiles;
 use crate::base::options::{RankOptions, RunOptions};
-use crate::base::output::OutputOptions;
-use crate::base::ranks;
-use crate::contenders::contender::Variant;
-use crate::contenders::contest::Contest;
-use crate::contenders::peers::{PeerOptions, Work};
-use crate::contenders::selection::{Selection, VariantInfo};
+use crate::base::{OutputOptions, TwinFiles, ranks};
+use crate::contenders::{Contest, PeerOptions, Selection, Variant, Work};
 use crate::harness::Harness;
 use crate::report::row;
 
@@ -74,9 +69,6 @@ pub trait Benchmark: Args + Sync {
     /// The name on the command line.
     const NAME: &'static str;
 
-    /// The variants, with descriptions.
-    const VARIANTS: &'static [VariantInfo];
-
     /// nccl-tests' program for the same, if there is one.
     const NCCL_TESTS: Option<&'static str> = None;
 
@@ -84,7 +76,9 @@ pub trait Benchmark: Args + Sync {
     const NEEDS_TWINS: bool = false;
 
     /// Validates its flags.
-    fn validate(&self) -> Result<()>;
+    fn validate(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Returns which programs of others (such as PyTorch) are measured too, if it can have any.
     fn peers(&self) -> Option<&PeerOptions> {
@@ -130,8 +124,8 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
         ensure!(has, "--nccl-tests {variant}: only rust-ops, nccl and nccl-sym also run in place");
     }
     let named = options.nccl_tests.as_ref().map_or(&*options.variants, std::slice::from_ref);
-    let mut selection = Selection::new(named, B::VARIANTS, B::NAME)?;
     let contest = Contest::of(B::NAME).with_context(|| format!("{} has no contest", B::NAME))?;
+    let mut selection = Selection::new(named, contest.variants, B::NAME)?;
     let no_peers = PeerOptions::default();
     let (peers, mut foreign) = (benchmark.peers().unwrap_or(&no_peers), Vec::new());
     peers.select(&mut selection)?;
@@ -146,10 +140,9 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     let timed_report = Mutex::new(None);
     let rank = |rank: &Rank| {
         let harness = Harness::new(rank, &options.ranks, &options.run)?;
-        let twins = options.twins.as_deref();
-        let job = Job::new(&harness, selection.clone(), contest, twins, &options.output);
-        let job = job.with_nccl_tests(options.nccl_tests.and(B::NCCL_TESTS));
-        let mut job = job.with_foreign(&foreign);
+        let files = (options.twins.as_deref(), &options.output);
+        let of_others = (&foreign[..], options.nccl_tests.and(B::NCCL_TESTS));
+        let mut job = Job::new(&harness, selection.clone(), contest, files, of_others);
         let measured = benchmark.run(&mut job);
         job.finish(measured, &timed_report)
     };

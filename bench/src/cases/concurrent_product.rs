@@ -2,13 +2,12 @@
 
 use std::rc::Rc;
 
-use anyhow::{Result, ensure};
 use devcomm::{Event, Gemm, Stream, SymmetricBuffer};
 use devcomm_testing::gemm::{Factor, Problem};
 use half::bf16;
 
-use crate::contenders::contender::{Contender, Variant, Work};
-use crate::harness::Harness;
+use super::prelude::*;
+use crate::contenders::contender::Work;
 
 /// `C = A x B^T` in bf16 on a stream of its own.
 pub struct ConcurrentProduct<'a> {
@@ -31,9 +30,8 @@ impl<'a> ConcurrentProduct<'a> {
         let (comm, [m, n, k]) = (harness.comm, [shape[0], shape[1], shape[2]]);
         let problem = Problem { m, n, k, seed: harness.run.seed };
         let stream = harness.rank.stream()?;
-        let factors = [comm.mem_alloc(m * k)?, comm.mem_alloc(n * k)?];
-        factors[0].copy_from_host(&problem.noise(Factor::A, 0))?;
-        factors[1].copy_from_host(&problem.noise(Factor::B, 0))?;
+        let filled = |factor| harness.filled(&problem.noise(factor, 0));
+        let factors = [filled(Factor::A)?, filled(Factor::B)?];
         let event = || harness.rank.context().event();
         Ok(Self {
             harness,

@@ -1,32 +1,23 @@
 //! Matrix products in bf16 with a collective, as one operation of `devcomm`, against cuBLASLt and
 //! NCCL: the comparison that all of them share.
 
-mod collect;
-
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
-use anyhow::Result;
-use clap::Args;
 use devcomm::{
-    Buffer, Collectives, Communicator, DataType, DeviceSlice, Explanation, Gemm, Stream, Window,
+    Buffer, Collectives, Communicator, DataType, DeviceSlice, Explanation, Gemm, ReduceOp, Stream,
+    Window,
 };
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-pub use self::collect::Collective;
-use self::collect::{By, Collect};
-use super::all_reduce::bus;
-use super::benchmark::{Benchmark, Options};
-use super::job::Job;
-use super::product::{BF16_ROUNDING, Matrices, Product, Sum, load_cublaslt, tune};
+use super::benchmark::Options;
+use super::operation::{By, Operation, buffer, of_nccl};
+use super::prelude::*;
+use super::product::{BF16_ROUNDING, Library, Matrices, Product, Sum, tune};
 use super::shapes::ShapeOptions;
-use crate::contenders::contender::{Contender, Variant};
 use crate::contenders::cublaslt::{Extras, Plan, Types};
-use crate::contenders::peers::{PeerOptions, Work};
-use crate::contenders::selection::{Selection, VariantInfo};
-use crate::harness::{Harness, Nccl};
-use crate::report::row::{Case, L2};
+use crate::contenders::{PeerOptions, Selection, Work};
 
 /// A plan that was asked for.
 #[derive(Clone, Copy, Debug)]
@@ -83,10 +74,11 @@ pub fn plan_of<P: Display>(how: devcomm::Result<Explanation<P>>) -> String {
 pub trait Fusion: Args + Sync {
     /// The name, as of [`Benchmark`].
     const NAME: &'static str;
-    const VARIANTS: &'static [VariantInfo];
 
-    /// The collective.
-    const COLLECTIVE: Collective;
+    /// The collective: an all-reduce of the ranks' products, in place; a reduce-scatter of their
+    /// rows; or an all-gather of the rows of A before the product, where all ranks have the same A
+    /// and B.
+    const COLLECTIVE: Operation;
 
     /// The operation of `devcomm`.
     type Operation;
@@ -140,7 +132,6 @@ pub trait Fusion: Args + Sync {
 
 impl<F: Fusion> Benchmark for F {
     const NAME: &'static str = F::NAME;
-    const VARIANTS: &'static [VariantInfo] = F::VARIANTS;
 
     fn validate(&self) -> Result<()> {
         problems(self, [&[8]; 3], 1, 0).map(drop)
@@ -154,13 +145,12 @@ impl<F: Fusion> Benchmark for F {
         let [on_gpus, simulated] = F::defaults();
         let default = if options.simulate.is_some() { simulated } else { on_gpus };
         let problems = problems(self, default, gpus, options.run.seed)?;
-        let collective = match F::COLLECTIVE {
-            Collective::AllReduce => "all-reduce",
-            Collective::ReduceScatter => "reduce-scatter",
-            Collective::AllGather => "all-gather",
-        };
-        let shapes = problems.iter().map(Problem::shape).collect();
-        Ok(Work::Product { collective, shapes, cold: self.inputs().1 == L2::Cold })
+        let (collective, cold) = (F::COLLECTIVE.name(), self.inputs().1 == L2::Cold);
+        Ok(Work::Product {
+            collective,
+            shapes: problems.iter().map(Problem::shape).collect(),
+            cold,
+        })
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
@@ -180,9 +170,9 @@ fn problems<F: Fusion>(
 ) -> Result<Vec<Problem>> {
     let shapes = fusion.inputs().0;
     let mut problems = shapes.problems(default, size_of::<bf16>(), ranks, seed)?;
-    let gathers = F::COLLECTIVE == Collective::AllGather;
+    let gathers = F::COLLECTIVE == Operation::AllGather;
     problems.retain(|problem| shapes.has_collective(problem, gathers));
-    if shapes.are_random() && F::COLLECTIVE != Collective::AllReduce {
+    if shapes.are_random() && F::COLLECTIVE != Operation::AllReduce {
         // The ranks share the rows.
         problems.iter_mut().for_each(|problem| problem.m = problem.m.next_multiple_of(ranks));
     }
@@ -201,13 +191,12 @@ struct Means<'a> {
 fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
     let harness = job.harness;
     harness.comm.require_single_lsa_team()?;
-    let types = |product| Types::new(DataType::Bfloat16, product);
-    let (exact, rounded) = (types(DataType::Float32), types(DataType::Bfloat16));
-    let library = load_cublaslt(job, rounded, &OF_CUBLASLT)?;
+    let types = Types::new(DataType::Bfloat16, DataType::Bfloat16);
+    let library = Library::load(job, types, &OF_CUBLASLT)?;
     let collectives = Collectives::new(harness.comm)?;
     // SAFETY: what writes B has ended before any launch.
     let gemm = unsafe { Gemm::new(&harness.stream)?.with_constant_b() };
-    let nccl = if library.is_some() { job.nccl()? } else { Vec::new() };
+    let nccl = if library.is_loaded() { job.nccl()? } else { Vec::new() };
     let means = Means { collectives, gemm, nccl };
     job.begin()?;
     let [on_gpus, simulated] = F::defaults();
@@ -215,21 +204,13 @@ fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
     let (mut cached_b, l2) = (None, fusion.inputs().1);
     for problem in problems(fusion, harness.choose(on_gpus, simulated), ranks, seed)? {
         let copies = l2.copies_of_b(harness, &problem, size_of::<bf16>())?;
-        let summed = if F::COLLECTIVE == Collective::AllGather { 1 } else { ranks };
+        let summed = if F::COLLECTIVE == Operation::AllGather { 1 } else { ranks };
         let matrices = &Matrices::new(harness, problem, 0..summed, copies, &mut cached_b)?;
-        let plan = |types| match &library {
-            Some(library) => library.plan(problem.shape(), types, Extras::default()),
-            None => Ok(None),
-        };
-        // `exact` is for checks; `theirs` are omitted if cuBLASLt has no algorithm.
-        let (exact, theirs) = (plan(exact)?, plan(rounded)?);
-        if library.is_some() && theirs.is_none() {
+        let theirs = library.plan(problem.shape(), types, Extras::default())?;
+        if library.is_loaded() && theirs.is_none() {
             leave_out(matrices, &"cuBLASLt's variants", "it has no algorithm");
         }
-        let sum = match &exact {
-            Some(exact) if harness.run.check > 0 => Some(Sum::new(matrices, exact)?),
-            _ => None,
-        };
+        let sum = library.sum(matrices)?;
         // Plans are chosen by the data of the timing.
         matrices.fill_for_timing()?;
         let data = &Data::new::<F>(matrices, sum.as_ref(), &means.nccl)?;
@@ -299,7 +280,7 @@ fn ours<'a, F: Fusion<Operation: 'a>>(
         contenders.push(Contender::new(Variant::RustGemm, work, checked));
     }
     if selection.has(Variant::RustUnfused) {
-        let parts = (multiply(), data.collect(By::Kernels(&means.collectives)));
+        let parts = (multiply(), By::Devcomm(&means.collectives));
         let on = (Variant::RustUnfused, data.harness.comm, &data.own);
         contenders.push(data.in_two(on, c.device_slice(), parts)?);
     }
@@ -316,19 +297,12 @@ fn by_cublaslt<'a>(
 ) -> Result<Vec<Contender<'a>>> {
     let (matrices, Harness { comm, stream, .. }) = (data.matrices, data.harness);
     let mut contenders = Vec::new();
-    let reduces = data.collective != Collective::AllGather;
-    let mut on = Vec::new();
-    for variant in OF_CUBLASLT.into_iter().filter(|variant| selection.has(*variant)) {
-        if variant == Variant::CublasLtRust {
-            on.push((variant, By::Kernels(&means.collectives), *comm, None, &data.own));
-            continue;
-        }
-        for (nccl, own) in means.nccl.iter().zip(&data.of_nccl) {
-            let (comm, name) = (nccl.comm(), nccl.name.as_ref());
-            if nccl.matters(variant, reduces) {
-                on.push((variant, By::Nccl(comm), comm, name, own));
-            }
-        }
+    let by_devcomm =
+        (Variant::CublasLtRust, By::Devcomm(&means.collectives), *comm, None, &data.own);
+    let mut on = Vec::from_iter(selection.has(Variant::CublasLtRust).then_some(by_devcomm));
+    for (variant, (i, nccl)) in of_nccl(selection, &means.nccl, data.collective.reduces()) {
+        let (comm, name) = (nccl.comm(), nccl.name.as_ref());
+        on.push((variant, By::Nccl(comm), comm, name, &data.of_nccl[i]));
     }
     for (variant, by, comm, name, own) in on {
         let b = matrices.b_in_turn();
@@ -339,12 +313,10 @@ fn by_cublaslt<'a>(
             unsafe { plan.enqueue(addresses, stream) }
         };
         let c = match variant {
-            Variant::Nccl => comm.mem_alloc(c.len())?.device_slice(),
-            Variant::NcclSym => comm.window(c.len())?.device_slice(),
-            _ => c.device_slice(),
+            Variant::CublasLtRust => c.device_slice(),
+            _ => buffer(comm, variant, c.len())?,
         };
-        let parts = (multiply, data.collect(by));
-        let contender = data.in_two((variant, comm, own), c, parts)?;
+        let contender = data.in_two((variant, comm, own), c, (multiply, by))?;
         contenders.push(contender.by_algorithm(plan.describe()).configured(name));
     }
     Ok(contenders)
@@ -352,7 +324,7 @@ fn by_cublaslt<'a>(
 
 /// What a rank has and gets of a problem.
 struct Data<'a> {
-    collective: Collective,
+    collective: Operation,
     harness: &'a Harness<'a>,
     matrices: &'a Matrices<'a, bf16>,
     sum: Option<&'a Sum>,
@@ -373,7 +345,7 @@ impl<'a> Data<'a> {
         let (harness, collective) = (matrices.harness, F::COLLECTIVE);
         let all = matrices.a.device_slice();
         let (own, of_nccl, within) = match collective {
-            Collective::AllGather => {
+            Operation::AllGather => {
                 let len = all.len() / harness.rank.n_ranks();
                 let first = harness.rank.rank() * len;
                 let within = all.slice(first..first + len)?;
@@ -390,25 +362,20 @@ impl<'a> Data<'a> {
 
     /// Returns what a row of a variant is of.
     fn case(&self, l2: L2) -> Case {
-        let (bus, Problem { m, n, k, .. }) =
-            (bus(self.harness.rank.n_ranks()), self.matrices.problem);
-        let (count, redop, bus) = match self.collective {
-            Collective::AllReduce => (m * n, "sum", bus),
-            Collective::ReduceScatter => (m * n, "sum", bus / 2.0),
-            Collective::AllGather => (m * k, "-", bus / 2.0),
+        let shape @ [m, _, k] = self.matrices.problem.shape();
+        let case = Case::product("bf16", size_of::<bf16>(), shape, Some(l2));
+        let case = match self.collective {
+            Operation::AllGather => {
+                Case { count: m * k, size: m * k * size_of::<bf16>(), redop: "-", ..case }
+            }
+            _ => case,
         };
-        let (dtype, shape) = ("bf16", Some([m, n, k]));
-        let (size, l2) = (count * size_of::<bf16>(), Some(l2));
-        Case { size, count, dtype, redop, bus, shape, l2, ..Case::NONE }
-    }
-
-    fn collect(&self, by: By<'a>) -> Collect<'a> {
-        Collect { collective: self.collective, stream: &self.harness.stream, by }
+        Case { bus: self.collective.bus(self.harness.rank.n_ranks()), ..case }
     }
 
     /// Copies the rank's elements of A to where the others get them.
     fn fill(&self) -> devcomm::Result<()> {
-        if self.collective == Collective::AllGather {
+        if self.collective == Operation::AllGather {
             let mut all = self.of_nccl.iter().chain([&self.own]);
             all.try_for_each(|own| self.harness.stream.copy(&self.within, own))?;
             self.harness.stream.synchronize()?;
@@ -420,7 +387,7 @@ impl<'a> Data<'a> {
     fn rows(&self) -> std::ops::Range<usize> {
         let m = self.matrices.problem.m;
         match self.collective {
-            Collective::ReduceScatter => {
+            Operation::ReduceScatter => {
                 let part = m / self.harness.rank.n_ranks();
                 let first = self.harness.rank.rank() * part;
                 first..first + part
@@ -445,38 +412,30 @@ impl<'a> Data<'a> {
         &self,
         (variant, comm, own): (Variant, &Communicator, &DeviceSlice<bf16>),
         c: DeviceSlice<bf16>,
-        (multiply, collect): (
+        (multiply, by): (
             impl Fn(&DeviceSlice<bf16>, &DeviceSlice<bf16>) -> devcomm::Result<()> + 'a,
-            Collect<'a>,
+            By<'a>,
         ),
     ) -> Result<Contender<'a>> {
         let Problem { m, n, k, .. } = self.matrices.problem;
-        let alloc = |len| -> devcomm::Result<_> {
-            Ok(match variant {
-                Variant::Nccl => comm.mem_alloc(len)?.device_slice(),
-                _ => comm.window(len)?.device_slice(),
-            })
+        let (collective, harness) = (self.collective, self.harness);
+        let collect = move |from: &DeviceSlice<bf16>, to: &DeviceSlice<bf16>| {
+            collective.enqueue(by, [from, to], ReduceOp::Sum, harness)
         };
-        let checked = |product_rounding| self.result(c.clone(), product_rounding);
-        Ok(match self.collective {
-            Collective::AllReduce => {
-                let (a, checked) = (self.own.clone(), checked(Some(BF16_ROUNDING)));
-                let work = move || multiply(&a, &c).and_then(|()| collect.enqueue(&c, &c));
-                Contender::new(variant, work, checked)
-            }
-            Collective::ReduceScatter => {
-                let (a, product, checked) =
-                    (self.own.clone(), alloc(m * n)?, checked(Some(BF16_ROUNDING)));
-                let work =
-                    move || multiply(&a, &product).and_then(|()| collect.enqueue(&product, &c));
-                Contender::new(variant, work, checked)
-            }
-            Collective::AllGather => {
-                let own = if variant == Variant::Nccl { &self.within } else { own };
-                let (own, a, checked) = (own.clone(), alloc(m * k)?, checked(None));
-                let work = move || collect.enqueue(&own, &a).and_then(|()| multiply(&a, &c));
-                Contender::new(variant, work, checked)
-            }
-        })
+        let lost = collective.reduces().then_some(BF16_ROUNDING);
+        let checked = self.result(c.clone(), lost);
+        if collective == Operation::AllGather {
+            let own = if variant == Variant::Nccl { &self.within } else { own };
+            let (own, a) = (own.clone(), buffer(comm, variant, m * k)?);
+            let work = move || collect(&own, &a).and_then(|()| multiply(&a, &c));
+            return Ok(Contender::new(variant, work, checked));
+        }
+        let product = match collective {
+            Operation::AllReduce => c.clone(),
+            _ => buffer(comm, variant, m * n)?,
+        };
+        let a = self.own.clone();
+        let work = move || multiply(&a, &product).and_then(|()| collect(&product, &c));
+        Ok(Contender::new(variant, work, checked))
     }
 }

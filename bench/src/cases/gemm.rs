@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail, ensure};
-use clap::{Args, ValueEnum};
+use anyhow::bail;
+use clap::ValueEnum;
 use devcomm::kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
 use devcomm::{
     Activation, Buffer, Element, F8E4M3, F8E5M2, Gemm as Kernel, GemmElement, GemmOutput, GemmPlan,
@@ -13,16 +13,11 @@ use devcomm_testing::gemm::Problem;
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
-use super::benchmark::Benchmark;
-use super::job::Job;
-use super::product::{BF16_ROUNDING, Epilogue, Matrices, Product, Sum, load_cublaslt, tune};
+use super::prelude::*;
+use super::product::{BF16_ROUNDING, Epilogue, Library, Matrices, Product, by_cublaslt};
 use super::shapes::ShapeOptions;
 use super::tune_table::Table;
-use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::cublaslt::{CublasLt, Extras, Plan, Types};
-use crate::contenders::selection::VariantInfo;
-use crate::harness::Harness;
-use crate::report::row::{Case, L2};
+use crate::contenders::cublaslt::{Extras, Types};
 
 /// The flags for the inputs of a product.
 #[derive(Args, Clone, Debug)]
@@ -121,19 +116,6 @@ const PARTS_ROUNDING: f64 = 16.0 * BF16_ROUNDING;
 
 impl Benchmark for Gemm {
     const NAME: &'static str = "gemm";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (
-            Variant::Rust,
-            "a kernel in Rust, launched by devcomm::Gemm, told that no kernel writes B; its tiles \
-             are rows x columns of C",
-        ),
-        (
-            Variant::CublasLt,
-            "cuBLASLt, the fastest of the first algorithms of its heuristics; its tiles are \
-             columns x rows of C",
-        ),
-        (Variant::CublasLtRoundedParts, "the same with parts of a sum added in the type of C"),
-    ];
 
     fn validate(&self) -> Result<()> {
         self.inputs.validate()?;
@@ -168,8 +150,9 @@ impl Gemm {
     fn run_with<T: Factor>(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() == 1, "gemm runs on one GPU: -g 1");
-        let rounded = Types::new(T::DATA_TYPE, <T::Output as Element>::DATA_TYPE);
-        let library = load_cublaslt(job, rounded, &OF_CUBLASLT)?;
+        let (factors, product) = (T::DATA_TYPE, <T::Output as Element>::DATA_TYPE);
+        let rounded = Types::new(factors, product);
+        let library = Library::load(job, rounded, &OF_CUBLASLT)?;
         let problems = self.inputs.problems(harness)?;
         let ours = match job.selection.has(Variant::Rust) {
             true => self.kernels(harness, &problems)?,
@@ -177,32 +160,31 @@ impl Gemm {
         };
         let scales = [self.scale(0), self.scale(1)];
         let factor_of_c = scales[0] * scales[1];
-        let [of_a, of_b] = [harness.comm.mem_alloc(1)?, harness.comm.mem_alloc(1)?];
-        of_a.copy_from_host(&scales[..1])?;
-        of_b.copy_from_host(&scales[1..])?;
+        let [of_a, of_b] = [harness.filled(&scales[..1])?, harness.filled(&scales[1..])?];
         job.begin()?;
         let (mut ran, mut cached_b) = (0, None);
         for (problem, copies) in problems {
             let shape @ [m, n, k] = problem.shape();
             let matrices = Matrices::<T>::new(harness, problem, 0..1, copies, &mut cached_b)?;
-            let exact = Types { product: f32::DATA_TYPE, ..rounded };
-            let exact = match &library {
-                Some(library) => library.plan(shape, exact, Extras::default())?,
-                None => None,
-            };
             let added = Added::<T::Output>::new(harness, self.epilogue, [m, n])?;
             let of_both =
                 (size_of::<T>() == 1).then(|| [of_a.device_address(), of_b.device_address()]);
             let extras = added.extras(of_both);
-            let theirs = plans_of(library.as_ref(), job, shape, rounded, extras)?;
-            let sum = match &exact {
-                Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
-                _ => None,
-            };
+            let mut theirs = Vec::new();
+            for variant in OF_CUBLASLT.into_iter().filter(|variant| job.selection.has(*variant)) {
+                let rounds_parts = variant == Variant::CublasLtRoundedParts;
+                match library.plan(shape, Types { rounds_parts, ..rounded }, extras)? {
+                    Some(plan) => theirs.push((variant, plan)),
+                    None => println!("# left out: {variant} of {m}x{n}x{k}: it has no algorithm"),
+                }
+            }
+            let sum = library.sum(&matrices)?;
             // Algorithms are chosen by the data of the timing.
             matrices.fill_for_timing()?;
-            let (a, stream, mut contenders) = (&matrices.a, &harness.stream, Vec::new());
-            let (sum, scale, epilogue) = (sum.as_ref(), factor_of_c, self.epilogue);
+            let a = &matrices.a;
+            let mut contenders = Vec::new();
+            let sum = sum.as_ref();
+            let (scale, epilogue) = (factor_of_c, self.epilogue);
             let result = |c| Product { scale, epilogue, ..Product::new(&matrices, c, sum) };
             for gemm in &ours {
                 let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
@@ -215,17 +197,9 @@ impl Gemm {
                 contenders.push(contender.by_algorithm(algorithm));
             }
             for (variant, plan) in &theirs {
-                let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
-                tune(&matrices, plan, c.device_address())?;
                 let lost = (*variant == Variant::CublasLtRoundedParts).then_some(PARTS_ROUNDING);
-                let checked = Product { product_rounding: lost, ..result(c.device_slice()) };
-                // SAFETY: as above; the buffers have the elements of the plan's shape.
-                let work = move || unsafe {
-                    let (a, b) = (a.device_address(), b().device_address());
-                    plan.enqueue([a, b, c.device_address()], stream)
-                };
-                let contender = Contender::new(*variant, work, checked);
-                contenders.push(contender.by_algorithm(plan.describe()));
+                let result = |c| Product { product_rounding: lost, ..result(c) };
+                contenders.push(by_cublaslt(*variant, &matrices, plan, result)?);
             }
             ran += contenders.len();
             let case = Case::product(T::NAME, size_of::<T::Output>(), shape, Some(self.inputs.l2));
@@ -275,26 +249,6 @@ impl Gemm {
     }
 }
 
-/// Returns the plans of cuBLASLt's selected variants that have an algorithm for a shape.
-fn plans_of<'l>(
-    library: Option<&'l CublasLt>,
-    job: &Job<'_>,
-    shape @ [m, n, k]: [usize; 3],
-    rounded: Types,
-    extras: Extras,
-) -> Result<Vec<(Variant, Plan<'l>)>> {
-    let Some(library) = library else { return Ok(Vec::new()) };
-    let mut plans = Vec::new();
-    for variant in OF_CUBLASLT.into_iter().filter(|variant| job.selection.has(*variant)) {
-        let rounds_parts = variant == Variant::CublasLtRoundedParts;
-        match library.plan(shape, Types { rounds_parts, ..rounded }, extras)? {
-            Some(plan) => plans.push((variant, plan)),
-            None => println!("# left out: {variant} of {m}x{n}x{k}: it has no algorithm"),
-        }
-    }
-    Ok(plans)
-}
-
 impl Inputs {
     /// Refuses invalid values.
     pub(super) fn validate(&self) -> Result<()> {
@@ -321,11 +275,8 @@ struct Added<O: Element> {
 
 impl<O: Number> Added<O> {
     fn new(harness: &Harness<'_>, epilogue: Epilogue, [m, n]: [usize; 2]) -> Result<Self> {
-        let filled = |len: usize, of: fn(usize) -> f32| -> Result<SymmetricBuffer<O>> {
-            let buffer = harness.comm.mem_alloc(len)?;
-            let all: Vec<O> = (0..len).map(|i| O::nearest(of(i))).collect();
-            buffer.copy_from_host(&all)?;
-            Ok(buffer)
+        let filled = |len: usize, of: fn(usize) -> f32| {
+            harness.filled(&(0..len).map(|i| O::nearest(of(i))).collect::<Vec<O>>())
         };
         let bias = (epilogue != Epilogue::None).then(|| filled(n, Epilogue::bias));
         let residual = (epilogue == Epilogue::Residual).then(|| filled(m * n, Epilogue::residual));

@@ -3,20 +3,17 @@
 
 use std::fmt;
 
-use anyhow::{Result, ensure};
-use clap::Args;
 use devcomm::{
     Communicator, DeviceSlice, GemmAllReduce as Operation, GemmAllReducePlan, Stream, Window, Wire,
 };
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::fusion::{self, Collective, Fusion};
+use super::fusion::{self, Fusion};
+use super::operation;
+use super::prelude::*;
 use super::shapes::ShapeOptions;
-use crate::contenders::contender::Variant;
-use crate::contenders::peers::PeerOptions;
-use crate::contenders::selection::VariantInfo;
-use crate::report::row::L2;
+use crate::contenders::PeerOptions;
 
 /// The flags of `gemm-allreduce`. Every combination of the lists runs.
 #[derive(Args, Clone, Debug)]
@@ -64,25 +61,7 @@ impl fmt::Display for Requested {
 
 impl Fusion for GemmAllReduce {
     const NAME: &'static str = "gemm-allreduce";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "one kernel, launched by devcomm::GemmAllReduce, C in a symmetric window"),
-        (
-            Variant::RustUnfused,
-            "devcomm::Gemm, then devcomm::Collectives::all_reduce in place, on a symmetric window",
-        ),
-        (
-            Variant::CublasLtRust,
-            "cuBLASLt, then devcomm::Collectives::all_reduce in place, on a symmetric window",
-        ),
-        (Variant::Nccl, "cuBLASLt, then ncclAllReduce in place, on memory that is not registered"),
-        (Variant::NcclSym, "cuBLASLt, then ncclAllReduce in place, on a symmetric window"),
-        (
-            Variant::TorchOneShot,
-            "torch.mm, then torch.ops.symm_mem.one_shot_all_reduce, in a run before the others",
-        ),
-        (Variant::TorchTwoShot, "the same by torch.ops.symm_mem.two_shot_all_reduce_, in place"),
-    ];
-    const COLLECTIVE: Collective = Collective::AllReduce;
+    const COLLECTIVE: operation::Operation = operation::Operation::AllReduce;
     type Operation = Operation;
     type Requested = Requested;
 

@@ -1,21 +1,15 @@
 //! The matrix products of `docs/gemm.md` in bf16 on one GPU, from a loop to the shipped kernel,
 //! against cuBLASLt.
 
-use anyhow::{Result, ensure};
-use clap::Args;
 use devcomm::{Buffer, Element};
 use devcomm_gemm_ladder::{Ladder, Step, check_shape};
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::benchmark::Benchmark;
-use super::job::Job;
-use super::product::{Matrices, Product, Sum, load_cublaslt, tune};
+use super::prelude::*;
+use super::product::{Library, Matrices, Product, by_cublaslt};
 use super::shapes::lists_or;
-use crate::contenders::contender::{Contender, Variant};
 use crate::contenders::cublaslt::{Extras, Types};
-use crate::contenders::selection::VariantInfo;
-use crate::report::row::Case;
 
 /// The flags of `gemm-ladder`. Every combination of the lists runs.
 #[derive(Args, Clone, Debug)]
@@ -48,21 +42,8 @@ const STEPS: [(Variant, Step, usize); Step::ALL.len()] = [
     (Variant::Rust, Step::Shipped, usize::MAX),
 ];
 
-/// The steps and cuBLASLt, with descriptions.
-const VARIANTS: [VariantInfo; STEPS.len() + 1] = {
-    let what = "cuBLASLt, the fastest of the first algorithms of its heuristics";
-    let mut variants = [(Variant::CublasLt, what); STEPS.len() + 1];
-    let mut i = 0;
-    while i < STEPS.len() {
-        variants[i] = (STEPS[i].0, STEPS[i].1.what());
-        i += 1;
-    }
-    variants
-};
-
 impl Benchmark for GemmLadder {
     const NAME: &'static str = "gemm-ladder";
-    const VARIANTS: &'static [VariantInfo] = &VARIANTS;
 
     fn validate(&self) -> Result<()> {
         self.problems([&[256], &[256], &[64]], 0).map(drop)
@@ -71,9 +52,8 @@ impl Benchmark for GemmLadder {
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() == 1, "gemm-ladder runs on one GPU: -g 1");
-        let types = |product| Types::new(bf16::DATA_TYPE, product);
-        let rounded = types(bf16::DATA_TYPE);
-        let library = load_cublaslt(job, rounded, &[Variant::CublasLt])?;
+        let types = Types::new(bf16::DATA_TYPE, bf16::DATA_TYPE);
+        let library = Library::load(job, types, &[Variant::CublasLt])?;
         job.begin()?;
         let ladder = Ladder::new(&harness.stream)?;
         let defaults: [&[usize]; 3] = harness.choose([&[4096]; 3], [&[256], &[256], &[64]]);
@@ -81,18 +61,11 @@ impl Benchmark for GemmLadder {
         for problem in self.problems(defaults, harness.run.seed)? {
             let shape @ [m, n, _] = problem.shape();
             let matrices = Matrices::new(harness, problem, 0..1, 1, &mut cached_b)?;
-            let plan = |types| match &library {
-                Some(library) => library.plan(shape, types, Extras::default()),
-                None => Ok(None),
-            };
-            let (exact, theirs) = (plan(types(f32::DATA_TYPE))?, plan(rounded)?);
-            let sum = match &exact {
-                Some(exact) if harness.run.check > 0 => Some(Sum::new(&matrices, exact)?),
-                _ => None,
-            };
-            // cuBLASLt's algorithm is chosen by times with the data that the comparison has.
+            let theirs = library.plan(shape, types, Extras::default())?;
+            let sum = library.sum(&matrices)?;
+            // An algorithm is chosen by the data of the timing.
             matrices.fill_for_timing()?;
-            let (sum, ladder, stream) = (sum.as_ref(), &ladder, &harness.stream);
+            let (sum, ladder) = (sum.as_ref(), &ladder);
             let (a, b) = (matrices.a.device_slice(), matrices.b_in_turn()().clone());
             let mut contenders = Vec::new();
             for (variant, step, calls) in STEPS {
@@ -103,21 +76,13 @@ impl Benchmark for GemmLadder {
                     // SAFETY: the graphs of a comparison end before its contenders, which own the
                     // matrices; only this stream uses them.
                     let work = move || unsafe { ladder.launch(step, [&a, &b, &c], shape) };
-                    contenders.push(Contender::new(variant, work, result).at_most(calls));
+                    let contender = Contender::new(variant, work, result);
+                    contenders.push(Contender { most_calls: calls, ..contender });
                 }
             }
             if let Some(plan) = theirs.as_ref().filter(|_| job.selection.has(Variant::CublasLt)) {
-                let c = harness.comm.mem_alloc::<bf16>(m * n)?.device_slice();
-                tune(&matrices, plan, c.device_address())?;
-                let matrices = &matrices;
-                let result = Product::new(matrices, c.clone(), sum);
-                // SAFETY: as above; the buffers have the elements of the plan's shape.
-                let work = move || unsafe {
-                    let (a, b) = (a.device_address(), b.device_address());
-                    plan.enqueue([a, b, c.device_address()], stream)
-                };
-                let contender = Contender::new(Variant::CublasLt, work, result);
-                contenders.push(contender.by_algorithm(plan.describe()));
+                let result = |c| Product::<bf16>::new(&matrices, c, sum);
+                contenders.push(by_cublaslt(Variant::CublasLt, &matrices, plan, result)?);
             }
             let case = Case::product("bf16", size_of::<bf16>(), shape, None);
             matrices.fill_for_checks()?;

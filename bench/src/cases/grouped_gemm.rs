@@ -3,24 +3,19 @@
 
 use std::cell::RefCell;
 
-use anyhow::{Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 use devcomm::{
     Buffer, DeviceSlice, Element, Gemm, GroupedGemm as Kernel, RowGroups, SymmetricBuffer,
 };
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::numbers::Number;
+use devcomm_testing::simulated::read;
 use half::bf16;
 
-use super::benchmark::Benchmark;
-use super::job::Job;
-use super::product::load_cublaslt;
-use crate::contenders::contender::{Contender, Outcome, Variant};
+use super::prelude::*;
+use super::product::Library;
 use crate::contenders::cublas::GroupedProduct;
 use crate::contenders::cublaslt::{Extras, Plan, Types};
-use crate::contenders::selection::VariantInfo;
-use crate::harness::Harness;
-use crate::report::row::Case;
 
 /// The elements of a large product that are checked.
 const SAMPLES: usize = 4096;
@@ -82,16 +77,6 @@ impl Split {
 
 impl Benchmark for GroupedGemm {
     const NAME: &'static str = "grouped-gemm";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "devcomm::GroupedGemm, which reads on the GPU where the groups are"),
-        (
-            Variant::CublasLt,
-            "cuBLASLt, a product for each group that has rows, which the host knows; each by the \
-             fastest algorithm of its heuristics",
-        ),
-        (Variant::CublasGrouped, "cublasGemmGroupedBatchedEx, of the groups that have rows"),
-        (Variant::RustGemm, "devcomm::Gemm, one product of as many rows by one B"),
-    ];
 
     fn validate(&self) -> Result<()> {
         ensure!(!self.rows.contains(&0), "--rows: there is at least one row");
@@ -109,15 +94,13 @@ impl Benchmark for GroupedGemm {
             self.n.unwrap_or(harness.choose(2048, 72)),
             self.k.unwrap_or(harness.choose(7168, 40)),
         ];
-        let library = if (n | k).is_multiple_of(256 / size_of::<bf16>()) {
-            load_cublaslt(job, types, &[Variant::CublasLt, Variant::CublasGrouped])?
-        } else {
+        let theirs = [Variant::CublasLt, Variant::CublasGrouped];
+        if !(n | k).is_multiple_of(256 / size_of::<bf16>()) {
             let why = "its algorithms are for groups that begin at multiples of 256 bytes: n and k \
                        that are multiples of 128";
-            job.selection.omit(Variant::CublasLt, why)?;
-            job.selection.omit(Variant::CublasGrouped, why)?;
-            None
-        };
+            theirs.into_iter().try_for_each(|variant| job.selection.omit(variant, why))?;
+        }
+        let library = Library::load(job, types, &theirs)?;
         let kernel = Kernel::new(&harness.stream)?;
         // SAFETY: what writes B has ended before any launch.
         let gemm = unsafe { Gemm::new(&harness.stream)?.with_constant_b() };
@@ -128,20 +111,22 @@ impl Benchmark for GroupedGemm {
             let problem = Problem { m, n, k, seed: harness.run.seed };
             let sizes = self.split.sizes(m, groups, harness.run.seed);
             let matrices = Matrices::new(harness, problem, &factor, sizes)?;
-            let plan = |size: &usize| match &library {
-                Some(library) if *size > 0 => library.plan([*size, n, k], types, Extras::default()),
-                _ => Ok(None),
+            let by_cublaslt = job.selection.has(Variant::CublasLt);
+            let plan = |&size: &usize| match by_cublaslt && size > 0 {
+                true => library.plan([size, n, k], types, Extras::default()),
+                false => Ok(None),
             };
             let plans = matrices.sizes.iter().map(plan).collect::<Result<Vec<_>>>()?;
             let mut contenders = Vec::new();
             for variant in [Variant::Rust, Variant::CublasLt, Variant::RustGemm] {
-                if job.selection.has(variant) {
-                    contenders.push(matrices.contender(variant, (&kernel, &gemm), &plans)?);
-                }
+                contenders.extend(
+                    job.selection
+                        .make(variant, || matrices.contender(variant, (&kernel, &gemm), &plans))?,
+                );
             }
-            if job.selection.has(Variant::CublasGrouped) {
-                contenders.extend(matrices.by_one_call()?);
-            }
+            contenders.extend(
+                job.selection.make(Variant::CublasGrouped, || matrices.by_one_call())?.flatten(),
+            );
             let case = Case::product("bf16", size_of::<bf16>(), [m, n, k], None);
             job.compare_refilled(case, &contenders, || matrices.fill_for_timing())?;
         }
@@ -202,14 +187,11 @@ impl<'a> Matrices<'a> {
         sizes: Vec<usize>,
     ) -> Result<Self> {
         let words = |numbers: Vec<usize>| {
-            let buffer = harness.comm.mem_alloc(numbers.len())?;
             let words: Vec<u32> = numbers.into_iter().map(|number| number as u32).collect();
-            buffer.copy_from_host(&words)?;
-            Ok::<_, devcomm::Error>(buffer.device_slice())
+            harness.filled(&words).map(|buffer| buffer.device_slice())
         };
         let groups = RowGroups { offsets: words(offsets(&sizes))?, sizes: words(sizes.clone())? };
-        let a = harness.comm.mem_alloc(problem.m * problem.k)?;
-        a.copy_from_host(&problem.factor(Factor::A, 0))?;
+        let a = harness.filled(&problem.factor(Factor::A, 0))?;
         weights.fill(false)?;
         Ok(Self { harness, problem, weights, sizes, groups, a })
     }
@@ -236,9 +218,8 @@ impl<'a> Matrices<'a> {
     fn by_one_call(&self) -> Result<Option<Contender<'_>>> {
         let (Problem { n, k, .. }, harness) = (self.problem, self.harness);
         let c = harness.comm.mem_alloc::<bf16>(self.problem.m * n)?.device_slice();
-        let groups: Vec<_> = self.sizes.iter().copied().zip(self.addresses(&c)?).collect();
-        let groups: Vec<_> =
-            groups.into_iter().filter_map(|(rows, of)| Some((rows, of?))).collect();
+        let groups = self.sizes.iter().copied().zip(self.addresses(&c)?);
+        let groups: Vec<_> = groups.filter_map(|(rows, of)| Some((rows, of?))).collect();
         let Some(product) = GroupedProduct::new(harness.comm, &groups, [n, k])? else {
             println!("# left out: cublas-grouped: cuBLAS (libcublas.so) cannot be loaded");
             return Ok(None);
@@ -321,8 +302,7 @@ impl Outcome for Product<'_> {
 
     fn count_wrong(&self) -> Result<usize> {
         let Matrices { harness, problem, sizes, .. } = self.matrices;
-        let mut c = vec![bf16::ZERO; self.c.len()];
-        self.c.copy_to_host(&mut c)?;
+        let c = read(&self.c)?;
         let groups: Vec<usize> =
             sizes.iter().enumerate().flat_map(|(g, size)| std::iter::repeat_n(g, *size)).collect();
         let is_wrong = |(row, column): &(usize, usize)| {

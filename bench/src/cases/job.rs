@@ -7,20 +7,15 @@ use std::sync::Mutex;
 use anyhow::{Context, Result, ensure};
 use devcomm::{KernelSet, Kernels};
 
-use crate::base::files::TwinFiles;
-use crate::base::output::OutputOptions;
-use crate::base::stats::Spread;
-use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::contest::Contest;
-use crate::contenders::foreign::Foreign;
+use crate::base::{OutputOptions, Spread, TwinFiles};
 use crate::contenders::peers;
-use crate::contenders::selection::Selection;
+use crate::contenders::{Contender, Contest, Foreign, Role, Selection, Variant};
 use crate::harness::header::Header;
 use crate::harness::sensors::Reading;
 use crate::harness::{Harness, Nccl};
 use crate::report::nccl_tests;
 use crate::report::ratio::Summary;
-use crate::report::row::{self, Case, Row, VariantResult, rows};
+use crate::report::row::{self, Case, Row, add_times};
 use crate::report::table::Report;
 
 /// One rank's run of a benchmark.
@@ -40,36 +35,17 @@ pub struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Returns a job without rows.
+    /// Returns a job without rows, which adds `foreign` to the cases that they belong to. With a
+    /// program of nccl-tests it runs variants in place too, and prints the table of the program.
     pub fn new(
         harness: &'a Harness<'a>,
         selection: Selection,
         contest: &'static Contest,
-        twins: Option<&'a Path>,
-        output: &'a OutputOptions,
+        (twins, output): (Option<&'a Path>, &'a OutputOptions),
+        (foreign, nccl_tests): (&'a [Foreign], Option<&'static str>),
     ) -> Self {
-        let order = fastrand::Rng::with_seed(harness.run.seed);
-        Self {
-            harness,
-            selection,
-            contest,
-            output,
-            twins,
-            foreign: &[],
-            nccl_tests: None,
-            order,
-            report: Report::new(),
-        }
-    }
-
-    /// Adds these results to the cases that they belong to.
-    pub fn with_foreign(self, foreign: &'a [Foreign]) -> Self {
-        Self { foreign, ..self }
-    }
-
-    /// Runs variants in place too, and prints the table of this program of nccl-tests.
-    pub fn with_nccl_tests(self, program: Option<&'static str>) -> Self {
-        Self { nccl_tests: program, ..self }
+        let (order, report) = (fastrand::Rng::with_seed(harness.run.seed), Report::new());
+        Self { harness, selection, contest, twins, output, foreign, nccl_tests, order, report }
     }
 
     /// Returns where the variants run: out of place, and perhaps in place.
@@ -169,24 +145,34 @@ impl<'a> Job<'a> {
             between = harness.time_between(contenders, order, n)?;
         }
         let results = contenders.iter().zip(wrong).zip(readings).enumerate();
-        let ran = results.map(|(i, ((c, wrong), reading))| {
-            let (algorithm, asked) = (c.algorithm.clone(), c.asked.clone());
-            let Contender { variant, in_place, launch, .. } = *c;
-            let between = between.iter().flatten().map(|round| round[i]);
-            let between = Spread::of(between).map(|time| time.median);
-            VariantResult { variant, in_place, launch, algorithm, asked, wrong, reading, between }
-        });
-        let mut ran: Vec<VariantResult> = ran.collect();
+        let row = |(i, ((c, wrong), reading)): (usize, ((&Contender<'_>, _), Reading))| {
+            let between = Spread::of(between.iter().flatten().map(|round| round[i]));
+            let Reading { power_w, sm_mhz, temperature_c } = reading;
+            Row {
+                in_place: c.in_place,
+                blocks: c.launch.map(|launch| launch.blocks),
+                threads: c.launch.map(|launch| launch.threads),
+                algorithm: c.algorithm.clone(),
+                asked: c.asked.clone(),
+                wrong,
+                between_us: between.map(|time| time.median * 1e6),
+                power_w,
+                sm_mhz,
+                temperature_c,
+                ..case.row(c.variant)
+            }
+        };
+        let mut rows: Vec<Row> = results.map(row).collect();
         for foreign in self.foreign.iter().filter(|foreign| case.has(foreign)) {
-            let Foreign { variant, wrong, ref algorithm, ref times, .. } = *foreign;
+            let Foreign { variant, wrong, ref algorithm, ref times_us, .. } = *foreign;
             let (algorithm, asked) = (algorithm.clone(), algorithm.clone());
-            ran.push(VariantResult { wrong, algorithm, asked, ..VariantResult::new(variant) });
-            for (round, time) in rounds.iter_mut().flatten().zip(times) {
-                round.push(*time);
+            rows.push(Row { wrong, algorithm, asked, ..case.row(variant) });
+            for (round, us) in rounds.iter_mut().flatten().zip(times_us) {
+                round.push(us / 1e6);
             }
         }
         let output = self.harness.rank.is_root().then_some(self.output);
-        let rows = rows(case, self.contest.competitors, &ran, rounds.as_ref());
+        add_times(&mut rows, case.bus, &self.contest.with(Role::Theirs), rounds.as_ref());
         let of_nccl_tests = self.nccl_tests.map(|program| nccl_tests::lines(program, &rows));
         let as_peer = std::env::var(peers::LINES).ok();
         let as_peer = as_peer.map(|name| row::lines_of_peer(&name, &rows, rounds.as_ref()));
@@ -229,12 +215,13 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use anyhow::bail;
-    use clap::Parser;
+    use clap::Args;
     use devcomm::World;
 
     use super::*;
-    use crate::base::options::{RankOptions, RunOptions};
+    use crate::base::options::{RankOptions, RunOptions, parse};
     use crate::contenders::contender::Outcome;
+    use crate::contenders::contest::VariantInfo;
 
     const CASE: Case = Case { size: 4, count: 1, dtype: "f32", redop: "sum", ..Case::NONE };
 
@@ -283,8 +270,8 @@ mod tests {
         Contender::new(variant, checked, outcome).timed(1, timed)
     }
 
-    #[derive(Parser)]
-    struct Cli {
+    #[derive(Args)]
+    struct Flags {
         #[command(flatten)]
         ranks: RankOptions,
         #[command(flatten)]
@@ -294,26 +281,36 @@ mod tests {
     }
 
     /// A job of two simulated ranks.
-    fn simulated(args: &str, test: impl Fn(Job<'_>) -> Result<()> + Sync) {
-        let cli = Cli::parse_from(["bench"].into_iter().chain(args.split_whitespace()));
-        let variants = [(Variant::Rust, ""), (Variant::Nccl, "")];
+    fn simulated(args: &str, test: impl Fn(Job<'_>, &Log<'_>) -> Result<()> + Sync) {
+        simulated_with(args, &[], test);
+    }
+
+    fn simulated_with(
+        args: &str,
+        foreign: &[Foreign],
+        test: impl Fn(Job<'_>, &Log<'_>) -> Result<()> + Sync,
+    ) {
+        let poisoned = AtomicUsize::new(0);
+        let cli: Flags = parse(args);
+        let variants =
+            [Variant::Rust, Variant::Nccl].map(|variant| VariantInfo::column(variant, ""));
         let selection = Selection::new(&[], &variants, "test").unwrap();
         let ran = World::simulated(2).unwrap().run(|rank| {
             let mut harness = Harness::new(rank, &cli.ranks, &cli.run)?;
             // The times are meaningless, but taken as on GPUs.
             harness.is_timed = true;
             let contest = Contest::of("gemm-allreduce").unwrap();
-            test(Job::new(&harness, selection.clone(), contest, None, &cli.output))
+            let (files, of_others) = ((None, &cli.output), (foreign, None));
+            let log = Log { done: RefCell::default(), poisoned: &poisoned };
+            test(Job::new(&harness, selection.clone(), contest, files, of_others), &log)
         });
         ran.unwrap();
     }
 
     #[test]
     fn every_check_begins_with_a_spoilt_result_and_all_are_done_before_the_first_time() {
-        let poisoned = AtomicUsize::new(0);
-        simulated("-c 2 -n 3 -w 1 --rounds 2", |mut job| {
-            let log = Log { done: RefCell::default(), poisoned: &poisoned };
-            job.compare(CASE, &[lazy(Variant::Rust, 1, &log), lazy(Variant::Nccl, 2, &log)])?;
+        simulated("-c 2 -n 3 -w 1 --rounds 2", |mut job, log| {
+            job.compare(CASE, &[lazy(Variant::Rust, 1, log), lazy(Variant::Nccl, 2, log)])?;
             // Each contender has the warm-up, and in both rounds an untimed launch and the batch.
             let timed = 2 * (1 + 2 * (1 + 3));
             let checks = [["poison", "checked"]; 4].concat();
@@ -332,16 +329,13 @@ mod tests {
     #[test]
     fn the_results_of_others_join_the_cases_that_they_belong_to() {
         let foreign = |variant, dtype: &str, wrong| {
-            let times = vec![2e-6, 4e-6, 3e-6];
-            Foreign { times, wrong: Some(wrong), ..Foreign::new(variant, dtype, 4) }
+            let times_us = vec![2.0, 4.0, 3.0];
+            Foreign { times_us, wrong: Some(wrong), ..Foreign::new(variant, dtype, 4) }
         };
         let of_torch = [(Variant::TorchOneShot, "f32", 5), (Variant::TorchTwoShot, "bf16", 0)];
         let foreign = of_torch.map(|(variant, dtype, wrong)| foreign(variant, dtype, wrong));
-        let poisoned = AtomicUsize::new(0);
-        simulated("-n 1 -w 0 --rounds 3", |job| {
-            let log = Log { done: RefCell::default(), poisoned: &poisoned };
-            let mut job = job.with_foreign(&foreign);
-            job.compare(CASE, &[lazy(Variant::Rust, 1, &log)])?;
+        simulated_with("-n 1 -w 0 --rounds 3", &foreign, |mut job, log| {
+            job.compare(CASE, &[lazy(Variant::Rust, 1, log)])?;
             let [rust, torch] = &job.report.rows[..] else { panic!("{:?}", job.report.rows) };
             assert_eq!((torch.variant, torch.wrong), (Variant::TorchOneShot, Some(5)));
             assert!((torch.time_us.unwrap() - 3.0).abs() < 1e-9, "{torch:?}");
@@ -355,11 +349,9 @@ mod tests {
     fn rows_are_in_the_file_before_the_run_ends() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rows.json");
-        let poisoned = AtomicUsize::new(0);
-        simulated(&format!("-n 1 -w 0 --rounds 1 --json {}", path.display()), |mut job| {
+        simulated(&format!("-n 1 -w 0 --rounds 1 --json {}", path.display()), |mut job, log| {
             for rows in 1..3 {
-                let log = Log { done: RefCell::default(), poisoned: &poisoned };
-                job.compare(CASE, &[lazy(Variant::Rust, 1, &log)])?;
+                job.compare(CASE, &[lazy(Variant::Rust, 1, log)])?;
                 if job.harness.rank.is_root() {
                     let file: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
                     assert_eq!(file["rows"].as_array().map(Vec::len), Some(rows));
@@ -371,11 +363,9 @@ mod tests {
 
     #[test]
     fn a_row_has_the_time_after_a_kernel_of_another_program() {
-        let poisoned = AtomicUsize::new(0);
         for args in ["-n 2 -w 0 --rounds 3 --between", "-n 2 -w 0 --rounds 3"] {
-            simulated(args, |mut job| {
-                let log = Log { done: RefCell::default(), poisoned: &poisoned };
-                job.compare(CASE, &[lazy(Variant::Rust, 1, &log)])?;
+            simulated(args, |mut job, log| {
+                job.compare(CASE, &[lazy(Variant::Rust, 1, log)])?;
                 let timed = log.done.borrow().iter().filter(|done| **done == "timed").count();
                 let is_between = args.ends_with("--between");
                 assert_eq!(timed, if is_between { 18 } else { 9 });
@@ -387,7 +377,7 @@ mod tests {
 
     #[test]
     fn the_error_of_a_run_comes_before_its_verdict() {
-        simulated("", |job| {
+        simulated("", |job, _| {
             let measured = || bail!("a launch failed");
             let error = job.finish(measured(), &Mutex::default()).unwrap_err().to_string();
             assert_eq!(error, "a launch failed");

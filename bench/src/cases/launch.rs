@@ -1,17 +1,11 @@
 //! What launches take, with each set of attributes.
 
-use anyhow::{Context, Result};
-use clap::Args;
 use devcomm::kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm::kernels::push_exchange;
 use devcomm::{Buffer, DevCommRequirements, KERNELS, LaunchConfig, Window};
 
-use super::benchmark::Benchmark;
-use super::collectives::{Call, NCCL, Operation, memory};
-use super::job::Job;
-use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::selection::VariantInfo;
-use crate::report::row::Case;
+use super::operation::{Call, Operation, calls_of_nccl};
+use super::prelude::*;
 
 /// The flags of `launch`.
 #[derive(Args, Clone, Debug)]
@@ -19,16 +13,6 @@ pub struct Launch {}
 
 impl Benchmark for Launch {
     const NAME: &'static str = "launch";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "kernels::push_exchange, one block, with each set of launch attributes"),
-        (Variant::RustOps, "devcomm::Collectives::all_to_all, which chooses a kernel"),
-        (Variant::Nccl, "ncclAlltoAll on memory of ncclMemAlloc that is not registered"),
-        (Variant::NcclSym, "ncclAlltoAll on the windows"),
-    ];
-
-    fn validate(&self) -> Result<()> {
-        Ok(())
-    }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         // A vector for each rank.
@@ -72,16 +56,10 @@ impl Benchmark for Launch {
                 contenders.push(contender.by_algorithm(attributes.to_owned()));
             }
         }
-        if job.selection.has(Variant::RustOps) {
-            contenders.push(call.clone().by_collectives(Variant::RustOps, &collectives)?);
-        }
-        for variant in NCCL.into_iter().filter(|variant| job.selection.has(*variant)) {
-            for nccl in nccl.iter().filter(|nccl| nccl.matters(variant, false)) {
-                let buffers = memory::<f32>(nccl.comm(), variant, [ranks * COUNT; 2])?;
-                let call = Call::new(harness, Operation::AllToAll, false, buffers)?;
-                contenders.push(call.by_nccl(variant, nccl));
-            }
-        }
+        contenders.extend(job.selection.make(Variant::RustOps, || {
+            call.clone().by_collectives(Variant::RustOps, &collectives)
+        })?);
+        contenders.extend(calls_of_nccl(job, &nccl, Operation::AllToAll, COUNT)?);
         let case = Case {
             size: ranks * bytes,
             count: COUNT,

@@ -17,7 +17,9 @@ mod gemm_ladder;
 mod grouped_gemm;
 mod job;
 mod launch;
+mod operation;
 mod p2p;
+mod prelude;
 mod product;
 mod put;
 mod rmsnorm_allreduce;
@@ -33,13 +35,14 @@ mod workloads;
 pub use all_reduce::AllReduce;
 pub use barrier::Barrier;
 pub use benchmark::{Command, run};
-pub use collectives::{AllGather, AllToAll, AllToAllV, Broadcast, Operation, ReduceScatter};
+pub use collectives::{AllGather, AllToAll, AllToAllV, Broadcast, ReduceScatter};
 pub use expert_parallel::Experts;
 pub use gemm::Gemm;
 pub use gemm_allreduce::GemmAllReduce;
 pub use gemm_ladder::GemmLadder;
 pub use grouped_gemm::GroupedGemm;
 pub use launch::Launch;
+pub use operation::Operation;
 pub use p2p::P2p;
 pub use put::Put;
 pub use rmsnorm_allreduce::RmsNormAllReduce;
@@ -53,16 +56,18 @@ pub use twins::Twins;
 mod tests {
     use super::*;
     use crate::cases::benchmark::Benchmark;
-    use crate::contenders::contest::Contest;
+    use crate::contenders::{Contest, Role, Variant};
 
     /// The roles of a benchmark's variants, each variant once.
     fn has_roles<B: Benchmark>() {
         let contest = Contest::of(B::NAME).unwrap();
-        let roles = contest.default.iter().chain(contest.competitors).chain(contest.columns);
-        let mut roles: Vec<&str> = roles.map(|variant| variant.name()).collect();
-        let mut all: Vec<&str> = B::VARIANTS.iter().map(|(variant, _)| variant.name()).collect();
+        let with = [Role::Ours, Role::Theirs, Role::Column].map(|role| contest.with(role));
+        assert!(with[0].len() <= 1 && !with[1].is_empty(), "{}", B::NAME);
+        let mut roles: Vec<&str> = with.concat().into_iter().map(Variant::name).collect();
+        let mut all: Vec<&str> = contest.variants.iter().map(|info| info.variant.name()).collect();
         roles.sort_unstable();
         all.sort_unstable();
+        all.dedup();
         assert_eq!(roles, all, "{}", B::NAME);
     }
 

@@ -1,24 +1,18 @@
 //! Copies between neighbouring ranks: by loads, stores and TMA of a kernel, and by the copy engine,
 //! against `ncclSend`.
 
-use anyhow::{Result, ensure};
-use clap::Args;
 use devcomm::{
     Buffer, DataType, DevCommRequirements, DevCommResource, FunctionInfo, Kernels, LaunchConfig,
     TensorMap, TensorMapDesc, Window,
 };
 use devcomm_bench_kernels::{TMA_ROW, TMA_ROWS, TMA_SHARED, p2p_copy, p2p_tma};
 
-use super::benchmark::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
-use super::job::Job;
+use super::benchmark::{SIMULATED_BLOCKS, SIMULATED_LARGEST};
+use super::prelude::*;
 use super::signal::peer_slice;
-use crate::base::options::{GridOptions, LARGEST, SizeOptions};
+use crate::base::options::LARGEST;
 use crate::base::ranks;
 use crate::cases::workloads::Message;
-use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::selection::VariantInfo;
-use crate::harness::Harness;
-use crate::report::row::Case;
 
 /// The flags of `p2p`.
 #[derive(Args, Clone, Debug)]
@@ -43,14 +37,6 @@ const MAX_TMA_BLOCKS: u32 = 64;
 
 impl Benchmark for P2p {
     const NAME: &'static str = "p2p";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Read, "a kernel of the even rank loads from the odd one"),
-        (Variant::Write, "a kernel of the even rank stores to the odd one"),
-        (Variant::Tma, "the same by TMA, for multiples of 128 bytes"),
-        (Variant::CopyEngine, "cuMemcpyAsync of the even rank to the odd one"),
-        (Variant::Nccl, "ncclSend of the even rank, on memory that is not registered"),
-        (Variant::NcclSym, "the same on the windows"),
-    ];
 
     fn validate(&self) -> Result<()> {
         self.sizes.validate()?;
@@ -61,7 +47,7 @@ impl Benchmark for P2p {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() >= 2, "a copy needs two ranks, and there is one");
         harness.comm.require_single_lsa_team()?;
-        let compiled = Kernels::load(harness.rank.context(), &crate::base::kernels::KERNELS)?;
+        let compiled = Kernels::load(harness.rank.context(), &crate::base::KERNELS)?;
         let row = harness.comm.window::<u8>(TMA_ROW as usize)?;
         let refused = map(harness, row.device_slice().device_address(), [1, 1]).err();
         if ranks::total(harness.rank, usize::from(refused.is_some()))? > 0 {
@@ -75,24 +61,21 @@ impl Benchmark for P2p {
             let (compiled, dev_comm, both) = (&compiled, &dev_comm, self.both);
             let copies = Copies { harness, compiled, dev_comm, windows: &windows, both };
             let mut contenders = Vec::new();
+            let (selection, grid) = (&job.selection, &self.grid);
             for variant in [Variant::Read, Variant::Write] {
-                if job.selection.has(variant) {
-                    contenders.push(copies.by_kernel(variant, &self.grid)?);
-                }
+                contenders.extend(selection.make(variant, || copies.by_kernel(variant, grid))?);
             }
-            if job.selection.has(Variant::Tma) && bytes.is_multiple_of(TMA_ROW as usize) {
-                contenders.push(copies.by_tma(&self.grid)?);
+            if bytes.is_multiple_of(TMA_ROW as usize) {
+                contenders.extend(selection.make(Variant::Tma, || copies.by_tma(grid))?);
             }
-            if job.selection.has(Variant::CopyEngine) {
-                contenders.push(copies.by_copy_engine()?);
-            }
-            if job.selection.has(Variant::Nccl) {
+            contenders.extend(selection.make(Variant::CopyEngine, || copies.by_copy_engine())?);
+            contenders.extend(selection.make(Variant::Nccl, || {
                 let buffers = [harness.comm.mem_alloc(bytes)?, harness.comm.mem_alloc(bytes)?];
-                contenders.push(copies.by_nccl(Variant::Nccl, &buffers)?);
-            }
-            if job.selection.has(Variant::NcclSym) {
-                contenders.push(copies.by_nccl(Variant::NcclSym, &windows)?);
-            }
+                copies.by_nccl(Variant::Nccl, &buffers)
+            })?);
+            contenders.extend(
+                selection.make(Variant::NcclSym, || copies.by_nccl(Variant::NcclSym, &windows))?,
+            );
             let (size, count) = (bytes, bytes);
             let case = Case { size, count, dtype: "u8", ..Case::NONE };
             job.compare(case, &contenders)?;
@@ -148,18 +131,14 @@ impl<'a> Copies<'a> {
     fn contender(
         self,
         variant: Variant,
-        launch: impl Fn(u32) -> devcomm::Result<()> + Clone + 'a,
+        launch: impl Fn(u32) -> devcomm::Result<()> + 'a,
         (config, info): (LaunchConfig, FunctionInfo),
     ) -> Result<Contender<'a>> {
         let message = self.message(variant == Variant::Read, self.windows)?;
         let copies = self.peer().is_some();
-        let work = |rounds: u32| {
-            let launch = launch.clone();
-            move || if copies { launch(rounds) } else { Ok(()) }
-        };
-        let [checked, timed] = self.rounds();
-        let contender = Contender::new(variant, work(checked), message);
-        Ok(contender.timed(timed, work(timed)).by_kernel(config, info))
+        let launch = move |rounds| if copies { launch(rounds) } else { Ok(()) };
+        let contender = Contender::in_rounds(variant, launch, self.rounds(), 1, message);
+        Ok(contender.by_kernel(config, info))
     }
 
     fn by_kernel(self, variant: Variant, grid: &GridOptions) -> Result<Contender<'a>> {

@@ -4,43 +4,83 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use devcomm::{Buffer, DeviceSlice, Element, ReduceOp, SymmetricBuffer};
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::numbers::Number;
+use devcomm_testing::simulated::read;
 
-use super::job::Job;
-use crate::base::gpu;
-use crate::base::ranks;
-use crate::contenders::contender::{Outcome, Variant};
-use crate::contenders::cublaslt::{CublasLt, Plan, Types};
-use crate::harness::Harness;
-use crate::report::row::L2;
+use super::prelude::*;
+use crate::base::{gpu, ranks};
+use crate::contenders::cublaslt::{CublasLt, Extras, Plan, Types};
 
 /// The number of elements of a large product that the host computes and compares; all would take
 /// too long.
 const SAMPLES: usize = 256;
 
-/// Loads cuBLASLt; without it the variants that use it are omitted.
-pub fn load_cublaslt(
-    job: &mut Job<'_>,
-    types: Types,
-    users: &[Variant],
-) -> Result<Option<CublasLt>> {
-    let (library, why) = match (job.harness.rank.is_simulated(), types.why_not()) {
-        (true, _) => (None, "cuBLASLt does not run on simulated GPUs"),
-        (false, Some(why)) => (None, why),
-        (false, None) => (
-            CublasLt::load(job.harness.comm)?,
-            "cuBLASLt (libcublasLt.so) cannot be loaded: name its folder in LD_LIBRARY_PATH; \
-             without it only samples of rust's results are checked",
-        ),
-    };
-    if library.is_none() {
-        users.iter().try_for_each(|variant| job.selection.omit(*variant, why))?;
+/// cuBLASLt, where it can be loaded.
+pub struct Library(Option<CublasLt>);
+
+impl Library {
+    /// Loads it; without it the variants that use it are omitted.
+    pub fn load(job: &mut Job<'_>, types: Types, users: &[Variant]) -> Result<Self> {
+        let (library, why) = match (job.harness.rank.is_simulated(), types.why_not()) {
+            (true, _) => (None, "cuBLASLt does not run on simulated GPUs"),
+            (false, Some(why)) => (None, why),
+            (false, None) => (
+                CublasLt::load(job.harness.comm)?,
+                "cuBLASLt (libcublasLt.so) cannot be loaded: name its folder in LD_LIBRARY_PATH; \
+                 without it only samples of rust's results are checked",
+            ),
+        };
+        if library.is_none() {
+            users.iter().try_for_each(|variant| job.selection.omit(*variant, why))?;
+        }
+        Ok(Self(library))
     }
-    Ok(library)
+
+    pub fn is_loaded(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Does the same as [`CublasLt::plan`]; `None` without the library, too.
+    pub fn plan(
+        &self,
+        shape: [usize; 3],
+        types: Types,
+        extras: Extras,
+    ) -> Result<Option<Plan<'_>>> {
+        self.0.as_ref().map_or(Ok(None), |library| library.plan(shape, types, extras))
+    }
+
+    /// Computes C for the checks, if there are any and the library can. *Collective*.
+    pub fn sum<T: Number>(&self, matrices: &Matrices<'_, T>) -> Result<Option<Sum>> {
+        let types = Types::new(T::DATA_TYPE, f32::DATA_TYPE);
+        let plan = self.plan(matrices.problem.shape(), types, Extras::default())?;
+        let plan = plan.filter(|_| matrices.harness.run.check > 0);
+        plan.map(|plan| Sum::new(matrices, &plan)).transpose()
+    }
+}
+
+/// Returns cuBLASLt's product as a contender, by the fastest of the plan's algorithms, with a C of
+/// its own, of which `result` is the check. *Collective*.
+pub fn by_cublaslt<'a, T: Number, O: Number>(
+    variant: Variant,
+    matrices: &'a Matrices<'_, T>,
+    plan: &'a Plan<'_>,
+    result: impl FnOnce(DeviceSlice<O>) -> Product<'a, O>,
+) -> Result<Contender<'a>> {
+    let Matrices { harness, problem: Problem { m, n, .. }, a, .. } = matrices;
+    let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc::<O>(m * n)?.device_slice());
+    tune(matrices, plan, c.device_address())?;
+    let checked = result(c.clone());
+    let work = move || {
+        let addresses = [a.device_address(), b().device_address(), c.device_address()];
+        // SAFETY: the graphs of a comparison end before its contenders, which borrow A and B and
+        // own C; they have the elements of the plan's shape, and only this stream uses them.
+        unsafe { plan.enqueue(addresses, &harness.stream) }
+    };
+    Ok(Contender::new(variant, work, checked).by_algorithm(plan.describe()))
 }
 
 /// Makes the plan use the fastest of its algorithms for C = A x B^T at address `c`, and prints it.
@@ -126,9 +166,8 @@ impl<T: Number> Weights<T> {
         let all = harness.comm.mem_alloc(copies * stride)?;
         let copy = |i| all.slice(i * stride..i * stride + len);
         let copies = (0..copies).map(copy).collect::<devcomm::Result<_>>()?;
-        let (exact, noise) = (harness.comm.mem_alloc(len)?, harness.comm.mem_alloc(len)?);
-        exact.copy_from_host(&problem.factor(Factor::B, rank))?;
-        noise.copy_from_host(&problem.noise(Factor::B, rank))?;
+        let exact = harness.filled(&problem.factor(Factor::B, rank))?;
+        let noise = harness.filled(&problem.noise(Factor::B, rank))?;
         Ok(Rc::new(Self { shape: [problem.n, problem.k], copies, exact, noise }))
     }
 }
@@ -197,22 +236,21 @@ pub struct Sum {
 
 impl Sum {
     /// Computes C, and compares a few elements with the host's. *Collective*.
-    pub fn new<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>) -> Result<Self> {
+    fn new<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>) -> Result<Self> {
         let Matrices { harness, problem, ranks: summed, a, b } = matrices;
         let (a, b) = (a.device_address(), b.copies[0].device_address());
         let sum: SymmetricBuffer<f32> = harness.comm.mem_alloc(problem.m * problem.n)?;
-        let mut elements = vec![0.0; sum.len()];
         // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
         // them.
         unsafe { plan.enqueue([a, b, sum.device_address()], &harness.stream)? };
         harness.finish()?;
-        sum.copy_to_host(&mut elements)?;
+        let mut elements = read(&sum)?;
         let largest = elements.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
         let largest = ranks::slowest(harness.rank, &[largest.into()])?;
         if summed.len() > 1 {
             harness.comm.all_reduce(&sum, &sum, ReduceOp::Sum, &harness.stream)?;
             harness.finish()?;
-            sum.copy_to_host(&mut elements)?;
+            elements = read(&sum)?;
         }
         for (row, column) in problem.samples(SAMPLES) {
             let (got, right) =
@@ -307,8 +345,7 @@ impl<O: Number> Outcome for Product<'_, O> {
     /// Counts wrong elements: of all elements, or without `sum` on GPUs only of the samples.
     fn count_wrong(&self) -> Result<usize> {
         let Self { harness: Harness { rank, .. }, problem, ranks, rows, .. } = self;
-        let mut c = vec![O::nearest(0.0); self.c.len()];
-        self.c.copy_to_host(&mut c)?;
+        let mut c = read(&self.c)?;
         if self.scale != 1.0 {
             let sum = |x: &O| O::nearest((x.value() / f64::from(self.scale)) as f32);
             c = c.iter().map(sum).collect();

@@ -1,18 +1,12 @@
 //! Put: ping-pong with a neighbouring rank, each message with a signal, by kernels over the network
 //! (GIN) and over NVLink, against NCCL's host sends and puts.
 
-use anyhow::{Result, ensure};
-use clap::Args;
 use devcomm::{GinType, Kernels, Signal, WaitSignalDesc, Window};
 
-use super::benchmark::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
-use super::job::Job;
-use crate::base::options::{GridOptions, SizeOptions};
-use crate::cases::workloads::{self, Message};
-use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::selection::VariantInfo;
-use crate::harness::Harness;
-use crate::report::row::Case;
+use super::benchmark::{SIMULATED_BLOCKS, SIMULATED_LARGEST};
+use super::prelude::*;
+use crate::base::KERNELS;
+use crate::cases::workloads::{self, Message, Workload};
 
 /// The flags of `put`.
 #[derive(Args, Clone, Debug)]
@@ -34,20 +28,6 @@ const MAX_BLOCKS: u32 = 32;
 
 impl Benchmark for Put {
     const NAME: &'static str = "put";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "puts with a signal over GIN (PROXY) by one warp"),
-        (
-            Variant::RustLsa,
-            "stores over NVLink and then a flag; each block runs its own ping-pong, so with many \
-             blocks both directions are busy at once",
-        ),
-        (Variant::Cpp, "the kernel of `rust` in C++"),
-        (
-            Variant::Nccl,
-            "ncclSend and ncclRecv on memory that is not registered, two launches per round trip",
-        ),
-        (Variant::NcclSym, "ncclPutSignal and ncclWaitSignal on symmetric windows"),
-    ];
 
     fn validate(&self) -> Result<()> {
         self.sizes.validate()?;
@@ -58,16 +38,9 @@ impl Benchmark for Put {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() >= 2, "a put needs two ranks, and there is one");
         omit(job)?;
-        let over_gin = job.kernels(&crate::base::kernels::KERNELS, "gin_put")?;
-        let over_nvlink = match job.selection.has(Variant::RustLsa) {
-            true => {
-                vec![(
-                    Variant::RustLsa,
-                    Kernels::load(harness.rank.context(), &crate::base::kernels::KERNELS)?,
-                )]
-            }
-            false => Vec::new(),
-        };
+        let over_gin = job.kernels(&KERNELS, "gin_put")?;
+        let load = || Ok(Kernels::load(harness.rank.context(), &KERNELS)?);
+        let over_nvlink = job.selection.make(Variant::RustLsa, load)?;
         job.begin()?;
         let max_blocks = harness.choose(MAX_BLOCKS, SIMULATED_BLOCKS);
         let smallest = (self.sizes.min > SMALLEST).then_some(SMALLEST);
@@ -80,22 +53,19 @@ impl Benchmark for Put {
                 .then(|| workloads::Put::over_gin(&message, windows, rounds))
                 .transpose()?;
             let grid = self.grid.grid(bytes, THREADS, max_blocks);
-            let nvlink = (!over_nvlink.is_empty())
+            let nvlink = (over_nvlink.is_some())
                 .then(|| workloads::Put::over_nvlink(&message, windows, rounds, grid))
                 .transpose()?;
             let mut contenders = Vec::new();
             if let Some(put) = &gin {
                 contenders.extend(put.with(&over_gin)?);
             }
-            if let Some(put) = &nvlink {
-                contenders.extend(put.with(&over_nvlink)?);
+            if let (Some(put), Some(kernels)) = (&nvlink, &over_nvlink) {
+                contenders.push(put.contender(Variant::RustLsa, kernels)?);
             }
-            if job.selection.has(Variant::Nccl) {
-                contenders.push(by_nccl(harness, bytes)?);
-            }
-            if job.selection.has(Variant::NcclSym) {
-                contenders.push(by_nccl_sym(harness, windows)?);
-            }
+            let selection = &job.selection;
+            contenders.extend(selection.make(Variant::Nccl, || by_nccl(harness, bytes))?);
+            contenders.extend(selection.make(Variant::NcclSym, || by_nccl_sym(harness, windows))?);
             let (size, count) = (bytes, bytes);
             let case = Case { size, count, dtype: "u8", ..Case::NONE };
             job.compare(case, &contenders)?;

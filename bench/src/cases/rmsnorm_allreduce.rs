@@ -3,8 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
-use clap::Args;
 use devcomm::kernels;
 use devcomm::kernels::collectives::rmsnorm::{Quantised, QuantisedArgs};
 use devcomm::{
@@ -13,18 +11,16 @@ use devcomm::{
 };
 use devcomm_testing::numbers::{Number, input, inputs};
 use devcomm_testing::rmsnorm;
+use devcomm_testing::simulated::read;
 use half::{bf16, f16};
 
-use super::all_reduce::bus;
-use super::benchmark::{Benchmark, Options};
-use super::collectives::{Means, NCCL, for_types, memory};
-use super::job::Job;
+use super::benchmark::Options;
+use super::collectives::{Means, for_types};
+use super::operation::{Operation, memory, of_nccl};
+use super::prelude::*;
+use super::shapes::lists_or;
 use crate::base::options::Dtype;
-use crate::contenders::contender::{Contender, Outcome, Variant};
-use crate::contenders::peers::{PeerOptions, Work};
-use crate::contenders::selection::VariantInfo;
-use crate::harness::{Harness, Nccl};
-use crate::report::row::Case;
+use crate::contenders::{PeerOptions, Work};
 
 /// The flags of `rmsnorm-allreduce`.
 #[derive(Args, Clone, Debug)]
@@ -67,16 +63,6 @@ const MAX_CLUSTER: usize = 8;
 
 impl Benchmark for RmsNormAllReduce {
     const NAME: &'static str = "rmsnorm-allreduce";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::RustOps, "devcomm::Collectives::all_reduce_rmsnorm, from window to window"),
-        (
-            Variant::Nccl,
-            "ncclAllReduce on memory of ncclMemAlloc that is not registered, and then \
-             kernels::rmsnorm",
-        ),
-        (Variant::NcclSym, "ncclAllReduce on the windows, and then kernels::rmsnorm"),
-        (Variant::FlashInfer, "FlashInfer's allreduce_fusion, in a run before the others"),
-    ];
 
     fn validate(&self) -> Result<()> {
         let has_none = self.tokens.contains(&0) || self.hidden.contains(&0);
@@ -123,8 +109,7 @@ impl RmsNormAllReduce {
             true => [&SIMULATED_TOKENS, &SIMULATED_HIDDEN],
             false => [&TOKENS, &HIDDEN],
         };
-        let given: [&[usize]; 2] = [&self.tokens, &self.hidden];
-        [0, 1].map(|i| if given[i].is_empty() { default[i] } else { given[i] })
+        lists_or([&self.tokens, &self.hidden], default)
     }
 
     fn run_type<T, K>(
@@ -155,17 +140,15 @@ impl RmsNormAllReduce {
             if job.selection.has(Variant::RustOps) {
                 contenders.push(norm(harness.comm, Variant::RustOps)?.by_collectives(collectives));
             }
-            for variant in NCCL.into_iter().filter(|variant| job.selection.has(*variant)) {
-                for nccl in nccl.iter().filter(|nccl| nccl.matters(variant, true)) {
-                    contenders.push(norm(nccl.comm(), variant)?.by_nccl::<K>(compiled, nccl));
-                }
+            for (variant, (_, nccl)) in of_nccl(&job.selection, nccl, true) {
+                contenders.push(norm(nccl.comm(), variant)?.by_nccl::<K>(compiled, nccl));
             }
             let case = Case {
                 size: count * size_of::<T>(),
                 count,
                 dtype: T::NAME,
                 redop: if self.quantised { "quantised" } else { "sum" },
-                bus: bus(harness.rank.n_ranks()),
+                bus: Operation::AllReduce.bus(harness.rank.n_ranks()),
                 tokens: Some(tokens),
                 hidden: Some(hidden),
                 ..Case::NONE
@@ -200,8 +183,7 @@ impl<'a, T: Number> Norm<'a, T> {
         let memory = |len| Ok::<_, devcomm::Error>(comm.mem_alloc(len)?.device_slice());
         let (residual, weight) = (memory(count)?, memory(hidden)?);
         let quantise = || -> Result<_> {
-            let scale = comm.mem_alloc(1)?.device_slice();
-            scale.copy_from_host(&[SCALE])?;
+            let scale = harness.filled(&[SCALE])?.device_slice();
             Ok((comm.mem_alloc(count)?.device_slice(), scale))
         };
         let quantised = quantised.then(quantise).transpose()?;
@@ -293,15 +275,8 @@ impl<T: Number> Outcome for Norm<'_, T> {
     fn count_wrong(&self) -> Result<usize> {
         let Harness { rank, run, .. } = self.harness;
         let (ranks, hidden) = (rank.n_ranks(), self.weight.len());
-        let zeros = || vec![T::nearest(0.0); self.output.len()];
-        let (mut out, mut left) = (zeros(), zeros());
-        let mut small = Vec::new();
-        if let Some((output, _)) = &self.quantised {
-            small = vec![F8E4M3::nearest(0.0); output.len()];
-            output.copy_to_host(&mut small)?;
-        }
-        self.output.copy_to_host(&mut out)?;
-        self.residual.copy_to_host(&mut left)?;
+        let (out, left) = (read(&self.output)?, read(&self.residual)?);
+        let small = self.quantised.as_ref().map_or(Ok(Vec::new()), |(output, _)| read(output))?;
         let residual = self.common(Self::RESIDUAL, self.residual.len());
         let weight = self.common(Self::WEIGHT, hidden);
         let (single, half_ulp) = (f64::from(f32::EPSILON), T::EPSILON / 2.0);

@@ -143,9 +143,12 @@ impl ShapeOptions {
     }
 }
 
-/// Returns the lists of `m`, `n` and `k` from the command line, with defaults for empty ones.
-pub fn lists_or<'a>(given: [&'a [usize]; 3], default: [&'a [usize]; 3]) -> [&'a [usize]; 3] {
-    [0, 1, 2].map(|i| if given[i].is_empty() { default[i] } else { given[i] })
+/// Returns lists from the command line, such as of `m`, `n` and `k`, with defaults for empty ones.
+pub fn lists_or<'a, const N: usize>(
+    given: [&'a [usize]; N],
+    default: [&'a [usize]; N],
+) -> [&'a [usize]; N] {
+    std::array::from_fn(|i| if given[i].is_empty() { default[i] } else { given[i] })
 }
 
 #[cfg(test)]

@@ -2,28 +2,25 @@
 //! against cuBLASLt and then `ncclReduceScatter`, and after an all-gather of A, `AllGatherGemm`
 //! against `ncclAllGather` and then cuBLASLt.
 
-use anyhow::{Result, ensure};
-use clap::Args;
 use devcomm::{
     AllGatherGemmPlan, Communicator, DeviceSlice, GemmReduceScatterPlan, Stream, Window,
 };
 use devcomm_testing::gemm::Problem;
 use half::bf16;
 
-use super::fusion::{Collective, Fusion, Requested, plan_of};
+use super::fusion::{Fusion, Requested, plan_of};
+use super::operation;
+use super::prelude::*;
 use super::product::BF16_ROUNDING;
 use super::shapes::ShapeOptions;
-use crate::contenders::contender::Variant;
-use crate::contenders::peers::PeerOptions;
-use crate::contenders::selection::VariantInfo;
-use crate::report::row::L2;
+use crate::contenders::PeerOptions;
 
 /// Declares a benchmark: its plans, the two extents that the operation is made for, and what its
 /// products lose.
 macro_rules! benchmarks {
     ($($operation:ident $plan:ident $collective:ident $name:literal {
         plans: $plans:literal, extents: $first:literal $second:literal, rounding: $rounding:expr,
-        defaults: $defaults:expr, variants: $variants:expr,
+        defaults: $defaults:expr,
     })*) => { $(
         #[doc = concat!("The flags of `", $name, "`. Every combination of the lists runs.")]
         #[derive(Args, Clone, Debug)]
@@ -48,8 +45,7 @@ macro_rules! benchmarks {
 
         impl Fusion for $operation {
             const NAME: &'static str = $name;
-            const VARIANTS: &'static [VariantInfo] = &$variants;
-            const COLLECTIVE: Collective = Collective::$collective;
+            const COLLECTIVE: operation::Operation = operation::Operation::$collective;
             type Operation = devcomm::$operation;
             type Requested = Requested<$plan>;
 
@@ -118,38 +114,11 @@ benchmarks! {
         extents: 0 1,
         rounding: Some(BF16_ROUNDING),
         defaults: [[&[8192], &[8192], &[1024, 4096]], [&[8, 512], &[264], &[72]]],
-        variants: [
-            (Variant::Rust, "devcomm::GemmReduceScatter, by its default or by the plans of --plan"),
-            (
-                Variant::CublasLtRust,
-                "cuBLASLt, then devcomm::Collectives::reduce_scatter, on a symmetric window",
-            ),
-            (Variant::Nccl, "cuBLASLt, then ncclReduceScatter, on memory that is not registered"),
-            (Variant::NcclSym, "cuBLASLt, then ncclReduceScatter, on symmetric windows"),
-            (
-                Variant::TorchFused,
-                "torch.ops.symm_mem.fused_matmul_reduce_scatter, in a run before the others",
-            ),
-        ],
     }
     AllGatherGemm AllGatherGemmPlan AllGather "allgather-gemm" {
         plans: "`unfused`, `fused`",
         extents: 0 2,
         rounding: None,
         defaults: [[&[8192], &[4096], &[2048, 4096, 8192]], [&[8, 260], &[264], &[72]]],
-        variants: [
-            (Variant::Rust, "devcomm::AllGatherGemm, by its default or by the plans of --plan"),
-            (Variant::RustGemm, "devcomm::Gemm alone, where all ranks have all rows"),
-            (
-                Variant::CublasLtRust,
-                "devcomm::Collectives::all_gather on symmetric windows, then cuBLASLt",
-            ),
-            (Variant::Nccl, "ncclAllGather on memory that is not registered, then cuBLASLt"),
-            (Variant::NcclSym, "ncclAllGather on symmetric windows, then cuBLASLt"),
-            (
-                Variant::TorchFused,
-                "torch.ops.symm_mem.fused_all_gather_matmul, in a run before the others",
-            ),
-        ],
     }
 }

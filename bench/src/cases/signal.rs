@@ -1,22 +1,15 @@
 //! Signal: ping-pong without data with a neighbouring rank, by kernels over the network (GIN) and
 //! over NVLink, against NCCL's host sends and signals.
 
-use anyhow::{Context, Result, ensure};
-use clap::Args;
 use devcomm::{
-    Buffer, DevCommRequirements, DevCommResource, DeviceSlice, GinConnectionType, GinType, Kernels,
-    LaunchConfig, WaitSignalDesc, Window,
+    Buffer, DevCommRequirements, DeviceSlice, Kernels, LaunchConfig, WaitSignalDesc, Window,
 };
 use devcomm_bench_kernels::{gin_signal, lsa_signal};
+use devcomm_testing::simulated::read;
 
-use super::benchmark::Benchmark;
-use super::job::Job;
+use super::prelude::*;
 use super::put::{by_host, by_nccl, omit};
-use crate::cases::workloads::Message;
-use crate::contenders::contender::{Contender, Outcome, Variant};
-use crate::contenders::selection::VariantInfo;
-use crate::harness::Harness;
-use crate::report::row::Case;
+use crate::cases::workloads::{Message, gin_requirements};
 
 /// The flags of `signal`: none of its own.
 #[derive(Args, Clone, Debug)]
@@ -30,104 +23,62 @@ const SIMULATED_ROUNDS: u32 = 3;
 
 impl Benchmark for Signal {
     const NAME: &'static str = "signal";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "signals over GIN (PROXY) by one warp, 1000 round trips per launch"),
-        (Variant::RustLsa, "flags over NVLink by one warp, 1000 round trips per launch"),
-        (
-            Variant::Nccl,
-            "ncclSend and ncclRecv of a byte that is not registered, two launches per round trip",
-        ),
-        (Variant::NcclSym, "ncclSignal and ncclWaitSignal"),
-    ];
-
-    fn validate(&self) -> Result<()> {
-        Ok(())
-    }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() >= 2, "a signal needs two ranks, and there is one");
         omit(job)?;
-        let compiled = Kernels::load(harness.rank.context(), &crate::base::kernels::KERNELS)?;
+        let compiled = Kernels::load(harness.rank.context(), &crate::base::KERNELS)?;
         job.begin()?;
-        let mut pairs = Vec::new();
-        for variant in [Variant::Rust, Variant::RustLsa] {
-            if job.selection.has(variant) {
-                pairs.push(Pair::new(harness, &compiled, variant)?);
-            }
-        }
         let windows = [harness.comm.window(1)?, harness.comm.window(1)?];
-        let mut contenders = pairs.iter().map(Pair::contender).collect::<Result<Vec<_>>>()?;
-        if job.selection.has(Variant::Nccl) {
-            contenders.push(by_nccl(harness, 1)?);
+        let (selection, mut contenders) = (&job.selection, Vec::new());
+        for variant in [Variant::Rust, Variant::RustLsa] {
+            contenders.extend(selection.make(variant, || by_kernel(harness, &compiled, variant))?);
         }
-        if job.selection.has(Variant::NcclSym) {
-            contenders.push(by_nccl_sym(harness, &windows)?);
-        }
+        contenders.extend(selection.make(Variant::Nccl, || by_nccl(harness, 1))?);
+        contenders.extend(selection.make(Variant::NcclSym, || by_nccl_sym(harness, &windows))?);
         job.compare(Case::NONE, &contenders)
     }
 }
 
-/// The two ranks' ping-pong by a kernel.
-struct Pair<'a> {
+/// Returns the two ranks' ping-pong by a kernel. *Collective*.
+fn by_kernel<'a>(
     harness: &'a Harness<'a>,
     compiled: &'a Kernels,
     variant: Variant,
-    dev_comm: DevCommResource,
-    words: Window<u32>,
-    config: LaunchConfig,
-}
-
-impl<'a> Pair<'a> {
-    /// *Collective*.
-    fn new(harness: &'a Harness<'a>, compiled: &'a Kernels, variant: Variant) -> Result<Self> {
-        let requirements = match variant {
-            Variant::Rust => DevCommRequirements::new()
-                .gin_connection(GinConnectionType::Full)
-                .gin_type(GinType::Proxy)
-                .gin_signals(1),
-            _ => DevCommRequirements::new(),
-        };
-        let dev_comm = harness.comm.create_dev_comm(requirements)?;
-        let words = harness.comm.window(3)?;
-        words.fill_bytes(0)?;
-        let config = LaunchConfig::new(1, 32);
-        Ok(Self { harness, compiled, variant, dev_comm, words, config })
-    }
-
-    fn ping_pong(&self, rounds: u32) -> devcomm::Result<()> {
-        let Self { harness, compiled, dev_comm, words, config, .. } = self;
+) -> Result<Contender<'a>> {
+    let (requirements, info) = match variant {
+        Variant::Rust => (gin_requirements(), compiled.info::<gin_signal>()?),
+        _ => (DevCommRequirements::new(), compiled.info::<lsa_signal>()?),
+    };
+    let dev_comm = harness.comm.create_dev_comm(requirements)?;
+    let words = harness.comm.window(3)?;
+    words.fill_bytes(0)?;
+    let config = LaunchConfig::new(1, 32);
+    let rounds = harness.choose(CHECKED_ROUNDS, SIMULATED_ROUNDS);
+    let received = Received { harness, rounds, words: words.slice(..1)? };
+    let ping_pong = move |rounds| {
         let target = compiled.on(&harness.stream);
         // SAFETY: the window has three elements on every rank, initially 0; every rank launches the
         // same, on one stream, which is synchronised before the window is dropped; the device
         // communicator has PROXY for GIN, and all ranks are in one LSA team for NVLink.
         unsafe {
-            match self.variant {
+            match variant {
                 Variant::Rust => {
-                    let signal = gin_signal::args(dev_comm, words, rounds);
-                    signal.config(*config).launch(&target)
+                    gin_signal::args(&dev_comm, &words, rounds).config(config).launch(&target)
                 }
-                _ => lsa_signal::args(dev_comm, words, rounds).config(*config).launch(&target),
+                _ => lsa_signal::args(&dev_comm, &words, rounds).config(config).launch(&target),
             }
         }
-    }
-
-    fn contender(&self) -> Result<Contender<'_>> {
-        let rounds = self.harness.choose(CHECKED_ROUNDS, SIMULATED_ROUNDS);
-        let info = match self.variant {
-            Variant::Rust => self.compiled.info::<gin_signal>()?,
-            _ => self.compiled.info::<lsa_signal>()?,
-        };
-        let received = Received { pair: self, rounds, words: self.words.slice(..1)? };
-        let contender = Contender::new(self.variant, move || self.ping_pong(rounds), received);
-        // A round trip has two signals.
-        Ok(contender.timed(2 * ROUNDS, || self.ping_pong(ROUNDS)).by_kernel(self.config, info))
-    }
+    };
+    // A round trip has two signals.
+    let contender = Contender::in_rounds(variant, ping_pong, [rounds, ROUNDS], 2, received);
+    Ok(contender.by_kernel(config, info))
 }
 
 /// The number of signals that a launch received.
 struct Received<'a> {
-    pair: &'a Pair<'a>,
+    harness: &'a Harness<'a>,
     rounds: u32,
     words: DeviceSlice<u32>,
 }
@@ -138,11 +89,9 @@ impl Outcome for Received<'_> {
     }
 
     fn count_wrong(&self) -> Result<usize> {
-        let rank = self.pair.harness.rank;
-        let mut got = [0];
-        self.words.copy_to_host(&mut got)?;
+        let rank = self.harness.rank;
         let has_peer = rank.rank() ^ 1 < rank.n_ranks();
-        Ok(usize::from(has_peer && got != [self.rounds]))
+        Ok(usize::from(has_peer && read(&self.words)? != [self.rounds]))
     }
 }
 

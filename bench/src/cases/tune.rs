@@ -9,23 +9,17 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, ensure};
-use clap::Args;
 use devcomm::{Buffer, Gemm as Kernel, GemmPlan, Rank};
 use half::bf16;
 
 use super::gemm::{Dtype, Inputs};
+use super::prelude::*;
 use super::product::{Matrices, Product};
 use super::tune_table::{Key, Table, key};
-use crate::base::date::date;
 use crate::base::options::{RankOptions, RunOptions};
-use crate::base::output::validate_output;
-use crate::base::ranks;
-use crate::base::stats::Spread;
-use crate::contenders::contender::{Contender, Variant};
+use crate::base::{Spread, date, ranks, validate_output};
+use crate::harness::Rounds;
 use crate::harness::header::Header;
-use crate::harness::{Harness, Rounds};
-use crate::report::row::L2;
 
 /// The flags of `tune gemm`. Its output is a table too: what is not an entry is a comment. This
 /// machine's cache folder keeps the plans.
@@ -104,14 +98,9 @@ impl Tune {
             let [all, finals] = time(&matrices, &gemm, &mut order)?;
             print_times(&format!("{m}x{n}x{k}"), &all, &finals);
             let Timed { plan, seconds, .. } = choose(&finals).context("there is no plan")?;
-            let entry = Entry { shape, plan, seconds, l2: self.inputs.l2 };
-            println!("{}", entry.line(SystemTime::now()));
+            let line = line(shape, plan, seconds, self.inputs.l2);
             gemm.keep_plan(shape, plan)?;
-            if let Some(path) = &self.table {
-                let mut table = Table::read(path)?;
-                entry.insert(&mut table, &gpu);
-                table.write(path)?;
-            }
+            Table::keep(self.table.as_deref(), key(shape), line, head(&gpu))?;
         }
         Ok(())
     }
@@ -240,62 +229,39 @@ pub fn choose<P: Copy>(timed: &[Timed<P>]) -> Option<Timed<P>> {
     timed.iter().copied().find(|timed| timed.ratio <= EQUAL)
 }
 
-/// The plan of one shape.
-struct Entry {
-    shape: [usize; 3],
-    plan: GemmPlan,
-    seconds: f64,
-    l2: L2,
+/// Returns the first line of a table.
+fn head(gpu: &str) -> String {
+    format!(
+        "# Plans of matrix products on an {gpu}: m n k plan. Written by `devcomm-bench tune gemm`."
+    )
 }
 
-impl Entry {
-    /// Returns the line of a table, of this day.
-    fn line(&self, now: SystemTime) -> String {
-        let Self { shape: [m, n, k], plan, seconds, l2 } = self;
-        let l2 = match l2 {
-            L2::Warm => "warm",
-            L2::Cold => "cold",
-        };
-        let us = seconds * 1e6;
-        format!("{m} {n} {k} {plan} # {us:.2} us, L2 {l2}, {}", date(now))
-    }
-
-    fn insert(&self, table: &mut Table<Key>, gpu: &str) {
-        let head = format!(
-            "# Plans of matrix products on an {gpu}: m n k plan. Written by `devcomm-bench tune \
-             gemm`."
-        );
-        table.insert(key(self.shape), self.line(SystemTime::now()), head);
-    }
+/// Returns the line of a table, of this day, for a plan that was measured so.
+fn line(shape: [usize; 3], plan: GemmPlan, seconds: f64, l2: L2) -> String {
+    let ([m, n, k], us) = (shape, seconds * 1e6);
+    let l2 = format!("{l2:?}").to_lowercase();
+    format!("{m} {n} {k} {plan} # {us:.2} us, L2 {l2}, {}", date(SystemTime::now()))
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use devcomm::World;
     use devcomm_testing::gemm::Problem;
 
     use super::*;
+    use crate::base::options::parse;
 
     const HEAD: &str = "# Plans of one GPU.\n# Two lines.\n";
 
-    fn entry(shape: [usize; 3], plan: &str) -> Entry {
-        Entry { shape, plan: plan.parse().unwrap(), seconds: 5.625e-6, l2: L2::Cold }
-    }
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        tune: Tune,
+    fn add(table: &mut Table<Key>, shape: [usize; 3], plan: &str, gpu: &str) {
+        let line = line(shape, plan.parse().unwrap(), 5.625e-6, L2::Cold);
+        table.insert(key(shape), line, head(gpu));
     }
 
     #[test]
     fn every_plan_is_checked_and_timed_as_launches_and_in_graphs() {
-        for args in [
-            &["tune", "-n", "2", "--rounds", "3"][..],
-            &["tune", "-n", "2", "--rounds", "3", "-G", "1"],
-        ] {
-            let Cli { tune } = Cli::parse_from(args);
+        for args in ["-n 2 --rounds 3", "-n 2 --rounds 3 -G 1"] {
+            let tune: Tune = parse(args);
             let ran = World::simulated(1).unwrap().run(|rank| {
                 // The times are meaningless, but taken as on GPUs.
                 let harness = Harness::new(rank, &tune.ranks, &tune.run)?;
@@ -323,7 +289,7 @@ mod tests {
         let mut table = Table::<Key>::parse(&format!("{HEAD}\n{old}")).unwrap();
         let today = date(SystemTime::now());
         for shape in [[128, 512, 8], [8, 512, 8], [64, 512, 8], [64, 8, 512]] {
-            entry(shape, "swapped:64x64:2").insert(&mut table, "GPU");
+            add(&mut table, shape, "swapped:64x64:2", "GPU");
             assert!(table.has(&key(shape)));
         }
         assert!(!table.has(&key([512, 8, 64])));
@@ -338,7 +304,7 @@ mod tests {
     fn a_new_table_names_its_gpu() {
         let folder = tempfile::tempdir().unwrap();
         let mut table = Table::read(&folder.path().join("new.txt")).unwrap();
-        entry([1, 8, 8], "wide").insert(&mut table, "NVIDIA H200");
+        add(&mut table, [1, 8, 8], "wide", "NVIDIA H200");
         assert!(table.to_string().starts_with("# Plans of matrix products on an NVIDIA H200: "));
     }
 

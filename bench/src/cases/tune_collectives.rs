@@ -4,21 +4,18 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use anyhow::bail;
 use devcomm::{Buffer, CollectivePlan, Collectives, Element, Rank};
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
-use super::collectives::{Call, Operation, for_types};
+use super::collectives::for_types;
+use super::operation::{By, Call, Operation};
+use super::prelude::*;
 use super::tune::{Timed, choose, print_header, print_times, run_off};
 use super::tune_table::{Table, TableKey, number};
-use crate::base::date::date;
-use crate::base::options::{Dtype, LARGEST, RankOptions, RunOptions, SizeOptions};
-use crate::base::output::validate_output;
-use crate::base::ranks;
-use crate::contenders::contender::{Contender, Variant};
-use crate::harness::Harness;
+use crate::base::options::{Dtype, LARGEST, RankOptions, RunOptions};
+use crate::base::{date, ranks, validate_output};
 
 /// The flags of `tune all-reduce` and so on. Its output can be used as a table: lines that are not
 /// entries are comments.
@@ -113,12 +110,8 @@ impl TuneCollective {
             print_times(&format!("{name} of {bytes} B {dtype}"), &all, &finals);
             let (us, today) = (seconds * 1e6, date(SystemTime::now()));
             let line = format!("{name} {ranks} {dtype} {bytes} {plan} # {us:.2} us, {today}");
-            println!("{line}");
-            if let Some(path) = &self.table {
-                let mut table = Table::<Key>::read(path)?;
-                table.insert((name.to_owned(), ranks, dtype.to_owned(), bytes), line, head(rank)?);
-                table.write(path)?;
-            }
+            let key: Key = (name.to_owned(), ranks, dtype.to_owned(), bytes);
+            Table::keep(self.table.as_deref(), key, line, head(rank)?)?;
         }
         Ok(())
     }
@@ -148,7 +141,7 @@ fn time<T: Number>(
             if current.replace(Some(plan)) != Some(plan) {
                 collectives.set_plan(Some(plan));
             }
-            call.launch(collectives)
+            call.launch(By::Devcomm(collectives))
         };
         Contender::new(Variant::RustOps, work, call.clone())
     };
@@ -159,20 +152,14 @@ fn time<T: Number>(
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use devcomm::{Algorithm, World};
 
     use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        tune: TuneCollective,
-    }
+    use crate::base::options::parse;
 
     #[test]
     fn every_plan_is_checked_and_timed() {
-        let Cli { tune } = Cli::parse_from(["tune", "-n", "2", "--rounds", "3"]);
+        let tune: TuneCollective = parse("-n 2 --rounds 3");
         let ran = World::simulated(2).unwrap().run(|rank| {
             // The times are meaningless, but taken as on GPUs.
             let harness = Harness::new(rank, &tune.ranks, &tune.run)?;

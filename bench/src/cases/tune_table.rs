@@ -79,9 +79,13 @@ impl<K: TableKey> Table<K> {
         Ok(table)
     }
 
-    /// Writes it to a file.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        output::write(path, &self.to_string())
+    /// Prints an entry, and adds it to the table in a file, if any, as by [`insert`](Self::insert).
+    pub fn keep(path: Option<&Path>, key: K, line: String, head: String) -> Result<()> {
+        println!("{line}");
+        let Some(path) = path else { return Ok(()) };
+        let mut table = Self::read(path)?;
+        table.insert(key, line, head);
+        output::write(path, &table.to_string())
     }
 
     /// Returns whether there is a plan for this.

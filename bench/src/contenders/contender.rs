@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 macro_rules! variants {
     ($($(#[$doc:meta])* $variant:ident $name:literal;)*) => {
         /// How a contender implements the operation.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
         pub enum Variant {
             $($(#[$doc])* #[serde(rename = $name)] #[value(name = $name)] $variant,)*
         }
@@ -30,6 +30,7 @@ macro_rules! variants {
 
 variants! {
     /// A kernel in Rust
+    #[default]
     Rust "rust";
     /// A kernel in Rust that puts by stores over NVLink
     RustLsa "rust-lsa";
@@ -132,25 +133,20 @@ pub struct Contender<'a> {
 /// A function that enqueues work.
 pub type Work<'a> = Rc<dyn Fn() -> devcomm::Result<()> + 'a>;
 
-/// A result in this rank's memory.
+/// A result in this rank's memory; `()` is one that cannot be wrong.
 pub trait Outcome {
     /// Fills it with wrong values, so that elements that a contender does not write count as wrong.
-    fn poison(&self) -> Result<()>;
-
-    /// Counts its wrong elements. *Collective*.
-    fn count_wrong(&self) -> Result<usize>;
-}
-
-/// An outcome that cannot be wrong.
-impl Outcome for () {
     fn poison(&self) -> Result<()> {
         Ok(())
     }
 
+    /// Counts its wrong elements. *Collective*.
     fn count_wrong(&self) -> Result<usize> {
         Ok(0)
     }
 }
+
+impl Outcome for () {}
 
 impl<O: Outcome> Outcome for &O {
     fn poison(&self) -> Result<()> {
@@ -194,19 +190,24 @@ impl<'a> Contender<'a> {
         }
     }
 
+    /// Returns a contender that launches `checked` rounds to check them, and `timed` rounds of this
+    /// many operations to time them.
+    pub fn in_rounds(
+        variant: Variant,
+        launch: impl Fn(u32) -> devcomm::Result<()> + 'a,
+        [checked, timed]: [u32; 2],
+        operations: u32,
+        outcome: impl Outcome + 'a,
+    ) -> Self {
+        let launch = Rc::new(launch);
+        let launch_checked = Rc::clone(&launch);
+        let contender = Self::new(variant, move || launch_checked(checked), outcome);
+        contender.timed(operations * timed, move || launch(timed))
+    }
+
     /// Times `work`, with this many operations, instead of the checked work.
     pub fn timed(self, operations: u32, work: impl Fn() -> devcomm::Result<()> + 'a) -> Self {
         Self { operations, timed: Rc::new(work), ..self }
-    }
-
-    /// Times at most this many calls together: for operations that take long.
-    pub fn at_most(self, calls: usize) -> Self {
-        Self { most_calls: calls, ..self }
-    }
-
-    /// Records whether it sends and receives in one buffer.
-    pub fn in_place(self, in_place: bool) -> Self {
-        Self { in_place, ..self }
     }
 
     /// Records the algorithm.

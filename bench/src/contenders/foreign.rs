@@ -31,29 +31,29 @@ pub struct Foreign {
     pub hidden: Option<usize>,
     /// The operation, where it is in the column of reductions.
     pub operation: Option<String>,
-    /// Seconds per operation in every round, on the slowest rank.
-    #[serde(skip)]
-    pub times: Vec<f64>,
+    /// Microseconds per operation in every round, on the slowest rank.
+    #[serde(default)]
+    pub times_us: Vec<f64>,
     pub wrong: Option<usize>,
+    /// Why there are no times.
+    pub left_out: Option<String>,
 }
 
 impl Foreign {
     #[cfg(test)]
     pub fn new(variant: Variant, dtype: &str, size: usize) -> Self {
-        let (algorithm, shape, tokens, hidden) = (None, None, None, None);
-        let (dtype, times, operation, wrong) = (dtype.to_owned(), Vec::new(), None, None);
-        Self { variant, algorithm, dtype, size, shape, tokens, hidden, operation, times, wrong }
+        let nothing = serde_json::json!({ "variant": variant, "type": dtype, "size": size });
+        serde_json::from_value(nothing).unwrap()
     }
 }
 
 /// Runs the processes of `program`, each with its name, and passes the lines that the first one
-/// prints to `read`. It returns whether the output is complete: then the first process may fail.
-/// All are ended if the first prints nothing for as long as `patience`.
+/// prints to `read`. All are ended if the first prints nothing for as long as `patience`.
 pub fn run(
     program: &str,
     commands: impl IntoIterator<Item = (String, Command)>,
     patience: Duration,
-    mut read: impl FnMut(&str) -> Result<bool>,
+    mut read: impl FnMut(&str) -> Result<()>,
 ) -> Result<()> {
     let mut processes = Processes::start(commands)?;
     let (sender, lines) = channel();
@@ -62,16 +62,16 @@ pub fn run(
         // The reader ends with the process.
         BufReader::new(output).lines().map_while(Result::ok).try_for_each(|l| sender.send(l))
     });
-    let (mut last_line, mut complete, mut last) = (String::new(), false, Instant::now());
+    let (mut last_line, mut last) = (String::new(), Instant::now());
     loop {
         match lines.recv_timeout(POLL_INTERVAL) {
             Ok(line) => {
-                complete |= read(&line)?;
+                read(&line)?;
                 (last_line, last) = (line, Instant::now());
             }
             Err(RecvTimeoutError::Disconnected) => {
                 let [first, others @ ..] = &mut processes.0[..] else { return Ok(()) };
-                let first = first.has_ended(if complete { None } else { Some(&last_line) })?;
+                let first = first.has_ended(&last_line)?;
                 if have_ended(others)? && first {
                     return Ok(());
                 }
@@ -95,13 +95,10 @@ struct Process {
 }
 
 impl Process {
-    /// Returns whether it has ended. An error if it has failed, unless `last_line`, the last one of
-    /// its output, is `None`.
-    fn has_ended(&mut self, last_line: Option<&str>) -> Result<bool> {
+    /// Returns whether it has ended. An error, with the last line of its output, if it has failed.
+    fn has_ended(&mut self, last_line: &str) -> Result<bool> {
         let Some(status) = self.child.try_wait()? else { return Ok(false) };
-        if let Some(last_line) = last_line
-            && !status.success()
-        {
+        if !status.success() {
             let errors = self.errors.take().and_then(|errors| errors.join().ok());
             let errors = errors.unwrap_or_default();
             eprint!("{errors}");
@@ -115,7 +112,7 @@ impl Process {
 
 /// Returns whether all have ended. An error if one has failed.
 fn have_ended(processes: &mut [Process]) -> Result<bool> {
-    processes.iter_mut().try_fold(true, |all, process| Ok(all & process.has_ended(Some(""))?))
+    processes.iter_mut().try_fold(true, |all, process| Ok(all & process.has_ended("")?))
 }
 
 /// Processes that are killed when this is dropped.

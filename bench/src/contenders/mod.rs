@@ -7,4 +7,10 @@ pub mod cublas;
 pub mod cublaslt;
 pub mod foreign;
 pub mod peers;
-pub mod selection;
+mod selection;
+
+pub use contender::{Contender, Outcome, Variant};
+pub use contest::{Contest, Role};
+pub use foreign::Foreign;
+pub use peers::{PeerOptions, Work};
+pub use selection::Selection;

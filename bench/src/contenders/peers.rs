@@ -12,9 +12,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use devcomm_locate::{NcclPart, find_nccl};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::base::options::RunOptions;
+use crate::base::options::{RunOptions, without_flags};
 use crate::contenders::contender::Variant;
 use crate::contenders::foreign::{self, Foreign};
 use crate::contenders::selection::Selection;
@@ -139,17 +139,6 @@ struct Job<'a> {
     seed: u64,
 }
 
-/// What a peer prints of one variant in one case.
-#[derive(Deserialize)]
-struct Line {
-    #[serde(flatten)]
-    of: Foreign,
-    #[serde(default)]
-    times_us: Vec<f64>,
-    /// Why there are no times.
-    left_out: Option<String>,
-}
-
 impl PeerOptions {
     pub fn is_empty(&self) -> bool {
         self.peers.is_empty()
@@ -232,7 +221,7 @@ impl Peer {
             if is_row || line.starts_with('{') {
                 rows.extend(self.parse(line, variants, rounds)?);
             }
-            Ok(false)
+            Ok(())
         })?;
         Ok(rows)
     }
@@ -240,16 +229,15 @@ impl Peer {
     /// Returns a row, or none for a variant that was left out.
     fn parse(&self, line: &str, variants: &[Variant], rounds: usize) -> Result<Option<Foreign>> {
         let none = || format!("{} printed no row: {line}", self.kind.name);
-        let Line { of, times_us, left_out } = serde_json::from_str(line).with_context(none)?;
-        ensure!(variants.contains(&of.variant), none());
-        if let Some(why) = left_out {
-            println!("# left out: {} of {} B {:?}: {why}", of.variant, of.size, of.shape);
+        let row: Foreign = serde_json::from_str(line).with_context(none)?;
+        ensure!(variants.contains(&row.variant), none());
+        if let Some(why) = row.left_out {
+            println!("# left out: {} of {} B {:?}: {why}", row.variant, row.size, row.shape);
             return Ok(None);
         }
-        let (has, name) = (times_us.len(), self.kind.name);
+        let (has, name) = (row.times_us.len(), self.kind.name);
         ensure!(has == rounds, "{name} printed {has} times for {rounds} rounds: {line}");
-        let times = times_us.into_iter().map(|us| us / 1e6).collect();
-        Ok(Some(Foreign { times, ..of }))
+        Ok(Some(row))
     }
 
     /// Returns the process of a rank.
@@ -289,26 +277,10 @@ impl Peer {
 
     /// This program, for NCCL on windows alone.
     fn own_command(&self) -> Command {
-        const REPLACED: [&str; 8] = [
-            "--peers",
-            "--json",
-            "--csv",
-            "--plot",
-            "--compare",
-            "--variants",
-            "--nccl",
-            "--between",
-        ];
+        const REPLACED: &str = "--peers --json --csv --plot --compare --variants --nccl --between";
+        let words: Vec<String> = std::env::args().skip(1).collect();
         let mut command = Command::new(std::env::current_exe().unwrap_or_default());
-        let mut keeps = true;
-        for word in std::env::args().skip(1) {
-            if word.starts_with('-') {
-                keeps = !REPLACED.contains(&word.split('=').next().unwrap_or_default());
-            }
-            if keeps {
-                command.arg(word);
-            }
-        }
+        command.args(without_flags(words.iter().map(String::as_str), REPLACED));
         command.args(["--variants", "nccl-sym", "--nccl", "unmixed"]);
         let setting = self.program.to_string_lossy().into_owned();
         let (variable, value) = setting.split_once('=').unwrap_or((&setting, "1"));
@@ -333,6 +305,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::contenders::contest::VariantInfo;
     use crate::contenders::foreign::fake;
 
     #[derive(Parser)]
@@ -353,12 +326,10 @@ mod tests {
         let Cli { run, peers } = Cli::parse_from(args);
         let work = Work::Counts([("bf16", vec![4])].into());
         let Peer { kind, .. } = peers.peers[0];
-        let named = Selection::new(
-            kind.variants,
-            &kind.variants.iter().map(|v| (*v, "")).collect::<Vec<_>>(),
-            "",
-        );
-        peers.run(&work, &mut named?, &run, (3, patience))
+        let infos: Vec<_> =
+            kind.variants.iter().map(|variant| VariantInfo::column(*variant, "")).collect();
+        let mut named = Selection::new(kind.variants, &infos, "")?;
+        peers.run(&work, &mut named, &run, (3, patience))
     }
 
     #[test]
@@ -381,9 +352,9 @@ mod tests {
             fused="$(row torch-fused bf16 16)"
             echo "$fused \"shape\": [2, 4, 8], \"times_us\": [1, 1], \"wrong\": 0}"
         "#;
-        let row = |variant, dtype: &str, (size, shape), times, wrong| {
-            let times = Vec::from(times).into_iter().map(|us: f64| us / 1e6).collect();
-            Foreign { shape, times, wrong, ..Foreign::new(variant, dtype, size) }
+        let row = |variant, dtype: &str, (size, shape), times: [f64; 2], wrong| {
+            let times_us = times.to_vec();
+            Foreign { shape, times_us, wrong, ..Foreign::new(variant, dtype, size) }
         };
         let expected = [
             row(Variant::TorchOneShot, "bf16", (8, None), [2.0, 3.5], Some(0)),

@@ -10,8 +10,8 @@ use anyhow::Result;
 use devcomm::{Properties, Rank, World};
 use serde::{Deserialize, Serialize};
 
-use crate::base::date::date;
-use crate::base::links;
+use crate::base::options::without_flags;
+use crate::base::{date, links};
 
 /// System and software, as seen by rank 0.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -112,22 +112,12 @@ impl Header {
         self.value(["-G", "--cudagraph"]).is_some_and(|graphs| graphs != "0")
     }
 
-    /// Returns the flags of the command line, without these and without those for files that it
-    /// reads and writes.
-    pub fn flags(&self, without: &[&str]) -> String {
-        const FILES: [&str; 6] = ["--json", "--csv", "--plot", "--compare", "--twins", "--table"];
-        let mut kept = Vec::new();
-        let mut keeps = true;
-        for word in self.command.iter().skip(2) {
-            if word.starts_with('-') {
-                let flag = word.split('=').next().unwrap_or_default();
-                keeps = !FILES.contains(&flag) && !without.contains(&flag);
-            }
-            if keeps {
-                kept.push(word.as_str());
-            }
-        }
-        kept.join(" ")
+    /// Returns the flags of the command line, without these, separated by spaces, and without those
+    /// for files that it reads and writes.
+    pub fn flags(&self, without: &str) -> String {
+        const FILES: &str = "--json --csv --plot --compare --twins --table";
+        let words = self.command.iter().skip(2).map(String::as_str);
+        without_flags(without_flags(words, FILES), without).join(" ")
     }
 
     /// Returns the number of GPUs and their name.
@@ -218,15 +208,9 @@ impl GpuState {
     }
 
     fn parse(line: &str) -> Option<Self> {
-        let mut fields = line.trim().split(',').map(|field| field.trim().to_owned());
-        let mut next = || fields.next();
-        Some(Self {
-            driver: next()?,
-            sm_clock: next()?,
-            max_sm_clock: next()?,
-            memory_clock: next()?,
-            power_limit: next()?,
-        })
+        let mut csv = csv::ReaderBuilder::new();
+        let csv = csv.has_headers(false).trim(csv::Trim::All).from_reader(line.as_bytes());
+        csv.into_deserialize().next()?.ok()
     }
 }
 
@@ -298,7 +282,7 @@ mod tests {
         assert_eq!(value(["--rounds"; 2]), Some("7"));
         assert_eq!(value(["-w", "--warmup_iters"]), None);
         assert!(header.in_graphs() && header.has("--host") && !header.has("-c"));
-        assert_eq!(header.flags(&["-G", "--rounds"]), "-n20 -b 1K --host");
+        assert_eq!(header.flags("-G --rounds"), "-n20 -b 1K --host");
     }
 
     #[test]

@@ -10,19 +10,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use devcomm::{
-    CollectivesOptions, Communicator, Event, Graph, Kernels, LaunchConfig, Rank, Stream,
+    CollectivesOptions, Communicator, Element, Event, Graph, Kernels, LaunchConfig, Rank, Stream,
     SymmetricBuffer,
 };
 use devcomm_bench_kernels::plain;
 use fastrand::Rng;
 
-use crate::base::gpu;
-use crate::base::kernels::KERNELS;
 use crate::base::options::{NcclSetting, RankOptions, RunOptions};
-use crate::base::ranks;
-use crate::base::stats::Spread;
-use crate::contenders::contender::{Contender, Variant};
-use crate::harness::sensors::{Reading, Sensors};
+use crate::base::{KERNELS, Spread, gpu, ranks};
+use crate::contenders::{Contender, Variant};
+use crate::harness::sensors::{Reading, Sensors, sample};
 
 /// A rank with its stream and its run options.
 pub struct Harness<'a> {
@@ -118,6 +115,13 @@ impl<'a> Harness<'a> {
         settings.into_iter().map(setting).collect()
     }
 
+    /// Returns memory with these elements, which is not registered.
+    pub fn filled<T: Element>(&self, elements: &[T]) -> devcomm::Result<SymmetricBuffer<T>> {
+        let buffer = self.comm.mem_alloc(elements.len())?;
+        buffer.copy_from_host(elements)?;
+        Ok(buffer)
+    }
+
     /// Returns the options of `Collectives`.
     pub fn collectives(&self) -> CollectivesOptions {
         let options = CollectivesOptions::new();
@@ -207,7 +211,7 @@ impl<'a> Harness<'a> {
                         let _ = running.send(i);
                     })
                 };
-                let (rounds, readings) = sensors.sample(contenders.len(), body);
+                let (rounds, readings) = sample(|| sensors.read(), contenders.len(), body);
                 Ok((rounds?, readings))
             }
         }
@@ -234,7 +238,7 @@ impl<'a> Harness<'a> {
             let timed = Rc::clone(&contender.timed);
             let work = move || touch().and_then(|()| timed());
             let after = Contender::new(contender.variant, work, ());
-            all.push(after.at_most(contender.most_calls));
+            all.push(Contender { most_calls: contender.most_calls, ..after });
         }
         all.push(Contender::new(Variant::Rust, touch, ()));
         let mut times = self.time(&all, order, rounds)?.0;

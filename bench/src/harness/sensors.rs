@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use libloading::Library;
 
-use crate::base::stats::Spread;
+use crate::base::Spread;
 
 /// Longest time between two samples; there is one as well when another contender begins.
 const PERIOD: Duration = Duration::from_millis(10);
@@ -81,7 +81,7 @@ impl Sensors {
     }
 
     /// Returns the sensors now.
-    fn read(&self) -> Reading {
+    pub fn read(&self) -> Reading {
         let mut power = Field { id: NVML_FI_DEV_POWER_INSTANT, ..Field::default() };
         // SAFETY: the device is valid, and `power` is one field.
         let status = unsafe { (self.fields)(self.device, 1, &raw mut power) };
@@ -96,17 +96,6 @@ impl Sensors {
             sm_mhz: number(self.clock, NVML_CLOCK_SM),
             temperature_c: number(self.temperature, NVML_TEMPERATURE_GPU),
         }
-    }
-}
-
-impl Sensors {
-    /// Does the same as [`sample`], of this GPU.
-    pub fn sample<R>(
-        &self,
-        contenders: usize,
-        body: impl FnOnce(Sender<usize>) -> R,
-    ) -> (R, Vec<Reading>) {
-        sample(|| self.read(), contenders, body)
     }
 }
 
@@ -125,7 +114,7 @@ impl Drop for Sensors {
 
 /// Runs `body`, and samples `read` in a thread meanwhile. `body` sends the number of the contender
 /// that runs from then on, of `contenders`. Returns each contender's medians, too.
-fn sample<R>(
+pub fn sample<R>(
     read: impl Fn() -> Reading + Send,
     contenders: usize,
     body: impl FnOnce(Sender<usize>) -> R,

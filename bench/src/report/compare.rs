@@ -11,14 +11,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use serde::Serialize;
 
 use crate::base::options::ROUNDS;
-use crate::base::stats::{Spread, geometric_mean};
+use crate::base::{Spread, geometric_mean};
 use crate::harness::header::Header;
 use crate::report::ratio::{LEAST, STARTS};
 use crate::report::row::Row;
-use crate::report::table::{self, Report};
+use crate::report::table::{self, Column, Report, number};
 
 /// Flags of `devcomm-bench compare`.
 #[derive(Args, Clone, Debug)]
@@ -48,8 +47,7 @@ pub fn starts(path: &Path) -> Result<Vec<Report<Row>>> {
 const ERRORS: f64 = 3.0;
 
 /// What became of a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Faster,
     Same,
@@ -57,28 +55,22 @@ enum Verdict {
 }
 
 /// A row of both runs.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 struct Change {
-    size: usize,
-    #[serde(rename = "type")]
-    dtype: String,
-    redop: String,
-    shape: Option<String>,
-    grid: Option<String>,
-    variant: String,
+    /// The row of the later run.
+    row: Row,
     /// Microseconds.
     old_us: f64,
     new_us: f64,
-    /// The difference, and that which noise explains, in percent of the old time.
-    change_percent: f64,
-    noise_percent: f64,
+    /// The difference that noise explains, relative to the old time.
+    noise: f64,
     verdict: Verdict,
 }
 
 /// Two runs of a benchmark.
 #[derive(Debug)]
 pub struct Comparison {
-    changes: Report<Change>,
+    changes: Vec<Change>,
     /// Differences between the machines.
     notes: Vec<String>,
     /// Rows that only one run has.
@@ -103,6 +95,10 @@ fn standard_error(row: &Row, rounds: usize) -> f64 {
 }
 
 impl Change {
+    fn percent(&self) -> f64 {
+        (self.new_us / self.old_us - 1.0) * 100.0
+    }
+
     /// Returns the change of a row that all starts have; `None` if it has no time before or after.
     fn of(old: &[&Row], new: &[&Row], rounds: [usize; 2]) -> Option<Self> {
         let times = |rows: &[&Row]| rows.iter().filter_map(|row| row.time_us).collect::<Vec<_>>();
@@ -123,19 +119,7 @@ impl Change {
             true if ratio < 1.0 => Verdict::Faster,
             true => Verdict::Slower,
         };
-        Some(Self {
-            size: new.size,
-            dtype: new.dtype.clone(),
-            redop: new.redop.clone(),
-            shape: new.shape(),
-            grid: new.grid(),
-            variant: new.name(),
-            old_us,
-            new_us,
-            change_percent: (ratio - 1.0) * 100.0,
-            noise_percent: noise * 100.0,
-            verdict,
-        })
+        Some(Self { row: new.clone(), old_us, new_us, noise, verdict })
     }
 }
 
@@ -166,17 +150,17 @@ impl Comparison {
             let value = header.value(["--rounds"; 2]).and_then(|rounds| rounds.parse().ok());
             value.unwrap_or(ROUNDS)
         });
-        let mut changes = Report::new();
+        let mut changes = Vec::new();
         for row in &new.rows {
             let same =
                 |start: &'a Report<Row>| start.rows.iter().find(|other| same_case(other, row));
             let [earlier, later] = [old_starts, new_starts]
                 .map(|starts| starts.iter().filter_map(same).collect::<Vec<_>>());
             if !earlier.is_empty() {
-                changes.rows.extend(Change::of(&earlier, &later, rounds));
+                changes.extend(Change::of(&earlier, &later, rounds));
             }
         }
-        if changes.rows.is_empty() {
+        if changes.is_empty() {
             bail!("no row has a time in both runs");
         }
         let alone = |rows: &[Row], others: &[Row]| {
@@ -192,14 +176,14 @@ impl Comparison {
 
     /// Prints rows and summary. Rows that became slower are an error.
     pub fn publish(&self) -> Result<()> {
-        println!("\n{}\n\n{self}", self.changes.table());
+        println!("\n{}\n\n{self}", table::lines(&self.changes));
         let slower = self.count(Verdict::Slower);
-        ensure!(slower == 0, "{slower} of {} rows became slower", self.changes.rows.len());
+        ensure!(slower == 0, "{slower} of {} rows became slower", self.changes.len());
         Ok(())
     }
 
     fn count(&self, verdict: Verdict) -> usize {
-        self.changes.rows.iter().filter(|change| change.verdict == verdict).count()
+        self.changes.iter().filter(|change| change.verdict == verdict).count()
     }
 }
 
@@ -228,7 +212,7 @@ impl fmt::Display for Comparison {
         for note in &self.notes {
             writeln!(f, "# {note}")?;
         }
-        let rows = &self.changes.rows;
+        let rows = &self.changes;
         let mean = geometric_mean(rows.iter().map(|change| change.new_us / change.old_us));
         write!(
             f,
@@ -246,47 +230,19 @@ impl fmt::Display for Comparison {
 }
 
 impl table::Row for Change {
-    const COLUMNS: &'static [(&'static str, &'static str, usize)] = &[
-        ("size", "B", 0),
-        ("type", "", 0),
-        ("redop", "", 0),
-        ("shape", "m x n x k", 0),
-        ("grid", "blocks x threads", 0),
-        ("variant", "", 0),
-        ("old", "us", 0),
-        ("new", "us", 0),
-        ("change", "%", 0),
-        ("noise", "%", 0),
-        ("verdict", "", 0),
+    const COLUMNS: &'static [Column<Self>] = &[
+        Column::new("size", "B", 0, |change| Some(change.row.size.to_string())),
+        Column::new("type", "", 0, |change| Some(change.row.dtype.clone())),
+        Column::new("redop", "", 0, |change| Some(change.row.redop.clone())),
+        Column::if_any("shape", "m x n x k", 0, |change| change.row.shape()),
+        Column::if_any("grid", "blocks x threads", 0, |change| change.row.grid()),
+        Column::new("variant", "", 0, |change| Some(change.row.name())),
+        Column::new("old", "us", 0, |change| number(Some(change.old_us), 2)),
+        Column::new("new", "us", 0, |change| number(Some(change.new_us), 2)),
+        Column::new("change", "%", 0, |change| Some(format!("{:+.1}", change.percent()))),
+        Column::new("noise", "%", 0, |change| number(Some(100.0 * change.noise), 1)),
+        Column::new("verdict", "", 0, |change| {
+            Some(format!("{:?}", change.verdict).to_lowercase())
+        }),
     ];
-    const TEXT_COLUMNS: usize = 0;
-
-    fn cells(&self) -> Vec<String> {
-        let verdict = match self.verdict {
-            Verdict::Faster => "faster",
-            Verdict::Same => "same",
-            Verdict::Slower => "slower",
-        };
-        vec![
-            self.size.to_string(),
-            self.dtype.clone(),
-            self.redop.clone(),
-            self.shape.clone().unwrap_or("-".to_owned()),
-            self.grid.clone().unwrap_or("-".to_owned()),
-            self.variant.clone(),
-            format!("{:.2}", self.old_us),
-            format!("{:.2}", self.new_us),
-            format!("{:+.1}", self.change_percent),
-            format!("{:.1}", self.noise_percent),
-            verdict.to_owned(),
-        ]
-    }
-
-    fn has_column(rows: &[Self], column: &str) -> bool {
-        match column {
-            "shape" => rows.iter().any(|change| change.shape.is_some()),
-            "grid" => rows.iter().any(|change| change.grid.is_some()),
-            _ => true,
-        }
-    }
 }

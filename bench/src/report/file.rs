@@ -7,13 +7,13 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use crate::contenders::contest::Contest;
+use crate::contenders::Contest;
 use crate::harness::header::Header;
 use crate::report::plot;
 use crate::report::ratio::Summary;
 use crate::report::ratio::{Ratio, ratios};
 use crate::report::row::Row;
-use crate::report::table::Report;
+use crate::report::table::{self, Report};
 
 /// A file with its ratios.
 pub struct File {
@@ -46,7 +46,7 @@ fn read(path: &Path) -> Result<(Header, Report<Row>, &'static Contest)> {
 /// Prints what the run printed.
 pub fn print(path: &Path) -> Result<()> {
     let (header, report, contest) = read(path)?;
-    println!("{header}\n{}\n\n{}", report.table(), Summary::of(contest, &report.rows));
+    println!("{header}\n{}\n\n{}", table::lines(&report.rows), Summary::of(contest, &report.rows));
     Ok(())
 }
 
@@ -75,7 +75,7 @@ impl File {
 
     /// Adds another start of the same program on such a machine.
     pub fn join(&mut self, other: &Self) -> Result<()> {
-        let run = |file: &Self| (file.header.flags(&[]), file.header.machine_name());
+        let run = |file: &Self| (file.header.flags(""), file.header.machine_name());
         ensure!(run(self) == run(other), "{} is of another command or machine", self.name);
         ensure!(self.ratios.len() == other.ratios.len(), "{} has other cases", self.name);
         for (ratio, same) in self.ratios.iter_mut().zip(&other.ratios) {

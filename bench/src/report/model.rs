@@ -1,6 +1,5 @@
 //! `model`: the times of collectives by [`CostModel`], fitted to measured rows, next to these rows.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -8,11 +7,10 @@ use clap::Args;
 use devcomm::{Algorithm, CollectiveBy, CollectiveCase, CollectiveKind, CostModel};
 use serde::Serialize;
 
-use crate::base::output::OutputOptions;
-use crate::base::stats::Spread;
-use crate::contenders::contender::Variant;
+use crate::base::{OutputOptions, Spread};
+use crate::contenders::Variant;
 use crate::report::row;
-use crate::report::table::{self, Report};
+use crate::report::table::{self, Column, Report, number};
 
 /// The flags of `model`.
 #[derive(Args, Clone, Debug)]
@@ -61,9 +59,12 @@ pub fn run(options: &Options) -> Result<()> {
     let rows: Vec<Row> = points.iter().filter_map(|point| Row::new(&model, point)).collect();
     ensure!(!rows.is_empty(), "the files of --fit have none of these collectives");
     println!("{}", report.add(rows, Some(&options.output))?);
-    let summary = Summary { model: &model, errors: Errors::of(&report.rows) };
-    println!("\n{summary}");
-    let worst = summary.errors.worst;
+    println!();
+    model.to_string().lines().for_each(|line| println!("# {line}"));
+    let errors = || report.rows.iter().map(|row| row.error_percent.abs());
+    let median = Spread::of(errors()).map_or(0.0, |spread| spread.median);
+    let worst = errors().fold(0.0, f64::max);
+    println!("# error of the model: median {median:.1} %, at most {worst:.1} %");
     if let Some(within) = options.within {
         ensure!(worst <= within, "the model is {worst:.1} % off, which is more than {within} %");
     }
@@ -155,61 +156,17 @@ struct Row {
 }
 
 impl table::Row for Row {
-    const COLUMNS: &'static [(&'static str, &'static str, usize)] = &[
-        ("collective", "", 0),
-        ("type", "", 0),
-        ("variant", "", 0),
-        ("algorithm", "", 0),
-        ("size", "B", 0),
-        ("time", "us", 0),
-        ("model", "us", 0),
-        ("error", "%", 0),
-        ("on 4 GPUs", "us, model", 0),
-        ("on 8 GPUs", "us, model", 0),
+    const COLUMNS: &'static [Column<Self>] = &[
+        Column::new("collective", "", 0, |row| Some(row.collective.clone())),
+        Column::new("type", "", 0, |row| Some(row.dtype.clone())),
+        Column::new("variant", "", 0, |row| Some(row.variant.clone())),
+        Column::new("algorithm", "", 0, |row| Some(row.algorithm.clone())),
+        Column::new("size", "B", 0, |row| Some(row.size.to_string())),
+        Column::new("time", "us", 0, |row| number(Some(row.us), 2)),
+        Column::new("model", "us", 0, |row| number(Some(row.model_us), 2)),
+        Column::new("error", "%", 0, |row| Some(format!("{:+.1}", row.error_percent))),
+        Column::new("on 4 GPUs", "us, model", 0, |row| number(row.us_on_4, 2)),
+        Column::new("on 8 GPUs", "us, model", 0, |row| number(row.us_on_8, 2)),
     ];
     const TEXT_COLUMNS: usize = 4;
-
-    fn cells(&self) -> Vec<String> {
-        let number = |value: Option<f64>| value.map_or("-".to_owned(), |us| format!("{us:.2}"));
-        vec![
-            self.collective.clone(),
-            self.dtype.clone(),
-            self.variant.clone(),
-            self.algorithm.clone(),
-            self.size.to_string(),
-            number(Some(self.us)),
-            number(Some(self.model_us)),
-            format!("{:+.1}", self.error_percent),
-            number(self.us_on_4),
-            number(self.us_on_8),
-        ]
-    }
-}
-
-/// How far the model is off, in percent.
-#[derive(Clone, Copy, Debug)]
-struct Errors {
-    median: f64,
-    worst: f64,
-}
-
-impl Errors {
-    fn of(rows: &[Row]) -> Self {
-        let errors = || rows.iter().map(|row| row.error_percent.abs());
-        let median = Spread::of(errors()).map_or(0.0, |spread| spread.median);
-        Self { median, worst: errors().fold(0.0, f64::max) }
-    }
-}
-
-struct Summary<'a> {
-    model: &'a CostModel,
-    errors: Errors,
-}
-
-impl fmt::Display for Summary<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.model.to_string().lines().try_for_each(|line| writeln!(f, "# {line}"))?;
-        let Errors { median, worst } = self.errors;
-        write!(f, "# error of the model: median {median:.1} %, at most {worst:.1} %")
-    }
 }

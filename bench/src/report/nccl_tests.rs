@@ -1,7 +1,7 @@
 //! nccl-tests' own table, for programs that read it.
 
-use crate::contenders::contender::Variant;
-use crate::report::row::Row;
+use crate::contenders::Variant;
+use crate::report::row::{self, Row};
 
 /// The variants that it can show: those that also run in place.
 pub const VARIANTS: [Variant; 3] = [Variant::RustOps, Variant::Nccl, Variant::NcclSym];
@@ -33,8 +33,7 @@ pub fn lines(program: &str, rows: &[Row]) -> String {
             let number = |of: fn(&Row) -> Option<f64>, width| {
                 row.and_then(of).map_or("N/A".to_owned(), |number| fit(number, width))
             };
-            let wrong = row.and_then(|row| row.wrong);
-            let wrong = wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string());
+            let wrong = row::wrong(row.and_then(|row| row.wrong));
             let (time, algbw) = (number(|row| row.time_us, 7), number(|row| row.algbw, 6));
             let busbw = number(|row| row.busbw, 6);
             line += &format!("  {time:>7}  {algbw:>6}  {busbw:>6}  {wrong:>6}");
@@ -78,7 +77,7 @@ fn fit(number: f64, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::row::{Case, VariantResult, rows};
+    use crate::report::row::{Case, add_times};
 
     /// Returns `[size, time, algbw, busbw]` of each row, out of place and in place, and the mean
     /// bus bandwidth, read as SuperBench does: the columns are found by the names in the heading,
@@ -113,9 +112,10 @@ mod tests {
         let rows = [(1 << 10, 2.5e-6, 3.0), (1 << 30, 0.0123456, 1.5)].map(|(size, time, bus)| {
             let (dtype, redop) = ("bf16", "sum");
             let case = Case { size, count: size / 2, dtype, redop, bus, ..Case::NONE };
-            let of = |in_place| VariantResult { in_place, ..VariantResult::new(Variant::RustOps) };
-            let ran = [false, true].map(of);
-            rows(case, &[], &ran, Some(&vec![vec![time, 2.0 * time]]))
+            let row = |in_place| Row { in_place, ..case.row(Variant::RustOps) };
+            let mut rows = [false, true].map(row);
+            add_times(&mut rows, bus, &[], Some(&vec![vec![time, 2.0 * time]]));
+            rows
         });
         let rows = rows.concat();
         let program = "all_reduce_perf";

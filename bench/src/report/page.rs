@@ -108,27 +108,8 @@ fn section(title: &str, files: &[&File], folder: &str) -> String {
 }
 
 /// Flags that choose neither cases nor plans, or that have a column of their own.
-const OTHER_FLAGS: &[&str] = &[
-    "-g",
-    "--ngpus",
-    "-G",
-    "--cudagraph",
-    "-n",
-    "--iters",
-    "-w",
-    "--warmup_iters",
-    "-c",
-    "--check",
-    "--rounds",
-    "-T",
-    "--timeout",
-    "-d",
-    "--dtype",
-    "--datatype",
-    "--torch",
-    "--all-reduce-perf",
-    "--peers",
-];
+const OTHER_FLAGS: &str = "-g --ngpus -G --cudagraph -n --iters -w --warmup_iters -c --check \
+    --rounds -T --timeout -d --dtype --datatype --torch --all-reduce-perf --peers";
 
 fn line(file: &File, plan: &str, standing: Option<&Standing>, folder: &str) -> String {
     let File { header, types, .. } = file;

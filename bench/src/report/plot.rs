@@ -3,8 +3,7 @@
 
 use std::fmt::Write as _;
 
-use crate::contenders::contender::Variant;
-use crate::contenders::contest::Contest;
+use crate::contenders::{Contest, Variant};
 use crate::report::ratio::{Ratio, Standing, by_plan, ratios};
 use crate::report::row::{Row, bytes};
 use crate::report::table::Report;
@@ -39,8 +38,7 @@ fn positive(value: Option<f64>) -> Option<f64> {
 
 /// Operations per second in 10^12 of a matrix product; files of earlier versions lack them.
 fn rate(row: &Row) -> Option<f64> {
-    let operations = 2.0 * row.m? as f64 * row.n? as f64 * row.k? as f64;
-    row.tflops.or(Some(operations / (positive(row.time_us)? * 1e6)))
+    row.tflops.or(Some(row.operations()? / (positive(row.time_us)? * 1e6)))
 }
 
 /// Returns the series in order of appearance; types are named if there are several.
@@ -153,6 +151,30 @@ impl Picture {
         ));
     }
 
+    /// Draws the lines of an axis across, between these heights, and its labels below them.
+    fn x_grid(&mut self, axis: &Axis, [top, bottom]: [f64; 2], label: impl Fn(f64) -> String) {
+        for &tick in &axis.ticks {
+            self.line([axis.at(tick), top, axis.at(tick), bottom], GRID);
+            self.text(axis.at(tick), bottom + 18.0, "middle", &label(tick));
+        }
+    }
+
+    /// Draws the lines of an axis upwards, between these sides, one of them dark, and its labels to
+    /// the left.
+    fn y_grid(
+        &mut self,
+        axis: &Axis,
+        [left, right]: [f64; 2],
+        dark: Option<f64>,
+        label: impl Fn(f64) -> String,
+    ) {
+        for &tick in &axis.ticks {
+            let style = if dark == Some(tick) { DARK } else { GRID };
+            self.line([left, axis.at(tick), right, axis.at(tick)], style);
+            self.text(left - 6.0, axis.at(tick) + 4.0, "end", &label(tick));
+        }
+    }
+
     fn dot(&mut self, x: f64, y: f64, radius: f64, colour: &str) {
         self.add(format_args!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="{radius}" fill="{colour}"/>"#));
     }
@@ -181,7 +203,7 @@ const WIDTH: f64 = 900.0;
 /// Names in a line of the legend.
 const IN_LINE: usize = 5;
 const GRID: &str = r##"stroke="#dddddd""##;
-const ONE: &str = r##"stroke="#444444""##;
+const DARK: &str = r##"stroke="#444444""##;
 const LIMIT: &str = r##"stroke="#444444" stroke-dasharray="6 4""##;
 
 /// Latency and bus bandwidth by size. `limit` is the links' bandwidth.
@@ -204,15 +226,9 @@ fn panels(series: &[Series<'_>], limit: Option<f64>) -> String {
         }
         let y = Axis::decimal(all.chain(limit.filter(|_| !is_time)), BOTTOM, TOP);
         picture.text(left, TOP - 14.0, "start", title);
-        for &tick in &x.ticks {
-            picture.line([x.at(tick), TOP, x.at(tick), BOTTOM], GRID);
-            picture.text(x.at(tick), BOTTOM + 18.0, "middle", &bytes(tick as usize));
-        }
+        picture.x_grid(&x, [TOP, BOTTOM], |tick| bytes(tick as usize));
         picture.text((left + right) / 2.0, BOTTOM + 36.0, "middle", "size, bytes");
-        for &tick in &y.ticks {
-            picture.line([left, y.at(tick), right, y.at(tick)], GRID);
-            picture.text(left - 6.0, y.at(tick) + 4.0, "end", &number(tick));
-        }
+        picture.y_grid(&y, [left, right], None, number);
         if let Some(limit) = limit {
             let label = format!("links: {limit} GB/s");
             if is_time {
@@ -276,15 +292,8 @@ fn scatter(ratios: &[Ratio]) -> String {
     let mut picture = Picture(String::new());
     picture.text(left, top - 14.0, "start", "ratio, below 1 devcomm is faster");
     picture.text((left + right) / 2.0, bottom + 36.0, "middle", "rows of A");
-    for &tick in &x.ticks {
-        picture.line([x.at(tick), top, x.at(tick), bottom], GRID);
-        picture.text(x.at(tick), bottom + 18.0, "middle", &tick.to_string());
-    }
-    for &tick in &y.ticks {
-        let style = if tick == 1.0 { ONE } else { GRID };
-        picture.line([left, y.at(tick), right, y.at(tick)], style);
-        picture.text(left - 6.0, y.at(tick) + 4.0, "end", &tick.to_string());
-    }
+    picture.x_grid(&x, [top, bottom], |tick| tick.to_string());
+    picture.y_grid(&y, [left, right], Some(1.0), |tick| tick.to_string());
     for ((plan, ratios), (_, colour)) in by_plan(ratios).into_iter().zip(COLOURS) {
         for ratio in &ratios {
             let value = ratio.value().clamp(low, high);

@@ -4,9 +4,8 @@ use std::fmt;
 
 use anyhow::{Result, ensure};
 
-use crate::base::stats::{Spread, geometric_mean};
-use crate::contenders::contender::Variant;
-use crate::contenders::contest::Contest;
+use crate::base::{Spread, geometric_mean};
+use crate::contenders::{Contest, Role, Variant};
 use crate::report::row::Row;
 
 /// The smallest difference from 1 at which one start of the program decides which is faster.
@@ -59,14 +58,15 @@ fn cases(rows: &[Row]) -> Vec<&[Row]> {
 
 /// Returns the ratios; every plan of the default has the same competitors.
 fn of_case(contest: &Contest, case: &[Row]) -> Vec<Ratio> {
+    let [defaults, competitors] = [Role::Ours, Role::Theirs].map(|role| contest.with(role));
     let by = |time: fn(&Row) -> Option<f64>, after: &str| -> Vec<Ratio> {
         let us = |row: &Row| time(row).filter(|us| *us > 0.0);
         let timed = || case.iter().filter(|row| us(row).is_some());
-        let theirs = timed().filter(|row| contest.competitors.contains(&row.variant));
+        let theirs = timed().filter(|row| competitors.contains(&row.variant));
         let Some(best) = theirs.min_by(|a, b| us(a).partial_cmp(&us(b)).unwrap()) else {
             return Vec::new();
         };
-        let ours: Vec<&Row> = timed().filter(|row| contest.default == Some(row.variant)).collect();
+        let ours: Vec<&Row> = timed().filter(|row| defaults.contains(&row.variant)).collect();
         let ratio = |row: &&Row| {
             let value = us(row)? / us(best)?;
             let noise = row.noise_percent.unwrap_or(0.0).max(best.noise_percent.unwrap_or(0.0));
@@ -198,17 +198,15 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> =
-            self.contest.competitors.iter().map(|theirs| theirs.name()).collect();
+        let [ours, theirs, columns] = [Role::Ours, Role::Theirs, Role::Column].map(|role| {
+            self.contest.with(role).into_iter().map(Variant::name).collect::<Vec<_>>().join(", ")
+        });
         for (plan, standing) in &self.standings {
-            let default = self.contest.default.map_or("-", Variant::name);
-            let ours = format!("{default} {plan}");
-            let (ours, theirs) = (ours.trim_end(), names.join(", "));
-            writeln!(f, "# {ours} over the fastest of {theirs}: {standing}")?;
+            let ours = format!("{ours} {plan}");
+            writeln!(f, "# {} over the fastest of {theirs}: {standing}", ours.trim_end())?;
         }
-        if !self.standings.is_empty() && !self.contest.columns.is_empty() {
-            let columns: Vec<_> = self.contest.columns.iter().map(|column| column.name()).collect();
-            writeln!(f, "# in no ratio: {}", columns.join(", "))?;
+        if !self.standings.is_empty() && !columns.is_empty() {
+            writeln!(f, "# in no ratio: {columns}")?;
         }
         match self.checked {
             true => write!(f, "# #wrong {}", self.wrong),
@@ -222,7 +220,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::report::row::{Case, VariantResult, rows};
+    use crate::report::row::{Case, add_times};
     use crate::report::table::Report;
 
     /// Returns the standing of each plan in a kept file, as `mean worst above`.
@@ -291,9 +289,12 @@ mod tests {
     /// Rows of 4 bytes by `rust`, `nccl-sym` and `nccl`.
     fn measured() -> (&'static Contest, Vec<Row>) {
         let contest = Contest::of("barrier").unwrap();
-        let ran = [Variant::Rust, Variant::NcclSym, Variant::Nccl].map(VariantResult::new);
         let case = Case { size: 4, ..Case::NONE };
-        (contest, rows(case, contest.competitors, &ran, Some(&vec![vec![1e-6, 2e-6, 4e-6]])))
+        let variants = [Variant::Rust, Variant::NcclSym, Variant::Nccl];
+        let mut rows = variants.map(|variant| case.row(variant));
+        let rounds = vec![vec![1e-6, 2e-6, 4e-6]];
+        add_times(&mut rows, case.bus, &contest.with(Role::Theirs), Some(&rounds));
+        (contest, rows.to_vec())
     }
 
     #[test]

@@ -3,12 +3,10 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::base::stats::Spread;
-use crate::contenders::contender::{Launch, Variant};
-use crate::contenders::foreign::Foreign;
+use crate::base::Spread;
+use crate::contenders::{Foreign, Variant};
 use crate::harness::Rounds;
-use crate::harness::sensors::Reading;
-use crate::report::table;
+use crate::report::table::{self, Column, number};
 
 /// Parameters common to all variants of a comparison.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +70,15 @@ impl Case {
             && peer.operation.as_deref().is_none_or(|operation| operation == self.redop)
     }
 
+    /// Returns a row with right results, of which nothing else is known.
+    pub fn row(&self, variant: Variant) -> Row {
+        let [m, n, k] = self.shape.map_or([None; 3], |extents| extents.map(Some));
+        let Self { size, count, l2, tokens, hidden, .. } = *self;
+        let (dtype, redop) = (self.dtype.to_owned(), self.redop.to_owned());
+        let case = Row { size, count, dtype, redop, m, n, k, tokens, hidden, l2, ..Row::default() };
+        Row { variant, wrong: Some(0), ..case }
+    }
+
     /// Returns the shape as text, empty without one.
     pub fn shape(&self) -> String {
         self.shape.map_or_else(String::new, |[m, n, k]| format!("{m}x{n}x{k}"))
@@ -79,7 +86,7 @@ impl Case {
 }
 
 /// One variant's result in one case.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Row {
     pub size: usize,
     pub count: usize,
@@ -133,174 +140,79 @@ pub struct Row {
     pub between_us: Option<f64>,
 }
 
-/// A variant's launch and check result, and the GPU's state while it was timed.
-#[derive(Clone, Debug)]
-pub struct VariantResult {
-    pub variant: Variant,
-    pub in_place: bool,
-    pub launch: Option<Launch>,
-    pub algorithm: Option<String>,
-    pub asked: Option<String>,
-    pub wrong: Option<usize>,
-    pub reading: Reading,
-    /// Seconds after a kernel of another program.
-    pub between: Option<f64>,
-}
-
-impl VariantResult {
-    /// Returns a row with right results, of which nothing else is known.
-    pub fn new(variant: Variant) -> Self {
-        Self {
-            variant,
-            in_place: false,
-            launch: None,
-            algorithm: None,
-            asked: None,
-            wrong: Some(0),
-            reading: Reading::default(),
-            between: None,
-        }
-    }
-}
-
-/// Returns the rows of a case, from the variants' times.
-pub fn rows(
-    case: Case,
-    competitors: &[Variant],
-    ran: &[VariantResult],
-    rounds: Option<&Rounds>,
-) -> Vec<Row> {
+/// Adds what follows from the times to the rows of a case, and makes rows of a variant neighbours.
+/// `bus` is [`Case::bus`].
+pub fn add_times(rows: &mut [Row], bus: f64, competitors: &[Variant], rounds: Option<&Rounds>) {
     let spread = |time: &dyn Fn(&[f64]) -> f64| Spread::of(rounds?.iter().map(|round| time(round)));
     let median = |i: usize| spread(&|round| round[i]).map_or(f64::INFINITY, |time| time.median);
-    let best = |in_place| {
-        (0..ran.len())
-            .filter(|&i| competitors.contains(&ran[i].variant) && ran[i].in_place == in_place)
+    let best = [false, true].map(|in_place| {
+        (0..rows.len())
+            .filter(|&i| competitors.contains(&rows[i].variant) && rows[i].in_place == in_place)
             .min_by(|&a, &b| median(a).total_cmp(&median(b)))
-    };
-    let best = [best(false), best(true)];
-    let row = |(i, ran): (usize, &VariantResult)| {
-        let time = spread(&|round| round[i]);
-        let bandwidth =
-            time.filter(|_| case.size > 0).map(|time| case.size as f64 / time.median / 1e9);
-        let operations = case.shape.map(|[m, n, k]| 2.0 * m as f64 * n as f64 * k as f64);
-        let rate = operations.zip(time).map(|(count, time)| count / time.median / 1e12);
-        Row {
-            size: case.size,
-            count: case.count,
-            dtype: case.dtype.to_owned(),
-            redop: case.redop.to_owned(),
-            m: case.shape.map(|[m, _, _]| m),
-            n: case.shape.map(|[_, n, _]| n),
-            k: case.shape.map(|[_, _, k]| k),
-            tokens: case.tokens,
-            hidden: case.hidden,
-            variant: ran.variant,
-            in_place: ran.in_place,
-            blocks: ran.launch.map(|launch| launch.blocks),
-            threads: ran.launch.map(|launch| launch.threads),
-            time_us: time.map(|time| time.median * 1e6),
-            algbw: bandwidth,
-            busbw: bandwidth.map(|bandwidth| bandwidth * case.bus),
-            tflops: rate,
-            wrong: ran.wrong,
-            noise_percent: time.map(|time| time.iqr / time.median * 100.0),
-            time_over_best: best[usize::from(ran.in_place)]
-                .and_then(|best| Some(spread(&|round| round[i] / round[best])?.median)),
-            algorithm: ran.algorithm.clone(),
-            asked: ran.asked.clone(),
-            l2: case.l2,
-            power_w: ran.reading.power_w,
-            sm_mhz: ran.reading.sm_mhz,
-            temperature_c: ran.reading.temperature_c,
-            p99_us: time.map(|time| time.p99 * 1e6),
-            spread_percent: time.map(|time| time.range / time.median * 100.0),
-            again_us: None,
-            between_us: ran.between.map(|seconds| seconds * 1e6),
-        }
-    };
-    let mut rows: Vec<Row> = ran.iter().enumerate().map(row).collect();
-    // Rows of a variant are neighbours.
-    let first = |row: &Row| ran.iter().position(|other| other.variant == row.variant);
-    rows.sort_by_key(|row| (row.in_place, first(row)));
-    rows
+    });
+    for (i, row) in rows.iter_mut().enumerate() {
+        let Some(time) = spread(&|round| round[i]) else { continue };
+        let best = best[usize::from(row.in_place)];
+        let bandwidth = (row.size > 0).then(|| row.size as f64 / time.median / 1e9);
+        row.time_us = Some(time.median * 1e6);
+        row.p99_us = Some(time.p99 * 1e6);
+        row.noise_percent = Some(time.iqr / time.median * 100.0);
+        row.spread_percent = Some(time.range / time.median * 100.0);
+        row.algbw = bandwidth;
+        row.busbw = bandwidth.map(|bandwidth| bandwidth * bus);
+        row.tflops = row.operations().map(|count| count / time.median / 1e12);
+        row.time_over_best =
+            best.and_then(|best| Some(spread(&|round| round[i] / round[best])?.median));
+    }
+    let order: Vec<Variant> = rows.iter().map(|row| row.variant).collect();
+    rows.sort_by_key(|row| (row.in_place, order.iter().position(|other| *other == row.variant)));
 }
 
 impl table::Row for Row {
-    const COLUMNS: &'static [(&'static str, &'static str, usize)] = &[
-        ("size", "B", 10),
-        ("count", "elements", 10),
-        ("type", "", 6),
-        ("redop", "", 0),
-        ("shape", "m x n x k", 16),
-        ("variant", "", 14),
-        ("grid", "blocks x threads", 0),
-        ("time", "us", 8),
-        ("algbw", "GB/s", 7),
-        ("busbw", "GB/s", 7),
-        ("#wrong", "", 0),
-        ("noise", "% IQR", 0),
-        ("p99", "us", 8),
-        ("spread", "%", 0),
-        ("between", "us", 0),
-        ("time/best", "<1: faster", 0),
-        ("power", "W", 0),
-        ("SM clock", "MHz", 0),
-        ("temperature", "C", 0),
-        ("rate", "TFLOP/s", 0),
-        ("algorithm", "", 0),
+    const COLUMNS: &'static [Column<Self>] = &[
+        Column::new("size", "B", 10, |row| Some(row.size.to_string())),
+        Column::new("count", "elements", 10, |row| Some(row.count.to_string())),
+        Column::new("type", "", 6, |row| Some(row.dtype.clone())),
+        Column::new("redop", "", 0, |row| Some(row.redop.clone())),
+        Column::new("shape", "m x n x k", 16, Self::shape),
+        Column::new("variant", "", 14, |row| Some(row.variant.to_string())),
+        Column::new("grid", "blocks x threads", 0, Self::grid),
+        Column::new("time", "us", 8, |row| number(row.time_us, 2)),
+        Column::new("algbw", "GB/s", 7, |row| number(row.algbw, 2)),
+        Column::new("busbw", "GB/s", 7, |row| number(row.busbw, 2)),
+        Column::new("#wrong", "", 0, |row| Some(wrong(row.wrong))),
+        Column::new("noise", "% IQR", 0, |row| number(row.noise_percent, 1)),
+        Column::if_any("p99", "us", 8, |row| number(row.p99_us, 2)),
+        Column::if_any("spread", "%", 0, |row| number(row.spread_percent, 1)),
+        Column::if_any("between", "us", 0, |row| number(row.between_us, 2)),
+        Column::if_any("time/best", "<1: faster", 0, |row| number(row.time_over_best, 3)),
+        Column::if_any("power", "W", 0, |row| number(row.power_w, 0)),
+        Column::if_any("SM clock", "MHz", 0, |row| number(row.sm_mhz, 0)),
+        Column::if_any("temperature", "C", 0, |row| number(row.temperature_c, 0)),
+        Column::if_any("rate", "TFLOP/s", 0, |row| number(row.tflops, 1)),
+        Column::if_any("algorithm", "", 0, |row| row.algorithm.clone()),
     ];
-    const TEXT_COLUMNS: usize = 0;
+}
 
-    fn cells(&self) -> Vec<String> {
-        let number = |value: Option<f64>, digits: usize| {
-            value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
-        };
-        vec![
-            self.size.to_string(),
-            self.count.to_string(),
-            self.dtype.clone(),
-            self.redop.clone(),
-            self.shape().unwrap_or("-".to_owned()),
-            self.variant.to_string(),
-            self.grid().unwrap_or("-".to_owned()),
-            number(self.time_us, 2),
-            number(self.algbw, 2),
-            number(self.busbw, 2),
-            self.wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string()),
-            number(self.noise_percent, 1),
-            number(self.p99_us, 2),
-            number(self.spread_percent, 1),
-            number(self.between_us, 2),
-            number(self.time_over_best, 3),
-            number(self.power_w, 0),
-            number(self.sm_mhz, 0),
-            number(self.temperature_c, 0),
-            number(self.tflops, 1),
-            self.algorithm.clone().unwrap_or("-".to_owned()),
-        ]
-    }
-
-    /// Leaves out what a machine or a benchmark does not tell: that is not in the table.
-    fn has_column(rows: &[Self], column: &str) -> bool {
-        match column {
-            "p99" | "spread" => rows.iter().any(|row| row.p99_us.is_some()),
-            "between" => rows.iter().any(|row| row.between_us.is_some()),
-            "time/best" => rows.iter().any(|row| row.time_over_best.is_some()),
-            "power" => rows.iter().any(|row| row.power_w.is_some()),
-            "SM clock" => rows.iter().any(|row| row.sm_mhz.is_some()),
-            "temperature" => rows.iter().any(|row| row.temperature_c.is_some()),
-            "rate" => rows.iter().any(|row| row.tflops.is_some()),
-            "algorithm" => rows.iter().any(|row| row.algorithm.is_some()),
-            _ => true,
-        }
-    }
+/// Returns a number of wrong elements as text.
+pub fn wrong(wrong: Option<usize>) -> String {
+    wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string())
 }
 
 impl Row {
+    /// Returns the extents `[m, n, k]` of a matrix product.
+    pub fn extents(&self) -> Option<[usize; 3]> {
+        Some([self.m?, self.n?, self.k?])
+    }
+
     /// Returns the matrix product's `m x n x k`.
     pub fn shape(&self) -> Option<String> {
-        let (m, n, k) = (self.m?, self.n?, self.k?);
-        Some(format!("{m}x{n}x{k}"))
+        self.extents().map(|[m, n, k]| format!("{m}x{n}x{k}"))
+    }
+
+    /// Returns the operations of a matrix product: a term is two.
+    pub fn operations(&self) -> Option<f64> {
+        self.extents().map(|[m, n, k]| 2.0 * m as f64 * n as f64 * k as f64)
     }
 
     /// Returns the variant, what was asked of it, and whether it is in place.
@@ -353,7 +265,7 @@ pub fn lines_of_peer(algorithm: &str, rows: &[Row], rounds: Option<&Rounds>) -> 
         let line = serde_json::json!({
             "variant": row.variant, "algorithm": algorithm, "type": row.dtype, "size": row.size,
             "tokens": row.tokens, "hidden": row.hidden, "operation": row.redop, "wrong": row.wrong,
-            "shape": row.m.zip(row.n).zip(row.k).map(|((m, n), k)| [m, n, k]),
+            "shape": row.extents(),
             "times_us": times.collect::<Vec<_>>(),
         });
         line.to_string()
@@ -366,18 +278,18 @@ pub fn lines_of_peer(algorithm: &str, rows: &[Row], rounds: Option<&Rounds>) -> 
 pub fn join_again(rows: &mut [Row], again: &[Foreign]) -> String {
     let mut drifts = Vec::new();
     for peer in again {
-        let case = |row: &Row| row.m.zip(row.n).zip(row.k).map(|((m, n), k)| [m, n, k]);
         let is_same = |row: &&mut Row| {
             (row.variant, row.size, &*row.dtype) == (peer.variant, peer.size, &*peer.dtype)
-                && (case(row), &row.asked) == (peer.shape, &peer.algorithm)
+                && (row.extents(), &row.asked) == (peer.shape, &peer.algorithm)
                 && (peer.hidden.is_none() || (row.tokens, row.hidden) == (peer.tokens, peer.hidden))
                 && peer.operation.as_ref().is_none_or(|operation| *operation == row.redop)
         };
         let found = rows.iter_mut().find(is_same);
-        let Some((row, time)) = found.zip(Spread::of(peer.times.iter().copied())) else { continue };
-        let us = time.median * 1e6;
-        row.again_us = Some(us);
-        drifts.extend(row.time_us.map(|before| (us / before - 1.0) * 100.0));
+        let Some((row, time)) = found.zip(Spread::of(peer.times_us.iter().copied())) else {
+            continue;
+        };
+        row.again_us = Some(time.median);
+        drifts.extend(row.time_us.map(|before| (time.median / before - 1.0) * 100.0));
     }
     let median = Spread::of(drifts.iter().copied()).map_or(0.0, |drift| drift.median);
     let largest = drifts
@@ -401,7 +313,7 @@ pub fn bytes(size: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contenders::contest::Contest;
+    use crate::contenders::{Contest, Role};
     use crate::report::table::Row as _;
 
     const CASE: Case =
@@ -412,19 +324,19 @@ mod tests {
         Contest::of("barrier").unwrap()
     }
 
-    fn ran(variant: Variant) -> VariantResult {
-        let launch = Launch { blocks: 4, threads: 128, registers: 32 };
-        let launch = (variant == Variant::Rust).then_some(launch);
-        let reading = Reading { power_w: Some(650.4), ..Reading::default() };
-        VariantResult { launch, reading, ..VariantResult::new(variant) }
+    fn row(variant: Variant) -> Row {
+        let grid = (variant == Variant::Rust).then_some([4, 128]);
+        let [blocks, threads] = grid.map_or([None; 2], |grid| grid.map(Some));
+        Row { blocks, threads, power_w: Some(650.4), ..CASE.row(variant) }
     }
 
     fn measured() -> Vec<Row> {
         // The times differ more between rounds than between variants.
         let rounds =
             vec![vec![1e-6, 2e-6, 4e-6], vec![3e-6, 6e-6, 12e-6], vec![9e-6, 18e-6, 36e-6]];
-        let variants = [Variant::Rust, Variant::NcclSym, Variant::Nccl];
-        rows(CASE, contest().competitors, &variants.map(ran), Some(&rounds))
+        let mut rows = [Variant::Rust, Variant::NcclSym, Variant::Nccl].map(row);
+        add_times(&mut rows, CASE.bus, &contest().with(Role::Theirs), Some(&rounds));
+        rows.to_vec()
     }
 
     #[test]
@@ -442,7 +354,6 @@ mod tests {
         // `nccl-sym` is the fastest competitor.
         near(rows[0].time_over_best, 0.5);
         near(rows[2].time_over_best, 2.0);
-        assert_eq!(rows[0].cells().len(), Row::COLUMNS.len());
         assert_eq!(rows[2].cells()[6], "-");
     }
 
@@ -452,7 +363,7 @@ mod tests {
         rows[1].asked = Some("one-shot".to_owned());
         let again = |algorithm: &str| Foreign {
             algorithm: Some(algorithm.to_owned()),
-            times: vec![6.6e-6],
+            times_us: vec![6.6],
             ..Foreign::new(Variant::NcclSym, "f32", 3000)
         };
         let line = join_again(&mut rows, &[again("one-shot"), again("two-shot")]);
@@ -462,16 +373,17 @@ mod tests {
 
     #[test]
     fn a_product_has_a_rate() {
-        let case = Case { shape: Some([100, 200, 500]), ..CASE };
-        let rows = rows(case, &[], &[ran(Variant::Rust)], Some(&vec![vec![1e-6]]));
+        let mut rows = [Case { shape: Some([100, 200, 500]), ..CASE }.row(Variant::Rust)];
+        add_times(&mut rows, CASE.bus, &[], Some(&vec![vec![1e-6]]));
         assert!((rows[0].tflops.unwrap() - 20.0).abs() < 1e-9, "{rows:?}");
-        assert!(Row::has_column(&rows, "rate") && !Row::has_column(&measured(), "rate"));
+        let rate = &Row::COLUMNS[19];
+        assert!(rate.is_in(&rows) && !rate.is_in(&measured()));
     }
 
     #[test]
     fn without_times_there_is_a_dash_and_no_ratio() {
-        let rows =
-            rows(CASE, contest().competitors, &[ran(Variant::Rust), ran(Variant::Nccl)], None);
+        let mut rows = [Variant::Rust, Variant::Nccl].map(row);
+        add_times(&mut rows, CASE.bus, &contest().with(Role::Theirs), None);
         assert_eq!(
             rows[0].cells()[4..],
             [

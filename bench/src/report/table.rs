@@ -7,28 +7,66 @@ use anyhow::{Context, Result, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::base::output::OutputOptions;
+use crate::base::OutputOptions;
 use crate::base::output::write;
 use crate::harness::header::Header;
 
-/// One row of a benchmark.
-pub trait Row: Serialize {
-    /// The names of the columns, their units and their least widths.
-    const COLUMNS: &'static [(&'static str, &'static str, usize)];
+/// A column of a table.
+pub struct Column<R> {
+    name: &'static str,
+    unit: &'static str,
+    least_width: usize,
+    /// Returns a row's value; `None` for a dash.
+    value: fn(&R) -> Option<String>,
+    /// Whether tables have it in which no row has a value.
+    is_always_shown: bool,
+}
 
-    /// How many leading columns are text, left-aligned; numbers are right-aligned.
-    const TEXT_COLUMNS: usize;
+impl<R> Column<R> {
+    /// Returns a column that every table has.
+    pub const fn new(
+        name: &'static str,
+        unit: &'static str,
+        least_width: usize,
+        value: fn(&R) -> Option<String>,
+    ) -> Self {
+        Self { name, unit, least_width, value, is_always_shown: true }
+    }
 
-    /// Returns the values, one per column.
-    fn cells(&self) -> Vec<String>;
+    /// Returns a column that tables have in which a row has a value: what a machine or a benchmark
+    /// does not tell is left out.
+    pub const fn if_any(
+        name: &'static str,
+        unit: &'static str,
+        least_width: usize,
+        value: fn(&R) -> Option<String>,
+    ) -> Self {
+        Self { is_always_shown: false, ..Self::new(name, unit, least_width, value) }
+    }
 
     /// Returns whether a table of these rows has the column.
-    fn has_column(_rows: &[Self], _column: &str) -> bool
-    where
-        Self: Sized,
-    {
-        true
+    pub fn is_in(&self, rows: &[R]) -> bool {
+        self.is_always_shown || rows.iter().any(|row| (self.value)(row).is_some())
     }
+}
+
+/// One row of a benchmark.
+pub trait Row: Sized + 'static {
+    const COLUMNS: &'static [Column<Self>];
+
+    /// How many leading columns are text, left-aligned; numbers are right-aligned.
+    const TEXT_COLUMNS: usize = 0;
+
+    /// Returns the values, one per column.
+    fn cells(&self) -> Vec<String> {
+        let cell = |column: &Column<Self>| (column.value)(self).unwrap_or("-".to_owned());
+        Self::COLUMNS.iter().map(cell).collect()
+    }
+}
+
+/// Returns a number with this many decimals.
+pub fn number(value: Option<f64>, decimals: usize) -> Option<String> {
+    value.map(|value| format!("{value:.decimals$}"))
 }
 
 /// A benchmark's header and rows.
@@ -42,7 +80,12 @@ pub struct Report<R> {
     layout: Layout,
 }
 
-impl<R: Row> Report<R> {
+/// Returns rows as a table.
+pub fn lines<R: Row>(rows: &[R]) -> String {
+    Layout::default().lines(rows)
+}
+
+impl<R: Row + Serialize> Report<R> {
     /// Returns a report without rows.
     pub fn new() -> Self {
         Self { header: None, rows: Vec::new(), layout: Layout::default() }
@@ -66,11 +109,6 @@ impl<R: Row> Report<R> {
         ensure!(report.header.is_some(), "{name} has no header");
         ensure!(!report.rows.is_empty(), "{name} has no rows");
         Ok(report)
-    }
-
-    /// Returns the rows as a table.
-    pub fn table(&self) -> String {
-        Layout::default().lines(&self.rows)
     }
 
     /// Adds rows, and writes the requested files, if any: what is measured is kept if a long run is
@@ -113,22 +151,20 @@ impl Layout {
     /// before.
     fn lines<R: Row>(&mut self, rows: &[R]) -> String {
         let cells: Vec<Vec<String>> = rows.iter().map(Row::cells).collect();
-        let columns = R::COLUMNS.iter().enumerate();
         let was = |i| self.shown.get(i).copied().unwrap_or(false);
-        let shown: Vec<bool> =
-            columns.map(|(i, (name, ..))| was(i) || R::has_column(rows, name)).collect();
+        let columns = R::COLUMNS.iter().enumerate();
+        let shown: Vec<bool> = columns.map(|(i, column)| was(i) || column.is_in(rows)).collect();
         let mut lines = Vec::new();
         self.widths.resize(shown.len(), 0);
-        for (i, ((name, unit, least), width)) in R::COLUMNS.iter().zip(&mut self.widths).enumerate()
-        {
+        for (i, (column, width)) in R::COLUMNS.iter().zip(&mut self.widths).enumerate() {
+            let of_heading = column.least_width.max(column.name.len()).max(column.unit.len());
             let longest = cells.iter().map(|row| row[i].len()).max().unwrap_or(0);
-            *width =
-                [*width, *least, name.len(), unit.len(), longest].into_iter().max().unwrap_or(0);
+            *width = (*width).max(of_heading).max(longest);
         }
         if shown != self.shown {
             self.shown = shown;
-            lines.push(self.line::<R>(R::COLUMNS.iter().map(|(name, ..)| *name)));
-            lines.push(self.line::<R>(R::COLUMNS.iter().map(|(_, unit, _)| *unit)));
+            lines.push(self.line::<R>(R::COLUMNS.iter().map(|column| column.name)));
+            lines.push(self.line::<R>(R::COLUMNS.iter().map(|column| column.unit)));
         }
         lines.extend(cells.iter().map(|row| self.line::<R>(row.iter().map(String::as_str))));
         lines.join("\n")
@@ -161,21 +197,18 @@ mod tests {
     }
 
     impl Row for Example {
-        const COLUMNS: &'static [(&'static str, &'static str, usize)] =
-            &[("kernel", "", 0), ("time", "us", 6), ("#wrong", "", 0)];
+        const COLUMNS: &'static [Column<Self>] = &[
+            Column::new("kernel", "", 0, |row| Some(row.kernel.to_owned())),
+            Column::new("time", "us", 6, |row| number(Some(row.us), 1)),
+            Column::new("#wrong", "", 0, |row| row.wrong.map(|wrong| wrong.to_string())),
+        ];
         const TEXT_COLUMNS: usize = 1;
-
-        fn cells(&self) -> Vec<String> {
-            let wrong = self.wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string());
-            vec![self.kernel.to_owned(), format!("{:.1}", self.us), wrong]
-        }
     }
 
     #[test]
     fn rows_come_out_as_table_csv_and_json() {
-        let folder = std::env::temp_dir();
-        let path =
-            |kind: &str| folder.join(format!("devcomm-bench-table-{}.{kind}", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let path = |kind: &str| folder.path().join(kind);
         let output = OutputOptions { csv: Some(path("csv")), json: Some(path("json")) };
         let mut report = Report::new();
         let row = |us, wrong| Example { kernel: "barrier", us, wrong };
@@ -191,15 +224,12 @@ mod tests {
             " kernel     time  #wrong",
             "              us",
             " barrier     7.2       0",
-            " barrier    12.5     N/A",
+            " barrier    12.5       -",
         ];
-        assert_eq!(report.table(), table.join("\n"));
+        assert_eq!(lines(&report.rows), table.join("\n"));
         // The next rows have no heading, unless they have more columns.
         let mut layout = Layout::default();
         assert_eq!(layout.lines(&report.rows[..1]), table[..3].join("\n"));
         assert_eq!(layout.lines(&report.rows[1..]), table[3]);
-        for kind in ["csv", "json"] {
-            fs::remove_file(path(kind)).unwrap();
-        }
     }
 }

@@ -3,15 +3,14 @@
 
 use std::rc::Rc;
 
-use anyhow::Result;
 use devcomm::{Buffer, DeviceSlice, group};
 use devcomm_testing::experts::Batch;
+use devcomm_testing::simulated::read;
 use half::bf16;
 
-use super::layer::{Layer, Operation};
-use crate::cases::collectives::memory;
-use crate::contenders::contender::{Contender, Outcome, Variant};
-use crate::harness::Nccl;
+use super::layer::{Layer, Operation, count_different, routing};
+use crate::cases::operation::memory;
+use crate::cases::prelude::*;
 
 /// Buffers of `ncclAlltoAll`, each with a chunk for each rank. All chunks are equally long: as long
 /// as the pair of ranks with the most rows needs. A token's row is in the chunk of each rank that
@@ -49,7 +48,7 @@ impl<'a> AllToAll<'a> {
         for rank in 0..ranks {
             for (at, token) in batch.tokens_to(me, rank).enumerate() {
                 this.write(&this.rows[0], rank, at, batch.row(me, token))?;
-                this.write(&this.routing[0], rank, at, &routing(batch, me, token))?;
+                this.write(&this.routing[0], rank, at, &routing_of(batch, me, token))?;
             }
             for (at, token) in batch.tokens_to(rank, me).enumerate() {
                 let result = batch.partial(me, (rank, token), |_| 1.0).unwrap_or_default();
@@ -94,28 +93,21 @@ impl<'a> AllToAll<'a> {
 
     /// Returns how many elements of the received rows are wrong: those of rank `r` are `want(r)`,
     /// in order.
-    fn count_wrong<T: devcomm::Element + Default + PartialEq>(
+    fn count_wrong<T: devcomm::Element + PartialEq>(
         &self,
         received: &DeviceSlice<T>,
         want: impl Fn(usize) -> Vec<Vec<T>>,
     ) -> Result<usize> {
         let ranks = self.layer.batch.tokens.len();
-        let mut got = vec![T::default(); received.len()];
-        received.copy_to_host(&mut got)?;
+        let got = read(received)?;
         let chunks = got.chunks(got.len() / ranks).enumerate();
-        let wrong = chunks.map(|(rank, chunk)| {
-            let want = want(rank).concat();
-            chunk.iter().zip(&want).filter(|(got, want)| got != want).count()
-        });
-        Ok(wrong.sum())
+        Ok(chunks.map(|(rank, chunk)| count_different(chunk, &want(rank).concat())).sum())
     }
 }
 
 /// Returns a token's experts and weights, as words.
-fn routing(batch: &Batch, rank: usize, token: usize) -> Vec<u32> {
-    let all = token * batch.top_k..(token + 1) * batch.top_k;
-    let ids = batch.ids[rank][all.clone()].iter().map(|id| *id as u32);
-    ids.chain(batch.weights[rank][all].iter().map(|weight| weight.to_bits())).collect()
+fn routing_of(batch: &Batch, rank: usize, token: usize) -> Vec<u32> {
+    routing(batch, rank, token * batch.top_k..(token + 1) * batch.top_k)
 }
 
 /// The buffers into which an operation receives.
@@ -141,7 +133,7 @@ impl Outcome for Received<'_> {
                 batch.tokens_to(from, me).map(|token| batch.row(from, token).to_vec()).collect()
             })?;
             wrong += all.count_wrong(&all.routing[1], |from| {
-                batch.tokens_to(from, me).map(|token| routing(batch, from, token)).collect()
+                batch.tokens_to(from, me).map(|token| routing_of(batch, from, token)).collect()
             })?;
         }
         if operation.combines() {

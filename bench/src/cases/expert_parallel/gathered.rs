@@ -2,15 +2,13 @@
 
 use std::rc::Rc;
 
-use anyhow::Result;
 use devcomm::{Collectives, Communicator, DeviceSlice, ReduceOp, group};
-use devcomm_testing::experts::Batch;
+use devcomm_testing::simulated::read;
 use half::bf16;
 
-use super::layer::{Layer, Operation};
-use crate::cases::collectives::memory;
-use crate::contenders::contender::{Contender, Outcome, Variant};
-use crate::harness::Nccl;
+use super::layer::{Layer, Operation, count_different, routing};
+use crate::cases::operation::memory;
+use crate::cases::prelude::*;
 
 /// The buffers of the same by collectives: rows and routing, those of all ranks, the contributions
 /// to all tokens and the results.
@@ -41,10 +39,10 @@ impl<'a> Gathered<'a> {
     ) -> Result<Rc<Self>> {
         let (harness, batch) = (layer.harness, Rc::clone(&layer.batch));
         let (comm, ranks, me) = (harness.comm, harness.rank.n_ranks(), harness.rank.rank());
-        let (len, routing) = (batch.inputs[me].len(), 2 * batch.ids[me].len());
+        let (len, words) = (batch.inputs[me].len(), 2 * batch.ids[me].len());
         let buffers = |comm: &Communicator, variant: Variant| -> Result<Buffers> {
             let [rows, all_rows] = memory(comm, variant, [len, ranks * len])?;
-            let [routing, all_routing] = memory(comm, variant, [routing, ranks * routing])?;
+            let [routing, all_routing] = memory(comm, variant, [words, ranks * words])?;
             let [partials, results] = memory(comm, variant, [ranks * len, len])?;
             Ok(Buffers { rows, routing, all_rows, all_routing, partials, results })
         };
@@ -56,7 +54,7 @@ impl<'a> Gathered<'a> {
         let partials = gathered.partials();
         for buffers in [&gathered.plain, &gathered.in_windows, &gathered.in_windows_of_nccl] {
             buffers.rows.copy_from_host(&batch.inputs[me])?;
-            buffers.routing.copy_from_host(&routing_words(&batch, me))?;
+            buffers.routing.copy_from_host(&routing(&batch, me, 0..batch.ids[me].len()))?;
             buffers.partials.copy_from_host(&partials)?;
         }
         Ok(Rc::new(gathered))
@@ -116,12 +114,6 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// Returns a rank's experts and weights, as words.
-fn routing_words(batch: &Batch, rank: usize) -> Vec<u32> {
-    let ids = batch.ids[rank].iter().map(|id| *id as u32);
-    ids.chain(batch.weights[rank].iter().map(|weight| weight.to_bits())).collect()
-}
-
 /// The result of collectives.
 struct ByCollectives<'a>(Rc<Gathered<'a>>, Operation, Variant);
 
@@ -143,18 +135,12 @@ impl Outcome for ByCollectives<'_> {
         layer.harness.rank.barrier()?;
         let (batch, mut wrong) = (&layer.batch, 0);
         if operation.dispatches() {
-            let mut rows = vec![bf16::NAN; buffers.all_rows.len()];
-            buffers.all_rows.copy_to_host(&mut rows)?;
-            let all = batch.inputs.iter().flatten();
-            wrong += rows.iter().zip(all).filter(|(got, want)| got != want).count();
-            let mut words = vec![0; buffers.all_routing.len()];
-            buffers.all_routing.copy_to_host(&mut words)?;
-            let all = (0..batch.tokens.len()).flat_map(|rank| routing_words(batch, rank));
-            wrong += words.iter().zip(all).filter(|(got, want)| **got != *want).count();
+            wrong += count_different(&read(&buffers.all_rows)?, &batch.inputs.concat());
+            let of = |rank: usize| routing(batch, rank, 0..batch.ids[rank].len());
+            let all: Vec<u32> = (0..batch.tokens.len()).flat_map(of).collect();
+            wrong += count_different(&read(&buffers.all_routing)?, &all);
         }
         if operation.combines() {
-            let mut got = vec![bf16::NAN; buffers.results.len()];
-            buffers.results.copy_to_host(&mut got)?;
             let ranks = batch.tokens.len() as f32;
             // Weights are at most 1, and elements at most 2.
             let most = 2.0 * batch.top_k as f32 * ranks / 256.0;
@@ -162,6 +148,7 @@ impl Outcome for ByCollectives<'_> {
                 let off = (got.to_f32() - want.to_f32()).abs();
                 off.is_nan() || off > most
             };
+            let got = read(&buffers.results)?;
             let pairs = got.iter().zip(&layer.expected);
             wrong += pairs.filter(|(got, want)| differs(got, want)).count();
         }

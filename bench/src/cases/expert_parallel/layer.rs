@@ -1,17 +1,17 @@
 //! The operations of `devcomm::ExpertParallel`, as benchmarks measure them.
 
+use std::ops::Range;
 use std::rc::Rc;
 
-use anyhow::Result;
 use clap::ValueEnum;
 use devcomm::{
     Buffer, DeviceSlice, ExpertParallel, ExpertParallelOptions, SymmetricBuffer, Tokens,
 };
 use devcomm_testing::experts::{Batch, Layout};
+use devcomm_testing::simulated::read;
 use half::bf16;
 
-use crate::contenders::contender::{Contender, Outcome, Variant};
-use crate::harness::Harness;
+use crate::cases::prelude::*;
 
 /// A part of the communication of a layer of experts, or all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -80,9 +80,9 @@ impl<'a> Layer<'a> {
             variant,
             layout: batch.layout(me),
             expected: batch.combined(me, None, |_| 1.0),
-            input: comm.mem_alloc(batch.inputs[me].len())?,
-            ids: comm.mem_alloc(batch.ids[me].len())?,
-            weights: comm.mem_alloc(batch.weights[me].len())?,
+            input: harness.filled(&batch.inputs[me])?,
+            ids: harness.filled(&batch.ids[me])?,
+            weights: harness.filled(&batch.weights[me])?,
             rows: match variant {
                 Variant::RustThroughput => experts.rows()?,
                 _ => comm.mem_alloc(experts.most_rows() * batch.hidden)?.device_slice(),
@@ -91,10 +91,7 @@ impl<'a> Layer<'a> {
             batch: Rc::clone(batch),
             experts: Rc::new(experts),
         };
-        layer.input.copy_from_host(&layer.batch.inputs[me])?;
-        layer.ids.copy_from_host(&layer.batch.ids[me])?;
-        layer.weights.copy_from_host(&layer.batch.weights[me])?;
-        // Each operation uses the results of these, and any operation may be measured first.
+        // So that any operation can be the first.
         layer.launch(Operation::Dispatch)?;
         layer.launch(Operation::Group)?;
         Ok(Rc::new(layer))
@@ -130,12 +127,9 @@ impl<'a> Layer<'a> {
 
     fn count_wrong_rows(&self) -> Result<usize> {
         let used = self.layout.offsets.last().map_or(0, |rows| *rows as usize);
-        let mut got = vec![bf16::NAN; used * self.batch.hidden];
-        self.rows.copy_to_host(&mut got)?;
-        let mut offsets = vec![0; self.layout.offsets.len()];
-        self.experts.offsets().copy_to_host(&mut offsets)?;
-        let wrong = offsets.iter().zip(&self.layout.offsets).filter(|(got, want)| got != want);
-        Ok(wrong.count() + self.batch.count_wrong_rows(&self.layout, &got))
+        let got = read(&self.rows.slice(..used * self.batch.hidden)?)?;
+        let wrong = count_different(&read(&self.experts.offsets())?, &self.layout.offsets);
+        Ok(wrong + self.batch.count_wrong_rows(&self.layout, &got))
     }
 }
 
@@ -165,11 +159,20 @@ impl Outcome for LayerOutcome<'_> {
         }
         let mut wrong = layer.count_wrong_rows()?;
         if operation.combines() {
-            let mut got = vec![bf16::NAN; layer.expected.len()];
-            layer.output.copy_to_host(&mut got)?;
-            wrong += got.iter().zip(&layer.expected).filter(|(got, want)| got != want).count();
+            wrong += count_different(&read(&layer.output)?, &layer.expected);
         }
         layer.experts.check()?;
         Ok(wrong)
     }
+}
+
+/// Returns how many elements differ.
+pub fn count_different<T: PartialEq>(got: &[T], want: &[T]) -> usize {
+    got.iter().zip(want).filter(|(got, want)| got != want).count()
+}
+
+/// Returns the experts and weights of these pairs of a rank, as words.
+pub fn routing(batch: &Batch, rank: usize, pairs: Range<usize>) -> Vec<u32> {
+    let ids = batch.ids[rank][pairs.clone()].iter().map(|id| *id as u32);
+    ids.chain(batch.weights[rank][pairs].iter().map(|weight| weight.to_bits())).collect()
 }

@@ -7,8 +7,6 @@ mod layer;
 
 use std::rc::Rc;
 
-use anyhow::{Result, ensure};
-use clap::{Args, ValueEnum};
 use devcomm::{DevCommRequirements, ExpertParallelOptions, Kernels, LaunchConfig, Window};
 use devcomm_bench_kernels::p2p_copy;
 use devcomm_testing::experts::{Batch, Routing};
@@ -16,15 +14,10 @@ use devcomm_testing::experts::{Batch, Routing};
 use self::all_to_all::AllToAll;
 use self::gathered::Gathered;
 use self::layer::{Layer, Operation};
-use super::benchmark::{Benchmark, Options, SIMULATED_BLOCKS};
-use super::job::Job;
-use crate::base::options::GridOptions;
+use super::benchmark::{Options, SIMULATED_BLOCKS};
+use crate::cases::prelude::*;
 use crate::cases::workloads::Message;
-use crate::contenders::contender::{Contender, Variant};
-use crate::contenders::peers::{PeerOptions, Work};
-use crate::contenders::selection::VariantInfo;
-use crate::harness::Harness;
-use crate::report::row::Case;
+use crate::contenders::{PeerOptions, Work};
 
 /// The flags of `ep`. In the table of results the column of the reduction has the operation:
 /// `dispatch`, which ends when rows and counts are received; `group`, which puts the rows in the
@@ -50,11 +43,12 @@ pub struct Experts {
     top_k: Option<usize>,
 
     /// How tokens choose their experts
-    #[arg(long, value_enum, default_value = "random")]
-    routing: RoutingOption,
+    #[arg(long, default_value = "random", value_parser = ["random", "skewed", "one"])]
+    routing: String,
 
-    /// Only these operations, comma-separated [default: all]
+    /// Only these operations, comma-separated
     #[arg(long, value_enum, value_delimiter = ',', value_name = "OPERATION")]
+    #[arg(default_values_t = Operation::ALL)]
     operations: Vec<Operation>,
 
     #[command(flatten)]
@@ -62,13 +56,6 @@ pub struct Experts {
 
     #[command(flatten)]
     peers: PeerOptions,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum RoutingOption {
-    Random,
-    Skewed,
-    One,
 }
 
 const TOKENS: [usize; 6] = [1, 8, 32, 128, 512, 4096];
@@ -80,43 +67,6 @@ const STORE_BLOCKS: u32 = 128;
 
 impl Benchmark for Experts {
     const NAME: &'static str = "ep";
-    const VARIANTS: &'static [VariantInfo] = &[
-        (Variant::Rust, "devcomm::ExpertParallel"),
-        (
-            Variant::RustThroughput,
-            "the same in its form for high throughput; `group` copies rows to the other experts of \
-             their tokens, in place",
-        ),
-        (
-            Variant::RustAllGather,
-            "devcomm::Collectives on the windows: all_gather of rows and routing, reduce_scatter \
-             of results",
-        ),
-        (Variant::Write, "plain stores of as many bytes to the other of two ranks, both at once"),
-        (
-            Variant::Nccl,
-            "ncclAllGather of rows and routing in a group, ncclReduceScatter of results, on memory \
-             of ncclMemAlloc that is not registered",
-        ),
-        (Variant::NcclSym, "the same on the windows"),
-        (
-            Variant::NcclAllToAll,
-            "ncclAlltoAll on windows, of rows and routing in a group, and of results: without what \
-             puts rows in the order of the ranks and adds results up, and with chunks as long as \
-             the longest",
-        ),
-        (
-            Variant::NcclEpLl,
-            "NCCL EP's algorithm for low latency, in a run before the others: a dispatch sends \
-             rows, experts and weights by rank, and in a layer it puts rows in the order of the \
-             experts; weights are applied by combine",
-        ),
-        (
-            Variant::NcclEpHt,
-            "its algorithm for high throughput, the same: a dispatch exchanges the routing first; \
-             combine applies no weights",
-        ),
-    ];
 
     fn validate(&self) -> Result<()> {
         ensure!(!self.tokens.contains(&0), "a rank has at least one token");
@@ -129,10 +79,8 @@ impl Benchmark for Experts {
 
     fn work(&self, options: &Options, _: usize) -> Result<Work> {
         let (tokens, [hidden, experts, top_k]) = self.sizes(options.simulate.is_some());
-        let routing = self.routing.to_possible_value().map(|value| value.get_name().to_owned());
-        let (tokens, routing) = (tokens.to_vec(), routing.unwrap_or_default());
-        let asked = Operation::ALL.into_iter().filter(|operation| self.asks(*operation));
-        let operations = asked.map(Operation::name).collect();
+        let (tokens, routing) = (tokens.to_vec(), self.routing.clone());
+        let operations = self.operations.iter().map(|operation| operation.name()).collect();
         Ok(Work::Experts { tokens, hidden, experts, top_k, routing, operations })
     }
 
@@ -144,7 +92,7 @@ impl Benchmark for Experts {
         if ranks != 2 {
             job.selection.omit(Variant::Write, anyhow::anyhow!("it is for two ranks"))?;
         }
-        let stores = Kernels::load(harness.rank.context(), &crate::base::kernels::KERNELS)?;
+        let stores = Kernels::load(harness.rank.context(), &crate::base::KERNELS)?;
         job.begin()?;
         for &tokens in self.sizes(harness.rank.is_simulated()).0 {
             let batch = Rc::new(self.batch(harness, tokens));
@@ -161,10 +109,8 @@ impl Benchmark for Experts {
             let of = nccl.iter().filter(|nccl| nccl.matters(Variant::NcclSym, false));
             let exchanged =
                 of.map(|nccl| AllToAll::new(&layer, nccl)).collect::<Result<Vec<_>>>()?;
-            for operation in Operation::ALL {
-                if self.asks(operation) {
-                    self.compare(job, operation, &layers, (&gathered, &exchanged), &stores)?;
-                }
+            for &operation in &self.operations {
+                self.compare(job, operation, &layers, (&gathered, &exchanged), &stores)?;
             }
         }
         Ok(())
@@ -172,10 +118,6 @@ impl Benchmark for Experts {
 }
 
 impl Experts {
-    fn asks(&self, operation: Operation) -> bool {
-        self.operations.is_empty() || self.operations.contains(&operation)
-    }
-
     /// Returns the numbers of tokens, the elements of one, the experts and those of a token.
     fn sizes(&self, is_simulated: bool) -> (&[usize], [usize; 3]) {
         let (tokens, default) = match is_simulated {
@@ -189,10 +131,10 @@ impl Experts {
 
     fn batch(&self, harness: &Harness<'_>, tokens: usize) -> Batch {
         let [hidden, experts, top_k] = self.sizes(harness.rank.is_simulated()).1;
-        let routing = match self.routing {
-            RoutingOption::Random => Routing::Random,
-            RoutingOption::Skewed => Routing::Skewed,
-            RoutingOption::One => Routing::One,
+        let routing = match &*self.routing {
+            "skewed" => Routing::Skewed,
+            "one" => Routing::One,
+            _ => Routing::Random,
         };
         let (seed, tokens) = (harness.run.seed, vec![tokens; harness.rank.n_ranks()]);
         Batch::new(hidden, experts, top_k, &tokens, seed).routed(routing, seed)
@@ -241,9 +183,8 @@ impl Experts {
         }
         if operation != Operation::Group {
             for variant in [Variant::RustAllGather, Variant::Nccl, Variant::NcclSym] {
-                if job.selection.has(variant) {
-                    contenders.push(gathered.contender(operation, variant));
-                }
+                let by_all = || Ok(gathered.contender(operation, variant));
+                contenders.extend(job.selection.make(variant, by_all)?);
             }
             if job.selection.has(Variant::NcclAllToAll) {
                 contenders.extend(exchanged.iter().map(|all| all.contender(operation)));

@@ -2,16 +2,15 @@
 
 use std::marker::PhantomData;
 
-use anyhow::Result;
 use devcomm::{
     Buffer, DevCommRequirements, DevCommResource, DeviceSlice, Kernel, Kernels, LaunchConfig,
     Window, device,
 };
 use devcomm_testing::numbers::{Number, checksum, count_wrong, inputs};
+use devcomm_testing::simulated::read;
 
-use crate::base::options::GridOptions;
-use crate::contenders::contender::{Contender, Outcome, Variant};
-use crate::harness::Harness;
+use super::workload::Workload;
+use crate::cases::prelude::*;
 
 /// A kernel's grid limits and rounding.
 #[derive(Clone, Copy)]
@@ -58,20 +57,22 @@ where
         let config = LaunchConfig::new(blocks, threads);
         Ok(Self { harness, dev_comm, send, recv, config, sum, kernel: PhantomData })
     }
+}
 
-    /// Returns a contender for each compiler's kernel.
-    pub fn with<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+impl<T, K> Workload for AllReduce<'_, T, K>
+where
+    T: Number,
+    K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
+{
+    fn contender<'a>(&'a self, variant: Variant, kernels: &'a Kernels) -> Result<Contender<'a>> {
         let Self { harness, dev_comm, send, recv, config, sum, .. } = self;
-        let contender = |(variant, kernels): &'b (Variant, Kernels)| {
-            let work = move || {
-                let args = (dev_comm, send, recv, send.len());
-                // SAFETY: both windows have `count` elements on every rank; every rank launches the
-                // same, on one stream, which is synchronised before the windows are dropped.
-                unsafe { K::with_args(args).config(*config).launch(&kernels.on(&harness.stream)) }
-            };
-            Ok(Contender::new(*variant, work, sum).by_kernel(*config, kernels.info::<K>()?))
+        let work = move || {
+            let args = (dev_comm, send, recv, send.len());
+            // SAFETY: both windows have `count` elements on every rank; every rank launches the
+            // same, on one stream, which is synchronised before the windows are dropped.
+            unsafe { K::with_args(args).config(*config).launch(&kernels.on(&harness.stream)) }
         };
-        compiled.iter().map(contender).collect()
+        Ok(Contender::new(variant, work, sum).by_kernel(*config, kernels.info::<K>()?))
     }
 }
 
@@ -91,8 +92,7 @@ impl<T: Number> Outcome for Sum<'_, T> {
 
     fn count_wrong(&self) -> Result<usize> {
         let Harness { rank, run, .. } = self.harness;
-        let mut got = vec![T::nearest(0.0); self.recv.len()];
-        self.recv.copy_to_host(&mut got)?;
+        let got = read(&self.recv)?;
         let roundings = if self.rounds_partial_sums { (rank.n_ranks() - 1).max(1) } else { 1 };
         let wrong = count_wrong(run.seed, rank.n_ranks(), roundings, &got);
         let sums = rank.all_gather(&[checksum(&got)])?;

@@ -1,11 +1,11 @@
 //! LSA barriers, one after the other.
 
-use anyhow::{Result, ensure};
 use devcomm::{DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Window};
 use devcomm_bench_kernels::{lsa_barrier, lsa_barrier_checked};
+use devcomm_testing::simulated::read;
 
-use crate::contenders::contender::{Contender, Outcome, Variant};
-use crate::harness::Harness;
+use super::workload::Workload;
+use crate::cases::prelude::*;
 
 /// Barriers per timed launch (enough to hide the launch), and per checked launch.
 const ROUNDS: u32 = 1000;
@@ -41,27 +41,25 @@ impl<'a> Barrier<'a> {
             config: LaunchConfig::new(blocks, threads),
         })
     }
+}
 
-    /// Returns a contender for each compiler's kernel.
-    pub fn with<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+impl Workload for Barrier<'_> {
+    fn contender<'a>(&'a self, variant: Variant, kernels: &'a Kernels) -> Result<Contender<'a>> {
         let Self { harness: Harness { stream, .. }, dev_comm, table, wrong, config } = self;
-        let contender = |(variant, kernels): &'b (Variant, Kernels)| {
-            let checked = move || {
-                let checked = lsa_barrier_checked::args(dev_comm, table, wrong, CHECKED_ROUNDS);
-                // SAFETY: both windows have an element for each block and rank, and a block has a
-                // thread for each rank; every rank launches the same, on one stream, which is
-                // synchronised.
-                unsafe { checked.config(*config).launch(&kernels.on(stream)) }
-            };
-            let timed = move || {
-                let barriers = lsa_barrier::args(dev_comm, ROUNDS).config(*config);
-                // SAFETY: every rank launches the same, on one stream, which is synchronised.
-                unsafe { barriers.launch(&kernels.on(stream)) }
-            };
-            let contender = Contender::new(*variant, checked, self).timed(ROUNDS, timed);
-            Ok(contender.by_kernel(*config, kernels.info::<lsa_barrier>()?))
+        let checked = move || {
+            let checked = lsa_barrier_checked::args(dev_comm, table, wrong, CHECKED_ROUNDS);
+            // SAFETY: both windows have an element for each block and rank, and a block has a
+            // thread for each rank; every rank launches the same, on one stream, which is
+            // synchronised.
+            unsafe { checked.config(*config).launch(&kernels.on(stream)) }
         };
-        compiled.iter().map(contender).collect()
+        let timed = move || {
+            let barriers = lsa_barrier::args(dev_comm, ROUNDS).config(*config);
+            // SAFETY: every rank launches the same, on one stream, which is synchronised.
+            unsafe { barriers.launch(&kernels.on(stream)) }
+        };
+        let contender = Contender::new(variant, checked, self).timed(ROUNDS, timed);
+        Ok(contender.by_kernel(*config, kernels.info::<lsa_barrier>()?))
     }
 }
 
@@ -72,9 +70,7 @@ impl Outcome for Barrier<'_> {
     }
 
     fn count_wrong(&self) -> Result<usize> {
-        let mut counts = vec![0; self.wrong.len()];
-        self.wrong.copy_to_host(&mut counts)?;
         // An unwritten count is u32::MAX: all rounds are wrong.
-        Ok(counts.iter().map(|&count| count.min(CHECKED_ROUNDS) as usize).sum())
+        Ok(read(&self.wrong)?.into_iter().map(|count| count.min(CHECKED_ROUNDS) as usize).sum())
     }
 }

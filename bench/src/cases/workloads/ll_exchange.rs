@@ -1,15 +1,14 @@
 //! All-to-all by the low-latency protocol.
 
-use anyhow::Result;
 use devcomm::{
     DevCommRequirements, DevCommResource, Kernels, LaunchConfig, LlA2a, ResourceKey, Window,
 };
 use devcomm_bench_kernels::ll_exchange;
 use devcomm_testing::messages::{count_wrong, sent};
+use devcomm_testing::simulated::read;
 
-use crate::base::options::GridOptions;
-use crate::contenders::contender::{Contender, Outcome, Variant};
-use crate::harness::Harness;
+use super::workload::Workload;
+use crate::cases::prelude::*;
 
 const MAX_BLOCKS: usize = 64;
 const THREADS: u32 = 128;
@@ -54,22 +53,20 @@ impl<'a> LlExchange<'a> {
     pub fn bytes(&self) -> usize {
         self.send.byte_len()
     }
+}
 
-    /// Returns a contender for each compiler's kernel.
-    pub fn with<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+impl Workload for LlExchange<'_> {
+    fn contender<'a>(&'a self, variant: Variant, kernels: &'a Kernels) -> Result<Contender<'a>> {
         let Self { harness, dev_comm, exchange, send, recv, count, config } = self;
-        let contender = |(variant, kernels): &'b (Variant, Kernels)| {
-            let work = move || {
-                let exchange = dev_comm.resource(*exchange)?;
-                let all = ll_exchange::args(dev_comm, exchange, send, recv, *count);
-                // SAFETY: both windows have `count` elements for every rank; every rank launches
-                // the same, on one stream, which is synchronised before the windows are dropped.
-                unsafe { all.config(*config).launch(&kernels.on(&harness.stream)) }
-            };
-            let contender = Contender::new(*variant, work, self);
-            Ok(contender.by_kernel(*config, kernels.info::<ll_exchange>()?))
+        let work = move || {
+            let exchange = dev_comm.resource(*exchange)?;
+            let all = ll_exchange::args(dev_comm, exchange, send, recv, *count);
+            // SAFETY: both windows have `count` elements for every rank; every rank launches the
+            // same, on one stream, which is synchronised before the windows are dropped.
+            unsafe { all.config(*config).launch(&kernels.on(&harness.stream)) }
         };
-        compiled.iter().map(contender).collect()
+        let contender = Contender::new(variant, work, self);
+        Ok(contender.by_kernel(*config, kernels.info::<ll_exchange>()?))
     }
 }
 
@@ -80,8 +77,7 @@ impl Outcome for LlExchange<'_> {
 
     fn count_wrong(&self) -> Result<usize> {
         let Harness { rank, run, .. } = self.harness;
-        let mut got = vec![0; self.recv.len()];
-        self.recv.copy_to_host(&mut got)?;
+        let got = read(&self.recv)?;
         Ok(count_wrong(run.seed, rank.rank(), rank.n_ranks(), self.count, &got))
     }
 }

@@ -1,18 +1,26 @@
 //! Ping-pong of messages between two neighbouring ranks: over the network (GIN), and over NVLink.
 
-use anyhow::Result;
 use devcomm::{
     Buffer, DevCommRequirements, DevCommResource, DeviceSlice, GinConnectionType, GinType, Kernels,
     LaunchConfig, Window,
 };
 use devcomm_bench_kernels::{gin_put, lsa_put};
 use devcomm_testing::messages::datum;
+use devcomm_testing::simulated::read;
 
-use crate::contenders::contender::{Contender, Outcome, Variant};
-use crate::harness::Harness;
+use super::workload::Workload;
+use crate::cases::prelude::*;
 
 /// Threads of the block that puts over GIN.
 const WARP: u32 = 32;
+
+/// Returns what a ping-pong over GIN's PROXY back end needs.
+pub fn gin_requirements() -> DevCommRequirements {
+    DevCommRequirements::new()
+        .gin_connection(GinConnectionType::Full)
+        .gin_type(GinType::Proxy)
+        .gin_signals(1)
+}
 
 /// A rank's buffers for messages with its neighbour.
 pub struct Message<'a> {
@@ -56,8 +64,7 @@ impl Outcome for Message<'_> {
         // A rank whose own work has ended may still receive.
         self.harness.rank.barrier()?;
         let Some(peer) = self.peer().filter(|_| self.receives) else { return Ok(0) };
-        let (seed, mut got) = (self.harness.run.seed, vec![0; self.recv.len()]);
-        self.recv.copy_to_host(&mut got)?;
+        let (seed, got) = (self.harness.run.seed, read(&self.recv)?);
         Ok((0..got.len()).filter(|&i| got[i] != datum::<u8>(seed, peer, i)).count())
     }
 }
@@ -82,11 +89,7 @@ impl<'a> Put<'a> {
         [send, recv]: &'a [Window<u8>; 2],
         rounds: u32,
     ) -> Result<Self> {
-        let requirements = DevCommRequirements::new()
-            .gin_connection(GinConnectionType::Full)
-            .gin_type(GinType::Proxy)
-            .gin_signals(1);
-        let dev_comm = message.harness.comm.create_dev_comm(requirements)?;
+        let dev_comm = message.harness.comm.create_dev_comm(gin_requirements())?;
         let config = LaunchConfig::new(1, WARP);
         Ok(Self { message, send, recv, rounds, config, dev_comm, flags: None })
     }
@@ -126,20 +129,18 @@ impl<'a> Put<'a> {
             }
         }
     }
+}
 
-    /// Returns a contender for each compiler's kernel.
-    pub fn with<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
-        let contender = |(variant, kernels): &'b (Variant, Kernels)| {
-            let checked = || self.ping_pong(kernels, self.message.harness.choose(1, 3));
-            let timed = || self.ping_pong(kernels, self.rounds);
-            let info = match self.flags {
-                None => kernels.info::<gin_put>()?,
-                Some(_) => kernels.info::<lsa_put>()?,
-            };
-            let contender = Contender::new(*variant, checked, self.message);
-            // A round trip has two messages.
-            Ok(contender.timed(2 * self.rounds, timed).by_kernel(self.config, info))
+impl Workload for Put<'_> {
+    fn contender<'a>(&'a self, variant: Variant, kernels: &'a Kernels) -> Result<Contender<'a>> {
+        let info = match self.flags {
+            None => kernels.info::<gin_put>()?,
+            Some(_) => kernels.info::<lsa_put>()?,
         };
-        compiled.iter().map(contender).collect()
+        let ping_pong = |rounds| self.ping_pong(kernels, rounds);
+        let rounds = [self.message.harness.choose(1, 3), self.rounds];
+        // A round trip has two messages.
+        let contender = Contender::in_rounds(variant, ping_pong, rounds, 2, self.message);
+        Ok(contender.by_kernel(self.config, info))
     }
 }

@@ -55,37 +55,34 @@ impl fmt::Display for Algorithm {
 
 fn tile(id: Option<u32>) -> String {
     // SAFETY: the enumeration has every number below its end.
-    let known = |id| (id < Tile::CUBLASLT_MATMUL_TILE_END as u32).then(|| unsafe { as_enum(id) });
-    name::<Tile>(id, known)
+    unsafe { name::<Tile>(id, Tile::CUBLASLT_MATMUL_TILE_END as u32, &[]) }
 }
 
 fn stages(id: Option<u32>) -> String {
-    let has = |id: u32| !matches!(id, 29 | 30) && id < Stages::CUBLASLT_MATMUL_STAGES_END as u32;
     // SAFETY: the enumeration has every number below its end, except 29 and 30.
-    name::<Stages>(id, |id| has(id).then(|| unsafe { as_enum(id) }))
+    unsafe { name::<Stages>(id, Stages::CUBLASLT_MATMUL_STAGES_END as u32, &[29, 30]) }
 }
 
 fn shape_of_cluster(id: Option<u32>) -> String {
-    let has = |id: u32| id != 1 && id < Cluster::CUBLASLT_CLUSTER_SHAPE_END as u32;
     // SAFETY: the enumeration has every number below its end, except 1.
-    name::<Cluster>(id, |id| has(id).then(|| unsafe { as_enum(id) }))
+    unsafe { name::<Cluster>(id, Cluster::CUBLASLT_CLUSTER_SHAPE_END as u32, &[1]) }
 }
 
 /// Returns the last part of the enumerator's name, such as `128x256` of
 /// `CUBLASLT_MATMUL_TILE_128x256`; the number if a newer library has added it.
-fn name<E: fmt::Debug>(id: Option<u32>, known: impl Fn(u32) -> Option<E>) -> String {
-    let Some(id) = id else { return "-".to_owned() };
-    let name = known(id).map_or_else(|| id.to_string(), |known| format!("{known:?}"));
-    name.rsplit('_').next().unwrap_or_default().to_owned()
-}
-
+///
 /// # Safety
 ///
-/// `E` is one of the library's enumerations, with an enumerator of this number.
-unsafe fn as_enum<E>(id: u32) -> E {
+/// `E` is one of the library's enumerations, with the numbers below `end` but for `missing`.
+unsafe fn name<E: fmt::Debug>(id: Option<u32>, end: u32, missing: &[u32]) -> String {
     const { assert!(size_of::<E>() == size_of::<u32>()) };
-    // SAFETY: the caller's contract; they are represented as `u32`.
-    unsafe { std::mem::transmute_copy(&id) }
+    let Some(id) = id else { return "-".to_owned() };
+    if id >= end || missing.contains(&id) {
+        return id.to_string();
+    }
+    // SAFETY: the number is an enumerator's by the caller's contract, represented as `u32`.
+    let name = format!("{:?}", unsafe { std::mem::transmute_copy::<u32, E>(&id) });
+    name.rsplit('_').next().unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod algorithm;
 
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::ptr;
 
 use anyhow::{Context, Result};
 use cudarc::cublaslt::{result, sys};
@@ -101,21 +102,21 @@ impl CublasLt {
         types: Types,
         extras: Extras,
     ) -> Result<Option<Plan<'_>>> {
+        use sys::cublasLtMatmulPreferenceAttributes_t::*;
         let (rows, columns, terms) = (m as u64, n as u64, k as u64);
         let (Some(factor), Some(product), None) =
             (cuda_type(types.factors), cuda_type(types.product), types.why_not())
         else {
             return Ok(None);
         };
-        let matmul = result::create_matmul_desc(
-            sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
-            sys::cudaDataType::CUDA_R_32F,
-        )?;
         // cuBLASLt's matrices are column-major: it computes the transpose, B x A^T, whose columns
         // are our rows.
         let mut plan = Plan {
             library: self,
-            matmul,
+            matmul: result::create_matmul_desc(
+                sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                sys::cudaDataType::CUDA_R_32F,
+            )?,
             b: result::create_matrix_layout(factor, terms, columns, k as i64)?,
             a: result::create_matrix_layout(factor, terms, rows, k as i64)?,
             c: result::create_matrix_layout(product, columns, rows, n as i64)?,
@@ -123,16 +124,7 @@ impl CublasLt {
             chosen: Cell::new(0),
             residual: extras.residual,
         };
-        set_description(matmul, types, &extras)?;
-        plan.algorithms = self.algorithms(&plan, types)?;
-        Ok((!plan.algorithms.is_empty()).then_some(plan))
-    }
-
-    /// Returns the first algorithms of cuBLASLt's heuristics for a plan.
-    fn algorithms(&self, plan: &Plan<'_>, types: Types) -> Result<Vec<Algorithm>> {
-        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
-        // The workspace limit and the reduction schemes, as addressable values.
-        let scratch = SCRATCH;
+        plan.describe_product(types, extras)?;
         let reductions = match types.rounds_parts {
             true => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK,
             false => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
@@ -142,21 +134,13 @@ impl CublasLt {
             unsafe { std::mem::zeroed() };
         let mut count = 0;
         let preference = result::create_matmul_pref()?;
-        // SAFETY: the descriptors are live, and the attributes have their documented types and
-        // sizes.
+        // SAFETY: the descriptors are live, and the attributes have their documented types.
         let status = unsafe {
-            result::set_matmul_pref_attribute(
-                preference,
-                Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                (&raw const scratch).cast(),
-                size_of_val(&scratch),
-            )?;
-            result::set_matmul_pref_attribute(
-                preference,
-                Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                (&raw const reductions).cast(),
-                size_of_val(&reductions),
-            )?;
+            let set = |attribute, (value, size)| {
+                result::set_matmul_pref_attribute(preference, attribute, value, size)
+            };
+            set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, addressed(&SCRATCH))?;
+            set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, addressed(&reductions))?;
             let status = sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
                 plan.matmul,
@@ -176,55 +160,12 @@ impl CublasLt {
             status.result().context("cublasLtMatmulAlgoGetHeuristic")?;
         }
         let usable = found.iter().take(count as usize).filter(|found| found.state.result().is_ok());
-        Ok(usable.map(|found| Algorithm(found.algo)).collect())
-    }
-}
-
-/// Sets what a product is besides its matrices: A is transposed; scales, bias and activation.
-fn set_description(matmul: sys::cublasLtMatmulDesc_t, types: Types, extras: &Extras) -> Result<()> {
-    use sys::cublasLtMatmulDescAttributes_t as Description;
-    let epilogue = match (extras.bias, extras.gelu) {
-        (Some(_), true) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_BIAS,
-        (Some(_), false) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
-        (None, _) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
-    };
-    // CUBLAS_OP_T and a flag, as addressable values.
-    let (transposed, fast) = (1_i32, 1_i8);
-    // SAFETY: the descriptor is live, and the attributes have their documented types and sizes.
-    unsafe {
-        result::set_matmul_desc_attribute(
-            matmul,
-            Description::CUBLASLT_MATMUL_DESC_TRANSA,
-            (&raw const transposed).cast(),
-            size_of_val(&transposed),
-        )?;
-        if types.factors.size() == 1 {
-            result::set_matmul_desc_attribute(
-                matmul,
-                Description::CUBLASLT_MATMUL_DESC_FAST_ACCUM,
-                (&raw const fast).cast(),
-                size_of_val(&fast),
-            )?;
+        plan.algorithms = usable.map(|found| Algorithm(found.algo)).collect();
+        if plan.algorithms.is_empty() {
+            return Ok(None);
         }
-        result::set_matmul_desc_attribute(
-            matmul,
-            Description::CUBLASLT_MATMUL_DESC_EPILOGUE,
-            (&raw const epilogue).cast(),
-            size_of_val(&epilogue),
-        )?;
-        // cuBLASLt's A is our B.
-        let [of_a, of_b] = extras.scales.map_or([None; 2], |scales| scales.map(Some));
-        for (attribute, address) in [
-            (Description::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_b),
-            (Description::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_a),
-            (Description::CUBLASLT_MATMUL_DESC_BIAS_POINTER, extras.bias),
-        ] {
-            let Some(address) = address else { continue };
-            let value = (&raw const address).cast();
-            result::set_matmul_desc_attribute(matmul, attribute, value, size_of::<u64>())?;
-        }
+        Ok(Some(plan))
     }
-    Ok(())
 }
 
 impl Drop for CublasLt {
@@ -248,7 +189,42 @@ pub struct Plan<'a> {
     residual: Option<u64>,
 }
 
+/// Returns a value as the library takes an attribute.
+fn addressed<T>(value: &T) -> (*const c_void, usize) {
+    (ptr::from_ref(value).cast(), size_of::<T>())
+}
+
 impl Plan<'_> {
+    /// Sets the attributes of the product.
+    fn describe_product(&self, types: Types, extras: Extras) -> Result<()> {
+        use sys::cublasLtMatmulDescAttributes_t::*;
+        let set = |attribute, (value, size)| {
+            // SAFETY: the descriptor is live, and an attribute has its documented type.
+            unsafe { result::set_matmul_desc_attribute(self.matmul, attribute, value, size) }
+        };
+        let epilogue = match (extras.bias, extras.gelu) {
+            (Some(_), true) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_BIAS,
+            (Some(_), false) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            (None, _) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+        };
+        // CUBLAS_OP_T.
+        set(CUBLASLT_MATMUL_DESC_TRANSA, addressed(&1_i32))?;
+        if types.factors.size() == 1 {
+            set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, addressed(&1_i8))?;
+        }
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE, addressed(&epilogue))?;
+        // cuBLASLt's A is our B.
+        let [of_a, of_b] = extras.scales.map_or([None; 2], |scales| scales.map(Some));
+        for (attribute, address) in [
+            (CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_b),
+            (CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_a),
+            (CUBLASLT_MATMUL_DESC_BIAS_POINTER, extras.bias),
+        ] {
+            address.map_or(Ok(()), |address| set(attribute, addressed(&address)))?;
+        }
+        Ok(())
+    }
+
     /// Chooses the fastest algorithm: tries each, and times those that were fastest again.
     /// `slowest` makes of this rank's times those of the slowest rank, so that all ranks choose the
     /// same.

@@ -141,13 +141,12 @@ fn whoever_is_killed_and_whenever_all_others_end_with_an_error() {
         let mut took: Vec<Duration> =
             outcomes.iter().filter(|one| one.joining == joining).map(|one| one.took).collect();
         took.sort();
-        let count = took.len();
         // Of few kills, none may be in one of the phases.
-        if let (Some(median), Some(last)) = (took.get(count / 2), took.last()) {
-            println!(
-                "{count} kills while {what}: the others ended after {median:.1?}, at most {last:.1?}"
-            );
-        }
+        let Some(last) = took.last() else { continue };
+        let (count, median) = (took.len(), took[took.len() / 2]);
+        println!(
+            "{count} kills while {what}: the others ended after {median:.1?}, at most {last:.1?}"
+        );
     }
     println!("{kills} kills in {:.1?}", start.elapsed());
 }
