@@ -12,7 +12,8 @@ use super::{Number, Sent};
 /// Returns collectives by loads, where these can do it.
 fn by_loads(rank: &Rank) -> Result<Collectives> {
     let collectives = CollectivesOptions::new().build(rank.communicator()?)?;
-    let blocks = if rank.is_simulated() { 2 } else { 128 };
+    let multiprocessors = rank.context().limits().multiprocessors;
+    let blocks = if rank.is_simulated() { 2 } else { multiprocessors.min(128) };
     collectives.set_plan(Some(CollectivePlan { algorithm: Algorithm::Pull, blocks, threads: 128 }));
     Ok(collectives)
 }
