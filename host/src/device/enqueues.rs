@@ -106,7 +106,7 @@ impl Context {
             return Err(StateError::Capturing { what: "another capture begins" }.into());
         }
         state.capture = Some((thread::current().id(), Capture::default()));
-        self.enqueues().is_capturing.store(true, Ordering::Relaxed);
+        self.enqueues().is_capturing.store(true, Ordering::Release);
         drop(state);
         self.wait_for_enqueues().inspect_err(|_| drop(self.end_capture()))
     }
@@ -115,7 +115,7 @@ impl Context {
     pub(super) fn end_capture(&self) -> Capture {
         let mut state = self.enqueues().state.lock();
         let capture = state.capture.take();
-        self.enqueues().is_capturing.store(false, Ordering::Relaxed);
+        self.enqueues().is_capturing.store(false, Ordering::Release);
         drop(state);
         capture.map(|(_, capture)| capture).unwrap_or_default()
     }
@@ -132,7 +132,7 @@ impl Context {
 
     /// Returns whether a stream is captured, by any thread.
     pub(crate) fn is_capturing(&self) -> bool {
-        self.enqueues().state.lock().capture.is_some()
+        self.enqueues().is_capturing.load(Ordering::Acquire)
     }
 
     /// Fails while a stream is captured: the call would not become part of the graph, or would

@@ -5,10 +5,8 @@
 //! streams are found idle, which they become when what they wait for is aborted.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-
-use parking_lot::Mutex;
 
 use super::abort::{self, AbortFlag};
 use super::context::Context;
@@ -26,11 +24,25 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the GPU was waited for in vain, if it is stuck.
 #[derive(Debug, Default)]
-pub(super) struct Stuck(Mutex<Option<Duration>>);
+pub(super) struct Stuck {
+    /// The nanoseconds, at least 1; 0 if it is not stuck.
+    waited: AtomicU64,
+}
 
 impl Stuck {
     pub(super) fn waited(&self) -> Option<Duration> {
-        *self.0.lock()
+        let waited = self.waited.load(Ordering::Acquire);
+        (waited > 0).then(|| Duration::from_nanos(waited))
+    }
+
+    fn mark(&self, waited: Duration) {
+        let waited = waited.as_nanos().clamp(1, u64::MAX.into()) as u64;
+        self.waited.fetch_max(waited, Ordering::AcqRel);
+    }
+
+    /// Returns whether it was stuck, which it is not any more.
+    fn take(&self) -> bool {
+        self.waited.swap(0, Ordering::AcqRel) > 0
     }
 }
 
@@ -85,8 +97,7 @@ impl Context {
 
     /// Records that the GPU was not idle after `waited`: it may never be.
     pub(super) fn mark_stuck(&self, waited: Duration) {
-        let mut stuck = self.stuck().0.lock();
-        *stuck = Some(stuck.map_or(waited, |before| before.max(waited)));
+        self.stuck().mark(waited);
     }
 
     pub(super) fn is_stuck(&self) -> bool {
@@ -131,7 +142,7 @@ impl Context {
         // Another thread may enqueue more meanwhile.
         let mut before = Vec::new();
         self.wait_for_all(limit, |stream| before.push((Arc::clone(stream), stream.count())))?;
-        if self.stuck().0.lock().take().is_some() {
+        if self.stuck().take() {
             before.iter().for_each(|(stream, count)| stream.forget_operations(*count));
         }
         Ok(())

@@ -152,9 +152,29 @@ impl StreamOrder {
             return Err(Error::invalid("the stream is of another context than the operation"));
         }
         refuse_before_deferred(&self.context, Some(stream), "an operation")?;
+        if let Some(turn) = self.begin_again(stream)? {
+            return Ok(turn);
+        }
         let turn = self.context.turn()?;
         self.context.take_turn(std::slice::from_ref(&self.inner), stream)?;
         Ok(turn)
+    }
+
+    /// Begins in the usual case: nothing is captured, no thread has a turn, and the only operation
+    /// before is one of this object on the same stream.
+    fn begin_again(&self, stream: &Stream) -> Result<Option<Turn<'_>>> {
+        if self.context.is_capturing() || stream.foreign_capture()?.is_some() {
+            return Ok(None);
+        }
+        let mut state = self.context.orders().0.lock();
+        let turn = state.ended;
+        let follows =
+            state.owner.is_none() && state.eager.follow_on_the_stream(&self.inner, stream, turn);
+        if !follows {
+            return Ok(None);
+        }
+        state.owner = Some(thread::current().id());
+        Ok(Some(Turn { context: Some(&self.context) }))
     }
 }
 
@@ -223,11 +243,7 @@ impl Context {
         match stream.foreign_capture()? {
             None => {
                 let mut locked = state.lock();
-                let turn = locked.ended;
-                if locked.eager.follow_on_the_stream(objects, stream, turn) {
-                    return Ok(());
-                }
-                let mut uses = std::mem::take(&mut locked.eager);
+                let (turn, mut uses) = (locked.ended, std::mem::take(&mut locked.eager));
                 drop(locked);
                 let taken = match self.begin_enqueue() {
                     Ok(_enqueue) => uses.take_turns(objects, stream, turn, false),
@@ -261,17 +277,15 @@ impl Uses {
         Some(self.0.remove(at))
     }
 
-    /// Returns the usual case: whether the only operation is one of the same object, on the same
-    /// stream.
-    fn follow_on_the_stream(&mut self, objects: &[Arc<Inner>], stream: &Stream, turn: u64) -> bool {
-        if let ([order], [used]) = (objects, self.0.as_mut_slice())
-            && Arc::ptr_eq(order, &used.order)
-            && used.stream.is(stream)
-        {
+    /// Follows the only operation, if it is one of the same object on the same stream; returns
+    /// whether it did.
+    fn follow_on_the_stream(&mut self, order: &Arc<Inner>, stream: &Stream, turn: u64) -> bool {
+        let [used] = self.0.as_mut_slice() else { return false };
+        let follows = Arc::ptr_eq(order, &used.order) && used.stream.is(stream);
+        if follows {
             (used.turn, used.is_recorded) = (turn, false);
-            return true;
         }
-        false
+        follows
     }
 
     fn take_turns(

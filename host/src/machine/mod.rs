@@ -70,8 +70,9 @@ pub(crate) enum Machine {
 /// An operation of the calling thread that a simulated machine's reports of deadlocks name until
 /// this is dropped.
 pub(crate) struct NamedOperation {
+    /// The operation before it; `None` on a thread that no machine simulates.
     #[cfg(feature = "simulator")]
-    before: Option<std::sync::Arc<str>>,
+    before: Option<Option<std::sync::Arc<str>>>,
 }
 
 impl NamedOperation {
@@ -79,9 +80,8 @@ impl NamedOperation {
     pub(crate) fn begin(operation: &impl std::fmt::Display) -> Self {
         Self {
             #[cfg(feature = "simulator")]
-            before: devcomm_sim::Machine::set_operation(
-                devcomm_sim::Machine::is_attached().then(|| operation.to_string().into()),
-            ),
+            before: devcomm_sim::Machine::is_attached()
+                .then(|| devcomm_sim::Machine::set_operation(Some(operation.to_string().into()))),
         }
     }
 }
@@ -89,7 +89,9 @@ impl NamedOperation {
 #[cfg(feature = "simulator")]
 impl Drop for NamedOperation {
     fn drop(&mut self) {
-        devcomm_sim::Machine::set_operation(self.before.take());
+        if let Some(before) = self.before.take() {
+            devcomm_sim::Machine::set_operation(before);
+        }
     }
 }
 
