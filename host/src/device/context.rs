@@ -22,7 +22,7 @@ use super::stream::{LastHandle, StreamInner};
 #[cfg(doc)]
 use crate::error::StateError;
 use crate::error::{DriverError, Error, NcclError, Result, WorldError};
-use crate::machine::{Machine, Wakes};
+use crate::machine::Machine;
 use crate::sys::cuda::abort_block::SharedBlock;
 use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
 
@@ -256,24 +256,8 @@ impl Context {
         &self.inner.recorder
     }
 
-    pub(crate) fn health(&self) -> Arc<Health> {
-        Arc::clone(&self.inner.health.read())
-    }
-
-    /// Fails once a rank is lost, naming the first one, and in a forked child.
-    pub(crate) fn check_health(&self) -> Result<()> {
-        // Not of a clone: the ranks of a process share its counter.
-        self.inner.health.read().check()
-    }
-
-    /// Returns whether a rank is lost.
-    pub(crate) fn is_rank_lost(&self) -> bool {
-        self.inner.health.read().is_lost()
-    }
-
-    /// Returns how long a call may wait for the other ranks. `None`: forever.
-    pub(crate) fn deadline(&self) -> Option<Duration> {
-        self.inner.health.read().deadline()
+    pub(super) fn world_health(&self) -> &RwLock<Arc<Health>> {
+        &self.inner.health
     }
 
     pub(crate) fn machine(&self) -> &Machine {
@@ -302,18 +286,6 @@ impl Context {
     /// Makes it the context of the rank with this number.
     pub(crate) fn set_rank(&self, rank: usize) {
         *self.inner.rank.lock() = Some(rank);
-    }
-
-    /// Polls `done` until it is true or fails, a rank is lost, or `limit` has passed.
-    pub(crate) fn poll(
-        &self,
-        limit: Option<Duration>,
-        mut done: impl FnMut() -> Result<bool>,
-    ) -> Result<()> {
-        self.machine().poll(Wakes::Anything, limit, || match done()? {
-            true => Ok(true),
-            false => self.check_health().map(|()| false),
-        })
     }
 
     pub(super) fn stuck(&self) -> &Stuck {

@@ -6,9 +6,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::abort::{AbortFlag, AbortFlags};
+use super::context::Context;
 use super::issuer::Issuer;
 use crate::error::{AbortCause, Result, WorldError};
-use crate::machine::Machine;
+use crate::machine::{Machine, Wakes};
 use crate::sys::fork::Process;
 
 /// How long running NCCL calls may take to return after a rank is lost, before they are aborted.
@@ -107,5 +108,39 @@ impl Health {
         if let Some(rank) = self.lost_rank() {
             flag.raise(AbortCause::RankLost { rank });
         }
+    }
+}
+
+impl Context {
+    pub(crate) fn health(&self) -> Arc<Health> {
+        Arc::clone(&self.world_health().read())
+    }
+
+    /// Fails once a rank is lost, naming the first one, and in a forked child.
+    pub(crate) fn check_health(&self) -> Result<()> {
+        // Not of a clone: the ranks of a process share its counter.
+        self.world_health().read().check()
+    }
+
+    /// Returns whether a rank is lost.
+    pub(crate) fn is_rank_lost(&self) -> bool {
+        self.world_health().read().is_lost()
+    }
+
+    /// Returns how long a call may wait for the other ranks. `None`: forever.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        self.world_health().read().deadline()
+    }
+
+    /// Polls `done` until it is true or fails, a rank is lost, or `limit` has passed.
+    pub(crate) fn poll(
+        &self,
+        limit: Option<Duration>,
+        mut done: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
+        self.machine().poll(Wakes::Anything, limit, || match done()? {
+            true => Ok(true),
+            false => self.check_health().map(|()| false),
+        })
     }
 }
