@@ -195,7 +195,7 @@ impl Ladder {
                     let product = kernels::step7_cluster::args(a, b, c, n, k);
                     product.config(config.with_dynamic_shared(SHARED)).launch(&stream)
                 }
-                _ => {
+                Step::Persistent => {
                     use sizes::step8_persistent::{
                         CLUSTER, HALF, Memory, STORE_M, THREADS, TILE_M, TILE_N,
                     };
@@ -205,6 +205,10 @@ impl Ladder {
                     let ([a, b], c) = (maps(TILE_M, HALF)?, map(c, m, n, STORE_M)?);
                     let product = kernels::step8_persistent::args(a, b, c, m, n, k);
                     product.config(config.with_dynamic_shared(Memory::BYTES)).launch(&stream)
+                }
+                Step::Loop | Step::Shared | Step::Registers | Step::Mma | Step::Shipped => {
+                    let what = "a step of the ladder that loads without tensor maps".to_owned();
+                    Err(Error::InvalidInput { what })
                 }
             }
         }

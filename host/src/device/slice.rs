@@ -297,7 +297,7 @@ impl<T> DeviceSlice<T> {
 
     /// Returns a reference that keeps the memory allocated, if the slice has one.
     pub(crate) fn keep(&self) -> Option<Kept> {
-        self.owner.clone()
+        self.owner().cloned()
     }
 
     fn subslice(&self, range: impl RangeBounds<usize>) -> Result<Self> {

@@ -141,7 +141,7 @@ fn whoever_is_killed_and_whenever_all_others_end_with_an_error() {
         let mut took: Vec<Duration> =
             outcomes.iter().filter(|one| one.joining == joining).map(|one| one.took).collect();
         took.sort();
-        // Of few kills, none may be in one of the phases.
+        // A few kills may all come in one phase.
         let Some(last) = took.last() else { continue };
         let (count, median) = (took.len(), took[took.len() / 2]);
         println!(
