@@ -2,9 +2,10 @@
 
 use std::process::Command;
 
+use cuda_std::mem;
 use cuda_std::prelude::*;
 use devcomm::{DevCommRequirements, Simulation};
-use devcomm_testing::simulated::{Gpu, run, world};
+use devcomm_testing::simulated::{Gpu, read, run, simulate, world};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 /// Fails in one of several ways: an access out of bounds, a race, a deadlock, a panic. For way 4
@@ -49,17 +50,59 @@ const CHILD: &str = "DEVCOMM_TEST_LEAKS";
 
 #[test]
 fn runs_that_fail_leave_no_files_and_mappings_in_the_process() {
-    if std::env::var_os(CHILD).is_some() {
+    in_a_process("leaks::runs_that_fail_leave_no_files_and_mappings_in_the_process", || {
         // Stacks and the allocator's memory are kept for later runs.
         (0..8).for_each(|i| fail(i % 5));
         let before = held();
         (0..40).for_each(|i| fail(i % 5));
         let after = held();
         assert!(after.0 <= before.0 + 4 && after.1 <= before.1 + 16, "{before:?}, then {after:?}");
-        return;
+    });
+}
+
+#[kernel]
+unsafe fn adds_1(word: *mut u32) {
+    // SAFETY: the buffer has a word, and the launches are one after the other.
+    unsafe { mem::store(word, mem::load(word) + 1) };
+}
+
+/// Returns the memory of this process, in bytes.
+fn resident() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+#[test]
+fn streams_and_graphs_that_are_gone_take_no_memory_in_a_long_run() {
+    in_a_process("leaks::streams_and_graphs_that_are_gone_take_no_memory_in_a_long_run", || {
+        simulate(Simulation::new(1), |gpu| {
+            let word = gpu.buffer(&[0_u32])?;
+            let rounds = |count: usize| {
+                (0..count).try_for_each(|_| {
+                    let stream = gpu.stream()?;
+                    // SAFETY: the buffer has a word.
+                    let add = || unsafe { adds_1::args(&word).grid(1).block(1).launch(&stream) };
+                    let graph = stream.capture(add)?;
+                    (0..2).try_for_each(|_| graph.launch(&stream))?;
+                    stream.synchronize()
+                })
+            };
+            rounds(200)?;
+            let before = resident();
+            rounds(2000)?;
+            let more = resident().saturating_sub(before);
+            assert!(more < 8 << 20, "{more} bytes more");
+            assert_eq!(read(&word)?, [4400]);
+            Ok(())
+        });
+    });
+}
+
+/// Performs a test in a process of its own, since other tests open files and take memory too.
+fn in_a_process(name: &str, test: impl FnOnce()) {
+    if std::env::var_os(CHILD).is_some() {
+        return test();
     }
-    // In a process of its own, since other tests open files too.
-    let name = "leaks::runs_that_fail_leave_no_files_and_mappings_in_the_process";
     let mut child = Command::new(std::env::current_exe().unwrap());
     let child = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1").output().unwrap();
     assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));

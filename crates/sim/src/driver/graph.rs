@@ -302,7 +302,7 @@ pub(super) unsafe fn instantiate(
     call("cuGraphInstantiate", |cx| {
         let graph = cx.graph(graph)?;
         let handle = cx.core.new_handle();
-        let sequences = graph.nodes.iter().map(|_| cx.core.memory.races.sequence()).collect();
+        let sequences = graph.nodes.iter().map(|_| cx.core.memory.races.host_sequence()).collect();
         let new = Exec { graph, is_running: Cell::new(false), sequences };
         cx.core.execs.borrow_mut().insert(handle, Rc::new(new));
         // SAFETY: the program passes a valid out pointer, as CUDA requires.

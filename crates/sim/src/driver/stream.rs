@@ -96,7 +96,7 @@ pub(crate) struct Stream {
 impl Stream {
     pub(crate) fn new(gpu: usize, races: &Races) -> Self {
         let (queue, destroyed, capturing) = Default::default();
-        Self { gpu, queue, sequence: races.sequence(), destroyed, capturing }
+        Self { gpu, queue, sequence: races.host_sequence(), destroyed, capturing }
     }
 
     /// Returns the handle of a GPU's default stream.

@@ -39,7 +39,7 @@ const WRITING_TIME: Duration = Duration::from_secs(10);
 const MAX_BLOCKED_CHECKS: u32 = 10;
 
 /// A client's number, in order of registration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClientId(u32);
 
 /// The number of a machine's events so far, to wait for the next one without missing any.

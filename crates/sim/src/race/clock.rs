@@ -11,6 +11,7 @@
 //! Threads that have passed the same barrier share one [`View`].
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use cuda_std::arch::Space;
@@ -27,7 +28,7 @@ impl OpId {
 }
 
 /// Identifies a line of operations that end in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Line(pub(super) u32);
 
 /// Threads of a block have smaller numbers as agents; the others are asynchronous.
@@ -109,17 +110,27 @@ pub(super) struct View {
 
 /// Where each operation is: its line, and its number there.
 #[derive(Default)]
-pub(super) struct Places(RefCell<Vec<(Line, u32)>>);
+pub(super) struct Places {
+    ops: RefCell<Vec<(Line, u32)>>,
+    /// The last operation's number of each line that has any.
+    last: RefCell<HashMap<Line, u32>>,
+}
 
 impl Places {
     pub(super) fn add(&self, line: Line, number: u32) -> OpId {
-        let mut all = self.0.borrow_mut();
-        all.push((line, number));
-        OpId(all.len() as u32)
+        self.last.borrow_mut().insert(line, number);
+        let mut ops = self.ops.borrow_mut();
+        ops.push((line, number));
+        OpId(ops.len() as u32)
     }
 
     pub(super) fn of(&self, op: OpId) -> (Line, u32) {
-        self.0.borrow().get(op.index()).copied().unwrap_or((Line(u32::MAX), u32::MAX))
+        self.ops.borrow().get(op.index()).copied().unwrap_or((Line(u32::MAX), u32::MAX))
+    }
+
+    /// Returns whether all operations of a line have ended for those that know `clock`.
+    pub(super) fn have_ended(&self, line: Line, clock: &Clock) -> bool {
+        self.last.borrow().get(&line).is_none_or(|last| *last <= clock.seen.line(line))
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) use self::clock::{Clock, OpId};
 pub(crate) use self::host::HostEvent;
 use self::host::Hosts;
 use self::memo::Memo;
-use self::ops::OpInfo;
+use self::ops::{EndedLines, OpInfo};
 pub(crate) use self::ops::{GridClock, Run, Sequence, Transfer};
 pub use self::report::{Race, RaceAccess};
 use self::shadow::{Kind, NO_STAMP, NumberMap, PAGE, Shadow, Sites, Stamp, Word};
@@ -62,6 +62,7 @@ pub(crate) struct Races {
     sites: Sites,
     ops: RefCell<Vec<OpInfo>>,
     lines: Cell<u32>,
+    ended: EndedLines,
     /// Atomic words by address.
     words: RefCell<NumberMap<AtomicWord>>,
     /// What sequentially consistent fences have released.
@@ -437,7 +438,14 @@ impl Races {
     /// Forgets the accesses to memory that is freed or used anew.
     pub(crate) fn forget(&self, start: usize, bytes: usize) {
         self.shadow.forget(start, bytes);
-        self.barriers.borrow_mut().retain(|word, _| !(start..start + bytes).contains(word));
+        let range = start..start + bytes;
+        self.barriers.borrow_mut().retain(|word, _| !range.contains(word));
+        let mut words = self.words.borrow_mut();
+        if bytes / 4 < words.len() {
+            range.step_by(4).for_each(|word| drop(words.remove(&word)));
+        } else {
+            words.retain(|word, _| !range.contains(word));
+        }
     }
 
     /// Forgets where memory is, since addresses have changed their meaning.

@@ -47,6 +47,19 @@ pub(crate) struct Sequence {
     line: Line,
     last: Cell<u32>,
     pub(crate) clock: RefCell<Clock>,
+    /// Where the line goes when the sequence is dropped, if another one may continue it.
+    ended: Option<EndedLines>,
+}
+
+/// The lines of sequences that have been dropped, with the number of the last operation.
+pub(super) type EndedLines = Rc<RefCell<Vec<(Line, u32)>>>;
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        if let Some(ended) = &self.ended {
+            ended.borrow_mut().push((self.line, self.last.get()));
+        }
+    }
 }
 
 /// A running operation of a sequence.
@@ -62,10 +75,31 @@ pub(crate) struct Run {
 }
 
 impl Races {
+    /// Returns a sequence on a line of its own.
     pub(crate) fn sequence(&self) -> Sequence {
         let line = Line(self.lines.get());
         self.lines.set(line.0 + 1);
-        Sequence { line, last: Cell::new(0), clock: RefCell::default() }
+        Sequence { line, last: Cell::new(0), clock: RefCell::default(), ended: None }
+    }
+
+    /// Returns a sequence whose operations the GPU of the calling host thread enqueues.
+    ///
+    /// It continues the line of a dropped sequence if the thread knows that all operations of that
+    /// one have ended: those of the new one come after them in any case. Otherwise clocks would
+    /// grow with each stream and graph of a long job.
+    pub(crate) fn host_sequence(&self) -> Sequence {
+        let mut sequence = self.sequence();
+        if self.current_host().is_some() {
+            let known = self.host();
+            let has_ended = |(line, _): &(Line, u32)| self.joins.places.have_ended(*line, &known);
+            let mut lines = self.ended.borrow_mut();
+            if let Some(at) = lines.iter().rposition(has_ended) {
+                let (line, last) = lines.swap_remove(at);
+                (sequence.line, sequence.last) = (line, Cell::new(last));
+            }
+        }
+        sequence.ended = Some(Rc::clone(&self.ended));
+        sequence
     }
 
     /// Starts the sequence's next operation, of `gpu`, after what `clock` knows.
@@ -359,6 +393,9 @@ impl Races {
         let (op, mut start) = self.current(kernel);
         // The start of a kernel orders all that is known before accesses of all kinds, by all.
         start.fence_all();
+        // What it knows had ended, so the clock names what had ended by lines, not by blocks.
+        let known = start.clone();
+        self.joins.pass(&mut start, &known);
         if let Some(info) = self.ops.borrow_mut().get_mut(op.index()) {
             info.arguments = Some(Rc::clone(arguments));
             info.start = Some(start.clone());
@@ -372,5 +409,30 @@ impl Races {
         let (line, number) = self.joins.places.of(grid.op);
         self.joins.end(&mut clock, line, number);
         clock
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::baton::ClientId;
+
+    #[test]
+    fn a_sequence_continues_the_line_of_a_dropped_one_whose_end_the_host_knows() {
+        let races = Races::new(true, false);
+        let (first, ended) = races.as_host(ClientId::default(), Some(0), || {
+            let sequence = races.host_sequence();
+            let mut run = races.start(&sequence, 0, &races.host());
+            races.within(&mut run, || races.current("an operation"));
+            (sequence.line, races.end(run))
+        });
+        races.as_host(ClientId::default(), Some(0), || {
+            assert_ne!(races.host_sequence().line, first, "nobody has waited for its operation");
+            races.host_learns(&ended);
+            let after = [races.host_sequence(), races.host_sequence()];
+            let mut same = after.iter().filter(|sequence| sequence.line == first);
+            let numbers = same.next().map(|sequence| races.start(sequence, 0, &ended).number);
+            assert!(numbers > Some(1) && same.next().is_none(), "{numbers:?}");
+        });
     }
 }
