@@ -8,13 +8,14 @@
 //! torchrun --no-python --nproc-per-node 4 -- ./hybrid_allreduce
 //! ```
 //!
-//! The kernel is `kernels/src/hybrid_allreduce.rs`. Every element is compared with a sum in f64,
-//! and all ranks must have the same bits.
+//! The kernel is `examples/kernels/src/hybrid_allreduce.rs`. Every element is compared with a sum
+//! in f64, and all ranks must have the same bits.
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use devcomm::{DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, Rank, World, kernels};
+use devcomm::{DevCommRequirements, GinConnectionType, GinLoopback, Rank, World};
+use devcomm_examples::{KERNELS, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::numbers::{checksum, count_wrong, inputs};
 

@@ -8,13 +8,14 @@
 //! torchrun --no-python --nproc-per-node 4 -- ./hybrid_alltoall
 //! ```
 //!
-//! The kernel is `kernels/src/hybrid_alltoall.rs`. Checks every element, and that the kernel writes
-//! nothing after the messages.
+//! The kernel is `examples/kernels/src/hybrid_alltoall.rs`. Checks every element, and that the
+//! kernel writes nothing after the messages.
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use devcomm::{DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, Rank, World, kernels};
+use devcomm::{DevCommRequirements, GinConnectionType, GinLoopback, Rank, World};
+use devcomm_examples::{KERNELS, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::messages::{count_wrong, sent};
 

@@ -6,13 +6,14 @@
 //! torchrun --no-python --nproc-per-node 4 -- ./ll_alltoall
 //! ```
 //!
-//! The kernel is `kernels/src/ll_alltoall.rs`. Each store carries data and a flag, so it needs
-//! neither barrier nor fence. Every element is checked.
+//! The kernel is `examples/kernels/src/ll_alltoall.rs`. Each store carries data and a flag, so it
+//! needs neither barrier nor fence. Every element is checked.
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use devcomm::{DevCommRequirements, KERNELS, LlA2a, Rank, World, kernels};
+use devcomm::{DevCommRequirements, LlA2a, Rank, World};
+use devcomm_examples::{KERNELS, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::messages::{count_wrong, sent};
 

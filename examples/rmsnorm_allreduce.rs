@@ -6,14 +6,15 @@
 //! torchrun --no-python --nproc-per-node 4 -- ./rmsnorm_allreduce
 //! ```
 //!
-//! The kernel is `kernels/src/rmsnorm_allreduce.rs`. In one pass it sums the partial results of all
-//! ranks, normalises each row, and stores the row to all ranks. On simulated GPUs its multicast
-//! form runs too. Every element is compared with a reference computed in f64.
+//! The kernel is `examples/kernels/src/rmsnorm_allreduce.rs`. In one pass it sums the partial
+//! results of all ranks, normalises each row, and stores the row to all ranks. On simulated GPUs
+//! its multicast form runs too. Every element is compared with a reference computed in f64.
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use devcomm::{DevCommRequirements, KERNELS, Rank, World, kernels};
+use devcomm::{DevCommRequirements, Rank, World};
+use devcomm_examples::{KERNELS, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::numbers::{checksum, input, inputs};
 use half::bf16;

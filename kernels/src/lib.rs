@@ -15,7 +15,6 @@
 )]
 
 mod scale;
-mod share;
 
 // Kernels have the names of their files; this module keeps the two kinds of names apart.
 #[path = ""]
@@ -25,13 +24,8 @@ mod files {
     pub mod expert_parallel;
     pub mod gemm;
     pub mod gemm_allreduce;
-    pub mod gin_alltoall;
     pub mod gin_put_signal;
-    pub mod hybrid_allreduce;
-    pub mod hybrid_alltoall;
-    pub mod ll_alltoall;
     pub mod lsa_allreduce;
-    pub mod rmsnorm_allreduce;
 }
 
 pub use files::allgather_gemm::*;
@@ -72,7 +66,4 @@ pub use files::gemm_allreduce::gemm_allreduce_two_shot::gemm_allreduce_two_shot;
 pub use files::gemm_allreduce::gemm_allreduce_wide::gemm_allreduce_wide;
 pub use files::gemm_allreduce::gemm_allreduce_wide_f8::gemm_allreduce_wide_f8;
 pub use files::gemm_allreduce::gemm_reduce_scatter_wide::gemm_reduce_scatter_wide;
-pub use files::{
-    gin_alltoall::*, gin_put_signal::*, hybrid_allreduce::*, hybrid_alltoall::*, ll_alltoall::*,
-    lsa_allreduce::*, rmsnorm_allreduce::*,
-};
+pub use files::{gin_put_signal::*, lsa_allreduce::*};

@@ -10,6 +10,7 @@ use devcomm::{
     DevCommRequirements, ExpertParallelOptions, GinConnectionType, Parts, ReduceOp, Result, Tokens,
     kernels,
 };
+use devcomm_example_kernels as example_kernels;
 use devcomm_testing::simulated::Gpu;
 use half::bf16;
 use reduce_copy_kernels::numbers;
@@ -121,8 +122,9 @@ fn rmsnorm_allreduce(gpu: &Gpu<'_>) -> Result<()> {
     let stream = gpu.stream()?;
     for launch in 0..LAUNCHES {
         stream.fill(&input, f32::from(launch))?;
-        let args =
-            kernels::rmsnorm_allreduce::<f32>::args(&comm, &input, &weight, &output, 4, 64, 1e-5);
+        let args = example_kernels::rmsnorm_allreduce::<f32>::args(
+            &comm, &input, &weight, &output, 4, 64, 1e-5,
+        );
         // SAFETY: the windows have 4 rows of 64 elements, the weights 64.
         unsafe { args.grid(1).block(64).launch(&stream)? };
     }
@@ -137,7 +139,7 @@ fn ll_alltoall(gpu: &Gpu<'_>) -> Result<()> {
     let comm = gpu.dev_comm(requirements)?;
     let (exchange, stream) = (comm.resource(exchange)?, gpu.stream()?);
     for _ in 0..LAUNCHES {
-        let args = kernels::ll_alltoall::<f32>::args(&comm, exchange, &send, &recv, 30);
+        let args = example_kernels::ll_alltoall::<f32>::args(&comm, exchange, &send, &recv, 30);
         // SAFETY: the windows have 30 elements for each of two ranks.
         unsafe { args.grid(1).block(32).launch(&stream)? };
     }
@@ -201,7 +203,7 @@ fn gin_alltoall(gpu: &Gpu<'_>) -> Result<()> {
     let (stream, out) = (gpu.stream()?, gpu.buffer(&[0_f32; 64])?);
     for launch in 0..LAUNCHES {
         stream.fill(&send, f32::from(launch))?;
-        let args = kernels::gin_alltoall::<f32>::args(&comm, &send, &recv, 30);
+        let args = example_kernels::gin_alltoall::<f32>::args(&comm, &send, &recv, 30);
         // SAFETY: the windows have 30 elements for each of two ranks.
         unsafe { args.grid(1).block(32).launch(&stream)? };
         stream.copy(&recv, &out)?;
@@ -211,12 +213,13 @@ fn gin_alltoall(gpu: &Gpu<'_>) -> Result<()> {
 
 fn hybrid_allreduce(gpu: &Gpu<'_>) -> Result<()> {
     let (send, recv) = (gpu.window(&[1_f32; 64])?, gpu.window(&[0_f32; 64])?);
-    let partial = gpu.window(&vec![0_f32; kernels::hybrid_allreduce_partials(60, 2, 2)])?;
+    let partial = gpu.window(&vec![0_f32; example_kernels::hybrid_allreduce_partials(60, 2, 2)])?;
     let comm = gpu.dev_comm(signals().barriers(1))?;
     let stream = gpu.stream()?;
     for launch in 0..LAUNCHES {
         stream.fill(&send, f32::from(launch))?;
-        let args = kernels::hybrid_allreduce::<f32>::args(&comm, &send, &recv, &partial, 60);
+        let args =
+            example_kernels::hybrid_allreduce::<f32>::args(&comm, &send, &recv, &partial, 60);
         // SAFETY: the windows have the elements.
         unsafe { args.grid(1).block(32).launch(&stream)? };
     }
@@ -229,7 +232,7 @@ fn hybrid_alltoall(gpu: &Gpu<'_>) -> Result<()> {
     let (stream, out) = (gpu.stream()?, gpu.buffer(&[0_f32; 64])?);
     for launch in 0..LAUNCHES {
         stream.fill(&send, f32::from(launch))?;
-        let args = kernels::hybrid_alltoall::<f32>::args(&comm, &send, &recv, 15);
+        let args = example_kernels::hybrid_alltoall::<f32>::args(&comm, &send, &recv, 15);
         // SAFETY: the windows have 15 elements for each of four ranks.
         unsafe { args.grid(1).block(32).launch(&stream)? };
         stream.copy(&recv, &out)?;

@@ -1,4 +1,5 @@
-//! Strided loops: their iterations are divided among the threads of a block or grid.
+//! Strided loops: their iterations are divided among the threads of a block or grid. And parts:
+//! [`share`] divides elements among blocks.
 //!
 //! [`thread::grid_strided`](crate::thread::grid_strided) and the `strided` of `nccl_device`'s
 //! `Coop` return a [`Strided`]: an iterator that compiles to the loop `while i < n { ..; i += step
@@ -77,4 +78,18 @@ impl<N: Index> Iterator for Strided<N> {
         self.last = self.last.wrapping_add(self.step);
         if self.last.is_below(self.end) { Some(self.last) } else { None }
     }
+}
+
+/// Divides `count` elements into `parts` parts that follow each other, and whose lengths differ by
+/// at most one. Returns the first element and the length of part `index`.
+///
+/// ```
+/// use cuda_std::strided::share;
+/// assert_eq!([0, 1, 2].map(|index| share(8, index, 3)), [(0, 3), (3, 3), (6, 2)]);
+/// ```
+#[must_use]
+pub const fn share(count: usize, index: usize, parts: usize) -> (usize, usize) {
+    let parts = if parts == 0 { 1 } else { parts };
+    let (each, more) = (count / parts, count % parts);
+    if index < more { (index * (each + 1), each + 1) } else { (index * each + more, each) }
 }

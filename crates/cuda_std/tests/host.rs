@@ -10,6 +10,7 @@ use cuda_std::atomic::{
     AtomicF32, AtomicF64, AtomicI32, AtomicI64, AtomicU32, AtomicU64, Order, Scope, fence,
 };
 use cuda_std::prelude::*;
+use cuda_std::strided::share;
 use cuda_std::thread::{UVec2, UVec3};
 use cuda_std::{clock, math, print, println};
 
@@ -327,4 +328,20 @@ fn maths_is_the_standard_librarys() {
     assert_eq!(GpuFloat::round(-2.5f64), -3.0);
     assert_eq!(GpuFloat::fract(-2.25f32), -0.25);
     assert_eq!(GpuFloat::mul_add(2.0f64, 3.0, 1.0), 7.0);
+}
+
+#[test]
+fn parts_follow_each_other_and_cover_everything() {
+    for parts in 1..9 {
+        for count in [0, 1, 2, 7, 8, 9, 1000] {
+            let mut next = 0;
+            for index in 0..parts {
+                let (first, len) = share(count, index, parts);
+                assert_eq!(first, next);
+                assert!(len == count / parts || len == count / parts + 1);
+                next += len;
+            }
+            assert_eq!(next, count);
+        }
+    }
 }

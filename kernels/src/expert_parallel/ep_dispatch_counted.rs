@@ -4,6 +4,7 @@
 use core::ptr;
 
 use cuda_std::prelude::*;
+use cuda_std::strided::share;
 use cuda_std::{grid, mem};
 use devcomm_types::F8E4M3;
 use half::bf16;
@@ -16,7 +17,6 @@ use super::parts::{Part, Parts};
 use super::places::{BATCH, Placed, Places, Shared};
 use super::rows::{self, Payload, Rows};
 use super::shape::{Shape, Steps};
-use crate::share::share;
 
 /// Vectors of a part of a row that each lane has, as they are and of 8-bit floats: one of these is
 /// made from two.

@@ -1,13 +1,13 @@
 //! Puts the rows that a rank has received in the order of its experts, for a grouped product.
 
 use cuda_std::prelude::*;
+use cuda_std::strided::share;
 use cuda_std::{grid, mem};
 
 use super::counters::{UNROLL, WARPS, add_one, store_returns, sum_before, take_next};
 use super::parts::Parts;
 use super::rows::SCALED;
 use super::shape::{Faults, Received, Shape};
-use crate::share::share;
 
 /// Vectors of a part that each lane has.
 const VECTORS: usize = 4;

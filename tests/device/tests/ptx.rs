@@ -8,14 +8,15 @@
 use std::fs;
 use std::path::Path;
 
-use cuda_builder::{CudaBuilder, Error, ModuleArtifact};
+use cuda_builder::{CudaBuilder, Error, KernelReport, ModuleArtifact};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use object::{Object, ObjectSection};
 
 fn main() {
     cuda_builder::link_worker();
     let messages = || {
-        let kernel = |folder| builder(folder, "devcomm-kernels", "ll_alltoall").assemble(false);
+        let kernel =
+            |folder| builder(folder, "devcomm-example-kernels", "ll_alltoall").assemble(false);
         let (checked, plain) = (build(kernel("checked").debug(true)), build(kernel("plain")));
         let (checked, plain) = match (checked, plain) {
             (Ok(checked), Ok(plain)) => (ptx(&checked)?, ptx(&plain)?),
@@ -37,13 +38,15 @@ fn main() {
         }
         Err(error) => missing(&error),
     };
-    let ladder = || match ladder() {
+    let registers = |folder, package| match reports(folder, package) {
         Ok(reports) if reports.iter().any(|kernel| kernel.resources.is_none()) => {
             skip("there is no ptxas".to_owned())
         }
         Ok(reports) => stay_in_registers(&reports).map(|()| Completion::Completed),
         Err(error) => missing(&error),
     };
+    let ladder = move || registers("ladder", "devcomm-gemm-ladder-kernels");
+    let examples = move || registers("examples", "devcomm-example-kernels");
     let own = || {
         let kernels = builder("epilogue", "devcomm-device-test-kernels", "epilogue");
         match build(kernels.assemble(false)) {
@@ -66,6 +69,7 @@ fn main() {
         Trial::ignorable_test("clusters_and_dependent_launches_have_their_ptx", attributes),
         Trial::ignorable_test("a_pipeline_of_tiles_is_what_one_writes_by_hand", tiles),
         Trial::ignorable_test("the_ladders_kernels_stay_in_registers", ladder),
+        Trial::ignorable_test("the_examples_kernels_stay_in_registers", examples),
         Trial::ignorable_test("a_kernel_around_a_shipped_body_keeps_it_in_registers", own),
         Trial::ignorable_test("a_tile_is_pushed_before_its_flag_is_set", exchange),
     ];
@@ -89,23 +93,28 @@ fn ptx(module: &ModuleArtifact) -> Result<String, Failed> {
     Ok(fs::read_to_string(&module.ptx)?)
 }
 
-/// Returns what `ptxas` reports for the products of `docs/gemm.md`.
-fn ladder() -> Result<Vec<cuda_builder::KernelReport>, Error> {
-    CudaBuilder::new("devcomm-gemm-ladder-kernels")
+/// Returns what `ptxas` reports for the kernels of a package.
+fn reports(folder: &str, package: &str) -> Result<Vec<KernelReport>, Error> {
+    CudaBuilder::new(package)
         .manifest_dir(env!("CARGO_MANIFEST_DIR"))
-        .out_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("ladder"))
+        .out_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder))
         .build()?
         .report()
 }
 
-/// No spills, and `ptxas` does not serialise the `wgmma`s.
-fn stay_in_registers(reports: &[cuda_builder::KernelReport]) -> Result<(), Failed> {
-    let good = |kernel: &cuda_builder::KernelReport| {
+/// No spills, no stack and no calls but those of GIN's operations, and `ptxas` does not serialise
+/// the `wgmma`s.
+fn stay_in_registers(reports: &[KernelReport]) -> Result<(), Failed> {
+    let good = |kernel: &KernelReport| {
+        let calls_gin = kernel.uses_gin();
         let of_ptxas = kernel.resources.is_some_and(|resources| {
-            resources.stack + resources.spill_stores + resources.spill_loads == 0
+            // The stack that `ptxas` reports includes that of the operations.
+            kernel.own_stack == 0
+                && (calls_gin || resources.stack == 0)
+                && resources.spill_stores + resources.spill_loads == 0
                 && !resources.serialized
         });
-        of_ptxas && kernel.calls == 0
+        of_ptxas && (calls_gin || kernel.calls == 0)
     };
     match !reports.is_empty() && reports.iter().all(good) {
         true => Ok(()),

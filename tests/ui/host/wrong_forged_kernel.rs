@@ -1,9 +1,9 @@
 //! An unsafe kernel under the name of a safe one: `Kernel` is unsafe to implement.
 
-use devcomm_kernels::gin_alltoall;
+use devcomm_kernels::gin_put_signal;
 use devcomm_types::{HostBody, Kernel, Safe};
 
-type Unsafe = gin_alltoall<f32>;
+type Unsafe = gin_put_signal;
 
 enum Forged {}
 

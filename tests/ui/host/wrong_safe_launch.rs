@@ -1,10 +1,13 @@
 //! A kernel that is an `unsafe fn` is launched in unsafe code.
 
-use devcomm_host::{DevCommResource, Stream, Window};
-use devcomm_kernels::gin_alltoall;
+use devcomm_host::{DevCommResource, Stream, SymmetricBuffer, Window};
+use devcomm_kernels::gin_put_signal;
 
-fn launch(stream: &Stream, comm: &DevCommResource, send: &Window<f32>, recv: &Window<f32>) {
-    let _ = gin_alltoall::args(comm, send, recv, 1024).grid(1).block(32).launch(stream);
+type Nanos = SymmetricBuffer<u64>;
+
+fn launch(stream: &Stream, comm: &DevCommResource, window: &Window<u8>, nanos: &Nanos) {
+    let args = gin_put_signal::args(comm, window, window, 1024, 1, nanos);
+    let _ = args.grid(1).block(32).launch(stream);
 }
 
 fn main() {

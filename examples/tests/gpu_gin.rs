@@ -8,6 +8,7 @@ use devcomm::{
     DevCommRequirements, DevCommResource, Error, GinConnectionType, KERNELS, Kernel, LaunchConfig,
     Rank, Simulation, Stream, device, kernels,
 };
+use devcomm_examples as example;
 use devcomm_testing::machines::Gpus;
 use devcomm_testing::messages::{self, Datum, datum, sent};
 use devcomm_testing::numbers::{self, Number, checksum, inputs};
@@ -135,7 +136,7 @@ where
 {
     let (comm, n_ranks) = (rank.communicator()?, rank.n_ranks());
     let (limits, mut shapes) = (Limits::new(rank, 1 << 18, 1 << 9), Shapes::new(seed));
-    rank.load(&KERNELS)?;
+    rank.load(&example::KERNELS)?;
     let stream = rank.stream()?;
     let room = limits.elements * n_ranks;
     let (send, recv) = (comm.window::<T>(room)?, comm.window::<T>(room)?);
@@ -161,8 +162,8 @@ fn every_message_of_an_all_to_all_arrives() {
     in_every_world(name, GinConnectionType::Full, |rank, seed| {
         let requirements = requirements(GinConnectionType::Full).world_gin_barriers(BLOCKS as u32);
         let dev_comm = rank.communicator()?.create_dev_comm(requirements)?;
-        all_to_alls::<u8, kernels::gin_alltoall<u8>>(rank, &dev_comm, seed)?;
-        all_to_alls::<f32, kernels::gin_alltoall<f32>>(rank, &dev_comm, seed)
+        all_to_alls::<u8, example::kernels::gin_alltoall<u8>>(rank, &dev_comm, seed)?;
+        all_to_alls::<f32, example::kernels::gin_alltoall<f32>>(rank, &dev_comm, seed)
     });
 }
 
@@ -172,8 +173,8 @@ fn every_message_of_a_hybrid_all_to_all_arrives() {
     in_every_world(name, GinConnectionType::Full, |rank, seed| {
         let requirements = requirements(GinConnectionType::Full).barriers(BLOCKS as u32);
         let dev_comm = rank.communicator()?.create_dev_comm(requirements)?;
-        all_to_alls::<u8, kernels::hybrid_alltoall<u8>>(rank, &dev_comm, seed)?;
-        all_to_alls::<f32, kernels::hybrid_alltoall<f32>>(rank, &dev_comm, seed)
+        all_to_alls::<u8, example::kernels::hybrid_alltoall<u8>>(rank, &dev_comm, seed)?;
+        all_to_alls::<f32, example::kernels::hybrid_alltoall<f32>>(rank, &dev_comm, seed)
     });
 }
 
@@ -187,11 +188,11 @@ where
 {
     let (comm, n_ranks) = (rank.communicator()?, rank.n_ranks());
     let (limits, mut shapes) = (Limits::new(rank, 1 << 20, 1 << 11), Shapes::new(seed));
-    rank.load(&KERNELS)?;
+    rank.load(&example::KERNELS)?;
     let stream = rank.stream()?;
     let properties = comm.properties()?;
     let (team, teams) = (properties.lsa_size(), properties.n_lsa_teams);
-    let partials = kernels::hybrid_allreduce_partials(limits.elements, team, teams);
+    let partials = example::kernels::hybrid_allreduce_partials(limits.elements, team, teams);
     let (send, out) = (comm.window::<T>(limits.elements)?, comm.window::<T>(limits.elements)?);
     let partial = comm.window::<T>(partials)?;
     // 16-bit types are rounded twice: as partial sums of a team, and as final sums.
@@ -229,8 +230,8 @@ fn a_hybrid_all_reduce_sums_over_all_teams() {
     in_every_world(name, GinConnectionType::Rail, |rank, seed| {
         let requirements = requirements(GinConnectionType::Rail).barriers(BLOCKS as u32);
         let dev_comm = rank.communicator()?.create_dev_comm(requirements)?;
-        all_reduces::<f32, kernels::hybrid_allreduce<f32>>(rank, &dev_comm, seed)?;
-        all_reduces::<f16, kernels::hybrid_allreduce<f16>>(rank, &dev_comm, seed)?;
-        all_reduces::<bf16, kernels::hybrid_allreduce<bf16>>(rank, &dev_comm, seed)
+        all_reduces::<f32, example::kernels::hybrid_allreduce<f32>>(rank, &dev_comm, seed)?;
+        all_reduces::<f16, example::kernels::hybrid_allreduce<f16>>(rank, &dev_comm, seed)?;
+        all_reduces::<bf16, example::kernels::hybrid_allreduce<bf16>>(rank, &dev_comm, seed)
     });
 }
