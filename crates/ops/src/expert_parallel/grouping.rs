@@ -36,7 +36,7 @@ impl ExpertParallel {
     /// floats.
     pub fn rows(&self) -> Result<DeviceSlice<bf16>> {
         match self.form.arrivals()? {
-            Arrivals::AsTheyAre(rows) => Ok(rows),
+            Arrivals::AsTheyAre(rows) => Ok(rows.device_slice()),
             Arrivals::F8(_) => refuse(F8_ROWS),
         }
     }
@@ -49,7 +49,7 @@ impl ExpertParallel {
     pub fn rows_f8(&self) -> Result<DeviceSlice<F8E4M3>> {
         match self.form.arrivals()? {
             Arrivals::AsTheyAre(_) => refuse(NO_F8_ROWS),
-            Arrivals::F8(rows) => Ok(rows),
+            Arrivals::F8(rows) => Ok(rows.device_slice()),
         }
     }
 

@@ -286,7 +286,6 @@ impl ExpertParallel {
             self.check_numbers("the experts of the tokens", &ids, count * top_k)?,
             self.check_numbers("the weights of the tokens", &weights, count * top_k)?,
         ];
-        self.compare("dispatch to experts", steps)?;
         self.enqueue_dispatch(addresses, count, steps, stream)?;
         self.tokens.set(count);
         Ok(())
@@ -299,6 +298,7 @@ impl ExpertParallel {
         steps: u32,
         stream: &Stream,
     ) -> Result<()> {
+        self.compare("dispatch to experts", steps)?;
         let _turn = self.begin(stream)?;
         self.form.dispatch(Launch { of: self, steps, stream }, source, count as u32)
     }
