@@ -20,7 +20,7 @@ use crate::gemm_allreduce::{MIN_WAVES, waves};
 use crate::lamport::LamportMemory;
 use crate::launch::Takes;
 use crate::plan::plan_text;
-use crate::{Explanation, KERNELS};
+use crate::{Explanation, KERNELS, Product};
 
 type Plan = GemmReduceScatterPlan;
 
@@ -138,7 +138,7 @@ impl Fusion for ReduceScatter {
     ) -> Result<()> {
         let (Operands { a, b, c, extents, .. }, [m, n, _]) = (of, of.extents.lengths());
         let product = self.product.slice(..m * n)?;
-        let multiply = gemm.product_with(extents.lengths(), Added::NOTHING);
+        let multiply = Product::new(gemm, extents.lengths(), Added::NOTHING);
         multiply.launch_of(*extents, (a, b, &product))?;
         let c = c.slice(..m / on.comm.n_ranks() * n)?;
         collectives.reduce_scatter(&product, &c, ReduceOp::Sum, &on.stream)

@@ -25,7 +25,7 @@ use crate::check::refuse;
 use crate::extents::Extents;
 use crate::fused::{Base, FusedGemm, Fusion, Operands, Output, Strategy, Unfused};
 use crate::gemm::{self, Added, Candidates, Room};
-use crate::{Explanation, GemmPlan};
+use crate::{Explanation, GemmPlan, Product};
 
 type Plan = GemmAllReducePlan;
 
@@ -271,7 +271,7 @@ impl Fusion for AllReduce {
     ) -> Result<()> {
         let (Operands { a, b, c, extents, .. }, [m, n, _]) = (of, of.extents.lengths());
         let c = c.slice(..m * n)?;
-        gemm.product_with(extents.lengths(), Added::NOTHING).launch_of(*extents, (a, b, &c))?;
+        Product::new(gemm, extents.lengths(), Added::NOTHING).launch_of(*extents, (a, b, &c))?;
         collectives.all_reduce(&c, &c, ReduceOp::Sum, &on.stream)
     }
 
