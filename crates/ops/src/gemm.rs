@@ -18,8 +18,8 @@ pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElem
 pub use self::grouped::{GroupedElement, GroupedGemm, RowGroups};
 use self::launches::Prepared;
 pub(crate) use self::launches::{
-    DivisionArgs, Matrices, division_args, map, resident, swapped_maps, wide_grid, wide_maps,
-    wide_pairs,
+    DivisionArgs, Form, Matrices, TileKernel, division_args, map, resident, swapped_maps,
+    wide_grid, wide_maps, wide_pairs,
 };
 pub(crate) use self::model::Room;
 pub(crate) use self::plan::{Candidates, clusters, measured};

@@ -4,8 +4,8 @@ use std::cell::OnceCell;
 use std::collections::HashMap;
 
 use devcomm_host::{
-    Communicator, Context, DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Result,
-    Stream, SymmetricBuffer, TensorMap, Window,
+    Communicator, DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Result, Stream,
+    SymmetricBuffer, TensorMap, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_swapped::{self as shapes, Cluster, Division, Shape};
@@ -17,7 +17,9 @@ use super::{AllReduce, Plan};
 use crate::check::refuse;
 use crate::extents::Extents;
 use crate::fused::{Base, Operands, Strategy, prepare_once, prepared};
-use crate::gemm::{self, DivisionArgs, Matrices, Room, clusters, division_args, swapped_maps};
+use crate::gemm::{
+    self, DivisionArgs, Form, Matrices, Room, TileKernel, clusters, division_args, swapped_maps,
+};
 use crate::lamport::LamportMemory;
 use crate::launch::Takes;
 use crate::{KERNELS, Tiling};
@@ -36,7 +38,7 @@ pub(super) struct Swapped {
     /// The clusters that are resident on all GPUs for each tile, and the dynamic shared memory that
     /// a block may have.
     resident: HashMap<Tile, [u32; 2]>,
-    /// Which kernel of a [`Form`].
+    /// Which kernel of a [`TileForm`].
     which: usize,
 }
 
@@ -50,8 +52,8 @@ impl Swapped {
             let Some(capacity) = slots(m.min(MOST_ROWS), n) else {
                 return refuse(format!("a product of {m} x {n} elements is too large"));
             };
-            let resident = |(_, _, cluster): Tile, form: &Form| {
-                (form.resident[which])(&compiled, comm.context(), cluster.blocks())
+            let resident = |(_, _, cluster): Tile, form: &TileForm| {
+                (form.kernels[which].resident)(&compiled, comm.context(), cluster.blocks())
             };
             let own = tiles().map(|(tile, form)| resident(tile, form)).collect::<Result<_>>()?;
             Ok(((compiled, capacity), own))
@@ -83,15 +85,9 @@ impl Swapped {
     fn division(&self, tile: Tile, extents: Extents) -> Option<(Division, LaunchConfig)> {
         let [m, n, _] = extents.lengths();
         let fits = slots(m, n).is_some_and(|slots| slots <= self.memory.capacity);
-        let [clusters, shared] = *self.resident.get(&tile)?;
+        let resident = *self.resident.get(&tile)?;
         let form = form(tile).filter(|_| fits && is_for(extents))?;
-        let (division, clusters, shared) =
-            (form.divide)(extents.array(), tile.2, 1, clusters, shared)?;
-        let blocks = tile.2.blocks();
-        let config = LaunchConfig::new(clusters * blocks, form.threads)
-            .with_dynamic_shared(shared)
-            .with_cluster(blocks)
-            .with_dependent();
+        let (division, config) = form.divide(extents.array(), tile.2, 1, resident)?;
         Some((division, config.without_cooperation()))
     }
 }
@@ -141,7 +137,8 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
         let division = Division { constant_b: on.constant_b, ..division };
         // SAFETY: the caller passes matrices of the extents that outlive the product.
         unsafe {
-            (form.launch[swapped.which])(swapped, &on.stream, of.matrices(), division, config)
+            let launch = form.kernels[swapped.which].launch;
+            launch(swapped, &on.stream, of.matrices(), division, config)
         }
     }
 }
@@ -158,31 +155,20 @@ pub(super) fn has(Tiling { rows, columns, cluster, slices }: Tiling) -> bool {
 }
 
 /// All tiles, each with its kernel.
-fn tiles() -> impl Iterator<Item = (Tile, &'static Form)> {
+fn tiles() -> impl Iterator<Item = (Tile, &'static TileForm)> {
     FORMS.iter().flat_map(|form| {
         let (rows, columns) = form.tile;
         clusters(form.tile).map(move |cluster| ((rows, columns, cluster), form))
     })
 }
 
-fn form((rows, columns, _): Tile) -> Option<&'static Form> {
+fn form((rows, columns, _): Tile) -> Option<&'static TileForm> {
     FORMS.iter().find(|form| form.tile == (rows, columns))
 }
 
-/// [`Division::of`].
-type Divide = fn([u32; 3], Cluster, u32, u32, u32) -> Option<(Division, u32, u32)>;
+/// The kernels of a shape of tiles: for two ranks, and for any number.
+type TileForm = Form<usize, Launch>;
 
-/// The kernels of a shape of tiles, each for two ranks and for any number.
-struct Form {
-    tile: (u32, u32),
-    threads: u32,
-    /// The clusters that are resident, and the dynamic shared memory of a block.
-    resident: [Resident; 2],
-    divide: Divide,
-    launch: [Launch; 2],
-}
-
-type Resident = fn(&Kernels, &Context, u32) -> Result<[u32; 2]>;
 type Launch = unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>;
 
 /// The arguments of `gemm_allreduce_swapped`: the device communicator, maps of A, B and C,
@@ -223,19 +209,15 @@ unsafe fn launch<S: Shape, K: for<'a> Takes<Args<'a>>>(
 
 macro_rules! forms {
     ($($shape:ident)*) => {
-        static FORMS: [Form; [$(stringify!($shape)),*].len()] = [$({
-            type Tiles = shapes::$shape;
-            type OfTwo = kernels::gemm_allreduce_swapped<Tiles, 2>;
-            type OfMany = kernels::gemm_allreduce_swapped<Tiles, 0>;
-            Form {
-                tile: (Tiles::M, Tiles::N),
-                threads: Tiles::THREADS,
-                resident: [gemm::resident::<Tiles, OfTwo>, gemm::resident::<Tiles, OfMany>],
-                divide: Division::of::<Tiles>,
-                launch: [launch::<Tiles, OfTwo>, launch::<Tiles, OfMany>],
-            }
-        }),*];
+        static FORMS: [TileForm; [$(stringify!($shape)),*].len()] = [$(Form::new::<shapes::$shape>(&[
+            kernel::<shapes::$shape, kernels::gemm_allreduce_swapped<shapes::$shape, 2>>(2),
+            kernel::<shapes::$shape, kernels::gemm_allreduce_swapped<shapes::$shape, 0>>(0),
+        ])),*];
     };
+}
+
+const fn kernel<S: Shape, K: for<'a> Takes<Args<'a>>>(of: usize) -> TileKernel<usize, Launch> {
+    TileKernel { of, resident: gemm::resident::<S, K>, launch: launch::<S, K> }
 }
 
 forms! {
