@@ -13,7 +13,7 @@ use devcomm_types::Kernel;
 use half::bf16;
 use nccl_device::TileExchange;
 
-use crate::check::{refuse, rows_of_each};
+use crate::check::{refuse_if, rows_of_each};
 use crate::extents::Extents;
 use crate::fused::{
     Base, FusedGemm, Fusion, Operands, Output, Strategy, Unfused, prepare_once, prepared,
@@ -151,12 +151,11 @@ impl Fusion for AllGather {
     fn rows(&self, on: &Base<Self>, extents: Extents) -> Result<[usize; 2]> {
         let [m, _, k] = extents.lengths();
         let rows = rows_of_each(m, on.comm.n_ranks())?;
-        if m > on.most[0] || m * k > self.gathered.len() {
-            return refuse(format!(
-                "{m} x {k} elements of A need a larger workspace: make another AllGatherGemm for \
-                 them"
-            ));
-        }
+        refuse_if!(
+            m > on.most[0] || m * k > self.gathered.len(),
+            "{m} x {k} elements of A need a larger workspace: make another AllGatherGemm for \
+             them"
+        );
         Ok([rows, m])
     }
 
@@ -209,9 +208,7 @@ impl Fused {
             let set = KERNELS.only(&[FusedKernel::FILE]);
             let compiled = Kernels::load(comm.context(), &set)?;
             let clusters = compiled.resident_clusters::<FusedKernel>(CLUSTER, THREADS, SHARED)?;
-            if clusters == 0 {
-                return refuse("the GPU has no room for a block of the kernel");
-            }
+            refuse_if!(clusters == 0, "the GPU has no room for a block of the kernel");
             Ok(((compiled, clusters), ()))
         };
         const NAME: &str = "AllGatherGemm: the plan fused";

@@ -340,14 +340,11 @@ impl Collectives {
 
     /// How an operation is done, and why.
     fn decide(&self, request: &Request) -> Explanation {
+        let how = |reason| move |plan| Explanation { plan, reason };
         let set = self.plan.get().filter(|_| request.kind.is_some());
-        let asked = set.and_then(|plan| request.adapt(plan));
-        let measured = || self.table.find(request);
-        match (asked, asked.is_none().then(measured).flatten()) {
-            (Some(plan), _) => Explanation { plan, reason: "as it was set" },
-            (_, Some(plan)) => Explanation { plan, reason: "as was fastest on this kind of GPU" },
-            _ => request.model(),
-        }
+        let set = set.and_then(|plan| request.adapt(plan)).map(how("as it was set"));
+        let measured = || self.table.find(request).map(how("as was fastest on this kind of GPU"));
+        set.or_else(measured).unwrap_or_else(|| request.model())
     }
 
     /// Why there is no workspace.

@@ -227,7 +227,7 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
         let (input, output, count) = (send.device_address(), recv.device_address(), recv.len());
         let reduction = match self.reducing {
             Some(Reducing::Floats(reduction)) => reduction,
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes buffers that outlive the kernel, in an ordered launch.
             Some(Reducing::Any { operator, divisor }) => unsafe {
                 return self.launch_any(on, operator, divisor);
             },
@@ -259,11 +259,11 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
                     let (to, _) = window::<Float, T>("to receive in", recv)?;
                     // The kernel does not wait for the previous one: it is launched when that has
                     // ended.
-                    let config = options.independent(plan);
-                    kernels::lsa_allreduce::<Float>::launch((dev_comm, &from, &to, count), config, &target)
+                    let (config, args) = (options.independent(plan), (dev_comm, &from, &to, count));
+                    kernels::lsa_allreduce::<Float>::launch(args, config, &target)
                 }
-                (_, _, 2) => kernels::lamport_allreduce_two::<Float>::launch(short, config, &target),
-                (_, _, 4) => kernels::lamport_allreduce::<Float, 4>::launch(short, config, &target),
+                (.., 2) => kernels::lamport_allreduce_two::<Float>::launch(short, config, &target),
+                (.., 4) => kernels::lamport_allreduce::<Float, 4>::launch(short, config, &target),
                 _ => kernels::lamport_allreduce::<Float, 8>::launch(short, config, &target),
             }
         })

@@ -12,7 +12,7 @@ use super::element::TransposableElement;
 use super::launches::{Matrices, wide_maps_of_groups};
 use super::product::{Activation, Added, EpilogueArgs};
 use crate::KERNELS;
-use crate::check::{address, refuse};
+use crate::check::{address, refuse_if};
 use crate::extents::Extents;
 use crate::launch::Takes;
 
@@ -154,9 +154,7 @@ impl GroupedGemm {
     {
         let [m, n, k] = shape;
         let count = groups.sizes.len();
-        if count == 0 {
-            return refuse("a grouped product without groups has nothing to do");
-        }
+        refuse_if!(count == 0, "a grouped product without groups has nothing to do");
         // The rows of all groups' B, if there are as many.
         let of_b = count.saturating_mul(n);
         Extents::new([m, of_b, k])?;
@@ -207,13 +205,12 @@ impl GroupedGemm {
         let resident = self.compiled.resident_blocks::<K>(threads, shared)?;
         // Each group has at most one tile that is not full.
         let most = u64::from(groups.min(m) + m / rows) * u64::from(n.div_ceil(columns));
-        if most > u64::from(u32::MAX - resident) {
-            return refuse(format!("a grouped product of {m} x {n} elements is too large"));
-        }
+        refuse_if!(
+            most > u64::from(u32::MAX - resident),
+            "a grouped product of {m} x {n} elements is too large"
+        );
         let blocks = u64::from(resident / cluster).min(most) as u32 * cluster;
-        if blocks == 0 {
-            return refuse("this GPU has no room for a block of the grouped product");
-        }
+        refuse_if!(blocks == 0, "this GPU has no room for a block of the grouped product");
         Ok(LaunchConfig::new(blocks, threads).with_dynamic_shared(shared))
     }
 }

@@ -9,7 +9,7 @@ use devcomm_kernels::gemm::gemm_blocks::BLOCK;
 use super::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 use super::launches::{Matrices, launch_blocks};
 use super::{Gemm, GemmPlan};
-use crate::check::{address, refuse};
+use crate::check::{address, refuse_if};
 use crate::extents::Extents;
 
 /// A product of `[m, n, k]` that an operation `G`, [`Gemm`] or [`AllGatherGemm`], began:
@@ -206,9 +206,7 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     ///
     /// As [`Gemm::plan`], and for a product with scales per block, of which there is one form.
     pub fn plan(&self) -> Result<GemmPlan> {
-        if self.block_scales.is_some() {
-            return refuse("a product with scales per block has no plans");
-        }
+        refuse_if!(self.block_scales.is_some(), "a product with scales per block has no plans");
         Ok(self.of.prepare::<T, O>(Extents::new(self.shape)?, self.transposed())?.0)
     }
 
