@@ -1,7 +1,6 @@
 //! The all-gather of A's rows and a matrix product.
 
 use std::cell::OnceCell;
-use std::fmt;
 
 use devcomm_host::{
     Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Kernels, Result,
@@ -14,14 +13,14 @@ use devcomm_types::Kernel;
 use half::bf16;
 use nccl_device::TileExchange;
 
-use crate::check::{refuse, rows_of_each};
+use crate::check::{refuse_if, rows_of_each};
 use crate::extents::Extents;
 use crate::fused::{
     Base, FusedGemm, Fusion, Operands, Output, Strategy, Unfused, prepare_once, prepared,
 };
-use crate::gemm::{Activation, Added, Matrices, map, wide_grid, wide_maps, wide_pairs};
+use crate::gemm::{Added, Matrices, map, wide_grid, wide_maps, wide_pairs};
 use crate::plan::plan_text;
-use crate::{Explanation, KERNELS};
+use crate::{Explanation, KERNELS, Product};
 
 type Plan = AllGatherGemmPlan;
 
@@ -101,42 +100,17 @@ impl FusedGemm<AllGather> {
     /// Returns a product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is
     /// added.
     pub fn product(&self, shape: [usize; 3]) -> GatheredProduct<'_> {
-        GatheredProduct { operation: self, shape, added: Added::NOTHING }
+        Product::new(self, shape, Added::NOTHING)
     }
 }
 
-/// A product of `[m, n, k]` that [`AllGatherGemm::product`] began, with all of A: `C =
-/// activation(A x B^T + bias) + residual`, of which only the product itself is always there. All is
-/// computed in f32, and rounded once.
+/// A product that [`AllGatherGemm::product`] began, with all of A.
 ///
 /// With something added it follows an all-gather ([`Unfused`](AllGatherGemmPlan::Unfused)): the
 /// fused kernel has no registers left. So all ranks add something, or none does.
-#[must_use = "it is launched by `launch`"]
-pub struct GatheredProduct<'g> {
-    operation: &'g AllGatherGemm,
-    shape: [usize; 3],
-    added: Added<bf16>,
-}
+pub type GatheredProduct<'g> = Product<'g, bf16, bf16, AllGatherGemm>;
 
 impl GatheredProduct<'_> {
-    /// Adds the first `n` elements of `bias` to each row.
-    pub fn bias<D: Buffer<Element = bf16>>(mut self, bias: &D) -> Self {
-        self.added.bias = Some(bias.device_slice());
-        self
-    }
-
-    /// Replaces each element, after the bias, by a function of it.
-    pub fn activation(mut self, activation: Activation) -> Self {
-        self.added.activation = Some(activation);
-        self
-    }
-
-    /// Adds the first `m * n` elements of `residual`, row-major, after the activation. It may be C.
-    pub fn residual<R: Buffer<Element = bf16>>(mut self, residual: &R) -> Self {
-        self.added.residual = Some(residual.device_slice());
-        self
-    }
-
     /// Enqueues the product: reads this rank's `m / ranks * k` elements of `a` and `n * k` of `b`,
     /// and writes the first `m * n` of `c`, which overlaps no other buffer, but may begin where the
     /// residual does. Every rank calls it with the same `m` and `k`, in the same order. Only work
@@ -155,15 +129,7 @@ impl GatheredProduct<'_> {
     {
         let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
         let added = Some(&self.added).filter(|added| !added.is_nothing());
-        let operands = self.operation.operands([&a, &b], &c, added, self.shape)?;
-        self.operation.run(&operands)
-    }
-}
-
-impl fmt::Debug for GatheredProduct<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [m, n, k] = self.shape;
-        write!(f, "GatheredProduct({m} x {n} x {k})")
+        self.of.run(&self.of.operands([&a, &b], &c, added, self.shape)?)
     }
 }
 
@@ -185,12 +151,11 @@ impl Fusion for AllGather {
     fn rows(&self, on: &Base<Self>, extents: Extents) -> Result<[usize; 2]> {
         let [m, _, k] = extents.lengths();
         let rows = rows_of_each(m, on.comm.n_ranks())?;
-        if m > on.most[0] || m * k > self.gathered.len() {
-            return refuse(format!(
-                "{m} x {k} elements of A need a larger workspace: make another AllGatherGemm for \
-                 them"
-            ));
-        }
+        refuse_if!(
+            m > on.most[0] || m * k > self.gathered.len(),
+            "{m} x {k} elements of A need a larger workspace: make another AllGatherGemm for \
+             them"
+        );
         Ok([rows, m])
     }
 
@@ -212,7 +177,7 @@ impl Fusion for AllGather {
         let gathered = self.gathered.slice(..m * k)?;
         let own = a.slice(..m / on.comm.n_ranks() * k)?;
         collectives.all_gather(&own, &gathered, &on.stream)?;
-        gemm.product_with(extents.lengths(), added).launch_of(*extents, (&gathered, b, c))
+        Product::new(gemm, extents.lengths(), added).launch_of(*extents, (&gathered, b, c))
     }
 
     fn choose(&self, on: &Base<Self>, extents: Extents) -> Explanation<Plan> {
@@ -243,9 +208,7 @@ impl Fused {
             let set = KERNELS.only(&[FusedKernel::FILE]);
             let compiled = Kernels::load(comm.context(), &set)?;
             let clusters = compiled.resident_clusters::<FusedKernel>(CLUSTER, THREADS, SHARED)?;
-            if clusters == 0 {
-                return refuse("the GPU has no room for a block of the kernel");
-            }
+            refuse_if!(clusters == 0, "the GPU has no room for a block of the kernel");
             Ok(((compiled, clusters), ()))
         };
         const NAME: &str = "AllGatherGemm: the plan fused";

@@ -2,18 +2,31 @@
 
 use devcomm_host::{Context, DeviceSlice, Error, Result};
 
+/// Returns an [`Error::InvalidInput`] with this text if a condition holds.
+macro_rules! refuse_if {
+    ($condition:expr, $($text:tt)+) => {
+        if $condition {
+            return $crate::check::refuse(::std::fmt::format(format_args!($($text)+)));
+        }
+    };
+}
+
+pub(crate) use refuse_if;
+
 pub(crate) fn check_len(name: &str, len: usize, rows: usize, columns: usize) -> Result<()> {
-    if rows.checked_mul(columns).is_none_or(|needed| len < needed) {
-        return refuse(format!("{name} has {len} elements, but needs {rows} x {columns}"));
-    }
+    refuse_if!(
+        rows.checked_mul(columns).is_none_or(|needed| len < needed),
+        "{name} has {len} elements, but needs {rows} x {columns}"
+    );
     Ok(())
 }
 
 fn check_buffer(name: &str, address: u64, len: usize, rows: usize, columns: usize) -> Result<()> {
     check_len(name, len, rows, columns)?;
-    if !address.is_multiple_of(16) {
-        return refuse(format!("{name} begins at {address:#x}, which is not a multiple of 16"));
-    }
+    refuse_if!(
+        !address.is_multiple_of(16),
+        "{name} begins at {address:#x}, which is not a multiple of 16"
+    );
     Ok(())
 }
 
@@ -38,16 +51,14 @@ pub(crate) fn aligned<E>(
     rows: usize,
     columns: usize,
 ) -> Result<u64> {
-    let address = address(context, name, slice, rows, columns)?;
-    check_buffer(name, address, slice.len(), rows, columns)?;
-    Ok(address)
+    require_context(name, slice.context(), context)?;
+    check_buffer(name, slice.device_address(), slice.len(), rows, columns)?;
+    Ok(slice.device_address())
 }
 
 /// The rows of each rank, if ranks share `m` of them equally.
 pub(crate) fn rows_of_each(m: usize, ranks: usize) -> Result<usize> {
-    if !m.is_multiple_of(ranks) {
-        return refuse(format!("m is {m}, and no multiple of the {ranks} ranks"));
-    }
+    refuse_if!(!m.is_multiple_of(ranks), "m is {m}, and no multiple of the {ranks} ranks");
     Ok(m / ranks)
 }
 
@@ -62,9 +73,7 @@ pub(crate) fn refuse<T>(what: impl Into<String>) -> Result<T> {
 }
 
 pub(crate) fn require_context(what: &str, context: &Context, own: &Context) -> Result<()> {
-    if !context.is(own) {
-        return refuse(format!("{what} belongs to another CUDA context"));
-    }
+    refuse_if!(!context.is(own), "{what} belongs to another CUDA context");
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use devcomm_host::Result;
 
 use self::CollectiveKind::{AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter};
 use crate::Algorithm::{self, Lamport, Nccl};
-use crate::check::refuse;
+use crate::check::refuse_if;
 use crate::plan::names;
 
 /// A collective of which a [`CostModel`] knows what the ranks send.
@@ -207,60 +207,58 @@ impl Costs {
         self.byte * wire + self.floor * one + self.ramp * doublings
     }
 
-    /// The costs with the least sum of squares of relative errors, none negative.
+    /// The costs with the least sum of squares of relative errors, none negative, of the terms that
+    /// the points tell apart.
     fn fit(points: &[(f64, f64)]) -> Self {
-        let all: [usize; 3] = [0, 1, 2];
-        let mut used = &all[..points.len().min(3)];
-        let mut dropped: Vec<usize> = Vec::new();
+        let mut used = std::array::from_fn(|term| term < points.len());
         loop {
-            let terms: Vec<usize> = used.iter().copied().filter(|t| !dropped.contains(t)).collect();
-            let Some(solved) = least_squares(points, &terms) else {
-                used = &used[..used.len() - 1];
-                continue;
+            let solved = least_squares(points, used);
+            let negative = |costs: &[f64; 3]| costs.iter().position(|cost| *cost < 0.0);
+            let dropped = match solved.as_ref().map(negative) {
+                None => used.iter().rposition(|used| *used),
+                Some(negative) => negative,
             };
-            if let Some(at) = (0..terms.len()).find(|&i| solved[i] < 0.0) {
-                dropped.push(terms[at]);
-                continue;
+            match (dropped, solved) {
+                (Some(term), _) => used[term] = false,
+                (None, solved) => {
+                    let [byte, floor, ramp] = solved.unwrap_or_default();
+                    return Self { floor, ramp, byte };
+                }
             }
-            let mut costs = [0.0; 3];
-            terms.iter().zip(solved).for_each(|(term, cost)| costs[*term] = cost);
-            let [byte, floor, ramp] = costs;
-            return Self { floor, ramp, byte };
         }
     }
 }
 
-/// Solves for the costs of these terms by Gaussian elimination of the normal equations; `None` if
-/// the points do not tell the terms apart.
-fn least_squares(points: &[(f64, f64)], terms: &[usize]) -> Option<Vec<f64>> {
-    let n = terms.len();
-    let mut matrix = vec![vec![0.0; n + 1]; n];
+/// Solves for the costs of the terms that are used, and 0 for others, by Gaussian elimination of
+/// the normal equations; `None` if the points do not tell the terms apart.
+fn least_squares(points: &[(f64, f64)], used: [bool; 3]) -> Option<[f64; 3]> {
+    let mut matrix = [[0.0; 4]; 3];
     for (wire, us) in points {
-        let relative: Vec<f64> = terms.iter().map(|&term| Costs::terms(*wire)[term] / us).collect();
-        for (row, a) in matrix.iter_mut().zip(&relative) {
-            for (cell, b) in row.iter_mut().zip(relative.iter().chain([&1.0])) {
-                *cell += a * b;
-            }
+        let terms = Costs::terms(*wire);
+        let relative = [0, 1, 2].map(|i| if used[i] { terms[i] / us } else { 0.0 });
+        for (row, a) in matrix.iter_mut().zip(relative) {
+            row.iter_mut().zip(relative.into_iter().chain([1.0])).for_each(|(x, b)| *x += a * b);
         }
     }
+    (0..3).filter(|i| !used[*i]).for_each(|i| matrix[i][i] = 1.0);
     // Bytes are many: terms of one scale.
-    let scales: Vec<f64> = (0..n).map(|i| matrix[i][i].sqrt()).collect();
-    for (row, a) in matrix.iter_mut().zip(&scales) {
-        row.iter_mut().zip(scales.iter().chain([&1.0])).for_each(|(cell, b)| *cell /= a * b);
+    let scales = [0, 1, 2].map(|i: usize| matrix[i][i].sqrt());
+    for (row, a) in matrix.iter_mut().zip(scales) {
+        row.iter_mut().zip(scales.into_iter().chain([1.0])).for_each(|(x, b)| *x /= a * b);
     }
-    for i in 0..n {
-        let pivot = (i..n).max_by(|&a, &b| matrix[a][i].abs().total_cmp(&matrix[b][i].abs()))?;
+    for i in 0..3 {
+        let pivot = (i..3).max_by(|&a, &b| matrix[a][i].abs().total_cmp(&matrix[b][i].abs()))?;
         matrix.swap(i, pivot);
-        if matrix[i][i].abs() < 1e-9 {
+        let pivot = matrix[i];
+        if pivot[i].abs() < 1e-9 {
             return None;
         }
-        let pivot = matrix[i].clone();
         for (_, row) in matrix.iter_mut().enumerate().filter(|(other, _)| *other != i) {
             let factor = row[i] / pivot[i];
-            row.iter_mut().zip(&pivot).for_each(|(cell, above)| *cell -= factor * above);
+            row.iter_mut().zip(pivot).for_each(|(cell, above)| *cell -= factor * above);
         }
     }
-    Some((0..n).map(|i| matrix[i][n] / matrix[i][i] / scales[i]).collect())
+    Some([0, 1, 2].map(|i| matrix[i][3] / matrix[i][i] / scales[i]))
 }
 
 /// The costs of a key: one set, or two of which the faster one holds.
@@ -310,12 +308,11 @@ impl CostModel {
     pub fn fit(measured: &[(CollectiveCase, f64)]) -> Result<Self> {
         let mut by_key: BTreeMap<Key, Vec<(f64, f64)>> = BTreeMap::new();
         for (case, us) in measured {
-            if case.ranks != 2 {
-                return refuse(format!("the model is fitted to two ranks, not {}", case.ranks));
-            }
-            if !(us.is_finite() && *us > 0.0) {
-                return refuse(format!("the model is fitted to times above 0, not {us} us"));
-            }
+            refuse_if!(case.ranks != 2, "the model is fitted to two ranks, not {}", case.ranks);
+            refuse_if!(
+                !(us.is_finite() && *us > 0.0),
+                "the model is fitted to times above 0, not {us} us"
+            );
             let wire = case.kind.wire(case.algorithm, case.bytes, 2);
             by_key.entry(Key::of(case)).or_default().push((wire, *us));
         }

@@ -2,7 +2,7 @@
 
 use devcomm_host::Result;
 
-use crate::check::refuse;
+use crate::check::refuse_if;
 
 /// The shape `[m, n, k]` of a product with elements that 32-bit numbers count: what a shape is from
 /// where it enters an operation until it is an argument of kernels.
@@ -15,30 +15,27 @@ impl Extents {
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, or
     /// too large a one.
     pub(crate) fn new([m, n, k]: [usize; 3]) -> Result<Self> {
-        if m == 0 || n == 0 || k == 0 {
-            return refuse(format!(
-                "a product of {m} x {n} elements with {k} terms has nothing to do"
-            ));
-        }
+        refuse_if!(
+            m == 0 || n == 0 || k == 0,
+            "a product of {m} x {n} elements with {k} terms has nothing to do"
+        );
         // TMA coordinates are signed 32-bit numbers, and the last tile may extend past the matrix.
         let most = i32::MAX as usize - 512;
-        if m > most || n > most || k > most {
-            return refuse(format!(
-                "m, n and k are {m}, {n} and {k}, but {most} is the maximum of each"
-            ));
-        }
+        refuse_if!(
+            m > most || n > most || k > most,
+            "m, n and k are {m}, {n} and {k}, but {most} is the maximum of each"
+        );
         Ok(Self([m as u32, n as u32, k as u32]))
     }
 
     /// Checks the shape as [`new`](Self::new) does, for kernels whose rows of A and B are aligned.
     pub(crate) fn with_aligned_rows(shape @ [.., k]: [usize; 3]) -> Result<Self> {
         let extents = Self::new(shape)?;
-        if !k.is_multiple_of(8) {
-            return refuse(format!(
-                "k is {k}, but rows of A and B begin at multiples of 16 bytes: pad k with zeros to \
-                 a multiple of 8"
-            ));
-        }
+        refuse_if!(
+            !k.is_multiple_of(8),
+            "k is {k}, but rows of A and B begin at multiples of 16 bytes: pad k with zeros to \
+             a multiple of 8"
+        );
         Ok(extents)
     }
 

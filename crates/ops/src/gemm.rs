@@ -18,8 +18,8 @@ pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElem
 pub use self::grouped::{GroupedElement, GroupedGemm, RowGroups};
 use self::launches::Prepared;
 pub(crate) use self::launches::{
-    DivisionArgs, Matrices, division_args, map, resident, swapped_maps, wide_grid, wide_maps,
-    wide_pairs,
+    DivisionArgs, Form, Matrices, TileKernel, division_args, map, resident, swapped_maps,
+    wide_grid, wide_maps, wide_pairs,
 };
 pub(crate) use self::model::Room;
 pub(crate) use self::plan::{Candidates, clusters, measured};
@@ -27,7 +27,7 @@ pub use self::plan::{GemmPlan, Tiling};
 pub(crate) use self::product::Added;
 pub use self::product::{Activation, Product};
 use crate::KERNELS;
-use crate::check::refuse;
+use crate::check::refuse_if;
 use crate::decisions::Cache;
 use crate::extents::Extents;
 use crate::timing;
@@ -171,18 +171,11 @@ impl Gemm {
     ///
     /// As [`plan`](Self::plan).
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmPlan>> {
-        self.plans_of(Extents::new(shape)?)
-    }
-
-    fn plans_of(&self, extents: Extents) -> Result<Vec<GemmPlan>> {
-        let [.., k] = extents.array();
-        let mut plans = Vec::new();
-        if let Some(name) = self.hopper.as_deref().filter(|_| k.is_multiple_of(8)) {
-            for plan in self.expected(name, extents)? {
-                let is_new = !plans.contains(&plan);
-                if is_new && self.prepare_plan::<bf16, bf16>(plan, extents)?.is_some() {
-                    plans.push(plan);
-                }
+        let (extents, mut plans) = (Extents::new(shape)?, Vec::new());
+        for plan in self.expected(extents, shape[2].is_multiple_of(8))? {
+            let is_new = !plans.contains(&plan);
+            if is_new && self.prepare_plan::<bf16, bf16>(plan, extents)?.is_some() {
+                plans.push(plan);
             }
         }
         plans.push(GemmPlan::Portable);
@@ -213,10 +206,11 @@ impl Gemm {
     }
 
     fn set(&self, shape: [usize; 3], plan: GemmPlan) -> Result<Extents> {
+        refuse_if!(
+            !self.plans(shape)?.contains(&plan),
+            "the plan `{plan}` is none for {shape:?} on this GPU"
+        );
         let extents = Extents::new(shape)?;
-        if !self.plans_of(extents)?.contains(&plan) {
-            return refuse(format!("the plan `{plan}` is none for {shape:?} on this GPU"));
-        }
         self.select(extents, plan)?;
         Ok(extents)
     }
@@ -266,7 +260,7 @@ impl Gemm {
             return Ok(vec![GemmPlan::Portable]);
         };
         let measured = measured(name, extents);
-        let candidates = Candidates::new(extents, self.room()?);
+        let candidates = self.candidates(extents)?;
         let others = candidates.likely().filter(|plan| Some(*plan) != measured);
         Ok(measured.into_iter().chain(others).collect())
     }
@@ -302,31 +296,33 @@ impl Gemm {
         let [a, b] = transposed;
         let row_lengths = [if a { m } else { k }, if b { n } else { k }];
         let aligned = row_lengths.iter().all(|length| length.is_multiple_of(unit));
-        if let Some(name) = self.hopper.as_deref().filter(|_| aligned) {
-            let plans = self.expected(name, extents)?.into_iter();
-            for plan in plans.filter(|plan| transposed == NOT_TRANSPOSED || plan.transposes()) {
-                if let Some(prepared) = self.prepare_plan::<T, O>(plan, extents)? {
-                    found = (plan, Some(prepared));
-                    break;
-                }
+        let plans = self.expected(extents, aligned)?.into_iter();
+        for plan in plans.filter(|plan| transposed == NOT_TRANSPOSED || plan.transposes()) {
+            if let Some(prepared) = self.prepare_plan::<T, O>(plan, extents)? {
+                found = (plan, Some(prepared));
+                break;
             }
         }
         self.planned().insert(problem, found);
         Ok(found)
     }
 
-    /// The plans for a shape on the Hopper GPU of this name, the one expected to be fastest first:
-    /// one of a table or of a measurement on this machine, perhaps, and those of the model.
-    fn expected(&self, name: &str, extents: Extents) -> Result<Vec<GemmPlan>> {
-        let candidates = Candidates::new(extents, self.room()?);
+    /// The plans for a shape on a Hopper GPU, if rows of A and B are aligned, the one expected to
+    /// be fastest first: one of a table or of a measurement on this machine, perhaps, and those of
+    /// the model.
+    fn expected(&self, extents: Extents, is_aligned: bool) -> Result<Vec<GemmPlan>> {
+        let Some(name) = self.hopper.as_deref().filter(|_| is_aligned) else {
+            return Ok(Vec::new());
+        };
         let tuned = || self.tuned().plan(extents);
         let measured = measured(name, extents).or_else(tuned).into_iter();
-        Ok(measured.chain(candidates.plans()).collect())
+        Ok(measured.chain(self.candidates(extents)?.plans()).collect())
     }
 
-    /// Returns the room of a GPU of the Hopper family.
-    fn room(&self) -> Result<Room> {
-        launches::room(&self.compiled, self.stream.context())
+    /// The plans of the model, on a GPU of the Hopper family.
+    fn candidates(&self, extents: Extents) -> Result<Candidates> {
+        let room = launches::room(&self.compiled, self.stream.context())?;
+        Ok(Candidates::new(extents, room))
     }
 
     fn prepare_plan<T: GemmElement, O: GemmOutput<T>>(

@@ -9,10 +9,10 @@ use devcomm_kernels::gemm_allreduce::gemm_reduce_scatter_wide::{ROWS, slots};
 use devcomm_types::Kernel;
 use half::bf16;
 
-use crate::check::{refuse, rows_of_each};
+use crate::check::{refuse_if, rows_of_each};
 use crate::extents::Extents;
 use crate::fused::{
-    Base, FusedGemm, Fusion, Operands, Output, Strategy, Unfused, WideKernel, prepare_once,
+    Base, Exchanging, FusedGemm, Fusion, Operands, Output, Strategy, Unfused, prepare_once,
     prepared,
 };
 use crate::gemm::{Added, Matrices, wide_maps};
@@ -20,7 +20,7 @@ use crate::gemm_allreduce::{MIN_WAVES, waves};
 use crate::lamport::LamportMemory;
 use crate::launch::Takes;
 use crate::plan::plan_text;
-use crate::{Explanation, KERNELS};
+use crate::{Explanation, KERNELS, Product};
 
 type Plan = GemmReduceScatterPlan;
 
@@ -63,7 +63,7 @@ pub struct ReduceScatter {
     exchanges: bool,
     /// This rank's product.
     product: Window<bf16>,
-    wide: OnceCell<WideKernel>,
+    wide: OnceCell<Exchanging>,
 }
 
 impl FusedGemm<ReduceScatter> {
@@ -117,12 +117,11 @@ impl Fusion for ReduceScatter {
     fn rows(&self, on: &Base<Self>, extents: Extents) -> Result<[usize; 2]> {
         let [m, n, _] = extents.lengths();
         let rows = rows_of_each(m, on.comm.n_ranks())?;
-        if m * n > self.product.len() {
-            return refuse(format!(
-                "a product of {m} x {n} elements needs a larger workspace: make another \
-                 GemmReduceScatter for it"
-            ));
-        }
+        refuse_if!(
+            m * n > self.product.len(),
+            "a product of {m} x {n} elements needs a larger workspace: make another \
+             GemmReduceScatter for it"
+        );
         Ok([m, rows])
     }
 
@@ -138,7 +137,7 @@ impl Fusion for ReduceScatter {
     ) -> Result<()> {
         let (Operands { a, b, c, extents, .. }, [m, n, _]) = (of, of.extents.lengths());
         let product = self.product.slice(..m * n)?;
-        let multiply = gemm.product_with(extents.lengths(), Added::NOTHING);
+        let multiply = Product::new(gemm, extents.lengths(), Added::NOTHING);
         multiply.launch_of(*extents, (a, b, &product))?;
         let c = c.slice(..m / on.comm.n_ranks() * n)?;
         collectives.reduce_scatter(&product, &c, ReduceOp::Sum, &on.stream)
@@ -169,7 +168,7 @@ impl Strategy<Self> for ReduceScatter {
         self.wide.get().is_some() && m.is_multiple_of(rows(on)) && (n | k).is_multiple_of(8)
     }
 
-    fn prepare(&self, on: &Base<Self>, plan: Plan) -> Result<()> {
+    fn prepare(&self, on: &Base<Self>, _: Plan) -> Result<()> {
         let ranks = on.comm.n_ranks();
         let load = || {
             let compiled = Kernels::load(on.context(), &KERNELS.only(&[OfTwo::FILE]))?;
@@ -178,10 +177,10 @@ impl Strategy<Self> for ReduceScatter {
                 4 => compiled.resident_blocks::<OfFour>(THREADS, SHARED)?,
                 _ => compiled.resident_blocks::<OfEight>(THREADS, SHARED)?,
             };
-            Ok((compiled, blocks))
+            Ok((compiled, vec![[blocks, 0]]))
         };
         let slots = |[m, n]: [usize; 2]| slots(m.div_ceil(ranks), n);
-        prepare_once(&self.wide, || WideKernel::new(on, plan, RANKS, slots, load, false))
+        prepare_once(&self.wide, || Exchanging::new(on, "wide", RANKS, slots, load, false))
     }
 
     unsafe fn launch(&self, on: &Base<Self>, _: Plan, of: &Operands<'_, Self>) -> Result<()> {
@@ -192,8 +191,8 @@ impl Strategy<Self> for ReduceScatter {
         let ([a, b, map], _) = wide_maps::<bf16, bf16>(&on.stream, matrices)?;
         // A cluster computes as many tiles of each rank's rows.
         let tiles = u64::from(m / (ranks as u32 * ROWS)) * u64::from(n.div_ceil(TILE_N));
-        let config = wide.config(tiles).without_cooperation();
-        let WideKernel { compiled, dev_comm, memory, .. } = wide;
+        let config = wide.wide_config(tiles).without_cooperation();
+        let Exchanging { compiled, dev_comm, memory, .. } = wide;
         let LamportMemory { slots, state, capacity } = memory;
         let target = compiled.on(&on.stream);
         let args = (dev_comm, a, b, map, product, c, slots, state, *capacity, m, n, k);

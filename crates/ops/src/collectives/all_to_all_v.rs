@@ -7,7 +7,7 @@ use devcomm_types::Element;
 
 use super::plan::threads;
 use super::{Algorithm, CollectivePlan, Collectives, PLAIN, Request, Workspace};
-use crate::check::refuse;
+use crate::check::{refuse, refuse_if};
 use crate::lamport::LamportMemory;
 use crate::launch::Takes;
 
@@ -146,11 +146,10 @@ impl Collectives {
         send.check("the buffer to send", ranks)?;
         recv.check("the buffer to receive in", ranks)?;
         let (sent, received) = (send.parts.counts[me], recv.parts.counts[me]);
-        if sent != received {
-            return refuse(format!(
-                "rank {me} sends itself {sent} elements and receives {received}"
-            ));
-        }
+        refuse_if!(
+            sent != received,
+            "rank {me} sends itself {sent} elements and receives {received}"
+        );
         recv.require_apart(&send)?;
         Ok([send, recv])
     }
@@ -203,19 +202,17 @@ impl Collectives {
         let ranks = all.len();
         for (from, to) in (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to))) {
             let (sent, received) = (all[from][to], all[to][ranks + from]);
-            if sent != received {
-                return refuse(format!(
-                    "all_to_all_v: rank {from} sends rank {to} {sent} elements, and rank {to} \
-                     receives {received} from it"
-                ));
-            }
+            refuse_if!(
+                sent != received,
+                "all_to_all_v: rank {from} sends rank {to} {sent} elements, and rank {to} \
+                 receives {received} from it"
+            );
             let is_long = sent as usize * size_of::<T>() > longest && from != to;
-            if is_long && all[from][2 * ranks] != all[to][2 * ranks] {
-                return refuse(format!(
-                    "all_to_all_v: ranks {from} and {to} receive in different windows: receive in \
-                     the same window on all ranks, or in none"
-                ));
-            }
+            refuse_if!(
+                is_long && all[from][2 * ranks] != all[to][2 * ranks],
+                "all_to_all_v: ranks {from} and {to} receive in different windows: receive in \
+                 the same window on all ranks, or in none"
+            );
         }
         Ok(())
     }

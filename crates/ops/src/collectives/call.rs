@@ -1,11 +1,102 @@
-//! Calls as values.
+//! Calls as values: to be asked about, and to be enqueued.
 
-use devcomm_host::{Buffer, DeviceSlice, ReduceOperator, Result};
+use devcomm_host::{
+    Buffer, DeviceSlice, KernelsOn, LaunchConfig, ReduceOperator, Result, Stream, Window,
+};
 use devcomm_types::Element;
 
 use super::exchange::{Exchange, Pattern};
 use super::plan::Request;
-use super::{Collectives, Parts};
+use super::reduce::Reduce;
+use super::{CollectivePlan, Collectives, Parts, Workspace};
+use crate::CollectiveKind::{self, AllReduce, ReduceScatter};
+use crate::check::refuse;
+
+/// A collective with its buffers, of elements `T`.
+pub(super) trait Call<T> {
+    /// Returns the buffer to send, if this rank sends, and that to receive in.
+    fn buffers(&self) -> (Option<&DeviceSlice<T>>, &DeviceSlice<T>);
+
+    /// Returns what is asked for. NCCL also does what there is an error for.
+    fn request(&self, of: &Collectives) -> Request;
+
+    /// Returns what a checked world compares.
+    fn terms(&self) -> String;
+
+    /// Launches the kernel of the plan.
+    ///
+    /// # Safety
+    ///
+    /// The plan does what was asked for, by buffers that stay allocated until the kernel has ended.
+    /// Launches are ordered.
+    unsafe fn launch(&self, on: &On<'_>) -> Result<()>;
+}
+
+/// What the launch of a collective's kernel needs.
+#[derive(Clone, Copy)]
+pub(super) struct On<'a> {
+    pub(super) of: &'a Collectives,
+    pub(super) workspace: &'a Workspace,
+    pub(super) plan: CollectivePlan,
+    pub(super) stream: &'a Stream,
+}
+
+impl<'a> On<'a> {
+    /// The shape of a dependent launch.
+    pub(super) fn config(&self) -> LaunchConfig {
+        self.workspace.options.config(self.plan)
+    }
+
+    pub(super) fn target(&self) -> KernelsOn<'a> {
+        self.of.compiled.on(self.stream)
+    }
+}
+
+/// The window that a buffer is in, with elements `W`, and the index of its first element.
+pub(super) fn window<W: Element, T: Element>(
+    what: &str,
+    slice: &DeviceSlice<T>,
+) -> Result<(Window<W>, usize)> {
+    match Window::containing(slice) {
+        Some(found) => Ok(found),
+        None => refuse(format!("the buffer {what} is in no window")),
+    }
+}
+
+impl Collectives {
+    /// Enqueues a collective by a kernel, once its buffers are checked and, in a checked world, its
+    /// terms compared; `false` if NCCL has to do it.
+    pub(super) fn by_kernel<T>(&self, call: &impl Call<T>, stream: &Stream) -> Result<bool> {
+        let Some((workspace, plan)) = self.kernel(&call.request(self)) else { return Ok(false) };
+        let (send, recv) = call.buffers();
+        self.require_own(send, recv, stream)?;
+        self.compare(plan, || call.terms())?;
+        let _turn = self.begin(stream)?;
+        // SAFETY: the buffers have the elements; dropping one waits for the stream. `_turn` orders
+        // the launches, which use the workspace one after the other.
+        unsafe { call.launch(&On { of: self, workspace, plan, stream }) }.map(|()| true)
+    }
+
+    /// The request of a message of `bytes` that is sent in one step if its `slots` are not too
+    /// many, by a kernel with `room` on a multiprocessor.
+    pub(super) fn in_one_step(
+        &self,
+        Workspace { options, .. }: &Workspace,
+        kind: CollectiveKind,
+        bytes: usize,
+        slots: usize,
+        room: u32,
+    ) -> Request {
+        let is_short = slots <= options.slots(self.communicator.n_ranks());
+        Request {
+            bytes,
+            slots: is_short.then_some(slots as u32),
+            most_blocks: self.multiprocessors(),
+            most_threads: options.threads(room),
+            ..Request::by_nccl(Some(kind), super::PLAIN)
+        }
+    }
+}
 
 /// A call of a method of [`Collectives`], as a value, to ask about: how it would be done, and which
 /// plans can do it. Nothing is launched.
@@ -41,7 +132,7 @@ impl<'a> Collective<'a> {
         O: ReduceOperator<S::Element> + 'a,
     {
         let (send, recv) = (send.device_slice(), recv.device_slice());
-        Self::new(move |of| Ok(of.request_all_reduce(&send, &recv, of.reducing(&op)?.1)))
+        Self::new(move |of| Ok(Reduce::new(of, AllReduce, [&send, &recv], &op)?.request(of)))
     }
 
     /// Describes a call of [`Collectives::reduce_scatter`].
@@ -52,7 +143,7 @@ impl<'a> Collective<'a> {
         O: ReduceOperator<S::Element> + 'a,
     {
         let (send, recv) = (send.device_slice(), recv.device_slice());
-        Self::new(move |of| Ok(of.request_reduce_scatter(&send, &recv, of.reducing(&op)?.1)))
+        Self::new(move |of| Ok(Reduce::new(of, ReduceScatter, [&send, &recv], &op)?.request(of)))
     }
 
     /// Describes a call of [`Collectives::all_gather`].
@@ -72,7 +163,7 @@ impl<'a> Collective<'a> {
         let recv = recv.device_slice();
         Self::new(move |of| {
             let send = send.clone().filter(|_| of.communicator.rank() == root);
-            Ok(of.request_exchange(&Exchange::new(Pattern::Broadcast { root }, send, &recv)))
+            Ok(Exchange::new(Pattern::Broadcast { root }, send, &recv).request(of))
         })
     }
 
@@ -86,7 +177,7 @@ impl<'a> Collective<'a> {
     }
 
     fn exchange<T: Element>(exchange: Exchange<T>) -> Self {
-        Self::new(move |of| Ok(of.request_exchange(&exchange)))
+        Self::new(move |of| Ok(exchange.request(of)))
     }
 
     /// Describes a call of [`Collectives::all_to_all_v`].

@@ -6,9 +6,9 @@ use devcomm_kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm_kernels::collectives::{lamport_exchange, room};
 use devcomm_types::Element;
 
-use super::{Algorithm, Collectives, INVALID, PLAIN, Request, Workspace};
+use super::call::{Call, On, window};
+use super::{Algorithm, Collectives, INVALID, Request, Workspace};
 use crate::CollectiveKind;
-use crate::check::refuse;
 use crate::lamport::LamportMemory;
 use crate::launch::Takes;
 
@@ -40,9 +40,9 @@ impl Collectives {
         R: Buffer<Element = S::Element>,
     {
         let exchange = Exchange::new(Pattern::AllGather, Some(send.device_slice()), recv);
-        match self.is_left_to_nccl(&exchange, stream)? {
-            true => self.communicator.all_gather(send, recv, stream),
-            false => Ok(()),
+        match self.by_kernel(&exchange, stream)? {
+            true => Ok(()),
+            false => self.communicator.all_gather(send, recv, stream),
         }
     }
 
@@ -64,9 +64,9 @@ impl Collectives {
     {
         let send = send.filter(|_| self.communicator.rank() == root);
         let exchange = Exchange::new(Pattern::Broadcast { root }, send, recv);
-        match self.is_left_to_nccl(&exchange, stream)? {
-            true => self.communicator.broadcast(exchange.send, recv, root, stream),
-            false => Ok(()),
+        match self.by_kernel(&exchange, stream)? {
+            true => Ok(()),
+            false => self.communicator.broadcast(exchange.send, recv, root, stream),
         }
     }
 
@@ -82,80 +82,10 @@ impl Collectives {
         R: Buffer<Element = S::Element>,
     {
         let exchange = Exchange::new(Pattern::AllToAll, Some(send.device_slice()), recv);
-        match self.is_left_to_nccl(&exchange, stream)? {
-            true => self.communicator.all_to_all(send, recv, stream),
-            false => Ok(()),
+        match self.by_kernel(&exchange, stream)? {
+            true => Ok(()),
+            false => self.communicator.all_to_all(send, recv, stream),
         }
-    }
-
-    /// NCCL also does what there is an error for.
-    pub(super) fn request_exchange<T: Element>(&self, exchange: &Exchange<T>) -> Request {
-        let (ranks, rank) = (self.communicator.n_ranks(), self.communicator.rank());
-        let by_nccl = |reason| Request::by_nccl(Some(exchange.pattern.kind()), reason);
-        let Some(workspace) = &self.workspace else { return by_nccl(self.unreached()) };
-        if !exchange.is_valid(rank, ranks) {
-            return by_nccl(INVALID);
-        }
-        let bytes = exchange.messages(ranks).bytes;
-        let slots = lamport_exchange::slots(bytes);
-        // A root that pushes to several peers takes longer than NCCL, where ranks pass data on.
-        let is_pushed = ranks == 2 || !matches!(exchange.pattern, Pattern::Broadcast { .. });
-        let pushes = is_pushed
-            && exchange.is_aligned(bytes)
-            && Window::<u8>::index_of(&exchange.recv).is_some();
-        Request {
-            bytes,
-            slots: (slots <= workspace.options.slots(ranks)).then_some(slots as u32),
-            most_blocks: self.multiprocessors(),
-            most_threads: workspace.options.threads(room::LAMPORT_EXCHANGE),
-            push: pushes.then_some(workspace.grid(room::PUSH_EXCHANGE)),
-            ..by_nccl(PLAIN)
-        }
-    }
-
-    /// Launches a kernel, or returns whether NCCL has to do it.
-    fn is_left_to_nccl<T: Element>(&self, exchange: &Exchange<T>, stream: &Stream) -> Result<bool> {
-        let Exchange { pattern, send, recv } = exchange;
-        let (request, count, name) = (self.request_exchange(exchange), recv.len(), T::NAME);
-        let terms = || format!("{pattern:?} of {count} {name}");
-        let Some((workspace, plan, _turn)) =
-            self.start(&request, send.as_ref(), recv, stream, terms)?
-        else {
-            return Ok(true);
-        };
-        let Workspace {
-            dev_comm, options, memory: LamportMemory { slots, state, capacity }, ..
-        } = workspace;
-        let messages = exchange.messages(self.communicator.n_ranks());
-        let mut input = send.as_ref().map_or(0, DeviceSlice::device_address);
-        let (target, config) = (self.compiled.on(stream), options.config(plan));
-        if plan.algorithm == Algorithm::Lamport {
-            let output = recv.device_address();
-            let args = (dev_comm, slots, state, *capacity, input, output, messages);
-            // SAFETY: the buffers have the bytes; dropping one waits for the stream. The workspace
-            // is as the kernel needs it, and the launches that use it are ordered.
-            unsafe {
-                type Vector = lamport_exchange::Vector;
-                match (input | output | messages.bytes as u64).trailing_zeros() {
-                    4.. => kernels::lamport_exchange::<Vector>::launch(args, config, &target),
-                    2.. => kernels::lamport_exchange::<u32>::launch(args, config, &target),
-                    _ => kernels::lamport_exchange::<u8>::launch(args, config, &target),
-                }?;
-            }
-        } else {
-            let Some((output, first)) = Window::<u8>::containing(recv) else {
-                return refuse("the buffer to receive in is in no window");
-            };
-            if let Some(send) = send.as_ref().filter(|_| !input.is_multiple_of(16)) {
-                stream.copy(send, recv)?;
-                input = recv.device_address();
-            }
-            let launch = kernels::push_exchange::args(dev_comm, input, &output, first, messages);
-            // SAFETY: the buffers have the bytes, aligned; dropping one waits for the stream.
-            // Launches that use the device communicator are ordered.
-            unsafe { launch.config(config).launch(&target) }?;
-        }
-        Ok(false)
     }
 }
 
@@ -214,5 +144,63 @@ impl<T: Element> Exchange<T> {
             Pattern::Broadcast { .. } => recv.is_multiple_of(16),
             _ => (send | recv).is_multiple_of(16) && bytes.is_multiple_of(16),
         }
+    }
+}
+
+impl<T: Element> Call<T> for Exchange<T> {
+    fn buffers(&self) -> (Option<&DeviceSlice<T>>, &DeviceSlice<T>) {
+        (self.send.as_ref(), &self.recv)
+    }
+
+    fn terms(&self) -> String {
+        format!("{:?} of {} {}", self.pattern, self.recv.len(), T::NAME)
+    }
+
+    fn request(&self, of: &Collectives) -> Request {
+        let (ranks, rank) = (of.communicator.n_ranks(), of.communicator.rank());
+        let by_nccl = |reason| Request::by_nccl(Some(self.pattern.kind()), reason);
+        let Some(workspace) = &of.workspace else { return by_nccl(of.unreached()) };
+        if !self.is_valid(rank, ranks) {
+            return by_nccl(INVALID);
+        }
+        let (bytes, kind) = (self.messages(ranks).bytes, self.pattern.kind());
+        // A root that pushes to several peers takes longer than NCCL, where ranks pass data on.
+        let is_pushed = ranks == 2 || !matches!(self.pattern, Pattern::Broadcast { .. });
+        let pushes =
+            is_pushed && self.is_aligned(bytes) && Window::<u8>::index_of(&self.recv).is_some();
+        let (slots, room) = (lamport_exchange::slots(bytes), room::LAMPORT_EXCHANGE);
+        Request {
+            push: pushes.then(|| workspace.grid(room::PUSH_EXCHANGE)),
+            ..of.in_one_step(workspace, kind, bytes, slots, room)
+        }
+    }
+
+    unsafe fn launch(&self, on: &On<'_>) -> Result<()> {
+        let Workspace { dev_comm, memory: LamportMemory { slots, state, capacity }, .. } =
+            on.workspace;
+        let messages = self.messages(on.of.communicator.n_ranks());
+        let mut input = self.send.as_ref().map_or(0, DeviceSlice::device_address);
+        let (target, config) = (on.target(), on.config());
+        if on.plan.algorithm == Algorithm::Lamport {
+            let output = self.recv.device_address();
+            let args = (dev_comm, slots, state, *capacity, input, output, messages);
+            type Vector = lamport_exchange::Vector;
+            // SAFETY: the caller's contract; the workspace is as the kernel needs it.
+            return unsafe {
+                match (input | output | messages.bytes as u64).trailing_zeros() {
+                    4.. => kernels::lamport_exchange::<Vector>::launch(args, config, &target),
+                    2.. => kernels::lamport_exchange::<u32>::launch(args, config, &target),
+                    _ => kernels::lamport_exchange::<u8>::launch(args, config, &target),
+                }
+            };
+        }
+        let (output, first) = window::<u8, T>("to receive in", &self.recv)?;
+        if let Some(send) = self.send.as_ref().filter(|_| !input.is_multiple_of(16)) {
+            on.stream.copy(send, &self.recv)?;
+            input = self.recv.device_address();
+        }
+        let launch = kernels::push_exchange::args(dev_comm, input, &output, first, messages);
+        // SAFETY: the caller's contract; what is sent and received is aligned.
+        unsafe { launch.config(config).launch(&target) }
     }
 }

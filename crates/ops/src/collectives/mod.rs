@@ -31,18 +31,17 @@ use std::cell::Cell;
 
 use devcomm_host::{
     CollectiveCall, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Kernels,
-    LaunchConfig, ReduceOp, ReduceOperator, Result, Stream, StreamOrder, SymmetricBuffer, Turn,
-    Window,
+    LaunchConfig, Result, Stream, StreamOrder, SymmetricBuffer, Turn, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::push_allreduce;
-use devcomm_types::{Element, Kernel};
+use devcomm_types::Kernel;
 
 pub use self::all_to_all_v::Parts;
 pub use self::call::Collective;
 pub use self::plan::{Algorithm, CollectivePlan};
 use self::plan::{Grid, Request, Table};
-use self::reduce::{Reducing, most_pushed};
+use self::reduce::most_pushed;
 use crate::agree::{hash, is_single_lsa_team, or_default};
 use crate::check::{refuse, require_context};
 use crate::lamport::LamportMemory;
@@ -341,14 +340,11 @@ impl Collectives {
 
     /// How an operation is done, and why.
     fn decide(&self, request: &Request) -> Explanation {
+        let how = |reason| move |plan| Explanation { plan, reason };
         let set = self.plan.get().filter(|_| request.kind.is_some());
-        let asked = set.and_then(|plan| request.adapt(plan));
-        let measured = || self.table.find(request);
-        match (asked, asked.is_none().then(measured).flatten()) {
-            (Some(plan), _) => Explanation { plan, reason: "as it was set" },
-            (_, Some(plan)) => Explanation { plan, reason: "as was fastest on this kind of GPU" },
-            _ => request.model(),
-        }
+        let set = set.and_then(|plan| request.adapt(plan)).map(how("as it was set"));
+        let measured = || self.table.find(request).map(how("as was fastest on this kind of GPU"));
+        set.or_else(measured).unwrap_or_else(|| request.model())
     }
 
     /// Why there is no workspace.
@@ -362,38 +358,10 @@ impl Collectives {
         self.workspace.as_ref().filter(|_| plan.algorithm != Algorithm::Nccl).zip(Some(plan))
     }
 
-    /// The operator, and what kernels do by it.
-    fn reducing<T: Element>(
-        &self,
-        op: &impl ReduceOperator<T>,
-    ) -> Result<(ReduceOp, Option<Reducing>)> {
-        let (operator, scale) = op.parts(&self.communicator)?;
-        Ok((operator, Reducing::new(operator, scale, self.communicator.n_ranks())))
-    }
-
     /// Compares a kernel's operation with those of the other ranks, if the world
     /// [checks calls](devcomm_host::WorldBuilder::checked).
-    fn compare(&self, plan: Option<CollectivePlan>, terms: impl FnOnce() -> String) -> Result<()> {
-        self.communicator.compare_kernel(|| match plan {
-            Some(plan) => format!("{} by {plan}", terms()),
-            None => terms(),
-        })
-    }
-
-    /// Begins the operation of a kernel, once its buffers are checked and, in a checked world,
-    /// its terms compared; `None` if NCCL does it.
-    fn start<T>(
-        &self,
-        request: &Request,
-        send: Option<&DeviceSlice<T>>,
-        recv: &DeviceSlice<T>,
-        stream: &Stream,
-        terms: impl FnOnce() -> String,
-    ) -> Result<Option<(&Workspace, CollectivePlan, Turn<'_>)>> {
-        let Some((workspace, plan)) = self.kernel(request) else { return Ok(None) };
-        self.require_own(send, recv, stream)?;
-        self.compare(Some(plan), terms)?;
-        Ok(Some((workspace, plan, self.begin(stream)?)))
+    fn compare(&self, plan: CollectivePlan, terms: impl FnOnce() -> String) -> Result<()> {
+        self.communicator.compare_kernel(|| format!("{} by {plan}", terms()))
     }
 
     /// Fails unless the stream and the buffers are of the communicator's context.

@@ -9,7 +9,7 @@ use devcomm_types::{Element, F8E4M3};
 use super::{
     Algorithm, CollectivePlan, Collectives, CollectivesOptions, INVALID, Request, Workspace,
 };
-use crate::check::{address, aligned, refuse, require_context};
+use crate::check::{address, aligned, refuse, refuse_if, require_context};
 use crate::lamport::LamportMemory;
 use crate::launch::Takes;
 
@@ -140,9 +140,10 @@ impl Collectives {
         let output_at = aligned(own, "the output", output, 1, input.len())?;
         let scale_at = address(own, "the scale", scale, 1, 1)?;
         let inputs = [input, residual, weight].map(|slice| slice.overlaps(output));
-        if inputs.contains(&true) || scale.overlaps(output) || scale.overlaps(residual) {
-            return refuse(OVERLAP);
-        }
+        refuse_if!(
+            inputs.contains(&true) || scale.overlaps(output) || scale.overlaps(residual),
+            "{OVERLAP}"
+        );
         Ok(QuantisedArgs { output: output_at, scale: scale_at })
     }
 
@@ -166,9 +167,7 @@ impl Collectives {
         let pairs = [(input, residual), (input, weight), (residual, weight)];
         let with_output = [(residual, output), (weight, output)];
         let overlap = pairs.iter().chain(&with_output).any(|(one, other)| one.overlaps(other));
-        if overlap || !input.is_apart_or_at(output, Some(0)) {
-            return refuse(OVERLAP);
-        }
+        refuse_if!(overlap || !input.is_apart_or_at(output, Some(0)), "{OVERLAP}");
         let row = hidden * data_type.size();
         if hidden == 0 || !row.is_multiple_of(16) || row > MAX_ROW || !count.is_multiple_of(hidden)
         {
@@ -177,9 +176,10 @@ impl Collectives {
                  most {MAX_ROW} bytes"
             ));
         }
-        if !matches!(data_type, DataType::Float32 | DataType::Float16 | DataType::Bfloat16) {
-            return refuse(format!("RMSNorm of {data_type:?}"));
-        }
+        refuse_if!(
+            !matches!(data_type, DataType::Float32 | DataType::Float16 | DataType::Bfloat16),
+            "RMSNorm of {data_type:?}"
+        );
         let tokens = (count / hidden) as u32;
         let ranks = self.communicator.n_ranks();
         let alone = |reason| {
@@ -214,10 +214,9 @@ impl Collectives {
         eps: f32,
         stream: &Stream,
     ) -> Result<()> {
-        let (data_type, count, hidden) = (T::DATA_TYPE, buffers[0].len(), buffers[2].len());
+        let (count, hidden) = (buffers[0].len(), buffers[2].len());
         let (request, Rows { tokens, row, grid: (cluster, threads, blocks) }) =
             self.request_rmsnorm(&buffers, output)?;
-        let [input, residual, weight] = buffers;
         require_context("the stream", stream.context(), self.communicator.context())?;
         if count == 0 {
             return Ok(());
@@ -225,49 +224,41 @@ impl Collectives {
         let options = self.workspace.as_ref().map_or(CollectivesOptions::new(), |own| own.options);
         let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
         let config = options.config(plan).with_cluster(cluster);
-        let workspace = self.kernel(&request).map(|(workspace, _)| workspace);
-        if workspace.is_some() {
+        let [input, residual, weight] = buffers.each_ref().map(DeviceSlice::device_address);
+        let (to, hidden, target) =
+            (output.device_address(), hidden as u32, self.compiled.on(stream));
+        if let Some((Workspace { dev_comm, memory, .. }, _)) = self.kernel(&request) {
             let what = || format!("all_reduce_rmsnorm of {count} {}, rows of {hidden}", T::NAME);
-            self.compare(Some(plan), what)?;
+            self.compare(plan, what)?;
+            let _turn = self.begin(stream)?;
+            let LamportMemory { slots, state, capacity } = memory;
+            let args = (
+                dev_comm, slots, state, *capacity, input, residual, weight, to, quantised, tokens,
+                hidden, eps,
+            );
+            // SAFETY: the buffers have the elements, aligned; dropping one waits for the stream.
+            // The workspace is as the kernel needs it, and the launches that use it are ordered.
+            return of_floats!(T::DATA_TYPE, Float => unsafe {
+                kernels::lamport_rmsnorm::<Float>::launch(args, config, &target)
+            });
         }
-        let target = self.compiled.on(stream);
-        let [input_at, residual, weight, output_at] =
-            [&input, &residual, &weight, output].map(|slice| slice.device_address());
-        let hidden = hidden as u32;
-        let _turn = workspace.is_some().then(|| self.begin(stream)).transpose()?;
-        if workspace.is_none() {
-            self.all_reduce(&input, output, ReduceOp::Sum, stream)?;
-        }
-        // SAFETY: the buffers have the elements, aligned; dropping one waits for the stream. The
-        // workspace is as the kernel needs it, and the launches that use it are ordered.
-        of_floats!(data_type, Float => unsafe {
-            match workspace {
-                Some(Workspace { dev_comm, memory, .. }) => {
-                    let LamportMemory { slots, state, capacity } = memory;
-                    let args = (
-                        dev_comm, slots, state, *capacity, input_at, residual, weight, output_at,
-                        quantised, tokens, hidden, eps,
-                    );
-                    kernels::lamport_rmsnorm::<Float>::launch(args, config, &target)
-                }
-                None if self.is_older => {
-                    let args = (output_at, residual, weight, output_at, quantised, hidden, eps);
-                    let threads = (row as u32).div_ceil(16 * rmsnorm_block::VECTORS as u32);
-                    let config = LaunchConfig::new(tokens, threads.next_multiple_of(32));
-                    kernels::rmsnorm_block::<Float>::launch(args, config, &target)
-                }
-                None => {
-                    let args =
-                        (output_at, residual, weight, output_at, quantised, tokens, hidden, eps);
-                    // A dependent launch of any number of blocks would take the room of others
-                    // while it waits.
-                    let config = match options.concurrent {
-                        1 => config,
-                        _ => options.independent(plan).with_cluster(cluster),
-                    };
-                    kernels::rmsnorm::<Float>::launch(args, config, &target)
-                }
+        self.all_reduce(&buffers[0], output, ReduceOp::Sum, stream)?;
+        // SAFETY: the buffers have the elements, aligned; dropping one waits for the stream.
+        of_floats!(T::DATA_TYPE, Float => unsafe {
+            if self.is_older {
+                let args = (to, residual, weight, to, quantised, hidden, eps);
+                let threads = (row as u32).div_ceil(16 * rmsnorm_block::VECTORS as u32);
+                let config = LaunchConfig::new(tokens, threads.next_multiple_of(32));
+                return kernels::rmsnorm_block::<Float>::launch(args, config, &target);
             }
+            let args = (to, residual, weight, to, quantised, tokens, hidden, eps);
+            // A dependent launch of any number of blocks would take the room of others while it
+            // waits.
+            let config = match options.concurrent {
+                1 => config,
+                _ => options.independent(plan).with_cluster(cluster),
+            };
+            kernels::rmsnorm::<Float>::launch(args, config, &target)
         })
     }
 }

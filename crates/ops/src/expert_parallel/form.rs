@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use devcomm_host::{DeviceSlice, LaunchConfig, Result, Stream, SymmetricBuffer};
+use devcomm_host::{LaunchConfig, Result, Stream, SymmetricBuffer, Window};
 use devcomm_types::F8E4M3;
 use half::bf16;
 
@@ -55,7 +55,7 @@ pub(super) trait Form: Send {
     fn absent(&self) -> Result<&SymmetricBuffer<u64>>;
 
     /// Where rows arrive in the order of the experts.
-    fn arrivals(&self) -> Result<Arrivals> {
+    fn arrivals(&self) -> Result<&Arrivals> {
         refuse("rows arrive in no order: `throughput` gives the form in which they do")
     }
 
@@ -63,10 +63,10 @@ pub(super) trait Form: Send {
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }
 
-/// Rows as they arrive.
+/// Rows where they arrive.
 pub(super) enum Arrivals {
-    AsTheyAre(DeviceSlice<bf16>),
-    F8(DeviceSlice<F8E4M3>),
+    AsTheyAre(Window<bf16>),
+    F8(Window<F8E4M3>),
 }
 
 impl ExpertParallel {

@@ -11,7 +11,7 @@ use half::bf16;
 use super::form::{Arrivals, RowsInOrder};
 use super::{ExpertParallel, MANY_THREADS, Stage, THREADS, shape_args};
 use crate::RowGroups;
-use crate::check::{address, refuse};
+use crate::check::{address, refuse, refuse_if};
 
 const F8_ROWS: &str = "the tokens are 8-bit floats with scales: `group_f8`, `rows_f8`";
 const NO_F8_ROWS: &str = "the tokens are no 8-bit floats: `group`, `rows`";
@@ -36,7 +36,7 @@ impl ExpertParallel {
     /// floats.
     pub fn rows(&self) -> Result<DeviceSlice<bf16>> {
         match self.form.arrivals()? {
-            Arrivals::AsTheyAre(rows) => Ok(rows),
+            Arrivals::AsTheyAre(rows) => Ok(rows.device_slice()),
             Arrivals::F8(_) => refuse(F8_ROWS),
         }
     }
@@ -49,7 +49,7 @@ impl ExpertParallel {
     pub fn rows_f8(&self) -> Result<DeviceSlice<F8E4M3>> {
         match self.form.arrivals()? {
             Arrivals::AsTheyAre(_) => refuse(NO_F8_ROWS),
-            Arrivals::F8(rows) => Ok(rows),
+            Arrivals::F8(rows) => Ok(rows.device_slice()),
         }
     }
 
@@ -98,9 +98,7 @@ impl ExpertParallel {
     where
         R: Buffer<Element = bf16>,
     {
-        if self.options.f8 {
-            return refuse(F8_ROWS);
-        }
+        refuse_if!(self.options.f8, "{F8_ROWS}");
         let rows = rows.device_slice();
         self.enqueue_group(&rows, None, stream)
     }
@@ -118,9 +116,7 @@ impl ExpertParallel {
         R: Buffer<Element = F8E4M3>,
         S: Buffer<Element = f32>,
     {
-        if !self.options.f8 {
-            return refuse(NO_F8_ROWS);
-        }
+        refuse_if!(!self.options.f8, "{NO_F8_ROWS}");
         let (rows, scales) = (rows.device_slice(), scales.device_slice());
         self.enqueue_group(&rows, Some(&scales), stream)
     }
@@ -132,9 +128,10 @@ impl ExpertParallel {
         stream: &Stream,
     ) -> Result<()> {
         self.end_flight()?;
-        if self.stage.get() == Stage::Begin {
-            return refuse("no tokens have been received: `dispatch` does that");
-        }
+        refuse_if!(
+            self.stage.get() == Stage::Begin,
+            "no tokens have been received: `dispatch` does that"
+        );
         let (hidden, most) = (self.options.hidden, self.most_rows());
         let capacity = match self.options.rows {
             Some(_) => most,

@@ -19,7 +19,7 @@ use nccl_device::Epoch;
 
 use super::form::{Form, Launch, Outputs, RowsInOrder, Source};
 use super::{ExpertParallel, ExpertParallelOptions, shape_args};
-use crate::check::refuse;
+use crate::check::{refuse, refuse_if};
 
 /// Blocks that send and receive: each sends messages of its own.
 const BLOCKS: usize = 32;
@@ -45,11 +45,10 @@ impl Division {
         multiprocessors: u32,
     ) -> Result<Self> {
         let team = ranks / teams.max(1);
-        if teams > GROUP || team > GROUP {
-            return refuse(format!(
-                "expert parallelism among {teams} LSA teams of {team} ranks: up to {GROUP} of each"
-            ));
-        }
+        refuse_if!(
+            teams > GROUP || team > GROUP,
+            "expert parallelism among {teams} LSA teams of {team} ranks: up to {GROUP} of each"
+        );
         let most = options.blocks.map_or(BLOCKS, |blocks| blocks as usize);
         let most = most.min(multiprocessors as usize).max(1);
         let batch = options.tokens.div_ceil(most).clamp(1, BATCH as usize);

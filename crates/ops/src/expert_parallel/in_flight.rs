@@ -4,6 +4,7 @@ use devcomm_host::{Buffer, DeviceSlice, Result, Stream};
 use devcomm_kernels::expert_parallel::Steps;
 use half::bf16;
 
+use super::form::Outputs;
 use super::{ExpertParallel, Stage};
 use crate::check::refuse;
 
@@ -47,7 +48,7 @@ impl Sent<'_> {
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if they were received; those of
     /// the launch.
     pub fn receive(&self) -> Result<()> {
-        self.experts.receive_tokens(self.number)
+        self.experts.receive(self.number, [0; 2])
     }
 }
 
@@ -81,7 +82,7 @@ impl Returning<'_> {
         O: Buffer<Element = bf16>,
     {
         let outputs = self.experts.check_outputs(output, residual)?;
-        self.experts.receive_results(self.number, outputs)
+        self.experts.receive(self.number, outputs)
     }
 }
 
@@ -136,36 +137,30 @@ impl ExpertParallel {
             return Ok(());
         }
         if !is_results {
-            return self.receive_tokens(number);
+            return self.receive(number, [0; 2]);
         }
         let elements = self.tokens.get().max(1) * self.options.hidden;
         // Freed when the stream is idle.
         let discarded = self.communicator.context().alloc::<bf16>(elements)?;
-        self.receive_results(number, [discarded.device_address(), 0])
+        self.receive(number, [discarded.device_address(), 0])
     }
 
-    fn receive_tokens(&self, number: u64) -> Result<()> {
-        let (stream, _) = self.sent(number)?;
-        self.compare("dispatch to experts", Steps::RECEIVE)?;
-        self.enqueue_dispatch([0; 3], self.tokens.get(), Steps::RECEIVE, &stream)?;
-        *self.in_flight.borrow_mut() = None;
-        self.stage.set(Stage::Received);
-        Ok(())
-    }
-
-    fn receive_results(&self, number: u64, outputs: [u64; 2]) -> Result<()> {
-        let (stream, rows) = self.sent(number)?;
-        let rows = rows.map_or(0, |rows| rows.device_address());
-        self.enqueue_combine(rows, outputs, Steps::RECEIVE, &stream)?;
-        *self.in_flight.borrow_mut() = None;
-        Ok(())
-    }
-
-    /// The stream and the rows of what is on its way.
-    fn sent(&self, number: u64) -> Result<(Stream, Option<DeviceSlice<bf16>>)> {
-        match &*self.in_flight.borrow() {
-            Some(one) if one.number == number => Ok((one.stream.clone(), one.results.clone())),
-            _ => refuse("what was sent has been received already"),
+    /// Receives tokens, or results to these outputs, on the stream on which they were sent.
+    fn receive(&self, number: u64, outputs: Outputs) -> Result<()> {
+        let (stream, results) = match &*self.in_flight.borrow() {
+            Some(one) if one.number == number => (one.stream.clone(), one.results.clone()),
+            _ => return refuse("what was sent has been received already"),
+        };
+        match results {
+            Some(rows) => {
+                self.enqueue_combine(rows.device_address(), outputs, Steps::RECEIVE, &stream)?;
+            }
+            None => {
+                self.enqueue_dispatch([0; 3], self.tokens.get(), Steps::RECEIVE, &stream)?;
+                self.stage.set(Stage::Received);
+            }
         }
+        *self.in_flight.borrow_mut() = None;
+        Ok(())
     }
 }

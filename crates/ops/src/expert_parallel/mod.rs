@@ -30,7 +30,7 @@ pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
 use self::throughput::Throughput;
 use crate::KERNELS;
 use crate::agree::or_default;
-use crate::check::{address, aligned, refuse, require_context};
+use crate::check::{address, aligned, refuse, refuse_if, require_context};
 
 /// Expert parallelism on a communicator of up to 64 ranks that load and store reach, or of several
 /// LSA teams: owns the kernels and their memory, and launches them. 2, 4 and 8 ranks of one team
@@ -276,9 +276,7 @@ impl ExpertParallel {
     {
         self.end_flight()?;
         let (count, most) = (tokens.count, self.options.tokens);
-        if count > most {
-            return refuse(format!("{count} tokens, and there is memory for {most} of a rank"));
-        }
+        refuse_if!(count > most, "{count} tokens, and there is memory for {most} of a rank");
         let (input, top_k) = (tokens.input.device_slice(), self.options.top_k);
         let (ids, weights) = (tokens.ids.device_slice(), tokens.weights.device_slice());
         let addresses = [
@@ -286,7 +284,6 @@ impl ExpertParallel {
             self.check_numbers("the experts of the tokens", &ids, count * top_k)?,
             self.check_numbers("the weights of the tokens", &weights, count * top_k)?,
         ];
-        self.compare("dispatch to experts", steps)?;
         self.enqueue_dispatch(addresses, count, steps, stream)?;
         self.tokens.set(count);
         Ok(())
@@ -299,6 +296,7 @@ impl ExpertParallel {
         steps: u32,
         stream: &Stream,
     ) -> Result<()> {
+        self.compare("dispatch to experts", steps)?;
         let _turn = self.begin(stream)?;
         self.form.dispatch(Launch { of: self, steps, stream }, source, count as u32)
     }
@@ -351,9 +349,10 @@ impl ExpertParallel {
         R: Buffer<Element = bf16>,
     {
         self.end_flight()?;
-        if self.stage.get() != Stage::Grouped {
-            return refuse("the rows of the last dispatch are in no order: `group` does that");
-        }
+        refuse_if!(
+            self.stage.get() != Stage::Grouped,
+            "the rows of the last dispatch are in no order: `group` does that"
+        );
         self.check_rows("the experts' results", &rows.device_slice(), self.grouped.get())
     }
 

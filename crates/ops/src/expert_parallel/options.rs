@@ -12,7 +12,7 @@ use nccl_device::{Epoch, Lamport, lamport_words};
 use super::ExpertParallel;
 use super::hybrid::Division;
 use crate::agree::or_default;
-use crate::check::refuse;
+use crate::check::refuse_if;
 
 /// The sizes of an [`ExpertParallel`], the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,9 +166,7 @@ impl ExpertParallelOptions {
     ///
     /// As [`memory`](Self::memory).
     pub fn memory_in_teams(self, ranks: usize, teams: usize) -> Result<ExpertParallelMemory> {
-        if teams < 2 || !ranks.is_multiple_of(teams) {
-            return refuse(format!("{ranks} ranks in {teams} LSA teams"));
-        }
+        refuse_if!(teams < 2 || !ranks.is_multiple_of(teams), "{ranks} ranks in {teams} LSA teams");
         let shape = self.shape_in_teams(ranks)?;
         let division = Division::new(self, teams, ranks, u32::MAX)?;
         let (word, all) = (size_of::<u32>(), ranks * self.tokens);
@@ -226,67 +224,61 @@ impl ExpertParallelOptions {
 
     /// The sizes for the kernels of one LSA team, if these support them.
     pub(super) fn shape(self, ranks: usize) -> Result<Shape> {
-        if ranks == 0 || ranks > RANKS {
-            return refuse(format!(
-                "expert parallelism among {ranks} ranks: it is for 1 to {RANKS} in an LSA team"
-            ));
-        }
+        refuse_if!(
+            ranks == 0 || ranks > RANKS,
+            "expert parallelism among {ranks} ranks: it is for 1 to {RANKS} in an LSA team"
+        );
         self.shape_of_any(ranks)
     }
 
     /// Returns the shape of launches in several teams.
     pub(super) fn shape_in_teams(self, ranks: usize) -> Result<Shape> {
-        if self.rows.is_some() {
-            return refuse(
-                "the form for high throughput among several LSA teams: there it is that for low \
-                 latency, without `throughput`",
-            );
-        }
+        refuse_if!(
+            self.rows.is_some(),
+            "the form for high throughput among several LSA teams: there it is that for low \
+             latency, without `throughput`"
+        );
         self.shape_of_any(ranks)
     }
 
     fn shape_of_any(self, ranks: usize) -> Result<Shape> {
         let Self { hidden, tokens, experts, top_k, alignment, f8, rows, blocks, threads } = self;
-        if hidden == 0 || !hidden.is_multiple_of(8) || hidden > HIDDEN {
-            return refuse(format!(
-                "a token has {hidden} elements: they are a multiple of 8, up to {HIDDEN}"
-            ));
-        }
-        if f8 && !hidden.is_multiple_of(SCALED) {
-            return refuse(format!(
-                "a token has {hidden} elements: as 8-bit floats a multiple of {SCALED}, which \
-                 share a scale"
-            ));
-        }
-        if experts == 0 || !experts.is_multiple_of(ranks) || experts > EXPERTS {
-            return refuse(format!(
-                "{experts} experts on {ranks} ranks: each rank has as many, and there are at most \
-                 {EXPERTS}"
-            ));
-        }
-        if top_k == 0 || top_k > Shape::TOP_K {
-            return refuse(format!("a token has {top_k} experts: it has 1 to {}", Shape::TOP_K));
-        }
+        refuse_if!(
+            hidden == 0 || !hidden.is_multiple_of(8) || hidden > HIDDEN,
+            "a token has {hidden} elements: they are a multiple of 8, up to {HIDDEN}"
+        );
+        refuse_if!(
+            f8 && !hidden.is_multiple_of(SCALED),
+            "a token has {hidden} elements: as 8-bit floats a multiple of {SCALED}, which \
+             share a scale"
+        );
+        refuse_if!(
+            experts == 0 || !experts.is_multiple_of(ranks) || experts > EXPERTS,
+            "{experts} experts on {ranks} ranks: each rank has as many, and there are at most \
+             {EXPERTS}"
+        );
+        refuse_if!(
+            top_k == 0 || top_k > Shape::TOP_K,
+            "a token has {top_k} experts: it has 1 to {}",
+            Shape::TOP_K
+        );
         // Indices of vectors and of experts are 32-bit numbers, also for all ranks together.
         let most = (u32::MAX as usize / 2) / (ranks * (hidden / 8).max(top_k));
-        if tokens == 0 || tokens > most {
-            return refuse(format!("a rank has up to {tokens} tokens: at least 1, at most {most}"));
-        }
-        if alignment == 0 || alignment > 1 << 16 {
-            return refuse(format!("experts' rows begin at multiples of {alignment} rows"));
-        }
-        if rows == Some(0) {
-            return refuse("there is room for 0 rows of experts: at least 1");
-        }
-        if blocks == Some(0) {
-            return refuse("no blocks send and receive");
-        }
-        if threads.is_some_and(|n| n == 0 || !n.is_multiple_of(32) || n > 512) {
-            return refuse(format!(
-                "a block has {} threads: a multiple of 32 up to 512",
-                threads.unwrap_or(0)
-            ));
-        }
+        refuse_if!(
+            tokens == 0 || tokens > most,
+            "a rank has up to {tokens} tokens: at least 1, at most {most}"
+        );
+        refuse_if!(
+            alignment == 0 || alignment > 1 << 16,
+            "experts' rows begin at multiples of {alignment} rows"
+        );
+        refuse_if!(rows == Some(0), "there is room for 0 rows of experts: at least 1");
+        refuse_if!(blocks == Some(0), "no blocks send and receive");
+        refuse_if!(
+            threads.is_some_and(|n| n == 0 || !n.is_multiple_of(32) || n > 512),
+            "a block has {} threads: a multiple of 32 up to 512",
+            threads.unwrap_or(0)
+        );
         Ok(Shape {
             tokens: tokens as u32,
             vectors: (hidden / 8) as u32,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use devcomm_host::{Buffer, Communicator, Result, Stream, SymmetricBuffer, Window};
+use devcomm_host::{Communicator, Result, Stream, SymmetricBuffer, Window};
 use devcomm_kernels as kernels;
 use devcomm_kernels::expert_parallel::counted::CountedArgs;
 use devcomm_kernels::expert_parallel::{Counted, Shape};
@@ -12,15 +12,9 @@ use half::bf16;
 use super::form::{Arrivals, Form, Launch, Outputs, RowsInOrder, Source};
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, shape_args};
 
-/// Where rows arrive.
-enum Rows {
-    AsTheyAre(Window<bf16>),
-    F8(Window<F8E4M3>),
-}
-
 /// The memory of the form for high throughput.
 pub(super) struct Throughput {
-    rows: Rows,
+    rows: Arrivals,
     /// The scales of 8-bit floats.
     scales: Window<f32>,
     results: Window<bf16>,
@@ -49,8 +43,8 @@ impl Throughput {
         // New windows and buffers are zeroed, as some of these must be.
         Ok(Self {
             rows: match options.f8 {
-                true => Rows::F8(comm.window(capacity * options.hidden)?),
-                false => Rows::AsTheyAre(comm.window(capacity * options.hidden)?),
+                true => Arrivals::F8(comm.window(capacity * options.hidden)?),
+                false => Arrivals::AsTheyAre(comm.window(capacity * options.hidden)?),
             },
             scales: comm.window(4 * scales)?,
             results: comm.window(Counted::results(shape, ranks) * options.hidden)?,
@@ -114,15 +108,15 @@ impl Form for Throughput {
             }};
         }
         match &self.rows {
-            Rows::AsTheyAre(rows) => launch!(bf16, rows),
-            Rows::F8(rows) => launch!(F8E4M3, rows),
+            Arrivals::AsTheyAre(rows) => launch!(bf16, rows),
+            Arrivals::F8(rows) => launch!(F8E4M3, rows),
         }
     }
 
     fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
         let (arrived, scales) = match &self.rows {
-            Rows::AsTheyAre(rows) => (rows.device_address(), 0),
-            Rows::F8(rows) => (rows.device_address(), self.scales.device_address()),
+            Arrivals::AsTheyAre(rows) => (rows.device_address(), 0),
+            Arrivals::F8(rows) => (rows.device_address(), self.scales.device_address()),
         };
         let (sizes, ranks) = (shape_args(of.sent), of.communicator.n_ranks() as u32);
         let args = (self.memory(), sizes, ranks, arrived, scales, of.grouped_args(rows, 0));
@@ -145,11 +139,8 @@ impl Form for Throughput {
         Ok(&self.absent)
     }
 
-    fn arrivals(&self) -> Result<Arrivals> {
-        Ok(match &self.rows {
-            Rows::AsTheyAre(rows) => Arrivals::AsTheyAre(rows.device_slice()),
-            Rows::F8(rows) => Arrivals::F8(rows.device_slice()),
-        })
+    fn arrivals(&self) -> Result<&Arrivals> {
+        Ok(&self.rows)
     }
 
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

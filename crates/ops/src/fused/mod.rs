@@ -19,9 +19,9 @@ use devcomm_host::{
 };
 use half::bf16;
 
-pub(crate) use self::wide::WideKernel;
+pub(crate) use self::wide::Exchanging;
 use crate::agree::is_single_lsa_team;
-use crate::check::{address, are_aligned, check_len, refuse, require_context};
+use crate::check::{address, are_aligned, check_len, refuse, refuse_if, require_context};
 use crate::decisions::Decisions;
 use crate::extents::Extents;
 use crate::gemm::{Added, Matrices};
@@ -263,9 +263,7 @@ impl Matrix for DeviceSlice<bf16> {
 
 impl Matrix for Window<bf16> {
     fn address_of_c(&self, comm: &Communicator, rows: usize, columns: usize) -> Result<u64> {
-        if !self.communicator().is(comm) {
-            return refuse("C is a window of another communicator");
-        }
+        refuse_if!(!self.communicator().is(comm), "C is a window of another communicator");
         check_len("C", self.min_len(), rows, columns)?;
         Ok(self.device_address())
     }
@@ -398,9 +396,10 @@ impl<F: Fusion> FusedGemm<F> {
             Some(_) => F::UNFUSED,
         };
         let strategy = self.fusion.strategy(plan);
-        if strategy.is_some() && !are_aligned(operands.addresses) {
-            return refuse(format!("the plan `{plan}` needs A, B and C at multiples of 16 bytes"));
-        }
+        refuse_if!(
+            strategy.is_some() && !are_aligned(operands.addresses),
+            "the plan `{plan}` needs A, B and C at multiples of 16 bytes"
+        );
         let _turn = base.order.begin(&base.stream)?;
         match strategy {
             // SAFETY: the plan was decided for the shape; memory that is dropped is freed after the

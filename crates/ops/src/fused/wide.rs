@@ -8,54 +8,58 @@ use crate::check::refuse;
 use crate::gemm::wide_grid;
 use crate::lamport::LamportMemory;
 
-/// A kernel with tiles of `gemm_wgmma` for this number of ranks, and the memory of its messages.
-pub(crate) struct WideKernel {
+/// Kernels whose tiles are messages, and the memory of these.
+pub(crate) struct Exchanging {
     pub(crate) compiled: Kernels,
     pub(crate) dev_comm: DevCommResource,
     pub(crate) memory: LamportMemory,
-    blocks: u32,
+    /// The fewest blocks or clusters of each kernel that are resident on any rank's GPU, and the
+    /// least dynamic shared memory of a block: so all ranks have the same grid.
+    pub(crate) resident: Vec<[u32; 2]>,
 }
 
-impl WideKernel {
-    /// Prepares a kernel for these numbers of ranks, and their text, with slots for the largest
-    /// product, unless that is too large. `load` returns the kernels and the blocks that are
-    /// resident. If `has_barriers`, each block has one. *Collective*.
+impl Exchanging {
+    /// Prepares kernels for these numbers of ranks, and their text, with slots for the largest
+    /// product, unless that is too large. `load` returns the kernels and what is resident. If
+    /// `has_barriers`, each block of the first one has one. *Collective*.
     pub(crate) fn new<F: Fusion>(
         on: &Base<F>,
-        plan: F::Plan,
+        name: &str,
         (ranks, which): (&[usize], &str),
         slots: impl FnOnce([usize; 2]) -> Option<u32>,
-        load: impl FnOnce() -> Result<(Kernels, u32)>,
+        load: impl FnOnce() -> Result<(Kernels, Vec<[u32; 2]>)>,
         has_barriers: bool,
     ) -> Result<Self> {
         let (comm, [m, n]) = (&on.comm, on.most);
         let own = || {
-            if !ranks.contains(&comm.n_ranks()) {
+            if !ranks.is_empty() && !ranks.contains(&comm.n_ranks()) {
                 let own = comm.n_ranks();
-                return refuse(format!("the plan `{plan}` is for {which}, not {own}"));
+                return refuse(format!("the plan `{name}` is for {which}, not {own}"));
             }
             comm.require_single_lsa_team()?;
-            let (compiled, blocks) = load()?;
+            let (compiled, resident) = load()?;
             let Some(capacity) = slots(on.most) else {
                 return refuse(format!("a product of {m} x {n} elements is too large"));
             };
-            Ok(((compiled, capacity), blocks))
+            Ok(((compiled, capacity), resident))
         };
-        let name = format!("{}: the plan {plan}", F::NAME);
+        let name = format!("{}: the plan {name}", F::NAME);
         comm.together(&name, || {
             let call = comm.collective(&name).option("m", m).option("n", n);
-            let ((compiled, capacity), blocks) = call.agree(own())?;
-            // The same grid in all ranks.
-            let blocks = blocks.into_iter().min().unwrap_or(0);
+            let ((compiled, capacity), all) = call.exchange(own())?;
+            let least = |i: usize, what: usize| all.iter().map(|own| own[i][what]).min();
+            let least = |i| [0, 1].map(|what| least(i, what).unwrap_or(0));
+            let resident: Vec<_> = (0..all.first().map_or(0, Vec::len)).map(least).collect();
             let memory = LamportMemory::new(comm, capacity)?;
-            let barriers = if has_barriers { blocks } else { 0 };
+            let barriers = if has_barriers { resident[0][0] } else { 0 };
             let requirements = DevCommRequirements::new().lsa_barriers(barriers);
-            Ok(Self { compiled, dev_comm: comm.create_dev_comm(requirements)?, memory, blocks })
+            Ok(Self { compiled, dev_comm: comm.create_dev_comm(requirements)?, memory, resident })
         })
     }
 
-    /// A launch for so many pairs of tiles, of which a cluster computes one at a time.
-    pub(crate) fn config(&self, pairs: u64) -> LaunchConfig {
-        wide_grid(self.blocks / CLUSTER, pairs)
+    /// A launch with tiles of `gemm_wgmma` for so many pairs of them, of which a cluster computes
+    /// one at a time.
+    pub(crate) fn wide_config(&self, pairs: u64) -> LaunchConfig {
+        wide_grid(self.resident[0][0] / CLUSTER, pairs)
     }
 }

@@ -1,8 +1,6 @@
 //! Products of groups of rows, each with a B of its own: the experts of a layer.
 
-use devcomm_host::{
-    Buffer, DeviceSlice, Element, Kernels, LaunchConfig, Result, Stream, TensorMap,
-};
+use devcomm_host::{Buffer, DeviceSlice, Kernels, LaunchConfig, Result, Stream, TensorMap};
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::groups::GroupsArgs;
 use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
@@ -11,10 +9,10 @@ use half::{bf16, f16};
 
 use super::GemmPlan;
 use super::element::TransposableElement;
-use super::launches::{Matrices, map};
+use super::launches::{Matrices, wide_maps_of_groups};
 use super::product::{Activation, Added, EpilogueArgs};
 use crate::KERNELS;
-use crate::check::{address, refuse};
+use crate::check::{address, refuse_if};
 use crate::extents::Extents;
 use crate::launch::Takes;
 
@@ -156,9 +154,7 @@ impl GroupedGemm {
     {
         let [m, n, k] = shape;
         let count = groups.sizes.len();
-        if count == 0 {
-            return refuse("a grouped product without groups has nothing to do");
-        }
+        refuse_if!(count == 0, "a grouped product without groups has nothing to do");
         // The rows of all groups' B, if there are as many.
         let of_b = count.saturating_mul(n);
         Extents::new([m, of_b, k])?;
@@ -186,7 +182,8 @@ impl GroupedGemm {
                 const TILE: [u32; 3] = [wide::CLUSTER, wide::CLUSTER * wide::TILE_M, wide::TILE_N];
                 let block = [wide::THREADS, wide::SHARED];
                 let config = self.config::<T::Wide>(block, TILE, count, shape)?.with_dependent();
-                let [a, b, map] = maps::<T>(&self.stream, count, matrices)?;
+                let ([a, b, map], _) =
+                    wide_maps_of_groups::<T, T::Output>(&self.stream, matrices, count)?;
                 return T::Wide::launch((a, b, map, c, groups, m, n, k, epilogue), config, &target);
             }
             const TILE: [u32; 3] = [1, portable::TILE, portable::TILE];
@@ -208,13 +205,12 @@ impl GroupedGemm {
         let resident = self.compiled.resident_blocks::<K>(threads, shared)?;
         // Each group has at most one tile that is not full.
         let most = u64::from(groups.min(m) + m / rows) * u64::from(n.div_ceil(columns));
-        if most > u64::from(u32::MAX - resident) {
-            return refuse(format!("a grouped product of {m} x {n} elements is too large"));
-        }
+        refuse_if!(
+            most > u64::from(u32::MAX - resident),
+            "a grouped product of {m} x {n} elements is too large"
+        );
         let blocks = u64::from(resident / cluster).min(most) as u32 * cluster;
-        if blocks == 0 {
-            return refuse("this GPU has no room for a block of the grouped product");
-        }
+        refuse_if!(blocks == 0, "this GPU has no room for a block of the grouped product");
         Ok(LaunchConfig::new(blocks, threads).with_dynamic_shared(shared))
     }
 }
@@ -223,19 +219,4 @@ impl std::fmt::Debug for GroupedGemm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "GroupedGemm({})", if self.is_hopper { "hopper" } else { "portable" })
     }
-}
-
-/// The maps of A, B and C; C's is of A if it is not used.
-fn maps<T: Element>(
-    stream: &Stream,
-    groups: u32,
-    Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
-) -> Result<[TensorMap; 3]> {
-    let a = map::<T>(stream, a, [m, k, wide::TILE_M])?;
-    let b = map::<T>(stream, b, [groups * n, k, wide::TILE_N / wide::CLUSTER])?;
-    let c = match n.is_multiple_of(8) {
-        true => map::<T>(stream, c, [m, n, wide::STORE_M])?,
-        false => a,
-    };
-    Ok([a, b, c])
 }

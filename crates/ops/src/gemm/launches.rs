@@ -94,19 +94,12 @@ pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
         return Ok(None);
     };
     let Some(form) = form(plan, (rows, columns)) else { return Ok(None) };
-    let Form { threads, divide, of_types, .. } = form;
-    let of_type = of_types.iter().find(|of_type| of_type.data_type == T::DATA_TYPE);
-    let Some(OfType { resident, launch, .. }) = of_type else { return Ok(None) };
-    let blocks = cluster.blocks();
-    let [clusters, shared] = resident(compiled, context, blocks)?;
-    let division = divide(shape, cluster, slices, clusters, shared);
-    Ok(division.map(|(division, clusters, shared)| {
-        let config = LaunchConfig::new(clusters * blocks, *threads)
-            .with_dynamic_shared(shared)
-            .with_cluster(blocks)
-            .with_dependent();
+    let kernel = form.kernels.iter().find(|kernel| kernel.of == T::DATA_TYPE);
+    let Some(kernel) = kernel else { return Ok(None) };
+    let resident = (kernel.resident)(compiled, context, cluster.blocks())?;
+    Ok(form.divide(shape, cluster, slices, resident).map(|(division, config)| {
         let is_swapped = matches!(plan, GemmPlan::Swapped(_));
-        Prepared::Tiled(Tiled { config, is_swapped, division, slices, launch: *launch })
+        Prepared::Tiled(Tiled { config, is_swapped, division, slices, launch: kernel.launch })
     }))
 }
 
@@ -205,17 +198,26 @@ impl Prepared {
     }
 }
 
-/// The maps of A, B and C for these kernels, and C's address if its map is not used.
+/// The maps of A, B and C for these kernels, and C's address if its map is not used: it is A's.
 pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
     stream: &Stream,
+    matrices: Matrices,
+) -> Result<([TensorMap; 3], u64)> {
+    wide_maps_of_groups::<T, O>(stream, matrices, 1)
+}
+
+/// [`wide_maps`] with a B for each of these groups.
+pub(super) fn wide_maps_of_groups<T: GemmElement, O: GemmOutput<T>>(
+    stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], transposed, .. }: Matrices,
+    groups: u32,
 ) -> Result<([TensorMap; 3], u64)> {
     let factor = |address, rows, tile_rows, transposed| match transposed {
         false => map::<T>(stream, address, [rows, k, tile_rows]),
         true => map::<T>(stream, address, [k, rows, wide::TRANSPOSED]),
     };
     let a = factor(a, m, wide::TILE_M, transposed[0])?;
-    let b = factor(b, n, wide::TILE_N / wide::CLUSTER, transposed[1])?;
+    let b = factor(b, groups * n, wide::TILE_N / wide::CLUSTER, transposed[1])?;
     let (map_of_c, unaligned) = match n.is_multiple_of(16 / size_of::<O>() as u32) {
         true => (map::<O>(stream, c, [m, n, wide::STORE_M])?, 0),
         false => (a, c),
@@ -223,30 +225,58 @@ pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
     Ok(([a, b, map_of_c], unaligned))
 }
 
-/// The kernel for a shape of tiles.
-pub(super) struct Form {
+/// The kernels for a shape of tiles, one of each kind.
+pub(crate) struct Form<K: 'static, L: 'static> {
     /// [`Shape::M`] and [`Shape::N`].
-    tile: (u32, u32),
+    pub(crate) tile: (u32, u32),
     /// [`Shape::DEPTH`].
     pub(super) depth: u32,
     threads: u32,
-    pub(super) divide: Divide,
-    of_types: &'static [OfType],
+    divide: Divide,
+    pub(crate) kernels: &'static [TileKernel<K, L>],
 }
 
-/// The kernel for a type of A, B and C.
-struct OfType {
-    data_type: DataType,
-    resident: fn(&Kernels, &Context, u32) -> Result<[u32; 2]>,
-    launch: LaunchTiled,
+/// A kernel for tiles, what it is of, and its launch.
+pub(crate) struct TileKernel<K, L> {
+    pub(crate) of: K,
+    pub(crate) resident: fn(&Kernels, &Context, u32) -> Result<[u32; 2]>,
+    pub(crate) launch: L,
 }
 
 /// [`Division::of`].
 type Divide = fn([u32; 3], Cluster, u32, u32, u32) -> Option<(Division, u32, u32)>;
 
+impl<K, L> Form<K, L> {
+    pub(crate) const fn new<S: Shape>(kernels: &'static [TileKernel<K, L>]) -> Self {
+        let (tile, divide) = ((S::M, S::N), Division::of::<S>);
+        Self { tile, depth: S::DEPTH, threads: S::THREADS, divide, kernels }
+    }
+
+    /// How a product is divided among the clusters that are resident with this shared memory, and
+    /// its launch; `None` if they cannot do it.
+    pub(crate) fn divide(
+        &self,
+        shape: [u32; 3],
+        cluster: Cluster,
+        slices: u32,
+        [clusters, shared]: [u32; 2],
+    ) -> Option<(Division, LaunchConfig)> {
+        let blocks = cluster.blocks();
+        let (division, clusters, shared) = (self.divide)(shape, cluster, slices, clusters, shared)?;
+        let config = LaunchConfig::new(clusters * blocks, self.threads)
+            .with_dynamic_shared(shared)
+            .with_cluster(blocks)
+            .with_dependent();
+        Some((division, config))
+    }
+}
+
+/// The kernels of a `Gemm`, for types of A, B and C.
+type GemmForm = Form<DataType, LaunchTiled>;
+
 /// The kernel for plans like this one, of tiles of `gemm_swapped`.
-pub(super) fn form(plan: GemmPlan, tile: (u32, u32)) -> Option<&'static Form> {
-    let forms: &[Form] = match plan {
+pub(super) fn form(plan: GemmPlan, tile: (u32, u32)) -> Option<&'static GemmForm> {
+    let forms: &[GemmForm] = match plan {
         GemmPlan::Portable | GemmPlan::Wide => &[],
         GemmPlan::Swapped(Tiling { slices: 1, .. }) => &SWAPPED,
         GemmPlan::Swapped(_) => &SWAPPED_SLICED,
@@ -259,15 +289,9 @@ pub(super) fn form(plan: GemmPlan, tile: (u32, u32)) -> Option<&'static Form> {
 macro_rules! forms {
     ($forms:ident, $kernel:ident $types:tt, $maps:ident, $is_sliced:tt: $($shape:ident)*) => {
         /// The kernels by their tiles.
-        static $forms: [Form; [$(stringify!($shape)),*].len()] = [$({
+        static $forms: [GemmForm; [$(stringify!($shape)),*].len()] = [$({
             type Tile = swapped::$shape;
-            Form {
-                tile: (Tile::M, Tile::N),
-                depth: Tile::DEPTH,
-                threads: Tile::THREADS,
-                divide: Division::of::<Tile>,
-                of_types: forms!(@of_types $kernel $types, $maps, $is_sliced),
-            }
+            Form::new::<Tile>(forms!(@of_types $kernel $types, $maps, $is_sliced))
         }),*];
     };
     (@of_types $kernel:ident [$($type:ident),*], $maps:ident, $is_sliced:tt) => {
@@ -293,8 +317,7 @@ macro_rules! forms {
                 unsafe { product.config(config).launch(&compiled.on(stream)) }
             }
 
-            let (data_type, resident) = ($type::DATA_TYPE, resident::<Tile, Kernel>);
-            OfType { data_type, resident, launch }
+            TileKernel { of: $type::DATA_TYPE, resident: resident::<Tile, Kernel>, launch }
         }),*]
     };
     (@args true, $kernel:ty, [$($arg:expr),*], $slices:ident, $epilogue:ident) => {

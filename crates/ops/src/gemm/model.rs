@@ -110,7 +110,7 @@ fn in_flight(plan: GemmPlan, tiling: Tiling, shape: [u32; 3], room: Room) -> Opt
     let Tiling { rows, columns, cluster, slices } = tiling;
     let form = form(plan, (rows, columns))?;
     let clusters = room.clusters(cluster.blocks()) as u32;
-    let (division, ..) = (form.divide)(shape, cluster, slices, clusters, SHARED)?;
+    let (division, _) = form.divide(shape, cluster, slices, [clusters, SHARED])?;
     Some(division.stages * form.depth)
 }
 

@@ -9,24 +9,27 @@ use devcomm_kernels::gemm::gemm_blocks::BLOCK;
 use super::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
 use super::launches::{Matrices, launch_blocks};
 use super::{Gemm, GemmPlan};
-use crate::check::{address, refuse};
+use crate::check::{address, refuse_if};
 use crate::extents::Extents;
 
-/// A product of `[m, n, k]` that [`Gemm::product`] began: `C = activation(scale_a * scale_b * (A x
-/// B^T) + bias) + residual`, of which only the product itself is always there. All is computed in
-/// `f32`, and rounded once. A product can be launched several times.
+/// A product of `[m, n, k]` that an operation `G`, [`Gemm`] or [`AllGatherGemm`], began:
+/// `C = activation(scale_a * scale_b * (A x B^T) + bias) + residual`, of which only the product
+/// itself is always there. All is computed in `f32`, and rounded once. A product can be launched
+/// several times.
+///
+/// [`AllGatherGemm`]: crate::AllGatherGemm
 ///
 /// C is of [`GemmElement::Output`] or of `f32`; its buffer decides. Bias and residual have its
 /// type.
 #[must_use = "it is launched by `launch`"]
-pub struct Product<'g, T, O> {
-    gemm: &'g Gemm,
-    shape: [usize; 3],
+pub struct Product<'g, T, O, G = Gemm> {
+    pub(crate) of: &'g G,
+    pub(crate) shape: [usize; 3],
     transposed: [bool; 2],
     scales: Option<[DeviceSlice<f32>; 2]>,
     /// Matrices of scales, and the launch of the kernel that takes them.
     block_scales: Option<([DeviceSlice<f32>; 2], LaunchBlocks)>,
-    added: Added<O>,
+    pub(crate) added: Added<O>,
     factors: PhantomData<T>,
 }
 
@@ -54,24 +57,7 @@ impl Gemm {
         T: GemmElement,
         O: GemmOutput<T>,
     {
-        self.product_with(shape, Added::NOTHING)
-    }
-
-    /// Returns the same as [`product`](Self::product), with this added.
-    pub(crate) fn product_with<T, O>(&self, shape: [usize; 3], added: Added<O>) -> Product<'_, T, O>
-    where
-        T: GemmElement,
-        O: GemmOutput<T>,
-    {
-        Product {
-            gemm: self,
-            shape,
-            transposed: [false; 2],
-            scales: None,
-            block_scales: None,
-            added,
-            factors: PhantomData,
-        }
+        Product::new(self, shape, Added::NOTHING)
     }
 }
 
@@ -126,7 +112,12 @@ impl<T: TransposableElement, O: GemmOutput<T>> Product<'_, T, O> {
     }
 }
 
-impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
+impl<'g, T: GemmElement, O: GemmOutput<T>, G> Product<'g, T, O, G> {
+    pub(crate) fn new(of: &'g G, shape: [usize; 3], added: Added<O>) -> Self {
+        let (transposed, scales, block_scales) = ([false; 2], None, None);
+        Self { of, shape, transposed, scales, block_scales, added, factors: PhantomData }
+    }
+
     /// Adds the first `n` elements of `bias` to each row.
     pub fn bias<D: Buffer<Element = O>>(mut self, bias: &D) -> Self {
         self.added.bias = Some(bias.device_slice());
@@ -145,7 +136,9 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         self.added.residual = Some(residual.device_slice());
         self
     }
+}
 
+impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     /// Enqueues the product: reads `m * k` elements of `a` and `n * k` of `b`, and writes the first
     /// `m * n` elements of `c`, which overlaps none of the other buffers, except that it may begin
     /// where the residual does. Only work on this stream may access `c` until the product has
@@ -183,21 +176,21 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         let epilogue = EpilogueArgs {
             scale_a: scale("the scale of A", of_a)?,
             scale_b: scale("the scale of B", of_b)?,
-            ..self.added.args(self.gemm.stream.context(), [m, n])?
+            ..self.added.args(self.of.stream.context(), [m, n])?
         };
         let (shape, transposed) = (extents.array(), self.transposed());
         let matrices = Matrices { a, b, c, shape, transposed, epilogue };
-        let _turn = self.gemm.order.begin(&self.gemm.stream)?;
+        let _turn = self.of.order.begin(&self.of.stream)?;
         // SAFETY: the buffers have the elements; memory that is dropped is freed after the work of
         // the streams, and after the graphs.
         unsafe {
             let Some(([of_a, of_b], launch)) = &self.block_scales else {
-                return self.gemm.enqueue::<T, O>(extents, matrices);
+                return self.of.enqueue::<T, O>(extents, matrices);
             };
             let [n, k] = [n, k].map(|extent| extent.div_ceil(BLOCK as usize));
             let of_a = self.address("the matrix of A's scales", of_a, k, m)?;
             let of_b = self.address("the matrix of B's scales", of_b, n, k)?;
-            launch(self.gemm, matrices, [of_a, of_b])
+            launch(self.of, matrices, [of_a, of_b])
         }
     }
 
@@ -213,10 +206,8 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     ///
     /// As [`Gemm::plan`], and for a product with scales per block, of which there is one form.
     pub fn plan(&self) -> Result<GemmPlan> {
-        if self.block_scales.is_some() {
-            return refuse("a product with scales per block has no plans");
-        }
-        Ok(self.gemm.prepare::<T, O>(Extents::new(self.shape)?, self.transposed())?.0)
+        refuse_if!(self.block_scales.is_some(), "a product with scales per block has no plans");
+        Ok(self.of.prepare::<T, O>(Extents::new(self.shape)?, self.transposed())?.0)
     }
 
     /// The address of a buffer of the `Gemm`'s context with enough elements.
@@ -227,11 +218,11 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         rows: usize,
         columns: usize,
     ) -> Result<u64> {
-        address(self.gemm.stream.context(), name, slice, rows, columns)
+        address(self.of.stream.context(), name, slice, rows, columns)
     }
 }
 
-impl<T, O> std::fmt::Debug for Product<'_, T, O> {
+impl<T, O, G> std::fmt::Debug for Product<'_, T, O, G> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [m, n, k] = self.shape;
         write!(f, "Product({m} x {n} x {k})")

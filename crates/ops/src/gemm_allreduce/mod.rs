@@ -21,11 +21,11 @@ use self::strips::Strips;
 use self::swapped::{MOST_ROWS, Swapped};
 use self::wide::Wide;
 pub use self::wire::{ParseWireError, Wire};
-use crate::check::refuse;
+use crate::check::{refuse, refuse_if};
 use crate::extents::Extents;
 use crate::fused::{Base, FusedGemm, Fusion, Operands, Output, Strategy, Unfused};
 use crate::gemm::{self, Added, Candidates, Room};
-use crate::{Explanation, GemmPlan};
+use crate::{Explanation, GemmPlan, Product};
 
 type Plan = GemmAllReducePlan;
 
@@ -271,7 +271,7 @@ impl Fusion for AllReduce {
     ) -> Result<()> {
         let (Operands { a, b, c, extents, .. }, [m, n, _]) = (of, of.extents.lengths());
         let c = c.slice(..m * n)?;
-        gemm.product_with(extents.lengths(), Added::NOTHING).launch_of(*extents, (a, b, &c))?;
+        Product::new(gemm, extents.lengths(), Added::NOTHING).launch_of(*extents, (a, b, &c))?;
         collectives.all_reduce(&c, &c, ReduceOp::Sum, &on.stream)
     }
 
@@ -306,11 +306,10 @@ impl Fusion for AllReduce {
 
     fn require(&self, on: &Base<Self>, plan: Plan) -> Result<()> {
         let wire = self.wire();
-        if !wire.has(plan) {
-            return refuse(format!(
-                "the plan `{plan}` does not send partial sums in {wire}: set `strips`"
-            ));
-        }
+        refuse_if!(
+            !wire.has(plan),
+            "the plan `{plan}` does not send partial sums in {wire}: set `strips`"
+        );
         match plan {
             Plan::Wide | Plan::Swapped(_) if !self.exchanges => refuse(format!(
                 "the plan `{plan}` needs several ranks, all with Hopper GPUs, and there are {}: \

@@ -4,8 +4,7 @@ use std::cell::OnceCell;
 use std::collections::HashMap;
 
 use devcomm_host::{
-    Communicator, Context, DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Result,
-    Stream, SymmetricBuffer, TensorMap, Window,
+    DevCommResource, Kernels, LaunchConfig, Result, Stream, SymmetricBuffer, TensorMap, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_swapped::{self as shapes, Cluster, Division, Shape};
@@ -16,8 +15,10 @@ use half::bf16;
 use super::{AllReduce, Plan};
 use crate::check::refuse;
 use crate::extents::Extents;
-use crate::fused::{Base, Operands, Strategy, prepare_once, prepared};
-use crate::gemm::{self, DivisionArgs, Matrices, Room, clusters, division_args, swapped_maps};
+use crate::fused::{Base, Exchanging, Operands, Strategy, prepare_once, prepared};
+use crate::gemm::{
+    self, DivisionArgs, Form, Matrices, Room, TileKernel, clusters, division_args, swapped_maps,
+};
 use crate::lamport::LamportMemory;
 use crate::launch::Takes;
 use crate::{KERNELS, Tiling};
@@ -30,45 +31,31 @@ type Tile = (u32, u32, Cluster);
 
 /// The kernels, and the memory of their messages.
 pub(super) struct Swapped {
-    compiled: Kernels,
-    dev_comm: DevCommResource,
-    memory: LamportMemory,
+    kernels: Exchanging,
     /// The clusters that are resident on all GPUs for each tile, and the dynamic shared memory that
     /// a block may have.
     resident: HashMap<Tile, [u32; 2]>,
-    /// Which kernel of a [`Form`].
+    /// Which kernel of a [`TileForm`].
     which: usize,
 }
 
 impl Swapped {
-    /// Makes slots for products of up to `m x n` elements. *Collective*.
-    pub(super) fn new(comm: &Communicator, m: usize, n: usize) -> Result<Self> {
-        let which = usize::from(comm.n_ranks() != 2);
-        let own = || {
+    /// Makes slots for products of up to the largest. *Collective*.
+    fn new(on: &Base<AllReduce>) -> Result<Self> {
+        let which = usize::from(on.comm.n_ranks() != 2);
+        let load = || {
             let set = KERNELS.only(&[kernels::gemm_allreduce_swapped::<shapes::M8N64, 2>::FILE]);
-            let compiled = Kernels::load(comm.context(), &set)?;
-            let Some(capacity) = slots(m.min(MOST_ROWS), n) else {
-                return refuse(format!("a product of {m} x {n} elements is too large"));
+            let compiled = Kernels::load(on.context(), &set)?;
+            let resident = |((_, _, cluster), form): (Tile, &TileForm)| {
+                (form.kernels[which].resident)(&compiled, on.context(), cluster.blocks())
             };
-            let resident = |(_, _, cluster): Tile, form: &Form| {
-                (form.resident[which])(&compiled, comm.context(), cluster.blocks())
-            };
-            let own = tiles().map(|(tile, form)| resident(tile, form)).collect::<Result<_>>()?;
-            Ok(((compiled, capacity), own))
+            let resident = tiles().map(resident).collect::<Result<_>>()?;
+            Ok((compiled, resident))
         };
-        let own: Result<(_, Vec<[u32; 2]>)> = own();
-        const NAME: &str = "GemmAllReduce: the plan swapped";
-        comm.together(NAME, || {
-            let call = comm.collective(NAME).option("m", m).option("n", n);
-            let ((compiled, capacity), all) = call.exchange(own)?;
-            // The same grids in all ranks.
-            let least = |i: usize, which: usize| all.iter().map(|own| own[i][which]).min();
-            let fewest = |i| [0, 1].map(|which| least(i, which).unwrap_or(0));
-            let resident = tiles().enumerate().map(|(i, (tile, _))| (tile, fewest(i))).collect();
-            let memory = LamportMemory::new(comm, capacity)?;
-            let dev_comm = comm.create_dev_comm(DevCommRequirements::new())?;
-            Ok(Self { compiled, dev_comm, memory, resident, which })
-        })
+        let slots = |[m, n]: [usize; 2]| slots(m.min(MOST_ROWS), n);
+        let kernels = Exchanging::new(on, "swapped", (&[], ""), slots, load, false)?;
+        let resident = tiles().map(|(tile, _)| tile).zip(kernels.resident.iter().copied());
+        Ok(Self { resident: resident.collect(), kernels, which })
     }
 
     /// The clusters that are resident on all GPUs.
@@ -82,24 +69,17 @@ impl Swapped {
     /// How a product is divided by a plan; `None` if it cannot do it.
     fn division(&self, tile: Tile, extents: Extents) -> Option<(Division, LaunchConfig)> {
         let [m, n, _] = extents.lengths();
-        let fits = slots(m, n).is_some_and(|slots| slots <= self.memory.capacity);
-        let [clusters, shared] = *self.resident.get(&tile)?;
+        let fits = slots(m, n).is_some_and(|slots| slots <= self.kernels.memory.capacity);
         let form = form(tile).filter(|_| fits && is_for(extents))?;
-        let (division, clusters, shared) =
-            (form.divide)(extents.array(), tile.2, 1, clusters, shared)?;
-        let blocks = tile.2.blocks();
-        let config = LaunchConfig::new(clusters * blocks, form.threads)
-            .with_dynamic_shared(shared)
-            .with_cluster(blocks)
-            .with_dependent();
+        let resident = *self.resident.get(&tile)?;
+        let (division, config) = form.divide(extents.array(), tile.2, 1, resident)?;
         Some((division, config.without_cooperation()))
     }
 }
 
 /// Prepares the kernels of all tiles. *Collective*.
 pub(super) fn prepare(cell: &OnceCell<Swapped>, on: &Base<AllReduce>) -> Result<()> {
-    let [m, n] = on.most;
-    prepare_once(cell, || Swapped::new(&on.comm, m, n))
+    prepare_once(cell, || Swapped::new(on))
 }
 
 /// The tile of a plan that has one.
@@ -141,7 +121,8 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
         let division = Division { constant_b: on.constant_b, ..division };
         // SAFETY: the caller passes matrices of the extents that outlive the product.
         unsafe {
-            (form.launch[swapped.which])(swapped, &on.stream, of.matrices(), division, config)
+            let launch = form.kernels[swapped.which].launch;
+            launch(swapped, &on.stream, of.matrices(), division, config)
         }
     }
 }
@@ -158,31 +139,20 @@ pub(super) fn has(Tiling { rows, columns, cluster, slices }: Tiling) -> bool {
 }
 
 /// All tiles, each with its kernel.
-fn tiles() -> impl Iterator<Item = (Tile, &'static Form)> {
+fn tiles() -> impl Iterator<Item = (Tile, &'static TileForm)> {
     FORMS.iter().flat_map(|form| {
         let (rows, columns) = form.tile;
         clusters(form.tile).map(move |cluster| ((rows, columns, cluster), form))
     })
 }
 
-fn form((rows, columns, _): Tile) -> Option<&'static Form> {
+fn form((rows, columns, _): Tile) -> Option<&'static TileForm> {
     FORMS.iter().find(|form| form.tile == (rows, columns))
 }
 
-/// [`Division::of`].
-type Divide = fn([u32; 3], Cluster, u32, u32, u32) -> Option<(Division, u32, u32)>;
+/// The kernels of a shape of tiles: for two ranks, and for any number.
+type TileForm = Form<usize, Launch>;
 
-/// The kernels of a shape of tiles, each for two ranks and for any number.
-struct Form {
-    tile: (u32, u32),
-    threads: u32,
-    /// The clusters that are resident, and the dynamic shared memory of a block.
-    resident: [Resident; 2],
-    divide: Divide,
-    launch: [Launch; 2],
-}
-
-type Resident = fn(&Kernels, &Context, u32) -> Result<[u32; 2]>;
 type Launch = unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>;
 
 /// The arguments of `gemm_allreduce_swapped`: the device communicator, maps of A, B and C,
@@ -207,7 +177,7 @@ type Args<'a> = (
 ///
 /// That of [`Strategy::launch`].
 unsafe fn launch<S: Shape, K: for<'a> Takes<Args<'a>>>(
-    Swapped { compiled, dev_comm, memory, .. }: &Swapped,
+    Swapped { kernels: Exchanging { compiled, dev_comm, memory, .. }, .. }: &Swapped,
     stream: &Stream,
     matrices: Matrices,
     division: Division,
@@ -223,19 +193,18 @@ unsafe fn launch<S: Shape, K: for<'a> Takes<Args<'a>>>(
 
 macro_rules! forms {
     ($($shape:ident)*) => {
-        static FORMS: [Form; [$(stringify!($shape)),*].len()] = [$({
+        static FORMS: [TileForm; [$(stringify!($shape)),*].len()] = [$({
             type Tiles = shapes::$shape;
-            type OfTwo = kernels::gemm_allreduce_swapped<Tiles, 2>;
-            type OfMany = kernels::gemm_allreduce_swapped<Tiles, 0>;
-            Form {
-                tile: (Tiles::M, Tiles::N),
-                threads: Tiles::THREADS,
-                resident: [gemm::resident::<Tiles, OfTwo>, gemm::resident::<Tiles, OfMany>],
-                divide: Division::of::<Tiles>,
-                launch: [launch::<Tiles, OfTwo>, launch::<Tiles, OfMany>],
-            }
+            Form::new::<Tiles>(&[
+                kernel::<Tiles, kernels::gemm_allreduce_swapped<Tiles, 2>>(2),
+                kernel::<Tiles, kernels::gemm_allreduce_swapped<Tiles, 0>>(0),
+            ])
         }),*];
     };
+}
+
+const fn kernel<S: Shape, K: for<'a> Takes<Args<'a>>>(of: usize) -> TileKernel<usize, Launch> {
+    TileKernel { of, resident: gemm::resident::<S, K>, launch: launch::<S, K> }
 }
 
 forms! {

@@ -15,7 +15,7 @@ use super::wire::Wire;
 use super::{AllReduce, Plan};
 use crate::KERNELS;
 use crate::extents::Extents;
-use crate::fused::{Base, Operands, Strategy, WideKernel, prepare_once, prepared};
+use crate::fused::{Base, Exchanging, Operands, Strategy, prepare_once, prepared};
 use crate::gemm::{Matrices, wide_maps, wide_pairs};
 use crate::lamport::LamportMemory;
 use crate::launch::Takes;
@@ -32,7 +32,7 @@ pub(super) struct Wide {
 }
 
 /// The kernel, and this rank's own partial sums, if they are 8-bit floats.
-type Prepared = (WideKernel, Option<SymmetricBuffer<u32>>);
+type Prepared = (Exchanging, Option<SymmetricBuffer<u32>>);
 
 /// The slots of a product, if there is a kernel for so many ranks and the type.
 fn slots([m, n]: [usize; 2], ranks: usize, wire: Wire) -> Option<u32> {
@@ -63,7 +63,7 @@ impl Strategy<AllReduce> for Wide {
         self.prepared.get().is_some() && self.fits(on, [m, n])
     }
 
-    fn prepare(&self, on: &Base<AllReduce>, plan: Plan) -> Result<()> {
+    fn prepare(&self, on: &Base<AllReduce>, _: Plan) -> Result<()> {
         let (ranks, is_f8) = (on.comm.n_ranks(), self.wire == Wire::E4m3);
         let load = || {
             let set = KERNELS.only(match ranks {
@@ -78,7 +78,7 @@ impl Strategy<AllReduce> for Wide {
                 4 => compiled.resident_clusters::<OfFour>(CLUSTER, THREADS, SHARED)? * CLUSTER,
                 _ => compiled.resident_clusters::<OfEight>(CLUSTER, THREADS, SHARED)? * CLUSTER,
             };
-            Ok((compiled, blocks))
+            Ok((compiled, vec![[blocks, 0]]))
         };
         let new = || {
             let for_ranks = match is_f8 {
@@ -86,7 +86,7 @@ impl Strategy<AllReduce> for Wide {
                 false => (&[2, 4, 8][..], "2, 4 or 8 ranks"),
             };
             let slots = |size| slots(size, ranks, self.wire);
-            let wide = WideKernel::new(on, plan, for_ranks, slots, load, ranks > 2)?;
+            let wide = Exchanging::new(on, "wide", for_ranks, slots, load, ranks > 2)?;
             let words = 4 * wide.memory.capacity as usize;
             let own = is_f8.then(|| on.comm.mem_alloc(words)).transpose()?;
             Ok((wide, own))
@@ -105,8 +105,8 @@ impl Strategy<AllReduce> for Wide {
         let (matrices, window) = (of.matrices(), of.c);
         let Matrices { c, shape: [m, n, k], .. } = matrices;
         let ([a, b, map], _) = wide_maps::<bf16, bf16>(&on.stream, matrices)?;
-        let config = wide.config(wide_pairs(m, n));
-        let WideKernel { compiled, dev_comm, memory, .. } = wide;
+        let config = wide.wide_config(wide_pairs(m, n));
+        let Exchanging { compiled, dev_comm, memory, .. } = wide;
         let LamportMemory { slots, state, capacity } = memory;
         let target = compiled.on(&on.stream);
         let (plain, capacity) = (config.without_cooperation(), *capacity);
