@@ -2,12 +2,12 @@
 
 use cuda_std::mem;
 use cuda_std::prelude::*;
-use nccl_device::{Coop, Lamport};
+use nccl_device::Coop;
 
 use super::ep_dispatch::{COMES, COUNT, Dispatch};
-use super::numbered::Numbered;
+use super::numbered::Session;
 use super::parts::{Part, Parts, Share};
-use super::ranks::{Ranks, ranks, rolled};
+use super::ranks::{ranks, rolled};
 use super::rows::{Payload, Rows};
 
 impl<R: Rows> Dispatch<'_, R> {
@@ -21,12 +21,10 @@ impl<R: Rows> Dispatch<'_, R> {
     /// first part of the round is one of the most tokens.
     pub(super) unsafe fn receive_round<const N: usize, const VECTORS: usize>(
         &self,
-        session: &Lamport<'_, N>,
-        numbered: &Numbered<N>,
+        session: &Session<'_, N>,
         parts: Parts<VECTORS>,
         share: Share,
         round: u32,
-        absent: Ranks,
     ) -> u32 {
         let (mut most, mut distance, ranks) = (0, share.distance, rolled::<N>(self.comm));
         while distance < ranks {
@@ -34,7 +32,7 @@ impl<R: Rows> Dispatch<'_, R> {
             loop {
                 let part = parts.at(at);
                 // SAFETY: only this warp has the part, and all of its lanes are here.
-                let tokens = unsafe { self.receive(session, numbered, distance, part, absent) };
+                let tokens = unsafe { self.receive(session, distance, part) };
                 let end = parts.count(tokens);
                 most = most.max(end);
                 at += share.parts;
@@ -53,11 +51,9 @@ impl<R: Rows> Dispatch<'_, R> {
     /// together.
     unsafe fn receive<const N: usize, const VECTORS: usize>(
         &self,
-        session: &Lamport<'_, N>,
-        numbered: &Numbered<N>,
+        session: &Session<'_, N>,
         distance: usize,
         part: Part<VECTORS>,
-        absent: Ranks,
     ) -> u32 {
         let (source, top_k) = (self.source::<N>(distance), self.shape.top_k);
         // Every lane has a message that says whether the row comes.
@@ -66,24 +62,25 @@ impl<R: Rows> Dispatch<'_, R> {
         let mut tokens = 0;
         // All that may be there is polled at once.
         self.comm.wait_until(Coop::thread(), || {
-            if absent.contains(source) {
+            if session.absent.contains(source) {
                 return true;
             }
             // SAFETY: there are slots for the most tokens, as the kernel's caller guarantees.
-            let (count, told) =
-                unsafe { (numbered.peek(source, COUNT), numbered.peek(source, slot)) };
+            let (count, told) = unsafe {
+                (session.numbered.peek(source, COUNT), session.numbered.peek(source, slot))
+            };
             let mut all = true;
             for i in 0..VECTORS {
                 if let Some(at) = part.vector_of(part.row as usize, i) {
                     // SAFETY: there are slots for the most tokens.
-                    let vector = unsafe { session.peek(source, at as u32) };
+                    let vector = unsafe { session.rows.peek(source, at as u32) };
                     all &= vector.is_some();
                     payload.row[i] = vector.unwrap_or(payload.row[i]);
                 }
             }
             if let Some(slot) = self.scales_slot(part) {
                 // SAFETY: there are slots for the most tokens.
-                let scales = unsafe { session.peek(source, slot) };
+                let scales = unsafe { session.rows.peek(source, slot) };
                 all &= scales.is_some();
                 payload.scales = scales.unwrap_or(payload.scales);
             }
@@ -101,11 +98,11 @@ impl<R: Rows> Dispatch<'_, R> {
                 self.store_row(source, part, &payload);
                 for i in 0..VECTORS {
                     if let Some(at) = part.vector_of(part.row as usize, i) {
-                        session.empty(source, at as u32);
+                        session.rows.empty(source, at as u32);
                     }
                 }
                 if let Some(slot) = self.scales_slot(part) {
-                    session.empty(source, slot);
+                    session.rows.empty(source, slot);
                 }
             }
             if part.is_first {

@@ -1,6 +1,7 @@
 //! How rows are divided among the warps of a grid.
 
 use cuda_std::prelude::*;
+use cuda_std::strided::Strided;
 use devcomm_types::Element;
 
 /// Rows of vectors in parts of [`WARP_SIZE`](warp::WARP_SIZE) `* VECTORS`, for a warp each.
@@ -63,6 +64,17 @@ impl<const VECTORS: usize> Parts<VECTORS> {
     /// Returns the number of parts of `rows` rows.
     pub(super) fn count(self, rows: u32) -> u32 {
         rows * self.per_row
+    }
+
+    /// Returns the parts of `rows` rows, from row `first` on, that this warp of its block has.
+    pub(super) fn of_block(self, first: u32, rows: u32) -> impl Iterator<Item = Part<VECTORS>> {
+        let (mine, end) = (self.count(first) + warp::warp_id(), self.count(first + rows));
+        Strided::new(mine, end, block_warps()).map(move |index| self.at(index))
+    }
+
+    /// Returns the parts of `rows` rows that this warp of the grid has.
+    pub(super) fn of_grid(self, rows: u32) -> impl Iterator<Item = Part<VECTORS>> {
+        Strided::new(warp_index(), self.count(rows), warps()).map(move |index| self.at(index))
     }
 
     /// Returns a part, by its index.
@@ -140,9 +152,14 @@ pub(super) fn warp_index() -> u32 {
     thread::thread_idx_x() / warp::WARP_SIZE * thread::grid_dim_x() + thread::block_idx_x()
 }
 
+/// Returns the number of warps of the block.
+pub(super) fn block_warps() -> u32 {
+    thread::block_dim_x() / warp::WARP_SIZE
+}
+
 /// Returns the number of warps of the grid.
 pub(super) fn warps() -> u32 {
-    thread::block_dim_x() / warp::WARP_SIZE * thread::grid_dim_x()
+    block_warps() * thread::grid_dim_x()
 }
 
 /// Returns the element of an array at an index that varies, by comparisons: an access by address

@@ -219,8 +219,3 @@ impl Batch {
 pub(super) fn position(those: u32, token: u32) -> usize {
     (those & ((1 << token) - 1)).count_ones() as usize
 }
-
-/// Returns the number of warps of the block.
-pub(super) fn block_warps() -> u32 {
-    thread::block_dim_x() / warp::WARP_SIZE
-}

@@ -2,6 +2,7 @@
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;
+use half::bf16;
 
 use super::ranks::Ranks;
 
@@ -62,6 +63,37 @@ impl Steps {
     /// Receives what all ranks sent, in this launch (`SEND | RECEIVE`) or in the one before it
     /// (`RECEIVE` alone).
     pub const RECEIVE: u32 = 2;
+}
+
+/// The tokens that a rank sends.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+pub struct Tokens {
+    /// A row for each token.
+    pub input: *const bf16,
+    /// [`Shape::top_k`] expert ids for each: from 0 up to [`Shape::experts`] times the number of
+    /// ranks, or -1 for none.
+    pub ids: *const i32,
+    /// The weights of these experts.
+    pub weights: *const f32,
+    /// The number of tokens, also 0.
+    pub count: u32,
+}
+
+impl Tokens {
+    /// Loads the id and the weight of the expert of token `token` that has this lane's number; -1
+    /// if there is none.
+    ///
+    /// The kernel's caller guarantees the memory.
+    #[track_caller]
+    pub(super) unsafe fn expert(&self, shape: Shape, token: u32) -> (i32, f32) {
+        if warp::lane_id() >= shape.top_k {
+            return (-1, 0.0);
+        }
+        let at = (token * shape.top_k + warp::lane_id()) as usize;
+        // SAFETY: the token has the expert, as the caller guarantees.
+        unsafe { (mem::load(self.ids.wrapping_add(at)), mem::load(self.weights.wrapping_add(at))) }
+    }
 }
 
 /// The memory for the tokens that a rank has received from all ranks. Those of rank `r` begin at
