@@ -31,11 +31,12 @@ pub const COMBINE_RECEIVE: &str = "kernels/src/expert_parallel/combine_receive.r
 const EP_LAYOUT: &str = "kernels/src/expert_parallel/ep_layout.rs";
 pub const EP_COMBINE: &str = "kernels/src/expert_parallel/ep_combine.rs";
 const EP_COUNTERS: &str = "kernels/src/expert_parallel/counters.rs";
-const EP_PLACES: &str = "kernels/src/expert_parallel/places.rs";
+const EP_COUNTS: &str = "kernels/src/expert_parallel/counts.rs";
 const DISPATCH_COUNTED: &str = "kernels/src/expert_parallel/ep_dispatch_counted.rs";
 const COMBINE_COUNTED: &str = "kernels/src/expert_parallel/ep_combine_counted.rs";
 const EP_RAIL: &str = "kernels/src/expert_parallel/rail.rs";
-const DISPATCH_TEAMS: &str = "kernels/src/expert_parallel/ep_dispatch_hybrid.rs";
+pub const DISPATCH_TEAMS: &str = "kernels/src/expert_parallel/ep_dispatch_hybrid.rs";
+pub const DISPATCH_RELAY: &str = "kernels/src/expert_parallel/dispatch_relay.rs";
 const COMBINE_TEAMS: &str = "kernels/src/expert_parallel/ep_combine_hybrid.rs";
 const BLOCKS: &str = "kernels/src/gemm/gemm_blocks.rs";
 pub const MAINLOOP: &str = "crates/cuda_std/src/tile/mainloop.rs";
@@ -204,7 +205,13 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, TOLD]),
     mutant("ep_dispatch", EP_DISPATCH, (END_ROWS, 0), Remove, &[WAIT, PEEK_ROW, TOLD]),
     mutant("ep_dispatch", EP_DISPATCH, (PREVIOUS, 0), NoWait, &["mem::store", ROW]),
-    mutant("expert_parallel", EP_LAYOUT, (PREVIOUS, 0), NoWait, &[".load(", ".store(", ROW]),
+    mutant(
+        "expert_parallel",
+        EP_LAYOUT,
+        (PREVIOUS, 0),
+        NoWait,
+        &[".load(", ".store(", "tokens_of(", ROW],
+    ),
     mutant("expert_parallel", EP_COUNTERS, ("warp::sync()", 0), Remove, &["add_one(", ".load("]),
     mutant("expert_parallel", EP_LAYOUT, ("thread::sync_threads()", 0), Remove, &[".load("]),
     mutant("expert_parallel", EP_LAYOUT, ("thread::sync_threads()", 1), Remove, &[".load("]),
@@ -214,15 +221,21 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("ep_of_any_ranks", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, TOLD]),
     mutant("ep_of_any_ranks", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, SEVERAL]),
     mutant("ep_combine", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, SEVERAL]),
-    mutant("ep_combine", EP_COMBINE, (NUMBERED, 0), NARROW, &[NUMBERED, TOLD]),
-    mutant("ep_combine", EP_COMBINE, (END_ROWS, 0), Remove, &[SEVERAL]),
+    mutant("ep_combine", COMBINE_RECEIVE, (NUMBERED, 0), NARROW, &[NUMBERED, TOLD]),
+    mutant("ep_combine", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[SEVERAL]),
     mutant("ep_combine_in_one_round", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, SEVERAL]),
-    mutant("ep_combine_in_one_round", EP_COMBINE, (END_ROWS, 0), Remove, &[SEVERAL]),
-    mutant("ep_combine_in_one_round", EP_COMBINE, (PREVIOUS, 0), NoWait, &["mem::load", SUMMED]),
-    mutant("ep_combine", EP_COMBINE, (PREVIOUS, 0), NoWait, &["mem::load", SUMMED]),
-    mutant(COUNTED, EP_PLACES, (TELL_COUNTS, 0), NARROW, &[TELL_COUNTS, "wait(Step::Counted)"]),
-    mutant(COUNTED, EP_PLACES, (TELL_COUNTS, 0), Relax, &[COUNTS_STORED]),
-    mutant(COUNTED, EP_PLACES, ("wait(Step::Counted)", 0), NoWait, &[COUNTS_STORED, COUNTS_LOADED]),
+    mutant("ep_combine_in_one_round", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[SEVERAL]),
+    mutant(
+        "ep_combine_in_one_round",
+        EP_COMBINE,
+        (PREVIOUS, 0),
+        NoWait,
+        &["mem::load", "tokens_of(", SUMMED],
+    ),
+    mutant("ep_combine", EP_COMBINE, (PREVIOUS, 0), NoWait, &["mem::load", "tokens_of(", SUMMED]),
+    mutant(COUNTED, EP_COUNTS, (TELL_COUNTS, 0), NARROW, &[TELL_COUNTS, "wait(Step::Counted)"]),
+    mutant(COUNTED, EP_COUNTS, (TELL_COUNTS, 0), Relax, &[COUNTS_STORED]),
+    mutant(COUNTED, EP_COUNTS, ("wait(Step::Counted)", 0), NoWait, &[COUNTS_STORED, COUNTS_LOADED]),
     mutant(COUNTED, DISPATCH_COUNTED, (SENT, 0), Relax, &[ROW, "store_returns("]),
     mutant(
         "dispatches_counted",
@@ -233,7 +246,13 @@ pub const MUTANTS: &[Mutant] = &[
     ),
     mutant(COUNTED, COMBINE_COUNTED, (RETURNED, 0), Relax, &[ROW]),
     mutant(COUNTED, COMBINE_COUNTED, ("wait(Step::Returned)", 0), NoWait, &[ROW]),
-    mutant("combines_counted", COMBINE_COUNTED, (PREVIOUS, 0), NoWait, &[ROW, "mem::load"]),
+    mutant(
+        "combines_counted",
+        COMBINE_COUNTED,
+        (PREVIOUS, 0),
+        NoWait,
+        &[ROW, "mem::load", ".load("],
+    ),
     mutant("combines_counted", COMBINE_COUNTED, ("wait(Step::Ready)", 0), NoWait, &[ROW]),
     mutant(TEAMS, EP_RAIL, (PUT, 0), Change::Signal(1), &[MEETS, PUT]),
     mutant(TEAMS, EP_RAIL, (PUT, 0), Relax, &[PUT]),

@@ -5,9 +5,10 @@ use cuda_std::strided::Strided;
 use nccl_device::Coop;
 
 use super::ep_combine::Combine;
+use super::ep_layout::{NONE, RETURN_WORDS};
 use super::numbered::Session;
 use super::parts::Part;
-use super::ranks::{Ranks, rolled};
+use super::ranks::{Ranks, ranks, rolled};
 use super::sums::{Entries, Row, add, sum};
 
 /// The words that a warp loads ahead for a part of a row that it receives.
@@ -20,20 +21,16 @@ pub(super) struct Incoming {
 
 impl Combine<'_> {
     /// Loads the entries of a token of this rank, and the ranks that have experts of it.
-    pub(super) unsafe fn incoming<const VECTORS: usize>(
-        &self,
-        part: Part<VECTORS>,
-        absent: Ranks,
-    ) -> Incoming {
+    pub(super) unsafe fn incoming(&self, row: u32, absent: Ranks) -> Incoming {
         let (me, tokens) = (self.comm.lsa_team().rank as usize, self.results.tokens);
         let mut targets = Ranks(0);
         // SAFETY: `received` and `returns` have words for the most tokens of this rank.
         unsafe {
-            if part.row < tokens {
-                let of_row = self.received.targets.wrapping_add(part.row as usize);
+            if row < tokens {
+                let of_row = self.received.targets.wrapping_add(row as usize);
                 targets = Ranks(mem::load(of_row)).without(absent);
             }
-            Incoming { entries: self.entries(me, part, tokens), targets }
+            Incoming { entries: self.entries(me, row, tokens), targets }
         }
     }
 
@@ -128,4 +125,62 @@ impl Combine<'_> {
             }
         }
     }
+
+    /// Tells all peers that this rank has begun the launch. One thread of the grid calls this.
+    pub(super) unsafe fn tell_peers<const N: usize>(&self, session: &Session<'_, N>) {
+        for distance in 1..ranks::<N>(self.comm) {
+            if !session.absent.contains(self.rank(distance)) {
+                // SAFETY: only this thread sends to the slot.
+                unsafe { session.numbered.send(distance, 0, [0; 2]) };
+            }
+        }
+    }
+
+    /// Ends the session while rows are in transit, and waits until all ranks have begun this
+    /// launch, also those that return no rows. All threads of the block call this, once, and have
+    /// the number of the launch.
+    pub(super) unsafe fn end<const N: usize>(&self, session: &Session<'_, N>) {
+        thread::sync_threads();
+        if is_in_last_warp() {
+            // SAFETY: all threads of the block have the number of the launch.
+            unsafe { session.rows.end(Coop::warp()) };
+        }
+        if is_leader() {
+            self.comm.wait_until(Coop::thread(), || {
+                let mut all = true;
+                for distance in 1..ranks::<N>(self.comm) {
+                    let source = self.rank(distance);
+                    // SAFETY: the kernel's caller guarantees the memory. No branch around it: all
+                    // are in flight together.
+                    let begun = unsafe { session.numbered.peek(source, 0) }.is_some();
+                    all &= begun || session.absent.contains(source);
+                }
+                all
+            });
+        }
+    }
+
+    /// Loads the entries of a token of a rank that has `tokens`.
+    pub(super) unsafe fn entries(&self, rank: usize, row: u32, tokens: u32) -> Entries {
+        let mut entries = NONE;
+        if row < self.shape.tokens {
+            let token = rank * self.shape.tokens as usize + row as usize;
+            let from = token * RETURN_WORDS + warp::lane_id() as usize;
+            // SAFETY: the kernel's caller guarantees the memory; there are words for the most
+            // tokens.
+            entries = unsafe { mem::load(self.returns.wrapping_add(from)) };
+        }
+        // Not a condition of the load, which then would wait for `tokens`.
+        if row < tokens { entries } else { NONE }
+    }
+}
+
+/// Returns whether this thread is in the last warp of its block, which has the least to send.
+fn is_in_last_warp() -> bool {
+    thread::thread_idx_x() + warp::WARP_SIZE >= thread::block_dim_x()
+}
+
+/// Returns whether this thread sends and receives the numbers of the launch.
+pub(super) fn is_leader() -> bool {
+    is_in_last_warp() && thread::block_idx_x() == 0 && warp::lane_id() == 0
 }

@@ -9,6 +9,7 @@ use super::numbered::Session;
 use super::parts::{Part, Parts, Share};
 use super::ranks::{ranks, rolled};
 use super::rows::{Payload, Rows};
+use super::shape::{Received, Shape};
 
 impl<R: Rows> Dispatch<'_, R> {
     /// Returns the rank to which this one is at a distance.
@@ -107,7 +108,7 @@ impl<R: Rows> Dispatch<'_, R> {
             }
             if part.is_first {
                 if part.row < tokens {
-                    self.store_expert(source, part, message);
+                    self.store_expert(source, part.row, message);
                 }
                 if part.row == 0 && warp::lane_id() == 0 {
                     mem::store(self.received.counts.wrapping_add(source), tokens);
@@ -115,5 +116,35 @@ impl<R: Rows> Dispatch<'_, R> {
             }
         }
         tokens
+    }
+
+    /// Stores a part of a row of a rank in `received`. Only this warp has the part.
+    pub(super) unsafe fn store_row<const VECTORS: usize>(
+        &self,
+        source: usize,
+        part: Part<VECTORS>,
+        payload: &Payload<VECTORS>,
+    ) {
+        let Received { rows, scales, .. } = self.received;
+        let place = source * self.shape.tokens as usize + part.row as usize;
+        // SAFETY: `received` has room for the row, and only this warp has the part.
+        unsafe { part.store_payload::<R>(rows, scales.cast(), place, payload) };
+    }
+
+    /// Stores what this rank is told of this lane's expert in `received`, if there is one. Only
+    /// this warp has the token.
+    pub(super) unsafe fn store_expert(&self, source: usize, row: u32, message: [u32; 2]) {
+        let (lane, Shape { tokens, top_k, .. }) = (warp::lane_id(), self.shape);
+        if lane < top_k {
+            let [word, weight] = message;
+            let token = source * tokens as usize + row as usize;
+            let at = token * top_k as usize + lane as usize;
+            // SAFETY: `received` has room for the token's experts, and only this warp has the
+            // token.
+            unsafe {
+                mem::store(self.received.experts.wrapping_add(at), word & !COMES);
+                mem::store(self.received.weights.wrapping_add(at), f32::from_bits(weight));
+            }
+        }
     }
 }

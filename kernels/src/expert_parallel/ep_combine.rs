@@ -1,10 +1,11 @@
 //! Returns the experts' results to the ranks of the tokens, within the LSA team, and adds them up.
 
+use cuda_std::grid;
 use cuda_std::prelude::*;
-use cuda_std::{grid, mem};
-use nccl_device::{ANY_RANKS, Coop, DevComm};
+use nccl_device::{ANY_RANKS, DevComm};
 
-use super::ep_layout::{NONE, RETURN_WORDS};
+use super::combine_receive::is_leader;
+use super::ep_layout::NONE;
 use super::numbered::{Messages, Session};
 use super::parts::{Part, Parts, at, warp_index, warps};
 use super::ranks::{Ranks, ranks, rolled, with_ranks};
@@ -36,8 +37,8 @@ const ROUNDS: u32 = 4;
 /// launch.
 pub const NUMBERED_SLOTS: u32 = 1;
 
-/// Returns results and adds them up: row `t` of the output becomes that of the residual plus the sum
-/// over the experts of token `t` of the expert's row times its weight. Without a residual, or
+/// Returns results and adds them up: row `t` of the output becomes that of the residual plus the
+/// sum over the experts of token `t` of the expert's row times its weight. Without a residual, or
 /// without an expert, that part of the sum is 0.
 ///
 /// Each rank sums the rows of its experts in f32, in the order of the token's experts, and rounds
@@ -49,21 +50,16 @@ pub const NUMBERED_SLOTS: u32 = 1;
 /// stored. `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only
 /// receives, in this rank, before any other launch with the same memory.
 ///
-/// Many tokens take the time of the memory: each rank reads the rows of its experts, once. A warp,
-/// which sends and receives in turns, must not wait for one load after another. During a step it
-/// loads the entries of the step after next, one word in each lane. In a launch of few rounds it
-/// also brings the rows of the next step into the L2 cache, which takes no registers.
-///
-/// Few tokens take one latency after another. If there are as many warps as small parts for all
-/// ranks, each warp sends one and receives one, in one round: entries are loaded together with the
-/// number of the launch, before the peers' tokens are known, then the rows of all experts, and
-/// nothing else is loaded before the peers' rows are polled.
+/// Many tokens take the time of the memory: each rank reads the rows of its experts, once. A warp
+/// sends and receives in turns, and loads entries and, in a launch of few rounds, rows ahead. Few
+/// tokens take one latency after another. If there are as many warps as small parts for all ranks,
+/// each warp sends one and receives one, in one round: entries are loaded together with the number
+/// of the launch, then the rows of all experts, and nothing else before the peers' rows are polled.
 ///
 /// `messages` has [`Shape::slots`] from each rank and [`NUMBERED_SLOTS`]: other memory than
 /// `ep_dispatch` has.
 ///
-/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
-/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
+/// Grid and block: as those of `ep_dispatch`.
 ///
 /// # Safety
 ///
@@ -118,8 +114,8 @@ impl Combine<'_> {
             let peers = self.peers::<N>();
             // For one round: warps that follow each other send to different ranks.
             let (to, small_part) = (1 + (first % others) as usize, small.at(first / others));
-            let outgoing = self.outgoing(&peers, to, small_part);
-            let incoming = self.incoming(small.at(first), peers.absent);
+            let outgoing = self.outgoing(&peers, to, small_part.row);
+            let incoming = self.incoming(small.at(first).row, peers.absent);
             let session = slots.begin(peers.absent);
             if self.sends() && is_leader() {
                 self.tell_peers(&session);
@@ -158,13 +154,13 @@ impl Combine<'_> {
                     prefetch(self.results.rows, entries, part);
                 }
             };
-            let mut outgoing = self.outgoing(peers, 1, parts.at(first));
-            let mut incoming = self.incoming(parts.at(first), peers.absent);
+            let mut outgoing = self.outgoing(peers, 1, parts.at(first).row);
+            let mut incoming = self.incoming(parts.at(first).row, peers.absent);
             let (mut index, mut ahead) = (first, first);
             while index < sent.max(own) || ahead == first {
                 let mut next = NONE;
                 if ahead + step < sent {
-                    next = self.outgoing(peers, 1, parts.at(ahead + step));
+                    next = self.outgoing(peers, 1, parts.at(ahead + step).row);
                 }
                 if ahead < sent {
                     self.send(session, peers, parts.at(ahead), outgoing);
@@ -180,7 +176,7 @@ impl Combine<'_> {
                     continue;
                 }
                 if index < own {
-                    let next = self.incoming(parts.at(index + step), peers.absent);
+                    let next = self.incoming(parts.at(index + step).row, peers.absent);
                     self.receive::<N, VECTORS, TOGETHER>(session, parts.at(index), incoming);
                     incoming = next;
                     prefetch(incoming.entries, parts.at(index + step));
@@ -206,7 +202,7 @@ impl Combine<'_> {
     }
 
     /// Returns the rank at a distance.
-    fn rank(&self, distance: usize) -> usize {
+    pub(super) fn rank(&self, distance: usize) -> usize {
         self.comm.lsa_team().rotated(distance as i32) as usize
     }
 
@@ -227,40 +223,6 @@ impl Combine<'_> {
         }
     }
 
-    /// Tells all peers that this rank has begun the launch. One thread of the grid calls this.
-    unsafe fn tell_peers<const N: usize>(&self, session: &Session<'_, N>) {
-        for distance in 1..ranks::<N>(self.comm) {
-            if !session.absent.contains(self.rank(distance)) {
-                // SAFETY: only this thread sends to the slot.
-                unsafe { session.numbered.send(distance, 0, [0; 2]) };
-            }
-        }
-    }
-
-    /// Ends the session while rows are in transit, and waits until all ranks have begun this
-    /// launch, also those that return no rows. All threads of the block call this, once, and have
-    /// the number of the launch.
-    unsafe fn end<const N: usize>(&self, session: &Session<'_, N>) {
-        thread::sync_threads();
-        if is_in_last_warp() {
-            // SAFETY: all threads of the block have the number of the launch.
-            unsafe { session.rows.end(Coop::warp()) };
-        }
-        if is_leader() {
-            self.comm.wait_until(Coop::thread(), || {
-                let mut all = true;
-                for distance in 1..ranks::<N>(self.comm) {
-                    let source = self.rank(distance);
-                    // SAFETY: the kernel's caller guarantees the memory. No branch around it: all
-                    // are in flight together.
-                    let begun = unsafe { session.numbered.peek(source, 0) }.is_some();
-                    all &= begun || session.absent.contains(source);
-                }
-                all
-            });
-        }
-    }
-
     /// Returns a part of a row to each rank that has such a token, with an expert here. The entries
     /// for the next rank have been loaded. All lanes of a warp call this together.
     unsafe fn send<const N: usize, const VECTORS: usize>(
@@ -275,7 +237,7 @@ impl Combine<'_> {
             // SAFETY: only this warp has the part, and all of its lanes are here.
             unsafe {
                 if distance > 1 {
-                    entries = self.outgoing(peers, distance, part);
+                    entries = self.outgoing(peers, distance, part.row);
                 }
                 self.send_to::<N, VECTORS, TOGETHER>(session, distance, part, entries);
             }
@@ -318,54 +280,20 @@ impl Combine<'_> {
     /// Returns how many tokens the rank at a distance has.
     unsafe fn tokens_of(&self, distance: usize, absent: Ranks) -> u32 {
         let rank = self.rank(distance);
-        // SAFETY: `received` has a count for each rank, as the kernel's caller guarantees.
-        let tokens = unsafe { mem::load(self.received.counts.wrapping_add(rank)) };
+        // SAFETY: the kernel's caller guarantees the memory.
+        let tokens = unsafe { self.received.tokens_of(rank) };
         if absent.contains(rank) { 0 } else { tokens }
     }
 
     /// Loads the entries of a token of the rank at a distance.
-    unsafe fn outgoing<const N: usize, const VECTORS: usize>(
-        &self,
-        peers: &Peers<N>,
-        distance: usize,
-        part: Part<VECTORS>,
-    ) -> Entries {
+    unsafe fn outgoing<const N: usize>(&self, peers: &Peers<N>, to: usize, row: u32) -> Entries {
         // SAFETY: `returns` has the words of the most tokens of each rank.
         unsafe {
             let tokens = match N {
-                ANY_RANKS => self.tokens_of(distance, peers.absent),
-                _ => at(&peers.counts, distance),
+                ANY_RANKS => self.tokens_of(to, peers.absent),
+                _ => at(&peers.counts, to),
             };
-            self.entries(self.rank(distance), part, tokens)
+            self.entries(self.rank(to), row, tokens)
         }
     }
-
-    /// Loads the entries of a token of a rank that has `tokens`.
-    pub(super) unsafe fn entries<const VECTORS: usize>(
-        &self,
-        rank: usize,
-        part: Part<VECTORS>,
-        tokens: u32,
-    ) -> Entries {
-        let mut entries = NONE;
-        if part.row < self.shape.tokens {
-            let token = rank * self.shape.tokens as usize + part.row as usize;
-            let from = token * RETURN_WORDS + warp::lane_id() as usize;
-            // SAFETY: the kernel's caller guarantees the memory; there are words for the most
-            // tokens.
-            entries = unsafe { mem::load(self.returns.wrapping_add(from)) };
-        }
-        // Not a condition of the load, which then would wait for `tokens`.
-        if part.row < tokens { entries } else { NONE }
-    }
-}
-
-/// Returns whether this thread is in the last warp of its block, which has the least to send.
-fn is_in_last_warp() -> bool {
-    thread::thread_idx_x() + warp::WARP_SIZE >= thread::block_dim_x()
-}
-
-/// Returns whether this thread sends and receives the numbers of the launch.
-fn is_leader() -> bool {
-    is_in_last_warp() && thread::block_idx_x() == 0 && warp::lane_id() == 0
 }

@@ -27,8 +27,7 @@ const VECTORS: usize = 2;
 /// arrive: of each token one after the other, in the order of the ranks, and also this rank's own.
 /// A launch that only sends waits until the peers have begun theirs.
 ///
-/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
-/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
+/// Grid and block: as those of [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch).
 ///
 /// # Safety
 ///

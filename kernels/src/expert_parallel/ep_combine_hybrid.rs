@@ -43,9 +43,7 @@ pub const fn partials(shape: Shape, ranks: usize) -> usize {
 /// [`message_vectors`]. Both are other memory than that of the dispatch. All other arguments are
 /// those of `ep_combine`.
 ///
-/// Grid: any, up to the LSA barriers and the batches of the most tokens, the same in every rank.
-/// Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
-/// Connections: RAIL or FULL.
+/// Grid, block and connections: as those of `ep_dispatch_hybrid`.
 ///
 /// # Safety
 ///
@@ -118,12 +116,6 @@ struct Hybrid<'a, B> {
 }
 
 impl<B: GinBackend> Hybrid<'_, B> {
-    /// Returns how many tokens a rank has.
-    unsafe fn tokens_of(&self, rank: i32) -> u32 {
-        // SAFETY: `received` has a count for each rank, as the kernel's caller guarantees.
-        unsafe { mem::load(self.local.received.counts.wrapping_add(rank as usize)) }
-    }
-
     /// Returns this warp's parts of a batch's rows.
     fn parts(&self, batch: Batch, tokens: u32) -> impl Iterator<Item = Part<VECTORS>> {
         self.parts.of_block(batch.first(), batch.len(tokens))
@@ -162,10 +154,11 @@ impl<B: GinBackend> Hybrid<'_, B> {
         // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
         // turns.
         unsafe {
-            let (tokens, to) = (self.tokens_of(source), self.partials.lsa(rank).as_ptr());
+            let (tokens, to) =
+                (self.local.received.tokens_of(source as usize), self.partials.lsa(rank).as_ptr());
             self.rail.each_batch(tokens, |batch| {
                 for part in self.parts(batch, tokens) {
-                    let entries = self.local.entries(source as usize, part, tokens);
+                    let entries = self.local.entries(source as usize, part.row, tokens);
                     let row = sum::<VECTORS, TOGETHER>(self.local.results.rows, entries, part);
                     if let Some(row) = row {
                         part.store(to, self.partial(self.team.rank, team, part.row), &row);
@@ -197,7 +190,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
         // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
         // turns.
         unsafe {
-            let tokens = self.tokens_of(source);
+            let tokens = self.local.received.tokens_of(source as usize);
             self.rail.each_batch(tokens, |batch| {
                 let bits = Self::bits_of_lane(self.ranks(team), batch, tokens);
                 let those = warp::ballot(bits != 0);

@@ -279,44 +279,10 @@ impl<R: Rows> Dispatch<'_, R> {
                 self.store_row(me as usize, part, &payload);
             }
             if part.is_first {
-                self.store_expert(me as usize, part, message(me));
+                self.store_expert(me as usize, part.row, message(me));
                 if lane == 0 {
                     mem::store(self.received.targets.wrapping_add(part.row as usize), targets);
                 }
-            }
-        }
-    }
-
-    /// Stores a part of a row of a rank in `received`. Only this warp has the part.
-    pub(super) unsafe fn store_row<const VECTORS: usize>(
-        &self,
-        source: usize,
-        part: Part<VECTORS>,
-        payload: &Payload<VECTORS>,
-    ) {
-        let Received { rows, scales, .. } = self.received;
-        let place = source * self.shape.tokens as usize + part.row as usize;
-        // SAFETY: `received` has room for the row, and only this warp has the part.
-        unsafe { part.store_payload::<R>(rows, scales.cast(), place, payload) };
-    }
-
-    /// Stores what this rank is told of this lane's expert in `received`, if there is one. Only
-    /// this warp has the token.
-    pub(super) unsafe fn store_expert<const VECTORS: usize>(
-        &self,
-        source: usize,
-        part: Part<VECTORS>,
-        [word, weight]: [u32; 2],
-    ) {
-        let (lane, Shape { tokens, top_k, .. }) = (warp::lane_id(), self.shape);
-        if lane < top_k {
-            let token = source * tokens as usize + part.row as usize;
-            let at = token * top_k as usize + lane as usize;
-            // SAFETY: `received` has room for the token's experts, and only this warp has the
-            // token.
-            unsafe {
-                mem::store(self.received.experts.wrapping_add(at), word & !COMES);
-                mem::store(self.received.weights.wrapping_add(at), f32::from_bits(weight));
             }
         }
     }

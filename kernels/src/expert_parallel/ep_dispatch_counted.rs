@@ -41,8 +41,7 @@ const F8_VECTORS: usize = VECTORS / 2;
 /// `tokens` and `steps` are those of [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch), except
 /// that a launch that only sends waits for the peers' counts.
 ///
-/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
-/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
+/// Grid and block: as those of `ep_dispatch`.
 ///
 /// # Safety
 ///
@@ -175,11 +174,16 @@ impl<T: Rows> Dispatch<'_, T> {
         let (to, is_there) = (memory.tokens.lsa(rank as i32).as_ptr(), placed.rank == Some(rank));
         // SAFETY: `memory` of each rank has the words of the token, and only this warp tells it.
         unsafe {
-            let weight = match is_there {
-                true => self.places.tokens.expert(*shape, token).1.to_bits(),
-                false => 0,
-            };
-            store_returns(Words(memory.returns(to, index)), is_there, placed.place, weight);
+            let (mut weight, at) = (0.0, token * shape.top_k + warp::lane_id());
+            if is_there {
+                weight = mem::load(self.places.tokens.weights.wrapping_add(at as usize));
+            }
+            store_returns(
+                Words(memory.returns(to, index)),
+                is_there,
+                placed.place,
+                weight.to_bits(),
+            );
             if warp::lane_id() == 0 {
                 let before = (placed.targets & ((1 << rank) - 1)).count_ones();
                 let origin = Words(memory.origin(to, index));

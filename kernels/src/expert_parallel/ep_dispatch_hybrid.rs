@@ -114,18 +114,18 @@ pub unsafe fn ep_dispatch_hybrid<T: Rows, B: GinBackend>(
     }
 }
 
-struct Dispatch<'a, T, B> {
-    rail: &'a Rail<'a, B>,
-    team: Team,
-    shape: Shape,
-    received: Window<u32>,
-    ranks: usize,
+pub(super) struct Dispatch<'a, T, B> {
+    pub(super) rail: &'a Rail<'a, B>,
+    pub(super) team: Team,
+    pub(super) shape: Shape,
+    pub(super) received: Window<u32>,
+    pub(super) ranks: usize,
     tokens: Tokens,
-    relayed: Relayed,
+    pub(super) relayed: Relayed,
     faults: *mut u32,
     /// Words in shared memory: for each token of a batch a bit for each team, or each rank of this
     /// team.
-    routes: Words,
+    pub(super) routes: Words,
     row: PhantomData<T>,
 }
 
@@ -166,7 +166,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     }
 
     /// Returns this warp's tokens of a batch, by their numbers in the batch.
-    fn of_warp(len: u32) -> Strided<u32> {
+    pub(super) fn of_warp(len: u32) -> Strided<u32> {
         Strided::new(warp::warp_id(), len, block_warps())
     }
 
@@ -200,7 +200,8 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                 mem::store_vec(self.rail.outgoing(team as i32, batch), header);
             }
             thread::sync_threads();
-            for team in 0..if warp::warp_id() == 0 { teams } else { 0 } {
+            let sends = warp::warp_id() == 0;
+            for team in (0..teams).take_while(|_| sends) {
                 let rows = warp::ballot(routes >> team & 1 == 1).count_ones();
                 if team != me && lane == 0 {
                     let row = self.shape.vectors + self.shape.scale_vectors_if(T::HAS_SCALES);
@@ -241,119 +242,22 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         }
     }
 
-    /// Stores a batch of a team's rank of this rail, which has `tokens` tokens, to this team. All
-    /// threads of the block call this together, and the message has arrived.
-    unsafe fn pass_on<const VECTORS: usize>(
-        &self,
-        team: i32,
-        batch: Batch,
-        message: *mut u32,
-        tokens: u32,
-    ) {
-        let (first, len) = (batch.first(), batch.len(tokens));
-        let source = (team * self.team.n_ranks + self.team.rank) as usize;
-        let of_source = source * self.shape.tokens as usize;
-        // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
-        // turns.
-        unsafe {
-            if first == 0 {
-                let [.., counts, _] = self.offsets();
-                for peer in Coop::cta().strided(self.team.n_ranks as u32) {
-                    mem::store(self.words(peer as i32, counts + source), tokens);
-                }
-            }
-            let relayed =
-                self.relayed.ranks.wrapping_add((team as u32 * self.shape.tokens) as usize);
-            for token in Self::of_warp(len) {
-                let place = of_source + (first + token) as usize;
-                let bits = self.tell_team(self.entry(message, token), place);
-                if warp::lane_id() == 0 {
-                    self.routes.store(token, bits);
-                    Words(relayed).store(first + token, bits);
-                }
-            }
-            thread::sync_threads();
-            let routes = self.route_of_lane(len);
-            let those = warp::ballot(routes != 0);
-            for part in Parts::<VECTORS>::new(self.shape.vectors).of_block(first, len) {
-                let token = part.row - first;
-                let bits = warp::shuffle_idx(routes, token);
-                if bits == 0 {
-                    continue;
-                }
-                let [rows, scales] = self.rows(message, len, those);
-                let (from, to) = (position(those, token), of_source + part.row as usize);
-                let mut payload = Payload { row: part.load(rows, from), ..Payload::ZERO };
-                if let (true, Some(at)) = (T::HAS_SCALES, part.scales_of(from)) {
-                    payload.scales = mem::load_vec(scales.wrapping_add(4 * at).cast_const());
-                }
-                for peer in self.team.all_from_self() {
-                    if bits >> peer & 1 == 1 {
-                        let [rows, scales, ..] = self.offsets().map(|at| self.words(peer, at));
-                        part.store_payload::<T>(rows, scales, to, &payload);
-                    }
-                }
-            }
-            // All have read the routes.
-            thread::sync_threads();
-        }
-    }
-
-    /// Tells each rank of the team which of its experts a token has, and returns a bit for each
-    /// rank with one. All lanes of a warp call this together.
-    unsafe fn tell_team(&self, entry: Words, place: usize) -> u32 {
-        let (lane, Shape { top_k, experts, .. }) = (warp::lane_id(), self.shape);
-        let [_, _, of_experts, of_weights, ..] = self.offsets();
-        // SAFETY: the launch's conditions.
-        unsafe { hint::assert_unchecked(experts > 0) };
-        let (mut word, mut weight, mut bits) = (0, 0, 0);
-        // SAFETY: all lanes are here, and only this warp stores what the token's ranks are told.
-        unsafe {
-            if lane < top_k {
-                (word, weight) = (entry.load(0), entry.load(1));
-            }
-            let number = word.wrapping_sub(1);
-            for peer in self.team.all_from_self() {
-                let is_there = word != 0 && number / experts == peer as u32;
-                bits |= u32::from(warp::any(is_there)) << peer;
-                if lane < top_k {
-                    let at = place * top_k as usize + lane as usize;
-                    let expert = if is_there { number % experts + 1 } else { 0 };
-                    mem::store(self.words(peer, of_experts + at), expert);
-                    mem::store(self.words(peer, of_weights + at), weight);
-                }
-            }
-        }
-        bits
-    }
-
     /// Returns the words of this lane's expert of a token in a message.
-    fn entry(&self, message: *mut u32, token: u32) -> Words {
+    pub(super) fn entry(&self, message: *mut u32, token: u32) -> Words {
         let entry = token * self.shape.top_k + warp::lane_id();
         Words(message.wrapping_add(4 * HEADER + 2 * entry as usize))
     }
 
     /// Returns the rows of a message with `len` tokens, and their scales; `those` are the tokens
     /// that have rows.
-    fn rows(&self, message: *mut u32, len: u32, those: u32) -> [*mut u32; 2] {
+    pub(super) fn rows(&self, message: *mut u32, len: u32, those: u32) -> [*mut u32; 2] {
         let rows = message.wrapping_add(4 * rows_at(self.shape, len));
         [rows, rows.wrapping_add((4 * those.count_ones() * self.shape.vectors) as usize)]
     }
 
-    /// Returns the offsets of the received rows, scales, experts, weights and counts.
-    fn offsets(&self) -> [usize; 6] {
-        Received::offsets(self.shape, self.ranks, T::HAS_SCALES)
-    }
-
-    /// Returns words of what a rank of the team receives, by their offset.
-    #[track_caller]
-    fn words(&self, peer: i32, offset: usize) -> *mut u32 {
-        self.received.lsa(peer).as_ptr().wrapping_add(offset)
-    }
-
     /// Loads the bits of the batch's token of this lane's number. A barrier of the block has
     /// followed the stores.
-    unsafe fn route_of_lane(&self, len: u32) -> u32 {
+    pub(super) unsafe fn route_of_lane(&self, len: u32) -> u32 {
         let lane = warp::lane_id();
         // SAFETY: the word is stored, as the caller guarantees.
         if lane < len { unsafe { self.routes.load(lane) } } else { 0 }

@@ -12,19 +12,15 @@ use super::rows::{self, SCALED};
 use super::shape::{Faults, Received, Shape};
 use crate::share::share;
 
-/// Vectors of a part that each lane has.
+/// Vectors of a part that each lane has, and the rows that a block handles at a time.
 const VECTORS: usize = 4;
-
-/// The rows that a block handles at a time.
 const BATCH: u32 = 64;
 
 /// Words for a token in [`Grouped::returns`]: a position and a weight for each expert.
 pub const RETURN_WORDS: usize = 2 * Shape::TOP_K;
 
-/// The mark after a token's last position.
+/// The mark after a token's last position, and the position of a row for which there was no room.
 pub(super) const NONE: u32 = u32::MAX;
-
-/// The position of a row for which there was no room.
 pub(super) const DROPPED: u32 = u32::MAX - 1;
 
 /// Rows in the order of the experts. A row is there once for each of its experts in this rank;
@@ -70,11 +66,10 @@ impl Grouped {
 /// Puts the rows of `received` in the order of the experts.
 ///
 /// A row beyond `grouped.capacity` is left out, and the number of rows that were needed is recorded
-/// in `faults`. Rows between those of two experts, for alignment, are not written. All of it is
-/// determined by the routing.
+/// in `faults`. Rows between those of two experts, for alignment, are not written.
 ///
-/// Grid: any, best a block for each row. Block: a multiple of 32 threads up to 512. May be a
-/// dependent launch. `ranks` is the number of ranks whose tokens `received` has.
+/// `ranks` is the number of ranks whose tokens `received` has. Grid: any, best a block for each
+/// row. Block: a multiple of 32 threads up to 512. May be a dependent launch.
 ///
 /// # Safety
 ///
@@ -148,20 +143,10 @@ struct Layout {
 }
 
 impl Layout {
-    /// Returns how many tokens a rank has.
-    unsafe fn tokens_of(&self, rank: u32) -> u32 {
-        // SAFETY: `received` has a count for each rank, as the kernel's caller guarantees.
-        unsafe { Words(self.received.counts).load(rank) }
-    }
-
     /// Returns how many tokens there are.
     unsafe fn tokens(&self) -> u32 {
-        let mut all = 0;
-        for rank in 0..self.ranks {
-            // SAFETY: the rank is one of those whose tokens `received` has.
-            all += unsafe { self.tokens_of(rank) };
-        }
-        all
+        // SAFETY: the ranks are those whose tokens `received` has.
+        (0..self.ranks as usize).map(|rank| unsafe { self.received.tokens_of(rank) }).sum()
     }
 
     /// Returns the index of a token in [`Received`], given its number among those of all ranks.
@@ -169,7 +154,7 @@ impl Layout {
         let mut rank = 0;
         loop {
             // SAFETY: the kernel's caller guarantees the memory; the token is one of a rank.
-            let count = unsafe { self.tokens_of(rank) };
+            let count = unsafe { self.received.tokens_of(rank as usize) };
             if token < count || rank + 1 == self.ranks {
                 return rank * self.shape.tokens + token;
             }
@@ -188,7 +173,8 @@ impl Layout {
             thread::sync_threads();
             let mut before = first;
             for rank in 0..self.ranks {
-                let (count, of_rank) = (self.tokens_of(rank), rank * tokens * top_k);
+                let (count, of_rank) =
+                    (self.received.tokens_of(rank as usize), rank * tokens * top_k);
                 let ids = Words(self.received.experts.wrapping_add(of_rank as usize));
                 for at in Strided::new(thread::thread_idx_x(), count * top_k, UNROLL * threads) {
                     // Several are in flight together.

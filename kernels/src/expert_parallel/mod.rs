@@ -45,7 +45,9 @@
 mod combine_receive;
 pub mod counted;
 mod counters;
+mod counts;
 mod dispatch_receive;
+mod dispatch_relay;
 pub mod ep_combine;
 pub mod ep_combine_counted;
 pub mod ep_combine_hybrid;

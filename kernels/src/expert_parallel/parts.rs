@@ -107,11 +107,8 @@ impl<const VECTORS: usize> Part<VECTORS> {
         is_mine.then(|| row * per_row as usize + at as usize)
     }
 
-    /// Loads this part of row `row`, which no other warp loads; vectors after its end are 0.
-    ///
-    /// # Safety
-    ///
-    /// The row is allocated, and nothing writes it.
+    /// Loads this part of row `row`, which no other warp loads, and nothing writes; vectors after
+    /// its end are 0.
     #[track_caller]
     pub(super) unsafe fn load<T: Element>(self, rows: *const T, row: usize) -> [Vec16<T>; VECTORS] {
         let mut vectors = [Vec16::from_bits([0; 4]); VECTORS];
@@ -125,11 +122,7 @@ impl<const VECTORS: usize> Part<VECTORS> {
         vectors
     }
 
-    /// Stores this part of row `row`.
-    ///
-    /// # Safety
-    ///
-    /// The row is allocated, and nothing else accesses it.
+    /// Stores this part of row `row`, which nothing else accesses.
     #[track_caller]
     pub(super) unsafe fn store<T: Element>(
         self,

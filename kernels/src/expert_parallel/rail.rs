@@ -86,12 +86,9 @@ pub(super) struct Rail<'a, B> {
 }
 
 impl<'a, B: GinBackend> Rail<'a, B> {
-    /// Begins a launch with messages of at most `vectors` vectors.
-    ///
-    /// # Safety
-    ///
-    /// The memory is as [`Mail`] says, its words were 0 before the first launch, and one launch at
-    /// a time uses it, in every rank with the same arguments and the same grid.
+    /// Begins a launch with messages of at most `vectors` vectors. The memory is as [`Mail`] says,
+    /// its words were 0 before the first launch, and one launch at a time uses it, in every rank
+    /// with the same arguments and the same grid.
     #[track_caller]
     pub(super) unsafe fn new(comm: &'a DevComm, mail: Mail, shape: Shape, vectors: usize) -> Self {
         Self {
@@ -150,11 +147,7 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     }
 
     /// Sends `vectors` vectors of a packed message to a team; at least one, so that there is a
-    /// message.
-    ///
-    /// # Safety
-    ///
-    /// One thread calls this after a barrier of the block, once for each batch and launch.
+    /// message. One thread calls this after a barrier of the block, once for each batch and launch.
     pub(super) unsafe fn post(&self, team: i32, batch: Batch, vectors: u32) {
         let (bank, me) = (1 + self.epoch.get() as usize % 2, self.teams.rank);
         let to = self.mail.window.at(self.place(bank, me, batch));
@@ -176,11 +169,8 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     }
 
     /// Waits until the messages that this block has sent may be overwritten, and ends the launch's
-    /// epoch. All threads of the block call this together, once for each message that is received.
-    ///
-    /// # Safety
-    ///
-    /// The launch receives; it does not use the messages any more.
+    /// epoch. All threads of the block call this together, once for each message that is received,
+    /// in a launch that receives and does not use the messages any more.
     pub(super) unsafe fn end(&self) {
         self.gin.flush(Coop::cta(), MemoryOrder::Relaxed);
         // SAFETY: the launch receives, and does not use the messages any more.

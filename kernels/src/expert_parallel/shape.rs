@@ -81,10 +81,8 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Loads the id and the weight of the expert of token `token` that has this lane's number; -1
-    /// if there is none.
-    ///
-    /// The kernel's caller guarantees the memory.
+    /// Loads the id and the weight of the expert of a token that has this lane's number; -1 if
+    /// there is none. The kernel's caller guarantees the memory.
     #[track_caller]
     pub(super) unsafe fn expert(&self, shape: Shape, token: u32) -> (i32, f32) {
         if warp::lane_id() >= shape.top_k {
@@ -120,15 +118,18 @@ pub struct Received {
 }
 
 impl Received {
-    /// Loads the mask of absent ranks.
-    ///
-    /// # Safety
-    ///
-    /// The word is allocated, and nothing writes it.
+    /// Loads the mask of absent ranks, which nothing writes.
     #[track_caller]
     pub(super) unsafe fn absent(&self) -> Ranks {
         // SAFETY: the word is allocated, and nothing writes it, as the caller guarantees.
         Ranks(unsafe { mem::load(self.absent) })
+    }
+
+    /// Loads how many tokens a rank has. The kernel's caller guarantees the memory.
+    #[track_caller]
+    pub(super) unsafe fn tokens_of(&self, rank: usize) -> u32 {
+        // SAFETY: there is a count for each rank, as the caller guarantees.
+        unsafe { mem::load(self.counts.wrapping_add(rank)) }
     }
 
     /// Returns the offsets, in 32-bit words, of rows, scales, experts, weights and counts in one
@@ -163,11 +164,7 @@ impl Faults {
     /// The number of words.
     pub const WORDS: usize = 5;
 
-    /// Records an expert id that is out of range.
-    ///
-    /// # Safety
-    ///
-    /// `words` points to [`WORDS`](Self::WORDS) words of this GPU.
+    /// Records an expert id that is out of range, in [`WORDS`](Self::WORDS) words of this GPU.
     pub(super) unsafe fn record_id(words: *mut u32, index: u32, id: i32) {
         // SAFETY: the caller's contract; all accesses are atomic.
         unsafe {
@@ -180,11 +177,7 @@ impl Faults {
         }
     }
 
-    /// Records that there is no room for `needed` rows.
-    ///
-    /// # Safety
-    ///
-    /// As [`record_id`](Self::record_id).
+    /// Records that there is no room for `needed` rows, in these words.
     pub(super) unsafe fn record_rows(words: *mut u32, needed: u32) {
         // SAFETY: `words` has the word, and all accesses to it are atomic.
         let word = unsafe { AtomicU32::from_ptr(words.wrapping_add(Self::ROWS)) };
@@ -192,11 +185,7 @@ impl Faults {
     }
 
     /// Records that a rank has no room for `needed` rows; of several ranks, the one that needs
-    /// most.
-    ///
-    /// # Safety
-    ///
-    /// As [`record_id`](Self::record_id); only this thread records rows.
+    /// most. Only this thread records rows.
     pub(super) unsafe fn record_rows_of(words: *mut u32, needed: u32, rank: u32) {
         let (rows, of) = (words.wrapping_add(Self::ROWS), words.wrapping_add(Self::RANK));
         // SAFETY: `words` has both, and only this thread records rows.
