@@ -5,6 +5,7 @@ use cuda_std::atomic::Order;
 use cuda_std::prelude::*;
 use nccl_device::{Coop, DevComm, Epoch, Flag, Window, is_last_block};
 
+use super::counters::Words;
 use super::ep_layout::RETURN_WORDS;
 use super::ranks::Ranks;
 use super::shape::Shape;
@@ -101,13 +102,13 @@ impl Counted {
     }
 
     /// Returns the words that say which rows a received token has, in the form of `ep_layout`.
-    pub(super) fn returns(&self, tokens: *mut u32, token: usize) -> *mut u32 {
-        tokens.wrapping_add(RETURN_WORDS * token)
+    pub(super) fn returns(&self, tokens: *mut u32, token: usize) -> Words {
+        Words(tokens.wrapping_add(RETURN_WORDS * token))
     }
 
     /// Returns the words that say where a received token comes from.
-    pub(super) fn origin(&self, tokens: *mut u32, token: usize) -> *mut u32 {
-        tokens.wrapping_add(RETURN_WORDS * self.capacity as usize + ORIGIN_WORDS * token)
+    pub(super) fn origin(&self, tokens: *mut u32, token: usize) -> Words {
+        Words(tokens.wrapping_add(RETURN_WORDS * self.capacity as usize + ORIGIN_WORDS * token))
     }
 
     /// Returns the words of a token of this rank.

@@ -172,7 +172,7 @@ impl Places<'_> {
                 let [first, end] = [rank, rank + 1].map(|r| self.shared.starts.load(r * of_rank));
                 let rows = end - first;
                 if rows > self.memory.capacity {
-                    Faults::record_rows_of(self.faults, rows, rank);
+                    Faults::record_rows(self.faults, rows, Some(rank));
                 }
                 own = if rank == self.team.rank as u32 { rows } else { own };
             }

@@ -15,15 +15,16 @@ use super::rows::{Payload, Rows};
 use super::shape::{Received, Shape};
 
 impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
-    /// Stores a batch of a team's rank of this rail, which has `tokens` tokens, to this team. All
-    /// threads of the block call this together, and the message has arrived.
+    /// Stores a batch of a team's rank of this rail to this team. Returns how many tokens that rank
+    /// has. All threads of the block call this together, and the message has arrived.
     pub(super) unsafe fn pass_on<const VECTORS: usize>(
         &self,
         team: i32,
         batch: Batch,
         message: *mut u32,
-        tokens: u32,
-    ) {
+    ) -> u32 {
+        // SAFETY: the message has arrived, and its first word is the number of tokens.
+        let tokens = unsafe { mem::load(message) };
         let (first, len) = (batch.first(), batch.len(tokens));
         let source = (team * self.team.n_ranks + self.team.rank) as usize;
         let of_source = source * self.shape.tokens as usize;
@@ -73,6 +74,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
             // All have read the routes.
             thread::sync_threads();
         }
+        tokens
     }
 
     /// Tells each rank of the team which of its experts a token has, and returns a bit for each

@@ -119,8 +119,8 @@ impl Combine<'_> {
         let tokens = self.memory.tokens.local().as_ptr();
         // SAFETY: `memory` has the words of the token, and its rank room for its result.
         unsafe {
-            let entries = Words(self.memory.returns(tokens, token)).load(warp::lane_id());
-            let to = Words(self.memory.origin(tokens, token)).load(1);
+            let entries = self.memory.returns(tokens, token).load(warp::lane_id());
+            let to = self.memory.origin(tokens, token).load(1);
             if let Some(row) = sum::<VECTORS, TOGETHER>(self.results.rows, entries, part) {
                 part.store(self.arrivals.lsa(rank).as_ptr(), to as usize, &row);
             }

@@ -156,7 +156,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
         unsafe {
             let (tokens, to) =
                 (self.local.received.tokens_of(source as usize), self.partials.lsa(rank).as_ptr());
-            self.rail.each_batch(tokens, |batch| {
+            self.rail.each_batch(|batch| {
                 for part in self.parts(batch, tokens) {
                     let entries = self.local.entries(source as usize, part.row, tokens);
                     let row = sum::<VECTORS, TOGETHER>(self.local.results.rows, entries, part);
@@ -164,6 +164,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
                         part.store(to, self.partial(self.team.rank, team, part.row), &row);
                     }
                 }
+                tokens
             });
         }
     }
@@ -191,7 +192,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
         // turns.
         unsafe {
             let tokens = self.local.received.tokens_of(source as usize);
-            self.rail.each_batch(tokens, |batch| {
+            self.rail.each_batch(|batch| {
                 let bits = Self::bits_of_lane(self.ranks(team), batch, tokens);
                 let those = warp::ballot(bits != 0);
                 for part in self.parts(batch, tokens) {
@@ -208,6 +209,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
                     let vectors = those.count_ones() * self.local.shape.vectors;
                     self.rail.post(team, batch, vectors);
                 }
+                tokens
             });
         }
     }
@@ -216,7 +218,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
     /// together.
     unsafe fn receive(&self) {
         let (results, teams) = (&self.local.results, self.rail.teams);
-        self.rail.each_batch(results.tokens, |batch| {
+        self.rail.each_batch(|batch| {
             for team in teams.others() {
                 self.rail.wait(team, batch);
             }
@@ -244,6 +246,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
                     results.store(part, sums, &results.residual(part));
                 }
             }
+            results.tokens
         });
     }
 }

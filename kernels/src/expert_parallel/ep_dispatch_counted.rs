@@ -11,7 +11,7 @@ use half::bf16;
 use nccl_device::{DevComm, Window};
 
 use super::counted::{Counted, Progress, Step};
-use super::counters::{Words, store_returns};
+use super::counters::store_returns;
 use super::ep_layout::{Grouped, NONE};
 use super::parts::{Part, Parts};
 use super::places::{BATCH, Placed, Places, Shared};
@@ -178,15 +178,10 @@ impl<T: Rows> Dispatch<'_, T> {
             if is_there {
                 weight = mem::load(self.places.tokens.weights.wrapping_add(at as usize));
             }
-            store_returns(
-                Words(memory.returns(to, index)),
-                is_there,
-                placed.place,
-                weight.to_bits(),
-            );
+            store_returns(memory.returns(to, index), is_there, placed.place, weight.to_bits());
             if warp::lane_id() == 0 {
                 let before = (placed.targets & ((1 << rank) - 1)).count_ones();
-                let origin = Words(memory.origin(to, index));
+                let origin = memory.origin(to, index);
                 origin.store(0, team.rank as u32 * shape.tokens + token);
                 origin.store(1, placed.result + before);
             }

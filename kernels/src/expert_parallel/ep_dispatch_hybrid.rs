@@ -137,26 +137,21 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         // barriers separate the steps.
         unsafe {
             if steps & Steps::SEND != 0 {
-                self.rail.each_batch(self.tokens.count, |batch| self.pack::<VECTORS>(batch));
+                self.rail.each_batch(|batch| self.pack::<VECTORS>(batch));
                 // After this no rank of the team uses what it received before. A dependent launch
                 // has released nothing to the team yet: that it has read these.
                 barrier.sync(MemoryOrder::AcqRel);
                 let me = self.rail.teams.rank;
-                self.rail.each_batch(self.tokens.count, |batch| {
-                    let message = self.rail.outgoing(me, batch);
-                    self.pass_on::<VECTORS>(me, batch, message, self.tokens.count);
+                self.rail.each_batch(|batch| {
+                    self.pass_on::<VECTORS>(me, batch, self.rail.outgoing(me, batch))
                 });
             }
             if steps & Steps::RECEIVE != 0 {
                 for team in self.rail.teams.others() {
-                    let mut next = Some(self.rail.first());
-                    while let Some(batch) = next {
+                    self.rail.each_batch(|batch| {
                         self.rail.wait(team, batch);
-                        let message = self.rail.incoming(team, batch);
-                        let tokens = mem::load(message);
-                        self.pass_on::<VECTORS>(team, batch, message, tokens);
-                        next = batch.next(tokens);
-                    }
+                        self.pass_on::<VECTORS>(team, batch, self.rail.incoming(team, batch))
+                    });
                 }
                 self.rail.end();
                 // After this the rows of all teams are in this rank.
@@ -170,8 +165,9 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         Strided::new(warp::warp_id(), len, block_warps())
     }
 
-    /// Packs and sends a batch to all teams. All threads of the block call this together.
-    unsafe fn pack<const VECTORS: usize>(&self, batch: Batch) {
+    /// Packs and sends a batch to all teams. Returns how many tokens this rank has. All threads of
+    /// the block call this together.
+    unsafe fn pack<const VECTORS: usize>(&self, batch: Batch) -> u32 {
         let (first, len, lane) = (batch.first(), batch.len(self.tokens.count), warp::lane_id());
         let (teams, me) = (self.rail.teams.n_ranks, self.rail.teams.rank);
         // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
@@ -209,6 +205,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                 }
             }
         }
+        self.tokens.count
     }
 
     /// Packs the experts of a token for all teams, and notes which teams get its row. All lanes of

@@ -47,7 +47,7 @@ pub unsafe fn ep_expand(
         let received = Words(memory.firsts).load(ranks);
         for part in Parts::<VECTORS>::new(shape.vectors).of_grid(received) {
             let (token, lane) = (part.row as usize, warp::lane_id());
-            let word = Words(memory.returns(tokens, token)).load(lane);
+            let word = memory.returns(tokens, token).load(lane);
             let has_place = lane.is_multiple_of(2) && word < DROPPED;
             let from = warp_reduce(if has_place { word } else { DROPPED }, u32::min);
             let all = warp::ballot(has_place);
@@ -57,7 +57,7 @@ pub unsafe fn ep_expand(
                 each(others, word, |to| part.store(grouped.rows, to as usize, &row));
             }
             if part.is_first {
-                let origin = mem::load(memory.origin(tokens, token));
+                let origin = memory.origin(tokens, token).load(0);
                 if has_place {
                     Words(grouped.origins).store(word, origin);
                 }

@@ -215,7 +215,7 @@ impl Layout {
                     if expert < experts {
                         sizes.store(expert, totals.load(expert));
                     } else if start > capacity {
-                        Faults::record_rows(self.faults, start);
+                        Faults::record_rows(self.faults, start, None);
                     }
                 }
             });

@@ -104,18 +104,16 @@ impl<'a, B: GinBackend> Rail<'a, B> {
         }
     }
 
-    /// Returns the first batch of this block.
-    pub(super) fn first(&self) -> Batch {
-        Batch { index: thread::block_idx_x(), tokens: self.mail.batch }
-    }
-
-    /// Calls `work` with this block's batches of a rank with `tokens` tokens: always with the first
-    /// one.
-    pub(super) fn each_batch(&self, tokens: u32, work: impl Fn(Batch)) {
-        let mut next = Some(self.first());
-        while let Some(batch) = next {
-            work(batch);
-            next = batch.next(tokens);
+    /// Calls `work` with this block's batches of a rank, as many tokens as it returns that the rank
+    /// has: always with the first one.
+    pub(super) fn each_batch(&self, work: impl Fn(Batch) -> u32) {
+        let mut batch = Batch { index: thread::block_idx_x(), tokens: self.mail.batch };
+        loop {
+            let tokens = work(batch);
+            batch.index += thread::grid_dim_x();
+            if batch.first() >= tokens {
+                break;
+            }
         }
     }
 
@@ -195,12 +193,6 @@ impl Batch {
     /// Returns how many tokens the batch has, of a rank with `all` tokens.
     pub(super) fn len(self, all: u32) -> u32 {
         all.saturating_sub(self.first()).min(self.tokens)
-    }
-
-    /// Returns the block's next batch, if a rank with `all` tokens has one.
-    pub(super) fn next(self, all: u32) -> Option<Self> {
-        let next = Self { index: self.index + thread::grid_dim_x(), ..self };
-        (next.first() < all).then_some(next)
     }
 }
 

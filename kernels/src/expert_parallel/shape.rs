@@ -177,22 +177,15 @@ impl Faults {
         }
     }
 
-    /// Records that there is no room for `needed` rows, in these words.
-    pub(super) unsafe fn record_rows(words: *mut u32, needed: u32) {
-        // SAFETY: `words` has the word, and all accesses to it are atomic.
-        let word = unsafe { AtomicU32::from_ptr(words.wrapping_add(Self::ROWS)) };
-        word.fetch_max(needed, Order::Relaxed, Scope::Gpu);
-    }
-
-    /// Records that a rank has no room for `needed` rows; of several ranks, the one that needs
-    /// most. Only this thread records rows.
-    pub(super) unsafe fn record_rows_of(words: *mut u32, needed: u32, rank: u32) {
-        let (rows, of) = (words.wrapping_add(Self::ROWS), words.wrapping_add(Self::RANK));
+    /// Records that there is no room for `needed` rows of rank `of`, or of this one; of several
+    /// ranks, the one that needs most. Only this thread of the grid records rows.
+    pub(super) unsafe fn record_rows(words: *mut u32, needed: u32, of: Option<u32>) {
+        let (rows, rank) = (words.wrapping_add(Self::ROWS), words.wrapping_add(Self::RANK));
         // SAFETY: `words` has both, and only this thread records rows.
         unsafe {
             if needed > mem::load(rows) {
                 mem::store(rows, needed);
-                mem::store(of, rank + 1);
+                mem::store(rank, of.map_or(0, |of| of + 1));
             }
         }
     }
