@@ -31,11 +31,12 @@ pub const COMBINE_RECEIVE: &str = "kernels/src/expert_parallel/combine_receive.r
 const EP_LAYOUT: &str = "kernels/src/expert_parallel/ep_layout.rs";
 pub const EP_COMBINE: &str = "kernels/src/expert_parallel/ep_combine.rs";
 const EP_COUNTERS: &str = "kernels/src/expert_parallel/counters.rs";
-const EP_PLACES: &str = "kernels/src/expert_parallel/places.rs";
+const EP_COUNTS: &str = "kernels/src/expert_parallel/counts.rs";
 const DISPATCH_COUNTED: &str = "kernels/src/expert_parallel/ep_dispatch_counted.rs";
 const COMBINE_COUNTED: &str = "kernels/src/expert_parallel/ep_combine_counted.rs";
 const EP_RAIL: &str = "kernels/src/expert_parallel/rail.rs";
-const DISPATCH_TEAMS: &str = "kernels/src/expert_parallel/ep_dispatch_hybrid.rs";
+pub const DISPATCH_TEAMS: &str = "kernels/src/expert_parallel/ep_dispatch_hybrid.rs";
+pub const DISPATCH_RELAY: &str = "kernels/src/expert_parallel/dispatch_relay.rs";
 const COMBINE_TEAMS: &str = "kernels/src/expert_parallel/ep_combine_hybrid.rs";
 const BLOCKS: &str = "kernels/src/gemm/gemm_blocks.rs";
 pub const MAINLOOP: &str = "crates/cuda_std/src/tile/mainloop.rs";
@@ -79,8 +80,8 @@ const DISPATCHES: &str = "dispatches_in_teams";
 const COMBINES: &str = "combines_in_teams";
 const COUNTED: &str = "experts_counted";
 const TELL_COUNTS: &str = "progress.tell(Step::Counted)";
-const COUNTS_STORED: &str = "mem::store(to.wrapping_add(";
-const COUNTS_LOADED: &str = "mem::load(counts.wrapping_add(";
+const COUNTS_STORED: &str = "to.store(i";
+const COUNTS_LOADED: &str = "counts.load(";
 const SENT: &str = "progress.tell_by_last_block(Step::Sent)";
 const RETURNED: &str = "progress.tell_by_last_block(Step::Returned)";
 const SYNC: &str = "thread::sync_threads()";
@@ -110,9 +111,12 @@ const OF_VIEW: &str = "x.transposed().load(";
 const IN_SESSION: &str = "session.all_reduce(";
 const RECEIVE: &str = "session.receive(";
 const RECEIVE_IN_ORDER: &str = "session.receive_in_order(";
-const PEEK: &str = "session.peek(";
 const WAIT: &str = "wait_until(";
-const SEVERAL: &str = "session.receive_several(";
+const SEND_ROW: &str = "session.rows.send(";
+const PEEK_ROW: &str = "session.rows.peek(";
+const SEVERAL: &str = "session.rows.receive_several(";
+const END_ROWS: &str = "session.rows.end(";
+const SUMMED: &str = "results.store(";
 const NUMBERED: &str = "numbered.send(";
 const TOLD: &str = "numbered.peek(";
 const END: &str = "session.end(";
@@ -196,36 +200,42 @@ pub const MUTANTS: &[Mutant] = &[
     ),
     mutant("lamport_rmsnorm", LAMPORT_RMS, (END, 0), Remove, &[RECEIVE_IN_ORDER]),
     mutant("lamport_rmsnorm", LAMPORT_RMS, (SEND, 0), NARROW, &[SEND, RECEIVE_IN_ORDER]),
-    mutant("ep_dispatch", EP_DISPATCH, (SEND, 0), NARROW, &[SEND, PEEK]),
+    mutant("ep_dispatch", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
     mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 0), NARROW, &[NUMBERED, TOLD]),
     mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, TOLD]),
-    mutant("ep_dispatch", EP_DISPATCH, (END, 0), Remove, &[WAIT, PEEK, TOLD]),
+    mutant("ep_dispatch", EP_DISPATCH, (END_ROWS, 0), Remove, &[WAIT, PEEK_ROW, TOLD]),
     mutant("ep_dispatch", EP_DISPATCH, (PREVIOUS, 0), NoWait, &["mem::store", ROW]),
-    mutant("expert_parallel", EP_LAYOUT, (PREVIOUS, 0), NoWait, &["mem::load", "mem::store", ROW]),
     mutant(
         "expert_parallel",
-        EP_COUNTERS,
-        ("warp::sync()", 0),
-        Remove,
-        &["add_one(", "mem::load("],
+        EP_LAYOUT,
+        (PREVIOUS, 0),
+        NoWait,
+        &[".load(", ".store(", "tokens_of(", ROW],
     ),
-    mutant("expert_parallel", EP_LAYOUT, ("thread::sync_threads()", 0), Remove, &["mem::load("]),
-    mutant("expert_parallel", EP_LAYOUT, ("thread::sync_threads()", 1), Remove, &["mem::load("]),
-    mutant("ep_dispatch_f8", EP_DISPATCH, (SEND, 0), NARROW, &[SEND, PEEK]),
-    mutant("ep_dispatch_f8", EP_DISPATCH, (SEND, 1), NARROW, &[SEND, PEEK]),
-    mutant("ep_of_any_ranks", EP_DISPATCH, (SEND, 0), NARROW, &[SEND, PEEK]),
+    mutant("expert_parallel", EP_COUNTERS, ("warp::sync()", 0), Remove, &["add_one(", ".load("]),
+    mutant("expert_parallel", EP_LAYOUT, ("thread::sync_threads()", 0), Remove, &[".load("]),
+    mutant("expert_parallel", EP_LAYOUT, ("thread::sync_threads()", 1), Remove, &[".load("]),
+    mutant("ep_dispatch_f8", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
+    mutant("ep_dispatch_f8", EP_DISPATCH, (SEND_ROW, 1), NARROW, &[SEND_ROW, PEEK_ROW]),
+    mutant("ep_of_any_ranks", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
     mutant("ep_of_any_ranks", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, TOLD]),
-    mutant("ep_of_any_ranks", EP_COMBINE, (SEND, 0), NARROW, &[SEND, SEVERAL]),
-    mutant("ep_combine", EP_COMBINE, (SEND, 0), NARROW, &[SEND, SEVERAL]),
-    mutant("ep_combine", EP_COMBINE, (NUMBERED, 0), NARROW, &[NUMBERED, TOLD]),
-    mutant("ep_combine", EP_COMBINE, (END, 0), Remove, &[SEVERAL]),
-    mutant("ep_combine_in_one_round", EP_COMBINE, (SEND, 0), NARROW, &[SEND, SEVERAL]),
-    mutant("ep_combine_in_one_round", EP_COMBINE, (END, 0), Remove, &[SEVERAL]),
-    mutant("ep_combine_in_one_round", EP_COMBINE, (PREVIOUS, 0), NoWait, &["mem::load", ROW]),
-    mutant("ep_combine", EP_COMBINE, (PREVIOUS, 0), NoWait, &["mem::load", ROW]),
-    mutant(COUNTED, EP_PLACES, (TELL_COUNTS, 0), NARROW, &[TELL_COUNTS, "wait(Step::Counted)"]),
-    mutant(COUNTED, EP_PLACES, (TELL_COUNTS, 0), Relax, &[COUNTS_STORED]),
-    mutant(COUNTED, EP_PLACES, ("wait(Step::Counted)", 0), NoWait, &[COUNTS_STORED, COUNTS_LOADED]),
+    mutant("ep_of_any_ranks", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, SEVERAL]),
+    mutant("ep_combine", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, SEVERAL]),
+    mutant("ep_combine", COMBINE_RECEIVE, (NUMBERED, 0), NARROW, &[NUMBERED, TOLD]),
+    mutant("ep_combine", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[SEVERAL]),
+    mutant("ep_combine_in_one_round", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, SEVERAL]),
+    mutant("ep_combine_in_one_round", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[SEVERAL]),
+    mutant(
+        "ep_combine_in_one_round",
+        EP_COMBINE,
+        (PREVIOUS, 0),
+        NoWait,
+        &["mem::load", "tokens_of(", SUMMED],
+    ),
+    mutant("ep_combine", EP_COMBINE, (PREVIOUS, 0), NoWait, &["mem::load", "tokens_of(", SUMMED]),
+    mutant(COUNTED, EP_COUNTS, (TELL_COUNTS, 0), NARROW, &[TELL_COUNTS, "wait(Step::Counted)"]),
+    mutant(COUNTED, EP_COUNTS, (TELL_COUNTS, 0), Relax, &[COUNTS_STORED]),
+    mutant(COUNTED, EP_COUNTS, ("wait(Step::Counted)", 0), NoWait, &[COUNTS_STORED, COUNTS_LOADED]),
     mutant(COUNTED, DISPATCH_COUNTED, (SENT, 0), Relax, &[ROW, "store_returns("]),
     mutant(
         "dispatches_counted",
@@ -236,7 +246,13 @@ pub const MUTANTS: &[Mutant] = &[
     ),
     mutant(COUNTED, COMBINE_COUNTED, (RETURNED, 0), Relax, &[ROW]),
     mutant(COUNTED, COMBINE_COUNTED, ("wait(Step::Returned)", 0), NoWait, &[ROW]),
-    mutant("combines_counted", COMBINE_COUNTED, (PREVIOUS, 0), NoWait, &[ROW, "mem::load"]),
+    mutant(
+        "combines_counted",
+        COMBINE_COUNTED,
+        (PREVIOUS, 0),
+        NoWait,
+        &[ROW, "mem::load", ".load("],
+    ),
     mutant("combines_counted", COMBINE_COUNTED, ("wait(Step::Ready)", 0), NoWait, &[ROW]),
     mutant(TEAMS, EP_RAIL, (PUT, 0), Change::Signal(1), &[MEETS, PUT]),
     mutant(TEAMS, EP_RAIL, (PUT, 0), Relax, &[PUT]),
@@ -253,7 +269,7 @@ pub const MUTANTS: &[Mutant] = &[
     ),
     mutant(DISPATCHES, DISPATCH_TEAMS, (ROUND, 0), NoWait, &["mem::store(", ROW]),
     mutant(DISPATCHES, DISPATCH_TEAMS, (EXIT, 0), Remove, &["mem::store(", ROW]),
-    mutant(DISPATCHES, DISPATCH_TEAMS, (SYNC, 0), Remove, &["mem::load("]),
+    mutant(DISPATCHES, DISPATCH_TEAMS, (SYNC, 0), Remove, &["routes.load("]),
     mutant(DISPATCHES, DISPATCH_TEAMS, (SYNC, 1), Remove, &["mem::store_vec(", ROW]),
     mutant(COMBINES, COMBINE_TEAMS, (PREVIOUS, 0), NoWait, &["lsa_barrier(", ROW]),
     mutant(COMBINES, COMBINE_TEAMS, (ROUND, 0), NoWait, &[ROW, "part.load("]),

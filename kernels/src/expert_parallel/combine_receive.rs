@@ -1,12 +1,14 @@
 //! Receives the experts' results that [`ep_combine`](super::ep_combine) returns, and adds them up.
 
 use cuda_std::prelude::*;
-use half::bf16;
-use nccl_device::{Coop, Lamport};
+use cuda_std::strided::Strided;
+use nccl_device::Coop;
 
 use super::ep_combine::Combine;
+use super::ep_layout::{NONE, RETURN_WORDS};
+use super::numbered::Session;
 use super::parts::Part;
-use super::ranks::{Ranks, rolled};
+use super::ranks::{Ranks, ranks, rolled};
 use super::sums::{Entries, Row, add, sum};
 
 /// The words that a warp loads ahead for a part of a row that it receives.
@@ -19,19 +21,16 @@ pub(super) struct Incoming {
 
 impl Combine<'_> {
     /// Loads the entries of a token of this rank, and the ranks that have experts of it.
-    pub(super) unsafe fn incoming<const VECTORS: usize>(
-        &self,
-        part: Part<VECTORS>,
-        absent: Ranks,
-    ) -> Incoming {
-        let (me, mut targets) = (self.comm.lsa_team().rank as usize, Ranks(0));
+    pub(super) unsafe fn incoming(&self, row: u32, absent: Ranks) -> Incoming {
+        let (me, tokens) = (self.comm.lsa_team().rank as usize, self.results.tokens);
+        let mut targets = Ranks(0);
         // SAFETY: `received` and `returns` have words for the most tokens of this rank.
         unsafe {
-            if part.row < self.tokens {
-                let of_row = self.received.targets.wrapping_add(part.row as usize);
+            if row < tokens {
+                let of_row = self.received.targets.wrapping_add(row as usize);
                 targets = Ranks(mem::load(of_row)).without(absent);
             }
-            Incoming { entries: self.entries(me, part, self.tokens), targets }
+            Incoming { entries: self.entries(me, row, tokens), targets }
         }
     }
 
@@ -39,7 +38,7 @@ impl Combine<'_> {
     /// lanes of a warp call this together.
     pub(super) unsafe fn receive<const N: usize, const VECTORS: usize, const TOGETHER: usize>(
         &self,
-        session: &Lamport<'_, N>,
+        session: &Session<'_, N>,
         part: Part<VECTORS>,
         Incoming { entries, targets }: Incoming,
     ) {
@@ -47,15 +46,14 @@ impl Combine<'_> {
         // SAFETY: each rank of `targets` sends the part, and only this warp receives it.
         unsafe {
             // This rank's rows are loaded while those of the others are in transit.
-            let mine = sum::<VECTORS, TOGETHER>(self.rows, entries, part);
-            let residual = self.residual(part);
+            let mine = sum::<VECTORS, TOGETHER>(self.results.rows, entries, part);
+            let residual = self.results.residual(part);
             match N {
                 4 => self.add_rows::<N, VECTORS, 4>(&mut sums, session, part, mine, targets),
                 8 => self.add_rows::<N, VECTORS, 2>(&mut sums, session, part, mine, targets),
                 _ => self.add_rows_in_turn(&mut sums, session, part, mine, targets),
             }
-            add(&mut sums, &residual, 1.0);
-            part.store(self.output, part.row as usize, &sums.map(bf16::narrow));
+            self.results.store(part, sums, &residual);
         }
     }
 
@@ -64,25 +62,23 @@ impl Combine<'_> {
     unsafe fn add_rows_in_turn<const N: usize, const VECTORS: usize>(
         &self,
         sums: &mut [[f32; 8]; VECTORS],
-        session: &Lamport<'_, N>,
+        session: &Session<'_, N>,
         part: Part<VECTORS>,
         mine: Option<Row<VECTORS>>,
         targets: Ranks,
     ) {
         let me = self.comm.lsa_team().rank as usize;
         let slot = |i| part.vector_of(part.row as usize, i).map(|vector| vector as u32);
-        let (mut rank, ranks) = (0, rolled::<N>(self.comm));
-        while rank < ranks {
+        for rank in 0..rolled::<N>(self.comm) {
             if rank == me {
                 if let Some(mine) = mine {
                     add(sums, &mine, 1.0);
                 }
             } else if targets.contains(rank) {
                 // SAFETY: the rank is one of `targets`, and so sends the part.
-                let row = unsafe { session.receive_several(rank, slot, 0) };
+                let row = unsafe { session.rows.receive_several(rank, slot, 0) };
                 add(sums, &row, 1.0);
             }
-            rank += 1;
         }
     }
 
@@ -92,59 +88,99 @@ impl Combine<'_> {
     unsafe fn add_rows<const N: usize, const VECTORS: usize, const K: usize>(
         &self,
         sums: &mut [[f32; 8]; VECTORS],
-        session: &Lamport<'_, N>,
+        session: &Session<'_, N>,
         part: Part<VECTORS>,
         mine: Option<Row<VECTORS>>,
         targets: Ranks,
     ) {
         let (me, nothing) = (self.comm.lsa_team().rank as usize, Vec16::from_bits([0; 4]));
-        let (mut first, ranks) = (0, rolled::<N>(self.comm));
-        while first < ranks {
-            let (mut rows, mut i) = ([nothing; K], 0);
+        let sends = |rank| rank != me && targets.contains(rank);
+        for first in Strided::new(0, rolled::<N>(self.comm), K) {
+            let mut rows = [nothing; K];
             if let Some(slot) = part.vector_of(part.row as usize, 0) {
-                let sends = |rank| rank != me && targets.contains(rank);
                 self.comm.wait_until(Coop::thread(), || {
-                    let (mut all, mut i) = (true, 0);
-                    while i < K {
+                    let mut all = true;
+                    for i in 0..K {
                         // SAFETY: the kernel's caller guarantees the memory. No branch around it:
                         // all are in flight together, also of slots to which nobody sends.
-                        let row = unsafe { session.peek(first + i, slot as u32) };
+                        let row = unsafe { session.rows.peek(first + i, slot as u32) };
                         let sends = sends(first + i);
                         all &= row.is_some() || !sends;
                         rows[i] = row.filter(|_| sends).unwrap_or(nothing);
-                        i += 1;
                     }
                     all
                 });
-                while i < K {
+                for i in 0..K {
                     if sends(first + i) {
                         // SAFETY: the kernel's caller guarantees the memory; the row has arrived.
-                        unsafe { session.empty(first + i, slot as u32) };
+                        unsafe { session.rows.empty(first + i, slot as u32) };
                     }
-                    i += 1;
                 }
             }
-            let mut i = 0;
-            while i < K {
+            for i in 0..K {
                 match mine {
                     Some(mine) if first + i == me => add(sums, &mine, 1.0),
                     _ => add(sums, &[rows[i]; VECTORS], 1.0),
                 }
-                i += 1;
             }
-            first += K;
         }
     }
 
-    /// Loads the residual of a token.
-    pub(super) unsafe fn residual<const VECTORS: usize>(
-        &self,
-        part: Part<VECTORS>,
-    ) -> Row<VECTORS> {
-        if self.residual.is_null() {
-            return [Vec16::from_bits([0; 4]); VECTORS];
+    /// Tells all peers that this rank has begun the launch. One thread of the grid calls this.
+    pub(super) unsafe fn tell_peers<const N: usize>(&self, session: &Session<'_, N>) {
+        for distance in 1..ranks::<N>(self.comm) {
+            if !session.absent.contains(self.rank(distance)) {
+                // SAFETY: only this thread sends to the slot.
+                unsafe { session.numbered.send(distance, 0, [0; 2]) };
+            }
         }
-        // SAFETY: the residual has the row, as the kernel's caller guarantees.
-        unsafe { part.load(self.residual, part.row as usize) }
     }
+
+    /// Ends the session while rows are in transit, and waits until all ranks have begun this
+    /// launch, also those that return no rows. All threads of the block call this, once, and have
+    /// the number of the launch.
+    pub(super) unsafe fn end<const N: usize>(&self, session: &Session<'_, N>) {
+        thread::sync_threads();
+        if is_in_last_warp() {
+            // SAFETY: all threads of the block have the number of the launch.
+            unsafe { session.rows.end(Coop::warp()) };
+        }
+        if is_leader() {
+            self.comm.wait_until(Coop::thread(), || {
+                let mut all = true;
+                for distance in 1..ranks::<N>(self.comm) {
+                    let source = self.rank(distance);
+                    // SAFETY: the kernel's caller guarantees the memory. No branch around it: all
+                    // are in flight together.
+                    let begun = unsafe { session.numbered.peek(source, 0) }.is_some();
+                    all &= begun || session.absent.contains(source);
+                }
+                all
+            });
+        }
+    }
+
+    /// Loads the entries of a token of a rank that has `tokens`.
+    pub(super) unsafe fn entries(&self, rank: usize, row: u32, tokens: u32) -> Entries {
+        let mut entries = NONE;
+        if row < self.shape.tokens {
+            let token = rank * self.shape.tokens as usize + row as usize;
+            let from = token * RETURN_WORDS + warp::lane_id() as usize;
+            // SAFETY: the kernel's caller guarantees the memory; there are words for the most
+            // tokens.
+            entries = unsafe { mem::load(self.returns.wrapping_add(from)) };
+        }
+        // Not a condition of the load, which then would wait for `tokens`.
+        if row < tokens { entries } else { NONE }
+    }
+}
+
+/// Returns whether this thread is in the last warp of its block, which has the least to send.
+fn is_in_last_warp() -> bool {
+    thread::thread_idx_x() + warp::WARP_SIZE >= thread::block_dim_x()
+}
+
+/// Returns whether this thread sends and receives the numbers of the launch.
+pub(super) fn is_leader() -> bool {
+    is_in_last_warp() && thread::block_idx_x() == 0 && warp::lane_id() == 0
 }

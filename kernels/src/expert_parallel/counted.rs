@@ -5,6 +5,7 @@ use cuda_std::atomic::Order;
 use cuda_std::prelude::*;
 use nccl_device::{Coop, DevComm, Epoch, Flag, Window, is_last_block};
 
+use super::counters::Words;
 use super::ep_layout::RETURN_WORDS;
 use super::ranks::Ranks;
 use super::shape::Shape;
@@ -101,13 +102,13 @@ impl Counted {
     }
 
     /// Returns the words that say which rows a received token has, in the form of `ep_layout`.
-    pub(super) fn returns(&self, tokens: *mut u32, token: usize) -> *mut u32 {
-        tokens.wrapping_add(RETURN_WORDS * token)
+    pub(super) fn returns(&self, tokens: *mut u32, token: usize) -> Words {
+        Words(tokens.wrapping_add(RETURN_WORDS * token))
     }
 
     /// Returns the words that say where a received token comes from.
-    pub(super) fn origin(&self, tokens: *mut u32, token: usize) -> *mut u32 {
-        tokens.wrapping_add(RETURN_WORDS * self.capacity as usize + ORIGIN_WORDS * token)
+    pub(super) fn origin(&self, tokens: *mut u32, token: usize) -> Words {
+        Words(tokens.wrapping_add(RETURN_WORDS * self.capacity as usize + ORIGIN_WORDS * token))
     }
 
     /// Returns the words of a token of this rank.
@@ -127,11 +128,8 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// Begins a launch of kernel 0 (dispatch) or 1 (combine).
-    ///
-    /// # Safety
-    ///
-    /// The memory is as [`Counted`] says, and one launch at a time of this kernel uses it.
+    /// Begins a launch of kernel 0 (dispatch) or 1 (combine). The memory is as [`Counted`] says,
+    /// and one launch at a time of this kernel uses it.
     #[track_caller]
     pub(super) unsafe fn new(comm: &'a DevComm, memory: &Counted, kernel: usize) -> Self {
         let state = memory.state.wrapping_add(kernel * Counted::KERNEL);
@@ -168,11 +166,8 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Tells as [`tell`](Self::tell) does, by the block that is the last one to call this.
-    ///
-    /// # Safety
-    ///
-    /// All threads of the grid call this, once in a launch.
+    /// Tells as [`tell`](Self::tell) does, by the block that is the last one to call this. All
+    /// threads of the grid call this, once in a launch.
     #[track_caller]
     pub(super) unsafe fn tell_by_last_block(&self, step: Step) {
         thread::sync_threads();
@@ -195,11 +190,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Ends the launch's epoch.
-    ///
-    /// # Safety
-    ///
-    /// The launch receives; all threads of the grid call this, once.
+    /// Ends the epoch of a launch that receives. All threads of the grid call this, once.
     #[track_caller]
     pub(super) unsafe fn end(&self) {
         // SAFETY: all threads of the grid call this once, as the caller guarantees.

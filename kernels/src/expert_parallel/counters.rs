@@ -7,31 +7,136 @@ use super::ep_layout::NONE;
 use super::shape::Shape;
 
 /// Experts that a thread loads together.
-pub(super) const UNROLL: usize = 8;
+pub(super) const UNROLL: u32 = 8;
 
 /// The most warps of a block.
-pub(super) const WARPS: usize = 16;
+const WARPS: usize = 16;
 
-/// Adds 1 to a word of shared memory.
-///
-/// # Safety
-///
-/// Other threads access the word atomically, or on the other side of a barrier.
-#[track_caller]
-pub(super) unsafe fn add_one(word: *mut u32) {
-    // SAFETY: other accesses are atomic, or separated by a barrier, as the caller guarantees.
-    unsafe { AtomicU32::from_ptr(word) }.fetch_add(1, Order::Relaxed, Scope::Cta);
+/// Words of shared memory or of this GPU. Callers of the unsafe methods guarantee that the word is
+/// allocated, and that accesses by other threads are atomic or on the other side of a barrier.
+#[derive(Clone, Copy)]
+pub(super) struct Words(pub(super) *mut u32);
+
+impl Words {
+    /// Loads a word.
+    #[track_caller]
+    pub(super) unsafe fn load(self, at: u32) -> u32 {
+        // SAFETY: the word is allocated, as the caller guarantees.
+        unsafe { mem::load(self.0.wrapping_add(at as usize)) }
+    }
+
+    /// Stores a word.
+    #[track_caller]
+    pub(super) unsafe fn store(self, at: u32, word: u32) {
+        // SAFETY: the word is allocated, as the caller guarantees.
+        unsafe { mem::store(self.0.wrapping_add(at as usize), word) }
+    }
+
+    /// Adds 1 to a word of shared memory, atomically.
+    #[track_caller]
+    pub(super) unsafe fn add_one(self, at: u32) {
+        // SAFETY: the word is allocated, as the caller guarantees.
+        let word = unsafe { AtomicU32::from_ptr(self.0.wrapping_add(at as usize)) };
+        word.fetch_add(1, Order::Relaxed, Scope::Cta);
+    }
 }
 
-/// Returns the sum of `mine` over the threads before this one.
-///
-/// # Safety
-///
-/// All threads of the block call this together, once between two barriers, and `sums` has
-/// [`WARPS`] words of shared memory.
+/// Counters in shared memory: of the rows of each expert, and maybe more.
+#[derive(Clone, Copy)]
+pub(super) struct Counters {
+    /// The total of each counter.
+    pub(super) totals: Words,
+    /// The part of each counter before this block's tokens, and later the place of its next row.
+    pub(super) next: Words,
+}
+
+impl Counters {
+    /// Makes `len` counters 0. All threads of the block call this together, before a barrier.
+    #[track_caller]
+    pub(super) unsafe fn clear(self, len: u32) {
+        for i in strided(len) {
+            // SAFETY: there are `len` counters, each for one thread.
+            unsafe {
+                self.totals.store(i, 0);
+                self.next.store(i, 0);
+            }
+        }
+    }
+
+    /// Counts a row of a token, which is before this block's tokens or not.
+    #[track_caller]
+    pub(super) unsafe fn count(self, i: u32, is_before: bool) {
+        // SAFETY: the counter exists, as the caller guarantees, and accesses are atomic.
+        unsafe {
+            self.totals.add_one(i);
+            if is_before {
+                self.next.add_one(i);
+            }
+        }
+    }
+
+    /// Calls `each` with the place of the first row of each of `experts` experts, which begin at
+    /// multiples of `alignment`, and then with `experts` and the end of all rows. All threads of
+    /// the block call this together, after a barrier; `each` is called by one thread for an expert.
+    #[track_caller]
+    pub(super) unsafe fn starts(self, experts: u32, alignment: u32, each: impl Fn(u32, u32)) {
+        let per_thread = experts.div_ceil(thread::block_dim_x());
+        let first = thread::thread_idx_x() * per_thread;
+        let end = (first + per_thread).min(experts);
+        // SAFETY: all threads of the block are here, and each expert has a counter.
+        unsafe {
+            let rows = |expert| self.totals.load(expert).div_ceil(alignment) * alignment;
+            let mut mine = 0;
+            for expert in first..end {
+                mine += rows(expert);
+            }
+            let mut at = sum_before(mine);
+            for expert in first..end {
+                each(expert, at);
+                at += rows(expert);
+            }
+            if first < end && end == experts {
+                each(experts, at);
+            }
+        }
+    }
+
+    /// Returns the place of a token's row among those of an expert, and counts the token's rows; it
+    /// may have the expert several times. Lane `k` has the `k`-th expert. All lanes of a warp call
+    /// this together, and no other warp accesses `next`.
+    pub(super) unsafe fn take_next(self, expert: Option<u32>) -> u32 {
+        let (own, mut place) = (expert.unwrap_or(NONE), 0);
+        // SAFETY: all lanes of the warp are here, and no other warp uses `next`, as the caller
+        // guarantees.
+        unsafe {
+            for k in 0..Shape::TOP_K as u32 {
+                let other = warp::shuffle_idx(own, k);
+                place += u32::from(k < warp::lane_id() && other == own);
+            }
+            if let Some(expert) = expert {
+                place += self.next.load(expert);
+            }
+            warp::sync();
+            if let Some(expert) = expert {
+                self.next.add_one(expert);
+            }
+            warp::sync();
+        }
+        place
+    }
+}
+
+/// Returns this thread's numbers below `end`, of which each thread of the block has some.
+pub(super) fn strided(end: u32) -> impl Iterator<Item = u32> {
+    nccl_device::Coop::cta().strided(end)
+}
+
+/// Returns the sum of `mine` over the threads before this one. All threads of the block call this
+/// together, once between two barriers.
 #[track_caller]
-pub(super) unsafe fn sum_before(mine: u32, sums: *mut u32) -> u32 {
+unsafe fn sum_before(mine: u32) -> u32 {
     let (lane, own_warp) = (warp::lane_id(), warp::warp_id());
+    let sums = Words(shared_array![u32; WARPS]);
     // SAFETY: all threads of the block are here, and `sums` has a word for each warp.
     unsafe {
         let (mut sum, mut distance) = (mine, 1);
@@ -41,73 +146,39 @@ pub(super) unsafe fn sum_before(mine: u32, sums: *mut u32) -> u32 {
             distance *= 2;
         }
         if lane == warp::WARP_SIZE - 1 {
-            mem::store(sums.wrapping_add(own_warp as usize), sum);
+            sums.store(own_warp, sum);
         }
         thread::sync_threads();
         let mut before = sum - mine;
         for warp in 0..own_warp {
-            before += mem::load(sums.wrapping_add(warp as usize));
+            before += sums.load(warp);
         }
         before
     }
 }
 
-/// Returns the number of a token's row among those of an expert, given how many come before the
-/// token's; the token may have the expert several times. Lane `k` has the `k`-th expert. Counts the
-/// token's rows.
-///
-/// # Safety
-///
-/// All lanes of a warp call this together; `next` has a word of shared memory for each expert,
-/// which no other warp accesses.
-pub(super) unsafe fn take_next(next: *mut u32, expert: Option<u32>) -> u32 {
-    let own = expert.unwrap_or(NONE);
-    let of_expert = next.wrapping_add(expert.unwrap_or(0) as usize);
-    let mut number = 0;
-    // SAFETY: all lanes of the warp are here, and no other warp uses `next`, as the caller
-    // guarantees.
-    unsafe {
-        for k in 0..Shape::TOP_K as u32 {
-            let other = warp::shuffle_idx(own, k);
-            number += u32::from(k < warp::lane_id() && other == own);
-        }
-        if expert.is_some() {
-            number += mem::load(of_expert);
-        }
-        warp::sync();
-        if expert.is_some() {
-            add_one(of_expert);
-        }
-        warp::sync();
-    }
-    number
-}
-
 /// Stores the positions and weights of a token's rows: those of the lanes that have one, in their
-/// order, and [`NONE`] after them. Returns the number of this lane's row among them.
-///
-/// # Safety
-///
-/// All lanes of a warp call this together; `returns` has the words of the token.
+/// order, and [`NONE`] after them. Returns the number of this lane's row among them. All lanes of a
+/// warp call this together, and `returns` has the words of the token.
 #[track_caller]
 pub(super) unsafe fn store_returns(
-    returns: *mut u32,
+    returns: Words,
     is_here: bool,
     position: u32,
-    weight: f32,
-) -> usize {
+    weight: u32,
+) -> u32 {
     let lane = warp::lane_id();
     // SAFETY: all lanes of the warp are here, and `returns` has the token's words.
     unsafe {
         let here = warp::ballot(is_here);
-        let at = (here & ((1 << lane) - 1)).count_ones() as usize;
+        let at = (here & ((1 << lane) - 1)).count_ones();
         if is_here {
-            mem::store(returns.wrapping_add(2 * at), position);
-            mem::store(returns.wrapping_add(2 * at + 1), weight.to_bits());
+            returns.store(2 * at, position);
+            returns.store(2 * at + 1, weight);
         }
         if lane >= here.count_ones() && lane < Shape::TOP_K as u32 {
-            mem::store(returns.wrapping_add(2 * lane as usize), NONE);
-            mem::store(returns.wrapping_add(2 * lane as usize + 1), 0);
+            returns.store(2 * lane, NONE);
+            returns.store(2 * lane + 1, 0);
         }
         at
     }

@@ -2,13 +2,14 @@
 
 use cuda_std::mem;
 use cuda_std::prelude::*;
-use nccl_device::{Coop, Lamport};
+use nccl_device::Coop;
 
 use super::ep_dispatch::{COMES, COUNT, Dispatch};
-use super::numbered::Numbered;
+use super::numbered::Session;
 use super::parts::{Part, Parts, Share};
-use super::ranks::{Ranks, ranks, rolled};
+use super::ranks::{ranks, rolled};
 use super::rows::{Payload, Rows};
+use super::shape::{Received, Shape};
 
 impl<R: Rows> Dispatch<'_, R> {
     /// Returns the rank to which this one is at a distance.
@@ -21,12 +22,10 @@ impl<R: Rows> Dispatch<'_, R> {
     /// first part of the round is one of the most tokens.
     pub(super) unsafe fn receive_round<const N: usize, const VECTORS: usize>(
         &self,
-        session: &Lamport<'_, N>,
-        numbered: &Numbered<N>,
+        session: &Session<'_, N>,
         parts: Parts<VECTORS>,
         share: Share,
         round: u32,
-        absent: Ranks,
     ) -> u32 {
         let (mut most, mut distance, ranks) = (0, share.distance, rolled::<N>(self.comm));
         while distance < ranks {
@@ -34,7 +33,7 @@ impl<R: Rows> Dispatch<'_, R> {
             loop {
                 let part = parts.at(at);
                 // SAFETY: only this warp has the part, and all of its lanes are here.
-                let tokens = unsafe { self.receive(session, numbered, distance, part, absent) };
+                let tokens = unsafe { self.receive(session, distance, part) };
                 let end = parts.count(tokens);
                 most = most.max(end);
                 at += share.parts;
@@ -53,11 +52,9 @@ impl<R: Rows> Dispatch<'_, R> {
     /// together.
     unsafe fn receive<const N: usize, const VECTORS: usize>(
         &self,
-        session: &Lamport<'_, N>,
-        numbered: &Numbered<N>,
+        session: &Session<'_, N>,
         distance: usize,
         part: Part<VECTORS>,
-        absent: Ranks,
     ) -> u32 {
         let (source, top_k) = (self.source::<N>(distance), self.shape.top_k);
         // Every lane has a message that says whether the row comes.
@@ -66,24 +63,25 @@ impl<R: Rows> Dispatch<'_, R> {
         let mut tokens = 0;
         // All that may be there is polled at once.
         self.comm.wait_until(Coop::thread(), || {
-            if absent.contains(source) {
+            if session.absent.contains(source) {
                 return true;
             }
             // SAFETY: there are slots for the most tokens, as the kernel's caller guarantees.
-            let (count, told) =
-                unsafe { (numbered.peek(source, COUNT), numbered.peek(source, slot)) };
+            let (count, told) = unsafe {
+                (session.numbered.peek(source, COUNT), session.numbered.peek(source, slot))
+            };
             let mut all = true;
             for i in 0..VECTORS {
                 if let Some(at) = part.vector_of(part.row as usize, i) {
                     // SAFETY: there are slots for the most tokens.
-                    let vector = unsafe { session.peek(source, at as u32) };
+                    let vector = unsafe { session.rows.peek(source, at as u32) };
                     all &= vector.is_some();
                     payload.row[i] = vector.unwrap_or(payload.row[i]);
                 }
             }
             if let Some(slot) = self.scales_slot(part) {
                 // SAFETY: there are slots for the most tokens.
-                let scales = unsafe { session.peek(source, slot) };
+                let scales = unsafe { session.rows.peek(source, slot) };
                 all &= scales.is_some();
                 payload.scales = scales.unwrap_or(payload.scales);
             }
@@ -101,16 +99,16 @@ impl<R: Rows> Dispatch<'_, R> {
                 self.store_row(source, part, &payload);
                 for i in 0..VECTORS {
                     if let Some(at) = part.vector_of(part.row as usize, i) {
-                        session.empty(source, at as u32);
+                        session.rows.empty(source, at as u32);
                     }
                 }
                 if let Some(slot) = self.scales_slot(part) {
-                    session.empty(source, slot);
+                    session.rows.empty(source, slot);
                 }
             }
             if part.is_first {
                 if part.row < tokens {
-                    self.store_expert(source, part, message);
+                    self.store_expert(source, part.row, message);
                 }
                 if part.row == 0 && warp::lane_id() == 0 {
                     mem::store(self.received.counts.wrapping_add(source), tokens);
@@ -118,5 +116,35 @@ impl<R: Rows> Dispatch<'_, R> {
             }
         }
         tokens
+    }
+
+    /// Stores a part of a row of a rank in `received`. Only this warp has the part.
+    pub(super) unsafe fn store_row<const VECTORS: usize>(
+        &self,
+        source: usize,
+        part: Part<VECTORS>,
+        payload: &Payload<VECTORS>,
+    ) {
+        let Received { rows, scales, .. } = self.received;
+        let place = source * self.shape.tokens as usize + part.row as usize;
+        // SAFETY: `received` has room for the row, and only this warp has the part.
+        unsafe { part.store_payload::<R>(rows, scales.cast(), place, payload) };
+    }
+
+    /// Stores what this rank is told of this lane's expert in `received`, if there is one. Only
+    /// this warp has the token.
+    pub(super) unsafe fn store_expert(&self, source: usize, row: u32, message: [u32; 2]) {
+        let (lane, Shape { tokens, top_k, .. }) = (warp::lane_id(), self.shape);
+        if lane < top_k {
+            let [word, weight] = message;
+            let token = source * tokens as usize + row as usize;
+            let at = token * top_k as usize + lane as usize;
+            // SAFETY: `received` has room for the token's experts, and only this warp has the
+            // token.
+            unsafe {
+                mem::store(self.received.experts.wrapping_add(at), word & !COMES);
+                mem::store(self.received.weights.wrapping_add(at), f32::from_bits(weight));
+            }
+        }
     }
 }

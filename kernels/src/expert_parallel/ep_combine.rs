@@ -1,16 +1,16 @@
 //! Returns the experts' results to the ranks of the tokens, within the LSA team, and adds them up.
 
+use cuda_std::grid;
 use cuda_std::prelude::*;
-use cuda_std::{grid, mem};
-use half::bf16;
-use nccl_device::{ANY_RANKS, Coop, DevComm, Lamport, LamportSlots, Window};
+use nccl_device::{ANY_RANKS, DevComm};
 
-use super::ep_layout::{NONE, RETURN_WORDS};
-use super::numbered::{Numbered, NumberedSlots};
+use super::combine_receive::is_leader;
+use super::ep_layout::NONE;
+use super::numbered::{Messages, Session};
 use super::parts::{Part, Parts, at, warp_index, warps};
 use super::ranks::{Ranks, ranks, rolled, with_ranks};
 use super::shape::{Received, Shape, Steps};
-use super::sums::{Entries, Row, prefetch, sum};
+use super::sums::{Entries, Results, prefetch, sum};
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
 const fn lane_vectors(ranks: usize) -> usize {
@@ -37,75 +37,57 @@ const ROUNDS: u32 = 4;
 /// launch.
 pub const NUMBERED_SLOTS: u32 = 1;
 
-/// Returns results and adds them up: `output[t]` becomes `residual[t]` plus the sum over the
-/// experts of token `t` of the expert's row times its weight, for the `tokens` tokens of this rank.
-/// Without a `residual` (null), or without an expert, that part of the sum is 0.
+/// Returns results and adds them up: row `t` of the output becomes that of the residual plus the
+/// sum over the experts of token `t` of the expert's row times its weight. Without a residual, or
+/// without an expert, that part of the sum is 0.
 ///
 /// Each rank sums the rows of its experts in f32, in the order of the token's experts, and rounds
 /// the sum, which returns to the token's rank. The token's rank adds the sums in the order of the
 /// ranks and then the residual, in f32, and rounds once. So the result is deterministic.
 ///
-/// `rows` are the results in the order of the experts. `returns` is what `ep_layout` has stored in
+/// `returns` is what `ep_layout` has stored in
 /// [`Grouped::returns`](super::ep_layout::Grouped::returns), and `received` what `ep_dispatch` has
-/// stored.
+/// stored. `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only
+/// receives, in this rank, before any other launch with the same memory.
 ///
-/// `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only receives,
-/// in this rank, before any other launch with the same memory.
+/// Many tokens take the time of the memory: each rank reads the rows of its experts, once. A warp
+/// sends and receives in turns, and loads entries and, in a launch of few rounds, rows ahead. Few
+/// tokens take one latency after another. If there are as many warps as small parts for all ranks,
+/// each warp sends one and receives one, in one round: entries are loaded together with the number
+/// of the launch, then the rows of all experts, and nothing else before the peers' rows are polled.
 ///
-/// Many tokens take the time of the memory: each rank reads the rows of its experts, once. A warp,
-/// which sends and receives in turns, must not wait for one load after another. During a step it
-/// loads the entries of the step after next, one word in each lane. In a launch of few rounds it
-/// also brings the rows of the next step into the L2 cache, which takes no registers.
+/// `messages` has [`Shape::slots`] from each rank and [`NUMBERED_SLOTS`]: other memory than
+/// `ep_dispatch` has.
 ///
-/// Few tokens take one latency after another. If there are as many warps as small parts for all
-/// ranks, each warp sends one and receives one, in one round: entries are loaded together with the
-/// number of the launch, before the peers' tokens are known, then the rows of all experts, and
-/// nothing else is loaded before the peers' rows are polled.
-///
-/// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each
-/// rank, `numbered` that of numbered ones, with [`NUMBERED_SLOTS`]: other memory than `ep_dispatch`
-/// has.
-///
-/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
-/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
+/// Grid and block: as those of `ep_dispatch`.
 ///
 /// # Safety
 ///
-/// `rows` has those of `ep_layout`, `output` and the residual `tokens` rows, aligned to 16 bytes.
-/// Nothing else accesses these, `returns` and `received` until the kernel has ended. `output` may
-/// be the residual. `slots` and `state` are as [`LamportSlots`] needs them, and `numbered` was 0
-/// before the first launch.
+/// `results` has the rows of `ep_layout` and those of the tokens, aligned to 16 bytes. Nothing else
+/// accesses these, `returns` and `received` until the kernel has ended. `messages` is as
+/// [`Messages`] says.
 #[kernel(max_threads = 512)]
 pub unsafe fn ep_combine(
     comm: DevComm,
-    slots: Window<u32>,
-    numbered: Window<u32>,
-    state: *mut u32,
+    messages: Messages,
     shape: Shape,
-    rows: *const bf16,
+    results: Results,
     returns: *const u32,
     received: Received,
-    tokens: u32,
-    output: *mut bf16,
-    residual: *const bf16,
     steps: u32,
 ) {
-    let combine =
-        Combine { comm: &comm, shape, rows, returns, received, tokens, output, residual, steps };
+    let combine = Combine { comm: &comm, shape, results, returns, received, steps };
     // SAFETY: the kernel's caller guarantees the rows, the words and the memory of the slots.
-    unsafe { with_ranks!(comm, lane_vectors, combine.run(slots, numbered, state)) }
+    unsafe { with_ranks!(comm, lane_vectors, combine.run(messages)) }
 }
 
 /// A launch's arguments.
 pub(super) struct Combine<'a> {
     pub(super) comm: &'a DevComm,
     pub(super) shape: Shape,
-    pub(super) rows: *const bf16,
+    pub(super) results: Results,
     pub(super) returns: *const u32,
     pub(super) received: Received,
-    pub(super) tokens: u32,
-    pub(super) output: *mut bf16,
-    pub(super) residual: *const bf16,
     pub(super) steps: u32,
 }
 
@@ -119,17 +101,9 @@ struct Peers<const N: usize> {
 }
 
 impl Combine<'_> {
-    unsafe fn run<const N: usize, const VECTORS: usize>(
-        &self,
-        slots: Window<u32>,
-        numbered: Window<u32>,
-        state: *mut u32,
-    ) {
+    unsafe fn run<const N: usize, const VECTORS: usize>(&self, messages: Messages) {
         // SAFETY: the memory has a slot for each vector, as the kernel's caller guarantees.
-        let (slots, numbered) = unsafe {
-            let slots = LamportSlots::<N>::new(self.comm, slots, self.shape.slots());
-            (slots, NumberedSlots::<N>::new(self.comm, numbered, NUMBERED_SLOTS))
-        };
+        let slots = unsafe { messages.slots::<N>(self.comm, self.shape.slots(), NUMBERED_SLOTS) };
         let (first, small) = (warp_index(), Parts::<1>::new(self.shape.vectors));
         let others = (ranks::<N>(self.comm) as u32 - 1).max(1);
         grid::launch_next();
@@ -140,22 +114,21 @@ impl Combine<'_> {
             let peers = self.peers::<N>();
             // For one round: warps that follow each other send to different ranks.
             let (to, small_part) = (1 + (first % others) as usize, small.at(first / others));
-            let outgoing = self.outgoing(&peers, to, small_part);
-            let incoming = self.incoming(small.at(first), peers.absent);
-            let session = slots.begin(state, self.shape.slots());
-            let numbered = numbered.of(session.launch());
-            if self.sends() && speaks() {
-                self.tell_peers(&numbered, peers.absent);
+            let outgoing = self.outgoing(&peers, to, small_part.row);
+            let incoming = self.incoming(small.at(first).row, peers.absent);
+            let session = slots.begin(peers.absent);
+            if self.sends() && is_leader() {
+                self.tell_peers(&session);
             }
             let (sent, own) = (small.count(peers.most) * others, small.count(self.own()));
             if sent.max(own) > warps() {
-                return self.rounds::<N, VECTORS>(&session, &numbered, &peers);
+                return self.rounds::<N, VECTORS>(&session, &peers);
             }
             if first < sent {
                 self.send_to::<N, 1, ALL>(&session, to, small_part, outgoing);
             }
             if self.receives() {
-                self.end(&session, &numbered, peers.absent);
+                self.end(&session);
             }
             if first < own {
                 self.receive::<N, 1, ALL>(&session, small.at(first), incoming);
@@ -167,8 +140,7 @@ impl Combine<'_> {
     /// received. All threads of the grid call this.
     unsafe fn rounds<const N: usize, const VECTORS: usize>(
         &self,
-        session: &Lamport<'_, N>,
-        numbered: &Numbered<N>,
+        session: &Session<'_, N>,
         peers: &Peers<N>,
     ) {
         let parts = Parts::<VECTORS>::new(self.shape.vectors);
@@ -179,16 +151,16 @@ impl Combine<'_> {
         unsafe {
             let prefetch = |entries, part| {
                 if sent.max(own) <= ROUNDS * step {
-                    prefetch(self.rows, entries, part);
+                    prefetch(self.results.rows, entries, part);
                 }
             };
-            let mut outgoing = self.outgoing(peers, 1, parts.at(first));
-            let mut incoming = self.incoming(parts.at(first), peers.absent);
+            let mut outgoing = self.outgoing(peers, 1, parts.at(first).row);
+            let mut incoming = self.incoming(parts.at(first).row, peers.absent);
             let (mut index, mut ahead) = (first, first);
             while index < sent.max(own) || ahead == first {
                 let mut next = NONE;
                 if ahead + step < sent {
-                    next = self.outgoing(peers, 1, parts.at(ahead + step));
+                    next = self.outgoing(peers, 1, parts.at(ahead + step).row);
                 }
                 if ahead < sent {
                     self.send(session, peers, parts.at(ahead), outgoing);
@@ -199,12 +171,12 @@ impl Combine<'_> {
                 if ahead == first + step {
                     if self.receives() {
                         prefetch(incoming.entries, parts.at(first));
-                        self.end(session, numbered, peers.absent);
+                        self.end(session);
                     }
                     continue;
                 }
                 if index < own {
-                    let next = self.incoming(parts.at(index + step), peers.absent);
+                    let next = self.incoming(parts.at(index + step).row, peers.absent);
                     self.receive::<N, VECTORS, TOGETHER>(session, parts.at(index), incoming);
                     incoming = next;
                     prefetch(incoming.entries, parts.at(index + step));
@@ -226,7 +198,12 @@ impl Combine<'_> {
 
     /// Returns how many tokens of this rank the launch receives.
     fn own(&self) -> u32 {
-        if self.receives() { self.tokens } else { 0 }
+        if self.receives() { self.results.tokens } else { 0 }
+    }
+
+    /// Returns the rank at a distance.
+    pub(super) fn rank(&self, distance: usize) -> usize {
+        self.comm.lsa_team().rotated(distance as i32) as usize
     }
 
     /// Loads how many tokens the peers have whose rows this launch returns.
@@ -234,87 +211,36 @@ impl Combine<'_> {
         // SAFETY: `received` has these words, as the kernel's caller guarantees.
         unsafe {
             let mut peers = Peers { counts: [0; N], most: 0, absent: self.received.absent() };
-            let mut distance = 1;
-            while distance < ranks::<N>(self.comm) && self.sends() {
+            let ranks = if self.sends() { ranks::<N>(self.comm) } else { 0 };
+            for distance in 1..ranks {
                 let count = self.tokens_of(distance, peers.absent);
                 if N != ANY_RANKS {
                     peers.counts[distance] = count;
                 }
                 peers.most = peers.most.max(count);
-                distance += 1;
             }
             peers
         }
-    }
-
-    /// Tells all peers that this rank has begun the launch. One thread of the grid calls this.
-    unsafe fn tell_peers<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
-        let mut distance = 1;
-        while distance < ranks::<N>(self.comm) {
-            if !absent.contains(self.comm.lsa_team().rotated(distance as i32) as usize) {
-                // SAFETY: only this thread sends to the slot.
-                unsafe { numbered.send(distance, 0, [0; 2]) };
-            }
-            distance += 1;
-        }
-    }
-
-    /// Ends the session while rows are in transit. All threads of the block call this, once, and
-    /// have the number of the launch.
-    unsafe fn end<const N: usize>(
-        &self,
-        session: &Lamport<'_, N>,
-        numbered: &Numbered<N>,
-        absent: Ranks,
-    ) {
-        // SAFETY: the caller has the number of the launch, and all threads of the block are here.
-        unsafe {
-            thread::sync_threads();
-            if is_in_last_warp() {
-                session.end(Coop::warp());
-            }
-            if speaks() {
-                self.wait_for_peers(numbered, absent);
-            }
-        }
-    }
-
-    /// Waits until all ranks have begun this launch, also those that return no rows.
-    unsafe fn wait_for_peers<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
-        self.comm.wait_until(Coop::thread(), || {
-            let (mut all, mut distance) = (true, 1);
-            while distance < ranks::<N>(self.comm) {
-                let source = self.comm.lsa_team().rotated(distance as i32) as usize;
-                // SAFETY: the kernel's caller guarantees the memory. No branch around it: all are
-                // in flight together.
-                let begun = unsafe { numbered.peek(source, 0) }.is_some();
-                all &= begun || absent.contains(source);
-                distance += 1;
-            }
-            all
-        });
     }
 
     /// Returns a part of a row to each rank that has such a token, with an expert here. The entries
     /// for the next rank have been loaded. All lanes of a warp call this together.
     unsafe fn send<const N: usize, const VECTORS: usize>(
         &self,
-        session: &Lamport<'_, N>,
+        session: &Session<'_, N>,
         peers: &Peers<N>,
         part: Part<VECTORS>,
         mut entries: Entries,
     ) {
         // Not unrolled for many ranks: the sum is long.
-        let (mut distance, ranks) = (1, rolled::<N>(self.comm));
-        while distance < ranks {
+        for distance in 1..rolled::<N>(self.comm) {
             // SAFETY: only this warp has the part, and all of its lanes are here.
             unsafe {
                 if distance > 1 {
-                    entries = self.outgoing(peers, distance, part);
+                    entries = self.outgoing(peers, distance, part.row);
                 }
                 self.send_to::<N, VECTORS, TOGETHER>(session, distance, part, entries);
             }
-            distance += 1;
         }
     }
 
@@ -322,100 +248,52 @@ impl Combine<'_> {
     /// here. All lanes of a warp call this together.
     unsafe fn send_to<const N: usize, const VECTORS: usize, const TOGETHER: usize>(
         &self,
-        session: &Lamport<'_, N>,
+        session: &Session<'_, N>,
         distance: usize,
         part: Part<VECTORS>,
         entries: Entries,
     ) {
-        // SAFETY: only this warp sends the part, and all of its lanes are here.
+        // SAFETY: the row is below the most tokens. Only this warp sends the part, and all of its
+        // lanes are here.
         unsafe {
-            let Some(row) = sum::<VECTORS, TOGETHER>(self.rows, entries, part) else { return };
-            if N == ANY_RANKS {
-                send(session, distance, part, &row);
-            }
-            let mut peer = 1;
-            while peer < N {
-                if peer == distance {
-                    send(session, peer, part, &row);
+            let Some(row) = sum::<VECTORS, TOGETHER>(self.results.rows, entries, part) else {
+                return;
+            };
+            let send = |distance| {
+                for i in 0..VECTORS {
+                    if let Some(at) = part.vector_of(part.row as usize, i) {
+                        session.rows.send(distance, at as u32, row[i]);
+                    }
                 }
-                peer += 1;
+            };
+            if N == ANY_RANKS {
+                send(distance);
+            }
+            for peer in 1..N {
+                if peer == distance {
+                    send(peer);
+                }
             }
         }
     }
 
     /// Returns how many tokens the rank at a distance has.
     unsafe fn tokens_of(&self, distance: usize, absent: Ranks) -> u32 {
-        let rank = self.comm.lsa_team().rotated(distance as i32) as usize;
-        // SAFETY: `received` has a count for each rank, as the kernel's caller guarantees.
-        let tokens = unsafe { mem::load(self.received.counts.wrapping_add(rank)) };
+        let rank = self.rank(distance);
+        // SAFETY: the kernel's caller guarantees the memory.
+        let tokens = unsafe { self.received.tokens_of(rank) };
         if absent.contains(rank) { 0 } else { tokens }
     }
 
     /// Loads the entries of a token of the rank at a distance.
-    unsafe fn outgoing<const N: usize, const VECTORS: usize>(
-        &self,
-        peers: &Peers<N>,
-        distance: usize,
-        part: Part<VECTORS>,
-    ) -> Entries {
-        let to = self.comm.lsa_team().rotated(distance as i32) as usize;
+    unsafe fn outgoing<const N: usize>(&self, peers: &Peers<N>, to: usize, row: u32) -> Entries {
         // SAFETY: `returns` has the words of the most tokens of each rank.
         unsafe {
             let tokens = match N {
-                ANY_RANKS => self.tokens_of(distance, peers.absent),
-                _ => at(&peers.counts, distance),
+                ANY_RANKS => self.tokens_of(to, peers.absent),
+                _ => at(&peers.counts, to),
             };
-            self.entries(to, part, tokens)
+            self.entries(self.rank(to), row, tokens)
         }
-    }
-
-    /// Loads the entries of a token of a rank that has `tokens`.
-    pub(super) unsafe fn entries<const VECTORS: usize>(
-        &self,
-        rank: usize,
-        part: Part<VECTORS>,
-        tokens: u32,
-    ) -> Entries {
-        let mut entries = NONE;
-        if part.row < self.shape.tokens {
-            let token = rank * self.shape.tokens as usize + part.row as usize;
-            let from = token * RETURN_WORDS + warp::lane_id() as usize;
-            // SAFETY: the kernel's caller guarantees the memory; there are words for the most
-            // tokens.
-            entries = unsafe { mem::load(self.returns.wrapping_add(from)) };
-        }
-        // Not a condition of the load, which then would wait for `tokens`.
-        if part.row < tokens { entries } else { NONE }
-    }
-}
-
-/// Returns whether this thread is in the last warp of its block, which has the least to send.
-fn is_in_last_warp() -> bool {
-    thread::thread_idx_x() + warp::WARP_SIZE >= thread::block_dim_x()
-}
-
-/// Returns whether this thread sends and receives the numbers of the launch.
-fn speaks() -> bool {
-    is_in_last_warp() && thread::block_idx_x() == 0 && warp::lane_id() == 0
-}
-
-/// Sends a part of a row.
-///
-/// # Safety
-///
-/// Only this warp sends the part.
-unsafe fn send<const N: usize, const VECTORS: usize>(
-    session: &Lamport<'_, N>,
-    distance: usize,
-    part: Part<VECTORS>,
-    row: &Row<VECTORS>,
-) {
-    let mut i = 0;
-    while i < VECTORS {
-        if let Some(at) = part.vector_of(part.row as usize, i) {
-            // SAFETY: the row is below the most tokens, and only this warp sends the part.
-            unsafe { session.send(distance, at as u32, row[i]) };
-        }
-        i += 1;
     }
 }

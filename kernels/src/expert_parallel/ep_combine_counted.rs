@@ -5,17 +5,17 @@ use core::hint;
 
 use cuda_std::grid;
 use cuda_std::prelude::*;
-use cuda_std::vector::Accumulate;
 use half::bf16;
-use nccl_device::{Coop, DevComm, Team, Window};
+use nccl_device::{DevComm, Team, Window};
 
 use super::counted::{Counted, Progress, Step};
+use super::counters::{Words, strided};
 use super::ep_combine::TOGETHER;
 use super::ep_layout::{DROPPED, NONE};
-use super::parts::{Part, Parts, warp_index, warps};
-use super::ranks::{RANKS, Ranks};
+use super::parts::{Part, Parts};
+use super::ranks::RANKS;
 use super::shape::{Shape, Steps};
-use super::sums::{add, add_rows, sum};
+use super::sums::{Results, add_rows, sum};
 
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 2;
@@ -23,14 +23,11 @@ const VECTORS: usize = 2;
 /// Does what [`ep_combine`](fn@super::ep_combine::ep_combine) does, with the same bits, after an
 /// [`ep_dispatch_counted`](fn@super::ep_dispatch_counted::ep_dispatch_counted).
 ///
-/// `results` has room for [`Counted::results`] rows in each rank, where those that return to it
+/// `arrivals` has room for [`Counted::results`] rows in each rank, where those that return to it
 /// arrive: of each token one after the other, in the order of the ranks, and also this rank's own.
+/// A launch that only sends waits until the peers have begun theirs.
 ///
-/// `rows` are the results in the order of the experts; all else is as there. A launch that only
-/// sends waits until the peers have begun theirs.
-///
-/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
-/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
+/// Grid and block: as those of [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch).
 ///
 /// # Safety
 ///
@@ -39,30 +36,26 @@ const VECTORS: usize = 2;
 #[kernel(
     max_threads = 512,
     requires(
-        tokens <= shape.tokens,
+        results.tokens <= shape.tokens,
         8 * shape.vectors as usize * Counted::results(shape, comm.n_ranks() as usize)
-            <= results.len()
+            <= arrivals.len()
     )
 )]
 pub unsafe fn ep_combine_counted(
     comm: DevComm,
     memory: Counted,
-    results: Window<bf16>,
+    arrivals: Window<bf16>,
     shape: Shape,
-    rows: *const bf16,
-    tokens: u32,
-    output: *mut bf16,
-    residual: *const bf16,
+    results: Results,
     steps: u32,
 ) {
     grid::launch_next();
     grid::wait_for_previous();
     // SAFETY: the kernel's caller guarantees the rows and the memory of the last dispatch.
     unsafe {
-        let progress = Progress::new(&comm, &memory, 1);
-        let absent = progress.absent;
+        let progress = &Progress::new(&comm, &memory, 1);
         let (team, parts) = (comm.lsa_team(), Parts::new(shape.vectors));
-        let combine = Combine { team, memory, results, parts, rows, absent, output, residual };
+        let combine = Combine { progress, team, memory, arrivals, parts, results };
         if steps & Steps::SEND != 0 {
             if thread::block_idx_x() == 0 {
                 progress.tell(Step::Ready);
@@ -73,58 +66,50 @@ pub unsafe fn ep_combine_counted(
         }
         if steps & Steps::RECEIVE != 0 {
             progress.wait(Step::Returned);
-            let mut index = warp_index();
-            while index < parts.count(tokens) {
-                combine.receive(parts.at(index));
-                index += warps();
+            for part in parts.of_grid(results.tokens) {
+                combine.receive(part);
             }
             progress.end();
         }
     }
 }
 
-struct Combine {
+struct Combine<'a> {
+    progress: &'a Progress<'a>,
     team: Team,
     memory: Counted,
-    results: Window<bf16>,
+    arrivals: Window<bf16>,
     parts: Parts<VECTORS>,
-    rows: *const bf16,
-    absent: Ranks,
-    output: *mut bf16,
-    residual: *const bf16,
+    results: Results,
 }
 
-impl Combine {
+impl Combine<'_> {
     /// Stores the sums of this rank's experts in the ranks of the tokens. All threads of the grid
     /// call this, once.
     unsafe fn send(&self) {
-        let (ranks, firsts) = (self.team.n_ranks as u32, shared_array![u32; RANKS + 1]);
+        let ranks = self.team.n_ranks as u32;
+        let firsts = Words(shared_array![u32; RANKS + 1]);
         // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(ranks > 0) };
         // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
         // turns.
         unsafe {
-            for rank in Coop::cta().strided(ranks + 1) {
-                let first = mem::load(self.memory.firsts.wrapping_add(rank as usize));
-                mem::store(firsts.wrapping_add(rank as usize), first);
+            for rank in strided(ranks + 1) {
+                firsts.store(rank, Words(self.memory.firsts).load(rank));
             }
             thread::sync_threads();
-            let first = |rank: u32| mem::load(firsts.wrapping_add(rank as usize));
-            let (mut most, mut rank) = (0, 0);
-            while rank < ranks {
-                most = most.max(first(rank + 1) - first(rank));
-                rank += 1;
+            let mut most = 0;
+            for rank in 0..ranks {
+                most = most.max(firsts.load(rank + 1) - firsts.load(rank));
             }
             // The ranks take turns, so that results go to all at a time.
-            let mut index = warp_index();
-            while index < self.parts.count(ranks * most) {
-                let part = self.parts.at(index);
+            for part in self.parts.of_grid(ranks * most) {
                 let rank = self.team.rotated((part.row % ranks) as i32) as u32;
-                let token = first(rank) + part.row / ranks;
-                if token < first(rank + 1) && !self.absent.contains(rank as usize) {
+                let token = firsts.load(rank) + part.row / ranks;
+                let is_absent = self.progress.absent.contains(rank as usize);
+                if token < firsts.load(rank + 1) && !is_absent {
                     self.send_part(rank as i32, token as usize, part);
                 }
-                index += warps();
             }
         }
     }
@@ -132,14 +117,12 @@ impl Combine {
     /// Stores a part of the sum for a token in its rank. All lanes of a warp call this together.
     unsafe fn send_part(&self, rank: i32, token: usize, part: Part<VECTORS>) {
         let tokens = self.memory.tokens.local().as_ptr();
-        // SAFETY: `memory` has the words of the token, and `results` of its rank room for its
-        // result.
+        // SAFETY: `memory` has the words of the token, and its rank room for its result.
         unsafe {
-            let returns = self.memory.returns(tokens, token);
-            let entries = mem::load(returns.wrapping_add(warp::lane_id() as usize));
-            let to = mem::load(self.memory.origin(tokens, token).wrapping_add(1));
-            if let Some(row) = sum::<VECTORS, TOGETHER>(self.rows, entries, part) {
-                part.store(self.results.lsa(rank).as_ptr(), to as usize, &row);
+            let entries = self.memory.returns(tokens, token).load(warp::lane_id());
+            let to = self.memory.origin(tokens, token).load(1);
+            if let Some(row) = sum::<VECTORS, TOGETHER>(self.results.rows, entries, part) {
+                part.store(self.arrivals.lsa(rank).as_ptr(), to as usize, &row);
             }
         }
     }
@@ -157,7 +140,8 @@ impl Combine {
             let mut entries = NONE;
             while targets != 0 {
                 if lane == at {
-                    let is_absent = self.absent.contains(targets.trailing_zeros() as usize);
+                    let rank = targets.trailing_zeros() as usize;
+                    let is_absent = self.progress.absent.contains(rank);
                     entries = if is_absent { DROPPED } else { result };
                 } else if lane == at + 1 {
                     entries = f32::to_bits(1.0);
@@ -165,13 +149,9 @@ impl Combine {
                 targets &= targets - 1;
                 (result, at) = (result + 1, at + 2);
             }
-            let from = self.results.local().as_ptr();
-            let mut sums = [[0.0; 8]; VECTORS];
+            let (from, mut sums) = (self.arrivals.local().as_ptr(), [[0.0; 8]; VECTORS]);
             add_rows::<VECTORS, TOGETHER>(&mut sums, from, (entries, at / 2), part);
-            if !self.residual.is_null() {
-                add(&mut sums, &part.load(self.residual, part.row as usize), 1.0);
-            }
-            part.store(self.output, part.row as usize, &sums.map(bf16::narrow));
+            self.results.store(part, sums, &self.results.residual(part));
         }
     }
 }

@@ -10,9 +10,9 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
 
 use super::ep_combine::{Combine, TOGETHER};
 use super::parts::{Part, Parts};
-use super::rail::{Batch, Mail, Rail, Relayed, block_warps, position};
+use super::rail::{Batch, Mail, Rail, Relayed, position};
 use super::shape::{Received, Shape, Steps};
-use super::sums::{Row, add, sum};
+use super::sums::{Results, Row, add, sum};
 
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 2;
@@ -43,9 +43,7 @@ pub const fn partials(shape: Shape, ranks: usize) -> usize {
 /// [`message_vectors`]. Both are other memory than that of the dispatch. All other arguments are
 /// those of `ep_combine`.
 ///
-/// Grid: any, up to the LSA barriers and the batches of the most tokens, the same in every rank.
-/// Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
-/// Connections: RAIL or FULL.
+/// Grid, block and connections: as those of `ep_dispatch_hybrid`.
 ///
 /// # Safety
 ///
@@ -57,7 +55,7 @@ pub const fn partials(shape: Shape, ranks: usize) -> usize {
     max_threads = 512,
     min_blocks = 1,
     requires(
-        tokens <= shape.tokens,
+        results.tokens <= shape.tokens,
         mail.batch > 0,
         mail.batch <= super::rail::BATCH,
         partials(shape, comm.n_ranks() as usize) <= partials_of_team.len(),
@@ -74,33 +72,26 @@ pub unsafe fn ep_combine_hybrid<B: GinBackend>(
     mail: Mail,
     partials_of_team: Window<bf16>,
     shape: Shape,
-    rows: *const bf16,
+    results: Results,
     returns: *const u32,
     received: Received,
     relayed: Relayed,
-    tokens: u32,
-    output: *mut bf16,
-    residual: *const bf16,
     steps: u32,
 ) {
     grid::launch_next();
     grid::wait_for_previous();
-    let local =
-        Combine { comm: &comm, shape, rows, returns, received, tokens, output, residual, steps };
-    let vectors = message_vectors(shape, mail.batch);
+    let local = Combine { comm: &comm, shape, results, returns, received, steps };
     // SAFETY: the kernel's caller guarantees the rows, the words and the memory of the messages.
     unsafe {
-        let rail = Rail::<B>::new(&comm, mail, shape, vectors);
+        let rail = &Rail::<B>::new(&comm, mail, shape, message_vectors(shape, mail.batch));
         let (team, parts) = (comm.lsa_team(), Parts::new(shape.vectors));
-        let hybrid =
-            Hybrid { local, rail: &rail, team, parts, partials: partials_of_team, relayed };
+        let hybrid = Hybrid { local, rail, team, parts, partials: partials_of_team, relayed };
         if steps & Steps::SEND != 0 {
             let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
             // After this no rank of the team reads the last launch's sums. A dependent launch has
             // released nothing to the team yet: that it has read them.
             barrier.sync(MemoryOrder::AcqRel);
-            let world = comm.world_team();
-            for source in world.all_from_self() {
+            for source in comm.world_team().all_from_self() {
                 hybrid.sum_experts(source);
             }
             barrier.sync(MemoryOrder::AcqRel);
@@ -125,23 +116,9 @@ struct Hybrid<'a, B> {
 }
 
 impl<B: GinBackend> Hybrid<'_, B> {
-    /// Returns how many tokens a rank has.
-    unsafe fn tokens_of(&self, rank: i32) -> u32 {
-        // SAFETY: `received` has a count for each rank, as the kernel's caller guarantees.
-        unsafe { mem::load(self.local.received.counts.wrapping_add(rank as usize)) }
-    }
-
-    /// Calls `work` with this warp's parts of a batch's rows, and the numbers of their tokens in
-    /// the batch.
-    fn each_part(&self, batch: Batch, tokens: u32, work: impl Fn(Part<VECTORS>, u32)) {
-        let (first, len) = (batch.first(), batch.len(tokens));
-        let end = self.parts.count(first + len);
-        let mut index = self.parts.count(first) + warp::warp_id();
-        while index < end {
-            let part = self.parts.at(index);
-            work(part, part.row - first);
-            index += block_warps();
-        }
+    /// Returns this warp's parts of a batch's rows.
+    fn parts(&self, batch: Batch, tokens: u32) -> impl Iterator<Item = Part<VECTORS>> {
+        self.parts.of_block(batch.first(), batch.len(tokens))
     }
 
     /// Returns the row of partial sums of a rank of this team for a token of a team's rank of this
@@ -151,11 +128,8 @@ impl<B: GinBackend> Hybrid<'_, B> {
         of_rank * self.local.shape.tokens as usize + token as usize
     }
 
-    /// Loads the bits that a dispatch has left for the batch's token of this lane's number.
-    ///
-    /// # Safety
-    ///
-    /// `words` are those of a rank's tokens.
+    /// Loads the bits that a dispatch has left for the batch's token of this lane's number, in the
+    /// words of a rank's tokens.
     unsafe fn bits_of_lane(words: *const u32, batch: Batch, tokens: u32) -> u32 {
         let lane = warp::lane_id();
         if lane >= batch.len(tokens) {
@@ -180,15 +154,17 @@ impl<B: GinBackend> Hybrid<'_, B> {
         // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
         // turns.
         unsafe {
-            let (tokens, to) = (self.tokens_of(source), self.partials.lsa(rank).as_ptr());
-            self.rail.each_batch(tokens, |batch| {
-                self.each_part(batch, tokens, |part, _| {
-                    let entries = self.local.entries(source as usize, part, tokens);
-                    let row = sum::<VECTORS, TOGETHER>(self.local.rows, entries, part);
+            let (tokens, to) =
+                (self.local.received.tokens_of(source as usize), self.partials.lsa(rank).as_ptr());
+            self.rail.each_batch(|batch| {
+                for part in self.parts(batch, tokens) {
+                    let entries = self.local.entries(source as usize, part.row, tokens);
+                    let row = sum::<VECTORS, TOGETHER>(self.local.results.rows, entries, part);
                     if let Some(row) = row {
                         part.store(to, self.partial(self.team.rank, team, part.row), &row);
                     }
-                });
+                }
+                tokens
             });
         }
     }
@@ -196,16 +172,14 @@ impl<B: GinBackend> Hybrid<'_, B> {
     /// Returns the sum over the ranks of this team for a token of a team's rank of this rail, given
     /// a bit for each rank that has experts of it. The ranks have stored their sums.
     unsafe fn sum_team(&self, team: i32, bits: u32, part: Part<VECTORS>) -> Row<VECTORS> {
-        let (mut sums, mut rank) = ([[0.0; 8]; VECTORS], 0);
-        while rank < self.team.n_ranks {
+        let (from, mut sums) = (self.partials.local().as_ptr(), [[0.0; 8]; VECTORS]);
+        for rank in 0..self.team.n_ranks {
             if bits >> rank & 1 == 1 {
-                let from = self.partials.local().as_ptr();
                 // SAFETY: the rank has stored its sum, and nothing else accesses it before the next
                 // launch.
                 let row = unsafe { part.load(from, self.partial(rank, team, part.row)) };
                 add(&mut sums, &row, 1.0);
             }
-            rank += 1;
         }
         sums.map(bf16::narrow)
     }
@@ -217,23 +191,25 @@ impl<B: GinBackend> Hybrid<'_, B> {
         // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
         // turns.
         unsafe {
-            let tokens = self.tokens_of(source);
-            self.rail.each_batch(tokens, |batch| {
+            let tokens = self.local.received.tokens_of(source as usize);
+            self.rail.each_batch(|batch| {
                 let bits = Self::bits_of_lane(self.ranks(team), batch, tokens);
                 let those = warp::ballot(bits != 0);
-                self.each_part(batch, tokens, |part, token| {
+                for part in self.parts(batch, tokens) {
+                    let token = part.row - batch.first();
                     let bits = warp::shuffle_idx(bits, token);
                     if bits != 0 {
                         let row = self.sum_team(team, bits, part);
                         let to = self.rail.outgoing(team, batch).cast();
                         part.store(to, position(those, token), &row);
                     }
-                });
+                }
                 thread::sync_threads();
                 if thread::thread_idx_x() == 0 {
                     let vectors = those.count_ones() * self.local.shape.vectors;
                     self.rail.post(team, batch, vectors);
                 }
+                tokens
             });
         }
     }
@@ -241,36 +217,36 @@ impl<B: GinBackend> Hybrid<'_, B> {
     /// Adds the sums of all teams for this rank's tokens. All threads of the block call this
     /// together.
     unsafe fn receive(&self) {
-        let (tokens, teams) = (self.local.tokens, self.rail.teams);
-        self.rail.each_batch(tokens, |batch| {
+        let (results, teams) = (&self.local.results, self.rail.teams);
+        self.rail.each_batch(|batch| {
             for team in teams.others() {
                 self.rail.wait(team, batch);
             }
             // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
             // turns.
             unsafe {
-                let of_lane = Self::bits_of_lane(self.relayed.teams, batch, tokens);
-                self.each_part(batch, tokens, |part, token| {
-                    let bits = warp::shuffle_idx(of_lane, token);
-                    let (mut sums, mut team) = ([[0.0; 8]; VECTORS], 0);
-                    while team < teams.n_ranks {
+                let of_lane = Self::bits_of_lane(self.relayed.teams, batch, results.tokens);
+                for part in self.parts(batch, results.tokens) {
+                    let token = part.row - batch.first();
+                    let (bits, mut sums) = (warp::shuffle_idx(of_lane, token), [[0.0; 8]; VECTORS]);
+                    for team in 0..teams.n_ranks {
                         let those = warp::ballot(of_lane >> team & 1 == 1);
-                        if bits >> team & 1 == 1 {
-                            let row = if team == teams.rank {
-                                let ranks = self.ranks(team).wrapping_add(part.row as usize);
-                                self.sum_team(team, mem::load(ranks), part)
-                            } else {
-                                let from = self.rail.incoming(team, batch).cast();
-                                part.load(from, position(those, token))
-                            };
-                            add(&mut sums, &row, 1.0);
+                        if bits >> team & 1 == 0 {
+                            continue;
                         }
-                        team += 1;
+                        let row = if team == teams.rank {
+                            let ranks = self.ranks(team).wrapping_add(part.row as usize);
+                            self.sum_team(team, mem::load(ranks), part)
+                        } else {
+                            let from = self.rail.incoming(team, batch).cast();
+                            part.load(from, position(those, token))
+                        };
+                        add(&mut sums, &row, 1.0);
                     }
-                    add(&mut sums, &self.local.residual(part), 1.0);
-                    part.store(self.local.output, part.row as usize, &sums.map(bf16::narrow));
-                });
+                    results.store(part, sums, &results.residual(part));
+                }
             }
+            results.tokens
         });
     }
 }

@@ -6,13 +6,13 @@ use cuda_std::prelude::*;
 use cuda_std::{grid, mem};
 use devcomm_types::F8E4M3;
 use half::bf16;
-use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window};
+use nccl_device::{Coop, DevComm};
 
-use super::numbered::{Numbered, NumberedSlots};
+use super::numbered::{Messages, Session};
 use super::parts::{Part, Parts, Share, warp_index, warps};
-use super::ranks::{Ranks, ranks, rolled, with_ranks};
+use super::ranks::{ranks, rolled, with_ranks};
 use super::rows::{self, Payload, Rows};
-use super::shape::{Faults, Received, Shape, Steps};
+use super::shape::{Faults, Received, Shape, Steps, Tokens};
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
 const fn lane_vectors(ranks: usize) -> usize {
@@ -49,13 +49,10 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
     1 + shape.tokens * shape.top_k
 }
 
-/// Sends the rows of this rank's `tokens` tokens to the ranks of the LSA team that have one of
-/// their experts, and receives the rows of all ranks that have experts here. The team has up to
-/// [`RANKS`](super::RANKS).
-///
-/// `input` has a row for each token, `ids` and `weights` have `shape.top_k` numbers for each:
-/// expert ids, from 0 up to `shape.experts` times the number of ranks, or -1 for none. Other ids
-/// count as -1, and are counted in `faults`. Rows are 16-bit floats: -0 may count as +0.
+/// Sends the rows of this rank's `tokens` to the ranks of the LSA team that have one of their
+/// experts, and receives the rows of all ranks that have experts here. The team has up to
+/// [`RANKS`](super::RANKS). Ids that are no expert's count as -1, and are counted in `faults`. Rows
+/// are 16-bit floats: -0 may count as +0.
 ///
 /// Rows of [`F8E4M3`] are converted before they are sent, with a scale for each 128 elements, and
 /// arrive so: an element of the input is about the received element times its scale. The scale is
@@ -67,57 +64,39 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 /// `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only receives,
 /// in this rank, before any other launch with the same memory.
 ///
-/// `slots` and `state` are the memory of [`Lamport`] messages, with [`Shape::slots`] from each
-/// rank, or [`Shape::scaled_slots`] with scales, `numbered` that of numbered ones, with
+/// `messages` has [`Shape::slots`] from each rank, or [`Shape::scaled_slots`] with scales, and
 /// [`numbered_slots`].
 ///
 /// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
-/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch. `tokens` may be
-/// another number in each rank, also 0.
+/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
 ///
 /// # Safety
 ///
-/// `input`, `ids` and `weights` have the elements, `received` those for `shape.tokens` tokens of
-/// each rank, with scales also [`Shape::scale_vectors`] of these for each row, and `faults`
-/// [`Faults::WORDS`] words; rows are aligned to 16 bytes. Nothing else
-/// accesses these until the kernel has ended. `slots` and `state` are as [`LamportSlots`] needs
-/// them, and `numbered` was 0 before the first launch.
+/// `tokens` has the elements, `received` those for `shape.tokens` tokens of each rank, with scales
+/// also [`Shape::scale_vectors`] of these for each row, and `faults` [`Faults::WORDS`] words; rows
+/// are aligned to 16 bytes. Nothing else accesses these until the kernel has ended. `messages` is
+/// as [`Messages`] says.
 #[kernel(
     T = [bf16, F8E4M3],
     max_threads = 512,
-    requires(tokens <= shape.tokens, shape.top_k <= 16)
+    requires(tokens.count <= shape.tokens, shape.top_k <= 16)
 )]
 pub unsafe fn ep_dispatch<T: Rows>(
     comm: DevComm,
-    slots: Window<u32>,
-    numbered: Window<u32>,
-    state: *mut u32,
+    messages: Messages,
     shape: Shape,
-    input: *const bf16,
-    ids: *const i32,
-    weights: *const f32,
-    tokens: u32,
+    tokens: Tokens,
     received: Received,
     faults: *mut u32,
     steps: u32,
 ) {
-    let dispatch = Dispatch::<T> {
-        comm: &comm,
-        shape,
-        tokens,
-        input,
-        ids,
-        weights,
-        received,
-        faults,
-        steps,
-        rows: PhantomData,
-    };
+    let rows = PhantomData::<T>;
+    let dispatch = Dispatch { comm: &comm, shape, tokens, received, faults, steps, rows };
     // SAFETY: the kernel's caller guarantees the elements, the received memory and the slots.
     unsafe {
         match T::HAS_SCALES {
-            true => with_ranks!(comm, f8_lane_vectors, dispatch.run(slots, numbered, state)),
-            false => with_ranks!(comm, lane_vectors, dispatch.run(slots, numbered, state)),
+            true => with_ranks!(comm, f8_lane_vectors, dispatch.run(messages)),
+            false => with_ranks!(comm, lane_vectors, dispatch.run(messages)),
         }
     }
 }
@@ -126,10 +105,7 @@ pub unsafe fn ep_dispatch<T: Rows>(
 pub(super) struct Dispatch<'a, R> {
     pub(super) comm: &'a DevComm,
     pub(super) shape: Shape,
-    tokens: u32,
-    input: *const bf16,
-    ids: *const i32,
-    weights: *const f32,
+    tokens: Tokens,
     pub(super) received: Received,
     faults: *mut u32,
     steps: u32,
@@ -145,24 +121,14 @@ struct Outgoing<R: Rows, const VECTORS: usize> {
 }
 
 impl<R: Rows> Dispatch<'_, R> {
-    unsafe fn run<const N: usize, const VECTORS: usize>(
-        &self,
-        slots: Window<u32>,
-        numbered: Window<u32>,
-        state: *mut u32,
-    ) {
+    unsafe fn run<const N: usize, const VECTORS: usize>(&self, messages: Messages) {
         let used = if R::HAS_SCALES { self.shape.scaled_slots() } else { self.shape.slots() };
-        let messages = numbered_slots(self.shape);
-        // SAFETY: the memory has a slot for each vector and message, as the kernel's caller
-        // guarantees.
-        let (slots, numbered) = unsafe {
-            let slots = LamportSlots::<N>::new(self.comm, slots, used);
-            (slots, NumberedSlots::<N>::new(self.comm, numbered, messages))
-        };
+        // SAFETY: the memory has the slots, as the kernel's caller guarantees.
+        let slots = unsafe { messages.slots::<N>(self.comm, used, numbered_slots(self.shape)) };
         let parts = Parts::new(self.shape.vectors);
         let (first, step) = (warp_index(), warps());
-        let receives = self.steps & Steps::RECEIVE != 0;
-        let own = if self.steps & Steps::SEND != 0 { parts.count(self.tokens) } else { 0 };
+        let (sends, receives) = (self.steps & Steps::SEND != 0, self.steps & Steps::RECEIVE != 0);
+        let own = if sends { parts.count(self.tokens.count) } else { 0 };
         grid::launch_next();
         grid::wait_for_previous();
         // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread; all
@@ -172,10 +138,9 @@ impl<R: Rows> Dispatch<'_, R> {
             let absent = self.received.absent();
             let load = |at| (at < own).then(|| self.load(parts.at(at)));
             let mut outgoing: Option<Outgoing<R, VECTORS>> = load(first);
-            let session = slots.begin(state, used);
-            let numbered = numbered.of(session.launch());
-            if self.steps & Steps::SEND != 0 && thread::index_1d() == 0 {
-                self.send_count(&numbered, absent);
+            let session = slots.begin(absent);
+            if sends && thread::index_1d() == 0 {
+                self.send_count(&session);
             }
             // The first round only sends; in each later one is received what the peers have sent in
             // the one before. What is sent in the next round is loaded before the wait, if there
@@ -185,7 +150,7 @@ impl<R: Rows> Dispatch<'_, R> {
             let mut end = if receives { parts.count(self.shape.tokens) } else { own };
             while ahead == first || round + share.part < end {
                 if let Some(outgoing) = &outgoing {
-                    self.send(&session, &numbered, outgoing, absent);
+                    self.send(&session, outgoing);
                 }
                 ahead += step;
                 if N == 2 {
@@ -193,15 +158,13 @@ impl<R: Rows> Dispatch<'_, R> {
                 }
                 if ahead > first + step {
                     if receives {
-                        let received =
-                            self.receive_round(&session, &numbered, parts, share, round, absent);
-                        end = own.max(received);
+                        end = own.max(self.receive_round(&session, parts, share, round));
                     }
                     round += step;
                 } else if receives {
                     // While the rows are on their way; all threads have the launch's number.
                     thread::sync_threads();
-                    session.end(Coop::cta());
+                    session.rows.end(Coop::cta());
                 }
                 if N != 2 {
                     outgoing = load(ahead);
@@ -210,37 +173,27 @@ impl<R: Rows> Dispatch<'_, R> {
         }
     }
 
-    /// Sends the number of this rank's tokens to all ranks.
-    ///
-    /// # Safety
-    ///
-    /// One thread of the grid calls this.
-    unsafe fn send_count<const N: usize>(&self, numbered: &Numbered<N>, absent: Ranks) {
-        let team = self.comm.lsa_team();
-        for distance in 1..ranks::<N>(self.comm) {
-            if !absent.contains(team.rotated(distance as i32) as usize) {
-                // SAFETY: only this thread sends to the slot, as the caller guarantees.
-                unsafe { numbered.send(distance, COUNT, [self.tokens, 0]) };
+    /// Sends the number of this rank's tokens to all ranks. One thread of the grid calls this.
+    unsafe fn send_count<const N: usize>(&self, session: &Session<'_, N>) {
+        let (team, tokens) = (self.comm.lsa_team(), self.tokens.count);
+        // SAFETY: only this thread sends to the slots, and `received` has a count for each rank, as
+        // the kernel's caller guarantees.
+        unsafe {
+            for distance in 1..ranks::<N>(self.comm) {
+                if !session.absent.contains(team.rotated(distance as i32) as usize) {
+                    session.numbered.send(distance, COUNT, [tokens, 0]);
+                }
             }
+            mem::store(self.received.counts.wrapping_add(team.rank as usize), tokens);
         }
-        let me = team.rank as usize;
-        // SAFETY: `received` has a count for each rank, as the kernel's caller guarantees.
-        unsafe { mem::store(self.received.counts.wrapping_add(me), self.tokens) };
     }
 
     /// Loads a part of a row of this rank, and the token's experts.
     unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Outgoing<R, VECTORS> {
-        let (lane, top_k) = (warp::lane_id(), self.shape.top_k);
-        let (mut id, mut weight) = (-1, 0.0);
-        // SAFETY: the input has the row and the experts of the token, as the kernel's caller
-        // guarantees.
+        // SAFETY: the kernel's caller guarantees the row and the experts of the token.
         unsafe {
-            if lane < top_k {
-                let index = (part.row * top_k + lane) as usize;
-                id = mem::load(self.ids.wrapping_add(index));
-                weight = mem::load(self.weights.wrapping_add(index));
-            }
-            let row = rows::load::<R, VECTORS>(self.input, part, part.row as usize);
+            let (id, weight) = self.tokens.expert(self.shape, part.row);
+            let row = rows::load::<R, VECTORS>(self.tokens.input, part, part.row as usize);
             Outgoing { part, row, id, weight }
         }
     }
@@ -255,13 +208,14 @@ impl<R: Rows> Dispatch<'_, R> {
     /// exist or is absent.
     unsafe fn expert<const N: usize, const VECTORS: usize>(
         &self,
+        session: &Session<'_, N>,
         outgoing: &Outgoing<R, VECTORS>,
-        absent: Ranks,
     ) -> Option<(u32, u32)> {
         let (id, Shape { top_k, experts, .. }) = (outgoing.id, self.shape);
         if (id as u32) < experts * ranks::<N>(self.comm) as u32 {
             let rank = id as u32 / experts;
-            return (!absent.contains(rank as usize)).then_some((rank, id as u32 % experts));
+            let is_absent = session.absent.contains(rank as usize);
+            return (!is_absent).then_some((rank, id as u32 % experts));
         }
         if id != -1 && outgoing.part.is_first {
             let index = outgoing.part.row * top_k + warp::lane_id();
@@ -271,45 +225,39 @@ impl<R: Rows> Dispatch<'_, R> {
         None
     }
 
-    /// Returns what a rank is told of this lane's expert.
-    fn message(expert: Option<(u32, u32)>, weight: f32, targets: u64, to: u32) -> [u32; 2] {
-        let comes = if targets >> to & 1 == 1 { COMES } else { 0 };
-        let expert = match expert {
-            Some((rank, number)) if rank == to => number + 1,
-            _ => 0,
-        };
-        [comes | expert, weight.to_bits()]
-    }
-
     /// Sends a part of a row, or stores it if the expert is here. All lanes of the warp call this
     /// together.
     unsafe fn send<const N: usize, const VECTORS: usize>(
         &self,
-        session: &Lamport<'_, N>,
-        numbered: &Numbered<N>,
+        session: &Session<'_, N>,
         outgoing: &Outgoing<R, VECTORS>,
-        absent: Ranks,
     ) {
-        let (team, lane) = (self.comm.lsa_team(), warp::lane_id());
-        let (part, weight, top_k) = (outgoing.part, outgoing.weight, self.shape.top_k);
+        let (team, lane, top_k) = (self.comm.lsa_team(), warp::lane_id(), self.shape.top_k);
+        let (part, me) = (outgoing.part, team.rank as u32);
         // SAFETY: only this warp has the part, and all of its lanes are here.
         unsafe {
-            let expert = self.expert::<N, VECTORS>(outgoing, absent);
+            let expert = self.expert::<N, VECTORS>(session, outgoing);
             // A bit for each rank that gets the row.
-            let (mut targets, mut rank) = (0, 0);
-            while rank < ranks::<N>(self.comm) as u32 {
+            let mut targets = 0;
+            for rank in 0..ranks::<N>(self.comm) as u32 {
                 let is_one = warp::any(expert.is_some_and(|(its, _)| its == rank));
                 targets |= u64::from(is_one) << rank;
-                rank += 1;
             }
+            // What a rank is told of this lane's expert.
+            let message = |to: u32| {
+                let comes = if targets >> to & 1 == 1 { COMES } else { 0 };
+                let expert = match expert {
+                    Some((rank, number)) if rank == to => number + 1,
+                    _ => 0,
+                };
+                [comes | expert, outgoing.weight.to_bits()]
+            };
             if part.is_first && lane < top_k {
-                let slot = COUNT + 1 + part.row * top_k + lane;
-                let ranks = rolled::<N>(self.comm);
-                for distance in 1..ranks {
+                for distance in 1..rolled::<N>(self.comm) {
                     let to = team.rotated(distance as i32) as u32;
-                    if !absent.contains(to as usize) {
-                        let message = Self::message(expert, weight, targets, to);
-                        numbered.send(distance, slot, message);
+                    if !session.absent.contains(to as usize) {
+                        let slot = COUNT + 1 + part.row * top_k + lane;
+                        session.numbered.send(distance, slot, message(to));
                     }
                 }
             }
@@ -319,59 +267,22 @@ impl<R: Rows> Dispatch<'_, R> {
                 if targets >> to & 1 == 1 {
                     for i in 0..VECTORS {
                         if let Some(at) = part.vector_of(part.row as usize, i) {
-                            session.send(distance, at as u32, payload.row[i]);
+                            session.rows.send(distance, at as u32, payload.row[i]);
                         }
                     }
                     if let Some(slot) = self.scales_slot(part) {
-                        session.send(distance, slot, payload.scales);
+                        session.rows.send(distance, slot, payload.scales);
                     }
                 }
             }
-            let me = team.rank as u32;
             if targets >> me & 1 == 1 {
                 self.store_row(me as usize, part, &payload);
             }
             if part.is_first {
-                let message = Self::message(expert, weight, targets, me);
-                self.store_expert(me as usize, part, message);
+                self.store_expert(me as usize, part.row, message(me));
                 if lane == 0 {
-                    let to = self.received.targets.wrapping_add(part.row as usize);
-                    mem::store(to, targets);
+                    mem::store(self.received.targets.wrapping_add(part.row as usize), targets);
                 }
-            }
-        }
-    }
-
-    /// Stores a part of a row of a rank in `received`. Only this warp has the part.
-    pub(super) unsafe fn store_row<const VECTORS: usize>(
-        &self,
-        source: usize,
-        part: Part<VECTORS>,
-        payload: &Payload<VECTORS>,
-    ) {
-        let Received { rows, scales, .. } = self.received;
-        let place = source * self.shape.tokens as usize + part.row as usize;
-        // SAFETY: `received` has room for the row, and only this warp has the part.
-        unsafe { part.store_payload::<R>(rows, scales.cast(), place, payload) };
-    }
-
-    /// Stores what this rank is told of this lane's expert in `received`, if there is one. Only
-    /// this warp has the token.
-    pub(super) unsafe fn store_expert<const VECTORS: usize>(
-        &self,
-        source: usize,
-        part: Part<VECTORS>,
-        [word, weight]: [u32; 2],
-    ) {
-        let (lane, Shape { tokens, top_k, .. }) = (warp::lane_id(), self.shape);
-        if lane < top_k {
-            let token = source * tokens as usize + part.row as usize;
-            let at = token * top_k as usize + lane as usize;
-            // SAFETY: `received` has room for the token's experts, and only this warp has the
-            // token.
-            unsafe {
-                mem::store(self.received.experts.wrapping_add(at), word & !COMES);
-                mem::store(self.received.weights.wrapping_add(at), f32::from_bits(weight));
             }
         }
     }

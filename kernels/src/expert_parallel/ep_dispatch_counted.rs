@@ -3,9 +3,9 @@
 
 use core::ptr;
 
+use cuda_std::grid;
 use cuda_std::prelude::*;
-use cuda_std::strided::share;
-use cuda_std::{grid, mem};
+use cuda_std::strided::{Strided, share};
 use devcomm_types::F8E4M3;
 use half::bf16;
 use nccl_device::{DevComm, Window};
@@ -16,14 +16,14 @@ use super::ep_layout::{Grouped, NONE};
 use super::parts::{Part, Parts};
 use super::places::{BATCH, Placed, Places, Shared};
 use super::rows::{self, Payload, Rows};
-use super::shape::{Shape, Steps};
+use super::shape::{Shape, Steps, Tokens};
 
 /// Vectors of a part of a row that each lane has, as they are and of 8-bit floats: one of these is
 /// made from two.
 const VECTORS: usize = 4;
 const F8_VECTORS: usize = VECTORS / 2;
 
-/// Stores the rows of this rank's `tokens` tokens in `rows` of the ranks of the LSA team that have
+/// Stores the rows of this rank's `tokens` in `rows` of the ranks of the LSA team that have
 /// one of their experts, in the order of the experts, and receives those of all ranks. The team has
 /// up to [`RANKS`](super::RANKS), with up to [`Shape::EXPERTS`] experts together.
 ///
@@ -37,24 +37,22 @@ const F8_VECTORS: usize = VECTORS / 2;
 /// `grouped.offsets` and `grouped.sizes` become those of this rank's experts, which begin at
 /// multiples of `grouped.alignment`, the same in every rank. Nothing else in `grouped` is used.
 ///
-/// `input`, `ids`, `weights` and `steps` are those of
-/// [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch), except that a launch that only sends waits
-/// for the peers' counts.
+/// `tokens` and `steps` are those of [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch), except
+/// that a launch that only sends waits for the peers' counts.
 ///
-/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
-/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
+/// Grid and block: as those of `ep_dispatch`.
 ///
 /// # Safety
 ///
-/// `input`, `ids`, `weights` and `faults` are as `ep_dispatch` needs them, `memory` is as
-/// [`Counted`] says, `rows` and `scales` have room for `memory.capacity`, and `grouped.offsets` and
-/// `grouped.sizes` have a word for each expert of a rank, the former one more. Nothing else
-/// accesses these until the kernel has ended. All ranks launch this with the same sizes.
+/// `tokens` and `faults` are as `ep_dispatch` needs them, `memory` is as [`Counted`] says, `rows`
+/// and `scales` have room for `memory.capacity`, and `grouped.offsets` and `grouped.sizes` have a
+/// word for each expert of a rank, the former one more. Nothing else accesses these until the
+/// kernel has ended. All ranks launch this with the same sizes.
 #[kernel(
     T = [bf16, F8E4M3],
     max_threads = 512,
     requires(
-        tokens <= shape.tokens,
+        tokens.count <= shape.tokens,
         shape.top_k <= 16,
         shape.experts > 0,
         grouped.alignment > 0,
@@ -69,10 +67,7 @@ pub unsafe fn ep_dispatch_counted<T: Rows>(
     rows: Window<T>,
     scales: Window<f32>,
     shape: Shape,
-    input: *const bf16,
-    ids: *const i32,
-    weights: *const f32,
-    tokens: u32,
+    tokens: Tokens,
     grouped: Grouped,
     faults: *mut u32,
     steps: u32,
@@ -81,27 +76,14 @@ pub unsafe fn ep_dispatch_counted<T: Rows>(
     grid::wait_for_previous();
     // SAFETY: the kernel's caller guarantees the elements, the rows and the memory.
     unsafe {
-        let progress = Progress::new(&comm, &memory, 0);
+        let progress = &Progress::new(&comm, &memory, 0);
         let (team, shared) = (comm.lsa_team(), Shared::new());
-        let places = Places {
-            progress: &progress,
-            team,
-            memory,
-            shape,
-            ids,
-            tokens,
-            grouped,
-            faults,
-            shared,
-        };
-        let dispatch = Dispatch { places: &places, rows, scales, input, weights };
+        let places = Places { progress, team, memory, shape, tokens, grouped, faults, shared };
+        let dispatch = Dispatch { places, rows, scales };
         if steps & Steps::SEND != 0 {
-            let blocks = thread::grid_dim_x() as usize;
-            let (first, count) = share(tokens as usize, thread::block_idx_x() as usize, blocks);
-            let (first, end) = (first as u32, (first + count) as u32);
             match T::HAS_SCALES {
-                true => dispatch.send::<F8_VECTORS>(first, end),
-                false => dispatch.send::<VECTORS>(first, end),
+                true => dispatch.send::<F8_VECTORS>(),
+                false => dispatch.send::<VECTORS>(),
             }
             progress.tell_by_last_block(Step::Sent);
         }
@@ -116,56 +98,44 @@ pub unsafe fn ep_dispatch_counted<T: Rows>(
 }
 
 struct Dispatch<'a, T> {
-    places: &'a Places<'a>,
+    places: Places<'a>,
     rows: Window<T>,
     scales: Window<f32>,
-    input: *const bf16,
-    weights: *const f32,
 }
 
 impl<T: Rows> Dispatch<'_, T> {
     /// Sends this block's tokens. All threads of the block call this together.
-    unsafe fn send<const VECTORS: usize>(&self, first: u32, end: u32) {
-        // SAFETY: all threads of the block are here, and barriers separate the places of two
-        // batches.
+    unsafe fn send<const VECTORS: usize>(&self) {
+        let (block, blocks) = (thread::block_idx_x() as usize, thread::grid_dim_x() as usize);
+        let (first, count) = share(self.places.tokens.count as usize, block, blocks);
+        let end = (first + count) as u32;
+        // SAFETY: the kernel's caller guarantees the memory. All threads of the block are here, and
+        // barriers separate the places of two batches.
         unsafe {
-            let mut results = self.places.find(first);
-            let mut at = first;
-            while at < end {
-                let batch = BATCH.min(end - at);
+            let mut results = self.places.find(first as u32);
+            for first in Strided::new(first as u32, end, BATCH) {
+                let batch = BATCH.min(end - first);
                 if thread::thread_idx_x() < warp::WARP_SIZE {
-                    results = self.places.give(at, batch, results);
+                    results = self.places.give(first, batch, results);
                 }
                 thread::sync_threads();
-                self.store::<VECTORS>(at, batch);
+                for part in Parts::new(self.places.shape.vectors).of_block(0, batch) {
+                    self.store::<VECTORS>(first, part);
+                }
                 // All have read the places.
                 thread::sync_threads();
-                at += batch;
             }
         }
     }
 
-    /// Stores the rows of a batch in the ranks that get them. All threads of the block call this
-    /// together, after a barrier.
-    unsafe fn store<const VECTORS: usize>(&self, first: u32, batch: u32) {
-        let parts = Parts::<VECTORS>::new(self.places.shape.vectors);
-        let mut index = warp::warp_id();
-        while index < parts.count(batch) {
-            let part = parts.at(index);
-            // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
-            // turns.
-            unsafe { self.store_part(first, part) };
-            index += thread::block_dim_x() / warp::WARP_SIZE;
-        }
-    }
-
-    /// Stores a part of a row of a batch. All lanes of a warp call this together.
-    unsafe fn store_part<const VECTORS: usize>(&self, first: u32, part: Part<VECTORS>) {
-        let Places { team, memory, .. } = self.places;
+    /// Stores a part of a row of a batch, which begins with token `first`, in the ranks that get
+    /// it. All lanes of a warp call this together.
+    unsafe fn store<const VECTORS: usize>(&self, first: u32, part: Part<VECTORS>) {
+        let Places { team, memory, tokens, .. } = &self.places;
         let token = first + part.row;
         // SAFETY: the token has its places, where only this warp stores the part.
         unsafe {
-            let row = rows::load::<T, VECTORS>(self.input, part, token as usize);
+            let row = rows::load::<T, VECTORS>(tokens.input, part, token as usize);
             let placed = self.places.of(part.row);
             let payload = Payload::of::<T>(&row);
             // Each rank begins with itself, so that they store to different ones.
@@ -199,21 +169,20 @@ impl<T: Rows> Dispatch<'_, T> {
     /// Tells a rank which rows are those of a token, and where its result returns. All lanes of a
     /// warp call this together.
     unsafe fn tell(&self, token: u32, placed: Placed, rank: u32, index: usize) {
-        let (lane, Places { team, memory, shape, .. }) = (warp::lane_id(), self.places);
-        let tokens = memory.tokens.lsa(rank as i32).as_ptr();
-        let (is_there, mut weight) = (placed.rank == Some(rank), 0.0);
+        let Places { team, memory, shape, .. } = &self.places;
+        let (to, is_there) = (memory.tokens.lsa(rank as i32).as_ptr(), placed.rank == Some(rank));
         // SAFETY: `memory` of each rank has the words of the token, and only this warp tells it.
         unsafe {
+            let (mut weight, at) = (0.0, token * shape.top_k + warp::lane_id());
             if is_there {
-                let at = token * shape.top_k + lane;
-                weight = mem::load(self.weights.wrapping_add(at as usize));
+                weight = mem::load(self.places.tokens.weights.wrapping_add(at as usize));
             }
-            store_returns(memory.returns(tokens, index), is_there, placed.place, weight);
-            if lane == 0 {
+            store_returns(memory.returns(to, index), is_there, placed.place, weight.to_bits());
+            if warp::lane_id() == 0 {
                 let before = (placed.targets & ((1 << rank) - 1)).count_ones();
-                let origin = memory.origin(tokens, index);
-                mem::store(origin, team.rank as u32 * shape.tokens + token);
-                mem::store(origin.wrapping_add(1), placed.result + before);
+                let origin = memory.origin(to, index);
+                origin.store(0, team.rank as u32 * shape.tokens + token);
+                origin.store(1, placed.result + before);
             }
         }
     }

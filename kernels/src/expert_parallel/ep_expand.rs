@@ -5,8 +5,9 @@ use cuda_std::grid;
 use cuda_std::prelude::*;
 
 use super::counted::Counted;
+use super::counters::Words;
 use super::ep_layout::{DROPPED, Grouped};
-use super::parts::{Parts, warp_index, warps};
+use super::parts::Parts;
 use super::shape::Shape;
 
 /// Vectors of a part of a row that each lane has.
@@ -40,47 +41,39 @@ pub unsafe fn ep_expand(
     grid::launch_next();
     grid::wait_for_previous();
     let tokens = memory.tokens.local().as_ptr();
-    let parts = Parts::<VECTORS>::new(shape.vectors);
     let is_in_place = core::ptr::eq(rows, grouped.rows);
     // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same turns.
     unsafe {
-        let end = parts.count(mem::load(memory.firsts.wrapping_add(ranks as usize)));
-        let mut index = warp_index();
-        while index < end {
-            let (part, lane) = (parts.at(index), warp::lane_id());
-            let returns = memory.returns(tokens, part.row as usize);
-            let word = mem::load(returns.wrapping_add(lane as usize));
+        let received = Words(memory.firsts).load(ranks);
+        for part in Parts::<VECTORS>::new(shape.vectors).of_grid(received) {
+            let (token, lane) = (part.row as usize, warp::lane_id());
+            let word = memory.returns(tokens, token).load(lane);
             let has_place = lane.is_multiple_of(2) && word < DROPPED;
             let from = warp_reduce(if has_place { word } else { DROPPED }, u32::min);
             let all = warp::ballot(has_place);
             let others = if is_in_place { warp::ballot(has_place && word != from) } else { all };
             if others != 0 {
                 let row = part.load(rows, from as usize);
-                each(others, word, |to| part.store(grouped.rows, to, &row));
+                each(others, word, |to| part.store(grouped.rows, to as usize, &row));
             }
             if part.is_first {
-                let origin = mem::load(memory.origin(tokens, part.row as usize));
+                let origin = memory.origin(tokens, token).load(0);
                 if has_place {
-                    mem::store(grouped.origins.wrapping_add(word as usize), origin);
+                    Words(grouped.origins).store(word, origin);
                 }
                 if !scales.is_null() {
-                    each(all, word, |to| grouped.copy_scales(shape, scales, from as usize, to));
+                    each(all, word, |to| grouped.copy_scales(shape, scales, from, to));
                 }
             }
-            index += warps();
         }
     }
 }
 
-/// Calls `work` with the places that some lanes have.
-///
-/// # Safety
-///
-/// All lanes of a warp call this together.
-unsafe fn each(mut lanes: u32, place: u32, mut work: impl FnMut(usize)) {
+/// Calls `work` with the places that some lanes have. All lanes of a warp call this together.
+unsafe fn each(mut lanes: u32, place: u32, mut work: impl FnMut(u32)) {
     while lanes != 0 {
         // SAFETY: all lanes of the warp are here, as the caller guarantees.
-        work(unsafe { warp::shuffle_idx(place, lanes.trailing_zeros()) } as usize);
+        work(unsafe { warp::shuffle_idx(place, lanes.trailing_zeros()) });
         lanes &= lanes - 1;
     }
 }

@@ -1,27 +1,25 @@
 //! Puts the rows that a rank has received in the order of its experts, for a grouped product.
 
+use cuda_std::grid;
 use cuda_std::prelude::*;
-use cuda_std::strided::share;
-use cuda_std::{grid, mem};
+use cuda_std::strided::{Strided, share};
+use half::bf16;
+use nccl_device::Coop;
 
-use super::counters::{UNROLL, WARPS, add_one, store_returns, sum_before, take_next};
+use super::counters::{Counters, UNROLL, Words, store_returns, strided};
 use super::parts::Parts;
-use super::rows::SCALED;
+use super::rows::{self, SCALED};
 use super::shape::{Faults, Received, Shape};
 
-/// Vectors of a part that each lane has.
+/// Vectors of a part that each lane has, and the rows that a block handles at a time.
 const VECTORS: usize = 4;
-
-/// The rows that a block handles at a time.
 const BATCH: u32 = 64;
 
 /// Words for a token in [`Grouped::returns`]: a position and a weight for each expert.
 pub const RETURN_WORDS: usize = 2 * Shape::TOP_K;
 
-/// The mark after a token's last position.
+/// The mark after a token's last position, and the position of a row for which there was no room.
 pub(super) const NONE: u32 = u32::MAX;
-
-/// The position of a row for which there was no room.
 pub(super) const DROPPED: u32 = u32::MAX - 1;
 
 /// Rows in the order of the experts. A row is there once for each of its experts in this rank;
@@ -49,29 +47,17 @@ pub struct Grouped {
 }
 
 impl Grouped {
-    /// Copies the scales of a received row to its position.
-    ///
-    /// # Safety
-    ///
-    /// All lanes of a warp call this; rows have scales.
-    pub(super) unsafe fn copy_scales(
-        &self,
-        shape: Shape,
-        scales: *const f32,
-        from: usize,
-        to: usize,
-    ) {
-        let len = (16 * shape.vectors).div_ceil(SCALED as u32);
-        let from = scales.wrapping_add(from * 4 * shape.scale_vectors() as usize);
-        let mut i = warp::lane_id();
-        while i < len {
-            let at = i as usize * self.capacity as usize + to;
+    /// Copies the scales of a received row to its position. All lanes of a warp call this together,
+    /// and rows have scales.
+    pub(super) unsafe fn copy_scales(&self, shape: Shape, scales: *const f32, from: u32, to: u32) {
+        let from = scales.wrapping_add(from as usize * 4 * shape.scale_vectors() as usize);
+        for i in Coop::warp().strided((16 * shape.vectors).div_ceil(SCALED as u32)) {
+            let at = i as usize * self.capacity as usize + to as usize;
             // SAFETY: the rows have scales, as the caller guarantees.
             unsafe {
                 let scale = mem::load(from.wrapping_add(i as usize));
                 mem::store(self.scales.wrapping_add(at), scale);
             }
-            i += warp::WARP_SIZE;
         }
     }
 }
@@ -79,11 +65,10 @@ impl Grouped {
 /// Puts the rows of `received` in the order of the experts.
 ///
 /// A row beyond `grouped.capacity` is left out, and the number of rows that were needed is recorded
-/// in `faults`. Rows between those of two experts, for alignment, are not written. All of it is
-/// determined by the routing.
+/// in `faults`. Rows between those of two experts, for alignment, are not written.
 ///
-/// Grid: any, best a block for each row. Block: a multiple of 32 threads up to 512. May be a
-/// dependent launch. `ranks` is the number of ranks whose tokens `received` has.
+/// `ranks` is the number of ranks whose tokens `received` has. Grid: any, best a block for each
+/// row. Block: a multiple of 32 threads up to 512. May be a dependent launch.
 ///
 /// # Safety
 ///
@@ -104,17 +89,31 @@ pub unsafe fn ep_layout(
 ) {
     grid::launch_next();
     grid::wait_for_previous();
-    let layout = Layout { shape, ranks, received, grouped, faults, shared: Shared::new() };
+    const ENTRIES: usize = BATCH as usize * Shape::TOP_K;
+    let layout = Layout {
+        shape,
+        ranks,
+        received,
+        grouped,
+        faults,
+        counters: Counters {
+            totals: Words(shared_array![u32; Shape::EXPERTS]),
+            next: Words(shared_array![u32; Shape::EXPERTS]),
+        },
+        experts: Words(shared_array![u32; ENTRIES]),
+        weights: Words(shared_array![u32; ENTRIES]),
+        positions: Words(shared_array![u32; ENTRIES]),
+        lens: Words(shared_array![u32; BATCH as usize]),
+    };
     // SAFETY: the kernel's caller guarantees what the dispatch has left, and the room.
     unsafe {
-        let rows = layout.tokens();
-        let own = share(rows as usize, thread::block_idx_x() as usize, blocks() as usize);
-        let (first, count) = (own.0 as u32, own.1 as u32);
-        layout.count(first);
-        layout.sum_up();
-        let mut at = first;
-        while at < first + count {
-            let batch = BATCH.min(first + count - at);
+        let (block, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
+        let (first, count) = share(layout.tokens() as usize, block as usize, blocks as usize);
+        let end = (first + count) as u32;
+        layout.count(first as u32);
+        layout.find_starts();
+        for at in Strided::new(first as u32, end, BATCH) {
+            let batch = BATCH.min(end - at);
             layout.stage(at, batch);
             thread::sync_threads();
             if thread::thread_idx_x() < warp::WARP_SIZE {
@@ -122,294 +121,179 @@ pub unsafe fn ep_layout(
             }
             thread::sync_threads();
             layout.copy(at, batch);
-            at += BATCH;
         }
     }
 }
 
-fn blocks() -> u32 {
-    thread::grid_dim_x()
-}
-
-/// The block's shared memory.
-#[derive(Clone, Copy)]
-struct Shared {
-    /// The number of rows of each expert.
-    totals: *mut u32,
-    /// The number of each expert's rows before this block's, and later the place of its next row.
-    next: *mut u32,
-    /// The sums of each warp.
-    sums: *mut u32,
-    /// The experts and weights of a batch, and then the positions of each row.
-    experts: *mut u32,
-    weights: *mut f32,
-    positions: *mut u32,
-    /// The number of positions of each row of a batch.
-    lens: *mut u32,
-}
-
-impl Shared {
-    fn new() -> Self {
-        const ENTRIES: usize = BATCH as usize * Shape::TOP_K;
-        Self {
-            totals: shared_array![u32; Shape::EXPERTS],
-            next: shared_array![u32; Shape::EXPERTS],
-            sums: shared_array![u32; WARPS],
-            experts: shared_array![u32; ENTRIES],
-            weights: shared_array![f32; ENTRIES],
-            positions: shared_array![u32; ENTRIES],
-            lens: shared_array![u32; BATCH as usize],
-        }
-    }
-}
-
+/// A launch's arguments, and the words of a block in shared memory.
 struct Layout {
     shape: Shape,
     ranks: u32,
     received: Received,
     grouped: Grouped,
     faults: *mut u32,
-    shared: Shared,
+    /// The rows of each expert.
+    counters: Counters,
+    /// The experts and weights of a batch, and then the positions of each row and their number.
+    experts: Words,
+    weights: Words,
+    positions: Words,
+    lens: Words,
 }
 
 impl Layout {
-    /// Returns how many tokens a rank has.
-    unsafe fn tokens_of(&self, rank: u32) -> u32 {
-        // SAFETY: `received` has a count for each rank, as the kernel's caller guarantees.
-        unsafe { mem::load(self.received.counts.wrapping_add(rank as usize)) }
-    }
-
     /// Returns how many tokens there are.
     unsafe fn tokens(&self) -> u32 {
-        let (mut all, mut rank) = (0, 0);
-        while rank < self.ranks {
-            // SAFETY: the rank is one of those whose tokens `received` has.
-            all += unsafe { self.tokens_of(rank) };
-            rank += 1;
-        }
-        all
+        // SAFETY: the ranks are those whose tokens `received` has.
+        (0..self.ranks as usize).map(|rank| unsafe { self.received.tokens_of(rank) }).sum()
     }
 
     /// Returns the index of a token in [`Received`], given its number among those of all ranks.
-    unsafe fn index(&self, mut token: u32) -> usize {
+    unsafe fn index(&self, mut token: u32) -> u32 {
         let mut rank = 0;
         loop {
             // SAFETY: the kernel's caller guarantees the memory; the token is one of a rank.
-            let count = unsafe { self.tokens_of(rank) };
+            let count = unsafe { self.received.tokens_of(rank as usize) };
             if token < count || rank + 1 == self.ranks {
-                return (rank * self.shape.tokens + token) as usize;
+                return rank * self.shape.tokens + token;
             }
             token -= count;
             rank += 1;
         }
     }
 
-    /// Counts the rows of each expert, and those before the token `first`.
-    ///
-    /// # Safety
-    ///
-    /// All threads of the block call this.
+    /// Counts the rows of each expert, and those before the token `first`. All threads of the block
+    /// call this together.
     unsafe fn count(&self, first: u32) {
-        let Shape { tokens, top_k, experts, .. } = self.shape;
-        let (thread, threads) = (thread::thread_idx_x(), thread::block_dim_x());
+        let (Shape { tokens, top_k, experts, .. }, threads) = (self.shape, thread::block_dim_x());
         // SAFETY: all threads of the block are here, and each word is below its array's length.
         unsafe {
-            let mut i = thread;
-            while i < experts {
-                mem::store(self.shared.totals.wrapping_add(i as usize), 0);
-                mem::store(self.shared.next.wrapping_add(i as usize), 0);
-                i += threads;
-            }
+            self.counters.clear(experts);
             thread::sync_threads();
-            let (mut rank, mut before) = (0, first);
-            while rank < self.ranks {
-                let count = self.tokens_of(rank);
-                let of_rank = (rank * tokens * top_k) as usize;
-                let mut at = thread;
-                while at < count * top_k {
+            let mut before = first;
+            for rank in 0..self.ranks {
+                let (count, of_rank) =
+                    (self.received.tokens_of(rank as usize), rank * tokens * top_k);
+                let ids = Words(self.received.experts.wrapping_add(of_rank as usize));
+                for at in Strided::new(thread::thread_idx_x(), count * top_k, UNROLL * threads) {
                     // Several are in flight together.
-                    let (mut loaded, mut u) = ([0; UNROLL], 0);
-                    while u < UNROLL {
-                        let i = at + u as u32 * threads;
+                    let mut loaded = [0; UNROLL as usize];
+                    for u in 0..UNROLL {
+                        let i = at + u * threads;
                         if i < count * top_k {
-                            let from = self.received.experts.wrapping_add(of_rank + i as usize);
-                            loaded[u] = mem::load(from) as usize;
+                            loaded[u as usize] = ids.load(i);
                         }
-                        u += 1;
                     }
-                    let mut u = 0;
-                    while u < UNROLL {
-                        if loaded[u] > 0 {
-                            add_one(self.shared.totals.wrapping_add(loaded[u] - 1));
-                            if at + (u as u32) * threads < before * top_k {
-                                add_one(self.shared.next.wrapping_add(loaded[u] - 1));
-                            }
+                    for u in 0..UNROLL {
+                        let is_before = at + u * threads < before * top_k;
+                        if loaded[u as usize] > 0 {
+                            self.counters.count(loaded[u as usize] - 1, is_before);
                         }
-                        u += 1;
                     }
-                    at += UNROLL as u32 * threads;
                 }
                 before = before.saturating_sub(count);
-                rank += 1;
             }
             thread::sync_threads();
         }
     }
 
-    /// Computes where the experts' rows begin. The first block stores it.
-    ///
-    /// # Safety
-    ///
-    /// All threads of the block call this.
-    unsafe fn sum_up(&self) {
-        let (experts, grouped) = (self.shape.experts, &self.grouped);
-        let thread = thread::thread_idx_x();
-        let each = experts.div_ceil(thread::block_dim_x());
-        let (first, end) = (thread * each, (thread * each + each).min(experts));
+    /// Computes where the experts' rows begin. The first block stores it. All threads of the block
+    /// call this together.
+    unsafe fn find_starts(&self) {
+        let (experts, Grouped { capacity, .. }) = (self.shape.experts, self.grouped);
+        let (offsets, sizes) = (Words(self.grouped.offsets), Words(self.grouped.sizes));
+        let (Counters { totals, next }, stores) = (self.counters, thread::block_idx_x() == 0);
         // SAFETY: all threads of the block are here, and each word is below its array's length.
         unsafe {
-            let mut mine = 0;
-            let mut i = first;
-            while i < end {
-                mine += self.padded(i);
-                i += 1;
-            }
-            let mut at = sum_before(mine, self.shared.sums);
-            let stores = thread::block_idx_x() == 0;
-            let mut i = first;
-            while i < end {
-                let next = self.shared.next.wrapping_add(i as usize);
-                mem::store(next, at + mem::load(next));
+            self.counters.starts(experts, self.grouped.alignment, |expert, start| {
+                if expert < experts {
+                    next.store(expert, start + next.load(expert));
+                }
                 if stores {
-                    let total = mem::load(self.shared.totals.wrapping_add(i as usize));
-                    mem::store(grouped.offsets.wrapping_add(i as usize), at);
-                    mem::store(grouped.sizes.wrapping_add(i as usize), total);
+                    offsets.store(expert, start);
+                    if expert < experts {
+                        sizes.store(expert, totals.load(expert));
+                    } else if start > capacity {
+                        Faults::record_rows(self.faults, start, None);
+                    }
                 }
-                at += self.padded(i);
-                i += 1;
-            }
-            if stores && first < end && end == experts {
-                mem::store(grouped.offsets.wrapping_add(experts as usize), at);
-                if at > grouped.capacity {
-                    Faults::record_rows(self.faults, at);
-                }
-            }
+            });
         }
     }
 
-    /// Returns the rows of an expert, with those left free after them for alignment.
-    ///
-    /// # Safety
-    ///
-    /// The rows have been counted.
-    unsafe fn padded(&self, expert: u32) -> u32 {
-        // SAFETY: the rows have been counted, as the caller guarantees.
-        let rows = unsafe { mem::load(self.shared.totals.wrapping_add(expert as usize)) };
-        rows.div_ceil(self.grouped.alignment) * self.grouped.alignment
-    }
-
-    /// Loads the experts and weights of a batch.
-    ///
-    /// # Safety
-    ///
-    /// All threads of the block call this.
+    /// Loads the experts and weights of a batch. All threads of the block call this together.
     unsafe fn stage(&self, first: u32, batch: u32) {
-        let top_k = self.shape.top_k;
-        let mut i = thread::thread_idx_x();
-        while i < batch * top_k {
-            let (row, k) = (i / top_k, (i % top_k) as usize);
-            let to = row as usize * Shape::TOP_K + k;
+        let (top_k, Received { experts, weights, .. }) = (self.shape.top_k, self.received);
+        for i in strided(batch * top_k) {
+            let (row, k) = (i / top_k, i % top_k);
+            let to = row * Shape::TOP_K as u32 + k;
             // SAFETY: the batch has the row, and the shared memory room for it.
             unsafe {
-                let from = self.index(first + row) * top_k as usize + k;
-                let expert = mem::load(self.received.experts.wrapping_add(from));
-                let weight = mem::load(self.received.weights.wrapping_add(from));
-                mem::store(self.shared.experts.wrapping_add(to), expert);
-                mem::store(self.shared.weights.wrapping_add(to), weight);
+                let from = self.index(first + row) * top_k + k;
+                self.experts.store(to, Words(experts).load(from));
+                self.weights.store(to, Words(weights.cast()).load(from));
             }
-            i += thread::block_dim_x();
         }
     }
 
-    /// Gives the rows of a batch their positions, in their order.
-    ///
-    /// # Safety
-    ///
-    /// The first warp of the block calls this.
+    /// Gives the rows of a batch their positions, in their order. The first warp of the block calls
+    /// this, after a barrier.
     unsafe fn place(&self, first: u32, batch: u32) {
-        let (lane, Shared { next, .. }) = (warp::lane_id(), self.shared);
-        let Grouped { origins, returns, capacity, .. } = self.grouped;
-        let mut row = 0;
-        while row < batch {
-            let staged = row as usize * Shape::TOP_K;
+        let (lane, Grouped { origins, returns, capacity, .. }) = (warp::lane_id(), self.grouped);
+        for row in 0..batch {
+            let staged = row * Shape::TOP_K as u32;
             // SAFETY: the batch has been staged, and only the first warp is here, with all lanes.
             unsafe {
                 let index = self.index(first + row);
-                let (mut expert, mut weight) = (0, 0.0);
+                let (mut expert, mut weight) = (0, 0);
                 if lane < self.shape.top_k {
-                    expert = mem::load(self.shared.experts.wrapping_add(staged + lane as usize));
-                    weight = mem::load(self.shared.weights.wrapping_add(staged + lane as usize));
+                    expert = self.experts.load(staged + lane);
+                    weight = self.weights.load(staged + lane);
                 }
                 let is_here = expert > 0;
-                let mut position = take_next(next, is_here.then(|| expert - 1));
+                let mut position = self.counters.take_next(is_here.then(|| expert - 1));
                 if position >= capacity {
                     position = DROPPED;
                 } else if is_here {
-                    mem::store(origins.wrapping_add(position as usize), index as u32);
+                    Words(origins).store(position, index);
                 }
-                let entries = returns.wrapping_add(index * RETURN_WORDS);
+                let entries = Words(returns.wrapping_add(index as usize * RETURN_WORDS));
                 let at = store_returns(entries, is_here, position, weight);
                 if is_here {
-                    mem::store(self.shared.positions.wrapping_add(staged + at), position);
+                    self.positions.store(staged + at, position);
                 }
                 let len = warp::ballot(is_here).count_ones();
                 if lane == 0 {
-                    mem::store(self.shared.lens.wrapping_add(row as usize), len);
+                    self.lens.store(row, len);
                 }
             }
-            row += 1;
         }
     }
 
-    /// Copies the rows of a batch to their positions.
-    ///
-    /// # Safety
-    ///
-    /// All threads of the block call this.
+    /// Copies the rows of a batch to their positions. All threads of the block call this together,
+    /// after a barrier.
     unsafe fn copy(&self, first: u32, batch: u32) {
-        let parts = Parts::<VECTORS>::new(self.shape.vectors);
-        let mut index = warp::warp_id();
-        while index < parts.count(batch) {
-            let part = parts.at(index);
+        let (Received { rows, scales, .. }, grouped) = (self.received, &self.grouped);
+        for part in Parts::<VECTORS>::new(self.shape.vectors).of_block(0, batch) {
             // SAFETY: the batch has its positions, and this warp alone copies the part.
             unsafe {
-                let len = mem::load(self.shared.lens.wrapping_add(part.row as usize));
-                if len > 0 {
-                    let from = self.index(first + part.row);
-                    let mut vectors = [Vec16::<u32>::from_bits([0; 4]); VECTORS];
-                    let mut i = 0;
-                    while i < VECTORS {
-                        if let Some(at) = part.vector_of(from, i) {
-                            vectors[i] = mem::load_vec(self.received.rows.wrapping_add(4 * at));
-                        }
-                        i += 1;
+                let len = self.lens.load(part.row);
+                if len == 0 {
+                    continue;
+                }
+                let from = self.index(first + part.row);
+                let row = rows::load::<bf16, VECTORS>(rows.cast(), part, from as usize);
+                for k in 0..len {
+                    let to = self.positions.load(part.row * Shape::TOP_K as u32 + k);
+                    if to == DROPPED {
+                        continue;
                     }
-                    let mut k = 0;
-                    while k < len {
-                        let of = part.row as usize * Shape::TOP_K + k as usize;
-                        let to = mem::load(self.shared.positions.wrapping_add(of));
-                        if to != DROPPED {
-                            part.store(self.grouped.rows, to as usize, &vectors);
-                        }
-                        if part.is_first && to != DROPPED && !self.received.scales.is_null() {
-                            let scales = self.received.scales;
-                            self.grouped.copy_scales(self.shape, scales, from, to as usize);
-                        }
-                        k += 1;
+                    part.store(grouped.rows.cast(), to as usize, &row);
+                    if part.is_first && !scales.is_null() {
+                        grouped.copy_scales(self.shape, scales, from, to);
                     }
                 }
             }
-            index += thread::block_dim_x() / warp::WARP_SIZE;
         }
     }
 }

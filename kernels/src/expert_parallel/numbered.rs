@@ -1,15 +1,17 @@
-//! Messages of two words that have the number of their launch in them, within the LSA team: any
-//! number of threads may read them, and nobody empties them.
+//! The messages of a session within the LSA team: [`Lamport`] messages for rows, and *numbered*
+//! ones, of two words that have the number of their launch in them: any number of threads may read
+//! them, and nobody empties them.
 //!
-//! A slot is 16 bytes: a word, the number, the other word, the number, so that both halves say when
-//! they have arrived. Two banks of slots take turns, as in a session of Lamport messages, whose
-//! number it is, and whose order of launches lets a rank overwrite a bank.
+//! A slot of a numbered message is 16 bytes: a word, the number, the other word, the number, so
+//! that both halves say when they have arrived. Two banks of slots take turns, as in a session of
+//! Lamport messages, whose number it is, and whose order of launches lets a rank overwrite a bank.
 
 use cuda_std::atomic::Scope;
-use cuda_std::mem;
-use cuda_std::vector::Vec16;
+use cuda_std::prelude::*;
 use devcomm_types::Team;
-use nccl_device::{ANY_RANKS, DevComm, LsaPtr, Window};
+use nccl_device::{ANY_RANKS, DevComm, Lamport, LamportSlots, LsaPtr, Window};
+
+use super::ranks::Ranks;
 
 /// Banks of slots.
 const BANKS: usize = 2;
@@ -24,42 +26,77 @@ pub const fn words(ranks: usize, capacity: usize) -> usize {
     BANKS * ranks * capacity * SLOT
 }
 
-/// The slots of a window.
+/// The memory of a session.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+pub struct Messages {
+    /// The slots of [`Lamport`] messages, as [`LamportSlots`] needs them.
+    pub slots: Window<u32>,
+    /// The state of that session.
+    pub state: *mut u32,
+    /// The slots of numbered messages: [`words`].
+    pub numbered: Window<u32>,
+}
+
+impl Messages {
+    /// Makes the slots of a launch that uses `used` slots for rows and `capacity` numbered ones
+    /// from each rank. Reads nothing that a kernel writes.
+    ///
+    /// The team has `N` ranks, or that is [`ANY_RANKS`], and the memory has the slots.
+    #[track_caller]
+    pub(super) unsafe fn slots<const N: usize>(
+        self,
+        comm: &DevComm,
+        used: u32,
+        capacity: u32,
+    ) -> Slots<'_, N> {
+        let (window, team) = (self.numbered, comm.lsa_team());
+        // More addresses would take registers.
+        let peer = if N == 2 { Some(window.lsa(team.next())) } else { None };
+        let numbered = Numbered { window, local: window.local(), peer, team, capacity, launch: 0 };
+        // SAFETY: the memory has the slots, as the caller guarantees.
+        let rows = unsafe { LamportSlots::new(comm, self.slots, used) };
+        Slots { rows, numbered, state: self.state, used }
+    }
+}
+
+/// The slots of a session.
+pub(super) struct Slots<'a, const N: usize> {
+    rows: LamportSlots<'a, N>,
+    numbered: Numbered<N>,
+    state: *mut u32,
+    used: u32,
+}
+
+impl<'a, const N: usize> Slots<'a, N> {
+    /// Begins a launch. The slots are those of a [`Lamport`] session.
+    #[track_caller]
+    pub(super) unsafe fn begin(self, absent: Ranks) -> Session<'a, N> {
+        // SAFETY: the slots are those of a session, as the caller guarantees.
+        let rows = unsafe { self.rows.begin(self.state, self.used) };
+        Session { rows, numbered: Numbered { launch: rows.launch(), ..self.numbered }, absent }
+    }
+}
+
+/// The messages of a launch.
+pub(super) struct Session<'a, const N: usize> {
+    pub(super) rows: Lamport<'a, N>,
+    pub(super) numbered: Numbered<N>,
+    /// The ranks that neither send nor receive.
+    pub(super) absent: Ranks,
+}
+
+/// The numbered messages of a launch.
 #[derive(Clone, Copy)]
-pub(super) struct NumberedSlots<const N: usize> {
+pub(super) struct Numbered<const N: usize> {
     window: Window<u32>,
-    /// The memory of this rank and, of two, of the other: more addresses would take registers.
+    /// The memory of this rank, and of the other one of two.
     local: LsaPtr<u32>,
     peer: Option<LsaPtr<u32>>,
     team: Team,
     /// Slots for a source rank in a bank.
     capacity: u32,
-}
-
-impl<const N: usize> NumberedSlots<N> {
-    /// Makes the slots of a window. Reads nothing that a kernel writes.
-    ///
-    /// # Safety
-    ///
-    /// The team has `N` ranks, or that is [`ANY_RANKS`], and each rank's part of the window the
-    /// [`words`].
-    #[track_caller]
-    pub(super) unsafe fn new(comm: &DevComm, window: Window<u32>, capacity: u32) -> Self {
-        let team = comm.lsa_team();
-        let peer = if N == 2 { Some(window.lsa(team.next())) } else { None };
-        Self { window, local: window.local(), peer, team, capacity }
-    }
-
-    /// Returns the messages of a launch, given how many launches there were before it.
-    pub(super) fn of(self, launch: u32) -> Numbered<N> {
-        Numbered { slots: self, launch }
-    }
-}
-
-/// The messages of a launch.
-#[derive(Clone, Copy)]
-pub(super) struct Numbered<const N: usize> {
-    slots: NumberedSlots<N>,
+    /// How many launches there were before this one.
     launch: u32,
 }
 
@@ -70,40 +107,31 @@ impl<const N: usize> Numbered<N> {
     }
 
     fn slot(&self, part: LsaPtr<u32>, source: usize, slot: u32) -> *mut u32 {
-        let NumberedSlots { team, capacity, .. } = self.slots;
-        let ranks = if N == ANY_RANKS { team.n_ranks as usize } else { N };
-        let place = (self.launch as usize % BANKS * ranks + source) * capacity as usize;
+        let ranks = if N == ANY_RANKS { self.team.n_ranks as usize } else { N };
+        let place = (self.launch as usize % BANKS * ranks + source) * self.capacity as usize;
         part.as_ptr().wrapping_add(SLOT * (place + slot as usize))
     }
 
     /// Sends two words to a slot of the rank that is `distance` after this one, modulo their
-    /// number.
-    ///
-    /// # Safety
-    ///
-    /// `distance` is from 1 to that number less 1, `slot` below the capacity, and no other thread
-    /// sends to it.
+    /// number. The distance is from 1 to that number less 1, the slot below the capacity, and no
+    /// other thread sends to it.
     #[track_caller]
     pub(super) unsafe fn send(&self, distance: usize, slot: u32, [a, b]: [u32; 2]) {
-        let NumberedSlots { window, peer, team, .. } = self.slots;
-        let part = match peer {
+        let part = match self.peer {
             Some(peer) => peer,
-            None => window.lsa(team.rotated(distance as i32)),
+            None => self.window.lsa(self.team.rotated(distance as i32)),
         };
-        let (to, number) = (self.slot(part, team.rank as usize, slot), self.number());
+        let (to, number) = (self.slot(part, self.team.rank as usize, slot), self.number());
         let message = Vec16::<u32>::from_bits([a, number, b, number]);
         // SAFETY: the slot is below the capacity, and only this thread sends to it.
         unsafe { mem::store_vec_relaxed(to, message, Scope::Sys) };
     }
 
-    /// Loads what a rank has sent to a slot in this launch, if it has arrived.
-    ///
-    /// # Safety
-    ///
-    /// `source` is another rank, and `slot` below the capacity.
+    /// Loads what another rank has sent to a slot below the capacity in this launch, if it has
+    /// arrived.
     #[track_caller]
     pub(super) unsafe fn peek(&self, source: usize, slot: u32) -> Option<[u32; 2]> {
-        let from = self.slot(self.slots.local, source, slot);
+        let from = self.slot(self.local, source, slot);
         // SAFETY: the slot is below the capacity, as the caller guarantees.
         let [a, first, b, second] = unsafe { mem::load_vec_relaxed(from, Scope::Sys) }.to_bits();
         (first == self.number() && second == self.number()).then_some([a, b])

@@ -1,6 +1,7 @@
 //! How rows are divided among the warps of a grid.
 
 use cuda_std::prelude::*;
+use cuda_std::strided::Strided;
 use devcomm_types::Element;
 
 /// Rows of vectors in parts of [`WARP_SIZE`](warp::WARP_SIZE) `* VECTORS`, for a warp each.
@@ -65,6 +66,17 @@ impl<const VECTORS: usize> Parts<VECTORS> {
         rows * self.per_row
     }
 
+    /// Returns the parts of `rows` rows, from row `first` on, that this warp of its block has.
+    pub(super) fn of_block(self, first: u32, rows: u32) -> impl Iterator<Item = Part<VECTORS>> {
+        let (mine, end) = (self.count(first) + warp::warp_id(), self.count(first + rows));
+        Strided::new(mine, end, block_warps()).map(move |index| self.at(index))
+    }
+
+    /// Returns the parts of `rows` rows that this warp of the grid has.
+    pub(super) fn of_grid(self, rows: u32) -> impl Iterator<Item = Part<VECTORS>> {
+        Strided::new(warp_index(), self.count(rows), warps()).map(move |index| self.at(index))
+    }
+
     /// Returns a part, by its index.
     pub(super) fn at(self, index: u32) -> Part<VECTORS> {
         let (row, part) = (index / self.per_row, index % self.per_row);
@@ -95,11 +107,8 @@ impl<const VECTORS: usize> Part<VECTORS> {
         is_mine.then(|| row * per_row as usize + at as usize)
     }
 
-    /// Loads this part of row `row`, which no other warp loads; vectors after its end are 0.
-    ///
-    /// # Safety
-    ///
-    /// The row is allocated, and nothing writes it.
+    /// Loads this part of row `row`, which no other warp loads, and nothing writes; vectors after
+    /// its end are 0.
     #[track_caller]
     pub(super) unsafe fn load<T: Element>(self, rows: *const T, row: usize) -> [Vec16<T>; VECTORS] {
         let mut vectors = [Vec16::from_bits([0; 4]); VECTORS];
@@ -113,11 +122,7 @@ impl<const VECTORS: usize> Part<VECTORS> {
         vectors
     }
 
-    /// Stores this part of row `row`.
-    ///
-    /// # Safety
-    ///
-    /// The row is allocated, and nothing else accesses it.
+    /// Stores this part of row `row`, which nothing else accesses.
     #[track_caller]
     pub(super) unsafe fn store<T: Element>(
         self,
@@ -140,9 +145,14 @@ pub(super) fn warp_index() -> u32 {
     thread::thread_idx_x() / warp::WARP_SIZE * thread::grid_dim_x() + thread::block_idx_x()
 }
 
+/// Returns the number of warps of the block.
+pub(super) fn block_warps() -> u32 {
+    thread::block_dim_x() / warp::WARP_SIZE
+}
+
 /// Returns the number of warps of the grid.
 pub(super) fn warps() -> u32 {
-    thread::block_dim_x() / warp::WARP_SIZE * thread::grid_dim_x()
+    block_warps() * thread::grid_dim_x()
 }
 
 /// Returns the element of an array at an index that varies, by comparisons: an access by address

@@ -86,12 +86,9 @@ pub(super) struct Rail<'a, B> {
 }
 
 impl<'a, B: GinBackend> Rail<'a, B> {
-    /// Begins a launch with messages of at most `vectors` vectors.
-    ///
-    /// # Safety
-    ///
-    /// The memory is as [`Mail`] says, its words were 0 before the first launch, and one launch at
-    /// a time uses it, in every rank with the same arguments and the same grid.
+    /// Begins a launch with messages of at most `vectors` vectors. The memory is as [`Mail`] says,
+    /// its words were 0 before the first launch, and one launch at a time uses it, in every rank
+    /// with the same arguments and the same grid.
     #[track_caller]
     pub(super) unsafe fn new(comm: &'a DevComm, mail: Mail, shape: Shape, vectors: usize) -> Self {
         Self {
@@ -107,18 +104,16 @@ impl<'a, B: GinBackend> Rail<'a, B> {
         }
     }
 
-    /// Returns the first batch of this block.
-    pub(super) fn first(&self) -> Batch {
-        Batch { index: thread::block_idx_x(), tokens: self.mail.batch }
-    }
-
-    /// Calls `work` with this block's batches of a rank with `tokens` tokens: always with the first
-    /// one.
-    pub(super) fn each_batch(&self, tokens: u32, work: impl Fn(Batch)) {
-        let mut next = Some(self.first());
-        while let Some(batch) = next {
-            work(batch);
-            next = batch.next(tokens);
+    /// Calls `work` with this block's batches of a rank, as many tokens as it returns that the rank
+    /// has: always with the first one.
+    pub(super) fn each_batch(&self, work: impl Fn(Batch) -> u32) {
+        let mut batch = Batch { index: thread::block_idx_x(), tokens: self.mail.batch };
+        loop {
+            let tokens = work(batch);
+            batch.index += thread::grid_dim_x();
+            if batch.first() >= tokens {
+                break;
+            }
         }
     }
 
@@ -150,11 +145,7 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     }
 
     /// Sends `vectors` vectors of a packed message to a team; at least one, so that there is a
-    /// message.
-    ///
-    /// # Safety
-    ///
-    /// One thread calls this after a barrier of the block, once for each batch and launch.
+    /// message. One thread calls this after a barrier of the block, once for each batch and launch.
     pub(super) unsafe fn post(&self, team: i32, batch: Batch, vectors: u32) {
         let (bank, me) = (1 + self.epoch.get() as usize % 2, self.teams.rank);
         let to = self.mail.window.at(self.place(bank, me, batch));
@@ -176,11 +167,8 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     }
 
     /// Waits until the messages that this block has sent may be overwritten, and ends the launch's
-    /// epoch. All threads of the block call this together, once for each message that is received.
-    ///
-    /// # Safety
-    ///
-    /// The launch receives; it does not use the messages any more.
+    /// epoch. All threads of the block call this together, once for each message that is received,
+    /// in a launch that receives and does not use the messages any more.
     pub(super) unsafe fn end(&self) {
         self.gin.flush(Coop::cta(), MemoryOrder::Relaxed);
         // SAFETY: the launch receives, and does not use the messages any more.
@@ -206,21 +194,10 @@ impl Batch {
     pub(super) fn len(self, all: u32) -> u32 {
         all.saturating_sub(self.first()).min(self.tokens)
     }
-
-    /// Returns the block's next batch, if a rank with `all` tokens has one.
-    pub(super) fn next(self, all: u32) -> Option<Self> {
-        let next = Self { index: self.index + thread::grid_dim_x(), ..self };
-        (next.first() < all).then_some(next)
-    }
 }
 
 /// Returns the index of the row of a batch's token among the packed rows, given the tokens that
 /// have one.
 pub(super) fn position(those: u32, token: u32) -> usize {
     (those & ((1 << token) - 1)).count_ones() as usize
-}
-
-/// Returns the number of warps of the block.
-pub(super) fn block_warps() -> u32 {
-    thread::block_dim_x() / warp::WARP_SIZE
 }

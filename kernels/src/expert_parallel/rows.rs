@@ -95,10 +95,6 @@ impl Rows for F8E4M3 {
 }
 
 /// Loads a part of row `row` of the input, from which the vectors in transit are made.
-///
-/// # Safety
-///
-/// The input has the row.
 #[track_caller]
 pub(super) unsafe fn load<R: Rows, const VECTORS: usize>(
     input: *const bf16,
@@ -127,9 +123,6 @@ impl<const VECTORS: usize> Payload<VECTORS> {
         Self { row: [Vec16::from_bits([0; 4]); VECTORS], scales: Vec16::from_bits([0; 4]) };
 
     /// Makes a part from the input. Lane `i` gets the scales of the `i`-th vectors of all lanes.
-    ///
-    /// # Safety
-    ///
     /// All lanes of a warp call this together, with a part of a row.
     pub(super) unsafe fn of<R: Rows>(row: &[R::Loaded; VECTORS]) -> Self {
         let mut payload = Self::ZERO;
@@ -156,11 +149,8 @@ impl<const VECTORS: usize> Payload<VECTORS> {
 }
 
 impl<const VECTORS: usize> Part<VECTORS> {
-    /// Stores this part of row `row`, and its scales if rows have scales.
-    ///
-    /// # Safety
-    ///
-    /// The row and its scales are allocated, and nothing else accesses them.
+    /// Stores this part of row `row`, and its scales if rows have scales. Both are allocated, and
+    /// nothing else accesses them.
     #[track_caller]
     pub(super) unsafe fn store_payload<R: Rows>(
         self,

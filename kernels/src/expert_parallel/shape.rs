@@ -2,6 +2,7 @@
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;
+use half::bf16;
 
 use super::ranks::Ranks;
 
@@ -64,6 +65,35 @@ impl Steps {
     pub const RECEIVE: u32 = 2;
 }
 
+/// The tokens that a rank sends.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+pub struct Tokens {
+    /// A row for each token.
+    pub input: *const bf16,
+    /// [`Shape::top_k`] expert ids for each: from 0 up to [`Shape::experts`] times the number of
+    /// ranks, or -1 for none.
+    pub ids: *const i32,
+    /// The weights of these experts.
+    pub weights: *const f32,
+    /// The number of tokens, also 0.
+    pub count: u32,
+}
+
+impl Tokens {
+    /// Loads the id and the weight of the expert of a token that has this lane's number; -1 if
+    /// there is none. The kernel's caller guarantees the memory.
+    #[track_caller]
+    pub(super) unsafe fn expert(&self, shape: Shape, token: u32) -> (i32, f32) {
+        if warp::lane_id() >= shape.top_k {
+            return (-1, 0.0);
+        }
+        let at = (token * shape.top_k + warp::lane_id()) as usize;
+        // SAFETY: the token has the expert, as the caller guarantees.
+        unsafe { (mem::load(self.ids.wrapping_add(at)), mem::load(self.weights.wrapping_add(at))) }
+    }
+}
+
 /// The memory for the tokens that a rank has received from all ranks. Those of rank `r` begin at
 /// index `r * Shape::tokens`.
 #[repr(C)]
@@ -88,15 +118,18 @@ pub struct Received {
 }
 
 impl Received {
-    /// Loads the mask of absent ranks.
-    ///
-    /// # Safety
-    ///
-    /// The word is allocated, and nothing writes it.
+    /// Loads the mask of absent ranks, which nothing writes.
     #[track_caller]
     pub(super) unsafe fn absent(&self) -> Ranks {
         // SAFETY: the word is allocated, and nothing writes it, as the caller guarantees.
         Ranks(unsafe { mem::load(self.absent) })
+    }
+
+    /// Loads how many tokens a rank has. The kernel's caller guarantees the memory.
+    #[track_caller]
+    pub(super) unsafe fn tokens_of(&self, rank: usize) -> u32 {
+        // SAFETY: there is a count for each rank, as the caller guarantees.
+        unsafe { mem::load(self.counts.wrapping_add(rank)) }
     }
 
     /// Returns the offsets, in 32-bit words, of rows, scales, experts, weights and counts in one
@@ -131,11 +164,7 @@ impl Faults {
     /// The number of words.
     pub const WORDS: usize = 5;
 
-    /// Records an expert id that is out of range.
-    ///
-    /// # Safety
-    ///
-    /// `words` points to [`WORDS`](Self::WORDS) words of this GPU.
+    /// Records an expert id that is out of range, in [`WORDS`](Self::WORDS) words of this GPU.
     pub(super) unsafe fn record_id(words: *mut u32, index: u32, id: i32) {
         // SAFETY: the caller's contract; all accesses are atomic.
         unsafe {
@@ -148,30 +177,15 @@ impl Faults {
         }
     }
 
-    /// Records that there is no room for `needed` rows.
-    ///
-    /// # Safety
-    ///
-    /// As [`record_id`](Self::record_id).
-    pub(super) unsafe fn record_rows(words: *mut u32, needed: u32) {
-        // SAFETY: `words` has the word, and all accesses to it are atomic.
-        let word = unsafe { AtomicU32::from_ptr(words.wrapping_add(Self::ROWS)) };
-        word.fetch_max(needed, Order::Relaxed, Scope::Gpu);
-    }
-
-    /// Records that a rank has no room for `needed` rows; of several ranks, the one that needs
-    /// most.
-    ///
-    /// # Safety
-    ///
-    /// As [`record_id`](Self::record_id); only this thread records rows.
-    pub(super) unsafe fn record_rows_of(words: *mut u32, needed: u32, rank: u32) {
-        let (rows, of) = (words.wrapping_add(Self::ROWS), words.wrapping_add(Self::RANK));
+    /// Records that there is no room for `needed` rows of rank `of`, or of this one; of several
+    /// ranks, the one that needs most. Only this thread of the grid records rows.
+    pub(super) unsafe fn record_rows(words: *mut u32, needed: u32, of: Option<u32>) {
+        let (rows, rank) = (words.wrapping_add(Self::ROWS), words.wrapping_add(Self::RANK));
         // SAFETY: `words` has both, and only this thread records rows.
         unsafe {
             if needed > mem::load(rows) {
                 mem::store(rows, needed);
-                mem::store(of, rank + 1);
+                mem::store(rank, of.map_or(0, |of| of + 1));
             }
         }
     }

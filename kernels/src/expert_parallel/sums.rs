@@ -1,11 +1,53 @@
 //! Sums of rows of experts, in f32.
 
+use cuda_std::math;
 use cuda_std::prelude::*;
-use cuda_std::{math, mem};
+use cuda_std::strided::Strided;
 use half::bf16;
 
 use super::ep_layout::{DROPPED, NONE, RETURN_WORDS};
 use super::parts::Part;
+
+/// The results of a rank's experts, and the sums of its tokens' results.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+pub struct Results {
+    /// The rows of results, in the order of the experts.
+    pub rows: *const bf16,
+    /// The number of this rank's tokens.
+    pub tokens: u32,
+    /// The sum for each of these tokens.
+    pub output: *mut bf16,
+    /// What is added to each sum, or null; it may be the output.
+    pub residual: *const bf16,
+}
+
+impl Results {
+    /// Loads a part of the residual of a token; 0 without one. The kernel's caller guarantees it.
+    pub(super) unsafe fn residual<const VECTORS: usize>(
+        &self,
+        part: Part<VECTORS>,
+    ) -> Row<VECTORS> {
+        if self.residual.is_null() {
+            return [Vec16::from_bits([0; 4]); VECTORS];
+        }
+        // SAFETY: the residual has the row, as the caller guarantees.
+        unsafe { part.load(self.residual, part.row as usize) }
+    }
+
+    /// Stores a part of the output: the sums plus the residual. Only this warp has the part.
+    #[track_caller]
+    pub(super) unsafe fn store<const VECTORS: usize>(
+        &self,
+        part: Part<VECTORS>,
+        mut sums: [[f32; 8]; VECTORS],
+        residual: &Row<VECTORS>,
+    ) {
+        add(&mut sums, residual, 1.0);
+        // SAFETY: the output has the row, as the kernel's caller guarantees.
+        unsafe { part.store(self.output, part.row as usize, &sums.map(bf16::narrow)) };
+    }
+}
 
 /// The words that `ep_layout` has stored for a token, one in each lane: position and weight of each
 /// expert in this rank. All are [`NONE`] without a token.
@@ -16,100 +58,80 @@ const _: () = assert!(RETURN_WORDS == warp::WARP_SIZE as usize);
 /// A lane's vectors of a part of a row.
 pub(super) type Row<const VECTORS: usize> = [Vec16<bf16>; VECTORS];
 
-/// Returns how many experts a token has in this rank.
-///
-/// # Safety
-///
-/// All lanes of a warp call this together.
+/// Returns how many experts a token has in this rank. All lanes of a warp call this together.
 #[track_caller]
 unsafe fn len(entries: Entries) -> u32 {
-    // SAFETY: the caller's contract. Words of even lanes are positions.
+    // SAFETY: all lanes are here. Words of even lanes are positions.
     unsafe { warp::ballot(warp::lane_id().is_multiple_of(2) && entries != NONE) }.count_ones()
 }
 
-/// Begins to bring the rows of a token's experts into the L2 cache.
-///
-/// # Safety
-///
-/// `rows` are there, and `entries` are positions of some. All lanes of a warp call this together.
+/// Begins to bring the rows of a token's experts into the L2 cache. `entries` are positions of
+/// `rows`, and all lanes of a warp call this together.
 pub(super) unsafe fn prefetch<const VECTORS: usize>(
     rows: *const bf16,
     entries: Entries,
     part: Part<VECTORS>,
 ) {
-    // SAFETY: the caller's contract; positions are those of rows.
+    // SAFETY: all lanes of the warp are here; positions are those of rows.
     unsafe {
-        let len = len(entries);
-        for k in 0..len {
+        for k in 0..len(entries) {
             let row = warp::shuffle_idx(entries, 2 * k);
-            let mut i = 0;
-            while i < VECTORS && row < DROPPED {
-                if let Some(at) = part.vector_of(row as usize, i) {
+            for i in 0..VECTORS {
+                if let Some(at) = part.vector_of(row as usize, i).filter(|_| row < DROPPED) {
                     mem::prefetch(rows.wrapping_add(8 * at));
                 }
-                i += 1;
             }
         }
     }
 }
 
 /// Returns the sum of this rank's experts for a token, rounded; `None` if it has none here.
-///
-/// # Safety
-///
-/// `rows` are there, and `entries` are positions of some. All lanes of a warp call this together.
+/// `entries` are positions of `rows`, and all lanes of a warp call this together.
 pub(super) unsafe fn sum<const VECTORS: usize, const TOGETHER: usize>(
     rows: *const bf16,
     entries: Entries,
     part: Part<VECTORS>,
 ) -> Option<Row<VECTORS>> {
-    // SAFETY: all lanes of the warp are here, and `entries` are positions of rows, as the caller
-    // guarantees.
-    let len = unsafe { len(entries) };
-    if len == 0 {
-        return None;
-    }
     let mut sums = [[0.0; 8]; VECTORS];
     // SAFETY: all lanes of the warp are here, and `entries` are positions of rows, as the caller
     // guarantees.
-    unsafe { add_rows::<VECTORS, TOGETHER>(&mut sums, rows, (entries, len), part) };
+    unsafe {
+        let len = len(entries);
+        if len == 0 {
+            return None;
+        }
+        add_rows::<VECTORS, TOGETHER>(&mut sums, rows, (entries, len), part);
+    }
     Some(sums.map(bf16::narrow))
 }
 
-/// Adds the first `len` rows of `entries` times their weights.
-///
-/// # Safety
-///
-/// As [`sum`].
+/// Adds the first `len` rows of `entries` times their weights. `entries` are positions of `rows`,
+/// and all lanes of a warp call this together.
 pub(super) unsafe fn add_rows<const VECTORS: usize, const TOGETHER: usize>(
     sums: &mut [[f32; 8]; VECTORS],
     rows: *const bf16,
     (entries, len): (Entries, u32),
     part: Part<VECTORS>,
 ) {
-    let mut k = 0;
-    while k < len {
+    for k in Strided::new(0, len, TOGETHER as u32) {
         let mut at = [NONE; TOGETHER];
         let mut loaded = [[Vec16::from_bits([0; 4]); VECTORS]; TOGETHER];
-        for entry in 0..TOGETHER {
-            // SAFETY: all lanes of the warp are here, and `entries` are positions of rows, as the
-            // caller guarantees.
-            unsafe {
+        // SAFETY: all lanes of the warp are here, and `entries` are positions of rows, as the
+        // caller guarantees.
+        unsafe {
+            for entry in 0..TOGETHER {
                 at[entry] = warp::shuffle_idx(entries, 2 * (k + entry as u32));
                 if at[entry] < DROPPED {
                     loaded[entry] = part.load(rows, at[entry] as usize);
                 }
             }
-        }
-        for entry in 0..TOGETHER {
-            // SAFETY: all lanes of the warp are here, and `entries` are positions of rows, as the
-            // caller guarantees.
-            let weight = unsafe { warp::shuffle_idx(entries, 2 * (k + entry as u32) + 1) };
-            if at[entry] < DROPPED {
-                add(sums, &loaded[entry], f32::from_bits(weight));
+            for entry in 0..TOGETHER {
+                let weight = warp::shuffle_idx(entries, 2 * (k + entry as u32) + 1);
+                if at[entry] < DROPPED {
+                    add(sums, &loaded[entry], f32::from_bits(weight));
+                }
             }
         }
-        k += TOGETHER as u32;
     }
 }
 

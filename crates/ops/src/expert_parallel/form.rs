@@ -3,6 +3,8 @@
 use std::fmt;
 
 use devcomm_host::{LaunchConfig, Result, Stream, SymmetricBuffer, Window};
+use devcomm_kernels::expert_parallel::shape::TokensArgs;
+use devcomm_kernels::expert_parallel::sums::ResultsArgs;
 use devcomm_types::F8E4M3;
 use half::bf16;
 
@@ -69,7 +71,23 @@ pub(super) enum Arrivals {
     F8(Window<F8E4M3>),
 }
 
+/// Returns `count` tokens as an argument.
+pub(super) fn tokens_args(source: Source, count: u32) -> TokensArgs<u64, u64, u64, u32> {
+    let [input, ids, weights] = source;
+    TokensArgs { input, ids, weights, count }
+}
+
 impl ExpertParallel {
+    /// Returns the results `rows` and where their sums go, as an argument.
+    pub(super) fn results_args(
+        &self,
+        rows: u64,
+        outputs: Outputs,
+    ) -> ResultsArgs<u64, u32, u64, u64> {
+        let [output, residual] = outputs;
+        ResultsArgs { rows, tokens: self.tokens.get() as u32, output, residual }
+    }
+
     /// Launches a kernel.
     ///
     /// # Safety

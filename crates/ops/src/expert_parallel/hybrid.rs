@@ -17,7 +17,7 @@ use devcomm_types::{F8E4M3, SignalRange};
 use half::bf16;
 use nccl_device::Epoch;
 
-use super::form::{Form, Launch, Outputs, RowsInOrder, Source};
+use super::form::{Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
 use super::{ExpertParallel, ExpertParallelOptions, shape_args};
 use crate::check::{refuse, refuse_if};
 
@@ -163,10 +163,10 @@ impl Hybrid {
 
 impl Form for Hybrid {
     fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()> {
-        let (Launch { of, steps, stream }, [input, ids, weights]) = (on, source);
-        let (comm, sizes, faults) = (&of.dev_comm, shape_args(of.sent), &of.faults);
+        let Launch { of, steps, stream } = on;
+        let (sizes, tokens) = (shape_args(of.sent), tokens_args(source, count));
         let (mail, to, relayed) = (self.mail(&self.dispatch), &self.received, self.relayed());
-        let args = (comm, mail, to, sizes, input, ids, weights, count, relayed, faults, steps);
+        let args = (&of.dev_comm, mail, to, sizes, tokens, relayed, &of.faults, steps);
         let config = self.config(of.options);
         // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
         // as the kernel needs it, and the launches that use it are ordered.
@@ -183,11 +183,11 @@ impl Form for Hybrid {
     }
 
     fn combine(&self, on: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
-        let (Launch { of, steps, stream }, [out, add]) = (on, outputs);
+        let Launch { of, steps, stream } = on;
         let (comm, mail, partials) = (&of.dev_comm, self.mail(&self.combine), &self.partials);
-        let (sizes, tokens, at) = (shape_args(of.shape), of.tokens.get() as u32, &self.returns);
-        let (from, relayed) = (self.received_args(), self.relayed());
-        let args = (comm, mail, partials, sizes, rows, at, from, relayed, tokens, out, add, steps);
+        let (sizes, results) = (shape_args(of.shape), of.results_args(rows, outputs));
+        let (at, from, relayed) = (&self.returns, self.received_args(), self.relayed());
+        let args = (comm, mail, partials, sizes, results, at, from, relayed, steps);
         // SAFETY: the buffers have the rows of the shape, and launches of this object are ordered.
         unsafe { of.launch::<kernels::ep_combine_hybrid, _>(args, self.config(of.options), stream) }
     }

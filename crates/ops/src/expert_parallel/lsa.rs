@@ -5,12 +5,13 @@ use std::fmt;
 use devcomm_host::{Communicator, Error, Result, Stream, SymmetricBuffer, Window};
 use devcomm_kernels as kernels;
 use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
+use devcomm_kernels::expert_parallel::numbered::MessagesArgs;
 use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
 use devcomm_kernels::expert_parallel::{Shape, ep_combine, ep_dispatch, numbered_words};
 use devcomm_types::F8E4M3;
 use half::bf16;
 
-use super::form::{Form, Launch, Outputs, RowsInOrder, Source};
+use super::form::{Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, THREADS, shape_args};
 use crate::lamport::LamportMemory;
 
@@ -18,6 +19,14 @@ use crate::lamport::LamportMemory;
 struct Messages {
     memory: LamportMemory,
     numbered: Window<u32>,
+}
+
+impl Messages {
+    /// Returns the memory, as an argument.
+    fn args(&self) -> MessagesArgs<&Window<u32>, &SymmetricBuffer<u32>, &Window<u32>> {
+        let Self { memory: LamportMemory { slots, state, .. }, numbered } = self;
+        MessagesArgs { slots, state, numbered }
+    }
 }
 
 /// What a rank keeps of all tokens.
@@ -93,12 +102,10 @@ impl Lsa {
 
 impl Form for Lsa {
     fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()> {
-        let (Launch { of, steps, stream }, [input, ids, weights]) = (on, source);
-        let Messages { memory: LamportMemory { slots, state, .. }, numbered } = &self.dispatch;
-        let (comm, sizes, faults) = (&of.dev_comm, shape_args(of.sent), &of.faults);
-        let to = self.received_args();
-        let args =
-            (comm, slots, numbered, state, sizes, input, ids, weights, count, to, faults, steps);
+        let Launch { of, steps, stream } = on;
+        let (comm, sizes, tokens) = (&of.dev_comm, shape_args(of.sent), tokens_args(source, count));
+        let (messages, to) = (self.dispatch.args(), self.received_args());
+        let args = (comm, messages, sizes, tokens, to, &of.faults, steps);
         let part = ep_dispatch::part_vectors(of.communicator.n_ranks(), of.options.f8);
         let config = of.config(count * of.sent.vectors.div_ceil(part), THREADS);
         // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
@@ -116,13 +123,12 @@ impl Form for Lsa {
     }
 
     fn combine(&self, on: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
-        let (Launch { of, steps, stream }, [out, add]) = (on, outputs);
-        let Messages { memory: LamportMemory { slots, state, .. }, numbered } = &self.combine;
-        let (comm, tokens, sizes) = (&of.dev_comm, of.tokens.get() as u32, shape_args(of.shape));
-        let (at, from) = (&self.returns, self.received_args());
-        let args = (comm, slots, numbered, state, sizes, rows, at, from, tokens, out, add, steps);
+        let Launch { of, steps, stream } = on;
+        let (sizes, messages) = (shape_args(of.shape), self.combine.args());
+        let (results, received) = (of.results_args(rows, outputs), self.received_args());
+        let args = (&of.dev_comm, messages, sizes, results, &self.returns, received, steps);
         let part = ep_combine::part_vectors(of.communicator.n_ranks());
-        let parts = tokens * of.shape.vectors.div_ceil(part);
+        let parts = of.tokens.get() as u32 * of.shape.vectors.div_ceil(part);
         let is_long = parts > of.multiprocessors() * (THREADS / 32);
         let config = of.config(parts, if is_long { MANY_THREADS } else { THREADS });
         // SAFETY: the buffers have the rows of the shape, and launches of this object are ordered.

@@ -9,7 +9,7 @@ use devcomm_kernels::expert_parallel::{Counted, Shape};
 use devcomm_types::F8E4M3;
 use half::bf16;
 
-use super::form::{Arrivals, Form, Launch, Outputs, RowsInOrder, Source};
+use super::form::{Arrivals, Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, shape_args};
 
 /// The memory of the form for high throughput.
@@ -80,26 +80,15 @@ impl Throughput {
 
 impl Form for Throughput {
     fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()> {
-        let (Launch { of, steps, stream }, [input, ids, weights]) = (on, source);
+        let Launch { of, steps, stream } = on;
         let (comm, sizes, faults) = (&of.dev_comm, shape_args(of.sent), &of.faults);
+        let (scales, tokens) = (&self.scales, tokens_args(source, count));
         let groups = of.grouped_args(RowsInOrder::NONE, 0);
         let config = of.config(count, MANY_THREADS);
         macro_rules! launch {
             ($element:ty, $rows:expr) => {{
-                let args = (
-                    comm,
-                    self.memory(),
-                    $rows,
-                    &self.scales,
-                    sizes,
-                    input,
-                    ids,
-                    weights,
-                    count,
-                    groups,
-                    faults,
-                    steps,
-                );
+                let memory = self.memory();
+                let args = (comm, memory, $rows, scales, sizes, tokens, groups, faults, steps);
                 // SAFETY: the buffers have the elements; dropping one waits for the stream. The
                 // memory is as the kernel needs it, and the launches that use it are ordered.
                 unsafe {
@@ -126,10 +115,9 @@ impl Form for Throughput {
     }
 
     fn combine(&self, on: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
-        let (Launch { of, steps, stream }, [out, residual]) = (on, outputs);
-        let (comm, memory, results) = (&of.dev_comm, self.memory(), &self.results);
-        let (sizes, tokens) = (shape_args(of.shape), of.tokens.get() as u32);
-        let args = (comm, memory, results, sizes, rows, tokens, out, residual, steps);
+        let Launch { of, steps, stream } = on;
+        let (sizes, results) = (shape_args(of.shape), of.results_args(rows, outputs));
+        let args = (&of.dev_comm, self.memory(), &self.results, sizes, results, steps);
         let config = of.config(of.expected_tokens(), MANY_THREADS);
         // SAFETY: the buffers have the rows of the shape, and launches of this object are ordered.
         unsafe { of.launch::<kernels::ep_combine_counted, _>(args, config, stream) }
