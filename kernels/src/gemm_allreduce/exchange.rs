@@ -151,8 +151,8 @@ impl<'a, W: Partial> Exchange<'a, W> {
         }
         let lane = warp::lane_id();
         let slot = self.slot(strip, self.team.rank) * Self::SLOT;
-        // SAFETY: the caller's contract. The scales and vectors are in the strip's slot, which is in
-        // the window.
+        // SAFETY: the caller's contract. The scales and vectors are in the strip's slot, which the
+        // window has.
         unsafe {
             let slot = self.partials.lsa(self.owner(strip)).as_ptr().add(slot);
             let mut scales = [Scale::ONE; 2];

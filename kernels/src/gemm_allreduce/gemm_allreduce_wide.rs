@@ -1,10 +1,10 @@
-//! The products of [`gemm_wgmma`](crate::gemm::gemm_wgmma) that are added over the ranks, on Hopper.
+//! The products of [`gemm_wgmma`](crate::gemm::gemm_wgmma) that are added over the ranks.
 //!
 //! A warp that multiplies sends what it stores by [`PeerTiles`], from the same shared memory. The
 //! three warps that neither load nor multiply take the rows of the block's tiles in turn, and add
 //! what the ranks computed, in f32 and in the order of the ranks, while the next tiles are
-//! multiplied. Only of its last tile each multiplying warp adds its own rows. Each rank's product is
-//! rounded, and then the sum. All ranks get the same bits. -0 counts as +0.
+//! multiplied. Only of its last tile each multiplying warp adds its own rows. Each rank's product
+//! is rounded, and then the sum. All ranks get the same bits. -0 counts as +0.
 //!
 //! Of two ranks each adds all tiles. Of more ranks each tile has an owner, to which all ranks send
 //! their parts, the owner too, and which stores the sums to all ranks. Then the blocks of all ranks
@@ -13,14 +13,12 @@
 //!
 //! # The launches
 //!
-//! The grid, the block, and the maps are those of
+//! The grid, the block, the maps and the conditions are those of
 //! [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()), with `n` a multiple of 8. Ranks launch
-//! with the same grid and the same `m`, `n` and `k`.
-//!
-//! The conditions are those of `gemm_wgmma` too. Matrices that are not maps begin at multiples of 16
-//! bytes. `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots, as
-//! [`LamportSlots`] needs them for the ranks of the LSA team: at least the `slots` of the [`Owners`]
-//! for each rank.
+//! with the same grid and the same `m`, `n` and `k`. Matrices without a map begin at multiples of
+//! 16 bytes. `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots, as
+//! [`LamportSlots`] needs them for the ranks of the LSA team: at least the `slots` of the
+//! [`Owners`] for each rank.
 //!
 //! [`Lamport`]: nccl_device::Lamport
 //! [`LamportSlots`]: nccl_device::LamportSlots
@@ -107,8 +105,8 @@ pub unsafe fn gemm_allreduce_wide_f8(
     }
 }
 
-/// Computes `C = sum over the N ranks of A x B^T` in bf16. C is the window `to`, and the grid has at
-/// most as many blocks as the device communicator has LSA barriers.
+/// Computes `C = sum over the N ranks of A x B^T` in bf16. C is the window `to`, and the grid has
+/// at most as many blocks as the device communicator has LSA barriers.
 ///
 /// # Safety
 ///
