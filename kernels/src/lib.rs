@@ -62,8 +62,7 @@ pub use files::gemm::gemm_wgmma::{gemm_wgmma, gemm_wgmma_f32};
 pub use files::gemm_allreduce;
 pub use files::gemm_allreduce::gemm_allreduce_mma::gemm_allreduce_mma;
 pub use files::gemm_allreduce::gemm_allreduce_swapped::gemm_allreduce_swapped;
-pub use files::gemm_allreduce::gemm_allreduce_two_shot::gemm_allreduce_two_shot;
-pub use files::gemm_allreduce::gemm_allreduce_wide::gemm_allreduce_wide;
-pub use files::gemm_allreduce::gemm_allreduce_wide_f8::gemm_allreduce_wide_f8;
-pub use files::gemm_allreduce::gemm_reduce_scatter_wide::gemm_reduce_scatter_wide;
+pub use files::gemm_allreduce::gemm_allreduce_wide::{
+    gemm_allreduce_two_shot, gemm_allreduce_wide, gemm_allreduce_wide_f8, gemm_reduce_scatter_wide,
+};
 pub use files::{gin_put_signal::*, lsa_allreduce::*};

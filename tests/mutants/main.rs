@@ -61,7 +61,8 @@ impl Mutant {
         // A bug in shared code is reported at a line of a kernel that calls it.
         let kernels: &[&str] = match self.file {
             table::MAINLOOP | table::WARPGROUP => &table::ON_MAINLOOP,
-            table::WGMMA => &[table::STORES],
+            table::STORES => &[table::LAST_ROWS],
+            table::LAST_ROWS => &[table::STORES, table::GUIDE_WIDE],
             table::ONE_STEP => &table::ON_ONE_STEP,
             table::EP_DISPATCH => &[table::DISPATCH_RECEIVE],
             table::EP_COMBINE => &[table::COMBINE_RECEIVE],

@@ -43,17 +43,18 @@ pub const MAINLOOP: &str = "crates/cuda_std/src/tile/mainloop.rs";
 pub const WARPGROUP: &str = "crates/cuda_std/src/tile/warpgroup.rs";
 pub const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
 pub const STORES: &str = "kernels/src/gemm/stores.rs";
+pub const LAST_ROWS: &str = "crates/cuda_std/src/tile/last_rows.rs";
 const SWAPPED_TILES: &str = "kernels/src/gemm/swapped_tiles.rs";
 const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
 /// The kernels on the main loop.
-pub const ON_MAINLOOP: [&str; 5] = [WGMMA, STORES, BLOCKS, SWAPPED, SWAPPED_TILES];
+pub const ON_MAINLOOP: [&str; 5] = [WGMMA, LAST_ROWS, BLOCKS, SWAPPED, SWAPPED_TILES];
 const SLICES: &str = "kernels/src/gemm/slices.rs";
 const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
 const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
-const WIDE: &str = "kernels/src/gemm_allreduce/wide.rs";
+const WIDE: &str = "kernels/src/gemm_allreduce/gemm_allreduce_wide.rs";
 const GATHER: &str = "kernels/src/allgather_gemm.rs";
 const FEW: &str = "docs/guide/kernels/src/few.rs";
-const GUIDE_WIDE: &str = "docs/guide/kernels/src/wide.rs";
+pub const GUIDE_WIDE: &str = "docs/guide/kernels/src/wide.rs";
 
 // Lines with the operations that mutants change, or with the accesses that are wrong then.
 const ADD_IN_REGISTERS: &str = "peers.add(";
@@ -287,7 +288,7 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_wgmma", MAINLOOP, (EMPTY, 0), NoWait, &[PRODUCT, "stage.expect("]),
     mutant("gemm_wgmma", MAINLOOP, ("wgmma::wait_groups::<1>()", 0), NoWait, &[PRODUCT]),
     mutant("gemm_wgmma", MAINLOOP, (SUMS, 0), NoWait, &[PRODUCT]),
-    mutant("gemm_wgmma", STORES, ("group.wait_until_read()", 0), NoWait, &[STAGED]),
+    mutant("gemm_wgmma", LAST_ROWS, ("group.wait_until_read()", 0), NoWait, &[STAGED]),
     mutant("gemm_wgmma", WARPGROUP, (FENCE, 1), Remove, &[STAGED]),
     mutant("gemm_wgmma", STORES, ("group.store(", 0), Remove, &[STAGED]),
     mutant("gemm_swapped", MAINLOOP, (FULL, 0), NoWait, &[MULTIPLY]),
@@ -321,17 +322,17 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_allreduce_e4m3", FUSED, ("flag.post(", 0), Relax, &[SCALES]),
     mutant(
         "gemm_allreduce_wide",
-        WGMMA,
+        LAST_ROWS,
         ("tma::wait_stores::<1>()", 0),
         NoWait,
-        &["hooks.store_slice(c"],
+        &["hooks.store_slice("],
     ),
     mutant(
         "gemm_allreduce_wide_f8",
-        WGMMA,
+        LAST_ROWS,
         ("tma::wait_stores::<1>()", 0),
         NoWait,
-        &["hooks.store_slice(c"],
+        &["hooks.store_slice("],
     ),
     mutant("gemm_allreduce_wide", WIDE, ("self.stored(", 0), Relax, &["sums.add("]),
     mutant("allgather_gemm", GATHER, (PREVIOUS, 0), NoWait, &[PUSHED_ROWS]),
@@ -346,9 +347,9 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("guide_wide", GUIDE_WIDE, ("peers.prepare()", 0), Remove, &["sums.add("]),
     mutant("guide_wide", GUIDE_WIDE, ("wait_stored(", 0), NoWait, &["sums.add("]),
     mutant("guide_wide", GUIDE_WIDE, (".stored(", 0), Relax, &["sums.add("]),
-    mutant("guide_wide", GUIDE_WIDE, ("tma::wait_stores::<1>()", 0), NoWait, &["sums.add("]),
+    mutant("guide_wide", LAST_ROWS, ("tma::wait_stores::<1>()", 0), NoWait, &["sums.add("]),
     mutant("guide_wide", GUIDE_WIDE, ("sums.add(", 0), NoWait, &[".send("]),
-    mutant("guide_wide", GUIDE_WIDE, ("wait_until_read()", 0), NoWait, &["half.store("]),
+    mutant("guide_wide", LAST_ROWS, ("wait_until_read()", 0), NoWait, &[STAGED]),
     mutant(
         "guide_wide",
         GUIDE_WIDE,

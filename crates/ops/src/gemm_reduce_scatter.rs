@@ -5,9 +5,10 @@ use std::cell::OnceCell;
 use devcomm_host::{Buffer, Communicator, DeviceSlice, Kernels, ReduceOp, Result, Stream, Window};
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{SHARED, THREADS, TILE_N};
-use devcomm_kernels::gemm_allreduce::gemm_reduce_scatter_wide::{ROWS, slots};
+use devcomm_kernels::gemm_allreduce::gemm_allreduce_wide::CLUSTER_M as ROWS;
 use devcomm_types::Kernel;
 use half::bf16;
+use nccl_device::RowOwners;
 
 use crate::check::{refuse_if, rows_of_each};
 use crate::extents::Extents;
@@ -179,7 +180,7 @@ impl Strategy<Self> for ReduceScatter {
             };
             Ok((compiled, vec![[blocks, 0]]))
         };
-        let slots = |[m, n]: [usize; 2]| slots(m.div_ceil(ranks), n);
+        let slots = |[m, n]: [usize; 2]| RowOwners::slots(m.div_ceil(ranks), n);
         prepare_once(&self.wide, || Exchanging::new(on, "wide", RANKS, slots, load, false))
     }
 

@@ -8,10 +8,10 @@ use cuda_std::{cluster, tma};
 use devcomm_types::TensorMap;
 
 use super::gemm_wgmma::{
-    CLUSTER, GemmFactor, MULTIPLYING_WARPS, SLICES, STAGES, TILE_M, TILE_N, TRANSPOSED,
+    CLUSTER, GemmFactor, MULTIPLYING_WARPS, STAGES, TILE_M, TILE_N, TRANSPOSED,
 };
 use super::order::{Order, Position};
-use super::stores::Store;
+use super::stores::{PARTS, Store};
 
 type A<T> = SharedTile<T, TILE_M>;
 type B<T> = SharedTile<T, TILE_N>;
@@ -19,7 +19,7 @@ type B<T> = SharedTile<T, TILE_N>;
 /// A tile has the same number of bytes for every type.
 pub(super) const STAGE_BYTES: u32 = A::<bf16>::BYTES + B::<bf16>::BYTES;
 /// Tiles for the stores of each warp.
-pub(super) const STORE_BYTES: u32 = SLICES * MULTIPLYING_WARPS * Store::<bf16>::BYTES;
+pub(super) const STORE_BYTES: u32 = PARTS * MULTIPLYING_WARPS * Store::<bf16>::BYTES;
 /// A block's shared memory: the stages, and tiles for the stores of each warp.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<T> {
@@ -45,7 +45,7 @@ impl<T: GemmFactor> Shared<T> {
 
     /// One of a warp's tiles for stores.
     pub(super) fn store<O>(self, warp: u32, which: u32) -> Store<O> {
-        self.memory.tile(STAGES * STAGE_BYTES + (SLICES * warp + which) * Store::<O>::BYTES)
+        self.memory.tile(STAGES * STAGE_BYTES + (PARTS * warp + which) * Store::<O>::BYTES)
     }
 }
 
@@ -92,9 +92,9 @@ pub(super) struct Source<'a> {
 }
 
 impl<'a, T: GemmFactor> Factors<'a, T> {
-    pub(super) fn new(maps: [&'a TensorMap; 2], transposed: [bool; 2]) -> Self {
+    pub(super) fn new(maps: [&'a TensorMap; 2], shared: Shared<T>, transposed: [bool; 2]) -> Self {
         let transposed = transposed.map(|transposed| T::TRANSPOSABLE && transposed);
-        Self { shared: Shared::dynamic(), maps, transposed }
+        Self { shared, maps, transposed }
     }
 
     /// Where the factors of one of this cluster's tiles are.

@@ -5,21 +5,18 @@
 //! threads, while the tensor cores multiply for the other warpgroup. So only 128 terms are added
 //! with the few bits of [`wgmma::multiply`] of 8-bit floats.
 
-use cuda_std::convert::Float;
 use cuda_std::prelude::*;
-use cuda_std::tile::{EmptyStage, Mainloop, Persistent, Turn, Warpgroup};
+use cuda_std::tile::{EmptyStage, Mainloop, Persistent, Turn, Warpgroup, store_rows};
 use cuda_std::wgmma::Factor;
-use cuda_std::{grid, hint, math, tma, wgmma};
+use cuda_std::{grid, math, tma, wgmma};
 use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap, TensorMapDesc};
 
 use super::epilogue::{Epilogue, Fused};
 use super::factors::{Factors, Source, origin};
-use super::gemm_wgmma::{
-    CLUSTER, GemmFactor, SLICES, SLICES_WORDS, STAGES, STORE_M, TILE_N, WARPGROUP_M,
-};
+use super::gemm_wgmma::{CLUSTER, GemmFactor, STAGES, STORE_M, Sums, WARPGROUP_M};
 use super::hooks::{Hooks, Idle};
 use super::order::Order;
-use super::stores::{Done, Output, Part, Store};
+use super::stores::{Place, Stores};
 
 /// Terms, and rows of B, that share a scale: the terms of a step, and half of a tile's columns.
 pub const BLOCK: u32 = 128;
@@ -68,8 +65,9 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
     scales: [*const f32; 2],
     epilogue: E,
 ) {
-    let c = Output { map: c, by_map: unaligned.is_null(), address: unaligned, m, n };
-    let blocks = Blocks { factors: Factors::<T>::new([a, b], [false; 2]), c, k, scales, epilogue };
+    let stores = Stores::new(c, unaligned, [m, n], &());
+    let factors = Factors::<T>::new([a, b], stores.shared, [false; 2]);
+    let blocks = Blocks { factors, stores, k, scales, epilogue };
     // SAFETY: the caller passes the matrices, scales, grid and block that the kernel needs.
     unsafe { blocks.run() }
 }
@@ -107,21 +105,21 @@ unsafe fn multiply_block<T: Factor>(
 /// What is this product's own in the main loop.
 struct Blocks<'a, T, E: Epilogue> {
     factors: Factors<'a, T>,
-    c: Output<'a, E::Output>,
+    stores: Stores<'a, T, E::Output, ()>,
     k: u32,
     scales: [*const f32; 2],
     epilogue: E,
 }
 
-impl<T, E: Epilogue> Blocks<'_, T, E> {
+impl<T: GemmFactor, E: Epilogue> Blocks<'_, T, E> {
     fn order(&self) -> Order {
-        ().order_of(self.c.m, self.c.n)
+        ().order_of(self.stores.m, self.stores.n)
     }
 }
 
 /// What a multiplying thread keeps.
 struct State {
-    done: Done,
+    place: Place,
     scales: Scales,
     /// The scale for the next block of terms, which arrives while this one is multiplied.
     next: f32,
@@ -133,7 +131,7 @@ struct State {
 unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     type Schedule = Persistent<CLUSTER>;
     type Registers = Idle;
-    type Sums = [f32; 128];
+    type Sums = Sums;
     type Source = Source<'a>;
     type State = State;
 
@@ -165,14 +163,13 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     fn state(&self, _: &Warpgroup) -> State {
         // The previous kernels may write the scales, and read C.
         grid::wait_for_previous();
-        let done = Done { row: 0, column: 0, end: u32::MAX };
-        State { done, scales: Scales::NONE, next: 0.0, block: 0 }
+        State { place: Place::NONE, scales: Scales::NONE, next: 0.0, block: 0 }
     }
 
     fn start(&self, group: &Warpgroup, state: &mut State, work: Turn) {
         let (row, column) = origin(self.order(), work.number);
-        state.done = Done { row: row + group.warp() * STORE_M, column, end: u32::MAX };
-        let (rows, columns) = ([state.done.row, self.c.m], [column, self.c.n]);
+        state.place = Place { row: row + group.warp() * STORE_M, column, end: u32::MAX };
+        let (rows, columns) = ([state.place.row, self.stores.m], [column, self.stores.n]);
         state.scales =
             Scales::of(self.scales, warp::lane_id(), rows, columns, self.k.div_ceil(BLOCK));
         // SAFETY: the caller of the kernel passes scales for each block of `k`, and the first one
@@ -181,14 +178,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
         state.block = 0;
     }
 
-    fn compute(
-        &self,
-        group: &Warpgroup,
-        state: &mut State,
-        sums: &mut [f32; 128],
-        stage: u32,
-        _: bool,
-    ) {
+    fn compute(&self, group: &Warpgroup, state: &mut State, sums: &mut Sums, stage: u32, _: bool) {
         let shared = self.factors.shared;
         let mut products = [0.0; 64];
         // SAFETY: a whole warpgroup computes a stage that has arrived; scales exist for each block
@@ -206,7 +196,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
                 multiply_block(&mut products, tiles, half as u32 * BLOCK);
                 let mut i = 0;
                 while i < products.len() {
-                    let sum = &mut sums[half * products.len() + i];
+                    let sum = &mut sums.blocks_mut()[16 * half + i / 4][i % 4];
                     *sum = math::fma(factors[half][i / 2 % 2], products[i], *sum);
                     i += 1;
                 }
@@ -217,21 +207,9 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
         }
     }
 
-    fn finish(&self, group: &Warpgroup, state: &mut State, _: Turn, sums: &mut [f32; 128]) {
-        // Opaque: so nothing is computed from it before the loop, where registers are few.
-        let lane = hint::opaque(warp::lane_id());
-        let (done, shared) = (&state.done, self.factors.shared);
-        let (row, column) = (done.row + lane / 4, done.column + lane % 4 * 2);
-        let end = (self.c.m, self.c.n);
-        self.epilogue.apply(&mut Part { sums: &mut *sums, row, column, end });
-        let mut slice = 0;
-        while slice < TILE_N / Store::<E::Output>::COLUMNS {
-            let first = (slice / SLICES) as usize * SLICES_WORDS;
-            let word = |i| E::Output::word(first + i, |i| sums[i]);
-            done.write::<T, E::Output>(group, shared, word);
-            done.send(group, &self.c, shared, slice, &());
-            slice += SLICES;
-        }
+    fn finish(&self, group: &Warpgroup, state: &mut State, _: Turn, sums: &mut Sums) {
+        self.epilogue.apply(&mut self.stores.sums(sums, state.place));
+        store_rows(group, sums, state.place, &self.stores);
     }
 
     fn end(&self, _: &Warpgroup, _: &mut State) {

@@ -15,7 +15,7 @@ use super::gemm_wgmma::{GemmFactor, Product};
 use super::groups::{GroupTiles, Groups};
 use super::hooks::{Hooks, Idle};
 use super::order::Order;
-use super::stores::Output;
+use super::stores::Stores;
 
 /// Computes `C = A x B^T` for each group of rows of A and C, with an epilogue, for Hopper. B has `n
 /// x k` elements for each group, one after the other. The epilogue's bias is that of all groups.
@@ -45,11 +45,12 @@ pub unsafe fn gemm_grouped<T: GemmFactor>(
     // Before the groups are counted, which waits for the previous kernels.
     grid::launch_next();
     let grouped = Grouped { groups, m, n };
-    let c = Output { map: &c, by_map: n.is_multiple_of(8), address, m, n };
-    let factors = Factors::<T>::new([&a, &b], [false; 2]);
+    let mut stores = Stores::new(&c, address, [m, n], &grouped);
+    stores.by_map = n.is_multiple_of(8);
+    let factors = Factors::new([&a, &b], stores.shared, [false; 2]);
     // SAFETY: the caller of the kernel passes matrices, groups, grid and block as the product
     // needs.
-    unsafe { Product::new(factors, c, k, epilogue, &grouped).run() }
+    unsafe { Product::<T, _, _>::new(factors, stores, k, epilogue).run() }
 }
 
 /// The order of the tiles.

@@ -10,7 +10,8 @@ use cuda_std::mma::Factor;
 use cuda_std::prelude::*;
 use cuda_std::tile::{Matrix, MmaProduct, RegTile, TileOrder};
 
-use super::epilogue::{Epilogue, Fragment, Fused};
+use super::epilogue::{Epilogue, Fused};
+use super::part::Part;
 
 /// Rows and columns of a tile of C.
 pub const TILE: u32 = 128;
@@ -151,7 +152,7 @@ impl<T: Factor> Factors<T> {
         let factors = Self { a, b, m: hint::opaque(m), n: hint::opaque(n), k: hint::opaque(k) };
         // SAFETY: the caller has all threads of the block here; the alignment is that of the rows.
         unsafe {
-            let sums = match (alignment, transposed) {
+            let mut sums = match (alignment, transposed) {
                 (16, [false, false]) => factors.sums::<16, false, false>(origin, part),
                 (16, [false, true]) => factors.sums::<16, false, true>(origin, part),
                 (16, [true, false]) => factors.sums::<16, true, false>(origin, part),
@@ -162,11 +163,8 @@ impl<T: Factor> Factors<T> {
                 (_, [true, false]) => factors.sums::<2, true, false>(origin, part),
                 (_, [true, true]) => factors.sums::<2, true, true>(origin, part),
             };
-            // Opaque: so nothing is computed from it before the products, where registers are few.
-            let lane = hint::opaque(warp::lane_id());
-            let row = origin.0 + part.0 + lane / 4;
-            let column = origin.1 + part.1 + lane % 4 * 2;
-            let mut part = Part { sums, row, column, end: (m, n) };
+            let place = (origin.0 + part.0, origin.1 + part.1);
+            let mut part = Part::of_warp(&mut sums, place, (m, n));
             epilogue.apply(&mut part);
             part.store(c);
         }
@@ -186,78 +184,5 @@ impl<T: Factor> Factors<T> {
         let product = Product::<T, TA, TB> { a, b, memory: shared::dynamic_shared_mem() };
         // SAFETY: the caller has all threads of the block here, with matrices of these extents.
         unsafe { product.sums::<ALIGN, 4, 8>(origin, part, thread::sync_threads) }
-    }
-}
-
-/// A thread's sums, from `row` and `column` on.
-struct Part {
-    sums: Sums,
-    row: u32,
-    column: u32,
-    end: (u32, u32),
-}
-
-impl Fragment for Part {
-    const ROWS: u32 = 8;
-    const COLUMNS: u32 = 16;
-    const PAIRS: bool = true;
-
-    fn row(&self, i: u32) -> u32 {
-        self.row + 8 * i
-    }
-
-    fn column(&self, j: u32) -> u32 {
-        self.column + 8 * (j / 2) + j % 2
-    }
-
-    fn end(&self) -> (u32, u32) {
-        self.end
-    }
-
-    fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
-        &mut self.sums[(i / 2) as usize].blocks_mut()[(j / 2) as usize]
-            [(i % 2 * 2 + j % 2) as usize]
-    }
-}
-
-impl Part {
-    /// Rounds and stores the sums that are in C.
-    ///
-    /// # Safety
-    ///
-    /// `c` has the elements, and no other thread accesses these.
-    unsafe fn store<O: Float>(mut self, c: *mut O) {
-        let (m, n) = self.end;
-        let aligned = n.is_multiple_of(2) && c.addr().is_multiple_of(size_of::<O::Pair>());
-        let mut i = 0;
-        while i < Self::ROWS {
-            let row = self.row(i);
-            if row < m {
-                let to = c.wrapping_add(row as usize * n as usize);
-                let mut j = 0;
-                while j < Self::COLUMNS {
-                    let column = self.column(j);
-                    let pair = [*self.sum(i, j), *self.sum(i, j + 1)];
-                    let to = to.wrapping_add(column as usize);
-                    // SAFETY: the caller's contract. Both columns are in C if one is and `aligned`.
-                    unsafe {
-                        if aligned {
-                            if column < n {
-                                mem::store(to.cast(), O::pack(pair));
-                            }
-                        } else {
-                            if column < n {
-                                mem::store(to, O::from_f32(pair[0]));
-                            }
-                            if column + 1 < n {
-                                mem::store(to.wrapping_add(1), O::from_f32(pair[1]));
-                            }
-                        }
-                    }
-                    j += 2;
-                }
-            }
-            i += 1;
-        }
     }
 }

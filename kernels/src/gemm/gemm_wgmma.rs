@@ -10,17 +10,18 @@
 use cuda_std::convert::Float;
 use cuda_std::prelude::*;
 use cuda_std::tile::{
-    EmptyStage, IdleWarp, Mainloop, Persistent, SharedTile, TileMemory, Turn, Warpgroup,
+    EmptyStage, IdleWarp, LastRows, Mainloop, Persistent, RegTile, SharedTile, TileMemory, Turn,
+    Warpgroup,
 };
 use cuda_std::wgmma::Factor;
-use cuda_std::{grid, hint, mma, tma};
+use cuda_std::{grid, hint, mma};
 use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
 
 use super::epilogue::{Epilogue, Fused};
 use super::factors::{Factors, STAGE_BYTES, STORE_BYTES, Shared, Source, Tile};
 use super::hooks::Hooks;
 use super::order::Order;
-use super::stores::{Done, Output, Part, Store};
+use super::stores::{Place, Stores};
 
 /// Rows of a tile of C.
 pub const TILE_M: u32 = 128;
@@ -28,10 +29,6 @@ pub const TILE_M: u32 = 128;
 pub const TILE_N: u32 = 256;
 /// Rows of C that a warp stores at once.
 pub const STORE_M: u32 = 16;
-/// Slices of a warp's part of a tile that it stores together, each as wide as a tile for stores.
-pub(super) const SLICES: u32 = 2;
-/// Words of these slices per thread.
-pub(super) const SLICES_WORDS: usize = 32;
 /// Blocks per cluster.
 pub const CLUSTER: u32 = 2;
 /// Stages of the pipeline.
@@ -40,8 +37,8 @@ pub const STAGES: u32 = 4;
 pub(crate) const MULTIPLYING_WARPS: u32 = 8;
 /// Warps that neither load nor multiply.
 pub(crate) const IDLE_WARPS: u32 = 3;
-/// Terms of a tile that are multiplied before the last slices of the previous tile are written, if
-/// slices are also sent to a peer. All blocks send at the same time, and shared memory has room for
+/// Terms of a tile that are multiplied before the last parts of the previous tile are written, if
+/// parts are also sent to a peer. All blocks send at the same time, and shared memory has room for
 /// these slices only after the first ones have left it. At most half of a tile's terms.
 const SEND_COST_TERMS: u32 = 24 * 64;
 /// Further terms that are multiplied before the previous tile is reported as stored: it is in C by
@@ -51,6 +48,9 @@ const STORE_COST_TERMS: u32 = 4 * 64;
 pub(super) const WARPGROUP_M: u32 = 64;
 /// Terms that one load of a transposed factor has, and rows of A or B.
 pub const TRANSPOSED: u32 = 64;
+
+/// A warp's sums of its rows of a tile.
+pub(super) type Sums = RegTile<f32, 32>;
 
 /// An element type of A and B.
 pub trait GemmFactor: Factor {
@@ -63,7 +63,7 @@ pub trait GemmFactor: Factor {
     /// group. The factors are a warpgroup's rows of A, and the first rows of B.
     fn multiply(
         group: &Warpgroup,
-        sums: &mut [f32; 128],
+        sums: &mut Sums,
         [a, b]: [SharedTile<Self, TRANSPOSED>; 2],
         transposed: [bool; 2],
         accumulate: bool,
@@ -76,7 +76,7 @@ pub trait GemmFactor: Factor {
 /// Adds the products of a stage of factors that may be transposed.
 fn multiply_transposable<T: Factor + mma::Factor>(
     group: &Warpgroup,
-    sums: &mut [f32; 128],
+    sums: &mut Sums,
     [a, b]: [SharedTile<T, TRANSPOSED>; 2],
     transposed: [bool; 2],
     accumulate: bool,
@@ -99,7 +99,7 @@ macro_rules! transposable {
 
             fn multiply(
                 group: &Warpgroup,
-                sums: &mut [f32; 128],
+                sums: &mut Sums,
                 tiles: [SharedTile<Self, TRANSPOSED>; 2],
                 transposed: [bool; 2],
                 accumulate: bool,
@@ -218,19 +218,18 @@ pub(crate) unsafe fn product_with<T: GemmFactor, E: Epilogue>(
     epilogue: E,
     hooks: &impl Hooks,
 ) {
-    let c = Output { map: c, by_map: unaligned.is_null(), address: unaligned, m, n };
-    let factors = Factors::<T>::new([a, b], transposed);
+    let stores = Stores::new(c, unaligned, [m, n], hooks);
+    let factors = Factors::new([a, b], stores.shared, transposed);
     // SAFETY: the caller passes matrices, grid and block as the kernel needs them.
-    unsafe { Product::new(factors, c, k, epilogue, hooks).run() }
+    unsafe { Product::<T, _, _>::new(factors, stores, k, epilogue).run() }
 }
 
 /// The product's part of the main loop.
 pub(super) struct Product<'a, T, E: Epilogue, F> {
     factors: Factors<'a, T>,
-    c: Output<'a, E::Output>,
+    stores: Stores<'a, T, E::Output, F>,
     k: u32,
     epilogue: E,
-    hooks: &'a F,
     /// The order, if the rows are in groups: it is computed once.
     order: Option<Order>,
 }
@@ -238,61 +237,28 @@ pub(super) struct Product<'a, T, E: Epilogue, F> {
 impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Product<'a, T, E, F> {
     pub(super) fn new(
         factors: Factors<'a, T>,
-        c: Output<'a, E::Output>,
+        stores: Stores<'a, T, E::Output, F>,
         k: u32,
         epilogue: E,
-        hooks: &'a F,
     ) -> Self {
-        let order = if F::GROUPS { Some(hooks.order_of(c.m, c.n)) } else { None };
-        Self { factors, c, k, epilogue, hooks, order }
+        let order = if F::GROUPS { Some(stores.hooks.order_of(stores.m, stores.n)) } else { None };
+        Self { factors, stores, k, epilogue, order }
     }
 
     fn order(&self) -> Order {
-        // Opaque: the multiplying warps would keep it in registers for `last`.
-        self.order
-            .unwrap_or_else(|| self.hooks.order_of(hint::opaque(self.c.m), hint::opaque(self.c.n)))
+        // Opaque: the multiplying warps would keep it in registers for the place of the last tile.
+        let Stores { hooks, m, n, .. } = self.stores;
+        self.order.unwrap_or_else(|| hooks.order_of(hint::opaque(m), hint::opaque(n)))
     }
-
-    /// If C has 16 bits, the last slices wait in registers: those before them are written at once.
-    const SLICES: u32 = TILE_N / Store::<E::Output>::COLUMNS;
-    const AT_ONCE: u32 =
-        if size_of::<E::Output>() == 2 { Self::SLICES - SLICES } else { Self::SLICES };
-
-    /// Stores slices of the previous tile.
-    fn store_slices(&self, group: &Warpgroup, state: &State, slice: u32) {
-        let shared = self.factors.shared;
-        if slice == Self::AT_ONCE {
-            state.done.write::<T, E::Output>(group, shared, |i| state.pending[i]);
-        }
-        state.done.send(group, &self.c, shared, slice, self.hooks);
-    }
-
-    /// Waits until the warp's parts of tiles are in C, and reports their number.
-    fn report(&self, group: &Warpgroup, state: &State) {
-        if warp::lane_id() == 0 {
-            // The last group of stores may still be on its way to a peer.
-            tma::wait_stores::<1>();
-            self.hooks.on_stored(group.warp(), state.tiles);
-        }
-    }
-}
-
-/// A multiplying warp's previous tile, of which slices may wait to be stored.
-pub(super) struct State {
-    done: Done,
-    /// The words of the last slices, rounded.
-    pending: [u32; SLICES_WORDS],
-    /// The number of tiles that are computed.
-    tiles: u32,
 }
 
 // SAFETY: a stage's loads have as many bytes as `expect` announces, and `compute` only multiplies.
 unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Mainloop for Product<'a, T, E, F> {
     type Schedule = Persistent<CLUSTER>;
     type Registers = F::Registers;
-    type Sums = [f32; 128];
+    type Sums = Sums;
     type Source = Source<'a>;
-    type State = State;
+    type State = LastRows<E::Output, Place, 32>;
 
     const CLUSTER: u32 = CLUSTER;
     const STEP: u32 = Shared::<T>::TILE_K;
@@ -314,7 +280,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Mainloop for Product<'a, T
     fn source(&self, _: u32, work: Turn) -> Source<'a> {
         let Source { a, row, b_row } = self.factors.source(self.order(), work.number);
         // SAFETY: one thread loads all tiles in their order, and calls this once for each.
-        let (a, row) = unsafe { self.hooks.a_tile(a, work.before, row) };
+        let (a, row) = unsafe { self.stores.hooks.a_tile(a, work.before, row) };
         Source { a, row, b_row }
     }
 
@@ -322,16 +288,15 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Mainloop for Product<'a, T
         self.factors.load(source, term, stage);
     }
 
-    fn state(&self, _: &Warpgroup) -> State {
-        let done = Done { row: 0, column: 0, end: u32::MAX };
-        State { done, pending: [0; SLICES_WORDS], tiles: 0 }
+    fn state(&self, _: &Warpgroup) -> Self::State {
+        LastRows::none(Place::NONE)
     }
 
     fn compute(
         &self,
         group: &Warpgroup,
-        _: &mut State,
-        sums: &mut [f32; 128],
+        _: &mut Self::State,
+        sums: &mut Sums,
         stage: u32,
         first: bool,
     ) {
@@ -340,8 +305,8 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Mainloop for Product<'a, T
         T::multiply(group, sums, tiles, transposed, !first);
     }
 
-    /// The slices in registers are written after the first products. The ones after them are
-    /// written when the messages before have left, and reported when they are in C.
+    /// The parts in registers are written after the first products. The ones after them are written
+    /// when the messages before have left, and reported when they are in C.
     fn pause(&self, index: u32) -> u32 {
         let sent = if F::SENDS { SEND_COST_TERMS.min(self.k / 2) } else { Self::STEP };
         match index {
@@ -351,74 +316,34 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Mainloop for Product<'a, T
         }
     }
 
-    fn interlude(&self, group: &Warpgroup, state: &mut State, index: u32, work: Turn) {
-        let slice = Self::AT_ONCE - SLICES + index * SLICES;
-        if state.tiles == 0 {
-            // There is no previous tile.
-        } else if index == 2 {
-            self.report(group, state);
-        } else if slice < Self::SLICES {
-            self.store_slices(group, state, slice);
-        }
-        if index == 1 {
-            // Computed here, where no product waits for it: the position needs divisions.
+    fn interlude(&self, group: &Warpgroup, last: &mut Self::State, index: u32, work: Turn) {
+        // Computed in an interlude, where no product waits for it: the position needs divisions.
+        last.interlude(group, index, &self.stores, || {
             let Tile { row, column, end, .. } = Tile::at(self.order(), work.number);
             let row = hint::opaque(row + group.warp() * STORE_M);
-            state.done = Done { row, column: hint::opaque(column), end };
-        }
+            Place { row, column: hint::opaque(column), end }
+        });
     }
 
-    fn finish(&self, group: &Warpgroup, state: &mut State, work: Turn, sums: &mut [f32; 128]) {
-        if state.tiles == 0 {
+    fn finish(&self, group: &Warpgroup, last: &mut Self::State, work: Turn, sums: &mut Sums) {
+        if last.tiles() == 0 {
             // The previous kernels may read C.
             grid::wait_for_previous();
         }
-        state.tiles = work.before + 1;
-        let (c, done, shared) = (&self.c, &state.done, self.factors.shared);
-        // Opaque: so nothing is computed from it before the loop, where registers are few.
-        let own = hint::opaque(warp::lane_id());
-        let (row, column) = (done.row + own / 4, done.column + own % 4 * 2);
         if !self.epilogue.is_identity() {
-            let end = (done.end.min(c.m), c.n);
-            self.epilogue.apply(&mut Part { sums: &mut *sums, row, column, end });
+            self.epilogue.apply(&mut self.stores.sums(sums, last.place()));
         }
-        let mut slice = 0;
-        while slice < Self::SLICES {
-            let first = (slice / SLICES) as usize * SLICES_WORDS;
-            let word = |i| self.hooks.encode(E::Output::word(first + i, |i| sums[i]));
-            if slice < Self::AT_ONCE {
-                if slice > 0 {
-                    done.send(group, c, shared, slice - SLICES, self.hooks);
-                }
-                done.write::<T, E::Output>(group, shared, word);
-            } else {
-                let mut i = 0;
-                while i < state.pending.len() {
-                    state.pending[i] = word(i);
-                    i += 1;
-                }
-            }
-            slice += SLICES;
-        }
+        last.round(group, sums, work.before, &self.stores);
     }
 
-    fn end(&self, group: &Warpgroup, state: &mut State) {
-        if state.tiles > 0 {
-            self.store_slices(group, state, Self::AT_ONCE - SLICES);
-            if Self::AT_ONCE < Self::SLICES {
-                self.store_slices(group, state, Self::AT_ONCE);
-            }
-        }
-        if F::REPORTS {
-            self.report(group, state);
-        }
-        tma::wait_stores::<0>();
+    fn end(&self, group: &Warpgroup, last: &mut Self::State) {
+        last.end(group, &self.stores);
         // SAFETY: all lanes of a multiplying warp are here, after its last store.
-        unsafe { self.hooks.drain(self.order(), group.warp()) };
+        unsafe { self.stores.hooks.drain(self.order(), group.warp()) };
     }
 
     fn idle(&self, warp: &IdleWarp) {
         // SAFETY: all lanes of a warp that neither loads nor multiplies are here, once.
-        unsafe { self.hooks.run_idle_warp(self.order(), warp.index()) };
+        unsafe { self.stores.hooks.run_idle_warp(self.order(), warp.index()) };
     }
 }

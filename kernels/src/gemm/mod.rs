@@ -22,6 +22,7 @@ pub mod gemm_wgmma;
 pub mod groups;
 pub(crate) mod hooks;
 pub(crate) mod order;
+pub(crate) mod part;
 pub mod shapes;
 pub mod slices;
 mod stores;

@@ -1,33 +1,59 @@
-//! The product of large matrices and its sum over two ranks, on Hopper.
+//! The products of [`gemm_wgmma`](crate::gemm::gemm_wgmma) that are added over the ranks.
 //!
-//! The product is that of [`gemm_wgmma`](crate::gemm::gemm_wgmma), stored to C in bf16, and sent to
-//! the peer from the same shared memory. The warps that neither load nor multiply add the peer's
-//! tile to each stored one, while the next tiles are multiplied. Both ranks add the same two
-//! numbers, in f32, and round the sum: both get the same bits.
+//! A warp that multiplies sends what it stores by [`PeerTiles`], from the same shared memory. The
+//! three warps that neither load nor multiply take the rows of the block's tiles in turn, and add
+//! what the ranks computed, in f32 and in the order of the ranks, while the next tiles are
+//! multiplied. Only of its last tile each multiplying warp adds its own rows. Each rank's product
+//! is rounded, and then the sum. All ranks get the same bits. -0 counts as +0.
+//!
+//! Of two ranks each adds all tiles. Of more ranks each tile has an owner, to which all ranks send
+//! their parts, the owner too, and which stores the sums to all ranks. Then the blocks of all ranks
+//! with the same index meet at a barrier before the first sum is stored, and at the end. In a
+//! reduce-scatter each rank owns its rows.
+//!
+//! # The launches
+//!
+//! The grid, the block, the maps and the conditions are those of
+//! [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()), with `n` a multiple of 8. Ranks launch
+//! with the same grid and the same `m`, `n` and `k`. Matrices without a map begin at multiples of
+//! 16 bytes. `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots, as
+//! [`LamportSlots`] needs them for the ranks of the LSA team: at least the `slots` of the
+//! [`Owners`] for each rank.
+//!
+//! [`Lamport`]: nccl_device::Lamport
+//! [`LamportSlots`]: nccl_device::LamportSlots
+
+use core::ptr::null_mut;
 
 use cuda_std::prelude::*;
+use cuda_std::tile::SharedTile;
+use cuda_std::{grid, hint};
 use devcomm_types::{GridConstant, TensorMap};
-use nccl_device::{DevComm, Everyone, PeerTiles, Window};
+use nccl_device::{
+    DevComm, Everyone, Owners, PeerColumn, PeerMatrix, PeerTiles, RowOwners, TileOwners, Window,
+    message_word,
+};
 
-use super::wide::summed;
-use crate::files::gemm::epilogue::Identity;
+use super::quantised::Quantised;
+pub use super::quantised::QuantisedParts;
+use crate::files::gemm::epilogue::{Epilogue, Identity};
+use crate::files::gemm::factors::origin;
+use crate::files::gemm::gemm_wgmma::{
+    CLUSTER, IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_M, TILE_N, product_with,
+};
+use crate::files::gemm::hooks::{Adding, Hooks};
+use crate::files::gemm::order::{Order, cluster, clusters};
 
-/// Computes `C = sum over the two ranks of A x B^T` in bf16: each rank's product is rounded, and
-/// then their sum.
-///
-/// The grid, the block, the maps and the layouts of A and B are those of
-/// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()); `to` is C's address, a multiple of 16
-/// bytes, and `n` a multiple of 8. `slots` and `state` are the memory of [`Lamport`] messages, with
-/// `capacity` slots: [`slots()`] of them are used. Ranks launch with the same grid and the same
-/// `m`, `n` and `k`. -0 counts as +0.
+/// Rows of a cluster's tile.
+pub const CLUSTER_M: u32 = CLUSTER * TILE_M;
+/// The owners of the tiles of clusters, of more than two ranks.
+pub type ClusterTileOwners = TileOwners<CLUSTER_M, TILE_N>;
+
+/// Computes `C = sum over the two ranks of A x B^T` in bf16. `to` is C's address.
 ///
 /// # Safety
 ///
-/// As for `gemm_wgmma`. `slots` and `state` are as [`LamportSlots`] needs them, for the two ranks
-/// of the LSA team.
-///
-/// [`Lamport`]: nccl_device::Lamport
-/// [`LamportSlots`]: nccl_device::LamportSlots
+/// The [module](self) has the conditions; the slots are those of [`Everyone`].
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]
 pub unsafe fn gemm_allreduce_wide(
     comm: DevComm,
@@ -49,8 +75,234 @@ pub unsafe fn gemm_allreduce_wide(
     }
 }
 
-/// Returns the slots that a product of `m x n` elements uses, if 32 bits count them.
-#[must_use]
-pub fn slots(m: usize, n: usize) -> Option<u32> {
-    Everyone::slots(m, n)
+/// Computes what [`gemm_allreduce_wide()`] does, but each rank's product is rounded to
+/// [`F8E4M3`](devcomm_types::F8E4M3), with a scale for 64 columns of a row: half of the bytes
+/// travel. Only the sums are stored to C. `own` is workspace, four words for each slot.
+///
+/// # Safety
+///
+/// The [module](self) has the conditions; the slots are those of [`QuantisedParts`]. Only this
+/// kernel uses `own`.
+#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]
+pub unsafe fn gemm_allreduce_wide_f8(
+    comm: DevComm,
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: *mut bf16,
+    own: *mut u32,
+    slots: Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    m: u32,
+    n: u32,
+    k: u32,
+) {
+    // SAFETY: the kernel's contract. No map is used for C.
+    unsafe {
+        let peers = PeerTiles::new(&comm, &slots, state, capacity, c, [m, n]);
+        let quantised = Quantised { peers, own, c, m, n };
+        summed([&a, &b, &a], [m, n, k], &peers, quantised, &quantised);
+    }
+}
+
+/// Computes `C = sum over the N ranks of A x B^T` in bf16. C is the window `to`, and the grid has
+/// at most as many blocks as the device communicator has LSA barriers.
+///
+/// # Safety
+///
+/// The [module](self) has the conditions; the slots are those of [`ClusterTileOwners`]. Nothing
+/// accesses `to` until the kernel has ended but what comes before it in its stream.
+#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, N = [4, 8])]
+pub unsafe fn gemm_allreduce_two_shot<const N: usize>(
+    comm: DevComm,
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    c: GridConstant<TensorMap>,
+    to: Window<bf16>,
+    slots: Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    m: u32,
+    n: u32,
+    k: u32,
+) {
+    // SAFETY: the caller of the kernel passes matrices, slots and state as the body needs them.
+    unsafe {
+        let own = to.local().as_ptr();
+        let peers =
+            PeerTiles::<ClusterTileOwners, N>::new(&comm, &slots, state, capacity, own, [m, n]);
+        let peers = peers.stored_in_all(&to);
+        summed([&a, &b, &c], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
+    }
+}
+
+/// Computes a rank's rows of the sum over N ranks of `A x B^T` in bf16, with `m` a multiple of
+/// [`CLUSTER_M`] times the ranks.
+///
+/// `map` and `product` are of this rank's product, `m x n` elements that only this kernel uses, and
+/// nobody if there are more than two ranks; `c` has the `m / ranks x n` sums of this rank's rows.
+///
+/// # Safety
+///
+/// The [module](self) has the conditions; the slots are those of [`RowOwners`].
+#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, N = [2, 4, 8])]
+pub unsafe fn gemm_reduce_scatter_wide<const N: usize>(
+    comm: DevComm,
+    a: GridConstant<TensorMap>,
+    b: GridConstant<TensorMap>,
+    map: GridConstant<TensorMap>,
+    product: *mut bf16,
+    c: *mut bf16,
+    slots: Window<u32>,
+    state: *mut u32,
+    capacity: u32,
+    m: u32,
+    n: u32,
+    k: u32,
+) {
+    // SAFETY: the caller of the kernel passes matrices, slots and state as the body needs them.
+    unsafe {
+        let peers = PeerTiles::<RowOwners, N>::new(&comm, &slots, state, capacity, c, [m, n]);
+        let peers = peers.kept_in(product);
+        summed([&a, &b, &map], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
+    }
+}
+
+/// The order in which clusters compute the tiles.
+trait Ordered: Owners {
+    /// The order of the tiles of clusters, of this many rows and columns.
+    fn order<const N: usize>(_: &PeerMatrix<N>, rows: u32, columns: u32) -> Order {
+        Order::whole(rows, columns)
+    }
+}
+
+impl Ordered for Everyone {}
+
+impl Ordered for ClusterTileOwners {}
+
+/// A cluster computes the same tile of each rank's rows: of two ranks its own last; of more ranks
+/// each cluster begins with another one, so that all receive at any time.
+impl Ordered for RowOwners {
+    fn order<const N: usize>(matrix: &PeerMatrix<N>, rows: u32, columns: u32) -> Order {
+        let first = matrix.rank() + 1 + if N == 2 { 0 } else { cluster() };
+        Order::turns(rows, columns, first, matrix.ranks())
+    }
+}
+
+/// Computes a product, with an epilogue, and adds it over the ranks.
+///
+/// # Safety
+///
+/// As for [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()) of bf16, and as [`PeerTiles::new`]
+/// says. All threads of the block call it.
+unsafe fn summed<O: Owners, const N: usize>(
+    maps: [&TensorMap; 3],
+    extents: [u32; 3],
+    peers: &PeerTiles<'_, O, N>,
+    epilogue: impl Epilogue,
+    hooks: &impl Hooks,
+) {
+    peers.prepare();
+    // SAFETY: the caller's contract. The product ends with a barrier.
+    unsafe {
+        product_with::<bf16, _>(maps, null_mut(), extents, [false; 2], epilogue, hooks);
+        peers.end((MULTIPLYING_WARPS + IDLE_WARPS) * warp::WARP_SIZE);
+    }
+}
+
+/// The tiles of this block.
+pub(super) fn tiles(order: Order) -> u32 {
+    order.count().saturating_sub(cluster()).div_ceil(clusters())
+}
+
+/// The lane's column of one of the block's tiles, if this rank adds it.
+fn column<O: Owners, const N: usize>(
+    peers: &PeerTiles<'_, O, N>,
+    order: Order,
+    tile: u32,
+) -> Option<PeerColumn> {
+    let (row, column) = origin(order, cluster() + tile * clusters());
+    peers.column(row, column)
+}
+
+impl<O: Ordered, const N: usize> Hooks for PeerTiles<'_, O, N> {
+    type Registers = Adding;
+
+    const SENDS: bool = true;
+    const REPORTS: bool = N == 2;
+
+    fn order(&self, rows: u32, columns: u32) -> Order {
+        O::order(&self.matrix(), rows, columns)
+    }
+
+    /// Returns the word as the peers receive it, so that all ranks add the same zeros.
+    fn encode(&self, word: u32) -> u32 {
+        message_word(word)
+    }
+
+    #[track_caller]
+    unsafe fn store_slice<T>(
+        &self,
+        c: &TensorMap,
+        row: u32,
+        column: u32,
+        tile: SharedTile<T, STORE_M>,
+    ) {
+        // SAFETY: the caller is one lane, with a tile that was written before a fence.
+        unsafe { self.keep(c, row, column, tile) };
+    }
+
+    unsafe fn send_slice<T>(&self, row: u32, column: u32, tile: SharedTile<T, STORE_M>) {
+        // SAFETY: the caller's contract. The launches before this one have ended.
+        unsafe { self.send(row, column, tile) };
+    }
+
+    fn on_stored(&self, warp: u32, tiles: u32) {
+        self.stored(warp, tiles);
+    }
+
+    unsafe fn run_idle_warp(&self, order: Order, index: u32) {
+        grid::wait_for_previous();
+        self.meet(index == 0);
+        let (mut tile, mut first) = (0, index * Self::AT_ONCE);
+        // SAFETY: the caller's contract. The rows are this warp's.
+        unsafe {
+            let sums = self.sums();
+            // Opaque: the number of tiles less one would take a register.
+            while hint::opaque(tile) + 1 < tiles(order) {
+                if let Some(column) = column(self, order, tile) {
+                    let mut row = first;
+                    while row < TILE_M {
+                        self.wait_stored(row / STORE_M, tile);
+                        sums.add(column, row);
+                        row += IDLE_WARPS * Self::AT_ONCE;
+                    }
+                    // The warps take turns with the rows of all tiles.
+                    first = row - TILE_M;
+                }
+                tile += 1;
+            }
+        }
+        self.added();
+    }
+
+    unsafe fn drain(&self, order: Order, warp: u32) {
+        let last = tiles(order).checked_sub(1);
+        if let Some(column) = last.and_then(|last| column(self, order, last)) {
+            let mut row = warp * STORE_M;
+            // Not unrolled, which would take more registers.
+            let end = hint::opaque(row + STORE_M);
+            // SAFETY: the caller's contract. The rows are this warp's.
+            unsafe {
+                warp::sync();
+                self.meet(false);
+                let sums = self.sums();
+                while row < end {
+                    sums.add(column, row);
+                    row += Self::AT_ONCE;
+                }
+            }
+        }
+        self.added();
+    }
 }

@@ -13,11 +13,10 @@
 //! [`gemm_allreduce_mma`](crate::gemm_allreduce_mma()) is for every GPU since Ampere, and sends
 //! partial sums as f32, bf16 or e4m3 ([`Partial`]).
 //!
-//! For Hopper GPUs there are [`gemm_allreduce_swapped`], and [`gemm_allreduce_wide`] for two ranks
-//! or [`gemm_allreduce_two_shot`] for more, which exchange products that are rounded to bf16, and
-//! [`gemm_allreduce_wide_f8`] for two ranks that exchange 8-bit floats. Their
-//! schedules are those of [`gemm_swapped`](crate::gemm::gemm_swapped) and
-//! [`gemm_wgmma`](crate::gemm::gemm_wgmma); what follows is about `gemm_allreduce_mma`.
+//! For Hopper GPUs there are [`gemm_allreduce_swapped`] and those of [`gemm_allreduce_wide`], which
+//! exchange products that are rounded. Their schedules are those of
+//! [`gemm_swapped`](crate::gemm::gemm_swapped) and [`gemm_wgmma`](crate::gemm::gemm_wgmma); what
+//! follows is about `gemm_allreduce_mma`.
 //!
 //! # Schedule
 //!
@@ -57,15 +56,10 @@
 mod exchange;
 pub mod gemm_allreduce_mma;
 pub mod gemm_allreduce_swapped;
-pub mod gemm_allreduce_two_shot;
 pub mod gemm_allreduce_wide;
-pub mod gemm_allreduce_wide_f8;
-pub mod gemm_reduce_scatter_wide;
 mod partial;
-mod partial_tile;
 mod quantised;
 mod tiles;
-mod wide;
 
 pub use gemm_allreduce_mma::GemmWorkspace;
 pub use partial::Partial;

@@ -13,8 +13,8 @@ use cuda_std::tile::SharedTile;
 use devcomm_types::{F8E4M3, TensorMap};
 use nccl_device::{Lamport, Owners, PeerMatrix, PeerPlace, PeerTiles, message_word};
 
+use super::gemm_allreduce_wide::tiles;
 use super::partial::{Partial, SCALED};
-use super::wide::tiles;
 use crate::files::gemm::epilogue::{Epilogue, Fragment};
 use crate::files::gemm::factors::origin;
 use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_N};
@@ -41,17 +41,18 @@ fn quantised_part(row: u32, column: u32, columns: u32) -> u32 {
     (row / STORE_M * columns.div_ceil(TILE_N) + column / TILE_N) * PART_SLOTS
 }
 
-/// The slots that a rank has for the other one's messages of a product of `m x n` elements, whole
-/// parts, if 32 bits count them.
-#[must_use]
-pub(super) fn slots(m: usize, n: usize) -> Option<u32> {
-    let parts = m.div_ceil(STORE_M as usize).checked_mul(n.div_ceil(TILE_N as usize))?;
-    u32::try_from(parts.checked_mul(PART_SLOTS as usize)?).ok()
-}
-
 /// The owners of the parts: both ranks add every part.
 #[derive(Clone, Copy)]
-pub(super) struct QuantisedParts;
+pub struct QuantisedParts;
+
+impl QuantisedParts {
+    /// Returns the slots of an `m x n` matrix for the sending rank, if they fit in 32 bits.
+    #[must_use]
+    pub fn slots(m: usize, n: usize) -> Option<u32> {
+        let parts = m.div_ceil(STORE_M as usize).checked_mul(n.div_ceil(TILE_N as usize))?;
+        u32::try_from(parts.checked_mul(PART_SLOTS as usize)?).ok()
+    }
+}
 
 impl Owners for QuantisedParts {
     const ALL: bool = true;
@@ -332,9 +333,9 @@ mod tests {
     #[test]
     fn slots_are_counted_for_whole_parts() {
         // 256 vectors, and four of scales.
-        assert_eq!(slots(1, 8), Some(260));
-        assert_eq!(slots(17, 257), Some(4 * 260));
+        assert_eq!(QuantisedParts::slots(1, 8), Some(260));
+        assert_eq!(QuantisedParts::slots(17, 257), Some(4 * 260));
         assert_eq!(quantised_part(16, 256, 257), 3 * 260);
-        assert_eq!(slots(usize::MAX, 1 << 20), None);
+        assert_eq!(QuantisedParts::slots(usize::MAX, 1 << 20), None);
     }
 }

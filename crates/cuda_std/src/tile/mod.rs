@@ -5,6 +5,7 @@
 //!   reduced over its rows and columns.
 //! * [`Pipeline`]: stages in shared memory that a producer fills and consumers empty.
 //! * [`Mainloop`]: the main loop of a product on Hopper, with the roles of its warps.
+//! * [`LastRows`]: the stores of a tile while the next one is multiplied.
 //! * [`TileMemory`]: the dynamic shared memory where tiles lie, and [`arena!`](crate::arena) to
 //!   divide it.
 //! * [`MmaProduct`]: a block's product on every GPU since Ampere, from [`MmaTile`]s that its
@@ -19,6 +20,7 @@
 
 #[doc(hidden)]
 pub mod arena;
+mod last_rows;
 mod mainloop;
 mod mma;
 mod order;
@@ -30,6 +32,7 @@ mod schedule;
 mod shared;
 mod warpgroup;
 
+pub use self::last_rows::{LastRows, StoresRows, store_rows};
 pub use self::mainloop::{EmptyStage, IdleWarp, MAX_STAGES, Mainloop, WorkOf};
 pub use self::mma::{Matrix, MmaProduct, MmaTile};
 pub use self::order::TileOrder;

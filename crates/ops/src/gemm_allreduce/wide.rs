@@ -5,11 +5,10 @@ use std::cell::OnceCell;
 use devcomm_host::{Kernels, Result, SymmetricBuffer};
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS};
-use devcomm_kernels::gemm_allreduce::{
-    gemm_allreduce_two_shot as two_shot, gemm_allreduce_wide, gemm_allreduce_wide_f8,
-};
+use devcomm_kernels::gemm_allreduce::gemm_allreduce_wide::{ClusterTileOwners, QuantisedParts};
 use devcomm_types::Kernel;
 use half::bf16;
+use nccl_device::Everyone;
 
 use super::wire::Wire;
 use super::{AllReduce, Plan};
@@ -37,9 +36,9 @@ type Prepared = (Exchanging, Option<SymmetricBuffer<u32>>);
 /// The slots of a product, if there is a kernel for so many ranks and the type.
 fn slots([m, n]: [usize; 2], ranks: usize, wire: Wire) -> Option<u32> {
     match (ranks, wire) {
-        (2, Wire::Bf16) => gemm_allreduce_wide::slots(m, n),
-        (2, Wire::E4m3) => gemm_allreduce_wide_f8::slots(m, n),
-        (4 | 8, Wire::Bf16) => two_shot::slots(m, n, ranks as u32),
+        (2, Wire::Bf16) => Everyone::slots(m, n),
+        (2, Wire::E4m3) => QuantisedParts::slots(m, n),
+        (4 | 8, Wire::Bf16) => ClusterTileOwners::slots(m, n, ranks as u32),
         _ => None,
     }
 }
@@ -66,12 +65,7 @@ impl Strategy<AllReduce> for Wide {
     fn prepare(&self, on: &Base<AllReduce>, _: Plan) -> Result<()> {
         let (ranks, is_f8) = (on.comm.n_ranks(), self.wire == Wire::E4m3);
         let load = || {
-            let set = KERNELS.only(match ranks {
-                2 if is_f8 => &[OfF8::FILE],
-                2 => &[OneShot::FILE],
-                _ => &[OfFour::FILE],
-            });
-            let compiled = Kernels::load(on.context(), &set)?;
+            let compiled = Kernels::load(on.context(), &KERNELS.only(&[OneShot::FILE]))?;
             let blocks = match ranks {
                 2 if is_f8 => compiled.resident_blocks::<OfF8>(THREADS, SHARED)?,
                 2 => compiled.resident_blocks::<OneShot>(THREADS, SHARED)?,

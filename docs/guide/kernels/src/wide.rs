@@ -6,8 +6,8 @@ use core::ops::Range;
 
 use cuda_std::prelude::*;
 use cuda_std::tile::{
-    EmptyStage, IdleWarp, Mainloop, Persistent, RegPairs, RegTile, Registers, SharedTile,
-    TileOrder, Turn, Warpgroup,
+    EmptyStage, IdleWarp, LastRows, Mainloop, Persistent, RegTile, Registers, SharedTile,
+    StoresRows, TileOrder, Turn, Warpgroup,
 };
 use cuda_std::tma::{self, GridConstant, TensorMap};
 use cuda_std::{cluster, grid};
@@ -85,18 +85,6 @@ struct Fused<'a, const N: usize> {
     k: u32,
 }
 
-/// The part of a warp's last tile that is not stored yet: the place of its rows, and the right
-/// half.
-struct Last {
-    /// The first row and column of the warp's rows.
-    row: u32,
-    column: u32,
-    /// The right half of the rows.
-    right: RegPairs<bf16, 16>,
-    /// The number of tiles that the warp has computed.
-    tiles: u32,
-}
-
 impl<const N: usize> Fused<'_, N> {
     /// Returns the first row and column of this block's tile.
     fn origin(&self, turn: Turn) -> (u32, u32) {
@@ -104,49 +92,6 @@ impl<const N: usize> Fused<'_, N> {
         let order = TileOrder::<8> { rows, columns: self.n.div_ceil(TILE.1) };
         let (row, column) = order.position(turn.number);
         ((CLUSTER * row + cluster::rank()) * TILE.0, column * TILE.1)
-    }
-
-    /// Returns one of the two parts in shared memory that a warp stores from.
-    fn part(&self, group: &Warpgroup, which: u32) -> Part {
-        self.memory.parts(2 * group.warp() + which)
-    }
-
-    /// Writes half of a warp's rows to shared memory.
-    fn write(&self, group: &Warpgroup, half: &RegPairs<bf16, 16>) {
-        group.wait_until_read();
-        // SAFETY: the lanes of the warp are here together, and the parts are the warp's.
-        unsafe {
-            half.store(self.part(group, 0), 0);
-            half.store(self.part(group, 1), Part::COLUMNS);
-        }
-    }
-
-    /// Stores the written part to C, and sends it to the peers as a bulk group of its own.
-    fn store(&self, group: &Warpgroup, last: &Last, column: u32) {
-        let part = |i| (last.column + column + i * Part::COLUMNS, self.part(group, i));
-        // SAFETY: each part is stored and sent once, after the previous kernels have ended.
-        group.store(|| unsafe {
-            for (column, part) in (0..2).map(part) {
-                self.peers.keep(self.c, last.row, column, part);
-            }
-            tma::commit_stores();
-            for (column, part) in (0..2).map(part) {
-                self.peers.send(last.row, column, part);
-            }
-        });
-    }
-
-    fn store_right(&self, group: &Warpgroup, last: &Last) {
-        self.write(group, &last.right);
-        self.store(group, last, 2 * Part::COLUMNS);
-    }
-
-    /// Signals that a warp's rows are in C: only its last bulk group, of messages, may be pending.
-    fn report(&self, group: &Warpgroup, last: &Last) {
-        if warp::lane_id() == 0 {
-            tma::wait_stores::<1>();
-            self.peers.stored(group.warp(), last.tiles);
-        }
     }
 
     /// Adds the peers' parts to every `step`-th group of rows of a tile.
@@ -166,13 +111,46 @@ impl<const N: usize> Fused<'_, N> {
     }
 }
 
+impl<const N: usize> StoresRows for Fused<'_, N> {
+    type Element = bf16;
+    type Place = (u32, u32);
+    const REPORTS: bool = true;
+
+    fn part(&self, group: &Warpgroup, which: u32) -> Part {
+        self.memory.parts(2 * group.warp() + which)
+    }
+
+    fn encode(&self, word: u32) -> u32 {
+        message_word(word)
+    }
+
+    /// Stores two parts to C, and sends them to the peers as a bulk group of its own.
+    fn store(&self, group: &Warpgroup, (row, column): (u32, u32), first: u32) {
+        let part = |i| (column + (first + i) * Part::COLUMNS, self.part(group, i));
+        // SAFETY: each part is stored and sent once, after the previous kernels have ended.
+        group.store(|| unsafe {
+            for (column, part) in (0..2).map(part) {
+                self.peers.keep(self.c, row, column, part);
+            }
+            tma::commit_stores();
+            for (column, part) in (0..2).map(part) {
+                self.peers.send(row, column, part);
+            }
+        });
+    }
+
+    fn stored(&self, warp: u32, tiles: u32) {
+        self.peers.stored(warp, tiles);
+    }
+}
+
 // SAFETY: each stage has tiles of its own, and `load` copies the bytes that the barrier expects.
 unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
     type Schedule = Persistent<CLUSTER>;
     type Registers = Registers<192, 120>;
     type Sums = RegTile<f32, 32>;
     type Source = (u32, u32);
-    type State = Last;
+    type State = LastRows<bf16, (u32, u32), 32>;
     const CLUSTER: u32 = CLUSTER;
     const INTERLUDES: u32 = 3;
 
@@ -197,11 +175,18 @@ unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
         stage.load_multicast(b, self.b, column + half, term, 0b11);
     }
 
-    fn state(&self, _: &Warpgroup) -> Last {
-        Last { row: 0, column: 0, right: RegPairs::ZERO, tiles: 0 }
+    fn state(&self, _: &Warpgroup) -> Self::State {
+        LastRows::none((0, 0))
     }
 
-    fn compute(&self, group: &Warpgroup, _: &mut Last, sums: &mut Self::Sums, s: u32, first: bool) {
+    fn compute(
+        &self,
+        group: &Warpgroup,
+        _: &mut Self::State,
+        sums: &mut Self::Sums,
+        s: u32,
+        first: bool,
+    ) {
         let a = self.memory.a(s).rows(64 * group.index());
         group.multiply(sums, a, self.memory.b(s), !first);
     }
@@ -213,38 +198,27 @@ unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
         [1, left + 1, left + 5][index as usize]
     }
 
-    fn interlude(&self, group: &Warpgroup, last: &mut Last, index: u32, turn: Turn) {
-        match index {
-            _ if last.tiles == 0 => {}
-            0 => self.store(group, last, 0),
-            1 => self.store_right(group, last),
-            _ => self.report(group, last),
-        }
-        if index == 1 {
+    fn interlude(&self, group: &Warpgroup, last: &mut Self::State, index: u32, turn: Turn) {
+        last.interlude(group, index, self, || {
             let (row, column) = self.origin(turn);
-            (last.row, last.column) = (row + STORE_M * group.warp(), column);
-        }
+            (row + STORE_M * group.warp(), column)
+        });
     }
 
-    fn finish(&self, group: &Warpgroup, last: &mut Last, turn: Turn, sums: &mut Self::Sums) {
+    fn finish(&self, group: &Warpgroup, last: &mut Self::State, turn: Turn, sums: &mut Self::Sums) {
         if turn.before == 0 {
             grid::wait_for_previous();
         }
-        (last.right, last.tiles) = (sums.round(16).map_words(message_word), turn.before + 1);
-        self.write(group, &sums.round(0).map_words(message_word));
+        last.round(group, sums, turn.before, self);
     }
 
     /// Adds the peers' parts to this warp's own rows of the last tile.
-    fn end(&self, group: &Warpgroup, last: &mut Last) {
-        if last.tiles > 0 {
-            self.store(group, last, 0);
-            self.store_right(group, last);
-            self.report(group, last);
-            let first = STORE_M * group.warp();
-            let tile = (last.row - first, last.column);
-            self.add(tile, first..first + STORE_M, 1, last.tiles - 1);
+    fn end(&self, group: &Warpgroup, last: &mut Self::State) {
+        last.end(group, self);
+        if let Some(turn) = last.tiles().checked_sub(1) {
+            let ((row, column), first) = (last.place(), STORE_M * group.warp());
+            self.add((row - first, column), first..first + STORE_M, 1, turn);
         }
-        tma::wait_stores::<0>();
     }
 
     fn idle(&self, warp: &IdleWarp) {

@@ -1,0 +1,194 @@
+//! The stores of a warp's rows of a tile, while the next tile is multiplied.
+
+use core::marker::PhantomData;
+
+use super::{RegTile, SharedTile, Warpgroup};
+use crate::convert::Float;
+use crate::{tma, warp};
+
+/// Parts that a warp stores together.
+const TOGETHER: u32 = 2;
+/// Words of a lane in these parts.
+const WORDS: usize = 32;
+
+/// The kernel's part of the stores of [`LastRows`]: a warp's 16 rows of a tile, in *parts* of 128
+/// bytes of each row. Two neighbouring parts are stored together.
+pub trait StoresRows {
+    /// The element type of the matrix.
+    type Element: Float;
+    /// The place of a warp's rows in the matrix.
+    type Place: Copy;
+
+    /// Whether the kernel needs to learn what is [`stored`](Self::stored): in a third interlude.
+    const REPORTS: bool = false;
+
+    /// Returns one of the warp's two parts in shared memory.
+    fn part(&self, group: &Warpgroup, which: u32) -> SharedTile<Self::Element, 16>;
+
+    /// Returns the word that is stored for a word of rounded sums.
+    fn encode(&self, word: u32) -> u32 {
+        word
+    }
+
+    /// Stores the two parts, which are those from the `first` on of the rows at `place`: by
+    /// [`Warpgroup::store`], or in another way after a barrier of the warp. All lanes call it.
+    fn store(&self, group: &Warpgroup, place: Self::Place, first: u32);
+
+    /// Learns that a warp's rows of so many tiles are in the matrix. One lane calls it.
+    fn stored(&self, _warp: u32, _tiles: u32) {}
+}
+
+/// A warp's 16 rows of `8 * BLOCKS` sums of the tile that it has computed last.
+///
+/// The shared memory for stores has a few columns, and its next use waits until TMA has read it. So
+/// a warp stores its rows between the steps of its next tile, in three interludes of a
+/// [`Mainloop`](super::Mainloop): the last parts that were written, the parts that still wait in
+/// registers, and then all are in the matrix. Parts of 16-bit elements wait; other tiles have too
+/// few columns, or would take too many registers.
+#[derive(Clone, Copy, Debug)]
+pub struct LastRows<T, P, const BLOCKS: usize> {
+    place: P,
+    /// The words of the last parts, rounded.
+    pending: [u32; WORDS],
+    tiles: u32,
+    element: PhantomData<T>,
+}
+
+impl<T: Float, P: Copy, const BLOCKS: usize> LastRows<T, P, BLOCKS> {
+    /// Parts of a row, and those that are written when the sums are complete.
+    const PARTS: u32 = BLOCKS as u32 * size_of::<T>() as u32 / 16;
+    const AT_ONCE: u32 = {
+        assert!(Self::PARTS.is_multiple_of(TOGETHER), "two parts are stored together");
+        let waits = size_of::<T>() == 2 && Self::PARTS > TOGETHER;
+        if waits { Self::PARTS - TOGETHER } else { Self::PARTS }
+    };
+
+    /// Returns the rows of a warp that has computed no tile.
+    #[must_use]
+    pub fn none(place: P) -> Self {
+        Self { place, pending: [0; WORDS], tiles: 0, element: PhantomData }
+    }
+
+    /// Returns the place of the rows that are computed now or, before the second interlude, last.
+    #[must_use]
+    pub fn place(&self) -> P {
+        self.place
+    }
+
+    /// Returns the number of tiles that the warp has computed.
+    #[must_use]
+    pub fn tiles(&self) -> u32 {
+        self.tiles
+    }
+
+    /// Runs interlude `index` of two, or of three if the kernel wants
+    /// [reports](StoresRows::REPORTS). `place` returns the place of the tile that is computed now.
+    pub fn interlude(
+        &mut self,
+        group: &Warpgroup,
+        index: u32,
+        to: &impl StoresRows<Element = T, Place = P>,
+        place: impl FnOnce() -> P,
+    ) {
+        let first = Self::AT_ONCE - TOGETHER + index * TOGETHER;
+        if self.tiles == 0 {
+            // There is no last tile.
+        } else if index == 2 {
+            self.report(group, to);
+        } else if first < Self::PARTS {
+            self.store(group, first, to);
+        }
+        if index == 1 {
+            self.place = place();
+        }
+    }
+
+    /// Rounds a tile's sums, after `before` other tiles, writes the first parts, and stores all but
+    /// the last of these.
+    pub fn round(
+        &mut self,
+        group: &Warpgroup,
+        sums: &RegTile<f32, BLOCKS>,
+        before: u32,
+        to: &impl StoresRows<Element = T, Place = P>,
+    ) {
+        self.tiles = before + 1;
+        let mut first = 0;
+        while first < Self::PARTS {
+            let begin = (first / TOGETHER) as usize * WORDS;
+            let word = |i| to.encode(T::word(begin + i, |i| sums.blocks()[i / 4][i % 4]));
+            if first < Self::AT_ONCE {
+                if first > 0 {
+                    to.store(group, self.place, first - TOGETHER);
+                }
+                write(group, to, word);
+            } else {
+                let mut i = 0;
+                while i < WORDS {
+                    self.pending[i] = word(i);
+                    i += 1;
+                }
+            }
+            first += TOGETHER;
+        }
+    }
+
+    /// Stores what is left after the last tile, and waits until all of it is in the matrix.
+    pub fn end<O: StoresRows<Element = T, Place = P>>(&self, group: &Warpgroup, to: &O) {
+        if self.tiles > 0 {
+            self.store(group, Self::AT_ONCE - TOGETHER, to);
+            if Self::AT_ONCE < Self::PARTS {
+                self.store(group, Self::AT_ONCE, to);
+            }
+        }
+        if O::REPORTS {
+            self.report(group, to);
+        }
+        tma::wait_stores::<0>();
+    }
+
+    /// Stores two parts, which wait in registers if they are not written.
+    fn store(&self, group: &Warpgroup, first: u32, to: &impl StoresRows<Element = T, Place = P>) {
+        if first == Self::AT_ONCE {
+            write(group, to, |i| self.pending[i]);
+        }
+        to.store(group, self.place, first);
+    }
+
+    /// Waits until the rows are in the matrix, and tells it.
+    fn report(&self, group: &Warpgroup, to: &impl StoresRows<Element = T, Place = P>) {
+        if warp::lane_id() == 0 {
+            // The last group of stores may be of messages, still on their way to a peer.
+            tma::wait_stores::<1>();
+            to.stored(group.warp(), self.tiles);
+        }
+    }
+}
+
+/// Stores a warp's rows of a tile, all at once.
+pub fn store_rows<O: StoresRows, const BLOCKS: usize>(
+    group: &Warpgroup,
+    sums: &RegTile<f32, BLOCKS>,
+    place: O::Place,
+    to: &O,
+) {
+    let mut first = 0;
+    while first < LastRows::<O::Element, O::Place, BLOCKS>::PARTS {
+        let begin = (first / TOGETHER) as usize * WORDS;
+        write(group, to, |i| O::Element::word(begin + i, |i| sums.blocks()[i / 4][i % 4]));
+        to.store(group, place, first);
+        first += TOGETHER;
+    }
+}
+
+/// Writes two parts to shared memory, of which a lane has the words.
+fn write(group: &Warpgroup, to: &impl StoresRows, word: impl Fn(usize) -> u32) {
+    group.wait_until_read();
+    let mut which = 0;
+    while which < TOGETHER {
+        let first = which as usize * (WORDS / TOGETHER as usize);
+        // SAFETY: the lanes of the warp call this together, and the parts are the warp's.
+        unsafe { to.part(group, which).store_words(warp::lane_id(), |i| word(first + i)) };
+        which += 1;
+    }
+}
