@@ -26,7 +26,7 @@ use crate::decisions::Decisions;
 use crate::extents::Extents;
 use crate::gemm::{Added, Matrices};
 use crate::tuned::Tuned;
-use crate::{Collectives, Explanation, Gemm};
+use crate::{Collectives, CollectivesOptions, Explanation, Gemm};
 
 /// A matrix product fused with a collective, on one communicator and one stream: owns the loaded
 /// kernels and their workspace, and launches them. It is [`GemmAllReduce`](crate::GemmAllReduce),
@@ -120,7 +120,9 @@ impl<F: Fusion> Base<F> {
             let name = format!("{}: the plan {}", F::NAME, F::UNFUSED);
             let (mut gemm, _) = self.comm.collective(&name).agree(own)?;
             gemm.constant_b = self.constant_b;
-            Ok(Unfused { gemm, collectives: Collectives::new(&self.comm)? })
+            // As the fused plans, it may fill the GPU: `order` lets nothing run beside it.
+            let collectives = CollectivesOptions::new().concurrent(1).build(&self.comm)?;
+            Ok(Unfused { gemm, collectives })
         })
     }
 
