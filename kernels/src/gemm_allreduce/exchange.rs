@@ -10,10 +10,10 @@ use core::marker::PhantomData;
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;
-use cuda_std::tile::RegTile;
 use nccl_device::{BarrierIndex, Coop, DevComm, Epoch, Flag, LsaPtr, MemoryOrder, Team, Window};
 
 use super::partial::{MOST_FRAGMENTS, Partial, SCALED};
+use super::partial_tile::PartialTile;
 use super::tiles::{COLUMNS, STRIP_ROWS, STRIPS, Strip, Tiles};
 use crate::scale::Scale;
 
@@ -26,7 +26,7 @@ pub(super) const ROWS: u32 = 16;
 pub(super) const WIDTH: u32 = 8;
 /// Fragments whose elements share scales, and the words of the scales of their 16 rows: of each row
 /// and the eighth after it, a pair.
-const SCALED_FRAGMENTS: u32 = SCALED / WIDTH;
+pub(super) const SCALED_FRAGMENTS: u32 = SCALED / WIDTH;
 const SCALES: u32 = ROWS / 2;
 
 /// The words of the elements of a strip, in its slot in the workspace. Scales follow.
@@ -120,63 +120,29 @@ impl<'a, W: Partial> Exchange<'a, W> {
 
     /// The word in a slot at which a lane's vector begins of the fragments with first row `16 * i`
     /// and first column `8 * j`.
-    fn vector(i: u32, j: u32, lane: u32) -> usize {
+    pub(super) fn vector(i: u32, j: u32, lane: u32) -> usize {
         let number = i * Self::VECTORS + j / W::FRAGMENTS as u32;
         ((number * warp::WARP_SIZE + lane) * 4) as usize
     }
 
     /// The word in a slot with the scales of the `row`-th row of these fragments, and of the eighth
     /// after it.
-    fn scales(i: u32, j: u32, row: u32) -> usize {
+    pub(super) fn scales(i: u32, j: u32, row: u32) -> usize {
         let number = i * (COLUMNS / SCALED) + j / SCALED_FRAGMENTS;
         element_words::<W>() + (number * SCALES + row) as usize
     }
 
-    /// Returns C if there is a single rank, which exchanges nothing.
-    pub(super) fn of_one_rank(&self) -> Option<*mut bf16> {
-        self.local_only.then(|| self.c.local().as_ptr())
-    }
-
-    /// Stores a warp's sums of 16 rows and 64 columns of a strip, from row `16 * i` and column `8 *
-    /// j` on, to the owner's workspace.
-    ///
-    /// # Safety
-    ///
-    /// All lanes of a warp call it together; no other warp stores these sums.
-    pub(super) unsafe fn send(&self, strip: Strip, i: u32, j: u32, sums: &RegTile<f32, 8>) {
+    /// The destination of this rank's sums of a strip.
+    pub(super) fn partial_tile(&self, strip: Strip) -> PartialTile<W> {
+        let slot = self.slot(strip, self.team.rank);
+        // SAFETY: the slot is in the window.
+        let partial = unsafe {
+            let base = self.partials.lsa(self.owner(strip)).as_ptr();
+            base.add(slot * Self::SLOT)
+        };
         let Tiles { m, n } = self.tiles;
-        let (row, column) = (strip.row + ROWS * i, strip.column + WIDTH * j);
-        if row >= m || column >= n {
-            return;
-        }
-        let lane = warp::lane_id();
-        let slot = self.slot(strip, self.team.rank) * Self::SLOT;
-        // SAFETY: the caller's contract. The scales and vectors are in the strip's slot, which the
-        // window has.
-        unsafe {
-            let slot = self.partials.lsa(self.owner(strip)).as_ptr().add(slot);
-            let mut scales = [Scale::ONE; 2];
-            if W::HAS_SCALES {
-                scales = sums.map(f32::abs).reduce_rows(f32::max).of_lane().map(Scale::of);
-                if lane.is_multiple_of(4) {
-                    mem::store(slot.add(Self::scales(i, j, lane / 4)), Scale::pack(scales));
-                }
-            }
-            let [top, bottom] = scales.map(Scale::inverse);
-            let mut x = 0;
-            while x < sums.blocks().len() {
-                // Vectors share scales, or are left out beyond C.
-                if W::HAS_SCALES || column + WIDTH * (x as u32) < n {
-                    let vector = W::pack(|f| {
-                        let [a, b, c, d] = sums.blocks()[x + f];
-                        [a * top, b * top, c * bottom, d * bottom]
-                    });
-                    let to = slot.add(Self::vector(i, j + x as u32, lane));
-                    mem::store_vec(to.cast(), vector);
-                }
-                x += W::FRAGMENTS;
-            }
-        }
+        let (local_only, wire) = (self.local_only, PhantomData);
+        PartialTile { c: self.c.local(), partial, strip, m, n, local_only, wire }
     }
 
     /// Sets the flag of this rank's sums of a strip. The 128 threads that stored the sums call it
@@ -186,7 +152,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
     ///
     /// The sums are stored, and the flag is set once per launch.
     pub(super) unsafe fn announce(&self, strip: Strip, barrier: u32, rank: u32) {
-        if strip.row >= self.tiles.m {
+        if self.local_only || strip.row >= self.tiles.m {
             return;
         }
         thread::named_barrier_sync(barrier, 128);

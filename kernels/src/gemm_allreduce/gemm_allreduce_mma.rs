@@ -5,10 +5,9 @@ use cuda_std::tile::{Matrix, MmaProduct};
 use devcomm_types::F8E4M3;
 use nccl_device::{DevComm, Window};
 
-use super::exchange::{Exchange, FIRST_FLAG, ROWS, WIDTH, slot_words};
+use super::exchange::{Exchange, FIRST_FLAG, slot_words};
 use super::partial::Partial;
 use super::tiles::{COLUMNS, STRIPS, TILE_ROWS, Tiles};
-use crate::files::gemm::part::Part;
 
 /// Stages of the pipeline.
 const STAGES: u32 = 4;
@@ -114,19 +113,15 @@ unsafe fn compute<W: Partial>(exchange: &Exchange<'_, W>, product: Product, tile
     while tile < tiles.count() {
         // SAFETY: the caller is all computing threads; a strip is announced once, after its sums.
         unsafe {
-            let mut sums =
+            let sums =
                 product.sums::<16, 2, 8>(tiles.origin(tile), (half * 64 + i * 16, j * 8), || {
                     thread::named_barrier_sync(COMPUTE_BARRIER, COMPUTING);
                 });
             let strip = tiles.strip(STRIPS * tile + half);
-            if let Some(c) = exchange.of_one_rank() {
-                let place = (strip.row + ROWS * i, strip.column + WIDTH * j);
-                Part::of_warp(&mut sums, place, (tiles.m, tiles.n)).store(c);
-            } else {
-                exchange.send(strip, i, j, &sums[0]);
-                exchange.send(strip, i + 1, j, &sums[1]);
-                exchange.announce(strip, STRIP_BARRIER + half, thread % 128);
-            }
+            let partial_tile = exchange.partial_tile(strip);
+            partial_tile.store::<8>(i, j, |x| sums[0].blocks()[x]);
+            partial_tile.store::<8>(i + 1, j, |x| sums[1].blocks()[x]);
+            exchange.announce(strip, STRIP_BARRIER + half, thread % 128);
         }
         tile += thread::grid_dim_x();
     }

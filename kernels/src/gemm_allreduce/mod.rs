@@ -58,6 +58,7 @@ pub mod gemm_allreduce_mma;
 pub mod gemm_allreduce_swapped;
 pub mod gemm_allreduce_wide;
 mod partial;
+mod partial_tile;
 mod quantised;
 mod tiles;
 

@@ -56,12 +56,6 @@ impl<T: Copy> RegRows<T> {
         Self([value; 2])
     }
 
-    /// Returns the values of the lane's two rows, `lane / 4` and `lane / 4 + 8`.
-    #[must_use]
-    pub fn of_lane(self) -> [T; 2] {
-        self.0
-    }
-
     /// Combines the values of each row with those of `other`.
     #[must_use]
     pub fn zip<U: Copy, V>(self, other: RegRows<U>, f: impl Fn(T, U) -> V) -> RegRows<V> {
