@@ -1,5 +1,5 @@
-//! Strided loops: their iterations are divided among the threads of a block or grid. And parts:
-//! [`share`] divides elements among blocks.
+//! Strided loops: their iterations are divided among the threads of a block or grid. [`share`]
+//! divides elements into parts, such as those of blocks.
 //!
 //! [`thread::grid_strided`](crate::thread::grid_strided) and the `strided` of `nccl_device`'s
 //! `Coop` return a [`Strided`]: an iterator that compiles to the loop `while i < n { ..; i += step

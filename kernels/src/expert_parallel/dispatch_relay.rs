@@ -12,7 +12,7 @@ use super::ep_dispatch_hybrid::Dispatch;
 use super::parts::Parts;
 use super::rail::{Batch, position};
 use super::rows::{Payload, Rows};
-use super::shape::{Received, Shape};
+use super::shape::Shape;
 
 impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     /// Stores a batch of a team's rank of this rail to this team. Returns how many tokens that rank
@@ -104,10 +104,5 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
             }
         }
         bits
-    }
-
-    /// Returns the offsets of the received rows, scales, experts, weights and counts.
-    fn offsets(&self) -> [usize; 6] {
-        Received::offsets(self.shape, self.ranks, T::HAS_SCALES)
     }
 }

@@ -259,4 +259,9 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         // SAFETY: the word is stored, as the caller guarantees.
         if lane < len { unsafe { self.routes.load(lane) } } else { 0 }
     }
+
+    /// Returns the offsets of the received rows, scales, experts, weights and counts.
+    pub(super) fn offsets(&self) -> [usize; 6] {
+        Received::offsets(self.shape, self.ranks, T::HAS_SCALES)
+    }
 }

@@ -6,8 +6,8 @@
 //! multiplied. Only of its last tile each multiplying warp adds its own rows. Each rank's product
 //! is rounded, and then the sum. All ranks get the same bits. -0 counts as +0.
 //!
-//! Of two ranks each adds all tiles. Of more ranks each tile has an owner, to which all ranks send
-//! their parts, the owner too, and which stores the sums to all ranks. Then the blocks of all ranks
+//! With two ranks, each rank adds all tiles. With more, each tile has an owner: all ranks send it
+//! their parts, the owner too, and it stores the sums to all ranks. Then the blocks of all ranks
 //! with the same index meet at a barrier before the first sum is stored, and at the end. In a
 //! reduce-scatter each rank owns its rows.
 //!

@@ -440,12 +440,7 @@ impl Races {
         self.shadow.forget(start, bytes);
         let range = start..start + bytes;
         self.barriers.borrow_mut().retain(|word, _| !range.contains(word));
-        let mut words = self.words.borrow_mut();
-        if bytes / 4 < words.len() {
-            range.step_by(4).for_each(|word| drop(words.remove(&word)));
-        } else {
-            words.retain(|word, _| !range.contains(word));
-        }
+        shadow::remove_range(&mut self.words.borrow_mut(), range, 4);
     }
 
     /// Forgets where memory is, since addresses have changed their meaning.

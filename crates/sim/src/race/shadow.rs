@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 use std::panic::Location;
 
 use cuda_std::arch::Scope;
@@ -162,6 +163,15 @@ impl Hasher for NumberHasher {
 /// A map from numbers.
 pub(super) type NumberMap<V> = HashMap<usize, V, BuildHasherDefault<NumberHasher>>;
 
+/// Removes the keys of a range, which are multiples of `step` after its start.
+pub(super) fn remove_range<V>(map: &mut NumberMap<V>, range: Range<usize>, step: usize) {
+    if range.len() / step < map.len() {
+        range.step_by(step).for_each(|key| drop(map.remove(&key)));
+    } else {
+        map.retain(|key, _| !range.contains(key));
+    }
+}
+
 const CACHE_BITS: u32 = 12;
 
 /// All shadow memory, by the address of the memory. Its pages are reused, but never freed.
@@ -251,14 +261,7 @@ impl Shadow {
     pub(super) fn forget(&self, start: usize, bytes: usize) {
         let end = start + bytes;
         let (first, last) = (start / PAGE, end.div_ceil(PAGE));
-        let mut uniform = self.uniform.borrow_mut();
-        if last - first < uniform.len() {
-            for number in first..last {
-                uniform.remove(&number);
-            }
-        } else {
-            uniform.retain(|number, _| !(first..last).contains(number));
-        }
+        remove_range(&mut self.uniform.borrow_mut(), first..last, 1);
         let mut pages = self.pages.borrow_mut();
         let numbers: Vec<usize> = if last - first < pages.len() {
             (first..last).filter(|number| pages.contains_key(number)).collect()
