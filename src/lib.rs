@@ -18,8 +18,8 @@ pub use devcomm_ops::{
     ExpertParallel, ExpertParallelMemory, ExpertParallelOptions, Explanation, FusedGemm,
     GatheredProduct, Gemm, GemmAllReduce, GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput,
     GemmPlan, GemmReduceScatter, GemmReduceScatterPlan, GroupedElement, GroupedGemm, KERNELS,
-    ParsePlanError, ParseWireError, Parts, Product, Returning, RowGroups, ScaledElement, Sent,
-    Tiling, Tokens, TransposableElement, WITHOUT_PTX, Wire,
+    LamportMemory, ParsePlanError, ParseWireError, Parts, Product, Returning, RowGroups,
+    ScaledElement, Sent, Tiling, Tokens, TransposableElement, WITHOUT_PTX, Wire,
 };
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel, Safe, Unsafe};

@@ -6,7 +6,7 @@ use cuda_std::prelude::*;
 use devcomm::sim::Change;
 use devcomm::{Result, Simulation};
 use devcomm_testing::simulated::Gpu;
-use nccl_device::{Coop, DevComm, EMPTY, Lamport, LamportSlots, Window};
+use nccl_device::{Coop, DevComm, EMPTY, Lamport, LamportMemory, LamportSlots, Window};
 
 use crate::{check_report, explore};
 
@@ -15,7 +15,8 @@ use crate::{check_report, explore};
 unsafe fn swap_by_lamport(comm: DevComm, slots: Window<u32>, state: *mut u32, launch: u32) {
     // SAFETY: the window and the state are for one slot.
     let received = unsafe {
-        let session = LamportSlots::<2>::new(&comm, slots, 1).begin(state, 1);
+        let memory = LamportMemory { slots, state, capacity: 1 };
+        let session = LamportSlots::<2>::new(&comm, &memory).begin(1);
         let mine = Vec16::from_bits([launch; 4]);
         session.send(1, 0, mine);
         session.end(Coop::cta());

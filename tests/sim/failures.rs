@@ -10,7 +10,9 @@ use devcomm::{
     LaunchError, Simulation,
 };
 use devcomm_testing::simulated::{failure, run, simulate, world};
-use nccl_device::{BarrierIndex, Coop, DevComm, Flag, Flags, LamportSlots, MemoryOrder, Window};
+use nccl_device::{
+    BarrierIndex, Coop, DevComm, Flag, Flags, LamportMemory, LamportSlots, MemoryOrder, Window,
+};
 
 use crate::bounds::stores_behind;
 
@@ -240,13 +242,14 @@ fn a_grid_larger_than_its_barriers_is_reported_where_a_launch_does_not_know() {
 /// Asks for something that is not there.
 #[kernel]
 unsafe fn asks_for(comm: DevComm, words: Window<u32>, state: *mut u32, which: u32) {
+    let memory = LamportMemory { slots: words, state, capacity: 1 };
     // SAFETY: the window has two flags, or the slots of two ranks, and the state its words.
     unsafe {
         match which {
             0 => drop(Flags::new(&comm, words, 0, 2).at(2)),
             1 => Flag::new(&comm, words, 0).post(Coop::cta(), 2, 1),
             2 => Flag::new(&comm, words, 0).post(Coop::cta(), -1, 1),
-            _ => drop(LamportSlots::<2>::new(&comm, words, 1).begin(state, 2)),
+            _ => drop(LamportSlots::<2>::new(&comm, &memory).begin(2)),
         }
     }
 }

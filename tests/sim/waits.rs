@@ -10,7 +10,7 @@ use devcomm::Simulation;
 use devcomm::sim::{Error, Waiting};
 use devcomm_testing::simulated::{failure, read, run, simulate, world};
 use nccl_device::raw::{self, GinRequest};
-use nccl_device::{Coop, DevComm, EMPTY, Lamport, LamportSlots, Timeout, Window};
+use nccl_device::{Coop, DevComm, EMPTY, Lamport, LamportMemory, LamportSlots, Timeout, Window};
 
 /// A long timeout, in cycles.
 const LONG: u64 = 1 << 40;
@@ -308,7 +308,8 @@ unsafe fn waits_for_a_message(comm: DevComm, slots: Window<u32>, state: *mut u32
     if comm.rank() == 0 {
         // SAFETY: the window and the state are for one slot.
         unsafe {
-            let session = LamportSlots::<2>::new(&comm, slots, 1).begin(state, 1);
+            let memory = LamportMemory { slots, state, capacity: 1 };
+            let session = LamportSlots::<2>::new(&comm, &memory).begin(1);
             session.receive_all::<f32>(0, Vec16::from_bits([1; 4]));
         }
     }

@@ -24,29 +24,27 @@
 //! ```
 //! use cuda_std::vector::Accumulate;
 //! use cuda_std::{grid, prelude::*};
-//! use nccl_device::{Coop, DevComm, LamportSlots, Window};
+//! use nccl_device::{Coop, DevComm, LamportMemory, LamportSlots};
 //!
 //! /// The sum of a vector for each thread of a block over two ranks.
 //! ///
 //! /// # Safety
 //! ///
-//! /// `slots` and `state` are for two ranks and 1,024 slots. `input` and `output` have a vector
-//! /// for each thread.
+//! /// `memory` is for two ranks. `input` and `output` have a vector for each thread.
 //! #[kernel]
 //! pub unsafe fn sum(
 //!     comm: DevComm,
-//!     slots: Window<u32>,
-//!     state: *mut u32,
+//!     memory: LamportMemory,
 //!     input: *const f32,
 //!     output: *mut f32,
 //! ) {
 //!     let thread = thread::thread_idx_x();
 //!     // SAFETY: the kernel's contract.
 //!     unsafe {
-//!         let slots = LamportSlots::<2>::new(&comm, slots, 1024);
+//!         let slots = LamportSlots::<2>::new(&comm, &memory);
 //!         grid::wait_for_previous();
 //!         let mine = mem::load_vec(input.add(4 * thread as usize));
-//!         let session = slots.begin(state, thread::block_dim_x());
+//!         let session = slots.begin(thread::block_dim_x());
 //!         session.send(1, thread, mine);
 //!         thread::sync_threads();
 //!         session.end(Coop::cta());
@@ -61,9 +59,10 @@
 mod message;
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
+use cuda_std::prelude::*;
 use cuda_std::tile::SharedTile;
 use cuda_std::vector::Vec16;
-use cuda_std::{hint, mem, thread};
+use cuda_std::{hint, mem};
 use devcomm_types::{Element, WaitFor, WaitKind};
 
 use self::message::is_message;
@@ -99,12 +98,25 @@ pub const fn lamport_words(ranks: usize, capacity: usize) -> usize {
     BANKS as usize * sources(ranks) * capacity * SLOT
 }
 
-/// The memory of Lamport messages among the `N` ranks of the LSA team, or [`ANY_RANKS`]: slots in a
-/// window.
+/// The memory of Lamport messages, as a kernel's parameter. On the host, devcomm's type of this name
+/// allocates it.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+pub struct LamportMemory {
+    /// The [`lamport_words`] of the slots.
+    pub slots: Window<u32>,
+    /// [`Lamport::STATE`] words of this GPU's memory, 0 before the first launch.
+    pub state: *mut u32,
+    /// Slots for a source rank in a bank.
+    pub capacity: u32,
+}
+
+/// The slots of Lamport messages among the `N` ranks of the LSA team, or [`ANY_RANKS`].
 #[derive(Clone, Copy)]
 pub struct LamportSlots<'a, const N: usize> {
     comm: &'a DevComm,
     window: Window<u32>,
+    state: *mut u32,
     /// The slots of this rank and of those after it, of a known number of ranks.
     parts: [LsaPtr<u32>; N],
     /// Slots for a source rank in a bank.
@@ -118,22 +130,22 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
         lamport_words(N, capacity)
     }
 
-    /// Returns the slots of a window. Reads nothing that a kernel writes: a dependent launch calls
+    /// Returns the slots of a memory. Reads nothing that a kernel writes: a dependent launch calls
     /// it before it waits.
     ///
     /// # Safety
     ///
-    /// The team has `N` ranks, and each rank's part of the window the [`lamport_words`] of them.
+    /// The team has `N` ranks, and the memory is for them, of this capacity in each rank.
     #[track_caller]
-    pub unsafe fn new(comm: &'a DevComm, window: Window<u32>, capacity: u32) -> Self {
-        let team = comm.lsa_team();
+    pub unsafe fn new(comm: &'a DevComm, memory: &LamportMemory) -> Self {
+        let (team, LamportMemory { slots: window, state, capacity }) = (comm.lsa_team(), *memory);
         let mut parts = [window.local(); N];
         let mut distance = 1;
         while distance < N {
             parts[distance] = window.lsa(team.rotated(distance as i32));
             distance += 1;
         }
-        Self { comm, window, parts, capacity }
+        Self { comm, window, state, parts, capacity }
     }
 
     /// Returns the number of ranks.
@@ -154,14 +166,13 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     ///
     /// # Safety
     ///
-    /// `state` points to [`Lamport::STATE`] words of this GPU's memory, 0 before the first launch,
-    /// which belong to the window. One launch at a time uses them, all ranks with the same
-    /// arguments. All threads of the grid call this, and one coop of each block [`Lamport::end`].
+    /// One launch at a time uses the memory, all ranks with the same arguments. All threads of the
+    /// grid call this, and one coop of each block [`Lamport::end`].
     #[track_caller]
-    pub unsafe fn begin(self, state: *mut u32, used: u32) -> Lamport<'a, N> {
+    pub unsafe fn begin(self, used: u32) -> Lamport<'a, N> {
         assert!(used <= self.capacity, "a launch uses more slots than there are");
-        // SAFETY: the caller passes a state that only these slots use.
-        unsafe { self.join(state) }
+        // SAFETY: this launch alone uses the memory, as the caller guarantees.
+        unsafe { self.join() }
     }
 
     /// Returns the session of a launch that other threads of the grid [`begin`](Self::begin).
@@ -171,10 +182,11 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     /// The contract is that of [`begin`](Self::begin); the slots that a thread uses are among
     /// those.
     #[track_caller]
-    pub unsafe fn join(self, state: *mut u32) -> Lamport<'a, N> {
+    pub unsafe fn join(self) -> Lamport<'a, N> {
         // SAFETY: the caller's contract; the word changes only after all blocks ended the session.
-        let launch = unsafe { mem::load_ordered(state.add(LAUNCHES), Order::Relaxed, Scope::Gpu) };
-        Lamport { slots: self, state, launch, bank: launch % BANKS }
+        let launch =
+            unsafe { mem::load_ordered(self.state.add(LAUNCHES), Order::Relaxed, Scope::Gpu) };
+        Lamport { slots: self, launch, bank: launch % BANKS }
     }
 }
 
@@ -182,7 +194,6 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
 #[derive(Clone, Copy)]
 pub struct Lamport<'a, const N: usize> {
     slots: LamportSlots<'a, N>,
-    state: *mut u32,
     launch: u32,
     bank: u32,
 }
@@ -489,10 +500,11 @@ impl<const N: usize> Lamport<'_, N> {
         // SAFETY: the caller's contract. Relaxed: the block's threads have used the number of the
         // launch.
         unsafe {
-            let ended = self.state.add(ENDED);
+            let state = self.slots.state;
+            let ended = state.add(ENDED);
             if coop.thread_rank() == 0 && is_last_block(ended, Order::Relaxed) {
                 // Not from this launch's number, which would take a register until then.
-                let launches = AtomicU32::from_ptr(self.state.add(LAUNCHES));
+                let launches = AtomicU32::from_ptr(state.add(LAUNCHES));
                 launches.fetch_add(1, Order::Relaxed, Scope::Gpu);
             }
         }

@@ -109,7 +109,11 @@ pub use devcomm_types::nccl::{
 };
 pub use devcomm_types::{CftTeamMode, CounterRange, DataType, Element, SignalRange, Team};
 pub use flag::{Epoch, Flag, Flags, is_last_block};
-pub use lamport::{ANY_RANKS, EMPTY, Lamport, LamportSlots, lamport_words, message, message_word};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use lamport::LamportMemoryArgs;
+pub use lamport::{
+    ANY_RANKS, EMPTY, Lamport, LamportMemory, LamportSlots, lamport_words, message, message_word,
+};
 pub use ll_a2a::{LlA2a, LlA2aBuffer};
 pub use order::MemoryOrder;
 pub use peer_owners::{Everyone, Owners, PeerMatrix, PeerPlace, RowOwners, TileOwners};

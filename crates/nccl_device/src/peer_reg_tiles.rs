@@ -5,7 +5,7 @@ use cuda_std::tile::RegTile;
 use cuda_std::vector::{Accumulate, Vec16};
 use cuda_std::warp;
 
-use crate::{Coop, DevComm, Lamport, LamportSlots, Window, message};
+use crate::{Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
 
 /// Elements of a message.
 const LANES: usize = Vec16::<bf16>::LANES;
@@ -38,20 +38,14 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
     ///
     /// # Safety
     ///
-    /// The previous kernels have ended. `slots`, `state` and `capacity` are as
-    /// [`LamportSlots::new`] and [`LamportSlots::begin`] need them. The ranks' launches have the
+    /// The previous kernels have ended. `memory` is as [`LamportSlots::new`] and
+    /// [`LamportSlots::begin`] need it. The ranks' launches have the
     /// same grid and the same tiles in each warp.
     #[track_caller]
-    pub unsafe fn begin(
-        comm: &'a DevComm,
-        slots: Window<u32>,
-        state: *mut u32,
-        capacity: u32,
-        used: u32,
-    ) -> Self {
+    pub unsafe fn begin(comm: &'a DevComm, memory: &LamportMemory, used: u32) -> Self {
         const { assert!(N == 2 || N == 4 || N == 8, "tiles are added over 2, 4 or 8 ranks") };
         // SAFETY: the caller's slots and state are those of `begin`, and the ranks launch the same.
-        Self { session: unsafe { LamportSlots::new(comm, slots, capacity).begin(state, used) } }
+        Self { session: unsafe { LamportSlots::new(comm, memory).begin(used) } }
     }
 
     /// Rounds the elements of tile `number` to bf16, sends them to the peers, and replaces them by

@@ -40,7 +40,9 @@ use devcomm_types::TensorMap;
 
 pub use self::sums::PeerSums;
 use crate::peer_owners::{Owners, PART_COLUMNS, PART_ROWS, PeerMatrix};
-use crate::{BarrierIndex, Coop, DevComm, Lamport, LamportSlots, MemoryOrder, Window};
+use crate::{
+    BarrierIndex, Coop, DevComm, Lamport, LamportMemory, LamportSlots, MemoryOrder, Window,
+};
 
 /// Vectors of a lane that are in flight together.
 const IN_FLIGHT: usize = 8;
@@ -74,9 +76,7 @@ fn met() -> *mut u32 {
 #[derive(Clone, Copy)]
 pub struct PeerTiles<'a, O, const N: usize> {
     comm: &'a DevComm,
-    slots: &'a Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: &'a LamportMemory,
     product: *const bf16,
     c: *mut bf16,
     in_all: Option<&'a Window<bf16>>,
@@ -117,20 +117,18 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     ///
     /// # Safety
     ///
-    /// `slots`, `state` and `capacity` are as [`LamportSlots::new`] and [`LamportSlots::begin`]
-    /// need them, with at least the `slots` of `O` for each rank. C has the elements of this rank's
+    /// `memory` is as [`LamportSlots::new`] and [`LamportSlots::begin`] need it, with at least the
+    /// `slots` of `O` for each rank. C has the elements of this rank's
     /// sums and begins at a multiple of 16 bytes, and `n` is a multiple of 8. The ranks' launches
     /// have the same grid, shape and order of tiles. Each part is sent once.
     pub unsafe fn new(
         comm: &'a DevComm,
-        slots: &'a Window<u32>,
-        state: *mut u32,
-        capacity: u32,
+        memory: &'a LamportMemory,
         c: *mut bf16,
         [m, n]: [u32; 2],
     ) -> Self {
         let (product, in_all, owners) = (c.cast_const(), None, PhantomData);
-        Self { comm, slots, state, capacity, product, c, in_all, m, n, owners }
+        Self { comm, memory, product, c, in_all, m, n, owners }
     }
 
     /// Sets the matrix where this rank's own parts are [kept](Self::keep), instead of C.
@@ -188,10 +186,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     #[track_caller]
     pub unsafe fn begin(&self) -> Lamport<'a, N> {
         // SAFETY: the previous kernels have ended, and the caller of `new` passed these slots.
-        unsafe {
-            let slots = LamportSlots::new(self.comm, *self.slots, self.capacity);
-            slots.begin(self.state, O::used(&self.matrix()))
-        }
+        unsafe { LamportSlots::new(self.comm, self.memory).begin(O::used(&self.matrix())) }
     }
 
     /// Returns the messages of a launch that other threads [begin](Self::begin).
@@ -202,7 +197,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     #[track_caller]
     pub unsafe fn join(&self) -> Lamport<'a, N> {
         // SAFETY: the previous kernels have ended, and the caller of `new` passed these slots.
-        unsafe { LamportSlots::new(self.comm, *self.slots, self.capacity).join(self.state) }
+        unsafe { LamportSlots::new(self.comm, self.memory).join() }
     }
 
     fn is_own(&self, owner: u32) -> bool {

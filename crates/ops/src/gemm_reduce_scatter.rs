@@ -18,7 +18,6 @@ use crate::fused::{
 };
 use crate::gemm::{Added, Matrices, wide_maps};
 use crate::gemm_allreduce::{MIN_WAVES, waves};
-use crate::lamport::LamportMemory;
 use crate::launch::Takes;
 use crate::plan::plan_text;
 use crate::{Explanation, KERNELS, Product};
@@ -194,9 +193,8 @@ impl Strategy<Self> for ReduceScatter {
         let tiles = u64::from(m / (ranks as u32 * ROWS)) * u64::from(n.div_ceil(TILE_N));
         let config = wide.wide_config(tiles).without_cooperation();
         let Exchanging { compiled, dev_comm, memory, .. } = wide;
-        let LamportMemory { slots, state, capacity } = memory;
         let target = compiled.on(&on.stream);
-        let args = (dev_comm, a, b, map, product, c, slots, state, *capacity, m, n, k);
+        let args = (dev_comm, a, b, map, product, c, memory, m, n, k);
         // SAFETY: the caller's contract; the workspace is as the kernels need it.
         unsafe {
             match ranks {

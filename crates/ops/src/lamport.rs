@@ -1,20 +1,32 @@
 //! The memory of [`Lamport`] messages, which need no separate flags.
 
 use devcomm_host::{Buffer, Communicator, Result, SymmetricBuffer, Window};
-use nccl_device::{ANY_RANKS, EMPTY, Lamport, lamport_words};
+use devcomm_types::{ArgInfo, IntoArg, KernelParam};
+use nccl_device::{ANY_RANKS, EMPTY, Lamport, LamportMemoryArgs, lamport_words};
 
-/// The slots of a session of Lamport messages, its state, and the slots of each rank's messages:
-/// what a kernel's `slots`, `state` and `capacity` are.
-pub(crate) struct LamportMemory {
-    pub(crate) slots: Window<u32>,
-    pub(crate) state: SymmetricBuffer<u32>,
-    pub(crate) capacity: u32,
+/// The memory of [`Lamport`](nccl_device::Lamport) messages within the LSA team of a communicator.
+/// A launch takes `&LamportMemory` for a kernel's parameter
+/// [`LamportMemory`](nccl_device::LamportMemory).
+#[derive(Debug)]
+pub struct LamportMemory {
+    slots: Window<u32>,
+    state: SymmetricBuffer<u32>,
+    capacity: u32,
 }
 
 impl LamportMemory {
-    /// Allocates the memory, with empty slots. *Collective*. No rank may send before all ranks'
-    /// slots are empty, which needs a barrier.
-    pub(crate) fn new(comm: &Communicator, capacity: u32) -> Result<Self> {
+    /// Allocates memory with `capacity` slots of 16 bytes for each rank that sends, in two banks.
+    /// *Collective*: when it returns, the slots of all ranks are empty, so that kernels may send.
+    ///
+    /// # Errors
+    ///
+    /// Those of creating a window, for example if memory is exhausted.
+    pub fn new(comm: &Communicator, capacity: u32) -> Result<Self> {
+        comm.together("LamportMemory::new", || Self::allocate(comm, capacity))
+    }
+
+    /// Does the same as [`new`](Self::new), but the slots of other ranks may not be empty yet.
+    pub(crate) fn allocate(comm: &Communicator, capacity: u32) -> Result<Self> {
         let words = lamport_words(comm.n_ranks(), capacity as usize);
         let slots = comm.window::<u32>(words)?;
         let empty = vec![EMPTY; words.min(1 << 18)];
@@ -24,5 +36,31 @@ impl LamportMemory {
         }
         // New memory is zeroed, as the state must be.
         Ok(Self { slots, state: comm.mem_alloc(Lamport::<ANY_RANKS>::STATE)?, capacity })
+    }
+
+    /// Returns the slots for each rank that sends.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    fn args(&self) -> LamportMemoryArgs<&Window<u32>, &SymmetricBuffer<u32>, u32> {
+        LamportMemoryArgs { slots: &self.slots, state: &self.state, capacity: self.capacity }
+    }
+}
+
+type Abi = <nccl_device::LamportMemory as KernelParam>::Abi;
+
+// SAFETY: the argument is that of a window and a buffer, with what a launch checks of them.
+unsafe impl IntoArg<Abi> for &LamportMemory {
+    fn into_arg(self) -> Abi {
+        self.args().into_arg()
+    }
+
+    fn info(&self) -> ArgInfo<'_> {
+        // No device communicator, which would be borrowed.
+        let args = self.args();
+        let ArgInfo { dev_comm: _, closed, communicator, mixed, unchecked } =
+            IntoArg::<Abi>::info(&args);
+        ArgInfo { dev_comm: None, closed, communicator, mixed, unchecked }
     }
 }

@@ -58,6 +58,7 @@ pub use self::gemm_allreduce::{
     GemmAllReduce, GemmAllReducePlan, GemmOptions, ParseWireError, Wire,
 };
 pub use self::gemm_reduce_scatter::{GemmReduceScatter, GemmReduceScatterPlan};
+pub use self::lamport::LamportMemory;
 pub use self::plan::{Explanation, ParsePlanError};
 
 /// The kernels of `devcomm_kernels`, to pass to [`Rank::load`](devcomm_host::Rank::load). The set

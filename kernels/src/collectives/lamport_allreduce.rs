@@ -4,12 +4,13 @@
 
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{grid, warp};
+use cuda_std::warp;
 use half::{bf16, f16};
-use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message};
+use nccl_device::{Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
 
 use super::elements::Elements;
 use super::reduction::Reduction;
+use super::wait_for_previous;
 
 /// Reduces `input` over the ranks: `output[i]` becomes the reduction of `input[i]`, for `i <
 /// count`, in every rank of the LSA team, which has `N`.
@@ -17,8 +18,7 @@ use super::reduction::Reduction;
 /// f16 and bf16 are reduced in f32 and rounded once. All ranks get the same bits. `output` may be
 /// `input`. -0 may count as +0.
 ///
-/// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
-/// from each rank.
+/// `memory` has a slot for each vector of a message. `early` is that of [`wait_for_previous`].
 ///
 /// Grid: any; [`ROWS`] vectors per thread are at least those of the message. Block: any,
 /// one-dimensional. May be a dependent launch. `count` is in elements, the same in every rank.
@@ -26,13 +26,12 @@ use super::reduction::Reduction;
 /// # Safety
 ///
 /// `input` and `output` have `count` elements, and nothing else accesses them until the kernel has
-/// ended. `slots` and `state` are as [`LamportSlots`] needs them.
+/// ended. `memory` is as [`LamportSlots`] needs it.
 #[kernel(T = [f32, f16, bf16], N = [4, 8], max_threads = 1024)]
 pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>, const N: usize>(
     comm: DevComm,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
+    early: bool,
     input: *const T,
     output: *mut T,
     count: usize,
@@ -40,7 +39,7 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>, const N: usize>(
 ) {
     let part = Part::new(input, output, count, reduction);
     // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
-    unsafe { part.reduce::<N>(slots_of(&comm, slots, capacity), state) }
+    unsafe { part.reduce::<N>(slots_of(&comm, &memory), early) }
 }
 
 /// Reduces as [`lamport_allreduce()`] does, for two ranks, and also more vectors than the threads
@@ -59,9 +58,8 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>, const N: usize>(
 )]
 pub unsafe fn lamport_allreduce_two<T: Accumulate<Acc = f32>>(
     comm: DevComm,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
+    early: bool,
     input: *const T,
     output: *mut T,
     count: usize,
@@ -69,20 +67,19 @@ pub unsafe fn lamport_allreduce_two<T: Accumulate<Acc = f32>>(
 ) {
     let part = Part::new(input, output, count, reduction);
     // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
-    unsafe { part.reduce_by_two(slots_of(&comm, slots, capacity), state) }
+    unsafe { part.reduce_by_two(slots_of(&comm, &memory), early) }
 }
 
 /// # Safety
 ///
 /// As [`LamportSlots::new`]; but the team's ranks are counted here.
-unsafe fn slots_of<const N: usize>(
-    comm: &DevComm,
-    slots: Window<u32>,
-    capacity: u32,
-) -> LamportSlots<'_, N> {
+unsafe fn slots_of<'a, const N: usize>(
+    comm: &'a DevComm,
+    memory: &LamportMemory,
+) -> LamportSlots<'a, N> {
     assert!(comm.lsa_team().n_ranks as usize == N, "the LSA team has as many ranks as the kernel");
     // SAFETY: the caller guarantees the memory, and the team has `N` ranks.
-    unsafe { LamportSlots::new(comm, slots, capacity) }
+    unsafe { LamportSlots::new(comm, memory) }
 }
 
 /// The most vectors of a thread of [`lamport_allreduce()`]: others would need more registers.
@@ -106,13 +103,13 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     }
 
     /// Reduces up to `ROWS` vectors of a thread.
-    unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, state: *mut u32) {
+    unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, early: bool) {
         assert!(self.vectors <= ROWS as u32 * threads(), "more vectors than threads have");
         let mut at = thread::index_1d();
         // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
         // elements.
         unsafe {
-            let session = self.begin::<N, ROWS>(slots, state);
+            let session = self.begin::<N, ROWS>(slots, early);
             while at < self.vectors {
                 self.receive(&session, at, self.input.load(at as usize));
                 at += threads();
@@ -122,13 +119,13 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
 
     /// Reduces any number of vectors of a thread. It sends the later ones while it receives those
     /// before.
-    unsafe fn reduce_by_two(&self, slots: LamportSlots<'_, 2>, state: *mut u32) {
+    unsafe fn reduce_by_two(&self, slots: LamportSlots<'_, 2>, early: bool) {
         let mut at = thread::index_1d();
         let mut next = at + threads();
         // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
         // elements.
         unsafe {
-            let session = self.begin::<2, 1>(slots, state);
+            let session = self.begin::<2, 1>(slots, early);
             while next < at + AHEAD * threads() {
                 self.send(&session, next, self.load::<1>(next));
                 next += threads();
@@ -154,7 +151,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     unsafe fn begin<'a, const N: usize, const ROWS: usize>(
         &self,
         slots: LamportSlots<'a, N>,
-        state: *mut u32,
+        early: bool,
     ) -> Lamport<'a, N> {
         let first = thread::index_1d();
         // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
@@ -165,11 +162,10 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             if self.vectors <= threads() {
                 self.input.prefetch(first as usize);
             }
-            grid::wait_for_previous();
-            grid::launch_next();
+            wait_for_previous(early);
             // The bank's number and the first vectors are in flight together.
             let mine = self.load::<ROWS>(first);
-            let session = slots.begin(state, self.vectors);
+            let session = slots.begin(self.vectors);
             self.send(&session, first, mine);
             thread::sync_threads();
             session.end(Coop::cta());

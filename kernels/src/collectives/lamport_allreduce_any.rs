@@ -6,7 +6,7 @@ use cuda_std::prelude::*;
 use cuda_std::reduce::Number;
 use cuda_std::vector::{Accumulate, Vec16};
 use devcomm_types::{F8E4M3, F8E5M2};
-use nccl_device::{DevComm, Lamport, Window};
+use nccl_device::{DevComm, Lamport, LamportMemory};
 
 use super::elements::Elements;
 use super::lamport_exchange::{MARKS, marked, slots, unmarked};
@@ -20,8 +20,7 @@ use super::reduction::Reduction;
 /// reduced in f32 and rounded once; integers wrap around, and quotients are rounded towards zero.
 /// All ranks get the same bits. `output` may be `input`.
 ///
-/// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
-/// from each rank, of which the launch uses [`slots`] of the message's bytes.
+/// The launch uses [`slots`] of the message's bytes. `early` is that of `wait_for_previous`.
 ///
 /// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent
 /// launch. `count` is in elements, the same in every rank.
@@ -29,7 +28,7 @@ use super::reduction::Reduction;
 /// # Safety
 ///
 /// `input` and `output` have `count` elements, and nothing else accesses them until the kernel has
-/// ended. `slots` and `state` are as [`LamportSlots`] needs them.
+/// ended. `memory` is as [`LamportSlots`] needs it.
 ///
 /// [`LamportSlots`]: nccl_device::LamportSlots
 #[kernel(
@@ -39,9 +38,8 @@ use super::reduction::Reduction;
 )]
 pub unsafe fn lamport_allreduce_any<T: Accumulate>(
     comm: DevComm,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
+    early: bool,
     input: *const T,
     output: *mut T,
     count: usize,
@@ -56,7 +54,7 @@ pub unsafe fn lamport_allreduce_any<T: Accumulate>(
         divisor,
     };
     // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
-    unsafe { exchange(&comm, (slots, capacity, state), &part) }
+    unsafe { exchange(&comm, &memory, early, &part) }
 }
 
 struct Part<T> {

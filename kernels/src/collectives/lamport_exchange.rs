@@ -7,7 +7,7 @@
 use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
 use cuda_std::{hint, mem};
-use nccl_device::{DevComm, EMPTY, Element, Lamport, Window};
+use nccl_device::{DevComm, EMPTY, Element, Lamport, LamportMemory};
 
 use super::exchange::Messages;
 use super::one_step::{OneStep, exchange};
@@ -18,8 +18,7 @@ pub(super) const MARKS: u32 = warp::WARP_SIZE - 1;
 /// Sends messages between the ranks of the LSA team, which has 2, 4 or 8.
 ///
 /// Messages are elements `T`, aligned to their size. A rank's message to itself is copied, unless
-/// it is already in its place. `slots` and `state` are the memory of [`Lamport`] messages, with
-/// `capacity` slots for vectors from each rank, of which the launch uses [`slots`].
+/// it is already in its place. The launch uses [`slots`] of `memory`.
 ///
 /// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent
 /// launch. `messages` are the same in every rank.
@@ -28,22 +27,21 @@ pub(super) const MARKS: u32 = warp::WARP_SIZE - 1;
 ///
 /// `input` has the messages, in ranks that send, and `output` its bytes. Nothing else accesses
 /// these until the kernel has ended, and they do not overlap, except that a rank's message to
-/// itself may be in its place. `slots` and `state` are as [`LamportSlots`] needs them.
+/// itself may be in its place. `memory` is as [`LamportSlots`] needs it.
 ///
 /// [`LamportSlots`]: nccl_device::LamportSlots
 #[kernel(T = [Vector, u32, u8], max_threads = 512, min_blocks = 2)]
 pub unsafe fn lamport_exchange<T: Unit>(
     comm: DevComm,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
+    early: bool,
     input: *const T,
     output: *mut T,
     messages: Messages,
 ) {
     let part = Part { comm: &comm, input, output, messages };
     // SAFETY: the kernel's caller guarantees the messages and the memory of the slots.
-    unsafe { exchange(&comm, (slots, capacity, state), &part) }
+    unsafe { exchange(&comm, &memory, early, &part) }
 }
 
 /// Returns how many slots a message of `bytes` bytes uses.

@@ -4,14 +4,15 @@
 //! In front of its message a rank sends each peer a vector that says where the peer's message
 //! belongs. So every message has a slot, and `push_exchange_v` knows where long ones go.
 
+use cuda_std::mem;
 use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
-use cuda_std::{grid, mem};
 use devcomm_types::GridConstant;
-use nccl_device::{ANY_RANKS, Coop, DevComm, Lamport, LamportSlots, Window};
+use nccl_device::{ANY_RANKS, Coop, DevComm, Lamport, LamportMemory, LamportSlots};
 
 use super::exchange::Parts;
 use super::lamport_exchange::{MARKS, Place, marked, unmarked};
+use super::wait_for_previous;
 
 /// The bytes in front of a message.
 const HEADER: usize = 16;
@@ -20,9 +21,7 @@ const HEADER: usize = 16;
 /// messages of at most `longest` bytes.
 ///
 /// Messages begin anywhere, best at a multiple of 16 bytes. A message to the own rank is copied.
-/// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
-/// from each rank, of which the launch uses `used`: at least [`slots`] of the longest of these
-/// messages. `offers` gets two numbers from each peer: `first`, a
+/// The launch uses `used` slots of `memory`: at least [`slots`] of the longest of these messages. `offers` gets two numbers from each peer: `first`, a
 /// [`Target::offer`](super::exchange::Target::offer), plus where its part from this rank begins,
 /// and the length of that part.
 ///
@@ -34,13 +33,12 @@ const HEADER: usize = 16;
 ///
 /// `input` has the parts that are sent, `output` those that are received, and `offers` two numbers
 /// for each rank. Nothing else accesses these until the kernel has ended, and they do not overlap.
-/// `slots` and `state` are as [`LamportSlots`] needs them.
+/// `memory` is as [`LamportSlots`] needs it.
 #[kernel(max_threads = 512, min_blocks = 2)]
 pub unsafe fn lamport_exchange_v(
     comm: DevComm,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
+    early: bool,
     used: u32,
     longest: usize,
     input: *const u8,
@@ -54,7 +52,7 @@ pub unsafe fn lamport_exchange_v(
     let exchange =
         Exchange { comm: &comm, used, longest, input, output, sent, received, first, offers };
     // SAFETY: the kernel's caller guarantees the parts and the memory of the slots.
-    unsafe { exchange.run(LamportSlots::new(&comm, slots, capacity), state) };
+    unsafe { exchange.run(LamportSlots::new(&comm, &memory), early) };
 }
 
 /// Returns the length in bytes of the longest message that uses at most `slots` slots.
@@ -82,16 +80,15 @@ struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    unsafe fn run(&self, slots: LamportSlots<'_, ANY_RANKS>, state: *mut u32) {
+    unsafe fn run(&self, slots: LamportSlots<'_, ANY_RANKS>, early: bool) {
         let team = self.comm.lsa_team();
         let (me, ranks) = (team.rank as usize, team.n_ranks as usize);
         let threads = thread::grid_dim_x() * thread::block_dim_x();
-        grid::wait_for_previous();
-        grid::launch_next();
+        wait_for_previous(early);
         // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread, and
         // all lanes of a warp use those of a row together: a message has whole rows.
         unsafe {
-            let session = slots.begin(state, self.used);
+            let session = slots.begin(self.used);
             let mut slot = thread::index_1d();
             while slot < self.used {
                 let mut distance = 1;

@@ -5,7 +5,7 @@
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
 use half::{bf16, f16};
-use nccl_device::{DevComm, Lamport, Window};
+use nccl_device::{DevComm, Lamport, LamportMemory};
 
 use super::elements::Elements;
 use super::one_step::{OneStep, exchange};
@@ -18,24 +18,20 @@ use super::reduction::Reduction;
 /// f16 and bf16 are reduced in f32 and rounded once. `output` may be `input + rank * count`. -0
 /// may count as +0.
 ///
-/// `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots for vectors
-/// from each rank.
-///
 /// Grid: any. Block: at most 512 threads, one-dimensional. May be a dependent launch. `count` is in
 /// elements, the same in every rank.
 ///
 /// # Safety
 ///
 /// `output` has `count` elements, and `input` as many for each rank. Nothing else accesses them
-/// until the kernel has ended. `slots` and `state` are as [`LamportSlots`] needs them.
+/// until the kernel has ended. `memory` is as [`LamportSlots`] needs it.
 ///
 /// [`LamportSlots`]: nccl_device::LamportSlots
 #[kernel(T = [f32, f16, bf16], max_threads = 512, min_blocks = 2)]
 pub unsafe fn lamport_reduce_scatter<T: Accumulate<Acc = f32>>(
     comm: DevComm,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
+    early: bool,
     input: *const T,
     output: *mut T,
     count: usize,
@@ -44,7 +40,7 @@ pub unsafe fn lamport_reduce_scatter<T: Accumulate<Acc = f32>>(
     let output = Elements::new(output, count);
     let part = Part { comm: &comm, input, output, count, reduction };
     // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
-    unsafe { exchange(&comm, (slots, capacity, state), &part) }
+    unsafe { exchange(&comm, &memory, early, &part) }
 }
 
 struct Part<'a, T> {

@@ -1,13 +1,14 @@
 //! All-reduce, addition of the residual and RMSNorm in one kernel, by messages without separate
 //! flags (`Lamport`): what a tensor-parallel layer does between its products.
 
+use cuda_std::mem;
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{grid, mem};
 use half::{bf16, f16};
-use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message};
+use nccl_device::{Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
 
 use super::rmsnorm::{Place, Quantised, Row, vector};
+use super::wait_for_previous;
 
 /// Sums rows over the ranks, adds the residuals and normalises: for each token `t < tokens`, `sum`
 /// is `residual[t]` plus the sum of row `t` of `input` over the ranks of the LSA team, which has 2,
@@ -20,9 +21,6 @@ use super::rmsnorm::{Place, Quantised, Row, vector};
 ///
 /// With [`Quantised`] results, `output` is not used.
 ///
-/// `slots` and `state` are the memory of [`Lamport`](nccl_device::Lamport) messages, with
-/// `capacity` slots for vectors from each rank.
-///
 /// Grid: clusters of 1, 2, 4 or 8 blocks, all resident; for two ranks any number of them, and
 /// otherwise one for each token. Block: a multiple of 32 threads up to 256, one-dimensional. A
 /// cluster has at least as many threads as a row has vectors of 16 bytes.
@@ -32,7 +30,7 @@ use super::rmsnorm::{Place, Quantised, Row, vector};
 ///
 /// `input`, `residual` and the output in use have `tokens * hidden` elements, and `weight` has
 /// `hidden`, all aligned to 16 bytes. Nothing else accesses them or the scale until the kernel has
-/// ended. `slots` and `state` are as [`LamportSlots`] needs them.
+/// ended. `memory` is as [`LamportSlots`] needs it.
 #[kernel(
     T = [f32, f16, bf16],
     max_threads = 256,
@@ -41,9 +39,8 @@ use super::rmsnorm::{Place, Quantised, Row, vector};
 )]
 pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
     comm: DevComm,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
+    early: bool,
     input: *const T,
     residual: *mut T,
     weight: *const T,
@@ -57,9 +54,9 @@ pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
     // SAFETY: the kernel's caller guarantees the rows and the memory of the slots.
     unsafe {
         match comm.lsa_team().n_ranks {
-            2 => reduce(&row, LamportSlots::<2>::new(&comm, slots, capacity), state),
-            4 => reduce(&row, LamportSlots::<4>::new(&comm, slots, capacity), state),
-            8 => reduce(&row, LamportSlots::<8>::new(&comm, slots, capacity), state),
+            2 => reduce(&row, LamportSlots::<2>::new(&comm, &memory), early),
+            4 => reduce(&row, LamportSlots::<4>::new(&comm, &memory), early),
+            8 => reduce(&row, LamportSlots::<8>::new(&comm, &memory), early),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
         }
     }
@@ -69,7 +66,7 @@ pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
 unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
     row: &Row<T>,
     slots: LamportSlots<'_, N>,
-    state: *mut u32,
+    early: bool,
 ) {
     // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread.
     unsafe {
@@ -82,10 +79,9 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
         if row.has(place) {
             mem::prefetch(vector(row.input, row.index(place)));
         }
-        grid::wait_for_previous();
-        grid::launch_next();
+        wait_for_previous(early);
         let mine = load(place);
-        let session = slots.begin(state, row.tokens * row.vectors());
+        let session = slots.begin(row.tokens * row.vectors());
         let send = |place: Place, vector| {
             let mut distance = 1;
             while distance < N && row.has(place) {

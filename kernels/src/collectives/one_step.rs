@@ -4,10 +4,11 @@
 //! number of the launch is on its way, and sends all of its slots. While the messages are on their
 //! way, the block ends its session, so that the next launch may begin. Then it receives its slots.
 
-use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
-use nccl_device::{Coop, DevComm, Element, Lamport, LamportSlots, Window};
+use nccl_device::{Coop, DevComm, Element, Lamport, LamportMemory, LamportSlots};
+
+use super::wait_for_previous;
 
 /// What a collective sends and receives. All lanes of a warp call a method together, with
 /// neighbouring slots; each slot is used by one thread.
@@ -53,15 +54,16 @@ pub(super) trait OneStep {
 /// The memory is as [`LamportSlots`] needs it.
 pub(super) unsafe fn exchange(
     comm: &DevComm,
-    (slots, capacity, state): (Window<u32>, u32, *mut u32),
+    memory: &LamportMemory,
+    early: bool,
     collective: &impl OneStep,
 ) {
     // SAFETY: the caller guarantees the memory, and the team has the ranks that the slots are for.
     unsafe {
         match comm.lsa_team().n_ranks {
-            2 => exchange_of(LamportSlots::<2>::new(comm, slots, capacity), state, collective),
-            4 => exchange_of(LamportSlots::<4>::new(comm, slots, capacity), state, collective),
-            8 => exchange_of(LamportSlots::<8>::new(comm, slots, capacity), state, collective),
+            2 => exchange_of(LamportSlots::<2>::new(comm, memory), early, collective),
+            4 => exchange_of(LamportSlots::<4>::new(comm, memory), early, collective),
+            8 => exchange_of(LamportSlots::<8>::new(comm, memory), early, collective),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
         }
     }
@@ -74,7 +76,7 @@ pub(super) unsafe fn exchange(
 /// The contract of [`exchange`].
 unsafe fn exchange_of<C: OneStep, const N: usize>(
     slots: LamportSlots<'_, N>,
-    state: *mut u32,
+    early: bool,
     collective: &C,
 ) {
     let (used, sends) = (collective.used(), collective.sends());
@@ -86,14 +88,13 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
         if sends {
             collective.prefetch::<N>(first);
         }
-        grid::wait_for_previous();
-        grid::launch_next();
+        wait_for_previous(early);
         // Loads before the first send, which waits for the number of the launch.
         let mut mine = [Vec16::from_bits([0; 4]); N];
         if sends {
             mine = collective.load(first);
         }
-        let session = slots.begin(state, used);
+        let session = slots.begin(used);
         if sends {
             let mut slot = first;
             while slot < used {

@@ -45,8 +45,8 @@ pub unsafe fn rmsnorm<T: Accumulate<Acc = f32>>(
     // SAFETY: the kernel's caller guarantees the rows, and all threads of the cluster are here.
     unsafe {
         let (place, mut cluster) = (row.first(), ClusterSum::new());
-        grid::wait_for_previous();
         grid::launch_next();
+        grid::wait_for_previous();
         row.normalise([place], &mut cluster, |[at]| [T::widen(row.load(at))]);
     }
 }

@@ -9,7 +9,7 @@
 use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;
 use devcomm_types::Team;
-use nccl_device::{ANY_RANKS, DevComm, Lamport, LamportSlots, LsaPtr, Window};
+use nccl_device::{ANY_RANKS, DevComm, Lamport, LamportMemory, LamportSlots, LsaPtr, Window};
 
 use super::ranks::Ranks;
 
@@ -30,10 +30,8 @@ pub const fn words(ranks: usize, capacity: usize) -> usize {
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]
 pub struct Messages {
-    /// The slots of [`Lamport`] messages, as [`LamportSlots`] needs them.
-    pub slots: Window<u32>,
-    /// The state of that session.
-    pub state: *mut u32,
+    /// The memory of [`Lamport`] messages.
+    pub memory: LamportMemory,
     /// The slots of numbered messages: [`words`].
     pub numbered: Window<u32>,
 }
@@ -54,9 +52,10 @@ impl Messages {
         // More addresses would take registers.
         let peer = if N == 2 { Some(window.lsa(team.next())) } else { None };
         let numbered = Numbered { window, local: window.local(), peer, team, capacity, launch: 0 };
+        let memory = LamportMemory { capacity: used, ..self.memory };
         // SAFETY: the memory has the slots, as the caller guarantees.
-        let rows = unsafe { LamportSlots::new(comm, self.slots, used) };
-        Slots { rows, numbered, state: self.state, used }
+        let rows = unsafe { LamportSlots::new(comm, &memory) };
+        Slots { rows, numbered, used }
     }
 }
 
@@ -64,7 +63,6 @@ impl Messages {
 pub(super) struct Slots<'a, const N: usize> {
     rows: LamportSlots<'a, N>,
     numbered: Numbered<N>,
-    state: *mut u32,
     used: u32,
 }
 
@@ -73,7 +71,7 @@ impl<'a, const N: usize> Slots<'a, N> {
     #[track_caller]
     pub(super) unsafe fn begin(self, absent: Ranks) -> Session<'a, N> {
         // SAFETY: the slots are those of a session, as the caller guarantees.
-        let rows = unsafe { self.rows.begin(self.state, self.used) };
+        let rows = unsafe { self.rows.begin(self.used) };
         Session { rows, numbered: Numbered { launch: rows.launch(), ..self.numbered }, absent }
     }
 }

@@ -9,7 +9,7 @@ use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
 use devcomm_types::{GridConstant, TensorMap};
-use nccl_device::{Coop, DevComm, Lamport, LamportSlots, Window, message};
+use nccl_device::{Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
 
 use crate::files::gemm::epilogue::{Epilogue, Fragment};
 use crate::files::gemm::gemm_swapped::{
@@ -35,14 +35,12 @@ const BARRIER: u32 = 8;
 /// `N` is 2 for two ranks, and 0 for any other number.
 ///
 /// The grid, the block and the maps are those of
-/// [`gemm_swapped`](crate::gemm::gemm_swapped::gemm_swapped()). `slots` and `state` are the memory
-/// of [`Lamport`] messages, with `capacity` slots: [`slots()`] of them are used. Ranks launch with
-/// the same grid, `m`, `n`, `k` and `division`. -0 counts as +0.
+/// [`gemm_swapped`](crate::gemm::gemm_swapped::gemm_swapped()). [`slots()`] of the slots
+/// of `memory` are used. Ranks launch with the same grid, `m`, `n`, `k` and `division`. -0 counts as +0.
 ///
 /// # Safety
 ///
-/// As for `gemm_swapped`. `slots` and `state` are as [`LamportSlots`] needs them, for the ranks of
-/// the LSA team.
+/// As for `gemm_swapped`. `memory` is as [`LamportSlots`] needs it, for the ranks of the LSA team.
 #[kernel(arch = "sm_90a", max_threads = 384, S = [
     M8N64, M16N64, M32N64, M64N64, M96N64, M128N64, M8N128, M16N128, M32N128, M48N128, M64N128,
     M80N128, M128N128
@@ -52,19 +50,17 @@ pub unsafe fn gemm_allreduce_swapped<S: Shape, const N: usize>(
     a: GridConstant<TensorMap>,
     b: GridConstant<TensorMap>,
     c: GridConstant<TensorMap>,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
     m: u32,
     n: u32,
     k: u32,
     division: Division,
 ) {
     let used = m.div_ceil(8) * n.div_ceil(WARPGROUP_N) * SLOTS;
-    let (comm, slots) = (&comm, &slots);
+    let (comm, memory) = (&comm, &memory);
     // Tall tiles leave few registers.
     let at_once = if S::M < 128 { AT_ONCE } else { 1 };
-    let exchange = Exchange::<N> { comm, slots, state, capacity, used, session: None, at_once };
+    let exchange = Exchange::<N> { comm, memory, used, session: None, at_once };
     // SAFETY: the caller of the kernel passes matrices, slots and state as the product needs them.
     unsafe { product::<bf16, S, _>([&a, &b, &c], [m, n, k], division, exchange) }
 }
@@ -80,9 +76,7 @@ pub fn slots(m: usize, n: usize) -> Option<u32> {
 #[derive(Clone, Copy)]
 struct Exchange<'a, const N: usize> {
     comm: &'a DevComm,
-    slots: &'a Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: &'a LamportMemory,
     used: u32,
     session: Option<Lamport<'a, N>>,
     /// The ranks of which a thread polls a vector at the same time, at most [`AT_ONCE`].
@@ -172,11 +166,8 @@ impl<const N: usize> Epilogue for Exchange<'_, N> {
 
     fn begin(self) -> Self {
         grid::wait_for_previous();
-        // SAFETY: the caller of the kernel passes the slots, capacity and state of one
-        // `LamportSlots`.
-        let session = unsafe {
-            LamportSlots::new(self.comm, *self.slots, self.capacity).begin(self.state, self.used)
-        };
+        // SAFETY: the kernel's caller guarantees the memory, which this launch alone uses.
+        let session = unsafe { LamportSlots::new(self.comm, self.memory).begin(self.used) };
         Self { session: Some(session), ..self }
     }
 

@@ -16,11 +16,9 @@
 //! The grid, the block, the maps and the conditions are those of
 //! [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()), with `n` a multiple of 8. Ranks launch
 //! with the same grid and the same `m`, `n` and `k`. Matrices without a map begin at multiples of
-//! 16 bytes. `slots` and `state` are the memory of [`Lamport`] messages, with `capacity` slots, as
-//! [`LamportSlots`] needs them for the ranks of the LSA team: at least the `slots` of the
-//! [`Owners`] for each rank.
+//! 16 bytes. `memory` is as [`LamportSlots`] needs it for the ranks of the LSA team, with at least
+//! the `slots` of the [`Owners`] for each rank.
 //!
-//! [`Lamport`]: nccl_device::Lamport
 //! [`LamportSlots`]: nccl_device::LamportSlots
 
 use core::ptr::null_mut;
@@ -30,8 +28,8 @@ use cuda_std::tile::SharedTile;
 use cuda_std::{grid, hint};
 use devcomm_types::{GridConstant, TensorMap};
 use nccl_device::{
-    DevComm, Everyone, Owners, PeerColumn, PeerMatrix, PeerTiles, RowOwners, TileOwners, Window,
-    message_word,
+    DevComm, Everyone, LamportMemory, Owners, PeerColumn, PeerMatrix, PeerTiles, RowOwners,
+    TileOwners, Window, message_word,
 };
 
 use super::quantised::Quantised;
@@ -53,7 +51,7 @@ pub type ClusterTileOwners = TileOwners<CLUSTER_M, TILE_N>;
 ///
 /// # Safety
 ///
-/// The [module](self) has the conditions; the slots are those of [`Everyone`].
+/// The [module](self) has the conditions; the memory has the slots of [`Everyone`].
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]
 pub unsafe fn gemm_allreduce_wide(
     comm: DevComm,
@@ -61,16 +59,14 @@ pub unsafe fn gemm_allreduce_wide(
     b: GridConstant<TensorMap>,
     c: GridConstant<TensorMap>,
     to: *mut bf16,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
     m: u32,
     n: u32,
     k: u32,
 ) {
     // SAFETY: the caller of the kernel passes matrices, slots and state as the body needs them.
     unsafe {
-        let peers = PeerTiles::<Everyone, 2>::new(&comm, &slots, state, capacity, to, [m, n]);
+        let peers = PeerTiles::<Everyone, 2>::new(&comm, &memory, to, [m, n]);
         summed([&a, &b, &c], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
     }
 }
@@ -81,7 +77,7 @@ pub unsafe fn gemm_allreduce_wide(
 ///
 /// # Safety
 ///
-/// The [module](self) has the conditions; the slots are those of [`QuantisedParts`]. Only this
+/// The [module](self) has the conditions; the memory has the slots of [`QuantisedParts`]. Only this
 /// kernel uses `own`.
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]
 pub unsafe fn gemm_allreduce_wide_f8(
@@ -90,16 +86,14 @@ pub unsafe fn gemm_allreduce_wide_f8(
     b: GridConstant<TensorMap>,
     c: *mut bf16,
     own: *mut u32,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
     m: u32,
     n: u32,
     k: u32,
 ) {
     // SAFETY: the kernel's contract. No map is used for C.
     unsafe {
-        let peers = PeerTiles::new(&comm, &slots, state, capacity, c, [m, n]);
+        let peers = PeerTiles::new(&comm, &memory, c, [m, n]);
         let quantised = Quantised { peers, own, c, m, n };
         summed([&a, &b, &a], [m, n, k], &peers, quantised, &quantised);
     }
@@ -110,7 +104,7 @@ pub unsafe fn gemm_allreduce_wide_f8(
 ///
 /// # Safety
 ///
-/// The [module](self) has the conditions; the slots are those of [`ClusterTileOwners`]. Nothing
+/// The [module](self) has the conditions; the memory has the slots of [`ClusterTileOwners`]. Nothing
 /// accesses `to` until the kernel has ended but what comes before it in its stream.
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, N = [4, 8])]
 pub unsafe fn gemm_allreduce_two_shot<const N: usize>(
@@ -119,9 +113,7 @@ pub unsafe fn gemm_allreduce_two_shot<const N: usize>(
     b: GridConstant<TensorMap>,
     c: GridConstant<TensorMap>,
     to: Window<bf16>,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
     m: u32,
     n: u32,
     k: u32,
@@ -129,8 +121,7 @@ pub unsafe fn gemm_allreduce_two_shot<const N: usize>(
     // SAFETY: the caller of the kernel passes matrices, slots and state as the body needs them.
     unsafe {
         let own = to.local().as_ptr();
-        let peers =
-            PeerTiles::<ClusterTileOwners, N>::new(&comm, &slots, state, capacity, own, [m, n]);
+        let peers = PeerTiles::<ClusterTileOwners, N>::new(&comm, &memory, own, [m, n]);
         let peers = peers.stored_in_all(&to);
         summed([&a, &b, &c], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
     }
@@ -144,7 +135,7 @@ pub unsafe fn gemm_allreduce_two_shot<const N: usize>(
 ///
 /// # Safety
 ///
-/// The [module](self) has the conditions; the slots are those of [`RowOwners`].
+/// The [module](self) has the conditions; the memory has the slots of [`RowOwners`].
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, N = [2, 4, 8])]
 pub unsafe fn gemm_reduce_scatter_wide<const N: usize>(
     comm: DevComm,
@@ -153,16 +144,14 @@ pub unsafe fn gemm_reduce_scatter_wide<const N: usize>(
     map: GridConstant<TensorMap>,
     product: *mut bf16,
     c: *mut bf16,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
     m: u32,
     n: u32,
     k: u32,
 ) {
     // SAFETY: the caller of the kernel passes matrices, slots and state as the body needs them.
     unsafe {
-        let peers = PeerTiles::<RowOwners, N>::new(&comm, &slots, state, capacity, c, [m, n]);
+        let peers = PeerTiles::<RowOwners, N>::new(&comm, &memory, c, [m, n]);
         let peers = peers.kept_in(product);
         summed([&a, &b, &map], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
     }

@@ -27,7 +27,7 @@ fn time(rank: &Rank) -> Result<(), Error> {
     let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
     stream.fill(&a, bf16::from_f32(0.5))?;
     stream.fill(&b, bf16::from_f32(0.25))?;
-    let fused = FusedProduct::new(rank, &stream, [&a, &b], SHAPE)?;
+    let fused = FusedProduct::new(rank, [&a, &b], SHAPE)?;
     fused.launch(&stream)?;
     let (begin, end) = (rank.context().event()?, rank.context().event()?);
     stream.record(&begin)?;

@@ -1,9 +1,9 @@
 //! A matrix product that its own kernel adds over the GPUs.
 
-use devcomm::device::{EMPTY, Everyone, Lamport, lamport_words};
+use devcomm::device::Everyone;
 use devcomm::{
-    DevCommRequirements, DevCommResource, Element, Error, LaunchConfig, Rank, Stream,
-    SymmetricBuffer, TensorMap, TensorMapDesc, Window,
+    DevCommRequirements, DevCommResource, Element, Error, LamportMemory, LaunchConfig, Rank, Stream,
+    SymmetricBuffer, TensorMap, TensorMapDesc,
 };
 use half::bf16;
 use kernels::fused::{CLUSTER, HALF, Memory, STORE_M, THREADS, TILE, product_all_reduce_wide};
@@ -18,9 +18,7 @@ pub const RANKS: usize = 2;
 /// ranks. `n` and `k` are multiples of 8.
 pub struct FusedProduct {
     dev: DevCommResource,
-    slots: Window<u32>,
-    state: SymmetricBuffer<u32>,
-    capacity: u32,
+    memory: LamportMemory,
     blocks: u32,
     maps: [TensorMap; 3],
     shape: [u32; 3],
@@ -39,7 +37,6 @@ impl FusedProduct {
     /// If there are not [`RANKS`] ranks, or a matrix has another number of elements.
     pub fn new(
         rank: &Rank,
-        stream: &Stream,
         [a, b]: [&SymmetricBuffer<bf16>; 2],
         [m, n, k]: [usize; 3],
     ) -> Result<Self, Error> {
@@ -49,15 +46,9 @@ impl FusedProduct {
         let comm = rank.communicator()?;
         comm.require_single_lsa_team()?;
         let capacity = Everyone::slots(m, n).expect("32 bits count the slots");
-        let slots = comm.window(lamport_words(RANKS, capacity as usize))?;
-        let state = comm.mem_alloc(Lamport::<RANKS>::STATE)?;
+        let memory = LamportMemory::new(comm, capacity)?;
         let c = comm.mem_alloc(m * n)?;
-        stream.fill(&slots, EMPTY)?;
-        stream.fill(&state, 0)?;
-        stream.synchronize()?;
         let dev = comm.create_dev_comm(DevCommRequirements::new())?;
-        // Every rank's slots are empty before a kernel of a peer writes to them.
-        rank.barrier()?;
         let shape @ [rows, columns, terms] = [m, n, k].map(|extent| extent as u32);
         let map = |matrix: &SymmetricBuffer<bf16>, rows, columns, tile_rows| {
             let (address, data_type) = (matrix.device_address(), bf16::DATA_TYPE);
@@ -70,7 +61,7 @@ impl FusedProduct {
             map(&c, rows, columns, STORE_M)?,
         ];
         let blocks = rank.context().limits().multiprocessors / CLUSTER * CLUSTER;
-        Ok(Self { dev, slots, state, capacity, blocks, maps, shape, c })
+        Ok(Self { dev, memory, blocks, maps, shape, c })
     }
 
     /// Returns C, which a launch has written.
@@ -85,9 +76,9 @@ impl FusedProduct {
     /// If a rank is lost, or the kernel does not fit the GPU.
     pub fn launch(&self, stream: &Stream) -> Result<(), Error> {
         let ([a, b, c], [m, n, k]) = (self.maps, self.shape);
-        let Self { dev, slots, state, capacity, .. } = self;
+        let Self { dev, memory, .. } = self;
         let launch = product_all_reduce_wide::<RANKS>::args(
-            dev, a, b, c, &self.c, slots, state, *capacity, m, n, k,
+            dev, a, b, c, &self.c, memory, m, n, k,
         );
         let config = LaunchConfig::new(self.blocks, THREADS).with_dynamic_shared(Memory::BYTES);
         // SAFETY: the maps and the slots are those of the shape, by `new`; every rank launches the

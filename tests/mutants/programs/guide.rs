@@ -1,9 +1,9 @@
 //! Programs of the guide's fused kernels, which are short: what they rely on is the library's.
 
-use devcomm::device::{EMPTY, Everyone, Lamport, lamport_words};
+use devcomm::device::Everyone;
 use devcomm::{
-    DevCommRequirements, DevCommResource, Element, LaunchConfig, Result, SymmetricBuffer,
-    TensorMap, TensorMapDesc, Window,
+    DevCommRequirements, DevCommResource, Element, LamportMemory, LaunchConfig, Result,
+    SymmetricBuffer, TensorMap, TensorMapDesc,
 };
 use devcomm_testing::simulated::Gpu;
 use guide_kernels::few::{self, product_all_reduce_few};
@@ -12,14 +12,10 @@ use half::bf16;
 
 const RANKS: usize = 2;
 
-/// Returns the slots, their state and a device communicator.
-fn exchange(
-    gpu: &Gpu<'_>,
-    capacity: u32,
-) -> Result<(Window<u32>, SymmetricBuffer<u32>, DevCommResource)> {
-    let slots = gpu.window(&vec![EMPTY; lamport_words(RANKS, capacity as usize)])?;
-    let state = gpu.buffer(&[0; Lamport::<RANKS>::STATE])?;
-    Ok((slots, state, gpu.dev_comm(DevCommRequirements::new())?))
+/// Returns the memory of messages, and a device communicator.
+fn exchange(gpu: &Gpu<'_>, capacity: u32) -> Result<(LamportMemory, DevCommResource)> {
+    let memory = LamportMemory::new(gpu.communicator()?, capacity)?;
+    Ok((memory, gpu.dev_comm(DevCommRequirements::new())?))
 }
 
 /// Returns a matrix of ones, and its map with tiles of so many rows.
@@ -40,7 +36,7 @@ pub fn guide_few(gpu: &Gpu<'_>) -> Result<()> {
     // Two tiles, one after the other.
     let [m, n, k] = [8, 72, 72];
     let capacity = few::slots(m, n).unwrap();
-    let (slots, state, dev) = exchange(gpu, capacity)?;
+    let (memory, dev) = exchange(gpu, capacity)?;
     let (_a, map_a) = ones(gpu, m, k, few::TILE.0)?;
     let (_b, map_b) = ones(gpu, n, k, few::TILE.1)?;
     let (_c, map_c) = ones(gpu, m, n, few::TILE.0)?;
@@ -49,9 +45,8 @@ pub fn guide_few(gpu: &Gpu<'_>) -> Result<()> {
     let config = config.with_dynamic_shared(few::Memory::BYTES).with_dependent();
     let [m, n, k] = [m as u32, n as u32, k as u32];
     for _ in 0..2 {
-        let launch = product_all_reduce_few::<RANKS>::args(
-            &dev, map_a, map_b, map_c, &slots, &state, capacity, m, n, k,
-        );
+        let launch =
+            product_all_reduce_few::<RANKS>::args(&dev, map_a, map_b, map_c, &memory, m, n, k);
         // SAFETY: the kernel's contract: all ranks launch the same.
         unsafe { launch.config(config).launch(&stream)? };
     }
@@ -62,7 +57,7 @@ pub fn guide_wide(gpu: &Gpu<'_>) -> Result<()> {
     // Two tiles, one after the other: idle warps add to the first one.
     let [m, n, k] = [9, 264, 392];
     let capacity = Everyone::slots(m, n).unwrap();
-    let (slots, state, dev) = exchange(gpu, capacity)?;
+    let (memory, dev) = exchange(gpu, capacity)?;
     let (_a, map_a) = ones(gpu, m, k, wide::TILE.0)?;
     let (_b, map_b) = ones(gpu, n, k, wide::HALF)?;
     let (c, map_c) = ones(gpu, m, n, wide::STORE_M)?;
@@ -71,9 +66,8 @@ pub fn guide_wide(gpu: &Gpu<'_>) -> Result<()> {
     let config = config.with_dynamic_shared(wide::Memory::BYTES).with_dependent();
     let [m, n, k] = [m as u32, n as u32, k as u32];
     for _ in 0..2 {
-        let launch = product_all_reduce_wide::<RANKS>::args(
-            &dev, map_a, map_b, map_c, &c, &slots, &state, capacity, m, n, k,
-        );
+        let launch =
+            product_all_reduce_wide::<RANKS>::args(&dev, map_a, map_b, map_c, &c, &memory, m, n, k);
         // SAFETY: the kernel's contract: all ranks launch the same.
         unsafe { launch.config(config).launch(&stream)? };
     }

@@ -8,7 +8,6 @@ use devcomm_types::Element;
 use super::plan::threads;
 use super::{Algorithm, CollectivePlan, Collectives, PLAIN, Request, Workspace};
 use crate::check::{refuse, refuse_if};
-use crate::lamport::LamportMemory;
 use crate::launch::Takes;
 
 /// The part of a buffer that belongs to each rank, in elements.
@@ -91,22 +90,15 @@ impl Collectives {
         let number = window.as_ref().map(|(window, _)| window.number());
         self.compare_counts::<S::Element>([sent, received], number, longest)?;
         let _turn = self.begin(stream)?;
-        let Workspace {
-            dev_comm: comm,
-            options,
-            memory: LamportMemory { slots, state, capacity },
-            offers,
-            arrived,
-            ..
-        } = workspace;
+        let Workspace { dev_comm: comm, options, memory, offers, arrived, .. } = workspace;
+        let early = options.early();
         let [input, output] = [send, recv].map(|side| side.slice.device_address());
         let [from, to] = [send, recv].map(Side::bytes);
         let offer = |(window, at): &(Window<u8>, usize)| {
             exchange::Target::offer(window.number() as usize, *at)
         };
         let (first, target) = (window.as_ref().map_or(0, offer), self.compiled.on(stream));
-        let args =
-            (comm, slots, state, *capacity, used, longest, input, output, from, to, first, offers);
+        let args = (comm, memory, early, used, longest, input, output, from, to, first, offers);
         // The grid differs from the peers', whose blocks are therefore to run at the same time.
         let config = options.config(CollectivePlan { algorithm: Algorithm::Push, ..plan });
         // SAFETY: the parts are within the buffers; dropping one waits for the stream. The
@@ -124,7 +116,7 @@ impl Collectives {
             Some((output, _)) => {
                 let bytes = std::array::from_fn(|rank| output.len_of(rank).unwrap_or(0));
                 let room = exchange::Target { number: output.number() as usize, bytes };
-                let args = (comm, input, &output, room, longest, from, to, offers, arrived);
+                let args = (comm, early, input, &output, room, longest, from, to, offers, arrived);
                 let threads = options.threads(room::PUSH_EXCHANGE_V);
                 let (algorithm, blocks) = (Algorithm::Push, options.blocks());
                 let config = options.config(CollectivePlan { algorithm, blocks, threads });

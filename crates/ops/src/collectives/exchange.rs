@@ -9,7 +9,6 @@ use devcomm_types::Element;
 use super::call::{Call, On, window};
 use super::{Algorithm, Collectives, INVALID, Request, Workspace};
 use crate::CollectiveKind;
-use crate::lamport::LamportMemory;
 use crate::launch::Takes;
 
 /// The ranks that get a part, and which one.
@@ -176,14 +175,13 @@ impl<T: Element> Call<T> for Exchange<T> {
     }
 
     unsafe fn launch(&self, on: &On<'_>) -> Result<()> {
-        let Workspace { dev_comm, memory: LamportMemory { slots, state, capacity }, .. } =
-            on.workspace;
+        let Workspace { dev_comm, memory, options, .. } = on.workspace;
         let messages = self.messages(on.of.communicator.n_ranks());
         let mut input = self.send.as_ref().map_or(0, DeviceSlice::device_address);
         let (target, config) = (on.target(), on.config());
         if on.plan.algorithm == Algorithm::Lamport {
             let output = self.recv.device_address();
-            let args = (dev_comm, slots, state, *capacity, input, output, messages);
+            let args = (dev_comm, memory, options.early(), input, output, messages);
             type Vector = lamport_exchange::Vector;
             // SAFETY: the caller's contract; the workspace is as the kernel needs it.
             return unsafe {
@@ -199,7 +197,14 @@ impl<T: Element> Call<T> for Exchange<T> {
             on.stream.copy(send, &self.recv)?;
             input = self.recv.device_address();
         }
-        let launch = kernels::push_exchange::args(dev_comm, input, &output, first, messages);
+        let launch = kernels::push_exchange::args(
+            dev_comm,
+            options.early(),
+            input,
+            &output,
+            first,
+            messages,
+        );
         // SAFETY: the caller's contract; what is sent and received is aligned.
         unsafe { launch.config(config).launch(&target) }
     }

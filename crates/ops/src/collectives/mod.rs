@@ -228,6 +228,12 @@ impl CollectivesOptions {
         if self.concurrent == 1 { each * multiprocessors } else { multiprocessors }
     }
 
+    /// Whether a launch lets the next one begin before it waits for the previous one: then any
+    /// number of launches may take room that other objects' operations need.
+    fn early(self) -> bool {
+        self.concurrent == 1
+    }
+
     /// Returns the slots for vectors from each rank: those of a one-step all-reduce, and at least
     /// one for each lane of a warp.
     fn capacity(self, ranks: usize) -> usize {
@@ -399,7 +405,7 @@ impl Workspace {
 
     fn new(comm: &Communicator, options: CollectivesOptions) -> Result<Self> {
         let (ranks, blocks) = (comm.n_ranks(), options.blocks());
-        let memory = LamportMemory::new(comm, options.capacity(ranks) as u32)?;
+        let memory = LamportMemory::allocate(comm, options.capacity(ranks) as u32)?;
         // New windows are zeroed, as `arrived` must be. No rank sends before the slots of all are
         // empty: the ranks meet at the end of `Collectives::new`.
         Ok(Self {

@@ -16,7 +16,6 @@ use super::call::{Call, On, window};
 use super::{Algorithm, Collectives, Grid, INVALID, Request, UNREDUCED, Workspace};
 use crate::CollectiveKind::{self, AllReduce, ReduceScatter};
 use crate::check::refuse;
-use crate::lamport::LamportMemory;
 use crate::launch::Takes;
 
 /// The most vectors of 16 bytes that a block of `push_allreduce` pushes to each peer in a round: to
@@ -134,11 +133,10 @@ impl<'a, T: Element> Reduce<'a, T> {
     ///
     /// As [`Call::launch`].
     unsafe fn launch_any(&self, on: &On<'_>, operator: u32, divisor: u32) -> Result<()> {
-        let Workspace { dev_comm, memory: LamportMemory { slots, state, capacity }, .. } =
-            on.workspace;
+        let Workspace { dev_comm, memory, options, .. } = on.workspace;
         let [input, output] = [self.send, self.recv].map(DeviceSlice::device_address);
         let count = self.recv.len();
-        let args = (dev_comm, slots, state, *capacity, input, output, count, operator, divisor);
+        let args = (dev_comm, memory, options.early(), input, output, count, operator, divisor);
         macro_rules! any {
             ($type:ty) => {
                 // SAFETY: the caller's contract; the workspace is as the kernel needs it.
@@ -222,7 +220,7 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
     unsafe fn launch(&self, on: &On<'_>) -> Result<()> {
         let On { of, workspace, plan, .. } = *on;
         let Workspace { dev_comm, options, inbox, memory, .. } = workspace;
-        let LamportMemory { slots, state, capacity } = memory;
+        let early = options.early();
         let (Self { send, recv, .. }, target, config) = (self, on.target(), on.config());
         let (input, output, count) = (send.device_address(), recv.device_address(), recv.len());
         let reduction = match self.reducing {
@@ -233,7 +231,7 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
             },
             None => return refuse(UNREDUCED),
         };
-        let short = (dev_comm, slots, state, *capacity, input, output, count, reduction);
+        let short = (dev_comm, memory, early, input, output, count, reduction);
         let ranks = of.communicator.n_ranks();
         // SAFETY: the caller's contract. The buffers have the elements, aligned for loads, and
         // begin their windows where no place is passed; the workspace is as the kernels need it.
@@ -244,14 +242,14 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
                 }
                 (ReduceScatter, ..) => {
                     let (window, first) = window::<Float, T>("to send", send)?;
-                    let args = (dev_comm, &window, first, send.len(), output, reduction);
+                    let args = (dev_comm, early, &window, first, send.len(), output, reduction);
                     kernels::pull_reduce_scatter::<Float>::launch(args, config, &target)
                 }
                 (_, Algorithm::Push, _) => {
                     let (window, first) = window::<Float, T>("to receive in", recv)?;
                     let (is_long, chunk) = pushed(send.byte_len(), ranks, plan.blocks);
                     let config = if is_long { options.independent(plan) } else { config };
-                    let args = (dev_comm, input, &window, first, count, inbox, chunk, reduction);
+                    let args = (dev_comm, early, input, &window, first, count, inbox, chunk, reduction);
                     kernels::push_allreduce::<Float>::launch(args, config, &target)
                 }
                 (_, Algorithm::Pull, _) => {

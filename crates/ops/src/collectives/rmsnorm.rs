@@ -10,7 +10,6 @@ use super::{
     Algorithm, CollectivePlan, Collectives, CollectivesOptions, INVALID, Request, Workspace,
 };
 use crate::check::{address, aligned, refuse, refuse_if, require_context};
-use crate::lamport::LamportMemory;
 use crate::launch::Takes;
 
 /// The most bytes of a row that a cluster keeps in registers.
@@ -223,7 +222,7 @@ impl Collectives {
         }
         let options = self.workspace.as_ref().map_or(CollectivesOptions::new(), |own| own.options);
         let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
-        let config = options.config(plan).with_cluster(cluster);
+        let (config, early) = (options.config(plan).with_cluster(cluster), options.early());
         let [input, residual, weight] = buffers.each_ref().map(DeviceSlice::device_address);
         let (to, hidden, target) =
             (output.device_address(), hidden as u32, self.compiled.on(stream));
@@ -231,10 +230,9 @@ impl Collectives {
             let what = || format!("all_reduce_rmsnorm of {count} {}, rows of {hidden}", T::NAME);
             self.compare(plan, what)?;
             let _turn = self.begin(stream)?;
-            let LamportMemory { slots, state, capacity } = memory;
             let args = (
-                dev_comm, slots, state, *capacity, input, residual, weight, to, quantised, tokens,
-                hidden, eps,
+                dev_comm, memory, early, input, residual, weight, to, quantised, tokens, hidden,
+                eps,
             );
             // SAFETY: the buffers have the elements, aligned; dropping one waits for the stream.
             // The workspace is as the kernel needs it, and the launches that use it are ordered.

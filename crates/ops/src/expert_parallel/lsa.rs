@@ -23,9 +23,8 @@ struct Messages {
 
 impl Messages {
     /// Returns the memory, as an argument.
-    fn args(&self) -> MessagesArgs<&Window<u32>, &SymmetricBuffer<u32>, &Window<u32>> {
-        let Self { memory: LamportMemory { slots, state, .. }, numbered } = self;
-        MessagesArgs { slots, state, numbered }
+    fn args(&self) -> MessagesArgs<&LamportMemory, &Window<u32>> {
+        MessagesArgs { memory: &self.memory, numbered: &self.numbered }
     }
 }
 
@@ -62,7 +61,7 @@ impl Lsa {
         let (tokens, top_k) = (ranks * options.tokens, options.top_k);
         let messages = |slots: u32, numbered: u32| {
             Ok::<_, Error>(Messages {
-                memory: LamportMemory::new(comm, slots)?,
+                memory: LamportMemory::allocate(comm, slots)?,
                 // New windows are zeroed, as this must be.
                 numbered: comm.window(numbered_words(ranks, numbered as usize))?,
             })

@@ -50,7 +50,7 @@ impl Exchanging {
             let least = |i: usize, what: usize| all.iter().map(|own| own[i][what]).min();
             let least = |i| [0, 1].map(|what| least(i, what).unwrap_or(0));
             let resident: Vec<_> = (0..all.first().map_or(0, Vec::len)).map(least).collect();
-            let memory = LamportMemory::new(comm, capacity)?;
+            let memory = LamportMemory::allocate(comm, capacity)?;
             let barriers = if has_barriers { resident[0][0] } else { 0 };
             let requirements = DevCommRequirements::new().lsa_barriers(barriers);
             Ok(Self { compiled, dev_comm: comm.create_dev_comm(requirements)?, memory, resident })

@@ -3,9 +3,7 @@
 use std::cell::OnceCell;
 use std::collections::HashMap;
 
-use devcomm_host::{
-    DevCommResource, Kernels, LaunchConfig, Result, Stream, SymmetricBuffer, TensorMap, Window,
-};
+use devcomm_host::{DevCommResource, Kernels, LaunchConfig, Result, Stream, TensorMap};
 use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_swapped::{self as shapes, Cluster, Division, Shape};
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_swapped::slots;
@@ -69,7 +67,7 @@ impl Swapped {
     /// How a product is divided by a plan; `None` if it cannot do it.
     fn division(&self, tile: Tile, extents: Extents) -> Option<(Division, LaunchConfig)> {
         let [m, n, _] = extents.lengths();
-        let fits = slots(m, n).is_some_and(|slots| slots <= self.kernels.memory.capacity);
+        let fits = slots(m, n).is_some_and(|slots| slots <= self.kernels.memory.capacity());
         let form = form(tile).filter(|_| fits && is_for(extents))?;
         let resident = *self.resident.get(&tile)?;
         let (division, config) = form.divide(extents.array(), tile.2, 1, resident)?;
@@ -156,15 +154,13 @@ type TileForm = Form<usize, Launch>;
 type Launch = unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>;
 
 /// The arguments of `gemm_allreduce_swapped`: the device communicator, maps of A, B and C,
-/// the slots of messages, their state and number, the shape and its division.
+/// the memory of messages, the shape and its division.
 type Args<'a> = (
     &'a DevCommResource,
     TensorMap,
     TensorMap,
     TensorMap,
-    &'a Window<u32>,
-    &'a SymmetricBuffer<u32>,
-    u32,
+    &'a LamportMemory,
     u32,
     u32,
     u32,
@@ -184,9 +180,9 @@ unsafe fn launch<S: Shape, K: for<'a> Takes<Args<'a>>>(
     config: LaunchConfig,
 ) -> Result<()> {
     let (a, b, c) = swapped_maps::<bf16, S>(stream, matrices, division)?;
-    let (LamportMemory { slots, state, capacity }, [m, n, k]) = (memory, matrices.shape);
+    let [m, n, k] = matrices.shape;
     let division = division_args(division);
-    let args = (dev_comm, a, b, c, slots, state, *capacity, m, n, k, division);
+    let args = (dev_comm, a, b, c, memory, m, n, k, division);
     // SAFETY: the caller's contract; the workspace is as the kernels need it.
     unsafe { K::launch(args, config, &compiled.on(stream)) }
 }

@@ -16,7 +16,6 @@ use crate::KERNELS;
 use crate::extents::Extents;
 use crate::fused::{Base, Exchanging, Operands, Strategy, prepare_once, prepared};
 use crate::gemm::{Matrices, wide_maps, wide_pairs};
-use crate::lamport::LamportMemory;
 use crate::launch::Takes;
 
 type OneShot = kernels::gemm_allreduce_wide;
@@ -81,7 +80,7 @@ impl Strategy<AllReduce> for Wide {
             };
             let slots = |size| slots(size, ranks, self.wire);
             let wide = Exchanging::new(on, "wide", for_ranks, slots, load, ranks > 2)?;
-            let words = 4 * wide.memory.capacity as usize;
+            let words = 4 * wide.memory.capacity() as usize;
             let own = is_f8.then(|| on.comm.mem_alloc(words)).transpose()?;
             Ok((wide, own))
         };
@@ -101,19 +100,18 @@ impl Strategy<AllReduce> for Wide {
         let ([a, b, map], _) = wide_maps::<bf16, bf16>(&on.stream, matrices)?;
         let config = wide.wide_config(wide_pairs(m, n));
         let Exchanging { compiled, dev_comm, memory, .. } = wide;
-        let LamportMemory { slots, state, capacity } = memory;
         let target = compiled.on(&on.stream);
-        let (plain, capacity) = (config.without_cooperation(), *capacity);
+        let plain = config.without_cooperation();
         // SAFETY: the caller's contract; the workspace is as the kernels need it.
         unsafe {
             if let Some(own) = own {
-                let args = (dev_comm, a, b, c, own, slots, state, capacity, m, n, k);
+                let args = (dev_comm, a, b, c, own, memory, m, n, k);
                 return OfF8::launch(args, plain, &target);
             }
-            let args = (dev_comm, a, b, map, window, slots, state, capacity, m, n, k);
+            let args = (dev_comm, a, b, map, window, memory, m, n, k);
             match on.comm.n_ranks() {
                 2 => {
-                    let args = (dev_comm, a, b, map, c, slots, state, capacity, m, n, k);
+                    let args = (dev_comm, a, b, map, c, memory, m, n, k);
                     OneShot::launch(args, plain, &target)
                 }
                 4 => OfFour::launch(args, config, &target),

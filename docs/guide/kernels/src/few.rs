@@ -6,7 +6,7 @@ use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::tile::{EmptyStage, Mainloop, Persistent, RegTile, SharedTile, Turn, Warpgroup};
 use cuda_std::tma::{self, GridConstant, TensorMap};
-use nccl_device::{DevComm, PeerRegTiles, Window};
+use nccl_device::{DevComm, LamportMemory, PeerRegTiles};
 
 /// Rows and columns of a block's tile of C.
 pub const TILE: (u32, u32) = (64, 64);
@@ -42,23 +42,21 @@ pub fn slots(m: usize, n: usize) -> Option<u32> {
 ///
 /// # Safety
 ///
-/// The maps are those of `m x k`, `n x k` and `m x n` elements; `peers`, `state` and `capacity` are
-/// as [`PeerRegTiles::begin`] needs them. No kernel writes B.
+/// The maps are those of `m x k`, `n x k` and `m x n` elements; `peers` is as
+/// [`PeerRegTiles::begin`] needs it. No kernel writes B.
 #[kernel(arch = "sm_90a", max_threads = 256, N = [2, 4, 8])]
 pub unsafe fn product_all_reduce_few<const N: usize>(
     comm: DevComm,
     a: GridConstant<TensorMap>,
     b: GridConstant<TensorMap>,
     c: GridConstant<TensorMap>,
-    peers: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    peers: LamportMemory,
     m: u32,
     n: u32,
     k: u32,
 ) {
     let (comm, memory) = (&comm, Memory::dynamic());
-    let fused = Fused::<N> { comm, maps: [&b, &a, &c], peers, state, capacity, memory, m, n, k };
+    let fused = Fused::<N> { comm, maps: [&b, &a, &c], peers, memory, m, n, k };
     // SAFETY: all threads are here, and the caller passes the factors' maps.
     unsafe { fused.run() }
 }
@@ -67,9 +65,7 @@ struct Fused<'a, const N: usize> {
     comm: &'a DevComm,
     /// The maps of B, A and C.
     maps: [&'a TensorMap; 3],
-    peers: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    peers: LamportMemory,
     memory: Memory,
     m: u32,
     n: u32,
@@ -133,7 +129,7 @@ unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
         grid::wait_for_previous();
         let used = slots(self.m as usize, self.n as usize).unwrap_or(u32::MAX);
         // SAFETY: the previous kernels have ended; the caller passes slots for these shapes.
-        unsafe { PeerRegTiles::begin(self.comm, self.peers, self.state, self.capacity, used) }
+        unsafe { PeerRegTiles::begin(self.comm, &self.peers, used) }
     }
 
     fn compute(

@@ -11,7 +11,7 @@ use cuda_std::tile::{
 };
 use cuda_std::tma::{self, GridConstant, TensorMap};
 use cuda_std::{cluster, grid};
-use nccl_device::{DevComm, Everyone, PeerTiles, Window, message_word};
+use nccl_device::{DevComm, Everyone, LamportMemory, PeerTiles, message_word};
 
 /// Rows and columns of a block's tile of C.
 pub const TILE: (u32, u32) = (128, 256);
@@ -55,16 +55,14 @@ pub unsafe fn product_all_reduce_wide<const N: usize>(
     b: GridConstant<TensorMap>,
     c: GridConstant<TensorMap>,
     to: *mut bf16,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
     m: u32,
     n: u32,
     k: u32,
 ) {
     // SAFETY: the caller passes these maps and slots; the main loop ends with a barrier.
     unsafe {
-        let peers = Peers::new(&comm, &slots, state, capacity, to, [m, n]);
+        let peers = Peers::new(&comm, &memory, to, [m, n]);
         peers.prepare();
         Fused::<N> { a: &a, b: &b, c: &c, peers, memory: Memory::dynamic(), m, n, k }.run();
         peers.end(0);

@@ -2,7 +2,7 @@
 
 use cuda_std::prelude::*;
 use cuda_std::tile::RegTile;
-use nccl_device::{DevComm, PeerRegTiles, Window};
+use nccl_device::{DevComm, LamportMemory, PeerRegTiles};
 
 /// Blocks of 8 columns of a tile.
 const BLOCKS: usize = 4;
@@ -21,16 +21,14 @@ pub const WARPS: u32 = 2;
 pub unsafe fn peer_reg_tiles_sum<const N: usize>(
     comm: DevComm,
     sums: *mut f32,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
     tiles: u32,
     columns: u32,
 ) {
     let used = tiles * TILE[1] / 16 * warp::WARP_SIZE;
     // SAFETY: the kernel's contract. Each tile is one warp's.
     unsafe {
-        let peers = PeerRegTiles::<N>::begin(&comm, slots, state, capacity, used);
+        let peers = PeerRegTiles::<N>::begin(&comm, &memory, used);
         let rank = comm.lsa_team().rank as f32;
         let mut number = thread::thread_idx_x() / warp::WARP_SIZE;
         while number < tiles {

@@ -4,8 +4,10 @@ use cuda_std::convert::f32_to_bf16x2;
 use cuda_std::prelude::*;
 use cuda_std::tile::{RegTile, SharedTile, TileMemory};
 use cuda_std::{grid, tma};
-use nccl_device::message_word;
-use nccl_device::{DevComm, Everyone, Owners, PeerTiles, RowOwners, TileOwners, Window};
+use nccl_device::{
+    DevComm, Everyone, LamportMemory, Owners, PeerTiles, RowOwners, TileOwners, Window,
+    message_word,
+};
 
 /// Threads of a block: a warp that stores and sends, and one that adds.
 pub const THREADS: u32 = 64;
@@ -29,22 +31,20 @@ pub unsafe fn peer_tiles_sum<O: Owners, const N: usize>(
     comm: DevComm,
     own: *mut bf16,
     c: Window<bf16>,
-    slots: Window<u32>,
-    state: *mut u32,
-    capacity: u32,
+    memory: LamportMemory,
     m: u32,
     n: u32,
 ) {
     // SAFETY: the kernel's contract. The parts are one warp's to store and the other's to add.
     unsafe {
         let to = c.local().as_ptr();
-        let peers = PeerTiles::<O, N>::new(&comm, &slots, state, capacity, to, [m, n]);
+        let peers = PeerTiles::<O, N>::new(&comm, &memory, to, [m, n]);
         let peers = peers.kept_in(own);
         let peers = if O::BROADCASTS { peers.stored_in_all(&c) } else { peers };
         peers.prepare();
         grid::wait_for_previous();
-        let memory = TileMemory::dynamic();
-        let part = |i: u32| -> Part { memory.tile(i * Part::BYTES) };
+        let shared = TileMemory::dynamic();
+        let part = |i: u32| -> Part { shared.tile(i * Part::BYTES) };
         let (rows, columns) = (m.div_ceil(16), n.div_ceil(256));
         let adds = thread::thread_idx_x() >= warp::WARP_SIZE;
         let sums = peers.sums();

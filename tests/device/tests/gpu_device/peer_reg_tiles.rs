@@ -1,8 +1,8 @@
 //! A test of `PeerRegTiles`.
 
 use cuda_std::bf16;
-use devcomm::device::{EMPTY, Lamport, PeerRegTiles, lamport_words};
-use devcomm::{DevCommRequirements, LaunchConfig, Rank, Simulation};
+use devcomm::device::PeerRegTiles;
+use devcomm::{DevCommRequirements, LamportMemory, LaunchConfig, Rank, Simulation};
 use devcomm_device_tests::KERNELS;
 use devcomm_device_tests::kernels::{
     self,
@@ -24,18 +24,13 @@ macro_rules! test_of {
                 let (comm, stream) = (rank.communicator()?, rank.stream()?);
                 let [rows, columns] = [TILES * TILE[0], TILE[1]].map(|extent| extent as usize);
                 let capacity = PeerRegTiles::<$ranks>::slots(TILES as usize, columns).unwrap();
-                let slots = comm.window::<u32>(lamport_words($ranks, capacity as usize))?;
-                let state = comm.mem_alloc::<u32>(Lamport::<$ranks>::STATE)?;
+                let memory = LamportMemory::new(comm, capacity)?;
                 let sums = comm.mem_alloc::<f32>(rows * columns)?;
-                stream.fill(&slots, EMPTY)?;
-                stream.fill(&state, 0)?;
-                stream.synchronize()?;
                 let dev = comm.create_dev_comm(DevCommRequirements::new())?;
-                rank.barrier()?;
                 for sent in [32, 16, 32] {
                     stream.fill(&sums, f32::NAN)?;
                     let launch = kernels::peer_reg_tiles_sum::<$ranks>::args(
-                        &dev, &sums, &slots, &state, capacity, TILES, sent,
+                        &dev, &sums, &memory, TILES, sent,
                     );
                     let config = LaunchConfig::new(1, 32 * WARPS);
                     // SAFETY: the sums and the slots have the elements; all ranks launch the same.

@@ -1,8 +1,8 @@
 //! Tests of `PeerTiles`.
 
 use cuda_std::bf16;
-use devcomm::device::{EMPTY, Everyone, Lamport, RowOwners, lamport_words};
-use devcomm::{DevCommRequirements, LaunchConfig, Rank, Simulation};
+use devcomm::device::{Everyone, RowOwners};
+use devcomm::{DevCommRequirements, LamportMemory, LaunchConfig, Rank, Simulation};
 use devcomm_device_tests::KERNELS;
 use devcomm_device_tests::kernels::{
     self,
@@ -30,20 +30,15 @@ macro_rules! test_of {
                 rank.load(&KERNELS)?;
                 let (comm, stream) = (rank.communicator()?, rank.stream()?);
                 let capacity: u32 = $slots.unwrap();
-                let slots = comm.window::<u32>(lamport_words($ranks, capacity as usize))?;
-                let state = comm.mem_alloc::<u32>(Lamport::<$ranks>::STATE)?;
+                let memory = LamportMemory::new(comm, capacity)?;
                 let rows = if $scatters { $rows / $ranks } else { $rows };
                 let (own, c) = (comm.mem_alloc::<bf16>($rows * N)?, comm.window::<bf16>(rows * N)?);
-                stream.fill(&slots, EMPTY)?;
-                stream.fill(&state, 0)?;
-                stream.synchronize()?;
                 let requirements = DevCommRequirements::new().lsa_barriers(1);
                 let dev = comm.create_dev_comm(requirements)?;
-                rank.barrier()?;
                 for launch in 0..3 {
                     stream.fill(&c, bf16::NAN)?;
                     let sum = kernels::peer_tiles_sum::<$owners, $ranks>::args(
-                        &dev, &own, &c, &slots, &state, capacity, $rows, N as u32,
+                        &dev, &own, &c, &memory, $rows, N as u32,
                     );
                     let config = LaunchConfig::new(1, THREADS).with_dynamic_shared(SHARED);
                     // SAFETY: C and the slots have the elements; all ranks launch the same.

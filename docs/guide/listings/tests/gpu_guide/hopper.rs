@@ -1,9 +1,9 @@
 //! The fused products at Hopper's speed.
 
-use devcomm::device::{EMPTY, Everyone, Lamport, lamport_words};
+use devcomm::device::Everyone;
 use devcomm::{
-    DevCommRequirements, DevCommResource, Element, Error, LaunchConfig, Rank, Stream,
-    SymmetricBuffer, TensorMap, TensorMapDesc, Window,
+    DevCommRequirements, DevCommResource, Element, Error, LamportMemory, LaunchConfig, Rank,
+    Stream, SymmetricBuffer, TensorMap, TensorMapDesc,
 };
 use half::bf16;
 use kernels::few::product_all_reduce_few;
@@ -43,8 +43,7 @@ struct Gpu<'a> {
     stream: Stream,
     dev: DevCommResource,
     matrices: [SymmetricBuffer<bf16>; 3],
-    slots: Window<u32>,
-    state: SymmetricBuffer<u32>,
+    memory: LamportMemory,
 }
 
 impl<'a> Gpu<'a> {
@@ -61,14 +60,9 @@ impl<'a> Gpu<'a> {
         let a = buffer(elements(rank.rank(), 0, m * k))?;
         let b = buffer(elements(rank.rank(), 1, n * k))?;
         let c = comm.mem_alloc::<bf16>(m * n)?;
-        let slots = comm.window::<u32>(lamport_words(RANKS, capacity as usize))?;
-        let state = comm.mem_alloc::<u32>(Lamport::<RANKS>::STATE)?;
-        stream.fill(&slots, EMPTY)?;
-        stream.fill(&state, 0)?;
-        stream.synchronize()?;
+        let memory = LamportMemory::new(comm, capacity)?;
         let dev = comm.create_dev_comm(DevCommRequirements::new())?;
-        rank.barrier()?;
-        Ok(Self { rank, stream, dev, matrices: [a, b, c], slots, state })
+        Ok(Self { rank, stream, dev, matrices: [a, b, c], memory })
     }
 
     /// Returns a tensor map of a matrix with tiles of this number of rows.
@@ -108,14 +102,13 @@ fn a_wide_product_is_added_in_both_ranks(rank: &Rank) -> Result<(), Error> {
     let a = gpu.map(0, [m, k], wide::TILE.0)?;
     let b = gpu.map(1, [n, k], wide::HALF)?;
     let c = gpu.map(2, [m, n], wide::STORE_M)?;
-    let Gpu { dev, slots, state, matrices: [.., to], .. } = &gpu;
+    let Gpu { dev, memory, matrices: [.., to], .. } = &gpu;
     // A cluster computes two tiles.
     let config = LaunchConfig::new(2, wide::THREADS).with_dynamic_shared(wide::Memory::BYTES);
     let [rows, columns, terms] = shape.map(|extent| extent as u32);
     gpu.check(shape, || {
-        let launch = product_all_reduce_wide::<RANKS>::args(
-            dev, a, b, c, to, slots, state, capacity, rows, columns, terms,
-        );
+        let launch =
+            product_all_reduce_wide::<RANKS>::args(dev, a, b, c, to, memory, rows, columns, terms);
         // SAFETY: the kernel's contract: all ranks launch the same.
         unsafe { launch.config(config).launch(&gpu.stream) }
     })
@@ -130,14 +123,13 @@ fn a_product_of_few_rows_is_added_in_both_ranks(rank: &Rank) -> Result<(), Error
     let a = gpu.map(0, [m, k], few::TILE.0)?;
     let b = gpu.map(1, [n, k], few::TILE.1)?;
     let c = gpu.map(2, [m, n], few::TILE.0)?;
-    let Gpu { dev, slots, state, .. } = &gpu;
+    let Gpu { dev, memory, .. } = &gpu;
     // Each block computes up to four of ten tiles.
     let config = LaunchConfig::new(3, few::THREADS).with_dynamic_shared(few::Memory::BYTES);
     let [rows, columns, terms] = shape.map(|extent| extent as u32);
     gpu.check(shape, || {
-        let launch = product_all_reduce_few::<RANKS>::args(
-            dev, a, b, c, slots, state, capacity, rows, columns, terms,
-        );
+        let launch =
+            product_all_reduce_few::<RANKS>::args(dev, a, b, c, memory, rows, columns, terms);
         // SAFETY: the kernel's contract: all ranks launch the same.
         unsafe { launch.config(config).launch(&gpu.stream) }
     })
