@@ -36,15 +36,16 @@ pub struct Tune {
     #[arg(long, requires = "table")]
     missing: bool,
 
+    /// The most plans of a shape that are timed: those that the model prefers
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    plans: usize,
+
     #[command(flatten)]
     ranks: RankOptions,
 
     #[command(flatten)]
     run: RunOptions,
 }
-
-/// The most plans that are timed for a shape.
-const MOST_PLANS: usize = 20;
 
 /// The most plans of a run-off, and how close they are to the fastest before it.
 const FINALISTS: usize = 3;
@@ -95,7 +96,7 @@ impl Tune {
             let shape @ [m, n, k] = problem.shape();
             harness.progress(&format!("{m}x{n}x{k} ..."));
             let matrices = Matrices::new(&harness, problem, 0..1, copies, &mut cached_b)?;
-            let [all, finals] = time(&matrices, &gemm, &mut order)?;
+            let [all, finals] = time(&matrices, &gemm, self.plans.max(1), &mut order)?;
             print_times(&format!("{m}x{n}x{k}"), &all, &finals);
             let Timed { plan, seconds, .. } = choose(&finals).context("there is no plan")?;
             let line = line(shape, plan, seconds, self.inputs.l2);
@@ -145,6 +146,7 @@ fn rounds(run: &RunOptions) -> [usize; 2] {
 fn time(
     matrices: &Matrices<'_, bf16>,
     gemm: &Kernel,
+    most: usize,
     order: &mut fastrand::Rng,
 ) -> Result<[Vec<Timed<GemmPlan>>; 2]> {
     let (harness, shape @ [m, n, _]) = (matrices.harness, matrices.problem.shape());
@@ -154,7 +156,7 @@ fn time(
     if plans.is_empty() {
         plans.push(GemmPlan::Portable);
     }
-    plans.truncate(MOST_PLANS);
+    plans.truncate(most);
     let (a, c) = (&matrices.a, &harness.comm.mem_alloc::<bf16>(m * n)?);
     let current = &Cell::new(None);
     let contender = |&plan: &GemmPlan| {
