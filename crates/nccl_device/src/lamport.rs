@@ -98,8 +98,8 @@ pub const fn lamport_words(ranks: usize, capacity: usize) -> usize {
     BANKS as usize * sources(ranks) * capacity * SLOT
 }
 
-/// The memory of Lamport messages, as a kernel's parameter. On the host, devcomm's type of this name
-/// allocates it.
+/// The memory of Lamport messages, as a kernel's parameter. The host's type of this name allocates
+/// it.
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]
 pub struct LamportMemory {

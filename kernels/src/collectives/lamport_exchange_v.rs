@@ -21,7 +21,8 @@ const HEADER: usize = 16;
 /// messages of at most `longest` bytes.
 ///
 /// Messages begin anywhere, best at a multiple of 16 bytes. A message to the own rank is copied.
-/// The launch uses `used` slots of `memory`: at least [`slots`] of the longest of these messages. `offers` gets two numbers from each peer: `first`, a
+/// The launch uses `used` slots of `memory`: at least [`slots`] of the longest of these messages.
+/// `offers` gets two numbers from each peer: `first`, a
 /// [`Target::offer`](super::exchange::Target::offer), plus where its part from this rank begins,
 /// and the length of that part.
 ///

@@ -104,8 +104,8 @@ pub unsafe fn gemm_allreduce_wide_f8(
 ///
 /// # Safety
 ///
-/// The [module](self) has the conditions; the memory has the slots of [`ClusterTileOwners`]. Nothing
-/// accesses `to` until the kernel has ended but what comes before it in its stream.
+/// The [module](self) has the conditions; the memory has the slots of [`ClusterTileOwners`]. Until
+/// the kernel has ended, only work that comes before it in its stream accesses `to`.
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, N = [4, 8])]
 pub unsafe fn gemm_allreduce_two_shot<const N: usize>(
     comm: DevComm,

@@ -107,9 +107,7 @@ fn wait_before_they_launch(artifacts: &Artifacts) -> Result<(), Failed> {
                 let waits =
                     entry.split_once("griddepcontrol.wait;").is_some_and(|(first, then)| {
                         let early = first.split_once("griddepcontrol.launch_dependents;");
-                        let is_optional = early.is_none_or(|(before, _)| {
-                            before.trim_end().lines().next_back().is_some_and(is_branch)
-                        });
+                        let is_optional = early.is_none_or(|(before, _)| follows_branch(before));
                         is_optional && then.contains("griddepcontrol.launch_dependents;")
                     });
                 ensure(is_apart || waits, || {
@@ -122,10 +120,15 @@ fn wait_before_they_launch(artifacts: &Artifacts) -> Result<(), Failed> {
     ensure(checked >= kernels::collectives::room::ALL.len(), || format!("{checked} kernels"))
 }
 
-/// Returns whether a line of PTX is a conditional branch, or the label after one.
-fn is_branch(line: &str) -> bool {
-    let line = line.trim();
-    line.starts_with('@') && line.contains(" bra ") || line.starts_with("// %bb.")
+/// Returns whether the last instructions of this part of a kernel are branches, of which the first
+/// is conditional.
+fn follows_branch(ptx: &str) -> bool {
+    let lines = ptx.lines().rev().map(str::trim);
+    let mut instructions = lines.filter(|line| {
+        !line.is_empty() && !["//", ".loc", "$"].iter().any(|other| line.starts_with(other))
+    });
+    let branch = instructions.find(|line| !line.starts_with("bra.uni"));
+    branch.is_some_and(|line| line.starts_with('@') && line.contains("bra"))
 }
 
 /// Returns the kernel that this one is an instance of, and its room on a multiprocessor.

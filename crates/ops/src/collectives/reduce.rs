@@ -249,7 +249,9 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
                     let (window, first) = window::<Float, T>("to receive in", recv)?;
                     let (is_long, chunk) = pushed(send.byte_len(), ranks, plan.blocks);
                     let config = if is_long { options.independent(plan) } else { config };
-                    let args = (dev_comm, early, input, &window, first, count, inbox, chunk, reduction);
+                    let args = (
+                        dev_comm, early, input, &window, first, count, inbox, chunk, reduction,
+                    );
                     kernels::push_allreduce::<Float>::launch(args, config, &target)
                 }
                 (_, Algorithm::Pull, _) => {
