@@ -273,7 +273,8 @@ mod tests {
                 {
                     let problem = Problem { m, n, k, seed: 1 };
                     let matrices = Matrices::new(&harness, problem, 0..1, 2, &mut cached_b)?;
-                    let [all, finals] = time(&matrices, &gemm, &mut fastrand::Rng::with_seed(1))?;
+                    let [all, finals] =
+                        time(&matrices, &gemm, 20, &mut fastrand::Rng::with_seed(1))?;
                     let all: Vec<_> = all.into_iter().map(|timed| timed.plan).collect();
                     assert_eq!(all, gemm.plans(shape)?[..plans]);
                     assert!(finals.len() <= FINALISTS || finals.iter().all(|t| t.ratio == 1.0));

@@ -2,6 +2,7 @@
 //! rows of a file.
 
 pub mod compare;
+mod cost;
 mod file;
 pub mod model;
 pub mod nccl_tests;

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use devcomm::{Algorithm, CollectiveBy, CollectiveCase, CollectiveKind, CostModel};
+use devcomm::{Algorithm, CollectiveKind};
 use serde::Serialize;
 
 use crate::base::{OutputOptions, Spread};
 use crate::contenders::Variant;
+use crate::report::cost::{CollectiveBy, CollectiveCase, CostModel};
 use crate::report::row;
 use crate::report::table::{self, Column, Report, number};
 

@@ -24,7 +24,6 @@ mod agree;
 mod allgather_gemm;
 mod check;
 mod collectives;
-mod cost;
 mod decisions;
 mod expert_parallel;
 mod extents;
@@ -43,9 +42,8 @@ pub use devcomm_host::WITHOUT_PTX;
 
 pub use self::allgather_gemm::{AllGatherGemm, AllGatherGemmPlan, GatheredProduct};
 pub use self::collectives::{
-    Algorithm, Collective, CollectivePlan, Collectives, CollectivesOptions, Parts,
+    Algorithm, Collective, CollectiveKind, CollectivePlan, Collectives, CollectivesOptions, Parts,
 };
-pub use self::cost::{CollectiveBy, CollectiveCase, CollectiveKind, CostModel};
 pub use self::expert_parallel::{
     ExpertParallel, ExpertParallelMemory, ExpertParallelOptions, Returning, Sent, Tokens,
 };

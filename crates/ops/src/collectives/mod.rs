@@ -39,7 +39,7 @@ use devcomm_types::Kernel;
 
 pub use self::all_to_all_v::Parts;
 pub use self::call::Collective;
-pub use self::plan::{Algorithm, CollectivePlan};
+pub use self::plan::{Algorithm, CollectiveKind, CollectivePlan};
 use self::plan::{Grid, Request, Table};
 use self::reduce::most_pushed;
 use crate::agree::{hash, is_single_lsa_team, or_default};

@@ -2,8 +2,8 @@
 
 use devcomm_host::DataType;
 
+use crate::Explanation;
 use crate::plan::{Field, H100, H200, PlanText, names, plan_text};
-use crate::{CollectiveKind, Explanation};
 
 /// How a collective is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,6 +20,25 @@ pub enum Algorithm {
 }
 
 names!(Algorithm: Lamport "lamport" Push "push" Pull "pull" Nccl "nccl");
+
+/// A collective that tables of measurements may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum CollectiveKind {
+    /// Every rank gets the sum of all.
+    AllReduce,
+    /// Every rank gets its part of the sum.
+    ReduceScatter,
+    /// Every rank gets the parts of all.
+    AllGather,
+    /// Every rank gets its part of each rank's.
+    AllToAll,
+    /// Every rank gets what one has.
+    Broadcast,
+}
+
+names!(CollectiveKind: AllReduce "all-reduce" ReduceScatter "reduce-scatter" AllGather "all-gather"
+    AllToAll "all-to-all" Broadcast "broadcast");
 
 /// An algorithm with its grid. As text: `lamport:16x128` has 16 blocks of 128 threads; `nccl` has
 /// no grid.

@@ -3,34 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use devcomm_host::Result;
-
-use self::CollectiveKind::{AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter};
-use crate::Algorithm::{self, Lamport, Nccl};
-use crate::check::refuse_if;
-use crate::plan::names;
-
-/// A collective of which a [`CostModel`] knows what the ranks send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum CollectiveKind {
-    /// Every rank gets the sum of all.
-    AllReduce,
-    /// Every rank gets its part of the sum.
-    ReduceScatter,
-    /// Every rank gets the parts of all.
-    AllGather,
-    /// Every rank gets its part of each rank's.
-    AllToAll,
-    /// Every rank gets what one has.
-    Broadcast,
-}
+use anyhow::{Result, ensure};
+use devcomm::Algorithm::{self, Lamport, Nccl};
+use devcomm::CollectiveKind::{self, AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter};
 
 /// The library that does a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
 pub enum CollectiveBy {
-    /// [`Collectives`](crate::Collectives).
+    /// [`Collectives`](devcomm::Collectives).
     Devcomm,
     /// NCCL, on memory that is not registered.
     Nccl,
@@ -68,29 +48,6 @@ pub struct CollectiveCase {
 ///
 /// They are fitted to measured times of two ranks; docs/model.md says how near the predictions are,
 /// and what more ranks of one host add. As text, a line for each algorithm.
-///
-/// # Example
-///
-/// ```
-/// use devcomm_ops::{Algorithm, CollectiveBy, CollectiveCase, CollectiveKind, CostModel};
-///
-/// let of = |bytes| CollectiveCase {
-///     kind: CollectiveKind::AllReduce,
-///     by: CollectiveBy::Devcomm,
-///     algorithm: Algorithm::Lamport,
-///     ranks: 2,
-///     in_graph: true,
-///     bytes,
-/// };
-/// // Microseconds.
-/// let measured = [(of(1 << 10), 1.9), (of(1 << 16), 2.3), (of(1 << 20), 5.1)];
-/// let model = CostModel::fit(&measured)?;
-/// let us = model.us(&of(1 << 18)).unwrap();
-/// assert!((2.3..5.1).contains(&us));
-/// let on_four = CollectiveCase { ranks: 4, ..of(1 << 18) };
-/// assert!(model.us(&on_four).unwrap() > us);
-/// # Ok::<_, devcomm_host::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct CostModel(BTreeMap<Key, Fitted>);
 
@@ -104,12 +61,28 @@ const RAMP: [f64; 2] = [1024.0, 65536.0];
 /// default of `Collectives`.
 const ONE_STEP: usize = 4 << 20;
 
-names!(CollectiveKind: AllReduce "all-reduce" ReduceScatter "reduce-scatter" AllGather "all-gather"
-    AllToAll "all-to-all" Broadcast "broadcast");
+/// What the algorithms of a collective cost.
+trait Costing: Sized {
+    /// Returns the collective of the same costs: devcomm's kernels have those of a reduction in one
+    /// step or two, and those of an exchange. NCCL's algorithms differ.
+    fn costs_as(self, algorithm: Algorithm) -> Self;
 
-impl CollectiveKind {
-    /// Devcomm's kernels have the same costs for each of these: a reduction in one step or two, and
-    /// an exchange. NCCL's algorithms differ.
+    /// Returns the collective with the same costs on more than two ranks. Between two, NCCL's
+    /// reduce-scatter is slower than its all-gather.
+    fn costs_on_more_as(self, algorithm: Algorithm) -> Self;
+
+    /// Returns whether more than two ranks use an algorithm, by the defaults of `Collectives`.
+    fn uses(self, algorithm: Algorithm, size: usize, ranks: usize) -> bool;
+
+    /// Returns how many hops follow each other: devcomm's are to all ranks at once, and NCCL's to
+    /// the next rank.
+    fn hops(self, algorithm: Algorithm, ranks: usize) -> f64;
+
+    /// Returns the bytes that the busiest rank sends.
+    fn wire(self, algorithm: Algorithm, size: usize, ranks: usize) -> f64;
+}
+
+impl Costing for CollectiveKind {
     fn costs_as(self, algorithm: Algorithm) -> Self {
         match self {
             ReduceScatter if algorithm != Nccl => AllReduce,
@@ -118,8 +91,6 @@ impl CollectiveKind {
         }
     }
 
-    /// Returns the collective with the same costs on more than two ranks. Between two, NCCL's
-    /// reduce-scatter is slower than its all-gather.
     fn costs_on_more_as(self, algorithm: Algorithm) -> Self {
         match (self, algorithm) {
             (ReduceScatter, Nccl) => AllGather,
@@ -127,7 +98,6 @@ impl CollectiveKind {
         }
     }
 
-    /// Whether more than two ranks use an algorithm, by the defaults of `Collectives`.
     fn uses(self, algorithm: Algorithm, size: usize, ranks: usize) -> bool {
         match (self, algorithm) {
             (AllReduce, Lamport) => size <= ONE_STEP / ranks,
@@ -140,14 +110,12 @@ impl CollectiveKind {
         }
     }
 
-    /// How many hops follow each other: devcomm's are to all ranks at once, and NCCL's to the next
-    /// rank.
     fn hops(self, algorithm: Algorithm, ranks: usize) -> f64 {
         let ring = match self {
             AllReduce => 2 * (ranks - 1),
             ReduceScatter | AllGather => ranks - 1,
             // All are sent at once, and what is passed on is not waited for.
-            AllToAll | Broadcast => 1,
+            _ => 1,
         };
         match algorithm {
             Nccl => ring as f64,
@@ -156,7 +124,6 @@ impl CollectiveKind {
         }
     }
 
-    /// The bytes that the busiest rank sends.
     fn wire(self, algorithm: Algorithm, size: usize, ranks: usize) -> f64 {
         let (size, ranks) = (size as f64, ranks as f64);
         let others = ranks - 1.0;
@@ -167,7 +134,7 @@ impl CollectiveKind {
             // NCCL's ranks pass it on.
             (Broadcast, Nccl) => size,
             (Broadcast, _) => others * size,
-            (ReduceScatter | AllGather | AllToAll, _) => others / ranks * size,
+            _ => others / ranks * size,
         }
     }
 }
@@ -301,16 +268,13 @@ impl Fitted {
 impl CostModel {
     /// Fits the costs to times in microseconds, by least squares of relative errors.
     ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a case of another number of
-    /// ranks than two, or a time that is not above 0.
+    /// Fails for a case of another number of ranks than two, or a time that is not above 0.
     pub fn fit(measured: &[(CollectiveCase, f64)]) -> Result<Self> {
         let mut by_key: BTreeMap<Key, Vec<(f64, f64)>> = BTreeMap::new();
         for (case, us) in measured {
-            refuse_if!(case.ranks != 2, "the model is fitted to two ranks, not {}", case.ranks);
-            refuse_if!(
-                !(us.is_finite() && *us > 0.0),
+            ensure!(case.ranks == 2, "the model is fitted to two ranks, not {}", case.ranks);
+            ensure!(
+                us.is_finite() && *us > 0.0,
                 "the model is fitted to times above 0, not {us} us"
             );
             let wire = case.kind.wire(case.algorithm, case.bytes, 2);
