@@ -92,6 +92,28 @@ fn operations_of_several_objects_end_in_whatever_order_they_are_called() {
     }
 }
 
+/// The launches of an object that may fill the GPU begin before the previous ones have ended, any
+/// number of them. The operations of a second such object wait for them.
+#[test]
+fn operations_of_objects_that_fill_the_gpu_follow_each_other() {
+    for (ranks, seed) in [(2, 1), (4, 2)] {
+        let simulation = Simulation::new(ranks).multiprocessors(2).seed(seed);
+        Gpus::from(simulation).run("operations_of_objects_that_fill_the_gpu", |rank| {
+            let (most, n_ranks) = (if rank.is_simulated() { 2048 } else { 32 << 20 }, ranks);
+            let lanes = [Lane::new(rank, most, 1)?, Lane::new(rank, most, 1)?];
+            for count in [64, most] {
+                for _ in 0..3 {
+                    lanes.iter().try_for_each(|lane| lane.enqueue(count, n_ranks))?;
+                    lanes[0].enqueue(count, n_ranks)?;
+                }
+                lanes.iter().try_for_each(|lane| lane.require_sums(count, n_ranks))?;
+                rank.barrier()?;
+            }
+            Ok(())
+        });
+    }
+}
+
 #[test]
 fn a_number_of_objects_that_no_gpu_has_room_for_is_refused() {
     Gpus::new(2).run("a_number_of_objects_is_refused", |rank| {
