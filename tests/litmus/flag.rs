@@ -42,7 +42,7 @@ fn sends_two(gpu: &Gpu<'_>) -> Result<()> {
 fn messages_through_one_place_arrive_and_every_part_of_the_protocol_is_needed() {
     let two = Simulation::new(2).preemptions(1);
     explore(two.clone(), sends_two);
-    // With loads that see old values.
+    // Here loads see old values.
     explore(two.clone().preemptions(0).weak(true), sends_two);
     let narrow = Change::Narrow(Scope::Gpu);
     // Each row weakens one line; the simulator must report it at a line with the given text.

@@ -402,7 +402,7 @@ pub(crate) static OPS: Ops = Ops {
     exchange: |ctx, words, at| warp::exchange(Thread::of(ctx), words, at),
     shared_static,
     access: |ctx, address, bytes, access, at| Thread::of(ctx).access(address, bytes, access, at),
-    keeps: |ctx, engine, piece, at| Thread::of(ctx).keeps(engine, piece, at),
+    keeps: |ctx, engine, piece, at| Thread::of(ctx).keeps_piece(engine, piece, at),
     multimem: |ctx, address, bytes, at| Thread::of(ctx).multimem(address, bytes, at),
     spin,
     wait_phase,
