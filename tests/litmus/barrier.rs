@@ -17,7 +17,7 @@ unsafe fn exchange(comm: DevComm, place: Window<u32>, rounds: u32) {
         // SAFETY: the window has a word.
         unsafe { place.lsa(comm.lsa_team().next()).store(0, round) };
         barrier.sync(MemoryOrder::AcqRel); // all have stored
-        // SAFETY: as above.
+        // SAFETY: the window has a word.
         let received = unsafe { place.local().load(0) };
         barrier.sync(MemoryOrder::AcqRel); // all have read
         assert_eq!(received, round);

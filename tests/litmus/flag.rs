@@ -24,7 +24,7 @@ unsafe fn send_two(comm: DevComm, flags: Window<u32>, place: Window<u32>) {
             flag.wait_at_least(coop, message); // free
         } else {
             flag.wait_at_least(coop, message); // full
-            // SAFETY: as above.
+            // SAFETY: the window has one element.
             let received = unsafe { place.local().load(0) };
             flag.post(coop, 0, message); // free
             assert_eq!(received, message);

@@ -398,7 +398,7 @@ impl StreamOp for Launch {
                 let polled = self.within(races, index, |op| op.poll(core));
                 if polled.is_some_and(|polled| polled.is_ready()) {
                     // Other streams may wait for this end, if it is a rank's part of a collective.
-                    core.goes_on();
+                    core.op_progressed();
                     self.ops[index] = None;
                     if let Some(run) = self.runs[index].take() {
                         self.ended[index] = races.end(run);

@@ -240,7 +240,7 @@ impl Store {
     /// Reads the source.
     fn begin(&self, core: &Core) -> CudaResult<UnderWay> {
         self.check(core)?;
-        let polls = core.lateness();
+        let polls = core.copy_delay();
         let StoreKind::Copy { from, bytes } = self.kind else {
             return Ok(UnderWay { data: Vec::new(), polls });
         };
@@ -300,7 +300,7 @@ impl StreamOp for Store {
             };
             if let Some(polls) = under_way.polls.checked_sub(1) {
                 under_way.polls = polls;
-                core.goes_on();
+                core.op_progressed();
                 return Ok(Poll::Pending);
             }
             let data = std::mem::take(&mut under_way.data);

@@ -41,7 +41,8 @@ pub(super) struct Mailbox {
 }
 
 impl Comm {
-    /// Is called when a rank's stream reaches a send or a receive.
+    /// Records that a rank's stream has reached a send or a receive, and performs the copy if the
+    /// peer's stream has reached the other one.
     pub(super) fn post(
         &self,
         core: &Core,
