@@ -1,5 +1,4 @@
-//! Lamport messages, which need no separate flags. There are three launches, so that a bank of
-//! slots is used again.
+//! Lamport messages, which need no separate flags. Three launches use a bank of slots twice.
 
 use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;

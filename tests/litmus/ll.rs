@@ -1,5 +1,4 @@
-//! LL messages, whose lines carry their epoch. There are three epochs, so that a bank of lines is
-//! used again.
+//! LL messages, whose lines carry their epoch. Three epochs use a bank of lines twice.
 
 use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;

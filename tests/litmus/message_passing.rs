@@ -46,8 +46,7 @@ fn form(number: u32) -> Form {
     FORMS.get(number as usize).copied().unwrap_or(narrow)
 }
 
-/// Block 0 stores a message by `store`, and block 1 loads it by `load`. The outcome is the flag and
-/// the message.
+/// Block 0 calls `store`, and block 1 calls `load`. The outcome is the flag and the message.
 ///
 /// # Safety
 ///

@@ -115,10 +115,10 @@ const RECEIVE_IN_ORDER: &str = "session.receive_in_order(";
 const WAIT: &str = "wait_until(";
 const SEND_ROW: &str = "session.rows.send(";
 const PEEK_ROW: &str = "session.rows.peek(";
-const RECEIVE_SEVERAL: &str = "session.rows.receive_several(";
+const RECEIVE_ROWS: &str = "session.rows.receive_several(";
 const END_ROWS: &str = "session.rows.end(";
 const SUMMED: &str = "results.store(";
-const SEND_NUMBERED: &str = "numbered.send(";
+const NUMBERED: &str = "numbered.send(";
 const PEEK_NUMBERED: &str = "numbered.peek(";
 const END: &str = "session.end(";
 const PREVIOUS: &str = "wait_for_previous()";
@@ -202,8 +202,8 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("lamport_rmsnorm", LAMPORT_RMS, (END, 0), Remove, &[RECEIVE_IN_ORDER]),
     mutant("lamport_rmsnorm", LAMPORT_RMS, (SEND, 0), NARROW, &[SEND, RECEIVE_IN_ORDER]),
     mutant("ep_dispatch", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
-    mutant("ep_dispatch", EP_DISPATCH, (SEND_NUMBERED, 0), NARROW, &[SEND_NUMBERED, PEEK_NUMBERED]),
-    mutant("ep_dispatch", EP_DISPATCH, (SEND_NUMBERED, 1), NARROW, &[SEND_NUMBERED, PEEK_NUMBERED]),
+    mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 0), NARROW, &[NUMBERED, PEEK_NUMBERED]),
+    mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, PEEK_NUMBERED]),
     mutant("ep_dispatch", EP_DISPATCH, (END_ROWS, 0), Remove, &[WAIT, PEEK_ROW, PEEK_NUMBERED]),
     mutant("ep_dispatch", EP_DISPATCH, (PREVIOUS, 0), NoWait, &["mem::store", ROW]),
     mutant(
@@ -219,31 +219,13 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("ep_dispatch_f8", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
     mutant("ep_dispatch_f8", EP_DISPATCH, (SEND_ROW, 1), NARROW, &[SEND_ROW, PEEK_ROW]),
     mutant("ep_of_any_ranks", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
-    mutant(
-        "ep_of_any_ranks",
-        EP_DISPATCH,
-        (SEND_NUMBERED, 1),
-        NARROW,
-        &[SEND_NUMBERED, PEEK_NUMBERED],
-    ),
-    mutant("ep_of_any_ranks", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_SEVERAL]),
-    mutant("ep_combine", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_SEVERAL]),
-    mutant(
-        "ep_combine",
-        COMBINE_RECEIVE,
-        (SEND_NUMBERED, 0),
-        NARROW,
-        &[SEND_NUMBERED, PEEK_NUMBERED],
-    ),
-    mutant("ep_combine", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[RECEIVE_SEVERAL]),
-    mutant(
-        "ep_combine_in_one_round",
-        EP_COMBINE,
-        (SEND_ROW, 0),
-        NARROW,
-        &[SEND_ROW, RECEIVE_SEVERAL],
-    ),
-    mutant("ep_combine_in_one_round", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[RECEIVE_SEVERAL]),
+    mutant("ep_of_any_ranks", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, PEEK_NUMBERED]),
+    mutant("ep_of_any_ranks", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
+    mutant("ep_combine", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
+    mutant("ep_combine", COMBINE_RECEIVE, (NUMBERED, 0), NARROW, &[NUMBERED, PEEK_NUMBERED]),
+    mutant("ep_combine", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[RECEIVE_ROWS]),
+    mutant("ep_combine_in_one_round", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
+    mutant("ep_combine_in_one_round", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[RECEIVE_ROWS]),
     mutant(
         "ep_combine_in_one_round",
         EP_COMBINE,

@@ -25,8 +25,7 @@ unsafe fn first(flags: *mut u32, meets: bool) {
     }
 }
 
-/// Sets a flag when it has begun, and stores the first kernel's flag before and after that kernel
-/// has ended.
+/// Sets a flag at its start, and stores the first kernel's flag before and after that one's end.
 #[kernel]
 unsafe fn second(flags: *mut u32, seen: *mut u32) {
     // SAFETY: the buffers have two flags, and two words.

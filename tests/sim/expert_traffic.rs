@@ -116,12 +116,10 @@ impl Form {
                 let rail = (to % team..batch.tokens.len()).step_by(team);
                 stores(rail.map(rows).sum::<usize>() * row, 2 * BLOCKS)
             }
-            Self::Teams(team) if from % team == to % team => {
-                puts(messages(batch, to).map(|tokens| {
-                    let rows = tokens.filter(|token| is_for(batch, to, *token, from, team));
-                    (rows.count() * row).max(1)
-                }))
-            }
+            Self::Teams(team) if from % team == to % team => puts(messages(batch, to).map(|all| {
+                let rows = all.filter(|token| is_for(batch, to, *token, from, team));
+                (rows.count() * row).max(1)
+            })),
             Self::Teams(_) => Traffic::default(),
         }
     }

@@ -1,5 +1,4 @@
-//! Tests of the repairs that reports of races name: each of them, made in the program, ends the
-//! reports.
+//! Tests of the repairs that reports of races name: a program with any of them has no race.
 //!
 //! A kernel's `repair` is 0 in the wrong form, and else the number of the repair that it makes.
 
@@ -16,8 +15,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 use crate::races::{add_1, orders, race};
 use crate::tensor::{aligned_shared, row};
 
-/// Checks that the hint of a program's wrong form names the repairs `named`, and that the program
-/// passes with each of them.
+/// Checks that a wrong form's hint names the repairs `named`, and that each makes the program pass.
 #[track_caller]
 pub fn check(base: &Simulation, named: &[&str], run: impl Fn(&Gpu<'_>, u32) -> Result<()> + Sync) {
     let race = race(base.clone(), |gpu| run(gpu, 0));

@@ -8,8 +8,7 @@ use devcomm::{DevCommRequirements, Simulation};
 use devcomm_testing::simulated::{Gpu, read, run, simulate, world};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// Fails in one of several ways: an access out of bounds, a race, a deadlock, a panic. Way 4 does
-/// not fail.
+/// Fails by an access out of bounds, a race, a deadlock or a panic. Way 4 does not fail.
 #[kernel]
 unsafe fn fails(comm: DevComm, out: Window<u32>, way: u32) {
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());

@@ -20,8 +20,7 @@ pub fn orders(base: &Simulation) -> impl Iterator<Item = Simulation> + use<'_> {
     [base.clone(), base.clone().preempt(true)].into_iter().chain(random)
 }
 
-/// Checks that form 0 passes, and that each other form is a race between two lines of a file whose
-/// name ends with `races.rs`.
+/// Checks that form 0 passes, and that each other form is a race between lines of a `*races.rs`.
 #[track_caller]
 pub fn check(base: &Simulation, forms: u32, form: impl Fn(&Gpu<'_>, u32) -> Result<()> + Sync) {
     for simulation in orders(base) {

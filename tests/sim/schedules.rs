@@ -27,8 +27,7 @@ fn settings_in(message: &str) -> &str {
     rest.split_once('"').expect("the end of the settings").0
 }
 
-/// Returns a simulation of two ranks without the detection of races, so that only schedules find
-/// errors.
+/// Returns a simulation of two ranks in which only schedules find errors, not the race detector.
 fn two() -> Simulation {
     Simulation::new(2).races(false)
 }

@@ -1,5 +1,4 @@
-//! Tests that copies, memsets and collectives race with kernels of other streams unless an event
-//! orders them.
+//! Tests that copies, memsets and collectives race with other streams' kernels without an event.
 
 use cuda_std::mem;
 use cuda_std::prelude::*;

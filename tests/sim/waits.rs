@@ -236,8 +236,7 @@ unsafe fn passes_on(comm: DevComm, words: Window<u32>, starts: bool) {
     }
 }
 
-/// Returns simulations of one GPU, in the fixed order and in random ones, with and without
-/// [`Simulation::watch`].
+/// Returns simulations of one GPU, in fixed and random orders, with and without `watch`.
 fn one_gpu() -> impl Iterator<Item = Simulation> {
     let one = |watch| Simulation::new(1).step_limit(100_000).watch(watch);
     let seeds = move |watch| (0..20).map(move |seed| one(watch).seed(seed)).chain([one(watch)]);

@@ -189,8 +189,7 @@ fn with_weak_memory_a_wait_for_all_groups_but_the_last_leaves_the_last_unread() 
 #[kernel]
 unsafe fn send_words(inboxes: *mut u32, answers: *mut u32) {
     let (me, other) = (thread::block_idx_x() as usize, 1 - thread::block_idx_x() as usize);
-    // SAFETY: a block is one thread, with shared memory for a row; the buffers have four words per
-    // block.
+    // SAFETY: a block has one thread and memory for a row; the buffers have four words per block.
     unsafe {
         let words = aligned_shared().cast::<u32>();
         (0..4).for_each(|i| mem::store(words.add(i), 7 + me as u32));

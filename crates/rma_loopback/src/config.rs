@@ -49,8 +49,7 @@ pub struct Config {
     pub depth: u64,
     /// `DEVCOMM_GIN_CONNECTIONS`: network devices to report, at most 4, one connection for each.
     pub connections: i32,
-    /// `DEVCOMM_GIN_TIMEOUT`, in seconds: the longest time that a rank waits for the others to
-    /// connect.
+    /// `DEVCOMM_GIN_TIMEOUT`, in seconds: the time that a rank waits for the others to connect.
     pub timeout: Duration,
 }
 

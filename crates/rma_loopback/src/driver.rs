@@ -412,9 +412,8 @@ impl Drop for Pinned {
     }
 }
 
-/// Sets this thread's capture mode to relaxed, permanently: its copies would otherwise invalidate
-/// another thread's capture in `cudaStreamCaptureModeGlobal`. NCCL's progress threads, which run
-/// nothing else, call this.
+/// Sets the capture mode of this thread, one of NCCL's, to relaxed, permanently: its copies would
+/// otherwise invalidate another thread's capture in `cudaStreamCaptureModeGlobal`.
 pub(crate) fn relax_captures(driver: &Driver) {
     thread_local! {
         static DONE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };

@@ -301,8 +301,7 @@ pub(crate) unsafe extern "C" fn close_listen(listen_comm: Opaque) -> Status {
 ///
 /// # Safety
 ///
-/// `create_context` returned `context`, which is not destroyed yet; `request` is null or valid for
-/// a write.
+/// `create_context` returned `context`, which is live; `request` is null or valid for a write.
 unsafe fn request(
     call: &str,
     context: Opaque,
@@ -440,8 +439,7 @@ pub(crate) unsafe extern "C" fn query_last_error(context: Opaque, has_error: *mu
     })
 }
 
-/// Does nothing: all state belongs to connections. NCCL calls `init` and `finalize` twice for each
-/// communicator.
+/// Does nothing: all state belongs to connections. NCCL calls it twice for each communicator.
 pub(crate) unsafe extern "C" fn finalize(_ctx: Opaque) -> Status {
     abi::SUCCESS
 }

@@ -118,8 +118,7 @@ impl InboundQueue {
         self.enqueue_pending(&mut state)
     }
 
-    /// Makes progress by another rank's thread, if this rank's thread has not called `progress` for
-    /// long.
+    /// Makes progress on another rank's thread, if this rank's own has not made any for long.
     pub(crate) fn progress_for_absent(&self) -> Result<()> {
         let is_absent = self.waiting.load(Ordering::Acquire)
             && self.overlooked.fetch_add(1, Ordering::Relaxed) >= PATIENCE;

@@ -61,8 +61,7 @@ impl TrackedStream {
         self.word(DONE).load(Ordering::Acquire)
     }
 
-    /// Marks operation `sequence` complete from the host, which executed its last step. The stream
-    /// must be idle.
+    /// Marks operation `sequence`, whose last step the host executed, complete on an idle stream.
     pub(crate) fn set_done(&self, sequence: u64) {
         self.word(DONE).store(sequence, Ordering::Release);
     }

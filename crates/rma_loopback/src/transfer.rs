@@ -84,8 +84,7 @@ impl Data {
     }
 }
 
-/// The host's copies of the values of a region's words, which only the plugin writes, and the index
-/// of a word.
+/// The host's copies of a region's words, which only the plugin writes, and the index of a word.
 pub(crate) type Shadow = (Arc<[AtomicU64]>, usize);
 
 /// An addition to a word of 64 bits.
@@ -193,8 +192,7 @@ impl Transfer {
         Ok(IssueResult::Whole)
     }
 
-    /// Runs the host step, after the group. Returns whether the transfer is completely enqueued, or
-    /// complete.
+    /// Runs the host step, after the group. Returns whether it is the transfer's last step.
     pub(crate) fn step(
         &mut self,
         step: HostStep,
@@ -215,8 +213,7 @@ impl Transfer {
                 Ok(false)
             }
             HostStep::AddOnHost { word, add } => {
-                // SAFETY: the word is aligned and in a registered region, as was checked when the
-                // transfer was made.
+                // SAFETY: the transfer's maker checked that the word is aligned and registered.
                 unsafe { AtomicU64::from_ptr(word) }.fetch_add(add, Ordering::Release);
                 stream.set_done(sequence);
                 Ok(true)

@@ -34,8 +34,7 @@ fn without_a_driver_init_fails_so_that_nccl_goes_on() {
     }
     let library = library();
     let mut context = null_mut();
-    // SAFETY: the symbol is a table of this crate, from the same build; the arguments follow the
-    // interface.
+    // SAFETY: the symbol is a table of this crate; the arguments follow the interface.
     let status = unsafe {
         let table: *const RmaV16 = *library.get::<*const RmaV16>(b"ncclRmaPlugin_v16").unwrap();
         ((*table).init)(&raw mut context, 1, None)

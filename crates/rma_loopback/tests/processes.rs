@@ -287,8 +287,7 @@ fn connecting_to_a_process_that_is_gone_is_an_error_at_once() {
     run_processes("absent", 3, 1, &[]);
 }
 
-/// Rank 0 of two ends before rank 1 connects, and another user listens in its place, if the test
-/// may change its user.
+/// Rank 0 of two ends before rank 1 connects; another user, if there is one, listens in its place.
 fn squatted(
     number: usize,
     listening: &fake::Listening,

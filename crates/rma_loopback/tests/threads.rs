@@ -12,7 +12,7 @@ use devcomm_rma_loopback::abi::{
 use devcomm_rma_loopback::config::{Config, CopyMethod, SignalMethod};
 
 use fake::memory::{Kind, mappings_of};
-use fake::{Bootstrap, Memory, NO_REGION, Options, Rank, device, listen, run_ranks, setup, work};
+use fake::{Bootstrap, Memory, NO_DATA, Options, Rank, device, listen, run_ranks, setup, work};
 
 fn config() -> Config {
     Options::default().config
@@ -159,7 +159,7 @@ fn signals_that_come_together_or_while_a_stream_is_busy_are_written_together() {
             bootstrap.barrier.wait();
             for signal in 0..SIGNALS {
                 let to = (words_at, 8 * (signal % 2) as usize);
-                rank.put_signal(0, NO_REGION, 0, NO_REGION, 1 - rank.rank, to, 3, SIGNAL_ADD);
+                rank.put_signal(0, NO_DATA, 0, NO_DATA, 1 - rank.rank, to, 3, SIGNAL_ADD);
             }
             rank.drain();
             bootstrap.barrier.wait();
@@ -183,7 +183,7 @@ fn one_copy_writes_many_signals_and_changes_no_other_word() {
             for round in 0..ROUNDS {
                 for signal in 0..signals {
                     let (to, add) = ((words_at, 8 * signal * apart), signal as u64 + round);
-                    rank.put_signal(0, NO_REGION, 0, NO_REGION, 1 - rank.rank, to, add, SIGNAL_ADD);
+                    rank.put_signal(0, NO_DATA, 0, NO_DATA, 1 - rank.rank, to, add, SIGNAL_ADD);
                 }
                 rank.drain();
             }
@@ -227,16 +227,8 @@ fn va_signals_are_refused_if_several_connections_would_lose_some() {
             rank.drain();
             bootstrap.barrier.wait();
             if rank.rank == 0 {
-                let (status, request) = rank.try_put_signal(
-                    0,
-                    NO_REGION,
-                    0,
-                    NO_REGION,
-                    1,
-                    (words_at, 0),
-                    1,
-                    SIGNAL_ADD,
-                );
+                let (status, request) =
+                    rank.try_put_signal(0, NO_DATA, 0, NO_DATA, 1, (words_at, 0), 1, SIGNAL_ADD);
                 assert_eq!(status, SUCCESS);
                 if reductions {
                     rank.serve(|| rank.try_test(request) == (SUCCESS, true));
@@ -302,7 +294,7 @@ fn wrong_contexts_ranks_and_handles_are_refused() {
                 let status = match case {
                     0 => rank.try_put(1, (at, 0), 8, (at, 0), 1).0,
                     1 => rank.try_put(0, (at, 0), 8, (at, 0), 2).0,
-                    2 => rank.try_put(0, NO_REGION, 8, (at, 0), 1).0,
+                    2 => rank.try_put(0, NO_DATA, 8, (at, 0), 1).0,
                     _ => rank.try_test(77 as _).0,
                 };
                 assert_eq!(status, INVALID_ARGUMENT, "case {case}");

@@ -89,7 +89,7 @@ fn arrive_at(thread: &Thread, id: u32, count: u32, coop_call: Option<CoopCall>, 
     }
 }
 
-/// Fails the kernel if the thread arrives otherwise than the first one.
+/// Fails the kernel if the thread's arrival differs from the first one.
 fn check_equal(
     thread: &Thread,
     barrier: &BlockBarrier,

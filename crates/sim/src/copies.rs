@@ -1,11 +1,10 @@
 //! Asynchronous copies of kernels that are under way, with [`weak`](crate::Simulation::weak): TMA,
 //! bulk copies, `cp.async` and messages to other blocks of a cluster.
 //!
-//! Each piece of such a copy reads its source at one time and lands (writes its target) at a later
-//! one. The seed determines both: when the copy is started, or between turns of threads, but no
-//! later than the wait for the copy. So a source that is overwritten too early, or a target that is
-//! read too early, has wrong data, in whole or in part. Accesses are checked for races where the
-//! copy is started.
+//! Each piece of such a copy reads its source at one time and lands (writes its target) later. The
+//! seed determines both times: at the copy's start, or between turns of threads, at the latest in
+//! the wait for the copy. So a source that is overwritten too early, or a target that is read too
+//! early, has wrong data, in whole or in part. The start of a copy checks for races.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -42,7 +41,7 @@ impl Awaited {
 }
 
 /// A piece that has not landed.
-struct PendingPiece {
+struct Pending {
     piece: Piece,
     gpu: u32,
     /// The value that lands, if the source has been read; else the source's value at the start.
@@ -52,7 +51,7 @@ struct PendingPiece {
     commits: u32,
 }
 
-impl PendingPiece {
+impl Pending {
     /// Reads the source, unless it has been freed.
     fn read(&mut self, memory: &Memory, awaited: Awaited) {
         let Source::Memory(from) = self.piece.from else { return };
@@ -83,14 +82,14 @@ pub(crate) struct Copies(RefCell<State>);
 struct State {
     /// Pieces by what they wait for, in the order in which the first one of each was started: so a
     /// choice among them does not depend on addresses, which differ between runs.
-    waiting: BTreeMap<u64, (Awaited, Vec<PendingPiece>)>,
+    waiting: BTreeMap<u64, (Awaited, Vec<Pending>)>,
     /// The keys in `waiting`.
     numbers: BTreeMap<Awaited, u64>,
     last_number: u64,
 }
 
 impl State {
-    fn add(&mut self, awaited: Awaited, kept: PendingPiece) {
+    fn add(&mut self, awaited: Awaited, kept: Pending) {
         let number = *self.numbers.entry(awaited).or_insert_with(|| {
             self.last_number += 1;
             self.last_number
@@ -98,17 +97,13 @@ impl State {
         self.waiting.entry(number).or_insert((awaited, Vec::new())).1.push(kept);
     }
 
-    fn get(&mut self, awaited: Awaited) -> Option<&mut Vec<PendingPiece>> {
+    fn get(&mut self, awaited: Awaited) -> Option<&mut Vec<Pending>> {
         let number = self.numbers.get(&awaited)?;
         self.waiting.get_mut(number).map(|(_, kept)| kept)
     }
 
     /// Replaces each piece that waits for `awaited` by the result of `each`: `None` if it landed.
-    fn advance(
-        &mut self,
-        awaited: Awaited,
-        each: impl FnMut(PendingPiece) -> Option<PendingPiece>,
-    ) {
+    fn advance(&mut self, awaited: Awaited, each: impl FnMut(Pending) -> Option<Pending>) {
         let Some(kept) = self.get(awaited) else { return };
         *kept = std::mem::take(kept).into_iter().filter_map(each).collect();
         if kept.is_empty() {
@@ -137,8 +132,7 @@ impl Copies {
         state.numbers.retain(|_, number| state.waiting.contains_key(number));
     }
 
-    /// Chooses pieces that wait for the same thing, and lets each of them read, land or neither, as
-    /// `choose` says.
+    /// Lets each of some pieces that wait for the same thing read, land or neither, by `choose`.
     pub(crate) fn step(&self, memory: &Memory, mut choose: impl FnMut(usize) -> usize) {
         let mut state = self.0.borrow_mut();
         let Some((&first, _)) = state.waiting.first_key_value() else { return };
@@ -175,8 +169,7 @@ impl Copies {
 }
 
 impl Thread {
-    /// Returns whether a piece of an asynchronous copy is kept as pending; if not, the caller reads
-    /// and writes it at once.
+    /// Returns whether a piece of a copy is kept as pending; if not, the caller moves it at once.
     pub(crate) fn keeps_piece(&self, engine: Engine, piece: Piece, at: Site) -> bool {
         let gpus = self.gpus();
         let is_weak = gpus.settings.weak && gpus.random() && !gpus.removes(self.state.line_of(at));
@@ -190,7 +183,7 @@ impl Thread {
         // SAFETY: the simulator has checked the access to the source.
         let value = unsafe { piece.read() };
         let gpu = self.block().gpu as u32;
-        let kept = PendingPiece { piece, gpu, value, is_read, commits: 0 };
+        let kept = Pending { piece, gpu, value, is_read, commits: 0 };
         gpus.copies.0.borrow_mut().add(awaited, kept);
         true
     }

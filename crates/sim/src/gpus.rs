@@ -243,8 +243,7 @@ impl Gpus {
         self.scheduler.borrow().check(launch).map(drop)
     }
 
-    /// Returns the clock that a grid shares with later operations, until it [is
-    /// done](Self::is_done).
+    /// Returns the clock that an unfinished grid shares with later operations.
     pub(crate) fn clock_of(&self, grid: GridId) -> Option<GridClock> {
         self.scheduler.borrow().clock_of(grid)
     }

@@ -3,8 +3,7 @@
 //!
 //! A group is an address range that is never mapped. A window has the same offset in all groups, as
 //! with NCCL: an address is the sum of the group's base, the window's offset in the group, and an
-//! offset in the window. It refers to the bytes at this offset in the window on every rank of the
-//! group.
+//! offset in the window. It refers to the bytes at this offset on every rank of the group.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;

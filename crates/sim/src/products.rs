@@ -81,8 +81,7 @@ impl Products {
         Ok(())
     }
 
-    /// Ends the thread's products. Returns the line of one whose sums it has not waited for, if
-    /// there is one.
+    /// Ends the thread's products. Returns the line of one whose sums it has not waited for.
     pub(crate) fn end(&mut self) -> Option<Site> {
         std::mem::take(self).in_flight.first().map(|sums| sums.at)
     }

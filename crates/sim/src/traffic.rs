@@ -11,8 +11,7 @@ use crate::memory::{Memory, Owner};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Traffic {
-    /// The number of stores to that rank's memory, and of atomic updates. A bulk copy counts as
-    /// stores of 16 bytes.
+    /// The number of stores and atomic updates to its memory. A bulk copy is stores of 16 bytes.
     pub stores: u64,
     /// The number of bytes of the stores.
     pub stored_bytes: u64,

@@ -65,8 +65,7 @@ impl Until {
         }
     }
 
-    /// Orders the thread, which has found the condition true by reads of this order, after what the
-    /// condition stands for.
+    /// Orders the thread, whose reads of this order found the condition true, after its causes.
     pub(crate) fn acquire(&self, thread: &Thread, order: Order) {
         let gpus = thread.gpus();
         let (memory, mut clock) = (&gpus.memory, thread.race.borrow_mut());

@@ -76,7 +76,7 @@ impl Bootstrap {
 /// A location in a region: the region's handle, and an offset in bytes.
 pub type RegionOffset = (Opaque, usize);
 /// No region: for a signal without data.
-pub const NO_REGION: RegionOffset = (null_mut(), 0);
+pub const NO_DATA: RegionOffset = (null_mut(), 0);
 
 /// A rank, with what NCCL's proxy thread keeps for it. `Opaque` values are the plugin's handles.
 pub struct Rank {
@@ -311,7 +311,7 @@ impl Rank {
 
     /// Sends a signal without data, as NCCL's proxy sends a VA signal (one in a word of a window).
     pub fn signal(&self, context: usize, rank: usize, signal: RegionOffset, add: u64) {
-        self.put_signal(context, NO_REGION, 0, NO_REGION, rank, signal, add, SIGNAL_ADD);
+        self.put_signal(context, NO_DATA, 0, NO_DATA, rank, signal, add, SIGNAL_ADD);
     }
 
     pub fn get(

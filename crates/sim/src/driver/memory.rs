@@ -158,8 +158,7 @@ pub(super) unsafe fn copy_to_device(
         }
         cx.when_idle(stream, || {
             let to = cx.device_memory(to, bytes)?;
-            // SAFETY: the program passes host memory of this size, as CUDA requires; the target was
-            // checked, and no kernel runs now.
+            // SAFETY: the program passes this many bytes; the target was checked; no kernel runs.
             unsafe { to.copy_from(from.cast(), bytes) };
             cx.core.gpus.progress();
             cx.core.host_access("a copy to the device", cx.gpu()?, to.addr(), bytes, true)

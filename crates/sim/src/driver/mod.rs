@@ -113,8 +113,7 @@ fn call_until(
     code_of(outcome.flatten())
 }
 
-/// Answers a query whose answer is constant for the life of the machine. It needs no turn, so that
-/// no thread waits.
+/// Answers a query whose answer is constant for the life of the machine, without a turn.
 fn query(name: &'static str, body: impl Fn(&Simulation) -> CudaResult<()>) -> CUresult {
     let answer = Client::with(|client| {
         let Shared { faults, simulation, .. } = &**client.shared();

@@ -130,8 +130,7 @@ pub(super) unsafe extern "C" fn get_unique_id(comm: RawComm, id: *mut RawUniqueI
     })
 }
 
-/// Adds ranks to a communicator. Existing ranks pass it and rank -1; new ranks pass a rank number
-/// and an id.
+/// Adds ranks. Existing ranks pass a communicator and rank -1; new ranks pass a number and an id.
 pub(super) unsafe extern "C" fn grow(
     comm: RawComm,
     n_ranks: c_int,

@@ -234,8 +234,7 @@ impl RankComm {
         IN_PROGRESS
     }
 
-    /// Returns whether operations may run. A graph may launch operations after the communicator was
-    /// destroyed, which must not.
+    /// Returns whether operations may run: a graph may launch some of a destroyed communicator.
     pub(super) fn is_usable(&self) -> bool {
         matches!(self.life.get(), Lifecycle::Live | Lifecycle::Finalized)
     }

@@ -97,11 +97,7 @@ fn count(value: c_int, what: &str) -> NcclResult<u32> {
     u32::try_from(value).map_err(|_| NcclError::argument(format!("{value} {what}")))
 }
 
-/// Returns the GIN connection that requirements ask for.
-///
-/// # Errors
-///
-/// Refuses features that simulated GPUs lack.
+/// Returns the GIN connection that requirements ask for; refuses what simulated GPUs lack.
 fn connection_of(
     cx: &CallContext<'_>,
     raw: &Requirements,
@@ -301,8 +297,7 @@ pub(super) unsafe extern "C" fn ll_a2a_slots(max_elements: c_int, max_size: c_in
     max_elements.saturating_mul(words)
 }
 
-/// Returns the bytes of an LL all-to-all. Each block has a header and two banks of slots, of 16
-/// bytes each.
+/// Returns the bytes of an LL all-to-all: a header and two banks of slots per block, 16 bytes each.
 fn ll_a2a_bytes(blocks: usize, slots: usize) -> usize {
     blocks * (1 + 2 * slots) * 16
 }

@@ -76,8 +76,7 @@ impl Comm {
     /// Consumes the signals of all `waits`, if all have arrived; returns the clock that they join.
     pub(super) fn take_signals(&self, core: &Core, waits: &[SignalWait]) -> Option<Clock> {
         let mut signals = self.signals.borrow_mut();
-        let arrived =
-            |wait: &SignalWait| signals.get(&wait.signal).map_or(0, |arrived| arrived.count);
+        let arrived = |wait: &SignalWait| signals.get(&wait.signal).map_or(0, |state| state.count);
         if waits.iter().any(|wait| arrived(wait) < wait.count) {
             return None;
         }

@@ -41,8 +41,7 @@ pub(super) struct Mailbox {
 }
 
 impl Comm {
-    /// Records that a rank's stream has reached a send or a receive, and performs the copy if the
-    /// peer's stream has reached the other one.
+    /// Records that a rank's stream has reached a send or a receive; copies if the peer's has, too.
     pub(super) fn post(
         &self,
         core: &Core,

@@ -444,8 +444,7 @@ impl Client {
         self.id
     }
 
-    /// Lets the machine's thread poll `f` until `f` is ready. Returns `None` if the machine has
-    /// ended.
+    /// Lets the machine's thread poll `f` until it is ready. Returns `None` if the machine ended.
     pub(crate) fn call<R>(
         &self,
         name: &'static str,

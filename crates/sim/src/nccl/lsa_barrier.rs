@@ -264,8 +264,7 @@ pub(super) fn releases(order: i32) -> bool {
 
 /// Returns whether the inbox of a barrier has reached `target`, by NCCL's wrap-around comparison.
 pub(crate) fn arrived(inbox: *const u32, target: u32) -> bool {
-    // SAFETY: the word is an inbox of a barrier that Init checked, in memory that lives as long as
-    // the launch.
+    // SAFETY: Init checked that the word is an inbox, in memory that lives as long as the launch.
     unsafe { inbox.read_volatile() }.wrapping_sub(target) <= u32::MAX >> 1
 }
 

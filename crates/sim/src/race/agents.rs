@@ -248,8 +248,7 @@ impl Races {
         Ok(())
     }
 
-    /// Returns the line of a copy that ends at an `mbarrier` of the block, and whose end no thread
-    /// has waited for.
+    /// Returns the line of a copy, at an `mbarrier` of the block, whose end no thread waited for.
     pub(crate) fn copy_in_flight(&self, op: OpId, block: u32) -> Option<Site> {
         let barriers = self.barriers.borrow();
         let of_block = barriers.values().filter(|b| (b.agent.op, b.agent.block) == (op, block));

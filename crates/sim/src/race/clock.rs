@@ -1,5 +1,4 @@
-//! Vector clocks: the accesses that have happened before what a thread does next, of which we say
-//! that the thread *knows* them.
+//! Vector clocks: the accesses that a thread *knows*, as they happen before what it does next.
 //!
 //! A clock per thread with an entry per thread would have billions of entries, so entries are
 //! compressed by what usually becomes known together:

@@ -47,8 +47,7 @@ pub(crate) struct Sequence {
     chain: Chain,
     last: Cell<u32>,
     pub(crate) clock: RefCell<Clock>,
-    /// The list to which the chain is added when the sequence is dropped, if another sequence may
-    /// continue the chain.
+    /// The list that gets the chain when the sequence is dropped, if another one may continue it.
     ended: Option<EndedChains>,
 }
 
@@ -92,8 +91,7 @@ impl Races {
         let mut sequence = self.sequence();
         if self.current_host().is_some() {
             let known = self.host();
-            let has_ended =
-                |(chain, _): &(Chain, u32)| self.joins.places.have_ended(*chain, &known);
+            let has_ended = |end: &(Chain, u32)| self.joins.places.have_ended(end.0, &known);
             let mut chains = self.ended.borrow_mut();
             if let Some(at) = chains.iter().rposition(has_ended) {
                 let (chain, last) = chains.swap_remove(at);
@@ -274,8 +272,7 @@ impl Races {
         words.entry(word).or_default().add(&release, |clock, other| self.joins.join(clock, other));
     }
 
-    /// Records that the counter at `word` has counted the reads of the transfers of a sequence up
-    /// to `number`.
+    /// Records that the counter at `word` has counted a sequence's reads up to transfer `number`.
     pub(crate) fn count(&self, memory: &Memory, word: usize, sequence: &Sequence, number: u64) {
         if !self.on {
             return;

@@ -161,8 +161,8 @@ impl Races {
             found.add(&Release { from, scope, clock: self.released(thread) }, join);
             return;
         }
-        for (of_fence, clock) in &thread.released {
-            let scope = narrower(scope, *of_fence);
+        for (fence_scope, clock) in &thread.released {
+            let scope = narrower(scope, *fence_scope);
             found.add(&Release { from, scope, clock: clock.clone() }, join);
         }
     }
@@ -183,8 +183,7 @@ impl Races {
             }
         }
         if order == Order::SeqCst {
-            // Such fences have one order, the order of the run: each acquires what earlier fences
-            // have released.
+            // Such fences have one order, that of the run: each acquires what earlier ones release.
             self.read_releases(thread, &self.fences.borrow().releases, Order::Acquire, scope);
             let release = Release { from: thread.here, scope, clock: self.released(thread) };
             let join = |clock: &mut Clock, other: &Clock| self.joins.join(clock, other);
@@ -222,12 +221,12 @@ impl Races {
         let Some(mut joined) = joined else { return };
         let mut block = None;
         for thread in threads() {
-            let Agent { op, block: of, .. } = thread.borrow().here.agent;
+            let Agent { op, block: index, .. } = thread.borrow().here.agent;
             if !whole {
                 let thread = thread.borrow();
                 joined.add(thread.here.agent, thread.time, &self.joins.places);
-            } else if block != Some((op, of)) {
-                block = Some((op, of));
+            } else if block != Some((op, index)) {
+                block = Some((op, index));
                 joined.add_all(thread.borrow().here.agent, last);
             }
         }

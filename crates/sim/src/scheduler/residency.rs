@@ -39,8 +39,7 @@ impl SmResources {
     /// All resources of a Hopper multiprocessor.
     const WHOLE: Self = Self { threads: 2048, blocks: 32, shared: 228 << 10 };
 
-    /// Returns what a block needs: whole warps, and 1 KiB of reserved shared memory in addition to
-    /// its own.
+    /// Returns what a block needs: whole warps, and 1 KiB of shared memory more than its own.
     fn of_block(threads: u32, dynamic_shared: usize) -> Self {
         let threads = threads.max(1).next_multiple_of(WARP);
         Self { threads, blocks: 1, shared: dynamic_shared + (1 << 10) }

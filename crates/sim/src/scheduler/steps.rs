@@ -329,8 +329,7 @@ impl Scheduler {
         let in_vain = polled && state.polls_in_vain(changes) >= POLLS;
         state.steps = state.steps.wrapping_add(1);
         let tired = state.steps.is_multiple_of(TIRING_STEPS);
-        // A first step is not part of the schedule, and another thread may take the place of one
-        // that has ended.
+        // The schedule has no first steps, and another thread may take the place of an ended one.
         if !begins {
             let ended = matches!(thread.wait.get(), Wait::Done);
             (steps.last, steps.polled) = ((!ended).then_some(at), polled);

@@ -150,8 +150,7 @@ impl Call<'_> {
         self.thread.suspend(Wait::Spin { at: self.at, plain: false });
         let (memory, order) = (&self.gpus.memory, self.order(order));
         memory.races.read_from(memory, &mut self.thread.race.borrow_mut(), word.addr(), order);
-        // SAFETY: the word is a signal or counter of the device communicator, or in a window, where
-        // it was checked.
+        // SAFETY: it is a signal or counter of the device communicator, or checked in a window.
         (unsafe { word.read_volatile() }) & mask
     }
 
