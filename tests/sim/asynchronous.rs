@@ -181,7 +181,7 @@ fn waits_for_an_mbarrier_end_while_a_kernel_panics() {
     assert!(matches!(*error, Error::Panic { .. }), "{error}");
 }
 
-/// Two warpgroups raise their registers, and one lowers its own, by enough in form 0 only.
+/// Raises the registers of two warpgroups, and lowers those of one, by enough in form 0 only.
 ///
 /// # Safety
 ///

@@ -17,7 +17,7 @@ use crate::transfer::Shadow;
 
 /// The maximum number of words that one call writes; the driver accepts 256.
 const MAX_WORDS: usize = 64;
-/// From this number on, signals close together are written by one copy instead of one by one: the
+/// The least number of signals close together that one copy writes, instead of one write each: the
 /// stream takes 0.9 us for each word, and about 10 us for a copy.
 const MIN_COPIED: usize = 8;
 

@@ -51,7 +51,7 @@ impl Client {
         Self { socket: RefCell::new(socket), ranks }
     }
 
-    /// All-gathers `own`; calls `meanwhile` until all ranks have contributed.
+    /// Performs an all-gather of `own`; calls `meanwhile` until all ranks have contributed.
     pub fn all_gather(&self, own: HandleBytes, mut meanwhile: impl FnMut()) -> Vec<HandleBytes> {
         let mut socket = self.socket.borrow_mut();
         socket.write_all(&own).unwrap();

@@ -20,7 +20,7 @@ pub(super) struct OpInfo {
     pub(super) name: &'static str,
     pub(super) gpu: u32,
     at: Option<Site>,
-    /// For a transfer over the network: its kind, the thread that posted it, and whether the post
+    /// The kind of a transfer over the network, the thread that posted it, and whether the post
     /// released the thread's writes.
     pub(super) transfer: Option<(Transfer, ThreadId, bool)>,
     /// The arguments of the kernel, or of the kernel that posted a transfer.
