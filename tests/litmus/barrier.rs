@@ -17,7 +17,7 @@ unsafe fn exchange(comm: DevComm, place: Window<u32>, rounds: u32) {
         // SAFETY: the window has a word.
         unsafe { place.lsa(comm.lsa_team().next()).store(0, round) };
         barrier.sync(MemoryOrder::AcqRel); // all have stored
-        // SAFETY: as above.
+        // SAFETY: the window has a word.
         let received = unsafe { place.local().load(0) };
         barrier.sync(MemoryOrder::AcqRel); // all have read
         assert_eq!(received, round);
@@ -25,10 +25,10 @@ unsafe fn exchange(comm: DevComm, place: Window<u32>, rounds: u32) {
 }
 
 fn exchanges(gpu: &Gpu<'_>) -> Result<()> {
-    of_rounds(gpu, 2)
+    run_rounds(gpu, 2)
 }
 
-fn of_rounds(gpu: &Gpu<'_>, rounds: u32) -> Result<()> {
+fn run_rounds(gpu: &Gpu<'_>, rounds: u32) -> Result<()> {
     let place = gpu.window(&[0])?;
     let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
     gpu.launch(exchange::args(&comm, &place, rounds).grid(1).block(1))
@@ -38,8 +38,8 @@ fn of_rounds(gpu: &Gpu<'_>, rounds: u32) -> Result<()> {
 fn barriers_order_what_is_before_them_and_each_of_them_is_needed() {
     let two = Simulation::new(2).preemptions(1);
     explore(two.clone(), exchanges);
-    // With every old value that a load may see.
-    explore(two.clone().preemptions(0).weak(true), |gpu| of_rounds(gpu, 1));
+    // Here loads see every old value that they may.
+    explore(two.clone().preemptions(0).weak(true), |gpu| run_rounds(gpu, 1));
     for line in ["// all have stored", "// all have read"] {
         for change in [Change::Relax, Change::Remove, Change::NoWait] {
             let names = ["place.lsa(", "assert_eq!(received"];

@@ -65,7 +65,7 @@ fn all_threads_see_the_stores_to_a_word_in_one_order() {
     }
 }
 
-/// Block 0 stores 1 and loads; block 1 loads and stores 2: what each has loaded.
+/// Block 0 stores 1 and loads; block 1 loads and stores 2. The outcome is what each has loaded.
 #[kernel]
 unsafe fn own_stores(words: *mut u32, results: *mut u32, _form: u32) {
     // SAFETY: the test passes the words and results that the kernel uses.
@@ -83,11 +83,11 @@ unsafe fn own_stores(words: *mut u32, results: *mut u32, _form: u32) {
 
 #[test]
 fn a_thread_sees_its_own_stores_and_none_before_it_makes_them() {
-    // Block 0 sees neither 0, nor 2 where block 1 saw 1 too late.
+    // Block 0 does not see 0; if block 1 loaded 1, the 2 that it then stored may follow.
     assert_eq!(outcomes::<own_stores, 2>(2, 0), [[1, 0], [1, 1], [2, 0], [2, 1]].into());
 }
 
-/// Three blocks add 1 and keep what was there.
+/// Three blocks add 1; the outcome is the values that they found.
 #[kernel]
 unsafe fn tickets(words: *mut u32, results: *mut u32, _form: u32) {
     // SAFETY: the test passes the words and results that the kernel uses.

@@ -24,7 +24,7 @@ unsafe fn send_two(comm: DevComm, flags: Window<u32>, place: Window<u32>) {
             flag.wait_at_least(coop, message); // free
         } else {
             flag.wait_at_least(coop, message); // full
-            // SAFETY: as above.
+            // SAFETY: the window has one element.
             let received = unsafe { place.local().load(0) };
             flag.post(coop, 0, message); // free
             assert_eq!(received, message);
@@ -42,7 +42,7 @@ fn sends_two(gpu: &Gpu<'_>) -> Result<()> {
 fn messages_through_one_place_arrive_and_every_part_of_the_protocol_is_needed() {
     let two = Simulation::new(2).preemptions(1);
     explore(two.clone(), sends_two);
-    // With loads that see old values.
+    // Here loads see old values.
     explore(two.clone().preemptions(0).weak(true), sends_two);
     let narrow = Change::Narrow(Scope::Gpu);
     // Each row weakens one line; the simulator must report it at a line with the given text.

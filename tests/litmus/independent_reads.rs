@@ -5,8 +5,8 @@ use cuda_std::prelude::*;
 
 use crate::{all, all_but, outcomes};
 
-/// Blocks 0 and 1 write a word each; blocks 2 and 3 read both, in opposite orders. Forms: relaxed;
-/// acquire; with sequentially consistent fences between the loads.
+/// Blocks 0 and 1 write a word each; blocks 2 and 3 read both, in opposite orders. The loads of
+/// form 0 are relaxed, those of form 1 acquire; form 2 has fences (`SeqCst`) between them.
 #[kernel]
 unsafe fn independent_reads(words: *mut u32, results: *mut u32, form: u32) {
     let block = thread::block_idx_x() as usize;
@@ -36,9 +36,9 @@ fn readers_disagree_on_the_order_of_independent_writes_unless_fences_order_them(
     assert_eq!(outcomes::<independent_reads, 4>(4, 2), all_but(2, &[[1, 0, 1, 0]]));
 }
 
-/// Block 0 writes a word; block 1 reads it and writes another one; block 2 reads that and then the
-/// first: what they have read. Forms: release and acquire in blocks 1 and 2; relaxed in block 1;
-/// relaxed in block 2.
+/// Block 0 writes a word; block 1 reads it and writes another one; block 2 reads that one and then
+/// the first. The outcome is what they have read. In form 0 block 1 releases and block 2 acquires;
+/// in form 1 block 1 is relaxed, in form 2 block 2.
 #[kernel]
 unsafe fn pass_on(words: *mut u32, results: *mut u32, form: u32) {
     let release = if form == 1 { Order::Relaxed } else { Order::Release };

@@ -1,5 +1,4 @@
-//! Lamport messages, which need no separate flags: three launches, so that a bank of slots is
-//! used again.
+//! Lamport messages, which need no separate flags. Three launches use a bank of slots twice.
 
 use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;
@@ -42,7 +41,7 @@ fn swaps(gpu: &Gpu<'_>, launches: u32) -> Result<()> {
 fn messages_arrive_whole_in_every_launch_and_only_after_a_wait() {
     let two = Simulation::new(2).preemptions(0);
     explore(two.clone(), |gpu| swaps(gpu, 3));
-    // With loads that see old values and halves of vectors.
+    // Here loads see old values and halves of vectors.
     explore(two.clone().weak(true), |gpu| swaps(gpu, 1));
     let (send, receive) = ("session.send(", "session.receive_all::<");
     check_report(&two, (send, Change::Narrow(Scope::Gpu)), &[send], |gpu| swaps(gpu, 1));

@@ -1,6 +1,6 @@
-//! What PTX's memory model allows and the simulator does not show: outcomes in which a store takes
-//! effect before an earlier access of its thread. Its stores are late for some threads, but in each
-//! word they have the order of the run. If one of these tests fails, the simulator shows more.
+//! Outcomes that PTX's memory model allows and the simulator does not show: those in which a store
+//! takes effect before an earlier access of its thread. A simulated store is late for some threads,
+//! but the stores to a word keep the order of the run. If a test fails, the simulator shows more.
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;

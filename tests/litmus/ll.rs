@@ -1,4 +1,4 @@
-//! LL messages, lines with their epoch: three epochs, so that a bank of lines is used again.
+//! LL messages, whose lines carry their epoch. Three epochs use a bank of lines twice.
 
 use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;
@@ -37,7 +37,7 @@ fn swaps(gpu: &Gpu<'_>, epochs: u32) -> Result<()> {
 fn lines_arrive_whole_in_every_epoch_and_only_after_a_wait() {
     let two = Simulation::new(2).preemptions(0);
     explore(two.clone(), |gpu| swaps(gpu, 3));
-    // With loads that see old values and halves of lines.
+    // Here loads see old values and halves of lines.
     explore(two.clone().weak(true), |gpu| swaps(gpu, 1));
     let (send, receive) = ("session.send(", "session.receive(");
     check_report(&two, (send, Change::Narrow(Scope::Gpu)), &[send], |gpu| swaps(gpu, 1));

@@ -2,8 +2,8 @@
 //! every order of their atomic accesses.
 //!
 //! A program of the memory model has a set of *outcomes*, with every old value that a weak load may
-//! see. It must contain all that the model allows, as far as the simulator has them (see
-//! [`limits`]), and none that the model forbids. A protocol must pass in every order with at most
+//! see. The set must contain each outcome that the model allows, except those in [`limits`], and
+//! none that it forbids. A protocol must pass in every order with at most
 //! one preemption, or with none, and each weakened form of it must be reported.
 //!
 //! `check_exhaustive` fails if it has not tried all orders: so a test that passes has.
@@ -31,18 +31,18 @@ use devcomm_testing::simulated::{Gpu, read};
 /// The most orders of a program.
 const LIMIT: u64 = 10_000;
 
-/// The arguments of a kernel with outcomes: words that are 0 at first, a result for each number of
-/// the outcome, and the form of the program.
+/// The arguments of a program of the memory model: words that are 0 at first, a result for each
+/// number of the outcome, and the form of the program.
 type Args = (*mut u32, *mut u32, u32);
 
-/// Returns the outcomes of a program of some blocks of one thread, which are its threads.
+/// Returns the outcomes of a program whose blocks have one thread each.
 #[track_caller]
 fn outcomes<K: Kernel<Args = Args>, const N: usize>(blocks: u32, form: u32) -> BTreeSet<[u32; N]> {
     let found = Mutex::new(BTreeSet::new());
     explore(Simulation::new(1).weak(true), |gpu| {
         let (words, results) = (gpu.buffer(&[0; 16])?, gpu.buffer(&[0; N])?);
         gpu.launch(K::with_args((&words, &results, form)).grid(blocks).block(1))?;
-        let outcome: [u32; N] = read(&results)?.try_into().expect("as many as there are");
+        let outcome: [u32; N] = read(&results)?.try_into().expect("N results");
         found.lock().unwrap().insert(outcome);
         Ok(())
     });
@@ -90,11 +90,11 @@ fn check_report(
     let report = report(changed, body);
     let lines = names.iter().map(|name| format!("{file}:{}:", line_with(file, name)));
     let is_named = lines.into_iter().any(|at| report.contains(&at));
-    let what = report.contains("a race on ") || report.contains("panicked at ");
-    assert!(what && is_named, "{change:?} of {text}: {report}");
+    let has_cause = report.contains("a race on ") || report.contains("panicked at ");
+    assert!(has_cause && is_named, "{change:?} of {text}: {report}");
 }
 
-/// Returns the number of the only line of a file that contains `text` and is not that of a test.
+/// Returns the number of the only line before the first test of a file that contains `text`.
 #[track_caller]
 fn line_with(file: &str, text: &str) -> u32 {
     let source = std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{file}: {error}"));

@@ -1,6 +1,6 @@
 //! Message passing: a thread writes a message and then a flag, another one reads the flag and, if
-//! it is set, the message. The right forms never miss it; without one part of them it is missed if
-//! the message is atomic, and a race if it is not.
+//! it is set, the message. The right forms never miss the message. Without one part of them, an
+//! atomic message is missed in some order, and one that is not atomic is a race.
 
 use cuda_std::atomic::{AtomicU32, Order, Scope, fence};
 use cuda_std::prelude::*;
@@ -46,7 +46,7 @@ fn form(number: u32) -> Form {
     FORMS.get(number as usize).copied().unwrap_or(narrow)
 }
 
-/// Block 0 stores a message by `store`, and block 1 loads it by `load`: the flag, the message.
+/// Block 0 calls `store`, and block 1 calls `load`. The outcome is the flag and the message.
 ///
 /// # Safety
 ///
@@ -98,7 +98,7 @@ unsafe fn pass_a_word(words: *mut u32, results: *mut u32, form: u32) {
 #[test]
 fn a_message_arrives_with_its_flag_and_each_part_of_the_protocol_is_needed() {
     for form in 0..ALL {
-        // A message that is read before its flag is not.
+        // The message is 0 if the flag is not set, since it is not read then.
         let mut expected = all_but(2, &[[0, 1], [1, 0]]);
         if form >= RIGHT {
             expected.insert([1, 0]);
@@ -118,7 +118,7 @@ fn a_plain_message_needs_the_same_or_it_is_a_race() {
             let (words, results) = (gpu.buffer(&[0; 16])?, gpu.buffer(&[0; 2])?);
             gpu.launch(pass_a_word::args(&words, &results, form).grid(2).block(1))
         });
-        // The message's, or the flag's, of which neither scope includes the other thread.
+        // The race is on the message, or on the flag if its scope excludes the other thread.
         let element = if form == NARROW { 4 } else { 0 };
         let race = format!("a race on element {element} of `words` (buffer ");
         assert!(report.contains(&race), "form {form}: {report}");

@@ -6,9 +6,9 @@ use cuda_std::prelude::*;
 
 use crate::{all, all_but, outcomes};
 
-/// Blocks 0 and 1 store and read: what each has read. Forms: relaxed; release and acquire; a fence
-/// of acquire and release between; one of sequential consistency; the same in block 0 only; the
-/// same with the scope of the block; sequentially consistent accesses.
+/// Blocks 0 and 1 store and read; the outcome is what each has read. The forms, from 0: relaxed;
+/// release and acquire; an `AcqRel` fence between the accesses; a `SeqCst` fence; a `SeqCst` fence
+/// in block 0 only; one with the scope of the block; `SeqCst` accesses.
 #[kernel]
 unsafe fn store_and_read(words: *mut u32, results: *mut u32, form: u32) {
     let me = thread::block_idx_x() as usize;

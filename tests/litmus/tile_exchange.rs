@@ -49,10 +49,10 @@ fn exchanges(launches: &[(u32, usize)]) -> impl Fn(&Gpu<'_>) -> Result<()> + Syn
 const IN_TURNS: [(u32, usize); 3] = [(1, 0), (2, 1), (3, 0)];
 
 #[test]
-fn tiles_arrive_and_no_part_of_the_protocol_is_too_much() {
+fn tiles_arrive_and_every_part_of_the_protocol_is_needed() {
     let two = Simulation::new(2).preemptions(0);
     explore(two.clone(), exchanges(&IN_TURNS));
-    // With every old value that a load may see, of two launches: of three there are too many.
+    // Here loads see every old value that they may, in two launches: three have too many orders.
     explore(two.clone().weak(true), exchanges(&IN_TURNS[..2]));
     for (line, change, names) in [
         ("flag.post(", Change::Relax, "inbox.local()"),

@@ -5,8 +5,8 @@ use cuda_std::prelude::*;
 
 use crate::outcomes;
 
-/// Block 0 stores ones to 16 bytes, and block 1 loads them: their words. Forms: as a vector; as two
-/// words of 8 bytes, the second one with release and acquire.
+/// Block 0 stores ones to 16 bytes, and block 1 loads them. The outcome is the words. Form 0 uses a
+/// vector; form 1 uses two words of 8 bytes, the second one with release and acquire.
 #[kernel]
 unsafe fn store_and_load(words: *mut u32, results: *mut u32, form: u32) {
     // SAFETY: the test passes the words and results that the kernel uses.
@@ -37,6 +37,6 @@ unsafe fn store_and_load(words: *mut u32, results: *mut u32, form: u32) {
 fn a_vector_tears_in_halves_of_8_bytes() {
     let halves = [[0; 4], [0, 0, 1, 1], [1, 1, 0, 0], [1; 4]];
     assert_eq!(outcomes::<store_and_load, 4>(2, 0), halves.into());
-    // Without the second half alone.
+    // With release and acquire, the second half never arrives alone.
     assert_eq!(outcomes::<store_and_load, 4>(2, 1), [[0; 4], [1, 1, 0, 0], [1; 4]].into());
 }

@@ -5,9 +5,7 @@
 //! build serves all. A mutant is caught if in some schedule the simulator reports an error that
 //! names the right line; the originals must pass in every schedule.
 //!
-//! All mutants run in one build: none changes what is compiled.
-//!
-//! `cargo xtask mutants` runs it. `DEVCOMM_MUTANTS` is a program, whose mutants alone run.
+//! `cargo xtask mutants` runs it. If `DEVCOMM_MUTANTS` names a program, only its mutants run.
 //! `DEVCOMM_SCHEDULES` is the number of schedules, or a range of
 //! them, such as `1000..2000`. Originals that take long run in fewer schedules, unless
 //! `DEVCOMM_ORIGINALS` is `all`.
@@ -30,11 +28,11 @@ use self::table::MUTANTS;
 struct Mutant {
     /// The program that has it.
     pub program: &'static str,
-    /// The file, the text of the line, and which of the lines with this text.
     file: &'static str,
+    /// The text of the changed line, and its index among the lines of the file with this text.
     line: (&'static str, usize),
     change: Change,
-    /// The texts of the lines, in the same file, one of which the report must name.
+    /// Texts of lines, of which the report must name one that contains one of them.
     names: &'static [&'static str],
 }
 
@@ -60,10 +58,10 @@ impl Mutant {
     fn is_named_by(&self, report: &str) -> bool {
         // A bug in shared code is reported at a line of a kernel that calls it.
         let kernels: &[&str] = match self.file {
-            table::MAINLOOP | table::WARPGROUP => &table::ON_MAINLOOP,
+            table::MAINLOOP | table::WARPGROUP => &table::USERS_OF_MAINLOOP,
             table::STORES => &[table::LAST_ROWS],
             table::LAST_ROWS => &[table::STORES, table::GUIDE_WIDE],
-            table::ONE_STEP => &table::ON_ONE_STEP,
+            table::ONE_STEP => &table::USERS_OF_ONE_STEP,
             table::EP_DISPATCH => &[table::DISPATCH_RECEIVE],
             table::EP_COMBINE => &[table::COMBINE_RECEIVE],
             table::DISPATCH_TEAMS => &[table::DISPATCH_RELAY],
@@ -89,8 +87,8 @@ fn file_name(path: &str) -> &str {
 }
 
 /// Returns the schedules of these numbers; number 0 is the fixed order.
-fn schedules(of: &Program, numbers: Range<u64>) -> impl Iterator<Item = Simulation> {
-    let machine = (of.machine)();
+fn schedules(program: &Program, numbers: Range<u64>) -> impl Iterator<Item = Simulation> {
+    let machine = (program.machine)();
     numbers.map(move |seed| {
         let machine = machine.clone();
         if seed == 0 {
@@ -108,7 +106,7 @@ fn schedules(of: &Program, numbers: Range<u64>) -> impl Iterator<Item = Simulati
     })
 }
 
-/// Returns what the simulator finds in one run.
+/// Returns the error that the simulator finds in one run.
 fn failure(program: &Program, simulation: Simulation) -> Option<Arc<Error>> {
     let world = world(simulation.step_limit(200_000_000));
     let ran = run(&world, |gpu| (program.body)(gpu));
@@ -117,7 +115,7 @@ fn failure(program: &Program, simulation: Simulation) -> Option<Arc<Error>> {
     failure
 }
 
-/// Returns the numbers of the schedules: those of the variable, or few.
+/// Returns the numbers of the schedules: those of `DEVCOMM_SCHEDULES`, or the first 100.
 fn numbers() -> Range<u64> {
     let Ok(text) = std::env::var("DEVCOMM_SCHEDULES") else { return 0..100 };
     let (first, end) = text.split_once("..").unwrap_or(("0", &text));
@@ -151,17 +149,17 @@ fn every_mutant_is_caught() {
     on_all_cores(mutants.iter(), |mutant| {
         let Mutant { program, file, line, change, .. } = mutant;
         let what = format!("{program}: {file}: {change:?} of {:?}", line.0);
-        let (of, mutation) = (programs::named(program), mutant.mutation());
-        let mut last = String::new();
-        let caught = schedules(of, numbers()).zip(1..).find_map(|(simulation, number)| {
-            let error = failure(of, simulation.mutation(mutation.clone()))?;
-            last = error.to_string();
-            mutant.is_named_by(&last).then_some(number)
+        let (program, mutation) = (programs::named(program), mutant.mutation());
+        let mut report = String::new();
+        let caught = schedules(program, numbers()).zip(1..).find_map(|(simulation, number)| {
+            let error = failure(program, simulation.mutation(mutation.clone()))?;
+            report = error.to_string();
+            mutant.is_named_by(&report).then_some(number)
         });
         match caught {
-            Some(number) => println!("{what}: caught in schedule {number}: {last}"),
+            Some(number) => println!("{what}: caught in schedule {number}: {report}"),
             None => {
-                println!("{what}: MISSED: {last}");
+                println!("{what}: MISSED: {report}");
                 missed.lock().unwrap().push(what);
             }
         }
@@ -171,7 +169,7 @@ fn every_mutant_is_caught() {
     assert!(missed.is_empty(), "missed: {missed:#?}");
 }
 
-/// Checks that nothing is found in a program as it is.
+/// Checks that the simulator finds no error in an unchanged program.
 fn passes(program: &Program) {
     let numbers = numbers();
     let all = std::env::var_os("DEVCOMM_ORIGINALS").is_some_and(|which| which == "all");
@@ -182,6 +180,6 @@ fn passes(program: &Program) {
         let found = failure(program, simulation);
         assert!(found.is_none(), "{}, {text}: {}", program.name, found.unwrap());
     });
-    let of = end - first;
-    println!("{}: nothing found in {of} schedules, {first}..{end}", program.name);
+    let count = end - first;
+    println!("{}: nothing found in {count} schedules, {first}..{end}", program.name);
 }

@@ -18,11 +18,11 @@ use reduce_copy_kernels::numbers;
 use self::guide::*;
 use self::products::*;
 
-/// What a mutant runs in.
+/// A program in which mutants run.
 pub struct Program {
     pub name: &'static str,
     pub machine: fn() -> Simulation,
-    /// The number of schedules of which the original runs in one: it takes longer than others.
+    /// The original runs in one of this number of schedules, so that slow ones run less often.
     pub one_in: u64,
     pub body: fn(&Gpu<'_>) -> Result<()>,
 }
@@ -240,13 +240,12 @@ fn hybrid_alltoall(gpu: &Gpu<'_>) -> Result<()> {
     stream.synchronize()
 }
 
-/// Collectives with a workspace for short messages, whose initialisation takes less time than all
-/// that follows.
+/// Returns collectives with a small workspace, so that its initialisation takes little of the run.
 fn collectives(gpu: &Gpu<'_>) -> Result<Collectives> {
     CollectivesOptions::new().lamport_bytes(1 << 10).push_blocks(2).build(gpu.communicator()?)
 }
 
-/// Returns a plan by an algorithm, with few blocks.
+/// Returns the plan with an algorithm, with two blocks.
 fn plan_by(plans: Vec<CollectivePlan>, algorithm: Algorithm) -> Option<CollectivePlan> {
     let plan = plans.into_iter().find(|plan| plan.algorithm == algorithm);
     plan.map(|plan| CollectivePlan { blocks: 2, ..plan })
@@ -315,7 +314,7 @@ fn lamport_exchange(gpu: &Gpu<'_>) -> Result<()> {
     stream.synchronize()
 }
 
-/// All-to-alls of unequal messages, of up to `count` elements.
+/// Runs all-to-alls of unequal messages, of up to `count` elements.
 fn exchanges_v(gpu: &Gpu<'_>, count: usize) -> Result<()> {
     let counts = [[2, count], [count - 1, 3]];
     let me = gpu.rank();
@@ -353,7 +352,7 @@ fn lamport_reduce_scatter(gpu: &Gpu<'_>) -> Result<()> {
     stream.synchronize()
 }
 
-/// Steps of expert parallelism, with their operations repeated so often, in blocks of a warp.
+/// Runs steps of expert parallelism with the given numbers of operations, by blocks of a warp.
 fn experts(
     gpu: &Gpu<'_>,
     [steps, dispatches, groups, combines]: [u8; 4],
@@ -369,7 +368,7 @@ fn experts(
     let (input, output) = (gpu.buffer(&row)?, gpu.buffer(&row)?);
     // A token with an expert in each rank, one with an expert twice, and one with one.
     let (ids, weights) = (gpu.buffer(&[0, 3, 1, 1, 2, -1])?, gpu.buffer(&[0.5_f32; 6])?);
-    // Where they arrive, if that is in the order of the experts.
+    // The tokens arrive in these rows if they arrive in the order of the experts.
     let rows = match experts.rows() {
         Ok(rows) => rows,
         Err(_) => gpu.buffer(&vec![bf16::ZERO; experts.most_rows() * HIDDEN])?.device_slice(),
@@ -399,12 +398,12 @@ fn experts_in_teams(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 1], 2, |options| options)
 }
 
-/// Runs without results, which keep the ranks' dispatches apart.
+/// Runs dispatches without combines, which would keep the ranks' dispatches apart.
 fn dispatches_in_teams(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 0], 2, |options| options)
 }
 
-/// Runs without a dispatch between two launches.
+/// Runs combines without a dispatch between them.
 fn combines_in_teams(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [1, 1, 1, LAUNCHES], 2, |options| options)
 }
@@ -430,22 +429,22 @@ fn for_throughput(options: ExpertParallelOptions) -> ExpertParallelOptions {
     options.throughput(usize::MAX)
 }
 
-/// Steps of the form that tells counts first.
+/// Runs the form for high throughput, in which the ranks exchange counts first.
 fn experts_counted(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 1], 2, for_throughput)
 }
 
-/// Runs without results, which keep the ranks' dispatches apart.
+/// Runs dispatches without combines, which would keep the ranks' dispatches apart.
 fn dispatches_counted(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 0], 2, for_throughput)
 }
 
-/// Runs without a dispatch between two launches.
+/// Runs combines without a dispatch between them.
 fn combines_counted(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [1, 1, 1, LAUNCHES], 2, for_throughput)
 }
 
-/// Runs among ranks whose number has no code of its own.
+/// Runs with three ranks, a number for which no kernel is specialised.
 fn ep_of_any_ranks(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 1], 2, |options| options)
 }

@@ -1,4 +1,4 @@
-//! The mutants.
+//! The table of the mutants, with the files and texts of lines that it names.
 
 use cuda_std::atomic::Scope;
 use devcomm::sim::Change::{self, NoWait, Relax, Remove};
@@ -19,8 +19,8 @@ const LL: &str = "examples/kernels/src/ll_alltoall.rs";
 const NUMBERS: &str = "crates/nccl_device/tests/kernels/src/numbers.rs";
 const LAMPORT_X: &str = "kernels/src/collectives/lamport_exchange.rs";
 pub const ONE_STEP: &str = "kernels/src/collectives/one_step.rs";
-/// The kernels on these steps.
-pub const ON_ONE_STEP: [&str; 2] = [LAMPORT_X, LAMPORT_RS];
+/// The kernels that use the code in `ONE_STEP`.
+pub const USERS_OF_ONE_STEP: [&str; 2] = [LAMPORT_X, LAMPORT_RS];
 const LAMPORT_XV: &str = "kernels/src/collectives/lamport_exchange_v.rs";
 const LAMPORT_RS: &str = "kernels/src/collectives/lamport_reduce_scatter.rs";
 const LAMPORT_RMS: &str = "kernels/src/collectives/lamport_rmsnorm.rs";
@@ -46,8 +46,8 @@ pub const STORES: &str = "kernels/src/gemm/stores.rs";
 pub const LAST_ROWS: &str = "crates/cuda_std/src/tile/last_rows.rs";
 const SWAPPED_TILES: &str = "kernels/src/gemm/swapped_tiles.rs";
 const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
-/// The kernels on the main loop.
-pub const ON_MAINLOOP: [&str; 5] = [WGMMA, LAST_ROWS, BLOCKS, SWAPPED, SWAPPED_TILES];
+/// The kernels that use the code in `MAINLOOP`.
+pub const USERS_OF_MAINLOOP: [&str; 5] = [WGMMA, LAST_ROWS, BLOCKS, SWAPPED, SWAPPED_TILES];
 const SLICES: &str = "kernels/src/gemm/slices.rs";
 const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
 const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
@@ -56,9 +56,9 @@ const GATHER: &str = "kernels/src/allgather_gemm.rs";
 const FEW: &str = "docs/guide/kernels/src/few.rs";
 pub const GUIDE_WIDE: &str = "docs/guide/kernels/src/wide.rs";
 
-// Lines with the operations that mutants change, or with the accesses that are wrong then.
+// Texts of lines with the operations that mutants change, or with the accesses that are wrong then.
 const ADD_IN_REGISTERS: &str = "peers.add(";
-const THROUGH: &str = "group.store_transposed(";
+const STORE_TRANSPOSED: &str = "group.store_transposed(";
 const ENTRY: &str = "barrier.sync(MemoryOrder::Acquire";
 const EXIT: &str = "barrier.sync(MemoryOrder::Release";
 const LSA_BARRIER: &str = "barrier.lsa().sync(";
@@ -107,19 +107,19 @@ const BANK: &str = "arrived().add(1)";
 
 const SEND: &str = "session.send(";
 const REDUCED: &str = "buffer.all_reduce(";
-const OF_BLOCK: &str = "block_reduce(";
-const OF_VIEW: &str = "x.transposed().load(";
+const BLOCK_REDUCE: &str = "block_reduce(";
+const LOAD_TRANSPOSED: &str = "x.transposed().load(";
 const IN_SESSION: &str = "session.all_reduce(";
 const RECEIVE: &str = "session.receive(";
 const RECEIVE_IN_ORDER: &str = "session.receive_in_order(";
 const WAIT: &str = "wait_until(";
 const SEND_ROW: &str = "session.rows.send(";
 const PEEK_ROW: &str = "session.rows.peek(";
-const SEVERAL: &str = "session.rows.receive_several(";
+const RECEIVE_ROWS: &str = "session.rows.receive_several(";
 const END_ROWS: &str = "session.rows.end(";
 const SUMMED: &str = "results.store(";
 const NUMBERED: &str = "numbered.send(";
-const TOLD: &str = "numbered.peek(";
+const PEEK_NUMBERED: &str = "numbered.peek(";
 const END: &str = "session.end(";
 const PREVIOUS: &str = "wait_for_previous()";
 const INIT: &str = "pipeline.init(";
@@ -137,8 +137,8 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("numbers_of_ranks", NUMBERS, (REDUCED, 0), NARROW, &[REDUCED]),
     mutant("numbers_of_ranks", NUMBERS, (IN_SESSION, 0), NARROW, &[IN_SESSION]),
     mutant("numbers_of_ranks", NUMBERS, (IN_SESSION, 0), Remove, &[IN_SESSION, REDUCED]),
-    mutant("numbers_of_threads", NUMBERS, (OF_BLOCK, 0), Change::Shift(1), &[OF_BLOCK]),
-    mutant("transposed_part", NUMBERS, (OF_VIEW, 0), Change::Shift(1), &[OF_VIEW]),
+    mutant("numbers_of_threads", NUMBERS, (BLOCK_REDUCE, 0), Change::Shift(1), &[BLOCK_REDUCE]),
+    mutant("transposed_part", NUMBERS, (LOAD_TRANSPOSED, 0), Change::Shift(1), &[LOAD_TRANSPOSED]),
     mutant("gin_put_signal", PUT_SIGNAL, ("gin.wait_signal(", 0), NoWait, &[PUT]),
     mutant("gin_put_signal", PUT_SIGNAL, ("gin.wait_signal(", 0), Relax, &[PUT]),
     mutant("gin_put_signal", PUT_SIGNAL, (FLUSH, 0), NoWait, &[PUT]),
@@ -202,9 +202,9 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("lamport_rmsnorm", LAMPORT_RMS, (END, 0), Remove, &[RECEIVE_IN_ORDER]),
     mutant("lamport_rmsnorm", LAMPORT_RMS, (SEND, 0), NARROW, &[SEND, RECEIVE_IN_ORDER]),
     mutant("ep_dispatch", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
-    mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 0), NARROW, &[NUMBERED, TOLD]),
-    mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, TOLD]),
-    mutant("ep_dispatch", EP_DISPATCH, (END_ROWS, 0), Remove, &[WAIT, PEEK_ROW, TOLD]),
+    mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 0), NARROW, &[NUMBERED, PEEK_NUMBERED]),
+    mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, PEEK_NUMBERED]),
+    mutant("ep_dispatch", EP_DISPATCH, (END_ROWS, 0), Remove, &[WAIT, PEEK_ROW, PEEK_NUMBERED]),
     mutant("ep_dispatch", EP_DISPATCH, (PREVIOUS, 0), NoWait, &["mem::store", ROW]),
     mutant(
         "expert_parallel",
@@ -219,13 +219,13 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("ep_dispatch_f8", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
     mutant("ep_dispatch_f8", EP_DISPATCH, (SEND_ROW, 1), NARROW, &[SEND_ROW, PEEK_ROW]),
     mutant("ep_of_any_ranks", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
-    mutant("ep_of_any_ranks", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, TOLD]),
-    mutant("ep_of_any_ranks", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, SEVERAL]),
-    mutant("ep_combine", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, SEVERAL]),
-    mutant("ep_combine", COMBINE_RECEIVE, (NUMBERED, 0), NARROW, &[NUMBERED, TOLD]),
-    mutant("ep_combine", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[SEVERAL]),
-    mutant("ep_combine_in_one_round", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, SEVERAL]),
-    mutant("ep_combine_in_one_round", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[SEVERAL]),
+    mutant("ep_of_any_ranks", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, PEEK_NUMBERED]),
+    mutant("ep_of_any_ranks", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
+    mutant("ep_combine", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
+    mutant("ep_combine", COMBINE_RECEIVE, (NUMBERED, 0), NARROW, &[NUMBERED, PEEK_NUMBERED]),
+    mutant("ep_combine", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[RECEIVE_ROWS]),
+    mutant("ep_combine_in_one_round", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
+    mutant("ep_combine_in_one_round", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[RECEIVE_ROWS]),
     mutant(
         "ep_combine_in_one_round",
         EP_COMBINE,
@@ -342,8 +342,8 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("allgather_gemm", GATHER, ("store_ordered(arrived()", 0), Relax, &[BANK]),
     mutant("allgather_gemm", GATHER, ("fence_async_global()", 0), Remove, &[PUSHED_ROWS]),
     mutant("guide_few", FEW, (ADD_IN_REGISTERS, 0), NoWait, &[ADD_IN_REGISTERS]),
-    mutant("guide_few", FEW, (THROUGH, 0), Relax, &[THROUGH]),
-    mutant("guide_few", FEW, (THROUGH, 0), NoWait, &[THROUGH]),
+    mutant("guide_few", FEW, (STORE_TRANSPOSED, 0), Relax, &[STORE_TRANSPOSED]),
+    mutant("guide_few", FEW, (STORE_TRANSPOSED, 0), NoWait, &[STORE_TRANSPOSED]),
     mutant("guide_wide", GUIDE_WIDE, ("peers.prepare()", 0), Remove, &["sums.add("]),
     mutant("guide_wide", GUIDE_WIDE, ("wait_stored(", 0), NoWait, &["sums.add("]),
     mutant("guide_wide", GUIDE_WIDE, (".stored(", 0), Relax, &["sums.add("]),

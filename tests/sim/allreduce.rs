@@ -24,7 +24,7 @@ unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: 
             sum += unsafe { send.lsa(peer).load(i) };
         }
         for peer in 0..team.n_ranks {
-            // SAFETY: the windows have `count` elements, and each thread stores those of its own.
+            // SAFETY: the windows have `count` elements, and each thread stores its own ones.
             unsafe { recv.lsa(peer).store(i, sum) };
         }
         i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
@@ -43,12 +43,12 @@ fn check(simulation: Simulation, grid: u32, block: u32, count: usize, launches: 
         let (send, recv) = (gpu.window(&vec![0.0; count])?, gpu.window(&vec![0.0; count])?);
         let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(grid))?;
         for launch in 0..launches {
-            let of = |rank| (0..count).map(move |i| value(rank, i + launch));
-            send.copy_from_host(&of(gpu.rank()).collect::<Vec<_>>())?;
+            let sent = |rank| (0..count).map(move |i| value(rank, i + launch));
+            send.copy_from_host(&sent(gpu.rank()).collect::<Vec<_>>())?;
             recv.fill_bytes(0xff)?;
             gpu.launch(allreduce::args(&comm, &send, &recv, count).grid(grid).block(block))?;
-            let all: Vec<Vec<f32>> = (0..gpu.n_ranks()).map(|rank| of(rank).collect()).collect();
-            let want: Vec<f32> = (0..count).map(|i| all.iter().map(|of| of[i]).sum()).collect();
+            let all: Vec<Vec<f32>> = (0..gpu.n_ranks()).map(|rank| sent(rank).collect()).collect();
+            let want: Vec<f32> = (0..count).map(|i| all.iter().map(|sent| sent[i]).sum()).collect();
             assert_eq!(read(&recv)?, want, "launch {launch}");
         }
         Ok(())
@@ -108,7 +108,7 @@ fn teams_of_fewer_ranks_than_the_world_sum_apart() {
     assert_eq!((&sums[0][..], &sums[3][..]), (&[11.0; 10][..], &[1100.0; 10][..]));
 }
 
-/// One all-reduce of one element whose barrier session is never closed.
+/// An all-reduce of one element whose barrier session is never closed.
 #[kernel]
 unsafe fn forgets_to_close(comm: DevComm, send: Window<u32>, recv: Window<u32>, first: u32) {
     use core::mem::MaybeUninit;
@@ -136,7 +136,7 @@ unsafe fn forgets_to_close(comm: DevComm, send: Window<u32>, recv: Window<u32>, 
 
 #[test]
 fn a_session_that_is_not_closed_breaks_the_next_launch_as_on_a_gpu() {
-    // Without the detection of races, which reports it first.
+    // The detection of races is off, since it would report the missing barrier first.
     let world = world(Simulation::new(2).races(false));
     let sums = run(&world, |gpu| {
         let (send, recv) = (gpu.window(&[0])?, gpu.window(&[0])?);

@@ -11,8 +11,8 @@ use devcomm_types::GridConstant;
 
 use crate::tensor::{aligned_shared, row};
 
-/// Checks that `form(0)` passes in several orders, and that each other form is misuse that the
-/// simulator reports with these words and a line of this file.
+/// Checks that form 0 passes in several orders, and that the simulator reports each further form as
+/// misuse, with its text in `wrong` and a line of this file.
 #[track_caller]
 fn check(wrong: &[&str], form: impl Fn(&Gpu<'_>, u32) -> Result<()> + Sync) {
     let orders = (0..4).map(|seed| Simulation::new(1).seed(seed).preempt(seed % 2 == 0));
@@ -83,8 +83,8 @@ fn a_copy_finds_its_mbarrier_and_is_waited_for() {
     });
 }
 
-/// A warpgroup multiplies twice. Forms: right; without a fence before the first product; without
-/// one before the second, whose sums have been in registers.
+/// A warpgroup multiplies twice. Forms: right; no fence before the first product; no fence before
+/// the second one, whose sums have been in registers.
 #[kernel(arch = "sm_90a")]
 unsafe fn multiplies_twice(form: u32) {
     let tile = aligned_shared();
@@ -118,7 +118,7 @@ fn products_are_fenced_from_the_registers() {
     });
 }
 
-/// The first thread waits for a phase that lacks another's arrival and bytes.
+/// The first thread waits for a phase that lacks two arrivals and the bytes of a copy.
 #[kernel]
 unsafe fn waits_for_a_phase() {
     // SAFETY: only the barriers use the words.
@@ -153,10 +153,10 @@ fn a_wait_for_a_phase_says_what_the_phase_lacks() {
     }
 }
 
-/// Waits for its phase when it is dropped.
-struct Waits(MBarrier);
+/// WaitOnDrop for its phase when it is dropped.
+struct WaitOnDrop(MBarrier);
 
-impl Drop for Waits {
+impl Drop for WaitOnDrop {
     fn drop(&mut self) {
         self.0.wait(0);
         while !self.0.try_wait(0) {}
@@ -167,9 +167,9 @@ impl Drop for Waits {
 unsafe fn panics_before_its_waits() {
     // SAFETY: only the barrier uses the word.
     let barrier = unsafe { MBarrier::at(shared_array![u64; 1]) };
-    // SAFETY: one thread.
+    // SAFETY: the block is one thread.
     unsafe { barrier.init(1) };
-    let _waits = Waits(barrier);
+    let _waits = WaitOnDrop(barrier);
     panic!("the cause");
 }
 
@@ -181,14 +181,14 @@ fn waits_for_an_mbarrier_end_while_a_kernel_panics() {
     assert!(matches!(*error, Error::Panic { .. }), "{error}");
 }
 
-/// Raises the registers of two warpgroups, and one lowers them: enough in form 0.
+/// Raises the registers of two warpgroups, and lowers those of one, by enough in form 0 only.
 ///
 /// # Safety
 ///
 /// The block has 384 threads.
 #[kernel(max_threads = 384)]
 pub unsafe fn shares_registers(form: u32) {
-    // SAFETY: whole warpgroups call each of these.
+    // SAFETY: all threads of a warpgroup make the same call.
     unsafe {
         if thread::thread_idx_x() < 256 {
             wgmma::raise_registers::<184>();

@@ -156,7 +156,7 @@ unsafe fn votes_of_a_partial_warp(out: *mut u32) {
 }
 
 #[test]
-fn lanes_that_left_or_never_were_are_not_waited_for() {
+fn lanes_that_have_exited_or_do_not_exist_are_not_waited_for() {
     let got = output::<_, votes_of_a_partial_warp, _>(Simulation::new(1), (1, 40), [0; 40]);
     assert_eq!(got[0], u32::MAX);
     assert_eq!(got[38], 0b0111_1111);
@@ -317,7 +317,7 @@ fn time_passes_for_threads_that_read_the_clock() {
     assert!(waited[0] >= 1_000_000);
 }
 
-/// The last word is not initialised: read if `reads`.
+/// Lane 31 reads the last word, which nothing has initialised, if `reads`.
 #[kernel]
 unsafe fn reads_shared(out: *mut u32, reads: bool) {
     let words = shared_array![u32; 33];
@@ -345,7 +345,7 @@ fn a_read_of_shared_memory_that_nothing_has_written_is_reported() {
     assert!(error.contains(what) && error.ends_with("which nothing has written"), "{error}");
 }
 
-/// Every thread votes no, of which the first one is late, and stores the outcome.
+/// Every thread votes no, the first one late, and stores the outcome.
 #[kernel]
 unsafe fn votes(out: *mut u32) {
     let t = thread::thread_idx_x();
@@ -358,7 +358,7 @@ unsafe fn votes(out: *mut u32) {
 }
 
 #[test]
-fn a_vote_whose_barrier_a_mutation_removes_leaves_each_thread_its_own() {
+fn a_vote_without_its_barrier_returns_each_threads_own_vote() {
     let mut lines = include_str!("block.rs").lines().zip(1..);
     let (_, line) = lines.find(|(line, _)| line.contains("sync_threads_or(0)")).unwrap();
     let removed = Mutation::new("block.rs", line, Change::Remove);

@@ -1,4 +1,4 @@
-//! Tests that accesses outside of memory are errors: of windows, buffers, shared arrays, the stack.
+//! Tests that accesses outside of windows, buffers, shared arrays and the stack are errors.
 
 use cuda_std::prelude::*;
 use cuda_std::shared;
@@ -74,7 +74,7 @@ unsafe fn writes_plainly_behind(out: *mut u32, at: usize) {
     unsafe { out.add(at).write_volatile(1) };
 }
 
-/// Words of a page; the page after a buffer is not mapped.
+/// The number of words of a page; the page after a buffer is not mapped.
 const PAGE: usize = 1024;
 
 #[test]

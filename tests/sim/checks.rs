@@ -1,4 +1,4 @@
-//! `Check`: what it reports and notes.
+//! Tests of the reports and notes of `Check`.
 
 use cuda_std::prelude::*;
 use devcomm::sim::{self, Error};
@@ -6,7 +6,7 @@ use devcomm::{Check, DevCommRequirements, Rank, Result, Simulation, WITHOUT_PTX,
 use devcomm_testing::simulated::{run, world};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// Each rank stores to the next rank's `words`, and loads its own after a barrier.
+/// Each rank stores to the next rank's `words`, and loads its own, after a barrier if `meets`.
 #[kernel]
 unsafe fn pass_once(comm: DevComm, words: Window<u32>, meets: bool) {
     let team = comm.lsa_team();
@@ -33,7 +33,7 @@ fn launch(rank: &Rank, meets: bool) -> Result<()> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let words = comm.window::<u32>(1)?;
     let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
-    // SAFETY: the window has an element; without the barrier it is a race, which the test is for.
+    // SAFETY: the window has an element; the race without the barrier is what the test is for.
     unsafe { pass_once::args(&dev, &words, meets).grid(1).block(1).launch(&stream)? };
     stream.synchronize()
 }

@@ -13,7 +13,7 @@ use devcomm_types::GridConstant;
 
 use crate::tensor::{aligned_shared, in_tile};
 
-/// Steps of `halves`: tiles of 64 columns.
+/// The number of steps of `halves`, each of which loads 64 columns.
 const STEPS: u32 = 3;
 
 /// Each block of a pair loads half of the rows of a tile for both, in several steps that reuse the
@@ -144,7 +144,7 @@ fn a_static_that_its_block_has_not_accessed_is_at_the_same_place() {
 #[kernel(cluster = 4)]
 unsafe fn counts_in_phases(counts: *mut u32, wrong: *mut u32) {
     let block = thread::block_idx_x() + 8 * thread::block_idx_y();
-    // SAFETY: one count per cluster, and a word for the number of errors.
+    // SAFETY: the buffers have one count per cluster, and a word for the number of errors.
     unsafe {
         let count = Atomic::from_ptr(counts.add(block as usize / 4));
         let wrong = Atomic::from_ptr(wrong);
@@ -180,7 +180,7 @@ fn a_clusters_barrier_separates_phases() {
 
 #[kernel]
 unsafe fn without_cluster(out: *mut u32) {
-    // SAFETY: one word per block.
+    // SAFETY: the buffer has one word per block.
     unsafe {
         cluster::sync();
         if thread::thread_idx_x() == 0 {
@@ -190,7 +190,7 @@ unsafe fn without_cluster(out: *mut u32) {
 }
 
 #[test]
-fn without_clusters_a_block_is_its_own() {
+fn without_clusters_each_block_is_a_cluster() {
     let ranks = simulate(Simulation::new(1), |gpu| {
         let out = gpu.buffer(&[9_u32; 3])?;
         gpu.launch(without_cluster::args(&out).grid(3).block(40))?;
@@ -202,7 +202,7 @@ fn without_clusters_a_block_is_its_own() {
 /// Records how many blocks have started when the blocks of a cluster have met.
 #[kernel(cluster = 2)]
 unsafe fn counts_starts(started: *mut u32, seen: *mut u32) {
-    // SAFETY: a word, and one word per block.
+    // SAFETY: the buffers have one word, and one word per block.
     unsafe {
         if thread::thread_idx_x() == 0 {
             Atomic::from_ptr(started).fetch_add(1, Order::Relaxed, Scope::Gpu);
@@ -279,14 +279,14 @@ fn a_deadlock_names_the_clusters_barrier() {
 #[kernel(cluster = 2)]
 unsafe fn arrives(barrier: *mut u64, in_shared: bool, rank: u32) {
     let own = shared_array![u64; 1];
-    // SAFETY: one thread per block; what is invalid the simulator reports.
+    // SAFETY: one thread per block; the simulator reports an invalid barrier.
     unsafe {
         MBarrier::at(own).init(1);
         cluster::sync();
         if cluster::rank() == 1 {
             return;
         }
-        // Each look at the clock lets other threads run.
+        // Each read of the clock lets other threads run.
         for _ in 0..1000 {
             clock::globaltimer();
         }

@@ -78,7 +78,7 @@ impl SignalMode {
 ///
 /// # Safety
 ///
-/// NCCL's contract.
+/// The contract of `ncclGinPut_v3`.
 #[track_caller]
 #[expect(clippy::too_many_arguments, reason = "NCCL's function has 24")]
 pub unsafe fn put(
@@ -127,7 +127,7 @@ pub unsafe fn put(
 ///
 /// # Safety
 ///
-/// NCCL's contract.
+/// The contract of `ncclGinPutValue`.
 #[track_caller]
 pub unsafe fn put_value(
     net: &mut Gin,
@@ -152,7 +152,7 @@ pub unsafe fn put_value(
 ///
 /// # Safety
 ///
-/// NCCL's contract.
+/// The contract of `ncclGinSignal_v3`.
 #[track_caller]
 pub unsafe fn signal(net: &mut Gin, team: &Team, peer: i32, then: SignalMode) {
     let (kind, va, id, strong, op, arg) = then.params();
@@ -191,7 +191,7 @@ pub fn handle<T: devcomm_types::Element>(
 ///
 /// # Safety
 ///
-/// NCCL's contract.
+/// The contract of `ncclGinWaitSignal`.
 #[track_caller]
 pub unsafe fn wait(net: &mut Gin, id: u32, least: u64) {
     // SAFETY: the test's kernel passes a context that it initialised, and windows that it got.
@@ -202,14 +202,14 @@ pub unsafe fn wait(net: &mut Gin, id: u32, least: u64) {
 ///
 /// # Safety
 ///
-/// NCCL's contract.
+/// The contract of `ncclGinFlush`.
 #[track_caller]
 pub unsafe fn flush(net: &mut Gin) {
     // SAFETY: the test's kernel passes a context that it initialised, and windows that it got.
     unsafe { raw::ncclGinFlush(net, &thread_coop(), ACQ_REL) };
 }
 
-/// Requirements: GIN to every rank, and some LSA barriers, signals and counters.
+/// Returns requirements of GIN to every rank, and of some LSA barriers, signals and counters.
 pub fn full() -> DevCommRequirements {
     DevCommRequirements::new()
         .lsa_barriers(4)

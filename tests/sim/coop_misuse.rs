@@ -1,5 +1,5 @@
-//! Tests that the simulator reports cooperative calls that a part of the coop makes, or with
-//! unequal arguments, and signals and barriers that the host did not reserve.
+//! Tests that the simulator reports cooperative calls that only a part of the coop makes, or that
+//! have unequal arguments, and signals and barriers that the host did not reserve.
 
 use cuda_std::prelude::*;
 use devcomm::sim::Error;
@@ -121,7 +121,7 @@ fn a_warp_whose_lanes_have_returned_is_reported_with_them() {
     }
 }
 
-/// Lane 0 waits elsewhere.
+/// Lane 0 waits at the block's barrier, and the others at that of the warp.
 #[kernel]
 unsafe fn a_lane_waits_elsewhere() {
     if thread::thread_idx_x() == 0 {

@@ -1,4 +1,4 @@
-//! Tests of dependent launches: when a kernel begins beside the previous one, and what reports say.
+//! Tests of dependent launches: when a kernel begins before the previous one ends, and reports.
 
 use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;
@@ -11,7 +11,7 @@ use devcomm_testing::simulated::{Gpu, failure, read, simulate};
 /// then wait until the next kernel has begun.
 #[kernel]
 unsafe fn first(flags: *mut u32, meets: bool) {
-    // SAFETY: two flags.
+    // SAFETY: the buffer has two flags.
     unsafe {
         if thread::block_idx_x() == 1 {
             for _ in 0..100 {
@@ -25,10 +25,10 @@ unsafe fn first(flags: *mut u32, meets: bool) {
     }
 }
 
-/// Notes that it has begun, and the first kernel's flag before and after that kernel has ended.
+/// Sets a flag at its start, and stores the first kernel's flag before and after that one's end.
 #[kernel]
 unsafe fn second(flags: *mut u32, seen: *mut u32) {
-    // SAFETY: two flags, and two words.
+    // SAFETY: the buffers have two flags, and two words.
     unsafe {
         mem::store(seen, Atomic::from_ptr(flags).load(Order::Relaxed, Scope::Gpu));
         Atomic::from_ptr(flags.add(1)).store(1, Order::Release, Scope::Gpu);
@@ -38,7 +38,7 @@ unsafe fn second(flags: *mut u32, seen: *mut u32) {
 }
 
 /// Launches both kernels, and returns what the second has seen.
-fn both(gpu: &Gpu<'_>, meets: bool) -> Result<Vec<u32>, devcomm::Error> {
+fn launch_both(gpu: &Gpu<'_>, meets: bool) -> Result<Vec<u32>, devcomm::Error> {
     let (flags, seen) = (gpu.buffer(&[0_u32; 2])?, gpu.buffer(&[9_u32; 2])?);
     let stream = gpu.context().stream()?;
     // SAFETY: the buffers have two elements.
@@ -59,7 +59,7 @@ fn a_dependent_kernel_begins_when_every_block_of_the_previous_one_allows_it() {
     for simulation in random.chain([Simulation::new(1)]) {
         // Without the overlap the kernels that meet would not end.
         for meets in [false, true] {
-            assert_eq!(simulate(simulation.clone(), |gpu| both(gpu, meets)), [[1, 1]]);
+            assert_eq!(simulate(simulation.clone(), |gpu| launch_both(gpu, meets)), [[1, 1]]);
         }
     }
 }

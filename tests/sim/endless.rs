@@ -10,8 +10,8 @@ use devcomm::{Kernel, Simulation, SymmetricBuffer};
 use devcomm_testing::simulated::{failure, simulate};
 use devcomm_types::LaunchArgs;
 
-/// Returns the failure, on one GPU, of a kernel whose argument is a buffer of one word, which is 0
-/// before.
+/// Returns the failure, on one GPU, of a kernel whose argument is a buffer of one word, 0 at first,
+/// in one block.
 fn failure_with_word<K: Kernel>(simulation: Simulation, block: u32) -> Arc<Error>
 where
     for<'a> (&'a SymmetricBuffer<u32>,): LaunchArgs<K::Args>,
@@ -43,7 +43,7 @@ fn threads_that_all_poll_or_wait_are_a_livelock() {
     assert!(polled.starts_with("element 0 of `flag` (buffer ") && polled.ends_with(" is 0"));
 }
 
-/// Thread 0 polls by plain loads; it reads 200 times before, which is no poll.
+/// Thread 0 polls by plain loads, after 200 loads that are no poll.
 #[kernel]
 unsafe fn polls_by_plain_loads(flag: *mut u32) {
     if thread::thread_idx_x() == 0 {
@@ -130,7 +130,7 @@ fn a_loop_that_the_simulator_does_not_see_takes_the_time_that_the_report_says() 
     const NAME: &str =
         "endless::a_loop_that_the_simulator_does_not_see_takes_the_time_that_the_report_says";
     if std::env::var_os(IN_CHILD).is_none() {
-        // In a process of its own, whose processor time is that of this run.
+        // A child process runs it, so that the processor time is that of this run alone.
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         let child = child.args(["--exact", NAME]).env(IN_CHILD, "1").output().unwrap();
         assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
@@ -138,7 +138,7 @@ fn a_loop_that_the_simulator_does_not_see_takes_the_time_that_the_report_says() 
     }
     let error = failure_with_word::<polls_plainly>(Simulation::new(1), 2);
     let Error::Limit { limit: Limit::Calls(limit), .. } = &*error else { panic!("{error}") };
-    // In ticks of 10 ms: fields 14 and 15, user and system.
+    // Fields 14 and 15 are the user and system time in ticks of 10 ms.
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let fields = stat.rsplit(") ").next().unwrap().split(' ').skip(11).take(2);
     let ticks: u64 = fields.map(|field| field.parse::<u64>().unwrap()).sum();

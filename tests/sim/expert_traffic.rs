@@ -14,7 +14,7 @@ use half::bf16;
 /// The number of bf16 elements in a vector of 16 bytes.
 const VECTOR: usize = 8;
 
-/// What each rank sends to each other one.
+/// The traffic from each rank to each other rank.
 type Pairs = BTreeMap<(usize, usize), Traffic>;
 
 /// The form of an `ExpertParallel`.
@@ -26,11 +26,11 @@ enum Form {
     Teams(usize),
 }
 
-/// The blocks of each kernel.
+/// The number of blocks of each kernel.
 const BLOCKS: usize = 2;
 
-/// Words that the form for high throughput sends with a token's row: which rows are the token's,
-/// where it comes from and where its result goes.
+/// The number of words that the form for high throughput sends with a token's row: which rows are
+/// the token's, where it comes from and where its result goes.
 const TOKEN_WORDS: usize = 2 * 16 + 2;
 
 /// Returns the traffic of this number of stores of vectors, and of words.
@@ -57,8 +57,8 @@ impl Form {
         let ranks = batch.tokens.len();
         let all = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
         let pairs: Vec<_> = all.filter(|(from, to)| from != to).collect();
-        let sent = |of: &dyn Fn(usize, usize) -> Traffic| -> Pairs {
-            let sent = pairs.iter().map(|(from, to)| ((*from, *to), of(*from, *to)));
+        let sent = |traffic: &dyn Fn(usize, usize) -> Traffic| -> Pairs {
+            let sent = pairs.iter().map(|(from, to)| ((*from, *to), traffic(*from, *to)));
             // The simulator has no entry for pairs that send nothing.
             sent.filter(|(_, traffic)| *traffic != Traffic::default()).collect()
         };
@@ -81,8 +81,8 @@ impl Form {
                 stores(rows * row, counts + 2 + rows * TOKEN_WORDS)
             }
             Self::Teams(team) if from / team == to / team => {
-                // What the ranks of its rail have sent: experts and weights of all their tokens,
-                // the number of these, and rows. A flag for each of two barriers of each block.
+                // It passes on what the ranks of its rail have sent: experts and weights of all
+                // their tokens, the number of tokens, and rows. Each block has two barriers.
                 let rail = (from % team..batch.tokens.len()).step_by(team);
                 let [rows, entries, ranks] = rail.fold([0; 3], |[rows, entries, ranks], source| {
                     let (more, tokens) =
@@ -93,9 +93,9 @@ impl Form {
             }
             Self::Teams(team) if from % team == to % team => {
                 // A header, two words for each expert, and the rows of a batch.
-                puts(messages(batch, from).map(|of| {
-                    let rows = of.clone().filter(|token| is_for(batch, from, *token, to, team));
-                    1 + (of.len() * batch.top_k).div_ceil(2) + rows.count() * row
+                puts(messages(batch, from).map(|tokens| {
+                    let rows = tokens.clone().filter(|token| is_for(batch, from, *token, to, team));
+                    1 + (tokens.len() * batch.top_k).div_ceil(2) + rows.count() * row
                 }))
             }
             Self::Teams(_) => Traffic::default(),
@@ -107,17 +107,17 @@ impl Form {
         let row = batch.hidden / VECTOR;
         let rows = |source| batch.tokens_to(source, from).count();
         match self {
-            // One message says that the rank has come so far.
+            // One message says that the rank has sent its rows.
             Self::LowLatency => stores(rows(to) * row + 1, 0),
             // Two flags.
             Self::Throughput => stores(rows(to) * row, 2),
             Self::Teams(team) if from / team == to / team => {
-                // Sums for the tokens of all ranks of that one's rail, and two barriers.
+                // It sends sums for the tokens of all ranks of the receiver's rail.
                 let rail = (to % team..batch.tokens.len()).step_by(team);
                 stores(rail.map(rows).sum::<usize>() * row, 2 * BLOCKS)
             }
-            Self::Teams(team) if from % team == to % team => puts(messages(batch, to).map(|of| {
-                let rows = of.filter(|token| is_for(batch, to, *token, from, team));
+            Self::Teams(team) if from % team == to % team => puts(messages(batch, to).map(|all| {
+                let rows = all.filter(|token| is_for(batch, to, *token, from, team));
                 (rows.count() * row).max(1)
             })),
             Self::Teams(_) => Traffic::default(),
@@ -135,7 +135,7 @@ impl Form {
 
     /// Returns what the simulator counts of a dispatch and of a combine.
     fn counted(self, batch: &Batch) -> Result<[Pairs; 2]> {
-        let most = most(batch);
+        let most = most_tokens(batch);
         let world = World::builder().simulate(self.simulation(batch.tokens.len())).from_env()?;
         let counts = world.run(|rank| {
             let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
@@ -182,14 +182,14 @@ impl Form {
     }
 }
 
-/// Returns the most tokens of a rank.
-fn most(batch: &Batch) -> usize {
+/// Returns the largest number of tokens of a rank.
+fn most_tokens(batch: &Batch) -> usize {
     batch.tokens.iter().copied().max().unwrap_or(0)
 }
 
-/// Returns the tokens of each message between teams of a rank's tokens.
+/// Returns the tokens in each message that a rank sends to another team.
 fn messages(batch: &Batch, rank: usize) -> impl Iterator<Item = Range<usize>> {
-    let (most, tokens) = (most(batch), batch.tokens[rank]);
+    let (most, tokens) = (most_tokens(batch), batch.tokens[rank]);
     let each = most.div_ceil(BLOCKS);
     (0..most).step_by(each).map(move |first| first.min(tokens)..(first + each).min(tokens))
 }
@@ -238,9 +238,9 @@ fn experts_of_64_ranks_send_as_many_bytes_as_the_formula_says() -> Result<()> {
     Ok(())
 }
 
-/// Returns how many other ranks have experts of a token, on average, if the `experts` are divided
-/// evenly and a token has `top_k` of them at random. With the number of teams for `ranks` it is how
-/// many other teams have.
+/// Returns the average number of other ranks with experts of a token, if the `experts` are divided
+/// evenly and a token has `top_k` of them at random. If `ranks` is a number of teams, it returns
+/// the number of other teams.
 fn destinations(ranks: usize, experts: usize, top_k: usize) -> f64 {
     let elsewhere = experts - experts / ranks;
     let none: f64 =
@@ -263,7 +263,7 @@ const DEEP_EP_ROW: f64 = ROW + (8 * TOP_K + 4) as f64;
 
 const MB: f64 = 1e6;
 
-/// Rows of the table of one LSA team.
+/// Returns the rows of the table of one LSA team.
 fn table() -> Vec<String> {
     [2, 4, 8, 16, 32, 64]
         .map(|ranks| {
@@ -289,10 +289,10 @@ fn table() -> Vec<String> {
         .to_vec()
 }
 
-/// Rows of the table of LSA teams of eight.
+/// Returns the rows of the table of LSA teams of eight.
 fn table_of_teams() -> Vec<String> {
     const TEAM: usize = 8;
-    // The blocks of a kernel by default.
+    // The number of blocks of a kernel by default.
     const BLOCKS: usize = 32;
     [16, 32, 64]
         .map(|ranks| {
@@ -303,29 +303,31 @@ fn table_of_teams() -> Vec<String> {
             // The share of the rail's tokens that have experts on one certain rank of the team.
             let in_rank = destinations(ranks, EXPERTS, TOP_K) / (ranks - 1) as f64;
             let passed_on = (teams * (TEAM - 1)) as f64 * tokens * in_rank;
-            let told = (TEAM - 1) * (teams * (8 * TOKENS * TOP_K + 4) + 8 * BLOCKS);
+            let routing = (TEAM - 1) * (teams * (8 * TOKENS * TOP_K + 4) + 8 * BLOCKS);
             format!(
                 "| {ranks} | {rows:.0} | {puts} | {:.2} | {:.2} | {:.2} | {passed_on:.0} | {:.2} | \
                  {:.2} |",
                 (rows * ROW + entries as f64) / MB,
                 rows * DEEP_EP_ROW / MB,
                 rows * ROW / MB,
-                (passed_on * ROW + told as f64) / MB,
+                (passed_on * ROW + routing as f64) / MB,
                 passed_on * ROW / MB,
             )
         })
         .to_vec()
 }
 
-/// Rows of the table of memory, for 4,096 tokens.
+/// Returns the rows of the table of memory, for 4,096 tokens.
 fn table_of_memory() -> Vec<String> {
     const TOKENS: usize = 4096;
     let options = ExpertParallelOptions::new(HIDDEN, TOKENS, EXPERTS, TOP_K);
     [2, 8, 64]
         .map(|ranks| {
-            let of = |options: ExpertParallelOptions| options.memory(ranks).unwrap().total();
+            let gb = |options: ExpertParallelOptions| {
+                options.memory(ranks).unwrap().total() as f64 / 1e9
+            };
             let rows = 2 * TOKENS * TOP_K;
-            let [low, high] = [of(options), of(options.throughput(rows))].map(|of| of as f64 / 1e9);
+            let [low, high] = [gb(options), gb(options.throughput(rows))];
             let with_rows = low + rows as f64 * ROW / 1e9;
             format!("| {ranks} | {low:.2} | {with_rows:.2} | {high:.2} |")
         })

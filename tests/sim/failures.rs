@@ -218,7 +218,7 @@ unsafe fn takes_barrier(comm: DevComm, index: u32) {
     comm.lsa_barrier(Coop::cta(), BarrierIndex::new(index)).sync(MemoryOrder::AcqRel);
 }
 
-/// Each block takes the barrier with its index, in a function: a launch does not know of it.
+/// Each block takes the barrier with its index in a function, of which a launch knows nothing.
 #[kernel]
 unsafe fn takes_barriers(comm: DevComm) {
     take_own_barrier(&comm);

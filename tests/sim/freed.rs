@@ -1,5 +1,5 @@
-//! Tests that the simulator reports the use of freed memory, and memory that the host ends while a
-//! kernel has it.
+//! Tests that the simulator reports the use of freed memory, and memory that the host frees while
+//! a kernel uses it.
 
 use std::ptr::null_mut;
 use std::time::Duration;
@@ -34,7 +34,7 @@ fn an_access_to_freed_memory_names_the_memory_and_what_freed_it() {
     assert!(text.contains("freed.rs:"), "{text}");
 }
 
-/// Stores to `out` after long.
+/// Stores to `out` after a long time.
 #[kernel]
 unsafe fn stores_to_after_long(comm: DevComm, out: *mut u32) {
     for _ in 0..100_000 {
@@ -73,7 +73,7 @@ fn each_wait_for_a_kernel_that_fails_says_what_the_kernel_did() {
     }
 }
 
-/// Rank 1 stores to rank 0 when the last host action is long over.
+/// Rank 1 stores to rank 0 long after the host's last action.
 #[kernel]
 unsafe fn stores_late(out: Window<u32>, rank: i32) {
     if rank == 1 {
@@ -125,7 +125,7 @@ unsafe fn waits_for_ever(comm: DevComm, out: Window<u32>, word: *const u32) {
 fn what_the_host_ends_under_a_running_kernel_is_reported_at_the_call() {
     for call in ["ncclCommWindowDeregister", "ncclMemFree", "ncclDevCommDestroy"] {
         let machine = Machine::new(&Simulation::new(1)).unwrap();
-        on_machine(&machine, |rank| {
+        run_ranks_on(&machine, |rank| {
             let (comm, memory, stream) = (rank.init(), rank.zeroed(1024), rank.stream());
             let (mut window, mut dev_comm) = (null_mut(), RawDevComm::zeroed());
             ok(nccl!(comm_window_register(comm, memory.ptr(), 4096, &raw mut window, 1)));

@@ -79,7 +79,7 @@ fn a_ping_pong_counts_right_however_threads_run() {
 
 #[kernel]
 unsafe fn resets_signal(comm: DevComm) {
-    // SAFETY: a valid handle; no operation is in flight.
+    // SAFETY: the handle is valid; no operation is in flight.
     unsafe { raw::ncclGinResetSignal(&mut gin(comm.as_raw(), 0), 0) };
 }
 
@@ -327,7 +327,7 @@ unsafe fn gets_and_counts(comm: DevComm, out: Window<u64>, by_request: bool) {
 #[test]
 fn gets_are_there_after_a_flush_and_counters_count_puts() {
     for by_request in [false, true] {
-        // It reads what a get may be writing.
+        // The kernel reads an element that a get may be writing.
         let out = simulate(Simulation::new(2).races(false), |gpu| {
             let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[5 + gpu.rank() as u64; 8])?);
             gpu.launch(gets_and_counts::args(&comm, &out, by_request).grid(1).block(1))?;
@@ -451,12 +451,12 @@ unsafe fn posts_many(comm: DevComm, out: Window<u32>, count: u32) {
         // SAFETY: the window has `count + 1` elements.
         unsafe { put(&mut net, &team, peer, dst, (window, 0), 4, SignalMode::Inc(0, true), None) };
     }
-    // SAFETY: a valid handle.
+    // SAFETY: the handle is valid.
     unsafe { wait(&mut net, 0, count.into()) };
 }
 
 #[test]
-fn whoever_fills_a_queue_waits_for_room() {
+fn a_thread_that_fills_a_queue_waits_for_room() {
     for depth in [1, 2, 0] {
         let last = simulate(Simulation::new(3), |gpu| {
             let comm = gpu.dev_comm(full().gin_queue_depth(depth))?;

@@ -28,8 +28,7 @@ fn barrier_of(comm: &raw::DevComm, which: u32) -> (Team, GinBarrierHandle) {
     }
 }
 
-/// Every rank puts the round's number to every rank of the team, syncs, and checks the puts to
-/// itself.
+/// Every rank puts the round's number to every rank of the team, synchronises and checks its words.
 #[kernel]
 unsafe fn puts_and_syncs(
     comm: DevComm,

@@ -1,4 +1,4 @@
-//! Tests of what reports of races with transfers over the network name as the repair. As in
+//! Tests of the repairs that reports of races with transfers over the network name. As in
 //! [`hints`](crate::hints), each repair that a hint names ends the reports.
 
 use cuda_std::atomic::{Order, Scope, fence};
@@ -10,10 +10,10 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 use crate::common::full;
 use crate::hints::check;
 
-/// Rank 0 puts element 0 to rank 1's element 1, and a thread of it stores element 0: that which
-/// puts (`by` 0), another one (1), or one of rank 1 (2). Repairs: the order of both before the put;
-/// after the put a flush, or a wait for its counter, and then that order before the store; a fence,
-/// for a put that releases nothing.
+/// Rank 0 puts element 0 to rank 1's element 1, and a thread stores element 0: the one that puts
+/// (`by` 0), another one of rank 0 (1), or one of rank 1 (2). Repairs: the store and a barrier of
+/// both threads before the put; a flush after the put, or a wait for its counter, and then the
+/// barrier before the store.
 #[kernel]
 unsafe fn puts_what_is_stored(comm: DevComm, words: Window<u32>, by: u32, repair: u32) {
     let (gin, coop) = (comm.gin::<Proxy>(0), Coop::cta());
@@ -140,7 +140,7 @@ unsafe fn puts_for_itself(comm: DevComm, words: Window<u32>) {
 }
 
 /// Rank 0 puts to rank 1, which loads. Repairs: a wait for the signal; a barrier, or a signal,
-/// before the put, so that what it replaces is loaded.
+/// between the load and the put.
 #[kernel]
 unsafe fn puts_what_is_loaded(comm: DevComm, words: Window<u32>, repair: u32) {
     let (gin, one) = (comm.gin::<Proxy>(0), Coop::thread());
@@ -197,8 +197,8 @@ unsafe fn gets_and_loads(comm: DevComm, words: Window<u32>, repair: u32) {
     }
 }
 
-/// Rank 1 stores, and rank 0 gets that. Repairs: a barrier after the store; a barrier after the get
-/// and its flush.
+/// Rank 1 stores an element, and rank 0 gets it. Repairs: a barrier after the store; a barrier
+/// after the get and its flush.
 #[kernel]
 unsafe fn gets_what_is_stored(comm: DevComm, words: Window<u32>, repair: u32) {
     let (gin, one, team) = (comm.gin::<Proxy>(0), Coop::thread(), comm.world_team());
@@ -240,8 +240,8 @@ fn what_a_get_moves_is_there_after_its_flush_and_stays_until_then() {
     });
 }
 
-/// Rank 0 puts to rank 1, and rank 1 puts the same element to rank 2. Repairs: the second put after
-/// the first one's signal; the first one after the second one's flush, and a signal that says so.
+/// Rank 0 puts to rank 1, and rank 1 puts the same element to rank 2. Repairs: rank 1 waits for the
+/// first put's signal; rank 0 waits for a signal that rank 1 sends after it has flushed its put.
 #[kernel]
 unsafe fn puts_on(comm: DevComm, words: Window<u32>, repair: u32) {
     let (gin, one) = (comm.gin::<Proxy>(0), Coop::thread());
@@ -297,7 +297,7 @@ unsafe fn puts_to_one(comm: DevComm, words: Window<u32>, repair: u32) {
 }
 
 #[test]
-fn of_two_transfers_the_second_is_posted_after_the_end_of_the_first() {
+fn the_second_of_two_transfers_is_posted_after_the_end_of_the_first() {
     let named = ["for a put's signal, with an acquire", "for a put's counter, or a flush"];
     check(&Simulation::new(3), &named, |gpu, repair| {
         let (comm, words) = (gpu.dev_comm(full())?, gpu.window(&[0_u32; 2])?);

@@ -152,7 +152,7 @@ fn misuse_of_the_network_is_reported() {
 unsafe fn resets_between(comm: DevComm) {
     let comm = comm.as_raw();
     let (team, mut net) = (comm.world_team(), gin(comm, 0));
-    // SAFETY: a valid handle.
+    // SAFETY: the handle is valid.
     unsafe {
         signal(&mut net, &team, 0, SignalMode::Inc(0, true));
         wait(&mut net, 0, 1);
@@ -173,7 +173,7 @@ fn a_reset_lets_a_signal_be_counted_another_way() {
 unsafe fn waits_for_nobody(comm: DevComm) {
     let comm = comm.as_raw();
     let mut net = gin(comm, 3);
-    // SAFETY: a valid handle.
+    // SAFETY: the handle is valid.
     unsafe { raw::ncclGinWaitSignal(&mut net, &cta(), 5, 2, 64, ACQ_REL) };
 }
 
@@ -197,7 +197,7 @@ fn a_wait_for_a_signal_that_no_rank_sends_is_a_deadlock_that_names_it() {
     );
 }
 
-/// Rank 0 puts an element to rank 1, which waits for it. How rank 0 ends is `which`.
+/// Rank 0 puts an element to rank 1, which waits for it. `which` says what rank 0 then waits for.
 #[kernel]
 unsafe fn puts_and_ends(comm: DevComm, out: Window<u32>, which: u32) {
     let comm = comm.as_raw();

@@ -1,5 +1,5 @@
-//! Tests of the detection of races with what moves data for a kernel: the network, and the switch.
-//! As in [`races`](crate::races), form 0 is right, and each other form is reported.
+//! Tests of the detection of races with transfers over the network and accesses by the switch. As
+//! in [`races`](crate::races), form 0 is right, and each other form is reported.
 
 use crate::common::*;
 use crate::races::{check, race};

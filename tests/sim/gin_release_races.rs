@@ -13,7 +13,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window, 
 use crate::common::*;
 use crate::races::{check, race};
 
-/// C++'s orders after `ACQ_REL`: acquire, release.
+/// C++'s numbers of two more memory orders.
 const ACQUIRE: i32 = 2;
 const RELEASE: i32 = 3;
 /// NCCL's fence level of a barrier that waits for no transfers.
@@ -68,9 +68,9 @@ fn barriers_over_the_network_order_only_what_their_memory_order_says() {
     }
 }
 
-/// The second thread of rank 0's block stores, and the first one puts that to rank 1 without a
-/// release by NCCL. Forms: after a fence; without one; after one whose scope is the GPU; after one
-/// before the barrier of the two threads.
+/// The second thread of rank 0's block stores an element, and the first one puts it to rank 1
+/// without a release by NCCL. Forms, of the fence before the put: a right one; none; one whose
+/// scope is the GPU; one before the barrier of the two threads.
 #[kernel]
 unsafe fn puts_what_is_released(comm: DevComm, words: Window<u32>, form: u32) {
     let (gin, coop) = (comm.gin::<Proxy>(0), Coop::cta());

@@ -1,7 +1,6 @@
-//! Tests of what reports of races name as repairs: each repair that a hint names, made in the
-//! program, ends the reports.
+//! Tests of the repairs that reports of races name: a program with any of them has no race.
 //!
-//! A kernel's `repair` is 0 in the wrong form, and else which of the named repairs is made.
+//! A kernel's `repair` is 0 in the wrong form, and else the number of the repair that it makes.
 
 use cuda_std::atomic::{Order, Scope};
 use cuda_std::mbarrier::{self, MBarrier};
@@ -16,14 +15,13 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 use crate::races::{add_1, orders, race};
 use crate::tensor::{aligned_shared, row};
 
-/// Checks that the hint of a program's wrong form names these repairs, and that the program passes
-/// with each of them.
+/// Checks that a wrong form's hint names the repairs `named`, and that each makes the program pass.
 #[track_caller]
-pub fn check(of: &Simulation, named: &[&str], run: impl Fn(&Gpu<'_>, u32) -> Result<()> + Sync) {
-    let race = race(of.clone(), |gpu| run(gpu, 0));
+pub fn check(base: &Simulation, named: &[&str], run: impl Fn(&Gpu<'_>, u32) -> Result<()> + Sync) {
+    let race = race(base.clone(), |gpu| run(gpu, 0));
     for (name, repair) in named.iter().zip(1..) {
         assert!(race.remedy.contains(name), "{name:?} is not in {race}");
-        for simulation in orders(of) {
+        for simulation in orders(base) {
             simulate(simulation, |gpu| run(gpu, repair));
         }
     }
@@ -92,8 +90,8 @@ fn threads_that_share_a_window_may_meet_at_a_barrier_of_the_ranks_too() {
     }
 }
 
-/// The first block stores and the second one loads; `part` 1 and 2 are one of them only. Repairs: a
-/// release and an acquire, the end of the kernel.
+/// The first block stores, except with `part` 2, and the second one loads, except with `part` 1.
+/// Repairs: a release and an acquire, the end of the kernel.
 #[kernel]
 unsafe fn pass_between_blocks(words: *mut u32, part: u32, repair: u32) {
     let (block, flag) = (thread::block_idx_x(), words.wrapping_add(1));
@@ -157,7 +155,8 @@ fn ranks_are_ordered_by_a_barrier_or_by_a_release_and_an_acquire() {
     });
 }
 
-/// All add to a word of rank 0. Repair: the scope that includes them.
+/// All ranks store to a word of rank 0, or all blocks to one of their rank. Repair: the scope that
+/// includes them.
 #[kernel]
 unsafe fn count(words: Window<u32>, of_ranks: bool, repair: u32) {
     let scope = match (of_ranks, repair) {
@@ -182,9 +181,9 @@ fn atomic_accesses_have_the_scope_that_includes_both() {
     }
 }
 
-/// A thread copies what it has stored in shared memory, and stores there again. Repairs: with both,
-/// the fence of the asynchronous proxy before the copy, and the wait for the copy's reads after it.
-/// `lacks` says which of them is missing in the wrong form.
+/// A thread copies what it has stored in shared memory, and stores there again. The repaired form
+/// has the fence of the asynchronous proxy before the copy, and the wait for the copy's reads after
+/// it. `lacks` says which of them is missing in the wrong form.
 #[kernel]
 unsafe fn copy_out(out: *mut u32, lacks: u32, repair: u32) {
     let tile = shared_array![u128; 1].cast::<u32>();

@@ -21,7 +21,7 @@ fn every_collective_moves_the_right_data() {
     const PART: usize = 3;
     const N: usize = 4;
     let sum = |n| -> Vec<f32> { (0..n).map(|i| (600 + N * i) as f32).collect() };
-    on(Simulation::new(N), |rank| {
+    run_ranks(Simulation::new(N), |rank| {
         let (comm, stream, part) =
             (rank.init(), rank.stream(), rank.me * PART..(rank.me + 1) * PART);
         let small = || rank.filled(&own(rank.me, PART));
@@ -78,7 +78,7 @@ fn every_collective_moves_the_right_data() {
 
 /// Returns the reduction of two ranks' values, in the type with number `data_type`.
 fn reduced<T: Copy + Send + Sync>(values: [T; 2], data_type: c_int, op: c_int) -> T {
-    let results = on(Simulation::new(2), |rank| {
+    let results = run_ranks(Simulation::new(2), |rank| {
         let (comm, stream, b) = (rank.init(), rank.stream(), rank.filled(&[values[rank.me]]));
         ok(rank.all_reduce(&b, 1, data_type, op, comm, stream));
         rank.synchronize(stream);
@@ -111,7 +111,7 @@ fn all_types_are_reduced_as_what_they_are_by_every_operator() {
 
 #[test]
 fn a_scalar_multiplies_each_ranks_part_before_the_sum() {
-    on(Simulation::new(2), |rank| {
+    run_ranks(Simulation::new(2), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let mut factor = [2.0_f32, 10.0][rank.me];
         let on_device = rank.filled(&[factor]);
@@ -119,8 +119,8 @@ fn a_scalar_multiplies_each_ranks_part_before_the_sum() {
             let (mut op, b) = (0, rank.filled(&[1.0 + rank.me as f32]));
             ok(nccl!(red_op_create_pre_mul_sum(&raw mut op, scalar, F32, residence, comm)));
             assert_eq!(op, 5);
-            let of_others = rank.all_reduce(&b, 1, 8, op, comm, stream);
-            assert_eq!(of_others, INVALID_ARGUMENT, "an operator on another type");
+            let other_type = rank.all_reduce(&b, 1, 8, op, comm, stream);
+            assert_eq!(other_type, INVALID_ARGUMENT, "an operator on another type");
             ok(rank.all_reduce(&b, 1, F32, op, comm, stream));
             // A launched operation no longer needs the operator.
             ok(nccl!(red_op_destroy(op, comm)));
@@ -133,7 +133,7 @@ fn a_scalar_multiplies_each_ranks_part_before_the_sum() {
 
 #[test]
 fn a_collective_with_a_configuration_records_its_event() {
-    on(Simulation::new(2), |rank| {
+    run_ranks(Simulation::new(2), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let (b, mut event, mut ms) = (rank.filled(&[1.0_f32]), null_mut(), 0.0);
         let all_reduce = |config: CollConfig| {
@@ -156,7 +156,7 @@ fn a_collective_with_a_configuration_records_its_event() {
 
 #[test]
 fn ranks_that_make_different_calls_are_told_which_and_do_not_hang() {
-    on(Simulation::new(2), |rank| {
+    run_ranks(Simulation::new(2), |rank| {
         let (comm, stream, b) = (rank.init(), rank.stream(), rank.zeroed(8));
         ok(rank.all_reduce(&b, 7 + rank.me, F32, SUM, comm, stream));
         rank.synchronize(stream);
@@ -172,7 +172,7 @@ fn ranks_that_make_different_calls_are_told_which_and_do_not_hang() {
 
 #[test]
 fn arguments_that_make_no_sense_are_refused_with_the_reason() {
-    on(Simulation::new(2), |rank| {
+    run_ranks(Simulation::new(2), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let b = rank.zeroed(4);
         let refused = |code: c_int, reason: &str| {
@@ -196,7 +196,7 @@ fn arguments_that_make_no_sense_are_refused_with_the_reason() {
 
 #[test]
 fn a_ring_of_sends_and_receives_passes_on_what_each_rank_has() {
-    on(Simulation::new(3).seed(1), |rank| {
+    run_ranks(Simulation::new(3).seed(1), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let (a, b) = (rank.filled(&own(rank.me, 5)), rank.zeroed(5));
         let (next, previous) = ((rank.me + 1) % 3, (rank.me + 2) % 3);
@@ -210,8 +210,8 @@ fn a_ring_of_sends_and_receives_passes_on_what_each_rank_has() {
 }
 
 #[test]
-fn a_send_and_a_receive_of_different_lengths_are_told() {
-    on(Simulation::new(2), |rank| {
+fn a_send_and_a_receive_of_different_lengths_are_reported() {
+    run_ranks(Simulation::new(2), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let b = rank.zeroed(4);
         ok(match rank.me {
@@ -226,7 +226,7 @@ fn a_send_and_a_receive_of_different_lengths_are_told() {
 
 #[test]
 fn one_thread_drives_several_gpus_in_groups() {
-    on(Simulation::new(4), |rank| {
+    run_ranks(Simulation::new(4), |rank| {
         if rank.me > 0 {
             return;
         }
@@ -267,7 +267,7 @@ fn one_thread_drives_several_gpus_in_groups() {
 
 #[test]
 fn a_group_in_which_a_call_fails_or_that_is_simulated_makes_nothing() {
-    on(Simulation::new(2), |rank| {
+    run_ranks(Simulation::new(2), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let b = rank.filled(&[1.0_f32]);
         let (mut child, mut info) = (null_mut(), SimInfo::new());
@@ -288,7 +288,7 @@ fn a_group_in_which_a_call_fails_or_that_is_simulated_makes_nothing() {
 
 #[test]
 fn a_group_on_two_streams_is_one_operation_on_both() {
-    on(Simulation::new(2), |rank| {
+    run_ranks(Simulation::new(2), |rank| {
         let (comm, streams) = (rank.init(), [rank.stream(), rank.stream()]);
         let b = rank.filled(&[1.0_f32 + rank.me as f32]);
         // Ranks may use the streams in different order.
@@ -306,7 +306,7 @@ fn a_group_on_two_streams_is_one_operation_on_both() {
 
 #[test]
 fn communicators_split_by_color_and_key_and_shrink() {
-    on(Simulation::new(4).team_size(2), |rank| {
+    run_ranks(Simulation::new(4).team_size(2), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let pair = rank.split(comm, [0, 7, 0, -1][rank.me], -(rank.me as c_int));
         match rank.me {
@@ -341,7 +341,7 @@ fn communicators_split_by_color_and_key_and_shrink() {
 #[test]
 fn a_communicator_grows_by_ranks_that_have_its_id() {
     let id = std::sync::Mutex::new(None);
-    on(Simulation::new(3), |rank| {
+    run_ranks(Simulation::new(3), |rank| {
         let mut grown = null_mut();
         let all = rank.init();
         let comm = rank.split(all, if rank.me == 2 { -1 } else { 0 }, 0);
@@ -370,7 +370,7 @@ fn a_communicator_grows_by_ranks_that_have_its_id() {
 
 #[test]
 fn an_abort_releases_its_own_rank_and_a_revoked_communicator_can_be_split() {
-    on(Simulation::new(2), |rank| {
+    run_ranks(Simulation::new(2), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let b = rank.zeroed(1);
         let peer = 1 - rank.me as c_int;
@@ -389,7 +389,7 @@ fn an_abort_releases_its_own_rank_and_a_revoked_communicator_can_be_split() {
 
 #[test]
 fn a_suspended_communicator_waits_for_its_resume() {
-    on(Simulation::new(1), |rank| {
+    run_ranks(Simulation::new(1), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let (b, mut stat) = (rank.zeroed(1), 9);
         assert_eq!(nccl!(comm_resume(comm)), INVALID_USAGE);
@@ -407,7 +407,7 @@ fn a_suspended_communicator_waits_for_its_resume() {
 
 #[test]
 fn a_communicator_that_does_not_block_is_in_progress_until_all_have_come() {
-    on(Simulation::new(2), |rank| {
+    run_ranks(Simulation::new(2), |rank| {
         let config = Config { blocking: 0, ..Config::new() };
         let (comm, code) = rank.init_with(config);
         assert_eq!((code, rank.async_error(comm)), (IN_PROGRESS, IN_PROGRESS));
@@ -428,7 +428,7 @@ fn a_communicator_that_does_not_block_is_in_progress_until_all_have_come() {
 
 #[test]
 fn a_graph_with_collectives_does_them_at_each_launch() {
-    on(Simulation::new(2), |rank| {
+    run_ranks(Simulation::new(2), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let b = rank.filled(&[1.0_f32]);
         let exec = rank.capture(stream, || {

@@ -16,7 +16,7 @@ fn faults_come_where_they_were_asked_for_and_calls_are_recorded() {
     machine.inject(fault("ncclCommSplit", None, Effect::Null));
     machine.inject(fault("ncclAllReduce", Some(0), Effect::Later(6)));
     machine.record_calls();
-    on_machine(&machine, |rank| {
+    run_ranks_on(&machine, |rank| {
         let (comm, mut memory) = (rank.init(), null_mut());
         let code = nccl!(mem_alloc(&raw mut memory, 8));
         assert_eq!(code, rank.me as c_int);
@@ -46,7 +46,7 @@ fn a_call_that_hangs_returns_when_its_gpus_communicator_is_aborted() {
     let machine = Machine::new(&Simulation::new(1)).unwrap();
     let (function, gpu, nth, effect) = ("ncclCommSuspend", Some(0), None, Effect::Hang);
     machine.inject(Fault { function, gpu, nth, effect });
-    on_machine(&machine, |rank| {
+    run_ranks_on(&machine, |rank| {
         let comm = rank.init() as usize;
         std::thread::scope(|scope| {
             let ticket = machine.ticket("aborts");

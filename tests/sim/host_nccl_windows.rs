@@ -50,7 +50,7 @@ fn peer_pointer(window: RawWindow, offset: usize, peer: c_int) -> (c_int, *mut c
 
 #[test]
 fn a_window_shows_each_ranks_own_memory_to_its_lsa_team() {
-    on(Simulation::new(4).team_size(2), |rank| {
+    run_ranks(Simulation::new(4).team_size(2), |rank| {
         let comm = rank.init();
         // The window has a different length in each rank.
         let len = 1000 * (rank.me + 1);
@@ -87,7 +87,7 @@ fn a_window_shows_each_ranks_own_memory_to_its_lsa_team() {
 
 #[test]
 fn what_makes_no_window_is_refused_or_null_on_all_ranks() {
-    on(Simulation::new(2), |rank| {
+    run_ranks(Simulation::new(2), |rank| {
         let comm = rank.init();
         let memory = rank.zeroed(4096);
         let mut window = without_provenance_mut(64);
@@ -113,7 +113,7 @@ fn what_makes_no_window_is_refused_or_null_on_all_ranks() {
 
 #[test]
 fn registered_buffers_and_properties_are_there() {
-    on(Simulation::new(4).team_size(2).multimem(false), |rank| {
+    run_ranks(Simulation::new(4).team_size(2).multimem(false), |rank| {
         let comm = rank.init();
         let (memory, mut handle) = (rank.zeroed(64), null_mut());
         let mut props = CommProperties::new();
@@ -140,7 +140,7 @@ fn registered_buffers_and_properties_are_there() {
     });
 }
 
-/// `recv[i]` is the sum of all ranks' `send[i]`, by load and store.
+/// Sums all ranks' `send[i]` to `recv[i]`, by loads and stores.
 #[kernel]
 unsafe fn allreduce_in_windows(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: usize) {
     let team = comm.lsa_team();
@@ -150,7 +150,7 @@ unsafe fn allreduce_in_windows(comm: DevComm, send: Window<f32>, recv: Window<f3
     while i < count {
         // SAFETY: `i` is below `count`; the barriers order the accesses.
         let sum = (0..team.n_ranks).map(|peer| unsafe { send.lsa(peer).load(i) }).sum();
-        // SAFETY: the windows have `count` elements, and each thread stores those of its own.
+        // SAFETY: the windows have `count` elements, and each thread stores its own ones.
         unsafe { recv.local().store(i, sum) };
         i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
     }
@@ -167,7 +167,7 @@ fn a_kernel_uses_windows_and_a_device_communicator() {
     const COUNT: usize = 777;
     for simulation in [Simulation::new(4), Simulation::new(3).seed(7)] {
         let n = simulation.gpus();
-        on(simulation, |rank| {
+        run_ranks(simulation, |rank| {
             // Ranks and GPUs are numbered in opposite order.
             let all = rank.init();
             let comm = rank.split(all, 0, -(rank.me as c_int));
@@ -205,7 +205,7 @@ fn a_kernel_uses_windows_and_a_device_communicator() {
 
 #[test]
 fn all_requirements_are_met_at_places_that_are_the_same_on_all_ranks() {
-    let made = on(Simulation::new(4).team_size(2), |rank| {
+    let made = run_ranks(Simulation::new(4).team_size(2), |rank| {
         let comm = rank.init();
         let (world, lsa) = (nccl!(team_world(comm)), nccl!(team_lsa(comm)));
         let (mut barriers, mut gin) = (LsaBarrierHandle::default(), GinBarrierHandle::default());
@@ -252,29 +252,30 @@ fn all_requirements_are_met_at_places_that_are_the_same_on_all_ranks() {
 
 #[test]
 fn requirements_that_cannot_be_met_or_differ_are_refused_on_all_ranks() {
-    on(Simulation::new(4).team_size(2), |rank| {
+    run_ranks(Simulation::new(4).team_size(2), |rank| {
         let comm = rank.init();
-        let of = Requirements::new();
+        let none = Requirements::new();
         let refused = |requirements: Requirements, code: c_int, reason: &str| {
             assert_eq!(rank.dev_comm(comm, &requirements).unwrap_err(), code);
             let text = rank.last_error(null_mut());
             assert!(text.contains(reason), "{text}");
         };
-        refused(Requirements { gin_signal_count: 1, ..of }, INVALID_ARGUMENT, "gin_connection");
-        let rails = Requirements { gin_connection_type: 2, world_gin_barrier_count: 1, ..of };
+        refused(Requirements { gin_signal_count: 1, ..none }, INVALID_ARGUMENT, "gin_connection");
+        let rails = Requirements { gin_connection_type: 2, world_gin_barrier_count: 1, ..none };
         refused(rails, INVALID_ARGUMENT, "world GIN barriers");
-        refused(Requirements { cft_caps: 1, ..of }, INVALID_USAGE, "no CFT");
-        refused(Requirements { gin_type: 3, ..of }, INVALID_USAGE, "PROXY");
-        refused(Requirements { version: 23204, ..of }, INVALID_USAGE, "2.32.3");
-        refused(Requirements { lsa_barrier_count: -1, ..of }, INVALID_ARGUMENT, "-1 LSA barriers");
-        let differ = Requirements { lsa_barrier_count: 1 + rank.me as c_int / 3, ..of };
+        refused(Requirements { cft_caps: 1, ..none }, INVALID_USAGE, "no CFT");
+        refused(Requirements { gin_type: 3, ..none }, INVALID_USAGE, "PROXY");
+        refused(Requirements { version: 23204, ..none }, INVALID_USAGE, "2.32.3");
+        let negative = Requirements { lsa_barrier_count: -1, ..none };
+        refused(negative, INVALID_ARGUMENT, "-1 LSA barriers");
+        let differ = Requirements { lsa_barrier_count: 1 + rank.me as c_int / 3, ..none };
         refused(differ, INVALID_USAGE, "rank 3 of 4 ranks for");
     });
 }
 
 #[test]
 fn puts_and_signals_reach_the_peers_window() {
-    on(Simulation::new(3).seed(5), |rank| {
+    run_ranks(Simulation::new(3).seed(5), |rank| {
         let config = Config { num_rma_sig: 8, num_rma_ctx: 3, ..Config::new() };
         let (comm, code) = rank.init_with(config);
         ok(code);
@@ -304,7 +305,7 @@ fn puts_and_signals_reach_the_peers_window() {
 fn the_network_connects_all_ranks_or_rails_or_none() {
     use GinConnectionType as N;
     for (network, gin, railed, device_api) in [(N::Rail, 0, 2, 1), (N::None, 0, 0, 0)] {
-        on(Simulation::new(4).team_size(2).network(network), |rank| {
+        run_ranks(Simulation::new(4).team_size(2).network(network), |rank| {
             let (comm, mut props) = (rank.init(), CommProperties::new());
             ok(nccl!(comm_query_properties(comm, &raw mut props)));
             assert_eq!((props.gin_type, props.railed_gin_type), (gin, railed));
@@ -312,10 +313,10 @@ fn the_network_connects_all_ranks_or_rails_or_none() {
                 (props.device_api_support, props.host_rma_support),
                 (device_api, device_api)
             );
-            let of =
+            let connected =
                 |gin_connection_type| Requirements { gin_connection_type, ..Requirements::new() };
-            assert_eq!(rank.dev_comm(comm, &of(1)).unwrap_err(), INVALID_ARGUMENT);
-            assert_eq!(rank.dev_comm(comm, &of(2)).is_ok(), network == N::Rail);
+            assert_eq!(rank.dev_comm(comm, &connected(1)).unwrap_err(), INVALID_ARGUMENT);
+            assert_eq!(rank.dev_comm(comm, &connected(2)).is_ok(), network == N::Rail);
         });
     }
 }
@@ -332,7 +333,7 @@ unsafe fn linger(flag: u64) {
 
 #[test]
 fn an_abort_waits_for_the_kernels_of_its_gpu() {
-    on(Simulation::new(1), |rank| {
+    run_ranks(Simulation::new(1), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let flag = rank.pinned(4).cast::<u32>();
         // SAFETY: pinned memory of four bytes; the kernel only reads it.
@@ -360,7 +361,7 @@ fn an_abort_waits_for_the_kernels_of_its_gpu() {
 
 #[test]
 fn ranks_that_wait_for_each_other_in_vain_are_told_each_ranks_wait() {
-    let errors = on(Simulation::new(2), |rank| {
+    let errors = run_ranks(Simulation::new(2), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let b = rank.zeroed(1);
         let peer = 1 - rank.me as c_int;
@@ -375,7 +376,7 @@ fn ranks_that_wait_for_each_other_in_vain_are_told_each_ranks_wait() {
         assert!(report.contains(part), "{report}");
     }
     // A call that needs all ranks reports the deadlock too.
-    let errors = on(Simulation::new(2), |rank| {
+    let errors = run_ranks(Simulation::new(2), |rank| {
         let (comm, mut child) = (rank.init(), null_mut());
         if rank.me == 0 {
             return String::new();

@@ -1,5 +1,5 @@
-//! What orders the work that the host threads of several ranks start: nothing but what a thread has
-//! waited for. A form without it is reported, in every order in which the threads run.
+//! Tests of the order of work that the host threads of several ranks start: only waits order it.
+//! Work that no wait orders is reported as a race, in every order in which the threads run.
 
 use std::ptr::null_mut;
 use std::sync::Barrier;
@@ -32,7 +32,7 @@ fn a_deadlock_of_the_ranks_on_the_host_names_the_call_that_each_rank_is_in() {
 }
 
 #[test]
-fn a_send_and_a_receive_of_other_lengths_are_an_error_that_names_both() {
+fn a_send_and_a_receive_of_different_lengths_are_an_error_that_names_both() {
     let world = world(Simulation::new(2));
     let ran = run(&world, |gpu| {
         let (comm, stream) = (gpu.communicator()?, gpu.stream()?);
@@ -48,7 +48,7 @@ fn a_send_and_a_receive_of_other_lengths_are_an_error_that_names_both() {
     assert!(text.contains("rank 1 posts a receive from rank 0 of 5 "), "{text}");
 }
 
-/// Rank 1 reads what is in rank 0's part.
+/// Rank 1 reads from rank 0's part of `words`.
 #[kernel]
 unsafe fn reads_rank_0(comm: DevComm, words: Window<u32>, out: Window<u32>) {
     if comm.rank() == 1 {
@@ -57,7 +57,7 @@ unsafe fn reads_rank_0(comm: DevComm, words: Window<u32>, out: Window<u32>) {
     }
 }
 
-/// Rank 0's stream writes, and after what `order` does, rank 1's kernel reads.
+/// Writes by rank 0's stream, calls `order`, and reads by rank 1's kernel.
 fn write_then_read(gpu: &Gpu<'_>, order: impl Fn(&Gpu<'_>) -> Result<()>) -> Result<()> {
     let (words, out) = (gpu.window(&[1_u32])?, gpu.window(&[0_u32])?);
     let comm = gpu.dev_comm(devcomm::DevCommRequirements::new())?;
@@ -87,7 +87,7 @@ fn work_of_two_ranks_races_although_the_host_happens_to_start_one_after_the_othe
         let Error::Race(race) = &*error else { panic!("{error}") };
         assert_eq!([race.access.rank, race.other.rank].iter().sum::<usize>(), 1, "{race}");
         let text = race.to_string();
-        // By the kernel's name for it, whichever of the two comes later.
+        // The report has the kernel's name of the memory, whichever of the two comes later.
         assert!(text.contains("a race on element 0 of `words` (window "), "{text}");
         assert!(text.contains("a memset of rank 0 stores"), "{text}");
         assert!(text.contains("reads_rank_0 loads (tests/sim/host_order.rs:"), "{text}");
@@ -136,7 +136,7 @@ fn write(gpu: usize, word: usize) {
 }
 
 #[test]
-fn a_thread_knows_what_the_one_that_started_it_knew_and_the_reverse_at_its_end() {
+fn the_start_and_the_end_of_a_thread_order_its_work() {
     let machine = Machine::new(&Simulation::new(3)).unwrap();
     let _attached = machine.ticket("the first thread").attach();
     retain(0);

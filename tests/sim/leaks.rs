@@ -8,8 +8,7 @@ use devcomm::{DevCommRequirements, Simulation};
 use devcomm_testing::simulated::{Gpu, read, run, simulate, world};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// Fails in one of several ways: an access out of bounds, a race, a deadlock, a panic. For way 4
-/// and others it is right.
+/// Fails by an access out of bounds, a race, a deadlock or a panic. Way 4 does not fail.
 #[kernel]
 unsafe fn fails(comm: DevComm, out: Window<u32>, way: u32) {
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
@@ -40,8 +39,8 @@ fn fail(way: u32) {
     assert!(ran.is_err(), "way {way} has not failed");
 }
 
-/// Returns the open files and mappings of this process.
-fn held() -> (usize, usize) {
+/// Returns the numbers of open files and of mappings of this process.
+fn files_and_mappings() -> (usize, usize) {
     let files = std::fs::read_dir("/proc/self/fd").unwrap().count();
     (files, std::fs::read_to_string("/proc/self/maps").unwrap().lines().count())
 }
@@ -53,9 +52,9 @@ fn runs_that_fail_leave_no_files_and_mappings_in_the_process() {
     in_a_process("leaks::runs_that_fail_leave_no_files_and_mappings_in_the_process", || {
         // Stacks and the allocator's memory are kept for later runs.
         (0..8).for_each(|i| fail(i % 5));
-        let before = held();
+        let before = files_and_mappings();
         (0..40).for_each(|i| fail(i % 5));
-        let after = held();
+        let after = files_and_mappings();
         assert!(after.0 <= before.0 + 4 && after.1 <= before.1 + 16, "{before:?}, then {after:?}");
     });
 }

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use devcomm_sim::{Machine, Simulation};
 use devcomm_sys::driver::{CUevent, CUgraph, CUgraphExec, CUresult, CUstream};
 
-use crate::nccl_threads::{OK, cuda, on, retain};
+use crate::nccl_threads::{OK, cuda, retain, run_ranks};
 
 /// Runs `f` on one thread per GPU of a machine.
 fn ranks<T: Send>(simulation: Simulation, f: impl Fn(&Machine, usize) -> T + Sync) -> Vec<T> {
-    on(simulation, |thread| f(&thread.machine, thread.me))
+    run_ranks(simulation, |thread| f(&thread.machine, thread.me))
 }
 
 fn stream() -> CUstream {

@@ -23,7 +23,7 @@ pub(crate) use nccl;
 /// Calls a function of the simulated driver.
 macro_rules! cuda {
     ($function:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: the tests pass what the function asks for.
+        // SAFETY: the tests pass arguments that keep the function's contract.
         unsafe { devcomm_sim::Machine::driver().$function($($argument),*) }
     };
 }
@@ -55,11 +55,11 @@ fn unique_id(machine: &Machine) -> RawUniqueId {
 }
 
 /// Runs `f` on one thread per GPU of a new machine.
-pub fn on<T: Send>(simulation: Simulation, f: impl Fn(&Thread) -> T + Sync) -> Vec<T> {
-    on_machine(&Machine::new(&simulation).unwrap(), f)
+pub fn run_ranks<T: Send>(simulation: Simulation, f: impl Fn(&Thread) -> T + Sync) -> Vec<T> {
+    run_ranks_on(&Machine::new(&simulation).unwrap(), f)
 }
 
-pub fn on_machine<T: Send>(machine: &Machine, f: impl Fn(&Thread) -> T + Sync) -> Vec<T> {
+pub fn run_ranks_on<T: Send>(machine: &Machine, f: impl Fn(&Thread) -> T + Sync) -> Vec<T> {
     let (n, id, f) = (machine.gpus(), unique_id(machine), &f);
     std::thread::scope(|scope| {
         let tickets: Vec<_> = (0..n).map(|rank| machine.ticket(format!("rank {rank}"))).collect();
@@ -165,7 +165,7 @@ impl Thread {
         last_error(comm)
     }
 
-    /// Returns the rank and the number of ranks.
+    /// Returns this thread's rank in a communicator, and the communicator's number of ranks.
     pub fn rank_and_size(&self, comm: RawComm) -> (usize, usize) {
         let (mut rank, mut n) = (-1, -1);
         ok(nccl!(comm_user_rank(comm, &raw mut rank)));
@@ -261,10 +261,10 @@ impl Thread {
         self.filled(&vec![0.0_f32; n])
     }
 
-    /// Returns an in-place all-reduce; returns NCCL's result code.
+    /// Posts an all-reduce in place; returns NCCL's result code.
     pub fn all_reduce(
         &self,
-        on: &Memory,
+        memory: &Memory,
         count: usize,
         data_type: c_int,
         op: c_int,
@@ -274,7 +274,7 @@ impl Thread {
         // SAFETY: invalid handles and memory are refused.
         unsafe {
             let all_reduce = Machine::nccl().all_reduce.unwrap();
-            all_reduce(on.0, on.0, count, data_type, op, comm, stream)
+            all_reduce(memory.0, memory.0, count, data_type, op, comm, stream)
         }
     }
 
@@ -293,7 +293,7 @@ impl Thread {
         b.read(1)[0]
     }
 
-    /// Splits a communicator; NULL for a rank without a color (-1).
+    /// Splits a communicator; returns NULL for a rank without a color (-1).
     pub fn split(&self, comm: RawComm, color: c_int, key: c_int) -> RawComm {
         let mut child = null_mut();
         ok(nccl!(comm_split(comm, color, key, &raw mut child, null_mut())));

@@ -24,6 +24,7 @@ unsafe fn store_rank(at: *mut c_void, comm: &raw::DevComm) {
     unsafe { mem::store(at.cast(), comm.rank as u32 + 1) };
 }
 
+/// Stores the rank through each kind of pointer, each time to another element.
 #[kernel]
 unsafe fn leaves_names(comm: DevComm, out: Window<u32>, buffer: u32) {
     let comm = comm.as_raw();
@@ -57,7 +58,7 @@ unsafe fn leaves_names(comm: DevComm, out: Window<u32>, buffer: u32) {
 
 #[test]
 fn every_pointer_leads_to_its_rank() {
-    // Ranks store where others load.
+    // The detection of races is off: ranks store elements that others load.
     let names = simulate(Simulation::new(6).team_size(3).races(false), |gpu| {
         let mut requirements = DevCommRequirements::new().lsa_barriers(1);
         let scratch = requirements.add(ResourceBuffer { bytes: 32, align: 256 });
@@ -128,9 +129,9 @@ fn what_no_pointer_reaches_is_reported() {
 #[test]
 fn resources_have_places_of_their_own() {
     simulate(Simulation::new(4).team_size(2), |gpu| {
-        let (of, mut asked) = (gpu.communicator()?, full());
-        let barriers = asked.add(LsaBarriers { team: of.team_lsa()?, count: 3 });
-        let gin_barriers = asked.add(GinBarriers { team: of.team_world()?, count: 3 });
+        let (world, mut asked) = (gpu.communicator()?, full());
+        let barriers = asked.add(LsaBarriers { team: world.team_lsa()?, count: 3 });
+        let gin_barriers = asked.add(GinBarriers { team: world.team_world()?, count: 3 });
         let a2a = asked.add(LlA2a { blocks: 2, max_elements: 5, element_size: 12 });
         let signals = asked.add(Signals { count: 2 });
         let counters = asked.add(Counters { count: 3 });

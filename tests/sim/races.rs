@@ -14,20 +14,20 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 use crate::tensor::{aligned_shared, row};
 
-/// Returns the fixed order, and others.
-pub fn orders(of: &Simulation) -> impl Iterator<Item = Simulation> + use<'_> {
-    let random = (0..4).map(|seed| of.clone().seed(seed).preempt(seed % 2 == 0).weak(true));
-    [of.clone(), of.clone().preempt(true)].into_iter().chain(random)
+/// Returns a simulation in the fixed order, and in others.
+pub fn orders(base: &Simulation) -> impl Iterator<Item = Simulation> + use<'_> {
+    let random = (0..4).map(|seed| base.clone().seed(seed).preempt(seed % 2 == 0).weak(true));
+    [base.clone(), base.clone().preempt(true)].into_iter().chain(random)
 }
 
-/// Checks that `form(0)` passes, and that each other form is a race between lines of such tests.
+/// Checks that form 0 passes, and that each other form is a race between lines of a `*races.rs`.
 #[track_caller]
-pub fn check(of: &Simulation, forms: u32, form: impl Fn(&Gpu<'_>, u32) -> Result<()> + Sync) {
-    for simulation in orders(of) {
+pub fn check(base: &Simulation, forms: u32, form: impl Fn(&Gpu<'_>, u32) -> Result<()> + Sync) {
+    for simulation in orders(base) {
         simulate(simulation, |gpu| form(gpu, 0));
     }
     for wrong in 1..forms {
-        let race = race(of.clone(), |gpu| form(gpu, wrong));
+        let race = race(base.clone(), |gpu| form(gpu, wrong));
         for access in [&race.access, &race.other] {
             let at = access.at.unwrap_or_else(|| panic!("form {wrong}: no line: {race}"));
             assert!(at.file().ends_with("races.rs"), "form {wrong}: {race}");
@@ -69,7 +69,7 @@ unsafe fn pass(comm: DevComm, words: Window<u32>, by_fences: bool, form: u32) {
     }
 }
 
-fn passes(by_fences: bool) {
+fn check_pass(by_fences: bool) {
     check(&Simulation::new(2), 4, |gpu, form| {
         let (words, comm) = (gpu.window(&[0_u32; 2])?, gpu.dev_comm(DevCommRequirements::new())?);
         gpu.launch(pass::args(&comm, &words, by_fences, form).grid(1).block(1))
@@ -78,12 +78,12 @@ fn passes(by_fences: bool) {
 
 #[test]
 fn a_release_and_an_acquire_whose_scopes_include_both_threads_order() {
-    passes(false);
+    check_pass(false);
 }
 
 #[test]
 fn fences_order_what_relaxed_accesses_carry() {
-    passes(true);
+    check_pass(true);
 }
 
 /// Each block stores a number and counts itself; the last one sums all. Forms: every block fences
@@ -167,11 +167,11 @@ fn lanes_are_ordered_by_sync_warp_and_not_by_a_vote() {
     });
 }
 
-/// Threads store. Forms: neighbouring bytes; one element.
+/// Each thread stores a byte. Forms: its own one; the same one.
 #[kernel]
 unsafe fn store_bytes(bytes: *mut u8, form: u32) {
     let i = if form == 0 { thread::index_1d() as usize } else { 0 };
-    // SAFETY: a byte per thread.
+    // SAFETY: the buffer has a byte per thread.
     unsafe { mem::store(bytes.add(i), 1) };
 }
 
@@ -237,7 +237,7 @@ fn a_barrier_of_ranks_orders_by_its_memory_order() {
 ///
 /// # Safety
 ///
-/// It has the word.
+/// `word` is valid for loads and stores.
 #[kernel]
 pub unsafe fn add_1(word: *mut u32) {
     // SAFETY: the buffer has one element; the races are what the tests are for.
@@ -306,7 +306,7 @@ fn a_report_names_memory_both_accesses_and_what_is_missing() {
     }
 }
 
-/// Each rank passes a part of a buffer.
+/// A kernel parameter that has a pointer in a field.
 #[derive(Clone, Copy, KernelParam)]
 #[repr(C)]
 struct Parts {
@@ -332,14 +332,14 @@ fn a_report_counts_elements_from_the_field_of_the_argument_that_refers_to_them()
     assert!(race.memory.starts_with("element 2 of `parts.sums` (buffer "), "{race}");
 }
 
-/// Rank 1's store into rank 0's part races with that of rank 0. Each lane stores into a shared
-/// array too, from which the next reads without a barrier, if `form` is 1.
+/// Form 0: all ranks store to rank 0's part. Form 1: each lane stores to a shared array, and loads
+/// its neighbour's element without a barrier.
 #[kernel]
 unsafe fn store_to_first(out: Window<u64>, form: u32) {
     if form == 1 {
         let shared = shared_array![u16; 64];
         let i = thread::thread_idx_x() as usize;
-        // SAFETY: an element per lane.
+        // SAFETY: the array has an element per lane.
         unsafe {
             mem::store(shared.add(i), 1);
             mem::load(shared.add((i + 1) % 32));
@@ -352,14 +352,14 @@ unsafe fn store_to_first(out: Window<u64>, form: u32) {
 
 #[test]
 fn a_report_names_a_peers_part_and_shared_memory() {
-    let of = |form| {
+    let race_of = |form| {
         race(Simulation::new(2), move |gpu| {
             gpu.launch(store_to_first::args(&gpu.window(&[0_u64; 6])?, form).grid(1).block(32))
         })
     };
-    let part = of(0).memory;
+    let part = race_of(0).memory;
     assert!(part.starts_with("element 5 of `out` (window ") && part.ends_with("rank 0's part)"));
-    let shared = of(1).memory;
+    let shared = race_of(1).memory;
     let array = " of the shared array at tests/sim/races.rs:";
     assert!(shared.contains(array) && shared.ends_with(" (128 bytes)"), "{shared}");
 }

@@ -14,7 +14,7 @@ use nccl_device::{DevComm, Window};
 
 const COUNT: usize = 37;
 
-/// A kernel and a test per type, over LSA.
+/// Defines a kernel and a test for each type, over LSA.
 macro_rules! by_lsa {
     ($(
         $test:ident: $type:ty, $reduce:ident, $copy:ident, $both:ident, $local:ident;
@@ -103,17 +103,17 @@ fn in_half(values: impl Iterator<Item = f32>) -> f32 {
 /// A type's inputs, and their sums as NCCL computes them.
 trait Reducible: Element {
     fn number(i: usize) -> Self;
-    fn sum(of: &[Self]) -> Self;
+    fn sum(values: &[Self]) -> Self;
 }
 
 macro_rules! numbers {
-    ($( $type:ty: |$i:ident| $number:expr, |$of:ident| $sum:expr; )*) => { $(
+    ($( $type:ty: |$i:ident| $number:expr, |$values:ident| $sum:expr; )*) => { $(
         impl Reducible for $type {
             fn number($i: usize) -> Self {
                 $number
             }
 
-            fn sum($of: &[Self]) -> Self {
+            fn sum($values: &[Self]) -> Self {
                 $sum
             }
         }
@@ -121,22 +121,22 @@ macro_rules! numbers {
 }
 
 numbers! {
-    i8: |i| (i * 37) as i8, |of| of.iter().copied().fold(0, Self::wrapping_add);
-    u8: |i| (i * 37) as u8, |of| of.iter().copied().fold(0, Self::wrapping_add);
-    i32: |i| i32::MAX - i as i32, |of| of.iter().copied().fold(0, Self::wrapping_add);
-    u32: |i| u32::MAX - i as u32, |of| of.iter().copied().fold(0, Self::wrapping_add);
-    i64: |i| i64::MIN + i as i64, |of| of.iter().copied().fold(0, Self::wrapping_add);
-    u64: |i| u64::MAX - i as u64, |of| of.iter().copied().fold(0, Self::wrapping_add);
-    f32: |i| 0.1 + i as f32, |of| of.iter().fold(0.0, |a, b| a + b);
-    f64: |i| 0.1 + i as f64, |of| of.iter().fold(0.0, |a, b| a + b);
+    i8: |i| (i * 37) as i8, |values| values.iter().copied().fold(0, Self::wrapping_add);
+    u8: |i| (i * 37) as u8, |values| values.iter().copied().fold(0, Self::wrapping_add);
+    i32: |i| i32::MAX - i as i32, |values| values.iter().copied().fold(0, Self::wrapping_add);
+    u32: |i| u32::MAX - i as u32, |values| values.iter().copied().fold(0, Self::wrapping_add);
+    i64: |i| i64::MIN + i as i64, |values| values.iter().copied().fold(0, Self::wrapping_add);
+    u64: |i| u64::MAX - i as u64, |values| values.iter().copied().fold(0, Self::wrapping_add);
+    f32: |i| 0.1 + i as f32, |values| values.iter().fold(0.0, |a, b| a + b);
+    f64: |i| 0.1 + i as f64, |values| values.iter().fold(0.0, |a, b| a + b);
     f16: |i| f16::from_f32(1000.0 + i as f32 * 0.37),
-        |of| f16::from_f32(of.iter().map(|v| v.to_f32()).sum());
+        |values| f16::from_f32(values.iter().map(|v| v.to_f32()).sum());
     bf16: |i| bf16::from_f32(1000.0 + i as f32 * 0.37),
-        |of| bf16::from_f32(of.iter().map(|v| v.to_f32()).sum());
+        |values| bf16::from_f32(values.iter().map(|v| v.to_f32()).sum());
     F8E4M3: |i| F8E4M3::from_f32(i as f32 * 3.7),
-        |of| F8E4M3::from_f32(in_half(of.iter().map(|v| v.to_f32())));
+        |values| F8E4M3::from_f32(in_half(values.iter().map(|v| v.to_f32())));
     F8E5M2: |i| F8E5M2::from_f32(i as f32 * 3.7),
-        |of| F8E5M2::from_f32(in_half(of.iter().map(|v| v.to_f32())));
+        |values| F8E5M2::from_f32(in_half(values.iter().map(|v| v.to_f32())));
 }
 
 by_lsa! {
@@ -166,13 +166,13 @@ by_lsa! {
         ncclLsaReduceSumCopy_F8E5M2, ncclLocalReduceSumCopy_F8E5M2;
 }
 
-/// A kernel and a test per type, over multimem.
+/// Defines a kernel and a test for each type, over multimem.
 macro_rules! by_multimem {
     ($( $test:ident: $type:ty, $reduce:ident, $copy:ident, $both:ident; )*) => { $(
         mod $test {
             use super::*;
 
-            /// Elements of 16 bits are accessed in pairs.
+            /// An even number, since elements of 16 bits are accessed in pairs.
             const COUNT: usize = super::COUNT + 1;
 
             #[kernel]

@@ -27,8 +27,7 @@ fn settings_in(message: &str) -> &str {
     rest.split_once('"').expect("the end of the settings").0
 }
 
-/// Returns two ranks, without the detection of races, so that schedules have to find what goes
-/// wrong.
+/// Returns a simulation of two ranks in which only schedules find errors, not the race detector.
 fn two() -> Simulation {
     Simulation::new(2).races(false)
 }
@@ -93,14 +92,14 @@ fn three_launches(rank: &Rank, waits: bool) -> Result<()> {
 
 #[test]
 fn a_missing_barrier_between_launches_shows_when_a_rank_lags() {
-    // Not in the fixed orders.
+    // The fixed orders do not show it.
     check(two(), |rank| three_launches(rank, false));
     let message = panic_of(|| {
         Check::new(two()).lagging(8).run(|rank| three_launches(rank, false));
     });
     assert!(message.contains("panicked: assertion `left == right` failed: rank "), "{message}");
     assert!(settings_in(&message).contains(",lag="), "{message}");
-    // With a lagging rank alone, too.
+    // A lagging rank alone shows it too.
     let lagging = two().lag(Lag::Rank);
     assert!(
         settings_in(&panic_of(|| check(lagging, |rank| three_launches(rank, false))))
@@ -142,7 +141,7 @@ fn lost_update(rank: &Rank, calls_before: usize) -> Result<u32> {
 fn an_exhaustive_check_runs_each_order_once_and_finds_the_lost_update() {
     let sums = Mutex::new(Vec::new());
     let orders = check_exhaustive(two(), 100, |rank| {
-        // A launch that comes late is part of all orders too.
+        // A launch that comes late is one of the orders, and adds none.
         let sum = lost_update(rank, 10)?;
         if rank.is_root() {
             sums.lock().unwrap().push(sum);
@@ -150,7 +149,7 @@ fn an_exhaustive_check_runs_each_order_once_and_finds_the_lost_update() {
         Ok::<_, Error>(())
     });
     let sums = sums.into_inner().unwrap();
-    // Two steps of each rank: 4 choose 2. Two of the orders lose no update.
+    // Each rank has two steps, so there are 4 choose 2 orders, two of which lose no update.
     assert_eq!((orders, sums.len()), (6, 6));
     assert_eq!(sums.iter().filter(|sum| **sum == 2).count(), 2);
     let message = panic_of(|| {
@@ -367,7 +366,7 @@ fn reports_name_every_wait_under_every_schedule() {
                 rank.load(&WITHOUT_PTX)?;
                 let (comm, stream) = (rank.communicator()?, rank.stream()?);
                 let flag = comm.window::<u32>(1)?;
-                // SAFETY: the kernel only loads.
+                // SAFETY: the window has an element, which the kernel only loads.
                 unsafe { polls_flag::args(&flag).grid(1).block(8).launch(&stream)? };
                 stream.synchronize()
             });

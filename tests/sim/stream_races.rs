@@ -1,5 +1,4 @@
-//! Tests that what streams do without kernels, copies, memsets and collectives, races with kernels
-//! of other streams unless an event orders them.
+//! Tests that copies, memsets and collectives race with other streams' kernels without an event.
 
 use cuda_std::mem;
 use cuda_std::prelude::*;
@@ -14,8 +13,8 @@ unsafe fn add_1_in_stream(word: *mut u32) {
     unsafe { mem::store(word, mem::load(word) + 1) };
 }
 
-/// Does `first` with two words in one stream, and then adds to the second one in another stream,
-/// which waits for the first one if `ordered`.
+/// Runs `first` on two words in one stream, and adds to the second word in another stream, which
+/// waits for the first stream if `ordered`.
 fn then_add(
     gpu: &Gpu<'_>,
     ordered: bool,
@@ -48,13 +47,13 @@ fn copies_memsets_and_collectives_race_with_kernels_that_nothing_orders() {
             comm.all_reduce(source, word, ReduceOp::Sum, stream)
         })
     };
-    type Way<'a> = &'a (dyn Fn(&Gpu<'_>, bool) -> Result<()> + Sync);
-    let ways: [(&str, Way<'_>); 3] =
+    type Program<'a> = &'a (dyn Fn(&Gpu<'_>, bool) -> Result<()> + Sync);
+    let programs: [(&str, Program<'_>); 3] =
         [("a copy", &copy), ("a memset", &fill), ("ncclAllReduce", &reduce)];
-    for (name, way) in ways {
+    for (name, program) in programs {
         for simulation in [Simulation::new(2), Simulation::new(2).seed(1)] {
-            simulate(simulation.clone(), |gpu| way(gpu, true));
-            let race = race(simulation, |gpu| way(gpu, false));
+            simulate(simulation.clone(), |gpu| program(gpu, true));
+            let race = race(simulation, |gpu| program(gpu, false));
             let operations = [&race.access, &race.other].map(|access| &*access.operation);
             assert!(
                 operations.contains(&name) && operations.contains(&"add_1_in_stream"),

@@ -10,7 +10,7 @@ use devcomm_testing::simulated::{read, simulate};
 use nccl_device::raw::{self, Team};
 use nccl_device::{DevComm, Window};
 
-/// A window in which a kernel records numbers, and the index of the next.
+/// A window in which a kernel records numbers, and the index of the next number.
 struct Notes(Window<i32>, usize);
 
 impl Notes {
@@ -65,7 +65,7 @@ fn teams_are_those_of_the_ranks() {
     }
 }
 
-/// Whether there is a pointer to each rank of the world, and then of the rail.
+/// Records whether there is a pointer to each rank of the world, and then of the rail.
 #[kernel]
 unsafe fn notes_peers(comm: DevComm, out: Window<i32>) {
     let mut notes = Notes(out, 0);
@@ -77,7 +77,7 @@ unsafe fn notes_peers(comm: DevComm, out: Window<i32>) {
 }
 
 #[test]
-fn those_of_the_lsa_team_have_pointers() {
+fn ranks_of_the_lsa_team_have_pointers() {
     let notes = simulate(Simulation::new(6).team_size(3), |gpu| {
         let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
         let out = gpu.window(&[0_i32; 8])?;
@@ -95,11 +95,11 @@ fn those_of_the_lsa_team_have_pointers() {
 #[kernel]
 unsafe fn notes_coops(out: Window<i32>) {
     let (rank, size) = match thread::thread_idx_x() {
-        // SAFETY: a valid coop.
+        // SAFETY: the coop is valid.
         0 => (unsafe { raw::ncclCoopThreadRank(&thread_coop()) }, 1),
         _ => {
             let coop = cta();
-            // SAFETY: a valid coop.
+            // SAFETY: the coop is valid.
             unsafe { (raw::ncclCoopThreadRank(&coop), raw::ncclCoopNumThreads(&coop)) }
         }
     };

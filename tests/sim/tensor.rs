@@ -11,7 +11,7 @@ use devcomm_testing::numbers::Number;
 use devcomm_testing::simulated::{Gpu, failure, read, simulate};
 use devcomm_types::{GridConstant, LaunchArgs};
 
-/// Small whole numbers, which all types hold, so that sums of products are exact.
+/// Returns small whole numbers, which all types hold, so that sums of products are exact.
 fn numbers<T: Number>(count: usize, seed: usize) -> Vec<T> {
     (0..count).map(|i| T::nearest(((i * 7 + seed) % 13) as f32 - 6.0)).collect()
 }
@@ -112,7 +112,7 @@ fn a_copy_with_a_false_predicate_writes_zeros() {
     assert_eq!(copied[0], [[7; 80].as_slice(), &[0; 48]].concat());
 }
 
-/// Bytes of a tile of A (64 rows) and a tile of B (256 rows), with rows of 128 bytes.
+/// The bytes of a tile of A (64 rows) and a tile of B (256 rows), with rows of 128 bytes.
 const BYTES: u32 = (64 + 256) * 128;
 
 /// Computes a 64 x 256 tile with one warpgroup for any `k`, with operands loaded by TMA.
@@ -193,7 +193,7 @@ fn a_warpgroups_tiles_are_where_tma_puts_them() {
     }
 }
 
-/// Columns of a tile of `T`.
+/// Returns the number of columns of a tile of `T`.
 const fn tile_columns<T>() -> u32 {
     128 / size_of::<T>() as u32
 }
@@ -225,8 +225,8 @@ unsafe fn multiply<T: Factor, D: Sums>(mut sums: D, a: *mut u8, b: *mut u8, d: *
     }
 }
 
-/// Computes a 64 x `n` tile with a tile's columns as terms, with operands that the threads write to
-/// shared memory.
+/// Computes a 64 x `n` tile. A sum has a term for each column of the operands' tiles, which the
+/// threads write to shared memory.
 #[kernel(T = [bf16, f16, F8E4M3, F8E5M2])]
 unsafe fn narrow<T: Factor>(a: *const T, b: *const T, d: *mut f32, n: u32) {
     let tile_a = aligned_shared();
@@ -250,7 +250,7 @@ unsafe fn narrow<T: Factor>(a: *const T, b: *const T, d: *mut f32, n: u32) {
     }
 }
 
-/// Returns what kernel `K` computes of two matrices with a tile's columns.
+/// Returns what kernel `K` computes from two matrices that are as wide as a tile.
 fn sums_of<K: Kernel, T: Element>(simulation: &Simulation, a: &[T], b: &[T]) -> Vec<f32>
 where
     for<'a> (&'a SymmetricBuffer<T>, &'a SymmetricBuffer<T>, &'a SymmetricBuffer<f32>, u32):
@@ -331,7 +331,7 @@ unsafe fn copies_tile(
     to_at: u32,
 ) {
     let tile = aligned_shared();
-    // SAFETY: one thread, with shared memory for a tile.
+    // SAFETY: the block is one thread, with shared memory for a tile.
     unsafe {
         let full = MBarrier::at(shared_array![u64; 1]);
         full.init(1);
@@ -347,7 +347,7 @@ unsafe fn copies_tile(
     }
 }
 
-/// Copies tiles from and to these rows and columns of a matrix.
+/// Checks copies of a tile, for each pair of the row and column that it comes from and goes to.
 fn copies_tiles<T: Element + Number>(places: &[(usize, usize)]) {
     const ROWS: usize = 70;
     let tile_columns = tile_columns::<T>() as usize;

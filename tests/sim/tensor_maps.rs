@@ -1,4 +1,4 @@
-//! Tests of what the simulator and the host refuse of tensor maps.
+//! Tests of tensor maps that the simulator or the host refuses.
 
 use cuda_std::mbarrier::MBarrier;
 use cuda_std::prelude::*;

@@ -1,5 +1,5 @@
-//! Tests of timelines: what they show, and that the guide's picture of one is what the program here
-//! draws.
+//! Tests of timelines: of what they show, and that the guide's picture is the one that the program
+//! in this file draws.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use devcomm_testing::simulated::{Gpu, run, world};
 use nccl_device::gin::GinBackend;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// Elements of each block's part of a window.
+/// The number of elements of each block's part of a window.
 const PART: usize = 256;
 
 /// Each block puts its elements to the next rank, waits for those of the previous one, and doubles

@@ -51,15 +51,15 @@ impl<T: Accumulate + PartialEq + Debug> Memory<T> {
     }
 
     /// Returns the expected destination after a copy of `count` elements to index `to`.
-    fn wanted(&self, to: usize, count: usize, of: impl Fn(usize) -> T) -> Vec<T> {
+    fn wanted(&self, to: usize, count: usize, element: impl Fn(usize) -> T) -> Vec<T> {
         let mut wanted = vec![self.untouched; LEN];
         for i in 0..count {
-            wanted[to + i] = of(i);
+            wanted[to + i] = element(i);
         }
         wanted
     }
 
-    /// Returns the element `i` of all ranks, reduced.
+    /// Returns the reduction of all ranks' elements `i`.
     fn folded<Op: ReduceOp<T>>(&self, op: Op, i: usize) -> T {
         let of_ranks: Vec<T> = self.inputs.iter().map(|input| input[i]).collect();
         fold(op, &of_ranks).unwrap()
@@ -74,8 +74,8 @@ fn trials<T: Accumulate + PartialEq + Debug>(
     trial: impl Fn(&Gpu<'_>, Memory<T>, [usize; 3]) -> Result<()> + Sync,
 ) {
     simulate(Simulation::new(ranks), |gpu| {
-        let of = |&(count, from, to)| trial(gpu, Memory::new(gpu, element)?, [count, from, to]);
-        RANGES.iter().try_for_each(of)
+        let run = |&(count, from, to)| trial(gpu, Memory::new(gpu, element)?, [count, from, to]);
+        RANGES.iter().try_for_each(run)
     });
 }
 

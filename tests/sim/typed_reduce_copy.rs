@@ -22,7 +22,7 @@ fn between_barriers(comm: &DevComm, body: impl FnOnce()) {
 
 /// An operator that is created for a number of ranks.
 trait Operator<T: Accumulate>: ReduceOp<T> {
-    fn of(ranks: u32) -> Self;
+    fn for_ranks(ranks: u32) -> Self;
 }
 
 macro_rules! unit_operators {
@@ -31,7 +31,7 @@ macro_rules! unit_operators {
         where
             $op: ReduceOp<T>,
         {
-            fn of(_: u32) -> Self {
+            fn for_ranks(_: u32) -> Self {
                 $op
             }
         }
@@ -40,7 +40,7 @@ macro_rules! unit_operators {
 unit_operators!(Sum Prod Min Max And Or Xor);
 
 impl<T: Accumulate> Operator<T> for Avg {
-    fn of(ranks: u32) -> Self {
+    fn for_ranks(ranks: u32) -> Self {
         Self { of: ranks }
     }
 }
@@ -48,7 +48,7 @@ impl<T: Accumulate> Operator<T> for Avg {
 type Scaled = PreMulSum<f32>;
 
 impl<T: Accumulate<Acc = f32>> Operator<T> for Scaled {
-    fn of(_: u32) -> Self {
+    fn for_ranks(_: u32) -> Self {
         PreMulSum(0.5)
     }
 }
@@ -66,7 +66,7 @@ unsafe fn reduce<T: Accumulate, Op: Operator<T>>(
     count: usize,
 ) {
     let team = comm.lsa_team();
-    let op = <Op as Operator<T>>::of(team.n_ranks as u32);
+    let op = <Op as Operator<T>>::for_ranks(team.n_ranks as u32);
     // SAFETY: the windows are large enough, and each rank has its own destination.
     between_barriers(&comm, || unsafe {
         rc::lsa_reduce(Coop::cta(), op, src, src_index, dst, count, team);
@@ -83,7 +83,7 @@ unsafe fn reduce_bits<T: Accumulate, Op: Operator<T>>(
     count: usize,
 ) {
     let team = comm.lsa_team();
-    let op = <Op as Operator<T>>::of(team.n_ranks as u32);
+    let op = <Op as Operator<T>>::for_ranks(team.n_ranks as u32);
     // SAFETY: the windows are large enough, and each rank has its own destination.
     between_barriers(&comm, || unsafe {
         rc::lsa_reduce(Coop::cta(), op, src, src_index, dst, count, team);
@@ -100,7 +100,7 @@ unsafe fn reduce_scaled<T: Accumulate<Acc = f32>, Op: Operator<T>>(
     count: usize,
 ) {
     let team = comm.lsa_team();
-    let op = <Op as Operator<T>>::of(team.n_ranks as u32);
+    let op = <Op as Operator<T>>::for_ranks(team.n_ranks as u32);
     // SAFETY: the windows are large enough, and each rank has its own destination.
     between_barriers(&comm, || unsafe {
         rc::lsa_reduce(Coop::cta(), op, src, src_index, dst, count, team);
@@ -246,7 +246,7 @@ where
     let mut wanted = untouched::<T>(len);
     for i in 0..count {
         let of_ranks: Vec<T> = inputs.iter().map(|input| input[from + i]).collect();
-        wanted[to + i] = fold(<Op as Operator<T>>::of(ranks as u32), &of_ranks).unwrap();
+        wanted[to + i] = fold(<Op as Operator<T>>::for_ranks(ranks as u32), &of_ranks).unwrap();
     }
     let what = (std::any::type_name::<T>(), std::any::type_name::<Op>());
     assert_eq!(read(&output)?, wanted, "{what:?}: {threads} threads, {count} from {from} to {to}");

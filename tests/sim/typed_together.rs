@@ -6,7 +6,7 @@ use reduce_copy_kernels::together::{
     grid_meets, neighbors_meet, pass_on, sum_threads, sum_vectors,
 };
 
-/// Simulations of 1 to 4 ranks, each with a different schedule.
+/// Returns simulations of 1 to 4 ranks, each with a different schedule.
 fn simulations(seeds: u64) -> impl Iterator<Item = (usize, Simulation)> {
     (0..seeds).map(|seed| {
         let ranks = 1 + seed as usize % 4;
@@ -51,7 +51,7 @@ fn flags_wrap_around() {
         let found = simulate(simulation, |gpu| {
             let of_rank = vec![gpu.rank() as u32; 2];
             let (comm, x, y) = (comm(gpu)?, gpu.window(&of_rank)?, gpu.window(&of_rank)?);
-            // As after 2^30 launches of 4 steps: the flags wrap around to 0.
+            // The values are those after 2^30 launches of 4 steps; the flags then wrap around to 0.
             let flags = gpu.window(&[u32::MAX - 3; 2])?;
             let epoch = gpu.buffer(&[0_u32, (1 << 30) - 1])?;
             for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Reads of device memory that nothing has written.
+//! Tests that the simulator reports reads of device memory that nothing has written.
 
 use std::ptr::null_mut;
 
@@ -9,13 +9,13 @@ use devcomm::sim::Error;
 use devcomm::{Buffer, DeviceSlice, Result, Simulation};
 use devcomm_testing::simulated::{Gpu, failure, simulate};
 
-use crate::nccl_threads::{OK, cuda, nccl, ok, on};
+use crate::nccl_threads::{OK, cuda, nccl, ok, run_ranks};
 
-/// New memory for 32 elements, as NCCL allocates it; not freed.
+/// Returns new memory for 32 elements from `ncclMemAlloc`, which is never freed.
 fn uninitialised(gpu: &Gpu<'_>) -> DeviceSlice<u32> {
     let mut memory = null_mut();
     ok(nccl!(mem_alloc(&raw mut memory, 32 * size_of::<u32>())));
-    // SAFETY: the memory has so many elements, and lives on.
+    // SAFETY: the memory has 32 elements, and is never freed.
     unsafe { DeviceSlice::from_raw_parts(gpu.context(), memory.addr() as u64, 32) }
 }
 
@@ -68,9 +68,9 @@ fn memory_that_a_copy_or_a_memset_has_written_may_be_read_and_so_may_devcomms_ow
 #[test]
 fn copies_and_collectives_that_read_what_nothing_has_written_are_reported() {
     for collective in [false, true] {
-        let texts = on(Simulation::new(1), |thread| {
+        let texts = run_ranks(Simulation::new(1), |thread| {
             let (comm, stream, memory) = (thread.init(), thread.stream(), thread.alloc(4096));
-            // All but byte 1000.
+            // Sets all bytes but byte 1000.
             let start = memory.ptr() as u64;
             for (at, bytes) in [(0, 1000), (1001, 3095)] {
                 assert_eq!(cuda!(cuMemsetD8Async(start + at, 0, bytes, stream.cast())), OK);
@@ -90,9 +90,9 @@ fn copies_and_collectives_that_read_what_nothing_has_written_are_reported() {
     }
 }
 
-/// What is poisoned is a NaN as a float.
 #[test]
-fn new_memory_has_no_usual_content() {
-    let read = on(Simulation::new(1).races(false), |thread| thread.alloc(64).read::<f32>(16));
+fn new_memory_is_filled_with_nans() {
+    let read =
+        run_ranks(Simulation::new(1).races(false), |thread| thread.alloc(64).read::<f32>(16));
     assert!(read[0].iter().all(|value| value.is_nan()));
 }

@@ -207,7 +207,7 @@ fn threads_that_exit_leave_barriers_passable() {
 unsafe fn waits_in_vain(comm: DevComm) {
     let comm = comm.as_raw();
     if thread::thread_idx_x() == 0 {
-        // SAFETY: a valid handle.
+        // SAFETY: the handle is valid.
         unsafe { wait(&mut gin(comm, 0), 3, 1) };
     }
     thread::sync_threads();
@@ -236,8 +236,8 @@ unsafe fn passes_on(comm: DevComm, words: Window<u32>, starts: bool) {
     }
 }
 
-/// Machines of one GPU, in fixed and in random orders, with and without [`Simulation::watch`].
-fn of_one() -> impl Iterator<Item = Simulation> {
+/// Returns simulations of one GPU, in fixed and random orders, with and without `watch`.
+fn one_gpu() -> impl Iterator<Item = Simulation> {
     let one = |watch| Simulation::new(1).step_limit(100_000).watch(watch);
     let seeds = move |watch| (0..20).map(move |seed| one(watch).seed(seed)).chain([one(watch)]);
     [true, false].into_iter().flat_map(seeds)
@@ -245,7 +245,7 @@ fn of_one() -> impl Iterator<Item = Simulation> {
 
 #[test]
 fn threads_that_wait_for_each_other_in_a_row_all_pass() {
-    for simulation in of_one() {
+    for simulation in one_gpu() {
         let words = simulate(simulation, |gpu| {
             let (comm, words) = (gpu.dev_comm(full())?, gpu.window(&[0_u32; 129])?);
             gpu.launch(passes_on::args(&comm, &words, true).grid(2).block(64))?;
@@ -256,7 +256,7 @@ fn threads_that_wait_for_each_other_in_a_row_all_pass() {
 }
 
 #[test]
-fn polls_in_vain_are_a_deadlock_after_a_few_looks_and_have_names() {
+fn polls_without_end_are_a_deadlock_and_have_names() {
     for watch in [true, false] {
         let simulation = Simulation::new(1).step_limit(100_000).watch(watch);
         let error = failure(simulation, |gpu| {
@@ -292,7 +292,7 @@ unsafe fn times_out(comm: DevComm, words: Window<u32>) {
 
 #[test]
 fn a_poll_with_a_timeout_is_over_when_nothing_else_can_go_on() {
-    for simulation in of_one() {
+    for simulation in one_gpu() {
         let words = simulate(simulation, |gpu| {
             let (comm, words) = (gpu.dev_comm(full())?, gpu.window(&[0_u32; 4])?);
             gpu.launch(times_out::args(&comm, &words).grid(1).block(2))?;

@@ -9,7 +9,7 @@ use devcomm::{Simulation, TensorMap};
 use devcomm_testing::simulated::{read, simulate};
 use devcomm_types::GridConstant;
 
-use crate::nccl_threads::{OK, cuda, on};
+use crate::nccl_threads::{OK, cuda, run_ranks};
 use crate::tensor::{aligned_shared, row};
 
 /// Loads a row by TMA and stores it by TMA, in one thread. The thread reads each target twice:
@@ -21,7 +21,7 @@ unsafe fn looks_early(
     target: *mut u32,
     out: *mut u32,
 ) {
-    // SAFETY: one thread, with shared memory for a row, and `out` for four words.
+    // SAFETY: the block is one thread, with shared memory for a row; `out` has four words.
     unsafe {
         let (tile, full) = (aligned_shared(), MBarrier::at(shared_array![u64; 1]));
         let first = tile.cast::<u32>();
@@ -64,11 +64,11 @@ fn with_weak_memory_copies_of_kernels_land_when_a_thread_waits_or_before() {
     }
 }
 
-/// Copies a row of ones in one of [`WAYS`], and overwrites it with twos: `early`, before the wait
-/// for the source, or after it. The simulator does not see these stores, which would race.
+/// Copies a row of ones by one of [`OPERATIONS`], and overwrites it with twos: before the wait for
+/// the source if `early`, else after it. The simulator does not see these stores, which would race.
 #[kernel]
 unsafe fn overwrites_early(
-    way: u32,
+    operation: u32,
     early: u32,
     from: GridConstant<TensorMap>,
     to: GridConstant<TensorMap>,
@@ -78,14 +78,14 @@ unsafe fn overwrites_early(
     // SAFETY: one thread, with shared memory for a row; the mistake is what the test is for.
     unsafe {
         let (tile, full) = (aligned_shared(), MBarrier::at(shared_array![u64; 1]));
-        let (words, to_shared) = (tile.cast::<f32>(), way < 2);
+        let (words, to_shared) = (tile.cast::<f32>(), operation < 2);
         full.init(1);
         mbarrier::fence_init();
         if !to_shared {
             (0..32).for_each(|i| mem::store(words.add(i), 1.0));
             tma::fence_async_shared();
         }
-        match way {
+        match operation {
             0 => {
                 full.arrive_expect_tx(128);
                 tma::load_tile(tile, &from, 0, 0, full);
@@ -105,7 +105,7 @@ unsafe fn overwrites_early(
         if early == 1 {
             overwrite();
         }
-        match way {
+        match operation {
             0 => full.wait(0),
             1 => async_copy::wait_groups::<0>(),
             _ => tma::wait_stores_read::<0>(),
@@ -120,25 +120,25 @@ unsafe fn overwrites_early(
     }
 }
 
-const WAYS: [&str; 6] =
+const OPERATIONS: [&str; 6] =
     ["load_tile", "copy_16", "store_tile", "reduce_add_tile", "store_bulk", "store_words"];
 
 #[test]
 fn with_weak_memory_a_source_that_is_overwritten_before_the_wait_gives_wrong_data() {
-    let copied = |simulation: Simulation, way, early| {
+    let copied = |simulation: Simulation, operation, early| {
         let outs = simulate(simulation, |gpu| {
             let (source, target) = (gpu.buffer(&[1_f32; 32])?, gpu.buffer(&[0_f32; 32])?);
             let (from, to) = (row(gpu, &source)?, row(gpu, &target)?);
-            let launch = overwrites_early::args(way, early, from, to, &source, &target);
+            let launch = overwrites_early::args(operation, early, from, to, &source, &target);
             gpu.launch(launch.grid(1).block(1).dynamic_shared(2048))?;
             read(&target)
         });
         outs[0].clone()
     };
-    for (way, name) in (0..).zip(WAYS) {
+    for (operation, name) in (0..).zip(OPERATIONS) {
         let weak = |seed| Simulation::new(1).seed(seed).weak(true);
-        let seeds = |early| (0..8).map(move |seed| copied(weak(seed), way, early));
-        assert_eq!(copied(Simulation::new(1), way, 1), [1.0; 32], "{name}");
+        let seeds = |early| (0..8).map(move |seed| copied(weak(seed), operation, early));
+        assert_eq!(copied(Simulation::new(1), operation, 1), [1.0; 32], "{name}");
         assert!(seeds(0).all(|row| row == [1.0; 32]), "{name}");
         let early: Vec<_> = seeds(1).collect();
         // Pieces of 16 bytes have been read before or after.
@@ -169,7 +169,7 @@ unsafe fn waits_for_the_first_group(targets: *mut f32) {
 }
 
 #[test]
-fn with_weak_memory_a_wait_for_all_groups_but_the_last_leaves_that_unread() {
+fn with_weak_memory_a_wait_for_all_groups_but_the_last_leaves_the_last_unread() {
     let stored = |seed| -> Vec<f32> {
         let outs = simulate(Simulation::new(1).seed(seed).weak(true), |gpu| {
             let targets = gpu.buffer(&[0_f32; 64])?;
@@ -189,7 +189,7 @@ fn with_weak_memory_a_wait_for_all_groups_but_the_last_leaves_that_unread() {
 #[kernel]
 unsafe fn send_words(inboxes: *mut u32, answers: *mut u32) {
     let (me, other) = (thread::block_idx_x() as usize, 1 - thread::block_idx_x() as usize);
-    // SAFETY: one thread, with shared memory for a row, and `inboxes` for a row of each block.
+    // SAFETY: a block has one thread and memory for a row; the buffers have four words per block.
     unsafe {
         let words = aligned_shared().cast::<u32>();
         (0..4).for_each(|i| mem::store(words.add(i), 7 + me as u32));
@@ -223,7 +223,7 @@ fn with_weak_memory_words_of_a_bulk_copy_arrive_although_nobody_waits_for_it() {
 #[test]
 fn with_weak_memory_a_copy_in_a_stream_lands_some_time_after_it_has_begun() {
     let seen = |simulation: Simulation| {
-        let values = on(simulation, |thread| {
+        let values = run_ranks(simulation, |thread| {
             // `late` is the target of the copy. The memset of `soon`, on another stream, only gives
             // a time at which the copy may not have ended.
             let (late, soon) = (thread.pinned(4), thread.pinned(4));

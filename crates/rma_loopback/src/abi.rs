@@ -126,7 +126,7 @@ pub type RegMrSymDmaBuf =
 pub type DeregMrSym = unsafe extern "C" fn(Opaque, Opaque) -> Status;
 /// A function of one object: `destroy_context`, `close_coll`, `close_listen`, `rma_progress` or
 /// `finalize`.
-pub type Of = unsafe extern "C" fn(Opaque) -> Status;
+pub type ObjectFunction = unsafe extern "C" fn(Opaque) -> Status;
 /// Declares the types of an operation: with `opt_flags`, and without them as before version 15.
 macro_rules! operation {
     ($(#[$doc:meta])* $name:ident, $(#[$doc_v14:meta])* $name_v14:ident($($arg:ty),*)) => {
@@ -162,13 +162,13 @@ pub type QueryLastError = unsafe extern "C" fn(Opaque, *mut bool) -> Status;
 /// Declares a function table: fields in order, with their offsets.
 macro_rules! table {
     ($(#[$doc:meta])* $name:ident,
-    $bytes:literal { $($offset:literal $field:ident: $of:ty,)* }) => {
+    $bytes:literal { $($offset:literal $field:ident: $type:ty,)* }) => {
         $(#[$doc])*
         #[repr(C)]
         #[derive(Clone, Copy)]
         #[allow(missing_docs, reason = "NCCL's names")]
         pub struct $name {
-            $(pub $field: $of,)*
+            $(pub $field: $type,)*
         }
 
         // SAFETY: the table is constant: a pointer to a static C string, and functions.
@@ -195,17 +195,17 @@ table! {
         64 reg_mr_sym: RegMrSym,
         72 reg_mr_sym_dma_buf: RegMrSymDmaBuf,
         80 dereg_mr_sym: DeregMrSym,
-        88 destroy_context: Of,
-        96 close_coll: Of,
-        104 close_listen: Of,
+        88 destroy_context: ObjectFunction,
+        96 close_coll: ObjectFunction,
+        104 close_listen: ObjectFunction,
         112 iput: Iput,
         120 iput_signal: IputSignal,
         128 iget: Iput,
         136 iflush: Iflush,
         144 test: Test,
-        152 rma_progress: Of,
+        152 rma_progress: ObjectFunction,
         160 query_last_error: QueryLastError,
-        168 finalize: Of,
+        168 finalize: ObjectFunction,
     }
 }
 
@@ -225,17 +225,17 @@ macro_rules! table_before_v16 {
                 56 reg_mr_sym: RegMrSym,
                 64 reg_mr_sym_dma_buf: RegMrSymDmaBuf,
                 72 dereg_mr_sym: DeregMrSym,
-                80 destroy_context: Of,
-                88 close_coll: Of,
-                96 close_listen: Of,
+                80 destroy_context: ObjectFunction,
+                88 close_coll: ObjectFunction,
+                96 close_listen: ObjectFunction,
                 104 iput: $iput,
                 112 iput_signal: $iput_signal,
                 120 iget: $iput,
                 128 iflush: Iflush,
                 136 test: Test,
-                144 rma_progress: Of,
+                144 rma_progress: ObjectFunction,
                 152 query_last_error: QueryLastError,
-                160 finalize: Of,
+                160 finalize: ObjectFunction,
             }
         }
     };

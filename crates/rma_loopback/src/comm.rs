@@ -13,15 +13,15 @@ use crate::region::Region;
 use crate::remote::{Link, connect_links};
 use crate::request::{ContextId, Request, Requests};
 
-/// Calls of `progress` between two calls of `check`.
+/// The number of calls of `progress` for each call of `check`.
 const POLLS_PER_CHECK: u64 = 256;
 /// Interval of the checks for failed copies and for the end of another process.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
-/// How long a closing rank executes earlier requests of other processes.
+/// The longest time for which a closing rank executes earlier requests of other processes.
 const FINISH_WITHIN: Duration = Duration::from_secs(1);
-/// How long operations in flight may take to end before the memory that they use is released.
+/// The longest time that a rank waits for operations in flight before it drops pending ones.
 const END_WITHIN: Duration = Duration::from_secs(4);
-/// How long streams may take to become idle after the connection has failed.
+/// The longest time that a rank waits for idle streams after the connection has failed.
 const STOP_WITHIN: Duration = Duration::from_secs(1);
 
 /// A rank of a connection. NCCL: `collComm`.
@@ -34,7 +34,7 @@ pub(crate) struct Comm {
     requests: Mutex<Requests>,
     polls: AtomicU64,
     checked: Mutex<Instant>,
-    /// When pending operations were dropped, after a failure.
+    /// The time at which pending operations were dropped, after a failure.
     stopped: OnceLock<Instant>,
 }
 
@@ -315,7 +315,7 @@ impl Comm {
             for link in self.links.iter().flatten() {
                 link.progress()?;
             }
-            // With what has come by the links.
+            // This also enqueues the transfers that the links have just submitted.
             self.me.inbound.progress()?;
             for local in self.connection.locals() {
                 local.inbound.progress_for_absent()?;

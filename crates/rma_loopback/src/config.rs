@@ -49,7 +49,7 @@ pub struct Config {
     pub depth: u64,
     /// `DEVCOMM_GIN_CONNECTIONS`: network devices to report, at most 4, one connection for each.
     pub connections: i32,
-    /// `DEVCOMM_GIN_TIMEOUT`, in seconds: how long a rank waits for the others to connect.
+    /// `DEVCOMM_GIN_TIMEOUT`, in seconds: the time that a rank waits for the others to connect.
     pub timeout: Duration,
 }
 
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_and_wrong_ones_named_with_what_they_can_be() {
+    fn values_are_read_and_an_error_names_the_variable_and_its_value() {
         assert_eq!(with("DEVCOMM_GIN_COPY", "staged").unwrap().copy, CopyMethod::Staged);
         assert_eq!(with("DEVCOMM_GIN_SIGNAL", "write").unwrap().signal, SignalMethod::Write);
         assert_eq!(with("DEVCOMM_GIN_SLOT_KIB", "64").unwrap().slot_bytes, 65536);

@@ -231,7 +231,7 @@ impl Driver {
     pub fn new(functions: Functions) -> Result<Self> {
         let mut driver = Self { functions, version: 0 };
         let mut version = 0;
-        // SAFETY: no arguments but a live out pointer.
+        // SAFETY: the only pointer among the arguments is an out pointer to a live variable.
         let code = unsafe {
             match (functions.cuInit)(0) {
                 SUCCESS => (functions.cuDriverGetVersion)(&raw mut version),
@@ -249,7 +249,7 @@ impl Driver {
         &self.functions
     }
 
-    /// [`Error::Driver`], unless `code` is success.
+    /// Returns [`Error::Driver`] unless `code` is success.
     pub(crate) fn check(
         &self,
         code: Code,
@@ -260,7 +260,7 @@ impl Driver {
             return Ok(());
         }
         let mut name = null();
-        // SAFETY: a live out pointer.
+        // SAFETY: the out pointer is to a live variable.
         let named = unsafe { (self.functions.cuGetErrorName)(code, &raw mut name) };
         let name = if named == SUCCESS && !name.is_null() {
             // SAFETY: the driver returns a NUL-terminated constant.
@@ -400,7 +400,7 @@ pub(crate) struct Pinned {
     pub(crate) bytes: usize,
 }
 
-// SAFETY: plain memory; the owner coordinates its use.
+// SAFETY: the memory belongs to no thread; the owner coordinates its use.
 unsafe impl Send for Pinned {}
 // SAFETY: a shared value gives addresses only; the owner coordinates accesses.
 unsafe impl Sync for Pinned {}
@@ -412,9 +412,8 @@ impl Drop for Pinned {
     }
 }
 
-/// Sets this thread's capture mode to relaxed, permanently: its copies would otherwise invalidate
-/// another thread's capture in `cudaStreamCaptureModeGlobal`. For NCCL's progress threads, which
-/// run nothing else.
+/// Sets the capture mode of this thread, one of NCCL's, to relaxed, permanently: its copies would
+/// otherwise invalidate another thread's capture in `cudaStreamCaptureModeGlobal`.
 pub(crate) fn relax_captures(driver: &Driver) {
     thread_local! {
         static DONE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
@@ -424,7 +423,7 @@ pub(crate) fn relax_captures(driver: &Driver) {
     }
 }
 
-/// The effect of [`relax_captures`] until this is dropped: for the program's threads.
+/// Sets the thread's capture mode to relaxed until dropped. The program's threads use this.
 pub(crate) struct RelaxedCaptures {
     driver: Arc<Driver>,
     before: Option<c_int>,

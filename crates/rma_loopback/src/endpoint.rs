@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_does_not_wait_for_a_full_queue_and_fails_without_a_receiver() {
+    fn connecting_does_not_wait_for_a_full_backlog_and_fails_without_a_listener() {
         let handle = Handle::new().unwrap();
         assert!(handle.is_gone());
         let listener = UnixListener::bind_addr(&handle.address().unwrap()).unwrap();

@@ -52,7 +52,7 @@ unsafe fn set_out<T>(to: *mut T, value: T) -> Result<()> {
     if to.is_null() {
         return Err(Error::Argument("an out parameter is null".to_owned()));
     }
-    // SAFETY: not null, so the caller's promise.
+    // SAFETY: the pointer is not null, so it is valid for a write, as the caller promises.
     unsafe { to.write(value) };
     Ok(())
 }
@@ -69,8 +69,8 @@ unsafe fn object<'a, T>(pointer: Opaque) -> Result<&'a T> {
 }
 
 /// Does the same as [`entry`], for calls of NCCL's progress threads on a connection or a context:
-/// an error or a panic fails the connection. They go on calling after that: the error is logged
-/// once.
+/// an error or a panic fails the connection. The threads continue to call after that, so the error
+/// is logged only once.
 ///
 /// # Safety
 ///
@@ -102,7 +102,7 @@ pub(crate) unsafe extern "C" fn init(
     entry("init", || {
         Setup::current()?;
         // Any value serves: no function uses it, and NCCL may pass another pointer.
-        // SAFETY: an out pointer of NCCL's.
+        // SAFETY: NCCL passes a valid out pointer.
         unsafe { set_out(ctx, NAME.as_ptr().cast_mut().cast()) }
     })
 }
@@ -110,7 +110,7 @@ pub(crate) unsafe extern "C" fn init(
 pub(crate) unsafe extern "C" fn devices(count: *mut c_int) -> Status {
     entry("devices", || {
         let connections = Setup::current()?.config.connections;
-        // SAFETY: an out pointer of NCCL's.
+        // SAFETY: NCCL passes a valid out pointer.
         unsafe { set_out(count, connections) }
     })
 }
@@ -121,7 +121,7 @@ pub(crate) unsafe extern "C" fn get_rma_properties(
 ) -> Status {
     entry("getRmaProperties", || {
         let value = RmaProperties { flushes_all_puts_on_any_signal: false };
-        // SAFETY: an out pointer of NCCL's.
+        // SAFETY: NCCL passes a valid out pointer.
         unsafe { set_out(properties, value) }
     })
 }
@@ -156,7 +156,7 @@ pub(crate) unsafe extern "C" fn get_properties(
             rail_id: -1,
             plane_id: -1,
         };
-        // SAFETY: an out pointer of NCCL's.
+        // SAFETY: NCCL passes a valid out pointer.
         unsafe { set_out(properties, all) }
     })
 }
@@ -169,9 +169,9 @@ pub(crate) unsafe extern "C" fn listen(
 ) -> Status {
     entry("listen", || {
         let endpoint = Endpoint::open(Setup::current()?)?;
-        // SAFETY: an out pointer of NCCL's, to `HANDLE_BYTES` bytes.
+        // SAFETY: NCCL passes a valid out pointer to `HANDLE_BYTES` bytes.
         unsafe { set_out(handle.cast::<[u8; HANDLE_BYTES]>(), endpoint.handle.to_bytes())? };
-        // SAFETY: an out pointer of NCCL's.
+        // SAFETY: NCCL passes a valid out pointer.
         unsafe { set_out(listen_comm, Box::into_raw(Box::new(endpoint)).cast()) }
     })
 }
@@ -185,17 +185,17 @@ pub(crate) unsafe extern "C" fn connect(
     comm: *mut Opaque,
 ) -> Status {
     entry("connect", || {
-        // SAFETY: from `listen`, not closed yet.
+        // SAFETY: `listen` returned the pointer, and it is not closed yet.
         let endpoint = unsafe { object::<Endpoint>(listen_comm)? };
         let (Ok(n_ranks), Ok(rank)) = (usize::try_from(n_ranks), usize::try_from(rank)) else {
             return Err(Error::Argument(format!("rank {rank} of {n_ranks} is out of range")));
         };
         let handles = (0..n_ranks)
-            // SAFETY: `n_ranks` pointers to handles, live during this call.
+            // SAFETY: NCCL passes `n_ranks` pointers to handles, which are live during this call.
             .map(|rank| unsafe { *(*handles.add(rank)).cast::<[u8; HANDLE_BYTES]>() })
             .collect::<Vec<_>>();
         let connected = Comm::connect(endpoint, &handles, rank)?;
-        // SAFETY: an out pointer of NCCL's.
+        // SAFETY: NCCL passes a valid out pointer.
         unsafe { set_out(comm, Box::into_raw(Box::new(connected)).cast()) }
     })
 }
@@ -206,12 +206,12 @@ pub(crate) unsafe extern "C" fn create_context(
     context: *mut Opaque,
 ) -> Status {
     entry("createContext", || {
-        // SAFETY: from `connect`, not closed yet.
+        // SAFETY: `connect` returned the pointer, and it is not closed yet.
         let comm = unsafe { object::<Arc<Comm>>(comm)? };
-        // SAFETY: a live pointer of NCCL's.
+        // SAFETY: NCCL passes a pointer to a live configuration.
         let config = unsafe { object::<RmaConfig>(config.cast())? };
         let created = Box::new(Context::new(comm, config.n_contexts)?);
-        // SAFETY: an out pointer of NCCL's.
+        // SAFETY: NCCL passes a valid out pointer.
         unsafe { set_out(context, Box::into_raw(created).cast()) }
     })
 }
@@ -225,9 +225,9 @@ pub(crate) unsafe extern "C" fn reg_mr_sym(
     region: *mut Opaque,
 ) -> Status {
     entry("regMrSym", || {
-        // SAFETY: from `connect`, not closed yet.
+        // SAFETY: `connect` returned the pointer, and it is not closed yet.
         let handle = unsafe { object::<Arc<Comm>>(comm)? }.register(data, bytes, memory, flags)?;
-        // SAFETY: an out pointer of NCCL's.
+        // SAFETY: NCCL passes a valid out pointer.
         unsafe { set_out(region, handle) }
     })
 }
@@ -249,7 +249,7 @@ pub(crate) unsafe extern "C" fn reg_mr_sym_dma_buf(
 
 pub(crate) unsafe extern "C" fn dereg_mr_sym(comm: Opaque, region: Opaque) -> Status {
     entry("deregMrSym", || {
-        // SAFETY: from `connect`, not closed yet.
+        // SAFETY: `connect` returned the pointer, and it is not closed yet.
         let comm = unsafe { object::<Arc<Comm>>(comm)? };
         let _relaxed = RelaxedCaptures::new(&comm.me.device().driver);
         comm.deregister(region)
@@ -268,7 +268,7 @@ unsafe fn take_box<T>(pointer: Opaque) -> Option<Box<T>> {
 
 pub(crate) unsafe extern "C" fn destroy_context(context: Opaque) -> Status {
     entry("destroyContext", || {
-        // SAFETY: from `create_context`; NCCL does not use it again.
+        // SAFETY: `create_context` returned the pointer; NCCL does not use it again.
         if let Some(context) = unsafe { take_box::<Context>(context) } {
             let _relaxed = RelaxedCaptures::new(&context.comm.me.device().driver);
             drop(context);
@@ -279,7 +279,7 @@ pub(crate) unsafe extern "C" fn destroy_context(context: Opaque) -> Status {
 
 pub(crate) unsafe extern "C" fn close_coll(comm: Opaque) -> Status {
     entry("closeColl", || {
-        // SAFETY: from `connect`; NCCL does not use it again.
+        // SAFETY: `connect` returned the pointer; NCCL does not use it again.
         if let Some(comm) = unsafe { take_box::<Arc<Comm>>(comm) } {
             let _relaxed = RelaxedCaptures::new(&comm.me.device().driver);
             comm.close();
@@ -291,7 +291,7 @@ pub(crate) unsafe extern "C" fn close_coll(comm: Opaque) -> Status {
 
 pub(crate) unsafe extern "C" fn close_listen(listen_comm: Opaque) -> Status {
     entry("closeListen", || {
-        // SAFETY: from `listen`; NCCL does not use it again.
+        // SAFETY: `listen` returned the pointer; NCCL does not use it again.
         drop(unsafe { take_box::<Endpoint>(listen_comm) });
         Ok(())
     })
@@ -301,7 +301,7 @@ pub(crate) unsafe extern "C" fn close_listen(listen_comm: Opaque) -> Status {
 ///
 /// # Safety
 ///
-/// `context` is from `create_context`, not destroyed yet; `request` is null or valid for a write.
+/// `create_context` returned `context`, which is live; `request` is null or valid for a write.
 unsafe fn request(
     call: &str,
     context: Opaque,
@@ -400,7 +400,7 @@ with_v14! {
     }
 }
 
-/// Returns no-op: a get is complete only when its data is visible to kernels.
+/// Does nothing: a get is complete only when its data is visible to kernels.
 pub(crate) unsafe extern "C" fn iflush(
     _context: Opaque,
     _index: c_int,
@@ -408,39 +408,38 @@ pub(crate) unsafe extern "C" fn iflush(
     _rank: u32,
     out: *mut Opaque,
 ) -> Status {
-    // SAFETY: an out pointer of NCCL's.
+    // SAFETY: NCCL passes a valid out pointer.
     entry("iflush", || unsafe { set_out(out, std::ptr::null_mut()) })
 }
 
 pub(crate) unsafe extern "C" fn test(comm: Opaque, request: Opaque, done: *mut c_int) -> Status {
     let body = |comm: &Arc<Comm>| {
-        // SAFETY: an out pointer of NCCL's.
+        // SAFETY: NCCL passes a valid out pointer.
         unsafe { set_out(done, 0)? };
         let complete = comm.test(request)?;
         // SAFETY: NCCL passes pointers of this plugin's and valid out pointers, as the interface
         // says.
         unsafe { set_out(done, c_int::from(complete)) }
     };
-    // SAFETY: from `connect`, not closed yet.
+    // SAFETY: `connect` returned the pointer, and it is not closed yet.
     unsafe { operation("test", comm, body) }
 }
 
 pub(crate) unsafe extern "C" fn rma_progress(context: Opaque) -> Status {
-    // SAFETY: from `create_context`, not destroyed yet.
+    // SAFETY: `create_context` returned the pointer, and it is not destroyed yet.
     unsafe { operation("rmaProgress", context, |context: &Context| context.comm.progress()) }
 }
 
 pub(crate) unsafe extern "C" fn query_last_error(context: Opaque, has_error: *mut bool) -> Status {
     entry("queryLastError", || {
-        // SAFETY: from `create_context`, not destroyed yet.
+        // SAFETY: `create_context` returned the pointer, and it is not destroyed yet.
         let failed = unsafe { object::<Context>(context)? }.comm.failed();
-        // SAFETY: an out pointer of NCCL's.
+        // SAFETY: NCCL passes a valid out pointer.
         unsafe { set_out(has_error, failed) }
     })
 }
 
-/// Returns NCCL calls `init` and `finalize` twice per communicator; all state belongs to
-/// connections.
+/// Does nothing: all state belongs to connections. NCCL calls it twice for each communicator.
 pub(crate) unsafe extern "C" fn finalize(_ctx: Opaque) -> Status {
     abi::SUCCESS
 }
@@ -450,7 +449,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_becomes_an_error_that_says_what_it_said() {
+    fn a_panic_becomes_an_error_with_its_message() {
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(|_| {}));
         let result = catch_panic(|| panic!("of {}", 1));

@@ -4,8 +4,8 @@
 //! One call of the driver enqueues the words of a group of transfers: those that NCCL has taken
 //! from its queues in one pass, and while the stream is busy, those of later passes. Each call
 //! costs the thread and the stream microseconds, and of several writes to one signal only the last
-//! is needed. A signal is written after all copies of its group, so also after those of later
-//! transfers. That is allowed, as nothing says when they may begin.
+//! is needed. A signal is written after all copies of its group, even those of later transfers,
+//! which may begin at any time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,10 +15,10 @@ use crate::error::Result;
 use crate::stream::{STAGED, TrackedStream};
 use crate::transfer::Shadow;
 
-/// The most words that one call writes; the driver takes 256.
+/// The maximum number of words that one call writes; the driver accepts 256.
 const MAX_WORDS: usize = 64;
-/// The fewest signals close together that are written by one copy instead of one by one: the stream
-/// takes 0.9 us for each word, and about 10 us for a copy.
+/// The least number of signals close together that one copy writes, instead of one write each: the
+/// stream takes 0.9 us for each word, and about 10 us for a copy.
 const MIN_COPIED: usize = 8;
 
 /// The words of a group, in order.
@@ -64,14 +64,14 @@ impl Group {
     }
 
     /// Removes the last change of a word of 8 bytes, if it is of this kind, and returns its value.
-    /// A new change replaces it, which is written after all words that are in the group.
+    /// The caller replaces it by a new change, which comes after all words in the group.
     fn take(&mut self, at: Address, change: Change) -> Option<u64> {
         let index = self.words.iter().rposition(|word| word.overlaps(at, 8))?;
         let is_same = self.words[index].at == at && self.words[index].change == change;
         is_same.then(|| self.words.remove(index).value)
     }
 
-    /// Returns whether a word lies in this range: a copy to there must come after it.
+    /// Returns whether a word lies in this range: a copy to the range must come after the word.
     pub(crate) fn writes_to(&self, at: Address, bytes: usize) -> bool {
         self.words.iter().any(|word| word.overlaps(at, bytes as Address))
     }
@@ -113,7 +113,7 @@ impl Group {
         let Some(&(at, (values, first))) = first.filter(|_| signals.len() >= MIN_COPIED) else {
             return Ok(false);
         };
-        let is_one_region = signals.iter().all(|(_, (of, _))| Arc::ptr_eq(of, values));
+        let is_one_region = signals.iter().all(|(_, (other, _))| Arc::ptr_eq(other, values));
         let last = signals.iter().map(|(_, (_, index))| *index).max().unwrap_or(*first);
         if !is_one_region || last - first >= STAGED {
             return Ok(false);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_changes_to_a_word_the_last_stays_and_includes_the_others() {
+    fn the_last_of_several_changes_to_a_word_stays_and_includes_the_others() {
         let mut group = Group::default();
         group.write_64(8, 1, None);
         group.write_64(16, 1, None);

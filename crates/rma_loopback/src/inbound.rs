@@ -21,10 +21,10 @@ use crate::group::Group;
 use crate::stream::TrackedStream;
 use crate::transfer::{HostStep, IssueResult, Transfer};
 
-/// Groups in the stream, at most: the next one is there when one has ended.
+/// The maximum number of groups in the stream: a second one is ready when the first one ends.
 const GROUPS: usize = 2;
-/// How often other ranks find operations waiting until one of them enqueues these: the rank's own
-/// progress thread has ended, or has yet to begin.
+/// The number of times that other ranks find operations waiting before one of them enqueues these:
+/// the rank's own progress thread has ended, or has not started yet.
 const PATIENCE: u32 = 1000;
 
 /// The queue of operations into a rank.
@@ -36,11 +36,11 @@ pub(crate) struct InboundQueue {
     state: Mutex<State>,
     /// Whether operations are pending; read without a lock.
     waiting: AtomicBool,
-    /// How often other ranks have found operations waiting since the last progress.
+    /// The number of times that other ranks have found operations waiting since the last progress.
     overlooked: AtomicU32,
 }
 
-/// Transfers that no thread has begun with.
+/// Transfers that no thread has begun to enqueue.
 #[derive(Default)]
 struct Arrived {
     transfers: Vec<Transfer>,
@@ -118,8 +118,7 @@ impl InboundQueue {
         self.enqueue_pending(&mut state)
     }
 
-    /// Does the same as `progress`, by another rank's thread: only if the own one has not come for
-    /// long.
+    /// Makes progress on another rank's thread, if this rank's own has not made any for long.
     pub(crate) fn progress_for_absent(&self) -> Result<()> {
         let is_absent = self.waiting.load(Ordering::Acquire)
             && self.overlooked.fetch_add(1, Ordering::Relaxed) >= PATIENCE;

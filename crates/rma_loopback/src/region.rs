@@ -76,7 +76,7 @@ impl Region {
 /// The regions of a rank, in order of registration.
 pub(crate) struct Regions {
     rank: usize,
-    /// `None`: deregistered. Numbers are not reused, so that ranks agree.
+    /// `None` is a deregistered region. Numbers are not reused, so that ranks agree.
     all: RwLock<Vec<Option<Region>>>,
 }
 

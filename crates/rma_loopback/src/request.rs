@@ -57,7 +57,7 @@ impl Requests {
     /// Drops the requests of a destroyed context, and releases its capacity of `count` requests.
     pub(crate) fn release(&mut self, context: ContextId, count: usize) {
         for (index, entry) in self.entries.iter_mut().enumerate() {
-            if entry.request.is_some_and(|(of, _)| of == context) {
+            if entry.request.is_some_and(|(owner, _)| owner == context) {
                 entry.end();
                 self.free.push(index as u32);
             }
@@ -68,7 +68,7 @@ impl Requests {
     /// Returns the requests of a context that NCCL has not seen complete.
     pub(crate) fn outstanding_of(&self, context: ContextId) -> Vec<Request> {
         let all = self.entries.iter().filter_map(|entry| entry.request);
-        all.filter(|(of, _)| *of == context).map(|(_, request)| request).collect()
+        all.filter(|(owner, _)| *owner == context).map(|(_, request)| request).collect()
     }
 
     /// Checks that there is capacity for one more request.
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_takes_its_requests_along_and_leaves_those_of_others() {
+    fn releasing_a_context_drops_its_requests_but_not_those_of_others() {
         let mut requests = Requests::default();
         let request = |sequence| Request::Inbound { rank: 0, sequence };
         requests.reserve(2);

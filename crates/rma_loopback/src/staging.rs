@@ -73,7 +73,7 @@ impl Staging {
     /// Returns the memory of a slot.
     pub(crate) fn slot_memory(&self, slot: usize) -> *mut u8 {
         debug_assert!((slot + 1) * self.slot_bytes <= self.memory.bytes);
-        // SAFETY: inside the allocation.
+        // SAFETY: the slot is inside the allocation.
         unsafe { self.memory.host.add(slot * self.slot_bytes) }
     }
 

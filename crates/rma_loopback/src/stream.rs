@@ -17,9 +17,9 @@ const MARK: usize = WORD_STRIDE;
 const SCRATCH: usize = 2 * WORD_STRIDE;
 const SLOTS: usize = 3 * WORD_STRIDE;
 
-/// Words that [`TrackedStream::copy_words`] writes at most.
+/// The maximum number of words that [`TrackedStream::copy_words`] writes.
 pub(crate) const STAGED: usize = 64;
-/// Slots for such words: more than copies can be in the stream, by the limit of groups.
+/// The number of slots for such words: the limit of groups allows fewer copies in the stream.
 const N_SLOTS: usize = 8;
 
 /// A stream on a rank's device. Callers make the [`Device`]'s context current before they enqueue.
@@ -29,13 +29,13 @@ pub(crate) struct TrackedStream {
     words: Pinned,
     /// The last mark. The lock is held while it is enqueued, so that marks are in order.
     marks: Mutex<u64>,
-    /// Copies of words so far.
+    /// The number of copies of words so far.
     copies: AtomicUsize,
 }
 
 // SAFETY: CUDA streams may be used from every thread.
 unsafe impl Send for TrackedStream {}
-// SAFETY: as above; the words are atomics.
+// SAFETY: several threads may use a CUDA stream at a time, and the words are atomics.
 unsafe impl Sync for TrackedStream {}
 
 impl TrackedStream {
@@ -52,7 +52,7 @@ impl TrackedStream {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: an aligned word, alive as long as `self`; the device writes all 8 bytes at once.
+        // SAFETY: the word is aligned and as live as `self`; the device writes all 8 bytes at once.
         unsafe { AtomicU64::from_ptr(self.words.host.add(offset).cast()) }
     }
 
@@ -61,8 +61,7 @@ impl TrackedStream {
         self.word(DONE).load(Ordering::Acquire)
     }
 
-    /// Marks operation `sequence` complete from the host, which executed its last step. The stream
-    /// is idle then.
+    /// Marks operation `sequence`, whose last step the host executed, complete on an idle stream.
     pub(crate) fn set_done(&self, sequence: u64) {
         self.word(DONE).store(sequence, Ordering::Release);
     }
@@ -145,7 +144,7 @@ impl TrackedStream {
         )
     }
 
-    /// Copies at most [`STAGED`] words to this device, by way of a slot in pinned memory.
+    /// Copies at most [`STAGED`] words to this device, through a slot in pinned memory.
     pub(crate) fn copy_words(
         &self,
         to: Address,

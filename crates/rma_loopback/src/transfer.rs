@@ -84,8 +84,7 @@ impl Data {
     }
 }
 
-/// A word's value on the host, among those of its region, and its index: of a word that only the
-/// plugin writes.
+/// The host's copies of a region's words, which only the plugin writes, and the index of a word.
 pub(crate) type Shadow = (Arc<[AtomicU64]>, usize);
 
 /// An addition to a word of 64 bits.
@@ -116,7 +115,7 @@ pub(crate) enum HostStep {
     WriteSum { word: Address, add: u64 },
 }
 
-// SAFETY: its addresses are of memory that any thread may pass to the driver.
+// SAFETY: any thread may access the memory at its addresses, and pass these to the driver.
 unsafe impl Send for HostStep {}
 
 /// Result of issuing a transfer.
@@ -130,8 +129,8 @@ pub(crate) enum IssueResult {
 }
 
 impl Transfer {
-    /// Enqueues as much as possible on `stream`, whose context is current: copies at once, and
-    /// what follows them in `group`. A host step needs the stream idle, and so ends the group.
+    /// Enqueues as much as possible on `stream`, whose context is current: copies at once, words
+    /// and signals with `group`. A host step needs the stream idle, and so enqueues the group.
     pub(crate) fn issue(
         &mut self,
         stream: &Arc<TrackedStream>,
@@ -193,8 +192,7 @@ impl Transfer {
         Ok(IssueResult::Whole)
     }
 
-    /// Runs the host step, after the group. `true`: the transfer is completely enqueued, or
-    /// complete.
+    /// Runs the host step, after the group. Returns whether it is the transfer's last step.
     pub(crate) fn step(
         &mut self,
         step: HostStep,
@@ -215,14 +213,13 @@ impl Transfer {
                 Ok(false)
             }
             HostStep::AddOnHost { word, add } => {
-                // SAFETY: an aligned word of a registered region, checked when the transfer was
-                // made.
+                // SAFETY: the transfer's maker checked that the word is aligned and registered.
                 unsafe { AtomicU64::from_ptr(word) }.fetch_add(add, Ordering::Release);
                 stream.set_done(sequence);
                 Ok(true)
             }
             HostStep::WriteSum { word, add } => {
-                // SAFETY: the stream's scratch word, which the stream wrote before the mark.
+                // SAFETY: the word is aligned and live; the stream wrote it before the mark.
                 let before =
                     unsafe { AtomicU64::from_ptr(stream.scratch()) }.load(Ordering::Relaxed);
                 let sum = before.wrapping_add(add);

@@ -10,7 +10,7 @@ use devcomm_rma_loopback::abi::{Opaque, SUCCESS, UNHANDLED_CUDA_ERROR};
 use devcomm_rma_loopback::config::{Config, CopyMethod};
 
 use fake::memory::{Kind, mappings_of};
-use fake::{Memory, Options, ok, on_another_thread, world};
+use fake::{Memory, Options, ok, on_another_thread, run_ranks};
 
 const BYTES: usize = 1000;
 
@@ -25,7 +25,7 @@ fn destroying_a_context_completes_its_operations() {
     for copy in [CopyMethod::Auto, CopyMethod::Staged] {
         let mut options = limited();
         options.config.copy = copy;
-        world(&options, |rank, bootstrap| {
+        run_ranks(&options, |rank, bootstrap| {
             let (inline, window) = (Memory::filled(BYTES, |at| at as u8), Memory::new(20 * BYTES));
             let (inline_at, window_at) = (rank.host(&inline), rank.window(&window));
             bootstrap.barrier.wait();
@@ -52,7 +52,7 @@ fn destroying_a_context_completes_its_operations() {
 
 #[test]
 fn requests_that_are_never_tested_free_their_entries_for_the_next_context() {
-    world(&Options::default(), |rank, bootstrap| {
+    run_ranks(&Options::default(), |rank, bootstrap| {
         let window = Memory::new(64);
         let window_at = rank.window(&window);
         bootstrap.barrier.wait();
@@ -71,7 +71,7 @@ fn requests_that_are_never_tested_free_their_entries_for_the_next_context() {
 
 #[test]
 fn operations_that_do_not_complete_are_dropped_with_an_error() {
-    world(&limited(), |rank, bootstrap| {
+    run_ranks(&limited(), |rank, bootstrap| {
         let (inline, window) = (Memory::filled(BYTES, |_| 7), Memory::new(20 * BYTES));
         let (inline_at, window_at) = (rank.host(&inline), rank.window(&window));
         bootstrap.barrier.wait();
@@ -106,7 +106,7 @@ fn operations_that_do_not_complete_are_dropped_with_an_error() {
 fn after_a_failure_memory_is_unmapped_only_when_no_copy_uses_it() {
     for stuck in [false, true] {
         let options = Options { memory: Kind::Owner, delay: 50_000, ..Options::default() };
-        world(&options, |rank, bootstrap| {
+        run_ranks(&options, |rank, bootstrap| {
             let window = Memory::filled(64, |_| 5);
             let target = Memory::new(64);
             let (window_at, target_at) = (rank.window(&window), rank.window(&target));
@@ -139,7 +139,7 @@ fn after_a_failure_memory_is_unmapped_only_when_no_copy_uses_it() {
 
 #[test]
 fn only_progress_threads_keep_a_relaxed_capture_mode() {
-    world(&Options::default(), |rank, bootstrap| {
+    run_ranks(&Options::default(), |rank, bootstrap| {
         // 0: global, 2: relaxed.
         let mode = fake::driver::capture_mode_of_this_thread;
         let window = Memory::new(64);

@@ -8,14 +8,14 @@ use devcomm_rma_loopback::abi::{RmaV14, RmaV15, RmaV16, SUCCESS, SYSTEM_ERROR};
 fn library() -> libloading::Library {
     let folder: PathBuf = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let path = folder.join("libdevcomm_rma_loopback.so");
-    // SAFETY: this crate's own library, which runs no code when it is loaded.
+    // SAFETY: it is this crate's own library, which runs no code when it is loaded.
     unsafe { libloading::Library::new(path) }.unwrap()
 }
 
 #[test]
 fn the_library_has_a_table_for_each_version() {
     let library = library();
-    // SAFETY: the tables of this crate, from the same build.
+    // SAFETY: the symbols are tables of this crate, from the same build.
     unsafe {
         let v16 = **library.get::<*const RmaV16>(b"ncclRmaPlugin_v16").unwrap();
         let v15 = **library.get::<*const RmaV15>(b"ncclRmaPlugin_v15").unwrap();
@@ -34,7 +34,7 @@ fn without_a_driver_init_fails_so_that_nccl_goes_on() {
     }
     let library = library();
     let mut context = null_mut();
-    // SAFETY: a table of this crate, from the same build; the arguments follow the interface.
+    // SAFETY: the symbol is a table of this crate; the arguments follow the interface.
     let status = unsafe {
         let table: *const RmaV16 = *library.get::<*const RmaV16>(b"ncclRmaPlugin_v16").unwrap();
         ((*table).init)(&raw mut context, 1, None)

@@ -15,8 +15,8 @@ use devcomm_rma_loopback::config::{Config, CopyMethod};
 use fake::bootstrap::{Client, HandleBytes, serve};
 use fake::{Memory, Options, Rank, device, listen, ok, work};
 
-/// The test that child processes run; any test that calls [`run_processes`] would do.
-const TEST: &str = "what_is_complete_is_there";
+/// The test that child processes run. Any test that calls [`run_processes`] serves.
+const TEST: &str = "complete_operations_have_moved_their_data";
 
 /// Runs the case `name` in `processes` processes of `threads` ranks each; returns each process's
 /// standard error. Processes in `may_fail` may fail. A child process runs its ranks and exits here.
@@ -125,12 +125,12 @@ fn puts_gets_and_signals_cross_processes_in_order() {
 }
 
 #[test]
-fn what_is_complete_is_there() {
+fn complete_operations_have_moved_their_data() {
     run_processes("slow", 2, 1, &[]);
 }
 
 #[test]
-fn so_they_do_when_queues_and_slots_are_full() {
+fn operations_cross_processes_in_order_with_full_queues_and_slots() {
     run_processes("small", 2, 1, &[]);
 }
 
@@ -165,7 +165,7 @@ fn killed(rank: &Rank, barrier: &dyn Fn()) {
     let (status, _) = rank.try_put(0, (at, 0), 64, (at, 0), 1);
     assert!(status == SUCCESS || status == REMOTE_ERROR);
     assert_eq!(error_of(rank), REMOTE_ERROR);
-    // NCCL's thread goes on.
+    // NCCL's thread continues to call.
     (0..100).for_each(|_| assert_eq!(rank.try_progress(), REMOTE_ERROR));
 }
 
@@ -214,7 +214,7 @@ fn left(rank: &Rank, barrier: &dyn Fn()) {
 }
 
 #[test]
-fn a_put_to_a_process_that_left_is_an_error() {
+fn a_put_to_a_process_that_has_closed_is_an_error() {
     run_processes("left", 2, 1, &[]);
 }
 
@@ -237,7 +237,7 @@ fn signal_and_go(rank: &Rank, barrier: &dyn Fn()) {
 }
 
 #[test]
-fn a_rank_that_leaves_completes_what_was_asked_of_it() {
+fn a_rank_that_closes_completes_the_requests_of_others() {
     for _ in 0..4 {
         run_processes("signal-and-go", 2, 1, &[]);
     }
@@ -268,7 +268,7 @@ fn untested(rank: &Rank, barrier: &dyn Fn()) {
 }
 
 #[test]
-fn a_context_ends_when_what_was_asked_of_other_processes_is_complete() {
+fn destroying_a_context_waits_for_its_requests_to_other_processes() {
     run_processes("untested", 2, 1, &[]);
 }
 
@@ -287,8 +287,7 @@ fn connecting_to_a_process_that_is_gone_is_an_error_at_once() {
     run_processes("absent", 3, 1, &[]);
 }
 
-/// Rank 0 of two ends before rank 1 connects, and another user listens in its place, if this one
-/// may become another.
+/// Rank 0 of two ends before rank 1 connects; another user, if there is one, listens in its place.
 fn squatted(
     number: usize,
     listening: &fake::Listening,
@@ -305,7 +304,7 @@ fn squatted(
     }
     client.barrier(|| ());
     if let Some(squatter) = squatter {
-        // The memory would come with the first byte.
+        // A rank sends its memory with the first byte.
         let read = squatter.accept().unwrap().0.read(&mut [0]).unwrap();
         assert_eq!(read, 0);
     }
@@ -344,7 +343,7 @@ fn impatient(number: usize, listening: &fake::Listening, handles: &mut [HandleBy
 }
 
 #[test]
-fn a_rank_that_fails_to_connect_says_why_to_those_it_has_met() {
+fn a_rank_that_fails_to_connect_sends_the_reason_to_connected_ranks() {
     let stderr = run_processes("impatient", 3, 1, &[]);
     assert!(stderr[0].contains("rank 1 failed: rank 2"), "{}", stderr[0]);
 }

@@ -12,7 +12,7 @@ use devcomm_rma_loopback::abi::{
 use devcomm_rma_loopback::config::{Config, CopyMethod, SignalMethod};
 
 use fake::memory::{Kind, mappings_of};
-use fake::{Bootstrap, Memory, NOWHERE, Options, Rank, device, listen, setup, work, world};
+use fake::{Bootstrap, Memory, NO_DATA, Options, Rank, device, listen, run_ranks, setup, work};
 
 fn config() -> Config {
     Options::default().config
@@ -23,13 +23,13 @@ fn wait(bootstrap: &Bootstrap) {
 }
 
 fn traffic(options: &Options) {
-    world(options, |rank, bootstrap| {
+    run_ranks(options, |rank, bootstrap| {
         work::traffic(rank, options.contexts, &|| wait(bootstrap));
     });
 }
 
 fn ranges(options: &Options) {
-    world(options, |rank, bootstrap| work::ranges(rank, &|| wait(bootstrap)));
+    run_ranks(options, |rank, bootstrap| work::ranges(rank, &|| wait(bootstrap)));
 }
 
 #[test]
@@ -38,27 +38,27 @@ fn signals_come_after_all_earlier_data() {
 }
 
 #[test]
-fn so_they_do_through_every_version_of_the_interface() {
+fn signals_come_after_data_in_every_version_of_the_interface() {
     for version in [14, 15] {
         traffic(&Options { ranks: 2, contexts: 3, version, ..Options::default() });
     }
 }
 
 #[test]
-fn so_they_do_when_devices_add_by_themselves() {
+fn signals_come_after_data_when_devices_add_atomically() {
     traffic(&Options { ranks: 3, reductions: true, ..Options::default() });
     let config = Config { signal: SignalMethod::Write, ..config() };
     traffic(&Options { ranks: 2, reductions: true, config, ..Options::default() });
 }
 
 #[test]
-fn so_they_do_through_host_memory() {
+fn signals_come_after_data_through_host_memory() {
     let config = Config { copy: CopyMethod::Staged, slots: 3, slot_bytes: 512, ..config() };
     traffic(&Options { ranks: 3, contexts: 2, config, ..Options::default() });
 }
 
 #[test]
-fn full_queues_hold_operations_back_and_lose_none() {
+fn full_queues_delay_operations_and_lose_none() {
     let config = Config { depth: 1, slots: 2, slot_bytes: 256, ..config() };
     traffic(&Options { ranks: 3, config, ..Options::default() });
     let config = Config { copy: CopyMethod::Staged, ..config };
@@ -66,10 +66,10 @@ fn full_queues_hold_operations_back_and_lose_none() {
 }
 
 #[test]
-fn so_they_do_for_memory_of_every_make() {
+fn signals_come_after_data_in_memory_of_every_kind() {
     for memory in [Kind::AllDevices, Kind::Owner, Kind::Malloc] {
         let options = Options { ranks: 3, memory, ..Options::default() };
-        world(&options, |rank, bootstrap| {
+        run_ranks(&options, |rank, bootstrap| {
             work::traffic(rank, 1, &|| wait(bootstrap));
             let peer_copies = rank.device.peer_copies.load(Ordering::Relaxed);
             assert_eq!(peer_copies > 0, memory == Kind::Malloc, "peer copies are a last resort");
@@ -85,7 +85,7 @@ fn so_they_do_for_memory_of_every_make() {
 #[test]
 fn a_mapping_for_other_devices_ends_with_its_region_and_no_copy_sees_it() {
     let options = Options { memory: Kind::Owner, delay: 2000, ..Options::default() };
-    world(&options, |rank, bootstrap| {
+    run_ranks(&options, |rank, bootstrap| {
         let memory = [(); 3].map(|()| Memory::new(64));
         let mapped = |index: usize| mappings_of(memory[index].base() as usize);
         let first = rank.window(&memory[0]);
@@ -122,14 +122,14 @@ fn puts_and_gets_reach_device_and_host_memory() {
 }
 
 #[test]
-fn what_is_complete_is_there() {
+fn complete_operations_have_moved_their_data() {
     let options = Options { delay: 500, ..Options::default() };
-    world(&options, |rank, bootstrap| work::one_by_one(rank, &|| wait(bootstrap)));
+    run_ranks(&options, |rank, bootstrap| work::one_by_one(rank, &|| wait(bootstrap)));
 }
 
 #[test]
 fn short_values_of_every_width_and_place_arrive() {
-    world(&Options::default(), |rank, bootstrap| {
+    run_ranks(&Options::default(), |rank, bootstrap| {
         let source = Memory::filled(64, |at| at as u8 + 1);
         let target = Memory::new(256);
         let (source_at, target_at) = (rank.host(&source), rank.window(&target));
@@ -153,13 +153,13 @@ fn signals_that_come_together_or_while_a_stream_is_busy_are_written_together() {
     const SIGNALS: u64 = 200;
     for reductions in [false, true] {
         let options = Options { delay: 3000, reductions, ..Options::default() };
-        world(&options, |rank, bootstrap| {
+        run_ranks(&options, |rank, bootstrap| {
             let words = Memory::new(16);
             let words_at = rank.signals(&words);
             bootstrap.barrier.wait();
             for signal in 0..SIGNALS {
                 let to = (words_at, 8 * (signal % 2) as usize);
-                rank.put_signal(0, NOWHERE, 0, NOWHERE, 1 - rank.rank, to, 3, SIGNAL_ADD);
+                rank.put_signal(0, NO_DATA, 0, NO_DATA, 1 - rank.rank, to, 3, SIGNAL_ADD);
             }
             rank.drain();
             bootstrap.barrier.wait();
@@ -172,18 +172,18 @@ fn signals_that_come_together_or_while_a_stream_is_busy_are_written_together() {
 }
 
 #[test]
-fn many_signals_come_with_one_copy_that_changes_no_other_word() {
+fn one_copy_writes_many_signals_and_changes_no_other_word() {
     const ROUNDS: u64 = 20;
-    // The last of these is further from the first than a copy goes.
+    // The second case's range is too long for one copy, and the third has too few signals.
     for (signals, apart) in [(16, 2), (16, 6), (5, 1)] {
-        world(&Options::default(), |rank, bootstrap| {
+        run_ranks(&Options::default(), |rank, bootstrap| {
             let words = Memory::new(8 * signals * apart);
             let words_at = rank.signals(&words);
             bootstrap.barrier.wait();
             for round in 0..ROUNDS {
                 for signal in 0..signals {
                     let (to, add) = ((words_at, 8 * signal * apart), signal as u64 + round);
-                    rank.put_signal(0, NOWHERE, 0, NOWHERE, 1 - rank.rank, to, add, SIGNAL_ADD);
+                    rank.put_signal(0, NO_DATA, 0, NO_DATA, 1 - rank.rank, to, add, SIGNAL_ADD);
                 }
                 rank.drain();
             }
@@ -199,8 +199,8 @@ fn many_signals_come_with_one_copy_that_changes_no_other_word() {
 }
 
 #[test]
-fn a_signal_to_an_address_counts_from_what_a_kernel_left_there() {
-    world(&Options::default(), |rank, bootstrap| {
+fn a_va_signal_adds_to_the_value_that_a_kernel_wrote() {
+    run_ranks(&Options::default(), |rank, bootstrap| {
         let words = Memory::new(8);
         let words_at = rank.window(&words);
         bootstrap.barrier.wait();
@@ -216,10 +216,10 @@ fn a_signal_to_an_address_counts_from_what_a_kernel_left_there() {
 }
 
 #[test]
-fn signals_to_an_address_are_refused_where_several_connections_would_lose_some() {
+fn va_signals_are_refused_if_several_connections_would_lose_some() {
     let config = Config { connections: 2, ..config() };
     for reductions in [false, true] {
-        world(&Options { reductions, config, ..Options::default() }, |rank, bootstrap| {
+        run_ranks(&Options { reductions, config, ..Options::default() }, |rank, bootstrap| {
             let (words, signals) = (Memory::new(8), Memory::new(8));
             let (words_at, signals_at) = (rank.window(&words), rank.signals(&signals));
             bootstrap.barrier.wait();
@@ -228,7 +228,7 @@ fn signals_to_an_address_are_refused_where_several_connections_would_lose_some()
             bootstrap.barrier.wait();
             if rank.rank == 0 {
                 let (status, request) =
-                    rank.try_put_signal(0, NOWHERE, 0, NOWHERE, 1, (words_at, 0), 1, SIGNAL_ADD);
+                    rank.try_put_signal(0, NO_DATA, 0, NO_DATA, 1, (words_at, 0), 1, SIGNAL_ADD);
                 assert_eq!(status, SUCCESS);
                 if reductions {
                     rank.serve(|| rank.try_test(request) == (SUCCESS, true));
@@ -242,10 +242,10 @@ fn signals_to_an_address_are_refused_where_several_connections_would_lose_some()
 }
 
 #[test]
-fn memory_that_is_not_mapped_is_refused_where_it_has_to_be() {
+fn memory_that_is_not_mapped_is_refused_if_copies_require_it() {
     let config = Config { copy: CopyMethod::Mapped, ..config() };
     let options = Options { memory: Kind::Malloc, config, ..Options::default() };
-    world(&options, |rank, bootstrap| {
+    run_ranks(&options, |rank, bootstrap| {
         let memory = Memory::new(64);
         let at = rank.window(&memory);
         bootstrap.barrier.wait();
@@ -256,8 +256,8 @@ fn memory_that_is_not_mapped_is_refused_where_it_has_to_be() {
 }
 
 #[test]
-fn a_region_is_forgotten_without_a_look_at_its_memory() {
-    world(&Options::default(), |rank, bootstrap| {
+fn deregistering_a_region_does_not_access_its_memory() {
+    run_ranks(&Options::default(), |rank, bootstrap| {
         // NCCL frees the inline buffers before it deregisters them.
         let gone = rank.register_raw(8 as _, 1 << 20, PTR_HOST, 0);
         let again = rank.register_raw(4096 as _, 1 << 20, PTR_CUDA, 0);
@@ -271,7 +271,7 @@ fn a_region_is_forgotten_without_a_look_at_its_memory() {
 
 #[test]
 fn a_range_beyond_its_region_is_refused_and_ends_the_connection() {
-    world(&Options::default(), |rank, bootstrap| {
+    run_ranks(&Options::default(), |rank, bootstrap| {
         let memory = Memory::new(64);
         let at = rank.window(&memory);
         bootstrap.barrier.wait();
@@ -286,7 +286,7 @@ fn a_range_beyond_its_region_is_refused_and_ends_the_connection() {
 #[test]
 fn wrong_contexts_ranks_and_handles_are_refused() {
     for case in 0..4 {
-        world(&Options::default(), |rank, bootstrap| {
+        run_ranks(&Options::default(), |rank, bootstrap| {
             let memory = Memory::new(64);
             let at = rank.window(&memory);
             bootstrap.barrier.wait();
@@ -294,7 +294,7 @@ fn wrong_contexts_ranks_and_handles_are_refused() {
                 let status = match case {
                     0 => rank.try_put(1, (at, 0), 8, (at, 0), 1).0,
                     1 => rank.try_put(0, (at, 0), 8, (at, 0), 2).0,
-                    2 => rank.try_put(0, NOWHERE, 8, (at, 0), 1).0,
+                    2 => rank.try_put(0, NO_DATA, 8, (at, 0), 1).0,
                     _ => rank.try_test(77 as _).0,
                 };
                 assert_eq!(status, INVALID_ARGUMENT, "case {case}");
@@ -305,7 +305,7 @@ fn wrong_contexts_ranks_and_handles_are_refused() {
 
 #[test]
 fn a_failed_copy_is_an_error_of_every_rank_from_then_on() {
-    world(&Options { ranks: 3, ..Options::default() }, |rank, bootstrap| {
+    run_ranks(&Options { ranks: 3, ..Options::default() }, |rank, bootstrap| {
         let memory = Memory::new(64);
         let at = rank.window(&memory);
         bootstrap.barrier.wait();
@@ -326,7 +326,7 @@ fn a_failed_copy_is_an_error_of_every_rank_from_then_on() {
 }
 
 #[test]
-fn a_put_to_a_rank_that_left_is_an_error() {
+fn a_put_to_a_rank_that_has_closed_is_an_error() {
     let options = Options { delay: 20, ..Options::default() };
     let bootstrap = Bootstrap::new(2);
     let left = AtomicBool::new(false);
@@ -359,7 +359,7 @@ fn a_put_to_a_rank_that_left_is_an_error() {
 }
 
 #[test]
-fn connections_do_not_wait_for_ever() {
+fn connecting_ends_at_the_timeout() {
     let config = Config { timeout: Duration::from_millis(50), ..config() };
     device(0, &Options { config, ..Options::default() });
     let (one, other) = (listen(), listen());
@@ -383,7 +383,7 @@ fn ranks_of_another_host_or_plugin_are_refused() {
 }
 
 #[test]
-fn a_rank_without_a_current_device_is_told_so() {
+fn connecting_without_a_current_device_is_an_error() {
     setup(config()).use_on_this_thread();
     let one = listen();
     assert_eq!(one.connect(&mut [one.handle], 0).0, INVALID_USAGE);
@@ -396,7 +396,7 @@ fn a_rank_without_a_current_device_is_told_so() {
 fn connections_of_some_ranks_number_them_anew() {
     let options = Options { ranks: 4, ..Options::default() };
     let rails = [Bootstrap::new(2), Bootstrap::new(2)];
-    world(&options, |rank, bootstrap| {
+    run_ranks(&options, |rank, bootstrap| {
         let all = Memory::new(64);
         let all_at = rank.window(&all);
         rank.device.make_current();
@@ -420,6 +420,6 @@ fn connections_of_some_ranks_number_them_anew() {
 
 /// Pops the context that `make_current` pushed on this thread.
 fn pop_context() {
-    // SAFETY: an out pointer.
+    // SAFETY: the argument is a valid out pointer.
     unsafe { (fake::driver::functions().cuCtxPopCurrent_v2)(&mut std::ptr::null_mut()) };
 }

@@ -1,6 +1,6 @@
 //! Measures the simulator's speed: first against its targets, then element accesses per second and
-//! time per thread switch for an all-reduce over LSA in each kind of schedule. In processor time,
-//! the best of five launches.
+//! time per thread switch for an all-reduce over LSA in each kind of schedule. Times are processor
+//! time of the best of five launches.
 //!
 //! `cargo run --release -p devcomm-sim --example speed -- [RANKS [BLOCKS [THREADS [ELEMENTS]]]]`
 
@@ -25,7 +25,7 @@ unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: 
             sum += unsafe { send.lsa(peer).load(i) };
         }
         for peer in 0..team.n_ranks {
-            // SAFETY: the windows have `count` elements, and each thread stores those of its own.
+            // SAFETY: the windows have `count` elements, and each thread stores its own ones.
             unsafe { recv.lsa(peer).store(i, sum) };
         }
         i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
@@ -49,16 +49,16 @@ unsafe fn barriers(count: u32) {
     }
 }
 
-/// Returns processor time of this process in seconds, which excludes other processes' work.
+/// Returns the processor time of this process in seconds, which excludes other processes' work.
 fn processor_time() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock writes to the struct.
+    // SAFETY: the pointer is to a `timespec`, which the call writes.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Loads and stores per second, in millions, of a grid in which each thread adds to elements of its
-/// own, `adds` times.
+/// Returns the loads and stores per second, in millions, of a grid in which each thread adds to
+/// elements of its own, `adds` times.
 fn adds_per_second(races: bool, (grid, block): (u32, u32), adds: usize) -> Result<f64> {
     let count = adds * (grid * block) as usize;
     let (seconds, _) = best(Simulation::new(1).races(races), |gpu| {
@@ -68,19 +68,19 @@ fn adds_per_second(races: bool, (grid, block): (u32, u32), adds: usize) -> Resul
     Ok(2.0 * count as f64 / seconds / 1e6)
 }
 
-/// Prints what was measured, and whether it meets the target.
-fn verdict(what: &str, measured: f64, unit: &str, meets: bool, target: &str) {
+/// Prints a measurement, and whether it meets its target.
+fn print_verdict(what: &str, measured: f64, unit: &str, meets: bool, target: &str) {
     let verdict = if meets { "met" } else { "MISSED" };
     println!("{what:60} {measured:8.2} {unit:9} target {target:10} {verdict}");
 }
 
-/// Measures what the simulator is to achieve on one core.
+/// Measures what the simulator must achieve on one core.
 fn targets() -> Result<()> {
     for (races, target) in [(false, 20.0), (true, 8.0)] {
         let speed = adds_per_second(races, (8, 256), 512)?;
         let what = if races { "with" } else { "without" };
         let what = format!("loads and stores, {what} race detection");
-        verdict(&what, speed, "M/s", speed >= target, &format!(">= {target}"));
+        print_verdict(&what, speed, "M/s", speed >= target, &format!(">= {target}"));
     }
     let count = (1 << 20) / size_of::<f32>();
     let (seconds, _) = best(Simulation::new(8), |gpu| {
@@ -92,8 +92,8 @@ fn targets() -> Result<()> {
         })
     })?;
     let what = "lsa_allreduce of 1 MiB, 8 ranks x 8 blocks x 256 threads, races";
-    verdict(what, seconds, "s", seconds < 10.0, "< 10 s");
-    // The same work for each thread.
+    print_verdict(what, seconds, "s", seconds < 10.0, "< 10 s");
+    // Each thread has the same work in all grids.
     let costs = [1, 4, 16, 64].map(|grid| {
         let speed = adds_per_second(true, (grid, 256), 64)?;
         println!("  {:5} threads: {:.1} ns per access", grid * 256, 1e3 / speed);
@@ -101,7 +101,7 @@ fn targets() -> Result<()> {
     });
     let costs = costs.into_iter().collect::<Result<Vec<f64>>>()?;
     let ratio = costs[3] / costs[0];
-    verdict("cost of an access, 16384 threads to 256", ratio, "times", ratio < 1.5, "< 1.5");
+    print_verdict("cost of an access, 16384 threads to 256", ratio, "times", ratio < 1.5, "< 1.5");
     Ok(())
 }
 
@@ -146,7 +146,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns processor time of the fastest of five launches in seconds, and the number of thread
+/// Returns the processor time of the fastest of five launches in seconds, and the number of thread
 /// switches per launch.
 fn best<L: Fn(&Gpu<'_>) -> Result<()>>(
     simulation: Simulation,

@@ -12,7 +12,7 @@ struct Argument {
     /// The size of the memory's elements in bytes; not 0.
     element: usize,
     owner: Owner,
-    /// Where the first element is in the owner's memory, in bytes.
+    /// The offset of the first element in the owner's memory, in bytes.
     offset: usize,
 }
 
@@ -40,7 +40,7 @@ impl Arguments {
         self.0.iter().filter(refers).max_by_key(|argument| argument.offset)
     }
 
-    /// Names the owner's memory from byte `offset` on.
+    /// Returns a name of the memory: that of an argument that refers to byte `offset`, if any.
     pub(crate) fn name(&self, owner: Owner, offset: usize) -> impl fmt::Display {
         match self.of(owner, offset) {
             Some(Argument { name, .. }) => format!("`{name}` ({owner})"),
@@ -48,13 +48,13 @@ impl Arguments {
         }
     }
 
-    /// Names byte `offset` of the owner's memory, if an argument refers to it.
+    /// Returns the name of byte `offset` of the owner's memory, if an argument refers to it.
     pub(crate) fn find(&self, owner: Owner, offset: usize) -> Option<String> {
         let Argument { name, element, offset: start, .. } = self.of(owner, offset)?;
         Some(format!("element {} of `{name}` ({owner})", (offset - start) / element))
     }
 
-    /// Names byte `offset` of the owner's memory.
+    /// Returns a name of byte `offset` of the owner's memory.
     pub(crate) fn locate(&self, owner: Owner, offset: usize) -> String {
         self.find(owner, offset).unwrap_or_else(|| format!("byte {offset} of {owner}"))
     }

@@ -1,5 +1,5 @@
-//! The 16 barriers of a block (PTX `bar.sync`). Barrier 0 is `sync_threads`. Further ones are for
-//! warpgroups, in which threads only wait for each other.
+//! The 16 barriers of a block (PTX `bar.sync`). Barrier 0 is `sync_threads`. After them come
+//! internal ones, at which the threads of a warpgroup wait for each other.
 
 use std::cell::Cell;
 
@@ -12,7 +12,7 @@ use crate::thread::{Block, Thread, Wait};
 #[derive(Default)]
 pub(crate) struct BlockBarrier {
     arrived: Cell<u32>,
-    /// Expected threads; 0: all threads of the block that have not exited.
+    /// The number of expected threads; 0 means all threads of the block that have not exited.
     count: Cell<u32>,
     first: Cell<Option<Arrival>>,
 }
@@ -25,9 +25,9 @@ struct Arrival {
     coop_call: Option<CoopCall>,
 }
 
-/// The barriers that kernels can name.
+/// The number of barriers that kernels can name.
 const NAMED: u32 = 16;
-/// All barriers: a block has at most eight warpgroups.
+/// The number of all barriers: a block has at most eight warpgroups.
 pub(crate) const BARRIERS: usize = 24;
 const WARPGROUP: u32 = 128;
 
@@ -89,7 +89,7 @@ fn arrive_at(thread: &Thread, id: u32, count: u32, coop_call: Option<CoopCall>, 
     }
 }
 
-/// Fails the kernel if the thread arrives otherwise than the first one.
+/// Fails the kernel if the thread's arrival differs from the first one.
 fn check_equal(
     thread: &Thread,
     barrier: &BlockBarrier,
@@ -133,7 +133,7 @@ pub(crate) fn check_arguments(
     }
 }
 
-/// Returns what is wrong with a cooperative call without threads that have returned.
+/// Returns the report of a cooperative call that lacks threads which have returned.
 pub(crate) fn lacks_threads(call: &str, count: u32, returned: &[u32]) -> String {
     let have = if returned.len() == 1 { "has" } else { "have" };
     let returned = thread_ids(returned);
@@ -144,10 +144,10 @@ pub(crate) fn lacks_threads(call: &str, count: u32, returned: &[u32]) -> String 
 }
 
 impl Block {
-    /// Returns why barrier `id`, at which threads wait, lacks threads that have returned from the
-    /// kernel. `sync_threads` by the kernel itself is for the remaining threads, as on a GPU; but a
-    /// cooperative call gives each thread of its coop a share. (Threads exit when the host aborts:
-    /// these are not meant.)
+    /// Returns a report if barrier `id`, at which threads wait, lacks threads that have returned
+    /// from the kernel. `sync_threads` by the kernel itself is for the remaining threads, as on a
+    /// GPU; but a cooperative call gives each thread of its coop a share. Threads that exit because
+    /// the host aborts do not count as returned.
     fn lacks_threads(&self, id: u32) -> Option<String> {
         let barrier = &self.barriers[id as usize];
         let call = barrier.first.get()?.coop_call;

@@ -14,9 +14,9 @@ pub(crate) struct Cluster {
     /// The blocks by their rank in the cluster. The references are weak since a block owns its
     /// cluster.
     blocks: RefCell<Vec<Weak<Block>>>,
-    /// Threads that have not ended.
+    /// The number of threads that have not ended.
     live: Cell<u32>,
-    /// Threads that wait at the cluster's barrier.
+    /// The number of threads that wait at the cluster's barrier.
     arrived: Cell<u32>,
     /// Whether the barrier orders no accesses.
     relaxed: Cell<bool>,

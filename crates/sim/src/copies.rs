@@ -1,10 +1,10 @@
 //! Asynchronous copies of kernels that are under way, with [`weak`](crate::Simulation::weak): TMA,
 //! bulk copies, `cp.async` and messages to other blocks of a cluster.
 //!
-//! Each piece of such a copy reads its source at some time and lands at a later one, by the seed:
-//! when the copy is started, or between turns of threads, but no later than the wait that promises
-//! it. So a source that is overwritten too early, or a target that is read too early, has wrong
-//! data, in whole or in part. Accesses are checked for races where the copy is started.
+//! Each piece of such a copy reads its source at one time and lands (writes its target) later. The
+//! seed determines both times: at the copy's start, or between turns of threads, at the latest in
+//! the wait for the copy. So a source that is overwritten too early, or a target that is read too
+//! early, has wrong data, in whole or in part. The start of a copy checks for races.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -34,24 +34,24 @@ impl Awaited {
         }
     }
 
-    /// Returns whether it is a copy from shared to global memory; the others are to shared memory.
+    /// Returns whether the copy is from shared to global memory; other copies are to shared memory.
     fn is_bulk(self) -> bool {
         matches!(self, Self::Bulk { .. })
     }
 }
 
 /// A piece that has not landed.
-struct Kept {
+struct Pending {
     piece: Piece,
     gpu: u32,
-    /// What the source had at the start, or, if it has been read since, what lands.
+    /// The value that lands, if the source has been read; else the source's value at the start.
     value: u128,
     is_read: bool,
-    /// Commits of the thread since then.
+    /// The number of the thread's commits since the start.
     commits: u32,
 }
 
-impl Kept {
+impl Pending {
     /// Reads the source, unless it has been freed.
     fn read(&mut self, memory: &Memory, awaited: Awaited) {
         let Source::Memory(from) = self.piece.from else { return };
@@ -68,7 +68,7 @@ impl Kept {
     fn land(&self, memory: &Memory, awaited: Awaited) {
         if !awaited.is_bulk() || memory.contains(self.gpu, self.piece.to, self.piece.bytes) {
             // SAFETY: as for the source. Shared memory is that of a block that has not ended:
-            // `forget` removes the others.
+            // `forget` removes the pieces for other blocks.
             unsafe { self.piece.land(self.value) };
         }
     }
@@ -80,29 +80,30 @@ pub(crate) struct Copies(RefCell<State>);
 
 #[derive(Default)]
 struct State {
-    /// Pieces by what they wait for, in the order in which the first was started: a choice among
-    /// them does not depend on addresses, which differ between runs.
-    waiting: BTreeMap<u64, (Awaited, Vec<Kept>)>,
+    /// Pieces by what they wait for, in the order in which the first one of each was started: so a
+    /// choice among them does not depend on addresses, which differ between runs.
+    waiting: BTreeMap<u64, (Awaited, Vec<Pending>)>,
+    /// The keys in `waiting`.
     numbers: BTreeMap<Awaited, u64>,
-    last: u64,
+    last_number: u64,
 }
 
 impl State {
-    fn add(&mut self, awaited: Awaited, kept: Kept) {
+    fn add(&mut self, awaited: Awaited, kept: Pending) {
         let number = *self.numbers.entry(awaited).or_insert_with(|| {
-            self.last += 1;
-            self.last
+            self.last_number += 1;
+            self.last_number
         });
         self.waiting.entry(number).or_insert((awaited, Vec::new())).1.push(kept);
     }
 
-    fn get(&mut self, awaited: Awaited) -> Option<&mut Vec<Kept>> {
+    fn get(&mut self, awaited: Awaited) -> Option<&mut Vec<Pending>> {
         let number = self.numbers.get(&awaited)?;
         self.waiting.get_mut(number).map(|(_, kept)| kept)
     }
 
-    /// Pieces that wait for `awaited` go on as `each` does; it returns those that have not landed.
-    fn advance(&mut self, awaited: Awaited, each: impl FnMut(Kept) -> Option<Kept>) {
+    /// Replaces each piece that waits for `awaited` by the result of `each`: `None` if it landed.
+    fn advance(&mut self, awaited: Awaited, each: impl FnMut(Pending) -> Option<Pending>) {
         let Some(kept) = self.get(awaited) else { return };
         *kept = std::mem::take(kept).into_iter().filter_map(each).collect();
         if kept.is_empty() {
@@ -121,7 +122,7 @@ impl Copies {
         self.0.take();
     }
 
-    /// Forgets the copies that use shared memory which no longer exists.
+    /// Forgets the pieces that use shared memory which no longer exists.
     pub(crate) fn forget(&self, start: usize, bytes: usize) {
         let (gone, state) = (start..start + bytes, &mut *self.0.borrow_mut());
         state.waiting.retain(|_, (awaited, kept)| {
@@ -131,12 +132,11 @@ impl Copies {
         state.numbers.retain(|_, number| state.waiting.contains_key(number));
     }
 
-    /// Pieces that wait for something, the same for all of them, read or land, as `choose` chooses
-    /// for each.
+    /// Lets each of some pieces that wait for the same thing read, land or neither, by `choose`.
     pub(crate) fn step(&self, memory: &Memory, mut choose: impl FnMut(usize) -> usize) {
         let mut state = self.0.borrow_mut();
         let Some((&first, _)) = state.waiting.first_key_value() else { return };
-        let from = first + choose((state.last - first + 1) as usize) as u64;
+        let from = first + choose((state.last_number - first + 1) as usize) as u64;
         let chosen = state.waiting.range(from..).chain(&state.waiting).next();
         let Some((_, &(awaited, _))) = chosen else { return };
         state.advance(awaited, |mut kept| {
@@ -152,8 +152,8 @@ impl Copies {
         });
     }
 
-    /// The pieces have been read that at least `commits` commits follow, and have landed unless the
-    /// wait `reads_only`.
+    /// Ends a wait for `awaited`: the pieces that at least `commits` commits follow are read, and
+    /// land unless the wait is `reads_only`.
     fn end(&self, memory: &Memory, awaited: Awaited, commits: u32, reads_only: bool) {
         self.0.borrow_mut().advance(awaited, |mut kept| {
             if kept.commits >= commits {
@@ -169,8 +169,8 @@ impl Copies {
 }
 
 impl Thread {
-    /// Keeps a piece of an asynchronous copy, or chooses that it is read and lands at once.
-    pub(crate) fn keeps(&self, engine: Engine, piece: Piece, at: Site) -> bool {
+    /// Returns whether a piece of a copy is kept as pending; if not, the caller moves it at once.
+    pub(crate) fn keeps_piece(&self, engine: Engine, piece: Piece, at: Site) -> bool {
         let gpus = self.gpus();
         let is_weak = gpus.settings.weak && gpus.random() && !gpus.removes(self.state.line_of(at));
         let Some(awaited) = Awaited::of(engine, self.number()).filter(|_| is_weak) else {
@@ -183,7 +183,7 @@ impl Thread {
         // SAFETY: the simulator has checked the access to the source.
         let value = unsafe { piece.read() };
         let gpu = self.block().gpu as u32;
-        let kept = Kept { piece, gpu, value, is_read, commits: 0 };
+        let kept = Pending { piece, gpu, value, is_read, commits: 0 };
         gpus.copies.0.borrow_mut().add(awaited, kept);
         true
     }

@@ -56,7 +56,7 @@ pub enum Error {
         smaller Simulation::stack_size"
     )]
     Stacks {
-        /// Simulated threads that exist at the same time.
+        /// The number of simulated threads that exist at the same time.
         threads: usize,
         /// Bytes per thread.
         bytes: usize,
@@ -68,7 +68,7 @@ pub enum Error {
     Launch {
         /// Name of the kernel.
         kernel: &'static str,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
     /// Two accesses to the same memory that nothing orders, one of them a write.
@@ -165,7 +165,7 @@ pub enum Error {
         kernel: &'static str,
         /// The thread.
         thread: ThreadId,
-        /// Where, as `file:line:column`.
+        /// The location of the panic, as `file:line:column`.
         at: String,
         /// The panic's message.
         message: String,
@@ -182,7 +182,7 @@ pub enum Error {
         /// Where in the kernel.
         at: Site,
     },
-    /// The host ended memory that a kernel still has.
+    /// The host freed memory or destroyed a handle that a running kernel was given.
     #[error(
         "{call}: {what}, which was passed to {kernel}, and that kernel has not ended on rank \
         {rank}: synchronize its stream first"
@@ -190,7 +190,7 @@ pub enum Error {
     Closed {
         /// The host's call.
         call: &'static str,
-        /// The memory.
+        /// The memory or handle.
         what: String,
         /// Name of the kernel.
         kernel: &'static str,
@@ -222,7 +222,7 @@ pub enum Error {
         kernel: &'static str,
         /// The thread.
         thread: ThreadId,
-        /// Bytes of a stack.
+        /// The size of a stack in bytes.
         stack: usize,
     },
 }

@@ -47,7 +47,7 @@ pub(crate) struct Launch {
     pub(crate) cluster: u32,
     /// Dynamic shared memory per block in bytes.
     pub(crate) dynamic_shared: usize,
-    /// Whether the grid starts only when all its blocks fit besides the running ones.
+    /// Whether the grid starts only when all its blocks fit in addition to the running ones.
     pub(crate) cooperative: bool,
     /// The grid during which a dependent launch begins.
     pub(crate) previous: Option<GridId>,
@@ -79,8 +79,8 @@ pub struct Activity {
     /// Puts and gets, at most one of each line and block, that their kernel did not flush.
     pub unflushed: Vec<Unflushed>,
     /// Kernels, except devcomm's, that use peers' memory or the network, and that no rank has
-    /// launched twice. Whether such a kernel disturbs what a peer's earlier launch still does, as a
-    /// barrier at its start is missing, shows only in a second launch.
+    /// launched twice. If such a kernel lacks a barrier at its start, only a second launch shows
+    /// that it disturbs a peer's earlier launch.
     pub launched_once: Vec<&'static str>,
 }
 
@@ -126,7 +126,7 @@ pub(crate) struct Gpus {
     scheduler: RefCell<Scheduler>,
     /// Asynchronous copies of kernels under way.
     pub(crate) copies: Copies,
-    /// The scheduler's, while a thread with weak loads runs.
+    /// The scheduler's chooser, while a thread with weak loads runs.
     pub(crate) chooser: RefCell<Chooser>,
     /// Whether all host threads wait for the GPUs.
     pub(crate) host_waits: Cell<bool>,
@@ -152,9 +152,9 @@ pub(crate) struct Gpus {
     pub(crate) clock: Cell<u64>,
     /// Polls since the last [progress](Self::progress).
     pub(crate) idle: Cell<u64>,
-    /// Whether the thread that runs has changed something for others, and how many such changes
-    /// there have been.
+    /// Whether the thread that runs has changed something for others.
     pub(crate) changed: Cell<bool>,
+    /// The number of such changes so far.
     pub(crate) changes: Cell<u64>,
     /// Number of the current streak, a run of passes in which threads only polled.
     pub(crate) streak: Cell<u64>,
@@ -243,7 +243,7 @@ impl Gpus {
         self.scheduler.borrow().check(launch).map(drop)
     }
 
-    /// Returns what a grid that has not been [done](Self::is_done) shares with later operations.
+    /// Returns the clock that an unfinished grid shares with later operations.
     pub(crate) fn clock_of(&self, grid: GridId) -> Option<GridClock> {
         self.scheduler.borrow().clock_of(grid)
     }
@@ -317,7 +317,7 @@ impl Gpus {
     }
 
     /// Advances the clock to `to`, if that is later, and times out the kernels' wait with the first
-    /// deadline. (One at a time: what its thread does next may complete other waits.)
+    /// deadline. It times out one wait at a time, since its thread may then complete other waits.
     pub(crate) fn advance(&self, to: u64) {
         self.clock.set(self.now().max(to));
         self.scheduler.borrow_mut().time_out(self);
@@ -331,7 +331,7 @@ impl Gpus {
     /// Writes the timeline, if there is one.
     pub(crate) fn write_timeline(&self) {
         if self.timeline.is_on() {
-            self.timeline.write(self.scheduler.borrow().going_on(self.timeline.now()));
+            self.timeline.write(self.scheduler.borrow().running_spans(self.timeline.now()));
         }
     }
 
@@ -353,7 +353,7 @@ impl Gpus {
             choices: self.scheduler.borrow().choices().to_vec(),
             open_sessions,
             unflushed,
-            launched_once: self.launches.once(),
+            launched_once: self.launches.launched_once(),
         }
     }
 }
@@ -465,7 +465,7 @@ impl Gpus {
         }
     }
 
-    /// Moves the open sessions of a grid that has ended to those left open.
+    /// Records the sessions that a grid left open when it ended, and its unflushed operations.
     pub(crate) fn grid_ended(&self, grid: &Grid) {
         let unflushed = self.network.take_unflushed(grid);
         if let Some(left) = unflushed.first().filter(|_| self.settings.flush) {

@@ -22,8 +22,8 @@ use crate::shared::MAX_STATIC;
 use crate::thread::{Thread, Wait};
 use crate::warp::{self, Lane, Op};
 
-/// Accesses after which a thread yields, so that a thread that polls without declaring it does not
-/// block the others.
+/// The number of accesses after which a thread yields, so that a thread that polls without
+/// declaring it does not block the others.
 pub(crate) const SLICE: u64 = 1 << 16;
 
 impl Thread {
@@ -70,8 +70,8 @@ fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize, at: Site) -> *m
 }
 
 impl Thread {
-    /// Is called before an access: fails the thread if it may not access the memory, and may yield.
-    /// Returns the address to access.
+    /// Checks an access, which follows: fails the thread if it may not access the memory, and may
+    /// yield. Returns the address to access.
     #[inline(always)]
     pub(crate) fn access(
         &self,
@@ -128,7 +128,7 @@ impl Thread {
                 }
             }
         }
-        // Right before the access: no other thread runs in between.
+        // No other thread runs between these checks and the access.
         if let Access::BarrierTest | Access::BarrierChange = access {
             self.check_barrier(address, at);
         } else if gpus.settings.races && (is_global || !self.is_on_stack(address)) {
@@ -146,7 +146,7 @@ impl Thread {
     /// Returns the address for an access that a mutation removes.
     #[cold]
     fn removed(&self, access: Access) -> usize {
-        // A barrier that no arrival completes.
+        // For a barrier, the scratch word has a count that no arrival completes.
         let changed = matches!(access, Access::BarrierChange);
         self.scratch.set(if changed { (1 << 40) - 1 } else { 0 });
         self.suspend(Wait::Ready);
@@ -181,8 +181,8 @@ impl Thread {
         }
     }
 
-    /// Returns the first byte that the access reads and that nothing has written, of shared memory
-    /// and of what NCCL has allocated.
+    /// Returns the first byte that the access reads and that nothing has written, if the memory is
+    /// shared memory or has been allocated by NCCL.
     #[inline]
     fn unwritten(
         &self,
@@ -210,7 +210,7 @@ impl Thread {
         });
     }
 
-    /// Names a byte of shared memory.
+    /// Returns the name of a byte of shared memory.
     pub(crate) fn shared_place(&self, address: usize) -> String {
         match self.block().shared.borrow().place(address) {
             Some(place) => place.to_string(),
@@ -324,8 +324,8 @@ fn print(ctx: *const ThreadCtx, text: &str) {
     gpus.printed.borrow_mut().push_str(text);
 }
 
-/// Simulated nanoseconds per clock read: many, so that a kernel that waits for a time reads the
-/// clock few times.
+/// The simulated nanoseconds per clock read. They are many, so that a kernel that waits for a time
+/// reads the clock few times.
 const CLOCK_READ: u64 = 1000;
 
 fn clock(ctx: *const ThreadCtx) -> u64 {
@@ -402,7 +402,7 @@ pub(crate) static OPS: Ops = Ops {
     exchange: |ctx, words, at| warp::exchange(Thread::of(ctx), words, at),
     shared_static,
     access: |ctx, address, bytes, access, at| Thread::of(ctx).access(address, bytes, access, at),
-    keeps: |ctx, engine, piece, at| Thread::of(ctx).keeps(engine, piece, at),
+    keeps: |ctx, engine, piece, at| Thread::of(ctx).keeps_piece(engine, piece, at),
     multimem: |ctx, address, bytes, at| Thread::of(ctx).multimem(address, bytes, at),
     spin,
     wait_phase,

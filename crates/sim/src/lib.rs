@@ -23,8 +23,8 @@
 //! # The network
 //!
 //! GIN uses the PROXY back end between the simulated GPUs. When the call that posts an operation
-//! returns, the operation is in flight: its source is read later, its data is written after that,
-//! then its signal, all while threads wait; with a seed, at random times. A strong signal follows
+//! returns, the operation is in flight: its source is read later, then its data and its signal are
+//! written. This happens while threads wait; with a seed, at random times. A strong signal follows
 //! all operations posted before it in the same context to the same peer. A weak signal follows its
 //! own put and what its rank had flushed before, and with a seed may overtake other operations.
 //! Windows, peers, signals and counters are checked when an operation is posted.
@@ -33,10 +33,10 @@
 //!
 //! Two accesses to the same memory, one of them a write, that no synchronisation orders by PTX's
 //! memory model, are an error ([`Error::Race`]) that names both: kernel, rank, block, thread and
-//! line. It covers kernels, asynchronous copies, `wgmma`, GIN, streams, graphs, collectives and
-//! copies of the host, and finds most races in any order of execution. Host threads are ordered by
-//! what they wait for ([`Machine::exchange`]). [`Simulation::weak`] has atomic loads see old
-//! values, and copies read and land late.
+//! line. The detection covers kernels, asynchronous copies, `wgmma`, GIN, streams, graphs,
+//! collectives and copies of the host, and finds most races in any order of execution. Host threads
+//! are ordered by what they wait for ([`Machine::exchange`]). With [`Simulation::weak`], atomic
+//! loads see old values, and copies read their source and write their target late.
 //!
 //! # Time
 //!
@@ -46,10 +46,10 @@
 //! # Limitations
 //!
 //! Plain dereferences of pointers are not checked; only accesses through `cuda_std` and
-//! `nccl_device` are. Asynchronous copies read their source at once: what is not ordered with that
-//! is reported, but the copies do not see wrong data. Threads run one at a time, so simulated time
-//! does not predict a GPU's. CFT is not simulated, PROXY is the only GIN back end, and misuse of
-//! its resource sharing is not detected.
+//! `nccl_device` are. Asynchronous copies read their source at once, except with
+//! [`Simulation::weak`]: a race with such a read is reported, but the copy does not see wrong data.
+//! Threads run one at a time, so simulated time does not predict a GPU's. CFT is not simulated,
+//! PROXY is the only GIN back end, and misuse of its resource sharing is not detected.
 //!
 //! # Safety model
 //!

@@ -29,8 +29,8 @@ use crate::error::{Error, Result};
 use crate::multicast::Multicast;
 use crate::race::Races;
 
-/// Initial content of shared and of NCCL's memory, and the value that a shuffle reads from missing
-/// lanes: a NaN in every floating-point type, and an unlikely integer.
+/// The initial content of shared memory and of memory from NCCL, and the value that a shuffle reads
+/// from missing lanes: a NaN in every floating-point type, and an unlikely integer.
 pub(crate) const POISON: u32 = 0x7fff_7fff;
 
 /// NCCL's unit of the distance between two ranks' parts of a window.
@@ -72,8 +72,8 @@ impl fmt::Display for Owner {
 }
 
 impl Owner {
-    /// Returns how the host ended memory of this kind.
-    fn ended_by(self) -> &'static str {
+    /// Returns a text of how the host freed memory of this kind.
+    fn freed_by(self) -> &'static str {
         match self {
             Self::Window { .. } => "which its rank has deregistered (ncclCommWindowDeregister)",
             Self::Resources { .. } => "which its rank has destroyed (ncclDevCommDestroy)",
@@ -135,7 +135,7 @@ struct Freed {
     owner: Owner,
 }
 
-/// Freed ranges that are remembered.
+/// The number of freed ranges that are remembered.
 const MAX_FREED: usize = 1 << 10;
 
 /// A live memory range, and a run of GPUs that may access it.
@@ -239,11 +239,11 @@ impl Memory {
     /// Does the same as [`owner_at`](Self::owner_at), for each address at which the byte is mapped.
     pub(crate) fn owners_at(&self, address: usize) -> Vec<(Owner, usize)> {
         let canonical = self.canonical(address);
-        let of = |(start, live): (&usize, &LiveMemory)| {
+        let owner_of = |(start, live): (&usize, &LiveMemory)| {
             let offset = canonical.checked_sub(live.canonical)?;
             (offset < live.end - start).then_some((live.owner, offset))
         };
-        let mut all: Vec<_> = self.live.borrow().iter().filter_map(of).collect();
+        let mut all: Vec<_> = self.live.borrow().iter().filter_map(owner_of).collect();
         // The owner at this address comes first.
         let here = self.owner_at(address);
         all.sort_by_key(|owner| Some(*owner) != here);
@@ -327,7 +327,7 @@ impl Memory {
         let freed = self.freed.borrow();
         if let Some(old) = freed.iter().find(|old| (old.start..old.end).contains(&address)) {
             let owner = arguments.name(old.owner, address - old.start);
-            return format!("in {owner}, {}", old.owner.ended_by());
+            return format!("in {owner}, {}", old.owner.freed_by());
         }
         if let Some((start, LiveMemory { end, owner, .. })) = before {
             let distance = address - end;

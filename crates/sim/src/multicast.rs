@@ -3,7 +3,7 @@
 //!
 //! A group is an address range that is never mapped. A window has the same offset in all groups, as
 //! with NCCL: an address is the sum of the group's base, the window's offset in the group, and an
-//! offset in the window. It refers to the bytes at that last offset on every rank of the group.
+//! offset in the window. It refers to the bytes at this offset on every rank of the group.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
@@ -13,9 +13,9 @@ use litemap::LiteMap;
 
 use crate::memory::last_until;
 
-/// Base of the groups: bit 62 makes an address non-canonical.
+/// The base of the groups: bit 62 makes an address non-canonical.
 const BASE: usize = 1 << 62;
-/// Bits of an address within a group: the range of NCCL's 32-bit offsets in [`UNIT`]s.
+/// The bits of an address within a group: the range of NCCL's 32-bit offsets in [`UNIT`]s.
 const GROUP_BITS: u32 = 44;
 const MAX_GROUPS: usize = 1 << 17;
 /// Unit of offsets in a group, in bytes.
@@ -114,7 +114,7 @@ impl Multicast {
         self.bound.borrow_mut().remove(&(unit as usize * UNIT));
     }
 
-    /// Returns the copies of the bytes at `address`, or why `gpu` cannot access them.
+    /// Returns the copies of the bytes at `address`, or the reason why `gpu` cannot access them.
     pub(crate) fn parts(
         &self,
         gpu: usize,

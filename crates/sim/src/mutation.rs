@@ -18,13 +18,13 @@ pub struct Mutation {
 pub enum Change {
     /// Removes the operations: stores, barriers, fences, waits, posts; a load reads zero.
     Remove,
-    /// Removes the waits: each ends at once, and makes nothing known.
+    /// Removes the waits: each ends at once, and orders nothing.
     NoWait,
     /// Makes atomic accesses, and GIN's waits, barriers and posts, relaxed, and removes fences.
     Relax,
     /// Narrows the scope of atomic accesses and fences.
     Narrow(Scope),
-    /// Moves the addresses of accesses by this number of accesses' sizes.
+    /// Moves the address of each access by this number, times the access's size.
     Shift(isize),
     /// Adds this number to the ids of the GIN signals that operations send.
     Signal(i32),

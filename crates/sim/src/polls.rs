@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! Reports read a word that the thread has read before: its memory is checked to be live still.
+//! A report reads a word that the thread has read before, if its memory is still live.
 
 use cuda_std::arch::{Access, pending_of_mbarrier};
 
@@ -10,23 +10,23 @@ use crate::error::{Site, Waiting};
 use crate::memory::Owner;
 use crate::thread::{Thread, Wait};
 
-/// Plain loads of the same few addresses in a row, each of which ends a slice, after which a thread
-/// counts as polling.
+/// The number of plain loads of the same few addresses in a row after which a thread counts as
+/// polling. Each of these loads ends a slice.
 const POLLS: u32 = 64;
 
 /// Plain loads in a row that may be a poll.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Repeated {
-    /// Where they are from; 0: none yet.
+pub(crate) struct RepeatedLoads {
+    /// The addresses of the loads; 0 stands for none.
     addresses: [usize; 4],
     loads: u32,
     /// The [changes](crate::gpus::Gpus::changes) so far.
     changes: u64,
 }
 
-impl Repeated {
-    /// Returns the poll with one more load, unless it shows that the thread does not poll.
-    fn and(mut self, address: usize, changes: u64) -> Option<Self> {
+impl RepeatedLoads {
+    /// Adds a load; returns `None` if it shows that the thread does not poll.
+    fn with_load(mut self, address: usize, changes: u64) -> Option<Self> {
         let known = |other: &usize| *other == address || *other == 0;
         let at = self.addresses.iter().position(known)?;
         self.addresses[at] = address;
@@ -37,13 +37,13 @@ impl Repeated {
 
 impl Thread {
     /// Yields before an access. A thread that has used up its slice may poll by plain loads: then
-    /// its next accesses end slices too. After some of the same few addresses, while nothing has
-    /// changed, it counts as polling.
+    /// its next accesses end slices too. After [`POLLS`] loads of the same few addresses, during
+    /// which nothing has changed, it counts as polling.
     #[cold]
     pub(crate) fn end_slice(&self, (address, bytes): (usize, usize), access: Access, at: Site) {
         let gpus = self.gpus();
         let repeated = (access == Access::Read).then(|| self.repeated.get());
-        let repeated = repeated.and_then(|loads| loads.and(address, gpus.changes.get()));
+        let repeated = repeated.and_then(|loads| loads.with_load(address, gpus.changes.get()));
         let repeated = repeated.unwrap_or_default();
         self.repeated.set(repeated);
         let plain = repeated.loads > POLLS;
@@ -56,8 +56,8 @@ impl Thread {
         }
     }
 
-    /// Returns the memory that the thread has read last in a poll, and its value. After what it
-    /// waits for, a wait of `nccl_device` reads a flag of the host, by which the host ends it.
+    /// Returns the memory that the thread has read last in a poll, and its value, except the host's
+    /// abort flag, which a wait of `nccl_device` reads after the memory that it waits for.
     pub(crate) fn polled_memory(&self) -> Option<String> {
         let [last, before] = self.read.get();
         let memory = &self.gpus().memory;
@@ -66,7 +66,7 @@ impl Thread {
         place.or_else(|| self.value_at(last))
     }
 
-    /// Names memory that the thread has read, with its value.
+    /// Returns the name and value of memory that the thread has read.
     fn value_at(&self, (address, bytes): (usize, usize)) -> Option<String> {
         let memory = &self.gpus().memory;
         let place = if bytes == 0 {

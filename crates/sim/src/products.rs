@@ -8,8 +8,9 @@ use crate::memory::POISON;
 /// A thread's products in flight.
 #[derive(Default)]
 pub(crate) struct Products {
-    /// Groups committed so far, and those of them that have ended.
+    /// The number of groups committed so far.
     committed: u32,
+    /// The number of groups that the thread has waited for.
     ended: u32,
     in_flight: Vec<InFlight>,
     /// Whether `wgmma.fence` has followed the last point at which the thread had sums in its
@@ -19,7 +20,7 @@ pub(crate) struct Products {
 
 /// Sums that are not in the thread's registers yet.
 struct InFlight {
-    /// Where they will be.
+    /// The address at which the thread will read them.
     address: usize,
     values: Vec<f32>,
     /// The group of the last product, from 1.
@@ -38,16 +39,16 @@ impl Products {
         self.ended = self.ended.max(self.committed.saturating_sub(pending));
     }
 
-    /// `wgmma.fence`.
+    /// Records a `wgmma.fence`.
     pub(crate) fn fence(&mut self) {
         self.fenced = true;
     }
 
-    /// Returns a step of the sums at their place in the thread's registers.
+    /// Performs a step of the sums that are at this place in the thread's registers.
     ///
     /// # Errors
     ///
-    /// For a product whose sums the thread may have written since the last `wgmma.fence`.
+    /// Fails for a product whose sums the thread may have written since the last `wgmma.fence`.
     pub(crate) fn step(
         &mut self,
         sums: &mut [f32],
@@ -80,8 +81,7 @@ impl Products {
         Ok(())
     }
 
-    /// Ends the thread's products. Returns the one whose sums it has not waited for, if there
-    /// is one.
+    /// Ends the thread's products. Returns the line of one whose sums it has not waited for.
     pub(crate) fn end(&mut self) -> Option<Site> {
         std::mem::take(self).in_flight.first().map(|sums| sums.at)
     }

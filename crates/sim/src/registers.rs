@@ -3,27 +3,27 @@
 use crate::error::{Site, Waiting};
 use crate::thread::{Block, Thread, Wait};
 
-/// Registers of a multiprocessor.
+/// The number of registers of a multiprocessor.
 const REGISTERS: u32 = 64 << 10;
 /// The unit in which registers are given to threads.
 const UNIT: u32 = 8;
-/// Threads that change their registers together.
+/// The number of threads that change their registers together.
 const WARPGROUP: u32 = 128;
 
-/// Returns the registers of each thread at the launch: what the kernel's largest block allows.
-fn of_launch(block: &Block) -> u32 {
+/// Returns the registers of each thread at the launch, which the kernel's largest block allows.
+fn at_launch(block: &Block) -> u32 {
     (REGISTERS / block.grid.launch.max_threads.next_multiple_of(32)).min(255) / UNIT * UNIT
 }
 
-/// Returns the thread's registers.
+/// Returns the number of the thread's registers.
 fn own(thread: &Thread) -> u32 {
     match thread.registers.get() {
-        0 => of_launch(thread.block()),
+        0 => at_launch(thread.block()),
         count => count,
     }
 }
 
-/// The thread gives registers back, or takes more when its block has them.
+/// Changes the number of the thread's registers: gives some back, or waits for more of the block.
 pub(crate) fn set(thread: &Thread, count: u32, raise: bool, at: Site) {
     let (block, own) = (thread.block(), own(thread));
     if raise && count < own {

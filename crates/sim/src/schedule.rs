@@ -1,4 +1,4 @@
-//! Schedules: by which rule a machine chooses what runs next.
+//! Schedules: the rules by which a machine chooses what runs next.
 
 use std::fmt;
 
@@ -39,7 +39,7 @@ pub enum Lag {
 }
 
 impl Lag {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 4] = [Self::Thread, Self::Warp, Self::Block, Self::Rank];
 
     fn name(self) -> &'static str {
@@ -51,7 +51,7 @@ impl Lag {
         }
     }
 
-    /// Returns the one with this name.
+    /// Returns the variant with this name.
     pub(crate) fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|lag| lag.name() == name)
     }

@@ -39,15 +39,15 @@ use crate::timeline::Span;
 use crate::trap::{PATIENCE, Watchdog, processor_time};
 use crate::warp::{self, Warp};
 
-/// Maximum rounds per turn of a block, without a seed.
+/// The maximum number of rounds per turn of a block, without a seed.
 const ROUNDS: usize = 1000;
 
-/// Steps between checks of the time limit; an access counts as a fraction of a step.
+/// The number of steps between checks of the time limit; an access counts as a fraction of a step.
 const STEPS_PER_CHECK: u64 = 1 << 14;
 const ACCESSES_PER_STEP: u64 = 16;
 
-/// Polls without progress after which threads that all poll or wait are livelocked. Without
-/// `Simulation::watch`, the limit is higher, since stores are not seen.
+/// The number of polls without progress after which threads that all poll or wait are livelocked.
+/// Without `Simulation::watch`, the limit is higher, since stores are not seen.
 const MAX_IDLE: u64 = 1 << 20;
 const MAX_IDLE_UNWATCHED: u64 = 1 << 26;
 
@@ -161,7 +161,7 @@ impl Scheduler {
     /// stacks may be corrupt.
     pub(crate) fn reset(&mut self, gpus: &Gpus) {
         let now = gpus.timeline.now();
-        gpus.timeline.extend(self.going_on(now));
+        gpus.timeline.extend(self.running_spans(now));
         let new = Self::new(&self.settings);
         let mut old = std::mem::replace(self, new);
         (self.warps, self.launched) = (std::mem::take(&mut old.warps), old.launched);
@@ -170,7 +170,7 @@ impl Scheduler {
     }
 
     /// Returns what the timeline shows of running blocks.
-    pub(crate) fn going_on(&self, now: u64) -> Vec<Span> {
+    pub(crate) fn running_spans(&self, now: u64) -> Vec<Span> {
         self.blocks.iter().flatten().flat_map(|block| block.spans(now)).collect()
     }
 
@@ -191,7 +191,7 @@ impl Scheduler {
     /// Returns the rank that lags in an unfair schedule, and whether all others can only wait.
     pub(crate) fn late_rank(&self) -> (Option<usize>, bool) {
         let lagging = self.lagging.as_ref();
-        (lagging.and_then(|lagging| lagging.rank()), lagging.is_some_and(|l| l.is_still()))
+        (lagging.and_then(|lagging| lagging.rank()), lagging.is_some_and(|l| l.is_stuck()))
     }
 
     /// Chooses an index below `n`: 0, or at random with a seed.
@@ -218,7 +218,7 @@ impl Scheduler {
         self.pass = PassStats::default();
         self.release_late(gpus);
         let idle = match self.steps {
-            // As `run_steps` sets it first.
+            // `run_steps` first sets it to this.
             Some(_) => gpus.idle.get().max(1),
             None => gpus.idle.get(),
         };
@@ -230,7 +230,7 @@ impl Scheduler {
         self.step_copies(gpus);
         self.wake_arrived(gpus);
         let progressed = self.progressed(gpus, idle);
-        if self.count_still(progressed) {
+        if self.count_pass(progressed) {
             self.idle_passes = 0;
             return Ok(Step::Progress);
         }
@@ -274,7 +274,7 @@ impl Scheduler {
     fn turn(&mut self, gpus: &Gpus, slot: usize) -> Result<()> {
         let Some(block) = self.blocks[slot].clone() else { return Ok(()) };
         let mut rounds = self.chooser.length().unwrap_or(ROUNDS);
-        if self.lagging.as_ref().is_some_and(|lagging| lagging.run) {
+        if self.lagging.as_ref().is_some_and(|lagging| lagging.late_may_run) {
             rounds = 1;
         }
         for _ in 0..rounds {
@@ -405,7 +405,7 @@ impl Scheduler {
         if let Some(error) = block.unwritten.take() {
             gpus.fail(error);
         }
-        if let Some((at, what)) = block.call_of_a_part() {
+        if let Some((at, what)) = block.incomplete_call() {
             gpus.fail(thread.misuse_error(at, what));
         }
         if let Some(at) = races.copy_in_flight(block.grid.clock.op, block.index) {
@@ -429,7 +429,7 @@ impl Scheduler {
             !over
         };
         let arrived = |thread: &Thread| match thread.wait.get() {
-            Wait::Inbox(wait) => wait.over(),
+            Wait::Inbox(wait) => wait.is_over(),
             _ => true,
         };
         self.at_inbox.retain(|at| wake(at, &arrived));

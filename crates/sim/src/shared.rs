@@ -55,7 +55,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Names an array in reports.
+/// Returns the name of an array in reports.
 fn name(bytes: usize, at: Option<Site>) -> String {
     match at {
         Some(at) => format!("the shared array at {at} ({bytes} bytes)"),
@@ -124,7 +124,7 @@ impl SharedMemory {
         Self { dynamic: Some(SharedArray::new(0, bytes, None)), statics: Vec::new() }
     }
 
-    /// Address and length of the dynamic memory.
+    /// Returns the address and length of the dynamic memory.
     pub(crate) fn dynamic(&self) -> (*mut u8, usize) {
         self.dynamic.as_ref().map_or((std::ptr::null_mut(), 0), |a| (a.start(), a.bytes))
     }
@@ -179,8 +179,8 @@ impl SharedMemory {
         Some(start.expose_provenance() + offset)
     }
 
-    /// Returns the array that is nearest to an address in none, with the distance, unless it is
-    /// farther than a block's shared memory is long.
+    /// Returns the distance and the location of an address that is in no array, relative to the
+    /// nearest array, unless the distance exceeds the length of a block's shared memory.
     pub(crate) fn nearest(&self, address: usize) -> Option<(usize, String)> {
         let arrays = self.statics.iter().chain(&self.dynamic);
         let nearest = arrays.map(|array| array.distance(address)).min_by_key(|(at, _)| *at);

@@ -17,7 +17,7 @@ use crate::schedule::{Lag, Schedule};
 const MAX_GPUS: usize = 1 << 15;
 /// The largest stack that a simulated thread can have.
 const MAX_STACK: usize = 1 << 30;
-/// Defaults.
+/// The default settings.
 const STACK_SIZE: usize = 64 << 10;
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 const MULTIPROCESSORS: u32 = 132;
@@ -78,7 +78,7 @@ impl From<usize> for Simulation {
 }
 
 impl Simulation {
-    /// Returns a machine of `gpus` GPUs in one LSA team, with multicast.
+    /// Returns the settings of a machine of `gpus` GPUs in one LSA team, with multicast.
     pub fn new(gpus: usize) -> Self {
         Self {
             gpus,
@@ -208,15 +208,15 @@ impl Simulation {
 
     /// Fails the kernels with [`Error::Limit`] when they have run for this long. On Linux on x86-64
     /// and aarch64, a signal also stops a kernel that loops without calls into cuda_std or
-    /// nccl_device, after 3 to 6 seconds of processor time. `seconds=0` in the text form: never.
-    /// Default: ten minutes.
+    /// nccl_device, after 3 to 6 seconds of processor time. In the text form, `seconds=0` means no
+    /// limit. Default: ten minutes.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = Some(limit);
         self
     }
 
-    /// Multiprocessors per GPU, each for up to 2048 threads and 32 blocks. Default: 132, as on an
-    /// H200.
+    /// Sets the number of multiprocessors per GPU, each for up to 2048 threads and 32 blocks.
+    /// Default: 132, as on an H200.
     pub fn multiprocessors(mut self, multiprocessors: u32) -> Self {
         self.multiprocessors = multiprocessors;
         self
@@ -283,10 +283,10 @@ impl Simulation {
         self
     }
 
-    /// Follows a list of choices: with each step of a thread, which of the threads that can run is
-    /// next, by index, where 0 is the thread that ran last. After the list's end, the first. So a
-    /// run can be repeated with another branch:
-    /// [`Activity::choices`](crate::Activity::choices) are those of a run. A step ends before
+    /// Follows a list of choices: before each step of a thread, a choice is the index of the next
+    /// thread among those that can run, where 0 is the thread that ran last. After the list's end
+    /// each choice is 0. So a run can be repeated with another branch:
+    /// [`Activity::choices`](crate::Activity::choices) has the choices of a run. A step ends before
     /// the thread's next access to memory. Threads that have polled in vain twice cannot run until
     /// something has changed. In the text form, `choices=3:1-7:2` means that choice 3 is 1, choice
     /// 7 is 2, and all others are 0.
@@ -340,8 +340,8 @@ impl Simulation {
     }
 
     /// Returns whether threads are preempted before an access of this kind. With a list of choices
-    /// and the detection of races, not before a plain one: its order with others does not matter
-    /// unless it races, and then every order shows the race.
+    /// and the detection of races, they are not preempted before a plain access: its order with
+    /// others does not matter unless it races, and then every order shows the race.
     #[inline]
     pub(crate) fn preempts(&self, access: Access) -> bool {
         let plain = matches!(access, Access::Read | Access::Write);

@@ -92,7 +92,7 @@ impl Slab {
             self.mapping.protect(i * self.size, page, false)?;
         }
         for i in allowed..self.stacks {
-            // SAFETY: the lowest word of a stack that no coroutine runs on.
+            // SAFETY: the pointer is to the lowest word of a stack that no coroutine runs on.
             unsafe { self.canary(i).write(CANARY) };
         }
         Ok(())
@@ -104,8 +104,8 @@ impl Slab {
 
     /// Returns whether stack `i` overflowed, as far as can be detected.
     pub(crate) fn overflowed(&self, i: usize) -> bool {
-        // SAFETY: the lowest word of a stack without a guard page. Volatile, since a coroutine may
-        // have written it.
+        // SAFETY: the pointer is to the lowest word of a stack without a guard page. The read is
+        // volatile, since a coroutine may have written the word.
         i >= self.first_canary && unsafe { self.canary(i).read_volatile() } != CANARY
     }
 
@@ -146,7 +146,7 @@ pub(crate) struct SlabStack {
     limit: usize,
 }
 
-/// Returns stack addresses are not zero: they lie in a mapping.
+/// Returns a stack address, which is not zero, since it lies in a mapping.
 fn pointer(address: usize) -> StackPointer {
     StackPointer::new(address).unwrap_or(StackPointer::MIN)
 }
@@ -176,7 +176,7 @@ mod tests {
         let slab = Slab::guarded(4, 4 * page, false, taken + 2).unwrap();
         assert_eq!((slab.protected, slab.first_canary), (2, 2));
         assert!((0..4).all(|i| !slab.overflowed(i)));
-        // SAFETY: the lowest word of a stack that no coroutine runs on.
+        // SAFETY: the pointer is to the lowest word of a stack that no coroutine runs on.
         unsafe { slab.canary(3).write(0) };
         assert!(slab.overflowed(3) && !slab.overflowed(2));
         drop(slab);

@@ -21,7 +21,7 @@ use crate::error::{Error, Site, ThreadId};
 use crate::gpus::{Gpus, GridId, Launch};
 use crate::hooks::OPS;
 use crate::nccl::{CallDivergence, InboxWait};
-use crate::polls::Repeated;
+use crate::polls::RepeatedLoads;
 use crate::products::Products;
 use crate::race::{GridClock, ThreadClock};
 use crate::scheduler::Fiber;
@@ -58,7 +58,7 @@ pub(crate) enum Wait {
     Failed,
     /// No event: the watchdog stopped it while it computed.
     Running,
-    /// Notes that it has ended.
+    /// No event: it has ended.
     Done,
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct Thread {
     /// Whether the thread has ended by returning from the kernel.
     pub(crate) returned: Cell<bool>,
     /// The last plain loads, each of which has ended a slice.
-    pub(crate) repeated: Cell<Repeated>,
+    pub(crate) repeated: Cell<RepeatedLoads>,
     /// The addresses and the bytes of the last two reads of a poll, the last one first.
     pub(crate) read: Cell<[(usize, usize); 2]>,
     /// The registers, if it has changed their number; else 0.
@@ -101,7 +101,7 @@ pub(crate) struct Thread {
     pub(crate) scratch: Cell<u128>,
     /// The `wgmma`s in flight.
     pub(crate) products: RefCell<Products>,
-    /// The thread's knowledge of other accesses.
+    /// The thread's state in the detection of races.
     pub(crate) race: RefCell<ThreadClock>,
     /// The named wait. The last field, since it is seldom accessed.
     pub(crate) state: WaitState,
@@ -119,7 +119,7 @@ pub(crate) struct Grid {
     pub(crate) ended: Cell<u32>,
     /// Blocks that have ended or let the next grid begin.
     pub(crate) triggered_blocks: Cell<u32>,
-    /// The grid during which this grid began, and the knowledge after its end.
+    /// The grid during which this grid began, and its clock.
     pub(crate) previous: Weak<Grid>,
     pub(crate) previous_clock: Option<GridClock>,
     pub(crate) clock: GridClock,
@@ -152,8 +152,9 @@ pub(crate) struct Block {
     pub(crate) cluster: Rc<Cluster>,
     pub(crate) warps: Vec<Box<Warp>>,
     pub(crate) shared: RefCell<SharedMemory>,
-    /// When it began, for the timeline, and the wait in which all its threads are, since when.
+    /// The time at which the block began, for the timeline.
     pub(crate) began: u64,
+    /// The wait in which all its threads are, after the time at which the wait began.
     pub(crate) waits: RefCell<Option<(u64, String, Option<Site>)>>,
     /// The first read of memory that nothing had written.
     pub(crate) unwritten: RefCell<Option<Error>>,
@@ -246,7 +247,7 @@ impl Thread {
         unsafe { &*self.block.get() }
     }
 
-    /// Returns what the kernel's arguments refer to.
+    /// Returns the memory that the kernel's arguments refer to.
     pub(crate) fn arguments(&self) -> &Arguments {
         &self.block().grid.launch.arguments
     }

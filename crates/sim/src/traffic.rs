@@ -11,13 +11,13 @@ use crate::memory::{Memory, Owner};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Traffic {
-    /// Stores to its memory, and atomic updates. A bulk copy counts as stores of 16 bytes.
+    /// The number of stores and atomic updates to its memory. A bulk copy is stores of 16 bytes.
     pub stores: u64,
-    /// The bytes of these.
+    /// The number of bytes of the stores.
     pub stored_bytes: u64,
-    /// Operations of the network with data or a signal for it.
+    /// The number of operations of the network with data or a signal for that rank.
     pub puts: u64,
-    /// The bytes of their data.
+    /// The number of bytes of their data.
     pub put_bytes: u64,
 }
 
@@ -35,7 +35,7 @@ impl Counters {
         self.pairs.borrow_mut().clear();
     }
 
-    /// Returns what each rank has sent to each other one to which it has sent anything.
+    /// Returns the traffic of each pair of ranks that has any, by sender and receiver.
     pub(crate) fn all(&self) -> BTreeMap<(usize, usize), Traffic> {
         self.pairs.borrow().clone()
     }

@@ -3,7 +3,7 @@
 //!
 //! Process-wide signal handlers check where the signal occurred. On the stack of a simulated
 //! thread, they resume the coroutine in a function that records the error and returns. Other faults
-//! go to the previous handler. Only on Linux on x86-64 and aarch64.
+//! go to the previous handler. The handlers exist only on Linux on x86-64 and aarch64.
 //!
 //! # Safety
 //!
@@ -20,9 +20,9 @@ use crate::gpus::Gpus;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod linux;
 
-/// Processor time after which a kernel that has made no call into the simulator is stopped.
+/// The processor time after which a kernel that has made no call into the simulator is stopped.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
-/// The same after a time limit that is shorter, and the time between two checks.
+/// The time between two checks; also the patience after a time limit below [`PATIENCE`].
 const GRACE_PERIOD: Duration = Duration::from_millis(250);
 
 /// Returns the number of consecutive checks without a call after which a kernel is stopped.
@@ -33,7 +33,7 @@ fn silent_checks(gpus: &Gpus) -> u32 {
     }
 }
 
-/// Returns processor time of this OS thread.
+/// Returns the processor time of this OS thread.
 pub(crate) fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes to the struct; if it fails, the time is zero.

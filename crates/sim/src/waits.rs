@@ -65,8 +65,7 @@ impl Until {
         }
     }
 
-    /// The thread that has found the condition true, by reads of this order, learns what that makes
-    /// known.
+    /// Orders the thread, whose reads of this order found the condition true, after its causes.
     pub(crate) fn acquire(&self, thread: &Thread, order: Order) {
         let gpus = thread.gpus();
         let (memory, mut clock) = (&gpus.memory, thread.race.borrow_mut());
@@ -79,7 +78,7 @@ impl Until {
             }
             Self::Complete { queue, before, gets } => {
                 let [reads, gotten] = gpus.network.flushed(queue, before);
-                // The network has read what the thread overwrites only after the wait.
+                // Whatever the order of the wait, the network's reads have ended before it.
                 memory.races.learn(&mut clock, &reads);
                 if gets {
                     memory.races.find_release(&mut clock, gotten, order);
@@ -92,10 +91,10 @@ impl Until {
     /// Returns the value of the word that the condition tests; 0 if it tests no word.
     pub(crate) fn seen(&self) -> u64 {
         match *self {
-            // SAFETY: a signal or counter of a device communicator, or a checked word in a window;
-            // both outlive the launch.
+            // SAFETY: the word is a signal or counter of a device communicator, or a checked word
+            // in a window; both outlive the launch.
             Self::Reached { word, .. } => unsafe { word.read_volatile() },
-            // SAFETY: a word of a barrier's memory, which outlives the launch.
+            // SAFETY: the word is in a barrier's memory, which outlives the launch.
             Self::Arrived { inbox, .. } => unsafe { inbox.read_volatile() }.into(),
             Self::Complete { .. } | Self::QueueSpace { .. } => 0,
         }
@@ -140,7 +139,7 @@ pub(crate) fn until(
     holds
 }
 
-/// What `nccl_device` calls in its own waits.
+/// The functions that `nccl_device` calls in its own waits.
 pub(crate) const WAITS: Waits = Waits { begin, poll, end };
 
 fn begin(at: Site) {
@@ -148,8 +147,8 @@ fn begin(at: Site) {
 }
 
 impl WaitState {
-    /// Returns the kernel's line for an access at `at`: what `nccl_device` polls in a wait, it
-    /// polls for the line of the wait.
+    /// Returns the kernel's line for an access at `at`: the line of the running wait, if the access
+    /// is a poll of `nccl_device`.
     #[inline]
     pub(crate) fn line_of(&self, at: Site) -> Site {
         match self.at.get() {

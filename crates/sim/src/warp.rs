@@ -172,8 +172,8 @@ pub(crate) fn exchange(thread: &Thread, words: [u32; 6], at: Site) -> Words {
     warp.exchanged.get()
 }
 
-/// Returns why a cooperative call of the thread's warp lacks lanes that have returned from the
-/// kernel, if it does. The last warp of a block may have fewer lanes.
+/// Returns a report if a cooperative call of the thread's warp lacks lanes that have returned from
+/// the kernel. The last warp of a block may have fewer lanes.
 fn lacks_lanes(thread: &Thread, mask: u32, call: &CoopCall) -> Option<String> {
     let warp = thread.warp();
     if warp.live.get() & mask == mask {

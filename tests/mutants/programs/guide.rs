@@ -1,4 +1,4 @@
-//! Programs of the guide's fused kernels, which are short: what they rely on is the library's.
+//! Programs that run the guide's fused kernels.
 
 use devcomm::device::Everyone;
 use devcomm::{
@@ -18,7 +18,7 @@ fn exchange(gpu: &Gpu<'_>, capacity: u32) -> Result<(LamportMemory, DevCommResou
     Ok((memory, gpu.dev_comm(DevCommRequirements::new())?))
 }
 
-/// Returns a matrix of ones, and its map with tiles of so many rows.
+/// Returns a matrix of ones, and its map with tiles of `tile_rows` rows.
 fn ones(
     gpu: &Gpu<'_>,
     rows: usize,

@@ -9,7 +9,7 @@ use half::bf16;
 
 use super::LAUNCHES;
 
-/// Runs a product by a plan, and another product of its result.
+/// Runs a product twice, by the plan that `is_planned` accepts.
 fn products(
     gpu: &Gpu<'_>,
     shape: [usize; 3],
@@ -78,7 +78,7 @@ pub fn gemm_allreduce_e4m3(gpu: &Gpu<'_>) -> Result<()> {
 }
 
 fn wide_gemm_allreduces(gpu: &Gpu<'_>, wire: Wire) -> Result<()> {
-    // Two tiles, and more steps than those after which the first one is sent.
+    // There are two tiles, and the second one has more steps left when the first one is sent.
     let shape = [9, 264, 392];
     let [m, n, k] = shape;
     let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
@@ -98,7 +98,7 @@ pub fn gemm_allreduce_wide_f8(gpu: &Gpu<'_>) -> Result<()> {
 }
 
 pub fn allgather_gemm(gpu: &Gpu<'_>) -> Result<()> {
-    // Tiles with the rows of one rank, and one with those of both.
+    // Some tiles have rows of one rank, and one has rows of both.
     let shape = [264, 8, 16];
     let [m, n, k] = shape;
     let (a, b) = (gpu.buffer(&vec![bf16::ONE; m / 2 * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);

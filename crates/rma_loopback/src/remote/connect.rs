@@ -37,12 +37,12 @@ const HANDSHAKE_BYTES: usize = 40;
 struct Handshake {
     key: Key,
     rank: usize,
-    shape: SegmentSizes,
+    sizes: SegmentSizes,
 }
 
 impl Handshake {
     fn to_bytes(self) -> [u8; HANDSHAKE_BYTES] {
-        let SegmentSizes { slots, slot_bytes } = self.shape;
+        let SegmentSizes { slots, slot_bytes } = self.sizes;
         let (first, second) = self.key;
         let words = [first, second, self.rank as u64, slots as u64, slot_bytes as u64];
         let mut bytes = [0; HANDSHAKE_BYTES];
@@ -58,8 +58,8 @@ impl Handshake {
             word.copy_from_slice(&bytes[8 * index..][..8]);
             u64::from_le_bytes(word)
         };
-        let shape = SegmentSizes { slots: word(3) as usize, slot_bytes: word(4) as usize };
-        Self { key: (word(0), word(1)), rank: word(2) as usize, shape }
+        let sizes = SegmentSizes { slots: word(3) as usize, slot_bytes: word(4) as usize };
+        Self { key: (word(0), word(1)), rank: word(2) as usize, sizes }
     }
 }
 
@@ -75,11 +75,11 @@ pub(crate) fn connect_links(
     links: &mut [Option<Link>],
 ) -> Result<()> {
     let mine = &endpoint.handle;
-    let (key, shape) = (handles[0].key(), SegmentSizes::of(&endpoint.setup.config));
+    let (key, sizes) = (handles[0].key(), SegmentSizes::of(&endpoint.setup.config));
     let device = &me.staging.stream.device;
     for (other, handle) in handles.iter().enumerate().take(rank) {
         if !handle.same_process(mine) {
-            let handshake = Handshake { key, rank, shape };
+            let handshake = Handshake { key, rank, sizes };
             let (segment, socket) =
                 connect_to_rank(handshake, other, handle, device, connection, deadline)?;
             let pid = handle.pid();
@@ -105,7 +105,7 @@ pub(crate) fn connect_links(
         {
             continue;
         }
-        let segment = Segment::map(&memory, handshake.shape, device)?;
+        let segment = Segment::map(&memory, handshake.sizes, device)?;
         let pid = handles[handshake.rank].pid();
         let link = Link::new(Arc::clone(me), rank, handshake.rank, pid, segment, socket)?;
         links[handshake.rank] = Some(link);
@@ -144,7 +144,7 @@ fn connect_to_rank(
     socket.set_nonblocking(false).map_err(|error| failed(&error))?;
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     socket.set_write_timeout(Some(left)).map_err(|error| failed(&error))?;
-    let memory = handshake.shape.create()?;
+    let memory = handshake.sizes.create()?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors = [std::os::fd::AsFd::as_fd(&memory)];
@@ -156,7 +156,7 @@ fn connect_to_rank(
         Ok(_) => return Err(failed(&"the connection was closed early")),
         Err(error) => return Err(failed(&error)),
     }
-    Ok((Segment::map(&memory, handshake.shape, device)?, socket))
+    Ok((Segment::map(&memory, handshake.sizes, device)?, socket))
 }
 
 /// Waits before the next attempt, since the backlog of rank `other` is full.

@@ -25,7 +25,7 @@ const TEXT_BYTES: usize = 1000;
 pub(crate) struct Link {
     /// The other rank.
     rank: usize,
-    /// The process.
+    /// The other rank's process.
     pid: u64,
     me: Arc<LocalRank>,
     segment: ManuallyDrop<Segment>,
@@ -177,7 +177,7 @@ impl Drop for Link {
         // If a failed rank's copies from and to the slots never end, the segment stays mapped.
         let idle = self.me.inbound.synchronize() && self.me.staging.stream.synchronize();
         if idle {
-            // SAFETY: dropped here only, and not used again.
+            // SAFETY: the segment is dropped here only, and not used again.
             unsafe { ManuallyDrop::drop(&mut self.segment) };
         }
     }

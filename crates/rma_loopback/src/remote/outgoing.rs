@@ -10,7 +10,7 @@ use crate::transfer::{Buffer, Data, Source, Transfer};
 
 /// A put or a get.
 pub(crate) enum RemoteKind {
-    /// Source of the data on this rank; `None`: a signal alone.
+    /// Source of the data on this rank; `None` for a signal alone.
     Put(Option<Buffer>),
     /// Target of the data on this rank.
     Get(Buffer),
@@ -67,7 +67,7 @@ pub(crate) struct Outgoing {
     cancelled: bool,
 }
 
-// SAFETY: its addresses are of memory that any thread may pass to the driver.
+// SAFETY: any thread may access the memory at its addresses, and pass these to the driver.
 unsafe impl Send for Outgoing {}
 
 impl Outgoing {
@@ -127,15 +127,15 @@ impl Outgoing {
 
     /// Splits operations into entries while there are free entries and slots.
     fn split(&mut self, ring: Ring<'_>, me: &LocalRank) -> Result<()> {
-        let shape = ring.shape();
+        let sizes = ring.sizes();
         while let Some(op) = self.operations.front() {
             let has_slot = op.bytes > 0;
             if self.in_flight.len() as u64 == ENTRIES
-                || (has_slot && self.slots_taken == shape.slots)
+                || (has_slot && self.slots_taken == sizes.slots)
             {
                 break;
             }
-            let bytes = (op.bytes - self.split_bytes).min(shape.slot_bytes);
+            let bytes = (op.bytes - self.split_bytes).min(sizes.slot_bytes);
             let last = self.split_bytes + bytes == op.bytes;
             let slot = self.next_slot;
             let (get, get_target, stage) = match op.kind {
@@ -155,7 +155,7 @@ impl Outgoing {
             };
             self.in_flight.push_back(InFlight { stage, entry, get_target, has_slot, last });
             if has_slot {
-                self.next_slot = (slot + 1) % shape.slots;
+                self.next_slot = (slot + 1) % sizes.slots;
                 self.slots_taken += 1;
             }
             if last {

@@ -59,7 +59,7 @@ impl SegmentSizes {
         2 * self.direction_bytes()
     }
 
-    /// Returns zeroed memory of this shape, sealed against resizing.
+    /// Returns zeroed memory of these sizes, sealed against resizing.
     pub(crate) fn create(self) -> Result<OwnedFd> {
         let failed = |error| Error::system("creating memory shared by two processes", error);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -84,7 +84,7 @@ pub(crate) struct Entry {
     /// Whether to copy from the region to the slot; otherwise from the slot to the region.
     pub(crate) get: bool,
     pub(crate) slot: usize,
-    /// 0: no data.
+    /// The number of bytes; 0 if the entry has no data.
     pub(crate) bytes: usize,
     pub(crate) region: RegionId,
     pub(crate) offset: u64,
@@ -118,19 +118,19 @@ impl Entry {
 pub(crate) struct Segment {
     device: Device,
     map: MmapRaw,
-    pub(crate) shape: SegmentSizes,
+    pub(crate) sizes: SegmentSizes,
 }
 
 impl Segment {
-    /// Maps `memory`. The other process may have sent `shape`.
-    pub(crate) fn map(memory: &OwnedFd, shape: SegmentSizes, device: &Device) -> Result<Self> {
-        shape.require()?;
+    /// Maps `memory`. The other process may have sent `sizes`.
+    pub(crate) fn map(memory: &OwnedFd, sizes: SegmentSizes, device: &Device) -> Result<Self> {
+        sizes.require()?;
         let failed = |error: &dyn std::fmt::Display| {
             Error::system("mapping memory shared by two processes", error)
         };
         let size = fstat(memory).map_err(|error| failed(&error))?.st_size;
-        if usize::try_from(size).ok() != Some(shape.bytes()) {
-            return Err(failed(&format_args!("it has {size} bytes, not {}", shape.bytes())));
+        if usize::try_from(size).ok() != Some(sizes.bytes()) {
+            return Err(failed(&format_args!("it has {size} bytes, not {}", sizes.bytes())));
         }
         let options = MmapOptions::new();
         let map = options.map_raw(memory).map_err(|error| failed(&error))?;
@@ -138,14 +138,14 @@ impl Segment {
         call!(
             *device.driver,
             format_args!("for {size} bytes shared with another process"),
-            cuMemHostRegister_v2(map.as_mut_ptr().cast(), shape.bytes(), HOST_REGISTER_PORTABLE)
+            cuMemHostRegister_v2(map.as_mut_ptr().cast(), sizes.bytes(), HOST_REGISTER_PORTABLE)
         )?;
-        Ok(Self { device: device.clone(), map, shape })
+        Ok(Self { device: device.clone(), map, sizes })
     }
 
     /// Returns the ring of direction 0 or 1.
     pub(crate) fn ring(&self, direction: usize) -> Ring<'_> {
-        Ring { segment: self, base: direction * self.shape.direction_bytes() }
+        Ring { segment: self, base: direction * self.sizes.direction_bytes() }
     }
 }
 
@@ -166,13 +166,13 @@ pub(crate) struct Ring<'a> {
 
 impl Ring<'_> {
     fn word(&self, offset: usize) -> &AtomicU64 {
-        debug_assert!(offset + 8 <= self.segment.shape.direction_bytes());
-        // SAFETY: an aligned word inside the mapping, which both processes use as an atomic.
+        debug_assert!(offset + 8 <= self.segment.sizes.direction_bytes());
+        // SAFETY: the word is aligned and inside the mapping; both processes use it as an atomic.
         unsafe { AtomicU64::from_ptr(self.segment.map.as_mut_ptr().add(self.base + offset).cast()) }
     }
 
-    pub(crate) fn shape(&self) -> SegmentSizes {
-        self.segment.shape
+    pub(crate) fn sizes(&self) -> SegmentSizes {
+        self.segment.sizes
     }
 
     /// Returns the number of entries that the sender has published.
@@ -209,7 +209,7 @@ impl Ring<'_> {
         let words =
             std::array::from_fn(|index| self.entry_word(number, index).load(Ordering::Relaxed));
         let entry = Entry::from_words(words);
-        let SegmentSizes { slots, slot_bytes } = self.segment.shape;
+        let SegmentSizes { slots, slot_bytes } = self.segment.sizes;
         if entry.bytes > slot_bytes || (entry.bytes > 0 && entry.slot >= slots) {
             return Err(Error::Internal(format!(
                 "another process wrote an invalid ring entry to shared memory: {entry:?}"
@@ -220,10 +220,10 @@ impl Ring<'_> {
 
     /// Returns the memory of a slot.
     pub(crate) fn slot(&self, slot: usize) -> *mut u8 {
-        let SegmentSizes { slots, slot_bytes } = self.segment.shape;
+        let SegmentSizes { slots, slot_bytes } = self.segment.sizes;
         debug_assert!(slot < slots);
         let offset = self.base + PAGE + ENTRIES as usize * ENTRY_BYTES + slot * slot_bytes;
-        // SAFETY: inside the mapping.
+        // SAFETY: the slot is inside the mapping.
         unsafe { self.segment.map.as_mut_ptr().add(offset) }
     }
 }
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_out_of_range_are_refused() {
+    fn sizes_out_of_range_are_refused() {
         assert_eq!(SegmentSizes::of(&Config::default()).require(), Ok(()));
         for (slots, slot_bytes) in
             [(0, 4096), (2, 0), (2, 4097), (usize::MAX, 4096), (2, usize::MAX)]

@@ -41,7 +41,7 @@ pub struct Client {
     ranks: usize,
 }
 
-// SAFETY: used by one thread at a time.
+// SAFETY: one thread at a time uses a client.
 unsafe impl Sync for Client {}
 
 impl Client {
@@ -51,7 +51,7 @@ impl Client {
         Self { socket: RefCell::new(socket), ranks }
     }
 
-    /// Returns all-gathers `own`, calling `meanwhile` until all ranks have contributed.
+    /// Performs an all-gather of `own`; calls `meanwhile` until all ranks have contributed.
     pub fn all_gather(&self, own: HandleBytes, mut meanwhile: impl FnMut()) -> Vec<HandleBytes> {
         let mut socket = self.socket.borrow_mut();
         socket.write_all(&own).unwrap();

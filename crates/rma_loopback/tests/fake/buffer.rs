@@ -33,19 +33,19 @@ impl Memory {
     pub fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
         assert!(offset + bytes <= self.bytes());
         let mut copy = vec![0; bytes];
-        // SAFETY: inside the memory.
+        // SAFETY: the range is inside the memory.
         unsafe { std::ptr::copy(self.base().add(offset), copy.as_mut_ptr(), bytes) };
         copy
     }
 
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.bytes());
-        // SAFETY: inside the memory.
+        // SAFETY: the range is inside the memory.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.base().add(offset), bytes.len()) };
     }
 
     pub fn word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: an aligned word of the memory.
+        // SAFETY: the pointer is to an aligned word of the memory.
         unsafe { AtomicU64::from_ptr(self.0[index].get()) }
     }
 

@@ -37,7 +37,7 @@ pub struct Device {
     pub stalled: AtomicBool,
     /// Number of peer copies on its streams.
     pub peer_copies: AtomicU64,
-    /// Calls that enqueued memory operations.
+    /// Number of calls that enqueued memory operations.
     pub batches: AtomicU64,
 }
 
@@ -80,7 +80,7 @@ fn current() -> Option<&'static Device> {
     unsafe { (top as *const Device).as_ref() }
 }
 
-/// This thread's capture mode: 0 is global, 2 is relaxed.
+/// Returns this thread's capture mode: 0 is global, 2 is relaxed.
 pub fn capture_mode_of_this_thread() -> c_int {
     CAPTURE_MODE.get()
 }
@@ -147,10 +147,10 @@ fn execute(tasks: &Receiver<Task>, pending: &(Mutex<usize>, Condvar), device: &D
             Task::Copy { to, from, bytes } => {
                 // In two halves, with a pause: a read that is too early sees only one.
                 let half = bytes / 2;
-                // SAFETY: ranges that the test registered; tests detect races with a copy.
+                // SAFETY: the test registered the ranges; tests detect races with a copy.
                 unsafe { std::ptr::copy(from as *const u8, to as *mut u8, half) };
                 pause(8);
-                // SAFETY: the other half of these ranges.
+                // SAFETY: the test registered the ranges; tests detect races with a copy.
                 unsafe {
                     std::ptr::copy(
                         (from + half) as *const u8,
@@ -161,12 +161,12 @@ fn execute(tasks: &Receiver<Task>, pending: &(Mutex<usize>, Condvar), device: &D
             }
             Task::Operation(MemOp([operation, address, third, fourth, ..])) => {
                 let word = |address| {
-                    // SAFETY: an aligned word that the test registered or the plugin pinned.
+                    // SAFETY: the word is aligned; the test registered or the plugin pinned it.
                     unsafe { AtomicU64::from_ptr(address as *mut u64) }
                 };
                 match operation & 0xffff_ffff {
                     MemOp::WRITE_32 => {
-                        // SAFETY: 4 aligned bytes of such a word.
+                        // SAFETY: the 4 bytes are aligned; the test registered them.
                         let target = unsafe { AtomicU32::from_ptr(address as *mut u32) };
                         target.store(third as u32, Ordering::SeqCst);
                     }
@@ -195,7 +195,7 @@ fn execute(tasks: &Receiver<Task>, pending: &(Mutex<usize>, Condvar), device: &D
 }
 
 fn push(stream: RawStream, task: Task) -> Code {
-    // SAFETY: a stream from `create`, not destroyed.
+    // SAFETY: the plugin passes a stream that `create` made.
     let stream = unsafe { &*stream.cast::<Stream>() };
     if !current().is_some_and(|device| std::ptr::eq(device, stream.device)) {
         return INVALID_CONTEXT;
@@ -287,7 +287,7 @@ unsafe extern "C" fn create(stream: *mut RawStream, _: c_uint, _: c_int) -> Code
     unsafe { set_out(stream, Box::into_raw(Box::new(new)).cast()) }
 }
 unsafe extern "C" fn destroy(stream: RawStream) -> Code {
-    // SAFETY: a stream from `create`, destroyed here.
+    // SAFETY: the plugin passes a stream that `create` made, and does not use it again.
     let mut stream = unsafe { Box::from_raw(stream.cast::<Stream>()) };
     drop(stream.tasks.take());
     let _ = stream.worker.take().map(JoinHandle::join);
@@ -341,14 +341,14 @@ unsafe extern "C" fn event_create(event: *mut RawEvent, _: c_uint) -> Code {
     unsafe { set_out(event, Arc::into_raw(Arc::<Event>::default()).cast_mut().cast()) }
 }
 unsafe extern "C" fn event_destroy(event: RawEvent) -> Code {
-    // SAFETY: an event from `event_create`, destroyed here.
+    // SAFETY: the plugin passes an event that `event_create` made, and does not use it again.
     drop(unsafe { Arc::from_raw(event.cast::<Event>()) });
     SUCCESS
 }
 fn event_of(event: RawEvent) -> Arc<Event> {
-    // SAFETY: an event from `event_create`, not destroyed.
+    // SAFETY: the plugin passes an event that `event_create` made.
     unsafe { Arc::increment_strong_count(event.cast::<Event>()) };
-    // SAFETY: as above; the count was just raised.
+    // SAFETY: the event is live; the line above added the reference that is returned.
     unsafe { Arc::from_raw(event.cast::<Event>()) }
 }
 unsafe extern "C" fn record(event: RawEvent, stream: RawStream) -> Code {

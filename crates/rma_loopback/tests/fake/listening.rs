@@ -15,7 +15,7 @@ pub struct Listening {
     pub handle: [u8; HANDLE_BYTES],
 }
 
-// SAFETY: used by one thread at a time.
+// SAFETY: one thread at a time uses a listening rank.
 unsafe impl Send for Listening {}
 
 pub fn listen() -> Listening {
@@ -25,7 +25,7 @@ pub fn listen() -> Listening {
     let mut devices = 0;
     // SAFETY: the arguments follow the interface, here and below.
     unsafe {
-        // Once for the RMA plugin, once for the GIN proxy.
+        // NCCL calls it once for the RMA plugin, and once for the GIN proxy.
         ok((plugin.init)(&raw mut first, 1, None));
         ok((plugin.init)(&raw mut ctx, 1, None));
         ok((plugin.devices)(&raw mut devices));
@@ -43,7 +43,7 @@ impl Listening {
             handles.iter_mut().map(|handle| handle.as_mut_ptr().cast()).collect();
         let ranks = pointers.len() as c_int;
         let mut comm = null_mut();
-        // SAFETY: the plugin gave these pointers, and nothing is closed yet.
+        // SAFETY: the plugin returned these pointers, and nothing is closed yet.
         let status = unsafe {
             (ncclRmaPlugin_v16.connect)(
                 null_mut(), // not the `ctx` from `init`, as in NCCL's RMA proxy
@@ -58,7 +58,7 @@ impl Listening {
     }
 
     pub fn close(&self) {
-        // SAFETY: as above; the listener is not used again.
+        // SAFETY: the plugin returned the pointer, and the listener is not used again.
         unsafe { ok((ncclRmaPlugin_v16.close_listen)(self.comm)) };
     }
 }

@@ -59,12 +59,12 @@ fn all<T>(body: impl FnOnce(&mut AllMemory) -> T) -> T {
 /// Declares memory of this process to be memory of device `owner`.
 pub fn allocate(base: usize, bytes: usize, owner: c_int, kind: Kind) {
     all(|all| {
-        all.allocations.retain(|old, it| old + it.bytes <= base || base + bytes <= *old);
+        all.allocations.retain(|at, old| at + old.bytes <= base || base + bytes <= *at);
         all.allocations.insert(base, Allocation { bytes, owner, kind });
     });
 }
 
-/// Returns the number of mappings of the memory at `base` besides its own address.
+/// Returns the number of mappings of the memory at `base` in addition to its own address.
 pub fn mappings_of(base: usize) -> usize {
     all(|all| all.mappings.values().filter(|mapping| mapping.memory == base).count())
 }
@@ -141,14 +141,14 @@ pub unsafe extern "C" fn map(to: Address, bytes: usize, _: usize, handle: u64, _
 pub unsafe extern "C" fn set_access(
     to: Address,
     _: usize,
-    who: *const AccessDescription,
+    descriptions: *const AccessDescription,
     count: usize,
 ) -> Code {
     // SAFETY: the plugin passes an array of `count` descriptions.
-    let who = unsafe { std::slice::from_raw_parts(who, count) };
+    let descriptions = unsafe { std::slice::from_raw_parts(descriptions, count) };
     all(|all| match all.mappings.get_mut(&to) {
         Some(mapping) => {
-            mapping.devices = who.iter().map(|who| who.location.id).collect();
+            mapping.devices = descriptions.iter().map(|one| one.location.id).collect();
             SUCCESS
         }
         None => INVALID_VALUE,

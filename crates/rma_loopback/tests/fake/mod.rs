@@ -30,7 +30,7 @@ use driver::Device;
 pub use listening::{Listening, listen};
 use memory::Kind;
 
-/// Options of [`world`], and of the ranks in it.
+/// Options of [`run_ranks`], and of the ranks in it.
 #[derive(Clone)]
 pub struct Options {
     pub ranks: usize,
@@ -76,7 +76,7 @@ impl Bootstrap {
 /// A location in a region: the region's handle, and an offset in bytes.
 pub type RegionOffset = (Opaque, usize);
 /// No region: for a signal without data.
-pub const NOWHERE: RegionOffset = (null_mut(), 0);
+pub const NO_DATA: RegionOffset = (null_mut(), 0);
 
 /// A rank, with what NCCL's proxy thread keeps for it. `Opaque` values are the plugin's handles.
 pub struct Rank {
@@ -94,7 +94,7 @@ pub struct Rank {
     closed: Cell<bool>,
     /// Operations that are not yet complete.
     requests: RefCell<Vec<Opaque>>,
-    /// Maximum requests that NCCL has outstanding with a peer.
+    /// The maximum number of requests that NCCL has outstanding with a peer.
     pub depth: usize,
 }
 
@@ -311,7 +311,7 @@ impl Rank {
 
     /// Sends a signal without data, as NCCL's proxy sends a VA signal (one in a word of a window).
     pub fn signal(&self, context: usize, rank: usize, signal: RegionOffset, add: u64) {
-        self.put_signal(context, NOWHERE, 0, NOWHERE, rank, signal, add, SIGNAL_ADD);
+        self.put_signal(context, NO_DATA, 0, NO_DATA, rank, signal, add, SIGNAL_ADD);
     }
 
     pub fn get(
@@ -437,7 +437,7 @@ pub fn device(number: usize, options: &Options) -> &'static Device {
 }
 
 /// Runs `body` on every rank, each on a thread of this process with its own device.
-pub fn world(options: &Options, body: impl Fn(&Rank, &Bootstrap) + Sync) {
+pub fn run_ranks(options: &Options, body: impl Fn(&Rank, &Bootstrap) + Sync) {
     let bootstrap = Bootstrap::new(options.ranks);
     let (bootstrap, body) = (&bootstrap, &body);
     std::thread::scope(|scope| {

@@ -198,7 +198,7 @@ pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
         kinds.map(|kind| [0, 1, 2, 3].map(|index: usize| rank.register(&targets[index], kind, 0)));
     barrier();
     let (next, before) = ((me + 1) % rank.ranks, (me + rank.ranks - 1) % rank.ranks);
-    let content = |of: usize| move |at: usize| (at * 7 + of + (at >> 8)) as u8;
+    let content = |rank: usize| move |at: usize| (at * 7 + rank + (at >> 8)) as u8;
     let mut signalled = 0;
     for (from, source) in sources.into_iter().enumerate() {
         for to in 0..2 {
@@ -233,7 +233,7 @@ pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
         let expected: Vec<u8> = (0..BYTES - 9).map(|at| content(from)(at + 2)).collect();
         assert!(target.read(0, BYTES - 9) == expected, "a get's data is wrong");
     }
-    // Others may still get from this rank.
+    // Until this barrier, others may get from this rank.
     barrier();
 }
 
@@ -241,7 +241,7 @@ pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
 pub fn one_by_one(rank: &Rank, barrier: &dyn Fn()) {
     const ROUNDS: usize = 30;
     let next = (rank.rank + 1) % rank.ranks;
-    let content = |of: usize, round: usize| vec![(of * ROUNDS + round + 1) as u8; 40];
+    let content = |rank: usize, round: usize| vec![(rank * ROUNDS + round + 1) as u8; 40];
     let all: Vec<u8> = (0..ROUNDS).flat_map(|round| content(rank.rank, round)).collect();
     let source = Memory::filled(all.len(), |at| all[at]);
     let target = Memory::new(40);

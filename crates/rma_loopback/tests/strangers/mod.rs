@@ -10,11 +10,11 @@ use rustix::thread::set_thread_uid;
 
 use crate::fake::bootstrap::HandleBytes;
 
-/// What a rank sends when it connects.
+/// The length of the message that a rank sends when it connects.
 const HANDSHAKE_BYTES: usize = 40;
 
-/// Returns the random number, the process and the number of a rank's socket, as its name has them,
-/// which every user of the host can read.
+/// Returns the random number, the process and the number in the name of a rank's socket, which
+/// every user of the host can read.
 fn words(handle: &HandleBytes) -> [u64; 3] {
     [2, 3, 4].map(|word| u64::from_le_bytes(handle.as_chunks().0[word]))
 }
@@ -36,7 +36,7 @@ fn handshake(handle: &HandleBytes) -> [u8; HANDSHAKE_BYTES] {
     bytes
 }
 
-/// Returns what `f` returns as another user; `None` if this one may not become another.
+/// Runs `f` as another user; returns `None` if this process may not change its user.
 fn as_another<T: Send>(f: impl FnOnce() -> T + Send) -> Option<T> {
     // The system call changes the user of one thread.
     let thread = || set_thread_uid(Uid::from_raw(65534)).ok().map(|()| f());
@@ -51,22 +51,22 @@ pub fn listen_as_another(handle: &HandleBytes) -> Option<UnixListener> {
 /// Connects to rank 0 as strangers do, before it connects to the other ranks.
 pub fn visit(handle: &HandleBytes) -> Vec<UnixStream> {
     let connect = || UnixStream::connect_addr(&address(handle)).unwrap();
-    // Not a handshake; one without memory; nothing.
-    let said = [&b"GET / HTTP/1.1\r\n\r\n"[..], &handshake(handle), &[]];
-    let visit = |said: &[u8]| {
+    // The first is not a handshake, the second comes without memory, and the third is empty.
+    let messages = [&b"GET / HTTP/1.1\r\n\r\n"[..], &handshake(handle), &[]];
+    let visit = |message: &[u8]| {
         let mut stranger = connect();
-        stranger.write_all(said).unwrap();
+        stranger.write_all(message).unwrap();
         stranger.shutdown(Shutdown::Write).unwrap();
         stranger
     };
-    // Another user waits in vain, too.
-    said.into_iter().map(visit).chain(as_another(connect)).collect()
+    // Another user is refused, too.
+    messages.into_iter().map(visit).chain(as_another(connect)).collect()
 }
 
 /// Waits until the strangers' connections are closed.
 pub fn require_refused(strangers: Vec<UnixStream>) {
     for mut stranger in strangers {
-        // An error is the end, too: what was sent was not read.
+        // An error also shows the end: the rank has not read the message.
         assert!(stranger.read(&mut [0]).map_or(true, |read| read == 0));
     }
 }

@@ -42,8 +42,8 @@ pub(crate) struct MulticastGroups {
 }
 
 impl MulticastGroups {
-    /// Groups for teams of `n` ranks with stride `stride`; `first(rank)` is the first rank of
-    /// `rank`'s team.
+    /// Returns groups for teams of `n` ranks with stride `stride`; `first(rank)` is the first rank
+    /// of `rank`'s team.
     fn new(ranks: &Ranks, n: usize, stride: usize, first: impl Fn(usize) -> usize) -> Result<Self> {
         let mut groups = Self { bases: Vec::new(), memory: Rc::clone(&ranks.memory) };
         let mut known = LiteMap::<_, _>::new();
@@ -72,7 +72,7 @@ impl MulticastGroups {
         Ok(groups)
     }
 
-    /// Groups for the LSA teams.
+    /// Returns groups for the LSA teams.
     pub(crate) fn of_lsa_teams(ranks: &Ranks) -> Result<Self> {
         Self::new(ranks, ranks.lsa_ranks, 1, |rank| rank - rank % ranks.lsa_ranks)
     }

@@ -43,7 +43,7 @@ pub(crate) struct Resource {
     pub(crate) counters: u32,
 }
 
-/// What was allocated for a [`Resource`].
+/// The buffer, signals and counters that were allocated for a [`Resource`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AllocatedResource {
     pub(crate) buffer: ResourceHandle,
@@ -61,7 +61,7 @@ pub(super) struct Plan {
     pub(super) hybrid_dense_gin_barrier: GinBarrierHandle,
     pub(super) rail_gin_barrier: GinBarrierHandle,
     pub(super) world_gin_barrier: GinBarrierHandle,
-    /// What was allocated for each of `DevCommConfig::resources`.
+    /// The allocation for each of `DevCommConfig::resources`.
     pub(super) resources: Vec<AllocatedResource>,
     /// GIN's layout, if the device communicator has GIN.
     pub(super) gin: Option<GinPlan>,

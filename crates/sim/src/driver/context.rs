@@ -9,7 +9,7 @@ use crate::machine::baton::Client;
 use crate::machine::{find, join};
 use crate::simulation::Simulation;
 
-/// CUDA 13.0.
+/// The driver version of CUDA 13.0.
 const DRIVER_VERSION: c_int = 13_000;
 
 pub(super) unsafe fn init(_flags: c_uint) -> CUresult {
@@ -84,14 +84,14 @@ pub(super) unsafe fn device_name(name: *mut c_char, len: c_int, device: CUdevice
         if (len as usize) < bytes.len() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
-        // SAFETY: the module's contract; the buffer has `len` bytes.
+        // SAFETY: the program passes a buffer of `len` bytes, as CUDA requires.
         unsafe { name.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     })
 }
 
-/// Returns a context's handle encodes its machine and GPU, so that a thread that is attached to no
-/// machine can make it current.
+/// Returns the handle of a GPU's context. It encodes machine and GPU, so that a thread that is
+/// attached to no machine can make it current.
 fn handle(machine: u64, gpu: usize) -> CUcontext {
     ((machine << 24) | ((gpu as u64 + 1) << 4)) as CUcontext
 }

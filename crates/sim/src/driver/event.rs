@@ -18,11 +18,11 @@ use crate::race::Clock;
 #[derive(Default)]
 pub(crate) struct Event {
     timed: bool,
-    /// Number of records so far.
+    /// The number of records so far.
     recorded: Cell<u64>,
-    /// Number and time of the last completed record.
+    /// The number and time of the last completed record.
     completed: Cell<(u64, u64)>,
-    /// What is known after the last completed record.
+    /// The accesses that the last completed record is ordered after.
     clock: RefCell<Clock>,
     /// The capture point of the last record, if the stream was being captured.
     pub(super) captured: RefCell<Option<CapturePoint>>,
@@ -88,7 +88,7 @@ pub(super) unsafe fn create(event: *mut CUevent, flags: c_uint) -> CUresult {
     })
 }
 
-/// Streams that wait for the event still wait for its record.
+/// Removes the event's handle. Streams that wait for the event still wait for its record.
 pub(super) unsafe fn destroy(event: CUevent) -> CUresult {
     call("cuEventDestroy", |cx| match cx.core.events.borrow_mut().remove(&(event as u64)) {
         Some(_) => Ok(()),
@@ -144,7 +144,7 @@ pub(super) unsafe fn elapsed_time(ms: *mut f32, start: CUevent, end: CUevent) ->
     })
 }
 
-/// Stream operation: records an event.
+/// The stream operation that records an event.
 struct EventRecord {
     event: Rc<Event>,
     number: u64,
@@ -166,7 +166,7 @@ impl StreamOp for EventRecord {
     }
 }
 
-/// Stream operation: waits for an event.
+/// The stream operation that waits for an event.
 struct EventWait {
     event: Rc<Event>,
     number: u64,

@@ -19,14 +19,14 @@ use crate::arguments::Arguments;
 use crate::gpus::{GridId, Launch};
 use crate::machine::core::Core;
 
-/// Registers per thread, as returned for every kernel.
+/// The number of registers per thread that is returned for every kernel.
 const REGISTERS: u32 = 32;
 
 /// A kernel function on one GPU.
 pub(crate) struct Function {
     gpu: usize,
     body: HostBody,
-    /// Limit on dynamic shared memory per launch, in bytes.
+    /// The limit on dynamic shared memory per launch, in bytes.
     max_dynamic_shared: Cell<u32>,
 }
 
@@ -35,7 +35,7 @@ impl Function {
         Self { gpu, body, max_dynamic_shared: Cell::new(limits::STATIC_SHARED) }
     }
 
-    /// Returns whether it is the function of kernel `body` on `gpu`.
+    /// Returns whether this is the function of kernel `body` on `gpu`.
     pub(crate) fn is(&self, gpu: usize, body: &HostBody) -> bool {
         self.gpu == gpu && self.body == *body
     }
@@ -174,6 +174,8 @@ struct Attributes {
 }
 
 impl Attributes {
+    /// Returns the attributes of a launch's configuration.
+    ///
     /// # Safety
     ///
     /// The configuration points to `numAttrs` attributes.
@@ -201,7 +203,7 @@ impl Attributes {
         all
     }
 
-    /// Blocks per cluster in a launch of `body`. Clusters extend in x only.
+    /// Returns the blocks per cluster in a launch of `body`. Clusters extend in x only.
     fn cluster_for(&self, body: &HostBody) -> CudaResult<u32> {
         match (self.cluster, body.cluster()) {
             (None, fixed) => Ok(fixed),
@@ -230,7 +232,7 @@ pub(super) unsafe fn launch(
         }
         // SAFETY: the program passes valid pointers, as CUDA requires.
         let attributes = unsafe { Attributes::of(config) };
-        // SAFETY: as above; `params` has the address of each parameter.
+        // SAFETY: the program passes the address of each parameter in `params`, as CUDA requires.
         let params = unsafe { Params::copy(&function.body, params) };
         let kernel = Kernel {
             gpu: function.gpu,
@@ -257,18 +259,20 @@ pub(super) unsafe fn launch(
 
 /// A copy of a launch's parameters, which the kernel's threads read.
 struct Params {
-    /// Each parameter starts at an element.
+    /// The parameters, each of which starts at an element.
     bytes: Box<[Aligned]>,
-    /// Index of the element at which each parameter starts.
+    /// The index of the element at which each parameter starts.
     starts: Vec<usize>,
 }
 
-/// Aligned as a tensor map, the parameter type with the strictest alignment.
+/// Bytes with the alignment of a tensor map, the parameter type with the strictest alignment.
 #[repr(C, align(128))]
 #[derive(Clone, Copy)]
 struct Aligned([u8; 128]);
 
 impl Params {
+    /// Copies a launch's parameters.
+    ///
     /// # Safety
     ///
     /// `from` points to an array of the addresses of the body's parameters.
@@ -304,7 +308,7 @@ impl Params {
         words.nth(offset / 8).map_or(0, |&word| u64::from_ne_bytes(word)) as usize
     }
 
-    /// Returns what the parameters refer to.
+    /// Returns the memory that the parameters refer to.
     fn memory(&self, body: &HostBody, core: &Core) -> Arguments {
         let mut arguments = Arguments::default();
         for (index, (name, references)) in body.memory().enumerate() {
@@ -332,7 +336,7 @@ impl Params {
     }
 }
 
-/// Stream operation: a kernel launch.
+/// The stream operation that is a kernel launch.
 struct Kernel {
     gpu: usize,
     body: HostBody,
@@ -342,7 +346,7 @@ struct Kernel {
     block: [u32; 3],
     dynamic_shared: usize,
     cooperative: bool,
-    /// Blocks per cluster.
+    /// The number of blocks per cluster.
     cluster: u32,
     /// Whether the launch may begin while the previous kernel runs.
     dependent: bool,
@@ -414,7 +418,7 @@ impl StreamOp for Kernel {
         self.started.filter(|grid| core.gpus.have_all_triggered(*grid))
     }
 
-    fn begin_beside(&mut self, core: &Core, previous: GridId) {
+    fn begin_early(&mut self, core: &Core, previous: GridId) {
         if self.dependent {
             self.start(core, Some(previous));
         }

@@ -43,7 +43,7 @@ struct Capture {
 /// The state of a stream that is being captured.
 pub(super) struct StreamCapture {
     capture: Rc<Capture>,
-    /// Dependencies of the stream's next operation.
+    /// The nodes on which the stream's next operation depends.
     last: Vec<usize>,
     /// Whether the capture began on this stream.
     is_origin: bool,
@@ -158,7 +158,7 @@ pub(super) unsafe fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUres
     })
 }
 
-/// Writes the status, the id and the graph: the other results must be NULL.
+/// Writes the status, the id and the graph; the other out pointers must be NULL.
 pub(super) unsafe fn capture_info(
     stream: CUstream,
     status: *mut CUstreamCaptureStatus,
@@ -272,7 +272,7 @@ impl CallContext<'_> {
     }
 }
 
-/// Writes only the number of nodes: `nodes` must be NULL.
+/// Writes the number of nodes; `nodes` must be NULL.
 pub(super) unsafe fn nodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) -> CUresult {
     call("cuGraphGetNodes", |cx| {
         let graph = cx.graph(graph)?;
@@ -335,13 +335,14 @@ pub(super) unsafe fn destroy_exec(exec: CUgraphExec) -> CUresult {
     })
 }
 
-/// Stream operation: one launch of a graph.
+/// The stream operation that is one launch of a graph.
 struct Launch {
     exec: Rc<Exec>,
     /// The operation of each node; `None` once it is complete.
     ops: Vec<Option<Box<dyn StreamOp>>>,
-    /// The run of each node that has started, and what is known after each that has ended.
+    /// The run of each node that has started, for the detection of races.
     runs: Vec<Option<Run>>,
+    /// The accesses that are before the end of each node that has ended.
     ended: Vec<Clock>,
     started: bool,
 }
@@ -355,7 +356,7 @@ impl Launch {
         Self { exec, ops, runs, ended, started: false }
     }
 
-    /// Performs `part` as a part of node `index`, which starts with it if it has not.
+    /// Performs `part` as a part of node `index`; starts the node first if it has not started.
     fn within<R>(
         &mut self,
         races: &Races,
@@ -366,8 +367,7 @@ impl Launch {
         let run =
             self.runs[index].get_or_insert_with(|| races.start_part(&self.exec.sequences[index]));
         Some(races.within(run, || {
-            // The knowledge of a dependency that ran at the same time is added when the dependency
-            // has ended.
+            // A dependency may have run at the same time; its clock is joined once it has ended.
             let before = &self.exec.graph.nodes[index].dependencies;
             before.iter().for_each(|before| races.learn_here(&self.ended[*before]));
             part(&mut **op)
@@ -397,8 +397,8 @@ impl StreamOp for Launch {
             if is_ready {
                 let polled = self.within(races, index, |op| op.poll(core));
                 if polled.is_some_and(|polled| polled.is_ready()) {
-                    // Other streams may have waited for this end: of a collective, by this rank.
-                    core.goes_on();
+                    // Other streams may wait for this end, if it is a rank's part of a collective.
+                    core.op_progressed();
                     self.ops[index] = None;
                     if let Some(run) = self.runs[index].take() {
                         self.ended[index] = races.end(run);
@@ -409,7 +409,7 @@ impl StreamOp for Launch {
                 && let Some(grid) =
                     self.ops[before].as_ref().and_then(|op| op.triggering_grid(core))
             {
-                self.within(races, index, |op| op.begin_beside(core, grid));
+                self.within(races, index, |op| op.begin_early(core, grid));
             }
         }
         if self.ops.iter().any(Option::is_some) {

@@ -11,7 +11,7 @@ use crate::arguments::Arguments;
 use crate::machine::core::Core;
 use crate::memory::{Allocation, GpuSet, Owner};
 
-/// Memory of a simulated GPU in bytes: that of an H200, regardless of the host's memory.
+/// The memory of a simulated GPU in bytes: that of an H200, regardless of the host's memory.
 pub(crate) const MEMORY: usize = 141 << 30;
 
 pub(super) unsafe fn info(free: *mut usize, total: *mut usize) -> CUresult {
@@ -26,7 +26,7 @@ pub(super) unsafe fn info(free: *mut usize, total: *mut usize) -> CUresult {
     })
 }
 
-/// Returns memory that the current GPU can access.
+/// Allocates memory that the current GPU can access.
 pub(super) unsafe fn alloc(memory: *mut CUdeviceptr, bytes: usize) -> CUresult {
     call("cuMemAlloc", |cx| {
         let (gpu, core) = (cx.gpu()?, cx.core);
@@ -67,7 +67,7 @@ pub(super) unsafe fn free(memory: CUdeviceptr) -> CUresult {
     })
 }
 
-/// Returns pinned memory: every GPU can access it, at its host address.
+/// Allocates pinned memory: every GPU can access it, at its host address.
 pub(super) unsafe fn host_alloc(memory: *mut *mut c_void, bytes: usize, _: c_uint) -> CUresult {
     call("cuMemHostAlloc", |cx| {
         cx.gpu()?;
@@ -144,7 +144,7 @@ fn device_memory(
     Ok(std::ptr::with_exposed_provenance_mut(start))
 }
 
-/// Copies; with pageable host memory, it returns once the copy is done, as CUDA does.
+/// Copies from the host. With pageable memory it returns once the copy is done, as CUDA does.
 pub(super) unsafe fn copy_to_device(
     to: CUdeviceptr,
     from: *const c_void,
@@ -158,7 +158,7 @@ pub(super) unsafe fn copy_to_device(
         }
         cx.when_idle(stream, || {
             let to = cx.device_memory(to, bytes)?;
-            // SAFETY: the module's contract; the target was checked, and no kernel runs now.
+            // SAFETY: the program passes this many bytes; the target was checked; no kernel runs.
             unsafe { to.copy_from(from.cast(), bytes) };
             cx.core.gpus.progress();
             cx.core.host_access("a copy to the device", cx.gpu()?, to.addr(), bytes, true)
@@ -166,7 +166,7 @@ pub(super) unsafe fn copy_to_device(
     })
 }
 
-/// Does the same as [`copy_to_device`].
+/// Copies to the host. With pageable memory it returns once the copy is done, as CUDA does.
 pub(super) unsafe fn copy_to_host(
     to: *mut c_void,
     from: CUdeviceptr,
@@ -187,8 +187,8 @@ pub(super) unsafe fn copy_to_host(
     })
 }
 
-/// Stream operation: a copy or memset between addresses that the GPU can access. With weak memory
-/// it lands some time after it has read its source.
+/// The stream operation that copies or sets memory that the GPU can access. With weak memory a copy
+/// writes its target some time after it has read its source.
 struct Store {
     gpu: usize,
     to: CUdeviceptr,
@@ -196,10 +196,10 @@ struct Store {
     under_way: Option<UnderWay>,
 }
 
-/// A copy that has read its source.
+/// The state of a copy that has read its source.
 struct UnderWay {
     data: Vec<u8>,
-    /// The number of polls before the copy lands.
+    /// The number of polls before the copy writes its target.
     polls: usize,
 }
 
@@ -239,7 +239,7 @@ impl Store {
     /// Reads the source.
     fn begin(&self, core: &Core) -> CudaResult<UnderWay> {
         self.check(core)?;
-        let polls = core.lateness();
+        let polls = core.copy_delay();
         let StoreKind::Copy { from, bytes } = self.kind else {
             return Ok(UnderWay { data: Vec::new(), polls });
         };
@@ -280,7 +280,7 @@ impl Store {
             },
             StoreKind::Fill { value, size, pitch, count } => {
                 for index in 0..count {
-                    // SAFETY: within the extent, which was just checked.
+                    // SAFETY: the bytes are within the extent, which was just checked.
                     unsafe { to.add(index * pitch).copy_from(value.as_ptr(), size) };
                 }
             }
@@ -299,7 +299,7 @@ impl StreamOp for Store {
             };
             if let Some(polls) = under_way.polls.checked_sub(1) {
                 under_way.polls = polls;
-                core.goes_on();
+                core.op_progressed();
                 return Ok(Poll::Pending);
             }
             let data = std::mem::take(&mut under_way.data);

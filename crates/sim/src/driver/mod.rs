@@ -1,6 +1,6 @@
 //! The CUDA driver API of a simulated machine.
 //!
-//! Each function runs a closure on the machine's thread, through [`call`], except questions with a
+//! Each function runs a closure on the machine's thread, through [`call`], except queries with a
 //! constant answer ([`query`]). Handles are never reused, so that a stale one is refused.
 //!
 //! # Safety
@@ -51,7 +51,7 @@ impl From<CUresult> for CudaError {
 
 pub(crate) type CudaResult<T> = Result<T, CudaError>;
 
-/// What the closure of a driver call can use.
+/// The machine's state and the calling thread's context, for the closure of a driver call.
 pub(crate) struct CallContext<'a> {
     pub(crate) core: &'a Core,
     /// The GPU whose context is current.
@@ -113,8 +113,7 @@ fn call_until(
     code_of(outcome.flatten())
 }
 
-/// Answers a question that has one answer for the life of the machine: without a turn, so that no
-/// thread waits.
+/// Answers a query whose answer is constant for the life of the machine, without a turn.
 fn query(name: &'static str, body: impl Fn(&Simulation) -> CudaResult<()>) -> CUresult {
     let answer = Client::with(|client| {
         let Shared { faults, simulation, .. } = &**client.shared();

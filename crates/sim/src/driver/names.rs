@@ -39,8 +39,8 @@ pub(super) unsafe fn error_name(error: CUresult, text: *mut *const c_char) -> CU
     CUresult::CUDA_SUCCESS
 }
 
-/// Writes the message of the thread's last error if it has that code, else the code's name. The
-/// text is valid until the thread's next call.
+/// Writes the message of the thread's last error if that has the code `error`, else the code's
+/// name. The text is valid until the thread's next call.
 pub(super) unsafe fn error_string(error: CUresult, text: *mut *const c_char) -> CUresult {
     let message = |last: &RefCell<Option<(CUresult, CString)>>| {
         let last = last.borrow();

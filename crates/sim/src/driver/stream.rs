@@ -18,22 +18,22 @@ use crate::timeline::{Span, Timeline};
 
 /// An operation in a stream.
 pub(crate) trait StreamOp {
-    /// Is called when the operation enters a stream's queue, not when it is captured: operations
-    /// that are ordered across streams take their sequence number here.
+    /// Takes a sequence number, if the operation is ordered across streams. Called when the
+    /// operation enters a stream's queue, not when it is captured.
     fn enqueued(&mut self, _core: &Core) {}
 
     /// Makes progress. Called once all earlier operations of the stream are complete, until it
     /// returns `Ready`.
     fn poll(&mut self, core: &Core) -> Poll<()>;
 
-    /// Returns the operation's running kernel, if that lets a dependent launch begin.
+    /// Returns the grid of the operation's running kernel, if it lets a dependent launch begin.
     fn triggering_grid(&self, _core: &Core) -> Option<GridId> {
         None
     }
 
-    /// Is called while the operation before it has the running kernel `previous`, which lets a
-    /// dependent launch begin.
-    fn begin_beside(&mut self, _core: &Core, _previous: GridId) {}
+    /// Begins, if the operation is a dependent launch. Called while the operation before it has the
+    /// running kernel `previous`, which lets a dependent launch begin.
+    fn begin_early(&mut self, _core: &Core, _previous: GridId) {}
 
     /// Returns whether the operation has a running kernel.
     fn runs_kernel(&self) -> bool {
@@ -60,15 +60,16 @@ pub(crate) trait StreamOp {
 /// An operation in a stream's queue.
 struct Queued {
     op: Box<dyn StreamOp>,
-    /// The knowledge of the host when it enqueued the operation.
+    /// The accesses that the host was ordered after when it enqueued the operation.
     enqueued: Clock,
-    /// The run, once it has started, and the time of that.
+    /// The run, once the operation has started.
     run: Option<Run>,
+    /// The time at which the operation started.
     began: u64,
 }
 
 impl Queued {
-    /// Performs `part` as a part of the operation, which starts with it if it has not.
+    /// Performs `part` as a part of the operation, which it starts first if that has not happened.
     fn within<R>(
         &mut self,
         races: &Races,
@@ -85,7 +86,7 @@ impl Queued {
 pub(crate) struct Stream {
     gpu: usize,
     queue: RefCell<VecDeque<Queued>>,
-    /// Orders its operations, for the detection of races.
+    /// The order of its operations, for the detection of races.
     sequence: Sequence,
     /// Whether the stream's handle was destroyed.
     destroyed: Cell<bool>,
@@ -139,7 +140,7 @@ impl Stream {
             }
             let before = self.clock();
             let poll = |op: &mut dyn StreamOp| {
-                // If it began during the previous operation, that operation has ended since.
+                // An operation that began early is now also after the end of the previous one.
                 races.learn_here(&before);
                 op.poll(core)
             };
@@ -147,7 +148,7 @@ impl Stream {
                 if let Some(grid) = head.op.triggering_grid(core)
                     && let Some(mut next) = self.take_head()
                 {
-                    next.within(races, self, |op| op.begin_beside(core, grid));
+                    next.within(races, self, |op| op.begin_early(core, grid));
                     self.put_back(core, next);
                 }
                 self.put_back(core, head);
@@ -164,7 +165,7 @@ impl Stream {
         has_progressed
     }
 
-    /// Returns what is known once the stream is idle.
+    /// Returns the accesses that are before the end of the last completed operation.
     pub(crate) fn clock(&self) -> Clock {
         self.sequence.clock.borrow().clone()
     }
@@ -221,12 +222,12 @@ impl Stream {
 }
 
 impl Core {
-    /// Ends all kernels if one of `gpu` that has not ended was given what the host now ends by
-    /// `call`.
+    /// Fails the machine if a kernel of `gpu` that has not ended was given the memory that the host
+    /// now frees by `call`.
     ///
     /// # Errors
     ///
-    /// The report.
+    /// Returns the report.
     pub(crate) fn check_unused(
         &self,
         call: &'static str,
@@ -287,8 +288,8 @@ impl CallContext<'_> {
 }
 
 impl CallContext<'_> {
-    /// Ready once all streams of the current context are idle. Fails and invalidates the captures
-    /// of captured ones.
+    /// Returns `Ready` once all streams of the current context are idle. If a stream is captured,
+    /// the call fails and invalidates the capture.
     fn when_all_idle(&self) -> Poll<CudaResult<()>> {
         let gpu = match self.gpu() {
             Ok(gpu) => gpu,
@@ -322,7 +323,7 @@ pub(super) unsafe fn create(stream: *mut CUstream, _flags: c_uint) -> CUresult {
     })
 }
 
-/// Queued operations still run.
+/// Removes the stream's handle. Queued operations still run.
 pub(super) unsafe fn destroy(stream: CUstream) -> CUresult {
     call("cuStreamDestroy", |cx| {
         let streams = cx.core.streams.borrow();

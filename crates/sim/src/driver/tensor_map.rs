@@ -36,7 +36,8 @@ pub(super) unsafe fn encode_tiled(
         if rank != 2 {
             return refuse("of two dimensions");
         }
-        // SAFETY: the module's contract; arrays have an element per dimension, `strides` one less.
+        // SAFETY: the program passes arrays with an element per dimension, and one less in
+        // `strides`, as CUDA requires.
         let (columns, rows, stride, tile, element_strides) = unsafe {
             let tile = [*tile, *tile.add(1)];
             let element_strides = [*element_strides, *element_strides.add(1)];

@@ -19,7 +19,7 @@ pub enum Waiting {
     Cluster,
     /// The end of a phase of an `mbarrier`.
     Phase {
-        /// Where the barrier is.
+        /// The name of the barrier's memory.
         memory: String,
         /// The parity of the phase.
         parity: u32,
@@ -49,7 +49,7 @@ pub enum Waiting {
         /// The call and its arguments.
         call: String,
     },
-    /// What a wait in `nccl_device`, or an NCCL call that waits for the network, declares.
+    /// The condition of a wait in `nccl_device`, or of an NCCL call that waits for the network.
     For(WaitFor),
     /// Messages of a Lamport session or of an LL all-to-all.
     Messages {
@@ -131,7 +131,7 @@ impl fmt::Display for Waiting {
 }
 
 impl Waiting {
-    /// Returns whether it is a poll of memory that a report names.
+    /// Returns whether this is a poll of memory, which reports name.
     pub(crate) fn is_poll(&self) -> bool {
         use WaitKind::{Flag, GridBarrier, Lamport, LlA2a, Poll};
         match self {

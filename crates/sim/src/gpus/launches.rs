@@ -6,21 +6,21 @@ use std::collections::BTreeMap;
 use crate::thread::Grid;
 
 /// The package of devcomm's own kernels.
-const OWN: &str = "devcomm-kernels";
+const OWN_PACKAGE: &str = "devcomm-kernels";
 
 /// The launches that have ended, by the kernel's name.
 #[derive(Default)]
-pub(crate) struct Launches(RefCell<BTreeMap<&'static str, OfKernel>>);
+pub(crate) struct Launches(RefCell<BTreeMap<&'static str, KernelLaunches>>);
 
 #[derive(Default)]
-struct OfKernel {
+struct KernelLaunches {
     by_gpu: BTreeMap<usize, u64>,
     uses_peers: bool,
 }
 
 impl Launches {
     pub(crate) fn ended(&self, grid: &Grid) {
-        if grid.launch.package == OWN {
+        if grid.launch.package == OWN_PACKAGE {
             return;
         }
         let mut all = self.0.borrow_mut();
@@ -30,7 +30,7 @@ impl Launches {
     }
 
     /// Returns the kernels that use peers' memory, and that no GPU has launched twice.
-    pub(crate) fn once(&self) -> Vec<&'static str> {
+    pub(crate) fn launched_once(&self) -> Vec<&'static str> {
         let all = self.0.borrow();
         let once = all.iter().filter(|(_, kernel)| {
             kernel.uses_peers && kernel.by_gpu.values().all(|launches| *launches == 1)

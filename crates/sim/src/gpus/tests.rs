@@ -55,7 +55,7 @@ struct Word(*mut u32);
 
 impl Word {
     fn atomic(&self) -> &Atomic<u32> {
-        // SAFETY: a word of memory that outlives the grid.
+        // SAFETY: the test makes words only of memory that outlives the grid.
         unsafe { Atomic::from_ptr(self.0) }
     }
 
@@ -217,7 +217,7 @@ fn grids_and_blocks_have_three_dimensions() {
         let body = move || {
             let (t, b) = (thread::thread_idx(), thread::block_idx());
             // Lanes are also counted x first.
-            // SAFETY: whole warps call it.
+            // SAFETY: all lanes of a warp call it.
             let lane = unsafe { warp::shuffle_idx(thread::index_in_block(), 0) } % 32;
             note.borrow_mut().push(([b.x, b.y, b.z], [t.x, t.y, t.z], lane));
         };
@@ -259,7 +259,7 @@ fn memory_may_be_of_any_gpus() {
     let at = |address: usize| std::ptr::without_provenance_mut(address);
     memory.insert(at(4096), 64, [5, 0, 3, 4].into_iter().collect(), owner);
     memory.insert(at(8192), 64, GpuSet::all(), owner);
-    // Twice: the first lookup fills the cache.
+    // The second lookup finds the result of the first one in the cache.
     for _ in 0..2 {
         let may = |address| (0..8).filter(|gpu| memory.contains(*gpu, address, 64)).collect();
         let (some, all): (Vec<u32>, Vec<u32>) = (may(4096), may(8192));

@@ -31,10 +31,10 @@ pub(super) struct Launches(Vec<Launch>);
 
 struct Launch {
     rank_comm: Rc<RankComm>,
-    /// The batch is enqueued on the first stream. Events order it with the other streams.
+    /// The streams: the batch is enqueued on the first one, and events order it with the others.
     streams: Vec<Rc<Stream>>,
     operations: Vec<Operation>,
-    /// Recorded when the batch starts.
+    /// The events that are recorded when the batch starts.
     events: Vec<Rc<Event>>,
 }
 
@@ -101,7 +101,7 @@ impl CallContext<'_> {
     }
 }
 
-/// Stream operation: operations of one communicator that progress together.
+/// The stream operation of a batch: operations of one communicator that progress together.
 struct Batch {
     rank_comm: Rc<RankComm>,
     operations: Rc<[Operation]>,
@@ -109,7 +109,7 @@ struct Batch {
 }
 
 struct Launched {
-    /// Sequence number of the batch's first collective.
+    /// The sequence number of the batch's first collective.
     first: u64,
     /// The rank communicator's epoch when the batch was enqueued.
     epoch: u64,
@@ -124,9 +124,9 @@ pub(super) struct PendingOp {
     pub(super) rank_comm: Rc<RankComm>,
     epoch: u64,
     pub(super) is_done: Cell<bool>,
-    /// The identity, and what its stream knew when it began.
+    /// The identity for the detection of races, and the clock of the stream at the beginning.
     pub(super) race: (OpId, Clock),
-    /// What its end makes known.
+    /// The clock that an operation after the end joins.
     pub(super) learned: RefCell<Clock>,
 }
 

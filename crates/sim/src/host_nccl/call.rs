@@ -57,7 +57,7 @@ pub(crate) type NcclResult<T> = Result<T, NcclError>;
 
 /// The state of a call after it has begun.
 pub(super) enum CallProgress {
-    /// Returns [`SUCCESS`], or [`IN_PROGRESS`](devcomm_sys::nccl::IN_PROGRESS) if the call
+    /// The call returns [`SUCCESS`], or [`IN_PROGRESS`](devcomm_sys::nccl::IN_PROGRESS) if it
     /// continues in the background.
     Done(c_int),
     Waits(Box<dyn PendingCall>),
@@ -72,7 +72,7 @@ pub(crate) trait PendingCall {
     fn cancel(&mut self, _core: &Core, _why: &NcclError) {}
 }
 
-/// What the closure of an NCCL call can use.
+/// The machine's state and the calling thread's context, for the closure of an NCCL call.
 pub(super) struct CallContext<'a> {
     pub(super) core: &'a Core,
     pub(super) client: ClientId,

@@ -84,7 +84,7 @@ pub(super) unsafe extern "C" fn shrink(
 ) -> c_int {
     const NAME: &str = "ncclCommShrink";
     call(NAME, comm, |cx| {
-        // SAFETY: the module's contract: the list has this many ranks.
+        // SAFETY: the program passes a list of `count` ranks, as NCCL requires.
         let ranks = (0..usize::try_from(count).unwrap_or(0)).map(|i| unsafe { *excluded.add(i) });
         let ranks: Vec<c_int> = ranks.collect();
         cx.note(|| {
@@ -130,7 +130,7 @@ pub(super) unsafe extern "C" fn get_unique_id(comm: RawComm, id: *mut RawUniqueI
     })
 }
 
-/// Existing ranks pass a communicator and rank -1; new ranks pass a rank number and an id.
+/// Adds ranks. Existing ranks pass a communicator and rank -1; new ranks pass a number and an id.
 pub(super) unsafe extern "C" fn grow(
     comm: RawComm,
     n_ranks: c_int,

@@ -30,7 +30,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Returns the function that performs it.
+    /// Returns the name of the NCCL function that performs it.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "ncclAllReduce",
@@ -81,8 +81,8 @@ impl Collective {
         }
     }
 
-    /// Returns whether NCCL 2.32.3, which takes symmetric kernels for windows, lacks the one for
-    /// this: it has none that averages floats in an all-reduce.
+    /// Returns whether NCCL 2.32.3 lacks the symmetric kernel that it takes for windows: it has
+    /// none that averages floats in an all-reduce.
     pub(super) fn needs_missing_kernel(&self) -> bool {
         let is_float = matches!(
             self.data_type,
@@ -124,7 +124,7 @@ pub(super) struct PendingCollective {
 }
 
 impl Comm {
-    /// Is called when a rank's stream reaches collective `number`.
+    /// Records that a rank's stream has reached collective `number`, and runs it if all have.
     pub(super) fn arrive(
         &self,
         core: &Core,
@@ -231,7 +231,7 @@ impl Comm {
     }
 }
 
-/// Returns a pointer to an address whose provenance was exposed.
+/// Returns a pointer to an address, whose provenance was exposed.
 pub(super) fn at(address: usize) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(address)
 }

@@ -99,7 +99,7 @@ impl CollectiveArgs {
                 let _ = write!(text, " {name} {value}");
             }
         }
-        // SAFETY: the module's contract: NULL or NUL-terminated.
+        // SAFETY: the program passes NULL or a NUL-terminated text, as NCCL requires.
         if let Some(selection) = unsafe { text_of(config.alg_selection) } {
             let _ = write!(text, " selection {selection}");
         }
@@ -109,7 +109,7 @@ impl CollectiveArgs {
         if !config.launch_completion_event.is_null() {
             text += " event";
         }
-        // SAFETY: as above: a NULL-terminated list.
+        // SAFETY: the program passes a NULL-terminated list, as NCCL requires.
         let options = unsafe { list(config.ext, |option| option.next) }.len();
         if options > 0 {
             let _ = write!(text, " options {options}");
@@ -182,7 +182,7 @@ collectives! {
     scatter scatter_config Scatter ("ncclScatter", "ncclScatterConfig") () (root);
 }
 
-/// Returns an in-place broadcast.
+/// Enqueues a broadcast in place.
 pub(super) unsafe extern "C" fn bcast(
     buffer: *mut c_void,
     count: usize,

@@ -64,13 +64,13 @@ pub(crate) struct RankComm {
     pub(super) epoch: Cell<u64>,
     /// Calls that wait for other ranks.
     pub(super) tasks: RefCell<Vec<Rc<Task>>>,
-    /// How many more `ncclCommGetAsyncError` calls return `ncclInProgress`.
+    /// The number of further `ncclCommGetAsyncError` calls that return `ncclInProgress`.
     pub(super) polls_in_progress: Cell<u32>,
     /// The first asynchronous error.
     pub(super) error: RefCell<Option<NcclError>>,
-    /// Number of this rank's calls so far that meet in [`Comm::rendezvous`].
+    /// The number of this rank's calls so far that meet in [`Comm::rendezvous`].
     pub(super) calls: Cell<u64>,
-    /// Number of collectives (all-reduce, ..) launched so far.
+    /// The number of collectives (all-reduce, ..) launched so far.
     pub(super) collectives: Cell<u64>,
     /// Cloned by each queued stream operation, to count them.
     pub(super) queued: Rc<()>,
@@ -85,15 +85,15 @@ pub(crate) struct RankComm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lifecycle {
     Live,
-    /// Split, shrink and destruction only.
+    /// The communicator can only be split, shrunk and destroyed.
     Revoked,
-    /// Destruction only.
+    /// The communicator can only be destroyed.
     Finalized,
     Ended,
 }
 
-/// How many `ncclCommGetAsyncError` calls return `ncclInProgress` for a complete non-blocking call.
-/// This detects programs that do not poll.
+/// The number of `ncclCommGetAsyncError` calls that return `ncclInProgress` for a complete
+/// non-blocking call. This detects programs that do not poll.
 const POLLS_IN_PROGRESS: u32 = 3;
 
 impl Comm {
@@ -234,7 +234,7 @@ impl RankComm {
         IN_PROGRESS
     }
 
-    /// Returns whether operations may run: a graph may launch those of a destroyed communicator.
+    /// Returns whether operations may run: a graph may launch some of a destroyed communicator.
     pub(super) fn is_usable(&self) -> bool {
         matches!(self.life.get(), Lifecycle::Live | Lifecycle::Finalized)
     }

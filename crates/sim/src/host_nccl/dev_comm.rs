@@ -59,8 +59,8 @@ pub(super) fn complete(core: &Core, tasks: &[(&Task, &Creation)]) -> NcclResult<
     let state = make(&comm.ranks, &own.config, core.nccl.next_id(), first_rank);
     let state = Rc::new(state.map_err(|error| NcclError::argument(error.to_string()))?);
     for (rank, (_, creation)) in tasks.iter().enumerate() {
-        // SAFETY: the module's contract: the output pointers are valid until the call has
-        // completed; NULL ones are not written.
+        // SAFETY: the program keeps the output pointers valid until the call has completed, as NCCL
+        // requires; NULL ones are not written.
         unsafe {
             for ((buffer, signal, counter), resource) in
                 creation.out_resources.iter().zip(&state.resources)
@@ -81,6 +81,8 @@ pub(super) fn complete(core: &Core, tasks: &[(&Task, &Creation)]) -> NcclResult<
     Ok(())
 }
 
+/// Writes a value, unless `out` is NULL.
+///
 /// # Safety
 ///
 /// `out` is NULL or valid for a write.
@@ -95,7 +97,7 @@ fn count(value: c_int, what: &str) -> NcclResult<u32> {
     u32::try_from(value).map_err(|_| NcclError::argument(format!("{value} {what}")))
 }
 
-/// Returns the GIN connection that requirements ask for; an error for what the simulated GPUs lack.
+/// Returns the GIN connection that requirements ask for; refuses what simulated GPUs lack.
 fn connection_of(
     cx: &CallContext<'_>,
     raw: &Requirements,
@@ -295,7 +297,7 @@ pub(super) unsafe extern "C" fn ll_a2a_slots(max_elements: c_int, max_size: c_in
     max_elements.saturating_mul(words)
 }
 
-/// Needs for each block a header and two banks of slots; a header and a slot have 16 bytes each.
+/// Returns the bytes of an LL all-to-all: a header and two banks of slots per block, 16 bytes each.
 fn ll_a2a_bytes(blocks: usize, slots: usize) -> usize {
     blocks * (1 + 2 * slots) * 16
 }

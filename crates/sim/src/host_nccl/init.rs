@@ -48,9 +48,11 @@ pub(super) fn rank_of(rank: c_int, n_ranks: c_int) -> NcclResult<(usize, usize)>
     valid.ok_or_else(|| NcclError::argument(format!("invalid rank {rank} of {n_ranks} ranks")))
 }
 
+/// Begins the creation of a communicator by unique ids.
+///
 /// # Safety
 ///
-/// NCCL's contract for the function.
+/// The contract is that of NCCL's function.
 unsafe fn init(
     name: &'static str,
     out: *mut RawComm,
@@ -70,7 +72,7 @@ unsafe fn init(
             return Err(NcclError::argument("no unique id"));
         }
         // All ranks pass the same ids: the first one identifies the rendezvous.
-        // SAFETY: as above.
+        // SAFETY: the program passes valid pointers, as NCCL requires.
         let id = number_of(unsafe { &*ids.0 })?;
         // SAFETY: the program passes valid pointers, as NCCL requires.
         let settings = unsafe { Settings::read(config, Settings::default()) }?;
@@ -102,7 +104,7 @@ pub(super) unsafe extern "C" fn init_rank(
     rank: c_int,
 ) -> c_int {
     let none = std::ptr::null();
-    // SAFETY: the module's contract, here and below; the id is live for the call.
+    // SAFETY: the program passes valid pointers, as NCCL requires; the id is live for the call.
     unsafe { init("ncclCommInitRank", out, n_ranks, rank, (&raw const id, 1), none) }
 }
 
@@ -143,7 +145,7 @@ pub(super) unsafe extern "C" fn init_all(
         }
         let mut gpus = Vec::with_capacity(n);
         for index in 0..n {
-            // SAFETY: the module's contract; NULL selects the first GPUs.
+            // SAFETY: the program passes NULL, which selects the first GPUs, or a list of `n`.
             let device = unsafe { devices.as_ref().map(|_| *devices.add(index)) };
             let gpu = device.map_or(Some(index), |device| usize::try_from(device).ok());
             let gpu = gpu.filter(|gpu| *gpu < cx.core.devices.len());

@@ -59,7 +59,7 @@ pub(super) unsafe extern "C" fn alloc(address: *mut *mut c_void, bytes: usize) -
     })
 }
 
-/// Forgets the allocation. Its pages stay mapped while a window has them.
+/// Frees an allocation. Its pages stay mapped while a window has them.
 pub(super) unsafe extern "C" fn free(address: *mut c_void) -> c_int {
     if address.is_null() {
         return SUCCESS;
@@ -79,7 +79,7 @@ pub(super) unsafe extern "C" fn free(address: *mut c_void) -> c_int {
     })
 }
 
-/// Returns a handle only: the simulator's collectives do not need registration.
+/// Returns a handle and does nothing else: the simulator's collectives need no registration.
 pub(super) unsafe extern "C" fn register(
     comm: RawComm,
     address: *mut c_void,

@@ -27,7 +27,7 @@ pub(super) struct Put {
 #[derive(Default)]
 pub(super) struct Arrived {
     count: u64,
-    /// What they make known.
+    /// The clock that a wait for them joins.
     clock: Clock,
 }
 
@@ -73,10 +73,10 @@ impl Comm {
         core.memory.races.join(&mut arrived.clock, &core.memory.races.done_here());
     }
 
-    /// Consumes the signals of all `waits`, if all have arrived; returns what they make known.
+    /// Consumes the signals of all `waits`, if all have arrived; returns the clock that they join.
     pub(super) fn take_signals(&self, core: &Core, waits: &[SignalWait]) -> Option<Clock> {
         let mut signals = self.signals.borrow_mut();
-        let arrived = |wait: &SignalWait| signals.get(&wait.signal).map_or(0, |of| of.count);
+        let arrived = |wait: &SignalWait| signals.get(&wait.signal).map_or(0, |state| state.count);
         if waits.iter().any(|wait| arrived(wait) < wait.count) {
             return None;
         }
@@ -195,7 +195,7 @@ pub(super) unsafe extern "C" fn wait_signal(
     stream: RawStream,
 ) -> c_int {
     call("ncclWaitSignal", comm, |cx| {
-        // SAFETY: the module's contract: the list has `n` entries.
+        // SAFETY: the program passes a list of `n` entries, as NCCL requires.
         let waits = (0..usize::try_from(n).unwrap_or(0)).map(|i| unsafe { *waits.add(i) });
         let waits: Vec<_> = waits.collect();
         cx.note(|| {

@@ -106,7 +106,7 @@ pub(super) unsafe extern "C" fn create_pre_mul_sum(
             }
             1 => {
                 let mut bytes = [0; 8];
-                // SAFETY: the module's contract; a scalar has at most 8 bytes.
+                // SAFETY: the program passes the address of a scalar, of at most 8 bytes.
                 unsafe { bytes.as_mut_ptr().copy_from(scalar.cast(), ty.size()) };
                 Scalar::Host(bytes)
             }

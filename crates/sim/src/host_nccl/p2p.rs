@@ -41,7 +41,7 @@ pub(super) struct Mailbox {
 }
 
 impl Comm {
-    /// Is called when a rank's stream reaches a send or a receive.
+    /// Records that a rank's stream has reached a send or a receive; copies if the peer's has, too.
     pub(super) fn post(
         &self,
         core: &Core,

@@ -9,7 +9,7 @@ use devcomm_sys::nccl::{ParamHandle, SUCCESS};
 
 use super::call::{INVALID_ARGUMENT, NcclError, NcclResult, record_error};
 
-/// Names and default values.
+/// The names and default values of the parameters.
 const PARAMETERS: [(&CStr, &str); 7] = [
     (c"NCCL_DEBUG", ""),
     (c"NCCL_DEBUG_FILE", ""),
@@ -31,6 +31,8 @@ fn value_of(index: usize) -> String {
     set.unwrap_or_else(|| default.to_owned())
 }
 
+/// Returns the index of the parameter with a name.
+///
 /// # Safety
 ///
 /// `key` is NUL-terminated.
@@ -41,7 +43,7 @@ unsafe fn index_of(key: *const c_char) -> NcclResult<usize> {
     found.ok_or_else(|| NcclError::argument(format!("no parameter is called {key:?}")))
 }
 
-/// Returns a handle: the parameter's index plus 1.
+/// Returns the index of a handle's parameter: a handle is the index plus 1.
 fn index(handle: ParamHandle) -> NcclResult<usize> {
     let index = handle.addr().checked_sub(1).filter(|index| *index < PARAMETERS.len());
     index.ok_or_else(|| NcclError::argument("not a parameter handle"))
@@ -158,7 +160,7 @@ pub(super) unsafe extern "C" fn get(
             let n = text.len();
             return Err(NcclError::new(INVALID_ARGUMENT, format!("{n} bytes for {max_len}")));
         }
-        // SAFETY: as above; the buffer has `max_len` bytes, which is enough.
+        // SAFETY: the program passes a buffer of `max_len` bytes, as NCCL requires; the text fits.
         unsafe { out.cast::<u8>().copy_from(text.as_ptr(), text.len()) };
         Ok(())
     })

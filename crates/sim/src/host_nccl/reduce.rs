@@ -140,6 +140,8 @@ pub(super) unsafe fn combine(
     unsafe { combine(operator, inputs, count) }
 }
 
+/// Does the same as [`combine`], for elements of type `T`.
+///
 /// # Safety
 ///
 /// The contract is that of [`combine`].

@@ -27,7 +27,7 @@ pub(super) struct Task {
     pub(super) kind: TaskKind,
     /// Whether the call has begun; in a group it begins at the group's end.
     has_started: Cell<bool>,
-    /// The thread that calls, and what it knows when it arrives.
+    /// The thread that calls, and its clock when it arrives.
     host: RefCell<Option<(ClientId, Clock)>>,
     rendezvous: RefCell<Option<Rc<Rendezvous>>>,
     result: RefCell<Option<NcclResult<()>>>,
@@ -60,7 +60,7 @@ pub(super) enum TaskKind {
     DevComm(Creation),
 }
 
-/// The calls that have arrived, by rank, and how many are expected (0: not known yet).
+/// The calls that have arrived, by rank, and the number of expected calls (0 if not known yet).
 #[derive(Default)]
 pub(super) struct Rendezvous {
     expected: Cell<usize>,

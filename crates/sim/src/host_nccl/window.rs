@@ -115,7 +115,7 @@ pub(super) fn complete(core: &Core, tasks: &[(&Task, &Registration)]) -> NcclRes
             core.nccl.windows.borrow_mut().insert(handle.addr(), Rc::new(window));
             task.rank_comm.has_rma.set(true);
         }
-        // SAFETY: the module's contract: `out` is valid until the call has completed.
+        // SAFETY: the program keeps `out` valid until the call has completed, as NCCL requires.
         unsafe { out.write(handle) };
     }
     Ok(())

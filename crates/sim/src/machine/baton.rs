@@ -31,7 +31,7 @@ use crate::error::Error;
 use crate::race::HostEvent;
 use crate::simulation::Simulation;
 
-/// Interval at which the machine checks whether the running client is blocked.
+/// The interval at which the machine checks whether the running client is blocked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// The longest time that the last client waits for the timeline.
 const WRITING_TIME: Duration = Duration::from_secs(10);
@@ -84,7 +84,7 @@ pub(crate) struct Shared {
 struct Turns {
     clients: LiteMap<ClientId, Entry>,
     next: u32,
-    /// Whether all [`Machine`](crate::Machine) handles are gone: it ends with the last client.
+    /// Whether all [`Machine`](crate::Machine) handles are gone, so the last client's end ends it.
     closed: bool,
     /// Whether the machine's thread is to write the timeline.
     writes: bool,
@@ -266,7 +266,7 @@ impl Shared {
         self.event(id, HostEvent::End);
         let is_last = turns.clients.is_empty() && !turns.ended;
         turns.writes |= is_last && self.simulation.timeline.is_some();
-        // This comes before the machine's thread can find that only waiting clients are left.
+        // The lock is still held: the machine's thread finds the notification with the removal.
         self.notify();
         drop(turns);
         // The process may end after its last client.
@@ -382,8 +382,7 @@ impl Turns {
     }
 }
 
-/// Returns whether a thread of this process is blocked, in state `S` of `/proc`; `false` without
-/// `/proc`.
+/// Returns whether `/proc` shows that a thread of this process is blocked (state `S`).
 fn is_blocked(thread: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
     stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S')))
@@ -402,7 +401,7 @@ pub(crate) struct Client {
     allowed: Allowed,
     /// The GPU whose context is current on this thread.
     pub(crate) gpu: Cell<Option<usize>>,
-    /// What the program does now.
+    /// The operation that the program performs, for reports.
     pub(crate) operation: RefCell<Option<Arc<str>>>,
 }
 
@@ -410,7 +409,7 @@ impl Client {
     /// Detaches this thread from its previous machine, attaches it as client `id`, and waits for
     /// its first turn.
     pub(crate) fn attach(shared: &Arc<Shared>, id: ClientId) {
-        // First, since this thread may have the previous machine's baton.
+        // The thread detaches first, since it may have the previous machine's baton.
         Self::detach();
         let mut turns = shared.turns.lock();
         let Some(entry) = turns.clients.get_mut(&id) else { return };
@@ -445,7 +444,7 @@ impl Client {
         self.id
     }
 
-    /// Lets the machine's thread poll `f` until `f` is ready. `None` if the machine has ended.
+    /// Lets the machine's thread poll `f` until it is ready. Returns `None` if the machine ended.
     pub(crate) fn call<R>(
         &self,
         name: &'static str,
@@ -466,7 +465,7 @@ impl Client {
         self.wait_for_turn(Some(Call { name, poll })).then_some(result).flatten()
     }
 
-    /// Posts a call, if any, and waits for the baton. False if the machine had ended before.
+    /// Posts a call, if any, and waits for the baton. Returns false if the machine had ended.
     fn wait_for_turn(&self, call: Option<Call>) -> bool {
         self.shared.processor.wait(&self.allowed, || {
             let mut turns = self.shared.turns.lock();

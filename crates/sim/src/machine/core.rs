@@ -36,7 +36,7 @@ pub(super) enum Progress {
 /// The state of one GPU as the driver sees it.
 #[derive(Default)]
 pub(crate) struct Device {
-    /// Reference count of the GPU's primary context.
+    /// The reference count of the GPU's primary context.
     pub(crate) retained: Cell<usize>,
     /// The number of allocated bytes.
     pub(crate) allocated: Cell<usize>,
@@ -71,7 +71,7 @@ pub(crate) struct Core {
     /// The earliest deadline of a waiting client (host thread).
     wake_at: Cell<Option<u64>>,
     /// Whether an operation of a stream has made progress that only it sees.
-    goes_on: Cell<bool>,
+    op_progressed: Cell<bool>,
 }
 
 /// First handle of objects other than default streams.
@@ -105,7 +105,7 @@ impl Core {
             failure: RefCell::default(),
             deadlock: RefCell::default(),
             wake_at: Cell::new(None),
-            goes_on: Cell::new(false),
+            op_progressed: Cell::new(false),
         }
     }
 
@@ -266,22 +266,22 @@ impl Core {
         stream.push(self, op);
     }
 
-    /// Returns how often a copy in a stream is polled, after it has read its source, before it
-    /// lands.
-    pub(crate) fn lateness(&self) -> usize {
+    /// Returns the number of polls of a stream's copy between its read of the source and its write
+    /// of the target.
+    pub(crate) fn copy_delay(&self) -> usize {
         match self.simulation().weak && self.gpus.random() {
             true => self.gpus.choose(4),
             false => 0,
         }
     }
 
-    /// Records that an operation of a stream will go on when it is polled again.
-    pub(crate) fn goes_on(&self) {
-        self.goes_on.set(true);
+    /// Records that an operation of a stream has made progress, and must be polled again.
+    pub(crate) fn op_progressed(&self) {
+        self.op_progressed.set(true);
     }
 
-    /// Polls the heads of all streams and steps the GPUs. `host_waits`: whether all host threads
-    /// wait.
+    /// Polls the heads of all streams and steps the GPUs. `host_waits` says whether all host
+    /// threads wait.
     pub(super) fn run_gpus(&self, host_waits: bool) -> Progress {
         self.gpus.host_waits.set(host_waits);
         self.streams.borrow_mut().retain(|_, stream| !stream.is_over());
@@ -290,7 +290,7 @@ impl Core {
         for stream in streams {
             advanced |= stream.advance(self);
         }
-        let goes_on = self.goes_on.take();
+        let op_progressed = self.op_progressed.take();
         self.shared.advance(self.gpus.now());
         let step = self.gpus.step();
         self.shared.advance(self.gpus.now());
@@ -308,7 +308,7 @@ impl Core {
             }
             _ if advanced => Progress::Streams,
             Step::Progress => Progress::Something,
-            _ if goes_on => Progress::Something,
+            _ if op_progressed => Progress::Something,
             // A spinning thread may stop after some iterations, so this is no deadlock; but
             // deadlines of kernels and clients pass.
             Step::Spinning if self.first_deadline().is_none() => Progress::Something,

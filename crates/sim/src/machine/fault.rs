@@ -94,7 +94,7 @@ struct State {
     /// Number of aborted and revoked communicators per GPU.
     aborts: LiteMap<usize, u64>,
     threads: Vec<ThreadFault>,
-    /// How often each thread has entered the machine, while calls are recorded.
+    /// The number of times that each thread has entered the machine while calls were recorded.
     entries: LiteMap<String, usize>,
 }
 
@@ -118,18 +118,18 @@ impl Faults {
         self.state.lock().threads.push(fault);
     }
 
-    /// Returns how often a thread has entered the machine.
+    /// Returns the number of times that a thread has entered the machine.
     pub(super) fn entries(&self, thread: &str) -> usize {
         self.state.lock().entries.get(thread).copied().unwrap_or(0)
     }
 
-    /// Returns whether [`pass`](Self::pass) is to be called.
+    /// Returns whether [`count_entry`](Self::count_entry) must be called.
     pub(super) fn counts_entries(&self) -> bool {
         self.state.lock().records.is_some()
     }
 
-    /// Counts an entry of a thread; the effect of a fault, if one was injected into it.
-    pub(super) fn pass(&self, thread: &str) -> Option<ThreadEffect> {
+    /// Counts an entry of a thread; returns the effect of a fault, if one was injected into it.
+    pub(super) fn count_entry(&self, thread: &str) -> Option<ThreadEffect> {
         let mut state = self.state.lock();
         let nth = state.entries.entry(thread.to_owned()).or_insert(0);
         let now = *nth;

@@ -104,7 +104,7 @@ impl Machine {
     ///
     /// # Panics
     ///
-    /// For a [`ThreadEffect::Die`] only, but not while the thread unwinds.
+    /// Panics for a [`ThreadEffect::Die`], unless the thread unwinds.
     pub fn enter(&self) {
         let shared = &self.inner.shared;
         join(shared);
@@ -112,9 +112,9 @@ impl Machine {
             return;
         }
         let name = Client::with(|client| shared.name_of(client.id()));
-        match name.and_then(|name| shared.faults.pass(&name)) {
+        match name.and_then(|name| shared.faults.count_entry(&name)) {
             None => {}
-            // Without the message that a panic prints.
+            // This does not print a panic's message.
             Some(ThreadEffect::Die) => resume_unwind(Box::new("an injected fault".to_owned())),
             Some(ThreadEffect::Sleep(time)) => {
                 let end = self.now() + time;
@@ -135,8 +135,8 @@ impl Machine {
         self.inner.shared.event_count()
     }
 
-    /// Sets what the calling thread's program does, which reports of deadlocks name; returns what
-    /// it did before. Without effect on a thread that is attached to no machine.
+    /// Sets the operation that the calling thread's program performs, which reports of deadlocks
+    /// name; returns the previous one. Does nothing on a thread that is attached to no machine.
     pub fn set_operation(operation: Option<Arc<str>>) -> Option<Arc<str>> {
         Client::with(|client| client.operation.replace(operation)).flatten()
     }
@@ -155,14 +155,13 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// A deadlock report: every thread waits, and no wait has a deadline.
+    /// Returns a deadlock report: every thread waits, and no wait has a deadline.
     pub fn wait(&self, since: EventCount, deadline: Option<Duration>) -> Result<(), String> {
         self.enter();
         self.wait_until("a wait for an event", deadline, |core, _| core.event_count() != since)
     }
 
-    /// Does the same as [`wait`](Self::wait), but only for [notifications](Self::notify) by
-    /// threads.
+    /// Waits as [`wait`](Self::wait) does, but only for [notifications](Self::notify) by threads.
     ///
     /// # Errors
     ///
@@ -176,7 +175,7 @@ impl Machine {
         self.wait_until(THREAD_WAIT, deadline, |core, _| core.event_count().is_notify(since))
     }
 
-    /// Does the same as [`wait_for_notify`](Self::wait_for_notify), or until this stream of the
+    /// Waits as [`wait_for_notify`](Self::wait_for_notify) does, or until this stream of the
     /// current context is idle.
     ///
     /// # Errors
@@ -234,8 +233,8 @@ impl Machine {
     }
 
     /// Tells the detection of races that the calling thread sends messages to other threads or
-    /// receives theirs: the work that it starts from now on comes after all that was known to the
-    /// threads that have called this before.
+    /// receives theirs: the work that it starts from now on is ordered after the work that other
+    /// threads had waited for when they called this before.
     pub fn exchange(&self) {
         self.inner.shared.exchange();
     }
@@ -246,8 +245,8 @@ impl Machine {
         self.inner.shared.failure()
     }
 
-    /// Ends the machine, and frees its memory, when no thread is attached to it: it need not be
-    /// told so by the drop of its last handle. Later calls fail.
+    /// Lets the machine end, and free its memory, once no thread is attached to it, although
+    /// handles to it still exist. Later calls fail.
     pub fn end(&self) {
         MACHINES.lock().remove(&self.inner.shared.number);
         self.inner.shared.close();
@@ -264,15 +263,15 @@ impl Machine {
         let _: Option<()> = self.query(|core| core.gpus.traffic.begin());
     }
 
-    /// Returns what the kernels of each rank have sent to each other one since
-    /// [`record_traffic`](Self::record_traffic), by the ranks, sender first; nothing for those that
-    /// have sent nothing. The ranks are those of a communicator with all GPUs.
+    /// Returns the traffic of kernels since [`record_traffic`](Self::record_traffic), by sender and
+    /// receiver, without pairs that have sent nothing. The ranks are those of a communicator with
+    /// all GPUs.
     #[must_use]
     pub fn traffic(&self) -> BTreeMap<(usize, usize), Traffic> {
         self.query(|core| core.gpus.traffic.all()).unwrap_or_default()
     }
 
-    /// Asks the machine.
+    /// Runs `query` on the machine's thread.
     fn query<R>(&self, query: impl Fn(&Core) -> R) -> Option<R> {
         let is_here = |client: &Client| Arc::ptr_eq(client.shared(), &self.inner.shared);
         let is_attached = Client::with(is_here).unwrap_or(false);
@@ -291,8 +290,8 @@ impl Machine {
         self.inner.shared.faults.inject_into_thread(fault);
     }
 
-    /// Returns how often a host thread of this name has [entered](Self::enter) the machine while
-    /// calls were recorded.
+    /// Returns the number of times that a host thread of this name has [entered](Self::enter) the
+    /// machine while calls were recorded.
     #[must_use]
     pub fn entries(&self, thread: &str) -> usize {
         self.inner.shared.faults.entries(thread)

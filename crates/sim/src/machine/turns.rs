@@ -9,8 +9,8 @@ use super::core::{Core, Progress};
 use crate::schedule::Schedule;
 use crate::timeline::{Row, Span};
 
-/// Turns of clients after which the GPUs run even if clients come first: one may ask in a loop
-/// whether a stream is idle.
+/// The number of clients' turns after which the GPUs run even if clients come first, since a client
+/// may query a stream in a loop.
 const MAX_SERVED: usize = 1000;
 
 /// Runs a machine until no thread uses it.
@@ -29,14 +29,14 @@ struct Turns {
     core: Core,
     /// Whether the order of turns is random, determined by the seed.
     random: bool,
-    /// Whether clients have their turns before the GPUs run: with a list of choices, of which every
-    /// kernel is to be part from its begin.
+    /// Whether clients have their turns before the GPUs run, as with a list of choices: it is about
+    /// every kernel that the clients have launched.
     clients_first: bool,
     /// The client that had the last turn.
     last: Option<ClientId>,
-    /// Number of clients' turns since the GPUs last ran.
+    /// The number of clients' turns since the GPUs last ran.
     served: usize,
-    /// Since when each client waits, for the timeline.
+    /// The time since which each client waits, for the timeline.
     waiting: BTreeMap<ClientId, u64>,
 }
 
@@ -83,7 +83,7 @@ impl Turns {
             let gpus_first = match self.random {
                 true => self.core.gpus.choose(2) == 0,
                 false if self.clients_first => self.served >= MAX_SERVED,
-                // As if concurrent with the clients: once after each round of their turns.
+                // The GPUs run once after each round of the clients' turns, as if concurrently.
                 false => self.served >= clients.len(),
             };
             if gpus_first {
@@ -149,10 +149,10 @@ impl Turns {
     fn all_blocked(&mut self, clients: &[Caller], late: &[Caller], all: bool) {
         self.served = 0;
         let progress = self.core.run_gpus(true);
-        let still = matches!(progress, Progress::Nothing) || self.core.gpus.late_rank().1;
+        let late_may_run = matches!(progress, Progress::Nothing) || self.core.gpus.late_rank().1;
         match progress {
             Progress::Streams => self.shared.notify_streams(),
-            _ if still && self.serve(late) => {}
+            _ if late_may_run && self.serve(late) => {}
             Progress::Something => {}
             Progress::Nothing if self.core.advance_to_deadline() => {}
             Progress::Nothing if !all => self.shared.wait_for_unscheduled(),

@@ -1,4 +1,4 @@
-//! Reserved address space.
+//! Mappings: reserved address space, whose pages can be made accessible.
 
 use std::io;
 use std::sync::LazyLock;
@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 /// Returns the size of a page in bytes.
 pub(crate) fn page_size() -> usize {
     static SIZE: LazyLock<usize> = LazyLock::new(|| {
-        // SAFETY: sysconf only reads a number.
+        // SAFETY: the call has no preconditions: it returns a number.
         let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         usize::try_from(size).unwrap_or(4096)
     });

@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 
 /// The first canonical address of pages: above all addresses of a process.
 const CANONICAL: usize = 1 << 56;
-/// Bytes from the start of new memory that are poisoned. A program may allocate much more than it
-/// uses, and what is written takes memory of the host.
+/// The number of bytes at the start of new memory that are poisoned. It is limited, since a program
+/// may allocate much more than it uses, and pages that are written take memory of the host.
 const POISONED: usize = 1 << 20;
 
 /// Returns whether pages have this canonical address.
@@ -29,12 +29,12 @@ pub(crate) struct Pages {
 
 impl Pages {
     fn new(len: usize) -> io::Result<Self> {
-        // SAFETY: a valid name and flag.
+        // SAFETY: the name is a C string, and the flag is valid.
         let fd = unsafe { libc::memfd_create(c"devcomm".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor that nothing else owns.
+        // SAFETY: the descriptor is new, so nothing else owns it.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(len as u64)?;
         static NEXT: AtomicUsize = AtomicUsize::new(CANONICAL);

@@ -1,5 +1,5 @@
-//! What `nccl_device`'s typed layer tells the simulator: cooperative calls, and sessions on GIN
-//! barriers.
+//! The functions by which `nccl_device`'s typed layer tells the simulator of cooperative calls, and
+//! of sessions on GIN barriers.
 
 use devcomm_types::nccl::{CoopAny, DevComm};
 use nccl_device::raw::host::{Checks, CoopCall, GinBarrierUse};

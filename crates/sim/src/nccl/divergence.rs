@@ -15,9 +15,9 @@ type Key = (u8, u32, u32);
 /// The calls of a block's coops.
 #[derive(Default)]
 pub(crate) struct CallDivergence {
-    /// The number of calls that a thread has made with a coop.
+    /// The number of calls that each thread has made with a coop.
     made: LiteMap<(Key, u32), u32>,
-    /// Calls that not all threads of the coop have made yet, by number.
+    /// The calls that not all threads of the coop have made yet, by number.
     open: LiteMap<(Key, u32), Open>,
 }
 
@@ -27,8 +27,9 @@ struct Open {
     call: CoopCall,
     tid: u32,
     at: Site,
-    /// Threads that have made it, and all of the coop.
+    /// The number of threads that have made the call.
     made: u32,
+    /// The number of threads of the coop.
     size: u32,
 }
 
@@ -64,9 +65,9 @@ pub(super) fn call(thread: &Thread, coop: Coop, call: CoopCall, at: Site) {
 }
 
 impl Block {
-    /// Returns a call that a part of its coop has not made, at the end of the block: where, and
-    /// what is wrong. (Threads that exit when the host aborts are not meant.)
-    pub(crate) fn call_of_a_part(&self) -> Option<(Site, String)> {
+    /// Returns the location and the report of a call that a part of its coop has not made, at the
+    /// end of the block; none if threads have exited because the host aborts.
+    pub(crate) fn incomplete_call(&self) -> Option<(Site, String)> {
         if !self.threads().all(|thread| thread.returned.get()) {
             return None;
         }

@@ -147,7 +147,7 @@ impl Session {
             if coop_rank(coop, thread, at) == 0 {
                 for owner in 0..self.team.n_ranks {
                     let inbox = self.multimem_inbox(owner);
-                    // SAFETY: an inbox of a barrier that Init checked; one thread runs at a time.
+                    // SAFETY: the word is an inbox that Init checked; one thread runs at a time.
                     unsafe { inbox.write_volatile(inbox.read_volatile().wrapping_add(1)) };
                     release(thread, inbox, order);
                 }
@@ -157,7 +157,7 @@ impl Session {
         }
         for peer in self.peers(coop_rank(coop, thread, at), coop.size(thread)) {
             let inbox = self.inbox(peer, self.team.rank);
-            // SAFETY: an inbox of a barrier that Init checked; one thread runs at a time.
+            // SAFETY: the word is an inbox that Init checked; one thread runs at a time.
             unsafe { inbox.write_volatile(self.epoch.wrapping_add(1)) };
             release(thread, inbox, order);
             thread.gpus().progress();
@@ -194,7 +194,7 @@ impl Session {
                 index: self.index,
                 at,
             };
-            if !wait.over() {
+            if !wait.is_over() {
                 thread.suspend(Wait::Inbox(wait));
             }
             let (memory, mut clock) = (&thread.gpus().memory, thread.race.borrow_mut());
@@ -222,7 +222,7 @@ impl Session {
         if thread_rank == 0 {
             thread.gpus().session_opened(thread, word.addr(), ("LSA barrier", index), at);
         }
-        // SAFETY: the epoch of a barrier that the device communicator has, by the check above.
+        // SAFETY: the word is the epoch of a barrier that exists, as checked above.
         self.epoch = unsafe { word.read_volatile() };
         self
     }
@@ -231,7 +231,7 @@ impl Session {
     pub(super) fn close(&self, thread: &Thread, coop: Coop, at: Site) {
         if coop_rank(coop, thread, at) == 0 {
             let word = self.epoch_word();
-            // SAFETY: the epoch word of a barrier that Init checked.
+            // SAFETY: the word is the epoch of a barrier that Init checked.
             unsafe { word.write_volatile(self.epoch) };
             let barrier = ("LSA barrier", self.index);
             thread.gpus().session_closed(thread, word.addr(), barrier, at);
@@ -240,7 +240,7 @@ impl Session {
     }
 }
 
-/// Releases, by the word of a thread's arrival with this order, what the thread knows.
+/// Makes a thread's store to an inbox a release of what the thread knows, if its order is one.
 fn release(thread: &Thread, inbox: *const u32, order: i32) {
     if releases(order) {
         let (memory, mut clock) = (&thread.gpus().memory, thread.race.borrow_mut());
@@ -264,7 +264,7 @@ pub(super) fn releases(order: i32) -> bool {
 
 /// Returns whether the inbox of a barrier has reached `target`, by NCCL's wrap-around comparison.
 pub(crate) fn arrived(inbox: *const u32, target: u32) -> bool {
-    // SAFETY: an inbox of a barrier that Init checked, in memory that lives as long as the launch.
+    // SAFETY: Init checked that the word is an inbox, in memory that lives as long as the launch.
     unsafe { inbox.read_volatile() }.wrapping_sub(target) <= u32::MAX >> 1
 }
 
@@ -283,7 +283,7 @@ pub(crate) struct InboxWait {
 
 impl InboxWait {
     /// Returns whether the peer has arrived.
-    pub(crate) fn over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         arrived(self.word, self.target)
     }
 

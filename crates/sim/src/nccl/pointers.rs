@@ -51,7 +51,7 @@ pub(super) unsafe extern "C-unwind" fn peer_of_team(
 
 /// Returns the multicast address of byte `offset` of memory bound at `mc_offset_4k`; fails the
 /// kernel if the handle is NULL.
-fn of_multimem(handle: MultimemHandle, mc_offset_4k: u32, offset: usize) -> *mut c_void {
+fn multicast_address(handle: MultimemHandle, mc_offset_4k: u32, offset: usize) -> *mut c_void {
     let (thread, at) = caller();
     thread.block().grid.uses_peers.set(true);
     if handle.base.is_null() {
@@ -71,7 +71,7 @@ pub(super) unsafe extern "C-unwind" fn multimem(
 ) -> *mut c_void {
     // SAFETY: the kernel passes a window that it was given, and a handle.
     let (view, handle) = unsafe { (view(window), *handle) };
-    of_multimem(handle, view.mc_offset_4k, offset)
+    multicast_address(handle, view.mc_offset_4k, offset)
 }
 
 pub(super) unsafe extern "C-unwind" fn lsa_multimem(
@@ -81,7 +81,7 @@ pub(super) unsafe extern "C-unwind" fn lsa_multimem(
 ) -> *mut c_void {
     // SAFETY: the kernel passes a window that it was given, and a device communicator.
     let (view, handle) = unsafe { (view(window), (*comm).lsa_multimem) };
-    of_multimem(handle, view.mc_offset_4k, offset)
+    multicast_address(handle, view.mc_offset_4k, offset)
 }
 
 /// Returns the byte offset of a resource in the resource window.
@@ -131,7 +131,7 @@ pub(super) unsafe extern "C-unwind" fn resource_multimem(
     // SAFETY: the kernel passes a device communicator and a handle.
     let (mc_offset_4k, multimem) =
         unsafe { ((*comm).resource_window_inlined.mc_offset_4k, *multimem) };
-    of_multimem(multimem, mc_offset_4k, offset_of(handle))
+    multicast_address(multimem, mc_offset_4k, offset_of(handle))
 }
 
 pub(super) unsafe extern "C-unwind" fn resource_lsa_multimem(

@@ -167,7 +167,7 @@ impl Work<'_> {
         parts.for_each(|part| unsafe { part.write_volatile(value) });
     }
 
-    /// Checks `count` elements at a multicast address: those of 16 bits are accessed in pairs.
+    /// Checks `count` elements at a multicast address: elements of 16 bits are accessed in pairs.
     fn check_pairs<T: Sum>(&self, multicast: *const T, count: usize) {
         if size_of::<T>() != 2 {
             return;

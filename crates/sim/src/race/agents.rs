@@ -1,4 +1,4 @@
-//! Asynchronous operations: the agents that work for threads, and what their end makes known.
+//! Asynchronous operations: the agents that work for threads, and the clocks of their ends.
 
 use cuda_std::arch::{Engine, Event};
 
@@ -6,7 +6,7 @@ use super::clock::{Agent, Clock, OpId};
 use super::{Races, ThreadClock};
 use crate::error::Site;
 
-/// Returns the kind of an engine's groups.
+/// Returns the index of an engine's groups in [`ThreadClock::groups`].
 pub(super) fn group_of(engine: Engine) -> Option<usize> {
     match engine {
         Engine::Bulk => Some(0),
@@ -62,19 +62,19 @@ pub(super) fn performer_of(agent: u16) -> (u32, &'static str) {
 
 /// An `mbarrier`.
 pub(super) struct Barrier {
-    /// Makes the accesses of copies that end with a phase; its time is the phase's number.
+    /// The agent of copies that end with a phase; its time is the phase's number.
     pub(super) agent: Agent,
-    /// Phases that have ended.
+    /// The number of phases that have ended.
     pub(super) phase: u32,
-    /// What arrivals of this phase have released.
+    /// The clock that arrivals of this phase have released.
     pub(super) pending: Clock,
-    /// What the end of the last phase makes known.
+    /// The clock of the end of the last phase.
     pub(super) ended: Clock,
-    /// The agent that has initialised it, when and where, and whether `fence.mbarrier_init` has
-    /// followed.
+    /// The agent that has initialised it, its time and its line.
     init: (Agent, u32, Site),
+    /// Whether `fence.mbarrier_init` has followed.
     is_fenced: bool,
-    /// The last copy that ends at it: the number of its phase, from 1, and where it was started.
+    /// The last copy that ends at it: the number of its phase, from 1, and its line.
     copy: Option<(u32, Site)>,
     /// The last phase that a thread has waited for.
     waited: u32,
@@ -194,7 +194,7 @@ impl Races {
         thread.time += 1;
     }
 
-    /// Adds a copy to the `mbarrier`'s phase, which was issued `at` a line.
+    /// Adds a copy, which was started at line `at`, to the `mbarrier`'s phase.
     fn complete_copy(&self, thread: &ThreadClock, barrier: &mut Barrier, at: Site) {
         let (agent, time) = (barrier.agent, barrier.phase + 1);
         barrier.pending.add(agent, time, &self.joins.places);
@@ -211,7 +211,7 @@ impl Races {
     ///
     /// # Errors
     ///
-    /// Why it may not be.
+    /// Returns the reason why it may not be.
     pub(crate) fn check_barrier(&self, thread: &ThreadClock, word: usize) -> Result<(), String> {
         if !self.on {
             return Ok(());
@@ -248,8 +248,7 @@ impl Races {
         Ok(())
     }
 
-    /// Returns where a copy was started that ends at an `mbarrier` of the block, and whose end no
-    /// thread has waited for.
+    /// Returns the line of a copy, at an `mbarrier` of the block, whose end no thread waited for.
     pub(crate) fn copy_in_flight(&self, op: OpId, block: u32) -> Option<Site> {
         let barriers = self.barriers.borrow();
         let of_block = barriers.values().filter(|b| (b.agent.op, b.agent.block) == (op, block));

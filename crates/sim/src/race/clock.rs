@@ -1,10 +1,10 @@
-//! Vector clocks: what is known to have happened before.
+//! Vector clocks: the accesses that a thread *knows*, as they happen before what it does next.
 //!
 //! A clock per thread with an entry per thread would have billions of entries, so entries are
 //! compressed by what usually becomes known together:
 //!
-//! * An *operation* (a kernel, a copy, a network transfer) has a number on a *line*, such as a
-//!   stream. Operations of a line end in order, so one number stands for all that have ended.
+//! * An *operation* (a kernel, a copy, a network transfer) has a number on a *chain*, such as a
+//!   stream. Operations of a chain end in order, so one number stands for all that have ended.
 //! * Of a running kernel, each block has an entry ([`BlockView`]): the time up to which all its
 //!   threads are known, as after `sync_threads`, and later times of single threads.
 //!
@@ -27,11 +27,11 @@ impl OpId {
     }
 }
 
-/// Identifies a line of operations that end in order.
+/// Identifies a chain of operations that end in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Line(pub(super) u32);
+pub(crate) struct Chain(pub(super) u32);
 
-/// Threads of a block have smaller numbers as agents; the others are asynchronous.
+/// The first number of an asynchronous agent; the threads of a block have smaller numbers.
 pub(super) const THREADS: u16 = 1024;
 
 /// An agent of a block: a thread, or a unit that works for threads asynchronously.
@@ -75,7 +75,7 @@ impl BlockView {
         let covers = |(agent, time, last): (&u16, &u32, Option<&u32>)| {
             (*agent < THREADS && *time <= self.all) || last.is_some_and(|last| time <= last)
         };
-        other.all <= self.all && beside(&other.agents, &self.agents).all(covers)
+        other.all <= self.all && zip_sorted(&other.agents, &self.agents).all(covers)
     }
 
     fn add(&mut self, agent: u16, time: u32) {
@@ -99,52 +99,52 @@ impl BlockView {
     }
 }
 
-/// A set of things that have happened.
+/// A set of accesses that have happened.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
-    /// The last known operation of each line, by line.
-    lines: Vec<(Line, u32)>,
-    /// Blocks of operations that `lines` does not cover, by operation and block.
+    /// The last known operation of each chain, by chain.
+    chains: Vec<(Chain, u32)>,
+    /// Blocks of operations that `chains` does not cover, by operation and block.
     blocks: Vec<(u64, Rc<BlockView>)>,
 }
 
-/// Where each operation is: its line, and its number there.
+/// Where each operation is: its chain, and its number there.
 #[derive(Default)]
 pub(super) struct Places {
-    ops: RefCell<Vec<(Line, u32)>>,
-    /// The last operation's number of each line that has any.
-    last: RefCell<HashMap<Line, u32>>,
+    ops: RefCell<Vec<(Chain, u32)>>,
+    /// The last operation's number of each chain that has any.
+    last: RefCell<HashMap<Chain, u32>>,
 }
 
 impl Places {
-    pub(super) fn add(&self, line: Line, number: u32) -> OpId {
-        self.last.borrow_mut().insert(line, number);
+    pub(super) fn add(&self, chain: Chain, number: u32) -> OpId {
+        self.last.borrow_mut().insert(chain, number);
         let mut ops = self.ops.borrow_mut();
-        ops.push((line, number));
+        ops.push((chain, number));
         OpId(ops.len() as u32)
     }
 
-    pub(super) fn of(&self, op: OpId) -> (Line, u32) {
-        self.ops.borrow().get(op.index()).copied().unwrap_or((Line(u32::MAX), u32::MAX))
+    pub(super) fn of(&self, op: OpId) -> (Chain, u32) {
+        self.ops.borrow().get(op.index()).copied().unwrap_or((Chain(u32::MAX), u32::MAX))
     }
 
-    /// Returns whether all operations of a line have ended for those that know `clock`.
-    pub(super) fn have_ended(&self, line: Line, clock: &Clock) -> bool {
-        self.last.borrow().get(&line).is_none_or(|last| *last <= clock.seen.line(line))
+    /// Returns whether all operations of a chain have ended for those that know `clock`.
+    pub(super) fn have_ended(&self, chain: Chain, clock: &Clock) -> bool {
+        self.last.borrow().get(&chain).is_none_or(|last| *last <= clock.seen.chain(chain))
     }
 }
 
 impl View {
-    fn line(&self, line: Line) -> u32 {
-        match self.lines.binary_search_by_key(&line, |(line, _)| *line) {
-            Ok(at) => self.lines[at].1,
+    fn chain(&self, chain: Chain) -> u32 {
+        match self.chains.binary_search_by_key(&chain, |(chain, _)| *chain) {
+            Ok(at) => self.chains[at].1,
             Err(_) => 0,
         }
     }
 
     fn has_ended(&self, op: OpId, places: &Places) -> bool {
-        let (line, number) = places.of(op);
-        number <= self.line(line)
+        let (chain, number) = places.of(op);
+        number <= self.chain(chain)
     }
 
     fn block(&self, key: u64) -> Option<&Rc<BlockView>> {
@@ -168,9 +168,9 @@ impl View {
             own.is_some_and(|own| Rc::ptr_eq(own, block) || own.contains(block))
                 || self.has_ended(OpId((key >> 32) as u32), places)
         };
-        beside(&other.lines, &self.lines)
+        zip_sorted(&other.chains, &self.chains)
             .all(|(_, number, own)| own.is_some_and(|own| number <= own))
-            && beside(&other.blocks, &self.blocks).all(has)
+            && zip_sorted(&other.blocks, &self.blocks).all(has)
     }
 
     fn change_block(&mut self, key: u64, change: impl FnOnce(&mut BlockView)) {
@@ -194,16 +194,16 @@ impl View {
         });
     }
 
-    /// Adds that the operations of a line up to `number` have ended.
-    fn end(&mut self, line: Line, number: u32, places: &Places) {
-        match self.lines.binary_search_by_key(&line, |(line, _)| *line) {
-            Ok(at) => self.lines[at].1 = self.lines[at].1.max(number),
-            Err(at) => self.lines.insert(at, (line, number)),
+    /// Adds that the operations of a chain up to `number` have ended.
+    fn end(&mut self, chain: Chain, number: u32, places: &Places) {
+        match self.chains.binary_search_by_key(&chain, |(chain, _)| *chain) {
+            Ok(at) => self.chains[at].1 = self.chains[at].1.max(number),
+            Err(at) => self.chains.insert(at, (chain, number)),
         }
         self.forget_ended(places);
     }
 
-    /// Removes the blocks that `lines` covers.
+    /// Removes the blocks that `chains` covers.
     fn forget_ended(&mut self, places: &Places) {
         let mut blocks = std::mem::take(&mut self.blocks);
         blocks.retain(|(key, _)| !self.has_ended(OpId((key >> 32) as u32), places));
@@ -211,7 +211,7 @@ impl View {
     }
 
     fn join(&self, other: &Self, places: &Places) -> Self {
-        let lines = merge(&self.lines, &other.lines, |a, b| *a.max(b));
+        let chains = merge(&self.chains, &other.chains, |a, b| *a.max(b));
         let blocks = merge(&self.blocks, &other.blocks, |a, b| {
             if Rc::ptr_eq(a, b) || a.contains(b) {
                 Rc::clone(a)
@@ -221,14 +221,14 @@ impl View {
                 Rc::new(a.join(b))
             }
         });
-        let mut joined = Self { lines, blocks };
+        let mut joined = Self { chains, blocks };
         joined.forget_ended(places);
         joined
     }
 }
 
-/// Returns the entries of a sorted map, each with what another one has of its key.
-fn beside<'a, K: Ord, V>(
+/// Returns the entries of a sorted map, each with the value that another map has for its key.
+fn zip_sorted<'a, K: Ord, V>(
     map: &'a [(K, V)],
     mut other: &'a [(K, V)],
 ) -> impl Iterator<Item = (&'a K, &'a V, Option<&'a V>)> {
@@ -271,34 +271,34 @@ fn merge<K: Ord + Copy, V: Clone>(
     merged
 }
 
-/// The knowledge of a thread or an operation.
+/// The accesses that a thread or an operation knows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock {
     /// The accesses that happened before.
     pub(super) seen: Rc<View>,
-    /// The part of it that a `fence.proxy.async` separates from what follows: the writes to shared
-    /// and to global memory that asynchronous copies and `wgmma` may read.
+    /// The part of `seen` that a `fence.proxy.async` separates from what follows: the writes to
+    /// shared and to global memory that asynchronous copies and `wgmma` may read.
     pub(super) fenced: [Rc<View>; 2],
-    /// The part of it that is visible to all, which what follows in the thread makes known also if
-    /// it releases nothing: what precedes the start of a kernel, or a fence of the system's scope.
+    /// The part of `seen` that is visible to all, which later posts pass on even if they release
+    /// nothing: what precedes the start of a kernel, or a fence of the system's scope.
     pub(super) visible: Rc<View>,
-    /// What had ended, although nothing makes it visible, as after a shuffle or a relaxed barrier:
-    /// a write that comes later does not disturb these reads and asynchronous operations.
+    /// The accesses that had ended although nothing makes them visible, as after a shuffle or a
+    /// relaxed barrier: later writes do not disturb these reads and asynchronous operations.
     pub(super) passed: Rc<View>,
 }
 
-/// The number of results of joins that are kept.
-const KEPT: usize = 256;
+/// The number of results of joins that are cached.
+const CACHED: usize = 256;
 
-/// Joins clocks, and remembers results: the threads of a block often join the same two.
+/// Joins clocks, with a cache of results: the threads of a block often join the same two.
 pub(super) struct Joins {
     pub(super) places: Places,
-    kept: RefCell<Vec<Option<[Rc<View>; 3]>>>,
+    cache: RefCell<Vec<Option<[Rc<View>; 3]>>>,
 }
 
 impl Default for Joins {
     fn default() -> Self {
-        Self { places: Places::default(), kept: RefCell::new(vec![None; KEPT]) }
+        Self { places: Places::default(), cache: RefCell::new(vec![None; CACHED]) }
     }
 }
 
@@ -309,8 +309,8 @@ impl Joins {
         }
         let hash = (Rc::as_ptr(a).addr() >> 4).wrapping_mul(31) ^ Rc::as_ptr(b).addr() >> 4;
         let at = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> 56;
-        let mut kept = self.kept.borrow_mut();
-        if let Some([x, y, joined]) = &kept[at]
+        let mut cache = self.cache.borrow_mut();
+        if let Some([x, y, joined]) = &cache[at]
             && Rc::ptr_eq(x, a)
             && Rc::ptr_eq(y, b)
         {
@@ -324,7 +324,7 @@ impl Joins {
         } else {
             Rc::new(a.join(b, &self.places))
         };
-        kept[at] = Some([Rc::clone(a), Rc::clone(b), Rc::clone(&joined)]);
+        cache[at] = Some([Rc::clone(a), Rc::clone(b), Rc::clone(&joined)]);
         *a = joined;
     }
 
@@ -339,22 +339,22 @@ impl Joins {
     }
 
     /// Adds all that `other` knows to what is visible to all.
-    pub(super) fn show(&self, clock: &mut Clock, other: &Clock) {
+    pub(super) fn make_visible(&self, clock: &mut Clock, other: &Clock) {
         self.views(&mut clock.visible, &other.seen);
     }
 
-    /// Adds to what had ended before `clock` all that `other` knows.
+    /// Adds all that `other` knows to the accesses that have `passed`.
     pub(super) fn pass(&self, clock: &mut Clock, other: &Clock) {
         self.views(&mut clock.passed, &other.passed);
         self.views(&mut clock.passed, &other.seen);
     }
 
-    /// Adds that the operations of a line up to `number` have ended: to all parts, since the end of
-    /// an operation orders its writes before accesses of all kinds.
-    pub(super) fn end(&self, clock: &mut Clock, line: Line, number: u32) {
+    /// Adds that the operations of a chain up to `number` have ended. It adds this to all parts,
+    /// since the end of an operation orders its writes before accesses of all kinds.
+    pub(super) fn end(&self, clock: &mut Clock, chain: Chain, number: u32) {
         for view in std::iter::once(&mut clock.seen).chain(&mut clock.fenced) {
-            if view.line(line) < number {
-                Rc::make_mut(view).end(line, number, &self.places);
+            if view.chain(chain) < number {
+                Rc::make_mut(view).end(chain, number, &self.places);
             }
         }
     }
@@ -390,7 +390,7 @@ impl Clock {
         Rc::ptr_eq(&self.seen, &other.seen)
     }
 
-    /// Returns what `fence.proxy.async` separates from what follows.
+    /// Returns the part that `fence.proxy.async` separates from what follows.
     pub(super) fn fenced(&mut self, space: Space) -> &mut Rc<View> {
         &mut self.fenced[space as usize]
     }

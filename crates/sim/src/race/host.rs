@@ -2,7 +2,7 @@
 //!
 //! A thread learns what it has waited for (streams, events), and what is known to the threads with
 //! which it meets: at messages and rendezvous, at NCCL's calls that wait for all ranks, and at the
-//! start and the end of threads. The threads of one GPU, which are one rank's, are as one.
+//! start and the end of threads. The threads of one GPU, all of one rank, share what they know.
 
 use std::cell::{Cell, RefCell};
 
@@ -12,10 +12,10 @@ use super::ops::Sequence;
 use super::{Clock, Races};
 use crate::machine::baton::ClientId;
 
-/// What orders the work of a host thread and that of others.
+/// An event that orders the work of a host thread with that of other threads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum HostEvent {
-    /// The thread was started by this one; `None` by one that is not known.
+    /// The start of the thread, by this thread; `None` if the starting thread is not a client.
     Start(Option<ClientId>),
     /// The sending or receiving of a message.
     Message,

@@ -9,7 +9,7 @@ use cuda_std::arch::Space;
 
 use super::shadow::Stamp;
 
-/// The number of answers that are kept.
+/// The number of pairs that are kept.
 const KEPT: usize = 8;
 
 /// Recent pairs of accesses of which the first is ordered before the second.
@@ -20,7 +20,7 @@ pub(super) struct Memo([Cell<Pair>; KEPT]);
 type Pair = (u64, u64, u64);
 
 impl Memo {
-    /// Returns whether the first access is ordered before the second: known, or as `check` says.
+    /// Returns whether the first access is ordered before the second: by the cache or by `check`.
     #[inline]
     pub(super) fn check(
         &self,

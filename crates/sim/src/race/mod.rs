@@ -3,7 +3,8 @@
 //! The detector computes what happens before what, from barriers, releases and acquires, waits, and
 //! the order of streams, by vector clocks ([`clock`]). It remembers the last accesses to each word
 //! ([`shadow`]), and reports an access that no chain of synchronisation separates from an earlier
-//! one, even if it came long after: so most races are found in any order of execution.
+//! one, even if it came long after: so most races are found in any order of execution. A thread
+//! *knows* an access if the access is ordered before all that the thread does next.
 //!
 //! The rules are those of PTX's memory model:
 //!
@@ -15,10 +16,10 @@
 //! * Asynchronous copies and `wgmma` are agents of their own: what they read and write is ordered
 //!   by the wait for them, and an ordinary write before they read it needs `fence.proxy.async`.
 //! * Shuffles and votes order nothing; `sync_warp` does.
-//! * The network makes known to those that acquire its signal what its data is, and what the thread
-//!   that posted it knew and had done if the post releases that. A post that releases nothing makes
-//!   known what is visible to all: what precedes starts of kernels that the thread knows of, and
-//!   fences of the system's scope.
+//! * A thread that acquires a signal knows the writes of the signal's data and, if the post is a
+//!   release, all that the posting thread knew and had done. After a post that releases nothing, it
+//!   knows what is visible to all: what precedes starts of kernels that the posting thread knows,
+//!   and fences of the system's scope.
 
 mod agents;
 mod clock;
@@ -42,7 +43,7 @@ pub(crate) use self::clock::{Clock, OpId};
 pub(crate) use self::host::HostEvent;
 use self::host::Hosts;
 use self::memo::Memo;
-use self::ops::{EndedLines, OpInfo};
+use self::ops::{EndedChains, OpInfo};
 pub(crate) use self::ops::{GridClock, Run, Sequence, Transfer};
 pub use self::report::{Race, RaceAccess};
 use self::shadow::{Kind, NO_STAMP, NumberMap, PAGE, Shadow, Sites, Stamp, Word};
@@ -61,18 +62,18 @@ pub(crate) struct Races {
     shadow: Shadow,
     sites: Sites,
     ops: RefCell<Vec<OpInfo>>,
-    lines: Cell<u32>,
-    ended: EndedLines,
+    chains: Cell<u32>,
+    ended: EndedChains,
     /// Atomic words by address.
     words: RefCell<NumberMap<AtomicWord>>,
-    /// What sequentially consistent fences have released.
+    /// The releases of sequentially consistent fences.
     fences: RefCell<AtomicWord>,
     /// `mbarrier`s by address.
     barriers: RefCell<NumberMap<Barrier>>,
     hosts: Hosts,
     /// The stream operation that runs now.
     current: RefCell<Option<Run>>,
-    /// Chooses which reader of a word to forget.
+    /// A counter that selects the reader of a word to forget.
     turn: Cell<usize>,
     /// Old values of atomic words, if loads may see them.
     old: OldValues,
@@ -80,18 +81,18 @@ pub(crate) struct Races {
 }
 
 /// A race that an access has found: the access, and the earlier one.
-pub(crate) struct Found {
+pub(crate) struct FoundRace {
     now: Stamp,
     before: Stamp,
     address: usize,
 }
 
-/// The accesses of an operation, before its words are known.
+/// The agent of an access and its clock, for the checks of all words of the access.
 struct Accessor<'a> {
     clock: &'a Clock,
-    /// The agent whose program order holds: the thread.
+    /// The thread, whose own earlier accesses are ordered by its program.
     own: Agent,
-    /// The time of all threads of the block that the clock has.
+    /// The time up to which the clock has all threads of the block.
     all: u32,
     /// The kind of the memory.
     space: Space,
@@ -176,7 +177,7 @@ impl Races {
         bytes: usize,
         stamp: Stamp,
         who: &Accessor<'_>,
-    ) -> Result<(), Found> {
+    ) -> Result<(), FoundRace> {
         let end = address + bytes;
         let mut at = address & !3;
         while at < end {
@@ -195,7 +196,7 @@ impl Races {
         bytes: usize,
         stamp: Stamp,
         who: &Accessor<'_>,
-    ) -> Result<(), Found> {
+    ) -> Result<(), FoundRace> {
         let (mut at, end) = (address, address + bytes);
         while at < end {
             let next = (at / PAGE + 1) * PAGE;
@@ -222,18 +223,18 @@ impl Races {
         at: usize,
         now: Stamp,
         who: &Accessor<'_>,
-    ) -> Result<(), Found> {
+    ) -> Result<(), FoundRace> {
         let mut content = word.get();
         if content.write.is_same_agent(now) && content.write.is_same_access(now) {
             return Ok(());
         }
         if self.conflicts(content.write, now, who) {
-            return Err(Found { now, before: content.write, address: at });
+            return Err(FoundRace { now, before: content.write, address: at });
         }
         if now.kind().writes {
             for read in content.reads {
                 if self.conflicts(read, now, who) {
-                    return Err(Found { now, before: read, address: at });
+                    return Err(FoundRace { now, before: read, address: at });
                 }
             }
             let covered = |read: Stamp| read.bytes() & !now.bytes() == 0;
@@ -302,7 +303,7 @@ impl Races {
         access: Access,
         at: Site,
         choose: &dyn Fn(usize) -> usize,
-    ) -> Result<[Option<u32>; 4], Found> {
+    ) -> Result<[Option<u32>; 4], FoundRace> {
         let (writes, strong) = match access {
             Access::Read => (false, None),
             Access::Write => (true, None),
@@ -359,7 +360,7 @@ impl Races {
         Ok(old.map(|old| old.map(|old| old.value)))
     }
 
-    /// Applies what an atomic access to a word orders: the parameters are those of
+    /// Applies the synchronisation of an atomic access to a word, with the parameters of
     /// [`synchronise`](Self::synchronise).
     fn order(
         &self,
@@ -399,8 +400,8 @@ impl Races {
         }
     }
 
-    /// Ends a thread: its kernel's end acquires what its relaxed reads have found.
-    /// Returns where it has started a bulk copy that may still read its shared memory.
+    /// Ends a thread: its kernel's end acquires what its relaxed reads have found. Returns the line
+    /// of a bulk copy that may still read its shared memory, if there is one.
     pub(crate) fn end_thread(&self, thread: &mut ThreadClock, grid: &GridClock) -> Option<Site> {
         if !self.on {
             return None;
@@ -430,7 +431,7 @@ impl Races {
         *thread = ThreadClock { here, clock: clock.clone(), ..ThreadClock::default() };
     }
 
-    /// Adds what `other` knows.
+    /// Adds to `clock` what `other` knows.
     pub(crate) fn join(&self, clock: &mut Clock, other: &Clock) {
         self.joins.join(clock, other);
     }

@@ -5,11 +5,11 @@ use std::rc::Rc;
 
 use cuda_std::arch::{Access, Order, Scope, Space};
 
-use super::clock::{Agent, Clock, Line, OpId};
+use super::clock::{Agent, Chain, Clock, OpId};
 use super::report::{Race, RaceAccess};
 use super::shadow::{Kind, Stamp};
 use super::sync::{Position, Release};
-use super::{Accessor, Found, Races, ThreadClock};
+use super::{Accessor, FoundRace, Races, ThreadClock};
 use crate::arguments::Arguments;
 use crate::error::{Error, Site, ThreadId};
 use crate::memory::{Memory, Owner};
@@ -20,12 +20,12 @@ pub(super) struct OpInfo {
     pub(super) name: &'static str,
     pub(super) gpu: u32,
     at: Option<Site>,
-    /// What it moves over the network, which thread posted it, and whether that released the
-    /// thread's writes.
+    /// The kind of a transfer over the network, the thread that posted it, and whether the post
+    /// released the thread's writes.
     pub(super) transfer: Option<(Transfer, ThreadId, bool)>,
-    /// What the arguments of the kernel, or of the one that posted a transfer, refer to.
+    /// The arguments of the kernel, or of the kernel that posted a transfer.
     arguments: Option<Rc<Arguments>>,
-    /// The knowledge at the operation's start, if it is a kernel.
+    /// The clock at the operation's start, if it is a kernel.
     pub(super) start: Option<Clock>,
 }
 
@@ -42,22 +42,22 @@ pub(crate) enum Transfer {
     Get,
 }
 
-/// A sequence of operations that end in order, such as a stream, and what is known at its end.
+/// A sequence of operations that end in order, such as a stream, and the clock of its end.
 pub(crate) struct Sequence {
-    line: Line,
+    chain: Chain,
     last: Cell<u32>,
     pub(crate) clock: RefCell<Clock>,
-    /// Where the line goes when the sequence is dropped, if another one may continue it.
-    ended: Option<EndedLines>,
+    /// The list that gets the chain when the sequence is dropped, if another one may continue it.
+    ended: Option<EndedChains>,
 }
 
-/// The lines of sequences that have been dropped, with the number of the last operation.
-pub(super) type EndedLines = Rc<RefCell<Vec<(Line, u32)>>>;
+/// The chains of sequences that have been dropped, with the number of the last operation.
+pub(super) type EndedChains = Rc<RefCell<Vec<(Chain, u32)>>>;
 
 impl Drop for Sequence {
     fn drop(&mut self) {
         if let Some(ended) = &self.ended {
-            ended.borrow_mut().push((self.line, self.last.get()));
+            ended.borrow_mut().push((self.chain, self.last.get()));
         }
     }
 }
@@ -65,37 +65,37 @@ impl Drop for Sequence {
 /// A running operation of a sequence.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
-    line: Line,
+    chain: Chain,
     number: u32,
     gpu: u32,
-    /// The knowledge of the operation: what happened before it, and what it learns.
+    /// The clock of the operation: what happened before it, and what it learns.
     clock: Clock,
     /// The identity, once it has accessed memory.
     op: Option<OpId>,
 }
 
 impl Races {
-    /// Returns a sequence on a line of its own.
+    /// Returns a sequence on a chain of its own.
     pub(crate) fn sequence(&self) -> Sequence {
-        let line = Line(self.lines.get());
-        self.lines.set(line.0 + 1);
-        Sequence { line, last: Cell::new(0), clock: RefCell::default(), ended: None }
+        let chain = Chain(self.chains.get());
+        self.chains.set(chain.0 + 1);
+        Sequence { chain, last: Cell::new(0), clock: RefCell::default(), ended: None }
     }
 
     /// Returns a sequence whose operations the GPU of the calling host thread enqueues.
     ///
-    /// It continues the line of a dropped sequence if the thread knows that all operations of that
-    /// one have ended: those of the new one come after them in any case. Otherwise clocks would
+    /// It continues the chain of a dropped sequence if the thread knows that all operations of that
+    /// sequence have ended: the new operations come after them in any case. Otherwise clocks would
     /// grow with each stream and graph of a long job.
     pub(crate) fn host_sequence(&self) -> Sequence {
         let mut sequence = self.sequence();
         if self.current_host().is_some() {
             let known = self.host();
-            let has_ended = |(line, _): &(Line, u32)| self.joins.places.have_ended(*line, &known);
-            let mut lines = self.ended.borrow_mut();
-            if let Some(at) = lines.iter().rposition(has_ended) {
-                let (line, last) = lines.swap_remove(at);
-                (sequence.line, sequence.last) = (line, Cell::new(last));
+            let has_ended = |end: &(Chain, u32)| self.joins.places.have_ended(end.0, &known);
+            let mut chains = self.ended.borrow_mut();
+            if let Some(at) = chains.iter().rposition(has_ended) {
+                let (chain, last) = chains.swap_remove(at);
+                (sequence.chain, sequence.last) = (chain, Cell::new(last));
             }
         }
         sequence.ended = Some(Rc::clone(&self.ended));
@@ -108,7 +108,7 @@ impl Races {
         sequence.last.set(number);
         let mut known = sequence.clock.borrow().clone();
         self.joins.join(&mut known, clock);
-        Run { line: sequence.line, number, gpu: gpu as u32, clock: known, op: None }
+        Run { chain: sequence.chain, number, gpu: gpu as u32, clock: known, op: None }
     }
 
     /// Starts the sequence's next operation, a part of the stream operation that runs now.
@@ -132,32 +132,32 @@ impl Races {
 
     /// Returns what is known after the operation has ended.
     pub(crate) fn end(&self, run: Run) -> Clock {
-        let Run { line, number, mut clock, op, .. } = run;
+        let Run { chain, number, mut clock, op, .. } = run;
         if op.is_some() {
-            self.joins.end(&mut clock, line, number);
+            self.joins.end(&mut clock, chain, number);
         }
         clock
     }
 
-    fn new_op(&self, line: Line, number: u32, info: OpInfo) -> OpId {
+    fn new_op(&self, chain: Chain, number: u32, info: OpInfo) -> OpId {
         if !self.on {
             return OpId::default();
         }
         self.ops.borrow_mut().push(info);
-        self.joins.places.add(line, number)
+        self.joins.places.add(chain, number)
     }
 
     /// Returns the identity of the stream operation that runs now, and what it knows. `name` names
     /// it.
     pub(crate) fn current(&self, name: &'static str) -> (OpId, Clock) {
         let mut current = self.current.borrow_mut();
-        let Some(Run { line, number, gpu, clock, op }) = &mut *current else {
+        let Some(Run { chain, number, gpu, clock, op }) = &mut *current else {
             drop(current);
-            // Not in a stream: an operation of its own.
+            // Outside of a stream, the operation is in a sequence of its own.
             let sequence = self.sequence();
-            return (self.new_op(sequence.line, 1, OpInfo::new(name, 0)), Clock::default());
+            return (self.new_op(sequence.chain, 1, OpInfo::new(name, 0)), Clock::default());
         };
-        let new = || self.new_op(*line, *number, OpInfo::new(name, *gpu));
+        let new = || self.new_op(*chain, *number, OpInfo::new(name, *gpu));
         let id = *op.get_or_insert_with(new);
         (id, clock.clone())
     }
@@ -216,8 +216,8 @@ impl Races {
         Ok(())
     }
 
-    /// Posts a transfer of a thread: what it knows and has done if the post `releases` that,
-    /// and else what is visible to all.
+    /// Posts a transfer of a thread. Returns what the thread knows and has done if the post
+    /// `releases`, and else what is visible to all.
     pub(crate) fn post(&self, thread: &mut ThreadClock, releases: bool) -> Clock {
         if !releases {
             return thread.clock.visible_part();
@@ -243,13 +243,13 @@ impl Races {
         let transfer = Some((transfer, thread, releases));
         let (at, arguments) = (Some(at), Some(Rc::clone(arguments)));
         let info = OpInfo { at, transfer, arguments, ..OpInfo::new(name, thread.rank as u32) };
-        self.new_op(sequence.line, number as u32 + 1, info)
+        self.new_op(sequence.chain, number as u32 + 1, info)
     }
 
     /// Returns what is known after transfer `number` of a sequence and all before it.
     pub(crate) fn after(&self, clock: &Clock, sequence: &Sequence, number: u64) -> Clock {
         let mut clock = clock.clone();
-        self.joins.end(&mut clock, sequence.line, (number as u32).wrapping_add(1));
+        self.joins.end(&mut clock, sequence.chain, (number as u32).wrapping_add(1));
         clock
     }
 
@@ -272,8 +272,7 @@ impl Races {
         words.entry(word).or_default().add(&release, |clock, other| self.joins.join(clock, other));
     }
 
-    /// The counter at `word` has counted the read of transfer `number` of a sequence, and those
-    /// before it.
+    /// Records that the counter at `word` has counted a sequence's reads up to transfer `number`.
     pub(crate) fn count(&self, memory: &Memory, word: usize, sequence: &Sequence, number: u64) {
         if !self.on {
             return;
@@ -281,7 +280,7 @@ impl Races {
         let word = self.shadow.canonical(word, memory);
         let mut words = self.words.borrow_mut();
         let counted = words.entry(word).or_default().counted.get_or_insert_default();
-        self.joins.end(counted, sequence.line, (number as u32).wrapping_add(1));
+        self.joins.end(counted, sequence.chain, (number as u32).wrapping_add(1));
     }
 
     /// Records that a thread reads a word that releases a clock.
@@ -312,7 +311,7 @@ impl Races {
     ///
     /// # Errors
     ///
-    /// What uses the barrier, and is ordered neither before nor after the thread's session.
+    /// Returns an access of another session, ordered neither before nor after the thread's session.
     pub(crate) fn use_session(
         &self,
         memory: &Memory,
@@ -351,20 +350,21 @@ impl Races {
     pub(crate) fn report(
         &self,
         memory: &Memory,
-        found: &Found,
+        found: &FoundRace,
         shared: impl FnOnce(usize) -> String,
     ) -> Box<Race> {
-        let Found { now, before, address } = *found;
+        let FoundRace { now, before, address } = *found;
         let (access, other) = (self.describe(now), self.describe(before));
         let address = address + (now.bytes() & before.bytes()).trailing_zeros() as usize;
         let (memory, space, of_window) = match memory.owner_at(address) {
             None => (shared(address), Space::Shared, false),
             Some((owner, offset)) => {
                 let ops = self.ops.borrow();
-                let of = |stamp: Stamp| ops[stamp.agent().op.index()].arguments.as_deref();
-                // By a name that one of the kernels has for it, at any address.
+                let arguments_of =
+                    |stamp: Stamp| ops[stamp.agent().op.index()].arguments.as_deref();
+                // The name is one that a kernel has for the memory, at any of its addresses.
                 let all = memory.owners_at(address);
-                let arguments = [now, before].into_iter().filter_map(of);
+                let arguments = [now, before].into_iter().filter_map(arguments_of);
                 let mut named = arguments.flat_map(|arguments| {
                     all.iter().filter_map(|&(owner, offset)| arguments.find(owner, offset))
                 });
@@ -377,13 +377,13 @@ impl Races {
     }
 }
 
-/// The knowledge that a kernel's grid shares with the operations after it.
+/// The clocks that a kernel's grid shares with the operations after it.
 #[derive(Clone)]
 pub(crate) struct GridClock {
     pub(crate) op: OpId,
-    /// The knowledge of its threads at their start.
+    /// The clock of its threads at their start.
     pub(crate) start: Clock,
-    /// The knowledge of its threads that have ended.
+    /// The clock of its threads that have ended.
     pub(crate) end: Rc<RefCell<Clock>>,
 }
 
@@ -393,7 +393,7 @@ impl Races {
         let (op, mut start) = self.current(kernel);
         // The start of a kernel orders all that is known before accesses of all kinds, by all.
         start.fence_all();
-        // What it knows had ended, so the clock names what had ended by lines, not by blocks.
+        // The operations that it knows have ended, so `passed` names them by chains, not by blocks.
         let known = start.clone();
         self.joins.pass(&mut start, &known);
         if let Some(info) = self.ops.borrow_mut().get_mut(op.index()) {
@@ -406,8 +406,8 @@ impl Races {
     /// Returns what is known after a kernel has ended.
     pub(crate) fn end_of(&self, grid: &GridClock) -> Clock {
         let mut clock = grid.end.borrow().clone();
-        let (line, number) = self.joins.places.of(grid.op);
-        self.joins.end(&mut clock, line, number);
+        let (chain, number) = self.joins.places.of(grid.op);
+        self.joins.end(&mut clock, chain, number);
         clock
     }
 }
@@ -418,19 +418,19 @@ mod tests {
     use crate::machine::baton::ClientId;
 
     #[test]
-    fn a_sequence_continues_the_line_of_a_dropped_one_whose_end_the_host_knows() {
+    fn a_sequence_continues_the_chain_of_a_dropped_one_whose_end_the_host_knows() {
         let races = Races::new(true, false);
         let (first, ended) = races.as_host(ClientId::default(), Some(0), || {
             let sequence = races.host_sequence();
             let mut run = races.start(&sequence, 0, &races.host());
             races.within(&mut run, || races.current("an operation"));
-            (sequence.line, races.end(run))
+            (sequence.chain, races.end(run))
         });
         races.as_host(ClientId::default(), Some(0), || {
-            assert_ne!(races.host_sequence().line, first, "nobody has waited for its operation");
+            assert_ne!(races.host_sequence().chain, first, "nobody has waited for its operation");
             races.host_learns(&ended);
             let after = [races.host_sequence(), races.host_sequence()];
-            let mut same = after.iter().filter(|sequence| sequence.line == first);
+            let mut same = after.iter().filter(|sequence| sequence.chain == first);
             let numbers = same.next().map(|sequence| races.start(sequence, 0, &ended).number);
             assert!(numbers > Some(1) && same.next().is_none(), "{numbers:?}");
         });

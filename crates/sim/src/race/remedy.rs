@@ -66,8 +66,9 @@ impl Races {
 impl Races {
     /// Returns what would order two accesses, one of them a transfer's.
     fn remedy_of_transfer(&self, now: Stamp, before: Stamp) -> Option<String> {
-        let of = |stamp: Stamp| self.ops.borrow()[stamp.agent().op.index()].transfer;
-        let ((transfer, poster, releases), moves, other) = match (of(before), of(now)) {
+        let transfer_of = |stamp: Stamp| self.ops.borrow()[stamp.agent().op.index()].transfer;
+        let transfers = (transfer_of(before), transfer_of(now));
+        let ((transfer, poster, releases), moves, other) = match transfers {
             (None, None) => return None,
             (Some((first, ..)), Some((second, ..))) => {
                 let ends = [(first, before), (second, now)].map(|(t, stamp)| end_of(t, stamp));

@@ -19,7 +19,7 @@ pub struct RaceAccess {
     pub what: String,
     /// The scope of an atomic or ordered access.
     pub scope: Option<Scope>,
-    /// Where, in the kernel's source.
+    /// The location in the kernel's source.
     pub at: Option<Site>,
 }
 

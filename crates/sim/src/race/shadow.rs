@@ -12,7 +12,7 @@ use super::clock::{Agent, OpId};
 use crate::error::Site;
 use crate::memory::Memory;
 
-/// Bytes of memory per page of shadow memory.
+/// The number of bytes of memory per page of shadow memory.
 pub(super) const PAGE: usize = 1 << 10;
 const WORDS: usize = PAGE / 4;
 
@@ -184,8 +184,8 @@ pub(super) struct Shadow {
     cache: Box<[Cell<Cached>]>,
 }
 
-/// A page of memory: its number, that of its shadow page, and the shadow page. They differ for
-/// memory that is mapped at several addresses.
+/// A page of memory: its number, the number of its shadow page, and the shadow page. The numbers
+/// differ for memory that is mapped at several addresses.
 type Cached = (usize, usize, *const Page);
 
 const NO_PAGE: Cached = (usize::MAX, 0, std::ptr::null());

@@ -38,8 +38,8 @@ pub(super) struct Release {
 #[derive(Default)]
 pub(super) struct AtomicWord {
     pub(super) releases: Vec<Release>,
-    /// The network's reads that a counter has counted. A read of any order makes them known: what
-    /// overwrites their source comes only after the wait for the counter.
+    /// The network's reads that a counter has counted. A thread that reads the counter, with any
+    /// order, knows them, since it overwrites their sources only after it has waited.
     pub(super) counted: Option<Clock>,
 }
 
@@ -73,8 +73,8 @@ impl Races {
         thread.all = thread.clock.seen.all(thread.here.agent);
     }
 
-    /// Records that the thread has read what `writer` wrote. A kernel starts after what it knows is
-    /// visible to all, so each of its atomic stores releases that.
+    /// Records that the thread has read what `writer` wrote. All that the writer's kernel knew at
+    /// its start is visible to all, so each of the kernel's atomic stores releases it.
     pub(super) fn read_start(
         &self,
         thread: &mut ThreadClock,
@@ -88,12 +88,12 @@ impl Races {
             self.acquire(thread, clock);
         } else {
             let from = self.position(writer);
-            self.find(thread, &Release { from, scope, clock: clock.clone() });
+            self.record_seen(thread, &Release { from, scope, clock: clock.clone() });
         }
     }
 
     /// Records a release that a relaxed read of the thread has seen; a later fence acquires it.
-    pub(super) fn find(&self, thread: &mut ThreadClock, release: &Release) {
+    pub(super) fn record_seen(&self, thread: &mut ThreadClock, release: &Release) {
         if thread.found.iter().all(|other| !other.clock.is_same(&release.clock)) {
             thread.found.push(release.clone());
         }
@@ -132,7 +132,7 @@ impl Races {
             if acquires(order) {
                 self.acquire(thread, &release.clock);
             } else {
-                self.find(thread, release);
+                self.record_seen(thread, release);
             }
         }
     }
@@ -142,18 +142,18 @@ impl Races {
         thread: &mut ThreadClock,
         word: usize,
         (order, scope): (Order, Scope),
-        keeps: bool,
+        is_rmw: bool,
     ) {
         let from = thread.here;
         let mut words = self.words.borrow_mut();
         if !releases(order) && thread.released.is_empty() {
-            if !keeps {
+            if !is_rmw {
                 words.remove(&word);
             }
             return;
         }
         let found = words.entry(word).or_default();
-        if !keeps {
+        if !is_rmw {
             found.releases.clear();
         }
         let join = |clock: &mut Clock, other: &Clock| self.joins.join(clock, other);
@@ -161,8 +161,8 @@ impl Races {
             found.add(&Release { from, scope, clock: self.released(thread) }, join);
             return;
         }
-        for (of_fence, clock) in &thread.released {
-            let scope = narrower(scope, *of_fence);
+        for (fence_scope, clock) in &thread.released {
+            let scope = narrower(scope, *fence_scope);
             found.add(&Release { from, scope, clock: clock.clone() }, join);
         }
     }
@@ -183,8 +183,7 @@ impl Races {
             }
         }
         if order == Order::SeqCst {
-            // Such fences have one order, that of the run: each acquires what those before it have
-            // released.
+            // Such fences have one order, that of the run: each acquires what earlier ones release.
             self.read_releases(thread, &self.fences.borrow().releases, Order::Acquire, scope);
             let release = Release { from: thread.here, scope, clock: self.released(thread) };
             let join = |clock: &mut Clock, other: &Clock| self.joins.join(clock, other);
@@ -193,7 +192,7 @@ impl Races {
         if releases(order) {
             let clock = self.released(thread);
             if scope == Scope::Sys {
-                self.joins.show(&mut thread.clock, &clock);
+                self.joins.make_visible(&mut thread.clock, &clock);
             }
             thread.released.retain(|(other, _)| narrower(*other, scope) != *other);
             thread.released.push((scope, clock));
@@ -201,7 +200,7 @@ impl Races {
         }
     }
 
-    /// Executes a barrier of threads. Those of each of `whole` blocks are all threads of the block.
+    /// Executes a barrier of threads. If `whole`, they are all threads of their blocks.
     pub(crate) fn barrier<'a, I>(&self, threads: impl Fn() -> I, whole: bool)
     where
         I: Iterator<Item = &'a RefCell<ThreadClock>>,
@@ -222,12 +221,12 @@ impl Races {
         let Some(mut joined) = joined else { return };
         let mut block = None;
         for thread in threads() {
-            let Agent { op, block: of, .. } = thread.borrow().here.agent;
+            let Agent { op, block: index, .. } = thread.borrow().here.agent;
             if !whole {
                 let thread = thread.borrow();
                 joined.add(thread.here.agent, thread.time, &self.joins.places);
-            } else if block != Some((op, of)) {
-                block = Some((op, of));
+            } else if block != Some((op, index)) {
+                block = Some((op, index));
                 joined.add_all(thread.borrow().here.agent, last);
             }
         }
@@ -239,8 +238,8 @@ impl Races {
         }
     }
 
-    /// Threads wait for each other, but nothing orders their accesses: a shuffle, a vote, or a
-    /// relaxed barrier. What they have read has been read, though.
+    /// Records that threads have waited for each other although nothing orders their accesses: at a
+    /// shuffle, a vote, or a relaxed barrier. Their reads before it have ended, though.
     pub(crate) fn meet<'a, I>(&self, threads: impl Fn() -> I)
     where
         I: Iterator<Item = &'a RefCell<ThreadClock>>,
@@ -282,7 +281,7 @@ impl Races {
     pub(crate) fn learn_end(&self, thread: &mut ThreadClock, clock: &Clock) {
         self.learn(thread, clock);
         if self.on {
-            self.joins.show(&mut thread.clock, clock);
+            self.joins.make_visible(&mut thread.clock, clock);
             thread.released.push((Scope::Sys, clock.clone()));
         }
     }

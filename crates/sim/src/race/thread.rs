@@ -14,19 +14,19 @@ pub(crate) struct ThreadClock {
     pub(super) clock: Clock,
     /// The time of the thread's accesses; it advances when the thread releases what it has done.
     pub(super) time: u32,
-    /// The time of all threads of the block that the clock has.
+    /// The time up to which the clock has all threads of the block.
     pub(super) all: u32,
-    /// What the thread's fences have released, by scope: later writes carry it.
+    /// The clocks that the thread's fences have released, by scope: later writes carry them.
     pub(super) released: Vec<(Scope, Clock)>,
-    /// What the thread's relaxed reads have found: a fence acquires it.
+    /// The releases that the thread's relaxed reads have seen: a fence acquires them.
     pub(super) found: Vec<Release>,
     /// The unit that makes the next accesses.
     pub(super) engine: Engine,
-    /// Groups committed so far, by [`group_of`].
+    /// The number of groups committed so far, by [`group_of`].
     pub(super) groups: [u32; 3],
-    /// The last bulk copy from shared memory: the group that it will be in, and where.
+    /// The last bulk copy from shared memory: the group that it will be in, and its line.
     pub(super) bulk: Option<(u32, Site)>,
-    /// Accesses that the clock is known to have.
+    /// A cache of accesses that the clock has.
     pub(super) memo: Memo,
 }
 

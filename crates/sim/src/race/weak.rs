@@ -1,7 +1,7 @@
 //! Weak memory: atomic loads that see old values, where PTX's memory model allows it.
 //!
-//! Memory has the newest values. For the words that atomic stores have changed, the values before
-//! are kept for a while. A load may see one of them unless a later value was stored before the load
+//! Memory has the newest values. For the words that atomic stores have changed, the old values are
+//! kept for a while. A load may see one of them unless a later value was stored before the load
 //! by the order that [`Races`] knows, or an access before the load has seen a later value. So a
 //! store is late for some threads and not for others. A load sees eight bytes of one age; the parts
 //! of a longer one may have different ages.
@@ -15,20 +15,20 @@ use super::sync::Release;
 use super::{Accessor, Races};
 use crate::memory::Memory;
 
-/// Old values kept per word.
+/// The number of old values that are kept per word.
 const KEPT: usize = 4;
-/// Loads that may see an old value, after which all loads see a later one: stores arrive. Each line
-/// of a thread sees it once, since a poll that sees it again is as one that comes later.
+/// The number of loads that may see an old value; later loads see a later value, since stores
+/// arrive. Each line of a thread sees it once: a poll that saw it twice would only take longer.
 const LOADS: usize = 64;
-/// Accesses that have seen a later value than an old one, of which each is remembered.
+/// The number of accesses that have seen a later value, which an old value remembers.
 const SEEN: usize = 8;
 
 /// A value that an atomic store has replaced.
-struct Old {
+struct OldValue {
     /// The number of the store; larger for later ones.
     store: u64,
     value: u32,
-    /// The agent that stored the value, and what that makes known.
+    /// The access that stored the value, and the releases that the value carries.
     writer: Stamp,
     releases: Rc<[Release]>,
     /// The store, and accesses that have seen its value or a later one.
@@ -37,7 +37,7 @@ struct Old {
     loads: Vec<Stamp>,
 }
 
-/// An old value that a load sees, by whom it was stored, and what that makes known.
+/// An old value that a load sees, the access that stored it, and the releases that it carries.
 #[derive(Clone)]
 pub(super) struct Seen {
     pub(super) value: u32,
@@ -48,7 +48,7 @@ pub(super) struct Seen {
 /// The old values of words, by canonical address.
 #[derive(Default)]
 pub(super) struct OldValues {
-    words: RefCell<NumberMap<VecDeque<Old>>>,
+    words: RefCell<NumberMap<VecDeque<OldValue>>>,
     stores: RefCell<u64>,
 }
 
@@ -74,7 +74,7 @@ impl Races {
             }
             // SAFETY: the access was checked: the aligned word around it is live memory.
             let value = unsafe { std::ptr::with_exposed_provenance::<u32>(at).read_volatile() };
-            olds.push_back(Old {
+            olds.push_back(OldValue {
                 store: *stores,
                 value,
                 writer,
@@ -114,7 +114,7 @@ impl Races {
             let unit_end = ((at | 7) + 1).min(address + bytes);
             let keys: Vec<usize> =
                 (at..unit_end).step_by(4).map(|at| self.shadow.canonical(at, memory)).collect();
-            let is_late = |old: &Old| {
+            let is_late = |old: &OldValue| {
                 let saw = |load: &Stamp| load.is_same_agent(stamp) && load.site() == stamp.site();
                 old.seen.len() < SEEN
                     && old.loads.len() < LOADS

@@ -16,7 +16,7 @@ pub(crate) enum Chooser {
     List(List),
 }
 
-/// Choices to make, and those made.
+/// The planned choices, and the choices made.
 #[derive(Default)]
 pub(crate) struct List {
     planned: Vec<u32>,
@@ -45,7 +45,7 @@ impl Chooser {
         }
     }
 
-    /// Does the same as [`choose`](Self::choose), and by the list if there is one.
+    /// Chooses an index below `n`: by the list if there is one, else as [`choose`](Self::choose).
     pub(crate) fn branch(&mut self, n: usize) -> usize {
         match self {
             Self::List(list) if n > 1 => list.next(n),
@@ -53,13 +53,13 @@ impl Chooser {
         }
     }
 
-    /// Returns, in a random order, the length of a turn: 1 to 64, often short, so that short
+    /// Returns the length of a turn, if the order is random: 1 to 64, often short, so that short
     /// kernels overlap too.
     pub(super) fn length(&mut self) -> Option<usize> {
         self.random().map(|rng| 1 << rng.usize(..7))
     }
 
-    /// Returns the generator of a random order.
+    /// Returns the random generator, if the order is random.
     pub(super) fn random(&mut self) -> Option<&mut Rng> {
         match self {
             Self::Random(rng) => Some(rng),

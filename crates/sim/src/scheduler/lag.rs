@@ -9,9 +9,9 @@ use crate::simulation::Simulation;
 use crate::thread::Block;
 use crate::warp::WARP;
 
-/// Passes without progress after which nothing but the late threads can make any. (In two, each
-/// thread that polls has read what it polls.)
-const STILL_PASSES: u32 = 2;
+/// The number of passes without progress after which only the late threads can make progress: in
+/// two passes, each thread that polls has read what it polls.
+const STUCK_PASSES: u32 = 2;
 
 /// The state of an unfair schedule.
 pub(super) struct Lagging {
@@ -23,10 +23,10 @@ pub(super) struct Lagging {
     thread: u32,
     /// Late threads that are ready.
     waiting: Vec<ThreadAt>,
-    /// Consecutive passes without progress.
-    still: u32,
+    /// The number of consecutive passes without progress.
+    idle_passes: u32,
     /// Whether late threads may run in this pass.
-    pub(super) run: bool,
+    pub(super) late_may_run: bool,
 }
 
 impl Lagging {
@@ -35,18 +35,18 @@ impl Lagging {
         let Schedule::Lag(what) = settings.schedule else { return None };
         let mut rng = Rng::with_seed(settings.random_seed().unwrap_or(0));
         let (gpu, block, thread) = (rng.usize(..settings.gpus.max(1)), rng.u32(..), rng.u32(..));
-        let (waiting, still, run) = (Vec::new(), 0, false);
-        Some(Box::new(Self { what, gpu, block, thread, waiting, still, run }))
+        let (waiting, idle_passes, late_may_run) = (Vec::new(), 0, false);
+        Some(Box::new(Self { what, gpu, block, thread, waiting, idle_passes, late_may_run }))
     }
 
-    /// Returns the late rank, if all of it is.
+    /// Returns the late rank, if a whole rank is late.
     pub(super) fn rank(&self) -> Option<usize> {
         matches!(self.what, Lag::Rank).then_some(self.gpu)
     }
 
-    /// Returns whether nothing but late threads can make progress.
-    pub(super) fn is_still(&self) -> bool {
-        self.still >= STILL_PASSES
+    /// Returns whether only late threads can make progress.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.idle_passes >= STUCK_PASSES
     }
 
     /// Returns whether a thread of a block is late.
@@ -66,7 +66,7 @@ impl Lagging {
 
     /// Removes the late threads of a round.
     pub(super) fn hold_back(&mut self, block: &Block, round: &mut Vec<u32>) {
-        if self.run {
+        if self.late_may_run {
             return;
         }
         round.retain(|tid| {
@@ -83,8 +83,8 @@ impl Scheduler {
     /// Lets the late threads run before a pass, if nothing else can make progress.
     pub(super) fn release_late(&mut self, gpus: &Gpus) {
         let Some(lagging) = &mut self.lagging else { return };
-        lagging.run = lagging.is_still() && gpus.host_waits.get();
-        if lagging.run {
+        lagging.late_may_run = lagging.is_stuck() && gpus.host_waits.get();
+        if lagging.late_may_run {
             for at in lagging.waiting.drain(..) {
                 if let Some(block) = &self.blocks[at.slot as usize] {
                     block.thread(at.tid).enqueue();
@@ -93,10 +93,10 @@ impl Scheduler {
         }
     }
 
-    /// Notes, after a pass, whether there was progress; returns whether late threads wait.
-    pub(super) fn count_still(&mut self, progressed: bool) -> bool {
+    /// Records, after a pass, whether there was progress; returns whether late threads wait.
+    pub(super) fn count_pass(&mut self, progressed: bool) -> bool {
         self.lagging.as_mut().is_some_and(|lagging| {
-            lagging.still = if progressed { 0 } else { lagging.still + 1 };
+            lagging.idle_passes = if progressed { 0 } else { lagging.idle_passes + 1 };
             !lagging.waiting.is_empty()
         })
     }

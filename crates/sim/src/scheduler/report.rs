@@ -46,8 +46,8 @@ fn merge<T: Ord>(all: &mut Vec<T>, more: Vec<T>) {
 impl Block {
     /// Returns what the block's threads wait for.
     fn waiters(&self) -> impl Iterator<Item = Waiter> + use<> {
-        // Grouped by message and location. Threads that wait for peers or in a named wait come
-        // first, since the others wait for them.
+        // Threads are grouped by message and location. Those that wait for peers or in a named wait
+        // come first, since the others wait for them.
         let mut groups: LiteMap<(bool, String, String), Waiter> = LiteMap::new();
         let waiting = |thread: &Thread| Some((thread.tid.get(), thread.waiting()?));
         for (tid, (what, at)) in self.threads().filter_map(waiting) {
@@ -126,7 +126,7 @@ impl Block {
         }
     }
 
-    /// Returns the block, and its present wait, up to now.
+    /// Returns the spans of the block and of its present wait, up to now.
     pub(super) fn spans(&self, now: u64) -> impl Iterator<Item = Span> {
         let name = self.grid.launch.kernel.to_owned();
         let whole = self.span(self.began, now, name, None, false);
@@ -143,8 +143,8 @@ impl Block {
         Span { rank: self.gpu, row, begin, end, name, waits, at }
     }
 
-    /// Returns what all threads wait for: what the first waits for that does not wait for others of
-    /// the block. `None` if one of them runs.
+    /// Returns what the block waits for; `None` if one of its threads runs. It is the wait of the
+    /// first thread that waits for something outside the block, if there is such a thread.
     fn waits_for(&self) -> Option<(String, Option<Site>)> {
         let mut found: Option<(bool, String, Option<Site>)> = None;
         for thread in self.threads() {

@@ -12,7 +12,7 @@ use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::gpus::{Gpus, GridId, Launch};
 use crate::hooks::OPS;
-use crate::polls::Repeated;
+use crate::polls::RepeatedLoads;
 use crate::race::GridClock;
 use crate::shared::{MAX_SHARED, SharedMemory};
 use crate::thread::{Block, Grid, Thread, Wait};
@@ -39,8 +39,7 @@ impl SmResources {
     /// All resources of a Hopper multiprocessor.
     const WHOLE: Self = Self { threads: 2048, blocks: 32, shared: 228 << 10 };
 
-    /// Returns what a block needs: whole warps, and 1 KiB of reserved shared memory besides its
-    /// own.
+    /// Returns what a block needs: whole warps, and 1 KiB of shared memory more than its own.
     fn of_block(threads: u32, dynamic_shared: usize) -> Self {
         let threads = threads.max(1).next_multiple_of(WARP);
         Self { threads, blocks: 1, shared: dynamic_shared + (1 << 10) }
@@ -97,7 +96,7 @@ impl Gpu {
         fit.then(|| (0..n).filter_map(|_| self.place(all, block)).collect())
     }
 
-    /// Returns the number of blocks like `block` that fit besides the running blocks.
+    /// Returns the number of blocks like `block` that fit in addition to the running blocks.
     fn holds(&self, all: u32, block: SmResources) -> u32 {
         let used: u32 = self.free.iter().map(|sm| sm.holds(block)).sum();
         let empty = all - self.free.len() as u32;
@@ -379,7 +378,7 @@ impl Scheduler {
 }
 
 impl Grid {
-    /// Threads per block.
+    /// Returns the number of threads per block.
     fn threads(&self) -> u32 {
         self.launch.block.iter().product()
     }
@@ -401,9 +400,9 @@ impl Thread {
         self.registers.set(0);
         self.read.set(Default::default());
         self.polled.set([0; 4]);
-        self.repeated.set(Repeated::default());
-        let (of, mut race) = (&block.grid.clock, self.race.borrow_mut());
-        gpus.memory.races.start_thread(&mut race, (of.op, block.index, tid), &of.start);
+        self.repeated.set(RepeatedLoads::default());
+        let (clock, mut race) = (&block.grid.clock, self.race.borrow_mut());
+        gpus.memory.races.start_thread(&mut race, (clock.op, block.index, tid), &clock.start);
         self.state.timed_out.set(false);
         self.state.at.set(None);
         let fiber = Fiber::new(self);

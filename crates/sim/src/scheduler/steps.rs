@@ -17,10 +17,10 @@ use crate::simulation::Simulation;
 use crate::thread::{Thread, Wait};
 use crate::warp::WARP;
 
-/// Polls in vain after which a thread is set aside.
+/// The number of polls in vain after which a thread is set aside.
 const POLLS: u32 = 2;
-/// Steps after which a thread, or with PCT its warp, gives way to all others, in case that it polls
-/// in a way that the simulator does not recognise: by plain loads, or for a lock.
+/// The number of steps after which a thread, or with PCT its warp, gives way to all others, in case
+/// it polls in a way that the simulator does not recognise: by plain loads, or for a lock.
 const TIRING_STEPS: u32 = 1 << 12;
 
 /// The state of a schedule by step.
@@ -33,9 +33,9 @@ pub(super) struct Steps {
     /// The threads of running blocks, by slot. (Not in `Thread`, whose size counts for the other
     /// schedules' speed.)
     blocks: Vec<Vec<State>>,
-    /// Number of steps and events so far that changed something, and when threads were last taken
-    /// back from aside.
+    /// The number of steps and events so far that changed something.
     changes: u64,
+    /// The number of changes when threads were last taken back from aside.
     taken_back: u64,
     /// The thread that ran last, and whether it polled.
     last: Option<ThreadAt>,
@@ -165,7 +165,7 @@ impl Pct {
         &mut block[warp]
     }
 
-    /// Adds a thread; `begins`: it has not run yet.
+    /// Adds a thread; `begins` says that it has not run yet.
     fn push(&mut self, at: ThreadAt, begins: bool, chooser: &mut Chooser) {
         let mut random = |n| chooser.random().map_or(0, |rng| rng.u64(..n));
         // The threads of a block are added in order.
@@ -193,7 +193,7 @@ impl Pct {
         }
     }
 
-    /// Gives the thread's warp the lowest priority but the planned ones.
+    /// Gives the thread's warp the lowest priority except the planned ones.
     fn lower(&mut self, at: ThreadAt) {
         self.low -= 1;
         *self.priority(at) = self.low;
@@ -222,9 +222,9 @@ impl Scheduler {
             steps.changes += 1;
             self.take_back(steps);
         }
-        // So that a change by a step is seen.
+        // A change by a step sets it to 0, and is seen by that.
         gpus.idle.set(gpus.idle.get().max(1));
-        // With a list, one: the streams and the host may go on after each step.
+        // With a list it is one step, since the streams and the host may go on after each step.
         let most = self.chooser.length().unwrap_or(1);
         for _ in 0..most {
             match self.next(gpus, steps) {
@@ -285,8 +285,8 @@ impl Scheduler {
         if let Some(first) = threads.iter().position(begins) {
             return Some(Next::Thread(threads.swap_remove(first)));
         }
-        let goes_on = steps.last.filter(|last| !steps.polled && threads.contains(last));
-        if let Some(last) = goes_on.filter(|_| *preemptions == 0) {
+        let continues = steps.last.filter(|last| !steps.polled && threads.contains(last));
+        if let Some(last) = continues.filter(|_| *preemptions == 0) {
             threads.retain(|at| *at != last);
             return Some(Next::Thread(last));
         }
@@ -303,7 +303,7 @@ impl Scheduler {
         if taken == threads.len() {
             return Some(Next::Network);
         }
-        if goes_on.is_some() && taken > 0 {
+        if continues.is_some() && taken > 0 {
             *preemptions -= 1;
         }
         Some(Next::Thread(threads.remove(taken)))
@@ -329,7 +329,7 @@ impl Scheduler {
         let in_vain = polled && state.polls_in_vain(changes) >= POLLS;
         state.steps = state.steps.wrapping_add(1);
         let tired = state.steps.is_multiple_of(TIRING_STEPS);
-        // A first step is none of the schedule's, and another thread may get an ended one's place.
+        // The schedule has no first steps, and another thread may take the place of an ended one.
         if !begins {
             let ended = matches!(thread.wait.get(), Wait::Done);
             (steps.last, steps.polled) = ((!ended).then_some(at), polled);
@@ -350,7 +350,7 @@ impl Scheduler {
         self.collect(gpus, steps);
         if changed {
             steps.changes += 1;
-            // With many threads aside, not after each change: each of them would poll again.
+            // Many threads are not taken back after each change, since each of them would poll.
             let many = if steps.is_list() { 0 } else { steps.aside.len() as u64 / 4 };
             if steps.changes - steps.taken_back > many {
                 self.take_back(steps);

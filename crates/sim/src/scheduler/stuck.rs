@@ -6,10 +6,10 @@ use crate::error::Result;
 use crate::gpus::{Gpus, Step};
 use crate::thread::{Thread, Wait};
 
-/// Passes without progress after which the scheduler checks for a deadlock.
+/// The number of passes without progress after which the scheduler checks for a deadlock.
 const MAX_IDLE_PASSES: u32 = 3;
-/// Polls without progress after which time may advance, if threads poll without a named wait
-/// ([`waits`](crate::waits)).
+/// The number of polls without progress after which time may advance, if threads poll without a
+/// named wait ([`waits`](crate::waits)).
 const IDLE_TIMEOUT: u64 = 1 << 12;
 
 impl Scheduler {
@@ -79,7 +79,7 @@ impl Scheduler {
         if self.idle_passes < MAX_IDLE_PASSES {
             return Step::Progress;
         }
-        // At least 2: the first poll may have begun before the streak.
+        // A thread must have polled twice, since the first poll may have begun before the streak.
         let has_polled = |thread: &Thread| match thread.wait.get() {
             Wait::Ready | Wait::Spin { .. } => {
                 let (streak, polls) = thread.state.polls.get();

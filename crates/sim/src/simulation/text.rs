@@ -25,7 +25,7 @@ impl fmt::Display for Simulation {
         };
         set("team", &self.team(), self.team() != self.gpus)?;
         let (major, minor) = self.compute_capability;
-        // An older GPU has none anyway.
+        // An older GPU has no multicast anyway.
         let has_multicast = self.compute_capability >= OLDEST_WITH_MULTICAST;
         set("multimem", &0, !self.multimem && has_multicast)?;
         let network = match self.network {
@@ -52,7 +52,7 @@ impl fmt::Display for Simulation {
             Schedule::Choices(choices) => set("choices", &Sparse(choices), true)?,
         }
         set("preemptions", &self.preemptions.unwrap_or(0), self.preemptions.is_some())?;
-        // A schedule by step implies it.
+        // A schedule by step implies preemption.
         let differs = self.preempt != self.schedule.is_by_step();
         set("preempt", &u8::from(self.preempt), differs)?;
         set("watch", &0, !self.watch)?;
@@ -94,7 +94,7 @@ impl Sparse<'_> {
 }
 
 impl Simulation {
-    /// Returns it with a setting of the text form; `None` if there is none of this name.
+    /// Returns the settings with one of the text form; `None` if no setting has this name.
     fn with(self, name: &str, value: &str) -> Option<Result<Self, String>> {
         let number = || {
             let number = value.parse::<u64>();

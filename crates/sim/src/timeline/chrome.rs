@@ -32,7 +32,7 @@ fn object(fields: &[Field<'_>]) -> String {
     format!("{{{}}}", fields.collect::<Vec<_>>().join(","))
 }
 
-/// Returns an event's arguments: where in the source.
+/// Returns an event's arguments: its location in the source.
 fn arguments(at: Option<Site>) -> String {
     at.map_or("{}".to_owned(), |at| object(&[("at", &Json(&at.to_string()))]))
 }
@@ -41,7 +41,7 @@ fn arguments(at: Option<Site>) -> String {
 pub(super) fn trace(record: &Record) -> String {
     let rows = record.rows();
     let number = |rank: usize, row: &Row| {
-        rows.binary_search_by(|(of, other)| (of, other).cmp(&(&rank, row))).unwrap_or(0)
+        rows.binary_search_by(|(other, name)| (other, name).cmp(&(&rank, row))).unwrap_or(0)
     };
     let mut events = Vec::new();
     let mut event = |kind, fields: &[Field<'_>]| {

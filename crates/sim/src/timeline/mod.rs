@@ -16,7 +16,7 @@ use std::rc::Rc;
 
 use crate::error::{Error, Result, Site};
 
-/// Spans and messages that a timeline has at most; later ones are left out.
+/// The maximum number of spans and messages of a timeline; later ones are left out.
 const MOST: usize = 1 << 18;
 
 /// A row of a rank, in the order of rows.
@@ -115,12 +115,12 @@ impl Timeline {
         Row::Stream(of_rank.position(|(_, other)| *other == address).unwrap_or(0))
     }
 
-    /// Records what has ended now.
+    /// Records a span that ends now.
     pub(crate) fn span(&self, span: impl FnOnce(u64) -> Span) {
         self.record(|record, now| record.spans.push(span(now)));
     }
 
-    /// Records what has ended.
+    /// Records spans that have ended.
     pub(crate) fn extend(&self, spans: impl IntoIterator<Item = Span>) {
         spans.into_iter().for_each(|span| self.span(|_| span));
     }
@@ -160,7 +160,7 @@ impl Timeline {
             false => chrome::trace(&record),
         };
         record.spans.truncate(ended);
-        // At once, since the program may read what an earlier failure has written.
+        // The file is replaced at once, since the program may read what an earlier failure wrote.
         let partial = path.with_added_extension("partial");
         let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
         if let Err(error) = written {

@@ -1,4 +1,4 @@
-//! Draws a timeline: a line for each row, what it did as bars, messages as arrows.
+//! Draws a timeline: the spans of each row as bars, and messages as arrows.
 
 use std::fmt::{self, Write};
 
@@ -12,7 +12,7 @@ const BAR: f64 = 16.0;
 const TOP: f64 = 30.0;
 /// The width of a character of a bar's text.
 const CHARACTER: f64 = 6.8;
-/// Rows that are drawn at most.
+/// The maximum number of rows that are drawn.
 const MOST_ROWS: usize = 100;
 
 /// Text in XML.
@@ -102,7 +102,7 @@ impl<'a> Drawing<'a> {
 
     /// Returns the top of a row, if it is drawn.
     fn top(&self, rank: usize, row: &Row) -> Option<f64> {
-        let found = self.rows.binary_search_by(|(of, other)| (of, other).cmp(&(&rank, row)));
+        let found = self.rows.binary_search_by(|(other, name)| (other, name).cmp(&(&rank, row)));
         self.tops.get(found.ok()?).copied()
     }
 

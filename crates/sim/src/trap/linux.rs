@@ -45,8 +45,8 @@ fn handle(signal: c_int, handler: Handler) -> sigaction {
     unsafe {
         let mut action = MaybeUninit::<sigaction>::zeroed().assume_init();
         action.sa_sigaction = handler as *const () as usize;
-        // On the alternate signal stack that Rust sets up per thread, since a coroutine's stack may
-        // be full.
+        // The handler runs on the alternate signal stack that Rust sets up per thread, since a
+        // coroutine's stack may be full.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
         libc::sigaction(signal, &action, before.as_mut_ptr());
         before.assume_init()
@@ -81,7 +81,7 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut
     }
     let which = FAULTS.iter().position(|s| *s == signal).unwrap_or(0);
     if let Some(before) = BEFORE.get() {
-        // SAFETY: an action that the system returned. When this handler returns, the access faults
+        // SAFETY: the system has returned this action. When this handler returns, the access faults
         // again, and the previous handler runs.
         unsafe { libc::sigaction(signal, &before[which], std::ptr::null_mut()) };
     }

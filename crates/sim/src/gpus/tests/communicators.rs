@@ -1,4 +1,4 @@
-//! Communicators of some of the GPUs, whose ranks differ from the GPUs' numbers.
+//! Tests of communicators of some of the GPUs, whose ranks differ from the GPUs' numbers.
 
 use cuda_std::multimem;
 use devcomm_types::{GinConnectionType, Window as WindowParam, nccl};
@@ -21,7 +21,7 @@ struct Communicator {
 #[derive(Clone, Copy)]
 struct Comm(nccl::DevComm);
 
-// SAFETY: a communicator of the test.
+// SAFETY: the value is a device communicator that `make` has filled in.
 unsafe impl IntoArg<nccl::DevComm> for Comm {
     fn into_arg(self) -> nccl::DevComm {
         self.0
@@ -61,7 +61,7 @@ impl Communicator {
     }
 
     fn dev_comm(&self, rank: usize) -> Comm {
-        // As the host crate says.
+        // The host crate sets the number of requested signals.
         Comm(nccl::DevComm { requested_signals: 1, ..self.state.comms[rank] })
     }
 
@@ -181,7 +181,7 @@ fn a_window_is_out_of_reach_for_gpus_that_are_no_ranks() {
     let comm = Communicator::new(&gpus, &[3, 1], 0);
     let part = comm.words.allocation.part(0).cast::<u32>();
     for gpu in [1, 2] {
-        // SAFETY: a word of the window.
+        // SAFETY: the pointer is to a word of the window, which outlives the grid.
         let body = move || unsafe { mem::store(part, 7) };
         gpus.launch(grid(gpu, 1, 1, body)).unwrap();
         let step = run_until_idle(&gpus);

@@ -25,7 +25,7 @@ fn machine(simulation: Simulation) -> Rc<Gpus> {
     Gpus::new(&simulation, Rc::new(Memory::new(Races::default())))
 }
 
-/// Runs `launch` once for each sequence of choices, and returns what `launch` returned of each.
+/// Calls `run` once for each sequence of choices, and returns the results.
 fn explore<T>(simulation: &Simulation, run: impl Fn(&Gpus) -> T) -> Vec<T> {
     let (mut choices, mut results) = (Vec::new(), Vec::new());
     loop {
@@ -39,7 +39,7 @@ fn explore<T>(simulation: &Simulation, run: impl Fn(&Gpus) -> T) -> Vec<T> {
     }
 }
 
-/// Adds 1 to a word by a load and a store, in each of these blocks; returns the sum.
+/// Adds 1 to a word by a load and a store, in each of `blocks` blocks; returns the sum.
 fn lost_update(gpus: &Gpus, blocks: u32) -> u32 {
     let words = Words::new(gpus, 1);
     let word = words.word(0);
@@ -50,11 +50,11 @@ fn lost_update(gpus: &Gpus, blocks: u32) -> u32 {
 
 #[test]
 fn all_interleavings_of_two_threads_run_once_each() {
-    // Two steps each: 4 choose 2.
+    // Each of two threads has two steps, so there are 4 choose 2 orders.
     let sums = explore(&Simulation::new(1), |gpus| lost_update(gpus, 2));
     assert_eq!(sums.len(), 6);
     assert_eq!(sums.iter().filter(|sum| **sum == 2).count(), 2);
-    // Three threads: 6! / (2! 2! 2!).
+    // With three threads there are 6! / (2! 2! 2!) orders.
     let sums = explore(&Simulation::new(1), |gpus| lost_update(gpus, 3));
     assert_eq!((sums.len(), BTreeSet::from_iter(sums)), (90, [1, 2, 3].into()));
 }
@@ -68,8 +68,8 @@ fn a_limit_of_preemptions_leaves_the_orders_with_fewer_ones() {
     assert_eq!((sums(1).len(), sums(2).len()), (4, 6));
 }
 
-/// Runs a thread that stores a value and then a flag, or in the wrong order; the other one waits
-/// for the flag. Returns the value that it sees.
+/// Runs a thread that stores a value and then a flag, or the flag first, and a thread that waits
+/// for the flag. Returns the value that the second thread sees.
 fn message(gpus: &Gpus, flag_first: bool) -> u32 {
     let words = Words::new(gpus, 3);
     let (value, flag, seen) = (words.word(0), words.word(1), words.word(2));
@@ -109,9 +109,9 @@ fn choices_of_another_program_are_refused() {
     assert!(text.contains("choice 1 is 9, but there are only 2 alternatives"), "{text}");
 }
 
-/// Returns block 0 loads a value twice, after many other steps; block 1 changes it at once. So
-/// block 0 has to run far ahead, and then be preempted between its two loads. Returns whether it
-/// saw two values.
+/// Runs a program in which block 0 loads a value twice, after many other steps, and block 1 changes
+/// it at once. Returns whether block 0 saw two values: for that it must run far ahead, and then be
+/// preempted between its two loads.
 fn depth_2(gpus: &Gpus) -> bool {
     let words = Words::new(gpus, 3);
     let (other, value, found) = (words.word(0), words.word(1), words.word(2));
@@ -143,7 +143,7 @@ fn pct_finds_an_error_of_depth_2_within_few_runs() {
 
 #[test]
 fn threads_that_poll_do_not_starve_the_others() {
-    // By plain atomics, by a lock that is taken and given back, and by plain loads.
+    // The threads poll by atomic loads, by a lock that they take and release, and by plain loads.
     let lock = |lock: Word, ready: Word| loop {
         if lock.atomic().swap(1, Order::AcqRel, Scope::Sys) == 0 {
             let is_ready = ready.load() == 1;

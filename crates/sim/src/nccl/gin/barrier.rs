@@ -36,7 +36,7 @@ const _: () = assert!(size_of::<Session>() <= size_of::<GinBarrierSession>());
 ///
 /// # Errors
 ///
-/// If the device communicator has no such barrier for this team.
+/// Fails if the device communicator has no such barrier for this team.
 pub(in crate::nccl) fn first_signal(
     gin: &GinComm,
     team: Team,
@@ -79,7 +79,7 @@ impl Session {
 
     /// Records that the session is opened or closed, if the thread is the first of the coop.
     pub(super) fn record(&self, call: &Call, open: bool) {
-        // SAFETY: the session's own coop.
+        // SAFETY: the coop is the one with which the session was opened.
         let (_, rank) = unsafe { call.coop(&raw const self.coop) };
         if rank == 0 {
             let Handle { rank, context, .. } = self.handle;
@@ -93,7 +93,7 @@ impl Session {
     pub(super) fn sync(&mut self, thread: &Thread, at: Site, order: i32, fence: i32) {
         let call = Call::with(self.handle, thread, at).releasing(releases(order));
         let order = call.order(order);
-        // SAFETY: the session's own coop.
+        // SAFETY: the coop is the one with which the session was opened.
         let (coop, rank) = unsafe { call.coop(&raw const self.coop) };
         let (size, ranks) = (coop.size(thread), self.team.n_ranks as u32);
         call.sync(coop, NAME);
@@ -116,8 +116,8 @@ impl Session {
             let world = call.peer(self.team, peer as i32);
             let signal = self.signal + peer;
             let shadow = call.shadow(signal).cast::<u32>();
-            // SAFETY: the low half of the device communicator's shadow, as in NCCL; only one thread
-            // runs at a time.
+            // SAFETY: the pointer is to the low half of the device communicator's shadow, as in
+            // NCCL; only one thread runs at a time.
             let wanted = unsafe {
                 let wanted = shadow.read_volatile().wrapping_add(1);
                 shadow.write_volatile(wanted);
@@ -141,7 +141,7 @@ impl Session {
                     call.on_context(i / ranks).flush_peer(peer, order);
                 }
             } else {
-                // SAFETY: the session's own coop.
+                // SAFETY: the coop is the one with which the session was opened.
                 unsafe { call.flush(&raw const self.coop, order, true, None) };
             }
         }
@@ -195,7 +195,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
     unsafe { (*session.cast::<Session>()).sync(thread, at, order, fence) };
 }
 
-/// Does nothing, as in NCCL.
+/// Records the end of the session; in NCCL it does nothing.
 pub(in crate::nccl) unsafe extern "C-unwind" fn destroy(session: *mut GinBarrierSession) {
     let (thread, at) = caller();
     // SAFETY: the kernel opened the session.

@@ -80,9 +80,9 @@ pub(super) struct Operation {
     pub(super) signal: Option<Add>,
     pub(super) counter: Option<*mut u64>,
     pub(super) by: Poster,
-    /// What the arguments of its kernel refer to.
+    /// The memory that the arguments of its kernel refer to.
     pub(super) arguments: Rc<Arguments>,
-    /// What the thread that posted it knew and had done.
+    /// The clock of the thread that posted it, with the thread's own accesses.
     pub(super) known: Clock,
 }
 
@@ -110,11 +110,11 @@ struct Queue {
     deliveries: Sequence,
     gets: Sequence,
     /// The last put or get of each block and line that no flush has covered.
-    unflushed: Vec<Open>,
+    unflushed: Vec<UnflushedOp>,
 }
 
 /// A put or get that no flush has covered.
-struct Open {
+struct UnflushedOp {
     number: u64,
     by: Poster,
     is_get: bool,
@@ -168,11 +168,11 @@ impl Queue {
         timeline.message(|arrived| flight.message(arrived));
         let InFlight { operation, payload, number, flushed, .. } = &flight;
         let by = operation.by;
-        let line = match operation.transfer {
+        let sequence = match operation.transfer {
             Transfer::Get { .. } => &self.gets,
             _ => &self.deliveries,
         };
-        let op = flight.part_of(line, memory);
+        let op = flight.part_of(sequence, memory);
         match operation.transfer {
             Transfer::Put { to, .. } | Transfer::Value { to, .. } => {
                 by.check(memory, to.addr(), payload.len())?;
@@ -198,9 +198,9 @@ impl Queue {
             unsafe { *word = (*word).wrapping_add(value) };
             let races = &memory.races;
             let known = match strong {
-                true => races.after(&operation.known, line, *number),
+                true => races.after(&operation.known, sequence, *number),
                 false => {
-                    let flushed = races.after(&operation.known, line, flushed.wrapping_sub(1));
+                    let flushed = races.after(&operation.known, sequence, flushed.wrapping_sub(1));
                     races.after_op(&flushed, op)
                 }
             };
@@ -209,8 +209,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Indices of the sent operations that may be delivered now: the first one, and the first one
-    /// with a signal if that signal is weak.
+    /// Returns the indices of the sent operations that may be delivered now: the first one, and the
+    /// first one with a signal if that signal is weak.
     fn deliverable(&self) -> Vec<usize> {
         let unsignaled = self.sent.iter().take_while(|f| f.operation.signal.is_none()).count();
         let overtakes = self.sent.get(unsignaled).is_some_and(|flight| {
@@ -230,7 +230,7 @@ impl InFlight {
         self.operation.by.thread.rank
     }
 
-    /// Returns what the timeline shows of it.
+    /// Returns the operation's message on the timeline.
     fn message(&self, arrived: u64) -> Message {
         let Operation { to, transfer, signal, by, .. } = &self.operation;
         let data = match transfer {
@@ -248,14 +248,15 @@ impl InFlight {
         Message { from, posted: self.posted_at, to: *to, arrived, name, at: by.at }
     }
 
-    /// Returns the operation's identity on one of the queue's lines.
-    fn part_of(&self, line: &Sequence, memory: &Memory) -> OpId {
+    /// Returns the operation's identity in one of the queue's sequences.
+    fn part_of(&self, sequence: &Sequence, memory: &Memory) -> OpId {
         let transfer = match self.operation.transfer {
             Transfer::Get { .. } => race::Transfer::Get,
             _ => race::Transfer::Put,
         };
         let Operation { by: Poster { thread, at, releases, .. }, arguments, .. } = &self.operation;
-        memory.races.transfer(line, self.number, transfer, (*thread, *releases), (at, arguments))
+        let by = (*thread, *releases);
+        memory.races.transfer(sequence, self.number, transfer, by, (at, arguments))
     }
 
     /// Checks an access against those of others.
@@ -275,8 +276,8 @@ impl InFlight {
 impl Poster {
     /// Returns whether the other operation was posted by the same block at the same place.
     fn is_like(&self, other: &Self) -> bool {
-        let of = |by: &Self| (by.grid, by.thread.block, by.at);
-        of(self) == of(other)
+        let key = |poster: &Self| (poster.grid, poster.thread.block, poster.at);
+        key(self) == key(other)
     }
 
     /// Fails if memory was freed since the operation was posted.
@@ -344,7 +345,7 @@ impl Network {
         if let (Some((is_get, local)), None) = (local, operation.counter) {
             let (number, by) = (queue.next, operation.by);
             queue.unflushed.retain(|open| !by.is_like(&open.by));
-            queue.unflushed.push(Open { number, by, is_get, local });
+            queue.unflushed.push(UnflushedOp { number, by, is_get, local });
         }
         let (number, flushed, payload) = (queue.next, queue.flushed, Vec::new());
         let posted_at = self.timeline.now();
@@ -352,7 +353,7 @@ impl Network {
         queue.next += 1;
     }
 
-    /// A fence has covered all operations of a rank so far, on one context or on all.
+    /// Records that a fence has covered all operations of a rank so far, on one context or on all.
     pub(in crate::nccl) fn fenced(&self, comm: u32, rank: u32, context: Option<u32>) {
         for (key, queue) in &mut *self.queues.borrow_mut() {
             let covered = context.is_none_or(|context| context == key.context);
@@ -366,7 +367,7 @@ impl Network {
     pub(crate) fn take_unflushed(&self, grid: &Grid) -> Vec<Unflushed> {
         let mut left = Vec::new();
         for (_, queue) in &mut *self.queues.borrow_mut() {
-            queue.unflushed.retain(|Open { by, is_get, local, .. }| {
+            queue.unflushed.retain(|UnflushedOp { by, is_get, local, .. }| {
                 if by.grid != grid.id {
                     return true;
                 }
@@ -402,8 +403,8 @@ impl Network {
         first_get.or(queue.posted.front()).map_or(queue.next, |flight| flight.number)
     }
 
-    /// Tells what a thread knows that has found the operations of a queue before `before` complete:
-    /// the reads of their sources, and the gets.
+    /// Records that a thread has found the operations of a queue before `before` complete. Returns
+    /// the clocks of the ends of the reads of their sources, and of the gets.
     pub(crate) fn flushed(&self, key: QueueKey, before: u64) -> [Clock; 2] {
         let mut queues = self.queues.borrow_mut();
         let Some(queue) = queues.get_mut(&key) else { return Default::default() };

@@ -29,13 +29,13 @@ const SYSTEM: i32 = 0;
 
 impl Call<'_> {
     /// Returns the call of an operation whose kernel says at which scope it has released its writes
-    /// (`givenRelease`). Unless that is the system's, PROXY releases them itself, at that scope.
-    fn given(self, scope: i32) -> Self {
+    /// (`givenRelease`). Unless it is the system's scope, PROXY releases them itself.
+    fn given_release(self, scope: i32) -> Self {
         self.releasing(scope != SYSTEM)
     }
 
-    /// Returns the call of an operation before which NCCL releases the thread's writes, or does
-    /// not.
+    /// Returns the call of an operation, before which NCCL releases the thread's writes if
+    /// `releases`.
     pub(super) fn releasing(self, releases: bool) -> Self {
         let order = if releases { Order::Release } else { Order::Relaxed };
         let changed = self.gpus.change_at(self.at).map_or(order, |change| change.order(order));
@@ -310,7 +310,7 @@ functions! {
         src_win: *mut c_void, src_offset: usize, bytes: usize, is_signal: bool, id: u32, op: i32,
         arg: u64, is_counter: bool, counter: u32, coop: *const CoopAny, _is_descriptor: bool,
         _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32
-    ) = "a put", call, coop => call.given(given).put(
+    ) = "a put", call, coop => call.given_release(given).put(
         (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes,
         call.legacy(is_signal, id, op, arg), is_counter.then_some(counter),
     );
@@ -319,7 +319,7 @@ functions! {
         src_win: *mut c_void, src_offset: usize, bytes: usize, is_signal: bool, id: u32, op: i32,
         arg: u64, is_counter: bool, counter: u32, coop: *const CoopAny, _is_descriptor: bool,
         _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32, _flags: u32
-    ) = "a put", call, coop => call.given(given).put(
+    ) = "a put", call, coop => call.given_release(given).put(
         (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes,
         call.legacy(is_signal, id, op, arg), is_counter.then_some(counter),
     );
@@ -329,7 +329,7 @@ functions! {
         signal_win: *mut c_void, signal_offset: usize, id: u32, strong: bool, op: i32, arg: u64,
         is_counter: bool, counter: u32, coop: *const CoopAny, _is_descriptor: bool,
         _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32, _flags: u32, _segment: i32
-    ) = "a put", call, coop => call.given(given).put(
+    ) = "a put", call, coop => call.given_release(given).put(
         (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes,
         call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
         is_counter.then_some(counter),
@@ -338,7 +338,7 @@ functions! {
         team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64,
         size: usize, is_signal: bool, id: u32, op: i32, arg: u64, coop: *const CoopAny,
         _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32
-    ) = "a put of a value", call, coop => call.given(given).put_value(
+    ) = "a put of a value", call, coop => call.given_release(given).put_value(
         (team, peer), (dst_win, dst_offset), (value, size), call.legacy(is_signal, id, op, arg),
     );
     put_value_v2(
@@ -346,7 +346,7 @@ functions! {
         size: usize, is_signal: bool, id: u32, op: i32, arg: u64, coop: *const CoopAny,
         _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32,
         _flags: u32
-    ) = "a put of a value", call, coop => call.given(given).put_value(
+    ) = "a put of a value", call, coop => call.given_release(given).put_value(
         (team, peer), (dst_win, dst_offset), (value, size), call.legacy(is_signal, id, op, arg),
     );
     put_value_v3(
@@ -354,7 +354,7 @@ functions! {
         size: usize, signal_type: i32, signal_win: *mut c_void, signal_offset: usize, id: u32,
         strong: bool, op: i32, arg: u64, coop: *const CoopAny, _is_descriptor: bool,
         _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32, _flags: u32
-    ) = "a put of a value", call, coop => call.given(given).put_value(
+    ) = "a put of a value", call, coop => call.given_release(given).put_value(
         (team, peer), (dst_win, dst_offset), (value, size),
         call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
     );
@@ -362,14 +362,14 @@ functions! {
         team: *const Team, peer: i32, is_signal: bool, id: u32, op: i32, arg: u64,
         coop: *const CoopAny, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem,
         given: i32, _required: i32
-    ) = "a signal", call, coop => call.given(given).signal_peer(
+    ) = "a signal", call, coop => call.given_release(given).signal_peer(
         team, peer, call.legacy(is_signal, id, op, arg),
     );
     signal_v2(
         team: *const Team, peer: i32, is_signal: bool, id: u32, op: i32, arg: u64,
         coop: *const CoopAny, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem,
         given: i32, _required: i32, _flags: u32
-    ) = "a signal", call, coop => call.given(given).signal_peer(
+    ) = "a signal", call, coop => call.given_release(given).signal_peer(
         team, peer, call.legacy(is_signal, id, op, arg),
     );
     signal_v3(
@@ -377,7 +377,7 @@ functions! {
         signal_offset: usize, id: u32, strong: bool, op: i32, arg: u64, coop: *const CoopAny,
         _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32,
         _flags: u32
-    ) = "a signal", call, coop => call.given(given).signal_peer(
+    ) = "a signal", call, coop => call.given_release(given).signal_peer(
         team, peer,
         call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
     );

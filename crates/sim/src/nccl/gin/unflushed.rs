@@ -21,7 +21,7 @@ pub struct Unflushed {
 }
 
 impl Unflushed {
-    /// Returns the fact, after "the kernel ends, and".
+    /// Returns the text that follows "the kernel ends, and".
     pub(crate) fn what(&self) -> String {
         let memory = &self.memory;
         match self.is_get {

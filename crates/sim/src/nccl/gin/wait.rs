@@ -16,12 +16,12 @@ const SUCCESS: i32 = 0;
 /// NCCL: `ncclTimeout`.
 const TIMEOUT: i32 = 8;
 
-/// Tag of a request, in the upper 32 bits. The lower ones have the peer's rank.
+/// The tag of a request, in the upper 32 bits. The lower bits have the peer's rank.
 const REQUEST: u64 = 0x6e63_636c << 32;
 
 impl Call<'_> {
-    /// Returns the order of a wait or read that the kernel passed as a C++ memory order, its
-    /// acquire half.
+    /// Returns the acquire half of the C++ memory order that the kernel passed for a wait or read,
+    /// with a mutation's change.
     pub(super) fn order(&self, order: i32) -> Order {
         let order = acquire_half(order);
         let at = self.thread.state.line_of(self.at);
@@ -111,7 +111,7 @@ impl Call<'_> {
         result
     }
 
-    /// Returns the coop's first thread waits for a value; the other threads return success.
+    /// Waits for a value on the coop's first thread; the other threads return success.
     ///
     /// # Safety
     ///
@@ -150,10 +150,12 @@ impl Call<'_> {
         self.thread.suspend(Wait::Spin { at: self.at, plain: false });
         let (memory, order) = (&self.gpus.memory, self.order(order));
         memory.races.read_from(memory, &mut self.thread.race.borrow_mut(), word.addr(), order);
-        // SAFETY: a signal or counter of the device communicator, or a checked word of a window.
+        // SAFETY: it is a signal or counter of the device communicator, or checked in a window.
         (unsafe { word.read_volatile() }) & mask
     }
 
+    /// Waits for the operations of a request on the coop's first thread.
+    ///
     /// # Safety
     ///
     /// `request` points to a request.
