@@ -121,7 +121,7 @@ const SUMMED: &str = "results.store(";
 const NUMBERED: &str = "numbered.send(";
 const PEEK_NUMBERED: &str = "numbered.peek(";
 const END: &str = "session.end(";
-const PREVIOUS: &str = "wait_for_previous()";
+const PREVIOUS: &str = "wait_for_previous(";
 const INIT: &str = "pipeline.init(";
 
 pub const MUTANTS: &[Mutant] = &[
@@ -162,7 +162,7 @@ pub const MUTANTS: &[Mutant] = &[
     mutant(
         "lamport_allreduce",
         LAMPORT,
-        ("wait_for_previous()", 0),
+        (PREVIOUS, 0),
         NoWait,
         &["self.input.load(", "self.output.store("],
     ),

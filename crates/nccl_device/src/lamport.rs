@@ -56,15 +56,18 @@
 //! # fn main() {}
 //! ```
 
+mod memory;
 mod message;
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
-use cuda_std::prelude::*;
 use cuda_std::tile::SharedTile;
 use cuda_std::vector::Vec16;
-use cuda_std::{hint, mem};
+use cuda_std::{hint, mem, thread};
 use devcomm_types::{Element, WaitFor, WaitKind};
 
+#[cfg(not(target_arch = "nvptx64"))]
+pub use self::memory::LamportMemoryArgs;
+pub use self::memory::{LamportMemory, lamport_words};
 use self::message::is_message;
 pub use self::message::{EMPTY, message, message_word};
 use crate::call::CoopCall;
@@ -89,26 +92,6 @@ const SLOT: usize = 4;
 /// Returns the source ranks that have slots of their own: with two ranks only the peer sends.
 const fn sources(ranks: usize) -> usize {
     if ranks == 2 { 1 } else { ranks }
-}
-
-/// Returns the words of a window for `capacity` slots for each source rank of `ranks` ranks, all
-/// [`EMPTY`] before the first launch.
-#[must_use]
-pub const fn lamport_words(ranks: usize, capacity: usize) -> usize {
-    BANKS as usize * sources(ranks) * capacity * SLOT
-}
-
-/// The memory of Lamport messages, as a kernel's parameter. The host's type of this name allocates
-/// it.
-#[repr(C)]
-#[derive(Clone, Copy, KernelParam)]
-pub struct LamportMemory {
-    /// The [`lamport_words`] of the slots.
-    pub slots: Window<u32>,
-    /// [`Lamport::STATE`] words of this GPU's memory, 0 before the first launch.
-    pub state: *mut u32,
-    /// Slots for a source rank in a bank.
-    pub capacity: u32,
 }
 
 /// The slots of Lamport messages among the `N` ranks of the LSA team, or [`ANY_RANKS`].

@@ -29,6 +29,7 @@ use cuda_std::grid;
 /// launches of a stream are on the GPU. With `early` the next one begins before the wait, so that
 /// any number of launches may be there, which is faster by a launch's latency. The launches of
 /// another stream, for which a peer may wait, must not need the room that these take.
+#[track_caller]
 fn wait_for_previous(early: bool) {
     if early {
         grid::launch_next();

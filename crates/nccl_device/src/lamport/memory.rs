@@ -1,0 +1,27 @@
+//! The memory of Lamport messages.
+
+use cuda_std::prelude::*;
+
+use super::{BANKS, SLOT, sources};
+use crate::Window;
+
+/// Returns the words of a window for `capacity` slots for each source rank of `ranks` ranks, all
+/// [`EMPTY`](super::EMPTY) before the first launch.
+#[must_use]
+pub const fn lamport_words(ranks: usize, capacity: usize) -> usize {
+    BANKS as usize * sources(ranks) * capacity * SLOT
+}
+
+/// The memory of Lamport messages, as a kernel's parameter. The host's type of this name allocates
+/// it.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+pub struct LamportMemory {
+    /// The [`lamport_words`] of the slots.
+    pub slots: Window<u32>,
+    /// [`Lamport::STATE`](super::Lamport::STATE) words of this GPU's memory, 0 before the first
+    /// launch.
+    pub state: *mut u32,
+    /// Slots for a source rank in a bank.
+    pub capacity: u32,
+}
