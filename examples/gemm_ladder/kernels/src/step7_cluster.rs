@@ -73,7 +73,7 @@ pub unsafe fn step7_cluster(
                 let (tile_a, tile_b) = tiles(state);
                 pipeline.wait_full(state);
                 multiply(&mut sums, tile_a.rows(warpgroup_row), tile_b, term > 0);
-                // These products run on; those before have ended.
+                // These products run on; those of the previous stage have ended.
                 wgmma::wait_groups::<1>();
                 if term > 0 {
                     release(last);
