@@ -93,8 +93,8 @@ pub unsafe fn load_vec<T: Element>(address: *const T) -> Vec16<T> {
     Vec16::from_bits(unsafe { arch::load_v4(address.cast()) })
 }
 
-/// Does the same as [`load_vec`], for data that no other thread reads: the L2 cache evicts it first.
-/// PTX: `ld.v4.b32` with `.L2::cache_hint`.
+/// Does the same as [`load_vec`], for data that no other thread reads: the L2 cache evicts it
+/// first. PTX: `ld.v4.b32` with `.L2::cache_hint`.
 ///
 /// # Safety
 ///

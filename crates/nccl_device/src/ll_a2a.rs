@@ -368,7 +368,7 @@ impl<T: Pod> LlA2a<'_, T> {
             let lines = self.own_lines();
             let mut i = self.coop.thread_rank();
             while i < self.buffer.handle.n_slots {
-                // SAFETY: the line is in this block's bank of the epoch, whose messages are received.
+                // SAFETY: all messages in this block's bank of the epoch have been received.
                 unsafe {
                     mem::store_vec_relaxed(
                         lines.wrapping_add((self.slots() + i) as usize).cast::<u32>(),

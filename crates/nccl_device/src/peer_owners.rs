@@ -90,8 +90,7 @@ fn matrix_slots(m: usize, n: usize) -> Option<u32> {
 pub struct Everyone;
 
 impl Everyone {
-    /// Returns the number of slots of an `m x n` matrix for each sending rank, if it fits in 32
-    /// bits.
+    /// Counts the slots of an `m x n` matrix for each sending rank, if the count fits in 32 bits.
     #[must_use]
     pub fn slots(m: usize, n: usize) -> Option<u32> {
         matrix_slots(m, n)
@@ -120,8 +119,7 @@ impl Owners for Everyone {
 pub struct RowOwners;
 
 impl RowOwners {
-    /// Returns the number of slots of a rank's `rows x n` sums for each sending rank, if it fits in
-    /// 32 bits.
+    /// Counts the slots of a rank's `rows x n` sums for each sending rank, if that fits in 32 bits.
     #[must_use]
     pub fn slots(rows: usize, n: usize) -> Option<u32> {
         matrix_slots(rows, n)

@@ -228,7 +228,7 @@ impl<T: Element> LsaPtr<T> {
     /// `index` lies in this part of the window, and no rank writes the element at the same time.
     #[track_caller]
     pub unsafe fn load(self, index: usize) -> T {
-        // SAFETY: the caller passes an index that the window has, of an element that no thread writes.
+        // SAFETY: the window has this element, and no thread writes it: the caller's contract.
         unsafe { mem::load(self.element(index, 1)) }
     }
 
@@ -252,7 +252,7 @@ impl<T: Element> LsaPtr<T> {
     /// one is at a multiple of 16 bytes. The windows that the host crate allocates begin at one.
     #[track_caller]
     pub unsafe fn load_vec(self, index: usize) -> Vec16<T> {
-        // SAFETY: the caller passes an index that the window has, of an element that no thread writes.
+        // SAFETY: the window has these elements, and no thread writes them: the caller's contract.
         unsafe { mem::load_vec(self.element(index, Vec16::<T>::LANES)) }
     }
 

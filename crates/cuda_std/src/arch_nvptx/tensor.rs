@@ -181,7 +181,7 @@ pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
 /// in 128 bytes, eight terms in 1,024 (SBO, as in [`tile_address`]), the next 64 rows of the factor
 /// at LBO, which only these tiles have.
 pub(crate) fn transposed_tile_address(address: SharedAddress, next_rows: u32) -> TileAddress {
-    // The address is opaque, so that LLVM computes nothing from it ahead of a branch to this layout.
+    // It is opaque, so that LLVM computes nothing from it ahead of a branch to this layout.
     tile_address(super::opaque(address)) | u64::from((next_rows & 0x3_ffff) >> 4) << 16
 }
 
@@ -275,7 +275,7 @@ macro_rules! wgmma {
             }
 
             fn fence_operand(&mut self) {
-                // SAFETY: the assembly is empty. The compiler assumes that it changes the registers.
+                // SAFETY: the assembly is empty. The compiler assumes that registers change.
                 unsafe {
                     asm!(
                         concat!("// {", $first, "}" $(, " {", $i, "}")*),

@@ -94,8 +94,8 @@ macro_rules! arena {
         }
     };
     (@arrays $index:expr,) => {};
-    (@arrays $index:expr, $(#[$attribute:meta])* $array:ident: [$tile:ty; $count:expr], $($rest:tt)*) => {
-        $(#[$attribute])*
+    (@arrays $index:expr, $(#[$doc:meta])* $array:ident: [$tile:ty; $count:expr], $($rest:tt)*) => {
+        $(#[$doc])*
         #[must_use]
         fn $array(self, index: u32) -> $tile {
             const { assert!(Self::BYTES > 0) };

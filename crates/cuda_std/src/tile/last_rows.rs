@@ -151,12 +151,7 @@ impl<T: Float, P: Copy, const BLOCKS: usize> LastRows<T, P, BLOCKS> {
     }
 
     /// Stores two parts, and before that writes them if they wait in registers.
-    fn store(
-        &self,
-        group: &Warpgroup,
-        first: u32,
-        kernel: &impl StoresRows<Element = T, Place = P>,
-    ) {
+    fn store<O: StoresRows<Place = P>>(&self, group: &Warpgroup, first: u32, kernel: &O) {
         if first == Self::AT_ONCE {
             write(group, kernel, |i| self.pending[i]);
         }

@@ -394,7 +394,7 @@ impl<M: Mainloop + ?Sized> Steps<'_, M> {
             if M::COMPLETES {
                 self.release(state, self.stage);
             } else {
-                // SAFETY: the warpgroup calls it together, to wait for the previous step's products.
+                // SAFETY: the warpgroup calls it together. It waits for the previous products.
                 unsafe { wgmma::wait_groups::<1>() };
                 if !is_first {
                     self.release(state, self.last);

@@ -70,10 +70,8 @@ impl<const CLUSTER: u32> Scheduler for Persistent<CLUSTER> {
     }
 
     fn next(&self, Turn { number, before }: Turn) -> Option<Turn> {
-        self.if_exists(Turn {
-            number: number + cluster_of_block::<CLUSTER>().1,
-            before: before + 1,
-        })
+        let (_, clusters) = cluster_of_block::<CLUSTER>();
+        self.if_exists(Turn { number: number + clusters, before: before + 1 })
     }
 
     fn steps(&self, _: Turn) -> (u32, u32) {

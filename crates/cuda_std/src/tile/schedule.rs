@@ -3,8 +3,8 @@
 use super::Scheduler;
 
 /// The tiles of a product, divided among the blocks of a grid of clusters, which are all resident:
-/// first *whole* tiles, each computed by one block; then the others, each *split* over a cluster, of
-/// which each block sums a share of the terms. So the last round, in which there is not a tile for
+/// first *whole* tiles, each computed by one block; then the others, each *split* over a cluster,
+/// whose blocks sum a share of the terms each. So the last round, in which there is not a tile for
 /// each block, takes less time than a tile.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {

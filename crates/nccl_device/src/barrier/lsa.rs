@@ -144,8 +144,8 @@ impl Drop for LsaBarrier<'_> {
         if self.coop.thread_rank() == 0 {
             let first = if multimem.is_some() { 0 } else { handle.n_barriers as usize };
             let word = self.words(team.rank).wrapping_add(first + self.index as usize);
-            // SAFETY: the word has the stored epoch; only this session accesses it, as the caller of
-            // `barrier` lets one coop at a time use the index.
+            // SAFETY: the word has the stored epoch. Only this session accesses it, since one coop
+            // at a time uses the index.
             unsafe { store(word, self.epoch) };
         }
         self.coop.sync_in(self.call("the end of a session"));

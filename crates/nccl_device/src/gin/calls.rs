@@ -143,8 +143,8 @@ macro_rules! operation {
 }
 
 operation! {
-    /// Puts `bytes` bytes from `source` of this rank to `target` of world rank `peer`; then performs
-    /// the remote action, and increments the counter.
+    /// Puts `bytes` bytes from `source` of this rank to `target` of world rank `peer`; then
+    /// performs the remote action, and increments the counter.
     fn put, gin_put(
         peer: i32, target: SymAddr, source: SymAddr, bytes: usize, action: RemoteAction,
         counter: Option<u32>, release: Release
@@ -379,8 +379,8 @@ pub(crate) unsafe fn wait_request<B: GinBackend>(
     // SAFETY: the caller passes a request of this context, not yet waited for.
     let done = |cycles| unsafe { request_is_done::<B>(context, request, order, cycles) };
     let what = || context.describe_wait(WaitKind::Request);
-    // The slices (see `poll_slices`) are long: with PROXY, each call of NCCL's wait for gets posts a
-    // new request and ignores the response to that of an earlier call.
+    // The slices (see `poll_slices`) are long: with PROXY, each call of NCCL's wait for gets posts
+    // a new request and ignores the response to that of an earlier call.
     poll_slices(context.comm, deadline, LONG_SLICE, done, what)
 }
 

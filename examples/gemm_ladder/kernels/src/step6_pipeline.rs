@@ -45,7 +45,7 @@ pub unsafe fn step6_pipeline(
     let (row, column) = (TILE_M * thread::block_idx_x(), TILE_N * thread::block_idx_y());
     let thread = thread::thread_idx_x();
     let warp = thread / warp::WARP_SIZE;
-    // SAFETY: the contract. A stage is loaded when it is empty, and read when it is full.
+    // SAFETY: the crate's contract. A stage is loaded when it is empty, and read when it is full.
     unsafe {
         let pipeline = Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES);
         if thread == 0 {
