@@ -152,7 +152,7 @@ impl Drop for LsaBarrier<'_> {
     }
 }
 
-/// In the simulator NCCL's function closes the session, unless the thread is unwinding.
+/// NCCL's function closes the session in the simulator, unless the thread is unwinding.
 #[cfg(not(target_arch = "nvptx64"))]
 impl Drop for LsaBarrier<'_> {
     fn drop(&mut self) {
