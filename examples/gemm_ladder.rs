@@ -1,4 +1,4 @@
-//! Matrix products, from a loop to cuBLASLt: those of `docs/gemm.md`, each checked.
+//! Runs and checks the matrix products of `docs/gemm.md`, from a loop to the shipped kernel.
 //!
 //! ```text
 //! cargo xtask run gemm_ladder  # 1024 x 1024 x 1024, or small matrices on a simulated GPU
@@ -31,7 +31,7 @@ struct Options {
     /// Terms, a multiple of 64 [default: 1024; simulated 64]
     #[arg(long)]
     k: Option<usize>,
-    /// Random elements of a large result that are compared, besides the corners
+    /// Random elements of a large result that are compared, in addition to the corners
     #[arg(long, default_value_t = 4096)]
     samples: usize,
     /// Seed of the random inputs
@@ -45,13 +45,13 @@ fn main() -> ExitCode {
         // All ranks make the communicator, which allocates the matrices; one multiplies.
         let comm = rank.communicator()?;
         if rank.is_root() {
-            climb(rank, comm, &options)?;
+            check_steps(rank, comm, &options)?;
         }
         Ok(rank.barrier()?)
     })
 }
 
-fn climb(rank: &Rank, comm: &Communicator, options: &Options) -> Result<()> {
+fn check_steps(rank: &Rank, comm: &Communicator, options: &Options) -> Result<()> {
     let stream = rank.stream()?;
     let [m, n, k] = match rank.is_simulated() {
         true => [256, 256, 64],

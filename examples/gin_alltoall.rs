@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The kernel is `examples/kernels/src/gin_alltoall.rs`. Without an RDMA card, devcomm's GIN plugin
-//! replaces the network. Checks every element, and that the kernel writes nothing after the
-//! messages.
+//! replaces the network. The program checks every element, and that the kernel writes nothing after
+//! the messages.
 
 use std::process::ExitCode;
 

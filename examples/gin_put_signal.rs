@@ -19,7 +19,7 @@ use devcomm_testing::messages::datum;
 
 /// One warp is enough to put.
 const WARP: u32 = 32;
-/// Message sizes in bytes; and rounds per size, of whose times the median is printed.
+/// Message sizes in bytes; and rounds per size. The median of the rounds' times is printed.
 const SIZES: [usize; 5] = [1, 8, 1 << 10, 64 << 10, 1 << 20];
 const ROUNDS: usize = 101;
 

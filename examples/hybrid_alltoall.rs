@@ -8,8 +8,8 @@
 //! torchrun --no-python --nproc-per-node 4 -- ./hybrid_alltoall
 //! ```
 //!
-//! The kernel is `examples/kernels/src/hybrid_alltoall.rs`. Checks every element, and that the
-//! kernel writes nothing after the messages.
+//! The kernel is `examples/kernels/src/hybrid_alltoall.rs`. The program checks every element, and
+//! that the kernel writes nothing after the messages.
 
 use std::process::ExitCode;
 

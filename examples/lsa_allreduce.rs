@@ -53,7 +53,7 @@ enum Dtype {
 
 /// Element counts that are mostly not multiples of the number of ranks or of a vector's elements.
 const UNEVEN_COUNTS: [usize; 12] = [1, 2, 3, 5, 7, 9, 15, 17, 1023, 1025, 4099, 65537];
-/// Maximum blocks; a small message takes only enough for one vector per thread.
+/// Maximum number of blocks; a small message takes only the blocks for one vector per thread.
 const MAX_BLOCKS: u32 = 128;
 
 fn main() -> ExitCode {
@@ -86,7 +86,7 @@ fn main() -> ExitCode {
 /// The kernel's parameters.
 type Params<T> = (device::DevComm, device::Window<T>, device::Window<T>, usize);
 
-/// All-reduces of all sizes, with one element type.
+/// Runs and checks all-reduces of all sizes, with one element type.
 fn all_reduces<T: Number>(rank: &Rank, options: &Options) -> Result<()>
 where
     kernels::lsa_allreduce<T>: Kernel<Args = Params<T>, Safety = Safe>,
@@ -97,8 +97,7 @@ where
     let even = sizes.take_while(|size| *size <= max).map(|size| size / size_of::<T>());
     let uneven = UNEVEN_COUNTS.into_iter().filter(|count| count * size_of::<T>() <= max);
     let counts: Vec<usize> = even.filter(|count| *count > 0).chain(uneven).collect();
-    let most = counts.iter().copied().max();
-    let Some(most) = most else {
+    let Some(max_count) = counts.iter().copied().max() else {
         anyhow::bail!("no message of at most {max} bytes holds an element of {}", T::NAME);
     };
 
@@ -106,7 +105,7 @@ where
     let stream = rank.stream()?;
     let max_blocks = options.blocks.unwrap_or(MAX_BLOCKS);
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(max_blocks))?;
-    let (send, recv) = (comm.window::<T>(most)?, comm.window::<T>(most)?);
+    let (send, recv) = (comm.window::<T>(max_count)?, comm.window::<T>(max_count)?);
     for count in counts {
         let vectors = (count * size_of::<T>()).div_ceil(n_ranks).div_ceil(16);
         let blocks = (vectors as u32).div_ceil(options.threads).clamp(1, max_blocks);

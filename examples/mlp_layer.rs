@@ -35,7 +35,7 @@ use half::bf16;
 const EPS: f32 = 1e-5;
 /// Tokens of a large layer that are checked.
 const SAMPLES: usize = 2;
-/// Layers in a graph, and its launches that are timed.
+/// Layers in a graph, and the number of its launches that are timed.
 const LAYERS: usize = 20;
 const ROUNDS: usize = 11;
 
@@ -59,7 +59,7 @@ enum Model {
     Qwen32b,
 }
 
-/// How the layer is done from `h` on.
+/// The kernels that compute the layer from `h` on.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     /// `devcomm::GemmAllReduce`, then `kernels::rmsnorm`.
@@ -110,7 +110,7 @@ struct Layer<'a> {
 }
 
 impl<'a> Layer<'a> {
-    /// *Collective*.
+    /// Allocates and fills a rank's part. *Collective*.
     fn new(rank: &'a Rank, model: Model, tokens: usize) -> Result<Self> {
         let (comm, n_ranks, stream) = (rank.communicator()?, rank.n_ranks(), rank.stream()?);
         let (hidden, intermediate) = match model {
@@ -167,19 +167,19 @@ impl<'a> Layer<'a> {
         }
         match form {
             Form::GemmAllReduce => {}
-            Form::AllReduceRmsnorm => return self.all_reduce_rmsnorm(&self.collectives),
+            Form::AllReduceRmsnorm => return self.all_reduce_rmsnorm(),
             Form::Nccl => rank.communicator()?.all_reduce(y, y, ReduceOp::Sum, stream)?,
         }
         self.rmsnorm()
     }
 
-    /// Returns all that follows the products, for few tokens in one kernel.
-    fn all_reduce_rmsnorm(&self, by: &Collectives) -> devcomm::Result<()> {
-        let Self { residual, norm, y, .. } = self;
-        by.all_reduce_rmsnorm(y, residual, norm, y, EPS, &self.stream)
+    /// Enqueues all that follows the products; for few tokens this is one kernel.
+    fn all_reduce_rmsnorm(&self) -> devcomm::Result<()> {
+        let Self { collectives, residual, norm, y, stream, .. } = self;
+        collectives.all_reduce_rmsnorm(y, residual, norm, y, EPS, stream)
     }
 
-    /// Returns what follows the all-reduce, in place.
+    /// Enqueues what follows the all-reduce, in place.
     fn rmsnorm(&self) -> devcomm::Result<()> {
         let [tokens, _, hidden] = self.shape.map(|extent| extent as u32);
         // A cluster of blocks has a thread for each vector of 16 bytes of a token.
@@ -191,11 +191,11 @@ impl<'a> Layer<'a> {
         let kernel =
             kernels::rmsnorm::<bf16>::args(y, residual, norm, y, plain, tokens, hidden, EPS);
         let kernel = kernel.grid(cluster * tokens).block(threads).cluster(cluster).dependent();
-        // SAFETY: the buffers have the elements, aligned; dropping one waits for the stream.
+        // SAFETY: the buffers have the elements, aligned; dropping a buffer waits for the stream.
         unsafe { kernel.launch(&self.stream) }
     }
 
-    /// Checks and times every form, and prints a row of each. *Collective*.
+    /// Checks and times every form, and prints a row for each. *Collective*.
     fn compare(&self, model: Model) -> Result<()> {
         let Self { rank, gemm, shape: [tokens, columns, hidden], .. } = self;
         let samples = if model == Model::Small { *tokens } else { SAMPLES.min(*tokens) };
@@ -227,7 +227,7 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    /// Returns the number of wrong elements of this number of tokens, over all ranks.
+    /// Returns the number of wrong elements of `samples` tokens, over all ranks.
     fn count_wrong(&self, form: Form, samples: usize) -> Result<usize> {
         let Self { rank, shape: [tokens, columns, hidden], .. } = *self;
         let [x, residual] = inputs(tokens, hidden);
@@ -249,7 +249,7 @@ impl<'a> Layer<'a> {
         Ok(rank.all_gather(&[wrong])?.concat().iter().sum())
     }
 
-    /// Microseconds of a layer: the median of some launches of a graph, on the slowest rank.
+    /// Returns the microseconds of a layer: the median of a graph's launches, on the slowest rank.
     fn time(&self, form: Form) -> Result<f32> {
         let Self { rank, stream, .. } = self;
         let graph = stream.capture(|| (0..LAYERS).try_for_each(|_| self.launch(form)))?;

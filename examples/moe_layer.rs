@@ -3,7 +3,7 @@
 //! ```text
 //! cargo xtask run moe_layer                      # every GPU, or four simulated ones
 //! cargo xtask run moe_layer --tokens 1 --top-k 2 # one token of each rank
-//! cargo xtask run moe_layer --throughput         # by the form for many tokens
+//! cargo xtask run moe_layer --throughput         # the form for many tokens
 //! DEVCOMM_SIMULATE=8 cargo xtask run moe_layer   # eight simulated GPUs
 //! torchrun --no-python --nproc-per-node 4 -- ./moe_layer
 //! ```
@@ -80,7 +80,7 @@ struct Experts {
     down: SymmetricBuffer<bf16>,
 }
 
-/// An element of the reference, and how far a result may be from it.
+/// An element of the reference, and the largest error of a result.
 #[derive(Clone, Copy)]
 struct Expected {
     value: f64,
@@ -132,8 +132,8 @@ impl Layer {
             (f64::from(*ours) - f64::from(*theirs)).abs() <= 2.0 * error
         };
         let pairs = ours.iter().zip(&theirs).zip(&expected);
-        let apart = ours.len() - pairs.filter(|pair| is_same(*pair)).count();
-        ensure!(apart == 0, "rank {me}: {apart} elements are not those by ncclAlltoAll");
+        let different = ours.len() - pairs.filter(|pair| is_same(*pair)).count();
+        ensure!(different == 0, "rank {me}: {different} elements differ from ncclAlltoAll's");
 
         let received = rank.all_gather(&[rows])?.concat();
         if rank.is_root() {
@@ -144,8 +144,8 @@ impl Layer {
         Ok(())
     }
 
-    /// Returns the layer by devcomm's kernels: this rank's results, and how many rows its experts
-    /// had.
+    /// Computes the layer by devcomm's kernels. Returns this rank's results, and how many rows its
+    /// experts had.
     fn by_kernels(
         self,
         rank: &Rank,
@@ -199,8 +199,8 @@ impl Layer {
         Ok((got, sizes.iter().map(|size| *size as usize).sum()))
     }
 
-    /// Returns the layer by `ncclAlltoAll`, with room for all rows of a rank in each message, a
-    /// product for each expert, and all else on the host.
+    /// Computes the layer by `ncclAlltoAll`, with room for all rows of a rank in each message, and
+    /// a product for each expert; the host does the rest. Returns this rank's results.
     fn by_nccl(self, rank: &Rank, inputs: &Inputs, stream: &Stream) -> Result<Vec<bf16>> {
         let Self { tokens, hidden, inner, experts, top_k, .. } = self;
         let (comm, ranks) = (rank.communicator()?, rank.n_ranks());
@@ -215,29 +215,29 @@ impl Layer {
         };
         let row = |i: usize| i * hidden..(i + 1) * hidden;
 
-        // An expert of a token is a place in the message to the expert's rank.
+        // Each expert of a token has a place in the message to the expert's rank.
         let place = |i: usize| inputs.ids[i] as usize / local * room + i;
-        let mut of_experts = vec![-1; ranks * room];
+        let mut expert_of_row = vec![-1; ranks * room];
         let mut host = vec![bf16::ZERO; ranks * room * hidden];
         for (i, id) in inputs.ids.iter().enumerate() {
-            of_experts[place(i)] = id % local as i32;
+            expert_of_row[place(i)] = id % local as i32;
             host[row(place(i))].copy_from_slice(&inputs.x[row(i / top_k)]);
         }
         exchange(&mut host)?;
-        numbers[0].copy_from_host(&of_experts)?;
+        numbers[0].copy_from_host(&expert_of_row)?;
         comm.all_to_all(&numbers[0], &numbers[1], stream)?;
-        stream.copy_to_host(&numbers[1], &mut of_experts)?;
+        stream.copy_to_host(&numbers[1], &mut expert_of_row)?;
 
         for expert in 0..local {
-            let is_own = |i: &usize| of_experts[*i] == expert as i32;
-            let own: Vec<usize> = (0..of_experts.len()).filter(is_own).collect();
+            let is_own = |i: &usize| expert_of_row[*i] == expert as i32;
+            let own: Vec<usize> = (0..expert_of_row.len()).filter(is_own).collect();
             if own.is_empty() {
                 continue;
             }
             let matrix = expert * hidden * inner..(expert + 1) * hidden * inner;
             let (up, down) = (matrices.up.slice(matrix.clone())?, matrices.down.slice(matrix)?);
-            let of_own = |host: &[bf16]| own.iter().flat_map(|i| host[row(*i)].to_vec()).collect();
-            let mut results: Vec<bf16> = of_own(&host);
+            let rows = own.iter().flat_map(|i| host[row(*i)].to_vec());
+            let mut results: Vec<bf16> = rows.collect();
             let x = comm.mem_alloc::<bf16>(results.len())?;
             let between = comm.mem_alloc::<bf16>(own.len() * inner)?;
             x.copy_from_host(&results)?;
@@ -252,9 +252,9 @@ impl Layer {
         exchange(&mut host)?;
         let sum = |at: usize| {
             let (token, column) = (at / hidden, at % hidden);
-            let of_token = token * top_k..(token + 1) * top_k;
+            let experts = token * top_k..(token + 1) * top_k;
             let terms =
-                of_token.map(|i| inputs.weights[i] * host[place(i) * hidden + column].to_f32());
+                experts.map(|i| inputs.weights[i] * host[place(i) * hidden + column].to_f32());
             bf16::from_f32(inputs.x[at].to_f32() + terms.sum::<f32>())
         };
         Ok((0..tokens * hidden).map(sum).collect())
@@ -281,8 +281,8 @@ impl Layer {
         elements.into_iter().map(|element| element * scale).collect()
     }
 
-    /// Returns a rank's tokens. Each has the experts with the largest logits; their weights are the
-    /// softmax of these.
+    /// Returns a rank's tokens. Each token has the experts with the largest logits; the experts'
+    /// weights are the softmax of these logits.
     fn inputs(self, rank: usize) -> Inputs {
         let (mut ids, mut weights) = (Vec::new(), Vec::new());
         for token in 0..self.tokens {
@@ -297,9 +297,9 @@ impl Layer {
         Inputs { x: inputs(TOKENS, rank, self.tokens * self.hidden), ids, weights }
     }
 
-    /// Returns what a rank's tokens become. Errors are those of roundings: to bf16 of what is
-    /// between an expert's matrices, of its result, of the sum of a rank's experts and of the end;
-    /// to f32 of a product's terms.
+    /// Returns the expected results for a rank's tokens, with errors by roundings: an expert's
+    /// elements between its matrices, its result, the sum of a rank's experts and the final result
+    /// are rounded to bf16, and a product's terms to f32.
     fn expected(self, inputs: &Inputs) -> Vec<Expected> {
         let Self { hidden, inner, experts, top_k, .. } = self;
         let half_step = f64::from(bf16::EPSILON) / 2.0;
@@ -313,9 +313,9 @@ impl Layer {
             let down = wide(&self.matrix(DOWN, expert, inner));
             let chosen = inputs.ids.iter().zip(&inputs.weights).enumerate();
             for (at, (_, weight)) in chosen.filter(|(_, (id, _))| **id as usize == expert) {
-                let of_token = at / top_k * hidden..(at / top_k + 1) * hidden;
-                let x: Vec<_> = x[of_token.clone()].iter().map(token).collect();
-                // Where the slope of SiLU is largest it is 1.1.
+                let row = at / top_k * hidden..(at / top_k + 1) * hidden;
+                let x: Vec<_> = x[row.clone()].iter().map(token).collect();
+                // The slope of SiLU is at most 1.1.
                 let between = product(&up, &x, f32_steps).map(|Expected { value, error }| {
                     let silu = value / (1.0 + (-value).exp());
                     let error = 1.1 * error + f32_steps * value.abs();
@@ -323,7 +323,7 @@ impl Layer {
                 });
                 let between: Vec<_> = between.collect();
                 let (results, weight) = (product(&down, &between, f32_steps), f64::from(*weight));
-                for (sum, Expected { value, error }) in expected[of_token].iter_mut().zip(results) {
+                for (sum, Expected { value, error }) in expected[row].iter_mut().zip(results) {
                     sum.value += weight * value;
                     sum.error += weight * (error + 2.0 * half_step * (value.abs() + error));
                 }

@@ -69,7 +69,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
     Ok(())
 }
 
-/// Returns what rank `rank` sends in round `round`.
+/// Returns the element that rank `rank` sends in round `round`.
 fn value(rank: usize, round: usize) -> f32 {
     (100 * round + rank) as f32
 }

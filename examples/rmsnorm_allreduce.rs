@@ -41,7 +41,7 @@ fn main() -> ExitCode {
 
 fn normalise(rank: &Rank, (tokens, hidden): (usize, usize)) -> Result<()> {
     let (comm, me, n_ranks) = (rank.communicator()?, rank.rank(), rank.n_ranks());
-    // Multicast on simulated GPUs only: it is not verified on a real GPU yet.
+    // Multicast runs on simulated GPUs only, since it is not verified on a real GPU.
     let multimem = rank.is_simulated() && comm.properties()?.multimem;
     let requirements = DevCommRequirements::new().lsa_barriers(BLOCKS).lsa_multimem(multimem);
     let dev_comm = comm.create_dev_comm(requirements)?;
@@ -81,7 +81,8 @@ fn normalise(rank: &Rank, (tokens, hidden): (usize, usize)) -> Result<()> {
         let sums = rank.all_gather(&[checksum(&got)])?;
         ensure!(sums.iter().all(|sum| *sum == sums[0]), "the ranks' results differ");
         let rows = got.chunks(hidden).enumerate().skip(me).step_by(n_ranks);
-        let wrong: usize = rows.map(|(row, got)| wrong_in(row, n_ranks, by_multicast, got)).sum();
+        let wrong: usize =
+            rows.map(|(row, got)| count_wrong(row, n_ranks, by_multicast, got)).sum();
         ensure!(wrong == 0, "rank {me}, {tokens} x {hidden}: {wrong} elements are wrong");
         if rank.is_root() {
             let form = if by_multicast { "multicast" } else { "load and store" };
@@ -99,7 +100,7 @@ fn weights(hidden: usize) -> Vec<bf16> {
 
 /// Returns how many elements of row `row` differ from the reference by more than one rounding of
 /// the result (and, for `rounded_sums`, of the sum).
-fn wrong_in(row: usize, n_ranks: usize, rounded_sums: bool, got: &[bf16]) -> usize {
+fn count_wrong(row: usize, n_ranks: usize, rounded_sums: bool, got: &[bf16]) -> usize {
     let hidden = got.len();
     let part = |rank, at| f64::from(input::<bf16>(INPUTS, rank, at));
     let sum = |at: usize| (0..n_ranks).map(|rank| part(rank, at)).sum::<f64>();

@@ -1,5 +1,5 @@
-//! A training loop that goes on when ranks are lost: those that are left make a world of their own
-//! and continue at the last step.
+//! A training loop that continues when ranks are lost: the remaining ranks make a world of their
+//! own and continue at the last step.
 //!
 //! ```text
 //! cargo xtask run train_loop                  # a process for each GPU; rank 1 kills itself
@@ -24,7 +24,7 @@ const STEPS: usize = 60;
 const RATE: f32 = 0.25;
 
 #[derive(Parser)]
-#[command(about = "A training loop that goes on when ranks are lost")]
+#[command(about = "A training loop that continues when ranks are lost")]
 struct Options {
     /// RANK@STEP: this rank, of the first world, is lost at this step.
     #[arg(long, default_value = "1@20")]
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts a process for each GPU; those that are left when one ends go on.
+/// Starts a process for each GPU. When one ends, the others continue.
 fn start_processes() -> Result<()> {
     Ok(LocalJob::new(visible_gpus()?)?.survive().run()?)
 }
@@ -71,7 +71,7 @@ fn start_processes() -> Result<()> {
 fn run(options: &Options, simulated: bool) -> Result<()> {
     let trained = AtomicBool::new(false);
     let ended = World::from_env()?.run(|rank| {
-        // The first of those that are left prints.
+        // The first of the remaining ranks prints.
         if train(rank, options)? == 0 {
             trained.store(true, Ordering::Relaxed);
             println!("{}", if simulated { "PASS, SIMULATED" } else { "PASS" });
@@ -79,7 +79,7 @@ fn run(options: &Options, simulated: bool) -> Result<()> {
         Ok::<_, anyhow::Error>(())
     });
     match ended {
-        // A rank that was to be lost; it is a thread.
+        // This rank, a thread, was lost as intended.
         Err(error) if error.is::<Lost>() && trained.into_inner() => Ok(()),
         ended => ended.map(drop),
     }
@@ -93,12 +93,12 @@ struct Lost;
 struct State {
     step: usize,
     weights: [f32; WEIGHTS],
-    /// The gradient, on the GPU, of this rank's points, and then of all.
+    /// The gradient, on the GPU: first of this rank's points, then of all points.
     gradient: SymmetricBuffer<f32>,
     stream: Stream,
 }
 
-/// Trains to the end, with fewer ranks after each loss. Returns this rank's last number.
+/// Trains to the end, with fewer ranks after each loss. Returns this rank's number in the end.
 fn train(first: &Rank, options: &Options) -> Result<usize> {
     let gradient = first.communicator()?.mem_alloc(WEIGHTS)?;
     let mut state = State { step: 0, weights: [0.0; WEIGHTS], gradient, stream: first.stream()? };
@@ -106,7 +106,7 @@ fn train(first: &Rank, options: &Options) -> Result<usize> {
     let mut smaller: Option<Rank> = None;
     loop {
         let rank = smaller.as_ref().unwrap_or(first);
-        let error = match steps(rank, &mut state, fails.map(|failure| failure.step)) {
+        let error = match train_steps(rank, &mut state, fails.map(|failure| failure.step)) {
             Ok(()) => break,
             Err(error) => error,
         };
@@ -129,8 +129,8 @@ fn train(first: &Rank, options: &Options) -> Result<usize> {
     Ok(smaller.as_ref().unwrap_or(first).rank())
 }
 
-/// The ranks may have been interrupted in different steps: all continue with the state of one that
-/// has come furthest.
+/// Gives all ranks the state of a rank that has completed the most steps: they may have been
+/// interrupted in different ones.
 fn agree(rank: &Rank, state: &mut State) -> Result<()> {
     let steps = rank.all_gather(&[state.step])?.concat();
     let (root, step) = steps.iter().enumerate().max_by_key(|(_, step)| **step).context("ranks")?;
@@ -141,7 +141,7 @@ fn agree(rank: &Rank, state: &mut State) -> Result<()> {
 }
 
 /// Trains from the state's step to the end. The rank is lost at the step `fails`.
-fn steps(rank: &Rank, state: &mut State, fails: Option<usize>) -> Result<()> {
+fn train_steps(rank: &Rank, state: &mut State, fails: Option<usize>) -> Result<()> {
     let comm = rank.communicator()?;
     let State { step, weights, gradient, stream } = state;
     while *step < STEPS {
@@ -175,9 +175,9 @@ fn true_weights() -> [f32; WEIGHTS] {
     std::array::from_fn(|index| index as f32 / 4.0 - 2.0)
 }
 
-/// Returns points whose variables are 1 or -1, uncorrelated over all points.
+/// Returns a point's variables: each is 1 or -1, and they are uncorrelated over all points.
 fn variables(point: usize) -> [f32; WEIGHTS] {
-    // Rows of a Hadamard matrix.
+    // The points are rows of a Hadamard matrix.
     std::array::from_fn(
         |index| if (point & index).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 },
     )

@@ -53,7 +53,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
     }
     rank.barrier()?;
 
-    // A kernel takes windows as arguments: this one sums all ranks' `send` to every rank's `recv`.
+    // A kernel has windows as arguments: this one sums all ranks' `send` into every rank's `recv`.
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
     rank.load(&KERNELS)?;
     let stream = rank.stream()?;

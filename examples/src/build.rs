@@ -1,5 +1,5 @@
-//! Compiles, with the feature `ptx`, the kernels of `devcomm-example-kernels` to PTX, into
-//! `OUT_DIR/kernels`.
+//! Compiles the kernels of `devcomm-example-kernels` to PTX, into `OUT_DIR/kernels`, if the feature
+//! `ptx` is on.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=src/build.rs");

@@ -1,5 +1,5 @@
-//! The kernels that the examples have beside those that devcomm ships. Their source is in
-//! `kernels/src`, one file each.
+//! The examples' own kernels, which devcomm does not ship. Their source is in `kernels/src`, one
+//! file each.
 
 use devcomm::KernelSet;
 pub use devcomm_example_kernels as kernels;

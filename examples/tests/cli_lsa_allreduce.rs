@@ -1,4 +1,4 @@
-//! How the example `lsa_allreduce` handles its command line, also without a GPU.
+//! Tests of the command line of the example `lsa_allreduce`, also without a GPU.
 
 use std::io::Write;
 use std::process::Command;

@@ -1,8 +1,8 @@
-//! How the example `mlp_layer` handles its command line, on simulated GPUs.
+//! Tests of the command line of the example `mlp_layer`, on simulated GPUs.
 
 use std::process::Command;
 
-/// Returns whether it succeeds, its output and its errors.
+/// Runs the example. Returns whether it succeeds, its output and its errors.
 fn run(args: &str, gpus: &str) -> (bool, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlp_layer"));
     command.args(args.split_whitespace()).env("DEVCOMM_SIMULATE", gpus);
@@ -13,7 +13,7 @@ fn run(args: &str, gpus: &str) -> (bool, String, String) {
     (output.status.success(), stdout, stderr)
 }
 
-/// Asserts that it fails with an error that contains all `words`.
+/// Asserts that the run fails with an error that contains all `words`.
 fn refuses(args: &str, gpus: &str, words: &[&str]) {
     let (succeeds, stdout, stderr) = run(args, gpus);
     assert!(!succeeds && !stdout.contains("PASS"), "{args}: {stdout}");

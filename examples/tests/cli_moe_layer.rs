@@ -1,4 +1,4 @@
-//! How the example `moe_layer` handles its command line.
+//! Tests of the command line of the example `moe_layer`.
 
 use std::process::{Command, Output};
 

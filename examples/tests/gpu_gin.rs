@@ -18,8 +18,8 @@ use half::{bf16, f16};
 /// Simulated worlds: the number of GPUs, and the size of each LSA team.
 const WORLDS: [(usize, usize); 9] =
     [(1, 1), (2, 2), (2, 1), (3, 3), (3, 1), (4, 2), (4, 4), (6, 3), (6, 2)];
-/// Maximum blocks, each with its own barrier and signal; and fewer GIN contexts, so that some
-/// blocks share one.
+/// Maximum number of blocks, each with its own barrier and signal; and a smaller number of GIN
+/// contexts, so that some blocks share one.
 const BLOCKS: usize = 8;
 const CONTEXTS: u32 = 5;
 /// Maximum rounds of a ping-pong.
@@ -60,7 +60,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// Makes windows of at most `elements` on GPUs, or `simulated` on simulated ones. Several
+    /// Limits windows to `elements` on GPUs, and to `simulated` elements on simulated ones. Several
     /// launches share a device communicator: signals and barriers continue from one to the next.
     fn new(rank: &Rank, elements: usize, simulated: usize) -> Self {
         match rank.is_simulated() {
@@ -195,7 +195,7 @@ where
     let partials = example::kernels::hybrid_allreduce_partials(limits.elements, team, teams);
     let (send, out) = (comm.window::<T>(limits.elements)?, comm.window::<T>(limits.elements)?);
     let partial = comm.window::<T>(partials)?;
-    // 16-bit types are rounded twice: as partial sums of a team, and as final sums.
+    // 16-bit types are rounded twice: a team's partial sums, and the final sums.
     let roundings = if size_of::<T>() < size_of::<f32>() { 2 } else { 1 };
     let untouched = vec![T::nearest(7.0); limits.elements];
     let mut got = untouched.clone();

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 /// Runs each example on the simulated `machine`, and passes its name and output to `check`.
-fn each(machine: &str, check: impl Fn(&str, &Output)) {
+fn run_each(machine: &str, check: impl Fn(&str, &Output)) {
     let programs = Path::new(env!("CARGO_BIN_EXE_lsa_allreduce")).parent().unwrap();
     let mut examples = 0;
     for entry in std::fs::read_dir(env!("CARGO_MANIFEST_DIR")).unwrap() {
@@ -26,12 +26,12 @@ fn passes(output: &Output) -> bool {
 
 #[test]
 fn every_example_passes() {
-    each("4", |name, output| assert!(passes(output), "{name}: {output:?}"));
+    run_each("4", |name, output| assert!(passes(output), "{name}: {output:?}"));
 }
 
 #[test]
 fn every_example_passes_in_two_lsa_teams_or_names_one_that_does() {
-    each("4,team=2", |name, output| {
+    run_each("4,team=2", |name, output| {
         let advice = String::from_utf8_lossy(&output.stderr);
         let refuses = output.status.code() == Some(1) && advice.contains("`hybrid_allreduce`");
         assert!(passes(output) || refuses, "{name}: {output:?}");

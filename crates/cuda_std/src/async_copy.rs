@@ -7,7 +7,7 @@
 //! # Safety model
 //!
 //! The copies are `unsafe`: before the wait no thread may access the destination or write the
-//! source. In the simulator a copy completes immediately, so a missing wait is not detected.
+//! source. The simulator reports such an access as a race.
 //!
 //! # Example
 //!

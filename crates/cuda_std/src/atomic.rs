@@ -279,7 +279,7 @@ macro_rules! integers {
         }
     )* };
     (bitwise $type:ty: $($name:ident $raw:ident $ptx:literal),*) => { $(
-        #[doc = concat!("The bitwise ", $ptx, " with `value`; returns the old value. ")]
+        #[doc = concat!("Stores the bitwise ", $ptx, " with `value` and returns the old value. ")]
         #[doc = concat!("PTX: `atom.", $ptx, "`.")]
         #[track_caller]
         pub fn $name(&self, value: $type, order: Order, scope: Scope) -> $type {

@@ -118,7 +118,7 @@ pub unsafe fn warp_sum<T: Summand>(mine: T) -> T {
 #[track_caller]
 pub unsafe fn block_reduce<T: WarpShuffleValue>(mine: T, identity: T, op: impl Fn(T, T) -> T) -> T {
     const { assert!(size_of::<T>() <= 16 && align_of::<T>() <= 16, "at most 16 bytes per warp") }
-    let of_warps: *mut T = match size_of::<T>() {
+    let slots: *mut T = match size_of::<T>() {
         0..=4 => shared_array![u32; WARPS].cast(),
         5..=8 => shared_array![u64; WARPS].cast(),
         _ => shared_array![[u64; 2]; WARPS].cast(),
@@ -128,12 +128,12 @@ pub unsafe fn block_reduce<T: WarpShuffleValue>(mine: T, identity: T, op: impl F
     unsafe {
         let of_warp = warp_reduce(mine, &op);
         if warp::lane_id() == 0 {
-            mem::store(of_warps.add((thread::thread_idx_x() / warp::WARP_SIZE) as usize), of_warp);
+            mem::store(slots.add((thread::thread_idx_x() / warp::WARP_SIZE) as usize), of_warp);
         }
         thread::sync_threads();
         let (lane, warps) = (warp::lane_id(), thread::block_dim_x() / warp::WARP_SIZE);
-        let of_one = if lane < warps { mem::load(of_warps.add(lane as usize)) } else { identity };
-        let all = warp_reduce(of_one, op);
+        let of_warp = if lane < warps { mem::load(slots.add(lane as usize)) } else { identity };
+        let all = warp_reduce(of_warp, op);
         thread::sync_threads();
         all
     }
@@ -166,12 +166,12 @@ impl ClusterSum {
     /// to 16 whole warps.
     #[track_caller]
     pub unsafe fn new() -> Self {
-        // SAFETY: the other blocks use the barriers after that of the cluster.
+        // SAFETY: the other blocks use these barriers after the barrier of the cluster.
         unsafe {
             if cluster::size() > 1 {
                 if thread::thread_idx_x() == 0 {
-                    Self::have_arrived().init(1);
-                    Self::have_arrived().after(1).init(1);
+                    Self::full().init(1);
+                    Self::full().after(1).init(1);
                     mbarrier::fence_init();
                 }
                 cluster::sync_relaxed();
@@ -180,13 +180,15 @@ impl ClusterSum {
         }
     }
 
-    /// Returns the sums of the warps of the cluster, for two calls in turn.
-    fn of_warps() -> *mut [f32; 4] {
+    /// Returns two banks of slots, which calls use in turn: a slot for the sums of each warp of the
+    /// cluster.
+    fn slots() -> *mut [f32; 4] {
         shared_array![[f32; 4]; 2 * CLUSTER_WARPS]
     }
 
-    /// Returns the barrier at which these arrive, followed by the other one.
-    fn have_arrived() -> MBarrier {
+    /// Returns the barrier whose phase ends when the first bank has all sums. That of the second
+    /// bank follows it.
+    fn full() -> MBarrier {
         // SAFETY: nothing else uses the words; `new` initializes them.
         unsafe { MBarrier::at(shared_array![u64; 2]) }
     }
@@ -206,9 +208,9 @@ impl ClusterSum {
             return mine.map(|mine| unsafe { block_sum(mine) });
         }
         let warps = thread::block_dim_x() / warp::WARP_SIZE;
-        let turn = self.calls % 2;
-        let of_warps = Self::of_warps().wrapping_add(turn as usize * CLUSTER_WARPS);
-        let full = Self::have_arrived().after(turn);
+        let bank = self.calls % 2;
+        let slots = Self::slots().wrapping_add(bank as usize * CLUSTER_WARPS);
+        let full = Self::full().after(bank);
         // SAFETY: all threads call this. There is a slot per warp. A warp writes to a slot again
         // two calls later, when all warps have sent the sums of the call between, and so have read
         // it.
@@ -224,27 +226,27 @@ impl ClusterSum {
             }
             if lane < blocks {
                 let slot = (cluster::rank() * warps + warp::warp_id()) as usize;
-                let to = arch::shared_address(of_warps.add(slot));
+                let to = arch::shared_address(slots.add(slot));
                 arch::send_shared(to, lane, sent, full.address());
             }
             full.wait(self.calls / 2 % 2);
             self.calls += 1;
-            let (mut of_some, mut slot) = ([0.0; N], lane);
+            let (mut sums, mut slot) = ([0.0; N], lane);
             while slot < blocks * warps {
-                let of_warp = mem::load(of_warps.add(slot as usize));
+                let of_warp = mem::load(slots.add(slot as usize));
                 let mut i = 0;
                 while i < N {
-                    of_some[i] += of_warp[i];
+                    sums[i] += of_warp[i];
                     i += 1;
                 }
                 slot += warp::WARP_SIZE;
             }
             let mut i = 0;
             while i < N {
-                of_some[i] = warp_sum(of_some[i]);
+                sums[i] = warp_sum(sums[i]);
                 i += 1;
             }
-            of_some
+            sums
         }
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! On a GPU the conversions of the crates `half` and `float8` compile to slow integer code; these
 //! functions are one instruction, or two for a single 8-bit float. Narrowing rounds to the nearest,
-//! ties to even. NaNs stay NaNs, but may lose sign and payload; zeros keep their sign. What is too
-//! large becomes an infinity in 16 bits, and in 8 bits, as infinities do, the largest number.
+//! ties to even. NaNs stay NaNs, but may lose sign and payload; zeros keep their sign. A value that
+//! is too large becomes an infinity in 16 bits; in 8 bits it, or an infinity, becomes the largest
+//! number.
 //!
 //! The functions named `x2` take or return two 16-bit floats in a `u32`, or two 8-bit floats in a
 //! `u16`, the first in the low bits, as in memory.
@@ -78,8 +79,8 @@ pub trait Float: Copy + 'static {
     fn pack(values: [f32; 2]) -> Self::Pair;
     /// Converts exactly.
     fn unpack(pair: Self::Pair) -> [f32; 2];
-    /// Returns the `index`-th 32 bits of an array, each value rounded to the nearest; `value` gives
-    /// them.
+    /// Returns the `index`-th 32 bits of an array whose element `i` is `value(i)`, rounded to the
+    /// nearest.
     fn word(index: usize, value: impl Fn(usize) -> f32) -> u32;
 }
 
@@ -185,7 +186,7 @@ macro_rules! f8_types {
             $type::from_bits($pack([value, 0.0]) as u8)
         }
 
-        #[doc = concat!("Exact. PTX: `cvt.rn.f16x2.", $ptx, "`.")]
+        #[doc = concat!("Converts exactly. PTX: `cvt.rn.f16x2.", $ptx, "`.")]
         pub fn $unpack(packed: u16) -> [f32; 2] {
             arch::$unpack(packed)
         }

@@ -1,13 +1,13 @@
 //! Dependent launches: a kernel that begins while the previous one of its stream still runs.
 //!
-//! For kernels launched with `Launch::dependent`, and for those before them. In any other launch
-//! the functions do nothing. Needs sm_90.
+//! The functions are for kernels launched with `Launch::dependent`, and for the kernels before
+//! them. In any other launch they do nothing. They need sm_90.
 //!
 //! # Example
 //!
 //! ```
 //! use cuda_std::{grid, prelude::*};
-//! /// `y[i] += table[i]`. `y` is what the previous kernel wrote; `table` no kernel writes.
+//! /// `y[i] += table[i]`. The previous kernel wrote `y`; no kernel writes `table`.
 //! #[kernel]
 //! unsafe fn add_table(table: *const f32, y: *mut f32, count: usize) {
 //!     grid::launch_next();
@@ -43,8 +43,8 @@ pub fn wait_for_previous() {
 /// block has called this or ended, and there is room for it. PTX:
 /// `griddepcontrol.launch_dependents`.
 ///
-/// It says nothing about memory: what the kernel writes, before the call or after it, the next
-/// kernel sees after [`wait_for_previous`].
+/// It says nothing about memory: the next kernel sees what this kernel writes, before the call or
+/// after it, only after [`wait_for_previous`].
 #[doc(alias = "cudaTriggerProgrammaticLaunchCompletion")]
 pub fn launch_next() {
     arch::launch_next();

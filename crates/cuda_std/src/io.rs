@@ -1,4 +1,4 @@
-//! Printing from kernels, for debugging: the functions behind [`print!`](crate::print) and
+//! Printing from kernels, for debugging: the implementation of [`print!`](crate::print) and
 //! [`println!`](crate::println).
 //!
 //! The macros translate Rust's `{}` to a printf format at compile time. As with CUDA's `printf`, a

@@ -15,7 +15,8 @@
 //! * [`reduce`]: sums and other operators, over elements and vectors.
 //! * [`atomic`]: atomics, ordered accesses and fences with a scope.
 //! * [`mma`], [`wgmma`]: tensor cores, of a warp and of Hopper's warpgroups; [`async_copy`],
-//!   [`tma`], [`mbarrier`]: copies to shared memory for them; [`cluster`]: blocks that share it.
+//!   [`tma`], [`mbarrier`]: copies to shared memory for them; [`cluster`]: blocks that reach each
+//!   other's shared memory.
 //! * [`grid`]: kernels that begin while the previous one still runs.
 //! * [`tile`]: shared tiles, pipelines and tile orders, for matrix kernels.
 //! * [`math`], [`convert`], [`clock`], [`io`]: arithmetic, narrow floats, clocks, printing.

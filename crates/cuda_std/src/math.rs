@@ -70,7 +70,7 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
 
 macro_rules! approximations {
     ($($name:ident: $doc:literal, $error:literal, $ptx:literal;)*) => { $(
-        #[doc = concat!($doc, " Error at most ", $error, ". PTX: `", $ptx, "`.")]
+        #[doc = concat!("Returns ", $doc, ". Error at most ", $error, ". PTX: `", $ptx, "`.")]
         pub fn $name(x: f32) -> f32 {
             arch::$name(x)
         }
@@ -78,16 +78,16 @@ macro_rules! approximations {
 }
 
 approximations! {
-    recip: "One over `x`.", "2^-23 relative", "rcp.approx.f32";
-    rsqrt: "One over the square root.", "2^-22.9 relative", "rsqrt.approx.f32";
-    exp2: "Two to the power of `x`.", "2^-22 relative", "ex2.approx.f32";
-    log2: "The logarithm to base 2.", "2^-22 relative (absolute between 0.5 and 2)",
+    recip: "one over `x`", "2^-23 relative", "rcp.approx.f32";
+    rsqrt: "one over the square root", "2^-22.9 relative", "rsqrt.approx.f32";
+    exp2: "two to the power of `x`", "2^-22 relative", "ex2.approx.f32";
+    log2: "the logarithm to base 2", "2^-22 relative (absolute between 0.5 and 2)",
         "lg2.approx.f32";
-    sin: "The sine of `x` radians.", "about 2^-20 absolute for |x| up to 2 pi, growing beyond",
+    sin: "the sine of `x` radians", "about 2^-20 absolute for |x| up to 2 pi, growing beyond",
         "sin.approx.f32";
-    cos: "The cosine of `x` radians.", "about 2^-20 absolute for |x| up to 2 pi, growing beyond",
+    cos: "the cosine of `x` radians", "about 2^-20 absolute for |x| up to 2 pi, growing beyond",
         "cos.approx.f32";
-    tanh: "The hyperbolic tangent.", "2^-11 relative", "tanh.approx.f32";
+    tanh: "the hyperbolic tangent", "2^-11 relative", "tanh.approx.f32";
 }
 
 /// Returns e to the power of `x`: [`exp2`] of `x * log2(e)`, whose error grows with the size of
@@ -96,8 +96,8 @@ pub fn exp(x: f32) -> f32 {
     exp2(x * core::f32::consts::LOG2_E)
 }
 
-/// Returns the logistic function, `1 / (1 + exp(-x))`. Error at most 2^-21 absolute; what is below
-/// 2^-126 is 0. PTX: `ex2.approx.ftz.f32` and `rcp.approx.ftz.f32`.
+/// Returns the logistic function, `1 / (1 + exp(-x))`. Error at most 2^-21 absolute; results below
+/// 2^-126 are 0. PTX: `ex2.approx.ftz.f32` and `rcp.approx.ftz.f32`.
 pub fn sigmoid(x: f32) -> f32 {
     arch::rcp_ftz(1.0 + arch::exp2_ftz(x * -core::f32::consts::LOG2_E))
 }
@@ -109,7 +109,7 @@ pub fn ln(x: f32) -> f32 {
 
 /// Returns the error function. Error at most 2^-22 relative; `erf(-x) == -erf(x)`.
 ///
-/// For small `x` a polynomial, otherwise 1 minus [`exp`] of a polynomial (by N. Juffa).
+/// It is a polynomial for small `x`, otherwise 1 minus [`exp`] of a polynomial (by N. Juffa).
 pub fn erf(x: f32) -> f32 {
     let (t, s) = (x.abs(), x * x);
     if t > 0.927_734_4 {
@@ -124,9 +124,8 @@ pub fn erf(x: f32) -> f32 {
     }
 }
 
-/// Returns GELU, by the error function: `x * (1 + erf(x / sqrt(2))) / 2`. Error at most `2^-22 *
-/// max(1,
-/// |x|)` absolute.
+/// Returns GELU, by the error function: `x * (1 + erf(x / sqrt(2))) / 2`. Error at most
+/// `2^-22 * max(1, |x|)` absolute.
 pub fn gelu(x: f32) -> f32 {
     let half = 0.5 * x;
     fma(half, erf(x * core::f32::consts::FRAC_1_SQRT_2), half)

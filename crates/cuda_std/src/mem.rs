@@ -36,7 +36,7 @@ use crate::arch;
 use crate::atomic::{Atomic, AtomicValue, Order, Scope};
 use crate::vector::{Accumulate, Vec16};
 
-/// Returns a plain load.
+/// Returns the value at an address, by a plain load.
 ///
 /// # Safety
 ///
@@ -58,8 +58,8 @@ pub unsafe fn store<T: Copy>(address: *mut T, value: T) {
     unsafe { arch::store(address, value) }
 }
 
-/// Returns a volatile load; another thread may write at the same time. PTX: `ld.volatile`, which
-/// orders like a relaxed load at system scope.
+/// Returns the value at an address, by a volatile load; another thread may write at the same time.
+/// PTX: `ld.volatile`, which orders like a relaxed load at system scope.
 ///
 /// # Safety
 ///
@@ -93,8 +93,8 @@ pub unsafe fn load_vec<T: Element>(address: *const T) -> Vec16<T> {
     Vec16::from_bits(unsafe { arch::load_v4(address.cast()) })
 }
 
-/// Does the same as [`load_vec`], for what no other thread reads: the L2 cache evicts it first.
-/// PTX: `ld.v4.b32` with `.L2::cache_hint`.
+/// Does the same as [`load_vec`], for data that no other thread reads: the L2 cache evicts it
+/// first. PTX: `ld.v4.b32` with `.L2::cache_hint`.
 ///
 /// # Safety
 ///
@@ -204,7 +204,7 @@ pub unsafe fn store_vec_relaxed<T: Element>(address: *mut T, value: Vec16<T>, sc
     unsafe { arch::store_v4_relaxed(address.cast(), value.to_bits(), scope) }
 }
 
-/// Returns a load with an order and a scope. PTX: `ld.{relaxed,acquire}.{cta,gpu,sys}`.
+/// Loads a value with an order and a scope. PTX: `ld.{relaxed,acquire}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///

@@ -81,8 +81,8 @@ impl<T: Copy> core::ops::Deref for SharedStatic<T> {
 
     #[track_caller]
     fn deref(&self) -> &T {
-        // SAFETY: on both targets, memory of this size and alignment, alive while the block runs;
-        // users of a `static mut` prevent races and write a `T` before they read one.
+        // SAFETY: the memory has this size and alignment on both targets, and lives while the block
+        // runs; users of a `static mut` prevent races and write a `T` before they read one.
         unsafe { &*arch::shared_static(self.0.0.get().cast::<T>()) }
     }
 }
@@ -90,7 +90,7 @@ impl<T: Copy> core::ops::Deref for SharedStatic<T> {
 impl<T: Copy> core::ops::DerefMut for SharedStatic<T> {
     #[track_caller]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: a `static mut` of the block's, to which the kernel makes one reference at a time.
+        // SAFETY: as in `deref`; the kernel makes one reference at a time to its `static mut`.
         unsafe { &mut *arch::shared_static(self.0.0.get().cast::<T>()) }
     }
 }

@@ -77,10 +77,11 @@ macro_rules! special_registers {
 }
 
 special_registers! {
-    thread_idx: "Index of the thread in its block", thread_idx_x thread_idx_y thread_idx_z;
-    block_idx: "Index of the block in the grid", block_idx_x block_idx_y block_idx_z;
-    block_dim: "Number of threads in a block", block_dim_x block_dim_y block_dim_z;
-    grid_dim: "Number of blocks in the grid", grid_dim_x grid_dim_y grid_dim_z;
+    thread_idx: "Returns the index of the thread in its block",
+        thread_idx_x thread_idx_y thread_idx_z;
+    block_idx: "Returns the index of the block in the grid", block_idx_x block_idx_y block_idx_z;
+    block_dim: "Returns the number of threads in a block", block_dim_x block_dim_y block_dim_z;
+    grid_dim: "Returns the number of blocks in the grid", grid_dim_x grid_dim_y grid_dim_z;
 }
 
 /// Returns the index of the thread in the whole launch, for any number of dimensions: x varies
@@ -111,12 +112,12 @@ pub fn warps_strided<N: Index>(n: N) -> Strided<N> {
     Strided::new(N::from_u32(first), n, N::from_u32(grid_dim_x() * warps))
 }
 
-/// Indices of the thread in a two-dimensional launch.
+/// Returns the indices of the thread in a two-dimensional launch.
 pub fn index_2d() -> UVec2 {
     UVec2 { x: index_1d(), y: block_idx_y() * block_dim_y() + thread_idx_y() }
 }
 
-/// Indices of the thread in a three-dimensional launch.
+/// Returns the indices of the thread in a three-dimensional launch.
 pub fn index_3d() -> UVec3 {
     let UVec2 { x, y } = index_2d();
     UVec3 { x, y, z: block_idx_z() * block_dim_z() + thread_idx_z() }
@@ -147,8 +148,8 @@ pub fn sync_threads() {
 /// Executes named barrier `id` (0 to 15; [`sync_threads`] uses 0) of `threads` threads of the
 /// block, a multiple of the warp size.
 ///
-/// For warp-specialized blocks. Every participating warp calls it with the same arguments. NCCL's
-/// coop of a warp span uses barrier 1 plus the span's id. PTX: `barrier.sync id, threads`.
+/// It is for warp-specialized blocks. Every participating warp calls it with the same arguments.
+/// NCCL's coop of a warp span uses barrier 1 plus the span's id. PTX: `barrier.sync id, threads`.
 #[track_caller]
 pub fn named_barrier_sync(id: u32, threads: u32) {
     arch::barrier(id, threads);

@@ -7,7 +7,7 @@
 //! # Safety model
 //!
 //! A copy is `unsafe`: until the barrier's phase has completed, no thread accesses the destination
-//! or writes the source. In the simulator a copy completes immediately. Needs sm_90.
+//! or writes the source. The simulator reports such an access as a race. Needs sm_90.
 //!
 //! # Example
 //!
@@ -87,7 +87,7 @@ pub unsafe fn load_tile_multicast(
 /// `from` lies in shared memory, aligned to 1,024 bytes; it is written before a
 /// [`fence_async_shared`] of the writing threads and a barrier with this thread. Until a wait of
 /// this thread for the group, no thread writes the tile or accesses that part of the matrix. `map`
-/// as in [`load_tile`].
+/// is as in [`load_tile`].
 #[doc(alias = "cp.async.bulk.tensor")]
 #[track_caller]
 pub unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: *const u8) {

@@ -218,7 +218,7 @@ fn shuffle<T: WarpShuffleValue>(
 
 macro_rules! shuffles {
     ($($mode:ident $whole:ident $some:ident, $lane:ident, $doc:literal, $ptx:literal;)*) => { $(
-        #[doc = concat!("The value of the lane ", $doc, ", over the whole warp.")]
+        #[doc = concat!("Returns the value of the lane ", $doc, ", over the whole warp.")]
         #[doc = concat!("PTX: `", $ptx, "`.")]
         ///
         /// A lane whose source would be outside the warp gets its own value.
@@ -231,12 +231,12 @@ macro_rules! shuffles {
             shuffle(FULL_MASK, Shuffle::$mode, value, $lane, WARP_SIZE).0
         }
 
-        #[doc = concat!("The value of the lane ", $doc, ", among the lanes of `mask`, and whether")]
-        /// that lane was in range.
+        #[doc = concat!("Returns the value of the lane ", $doc, ", among the lanes of `mask`,")]
+        /// and whether that lane was in range.
         ///
         /// `width` (a power of two up to 32) splits the warp into segments that shuffle separately.
         #[doc = concat!("PTX: `", $ptx, "`.")]
-        /// Needs two shuffles for 8-byte values. The value of a lane outside `mask` is unspecified.
+        /// An 8-byte value takes two shuffles. The value of a lane outside `mask` is unspecified.
         ///
         /// # Panics
         ///
@@ -290,7 +290,7 @@ macro_rules! votes {
 }
 
 votes! {
-    u32, ballot warp_vote_ballot, ballot, "The lanes whose `predicate` is true, one bit each,";
-    bool, all warp_vote_all, vote_all, "Whether every `predicate` is true";
-    bool, any warp_vote_any, vote_any, "Whether any `predicate` is true";
+    u32, ballot warp_vote_ballot, ballot, "Returns a bit for each lane whose `predicate` is true,";
+    bool, all warp_vote_all, vote_all, "Returns whether every `predicate` is true";
+    bool, any warp_vote_any, vote_any, "Returns whether any `predicate` is true";
 }

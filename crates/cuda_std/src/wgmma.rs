@@ -91,10 +91,10 @@ impl<T: mma::Factor> Tile<T, MnMajor> {
         Self(arch::transposed_tile_address(address, next_rows), PhantomData)
     }
 
-    /// Returns the factor at an address in shared memory whose first 64 rows are the columns of
-    /// what lies there; the next 64 are those of what lies `next_rows` bytes further, and so on.
-    /// Both are multiples of 1,024. PTX: the *leading dimension byte offset* of the matrix
-    /// descriptor.
+    /// Returns the factor at an address in shared memory. Its first 64 rows are the columns of the
+    /// tile there, the next 64 rows those of the tile `next_rows` bytes further, and so on. Address
+    /// and `next_rows` are multiples of 1,024. PTX: the *leading dimension byte offset* of the
+    /// matrix descriptor.
     #[track_caller]
     pub fn transposed_at(address: *const u8, next_rows: u32) -> Self {
         Self::transposed_at_shared(arch::shared_address(address), next_rows)
@@ -170,9 +170,10 @@ pub fn fence_operand<D: Sums>(d: &mut D) {
 }
 
 /// Raises the number of registers of each thread of the warpgroup to `N`, a multiple of 8 from 24
-/// to 256; waits until other warpgroups of the block have [lowered](lower_registers) theirs. All
-/// together have what the launch gave them: `65536 / max_threads` for each thread, rounded down to
-/// a multiple of 8. If they ask for more, the wait does not end. PTX: `setmaxnreg.inc`.
+/// to 256; waits until other warpgroups of the block have [lowered](lower_registers) theirs. The
+/// block has the registers that the launch gave it: `65536 / max_threads` for each thread, rounded
+/// down to a multiple of 8. If its warpgroups ask for more, the wait does not end. PTX:
+/// `setmaxnreg.inc`.
 ///
 /// # Safety
 ///

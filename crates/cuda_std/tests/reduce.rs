@@ -15,7 +15,7 @@ fn integers_wrap_around() {
 }
 
 #[test]
-fn of_a_nan_and_a_number_the_number_is_smallest_and_largest() {
+fn minimum_and_maximum_of_a_nan_and_a_number_are_the_number() {
     for x in [f32::NAN, 1.0, f32::NAN] {
         assert_eq!(fold(Min, &[x, 2.0, f32::NAN]).map(f32::is_nan), Some(false));
         assert_eq!(fold(Max, &[f32::NAN, x, -2.0]).map(f32::is_nan), Some(false));

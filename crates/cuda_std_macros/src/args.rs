@@ -17,7 +17,7 @@ pub struct KernelArgs {
     pub arch: Option<LitStr>,
     /// The maximum block size, in threads.
     pub max_threads: Option<u32>,
-    /// The blocks of the maximum size that a multiprocessor has room for, at least.
+    /// The minimum number of blocks of the maximum size for which a multiprocessor has room.
     pub min_blocks: Option<u32>,
     /// Blocks per cluster.
     pub cluster: Option<u32>,

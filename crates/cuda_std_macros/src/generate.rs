@@ -30,7 +30,7 @@ pub fn kernel(args: KernelArgs, function: ItemFn, source: &Source) -> Result<Tok
     check(&function.sig)?;
     let (names, types) = parameters(&function.sig)?;
     let kernel = Kernel { function: &function, args: &args, source, names, types };
-    let instances = instances::of(&args, &function.sig.ident, &function.sig.generics)?;
+    let instances = instances::all(&args, &function.sig.ident, &function.sig.generics)?;
     Ok(kernel.expand(&instances))
 }
 
@@ -138,7 +138,7 @@ impl Kernel<'_> {
         let bare = without_bounds(generics.clone());
         let (names, types) = (&self.names, self.types_with_lifetimes());
         let safety = match sig.unsafety {
-            // Known without the kernel's instance, so that other errors are about that.
+            // This does not depend on the instance: a wrong instance causes no second error here.
             Some(_) => quote!(::cuda_std::__private::Unsafe),
             None => quote!(<Self as ::cuda_std::__private::Kernel>::Safety),
         };
@@ -358,8 +358,8 @@ impl Kernel<'_> {
         let requires = &self.args.requires;
         let check = (!requires.is_empty()).then(|| requires::check(requires, names, &types));
         quote! {
-            // SAFETY: all is of the same function. A safe one accesses only what its parameters
-            // refer to.
+            // SAFETY: all items are of the same function. A safe one accesses only what its
+            // parameters refer to.
             unsafe impl ::cuda_std::__private::Kernel for #item {
                 const NAME: &'static str = #name;
                 const GIN: bool = #gin;
@@ -482,7 +482,7 @@ fn without_bounds(mut generics: Generics) -> Generics {
     generics
 }
 
-/// Fields of a struct that uses these type parameters and cannot be constructed.
+/// Returns the fields of a struct that uses these type parameters and cannot be constructed.
 fn phantom(generics: &Generics) -> TokenStream {
     let types = generics.type_params().map(|param| &param.ident);
     quote! {

@@ -56,7 +56,7 @@ impl Instance<'_> {
         self.name(kernel) + &back_end
     }
 
-    /// Returns whether the simulator runs this instance: of a kernel for GIN only that for PROXY.
+    /// Returns whether the simulator runs this instance: of a kernel for GIN only the PROXY one.
     pub fn runs_on_host(&self) -> bool {
         self.gin.is_none_or(|gin| gin.suffix == PROXY)
     }
@@ -98,7 +98,7 @@ impl Instance<'_> {
 }
 
 /// Returns all instances. Two entry points with the same name are an error.
-pub fn of<'a>(
+pub fn all<'a>(
     args: &'a KernelArgs,
     kernel: &Ident,
     generics: &'a Generics,

@@ -38,9 +38,9 @@ use proc_macro::TokenStream;
 /// implements `Kernel` (all that a launch needs) and `HostKernel` (the body, for a simulator); its
 /// function `args` takes the launch's arguments.
 ///
-/// Entry points of a crate have different names, whatever modules they are in: on the host, a
-/// second one of a name is an error too (``the name `__kernel_named_fill` is defined multiple
-/// times``).
+/// Entry points of a crate have different names, whatever modules they are in: a second one with
+/// the same name is an error, also on the host (``the name `__kernel_named_fill` is defined
+/// multiple times``).
 ///
 /// A package of kernels may depend on another one and call its functions: `cuda_builder` compiles
 /// the entry points of the package that it was asked for only.
@@ -60,9 +60,9 @@ use proc_macro::TokenStream;
 ///   multiple of it. Needs sm_90.
 /// * `max_threads = 256`: the maximum threads per block of a launch. The compiler may use as many
 ///   registers per thread as fit that block size. PTX: `.maxntid`.
-/// * `min_blocks = 1`, after `max_threads`: the blocks of that size that a multiprocessor has room
-///   for, at least. It limits the registers; 1 keeps the compiler from spilling registers to make
-///   room for more blocks. PTX: `.minnctapersm`.
+/// * `min_blocks = 1`, after `max_threads`: the minimum number of blocks of that size for which a
+///   multiprocessor has room. It limits the registers; 1 keeps the compiler from spilling registers
+///   to make room for more blocks. PTX: `.minnctapersm`.
 /// * `requires(out.len() <= send.len(), grid.count() == 1)`: conditions on the arguments, and on
 ///   `grid` and `block`, the launch's `Dim3`s. A launch that does not meet one is an error. The
 ///   host checks the conditions, so they call `const` functions only, and cannot use what only a
@@ -71,8 +71,8 @@ use proc_macro::TokenStream;
 ///
 /// # Errors
 ///
-/// Does not compile: a kernel that is async, const, variadic or a method, returns a value, or takes
-/// a pattern other than a name, more than 12 parameters, a lifetime, a mutable reference, a
+/// These do not compile: a kernel that is async, const, variadic or a method, returns a value, or
+/// takes a pattern other than a name, more than 12 parameters, a lifetime, a mutable reference, a
 /// reference to anything but a slice, or a generic parameter without a list; a kernel for GIN
 /// without a `DevComm` parameter.
 ///
@@ -122,7 +122,7 @@ pub fn kernel_param(input: TokenStream) -> TokenStream {
 ///
 /// # Errors
 ///
-/// Does not compile: another address space, and a shared static without `mut`.
+/// These do not compile: another address space, and a shared static without `mut`.
 #[proc_macro_attribute]
 pub fn address_space(attr: TokenStream, item: TokenStream) -> TokenStream {
     let space = syn::parse_macro_input!(attr as syn::Ident);
@@ -139,9 +139,9 @@ pub fn print(input: TokenStream) -> TokenStream {
 
 /// Prints a line from a kernel, for debugging.
 ///
-/// Takes `{}` and `{name}` with numbers, `bool` and raw pointers, and no format options. On the GPU
-/// the text goes through CUDA's printf buffer and appears when the host synchronises; on the host
-/// it goes to the simulator.
+/// It takes `{}` and `{name}` with numbers, `bool` and raw pointers, and no format options. On the
+/// GPU the text goes through CUDA's printf buffer and appears when the host synchronises; on the
+/// host it goes to the simulator.
 #[proc_macro]
 pub fn println(input: TokenStream) -> TokenStream {
     let call = syn::parse_macro_input!(input as print::Print);
@@ -178,15 +178,15 @@ pub fn println(input: TokenStream) -> TokenStream {
 /// # Environment
 ///
 /// * `DEVCOMM_SIMULATE="4,seed=17"`: runs one schedule, on a machine with these settings, if that
-///   has enough GPUs; in any case not on real GPUs.
+///   has enough GPUs; never on real GPUs.
 /// * `DEVCOMM_SCHEDULES=1000`: the number of random schedules, and of those with a lag.
 /// * `DEVCOMM_TEST_GPUS`: `0` simulates even if there are GPUs; `1` does not simulate, but prints
 ///   `GPU-TEST name: skipped (reason)` if there are too few, and fails without PTX or NCCL.
 ///
 /// # Errors
 ///
-/// Does not compile: a function that is async, generic, or has another number of parameters than
-/// one.
+/// These do not compile: a function that is async, generic, or has another number of parameters
+/// than one.
 #[proc_macro_attribute]
 pub fn test(attr: TokenStream, item: TokenStream) -> TokenStream {
     let args = syn::parse_macro_input!(attr as test::TestArgs);

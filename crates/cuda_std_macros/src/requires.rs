@@ -7,7 +7,7 @@ use syn::{BinOp, Expr, ExprBinary, Ident, Type};
 use crate::meta::token_text;
 
 /// Returns `Kernel::check`: the conditions of `requires(..)`. They are in a const function, which
-/// can ask nothing that only a thread of a kernel knows.
+/// cannot use what only a running kernel has.
 pub fn check(requires: &[Expr], names: &[&Ident], types: &[Type]) -> TokenStream {
     let private = quote!(::cuda_std::__private);
     let conditions = requires.iter().map(condition);

@@ -33,7 +33,7 @@ pub fn wheel_dir(package: &str, version: &str) -> Result<PathBuf, NoCache> {
     Ok(wheels(&cache_dir()?).join(format!("{package}-{version}")))
 }
 
-/// A folder cannot be the cache.
+/// The error that a folder cannot be the cache.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{} cannot be the cache of this user, who has no HOME: {why}; set DEVCOMM_CACHE to another \
@@ -83,11 +83,11 @@ impl Folder {
         if !self.is_shared {
             return Ok(());
         }
-        let why = self.misuse().map_err(|error| self.refused(error))?;
+        let why = self.why_unusable().map_err(|error| self.refused(error))?;
         why.map_or(Ok(()), |why| Err(self.refused(why)))
     }
 
-    fn misuse(&self) -> io::Result<Option<String>> {
+    fn why_unusable(&self) -> io::Result<Option<String>> {
         let found = std::fs::symlink_metadata(&self.path)?;
         let (user, mode) = (rustix::process::geteuid().as_raw(), found.mode() & 0o777);
         Ok(if !found.is_dir() {
@@ -154,17 +154,17 @@ mod tests {
         })
     }
 
-    fn with(vars: &[(&str, &str)]) -> PathBuf {
+    fn path(vars: &[(&str, &str)]) -> PathBuf {
         folder(vars).path
     }
 
     #[test]
     fn the_cache_is_named_by_the_nearest_variable() {
         let all = [("DEVCOMM_CACHE", "/a"), ("XDG_CACHE_HOME", "/b"), ("HOME", "/c")];
-        assert_eq!(with(&all), Path::new("/a"));
-        assert_eq!(with(&all[1..]), Path::new("/b/devcomm"));
-        assert_eq!(with(&all[2..]), Path::new("/c/.cache/devcomm"));
-        assert_eq!(with(&[("DEVCOMM_CACHE", ""), ("HOME", "/c")]), Path::new("/c/.cache/devcomm"));
+        assert_eq!(path(&all), Path::new("/a"));
+        assert_eq!(path(&all[1..]), Path::new("/b/devcomm"));
+        assert_eq!(path(&all[2..]), Path::new("/c/.cache/devcomm"));
+        assert_eq!(path(&[("DEVCOMM_CACHE", ""), ("HOME", "/c")]), Path::new("/c/.cache/devcomm"));
     }
 
     #[test]

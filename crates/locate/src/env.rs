@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 /// manager; from an unreachable network drive it never starts.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Reads an environment variable.
+/// A function that reads an environment variable.
 type Lookup = dyn Fn(&str) -> Option<OsString>;
 
-/// Runs a program with `--version`; returns its output, or why there is none.
+/// A function that runs a program with `--version`, and returns its output or why there is none.
 type VersionOf = dyn Fn(&Path) -> Result<String, String>;
 
 /// The environment of a search. Slow queries are closures, run only if needed.
 pub(crate) struct Env {
-    /// The environment variables.
+    /// Reads an environment variable.
     pub var: Box<Lookup>,
     /// The import path of the Python that runs this process; `None` in another program.
     pub own_python: Option<Vec<PathBuf>>,
@@ -108,7 +108,7 @@ impl Env {
 /// The import path of the Python that runs this process.
 static OWN_PYTHON: OnceLock<Vec<PathBuf>> = OnceLock::new();
 
-/// Says that a Python interpreter runs this process, and its import path (`sys.path`). From then on
+/// Records that a Python interpreter runs this process, with its import path (`sys.path`). Later
 /// searches look there for wheels, and not in the environment of `VIRTUAL_ENV` or of the `python3`
 /// on `PATH`, which may be another one. Only the first call counts.
 pub fn run_by_python(import_path: impl IntoIterator<Item = PathBuf>) {
@@ -150,7 +150,7 @@ fn output_within(limit: Duration, command: &mut Command) -> Result<String, Strin
     let deadline = Instant::now() + limit;
     let pipe = child.stdout.take().ok_or("its output was not piped")?;
     let ended = read_within(limit, pipe).and_then(|text| {
-        // It may go on without output.
+        // The program may go on without output.
         while Instant::now() < deadline {
             if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
                 return Ok((status, text));

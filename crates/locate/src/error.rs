@@ -11,7 +11,7 @@ pub struct Attempt {
     pub reason: String,
 }
 
-/// An error if nothing suitable was found. The message says what was searched for, lists every
+/// The error if nothing suitable was found. The message says what was searched for, lists every
 /// place tried with the reason for its rejection, and advises what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(

@@ -48,7 +48,7 @@ impl GinRoute {
         }
     }
 
-    /// Returns what the route requires besides GPUs, as text.
+    /// Returns what the route requires in addition to GPUs, as text.
     #[must_use]
     pub const fn needs(self) -> &'static str {
         match self {

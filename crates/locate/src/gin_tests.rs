@@ -116,7 +116,7 @@ fn a_plugin_that_is_there_but_not_switched_on_is_said_to_be_so() {
 }
 
 #[test]
-fn what_closes_all_of_gin_is_named() {
+fn a_reason_that_disables_all_of_gin_is_named() {
     let card = &["sys/class/infiniband/mlx5_0"];
     for (variables, gpus, text) in [
         (&[("NCCL_GIN_ENABLE", "0")] as &'static [_], Some(GPUS), "NCCL_GIN_ENABLE=0"),

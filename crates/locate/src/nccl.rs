@@ -183,22 +183,23 @@ fn check(
 type Step<'a> = Box<dyn FnOnce() -> (Attempt, Vec<PathBuf>) + 'a>;
 
 fn steps<'a>(env: &'a Env, explicit: Option<&'a Path>) -> Vec<(FoundBy, Step<'a>)> {
-    let none =
+    let attempt =
         |place: &str, reason: &str| Attempt { place: place.to_owned(), reason: reason.to_owned() };
     let variable = move |name: &'static str| -> Step<'a> {
-        Box::new(move || (none(name, "not set"), env.path_var(name).into_iter().collect()))
+        Box::new(move || (attempt(name, "not set"), env.path_var(name).into_iter().collect()))
     };
     let mut steps: Vec<(FoundBy, Step<'a>)> = Vec::new();
     if let Some(path) = explicit {
-        let given = move || (none("the given path", "empty"), vec![path.to_owned()]);
+        let given = move || (attempt("the given path", "empty"), vec![path.to_owned()]);
         steps.push((FoundBy::Explicit, Box::new(given)));
     }
     steps.push((FoundBy::DevcommNcclHome, variable("DEVCOMM_NCCL_HOME")));
     steps.push((FoundBy::NcclHome, variable("NCCL_HOME")));
     let site_packages = move || {
         let wheels = env.site_packages().into_iter().map(|site| site.join("nvidia/nccl"));
+        let missing = "not installed, or there is no python3";
         (
-            none("nvidia/nccl in Python's site-packages", "not installed, or there is no python3"),
+            attempt("nvidia/nccl in Python's site-packages", missing),
             wheels.filter(|path| path.is_dir()).collect(),
         )
     };
@@ -206,14 +207,14 @@ fn steps<'a>(env: &'a Env, explicit: Option<&'a Path>) -> Vec<(FoundBy, Step<'a>
     let cache = move || {
         let (folder, wheels) = match cached_wheels(env, "nvidia-nccl-cu") {
             Ok(found) => found,
-            Err(error) => return (none("devcomm's cache", &error.to_string()), Vec::new()),
+            Err(error) => return (attempt("devcomm's cache", &error.to_string()), Vec::new()),
         };
         let place = format!("{} (devcomm's cache)", folder.display());
         let roots = wheels.into_iter().map(|wheel| wheel.join("nvidia/nccl")).collect();
-        (none(&place, "it holds no nvidia-nccl wheel"), roots)
+        (attempt(&place, "it holds no nvidia-nccl wheel"), roots)
     };
     steps.push((FoundBy::Cache, Box::new(cache)));
-    let system = move || (none("the system", "it has no library folders"), system_roots(env));
+    let system = move || (attempt("the system", "it has no library folders"), system_roots(env));
     steps.push((FoundBy::System, Box::new(system)));
     steps
 }

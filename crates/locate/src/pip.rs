@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use crate::version::NcclVersion;
 
-/// The wheel that a Python environment without the wheel's metadata is given.
+/// The wheel for a Python environment that lacks the metadata of its own.
 const DEFAULT_PACKAGE: &str = "nvidia-nccl-cu13";
 
-/// Where the wheel puts the library, below the folder of packages.
+/// The wheel's folder of the library, below the folder of packages.
 const IN_WHEEL: &str = "nvidia/nccl/lib";
 
 /// An NCCL in the packages of a Python environment, where PyTorch finds it.
@@ -94,7 +94,7 @@ fn package_in(site_packages: &Path) -> Option<String> {
     packages.max()
 }
 
-/// Returns a word as a shell takes it.
+/// Returns a word for a shell, quoted if necessary.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "/._-+".contains(c);
     if word.chars().all(plain) {
@@ -112,11 +112,11 @@ mod tests {
 
     /// Returns an environment below `root`, with these files and folders; returns the path of its
     /// library.
-    fn environment(root: &Path, site: &str, beside: &[&str], python: bool) -> PathBuf {
+    fn environment(root: &Path, site: &str, folders: &[&str], python: bool) -> PathBuf {
         let site = root.join(site);
         let lib = site.join(IN_WHEEL);
         std::fs::create_dir_all(&lib).unwrap();
-        for folder in beside {
+        for folder in folders {
             std::fs::create_dir_all(site.join(folder)).unwrap();
         }
         if python {

@@ -1,4 +1,4 @@
-//! Whether a wheel in the cache has all its files, as its RECORD says.
+//! Checks that a wheel in the cache has all the files that its RECORD lists.
 
 use std::path::{Path, PathBuf};
 
@@ -15,8 +15,8 @@ pub struct WheelFile {
     pub sha256: String,
 }
 
-/// Returns the files of the wheels that were unpacked into the folder `wheel`, by their `RECORD`s,
-/// which list all but themselves.
+/// Returns the files of the wheels that were unpacked into the folder `wheel`, by their `RECORD`s.
+/// A `RECORD` lists all files of its wheel except itself.
 ///
 /// # Errors
 ///
@@ -51,7 +51,7 @@ pub fn wheel_files(wheel: &Path) -> Result<Vec<WheelFile>, String> {
 ///
 /// # Errors
 ///
-/// What is missing or cut; as [`wheel_files`].
+/// The error names a file that is missing or cut. The errors of [`wheel_files`] are returned too.
 pub fn check_wheel(wheel: &Path) -> Result<(), String> {
     for WheelFile { path, size, .. } in wheel_files(wheel)? {
         match std::fs::metadata(&path) {
@@ -66,7 +66,7 @@ pub fn check_wheel(wheel: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the folder in the cache of the wheel that has this file; `None` for a file elsewhere.
+/// Returns the cache's folder of the wheel that has this file; `None` for a file elsewhere.
 #[must_use]
 pub fn wheel_of(file: &Path) -> Option<PathBuf> {
     let wheels = cache_dir().ok()?.join("wheels");

@@ -1,4 +1,4 @@
-//! The names and arguments of cooperative calls, for the simulator's checks. Nothing on a GPU.
+//! The names and arguments of cooperative calls, for the simulator's checks. A GPU has none.
 
 /// A cooperative call of this crate's typed layer: what the kernel called, and arguments that must
 /// be equal in all threads of the coop.
@@ -60,7 +60,7 @@ impl Drop for Guard {
     }
 }
 
-/// A type without content: a GPU needs no name of the call.
+/// An empty type: a GPU needs no name of the call.
 #[cfg(target_arch = "nvptx64")]
 #[derive(Clone, Copy)]
 pub(crate) struct CoopCall;

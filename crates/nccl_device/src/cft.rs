@@ -66,7 +66,7 @@ impl<T: Element> Window<T> {
     #[track_caller]
     pub fn cft_place_of_rank(self, comm: &DevComm, peer: i32, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
-        // SAFETY: NCCL computes from a descriptor that the host created.
+        // SAFETY: the host created the descriptor; both pointers are to live variables.
         CftPlace::of(|endpoint, le_offset| unsafe {
             raw::ncclGetPeerLeInfo(window, offset, peer, comm.as_raw(), endpoint, le_offset);
         })
@@ -79,7 +79,7 @@ impl<T: Element> Window<T> {
     #[track_caller]
     pub fn cft_multimem_place(self, comm: &DevComm, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
-        // SAFETY: NCCL computes from a descriptor that the host created.
+        // SAFETY: the host created the descriptor; both pointers are to live variables.
         CftPlace::of(|endpoint, le_offset| unsafe {
             raw::ncclGetMultimemLeInfo(window, offset, comm.as_raw(), endpoint, le_offset);
         })
@@ -107,7 +107,7 @@ impl ResourceBuffer<'_> {
     #[track_caller]
     pub fn cft_place_of_rank(self, peer: i32) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());
-        // SAFETY: NCCL computes from a descriptor that the host created.
+        // SAFETY: the host created the descriptor; both pointers are to live variables.
         CftPlace::of(|endpoint, le_offset| unsafe {
             raw::ncclGetResourceBufferPeerLeInfo(comm, handle, peer, endpoint, le_offset);
         })
@@ -120,7 +120,7 @@ impl ResourceBuffer<'_> {
     #[track_caller]
     pub fn cft_multimem_place(self) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());
-        // SAFETY: NCCL computes from a descriptor that the host created.
+        // SAFETY: the host created the descriptor; both pointers are to live variables.
         CftPlace::of(|endpoint, le_offset| unsafe {
             raw::ncclGetResourceBufferMultimemLeInfo(comm, handle, endpoint, le_offset);
         })

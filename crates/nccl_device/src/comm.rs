@@ -15,14 +15,14 @@ use devcomm_types::nccl::{self, MultimemHandle};
 #[derive(Clone, Copy, Debug)]
 pub struct DevComm(nccl::DevComm);
 
-// SAFETY: a transparent wrapper.
+// SAFETY: the type is a transparent wrapper of its `Abi`.
 unsafe impl KernelParam for DevComm {
     type Abi = nccl::DevComm;
     const IS_DEV_COMM: bool = true;
 }
 
 impl DevComm {
-    /// This rank's number in the communicator.
+    /// Returns this rank's number in the communicator.
     pub const fn rank(&self) -> i32 {
         self.0.rank
     }
@@ -60,8 +60,8 @@ impl DevComm {
     /// store by the pointers of [`Window::peer`](crate::Window::peer) and
     /// [`ResourceBuffer::peer`](crate::ResourceBuffer::peer).
     ///
-    /// NCCL: `ncclDevCommCanGetPeerPointer`, of a rank of the world, since 2.32.6, whose peer
-    /// pointers may reach more ranks. Those of 2.32.3, which this crate links, reach these.
+    /// NCCL: `ncclDevCommCanGetPeerPointer`, of a world rank, in 2.32.6, where peer pointers may
+    /// reach more ranks. In 2.32.3, which this crate links, they reach the LSA team.
     #[doc(alias = "ncclDevCommCanGetPeerPointer")]
     #[must_use]
     pub const fn has_peer_pointer(&self, team: Team, peer: i32) -> bool {

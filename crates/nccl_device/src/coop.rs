@@ -65,8 +65,9 @@ impl Coop {
         init!(Kind::Lanes(lane_mask), ncclCoopAnyInitLanes(lane_mask))
     }
 
-    /// Warps `first_warp..first_warp + n_warps` of the block. `id`, 0 to 14, selects the named
-    /// barrier: spans in use at the same time need different ids. NCCL: `ncclCoopAnyInitWarpSpan`.
+    /// Returns warps `first_warp..first_warp + n_warps` of the block. `id`, 0 to 14, selects the
+    /// named barrier: spans in use at the same time need different ids. NCCL:
+    /// `ncclCoopAnyInitWarpSpan`.
     #[doc(alias = "ncclCoopAnyInitWarpSpan")]
     #[track_caller]
     pub fn warp_span(first_warp: u32, n_warps: u32, id: u32) -> Self {

@@ -178,7 +178,7 @@ impl<'a> Flag<'a> {
 /// launch with the same parameters. Ranks that launch equally often have the same number.
 pub struct Epoch {
     words: *mut u32,
-    now: u32,
+    number: u32,
 }
 
 /// Offsets of an epoch's words: the number of blocks of this launch that have ended the epoch, and
@@ -200,12 +200,12 @@ impl Epoch {
     pub unsafe fn begin(words: *mut u32) -> Self {
         // SAFETY: the caller's contract; the word changes only after all blocks ended the epoch.
         let last = unsafe { mem::load_ordered(words.add(LAST), Order::Relaxed, Scope::Gpu) };
-        Self { words, now: if last == u32::MAX { 2 } else { last + 1 } }
+        Self { words, number: if last == u32::MAX { 2 } else { last + 1 } }
     }
 
     /// Returns the number of this launch.
     pub fn get(&self) -> u32 {
-        self.now
+        self.number
     }
 
     /// Ends the epoch for this block; when all blocks have ended it, the number increases.
@@ -219,7 +219,7 @@ impl Epoch {
         // that, other blocks may still read it.
         unsafe {
             if coop.thread_rank() == 0 && is_last_block(self.words.add(ENDED), Order::AcqRel) {
-                mem::store_ordered(self.words.add(LAST), self.now, Order::Relaxed, Scope::Gpu);
+                mem::store_ordered(self.words.add(LAST), self.number, Order::Relaxed, Scope::Gpu);
             }
         }
     }

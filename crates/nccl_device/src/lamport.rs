@@ -16,8 +16,8 @@
 //! so that the launch before that one has ended in the peer, and its slots are empty. Any other
 //! message that each peer sends in every launch will do too.
 //!
-//! A launch may be two kernels, of which one sends and the next one receives: then only that one
-//! ends the session.
+//! A launch may be two kernels, of which the first one sends and the second one receives: then only
+//! the second one ends the session.
 //!
 //! # Example
 //!
@@ -75,7 +75,7 @@ use crate::flag::is_last_block;
 use crate::wait::{Deadline, finish, poll};
 use crate::{Coop, DevComm, LsaPtr, Window};
 
-/// Instead of a number of ranks: one that is known only when the kernel runs.
+/// The number of ranks `N` of types for a number that is known only when the kernel runs.
 pub const ANY_RANKS: usize = 0;
 
 /// Banks of slots.
@@ -89,7 +89,7 @@ const LAUNCHES: usize = 1;
 /// Words of a slot.
 const SLOT: usize = 4;
 
-/// Returns the source ranks that have slots of their own: with two ranks only the peer sends.
+/// Returns the number of source ranks with slots of their own: with two ranks only the peer sends.
 const fn sources(ranks: usize) -> usize {
     if ranks == 2 { 1 } else { ranks }
 }
@@ -100,9 +100,9 @@ pub struct LamportSlots<'a, const N: usize> {
     comm: &'a DevComm,
     window: Window<u32>,
     state: *mut u32,
-    /// The slots of this rank and of those after it, of a known number of ranks.
+    /// The slots of this rank and of the ranks after it; none with [`ANY_RANKS`].
     parts: [LsaPtr<u32>; N],
-    /// Slots for a source rank in a bank.
+    /// The number of slots for a source rank in a bank.
     capacity: u32,
 }
 
@@ -113,8 +113,8 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
         lamport_words(N, capacity)
     }
 
-    /// Returns the slots of a memory. Reads nothing that a kernel writes: a dependent launch calls
-    /// it before it waits.
+    /// Returns the slots of a memory. This reads nothing that a kernel writes: a dependent launch
+    /// calls it before it waits.
     ///
     /// # Safety
     ///
@@ -162,8 +162,8 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     ///
     /// # Safety
     ///
-    /// The contract is that of [`begin`](Self::begin); the slots that a thread uses are among
-    /// those.
+    /// The contract is that of [`begin`](Self::begin); the thread uses only slots that those
+    /// threads have begun with.
     #[track_caller]
     pub unsafe fn join(self) -> Lamport<'a, N> {
         // SAFETY: the caller's contract; the word changes only after all blocks ended the session.
@@ -191,7 +191,7 @@ impl<const N: usize> Lamport<'_, N> {
         self.launch
     }
 
-    /// This rank.
+    /// Returns this rank's number in the LSA team.
     pub(crate) fn me(&self) -> usize {
         self.slots.comm.lsa_team().rank as usize
     }
@@ -215,7 +215,7 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// # Safety
     ///
-    /// `distance` is from 1 to that number less 1, or of more than two ranks 0: that is this rank.
+    /// `distance` is below the number of ranks. It is not 0, which is this rank, if there are two.
     /// `slot` is below the number of slots that the launch uses, and no other thread sends to it.
     #[track_caller]
     pub unsafe fn send<T: Element>(&self, distance: usize, slot: u32, vector: Vec16<T>) {
@@ -239,7 +239,7 @@ impl<const N: usize> Lamport<'_, N> {
         slot: u32,
         tile: SharedTile<T, ROWS>,
     ) {
-        // Not the one that is known: an index that is not would put them into memory.
+        // This does not read `parts`: an index that is not constant would move it to memory.
         let part = self.slots.window.lsa(self.slots.comm.lsa_team().rotated(distance as i32));
         // SAFETY: the caller's thread alone fills this slot in this launch.
         unsafe { tile.store_swizzled(self.in_part(part, self.me(), slot)) };
@@ -247,7 +247,7 @@ impl<const N: usize> Lamport<'_, N> {
 
     /// Waits for the vectors that all ranks sent to a slot, empties it, and returns them in the
     /// order of the ranks, with `mine` for this one: a [`message`], if all ranks are to have the
-    /// same bits. Not for [`ANY_RANKS`].
+    /// same bits. `N` is not [`ANY_RANKS`].
     ///
     /// # Safety
     ///
@@ -262,7 +262,7 @@ impl<const N: usize> Lamport<'_, N> {
     }
 
     /// Does the same as [`receive_all`](Self::receive_all), but calls `each` with each rank and its
-    /// vector, in the order of the ranks. Takes fewer registers for many ranks.
+    /// vector, in the order of the ranks. It takes fewer registers for many ranks.
     ///
     /// # Safety
     ///
@@ -274,18 +274,18 @@ impl<const N: usize> Lamport<'_, N> {
         mine: Vec16<T>,
         mut each: impl FnMut(usize, Vec16<T>),
     ) {
-        const { assert!(N != ANY_RANKS, "the number of ranks is known when the kernel runs") };
+        const { assert!(N != ANY_RANKS, "the number of ranks is not a constant") };
         let me = self.me();
         if N == 2 {
             // SAFETY: the caller's thread alone empties this slot in this launch.
             let theirs = unsafe { self.receive(1 - me, slot) };
-            // Not by an index, which would be a branch.
+            // An index would compile to a branch.
             let [first, second] = if me == 0 { [mine, theirs] } else { [theirs, mine] };
             each(0, first);
             each(1, second);
             return;
         }
-        // Four at a time: the addresses of more would take registers.
+        // Four ranks are polled at a time: the addresses of more would take registers.
         let mut first = 0;
         while first < N {
             let mut vectors = [mine; 4];
@@ -312,7 +312,7 @@ impl<const N: usize> Lamport<'_, N> {
             }
             first += 4;
         }
-        // Not unrolled for many ranks, whose addresses would take registers.
+        // This loop is not unrolled for many ranks, whose addresses would take registers.
         let (mut rank, ranks) = (0, if N > 4 { hint::opaque_usize(N) } else { N });
         while rank < ranks {
             if rank != me {
@@ -344,7 +344,7 @@ impl<const N: usize> Lamport<'_, N> {
 
     /// Waits for the vectors that one rank sent to `K` slots, of which all are polled at once;
     /// empties them. `slot` gives a slot, or `None` for a vector that no rank sends, which is 0.
-    /// The thread sleeps about `pause` nanoseconds between polls, for others that need the memory.
+    /// The thread sleeps about `pause` nanoseconds between polls, so that it loads less often.
     ///
     /// # Safety
     ///
@@ -423,7 +423,7 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// # Safety
     ///
-    /// The contract of [`receive`](Self::receive), whose message has arrived: this thread has it.
+    /// The contract is that of [`receive`](Self::receive). This thread has read the message.
     #[track_caller]
     pub unsafe fn empty(&self, source: usize, slot: u32) {
         let slot = self.slot(0, source, slot);
@@ -435,7 +435,7 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// # Safety
     ///
-    /// The contract of [`receive`](Self::receive).
+    /// The contract is that of [`receive`](Self::receive).
     #[track_caller]
     unsafe fn poll<T: Element>(&self, source: usize, slot: u32) -> (Vec16<T>, bool) {
         // SAFETY: the caller's thread alone empties this slot in this launch.
@@ -447,7 +447,7 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// # Safety
     ///
-    /// The contract of [`receive`](Self::receive).
+    /// The contract is that of [`receive`](Self::receive).
     #[track_caller]
     unsafe fn load<T: Element>(&self, source: usize, slot: u32) -> Vec16<T> {
         let from = self.slot(0, source, slot);
@@ -470,7 +470,7 @@ impl<const N: usize> Lamport<'_, N> {
         finish(Coop::thread(), outcome, CoopCall::new("a wait for a slot"));
     }
 
-    /// Ends the session for this block. Messages may follow, so that this takes no time: the
+    /// Ends the session for this block. Messages may follow, so that no message waits for this: the
     /// next launch begins when they have been received.
     ///
     /// # Safety
@@ -480,8 +480,8 @@ impl<const N: usize> Lamport<'_, N> {
     /// or, of threads that send nothing, their last [`receive`](Self::receive).
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
-        // SAFETY: the caller's contract. Relaxed: the block's threads have used the number of the
-        // launch.
+        // SAFETY: the caller's contract. The order is relaxed, since the block's threads have used
+        // the number of the launch.
         unsafe {
             let state = self.slots.state;
             let ended = state.add(ENDED);

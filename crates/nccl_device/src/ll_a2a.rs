@@ -179,14 +179,14 @@ impl<'a> LlA2aBuffer<'a> {
             first: 0,
             element: PhantomData,
         };
-        // SAFETY: the header of the block's lines, which only this coop reads and writes.
+        // SAFETY: the word is the block's header, which only this coop reads and writes.
         session.epoch = unsafe { mem::load(session.header()) }.wrapping_add(FIRST_EPOCH);
         session.first = session.epoch;
         session
     }
 }
 
-/// The first epoch, of bank 0. Not 0, since zeroed lines must not match an epoch.
+/// The first epoch, of bank 0. It is not 0, since zeroed lines must not match an epoch.
 const FIRST_EPOCH: u32 = 2;
 
 /// An open session of LL all-to-all. [`LlA2aBuffer::with`] opens and closes it.
@@ -222,10 +222,10 @@ impl<T: Pod> LlA2a<'_, T> {
     pub fn send(&self, peer: i32, element: u32, value: T) {
         let LlA2aBuffer { comm, team, handle, .. } = self.buffer;
         assert!((peer as u32) < team.n_ranks as u32, "the peer is not in the session's team");
-        self.check(element);
+        self.check_element(element);
         let lines =
             comm.resource_buffer(handle.buffer).peer::<u32>(team, peer).as_ptr().cast::<Line>();
-        // SAFETY: the peer's lines for this block, as checked; receivers load whole lines.
+        // SAFETY: the peer has these lines, as checked; receivers load whole lines.
         unsafe { self.store_lines::<false>(lines, element, value) };
     }
 
@@ -238,10 +238,10 @@ impl<T: Pod> LlA2a<'_, T> {
     pub fn broadcast(&self, element: u32, value: T) {
         let LlA2aBuffer { comm, team, handle, multimem, .. } = self.buffer;
         if let Some(multimem) = multimem {
-            self.check(element);
+            self.check_element(element);
             let lines =
                 comm.resource_buffer(handle.buffer).multimem_of::<u32>(multimem).cast::<Line>();
-            // SAFETY: the lines for this block in every rank, as checked.
+            // SAFETY: every rank has these lines, as checked.
             unsafe { self.store_lines::<true>(lines, element, value) };
             return;
         }
@@ -348,9 +348,9 @@ impl<T: Pod> LlA2a<'_, T> {
     /// Stores the epoch, if one has ended, for the next session.
     #[track_caller]
     fn close(self) {
-        // The end of an epoch comes after the loads of all threads.
+        // All threads have loaded the word before an epoch could end.
         if self.coop.thread_rank() == 0 && self.epoch != self.first {
-            // SAFETY: the header of the block's lines, which only this coop reads and writes.
+            // SAFETY: the word is the block's header, which only this coop reads and writes.
             unsafe { mem::store(self.header(), self.epoch.wrapping_sub(FIRST_EPOCH)) };
         }
         self.coop.sync();
@@ -368,7 +368,7 @@ impl<T: Pod> LlA2a<'_, T> {
             let lines = self.own_lines();
             let mut i = self.coop.thread_rank();
             while i < self.buffer.handle.n_slots {
-                // SAFETY: the block's lines in this epoch's bank, all of which have been received.
+                // SAFETY: all messages in this block's bank of the epoch have been received.
                 unsafe {
                     mem::store_vec_relaxed(
                         lines.wrapping_add((self.slots() + i) as usize).cast::<u32>(),
@@ -433,7 +433,7 @@ impl<T: Pod> LlA2a<'_, T> {
     }
 
     #[track_caller]
-    fn check(&self, element: u32) {
+    fn check_element(&self, element: u32) {
         assert!(element < self.pitch, "the session has no such element");
     }
 
@@ -447,7 +447,7 @@ impl<T: Pod> LlA2a<'_, T> {
     ) -> Outcome {
         let mut e = 0;
         while e < N {
-            self.check(elements[e]);
+            self.check_element(elements[e]);
             e += 1;
         }
         let own = self.own_lines().wrapping_add(self.slots() as usize);
@@ -458,7 +458,7 @@ impl<T: Pod> LlA2a<'_, T> {
                 let mut i = 0;
                 while i < Self::LINES {
                     let from = own.wrapping_add(elements[e] as usize + i * self.pitch as usize);
-                    // SAFETY: a line of this block; peers store whole lines.
+                    // SAFETY: the line is one of this block; peers store whole lines.
                     let line = unsafe { mem::load_vec_relaxed(from.cast::<u32>(), Scope::Sys) };
                     let [_, a, _, b] = line.to_bits();
                     all &= a == self.epoch && b == self.epoch;

@@ -43,7 +43,7 @@ impl MemoryOrder {
         }
     }
 
-    /// This order, plus release semantics if `earlier` has them.
+    /// Returns this order, plus release semantics if `earlier` has them.
     pub(crate) const fn and_release_of(self, earlier: Self) -> Self {
         match self {
             Self::Relaxed if earlier.releases() => Self::Release,
@@ -52,7 +52,7 @@ impl MemoryOrder {
         }
     }
 
-    /// The fence before an arrival, at system scope.
+    /// Executes the fence before an arrival, at system scope.
     #[track_caller]
     pub(crate) fn fence_before_arrival(self) {
         match self {

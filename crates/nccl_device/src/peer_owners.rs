@@ -17,9 +17,9 @@ const PART_SLOTS: u32 = PART_ROWS * PART_COLUMNS / Vec16::<bf16>::LANES as u32;
 pub struct PeerMatrix<const N: usize> {
     /// The team.
     pub team: Team,
-    /// The rows.
+    /// The number of rows.
     pub m: u32,
-    /// The columns.
+    /// The number of columns.
     pub n: u32,
 }
 
@@ -90,7 +90,7 @@ fn matrix_slots(m: usize, n: usize) -> Option<u32> {
 pub struct Everyone;
 
 impl Everyone {
-    /// Returns the slots of an `m x n` matrix for each sending rank, if they fit in 32 bits.
+    /// Counts the slots of an `m x n` matrix for each sending rank, if the count fits in 32 bits.
     #[must_use]
     pub fn slots(m: usize, n: usize) -> Option<u32> {
         matrix_slots(m, n)
@@ -119,29 +119,29 @@ impl Owners for Everyone {
 pub struct RowOwners;
 
 impl RowOwners {
-    /// Returns the slots of a rank's `rows x n` sums for each sending rank, if they fit in 32 bits.
+    /// Counts the slots of a rank's `rows x n` sums for each sending rank, if that fits in 32 bits.
     #[must_use]
     pub fn slots(rows: usize, n: usize) -> Option<u32> {
         matrix_slots(rows, n)
     }
 
     /// Returns the number of rows of each rank.
-    fn each<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
+    fn rows_of_rank<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
         matrix.m / matrix.ranks()
     }
 }
 
 impl Owners for RowOwners {
     fn place<const N: usize>(matrix: &PeerMatrix<N>, row: u32, column: u32) -> PeerPlace {
-        let each = Self::each(matrix);
+        let rows = Self::rows_of_rank(matrix);
         // Two ranks need no division, which takes registers.
-        let owner = if N == 2 { u32::from(row >= each) } else { row / each };
-        let row = row - owner * each;
+        let owner = if N == 2 { u32::from(row >= rows) } else { row / rows };
+        let row = row - owner * rows;
         PeerPlace { owner, row, slot: slot_in_rows(row, column, matrix.n) }
     }
 
     fn first_row<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
-        matrix.rank() * Self::each(matrix)
+        matrix.rank() * Self::rows_of_rank(matrix)
     }
 
     fn below<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
@@ -149,7 +149,7 @@ impl Owners for RowOwners {
     }
 
     fn used<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
-        Self::each(matrix).div_ceil(PART_ROWS) * row_slots(matrix.n)
+        Self::rows_of_rank(matrix).div_ceil(PART_ROWS) * row_slots(matrix.n)
     }
 }
 
@@ -159,8 +159,8 @@ impl Owners for RowOwners {
 #[derive(Clone, Copy, Debug)]
 pub struct TileOwners<const ROWS: u32, const COLUMNS: u32>;
 
-/// The tiles of a round, consecutive in a row of tiles. Each rank owns the same number of them if
-/// the number of ranks is a power of two up to 8.
+/// The number of tiles of a round, consecutive in a row of tiles. Each rank owns the same number of
+/// them if the number of ranks is a power of two up to 8.
 const ROUND: u32 = 8;
 
 /// Returns the largest number of tiles of a round that a rank owns.
@@ -169,11 +169,11 @@ const fn round_tiles(ranks: u32) -> u32 {
 }
 
 impl<const ROWS: u32, const COLUMNS: u32> TileOwners<ROWS, COLUMNS> {
-    /// Slots of a tile.
+    /// The number of slots of a tile.
     const SLOTS: u32 = ROWS / PART_ROWS * (COLUMNS / PART_COLUMNS) * PART_SLOTS;
 
-    /// Returns the slots of an `m x n` matrix for each of `ranks` sending ranks, if they fit in 32
-    /// bits.
+    /// Returns the number of slots of an `m x n` matrix for each of `ranks` sending ranks, if it
+    /// fits in 32 bits.
     #[must_use]
     pub fn slots(m: usize, n: usize, ranks: u32) -> Option<u32> {
         let columns = n.div_ceil((ROUND * COLUMNS) as usize);

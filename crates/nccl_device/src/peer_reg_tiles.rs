@@ -1,4 +1,4 @@
-//! Tiles in registers that every rank has, and of which all need the sum, without a barrier.
+//! Sums over the ranks of tiles in registers, without a barrier.
 
 use cuda_std::prelude::*;
 use cuda_std::tile::RegTile;
@@ -14,7 +14,7 @@ const AT_ONCE: usize = 8;
 
 /// The sums over the `N` ranks of the LSA team, which are 2, 4 or 8, of tiles in registers, such as
 /// those of a product of few rows. Each lane sends its elements to the same lane of every peer, as
-/// [`Lamport`] messages. So all ranks need the same tiles in the same warps.
+/// [`Lamport`] messages. So all ranks must have the same tiles in the same warps.
 ///
 /// All of a tile is sent before any of it is received: no rank waits for what a peer sends after
 /// a later tile of this one.
@@ -27,8 +27,8 @@ pub struct PeerRegTiles<'a, const N: usize> {
 }
 
 impl<'a, const N: usize> PeerRegTiles<'a, N> {
-    /// Returns the slots of `tiles` tiles of 16 rows and `columns` columns, a multiple of 16, for
-    /// each rank that sends, if 32 bits count them.
+    /// Returns the number of slots of `tiles` tiles of 16 rows and `columns` columns, a multiple of
+    /// 16, for each rank that sends, if it fits in 32 bits.
     #[must_use]
     pub fn slots(tiles: usize, columns: usize) -> Option<u32> {
         u32::try_from(tiles.checked_mul(columns / 16)?.checked_mul(32)?).ok()
@@ -51,7 +51,7 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
     /// Rounds the elements of tile `number` to bf16, sends them to the peers, and replaces them by
     /// the sums of all ranks' rounded elements, added in f32 and in the order of the ranks: all
     /// ranks get the same bits. -0 counts as +0. Only the first `columns` columns are sent, and up
-    /// to 15 after them; what the others hold on return means nothing.
+    /// to 15 after them; the sums of the other columns have no meaning.
     ///
     /// # Safety
     ///
@@ -114,8 +114,8 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
                 }
                 message += 1;
             }
-            // In turn, the first blocks are the next ones: an index that is not constant would
-            // leave the tile in local memory.
+            // The next blocks move to the front: an index that is not constant would put the tile
+            // in local memory.
             rotate(tile, 2 * at_once);
             first += at_once;
         }

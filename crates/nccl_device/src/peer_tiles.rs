@@ -46,29 +46,29 @@ use crate::{
 
 /// Vectors of a lane that are in flight together.
 const IN_FLIGHT: usize = 8;
-/// Rows that a warp adds at a time with more than one peer. Those of two ranks are in flight
+/// Rows that a warp adds at a time with more than one peer. The rows of two ranks are in flight
 /// together.
 const ROWS_IN_FLIGHT: usize = 4;
 /// Elements of a message.
 const LANES: u32 = Vec16::<bf16>::LANES as u32;
-/// The most warps of a block that send parts.
+/// The maximum number of warps of a block that send parts.
 const WARPS: usize = 16;
 /// The words of a block in shared memory: one for each warp, and two for the block.
 const WORDS: usize = WARPS + 2;
 
 /// Returns the counters of the tiles that each sending warp has stored.
-fn stored() -> *mut u32 {
+fn stored_counters() -> *mut u32 {
     shared_array![u32; WORDS]
 }
 
 /// Returns the counter of the threads that have added all their elements.
-fn ended() -> *mut u32 {
-    stored().wrapping_add(WARPS)
+fn ended_counter() -> *mut u32 {
+    stored_counters().wrapping_add(WARPS)
 }
 
 /// Returns the word that is 1 once the ranks have passed [`PeerTiles::meet`].
-fn met() -> *mut u32 {
-    stored().wrapping_add(WARPS + 1)
+fn met_word() -> *mut u32 {
+    stored_counters().wrapping_add(WARPS + 1)
 }
 
 /// The parts of an `m x n` matrix of bf16 in the `N` ranks of the LSA team. `O` divides the sums
@@ -79,7 +79,7 @@ pub struct PeerTiles<'a, O, const N: usize> {
     memory: &'a LamportMemory,
     product: *const bf16,
     c: *mut bf16,
-    in_all: Option<&'a Window<bf16>>,
+    c_window: Option<&'a Window<bf16>>,
     m: u32,
     n: u32,
     owners: PhantomData<O>,
@@ -92,7 +92,7 @@ pub struct PeerColumn {
     first: u32,
     /// The number of C's rows from the tile's first row on.
     left: u32,
-    /// Whether C has the column, and whether the column is sent, as a part is sent as a whole.
+    /// Whether C has the column.
     is_stored: bool,
     /// Whether the column is sent. A part is sent as a whole, also where C ends within it.
     is_sent: bool,
@@ -127,8 +127,8 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         c: *mut bf16,
         [m, n]: [u32; 2],
     ) -> Self {
-        let (product, in_all, owners) = (c.cast_const(), None, PhantomData);
-        Self { comm, memory, product, c, in_all, m, n, owners }
+        let (product, c_window, owners) = (c.cast_const(), None, PhantomData);
+        Self { comm, memory, product, c, c_window, m, n, owners }
     }
 
     /// Sets the matrix where this rank's own parts are [kept](Self::keep), instead of C.
@@ -148,7 +148,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     /// The window has the elements of C in each rank. Nothing else accesses them between
     /// [`meet`](Self::meet) and the end of the kernel.
     pub unsafe fn stored_in_all(self, window: &'a Window<bf16>) -> Self {
-        Self { in_all: Some(window), ..self }
+        Self { c_window: Some(window), ..self }
     }
 
     /// Returns the device communicator.
@@ -170,7 +170,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
             unsafe {
                 let mut word = 0;
                 while word < WORDS {
-                    mem::store(stored().add(word), 0);
+                    mem::store(stored_counters().add(word), 0);
                     word += 1;
                 }
             }
@@ -263,7 +263,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         debug_assert!(warp < WARPS as u32);
         // SAFETY: the word is one of the block's, which only this warp writes.
         unsafe {
-            let stored = stored().add(warp as usize);
+            let stored = stored_counters().add(warp as usize);
             mem::store_ordered(stored, tiles, Order::Release, Scope::Cta);
         }
     }
@@ -273,7 +273,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     #[track_caller]
     pub fn wait_stored(&self, warp: u32, tiles: u32) {
         if N == 2 {
-            self.wait_for_word(stored().wrapping_add(warp as usize), tiles);
+            self.wait_for_word(stored_counters().wrapping_add(warp as usize), tiles);
         }
     }
 
@@ -286,21 +286,21 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
             return;
         }
         if !first {
-            return self.wait_for_word(met(), 0);
+            return self.wait_for_word(met_word(), 0);
         }
         self.comm.lsa_barrier(Coop::warp(), BarrierIndex::this_block()).sync(MemoryOrder::AcqRel);
         if warp::lane_id() == 0 {
             // SAFETY: the word is one of the block's, and this thread's to write.
-            unsafe { mem::store_ordered(met(), 1, Order::Release, Scope::Cta) };
+            unsafe { mem::store_ordered(met_word(), 1, Order::Release, Scope::Cta) };
         }
     }
 
-    /// Waits until a word of the block is more than `than`.
+    /// Waits until a word of the block is more than `value`.
     #[track_caller]
-    fn wait_for_word(&self, word: *const u32, than: u32) {
+    fn wait_for_word(&self, word: *const u32, value: u32) {
         self.comm.wait_until(Coop::warp(), || {
             // SAFETY: the word is one of the block's, and written by ordered stores.
-            let is_more = unsafe { mem::load_ordered(word, Order::Acquire, Scope::Cta) > than };
+            let is_more = unsafe { mem::load_ordered(word, Order::Acquire, Scope::Cta) > value };
             if !is_more {
                 thread::nanosleep(Self::PAUSE);
             }
@@ -313,7 +313,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     pub fn added(&self) {
         if O::BROADCASTS {
             // SAFETY: the word is one of the block's.
-            let ended = unsafe { AtomicU32::from_ptr(ended()) };
+            let ended = unsafe { AtomicU32::from_ptr(ended_counter()) };
             ended.fetch_add(1, Order::Relaxed, Scope::Cta);
         }
     }
@@ -359,7 +359,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     pub unsafe fn end(&self, threads: u32) {
         if O::BROADCASTS {
             // SAFETY: no thread changes the word any more.
-            if unsafe { mem::load(ended()) } != threads {
+            if unsafe { mem::load(ended_counter()) } != threads {
                 thread::exit();
             }
             self.comm
@@ -367,7 +367,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
                 .sync(MemoryOrder::AcqRel);
         }
         if thread::thread_idx_x() == 0 {
-            // SAFETY: this is after all accesses of the block's threads to the messages.
+            // SAFETY: all accesses of the block's threads to the messages precede the barrier.
             unsafe { self.join().end(Coop::thread()) };
         }
     }

@@ -68,7 +68,7 @@ macro_rules! nccl_functions {
                     $(#[$meta])*
                     pub $name: unsafe extern "C-unwind" fn($($type),*) $(-> $ret)?,
                 )*
-                /// The waits of this crate's typed layer, all but `raw`.
+                /// The waits of this crate's typed layer.
                 pub waits: Waits,
                 /// Checks of this crate's typed layer.
                 pub checks: Checks,
@@ -110,7 +110,7 @@ macro_rules! nccl_functions {
 
             /// The simulator's functions for the polling loops of this crate's waits.
             pub struct Waits {
-                /// Called when the running thread begins a wait: what it polls, it polls for the
+                /// Called when the running thread begins a wait, whose polls are reported at the
                 /// kernel's line `at`.
                 pub begin: fn(at: &'static Location<'static>),
                 /// Called after each poll that found the awaited value missing: lets other threads

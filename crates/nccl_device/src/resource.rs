@@ -42,15 +42,15 @@ impl ResourceBuffer<'_> {
     #[doc(alias = "ncclGetResourceBufferOffset")]
     #[track_caller]
     pub fn byte_offset(self) -> usize {
-        // SAFETY: arithmetic on the handle's value.
+        // SAFETY: NCCL only computes with the handle's value.
         unsafe { raw::ncclGetResourceBufferOffset(self.handle) }
     }
 
-    /// This rank's part. NCCL: `ncclGetResourceBufferLocalPointer`.
+    /// Returns this rank's part. NCCL: `ncclGetResourceBufferLocalPointer`.
     #[doc(alias = "ncclGetResourceBufferLocalPointer")]
     #[track_caller]
     pub fn local<T: Element>(self) -> LsaPtr<T> {
-        // SAFETY: address arithmetic on a device communicator.
+        // SAFETY: NCCL computes an address from the device communicator.
         LsaPtr::new(
             unsafe { raw::ncclGetResourceBufferLocalPointer(self.comm.as_raw(), self.handle) }
                 .cast(),
@@ -62,7 +62,7 @@ impl ResourceBuffer<'_> {
     #[doc(alias = "ncclGetResourceBufferLsaPointer")]
     #[track_caller]
     pub fn lsa<T: Element>(self, peer: i32) -> LsaPtr<T> {
-        // SAFETY: address arithmetic on a device communicator.
+        // SAFETY: NCCL computes an address from the device communicator.
         let pointer =
             unsafe { raw::ncclGetResourceBufferLsaPointer(self.comm.as_raw(), self.handle, peer) };
         LsaPtr::new(pointer.cast())
@@ -73,7 +73,7 @@ impl ResourceBuffer<'_> {
     #[doc(alias = "ncclGetResourceBufferPeerPointer")]
     #[track_caller]
     pub fn peer<T: Element>(self, team: Team, peer: i32) -> LsaPtr<T> {
-        // SAFETY: address arithmetic on a device communicator.
+        // SAFETY: NCCL computes an address from the device communicator.
         let pointer = unsafe {
             raw::ncclGetResourceBufferPeerPointer(self.comm.as_raw(), self.handle, &team, peer)
         };
@@ -85,7 +85,7 @@ impl ResourceBuffer<'_> {
     #[doc(alias = "ncclGetResourceBufferMultimemPointer")]
     #[track_caller]
     pub fn multimem_of<T: Element>(self, multimem: MultimemHandle) -> *mut T {
-        // SAFETY: address arithmetic on a device communicator.
+        // SAFETY: NCCL computes an address from the device communicator.
         unsafe {
             raw::ncclGetResourceBufferMultimemPointer(self.comm.as_raw(), self.handle, &multimem)
         }
@@ -98,7 +98,7 @@ impl ResourceBuffer<'_> {
     #[doc(alias = "ncclGetResourceBufferLsaMultimemPointer")]
     #[track_caller]
     pub fn multimem<T: Element>(self) -> *mut T {
-        // SAFETY: address arithmetic on a device communicator.
+        // SAFETY: NCCL computes an address from the device communicator.
         unsafe { raw::ncclGetResourceBufferLsaMultimemPointer(self.comm.as_raw(), self.handle) }
             .cast()
     }

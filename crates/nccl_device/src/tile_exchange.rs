@@ -83,8 +83,8 @@ impl<'a, T: Element> TileExchange<'a, T> {
     /// Each rank's part of `inbox` and each bank begin at a multiple of 16 bytes. `flags` has a
     /// word for each tile that a rank receives, and `state` points to [`STATE`](Self::STATE) words
     /// of this GPU's memory, all 0 before the first launch. The windows have the same lengths in
-    /// every rank, and only exchanges with this state use them. One launch at a time does, the
-    /// previous one has ended, and all blocks of it [`end`](Self::end) the exchange.
+    /// every rank, and only exchanges with this state use them: one launch at a time, after the
+    /// previous one has ended. All blocks of a launch [`end`](Self::end) the exchange.
     #[track_caller]
     pub unsafe fn begin(
         comm: &'a DevComm,
@@ -109,7 +109,7 @@ impl<'a, T: Element> TileExchange<'a, T> {
     }
 
     fn flag(&self, tile: u32) -> Flag<'_> {
-        // SAFETY: the constructor's contract, and that of the methods: it is one of the flags.
+        // SAFETY: the callers of `begin` and of the methods guarantee that the flag exists.
         unsafe { Flag::new(self.comm, self.flags, tile as usize) }
     }
 
@@ -118,9 +118,9 @@ impl<'a, T: Element> TileExchange<'a, T> {
     ///
     /// # Safety
     ///
-    /// `from` has the elements, in this GPU's memory, the bank too, and both begin at multiples of
-    /// 16 bytes, of which `len` is a multiple. There is such a flag, which nothing else sets in
-    /// this launch. Until then nothing else accesses these elements.
+    /// `from` has the elements, in this GPU's memory. The bank has them too. In both they begin at
+    /// a multiple of 16 bytes, and they are whole vectors of 16 bytes. The flag exists, and nothing
+    /// else sets it in this launch. Until it is set nothing else accesses these elements.
     #[track_caller]
     pub unsafe fn push(
         &self,
@@ -168,7 +168,7 @@ impl<'a, T: Element> TileExchange<'a, T> {
     ///
     /// The contract is that of [`push`](Self::push); `from` lies in shared memory. It is written
     /// before a [`fence_async_shared`](tma::fence_async_shared) of the writing threads and a
-    /// barrier with this one, and not again before it returns.
+    /// barrier with this thread, and not again before the call returns.
     #[track_caller]
     pub unsafe fn push_shared(
         &self,
@@ -190,13 +190,13 @@ impl<'a, T: Element> TileExchange<'a, T> {
         }
     }
 
-    /// Returns whether a tile has arrived in this rank's bank. The calling thread sees it then.
+    /// Returns whether a tile has arrived in this rank's bank. Then the calling thread sees it.
     #[track_caller]
     pub fn has_arrived(&self, tile: u32) -> bool {
         self.flag(tile).is_at_least(self.epoch.get())
     }
 
-    /// Waits until a tile has arrived in this rank's bank. All threads of the coop see it then.
+    /// Waits until a tile has arrived in this rank's bank. Then all threads of the coop see it.
     #[track_caller]
     pub fn wait_for(&self, coop: Coop, tile: u32) {
         self.flag(tile).wait_at_least(coop, self.epoch.get());
@@ -206,8 +206,8 @@ impl<'a, T: Element> TileExchange<'a, T> {
     ///
     /// # Safety
     ///
-    /// They are in a tile that has arrived, as this thread knows, and begin at a multiple of 16
-    /// bytes.
+    /// The bytes are in a tile that has arrived, as this thread knows, and begin at a multiple of
+    /// 16.
     #[track_caller]
     pub unsafe fn load_vec(&self, at: usize) -> Vec16<T> {
         // SAFETY: the caller passes an element of a tile that has arrived.

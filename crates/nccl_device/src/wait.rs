@@ -156,7 +156,7 @@ impl DevComm {
 
     /// Does the same as [`wait_until`](Self::wait_until), of one thread, which goes on after an
     /// abort instead of exiting: for a thread that others of its block wait for, by an mbarrier for
-    /// instance, which an abort does not end. What it waited for is not there then, but these
+    /// instance, which an abort does not end. After an abort its data is not there, but those
     /// threads can end.
     ///
     /// # Errors
@@ -262,7 +262,7 @@ pub(crate) const SHORT_SLICE: u64 = 1 << 22;
 /// long enough for it to complete.
 pub(crate) const LONG_SLICE: u64 = 1 << 32;
 
-/// Decides whether a wait has timed out. On a GPU: by the clock.
+/// Decides by the clock, on a GPU, whether a wait has timed out.
 #[cfg(target_arch = "nvptx64")]
 struct TimeoutCheck;
 
@@ -277,8 +277,8 @@ impl TimeoutCheck {
     }
 }
 
-/// Decides whether a wait has timed out. In the simulator, which knows when the wait begins and
-/// ends: each call tells it what the thread waits for and runs other threads, and it decides.
+/// Asks the simulator, which knows when the wait begins and ends, whether a wait has timed out.
+/// Each call tells it what the thread waits for, and runs other threads.
 #[cfg(not(target_arch = "nvptx64"))]
 struct TimeoutCheck;
 
@@ -369,7 +369,7 @@ fn record_wait(comm: &DevComm, what: impl Fn() -> WaitFor) {
     }
 }
 
-/// True in the lowest active lane of the warp, so that one thread writes the warp's record.
+/// Returns true in the lowest active lane of the warp, so that one thread writes the warp's record.
 fn is_lowest_active_lane() -> bool {
     if cfg!(target_arch = "nvptx64") {
         warp::activemask().trailing_zeros() == warp::lane_id()

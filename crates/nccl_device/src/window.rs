@@ -30,18 +30,17 @@ impl<T> Clone for Window<T> {
 
 impl<T> Copy for Window<T> {}
 
-// SAFETY: a transparent wrapper.
+// SAFETY: the type is a transparent wrapper of its `Abi`.
 unsafe impl<T: Element> KernelParam for Window<T> {
     type Abi = nccl::Window<T>;
     const MEMORY: &'static [MemoryRef] = &[MemoryRef::to::<T>()];
-    // Not by value: rustc would pass two integers, and LLVM would not know that the handle points
-    // to global memory, which costs 20 registers in the kernel `lsa_allreduce`.
+    // A window is not taken by value: rustc would pass two integers, and LLVM would not know that
+    // the handle points to global memory, which costs 20 registers in the kernel `lsa_allreduce`.
     const ENTRY: u8 = COPIED;
 }
 
 impl<T: Element> Window<T> {
-    /// Returns the number of elements in a rank's part: the smallest among the communicator's
-    /// ranks.
+    /// Returns the smallest number of elements in a rank's part, among the communicator's ranks.
     pub const fn len(self) -> usize {
         self.0.len
     }
@@ -56,11 +55,11 @@ impl<T: Element> Window<T> {
         LsaPtr { pointer: address.cast(), len: Bound::new(self.len()) }
     }
 
-    /// This rank's own part. NCCL: `ncclGetLocalPointer`.
+    /// Returns this rank's own part. NCCL: `ncclGetLocalPointer`.
     #[doc(alias = "ncclGetLocalPointer")]
     #[track_caller]
     pub fn local(self) -> LsaPtr<T> {
-        // SAFETY: address arithmetic on the descriptor of a window that the host registered.
+        // SAFETY: NCCL computes an address from a descriptor that the host registered.
         self.part(unsafe { raw::ncclGetLocalPointer(self.0.handle, 0) })
     }
 
@@ -70,19 +69,19 @@ impl<T: Element> Window<T> {
     #[doc(alias = "ncclGetLsaPointer")]
     #[track_caller]
     pub fn lsa(self, peer: i32) -> LsaPtr<T> {
-        // SAFETY: address arithmetic on the descriptor of a window that the host registered.
+        // SAFETY: NCCL computes an address from a descriptor that the host registered.
         self.part(unsafe { raw::ncclGetLsaPointer(self.0.handle, 0, peer) })
     }
 
     /// Returns the part of rank `peer` of `team`, which is also in the LSA team. NCCL:
     /// `ncclGetPeerPointer` with a team.
     ///
-    /// `peer` is not checked: do not use the pointer of a rank outside the LSA team;
-    /// [`DevComm::has_peer_pointer`](crate::DevComm::has_peer_pointer) says whether it is in it.
+    /// `peer` is not checked: do not use the pointer of a rank outside the LSA team, for which
+    /// [`DevComm::has_peer_pointer`](crate::DevComm::has_peer_pointer) is false.
     #[doc(alias = "ncclGetPeerPointer")]
     #[track_caller]
     pub fn peer(self, team: Team, peer: i32) -> LsaPtr<T> {
-        // SAFETY: address arithmetic on the descriptor of a window that the host registered.
+        // SAFETY: NCCL computes an address from a descriptor that the host registered.
         self.part(unsafe { raw::ncclGetPeerPointerTeam(self.0.handle, 0, &team, peer) })
     }
 
@@ -97,7 +96,7 @@ impl<T: Element> Window<T> {
     #[doc(alias = "ncclGetMultimemPointer")]
     #[track_caller]
     pub fn multimem_of(self, handle: MultimemHandle) -> *mut T {
-        // SAFETY: address arithmetic on the descriptor of a window that the host registered.
+        // SAFETY: NCCL computes an address from a descriptor that the host registered.
         unsafe { raw::ncclGetMultimemPointer(self.0.handle, 0, &handle) }.cast()
     }
 
@@ -112,7 +111,7 @@ impl<T: Element> Window<T> {
     #[doc(alias = "ncclGetLsaMultimemPointer")]
     #[track_caller]
     pub fn multimem(self, comm: &DevComm) -> *mut T {
-        // SAFETY: address arithmetic on the descriptor of a window that the host registered.
+        // SAFETY: NCCL computes an address from a descriptor that the host registered.
         unsafe { raw::ncclGetLsaMultimemPointer(self.0.handle, 0, comm.as_raw()) }.cast()
     }
 }
@@ -229,7 +228,7 @@ impl<T: Element> LsaPtr<T> {
     /// `index` lies in this part of the window, and no rank writes the element at the same time.
     #[track_caller]
     pub unsafe fn load(self, index: usize) -> T {
-        // SAFETY: the caller passes an index that the window has, of what no thread writes.
+        // SAFETY: the window has this element, and no thread writes it: the caller's contract.
         unsafe { mem::load(self.element(index, 1)) }
     }
 
@@ -240,8 +239,8 @@ impl<T: Element> LsaPtr<T> {
     /// `index` lies in this part of the window, and no rank accesses the element at the same time.
     #[track_caller]
     pub unsafe fn store(self, index: usize, value: T) {
-        // SAFETY: the caller passes an index that the window has, of what only this thread
-        // accesses.
+        // SAFETY: the caller passes an index that the window has, of an element that only this
+        // thread accesses.
         unsafe { mem::store(self.element(index, 1), value) }
     }
 
@@ -253,7 +252,7 @@ impl<T: Element> LsaPtr<T> {
     /// one is at a multiple of 16 bytes. The windows that the host crate allocates begin at one.
     #[track_caller]
     pub unsafe fn load_vec(self, index: usize) -> Vec16<T> {
-        // SAFETY: the caller passes an index that the window has, of what no thread writes.
+        // SAFETY: the window has these elements, and no thread writes them: the caller's contract.
         unsafe { mem::load_vec(self.element(index, Vec16::<T>::LANES)) }
     }
 
@@ -265,8 +264,8 @@ impl<T: Element> LsaPtr<T> {
     /// one is at a multiple of 16 bytes. The windows that the host crate allocates begin at one.
     #[track_caller]
     pub unsafe fn store_vec(self, index: usize, value: Vec16<T>) {
-        // SAFETY: the caller passes an index that the window has, of what only this thread
-        // accesses.
+        // SAFETY: the caller passes an index that the window has, of an element that only this
+        // thread accesses.
         unsafe { mem::store_vec(self.element(index, Vec16::<T>::LANES), value) }
     }
 }
@@ -281,8 +280,8 @@ impl<T: Element + AtomicValue> LsaPtr<T> {
     /// atomic accesses.
     #[track_caller]
     pub unsafe fn load_acquire(self, index: usize) -> T {
-        // SAFETY: the caller passes an index that the window has, of what threads access only by
-        // such operations.
+        // SAFETY: the caller passes an index that the window has, of an element that threads access
+        // only by such operations.
         unsafe { mem::load_ordered(self.element(index, 1), Order::Acquire, Scope::Sys) }
     }
 
@@ -295,8 +294,8 @@ impl<T: Element + AtomicValue> LsaPtr<T> {
     /// atomic accesses.
     #[track_caller]
     pub unsafe fn store_release(self, index: usize, value: T) {
-        // SAFETY: the caller passes an index that the window has, of what threads access only by
-        // such operations.
+        // SAFETY: the caller passes an index that the window has, of an element that threads access
+        // only by such operations.
         unsafe { mem::store_ordered(self.element(index, 1), value, Order::Release, Scope::Sys) }
     }
 }

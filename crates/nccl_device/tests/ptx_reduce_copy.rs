@@ -106,7 +106,7 @@ fn runs_with_512_threads(artifacts: &Artifacts) -> Result<(), Failed> {
     Ok(())
 }
 
-/// 16-byte accesses for every type; single elements only at the ends.
+/// Checks that elements of every type move by 16-byte accesses.
 fn vectors_move_by_16_bytes(artifacts: &Artifacts) -> Result<(), Failed> {
     let reduces = ["reduce_f32", "reduce_F8E4M3", "reduce_f64", "reduce_u8", "local_reduce_f16"];
     let copies = ["copy_f32", "copy_f16", "copy_u8", "local_copy_f32", "reduce_copy_bf16"];
@@ -122,7 +122,7 @@ fn vectors_move_by_16_bytes(artifacts: &Artifacts) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Two ranks, six vectors of each: twelve loads before the first store.
+/// Checks that twelve loads, of six vectors of two ranks each, precede the first store.
 fn loads_come_first(artifacts: &Artifacts) -> Result<(), Failed> {
     let body = body(artifacts, "reduce_f32")?;
     let (mut longest, mut run) = (0, 0);

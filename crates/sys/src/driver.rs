@@ -38,7 +38,7 @@ macro_rules! functions {
                 ///
                 /// # Safety
                 ///
-                /// That of the C function.
+                /// The contract is that of the C function.
                 #[allow(clippy::too_many_arguments, reason = "they are the C function's")]
                 pub unsafe fn $name(&self, $($arg: $type),*) -> CUresult {
                     // SAFETY: the caller passes arguments that are valid for CUDA's function.

@@ -1,19 +1,19 @@
-//! Tokens of expert parallelism with their routing, and what becomes of them.
+//! Tokens of expert parallelism with their routing, and the results that a test expects for them.
 
 use half::bf16;
 
 /// How tokens choose their experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
-    /// Any experts, each at most once.
+    /// A token has any experts, each at most once.
     Random,
-    /// The first experts much more often than others.
+    /// The first experts are much more frequent than others.
     Skewed,
-    /// All tokens one expert.
+    /// All tokens have one expert, the same.
     One,
-    /// No expert at all.
+    /// No token has an expert.
     None,
-    /// Any experts, also one twice, and sometimes none.
+    /// A token has any experts, also the same one twice, and sometimes none.
     Repeated,
 }
 
@@ -29,7 +29,7 @@ pub struct Batch {
     pub alignment: usize,
     /// The ranks of an LSA team, if there are several teams.
     pub team: Option<usize>,
-    /// How many tokens each rank has.
+    /// The number of tokens of each rank.
     pub tokens: Vec<usize>,
     /// The rows of each rank's tokens.
     pub inputs: Vec<Vec<bf16>>,
@@ -42,9 +42,9 @@ pub struct Batch {
 /// The order of a rank's rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Where each expert's rows begin, and the end.
+    /// The index at which each expert's rows begin, and the index after the last row.
     pub offsets: Vec<u32>,
-    /// How many rows each expert has.
+    /// The number of rows of each expert.
     pub sizes: Vec<u32>,
     /// Each row that is used: its index, the rank and the number of its token.
     pub rows: Vec<(usize, usize, usize)>,
@@ -106,7 +106,7 @@ impl Batch {
         }
     }
 
-    /// Returns what is left of the batch without some ranks' tokens and experts.
+    /// Returns the batch without the tokens and the experts of some ranks.
     #[must_use]
     pub fn without(&self, ranks: &[usize]) -> Self {
         let is_left = |rank: usize| !ranks.contains(&rank);
@@ -123,7 +123,7 @@ impl Batch {
         }
     }
 
-    /// Experts of a rank.
+    /// Returns the number of experts of a rank.
     #[must_use]
     pub fn local(&self) -> usize {
         self.experts / self.tokens.len()
@@ -135,8 +135,8 @@ impl Batch {
         &self.inputs[rank][token * self.hidden..][..self.hidden]
     }
 
-    /// Returns a token's row as it arrives as 8-bit floats with scales: for each element what it
-    /// stands for, and for each 128 of them the scale.
+    /// Returns a token's row as it arrives as 8-bit floats with scales: the product of each element
+    /// and its scale, and one scale per 128 elements.
     #[must_use]
     pub fn rounded(&self, rank: usize, token: usize) -> (Vec<f32>, Vec<f32>) {
         let (mut row, mut scales) = (Vec::new(), Vec::new());
@@ -166,31 +166,31 @@ impl Batch {
     #[must_use]
     pub fn layout(&self, rank: usize) -> Layout {
         let (mut offsets, mut sizes, mut rows) = (vec![0], Vec::new(), Vec::new());
-        let mut of_expert = vec![Vec::new(); self.experts];
+        let mut tokens_of_experts = vec![Vec::new(); self.experts];
         for (source, tokens) in self.tokens.iter().enumerate() {
             for token in 0..*tokens {
                 for (expert, _) in self.chosen(source, token) {
-                    of_expert[expert].push((source, token));
+                    tokens_of_experts[expert].push((source, token));
                 }
             }
         }
         let mut first = 0;
-        for of_expert in &of_expert[rank * self.local()..(rank + 1) * self.local()] {
-            rows.extend(of_expert.iter().enumerate().map(|(i, (s, t))| (first + i, *s, *t)));
-            sizes.push(of_expert.len() as u32);
-            first += of_expert.len().next_multiple_of(self.alignment);
+        for tokens in &tokens_of_experts[rank * self.local()..(rank + 1) * self.local()] {
+            rows.extend(tokens.iter().enumerate().map(|(i, (s, t))| (first + i, *s, *t)));
+            sizes.push(tokens.len() as u32);
+            first += tokens.len().next_multiple_of(self.alignment);
             offsets.push(first as u32);
         }
         Layout { offsets, sizes, rows }
     }
 
-    /// Returns the tokens of a rank that have experts in another one, or the same.
+    /// Returns the tokens of the rank `from` that have experts in the rank `to`.
     pub fn tokens_to(&self, from: usize, to: usize) -> impl Iterator<Item = usize> {
-        let is_there = move |(expert, _): (usize, f32)| expert / self.local() == to;
-        (0..self.tokens[from]).filter(move |token| self.chosen(from, *token).any(is_there))
+        let is_in_to = move |(expert, _): (usize, f32)| expert / self.local() == to;
+        (0..self.tokens[from]).filter(move |token| self.chosen(from, *token).any(is_in_to))
     }
 
-    /// Returns the rows that a rank receives from its peers: each once.
+    /// Returns the number of rows that a rank receives from its peers: each token's row once.
     #[must_use]
     pub fn received(&self, rank: usize) -> usize {
         let peers = (0..self.tokens.len()).filter(|source| *source != rank);
@@ -212,8 +212,8 @@ impl Batch {
         layout.rows.iter().map(wrong).sum()
     }
 
-    /// Returns what a rank's experts contribute to a token if expert `e` multiplies rows by
-    /// `factor(e)`, exactly; `None` without an expert there.
+    /// Returns the contribution of the rank `at` to a token if expert `e` multiplies rows by
+    /// `factor(e)`, exactly; `None` if the token has no expert in that rank.
     #[must_use]
     pub fn partial(
         &self,
@@ -271,8 +271,8 @@ impl Batch {
     }
 }
 
-/// Returns the nearest number with a fraction of three bits, of two the even one: as a float of 8
-/// bits with an exponent of four bits, of which the least is -6 and the greatest number 448.
+/// Returns the nearest 8-bit float (E4M3), of two equally near ones the even one. Such a float has
+/// an exponent of at least -6 and a fraction of three bits; the greatest one is 448.
 fn e4m3(x: f64) -> f64 {
     let exponent = if x == 0.0 { -6.0 } else { x.abs().log2().floor().max(-6.0) };
     let step = (exponent - 3.0).exp2();
@@ -283,8 +283,8 @@ fn bits(row: &[bf16]) -> &[u16] {
     half::slice::HalfFloatSliceExt::reinterpret_cast(row)
 }
 
-/// Returns a number with few bits, so that a power of two times it is exact. Sometimes a zero of
-/// either sign.
+/// Returns a number with few bits, so that its product with a power of two is exact. Some numbers
+/// are zeros of either sign.
 fn number(random: &mut fastrand::Rng) -> bf16 {
     let bits = random.u32(..);
     let value = ((bits & 0xff) as f32 - 128.0) / 64.0;

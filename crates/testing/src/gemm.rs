@@ -5,8 +5,8 @@
 //! The only error is the final rounding: an element is right if it equals the number nearest to the
 //! reference.
 //!
-//! Every element is an 8-bit float too. Hopper adds products of those with 13 bits after the point
-//! of the largest addend, which is exact for multiples of 1/64 while sums are below 2^8. The
+//! Every element is an 8-bit float too. Hopper adds products of 8-bit floats with 13 bits after the
+//! largest addend's leading bit: exactly for multiples of 1/64, while sums are below 2^8. The
 //! standard deviation of a sum of `k` products is `3/8 sqrt(k)`, 17 for [`FINE_TERMS`]. With more
 //! terms the elements are multiples of 1/2, so that products are multiples of 1/4, and sums exact
 //! below 2^12; their standard deviation is `sqrt(k) / 2`, 256 for [`MOST_TERMS`].
@@ -54,7 +54,7 @@ fn mixed(mut key: u64) -> u64 {
 }
 
 impl Problem {
-    /// Returns every combination of the lists, for this many ranks.
+    /// Returns every combination of the lists, for a sum over `ranks` ranks.
     ///
     /// # Errors
     ///
@@ -102,8 +102,8 @@ impl Problem {
         (0..rows).flat_map(|row| (0..self.k).map(move |column| element(row, column))).collect()
     }
 
-    /// Factors for measurements: numbers from -1 to 1 with random mantissas. With few distinct
-    /// values a GPU draws less power and is faster.
+    /// Returns a factor for measurements: numbers from -1 to 1 with random mantissas. With few
+    /// distinct values a GPU draws less power and is faster.
     pub fn noise<T: Number>(&self, factor: Factor, rank: usize) -> Vec<T> {
         /// The period of the numbers, a prime: repeating them is faster than drawing all.
         const PERIOD: usize = 1_000_003;
@@ -158,7 +158,7 @@ impl Problem {
         (0..m).flat_map(move |row| (0..n).map(move |column| (row, column)))
     }
 
-    /// This many random positions, and the corners.
+    /// Returns the corners and `count` random positions.
     pub fn samples(&self, count: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (m, n, seed) = (self.m, self.n, self.seed);
         let corners = [(0, 0), (0, n - 1), (m - 1, 0), (m - 1, n - 1)];

@@ -101,7 +101,7 @@ impl From<Simulation> for Gpus {
 }
 
 impl Gpus {
-    /// This many GPUs, in one LSA team.
+    /// Returns `wanted` GPUs in one LSA team.
     pub fn new(wanted: usize) -> Self {
         Simulation::new(wanted).into()
     }
@@ -137,13 +137,13 @@ impl Gpus {
         self
     }
 
-    /// Collectives are not compared: a rank of the test leaves one out.
+    /// Turns off the check that ranks call the same collectives: a rank of the test omits one.
     pub fn unchecked(mut self) -> Self {
         self.checked = false;
         self
     }
 
-    /// Requires real GPUs: simulated ones lack `what`.
+    /// Requires real GPUs, since simulated ones lack `what`.
     pub fn only_real(mut self, what: &'static str) -> Self {
         self.unsimulated = Some(what);
         self

@@ -1,4 +1,4 @@
-//! The reference of an MLP that ranks share, computed in f64 from what the kernels read.
+//! The reference of an MLP that ranks share, computed in f64 from the kernels' inputs.
 
 use devcomm::Rank;
 use half::bf16;
@@ -17,13 +17,13 @@ pub struct Weights {
     pub norm: Vec<bf16>,
 }
 
-/// What went into the MLP `h = silu(x * up^T)`, `residual += sum over the ranks of h * down^T`,
-/// `y = rmsnorm(residual) * norm`, and what came out. Matrices have a row for each token.
+/// Inputs and results of the MLP `h = silu(x * up^T)`, `residual += sum over the ranks of
+/// h * down^T`, `y = rmsnorm(residual) * norm`. Matrices have a row for each token.
 #[derive(Clone, Copy, Debug)]
 pub struct Results<'a> {
     /// Rows of `hidden` elements, the same in all ranks.
     pub x: &'a [bf16],
-    /// What the residual was: rows of `hidden` elements, the same in all ranks.
+    /// The residual before the MLP: rows of `hidden` elements, the same in all ranks.
     pub residual: &'a [bf16],
     /// The rank's columns of `h`, as computed.
     pub h: &'a [bf16],
@@ -36,8 +36,8 @@ pub fn inputs(tokens: usize, hidden: usize) -> [Vec<bf16>; 2] {
     [4, 5].map(|seed| noise(seed, 0, [tokens, hidden], 1.0))
 }
 
-/// Returns `rows x columns` random numbers from `-scale` to `scale`, with random mantissas if that
-/// is a power of two. Seeds are those of this module alone.
+/// Returns `rows x columns` random numbers from `-scale` to `scale`. Their mantissas are random if
+/// `scale` is a power of two. `seed` has no meaning outside this module.
 fn noise(seed: u64, rank: usize, [rows, columns]: [usize; 2], scale: f32) -> Vec<bf16> {
     let numbers = Problem { m: rows, n: 1, k: columns, seed }.noise::<bf16>(Factor::A, rank);
     numbers.into_iter().map(|x| bf16::from_f32(x.to_f32() * scale)).collect()
@@ -54,15 +54,16 @@ impl Weights {
         }
     }
 
-    /// Returns the number of wrong elements of some tokens, spread from the first to the last:
-    /// those of this rank's part of `h`, of `y` and of the residual whose error exceeds what
-    /// rounding allows. *Collective*, with the same tokens.
+    /// Returns the number of wrong elements of some tokens, spread from the first to the last. An
+    /// element of this rank's part of `h`, of `y` or of the residual is wrong if its error exceeds
+    /// that of rounding. *Collective*, with the same tokens.
     ///
-    /// `h` is compared with its reference, and what follows is computed from the ranks' `h`.
+    /// `h` is compared with its reference; the references of `y` and the residual are computed from
+    /// the ranks' `h`.
     ///
     /// # Errors
     ///
-    /// Those of [`Rank::all_gather`].
+    /// The errors are those of [`Rank::all_gather`].
     pub fn count_wrong(
         &self,
         rank: &Rank,
@@ -84,7 +85,7 @@ impl Weights {
         Ok(wrong)
     }
 
-    /// Does the same as [`count_wrong`](Self::count_wrong), of the only token.
+    /// Does the same as [`count_wrong`](Self::count_wrong), for results of a single token.
     fn count_wrong_in(
         &self,
         rank: &Rank,
@@ -109,7 +110,7 @@ impl Weights {
                 error += of_rank[2 * i + 1];
                 magnitude += of_rank[2 * i].abs();
             }
-            // At most every rank's part, and each sum of parts, are rounded to bf16.
+            // At most, every rank's part and each sum of parts is rounded to bf16.
             let rounding = f64::from(bf16::EPSILON) / 2.0 * partials.len() as f64;
             let single = f64::from(f32::EPSILON) * (sum.abs() + magnitude);
             (sum, error + 1.01 * rounding * magnitude + single)

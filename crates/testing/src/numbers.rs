@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 /// An element type of sums.
 pub trait Number: Accumulate + PartialEq + std::fmt::Debug {
-    /// Inputs are from its negative to it.
+    /// The limit of inputs, which lie between its negative and itself.
     const MOST: f32 = 1.0;
     /// Distance from 1 to the next larger number.
     const EPSILON: f64;
@@ -60,7 +60,7 @@ impl Number for i32 {
     }
 }
 
-/// What a reduction makes of the ranks' elements.
+/// The result of a reduction of the ranks' elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduced {
     /// The sum.
@@ -69,11 +69,11 @@ pub enum Reduced {
     Max,
     /// The least.
     Min,
-    /// The sum over the number of ranks.
+    /// The sum divided by the number of ranks.
     Avg,
 }
 
-/// Returns the element `index` of rank `rank`'s input: uniform in -[`Number::MOST`] to it.
+/// Returns the element `index` of rank `rank`'s input, uniform up to ±[`Number::MOST`].
 pub fn input<T: Number>(seed: u64, rank: usize, index: usize) -> T {
     let key = seed ^ ((rank as u64) << 48) ^ index as u64;
     T::nearest(T::MOST * (2.0 * fastrand::Rng::with_seed(key).f32() - 1.0))
@@ -84,13 +84,13 @@ pub fn inputs<T: Number>(seed: u64, rank: usize, count: usize) -> Vec<T> {
     (0..count).map(|index| input(seed, rank, index)).collect()
 }
 
-/// Returns how many of `got` differ from the sum over `n_ranks` by more than rounding allows: one
-/// f32 rounding per addition, and `roundings` roundings to `T`.
+/// Returns how many elements of `got` differ from the sum over `n_ranks` by more than the error of
+/// one f32 rounding per addition and `roundings` roundings to `T`.
 pub fn count_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, got: &[T]) -> usize {
     count_wrong_from(Reduced::Sum, seed, n_ranks, roundings, 0, got)
 }
 
-/// Does the same as [`count_wrong`], of any reduction; `got` are the results from element `first`
+/// Does the same as [`count_wrong`], for any reduction; `got` has the results from element `first`
 /// on.
 pub fn count_wrong_from<T: Number>(
     reduced: Reduced,
@@ -109,7 +109,7 @@ pub fn count_wrong_from<T: Number>(
     got.iter().enumerate().filter(|&element| wrong(element)).count()
 }
 
-/// Returns whether an element is wrong that is a sum or an average of these terms.
+/// Returns whether `got` is wrong as a sum or an average of these terms.
 fn is_wrong<T: Number>(
     reduced: Reduced,
     terms: impl Iterator<Item = f64>,
@@ -124,19 +124,19 @@ fn is_wrong<T: Number>(
     }
     let accumulation = n_ranks * f64::from(f32::EPSILON) / 2.0 * magnitude;
     // One rounding is that of the result, the others are those of partial sums.
-    let mut of_the_result = T::EPSILON / 2.0 * (sum.abs() + accumulation);
-    let mut of_partial_sums = (roundings - 1) as f64 * T::EPSILON / 2.0 * magnitude;
+    let mut result_error = T::EPSILON / 2.0 * (sum.abs() + accumulation);
+    let mut partial_error = (roundings - 1) as f64 * T::EPSILON / 2.0 * magnitude;
     let mut bound = accumulation;
     if reduced == Reduced::Avg {
         // Integers are rounded towards zero; the reciprocal of the ranks is rounded, and each term
         // may be multiplied by it before it is added.
         sum /= n_ranks;
-        of_partial_sums = (of_partial_sums + (n_ranks + 2.0) * T::EPSILON * magnitude) / n_ranks;
-        of_the_result = if T::EPSILON == 0.0 { 1.0 } else { of_the_result / n_ranks };
+        partial_error = (partial_error + (n_ranks + 2.0) * T::EPSILON * magnitude) / n_ranks;
+        result_error = if T::EPSILON == 0.0 { 1.0 } else { result_error / n_ranks };
         bound /= n_ranks;
-        of_partial_sums += n_ranks * T::HALF_STEP_AT_ZERO;
+        partial_error += n_ranks * T::HALF_STEP_AT_ZERO;
     }
-    bound += of_partial_sums + of_the_result.max(T::HALF_STEP_AT_ZERO);
+    bound += partial_error + result_error.max(T::HALF_STEP_AT_ZERO);
     let error = (got.value() - sum).abs();
     error.is_nan() || error > bound
 }
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn the_check_of_every_reduction_sees_a_wrong_element() {
-        let of = |reduced| {
+        let wrong_before_and_after = |reduced| {
             let element = |i| {
                 let [a, b] = [0, 1].map(|rank| input::<i32>(11, rank, i));
                 match reduced {
@@ -179,7 +179,7 @@ mod tests {
             [right, count_wrong_from(reduced, 11, 2, 1, 5, &got)]
         };
         for reduced in [Reduced::Sum, Reduced::Max, Reduced::Min, Reduced::Avg] {
-            assert_eq!(of(reduced), [0, 1], "{reduced:?}");
+            assert_eq!(wrong_before_and_after(reduced), [0, 1], "{reduced:?}");
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use crate::numbers::Number;
 
-/// Returns how many elements of a row are wrong, of the normalised one, which is divided by
-/// `divisor`, and of the new residual. `sums` are the elements of the sum of input and residual,
-/// each with the error that it may have before it is rounded to `T`.
+/// Returns the number of wrong elements of the normalised row `out`, which is divided by `divisor`,
+/// and of the new residual. `sums` are the elements of the sum of input and residual, each with the
+/// error that it may have before it is rounded to `T`.
 ///
-/// What RMSNorm itself may add is f32 roundings of the mean, its root and the products, and one
-/// rounding to `T` of each result.
+/// RMSNorm itself may add the errors of f32 roundings of the mean, its root and the products, and
+/// that of one rounding to `T` of each result.
 pub fn count_wrong<T: Number, O: Number>(
     sums: &[(f64, f64)],
     weight: &[T],
@@ -16,23 +16,23 @@ pub fn count_wrong<T: Number, O: Number>(
     residual: &[T],
 ) -> usize {
     let squares: f64 = sums.iter().map(|(sum, _)| sum * sum).sum();
-    let of_squares: f64 =
+    let squares_error: f64 =
         sums.iter().map(|(sum, error)| 2.0 * sum.abs() * error + error * error).sum();
     let scale = 1.0 / (squares / sums.len() as f64 + f64::from(eps)).sqrt();
-    // Relative: that of the mean's root, and the roundings of reduction, root and products.
-    let of_scale = of_squares / squares / 2.0 + 32.0 * f64::from(f32::EPSILON);
+    // This relative error has that of the mean's root and the roundings of sums, root and products.
+    let scale_error = squares_error / squares / 2.0 + 32.0 * f64::from(f32::EPSILON);
     let mut wrong = 0;
     for (i, (sum, error)) in sums.iter().enumerate() {
         let factor = scale * weight[i].value() / divisor;
         let right = sum * factor;
-        let of_out = (error * factor).abs() * (1.0 + of_scale) + right.abs() * of_scale;
-        wrong += usize::from(differs(out[i], right, of_out));
+        let out_error = (error * factor).abs() * (1.0 + scale_error) + right.abs() * scale_error;
+        wrong += usize::from(differs(out[i], right, out_error));
         wrong += usize::from(differs(residual[i], *sum, *error));
     }
     wrong
 }
 
-/// Returns whether a number is not `right`, with an error of at most `error`, rounded to `T`.
+/// Returns whether `got` differs from `right` by more than `error` and one rounding to `T`.
 pub fn differs<T: Number>(got: T, right: f64, error: f64) -> bool {
     let rounding = T::EPSILON / 2.0 * (right.abs() + error);
     let off = (got.value() - right).abs();

@@ -29,7 +29,7 @@ impl<'a> Gpu<'a> {
     ///
     /// # Errors
     ///
-    /// Those of the host API.
+    /// The errors are those of the host API.
     pub fn new(rank: &'a Rank) -> Result<Self> {
         rank.load(&WITHOUT_PTX)?;
         Ok(Self { rank, stream: rank.stream()? })
@@ -39,7 +39,7 @@ impl<'a> Gpu<'a> {
     ///
     /// # Errors
     ///
-    /// Those of the host API.
+    /// The errors are those of the host API.
     pub fn window<T: Element>(&self, elements: &[T]) -> Result<Window<T>> {
         let window = self.communicator()?.window(elements.len())?;
         window.copy_from_host(elements)?;
@@ -52,7 +52,7 @@ impl<'a> Gpu<'a> {
     ///
     /// # Errors
     ///
-    /// Those of the host API.
+    /// The errors are those of the host API.
     pub fn buffer<T: Element>(&self, elements: &[T]) -> Result<SymmetricBuffer<T>> {
         let buffer = SymmetricBuffer::new(self.library(), self.context(), elements.len())?;
         buffer.copy_from_host(elements)?;
@@ -63,25 +63,25 @@ impl<'a> Gpu<'a> {
     ///
     /// # Errors
     ///
-    /// Those of the host API.
+    /// The errors are those of the host API.
     pub fn dev_comm(&self, requirements: DevCommRequirements) -> Result<DevCommResource> {
         self.communicator()?.create_dev_comm(requirements)
     }
 
     /// Launches a kernel, and waits until it has ended in every rank. *Collective*.
     ///
-    /// Safe, to keep tests short: a test defines the kernel beside the launch, and the simulator
-    /// reports an invalid access instead of executing it.
+    /// The function is safe, to keep tests short: a test defines the kernel next to the launch, and
+    /// the simulator reports an invalid access instead of executing it.
     ///
     /// # Errors
     ///
-    /// Those of the host API, and what the simulator reports.
+    /// The errors are those of the host API, and those that the simulator reports.
     pub fn launch<K: Kernel, A: LaunchArgs<K::Args>, S>(
         &self,
         launch: Launch<K, A, S>,
     ) -> Result<()> {
-        // SAFETY: every rank launches the same kernels in the same order; the test ensures the
-        // rest, as said above.
+        // SAFETY: every rank launches the same kernels in the same order; the test keeps the
+        // kernel's own contract, or the simulator reports the access that breaks it.
         unsafe { launch.into_unsafe().launch(&self.stream) }?;
         self.stream.synchronize()?;
         self.barrier()
@@ -92,7 +92,7 @@ impl<'a> Gpu<'a> {
 ///
 /// # Errors
 ///
-/// Those of the host API.
+/// The errors are those of the host API.
 pub fn read<T: Element>(memory: &impl Buffer<Element = T>) -> Result<Vec<T>> {
     let slice = memory.device_slice();
     // SAFETY: every bit pattern is a valid element.

@@ -8,7 +8,7 @@ const COUNT: usize = 1000;
 ///
 /// # Errors
 ///
-/// Those of the calls.
+/// The errors are those of the host API.
 ///
 /// # Panics
 ///
@@ -30,7 +30,7 @@ pub fn require_works(comm: &Communicator, stream: &Stream) -> Result<(), Error> 
 ///
 /// # Errors
 ///
-/// Those of the calls.
+/// The errors are those of the host API.
 ///
 /// # Panics
 ///

@@ -141,7 +141,7 @@ pub unsafe trait KernelArgs: Copy {
 ///
 /// # Safety
 ///
-/// That of [`IntoArg`], for all of them.
+/// The contract is that of [`IntoArg`], for each of the values.
 #[diagnostic::on_unimplemented(
     message = "these arguments do not fit the kernel's parameters `{P}`",
     label = "not a tuple with one argument for each parameter"

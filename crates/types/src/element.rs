@@ -120,8 +120,8 @@ pub unsafe trait Element: Copy + Send + Sync + 'static {
 
 macro_rules! elements {
     ($($type:ty = $tag:ident $name:literal),* $(,)?) => { $(
-        // SAFETY: a primitive number or a transparent wrapper of an integer (half's, float8's); its
-        // size is asserted below.
+        // SAFETY: the type is a primitive number or a transparent wrapper of an integer (half's,
+        // float8's); its size is asserted below.
         unsafe impl Element for $type {
             const DATA_TYPE: DataType = DataType::$tag;
             const NAME: &'static str = $name;

@@ -96,7 +96,7 @@ unsafe fn call<K: HostKernel>(params: &[*const c_void]) {
     unsafe { K::call(K::Args::from_abi(K::Args::read(params))) }
 }
 
-/// Equal for the same kernel. Each instance of a generic kernel has its own name.
+/// Bodies of the same kernel are equal. Each instance of a generic kernel has its own name.
 impl PartialEq for HostBody {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name && core::ptr::fn_addr_eq(self.call, other.call)

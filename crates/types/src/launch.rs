@@ -106,14 +106,14 @@ impl LaunchConfig {
         self
     }
 
-    /// Sets the blocks per cluster, as [`Launch::cluster`].
+    /// Sets the blocks per cluster, as [`Launch::cluster`] does.
     #[must_use]
     pub const fn with_cluster(mut self, blocks: u32) -> Self {
         self.cluster = Some(blocks);
         self
     }
 
-    /// Makes it a dependent launch, as [`Launch::dependent`].
+    /// Makes it a dependent launch, as [`Launch::dependent`] does.
     #[must_use]
     pub const fn with_dependent(mut self) -> Self {
         self.dependent = true;
@@ -122,9 +122,9 @@ impl LaunchConfig {
 
     /// Launches a kernel that takes a `DevComm` without `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
     ///
-    /// For a kernel whose blocks need not run at the same time: each one waits only for what blocks
-    /// of peers with its index, or a lower one, do before they wait. The grid is checked in the
-    /// same way.
+    /// This is for a kernel whose blocks need not run at the same time: each one waits only for
+    /// what blocks of peers with its index, or a lower one, do before they wait. The grid is
+    /// checked in the same way.
     #[must_use]
     pub const fn without_cooperation(mut self) -> Self {
         self.cooperative = false;
@@ -159,7 +159,7 @@ impl Safety for Unsafe {
 /// [`Safe`] if a condition of types holds, else [`Unsafe`].
 #[doc(hidden)]
 pub trait SafeIf<const CONDITION: bool> {
-    /// Which one.
+    /// [`Safe`] or [`Unsafe`].
     type Safety: Safety;
 }
 
@@ -270,7 +270,7 @@ impl<K: Kernel, A: LaunchArgs<K::Args>, S> Launch<K, A, S, Unset, Unset> {
 }
 
 impl<K: Kernel, A, S, G, B> Launch<K, A, S, G, B> {
-    /// Returns it with another configuration, and with the types that this asks for.
+    /// Returns the launch with another configuration, and with other types for its state.
     fn with<S2, G2, B2>(self, config: LaunchConfig) -> Launch<K, A, S2, G2, B2> {
         Launch { args: self.args, config, state: PhantomData }
     }
@@ -312,11 +312,11 @@ impl<K: Kernel, A, S, G, B> Launch<K, A, S, G, B> {
     /// Makes it a dependent launch: the kernel may begin before the previous one of its stream has
     /// ended.
     ///
-    /// It begins once every block of that has called `cuda_std::grid::launch_next` or ended. So it
-    /// calls `cuda_std::grid::wait_for_previous` before it accesses what that one writes; a kernel
-    /// that does not call it is not ordered after the previous one. That includes the barriers of a
-    /// device communicator that both use. Works in stream capture too. Needs sm_90. CUDA:
-    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+    /// It begins once every block of the previous kernel has called `cuda_std::grid::launch_next`
+    /// or ended. So it calls `cuda_std::grid::wait_for_previous` before it accesses memory that the
+    /// previous kernel writes, and before it uses barriers of a device communicator that both use:
+    /// without the call nothing orders the two kernels. It works in stream capture too, and needs
+    /// sm_90. CUDA: `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
     pub const fn dependent(mut self) -> Self {
         self.config = self.config.with_dependent();
         self
@@ -362,7 +362,7 @@ impl<K: Kernel, A, G, B> Launch<K, A, Unsafe, G, B> {
 impl<K: Kernel<Safety = Safe>, A, G, B> Launch<K, A, Safe, G, B> {
     /// Launches the kernel on a stream, as [`Launch::launch`] does.
     ///
-    /// Safe, since the kernel is. This launch also refuses windows of a communicator other than the
+    /// This is safe, since the kernel is. It also refuses windows of a communicator other than the
     /// device communicator's, and windows whose length on the other ranks is not known. If the
     /// ranks' launches differ, or two kernels use one device communicator at the same time, the
     /// kernel may wait until the host aborts it, and its results are undefined.
@@ -380,9 +380,9 @@ impl<K: Kernel<Safety = Safe>, A, G, B> Launch<K, A, Safe, G, B> {
     }
 }
 
-/// Where kernels are launched: a stream of the host crate, alone or with a chosen set of modules.
+/// A target of launches: a stream of the host crate, alone or with a chosen set of modules.
 pub trait LaunchTarget {
-    /// Why a launch fails.
+    /// The error of a failed launch.
     type Error;
 
     /// Launches `K`, as [`Launch::launch`] does. With `safe` it refuses windows of another
@@ -390,11 +390,11 @@ pub trait LaunchTarget {
     ///
     /// # Errors
     ///
-    /// Those of [`Launch::launch`].
+    /// The errors are those of [`Launch::launch`].
     ///
     /// # Safety
     ///
-    /// That of [`Launch::launch`].
+    /// The contract is that of [`Launch::launch`].
     unsafe fn launch_kernel<K: Kernel, A: LaunchArgs<K::Args>>(
         &self,
         config: LaunchConfig,

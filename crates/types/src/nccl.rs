@@ -16,7 +16,7 @@ pub use crate::team::Team;
 #[doc(alias = "ncclDevResourceHandle_t")]
 pub type ResourceHandle = u32;
 
-/// Where the state of a set of LSA barriers is.
+/// The place of the state of a set of LSA barriers.
 ///
 /// NCCL: `ncclLsaBarrierHandle` (8 bytes).
 #[repr(C)]
@@ -29,7 +29,7 @@ pub struct LsaBarrierHandle {
     pub n_barriers: i32,
 }
 
-/// First of the signals that a set of GIN barriers uses.
+/// The first of the signals that a set of GIN barriers uses.
 ///
 /// NCCL: `ncclGinBarrierHandle` (8 bytes).
 #[repr(C)]
@@ -42,7 +42,7 @@ pub struct GinBarrierHandle {
     pub unused: u32,
 }
 
-/// Where the state of a set of CFT barriers is.
+/// The place of the state of a set of CFT barriers.
 ///
 /// NCCL: `ncclCftBarrierHandle` (8 bytes).
 #[repr(C)]
@@ -55,7 +55,7 @@ pub struct CftBarrierHandle {
     pub n_barriers: i32,
 }
 
-/// Where the state of a set of low-latency all-to-all sessions is.
+/// The place of the state of a set of low-latency all-to-all sessions.
 ///
 /// NCCL: `ncclLLA2AHandle` (8 bytes).
 #[repr(C)]
@@ -138,7 +138,7 @@ pub struct DevComm {
     pub gin_context_stride: u32,
     pub gin_strong_legacy_signals: bool,
     pub _padding: u8,
-    /// Likewise for counters.
+    /// Padding of NCCL's, in which the host says how many counters it requested by `gin_counters`.
     pub requested_counters: u16,
     pub abort_flag: *mut u32,
     pub hybrid_lsa_barrier: LsaBarrierHandle,

@@ -45,7 +45,7 @@ impl Team {
     }
 
     /// Returns the LSA rank of member `member`, for a team of the rank with LSA rank `my_lsa_rank`.
-    /// Outside of `0..lsa_size` for a member that load and store do not reach.
+    /// It is outside of `0..lsa_size` for a member that load and store do not reach.
     ///
     /// NCCL: `ncclTeamRankToLsa`.
     #[doc(alias = "ncclTeamRankToLsa")]

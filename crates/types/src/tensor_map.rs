@@ -6,8 +6,8 @@ use crate::element::DataType;
 use crate::kernel::KernelParam;
 
 /// Describes a matrix in global memory for TMA: address, extents, the tile that one copy
-/// transfers, and the tile's layout in shared memory. Opaque: the driver creates it (the host
-/// crate's `Context::tensor_map`), or [`TensorMapDesc::for_simulator`].
+/// transfers, and the tile's layout in shared memory. It is opaque: the driver creates it (the host
+/// crate's `Context::tensor_map`), or [`TensorMapDesc::for_simulator`] does.
 ///
 /// A kernel takes it as a [`GridConstant`](crate::GridConstant). CUDA: `CUtensorMap` (128 bytes).
 #[doc(alias = "CUtensorMap")]
@@ -53,7 +53,7 @@ impl TensorMapDesc {
     /// Bytes of a tile's row.
     pub const ROW_BYTES: u32 = 128;
 
-    /// Returns the elements of 16 bytes.
+    /// Returns the number of elements in 16 bytes.
     #[must_use]
     pub const fn chunk(&self) -> u32 {
         16 / self.data_type.size() as u32

@@ -31,7 +31,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// All of them, the slowest first.
+    /// All steps, the slowest first.
     pub const ALL: [Self; 9] = [
         Self::Loop,
         Self::Shared,
@@ -44,7 +44,7 @@ impl Step {
         Self::Shipped,
     ];
 
-    /// Returns what is new in it.
+    /// Returns what is new in this step.
     #[must_use]
     pub const fn what(self) -> &'static str {
         match self {
@@ -64,7 +64,7 @@ impl Step {
 /// The compiled kernels, for products on a stream of a Hopper GPU.
 pub struct Ladder {
     compiled: Kernels,
-    /// The clusters of `step8_persistent` that are resident.
+    /// The number of clusters of `step8_persistent` that are resident at the same time.
     clusters: u32,
     shipped: Gemm,
     stream: Stream,
@@ -75,7 +75,7 @@ impl Ladder {
     ///
     /// # Errors
     ///
-    /// Those of loading kernels, also on a GPU that is not of the Hopper family.
+    /// The errors are those of loading kernels. A GPU that is not of the Hopper family is an error.
     pub fn new(stream: &Stream) -> Result<Self> {
         let compiled = Kernels::load(stream.context(), &KERNELS)?;
         let clusters = {
@@ -93,8 +93,8 @@ impl Ladder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a shape that is not of whole tiles, and for matrices that are
-    /// too short; errors of the launch.
+    /// [`Error::InvalidInput`] for a shape that does not consist of whole tiles, and for matrices
+    /// that are too short; errors of the launch.
     ///
     /// # Safety
     ///
@@ -153,7 +153,7 @@ impl Ladder {
     ///
     /// # Safety
     ///
-    /// As for [`launch`](Self::launch); the matrices have the elements of the shape.
+    /// The contract is that of [`launch`](Self::launch); the matrices have the shape's elements.
     unsafe fn launch_with_maps(
         &self,
         step: Step,
@@ -219,14 +219,14 @@ impl Ladder {
 ///
 /// # Errors
 ///
-/// [`Error::InvalidInput`] for another one.
+/// [`Error::InvalidInput`] for a shape with a partial tile, and for an empty or too large one.
 pub fn check_shape([m, n, k]: [usize; 3]) -> Result<[u32; 3]> {
     // A grid has fewer than 2^16 rows of blocks.
-    const MOST: u32 = 1 << 19;
+    const MAX: u32 = 1 << 19;
     let extent = |name, extent: usize, multiple: u32| match u32::try_from(extent) {
-        Ok(extent) if extent > 0 && extent <= MOST && extent.is_multiple_of(multiple) => Ok(extent),
+        Ok(extent) if extent > 0 && extent <= MAX && extent.is_multiple_of(multiple) => Ok(extent),
         _ => invalid(format!(
-            "{name} is {extent}: the ladder's products have multiples of {multiple} up to {MOST}"
+            "{name} is {extent}: the ladder's products have multiples of {multiple} up to {MAX}"
         )),
     };
     Ok([extent("m", m, MULTIPLE_MN)?, extent("n", n, MULTIPLE_MN)?, extent("k", k, MULTIPLE_K)?])

@@ -38,7 +38,7 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
     let (world, coop, block) = (comm.world_team(), Coop::cta(), thread::block_idx_x());
     let (first, len) = share(count, block as usize, thread::grid_dim_x() as usize);
     if len == 0 {
-        return; // The same in every rank.
+        return; // `len` is the same in every rank.
     }
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
     let arrived = comm.signal(block);
@@ -48,8 +48,8 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
     let mut barrier = gin.world_barrier(coop, BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
 
-    // One thread per peer. Each rank starts with the next rank, so that at any time the ranks put
-    // to different peers.
+    // One thread puts to each peer. Each rank starts with the next rank, so that at any time the
+    // ranks put to different peers.
     let others = (world.n_ranks - 1) as u32;
     for i in coop.strided(others) {
         let peer = world.rotated(1 + i as i32);
@@ -58,7 +58,7 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
         let put = unsafe { gin.put(world, peer, to, from, len) };
         put.signal(arrived.inc().weak()).post(Coop::thread());
     }
-    // Meanwhile, this rank's message to itself.
+    // Meanwhile, the block copies this rank's message to itself.
     let own = message(world.rank);
     // SAFETY: the launch checks that both windows have the message.
     unsafe {

@@ -48,7 +48,7 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     let block = thread::block_idx_x();
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
     let arrived = comm.signal(block);
-    let Chunk { row, begin, first, len } = Chunk::of(&comm, block, count);
+    let Chunk { row, begin, first, len } = Chunk::of_block(&comm, block, count);
     let (partials, own) = (partial.local().as_ptr(), rail.rank as usize * row + begin);
 
     let mut barrier = gin.hybrid_barrier(coop, BarrierIndex::this_block());
@@ -62,7 +62,7 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     }
     coop.sync();
     if len > 0 {
-        // One thread per peer.
+        // One thread puts to each peer.
         let others = (rail.n_ranks - 1) as u32;
         for i in coop.strided(others) {
             let team = rail.rotated(1 + i as i32);
@@ -72,7 +72,7 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
         }
         gin.wait_signal_follow_shadow(coop, arrived, others.into(), MemoryOrder::Acquire);
     }
-    // SAFETY: as above; row `t` holds the partial sum of team `t`.
+    // SAFETY: the kernel's contract, as above; row `t` holds the partial sum of team `t`.
     unsafe {
         let from = |team| partials.add(team as usize * row + begin);
         let to = |i| recv.lsa(lsa.rotated(i)).as_ptr().add(first);
@@ -95,13 +95,13 @@ struct Chunk {
 }
 
 impl Chunk {
-    fn of(comm: &DevComm, block: u32, count: usize) -> Self {
+    fn of_block(comm: &DevComm, block: u32, count: usize) -> Self {
         let lsa = comm.lsa_team();
         let row = slice(count, lsa.n_ranks as usize);
-        let each = slice(row, thread::grid_dim_x() as usize);
-        let begin = (block as usize * each).min(row);
+        let max_len = slice(row, thread::grid_dim_x() as usize);
+        let begin = (block as usize * max_len).min(row);
         let first = (lsa.rank as usize * row + begin).min(count);
-        Self { row, begin, first, len: each.min(row - begin).min(count - first) }
+        Self { row, begin, first, len: max_len.min(row - begin).min(count - first) }
     }
 }
 
@@ -110,7 +110,7 @@ impl Chunk {
 ///
 /// # Safety
 ///
-/// All pointers are to `len` elements, 16-byte aligned; no other thread writes the inputs or
+/// All pointers point to `len` elements, 16-byte aligned; no other thread writes the inputs or
 /// accesses the outputs. `n_from` is at least 1.
 unsafe fn sum<T: Accumulate>(
     n_from: i32,
@@ -124,7 +124,7 @@ unsafe fn sum<T: Accumulate>(
     let (lanes, threads) = (Vec16::<T>::LANES, thread::block_dim_x() as usize);
     let vectors = len / lanes;
     let mut at = thread::thread_idx_x() as usize;
-    // SAFETY: the indices are below `len`, and the caller guarantees as many elements, aligned.
+    // SAFETY: the indices are below `len`, and the caller guarantees `len` aligned elements.
     unsafe {
         while at + (UNROLL - 1) * threads < vectors {
             sum_vectors::<T, UNROLL>(n_from, &from, n_to, &to, at);
@@ -151,7 +151,7 @@ unsafe fn sum<T: Accumulate>(
 ///
 /// # Safety
 ///
-/// As for [`sum`].
+/// The contract is that of [`sum`].
 unsafe fn sum_vectors<T: Accumulate, const U: usize>(
     n_from: i32,
     from: &impl Fn(i32) -> *mut T,
@@ -159,10 +159,10 @@ unsafe fn sum_vectors<T: Accumulate, const U: usize>(
     to: &impl Fn(i32) -> *mut T,
     at: usize,
 ) {
-    // Opaque, so that the compiler computes all addresses from this one index.
+    // The index is opaque, so that the compiler computes all addresses from it.
     let at = hint::opaque_usize(at);
     let offset = |u: usize| (at + u * thread::block_dim_x() as usize) * Vec16::<T>::LANES;
-    // SAFETY: the indices are below `len`, and the caller guarantees as many elements, aligned.
+    // SAFETY: the indices are below `len`, and the caller guarantees `len` aligned elements.
     unsafe {
         let mut loaded = [Vec16::<T>::from_bits([0; 4]); U];
         let mut sums = loaded.map(T::widen);
@@ -182,7 +182,7 @@ unsafe fn sum_vectors<T: Accumulate, const U: usize>(
     }
 }
 
-/// Returns the elements of `partial` that [`hybrid_allreduce`](fn@hybrid_allreduce) of `count`
+/// Returns the length of `partial` that [`hybrid_allreduce`](fn@hybrid_allreduce) of `count`
 /// elements needs in every rank, with `n_teams` teams of `team_ranks` ranks: one slice per team.
 #[must_use]
 pub const fn hybrid_allreduce_partials(count: usize, team_ranks: usize, n_teams: usize) -> usize {
@@ -190,11 +190,11 @@ pub const fn hybrid_allreduce_partials(count: usize, team_ranks: usize, n_teams:
 }
 
 /// Slices and chunks are multiples of this many elements: whole 16-byte vectors of every type.
-const GRAIN: usize = 8;
+const MULTIPLE: usize = 8;
 
-/// Returns the elements per part, when `count` elements are divided into `parts`; the last may be
-/// shorter.
+/// Returns the number of elements per part, if `count` elements are divided into `parts`; the last
+/// part may be shorter.
 const fn slice(count: usize, parts: usize) -> usize {
     let parts = if parts == 0 { 1 } else { parts };
-    count.div_ceil(parts).next_multiple_of(GRAIN)
+    count.div_ceil(parts).next_multiple_of(MULTIPLE)
 }

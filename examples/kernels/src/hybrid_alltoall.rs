@@ -38,7 +38,7 @@ pub unsafe fn hybrid_alltoall<T: Accumulate, B: GinBackend>(
     let block = thread::block_idx_x();
     let (first, len) = share(count, block as usize, thread::grid_dim_x() as usize);
     if len == 0 {
-        return; // The same in every rank.
+        return; // `len` is the same in every rank.
     }
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
     let arrived = comm.signal(block);
@@ -50,8 +50,8 @@ pub unsafe fn hybrid_alltoall<T: Accumulate, B: GinBackend>(
     // After this barrier every rank's kernel has begun, so peers may write to its windows.
     barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
 
-    // To other teams by puts, one thread per peer. Each rank starts with a different rank of the
-    // next team.
+    // Messages to other teams are puts, by one thread per peer. Each rank starts with a different
+    // rank of the next team.
     for i in coop.strided(outside as u32) {
         let peer = (next_team + (lsa.rank + i as i32) % outside) % world.n_ranks;
         let (to, from) = (recv.at(message(world.rank)), send.at(message(peer)));
@@ -59,7 +59,7 @@ pub unsafe fn hybrid_alltoall<T: Accumulate, B: GinBackend>(
         let put = unsafe { gin.put(world, peer, to, from, len) };
         put.signal(arrived.inc().weak()).post(Coop::thread());
     }
-    // Meanwhile, within the team by stores.
+    // Meanwhile, the block stores the messages within the team.
     for lsa_rank in lsa.all_from_self() {
         let peer = lsa.to_world(world.rank, lsa_rank);
         // SAFETY: the kernel's contract; the peer reads the message after the barrier.
@@ -70,7 +70,7 @@ pub unsafe fn hybrid_alltoall<T: Accumulate, B: GinBackend>(
         }
     }
     gin.wait_signal_follow_shadow(coop, arrived, outside as u64, MemoryOrder::Acquire);
-    // The flush waits until the puts have read `send`, the barrier for the team's stores.
+    // The flush waits until the puts have read `send`, and the barrier waits for the team's stores.
     gin.flush(coop, MemoryOrder::Relaxed);
     barrier.lsa().sync(MemoryOrder::Release);
 }

@@ -10,9 +10,8 @@ use nccl_device::{Coop, DevComm, Element, LlA2aBuffer, LsaPtr, Window};
 /// Exchanges messages: `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`,
 /// for `i < count`: every rank of the LSA team has `count` elements for every rank.
 ///
-/// `exchange` is the LL all-to-all that the host reserved, with 8-byte elements: for each block of
-/// the grid at least one per rank of the team. With more elements a block sends more before it
-/// waits.
+/// `exchange` is the LL all-to-all that the host reserved, with 8-byte elements. Each block of the
+/// grid needs at least one of these per rank of the team; with more, it sends more before it waits.
 ///
 /// Grid: any, the same in every rank. Block: any, one-dimensional. `count` is in elements, the same
 /// in every rank.
@@ -37,7 +36,7 @@ pub unsafe fn ll_alltoall<T: Element>(
 ) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());
     let (n_ranks, me) = (team.n_ranks as u32, team.rank as u32);
-    // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
+    // SAFETY: a team has at least one rank. (This saves the divisions' checks.)
     unsafe { core::hint::assert_unchecked(n_ranks > 0) };
     // A message consists of 8-byte words, and its words are divided into chunks, which the blocks
     // take round-robin. In an epoch a block exchanges one chunk with each peer.
@@ -72,7 +71,7 @@ pub unsafe fn ll_alltoall<T: Element>(
     });
 }
 
-/// Elements in a word of 8 bytes.
+/// Returns the number of elements in a word of 8 bytes.
 const fn lanes<T>() -> usize {
     size_of::<u64>() / size_of::<T>()
 }

@@ -70,12 +70,12 @@ pub unsafe fn rmsnorm_allreduce<T: Accumulate<Acc = f32>>(
 /// row over the ranks on load, and copies it to all ranks on store. The switch sums in f32 and
 /// rounds to the element type.
 ///
-/// Grid and block: as for that kernel. The kernel traps if the device communicator was created
-/// without `lsa_multimem`.
+/// Grid and block: the same as for that kernel. The kernel traps if the device communicator was
+/// created without `lsa_multimem`.
 ///
 /// # Safety
 ///
-/// As for [`rmsnorm_allreduce`](fn@rmsnorm_allreduce).
+/// The contract is that of [`rmsnorm_allreduce`](fn@rmsnorm_allreduce).
 #[kernel(
     T = [f32, f16, bf16],
     requires(
@@ -129,11 +129,11 @@ struct Rows {
 
 impl Rows {
     /// Normalises this rank's share of the rows: `load` returns the sum over the ranks of the
-    /// vector from element `at` on, `store` stores the result.
+    /// vector from element `at` on, and `store` stores the result.
     ///
     /// # Safety
     ///
-    /// As for [`rmsnorm_allreduce`](fn@rmsnorm_allreduce), between barriers.
+    /// The contract is that of [`rmsnorm_allreduce`](fn@rmsnorm_allreduce), between barriers.
     unsafe fn each<T: Accumulate<Acc = f32>>(
         self,
         weight: *const T,
@@ -161,7 +161,7 @@ impl Rows {
                 }
                 v += 1;
             }
-            // SAFETY: all threads of the block are here, and they are whole warps.
+            // SAFETY: all threads of the block call this, and they are whole warps.
             let mean = unsafe { block_sum(squares.get()) } / self.hidden as f32;
             let scale = math::rsqrt(mean + self.eps);
             let mut v = 0;

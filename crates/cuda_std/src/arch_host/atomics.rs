@@ -15,8 +15,8 @@ pub(crate) fn fence(order: Order, scope: Scope) {
     (context.ops.fence)(thread, order, scope, Location::caller());
 }
 
-/// Reports a read-modify-write of `address` and executes it by `update`. If the value stays the
-/// same, the thread may be polling, so this calls `spin`.
+/// Reports a read-modify-write of `address` and executes it by `update`, which returns the old and
+/// the new value. If they are the same, the thread may be polling, so this calls `spin`.
 #[inline]
 #[track_caller]
 fn modify<T: Copy + PartialEq>(

@@ -1,5 +1,5 @@
 //! `mbarrier`, TMA and clusters in the simulator. Copies move data at once, or the simulator
-//! keeps them until a thread waits; what orders them is reported as on a GPU.
+//! defers them until a thread waits; the steps that order them are reported as on a GPU.
 
 use std::panic::Location;
 
@@ -123,7 +123,7 @@ pub(crate) fn mbarrier_arrive_expect_tx(word: SharedAddress, bytes: u32) {
     State::arrive_at(word, bytes as i32);
 }
 
-/// Returns the address of the barrier whose phase has not ended, if it has not.
+/// Returns the barrier's address while its phase of this parity has not ended.
 #[track_caller]
 fn pending(word: SharedAddress, parity: u32) -> Option<usize> {
     let (thread, context) = super::current();
@@ -291,7 +291,7 @@ pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, fro
     event(Event::Uses(Engine::Thread));
 }
 
-/// Returns what adds the numbers of two chunks.
+/// Returns the function that adds two chunks, number by number.
 #[track_caller]
 fn adder(data_type: DataType) -> fn(u128, u128) -> u128 {
     fn each(a: u128, b: u128, bits: u32, sum: fn(u32, u32) -> u32) -> u128 {

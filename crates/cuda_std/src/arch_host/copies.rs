@@ -14,7 +14,8 @@ pub struct Piece {
     pub from: Source,
     /// The length in bytes.
     pub bytes: usize,
-    /// What it makes of the target's bytes and the source's; `None`: the source's.
+    /// The function of the target's and the source's bytes whose result is written; `None`: the
+    /// source's bytes are written.
     pub sum: Option<fn(u128, u128) -> u128>,
 }
 
@@ -27,7 +28,7 @@ pub enum Source {
     Value(u128),
 }
 
-/// Up to 16 bytes at an address.
+/// Returns up to 16 bytes at an address.
 ///
 /// # Safety
 ///
@@ -70,8 +71,8 @@ impl Piece {
     }
 }
 
-/// Copies a `W` from an address, reported as this access to the target. The simulator may keep it
-/// until a thread waits for the engine.
+/// Copies a `W` from an address, reported as an access of kind `kind` to the target. The simulator
+/// may defer the copy until a thread waits for the engine.
 ///
 /// # Safety
 ///
@@ -87,7 +88,7 @@ pub(super) unsafe fn copy<W: Copy>(
     let from = touch(from, Access::Read);
     let to = touch(to, kind);
     let piece = piece(to, Source::Memory(from.expose_provenance()), sum);
-    match (keeps(engine, piece), sum) {
+    match (is_deferred(engine, piece), sum) {
         (true, _) => {}
         // SAFETY: the caller keeps source and target valid and aligned until the copy has landed.
         (false, None) => unsafe { to.write(from.read()) },
@@ -96,7 +97,7 @@ pub(super) unsafe fn copy<W: Copy>(
     }
 }
 
-/// Does the same as [`copy`], of these bytes.
+/// Writes the bytes of `value` in the way in which [`copy`] writes those of its source.
 ///
 /// # Safety
 ///
@@ -105,7 +106,7 @@ pub(super) unsafe fn copy<W: Copy>(
 pub(super) unsafe fn put<W: Copy>(engine: Engine, to: *mut W, value: u128) {
     let to = touch(to, Access::Write);
     let piece = piece(to, Source::Value(value), None);
-    if !keeps(engine, piece) {
+    if !is_deferred(engine, piece) {
         // SAFETY: the caller keeps the target valid until the copy has landed.
         unsafe { piece.land(value) }
     }
@@ -115,9 +116,9 @@ fn piece<W>(to: *mut W, from: Source, sum: Option<fn(u128, u128) -> u128>) -> Pi
     Piece { to: to.expose_provenance(), from, bytes: size_of::<W>(), sum }
 }
 
-/// Returns whether the simulator keeps the piece.
+/// Returns whether the simulator copies the piece later.
 #[track_caller]
-fn keeps(engine: Engine, piece: Piece) -> bool {
+fn is_deferred(engine: Engine, piece: Piece) -> bool {
     let (thread, context) = current();
     (context.ops.keeps)(thread, engine, piece, Location::caller())
 }

@@ -42,7 +42,7 @@ pub enum Access {
     /// A load of a warpgroup's operand, which another thread of the warpgroup reports as
     /// [`Read`](Self::Read).
     ReadByOther,
-    /// Stores a value by a plain store.
+    /// A plain store.
     Write,
     /// An atomic or ordered load.
     AtomicRead(Order, Scope),
@@ -86,14 +86,14 @@ pub enum Event {
     BarrierArrive {
         /// Address of the barrier.
         barrier: usize,
-        /// Whether the phase has ended with it.
+        /// Whether the phase has ended with this arrival.
         ends: bool,
     },
     /// Bytes of a copy have arrived at an `mbarrier`.
     BarrierTransaction {
         /// Address of the barrier.
         barrier: usize,
-        /// Whether the phase has ended with them.
+        /// Whether the phase has ended with these bytes.
         ends: bool,
     },
     /// The thread has seen the end of a phase of the `mbarrier` at this address.
@@ -168,8 +168,8 @@ pub struct Ops {
     ) -> (u32, bool),
     /// The predicates of the lanes of `mask`, one bit per lane.
     pub ballot: fn(*const ThreadCtx, mask: u32, bool, at: &'static Location<'static>) -> u32,
-    /// Gives words to all lanes of the warp, and returns those of each: what tensor cores and
-    /// `ldmatrix` read of the other lanes' registers. It orders no memory accesses.
+    /// Exchanges words among all lanes of the warp, and returns those of each lane: what tensor
+    /// cores and `ldmatrix` read of the other lanes' registers. It orders no memory accesses.
     pub exchange:
         fn(*const ThreadCtx, words: [u32; 6], at: &'static Location<'static>) -> [[u32; 6]; 32],
     /// The block's copy of a shared static, 16-byte aligned, initially undefined: `key` is the
@@ -187,8 +187,8 @@ pub struct Ops {
         at: &'static Location<'static>,
     ) -> usize,
     /// Called for each piece of an asynchronous copy, after its accesses have been reported.
-    /// Whether the simulator keeps it, to read and write later, until what the engine is tied to
-    /// ends.
+    /// Returns whether the simulator reads and writes the piece later, before a wait for the
+    /// engine's operations returns.
     pub keeps: fn(*const ThreadCtx, Engine, Piece, at: &'static Location<'static>) -> bool,
     /// Called before a `multimem` instruction: returns the copies of the bytes at a multicast
     /// address. For any other address it reports an error and does not return.

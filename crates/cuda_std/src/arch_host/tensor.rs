@@ -142,8 +142,8 @@ pub(crate) fn shared_offset(address: SharedAddress, bytes: u32) -> SharedAddress
     address.wrapping_add(bytes as usize)
 }
 
-/// A tile's first byte and, if it is transposed, how many bytes lie between 64 rows of the factor
-/// and the next.
+/// A tile's first byte and, if it is transposed, the number of bytes between 64 rows of the factor
+/// and the next 64.
 #[derive(Clone, Copy)]
 pub struct TileAddress {
     first: *const u8,
@@ -209,7 +209,7 @@ impl Factor for F8E5M2 {
     }
 }
 
-/// Returns the first columns of row `row` of a factor, [`Factor::TERMS`] of them, read by `access`.
+/// Returns the first [`Factor::TERMS`] columns of row `row` of a factor, read by `access`.
 ///
 /// # Safety
 ///

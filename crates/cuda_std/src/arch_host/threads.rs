@@ -37,7 +37,7 @@ pub(crate) fn barrier_all() {
     meet(0, 0);
 }
 
-/// Returns a barrier; false if a planted bug removes it.
+/// Executes a barrier. Returns false if a planted bug removes it.
 #[inline]
 #[track_caller]
 fn meet(id: u32, count: u32) -> bool {
@@ -45,7 +45,7 @@ fn meet(id: u32, count: u32) -> bool {
     (context.ops.barrier)(thread, id, count, Location::caller())
 }
 
-/// Returns a block barrier that counts predicates: between barriers the threads add to a word in
+/// Executes a block barrier that counts predicates: between barriers the threads add to a word in
 /// shared memory. If it is removed, a thread counts its own only.
 #[track_caller]
 pub(crate) fn barrier_count(predicate: bool) -> u32 {

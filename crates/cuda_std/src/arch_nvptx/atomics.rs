@@ -22,7 +22,7 @@ pub(super) use scoped;
 
 macro_rules! fence {
     ($what:expr) => {{
-        // SAFETY: orders memory accesses, makes none.
+        // SAFETY: a fence accesses no memory.
         unsafe { asm!(concat!("fence.", $what, ";"), options(nostack)) }
     }};
 }

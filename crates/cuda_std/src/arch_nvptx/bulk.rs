@@ -20,7 +20,7 @@ pub(crate) fn mbarrier_init(word: SharedAddress, arrivals: u32) {
 }
 
 pub(crate) fn mbarrier_fence_init() {
-    // SAFETY: orders memory.
+    // SAFETY: a fence accesses no memory.
     unsafe {
         asm!(
             "fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;",
@@ -191,27 +191,27 @@ pub(crate) unsafe fn store_words(to: *mut u32, from: SharedAddress, bytes: u32) 
 }
 
 pub(crate) fn commit_stores() {
-    // SAFETY: commits copies; no memory access.
+    // SAFETY: the instruction accesses no memory.
     unsafe { asm!("cp.async.bulk.commit_group;", options(nostack)) }
 }
 
 pub(crate) fn wait_stores_read<const N: u32>() {
-    // SAFETY: waits only.
+    // SAFETY: the instruction only waits.
     unsafe { asm!("cp.async.bulk.wait_group.read {};", const N, options(nostack)) }
 }
 
 pub(crate) fn wait_stores<const N: u32>() {
-    // SAFETY: waits only.
+    // SAFETY: the instruction only waits.
     unsafe { asm!("cp.async.bulk.wait_group {};", const N, options(nostack)) }
 }
 
 pub(crate) fn fence_async_shared() {
-    // SAFETY: orders memory.
+    // SAFETY: a fence accesses no memory.
     unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) }
 }
 
 pub(crate) fn fence_async_global() {
-    // SAFETY: orders memory.
+    // SAFETY: a fence accesses no memory.
     unsafe { asm!("fence.proxy.async.global;", options(nostack)) }
 }
 
@@ -330,18 +330,18 @@ pub(crate) unsafe fn store_cluster(to: *mut [f32; 4], block: u32, value: [f32; 4
 }
 
 pub(crate) fn wait_for_previous() {
-    // SAFETY: waits only. Without `nomem`: no access moves across it.
+    // SAFETY: the instruction only waits. It is not `nomem`, so no access moves across it.
     unsafe { asm!("griddepcontrol.wait;", options(nostack)) }
 }
 
 pub(crate) fn launch_next() {
-    // SAFETY: accesses no memory.
+    // SAFETY: the instruction accesses no memory.
     unsafe { asm!("griddepcontrol.launch_dependents;", options(nostack)) }
 }
 
 pub(crate) fn cluster_size() -> u32 {
     let size;
-    // SAFETY: reads a special register.
+    // SAFETY: the instruction reads a special register.
     unsafe {
         asm!("mov.u32 {}, %cluster_nctarank;", out(reg32) size, options(pure, nomem, nostack));
     }
@@ -350,7 +350,7 @@ pub(crate) fn cluster_size() -> u32 {
 
 pub(crate) fn cluster_rank() -> u32 {
     let rank;
-    // SAFETY: reads a special register.
+    // SAFETY: the instruction reads a special register.
     unsafe {
         asm!("mov.u32 {}, %cluster_ctarank;", out(reg32) rank, options(pure, nomem, nostack));
     }
@@ -358,7 +358,7 @@ pub(crate) fn cluster_rank() -> u32 {
 }
 
 pub(crate) fn cluster_sync() {
-    // SAFETY: a barrier.
+    // SAFETY: a barrier accesses no memory; the caller ensures that all threads reach it.
     unsafe {
         asm!(
             "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;",
@@ -368,7 +368,7 @@ pub(crate) fn cluster_sync() {
 }
 
 pub(crate) fn cluster_sync_relaxed() {
-    // SAFETY: a barrier.
+    // SAFETY: a barrier accesses no memory; the caller ensures that all threads reach it.
     unsafe {
         asm!(
             "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;",
@@ -378,17 +378,17 @@ pub(crate) fn cluster_sync_relaxed() {
 }
 
 pub(crate) fn raise_registers<const N: u32>() {
-    // SAFETY: no memory access.
+    // SAFETY: the instruction accesses no memory.
     unsafe { asm!("setmaxnreg.inc.sync.aligned.u32 {};", const N, options(nostack)) }
 }
 
 pub(crate) fn lower_registers<const N: u32>() {
-    // SAFETY: no memory access.
+    // SAFETY: the instruction accesses no memory.
     unsafe { asm!("setmaxnreg.dec.sync.aligned.u32 {};", const N, options(nostack)) }
 }
 
 pub(crate) fn prefetch_map(map: &TensorMap) {
-    // SAFETY: a hint.
+    // SAFETY: the instruction is a hint, at the address of a live map.
     unsafe {
         asm!("prefetch.tensormap [{}];", in(reg64) core::ptr::from_ref(map), options(nostack));
     }

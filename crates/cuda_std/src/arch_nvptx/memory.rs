@@ -6,7 +6,7 @@ use core::mem::transmute;
 use super::atomics::scoped;
 use crate::atomic::{AtomicValue, Scope};
 
-/// What `createpolicy.fractional.L2::evict_first.b64` with fraction 1 makes.
+/// The cache policy that `createpolicy.fractional.L2::evict_first.b64` with fraction 1 returns.
 pub(super) const EVICT_FIRST: u64 = 0x12f0_0000_0000_0000;
 
 macro_rules! ld_v4 {
@@ -134,7 +134,7 @@ pub(crate) fn dynamic_shared() -> *mut u8 {
 
 pub(crate) fn dynamic_shared_size() -> usize {
     let bytes: u32;
-    // SAFETY: reads a register that never changes.
+    // SAFETY: the instruction reads a special register that never changes.
     unsafe {
         asm!("mov.u32 {}, %dynamic_smem_size;", out(reg32) bytes, options(pure, nomem, nostack));
     }

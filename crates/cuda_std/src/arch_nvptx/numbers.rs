@@ -24,7 +24,7 @@ macro_rules! halves {
     ($($pack:ident $instruction:literal;)*) => { $(
         pub(crate) fn $pack([low, high]: [f32; 2]) -> u32 {
             let packed;
-            // SAFETY: arithmetic.
+            // SAFETY: the instruction accesses registers alone.
             unsafe {
                 asm!(
                     concat!($instruction, " {}, {}, {};"),
@@ -48,7 +48,7 @@ macro_rules! f8_types {
     ($($ptx:literal $unpack:ident $pack:ident;)*) => { $(
         pub(crate) fn $unpack(packed: u16) -> [f32; 2] {
             let halves: u32;
-            // SAFETY: arithmetic.
+            // SAFETY: the instruction accesses registers alone.
             unsafe {
                 asm!(
                     concat!("cvt.rn.f16x2.", $ptx, " {}, {};"),
@@ -62,7 +62,7 @@ macro_rules! f8_types {
 
         pub(crate) fn $pack([low, high]: [f32; 2]) -> u16 {
             let packed;
-            // SAFETY: arithmetic.
+            // SAFETY: the instruction accesses registers alone.
             unsafe {
                 asm!(
                     concat!("cvt.rn.satfinite.", $ptx, ".f32 {}, {}, {};"),
@@ -94,7 +94,7 @@ macro_rules! approximations {
     ($($name:ident $instruction:literal;)*) => { $(
         pub(crate) fn $name(x: f32) -> f32 {
             let y;
-            // SAFETY: arithmetic.
+            // SAFETY: the instruction accesses registers alone.
             unsafe {
                 asm!(
                     concat!($instruction, " {}, {};"),

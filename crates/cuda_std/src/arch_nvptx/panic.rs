@@ -12,7 +12,7 @@ fn panic(info: &PanicInfo) -> ! {
     report(info);
     #[cfg(not(any(debug_assertions, devcomm_panic_messages)))]
     let _ = info;
-    // SAFETY: ends the thread.
+    // SAFETY: the instruction ends the thread.
     unsafe { nvptx::trap() }
 }
 

@@ -14,7 +14,7 @@ pub(crate) type SharedAddress = u32;
 /// Returns the shared-memory address of a generic pointer.
 pub(crate) fn shared_address<T>(pointer: *const T) -> SharedAddress {
     let address;
-    // SAFETY: arithmetic.
+    // SAFETY: the instruction accesses registers alone.
     unsafe {
         asm!(
             "{{ .reg .b64 a; cvta.to.shared.u64 a, {}; cvt.u32.u64 {}, a; }}",
@@ -53,7 +53,7 @@ pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [
             )
         };
     }
-    // SAFETY: arithmetic on registers; all lanes execute it, by the caller's contract.
+    // SAFETY: the instruction accesses registers alone; the caller ensures that all lanes are here.
     unsafe {
         match T::FORMAT {
             Format::Bf16 => mma!("bf16.bf16"),
@@ -157,12 +157,12 @@ pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool
 }
 
 pub(crate) fn commit_copies() {
-    // SAFETY: commits copies; no memory access.
+    // SAFETY: the instruction accesses no memory.
     unsafe { asm!("cp.async.commit_group;", options(nostack)) }
 }
 
 pub(crate) fn wait_copies<const N: u32>() {
-    // SAFETY: waits only.
+    // SAFETY: the instruction only waits.
     unsafe { asm!("cp.async.wait_group {};", const N, options(nostack)) }
 }
 
@@ -181,7 +181,7 @@ pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
 /// in 128 bytes, eight terms in 1,024 (SBO, as in [`tile_address`]), the next 64 rows of the factor
 /// at LBO, which only these tiles have.
 pub(crate) fn transposed_tile_address(address: SharedAddress, next_rows: u32) -> TileAddress {
-    // Unknown: nothing of it is computed ahead of a branch to this layout.
+    // It is opaque, so that LLVM computes nothing from it ahead of a branch to this layout.
     tile_address(super::opaque(address)) | u64::from((next_rows & 0x3_ffff) >> 4) << 16
 }
 
@@ -248,9 +248,9 @@ macro_rules! wgmma {
                 accumulate: bool,
             ) {
                 let accumulate = u32::from(accumulate);
-                // SAFETY: reads the tiles, valid by the caller's contract, and adds to registers.
+                // SAFETY: it reads tiles that the caller keeps valid, and adds to registers.
                 unsafe {
-                    // 16-bit factors may be transposed, which the last two numbers say.
+                    // The last two numbers say whether 16-bit factors are transposed.
                     match T::FORMAT {
                         Format::Bf16 => wgmma!(
                             @asm $shape "k16.f32.bf16.bf16" ", {ta}, {tb}" self a b accumulate
@@ -275,7 +275,7 @@ macro_rules! wgmma {
             }
 
             fn fence_operand(&mut self) {
-                // SAFETY: no instruction. The compiler assumes that the registers change here.
+                // SAFETY: the assembly is empty. The compiler assumes that registers change.
                 unsafe {
                     asm!(
                         concat!("// {", $first, "}" $(, " {", $i, "}")*),
@@ -359,16 +359,16 @@ widths! { []
 }
 
 pub(crate) fn wgmma_fence() {
-    // SAFETY: orders register accesses.
+    // SAFETY: the instruction orders accesses to registers.
     unsafe { asm!("wgmma.fence.sync.aligned;", options(nostack)) }
 }
 
 pub(crate) fn wgmma_commit() {
-    // SAFETY: commits products; no memory access.
+    // SAFETY: the instruction accesses no memory.
     unsafe { asm!("wgmma.commit_group.sync.aligned;", options(nostack)) }
 }
 
 pub(crate) fn wgmma_wait<const N: u32>() {
-    // SAFETY: waits only.
+    // SAFETY: the instruction only waits.
     unsafe { asm!("wgmma.wait_group.sync.aligned {};", const N, options(nostack)) }
 }

@@ -7,7 +7,7 @@ use super::Shuffle;
 macro_rules! indices {
     ($($name:ident $x:ident $y:ident $z:ident;)*) => { $(
         pub(crate) fn $name(axis: usize) -> u32 {
-            // SAFETY: reads a register.
+            // SAFETY: the instruction reads a special register.
             unsafe {
                 match axis {
                     0 => nvptx::$x(),
@@ -28,14 +28,15 @@ indices! {
 
 pub(crate) fn lane_id() -> u32 {
     let lane;
-    // SAFETY: reads a register that never changes.
+    // SAFETY: the instruction reads a special register that never changes.
     unsafe { asm!("mov.u32 {}, %laneid;", out(reg32) lane, options(pure, nomem, nostack)) };
     lane
 }
 
 pub(crate) fn active_mask() -> u32 {
     let mask;
-    // SAFETY: reads a register. Not `pure`: the mask depends on the position in the code.
+    // SAFETY: the instruction reads a special register. It is not `pure`: the mask depends on the
+    // position in the code.
     unsafe { asm!("activemask.b32 {};", out(reg32) mask, options(nomem, nostack)) };
     mask
 }
@@ -69,7 +70,7 @@ macro_rules! predicates {
     ($($name:ident($($arg:ident),*) $instruction:literal, $($option:ident)+;)*) => { $(
         pub(crate) fn $name($($arg: u32,)* predicate: bool) -> bool {
             let result: u32;
-            // SAFETY: accesses no memory; the caller ensures that the threads execute it together.
+            // SAFETY: no memory is accessed; the caller ensures that all the threads are here.
             unsafe {
                 asm!(
                     concat!(
@@ -97,12 +98,12 @@ predicates! {
 }
 
 pub(crate) fn exit() -> ! {
-    // SAFETY: ends the thread.
+    // SAFETY: the instruction ends the thread.
     unsafe { asm!("exit;", options(nostack, noreturn)) }
 }
 
 pub(crate) fn nanosleep(nanos: u32) {
-    // SAFETY: waits only.
+    // SAFETY: the instruction only waits.
     unsafe { asm!("nanosleep.u32 {};", in(reg32) nanos, options(nostack)) }
 }
 
@@ -114,7 +115,7 @@ pub(crate) fn sync_warp(mask: u32) {
 macro_rules! shfl {
     ($mode:literal, $mask:ident, $value:ident, $lane:ident, $clamp:ident) => {{
         let (result, in_range): (u32, u32);
-        // SAFETY: exchanges registers; all lanes of the mask execute it, by the caller's contract.
+        // SAFETY: it exchanges registers only; the caller ensures that the mask's lanes are here.
         unsafe {
             asm!(
                 concat!(
@@ -151,7 +152,7 @@ pub(crate) fn shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u3
 
 pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
     let lanes;
-    // SAFETY: exchanges registers; all lanes of the mask execute it, by the caller's contract.
+    // SAFETY: only registers are exchanged; the caller ensures that all lanes of the mask are here.
     unsafe {
         asm!(
             "{{ .reg .pred p; setp.ne.u32 p, {predicate}, 0; \
@@ -167,8 +168,8 @@ pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
 
 pub(crate) fn clock64() -> u64 {
     let cycles;
-    // SAFETY: reads a register. Neither `pure` nor `nomem`, so that it stays between the accesses
-    // around it.
+    // SAFETY: the instruction reads a special register. It is neither `pure` nor `nomem`, so that
+    // it stays between the accesses around it.
     unsafe { asm!("mov.u64 {}, %clock64;", out(reg64) cycles, options(nostack)) };
     cycles
 }
@@ -187,7 +188,7 @@ pub(crate) fn opaque_usize(mut value: usize) -> usize {
 }
 
 pub(crate) fn opaque(mut value: u32) -> u32 {
-    // SAFETY: no instruction. Not `pure`, so that LLVM does not move it.
+    // SAFETY: the assembly is empty. It is not `pure`, so that LLVM does not move it.
     unsafe { asm!("// {}", inout(reg32) value, options(nomem, nostack)) };
     value
 }

@@ -1,9 +1,9 @@
 //! The layout of the dynamic shared memory.
 
-/// The most dynamic shared memory of a block in bytes, on GPUs since Hopper.
-const MOST: u32 = 227 << 10;
+/// The maximum dynamic shared memory of a block in bytes, on GPUs since Hopper.
+const MAX_BYTES: u32 = 227 << 10;
 
-/// Returns where the `index`-th of arrays of these sizes begins that lie one after the other.
+/// Returns the offset of array `index` among arrays of these sizes that lie one after the other.
 #[doc(hidden)]
 #[must_use]
 pub const fn offset(sizes: &[u32], index: usize) -> u32 {
@@ -15,20 +15,20 @@ pub const fn offset(sizes: &[u32], index: usize) -> u32 {
     at
 }
 
-/// Returns the bytes of a launch for arrays of these sizes.
+/// Returns the dynamic shared memory, in bytes, that a launch needs for arrays of these sizes.
 ///
 /// # Panics
 ///
-/// If no block can have them.
+/// When that is more than a block can have.
 #[doc(hidden)]
 #[must_use]
 pub const fn bytes(sizes: &[u32]) -> u32 {
     let bytes = offset(sizes, sizes.len()) + super::TileMemory::PADDING;
-    assert!(bytes <= MOST, "a block has at most 227 KiB of shared memory");
+    assert!(bytes <= MAX_BYTES, "a block has at most 227 KiB of shared memory");
     bytes
 }
 
-/// Divides the dynamic shared memory of a block, when it is compiled, into arrays of
+/// Divides the dynamic shared memory of a block, at compile time, into arrays of
 /// [`SharedTile`](crate::tile::SharedTile)s.
 ///
 /// The type has the constant `BYTES`, the dynamic shared memory of a launch, and a function
@@ -72,7 +72,7 @@ pub const fn bytes(sizes: &[u32]) -> u32 {
 #[macro_export]
 macro_rules! arena {
     ($(#[$meta:meta])* $vis:vis struct $name:ident {
-        $($(#[$of:meta])* $array:ident: [$tile:ty; $count:expr]),+ $(,)?
+        $($(#[$attribute:meta])* $array:ident: [$tile:ty; $count:expr]),+ $(,)?
     }) => {
         $(#[$meta])*
         #[derive(Clone, Copy)]
@@ -84,18 +84,18 @@ macro_rules! arena {
             const SIZES: [u32; [$(stringify!($array)),+].len()] =
                 [$($count * <$tile>::BYTES),+];
 
-            /// The block's memory.
+            /// Returns the block's memory.
             #[must_use]
             $vis fn dynamic() -> Self {
                 Self($crate::tile::TileMemory::dynamic())
             }
 
-            $crate::arena!(@arrays 0, $($(#[$of])* $array: [$tile; $count],)+);
+            $crate::arena!(@arrays 0, $($(#[$attribute])* $array: [$tile; $count],)+);
         }
     };
     (@arrays $index:expr,) => {};
-    (@arrays $index:expr, $(#[$of:meta])* $array:ident: [$tile:ty; $count:expr], $($rest:tt)*) => {
-        $(#[$of])*
+    (@arrays $index:expr, $(#[$doc:meta])* $array:ident: [$tile:ty; $count:expr], $($rest:tt)*) => {
+        $(#[$doc])*
         #[must_use]
         fn $array(self, index: u32) -> $tile {
             const { assert!(Self::BYTES > 0) };

@@ -6,8 +6,8 @@ use super::{RegTile, SharedTile, Warpgroup};
 use crate::convert::Float;
 use crate::{tma, warp};
 
-/// Parts that a warp stores together.
-const TOGETHER: u32 = 2;
+/// Parts that a warp stores at a time.
+const PARTS_PER_STORE: u32 = 2;
 /// Words of a lane in these parts.
 const WORDS: usize = 32;
 
@@ -34,17 +34,18 @@ pub trait StoresRows {
     /// [`Warpgroup::store`], or in another way after a barrier of the warp. All lanes call it.
     fn store(&self, group: &Warpgroup, place: Self::Place, first: u32);
 
-    /// Learns that a warp's rows of so many tiles are in the matrix. One lane calls it.
+    /// Learns that the rows of `_tiles` tiles of warp `_warp` are in the matrix. One lane calls it.
     fn stored(&self, _warp: u32, _tiles: u32) {}
 }
 
 /// A warp's 16 rows of `8 * BLOCKS` sums of the tile that it has computed last.
 ///
 /// The shared memory for stores has a few columns, and its next use waits until TMA has read it. So
-/// a warp stores its rows between the steps of its next tile, in three interludes of a
-/// [`Mainloop`](super::Mainloop): the last parts that were written, the parts that still wait in
-/// registers, and then all are in the matrix. Parts of 16-bit elements wait; other tiles have too
-/// few columns, or would take too many registers.
+/// a warp stores its rows between the steps of its next tile, in the interludes of a
+/// [`Mainloop`](super::Mainloop): the first one stores the parts that were written last, the second
+/// one the parts that wait in registers, and the third one waits until all are in the matrix. Only
+/// parts of 16-bit elements wait: other tiles have too few columns, or would take too many
+/// registers.
 #[derive(Clone, Copy, Debug)]
 pub struct LastRows<T, P, const BLOCKS: usize> {
     place: P,
@@ -55,12 +56,13 @@ pub struct LastRows<T, P, const BLOCKS: usize> {
 }
 
 impl<T: Float, P: Copy, const BLOCKS: usize> LastRows<T, P, BLOCKS> {
-    /// Parts of a row, and those that are written when the sums are complete.
+    /// Parts of a row.
     const PARTS: u32 = BLOCKS as u32 * size_of::<T>() as u32 / 16;
+    /// Parts that are written when the sums are complete; the others wait in registers.
     const AT_ONCE: u32 = {
-        assert!(Self::PARTS.is_multiple_of(TOGETHER), "two parts are stored together");
-        let waits = size_of::<T>() == 2 && Self::PARTS > TOGETHER;
-        if waits { Self::PARTS - TOGETHER } else { Self::PARTS }
+        assert!(Self::PARTS.is_multiple_of(PARTS_PER_STORE), "two parts are stored together");
+        let waits = size_of::<T>() == 2 && Self::PARTS > PARTS_PER_STORE;
+        if waits { Self::PARTS - PARTS_PER_STORE } else { Self::PARTS }
     };
 
     /// Returns the rows of a warp that has computed no tile.
@@ -69,7 +71,8 @@ impl<T: Float, P: Copy, const BLOCKS: usize> LastRows<T, P, BLOCKS> {
         Self { place, pending: [0; WORDS], tiles: 0, element: PhantomData }
     }
 
-    /// Returns the place of the rows that are computed now or, before the second interlude, last.
+    /// Returns the place of the rows that are being computed or, before the second interlude, of
+    /// those that were computed last.
     #[must_use]
     pub fn place(&self) -> P {
         self.place
@@ -87,41 +90,41 @@ impl<T: Float, P: Copy, const BLOCKS: usize> LastRows<T, P, BLOCKS> {
         &mut self,
         group: &Warpgroup,
         index: u32,
-        to: &impl StoresRows<Element = T, Place = P>,
+        kernel: &impl StoresRows<Element = T, Place = P>,
         place: impl FnOnce() -> P,
     ) {
-        let first = Self::AT_ONCE - TOGETHER + index * TOGETHER;
+        let first = Self::AT_ONCE - PARTS_PER_STORE + index * PARTS_PER_STORE;
         if self.tiles == 0 {
             // There is no last tile.
         } else if index == 2 {
-            self.report(group, to);
+            self.report(group, kernel);
         } else if first < Self::PARTS {
-            self.store(group, first, to);
+            self.store(group, first, kernel);
         }
         if index == 1 {
             self.place = place();
         }
     }
 
-    /// Rounds a tile's sums, after `before` other tiles, writes the first parts, and stores all but
-    /// the last of these.
+    /// Rounds the sums of the tile that follows `before` other tiles, writes the first parts, and
+    /// stores all but the last of these.
     pub fn round(
         &mut self,
         group: &Warpgroup,
         sums: &RegTile<f32, BLOCKS>,
         before: u32,
-        to: &impl StoresRows<Element = T, Place = P>,
+        kernel: &impl StoresRows<Element = T, Place = P>,
     ) {
         self.tiles = before + 1;
         let mut first = 0;
         while first < Self::PARTS {
-            let begin = (first / TOGETHER) as usize * WORDS;
-            let word = |i| to.encode(T::word(begin + i, |i| sums.blocks()[i / 4][i % 4]));
+            let begin = (first / PARTS_PER_STORE) as usize * WORDS;
+            let word = |i| kernel.encode(T::word(begin + i, |i| sums.blocks()[i / 4][i % 4]));
             if first < Self::AT_ONCE {
                 if first > 0 {
-                    to.store(group, self.place, first - TOGETHER);
+                    kernel.store(group, self.place, first - PARTS_PER_STORE);
                 }
-                write(group, to, word);
+                write(group, kernel, word);
             } else {
                 let mut i = 0;
                 while i < WORDS {
@@ -129,38 +132,38 @@ impl<T: Float, P: Copy, const BLOCKS: usize> LastRows<T, P, BLOCKS> {
                     i += 1;
                 }
             }
-            first += TOGETHER;
+            first += PARTS_PER_STORE;
         }
     }
 
     /// Stores what is left after the last tile, and waits until all of it is in the matrix.
-    pub fn end<O: StoresRows<Element = T, Place = P>>(&self, group: &Warpgroup, to: &O) {
+    pub fn end<O: StoresRows<Element = T, Place = P>>(&self, group: &Warpgroup, kernel: &O) {
         if self.tiles > 0 {
-            self.store(group, Self::AT_ONCE - TOGETHER, to);
+            self.store(group, Self::AT_ONCE - PARTS_PER_STORE, kernel);
             if Self::AT_ONCE < Self::PARTS {
-                self.store(group, Self::AT_ONCE, to);
+                self.store(group, Self::AT_ONCE, kernel);
             }
         }
         if O::REPORTS {
-            self.report(group, to);
+            self.report(group, kernel);
         }
         tma::wait_stores::<0>();
     }
 
-    /// Stores two parts, which wait in registers if they are not written.
-    fn store(&self, group: &Warpgroup, first: u32, to: &impl StoresRows<Element = T, Place = P>) {
+    /// Stores two parts, and before that writes them if they wait in registers.
+    fn store<O: StoresRows<Place = P>>(&self, group: &Warpgroup, first: u32, kernel: &O) {
         if first == Self::AT_ONCE {
-            write(group, to, |i| self.pending[i]);
+            write(group, kernel, |i| self.pending[i]);
         }
-        to.store(group, self.place, first);
+        kernel.store(group, self.place, first);
     }
 
-    /// Waits until the rows are in the matrix, and tells it.
-    fn report(&self, group: &Warpgroup, to: &impl StoresRows<Element = T, Place = P>) {
+    /// Waits until the rows are in the matrix, and reports that to the kernel.
+    fn report(&self, group: &Warpgroup, kernel: &impl StoresRows<Element = T, Place = P>) {
         if warp::lane_id() == 0 {
             // The last group of stores may be of messages, still on their way to a peer.
             tma::wait_stores::<1>();
-            to.stored(group.warp(), self.tiles);
+            kernel.stored(group.warp(), self.tiles);
         }
     }
 }
@@ -170,25 +173,25 @@ pub fn store_rows<O: StoresRows, const BLOCKS: usize>(
     group: &Warpgroup,
     sums: &RegTile<f32, BLOCKS>,
     place: O::Place,
-    to: &O,
+    kernel: &O,
 ) {
     let mut first = 0;
     while first < LastRows::<O::Element, O::Place, BLOCKS>::PARTS {
-        let begin = (first / TOGETHER) as usize * WORDS;
-        write(group, to, |i| O::Element::word(begin + i, |i| sums.blocks()[i / 4][i % 4]));
-        to.store(group, place, first);
-        first += TOGETHER;
+        let begin = (first / PARTS_PER_STORE) as usize * WORDS;
+        write(group, kernel, |i| O::Element::word(begin + i, |i| sums.blocks()[i / 4][i % 4]));
+        kernel.store(group, place, first);
+        first += PARTS_PER_STORE;
     }
 }
 
-/// Writes two parts to shared memory, of which a lane has the words.
-fn write(group: &Warpgroup, to: &impl StoresRows, word: impl Fn(usize) -> u32) {
+/// Writes two parts to shared memory; `word` returns this lane's words of them.
+fn write(group: &Warpgroup, kernel: &impl StoresRows, word: impl Fn(usize) -> u32) {
     group.wait_until_read();
     let mut which = 0;
-    while which < TOGETHER {
-        let first = which as usize * (WORDS / TOGETHER as usize);
+    while which < PARTS_PER_STORE {
+        let first = which as usize * (WORDS / PARTS_PER_STORE as usize);
         // SAFETY: the lanes of the warp call this together, and the parts are the warp's.
-        unsafe { to.part(group, which).store_words(warp::lane_id(), |i| word(first + i)) };
+        unsafe { kernel.part(group, which).store_words(warp::lane_id(), |i| word(first + i)) };
         which += 1;
     }
 }

@@ -344,18 +344,18 @@ fn compute_tiles<M: Mainloop + ?Sized>(main: &M, group: &Warpgroup, pipeline: Pi
         }
         // This is written out, since a loop of loops may not be unrolled.
         if M::INTERLUDES > 0 {
-            steps.until(&mut state, &mut sums, main.pause(0).min(end));
+            steps.compute_until(&mut state, &mut sums, main.pause(0).min(end));
             main.interlude(group, &mut state, 0, tile);
         }
         if M::INTERLUDES > 1 {
-            steps.until(&mut state, &mut sums, main.pause(1).min(end));
+            steps.compute_until(&mut state, &mut sums, main.pause(1).min(end));
             main.interlude(group, &mut state, 1, tile);
         }
         if M::INTERLUDES > 2 {
-            steps.until(&mut state, &mut sums, main.pause(2).min(end));
+            steps.compute_until(&mut state, &mut sums, main.pause(2).min(end));
             main.interlude(group, &mut state, 2, tile);
         }
-        steps.until(&mut state, &mut sums, end);
+        steps.compute_until(&mut state, &mut sums, end);
         if !M::COMPLETES {
             // SAFETY: the warpgroup calls it together.
             unsafe { wgmma::wait_groups::<0>() };
@@ -386,7 +386,7 @@ struct Steps<'a, M: ?Sized> {
 
 impl<M: Mainloop + ?Sized> Steps<'_, M> {
     /// Computes the steps before `end`.
-    fn until(&mut self, state: &mut M::State, sums: &mut M::Sums, end: u32) {
+    fn compute_until(&mut self, state: &mut M::State, sums: &mut M::Sums, end: u32) {
         while self.step < end {
             let is_first = self.step == self.first;
             self.pipeline.wait_full(self.stage);
@@ -394,7 +394,7 @@ impl<M: Mainloop + ?Sized> Steps<'_, M> {
             if M::COMPLETES {
                 self.release(state, self.stage);
             } else {
-                // SAFETY: the warpgroup calls it together. It ends the previous step's products.
+                // SAFETY: the warpgroup calls it together. It waits for the previous products.
                 unsafe { wgmma::wait_groups::<1>() };
                 if !is_first {
                     self.release(state, self.last);

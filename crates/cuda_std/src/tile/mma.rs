@@ -99,8 +99,8 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
         Self::at_shared(arch::shared_offset(self.address, bytes * row))
     }
 
-    /// Returns eight elements of a row from `column` on, a multiple of 8; or, if the tile is
-    /// transposed, of a column from `row` on.
+    /// Returns the address of eight elements of a row from `column` on, a multiple of 8; or, if the
+    /// tile is transposed, of a column from `row` on.
     fn chunk(self, row: u32, column: u32) -> arch::SharedAddress {
         let offset = if TRANSPOSED {
             2 * ROWS * column + 16 * ((row / 8) ^ (column % 8))
@@ -117,8 +117,8 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
     /// # Safety
     ///
     /// `THREADS` threads call it, with `thread` from 0 on. `row` and `column` are multiples of 8.
-    /// The matrix is allocated. No thread accesses the tile until each of these has waited for its
-    /// copies, and then a barrier.
+    /// The matrix is allocated. No thread accesses the tile before these threads have waited for
+    /// their copies, and then have met at a barrier.
     #[track_caller]
     pub unsafe fn copy_from<const THREADS: u32, const ALIGN: u32>(
         self,
@@ -188,8 +188,8 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
         [[a, b], [c, d]]
     }
 
-    /// Returns four matrices of eight rows and columns, the one of which this lane gives an address
-    /// from `row + eight` and `column` on.
+    /// Loads four matrices of eight rows and columns. The matrix of which this lane gives the
+    /// address of a row begins at `row + eight` and `column`.
     ///
     /// # Safety
     ///
@@ -240,16 +240,14 @@ impl<
     pub const BYTES: u32 = STAGES * (MmaTile::<T, M>::BYTES + MmaTile::<T, N>::BYTES);
     const TERMS: u32 = MmaTile::<T, M>::COLUMNS;
 
-    /// Terms of a sum.
+    /// Returns the number of terms of a sum.
     const fn terms(self) -> u32 {
         if TA { self.a.rows } else { self.a.columns }
     }
 
-    /// This warp's sums of the tile whose first row and column are `origin`: `16 * I` rows and `8 *
-    /// J` columns, from row and column `part` of the tile on. Those outside the product mean
-    /// nothing.
-    ///
-    /// There is a tile for each 16 rows.
+    /// Returns this warp's sums of the tile whose first row and column are `origin`: `16 * I` rows
+    /// and `8 * J` columns, from row and column `part` of the tile on, as a register tile for each
+    /// 16 rows. Sums outside the product have no meaning.
     ///
     /// `ALIGN` (16, 4 or 2) is at most both factors' [`row_alignment`](Matrix::row_alignment): the
     /// copies are faster, the larger it is. `sync` is a barrier of the `THREADS` threads.
@@ -265,7 +263,7 @@ impl<
         part: (u32, u32),
         sync: impl Fn(),
     ) -> [RegTile<f32, J>; I] {
-        // Read once: the compiler does not move what is in the loop out of it.
+        // These are read once here: the compiler does not move the reads out of the loop.
         let stages = Stages {
             product: self,
             memory: arch::shared_address(self.memory),
@@ -278,7 +276,7 @@ impl<
         // SAFETY: the caller's contract. A stage is refilled after a barrier that follows all
         // threads' reads.
         unsafe {
-            // Not unrolled.
+            // An opaque bound keeps the loop from being unrolled.
             let last = hint::opaque(STAGES - 1);
             while filled.stage < last {
                 stages.fill::<ALIGN>(filled, origin, next);
@@ -306,7 +304,7 @@ impl<
     }
 }
 
-/// A product, with what a thread knows about itself.
+/// A product, with the numbers of the calling thread and lane.
 #[derive(Clone, Copy)]
 struct Stages<
     T,

@@ -21,7 +21,7 @@ impl<const GROUP: u32> TileOrder<GROUP> {
     /// Returns the row and column of tile `number`, in tiles.
     #[must_use]
     pub fn position(self, number: u32) -> (u32, u32) {
-        // Without tiles no number is one: the divisors are never 0, and need no test.
+        // The divisors are at least 1, so that no code tests them for 0.
         let in_group = (GROUP * self.columns).max(1);
         let (group, rest) = (number / in_group, number % in_group);
         let left = self.rows - group * GROUP;

@@ -41,24 +41,24 @@ impl<const CLUSTER: u32> Persistent<CLUSTER> {
     /// Returns how many tiles this block computes.
     #[must_use]
     pub fn turns(&self) -> u32 {
-        let (cluster, clusters) = place::<CLUSTER>();
+        let (cluster, clusters) = cluster_of_block::<CLUSTER>();
         self.tiles.saturating_sub(cluster).div_ceil(clusters)
     }
 
     /// Returns the tile that this block computes after `before` others.
     #[must_use]
     pub fn turn(&self, before: u32) -> Turn {
-        let (cluster, clusters) = place::<CLUSTER>();
+        let (cluster, clusters) = cluster_of_block::<CLUSTER>();
         Turn { number: cluster + before * clusters, before }
     }
 
-    fn some(&self, turn: Turn) -> Option<Turn> {
+    fn if_exists(&self, turn: Turn) -> Option<Turn> {
         (turn.number < self.tiles).then_some(turn)
     }
 }
 
-/// This block's cluster, and the number of clusters.
-fn place<const CLUSTER: u32>() -> (u32, u32) {
+/// Returns the number of this block's cluster, and the number of clusters.
+fn cluster_of_block<const CLUSTER: u32>() -> (u32, u32) {
     (thread::block_idx_x() / CLUSTER, thread::grid_dim_x() / CLUSTER)
 }
 
@@ -66,11 +66,12 @@ impl<const CLUSTER: u32> Scheduler for Persistent<CLUSTER> {
     type Work = Turn;
 
     fn first(&self) -> Option<Turn> {
-        self.some(Turn { number: place::<CLUSTER>().0, before: 0 })
+        self.if_exists(Turn { number: cluster_of_block::<CLUSTER>().0, before: 0 })
     }
 
     fn next(&self, Turn { number, before }: Turn) -> Option<Turn> {
-        self.some(Turn { number: number + place::<CLUSTER>().1, before: before + 1 })
+        let (_, clusters) = cluster_of_block::<CLUSTER>();
+        self.if_exists(Turn { number: number + clusters, before: before + 1 })
     }
 
     fn steps(&self, _: Turn) -> (u32, u32) {

@@ -24,7 +24,7 @@ impl PipelineState {
     /// The first use of the first stage.
     pub const FIRST: Self = Self { stage: 0, parity: 0 };
 
-    /// Returns the position after this one, of this many stages.
+    /// Returns the position after this one, in a pipeline of `stages` stages.
     #[must_use]
     pub fn next(self, stages: u32) -> Self {
         if self.stage + 1 == stages {
@@ -36,7 +36,7 @@ impl PipelineState {
 }
 
 impl Pipeline {
-    /// Returns the number of words that the barriers of this many stages take.
+    /// Returns the number of words that the barriers of `stages` stages take.
     pub const fn words(stages: u32) -> usize {
         2 * stages as usize
     }

@@ -4,17 +4,17 @@ use crate::wgmma;
 
 /// The division of a block's registers between the warps that compute and the other warps.
 pub trait RegisterSplit {
-    /// Registers of a computing thread and of another one; `None` leaves the launch's.
+    /// Registers of a computing thread and of another one; with `None` each keeps the launch's.
     const REGISTERS: Option<[u32; 2]>;
 
-    /// Raises those of a computing warpgroup.
+    /// Raises the registers of a computing warpgroup.
     ///
     /// # Safety
     ///
     /// The contract is that of [`wgmma::raise_registers`].
     unsafe fn raise();
 
-    /// Lowers those of another warpgroup.
+    /// Lowers the registers of a warpgroup that does not compute.
     ///
     /// # Safety
     ///

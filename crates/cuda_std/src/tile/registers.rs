@@ -64,9 +64,9 @@ impl<T: Copy> RegRows<T> {
 }
 
 impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
-    /// The rows.
+    /// The number of rows.
     pub const ROWS: u32 = 16;
-    /// The columns.
+    /// The number of columns.
     pub const COLUMNS: u32 = 8 * BLOCKS as u32;
 
     /// Returns a tile with the same value everywhere.
@@ -81,7 +81,7 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
         &self.0
     }
 
-    /// Does the same as [`blocks`](Self::blocks), to change.
+    /// Does the same as [`blocks`](Self::blocks), mutably.
     pub fn blocks_mut(&mut self) -> &mut [[T; 4]; BLOCKS] {
         &mut self.0
     }
@@ -97,7 +97,7 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     /// Calls `f` with the row, the first column and the elements of each of the lane's pairs of
     /// neighbours: columns are even.
     pub fn for_each_pair(&self, mut f: impl FnMut(u32, u32, [T; 2])) {
-        let (row, column) = place();
+        let (row, column) = lane_origin();
         let mut block = 0;
         while block < BLOCKS {
             let ([a, b, c, d], column) = (self.0[block], column + 8 * block as u32);
@@ -110,8 +110,8 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     /// Returns the tile whose elements are `f` of the row, the column and the element here.
     #[must_use]
     pub fn map_at<U: Copy>(self, f: impl Fn(u32, u32, T) -> U) -> RegTile<U, BLOCKS> {
-        let (row, column) = place();
-        self.indexed(|block, i, element| {
+        let (row, column) = lane_origin();
+        self.map_indexed(|block, i, element| {
             let (row, column) = (row + 8 * (i / 2) as u32, column + (i % 2) as u32);
             f(row, column + 8 * block as u32, element)
         })
@@ -120,7 +120,7 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     /// Returns the tile whose elements are `f` of those here.
     #[must_use]
     pub fn map<U: Copy>(self, f: impl Fn(T) -> U) -> RegTile<U, BLOCKS> {
-        self.indexed(|_, _, element| f(element))
+        self.map_indexed(|_, _, element| f(element))
     }
 
     /// Combines the elements with those of `other`.
@@ -130,7 +130,7 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
         other: RegTile<U, BLOCKS>,
         f: impl Fn(T, U) -> V,
     ) -> RegTile<V, BLOCKS> {
-        self.indexed(|block, i, element| f(element, other.0[block][i]))
+        self.map_indexed(|block, i, element| f(element, other.0[block][i]))
     }
 
     /// Combines each element with the value of its row.
@@ -140,7 +140,7 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
         rows: RegRows<U>,
         f: impl Fn(T, U) -> V,
     ) -> RegTile<V, BLOCKS> {
-        self.indexed(|_, i, element| f(element, rows.0[i / 2]))
+        self.map_indexed(|_, i, element| f(element, rows.0[i / 2]))
     }
 
     /// Combines each element with the value of its column.
@@ -150,21 +150,21 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
         columns: RegColumns<U, BLOCKS>,
         f: impl Fn(T, U) -> V,
     ) -> RegTile<V, BLOCKS> {
-        self.indexed(|block, i, element| f(element, columns.0[block][i % 2]))
+        self.map_indexed(|block, i, element| f(element, columns.0[block][i % 2]))
     }
 
     /// Returns the tile whose elements are `f` of a block's number, an index in it, and the element
     /// here.
-    fn indexed<U: Copy>(self, f: impl Fn(usize, usize, T) -> U) -> RegTile<U, BLOCKS> {
-        let of = |block: usize| {
+    fn map_indexed<U: Copy>(self, f: impl Fn(usize, usize, T) -> U) -> RegTile<U, BLOCKS> {
+        let mapped = |block: usize| {
             let [a, b, c, d] = self.0[block];
             [f(block, 0, a), f(block, 1, b), f(block, 2, c), f(block, 3, d)]
         };
-        // Not by the methods of arrays, which leave large ones on the stack.
-        let mut result = [of(0); BLOCKS];
+        // The methods of arrays would leave large arrays on the stack.
+        let mut result = [mapped(0); BLOCKS];
         let mut block = 1;
         while block < BLOCKS {
-            result[block] = of(block);
+            result[block] = mapped(block);
             block += 1;
         }
         RegTile(result)
@@ -178,7 +178,7 @@ impl<T, const BLOCKS: usize> AsMut<[T]> for RegTile<T, BLOCKS> {
 }
 
 /// Returns the row and the column of the lane's first element.
-fn place() -> (u32, u32) {
+fn lane_origin() -> (u32, u32) {
     let lane = warp::lane_id();
     (lane / 4, lane % 4 * 2)
 }
@@ -270,8 +270,8 @@ impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
         unsafe { to.store_transposed(warp, warp::lane_id(), self.0[block]) }
     }
 
-    /// Columns `16 * terms` to `16 * terms + 15`, rounded to `T`, as the left factor `a` of
-    /// [`mma::m16n8k16`](crate::mma::m16n8k16): a product of this tile with another matrix.
+    /// Returns columns `16 * terms` to `16 * terms + 15`, rounded to `T`, as the left factor `a` of
+    /// [`mma::m16n8k16`](crate::mma::m16n8k16), for a product of this tile with another matrix.
     #[must_use]
     pub fn factor<T: Half>(&self, terms: usize) -> [u32; 4] {
         let ([a, b, c, d], [e, f, g, h]) = (self.0[2 * terms], self.0[2 * terms + 1]);
@@ -299,7 +299,7 @@ impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
 }
 
 impl<T: Half, const BLOCKS: usize> RegPairs<T, BLOCKS> {
-    /// Only zeros.
+    /// Zero in every column.
     pub const ZERO: Self = Self([[0; 2]; BLOCKS], PhantomData);
 
     /// Returns the tile whose words are `f` of those here: each has two neighbours, the left one in

@@ -3,14 +3,14 @@
 use super::Scheduler;
 
 /// The tiles of a product, divided among the blocks of a grid of clusters, which are all resident:
-/// first *whole* tiles, each computed by one block; then the others, each *split* over the blocks
-/// of a cluster, of which each sums a share of the terms. So the last round takes as long as it has
-/// work, not as long as a tile.
+/// first *whole* tiles, each computed by one block; then the others, each *split* over a cluster,
+/// whose blocks sum a share of the terms each. So the last round, in which there is not a tile for
+/// each block, takes less time than a tile.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
     /// The number of tiles.
     pub tiles: u32,
-    /// How many of them are whole.
+    /// The number of whole tiles.
     pub whole: u32,
     /// Steps of the sum that a tile needs.
     pub steps: u32,
@@ -52,7 +52,8 @@ impl Schedule {
         self.whole + self.cluster < self.tiles
     }
 
-    /// This tile if it is whole, or else the cluster's first one to split.
+    /// Returns the work of this tile if it is whole, or else of the first tile that the cluster
+    /// splits.
     fn work(self, tile: u32) -> Work {
         if tile < self.whole {
             return Work { tile, first: 0, end: self.steps, split: false };
@@ -63,7 +64,7 @@ impl Schedule {
         Work { tile: self.whole + self.cluster, first, end, split: true }
     }
 
-    fn some(self, work: Work) -> Option<Work> {
+    fn if_exists(self, work: Work) -> Option<Work> {
         (work.tile < self.tiles).then_some(work)
     }
 }
@@ -72,11 +73,11 @@ impl Scheduler for Schedule {
     type Work = Work;
 
     fn first(&self) -> Option<Work> {
-        self.some(self.work(self.cluster * self.splits + self.rank))
+        self.if_exists(self.work(self.cluster * self.splits + self.rank))
     }
 
     fn next(&self, work: Work) -> Option<Work> {
-        self.some(match work.split {
+        self.if_exists(match work.split {
             true => Work { tile: work.tile + self.clusters, ..work },
             false => self.work(work.tile + self.clusters * self.splits),
         })

@@ -16,7 +16,7 @@ const ALIGN: usize = 1024;
 pub struct TileMemory(arch::SharedAddress);
 
 impl TileMemory {
-    /// What the alignment takes of the dynamic shared memory in bytes, at most.
+    /// The maximum number of bytes of dynamic shared memory that the alignment takes.
     pub const PADDING: u32 = ALIGN as u32;
 
     /// Returns the dynamic shared memory of the launch.
@@ -40,7 +40,7 @@ impl TileMemory {
     /// The offset is a multiple of 16 and lies in the launch's dynamic shared memory.
     #[track_caller]
     pub unsafe fn read<T>(self, offset: u32) -> Vec16<T> {
-        // SAFETY: the caller passes an offset within the memory, of what no thread writes.
+        // SAFETY: the caller passes an offset within the memory, of bytes that no thread writes.
         Vec16::from_bits(unsafe { arch::load_shared(arch::shared_offset(self.0, offset)) })
     }
 
@@ -51,7 +51,7 @@ impl TileMemory {
     /// The contract is that of [`read`](Self::read); no other thread accesses them.
     #[track_caller]
     pub unsafe fn write<T>(self, offset: u32, value: Vec16<T>) {
-        // SAFETY: the caller passes an offset within the memory, of what no other thread accesses.
+        // SAFETY: the caller passes an offset within the memory, of bytes for this thread alone.
         unsafe { arch::store_shared(arch::shared_offset(self.0, offset), value.to_bits()) }
     }
 
@@ -119,8 +119,8 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         unsafe { arch::load_tile(self.address, map, row, column, full.address()) }
     }
 
-    /// Does the same as [`load`](Self::load), for what no other block reads: the L2 cache evicts it
-    /// first. PTX: `cp.async.bulk.tensor` with `.L2::cache_hint`.
+    /// Does the same as [`load`](Self::load), for data that no other block reads: the L2 cache
+    /// evicts it first. PTX: `cp.async.bulk.tensor` with `.L2::cache_hint`.
     ///
     /// # Safety
     ///
@@ -292,6 +292,7 @@ impl<T: Float> SharedTile<T, 16> {
             pair += 1;
         }
     }
+
     /// Does the same as [`store_words`](Self::store_words), for 32-bit elements.
     ///
     /// # Safety
@@ -299,7 +300,8 @@ impl<T: Float> SharedTile<T, 16> {
     /// The contract is that of [`store_words`](Self::store_words).
     #[track_caller]
     unsafe fn store_pairs(self, lane: u32, word: impl Fn(usize) -> u32) {
-        // Words `4 * j` on are two neighbours of eight columns, then the two eight rows below.
+        // From word `4 * j` on come two neighbours of the `j`-th eight columns, and then the two
+        // neighbours eight rows below them.
         let mut pair = 0;
         while pair < 8 {
             let row = lane / 4 + 8 * (pair % 2);

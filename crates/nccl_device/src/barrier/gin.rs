@@ -1,6 +1,6 @@
 //! GIN barriers: barriers between ranks over the network.
 //!
-//! NCCL's algorithm, implemented here because NCCL's C function for it cannot fail: the waits here
+//! They use NCCL's algorithm, written in Rust because NCCL's C function cannot fail: the waits here
 //! end when the host aborts and can have a timeout. A barrier has one signal per rank. Each rank
 //! increments its signal in every peer, and waits until each peer's signal in its own memory has
 //! reached the signal's shadow: the count of arrivals that this rank expects.
@@ -152,7 +152,7 @@ impl<B> GinBarriers<'_, B> {
     }
 }
 
-/// The end of a session is told to the simulator: two sessions at a time on one barrier are an
+/// Tells the simulator that the session ends, since two sessions at a time on one barrier are an
 /// error.
 #[cfg(not(target_arch = "nvptx64"))]
 impl<B> Drop for GinBarrier<'_, B> {
@@ -277,7 +277,7 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         let mut result = Outcome::Done;
         for i in coop.strided(self.signals(fence)) {
             let (gin, peer) = self.context_and_peer(i as i32, self.peers(fence));
-            // Incremented after a timeout too: the next synchronisation expects these arrivals.
+            // The shadow also grows after a timeout: the next synchronisation expects this arrival.
             let expected = self.expect(&gin, peer);
             if result == Outcome::Done {
                 let word = Word::Signal(self.first + peer as u32);
@@ -328,7 +328,8 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     /// Increments the shadow of a peer's signal. Returns the new value, for which to wait.
     #[track_caller]
     fn expect(&self, gin: &Gin<'_, B>, peer: i32) -> u64 {
-        // SAFETY: the shadow of one of the barrier's signals. NCCL uses its low 32 bits.
+        // SAFETY: `barrier` checked that the signal is reserved, so it has a shadow, which only the
+        // barrier's threads access. NCCL uses its low 32 bits.
         unsafe {
             let shadow = calls::shadow::<B>(gin.context(), self.first + peer as u32).cast::<u32>();
             let expected = mem::load(shadow).wrapping_add(1);

@@ -64,7 +64,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     pub fn rail(&mut self) -> GinBarrier<'a, B> {
         let comm = self.gin.comm();
         let handle = comm.as_raw().hybrid_rail_gin_barrier;
-        // SAFETY: the device communicator's handle, for its rail team.
+        // SAFETY: the handle is the device communicator's, for its rail team.
         unsafe { GinBarriers::new(self.gin, comm.rail_team(), handle) }
             .barrier(self.coop, self.index)
     }
@@ -126,7 +126,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         if path != Path::Network {
             inner = self.lsa.sync_until(order, deadline);
         }
-        // Runs even if the inner barrier timed out: the peers wait for this rank at both barriers.
+        // This runs even if `inner` timed out: the peers wait for this rank at both barriers.
         let mut outer = self.outer(path);
         let outcome = outer.arrive_and_wait(order, fence, deadline);
         finish_timed(self.coop, outcome, CoopCall::new("hybrid_barrier.sync")).and(inner)
@@ -151,15 +151,15 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         let raw = self.gin.comm().as_raw();
         let stride = (raw.gin_context_stride as i32).max(1);
         let connected = Team { n_ranks: raw.n_ranks / stride, rank: raw.rank / stride, stride };
-        // SAFETY: the device communicator's handle, for the team of the ranks that its contexts
-        // connect.
+        // SAFETY: the handle is the device communicator's, for the team of the ranks that its
+        // contexts connect.
         unsafe { GinBarriers::new(self.gin, connected, raw.hybrid_dense_gin_barrier) }
             .barrier(self.coop, self.index)
     }
 }
 
 impl<B: GinBackend> HybridBarrier<'_, B> {
-    /// Returns the part of the wait after an arrival that goes over the network.
+    /// Waits over the network, as the second part of the wait after an arrival.
     #[track_caller]
     fn wait_outer(
         &mut self,
@@ -197,7 +197,7 @@ impl<B: GinBackend> Arrive for HybridBarrier<'_, B> {
         if self.path(arrived.fence) != Path::Network {
             inner = self.lsa.wait_until(order, deadline);
         }
-        // Runs even if the inner barrier timed out: the peers wait for this rank at both barriers.
+        // This runs even if `inner` timed out: the peers wait for this rank at both barriers.
         let outcome = self.wait_outer(arrived, order, deadline);
         finish_timed(self.coop, outcome, CoopCall::new("hybrid_barrier.sync")).and(inner)
     }

@@ -111,7 +111,7 @@ impl<'a> LsaBarriers<'a> {
         let mut barrier = LsaBarrier { set: self, coop, index: index.get(), epoch: 0 };
         // SAFETY: NCCL has just initialized the session.
         barrier.epoch = unsafe { epoch_of(&mut barrier.session()).read() };
-        // Checked after NCCL's call, so that the simulator's more detailed error comes first.
+        // This is checked after NCCL's call, so that the simulator's detailed error comes first.
         assert!(barrier.index < self.count(), "the barrier index is not reserved");
         barrier
     }
@@ -144,14 +144,15 @@ impl Drop for LsaBarrier<'_> {
         if self.coop.thread_rank() == 0 {
             let first = if multimem.is_some() { 0 } else { handle.n_barriers as usize };
             let word = self.words(team.rank).wrapping_add(first + self.index as usize);
-            // SAFETY: the word of the stored epoch, which only this session accesses.
+            // SAFETY: the word has the stored epoch. Only this session accesses it, since one coop
+            // at a time uses the index.
             unsafe { store(word, self.epoch) };
         }
         self.coop.sync_in(self.call("the end of a session"));
     }
 }
 
-/// NCCL's function closes, in the simulator, the session, unless the thread is unwinding.
+/// NCCL's function closes the session in the simulator, unless the thread is unwinding.
 #[cfg(not(target_arch = "nvptx64"))]
 impl Drop for LsaBarrier<'_> {
     fn drop(&mut self) {
@@ -247,7 +248,7 @@ impl<'a> LsaBarrier<'a> {
         if let Some(handle) = multimem {
             if coop.thread_rank() == 0 {
                 let inbox = self.multicast_inbox(handle);
-                // SAFETY: the team's multicast mapping, by the set's contract.
+                // SAFETY: the inbox is in the team's mapping, by the contract of `over_multimem`.
                 unsafe {
                     multimem::red(
                         Sum,
@@ -261,14 +262,14 @@ impl<'a> LsaBarrier<'a> {
             return;
         }
         let mut i = coop.thread_rank();
-        // The other threads' writes come before this fence too, by the coop's synchronisation. NCCL
-        // lets all threads fence, each of which waits for the multiprocessor's stores to arrive.
+        // The other threads' writes come before this fence too, by the coop's synchronisation. In
+        // NCCL all threads execute a fence, and each waits for the multiprocessor's stores.
         if i < (team.n_ranks - 1) as u32 {
             order.fence_before_arrival();
         }
         while i < (team.n_ranks - 1) as u32 {
             let inbox = self.inbox(nth_peer(team, i as i32), team.rank);
-            // SAFETY: an inbox of the peer, which only this rank writes.
+            // SAFETY: the word is an inbox of the peer, which only this rank writes.
             unsafe { store_ordered(inbox, self.epoch, Order::Relaxed, Scope::Sys) };
             i += coop.size();
         }
@@ -338,7 +339,7 @@ impl<'a> LsaBarrier<'a> {
         order: MemoryOrder,
         deadline: Deadline,
     ) -> Outcome {
-        // SAFETY: an inbox of this rank, which peers write by ordered stores.
+        // SAFETY: the word is an inbox of this rank, which peers write by ordered stores.
         let arrived = || unsafe { load_ordered(inbox, order.of_load(), Scope::Sys) };
         poll(self.set.comm, deadline, || has_reached(arrived(), self.epoch), || self.describe(peer))
     }

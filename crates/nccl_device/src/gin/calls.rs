@@ -3,10 +3,10 @@
 //! NCCL's functions are always inlined, and many are large: a put of one back end is a thousand
 //! lines of PTX. So only one function per large operation, which is never inlined, contains NCCL's
 //! code, and kernels call that function. Its parameters are scalars, so that none is passed through
-//! memory. Those of PROXY are small and inlined: the function would read the kernel's parameters,
-//! such as the device communicator, through generic addresses, where the kernel has them in
-//! constant memory. One thread calls an operation: the caller has synchronized its coop and
-//! selected the thread.
+//! memory. NCCL's functions for PROXY are small and are inlined: a called function would read the
+//! kernel's parameters, such as the device communicator, through generic addresses, but the kernel
+//! has them in constant memory. One thread calls an operation: the caller has synchronized its coop
+//! and selected the thread.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -63,8 +63,8 @@ impl Context<'_> {
     #[track_caller]
     fn net<B: GinBackend>(self) -> MaybeUninit<raw::Gin> {
         let mut net = MaybeUninit::uninit();
-        // SAFETY: initializes the object. The constructor of `Gin` checked that the context exists
-        // and that `B` is its back end.
+        // SAFETY: the function initializes the object. The constructor of `Gin` checked that the
+        // context exists and that `B` is its back end.
         unsafe {
             raw::ncclGin_C_initWithResourceSharingMode(
                 net.as_mut_ptr(),
@@ -143,8 +143,8 @@ macro_rules! operation {
 }
 
 operation! {
-    /// A put: `bytes` from `source` of this rank to `target` of world rank `peer`; then the remote
-    /// action, and the increment of the counter.
+    /// Puts `bytes` bytes from `source` of this rank to `target` of world rank `peer`; then
+    /// performs the remote action, and increments the counter.
     fn put, gin_put(
         peer: i32, target: SymAddr, source: SymAddr, bytes: usize, action: RemoteAction,
         counter: Option<u32>, release: Release
@@ -163,7 +163,7 @@ operation! {
 }
 
 operation! {
-    /// A put of the low `size` bytes of `bits`.
+    /// Puts the low `size` bytes of `bits`.
     fn put_value, gin_put_value(
         peer: i32, target: SymAddr, bits: u64, size: usize, action: RemoteAction, release: Release
     ) as (
@@ -180,7 +180,7 @@ operation! {
 }
 
 operation! {
-    /// A signal without data.
+    /// Updates a signal of a peer, without data.
     fn signal, gin_signal(peer: i32, action: RemoteAction, release: Release)
     as (
         peer: i32 = peer, kind: i32 = action.kind, window: *mut c_void = action.window,
@@ -194,7 +194,7 @@ operation! {
 }
 
 operation! {
-    /// A get: `bytes` from `source` of world rank `peer` to `target` of this rank.
+    /// Gets `bytes` bytes from `source` of world rank `peer` to `target` of this rank.
     fn get, gin_get(peer: i32, source: SymAddr, target: SymAddr, bytes: usize)
     as (peer: i32 = peer, source: SymAddr = source, target: SymAddr = target, bytes: usize = bytes)
     |net, coop, comm| raw::ncclGinGet_v2(
@@ -379,8 +379,8 @@ pub(crate) unsafe fn wait_request<B: GinBackend>(
     // SAFETY: the caller passes a request of this context, not yet waited for.
     let done = |cycles| unsafe { request_is_done::<B>(context, request, order, cycles) };
     let what = || context.describe_wait(WaitKind::Request);
-    // Long slices (see `poll_slices`): with PROXY, each call of NCCL's wait for gets posts a new
-    // request and ignores the response to an earlier call's.
+    // The slices (see `poll_slices`) are long: with PROXY, each call of NCCL's wait for gets posts
+    // a new request and ignores the response to that of an earlier call.
     poll_slices(context.comm, deadline, LONG_SLICE, done, what)
 }
 

@@ -14,7 +14,7 @@ use crate::{Coop, Team};
 const THREAD: i32 = 10;
 
 /// Returns a scope's value in `cuda::thread_scope`.
-const fn number(scope: Scope) -> i32 {
+const fn thread_scope(scope: Scope) -> i32 {
     match scope {
         Scope::Sys => 0,
         Scope::Gpu => 1,
@@ -24,17 +24,18 @@ const fn number(scope: Scope) -> i32 {
 
 impl Release {
     /// NCCL releases the posting thread's writes at GPU scope, which is enough for the network.
-    const AT_GPU: Self = Self { given: THREAD, required: number(Scope::Gpu) };
+    const AT_GPU: Self = Self { given: THREAD, required: thread_scope(Scope::Gpu) };
 
     /// NCCL releases the posting thread's writes at system scope.
-    pub(crate) const AT_SYSTEM: Self = Self { given: THREAD, required: number(Scope::Sys) };
+    pub(crate) const AT_SYSTEM: Self = Self { given: THREAD, required: thread_scope(Scope::Sys) };
 
     /// NCCL releases nothing: the order needs no release.
-    pub(crate) const NONE: Self = Self { given: number(Scope::Sys), required: number(Scope::Sys) };
+    pub(crate) const NONE: Self =
+        Self { given: thread_scope(Scope::Sys), required: thread_scope(Scope::Sys) };
 
     /// Tells NCCL that the kernel has already released the writes at `scope`.
     const fn by_kernel(scope: Scope) -> Self {
-        Self { given: number(scope), required: number(Scope::Gpu) }
+        Self { given: thread_scope(scope), required: thread_scope(Scope::Gpu) }
     }
 }
 
@@ -237,7 +238,7 @@ impl<B: GinBackend> Put<'_, B> {
         coop.sync_in(call.arg("bytes", self.bytes as u64));
         if coop.thread_rank() == 0 {
             let strong = self.gin.is_strong_by_default();
-            // A `match` and not a closure, in which a trap would not name the caller's line.
+            // This is not a closure, in which a trap would not name the caller's line.
             let action = match self.action {
                 Some(action) => action.lower(strong),
                 None => RemoteAction::NONE,
@@ -280,7 +281,7 @@ impl<B: GinBackend> PutValue<'_, B> {
         coop.sync_in(call.arg("bytes", self.size as u64).arg("value", self.bits));
         if coop.thread_rank() == 0 {
             let strong = self.gin.is_strong_by_default();
-            // A `match` and not a closure, in which a trap would not name the caller's line.
+            // This is not a closure, in which a trap would not name the caller's line.
             let action = match self.action {
                 Some(action) => action.lower(strong),
                 None => RemoteAction::NONE,

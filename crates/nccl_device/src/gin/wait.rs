@@ -239,7 +239,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         order: MemoryOrder,
     ) -> (u64, u64) {
         if coop.thread_rank() == 0 {
-            // With the wait's order, since the signal may have increased after the wait.
+            // The read has the wait's order, since the signal may have increased after the wait.
             let now = self.read_signal(signal, order);
             // SAFETY: the host reserved the signal.
             unsafe { cuda_std::mem::store(calls::shadow::<B>(self.context(), signal.get()), now) };

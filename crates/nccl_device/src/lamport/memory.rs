@@ -5,8 +5,8 @@ use cuda_std::prelude::*;
 use super::{BANKS, SLOT, sources};
 use crate::Window;
 
-/// Returns the words of a window for `capacity` slots for each source rank of `ranks` ranks, all
-/// [`EMPTY`](super::EMPTY) before the first launch.
+/// Returns the number of words of a window for `capacity` slots for each source rank of `ranks`
+/// ranks. All words are [`EMPTY`](super::EMPTY) before the first launch.
 #[must_use]
 pub const fn lamport_words(ranks: usize, capacity: usize) -> usize {
     BANKS as usize * sources(ranks) * capacity * SLOT
@@ -22,6 +22,6 @@ pub struct LamportMemory {
     /// [`Lamport::STATE`](super::Lamport::STATE) words of this GPU's memory, 0 before the first
     /// launch.
     pub state: *mut u32,
-    /// Slots for a source rank in a bank.
+    /// The number of slots for a source rank in a bank.
     pub capacity: u32,
 }

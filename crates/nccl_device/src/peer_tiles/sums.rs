@@ -34,7 +34,7 @@ const NOTHING: Vec16<bf16> = Vec16::from_bits([0; 4]);
 struct Rows {
     column: PeerColumn,
     first: u32,
-    /// The number of vectors from a row to the next, and of slots from a part to the one below.
+    /// The number of vectors from a row to the next.
     stride: u32,
     /// The number of slots from a part to the part below.
     below: u32,
@@ -58,7 +58,7 @@ impl Rows {
         part + chunks * (in_part + i) + chunk
     }
 
-    /// Stores the sum of row `i` to a C, if that has the row.
+    /// Stores the sum of row `i` to `c`, if C has the row.
     ///
     /// # Safety
     ///
@@ -110,7 +110,7 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
     ///
     /// # Safety
     ///
-    /// The contract of [`add`](Self::add).
+    /// The contract is that of [`add`](Self::add).
     #[track_caller]
     unsafe fn add_two(&self, mut rows: Rows) {
         let product = self.tiles.product;
@@ -147,7 +147,7 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
     ///
     /// # Safety
     ///
-    /// The contract of [`add`](Self::add).
+    /// The contract is that of [`add`](Self::add).
     #[track_caller]
     unsafe fn add_several(&self, rows: Rows) {
         const RANKS: usize = IN_FLIGHT / ROWS_IN_FLIGHT;
@@ -181,7 +181,7 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
 
     /// Calls `store` with each C to which this rank stores the sums.
     fn for_each_c(&self, store: impl Fn(*mut bf16)) {
-        match self.tiles.in_all {
+        match self.tiles.c_window {
             None => store(self.tiles.c),
             Some(window) => {
                 for rank in self.tiles.comm.lsa_team().all_from_self() {

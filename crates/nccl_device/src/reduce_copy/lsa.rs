@@ -161,7 +161,7 @@ pub unsafe fn lsa_reduce_copy<T: Accumulate>(
             _ if fourfold => plan.vectors::<T, 1>(many, to_many),
             _ => plan.vectors::<T, 2>(many, to_many),
         }
-        // Recomputed, so that they do not occupy registers during `vectors`.
+        // The operands are recomputed, so that they do not occupy registers during `vectors`.
         let rank = hint::opaque(team.rank as u32) as i32;
         let n_ranks = hint::opaque(team.n_ranks as u32) as i32;
         let (_, _, many, to_many, plan) = operands(Team { n_ranks, rank, ..team });

@@ -241,8 +241,8 @@ pub unsafe fn multimem_copy<T: Accumulate>(
 /// # Safety
 ///
 /// Every thread of `threads` makes the same call. `src` and `dst` are multicast addresses, aligned
-/// to the element, that have `count` elements in each copy. At the same time other threads do not
-/// write those of `src` or access those of `dst`.
+/// to the element, that have `count` elements in each copy. Other threads do not write the elements
+/// of `src` or access those of `dst` at the same time.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
 #[track_caller]
 pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
@@ -269,8 +269,8 @@ pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 ///
 /// # Safety
 ///
-/// The contract is that of [`lsa_reduce`](super::lsa_reduce) for `src`, of [`multimem_copy`] for
-/// `dst`.
+/// The contract is that of [`lsa_reduce`](super::lsa_reduce) for `src`, and of [`multimem_copy`]
+/// for `dst`.
 #[doc(alias = "ncclLsaReduceSumMultimemCopy")]
 #[track_caller]
 pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
@@ -311,7 +311,7 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
 ///
 /// # Safety
 ///
-/// The contract is that of [`multimem_reduce`] for `src`, of [`lsa_copy`](super::lsa_copy) for
+/// The contract is that of [`multimem_reduce`] for `src`, and of [`lsa_copy`](super::lsa_copy) for
 /// `dst`.
 #[doc(alias = "ncclMultimemReduceSumLsaCopy")]
 #[track_caller]

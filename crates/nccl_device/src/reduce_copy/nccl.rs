@@ -6,7 +6,7 @@
 //!
 //! # Safety model
 //!
-//! As in the [parent module](super); each function lists NCCL's additional conditions.
+//! It is that of the [parent module](super); each function lists NCCL's additional conditions.
 //!
 //! # Example
 //!
@@ -40,7 +40,7 @@ use crate::{Coop, Window};
 
 /// An element type of NCCL's load/store functions: all twelve types.
 ///
-/// Sealed by its hidden functions.
+/// The trait is sealed by its hidden functions.
 #[allow(clippy::missing_safety_doc, reason = "every function: NCCL's contract")]
 #[expect(clippy::too_many_arguments, reason = "NCCL's functions")]
 pub trait NcclElement: Element {

@@ -126,7 +126,7 @@ impl Plan {
                 }
                 at += U * row;
             }
-            // The remaining rows, also all in flight at once.
+            // The remaining rows are also in flight at once.
             let loaded = source.rows::<P, U>(at, row, |u| at + u * row < end);
             for (u, loaded) in loaded.iter().enumerate() {
                 if at + u * row < end {

@@ -125,7 +125,7 @@ pub(super) struct ReducedMany<T, Op> {
 }
 
 /// The number of buffers from which [`ReducedMany`] has loads in flight at once.
-const TOGETHER: usize = 4;
+const BUFFERS_AT_ONCE: usize = 4;
 
 impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {
     type Loaded<P: Pack<T>> = P::Wide;
@@ -146,7 +146,7 @@ impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {
         let mut acc = [P::widen(P::zero()); U];
         let mut i = 0;
         while i < n {
-            let mut loaded = [[P::zero(); U]; TOGETHER];
+            let mut loaded = [[P::zero(); U]; BUFFERS_AT_ONCE];
             for (k, loaded) in loaded.iter_mut().enumerate() {
                 if i + k < n {
                     let from = self.from.get(i + k);
@@ -172,7 +172,7 @@ impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {
                     }
                 }
             }
-            i += TOGETHER;
+            i += BUFFERS_AT_ONCE;
         }
         acc
     }

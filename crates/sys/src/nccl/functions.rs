@@ -1,7 +1,7 @@
 //! NCCL's host functions: all that 2.32.3 declares and exports.
 //!
-//! Omitted: `ncclCftBarrierCreateRequirement`, which is declared but not exported, and two
-//! functions that are declared for Windows only.
+//! Two functions that are declared for Windows only are omitted, and also
+//! `ncclCftBarrierCreateRequirement`, which is declared but not exported.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

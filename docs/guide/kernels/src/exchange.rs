@@ -53,28 +53,28 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// Computes all tiles of this block. `last` returns an element of C for a column and a sum.
+    /// Computes all tiles of this block. `epilogue` returns an element of C for a column and a sum.
     ///
     /// # Safety
     ///
     /// The memory has the sizes that the kernel asks for; all threads of the block call this.
-    unsafe fn all(&self, last: impl Fn(u32, f32) -> f32 + Copy) {
+    unsafe fn all(&self, epilogue: impl Fn(u32, f32) -> f32 + Copy) {
         let (mut tile, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
-        let mut before = None;
+        let mut previous = None;
         while tile < self.factors.tiles() {
             // SAFETY: all threads of the block are here, and the tile is one of this block's.
             unsafe {
                 self.push(tile, &self.factors.sums(tile));
                 // The parts of the previous tile have had the time of a tile to arrive.
-                if let Some(before) = before {
-                    self.add(before, last);
+                if let Some(previous) = previous {
+                    self.add(previous, epilogue);
                 }
             }
-            (before, tile) = (Some(tile), tile + blocks);
+            (previous, tile) = (Some(tile), tile + blocks);
         }
-        if let Some(before) = before {
+        if let Some(previous) = previous {
             // SAFETY: all threads of the block are here, and this block has pushed the tile.
-            unsafe { self.add(before, last) };
+            unsafe { self.add(previous, epilogue) };
         }
         // No thread of the block uses the exchange any more.
         thread::sync_threads();
@@ -120,12 +120,12 @@ impl Parts<'_> {
 
 // ANCHOR: add
 impl Parts<'_> {
-    /// Waits for all ranks' parts of a tile, and stores their sum after `last` is applied to it.
+    /// Waits for all ranks' parts of a tile, and stores `epilogue` of their sum.
     ///
     /// # Safety
     ///
     /// The contract of [`push`](Self::push), which this block has called for the tile.
-    unsafe fn add(&self, tile: u32, last: impl Fn(u32, f32) -> f32) {
+    unsafe fn add(&self, tile: u32, epilogue: impl Fn(u32, f32) -> f32) {
         let (ranks, coop) = (self.comm.lsa_team().n_ranks as u32, Coop::cta());
         for rank in 0..ranks {
             self.exchange.wait_for(coop, self.number(tile, rank));
@@ -144,7 +144,7 @@ impl Parts<'_> {
             let column = at as u32 % self.factors.columns_of_c();
             let mut lane = 0;
             while lane < LANES {
-                sum[lane as usize] = last(column + lane, sum[lane as usize]);
+                sum[lane as usize] = epilogue(column + lane, sum[lane as usize]);
                 lane += 1;
             }
             // SAFETY: the vector is in C, and only this thread stores it.

@@ -103,7 +103,7 @@ unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
         Persistent { tiles: self.tiles(), steps: self.k.div_ceil(A::COLUMNS) }
     }
 
-    /// The first warp loads B, which no kernel writes.
+    /// Waits for the previous kernel, except in the first warp: it loads B, which no kernel writes.
     fn prepare(&self, loader: u32) {
         if loader == 1 {
             grid::wait_for_previous();
@@ -159,7 +159,8 @@ unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
     fn end(&self, group: &Warpgroup, peers: &mut PeerRegTiles<'a, N>) {
         if group.thread() == 0 {
             tma::wait_stores::<0>();
-            // SAFETY: one thread of the block is here; `store` has a barrier, so all have added.
+            // SAFETY: one thread of the block is here. All threads have called `add`, since
+            // `store_transposed` has a barrier.
             unsafe { peers.end() };
         }
     }

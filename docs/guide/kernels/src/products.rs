@@ -184,22 +184,22 @@ pub unsafe fn product_all_reduce(
     let mut barrier = comm.lsa_barrier(coop, BarrierIndex::this_block());
     // Every rank has begun: its inbox and its C are free.
     barrier.sync(MemoryOrder::Acquire);
-    let (mut tile, mut last) = (thread::block_idx_x(), None);
+    let (mut tile, mut previous) = (thread::block_idx_x(), None);
     while tile < factors.tiles() {
         // SAFETY: all threads of the block are here, and the tile is one of this block's.
         unsafe {
             exchange.send(tile, &factors.sums(tile));
             // The sums of the previous tile have had the time of a tile to arrive.
-            if let Some(last) = last {
-                exchange.reduce(last);
+            if let Some(previous) = previous {
+                exchange.reduce(previous);
             }
         }
-        (last, tile) = (Some(tile), tile + thread::grid_dim_x());
+        (previous, tile) = (Some(tile), tile + thread::grid_dim_x());
     }
     // SAFETY: all threads of the block are here, and each block ends the epoch once.
     unsafe {
-        if let Some(last) = last {
-            exchange.reduce(last);
+        if let Some(previous) = previous {
+            exchange.reduce(previous);
         }
         epoch.end(coop);
     }

@@ -48,12 +48,12 @@ pub unsafe fn softmax_scores(
     for column in tiles() {
         let scores = scores(column);
         // SAFETY: all lanes of the warp are here.
-        let now = largest.zip(unsafe { scores.reduce_rows(f32::max) }, f32::max);
-        let powers = scores.zip_rows(now, |score, largest| math::exp(score - largest));
-        let before = sum.zip(largest.zip(now, |before, now| math::exp(before - now)), |a, b| a * b);
+        let new = largest.zip(unsafe { scores.reduce_rows(f32::max) }, f32::max);
+        let powers = scores.zip_rows(new, |score, new| math::exp(score - new));
+        let scaled = sum.zip(largest.zip(new, |old, new| math::exp(old - new)), |a, b| a * b);
         // SAFETY: all lanes of the warp are here.
-        sum = before.zip(unsafe { powers.reduce_rows(|a, b| a + b) }, |a, b| a + b);
-        largest = now;
+        sum = scaled.zip(unsafe { powers.reduce_rows(|a, b| a + b) }, |a, b| a + b);
+        largest = new;
     }
     // The scores are computed again, since a whole row does not fit in registers.
     for column in tiles() {

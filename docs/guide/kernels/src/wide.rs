@@ -39,7 +39,7 @@ cuda_std::arena! {
 }
 
 /// Computes `C = sum over the N ranks of A x B^T`. The maps have tiles of 128 rows of A, [`HALF`]
-/// of B and [`STORE_M`] of C, which begins at `to`.
+/// of B and [`STORE_M`] of C; `to` is the address of C.
 ///
 /// Grid: whole clusters, all resident, the same in all ranks. Block: [`THREADS`], with
 /// [`Memory::BYTES`].
@@ -96,7 +96,7 @@ impl<const N: usize> Fused<'_, N> {
     fn add(&self, (row, column): (u32, u32), rows: Range<u32>, step: u32, turn: u32) {
         let Some(column) = self.peers.column(row, column) else { return };
         // SAFETY: the previous kernels have ended. Each row is added by one of the warps that call
-        // this, after the wait for the row's own part.
+        // this, after the wait for this rank's part of the row.
         unsafe {
             let sums = self.peers.sums();
             let mut first = rows.start;
@@ -182,11 +182,11 @@ unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
         group: &Warpgroup,
         _: &mut Self::State,
         sums: &mut Self::Sums,
-        s: u32,
+        stage: u32,
         first: bool,
     ) {
-        let a = self.memory.a(s).rows(64 * group.index());
-        group.multiply(sums, a, self.memory.b(s), !first);
+        let a = self.memory.a(stage).rows(64 * group.index());
+        group.multiply(sums, a, self.memory.b(stage), !first);
     }
 
     /// Places the interludes: the left half is sent at once, the right half when TMA has read the

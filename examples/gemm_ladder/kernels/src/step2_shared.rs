@@ -7,7 +7,7 @@ use cuda_std::prelude::*;
 pub const TILE: u32 = 32;
 const SIZE: usize = TILE as usize;
 /// Words of a row of B's tile. Threads read the same term of 32 rows at once: with 33 words per row
-/// these lie in 32 different banks.
+/// the 32 terms lie in different banks.
 const B_ROW: usize = SIZE + 1;
 
 /// Computes `C = A x B^T`.
@@ -22,7 +22,7 @@ pub unsafe fn step2_shared(a: *const bf16, b: *const bf16, c: *mut bf16, n: u32,
     let (x, y) = (thread::thread_idx_x() as usize, thread::thread_idx_y() as usize);
     let (row, column) =
         (SIZE * thread::block_idx_y() as usize, SIZE * thread::block_idx_x() as usize);
-    // SAFETY: the contract; a barrier lies between the writes of a tile and the reads.
+    // SAFETY: the crate's contract; a barrier lies between the writes of a tile and the reads.
     unsafe {
         let (a, b) = (a.add((row + y) * k + x), b.add((column + y) * k + x));
         let (mut sum, mut first) = (0.0, 0);

@@ -34,8 +34,8 @@ pub unsafe fn step5_wgmma(
     let (row, column) = (TILE * thread::block_idx_x(), TILE * thread::block_idx_y());
     let thread = thread::thread_idx_x();
     let warpgroup_row = ROWS * (thread / 128);
-    // SAFETY: the contract. The tiles are loaded when all threads have read them, and read when
-    // they have arrived.
+    // SAFETY: the crate's contract. TMA loads a tile after all threads have read the previous one;
+    // the threads read it after it has arrived.
     unsafe {
         let full = MBarrier::at(shared_array![u64; 1]);
         if thread == 0 {

@@ -45,7 +45,7 @@ pub unsafe fn step6_pipeline(
     let (row, column) = (TILE_M * thread::block_idx_x(), TILE_N * thread::block_idx_y());
     let thread = thread::thread_idx_x();
     let warp = thread / warp::WARP_SIZE;
-    // SAFETY: the contract. A stage is loaded when it is empty, and read when it is full.
+    // SAFETY: the crate's contract. A stage is loaded when it is empty, and read when it is full.
     unsafe {
         let pipeline = Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES);
         if thread == 0 {
@@ -68,7 +68,7 @@ pub unsafe fn step6_pipeline(
                 let (tile_a, tile_b) = tiles(state);
                 pipeline.wait_full(state);
                 multiply(&mut sums, tile_a.rows(warpgroup_row), tile_b, term > 0);
-                // These products run on; those before have ended.
+                // These products run on; those of the previous stage have ended.
                 wgmma::wait_groups::<1>();
                 if term > 0 {
                     release(last);

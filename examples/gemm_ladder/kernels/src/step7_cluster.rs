@@ -1,4 +1,4 @@
-//! Step 7: the two blocks of a cluster load half of their common rows of B each, for both.
+//! Step 7: each of the two blocks of a cluster loads half of their common rows of B, for both.
 
 use cuda_std::cluster;
 use cuda_std::prelude::*;
@@ -49,7 +49,7 @@ pub unsafe fn step7_cluster(
     let (row, column) = (TILE_M * thread::block_idx_x(), TILE_N * thread::block_idx_y());
     let thread = thread::thread_idx_x();
     let warp = thread / warp::WARP_SIZE;
-    // SAFETY: the contract. A stage is loaded when it is empty, and read when it is full.
+    // SAFETY: the crate's contract. A stage is loaded when it is empty, and read when it is full.
     unsafe {
         let pipeline = Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES);
         if thread == 0 {
@@ -63,7 +63,7 @@ pub unsafe fn step7_cluster(
             let warpgroup_row = ROWS * (thread / 128);
             let (mut sums, mut last) = (Sums256::filled(0.0), state);
             let release = |state| {
-                // One thread for each block of the cluster.
+                // One thread arrives for each block of the cluster.
                 if thread % 128 < CLUSTER {
                     pipeline.empty(state).arrive_in(thread % 128);
                 }
@@ -73,7 +73,7 @@ pub unsafe fn step7_cluster(
                 let (tile_a, tile_b) = tiles(state);
                 pipeline.wait_full(state);
                 multiply(&mut sums, tile_a.rows(warpgroup_row), tile_b, term > 0);
-                // These products run on; those before have ended.
+                // These products run on; those of the previous stage have ended.
                 wgmma::wait_groups::<1>();
                 if term > 0 {
                     release(last);

@@ -1,5 +1,5 @@
-//! Step 8: a block computes tile after tile, in an order that the L2 cache likes, and TMA stores
-//! them. The library has the loops.
+//! Step 8: a block computes tile after tile, in an order with more hits in the L2 cache, and TMA
+//! stores them. The library has the loops.
 
 use cuda_std::prelude::*;
 use cuda_std::tile::{
@@ -55,7 +55,7 @@ pub unsafe fn step8_persistent(
     let order = TileOrder { rows: m / (CLUSTER * TILE_M), columns: n / TILE_N };
     let steps = k / A::COLUMNS;
     let product = Product { a: &a, b: &b, c: &c, order, steps, memory: Memory::dynamic() };
-    // SAFETY: all threads of the grid are here, with the matrices of the maps: the contract.
+    // SAFETY: all threads of the grid call this, with maps of allocated matrices: the contract.
     unsafe { product.run() }
 }
 
@@ -69,14 +69,14 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// The first row and column of the block's tile.
+    /// Returns the first row and column of the block's tile.
     fn origin(&self, turn: Turn) -> (u32, u32) {
         let (row, column) = self.order.position(turn.number);
         ((CLUSTER * row + cluster::rank()) * TILE_M, column * TILE_N)
     }
 }
 
-// SAFETY: the stages' tiles are apart, and as many bytes are expected as are loaded.
+// SAFETY: each stage has its own tiles, and `load` loads the bytes that it lets the stage expect.
 unsafe impl Mainloop for Product<'_> {
     type Schedule = Persistent<CLUSTER>;
     type Registers = Registers<232, 40>;
@@ -130,13 +130,13 @@ unsafe impl Mainloop for Product<'_> {
             if warp::lane_id() == 0 {
                 tma::wait_stores_read::<1>();
             }
-            // SAFETY: the lanes of the warp are here together, and TMA has read the part.
+            // SAFETY: all lanes of the warp call this together, and TMA has read the part.
             unsafe {
                 warp::sync();
                 sums.store(part, slice * Part::COLUMNS);
             }
             group.store(|| {
-                // SAFETY: the part is written, and these elements of C are the warp's.
+                // SAFETY: the part is written, and only this warp writes these elements of C.
                 unsafe { part.store(self.c, row, column + slice * Part::COLUMNS) }
             });
             slice += 1;

@@ -1,4 +1,4 @@
-//! What the steps with `wgmma` share.
+//! The products and stores of a warpgroup, which the steps with `wgmma` share.
 
 use cuda_std::convert::f32_to_bf16x2;
 use cuda_std::prelude::*;

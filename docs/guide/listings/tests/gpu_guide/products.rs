@@ -20,7 +20,7 @@ fn elements(rank: usize, matrix: usize, rows: usize) -> Vec<f32> {
     mixed.map(|bits| bits as f32 % 17.0 - 8.0).take(rows * K).collect()
 }
 
-/// Returns a and B in this rank's memory.
+/// Returns A and B in this rank's memory.
 fn factors(rank: &Rank) -> Result<[SymmetricBuffer<bf16>; 2], Error> {
     let buffer = |matrix, rows| {
         let elements = elements(rank.rank(), matrix, rows);
