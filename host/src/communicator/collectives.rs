@@ -17,7 +17,7 @@ use super::dispatch::Uses;
 use super::reduce_op::sealed::{Opened, Operator};
 use super::{CollectiveConfig, Communicator, ReduceOp, ReduceOperator};
 use crate::device::issuer::Resource;
-use crate::device::{Buffer, DeviceSlice, Event, Kept, OnStream};
+use crate::device::{Buffer, DeviceSlice, Event, KeepAlive, OnStream};
 use crate::error::{Error, Result};
 use crate::sys::nccl::call::{Call, CommPtr};
 use crate::sys::nccl::calls::{self, Operands};
@@ -64,7 +64,8 @@ macro_rules! collectives {
         impl Configured<'_> {
             $(
                 #[doc = concat!(
-                    "As [`Communicator::", stringify!($name), "`].\n\nNCCL: `", $alias_config, "`."
+                    "Does the same as [`Communicator::", stringify!($name), "`].\n\nNCCL: `",
+                    $alias_config, "`."
                 )]
                 ///
                 /// # Errors
@@ -366,7 +367,7 @@ pub(crate) struct Operation<'a> {
     communicator: &'a Communicator,
     data_type: DataType,
     operands: Operands,
-    /// The terms beside count and type: ", root 1".
+    /// What the ranks' calls have in common, in addition to count and type: ", root 1".
     terms: String,
     uses: Uses,
 }
@@ -394,7 +395,7 @@ impl<'a> Operation<'a> {
         if slice.data_type() as c_int != self.operands.data_type {
             return Err(Error::invalid(format!("{slice:?} with elements of another type")));
         }
-        self.uses.keep.extend(slice.keep());
+        self.uses.kept.extend(slice.keep_alive());
         Ok(slice.device_address())
     }
 
@@ -412,9 +413,9 @@ impl<'a> Operation<'a> {
         Ok(self)
     }
 
-    /// Replaces the average of floats by a sum of products, as which NCCL computes it anyway. For
-    /// windows it takes a symmetric kernel for the average, and has none in an all-reduce: the call
-    /// fails with "invalid device function" (2.32.3).
+    /// Replaces the average of floats by a sum of products, which is how NCCL computes it anyway.
+    /// For an all-reduce of windows NCCL looks for a symmetric kernel of the average, and has none:
+    /// the call fails with "invalid device function" (2.32.3).
     fn averages_by_product(mut self) -> Result<Self> {
         if self.operands.op == ReduceOp::Avg as c_int {
             self.operands.op = self.communicator.average(self.data_type)?;
@@ -446,8 +447,8 @@ impl<'a> Operation<'a> {
         call: impl FnOnce(CommPtr, Operands, Option<Arc<LoweredCollectiveConfig>>) -> Call,
     ) -> Result<()> {
         let config = configured.config.clone();
-        self.uses.keep.extend(config.clone().map(|config| config as Kept));
-        self.uses.keep.extend(configured.event.as_ref().map(Event::keep));
+        self.uses.kept.extend(config.clone().map(|config| config as KeepAlive));
+        self.uses.kept.extend(configured.event.as_ref().map(Event::keep_alive));
         let terms = self.terms();
         let Self { communicator, operands, uses, .. } = self;
         let stream = communicator.stream(&stream);

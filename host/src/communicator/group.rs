@@ -35,8 +35,8 @@ pub(super) enum CallState {
     Failed,
 }
 
-/// The state of a call, shared by what the call makes. Results of the call are read after it is
-/// [made](CallState::Made).
+/// The state of a call, shared by the call and the object that it creates. Results of the call are
+/// read after it is [made](CallState::Made).
 #[derive(Clone)]
 pub(super) struct SharedState(Arc<Mutex<CallState>>);
 
@@ -274,7 +274,8 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
         let result = if is_collective {
             let nccl = Arc::clone(&nccl);
             let entered = entered.iter().zip(&handles);
-            let used: Vec<_> = entered.map(|(entered, of)| entered.call_elsewhere(of)).collect();
+            let used: Vec<_> =
+                entered.map(|(entered, handle)| entered.begin_off_thread(handle)).collect();
             let work = move || {
                 let _used = used;
                 // SAFETY: all communicators are live and locked, and stay allocated until `used` is
@@ -306,7 +307,7 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
             stream.register_operation(&communicator.owner(), uses.kept());
         }
     }
-    // Before `rest`, whose drop may end what other threads wait to end.
+    // Before `rest`: its drop may wait for a thread that ends an object, and that thread for these.
     drop(enqueues);
     if let Err(error) = &result {
         for (communicator, _, uses, _) in rest {

@@ -11,7 +11,7 @@ use super::capture::Capture;
 use super::context::Context;
 use super::holds::Hold;
 use super::in_group::refuse_inside;
-use super::issuer::{Issuer, Kept, Owner, Resource};
+use super::issuer::{Issuer, KeepAlive, Owner, Resource};
 use super::lifecycle::Lifecycle;
 use super::order;
 use super::recorder::Operation;
@@ -70,7 +70,7 @@ struct Exec {
     hold: Option<Arc<Hold>>,
     _owners: Vec<Arc<dyn Owner>>,
     /// The memory, windows and operators that the operations use.
-    _keep: Vec<Kept>,
+    _kept: Vec<KeepAlive>,
 }
 
 impl Stream {
@@ -123,7 +123,7 @@ impl OpenCapture<'_> {
         let capture = context.end_capture();
         std::mem::forget(self);
         let (len, handle) = (graph.len()?, graph.instantiate()?);
-        let Capture { owners, keep, kernels, used, launches, uses } = capture;
+        let Capture { owners, kept, kernels, used, launches, uses } = capture;
         let hold = launches.then(|| context.begin_hold());
         let communicators = owners.iter().map(|owner| owner.issuer()).collect();
         let exec = Exec {
@@ -135,7 +135,7 @@ impl OpenCapture<'_> {
             orders: uses.objects(),
             hold,
             _owners: owners.clone(),
-            _keep: keep,
+            _kept: kept,
         };
         let (life, exec) = (Lifecycle::default(), Mutex::new(Some(exec)));
         let inner = Arc::new(Inner { life, exec, context: context.clone(), len });
@@ -199,7 +199,7 @@ impl Graph {
         // SAFETY: `exec` keeps the memory and communicators of its operations, and its hold those
         // that kernels may use; other arguments are the contract of the captured launches.
         unsafe { exec.handle.launch(stream.handle()) }
-            .inspect_err(|error| stream.context().failure().tell(error))?;
+            .inspect_err(|error| stream.context().failure().mark_reported(error))?;
         for communicator in &exec.communicators {
             stream.register_communicator(Arc::clone(communicator));
         }
@@ -279,7 +279,7 @@ impl Drop for Inner {
             let exec = Mutex::new(self.exec.lock().take());
             Self { life: self.life.take(), exec, context: context.clone(), len: self.len }
         };
-        if context.can_free_or_keep("a graph", moved) {
+        if context.can_free_or_postpone("a graph", moved) {
             self.drop_exec();
         } else {
             std::mem::forget(self.exec.lock().take());

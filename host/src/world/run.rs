@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
-use super::rendezvous::{Hub, Joined, Rendezvous, ThreadTransport, host_name};
+use super::rendezvous::{Hub, JoinedWorld, Rendezvous, ThreadTransport, host_name};
 use crate::error::{Error, Result, WorldError};
 use crate::machine::{Machine, message};
 
@@ -34,7 +34,7 @@ where
         let start = |rank| {
             let ticket = machine.ticket(&format!("rank {rank}"));
             let transport = Arc::new(ThreadTransport::new(Arc::clone(&hub), rank));
-            let rendezvous = Rendezvous::new(Joined { rank, hosts: hosts.clone(), transport });
+            let rendezvous = Rendezvous::new(JoinedWorld { rank, hosts: hosts.clone(), transport });
             let f = &f;
             let name = format!("devcomm-rank-{rank}");
             let running = Running::new(&running);

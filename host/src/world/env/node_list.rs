@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_no_list_is_refused_and_says_why() {
+    fn a_malformed_list_is_refused_with_the_reason() {
         for (list, why) in [
             ("", "an empty name"),
             (",b", "an empty name"),

@@ -93,7 +93,7 @@ fn ranks(launched: &Launched) -> (usize, usize, usize) {
 }
 
 #[test]
-fn without_a_launcher_there_is_nothing() {
+fn without_a_launcher_a_process_is_no_rank() {
     assert_eq!(try_with(&[]).unwrap(), None);
     assert_eq!(try_with(&[&[("MASTER_ADDR", "node0"), ("MASTER_PORT", "x")]]).unwrap(), None);
 }

@@ -110,7 +110,7 @@ fn stop_one(test: &str, seed: u64, folder: &Path) {
         assert!(printed.starts_with(&head), "{place}");
         assert!(printed.ends_with(" ranks for barrier: has not returned\n"), "{place}");
     }
-    // Told to go on, it finds out itself.
+    // When it is continued, it finds the loss itself.
     signal(&stopped, libc::SIGCONT);
     assert!(wait(stopped).code().is_some_and(|code| code >= LOST), "seed {seed}");
 }
@@ -130,9 +130,9 @@ fn wait(mut process: std::process::Child) -> std::process::ExitStatus {
 }
 
 #[test]
-fn whoever_is_stopped_all_others_end_and_name_it() {
+fn when_a_process_is_stopped_all_others_end_and_name_it() {
     const TEST: &str =
-        "world::rendezvous::tests::absence::whoever_is_stopped_all_others_end_and_name_it";
+        "world::rendezvous::tests::absence::when_a_process_is_stopped_all_others_end_and_name_it";
     if let Some(config) = as_rank(TEST) {
         exchange_until_lost(&config);
     }

@@ -1,4 +1,4 @@
-//! Exchanges of the whole world.
+//! Tests of exchanges of the whole world.
 
 use super::super::host_name;
 use super::*;
