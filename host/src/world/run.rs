@@ -1,4 +1,4 @@
-//! Running ranks: all as threads of this process, or one as this process.
+//! RunningRank ranks: all as threads of this process, or one as this process.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -37,7 +37,7 @@ where
             let rendezvous = Rendezvous::new(JoinedWorld { rank, hosts: hosts.clone(), transport });
             let f = &f;
             let name = format!("devcomm-rank-{rank}");
-            let running = Running::new(&running);
+            let running = RunningRank::new(&running);
             std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
                 let _entered = ticket.enter();
                 // Dropped before `_entered`, whose drop wakes the world's thread.
@@ -70,16 +70,16 @@ where
 }
 
 /// Counts a running rank while it lives.
-struct Running<'a>(&'a AtomicUsize);
+struct RunningRank<'a>(&'a AtomicUsize);
 
-impl<'a> Running<'a> {
+impl<'a> RunningRank<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::AcqRel);
         Self(count)
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for RunningRank<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }

@@ -22,7 +22,7 @@ tests! {
     ptx_is_compiled_where_the_cubin_is_for_another_gpu_or_not_wanted
         in ["DEVCOMM_JIT" = "0"] ["DEVCOMM_JIT" = "1"],
     a_cubin_that_is_damaged_or_refused_is_replaced_by_the_ptx_with_a_warning,
-    what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it,
+    a_launch_that_would_hang_or_has_no_kernel_is_refused_before_the_driver_sees_it,
 }
 
 /// PTX without a cubin.
@@ -152,7 +152,7 @@ fn refusal(result: Result<()>) -> LaunchRefusal {
     }
 }
 
-fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
+fn a_launch_that_would_hang_or_has_no_kernel_is_refused_before_the_driver_sees_it() {
     let context = Context::new(0).unwrap();
     let kernels = Kernels::load(&context, &ptx(".version 8.6")).unwrap();
     let stream = context.stream().unwrap();

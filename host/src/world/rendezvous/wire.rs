@@ -84,7 +84,7 @@ pub(crate) struct Hello {
     /// The port of [`Member::address`].
     pub port: u16,
     pub ends: Ends,
-    /// If the rank has a token.
+    /// A random number, if the rank has a token.
     pub nonce: Option<Nonce>,
 }
 

@@ -263,7 +263,7 @@ fn when_a_process_is_killed_or_stopped_the_others_end_or_go_on_in_time() {
     let (folder, shared_before) = (tempfile::tempdir().unwrap(), shared_memory());
     let jobs = number_of("DEVCOMM_ENDINGS", JOBS);
     let start = Instant::now();
-    let took = of_each(jobs, CONCURRENT, |seed| {
+    let took = run_each(jobs, CONCURRENT, |seed| {
         let attempt = |attempt| {
             let path = folder.path().join(format!("{seed}-{attempt}"));
             run(seed, &Case::new(seed, attempt), &path)

@@ -1,4 +1,4 @@
-//! Ranks that die, fail, panic or finish too early, and the errors of the others.
+//! Tests of ranks that die, fail, panic or finish too early, and of the errors of the others.
 
 use std::sync::mpsc::channel;
 use std::thread;
