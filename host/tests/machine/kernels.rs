@@ -56,11 +56,11 @@ pub(crate) unsafe fn never_end(_comm: DevComm) {
 /// Only simulated GPUs run it, which refuse the access.
 #[kernel]
 pub(crate) unsafe fn store_beyond(window: nccl_device::Window<f32>) {
-    // SAFETY: the store is to a window of the test's, which the launch has checked.
+    // SAFETY: by the kernel's contract, a simulated GPU runs it and refuses the access.
     unsafe { window.local().store(window.len(), 0.0) };
 }
 
-/// Launches [`note`].
+/// Launches [`store_count`].
 pub(crate) fn launch_store_count(
     stream: &Stream,
     config: LaunchConfig,

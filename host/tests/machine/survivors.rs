@@ -21,12 +21,12 @@ fn sum(comm: &Communicator, of: &SymmetricBuffer<f32>, stream: &Stream) -> Resul
     Ok(contents(&sum)[0])
 }
 
-/// Sums until a rank is lost, goes on, and returns the sum of those that are left in the end. The
-/// ranks of `fail` do, one after the other.
+/// Sums until a rank is lost, goes on, and returns the sum over the last remaining ranks. The ranks
+/// in `fail` fail, one after the other.
 fn sum_until(rank: &Rank, fail: &[usize]) -> Result<f32> {
     let own = rank.rank();
     let stream = rank.stream()?;
-    // These go on.
+    // The stream and this buffer outlive the worlds.
     let weight = filled(rank.communicator()?, &[(1 << own) as f32])?;
     let mut world: Option<Rank> = None;
     for (round, victim) in fail.iter().enumerate() {
