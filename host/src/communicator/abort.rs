@@ -97,7 +97,7 @@ fn free(handle: &Handle) -> Result<()> {
 fn stop(handle: &Handle) {
     let Some(comm) = handle.to_be_aborted() else { return };
     // SAFETY: only this thread frees the communicator, later; NCCL allows a revocation during a
-    // call, which is what it is for.
+    // call: its purpose is to end running calls.
     let stopped = unsafe { calls::comm_revoke(comm, 0).make(handle.nccl()) };
     let rank = handle.rank();
     let stopped = stopped.and_then(|code| handle.nccl().check("ncclCommRevoke", code, Some(rank)));

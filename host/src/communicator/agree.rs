@@ -37,7 +37,7 @@ impl Communicator {
     /// # Errors
     ///
     /// Those of `steps`; [`WorldError::CallFailed`](crate::WorldError::CallFailed) if another rank
-    /// has failed; as [`barrier`](Self::barrier).
+    /// has failed; the errors of [`barrier`](Self::barrier).
     #[doc(hidden)]
     pub fn together<T>(&self, call: &str, steps: impl FnOnce() -> Result<T>) -> Result<T> {
         if !self.has_peers() {
@@ -110,7 +110,8 @@ impl CollectiveCall<'_> {
     ///
     /// This rank's own error; [`WorldError::CallFailed`](crate::WorldError::CallFailed) if another
     /// rank has one, [`WorldError::OptionsDiffer`](crate::WorldError::OptionsDiffer),
-    /// [`WorldError::CallsDiffer`](crate::WorldError::CallsDiffer); as [`Communicator::barrier`].
+    /// [`WorldError::CallsDiffer`](crate::WorldError::CallsDiffer); the errors of
+    /// [`Communicator::barrier`].
     pub fn agree<T, V: Pod>(self, own: Result<(T, V)>) -> Result<(T, Vec<V>)> {
         let (own, all) = self.exchange(own.map(|(own, value)| (own, vec![value])))?;
         Ok((own, all.concat()))

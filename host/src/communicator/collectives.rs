@@ -95,8 +95,8 @@ collectives! {
         operation.averages_by_product()?.enqueue_configured(this, stream, calls::all_reduce)
     }
 
-    /// `root`'s `recv` gets the reduction of all ranks' `send`; both have the same length. The
-    /// other ranks' `recv` is not used and may be `None`.
+    /// Reduces all ranks' `send` into `root`'s `recv`; both have the same length. The other ranks'
+    /// `recv` is not used and may be `None`.
     #[nccl("ncclReduce", "ncclReduceConfig")]
     fn reduce<S: Buffer, O: ReduceOperator<S::Element>>(
         send: &S, recv: Option<DeviceSlice<S::Element>>, op: O, root: usize, stream: impl OnStream,
@@ -140,8 +140,9 @@ collectives! {
         operation.enqueue_configured(this, stream, calls::all_gather)
     }
 
-    /// Every rank's `recv` gets its chunk of the reduction of all ranks' `send`, whose length is
-    /// that of `recv` times the number of ranks. In place, `recv` is this rank's chunk of `send`.
+    /// Reduces all ranks' `send`, and copies each rank's chunk of the result to its `recv`. The
+    /// length of `send` is that of `recv` times the number of ranks. In place, `recv` is this
+    /// rank's chunk of `send`.
     #[nccl("ncclReduceScatter", "ncclReduceScatterConfig")]
     fn reduce_scatter<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(
         send: &S, recv: &R, op: O, stream: impl OnStream,
@@ -155,8 +156,8 @@ collectives! {
         operation.enqueue_configured(this, stream, calls::reduce_scatter)
     }
 
-    /// Chunk `i` of rank `r`'s `recv` gets chunk `r` of rank `i`'s `send`; both have the same
-    /// length, one chunk per rank. Not in place.
+    /// Copies chunk `r` of rank `i`'s `send` to chunk `i` of rank `r`'s `recv`, for all ranks; both
+    /// have the same length, one chunk per rank. Not in place.
     #[nccl("ncclAlltoAll", "ncclAlltoAllConfig")]
     fn all_to_all<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: impl OnStream) |this| {
         let (send, recv) = (send.device_slice(), recv.device_slice());
@@ -174,7 +175,7 @@ collectives! {
         operation.sends(&send)?.receives(&recv)?.enqueue_configured(this, stream, calls::all_to_all)
     }
 
-    /// `root`'s `recv` gets all ranks' `send`, in rank order: its length is that of `send`
+    /// Gathers all ranks' `send` in `root`'s `recv`, in rank order: its length is that of `send`
     /// times the number of ranks. The other ranks' `recv` is not used and may be `None`. In place,
     /// `root`'s `send` is its chunk of `recv`.
     #[nccl("ncclGather", "ncclGatherConfig")]
@@ -192,9 +193,9 @@ collectives! {
         operation.enqueue_configured(this, stream, calls::gather)
     }
 
-    /// Every rank's `recv` gets its chunk of `root`'s `send`, whose length is that of `recv` times
-    /// the number of ranks. The other ranks' `send` is not used and may be `None`. In place,
-    /// `root`'s `recv` is its chunk of `send`.
+    /// Copies each rank's chunk of `root`'s `send` to its `recv`. The length of `send` is that of
+    /// `recv` times the number of ranks. The other ranks' `send` is not used and may be `None`. In
+    /// place, `root`'s `recv` is its chunk of `send`.
     #[nccl("ncclScatter", "ncclScatterConfig")]
     fn scatter<R: Buffer>(
         send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: impl OnStream,
@@ -334,7 +335,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As the collectives; [`Error::InvalidInput`] for an unknown rank.
+    /// The errors are those of the collectives; [`Error::InvalidInput`] for an unknown rank.
     #[doc(alias = "ncclSend")]
     pub fn send<S: Buffer>(&self, send: &S, peer: usize, stream: impl OnStream) -> Result<()> {
         let (send, peer) = (send.device_slice(), self.peer(peer)?);

@@ -26,10 +26,10 @@ use crate::sys::nccl::calls;
 /// Any thread may use it: calls are made one after the other, so one waits while another waits for
 /// the other ranks. Every rank must call the methods marked *collective*, in the same order,
 /// whichever thread does.
-/// [`destroy`](Self::destroy), or dropping the last clone, closes these objects and then ends the
-/// communicator together with the other ranks, or aborts it if a rank is lost. A drop in the
-/// function of a [`Rank`](crate::Rank) takes effect when the function has ended: if it fails, the
-/// other ranks get its error, and do not wait.
+/// [`destroy`](Self::destroy), or dropping the last clone, closes what is created from it and then
+/// ends the communicator together with the other ranks, or aborts it if a rank is lost. A drop in
+/// the function of a [`Rank`](crate::Rank) takes effect when the function has ended: if it fails,
+/// the other ranks get its error, and do not wait.
 ///
 /// NCCL: `ncclComm_t`.
 #[doc(alias = "ncclComm_t")]
@@ -269,7 +269,7 @@ impl Communicator {
     /// # Errors
     ///
     /// [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) after `limit`;
-    /// [`WorldError::RankLost`](crate::WorldError::RankLost); as
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the errors of
     /// [`async_error`](Self::async_error).
     pub fn wait(&self, limit: Duration) -> Result<()> {
         let _wait = self.context().recorder().begin(Operation::Ready);

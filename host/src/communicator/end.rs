@@ -299,7 +299,7 @@ impl Drop for Inner {
         }
         let _ = self.context.cuda().bind();
         if !lost {
-            // What is left is owned by the communicator.
+            // The communicator owns the resources that are left.
             log(self.resume_to_end());
             self.close_resources_and_log();
         }

@@ -257,7 +257,8 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
         batch.push(BatchedCall { call, binder, rank: handle.rank() });
         rest.push((communicator, stream, uses, state));
     }
-    // One order, so that two threads with the same communicators do not wait for each other.
+    // All threads use this order, so that two with the same communicators do not wait for each
+    // other.
     handles.sort_by_key(|handle| Arc::as_ptr(handle).addr());
     let is_collective = rest.iter().any(|(_, stream, ..)| stream.is_none());
     let _group = context.recorder().begin(Operation::Nccl(calls.into()));
@@ -307,7 +308,8 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
             stream.register_operation(&communicator.owner(), uses.kept());
         }
     }
-    // Before `rest`: its drop may wait for a thread that ends an object, and that thread for these.
+    // These are dropped before `rest`, whose drop may wait for a thread that ends an object and
+    // waits for these.
     drop(enqueues);
     if let Err(error) = &result {
         for (communicator, _, uses, _) in rest {

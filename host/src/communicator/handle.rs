@@ -332,7 +332,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         self.busy.take();
         if self.handle.is_aborted() {
-            // The abort waits for this.
+            // The abort waits for the end of this call.
             self.handle.machine().notify();
         }
     }

@@ -133,7 +133,7 @@ impl Library {
             named = Some(canonical(path));
             Ok(())
         };
-        // The search is for what `is_named` finds; its result does not count.
+        // The search calls `is_named`, which sets `named`. Its own result is not used.
         let _ = find_nccl(explicit, NcclPart::Library, is_named);
         match named {
             Some(named) if named != loaded => Err(NcclError::TwoLibraries { loaded, named }.into()),

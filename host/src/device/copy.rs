@@ -24,7 +24,7 @@ impl Stream {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for lengths that differ and for memory of another context;
-    /// [`StateError::Capturing`](crate::StateError::Capturing); as
+    /// [`StateError::Capturing`](crate::StateError::Capturing); the errors of
     /// [`synchronize`](Self::synchronize).
     #[doc(alias = "cudaMemcpyAsync")]
     #[doc(alias = "memcpy_htod")]

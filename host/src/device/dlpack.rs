@@ -116,7 +116,8 @@ struct Elements {
 }
 
 impl Elements {
-    /// Returns them; fails for a tensor that cannot be a [`DeviceSlice`] of the context.
+    /// Returns where a tensor's elements are; fails for a tensor that cannot be a [`DeviceSlice`]
+    /// of the context.
     fn of(context: &Context, tensor: &DlpackTensor) -> Result<Self> {
         let Description { address, device, data_type, shape, strides, flags } =
             tensor.describe()?;

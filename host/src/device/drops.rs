@@ -55,15 +55,15 @@ impl Context {
     fn postpone(
         &self,
         dropped: impl Any + Send,
-        keep: impl FnOnce(&mut Postponed, Box<dyn Any + Send>),
+        store: impl FnOnce(&mut Postponed, Box<dyn Any + Send>),
     ) {
         let mut dropped: Option<Box<dyn Any + Send>> = Some(Box::new(dropped));
         if let Some(postponed) = self.postponed().lock().as_mut()
             && let Some(dropped) = dropped.take()
         {
-            keep(postponed, dropped);
+            store(postponed, dropped);
         }
-        // Without the lock, which a destructor takes.
+        // The lock is not held here: a destructor takes it.
         drop(dropped);
     }
 
@@ -185,7 +185,7 @@ impl Drop for PostponedDrops {
         self.context.drop_wait_failed().store(false, Ordering::Relaxed);
         self.context.drop_frees();
         let postponed = self.context.postponed().lock().take().unwrap_or_default();
-        // Another thread may have kept more meanwhile.
+        // Another thread may have postponed more meanwhile.
         drop(postponed.frees);
         let mut ends = postponed.ends;
         ends.sort_by_key(|(number, _)| *number);

@@ -107,7 +107,7 @@ impl Context {
         }
         let over = live.extract_if(.., |hold| hold.is_over.load(Ordering::Acquire));
         let over: Vec<_> = over.collect();
-        // Without the lock, which destructors take.
+        // The lock is released first: destructors take it.
         drop(live);
         for hold in over {
             let mut held = std::mem::take(&mut *hold.held.lock());

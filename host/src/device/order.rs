@@ -182,7 +182,7 @@ impl StreamOrder {
 impl Drop for StreamOrder {
     fn drop(&mut self) {
         let removed = self.context.orders().0.lock().eager.remove(&self.inner);
-        // Without the lock: this may drop a stream.
+        // The lock is released first: this may drop a stream.
         drop(removed);
     }
 }
@@ -229,7 +229,7 @@ impl Context {
         let has_ended =
             |used: &mut LastOperation| used.turn < turns && used.stream.handle().raw() == stream;
         let ended: Vec<_> = self.orders().0.lock().eager.0.extract_if(.., has_ended).collect();
-        // Without the lock: this may drop a stream.
+        // The lock is released first: this may drop a stream.
         drop(ended);
     }
 

@@ -119,7 +119,7 @@ impl Recorder {
 
     /// Prints the operations to the standard error.
     pub(crate) fn print(&self) {
-        // In one write, since the ranks of a job share it; and it may be closed.
+        // The ranks of a job share the standard error, so this is one write. It may be closed.
         let _ = std::io::stderr().write_all(self.to_string().as_bytes());
     }
 }

@@ -144,7 +144,7 @@ mod tests {
     fn a_forked_child_has_no_sockets_of_its_parent_and_knows_that_it_is_one() {
         let process = Process::current();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        // More than fit in one part of the list.
+        // These are more than fit in one part of the list.
         let connect = |_| {
             let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             (socket, listener.accept().unwrap().0)
@@ -156,7 +156,7 @@ mod tests {
         let child = fork(|| {
             // SAFETY: the parent's end, which this process does not use again.
             unsafe { libc::close(hold.as_raw_fd()) };
-            // Until the parent has seen the ends of the connections.
+            // The child lives until the parent has seen the ends of the connections.
             let _ = held.read(&mut [0]);
             i32::from(process.require().is_err() && Process::current() != process)
         });

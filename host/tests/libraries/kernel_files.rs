@@ -25,12 +25,12 @@ tests! {
     a_launch_that_would_hang_or_has_no_kernel_is_refused_before_the_driver_sees_it,
 }
 
-/// PTX without a cubin.
+/// Returns PTX without a cubin.
 fn ptx(text: &str) -> KernelSet {
     set("fill", text, SIDECAR, None)
 }
 
-/// PTX with a cubin, whose description has this hash.
+/// Returns PTX with a cubin, whose description has this hash.
 fn cubin(cubin: &str, arch: &str, hash: Option<&str>) -> KernelSet {
     let of = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
     let hash = hash.map_or_else(|| of(cubin.as_bytes()), str::to_owned);

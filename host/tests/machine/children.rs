@@ -212,7 +212,8 @@ fn a_child_that_is_not_ready_for_use_is_ended() {
 
 const DEADLINE: Duration = Duration::from_secs(1);
 
-/// Rank 0 splits `comm`, which does not block, and rank 1 is absent until long after the deadline.
+/// Splits `comm`, which does not block, on rank 0 while rank 1 is absent until long after the
+/// deadline.
 fn split_alone(rank: &Rank, comm: &Communicator) -> Result<()> {
     let start = rank.simulated_machine().unwrap().now();
     let made = comm.split(Some(0), 0, &CommConfig::new());

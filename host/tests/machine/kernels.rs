@@ -34,7 +34,7 @@ pub(crate) unsafe fn add_one(window: nccl_device::Window<f32>) {
     unsafe { window.local().store(0, window.local().load(0) + 1.0) };
 }
 
-/// Block `b` syncs LSA barrier `first + b`.
+/// Syncs LSA barrier `first + b` in block `b`.
 #[kernel]
 pub(crate) unsafe fn meet(comm: DevComm, first: u32) {
     let index = BarrierIndex::new(first + thread::block_idx_x());

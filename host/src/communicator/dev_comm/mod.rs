@@ -161,7 +161,7 @@ impl DevCommResource {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for a key of other requirements, unless both have the same resource
-    /// at the key's index; as [`dev_comm`](Self::dev_comm).
+    /// at the key's index; the errors of [`dev_comm`](Self::dev_comm).
     pub fn resource<R: ResourceRequest>(&self, key: ResourceKey<R>) -> Result<R::Handle> {
         self.inner.dev_comm()?;
         self.inner.lowered.get(key).ok_or_else(|| {

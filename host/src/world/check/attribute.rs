@@ -54,7 +54,7 @@ where
     let launched = World::is_launched();
     let gpus_only = gpus.is_some() || launched;
     let world = if launched { World::from_env() } else { World::threads(n) };
-    // What was done on GPUs, or why it is simulated although there may be some.
+    // What was done on GPUs, or why the test is simulated although there may be GPUs.
     let outcome = match world {
         Ok(world) if world.n_ranks() == n => match on_gpus(&world, &f) {
             Ok(()) => Ok("ran".to_owned()),

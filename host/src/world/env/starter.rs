@@ -37,8 +37,8 @@ fn starter_in(processes: &Path, of: &str, variable: &str) -> Option<String> {
     while process.parent != "0" {
         let number = process.parent;
         process = Process::read(processes, &number)?;
-        // The environment of another user's process, or of a privileged one, cannot be read: that
-        // is a wrapper, or a launcher that is known by its name.
+        // The environment of another user's process, or of a privileged one, cannot be read: such a
+        // process is a wrapper, or a launcher that is known by its name.
         let environment = std::fs::read(processes.join(&number).join("environ"));
         let is_wrapper = environment.as_ref().is_ok_and(|environment| {
             environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(with(&direct).unwrap(), "4@74");
         let wrapped = [("9", "8", "rank", rank), ("8", "4", "a (b) c", rank)];
         assert_eq!(with(&wrapped).unwrap(), "4@74");
-        // Such as a container's runtime, whose environment other users cannot read.
+        // The wrapper may be a container's runtime, whose environment other users cannot read.
         let contained = [("9", "8", "rank", rank), ("8", "4", "starter", None)];
         assert_eq!(with(&contained).unwrap(), "4@74");
         // A launcher that a rank of another job, with the same number, has started.

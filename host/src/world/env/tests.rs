@@ -83,7 +83,7 @@ fn error(sets: &[Vars<'_>]) -> String {
     try_with(sets).unwrap_err().to_string()
 }
 
-/// Returns the id of a job of this user, whose launcher gives it this one.
+/// Returns the id of a job of this user that its launcher calls `job`.
 fn by_this_user(job: &str) -> String {
     format!("{job} of user {}", rustix::process::getuid().as_raw())
 }

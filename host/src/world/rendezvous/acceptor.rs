@@ -133,7 +133,7 @@ impl<'a> Acceptor<'a> {
             }
             let mut heard = Vec::new();
             if let Err(error) = strangers.wait(listeners, left.min(PING_INTERVAL), &mut heard) {
-                // Such as too many open files: later ones may be closed.
+                // There may be too many open files, some of which may be closed later.
                 self.note(format!("a connection could not be accepted: {error}"));
             }
             for (from, result) in heard {

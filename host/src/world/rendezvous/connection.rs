@@ -317,7 +317,7 @@ mod tests {
             wire.write_all(&lie(&frame, &own)).unwrap();
             let mut read = to.receive(16, far_deadline());
             if index == lies.len() {
-                // The first one is as it was sent, and the second one the same.
+                // The first frame is as it was sent; the second one repeats it.
                 read = read.and_then(|_| to.receive(16, far_deadline()));
             }
             assert_eq!(read.is_ok(), index == 0, "{index}: {read:?}");

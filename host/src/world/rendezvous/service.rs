@@ -41,7 +41,7 @@ impl Links {
         match connection.send(kind, payload) {
             Ok(true) => {}
             Ok(false) => self.waker.wake(),
-            // What the peer has sent before it closed is read first: it may be the reason.
+            // The peer may have sent the reason before it closed, which is read first.
             Err(_) => connection.shutdown(Shutdown::Write),
         }
     }
@@ -112,7 +112,7 @@ fn run(service: &impl Service) {
     let Links { connections, waker, closing } = service.links();
     let (mut beat, mut end) = (Some(Instant::now()), None);
     let mut open: Vec<usize> = (0..connections.len()).collect();
-    // What has arrived earlier may have been read.
+    // Frames that arrived earlier may be in the connections' buffers already.
     let mut ready = vec![true; open.len()];
     loop {
         let mut ready_ones = ready.into_iter();

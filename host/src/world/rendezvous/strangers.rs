@@ -92,7 +92,7 @@ impl<'a> Strangers<'a> {
         let (accept, ready) = ready.split_at(accepts);
         let mut ready: Vec<usize> =
             polled.into_iter().zip(ready).filter(|(_, ready)| **ready).map(|(i, _)| i).collect();
-        // From the last one, as those that are heard are removed.
+        // The last one comes first, since those that are heard are removed.
         while let Some(index) = ready.pop() {
             self.hear(index, heard);
         }
@@ -145,7 +145,7 @@ impl<'a> Strangers<'a> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 // The peer has closed the connection already.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                // Such as too many open files.
+                // There may be too many open files.
                 Err(error) if !self.make_room(heard) => {
                     self.resume = Instant::now() + ACCEPT_FAILED;
                     return Err(error);

@@ -188,7 +188,8 @@ impl Service for Root {
         taken.is_ok()
     }
 
-    /// Also finds ranks that others have waited for too long.
+    /// Tells the ranks that this process runs, and finds ranks that others have waited for too
+    /// long.
     fn beat(&self) -> bool {
         self.send_to_all(Kind::Alive, &[]);
         let deadline = self.hub.health().deadline();

@@ -91,7 +91,7 @@ impl Handshake {
 
     /// Returns the seal of what `sender` sends after both have proved that they have the token.
     pub(super) fn seal(&self, sender: Prover) -> Seal {
-        // The first two numbers are those of proofs.
+        // Purposes 0 and 1 are the proofs.
         Seal::new(&self.hash(2 + sender as u8).finalize().into_bytes().into())
     }
 

@@ -18,7 +18,7 @@ const DEADLINE: Duration = Duration::from_millis(400);
 /// Comes to an exchange of this name, rank 1 too late. Checks that all ranks are told.
 fn come(world: &Rendezvous, call: &str) {
     if world.rank() == 1 {
-        // Until rank 1 is lost.
+        // It waits until it is lost.
         while world.health().check().is_ok() {
             world.health().machine().sleep(Duration::from_millis(5));
         }
@@ -110,7 +110,7 @@ fn stop_one(test: &str, seed: u64, folder: &Path) {
         assert!(printed.starts_with(&head), "{place}");
         assert!(printed.ends_with(" ranks for barrier: has not returned\n"), "{place}");
     }
-    // When it is continued, it finds the loss itself.
+    // When the stopped process is continued, it finds that it is lost.
     signal(&stopped, libc::SIGCONT);
     assert!(wait(stopped).code().is_some_and(|code| code >= LOST), "seed {seed}");
 }

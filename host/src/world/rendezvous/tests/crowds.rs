@@ -37,7 +37,7 @@ fn of_an_address_with_too_many_connections_one_that_has_said_nothing_is_closed_f
     let mut wait = |heard: &mut Vec<_>| {
         strangers.wait(std::slice::from_ref(&listener), Duration::from_millis(1), heard).unwrap();
     };
-    // The first one has said who it is, and is to prove it; another address has one, too.
+    // The first one has sent its greeting, but no proof yet. Another address has a connection, too.
     let mut first = connect_from(2, &config);
     send_json(&mut first, Kind::Hello, &Hello { nonce: Some([1; 32]), ..hello(1, 2) }).unwrap();
     first.set_nonblocking(true).unwrap();

@@ -144,7 +144,7 @@ fn work(config: &RendezvousConfig, socket: &Path, does: &str) -> i32 {
     });
     match left {
         Ok(left) if left == RANKS - 1 => WENT_ON,
-        // Some had finished, or not joined.
+        // Some ranks had finished, or had not joined.
         Ok(_) | Err(Error::World(_)) => NOT_MET,
         Err(error) => panic!("rank {own}: {error}"),
     }

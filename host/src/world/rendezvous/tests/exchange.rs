@@ -57,7 +57,8 @@ fn threads_meet_in_memory() {
     assert_eq!(sums.unwrap(), [500; 5]);
 }
 
-/// Rank `quitter` gives up an exchange before the other ranks come, and then takes part in others.
+/// Gives up an exchange, as rank `quitter`, before the other ranks come, and then takes part in
+/// others.
 fn gives_up(world: &Rendezvous, quitter: usize) {
     if world.rank() == quitter {
         let start = Instant::now();

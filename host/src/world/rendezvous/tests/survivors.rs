@@ -87,7 +87,7 @@ fn ranks_that_come_too_late_are_excluded_and_too_few_do_not_go_on() {
     together(&configs, |config, world| {
         let world = world.unwrap();
         if config.rank == 4 {
-            // As if its process had ended.
+            // This is as if the rank's process had ended.
             return drop(world);
         }
         assert_eq!(wait_for_loss(&world), 4);
@@ -119,7 +119,7 @@ fn the_remaining_ranks_go_on_without_a_first_one_that_is_silent() {
     together(&configs, |config, world| {
         let world = world.unwrap();
         if config.rank == 0 {
-            // As if its process had ended.
+            // This is as if the rank's process had ended.
             return drop(world);
         }
         assert_eq!(wait_for_loss(&world), 0);
