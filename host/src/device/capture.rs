@@ -14,11 +14,11 @@ pub(crate) struct Capture {
     /// One entry per device communicator: its flag, and the first kernel launched with it.
     pub(super) kernels: Vec<(&'static str, Arc<AbortFlag>)>,
     /// The communicators of kernels' arguments.
-    pub(super) used: Vec<Arc<dyn Issuer>>,
-    /// Whether there are kernels.
+    pub(super) kernel_communicators: Vec<Arc<dyn Issuer>>,
+    /// Whether there are kernel launches.
     pub(super) launches: bool,
     /// The operations that are ordered.
-    pub(super) uses: LastOperations,
+    pub(super) last_operations: LastOperations,
 }
 
 impl Capture {

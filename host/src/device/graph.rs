@@ -63,7 +63,7 @@ struct Exec {
     communicators: Vec<Arc<dyn Issuer>>,
     kernels: Vec<(&'static str, Arc<AbortFlag>)>,
     /// The communicators of kernels' arguments.
-    used: Vec<Arc<dyn Issuer>>,
+    kernel_communicators: Vec<Arc<dyn Issuer>>,
     /// The objects whose operations it has, for the order of its launches.
     orders: Vec<Arc<order::Inner>>,
     /// What its kernels may use.
@@ -123,7 +123,8 @@ impl OpenCapture<'_> {
         let capture = context.end_capture();
         std::mem::forget(self);
         let (len, handle) = (graph.len()?, graph.instantiate()?);
-        let Capture { owners, kept, kernels, used, launches, uses } = capture;
+        let Capture { owners, kept, kernels, kernel_communicators, launches, last_operations } =
+            capture;
         let hold = launches.then(|| context.begin_hold());
         let communicators = owners.iter().map(|owner| owner.issuer()).collect();
         let exec = Exec {
@@ -131,8 +132,8 @@ impl OpenCapture<'_> {
             _graph: graph,
             communicators,
             kernels,
-            used,
-            orders: uses.objects(),
+            kernel_communicators,
+            orders: last_operations.objects(),
             hold,
             _owners: owners.clone(),
             _kept: kept,
@@ -177,7 +178,7 @@ impl Graph {
         let exec = exec.as_ref().filter(|_| self.inner.is_open());
         let rank = context.rank().unwrap_or(0);
         let exec = exec.ok_or(StateError::Closed { what: self.inner.name(), rank })?;
-        for communicator in exec.communicators.iter().chain(&exec.used) {
+        for communicator in exec.communicators.iter().chain(&exec.kernel_communicators) {
             // Operations of a communicator that has ended would use freed memory.
             communicator.require_live()?;
         }
@@ -221,7 +222,7 @@ impl Graph {
     pub fn is_valid(&self) -> bool {
         let exec = self.inner.exec.lock();
         exec.as_ref().is_some_and(|exec| {
-            let mut communicators = exec.communicators.iter().chain(&exec.used);
+            let mut communicators = exec.communicators.iter().chain(&exec.kernel_communicators);
             communicators.all(|communicator| communicator.is_live())
                 && exec.kernels.iter().all(|(_, flag)| flag.refusal().is_none())
         })

@@ -236,22 +236,22 @@ impl Context {
     /// Orders an operation of these objects on `stream`. The caller has the [turn](Self::turn).
     pub(super) fn take_turn(&self, objects: &[Arc<Inner>], stream: &Stream) -> Result<()> {
         let state = &self.orders().0;
-        let mut own = self.with_capture(|capture| std::mem::take(&mut capture.uses));
-        if let Some(uses) = &mut own {
-            let taken = uses.take_turns(objects, stream, self.ended_turns(), true);
-            self.with_capture(|capture| capture.uses = own.unwrap_or_default());
+        let mut own = self.with_capture(|capture| std::mem::take(&mut capture.last_operations));
+        if let Some(last) = &mut own {
+            let taken = last.take_turns(objects, stream, self.ended_turns(), true);
+            self.with_capture(|capture| capture.last_operations = own.unwrap_or_default());
             return taken;
         }
         match stream.foreign_capture()? {
             None => {
                 let mut locked = state.lock();
-                let (turn, mut uses) = (locked.ended, std::mem::take(&mut locked.eager));
+                let (turn, mut last) = (locked.ended, std::mem::take(&mut locked.eager));
                 drop(locked);
                 let taken = match self.begin_enqueue() {
-                    Ok(_enqueue) => uses.take_turns(objects, stream, turn, false),
+                    Ok(_enqueue) => last.take_turns(objects, stream, turn, false),
                     Err(error) => Err(error),
                 };
-                state.lock().eager = uses;
+                state.lock().eager = last;
                 taken
             }
             Some(id) => {
@@ -259,9 +259,9 @@ impl Context {
                 let (turn, before) = (locked.ended, locked.foreign.take());
                 drop(locked);
                 let of_capture = before.filter(|(other, _)| *other == id);
-                let mut uses = of_capture.map(|(_, uses)| uses).unwrap_or_default();
-                let taken = uses.take_turns(objects, stream, turn, true);
-                state.lock().foreign = Some((id, uses));
+                let mut last = of_capture.map(|(_, last)| last).unwrap_or_default();
+                let taken = last.take_turns(objects, stream, turn, true);
+                state.lock().foreign = Some((id, last));
                 taken
             }
         }

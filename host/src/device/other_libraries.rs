@@ -19,7 +19,7 @@ struct AfterWork<T: Any + Send> {
 }
 
 impl Stream {
-    /// If another library captures this stream, gives `owner` to the graph. The driver drops it, on
+    /// Gives `owner` to the graph, if another library captures this stream. The driver drops it, on
     /// a thread of its own, after the graph and all executable graphs made of it are destroyed.
     /// Returns `owner` if the stream is not captured.
     ///

@@ -305,8 +305,8 @@ impl Stream {
         let context = self.context();
         let add = |capture: &mut Capture| {
             capture.launches = true;
-            let used = communicator.and_then(|number| context.issuer(number));
-            capture.used.extend(used);
+            let issuer = communicator.and_then(|number| context.issuer(number));
+            capture.kernel_communicators.extend(issuer);
             if let Some(flag) = &flag {
                 capture.add_kernel(kernel, Arc::clone(flag));
             }

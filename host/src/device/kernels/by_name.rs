@@ -145,7 +145,7 @@ fn gin_entries(name: &str) -> impl Iterator<Item = String> {
     back_ends.map(move |suffix| format!("{name}_{suffix}"))
 }
 
-/// Returns the name for as long as the process lasts, in which reports name the kernel.
+/// Returns the name with a static lifetime, which reports need.
 fn interned(name: &str) -> &'static str {
     static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut names = NAMES.lock();
