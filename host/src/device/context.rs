@@ -70,7 +70,7 @@ pub(crate) struct ContextInner {
     flags: AbortFlags,
     /// Abort blocks of closed device communicators, for reuse.
     abort_blocks: Mutex<Vec<SharedBlock>>,
-    /// Set when it was to load kernels of a program that was built without PTX.
+    /// Whether kernels of a program that was built without PTX were to be loaded.
     misses_ptx: AtomicBool,
     /// The kernels that its streams can launch.
     kernels: RwLock<Arc<[Arc<Modules>]>>,
@@ -199,7 +199,7 @@ impl Context {
         self.inner.misses_ptx.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether it was to load kernels of a program that was built without PTX.
+    /// Returns whether kernels of a program that was built without PTX were to be loaded.
     #[cfg(feature = "simulator")]
     pub(crate) fn misses_ptx(&self) -> bool {
         self.inner.misses_ptx.load(Ordering::Relaxed)

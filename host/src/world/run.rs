@@ -1,4 +1,4 @@
-//! RunningRank ranks: all as threads of this process, or one as this process.
+//! Running ranks: all as threads of this process, or one as this process.
 
 use std::any::Any;
 use std::cell::Cell;

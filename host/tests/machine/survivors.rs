@@ -95,7 +95,6 @@ fn a_rank_goes_on_only_after_a_loss_and_outside_of_groups_and_captures() {
         let stream = alone.stream()?;
         let weight = filled(alone.communicator()?, &[3.0_f32])?;
         assert_eq!(sum(alone.communicator()?, &weight, &stream)?, 3.0);
-        // Its own failure is that of the new world.
         alone.barrier()
     });
     assert!(failed.unwrap_err().to_string().contains("it fails"));
