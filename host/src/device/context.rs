@@ -205,7 +205,7 @@ impl Context {
         self.inner.misses_ptx.load(Ordering::Relaxed)
     }
 
-    /// Registers a stream: freeing memory waits for it.
+    /// Registers a stream, for which the freeing of memory then waits.
     pub(super) fn register_stream(&self, stream: &Arc<StreamInner>) {
         self.inner.streams.lock().push(Arc::clone(stream));
     }

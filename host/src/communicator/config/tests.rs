@@ -1,3 +1,5 @@
+//! Tests of configurations: the fields that settings reach, and the settings that are refused.
+
 use std::ffi::{CStr, c_char};
 
 use super::*;

@@ -1,4 +1,4 @@
-//! Ranks that are alive but absent: they come too late, or their processes are stopped.
+//! Tests of ranks that are alive but absent: they come too late, or their processes are stopped.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;

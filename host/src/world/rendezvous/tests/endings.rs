@@ -1,6 +1,6 @@
-//! Generated jobs of five processes in which one is killed or stopped while they join, work or
-//! finish, some with a forked child that lives on: all others end or go on within the time that is
-//! promised, and no process remains.
+//! Tests with generated jobs of five processes in which one is killed or stopped while they join,
+//! work or finish, some with a forked child that lives on: all others end or go on within the time
+//! that is promised, and no process remains.
 
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixDatagram;

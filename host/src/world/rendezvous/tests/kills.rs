@@ -1,5 +1,5 @@
-//! Jobs in which one process is killed at a random moment: all others end with an error soon, and
-//! no process remains.
+//! Tests with jobs in which one process is killed at a random moment: all others end with an error
+//! soon, and no process remains.
 
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt;
