@@ -1,4 +1,4 @@
-//! Compiles, with the feature `ptx`, the kernels for GPUs.
+//! Compiles the kernels for GPUs, with the feature `ptx`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=build.rs");

@@ -56,9 +56,9 @@
 //! whose lifetime only the caller knows. Four rules make the rest safe:
 //!
 //! * any thread may use what a rank creates: each call makes the rank's CUDA context current, NCCL
-//!   is called for one thread at a time per communicator, and what a thread closes was neither
-//!   passed to an operation that another one has not enqueued yet, nor is used by the GPU
-//!   ([`Context`] says more);
+//!   is called for one thread at a time per communicator, and a thread closes an object only if the
+//!   GPU does not use it, nor an operation that another thread is about to enqueue ([`Context`]
+//!   says more);
 //! * memory, windows, device communicators, graphs and modules are freed only when this rank's
 //!   streams are idle. If the streams cannot become idle, because a rank is lost or a deadline was
 //!   missed, these resources are kept until the process ends;

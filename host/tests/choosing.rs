@@ -7,7 +7,7 @@ use devcomm_host::{Error, Library, MultiGpu, ReduceOp, Simulation, World, visibl
 
 /// Returns whether this process has the environment variables. If not, runs the test in a child
 /// process that has them.
-fn has(test: &str, variables: &[(&str, &str)]) -> bool {
+fn runs_with(test: &str, variables: &[(&str, &str)]) -> bool {
     if variables.iter().all(|(name, value)| std::env::var(name).is_ok_and(|set| set == *value)) {
         return true;
     }
@@ -36,7 +36,7 @@ fn a_launcher_and_the_variable_are_an_error_that_names_both() {
         ("MASTER_ADDR", "localhost"),
         ("MASTER_PORT", "29500"),
     ];
-    if has("a_launcher_and_the_variable_are_an_error_that_names_both", TORCHRUN) {
+    if runs_with("a_launcher_and_the_variable_are_an_error_that_names_both", TORCHRUN) {
         assert_error_with(
             World::from_env().map(drop),
             &["DEVCOMM_SIMULATE=\"2\"", "RANK", "with RANK each is a process"],
@@ -47,7 +47,7 @@ fn a_launcher_and_the_variable_are_an_error_that_names_both() {
 #[test]
 fn processes_and_the_variable_are_an_error_that_names_both() {
     let variable = &[("DEVCOMM_SIMULATE", "2")];
-    if has("processes_and_the_variable_are_an_error_that_names_both", variable) {
+    if runs_with("processes_and_the_variable_are_an_error_that_names_both", variable) {
         assert_error_with(World::spawn_local(2), &["DEVCOMM_SIMULATE=\"2\"", "World::spawn_local"]);
         let processes = World::builder().simulate(Simulation::new(2)).spawn_local(2);
         assert_error_with(processes, &["World::spawn_local"]);
@@ -57,7 +57,10 @@ fn processes_and_the_variable_are_an_error_that_names_both() {
 #[test]
 fn a_variable_that_makes_no_sense_is_an_error_wherever_a_machine_is_asked_for() {
     let variable = &[("DEVCOMM_SIMULATE", "some")];
-    if has("a_variable_that_makes_no_sense_is_an_error_wherever_a_machine_is_asked_for", variable) {
+    if runs_with(
+        "a_variable_that_makes_no_sense_is_an_error_wherever_a_machine_is_asked_for",
+        variable,
+    ) {
         assert_error_with(World::from_env().map(drop), &["DEVCOMM_SIMULATE=\"some\""]);
         assert_error_with(visible_gpus().map(drop), &["DEVCOMM_SIMULATE=\"some\""]);
     }
@@ -86,14 +89,17 @@ fn a_setting_that_makes_no_sense_is_an_error_though_simulated_gpus_do_not_use_it
         return;
     }
     for setting in settings {
-        assert!(!has(TEST, &[setting, ("DEVCOMM_SIMULATE", "2")]));
+        assert!(!runs_with(TEST, &[setting, ("DEVCOMM_SIMULATE", "2")]));
     }
 }
 
 #[test]
 fn with_the_variable_a_program_finds_simulated_gpus_in_and_outside_of_worlds() {
     let variable = &[("DEVCOMM_SIMULATE", "3,seed=7")];
-    if !has("with_the_variable_a_program_finds_simulated_gpus_in_and_outside_of_worlds", variable) {
+    if !runs_with(
+        "with_the_variable_a_program_finds_simulated_gpus_in_and_outside_of_worlds",
+        variable,
+    ) {
         return;
     }
     assert_eq!(visible_gpus().unwrap(), 3);

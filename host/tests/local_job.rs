@@ -67,7 +67,7 @@ fn the_others_are_asked_for_their_last_operations_before_they_are_ended() {
 }
 
 #[test]
-fn the_others_survive_if_they_are_to() {
+fn the_other_ranks_go_on_if_the_job_survives() {
     let start = Instant::now();
     let job = |script| shell(3, script).survive().run();
     job("[ $RANK = 1 ] && exit 7; exec sleep 5").unwrap();

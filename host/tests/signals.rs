@@ -70,7 +70,7 @@ fn a_launcher_passes_sigusr1_on() {
 /// Set in the process of [`sigusr1_makes_ranks_print_what_they_do`] that has ranks.
 const CHILD: &str = "DEVCOMM_TEST_CHILD";
 
-/// Rank 1 asks what the ranks do, while rank 0 waits for it in an exchange.
+/// Runs two ranks, of which rank 1 raises SIGUSR1 while rank 0 waits for it in an exchange.
 fn ask() {
     let ended = World::simulated(2).unwrap().run(|rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);

@@ -28,7 +28,7 @@ fn every_rank_has_a_gpu_of_its_own_and_knows_that_it_is_simulated() {
     assert!(ranks.iter().enumerate().all(|(n, rank)| (rank.0, rank.1) == (n, n)), "{ranks:?}");
 }
 
-/// This process's sockets.
+/// Returns this process's sockets.
 fn sockets() -> BTreeSet<String> {
     let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
     let targets =

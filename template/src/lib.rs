@@ -21,7 +21,7 @@ const BLOCKS: u32 = 4;
 pub fn sum_over_ranks(rank: &Rank, input: &[f32]) -> Result<Vec<f32>, Error> {
     rank.load(&KERNELS)?;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    // The kernel adds up what the ranks of its LSA team have.
+    // The kernel adds up the inputs of the ranks of its LSA team only.
     comm.require_single_lsa_team()?;
     let send = comm.window::<f32>(input.len())?;
     let out = comm.window::<f32>(input.len())?;

@@ -1,10 +1,10 @@
-//! The kernel against a sum on the host.
+//! Compares the kernel with a sum on the host.
 
 use devcomm::{Error, Rank};
 
 use {{crate_name}}::sum_over_ranks;
 
-/// Distinct inputs whose sums are exact.
+/// Returns distinct inputs whose sums are exact.
 fn input(rank: usize) -> Vec<f32> {
     (0..1000).map(|i| (1000 * rank + i) as f32).collect()
 }

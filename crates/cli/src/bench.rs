@@ -19,7 +19,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Becomes the program; returns only with an error.
+    /// Replaces this process by the program; returns only with an error.
     ///
     /// # Errors
     ///

@@ -30,7 +30,7 @@ const RDMA_WITH_VMM: c_int = 110;
 ///
 /// # Errors
 ///
-/// Why that failed: the driver's library is missing, or a call failed.
+/// If the driver's library is missing, or a call fails.
 pub fn driver_info() -> Result<DriverInfo, String> {
     let driver = Driver::open()?;
     let count = driver.number("cuDeviceGetCount")?;
@@ -57,7 +57,7 @@ pub fn has_gpus() -> bool {
     driver_info().is_ok_and(|info| !info.gpus.is_empty())
 }
 
-/// 13000 is CUDA 13.0.
+/// Returns the version for a code such as 13000, which is CUDA 13.0.
 fn version_text(code: c_int) -> String {
     format!("{}.{}", code / 1000, code % 1000 / 10)
 }

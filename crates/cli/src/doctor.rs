@@ -180,7 +180,7 @@ fn examine(machine: &Result<cuda::DriverInfo, String>, setup: &str) -> Vec<Compo
     all
 }
 
-/// rustc and cargo, as used by this build.
+/// Returns rustc or cargo, as a build uses it.
 fn rust_tool(name: &'static str, variable: &str) -> Component {
     const INSTALL: &str = "install Rust through https://rustup.rs";
     let program = std::env::var_os(variable).map_or_else(|| PathBuf::from(name), PathBuf::from);

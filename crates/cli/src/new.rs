@@ -29,8 +29,8 @@ impl New {
     ///
     /// # Errors
     ///
-    /// If the folder is not empty or cannot be written, the name is no package's, or the checkout
-    /// is none.
+    /// If the folder is not empty or cannot be written, the name cannot be a package's, or the
+    /// checkout is not one of devcomm.
     pub fn run(&self) -> Result<u8> {
         let patch = self.crates.as_deref().map(patch).transpose()?;
         create(&self.folder, self.name.as_deref(), self.fused)?;
@@ -70,7 +70,7 @@ const TEMPLATE: [(&str, &str); 12] = [
 /// What a project with a fused product has in addition.
 const FUSED: [(&str, &str); 5] = [
     ("examples/fused.rs", include_str!("../template/fused/examples/fused.rs")),
-    // The guide's.
+    // The guide shows this file, too.
     ("kernels/src/fused.rs", include_str!("../template/fused/kernels/src/fused.rs")),
     ("rustfmt.toml", include_str!("../template/fused/rustfmt.toml")),
     ("src/fused.rs", include_str!("../template/fused/src/fused.rs")),
@@ -94,7 +94,7 @@ const FUSED_COMMAND: &str =
 ///
 /// # Errors
 ///
-/// If the folder is not empty or cannot be written, or the name is no package's.
+/// If the folder is not empty or cannot be written, or the name cannot be a package's.
 pub fn create(folder: &Path, name: Option<&str>, fused: bool) -> Result<()> {
     let absolute = std::path::absolute(folder)?;
     let name = match name {
@@ -184,7 +184,7 @@ fn patch(checkout: &Path) -> Result<String> {
 mod tests {
     use super::*;
 
-    /// All files below a folder, as paths relative to `root`.
+    /// Adds all files below a folder to `all`, as paths relative to `root`.
     fn files(folder: &Path, root: &Path, all: &mut Vec<String>) {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();

@@ -131,8 +131,8 @@ fn kernel_package<'a>(
 /// Returns whether it is a library for GPUs: it has `cuda_std`, and not the host crates.
 fn is_kernels(package: &Package) -> bool {
     let depends = |on: &str| {
-        let of_build = package.dependencies.iter().filter(|one| one.kind == DependencyKind::Normal);
-        of_build.into_iter().any(|one| one.name == on)
+        let normal = package.dependencies.iter().filter(|one| one.kind == DependencyKind::Normal);
+        normal.into_iter().any(|one| one.name == on)
     };
     let is_library = package.targets.iter().any(|target| target.is_lib());
     is_library && depends("devcomm-cuda-std") && !depends("devcomm") && !depends("devcomm-host")
@@ -255,8 +255,8 @@ fn calls(report: &KernelReport) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join("\n") }
 }
 
-/// Returns the number of places in a kernel's own code that panic: those that trap in `core`'s
-/// panicking functions, which are inlined, as their lines say.
+/// Returns the number of places in a kernel's own code that panic: a `trap` whose line information
+/// names `core`'s panicking functions, which are inlined.
 fn panics(module: &str, kernel: &str) -> usize {
     let source = |line: &str| line.trim().strip_prefix(".file").map(str::to_owned);
     let is_core = |line: &String| line.trim_end_matches('"').ends_with("/core/src/panicking.rs");

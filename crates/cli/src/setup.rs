@@ -58,8 +58,8 @@ pub struct Setup {
     /// Print nothing if nothing is missing
     #[arg(long)]
     pub quiet: bool,
-    /// Also install the Rust toolchain that the shipped kernels were tuned with; it then compiles
-    /// kernels, and yours the host's code
+    /// Also install the Rust toolchain that the shipped kernels were tuned with; kernels are then
+    /// compiled with it, and the host's code with yours
     #[arg(long)]
     pub kernel_toolchain: bool,
 }
@@ -89,8 +89,8 @@ impl Setup {
 ///
 /// # Errors
 ///
-/// If a component cannot be fetched: it is said what that needs, the network or a program.
-pub fn setup(quiet: bool, without: Optional) -> Result<()> {
+/// If a component cannot be fetched; the error says what that needs, the network or a program.
+pub fn setup(quiet: bool, optional: Optional) -> Result<()> {
     let report = |name: &str, what: &str| {
         if !quiet {
             println!("{name:<9} {what}");
@@ -113,7 +113,7 @@ pub fn setup(quiet: bool, without: Optional) -> Result<()> {
     let ptxas = find_ptxas().ok().filter(|path| quiet || is_whole(path));
     match ptxas.map_or_else(fetch_ptxas, Ok) {
         Ok(path) => report("ptxas", &path.display().to_string()),
-        Err(error) if without == Optional::Ptxas => {
+        Err(error) if optional == Optional::Ptxas => {
             eprintln!("warning: continuing without ptxas (no register counts, cubins): {error:#}");
         }
         Err(error) => return Err(error),
@@ -142,8 +142,8 @@ fn fetch_ptxas() -> Result<PathBuf> {
     Ok(find_ptxas()?)
 }
 
-/// Returns whether the cached wheel that has this file has the contents that it had; files
-/// elsewhere are not setup's.
+/// Returns whether the cached wheel that has this file is undamaged; true for a file that is in
+/// none.
 pub(crate) fn is_whole(file: &Path) -> bool {
     let Some(Err(damage)) = wheel_of(file).map(|wheel| verify(&wheel)) else { return true };
     eprintln!("fetching again what was damaged: {damage:#}");
@@ -155,7 +155,7 @@ fn compiler_with_source() -> Result<KernelCompiler> {
     match kernel_compiler() {
         Err(cuda_builder::Error::NoRustSource { fix, .. }) => {
             eprintln!("adding rust-src to the toolchain ...");
-            // Without a toolchain of rustup it names a distribution's package too.
+            // For a compiler that is not rustup's, `fix` names a distribution's package too.
             let arguments = fix.strip_prefix("rustup ").unwrap_or("component add rust-src");
             rustup(&arguments.split(' ').collect::<Vec<_>>())?;
             Ok(kernel_compiler()?)

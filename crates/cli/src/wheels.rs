@@ -18,7 +18,7 @@ pub struct Wheel {
     pub package: &'static str,
     /// The version.
     pub version: &'static str,
-    /// The SHA-256 of its files for Linux on x86_64 and on aarch64, in hexadecimal. Others are
+    /// The SHA-256 of its files for Linux on x86_64 and on aarch64, in hexadecimal. Other files are
     /// refused, whatever the index offers.
     pub sha256: [&'static str; 2],
 }
@@ -89,10 +89,12 @@ pub fn fetch(
         run(&mut unzip, &format!("{} does not unpack; is the disk full?", wheel.display()))?;
     }
     make_programs_executable(&tree)?;
-    // All of it, before it has its name: after a crash of the system a file might be empty.
+    // Written to disk before the rename: otherwise a file might be empty after a crash of the
+    // system.
     rustix::fs::syncfs(File::open(&tree)?)?;
     if target.exists() {
-        // Only complete folders get this name, but `is_there` rejects it: it was damaged later.
+        // Only complete folders get this name, but `is_there` rejects this one: it was damaged
+        // later.
         fs::remove_dir_all(&target)?;
     }
     fs::rename(&tree, &target)?;
@@ -106,7 +108,7 @@ const PARTIAL: &str = ".partial-";
 
 /// Acquires the cache's lock, held until the returned file is dropped.
 fn lock(path: &Path) -> Result<File> {
-    // Not what a link names.
+    // A symbolic link is not followed.
     let flags = OFlags::NOFOLLOW.bits().cast_signed();
     let file =
         File::options().write(true).create(true).truncate(false).custom_flags(flags).open(path);
@@ -147,8 +149,8 @@ pub(crate) fn python_with_pip() -> Result<&'static str> {
     )
 }
 
-/// Returns a program that runs a module of Python. Python looks for modules in the folder in which
-/// it runs first: the caller's may have any.
+/// Returns a command that runs a module of Python. Python looks for modules first in its working
+/// directory, so that is not the caller's, which may have any.
 fn module(python: &str, name: &str) -> Command {
     let mut command = Command::new(python);
     command.args(["-m", name]).current_dir("/");
@@ -157,7 +159,7 @@ fn module(python: &str, name: &str) -> Command {
 
 /// Runs a command; `otherwise` is the error if it fails.
 fn run(command: &mut Command, otherwise: &str) -> Result<()> {
-    // pip's messages go to standard error, not into the task's output.
+    // pip's messages go to standard error, not into this command's output.
     let status = command.stdin(Stdio::null()).stdout(std::io::stderr()).status();
     match status {
         Ok(status) if status.success() => Ok(()),
@@ -184,7 +186,7 @@ fn make_programs_executable(folder: &Path) -> Result<()> {
 ///
 /// # Errors
 ///
-/// Which file is missing, cut or changed.
+/// If a file is missing, cut or changed; the error names it.
 pub fn verify(wheel: &Path) -> Result<()> {
     for WheelFile { path, sha256, .. } in wheel_files(wheel).map_err(anyhow::Error::msg)? {
         let mut hash = Sha256::new();
@@ -250,7 +252,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "contents");
     }
 
-    /// Returns a wheel of one file, in which everything is stored uncompressed.
+    /// Writes a wheel of one file, and returns its SHA-256.
     fn write_wheel(folder: &Path, contents: &str) -> String {
         let path = folder.join("devcomm_test-1.0-py3-none-any.whl");
         let code = "import base64, hashlib, sys, zipfile\n\
@@ -274,7 +276,7 @@ mod tests {
 
     #[test]
     fn only_a_wheel_with_a_known_hash_is_unpacked_and_a_damaged_one_is_fetched_again() {
-        // In a process of its own, whose variables name the cache and pip's source.
+        // This runs in a process of its own, whose variables name the cache and pip's source.
         const CHILD: &str = "DEVCOMM_TEST_FETCH";
         if let Ok(hash) = std::env::var(CHILD) {
             let wheel = Wheel {
@@ -330,7 +332,7 @@ mod tests {
 
     #[test]
     fn python_takes_no_module_from_the_callers_folder() {
-        // In a process of its own, since the folder is that of a process.
+        // This runs in a process of its own, since a process has one working directory.
         const CHILD: &str = "DEVCOMM_TEST_CHILD";
         if std::env::var_os(CHILD).is_some() {
             return drop(module("python3", "pip").arg("--help").output());

@@ -43,9 +43,9 @@ pub struct AbortHandle {
 }
 
 impl AbortHandle {
-    /// Ends the communicator. On this rank, waits for its operations, and for other ranks in its
-    /// methods, fail with [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded);
-    /// waits for kernels that use its device communicators fail with
+    /// Ends the communicator. On this rank, a wait for its operations, or for other ranks in its
+    /// methods, fails with [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded);
+    /// a wait for a kernel that uses its device communicators fails with
     /// [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted). Idempotent. NCCL returns
     /// only after the CUDA graphs with operations of the communicator are destroyed; the rank's
     /// thread destroys them in [`Communicator::abort`] or [`Communicator::destroy`].
@@ -77,7 +77,7 @@ pub(super) fn start_abort(handle: &Arc<Handle>) -> Result<()> {
 }
 
 /// Frees an aborted communicator once no call uses it. A call that does not return soon is stopped;
-/// one that does not return even then keeps the communicator allocated, and this thread.
+/// one that does not return even then keeps the communicator allocated, and this thread waiting.
 fn free(handle: &Handle) -> Result<()> {
     let unused = match handle.take_unused(Some(CALL_LIMIT)) {
         Err(Error::State(StateError::DeadlinePassed { .. })) => {
@@ -92,12 +92,12 @@ fn free(handle: &Handle) -> Result<()> {
     handle.nccl().check("ncclCommAbort", code, Some(handle.rank()))
 }
 
-/// Makes running calls of an aborted communicator return, without freeing it. NCCL refuses this to
-/// one that is finalized, and before 2.28.7 it cannot.
+/// Makes running calls of an aborted communicator return, without freeing it. NCCL refuses this for
+/// a finalized one, and has no such call before 2.28.7.
 fn stop(handle: &Handle) {
     let Some(comm) = handle.to_be_aborted() else { return };
     // SAFETY: only this thread frees the communicator, later; NCCL allows a revocation during a
-    // call, which is what it is for.
+    // call: its purpose is to end running calls.
     let stopped = unsafe { calls::comm_revoke(comm, 0).make(handle.nccl()) };
     let rank = handle.rank();
     let stopped = stopped.and_then(|code| handle.nccl().check("ncclCommRevoke", code, Some(rank)));
@@ -107,7 +107,7 @@ fn stop(handle: &Handle) {
 }
 
 /// Waits for an abort in progress, with a limit: running kernels, undestroyed CUDA graphs and calls
-/// that do not return block it. Only the first wait does.
+/// that do not return block it. Only the first call waits.
 pub(super) fn wait_for_abort(handle: &Handle) -> Result<()> {
     let aborting = handle.aborting().lock().take();
     aborting.map_or(Ok(()), |aborting| aborting.wait(Some(ABORT_LIMIT), || Ok(()))?)

@@ -17,7 +17,7 @@ fn codes(machine: &Machine, function: &str) -> Vec<Option<i32>> {
 }
 
 /// Returns a communicator of one rank, on a machine that this thread has entered.
-fn alone(machine: &Machine, config: &CommConfig) -> Communicator {
+fn single_rank(machine: &Machine, config: &CommConfig) -> Communicator {
     machine.simulated().unwrap().record_calls();
     let library = Library::open_on(machine, None, DEV_COMM_VERSION).unwrap();
     let context = Context::on(machine, 0).unwrap();
@@ -29,10 +29,10 @@ fn alone(machine: &Machine, config: &CommConfig) -> Communicator {
 fn a_communicator_is_not_freed_between_the_check_and_the_call_of_a_thread() {
     let machine = Machine::simulate(&Simulation::new(1), None).unwrap();
     let _entered = machine.enter_if_outside();
-    let comm = alone(&machine, &CommConfig::new());
+    let comm = single_rank(&machine, &CommConfig::new());
     let (handle, start) = (comm.handle(), machine.now());
     let entered = handle.enter(&[Status::Live]).unwrap();
-    // Whoever aborts returns, and so do running calls, but the communicator is still there.
+    // The abort returns, and so do running calls, but the communicator is still allocated.
     let late = comm.abort_handle().abort().unwrap_err();
     assert!(matches!(late, Error::State(StateError::DeadlinePassed { .. })), "{late}");
     assert!(machine.since(start) >= ABORT_LIMIT);
@@ -52,7 +52,7 @@ fn a_communicator_is_not_freed_between_the_check_and_the_call_of_a_thread() {
 fn a_wait_for_a_communicator_that_does_not_block_is_recorded() {
     let machine = Machine::simulate(&Simulation::new(1), None).unwrap();
     let _entered = machine.enter_if_outside();
-    let comm = alone(&machine, &CommConfig::new().blocking(false));
+    let comm = single_rank(&machine, &CommConfig::new().blocking(false));
     let waits = || comm.context().recorder().to_string().matches("communicator is ready").count();
     comm.wait(ABORT_LIMIT).unwrap();
     assert_eq!(waits(), 1);

@@ -2,7 +2,7 @@
 //! one of them has failed.
 //!
 //! A rank that fails takes part in the next exchange, in which all others get its error instead of
-//! waiting for it, so that a later try is in step.
+//! waiting for it, so that the ranks' later calls match.
 
 use std::sync::atomic::Ordering;
 
@@ -30,14 +30,14 @@ impl Communicator {
         CollectiveCall { communicator: self, call, options: Vec::new() }
     }
 
-    /// Makes a collective call of several steps, of which each rank can fail by itself. At its end
-    /// all ranks have come so far; if one has failed, all others get an error. Without a host
-    /// exchange it is the steps alone. *Collective*.
+    /// Makes a collective call of several steps, in which each rank can fail by itself. It returns
+    /// when all ranks have made the steps; if one has failed, all others get an error. Without a
+    /// host exchange it only makes the steps. *Collective*.
     ///
     /// # Errors
     ///
     /// Those of `steps`; [`WorldError::CallFailed`](crate::WorldError::CallFailed) if another rank
-    /// has failed; as [`barrier`](Self::barrier).
+    /// has failed; the errors of [`barrier`](Self::barrier).
     #[doc(hidden)]
     pub fn together<T>(&self, call: &str, steps: impl FnOnce() -> Result<T>) -> Result<T> {
         if !self.has_peers() {
@@ -66,7 +66,7 @@ impl Communicator {
         values: &[T],
     ) -> Result<Vec<Vec<T>>> {
         let exchange = || {
-            // The others do not wait for a rank that no longer takes part.
+            // The other ranks do not wait for one that no longer takes part.
             self.refuse_ended()?;
             let peers = self.peers().ok_or_else(|| {
                 Error::invalid("a communicator without a World has no host exchange")
@@ -108,9 +108,10 @@ impl CollectiveCall<'_> {
     ///
     /// # Errors
     ///
-    /// The own one; [`WorldError::CallFailed`](crate::WorldError::CallFailed) if another rank has
-    /// one, [`WorldError::OptionsDiffer`](crate::WorldError::OptionsDiffer),
-    /// [`WorldError::CallsDiffer`](crate::WorldError::CallsDiffer); as [`Communicator::barrier`].
+    /// This rank's own error; [`WorldError::CallFailed`](crate::WorldError::CallFailed) if another
+    /// rank has one, [`WorldError::OptionsDiffer`](crate::WorldError::OptionsDiffer),
+    /// [`WorldError::CallsDiffer`](crate::WorldError::CallsDiffer); the errors of
+    /// [`Communicator::barrier`].
     pub fn agree<T, V: Pod>(self, own: Result<(T, V)>) -> Result<(T, Vec<V>)> {
         let (own, all) = self.exchange(own.map(|(own, value)| (own, vec![value])))?;
         Ok((own, all.concat()))

@@ -17,7 +17,7 @@ use super::dispatch::Uses;
 use super::reduce_op::sealed::{Opened, Operator};
 use super::{CollectiveConfig, Communicator, ReduceOp, ReduceOperator};
 use crate::device::issuer::Resource;
-use crate::device::{Buffer, DeviceSlice, Event, Kept, OnStream};
+use crate::device::{Buffer, DeviceSlice, Event, KeepAlive, OnStream};
 use crate::error::{Error, Result};
 use crate::sys::nccl::call::{Call, CommPtr};
 use crate::sys::nccl::calls::{self, Operands};
@@ -64,7 +64,8 @@ macro_rules! collectives {
         impl Configured<'_> {
             $(
                 #[doc = concat!(
-                    "As [`Communicator::", stringify!($name), "`].\n\nNCCL: `", $alias_config, "`."
+                    "Does the same as [`Communicator::", stringify!($name), "`].\n\nNCCL: `",
+                    $alias_config, "`."
                 )]
                 ///
                 /// # Errors
@@ -94,8 +95,8 @@ collectives! {
         operation.averages_by_product()?.enqueue_configured(this, stream, calls::all_reduce)
     }
 
-    /// `root`'s `recv` gets the reduction of all ranks' `send`; both have the same length. The
-    /// other ranks' `recv` is not used and may be `None`.
+    /// Reduces all ranks' `send` into `root`'s `recv`; both have the same length. The other ranks'
+    /// `recv` is not used and may be `None`.
     #[nccl("ncclReduce", "ncclReduceConfig")]
     fn reduce<S: Buffer, O: ReduceOperator<S::Element>>(
         send: &S, recv: Option<DeviceSlice<S::Element>>, op: O, root: usize, stream: impl OnStream,
@@ -139,8 +140,9 @@ collectives! {
         operation.enqueue_configured(this, stream, calls::all_gather)
     }
 
-    /// Every rank's `recv` gets its chunk of the reduction of all ranks' `send`, whose length is
-    /// that of `recv` times the number of ranks. In place, `recv` is this rank's chunk of `send`.
+    /// Reduces all ranks' `send`, and copies each rank's chunk of the result to its `recv`. The
+    /// length of `send` is that of `recv` times the number of ranks. In place, `recv` is this
+    /// rank's chunk of `send`.
     #[nccl("ncclReduceScatter", "ncclReduceScatterConfig")]
     fn reduce_scatter<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(
         send: &S, recv: &R, op: O, stream: impl OnStream,
@@ -154,8 +156,8 @@ collectives! {
         operation.enqueue_configured(this, stream, calls::reduce_scatter)
     }
 
-    /// Chunk `i` of rank `r`'s `recv` gets chunk `r` of rank `i`'s `send`; both have the same
-    /// length, one chunk per rank. Not in place.
+    /// Copies chunk `r` of rank `i`'s `send` to chunk `i` of rank `r`'s `recv`, for all ranks; both
+    /// have the same length, one chunk per rank. Not in place.
     #[nccl("ncclAlltoAll", "ncclAlltoAllConfig")]
     fn all_to_all<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: impl OnStream) |this| {
         let (send, recv) = (send.device_slice(), recv.device_slice());
@@ -173,7 +175,7 @@ collectives! {
         operation.sends(&send)?.receives(&recv)?.enqueue_configured(this, stream, calls::all_to_all)
     }
 
-    /// `root`'s `recv` gets all ranks' `send`, in rank order: its length is that of `send`
+    /// Gathers all ranks' `send` in `root`'s `recv`, in rank order: its length is that of `send`
     /// times the number of ranks. The other ranks' `recv` is not used and may be `None`. In place,
     /// `root`'s `send` is its chunk of `recv`.
     #[nccl("ncclGather", "ncclGatherConfig")]
@@ -191,9 +193,9 @@ collectives! {
         operation.enqueue_configured(this, stream, calls::gather)
     }
 
-    /// Every rank's `recv` gets its chunk of `root`'s `send`, whose length is that of `recv` times
-    /// the number of ranks. The other ranks' `send` is not used and may be `None`. In place,
-    /// `root`'s `recv` is its chunk of `send`.
+    /// Copies each rank's chunk of `root`'s `send` to its `recv`. The length of `send` is that of
+    /// `recv` times the number of ranks. The other ranks' `send` is not used and may be `None`. In
+    /// place, `root`'s `recv` is its chunk of `send`.
     #[nccl("ncclScatter", "ncclScatterConfig")]
     fn scatter<R: Buffer>(
         send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: impl OnStream,
@@ -333,7 +335,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As the collectives; [`Error::InvalidInput`] for an unknown rank.
+    /// The errors are those of the collectives; [`Error::InvalidInput`] for an unknown rank.
     #[doc(alias = "ncclSend")]
     pub fn send<S: Buffer>(&self, send: &S, peer: usize, stream: impl OnStream) -> Result<()> {
         let (send, peer) = (send.device_slice(), self.peer(peer)?);
@@ -366,7 +368,7 @@ pub(crate) struct Operation<'a> {
     communicator: &'a Communicator,
     data_type: DataType,
     operands: Operands,
-    /// The terms beside count and type: ", root 1".
+    /// What the ranks' calls have in common, in addition to count and type: ", root 1".
     terms: String,
     uses: Uses,
 }
@@ -394,7 +396,7 @@ impl<'a> Operation<'a> {
         if slice.data_type() as c_int != self.operands.data_type {
             return Err(Error::invalid(format!("{slice:?} with elements of another type")));
         }
-        self.uses.keep.extend(slice.keep());
+        self.uses.kept.extend(slice.keep_alive());
         Ok(slice.device_address())
     }
 
@@ -412,9 +414,9 @@ impl<'a> Operation<'a> {
         Ok(self)
     }
 
-    /// Replaces the average of floats by a sum of products, as which NCCL computes it anyway. For
-    /// windows it takes a symmetric kernel for the average, and has none in an all-reduce: the call
-    /// fails with "invalid device function" (2.32.3).
+    /// Replaces the average of floats by a sum of products, which is how NCCL computes it anyway.
+    /// For an all-reduce of windows NCCL looks for a symmetric kernel of the average, and has none:
+    /// the call fails with "invalid device function" (2.32.3).
     fn averages_by_product(mut self) -> Result<Self> {
         if self.operands.op == ReduceOp::Avg as c_int {
             self.operands.op = self.communicator.average(self.data_type)?;
@@ -446,8 +448,8 @@ impl<'a> Operation<'a> {
         call: impl FnOnce(CommPtr, Operands, Option<Arc<LoweredCollectiveConfig>>) -> Call,
     ) -> Result<()> {
         let config = configured.config.clone();
-        self.uses.keep.extend(config.clone().map(|config| config as Kept));
-        self.uses.keep.extend(configured.event.as_ref().map(Event::keep));
+        self.uses.kept.extend(config.clone().map(|config| config as KeepAlive));
+        self.uses.kept.extend(configured.event.as_ref().map(Event::keep_alive));
         let terms = self.terms();
         let Self { communicator, operands, uses, .. } = self;
         let stream = communicator.stream(&stream);

@@ -26,10 +26,10 @@ use crate::sys::nccl::calls;
 /// Any thread may use it: calls are made one after the other, so one waits while another waits for
 /// the other ranks. Every rank must call the methods marked *collective*, in the same order,
 /// whichever thread does.
-/// [`destroy`](Self::destroy), or dropping the last clone, closes these objects and then ends the
-/// communicator together with the other ranks, or aborts it if a rank is lost. A drop in the
-/// function of a [`Rank`](crate::Rank) takes effect when the function has ended: if it fails, the
-/// other ranks get its error, and do not wait.
+/// [`destroy`](Self::destroy), or dropping the last clone, closes what is created from it and then
+/// ends the communicator together with the other ranks, or aborts it if a rank is lost. A drop in
+/// the function of a [`Rank`](crate::Rank) takes effect when the function has ended: if it fails,
+/// the other ranks get its error, and do not wait.
 ///
 /// NCCL: `ncclComm_t`.
 #[doc(alias = "ncclComm_t")]
@@ -54,26 +54,26 @@ pub(super) struct Inner {
     pub(super) failed_exchanges: AtomicU64,
     /// The number of windows that were registered, the same on all ranks.
     pub(super) windows: AtomicU64,
-    /// The context's default stream, once an operation was enqueued to it without naming it:
-    /// dropping the last handle of a stream waits for its work.
+    /// The context's default stream, once an operation was enqueued to it by `None`: dropping the
+    /// last handle of a stream waits for its work.
     pub(super) default_stream: OnceLock<Stream>,
     /// The objects that are closed before the communicator ends, oldest first.
-    pub(super) resources: Mutex<Vec<Made>>,
+    pub(super) resources: Mutex<Vec<Tracked>>,
 }
 
 /// An object that is closed before its communicator ends.
-pub(super) enum Made {
+pub(super) enum Tracked {
     /// Owned by its handle, which keeps the communicator.
-    Elsewhere(Weak<dyn Resource>),
+    Weak(Weak<dyn Resource>),
     /// Owned by the communicator.
     Owned(Arc<dyn Resource>),
 }
 
-impl Made {
+impl Tracked {
     /// Returns the object, if it exists.
     fn object(&self) -> Option<Arc<dyn Resource>> {
         match self {
-            Self::Elsewhere(object) => object.upgrade(),
+            Self::Weak(object) => object.upgrade(),
             Self::Owned(object) => Some(Arc::clone(object)),
         }
     }
@@ -111,7 +111,7 @@ pub enum MemoryStat {
 }
 
 impl Communicator {
-    /// This rank, below [`n_ranks`](Self::n_ranks).
+    /// Returns this rank's number, below [`n_ranks`](Self::n_ranks).
     #[must_use]
     pub fn rank(&self) -> usize {
         self.inner.rank
@@ -145,7 +145,7 @@ impl Communicator {
         self.inner.context.ordinal()
     }
 
-    /// This rank's GPU.
+    /// Returns the context of this rank's GPU.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
@@ -269,7 +269,7 @@ impl Communicator {
     /// # Errors
     ///
     /// [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) after `limit`;
-    /// [`WorldError::RankLost`](crate::WorldError::RankLost); as
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the errors of
     /// [`async_error`](Self::async_error).
     pub fn wait(&self, limit: Duration) -> Result<()> {
         let _wait = self.context().recorder().begin(Operation::Ready);
@@ -309,18 +309,18 @@ impl Owner for Inner {
     }
 
     fn adopt(&self, resource: Weak<dyn Resource>) {
-        self.add(Made::Elsewhere(resource));
+        self.add(Tracked::Weak(resource));
     }
 }
 
 impl Inner {
-    pub(super) fn add(&self, made: Made) {
+    pub(super) fn add(&self, tracked: Tracked) {
         let mut resources = self.resources.lock();
-        let objects: Vec<_> = resources.iter().map(Made::object).collect();
+        let objects: Vec<_> = resources.iter().map(Tracked::object).collect();
         let mut is_open = objects.iter().map(|object| object.as_ref().is_some_and(|o| o.is_open()));
         let closed: Vec<_> =
             resources.extract_if(.., |_| !is_open.next().unwrap_or_default()).collect();
-        resources.push(made);
+        resources.push(tracked);
         drop(resources);
         // This may drop the memory that they owned.
         drop((closed, objects));

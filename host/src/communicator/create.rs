@@ -18,7 +18,7 @@ use crate::sys::nccl::calls;
 use crate::sys::nccl_build::check_driver;
 use devcomm_sys::nccl::{RawComm, RawUniqueId};
 
-/// Number of communicators so far.
+/// The number of communicators that this process has created.
 static CREATED: AtomicU64 = AtomicU64::new(0);
 
 /// A communicator to be created: everything but NCCL's handle.
@@ -103,7 +103,8 @@ impl Communicator {
     }
 
     /// Does the same as [`init_rank`](Self::init_rank), with several ids, each from a different
-    /// rank: with very many ranks, these share the bootstrap work. Every rank passes the same list.
+    /// rank: with very many ranks, the ranks that created the ids share the bootstrap work. Every
+    /// rank passes the same list.
     ///
     /// NCCL: `ncclCommInitRankScalable`.
     ///
@@ -204,8 +205,8 @@ impl Communicator {
         unsafe { Self::adopt_raw(library, context, raw, |_, _| Ok(None)) }
     }
 
-    /// Does the same as [`from_raw`](Self::from_raw); the ranks exchange over `peers` of this rank
-    /// and the number of ranks.
+    /// Does the same as [`from_raw`](Self::from_raw); the ranks exchange over what `peers` returns
+    /// for this rank and the number of ranks.
     ///
     /// # Safety
     ///

@@ -35,8 +35,8 @@ pub enum ShrinkMode {
 /// The arguments of a rank to [`Communicator::split`].
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Choice {
-    /// Negative for none.
+struct SplitArguments {
+    /// Negative for no color.
     color: i32,
     key: i32,
     /// A hash of the configuration, the same for all ranks of a color.
@@ -85,7 +85,7 @@ impl Communicator {
         let Some(peers) = self.peers() else { return Ok((own?, None)) };
         let mut hash = DefaultHasher::new();
         config.describe().hash(&mut hash);
-        let own = own.map(|own| (own, Choice { color, key, config: hash.finish() }));
+        let own = own.map(|own| (own, SplitArguments { color, key, config: hash.finish() }));
         let (own, choices) = self.collective("split").agree(own)?;
         for (rank, choice) in choices.iter().enumerate().filter(|(_, choice)| choice.color >= 0) {
             let first = choices.iter().position(|other| other.color == choice.color);
@@ -240,8 +240,8 @@ impl Communicator {
         Ok(grown)
     }
 
-    /// Makes a call that creates a communicator from this one, if it creates one, and waits until
-    /// the new one is ready. If that fails, aborts it.
+    /// Makes a call that may create a communicator from this one, and waits until the new one is
+    /// ready. If that fails, aborts the new one.
     fn derive(
         &self,
         allowed: &[Status],
@@ -259,7 +259,7 @@ impl Communicator {
         let made = made.and_then(|()| self.wait_until_ready(operation));
         let Some(comm) = out.communicator() else {
             if made.is_err() && !self.inner.handle.is_blocking() {
-                // NCCL may still write to it.
+                // NCCL may still write to `out`.
                 std::mem::forget(out);
             }
             return made.map(|()| None);
@@ -272,7 +272,7 @@ impl Communicator {
         let unready = Unready(new.communicator(CommSlot::new(comm), End::Foreign));
         let ready = made.and_then(|()| unready.0.wait_until_ready(operation));
         let (rank, n_ranks, _) = ready.and_then(|()| unready.0.identity())?;
-        unready.keep();
+        unready.disarm();
         let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
         let new = NewComm { library, context, rank, n_ranks, peers, blocking };
         Ok(Some(new.communicator(CommSlot::new(comm), End::Together)))
@@ -284,7 +284,7 @@ struct Unready(Communicator);
 
 impl Unready {
     /// Leaves the communicator to another handle.
-    fn keep(self) {
+    fn disarm(self) {
         self.0.handle().set_status(Status::Destroyed);
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::abort::start_abort_and_log;
-use super::comm::{Communicator, Inner, Made};
+use super::comm::{Communicator, Inner, Tracked};
 use super::group::{CallState, DeferredCall, SharedState, defer};
 use super::handle::{Entered, Handle, Status};
 use super::peers::Peers;
@@ -12,7 +12,7 @@ use super::watched::watched;
 use crate::device::in_group::{is_open, refuse_inside};
 use crate::device::issuer::{Owner, Resource};
 use crate::device::recorder::Operation;
-use crate::device::{Context, Kept, OnStream, Stream};
+use crate::device::{Context, KeepAlive, OnStream, Stream};
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, Out, Written};
@@ -21,28 +21,28 @@ use crate::sys::nccl::call::{Call, CommPtr, Out, Written};
 #[derive(Default)]
 pub(super) struct Uses {
     /// Kept alive until the operation is done.
-    pub(super) keep: Vec<Kept>,
+    pub(super) kept: Vec<KeepAlive>,
     /// Kept alive too; must be open when the operation is enqueued.
     pub(super) open: Vec<Arc<dyn Resource>>,
 }
 
 impl Uses {
-    pub(super) fn keeping(kept: Kept) -> Self {
-        Self { keep: vec![kept], ..Self::default() }
+    pub(super) fn keeping(kept: KeepAlive) -> Self {
+        Self { kept: vec![kept], ..Self::default() }
     }
 
-    /// Fails if another thread has closed something.
+    /// Fails if another thread has closed one of the resources.
     pub(super) fn require_open(&self, rank: usize) -> Result<()> {
         self.open.iter().try_for_each(|resource| resource.require_open(rank))
     }
 
-    /// Returns all of it, to be kept.
-    pub(super) fn kept(&self) -> Vec<Kept> {
-        let mut keep = self.keep.clone();
+    /// Returns all objects, to be kept alive.
+    pub(super) fn kept(&self) -> Vec<KeepAlive> {
+        let mut kept = self.kept.clone();
         if !self.open.is_empty() {
-            keep.push(Arc::new(self.open.clone()));
+            kept.push(Arc::new(self.open.clone()));
         }
-        keep
+        kept
     }
 }
 
@@ -86,7 +86,7 @@ impl Communicator {
 
     /// Adds a resource that the communicator owns until it is closed.
     pub(super) fn own(&self, resource: &Arc<impl Resource + 'static>) {
-        self.inner.add(Made::Owned(Arc::clone(resource) as _));
+        self.inner.add(Tracked::Owned(Arc::clone(resource) as _));
     }
 
     /// Returns a reference with which streams and graphs keep the communicator alive.
@@ -207,27 +207,27 @@ impl Communicator {
         self.exchange::<u8>(collective, &[]).map(drop)
     }
 
-    /// Makes a call that waits for the other ranks, now or when the open group ends. `keep`, which
+    /// Makes a call that waits for the other ranks, now or when the open group ends. `kept`, which
     /// the call uses or writes to, stays alive until `state` is set.
     pub(super) fn call_collective(
         &self,
         state: &SharedState,
-        keep: Kept,
+        kept: KeepAlive,
         call: impl FnOnce(CommPtr) -> Call,
     ) -> Result<()> {
-        let called = self.call_or_defer(state, keep, call);
+        let called = self.call_or_defer(state, kept, call);
         called.inspect_err(|_| state.set(CallState::Failed))
     }
 
     fn call_or_defer(
         &self,
         state: &SharedState,
-        keep: Kept,
+        kept: KeepAlive,
         call: impl FnOnce(CommPtr) -> Call,
     ) -> Result<()> {
         self.bind()?;
         if is_open() {
-            let (call, state, uses) = (call(self.comm()?), state.clone(), Uses::keeping(keep));
+            let (call, state, uses) = (call(self.comm()?), state.clone(), Uses::keeping(kept));
             let (description, compares) = (call.operation.to_owned(), false);
             let (communicator, stream) = (self.clone(), None);
             defer(DeferredCall { communicator, call, description, compares, stream, uses, state });
@@ -239,7 +239,7 @@ impl Communicator {
             let done = self.inner.perform_watched(&entered, call);
             drop(entered);
             if let Err(error) = done.and_then(|()| self.wait_until_ready(operation)) {
-                self.leak_if_unfinished(&error, keep);
+                self.leak_if_unfinished(&error, kept);
                 return Err(error);
             }
             state.set(CallState::Made);
@@ -247,11 +247,11 @@ impl Communicator {
         Ok(())
     }
 
-    /// Leaks what a call uses that has failed with `error`, if NCCL may still be at it.
-    pub(super) fn leak_if_unfinished<T>(&self, error: &Error, keep: T) {
+    /// Leaks what a call that has failed with `error` uses, if NCCL may still use it.
+    pub(super) fn leak_if_unfinished<T>(&self, error: &Error, kept: T) {
         let late = matches!(error, Error::State(StateError::NotReturned { .. }));
         if late || self.context().is_rank_lost() {
-            std::mem::forget(keep);
+            std::mem::forget(kept);
         }
     }
 
@@ -293,7 +293,7 @@ impl Communicator {
 impl Inner {
     /// Makes a call that may never return; if a rank is lost meanwhile, aborts the communicator.
     pub(super) fn perform_watched(&self, entered: &Entered<'_>, call: Call) -> Result<()> {
-        let (used, operation) = (entered.call_elsewhere(&self.handle), call.operation);
+        let (used, operation) = (entered.begin_off_thread(&self.handle), call.operation);
         let work = move || {
             let handle = used.handle();
             // SAFETY: the communicator is live and locked, and stays allocated until `used` is

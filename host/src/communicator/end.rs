@@ -205,7 +205,7 @@ impl Inner {
         // There is nothing left to abort.
         let destroyed = watched(&self.context, "ncclCommDestroy", work, || ());
         if destroyed.is_err() {
-            // NCCL may still use it.
+            // NCCL may still use the memory.
             std::mem::forget(kept);
         }
         destroyed
@@ -228,12 +228,12 @@ impl Inner {
 
     /// Closes what was created from the communicator, and returns the first error.
     pub(super) fn close_resources(&self) -> Result<()> {
-        self.context.free_kept();
+        self.context.free_postponed();
         let mut result = Ok(());
         // Newest first: a resource may use an older one.
         let resources = std::mem::take(&mut *self.resources.lock());
-        for made in resources.into_iter().rev() {
-            let closed = made.open().map_or(Ok(()), |object| object.close());
+        for tracked in resources.into_iter().rev() {
+            let closed = tracked.open().map_or(Ok(()), |object| object.close());
             match &result {
                 Ok(()) => result = closed,
                 Err(_) => log(closed),
@@ -282,14 +282,14 @@ impl Drop for Inner {
             return abort_and_log(&self.handle);
         }
         if self.end == End::Foreign
-            && !self.resources.get_mut().iter().any(|made| made.open().is_some())
+            && !self.resources.get_mut().iter().any(|tracked| tracked.open().is_some())
         {
             self.handle.set_status(Status::Destroyed);
             return;
         }
         let lost = self.context.is_rank_lost();
         if !lost && self.end == End::Together && self.context.postpones_ends() {
-            // The others may wait for this rank elsewhere.
+            // The other ranks may wait for this one in another call.
             return self.context.postpone_end(self.created, self.moved());
         }
         // A GPU that does not become idle would also block `ncclCommDestroy`. After a loss, the
@@ -299,7 +299,7 @@ impl Drop for Inner {
         }
         let _ = self.context.cuda().bind();
         if !lost {
-            // What is left is owned by the communicator.
+            // The communicator owns the resources that are left.
             log(self.resume_to_end());
             self.close_resources_and_log();
         }

@@ -35,8 +35,8 @@ pub(super) enum CallState {
     Failed,
 }
 
-/// The state of a call, shared by what the call makes. Results of the call are read after it is
-/// [made](CallState::Made).
+/// The state of a call, shared by the call and the object that it creates. Results of the call are
+/// read after it is [made](CallState::Made).
 #[derive(Clone)]
 pub(super) struct SharedState(Arc<Mutex<CallState>>);
 
@@ -257,7 +257,8 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
         batch.push(BatchedCall { call, binder, rank: handle.rank() });
         rest.push((communicator, stream, uses, state));
     }
-    // One order, so that two threads with the same communicators do not wait for each other.
+    // All threads use this order, so that two with the same communicators do not wait for each
+    // other.
     handles.sort_by_key(|handle| Arc::as_ptr(handle).addr());
     let is_collective = rest.iter().any(|(_, stream, ..)| stream.is_none());
     let _group = context.recorder().begin(Operation::Nccl(calls.into()));
@@ -274,7 +275,8 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
         let result = if is_collective {
             let nccl = Arc::clone(&nccl);
             let entered = entered.iter().zip(&handles);
-            let used: Vec<_> = entered.map(|(entered, of)| entered.call_elsewhere(of)).collect();
+            let used: Vec<_> =
+                entered.map(|(entered, handle)| entered.begin_off_thread(handle)).collect();
             let work = move || {
                 let _used = used;
                 // SAFETY: all communicators are live and locked, and stay allocated until `used` is
@@ -306,7 +308,8 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
             stream.register_operation(&communicator.owner(), uses.kept());
         }
     }
-    // Before `rest`, whose drop may end what other threads wait to end.
+    // These are dropped before `rest`, whose drop may wait for a thread that ends an object and
+    // waits for these.
     drop(enqueues);
     if let Err(error) = &result {
         for (communicator, _, uses, _) in rest {

@@ -15,7 +15,7 @@ use devcomm_types::DataType;
 use parking_lot::Mutex;
 
 use crate::device::abort::{AbortFlag, AbortFlags};
-use crate::device::{Health, Kept};
+use crate::device::{Health, KeepAlive};
 use crate::error::{AbortCause, Error, Result, StateError};
 use crate::machine::{CallLock, Held, Machine, Task, Wakes};
 use crate::sys::nccl::Nccl;
@@ -78,7 +78,7 @@ pub(crate) struct Handle {
     /// Whether an abort has ended a kernel while it waited for other ranks.
     left_ranks_waiting: AtomicBool,
     /// What other ranks may use until the communicator ends on all ranks.
-    kept: Mutex<Vec<KeptToEnd>>,
+    kept: Mutex<Vec<KeptUntilEnd>>,
     /// The operators that average, by type. They end with the communicator.
     averages: Mutex<Vec<(DataType, c_int)>>,
 }
@@ -161,7 +161,8 @@ impl Handle {
     /// Locks the communicator for calls; fails unless its status is one of `allowed`.
     pub(crate) fn enter(&self, allowed: &[Status]) -> Result<Entered<'_>> {
         self.require(allowed)?;
-        // While another thread makes a call. One that waits for other ranks ends by its deadline.
+        // Waits while another thread makes a call. A call that waits for other ranks has a
+        // deadline.
         let busy = self.busy.lock(self.machine(), None, || self.require(allowed))?;
         self.entered(allowed, busy)
     }
@@ -218,8 +219,8 @@ impl Handle {
 
     /// Returns whether peers may use this rank's windows and device communicators for as long as
     /// the process runs: a rank is lost, or an abort has ended a kernel while it waited for other
-    /// ranks. Those may count it as arrived when they come.
-    pub(crate) fn is_reachable_for_ever(&self) -> bool {
+    /// ranks. These ranks may count this one as arrived when they come.
+    pub(crate) fn may_peers_access_forever(&self) -> bool {
         if self.flags.have_ended_waits() {
             self.left_ranks_waiting.store(true, Ordering::Release);
         }
@@ -228,17 +229,17 @@ impl Handle {
 
     /// Keeps a registration, which `release` ends, and its memory until the communicator ends on
     /// all ranks.
-    pub(crate) fn keep(
+    pub(crate) fn keep_until_end(
         &self,
-        memory: Option<Kept>,
+        memory: Option<KeepAlive>,
         release: impl FnOnce(CommPtr) -> Call + Send + 'static,
     ) {
-        self.kept.lock().push(KeptToEnd { release: Box::new(release), memory });
+        self.kept.lock().push(KeptUntilEnd { release: Box::new(release), memory });
     }
 
     /// Ends the registrations that were kept, newest first, and returns their memory: all ranks
-    /// have come to the end. NCCL's own end would wait for ever for some of them.
-    pub(crate) fn release_kept(&self) -> Result<Vec<Kept>> {
+    /// have come to the end. NCCL's end of the communicator would wait forever for some of them.
+    pub(crate) fn release_kept(&self) -> Result<Vec<KeepAlive>> {
         let kept = std::mem::take(&mut *self.kept.lock());
         let mut memory = Vec::new();
         for kept in kept.into_iter().rev() {
@@ -301,14 +302,14 @@ impl Handle {
 }
 
 /// A registration that is kept until the communicator ends.
-struct KeptToEnd {
+struct KeptUntilEnd {
     release: Box<dyn FnOnce(CommPtr) -> Call + Send>,
-    memory: Option<Kept>,
+    memory: Option<KeepAlive>,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // Other ranks may use it: the communicator has not ended together with them.
+        // Other ranks may use the kept memory: the communicator has not ended together with them.
         std::mem::forget(std::mem::take(self.kept.get_mut()));
     }
 }
@@ -331,7 +332,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         self.busy.take();
         if self.handle.is_aborted() {
-            // The abort waits for this.
+            // The abort waits for the end of this call.
             self.handle.machine().notify();
         }
     }
@@ -339,15 +340,15 @@ impl Drop for Entered<'_> {
 
 /// A call on another thread, during which the communicator is not freed. Never dropped if the call
 /// never returns.
-pub(crate) struct CallElsewhere(Arc<Handle>);
+pub(crate) struct OffThreadCall(Arc<Handle>);
 
-impl CallElsewhere {
+impl OffThreadCall {
     pub(crate) fn handle(&self) -> &Handle {
         &self.0
     }
 }
 
-impl Drop for CallElsewhere {
+impl Drop for OffThreadCall {
     fn drop(&mut self) {
         self.0.calls.fetch_sub(1, Ordering::Release);
     }
@@ -359,10 +360,10 @@ impl Entered<'_> {
     }
 
     /// Keeps the communicator, whose handle is `handle`, for a call on another thread.
-    pub(crate) fn call_elsewhere(&self, handle: &Arc<Handle>) -> CallElsewhere {
+    pub(crate) fn begin_off_thread(&self, handle: &Arc<Handle>) -> OffThreadCall {
         debug_assert!(std::ptr::eq(self.handle, Arc::as_ptr(handle)));
         handle.calls.fetch_add(1, Ordering::Relaxed);
-        CallElsewhere(Arc::clone(handle))
+        OffThreadCall(Arc::clone(handle))
     }
 
     /// Makes the call on this thread, where the communicator's context must be current.
@@ -375,7 +376,7 @@ impl Entered<'_> {
         self.or_aborted(nccl.check(operation, code, Some(self.handle.rank)))
     }
 
-    /// Replaces the result by an error if the communicator was aborted, unless it says why.
+    /// Replaces the result by an error if the communicator was aborted, unless the result says why.
     pub(crate) fn or_aborted<T>(&self, result: Result<T>) -> Result<T> {
         match result {
             Err(Error::State(StateError::NotReturned { .. })) => result,

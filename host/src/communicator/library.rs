@@ -76,8 +76,8 @@ pub struct Library {
 
 impl Library {
     /// Opens the first NCCL, in the [search order](devcomm_locate), that is new enough for device
-    /// communicators. If another part of the program has loaded one, such as PyTorch, it is that
-    /// one.
+    /// communicators. If another part of the program, such as PyTorch, has loaded an NCCL, this
+    /// opens that one.
     ///
     /// `explicit` names the root of an NCCL tree or the folder of its library, and is tried first.
     /// On a simulated machine this is the simulated NCCL, whatever `explicit` names.
@@ -86,7 +86,8 @@ impl Library {
     ///
     /// [`NcclError::NotFound`] lists every path tried and why it was not used, for example because
     /// its version is too old. [`NcclError::TwoLibraries`] if `explicit` or `DEVCOMM_NCCL_HOME`
-    /// names another library than the one that is loaded, [`NcclError::TooOld`] if that is.
+    /// names another library than the one that is loaded, [`NcclError::TooOld`] if the loaded one
+    /// is.
     pub fn open(explicit: Option<&Path>) -> Result<Self> {
         Self::open_at_least(explicit, DEV_COMM_VERSION)
     }
@@ -127,12 +128,12 @@ impl Library {
     fn adopt(loaded: PathBuf, explicit: Option<&Path>, needs: NcclVersion) -> Result<Self> {
         let mut named = None;
         let is_named = |tree: &NcclTree| {
-            let by = matches!(tree.found_by, FoundBy::Explicit | FoundBy::DevcommNcclHome);
-            let path = tree.library.as_deref().filter(|_| by).ok_or(NO_LIBRARY)?;
+            let is_explicit = matches!(tree.found_by, FoundBy::Explicit | FoundBy::DevcommNcclHome);
+            let path = tree.library.as_deref().filter(|_| is_explicit).ok_or(NO_LIBRARY)?;
             named = Some(canonical(path));
             Ok(())
         };
-        // Nothing else of the search counts.
+        // The search calls `is_named`, which sets `named`. Its own result is not used.
         let _ = find_nccl(explicit, NcclPart::Library, is_named);
         match named {
             Some(named) if named != loaded => Err(NcclError::TwoLibraries { loaded, named }.into()),
@@ -306,7 +307,8 @@ fn canonical(path: &Path) -> PathBuf {
 
 /// Returns the NCCL library that another part of the program uses.
 fn loaded_by_others() -> Option<PathBuf> {
-    // If one was loaded for all, others call that, even if they have loaded another one too.
+    // If a library has global symbols (RTLD_GLOBAL), other code calls these, even if it has loaded
+    // another library too.
     if let Some(path) = file_of_global(c"ncclGetVersion") {
         return Some(canonical(&path));
     }

@@ -88,11 +88,11 @@ fn an_nccl_of_a_python_environment_that_is_too_old_names_the_command_that_renews
     let again = format!("; run {command} and start the program again");
     let error = Library::load(&path, DEV_COMM_VERSION).unwrap_err().to_string();
     assert!(error.ends_with(&again), "{error}");
-    // Who opens it for its host functions meets the same at the first one that it lacks.
+    // A program that opens it for its host functions gets the same advice at the first missing one.
     let library = Library::load(&path, OLDEST_VERSION).unwrap();
     let error = library.set_encryption(None).unwrap_err().to_string();
     assert!(error.contains("the loaded one is 2.28.9") && error.ends_with(&again), "{error}");
-    // An old program advises no older one than its kernels need.
+    // The advised version is the one for kernels, also for a program that needs an older one.
     let Some((path, command)) = python_environment(&root.join("older"), 22702) else { return };
     let error = Library::load(&path, OLDEST_VERSION).unwrap_err().to_string();
     assert!(error.contains("2.28.0 or newer") && error.contains(&command), "{error}");
@@ -171,7 +171,7 @@ fn a_failed_call_carries_everything_nccl_says() {
 }
 
 #[test]
-fn what_is_no_nccl_is_an_error() {
+fn a_file_that_is_not_nccl_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let text = folder.path().join("libnccl.so.2");
     std::fs::write(&text, "not a library").unwrap();
@@ -288,7 +288,7 @@ fn ids_are_equal_by_their_bytes_and_do_not_show_them() {
 }
 
 /// Returns a library of version `code` in which every other function ends the process.
-fn trapping(folder: &Path, code: u32) -> Option<Library> {
+fn trapping_library(folder: &Path, code: u32) -> Option<Library> {
     let functions = PROTOTYPES.iter().map(|(symbol, ..)| symbol);
     let functions = functions.filter(|symbol| **symbol != "ncclGetVersion");
     let functions = functions.map(|symbol| format!("\nint {symbol}(void) {{ __builtin_trap(); }}"));
@@ -307,10 +307,10 @@ fn refused<T>(result: Result<T>, library: &Library, what: &str, needs: u32) {
 }
 
 #[test]
-fn what_a_library_is_too_old_for_is_refused_before_the_call() {
+fn calls_that_need_a_newer_library_are_refused_before_they_are_made() {
     use std::ptr::{null, null_mut};
     let folder = tempfile::tempdir().unwrap();
-    let at = |code: u32| trapping(&folder.path().join(code.to_string()), code);
+    let at = |code: u32| trapping_library(&folder.path().join(code.to_string()), code);
     let Some(library) = at(22702) else { return };
     let (nccl, stream) = (library.nccl(), null_mut());
     // SAFETY: nothing is called, in this library and in those below: the version is checked first.

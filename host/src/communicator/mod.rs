@@ -1,8 +1,8 @@
 //! Communicators, the NCCL library, and what is created with them: windows, device communicators,
 //! collectives.
 
-// The methods of `Communicator`, in the order in which they are documented. What it is, how it
-// begins, and what it is made into.
+// The methods of `Communicator`, in the order in which they are documented: identity, creation,
+// derived communicators and teams.
 mod comm;
 mod create;
 mod derive;
@@ -14,21 +14,21 @@ mod registered_buffer;
 mod symmetric_buffer;
 mod window;
 
-// What moves data.
+// Data movement.
 mod collectives;
 mod one_sided;
 mod reduce_op;
 
-// How it ends.
+// Ends and aborts.
 mod abort;
 mod end;
 mod resource;
 
-// What others of this crate and of devcomm's operations need of it.
+// Calls for the rest of this crate and for devcomm-ops.
 mod agree;
 mod dispatch;
 
-// Other types, and what all of these share.
+// Other types, and shared code.
 mod config;
 mod dev_comm;
 mod group;

@@ -81,7 +81,8 @@ impl MultiGpu {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] unless there is one buffer per GPU; as [`Communicator::all_reduce`].
+    /// [`Error::InvalidInput`] unless there is one buffer per GPU; the errors of
+    /// [`Communicator::all_reduce`].
     pub fn all_reduce<S, R>(&self, send: &[S], recv: &[R], op: ReduceOp) -> Result<()>
     where
         S: Buffer,

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_real_library_tells_of_its_log_and_of_nothing_that_does_not_exist() {
+    fn the_real_library_reports_its_log_parameters_and_no_unknown_one() {
         let Some(params) = real() else { return };
         let keys = params.keys().unwrap();
         for key in ["NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_SET_THREAD_NAME"] {

@@ -53,7 +53,7 @@ pub(crate) trait Peers: Send + Sync {
     ///
     /// The same on all ranks: [`WorldError::CallFailed`], [`WorldError::CallsDiffer`],
     /// [`WorldError::OptionsDiffer`]. Also those of `cancelled`, after which the other ranks wait
-    /// until this one comes again.
+    /// until this one makes its next exchange.
     fn all_gather(
         &self,
         terms: Terms<'_>,
@@ -106,7 +106,7 @@ fn split(contribution: &[u8]) -> Option<(String, &[u8], &[u8])> {
     Some((String::from_utf8_lossy(call).into_owned(), sent, bytes))
 }
 
-/// Returns what the rank calls that has made this [contribution].
+/// Returns the call of the rank that made this [contribution].
 pub(crate) fn call_of(contribution: &[u8]) -> Option<String> {
     split(contribution).map(|(call, ..)| call)
 }

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::Communicator;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
-use crate::device::{Buffer, Dynamic, Kept, Lifecycle};
+use crate::device::{Buffer, Dynamic, KeepAlive, Lifecycle};
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls::{self, Scalar};
@@ -44,7 +44,7 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// All of them; the index is the number.
+    /// All operators; the index is the number.
     pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg];
 
     /// Returns the operator of this name: one of NCCL's (`ncclProd`), with or without `nccl`; of
@@ -95,7 +95,7 @@ pub trait ReduceOperator<E>: sealed::Operator {
 /// What a rank's elements are multiplied by before a reduction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ReduceScale<E> {
-    /// No event.
+    /// One: the elements are not multiplied.
     One,
     /// This value.
     Value(E),
@@ -160,7 +160,7 @@ struct Inner {
     life: Lifecycle,
     communicator: Communicator,
     /// Keeps a scalar in device memory alive: every operation reads it.
-    _scalar: Option<Kept>,
+    _scalar: Option<KeepAlive>,
 }
 
 impl Communicator {
@@ -197,10 +197,10 @@ impl Communicator {
         if slice.len() != 1 {
             return Err(Error::invalid(format!("a scalar has 1 element, not {}", slice.len())));
         }
-        self.custom(Scalar::Device(slice.device_address()), None, slice.keep())
+        self.custom(Scalar::Device(slice.device_address()), None, slice.keep_alive())
     }
 
-    /// Returns NCCL's number of an operator that averages: of floats that multiplies by 1/ranks,
+    /// Returns NCCL's number of an operator that averages. For floats it multiplies by 1/ranks,
     /// rounded to the type, and sums.
     pub(super) fn average(&self, data_type: DataType) -> Result<c_int> {
         let factor = (self.n_ranks() as f32).recip();
@@ -234,7 +234,7 @@ impl Communicator {
         &self,
         scalar: Scalar,
         value: Option<T>,
-        keep: Option<Kept>,
+        keep: Option<KeepAlive>,
     ) -> Result<CustomReduceOp<T>> {
         let inner = Arc::new(Inner {
             op: self.create_operator(scalar, T::DATA_TYPE)?,

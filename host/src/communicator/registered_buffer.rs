@@ -11,7 +11,7 @@ use super::handle::{Handle, Status};
 use super::window::allocation_of;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
-use crate::device::{Buffer, Context, Kept, Lifecycle};
+use crate::device::{Buffer, Context, KeepAlive, Lifecycle};
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
@@ -38,7 +38,7 @@ pub struct RegisteredBuffer {
 #[must_use = "dropping it ends the registration"]
 pub struct BorrowedRegistration(RegisteredBuffer);
 
-/// A communicator may own this, so it does not keep the communicator.
+/// The communicator may own this value, which therefore does not keep the communicator alive.
 struct Inner {
     /// Whether a communicator owns this value.
     is_owned: bool,
@@ -49,7 +49,7 @@ struct Inner {
     communicator: Arc<Handle>,
     context: Context,
     /// Keeps the memory allocated; `None` for memory that the program frees itself.
-    memory: Mutex<Option<Kept>>,
+    memory: Mutex<Option<KeepAlive>>,
 }
 
 impl Communicator {
@@ -79,7 +79,8 @@ impl Communicator {
     }
 
     /// Does the same as [`register_buffer`](Self::register_buffer), for memory that the program
-    /// frees itself: the registration ends when the result is dropped, which must happen before.
+    /// frees itself: the registration ends when the result is dropped, which must happen before
+    /// that.
     ///
     /// # Errors
     ///
@@ -95,7 +96,7 @@ impl Communicator {
     fn register<B: Buffer>(
         &self,
         buffer: &B,
-        memory: Option<Kept>,
+        memory: Option<KeepAlive>,
         is_owned: bool,
     ) -> Result<RegisteredBuffer> {
         let slice = buffer.device_slice();
@@ -174,17 +175,17 @@ impl Deref for BorrowedRegistration {
 impl Inner {
     fn handle(&self) -> Result<u64> {
         self.communicator.refuse_suspended()?;
-        self.registered()
+        self.handle_if_open()
     }
 
     /// Returns the handle, also while the communicator is suspended.
-    fn registered(&self) -> Result<u64> {
+    fn handle_if_open(&self) -> Result<u64> {
         self.require_open(self.communicator.rank())?;
-        self.made()
+        self.handle_if_registered()
     }
 
     /// Returns the handle, also while another thread closes it.
-    fn made(&self) -> Result<u64> {
+    fn handle_if_registered(&self) -> Result<u64> {
         let rank = self.communicator.rank();
         match self.state.get() {
             CallState::Made if self.communicator.status() < Status::Destroyed => {
@@ -211,7 +212,7 @@ impl Resource for Inner {
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
         let Some(ending) = self.life.begin_end(&self.context)? else { return Ok(()) };
-        let handle = match self.made() {
+        let handle = match self.handle_if_registered() {
             Ok(handle) => handle,
             // The group of another thread registers it.
             Err(deferred) if self.state.get() == CallState::Deferred => return Err(deferred),
@@ -233,7 +234,7 @@ impl Resource for Inner {
         ending.done();
         let memory = self.memory.lock().take();
         if ended.is_err() {
-            // NCCL may still use it.
+            // NCCL may still use the memory.
             std::mem::forget(memory);
         }
         ended
@@ -243,10 +244,10 @@ impl Resource for Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.life.set_unused();
-        if self.registered().is_err() {
+        if self.handle_if_open().is_err() {
             return;
         }
-        // An owned one is still registered only if its communicator could not end it.
+        // An owned buffer is still registered only if its communicator could not end it.
         let ends = !self.is_owned && self.communicator.refuse_suspended().is_ok();
         if !ends || !self.context.can_free("a registration") {
             std::mem::forget(self.memory.lock().take());

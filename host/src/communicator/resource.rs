@@ -1,4 +1,4 @@
-//! What all resources of a communicator have in common.
+//! [`CommResource`], the trait of all resources of a communicator, and how all are closed at once.
 
 use devcomm_types::Element;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use devcomm_types::{Element, IntoArg, Slice};
 
 use super::{Communicator, Library};
-use crate::device::{Birth, Buffer, Context, DeviceSlice};
+use crate::device::{Buffer, Context, CreationTime, DeviceSlice};
 use crate::error::{Error, Result};
 use crate::sys::nccl::query::Allocation;
 
@@ -37,7 +37,7 @@ struct Memory {
     allocation: Option<Allocation>,
     context: Context,
     library: Library,
-    birth: Birth,
+    created_at: CreationTime,
 }
 
 impl Communicator {
@@ -79,11 +79,11 @@ impl<T: Element> SymmetricBuffer<T> {
         };
         context.refuse_capturing("device memory is allocated")?;
         context.check_health()?;
-        context.free_kept();
+        context.free_postponed();
         context.cuda().bind()?;
         let allocation = Some(library.nccl().alloc(bytes)?);
-        let (library, birth) = (library.clone(), context.birth());
-        let memory = Memory { allocation, context: context.clone(), library, birth };
+        let (library, created_at) = (library.clone(), context.creation_time());
+        let memory = Memory { allocation, context: context.clone(), library, created_at };
         let buffer = Self { memory: Arc::new(memory), len, element: PhantomData };
         buffer.device_slice().fill_new(0)?;
         Ok(buffer)
@@ -148,7 +148,7 @@ unsafe impl<T: Element> Buffer for SymmetricBuffer<T> {
 }
 
 /// Passes the address, for a kernel that takes a pointer.
-// SAFETY: it refers to no window.
+// SAFETY: the bytes refer to no window and no device communicator.
 unsafe impl<T: Element> IntoArg<u64> for &SymmetricBuffer<T> {
     fn into_arg(self) -> u64 {
         self.device_address()
@@ -156,7 +156,7 @@ unsafe impl<T: Element> IntoArg<u64> for &SymmetricBuffer<T> {
 }
 
 /// Passes address and length, for a kernel that takes `&[T]`.
-// SAFETY: it refers to no window.
+// SAFETY: the bytes refer to no window and no device communicator.
 unsafe impl<T: Element> IntoArg<Slice<T>> for &SymmetricBuffer<T> {
     fn into_arg(self) -> Slice<T> {
         Slice::new(self.device_address(), self.len)
@@ -171,12 +171,12 @@ impl<T: Element> Clone for SymmetricBuffer<T> {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let (context, birth) = (self.context.clone(), self.birth);
+        let (context, created_at) = (self.context.clone(), self.created_at);
         let moved = || {
             let (allocation, library) = (self.allocation.take(), self.library.clone());
-            Self { allocation, context: context.clone(), library, birth }
+            Self { allocation, context: context.clone(), library, created_at }
         };
-        if context.is_rank_lost() || !context.can_free_or_hold("device memory", birth, moved) {
+        if context.is_rank_lost() || !context.can_free_or_hold("device memory", created_at, moved) {
             return;
         }
         let Some(allocation) = self.allocation.take() else { return };

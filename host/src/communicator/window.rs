@@ -16,7 +16,7 @@ use super::Communicator;
 use super::group::{CallState, SharedState};
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
-use crate::device::{Birth, Buffer, DeviceSlice, Kept, Lifecycle};
+use crate::device::{Buffer, CreationTime, DeviceSlice, KeepAlive, Lifecycle};
 use crate::error::{Error, Result};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
@@ -73,9 +73,9 @@ struct Inner {
     /// The number among the windows of the communicator, the same on all ranks.
     number: u64,
     /// Keeps the memory allocated; `None` for memory of another library.
-    memory: Mutex<Option<Kept>>,
+    memory: Mutex<Option<KeepAlive>>,
     communicator: Communicator,
-    birth: Birth,
+    created_at: CreationTime,
 }
 
 impl Inner {
@@ -135,7 +135,7 @@ impl Communicator {
         self.register_memory(Ok(buffer.device_slice()), flags)
     }
 
-    /// Registers memory that this rank has, or tells the others why it has none.
+    /// Registers memory that this rank has, or tells the other ranks why it has none.
     fn register_memory<T: Element>(
         &self,
         memory: Result<DeviceSlice<T>>,
@@ -156,9 +156,9 @@ impl Communicator {
             flags,
             rank_bytes,
             number,
-            memory: Mutex::new(slice.keep()),
+            memory: Mutex::new(slice.keep_alive()),
             communicator: self.clone(),
-            birth: self.context().birth(),
+            created_at: self.context().creation_time(),
         });
         // A deferred call keeps `inner` alive: until the call is made, the registration cannot be
         // ended and the memory cannot be freed.
@@ -352,7 +352,7 @@ impl<T: Element> Window<T> {
     /// size.
     #[must_use]
     pub fn containing<U: Element>(slice: &DeviceSlice<U>) -> Option<(Self, usize)> {
-        let inner = slice.keep()?.downcast::<Inner>().ok()?;
+        let inner = slice.keep_alive()?.downcast::<Inner>().ok()?;
         let index = inner.index_of::<T, U>(slice)?;
         let len = inner.bytes / size_of::<T>();
         Some((Self { inner, len, element: PhantomData }, index))
@@ -364,8 +364,8 @@ impl<T: Element> Window<T> {
         slice.owner()?.downcast_ref::<Inner>()?.index_of::<T, U>(slice)
     }
 
-    /// Keeps the window registered.
-    pub(crate) fn keep(&self) -> Kept {
+    /// Returns a reference that keeps the window registered.
+    pub(crate) fn keep_alive(&self) -> KeepAlive {
         Arc::clone(&self.inner) as _
     }
 
@@ -374,10 +374,10 @@ impl<T: Element> Window<T> {
     }
 }
 
-/// Returns what keeps the memory of a slice allocated: not the window that it may be of, which
-/// keeps its communicator.
-pub(super) fn allocation_of<T>(slice: &DeviceSlice<T>) -> Option<Kept> {
-    match slice.keep()?.downcast::<Inner>() {
+/// Returns what keeps the memory of a slice allocated. For a slice of a window this is not the
+/// window, which would keep its communicator alive.
+pub(super) fn allocation_of<T>(slice: &DeviceSlice<T>) -> Option<KeepAlive> {
+    match slice.keep_alive()?.downcast::<Inner>() {
         Ok(window) => window.allocation(),
         Err(owner) => Some(owner),
     }
@@ -390,7 +390,7 @@ unsafe impl<T: Element> Buffer for Window<T> {
     fn device_slice(&self) -> DeviceSlice<T> {
         let context = self.inner.communicator.context();
         // The slice keeps the window registered, and the window keeps the memory allocated.
-        DeviceSlice::owned(context, self.inner.address, self.len, self.keep())
+        DeviceSlice::owned(context, self.inner.address, self.len, self.keep_alive())
     }
 }
 
@@ -399,7 +399,7 @@ unsafe impl<T: Element> Buffer for Window<T> {
 unsafe impl<T: Element> IntoArg<DeviceWindow<T>> for &Window<T> {
     fn into_arg(self) -> DeviceWindow<T> {
         // The launch has found it open. Meanwhile another thread may have begun to close it.
-        match self.inner.made() {
+        match self.inner.handle_if_registered() {
             Ok(handle) if !self.inner.life.has_ended() => self.window_of(handle),
             _ => DeviceWindow::new(std::ptr::null_mut(), 0),
         }

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_aborts_is_for_any_thread() {
+    fn abort_handles_are_for_any_thread() {
         fn assert_send_and_sync<T: Clone + Send + Sync + 'static>() {}
         assert_send_and_sync::<KernelAbortHandle>();
     }

@@ -3,22 +3,22 @@
 use std::sync::Arc;
 
 use super::abort::AbortFlag;
-use super::issuer::{Issuer, Kept, Owner};
-use super::order::Uses;
+use super::issuer::{Issuer, KeepAlive, Owner};
+use super::order::LastOperations;
 
 /// What the operations captured so far use.
 #[derive(Default)]
 pub(crate) struct Capture {
     pub(super) owners: Vec<Arc<dyn Owner>>,
-    pub(super) keep: Vec<Kept>,
+    pub(super) kept: Vec<KeepAlive>,
     /// One entry per device communicator: its flag, and the first kernel launched with it.
     pub(super) kernels: Vec<(&'static str, Arc<AbortFlag>)>,
     /// The communicators of kernels' arguments.
-    pub(super) used: Vec<Arc<dyn Issuer>>,
-    /// Whether there are kernels.
+    pub(super) kernel_communicators: Vec<Arc<dyn Issuer>>,
+    /// Whether there are kernel launches.
     pub(super) launches: bool,
     /// The operations that are ordered.
-    pub(super) uses: Uses,
+    pub(super) last_operations: LastOperations,
 }
 
 impl Capture {
@@ -28,10 +28,10 @@ impl Capture {
         }
     }
 
-    pub(super) fn add(&mut self, owner: &Arc<dyn Owner>, keep: Vec<Kept>) {
+    pub(super) fn add(&mut self, owner: &Arc<dyn Owner>, kept: Vec<KeepAlive>) {
         if !self.owners.iter().any(|own| Arc::ptr_eq(own, owner)) {
             self.owners.push(Arc::clone(owner));
         }
-        self.keep.extend(keep);
+        self.kept.extend(kept);
     }
 }

@@ -13,7 +13,7 @@ use super::enqueues::Enqueues;
 use super::health::Health;
 use super::holds::Holds;
 use super::idle::{Failure, Stuck};
-use super::issuer::{Issuer, Kept, Owner};
+use super::issuer::{Issuer, KeepAlive, Owner};
 use super::kernels::Modules;
 use super::launch::DeviceLimits;
 use super::order::Orders;
@@ -37,8 +37,8 @@ const LOST_RANK_DELAY: Duration = Duration::from_millis(200);
 ///
 /// The context and what is made from it can move to other threads and be used by several at a time:
 /// each call makes the CUDA context current on its thread. Calls of NCCL on one communicator are
-/// made one after the other. Collective calls must come in one order on all ranks, which is for the
-/// program to see to if several threads make them. What waits for the rank's streams, such as a
+/// made one after the other. Collective calls must come in one order on all ranks, which the
+/// program must ensure if several threads make them. What waits for the rank's streams, such as a
 /// copy without a stream or the end of a window, waits for the work of all threads. While a thread
 /// captures a stream, other threads of the rank can neither enqueue work nor wait for it: their
 /// calls fail with [`StateError::Capturing`].
@@ -51,7 +51,7 @@ pub(crate) struct ContextInner {
     pub(crate) cuda: PrimaryContext,
     pub(crate) limits: DeviceLimits,
     machine: Machine,
-    /// The health of the rank's world, which is another one after a loss.
+    /// The health of the rank's world; the survivors of a loss have a new world.
     health: RwLock<Arc<Health>>,
     recorder: Arc<Recorder>,
     /// The number of its rank, in a world.
@@ -70,7 +70,7 @@ pub(crate) struct ContextInner {
     flags: AbortFlags,
     /// Abort blocks of closed device communicators, for reuse.
     abort_blocks: Mutex<Vec<SharedBlock>>,
-    /// Set when it was to load kernels of a program that was built without PTX.
+    /// Whether kernels of a program that was built without PTX were to be loaded.
     misses_ptx: AtomicBool,
     /// The kernels that its streams can launch.
     kernels: RwLock<Arc<[Arc<Modules>]>>,
@@ -95,22 +95,26 @@ impl Context {
     }
 
     /// Does the same as [`new`](Self::new). Calls of its communicators that wait for other ranks
-    /// fail with [`StateError::NotReturned`] after `deadline`; `None`: they wait for ever.
+    /// fail with [`StateError::NotReturned`] after `deadline`; with `None` they wait forever.
     ///
     /// # Errors
     ///
     /// The errors are those of [`new`](Self::new).
     pub fn with_deadline(ordinal: usize, deadline: Option<Duration>) -> Result<Self> {
-        Self::alone(&Machine::current()?, ordinal, deadline)
+        Self::outside_world(&Machine::current()?, ordinal, deadline)
     }
 
     /// Returns the GPU of `machine` with this ordinal.
     pub(crate) fn on(machine: &Machine, ordinal: usize) -> Result<Self> {
-        Self::alone(machine, ordinal, machine.deadline()?)
+        Self::outside_world(machine, ordinal, machine.deadline()?)
     }
 
     /// Returns a context outside of a world.
-    fn alone(machine: &Machine, ordinal: usize, deadline: Option<Duration>) -> Result<Self> {
+    fn outside_world(
+        machine: &Machine,
+        ordinal: usize,
+        deadline: Option<Duration>,
+    ) -> Result<Self> {
         let recorder = Recorder::new();
         recorder.rename(format!("GPU {ordinal}"));
         Self::of_rank(ordinal, Health::new(machine.clone(), deadline), recorder)
@@ -195,13 +199,13 @@ impl Context {
         self.inner.misses_ptx.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether it was to load kernels of a program that was built without PTX.
+    /// Returns whether kernels of a program that was built without PTX were to be loaded.
     #[cfg(feature = "simulator")]
     pub(crate) fn misses_ptx(&self) -> bool {
         self.inner.misses_ptx.load(Ordering::Relaxed)
     }
 
-    /// Registers a stream: freeing memory waits for it.
+    /// Registers a stream, for which the freeing of memory then waits.
     pub(super) fn register_stream(&self, stream: &Arc<StreamInner>) {
         self.inner.streams.lock().push(Arc::clone(stream));
     }
@@ -264,8 +268,8 @@ impl Context {
         &self.inner.machine
     }
 
-    /// Goes on after a loss: from now on the health is that of the world of those that are left.
-    /// Waits until the streams are idle, and forgets what was aborted in them.
+    /// Goes on after a loss: from now on the health is that of the survivors' world. Waits until
+    /// the streams are idle, and forgets what was aborted in them.
     ///
     /// # Errors
     ///
@@ -336,16 +340,16 @@ impl Context {
         &self.inner.enqueues
     }
 
-    /// Moves `keep`, the objects that an operation uses, to the capture in progress. Returns `keep`
+    /// Moves `kept`, the objects that an operation uses, to the capture in progress. Returns `kept`
     /// when there is none.
     pub(crate) fn move_to_capture(
         &self,
         owner: &Arc<dyn Owner>,
-        keep: Vec<Kept>,
-    ) -> Option<Vec<Kept>> {
-        let mut keep = Some(keep);
-        self.with_capture(|capture| capture.add(owner, keep.take().unwrap_or_default()));
-        keep
+        kept: Vec<KeepAlive>,
+    ) -> Option<Vec<KeepAlive>> {
+        let mut kept = Some(kept);
+        self.with_capture(|capture| capture.add(owner, kept.take().unwrap_or_default()));
+        kept
     }
 
     /// Returns the abort flag of a device communicator of this context.

@@ -24,7 +24,7 @@ impl Stream {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for lengths that differ and for memory of another context;
-    /// [`StateError::Capturing`](crate::StateError::Capturing); as
+    /// [`StateError::Capturing`](crate::StateError::Capturing); the errors of
     /// [`synchronize`](Self::synchronize).
     #[doc(alias = "cudaMemcpyAsync")]
     #[doc(alias = "memcpy_htod")]
@@ -108,7 +108,8 @@ impl Stream {
         let from = from.device_slice();
         require_same_len(from.len(), to.len())?;
         self.copy_pinned(to, &from, |handle| {
-            // SAFETY: as above; pinned memory is also read only after that event.
+            // SAFETY: both have the same length; the context is current; pinned memory is accessed
+            // and freed only after the event that follows the copy.
             unsafe {
                 let (target, source) = (to.as_ptr().cast(), from.device_address());
                 handle.enqueue_copy_to_host(target, source, from.byte_len())
@@ -192,7 +193,8 @@ impl Stream {
         unsafe { handle.fill(buffer.device_address(), value, buffer.len()) }
     }
 
-    /// Waits for the stream's work; returns its handle and the call. Makes the context current.
+    /// Waits for the stream's work; returns its handle and the guard of this call. Makes the
+    /// context current.
     fn idle_handle<T>(&self, memory: &DeviceSlice<T>) -> Result<(&StreamHandle, Enqueue<'_>)> {
         self.require_same_context(memory)?;
         self.context().refuse_capturing("host memory is copied")?;
@@ -200,8 +202,8 @@ impl Stream {
         Ok((self.handle(), self.begin_enqueue("a copy")?))
     }
 
-    /// Returns the handle, after checks, and the call. Makes the context current; an open capture
-    /// keeps `memory` alive.
+    /// Returns the handle, after checks, and the guard of this call. Makes the context current; an
+    /// open capture keeps `memory` alive.
     fn checked_handle<T>(
         &self,
         memory: &[&DeviceSlice<T>],
@@ -212,7 +214,7 @@ impl Stream {
         let enqueue = self.begin_enqueue("a copy or fill")?;
         context.cuda().bind()?;
         context.with_capture(|capture| {
-            capture.keep.extend(memory.iter().filter_map(|memory| memory.keep()));
+            capture.kept.extend(memory.iter().filter_map(|memory| memory.keep_alive()));
         });
         Ok((self.handle(), enqueue))
     }

@@ -90,8 +90,8 @@ impl<T> DeviceSlice<T> {
     }
 
     /// Does the same as [`to_dlpack_versioned`](Self::to_dlpack_versioned), or as
-    /// [`to_dlpack`](Self::to_dlpack). `with` is dropped when the tensor is given back, on whatever
-    /// thread that is: for what has to last as long as the other library uses the memory.
+    /// [`to_dlpack`](Self::to_dlpack). `with` is dropped when the tensor is given back, by the
+    /// thread that gives it back: it holds what must live while the other library uses the memory.
     #[must_use]
     pub fn to_dlpack_with(&self, with: impl Send + 'static, versioned: bool) -> DlpackTensor {
         self.export(versioned, with)
@@ -104,7 +104,7 @@ impl<T> DeviceSlice<T> {
         let data_type = Type { code, bits, lanes: 1 };
         let (address, len) = (self.device_address(), self.len() as i64);
         let device = Device { kind: CUDA, id };
-        DlpackTensor::new(address, len, device, data_type, versioned, (with, self.keep()))
+        DlpackTensor::new(address, len, device, data_type, versioned, (with, self.keep_alive()))
     }
 }
 
@@ -116,7 +116,8 @@ struct Elements {
 }
 
 impl Elements {
-    /// Fails for a tensor that is no [`DeviceSlice`] of the context.
+    /// Returns where a tensor's elements are; fails for a tensor that cannot be a [`DeviceSlice`]
+    /// of the context.
     fn of(context: &Context, tensor: &DlpackTensor) -> Result<Self> {
         let Description { address, device, data_type, shape, strides, flags } =
             tensor.describe()?;

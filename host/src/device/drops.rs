@@ -11,12 +11,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::context::Context;
-use super::holds::Birth;
+use super::holds::CreationTime;
 use crate::error::Result;
 
 /// How long destructors wait for the GPU before they leak the memory that it may still use.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
-/// The same in a rank's function, where they then keep the memory for later.
+/// How long destructors in a rank's function wait, before they postpone the free.
 pub(super) const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// What is kept while a rank's function runs.
@@ -26,16 +26,17 @@ pub(super) struct Postponed {
     ends: Vec<(u64, Box<dyn Any + Send>)>,
     /// What the GPU may still use, in the order of the drops.
     frees: Vec<Box<dyn Any + Send>>,
-    /// Whether more is kept in `frees`.
-    keeps: bool,
+    /// Whether later drops are added to `frees`.
+    postpones_frees: bool,
 }
 
 impl Context {
-    /// Postpones drops that would wait until the result is dropped: the rank's function may be
-    /// failing, and its error must reach the other ranks first, which may wait for this rank
-    /// elsewhere.
+    /// Postpones drops that would wait, as long as the result lives: the rank's function may be
+    /// failing, and its error must reach the other ranks first, which may wait for this rank in
+    /// another call.
     pub(crate) fn postpone_drops(&self) -> PostponedDrops {
-        *self.postponed().lock() = Some(Postponed { keeps: true, ..Postponed::default() });
+        *self.postponed().lock() =
+            Some(Postponed { postpones_frees: true, ..Postponed::default() });
         PostponedDrops { context: self.clone() }
     }
 
@@ -54,15 +55,15 @@ impl Context {
     fn postpone(
         &self,
         dropped: impl Any + Send,
-        keep: impl FnOnce(&mut Postponed, Box<dyn Any + Send>),
+        store: impl FnOnce(&mut Postponed, Box<dyn Any + Send>),
     ) {
         let mut dropped: Option<Box<dyn Any + Send>> = Some(Box::new(dropped));
         if let Some(postponed) = self.postponed().lock().as_mut()
             && let Some(dropped) = dropped.take()
         {
-            keep(postponed, dropped);
+            store(postponed, dropped);
         }
-        // Without the lock, which a destructor takes.
+        // The lock is not held here: a destructor takes it.
         drop(dropped);
     }
 
@@ -70,42 +71,42 @@ impl Context {
     /// Otherwise the memory stays allocated until the process ends, because a kernel may still use
     /// it, or the free would block.
     pub(crate) fn can_free(&self, what: &str) -> bool {
-        self.free_kept();
+        self.free_postponed();
         let idle = self.wait_to_free(TIMEOUT);
         idle.inspect_err(|why| tracing::warn!("{what} is left allocated: {why}")).is_ok()
     }
 
-    /// Does the same as [`can_free_or_keep`](Self::can_free_or_keep), for what graphs may use: if
-    /// one does, it gets the result of `moved`.
+    /// Does the same as [`can_free_or_postpone`](Self::can_free_or_postpone), for an object that
+    /// graphs may use: a graph that may use it gets the result of `moved`.
     pub(crate) fn can_free_or_hold<T: Any + Send>(
         &self,
         what: &str,
-        birth: Birth,
+        created_at: CreationTime,
         moved: impl FnOnce() -> T,
     ) -> bool {
         self.free_held();
         let mut moved = Some(moved);
-        self.hold(birth, || moved.take().map(|moved| moved()));
+        self.hold(created_at, || moved.take().map(|moved| moved()));
         match moved {
             None => false,
-            Some(moved) => self.can_free_or_keep(what, moved),
+            Some(moved) => self.can_free_or_postpone(what, moved),
         }
     }
 
     /// Does the same as [`can_free`](Self::can_free), after a short wait in a rank's function. If
     /// the GPU is still busy there, keeps the result of `moved`, to drop it later.
-    pub(crate) fn can_free_or_keep<T: Any + Send>(
+    pub(crate) fn can_free_or_postpone<T: Any + Send>(
         &self,
         what: &str,
         moved: impl FnOnce() -> T,
     ) -> bool {
-        if !self.keeps() {
+        if !self.postpones_frees() {
             return self.can_free(what);
         }
-        self.free_kept();
+        self.free_postponed();
         let idle = self.wait_to_free(SHORT_TIMEOUT).is_ok();
         if !idle {
-            self.keep(moved());
+            self.postpone_free(moved());
         }
         idle
     }
@@ -119,8 +120,8 @@ impl Context {
         idle
     }
 
-    /// Returns how long a destructor waits, if not for `limit`: if the GPU is stuck, after one that
-    /// has waited in vain, and during a panic, not at all.
+    /// Returns how long a destructor waits: for `limit`, or not at all if the GPU is stuck, an
+    /// earlier destructor has waited in vain, or the thread panics.
     fn drop_timeout(&self, limit: Duration) -> Duration {
         let failed = self.drop_wait_failed().load(Ordering::Relaxed) || self.is_stuck();
         let no_wait = failed || std::thread::panicking();
@@ -129,7 +130,7 @@ impl Context {
 
     /// Returns how long the destructor of a stream waits for it.
     pub(super) fn stream_timeout(&self) -> Duration {
-        self.drop_timeout(if self.keeps() { SHORT_TIMEOUT } else { TIMEOUT })
+        self.drop_timeout(if self.postpones_frees() { SHORT_TIMEOUT } else { TIMEOUT })
     }
 
     /// Waits, with a timeout, until all streams of this context are idle, whether their work
@@ -142,18 +143,18 @@ impl Context {
         if std::thread::panicking() { Duration::ZERO } else { TIMEOUT }
     }
 
-    /// Returns whether something that the GPU may still use can be [kept](Self::keep).
-    pub(super) fn keeps(&self) -> bool {
-        self.postponed().lock().as_ref().is_some_and(|postponed| postponed.keeps)
+    /// Returns whether frees of what the GPU may still use are [postponed](Self::postpone_free).
+    pub(super) fn postpones_frees(&self) -> bool {
+        self.postponed().lock().as_ref().is_some_and(|postponed| postponed.postpones_frees)
     }
 
     /// Keeps what the GPU may still use, to drop it later.
-    pub(super) fn keep(&self, dropped: impl Any + Send) {
+    pub(super) fn postpone_free(&self, dropped: impl Any + Send) {
         self.postpone(dropped, |postponed, dropped| postponed.frees.push(dropped));
     }
 
     /// Drops what was kept, if the streams are idle now.
-    pub(crate) fn free_kept(&self) {
+    pub(crate) fn free_postponed(&self) {
         let any = self.postponed().lock().as_ref().is_some_and(|kept| !kept.frees.is_empty());
         if any && self.is_idle_now() {
             self.drop_wait_failed().store(false, Ordering::Relaxed);
@@ -179,12 +180,12 @@ pub(crate) struct PostponedDrops {
 impl Drop for PostponedDrops {
     fn drop(&mut self) {
         if let Some(postponed) = self.context.postponed().lock().as_mut() {
-            postponed.keeps = false;
+            postponed.postpones_frees = false;
         }
         self.context.drop_wait_failed().store(false, Ordering::Relaxed);
         self.context.drop_frees();
         let postponed = self.context.postponed().lock().take().unwrap_or_default();
-        // Another thread may have kept more meanwhile.
+        // Another thread may have postponed more meanwhile.
         drop(postponed.frees);
         let mut ends = postponed.ends;
         ends.sort_by_key(|(number, _)| *number);

@@ -2,8 +2,8 @@
 //! captured, the thread that captures.
 //!
 //! A call that enqueues work first checks what it uses: a window is open, no other thread captures.
-//! What ends, and what begins a capture, refuses later calls and then waits for those of other
-//! threads that may have checked before.
+//! A call that ends an object or begins a capture first refuses later calls, and then waits for the
+//! calls of other threads that may have checked before.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
@@ -35,7 +35,7 @@ struct State {
     capture: Option<(ThreadId, Capture)>,
 }
 
-/// A call that enqueues work, until it is dropped.
+/// Guard of a call that enqueues work.
 pub(crate) struct Enqueue<'a> {
     context: &'a Context,
     number: u64,
@@ -54,8 +54,8 @@ impl Context {
         self.begin_query()
     }
 
-    /// Does the same as [`begin_enqueue`](Self::begin_enqueue), for a call that asks about the work
-    /// there is.
+    /// Does the same as [`begin_enqueue`](Self::begin_enqueue), for a call that only queries the
+    /// work.
     ///
     /// # Errors
     ///

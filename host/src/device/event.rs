@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::context::Context;
 use super::idle::ASYNC_ERROR_INTERVAL;
-use super::issuer::Kept;
+use super::issuer::KeepAlive;
 use super::recorder::Operation;
 use crate::error::Result;
 use crate::sys::cuda::stream::EventHandle;
@@ -89,7 +89,7 @@ impl Event {
             }
             Ok(reached)
         });
-        waited.inspect_err(|error| context.failure().tell(error))
+        waited.inspect_err(|error| context.failure().mark_reported(error))
     }
 
     /// Returns the driver's handle (`CUevent`, which is `cudaEvent_t`).
@@ -116,7 +116,7 @@ impl Event {
     }
 
     /// Returns a reference that keeps the event alive.
-    pub(crate) fn keep(&self) -> Kept {
+    pub(crate) fn keep_alive(&self) -> KeepAlive {
         Arc::clone(&self.inner) as _
     }
 
@@ -131,7 +131,7 @@ impl Event {
 
 impl Drop for EventInner {
     fn drop(&mut self) {
-        // The driver's event is destroyed after this, for which the context is current here.
+        // The driver's event is destroyed after this, which needs a current context.
         let _ = self.context.cuda().bind();
     }
 }

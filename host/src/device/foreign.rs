@@ -6,34 +6,34 @@ use cudarc::driver::{CudaSlice, DevicePtr};
 use devcomm_types::Element;
 
 use super::context::Context;
-use super::holds::Birth;
+use super::holds::CreationTime;
 use super::slice::DeviceSlice;
 use crate::error::{Error, Result};
 
-/// What owns memory of another library. It is dropped when the context's streams are idle, and
+/// The owner of memory of another library. It is dropped when the context's streams are idle, and
 /// leaked if they cannot become idle.
 pub(super) struct Foreign<T: Send + Sync + 'static> {
     /// `None` only while dropping.
     owner: Option<T>,
     context: Context,
     what: &'static str,
-    birth: Birth,
+    created_at: CreationTime,
 }
 
 impl<T: Send + Sync + 'static> Foreign<T> {
-    /// Returns `what` names the memory in messages, such as "cudarc's memory".
+    /// Returns an owner; `what` names the memory in messages, such as "cudarc's memory".
     pub(super) fn new(context: &Context, owner: T, what: &'static str) -> Arc<Self> {
-        let birth = context.birth();
-        Arc::new(Self { owner: Some(owner), context: context.clone(), what, birth })
+        let created_at = context.creation_time();
+        Arc::new(Self { owner: Some(owner), context: context.clone(), what, created_at })
     }
 }
 
 impl<T: Send + Sync + 'static> Drop for Foreign<T> {
     fn drop(&mut self) {
-        let (mut owner, Self { context, what, birth, .. }) = (self.owner.take(), self);
-        context.hold(*birth, || {
+        let (mut owner, Self { context, what, created_at, .. }) = (self.owner.take(), self);
+        context.hold(*created_at, || {
             let (owner, context) = (owner.take(), context.clone());
-            Self { owner, context, what, birth: *birth }
+            Self { owner, context, what, created_at: *created_at }
         });
         if context.is_rank_lost() || owner.is_some() && !context.can_free(what) {
             return std::mem::forget(owner);
@@ -43,9 +43,9 @@ impl<T: Send + Sync + 'static> Drop for Foreign<T> {
 }
 
 impl<T: Element> DeviceSlice<T> {
-    /// Returns all of a slice of the crate cudarc, which is kept until this and the operations on
-    /// it are dropped and the GPU no longer uses the memory. Waits for the slice's stream, on which
-    /// cudarc may still allocate the memory.
+    /// Returns all of a slice of the crate cudarc, which is kept until the result and the
+    /// operations on it are dropped and the GPU no longer uses the memory. Waits for the slice's
+    /// stream, on which cudarc may still allocate the memory.
     ///
     /// cudarc does not know of later work in other streams than
     /// [its own](crate::Stream::from_cudarc): that must be waited for before cudarc uses the memory

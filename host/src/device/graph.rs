@@ -11,7 +11,7 @@ use super::capture::Capture;
 use super::context::Context;
 use super::holds::Hold;
 use super::in_group::refuse_inside;
-use super::issuer::{Issuer, Kept, Owner, Resource};
+use super::issuer::{Issuer, KeepAlive, Owner, Resource};
 use super::lifecycle::Lifecycle;
 use super::order;
 use super::recorder::Operation;
@@ -63,14 +63,14 @@ struct Exec {
     communicators: Vec<Arc<dyn Issuer>>,
     kernels: Vec<(&'static str, Arc<AbortFlag>)>,
     /// The communicators of kernels' arguments.
-    used: Vec<Arc<dyn Issuer>>,
+    kernel_communicators: Vec<Arc<dyn Issuer>>,
     /// The objects whose operations it has, for the order of its launches.
     orders: Vec<Arc<order::Inner>>,
     /// What its kernels may use.
     hold: Option<Arc<Hold>>,
     _owners: Vec<Arc<dyn Owner>>,
     /// The memory, windows and operators that the operations use.
-    _keep: Vec<Kept>,
+    _kept: Vec<KeepAlive>,
 }
 
 impl Stream {
@@ -123,7 +123,8 @@ impl OpenCapture<'_> {
         let capture = context.end_capture();
         std::mem::forget(self);
         let (len, handle) = (graph.len()?, graph.instantiate()?);
-        let Capture { owners, keep, kernels, used, launches, uses } = capture;
+        let Capture { owners, kept, kernels, kernel_communicators, launches, last_operations } =
+            capture;
         let hold = launches.then(|| context.begin_hold());
         let communicators = owners.iter().map(|owner| owner.issuer()).collect();
         let exec = Exec {
@@ -131,11 +132,11 @@ impl OpenCapture<'_> {
             _graph: graph,
             communicators,
             kernels,
-            used,
-            orders: uses.objects(),
+            kernel_communicators,
+            orders: last_operations.objects(),
             hold,
             _owners: owners.clone(),
-            _keep: keep,
+            _kept: kept,
         };
         let (life, exec) = (Lifecycle::default(), Mutex::new(Some(exec)));
         let inner = Arc::new(Inner { life, exec, context: context.clone(), len });
@@ -177,7 +178,7 @@ impl Graph {
         let exec = exec.as_ref().filter(|_| self.inner.is_open());
         let rank = context.rank().unwrap_or(0);
         let exec = exec.ok_or(StateError::Closed { what: self.inner.name(), rank })?;
-        for communicator in exec.communicators.iter().chain(&exec.used) {
+        for communicator in exec.communicators.iter().chain(&exec.kernel_communicators) {
             // Operations of a communicator that has ended would use freed memory.
             communicator.require_live()?;
         }
@@ -199,7 +200,7 @@ impl Graph {
         // SAFETY: `exec` keeps the memory and communicators of its operations, and its hold those
         // that kernels may use; other arguments are the contract of the captured launches.
         unsafe { exec.handle.launch(stream.handle()) }
-            .inspect_err(|error| stream.context().failure().tell(error))?;
+            .inspect_err(|error| stream.context().failure().mark_reported(error))?;
         for communicator in &exec.communicators {
             stream.register_communicator(Arc::clone(communicator));
         }
@@ -221,7 +222,7 @@ impl Graph {
     pub fn is_valid(&self) -> bool {
         let exec = self.inner.exec.lock();
         exec.as_ref().is_some_and(|exec| {
-            let mut communicators = exec.communicators.iter().chain(&exec.used);
+            let mut communicators = exec.communicators.iter().chain(&exec.kernel_communicators);
             communicators.all(|communicator| communicator.is_live())
                 && exec.kernels.iter().all(|(_, flag)| flag.refusal().is_none())
         })
@@ -279,7 +280,7 @@ impl Drop for Inner {
             let exec = Mutex::new(self.exec.lock().take());
             Self { life: self.life.take(), exec, context: context.clone(), len: self.len }
         };
-        if context.can_free_or_keep("a graph", moved) {
+        if context.can_free_or_postpone("a graph", moved) {
             self.drop_exec();
         } else {
             std::mem::forget(self.exec.lock().take());

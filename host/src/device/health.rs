@@ -118,7 +118,7 @@ impl Context {
 
     /// Fails once a rank is lost, naming the first one, and in a forked child.
     pub(crate) fn check_health(&self) -> Result<()> {
-        // Not of a clone: the ranks of a process share its counter.
+        // This does not clone the `Arc`, whose counter the ranks of a process share.
         self.world_health().read().check()
     }
 

@@ -1,4 +1,4 @@
-//! What graphs may still use.
+//! Objects that graphs may still use, which are freed after the graphs.
 //!
 //! The arguments of a captured kernel are bytes: it is not known what they refer to. So a graph
 //! with kernels holds whatever existed when it was captured and is dropped later: memory, windows,
@@ -15,14 +15,14 @@ use super::context::Context;
 use crate::error::Result;
 use crate::sys::cuda::graph::CaptureInfo;
 
-/// When something was made, in the order of a context.
+/// The logical time at which an object was created, in the order of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Birth(u64);
+pub(crate) struct CreationTime(u64);
 
 /// The graphs of a context that have kernels.
 #[derive(Default)]
 pub(super) struct Holds {
-    births: AtomicU64,
+    creations: AtomicU64,
     live: Mutex<Vec<Arc<Hold>>>,
     /// The capture by another library whose graph last got a hold.
     foreign: Mutex<Option<u64>>,
@@ -33,15 +33,15 @@ pub(super) struct Holds {
 
 /// What one graph holds.
 pub(super) struct Hold {
-    /// What was made before this can be used by the graph.
-    captured: Birth,
+    /// When the capture ended: the graph may use what was created before.
+    captured: CreationTime,
     /// Whether the graph is gone.
     is_over: AtomicBool,
     held: Mutex<Vec<Box<dyn Any + Send>>>,
 }
 
 impl Hold {
-    fn new(captured: Birth) -> Self {
+    fn new(captured: CreationTime) -> Self {
         Self { captured, is_over: false.into(), held: Mutex::default() }
     }
 }
@@ -57,12 +57,12 @@ impl Drop for EndOfGraph {
 }
 
 impl Context {
-    /// Now, in the order in which this context's memory, windows and graphs are made.
-    pub(crate) fn birth(&self) -> Birth {
-        Birth(self.holds().births.fetch_add(1, Ordering::Relaxed))
+    /// Returns the logical time now, which advances with each call.
+    pub(crate) fn creation_time(&self) -> CreationTime {
+        CreationTime(self.holds().creations.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Says that another part of the program knows a stream or an event by its handle.
+    /// Records that another part of the program knows a stream or an event by its handle.
     pub(super) fn share_handles(&self) {
         self.holds().is_shared.store(true, Ordering::Relaxed);
     }
@@ -74,19 +74,19 @@ impl Context {
 
     /// Begins a hold for a graph that has been captured.
     pub(super) fn begin_hold(&self) -> Arc<Hold> {
-        let hold = Arc::new(Hold::new(self.birth()));
+        let hold = Arc::new(Hold::new(self.creation_time()));
         self.holds().live.lock().push(Arc::clone(&hold));
         hold
     }
 
-    /// Begins a hold for the graph of a capture by another library, if it has none. It may also
-    /// use what is made during the capture. It ends with the graph.
+    /// Begins a hold for the graph of a capture by another library, if it has none. The graph may
+    /// also use what is created during the capture. The hold ends with the graph.
     pub(super) fn hold_for_capture(&self, capture: &CaptureInfo) -> Result<()> {
         let mut last = self.holds().foreign.lock();
         if *last == Some(capture.id) {
             return Ok(());
         }
-        let hold = Arc::new(Hold::new(Birth(u64::MAX)));
+        let hold = Arc::new(Hold::new(CreationTime(u64::MAX)));
         capture.give(Box::new(EndOfGraph(Arc::clone(&hold))))?;
         self.holds().live.lock().push(hold);
         *last = Some(capture.id);
@@ -99,7 +99,7 @@ impl Context {
         self.free_held();
     }
 
-    /// Drops what graphs held that are gone.
+    /// Drops what destroyed graphs held.
     pub(super) fn free_held(&self) {
         let mut live = self.holds().live.lock();
         if !live.iter().any(|hold| hold.is_over.load(Ordering::Acquire)) {
@@ -107,7 +107,7 @@ impl Context {
         }
         let over = live.extract_if(.., |hold| hold.is_over.load(Ordering::Acquire));
         let over: Vec<_> = over.collect();
-        // Without the lock, which destructors take.
+        // The lock is released first: destructors take it.
         drop(live);
         for hold in over {
             let mut held = std::mem::take(&mut *hold.held.lock());
@@ -116,18 +116,18 @@ impl Context {
         }
     }
 
-    /// Gives the result of `moved` to a graph that may use what was made at `birth`, if there is
-    /// one.
-    pub(crate) fn hold<T: Any + Send>(&self, birth: Birth, moved: impl FnOnce() -> T) {
-        if let Some(holder) = self.holder(birth) {
+    /// Gives the result of `moved` to a graph that may use an object created at `created_at`, if
+    /// there is one.
+    pub(crate) fn hold<T: Any + Send>(&self, created_at: CreationTime, moved: impl FnOnce() -> T) {
+        if let Some(holder) = self.holder(created_at) {
             holder.held.lock().push(Box::new(moved()));
         }
     }
 
-    fn holder(&self, birth: Birth) -> Option<Arc<Hold>> {
+    fn holder(&self, created_at: CreationTime) -> Option<Arc<Hold>> {
         let live = self.holds().live.lock();
         let may_use =
-            |hold: &&Arc<Hold>| birth < hold.captured && !hold.is_over.load(Ordering::Acquire);
+            |hold: &&Arc<Hold>| created_at < hold.captured && !hold.is_over.load(Ordering::Acquire);
         live.iter().find(may_use).cloned()
     }
 }

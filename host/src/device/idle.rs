@@ -1,8 +1,8 @@
-//! Waits until streams are idle, which end when a rank is lost, and whether a GPU is stuck.
+//! Waiting until streams are idle or a rank is lost, and the detection of a GPU that is stuck.
 //!
-//! A GPU counts as stuck once a wait for it has missed its deadline. Then waits without a limit of
-//! their own fail at once, and memory that the GPU may use stays allocated. That ends when all
-//! streams are found idle, which they become when what they wait for is aborted.
+//! A GPU counts as stuck once a wait for it has missed its deadline. Then a wait without a limit of
+//! its own fails at once, and memory that the GPU may use stays allocated. The GPU is no longer
+//! stuck when all streams are found idle, as after an abort of what they wait for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -51,7 +51,7 @@ impl Stuck {
 pub(super) struct Failure {
     has_happened: AtomicBool,
     /// Whether a wait other than a destructor's, or a launch, has returned the driver's error.
-    is_told: AtomicBool,
+    is_reported: AtomicBool,
 }
 
 impl Failure {
@@ -60,21 +60,21 @@ impl Failure {
     }
 
     /// Returns whether it is an error of work on the GPU.
-    fn is(error: &Error) -> bool {
+    fn is_gpu_failure(error: &Error) -> bool {
         matches!(error, Error::Driver(_) | Error::State(StateError::Deadlock { .. }))
     }
 
     /// Records that a wait or a launch returns `error`.
-    pub(super) fn tell(&self, error: &Error) {
-        if Self::is(error) {
-            self.is_told.store(true, Ordering::Relaxed);
+    pub(super) fn mark_reported(&self, error: &Error) {
+        if Self::is_gpu_failure(error) {
+            self.is_reported.store(true, Ordering::Relaxed);
         }
     }
 }
 
 impl Context {
     /// Waits until all streams are idle: as long as destructors do, or until a simulated machine
-    /// finds that they do not become so.
+    /// finds that they never will be.
     ///
     /// # Errors
     ///
@@ -86,11 +86,12 @@ impl Context {
         };
         match ended {
             Err(error)
-                if Failure::is(&error) && !self.failure().is_told.load(Ordering::Relaxed) =>
+                if Failure::is_gpu_failure(&error)
+                    && !self.failure().is_reported.load(Ordering::Relaxed) =>
             {
                 Err(error)
             }
-            // What it waits for is not done, or a rank is lost: destructors go on from there.
+            // The work is not done, or a rank is lost: the destructors handle both.
             _ => Ok(()),
         }
     }
@@ -129,8 +130,8 @@ impl Context {
         }
     }
 
-    /// Waits, after an abort of what the streams waited for, until they are idle, with a
-    /// timeout, also if the GPU is stuck, which it is not afterwards.
+    /// Waits with a timeout, after an abort of what the streams waited for, until they are idle. A
+    /// GPU that was stuck is not stuck afterwards.
     pub(crate) fn drain_aborted(&self) -> Result<()> {
         self.settle(self.drain_timeout())
     }
@@ -245,14 +246,14 @@ impl StreamInner {
                 Err(self.context.prefer_cause(error))
             }
             Err(error) => {
-                self.context.failure().tell(&error);
+                self.context.failure().mark_reported(&error);
                 Err(error)
             }
         }
     }
 
     /// Waits, after a rank was lost or a communicator failed, until the kernels, which were asked
-    /// to exit, and NCCL's if they `are_aborted`, have exited, and logs what they waited for.
+    /// to exit, have exited, and NCCL's too if they `are_aborted`; logs what they waited for.
     fn wait_for_exit(&self, are_aborted: bool) {
         let running = self.operations.lock().take_running().running();
         if running.is_empty() && !are_aborted {
@@ -323,8 +324,8 @@ impl StreamInner {
         self.handle.is_idle().err()
     }
 
-    /// The result of a wait for the stream, which was idle after `registered` registrations: an
-    /// error if its operations or kernels were aborted.
+    /// Returns the result of a wait for the stream, which was idle after `registered`
+    /// registrations: an error if its operations or kernels were aborted.
     fn idle_result(&self, registered: u64) -> Result<()> {
         let done = self.operations.lock().take(registered);
         match abort::error(&done.running()) {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use crate::error::{Error, Result, StateError};
 
 /// A reference that keeps alive what an operation uses.
-pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
+pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 
 /// A communicator, which issues (enqueues) operations to streams. Any thread may abort it.
 pub(crate) trait Issuer: Send + Sync {

@@ -41,7 +41,7 @@ pub struct FunctionInfo {
 }
 
 impl FunctionInfo {
-    /// Resources that are enough for both functions.
+    /// Returns resources that are enough for both functions.
     pub(crate) fn most(self, other: Self) -> Self {
         Self {
             registers: self.registers.max(other.registers),
@@ -158,8 +158,8 @@ pub(crate) fn check_gin(dev_comm: &DevComm) -> Result<GinType, LaunchRefusal> {
     }
 }
 
-/// Whether a kernel can be launched with this device communicator. `lsa_barriers` says whether it
-/// opens sessions on LSA barriers, alone or as the inner part of hybrid barriers; `stamp` is the
+/// Checks that a kernel can be launched with this device communicator. `lsa_barriers` says whether
+/// it opens sessions on LSA barriers, alone or as the inner part of hybrid barriers; `stamp` is the
 /// version of NCCL's device code in it, and `per_multiprocessor` its occupancy in blocks.
 pub(crate) fn check_communicating(
     config: &LaunchConfig,

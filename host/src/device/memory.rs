@@ -6,7 +6,7 @@ use std::sync::Arc;
 use devcomm_types::{Element, IntoArg, Slice};
 
 use super::context::Context;
-use super::holds::Birth;
+use super::holds::CreationTime;
 use super::slice::{Buffer, DeviceSlice};
 use crate::error::{Error, Result};
 use crate::sys::cuda::memory::DeviceAllocation;
@@ -30,7 +30,7 @@ struct Memory {
     /// `None` only while dropping.
     allocation: Option<DeviceAllocation>,
     context: Context,
-    birth: Birth,
+    created_at: CreationTime,
 }
 
 /// Returns the size in bytes of `len` elements, which is not 0 and fits in the address space.
@@ -53,9 +53,9 @@ impl Context {
         let bytes = bytes_of::<T>("device memory", len)?;
         self.refuse_capturing("device memory is allocated")?;
         self.check_health()?;
-        self.free_kept();
+        self.free_postponed();
         let allocation = Some(self.cuda().alloc(bytes)?);
-        let memory = Memory { allocation, context: self.clone(), birth: self.birth() };
+        let memory = Memory { allocation, context: self.clone(), created_at: self.creation_time() };
         let memory = Arc::new(memory);
         let buffer = DeviceBuffer { memory, len, element: PhantomData };
         buffer.device_slice().fill_new(0)?;
@@ -89,7 +89,7 @@ unsafe impl<T: Element> Buffer for DeviceBuffer<T> {
 }
 
 /// Passes the address, for a kernel that takes a pointer.
-// SAFETY: it refers to no window.
+// SAFETY: the bytes refer to no window and no device communicator.
 unsafe impl<T: Element> IntoArg<u64> for &DeviceBuffer<T> {
     fn into_arg(self) -> u64 {
         self.device_address()
@@ -97,7 +97,7 @@ unsafe impl<T: Element> IntoArg<u64> for &DeviceBuffer<T> {
 }
 
 /// Passes address and length, for a kernel that takes `&[T]`.
-// SAFETY: it refers to no window.
+// SAFETY: the bytes refer to no window and no device communicator.
 unsafe impl<T: Element> IntoArg<Slice<T>> for &DeviceBuffer<T> {
     fn into_arg(self) -> Slice<T> {
         Slice::new(self.device_address(), self.len)
@@ -113,9 +113,10 @@ impl<T> Clone for DeviceBuffer<T> {
 impl Drop for Memory {
     fn drop(&mut self) {
         let context = self.context.clone();
-        let birth = self.birth;
-        let moved = || Self { allocation: self.allocation.take(), context: context.clone(), birth };
-        if context.is_rank_lost() || !context.can_free_or_hold("device memory", birth, moved) {
+        let created_at = self.created_at;
+        let moved =
+            || Self { allocation: self.allocation.take(), context: context.clone(), created_at };
+        if context.is_rank_lost() || !context.can_free_or_hold("device memory", created_at, moved) {
             return;
         }
         let Some(allocation) = self.allocation.take() else { return };

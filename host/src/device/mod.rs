@@ -36,8 +36,8 @@ pub(crate) use self::drops::PostponedDrops;
 pub use self::event::Event;
 pub use self::graph::Graph;
 pub(crate) use self::health::Health;
-pub(crate) use self::holds::Birth;
-pub(crate) use self::issuer::Kept;
+pub(crate) use self::holds::CreationTime;
+pub(crate) use self::issuer::KeepAlive;
 pub use self::kernels::{
     KernelSet, Kernels, KernelsOn, ModuleSource, ParamInfo, RawArg, WITHOUT_PTX,
 };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::abort::AbortFlag;
-use super::issuer::{Issuer, Kept};
+use super::issuer::{Issuer, KeepAlive};
 
 /// The operations in a stream, each registered after it was enqueued. A wait for the stream takes
 /// those that were registered when it last asked whether the stream is idle: meanwhile another
@@ -17,7 +17,7 @@ pub(super) struct Operations {
     /// Abort flags of kernels that may still run.
     running: Vec<(u64, Arc<AbortFlag>)>,
     /// Memory and operators of operations that a non-blocking communicator may still enqueue.
-    keep: Vec<(u64, Kept)>,
+    kept: Vec<(u64, KeepAlive)>,
 }
 
 impl Operations {
@@ -34,9 +34,9 @@ impl Operations {
     }
 
     /// Registers an operation of a communicator, and what it uses.
-    pub(super) fn add(&mut self, issuer: Arc<dyn Issuer>, keep: Vec<Kept>) {
+    pub(super) fn add(&mut self, issuer: Arc<dyn Issuer>, kept: Vec<KeepAlive>) {
         let number = self.next();
-        self.keep.extend(keep.into_iter().map(|kept| (number, kept)));
+        self.kept.extend(kept.into_iter().map(|kept| (number, kept)));
         register(&mut self.pending, number, issuer);
     }
 
@@ -60,7 +60,7 @@ impl Operations {
             count,
             pending: split(&mut self.pending, count),
             running: split(&mut self.running, count),
-            keep: split(&mut self.keep, count),
+            kept: split(&mut self.kept, count),
         }
     }
 

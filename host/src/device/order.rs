@@ -89,16 +89,16 @@ struct State {
     is_awaited: bool,
     /// The number of turns that have ended.
     ended: u64,
-    eager: Uses,
+    eager: LastOperations,
     /// The capture by another library that operations were last captured in.
-    foreign: Option<(u64, Uses)>,
+    foreign: Option<(u64, LastOperations)>,
 }
 
 /// The last operation of each object, oldest first.
 #[derive(Default)]
-pub(super) struct Uses(Vec<Use>);
+pub(super) struct LastOperations(Vec<LastOperation>);
 
-struct Use {
+struct LastOperation {
     order: Arc<Inner>,
     stream: Stream,
     /// The number of turns that had ended before the operation.
@@ -116,11 +116,12 @@ impl StreamOrder {
     }
 
     /// Returns the order for operations that wait for other ranks; those of `objects` objects can
-    /// run at the same time. The launches of an object that are on the GPU together take at most
-    /// that part of it. With 2, a launch has at most one block for each multiprocessor, which has
-    /// room for two such blocks; for four, if launches are [dependent](crate::Launch::dependent):
-    /// then the kernels call `grid::wait_for_previous` before `grid::launch_next`, so that one
-    /// launch waits while another runs. With 1, an operation may fill the GPU.
+    /// run at the same time. The launches of one object that are on the GPU at the same time take
+    /// at most 1/`objects` of it. With 2 objects, a launch has at most one block per
+    /// multiprocessor, of which two fit there. Four must fit if launches are
+    /// [dependent](crate::Launch::dependent): then the kernels call `grid::wait_for_previous`
+    /// before `grid::launch_next`, so that one launch waits while another runs. With 1, an
+    /// operation may fill the GPU.
     ///
     /// # Errors
     ///
@@ -160,8 +161,8 @@ impl StreamOrder {
         Ok(turn)
     }
 
-    /// Begins in the usual case: nothing is captured, no thread has a turn, and the only operation
-    /// before is one of this object on the same stream.
+    /// Begins in the usual case: nothing is captured, no thread has a turn, and the only earlier
+    /// operation is one of this object on the same stream.
     fn begin_again(&self, stream: &Stream) -> Result<Option<Turn<'_>>> {
         if self.context.is_capturing() || stream.foreign_capture()?.is_some() {
             return Ok(None);
@@ -181,7 +182,7 @@ impl StreamOrder {
 impl Drop for StreamOrder {
     fn drop(&mut self) {
         let removed = self.context.orders().0.lock().eager.remove(&self.inner);
-        // Without the lock: this may drop a stream.
+        // The lock is released first: this may drop a stream.
         drop(removed);
     }
 }
@@ -225,31 +226,32 @@ impl Context {
 
     /// Forgets the operations on the stream of the turns before `turns`, which have ended.
     pub(super) fn forget_ended(&self, stream: RawStream, turns: u64) {
-        let has_ended = |used: &mut Use| used.turn < turns && used.stream.handle().raw() == stream;
+        let has_ended =
+            |used: &mut LastOperation| used.turn < turns && used.stream.handle().raw() == stream;
         let ended: Vec<_> = self.orders().0.lock().eager.0.extract_if(.., has_ended).collect();
-        // Without the lock: this may drop a stream.
+        // The lock is released first: this may drop a stream.
         drop(ended);
     }
 
     /// Orders an operation of these objects on `stream`. The caller has the [turn](Self::turn).
     pub(super) fn take_turn(&self, objects: &[Arc<Inner>], stream: &Stream) -> Result<()> {
         let state = &self.orders().0;
-        let mut own = self.with_capture(|capture| std::mem::take(&mut capture.uses));
-        if let Some(uses) = &mut own {
-            let taken = uses.take_turns(objects, stream, self.ended_turns(), true);
-            self.with_capture(|capture| capture.uses = own.unwrap_or_default());
+        let mut own = self.with_capture(|capture| std::mem::take(&mut capture.last_operations));
+        if let Some(last) = &mut own {
+            let taken = last.take_turns(objects, stream, self.ended_turns(), true);
+            self.with_capture(|capture| capture.last_operations = own.unwrap_or_default());
             return taken;
         }
         match stream.foreign_capture()? {
             None => {
                 let mut locked = state.lock();
-                let (turn, mut uses) = (locked.ended, std::mem::take(&mut locked.eager));
+                let (turn, mut last) = (locked.ended, std::mem::take(&mut locked.eager));
                 drop(locked);
                 let taken = match self.begin_enqueue() {
-                    Ok(_enqueue) => uses.take_turns(objects, stream, turn, false),
+                    Ok(_enqueue) => last.take_turns(objects, stream, turn, false),
                     Err(error) => Err(error),
                 };
-                state.lock().eager = uses;
+                state.lock().eager = last;
                 taken
             }
             Some(id) => {
@@ -257,22 +259,22 @@ impl Context {
                 let (turn, before) = (locked.ended, locked.foreign.take());
                 drop(locked);
                 let of_capture = before.filter(|(other, _)| *other == id);
-                let mut uses = of_capture.map(|(_, uses)| uses).unwrap_or_default();
-                let taken = uses.take_turns(objects, stream, turn, true);
-                state.lock().foreign = Some((id, uses));
+                let mut last = of_capture.map(|(_, last)| last).unwrap_or_default();
+                let taken = last.take_turns(objects, stream, turn, true);
+                state.lock().foreign = Some((id, last));
                 taken
             }
         }
     }
 }
 
-impl Uses {
+impl LastOperations {
     /// Returns the objects whose operations were captured.
     pub(super) fn objects(&self) -> Vec<Arc<Inner>> {
         self.0.iter().map(|used| Arc::clone(&used.order)).collect()
     }
 
-    fn remove(&mut self, order: &Arc<Inner>) -> Option<Use> {
+    fn remove(&mut self, order: &Arc<Inner>) -> Option<LastOperation> {
         let at = self.0.iter().position(|used| Arc::ptr_eq(&used.order, order))?;
         Some(self.0.remove(at))
     }
@@ -295,9 +297,11 @@ impl Uses {
         turn: u64,
         captured: bool,
     ) -> Result<()> {
-        // What the operation takes of the GPU: a graph may run those of all its objects at a time.
+        // The part of the GPU that the operation takes: a graph may run all its objects' operations
+        // at once.
         let part = objects.iter().map(|order| order.part).sum::<u32>().min(GPU);
-        let is_own = |used: &Use| objects.iter().any(|order| Arc::ptr_eq(order, &used.order));
+        let is_own =
+            |used: &LastOperation| objects.iter().any(|order| Arc::ptr_eq(order, &used.order));
         let others = self.0.iter().filter(|used| !is_own(used)).map(|used| used.order.part);
         let mut taken = others.sum::<u32>();
         let mut at = 0;
@@ -323,13 +327,13 @@ impl Uses {
         for order in objects {
             let (order, stream) = (Arc::clone(order), stream.clone());
             let event = self.remove(&order).and_then(|used| used.event);
-            self.0.push(Use { order, stream, turn, event, is_recorded: false });
+            self.0.push(LastOperation { order, stream, turn, event, is_recorded: false });
         }
         Ok(())
     }
 }
 
-impl Use {
+impl LastOperation {
     /// Makes later work of `stream` wait for this operation. Returns whether it has ended.
     fn precede(&mut self, stream: &Stream, captured: bool) -> Result<bool> {
         let context = stream.context();

@@ -1,4 +1,5 @@
-//! What other libraries use, in streams that this crate does not know and in graphs of their own.
+//! Objects that other libraries use, in streams that this crate does not know and in graphs of
+//! their own.
 
 use std::any::Any;
 use std::time::Duration;
@@ -18,12 +19,12 @@ struct AfterWork<T: Any + Send> {
 }
 
 impl Stream {
-    /// Gives, if another library captures this stream, `owner` to the graph, which drops it, on a
-    /// thread of the driver, after it and all executable graphs that were made of it are gone.
+    /// Gives `owner` to the graph, if another library captures this stream. The driver drops it, on
+    /// a thread of its own, after the graph and all executable graphs made of it are destroyed.
     /// Returns `owner` if the stream is not captured.
     ///
-    /// It is for what keeps memory that captured work uses. Its destructor must not call the
-    /// driver, and so neither this crate.
+    /// `owner` keeps alive the memory that captured work uses. Its destructor must not call the
+    /// driver, and therefore not this crate.
     ///
     /// CUDA: `cuUserObjectCreate`, `cuGraphRetainUserObject`.
     ///
@@ -78,10 +79,10 @@ impl Context {
 impl<T: Any + Send> Drop for AfterWork<T> {
     fn drop(&mut self) {
         let (value, context) = (self.value.take(), self.context.clone());
-        let keeps = context.keeps();
-        match context.wait_for_all_work(if keeps { SHORT_TIMEOUT } else { TIMEOUT }) {
+        let postpones = context.postpones_frees();
+        match context.wait_for_all_work(if postpones { SHORT_TIMEOUT } else { TIMEOUT }) {
             Ok(()) => drop(value),
-            Err(_) if keeps => context.keep(Self { value, context: context.clone() }),
+            Err(_) if postpones => context.postpone_free(Self { value, context: context.clone() }),
             Err(why) => {
                 tracing::warn!("what other libraries may still use is never freed: {why}");
                 std::mem::forget(value);

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::context::Context;
 use super::event::Event;
-use super::holds::Birth;
+use super::holds::CreationTime;
 use super::memory::bytes_of;
 use crate::error::{Result, StateError};
 use crate::sys::cuda::memory::HostAllocation;
@@ -29,7 +29,7 @@ pub struct PinnedBuffer<T: Element> {
     len: usize,
     copies: Mutex<Copies>,
     context: Context,
-    birth: Birth,
+    created_at: CreationTime,
     element: PhantomData<T>,
 }
 
@@ -54,8 +54,8 @@ impl Context {
         let bytes = bytes_of::<T>("pinned memory", len)?;
         self.refuse_capturing("pinned memory is allocated")?;
         let memory = Some(self.cuda().alloc_host(bytes)?);
-        let (copies, context, birth) = (Mutex::default(), self.clone(), self.birth());
-        Ok(PinnedBuffer { memory, len, copies, context, birth, element: PhantomData })
+        let (copies, context, created_at) = (Mutex::default(), self.clone(), self.creation_time());
+        Ok(PinnedBuffer { memory, len, copies, context, created_at, element: PhantomData })
     }
 }
 
@@ -86,7 +86,8 @@ impl<T: Element> PinnedBuffer<T> {
     /// The errors are those of [`Event::synchronize`]; [`StateError::UnknownCopy`].
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
         self.wait()?;
-        // SAFETY: as above; no copy begins while the buffer is borrowed mutably.
+        // SAFETY: the memory is valid as in `as_slice`; no copy begins while the buffer is borrowed
+        // mutably.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) })
     }
 
@@ -129,13 +130,13 @@ impl<T: Element> Drop for PinnedBuffer<T> {
             tracing::warn!("pinned memory is left allocated: a copy may still use it");
             return;
         }
-        let (context, birth) = (self.context.clone(), self.birth);
+        let (context, created_at) = (self.context.clone(), self.created_at);
         let moved = || {
             let (memory, copies) = (self.memory.take(), std::mem::take(&mut self.copies));
             let (len, context) = (self.len, context.clone());
-            Self { memory, copies, len, context, birth, element: PhantomData }
+            Self { memory, copies, len, context, created_at, element: PhantomData }
         };
-        if context.is_rank_lost() || !context.can_free_or_hold("pinned memory", birth, moved) {
+        if context.is_rank_lost() || !context.can_free_or_hold("pinned memory", created_at, moved) {
             return;
         }
         let Some(memory) = self.memory.take() else { return };

@@ -20,7 +20,7 @@ const KEPT: usize = 100;
 /// The recorders of this process.
 static RECORDERS: Mutex<Vec<Weak<Recorder>>> = Mutex::new(Vec::new());
 
-/// What a rank does.
+/// An operation of a rank.
 pub(crate) enum Operation {
     /// A call of NCCL, with its terms, such as count and type, if it has any.
     Nccl(Cow<'static, str>),
@@ -28,7 +28,7 @@ pub(crate) enum Operation {
     Launch { kernel: &'static str, grid: Dim3, block: Dim3 },
     /// The launch of a graph with this number of nodes.
     Graph(usize),
-    /// An exchange of bytes on the hosts, by what the rank calls, and its number of ranks.
+    /// An exchange of bytes on the hosts: the rank's call, and the number of ranks.
     Exchange(String, usize),
     /// The wait for the other ranks that are left after a loss.
     Survivors,
@@ -119,7 +119,7 @@ impl Recorder {
 
     /// Prints the operations to the standard error.
     pub(crate) fn print(&self) {
-        // In one write, since the ranks of a job share it; and it may be closed.
+        // The ranks of a job share the standard error, so this is one write. It may be closed.
         let _ = std::io::stderr().write_all(self.to_string().as_bytes());
     }
 }
@@ -155,8 +155,8 @@ impl Drop for InProgress<'_> {
     fn drop(&mut self) {
         let mut entries = self.recorder.entries.lock();
         // Operations may nest, and the oldest may be gone.
-        let behind = (entries.count - self.number) as usize;
-        let at = entries.last.len().checked_sub(behind + 1);
+        let later = (entries.count - self.number) as usize;
+        let at = entries.last.len().checked_sub(later + 1);
         if let Some(entry) = at.and_then(|at| entries.last.get_mut(at)) {
             entry.took = Some(entry.began.elapsed());
         }

@@ -25,7 +25,7 @@ pub struct ScopeThread<'scope, T> {
     has_ended: Arc<AtomicBool>,
 }
 
-/// A thread, until it ends.
+/// Guard of a running thread, whose drop records that the thread has ended.
 struct Running(Arc<AtomicUsize>, Arc<AtomicBool>);
 
 impl Drop for Running {

@@ -8,7 +8,7 @@ use devcomm_types::{DataType, Element, IntoArg, Slice};
 use super::context::Context;
 use super::enqueues::Enqueue;
 use super::in_group::refuse_before_deferred;
-use super::issuer::Kept;
+use super::issuer::KeepAlive;
 use crate::error::{Error, Result};
 use crate::sys::cuda::stream::StreamHandle;
 
@@ -26,7 +26,7 @@ pub struct DeviceSlice<T> {
     len: usize,
     data_type: DataType,
     context: Context,
-    owner: Option<Kept>,
+    owner: Option<KeepAlive>,
     element: PhantomData<T>,
 }
 
@@ -93,7 +93,7 @@ impl<T: Element> DeviceSlice<T> {
         unsafe { Self::borrowed(context, address, len, T::DATA_TYPE) }
     }
 
-    pub(crate) fn owned(context: &Context, address: u64, len: usize, owner: Kept) -> Self {
+    pub(crate) fn owned(context: &Context, address: u64, len: usize, owner: KeepAlive) -> Self {
         Self::of_type(context, address, len, T::DATA_TYPE, owner)
     }
 
@@ -104,7 +104,7 @@ impl<T: Element> DeviceSlice<T> {
     /// [`Error::InvalidInput`] if `data` is longer than the memory; those of waiting for the
     /// streams; the driver's errors.
     pub fn copy_from_host(&self, data: &[T]) -> Result<()> {
-        self.fits(data.len())?;
+        self.require_fit(data.len())?;
         let (stream, _enqueue) = self.idle_default_stream()?;
         // SAFETY: the memory has at least `data.len()` elements. If another thread enqueues work
         // with it, only the values are undefined.
@@ -117,7 +117,7 @@ impl<T: Element> DeviceSlice<T> {
     ///
     /// The errors are those of [`copy_from_host`](Self::copy_from_host).
     pub fn copy_to_host(&self, data: &mut [T]) -> Result<()> {
-        self.fits(data.len())?;
+        self.require_fit(data.len())?;
         let (stream, _enqueue) = self.idle_default_stream()?;
         // SAFETY: as in `copy_from_host`; every bit pattern is a valid `Element`.
         unsafe { stream.copy_to_host(bytes_of_mut(data), self.address) }
@@ -160,7 +160,7 @@ impl<T: Element> DeviceSlice<T> {
         Ok((self.context.cuda().default_stream(), enqueue))
     }
 
-    fn fits(&self, count: usize) -> Result<()> {
+    fn require_fit(&self, count: usize) -> Result<()> {
         if count > self.len {
             let (len, name) = (self.len, T::NAME);
             let text = format!("{count} elements of {name} do not fit in memory of {len}");
@@ -223,7 +223,7 @@ impl<T> DeviceSlice<T> {
         address: u64,
         len: usize,
         data_type: DataType,
-        owner: Kept,
+        owner: KeepAlive,
     ) -> Self {
         let (context, owner) = (context.clone(), Some(owner));
         Self { address, len, data_type, context, owner, element: PhantomData }
@@ -291,12 +291,12 @@ impl<T> DeviceSlice<T> {
     }
 
     /// Returns what keeps the memory allocated, if the slice has it.
-    pub(crate) fn owner(&self) -> Option<&Kept> {
+    pub(crate) fn owner(&self) -> Option<&KeepAlive> {
         self.owner.as_ref()
     }
 
     /// Returns a reference that keeps the memory allocated, if the slice has one.
-    pub(crate) fn keep(&self) -> Option<Kept> {
+    pub(crate) fn keep_alive(&self) -> Option<KeepAlive> {
         self.owner().cloned()
     }
 
@@ -353,7 +353,7 @@ impl<T> std::fmt::Debug for DeviceSlice<T> {
 }
 
 /// Passed as an address, to a kernel that takes a pointer.
-// SAFETY: it refers to no window.
+// SAFETY: the bytes refer to no window and no device communicator.
 unsafe impl<T: Element> IntoArg<u64> for &DeviceSlice<T> {
     fn into_arg(self) -> u64 {
         self.address
@@ -361,7 +361,7 @@ unsafe impl<T: Element> IntoArg<u64> for &DeviceSlice<T> {
 }
 
 /// Passed as address and length, to a kernel that takes `&[T]`.
-// SAFETY: it refers to no window.
+// SAFETY: the bytes refer to no window and no device communicator.
 unsafe impl<T: Element> IntoArg<Slice<T>> for &DeviceSlice<T> {
     fn into_arg(self) -> Slice<T> {
         Slice::new(self.address, self.len)

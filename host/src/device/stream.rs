@@ -1,4 +1,4 @@
-//! Streams.
+//! CUDA streams, waits for them, and the operations that are registered in them.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -14,7 +14,7 @@ use super::context::Context;
 use super::enqueues::Enqueue;
 use super::event::Event;
 use super::in_group::refuse_before_deferred;
-use super::issuer::{Issuer, Kept, Owner};
+use super::issuer::{Issuer, KeepAlive, Owner};
 use super::operations::Operations;
 use crate::error::{Error, Result, StateError};
 use crate::sys::cuda::stream::StreamHandle;
@@ -162,8 +162,8 @@ impl Stream {
     /// waited for: their device communicators cannot be used any more; everything else can.
     /// [`StateError::DeadlinePassed`] when there are no such kernels, or they still run a second
     /// later. The GPU then counts as stuck: other waits for it fail with this error, and memory
-    /// that it may still use is not freed. That ends when all streams of the context are idle, as
-    /// they are after [`Communicator::abort`](crate::Communicator::abort) of the communicator whose
+    /// that it may still use is not freed. It no longer does when all streams of the context are
+    /// idle, as after [`Communicator::abort`](crate::Communicator::abort) of the communicator whose
     /// operation did not end.
     pub fn synchronize_within(&self, limit: Duration) -> Result<()> {
         refuse_before_deferred(self.context(), Some(self), "a wait for the stream")?;
@@ -286,12 +286,12 @@ impl Stream {
         &self.last.inner
     }
 
-    /// Registers an enqueued operation of a communicator, and the objects `keep` that it uses.
-    pub(crate) fn register_operation(&self, communicator: &Arc<dyn Owner>, keep: Vec<Kept>) {
-        let Some(keep) = self.context().move_to_capture(communicator, keep) else { return };
+    /// Registers an enqueued operation of a communicator, and the objects `kept` that it uses.
+    pub(crate) fn register_operation(&self, communicator: &Arc<dyn Owner>, kept: Vec<KeepAlive>) {
+        let Some(kept) = self.context().move_to_capture(communicator, kept) else { return };
         let issuer = communicator.issuer();
-        let keep = if issuer.is_blocking() { Vec::new() } else { keep };
-        self.inner().operations.lock().add(issuer, keep);
+        let kept = if issuer.is_blocking() { Vec::new() } else { kept };
+        self.inner().operations.lock().add(issuer, kept);
     }
 
     /// Registers a launched kernel: the number of the communicator that its arguments are of, and
@@ -305,8 +305,8 @@ impl Stream {
         let context = self.context();
         let add = |capture: &mut Capture| {
             capture.launches = true;
-            let used = communicator.and_then(|number| context.issuer(number));
-            capture.used.extend(used);
+            let issuer = communicator.and_then(|number| context.issuer(number));
+            capture.kernel_communicators.extend(issuer);
             if let Some(flag) = &flag {
                 capture.add_kernel(kernel, Arc::clone(flag));
             }
@@ -362,9 +362,9 @@ impl Drop for LastHandle {
         let limit = context.stream_timeout();
         match self.inner.drain(Some(limit)) {
             Ok(()) => {}
-            Err(_) if context.keeps() => {
+            Err(_) if context.postpones_frees() => {
                 let last = Arc::new(Self { inner: Arc::clone(&self.inner) });
-                return context.keep(Stream { last });
+                return context.postpone_free(Stream { last });
             }
             // Nothing runs there any more.
             Err(Error::Driver(_)) => {}

@@ -101,8 +101,8 @@ pub enum LaunchError {
     },
 }
 
-/// Returns a module with an architecture-specific target (`sm_90a`) cannot be rebuilt for another
-/// GPU.
+/// Returns what to do. A module with an architecture-specific target (`sm_90a`) cannot be rebuilt
+/// for another GPU.
 fn arch_advice(arch: &str, (major, minor): (u32, u32)) -> String {
     if arch.ends_with(|last: char| last.is_ascii_alphabetic()) {
         return format!("its source asks for {arch} and no other: launch a kernel for this GPU");

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_of_a_part_is_the_whole_text_and_what_it_came_from() {
+    fn an_error_of_an_area_converts_to_one_of_the_crate_with_the_same_text() {
         let errors: [(Error, &str); 6] = [
             (
                 DriverError::TooFewGpus { asked: 8, visible: 2 }.into(),
@@ -161,15 +161,15 @@ mod tests {
         assert!(is_hardware(DevCommError::Refused { rank, why }.into()));
         let (operation, code, name, text) = ("cuInit", 999, String::new(), String::new());
         assert!(!is_hardware(DriverError::Failed { operation, code, name, text }.into()));
-        for of_the_machine_there in [false, true] {
+        for is_hardware_there in [false, true] {
             let failed = WorldError::CallFailed {
                 call: String::new(),
                 rank,
                 others: 0,
                 why: String::new(),
-                is_hardware: of_the_machine_there,
+                is_hardware: is_hardware_there,
             };
-            assert_eq!(is_hardware(failed.into()), of_the_machine_there);
+            assert_eq!(is_hardware(failed.into()), is_hardware_there);
         }
         assert!(!is_hardware(Error::invalid("no")));
     }

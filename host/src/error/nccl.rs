@@ -168,8 +168,8 @@ impl NcclResult {
 const NAME_ANOTHER: &str = "run `devcomm setup`, or name a newer one in DEVCOMM_NCCL_HOME";
 
 /// Returns what to do about a library that is too old, if it is in a Python environment: PyTorch
-/// loads that one, so a newer one takes its place. No version older than the kernels need is
-/// advised.
+/// loads the library there, so a newer one must take its place. No version older than the kernels
+/// need is advised.
 pub(crate) fn renewal(library: &Path, needs: NcclVersion) -> Option<String> {
     let pip = PipNccl::of_library(library)?;
     let command = pip.install(needs.max(NcclVersion::from_code(ABI_VERSION)));

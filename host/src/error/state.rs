@@ -88,19 +88,19 @@ pub enum StateError {
         /// The time waited.
         waited: Duration,
     },
-    /// A wait was ended by what [`interruptible`](crate::interruptible) asks.
+    /// A wait was ended by the check of [`interruptible`](crate::interruptible).
     #[error("the wait was interrupted")]
     Interrupted,
     /// A deadlock of a simulated machine: every thread and kernel waits for something that cannot
     /// happen. On GPUs the program would hang.
     #[error("{report}")]
     Deadlock {
-        /// `deadlock`, and in lines of their own every wait, and what it waits for.
+        /// The word `deadlock`, and a line for each wait, which says what it waits for.
         report: String,
     },
 }
 
-/// Returns ` after 1.5 s`; nothing for no time at all.
+/// Returns ` after 1.5 s`; an empty text for a time of 0.
 fn after(waited: &Duration) -> String {
     match waited.as_millis() {
         0 => String::new(),

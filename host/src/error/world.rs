@@ -68,7 +68,7 @@ pub enum WorldError {
         calls: Vec<String>,
     },
     /// A rank failed in a collective call, which therefore failed on all ranks: that rank returns
-    /// its own error, and the others this one. A later try is in step.
+    /// its own error, and the others this one. The ranks' later calls match.
     #[error("rank {rank}{} failed in {call}: {why}", and_others(*others))]
     CallFailed {
         /// The call of the rank that failed.
@@ -163,9 +163,9 @@ fn by_call(calls: &[String]) -> String {
             None => by_call.push((call, vec![rank])),
         }
     }
-    let line = |(call, who): &(&str, Vec<usize>)| {
-        let verb = if who.len() == 1 { "calls" } else { "call" };
-        format!("{} {verb} {call}", ranks(who))
+    let line = |(call, callers): &(&str, Vec<usize>)| {
+        let verb = if callers.len() == 1 { "calls" } else { "call" };
+        format!("{} {verb} {call}", ranks(callers))
     };
     by_call.iter().map(line).collect::<Vec<_>>().join("; ")
 }

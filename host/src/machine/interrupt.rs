@@ -18,23 +18,23 @@ thread_local! {
 }
 
 /// Replaces the thread's check until it is dropped.
-struct Replaced(Option<Check>);
+struct ReplacedCheck(Option<Check>);
 
-impl Replaced {
+impl ReplacedCheck {
     fn by(check: Option<Check>) -> Self {
         Self(CHECK.replace(check))
     }
 }
 
-impl Drop for Replaced {
+impl Drop for ReplacedCheck {
     fn drop(&mut self) {
         CHECK.set(self.0.take());
     }
 }
 
-/// Calls `f`. While a call of devcomm's within it waits on this thread, for the GPU or for other
+/// Calls `f`. While a call of devcomm's within `f` waits on this thread, for the GPU or for other
 /// ranks, it asks `is_interrupted` about every 50 ms; once that is true, the call fails with
-/// [`StateError::Interrupted`]. What `f` calls with another check asks that one.
+/// [`StateError::Interrupted`]. A nested call of `interruptible` within `f` uses its own check.
 ///
 /// Work that was enqueued goes on. A rank whose exchange with other ranks is interrupted, such as a
 /// barrier or the making of a communicator, counts as lost, since the others go on without it.
@@ -51,17 +51,17 @@ impl Drop for Replaced {
 /// # Ok::<_, Error>(())
 /// ```
 pub fn interruptible<R>(is_interrupted: impl Fn() -> bool + 'static, f: impl FnOnce() -> R) -> R {
-    let _replaced = Replaced::by(Some(Rc::new(is_interrupted)));
+    let _replaced = ReplacedCheck::by(Some(Rc::new(is_interrupted)));
     f()
 }
 
 /// Calls `f`, whose waits are short and are not interrupted.
 pub(crate) fn uninterrupted<R>(f: impl FnOnce() -> R) -> R {
-    let _replaced = Replaced::by(None);
+    let _replaced = ReplacedCheck::by(None);
     f()
 }
 
-/// Returns how often a wait of this thread ends to [`check`].
+/// Returns after how long a wait of this thread pauses to [`check`].
 pub(super) fn interval() -> Duration {
     if CHECK.with_borrow(Option::is_some) { INTERVAL } else { Duration::MAX }
 }

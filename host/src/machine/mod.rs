@@ -37,8 +37,8 @@ use crate::error::{DriverError, Result, StateError};
 /// The environment variable that selects the simulator: `4`, or `4,team=2,seed=7`.
 pub(crate) const VARIABLE: &str = "DEVCOMM_SIMULATE";
 
-/// A poll that notices its deadline so much later was itself stopped, with its process or thread:
-/// it goes on, with the time that it had.
+/// A poll that notices its deadline at least this much too late was itself stopped, with its
+/// process or thread: its time begins again.
 const STOPPED: Duration = Duration::from_secs(1);
 
 /// What wakes a poll on a simulated machine. With real GPUs, a poll repeats after a pause.
@@ -138,7 +138,7 @@ impl Machine {
         Simulated::new(simulation, team).map(Self::Simulated)
     }
 
-    /// Returns `from_env` in a program without the simulator: an error if the variable is set.
+    /// Returns `None`, in a program without the simulator; fails if the variable is set.
     #[cfg(not(feature = "simulator"))]
     pub(crate) fn from_env(_: Option<usize>) -> Result<Option<Self>> {
         match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
@@ -183,8 +183,8 @@ impl Machine {
         }
     }
 
-    /// Returns how long a call may wait for the other ranks, unless the program says so; `None` for
-    /// ever.
+    /// Returns how long a call may wait for the other ranks, unless the program sets it; `None`
+    /// means forever.
     ///
     /// # Errors
     ///
@@ -290,7 +290,7 @@ impl Machine {
         }
     }
 
-    /// Pauses a poll that has `waited` so long already and ends at `deadline`. `since` is the
+    /// Pauses a poll that has lasted for `waited` and ends at `deadline`. `since` is the
     /// [`event_count`](Self::event_count) before the poll's last test.
     ///
     /// # Errors
@@ -319,7 +319,8 @@ impl Machine {
         }
     }
 
-    /// Polls `done` until it is true or fails, for at most `limit`, in which this thread runs.
+    /// Polls `done` until it is true or fails, for at most `limit` of time in which this thread
+    /// runs.
     ///
     /// # Errors
     ///
@@ -366,7 +367,7 @@ impl Machine {
         }
     }
 
-    /// Sleeps.
+    /// Sleeps for `duration`, by the machine's clock.
     pub(crate) fn sleep(&self, duration: Duration) {
         match self {
             Self::Gpus => std::thread::sleep(duration),

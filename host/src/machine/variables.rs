@@ -67,7 +67,7 @@ pub(crate) fn unset(variable: &'static str, although: &str, launcher: &str) -> E
     Error::World(WorldError::Environment { variable, value: None, why })
 }
 
-/// Returns a number of seconds, "above 0" or "or 0".
+/// Returns a number of seconds. `zero` says which are valid: "above 0", or also 0 ("or 0").
 pub(crate) fn seconds(
     var: Lookup<'_>,
     variable: &'static str,
@@ -98,8 +98,8 @@ pub(crate) fn switch(var: Lookup<'_>, variable: &'static str) -> Result<bool> {
     }
 }
 
-/// Fails for a value that makes no sense, also of a variable that this program does not use: on
-/// other machines, or with a launcher, it would.
+/// Fails for a value that makes no sense, also of a variable that this program would use only on
+/// other machines or with a launcher.
 pub(crate) fn check(var: Lookup<'_>) -> Result<()> {
     deadline(var)?;
     timeout(var)?;
@@ -115,7 +115,7 @@ pub(crate) fn timeout(var: Lookup<'_>) -> Result<Option<Duration>> {
     seconds(var, "DEVCOMM_TIMEOUT", "above 0")
 }
 
-/// Returns how long a call on GPUs may wait for the other ranks; `None` for ever.
+/// Returns how long a call on GPUs may wait for the other ranks; `None` means forever.
 pub(crate) fn deadline(var: Lookup<'_>) -> Result<Option<Duration>> {
     let deadline = seconds(var, "DEVCOMM_OPERATION_TIMEOUT", "or 0")?.unwrap_or(DEFAULT_DEADLINE);
     Ok(Some(deadline).filter(|deadline| !deadline.is_zero()))

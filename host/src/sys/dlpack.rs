@@ -64,7 +64,7 @@ struct ManagedVersioned {
     tensor: Tensor,
 }
 
-/// What a tensor's struct says.
+/// The contents of a tensor's struct.
 pub(crate) struct Description<'a> {
     pub(crate) address: u64,
     pub(crate) device: Device,
@@ -82,8 +82,9 @@ pub(crate) struct Description<'a> {
 /// [`DeviceSlice::from_dlpack`](crate::DeviceSlice::from_dlpack) and
 /// [`to_dlpack`](crate::DeviceSlice::to_dlpack) use it. In Python a tensor travels in a capsule of
 /// the name [`capsule_name`](Self::capsule_name), whose pointer is that of
-/// [`from_raw`](Self::from_raw) and [`into_raw`](Self::into_raw). Who takes the tensor out of a
-/// capsule renames the capsule to `used_` with that name, so that it does not give the memory back.
+/// [`from_raw`](Self::from_raw) and [`into_raw`](Self::into_raw). The code that takes the tensor
+/// out of a capsule renames the capsule to `used_` with that name, so that it does not give the
+/// memory back.
 ///
 /// DLPack: `DLManagedTensor`, or `DLManagedTensorVersioned`.
 #[doc(alias = "DLManagedTensor")]
@@ -135,7 +136,7 @@ impl DlpackTensor {
     }
 
     /// Hands the tensor over: a `DLManagedTensorVersioned` if [`is_versioned`](Self::is_versioned),
-    /// otherwise a `DLManagedTensor`. Who takes it calls its deleter.
+    /// otherwise a `DLManagedTensor`. The code that takes it calls its deleter.
     #[must_use = "the memory is never freed if nobody takes the tensor"]
     pub fn into_raw(self) -> *mut c_void {
         let raw = match self.0 {
@@ -162,7 +163,7 @@ impl DlpackTensor {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a struct of another major version, or one that makes no sense.
+    /// [`Error::InvalidInput`] for a struct of another major version, or an invalid one.
     pub(crate) fn describe(&self) -> Result<Description<'_>> {
         let (tensor, flags) = match self.0 {
             // SAFETY: the struct lives until the deleter is called, in `drop`.
@@ -207,17 +208,17 @@ impl DlpackTensor {
         })
     }
 
-    /// Returns a tensor of one dimension at `address`. `keep` is dropped when it is given back, on
-    /// whatever thread that is.
+    /// Returns a tensor of one dimension at `address`. `kept` is dropped by the thread that gives
+    /// it back.
     pub(crate) fn new(
         address: u64,
         len: i64,
         device: Device,
         data_type: Type,
         versioned: bool,
-        keep: impl Send + 'static,
+        kept: impl Send + 'static,
     ) -> Self {
-        let export = leak(Export { shape: [len], strides: [1], _keep: Box::new(keep) });
+        let export = leak(Export { shape: [len], strides: [1], _kept: Box::new(kept) });
         // SAFETY: `export` lives until the deleter is called.
         let (shape, strides) =
             unsafe { (&raw const (*export.as_ptr()).shape, &raw const (*export.as_ptr()).strides) };
@@ -262,7 +263,7 @@ impl Drop for DlpackTensor {
 struct Export {
     shape: [i64; 1],
     strides: [i64; 1],
-    _keep: Box<dyn Send>,
+    _kept: Box<dyn Send>,
 }
 
 unsafe extern "C" fn delete(tensor: *mut Managed) {

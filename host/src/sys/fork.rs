@@ -1,9 +1,9 @@
 //! Processes that fork.
 //!
 //! A forked child has its parent's memory and descriptors, but of its threads only the one that
-//! forked. So it cannot use what was made before: its calls would wait for ever. And the sockets of
-//! its parent must not stay open in it: others would not notice the parent's end before the
-//! child's. Children by `posix_spawn`, or which call `exec`, have no such descriptors.
+//! forked. So it cannot use what was made before: its calls would wait forever. And the sockets of
+//! its parent must not stay open in it: peers would not notice the parent's end before the child's.
+//! Children by `posix_spawn`, or which call `exec`, have no such descriptors.
 
 use std::fs::File;
 use std::io;
@@ -15,12 +15,12 @@ use crate::error::{Result, StateError};
 
 /// How often the process has been forked from one that had called [`Process::current`].
 static FORKS: AtomicU32 = AtomicU32::new(0);
-/// What takes the place of sockets in children, so that their numbers are not given to others:
-/// `/dev/null`.
+/// `/dev/null`, which takes the place of sockets in children, so that their descriptors are not
+/// reused.
 static NOTHING: OnceLock<OwnedFd> = OnceLock::new();
 static SOCKETS: Slots = Slots::new();
 
-/// A process, which the child that it forks is not.
+/// The identity of a process, which differs from that of a child that it forks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process(u32);
 
@@ -39,7 +39,7 @@ impl Process {
         Self(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Returns whether this is not a child of the process.
+    /// Returns whether the caller runs in this process, not in a forked child.
     pub(crate) fn is_current(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
     }
@@ -52,9 +52,9 @@ impl Process {
 
 /// While it exists, forked children do not keep a socket open. It is dropped before the socket.
 #[derive(Debug)]
-pub(crate) struct NotInChildren(&'static AtomicI32);
+pub(crate) struct CloseInChildren(&'static AtomicI32);
 
-impl NotInChildren {
+impl CloseInChildren {
     pub(crate) fn new(socket: &impl AsFd) -> io::Result<Self> {
         Process::current();
         if NOTHING.get().is_none() {
@@ -65,7 +65,7 @@ impl NotInChildren {
     }
 }
 
-impl Drop for NotInChildren {
+impl Drop for CloseInChildren {
     fn drop(&mut self) {
         self.0.store(FREE, Ordering::Release);
     }
@@ -96,7 +96,7 @@ impl Slots {
     }
 }
 
-/// Is called in a forked child.
+/// Replaces the registered sockets by `/dev/null`. The system calls this in a forked child.
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     let Some(nothing) = NOTHING.get() else { return };
@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// Forks; the child exits with what `f` returns. Its process id.
+    /// Forks a child, which exits with what `f` returns. Returns its process id.
     fn fork(f: impl FnOnce() -> i32) -> i32 {
         // SAFETY: the child only calls `f`, and exits without destructors.
         match unsafe { libc::fork() } {
@@ -144,19 +144,19 @@ mod tests {
     fn a_forked_child_has_no_sockets_of_its_parent_and_knows_that_it_is_one() {
         let process = Process::current();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        // More than fit in one part of the list.
+        // These are more than fit in one part of the list.
         let connect = |_| {
             let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             (socket, listener.accept().unwrap().0)
         };
         let (sockets, mut peers): (Vec<_>, Vec<_>) = (0..2 * LEN + 3).map(connect).unzip();
         let guards: Vec<_> =
-            sockets.iter().map(|socket| NotInChildren::new(socket).unwrap()).collect();
+            sockets.iter().map(|socket| CloseInChildren::new(socket).unwrap()).collect();
         let (mut held, hold) = std::io::pipe().unwrap();
         let child = fork(|| {
             // SAFETY: the parent's end, which this process does not use again.
             unsafe { libc::close(hold.as_raw_fd()) };
-            // Until the parent has seen the ends of the connections.
+            // The child lives until the parent has seen the ends of the connections.
             let _ = held.read(&mut [0]);
             i32::from(process.require().is_err() && Process::current() != process)
         });

@@ -32,14 +32,14 @@ impl WorldBuilder {
     /// Sets whether the ranks compare each collective of NCCL before it starts: function, count,
     /// type, operator and root. If they differ, it starts on no rank, and all get
     /// [`WorldError::CallsDiffer`]; without the comparison NCCL hangs, or writes beyond the end of
-    /// a buffer. Default: yes in debug builds. Ranks compare only if all of them say so.
+    /// a buffer. Default: yes in debug builds. Ranks compare only if this is set on all of them.
     ///
-    /// So are the operations of `devcomm::Collectives` and `devcomm::ExpertParallel` that kernels
-    /// do, but no other launches. Options of what ranks create together are compared in every
-    /// world.
+    /// The operations of `devcomm::Collectives` and `devcomm::ExpertParallel` that kernels perform
+    /// are compared too; other launches are not. Options of what ranks create together are compared
+    /// in every world.
     ///
-    /// Then a collective waits, on the host, until all ranks have called it. Captured collectives,
-    /// sends and receives are not compared.
+    /// With the comparison, a collective waits, on the host, until all ranks have called it.
+    /// Captured collectives, sends and receives are not compared.
     ///
     /// ```
     /// use devcomm_host::{Buffer, Error, ReduceOp, Simulation, World, WorldError};
@@ -61,10 +61,10 @@ impl WorldBuilder {
 
     /// Sets how long a call may wait for the other ranks: [barriers](crate::Rank::barrier) and
     /// other exchanges on the host, and calls that create or end communicators, windows and device
-    /// communicators. Then the job fails: every rank gets [`WorldError::RankLost`], with a rank
-    /// that has not come, and the rank and call that waited for it. A process that sends nothing
-    /// for this time, or for 20 s, such as a stopped one, counts as lost too. `None`: no limit,
-    /// also of silence, so that processes can be stopped in a debugger. Default:
+    /// communicators. Then the job fails: every rank gets [`WorldError::RankLost`], which names a
+    /// rank that has not come, and the rank and call that waited for it. A process that sends
+    /// nothing for this time, or for 20 s, such as a stopped one, counts as lost too. `None`: no
+    /// limit, also of silence, so that processes can be stopped in a debugger. Default:
     /// `DEVCOMM_OPERATION_TIMEOUT`, or else 10 minutes; on simulated GPUs none, since deadlocks are
     /// found there.
     ///

@@ -112,7 +112,7 @@ where
 ///
 /// # Panics
 ///
-/// It panics as [`check`], with the same message, if the program is a function of its choices; for
+/// It panics as [`check`], with the same message if the program depends on the schedule alone; for
 /// settings that are not valid.
 #[track_caller]
 pub fn replay<T, E, F>(settings: &str, f: F)
@@ -159,23 +159,23 @@ impl Check {
     /// if nothing else is added. Without a seed they run without [`weak`](Simulation::weak) loads,
     /// which need one; if there are no other schedules, a note on standard error says so.
     pub fn in_order(self) -> Self {
-        self.and(Series::InOrder)
+        self.with_series(Series::InOrder)
     }
 
     /// Adds random orders.
     pub fn random(self, schedules: u64) -> Self {
-        self.and(Series::Random(schedules))
+        self.with_series(Series::Random(schedules))
     }
 
     /// Adds orders by random priorities: see [`Simulation::pct`].
     pub fn pct(self, schedules: u64, depth: u32) -> Self {
-        self.and(Series::Pct { schedules, depth })
+        self.with_series(Series::Pct { schedules, depth })
     }
 
     /// Adds unfair orders, in which a thread, a warp, a block or a rank, in turn, lags far behind:
     /// see [`Simulation::lag`].
     pub fn lagging(self, schedules: u64) -> Self {
-        self.and(Series::Lagging(schedules))
+        self.with_series(Series::Lagging(schedules))
     }
 
     /// Adds every order of the kernels' accesses to memory and of the network's deliveries, by
@@ -183,10 +183,10 @@ impl Check {
     /// of orders grows exponentially with the number of accesses; it is polynomial with a limit of
     /// [`preemptions`](Simulation::preemptions). It is an error if there are more than `limit`.
     pub fn exhaustive(self, limit: u64) -> Self {
-        self.and(Series::Exhaustive { limit })
+        self.with_series(Series::Exhaustive { limit })
     }
 
-    fn and(mut self, series: Series) -> Self {
+    fn with_series(mut self, series: Series) -> Self {
         self.series.push(series);
         self
     }
@@ -248,7 +248,7 @@ impl Check {
         Ok(reports)
     }
 
-    /// Runs the schedules; `on_failure` decides whether others follow one that has failed.
+    /// Runs the schedules; `on_failure` decides whether more of them run after one that has failed.
     fn each<T, E, F>(
         &self,
         f: F,
@@ -270,22 +270,22 @@ impl Check {
         let plan = Plan::new(&self.simulation, &self.series)?;
         let ran = plan.run(&mut run)?;
         notes.extend(plan.note().map(str::to_owned));
-        notes.into_iter().for_each(say);
+        notes.into_iter().for_each(print_note);
         Ok(ran)
     }
 }
 
-/// Says a note, once in a process: directly to standard error, since the harness of tests shows
-/// what is printed only of tests that fail.
-fn say(note: String) {
-    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// Prints a note, once in a process, directly to standard error: the test harness shows what a test
+/// prints only if it fails.
+fn print_note(note: String) {
+    static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let text = format!("note: {note}\n");
-    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(note) {
+    if PRINTED.lock().unwrap_or_else(PoisonError::into_inner).insert(note) {
         let _ = std::io::stderr().write_all(text.as_bytes());
     }
 }
 
-/// Returns what a run has done that may be wrong, or that it cannot show.
+/// Returns notes on a run: what may be wrong in it, and what it cannot show.
 fn notes_of(activity: &Activity) -> impl Iterator<Item = String> + '_ {
     let once = activity.launched_once.iter().map(|kernel| {
         format!(

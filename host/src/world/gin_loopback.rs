@@ -42,7 +42,8 @@ pub struct GinLoopback {
 }
 
 impl GinLoopback {
-    /// Uses the plugin beside the program's file, or the one that `DEVCOMM_GIN_LOOPBACK` names.
+    /// Uses the plugin in the folder of the program's file, or the one that `DEVCOMM_GIN_LOOPBACK`
+    /// names.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -17,11 +17,10 @@ use crate::sys::process::{die_with_parent, send_signal, spawn_with_listener};
 
 /// The pause between polls of the processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// The time that the others have, after a rank has failed, to report it and exit.
+/// The time that the other ranks have, after one has failed, to report it and exit.
 const GRACE: Duration = Duration::from_secs(3);
-/// The time for ranks that have not: they are asked for their last operations, and have this long
-/// to print them.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// The time that ranks which have not exited then have to print their last operations.
+const PRINT_TIME: Duration = Duration::from_millis(500);
 
 /// Several processes of one program on this host, each one rank.
 ///
@@ -129,7 +128,7 @@ impl LocalJob {
                 });
             }
             let since = failure.as_ref().filter(|_| !self.survives).map(|(_, since)| since);
-            if since.is_some_and(|since| since.elapsed() > GRACE + LAST_WORDS) {
+            if since.is_some_and(|since| since.elapsed() > GRACE + PRINT_TIME) {
                 ranks.kill();
             } else if since.is_some_and(|since| since.elapsed() > GRACE) && !are_asked {
                 ranks.ask();
@@ -223,14 +222,14 @@ impl Ranks {
                 failed = Some((rank, status));
             }
         }
-        Ok(failed.map(|(rank, status)| (rank, how(status))))
+        Ok(failed.map(|(rank, status)| (rank, describe_exit(status))))
     }
 
     fn all_ended(&self) -> bool {
         self.running.iter().all(Option::is_none)
     }
 
-    /// Passes SIGUSR1 on.
+    /// Asks the ranks for their last operations, by SIGUSR1.
     fn ask(&self) {
         for child in self.running.iter().flatten() {
             send_signal(child, signal_hook::consts::SIGUSR1);
@@ -261,7 +260,7 @@ fn job_id() -> String {
     format!("local-{:016x}{:016x}", random(), random())
 }
 
-fn how(status: ExitStatus) -> String {
+fn describe_exit(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => match signal_hook::low_level::signal_name(signal) {

@@ -62,13 +62,13 @@ pub struct World {
     checked: bool,
     /// How long a call of threads may wait for the other ranks; processes have it in their mode.
     deadline: Option<Duration>,
-    /// The simulated machine of its own, if it has one.
+    /// The simulated machine that was made for this world, if there is one.
     own: Option<Arc<OwnMachine>>,
 }
 
 /// The simulated machine that a world has made. If it or a run has failed, it ends with the last
-/// clone of the world: what the ranks could then not free, since others might use it, would keep
-/// it.
+/// clone of the world: objects that the ranks could not free, since other ranks might use them,
+/// would keep it alive.
 #[derive(Debug)]
 struct OwnMachine {
     machine: Machine,
@@ -290,7 +290,7 @@ impl World {
     /// When a rank fails, the waits of the other ranks end with
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); the result is the error of the rank
     /// that failed first. A kernel that fails is an error of its rank, also if no thread waits for
-    /// its stream; so is one that waits for ever on simulated GPUs.
+    /// its stream; so is one that waits forever on simulated GPUs.
     ///
     /// # Errors
     ///
@@ -306,7 +306,7 @@ impl World {
         T: Send,
         E: From<Error> + Display + Send,
     {
-        // Every caller compiles this much, and not how ranks run.
+        // Only this part is compiled for each caller, not how ranks run.
         let results = Mutex::new(Vec::new());
         results.lock().resize_with(self.local_ranks(), || None);
         let outcome = self.run_ranks(&|index, rank| {
@@ -328,9 +328,9 @@ impl World {
         results.into_iter().flatten().collect()
     }
 
-    /// Fails on a thread that runs the function of a rank, where no world can be made or run. What
-    /// makes and [runs](Self::run) worlds does that itself; this is for callers that run worlds on
-    /// other threads.
+    /// Fails on a thread that runs the function of a rank, where no world can be made or run.
+    /// Functions that make and [run](Self::run) worlds check that themselves; this is for callers
+    /// that run worlds on other threads.
     ///
     /// # Errors
     ///
@@ -357,7 +357,8 @@ impl World {
         };
         match &self.mode {
             RankMode::Process { config, local_rank, device } => {
-                // On a thread of its own, since what waits for connections is not interrupted.
+                // This runs on a thread of its own, since its waits for connections are not
+                // interruptible.
                 let (joining, config) = (self.machine.clone(), config.clone());
                 let joining = joining.spawn("devcomm-join", move || config.join())?;
                 let rendezvous = joining.wait(None, || Ok(()))??;

@@ -19,9 +19,9 @@ use crate::machine::CallLock;
 /// *collective*, in the same order.
 pub struct Rank {
     // Fields are dropped in this order, since the communicator needs the context.
-    /// Ends what the rank's function has dropped. That is postponed until the function has ended,
-    /// when the others know whether it failed. `None` for a rank from [`shrink`](Self::shrink),
-    /// which is dropped within that function.
+    /// Ends what the rank's function has dropped, which is postponed until that has ended, when the
+    /// other ranks know whether it failed. `None` for a rank from [`shrink`](Self::shrink), which
+    /// is dropped within that function.
     _drops: Option<PostponedDrops>,
     communicator: OnceLock<Communicator>,
     /// Held while the communicator is created.
@@ -54,15 +54,15 @@ impl Rank {
         Ok(Self { _drops, communicator, making, context, library, rendezvous, local_rank, checked })
     }
 
-    /// Returns, after the loss of a rank, this rank in a world of those that are left, which all
+    /// Returns, after the loss of a rank, this rank in a world of the remaining ranks, all of which
     /// call this.
     ///
     /// Their order stays, and their numbers are 0, 1, ... again. The GPU's context, its streams,
     /// memory and loaded kernels go on; what a communicator of the old world had registered or made
     /// has ended with it, and so has this `Rank`. The function of [`World::run`](crate::World::run)
-    /// ends when it has ended on all ranks that are left. Another loss can follow.
+    /// ends when it has ended on all remaining ranks. Another loss can follow.
     ///
-    /// A rank is left if its process runs (or, if ranks are threads, its function has not failed)
+    /// A rank remains if its process runs (or, if ranks are threads, its function has not failed)
     /// and calls this within the time of the first rendezvous (`DEVCOMM_TIMEOUT`). A rank that
     /// calls this later gets an error; so does a rank that counts as lost and then continues, such
     /// as one that was stopped for a while. At least half of the processes must be left. Local jobs
@@ -83,11 +83,11 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] if no rank is lost, for a second call, or if the others have gone on
-    /// without this rank; [`WorldError::RankLost`](crate::WorldError::RankLost) if this rank is
-    /// the lost one; [`WorldError::Rendezvous`](crate::WorldError::Rendezvous) if the ranks do not
-    /// meet, or too few are left; [`StateError`](crate::StateError)s in a group or a capture, and
-    /// when the GPU does not become idle after the communicators were aborted.
+    /// [`Error::InvalidInput`] if no rank is lost, for a second call, or if the other ranks have
+    /// gone on without this one; [`WorldError::RankLost`](crate::WorldError::RankLost) if this rank
+    /// is the lost one; [`WorldError::Rendezvous`](crate::WorldError::Rendezvous) if the ranks do
+    /// not meet, or too few are left; [`StateError`](crate::StateError)s in a group or a capture,
+    /// and when the GPU does not become idle after the communicators were aborted.
     pub fn shrink(&self) -> Result<Self> {
         refuse_inside("going on after a loss")?;
         self.context.refuse_capturing("ranks go on after a loss")?;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
-use super::rendezvous::{Hub, Joined, Rendezvous, ThreadTransport, host_name};
+use super::rendezvous::{Hub, JoinedWorld, Rendezvous, ThreadTransport, host_name};
 use crate::error::{Error, Result, WorldError};
 use crate::machine::{Machine, message};
 
@@ -34,10 +34,10 @@ where
         let start = |rank| {
             let ticket = machine.ticket(&format!("rank {rank}"));
             let transport = Arc::new(ThreadTransport::new(Arc::clone(&hub), rank));
-            let rendezvous = Rendezvous::new(Joined { rank, hosts: hosts.clone(), transport });
+            let rendezvous = Rendezvous::new(JoinedWorld { rank, hosts: hosts.clone(), transport });
             let f = &f;
             let name = format!("devcomm-rank-{rank}");
-            let running = Running::new(&running);
+            let running = RunningRank::new(&running);
             std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
                 let _entered = ticket.enter();
                 // Dropped before `_entered`, whose drop wakes the world's thread.
@@ -70,16 +70,16 @@ where
 }
 
 /// Counts a running rank while it lives.
-struct Running<'a>(&'a AtomicUsize);
+struct RunningRank<'a>(&'a AtomicUsize);
 
-impl<'a> Running<'a> {
+impl<'a> RunningRank<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::AcqRel);
         Self(count)
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for RunningRank<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }

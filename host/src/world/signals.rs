@@ -97,14 +97,14 @@ impl Drop for Signals {
 pub(super) struct Printer(());
 
 /// The number of [`Printer`]s, and the thread that they share.
-static PRINTERS: Mutex<(usize, Option<Printing>)> = Mutex::new((0, None));
+static PRINTERS: Mutex<(usize, Option<PrinterThread>)> = Mutex::new((0, None));
 
-struct Printing {
+struct PrinterThread {
     signals: iterator::Handle,
     thread: JoinHandle<()>,
 }
 
-impl Printing {
+impl PrinterThread {
     fn start() -> std::io::Result<Self> {
         let mut signals = iterator::Signals::new([SIGUSR1])?;
         let handle = signals.handle();
@@ -119,7 +119,7 @@ impl Printer {
         let mut printers = PRINTERS.lock();
         printers.0 += 1;
         if printers.0 == 1 {
-            match Printing::start() {
+            match PrinterThread::start() {
                 Ok(printing) => printers.1 = Some(printing),
                 Err(error) => tracing::warn!("SIGUSR1 cannot be handled: {error}"),
             }
@@ -133,7 +133,7 @@ impl Drop for Printer {
         let mut printers = PRINTERS.lock();
         printers.0 -= 1;
         if printers.0 == 0
-            && let Some(Printing { signals, thread }) = printers.1.take()
+            && let Some(PrinterThread { signals, thread }) = printers.1.take()
         {
             // The thread ends, so that the process may have one thread again.
             signals.close();

@@ -43,6 +43,6 @@ macro_rules! lacks {
 }
 
 lacks!(Graph, Sync);
-// An NCCL group is of the thread that has begun it.
+// An NCCL group belongs to the thread that has begun it.
 lacks!(crate::communicator::Group, Send);
 lacks!(crate::communicator::Group, Sync);

@@ -82,8 +82,9 @@ int cuModuleLoad(void **module, const char *path) {
     *module = malloc(1);
     return strstr(path, "broken") ? 200 : 0;
 }
-// A cubin is logged, and refused if it says so. PTX of version 99 is too new. For broken PTX it writes the JIT error log (options 5, 6: buffer
-// and size). It logs whether PTX with line directives is loaded with them (option 13).
+// Logs a cubin, and refuses one with the text "refused". PTX of version 99 is too new. For broken
+// PTX it writes the JIT error log (options 5, 6: buffer and size). It logs whether PTX with line
+// directives is loaded with them (option 13).
 int cuModuleLoadDataEx(void **module, const char *image, unsigned n, const uint32_t *options,
                        void **values) {
     *module = malloc(1);

@@ -9,11 +9,11 @@ use crate::support::tests;
 
 tests! {
     a_world_with_loopback_sets_what_nccl_and_the_driver_read,
-    what_the_user_has_tuned_stays in ["CUDA_DEVICE_MAX_CONNECTIONS" = "8"],
+    tuning_variables_of_the_user_stay in ["CUDA_DEVICE_MAX_CONNECTIONS" = "8"],
     settings_that_ask_for_another_network_are_refused
         in ["NCCL_RMA_PLUGIN" = "/another.so"] ["NCCL_GIN_TYPE" = "3"] ["NCCL_LSA_TEAM_SIZE" = "4"],
     with_other_threads_running_nothing_is_set,
-    what_is_set_already_may_be_set_late,
+    variables_that_are_set_already_are_accepted_when_threads_run,
     a_plugin_that_is_not_there_is_named in ["DEVCOMM_GIN_LOOPBACK" = "/gone/plugin.so"],
 }
 
@@ -33,7 +33,7 @@ fn a_world_with_loopback_sets_what_nccl_and_the_driver_read() {
     world.run(|rank| rank.communicator().map(drop)).unwrap();
 }
 
-fn what_the_user_has_tuned_stays() {
+fn tuning_variables_of_the_user_stay() {
     World::builder().gin_loopback(loopback()).threads(2).unwrap();
     assert_eq!(var("CUDA_DEVICE_MAX_CONNECTIONS").unwrap(), "8");
     assert_eq!(var("CUDA_MODULE_LOADING").unwrap(), "EAGER");
@@ -64,7 +64,7 @@ fn with_other_threads_running_nothing_is_set() {
     });
 }
 
-fn what_is_set_already_may_be_set_late() {
+fn variables_that_are_set_already_are_accepted_when_threads_run() {
     loopback().enable().unwrap();
     std::thread::scope(|scope| {
         let (end, wait) = std::sync::mpsc::channel::<()>();

@@ -22,15 +22,15 @@ tests! {
     ptx_is_compiled_where_the_cubin_is_for_another_gpu_or_not_wanted
         in ["DEVCOMM_JIT" = "0"] ["DEVCOMM_JIT" = "1"],
     a_cubin_that_is_damaged_or_refused_is_replaced_by_the_ptx_with_a_warning,
-    what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it,
+    a_launch_that_would_hang_or_has_no_kernel_is_refused_before_the_driver_sees_it,
 }
 
-/// PTX without a cubin.
+/// Returns PTX without a cubin.
 fn ptx(text: &str) -> KernelSet {
     set("fill", text, SIDECAR, None)
 }
 
-/// PTX with a cubin, whose description has this hash.
+/// Returns PTX with a cubin, whose description has this hash.
 fn cubin(cubin: &str, arch: &str, hash: Option<&str>) -> KernelSet {
     let of = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
     let hash = hash.map_or_else(|| of(cubin.as_bytes()), str::to_owned);
@@ -152,7 +152,7 @@ fn refusal(result: Result<()>) -> LaunchRefusal {
     }
 }
 
-fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
+fn a_launch_that_would_hang_or_has_no_kernel_is_refused_before_the_driver_sees_it() {
     let context = Context::new(0).unwrap();
     let kernels = Kernels::load(&context, &ptx(".version 8.6")).unwrap();
     let stream = context.stream().unwrap();

@@ -73,7 +73,7 @@ int ncclAllReduce(void *send, void *recv, size_t count, int type, int op, Comm *
 // The estimate is the number of operations, in halves.
 int ncclGroupSimulateEnd(SimInfo *info) { info->estimatedTime = n_all_reduces * 0.5f; return 0; }
 
-// Logical endpoints: the number says who was asked for.
+// Logical endpoints: the number encodes the arguments.
 typedef struct { int n_ranks, rank, stride; } Team;
 int ncclGetPeerDeviceLeInfo(void *window, size_t offset, int peer, unsigned *id, size_t *at) {
     *id = 100 + peer;
@@ -86,7 +86,7 @@ int ncclGetCftDeviceLeInfo(void *window, size_t offset, int rank, Team team, uns
     *at = offset;
     return 0;
 }
-// Of rank 0.
+// These translate as world rank 0 does.
 int ncclTeamRankToWorld(Comm *comm, Team team, int rank) {
     return (rank - team.rank) * team.stride;
 }

@@ -47,7 +47,7 @@ fn start(rank: &Rank) -> Result<Stream> {
     Ok(stream)
 }
 
-/// The work of one rank.
+/// Does the work of one rank.
 fn work(rank: &Rank) -> Result<()> {
     let (me, comm) = (rank.rank(), rank.communicator()?);
     assert_eq!((comm.rank(), comm.n_ranks(), comm.device()), (me, rank.n_ranks(), me));
@@ -116,7 +116,7 @@ fn a_call_that_does_not_return_is_an_error_after_the_deadline() {
     assert!(ended.is_ok(), "{ended:?}");
 }
 
-/// Rank 1 aborts while rank 0 waits for its GPU.
+/// Aborts as rank 1, while rank 0 waits for its GPU.
 fn die(rank: &Rank) -> Result<()> {
     rank.communicator()?;
     if rank.rank() == 1 {
@@ -140,11 +140,11 @@ fn a_process_that_dies_ends_the_job_although_another_waits_for_a_kernel() {
     );
 }
 
-/// The other rank aborts; this one goes on alone, on the same GPU.
+/// Aborts as rank `victim`; goes on as the other rank, alone, on the same GPU.
 fn go_on(rank: &Rank, victim: usize) -> Result<()> {
     let (comm, stream) = (rank.communicator()?, start(rank)?);
     if rank.rank() == victim {
-        // The other one has come so far, too.
+        // The other rank has come to the barrier, too.
         comm.barrier()?;
         std::process::abort();
     }

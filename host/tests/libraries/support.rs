@@ -122,7 +122,7 @@ unsafe impl KernelParam for DevCommParam {
 pub(crate) struct FakeDevComm(pub DevComm);
 
 impl FakeDevComm {
-    /// Returns properties with this number of LSA barriers, and GIN connections of these
+    /// Returns a device communicator with this number of LSA barriers, and GIN connections of these
     /// `ncclGinType_t`s.
     pub(crate) fn new(lsa_barriers: i32, connections: &[u8]) -> Self {
         let mut made = DevComm { magic: 0xcafe_beef, version: 23203, ..DevComm::zeroed() };
@@ -133,7 +133,7 @@ impl FakeDevComm {
     }
 }
 
-// SAFETY: nothing reads it.
+// SAFETY: the stub driver's kernels do not read it.
 unsafe impl IntoArg<DevComm> for &FakeDevComm {
     fn into_arg(self) -> DevComm {
         self.0

@@ -14,7 +14,7 @@ tests! {
     a_driver_that_is_too_old_is_named in ["STUB_CUDA" = "12020"],
     an_nccl_of_a_later_cuda_than_the_drivers_makes_no_communicator in ["STUB_CUDA" = "12080"],
     an_nccl_that_is_loaded_is_used_and_not_mixed_with_another,
-    an_nccl_that_is_loaded_for_all_is_used_though_another_is_loaded_too,
+    an_nccl_with_global_symbols_is_used_though_another_is_loaded_too,
     an_older_library_says_what_it_is_too_old_for in ["STUB_NCCL" = "22902"],
 }
 
@@ -54,19 +54,18 @@ fn an_nccl_that_is_loaded_is_used_and_not_mixed_with_another() {
     for part in [other.to_str().unwrap(), named.to_str().unwrap(), "two NCCL libraries"] {
         assert!(text.contains(part), "{text}");
     }
-    // By its folder or its tree.
+    // The error is the same if the caller names NCCL's folder.
     let text = Library::open(Some(&home)).unwrap_err().to_string();
     assert!(text.contains("two NCCL libraries"), "{text}");
     // SAFETY: this process has one thread.
     unsafe { std::env::remove_var("DEVCOMM_NCCL_HOME") };
     assert_eq!(Library::open(None).unwrap().path(), other);
-    // It is its own now.
+    // A library that is loaded by its path may be another one.
     assert_eq!(Library::load(&named, OLDEST_VERSION).unwrap().path(), named);
 }
 
-/// The case of a process of torch's, which loads the NCCL of its own package by its path in any
-/// case.
-fn an_nccl_that_is_loaded_for_all_is_used_though_another_is_loaded_too() {
+/// PyTorch loads the NCCL of its own package by its path, whichever other one is loaded.
+fn an_nccl_with_global_symbols_is_used_though_another_is_loaded_too() {
     use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
     let home = PathBuf::from(std::env::var_os("DEVCOMM_NCCL_HOME").unwrap());
     let (named, folder) = (home.join("lib/libnccl.so.2"), tempfile::tempdir().unwrap());

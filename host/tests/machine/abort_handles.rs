@@ -1,4 +1,4 @@
-//! Aborts of a communicator from another thread.
+//! Tests of aborts of a communicator from another thread.
 
 use std::time::Duration;
 

@@ -60,7 +60,7 @@ fn first_barrier(rank: usize) -> u32 {
 }
 
 /// Returns the waits that the error of a rank's aborted kernel lists.
-fn at_their_barriers(rank: usize) -> Vec<StuckWait> {
+fn expected_waits(rank: usize) -> Vec<StuckWait> {
     let wait = |block| {
         let (kind, index, peer) =
             (WaitKind::LsaBarrier, first_barrier(rank) + block, 1 - rank as i32);
@@ -71,11 +71,11 @@ fn at_their_barriers(rank: usize) -> Vec<StuckWait> {
 }
 
 #[track_caller]
-fn is_aborted(result: Result<()>, why: impl Fn(AbortCause) -> bool, by_rank: usize) {
+fn assert_aborted(result: Result<()>, why: impl Fn(AbortCause) -> bool, by_rank: usize) {
     match result {
         Err(Error::Launch(LaunchError::KernelAborted { rank, cause, stuck })) => {
             assert!(why(cause), "{cause:?}");
-            assert_eq!((rank, stuck), (by_rank, at_their_barriers(rank)));
+            assert_eq!((rank, stuck), (by_rank, expected_waits(rank)));
         }
         other => panic!("{other:?}"),
     }
@@ -92,7 +92,7 @@ fn assert_refused(result: Result<()>) {
     }
 }
 
-fn asked_for(cause: AbortCause) -> bool {
+fn is_request(cause: AbortCause) -> bool {
     cause == AbortCause::Request
 }
 
@@ -110,13 +110,13 @@ fn kernels_leave_when_another_thread_says_so_and_the_wait_tells_what_they_waited
                 handle.clone().abort();
             });
             let start = clock(rank);
-            is_aborted(setup.stream.synchronize(), asked_for, rank.rank());
+            assert_aborted(setup.stream.synchronize(), is_request, rank.rank());
             assert!(clock(rank) - start < SOON);
             watchdog.join();
             // The error is reported once.
             setup.stream.synchronize()?;
             assert!(!dev.is_valid());
-            assert_eq!(dev.stuck(), at_their_barriers(rank.rank()));
+            assert_eq!(dev.stuck(), expected_waits(rank.rank()));
             let refused = setup.launch(&setup.stream, &dev);
             let text = refused.as_ref().unwrap_err().to_string();
             assert!(text.contains("was aborted (the program asked for it)"), "{text}");
@@ -148,11 +148,11 @@ fn other_device_communicators_of_the_context_go_on() {
         setup.launch(&setup.stream, &stuck)?;
         setup.launch(&other, &other_dev)?;
         stuck.abort();
-        is_aborted(setup.stream.synchronize(), asked_for, rank.rank());
+        assert_aborted(setup.stream.synchronize(), is_request, rank.rank());
         assert!(other_dev.is_valid() && !other.is_idle()?);
         setup.launch(&other, &other_dev)?;
         other_dev.abort();
-        is_aborted(other.synchronize(), asked_for, rank.rank());
+        assert_aborted(other.synchronize(), is_request, rank.rank());
         stuck.close()
     });
 }
@@ -166,19 +166,19 @@ fn a_deadline_ends_the_kernels_of_its_stream_and_no_others() {
         setup.launch(&setup.stream, &late)?;
         setup.launch(&other, &other_dev)?;
         let missed = |cause| matches!(cause, AbortCause::Deadline { waited } if waited >= limit);
-        is_aborted(setup.stream.synchronize_within(limit), missed, rank.rank());
+        assert_aborted(setup.stream.synchronize_within(limit), missed, rank.rank());
         setup.stream.synchronize_within(limit)?;
         assert_refused(setup.launch(&setup.stream, &late));
         assert!(other_dev.is_valid() && !other.is_idle()?);
         other_dev.abort();
-        is_aborted(other.synchronize_within(SOON), asked_for, rank.rank());
+        assert_aborted(other.synchronize_within(SOON), is_request, rank.rank());
         // The GPU still works.
         setup.window.copy_from_host(&[3.0; COUNT])?;
         assert_eq!(contents(&setup.window)[COUNT - 1], 3.0);
         late.close()?;
         let again = setup.dev()?;
         setup.launch(&setup.stream, &again)?;
-        is_aborted(setup.stream.synchronize_within(limit), missed, rank.rank());
+        assert_aborted(setup.stream.synchronize_within(limit), missed, rank.rank());
         Ok(())
     });
     for gpu in 0..2 {
@@ -199,15 +199,16 @@ fn a_deadline_ends_the_kernels_of_its_stream_and_no_others() {
 #[test]
 fn a_deadline_ends_kernels_of_other_streams_that_its_stream_waits_for() {
     ranks(2, |rank| {
-        let (setup, behind, event) = (Setup::new(rank)?, rank.stream()?, rank.context().event()?);
+        let (setup, dependent, event) =
+            (Setup::new(rank)?, rank.stream()?, rank.context().event()?);
         let dev = setup.dev()?;
         setup.launch(&setup.stream, &dev)?;
         setup.stream.record(&event)?;
-        behind.wait_event(&event)?;
+        dependent.wait_event(&event)?;
         let limit = Duration::from_millis(30);
         let missed = |cause| matches!(cause, AbortCause::Deadline { .. });
-        is_aborted(behind.synchronize_within(limit), missed, rank.rank());
-        is_aborted(setup.stream.synchronize(), missed, rank.rank());
+        assert_aborted(dependent.synchronize_within(limit), missed, rank.rank());
+        assert_aborted(setup.stream.synchronize(), missed, rank.rank());
         Ok(())
     });
 }
@@ -226,7 +227,7 @@ fn a_rank_that_is_lost_has_the_others_kernels_leave() {
         let lost = setup.stream.synchronize().unwrap_err();
         assert_eq!(lost.to_string(), "rank 1 is lost: rank 1 panicked: no more");
         // `stuck` lists the waits, and the GPU is idle.
-        assert_eq!(dev.stuck(), at_their_barriers(0));
+        assert_eq!(dev.stuck(), expected_waits(0));
         assert!(setup.stream.is_idle()? && !dev.is_valid());
         Err::<(), _>(lost)
     });
@@ -262,7 +263,7 @@ fn the_abort_of_a_communicator_has_its_kernels_leave_first() {
         let start = clock(rank);
         setup.comm.abort()?;
         assert!(clock(rank) - start < SOON);
-        is_aborted(setup.stream.synchronize(), by_comm_abort, rank.rank());
+        assert_aborted(setup.stream.synchronize(), by_comm_abort, rank.rank());
         assert_eq!(dev.stuck().len(), BLOCKS as usize);
         assert_ended(setup.dev(), "aborted");
         Ok(())
@@ -282,7 +283,7 @@ fn an_abort_of_the_communicator_from_another_thread_has_its_kernels_leave() {
         setup.launch(&setup.stream, &dev)?;
         let handle = setup.comm.abort_handle();
         let watchdog = later(rank, A_WHILE, move || handle.abort());
-        is_aborted(setup.stream.synchronize(), by_comm_abort, rank.rank());
+        assert_aborted(setup.stream.synchronize(), by_comm_abort, rank.rank());
         watchdog.join()?;
         assert!(!dev.is_valid());
         setup.comm.destroy()
@@ -292,22 +293,22 @@ fn an_abort_of_the_communicator_from_another_thread_has_its_kernels_leave() {
 #[test]
 fn kernels_leave_when_the_network_fails_and_the_wait_tells_nccls_error() {
     let world = world(2);
-    the_network_fails(&world, |setup| setup.stream.synchronize());
+    run_with_failing_network(&world, |setup| setup.stream.synchronize());
     aborts_returned(&world);
 }
 
-/// `ncclCommAbort` waits for the driver, which others may keep busy for seconds.
+/// `ncclCommAbort` waits for the driver, which other processes may keep busy for seconds.
 #[test]
 fn the_wait_tells_nccls_error_before_the_abort_has_returned() {
     let world = world(2);
     inject(&world, "ncclCommAbort", 0, Effect::Hang);
-    the_network_fails(&world, |setup| setup.stream.synchronize());
+    run_with_failing_network(&world, |setup| setup.stream.synchronize());
 }
 
 #[test]
-fn who_waits_for_an_event_behind_them_is_told_too() {
+fn a_wait_for_an_event_after_them_gets_the_error_too() {
     let world = world(2);
-    the_network_fails(&world, |setup| {
+    run_with_failing_network(&world, |setup| {
         let event = setup.comm.context().event()?;
         setup.stream.record(&event)?;
         event.synchronize()
@@ -315,7 +316,7 @@ fn who_waits_for_an_event_behind_them_is_told_too() {
     aborts_returned(&world);
 }
 
-fn the_network_fails(world: &World, wait: fn(&Setup) -> Result<()>) {
+fn run_with_failing_network(world: &World, wait: fn(&Setup) -> Result<()>) {
     // `ncclCommGetAsyncError` is called in the wait for the stream, not before.
     inject(world, "ncclCommGetAsyncError", 0, Effect::Later(6));
     let failed = world.run(|rank| {
@@ -334,7 +335,7 @@ fn the_network_fails(world: &World, wait: fn(&Setup) -> Result<()>) {
             "{failed}"
         );
         assert!(!dev.is_valid() && !setup.comm.is_valid());
-        assert_eq!(dev.stuck(), at_their_barriers(0));
+        assert_eq!(dev.stuck(), expected_waits(0));
         assert_eq!(count(&log_of(rank), "ncclCommAbort"), 1);
         Err(failed)
     });
@@ -358,7 +359,7 @@ fn kernels_in_graphs_leave_and_their_graph_is_refused() {
         graph.launch(&other)?;
         let handle = dev.abort_handle();
         let watchdog = later(rank, A_WHILE, move || handle.abort());
-        is_aborted(other.synchronize(), asked_for, rank.rank());
+        assert_aborted(other.synchronize(), is_request, rank.rank());
         watchdog.join();
         assert_refused(graph.launch(&other));
         assert!(!graph.is_valid() && !of_closed.is_valid());
@@ -368,7 +369,7 @@ fn kernels_in_graphs_leave_and_their_graph_is_refused() {
         graph.launch(&other)?;
         let missed = |cause| matches!(cause, AbortCause::Deadline { .. });
         let limit = Duration::from_millis(20);
-        is_aborted(other.synchronize_within(limit), missed, rank.rank());
+        assert_aborted(other.synchronize_within(limit), missed, rank.rank());
         Ok(())
     });
 }
@@ -383,7 +384,7 @@ fn an_abort_after_the_end_of_everything_does_nothing() {
         keep(&dev);
         setup.launch(&setup.stream, &dev)?;
         dev.abort();
-        is_aborted(setup.stream.synchronize(), asked_for, rank.rank());
+        assert_aborted(setup.stream.synchronize(), is_request, rank.rank());
         Ok(())
     });
     // A device communicator that was not closed, because a rank was lost.

@@ -1,5 +1,5 @@
 //! Tests that a collective call with options that differ, or that fails on one rank, is an error on
-//! all ranks, after which these are in step.
+//! all ranks, after which the ranks' later calls match.
 
 use devcomm_host::{
     CommConfig, Communicator, DevCommRequirements, Effect, Error, Fault, NcclError, Rank, ReduceOp,
@@ -34,7 +34,7 @@ fn failed_on_1<T>(rank: &Rank, result: Result<T>, call: &str) {
     }
 }
 
-/// Checks that the ranks are in step.
+/// Checks that the ranks' calls match.
 fn sum(comm: &Communicator, rank: &Rank) -> Result<()> {
     let (ones, stream) = (filled(comm, &[1.0_f32; 4])?, rank.stream()?);
     comm.all_reduce(&ones, &ones, ReduceOp::Sum, &stream)?;
@@ -44,7 +44,7 @@ fn sum(comm: &Communicator, rank: &Rank) -> Result<()> {
 }
 
 #[test]
-fn memory_that_one_rank_does_not_get_is_an_error_on_all_and_a_later_try_is_in_step() {
+fn memory_that_one_rank_does_not_get_is_an_error_on_all_and_a_later_call_matches() {
     for checked in [false, true] {
         let world = World::builder().checked(checked).simulate(Simulation::new(2));
         let world = world.threads(2).unwrap();
@@ -119,7 +119,7 @@ fn options_differ(rank: &Rank) -> Result<()> {
         }
         other => panic!("{other:?}"),
     }
-    // Ranks of different colors have what they like.
+    // Ranks of different colors may have different configurations.
     comm.split(Some(me as i32), 0, &config)?;
     if me < 2 {
         let mode = [ShrinkMode::Idle, ShrinkMode::Abort][me];

@@ -44,7 +44,7 @@ fn a_split_orders_ranks_by_key_and_excludes_ranks_without_a_color() {
 }
 
 #[test]
-fn children_work_beside_each_other_and_wait_for_their_own_members_only() {
+fn children_work_concurrently_and_wait_for_their_own_members_only() {
     ranks(4, |rank| {
         let (me, comm) = (rank.rank(), rank.communicator()?);
         let child = comm.split(Some(me as i32 % 2), 0, &CommConfig::new())?.unwrap();
@@ -156,7 +156,7 @@ fn not_blocking(rank: &Rank) -> Result<Communicator> {
     comm.wait(LIMIT).map(|()| comm)
 }
 
-/// Ranks 0 and 1 grow by rank 2.
+/// Grows a communicator of ranks 0 and 1 by rank 2.
 fn grow(rank: &Rank) -> Result<()> {
     let (library, context, config) =
         (rank.library(), rank.context(), CommConfig::new().blocking(false));
@@ -186,9 +186,9 @@ fn a_child_that_is_not_ready_for_use_is_ended() {
         comm.shrink(&[(rank.rank() + 1) % 2], ShrinkMode::Idle, &config).map(drop)
     };
     type Makes<'a> = &'a (dyn Fn(&Rank) -> Result<()> + Sync);
-    let ways: [(_, _, Makes<'_>); 3] =
+    let cases: [(_, _, Makes<'_>); 3] =
         [("ncclCommSplit", 2, &split), ("ncclCommShrink", 2, &shrink), ("ncclCommGrow", 3, &grow)];
-    for (function, n, makes) in ways {
+    for (function, n, makes) in cases {
         for (fails, effect) in [(function, Effect::Later(6)), ("ncclCommCount", Effect::Fail(2))] {
             let world = world(n);
             inject(&world, fails, None, effect);
@@ -212,7 +212,8 @@ fn a_child_that_is_not_ready_for_use_is_ended() {
 
 const DEADLINE: Duration = Duration::from_secs(1);
 
-/// Rank 0 splits `comm`, which does not block, and rank 1 is absent until long after the deadline.
+/// Splits `comm`, which does not block, on rank 0 while rank 1 is absent until long after the
+/// deadline.
 fn split_alone(rank: &Rank, comm: &Communicator) -> Result<()> {
     let start = rank.simulated_machine().unwrap().now();
     let made = comm.split(Some(0), 0, &CommConfig::new());
@@ -240,7 +241,7 @@ fn with_an_absent_rank(f: impl Fn(&Rank) -> Result<()> + Sync) {
 }
 
 #[test]
-fn what_goes_on_in_the_background_has_the_deadline_of_the_job() {
+fn a_call_in_the_background_has_the_deadline_of_the_job() {
     with_an_absent_rank(|rank| split_alone(rank, &not_blocking(rank)?));
 }
 

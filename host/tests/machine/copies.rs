@@ -246,7 +246,7 @@ fn pinned_memory_whose_copy_may_still_run_is_neither_read_nor_freed() {
     ran.unwrap();
 }
 
-/// Has the next call of a function of the driver fail.
+/// Makes the next call of a driver function fail.
 fn fail_next(rank: &Rank, function: &'static str) {
     let fault = Fault { function, gpu: None, nth: Some(0), effect: Effect::Fail(1) };
     rank.simulated_machine().unwrap().inject(fault);

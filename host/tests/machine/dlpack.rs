@@ -90,7 +90,7 @@ fn exported(dl_tensor: DlTensor) -> (DlpackTensor, Deleted) {
     let manager_ctx = Arc::into_raw(Arc::clone(&deleted)).cast_mut().cast();
     let managed = DlManagedTensor { dl_tensor, manager_ctx, deleter: Some(delete) };
     let managed = Box::into_raw(Box::new(managed));
-    // SAFETY: a tensor of this library, which lives for ever, in memory of the simulated machine.
+    // SAFETY: a tensor of this library, which lives forever, in memory of the simulated machine.
     (unsafe { DlpackTensor::from_raw(managed.cast()) }.unwrap(), deleted)
 }
 

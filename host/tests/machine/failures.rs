@@ -182,7 +182,7 @@ fn a_rank_that_hangs_in_nccl_is_released_when_another_dies() {
         "ncclCommDestroy",
     ] {
         let world = world(2);
-        // Once: what stops a hanging call may call the same function.
+        // The fault hits once, since the call that stops a hanging one may be of the same function.
         let hang = Fault { function, gpu: Some(0), nth: Some(0), effect: Effect::Hang };
         world.simulated_machine().unwrap().inject(hang);
         inject(&world, function, 1, REFUSAL);
@@ -287,8 +287,8 @@ fn a_failure_in_the_background_is_the_error_of_the_waiting_call() {
     assert!(matches!(failed, Err(Error::Nccl(NcclError::Failed { code: 6, .. }))), "{failed:?}");
 }
 
-/// A communicator of its own, which a failing rank drops, waits for the other ranks in its drop:
-/// they wait for that rank elsewhere.
+/// The drop of a communicator must not wait for the other ranks when its rank fails: they wait for
+/// that rank in another call.
 #[test]
 fn the_error_of_a_rank_that_drops_a_communicator_is_the_jobs_error() {
     for panics in [false, true] {
@@ -308,7 +308,7 @@ fn the_error_of_a_rank_that_drops_a_communicator_is_the_jobs_error() {
             Err(waited)
         });
         assert!(failed.unwrap_err().to_string().contains("the first error"));
-        // It has not waited for the other rank in its drop.
+        // The drop has not waited for the other rank.
         let log = log_in(&world, 0);
         assert_eq!((count(&log, "ncclCommFinalize"), count(&log, "ncclCommAbort")), (0, 1));
     }
@@ -335,7 +335,8 @@ fn communicators_that_are_dropped_end_with_the_ranks_function_in_one_order() {
 
 #[test]
 fn a_kernel_that_fails_is_the_worlds_error_even_if_no_call_waits_for_it() {
-    // The stream and the window are dropped; or others hold them; or another rank waits for itself.
+    // Case 0: the stream and the window are dropped; 1: they are held; 2: another rank waits for
+    // its own stream.
     for case in 0..3 {
         let held = Mutex::new(Vec::new());
         let failed: Result<Vec<()>> = world(2).run(|rank| {

@@ -18,7 +18,7 @@ const ABSENCE: Duration = Duration::from_secs(4);
 /// deadline, running calls have 2 s, aborts and destructors at most 5 s and 10 s.
 const LATEST: Duration = Duration::from_secs(25);
 
-/// One of every kind of operation that waits for other ranks.
+/// Makes one of every kind of operation that waits for other ranks.
 fn job(rank: &Rank) -> Result<()> {
     rank.load(&NO_PTX)?;
     let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
@@ -87,8 +87,8 @@ fn nothing_is_left(machine: &SimulatedMachine, dead: Option<usize>, what: &str) 
     }
 }
 
-/// Runs the job often, with a rank that suffers `effect` at a random moment.
-fn often(effect: ThreadEffect, check: impl Fn(usize, Result<()>)) {
+/// Runs the job many times, with a rank that suffers `effect` at a random moment.
+fn run_often(effect: ThreadEffect, check: impl Fn(usize, Result<()>)) {
     let times = std::env::var("DEVCOMM_SIM_FAULTS");
     let times = times.map_or(50, |times| times.parse().unwrap());
     let healthy = world(0);
@@ -132,7 +132,7 @@ fn often(effect: ThreadEffect, check: impl Fn(usize, Result<()>)) {
 
 #[test]
 fn a_rank_that_dies_at_any_moment_ends_the_job_and_is_named() {
-    often(ThreadEffect::Die, |victim, ended| match ended {
+    run_often(ThreadEffect::Die, |victim, ended| match ended {
         Err(Error::World(WorldError::RankPanicked { rank, message })) => {
             assert_eq!((rank, &*message), (victim, "an injected fault"));
         }
@@ -142,10 +142,10 @@ fn a_rank_that_dies_at_any_moment_ends_the_job_and_is_named() {
 
 #[test]
 fn a_rank_that_is_absent_at_any_moment_is_waited_for_or_ends_the_job_and_is_named() {
-    often(ThreadEffect::Sleep(ABSENCE), |victim, ended| match ended {
+    run_often(ThreadEffect::Sleep(ABSENCE), |victim, ended| match ended {
         Ok(()) => {}
         Err(Error::World(WorldError::RankLost { rank, .. })) if rank == victim => {}
-        // Another one waits for it elsewhere, and both have not come to this exchange.
+        // Another rank waits for it in another call, and both have not come to this exchange.
         Err(Error::World(WorldError::RankLost { why, .. })) => {
             let (_, absent) = why.split_once("ranks ").expect("several ranks");
             assert!(

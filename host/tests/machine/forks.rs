@@ -7,7 +7,7 @@ use devcomm_host::{
 use crate::kernels::{COUNT, NO_PTX, launch_store_count};
 use crate::support::ranks;
 
-/// Forks; the child exits with 0 if `f` says so, and its destructors run. It is ended if it hangs.
+/// Forks a child, and checks that `f` returns true there. A child that hangs is ended.
 fn in_child(f: impl FnOnce() -> bool) {
     // SAFETY: the child has one thread, which calls `f`, and exits.
     let child = unsafe { libc::fork() };
@@ -28,7 +28,7 @@ fn assert_refused<T>(result: Result<T>) -> bool {
     matches!(result, Err(Error::State(StateError::Forked)))
 }
 
-/// Calls what waits for the GPU, for other ranks and for threads.
+/// Checks that a forked child is refused all calls that wait for the GPU, other ranks or threads.
 fn all_are_refused(rank: &Rank) -> Result<bool> {
     let (comm, stream, event) = (rank.communicator()?, rank.stream()?, rank.context().event()?);
     let other = rank.new_communicator(&CommConfig::new())?;

@@ -34,7 +34,7 @@ pub(crate) unsafe fn add_one(window: nccl_device::Window<f32>) {
     unsafe { window.local().store(0, window.local().load(0) + 1.0) };
 }
 
-/// Block `b` syncs LSA barrier `first + b`.
+/// Syncs LSA barrier `first + b` in block `b`.
 #[kernel]
 pub(crate) unsafe fn meet(comm: DevComm, first: u32) {
     let index = BarrierIndex::new(first + thread::block_idx_x());
@@ -56,11 +56,11 @@ pub(crate) unsafe fn never_end(_comm: DevComm) {
 /// Only simulated GPUs run it, which refuse the access.
 #[kernel]
 pub(crate) unsafe fn store_beyond(window: nccl_device::Window<f32>) {
-    // SAFETY: the store is to a window of the test's, which the launch has checked.
+    // SAFETY: by the kernel's contract, a simulated GPU runs it and refuses the access.
     unsafe { window.local().store(window.len(), 0.0) };
 }
 
-/// Launches [`note`].
+/// Launches [`store_count`].
 pub(crate) fn launch_store_count(
     stream: &Stream,
     config: LaunchConfig,

@@ -14,7 +14,7 @@ use crate::support::{
     world_on,
 };
 
-/// Returns the work of one rank: it uses each kind of resource once.
+/// Does the work of one rank: uses each kind of resource once.
 fn work(rank: &Rank) -> Result<f32> {
     let comm = rank.communicator()?;
     assert_eq!(
@@ -86,7 +86,7 @@ fn refusal(result: Result<()>) -> LaunchRefusal {
 }
 
 #[test]
-fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
+fn a_launch_that_would_hang_is_refused_before_the_driver_sees_it() {
     let ran = ranks_on(simulation().multimem(false), 2, |rank| {
         let comm = rank.communicator()?;
         let window = comm.window::<f32>(COUNT)?;
@@ -107,9 +107,9 @@ fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
         assert_invalid(comm.window::<f32>(usize::MAX));
         let multimem = DevCommRequirements::new().lsa_multimem(true);
         let refused = comm.create_dev_comm(multimem).unwrap_err().to_string();
-        let who = format!("rank {} refuses: ", rank.rank());
+        let refuser = format!("rank {} refuses: ", rank.rank());
         assert!(
-            refused.contains(&who) && refused.contains("multimemSupport is false"),
+            refused.contains(&refuser) && refused.contains("multimemSupport is false"),
             "{refused}"
         );
         Ok(())

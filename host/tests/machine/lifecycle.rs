@@ -133,7 +133,7 @@ fn all_resources_of_a_communicator_are_closed_at_once_and_it_goes_on() {
 }
 
 #[test]
-fn what_has_ended_says_so() {
+fn calls_on_an_ended_communicator_say_so() {
     ranks(2, |rank| {
         let (comm, stream) = (new_comm(rank)?, rank.stream()?);
         let (b, config) = (comm.mem_alloc::<f32>(1)?, CommConfig::new());

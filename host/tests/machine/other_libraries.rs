@@ -27,7 +27,7 @@ fn new_stream() -> CUstream {
     stream
 }
 
-/// Counts its drops by what the stream is then: busy, or idle.
+/// Counts its drops, separately for a busy and an idle stream.
 struct Dropped {
     stream: usize,
     counts: Arc<[AtomicUsize; 2]>,
@@ -52,9 +52,9 @@ fn counts(counts: &[AtomicUsize; 2]) -> [usize; 2] {
     [0, 1].map(|at: usize| counts[at].load(Ordering::Relaxed))
 }
 
-/// Rank 0's GPU is busy with nothing but a stream of another library, which waits for what rank 2
-/// sends to rank 1, while rank 0 calls `drops` with that stream. The others call `waits` before
-/// that.
+/// Keeps rank 0's GPU busy with only a stream of another library, which waits for what rank 2 sends
+/// to rank 1, while rank 0 calls `drops` with that stream. The other ranks call `waits` before rank
+/// 2 sends.
 fn while_busy(rank: &Rank, waits: impl Fn(), drops: impl Fn(CUstream)) -> Result<()> {
     let comm = rank.communicator()?;
     let (memory, stream) = (comm.mem_alloc::<u32>(1000)?, rank.stream()?);

@@ -292,7 +292,7 @@ fn properties_are_what_nccl_says() {
 }
 
 #[test]
-fn teams_and_their_ranks_are_ncclss() {
+fn teams_and_their_ranks_are_nccls() {
     ranks_on(simulation().team_size(2).multimem(false), 4, |rank| {
         let (me, comm) = (rank.rank() as i32, rank.communicator()?);
         let (lsa, rail) = (comm.team_lsa()?, comm.team_rail()?);

@@ -18,7 +18,7 @@ use crate::support::{ranks, unchecked_world};
 #[derive(Default)]
 struct Store(Mutex<HashMap<String, Vec<u8>>>);
 
-/// How one rank reaches the store, as long as it does.
+/// One rank's access to the store, until it falls silent.
 struct Channel {
     store: Arc<Store>,
     silent: AtomicBool,
@@ -73,7 +73,7 @@ fn assert_lost<T>(result: Result<T>, lost: usize, because: &str) {
     }
 }
 
-/// Requirements that differ.
+/// Checks that requirements that differ are an error.
 fn differ(rank: &Rank, comm: &Communicator) {
     let error =
         comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1 + rank.rank() as u32));

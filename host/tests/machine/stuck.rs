@@ -36,7 +36,7 @@ fn a_missed_deadline_ends_the_waits_on_that_gpu() {
 
 #[test]
 fn a_gpu_that_was_stuck_is_used_again_once_its_operation_is_aborted() {
-    // The end of the communicator by its rank's thread, and by another thread.
+    // The communicator is aborted by its rank's thread, or through a handle.
     for by_handle in [false, true] {
         let recovered: Result<Vec<()>> = unchecked_world(2).run(|rank| {
             let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
@@ -56,7 +56,7 @@ fn a_gpu_that_was_stuck_is_used_again_once_its_operation_is_aborted() {
             }
             comm.abort()?;
             rank.barrier()?;
-            // The stream that was stuck, and what waits for all streams.
+            // The stream that was stuck works again, and so do calls that wait for all streams.
             let again = rank.new_communicator(&CommConfig::new())?;
             let b = again.mem_alloc::<f32>(1)?;
             b.copy_from_host(&[1.0])?;

@@ -21,12 +21,12 @@ fn sum(comm: &Communicator, of: &SymmetricBuffer<f32>, stream: &Stream) -> Resul
     Ok(contents(&sum)[0])
 }
 
-/// Sums until a rank is lost, goes on, and returns the sum of those that are left in the end. The
-/// ranks of `fail` do, one after the other.
+/// Sums until a rank is lost, goes on, and returns the sum over the last remaining ranks. The ranks
+/// in `fail` fail, one after the other.
 fn sum_until(rank: &Rank, fail: &[usize]) -> Result<f32> {
     let own = rank.rank();
     let stream = rank.stream()?;
-    // These go on.
+    // The stream and this buffer outlive the worlds.
     let weight = filled(rank.communicator()?, &[(1 << own) as f32])?;
     let mut world: Option<Rank> = None;
     for (round, victim) in fail.iter().enumerate() {
@@ -95,7 +95,6 @@ fn a_rank_goes_on_only_after_a_loss_and_outside_of_groups_and_captures() {
         let stream = alone.stream()?;
         let weight = filled(alone.communicator()?, &[3.0_f32])?;
         assert_eq!(sum(alone.communicator()?, &weight, &stream)?, 3.0);
-        // Its own failure is that of the new world.
         alone.barrier()
     });
     assert!(failed.unwrap_err().to_string().contains("it fails"));

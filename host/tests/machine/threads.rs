@@ -158,7 +158,7 @@ fn an_abort_ends_the_call_in_which_a_handle_on_another_thread_is_blocked() {
     });
 }
 
-/// Work with a communicator of which no other thread of the rank makes collective calls.
+/// Works with a communicator on which no other thread of the rank makes collective calls.
 fn reduce_and_note(context: &Context, comm: &Communicator, value: f32) -> Result<()> {
     let (stream, dev) = (context.stream()?, comm.create_dev_comm(requirements())?);
     for round in [1.0, 2.0] {
@@ -193,7 +193,7 @@ fn threads_with_a_communicator_each_do_not_wait_for_each_other() {
 fn calls_of_two_threads_on_one_communicator_are_made_one_after_the_other() {
     in_many_orders(2, |rank| {
         let work = || -> Result<()> {
-            // Made once, by the thread that comes first.
+            // The communicator is made once, by the thread that comes first.
             let (comm, stream) = (rank.communicator()?, rank.stream()?);
             for round in 0..3 {
                 let all = comm.host_all_gather(&[comm.rank() as u32 + 7])?;
@@ -222,7 +222,7 @@ fn calls_of_two_threads_on_one_communicator_are_made_one_after_the_other() {
 #[test]
 fn a_wait_releases_nothing_that_another_thread_has_enqueued_meanwhile() {
     in_many_orders(2, |rank| {
-        // Its operations are enqueued after its calls have returned.
+        // The communicator's operations are enqueued after its calls have returned.
         let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
         comm.wait(READY)?;
         let stream = rank.stream()?;
@@ -247,7 +247,7 @@ fn a_wait_releases_nothing_that_another_thread_has_enqueued_meanwhile() {
     });
 }
 
-/// Launches until it is refused because something is closed.
+/// Launches until a launch is refused because an argument is closed.
 fn launch_until_closed(launch: impl Fn() -> Result<()>) -> Result<()> {
     for _ in 0..12 {
         match launch() {

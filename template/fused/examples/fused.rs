@@ -1,4 +1,4 @@
-//! The time of the fused product on GPUs: `cargo run --release --features ptx --example fused`.
+//! Measures the fused product on GPUs: `cargo run --release --features ptx --example fused`.
 
 use std::process::ExitCode;
 

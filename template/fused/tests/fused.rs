@@ -1,14 +1,15 @@
-//! The fused product against one on the host.
+//! Compares the fused product with one on the host.
 
 use devcomm::{Error, Rank, SymmetricBuffer};
 use half::bf16;
 
 use {{crate_name}}::fused::FusedProduct;
 
-/// Tiles that are cut off in each direction, and terms that do not fill the last stage.
+/// A shape with tiles that are cut off in each direction, and terms that do not fill the last
+/// stage.
 const SHAPE: [usize; 3] = [20, 264, 72];
 
-/// Whole numbers from -2 to 2, so that sums are exact.
+/// Returns whole numbers from -2 to 2, so that sums are exact.
 fn elements(rank: usize, matrix: usize, count: usize) -> Vec<bf16> {
     let number = |i: usize| (7 * i + 3 * rank + 5 * matrix + i / 11) % 5;
     (0..count).map(|i| bf16::from_f32(number(i) as f32 - 2.0)).collect()

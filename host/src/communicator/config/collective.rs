@@ -145,8 +145,8 @@ impl CollectiveConfig {
         self
     }
 
-    /// Returns a vendor-specific option, which NVIDIA's NCCL ignores. Each pair of vendor and
-    /// option is set at most once.
+    /// Adds a vendor-specific option, which NVIDIA's NCCL ignores. Each pair of vendor and option
+    /// is set at most once.
     ///
     /// NCCL: `ncclConfigExt_t`.
     #[doc(alias = "ncclConfigExt_t")]

@@ -1,3 +1,5 @@
+//! Tests of configurations: the fields that settings reach, and the settings that are refused.
+
 use std::ffi::{CStr, c_char};
 
 use super::*;
@@ -9,7 +11,7 @@ fn version(major: u32, minor: u32, patch: u32) -> NcclVersion {
     NcclVersion { major, minor, patch }
 }
 
-fn of(version: NcclVersion) -> Loaded<'static> {
+fn library(version: NcclVersion) -> Loaded<'static> {
     Loaded { version, path: Path::new("/opt/nccl/lib/libnccl.so.2") }
 }
 
@@ -29,9 +31,9 @@ fn refusal<T>(result: Result<T>) -> String {
 #[test]
 fn a_configuration_with_nothing_set_leaves_everything_to_nccl() {
     assert!(CommConfig::new().is_blocking());
-    let config = CommConfig::new().lower(of(DEV_COMM_VERSION)).unwrap();
+    let config = CommConfig::new().lower(library(DEV_COMM_VERSION)).unwrap();
     assert_eq!(format!("{:?}", config.raw()), format!("{:?}", Config::new()));
-    let config = CollectiveConfig::new().lower(of(DEV_COMM_VERSION)).unwrap();
+    let config = CollectiveConfig::new().lower(library(DEV_COMM_VERSION)).unwrap();
     let initial = devcomm_sys::nccl::CollConfig::new();
     assert_eq!(format!("{:?}", config.raw()), format!("{initial:?}"));
 }
@@ -63,7 +65,7 @@ fn every_setting_reaches_its_own_field() {
         .host_cft_mode(HostCftMode::Fallback)
         .nvls_host_mode(NvlsHostMode::DISABLE);
     assert!(!config.is_blocking());
-    let lowered = config.lower(of(DEV_COMM_VERSION)).unwrap();
+    let lowered = config.lower(library(DEV_COMM_VERSION)).unwrap();
     let raw = lowered.raw();
     assert_eq!((raw.blocking, raw.cga_cluster_size), (0, 8));
     assert_eq!((raw.min_ctas, raw.max_ctas, raw.nvls_ctas), (2, 3, 5));
@@ -79,9 +81,9 @@ fn every_setting_reaches_its_own_field() {
 }
 
 #[test]
-fn what_the_library_is_too_old_for_names_the_field_and_both_versions() {
+fn settings_newer_than_the_library_are_refused_with_the_field_and_both_versions() {
     let config = CommConfig::new().blocking(false).nvls_host_mode(NvlsHostMode::ENABLE);
-    match config.lower(of(version(2, 31, 1))).map(drop) {
+    match config.lower(library(version(2, 31, 1))).map(drop) {
         Err(Error::Nccl(NcclError::Unsupported {
             what: "ncclConfig_t::nvlsHostMode",
             needs,
@@ -94,11 +96,11 @@ fn what_the_library_is_too_old_for_names_the_field_and_both_versions() {
         other => panic!("{other:?}"),
     }
     let old =
-        CommConfig::new().blocking(false).comm_name("blue").lower(of(OLDEST_VERSION)).unwrap();
+        CommConfig::new().blocking(false).comm_name("blue").lower(library(OLDEST_VERSION)).unwrap();
     assert_eq!((old.raw().version, old.raw().blocking), (22800, 0));
     assert_eq!(old.raw().nvls_host_mode, UNDEF_INT);
-    assert!(CommConfig::new().comm_name("blue").lower(of(version(2, 26, 5))).is_err());
-    match CollectiveConfig::new().lower(of(version(2, 31, 9))) {
+    assert!(CommConfig::new().comm_name("blue").lower(library(version(2, 26, 5))).is_err());
+    match CollectiveConfig::new().lower(library(version(2, 31, 9))) {
         Err(Error::Nccl(NcclError::Unsupported { needs, .. })) => {
             assert_eq!(needs, DEV_COMM_VERSION)
         }
@@ -108,7 +110,7 @@ fn what_the_library_is_too_old_for_names_the_field_and_both_versions() {
 
 #[test]
 fn values_out_of_range_are_refused_by_name() {
-    let lower = |config: CommConfig| refusal(config.lower(of(DEV_COMM_VERSION)));
+    let lower = |config: CommConfig| refusal(config.lower(library(DEV_COMM_VERSION)));
     let new = CommConfig::new;
     for (config, expected) in [
         (new().cga_cluster_size(9), "cga_cluster_size(9)"),
@@ -126,7 +128,7 @@ fn values_out_of_range_are_refused_by_name() {
         let text = lower(config);
         assert!(text.contains(expected), "{expected}: {text}");
     }
-    new().cga_cluster_size(0).min_ctas(8).max_ctas(8).lower(of(DEV_COMM_VERSION)).unwrap();
+    new().cga_cluster_size(0).min_ctas(8).max_ctas(8).lower(library(DEV_COMM_VERSION)).unwrap();
 }
 
 #[test]
@@ -144,7 +146,7 @@ fn every_setting_of_a_collective_reaches_its_own_field() {
         .vendor_option(1, 3, "text");
     // SAFETY: nothing records the event in this test.
     let config = unsafe { config.launch_completion_event(64 as *mut _) };
-    let lowered = config.lower(of(DEV_COMM_VERSION)).unwrap();
+    let lowered = config.lower(library(DEV_COMM_VERSION)).unwrap();
     let raw = lowered.raw();
     assert_eq!((raw.min_ctas, raw.max_ctas, raw.nvls_ctas, raw.cga_cluster_size), (1, 2, 3, 4));
     assert_eq!((read(raw.alg_selection), raw.force_alg_selection), ("tree".into(), 0));
@@ -171,8 +173,8 @@ fn what_makes_no_sense_for_a_collective_is_refused_by_name() {
         (new().min_ctas(2).max_ctas(1), "min_ctas(2) is above max_ctas(1)"),
         (new().cta_policy(CtaPolicy::DEFAULT), "cta_policy(DEFAULT)"),
     ] {
-        let text = refusal(config.lower(of(DEV_COMM_VERSION)));
+        let text = refusal(config.lower(library(DEV_COMM_VERSION)));
         assert!(text.contains(expected), "{expected}: {text}");
     }
-    new().vendor_option(7, 1, 1).vendor_option(8, 1, 1).lower(of(DEV_COMM_VERSION)).unwrap();
+    new().vendor_option(7, 1, 1).vendor_option(8, 1, 1).lower(library(DEV_COMM_VERSION)).unwrap();
 }

@@ -50,12 +50,12 @@ fn check_multimem(
     properties: &Properties,
     nvls_enable: Option<&str>,
 ) -> Result<(), RequirementsRefusal> {
-    let of_a_team = |resource: &Resource| {
+    let is_multimem_team = |resource: &Resource| {
         matches!(resource, Resource::Team(TeamMultimem { multimem: true, .. }))
     };
     let what = if asked.lsa_multimem {
         "lsa_multimem"
-    } else if asked.resources.iter().any(of_a_team) {
+    } else if asked.resources.iter().any(is_multimem_team) {
         "a team with multimem"
     } else if asked.cft_multimem {
         "cft_multimem"
@@ -89,7 +89,7 @@ fn check_cft(
     }
 }
 
-/// Teams must consist of ranks of the communicator. NCCL does not check that.
+/// Fails unless teams consist of ranks of the communicator, which NCCL does not check.
 fn check_teams(
     asked: &DevCommRequirements,
     properties: &Properties,
@@ -212,14 +212,14 @@ fn gin_types(
         }
     };
     let (strong, va) = (asked.gin_strong_signals, asked.gin_va_signals);
-    let able: GinTypes = candidates
+    let usable: GinTypes = candidates
         .iter()
         .filter(|&gin_type| !(strong || va) || has_strong_and_va_signals(gin_type))
         .collect();
-    if able.is_empty() {
+    if usable.is_empty() {
         return Err(RequirementsRefusal::NoSuchSignals { strong, va, available: candidates });
     }
-    Ok(able)
+    Ok(usable)
 }
 
 /// Returns whether a back end may have strong signals and VA signals; none has only one kind.

@@ -29,12 +29,12 @@ use super::group::{CallState, SharedState};
 use crate::device::abort::AbortFlag;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
-use crate::device::{Birth, KernelAbortHandle, Lifecycle};
+use crate::device::{CreationTime, KernelAbortHandle, Lifecycle};
 use crate::error::{AbortCause, DevCommError, Error, Result, StateError, StuckWait};
 use crate::sys::nccl::call::{Addresses, Out};
 use crate::sys::nccl::calls;
 
-/// A device communicator and the resources behind it.
+/// A device communicator and its resources.
 ///
 /// Created by [`Communicator::create_dev_comm`]. A launch takes `&DevCommResource` where the kernel
 /// has a `DevComm`.
@@ -66,11 +66,11 @@ struct Inner {
     dev_comm: OnceLock<Addresses<DevComm>>,
     flag: Arc<AbortFlag>,
     life: Lifecycle,
-    /// Signals and counters that kernels may use.
+    /// The numbers of signals and of counters that kernels may use.
     requested: [u16; 2],
     lowered: Lowered,
     communicator: Communicator,
-    birth: Birth,
+    created_at: CreationTime,
 }
 
 impl Communicator {
@@ -130,12 +130,12 @@ impl DevCommResource {
             dev_comm: OnceLock::new(),
             flag,
             life: Lifecycle::default(),
-            // NCCL has at most 65,536 of each, of which the last one is then left out.
+            // NCCL has at most 65,536 of each, which becomes 65,535.
             requested: [requirements.gin_signals, requirements.gin_counters]
                 .map(|count| count.try_into().unwrap_or(u16::MAX)),
             lowered,
             communicator: communicator.clone(),
-            birth: communicator.context().birth(),
+            created_at: communicator.context().creation_time(),
         });
         // A deferred call keeps `inner` alive until NCCL has written to `inner.out`.
         communicator.call_collective(&inner.state, Arc::clone(&inner) as _, |comm| {
@@ -161,7 +161,7 @@ impl DevCommResource {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for a key of other requirements, unless both have the same resource
-    /// at the key's index; as [`dev_comm`](Self::dev_comm).
+    /// at the key's index; the errors of [`dev_comm`](Self::dev_comm).
     pub fn resource<R: ResourceRequest>(&self, key: ResourceKey<R>) -> Result<R::Handle> {
         self.inner.dev_comm()?;
         self.inner.lowered.get(key).ok_or_else(|| {
@@ -238,13 +238,13 @@ impl DevCommResource {
 impl Inner {
     fn dev_comm(&self) -> Result<&DevComm> {
         self.require_open(self.communicator.rank())?;
-        let dev_comm = self.made()?;
+        let dev_comm = self.created()?;
         self.communicator.require_live()?;
         Ok(dev_comm)
     }
 
     /// Does the same as [`dev_comm`](Self::dev_comm), also while another thread closes it.
-    fn made(&self) -> Result<&DevComm> {
+    fn created(&self) -> Result<&DevComm> {
         let rank = self.communicator.rank();
         match self.state.get() {
             CallState::Made if self.communicator.is_valid() => {}
@@ -287,7 +287,7 @@ impl Inner {
             requested: self.requested,
             lowered: self.lowered.clone(),
             communicator: self.communicator.clone(),
-            birth: self.birth,
+            created_at: self.created_at,
         }
     }
 }
@@ -305,7 +305,7 @@ impl Resource for Inner {
         self.communicator.refuse_suspended()?;
         let context = self.communicator.context();
         let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
-        match self.made() {
+        match self.created() {
             Ok(_) => {}
             // The group of another thread creates it.
             Err(deferred) if self.state.get() == CallState::Deferred => return Err(deferred),
@@ -320,11 +320,11 @@ impl Resource for Inner {
         }
         context.refuse_capturing("a device communicator is closed")?;
         context.drain()?;
-        if self.communicator.handle().is_reachable_for_ever() {
+        if self.communicator.handle().may_peers_access_forever() {
             // Kernels of peers may use its barriers. The abort flag is this rank's own.
             let raw = Out::new(self.out.get());
             let destroy = move |comm| calls::destroy_dev_comm(comm, raw);
-            self.communicator.handle().keep(None, destroy);
+            self.communicator.handle().keep_until_end(None, destroy);
             ending.done();
             context.close_abort_flag(&self.flag);
             return Ok(());
@@ -339,11 +339,12 @@ impl Resource for Inner {
     }
 }
 
-// SAFETY: NCCL made it, or `info` says `closed`; a drop waits for the streams.
+// SAFETY: NCCL wrote the value, or `info` says `closed`, which a launch refuses; a drop waits for
+// the streams before NCCL frees its resources.
 unsafe impl IntoArg<DevComm> for &DevCommResource {
     fn into_arg(self) -> DevComm {
         // The launch has found it open. Meanwhile another thread may have begun to close it.
-        let made = self.inner.made().ok().filter(|_| !self.inner.life.has_ended());
+        let made = self.inner.created().ok().filter(|_| !self.inner.life.has_ended());
         made.copied().unwrap_or(DevComm::zeroed())
     }
 
@@ -365,7 +366,7 @@ impl Drop for Inner {
         if !self.life.is_open() || context.is_rank_lost() {
             return;
         }
-        if !context.can_free_or_hold("a device communicator", self.birth, || self.moved()) {
+        if !context.can_free_or_hold("a device communicator", self.created_at, || self.moved()) {
             return;
         }
         if let Err(error) = self.close() {

@@ -81,7 +81,7 @@ fn new() -> DevCommRequirements {
     DevCommRequirements::new()
 }
 
-fn with(connection: Connection) -> DevCommRequirements {
+fn with_connection(connection: Connection) -> DevCommRequirements {
     new().gin_connection(connection)
 }
 
@@ -106,12 +106,12 @@ fn one_node_without_a_network_card_serves_load_and_store() {
 #[test]
 fn a_network_asked_for_on_one_node_without_a_card_says_what_each_back_end_needs() {
     let words = ["all in one LSA team", "all need more", "type FULL"];
-    refused(with(Connection::Full), one_node(), &words);
-    let gdaki = with(Connection::Full).gin_type(GinType::Gdaki);
+    refused(with_connection(Connection::Full), one_node(), &words);
+    let gdaki = with_connection(Connection::Full).gin_type(GinType::Gdaki);
     refused(gdaki, one_node(), &["GDAKI needs more"]);
-    refused(with(Connection::Rail), one_node(), &["type RAIL"]);
+    refused(with_connection(Connection::Rail), one_node(), &["type RAIL"]);
     let apart = Properties { n_lsa_teams: 2, ..one_node() };
-    let text = refusal(&with(Connection::Full), &apart).to_string();
+    let text = refusal(&with_connection(Connection::Full), &apart).to_string();
     assert!(!text.contains("one LSA team"), "{text}");
 }
 
@@ -138,7 +138,7 @@ fn network_resources_without_a_connection_are_named() {
 fn every_back_end_but_efa_serves_the_defaults_and_everything_of_the_network() {
     for gin_type in [GinType::Proxy, GinType::Gdaki, GinType::Gpi, GinType::Other(9)] {
         let machine = || two_nodes(&[gin_type]);
-        let asked = with(Connection::Full)
+        let asked = with_connection(Connection::Full)
             .barriers(8)
             .rail_gin_barriers(8)
             .world_gin_barriers(8)
@@ -148,8 +148,8 @@ fn every_back_end_but_efa_serves_the_defaults_and_everything_of_the_network() {
             .gin_exclusive_contexts(true)
             .gin_type(gin_type);
         accepted(asked, machine());
-        accepted(with(Connection::Rail).rail_gin_barriers(8), machine());
-        accepted(with(Connection::CustomStride).gin_custom_stride(2), machine());
+        accepted(with_connection(Connection::Rail).rail_gin_barriers(8), machine());
+        accepted(with_connection(Connection::CustomStride).gin_custom_stride(2), machine());
     }
 }
 
@@ -157,35 +157,50 @@ fn every_back_end_but_efa_serves_the_defaults_and_everything_of_the_network() {
 fn efa_is_taken_if_neither_strong_nor_va_signals_are_needed() {
     let machine = || two_nodes(&[GinType::EfaGda]);
     let words = ["strong signals were asked for", "EFA_GDA", "gin_strong_signals"];
-    refused(with(Connection::Full), machine(), &words);
-    let weak = with(Connection::Full).gin_strong_signals(false);
+    refused(with_connection(Connection::Full), machine(), &words);
+    let weak = with_connection(Connection::Full).gin_strong_signals(false);
     refused(weak.clone().gin_va_signals(true), machine(), &["VA signals were asked for"]);
-    refused(with(Connection::Full).gin_va_signals(true), machine(), &["strong and VA signals"]);
+    refused(
+        with_connection(Connection::Full).gin_va_signals(true),
+        machine(),
+        &["strong and VA signals"],
+    );
     accepted(weak, machine());
     // If another back end is available, NCCL skips EFA.
     let both = || two_nodes(&[GinType::EfaGda, GinType::Proxy]);
-    accepted(with(Connection::Full).gin_va_signals(true), both());
-    refused(with(Connection::Full).gin_type(GinType::EfaGda), both(), &["strong signals"]);
+    accepted(with_connection(Connection::Full).gin_va_signals(true), both());
+    refused(
+        with_connection(Connection::Full).gin_type(GinType::EfaGda),
+        both(),
+        &["strong signals"],
+    );
 }
 
 #[test]
-fn a_back_end_that_is_not_there_is_refused_with_those_that_are() {
+fn a_back_end_that_is_not_available_is_refused_and_the_available_ones_are_named() {
     let machine = || two_nodes(&[GinType::Gdaki, GinType::Proxy]);
-    let asked = with(Connection::Full).gin_type(GinType::Gpi);
+    let asked = with_connection(Connection::Full).gin_type(GinType::Gpi);
     refused(asked, machine(), &["GPI was asked for", "the available ones are: PROXY, GDAKI"]);
-    accepted(with(Connection::Full).gin_type(GinType::Proxy), machine());
-    refused(with(Connection::Full).gin_type(GinType::Other(77)), machine(), &["type 77"]);
+    accepted(with_connection(Connection::Full).gin_type(GinType::Proxy), machine());
+    refused(
+        with_connection(Connection::Full).gin_type(GinType::Other(77)),
+        machine(),
+        &["type 77"],
+    );
 }
 
 #[test]
 fn a_network_of_rails_serves_rails() {
     for gin_type in [GinType::Proxy, GinType::Gdaki] {
         let words = ["connects rails only", &format!("railedGinType is {gin_type}")];
-        refused(with(Connection::Full).gin_signals(1), rails(gin_type), &words);
-        accepted(with(Connection::Rail).gin_signals(1).rail_gin_barriers(2), rails(gin_type));
+        refused(with_connection(Connection::Full).gin_signals(1), rails(gin_type), &words);
+        accepted(
+            with_connection(Connection::Rail).gin_signals(1).rail_gin_barriers(2),
+            rails(gin_type),
+        );
         // Hybrid barriers use load and store within a team, and rails between teams.
-        accepted(with(Connection::Rail).barriers(2), rails(gin_type));
-        let world = with(Connection::Rail).world_gin_barriers(2);
+        accepted(with_connection(Connection::Rail).barriers(2), rails(gin_type));
+        let world = with_connection(Connection::Rail).world_gin_barriers(2);
         refused(world, rails(gin_type), &["does not reach every rank", "type RAIL with stride 4"]);
     }
     #[expect(deprecated, reason = "NCCL still reads it")]
@@ -199,21 +214,26 @@ fn a_network_of_rails_serves_rails() {
 #[test]
 fn world_barriers_are_refused_where_nccl_refuses_them_and_where_they_would_hang() {
     let machine = || two_nodes(&[GinType::Proxy]);
-    accepted(with(Connection::Full).world_gin_barriers(1), machine());
-    let custom =
-        |stride| with(Connection::CustomStride).gin_custom_stride(stride).world_gin_barriers(1);
+    accepted(with_connection(Connection::Full).world_gin_barriers(1), machine());
+    let custom = |stride| {
+        with_connection(Connection::CustomStride).gin_custom_stride(stride).world_gin_barriers(1)
+    };
     accepted(custom(1), machine());
     refused(custom(2), machine(), &["CUSTOM_STRIDE with stride 2"]);
     // RAIL is refused even if a rail has all ranks.
     let alone = Properties { n_lsa_teams: 8, ..machine() };
-    refused(with(Connection::Rail).world_gin_barriers(1), alone, &["type RAIL with stride 1"]);
+    refused(
+        with_connection(Connection::Rail).world_gin_barriers(1),
+        alone,
+        &["type RAIL with stride 1"],
+    );
 }
 
 #[test]
 fn gin_barriers_are_for_teams_that_the_connection_reaches() {
     let machine = two_nodes(&[GinType::Proxy]);
     let asked = |connection, team| {
-        let mut asked = with(connection).gin_custom_stride(2);
+        let mut asked = with_connection(connection).gin_custom_stride(2);
         asked.add(GinBarriers { team, count: 1 });
         asked
     };
@@ -240,7 +260,7 @@ fn gin_barriers_are_for_teams_that_the_connection_reaches() {
 
 #[test]
 fn a_custom_stride_fits_the_network_and_the_lsa_team() {
-    let asked = |stride| with(Connection::CustomStride).gin_custom_stride(stride);
+    let asked = |stride| with_connection(Connection::CustomStride).gin_custom_stride(stride);
     let machine =
         |least| Properties { gin_min_stride: Some(least), ..two_nodes(&[GinType::Proxy]) };
     for stride in [1, 2, 3, 4] {
@@ -255,14 +275,14 @@ fn a_custom_stride_fits_the_network_and_the_lsa_team() {
     let not_strided = Properties { gin_min_stride: None, ..machine(1) };
     refused(asked(2), not_strided, &["ginMinStride is INT_MAX"]);
     // A stride is checked only for CUSTOM_STRIDE.
-    accepted(with(Connection::Full).gin_custom_stride(77), machine(1));
+    accepted(with_connection(Connection::Full).gin_custom_stride(77), machine(1));
 }
 
 #[test]
 fn a_connection_of_another_kind_or_without_contexts_is_refused() {
     let machine = || two_nodes(&[GinType::Proxy]);
-    refused(with(Connection::Other(9)), machine(), &["no network connection of type 9"]);
-    refused(with(Connection::Full).gin_contexts(0), machine(), &["gin_contexts(0)"]);
+    refused(with_connection(Connection::Other(9)), machine(), &["no network connection of type 9"]);
+    refused(with_connection(Connection::Full).gin_contexts(0), machine(), &["gin_contexts(0)"]);
     accepted(new().gin_contexts(0), machine());
 }
 
@@ -285,7 +305,7 @@ fn multicast_is_served_where_the_gpus_have_it_and_it_is_not_switched_off() {
 }
 
 #[test]
-fn cft_is_served_where_it_is() {
+fn cft_is_accepted_where_it_is_supported() {
     let has = Properties { cft: true, cft_multicast: true, multimem: true, ..one_node() };
     accepted(new().cft(true).cft_multimem(true).cft_barriers(4), has);
     refused(new().cft(true), one_node(), &["cft was asked for", "cftSupport is false", "13.3"]);
@@ -298,10 +318,10 @@ fn cft_is_served_where_it_is() {
 }
 
 #[test]
-fn teams_are_made_of_ranks_that_are_there_and_within_load_and_store_where_they_must() {
+fn teams_consist_of_ranks_of_the_communicator_and_where_required_of_the_lsa_team() {
     let machine = two_nodes(&[GinType::Proxy]);
     let barriers = |team| {
-        let mut asked = with(Connection::Full);
+        let mut asked = with_connection(Connection::Full);
         asked.add(LsaBarriers { team, count: 1 });
         asked
     };
@@ -326,7 +346,7 @@ fn teams_are_made_of_ranks_that_are_there_and_within_load_and_store_where_they_m
         (i32::MAX, i32::MAX - 1, i32::MAX),
     ] {
         let team = Team { n_ranks, rank, stride };
-        let mut asked = with(Connection::Full);
+        let mut asked = with_connection(Connection::Full);
         asked.add(GinBarriers { team, count: 0 });
         assert_eq!(refusal(&asked, &machine), RequirementsRefusal::NotATeam { team });
     }
@@ -356,20 +376,20 @@ fn counts_that_nccl_cannot_hold_are_refused_by_name() {
         let asked_for = format!("4294967295 {what} were asked for");
         refused(asked, machine(), &[&asked_for, "the limit is 2147483647"]);
     }
-    let mut asked = with(Connection::Full);
+    let mut asked = with_connection(Connection::Full);
     asked.add(Signals { count: too_many });
     refused(asked, machine(), &["4294967295 signals"]);
     let mut asked = new();
     asked.add(LlA2a { blocks: 1, max_elements: too_many, element_size: too_many });
     refused(asked, machine(), &["slots of an LL all-to-all"]);
-    let mut asked = with(Connection::Full);
+    let mut asked = with_connection(Connection::Full);
     asked.add(GinBarriers { team: machine().world_team(), count: 1 << 30 });
     refused(asked, machine(), &["signals of a team's GIN barriers"]);
 }
 
 #[test]
 fn sums_that_nccl_would_not_notice_are_refused() {
-    let signals = |count| with(Connection::Full).gin_contexts(1).gin_signals(count);
+    let signals = |count| with_connection(Connection::Full).gin_contexts(1).gin_signals(count);
     // Each fits an int, the sum does not.
     let mut asked = signals(i32::MAX as u32);
     asked.add(Signals { count: 1 });
@@ -380,7 +400,7 @@ fn sums_that_nccl_would_not_notice_are_refused() {
     refused(asked.gin_signals((1 << 16) - 15), two_nodes(&[GinType::Gpi]), &["65537", "65536"]);
     // PROXY has 24-bit signal ids and 23-bit counter ids.
     refused(signals((1 << 24) + 1), two_nodes(&[GinType::Proxy]), &["the limit is 16777216"]);
-    let counters = with(Connection::Full).gin_counters((1 << 23) + 1);
+    let counters = with_connection(Connection::Full).gin_counters((1 << 23) + 1);
     refused(counters, two_nodes(&[GinType::Proxy]), &["counters", "the limit is 8388608"]);
     accepted(signals((1 << 24) + 1), two_nodes(&[GinType::Proxy, GinType::Gdaki]));
     // Handles are 32-bit offsets in units of 128 bytes.

@@ -113,9 +113,8 @@ pub trait ResourceRequest: Copy + PartialEq + Into<Resource> + sealed::Sealed {
     fn handle(self, answer: Answer) -> Self::Handle;
 }
 
-/// The key to a resource that was asked for. For it,
-/// [`DevCommResource::resource`](super::DevCommResource::resource) returns the handle, whose type
-/// depends on `R`.
+/// The key to a requested resource. [`DevCommResource::resource`](super::DevCommResource::resource)
+/// takes it and returns the handle, whose type depends on `R`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResourceKey<R> {
     pub(super) index: usize,

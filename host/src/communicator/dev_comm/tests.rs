@@ -14,7 +14,7 @@ use devcomm_sys::nccl::{Requirements, ResourceRequirements};
 const TEAM: Team = Team { n_ranks: 4, rank: 1, stride: 1 };
 
 #[test]
-fn what_is_not_set_is_as_nccls_initializer_has_it_but_va_signals() {
+fn unset_requirements_are_those_of_nccls_initializer_except_va_signals() {
     let raw = DevCommRequirements::new().raw().unwrap();
     let expected = Requirements { gin_va_signals_required: false, ..Requirements::new() };
     assert_eq!(format!("{raw:?}"), format!("{expected:?}"));
@@ -187,7 +187,7 @@ fn nodes_and_handles_are_those_of_nccls_own_functions() {
     for blocks in [0, 1, 7] {
         for (max_elements, element_size) in [(0, 8), (1, 1), (10, 12), (100, 16), (33, 9)] {
             let request = LlA2a { blocks, max_elements, element_size };
-            // SAFETY: plain numbers.
+            // SAFETY: the function takes numbers and no pointers.
             let slots = unsafe {
                 nccl.ll_a2a_calc_slots(max_elements as i32, element_size as i32).unwrap()
             };

@@ -52,7 +52,7 @@ impl<T: Element> Window<T> {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for an index beyond that rank's window or a rank that is not in the
-    /// LSA team; as [`user_pointer`](Self::user_pointer).
+    /// LSA team; the errors of [`user_pointer`](Self::user_pointer).
     #[doc(alias = "ncclGetLsaDevicePointer")]
     pub fn lsa_pointer(&self, lsa_rank: usize, index: usize) -> Result<u64> {
         let (handle, team) = (self.inner.handle()?, self.inner.communicator.team_lsa()?);
@@ -74,8 +74,8 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for an index beyond that rank's window or an unknown rank; as
-    /// [`user_pointer`](Self::user_pointer).
+    /// [`Error::InvalidInput`] for an index beyond that rank's window or an unknown rank; the
+    /// errors of [`user_pointer`](Self::user_pointer).
     #[doc(alias = "ncclGetPeerDevicePointer")]
     pub fn peer_pointer(&self, peer: usize, index: usize) -> Result<Option<u64>> {
         let (handle, offset) = (self.inner.handle()?, self.offset_on(peer, index)?);
@@ -107,7 +107,8 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for an empty handle; as [`peer_pointer`](Self::peer_pointer).
+    /// [`Error::InvalidInput`] for an empty handle; the errors of
+    /// [`peer_pointer`](Self::peer_pointer).
     #[doc(alias = "ncclGetMultimemDevicePointer")]
     pub fn multimem_pointer(&self, team: MultimemHandle, index: usize) -> Result<Option<u64>> {
         if team.base.is_null() {

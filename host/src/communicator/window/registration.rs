@@ -5,28 +5,28 @@ use parking_lot::Mutex;
 use super::Inner;
 use crate::communicator::group::CallState;
 use crate::device::issuer::Resource;
-use crate::device::{Kept, Lifecycle};
+use crate::device::{KeepAlive, Lifecycle};
 use crate::error::{DevCommError, Result, StateError};
 use crate::sys::nccl::calls;
 
 impl Inner {
     pub(super) fn handle(&self) -> Result<u64> {
-        let handle = self.registered()?;
+        let handle = self.handle_if_open()?;
         self.communicator.require_live()?;
         Ok(handle)
     }
 
     /// Returns the handle, also while the communicator is suspended or revoked.
-    pub(super) fn registered(&self) -> Result<u64> {
+    pub(super) fn handle_if_open(&self) -> Result<u64> {
         let rank = self.communicator.rank();
         if !self.life.is_open() {
             return Err(StateError::Closed { what: self.name(), rank }.into());
         }
-        self.made()
+        self.handle_if_registered()
     }
 
     /// Returns the handle, also while another thread closes the window.
-    pub(super) fn made(&self) -> Result<u64> {
+    pub(super) fn handle_if_registered(&self) -> Result<u64> {
         let rank = self.communicator.rank();
         if self.state.get() == CallState::Failed || !self.communicator.is_valid() {
             return Err(StateError::Closed { what: self.name(), rank }.into());
@@ -47,7 +47,7 @@ impl Inner {
     }
 
     /// Returns what keeps the memory allocated, without the registration.
-    pub(super) fn allocation(&self) -> Option<Kept> {
+    pub(super) fn allocation(&self) -> Option<KeepAlive> {
         self.memory.lock().clone()
     }
 
@@ -57,7 +57,7 @@ impl Inner {
         self.registration(self.life.take(), memory)
     }
 
-    fn registration(&self, life: Lifecycle, memory: Option<Kept>) -> Self {
+    fn registration(&self, life: Lifecycle, memory: Option<KeepAlive>) -> Self {
         Self {
             handle: self.handle.clone(),
             state: self.state.clone(),
@@ -69,7 +69,7 @@ impl Inner {
             number: self.number,
             memory: Mutex::new(memory),
             communicator: self.communicator.clone(),
-            birth: self.birth,
+            created_at: self.created_at,
         }
     }
 
@@ -78,8 +78,8 @@ impl Inner {
         let context = self.communicator.context();
         let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
         let mut is_held = false;
-        if self.made().is_ok() {
-            context.hold(self.birth, || {
+        if self.handle_if_registered().is_ok() {
+            context.hold(self.created_at, || {
                 is_held = true;
                 self.registration(Lifecycle::default(), self.allocation())
             });
@@ -112,7 +112,7 @@ impl Resource for Inner {
         let communicator = &self.communicator;
         let context = communicator.context();
         let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
-        let handle = match self.made() {
+        let handle = match self.handle_if_registered() {
             Ok(handle) => handle,
             // The group of another thread registers it.
             Err(deferred) if self.state.get() == CallState::Deferred => return Err(deferred),
@@ -122,10 +122,10 @@ impl Resource for Inner {
                 return Ok(());
             }
         };
-        if communicator.handle().is_reachable_for_ever() {
+        if communicator.handle().may_peers_access_forever() {
             ending.done();
             let deregister = move |comm| calls::deregister_window(comm, handle);
-            communicator.handle().keep(self.memory.lock().take(), deregister);
+            communicator.handle().keep_until_end(self.memory.lock().take(), deregister);
             return Ok(());
         }
         context.refuse_capturing("a window is closed")?;
@@ -145,14 +145,14 @@ impl Resource for Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.life.set_unused();
-        if self.registered().is_err() {
+        if self.handle_if_open().is_err() {
             return;
         }
         let context = self.communicator.context().clone();
         let suspended = self.communicator.refuse_suspended().is_err();
         // Memory of another library may be freed after this.
         let can_free = || match self.allocation().is_some() {
-            true => context.can_free_or_hold("a window", self.birth, || self.moved()),
+            true => context.can_free_or_hold("a window", self.created_at, || self.moved()),
             false => context.can_free("a window"),
         };
         if suspended || !can_free() {

@@ -96,7 +96,7 @@ impl Kernels {
 
 impl KernelsOn<'_> {
     /// Launches the kernel of this name. It is checked as any launch, also that each argument has
-    /// the size of the compiled parameter; not checked is what the kernel requires of its arguments
+    /// the size of the compiled parameter; but not what the kernel requires of its arguments
     /// (`#[kernel(requires(..))]`), which is in the program's code.
     ///
     /// # Errors
@@ -134,7 +134,7 @@ impl KernelsOn<'_> {
         // SAFETY: the addresses are those of values of the parameters' compiled sizes, in order,
         // which `prepare` has compared; it has made the context current. The rest is the caller's.
         unsafe { checked.entry.function.launch(stream.handle(), &checked.shape, &mut addresses) }
-            .inspect_err(|error| kernels.context.failure().tell(error))?;
+            .inspect_err(|error| kernels.context.failure().mark_reported(error))?;
         stream.register_launch(name, checked.communicator, checked.flag)
     }
 }
@@ -145,7 +145,7 @@ fn gin_entries(name: &str) -> impl Iterator<Item = String> {
     back_ends.map(move |suffix| format!("{name}_{suffix}"))
 }
 
-/// Returns the name for as long as the process lasts, in which reports name the kernel.
+/// Returns the name with a static lifetime, which reports need.
 fn interned(name: &str) -> &'static str {
     static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut names = NAMES.lock();

@@ -90,7 +90,7 @@ impl Loaded<'_> {
         Ok(per_multiprocessor.saturating_mul(self.context.limits().multiprocessors))
     }
 
-    /// Clusters that are all resident, whichever entry is launched.
+    /// Returns the number of clusters that are all resident, whichever entry is launched.
     pub(super) fn resident_clusters(
         &self,
         kernel: &KernelDesc<'_>,

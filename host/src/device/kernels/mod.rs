@@ -23,7 +23,7 @@ pub use self::sidecar::ParamInfo;
 use self::sidecar::check_params;
 use super::abort::AbortFlag;
 use super::context::Context;
-use super::holds::Birth;
+use super::holds::CreationTime;
 use super::launch::{FunctionInfo, check_communicating, check_dev_comm, check_safe};
 use super::recorder::Operation;
 use super::stream::Stream;
@@ -54,7 +54,7 @@ use crate::sys::cuda::module::LaunchShape;
 pub struct Kernels {
     modules: [Arc<Modules>; 1],
     context: Context,
-    birth: Birth,
+    created_at: CreationTime,
 }
 
 /// A stream as a launch target for the kernels of a [`Kernels`]: made by [`Kernels::on`].
@@ -82,7 +82,7 @@ impl Kernels {
     /// The errors are those of [`Context::load`].
     pub fn load(context: &Context, set: &KernelSet) -> Result<Self> {
         let modules = [Arc::new(Modules::load(context, set)?)];
-        Ok(Self { modules, context: context.clone(), birth: context.birth() })
+        Ok(Self { modules, context: context.clone(), created_at: context.creation_time() })
     }
 
     /// Loads modules from files on the context's GPU: each a cubin, or anything else that the
@@ -93,7 +93,7 @@ impl Kernels {
     ///
     /// The files do not change meanwhile, their descriptions are true, and the code of each kernel
     /// keeps the promises of the [`Kernel`] of its file and name, if the program has one: a launch
-    /// of that may be safe.
+    /// of such a kernel may be safe.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl Kernels {
             context.machine().refuse_simulated(what)?;
         }
         let modules = [Arc::new(Modules::load_files(context, files)?)];
-        Ok(Self { modules, context: context.clone(), birth: context.birth() })
+        Ok(Self { modules, context: context.clone(), created_at: context.creation_time() })
     }
 
     /// Returns `stream` as the target of launches of these kernels.
@@ -303,11 +303,11 @@ impl Loaded<'_> {
             // upholds the kernel's contract.
             unsafe { checked.entry.function.launch(stream.handle(), &checked.shape, addresses) }
         })
-        .inspect_err(|error| self.context.failure().tell(error))?;
+        .inspect_err(|error| self.context.failure().mark_reported(error))?;
         stream.register_launch(K::NAME, checked.communicator, checked.flag)
     }
 
-    /// Returns why a launch is refused of whose arguments `what` cannot be used.
+    /// Returns why a launch is refused whose argument `what` cannot be used.
     fn refusal_of_closed(&self, what: &'static str, communicator: Option<u64>) -> LaunchRefusal {
         let issuer = communicator.and_then(|number| self.context.issuer(number));
         match issuer.filter(|issuer| !issuer.is_live()) {
@@ -334,7 +334,7 @@ impl Loaded<'_> {
         }
         self.context.check_health()?;
         if let Some(what) = args.closed {
-            // After a failure on the GPU nothing can be used: that says more.
+            // After a failure on the GPU nothing can be used: the failure is the better error.
             return Err(match stream.is_idle() {
                 Err(failed @ Error::Driver(_)) => failed,
                 _ => refuse(self.refusal_of_closed(what, args.communicator)),
@@ -375,12 +375,12 @@ impl Drop for Kernels {
         if self.modules[0].is_empty() {
             return;
         }
-        let (context, birth) = (self.context.clone(), self.birth);
+        let (context, created_at) = (self.context.clone(), self.created_at);
         let moved = || {
             let modules = std::mem::take(&mut self.modules);
-            Self { modules, context: context.clone(), birth }
+            Self { modules, context: context.clone(), created_at }
         };
-        if !context.can_free_or_hold("a kernel module", birth, moved) {
+        if !context.can_free_or_hold("a kernel module", created_at, moved) {
             return;
         }
         let _ = self.context.cuda().bind();

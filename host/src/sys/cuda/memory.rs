@@ -88,8 +88,8 @@ impl StreamHandle {
     ///
     /// # Safety
     ///
-    /// The stream's context is current. `to` is device memory of that many bytes, aligned for the
-    /// value, which stays allocated and has no other user until the fill is done.
+    /// The stream's context is current. `to` is device memory of `count * value.len()` bytes,
+    /// aligned for the value, which stays allocated and has no other user until the fill is done.
     pub(crate) unsafe fn fill(&self, to: u64, value: &[u8], count: usize) -> Result<()> {
         let (driver, stream) = (self.driver(), self.raw());
         // The driver has no fill with 8-byte elements: this fills one half of every element.

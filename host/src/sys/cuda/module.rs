@@ -87,7 +87,7 @@ unsafe fn load_data(
         CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         CUjit_option::CU_JIT_INFO_LOG_BUFFER,
         CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
-        // The lines of the source, for debuggers and profilers. The code is the same.
+        // The module gets line information for debuggers and profilers; its code is the same.
         CUjit_option::CU_JIT_GENERATE_LINE_INFO,
     ];
     // Options that are numbers are cast to pointers; the driver writes the used sizes back.

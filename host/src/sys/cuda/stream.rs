@@ -52,7 +52,7 @@ unsafe impl Sync for StreamHandle {}
 
 /// The party that destroys a stream.
 enum Owner {
-    /// The process that made it.
+    /// This handle, in the process that made it.
     ThisHandle(Process),
     /// Another part of the program; `_keep` keeps the stream alive, if set.
     Other { _keep: Option<Box<dyn Any + Send + Sync>> },
@@ -151,7 +151,7 @@ impl EventHandle {
         ready(self.driver, "cuEventQuery", state)
     }
 
-    /// Milliseconds from `start` to `self`. Both must have been recorded and reached.
+    /// Returns the milliseconds from `start` to `self`. Both must have been recorded and reached.
     pub(crate) fn elapsed_ms(&self, start: &Self) -> Result<f32> {
         let mut milliseconds = 0.0;
         // SAFETY: both are live; `milliseconds` is a live float.

@@ -42,7 +42,7 @@ impl PrimaryContext {
     }
 }
 
-/// Returns the driver's type: bytes for 8-bit floats, which it has none for.
+/// Returns the driver's type: bytes for 8-bit floats, since it has no type for them.
 const fn encoded(data_type: DataType) -> CUtensorMapDataType {
     use CUtensorMapDataType as Encoded;
     match data_type {

@@ -84,13 +84,13 @@ impl<T: Written> Out<T> {
     }
 }
 
-/// What NCCL writes.
+/// A type of results that NCCL writes.
 pub(crate) trait Written: Copy {
     /// Reads what NCCL wrote.
     ///
     /// # Safety
     ///
-    /// `at` is live and aligned. Nothing but NCCL writes it, and that not now unless it is a word.
+    /// `at` is live and aligned. Only NCCL writes it; a struct is not being written now.
     unsafe fn read(at: *mut Self) -> Self;
 }
 
@@ -113,12 +113,13 @@ word! {
     RawComm, AtomicPtr<c_void>;
 }
 
-/// Structs.
+/// Structs, which are read only after the call that writes them.
 macro_rules! structs {
     ($($name:ty),*) => {
         $(impl Written for $name {
             unsafe fn read(at: *mut Self) -> Self {
-                // SAFETY: by the contract; volatile, since C code wrote it.
+                // SAFETY: by the contract, the struct is live and not being written; C code wrote
+                // it.
                 unsafe { at.read_volatile() }
             }
         })*

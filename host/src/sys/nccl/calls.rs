@@ -136,14 +136,16 @@ on_a_communicator! {
     fn split(color: c_int, key: c_int, out: Out<RawComm>, config: LoweredConfig)
         = "ncclCommSplit", |nccl, comm| {
             let mut config = config;
-            keep(nccl.comm_split(comm, color, key, out.as_ptr(), config.as_mut_ptr())?, config)
+            let code = nccl.comm_split(comm, color, key, out.as_ptr(), config.as_mut_ptr())?;
+            leak_if_in_progress(code, config)
         };
 
     fn shrink(exclude: Vec<c_int>, out: Out<RawComm>, config: LoweredConfig, flags: c_int)
         = "ncclCommShrink", |nccl, comm| {
             let (n, mut exclude, mut config) = (exclude.len() as c_int, exclude, config);
             let (out, exclude) = (out.as_ptr(), exclude.as_mut_ptr());
-            keep(nccl.comm_shrink(comm, exclude, n, out, config.as_mut_ptr(), flags)?, config)
+            let code = nccl.comm_shrink(comm, exclude, n, out, config.as_mut_ptr(), flags)?;
+            leak_if_in_progress(code, config)
         };
 
     fn comm_finalize() = "ncclCommFinalize", |nccl, comm| nccl.comm_finalize(comm);
@@ -209,7 +211,7 @@ pub(crate) struct Target {
 
 /// Returns `code`. Leaks the configuration if the call continues in the background: NCCL may still
 /// read it.
-fn keep(code: c_int, config: LoweredConfig) -> Result<c_int> {
+fn leak_if_in_progress(code: c_int, config: LoweredConfig) -> Result<c_int> {
     if code == IN_PROGRESS {
         std::mem::forget(config);
     }
@@ -229,7 +231,10 @@ pub(crate) fn init_rank(
         let mut owned = config;
         let config = owned.as_mut_ptr();
         let (out, ids) = (out.as_ptr(), ids.as_mut_ptr());
-        keep(nccl.comm_init_rank_scalable(out, n_ranks, rank, n_ids, ids, config)?, owned)
+        leak_if_in_progress(
+            nccl.comm_init_rank_scalable(out, n_ranks, rank, n_ids, ids, config)?,
+            owned,
+        )
     })
 }
 
@@ -260,7 +265,10 @@ pub(crate) fn grow(
         let comm = comm.map_or(null_mut(), |comm| { comm }.0);
         let id = id.as_ref().map_or(null(), |id| &raw const *id);
         let (out, mut config) = (out.as_ptr(), config);
-        keep(nccl.comm_grow(comm, n_ranks, id, rank, out, config.as_mut_ptr())?, config)
+        leak_if_in_progress(
+            nccl.comm_grow(comm, n_ranks, id, rank, out, config.as_mut_ptr())?,
+            config,
+        )
     })
 }
 

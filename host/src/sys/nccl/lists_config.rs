@@ -64,7 +64,7 @@ unsafe impl Send for LoweredCollectiveConfig {}
 unsafe impl Sync for LoweredCollectiveConfig {}
 
 impl LoweredCollectiveConfig {
-    /// Returns `options` are (vendor, option, value), in the order of NCCL's list.
+    /// Returns a configuration; `options` are (vendor, option, value), in the order of NCCL's list.
     pub(crate) fn new(
         mut raw: CollConfig,
         selection: Option<CString>,

@@ -40,7 +40,7 @@ where
     let n = simulation.gpus();
     if let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         let value = value.to_string_lossy();
-        // Those of another test, or of a program: all schedules, on simulated GPUs.
+        // The settings of another test or of a program do not apply: all schedules run.
         let others = value.parse().is_ok_and(|machine: Simulation| machine.gpus() != n);
         return if others { simulated(simulation, f) } else { replay(&value, f) };
     }
@@ -54,7 +54,7 @@ where
     let launched = World::is_launched();
     let gpus_only = gpus.is_some() || launched;
     let world = if launched { World::from_env() } else { World::threads(n) };
-    // What was done on GPUs, or why it is simulated although there may be some.
+    // What was done on GPUs, or why the test is simulated although there may be GPUs.
     let outcome = match world {
         Ok(world) if world.n_ranks() == n => match on_gpus(&world, &f) {
             Ok(()) => Ok("ran".to_owned()),
@@ -97,7 +97,7 @@ where
     T: Send,
     E: From<Error> + Display + Send,
 {
-    /// The drop notes what the rank has found, also when the test panics.
+    /// Guard that records, also when the test panics, whether the rank misses PTX.
     struct Note<'a>(&'a Rank, &'a AtomicBool);
 
     impl Drop for Note<'_> {

@@ -98,18 +98,18 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Depth-first search over the choices: each run takes the next alternative at the last choice
-    /// that has one. It ends with the first run that fails.
+    /// Searches the choices depth-first: each run takes the next alternative at the last choice
+    /// that has one. Ends with the first run that fails.
     fn exhaust(&self, limit: u64, run: &mut Run<'_>) -> Result<u64, String> {
         let mut choices: Vec<u32> = Vec::new();
-        let mut of: Vec<u32> = Vec::new();
+        let mut alternatives: Vec<u32> = Vec::new();
         for ran in 1..=limit {
             let Some(activity) = run(&self.simulation.clone().choices(&choices))? else {
                 return Ok(ran);
             };
             let made = activity.choices;
-            let same = made.len() >= of.len() && made.iter().zip(&of).all(|(a, b)| a.of == *b);
-            if !same {
+            let mut pairs = made.iter().zip(&alternatives);
+            if made.len() < alternatives.len() || !pairs.all(|(choice, of)| choice.of == *of) {
                 return Err(format!(
                     "run {ran} had other alternatives than the run before it, with the same \
                      choices up to there: the program depends on something else, such as time, \
@@ -119,7 +119,7 @@ impl<'a> Plan<'a> {
             let Some(last) = made.iter().rposition(|choice| choice.taken + 1 < choice.of) else {
                 return Ok(ran);
             };
-            of = made[..=last].iter().map(|choice| choice.of).collect();
+            alternatives = made[..=last].iter().map(|choice| choice.of).collect();
             choices = made[..=last].iter().map(|choice| choice.taken).collect();
             choices[last] += 1;
         }

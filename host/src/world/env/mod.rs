@@ -9,8 +9,8 @@
 //! MPI's launchers and Slurm: rank 0 is on this host if all ranks are, or on the first host of
 //! Slurm's list, and its port is derived from the id of the job.
 //!
-//! The id of a job is DEVCOMM_JOB_ID, or consists of what its launcher sets or is, and of this
-//! user's number: no two jobs of a host have the same one.
+//! The id of a job is DEVCOMM_JOB_ID, or consists of the launcher's variables or process, and of
+//! this user's number: no two jobs of a host have the same id.
 
 mod mpi;
 mod node_list;
@@ -81,7 +81,7 @@ const MAX_RANKS: usize = 1 << 20;
 /// 32768).
 const PORTS: std::ops::Range<u16> = 20_001..32_768;
 
-/// This process as a launcher has started it; `None` without a launcher.
+/// Returns this process as a launcher has started it; `None` without a launcher.
 ///
 /// # Errors
 ///
@@ -89,15 +89,15 @@ const PORTS: std::ops::Range<u16> = 20_001..32_768;
 pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
     let Some(vars) = read(var)? else { return Ok(None) };
     let LauncherVars { variable, rank, n_ranks, local_rank, .. } = vars;
-    let alone = n_ranks == 1;
+    let is_single = n_ranks == 1;
     let host = match text(var, "MASTER_ADDR")? {
         Some(host) => without_brackets(host),
-        None if alone => Ipv4Addr::LOCALHOST.to_string(),
+        None if is_single => Ipv4Addr::LOCALHOST.to_string(),
         None => vars.host?,
     };
     let job = match text(var, "DEVCOMM_JOB_ID")? {
         Some(job) => job,
-        None if alone => String::new(),
+        None if is_single => String::new(),
         None => format!("{} of user {}", vars.job?, rustix::process::getuid().as_raw()),
     };
     if job.len() > MAX_JOB_ID {
@@ -106,7 +106,7 @@ pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
     }
     let port = match port(var, "DEVCOMM_PORT")? {
         Some(port) => port,
-        None if alone => PORTS.start,
+        None if is_single => PORTS.start,
         None => vars.port?.unwrap_or_else(|| port_of(&job)),
     };
     let listener = match text(var, LISTENER)? {
@@ -145,7 +145,7 @@ fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     slurm::read(var)
 }
 
-/// Returns an IPv6 address without the brackets that it has beside a port.
+/// Returns an IPv6 address without the brackets that it has before a port.
 fn without_brackets(host: String) -> String {
     let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     inner.map(str::to_owned).unwrap_or(host)

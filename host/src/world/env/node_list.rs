@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_no_list_is_refused_and_says_why() {
+    fn a_malformed_list_is_refused_with_the_reason() {
         for (list, why) in [
             ("", "an empty name"),
             (",b", "an empty name"),
@@ -110,7 +110,7 @@ mod tests {
         for round in 0..20_000 {
             let mut list = String::new();
             for _ in 0..random.usize(..60) {
-                // Characters of lists, and any.
+                // Half of the lists have only characters that valid ones have.
                 let of_list = char::from(*random.choice(b"abc019[],. -").unwrap());
                 list.push(if round % 2 == 0 { of_list } else { random.char(..) });
             }

@@ -1,5 +1,5 @@
-//! The process that started the ranks of a job on this host: what a job has to itself if its
-//! launcher names it not, or not uniquely.
+//! The process that started the ranks of a job on this host. It identifies a job whose launcher
+//! gives it no id, or no unique one.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ const NAMES: [&str; 13] = [
     "prted",
 ];
 
-/// Returns the process above this one that started the rank, as its number and the time when it
+/// Returns the ancestor of this process that started the rank, as its number and the time when it
 /// started, which no other process of this host has. `None` if it cannot be seen, as from a
 /// container with its own numbers of processes.
 ///
@@ -37,8 +37,8 @@ fn starter_in(processes: &Path, of: &str, variable: &str) -> Option<String> {
     while process.parent != "0" {
         let number = process.parent;
         process = Process::read(processes, &number)?;
-        // That of a process of another user, or of a privileged one, cannot be read: a wrapper, or
-        // a launcher that is known by its name.
+        // The environment of another user's process, or of a privileged one, cannot be read: such a
+        // process is a wrapper, or a launcher that is known by its name.
         let environment = std::fs::read(processes.join(&number).join("environ"));
         let is_wrapper = environment.as_ref().is_ok_and(|environment| {
             environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
@@ -106,10 +106,10 @@ mod tests {
         assert_eq!(with(&direct).unwrap(), "4@74");
         let wrapped = [("9", "8", "rank", rank), ("8", "4", "a (b) c", rank)];
         assert_eq!(with(&wrapped).unwrap(), "4@74");
-        // Such as a container's runtime, whose environment other users cannot read.
+        // The wrapper may be a container's runtime, whose environment other users cannot read.
         let contained = [("9", "8", "rank", rank), ("8", "4", "starter", None)];
         assert_eq!(with(&contained).unwrap(), "4@74");
-        // The launcher of a job that a rank of another one, of the same number, has started.
+        // A launcher that a rank of another job, with the same number, has started.
         let proxy = ("7", "4", "hydra_pmi_proxy", rank);
         assert_eq!(with(&[("9", "7", "rank", rank), proxy]).unwrap(), "7@77");
     }

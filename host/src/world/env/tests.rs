@@ -83,7 +83,7 @@ fn error(sets: &[Vars<'_>]) -> String {
     try_with(sets).unwrap_err().to_string()
 }
 
-/// Returns the id of a job of this user, whose launcher gives it this one.
+/// Returns the id of a job of this user that its launcher calls `job`.
 fn by_this_user(job: &str) -> String {
     format!("{job} of user {}", rustix::process::getuid().as_raw())
 }
@@ -93,7 +93,7 @@ fn ranks(launched: &Launched) -> (usize, usize, usize) {
 }
 
 #[test]
-fn without_a_launcher_there_is_nothing() {
+fn without_a_launcher_a_process_is_no_rank() {
     assert_eq!(try_with(&[]).unwrap(), None);
     assert_eq!(try_with(&[&[("MASTER_ADDR", "node0"), ("MASTER_PORT", "x")]]).unwrap(), None);
 }

@@ -1,6 +1,6 @@
 //! How rank 0, or the first rank that is left after a loss, accepts the other ranks: it listens,
-//! hears who [connects](super::strangers), and waits until all ranks have joined or its timeout has
-//! passed.
+//! identifies what [connects](super::strangers), and waits until all ranks have joined or its
+//! timeout has passed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -26,13 +26,13 @@ const MAX_NOTES: usize = 16;
 /// Waits for all other ranks. Returns the members, and the connections to ranks 1, 2, ..., to which
 /// [`Kind::Welcome`] was sent.
 pub(super) fn wait_for_all(config: &RendezvousConfig) -> Result<(Members, Vec<Connection>)> {
-    // Its own address, so that it need not wait for it as the others may.
+    // The name is this host's own: it must resolve at once, unlike on the other ranks.
     resolve(&config.host, config.port).map_err(|error| config.unresolved(&error))?;
     let cannot_listen = |error| {
         config.error(format!("cannot listen there: {error}; DEVCOMM_PORT names another port"))
     };
     let listeners = listen(config).map_err(cannot_listen)?;
-    // Now, as strangers may use up the descriptors.
+    // Opened now, since strangers may use up the descriptors.
     let own = listen_at(&config.host, 0).map_err(cannot_listen)?;
     let mut acceptor = Acceptor::new(config);
     if !acceptor.wait(&listeners, |_| ())? {
@@ -48,7 +48,7 @@ pub(super) fn wait_for_survivors(
     members: &Members,
     lost: usize,
 ) -> Result<(Members, Vec<Connection>)> {
-    let own = members.listeners.beside().map_err(|error| config.error(error))?;
+    let own = members.listeners.at_any_port().map_err(|error| config.error(error))?;
     let mut acceptor = Acceptor::new(config);
     acceptor.gone[lost] = true;
     let mut turns = 0;
@@ -93,7 +93,7 @@ impl JoinedRank {
 
 struct Acceptor<'a> {
     config: &'a RendezvousConfig,
-    /// The ranks that have joined; those up to this process's own are never used.
+    /// The ranks that have joined; the entries up to this process's own rank are never used.
     joined: Vec<Option<JoinedRank>>,
     /// The ranks that are not waited for.
     gone: Vec<bool>,
@@ -133,7 +133,7 @@ impl<'a> Acceptor<'a> {
             }
             let mut heard = Vec::new();
             if let Err(error) = strangers.wait(listeners, left.min(PING_INTERVAL), &mut heard) {
-                // Such as too many open files: later ones may be closed.
+                // There may be too many open files, some of which may be closed later.
                 self.note(format!("a connection could not be accepted: {error}"));
             }
             for (from, result) in heard {
@@ -200,7 +200,7 @@ impl<'a> Acceptor<'a> {
             if hello.nonce.is_none() {
                 return Some(format!("rank {rank} has joined already"));
             }
-            // The new one has the token; the other end of the old one may be gone.
+            // The new connection has the token; the other end of the old one may be gone.
             refuse(&joined.connection, &format!("another process has joined as rank {rank}"));
             None
         }

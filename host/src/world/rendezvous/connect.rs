@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 use super::join::RendezvousConfig;
-use super::listen::{listen_beside, resolve};
+use super::listen::{listen_at_any_port, resolve};
 use super::relay::{Ends, RELAYED};
 use super::survivors::Members;
 use super::token::{Challenge, Prover, Token};
@@ -31,8 +31,7 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 /// been started may be known a little later than the ranks.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The number of attempts to connect to a rank that is left that find that its host does not
-/// answer.
+/// The number of failed attempts to connect after which a rank's host counts as unreachable.
 const MAX_UNREACHABLE: usize = 2;
 
 const NO_TOKEN: &str = "what listens there does not have the job's token (DEVCOMM_JOB_TOKEN)";
@@ -79,9 +78,9 @@ pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, Connection)> {
     }
 }
 
-/// Does the same as [`join`], for the ranks that are left after a loss. `None` if what would be
-/// rank 0 does not let this rank in: its process has ended, its host does not answer, or it has
-/// said nothing for `patience`, as one that is stopped or does something else.
+/// Does the same as [`join`], for the ranks that are left after a loss. `None` if the rank that
+/// would be rank 0 does not let this one join: its process has ended, its host does not answer, or
+/// it has sent nothing for `patience`, as a stopped one.
 pub(super) fn join_survivors(
     config: &RendezvousConfig,
     patience: Duration,
@@ -109,7 +108,7 @@ fn try_join(config: &RendezvousConfig, left: Duration) -> Result<(Members, Conne
     let addresses = resolve(&config.host, config.port).map_err(JoinError::Unresolved)?;
     let stream = connect(&addresses, left).map_err(JoinError::Unconnected)?;
     let connection = Connection::new(stream)?;
-    let listeners = listen_beside(&config.host, connection.stream().local_addr()?)?;
+    let listeners = listen_at_any_port(&config.host, connection.stream().local_addr()?)?;
     let hello = config.hello(Ends::of_rank(connection.stream())?, listeners.port()?)?;
     connection.send(Kind::Hello, &[&json(&hello)])?;
     // Rank 0 may not run yet: it may inherit a socket that already accepts connections.
@@ -138,8 +137,8 @@ fn try_join(config: &RendezvousConfig, left: Duration) -> Result<(Members, Conne
     }
 }
 
-/// Both prove that they have the token. Until then nothing is believed: all errors lead to another
-/// attempt, since it may not be rank 0 that answers.
+/// Proves to the other end, and checks there, that both have the token. Until then nothing is
+/// believed: all errors lead to another attempt, since it may not be rank 0 that answers.
 fn prove(
     connection: &Connection,
     hello: &Hello,

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::seal::{CODE, Seal};
 use super::wire::{HEAD, Kind, bad, header, read_header};
-use crate::sys::fork::NotInChildren;
+use crate::sys::fork::CloseInChildren;
 
 /// The most bytes that are read at once, so that no connection delays the others.
 const CHUNK: usize = 64 << 10;
@@ -22,7 +22,7 @@ const CHUNK: usize = 64 << 10;
 const POLL_FAILED: Duration = Duration::from_millis(10);
 
 pub(super) struct Connection {
-    _not_in_children: NotInChildren,
+    _not_in_children: CloseInChildren,
     stream: TcpStream,
     unread: Mutex<Unread>,
     unsent: Mutex<Unsent>,
@@ -47,7 +47,7 @@ impl Connection {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        let _not_in_children = NotInChildren::new(&stream)?;
+        let _not_in_children = CloseInChildren::new(&stream)?;
         Ok(Self { _not_in_children, stream, unread: Mutex::default(), unsent: Mutex::default() })
     }
 
@@ -116,7 +116,7 @@ impl Connection {
         if seal.as_mut().is_some_and(|seal| !seal.verify(head, payload, code)) {
             return Err(bad(
                 "a frame with a wrong authentication code: it was made or changed by \
-                            who does not have the job's token",
+                 a process that does not have the job's token",
             ));
         }
         let frame = (kind, payload.to_vec());
@@ -244,7 +244,7 @@ mod tests {
         (Connection::new(listener.accept().unwrap().0).unwrap(), peer)
     }
 
-    fn soon() -> Instant {
+    fn far_deadline() -> Instant {
         Instant::now() + Duration::from_secs(60)
     }
 
@@ -262,24 +262,24 @@ mod tests {
             }
         }
         for _ in 0..2 {
-            assert_eq!(to.receive(3, soon()).unwrap(), (Kind::Contribute, b"abc".to_vec()));
-            assert_eq!(to.receive(3, soon()).unwrap(), (Kind::Finished, Vec::new()));
+            assert_eq!(to.receive(3, far_deadline()).unwrap(), (Kind::Contribute, b"abc".to_vec()));
+            assert_eq!(to.receive(3, far_deadline()).unwrap(), (Kind::Finished, Vec::new()));
         }
         let late = to.receive(3, Instant::now()).unwrap_err();
         assert_eq!(late.kind(), ErrorKind::TimedOut);
         drop(here);
-        let ended = to.receive(3, soon()).unwrap_err();
+        let ended = to.receive(3, far_deadline()).unwrap_err();
         assert_eq!(ended.kind(), ErrorKind::UnexpectedEof);
     }
 
     #[test]
-    fn what_is_no_frame_or_too_long_is_an_error() {
+    fn bytes_that_are_no_frame_or_too_long_are_an_error() {
         let starts =
             [&b"GET / HTTP/1.1\r\n"[..], &[0xd1, 255, 255, 255, 255], &[0xd1, 1, 16, 0, 0]];
         for bytes in starts {
             let (connection, mut peer) = pair();
             peer.write_all(bytes).unwrap();
-            let error = connection.receive(MAX_GREETING, soon()).unwrap_err();
+            let error = connection.receive(MAX_GREETING, far_deadline()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
         }
     }
@@ -315,10 +315,10 @@ mod tests {
         for (index, lie) in [honest].iter().chain(&lies).enumerate() {
             let ([_, (to, mut wire)], [frame, own]) = sealed();
             wire.write_all(&lie(&frame, &own)).unwrap();
-            let mut read = to.receive(16, soon());
+            let mut read = to.receive(16, far_deadline());
             if index == lies.len() {
-                // The first one is as it was sent, and the second one the same.
-                read = read.and_then(|_| to.receive(16, soon()));
+                // The first frame is as it was sent; the second one repeats it.
+                read = read.and_then(|_| to.receive(16, far_deadline()));
             }
             assert_eq!(read.is_ok(), index == 0, "{index}: {read:?}");
             assert!(
@@ -331,7 +331,7 @@ mod tests {
         let mut second = [0; HEAD + CODE];
         there.read_exact(&mut second).unwrap();
         here.write_all(&second).unwrap();
-        let error = to.receive(16, soon()).unwrap_err();
+        let error = to.receive(16, far_deadline()).unwrap_err();
         assert!(error.to_string().contains("a wrong authentication code"), "{error}");
     }
 

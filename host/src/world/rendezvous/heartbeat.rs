@@ -1,6 +1,6 @@
-//! Heartbeats: each process says at intervals that it runs. One that says nothing for [`LIMIT`], or
-//! until a shorter deadline, counts as lost, as one that was stopped does, whose connection stays
-//! open. Without a deadline none does, so that a process can be stopped in a debugger.
+//! Heartbeats: each process says at intervals that it runs. A process that sends nothing for
+//! [`LIMIT`], or for a shorter deadline, counts as lost, such as a stopped one, whose connection
+//! stays open. Without a deadline none does, so that a process can be stopped in a debugger.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::subset::Subset;
-use super::survivors::Joined;
+use super::survivors::JoinedWorld;
 use super::{Transport, host_name};
 use crate::communicator::peers::{Cancelled, Gathered, call_of};
 use crate::device::{Health, recorder};
@@ -26,9 +26,9 @@ struct State {
     finished: Vec<bool>,
     /// The ranks that are lost, or have failed.
     gone: Vec<bool>,
-    /// The ranks that go on after a loss and have come so far.
-    left: Vec<bool>,
-    /// The ranks and their hub, once all have come.
+    /// The ranks that have called [`Hub::survivors`] so far, after a loss.
+    surviving: Vec<bool>,
+    /// The surviving ranks and their hub, once all have called it.
     survivors: Option<(Vec<usize>, Arc<Hub>)>,
     /// Whether the waits of finished ranks are over, because all ranks have finished.
     released: bool,
@@ -118,9 +118,9 @@ impl Hub {
     /// Exchanges fail after `deadline`.
     pub(crate) fn new(machine: Machine, n_ranks: usize, deadline: Option<Duration>) -> Self {
         let flags = || vec![false; n_ranks];
-        let (finished, gone, left) = (flags(), flags(), flags());
+        let (finished, gone, surviving) = (flags(), flags(), flags());
         let (open, beaten, survivors, released) = Default::default();
-        let state = State { open, beaten, finished, gone, left, survivors, released };
+        let state = State { open, beaten, finished, gone, surviving, survivors, released };
         Self { state: Shared::new(machine.clone(), state), health: Health::new(machine, deadline) }
     }
 
@@ -188,8 +188,8 @@ impl Hub {
         })
     }
 
-    /// Counts no time for which this process was stopped, which is what lies between two of these
-    /// calls beyond their `interval`.
+    /// Excludes from all waits the time for which this process was stopped: what lies between two
+    /// of these calls beyond their `interval`.
     pub(crate) fn beat(&self, interval: Duration) {
         let now = self.health.machine().now();
         let mut state = self.state.lock();
@@ -210,7 +210,7 @@ impl Hub {
         oldest.absent(now.saturating_sub(oldest.since))
     }
 
-    /// Records that a rank has done its work. True if it was the last one: then call
+    /// Records that a rank has done its work. Returns true if it was the last one: then call
     /// [`release`](Self::release).
     ///
     /// # Errors
@@ -263,11 +263,11 @@ impl Hub {
     /// Waits until all ranks that are left after a loss have called this, or the deadline has
     /// passed; ranks that have not come by then are excluded. Returns the ranks and their hub.
     fn survivors(&self, rank: usize) -> Result<(Vec<usize>, Arc<Self>)> {
-        self.state.change(|state| state.left[rank] = true);
+        self.state.change(|state| state.surviving[rank] = true);
         let limit = self.health.deadline();
         let all_here = |state: &mut State| {
-            let mut settled = state.gone.iter().zip(&state.left).zip(&state.finished);
-            settled.all(|((gone, left), finished)| *gone || *left || *finished)
+            let mut settled = state.gone.iter().zip(&state.surviving).zip(&state.finished);
+            settled.all(|((gone, surviving), finished)| *gone || *surviving || *finished)
         };
         let waited = self.state.wait(limit, |state| Ok(all_here(state).then_some(())));
         if let Err(error) = waited
@@ -277,7 +277,7 @@ impl Hub {
         }
         let machine = self.health.machine();
         let survivors = self.state.change(|state| {
-            let ranks = || (0..state.left.len()).filter(|rank| state.left[*rank]);
+            let ranks = || (0..state.surviving.len()).filter(|rank| state.surviving[*rank]);
             let make = || {
                 let members: Vec<usize> = ranks().filter(|rank| !state.gone[*rank]).collect();
                 let hub = Self::new(machine.clone(), members.len(), limit);
@@ -357,10 +357,10 @@ impl Transport for ThreadTransport {
         &self.hub.health
     }
 
-    fn join_survivors(&self, _lost: usize) -> Result<Joined> {
+    fn join_survivors(&self, _lost: usize) -> Result<JoinedWorld> {
         let (members, hub) = self.hub.survivors(self.rank)?;
         let rank = members.iter().position(|member| *member == self.rank).unwrap_or_default();
         let hosts = vec![host_name(); members.len()];
-        Ok(Joined { rank, hosts, transport: Arc::new(Self::new(hub, rank)) })
+        Ok(JoinedWorld { rank, hosts, transport: Arc::new(Self::new(hub, rank)) })
     }
 }

@@ -1,6 +1,6 @@
 //! How ranks that are processes join: rank 0 listens ([`acceptor`]), the others connect to it
-//! ([`connect`]), and when all have joined, rank 0 sends each the list of all. After a loss, those
-//! that are left do the same again ([`survivors`](super::survivors)).
+//! ([`connect`]), and when all have joined, rank 0 sends each the list of all. After a loss, the
+//! remaining ranks do the same again ([`survivors`](super::survivors)).
 //!
 //! Only rank 0's timeout counts for ranks that have joined: while it waits, it sends them a message
 //! every second, and they wait for the next one. When its timeout has passed, it tells them which
@@ -10,7 +10,7 @@ use std::io;
 use std::time::Duration;
 
 use super::relay::Ends;
-use super::survivors::alone;
+use super::survivors::single_rank;
 use super::token::{Token, nonce};
 use super::wire::{Hello, MissingRanks, PROTOCOL, Peer};
 use super::{Rendezvous, acceptor, connect};
@@ -70,7 +70,7 @@ impl RendezvousConfig {
     }
 
     /// Returns the first message of a rank that has connected to rank 0, and listens at `port` for
-    /// those that are left after a loss.
+    /// the remaining ranks after a loss.
     pub(super) fn hello(&self, ends: Ends, port: u16) -> io::Result<Hello> {
         let Self { rank, n_ranks, .. } = *self;
         let (job, peer) = (self.job.clone(), self.peer.clone());
@@ -86,7 +86,7 @@ impl RendezvousConfig {
     /// [`WorldError::Rendezvous`] when rank 0 refuses this rank.
     pub(crate) fn join(&self) -> Result<Rendezvous> {
         let joined = match (self.rank, self.n_ranks) {
-            (_, 1) => alone(self),
+            (_, 1) => single_rank(self),
             (0, _) => {
                 let (members, connections) = acceptor::wait_for_all(self)?;
                 members.start_root(connections)?

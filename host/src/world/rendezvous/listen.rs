@@ -1,4 +1,4 @@
-//! Which addresses ranks listen on.
+//! The addresses on which ranks listen.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Socket, Type};
 
 use super::join::RendezvousConfig;
-use crate::sys::fork::NotInChildren;
+use crate::sys::fork::CloseInChildren;
 use crate::sys::process::inherited_listener;
 
 /// How long to retry while the port is in use, and the pause in between.
@@ -22,13 +22,13 @@ const BACKLOG: i32 = 128;
 /// Sockets that listen at one port of several addresses of this host.
 #[derive(Debug)]
 pub(super) struct Listeners {
-    _not_in_children: Vec<NotInChildren>,
+    _not_in_children: Vec<CloseInChildren>,
     sockets: Vec<TcpListener>,
 }
 
 impl Listeners {
     pub(super) fn new(sockets: Vec<TcpListener>) -> io::Result<Self> {
-        let guards: io::Result<_> = sockets.iter().map(NotInChildren::new).collect();
+        let guards: io::Result<_> = sockets.iter().map(CloseInChildren::new).collect();
         Ok(Self { _not_in_children: guards?, sockets })
     }
 
@@ -38,7 +38,7 @@ impl Listeners {
     }
 
     /// Listens at any port of the same addresses.
-    pub(super) fn beside(&self) -> io::Result<Self> {
+    pub(super) fn at_any_port(&self) -> io::Result<Self> {
         let addresses: io::Result<Vec<_>> =
             self.sockets.iter().map(TcpListener::local_addr).collect();
         Self::bind_all(&addresses?, 0)
@@ -171,8 +171,9 @@ pub(super) fn listen_at(host: &str, port: u16) -> io::Result<Listeners> {
     }
 }
 
-/// Listens at any port of this address of this host, or of the host of rank 0 if that is this one.
-pub(super) fn listen_beside(host: &str, address: SocketAddr) -> io::Result<Listeners> {
+/// Listens at any port of this host's `address`; if that is a loopback one, of rank 0's `host`,
+/// which is this host.
+pub(super) fn listen_at_any_port(host: &str, address: SocketAddr) -> io::Result<Listeners> {
     match address.ip().is_loopback() {
         true => listen_at(host, 0),
         false => Listeners::bind_all(&[address], 0),

@@ -36,7 +36,7 @@ pub(super) use self::hub::{Hub, ThreadTransport};
 pub(super) use self::join::RendezvousConfig;
 pub use self::side_channel::SideChannel;
 use self::subset::{Subset, SubsetIds};
-pub(super) use self::survivors::Joined;
+pub(super) use self::survivors::JoinedWorld;
 pub(super) use self::token::Token;
 pub(super) use self::wire::Peer;
 use crate::communicator::peers::{
@@ -67,8 +67,8 @@ pub(crate) trait Transport: Send + Sync {
 
     fn health(&self) -> &Arc<Health>;
 
-    /// Joins the ranks that are left after the loss of rank `lost`, which all call this.
-    fn join_survivors(&self, lost: usize) -> Result<Joined>;
+    /// Joins the ranks that remain after the loss of rank `lost`, all of which call this.
+    fn join_survivors(&self, lost: usize) -> Result<JoinedWorld>;
 }
 
 /// The rendezvous of the world or of a subset, as one rank uses it.
@@ -92,12 +92,12 @@ pub(crate) struct Rendezvous {
 
 impl Rendezvous {
     /// Returns the rendezvous of a world.
-    pub(crate) fn new(world: Joined) -> Self {
+    pub(crate) fn new(world: JoinedWorld) -> Self {
         Self::of_world(world, Recorder::new())
     }
 
-    fn of_world(world: Joined, recorder: Arc<Recorder>) -> Self {
-        let Joined { rank, hosts, transport } = world;
+    fn of_world(world: JoinedWorld, recorder: Arc<Recorder>) -> Self {
+        let JoinedWorld { rank, hosts, transport } = world;
         recorder.rename(format!("rank {rank} of {}", hosts.len()));
         let subset = Arc::new(Subset::world(hosts.len()));
         let (hosts, checked) = (hosts.into(), false);

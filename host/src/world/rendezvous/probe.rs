@@ -26,8 +26,8 @@ impl Answers {
     }
 }
 
-/// Returns the indices of those of `addresses`, hosts and ports, at which connections are refused.
-/// All are tried at the same time, for at most `limit`; what does not answer does not refuse.
+/// Returns the indices of the `addresses` (hosts and ports) that refuse connections. All are tried
+/// at the same time, for at most `limit`; an address that does not answer does not refuse.
 pub(super) fn refusing<'a>(
     addresses: impl Iterator<Item = &'a (String, u16)>,
     limit: Duration,

@@ -1,5 +1,6 @@
-//! Finding processes that stand between a rank and rank 0, and relay what both say. A rank says in
-//! its [`Hello`](super::wire::Hello), which its proof covers, between which ends its connection is.
+//! Finding processes that relay the connection between a rank and rank 0. A rank's
+//! [`Hello`](super::wire::Hello), which its proof covers, has the two ends of the connection as the
+//! rank sees them.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -30,7 +31,7 @@ impl Ends {
         Ok(Self { rank: canonical(rank), root: canonical(root) })
     }
 
-    /// Returns whether a process of rank 0's host relays the connection, which rank 0 sees between
+    /// Returns whether a process of rank 0's host relays the connection: rank 0 sees it between
     /// these ends, and the rank between `others`. Between hosts addresses may be translated; within
     /// one they are not.
     pub(super) fn are_relayed(&self, others: &Self) -> bool {
@@ -43,7 +44,8 @@ impl Ends {
     }
 }
 
-/// IPv4 addresses as such, and without what only one of the ends knows of an address.
+/// Returns the address with IPv4 as IPv4, and without flow label and scope, which only one end
+/// knows.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }

@@ -1,5 +1,5 @@
 //! The one thread that a process has for its connections to ranks that have joined. It hands over
-//! what arrives, sends what could not be sent at once, and beats at intervals.
+//! what arrives, sends what could not be sent at once, and calls [`Service::beat`] at intervals.
 
 use std::io;
 use std::net::Shutdown;
@@ -41,7 +41,7 @@ impl Links {
         match connection.send(kind, payload) {
             Ok(true) => {}
             Ok(false) => self.waker.wake(),
-            // What the peer has sent before it closed is read first: it may be the reason.
+            // The peer may have sent the reason before it closed, which is read first.
             Err(_) => connection.shutdown(Shutdown::Write),
         }
     }
@@ -51,11 +51,12 @@ impl Links {
 pub(super) trait Service: Send + Sync + 'static {
     fn links(&self) -> &Links;
 
-    /// Handles a frame, or the end of a connection. Whether to go on, which is not after its end;
-    /// else it is closed.
+    /// Handles a frame, or the end of a connection. Returns whether the connection stays open,
+    /// which it does not after its end.
     fn handle(&self, index: usize, received: io::Result<(Kind, Vec<u8>)>) -> bool;
 
-    /// Tells the peers that this process runs, and finds those that do not. Whether to go on.
+    /// Tells the peers that this process runs, and finds those that do not. Returns whether to go
+    /// on.
     fn beat(&self) -> bool;
 
     /// Returns the time between two beats.
@@ -63,13 +64,13 @@ pub(super) trait Service: Send + Sync + 'static {
 }
 
 /// A service and its thread, which ends when this is dropped.
-pub(super) struct Running<S: Service> {
+pub(super) struct ServiceThread<S: Service> {
     service: Arc<S>,
     process: Process,
     thread: Option<JoinHandle<()>>,
 }
 
-impl<S: Service> Running<S> {
+impl<S: Service> ServiceThread<S> {
     pub(super) fn start(rank: usize, service: S) -> io::Result<Self> {
         let (service, start) = (Arc::new(service), Instant::now());
         loop {
@@ -85,7 +86,7 @@ impl<S: Service> Running<S> {
     }
 }
 
-impl<S: Service> Deref for Running<S> {
+impl<S: Service> Deref for ServiceThread<S> {
     type Target = S;
 
     fn deref(&self) -> &S {
@@ -93,7 +94,7 @@ impl<S: Service> Deref for Running<S> {
     }
 }
 
-impl<S: Service> Drop for Running<S> {
+impl<S: Service> Drop for ServiceThread<S> {
     /// Waits, at most [`CLOSE_TIMEOUT`], until the peers have closed their connections too. If a
     /// socket is closed with unread data, TCP resets the connection, and its peer may lose
     /// messages, such as why a rank is lost.
@@ -111,7 +112,7 @@ fn run(service: &impl Service) {
     let Links { connections, waker, closing } = service.links();
     let (mut beat, mut end) = (Some(Instant::now()), None);
     let mut open: Vec<usize> = (0..connections.len()).collect();
-    // What has arrived earlier may have been read.
+    // Frames that arrived earlier may be in the connections' buffers already.
     let mut ready = vec![true; open.len()];
     loop {
         let mut ready_ones = ready.into_iter();
@@ -142,7 +143,8 @@ fn run(service: &impl Service) {
     connections.iter().for_each(|connection| connection.shutdown(Shutdown::Both));
 }
 
-/// Handles what has arrived at a connection, and sends what is unsent. Whether it stays open.
+/// Handles what has arrived at a connection, and sends what is unsent. Returns whether it stays
+/// open.
 fn hear(service: &impl Service, index: usize) -> bool {
     let connection = &service.links().connections[index];
     // If this fails, so does reading.

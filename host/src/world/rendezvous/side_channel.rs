@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use super::heartbeat::{Silence, interval};
 use super::hub::absence;
 use super::subset::Subset;
-use super::survivors::Joined;
+use super::survivors::JoinedWorld;
 use super::wire::{LostRank, json, parse};
 use super::{Rendezvous, Transport, host_name};
 use crate::communicator::peers::{
@@ -67,8 +67,8 @@ impl Communicator {
     /// lengths, compare the requirements of device communicators, and get
     /// [`WorldError::RankLost`](crate::WorldError::RankLost) in waits of this context when a rank
     /// says nothing over the channel until the deadline, or does not come to a call that others
-    /// wait in. `None`: they wait forever. The communicator's operations that run then are not
-    /// aborted, as the other library owns it.
+    /// wait in. With `None` they wait forever. Operations of the communicator that run at a loss
+    /// are not aborted, as the other library owns it.
     ///
     /// [`Rank::communicator_from_raw`](crate::Rank::communicator_from_raw) uses the connections of
     /// a world instead.
@@ -115,12 +115,12 @@ pub(super) fn join(
         beating.beat_until_stopped();
         Ok(())
     })?;
-    let transport = Arc::new(OverChannel(member));
+    let transport = Arc::new(ChannelTransport(member));
     let world = Arc::new(Subset::world(n_ranks));
     let own = contribution("from_raw_with", host_name().as_bytes());
     let hosts = same_call(&transport.all_gather(&world, &own, NEVER)?)?;
     let hosts = hosts.iter().map(|host| String::from_utf8_lossy(host).into_owned()).collect();
-    Ok(Arc::new(Rendezvous::new(Joined { rank, hosts, transport })))
+    Ok(Arc::new(Rendezvous::new(JoinedWorld { rank, hosts, transport })))
 }
 
 /// One rank, and the channel to the others.
@@ -241,15 +241,15 @@ impl Member {
             if found.is_none() {
                 self.health.check()?;
                 cancelled()?;
-                self.require_to_come(key, from).map_err(failed)?;
+                self.announce_if_ended(key, from).map_err(failed)?;
             }
             Ok(found.is_some())
         })?;
         Ok(found.unwrap_or_default())
     }
 
-    /// Finds a rank lost that has ended without contributing.
-    fn require_to_come(&self, key: &str, from: usize) -> io::Result<()> {
+    /// Announces a rank as lost if it has ended without contributing.
+    fn announce_if_ended(&self, key: &str, from: usize) -> io::Result<()> {
         let ended = self.peek(&heartbeat_of(from))?.as_deref() == Some(ENDED);
         if ended && self.peek(key)?.is_none() {
             self.announce(from, "its communicator had ended when others waited for it".to_owned());
@@ -260,9 +260,9 @@ impl Member {
 
 /// Exchanges over a channel. A rank's contribution is the value of a key, which consists of the set
 /// of ranks, the number of the exchange and the rank.
-struct OverChannel(Arc<Member>);
+struct ChannelTransport(Arc<Member>);
 
-impl Transport for OverChannel {
+impl Transport for ChannelTransport {
     fn all_gather(
         &self,
         subset: &Arc<Subset>,
@@ -300,14 +300,14 @@ impl Transport for OverChannel {
                     health.check()?;
                 }
                 Err(error) => {
-                    // Fails if the channel has, which is the error.
+                    // This fails too if the channel has failed, as the error says.
                     let _ = channel.remove(&key(round, *rank));
                     return Err(error);
                 }
             }
         }
         rounds.lock().insert(name.clone(), round + 1);
-        // All have come to this exchange, and so have left the one before.
+        // All ranks have come to this exchange, so they have completed the one before.
         if round > 0 {
             channel.remove(&key(round - 1, *rank)).map_err(failed)?;
         }
@@ -326,12 +326,12 @@ impl Transport for OverChannel {
         &self.0.health
     }
 
-    fn join_survivors(&self, _lost: usize) -> Result<Joined> {
+    fn join_survivors(&self, _lost: usize) -> Result<JoinedWorld> {
         Err(Error::invalid("only the ranks of a world can go on after a loss"))
     }
 }
 
-impl Drop for OverChannel {
+impl Drop for ChannelTransport {
     fn drop(&mut self) {
         self.0.stopped.change(|stopped| *stopped = true);
         // If this fails, the others find this rank silent.

@@ -22,8 +22,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_STRANGERS: usize = 256;
 /// The number of connections that are accepted before the data of accepted ones is read.
 const MAX_ACCEPTS: usize = 32;
-/// The number of failures in one [`PERIOD`] after which the connections of an address are heard in
-/// the next.
+/// The number of failures in one [`PERIOD`] after which the connections of an address are read only
+/// in the next period.
 const MAX_FAILURES: u32 = 1000;
 const PERIOD: Duration = Duration::from_secs(1);
 /// The pause after a connection could not be accepted.
@@ -34,12 +34,12 @@ struct Stranger {
     from: SocketAddr,
     since: Instant,
     connection: Connection,
-    /// The rank that it says it is, and what it is to prove that with.
+    /// The greeting of the rank that it claims to be, and the handshake that must prove it.
     challenged: Option<(Hello, Handshake)>,
 }
 
-/// The sender of a connection, or why it was closed.
-pub(super) type Heard = (SocketAddr, io::Result<(Hello, Connection)>);
+/// The address of a connection, and its proved greeting or why it was closed.
+pub(super) type Greeting = (SocketAddr, io::Result<(Hello, Connection)>);
 
 pub(super) struct Strangers<'a> {
     config: &'a RendezvousConfig,
@@ -58,7 +58,7 @@ impl<'a> Strangers<'a> {
         Self { config, list, failures, period: now, resume: now }
     }
 
-    /// Waits until something happens, at most for `limit`; adds it to `heard`.
+    /// Waits, at most for `limit`, for greetings and failures, and adds them to `heard`.
     ///
     /// # Errors
     ///
@@ -67,7 +67,7 @@ impl<'a> Strangers<'a> {
         &mut self,
         listeners: &[TcpListener],
         limit: Duration,
-        heard: &mut Vec<Heard>,
+        heard: &mut Vec<Greeting>,
     ) -> io::Result<()> {
         let now = Instant::now();
         if self.period.elapsed() >= PERIOD {
@@ -92,7 +92,7 @@ impl<'a> Strangers<'a> {
         let (accept, ready) = ready.split_at(accepts);
         let mut ready: Vec<usize> =
             polled.into_iter().zip(ready).filter(|(_, ready)| **ready).map(|(i, _)| i).collect();
-        // From the last one, as those that are heard are removed.
+        // The last one comes first, since those that are heard are removed.
         while let Some(index) = ready.pop() {
             self.hear(index, heard);
         }
@@ -107,9 +107,9 @@ impl<'a> Strangers<'a> {
     }
 
     /// Reads what a stranger has said.
-    fn hear(&mut self, index: usize, heard: &mut Vec<Heard>) {
+    fn hear(&mut self, index: usize, heard: &mut Vec<Greeting>) {
         let stranger = &mut self.list[index];
-        match stranger.listen(self.config) {
+        match stranger.read_greeting(self.config) {
             Ok(None) => {}
             Ok(Some(hello)) => {
                 let Stranger { from, connection, .. } = self.list.remove(index);
@@ -119,18 +119,18 @@ impl<'a> Strangers<'a> {
         }
     }
 
-    fn close(&mut self, index: usize, error: io::Error, heard: &mut Vec<Heard>) {
+    fn close(&mut self, index: usize, error: io::Error, heard: &mut Vec<Greeting>) {
         heard.push((self.list.remove(index).from, Err(error)));
     }
 
-    fn close_silent(&mut self, heard: &mut Vec<Heard>) {
+    fn close_silent(&mut self, heard: &mut Vec<Greeting>) {
         while self.list.first().is_some_and(|oldest| oldest.since.elapsed() >= TIMEOUT) {
             self.close(0, silent(), heard);
         }
     }
 
     /// Accepts pending connections.
-    fn accept(&mut self, listener: &TcpListener, heard: &mut Vec<Heard>) -> io::Result<()> {
+    fn accept(&mut self, listener: &TcpListener, heard: &mut Vec<Greeting>) -> io::Result<()> {
         for _ in 0..MAX_ACCEPTS {
             let accepted = listener.accept().and_then(|(stream, from)| {
                 Ok(Stranger {
@@ -145,7 +145,7 @@ impl<'a> Strangers<'a> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 // The peer has closed the connection already.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                // Such as too many open files.
+                // There may be too many open files.
                 Err(error) if !self.make_room(heard) => {
                     self.resume = Instant::now() + ACCEPT_FAILED;
                     return Err(error);
@@ -161,7 +161,7 @@ impl<'a> Strangers<'a> {
 
     /// Closes a connection of the network that has most: the oldest one that has said nothing, or
     /// the oldest. False if there is none.
-    fn make_room(&mut self, heard: &mut Vec<Heard>) -> bool {
+    fn make_room(&mut self, heard: &mut Vec<Greeting>) -> bool {
         let mut numbers = HashMap::<IpAddr, usize>::new();
         for stranger in &self.list {
             *numbers.entry(network(stranger.from)).or_default() += 1;
@@ -181,7 +181,7 @@ impl<'a> Strangers<'a> {
 
 impl Stranger {
     /// Reads from the connection. Returns its greeting once that is complete and proved.
-    fn listen(&mut self, config: &RendezvousConfig) -> io::Result<Option<Hello>> {
+    fn read_greeting(&mut self, config: &RendezvousConfig) -> io::Result<Option<Hello>> {
         self.connection.read()?;
         while let Some((kind, payload)) = self.connection.next(MAX_GREETING)? {
             if let Some((hello, handshake)) = self.challenged.take() {
@@ -237,7 +237,8 @@ fn silent() -> io::Error {
     io::Error::new(ErrorKind::TimedOut, "it did not say who it is")
 }
 
-/// Returns what counts as one address: all that one host can choose from, as far as is known.
+/// Returns what counts as one address: for IPv6 the /64 prefix, within which a host chooses its
+/// own.
 fn network(address: SocketAddr) -> IpAddr {
     match address.ip().to_canonical() {
         IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX))),

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_of_equal_origin_share_a_key_and_all_others_differ() {
+    fn subsets_of_equal_origin_share_a_key_and_all_others_differ() {
         let world = Subset::world(6);
         let (one, other) = (SubsetIds::default(), SubsetIds::default());
         let made = |subsets: &SubsetIds, rank| {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_read_back_from_its_key() {
+    fn a_subset_is_read_back_from_its_key() {
         let world = Subset::world(5);
         let subset = SubsetIds::default().next(&world, 3, &[4, 3, 1]).unwrap();
         let nested = SubsetIds::default().next(&subset, 0, &[0, 2]).unwrap();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_none_is_refused() {
+    fn an_invalid_key_is_refused() {
         for key in [
             &[0][..],
             &[0, 0],
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_is_not_possible_is_an_error() {
+    fn an_impossible_subset_is_an_error() {
         let world = Subset::world(4);
         let why = |members: &[usize]| {
             SubsetIds::default().next(&world, 1, members).unwrap_err().to_string()

@@ -22,7 +22,7 @@ use crate::error::{Error, NcclError, Result};
 use crate::machine::Machine;
 
 /// The ranks of a world, as one of them uses it.
-pub(crate) struct Joined {
+pub(crate) struct JoinedWorld {
     pub rank: usize,
     pub hosts: Vec<String>,
     pub transport: Arc<dyn Transport>,
@@ -39,7 +39,7 @@ pub(super) struct Members {
 }
 
 impl Members {
-    /// Returns the members of a world that were `list` in the one of `config`.
+    /// Returns the members of a world; `list` has their ranks in the world of `config`.
     pub(super) fn new(
         config: &RendezvousConfig,
         list: Vec<Member>,
@@ -53,20 +53,20 @@ impl Members {
     }
 
     /// Returns the world whose rank 0 this is, with the connections to the others.
-    pub(super) fn start_root(self, connections: Vec<Connection>) -> Result<Joined> {
+    pub(super) fn start_root(self, connections: Vec<Connection>) -> Result<JoinedWorld> {
         let (config, hosts) = (self.config.clone(), self.hosts());
         if hosts.len() == 1 {
-            return Ok(alone(&config));
+            return Ok(single_rank(&config));
         }
         let root = TcpRoot::start(connections, self).map_err(|error| config.error(error))?;
-        Ok(Joined { rank: config.rank, hosts, transport: Arc::new(root) })
+        Ok(JoinedWorld { rank: config.rank, hosts, transport: Arc::new(root) })
     }
 
     /// Returns a world whose rank 0 is at the other end of `connection`.
-    pub(super) fn start_client(self, connection: Connection) -> Result<Joined> {
+    pub(super) fn start_client(self, connection: Connection) -> Result<JoinedWorld> {
         let (config, hosts) = (self.config.clone(), self.hosts());
         let client = TcpClient::start(connection, self).map_err(|error| config.error(error))?;
-        Ok(Joined { rank: config.rank, hosts, transport: Arc::new(client) })
+        Ok(JoinedWorld { rank: config.rank, hosts, transport: Arc::new(client) })
     }
 
     fn hosts(&self) -> Vec<String> {
@@ -74,7 +74,7 @@ impl Members {
     }
 
     /// Joins those that are left after the loss of rank `lost`.
-    pub(super) fn join_survivors(&self, lost: usize) -> Result<Joined> {
+    pub(super) fn join_survivors(&self, lost: usize) -> Result<JoinedWorld> {
         let own = self.config.rank;
         let mut left = self.config.timeout;
         for first in (0..own).filter(|rank| *rank != lost) {
@@ -99,10 +99,10 @@ impl Members {
 }
 
 /// Returns the world of one rank.
-pub(super) fn alone(config: &RendezvousConfig) -> Joined {
+pub(super) fn single_rank(config: &RendezvousConfig) -> JoinedWorld {
     let hub = Hub::new(Machine::Gpus, 1, config.deadline);
     let transport = Arc::new(ThreadTransport::new(Arc::new(hub), 0));
-    Joined { rank: 0, hosts: vec![config.peer.host.clone()], transport }
+    JoinedWorld { rank: 0, hosts: vec![config.peer.host.clone()], transport }
 }
 
 /// Fails if NCCL's versions differ. Every rank compares the same list, and gets the same error.

@@ -15,9 +15,9 @@ use super::Transport;
 use super::connection::Connection;
 use super::heartbeat::{self, Silence};
 use super::hub::{ExchangeState, Hub, Outcome};
-use super::service::{Links, Running, Service};
+use super::service::{Links, Service, ServiceThread};
 use super::subset::Subset;
-use super::survivors::{Joined, Members};
+use super::survivors::{JoinedWorld, Members};
 use super::wire::{
     self, Kind, LostRank, bad, contribution_header, json, max_contribution, pack, parse,
     read_contribution, unpack,
@@ -146,8 +146,13 @@ impl Root {
         }
     }
 
-    /// Handles a frame of a rank, or the end of its connection. Fails with why it counts as lost.
-    fn take(&self, rank: usize, received: io::Result<(Kind, Vec<u8>)>) -> Result<(), String> {
+    /// Handles a frame of a rank, or the end of its connection. Fails with the reason why the rank
+    /// counts as lost.
+    fn handle_frame(
+        &self,
+        rank: usize,
+        received: io::Result<(Kind, Vec<u8>)>,
+    ) -> Result<(), String> {
         let sent = |error| format!("it sent {error}");
         let (kind, payload) = received.map_err(|error| closed(&error))?;
         match kind {
@@ -176,14 +181,15 @@ impl Service for Root {
         if received.is_err() && self.hub.is_finished() {
             return false;
         }
-        let taken = self.take(index + 1, received);
+        let taken = self.handle_frame(index + 1, received);
         if let Err(why) = &taken {
             self.mark_lost(index + 1, why);
         }
         taken.is_ok()
     }
 
-    /// Also finds ranks that others have waited for too long.
+    /// Tells the ranks that this process runs, and finds ranks that others have waited for too
+    /// long.
     fn beat(&self) -> bool {
         self.send_to_all(Kind::Alive, &[]);
         let deadline = self.hub.health().deadline();
@@ -205,16 +211,17 @@ impl Service for Root {
 }
 
 /// The transport of rank 0.
-pub(super) struct TcpRoot(Running<Root>);
+pub(super) struct TcpRoot(ServiceThread<Root>);
 
 impl TcpRoot {
-    /// Returns `connections` are those of ranks 1, 2, ..., which have joined.
+    /// Starts the transport of rank 0; `connections` are those of ranks 1, 2, ..., which have
+    /// joined.
     pub(super) fn start(connections: Vec<Connection>, members: Members) -> io::Result<Self> {
         let hub = Hub::new(Machine::Gpus, 1 + connections.len(), members.config.deadline);
         let silences = connections.iter().map(|_| Silence::default()).collect();
         let (links, announced) = (links(connections)?, Mutex::new(false));
         let root = Root { hub, links, silences, announced, members };
-        Running::start(0, root).map(Self)
+        ServiceThread::start(0, root).map(Self)
     }
 }
 
@@ -245,7 +252,7 @@ impl Transport for TcpRoot {
         self.0.hub.health()
     }
 
-    fn join_survivors(&self, lost: usize) -> Result<Joined> {
+    fn join_survivors(&self, lost: usize) -> Result<JoinedWorld> {
         self.0.members.join_survivors(lost)
     }
 }
@@ -347,7 +354,7 @@ impl Service for Client {
         self.send(Kind::Alive, &[]);
         if let Some(why) = self.silence.grow(self.health.deadline()) {
             recorder::print_all();
-            // For the case that it goes on later.
+            // Rank 0 reads this if it goes on later.
             let lost = LostRank { rank: 0, why: why.clone(), absent: true };
             self.send(Kind::Lost, &[&json(&lost)]);
             self.mark_lost(0, &why);
@@ -361,10 +368,10 @@ impl Service for Client {
 }
 
 /// The transport of a rank other than 0.
-pub(super) struct TcpClient(Running<Client>);
+pub(super) struct TcpClient(ServiceThread<Client>);
 
 impl TcpClient {
-    /// Returns `connection` is the one to rank 0, after joining.
+    /// Starts the transport of a rank that has joined; `connection` is the one to rank 0.
     pub(super) fn start(connection: Connection, members: Members) -> io::Result<Self> {
         let (rank, deadline) = (members.config.rank, members.config.deadline);
         let client = Client {
@@ -375,7 +382,7 @@ impl TcpClient {
             next: AtomicU64::new(0),
             members,
         };
-        Running::start(rank, client).map(Self)
+        ServiceThread::start(rank, client).map(Self)
     }
 }
 
@@ -415,7 +422,7 @@ impl Transport for TcpClient {
         &self.0.health
     }
 
-    fn join_survivors(&self, lost: usize) -> Result<Joined> {
+    fn join_survivors(&self, lost: usize) -> Result<JoinedWorld> {
         self.0.members.join_survivors(lost)
     }
 }

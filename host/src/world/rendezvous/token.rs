@@ -1,6 +1,6 @@
 //! The job's token: a secret that its ranks have, and strangers do not. Rank 0 and another rank
 //! prove to each other that they have it, by keyed hashes of random numbers of both; the token
-//! itself is never sent. From the same numbers come the keys of what they say later.
+//! itself is never sent. The keys that seal their later frames come from the same numbers.
 
 use std::fmt;
 use std::io;
@@ -16,8 +16,8 @@ use super::wire::Hello;
 pub(crate) type Nonce = [u8; 32];
 type Hash = [u8; 32];
 
-/// The fewest characters of a token. Who knows the job's id may try tokens without rank 0 noticing,
-/// as it proves first that it has the right one.
+/// The fewest characters of a token. A process that knows the job's id can try tokens without rank
+/// 0 noticing, as rank 0 proves first that it has the right one.
 pub(crate) const MIN_TOKEN: usize = 16;
 
 /// A job's token.
@@ -62,7 +62,7 @@ impl Token {
         Ok(nonce()?.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Returns what depends on the token, on what a rank has said, and on rank 0's number.
+    /// Returns the handshake for this token, a rank's greeting and rank 0's random number.
     pub(crate) fn handshake(&self, hello: &Hello, nonce: &Nonce) -> Handshake {
         let mut hash =
             Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of HMAC may have any length");
@@ -73,12 +73,13 @@ impl Token {
     }
 }
 
-/// How both ends of a connection prove that they have the token, and seal what they say then.
+/// The keyed hash by which both ends of a connection prove that they have the token, and seal their
+/// later frames.
 #[derive(Clone)]
 pub(crate) struct Handshake(Hmac<Sha256>);
 
 impl Handshake {
-    /// Proves that the prover has the token.
+    /// Returns the proof that the prover has the token.
     pub(crate) fn proof(&self, prover: Prover) -> Hash {
         self.hash(prover as u8).finalize().into_bytes().into()
     }
@@ -90,7 +91,7 @@ impl Handshake {
 
     /// Returns the seal of what `sender` sends after both have proved that they have the token.
     pub(super) fn seal(&self, sender: Prover) -> Seal {
-        // Proofs have the first two numbers.
+        // Purposes 0 and 1 are the proofs.
         Seal::new(&self.hash(2 + sender as u8).finalize().into_bytes().into())
     }
 

@@ -49,7 +49,7 @@ pub(crate) enum Kind {
     Finished,
     /// Message to rank 0: the sender cannot continue; the payload is the reason.
     Failed,
-    /// Message from rank 0: a rank is lost, [`LostRank`]. To rank 0: it is lost itself.
+    /// Message from rank 0: a rank is lost, [`LostRank`]. To rank 0: rank 0 itself is lost.
     Lost,
     /// Message in both directions, at intervals: the sender's process runs.
     Alive,
@@ -57,8 +57,8 @@ pub(crate) enum Kind {
     Challenge,
     /// Message to rank 0: the proof that the sender has the job's token.
     Proof,
-    /// Message from rank 0: another process relays this connection; the receiver may come without
-    /// it.
+    /// Message from rank 0: another process relays this connection; the receiver may connect again
+    /// without it.
     Relayed,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Hello {
     /// The port of [`Member::address`].
     pub port: u16,
     pub ends: Ends,
-    /// If the rank has a token.
+    /// A random number, if the rank has a token.
     pub nonce: Option<Nonce>,
 }
 

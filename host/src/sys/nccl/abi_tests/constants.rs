@@ -1,4 +1,4 @@
-//! NCCL's constants.
+//! Compares this crate's constants with NCCL's headers.
 
 use devcomm_types::{DataType, GinConnectionType, GinType};
 

@@ -149,7 +149,7 @@ fn configurations() -> Vec<Mirror> {
     ]
 }
 
-/// List nodes and other structs that are initialised with zeros.
+/// Returns the list nodes and other structs that are initialised with zeros.
 fn nodes() -> Vec<Mirror> {
     let option = ConfigExt {
         next: null_mut(),

@@ -1,4 +1,4 @@
-//! Ranks that are alive but absent: they come too late, or their processes are stopped.
+//! Tests of ranks that are alive but absent: they come too late, or their processes are stopped.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -18,7 +18,7 @@ const DEADLINE: Duration = Duration::from_millis(400);
 /// Comes to an exchange of this name, rank 1 too late. Checks that all ranks are told.
 fn come(world: &Rendezvous, call: &str) {
     if world.rank() == 1 {
-        // Until rank 1 is lost.
+        // It waits until it is lost.
         while world.health().check().is_ok() {
             world.health().machine().sleep(Duration::from_millis(5));
         }
@@ -110,7 +110,7 @@ fn stop_one(test: &str, seed: u64, folder: &Path) {
         assert!(printed.starts_with(&head), "{place}");
         assert!(printed.ends_with(" ranks for barrier: has not returned\n"), "{place}");
     }
-    // Told to go on, it finds out itself.
+    // When the stopped process is continued, it finds that it is lost.
     signal(&stopped, libc::SIGCONT);
     assert!(wait(stopped).code().is_some_and(|code| code >= LOST), "seed {seed}");
 }
@@ -130,9 +130,9 @@ fn wait(mut process: std::process::Child) -> std::process::ExitStatus {
 }
 
 #[test]
-fn whoever_is_stopped_all_others_end_and_name_it() {
+fn when_a_process_is_stopped_all_others_end_and_name_it() {
     const TEST: &str =
-        "world::rendezvous::tests::absence::whoever_is_stopped_all_others_end_and_name_it";
+        "world::rendezvous::tests::absence::when_a_process_is_stopped_all_others_end_and_name_it";
     if let Some(config) = as_rank(TEST) {
         exchange_until_lost(&config);
     }

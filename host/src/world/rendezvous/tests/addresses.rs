@@ -1,10 +1,10 @@
-//! Which addresses the ranks listen on.
+//! Tests of the addresses on which ranks listen.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
 use super::super::host_name;
-use super::super::listen::{Listeners, listen_at, listen_beside, resolve};
+use super::super::listen::{Listeners, listen_at, listen_at_any_port, resolve};
 use super::processes::{as_rank, job};
 use super::*;
 
@@ -24,7 +24,7 @@ fn outer() -> Option<IpAddr> {
 fn a_job_of_one_host_listens_on_the_loopback_address_only() {
     for host in ["127.0.0.1", "127.0.0.2", "localhost"] {
         let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        for found in [listen_at(host, 0), listen_beside(host, local)].map(addresses) {
+        for found in [listen_at(host, 0), listen_at_any_port(host, local)].map(addresses) {
             assert!(found.iter().all(IpAddr::is_loopback), "{host}: {found:?}");
         }
     }
@@ -35,7 +35,7 @@ fn a_job_of_several_hosts_listens_on_the_address_that_it_uses() {
     if let Some(outer) = outer() {
         assert_eq!(addresses(listen_at(&outer.to_string(), 0)), [outer]);
         let local = SocketAddr::new(outer, 1);
-        assert_eq!(addresses(listen_beside("rank-0.invalid", local)), [outer]);
+        assert_eq!(addresses(listen_at_any_port("rank-0.invalid", local)), [outer]);
     }
     // This host has no such address, as when it is behind another one.
     assert!(addresses(listen_at("192.0.2.1", 0))[0].is_unspecified());
@@ -51,10 +51,10 @@ fn all_addresses_of_a_name_that_are_this_hosts_are_listened_at_with_one_port() {
     for listener in listeners.as_slice() {
         assert_eq!(listener.local_addr().unwrap().port(), port);
     }
-    // Those of IPv6 that a host without it does not have.
+    // A host without IPv6 does not have its addresses.
     let has = |ip: &&IpAddr| TcpListener::bind((**ip, 0)).is_ok();
     let own: Vec<IpAddr> = own.iter().filter(has).copied().collect();
-    assert_eq!(addresses(listeners.beside()), own);
+    assert_eq!(addresses(listeners.at_any_port()), own);
     assert_eq!(addresses(Ok(listeners)), own);
     // Two addresses, of which another process has one.
     let two = [[127, 0, 0, 1], [127, 0, 0, 2]].map(|ip| SocketAddr::from((ip, 0)));
@@ -77,7 +77,7 @@ fn a_host_without_an_address_is_refused_at_once() {
     assert!(start.elapsed() < AMPLE / 2, "{:?}", start.elapsed());
 }
 
-/// This process's sockets, by inode.
+/// Returns this process's sockets, by inode.
 fn sockets() -> HashSet<String> {
     let links = std::fs::read_dir("/proc/self/fd").unwrap();
     let link = |entry: std::io::Result<std::fs::DirEntry>| {
@@ -116,11 +116,11 @@ fn processes_outside_a_local_job_cannot_reach_its_ranks() {
     const TEST: &str =
         "world::rendezvous::tests::addresses::processes_outside_a_local_job_cannot_reach_its_ranks";
     if let Some(config) = as_rank(TEST) {
-        // Also what libraries of the process that started this one have left open.
+        // These include sockets that libraries of the parent process have left open.
         let inherited = sockets();
         let opened = || sockets().difference(&inherited).cloned().collect::<HashSet<_>>();
         let world = config.join().unwrap();
-        // For the time after a loss.
+        // The remaining ranks would connect there after a loss.
         let own = found(&opened(), |_| true);
         assert!(own.iter().all(|address| address.starts_with("0100007F:")), "{own:?}");
         // Nothing is read there, nor answered.
@@ -138,7 +138,7 @@ fn processes_outside_a_local_job_cannot_reach_its_ranks() {
         }
         world.finish().unwrap();
         drop(world);
-        // Once its thread has ended, too.
+        // They are closed when the world's thread has ended.
         let start = Instant::now();
         while !listening(&opened()).is_empty() {
             assert!(start.elapsed() < AMPLE);

@@ -1,4 +1,4 @@
-//! More connections, files or threads than there is room for.
+//! Tests with more connections, files or threads than there is room for.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
@@ -16,7 +16,7 @@ fn hundreds_of_silent_strangers_do_not_keep_the_ranks_away() {
     let configs = configs(2, AMPLE);
     thread::scope(|scope| {
         let root = scope.spawn(|| configs[0].join()?.barrier());
-        // The first one speaks late: of those that must go, it is not one.
+        // The first one sends late, but is not among those that are closed.
         let mut slow = connect_from(2, &configs[0]);
         let strangers: Vec<_> = (0..400).map(|_| connect_from(3, &configs[0])).collect();
         send_json(&mut slow, Kind::Hello, &Hello { protocol: 9, ..hello(1, 2) }).unwrap();
@@ -37,7 +37,7 @@ fn of_an_address_with_too_many_connections_one_that_has_said_nothing_is_closed_f
     let mut wait = |heard: &mut Vec<_>| {
         strangers.wait(std::slice::from_ref(&listener), Duration::from_millis(1), heard).unwrap();
     };
-    // The first one has said who it is, and is to prove it; another address has one, too.
+    // The first one has sent its greeting, but no proof yet. Another address has a connection, too.
     let mut first = connect_from(2, &config);
     send_json(&mut first, Kind::Hello, &Hello { nonce: Some([1; 32]), ..hello(1, 2) }).unwrap();
     first.set_nonblocking(true).unwrap();
@@ -82,12 +82,12 @@ fn an_address_that_fails_too_often_is_heard_after_the_others() {
 const SILENT: usize = 100;
 const WELCOMED: &str = "DEVCOMM_TEST_WELCOMED";
 
-/// How much more of a resource this process may use than it does.
+/// Limits how much of a resource this process may use in addition to what is `used`.
 fn limit(resource: Resource, more: u64, used: u64) {
     setrlimit(resource, Rlimit { current: Some(used + more), ..getrlimit(resource) }).unwrap();
 }
 
-/// A rank 0 that can open few files, and start no thread until rank 1 was welcomed.
+/// Runs a rank 0 that can open few files, and start no thread until rank 1 was welcomed.
 fn poor_root(config: &RendezvousConfig, welcomed: &Path) -> Result<()> {
     let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
     limit(Resource::Nofile, 8, open as u64);
@@ -104,7 +104,7 @@ fn poor_root(config: &RendezvousConfig, welcomed: &Path) -> Result<()> {
             thread::sleep(Duration::from_millis(200));
             setrlimit(Resource::As, unlimited).unwrap();
         });
-        // It has all the memory that it takes to run before what is used is counted.
+        // The thread has started: its memory is counted below.
         started.wait();
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
         let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();

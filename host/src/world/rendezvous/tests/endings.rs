@@ -1,6 +1,6 @@
-//! Generated jobs of five processes in which one is killed or stopped while they join, work or
-//! finish, some with a forked child that lives on: all others end or go on within the time that is
-//! promised, and no process remains.
+//! Tests with generated jobs of five processes in which one is killed or stopped while they join,
+//! work or finish, some with a forked child that lives on: all others end or go on within the time
+//! that is promised, and no process remains.
 
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixDatagram;
@@ -15,7 +15,7 @@ use crate::error::{Error, WorldError};
 use crate::world::local_job::Ranks;
 
 const TEST: &str = "world::rendezvous::tests::endings::\
-    whoever_is_killed_or_stopped_and_whenever_the_others_end_or_go_on_in_time";
+    when_a_process_is_killed_or_stopped_the_others_end_or_go_on_in_time";
 const RANKS: usize = 5;
 /// How many jobs run, unless DEVCOMM_ENDINGS says another number: 100 are 50 kills and 50 stops, 20
 /// of them of a process with a child.
@@ -27,7 +27,7 @@ const PROMISE: Duration = Duration::from_secs(30);
 const JOIN_LIMIT: &str = "8";
 
 const SOCKET: &str = "DEVCOMM_TEST_SOCKET";
-/// "forks", "shrinks", "finishes" or several of them.
+/// What the ranks do: "forks", "shrinks", "finishes" or several of these.
 const DOES: &str = "DEVCOMM_TEST_DOES";
 
 /// Messages of a rank.
@@ -42,7 +42,7 @@ const NOT_JOINED: i32 = 50;
 const NOT_MET: i32 = 51;
 /// The exit code of a rank that has gone on with all others but one.
 const WENT_ON: i32 = 52;
-/// Plus the number of the rank that was lost.
+/// The exit code after a loss, plus the number of the lost rank.
 const LOST: i32 = 60;
 
 /// One job, and when and how one of its processes ends.
@@ -97,12 +97,12 @@ fn fork(socket: &Path) {
         while socket.exists() && start.elapsed() < 3 * AMPLE {
             thread::sleep(Duration::from_millis(20));
         }
-        // SAFETY: without requirements.
+        // SAFETY: `_exit` has no requirements.
         unsafe { libc::_exit(0) }
     }
 }
 
-/// Returns a rank: its exit code.
+/// Works as a rank; returns its exit code.
 fn work(config: &RendezvousConfig, socket: &Path, does: &str) -> i32 {
     let (own, mut random) = (config.rank, fastrand::Rng::with_seed(config.rank as u64));
     let supervisor = UnixDatagram::unbound().unwrap();
@@ -124,7 +124,7 @@ fn work(config: &RendezvousConfig, socket: &Path, does: &str) -> i32 {
         while !does.contains("finishes") {
             exchange()?;
         }
-        // Not all at once.
+        // The ranks do not finish at the same time.
         thread::sleep(Duration::from_millis(3 * own as u64));
         say(FINISHES);
         world.finish()
@@ -144,7 +144,7 @@ fn work(config: &RendezvousConfig, socket: &Path, does: &str) -> i32 {
     });
     match left {
         Ok(left) if left == RANKS - 1 => WENT_ON,
-        // Some had finished, or not joined.
+        // Some ranks had finished, or had not joined.
         Ok(_) | Err(Error::World(_)) => NOT_MET,
         Err(error) => panic!("rank {own}: {error}"),
     }
@@ -165,7 +165,8 @@ fn run_as_rank(config: &RendezvousConfig) -> ! {
     std::process::exit(work(config, &socket, &does))
 }
 
-/// Waits until the process has stopped or ended; leaves it to be waited for. Whether it has ended.
+/// Waits until the process has stopped or ended; leaves it to be waited for. Returns whether it has
+/// ended.
 fn has_ended(process: &Child) -> bool {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let flags = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT;
@@ -194,7 +195,8 @@ fn wait_for(processes: &mut [(usize, Child)], limit: Duration) -> Vec<(usize, Op
     }
 }
 
-/// Runs a job. How long the others took, or `None` if the process had ended by itself before.
+/// Runs a job. Returns how long the other ranks took, or `None` if the process had ended by itself
+/// before.
 fn run(seed: usize, case: &Case, path: &Path) -> Option<Duration> {
     let Case { victim, stops, forks, shrinks, moment, delay } = *case;
     let heard = UnixDatagram::bind(path).unwrap();
@@ -237,7 +239,7 @@ fn run(seed: usize, case: &Case, path: &Path) -> Option<Duration> {
         };
         assert!(expected, "{place}\nrank {rank}: {}", printed(*rank));
     }
-    // Told to go on, it ends too, as do the children without the socket.
+    // When it is continued, it ends too, as do the children without the socket.
     signal_and_wait(victim, ended, stops, &place);
     std::fs::remove_file(path).unwrap();
     (!is_late).then_some(took)
@@ -254,14 +256,14 @@ fn signal_and_wait(rank: usize, process: Child, stopped: bool, place: &str) {
 }
 
 #[test]
-fn whoever_is_killed_or_stopped_and_whenever_the_others_end_or_go_on_in_time() {
+fn when_a_process_is_killed_or_stopped_the_others_end_or_go_on_in_time() {
     if let Some(config) = as_rank(TEST) {
         run_as_rank(&config);
     }
     let (folder, shared_before) = (tempfile::tempdir().unwrap(), shared_memory());
     let jobs = number_of("DEVCOMM_ENDINGS", JOBS);
     let start = Instant::now();
-    let took = of_each(jobs, CONCURRENT, |seed| {
+    let took = run_each(jobs, CONCURRENT, |seed| {
         let attempt = |attempt| {
             let path = folder.path().join(format!("{seed}-{attempt}"));
             run(seed, &Case::new(seed, attempt), &path)

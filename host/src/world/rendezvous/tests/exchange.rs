@@ -1,4 +1,4 @@
-//! Exchanges of the whole world.
+//! Tests of exchanges of the whole world.
 
 use super::super::host_name;
 use super::*;
@@ -57,9 +57,10 @@ fn threads_meet_in_memory() {
     assert_eq!(sums.unwrap(), [500; 5]);
 }
 
-/// Rank `who` gives up an exchange before the others come, and then takes part in another one.
-fn gives_up(world: &Rendezvous, who: usize) {
-    if world.rank() == who {
+/// Gives up an exchange, as rank `quitter`, before the other ranks come, and then takes part in
+/// others.
+fn gives_up(world: &Rendezvous, quitter: usize) {
+    if world.rank() == quitter {
         let start = Instant::now();
         let cancelled = || match start.elapsed() > Duration::from_millis(50) {
             true => Err(Error::invalid("given up")),
@@ -79,12 +80,12 @@ fn gives_up(world: &Rendezvous, who: usize) {
 
 #[test]
 fn a_rank_that_gives_up_an_exchange_takes_part_in_the_next() {
-    for who in [0, 1] {
+    for quitter in [0, 1] {
         run_threads(&Machine::Gpus, 3, None, |world| {
-            gives_up(world, who);
+            gives_up(world, quitter);
             Ok::<_, Error>(())
         })
         .unwrap();
-        together(&configs(3, AMPLE), |_, world| gives_up(&world.unwrap(), who));
+        together(&configs(3, AMPLE), |_, world| gives_up(&world.unwrap(), quitter));
     }
 }

@@ -1,4 +1,5 @@
-//! Valid frames that were mutated: read in memory, sent by strangers, and sent by a rank.
+//! Tests with valid frames that were mutated: read in memory, sent by strangers, and sent by a
+//! rank.
 //!
 //! DEVCOMM_FUZZ is the number of frames in memory, and that of strangers' connections;
 //! DEVCOMM_FUZZ_JOBS that of jobs with a rank that sends them.
@@ -23,8 +24,8 @@ use crate::machine::Machine;
 /// The number of ranks that the frames are about.
 const N: usize = 3;
 
-/// Returns one frame of each kind, several of those with much in them. Not [`Kind::Lost`], by which
-/// a rank may say that rank 0 is lost.
+/// Returns one frame of each kind, or several if its content varies. None is [`Kind::Lost`], by
+/// which a rank may say that rank 0 is lost.
 fn valid_frames() -> Vec<Vec<u8>> {
     let hello = Hello { nonce: Some([7; 32]), ..hello(1, N) };
     let member = |rank| Member { rank, peer: hello.peer.clone(), address: ("host".into(), 9) };
@@ -207,7 +208,7 @@ fn usage() -> (usize, String) {
 
 /// Makes one connection of a stranger. Returns whether rank 0 has answered, or closed it.
 fn visit(mutator: &mut Mutator, root: &RendezvousConfig) -> bool {
-    // So many addresses that none fails too often.
+    // There are enough addresses that none fails too often.
     let mut stream = connect_from(mutator.random.u8(2..), root);
     socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
     stream.set_read_timeout(Some(AMPLE)).unwrap();
@@ -227,7 +228,7 @@ fn visit(mutator: &mut Mutator, root: &RendezvousConfig) -> bool {
     let _ = stream.write_all(&frame);
     let complete = match frame.split_first_chunk() {
         Some((head, payload)) => {
-            // Else it is refused at once.
+            // A longer frame is refused at once.
             read_header(*head, 4096).map_or(true, |(_, length)| payload.len() >= length)
         }
         None => false,
@@ -295,7 +296,7 @@ fn misbehave(mutator: &mut Mutator, config: &RendezvousConfig) -> usize {
         sent += 1;
     }
     let _ = stream.shutdown(Shutdown::Write);
-    // Until rank 0 closes the connection.
+    // Reads until rank 0 closes the connection.
     let _ = io::copy(&mut stream, &mut io::sink());
     sent
 }

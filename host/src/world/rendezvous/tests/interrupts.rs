@@ -1,4 +1,4 @@
-//! Waits that are interrupted.
+//! Tests of waits that are interrupted.
 
 use std::cell::Cell;
 
@@ -7,11 +7,11 @@ use crate::error::{Error, StateError, WorldError};
 use crate::machine::{Machine, interruptible};
 use crate::world::run::run_threads;
 
-/// Rank 2 never comes to a barrier in which rank `who` is interrupted when it has waited for a
-/// while.
-fn assert_interrupted(world: &Rendezvous, who: usize) {
+/// Checks that rank `interrupted` counts as lost after an interrupt in a barrier to which rank 2
+/// never comes.
+fn assert_interrupted(world: &Rendezvous, interrupted: usize) {
     let rank = world.rank();
-    if rank == who {
+    if rank == interrupted {
         let asked = Cell::new(0);
         let third = move || asked.replace(asked.get() + 1) == 2;
         let error = interruptible(third, || world.barrier()).unwrap_err();
@@ -21,10 +21,10 @@ fn assert_interrupted(world: &Rendezvous, who: usize) {
             thread::sleep(Duration::from_millis(5));
         }
     }
-    // The others may have gone on without it.
+    // The other ranks may have gone on without the interrupted one.
     match world.barrier() {
         Err(Error::World(WorldError::RankLost { rank, why })) => {
-            assert_eq!((rank, why.as_str()), (who, "the wait was interrupted"));
+            assert_eq!((rank, why.as_str()), (interrupted, "the wait was interrupted"));
         }
         other => panic!("rank {rank}: {other:?}"),
     }
@@ -32,10 +32,10 @@ fn assert_interrupted(world: &Rendezvous, who: usize) {
 
 #[test]
 fn a_rank_that_is_interrupted_in_an_exchange_is_lost() {
-    for who in [0, 1] {
-        together(&configs(3, AMPLE), |_, world| assert_interrupted(&world.unwrap(), who));
+    for interrupted in [0, 1] {
+        together(&configs(3, AMPLE), |_, world| assert_interrupted(&world.unwrap(), interrupted));
         let done = run_threads(&Machine::Gpus, 3, None, |world| -> Result<()> {
-            assert_interrupted(world, who);
+            assert_interrupted(world, interrupted);
             Ok(())
         });
         done.unwrap();

@@ -1,5 +1,5 @@
-//! Jobs in which one process is killed at a random moment: all others end with an error soon, and
-//! no process remains.
+//! Tests with jobs in which one process is killed at a random moment: all others end with an error
+//! soon, and no process remains.
 
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt;
@@ -12,7 +12,7 @@ use crate::error::{Error, WorldError};
 use crate::world::local_job::Ranks;
 
 const TEST: &str =
-    "world::rendezvous::tests::kills::whoever_is_killed_and_whenever_all_others_end_with_an_error";
+    "world::rendezvous::tests::kills::when_a_process_is_killed_all_others_end_with_an_error";
 /// How many processes are killed, unless DEVCOMM_KILLS says another number.
 const KILLS: usize = 250;
 /// Concurrent jobs: more than processors, since their processes mostly wait.
@@ -125,14 +125,14 @@ fn kill_one(seed: usize, folder: &Path) -> Option<Outcome> {
 }
 
 #[test]
-fn whoever_is_killed_and_whenever_all_others_end_with_an_error() {
+fn when_a_process_is_killed_all_others_end_with_an_error() {
     if let Some(config) = as_rank(TEST) {
         run_as_rank(&config);
     }
     let (folder, shared_before) = (tempfile::tempdir().unwrap(), shared_memory());
     let kills = number_of("DEVCOMM_KILLS", KILLS);
     let start = Instant::now();
-    let outcomes = of_each(kills, CONCURRENT, |seed| {
+    let outcomes = run_each(kills, CONCURRENT, |seed| {
         (0..10).find_map(|_| kill_one(seed, folder.path())).unwrap()
     });
     require_nothing_left(folder.path(), &shared_before);

@@ -1,4 +1,4 @@
-//! Jobs of launchers that give them no id, side by side on this host.
+//! Tests of launchers that give their jobs no id, with two jobs at a time on this host.
 
 use std::process::{Child, Command, Stdio};
 
@@ -55,8 +55,8 @@ fn run_pairs(rounds: usize, test: &str, launcher: impl Fn() -> Command) {
     }
 }
 
-/// Runs this test in a shell, as of a script that a rank runs.
-fn rank_of(test: &str) -> [String; 5] {
+/// Returns a command that runs this test in a shell, as the script of a rank would.
+fn rank_command(test: &str) -> [String; 5] {
     let this = std::env::current_exe().unwrap().into_os_string().into_string().unwrap();
     let script = r#""$0" --exact "$1" >&2 || exit 1"#;
     ["/bin/sh", "-c", script, &this, test].map(String::from)
@@ -69,7 +69,7 @@ fn two_jobs_without_an_id_do_not_meet_each_other() {
     if let Some(config) = as_rank(TEST) {
         return meet(&config);
     }
-    // A launcher that sets what MPICH's does.
+    // A launcher that sets the variables that MPICH's sets.
     let script = r#"for rank in 0 1 2; do
             PMI_RANK=$rank PMI_SIZE=3 MPI_LOCALRANKID=$rank MPI_LOCALNRANKS=3 "$@" &
             ranks="$ranks $!"
@@ -77,7 +77,7 @@ fn two_jobs_without_an_id_do_not_meet_each_other() {
         for rank in $ranks; do wait $rank || exit 1; done"#;
     run_pairs(4, TEST, || {
         let mut launcher = Command::new("/bin/sh");
-        launcher.args(["-c", script, "launcher"]).args(rank_of(TEST));
+        launcher.args(["-c", script, "launcher"]).args(rank_command(TEST));
         launcher
     });
 }
@@ -102,7 +102,7 @@ fn two_jobs_of_mpiexec_do_not_meet_each_other() {
     };
     run_pairs(20, TEST, || {
         let mut launcher = Command::new(mpiexec);
-        launcher.args(["-n", "3"]).args(rank_of(TEST));
+        launcher.args(["-n", "3"]).args(rank_command(TEST));
         launcher
     });
 }

@@ -1,4 +1,4 @@
-//! Ranks that die, fail, panic or finish too early, and the errors of the others.
+//! Tests of ranks that die, fail, panic or finish too early, and of the errors of the others.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -9,10 +9,10 @@ use crate::error::{Error, WorldError};
 use crate::machine::Machine;
 use crate::world::run::{run_rank, run_threads};
 
-/// One rank closes its connection after the first exchange. Checks the error of the others, and how
-/// soon they get it.
+/// Checks the error that all ranks get when one closes its connection after the first exchange, and
+/// how soon they get it.
 fn leave_in_the_middle(leaver: usize) {
-    let (sender, left) = channel();
+    let (sender, receiver) = channel();
     let sender = std::sync::Mutex::new(sender);
     let results = together(&configs(4, AMPLE), |config, rendezvous| {
         let rendezvous = rendezvous.unwrap();
@@ -31,12 +31,12 @@ fn leave_in_the_middle(leaver: usize) {
         // The first barrier may fail already; a second one must fail.
         Some((first.and_then(|()| rendezvous.barrier()).unwrap_err(), Instant::now()))
     });
-    let left = left.recv().unwrap();
+    let left_at = receiver.recv().unwrap();
     for (error, known) in results.into_iter().flatten() {
         let Error::World(WorldError::RankLost { rank, why }) = &error else { panic!("{error}") };
         assert_eq!(*rank, leaver);
         assert!(why.contains("its connection closed"), "{why}");
-        assert!(known - left < Duration::from_secs(2), "{:?}", known - left);
+        assert!(known - left_at < Duration::from_secs(2), "{:?}", known - left_at);
     }
 }
 

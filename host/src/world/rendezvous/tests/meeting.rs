@@ -1,4 +1,4 @@
-//! Joining: ranks that are late, missing, or disconnect again.
+//! Tests of joining, with ranks that are late, missing, or disconnect again.
 
 use std::os::fd::AsRawFd;
 use std::thread;
@@ -168,7 +168,7 @@ fn ranks_may_come_before_rank_0_has_started() {
 }
 
 #[test]
-fn ranks_with_different_ncclss_all_learn_both_versions() {
+fn ranks_with_different_nccls_all_learn_both_versions() {
     let mut configs = configs(3, AMPLE);
     configs[2].peer.nccl = 22809;
     for error in together(&configs, |_, rendezvous| rendezvous.err().unwrap()) {

@@ -37,7 +37,7 @@ use crate::error::Result;
 
 /// Returns what `job` returns for each number below `count`, in any order; `concurrent` run at a
 /// time.
-fn of_each<R: Send>(count: usize, concurrent: usize, job: impl Fn(usize) -> R + Sync) -> Vec<R> {
+fn run_each<R: Send>(count: usize, concurrent: usize, job: impl Fn(usize) -> R + Sync) -> Vec<R> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..concurrent {
@@ -117,7 +117,7 @@ fn connect(config: &RendezvousConfig) -> TcpStream {
     connect_from(1, config)
 }
 
-/// Returns the same from one of the addresses of this host, 127.0.0.1 and so on.
+/// Does the same as [`connect`], from the address 127.0.0.`last` of this host.
 fn connect_from(last: u8, config: &RendezvousConfig) -> TcpStream {
     let from = SocketAddr::from(([127, 0, 0, last], 0));
     let to = SocketAddr::from(([127, 0, 0, 1], config.port));

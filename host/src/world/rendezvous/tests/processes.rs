@@ -1,4 +1,4 @@
-//! Ranks that are processes: this test program starts itself as a job.
+//! Tests of ranks that are processes: this test program starts itself as a job.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -41,7 +41,7 @@ pub(super) fn print_to(path: &Path) {
     let file = std::fs::File::create(path).unwrap();
     // SAFETY: both descriptors are open; the standard error stays so.
     assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), libc::STDERR_FILENO) }, 2);
-    // That of the test harness keeps what panics print.
+    // The hook of the test harness would keep what panics print.
     std::panic::set_hook(Box::new(|panic| {
         let _ = writeln!(std::io::stderr(), "{panic}");
     }));
@@ -73,7 +73,7 @@ pub(super) fn require_nothing_left(folder: &Path, shared_before: &BTreeSet<Strin
     assert_eq!(left, Vec::<String>::new());
 }
 
-/// Exchanges of the world and of a subset, and then finishes.
+/// Exchanges in the world and in a subset, and then finishes.
 fn work(config: &RendezvousConfig) -> Result<()> {
     let world = config.join()?;
     let (own, n) = (world.rank(), world.n_ranks());

@@ -1,4 +1,4 @@
-//! A process in rank 0's place that relays the connections of a job with a token.
+//! Tests with a process in rank 0's place that relays the connections of a job with a token.
 
 use std::net::Shutdown;
 

@@ -1,4 +1,4 @@
-//! Exchanges over a store of keys and values.
+//! Tests of exchanges over a store of keys and values.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,9 +35,9 @@ impl SideChannel for Store {
 }
 
 /// A channel that ends.
-struct Ended;
+struct BrokenChannel;
 
-impl SideChannel for Ended {
+impl SideChannel for BrokenChannel {
     fn set(&self, _: &str, _: &[u8]) -> io::Result<()> {
         Err(io::ErrorKind::BrokenPipe.into())
     }
@@ -48,7 +48,7 @@ impl SideChannel for Ended {
 }
 
 /// Joins as three ranks, each in its thread, and runs `f`.
-fn three(deadline: Duration, f: impl Fn(usize, Arc<dyn Peers>) + Sync) {
+fn with_three_ranks(deadline: Duration, f: impl Fn(usize, Arc<dyn Peers>) + Sync) {
     let store = Arc::new(Store::default());
     thread::scope(|scope| {
         for rank in 0..3 {
@@ -62,8 +62,8 @@ fn three(deadline: Duration, f: impl Fn(usize, Arc<dyn Peers>) + Sync) {
 }
 
 #[test]
-fn ranks_and_their_groups_exchange_over_it() {
-    three(AMPLE, |rank, world| {
+fn ranks_and_their_subsets_exchange_over_a_channel() {
+    with_three_ranks(AMPLE, |rank, world| {
         assert_eq!(world.hosts(), vec![super::super::host_name(); 3]);
         let pair = (rank != 1).then(|| world.subset(&[2, 0]).unwrap());
         for round in 0..50 {
@@ -83,7 +83,7 @@ fn ranks_and_their_groups_exchange_over_it() {
 #[test]
 fn a_rank_that_does_not_come_is_named_with_the_call() {
     let told = std::sync::Barrier::new(3);
-    three(Duration::from_secs(2), |rank, world| {
+    with_three_ranks(Duration::from_secs(2), |rank, world| {
         if rank > 0 {
             let error = world.all_gather("split".into(), &[], NEVER).unwrap_err().to_string();
             let why =
@@ -97,8 +97,8 @@ fn a_rank_that_does_not_come_is_named_with_the_call() {
 #[test]
 fn a_channel_that_ends_is_an_error() {
     let health = Health::new(Machine::Gpus, None);
-    let error = side_channel::join(Arc::new(Ended), health, None, 0, 2).err().unwrap();
+    let error = side_channel::join(Arc::new(BrokenChannel), health, None, 0, 2).err().unwrap();
     let text = error.to_string();
-    // Of the call, or of the heartbeat, whichever is first.
+    // The error is that of the call or of the heartbeat, whichever fails first.
     assert!(text.contains("side channel") && text.contains("broken pipe"), "{text}");
 }

@@ -1,5 +1,5 @@
-//! Connections that are not from a rank of this job, ranks that send invalid frames, and other
-//! servers at rank 0's address.
+//! Tests of connections that are not from a rank of this job, ranks that send invalid frames, and
+//! other servers at rank 0's address.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -53,7 +53,7 @@ fn a_stranger_has_five_seconds_and_four_kib() {
         let root = scope.spawn(|| configs[0].join()?.barrier());
         let start = Instant::now();
         let [mut silent, mut long] = [(); 2].map(|()| connect(&configs[0]));
-        // One who begins a greeting that fits has as long as one who says nothing.
+        // A stranger that begins a greeting of allowed size has as long as one that sends nothing.
         silent.write_all(&header(Kind::Hello, 4 << 10).unwrap()).unwrap();
         long.write_all(&header(Kind::Hello, (4 << 10) + 1).unwrap()).unwrap();
         // An error is the end, too: what was sent was not read.
@@ -83,7 +83,7 @@ fn join_twice(config: &RendezvousConfig, hello: &Hello) -> TcpStream {
 }
 
 #[test]
-fn what_was_refused_is_told_when_a_rank_is_missing() {
+fn refused_connections_are_named_when_a_rank_is_missing() {
     let configs = configs(2, Duration::from_secs(2));
     thread::scope(|scope| {
         let root = scope.spawn(|| configs[0].join().err().unwrap().to_string());
@@ -156,7 +156,7 @@ fn another_program_at_rank_0s_address_is_not_taken_for_rank_0() {
 }
 
 #[test]
-fn a_rank_that_talks_nonsense_is_lost_to_all_with_what_it_said() {
+fn a_rank_that_sends_invalid_frames_is_lost_to_all_with_the_reason() {
     let subset = |key: &[u64]| [contribution_header(0, key), b"bytes".to_vec()].concat();
     let cut = contribution_header(0, &[1])[..20].to_vec();
     let not_a_member = "it contributed to the exchange of a subset that it is not in";

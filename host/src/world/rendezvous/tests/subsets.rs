@@ -1,4 +1,4 @@
-//! Subsets of the ranks, and their exchanges.
+//! Tests of subsets of the ranks, and of their exchanges.
 
 use std::thread;
 
@@ -25,7 +25,7 @@ fn exchange(subset: &Rendezvous, own: usize, members: &[usize], word: &str) -> R
 }
 
 #[test]
-fn a_group_has_its_own_ranks_in_the_order_asked_for() {
+fn a_subset_has_its_own_ranks_in_the_order_asked_for() {
     worlds(5, |world| {
         let own = world.rank();
         let members = [3, 0, 4];
@@ -47,7 +47,7 @@ fn a_group_has_its_own_ranks_in_the_order_asked_for() {
 }
 
 #[test]
-fn groups_exchange_each_at_its_own_pace() {
+fn subsets_exchange_each_at_its_own_pace() {
     worlds(5, |world| {
         let own = world.rank();
         // Rank 0, which has the hub of processes, is in one of the subsets only.
@@ -64,7 +64,7 @@ fn groups_exchange_each_at_its_own_pace() {
 }
 
 #[test]
-fn two_groups_of_the_same_ranks_do_not_mix_up_their_exchanges() {
+fn two_subsets_of_the_same_ranks_do_not_mix_up_their_exchanges() {
     worlds(3, |world| {
         let (own, members) = (world.rank(), [2, 0, 1]);
         let (first, second) = (world.subset(&members)?, world.subset(&members)?);
@@ -81,7 +81,7 @@ fn two_groups_of_the_same_ranks_do_not_mix_up_their_exchanges() {
 }
 
 #[test]
-fn groups_are_made_of_groups() {
+fn subsets_are_made_of_subsets() {
     worlds(6, |world| {
         let own = world.rank();
         let members = [5, 4, 3, 2];
@@ -104,7 +104,7 @@ fn groups_are_made_of_groups() {
 }
 
 #[test]
-fn a_rank_lost_in_one_group_is_lost_to_all() {
+fn a_rank_lost_in_one_subset_is_lost_to_all() {
     let f = |world: &Rendezvous| -> Result<()> {
         let subset = world.subset(if world.rank() < 2 { &[0, 1] } else { &[2, 3] })?;
         let error = match world.rank() {

@@ -26,12 +26,13 @@ fn wait_for_loss(world: &Rendezvous) -> usize {
     }
 }
 
-/// Checks that all ranks say who they were in the beginning.
+/// Returns the numbers that the ranks of a world had in the first one; `own` is this rank's.
 fn originals(world: &Rendezvous, own: usize) -> Vec<u8> {
     world.all_gather(&[own as u8]).unwrap().concat()
 }
 
-/// Returns the rank 2 of 4 fails, and then rank 0 of those that are left. Rank 3 fails last.
+/// Runs one of 4 ranks, of which rank 2 fails, and then rank 0. Returns its number in the last
+/// world.
 fn fails_one_after_the_other(world: &Rendezvous) -> Result<usize> {
     let own = world.rank();
     assert!(world.survivors().err().unwrap().to_string().contains("no rank is lost"));
@@ -47,7 +48,7 @@ fn fails_one_after_the_other(world: &Rendezvous) -> Result<usize> {
     assert_eq!(originals(&three, own), [0, 1, 3]);
     assert!(world.survivors().err().unwrap().to_string().contains("a world already"));
     if own == 0 {
-        // As the rank's function does, which knows the first world only.
+        // A rank's function would do the same, which knows the first world only.
         world.fail("it fails, too");
         return failure;
     }
@@ -60,7 +61,7 @@ fn fails_one_after_the_other(world: &Rendezvous) -> Result<usize> {
 }
 
 #[test]
-fn threads_that_are_left_go_on() {
+fn threads_go_on_after_a_loss() {
     let mut machines = vec![Machine::Gpus];
     #[cfg(feature = "simulator")]
     machines.push(Machine::simulate(&devcomm_sim::Simulation::new(4), None).unwrap());
@@ -86,13 +87,13 @@ fn ranks_that_come_too_late_are_excluded_and_too_few_do_not_go_on() {
     together(&configs, |config, world| {
         let world = world.unwrap();
         if config.rank == 4 {
-            // Its process has ended.
+            // This is as if the rank's process had ended.
             return drop(world);
         }
         assert_eq!(wait_for_loss(&world), 4);
         if config.rank == 3 {
             thread::sleep(Duration::from_secs(3));
-            // Those that are left listen, but not for it.
+            // The remaining ranks listen, but not for this one.
             let error = world.survivors().err().unwrap().to_string();
             left_behind.wait();
             assert!(error.ends_with("only 1 of 5 ranks are left, fewer than half"), "{error}");
@@ -111,14 +112,14 @@ fn ranks_that_come_too_late_are_excluded_and_too_few_do_not_go_on() {
 }
 
 #[test]
-fn those_that_are_left_go_on_without_a_first_one_that_is_silent() {
+fn the_remaining_ranks_go_on_without_a_first_one_that_is_silent() {
     let mut configs = configs(5, Duration::from_secs(4));
     configs.iter_mut().for_each(|config| config.deadline = Some(AMPLE));
     let gone_on = std::sync::Barrier::new(4);
     together(&configs, |config, world| {
         let world = world.unwrap();
         if config.rank == 0 {
-            // Its process has ended.
+            // This is as if the rank's process had ended.
             return drop(world);
         }
         assert_eq!(wait_for_loss(&world), 0);
@@ -136,7 +137,7 @@ fn those_that_are_left_go_on_without_a_first_one_that_is_silent() {
 }
 
 #[test]
-fn strangers_are_refused_where_those_that_are_left_meet() {
+fn strangers_are_refused_where_the_remaining_ranks_meet() {
     let configs = with_token(3, AMPLE);
     let refused = std::sync::Barrier::new(2);
     thread::scope(|scope| {
@@ -190,7 +191,7 @@ fn a_host_that_does_not_answer_is_passed_over_before_the_time_of_one_that_does()
     let fill = || {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.set_nonblocking(true).unwrap();
-        // It is in progress.
+        // An error says that it is in progress.
         let _ = socket.connect(&silent.local_addr().unwrap());
         socket
     };
@@ -202,8 +203,8 @@ fn a_host_that_does_not_answer_is_passed_over_before_the_time_of_one_that_does()
 
 const SOCKET: &str = "DEVCOMM_TEST_SOCKET";
 
-/// A rank that goes on after each loss, and says so. Ends well when it is the last one, and with
-/// code 7 when the others have gone on without it.
+/// Goes on as a rank after each loss, and reports it. Exits with code 0 when it is the last rank,
+/// and with code 7 when the others have gone on without it.
 fn go_on(config: &RendezvousConfig) -> ! {
     let (own, supervisor) = (config.rank as u8, UnixDatagram::unbound().unwrap());
     let socket = std::env::var_os(SOCKET).unwrap();
@@ -250,7 +251,7 @@ fn end_all_but_one(test: &str, seed: u64, folder: &Path) {
     let mut alive: Vec<u8> = (0..n as u8).collect();
     let mut stopped = Vec::new();
     loop {
-        // Until all that are left are in one world.
+        // Waits until all remaining ranks are in one world.
         let mut known = BTreeMap::new();
         let expected: BTreeMap<u8, [u8; 2]> =
             (0..).zip(&alive).map(|(rank, own)| (*own, [rank, alive.len() as u8])).collect();
@@ -281,7 +282,7 @@ fn end_all_but_one(test: &str, seed: u64, folder: &Path) {
     }
     let mut last = ranks.running[alive[0] as usize].take().unwrap();
     assert!(last.wait().unwrap().success(), "seed {seed}: {}", printed(n, &path));
-    // Told to go on, they find out that they are lost, or that all others have ended.
+    // When they are continued, they find that they are lost, or that all others have ended.
     for mut process in stopped {
         // SAFETY: the process is a child that was not waited for.
         assert_eq!(unsafe { libc::kill(process.id() as i32, libc::SIGCONT) }, 0);
@@ -291,9 +292,9 @@ fn end_all_but_one(test: &str, seed: u64, folder: &Path) {
 }
 
 #[test]
-fn whoever_is_killed_or_stopped_those_that_are_left_go_on() {
+fn when_processes_are_killed_or_stopped_the_remaining_ranks_go_on() {
     const TEST: &str = "world::rendezvous::tests::survivors::\
-        whoever_is_killed_or_stopped_those_that_are_left_go_on";
+        when_processes_are_killed_or_stopped_the_remaining_ranks_go_on";
     if let Some(config) = as_rank(TEST) {
         go_on(&config);
     }

@@ -17,7 +17,7 @@ pub(super) fn token() -> Token {
     Token::new(str::from_utf8(TOKEN).unwrap()).unwrap()
 }
 
-/// Configurations with a token.
+/// Returns configurations with a token.
 pub(super) fn with_token(n: usize, timeout: Duration) -> Vec<RendezvousConfig> {
     let mut configs = configs(n, timeout);
     configs.iter_mut().for_each(|config| config.token = Some(token()));
@@ -63,7 +63,7 @@ fn a_rank_whose_root_has_no_token_is_told() {
 
 type Answer = fn(&mut TcpStream);
 
-/// What an impostor says that has rank 0's place, but not the token.
+/// The answers of an impostor that has rank 0's place, but not the token.
 const LIES: [Answer; 6] = [
     |stream| send(stream, Kind::Waiting, &[]).unwrap(),
     |stream| send_json(stream, Kind::Welcome, &[hello(0, 2).peer, hello(1, 2).peer]).unwrap(),
@@ -82,7 +82,7 @@ fn lie(listener: &TcpListener, n: usize, answer: Answer) {
         let mut stream = listener.accept().unwrap().0;
         assert_eq!(receive(&mut stream, 4096).unwrap().0, Kind::Hello);
         answer(&mut stream);
-        // It proves nothing to a connection that has proved nothing.
+        // The rank proves nothing to an end that has proved nothing.
         assert!(receive(&mut stream, 4096).is_err());
     }
 }
@@ -122,7 +122,7 @@ fn an_impostor_turns_no_rank_away_for_good() {
 }
 
 #[test]
-fn nor_does_one_that_says_nothing() {
+fn nor_does_a_silent_impostor() {
     let configs = with_token(2, AMPLE);
     let listener = TcpListener::bind(("127.0.0.1", configs[0].port)).unwrap();
     thread::scope(|scope| {
@@ -134,7 +134,8 @@ fn nor_does_one_that_says_nothing() {
     });
 }
 
-/// Connects as a rank, and proves that it has the token. Returns the seal of what it sends too.
+/// Connects as a rank, and proves that it has the token. Returns the connection, and the seal of
+/// the frames that it sends.
 pub(super) fn prove(config: &RendezvousConfig) -> (Connection, Seal) {
     let mut stream = connect(config);
     let hello = config.hello(Ends::of_rank(&stream).unwrap(), 1).unwrap();
