@@ -63,7 +63,7 @@ pub unsafe fn lsa_put(
 ///
 /// # Safety
 ///
-/// Both have the bytes, aligned to 16, and nothing else accesses them meanwhile.
+/// Both pointers have `bytes` bytes, aligned to 16, and nothing else accesses them meanwhile.
 pub(crate) unsafe fn copy_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
     /// Vectors in flight per thread.
     const UNROLL: usize = 4;

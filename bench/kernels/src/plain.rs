@@ -1,16 +1,16 @@
-//! A kernel as other programs have between two operations.
+//! A plain kernel, such as a model runs between two operations.
 
 use cuda_std::prelude::*;
 use cuda_std::strided::Strided;
 
-/// Adds 1 to each of `len` elements. It waits for no earlier kernel's end itself, and lets no later
-/// one start before its own.
+/// Adds 1 to each of `len` elements. It uses no programmatic dependent launch: it neither waits for
+/// an earlier kernel nor lets a later one start before its end.
 ///
 /// Grid: any, one-dimensional. Block: any, one-dimensional.
 ///
 /// # Safety
 ///
-/// `data` has the elements, and nothing else accesses them until the kernel has ended.
+/// `data` has `len` elements, and nothing else accesses them until the kernel has ended.
 #[kernel]
 pub unsafe fn plain(data: *mut u32, len: usize) {
     let step = thread::grid_dim_x() as usize * thread::block_dim_x() as usize;

@@ -12,7 +12,7 @@ use devcomm::{Error, Rank, World};
 use super::job::Job;
 use crate::base::options::{RankOptions, RunOptions};
 use crate::base::{OutputOptions, TwinFiles, ranks};
-use crate::contenders::{Contest, PeerOptions, Selection, Variant, Work};
+use crate::contenders::{Contest, PeerOptions, PeerWork, Selection, Variant};
 use crate::harness::Harness;
 use crate::report::row;
 
@@ -48,12 +48,12 @@ pub struct Options {
     output: OutputOptions,
 }
 
-/// How long a process of another program may take to start. It is ended if it prints nothing for
-/// this time and the time in which a rank waits for a GPU.
+/// How long a process of another program may take to start. It is killed if it prints nothing for
+/// this time plus the limit of a rank's wait for a GPU.
 const START: Duration = Duration::from_secs(120);
 
 impl Options {
-    /// Returns the GPUs that other programs use, and for how long these may print nothing.
+    /// Returns the number of GPUs that other programs use, and how long these may print nothing.
     fn for_others(&self) -> Result<(usize, Duration)> {
         ensure!(
             !World::is_launched() && !self.ranks.processes,
@@ -86,8 +86,8 @@ pub trait Benchmark: Args + Sync {
     }
 
     /// Returns what programs of others measure, on this number of GPUs.
-    fn work(&self, _options: &Options, _gpus: usize) -> Result<Work> {
-        Ok(Work::Counts(BTreeMap::new()))
+    fn work(&self, _options: &Options, _gpus: usize) -> Result<PeerWork> {
+        Ok(PeerWork::Counts(BTreeMap::new()))
     }
 
     /// Compares its variants.

@@ -9,7 +9,7 @@ use devcomm::{KernelSet, Kernels};
 
 use crate::base::{OutputOptions, Spread, TwinFiles};
 use crate::contenders::peers;
-use crate::contenders::{Contender, Contest, Foreign, Role, Selection, Variant};
+use crate::contenders::{Contender, Contest, PeerResult, Role, Selection, Variant};
 use crate::harness::header::Header;
 use crate::harness::sensors::Reading;
 use crate::harness::{Harness, Nccl};
@@ -26,8 +26,8 @@ pub struct Job<'a> {
     /// The folder of the C++ kernels, if given.
     pub twins: Option<&'a Path>,
     output: &'a OutputOptions,
-    /// What others measured.
-    foreign: &'a [Foreign],
+    /// What other programs measured.
+    foreign: &'a [PeerResult],
     /// The program of nccl-tests whose table is printed instead, and variants also run in place.
     nccl_tests: Option<&'static str>,
     order: fastrand::Rng,
@@ -42,7 +42,7 @@ impl<'a> Job<'a> {
         selection: Selection,
         contest: &'static Contest,
         (twins, output): (Option<&'a Path>, &'a OutputOptions),
-        (foreign, nccl_tests): (&'a [Foreign], Option<&'static str>),
+        (foreign, nccl_tests): (&'a [PeerResult], Option<&'static str>),
     ) -> Self {
         let (order, report) = (fastrand::Rng::with_seed(harness.run.seed), Report::new());
         Self { harness, selection, contest, twins, output, foreign, nccl_tests, order, report }
@@ -77,7 +77,7 @@ impl<'a> Job<'a> {
         if self.selection.has(Variant::Cpp) {
             match twin() {
                 Ok(module) => {
-                    // SAFETY: the twin of the kernel, of the same build.
+                    // SAFETY: `cargo xtask twins` compiled it from kernels with the same parameters.
                     let twin = unsafe { Kernels::load_files(rank.context(), &[module]) };
                     kernels.push((Variant::Cpp, twin.context("the C++ twin does not load")?));
                 }
@@ -164,7 +164,7 @@ impl<'a> Job<'a> {
         };
         let mut rows: Vec<Row> = results.map(row).collect();
         for foreign in self.foreign.iter().filter(|foreign| case.has(foreign)) {
-            let Foreign { variant, wrong, ref algorithm, ref times_us, .. } = *foreign;
+            let PeerResult { variant, wrong, ref algorithm, ref times_us, .. } = *foreign;
             let (algorithm, asked) = (algorithm.clone(), algorithm.clone());
             rows.push(Row { wrong, algorithm, asked, ..case.row(variant) });
             for (round, us) in rounds.iter_mut().flatten().zip(times_us) {
@@ -174,7 +174,7 @@ impl<'a> Job<'a> {
         let output = self.harness.rank.is_root().then_some(self.output);
         add_times(&mut rows, case.bus, &self.contest.with(Role::Theirs), rounds.as_ref());
         let of_nccl_tests = self.nccl_tests.map(|program| nccl_tests::lines(program, &rows));
-        let as_peer = std::env::var(peers::LINES).ok();
+        let as_peer = std::env::var(peers::AS_PEER).ok();
         let as_peer = as_peer.map(|name| row::lines_of_peer(&name, &rows, rounds.as_ref()));
         let lines = self.report.add(rows, output)?;
         if self.harness.rank.is_root() {
@@ -287,7 +287,7 @@ mod tests {
 
     fn simulated_with(
         args: &str,
-        foreign: &[Foreign],
+        foreign: &[PeerResult],
         test: impl Fn(Job<'_>, &Log<'_>) -> Result<()> + Sync,
     ) {
         let poisoned = AtomicUsize::new(0);
@@ -330,7 +330,7 @@ mod tests {
     fn the_results_of_others_join_the_cases_that_they_belong_to() {
         let foreign = |variant, dtype: &str, wrong| {
             let times_us = vec![2.0, 4.0, 3.0];
-            Foreign { times_us, wrong: Some(wrong), ..Foreign::new(variant, dtype, 4) }
+            PeerResult { times_us, wrong: Some(wrong), ..PeerResult::new(variant, dtype, 4) }
         };
         let of_torch = [(Variant::TorchOneShot, "f32", 5), (Variant::TorchTwoShot, "bf16", 0)];
         let foreign = of_torch.map(|(variant, dtype, wrong)| foreign(variant, dtype, wrong));

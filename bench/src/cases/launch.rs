@@ -1,4 +1,4 @@
-//! What launches take, with each set of attributes.
+//! The time of a launch, with each set of attributes.
 
 use devcomm::kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm::kernels::push_exchange;

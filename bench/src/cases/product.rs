@@ -62,8 +62,8 @@ impl Library {
     }
 }
 
-/// Returns cuBLASLt's product as a contender, by the fastest of the plan's algorithms, with a C of
-/// its own, of which `result` is the check. *Collective*.
+/// Returns cuBLASLt's product as a contender, by the fastest of the plan's algorithms, with its own
+/// C, which `result` checks. *Collective*.
 pub fn by_cublaslt<'a, T: Number, O: Number>(
     variant: Variant,
     matrices: &'a Matrices<'_, T>,
@@ -137,7 +137,7 @@ impl L2 {
 pub struct Matrices<'a, T: Element> {
     pub harness: &'a Harness<'a>,
     pub problem: Problem,
-    /// The ranks whose products C is the sum of.
+    /// The ranks whose products add up to C.
     ranks: Range<usize>,
     pub a: SymmetricBuffer<T>,
     b: Rc<Weights<T>>,
@@ -272,7 +272,7 @@ pub const BF16_ROUNDING: f64 = 1.0 / 256.0;
 pub struct Product<'a, O> {
     pub harness: &'a Harness<'a>,
     pub problem: Problem,
-    /// The ranks whose products C is the sum of.
+    /// The ranks whose products add up to C.
     pub ranks: Range<usize>,
     pub c: DeviceSlice<O>,
     /// The rows that this rank has; all rows if C is rounded once.
@@ -351,7 +351,7 @@ impl<O: Number> Outcome for Product<'_, O> {
             c = c.iter().map(sum).collect();
         }
         let n_ranks = ranks.len();
-        let some = || -> Box<dyn Iterator<Item = _>> {
+        let to_check = || -> Box<dyn Iterator<Item = _>> {
             match rank.is_simulated() {
                 true => Box::new(problem.all()),
                 false => Box::new(problem.samples(SAMPLES)),
@@ -379,9 +379,9 @@ impl<O: Number> Outcome for Product<'_, O> {
         let is_here = |(row, _): &(usize, usize)| rows.contains(row);
         Ok(match self.sum {
             None if self.product_rounding.is_none() && self.epilogue == Epilogue::None => {
-                problem.count_wrong(ranks.clone(), &c, some())
+                problem.count_wrong(ranks.clone(), &c, to_check())
             }
-            None => some().filter(is_here).filter(is_sample_wrong).count(),
+            None => to_check().filter(is_here).filter(is_sample_wrong).count(),
             Some(sum) => {
                 let is_wrong = |&(i, (&right, &got)): &(usize, (&f32, &O))| {
                     is_wrong(right, got, sum.largest, i)

@@ -58,7 +58,7 @@ impl Benchmark for Put {
                 .transpose()?;
             let mut contenders = Vec::new();
             if let Some(put) = &gin {
-                contenders.extend(put.with(&over_gin)?);
+                contenders.extend(put.contenders(&over_gin)?);
             }
             if let (Some(put), Some(kernels)) = (&nvlink, &over_nvlink) {
                 contenders.push(put.contender(Variant::RustLsa, kernels)?);

@@ -18,9 +18,9 @@ pub struct Selection {
 
 impl Selection {
     /// Returns the named variants, else all of the benchmark's.
-    pub fn new(named: &[Variant], of_benchmark: &[VariantInfo], benchmark: &str) -> Result<Self> {
+    pub fn new(named: &[Variant], infos: &[VariantInfo], benchmark: &str) -> Result<Self> {
         for variant in named {
-            let names: Vec<&str> = of_benchmark.iter().map(|info| info.variant.name()).collect();
+            let names: Vec<&str> = infos.iter().map(|info| info.variant.name()).collect();
             ensure!(
                 names.contains(&variant.name()),
                 "{benchmark} has no variant `{variant}`; it has: {}",
@@ -28,7 +28,7 @@ impl Selection {
             );
         }
         let wants = |info: &&VariantInfo| named.is_empty() || named.contains(&info.variant);
-        let wanted = of_benchmark.iter().filter(wants).copied().collect();
+        let wanted = infos.iter().filter(wants).copied().collect();
         Ok(Self { wanted, named: !named.is_empty(), omitted: Vec::new() })
     }
 

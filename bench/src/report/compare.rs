@@ -3,8 +3,8 @@
 //! A time is the median of a run's rounds. Its standard error follows from their interquartile
 //! range, as for normally distributed times. A row became faster or slower if its times differ by
 //! more than three standard errors of the difference and by more than 3 %: two starts on one
-//! machine differ by up to that without a cause in the code. With three starts of both versions it
-//! did if all times of one are below all of the other.
+//! machine differ by up to that without a cause in the code. With three starts of both versions a
+//! row changed if all times of one version are below all of the other.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::base::Spread;
-use crate::contenders::{Foreign, Variant};
+use crate::contenders::{PeerResult, Variant};
 use crate::harness::Rounds;
 use crate::report::table::{self, Column, number};
 
@@ -64,7 +64,7 @@ impl Case {
     }
 
     /// Returns whether a peer's result is of this case.
-    pub fn has(&self, peer: &Foreign) -> bool {
+    pub fn has(&self, peer: &PeerResult) -> bool {
         (self.size, self.dtype, self.shape) == (peer.size, &*peer.dtype, peer.shape)
             && (peer.hidden.is_none() || (self.tokens, self.hidden) == (peer.tokens, peer.hidden))
             && peer.operation.as_deref().is_none_or(|operation| operation == self.redop)
@@ -275,7 +275,7 @@ pub fn lines_of_peer(algorithm: &str, rows: &[Row], rounds: Option<&Rounds>) -> 
 
 /// Adds what peers measured after this program to the rows from before it. Returns a line of how
 /// they differ.
-pub fn join_again(rows: &mut [Row], again: &[Foreign]) -> String {
+pub fn join_again(rows: &mut [Row], again: &[PeerResult]) -> String {
     let mut drifts = Vec::new();
     for peer in again {
         let is_same = |row: &&mut Row| {
@@ -361,10 +361,10 @@ mod tests {
     fn peers_that_are_measured_again_tell_how_they_drift() {
         let mut rows = measured();
         rows[1].asked = Some("one-shot".to_owned());
-        let again = |algorithm: &str| Foreign {
+        let again = |algorithm: &str| PeerResult {
             algorithm: Some(algorithm.to_owned()),
             times_us: vec![6.6],
-            ..Foreign::new(Variant::NcclSym, "f32", 3000)
+            ..PeerResult::new(Variant::NcclSym, "f32", 3000)
         };
         let line = join_again(&mut rows, &[again("one-shot"), again("two-shot")]);
         assert!(line.ends_with("+10.0 % in the median of 1 rows, +10.0 % at most"), "{line}");

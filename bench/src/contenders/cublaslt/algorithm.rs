@@ -1,4 +1,4 @@
-//! The names of what an algorithm of cuBLASLt is made of.
+//! Describes an algorithm of cuBLASLt: tile, stages, cluster and split-K.
 
 use std::fmt;
 
