@@ -82,7 +82,7 @@ fn no_layer_uses_one_above_it() {
 #[test]
 fn no_files_use_each_other_in_a_circle() {
     let mut left = graph();
-    // What uses nothing that is left is in no circle.
+    // A module that uses none of those that are left is in no circle.
     loop {
         let is_left = |module: &Vec<String>| left.contains_key(module);
         let done = |used: &BTreeSet<_>| !used.iter().any(is_left);

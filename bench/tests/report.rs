@@ -16,7 +16,7 @@ fn project() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// A file of rows in a folder: of each row the variant, the size, microseconds, and more.
+/// Writes a file of rows: each has a variant, a size, microseconds and further columns.
 fn write(folder: &Path, name: &str, command: &str, rows: &[(&str, usize, f64, Value)]) {
     let row = |(variant, size, us, more): &(&str, usize, f64, Value)| {
         let mut row = json!({
@@ -62,15 +62,15 @@ fn the_page_has_a_line_for_each_run_and_plan() {
         ("nccl", 0, 5.0, none.clone()),
     ];
     write(&rows, "barriers.json", "barrier", &barriers);
-    let of = |plan| json!({"m": 8, "n": 8, "k": 8, "asked": plan});
+    let product = |plan| json!({"m": 8, "n": 8, "k": 8, "asked": plan});
     let plans = [
-        ("rust", 256, 2.0, of("wide")),
-        ("rust", 256, 6.0, of("strips")),
-        ("rust-unfused", 256, 1.0, of("")),
-        ("nccl", 256, 4.0, of("")),
+        ("rust", 256, 2.0, product("wide")),
+        ("rust", 256, 6.0, product("strips")),
+        ("rust-unfused", 256, 1.0, product("")),
+        ("nccl", 256, 4.0, product("")),
     ];
     write(&rows, "plans.json", "gemm-allreduce --plan wide,strips", &plans);
-    write(&rows, "alone.json", "gemm --m 8", &[("rust", 256, 2.0, of("wide"))]);
+    write(&rows, "alone.json", "gemm --m 8", &[("rust", 256, 2.0, product("wide"))]);
     let twin = |variant, us| (variant, 8192, us, json!({"redop": "gin_put"}));
     write(&rows, "twins.json", "twins", &[twin("rust", 4.4), twin("cpp", 4.0)]);
     let (lines, page) = page(folder.path());

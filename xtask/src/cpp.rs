@@ -43,7 +43,7 @@ const SOURCES: &str = "tests/cpp";
 
 /// Compiles the programs and returns their paths. Fetches NCCL and nvcc if they are missing.
 pub fn build() -> Result<Vec<PathBuf>> {
-    // Without reports of what is there already. These programs do not need ptxas.
+    // It is quiet about what is there already. These programs do not need ptxas.
     setup(true, Optional::Ptxas)?;
     let (nvcc, tree) = (nvcc::find_or_fetch()?, find_pinned_nccl()?);
     let folder = Project::open()?.target_folder().join("cpp");

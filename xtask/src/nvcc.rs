@@ -56,7 +56,7 @@ const VERSION: &str = PTXAS.version;
 /// prefix `find_ptxas` finds the wheel with ptxas.
 const FOLDER: &str = "cuda-compiler";
 
-/// The program in it.
+/// The path of nvcc in this folder.
 const IN_WHEEL: &str = "nvidia/cu13/bin/nvcc";
 
 /// The environment variable with the path of another nvcc.

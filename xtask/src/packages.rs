@@ -93,7 +93,7 @@ impl PackagedProject {
     ///
     /// # Errors
     ///
-    /// If they do not build, fail, or compute something else, or a crate is not a packaged one.
+    /// If they do not build, fail, or compute a wrong sum, or a crate is not a packaged one.
     pub fn runs_simulated(&self) -> Result<()> {
         // A minimal toolchain has no rustfmt.
         match cargo().args(["fmt", "--version"]).output() {
@@ -179,7 +179,7 @@ impl PackagedProject {
     }
 }
 
-/// Packages the published crates, and returns the files.
+/// Packages the crates that are published, and returns the files.
 fn package() -> Result<Vec<PathBuf>> {
     let project = Project::open()?;
     let names = project.published();

@@ -77,7 +77,7 @@ impl<'a> Job<'a> {
         if self.selection.has(Variant::Cpp) {
             match twin() {
                 Ok(module) => {
-                    // SAFETY: `cargo xtask twins` compiled it from kernels with the same parameters.
+                    // SAFETY: `cargo xtask twins` compiled kernels with these parameters.
                     let twin = unsafe { Kernels::load_files(rank.context(), &[module]) };
                     kernels.push((Variant::Cpp, twin.context("the C++ twin does not load")?));
                 }

@@ -70,7 +70,7 @@ impl Case {
             && peer.operation.as_deref().is_none_or(|operation| operation == self.redop)
     }
 
-    /// Returns a row with right results, of which nothing else is known.
+    /// Returns a row without wrong elements and without measurements.
     pub fn row(&self, variant: Variant) -> Row {
         let [m, n, k] = self.shape.map_or([None; 3], |extents| extents.map(Some));
         let Self { size, count, l2, tokens, hidden, .. } = *self;
@@ -134,14 +134,14 @@ pub struct Row {
     pub p99_us: Option<f64>,
     /// The longest minus the shortest round in percent of their median.
     pub spread_percent: Option<f64>,
-    /// Microseconds of a peer after this program, which ran before it, too.
+    /// Microseconds of a peer in its second run, after this program.
     pub again_us: Option<f64>,
     /// Microseconds after a kernel of another program, without that kernel's (--between).
     pub between_us: Option<f64>,
 }
 
-/// Adds what follows from the times to the rows of a case, and makes rows of a variant neighbours.
-/// `bus` is [`Case::bus`].
+/// Adds the columns that follow from the times to the rows of a case, and sorts the rows of a
+/// variant next to each other. `bus` is [`Case::bus`].
 pub fn add_times(rows: &mut [Row], bus: f64, competitors: &[Variant], rounds: Option<&Rounds>) {
     let spread = |time: &dyn Fn(&[f64]) -> f64| Spread::of(rounds?.iter().map(|round| time(round)));
     let median = |i: usize| spread(&|round| round[i]).map_or(f64::INFINITY, |time| time.median);
@@ -257,8 +257,7 @@ impl Row {
     }
 }
 
-/// Returns the rows of NCCL in a configuration, as a peer of another start of this program prints
-/// them.
+/// Returns the rows of NCCL as this program prints them when another start of it runs it as a peer.
 pub fn lines_of_peer(algorithm: &str, rows: &[Row], rounds: Option<&Rounds>) -> String {
     let line = |(i, row): (usize, &Row)| {
         let times = rounds.into_iter().flatten().map(|round| round[i] * 1e6);
@@ -273,8 +272,8 @@ pub fn lines_of_peer(algorithm: &str, rows: &[Row], rounds: Option<&Rounds>) -> 
     rows.iter().enumerate().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Adds what peers measured after this program to the rows from before it. Returns a line of how
-/// they differ.
+/// Adds the times of the peers' second run, after this program, to their rows. Returns a line that
+/// tells the difference.
 pub fn join_again(rows: &mut [Row], again: &[PeerResult]) -> String {
     let mut drifts = Vec::new();
     for peer in again {
@@ -358,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_are_measured_again_tell_how_they_drift() {
+    fn peers_that_run_again_show_a_drift() {
         let mut rows = measured();
         rows[1].asked = Some("one-shot".to_owned());
         let again = |algorithm: &str| PeerResult {

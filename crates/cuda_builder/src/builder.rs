@@ -42,7 +42,7 @@ pub struct CudaBuilder {
 
 impl CudaBuilder {
     /// Returns a builder for the kernel package with this name, in the calling package's workspace,
-    /// among its path dependencies, or a dependency of its own from a registry.
+    /// among its path dependencies, or among its own dependencies from a registry.
     pub fn new(package: impl Into<String>) -> Self {
         Self {
             package: package.into(),
@@ -82,7 +82,7 @@ impl CudaBuilder {
     }
 
     /// Sets whether a kernel that panics prints the message, the file and line, rank, block and
-    /// thread before it traps, in kernels that are otherwise the same. It takes registers, stack
+    /// thread before it traps, in kernels that are otherwise the same. This takes registers, stack
     /// and a call of the driver's `vprintf` at each panic. Default: no; in a build script
     /// `DEVCOMM_PANIC_MESSAGES=1` asks for it.
     ///
@@ -101,7 +101,7 @@ impl CudaBuilder {
 
     /// Sets whether the build warns of every kernel that spills registers, uses the stack, has
     /// too many registers for its blocks, or whose `wgmma` instructions `ptxas` serialises.
-    /// Default: only of those that set `max_threads`. It is known only if `ptxas` was found.
+    /// Default: only of those that set `max_threads`. Without `ptxas` there are no such warnings.
     pub fn check_all(mut self, all: bool) -> Self {
         self.check_all = all;
         self

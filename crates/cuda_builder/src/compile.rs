@@ -23,14 +23,14 @@ pub(crate) const TARGET: &str = "nvptx64-nvidia-cuda";
 /// root already enables are not added.
 const FEATURES: [&str; 2] = ["abi_ptx", "asm_experimental_arch"];
 
-/// What is compiled of a kernel's checks and panics.
+/// How a kernel's checks and panics are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Panics {
     /// A panic is a trap.
     Silent,
     /// A panic prints its message, and traps.
     Reported,
-    /// The reported profile, with debug assertions and checks of overflow.
+    /// As [`Reported`](Self::Reported), with debug assertions and overflow checks.
     Checked,
 }
 
@@ -96,7 +96,7 @@ impl Compile<'_> {
         let stderr = if self.quiet { Stdio::piped() } else { Stdio::inherit() };
         let output = command.stdin(Stdio::null()).stderr(stderr).output();
         let output = output.map_err(|e| self.failed(e.to_string()))?;
-        let cargos = String::from_utf8_lossy(&output.stderr);
+        let cargo_messages = String::from_utf8_lossy(&output.stderr);
         let (mut libraries, mut diagnostics) = (Vec::new(), Diagnostics::default());
         for message in Message::parse_stream(&output.stdout[..]) {
             match message.map_err(|e| self.failed(e.to_string()))? {
@@ -108,19 +108,19 @@ impl Compile<'_> {
             }
         }
         if output.status.success() || !diagnostics.begun {
-            eprint!("{}{cargos}", diagnostics.text);
+            eprint!("{}{cargo_messages}", diagnostics.text);
         }
         if output.status.success() {
             return Ok(libraries);
         }
         if !diagnostics.begun {
-            let (package, messages) = (self.package.name.clone(), cargos.trim().to_owned());
+            let (package, messages) = (self.package.name.clone(), cargo_messages.trim().to_owned());
             return Err(Error::NotBegun { package, messages });
         }
         let error = diagnostics.error(&self.package.name, &self.package.root_file);
         // A dependency without `std` has an error for each of its uses: the first one says it all.
         if !matches!(error, Error::NeedsStd { .. }) {
-            eprint!("{}{cargos}", diagnostics.text);
+            eprint!("{}{cargo_messages}", diagnostics.text);
         }
         Err(error)
     }
@@ -197,7 +197,7 @@ impl Compile<'_> {
     pub(crate) fn rustflags(&self) -> Vec<String> {
         let checks = if self.panics == Panics::Checked { "on" } else { "off" };
         let mut flags = vec![
-            // They come after those of the profile, which may be for one package.
+            // These flags come after the profile's, which may be for one package.
             "-Copt-level=3".to_owned(),
             // Line tables for profilers. Full debug info marks the PTX `debug`: less optimisation.
             "-Cdebuginfo=line-directives-only".to_owned(),
@@ -213,7 +213,7 @@ impl Compile<'_> {
             // A failed check traps, without code for its message.
             Panics::Silent => flags
                 .extend(["-Zunstable-options".to_owned(), "-Cpanic=immediate-abort".to_owned()]),
-            // Read by the panic handler in `cuda_std`.
+            // The panic handler in `cuda_std` reads it.
             Panics::Reported => flags.push("--cfg=devcomm_panic_messages".to_owned()),
             Panics::Checked => {}
         }
@@ -226,7 +226,7 @@ impl Compile<'_> {
     }
 }
 
-/// Messages as JSON, with colours for a terminal.
+/// Returns the flag for messages as JSON, with colours for a terminal.
 fn message_format() -> &'static str {
     match std::io::stderr().is_terminal() {
         true => "--message-format=json,json-diagnostic-rendered-ansi",
@@ -234,7 +234,7 @@ fn message_format() -> &'static str {
     }
 }
 
-/// rustc writes the bitcode next to the metadata, under the crate's name without `lib`.
+/// Returns the bitcode, which rustc writes next to the metadata as the crate's name without `lib`.
 fn bitcode_of(artifact: &Path) -> Option<PathBuf> {
     let stem = artifact.file_stem()?.to_str()?.strip_prefix("lib")?;
     Some(artifact.with_file_name(format!("{stem}.bc"))).filter(|path| path.is_file())
@@ -285,7 +285,7 @@ mod tests {
             assert!(of_rustc.contains(flag), "{} has no -Z{flag}", toolchain.version);
         }
         let of_cargo = output(&toolchain.cargo, &["-Zhelp"]);
-        assert!(of_cargo.contains("build-std"), "the cargo beside it has no -Zbuild-std");
+        assert!(of_cargo.contains("build-std"), "its cargo has no -Zbuild-std");
         output(&toolchain.rustc, &["--print=cfg", "-Zunstable-options", "-Cpanic=immediate-abort"]);
         output(&toolchain.rustc, &["--print=cfg", "-Cno-prepopulate-passes"]);
 

@@ -179,7 +179,7 @@ fn build(package: &str, functions: &[Function]) -> Result<Result<Artifacts, Erro
     }
     manifest += "\n[workspace]\n";
     write_if_changed(&folder.join("Cargo.toml"), &manifest);
-    // The workspace's locked versions.
+    // The package has the workspace's locked versions.
     write_if_changed(&folder.join("Cargo.lock"), &fs::read_to_string(root.join("Cargo.lock"))?);
     // The kernels are named after NCCL's functions.
     let mut lib = "#![no_std]\n#![allow(unused, non_snake_case)]\n".to_owned();
@@ -190,7 +190,7 @@ fn build(package: &str, functions: &[Function]) -> Result<Result<Artifacts, Erro
         writeln!(lib, "pub mod {file};")?;
     }
     write_if_changed(&folder.join("src/lib.rs"), &lib);
-    // Shared with cuda_builder's tests, so that common dependencies are compiled once.
+    // cuda_builder's tests share the folder, so that common dependencies are compiled once.
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("target");
     let builder =
         CudaBuilder::new(package).manifest_dir(&folder).target_dir(target).assemble(false);
