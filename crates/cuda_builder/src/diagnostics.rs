@@ -10,7 +10,7 @@ use crate::error::Error;
 /// The messages of a build.
 #[derive(Debug, Default)]
 pub(crate) struct Diagnostics {
-    /// All of them, as rustc prints them.
+    /// The text of all messages, as rustc prints it.
     pub(crate) text: String,
     /// Whether cargo has started to compile.
     pub(crate) begun: bool,

@@ -144,7 +144,7 @@ fn reason(text: &str, lines: &Lines<'_>) -> String {
     text.lines().find(|line| line.contains("error")).unwrap_or(text.trim()).to_owned()
 }
 
-/// Returns `Entry function 'k' uses too much shared data (0x40000 bytes, 0xc000 max)`.
+/// Explains `Entry function 'k' uses too much shared data (0x40000 bytes, 0xc000 max)`.
 fn too_much_shared(line: &str, lines: &Lines<'_>) -> Option<String> {
     let (entry, numbers) = line.split_once(" uses too much shared data (0x")?;
     let kernel = entry.split('\'').nth(1)?;

@@ -1,7 +1,7 @@
 //! Finds the checks of a kernel that can fail in a loop.
 //!
 //! A failed check ends in a block that traps, or reports and traps. Where a block of a loop
-//! branches to one, each round of the loop computes the check, and the compiler may not move what
+//! branches to one, each iteration computes the check, and the compiler may not move what
 //! follows it in front of it.
 
 use std::collections::{BTreeSet, HashMap};

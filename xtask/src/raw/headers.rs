@@ -96,8 +96,8 @@ fn without_comments(text: &str) -> String {
     code + rest
 }
 
-/// Returns where a declaration ends: at the semicolon, or at the body's brace, after the parameters'
-/// parenthesis.
+/// Returns where a declaration ends: at the semicolon, or at the body's brace, after the
+/// parameters' parenthesis.
 fn end_of_declaration(text: &str) -> Option<usize> {
     let mut depth = 0;
     for (at, c) in text.char_indices() {

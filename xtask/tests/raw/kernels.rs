@@ -66,7 +66,7 @@ const NCCL_STATE: [(&str, &str, &[&str]); 5] = [
 /// coop is unknown in them. (`nccl_device` has GIN barriers in Rust.)
 const NOT_INLINED: [&str; 2] = ["ncclGinBarrierSessionSync", "ncclBarrierSessionSync"];
 
-/// Returns `coop_any` of `CoopAny`.
+/// Returns the variable's name for a type, such as `coop_any` for `CoopAny`.
 fn variable(ty: &str) -> String {
     let mut name = String::new();
     for c in ty.chars() {

@@ -151,6 +151,8 @@ impl<'m> Value<'m> {
     }
 }
 
+/// Returns bytes that LLVM keeps; none for null.
+///
 /// # Safety
 ///
 /// `start` is null, or points to `length` live bytes.
@@ -186,7 +188,7 @@ impl<'m> Deref for Global<'m> {
 }
 
 impl<'m> Global<'m> {
-    /// Returns `value` comes from a module's list of variables or aliases.
+    /// Returns the global that `value` is. It comes from a module's list of variables or aliases.
     pub(super) fn new(value: Value<'m>) -> Self {
         Self(value)
     }
@@ -244,7 +246,7 @@ impl<'m> Deref for Function<'m> {
 }
 
 impl<'m> Function<'m> {
-    /// Returns `value` comes from a module's list of functions.
+    /// Returns the function that `value` is. It comes from a module's list of functions.
     pub(super) fn new(value: Value<'m>) -> Self {
         Self(Global(value))
     }
