@@ -19,7 +19,7 @@ fn fence(n: u32) -> FenceLevel {
     }
 }
 
-/// Returns `rounds` times: this rank puts a word to every rank of `team` and gets one from it,
+/// Repeats `rounds` times: this rank puts a word to every rank of `team` and gets one from it,
 /// alternating over the contexts that the barrier covers; calls `sync`; and checks the words whose
 /// arrival `fence` guarantees. Returns the number of errors. The coop's words in `mail` begin at
 /// index `first`: 4 rows, of one word per rank.
@@ -45,7 +45,7 @@ unsafe fn rounds<B: GinBackend>(
     let mut wrong = 0;
     // The words that peers get are written once, before the first barrier.
     for p in share(coop, ranks) {
-        // SAFETY: the rows of this coop.
+        // SAFETY: only this coop has these rows.
         unsafe {
             mail.local().store(served + p, value(comm.rank(), world(p), 999));
             mail.local().store(gets + p, 0);
@@ -192,7 +192,7 @@ pub unsafe fn hybrid_parts<B: GinBackend>(
     let mut barrier = gin.hybrid_barrier(coop, BarrierIndex::this_block());
     for round in 0..u64::from(n) {
         if (t as i32) < lsa.n_ranks {
-            // SAFETY: one word per rank of the team, written between two barriers.
+            // SAFETY: each rank of the team has one word, which it writes between two barriers.
             unsafe { mail.lsa(t as i32).store(lsa.rank as usize, round) };
         }
         match round % 3 {

@@ -1,4 +1,4 @@
-//! A product with an epilogue of one's own, around the body of a shipped kernel.
+//! A product with a custom epilogue, around the body of a shipped kernel.
 
 use cuda_std::prelude::*;
 use devcomm_kernels::gemm::epilogue::{Epilogue, Fragment};

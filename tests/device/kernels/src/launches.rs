@@ -1,5 +1,5 @@
-//! Clusters, dependent launches, transposed stores, added tiles: kernels with parameters of their
-//! own.
+//! Kernels that test clusters, dependent launches, transposed stores and added tiles. Each has its
+//! own parameters.
 
 use cuda_std::convert::Float;
 use cuda_std::prelude::*;
@@ -10,12 +10,12 @@ use devcomm_types::{GridConstant, TensorMap};
 /// Threads per block of these kernels.
 pub const THREADS: u32 = 32;
 
-/// Each thread sends four numbers to the next block of its cluster, and writes what it got.
+/// Sends four numbers of each thread to the next block of its cluster, and writes those it gets.
 unsafe fn pass_on(out: *mut f32) {
     let (rank, size) = (cluster::rank(), cluster::size());
     let (block, t) = (thread::block_idx_x(), thread::thread_idx_x());
     let sent = [block, rank, size, t].map(|number| number as f32);
-    // SAFETY: a slot per thread, and four elements of `out`. The barriers order the store after
+    // SAFETY: a thread has a slot, and four elements of `out`. The barriers order the store after
     // the start of the receiver, and before its load.
     unsafe {
         let slot = shared_array![[f32; 4]; 32].add(t as usize);
@@ -62,8 +62,7 @@ pub unsafe fn sums_clusters(out: *mut f32, calls: u32) {
     }
 }
 
-/// Lets the next kernel begin, and a good while later writes `value` plus its index to each
-/// element.
+/// Lets the next kernel begin, and some time later writes `value` plus its index to each element.
 #[kernel]
 pub unsafe fn writes_late(data: *mut u32, value: u32) {
     grid::launch_next();
@@ -74,18 +73,18 @@ pub unsafe fn writes_late(data: *mut u32, value: u32) {
     }
     thread::sync_threads();
     let i = thread::index_1d();
-    // SAFETY: an element per thread.
+    // SAFETY: `data` has an element per thread.
     unsafe { mem::store(data.add(i as usize), value + i) }
 }
 
-/// Adds `value` to what the previous kernel wrote; if not `waits`, maybe to what was there before.
+/// Adds `value` to what the previous kernel wrote, or, if not `waits`, maybe to older values.
 #[kernel]
 pub unsafe fn adds(data: *mut u32, value: u32, waits: bool) {
     grid::launch_next();
     if waits {
         grid::wait_for_previous();
     }
-    // SAFETY: an element per thread.
+    // SAFETY: `data` has an element per thread.
     unsafe {
         let element = data.add(thread::index_1d() as usize);
         mem::store(element, mem::load(element) + value);

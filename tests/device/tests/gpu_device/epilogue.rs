@@ -1,4 +1,4 @@
-//! A test of a product with an epilogue of one's own.
+//! A test of a product with a custom epilogue.
 
 use cuda_std::{bf16, f16};
 use devcomm::kernels::gemm::gemm_mma::{SHARED, THREADS};

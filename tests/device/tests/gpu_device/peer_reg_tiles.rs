@@ -13,7 +13,7 @@ use devcomm_testing::machines::Gpus;
 /// Two tiles of one warp, and one of the other.
 const TILES: u32 = 3;
 
-/// Three sums in a row, as the banks of slots take turns, of all columns and of a part.
+/// Tests three successive sums, as the banks of slots take turns, of all columns and of some.
 macro_rules! test_of {
     ($name:ident, $ranks:literal) => {
         #[test]

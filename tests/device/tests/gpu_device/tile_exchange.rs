@@ -18,7 +18,7 @@ fn rounded_twice(problem: Problem, ranks: usize, (row, column): (usize, usize)) 
     bf16::from_f32(products.reduce(|sum, product| sum + product).unwrap())
 }
 
-/// Returns three products in a row, of other elements each. The banks take turns.
+/// Checks three successive products, each of other elements, as the banks take turns.
 fn sums_products(rank: &Rank) -> Result<(), devcomm::Error> {
     let [m, n, k] = [130_usize, 134, 40];
     rank.load(&KERNELS)?;
