@@ -147,8 +147,8 @@ impl fmt::Display for Standing {
         let (worst, case) = (worst.value(), case.trim_end());
         write!(
             f,
-            "geometric mean {mean:.3} of {cases} cases, worst {worst:.3} ({case}), {above} above 1, \
-             {ties} ties"
+            "geometric mean {mean:.3} of {cases} cases, worst {worst:.3} ({case}), \
+             {above} above 1, {ties} ties"
         )
     }
 }
