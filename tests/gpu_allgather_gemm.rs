@@ -102,7 +102,7 @@ fn check_products(
     rank.barrier()
 }
 
-/// Simulated GPUs with fewer resident blocks than tiles.
+/// Returns simulated GPUs with fewer resident blocks than tiles.
 fn small_gpus(ranks: usize) -> Gpus {
     Gpus::from(Simulation::new(ranks).multiprocessors(2))
 }
@@ -161,7 +161,7 @@ fn every_plan_adds_bias_and_residual_after_an_activation() {
             // SAFETY: `Set::new` has copied B, which nothing writes later.
             let product = unsafe { product(rank, &stream, &sets, plan)?.with_constant_b() };
             let [Set { problem, a, b, c }] = &sets;
-            // Multiples of 1/8, others in each rank.
+            // The numbers are multiples of 1/8, which differ between ranks.
             let numbers =
                 |m, k, seed| Problem { m, n: 1, k, seed }.factor::<bf16>(Factor::A, rank.rank());
             let (bias, residual) = (numbers(1, n, 6), numbers(m, n, 7));

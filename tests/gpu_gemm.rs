@@ -332,8 +332,8 @@ where
 fn every_plan_applies_bias_activation_and_residual() {
     on_gpus("every_plan_applies_bias_activation_and_residual", 1, |rank| {
         let gemm = Gemm::new(&rank.stream()?)?;
-        // Few rows, whole and split over two and four blocks, and C of odd width. Which blocks load
-        // together makes no difference.
+        // There are few rows, whole and split over two and four blocks, and C of odd width. Which
+        // blocks load together makes no difference.
         let differs = |plan: &GemmPlan| match plan {
             GemmPlan::Swapped(Tiling { rows, cluster, .. }) => {
                 *rows < 256 && cluster.across * cluster.down == 1
@@ -528,7 +528,7 @@ fn products_with_scales_per_block_are_right() {
     });
 }
 
-/// Each product reads what the one before wrote, and overwrites what that one read.
+/// Each product reads what the previous one wrote, and overwrites what the previous one read.
 #[test]
 fn dependent_products_wait_for_each_other() {
     on_gpus("dependent_products_wait_for_each_other", 1, |rank| {
@@ -653,13 +653,13 @@ fn the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment() {
             check::<bf16>(rank, shape, 0, |a, b, c| {
                 let product =
                     kernels::gemm_mma::<bf16>::args(a, b, c, m, n, k, false, false, PLAIN);
-                // SAFETY: the matrices have the elements.
+                // SAFETY: the matrices have the sizes of the shape.
                 unsafe { product.config(config).launch(&stream)? };
                 stream.synchronize()
             })?;
             check::<f16>(rank, shape, 0, |a, b, c| {
                 let product = kernels::gemm_mma::<f16>::args(a, b, c, m, n, k, false, false, PLAIN);
-                // SAFETY: the buffers have the elements of the problem's shape.
+                // SAFETY: the matrices have the sizes of the shape.
                 unsafe { product.config(config).launch(&stream)? };
                 stream.synchronize()
             })?;
@@ -722,7 +722,7 @@ macro_rules! multiplies_transposed {
                         kernels::gemm_mma::<$type>::args(&a, &b, c, m, n, k, of_a, of_b, PLAIN);
                     let config = LaunchConfig::new(2, sizes::THREADS);
                     let config = config.with_dynamic_shared(sizes::SHARED);
-                    // SAFETY: the matrices have the elements.
+                    // SAFETY: the matrices have the sizes of the shape.
                     unsafe { product.config(config).launch(&stream)? };
                     stream.synchronize()
                 })?;

@@ -1,9 +1,9 @@
 // Times all-reduces of FlashInfer, for `devcomm-bench .. --peers flashinfer=PROGRAM`: its Lamport
 // kernels (one-shot and two-shot, alone and with residual and RMSNorm), which are TensorRT-LLM's,
-// and its copy of vLLM's custom all-reduce. Compiled by bench/peers/build.sh with FlashInfer's
+// and its copy of vLLM's custom all-reduce. bench/peers/build.sh compiles it with FlashInfer's
 // headers; it needs neither Python nor torch, and runs all GPUs in one process with peer access.
 //
-// The argument is a job (JSON). It prints a line of JSON for each case and algorithm: the time of
+// The argument is a job (JSON). The program prints a line of JSON for each case and algorithm: the time of
 // each round on the slowest GPU and the number of wrong elements, or why it was left out.
 
 #include <barrier>

@@ -16,7 +16,7 @@ fn empty_twins() -> tempfile::TempDir {
     folder
 }
 
-/// Every benchmark.
+/// The benchmarks whose common flags are tested.
 const BENCHMARKS: [&str; 6] =
     ["twins", "all-reduce", "all-gather", "barrier", "put", "gemm-allreduce"];
 
@@ -179,7 +179,7 @@ fn a_job_has_a_rank() {
 #[test]
 fn a_machine_without_a_gpu_is_told_so() {
     let Err(reason) = devcomm::visible_gpus() else {
-        // Written to standard output, as the test harness would capture `println!`.
+        // This is written to stdout, as the test harness would capture `println!`.
         let name = "a_machine_without_a_gpu_is_told_so";
         let _ = writeln!(std::io::stdout(), "SKIPPED {name}: this machine has a GPU");
         return;
@@ -199,7 +199,7 @@ fn the_help_names_every_flag_of_nccl_tests_that_is_kept() {
     let all = ["-n, --iters", "-w, --warmup_iters", "-c, --check"];
     let all =
         [&all[..], &["-g, --ngpus", "-G, --cudagraph", "-T, --timeout", "--gin-loopback"]].concat();
-    let of_messages = ["-b, --minbytes", "-e, --maxbytes", "-f, --stepfactor", "-i, --stepbytes"];
+    let message_flags = ["-b, --minbytes", "-e, --maxbytes", "-f, --stepfactor", "-i, --stepbytes"];
     let helps = |bench: &str, flags: &[&str]| {
         let (code, stdout, _) = run(&[bench, "--help"]);
         assert_eq!(code, Some(0));
@@ -208,7 +208,7 @@ fn the_help_names_every_flag_of_nccl_tests_that_is_kept() {
         }
     };
     BENCHMARKS.iter().for_each(|bench| helps(bench, &all));
-    WITH_MESSAGES.iter().for_each(|bench| helps(bench, &of_messages));
+    WITH_MESSAGES.iter().for_each(|bench| helps(bench, &message_flags));
     helps("all-reduce", &["-d, --datatype", "-o, --op"]);
     let (_, stdout, _) = run(&["--help"]);
     assert!(stdout.contains("nccl-tests, except"), "{stdout}");

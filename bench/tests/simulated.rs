@@ -115,9 +115,9 @@ fn an_all_reduce_is_right_for_every_type_and_size_and_is_not_timed() {
         let (comments, rows) = table(&[&args[..], &["-d", "all"]].concat());
         assert_eq!(rows.len(), 3 * 4 * 5, "{rows:?}");
         let algorithm = if ["2", "4", "8"].contains(&ranks) { "Lamport" } else { "Nccl" };
-        for of_size in rows.chunks(5) {
-            assert_eq!(column(of_size, 5), [&["rust"], &OF_OPS[..], &OF_NCCL].concat());
-            for row in of_size {
+        for same_size in rows.chunks(5) {
+            assert_eq!(column(same_size, 5), [&["rust"], &OF_OPS[..], &OF_NCCL].concat());
+            for row in same_size {
                 assert_eq!((&*row[3], &*row[4]), ("sum", "-"), "{row:?}");
                 let chosen = if OF_OPS.contains(&&*row[5]) { algorithm } else { "-" };
                 assert_eq!(row[7..], ["-", "-", "-", "0", "-", chosen], "{row:?}");
@@ -171,8 +171,8 @@ fn every_reduction_is_right_for_every_type_in_place_and_on_every_communicator() 
         assert_eq!((&*rows[0][3], &*rows.last().unwrap()[3]), (op, op));
         let nccl = [["nccl"; 3].as_slice(), &["nccl-sym"; 2]].concat();
         let in_place = [&OF_OPS[..], &nccl].concat();
-        let of_size = [own, &in_place, &in_place].concat();
-        assert_eq!(column(&rows, 5), [&of_size[..], &of_size].concat());
+        let variants = [own, &in_place, &in_place].concat();
+        assert_eq!(column(&rows, 5), [&variants[..], &variants].concat());
         let settings = ["-", "efficiency", "ctas:4", "-", "ctas:4"];
         assert_eq!(column(&rows[rows.len() - 5..], 12), settings);
     }
@@ -217,9 +217,9 @@ fn a_put_arrives_over_the_network_and_over_nvlink() {
         let args = ["put", "--simulate", ranks, "-b", "1", "-e", "30000", "-f", "31"];
         let rows = rows_of(&args);
         assert_eq!(rows.len(), 4 * 4, "{rows:?}");
-        for (of_size, size) in rows.chunks(4).zip(["1", "31", "961", "29791"]) {
-            assert_eq!(column(of_size, 0), [size; 4]);
-            assert_eq!(column(of_size, 5), ["rust", "rust-lsa", OF_NCCL[0], OF_NCCL[1]]);
+        for (same_size, size) in rows.chunks(4).zip(["1", "31", "961", "29791"]) {
+            assert_eq!(column(same_size, 0), [size; 4]);
+            assert_eq!(column(same_size, 5), ["rust", "rust-lsa", OF_NCCL[0], OF_NCCL[1]]);
         }
     }
     refuses_late(&["put", "--simulate", "1"], "two ranks");
@@ -548,8 +548,8 @@ fn nccl_tests_table_has_the_results_in_place() {
         assert_eq!(rows_of(&[name, "--simulate", "3", "--nccl-tests", "nccl"]), sizes);
         assert_eq!(rows_of(&[name, "--simulate", "2", "--nccl-tests"]).len(), 3);
     }
-    let of_pairs = rows_of(&["all-to-all", "--simulate", "2", "--nccl-tests", "-G", "1"]);
-    assert_eq!(of_pairs[0], row(24, 3, "none", "-1", "N/A"));
+    let graphs = rows_of(&["all-to-all", "--simulate", "2", "--nccl-tests", "-G", "1"]);
+    assert_eq!(graphs[0], row(24, 3, "none", "-1", "N/A"));
 }
 
 /// Writes a script that can be run, and returns its path.
@@ -643,8 +643,8 @@ fn rows_of_peers_join_the_table_and_absent_ones_are_left_out() {
     assert!(stdout.contains("# #wrong 0"), "{stdout}");
     assert!(stdout.contains("# left out: torch-one-shot: cannot start /no/such"), "{stdout}");
     let text = |name: &str| rows.iter().filter_map(|row| row[name].as_str()).collect::<Vec<_>>();
-    let of_host = [&["rust"], &OF_OPS[..], &OF_NCCL].concat();
-    assert_eq!(text("variant"), [&of_host[..], &of_host, &["flashinfer"; 2]].concat());
+    let variants = [&["rust"], &OF_OPS[..], &OF_NCCL].concat();
+    assert_eq!(text("variant"), [&variants[..], &variants, &["flashinfer"; 2]].concat());
     assert_eq!(text("asked"), ["one-shot", "two-shot"]);
 
     let more = ["--peers", "torch=/no/such", "--variants", "nccl,torch-one-shot"];

@@ -89,7 +89,7 @@ fn scales_fit_the_largest_and_the_smallest_numbers() {
             [bf16::MIN_POSITIVE_SUBNORMAL, bf16::ZERO],
             [bf16::INFINITY, bf16::ONE],
             [bf16::NAN, bf16::ONE],
-            // The largest number of its scale, and the smallest of the next one.
+            // These are the largest number of a scale, and the smallest of the next one.
             [bf16::from_f32(448.0), bf16::from_f32(-0.4375)],
             [bf16::from_f32(-450.0), bf16::from_f32(449.0)],
             [bf16::NEG_INFINITY, bf16::MAX],

@@ -9,7 +9,7 @@ use devcomm_testing::machines::on_gpus;
 
 /// An element with the reference of its reductions.
 trait Number: Element + PartialEq + Debug {
-    /// Returns the element `i` of what a rank sends. Some have the bits of an empty slot.
+    /// Returns element `i` of the data that a rank sends. Some have the bits of an empty slot.
     fn sent(rank: usize, i: usize) -> Self;
     fn reduced(op: ReduceOp, all: &[Self]) -> Self;
 }
@@ -45,7 +45,7 @@ integers!(i8 u8 i32 u32 i64 u64);
 macro_rules! floats {
     ($($type:ident: $from:expr, $to:expr;)*) => { $(
         impl Number for $type {
-            /// Small numbers, whose results are exact; -0 has the bits of an empty slot.
+            /// Returns small numbers, whose results are exact; -0 has the bits of an empty slot.
             fn sent(rank: usize, i: usize) -> Self {
                 $from(if i % 5 == 0 { -0.0 } else { ((rank * 5 + i) % 5) as f32 - 2.0 })
             }

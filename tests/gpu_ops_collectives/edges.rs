@@ -55,7 +55,7 @@ fn no_elements_are_nothing_to_do_everywhere() {
         y.copy_from_host(&own)?;
         let (none, empty) = (x.slice(3..3)?, y.slice(16..)?);
         let mut done = 0;
-        // Slices of two buffers, and of one in place.
+        // The slices are of two buffers, and of one in place.
         for to in [&empty, &none] {
             let slice = |_| Ok([none.clone(), to.clone()]);
             each_collective(&collectives, comm, [0, 0], &stream, slice, |_, result| {

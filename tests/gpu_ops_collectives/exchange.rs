@@ -14,8 +14,8 @@ trait Bits: Element + PartialEq + std::fmt::Debug {
     /// The element with all bits set.
     const ONES: Self;
 
-    /// Returns the element `i` of what rank `from` sends to rank `to` in a launch. Every other one
-    /// has the bits of an empty slot.
+    /// Returns element `i` of the data that rank `from` sends to rank `to` in a launch. Every other
+    /// one has the bits of an empty slot.
     fn of(from: usize, to: usize, launch: usize, i: usize) -> Self;
 }
 
@@ -49,11 +49,11 @@ use Operation::{AllGather, AllToAll, Broadcast};
 enum Memory {
     /// Buffers in no window, which begin this number of elements after an aligned address.
     Plain(usize),
-    /// Buffers in windows; what is sent is in its place in the memory that receives.
+    /// Buffers in windows; the data to send is in its place in the memory that receives.
     InPlace,
     /// Buffers in windows.
     Window,
-    /// What is sent is not aligned; what is received is in a window.
+    /// An unaligned buffer to send, and one in a window to receive.
     Odd,
 }
 
@@ -455,7 +455,7 @@ fn messages_of_any_length_follow_each_other() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (options, long) = match rank.is_simulated() {
             true => (CollectivesOptions::new().lamport_bytes(1 << 10).push_blocks(2), 1100),
-            // Just longer than what two ranks send in one step.
+            // The messages are just too long for two ranks to send them in one step.
             false => (CollectivesOptions::new(), (4 << 20) / size_of::<T>() + 5),
         };
         let (collectives, me) = (options.build(comm)?, rank.rank());

@@ -66,7 +66,7 @@ impl Call {
         })
     }
 
-    /// Returns the elements that a rank receives of those that all send.
+    /// Returns the elements that a rank receives.
     fn expected(&self, rank: usize, ranks: usize, replay: usize) -> Vec<f32> {
         let element = |from, i| sent(from, replay, i);
         let all = |op, i| reduced(op, (0..ranks).map(|from| element(from, i)));

@@ -138,7 +138,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns the buffers that do not hold what they should, with what they hold.
+    /// Returns descriptions of the buffers whose content is wrong.
     fn wrong(&self, expected: &[Value; BUFFERS]) -> Result<Vec<String>, Error> {
         let mut wrong = Vec::new();
         self.streams.iter().try_for_each(Stream::synchronize)?;

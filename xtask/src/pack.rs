@@ -235,8 +235,8 @@ fn copy_programs(project: &Project, to: &Path) -> Result<PathBuf> {
     made.kernels.context("the build script of devcomm-ops made no kernels")
 }
 
-/// run.sh's environment for GIN without an RDMA card. run.sh sets `$programs` to the unpacked
-/// folder.
+/// Returns run.sh's environment for GIN without an RDMA card. run.sh sets `$programs` to the
+/// unpacked folder.
 fn network_sh() -> String {
     let plugin = Path::new("$programs/lib/libdevcomm_rma_loopback.so");
     let variables = devcomm_locate::gin_loopback_environment(plugin);

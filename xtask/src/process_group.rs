@@ -17,7 +17,7 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// A running process group, killed on drop.
 pub struct ProcessGroup {
-    /// The program, whose process id is also the group's; `None` once waited for.
+    /// The program, whose process id is also the group's; `None` after the wait for it.
     leader: Option<Child>,
     output: Receiver<io::Result<Chunk>>,
 }

@@ -36,10 +36,11 @@ pub unsafe fn lsa_put(
     let block = thread::block_idx_x() as usize;
     let (saved, mine) = (thread::grid_dim_x() as usize + block, flags.local());
     let first = team.rank % 2 == 0;
-    // SAFETY: the contract: only this block, and the same block of the peer, use these elements.
+    // SAFETY: the caller's windows have the elements; only this block, and the same block of the
+    // peer, use those below.
     unsafe {
         let arrived = Flag::new(&comm, flags, block);
-        // Messages received by earlier launches. The peer has received the same number.
+        // Earlier launches have received this number of messages, and so has the peer.
         let base = mine.load(saved);
         let mut message = base;
         for step in 0..2 * rounds {

@@ -77,8 +77,8 @@ pub unsafe fn p2p_tma(
     let memory = TileMemory::dynamic();
     let place = |state: PipelineState| -> Tile { memory.tile(state.stage * Tile::BYTES) };
     let tiles = rows.div_ceil(tile_rows);
-    // SAFETY: the contract; a place is stored from when it is full, and loaded to again when that
-    // store has read it.
+    // SAFETY: the caller passes maps of such tiles; a place is stored from when it is full, and
+    // loaded to again when that store has read it.
     unsafe {
         let pipeline = Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES);
         pipeline.init(1, 1);

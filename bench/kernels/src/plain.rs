@@ -1,4 +1,4 @@
-//! A plain kernel, such as a model runs between two operations.
+//! A plain kernel, which stands for those that a model runs between two operations.
 
 use cuda_std::prelude::*;
 use cuda_std::strided::Strided;
@@ -16,7 +16,7 @@ pub unsafe fn plain(data: *mut u32, len: usize) {
     let step = thread::grid_dim_x() as usize * thread::block_dim_x() as usize;
     let first = thread::block_idx_x() as usize * thread::block_dim_x() as usize;
     for i in Strided::new(first + thread::thread_idx_x() as usize, len, step) {
-        // SAFETY: the contract; one thread accesses an element.
+        // SAFETY: the caller's `data` has `len` elements; one thread accesses an element.
         unsafe { *data.add(i) = (*data.add(i)).wrapping_add(1) };
     }
 }

@@ -1,4 +1,4 @@
-//! What the driver says of a rank's GPU.
+//! Properties of a rank's GPU, as the driver reports them.
 
 use anyhow::{Result, ensure};
 use cudarc::driver::result::device;

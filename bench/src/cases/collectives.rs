@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::benchmark::SIMULATED_LARGEST;
 use super::concurrent_product::ConcurrentProduct;
-use super::operation::{Call, Op, Operation, memory, of_nccl};
+use super::operation::{Call, Op, Operation, memory, nccl_variants};
 use super::prelude::*;
 use super::workloads::Workload;
 use crate::base::options::{Dtype, LARGEST, parse_bytes};
@@ -184,7 +184,7 @@ impl Flags {
                         })?,
                     );
                 }
-                for (variant, (i, nccl)) in of_nccl(&job.selection, nccl, reduces) {
+                for (variant, (i, nccl)) in nccl_variants(&job.selection, nccl, reduces) {
                     let buffers = if variant == Variant::Nccl { &plain } else { &own[i] };
                     contenders.push(call(buffers)?.by_nccl(variant, nccl));
                 }

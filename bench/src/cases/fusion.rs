@@ -12,7 +12,7 @@ use devcomm_testing::gemm::Problem;
 use half::bf16;
 
 use super::benchmark::Options;
-use super::operation::{CollectiveLibrary, Operation, buffer, of_nccl};
+use super::operation::{CollectiveLibrary, Operation, buffer, nccl_variants};
 use super::prelude::*;
 use super::product::{BF16_ROUNDING, Library, Matrices, Product, Sum, tune};
 use super::shapes::ShapeOptions;
@@ -305,15 +305,15 @@ fn by_cublaslt<'a>(
         &data.own,
     );
     let mut on = Vec::from_iter(selection.has(Variant::CublasLtRust).then_some(by_devcomm));
-    for (variant, (i, nccl)) in of_nccl(selection, &means.nccl, data.collective.reduces()) {
+    for (variant, (i, nccl)) in nccl_variants(selection, &means.nccl, data.collective.reduces()) {
         let (comm, name) = (nccl.comm(), nccl.name.as_ref());
-        on.push((variant, CollectiveLibrary::Nccl(comm), comm, name, &data.of_nccl[i]));
+        on.push((variant, CollectiveLibrary::Nccl(comm), comm, name, &data.with_nccl[i]));
     }
     for (variant, by, comm, name, own) in on {
         let b = matrices.b_in_turn();
         let multiply = move |a: &DeviceSlice<bf16>, c: &DeviceSlice<bf16>| {
             let addresses = [a.device_address(), b().device_address(), c.device_address()];
-            // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
+            // SAFETY: the buffers are as large as the plan's shape needs, and only this stream uses
             // them.
             unsafe { plan.enqueue(addresses, stream) }
         };
@@ -336,7 +336,7 @@ struct Data<'a> {
     /// The rank's elements of A: a window if other ranks receive them.
     own: DeviceSlice<bf16>,
     /// The rank's elements of A in a window of each communicator of NCCL.
-    of_nccl: Vec<DeviceSlice<bf16>>,
+    with_nccl: Vec<DeviceSlice<bf16>>,
     /// The rank's elements of A, within the whole A.
     within: DeviceSlice<bf16>,
 }
@@ -349,18 +349,18 @@ impl<'a> Data<'a> {
     ) -> devcomm::Result<Self> {
         let (harness, collective) = (matrices.harness, F::COLLECTIVE);
         let all = matrices.a.device_slice();
-        let (own, of_nccl, within) = match collective {
+        let (own, with_nccl, within) = match collective {
             Operation::AllGather => {
                 let len = all.len() / harness.rank.n_ranks();
                 let first = harness.rank.rank() * len;
                 let within = all.slice(first..first + len)?;
                 let window = |comm: &Communicator| Ok(comm.window(len)?.device_slice());
-                let of_nccl = nccl.iter().map(|nccl| window(nccl.comm()));
-                (window(harness.comm)?, of_nccl.collect::<devcomm::Result<_>>()?, within)
+                let with_nccl = nccl.iter().map(|nccl| window(nccl.comm()));
+                (window(harness.comm)?, with_nccl.collect::<devcomm::Result<_>>()?, within)
             }
             _ => (all.clone(), vec![all.clone(); nccl.len()], all),
         };
-        let data = Self { collective, harness, matrices, sum, own, of_nccl, within };
+        let data = Self { collective, harness, matrices, sum, own, with_nccl, within };
         data.fill()?;
         Ok(data)
     }
@@ -381,7 +381,7 @@ impl<'a> Data<'a> {
     /// Copies the rank's elements of A to the windows from which an all-gather sends them.
     fn fill(&self) -> devcomm::Result<()> {
         if self.collective == Operation::AllGather {
-            let mut all = self.of_nccl.iter().chain([&self.own]);
+            let mut all = self.with_nccl.iter().chain([&self.own]);
             all.try_for_each(|own| self.harness.stream.copy(&self.within, own))?;
             self.harness.stream.synchronize()?;
         }

@@ -48,13 +48,13 @@ pub struct GroupedGemm {
 /// How rows are divided among groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Split {
-    /// The same number in each, up to one
+    /// All groups have the same number of rows, up to one
     Even,
-    /// Each row in any group
+    /// Each row belongs to a random group
     Random,
     /// The first groups have much more than others
     Skewed,
-    /// All in one
+    /// One group has all rows
     One,
 }
 
@@ -226,9 +226,9 @@ impl<'a> Matrices<'a> {
         };
         let outcome = Product { matrices: self, c, grouped: true };
         // SAFETY: the graphs of a comparison end before its contenders, which own or borrow the
-        // buffers; they have the elements.
+        // buffers; these are as large as the groups' shapes need.
         let work = move || unsafe { product.enqueue(&harness.stream) };
-        // Not every GPU and version of cuBLAS has it.
+        // Not every GPU and version of cuBLAS has this operation.
         if let Err(why) = work().and_then(|()| harness.stream.synchronize()) {
             println!("# left out: cublas-grouped: {why}");
             return Ok(None);
@@ -249,7 +249,7 @@ impl<'a> Matrices<'a> {
             || plans.iter().zip(&addresses).filter_map(|(p, at)| Some((p.as_ref()?, (*at)?)));
         if variant == Variant::CublasLt {
             for (plan, at) in products() {
-                // SAFETY: the buffers have the elements of the groups, and live until the stream is
+                // SAFETY: the buffers are as large as the groups need, and live until the stream is
                 // idle.
                 let enqueue = || unsafe { plan.enqueue(at, stream) };
                 plan.choose(
@@ -264,7 +264,7 @@ impl<'a> Matrices<'a> {
         let products: Vec<_> = products().collect();
         let groups = format!("{} groups, up to {} rows", self.sizes.len(), most(&self.sizes));
         // SAFETY: the graphs of a comparison end before its contenders, which own or borrow these
-        // buffers; they have the elements.
+        // buffers; these are as large as the groups' shapes need.
         let work = move || unsafe {
             match variant {
                 Variant::Rust => kernel.launch(a, b, &c, &self.groups, shape, None),
@@ -307,8 +307,8 @@ impl Outcome for Product<'_> {
             sizes.iter().enumerate().flat_map(|(g, size)| std::iter::repeat_n(g, *size)).collect();
         let is_wrong = |(row, column): &(usize, usize)| {
             let group = if self.grouped { groups[*row] } else { 0 };
-            let of_b = (column + group) % problem.n;
-            let right = bf16::nearest(problem.exact(0..1, *row, of_b) as f32);
+            let row_of_b = (column + group) % problem.n;
+            let right = bf16::nearest(problem.exact(0..1, *row, row_of_b) as f32);
             c[row * problem.n + column] != right
         };
         Ok(match harness.rank.is_simulated() {

@@ -15,7 +15,7 @@ impl Benchmark for Launch {
     const NAME: &'static str = "launch";
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
-        // A vector for each rank.
+        // Each rank gets a vector.
         const COUNT: usize = 4;
         let (harness, ranks) = (job.harness, job.harness.rank.n_ranks());
         let compiled = job.kernels(&KERNELS, "push_exchange")?;

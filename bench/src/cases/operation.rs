@@ -148,7 +148,7 @@ pub const NCCL: [Variant; 2] = [Variant::Nccl, Variant::NcclSym];
 
 /// Returns NCCL's selected variants, each with the configurations that may matter to it and their
 /// numbers.
-pub fn of_nccl<'a, 'b>(
+pub fn nccl_variants<'a, 'b>(
     selection: &Selection,
     all: &'a [Nccl<'b>],
     reduces: bool,
@@ -173,7 +173,7 @@ pub fn calls_of_nccl<'a>(
         let buffers = memory::<f32>(nccl.comm(), variant, lens)?;
         Ok(Call::new(job.harness, operation, false, buffers)?.by_nccl(variant, nccl))
     };
-    of_nccl(&job.selection, nccl, operation.reduces()).map(call).collect()
+    nccl_variants(&job.selection, nccl, operation.reduces()).map(call).collect()
 }
 
 /// Returns buffers to send and to receive in, in the kind of memory that NCCL's variant uses.

@@ -1,4 +1,4 @@
-//! What the benchmarks of matrix products share: the factors, cuBLASLt, and the check of C.
+//! Common parts of the benchmarks of matrix products: the factors, cuBLASLt, and the check of C.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -77,7 +77,7 @@ pub fn by_cublaslt<'a, T: Number, O: Number>(
     let work = move || {
         let addresses = [a.device_address(), b().device_address(), c.device_address()];
         // SAFETY: the graphs of a comparison end before its contenders, which borrow A and B and
-        // own C; they have the elements of the plan's shape, and only this stream uses them.
+        // own C; all are as large as the plan's shape needs, and only this stream uses them.
         unsafe { plan.enqueue(addresses, &harness.stream) }
     };
     Ok(Contender::new(variant, work, checked).by_algorithm(plan.describe()))
@@ -88,7 +88,7 @@ pub fn by_cublaslt<'a, T: Number, O: Number>(
 pub fn tune<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>, c: u64) -> Result<()> {
     let harness = matrices.harness;
     let b = matrices.b_in_turn();
-    // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses them;
+    // SAFETY: the buffers are as large as the plan's shape needs, and only this stream uses them;
     // graphs end before the buffers.
     let enqueue = || unsafe {
         plan.enqueue([matrices.a.device_address(), b().device_address(), c], &harness.stream)
@@ -240,7 +240,7 @@ impl Sum {
         let Matrices { harness, problem, ranks: summed, a, b } = matrices;
         let (a, b) = (a.device_address(), b.copies[0].device_address());
         let sum: SymmetricBuffer<f32> = harness.comm.mem_alloc(problem.m * problem.n)?;
-        // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
+        // SAFETY: the buffers are as large as the plan's shape needs, and only this stream uses
         // them.
         unsafe { plan.enqueue([a, b, sum.device_address()], &harness.stream)? };
         harness.finish()?;
@@ -281,12 +281,12 @@ pub struct Product<'a, O> {
     /// The relative error of each rank's product, if products are rounded before they are added.
     /// `None` if C is rounded once, from an exact sum.
     pub product_rounding: Option<f64>,
-    /// What the sums were multiplied by: a power of two, so that the multiplication is exact.
+    /// The factor of the sums: a power of two, so that the multiplication is exact.
     pub scale: f32,
     pub epilogue: Epilogue,
 }
 
-/// What follows a product on one GPU. All but `None` add a bias first. Biases and residuals are
+/// The epilogue of a product on one GPU. All but `None` add a bias first. Biases and residuals are
 /// small integers, so that the sums stay exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Epilogue {

@@ -74,7 +74,7 @@ impl Benchmark for Put {
     }
 }
 
-/// Round trips per timed launch: enough to hide the launch, within a limit of bytes.
+/// Returns the round trips per timed launch: enough to hide the launch, within a limit of bytes.
 fn rounds(bytes: usize) -> u32 {
     ((16 << 20) / bytes).clamp(2, 50) as u32
 }

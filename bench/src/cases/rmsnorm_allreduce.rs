@@ -16,7 +16,7 @@ use half::{bf16, f16};
 
 use super::benchmark::Options;
 use super::collectives::{Means, for_types};
-use super::operation::{Operation, memory, of_nccl};
+use super::operation::{Operation, memory, nccl_variants};
 use super::prelude::*;
 use super::shapes::lists_or;
 use crate::base::options::Dtype;
@@ -140,7 +140,7 @@ impl RmsNormAllReduce {
             if job.selection.has(Variant::RustOps) {
                 contenders.push(norm(harness.comm, Variant::RustOps)?.by_collectives(collectives));
             }
-            for (variant, (_, nccl)) in of_nccl(&job.selection, nccl, true) {
+            for (variant, (_, nccl)) in nccl_variants(&job.selection, nccl, true) {
                 contenders.push(norm(nccl.comm(), variant)?.by_nccl::<K>(compiled, nccl));
             }
             let case = Case {
@@ -252,7 +252,7 @@ impl<'a, T: Number> Norm<'a, T> {
             let [sum, residual, weight] =
                 [&output, &residual, &weight].map(|slice| slice.device_address());
             let norm = K::with_args((sum, residual, weight, sum, quantised, tokens, hidden, EPS));
-            // SAFETY: the buffers have the elements, aligned; dropping one waits for the stream.
+            // SAFETY: the buffers have aligned rows of this size; a drop waits for the stream.
             unsafe { norm.config(config).launch(&compiled.on(stream)) }
         };
         Contender::new(variant, work, outcome).configured(nccl.name.as_ref())

@@ -39,7 +39,7 @@ pub struct TuneCollective {
     run: RunOptions,
 }
 
-/// What an entry is for: operation, ranks, type, and the bytes of a message.
+/// The key of an entry: operation, ranks, type, and the bytes of a message.
 type Key = (String, usize, String, usize);
 
 impl TableKey for Key {

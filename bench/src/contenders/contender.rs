@@ -44,7 +44,7 @@ variants! {
     CopyEngine "copy-engine";
     /// The operation of `devcomm`, which chooses among kernels and NCCL
     RustOps "rust-ops";
-    /// The same on memory that is not registered
+    /// The operation of `rust-ops` on memory that is not registered
     RustOpsPlain "rust-ops-plain";
     /// The operation in several launches of `devcomm`
     RustUnfused "rust-unfused";
@@ -62,7 +62,7 @@ variants! {
     CppAgain "cpp-again";
     /// cuBLASLt's matrix product
     CublasLt "cublaslt";
-    /// The same with parts of a sum added in the type of C
+    /// The product of `cublaslt` with parts of a sum added in the type of C
     CublasLtRoundedParts "cublaslt-rounded-parts";
     /// cuBLAS's products of groups, in one call
     CublasGrouped "cublas-grouped";
@@ -84,7 +84,7 @@ variants! {
     Vllm "vllm";
     /// nccl-tests' kernel that loads and stores over NVLink (`-D 1`)
     NcclTestsLsa "nccl-tests-lsa";
-    /// The same by vectors of 16 bytes (`-D 2`)
+    /// The kernel of `nccl-tests-lsa` by vectors of 16 bytes (`-D 2`)
     NcclTestsLsaVector "nccl-tests-lsa-vector";
     /// NCCL EP's algorithm for low latency
     NcclEpLl "nccl-ep-ll";

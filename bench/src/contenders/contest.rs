@@ -29,7 +29,7 @@ impl VariantInfo {
     }
 }
 
-/// What a variant is in the ratio of a benchmark.
+/// The role of a variant in the ratios of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// devcomm's default; absent from a benchmark without a ratio.

@@ -58,8 +58,8 @@ impl GroupedProduct {
     ///
     /// # Safety
     ///
-    /// The buffers at the addresses have the elements, and nothing else uses them until the stream
-    /// has completed the products.
+    /// The buffers at the addresses are as large as the products need, and nothing else uses them
+    /// until the stream has completed the products.
     pub unsafe fn enqueue(&self, stream: &Stream) -> devcomm::Result<()> {
         let groups = self.rows.len();
         let [b, a, c] = self.addresses.each_ref().map(|all| all.device_address());
@@ -68,12 +68,12 @@ impl GroupedProduct {
             (vec![Transposition::CUBLAS_OP_T; groups], vec![Transposition::CUBLAS_OP_N; groups]);
         let (one, zero, size) = (vec![1.0_f32; groups], vec![0.0_f32; groups], vec![1; groups]);
         let bf16 = cudaDataType::CUDA_R_16BF;
-        // SAFETY: the arrays have an element for each group; the rest is the caller's contract. A
-        // `CUstream` is also a `cudaStream_t`.
+        // SAFETY: the arrays have an element for each group, and the caller's buffers are as large
+        // as the products need. A `CUstream` is also a `cudaStream_t`.
         let done = unsafe {
             sys::cublasSetStream_v2(self.handle, stream.as_raw().cast()).result().and_then(|()| {
                 let workspace = self.scratch.device_address() as *mut _;
-                // A new stream resets it.
+                // A new stream resets the workspace.
                 sys::cublasSetWorkspace_v2(self.handle, workspace, SCRATCH).result()?;
                 sys::cublasGemmGroupedBatchedEx(
                     self.handle,

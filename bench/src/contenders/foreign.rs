@@ -152,7 +152,7 @@ impl Drop for Processes {
     }
 }
 
-/// Programs for tests.
+/// Stand-ins for other programs, for tests.
 #[cfg(test)]
 pub mod fake {
     use std::path::PathBuf;

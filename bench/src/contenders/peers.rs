@@ -23,14 +23,14 @@ use crate::contenders::selection::Selection;
 #[derive(Debug)]
 pub struct Kind {
     pub name: &'static str,
-    /// What is started unless the command line names another.
+    /// The program that is started unless the command line names another.
     program: &'static str,
     /// The Python script that runs the program, or that the program, a Python, runs.
     script: Option<&'static str>,
     variants: &'static [Variant],
 }
 
-/// Every kind. A program gets a job as JSON, and the environment of torchrun; the first process
+/// All kinds. Each program gets a job as JSON, and the environment of torchrun; the first process
 /// prints a line of JSON for each result.
 const KINDS: [Kind; 5] = [
     Kind {

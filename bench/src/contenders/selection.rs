@@ -11,7 +11,7 @@ use crate::contenders::contest::VariantInfo;
 #[derive(Clone, Debug)]
 pub struct Selection {
     wanted: Vec<VariantInfo>,
-    /// Whether they were named on the command line.
+    /// Whether the variants were named on the command line.
     named: bool,
     omitted: Vec<(Variant, String)>,
 }

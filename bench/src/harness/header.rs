@@ -233,10 +233,9 @@ fn nvls(multimem: bool) -> String {
 }
 
 fn environment(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
-    let of_nccl = variables.filter(|(name, _)| name.starts_with("NCCL_"));
+    let nccl = variables.filter(|(name, _)| name.starts_with("NCCL_"));
     let short = |value: String| value.rsplit('/').next().unwrap_or_default().to_owned();
-    let mut found: Vec<_> =
-        of_nccl.map(|(name, value)| format!("{name}={}", short(value))).collect();
+    let mut found: Vec<_> = nccl.map(|(name, value)| format!("{name}={}", short(value))).collect();
     found.sort();
     found
 }

@@ -46,7 +46,7 @@ pub fn starts(path: &Path) -> Result<Vec<Report<Row>>> {
 /// Standard errors that a difference exceeds.
 const ERRORS: f64 = 3.0;
 
-/// What became of a row.
+/// The result of the comparison of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Faster,

@@ -1,5 +1,5 @@
-//! `report`: a page of ratios and plots from files of rows, as docs/measurements.md. `rows`: the
-//! rows of a file.
+//! The commands `report`, which writes a page of ratios and plots from files of rows, such as
+//! docs/measurements.md, and `rows`, which prints the rows of a file.
 
 pub mod compare;
 mod file;

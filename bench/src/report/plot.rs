@@ -89,7 +89,7 @@ struct Axis {
     high: f64,
     from: f64,
     to: f64,
-    /// Where it has labels.
+    /// The values that have labels.
     ticks: Vec<f64>,
 }
 
@@ -133,7 +133,7 @@ struct Picture(String);
 
 impl Picture {
     fn add(&mut self, element: std::fmt::Arguments<'_>) {
-        // A string takes everything.
+        // A write to a string does not fail.
         let _ = writeln!(self.0, "{element}");
     }
 
@@ -258,7 +258,7 @@ fn panels(series: &[Series<'_>], limit: Option<f64>) -> String {
 fn draw_least_time(picture: &mut Picture, series: &[Series<'_>], limit: f64, x: &Axis, y: &Axis) {
     let bus = series[0].rows.iter().find_map(|row| Some(row.busbw? / row.algbw?));
     let Some(factor) = bus.filter(|bus| *bus > 0.0) else { return };
-    // Microseconds of a byte.
+    // The microseconds that a byte takes.
     let each = factor / (limit * 1e3);
     let first = (y.low / each).max(x.low);
     if first < x.high {

@@ -33,9 +33,9 @@ pub fn ratios(contest: &Contest, rows: &[Row]) -> Vec<Ratio> {
     let mut ratios: Vec<Ratio> = Vec::new();
     let one_type = rows.iter().all(|row| row.dtype == rows[0].dtype);
     for case in cases(rows) {
-        let of_type = if one_type { String::new() } else { format!(" {}", case[0].dtype) };
-        let of_case = of_case(contest, case).into_iter();
-        ratios.extend(of_case.map(|ratio| Ratio { case: ratio.case + &of_type, ..ratio }));
+        let dtype = if one_type { String::new() } else { format!(" {}", case[0].dtype) };
+        let found = of_case(contest, case).into_iter();
+        ratios.extend(found.map(|ratio| Ratio { case: ratio.case + &dtype, ..ratio }));
     }
     ratios
 }
@@ -79,7 +79,7 @@ fn of_case(contest: &Contest, case: &[Row]) -> Vec<Ratio> {
     [by(|row| row.time_us, ""), by(|row| row.between_us, BETWEEN)].concat()
 }
 
-/// What follows a plan where a kernel of another program ran before each call.
+/// The suffix of a plan's name for calls that each follow an unrelated kernel.
 const BETWEEN: &str = " after another kernel";
 
 impl Ratio {

@@ -101,7 +101,7 @@ pub struct Row {
     pub tokens: Option<usize>,
     pub hidden: Option<usize>,
     pub variant: Variant,
-    /// Whether it sends and receives in one buffer.
+    /// Whether the variant sends and receives in one buffer.
     #[serde(default)]
     pub in_place: bool,
     pub blocks: Option<u32>,

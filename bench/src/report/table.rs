@@ -157,9 +157,9 @@ impl Layout {
         let mut lines = Vec::new();
         self.widths.resize(shown.len(), 0);
         for (i, (column, width)) in R::COLUMNS.iter().zip(&mut self.widths).enumerate() {
-            let of_heading = column.least_width.max(column.name.len()).max(column.unit.len());
+            let heading = column.least_width.max(column.name.len()).max(column.unit.len());
             let longest = cells.iter().map(|row| row[i].len()).max().unwrap_or(0);
-            *width = (*width).max(of_heading).max(longest);
+            *width = (*width).max(heading).max(longest);
         }
         if shown != self.shown {
             self.shown = shown;

@@ -290,8 +290,8 @@ impl CudaBuilder {
         for report in artifacts.costly()? {
             let threads = declared.get(&*report.name).copied().flatten();
             if self.check_all || threads.is_some() {
-                let of_kernel = report.costs(threads.unwrap_or(0));
-                costs.extend(of_kernel.iter().map(|cost| format!("{}: {cost}", report.name)));
+                let kernel_costs = report.costs(threads.unwrap_or(0));
+                costs.extend(kernel_costs.iter().map(|cost| format!("{}: {cost}", report.name)));
             }
         }
         if !costs.is_empty() {
@@ -322,11 +322,11 @@ impl CudaBuilder {
             return folder.clone();
         }
         let workspace = artifact::sha256(package.workspace.as_os_str().as_encoded_bytes());
-        let of_script = match &self.out_dir {
+        let script_target = match &self.out_dir {
             Some(_) => None,
             None => env::var_os("OUT_DIR").and_then(|out| script::target_folder(Path::new(&out))),
         };
-        let target = of_script.unwrap_or_else(|| package.target.clone());
+        let target = script_target.unwrap_or_else(|| package.target.clone());
         target.join("devcomm-kernels").join(&workspace[..16])
     }
 

@@ -118,7 +118,7 @@ impl Compile<'_> {
             return Err(Error::NotBegun { package, messages });
         }
         let error = diagnostics.error(&self.package.name, &self.package.root_file);
-        // A dependency without `std` has an error for each of its uses: the first one says it all.
+        // A dependency has an error for each use of `std`, of which only the advice is printed.
         if !matches!(error, Error::NeedsStd { .. }) {
             eprint!("{}{cargo_messages}", diagnostics.text);
         }
@@ -129,10 +129,10 @@ impl Compile<'_> {
     fn library(&self, artifact: &Artifact) -> Result<Option<Library>, Error> {
         let is_rlib = |kind: &CrateType| matches!(kind, CrateType::Lib | CrateType::RLib);
         let file = |extension: &str| {
-            let of_gpu = |name: &&Utf8PathBuf| {
+            let is_for_gpu = |name: &&Utf8PathBuf| {
                 name.as_str().contains(TARGET) && name.extension() == Some(extension)
             };
-            artifact.filenames.iter().find(of_gpu).map(|name| name.as_std_path())
+            artifact.filenames.iter().find(is_for_gpu).map(|name| name.as_std_path())
         };
         let Some(library) =
             file("rlib").filter(|_| artifact.target.crate_types.iter().any(is_rlib))
@@ -167,7 +167,7 @@ impl Compile<'_> {
         }
         command
             .env("RUSTC", &self.toolchain.rustc)
-            // Unstable features for this child only: kernels need them, and stable rustc has them.
+            // This process may use unstable features, which kernels need and stable rustc has.
             .env("RUSTC_BOOTSTRAP", "1")
             // An empty wrapper also overrides one in a configuration file.
             .env("RUSTC_WRAPPER", "")
@@ -213,7 +213,7 @@ impl Compile<'_> {
             // A failed check traps, without code for its message.
             Panics::Silent => flags
                 .extend(["-Zunstable-options".to_owned(), "-Cpanic=immediate-abort".to_owned()]),
-            // The panic handler in `cuda_std` reads it.
+            // The panic handler in `cuda_std` tests this condition.
             Panics::Reported => flags.push("--cfg=devcomm_panic_messages".to_owned()),
             Panics::Checked => {}
         }
@@ -253,8 +253,8 @@ fn is_build_setting(name: &OsStr) -> bool {
     ];
     const OTHERS: [&str; 6] = ["OUT_DIR", "TARGET", "HOST", "PROFILE", "DEBUG", "OPT_LEVEL"];
     let name = name.to_string_lossy();
-    let of_cargo = name.starts_with("CARGO_") && !KEPT.iter().any(|kept| name.starts_with(kept));
-    of_cargo
+    let is_cargo = name.starts_with("CARGO_") && !KEPT.iter().any(|kept| name.starts_with(kept));
+    is_cargo
         || name.starts_with("RUSTC")
         || name.starts_with("RUSTDOC")
         || name == "RUSTFLAGS"
@@ -280,12 +280,12 @@ mod tests {
     #[test]
     fn the_toolchain_has_every_unstable_flag() {
         let toolchain = Toolchain::find(None, None).unwrap();
-        let of_rustc = output(&toolchain.rustc, &["-Zhelp"]);
+        let flags = output(&toolchain.rustc, &["-Zhelp"]);
         for flag in ["crate-attr", "mir-enable-passes", "unstable-options"] {
-            assert!(of_rustc.contains(flag), "{} has no -Z{flag}", toolchain.version);
+            assert!(flags.contains(flag), "{} has no -Z{flag}", toolchain.version);
         }
-        let of_cargo = output(&toolchain.cargo, &["-Zhelp"]);
-        assert!(of_cargo.contains("build-std"), "its cargo has no -Zbuild-std");
+        let flags = output(&toolchain.cargo, &["-Zhelp"]);
+        assert!(flags.contains("build-std"), "its cargo has no -Zbuild-std");
         output(&toolchain.rustc, &["--print=cfg", "-Zunstable-options", "-Cpanic=immediate-abort"]);
         output(&toolchain.rustc, &["--print=cfg", "-Cno-prepopulate-passes"]);
 

@@ -91,7 +91,7 @@ pub(crate) struct Link {
     pub(crate) nccl: Option<PathBuf>,
     pub(crate) cpu: String,
     pub(crate) features: String,
-    /// Which of the [`BACK_ENDS`].
+    /// The index of the module's back end in [`BACK_ENDS`].
     pub(crate) back_end: usize,
     /// A folder for the module's IR before and after optimisation.
     pub(crate) dump: Option<PathBuf>,

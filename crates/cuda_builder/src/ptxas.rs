@@ -94,7 +94,7 @@ impl Ptxas {
 /// Parses the output of `ptxas -v`.
 fn read(text: &str) -> Vec<(String, Resources)> {
     let mut kernels: Vec<(String, Resources)> = Vec::new();
-    let mut of_entry = false;
+    let mut in_entry = false;
     let mut serialized = BTreeSet::new();
     for line in text.lines() {
         if let Some((_, rest)) = line.split_once("(C7510)") {
@@ -111,8 +111,8 @@ fn read(text: &str) -> Vec<(String, Resources)> {
         };
         if let Some((_, function)) = line.split_once("Function properties for ") {
             // `ptxas` also prints the properties of functions that are not inlined.
-            of_entry = function.trim() == name;
-        } else if line.contains("bytes stack frame") && of_entry {
+            in_entry = function.trim() == name;
+        } else if line.contains("bytes stack frame") && in_entry {
             resources.stack = number_before(line, " bytes stack frame");
             resources.spill_stores = number_before(line, " bytes spill stores");
             resources.spill_loads = number_before(line, " bytes spill loads");

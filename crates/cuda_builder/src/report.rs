@@ -117,8 +117,8 @@ impl Artifacts {
     ///
     /// [`Error::Io`] or [`Error::Ptx`] when the PTX on disk cannot be read.
     pub fn report(&self) -> Result<Vec<KernelReport>, Error> {
-        let of_module = |module| reports(module, |kernel| kernel.resources);
-        Ok(self.modules.iter().map(of_module).collect::<Result<Vec<_>, _>>()?.concat())
+        let module_reports = |module| reports(module, |kernel| kernel.resources);
+        Ok(self.modules.iter().map(module_reports).collect::<Result<Vec<_>, _>>()?.concat())
     }
 
     /// Reports on the kernels of those modules that `ptxas` says have stack, spills or serialised
@@ -129,8 +129,8 @@ impl Artifacts {
         };
         let modules =
             self.modules.iter().filter(|module| module.info.kernels.iter().any(is_costly));
-        let of_module = |module| reports(module, |kernel| kernel.resources);
-        Ok(modules.map(of_module).collect::<Result<Vec<_>, _>>()?.concat())
+        let module_reports = |module| reports(module, |kernel| kernel.resources);
+        Ok(modules.map(module_reports).collect::<Result<Vec<_>, _>>()?.concat())
     }
 
     /// Returns the checks that can fail in a loop: by their place, `file:line:column`, the kernels

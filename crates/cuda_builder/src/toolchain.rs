@@ -191,9 +191,9 @@ fn check_rust_source(sysroot: &Path) -> Result<(), Error> {
 
 /// Returns the command that installs rust-src for the toolchain in `sysroot`.
 fn rust_source_command(sysroot: &Path) -> String {
-    let of_rustup = sysroot.parent().is_some_and(|parent| parent.ends_with("toolchains"));
+    let is_rustup = sysroot.parent().is_some_and(|parent| parent.ends_with("toolchains"));
     match sysroot.file_name() {
-        Some(name) if of_rustup => {
+        Some(name) if is_rustup => {
             format!("rustup component add rust-src --toolchain {}", name.to_string_lossy())
         }
         // A distribution's Rust, unknown to rustup.

@@ -143,14 +143,14 @@ fn run_with_512_threads(reports: &[KernelReport]) -> Result<(), Failed> {
 fn stay_in_registers(reports: &[KernelReport]) -> Result<(), Failed> {
     let good = |kernel: &KernelReport| {
         let calls_gin = kernel.uses_gin();
-        let of_ptxas = kernel.resources.is_some_and(|resources| {
+        let is_lean = kernel.resources.is_some_and(|resources| {
             // The stack that `ptxas` reports includes that of the operations.
             kernel.own_stack == 0
                 && (calls_gin || resources.stack == 0)
                 && resources.spill_stores + resources.spill_loads == 0
                 && !resources.serialized
         });
-        of_ptxas && (calls_gin || kernel.calls == 0)
+        is_lean && (calls_gin || kernel.calls == 0)
     };
     match !reports.is_empty() && reports.iter().all(good) {
         true => Ok(()),
@@ -213,7 +213,7 @@ fn folds_to_what_one_writes_by_hand(ptx: &str) -> Result<(), Failed> {
 }
 
 /// Checks that the tile layer has no more machine instructions than the code by hand, and no more
-/// registers. Skipped without `ptxas`.
+/// registers. Without `ptxas` it is skipped.
 fn assembles_to_what_one_writes_by_hand(module: &ModuleArtifact) -> Result<Completion, Failed> {
     let Some(cubin) = &module.cubin else {
         return skip("there is no ptxas".to_owned());

@@ -90,7 +90,7 @@ impl Files {
         // The list is in the headers' order.
         for prototype in &prototypes {
             let Some(signature) = signatures.iter().find(|s| s.name == prototype.name) else {
-                // Host functions, or functions without a body.
+                // These are host functions, or functions without a body.
                 continue;
             };
             if types::is_struct(&signature.returns) {

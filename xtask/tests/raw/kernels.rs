@@ -22,7 +22,7 @@ use nccl_device::raw::*;
 /// The GIN back end that runs everywhere; others make NCCL's code longer.
 const PROXY: u32 = 1 << 2;
 
-/// False, which LLVM finds out only after linking.
+/// Returns false, which LLVM finds out only after linking.
 #[inline(never)]
 fn never() -> bool {
     false

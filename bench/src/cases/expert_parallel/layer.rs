@@ -22,7 +22,7 @@ pub enum Operation {
     Group,
     /// Results return, and are added up
     Combine,
-    /// All three
+    /// These three operations
     Layer,
 }
 

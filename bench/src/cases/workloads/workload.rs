@@ -1,4 +1,4 @@
-//! What all workloads do.
+//! The interface of all workloads.
 
 use anyhow::Result;
 use devcomm::Kernels;

@@ -262,15 +262,15 @@ impl Plan<'_> {
     ///
     /// # Safety
     ///
-    /// The buffers have the elements of the plan's shape and types, and nothing else uses them
+    /// The buffers are as large as the plan's shape and types need, and nothing else uses them
     /// until the stream has completed the product; the scales are still allocated.
     pub unsafe fn enqueue(&self, [a, b, c]: [u64; 3], stream: &Stream) -> devcomm::Result<()> {
         let (one, beta) = (1.0_f32, f32::from(u8::from(self.residual.is_some())));
         let added = self.residual.unwrap_or(c) as *const c_void;
         let c = c as *mut c_void;
         let algorithm = &raw const self.algorithms[self.chosen.get()].0;
-        // SAFETY: the descriptors are the plan's, the rest is the caller's contract. A `CUstream`
-        // is also a `cudaStream_t`.
+        // SAFETY: the descriptors are the plan's, and the caller's buffers are as large as its
+        // shape needs. A `CUstream` is also a `cudaStream_t`.
         let enqueued = unsafe {
             result::matmul(
                 self.library.handle,

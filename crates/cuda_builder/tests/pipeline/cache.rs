@@ -80,8 +80,8 @@ fn profiles() -> TestResult {
         "[profile.release.package.profiles]\nopt-level = 0\ndebug = \"full\"\n\
          debug-assertions = true\noverflow-checks = true\n",
     );
-    let of_profile = ptx()?;
-    ensure(plain == of_profile, format!("{plain}\nwith a profile:\n{of_profile}"))
+    let profiled = ptx()?;
+    ensure(plain == profiled, format!("{plain}\nwith a profile:\n{profiled}"))
 }
 
 /// The second of two workspaces builds with a rustc that refuses to compile `core`.

@@ -127,7 +127,7 @@ fn with_feature(package: &Package, feature: &str) {
     package.write("src/lib.rs", &package.source().replacen("#![no_std]", &line, 1));
 }
 
-/// LLVM has no code for the power of f64, which nothing else looks for.
+/// LLVM has no code for the power of f64, and no check of the builder finds this earlier.
 fn llvm_abort() -> TestResult {
     let before = "unsafe extern \"C\" { #[link_name = \"llvm.pow.f64\"]\nsafe fn pow(x: f64, y: \
                   f64) -> f64; }";
@@ -141,7 +141,7 @@ fn indirect() -> TestResult {
     fails(&package, &["indirect.rs", ".callprototype", "/src/lib.rs:7:", "generic"])
 }
 
-/// 64 KiB of static shared memory.
+/// The kernel has 64 KiB of static shared memory.
 fn too_much_shared() -> TestResult {
     let before = "#[unsafe(link_section = \".shared\")]\nstatic mut TILE: \
                   core::mem::MaybeUninit<[u32; 16384]> = core::mem::MaybeUninit::uninit();";

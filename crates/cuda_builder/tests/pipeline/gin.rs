@@ -84,7 +84,7 @@ fn package() -> Package {
     package
 }
 
-/// Built once: two builds into one folder would conflict.
+/// The artifacts, which are built once: two builds into one folder would conflict.
 static BUILT: LazyLock<Result<Artifacts, Error>> = LazyLock::new(|| package().builder().build());
 
 fn built() -> Result<&'static Artifacts, String> {

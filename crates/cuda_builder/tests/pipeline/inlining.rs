@@ -21,7 +21,7 @@ pub fn tests() -> Vec<Trial> {
 const TWICE: &str = "#[unsafe(no_mangle)]\npub unsafe extern \"ptx-kernel\" fn twice(p: *mut u32) \
                      { unsafe { *p = f(*p) ^ f(*p.add(1)) } }\n";
 
-/// More than LLVM inlines of its own accord.
+/// Returns a kernel and a function too long for LLVM to inline it of its own accord.
 fn long(attribute: &str) -> String {
     let steps: String = (1..1500)
         .map(|i| format!("x = core::hint::black_box(x ^ {i}).wrapping_mul({});", 2 * i + 1))

@@ -180,7 +180,7 @@ pub unsafe fn lsa_with_raw(comm: DevComm, mail: Words, out: Words, extra: Extra,
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Sets the epochs of all barriers to `n` before they wrap around. Launched before the kernel that
+/// Sets the epochs of all barriers to `n` before they wrap around. It runs before the kernel that
 /// uses the barriers.
 #[kernel]
 pub unsafe fn lsa_near_the_end(comm: DevComm, _mail: Words, _out: Words, extra: Extra, n: u32) {

@@ -27,7 +27,7 @@ impl Epilogue for ScaledRelu {
 ///
 /// # Safety
 ///
-/// As for `gemm_mma`; `epilogue` has a number for each of the `m` rows.
+/// The contract is that of `gemm_mma`, and `epilogue` has a number for each of the `m` rows.
 #[kernel(arch = "sm_80", max_threads = 128)]
 pub unsafe fn product_of_ones_own(
     a: *const bf16,

@@ -7,7 +7,7 @@ use nccl_device::{Coop, DevComm, MemoryOrder, Team, Window};
 
 use crate::extra::{Extra, Words, share};
 
-/// Returns word `i` of what rank `from` sends to rank `to`.
+/// Returns word `i` of the data that rank `from` sends to rank `to`.
 fn word(from: i32, to: i32, i: usize) -> u64 {
     (from as u64) << 40 | (to as u64) << 20 | i as u64
 }
@@ -17,13 +17,12 @@ fn word(from: i32, to: i32, i: usize) -> u64 {
 unsafe fn fill(comm: &DevComm, coop: Coop, team: Team, window: Words, first: usize, count: usize) {
     for i in share(coop, count * team.n_ranks as usize) {
         let to = team.to_world(comm.rank(), (i / count) as i32);
-        // SAFETY: the caller's contract: the words are in the window, and nothing else accesses
-        // them.
+        // SAFETY: the caller passes words that are in the window, and nothing else accesses them.
         unsafe { window.local().store(first + i, word(comm.rank(), to, i % count)) };
     }
 }
 
-/// Returns how many words differ from what the ranks of `team` send to this rank.
+/// Returns how many words differ from the words that the ranks of `team` send to this rank.
 unsafe fn count_wrong(
     comm: &DevComm,
     coop: Coop,
@@ -35,7 +34,7 @@ unsafe fn count_wrong(
     let mut wrong = 0;
     for i in share(coop, count * team.n_ranks as usize) {
         let from = team.to_world(comm.rank(), (i / count) as i32);
-        // SAFETY: the caller's contract: the words have arrived.
+        // SAFETY: the caller passes words that are in the window, and have arrived.
         let got = unsafe { window.local().load(first + i) };
         wrong += u64::from(got != word(from, comm.rank(), i % count));
     }
@@ -164,7 +163,7 @@ pub unsafe fn gin_value_sizes<B: GinBackend>(
     }
     wait_for(gin, coop, signal, before, 4, MemoryOrder::Acquire);
     for i in 0..4 {
-        // SAFETY: as above, after the signals.
+        // SAFETY: the signals have arrived, so that the peer's puts to `mail` have, too.
         unsafe { out.local().store(i, mail.local().load(i)) };
     }
     gin.flush(coop, MemoryOrder::Relaxed);

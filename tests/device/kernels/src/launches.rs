@@ -10,13 +10,13 @@ use devcomm_types::{GridConstant, TensorMap};
 /// Threads per block of these kernels.
 pub const THREADS: u32 = 32;
 
-/// Sends four numbers of each thread to the next block of its cluster, and writes those it gets.
+/// Sends four numbers per thread to the next block of its cluster, and writes the received ones.
 unsafe fn pass_on(out: *mut f32) {
     let (rank, size) = (cluster::rank(), cluster::size());
     let (block, t) = (thread::block_idx_x(), thread::thread_idx_x());
     let sent = [block, rank, size, t].map(|number| number as f32);
-    // SAFETY: a thread has a slot, and four elements of `out`. The barriers order the store after
-    // the start of the receiver, and before its load.
+    // SAFETY: a thread has a slot, and the caller four elements of `out` for it. The barriers order
+    // the store after the start of the receiver, and before its load.
     unsafe {
         let slot = shared_array![[f32; 4]; 32].add(t as usize);
         cluster::sync();
@@ -32,19 +32,19 @@ unsafe fn pass_on(out: *mut f32) {
 /// Passes numbers on in clusters of the size that the launch gives.
 #[kernel]
 pub unsafe fn passes_on(out: *mut f32) {
-    // SAFETY: the test passes an element for each thread.
+    // SAFETY: the test passes four elements for each thread.
     unsafe { pass_on(out) }
 }
 
 /// Passes numbers on in clusters of two.
 #[kernel(cluster = 2)]
 pub unsafe fn pairs_pass_on(out: *mut f32) {
-    // SAFETY: the test passes an element for each thread.
+    // SAFETY: the test passes four elements for each thread.
     unsafe { pass_on(out) }
 }
 
 /// Sums `call` plus the index of each thread over the threads of its cluster, `calls` times; each
-/// thread writes what it got.
+/// thread writes the sums.
 #[kernel(max_threads = 512, min_blocks = 1)]
 pub unsafe fn sums_clusters(out: *mut f32, calls: u32) {
     let (i, threads) = (thread::index_1d(), thread::grid_dim_x() * thread::block_dim_x());

@@ -225,7 +225,7 @@ unsafe fn multiply<T: mma::Factor, A: Layout<T>, B: Layout<T>>(
 pub const REG_COLUMNS: u32 = 24;
 
 /// Stores to `out` three times `x`, minus the largest element of its row, plus the sum of its
-/// column. One warp.
+/// column. The block is one warp.
 #[kernel(max_threads = 32)]
 pub unsafe fn combines_a_tile(x: *const f32, out: *mut f32) {
     let at = |row, column| (row * REG_COLUMNS + column) as usize;

@@ -12,11 +12,11 @@ fn setup(world: &TestWorld, blocks: u32, threads: u32) -> Setup {
     Setup { mail: (rows * world.lsa_size()).max(128), ..Setup::new(blocks, threads) }
 }
 
-/// Checks that what was written before the barrier is visible after it, with memory orders that
-/// guarantee it, over several launches.
+/// Checks that stores before the barrier are visible after it, with memory orders that guarantee
+/// it, over several launches.
 pub fn lsa_orders(world: &TestWorld) {
     let setup = setup(world, 3, 40);
-    // Acquire-release and sequentially consistent, as `lsa_sync` numbers them.
+    // `lsa_sync` numbers acquire-release and sequentially consistent so.
     for order in [4, 5] {
         let n = order | 4 << 3;
         require_all("sync", &world.run::<kernels::lsa_sync>(&setup, &[n, n, n]), 0);

@@ -46,7 +46,7 @@ macro_rules! test_of {
                         &dev, &own, &c, &slots, &state, capacity, $rows, N as u32,
                     );
                     let config = LaunchConfig::new(1, THREADS).with_dynamic_shared(SHARED);
-                    // SAFETY: C and the slots have the elements; all ranks launch the same.
+                    // SAFETY: C and the slots have room for all tiles; all ranks launch the kernel.
                     unsafe { sum.config(config).launch(&stream)? };
                     stream.synchronize()?;
                     let mut got = vec![bf16::NAN; rows * N];

@@ -16,7 +16,7 @@ fn transpose<T: Copy>(matrix: &[T], columns: usize) -> Vec<T> {
     (0..columns).flat_map(|column| matrix.iter().skip(column).step_by(columns).copied()).collect()
 }
 
-/// Threads and dynamic shared memory: three tiles, and what their alignment takes.
+/// Threads and dynamic shared memory: three tiles, and the padding that aligns them.
 const LAUNCH: (u32, u32) = (128, 3 * 64 * 128 + 1024);
 
 /// Multiplies matrices of 64 terms in every layout.
@@ -50,7 +50,7 @@ macro_rules! multiplies {
             let [transposed_a, transposed_b] = layouts;
             let product =
                 kernels::product_of_layouts::<$type>::args(a, b, &c, transposed_a, transposed_b);
-            // SAFETY: the maps and C have the elements.
+            // SAFETY: the maps' matrices and C have the sizes that the kernel expects.
             unsafe { product.config(config).launch(&stream)? };
             stream.synchronize()?;
             let wrong = problem.count_wrong(0..1, &read(&c)?, problem.all());
