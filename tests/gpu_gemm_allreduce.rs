@@ -69,28 +69,28 @@ fn small_gpus(gpus: usize) -> Simulation {
     Simulation::new(gpus).multiprocessors(2)
 }
 
-fn is_right_for_mixed_shapes(name: &str, gpus: usize) {
+fn check_mixed_shapes(name: &str, gpus: usize) {
     Gpus::from(small_gpus(gpus)).run(name, |rank| check_products(rank, &mixed_shapes(rank), 7));
 }
 
 #[test]
-fn is_right_on_one_gpu() {
-    is_right_for_mixed_shapes("is_right_on_one_gpu", 1);
+fn mixed_shapes_are_right_on_one_gpu() {
+    check_mixed_shapes("mixed_shapes_are_right_on_one_gpu", 1);
 }
 
 #[test]
-fn is_right_on_two_gpus() {
-    is_right_for_mixed_shapes("is_right_on_two_gpus", 2);
+fn mixed_shapes_are_right_on_two_gpus() {
+    check_mixed_shapes("mixed_shapes_are_right_on_two_gpus", 2);
 }
 
 #[test]
-fn is_right_on_three_gpus() {
-    is_right_for_mixed_shapes("is_right_on_three_gpus", 3);
+fn mixed_shapes_are_right_on_three_gpus() {
+    check_mixed_shapes("mixed_shapes_are_right_on_three_gpus", 3);
 }
 
 #[test]
-fn is_right_on_four_gpus() {
-    is_right_for_mixed_shapes("is_right_on_four_gpus", 4);
+fn mixed_shapes_are_right_on_four_gpus() {
+    check_mixed_shapes("mixed_shapes_are_right_on_four_gpus", 4);
 }
 
 #[test]

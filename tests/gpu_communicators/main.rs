@@ -56,7 +56,7 @@ fn properties_are_right_on_four_gpus() {
     on_gpus("properties_are_right_on_four_gpus", 4, properties_are_right);
 }
 
-fn knows_its_teams(rank: &Rank) -> Result<(), Error> {
+fn teams_are_right(rank: &Rank) -> Result<(), Error> {
     let comm = rank.communicator()?;
     let (me, n) = (rank.rank(), rank.n_ranks());
     // All ranks are in one LSA team, so each is the only rank of its rail.
@@ -80,13 +80,13 @@ fn knows_its_teams(rank: &Rank) -> Result<(), Error> {
 }
 
 #[test]
-fn knows_its_teams_on_two_gpus() {
-    on_gpus("knows_its_teams_on_two_gpus", 2, knows_its_teams);
+fn teams_are_right_on_two_gpus() {
+    on_gpus("teams_are_right_on_two_gpus", 2, teams_are_right);
 }
 
 #[test]
-fn knows_its_teams_on_four_gpus() {
-    on_gpus("knows_its_teams_on_four_gpus", 4, knows_its_teams);
+fn teams_are_right_on_four_gpus() {
+    on_gpus("teams_are_right_on_four_gpus", 4, teams_are_right);
 }
 
 #[test]

@@ -75,8 +75,8 @@ pub(crate) unsafe fn copy_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
     let each = vectors.div_ceil(blocks.max(1));
     let end = ((block + 1) * each).min(vectors);
     let mut at = block * each + thread;
-    // SAFETY: the vectors and bytes lie below `bytes`, and one thread accesses each; the caller
-    // ensures the rest.
+    // SAFETY: the vectors and bytes lie below `bytes`, for which the caller's pointers have memory
+    // that nothing else accesses; one thread accesses each.
     unsafe {
         let mut loaded = [Vec16::<u8>::from_bits([0; 4]); UNROLL];
         while at + (UNROLL - 1) * row < end {

@@ -37,7 +37,7 @@ impl Selection {
         self.wanted.iter().any(|wanted| wanted.variant == variant)
     }
 
-    /// Returns what `make` makes, if the variant is selected.
+    /// Returns the result of `make`, if the variant is selected.
     pub fn make<T>(&self, variant: Variant, make: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
         self.has(variant).then(make).transpose()
     }

@@ -1,4 +1,4 @@
-//! rustc's messages of a kernel build, and what they do not say: which mistake causes them.
+//! rustc's messages of a kernel build, and advice on the mistakes that they do not explain.
 
 use std::path::Path;
 

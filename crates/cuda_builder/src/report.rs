@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn callees_are_those_of_callees_too_each_with_its_own_stack() {
+    fn indirect_callees_are_listed_too_each_with_its_own_stack() {
         let found = callees(&module(), "first");
         let calls: Vec<_> =
             found.iter().map(|callee| (callee.name(), callee.stack, callee.kind())).collect();

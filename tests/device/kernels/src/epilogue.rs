@@ -16,7 +16,7 @@ impl Epilogue for ScaledRelu {
     type Output = f16;
 
     fn apply<F: Fragment>(&self, sums: &mut F) {
-        // SAFETY: the kernel's contract: there is a number for each row of C.
+        // SAFETY: the kernel's caller passes a number for each row of C.
         sums.update_in_c(|sum, row, _| unsafe {
             sum.max(0.0) * mem::load(self.rows.add(row as usize))
         });
