@@ -112,7 +112,7 @@ fn sums_are_right_when_threads_are_interrupted_anywhere() {
     gpus.run_seeds(name, 0..2, |rank, _| all_reduce::<f32>(rank, 201, true).map(drop));
 }
 
-/// In many launches on one device communicator, the barriers' epochs continue.
+/// The barriers' epochs continue over many launches on one device communicator.
 #[test]
 fn the_kernel_can_be_launched_many_times() {
     on_gpus("the_kernel_can_be_launched_many_times", 2, |rank| {

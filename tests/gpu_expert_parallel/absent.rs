@@ -5,7 +5,7 @@ use devcomm_testing::machines::on_gpus;
 
 use super::{Memory, whole_step};
 
-/// In graphs some ranks are absent for the others, and the others for them.
+/// Some ranks are absent for the others in graphs, and the others for them.
 #[test]
 fn ranks_may_be_absent_and_come_back() {
     on_gpus("ranks_may_be_absent_and_come_back", 4, |rank| {

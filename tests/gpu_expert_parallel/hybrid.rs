@@ -92,7 +92,7 @@ fn blocks_have_several_messages() {
     });
 }
 
-/// With teams of one rank, the order of the sums is that of the form for one team.
+/// The order of the sums in teams of one rank is that of the form for one team.
 #[test]
 fn teams_of_one_give_the_bits_of_one_team() {
     let name = "teams_of_one_give_the_bits_of_one_team";

@@ -30,7 +30,7 @@ pub(crate) enum Panics {
     Silent,
     /// A panic prints its message, and traps.
     Reported,
-    /// As [`Reported`](Self::Reported), with debug assertions and overflow checks.
+    /// A panic is [`Reported`](Self::Reported); debug assertions and overflow checks are on.
     Checked,
 }
 
