@@ -13,7 +13,7 @@ import re
 import statistics
 import sys
 
-# Of each benchmark: the default, and whom it competes with.
+# The default variant of each benchmark, and its competitors.
 COLLECTIVE = ("rust-ops", {"nccl", "nccl-sym"})
 PRODUCT = ("rust", {"cublaslt"})
 FUSED = ("rust", {"nccl", "nccl-sym", "torch-fused"})
@@ -44,14 +44,14 @@ ROLES = {
     "allgather-gemm": FUSED,
     "ep": ("rust", {"nccl", "nccl-sym", "nccl-alltoall"}),
 }
-SAME = ["size", "count", "type", "redop", "m", "n", "k", "tokens", "hidden", "l2", "in_place"]
+CASE_KEYS = ["size", "count", "type", "redop", "m", "n", "k", "tokens", "hidden", "l2", "in_place"]
 
 
 def cases(rows):
-    """Rows that ran together: until what they are of changes, or a variant returns."""
+    """Yields rows that ran together: a case ends where a key changes or a variant comes again."""
     case = []
     for row in rows:
-        changes = case and any(case[-1].get(key) != row.get(key) for key in SAME)
+        changes = case and any(case[-1].get(key) != row.get(key) for key in CASE_KEYS)
         variants = [other["variant"] for other in case]
         returns = row["variant"] in variants and variants[-1] != row["variant"]
         if changes or returns:
@@ -84,8 +84,8 @@ def ratios(path):
             best = min(theirs, key=lambda row: row[key])
             for row in ours:
                 noise = max(row.get("noise_percent") or 0, best.get("noise_percent") or 0) / 100
-                of = (plan(row) if len(ours) > 1 else "") + after
-                found[of.strip(), at] = [row[key] / best[key], noise]
+                label = (plan(row) if len(ours) > 1 else "") + after
+                found[label.strip(), at] = [row[key] / best[key], noise]
     return found
 
 

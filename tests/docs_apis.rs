@@ -16,7 +16,7 @@ const NCCL: NcclVersion = NcclVersion { major: 2, minor: 32, patch: 3 };
 /// A Rust source file: the stem of its name, and its text.
 type Source = (String, String);
 
-/// All Rust sources below a folder.
+/// Adds all Rust sources below a folder.
 fn sources(folder: &Path, into: &mut Vec<Source>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -100,7 +100,7 @@ fn every_test_that_the_table_of_the_host_api_names_exists() {
 }
 
 /// The names of other host APIs are those of the list, in its order, and a row that is not equal
-/// has a reason. What is here exists in the sources.
+/// has a reason. The names that devcomm has exist in the sources.
 #[test]
 fn every_name_of_the_other_host_apis_has_a_row() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -164,7 +164,7 @@ fn device_headers() -> Option<PathBuf> {
     Some(tree.include?.join("nccl_device"))
 }
 
-/// C++ without comments and without the preprocessor's lines.
+/// Returns C++ without comments and without the preprocessor's lines.
 fn without_comments(source: &str) -> String {
     let mut code = String::new();
     let mut rest = source;
@@ -319,7 +319,7 @@ fn what_the_chapter_on_products_quotes_is_in_the_kernels() {
     assert_eq!(quoted, steps, "the chapter quotes every step");
 }
 
-/// The manifests of packages below a folder: `Cargo.toml`, by path from the root.
+/// Adds the manifests of packages (`Cargo.toml`) below a folder.
 fn manifests(folder: &Path, into: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -362,7 +362,7 @@ fn the_list_of_crates_has_every_package() {
     assert!(packages.len() > 25, "{packages:?}");
 }
 
-/// Words that begin with `DEVCOMM_`.
+/// Returns the words that begin with `DEVCOMM_`.
 fn variables(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words.filter(|word| word.starts_with("DEVCOMM_") && !word.ends_with('_')).collect()
@@ -421,7 +421,7 @@ fn anchor(heading: &str) -> String {
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Returns code blocks are left out.
+/// Returns a document without its code blocks.
 fn prose(text: &str) -> String {
     text.split("```").step_by(2).collect()
 }
@@ -474,7 +474,7 @@ fn links_to_files_and_headings_that_are_not_there_are_found() {
     assert!(broken.len() == 2 && broken.iter().all(|link| link.contains("gone")), "{broken:?}");
 }
 
-/// A tag of an action can be moved to other code, and a job's token can do what it may.
+/// An action's tag can be moved to other code, which has the permissions of the job's token.
 #[test]
 fn actions_of_workflows_are_pinned_by_hash_and_only_read() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

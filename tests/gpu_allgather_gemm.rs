@@ -15,7 +15,7 @@ use AllGatherGemmPlan::{Fused, Unfused};
 /// in full.
 const SAMPLES: usize = 512;
 
-/// A product on this rank: its rows of A, which all ranks have of one matrix, its B and its C.
+/// A product on this rank: its rows of the A that the ranks share, its B and its C.
 struct Set {
     problem: Problem,
     a: SymmetricBuffer<bf16>,
@@ -42,7 +42,7 @@ impl Set {
         Ok(set)
     }
 
-    /// An element that is not written stays NaN.
+    /// Fills C with NaN, which elements stay that are not written.
     fn poison(&self) -> Result<(), Error> {
         self.c.fill_bytes(0xff)
     }
@@ -77,8 +77,8 @@ fn product(
     Ok(product)
 }
 
-/// Checks products of these shapes by a plan that was asked for, `launches` times in a row; each
-/// shape with the plan by which it is done.
+/// Checks products of these shapes, `launches` times in a row. The plan is set to `asked`, by which
+/// each shape gets the plan that is given with it.
 fn check_products(
     rank: &Rank,
     asked: AllGatherGemmPlan,
@@ -102,13 +102,13 @@ fn check_products(
     rank.barrier()
 }
 
-/// Simulated GPUs with fewer resident blocks than tiles.
+/// Returns simulated GPUs with fewer resident blocks than tiles.
 fn small_gpus(ranks: usize) -> Gpus {
     Gpus::from(Simulation::new(ranks).multiprocessors(2))
 }
 
-/// Tiles with rows of one rank and of several, a last tile that is not whole, columns that TMA does
-/// not store, and shapes that the kernel does not do.
+/// There are tiles with rows of one rank and of several, a last tile that is not whole, columns
+/// that TMA does not store, and shapes that the kernel does not do.
 #[test]
 fn each_rank_gets_its_product_with_the_rows_of_two() {
     small_gpus(2).run("each_rank_gets_its_product_with_the_rows_of_two", |rank| {
@@ -158,17 +158,17 @@ fn every_plan_adds_bias_and_residual_after_an_activation() {
         let ([m, n, _], comm) = (shape, rank.communicator()?);
         for (seed, plan) in [(1, Fused), (2, Unfused)] {
             let (stream, sets) = (rank.stream()?, [Set::new(rank, shape, seed)?]);
-            // SAFETY: what writes B has ended before a launch.
+            // SAFETY: `Set::new` has copied B, which nothing writes later.
             let product = unsafe { product(rank, &stream, &sets, plan)?.with_constant_b() };
             let [Set { problem, a, b, c }] = &sets;
-            // Multiples of 1/8, others in each rank.
+            // The numbers are multiples of 1/8, which differ between ranks.
             let numbers =
                 |m, k, seed| Problem { m, n: 1, k, seed }.factor::<bf16>(Factor::A, rank.rank());
             let (bias, residual) = (numbers(1, n, 6), numbers(m, n, 7));
-            let (of_bias, of_residual) =
+            let (bias_on_gpu, residual_on_gpu) =
                 (comm.mem_alloc::<bf16>(n)?, comm.mem_alloc::<bf16>(m * n)?);
-            of_bias.copy_from_host(&bias)?;
-            of_residual.copy_from_host(&residual)?;
+            bias_on_gpu.copy_from_host(&bias)?;
+            residual_on_gpu.copy_from_host(&residual)?;
             let samples: Vec<_> = problem.samples(SAMPLES).collect();
             let require = |right: &dyn Fn(f64, usize, usize) -> f64, error: f64| {
                 let mut got = vec![bf16::NAN; m * n];
@@ -191,19 +191,19 @@ fn every_plan_adds_bias_and_residual_after_an_activation() {
             };
             // In place: the residual is C.
             c.copy_from_host(&residual)?;
-            product.product(shape).bias(&of_bias).residual(c).launch(a, b, c)?;
+            product.product(shape).bias(&bias_on_gpu).residual(c).launch(a, b, c)?;
             stream.synchronize()?;
             require(&sum, 0.0)?;
             let silu = |x: f64| x / (1.0 + (-x).exp());
             let activated = |x: f64, row: usize, column: usize| {
                 silu(x + bias[column].to_f64()) + residual[row * n + column].to_f64()
             };
-            let with_all = product.product(shape).bias(&of_bias).residual(&of_residual);
+            let with_all = product.product(shape).bias(&bias_on_gpu).residual(&residual_on_gpu);
             with_all.activation(Activation::Silu).launch(a, b, c)?;
             stream.synchronize()?;
-            // Half of a step of bf16.
+            // The bound is half of a step of bf16.
             require(&activated, 1.0 / 256.0)?;
-            let short = product.product(shape).bias(&of_bias.slice(1..)?).launch(a, b, c);
+            let short = product.product(shape).bias(&bias_on_gpu.slice(1..)?).launch(a, b, c);
             let error = short.unwrap_err().to_string();
             assert!(error.contains("the bias has"), "{error}");
         }
@@ -224,8 +224,8 @@ fn launches_follow_each_other_without_a_reset() {
 }
 
 #[test]
-fn is_right_whatever_the_order_in_which_threads_run() {
-    let name = "is_right_whatever_the_order_in_which_threads_run";
+fn products_are_right_in_any_order_of_threads() {
+    let name = "products_are_right_in_any_order_of_threads";
     small_gpus(2).run_seeds(name, 0..3, |rank, seed| {
         check_products(rank, Fused, &[([264, 16, 16], Fused); 2], 10 * seed, 2)
     });
@@ -250,7 +250,7 @@ fn a_rank_in_its_next_launch_overwrites_no_rows_that_are_read() {
     }
 }
 
-/// What comes before a product in its stream writes A.
+/// The copy before each product in the stream writes A.
 #[test]
 fn graphs_are_replayed_with_new_rows() {
     small_gpus(2).run("graphs_are_replayed_with_new_rows", |rank| {
@@ -288,7 +288,7 @@ fn a_measurement_decides_on_all_ranks_alike() {
         stream.fill(&b, bf16::ONE)?;
         let c = comm.mem_alloc::<bf16>(m * shape[1])?;
         let product = AllGatherGemm::new(comm, &stream, m, k)?;
-        // An address that the fused kernel does not take, on one rank.
+        // One rank has an address that the fused kernel does not take.
         let from = 1 - rank.rank();
         let (unaligned, few) = (b.device_slice().slice(from..from + 2 * k)?, [m, 2, k]);
         assert_eq!(product.measure(&a, &unaligned, &c, few)?, Unfused);
@@ -299,7 +299,7 @@ fn a_measurement_decides_on_all_ranks_alike() {
         product.set_plan(Some(Unfused))?;
         assert_eq!(product.explain(shape)?.to_string(), "unfused, as it was set");
         product.set_plan(None)?;
-        // Of these rows and terms, with any number of columns.
+        // The plan is for these rows and terms, with any number of columns.
         assert_eq!(product.explain([m, n + 8, k])?.plan, plan);
         // Another number of terms on one rank is an error on all.
         let other = [m, n, if rank.rank() == 0 { k } else { k - 8 }];

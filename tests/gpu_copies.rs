@@ -71,8 +71,8 @@ fn fills<T: Element + Default + PartialEq + std::fmt::Debug>(
 }
 
 #[test]
-fn a_fill_sets_elements_of_every_size_and_nothing_beside_them() {
-    on_gpus("a_fill_sets_elements_of_every_size_and_nothing_beside_them", 1, |rank| {
+fn a_fill_sets_elements_of_every_size_and_nothing_else() {
+    on_gpus("a_fill_sets_elements_of_every_size_and_nothing_else", 1, |rank| {
         fills(rank, -5_i8)?;
         fills(rank, bf16::from_f32(1.5))?;
         fills(rank, 0x0123_4567_u32)?;
@@ -126,7 +126,7 @@ fn memory_of_one_gpu_needs_no_communicator() {
             stream.copy(&same, &to)
         })?;
         assert!(matches!(refused, Some(Error::State(StateError::Capturing { .. }))), "{refused:?}");
-        // Dropped, it is free again.
+        // Memory that is dropped is free again.
         let (free, _) = context.memory_info()?;
         drop(context.alloc::<u8>(LARGE)?);
         assert!(context.memory_info()?.0 + LARGE / 2 > free);

@@ -15,8 +15,8 @@ use half::{bf16, f16};
 /// in full.
 const SAMPLES: usize = 4096;
 
-/// Shapes of less than a tile, of whole tiles, and of a part of a tile more, with one step of the
-/// pipeline and with more steps than stages.
+/// Returns shapes smaller than a tile, of whole tiles, and of whole tiles and a part, with one step
+/// of the pipeline and with more steps than stages.
 fn shapes(rank: &Rank) -> Vec<[usize; 3]> {
     if rank.is_simulated() {
         // The last three have rows that are aligned to 2 and to 4 bytes.
@@ -32,8 +32,8 @@ fn shapes(rank: &Rank) -> Vec<[usize; 3]> {
     mixed.chain(large).chain(odd).collect()
 }
 
-/// Shapes for the portable kernel: less than a step of its pipeline, fewer steps than stages, and
-/// more; rows of A and B that are aligned to 16 bytes, to 4 and to 2; C of odd width.
+/// Returns shapes for the portable kernel: less than a step of its pipeline, fewer steps than
+/// stages, and more; rows of A and B that are aligned to 16 bytes, to 4 and to 2; C of odd width.
 fn portable_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     let small = [[1, 1, 1], [7, 9, 5], [16, 8, 16], [65, 66, 40], [130, 127, 33], [129, 264, 72]];
     let deep = [[20, 30, 200], [20, 31, 202], [21, 30, 203]];
@@ -50,7 +50,7 @@ fn portable_shapes(rank: &Rank) -> Vec<[usize; 3]> {
 }
 
 /// Matrices of a product on a GPU, and elements of the right C.
-struct Prepared<T: GemmElement> {
+struct PreparedProduct<T: GemmElement> {
     problem: Problem,
     a: DeviceSlice<T>,
     b: DeviceSlice<T>,
@@ -60,7 +60,7 @@ struct Prepared<T: GemmElement> {
     right: Vec<(usize, T::Output)>,
 }
 
-impl<T: GemmElement<Output: Number> + Number> Prepared<T> {
+impl<T: GemmElement<Output: Number> + Number> PreparedProduct<T> {
     /// Makes matrices for a product that multiplies its sums by `scale`. `skip` elements lie before
     /// each matrix.
     fn new(rank: &Rank, [m, n, k]: [usize; 3], skip: usize, scale: f32) -> Result<Self> {
@@ -93,8 +93,8 @@ impl<T: GemmElement<Output: Number> + Number> Prepared<T> {
         product(a, b, c)?;
         let mut got = vec![T::Output::nearest(0.0); c.len()];
         c.copy_to_host(&mut got)?;
-        let behind = &got[problem.m * n..];
-        assert!(behind.iter().all(|x| x.value().is_nan()), "{problem:?} wrote past C");
+        let rest = &got[problem.m * n..];
+        assert!(rest.iter().all(|x| x.value().is_nan()), "{problem:?} wrote past C");
         let wrong = right.iter().filter(|&&(i, right)| got[i] != right).map(|&(i, right)| {
             format!("row {}, column {}: {:?}, not {right:?}", i / n, i % n, got[i])
         });
@@ -112,7 +112,7 @@ fn check<T: GemmElement<Output: Number> + Number>(
     skip: usize,
     product: impl Fn(&DeviceSlice<T>, &DeviceSlice<T>, &DeviceSlice<T::Output>) -> Result<()>,
 ) -> Result<()> {
-    Prepared::new(rank, shape, skip, 1.0)?.check(product)
+    PreparedProduct::new(rank, shape, skip, 1.0)?.check(product)
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn every_element_is_the_rounded_sum() {
         let stream = rank.stream()?;
         let gemm = Gemm::new(&stream)?;
         let shapes = shapes(rank).into_iter().map(|shape| (shape, 0));
-        // Memory that is aligned to 2 bytes, and to 4.
+        // The last shapes have memory that is aligned to 2 bytes, and to 4.
         for (shape, skip) in shapes.chain([([30, 40, 24], 1), ([30, 40, 24], 2)]) {
             check::<bf16>(rank, shape, skip, |a, b, c| {
                 gemm.launch(a, b, c, shape)?;
@@ -132,8 +132,8 @@ fn every_element_is_the_rounded_sum() {
     });
 }
 
-/// Shapes for each plan: fewer rows than a tile has, and more; a last round that is split, also
-/// with fewer steps than blocks of a cluster; C of odd width; terms for slices.
+/// Returns shapes for each plan: fewer rows than a tile has, and more; a last round that is split,
+/// also with fewer steps than blocks of a cluster; C of odd width; terms for slices.
 fn planned_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     if rank.is_simulated() {
         return vec![[1, 8, 8], [9, 72, 200], [130, 264, 72], [140, 129, 64], [133, 104, 1544]];
@@ -157,9 +157,9 @@ fn every_plan_multiplies() {
         // SAFETY: no kernel writes B.
         let gemms = [Gemm::new(&stream)?, unsafe { Gemm::new(&stream)?.with_constant_b() }];
         for shape in planned_shapes(rank) {
-            let matrices = Prepared::<bf16>::new(rank, shape, 0, 1.0)?;
+            let matrices = PreparedProduct::<bf16>::new(rank, shape, 0, 1.0)?;
             for (i, plan) in gemms[0].plans(shape)?.into_iter().enumerate() {
-                // Simulated, every other plan with a constant B.
+                // On simulated GPUs every other plan has a constant B.
                 let both = if rank.is_simulated() { &gemms[i % 2..][..1] } else { &gemms[..] };
                 for gemm in both {
                     gemm.set_plan(shape, plan)?;
@@ -177,8 +177,8 @@ fn every_plan_multiplies() {
     });
 }
 
-/// Shapes for f16 and 8-bit floats: a part of a step of the pipeline, and more steps than stages; C
-/// of odd width. With more terms Hopper would round the sums of 8-bit floats.
+/// Returns shapes for f16 and 8-bit floats: a part of a step of the pipeline, and more steps than
+/// stages; C of odd width. With more terms Hopper would round the sums of 8-bit floats.
 fn typed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     if rank.is_simulated() {
         return vec![[1, 8, 16], [130, 264, 144], [140, 129, 48], [9, 72, 560]];
@@ -216,7 +216,7 @@ where
     scales[0].copy_from_host(&[0.375])?;
     scales[1].copy_from_host(&[8.0])?;
     for shape in typed_shapes(rank) {
-        Prepared::<T>::new(rank, shape, 0, 3.0)?.check(|a, b, c| {
+        PreparedProduct::<T>::new(rank, shape, 0, 3.0)?.check(|a, b, c| {
             gemm.product(shape).scales(scales.each_ref()).launch(a, b, c)?;
             stream.synchronize()
         })?;
@@ -274,7 +274,7 @@ where
     let (a, b) = (comm.mem_alloc::<T>(m * k)?, comm.mem_alloc::<T>(n * k)?);
     a.copy_from_host(&problem.factor(Factor::A, 0))?;
     b.copy_from_host(&problem.factor(Factor::B, 0))?;
-    // Multiples of 1/8.
+    // The numbers are multiples of 1/8.
     let numbers = |m, k, seed| Problem { m, n: 1, k, seed }.factor::<O>(Factor::A, 0);
     let (bias, residual) = (numbers(1, n, 6), numbers(m, n, 7));
     let buffer = |len: usize| comm.mem_alloc::<O>(skip + len)?.slice(skip..);
@@ -332,8 +332,8 @@ where
 fn every_plan_applies_bias_activation_and_residual() {
     on_gpus("every_plan_applies_bias_activation_and_residual", 1, |rank| {
         let gemm = Gemm::new(&rank.stream()?)?;
-        // Few rows, whole and split over two and four blocks, and C of odd width. Which blocks load
-        // together makes no difference.
+        // There are few rows, whole and split over two and four blocks, and C of odd width. Which
+        // blocks load together makes no difference.
         let differs = |plan: &GemmPlan| match plan {
             GemmPlan::Swapped(Tiling { rows, cluster, .. }) => {
                 *rows < 256 && cluster.across * cluster.down == 1
@@ -344,7 +344,7 @@ fn every_plan_applies_bias_activation_and_residual() {
             for (i, plan) in gemm.plans(shape)?.into_iter().filter(differs).enumerate() {
                 gemm.set_plan(shape, plan)?;
                 println!("{plan} of {shape:?}");
-                // Simulated, in turn.
+                // On simulated GPUs the parts take turns.
                 let both = if rank.is_simulated() {
                     &[ALL, IN_PLACE][i % 2..][..1]
                 } else {
@@ -423,12 +423,12 @@ fn products_of_8_bit_floats_that_no_kernel_does_are_refused() {
         let reason = "the scale of B has 0 elements";
         assert!(short.as_ref().is_some_and(|e| e.contains(reason)), "{short:?}");
         let scales = comm.mem_alloc::<f32>(16)?;
-        for (shape, [of_a, of_b], reason) in [
+        for (shape, [len_a, len_b], reason) in [
             ([8, 8, 144], [15, 16], "the matrix of A's scales has 15 elements, but needs 2 x 8"),
             ([8, 130, 16], [16, 1], "the matrix of B's scales has 1 elements, but needs 2 x 1"),
             ([8, 8, 24], [16, 16], "k is 24, pad it"),
         ] {
-            let (of_a, of_b) = (scales.slice(..of_a)?, scales.slice(..of_b)?);
+            let (of_a, of_b) = (scales.slice(..len_a)?, scales.slice(..len_b)?);
             let refused = gemm.product(shape).block_scales(&of_a, &of_b).launch(&a, &a, &c);
             let refused = refused.err().map(|e| e.to_string());
             assert!(refused.as_ref().is_some_and(|e| e.contains(reason)), "{refused:?}");
@@ -463,7 +463,7 @@ fn multiplies_blocks<T: ScaledElement<Output: Number> + Number>(
         (0..n).map(|j| T::Output::nearest(8.0 - (j % 16) as f32)).collect();
     let bias = comm.mem_alloc::<T::Output>(n)?;
     bias.copy_from_host(&biases)?;
-    // One row more, which stays as it is.
+    // C has one row more, which stays as it is.
     let c = comm.mem_alloc::<T::Output>((m + 1) * n)?;
     a.copy_from_host(&factors[0])?;
     b.copy_from_host(&factors[1])?;
@@ -480,7 +480,7 @@ fn multiplies_blocks<T: ScaledElement<Output: Number> + Number>(
         let mut sum = biases[column].value();
         let mut magnitude = sum.abs();
         for (block, start) in (0..k).step_by(128).enumerate() {
-            // Exact, as the block's sum in f32 is.
+            // This sum is exact, as the block's sum in f32 is.
             let terms = (start..k.min(start + 128)).map(|term| {
                 factors[0][row * k + term].value() * factors[1][column * k + term].value()
             });
@@ -506,8 +506,8 @@ fn scale_of_b(scales: &[f32], column: usize, block: usize, blocks: usize) -> f64
     scales[column / 128 * blocks + block].into()
 }
 
-/// Less than a block of terms, and more blocks than stages; several tiles per block of the grid; C
-/// of odd width.
+/// The shapes have less than a block of terms, and more blocks than stages; several tiles per block
+/// of the grid; C of odd width.
 #[test]
 fn products_with_scales_per_block_are_right() {
     let gpus = Gpus::from(Simulation::new(1).multiprocessors(2));
@@ -528,7 +528,7 @@ fn products_with_scales_per_block_are_right() {
     });
 }
 
-/// Products that read what the one before wrote, and overwrite what it read.
+/// Each product reads what the previous one wrote, and overwrites what the previous one read.
 #[test]
 fn dependent_products_wait_for_each_other() {
     on_gpus("dependent_products_wait_for_each_other", 1, |rank| {
@@ -622,7 +622,7 @@ fn products_of_random_shapes_are_right() {
         let mut random = fastrand::Rng::with_seed(14);
         let (count, most) = if rank.is_simulated() { (4, 160) } else { (200, 3000) };
         for _ in 0..count {
-            // Half of them aligned.
+            // Half of the shapes are aligned.
             let unit = if random.bool() { 8 } else { 1 };
             let [n, k] = [(); 2].map(|()| random.usize(1..=most / unit) * unit);
             let shape = [random.usize(1..=most), n, k];
@@ -645,7 +645,7 @@ fn the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment() {
     on_gpus(name, 1, |rank| {
         rank.load(&KERNELS)?;
         let stream = rank.stream()?;
-        // Fewer blocks than tiles.
+        // There are fewer blocks than tiles.
         let blocks = if rank.is_simulated() { 2 } else { 300 };
         let config = LaunchConfig::new(blocks, sizes::THREADS).with_dynamic_shared(sizes::SHARED);
         for shape in portable_shapes(rank) {
@@ -653,13 +653,13 @@ fn the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment() {
             check::<bf16>(rank, shape, 0, |a, b, c| {
                 let product =
                     kernels::gemm_mma::<bf16>::args(a, b, c, m, n, k, false, false, PLAIN);
-                // SAFETY: the matrices have the elements.
+                // SAFETY: the matrices have the sizes of the shape.
                 unsafe { product.config(config).launch(&stream)? };
                 stream.synchronize()
             })?;
             check::<f16>(rank, shape, 0, |a, b, c| {
                 let product = kernels::gemm_mma::<f16>::args(a, b, c, m, n, k, false, false, PLAIN);
-                // SAFETY: the buffers have the elements of the problem's shape.
+                // SAFETY: the matrices have the sizes of the shape.
                 unsafe { product.config(config).launch(&stream)? };
                 stream.synchronize()
             })?;
@@ -668,8 +668,8 @@ fn the_portable_kernel_multiplies_matrices_of_any_shape_and_alignment() {
     });
 }
 
-/// Shapes for products of transposed factors: extents that are multiples of 8, with a part of a
-/// tile and more steps than stages; odd ones; vectors.
+/// Returns shapes for products of transposed factors: extents that are multiples of 8, with a part
+/// of a tile and more steps than stages; odd extents; vectors.
 fn transposed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     let small = [[8, 16, 328], [136, 264, 72], [7, 9, 5], [66, 127, 34], [1, 24, 8], [16, 1, 9]];
     if rank.is_simulated() {
@@ -722,7 +722,7 @@ macro_rules! multiplies_transposed {
                         kernels::gemm_mma::<$type>::args(&a, &b, c, m, n, k, of_a, of_b, PLAIN);
                     let config = LaunchConfig::new(2, sizes::THREADS);
                     let config = config.with_dynamic_shared(sizes::SHARED);
-                    // SAFETY: the matrices have the elements.
+                    // SAFETY: the matrices have the sizes of the shape.
                     unsafe { product.config(config).launch(&stream)? };
                     stream.synchronize()
                 })?;
@@ -736,7 +736,7 @@ fn factors_may_be_stored_transposed() {
     on_gpus("factors_may_be_stored_transposed", 1, |rank| {
         rank.load(&KERNELS)?;
         multiplies_transposed!(bf16, rank);
-        // The same code; simulated, once is enough.
+        // f16 has the same code, so that on simulated GPUs one type is enough.
         if !rank.is_simulated() {
             multiplies_transposed!(f16, rank);
         }

@@ -13,8 +13,8 @@ use half::bf16;
 /// in full.
 const SAMPLES: usize = 512;
 
-/// Shapes smaller than an MMA fragment, larger than a tile, and not multiples of a tile; with `n`
-/// odd, even, and a multiple of 8 (16 bytes).
+/// Returns shapes smaller than an MMA fragment, larger than a tile, and no multiples of a tile;
+/// with `n` odd, even, and a multiple of 8 (16 bytes).
 fn mixed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     if rank.is_simulated() {
         let shapes = [[1, 1, 8], [7, 64, 8], [64, 7, 64], [130, 33, 40], [17, 264, 72]];
@@ -64,52 +64,52 @@ fn check_products(rank: &Rank, shapes: &[[usize; 3]], seed: u64) -> Result<(), E
     Ok(())
 }
 
-/// Simulated GPUs with fewer resident blocks than tiles.
+/// Returns simulated GPUs with fewer resident blocks than tiles.
 fn small_gpus(gpus: usize) -> Simulation {
     Simulation::new(gpus).multiprocessors(2)
 }
 
-fn is_right_for_mixed_shapes(name: &str, gpus: usize) {
+fn check_mixed_shapes(name: &str, gpus: usize) {
     Gpus::from(small_gpus(gpus)).run(name, |rank| check_products(rank, &mixed_shapes(rank), 7));
 }
 
 #[test]
-fn is_right_on_one_gpu() {
-    is_right_for_mixed_shapes("is_right_on_one_gpu", 1);
+fn mixed_shapes_are_right_on_one_gpu() {
+    check_mixed_shapes("mixed_shapes_are_right_on_one_gpu", 1);
 }
 
 #[test]
-fn is_right_on_two_gpus() {
-    is_right_for_mixed_shapes("is_right_on_two_gpus", 2);
+fn mixed_shapes_are_right_on_two_gpus() {
+    check_mixed_shapes("mixed_shapes_are_right_on_two_gpus", 2);
 }
 
 #[test]
-fn is_right_on_three_gpus() {
-    is_right_for_mixed_shapes("is_right_on_three_gpus", 3);
+fn mixed_shapes_are_right_on_three_gpus() {
+    check_mixed_shapes("mixed_shapes_are_right_on_three_gpus", 3);
 }
 
 #[test]
-fn is_right_on_four_gpus() {
-    is_right_for_mixed_shapes("is_right_on_four_gpus", 4);
+fn mixed_shapes_are_right_on_four_gpus() {
+    check_mixed_shapes("mixed_shapes_are_right_on_four_gpus", 4);
 }
 
 #[test]
-fn is_right_whatever_the_order_in_which_threads_run() {
-    let name = "is_right_whatever_the_order_in_which_threads_run";
+fn products_are_right_in_any_order_of_threads() {
+    let name = "products_are_right_in_any_order_of_threads";
     let shapes = [[140, 300, 24]];
     Gpus::from(small_gpus(3))
         .run_seeds(name, 0..4, |rank, seed| check_products(rank, &shapes, seed));
 }
 
 #[test]
-fn is_right_when_threads_are_interrupted_anywhere() {
-    let name = "is_right_when_threads_are_interrupted_anywhere";
+fn products_are_right_when_threads_are_interrupted_anywhere() {
+    let name = "products_are_right_when_threads_are_interrupted_anywhere";
     let gpus = Gpus::from(small_gpus(2).preempt(true));
     gpus.run_seeds(name, 1..2, |rank, seed| check_products(rank, &[[70, 20, 8]], seed));
 }
 
-/// More steps along `k` than pipeline stages, so that stages are refilled while slower threads may
-/// still read them.
+/// There are more steps along `k` than pipeline stages, so that stages are refilled while slower
+/// threads may still read them.
 #[test]
 fn a_stage_is_not_filled_again_before_all_have_read_it() {
     let name = "a_stage_is_not_filled_again_before_all_have_read_it";
@@ -148,8 +148,8 @@ fn one_block_is_enough_for_many_tiles() {
     });
 }
 
-/// Launches back to back in a stream, with alternating shapes: the workspace's flags are not
-/// reset, each launch uses their next epoch.
+/// Launches follow each other in a stream, with alternating shapes: the workspace's flags are not
+/// reset, and each launch uses their next epoch.
 #[test]
 fn many_launches_need_no_reset() {
     on_gpus("many_launches_need_no_reset", 2, |rank| {
@@ -197,8 +197,8 @@ fn rounded_twice(problem: Problem, ranks: usize, (row, column): (usize, usize)) 
 const ROUNDING: [Option<GemmAllReducePlan>; 2] =
     [Some(GemmAllReducePlan::Unfused), Some(GemmAllReducePlan::Wide)];
 
-/// Checks products of these shapes by each of the plans, `launches` times in a row. `None` is for
-/// those of the shapes.
+/// Checks products of these shapes by each of the plans, `launches` times in a row. `None` stands
+/// for the default plan of each shape.
 fn is_rounded_twice(
     rank: &Rank,
     plans: &[Option<GemmAllReducePlan>],
@@ -252,8 +252,8 @@ fn is_rounded_twice(
     Ok(())
 }
 
-/// Rows and columns that are no multiples of a tile, a cluster's tiles beyond C, and more tiles
-/// than blocks.
+/// The shapes have rows and columns that are no multiples of a tile, a cluster's tiles beyond C,
+/// and more tiles than blocks.
 #[test]
 fn rounded_products_are_added_on_both_ranks() {
     let name = "rounded_products_are_added_on_both_ranks";
@@ -267,12 +267,12 @@ fn rounded_products_are_added_on_both_ranks() {
     });
 }
 
-/// Few rows, tiles that do not fill the GPU, and tiles that fill it more than once; by launches in
-/// a row, among which the plans take turns.
+/// The shapes have few rows, tiles that do not fill the GPU, and tiles that fill it more than once.
+/// In successive launches the plans take turns.
 #[test]
 fn the_plan_follows_from_the_shape_and_the_ranks() {
     let name = "the_plan_follows_from_the_shape_and_the_ranks";
-    for (ranks, of_few_rows) in [(2, "swapped:"), (4, "unfused")] {
+    for (ranks, for_few_rows) in [(2, "swapped:"), (4, "unfused")] {
         Gpus::from(Simulation::new(ranks).multiprocessors(8)).run(name, |rank| {
             let shapes: &[_] = match rank.is_simulated() {
                 true => &[[9, 40, 72], [300, 520, 16], [512, 1040, 16]],
@@ -283,21 +283,21 @@ fn the_plan_follows_from_the_shape_and_the_ranks() {
                 gemm.explain(shape).map_or_else(|e| e.to_string(), |how| how.plan.to_string())
             };
             let [few, few_tiles, many_tiles] = [0, 1, 2].map(|i| plan(shapes[i]));
-            assert!(few.starts_with(of_few_rows), "{few}");
+            assert!(few.starts_with(for_few_rows), "{few}");
             assert_eq!([few_tiles, many_tiles], ["unfused", "wide"]);
             // A plan that was set and given up leaves nothing behind, nor for shapes not asked
             // about.
             gemm.set_plan(Some(GemmAllReducePlan::Strips))?;
             gemm.set_plan(None)?;
             let other = plan([shapes[0][0] - 1, shapes[0][1], shapes[0][2]]);
-            assert!(other.starts_with(of_few_rows), "{other}");
+            assert!(other.starts_with(for_few_rows), "{other}");
             is_rounded_twice(rank, &[None], shapes, 3, 2)
         });
     }
 }
 
-/// More steps than those after which a tile is sent, and launches in a row, which take turns with
-/// the slots.
+/// There are more steps than those after which a tile is sent, and successive launches use the
+/// slots in turn.
 #[test]
 fn rounded_products_follow_each_other_without_a_reset() {
     let name = "rounded_products_follow_each_other_without_a_reset";
@@ -330,7 +330,7 @@ fn a_measurement_decides_on_all_ranks_alike() {
         assert_eq!(gemm.explain(shape)?.to_string(), "unfused, as it was set");
         gemm.set_plan(None)?;
         assert_eq!(gemm.explain(shape)?.plan, plan);
-        // A shape that the workspace of strips is too small for.
+        // The workspace of strips is too small for this shape.
         let (rows, large) = ([2 * m, n, 8], comm.window::<bf16>(2 * m * n)?);
         let too_large = gemm.measure(&a, &b, &large, rows)?;
         assert_ne!(too_large, GemmAllReducePlan::Strips);
@@ -351,28 +351,27 @@ fn rounded_products_are_added_whatever_the_order_in_which_threads_run() {
         .run_seeds(name, 0..4, |rank, seed| is_rounded_twice(rank, &ROUNDING, &shapes, seed, 2));
 }
 
-/// A message has only positive zeros where two neighbours are zeros, one of them negative: it has
-/// only positive ones.
+/// Where two neighbours are zeros and one of them is negative, a message has positive zeros only.
 #[test]
 fn both_ranks_get_the_same_zeros() {
     on_gpus("both_ranks_get_the_same_zeros", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (a, b) = (comm.mem_alloc::<bf16>(8)?, comm.mem_alloc::<bf16>(64)?);
-        // The products are +0 or 1, and so small a negative number that it is rounded to -0.
+        // The products are +0, 1, and a negative number that is rounded to -0.
         let tiny = bf16::from_f32(2.0_f32.powi(-70));
-        let mut of_a = [bf16::ZERO; 8];
-        (of_a[0], of_a[1]) = (tiny, bf16::ONE);
-        let mut of_b = [bf16::ZERO; 64];
+        let mut host_a = [bf16::ZERO; 8];
+        (host_a[0], host_a[1]) = (tiny, bf16::ONE);
+        let mut host_b = [bf16::ZERO; 64];
         for column in 0..8 {
-            of_b[8 * column] = if column % 2 == 1 { -tiny } else { bf16::ZERO };
+            host_b[8 * column] = if column % 2 == 1 { -tiny } else { bf16::ZERO };
             let one = column % 2 == 0 && rank.rank() == 1;
-            of_b[8 * column + 1] = if one { bf16::ONE } else { bf16::ZERO };
+            host_b[8 * column + 1] = if one { bf16::ONE } else { bf16::ZERO };
         }
-        a.copy_from_host(&of_a)?;
-        b.copy_from_host(&of_b)?;
+        a.copy_from_host(&host_a)?;
+        b.copy_from_host(&host_b)?;
         let (c, other) = (comm.window::<bf16>(8)?, comm.mem_alloc::<bf16>(16)?);
         let gemm = GemmAllReduce::new(comm, &stream, 1, 8)?;
-        // By NCCL's sum or the short messages of `Collectives`, zeros may differ.
+        // With NCCL's sum or the short messages of `Collectives`, zeros may differ.
         for plan in ["wide", "swapped:8x64:1", "strips"].map(|plan| plan.parse().unwrap()) {
             gemm.set_plan(Some(plan))?;
             gemm.launch(&a, &b, &c, [1, 8, 8])?;
@@ -388,7 +387,7 @@ fn both_ranks_get_the_same_zeros() {
     });
 }
 
-/// Tiles of few rows: whole ones, and those that a cluster shares, whose blocks send their shares.
+/// The plans have whole tiles, and tiles that a cluster shares, whose blocks send their shares.
 #[test]
 fn rounded_products_of_few_rows_are_added_on_both_ranks() {
     let name = "rounded_products_of_few_rows_are_added_on_both_ranks";
@@ -398,7 +397,7 @@ fn rounded_products_of_few_rows_are_added_on_both_ranks() {
             (&["swapped:8x64:1", "swapped:8x128:2", "swapped:16x64:2"][..], 7),
             (&["swapped:32x64:4", "swapped:32x128:1"], 30),
             (&["swapped:64x64:2", "swapped:64x128:4"], 64),
-            // More rows than a tile has, which are no multiple of those stored together.
+            // These are more rows than a tile has, and no multiple of the rows stored together.
             (&["swapped:48x128:2", "swapped:80x128:1:2x2", "swapped:96x64:1"], 100),
             (&["swapped:128x64:2", "swapped:128x128:1", "swapped:128x128:1:2x1"], 130),
         ] {
@@ -421,8 +420,8 @@ fn rounded_products_of_few_rows_are_added_whatever_the_order_in_which_threads_ru
     });
 }
 
-/// Checks this on as many ranks, of this number of multiprocessors if they are simulated; twice in
-/// a row.
+/// Checks [`is_rounded_twice`] for two launches in a row on `ranks` ranks; simulated GPUs have
+/// `multiprocessors`.
 fn are_rounded_twice(
     name: &str,
     (ranks, multiprocessors): (usize, u32),
@@ -437,7 +436,7 @@ fn are_rounded_twice(
     });
 }
 
-/// Fewer tiles than ranks, and more columns of tiles than ranks take turns in.
+/// The shapes have fewer tiles than ranks, and more columns of tiles than ranks.
 #[test]
 fn rounded_tiles_of_many_ranks_are_added_by_their_owners() {
     let name = "rounded_tiles_of_many_ranks_are_added_by_their_owners";
@@ -475,8 +474,8 @@ fn rounded_products_of_few_rows_are_added_on_many_ranks_whatever_the_order_of_th
     });
 }
 
-/// Returns a rank's product of random numbers, and what a type of partial sums may take from each
-/// element.
+/// Returns a rank's product of random numbers, and the bound of the error that each element has
+/// when it travels as `wire`.
 fn product_and_bound(problem: Problem, rank: usize, wire: Wire) -> (Vec<f64>, Vec<f64>) {
     let Problem { m, n, k, .. } = problem;
     let factor = |factor| -> Vec<bf16> { problem.noise(factor, rank) };
@@ -497,9 +496,9 @@ fn product_and_bound(problem: Problem, rank: usize, wire: Wire) -> (Vec<f64>, Ve
     (products, bounds)
 }
 
-/// Returns the mean error of a product whose partial sums travel in this type, by a plan. No
-/// element is off by more than the type's bound and roundings; all ranks have the same bits, and so
-/// has a graph that is launched twice.
+/// Returns the mean error of a product by `plan` whose partial sums travel as `wire`. Checks that
+/// no element is off by more than the type's bound and roundings, that all ranks have the same
+/// bits, and that a graph that is launched twice has them too.
 fn mean_error(
     rank: &Rank,
     problem: Problem,
@@ -534,9 +533,10 @@ fn mean_error(
     let mut errors = 0.0;
     for (i, got) in got.iter().enumerate() {
         let right: f64 = parts.iter().map(|(products, _)| products[i]).sum();
-        let of_wire: f64 = parts.iter().map(|(_, bounds)| bounds[i]).sum();
-        // The rounding of the sum, and of sums in f32.
-        let bound = of_wire + (right.abs() + of_wire) / 256.0 + k as f64 / f64::from(1 << 20);
+        let wire_bound: f64 = parts.iter().map(|(_, bounds)| bounds[i]).sum();
+        // Sums are rounded to bf16, and partial sums to f32.
+        let rounded = (right.abs() + wire_bound) / 256.0 + k as f64 / f64::from(1 << 20);
+        let bound = wire_bound + rounded;
         let error = (got.to_f64() - right).abs();
         let place = (i / n, i % n);
         assert!(error <= bound, "{wire}, {plan}, {problem:?}, {place:?}: {error} > {bound}");
@@ -545,7 +545,7 @@ fn mean_error(
     Ok(errors / (m * n) as f64)
 }
 
-/// Strips of several tiles, beyond the last row and column, with rows of C that do not begin at
+/// Strips have several tiles, and reach beyond the last row and column; rows of C do not begin at
 /// multiples of 16 bytes.
 #[test]
 fn partial_sums_are_as_exact_as_their_type_says() {
@@ -571,8 +571,8 @@ fn eight_bit_partial_sums_arrive_whatever_the_order_in_which_threads_run() {
     });
 }
 
-/// Rows and columns that are no multiples of a tile, more tiles than blocks, and a cluster's tiles
-/// beyond C.
+/// The shapes have rows and columns that are no multiples of a tile, more tiles than blocks, and a
+/// cluster's tiles beyond C.
 #[test]
 fn eight_bit_tiles_are_as_exact_as_they_say() {
     let name = "eight_bit_tiles_are_as_exact_as_they_say";
@@ -598,8 +598,8 @@ fn eight_bit_tiles_are_added_whatever_the_order_in_which_threads_run() {
     });
 }
 
-/// What is not sent in bf16 travels by strips, or of large products by tiles of 8-bit floats; ranks
-/// agree on the type.
+/// Partial sums of another type than bf16 travel by strips, and 8-bit ones of large products by
+/// tiles; ranks agree on the type.
 #[test]
 fn a_type_of_partial_sums_has_its_plan_and_is_the_same_on_all_ranks() {
     let name = "a_type_of_partial_sums_has_its_plan_and_is_the_same_on_all_ranks";
@@ -676,8 +676,8 @@ fn bad_input_is_refused_with_the_reason() {
     });
 }
 
-/// Rows of `b[j] * (ranks * a[i] + 0 + 1 + ..)`, for which all but the first column of the factors
-/// is 0: exact.
+/// Only the first column of the factors is not 0, so that row `i` of the result is
+/// `b[j] * (ranks * a[i] + 0 + 1 + ..)`, which is exact.
 #[test]
 fn a_product_has_more_elements_and_bytes_than_32_bits_count() {
     let gpus = Gpus::new(2).only_real("memory for a product of 4 GiB");

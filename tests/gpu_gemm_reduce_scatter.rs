@@ -19,8 +19,8 @@ fn rounded_twice(problem: Problem, ranks: usize, row: usize, column: usize) -> b
     bf16::from_f32(products.fold(0.0, |sum, product| sum + product))
 }
 
-/// Checks products of these shapes by a plan that was asked for, if any, `launches` times in a row;
-/// each shape with the plan by which it is done.
+/// Checks `launches` successive products of these shapes, with the plan `asked` set. Each shape
+/// comes with the plan that it must get.
 fn check_products(
     rank: &Rank,
     asked: Option<GemmReduceScatterPlan>,
@@ -69,13 +69,13 @@ fn check_products(
     rank.barrier()
 }
 
-/// Simulated GPUs with fewer resident blocks than tiles.
+/// Returns simulated GPUs with fewer resident blocks than tiles.
 fn small_gpus(ranks: usize) -> Gpus {
     Gpus::from(Simulation::new(ranks).multiprocessors(2))
 }
 
-/// More tiles than blocks, also an odd number of them in each half, and a shape that the kernel
-/// does not do.
+/// The shapes have more tiles than blocks, also an odd number of tiles in each half; the fused
+/// kernel does not support the last one.
 #[test]
 fn each_rank_gets_the_sums_of_its_rows() {
     small_gpus(2).run("each_rank_gets_the_sums_of_its_rows", |rank| {
@@ -101,8 +101,8 @@ fn each_of_many_ranks_gets_the_sums_of_its_rows() {
     }
 }
 
-/// More steps than those after which a tile is sent, and launches in a row, which take turns with
-/// the slots.
+/// There are more steps than those after which a tile is sent, and successive launches use the
+/// slots in turn.
 #[test]
 fn launches_follow_each_other_without_a_reset() {
     small_gpus(2).run("launches_follow_each_other_without_a_reset", |rank| {
@@ -118,8 +118,8 @@ fn launches_follow_each_other_without_a_reset() {
 }
 
 #[test]
-fn is_right_whatever_the_order_in_which_threads_run() {
-    let name = "is_right_whatever_the_order_in_which_threads_run";
+fn sums_are_right_in_any_order_of_threads() {
+    let name = "sums_are_right_in_any_order_of_threads";
     small_gpus(2).run_seeds(name, 0..3, |rank, seed| {
         check_products(rank, Some(Wide), &[([512, 272, 8], Wide)], seed, 2)
     });
@@ -148,7 +148,7 @@ fn a_measurement_decides_on_all_ranks_alike() {
         assert_eq!(product.explain(shape)?.to_string(), "unfused, as it was set");
         product.set_plan(None)?;
         assert_eq!(product.explain(shape)?.plan, plan);
-        // An address that the fused kernel does not take, on one rank.
+        // One rank has an address that the fused kernel does not support.
         let (from, few) = (1 - rank.rank(), [m, 2, k]);
         let unaligned = b.device_slice().slice(from..from + 2 * k)?;
         assert_eq!(product.measure(&a, &unaligned, &c, few)?, Unfused);

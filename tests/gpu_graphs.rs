@@ -31,7 +31,7 @@ fn replays_an_all_reduce(rank: &Rank) -> Result<(), Error> {
     stream.synchronize()?;
     require((n as f64).powi(TIMES))?;
 
-    // On another stream, between operations that are not captured.
+    // The graph runs on another stream, between operations that are not captured.
     let other = rank.stream()?;
     memory.copy_from_host(&[1.0; COUNT])?;
     comm.all_reduce(&memory, &memory, ReduceOp::Sum, &other)?;
@@ -55,7 +55,7 @@ fn replays_an_all_reduce_on_four_gpus() {
     on_gpus("replays_an_all_reduce_on_four_gpus", 4, replays_an_all_reduce);
 }
 
-/// Replays of a cooperative launch, with new inputs each time, and then back to back.
+/// Replays a cooperative launch, with new inputs each time, and then back to back.
 fn replays_a_kernel(rank: &Rank) -> Result<(), Error> {
     const BLOCKS: u32 = 4;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
@@ -146,7 +146,7 @@ fn a_graph_takes_in_two_streams_that_events_join() {
             comm.all_reduce(&b, &b, ReduceOp::Sum, &side)?;
             side.record(&join)?;
             main.wait_event(&join)?;
-            // After both all-reduces.
+            // This one runs after both all-reduces.
             comm.all_reduce(&b, &b, ReduceOp::Sum, &main)
         })?;
         a.copy_from_host(&[1.0; COUNT])?;
@@ -285,8 +285,8 @@ fn a_graph_is_closed_with_its_communicator() {
     });
 }
 
-/// Returns the elements of what is all of one value.
-fn all(buffer: &impl Buffer<Element = f32>) -> Result<f32, Error> {
+/// Returns the value that all elements of `buffer` have.
+fn value_of(buffer: &impl Buffer<Element = f32>) -> Result<f32, Error> {
     let buffer = buffer.device_slice();
     let mut got = vec![0.0; buffer.len()];
     buffer.copy_to_host(&mut got)?;
@@ -294,7 +294,7 @@ fn all(buffer: &impl Buffer<Element = f32>) -> Result<f32, Error> {
     Ok(got[0])
 }
 
-/// The operation's buffer, the operation itself, and a window of a safe kernel are dropped.
+/// Drops an operation's buffer, the operation itself, and a window of a safe kernel.
 fn keeps_what_its_kernels_use(rank: &Rank) -> Result<(), Error> {
     /// Elements whose memory is seen to be freed.
     const LARGE: usize = 1 << 20;
@@ -314,7 +314,7 @@ fn keeps_what_its_kernels_use(rank: &Rank) -> Result<(), Error> {
         stream.copy(&sums.slice(..)?, &result)
     })?;
     graph.launch(&stream)?;
-    assert_eq!(all(&result)?, n * n);
+    assert_eq!(value_of(&result)?, n * n);
 
     let address = buffer.device_address();
     drop((buffer, window, sums, large, dev_comm, collectives));
@@ -326,9 +326,9 @@ fn keeps_what_its_kernels_use(rank: &Rank) -> Result<(), Error> {
     }
     stream.fill(&result, 0.0)?;
     graph.launch(&stream)?;
-    assert_eq!(all(&result)?, n * n);
+    assert_eq!(value_of(&result)?, n * n);
     for victim in &victims {
-        assert_eq!(all(victim)?, 7.0);
+        assert_eq!(value_of(victim)?, 7.0);
     }
 
     let (held, _) = rank.context().memory_info()?;
@@ -361,7 +361,7 @@ fn what_is_made_after_a_capture_is_freed_at_once() {
     on_gpus("what_is_made_after_a_capture_is_freed_at_once", 2, frees_what_is_newer);
 }
 
-/// A window of a graph is closed, and then its communicator destroyed.
+/// Closes a window of a graph, and then destroys its communicator.
 fn outlives_a_closed_window(rank: &Rank) -> Result<(), Error> {
     let (stream, n) = (rank.stream()?, rank.n_ranks() as f32);
     rank.load(&KERNELS)?;
@@ -379,7 +379,7 @@ fn outlives_a_closed_window(rank: &Rank) -> Result<(), Error> {
     a.close()?;
     assert!(!a.is_valid() && launch().is_err());
     graph.launch(&stream)?;
-    assert_eq!(all(&b.slice(..)?)?, 2.0 * n);
+    assert_eq!(value_of(&b.slice(..)?)?, 2.0 * n);
     rank.barrier()?;
     comm.destroy()?;
     assert!(!graph.is_valid());
@@ -394,7 +394,8 @@ fn a_graph_can_be_launched_after_its_window_is_closed_but_not_after_its_communic
     on_gpus(name, 2, outlives_a_closed_window);
 }
 
-/// Six operations on a first stream, a capture on a second, and six more on a third.
+/// Enqueues six operations on a first stream, captures one on a second, and enqueues six more on a
+/// third.
 fn keeps_the_order_of_others(rank: &Rank) -> Result<(), Error> {
     const COUNT: usize = 3000;
     let (comm, n) = (rank.communicator()?, rank.n_ranks() as f32);
@@ -412,13 +413,13 @@ fn keeps_the_order_of_others(rank: &Rank) -> Result<(), Error> {
     for _ in 0..6 {
         ops.all_reduce(&c, &c, ReduceOp::Sum, &third)?;
     }
-    // And a call after a replay, each on its stream.
+    // A call follows each replay, on another stream.
     graph.launch(&second)?;
     ops.all_reduce(&a, &a, ReduceOp::Sum, &first)?;
     graph.launch(&third)?;
     ops.all_reduce(&c, &c, ReduceOp::Sum, &second)?;
     [&first, &second, &third].into_iter().try_for_each(Stream::synchronize)?;
-    assert_eq!([all(&a)?, all(&b)?, all(&c)?], [n.powi(7), n.powi(2), n.powi(7)]);
+    assert_eq!([value_of(&a)?, value_of(&b)?, value_of(&c)?], [n.powi(7), n.powi(2), n.powi(7)]);
     Ok(())
 }
 

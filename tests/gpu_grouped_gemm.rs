@@ -9,7 +9,7 @@ use devcomm_testing::machines::on_gpus;
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
-/// Groups of so many rows, which begin at multiples of `alignment`, and the extents of each B.
+/// Groups of `sizes` rows, which begin at multiples of `alignment`, and the extents of each B.
 #[derive(Clone, Debug)]
 struct Case {
     sizes: Vec<usize>,
@@ -47,15 +47,14 @@ impl Case {
     fn group_of_rows(&self, m: usize) -> Vec<Option<usize>> {
         let mut groups = vec![None; m];
         for (group, (first, size)) in self.offsets().iter().zip(&self.sizes).enumerate() {
-            let of_group = first.min(&m)..&(first + size).min(m);
-            groups[*of_group.start..*of_group.end].fill(Some(group));
+            groups[*first.min(&m)..(first + size).min(m)].fill(Some(group));
         }
         groups
     }
 }
 
 impl<T: GroupedElement + Number> Matrices<T> {
-    /// Makes matrices with room for some more rows than there are in groups, or for so many fewer.
+    /// Makes matrices with room for three more rows than there are in groups, less `fewer`.
     fn new(rank: &Rank, case: Case, fewer: usize) -> Result<Self> {
         let comm = rank.communicator()?;
         let (n, k, count) = (case.n, case.k, case.sizes.len());
@@ -94,8 +93,8 @@ impl<T: GroupedElement + Number> Matrices<T> {
         gemm.launch(a, b, c, groups, [*m, *n, *k], activation)
     }
 
-    /// Checks a part of C's columns, for every `step`-th row: those of groups are `right`, given
-    /// the sum and what was got, and others as they were.
+    /// Checks every `step`-th column of each row of C: `right` holds for the exact sum and the
+    /// element in rows of groups, and other rows are unchanged.
     fn check(&self, step: usize, right: impl Fn(f64, T) -> bool) -> Result<()> {
         let Self { case: Case { n, k, .. }, m, .. } = *self;
         let mut got = vec![T::nearest(0.0); m * n];
@@ -110,9 +109,9 @@ impl<T: GroupedElement + Number> Matrices<T> {
                 let is_right = match groups[row] {
                     None => got.value().is_nan(),
                     Some(group) => {
-                        let of_a = &a[row * k..][..k];
-                        let of_b = &b[(group * n + column) * k..][..k];
-                        let terms = of_a.iter().zip(of_b).map(|(a, b)| a.value() * b.value());
+                        let a = a[row * k..][..k].iter();
+                        let terms = a.zip(&b[(group * n + column) * k..][..k]);
+                        let terms = terms.map(|(a, b)| a.value() * b.value());
                         right(terms.sum(), got)
                     }
                 };
@@ -134,14 +133,14 @@ impl<T: GroupedElement + Number> Matrices<T> {
     }
 }
 
-/// Returns whether it is the rounded sum; `f32` holds the sum exactly.
+/// Returns whether `got` is the rounded sum; `f32` holds the sum exactly.
 fn rounded<T: Number>(sum: f64, got: T) -> bool {
     got == T::nearest(sum as f32)
 }
 
-/// Uneven groups, also without rows, before, between and after others; with rows of other groups
-/// in a tile, and with rows of none; one group; all rows in one of many; no row at all; more groups
-/// than have a counter of their own.
+/// Returns uneven groups, also without rows, before, between and after others, whose tiles have
+/// rows of other groups or of no group; one group; all rows in one of many groups; no row at all;
+/// more groups than have a counter of their own.
 fn cases([n, k]: [usize; 2]) -> Vec<Case> {
     let mut many = vec![0; 300];
     for group in [3, 36, 37, 141, 298] {
@@ -165,7 +164,7 @@ fn groups_are_multiplied_by_their_own_factor() {
         for case in cases([264, 72]) {
             Matrices::<bf16>::new(rank, case, 0)?.multiply(&gemm, &stream, 1)?;
         }
-        // C of odd width, more terms than the pipeline has stages, another type.
+        // These have C of odd width, more terms than the pipeline has stages, another type.
         let case = Case::new(&[3, 140, 20], 1, [129, 328]);
         Matrices::<bf16>::new(rank, case, 0)?.multiply(&gemm, &stream, 1)?;
         let case = Case::new(&[30, 0, 60], 1, [64, 64]);
@@ -173,7 +172,7 @@ fn groups_are_multiplied_by_their_own_factor() {
         if rank.is_simulated() {
             return Ok(());
         }
-        // More tiles than blocks: even and uneven groups of large products.
+        // Even and uneven groups of large products have more tiles than blocks.
         let even = vec![128; 64];
         let uneven: Vec<_> = (0..128).map(|group| group * group * 37 % 301).collect();
         for (sizes, alignment) in [(&even, 1), (&uneven, 1), (&uneven, 128)] {
@@ -228,8 +227,8 @@ fn rows_of_groups_for_which_there_is_no_room_are_left_out() {
 }
 
 #[test]
-fn an_activation_is_of_the_sums_of_groups() {
-    on_gpus("an_activation_is_of_the_sums_of_groups", 1, |rank| {
+fn an_activation_is_applied_to_the_sums_of_groups() {
+    on_gpus("an_activation_is_applied_to_the_sums_of_groups", 1, |rank| {
         let stream = rank.stream()?;
         let gemm = GroupedGemm::new(&stream)?;
         for k in [72, 34] {
@@ -238,7 +237,7 @@ fn an_activation_is_of_the_sums_of_groups() {
             stream.synchronize()?;
             matrices.check(1, |sum, got| {
                 let right = sum / (1.0 + (-sum).exp());
-                // Half a step of bf16, and the sigmoid's error.
+                // The bound is half a step of bf16, and the sigmoid's error.
                 (got.value() - right).abs() <= (bf16::EPSILON.to_f64() / 2.0 + 1e-5) * right.abs()
             })?;
         }

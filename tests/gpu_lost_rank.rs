@@ -20,12 +20,12 @@ use rustix::process::{Signal, getpid, kill_process};
 
 /// How long after the loss the survivors may take to return an error.
 const DEADLINE: Duration = Duration::from_secs(15);
-/// How long after that the job may take to end.
+/// How long after [`DEADLINE`] the job may take to end.
 const END: Duration = Duration::from_secs(30);
-/// How long a process may be silent, and a call of the set-up may take, in seconds. NCCL's takes
-/// more than 3 where jobs start beside each other.
+/// How long a process may be silent, and a call of the set-up may take, in seconds. NCCL's set-up
+/// takes more than 3 where jobs start concurrently.
 const SILENCE: u64 = 8;
-/// The same among simulated ranks.
+/// How long a simulated rank may be silent.
 const SIMULATED_SILENCE: Duration = Duration::from_secs(3);
 
 /// The folder of a job's reports. Its path also identifies the job's processes.
@@ -50,18 +50,18 @@ enum Loss {
 impl Loss {
     /// Returns how often a rank is lost.
     fn times(self) -> usize {
-        let of = |variable, usual| {
+        let times = |variable, usual| {
             std::env::var(variable).map_or(usual, |times: String| times.parse().unwrap())
         };
         match self {
-            Self::Killed => of("DEVCOMM_KILLS", 20),
-            Self::Stopped => of("DEVCOMM_STOPS", 5),
+            Self::Killed => times("DEVCOMM_KILLS", 20),
+            Self::Stopped => times("DEVCOMM_STOPS", 5),
             Self::Aborted => 3,
         }
     }
 }
 
-/// What the ranks do until one is lost. It calls its second argument once all ranks work.
+/// The work of the ranks until one is lost. It calls its second argument once all ranks work.
 type Work = fn(&Rank, &dyn Fn()) -> Result<(), Error>;
 
 #[test]
@@ -192,8 +192,8 @@ fn after(begin: u64, end: u64) -> Duration {
     Duration::from_millis(end.saturating_sub(begin))
 }
 
-/// One of 2 to 4 simulated ranks fails in a call, or does not return from it. If the others wait
-/// for a stream then, the simulator finds the deadlock, and says who is where.
+/// Makes one of 2 to 4 simulated ranks fail in a call, or not return from it. If the others wait
+/// for a stream then, the simulator finds the deadlock, and reports where each rank is.
 fn lose_simulated(round: usize, loss: Loss, work: Work, function: &'static str) {
     let mut random = fastrand::Rng::with_seed(round as u64);
     let n = random.usize(2..=4);
@@ -238,7 +238,7 @@ impl Job {
     }
 
     /// Runs the ranks to their end, and returns the job's error, and when it ended. The victim is
-    /// lost after this many microseconds.
+    /// lost after `loss_after` microseconds.
     fn run(&self, loss_after: u64) -> (String, u64) {
         let mut job = LocalJob::new(self.n_ranks)
             .unwrap()
@@ -254,7 +254,7 @@ impl Job {
         (error, now())
     }
 
-    /// When the victim was lost.
+    /// Returns when the victim was lost.
     fn lost(&self, round: usize) -> u64 {
         let lost = self.report(self.victim);
         lost.unwrap_or_else(|| panic!("round {round}: no rank was lost")).parse().unwrap()
@@ -319,18 +319,18 @@ struct RankEnv {
 
 impl RankEnv {
     fn new() -> Self {
-        let of = |name| std::env::var(name).unwrap();
+        let variable = |name| std::env::var(name).unwrap();
         let losses = [Loss::Killed, Loss::Stopped, Loss::Aborted];
-        let loss = losses.into_iter().find(|loss| format!("{loss:?}") == of(LOSS));
+        let loss = losses.into_iter().find(|loss| format!("{loss:?}") == variable(LOSS));
         Self {
-            reports: of(REPORTS).into(),
-            victim: of(VICTIM).parse().unwrap(),
+            reports: variable(REPORTS).into(),
+            victim: variable(VICTIM).parse().unwrap(),
             loss: loss.unwrap(),
-            loss_after: Duration::from_micros(of(LOSS_AFTER).parse().unwrap()),
+            loss_after: Duration::from_micros(variable(LOSS_AFTER).parse().unwrap()),
         }
     }
 
-    /// If this rank is the victim, it is lost, at once or by a thread after its delay.
+    /// Loses this rank if it is the victim: at once, or by a thread after the delay.
     fn begin(&self, rank: &Rank) {
         if rank.rank() != self.victim {
             return;
@@ -340,7 +340,7 @@ impl RankEnv {
             Loss::Stopped => Signal::STOP,
             Loss::Aborted => {
                 self.report(self.victim, &now().to_string());
-                // As when killed, no destructor runs.
+                // As in a killed process, no destructor runs.
                 std::process::abort();
             }
         };
@@ -353,7 +353,7 @@ impl RankEnv {
     }
 
     fn report(&self, rank: usize, what: &str) {
-        // Renamed when it is complete.
+        // The file gets its name when it is complete.
         let (path, draft) = (report_of(&self.reports, rank), self.reports.join(format!("{rank}~")));
         std::fs::write(&draft, what).unwrap();
         std::fs::rename(draft, path).unwrap();
@@ -399,7 +399,7 @@ fn repeat(
     }
 }
 
-/// All-reduces, and waits for the stream.
+/// Runs all-reduces, and waits for the stream.
 fn collectives(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
     let count = if rank.is_simulated() { 8 } else { 1 << 20 };
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
@@ -412,7 +412,7 @@ fn collectives(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
     })
 }
 
-/// Kernels that wait for each other.
+/// Runs kernels that wait for each other.
 fn in_kernels(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
     let comm = rank.communicator()?;
     let (send, recv) = (comm.window::<f32>(1024)?, comm.window::<f32>(1024)?);
@@ -426,7 +426,7 @@ fn in_kernels(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
     })
 }
 
-/// Products whose loading threads wait for the rows of other ranks.
+/// Runs products whose loading threads wait for the rows of other ranks.
 fn gathered_products(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
     let (comm, stream, n_ranks) = (rank.communicator()?, rank.stream()?, rank.n_ranks());
     let shape @ [m, n, k] = if rank.is_simulated() { [12, 8, 8] } else { [4096, 1024, 1024] };
@@ -440,7 +440,7 @@ fn gathered_products(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
     })
 }
 
-/// Exchanges on the host.
+/// Runs exchanges on the host.
 fn exchanges(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
     rank.communicator()?;
     repeat(rank, begin, || {
@@ -449,7 +449,7 @@ fn exchanges(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
     })
 }
 
-/// Kernels that wait for each other's signals over the network.
+/// Runs kernels that wait for each other's signals over the network.
 fn network(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
     const BLOCKS: u32 = 4;
     /// Bytes per message.
@@ -464,8 +464,8 @@ fn network(rank: &Rank, begin: &dyn Fn()) -> Result<(), Error> {
     let stream = rank.stream()?;
     repeat(rank, begin, || {
         let put = kernels::gin_put_signal::args(&dev_comm, &window, &window, BYTES, ROUNDS, &nanos);
-        // SAFETY: window and times have room for every round of every block; nothing reads what
-        // arrives.
+        // SAFETY: the window and `nanos` have room for every round of every block; nothing reads
+        // what arrives.
         unsafe { put.grid(BLOCKS).block(32).launch(&stream)? };
         stream.synchronize()
     })

@@ -91,31 +91,31 @@ fn sums_bf16_for_any_number_of_ranks_and_elements() {
 }
 
 #[test]
-fn works_in_place() {
+fn sums_are_right_in_place() {
     for ranks in [2, 4] {
-        on_gpus(&format!("works_in_place on {ranks}"), ranks, |rank| {
+        on_gpus(&format!("sums_are_right_in_place on {ranks}"), ranks, |rank| {
             all_reduce::<f32>(rank, 10_007, true).map(drop)
         });
     }
 }
 
 #[test]
-fn is_right_whatever_the_order_in_which_threads_run() {
-    let name = "is_right_whatever_the_order_in_which_threads_run";
+fn sums_are_right_in_any_order_of_threads() {
+    let name = "sums_are_right_in_any_order_of_threads";
     Gpus::new(4).run_seeds(name, 0..20, |rank, _| all_reduce::<bf16>(rank, 1003, false).map(drop));
 }
 
 #[test]
-fn is_right_when_threads_are_interrupted_anywhere() {
-    let name = "is_right_when_threads_are_interrupted_anywhere";
+fn sums_are_right_when_threads_are_interrupted_anywhere() {
+    let name = "sums_are_right_when_threads_are_interrupted_anywhere";
     let gpus = Gpus::from(Simulation::new(2).preempt(true));
     gpus.run_seeds(name, 0..2, |rank, _| all_reduce::<f32>(rank, 201, true).map(drop));
 }
 
-/// Many launches on one device communicator: the barriers' epochs continue.
+/// The barriers' epochs continue over many launches on one device communicator.
 #[test]
-fn can_be_launched_many_times() {
-    on_gpus("can_be_launched_many_times", 2, |rank| {
+fn the_kernel_can_be_launched_many_times() {
+    on_gpus("the_kernel_can_be_launched_many_times", 2, |rank| {
         const COUNT: usize = 4096;
         let comm = rank.communicator()?;
         let (a, b) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);

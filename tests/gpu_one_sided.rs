@@ -124,7 +124,7 @@ fn all_pairs_on_four_gpus() {
 }
 
 /// Waits once for several puts from every peer, a different number from each.
-fn counts(rank: &Rank, comm: &Communicator, stream: &Stream) -> Result<(), Error> {
+fn signals_are_counted(rank: &Rank, comm: &Communicator, stream: &Stream) -> Result<(), Error> {
     let (me, n) = (rank.rank(), rank.n_ranks());
     let (source, target) = (comm.window::<u8>(n * COUNT)?, comm.window::<u8>(n * n * COUNT)?);
     for round in 0..=me {
@@ -150,13 +150,13 @@ fn counts(rank: &Rank, comm: &Communicator, stream: &Stream) -> Result<(), Error
 }
 
 #[test]
-fn counts_on_two_gpus() {
-    on_gpus("counts_on_two_gpus", 2, counts);
+fn signals_are_counted_on_two_gpus() {
+    on_gpus("signals_are_counted_on_two_gpus", 2, signals_are_counted);
 }
 
 #[test]
-fn counts_on_four_gpus() {
-    on_gpus("counts_on_four_gpus", 4, counts);
+fn signals_are_counted_on_four_gpus() {
+    on_gpus("signals_are_counted_on_four_gpus", 4, signals_are_counted);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Rules for what readers meet: how documentation begins, what comments on unsafe code say, and how
-//! long documents, files and functions are. [`OWED`] lists the folders that break one.
+//! Tests of the sources' readability: how documentation begins, what comments on unsafe code say,
+//! and how long documents, files and functions are. [`OWED`] lists the exceptions.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,13 +25,13 @@ const OWED: [(&str, &str, usize); 9] = [
     ("tests/gpu_ops_collectives/main.rs", FILE, 1),
 ];
 
-/// First words of documentation that stands alone in rustdoc: without a verb it says nothing, or
-/// one has to look for what a pronoun means.
+/// First words after which documentation, which stands alone in rustdoc, has no verb, or a pronoun
+/// without a noun.
 const BARE: &str = " Of In On At By For From To With Without Within Between Behind Beside After \
     Before Under Over As Like And Or But So Than Until During Through Into Above Below Among It \
     They He She Its Their Them Nothing Something Everything Who Whose That Those None Neither ";
 
-/// What happens at a time: other work comes after it, not behind it.
+/// Starts of the words for events: work comes after an event, not behind it.
 const EVENTS: [&str; 7] = ["call", "operation", "launch", "cop", "kernel", "replay", "wait"];
 
 /// Returns the comment that begins at a line: its lines without `mark`, and the line after them.
@@ -42,7 +42,7 @@ fn block<'a>(lines: &[&'a str], from: usize, mark: &str) -> (Vec<&'a str>, usize
     (block, end)
 }
 
-/// Returns the item after its documentation: attributes are left out.
+/// Returns the first line of an item, after the attributes that begin at a line.
 fn item<'a>(lines: &[&'a str], mut at: usize) -> &'a str {
     while lines.get(at).is_some_and(|line| line.trim_start().starts_with("#[")) {
         at += lines[at..].iter().position(|line| line.ends_with(']')).unwrap_or(0) + 1;
@@ -50,7 +50,7 @@ fn item<'a>(lines: &[&'a str], mut at: usize) -> &'a str {
     lines.get(at).map_or("", |line| line.trim_start())
 }
 
-fn checks_documentation(text: &str, item: &str, found: &mut Vec<&'static str>) {
+fn check_documentation(text: &str, item: &str, found: &mut Vec<&'static str>) {
     let word = text.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
     let is_public = ["pub fn ", "pub const fn ", "pub unsafe fn ", "pub const unsafe fn "];
     if !word.is_empty() && BARE.contains(&format!(" {word} ")) {
@@ -111,7 +111,7 @@ fn violations(source: &str) -> Vec<(usize, &'static str)> {
         let mut next = at + 1;
         if let Some(mark) = ["///", "//!"].iter().find(|mark| line.starts_with(**mark)) {
             let (text, end) = block(&lines, at, mark);
-            checks_documentation(text[0], item(&lines, end), &mut found);
+            check_documentation(text[0], item(&lines, end), &mut found);
             if says_behind(&text.join(" ")) {
                 found.push(BEHIND);
             }
@@ -152,24 +152,24 @@ fn each_source(folder: &Path, each: &mut dyn FnMut(&Path, &str)) {
 }
 
 #[test]
-fn sources_keep_the_rules_but_for_those_that_are_owed() {
+fn sources_break_no_rules_but_the_owed_ones() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut all: BTreeMap<(String, &str), Vec<String>> = BTreeMap::new();
     each_source(root, &mut |path, text| {
         let path = path.strip_prefix(root).unwrap().to_string_lossy();
         for (line, rule) in violations(text) {
-            let owed = OWED.iter().find(|(room, of, _)| path.starts_with(room) && *of == rule);
-            let room = owed.map_or("", |(room, ..)| room).to_owned();
-            all.entry((room, rule)).or_default().push(format!("{path}:{line}"));
+            let owed = OWED.iter().find(|(at, name, _)| path.starts_with(at) && *name == rule);
+            let folder = owed.map_or("", |(folder, ..)| folder).to_owned();
+            all.entry((folder, rule)).or_default().push(format!("{path}:{line}"));
         }
     });
     let mut report = String::new();
-    for ((room, rule), places) in &all {
-        let owed = OWED.iter().find(|(of, name, _)| of == room && name == rule);
+    for ((folder, rule), places) in &all {
+        let owed = OWED.iter().find(|(at, name, _)| at == folder && name == rule);
         let allowed = owed.map_or(0, |(.., count)| *count);
         if places.len() > allowed {
             let count = places.len();
-            report += &format!("{rule}: {count} in {room:?}, {allowed} are owed\n");
+            report += &format!("{rule}: {count} in {folder:?}, {allowed} are owed\n");
             report += &format!("  {}\n", places.join("\n  "));
         }
     }

@@ -1,9 +1,9 @@
 // Times all-reduces of FlashInfer, for `devcomm-bench .. --peers flashinfer=PROGRAM`: its Lamport
 // kernels (one-shot and two-shot, alone and with residual and RMSNorm), which are TensorRT-LLM's,
-// and its copy of vLLM's custom all-reduce. Compiled by bench/peers/build.sh with FlashInfer's
+// and its copy of vLLM's custom all-reduce. bench/peers/build.sh compiles it with FlashInfer's
 // headers; it needs neither Python nor torch, and runs all GPUs in one process with peer access.
 //
-// The argument is a job (JSON). It prints a line of JSON for each case and algorithm: the time of
+// The argument is a job (JSON). The program prints a line of JSON for each case and algorithm: the time of
 // each round on the slowest GPU and the number of wrong elements, or why it was left out.
 
 #include <barrier>
@@ -30,7 +30,7 @@ namespace fi = flashinfer::trtllm_allreduce_fusion;
     }                                                                                     \
   } while (0)
 
-// What follows `"key":` in the job; empty without it.
+// The text after `"key":` in the job; empty if the key is missing.
 static std::string after(const std::string& job, const std::string& key) {
   size_t at = job.find("\"" + key + "\":");
   return at == std::string::npos ? "" : job.substr(at + key.size() + 3);
@@ -63,7 +63,7 @@ struct Job {
 static float input(int rank, size_t i) { return float(int((i * 7 + rank * 5 + i / 977) % 17) - 8); }
 static float weight(size_t i) { return 0.5f + float(i % 5) * 0.25f; }
 
-// The least elements of a row of FlashInfer's kernels, and the longest message.
+// The 16-bit elements of a row for FlashInfer's kernels, and the most bytes of a message.
 constexpr long kRow = 8192;
 constexpr size_t kMost = size_t(64) << 20;
 
@@ -153,7 +153,7 @@ static void measure(Gpus& gpus, const Job& job, const std::string& row,
     long operations = job.graph ? job.graph * job.iters : job.iters;
     for (int round = 0; round < job.rounds; round++) {
       gpus.barrier.arrive_and_wait();
-      // One that aligns the GPUs.
+      // This call aligns the GPUs, and is not timed.
       once();
       CUDA(cudaEventRecord(begin, stream));
       for (int i = 0; i < launches; i++) once();
@@ -178,7 +178,7 @@ static void measure(Gpus& gpus, const Job& job, const std::string& row,
   fflush(stdout);
 }
 
-// FlashInfer's workspace for messages of up to so many elements.
+// FlashInfer's workspace for messages of up to `most` elements.
 template <typename T>
 struct Workspace {
   std::vector<std::unique_ptr<Memory<char>>> parts;
@@ -227,7 +227,7 @@ struct Buffers {
                       cudaMemcpyHostToDevice));
     }
   }
-  // Elements of a GPU that are no sum, or, of rows of `hidden`, neither that nor normalised.
+  // The number of wrong elements of a GPU: of the sums, and if `hidden`, of the normalised rows too.
   long wrong(Gpus& gpus, int r, size_t count, size_t hidden) {
     std::vector<T> got(count), sums(hidden ? count : 0);
     CUDA(cudaMemcpy(got.data(), out.on[r], count * sizeof(T), cudaMemcpyDeviceToHost));
@@ -257,8 +257,8 @@ struct Buffers {
   }
 };
 
-// FlashInfer's choice by number of ranks, of the patterns that are measured: with sums in f32, and
-// with dependent launch.
+// Launches FlashInfer's kernel for the number of ranks, with sums in f32 and with programmatic
+// dependent launch.
 template <typename T, fi::AllReduceFusionPattern Pattern>
 static cudaError_t launch_pattern(const fi::AllReduceFusionParams<T>& params) {
   constexpr bool kSumsInF32 = !std::is_same_v<T, float>;
@@ -289,7 +289,7 @@ static void flashinfer_case(Gpus& gpus, const Job& job, Workspace<T>& workspace,
     size_t tokens = count / hidden;
     std::string name = row + ", \"variant\": \"flashinfer\", \"algorithm\": \"" +
                        (oneshot ? "one-shot" : "two-shot") + "\"";
-    // The ranks share the tokens of two shots.
+    // Two-shot gives each rank some of the tokens.
     if (!oneshot && tokens < size_t(gpus.n)) continue;
     auto launch = [&](int r) {
       fi::AllReduceFusionParams<T> params{};
@@ -334,7 +334,7 @@ static void vllm_case(Gpus& gpus, const Job& job, Buffers<T>& buffers, Memory<ch
     all[r]->template allreduce<T>(gpus.streams[r], buffers.in.on[r], buffers.out.on[r], int(count),
                                   vllm::kMaxBlocks);
   };
-  // A graph's calls read their peers' addresses from entries that are written afterwards.
+  // A graph's calls read their peers' addresses from entries that are written after the capture.
   auto captured = [&](int r) {
     vllm::RankData entry{};
     for (int peer = 0; peer < gpus.n; peer++) entry.ptrs[peer] = inputs[peer];

@@ -29,7 +29,7 @@ from ctypes import c_size_t, c_void_p
 from pathlib import Path
 
 EXPERT_MAJOR, RANK_MAJOR, FLAT = 1, 2, 3
-# The layouts, and whether ranks write to each other's tensors without a stage between. RANK_MAJOR
+# The layouts, and whether ranks write to each other's tensors without a staging buffer. RANK_MAJOR
 # and FLAT send a row once to a rank, with its experts and weights; EXPERT_MAJOR also puts the rows
 # in the order of the experts, as `group` does.
 STAGED = {"expert-major": (EXPERT_MAJOR, False)}
@@ -42,7 +42,7 @@ FORMS = {
     ("nccl-ep-ht", "combine"): BOTH,
     ("nccl-ep-ht", "layer"): BOTH,
 }
-# The low-latency form has room for all tokens at each expert; one with more bytes is left out.
+# The low-latency form reserves space for all tokens at each expert; a case above this is left out.
 MOST_BYTES = 32 << 30
 
 
@@ -91,7 +91,7 @@ def routing(kind, seed, counts, experts, top_k):
 
 
 def load_nccl():
-    """Loads NCCL before torch, which takes the one that is there."""
+    """Loads NCCL before torch, which then uses this one."""
     for name in [f"{os.environ.get('DEVCOMM_NCCL_HOME')}/lib/libnccl.so.2", "libnccl.so.2"]:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
@@ -111,13 +111,13 @@ def load_nccl_ep():
     header = Path(env.get("NCCL_EP_JIT_BUILD_INCLUDE_DIR", ""), "nccl.h")
     code = re.search(r"NCCL_VERSION_CODE 230\d\d", header.read_text() if header.is_file() else "")
     if not code:
-        why = "by NCCL_EP_JIT_BUILD_INCLUDE_DIR, and there is no such"
+        why = "by NCCL_EP_JIT_BUILD_INCLUDE_DIR, and there is no"
         sys.exit(f"NCCL EP needs the headers of NCCL 2.30, {why} {header}")
     return ctypes.CDLL(package / f"lib/cu{torch.version.cuda.split('.')[0]}" / "libnccl_ep.so")
 
 
 def over_ranks(numbers, operation="MAX"):
-    """Reduces numbers over the ranks, and so is a barrier of the hosts."""
+    """Reduces numbers over the ranks, which is also a barrier of the hosts."""
     tensor = torch.tensor(numbers, dtype=torch.float64)
     torch.distributed.all_reduce(tensor, op=getattr(torch.distributed.ReduceOp, operation))
     return tensor.tolist()
@@ -166,8 +166,8 @@ class Batch:
         self.rank, self.ranks, self.device = rank, ranks, device
         self.local = self.experts // ranks
         routed = routing(work["routing"], self.seed, [tokens] * ranks, self.experts, self.top_k)
-        self.ids, self.weights = (torch.tensor(of, device=device) for of in routed)
-        # By source, token and this rank's expert.
+        self.ids, self.weights = (torch.tensor(part, device=device) for part in routed)
+        # Dimensions: source rank, token, expert of this rank.
         here = torch.where(self.is_at(rank), self.ids % self.local + 1, 0)
         none = torch.zeros(ranks, tokens, self.local + 1, device=device)
         self.is_here = none.scatter(2, here, 1.0)[..., 1:] > 0
@@ -179,11 +179,11 @@ class Batch:
     def size(self, operation):
         """Bytes of the rows that the busiest rank receives from its peers."""
         counts = [self.is_at(rank).any(2).sum(1) for rank in range(self.ranks)]
-        most = max(int(of.sum() - of[rank]) for rank, of in enumerate(counts))
+        most = max(int(count.sum() - count[rank]) for rank, count in enumerate(counts))
         return 2 * self.hidden * most * (2 if operation == "layer" else 1)
 
     def rows(self, check):
-        """The rows of all ranks; their first elements tell of which token they are."""
+        """The rows of all ranks; the first elements of a row identify its token."""
         generator = torch.Generator(device=self.device)
         generator.manual_seed(self.seed * 1000 + check)
         shape = (self.ranks, self.tokens, self.hidden)
@@ -226,8 +226,8 @@ class Case:
         """An ncclEpTensor_t."""
         dtypes = {torch.int32: 2, torch.int64: 4, torch.float32: 7, torch.bfloat16: 9}
         sizes = self.packed(f"{tensor.ndim}Q", *tensor.shape)
-        of = tensor.ndim, dtypes[tensor.dtype], tensor.data_ptr(), window, 0, sizes.value
-        return self.packed("4I4Q", 48, 0xCAFECAFE, *of)
+        fields = tensor.ndim, dtypes[tensor.dtype], tensor.data_ptr(), window, 0, sizes.value
+        return self.packed("4I4Q", 48, 0xCAFECAFE, *fields)
 
     def create(self):
         b, library, in_order = self.batch, self.library, self.layout == EXPERT_MAJOR
@@ -239,15 +239,15 @@ class Case:
             if size > MOST_BYTES:
                 raise ValueError(f"its low-latency form takes {size >> 30} GiB")
         else:
-            # It asserts this where it copies the routing of a rank's tokens.
+            # NCCL EP asserts this where it copies the routing of a rank's tokens.
             if not in_order and b.ranks < 4 and b.tokens * b.ranks % 4:
                 raise ValueError(f"its high-throughput form by rank does not take {b.tokens} tokens")
-            # As many as can come, as in NCCL EP's own benchmark.
+            # The most rows that can arrive, as in NCCL EP's own benchmark.
             shape = [room * (b.top_k if in_order else 1)]
         # An ncclEpGroupConfig_t, with its defaults where there are zeros.
         sizes = b.experts, b.tokens, 0 if self.is_ll else shape[0], 2 * b.hidden
-        of = int(not self.is_ll), *sizes, *[0] * 9, 2 if self.direct else 0, 0, b.top_k, 0
-        config = self.packed("8IQ3I4x3QI4xQ4I", 112, 0xC00FFFEE, 2, *of)
+        fields = int(not self.is_ll), *sizes, *[0] * 9, 2 if self.direct else 0, 0, b.top_k, 0
+        config = self.packed("8IQ3I4x3QI4xQ4I", 112, 0xC00FFFEE, 2, *fields)
         self.group = library.create("ncclEpCreateGroup", library.comm, config)
 
         def new(*shape, dtype=torch.bfloat16):
@@ -293,10 +293,11 @@ class Case:
 
     def destroy(self):
         self.graph = None
-        meet()
-        for name, of in [("ncclEpHandleDestroy", self.handle), ("ncclEpGroupDestroy", self.group)]:
-            if of:
-                self.library(name, of)
+        barrier()
+        owned = [("ncclEpHandleDestroy", self.handle), ("ncclEpGroupDestroy", self.group)]
+        for name, handle in owned:
+            if handle:
+                self.library(name, handle)
         if self.window:
             library = self.library
             library("ncclCommWindowDeregister", library.comm, c_void_p(self.window))
@@ -332,19 +333,19 @@ class Case:
                 tensor.fill_(math.nan)
             for tensor in (self.their_ids, self.counters):
                 tensor.fill_(-1)
-            meet()
+            barrier()
             if self.operation == "combine":
                 self.dispatch()
-                meet()
+                barrier()
             self.launch()
-            meet()
+            barrier()
             if checks:
-                of = self.wrong_rows if self.operation == "dispatch" else self.wrong_results
-                wrong += int(of(values))
+                count = self.wrong_rows if self.operation == "dispatch" else self.wrong_results
+                wrong += int(count(values))
         return int(over_ranks([wrong], "SUM")[0]) if checks else None
 
     def wrong_rows(self, values):
-        """Elements of received rows, of their weights and of the counters that are wrong."""
+        """The number of wrong elements of received rows, of their weights and of the counters."""
         b, by_rank = self.batch, self.layout == RANK_MAJOR
         source, token = b.is_here.any(2).nonzero(as_tuple=True)
         places = torch.arange(len(source), device=b.device)
@@ -357,7 +358,7 @@ class Case:
         of_rank, of_token = number[:, 2], number[:, 0] + 256 * number[:, 1]
         known = (number >= 0).all(1) & (of_rank < b.ranks) & (of_token < b.tokens)
         of_rank, of_token = of_rank * known, of_token * known
-        # Each row comes once; those of a rank may have any order.
+        # Each row comes once; the rows of a rank may have any order.
         keys = torch.where(known, of_rank * b.tokens + of_token, -1).sort().values
         misplaced = (keys != source * b.tokens + token).sum()
         misplaced += (of_rank != source).sum() * by_rank
@@ -370,21 +371,21 @@ class Case:
         return wrong + (self.counters != (counts if by_rank else b.is_here.sum((0, 1)))).sum()
 
     def wrong_results(self, values):
-        """The experts return their rows. The high-throughput form adds these; the other one applies
-        weights first. A sum may be off by a rounding for each rank."""
+        """The number of wrong sums of the experts' rows, which the low-latency form weights first. A
+        sum may be off by a rounding for each rank."""
         b = self.batch
         exists = b.ids[b.rank] >= 0
         factors = (b.weights[b.rank] if self.is_ll else 1.0) * exists
         want = values[b.rank].float() * factors.sum(1, keepdim=True)
-        # A NaN is no smaller.
+        # A NaN is not smaller, and so is wrong.
         return (~((self.output.float() - want).abs() <= 2.0 * b.top_k * b.ranks / 256)).sum()
 
     def prepare(self, job):
-        """Checks it, and returns the number of wrong elements and what is timed."""
+        """Checks the case; returns the number of wrong elements and the function to time."""
         wrong = self.wrong(job["check"])
         for _ in range(job["warmup"]):
             self.launch()
-        meet()
+        barrier()
         if not job["graph"]:
             return wrong, self.launch
         self.graph = torch.cuda.CUDAGraph()
@@ -392,11 +393,11 @@ class Case:
             for _ in range(job["iters"]):
                 self.launch()
         self.graph.replay()
-        meet()
+        barrier()
         return wrong, self.graph.replay
 
 
-def meet():
+def barrier():
     torch.cuda.synchronize()
     over_ranks([0])
 
@@ -404,7 +405,7 @@ def meet():
 def time(launch, launches):
     """Microseconds of a batch, after a launch that aligns the ranks' GPUs."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    meet()
+    barrier()
     launch()
     begin.record()
     for _ in range(launches):
@@ -414,8 +415,8 @@ def time(launch, launches):
     return begin.elapsed_time(end) * 1e3
 
 
-def together(work):
-    """Does this on all ranks; also returns why any of them has failed."""
+def on_all_ranks(work):
+    """Calls `work` on all ranks; returns its result and why it failed on any rank, or None."""
     result, why = None, ""
     try:
         result = work()
@@ -430,12 +431,14 @@ def measure(job, cases, order, out):
     iters, graphs, ready, times = job["iters"], job["graph"], {}, {}
     for case in cases:
         print(f"# {case.operation} {case.case['algorithm']}", file=out, flush=True)
-        _, why = together(case.create)
-        found, why = (None, why) if why else together(lambda case=case: case.prepare(job))
+        _, why = on_all_ranks(case.create)
+        prepared = None
+        if not why:
+            prepared, why = on_all_ranks(lambda case=case: case.prepare(job))
         if why:
             print(json.dumps({**case.case, "left_out": why}), file=out, flush=True)
         else:
-            ready[case], times[case] = found, []
+            ready[case], times[case] = prepared, []
     for _ in range(job["rounds"]):
         for case in order.sample(list(ready), len(ready)):
             us = time(ready[case][1], graphs or iters)
@@ -451,10 +454,10 @@ def measure(job, cases, order, out):
 def main():
     global torch
     job, rank = json.loads(sys.argv[1]), int(os.environ["RANK"])
-    # What libraries print is no row.
+    # Only rows go to the standard output: what libraries print goes to the standard error.
     out = os.fdopen(os.dup(1) if rank == 0 else os.open(os.devnull, os.O_WRONLY), "w")
     os.dup2(2, 1)
-    # It stores over NVLink, without multicast. A rank that waits longer than a minute gives up.
+    # NCCL EP stores over NVLink, without multicast. A rank gives up after waiting for a minute.
     os.environ["NCCL_NVLS_ENABLE"] = "0"
     os.environ.setdefault("NCCL_EP_TIMEOUT_MS", "60000")
     nccl = load_nccl()
@@ -472,9 +475,13 @@ def main():
     for tokens in job["experts"]["tokens"]:
         batch = Batch(job, tokens, rank, ranks, device)
         for operation in job["experts"]["operations"]:
-            all_of = {v: FORMS.get((v, operation), {}).items() for v in job["variants"]}
-            forms = [(variant, form) for variant, of in all_of.items() for form in of]
-            measure(job, [Case(library, batch, operation, *of) for of in forms], order, out)
+            forms = [
+                (variant, form)
+                for variant in job["variants"]
+                for form in FORMS.get((variant, operation), {}).items()
+            ]
+            cases = [Case(library, batch, operation, *form) for form in forms]
+            measure(job, cases, order, out)
     torch.distributed.destroy_process_group()
 
 

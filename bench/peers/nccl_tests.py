@@ -48,7 +48,7 @@ def rows(program, job, kernel, name, sizes, step):
             if words[8] != "N/A":
                 wrong = (wrong or 0) + int(float(words[8]))
             found[int(words[0])] = (times + [float(words[5])], wrong)
-    # Wrong results are a failure of the program, but here they are a row's.
+    # The program also fails on wrong results, which here are a column of the rows.
     if process.wait() and not complete:
         sys.exit(f"all_reduce_perf -D {kernel} -d {name} has failed: {last}")
     return found

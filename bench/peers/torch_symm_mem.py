@@ -23,12 +23,12 @@ ALL_REDUCES = {
 }
 # A message consists of whole words of this many bytes.
 WORD = 4
-# The copies of B exceed the L2 cache so many times, if it is to be cold.
+# If the L2 cache is to be cold, the copies of B have this many times its size.
 CACHES = 4
 
 
 def over_ranks(numbers, operation):
-    """Reduces numbers over the ranks, and so is a barrier of the hosts."""
+    """Reduces numbers over the ranks, which is also a barrier of the hosts."""
     tensor = torch.tensor(numbers, dtype=torch.float64)
     dist.all_reduce(tensor, op=operation)
     return tensor.tolist()
@@ -41,8 +41,8 @@ def small_integers(shape, device, seed, most):
 
 
 class Case:
-    """An operation on some elements. Subclasses have `case`, by which its rows are known, and these
-    methods: `fill(check)`, `launch(variant)`, whose result `wrong_elements(result)` counts."""
+    """An operation on some elements. Subclasses have `case`, the columns that identify its rows,
+    and the methods `fill(check)`, `launch(variant)` and `wrong_elements(result of launch)`."""
 
     def __init__(self, job):
         self.job = job
@@ -115,7 +115,7 @@ class Case:
             try:
                 wrong[variant] = self.wrong(variant)
             except (RuntimeError, ValueError, AttributeError) as error:
-                # The same on all ranks: it is about the shape, or about this torch.
+                # All ranks fail alike: the cause is the shape, or the version of torch.
                 self.print(variant=variant, left_out=str(error).split("\n")[0])
         for variant, times in self.rounds(list(wrong), order).items():
             self.print(variant=variant, times_us=times, wrong=wrong[variant])
@@ -149,7 +149,7 @@ class AllReduce(Case):
 
 
 class Product(Case):
-    """`A x B^T` in bf16 with a collective, of which B is stored row-major."""
+    """`A x B^T` in bf16, with B stored row-major, fused with a collective."""
 
     def __init__(self, job, shape, device, workspace):
         super().__init__(job)
@@ -168,8 +168,8 @@ class Product(Case):
         self.turn = 0
 
     def factors(self, rank):
-        """A and B of a rank: small integers, whose sums are exact. If A is gathered, all of it, and
-        all ranks have one B."""
+        """A and B of a rank: small integers, whose sums are exact. For an all-gather they are the whole
+        A, and one B for all ranks."""
         (m, n, k), seed = self.shape, 1000 * self.job["seed"]
         rank = 0 if self.collective == "all-gather" else rank
         a = small_integers((m, k), self.device, seed + 2 * rank, 2)
@@ -200,8 +200,8 @@ class Product(Case):
         return ALL_REDUCES[variant](self.c.view(-1), "sum", self.group).view(self.c.shape)
 
     def wrong_elements(self, result):
-        """Those that differ from the sum by more than roundings: of each rank's product, and of
-        each partial sum."""
+        """The number of elements that differ from the sum by more than the roundings of each rank's
+        product and of each partial sum."""
         total, largest = 0, 0.0
         ranks = 1 if self.collective == "all-gather" else self.ranks
         for rank in range(ranks):
@@ -245,7 +245,7 @@ def main():
     job = json.loads(sys.argv[1])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
-    # Numbers of the hosts are reduced by gloo; nothing is left to NCCL.
+    # gloo reduces the numbers of the hosts; NCCL runs nothing.
     dist.init_process_group("cpu:gloo,cuda:nccl")
     measure = products if "product" in job else all_reduces
     measure(job, device, random.Random(job["seed"]))

@@ -81,7 +81,7 @@ enum Bench {
     /// The matrix products of docs/gemm.md, from a loop to the shipped kernel, against cuBLASLt
     #[command(name = "gemm-ladder")]
     GemmLadder(cases::Command<cases::GemmLadder>),
-    /// Finds the fastest of the ways in which devcomm can compute something on this GPU
+    /// Finds the fastest plans of devcomm's operations on these GPUs
     Tune {
         #[command(subcommand)]
         what: Tunable,
@@ -108,7 +108,7 @@ enum Tunable {
     /// --rounds. Among plans within 0.3 % the model's choice is kept. Each shape is
     /// written to the table as soon as it is done.
     Gemm(cases::Tune),
-    /// Plans of all-reduces (sum), for the tables that devcomm::Collectives reads; as of products
+    /// Plans of all-reduces (sum), for the tables that devcomm::Collectives reads
     AllReduce(cases::TuneCollective),
     /// Plans of all-gathers
     AllGather(cases::TuneCollective),

@@ -16,7 +16,7 @@ fn empty_twins() -> tempfile::TempDir {
     folder
 }
 
-/// Every benchmark.
+/// The benchmarks whose common flags are tested.
 const BENCHMARKS: [&str; 6] =
     ["twins", "all-reduce", "all-gather", "barrier", "put", "gemm-allreduce"];
 
@@ -24,7 +24,7 @@ const BENCHMARKS: [&str; 6] =
 const WITH_MESSAGES: [&str; 4] = ["twins", "all-reduce", "all-to-all", "put"];
 
 #[test]
-fn flags_that_cannot_be_meant_are_refused() {
+fn invalid_flags_are_refused() {
     for bench in BENCHMARKS {
         refuses(&[bench, "-n", "0"], &["-n 0"]);
         refuses(&[bench, "-n", "-3"], &["-3"]);
@@ -79,7 +79,7 @@ fn flags_that_cannot_be_meant_are_refused() {
 }
 
 #[test]
-fn variants_that_there_are_not_are_refused_with_those_that_there_are() {
+fn unknown_variants_are_refused_with_a_list_of_the_known_ones() {
     refuses(&["all-reduce", "--variants", "rust,mpi"], &["invalid value 'mpi'", "nccl-sym"]);
     refuses(&["all-reduce", "--variants", "rust-lsa"], &["no variant `rust-lsa`", "nccl-sym"]);
     refuses(&["barrier", "--variants", "rust-lsa"], &["barrier has no variant `rust-lsa`"]);
@@ -112,10 +112,10 @@ fn what_cannot_be_tuned_is_refused() {
 #[test]
 fn the_model_of_two_gpus_predicts_other_runs_within_15_percent() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/measurements");
-    let of = |name: &str| format!("{folder}/{name}-graph.json");
+    let file = |name: &str| format!("{folder}/{name}-graph.json");
     let predicts = |fit: &str, measured: &str, variants: &str| {
-        let args = ["--fit", &of(fit), "--within", "15", "--variants", variants];
-        let (code, stdout, stderr) = run(&[&["model", &of(measured)][..], &args].concat());
+        let args = ["--fit", &file(fit), "--within", "15", "--variants", variants];
+        let (code, stdout, stderr) = run(&[&["model", &file(measured)][..], &args].concat());
         assert_eq!(code, Some(0), "{stdout}{stderr}");
         assert!(stdout.contains("# error of the model: median"), "{stdout}");
     };
@@ -126,7 +126,7 @@ fn the_model_of_two_gpus_predicts_other_runs_within_15_percent() {
     predicts("all-reduce-2xh200-f32", "all-reduce-4xh200-f32", "rust-ops,nccl");
     predicts("all-reduce-2xh200-f32", "all-reduce-4xh200-bf16", "rust-ops,nccl");
     predicts("all-reduce-2xh200-f32", "reduce-scatter-4xh200", "rust-ops");
-    let (code, _, stderr) = run(&["model", &of("all-reduce-2xh200-f32"), "--within", "0.01"]);
+    let (code, _, stderr) = run(&["model", &file("all-reduce-2xh200-f32"), "--within", "0.01"]);
     assert_eq!(code, Some(1));
     assert!(stderr.contains("% off, which is more than 0.01 %"), "{stderr}");
 }
@@ -179,7 +179,7 @@ fn a_job_has_a_rank() {
 #[test]
 fn a_machine_without_a_gpu_is_told_so() {
     let Err(reason) = devcomm::visible_gpus() else {
-        // Written to standard output, as the test harness would capture `println!`.
+        // This is written to stdout, as the test harness would capture `println!`.
         let name = "a_machine_without_a_gpu_is_told_so";
         let _ = writeln!(std::io::stdout(), "SKIPPED {name}: this machine has a GPU");
         return;
@@ -199,7 +199,7 @@ fn the_help_names_every_flag_of_nccl_tests_that_is_kept() {
     let all = ["-n, --iters", "-w, --warmup_iters", "-c, --check"];
     let all =
         [&all[..], &["-g, --ngpus", "-G, --cudagraph", "-T, --timeout", "--gin-loopback"]].concat();
-    let of_messages = ["-b, --minbytes", "-e, --maxbytes", "-f, --stepfactor", "-i, --stepbytes"];
+    let message_flags = ["-b, --minbytes", "-e, --maxbytes", "-f, --stepfactor", "-i, --stepbytes"];
     let helps = |bench: &str, flags: &[&str]| {
         let (code, stdout, _) = run(&[bench, "--help"]);
         assert_eq!(code, Some(0));
@@ -208,7 +208,7 @@ fn the_help_names_every_flag_of_nccl_tests_that_is_kept() {
         }
     };
     BENCHMARKS.iter().for_each(|bench| helps(bench, &all));
-    WITH_MESSAGES.iter().for_each(|bench| helps(bench, &of_messages));
+    WITH_MESSAGES.iter().for_each(|bench| helps(bench, &message_flags));
     helps("all-reduce", &["-d, --datatype", "-o, --op"]);
     let (_, stdout, _) = run(&["--help"]);
     assert!(stdout.contains("nccl-tests, except"), "{stdout}");

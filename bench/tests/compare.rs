@@ -40,7 +40,7 @@ fn a_verdict_knows_the_noise_and_a_slower_row_fails() {
     for (noise, factor, code, words) in [
         (6.0, 1.034, 0, ["+3.4", "4 rows: 0 faster, 4 the same, 0 slower"]),
         (4.0, 1.034, 1, ["+3.4", "4 rows: 0 faster, 0 the same, 4 slower"]),
-        // One start of the program does not tell so little.
+        // One start of the program does not decide a difference below 3 %.
         (0.1, 1.028, 0, ["+2.8", "4 rows: 0 faster, 4 the same, 0 slower"]),
         (2.0, 0.9, 0, ["-10.0", "4 rows: 4 faster, 0 the same, 0 slower"]),
     ] {
@@ -50,7 +50,7 @@ fn a_verdict_knows_the_noise_and_a_slower_row_fails() {
         assert!(words.iter().all(|word| stdout.contains(word)), "{stdout}");
         assert_eq!(stderr.contains("4 of 4 rows became slower"), code == 1, "{stderr}");
     }
-    // Three starts of both tell it, unless one of them says otherwise.
+    // Three starts of both decide it, unless one of them contradicts the others.
     file("old-start2.json", &rows(2.0, 1.001));
     file("old-start3.json", &rows(2.0, 0.999));
     for (factors, code, words) in [

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// The layers, from the bottom up: each is a folder of `src`, and `main` is above them.
 const LAYERS: [&str; 5] = ["base", "contenders", "harness", "report", "cases"];
 
-/// The modules of a folder with their code, without tests: `["cases", "gemm"]`.
+/// Adds a folder's modules to `found`: their paths, as `["cases", "gemm"]`, and code without tests.
 fn modules(folder: &Path, path: &[String], found: &mut BTreeMap<Vec<String>, String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let entry: PathBuf = entry.unwrap().path();
@@ -37,8 +37,8 @@ fn uses(module: &[String], code: &str, children: &[&String]) -> Vec<Vec<String>>
     for line in lines {
         found.extend(line.split("crate::").skip(1).map(words));
         let parent = &module[..module.len().saturating_sub(1)];
-        let of_parent = line.split("super::").skip(1).map(|path| [parent, &words(path)].concat());
-        found.extend(of_parent);
+        let absolute = line.split("super::").skip(1).map(|path| [parent, &words(path)].concat());
+        found.extend(absolute);
         let own = line.trim_start_matches("pub ").strip_prefix("use ").map(words);
         let own = own.map(|path| path.into_iter().skip_while(|word| word == "self").collect());
         let own = own.filter(|path: &Vec<_>| path.first().is_some_and(|f| children.contains(&f)));
@@ -82,7 +82,7 @@ fn no_layer_uses_one_above_it() {
 #[test]
 fn no_files_use_each_other_in_a_circle() {
     let mut left = graph();
-    // What uses nothing that is left is in no circle.
+    // A module that uses none of those that are left is in no circle.
     loop {
         let is_left = |module: &Vec<String>| left.contains_key(module);
         let done = |used: &BTreeSet<_>| !used.iter().any(is_left);

@@ -16,7 +16,7 @@ fn project() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// A file of rows in a folder: of each row the variant, the size, microseconds, and more.
+/// Writes a file of rows: each has a variant, a size, microseconds and further columns.
 fn write(folder: &Path, name: &str, command: &str, rows: &[(&str, usize, f64, Value)]) {
     let row = |(variant, size, us, more): &(&str, usize, f64, Value)| {
         let mut row = json!({
@@ -62,15 +62,15 @@ fn the_page_has_a_line_for_each_run_and_plan() {
         ("nccl", 0, 5.0, none.clone()),
     ];
     write(&rows, "barriers.json", "barrier", &barriers);
-    let of = |plan| json!({"m": 8, "n": 8, "k": 8, "asked": plan});
+    let product = |plan| json!({"m": 8, "n": 8, "k": 8, "asked": plan});
     let plans = [
-        ("rust", 256, 2.0, of("wide")),
-        ("rust", 256, 6.0, of("strips")),
-        ("rust-unfused", 256, 1.0, of("")),
-        ("nccl", 256, 4.0, of("")),
+        ("rust", 256, 2.0, product("wide")),
+        ("rust", 256, 6.0, product("strips")),
+        ("rust-unfused", 256, 1.0, product("")),
+        ("nccl", 256, 4.0, product("")),
     ];
     write(&rows, "plans.json", "gemm-allreduce --plan wide,strips", &plans);
-    write(&rows, "alone.json", "gemm --m 8", &[("rust", 256, 2.0, of("wide"))]);
+    write(&rows, "alone.json", "gemm --m 8", &[("rust", 256, 2.0, product("wide"))]);
     let twin = |variant, us| (variant, 8192, us, json!({"redop": "gin_put"}));
     write(&rows, "twins.json", "twins", &[twin("rust", 4.4), twin("cpp", 4.0)]);
     let (lines, page) = page(folder.path());
@@ -120,15 +120,15 @@ fn three_starts_that_agree_decide_what_one_does_not() {
     start("a-start3.json", [0.99, 1.02]);
     assert_eq!(figures(page(folder.path())), "2 0.995 1.010 (64) 1 1");
     // A size of two types is two cases.
-    let of_type = |name: &str, us: [f64; 2]| {
+    let write_types = |name: &str, us: [f64; 2]| {
         let row = |variant, us, dtype| (variant, 8, us, json!({"type": dtype}));
         let first = [row("rust-ops", us[0], "f32"), row("nccl", 1.0, "f32")];
         let second = [row("rust-ops", us[1], "bf16"), row("nccl", 1.0, "bf16")];
         write(&rows, name, "all-reduce", &[first, second].concat());
     };
-    of_type("c.json", [0.5, 0.98]);
-    of_type("c-start2.json", [0.5, 0.97]);
-    of_type("c-start3.json", [0.5, 0.96]);
+    write_types("c.json", [0.5, 0.98]);
+    write_types("c-start2.json", [0.5, 0.97]);
+    write_types("c-start3.json", [0.5, 0.96]);
     let (lines, _) = page(folder.path());
     assert!(lines[0].ends_with("| bf16, f32 |  | 2 | 0.696 | 0.970 (8 bf16) | 0 | 0"), "{lines:?}");
     let (from, to) = (rows.to_str().unwrap(), "/no/such");
@@ -173,7 +173,7 @@ fn a_second_program_computes_the_ratios_of_the_page() {
     match python.output() {
         Ok(output) => assert!(output.status.success(), "{output:?}"),
         Err(error) => {
-            // Written to standard output, as the test harness would capture `println!`.
+            // This is written to stdout, as the test harness would capture `println!`.
             let line = format!("SKIPPED {name}: python3 does not start: {error}");
             let _ = writeln!(std::io::stdout(), "{line}");
         }

@@ -22,7 +22,7 @@ const OF_NCCL: [&str; 2] = ["nccl", "nccl-sym"];
 /// Returns a successful run in which every result was checked and is right: its comment lines, and
 /// the words of each row of its table.
 fn table(args: &[&str]) -> (Vec<String>, Vec<Vec<String>>) {
-    right(program(args))
+    checked(program(args))
 }
 
 /// Returns the rows of such a run.
@@ -34,10 +34,10 @@ fn rows_of(args: &[&str]) -> Vec<Vec<String>> {
 fn table_on(machine: &str, args: &[&str]) -> (Vec<String>, Vec<Vec<String>>) {
     let mut command = program(args);
     command.env("DEVCOMM_SIMULATE", machine);
-    right(command)
+    checked(command)
 }
 
-fn right(command: Command) -> (Vec<String>, Vec<Vec<String>>) {
+fn checked(command: Command) -> (Vec<String>, Vec<Vec<String>>) {
     let (comments, rows) = parsed(command);
     assert!(rows.iter().all(|row| row[10] == "0"), "{rows:?}");
     assert_eq!(comments.last().unwrap(), "# #wrong 0");
@@ -87,7 +87,7 @@ fn refuses_late(args: &[&str], words: &str) {
 }
 
 #[test]
-fn operations_of_expert_parallelism_are_right_beside_collectives() {
+fn operations_of_expert_parallelism_and_their_competitors_are_right() {
     let args = ["ep", "--simulate", "2", "--tokens", "3", "-G", "1"];
     let rows = rows_of(&args);
     let others = ["rust-allgather", "nccl", "nccl-sym", "nccl-alltoall"];
@@ -115,9 +115,9 @@ fn an_all_reduce_is_right_for_every_type_and_size_and_is_not_timed() {
         let (comments, rows) = table(&[&args[..], &["-d", "all"]].concat());
         assert_eq!(rows.len(), 3 * 4 * 5, "{rows:?}");
         let algorithm = if ["2", "4", "8"].contains(&ranks) { "Lamport" } else { "Nccl" };
-        for of_size in rows.chunks(5) {
-            assert_eq!(column(of_size, 5), [&["rust"], &OF_OPS[..], &OF_NCCL].concat());
-            for row in of_size {
+        for same_size in rows.chunks(5) {
+            assert_eq!(column(same_size, 5), [&["rust"], &OF_OPS[..], &OF_NCCL].concat());
+            for row in same_size {
                 assert_eq!((&*row[3], &*row[4]), ("sum", "-"), "{row:?}");
                 let chosen = if OF_OPS.contains(&&*row[5]) { algorithm } else { "-" };
                 assert_eq!(row[7..], ["-", "-", "-", "0", "-", chosen], "{row:?}");
@@ -166,13 +166,13 @@ fn every_reduction_is_right_for_every_type_in_place_and_on_every_communicator() 
         ("reduce-scatter", "min", "i32", &[]),
         ("reduce-scatter", "avg", "i32", &[]),
     ] {
-        let of = ["-o", op, "-d", dtype, "--nccl", "mixed,efficiency,ctas:4"];
-        let rows = rows_of(&[&args(name)[..], &of].concat());
+        let more = ["-o", op, "-d", dtype, "--nccl", "mixed,efficiency,ctas:4"];
+        let rows = rows_of(&[&args(name)[..], &more].concat());
         assert_eq!((&*rows[0][3], &*rows.last().unwrap()[3]), (op, op));
         let nccl = [["nccl"; 3].as_slice(), &["nccl-sym"; 2]].concat();
         let in_place = [&OF_OPS[..], &nccl].concat();
-        let of_size = [own, &in_place, &in_place].concat();
-        assert_eq!(column(&rows, 5), [&of_size[..], &of_size].concat());
+        let variants = [own, &in_place, &in_place].concat();
+        assert_eq!(column(&rows, 5), [&variants[..], &variants].concat());
         let settings = ["-", "efficiency", "ctas:4", "-", "ctas:4"];
         assert_eq!(column(&rows[rows.len() - 5..], 12), settings);
     }
@@ -217,9 +217,9 @@ fn a_put_arrives_over_the_network_and_over_nvlink() {
         let args = ["put", "--simulate", ranks, "-b", "1", "-e", "30000", "-f", "31"];
         let rows = rows_of(&args);
         assert_eq!(rows.len(), 4 * 4, "{rows:?}");
-        for (of_size, size) in rows.chunks(4).zip(["1", "31", "961", "29791"]) {
-            assert_eq!(column(of_size, 0), [size; 4]);
-            assert_eq!(column(of_size, 5), ["rust", "rust-lsa", OF_NCCL[0], OF_NCCL[1]]);
+        for (same_size, size) in rows.chunks(4).zip(["1", "31", "961", "29791"]) {
+            assert_eq!(column(same_size, 0), [size; 4]);
+            assert_eq!(column(same_size, 5), ["rust", "rust-lsa", OF_NCCL[0], OF_NCCL[1]]);
         }
     }
     refuses_late(&["put", "--simulate", "1"], "two ranks");
@@ -469,7 +469,7 @@ fn the_environment_chooses_the_machine_as_the_flag_does() {
     let args = ["all-reduce", "-e", "8K", "-d", "f32"];
     let (by_variable, rows) = table_on("4,seed=3", &args);
     let (by_flag, same) = table(&[&args[..], &["--simulate", "4"]].concat());
-    // Everything but the command line.
+    // Everything is equal but the command line.
     assert_eq!((&by_variable[1..], &rows), (&by_flag[1..], &same));
     let (comments, _) = table_on("4,seed=3", &[&args[..], &["-g", "2"]].concat());
     assert_eq!(comments[1], "# 2 simulated GPUs: results are checked, nothing is timed");
@@ -527,7 +527,7 @@ fn csv_and_json_hold_the_rows_of_the_table() {
 
 #[test]
 fn nccl_tests_table_has_the_results_in_place() {
-    let of = |args: &[&str]| {
+    let rows_of = |args: &[&str]| {
         // Values of nccl-tests' flags that change nothing.
         let same = ["-t", "1", "-m", "1", "-z", "0", "-b", "24", "-e", "24K", "-f", "32"];
         let (code, stdout, stderr) = run(&[args, &["-d", "f32"], &same].concat());
@@ -545,16 +545,16 @@ fn nccl_tests_table_has_the_results_in_place() {
         ("broadcast", 1, "none", "0"),
     ] {
         let sizes = [24, 768, 24576].map(|size| row(size, size / 4 / parts, redop, root, "0"));
-        assert_eq!(of(&[name, "--simulate", "3", "--nccl-tests", "nccl"]), sizes);
-        assert_eq!(of(&[name, "--simulate", "2", "--nccl-tests"]).len(), 3);
+        assert_eq!(rows_of(&[name, "--simulate", "3", "--nccl-tests", "nccl"]), sizes);
+        assert_eq!(rows_of(&[name, "--simulate", "2", "--nccl-tests"]).len(), 3);
     }
-    let of_pairs = of(&["all-to-all", "--simulate", "2", "--nccl-tests", "-G", "1"]);
-    assert_eq!(of_pairs[0], row(24, 3, "none", "-1", "N/A"));
+    let graphs = rows_of(&["all-to-all", "--simulate", "2", "--nccl-tests", "-G", "1"]);
+    assert_eq!(graphs[0], row(24, 3, "none", "-1", "N/A"));
 }
 
 /// Writes a script that can be run, and returns its path.
 fn write_program(path: String, script: &str) -> String {
-    // Written by another process: a file that this one has open cannot be run.
+    // Another process writes it, as a file that this one has open cannot be run.
     let write = "printf %s \"$1\" > \"$0\" && chmod +x \"$0\"";
     let written = Command::new("sh").args(["-c", write, &path, script]).status().unwrap();
     assert!(written.success());
@@ -580,7 +580,7 @@ fn rows_with_peers(args: &[&str], peers: &str) -> (String, Vec<Value>) {
 #[test]
 fn rows_of_nccl_tests_join_the_table() {
     let folder = tempfile::tempdir().unwrap();
-    // In place everything is wrong, which is not asked.
+    // The columns of operations in place, in which everything is wrong, are not read.
     let row = "64 32 half sum -1 1.00 0.00 0.00 $wrong 1.00 0.00 0.00 32";
     let script = format!("#!/bin/sh\nwrong=0; [ $2 = 1 ] || wrong=5\necho \"{row}\"\n");
     let program = write_program(path(&folder, "all_reduce_perf"), &script);
@@ -595,7 +595,11 @@ fn rows_of_nccl_tests_join_the_table() {
     let rows: Vec<(String, String)> =
         rows.map(words).map(|row| (row[5].clone(), row[10].clone())).collect();
     let expected = [("nccl", "0"), ("nccl-tests-lsa", "0"), ("nccl-tests-lsa-vector", "5")];
-    assert_eq!(rows, expected.map(|(of, wrong)| (of.to_owned(), wrong.to_owned())), "{stdout}");
+    assert_eq!(
+        rows,
+        expected.map(|(variant, wrong)| (variant.to_owned(), wrong.to_owned())),
+        "{stdout}"
+    );
     assert!(stderr.contains("5 elements are wrong"), "{stderr}");
 
     refuses(&args, &["nccl-tests-lsa cannot run: --peers nccl-tests runs it"]);
@@ -603,13 +607,13 @@ fn rows_of_nccl_tests_join_the_table() {
     refuses(&[&["all-reduce", "--simulate", "2"], &more[..]].concat(), &["names none of its"]);
 }
 
-/// Rows join by their shapes: two of the same size.
+/// Rows join by their shapes, as two shapes have the same size.
 #[test]
 fn torchs_products_join_the_table() {
     let folder = tempfile::tempdir().unwrap();
     let row = |shape: &str, rest: &str| {
-        let of = r#""variant": "torch-fused", "type": "bf16", "size": 128"#;
-        format!("echo '{{{of}, \"shape\": {shape}, {rest}}}'\n")
+        let case = r#""variant": "torch-fused", "type": "bf16", "size": 128"#;
+        format!("echo '{{{case}, \"shape\": {shape}, {rest}}}'\n")
     };
     let job = r#""collective":"reduce-scatter","shapes":[[8,8,72],[8,8,16]]"#;
     let rows = [
@@ -629,8 +633,8 @@ fn torchs_products_join_the_table() {
 fn rows_of_peers_join_the_table_and_absent_ones_are_left_out() {
     let folder = tempfile::tempdir().unwrap();
     let row = |algorithm: &str| {
-        let of = r#""variant": "flashinfer", "type": "bf16", "size": 16, "wrong": 0"#;
-        format!("echo '{{{of}, \"algorithm\": \"{algorithm}\", \"times_us\": [1]}}'\n")
+        let case = r#""variant": "flashinfer", "type": "bf16", "size": 16, "wrong": 0"#;
+        format!("echo '{{{case}, \"algorithm\": \"{algorithm}\", \"times_us\": [1]}}'\n")
     };
     let rows = [row("one-shot"), row("two-shot")].concat();
     let peer = write_peer(path(&folder, "peer"), "", &rows);
@@ -639,8 +643,8 @@ fn rows_of_peers_join_the_table_and_absent_ones_are_left_out() {
     assert!(stdout.contains("# #wrong 0"), "{stdout}");
     assert!(stdout.contains("# left out: torch-one-shot: cannot start /no/such"), "{stdout}");
     let text = |name: &str| rows.iter().filter_map(|row| row[name].as_str()).collect::<Vec<_>>();
-    let of_host = [&["rust"], &OF_OPS[..], &OF_NCCL].concat();
-    assert_eq!(text("variant"), [&of_host[..], &of_host, &["flashinfer"; 2]].concat());
+    let variants = [&["rust"], &OF_OPS[..], &OF_NCCL].concat();
+    assert_eq!(text("variant"), [&variants[..], &variants, &["flashinfer"; 2]].concat());
     assert_eq!(text("asked"), ["one-shot", "two-shot"]);
 
     let more = ["--peers", "torch=/no/such", "--variants", "nccl,torch-one-shot"];
@@ -648,7 +652,7 @@ fn rows_of_peers_join_the_table_and_absent_ones_are_left_out() {
     refuses(&[&args[..], &more].concat(), &[cannot]);
     refuses(&["all-reduce", "--peers", "gloo"], &["no peer `gloo`, but torch, nccl-tests"]);
     refuses(&["all-reduce", "--peers", "torch", "--processes"], &["must be threads"]);
-    // This program, which is started once more.
+    // The peer `nccl` is this program, started once more.
     let more = ["--peers", "nccl=NCCL_SYM_CTAS=4"];
     let printed = r#"nccl: {"algorithm":"NCCL_SYM_CTAS=4","hidden":null,"#;
     let (_, _, stderr) = run(&[&args[..], &more].concat());
@@ -656,16 +660,16 @@ fn rows_of_peers_join_the_table_and_absent_ones_are_left_out() {
     assert!(stderr.contains("error: nccl printed 0 times for 21 rounds"), "{stderr}");
 }
 
-/// A dispatch and a combination have one size.
+/// A dispatch and a combine have the same size.
 #[test]
 fn rows_of_nccl_ep_join_by_their_operation() {
     let folder = tempfile::tempdir().unwrap();
     let batch = Batch::new(264, 16, 3, &[2, 2], 0).routed(Routing::Random, 0);
     let size = 2 * 264 * (0..2).map(|rank| batch.received(rank)).max().unwrap();
     let row = |variant: &str, operation: &str| {
-        let of = format!(r#""variant": "{variant}", "type": "bf16", "size": {size}"#);
-        let of = format!(r#"{of}, "tokens": 2, "hidden": 264, "operation": "{operation}""#);
-        format!("echo '{{{of}, \"algorithm\": \"direct\", \"times_us\": [1], \"wrong\": 0}}'\n")
+        let case = format!(r#""variant": "{variant}", "type": "bf16", "size": {size}"#);
+        let case = format!(r#"{case}, "tokens": 2, "hidden": 264, "operation": "{operation}""#);
+        format!("echo '{{{case}, \"algorithm\": \"direct\", \"times_us\": [1], \"wrong\": 0}}'\n")
     };
     let sizes = r#""tokens":[2],"hidden":264,"experts":16,"top_k":3"#;
     let job = format!(r#"{{{sizes},"routing":"random","operations":["dispatch","combine"]}}"#);
@@ -726,7 +730,7 @@ fn a_run_that_is_killed_keeps_its_rows() {
     let mut child =
         command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    // Until the last row of the third size.
+    // Lines are read until the last row of the third size.
     let mut printed = Vec::new();
     for line in lines.filter(|line| line.contains("f32")).filter(|line| !line.starts_with('#')) {
         printed.push(line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());

@@ -90,7 +90,7 @@ fn captured_collectives_are_not_compared() {
         comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)?;
         stream.synchronize()?;
         memory.copy_from_host(&[1.0; 8])?;
-        // One after the other, which an exchange would not allow.
+        // The ranks capture one after the other, which an exchange of calls would not allow.
         let captured =
             || stream.capture(|| comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream));
         let graph = if rank.is_root() { Some(captured()?) } else { None };

@@ -89,8 +89,8 @@ impl<'a> Runner<'a> {
     pub fn values(&self, domain: Domain) -> Vec<Vec<i32>> {
         let n = self.rank.n_ranks();
         let len = n * counts(self.rank)[3];
-        let of = |rank| (0..len).map(|i| domain.value(n, rank, i)).collect();
-        (0..n).map(of).collect()
+        let values = |rank| (0..len).map(|i| domain.value(n, rank, i)).collect();
+        (0..n).map(values).collect()
     }
 
     /// Runs a case, and checks every byte of the result, of the guard after it, and of the input.
@@ -214,7 +214,7 @@ impl Case<'_> {
     /// Returns the expected result of this rank, if it gets one.
     fn expected(&self, me: usize, n: usize) -> Option<Vec<i32>> {
         let count = self.count;
-        let chunk = |of: usize| of * count..(of + 1) * count;
+        let chunk = |rank: usize| rank * count..(rank + 1) * count;
         let combined = |range: Range<usize>| -> Vec<i32> {
             let mut column = vec![0; n];
             range

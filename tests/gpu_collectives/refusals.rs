@@ -44,8 +44,8 @@ fn lengths_that_do_not_fit() {
 }
 
 #[test]
-fn roots_and_peers_that_there_are_not() {
-    on_gpus("roots_and_peers_that_there_are_not", 2, |rank| {
+fn roots_and_peers_that_do_not_exist() {
+    on_gpus("roots_and_peers_that_do_not_exist", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let a = comm.mem_alloc::<f32>(8)?;
         let op = ReduceOp::Sum;

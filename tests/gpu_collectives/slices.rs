@@ -30,17 +30,17 @@ fn every_form_of_memory() {
         send.copy_from_host(&[1.0; COUNT])?;
         send_window.copy_from_host(&[1.0; COUNT])?;
         let raw = |address, len| {
-            // SAFETY: memory of one of the four above, which outlive the last synchronize.
+            // SAFETY: one of the four above has the memory, and outlives the last synchronize.
             unsafe { DeviceSlice::<f32>::from_raw_parts(context, address, len) }
         };
         let (raw_send, raw_recv) =
             (raw(send.device_address(), COUNT), raw(recv_window.device_address(), COUNT));
 
-        let require_twos = |of: &DeviceSlice<f32>| {
-            let mut got = vec![0.0; of.len()];
-            of.copy_to_host(&mut got)?;
-            assert!(got.iter().all(|&x| x == 2.0), "{of:?}");
-            of.fill_bytes(0xff)
+        let require_twos = |slice: &DeviceSlice<f32>| {
+            let mut got = vec![0.0; slice.len()];
+            slice.copy_to_host(&mut got)?;
+            assert!(got.iter().all(|&x| x == 2.0), "{slice:?}");
+            slice.fill_bytes(0xff)
         };
         reduces(rank, &stream, &send, &recv)?;
         require_twos(&recv.device_slice())?;

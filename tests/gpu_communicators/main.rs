@@ -14,7 +14,7 @@ use devcomm_testing::works::{require_kernels_work, require_works};
 /// How long a non-blocking operation may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn says_what_it_is(rank: &Rank) -> Result<(), Error> {
+fn properties_are_right(rank: &Rank) -> Result<(), Error> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let (me, n) = (rank.rank(), rank.n_ranks());
     assert_eq!((comm.rank(), comm.n_ranks(), comm.device()), (me, n, rank.device()));
@@ -31,7 +31,7 @@ fn says_what_it_is(rank: &Rank) -> Result<(), Error> {
     assert_eq!(comm.gin_type()?, properties.gin_type);
     assert_eq!(comm.railed_gin_type()?, properties.railed_gin_type);
     // Each communicator has its own hash, the same on all ranks.
-    let hash_of = |comm: &Communicator| comm.properties().map(|of| of.comm_hash);
+    let hash_of = |comm: &Communicator| comm.properties().map(|known| known.comm_hash);
     let hash = hash_of(comm)?;
     let hashes = rank.all_gather(&hash.to_le_bytes())?;
     assert!(hashes.iter().all(|other| *other == hash.to_le_bytes()), "{hashes:?}");
@@ -47,16 +47,16 @@ fn says_what_it_is(rank: &Rank) -> Result<(), Error> {
 }
 
 #[test]
-fn says_what_it_is_on_two_gpus() {
-    on_gpus("says_what_it_is_on_two_gpus", 2, says_what_it_is);
+fn properties_are_right_on_two_gpus() {
+    on_gpus("properties_are_right_on_two_gpus", 2, properties_are_right);
 }
 
 #[test]
-fn says_what_it_is_on_four_gpus() {
-    on_gpus("says_what_it_is_on_four_gpus", 4, says_what_it_is);
+fn properties_are_right_on_four_gpus() {
+    on_gpus("properties_are_right_on_four_gpus", 4, properties_are_right);
 }
 
-fn knows_its_teams(rank: &Rank) -> Result<(), Error> {
+fn teams_are_right(rank: &Rank) -> Result<(), Error> {
     let comm = rank.communicator()?;
     let (me, n) = (rank.rank(), rank.n_ranks());
     // All ranks are in one LSA team, so each is the only rank of its rail.
@@ -80,13 +80,13 @@ fn knows_its_teams(rank: &Rank) -> Result<(), Error> {
 }
 
 #[test]
-fn knows_its_teams_on_two_gpus() {
-    on_gpus("knows_its_teams_on_two_gpus", 2, knows_its_teams);
+fn teams_are_right_on_two_gpus() {
+    on_gpus("teams_are_right_on_two_gpus", 2, teams_are_right);
 }
 
 #[test]
-fn knows_its_teams_on_four_gpus() {
-    on_gpus("knows_its_teams_on_four_gpus", 4, knows_its_teams);
+fn teams_are_right_on_four_gpus() {
+    on_gpus("teams_are_right_on_four_gpus", 4, teams_are_right);
 }
 
 #[test]
@@ -113,8 +113,8 @@ fn several_ids_make_one_communicator() {
 }
 
 #[test]
-fn a_rank_or_ids_that_make_no_sense_are_refused() {
-    on_gpus("a_rank_or_ids_that_make_no_sense_are_refused", 2, |rank| {
+fn invalid_ranks_and_ids_are_refused() {
+    on_gpus("invalid_ranks_and_ids_are_refused", 2, |rank| {
         let (library, context, config) = (rank.library(), rank.context(), CommConfig::new());
         let id = library.unique_id()?;
         let init = |ids: &[UniqueId], me, n| {

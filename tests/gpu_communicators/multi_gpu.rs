@@ -22,24 +22,24 @@ fn on_one_thread(name: &str, n: usize, body: impl FnOnce(&MultiGpu) -> Result<()
     });
 }
 
-/// Returns one buffer per GPU, with element `i` = `of(rank, i)`.
+/// Returns one buffer per GPU, whose element `i` is `element(rank, i)`.
 fn buffers(
     gpus: &MultiGpu,
     len: usize,
-    of: impl Fn(usize, usize) -> u32,
+    element: impl Fn(usize, usize) -> u32,
 ) -> Result<Vec<SymmetricBuffer<u32>>> {
     let make = |(rank, comm): (usize, &devcomm::Communicator)| {
         let buffer = comm.mem_alloc(len)?;
-        buffer.copy_from_host(&(0..len).map(|i| of(rank, i)).collect::<Vec<u32>>())?;
+        buffer.copy_from_host(&(0..len).map(|i| element(rank, i)).collect::<Vec<u32>>())?;
         Ok(buffer)
     };
     gpus.communicators().iter().enumerate().map(make).collect()
 }
 
-fn require(memory: &DeviceSlice<u32>, of: impl Fn(usize) -> u32, what: &str) -> Result<()> {
+fn require(memory: &DeviceSlice<u32>, right: impl Fn(usize) -> u32, what: &str) -> Result<()> {
     let mut got = vec![0; memory.len()];
     memory.copy_to_host(&mut got)?;
-    let wrong = got.iter().enumerate().find(|&(i, &x)| x != of(i));
+    let wrong = got.iter().enumerate().find(|&(i, &x)| x != right(i));
     assert!(wrong.is_none(), "{what}: {wrong:?}");
     Ok(())
 }
@@ -108,7 +108,7 @@ fn every_operation_of_four_gpus_on_one_thread() {
     on_one_thread("every_operation_of_four_gpus_on_one_thread", 4, every_operation);
 }
 
-/// Windows of all communicators in one group, and collectives on them.
+/// Registers windows of all communicators in one group, and runs collectives on them.
 #[test]
 fn windows_of_several_communicators_in_one_group() {
     on_one_thread("windows_of_several_communicators_in_one_group", 2, |gpus| {
@@ -126,7 +126,7 @@ fn windows_of_several_communicators_in_one_group() {
         for recv in &recv {
             require(&recv.device_slice(), |i| value(0, i) + value(1, i), "all_reduce")?;
         }
-        // Without a World, how long a peer's window is is not known.
+        // Without a World, the length of a peer's window is not known.
         assert_eq!(recv[0].len_of(1), None);
         gpus.for_each(|rank, comm, stream| {
             let to = Signal::to(1 - rank);

@@ -1,11 +1,11 @@
-//! Ranks that are absent.
+//! Tests of ranks that are absent.
 
 use devcomm_testing::experts::{Batch, Routing};
 use devcomm_testing::machines::on_gpus;
 
 use super::{Memory, whole_step};
 
-/// Ranks that are absent to the others, and the others to them, in graphs.
+/// Some ranks are absent for the others in graphs, and the others for them.
 #[test]
 fn ranks_may_be_absent_and_come_back() {
     on_gpus("ranks_may_be_absent_and_come_back", 4, |rank| {
@@ -25,7 +25,7 @@ fn ranks_may_be_absent_and_come_back() {
                 let left = batch.without(gone);
                 memory.check_rows(rank, &left)?;
                 memory.check_output(&left.combined(me, None, |_| 1.0))?;
-                // All have ended before one of them comes back.
+                // All ranks have ended their launches before an absent one comes back.
                 rank.barrier()?;
             }
             memory.experts.check()?;

@@ -1,4 +1,4 @@
-//! Tokens that go to the experts as 8-bit floats with scales.
+//! Tests of tokens that go to the experts as 8-bit floats with scales.
 
 use devcomm::{Buffer, F8E4M3, Rank, Result};
 use devcomm_testing::experts::{Batch, Layout, Routing};
@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::{FORMS, Memory, factor, few, options};
 
-/// Returns a dispatch of 8-bit floats, of which every element and scale is checked.
+/// Dispatches 8-bit floats, and checks every element and scale. Returns the layout.
 pub(super) fn dispatch_f8(
     rank: &Rank,
     memory: &Memory,
@@ -22,7 +22,7 @@ pub(super) fn dispatch_f8(
         false => experts.dispatch(tokens, stream)?,
     }
     let (most, blocks) = (experts.most_rows(), batch.hidden / 128);
-    // Where they arrive, if that is in this order.
+    // These are the rows where they arrive, if they arrive in this order.
     let rows = match experts.rows_f8() {
         Ok(rows) => rows,
         Err(_) => comm.mem_alloc::<F8E4M3>(most * batch.hidden)?.device_slice(),
@@ -34,13 +34,13 @@ pub(super) fn dispatch_f8(
     rows.copy_to_host(&mut got)?;
     scales.copy_to_host(&mut got_scales)?;
     for (at, source, token) in &layout.rows {
-        let (wanted, of_blocks) = batch.rounded(*source, *token);
+        let (wanted, block_scales) = batch.rounded(*source, *token);
         for (i, want) in wanted.iter().enumerate() {
             let scale = got_scales[i / 128 * most + at];
             let got = got[at * batch.hidden + i].to_f32() * scale;
             let is_right = got == *want || got.is_nan() && want.is_nan();
             assert!(is_right, "row {at}, element {i}: {got}, not {want}");
-            assert_eq!(scale, of_blocks[i / 128], "row {at}, scale {}", i / 128);
+            assert_eq!(scale, block_scales[i / 128], "row {at}, scale {}", i / 128);
         }
     }
     Ok(layout)
@@ -52,10 +52,10 @@ fn rows_arrive_as_8_bit_floats_with_scales() {
     for ranks in [2, 3, 4, 8] {
         on_gpus(name, ranks, |rank| {
             let tokens: Vec<_> = (0..ranks).map(|rank| (rank * 3 + 1) % 5).collect();
-            // More than a warp's part of a row, and no whole number of parts.
+            // A row has more than a warp's part, and no whole number of parts.
             let mut batch =
                 Batch::new(if ranks == 2 { 1152 } else { 640 }, 8 * ranks, 3, &tokens, 1);
-            // Blocks of other sizes.
+            // Blocks of 128 elements have different magnitudes.
             for (i, x) in batch.inputs.iter_mut().flatten().enumerate() {
                 let size = ((i / 128 * 7 % 41) as f32 - 20.0).exp2();
                 *x = bf16::from_f32(x.to_f32() * size);
@@ -89,7 +89,7 @@ fn scales_fit_the_largest_and_the_smallest_numbers() {
             [bf16::MIN_POSITIVE_SUBNORMAL, bf16::ZERO],
             [bf16::INFINITY, bf16::ONE],
             [bf16::NAN, bf16::ONE],
-            // The largest number of its scale, and the smallest of the next one.
+            // These are the largest number of a scale, and the smallest of the next one.
             [bf16::from_f32(448.0), bf16::from_f32(-0.4375)],
             [bf16::from_f32(-450.0), bf16::from_f32(449.0)],
             [bf16::NEG_INFINITY, bf16::MAX],

@@ -1,4 +1,4 @@
-//! Several LSA teams: rows go over the network between them.
+//! Tests of several LSA teams, between which rows go over the network.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::*;
 /// Simulated worlds: the number of GPUs, and the size of each LSA team.
 const WORLDS: [(usize, usize); 7] = [(2, 1), (3, 1), (4, 2), (6, 3), (8, 4), (8, 2), (16, 4)];
 
-/// Simulated GPUs: small ones, since worlds have many.
+/// Returns simulated GPUs, small ones, since worlds have many.
 fn machine(ranks: usize, team: usize) -> Simulation {
     Simulation::new(ranks).team_size(team).multiprocessors(2)
 }
@@ -25,7 +25,7 @@ fn between_teams(name: &str, worlds: &[(usize, usize)], body: impl Fn(&Rank) -> 
 
 /// Returns a batch for the rank's world.
 fn batch_for(rank: &Rank, hidden: usize, experts: usize, top_k: usize, seed: u64) -> Result<Batch> {
-    // Another number of tokens in each rank, none in one of them.
+    // Each rank has another number of tokens, one of them none.
     let ranks = rank.n_ranks();
     let tokens: Vec<_> = (0..ranks).map(|rank| (rank * 3 + seed as usize) % 5).collect();
     in_teams(rank, Batch::new(hidden, experts, top_k, &tokens, seed))
@@ -71,7 +71,8 @@ fn rows_go_to_their_experts_in_other_teams_and_results_return() {
     });
 }
 
-/// More tokens than a message takes, so that blocks have several, and some ranks fewer of them.
+/// There are more tokens than a message takes, so that blocks have several messages, and those of
+/// some ranks fewer.
 #[test]
 fn blocks_have_several_messages() {
     between_teams("blocks_have_several_messages", &[(2, 1), (4, 2)], |rank| {
@@ -91,7 +92,7 @@ fn blocks_have_several_messages() {
     });
 }
 
-/// Teams of one, where the order of the sums is that of the form for one team.
+/// The order of the sums in teams of one rank is that of the form for one team.
 #[test]
 fn teams_of_one_give_the_bits_of_one_team() {
     let name = "teams_of_one_give_the_bits_of_one_team";
@@ -108,7 +109,7 @@ fn teams_of_one_give_the_bits_of_one_team() {
     on_gpus(&format!("{name}, one team"), 2, step);
 }
 
-/// Blocks of 128 elements of other sizes, in rows of no whole number of parts.
+/// Blocks of 128 elements have different magnitudes, and rows no whole number of a warp's parts.
 #[test]
 fn rows_arrive_in_other_teams_as_8_bit_floats_with_scales() {
     let name = "rows_arrive_in_other_teams_as_8_bit_floats_with_scales";
@@ -130,7 +131,7 @@ fn rows_arrive_in_other_teams_as_8_bit_floats_with_scales() {
     });
 }
 
-/// Dispatches and combines without the other one between them.
+/// Dispatches follow each other without a combine between them, and combines without a dispatch.
 #[test]
 fn each_half_of_a_step_between_teams_may_be_repeated() {
     let name = "each_half_of_a_step_between_teams_may_be_repeated";
@@ -205,7 +206,7 @@ fn experts_that_do_not_exist_are_reported_between_teams() {
         }
         let error = whole_step(rank, &memory, &batch, true).unwrap_err().to_string();
         assert!(error.contains("3 experts of tokens do not exist"), "{error}");
-        // Reported once.
+        // The error is reported once.
         memory.experts.check()
     });
 }

@@ -30,7 +30,7 @@ struct Memory {
 const FORMS: [fn(ExpertParallelOptions) -> ExpertParallelOptions; 2] =
     [|options| options, |options| options.throughput(usize::MAX)];
 
-/// Returns what expert `expert` multiplies a row by: exact.
+/// Returns the factor by which expert `expert` multiplies a row: a power of two.
 fn factor(expert: usize) -> f32 {
     [1.0, -2.0, 0.5, 4.0, -0.25][expert % 5]
 }
@@ -69,12 +69,12 @@ impl Memory {
         Self::new(rank, few(rank, options(batch, most)), batch, most)
     }
 
-    /// Returns each of the forms.
+    /// Returns the memory of each form.
     fn of_each(rank: &Rank, batch: &Batch, most: usize) -> Result<[Self; 2]> {
-        let of = |form: usize| {
+        let memory = |form: usize| {
             Self::new(rank, FORMS[form](few(rank, options(batch, most))), batch, most)
         };
-        Ok([of(0)?, of(1)?])
+        Ok([memory(0)?, memory(1)?])
     }
 
     /// Writes this rank's part of a batch.
@@ -98,7 +98,7 @@ impl Memory {
         Tokens { count, input: &self.input, ids: &self.ids, weights: &self.weights }
     }
 
-    /// A step whose experts leave the rows as they are.
+    /// Enqueues a step whose experts leave the rows as they are.
     fn step(&self, count: usize) -> Result<()> {
         let Self { experts, stream, rows, output, .. } = self;
         experts.dispatch(self.tokens(count), stream)?;
@@ -157,8 +157,8 @@ impl Memory {
         self.output.copy_to_host(&mut output)?;
         let wrong = output.iter().zip(expected).position(|(got, want)| got != want);
         assert_eq!(wrong, None, "{:?}", wrong.map(|i| (output[i], expected[i])));
-        let behind = &output[expected.len()..];
-        assert!(behind.iter().all(|x| x.is_nan()), "wrote past the last token");
+        let rest = &output[expected.len()..];
+        assert!(rest.iter().all(|x| x.is_nan()), "wrote past the last token");
         Ok(())
     }
 }
@@ -168,12 +168,12 @@ fn options(batch: &Batch, most: usize) -> ExpertParallelOptions {
         .alignment(batch.alignment)
 }
 
-/// Simulated blocks take time, also without work.
+/// Returns options with few simulated blocks, which take time even without work.
 fn few(rank: &Rank, options: ExpertParallelOptions) -> ExpertParallelOptions {
     if rank.is_simulated() { options.blocks(3).threads(96) } else { options }
 }
 
-/// A step with everything checked, in two halves or whole.
+/// Runs a step, in two halves or whole, and checks everything.
 fn whole_step(rank: &Rank, memory: &Memory, batch: &Batch, in_halves: bool) -> Result<()> {
     let Memory { experts, stream, rows, output, .. } = memory;
     memory.write(rank, batch)?;
@@ -206,7 +206,7 @@ fn hidden(ranks: usize) -> usize {
     if ranks == 2 { 1048 } else { 528 }
 }
 
-/// Whole steps of every routing on 2, 4 and 8 ranks, with this memory for each batch.
+/// Runs whole steps of every routing on 2, 4 and 8 ranks, with this memory for each batch.
 fn routed_steps(name: &str, memory: impl Fn(&Rank, &Batch, usize) -> Result<Memory> + Sync) {
     for ranks in [2, 4, 8] {
         on_gpus(name, ranks, |rank| {
@@ -220,7 +220,7 @@ fn routed_steps(name: &str, memory: impl Fn(&Rank, &Batch, usize) -> Result<Memo
             .into_iter()
             .enumerate()
             {
-                // Another number of tokens in each rank, none in one of them.
+                // Each rank has another number of tokens, one of them none.
                 let tokens: Vec<_> = (0..ranks).map(|rank| (rank * 3 + i) % 5).collect();
                 let mut batch = Batch::new(hidden(ranks), 4 * ranks, top_k, &tokens, i as u64);
                 batch.alignment = [1, 4][i % 2];
@@ -240,7 +240,7 @@ fn rows_go_to_their_experts_and_results_return() {
     routed_steps("rows_go_to_their_experts_and_results_return", Memory::of);
 }
 
-/// Numbers of ranks without code of their own.
+/// The kernels have no specialised code for these numbers of ranks.
 #[test]
 fn any_number_of_ranks_takes_part() {
     let name = "any_number_of_ranks_takes_part";
@@ -249,7 +249,7 @@ fn any_number_of_ranks_takes_part() {
             let tokens: Vec<_> = (0..ranks).map(|rank| (rank + 2) % 4).collect();
             let mut batch = Batch::new(784, 2 * ranks, 3, &tokens, ranks as u64);
             let memories = Memory::of_each(rank, &batch, 4)?;
-            // So often that banks are used again after halves of steps.
+            // There are enough launches for banks to be used again after halves of steps.
             for launch in 0..if ranks == 3 { 5 } else { 2 } {
                 let routing = [Routing::Random, Routing::Repeated][launch % 2];
                 batch.route(routing, launch as u64);
@@ -295,7 +295,7 @@ fn rows_are_short_or_long_and_experts_few_or_many() {
     });
 }
 
-/// The most experts of one rank too.
+/// One rank also has the most experts that a rank may have.
 #[test]
 fn tokens_have_any_number_of_a_thousand_experts() {
     let name = "tokens_have_any_number_of_a_thousand_experts";
@@ -313,7 +313,7 @@ fn tokens_have_any_number_of_a_thousand_experts() {
     }
 }
 
-/// Steps that follow each other without a wait, with other tokens each time.
+/// Steps follow each other without a wait, with other tokens each time.
 #[test]
 fn steps_follow_each_other_on_any_stream() {
     on_gpus("steps_follow_each_other_on_any_stream", 2, |rank| {
@@ -355,7 +355,7 @@ fn steps_follow_each_other_on_any_stream() {
     });
 }
 
-/// Dispatches and combines without the other one between them.
+/// Dispatches follow each other without a combine between them, and combines without a dispatch.
 #[test]
 fn each_half_of_a_step_may_be_repeated() {
     on_gpus("each_half_of_a_step_may_be_repeated", 4, |rank| {
@@ -410,7 +410,7 @@ fn steps_of_two_objects_overlap() {
     });
 }
 
-/// Captures a step of so many tokens, and replays it with routing that changes.
+/// Captures a step of `tokens` tokens, and replays it with routing that changes.
 fn replay_steps(
     rank: &Rank,
     memory: &Memory,

@@ -1,11 +1,11 @@
-//! The form for high throughput, which tells counts first. That it does what the other form does is
-//! tested with that one.
+//! Tests of what only the form for high throughput does, which sends counts first. The other tests
+//! run both forms.
 
 use devcomm::ExpertParallelMemory;
 
 use super::*;
 
-/// Returns memory of the form for high throughput, where `rows` are those that arrive.
+/// Returns memory of the form for high throughput, whose `rows` are where they arrive.
 fn in_place(rank: &Rank, batch: &Batch, most: usize) -> Result<Memory> {
     let options = few(rank, options(batch, most)).throughput(usize::MAX);
     let memory = Memory::new(rank, options, batch, most)?;
@@ -17,7 +17,7 @@ fn rows_arrive_in_the_order_of_the_experts() {
     routed_steps("rows_arrive_in_the_order_of_the_experts", in_place);
 }
 
-/// More tokens than a block places at a time.
+/// There are more tokens than a block places at a time.
 #[test]
 fn many_tokens_have_places() {
     on_gpus("many_tokens_have_places", 2, |rank| {
@@ -35,7 +35,7 @@ fn many_tokens_have_places() {
     });
 }
 
-/// All tokens of all ranks with experts of one rank that has less room.
+/// All tokens of all ranks go to one rank, which has room for fewer rows.
 #[test]
 fn rows_beyond_the_limit_are_reported_by_every_rank() {
     for ranks in [2, 3] {
@@ -47,7 +47,7 @@ fn rows_beyond_the_limit_are_reported_by_every_rank() {
             let Memory { experts, stream, output, .. } = &memory;
             assert_eq!(experts.most_rows(), limit);
             for tokens in [3, 1] {
-                // The experts of the last rank.
+                // All tokens go to experts of the last rank.
                 for ids in &mut batch.ids {
                     ids.fill(-1);
                     let (own, experts) = (&mut ids[..2 * tokens], 2 * ranks as i32);
@@ -68,13 +68,13 @@ fn rows_beyond_the_limit_are_reported_by_every_rank() {
                 let error = experts.check().unwrap_err().to_string();
                 let text = format!("experts of rank {} need {needed} rows", ranks - 1);
                 assert!(error.contains(&text) && error.contains("room for 4"), "{error}");
-                // What there is room for has arrived.
+                // The rows for which there is room have arrived.
                 let layout = batch.layout(me);
-                let there: Vec<_> = layout.rows.iter().take(limit).copied().collect();
+                let arrived: Vec<_> = layout.rows.iter().take(limit).copied().collect();
                 let mut got = vec![bf16::NAN; rows.len()];
                 rows.copy_to_host(&mut got)?;
-                let there = Layout { rows: there, ..layout };
-                assert_eq!(batch.count_wrong_rows(&there, &got), 0);
+                let arrived = Layout { rows: arrived, ..layout };
+                assert_eq!(batch.count_wrong_rows(&arrived, &got), 0);
             }
             // The next step is right.
             batch.route(Routing::None, 1);
@@ -127,11 +127,11 @@ fn memory_for_high_throughput_is_as_large_as_it_says() {
     let ExpertParallelMemory { dispatch_slots, combine_slots, rows, .. } =
         options.memory(64).unwrap();
     assert_eq!(dispatch_slots, 0);
-    // A result of each expert, also of 64 ranks.
+    // A token has a slot for the result of each of its experts, also on 64 ranks.
     assert_eq!(combine_slots, 4096 * 8 * row);
     assert_eq!(rows, 20_000 * row + 16);
     assert_eq!(options.memory(2).unwrap().combine_slots, 4096 * 2 * row);
-    // No more than there can be.
+    // There is memory for no more rows than can arrive.
     let all = ExpertParallelOptions::new(7168, 1, 256, 8).throughput(20_000);
     assert_eq!(all.memory(2).unwrap().rows, 2 * 8 * row + 16);
     assert!(options.memory_in_teams(4, 2).is_err());

@@ -1,4 +1,4 @@
-//! Wrong routing, what is refused, and ranks that do not come.
+//! Tests of wrong routing, of refused arguments, and of ranks that do not come.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn experts_that_do_not_exist_are_dropped_and_reported() {
             assert!(error.contains("3 experts of tokens do not exist"), "{error}");
             let named = ["8, number 2 of token 1", "-2147483648, number 1", "2147483647, number 3"];
             assert!(named.iter().any(|text| error.contains(text)), "{error}");
-            // Reported once.
+            // The error is reported once.
             memory.experts.check()?;
         }
         Ok(())
@@ -45,10 +45,10 @@ fn rows_for_which_there_is_no_room_are_reported() {
         memory.experts.combine(&rows, &memory.output, None, &memory.stream)?;
         let mut got = vec![bf16::ZERO; memory.rows.len()];
         memory.rows.copy_to_host(&mut got)?;
-        let (there, behind) = got.split_at(room * batch.hidden);
-        let there_is_room = Layout { rows: layout.rows[..room].to_vec(), ..layout };
-        assert_eq!(batch.count_wrong_rows(&there_is_room, there), 0);
-        assert!(behind.iter().all(|x| x.is_nan()), "wrote past the last row");
+        let (arrived, rest) = got.split_at(room * batch.hidden);
+        let layout = Layout { rows: layout.rows[..room].to_vec(), ..layout };
+        assert_eq!(batch.count_wrong_rows(&layout, arrived), 0);
+        assert!(rest.iter().all(|x| x.is_nan()), "wrote past the last row");
         let error = memory.experts.check().unwrap_err().to_string();
         let text = format!("need {needed} rows, and there was room for {room}");
         assert!(error.contains(&text), "{error}");
@@ -154,7 +154,7 @@ fn an_error_between_the_halves_of_an_operation_leaves_its_object_usable() {
             }
             drop(returning);
             whole_step(rank, &memory, &batch, false)?;
-            // Nor does a capture that ends between the halves, as on an error.
+            // A capture that ends between the halves, as on an error, leaves the object usable too.
             let ended = stream.capture(|| {
                 let _sent = experts.start_dispatch(tokens(), stream)?;
                 experts.group(rows, stream)

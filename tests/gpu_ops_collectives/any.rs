@@ -1,4 +1,4 @@
-//! All-reduces of elements of which every bit counts.
+//! Tests of all-reduces of integers, f64 and 8-bit floats, whose results are compared bit by bit.
 
 use std::fmt::Debug;
 
@@ -9,7 +9,7 @@ use devcomm_testing::machines::on_gpus;
 
 /// An element with the reference of its reductions.
 trait Number: Element + PartialEq + Debug {
-    /// Returns the element `i` of what a rank sends. Some have the bits of an empty slot.
+    /// Returns element `i` of the data that a rank sends. Some have the bits of an empty slot.
     fn sent(rank: usize, i: usize) -> Self;
     fn reduced(op: ReduceOp, all: &[Self]) -> Self;
 }
@@ -45,7 +45,7 @@ integers!(i8 u8 i32 u32 i64 u64);
 macro_rules! floats {
     ($($type:ident: $from:expr, $to:expr;)*) => { $(
         impl Number for $type {
-            /// Small numbers, whose results are exact; -0 has the bits of an empty slot.
+            /// Returns small numbers, whose results are exact; -0 has the bits of an empty slot.
             fn sent(rank: usize, i: usize) -> Self {
                 $from(if i % 5 == 0 { -0.0 } else { ((rank * 5 + i) % 5) as f32 - 2.0 })
             }
@@ -70,7 +70,7 @@ floats! {
     F8E5M2: F8E5M2::from_f32, |x: &F8E5M2| x.to_f32();
 }
 
-/// All-reduces of several lengths by several operators, in and out of place.
+/// Runs all-reduces of several lengths with several operators, in and out of place.
 fn reduce<T: Number>(rank: &Rank, collectives: &Collectives) -> Result<()> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     // There are slots for 1 MiB from each of four ranks.
@@ -89,20 +89,20 @@ fn reduce<T: Number>(rank: &Rank, collectives: &Collectives) -> Result<()> {
     .into_iter()
     .enumerate()
     {
-        let of = |rank| (0..count).map(|i| T::sent(rank, i + launch)).collect::<Vec<_>>();
+        let sent_by = |rank| (0..count).map(|i| T::sent(rank, i + launch)).collect::<Vec<_>>();
         let send = comm.mem_alloc::<T>(count)?.device_slice();
         let recv =
             if launch % 2 == 0 { send.clone() } else { comm.mem_alloc(count)?.device_slice() };
-        send.copy_from_host(&of(rank.rank()))?;
+        send.copy_from_host(&sent_by(rank.rank()))?;
         let how = collectives.explain(&Collective::all_reduce(&send, &recv, op))?;
         assert_eq!(how.plan.algorithm, Algorithm::Lamport, "{how}");
         collectives.all_reduce(&send, &recv, op, &stream)?;
         stream.synchronize()?;
-        let mut got = of(rank.rank());
+        let mut got = sent_by(rank.rank());
         recv.copy_to_host(&mut got)?;
-        let all: Vec<_> = (0..rank.n_ranks()).map(of).collect();
+        let all: Vec<_> = (0..rank.n_ranks()).map(sent_by).collect();
         for (i, got) in got.into_iter().enumerate() {
-            let elements: Vec<_> = all.iter().map(|of_rank| of_rank[i]).collect();
+            let elements: Vec<_> = all.iter().map(|sent| sent[i]).collect();
             let expected = T::reduced(op, &elements);
             assert_eq!(got, expected, "{op:?} of {}, element {i} of {count}", T::NAME);
         }

@@ -1,4 +1,4 @@
-//! Operations of several objects at the same time.
+//! Tests of operations of several [`Collectives`] that run concurrently.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ struct Lane {
 impl Lane {
     fn new(rank: &Rank, count: usize, objects: u32) -> Result<Self> {
         let comm = rank.communicator()?;
-        // On simulated GPUs with little memory to zero, and long messages that are short.
+        // On simulated GPUs a small buffer is zeroed faster, and makes few elements long messages.
         let options = CollectivesOptions::new().concurrent(objects);
         let options = if rank.is_simulated() { options.lamport_bytes(1024) } else { options };
         let lane = Self {
@@ -33,7 +33,7 @@ impl Lane {
         Ok(lane)
     }
 
-    /// All operations of so many elements: by Lamport messages, by pushes and by loads.
+    /// Enqueues all operations of `count` elements: by Lamport messages, by pushes and by loads.
     fn enqueue(&self, count: usize, ranks: usize) -> Result<()> {
         let Self { collectives, stream, .. } = self;
         let (send, recv) = (self.send.slice(..count)?, self.recv.slice(..count)?);
@@ -61,7 +61,7 @@ impl Lane {
     }
 }
 
-/// The ranks call the operations of all objects, each in another order.
+/// Calls the operations of all objects, on each rank in another order.
 fn run_in_any_order(rank: &Rank, objects: u32, counts: &[usize]) -> Result<(), Error> {
     let most = counts.iter().copied().max().unwrap_or(1);
     let lanes = (0..objects).map(|_| Lane::new(rank, most, objects));
@@ -78,7 +78,7 @@ fn run_in_any_order(rank: &Rank, objects: u32, counts: &[usize]) -> Result<(), E
 }
 
 #[test]
-fn operations_of_several_objects_end_in_whatever_order_they_are_called() {
+fn operations_of_several_objects_end_in_any_order_of_calls() {
     for (ranks, objects, seed) in [(2, 2, 1), (2, 3, 2), (4, 2, 3), (2, 4, 4)] {
         let simulation = Simulation::new(ranks).multiprocessors(2).seed(seed);
         let gpus = Gpus::from(simulation).unchecked();

@@ -1,4 +1,4 @@
-//! Operations of no elements, and of buffers that overlap.
+//! Tests of operations of no elements, and of buffers that overlap.
 
 use devcomm::{
     Buffer, Collectives, Communicator, DeviceSlice, Error, F8E4M3, Parts, Rank, ReduceOp, Result,
@@ -6,9 +6,8 @@ use devcomm::{
 };
 use devcomm_testing::machines::{Gpus, on_gpus};
 
-/// Every collective, each as a communicator's and by an object where both have it, on buffers to
-/// send and to receive in of the same elements; `n` of them for the chunk of a
-/// rank.
+/// Calls every collective of the communicator and of `Collectives`. `slice` returns the buffers to
+/// send and to receive for a number of elements; a rank's chunk has `n`. `result` gets the results.
 fn each_collective(
     collectives: &Collectives,
     comm: &Communicator,
@@ -19,7 +18,7 @@ fn each_collective(
 ) -> Result<()> {
     let (sum, ranks) = (ReduceOp::Sum, comm.n_ranks());
     let ([send, recv], [sends, recvs]) = (slice(n)?, slice(n * ranks)?);
-    let (at_root, alls_at_root) = (Some(recv.clone()), Some(recvs.clone()));
+    let (at_root, aecvs_at_root) = (Some(recv.clone()), Some(recvs.clone()));
     let sent = Some(send.clone());
     let all_sent = Some(sends.clone());
     result("all_reduce", comm.all_reduce(&send, &recv, sum, stream))?;
@@ -33,11 +32,11 @@ fn each_collective(
     result("broadcast", comm.broadcast(sent.clone(), &recv, root, stream))?;
     result("broadcast", collectives.broadcast(sent, &recv, root, stream))?;
     result("reduce", comm.reduce(&send, at_root, sum, root, stream))?;
-    result("gather", comm.gather(&send, alls_at_root, root, stream))?;
+    result("gather", comm.gather(&send, aecvs_at_root, root, stream))?;
     result("scatter", comm.scatter(all_sent, &recv, root, stream))
 }
 
-/// Machines with and without load and store between the ranks, and a world of one.
+/// Runs `f` on machines with and without load and store between the ranks, and in a world of one.
 fn everywhere(name: &str, f: impl Fn(&Rank) -> Result<()> + Copy + Sync) {
     on_gpus(name, 2, f);
     Gpus::from(Simulation::new(4).team_size(2)).run(name, f);
@@ -56,7 +55,7 @@ fn no_elements_are_nothing_to_do_everywhere() {
         y.copy_from_host(&own)?;
         let (none, empty) = (x.slice(3..3)?, y.slice(16..)?);
         let mut done = 0;
-        // Slices of two buffers, and of one in place.
+        // The slices are of two buffers, and of one in place.
         for to in [&empty, &none] {
             let slice = |_| Ok([none.clone(), to.clone()]);
             each_collective(&collectives, comm, [0, 0], &stream, slice, |_, result| {
@@ -72,7 +71,7 @@ fn no_elements_are_nothing_to_do_everywhere() {
             })?;
         }
         assert_eq!(done, 26);
-        // Rows of no token.
+        // These rows belong to no token.
         let weight = comm.mem_alloc::<f32>(8)?;
         let (a, b) = (none_of(&x)?, none_of(&y)?);
         collectives.all_reduce_rmsnorm(&a, &b, &weight, &a, 0.1, &stream)?;
@@ -99,7 +98,7 @@ fn no_elements_are_nothing_to_do_everywhere() {
             memory.copy_to_host(&mut left)?;
             assert_eq!(left, own);
         }
-        // Those of others go on.
+        // Operations of other lengths still work.
         let slice = |n| Ok([x.slice(..n)?, y.slice(..n)?]);
         each_collective(&collectives, comm, [16 / n, 0], &stream, slice, |_, result| result)?;
         stream.synchronize()
@@ -147,7 +146,7 @@ fn buffers_that_overlap_other_than_in_place_are_refused() {
                 refused("a copy", stream.copy(&one, &other), "overlap");
             }
         }
-        // What is in place is done.
+        // Operations in place are allowed.
         let (me, all) = (rank.rank(), memory.slice(..16)?);
         let own = memory.slice(8 * me..8 * (me + 1))?;
         comm.all_gather(&own, &all, &stream)?;
@@ -156,7 +155,7 @@ fn buffers_that_overlap_other_than_in_place_are_refused() {
         collectives.reduce_scatter(&all, &own, ReduceOp::Sum, &stream)?;
         comm.gather(&own, Some(all.clone()), 1, &stream)?;
         comm.scatter(Some(all), &own, 1, &stream)?;
-        // Only next to each other.
+        // These slices only touch.
         comm.all_reduce(&memory.slice(..8)?, &memory.slice(8..16)?, ReduceOp::Sum, &stream)?;
         stream.synchronize()
     });
@@ -175,7 +174,7 @@ fn parts_and_rows_that_overlap_are_refused() {
         refused("all_to_all_v", exchange(&[0, 4], &[16, 19]), text);
         let text = "part to receive from rank 1 in overlaps that to send to rank 0";
         refused("all_to_all_v", exchange(&[0, 4], &[8, 3]), text);
-        // Between each other, and the same twice.
+        // Parts to send and to receive may alternate, and a part may be sent twice.
         exchange(&[0, 8], &[4, 12])?;
         exchange(&[0, 0], &[4, 12])?;
         let slice = |first: usize| x.slice(first..first + 8);

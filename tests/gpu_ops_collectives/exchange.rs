@@ -1,4 +1,4 @@
-//! All-gather, broadcast, all-to-all and reduce-scatter.
+//! Tests of all-gather, broadcast, all-to-all and reduce-scatter.
 
 use devcomm::{
     Algorithm, Buffer, Collective, Collectives, CollectivesOptions, Communicator, DeviceSlice,
@@ -14,8 +14,8 @@ trait Bits: Element + PartialEq + std::fmt::Debug {
     /// The element with all bits set.
     const ONES: Self;
 
-    /// Returns the element `i` of what rank `from` sends to rank `to` in a launch. Every other one
-    /// has the bits of an empty slot.
+    /// Returns element `i` of the data that rank `from` sends to rank `to` in a launch. Every other
+    /// one has the bits of an empty slot.
     fn of(from: usize, to: usize, launch: usize, i: usize) -> Self;
 }
 
@@ -47,13 +47,13 @@ use Operation::{AllGather, AllToAll, Broadcast};
 /// Where the memory of an operation is.
 #[derive(Clone, Copy, PartialEq)]
 enum Memory {
-    /// Buffers in no window, this number of elements after an aligned address.
+    /// Buffers in no window, which begin this number of elements after an aligned address.
     Plain(usize),
-    /// Buffers in windows; what is sent is in its place in the memory that receives.
+    /// Buffers in windows; the data to send is in its place in the memory that receives.
     InPlace,
     /// Buffers in windows.
     Window,
-    /// What is sent is not aligned; what is received is in a window.
+    /// An unaligned buffer to send, and one in a window to receive.
     Odd,
 }
 
@@ -83,27 +83,25 @@ impl<T: Bits> Exchange<T> {
             Broadcast(_) => (count, count),
             AllToAll => (ranks * count, ranks * count),
         };
-        let memory_of_all = allocate(received + 1)?;
+        let meceiving = allocate(received + 1)?;
         let send = match (operation, memory) {
-            (AllGather, Memory::InPlace) => {
-                memory_of_all.slice(rank * count..(rank + 1) * count)?
-            }
-            (Broadcast(_), Memory::InPlace) => memory_of_all.slice(..count)?,
+            (AllGather, Memory::InPlace) => meceiving.slice(rank * count..(rank + 1) * count)?,
+            (Broadcast(_), Memory::InPlace) => meceiving.slice(..count)?,
             (_, Memory::Odd) => comm.mem_alloc::<T>(1 + sent)?.slice(1..)?,
             _ => allocate(sent)?,
         };
-        Ok(Self { operation, count, send, memory: memory_of_all })
+        Ok(Self { operation, count, send, memory: meceiving })
     }
 
     fn fill(&self, rank: usize, launch: usize) -> Result<()> {
         self.memory.fill_bytes(0xff)?;
         // A broadcast's receivers send nothing.
         if !matches!(self.operation, Broadcast(root) if root != rank) {
-            let of = |i| match self.operation {
+            let sent = |i| match self.operation {
                 AllToAll => T::of(rank, i / self.count, launch, i % self.count),
                 _ => T::of(rank, 0, launch, i),
             };
-            self.send.copy_from_host(&(0..self.send.len()).map(of).collect::<Vec<_>>())?;
+            self.send.copy_from_host(&(0..self.send.len()).map(sent).collect::<Vec<_>>())?;
         }
         Ok(())
     }
@@ -147,8 +145,8 @@ impl<T: Bits> Exchange<T> {
     }
 }
 
-/// Operations one after the other without a wait, twice, the second time replayed from a graph
-/// with other data.
+/// Runs the operations one after the other without a wait, and then replays them from a graph with
+/// other data.
 fn all_follow_each_other<T: Bits>(
     rank: &Rank,
     options: CollectivesOptions,
@@ -198,7 +196,7 @@ fn short_exchanges_follow_each_other() {
     use Memory::{InPlace, Plain};
     for ranks in [2, 4, 8] {
         on_gpus("short_exchanges_follow_each_other", ranks, |rank| {
-            // More than a warp's row, and than a block's.
+            // This is longer than the rows of a warp and of a block.
             let long = if rank.is_simulated() { 700 } else { 100_003 };
             let last = rank.n_ranks() - 1;
             let all = [
@@ -219,7 +217,7 @@ fn short_exchanges_follow_each_other() {
     }
 }
 
-/// Options with which messages are short, and with less memory on simulated GPUs.
+/// Returns options with which messages are short; simulated GPUs get less memory.
 fn only_short(rank: &Rank) -> CollectivesOptions {
     match rank.is_simulated() {
         true => CollectivesOptions::new().lamport_bytes(16 << 10).push_blocks(1),
@@ -227,7 +225,7 @@ fn only_short(rank: &Rank) -> CollectivesOptions {
     }
 }
 
-/// Options with which all messages are long, on simulated GPUs.
+/// Returns options with which all messages are long on simulated GPUs.
 fn only_long(rank: &Rank) -> CollectivesOptions {
     match rank.is_simulated() {
         true => CollectivesOptions::new().lamport_bytes(64).push_blocks(2),
@@ -240,7 +238,7 @@ fn long_exchanges_follow_each_other() {
     use Memory::{InPlace, Odd, Window};
     for ranks in [2, 4] {
         on_gpus("long_exchanges_follow_each_other", ranks, |rank| {
-            // More than the threads have in flight, and less.
+            // These are more elements than the threads have in flight, and fewer.
             let [more, less] = match rank.is_simulated() {
                 true => [16 * 9001, 16],
                 false => [16 << 20, (4 << 20) + 16],
@@ -265,14 +263,14 @@ fn nccl_exchanges_what_load_and_store_do_not() {
     use Memory::{InPlace, Plain};
     on_gpus("nccl_exchanges_what_load_and_store_do_not", 2, |rank| {
         let count = if rank.is_simulated() { 35 } else { (5 << 20) + 3 };
-        // Neither short nor aligned, and not in a window.
+        // The messages are neither short nor aligned, and not in a window.
         let all = [(AllGather, count, InPlace), (AllToAll, count, Plain(0))];
         all_follow_each_other::<u8>(rank, only_long(rank), Algorithm::Nccl, &all)
     });
 }
 
-/// Reduce-scatters of these counts, in and out of place, one after the other with all-gathers and
-/// all-reduces between.
+/// Runs reduce-scatters of these counts, in and out of place, with an all-reduce and an all-gather
+/// after each.
 fn reduces<T: Number>(
     rank: &Rank,
     options: CollectivesOptions,
@@ -288,8 +286,8 @@ fn reduces<T: Number>(
     let mut all = Vec::new();
     for (launch, &count) in counts.iter().enumerate() {
         let send = comm.window::<T>(ranks * count)?.device_slice();
-        let of = |i| T::of(sent(rank.rank(), launch, i));
-        send.copy_from_host(&(0..send.len()).map(of).collect::<Vec<_>>())?;
+        let element = |i| T::of(sent(rank.rank(), launch, i));
+        send.copy_from_host(&(0..send.len()).map(element).collect::<Vec<_>>())?;
         let recv = match launch % 2 {
             0 => send.slice(rank.rank() * count..(rank.rank() + 1) * count)?,
             _ => comm.mem_alloc::<T>(count)?.device_slice(),
@@ -385,7 +383,7 @@ struct Counted<T> {
 }
 
 impl<T: Bits> Counted<T> {
-    /// Parts follow each other, with a gap of some elements between them.
+    /// Lays out the parts one after the other, with a gap of some elements between them.
     fn new(comm: &Communicator, launch: usize, long: usize, in_window: bool) -> Result<Self> {
         let (ranks, rank) = (comm.n_ranks(), comm.rank());
         let lay = |count: &dyn Fn(usize) -> usize| {
@@ -404,12 +402,12 @@ impl<T: Bits> Counted<T> {
             true => Ok(comm.window::<T>(len)?.device_slice()),
             false => Ok::<_, devcomm::Error>(comm.mem_alloc::<T>(len)?.device_slice()),
         };
-        let of_two = |mut all: Vec<Vec<usize>>| [all.swap_remove(0), all.swap_remove(0)];
+        let pair = |mut all: Vec<Vec<usize>>| [all.swap_remove(0), all.swap_remove(0)];
         Ok(Self {
             send: memory(to_send.max(1))?,
             recv: memory(to_receive.max(1))?,
-            sent: of_two(sent),
-            received: of_two(received),
+            sent: pair(sent),
+            received: pair(received),
         })
     }
 
@@ -457,7 +455,7 @@ fn messages_of_any_length_follow_each_other() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (options, long) = match rank.is_simulated() {
             true => (CollectivesOptions::new().lamport_bytes(1 << 10).push_blocks(2), 1100),
-            // Just longer than what two ranks send in one step.
+            // The messages are just too long for two ranks to send them in one step.
             false => (CollectivesOptions::new(), (4 << 20) / size_of::<T>() + 5),
         };
         let (collectives, me) = (options.build(comm)?, rank.rank());
@@ -491,7 +489,7 @@ fn messages_of_any_length_follow_each_other() {
     // Blocks wait for room on one multiprocessor.
     let small = Gpus::from(Simulation::new(4).multiprocessors(1).seed(1).preempt(true));
     small.run("messages_of_any_length_follow_each_other", |rank| follow::<u8>(rank, true));
-    // Without load and store between the ranks.
+    // These ranks have no load and store between them.
     let apart = Gpus::from(Simulation::new(2).team_size(1));
     apart.run("messages_of_any_length_follow_each_other", |rank| follow::<u8>(rank, false));
 }

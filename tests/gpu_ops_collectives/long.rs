@@ -1,4 +1,4 @@
-//! Messages of more than 2^31 elements and 4 GiB: every element, by every plan.
+//! Tests every element of messages of more than 2^31 elements and 4 GiB, by every plan.
 
 use devcomm::{Collective, Collectives, Element, ReduceOp, Result, Window};
 use devcomm_testing::machines::Gpus;
@@ -6,12 +6,12 @@ use half::bf16;
 
 /// More elements than an `i32` counts: vectors, and three elements more.
 const COUNT: usize = (1 << 31) + 8 * 5 + 3;
-/// What a message repeats.
+/// The number of elements after which a message repeats.
 const PERIOD: usize = 61 << 10;
 
-/// Returns what element `i` of rank `rank` is, modulo [`PERIOD`].
-fn period<T>(of: impl Fn(usize) -> T) -> Vec<T> {
-    (0..PERIOD).map(of).collect()
+/// Returns the elements that a message repeats.
+fn period<T>(element: impl Fn(usize) -> T) -> Vec<T> {
+    (0..PERIOD).map(element).collect()
 }
 
 fn fill<T: Element>(window: &Window<T>, period: &[T]) -> Result<()> {

@@ -50,12 +50,12 @@ fn e4m3_to_f32(value: F8E4M3) -> f32 {
     value.to_f32()
 }
 
-/// Returns what rank `rank` sends in a launch.
+/// Returns element `i` of the data that `rank` sends in a launch.
 fn sent(rank: usize, launch: usize, i: usize) -> i32 {
     ((rank * 5 + launch * 3 + i) % 17) as i32 - 8
 }
 
-/// Returns the reduction of what all ranks send.
+/// Returns the reduction of the elements that all ranks send.
 fn reduced(op: ReduceOp, all: impl ExactSizeIterator<Item = i32>) -> f32 {
     let ranks = all.len() as f32;
     match op {
@@ -66,10 +66,11 @@ fn reduced(op: ReduceOp, all: impl ExactSizeIterator<Item = i32>) -> f32 {
     }
 }
 
-/// Memory of an all-reduce.
+/// The memory of an all-reduce.
 struct Sent<T> {
     send: DeviceSlice<T>,
-    /// `None` in place. It has one element more, which stays as it is.
+    /// `None` stands for an all-reduce in place. The memory has one more element than `send`, which
+    /// stays as it is.
     recv: Option<DeviceSlice<T>>,
 }
 
@@ -81,8 +82,8 @@ impl<T: Number> Sent<T> {
         send: DeviceSlice<T>,
         recv: Option<DeviceSlice<T>>,
     ) -> Result<Self> {
-        let of = |i| T::of(sent(rank.rank(), launch, i));
-        send.copy_from_host(&(0..send.len()).map(of).collect::<Vec<_>>())?;
+        let element = |i| T::of(sent(rank.rank(), launch, i));
+        send.copy_from_host(&(0..send.len()).map(element).collect::<Vec<_>>())?;
         if let Some(recv) = &recv {
             recv.fill_bytes(0xff)?;
         }
@@ -119,7 +120,7 @@ impl<T: Number> Sent<T> {
     }
 }
 
-/// All-reduces of changing lengths, one after the other without a wait, in and out of place.
+/// Runs all-reduces of changing lengths, one after the other without a wait, in and out of place.
 fn short<T: Number>(rank: &Rank, op: ReduceOp, counts: &[usize]) -> Result<()> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let collectives = Collectives::new(comm)?;
@@ -140,7 +141,7 @@ fn short<T: Number>(rank: &Rank, op: ReduceOp, counts: &[usize]) -> Result<()> {
     all.iter().enumerate().try_for_each(|(launch, sent)| sent.check(rank, launch, op))
 }
 
-/// Lengths around vectors, blocks and the lengths of the launches before.
+/// Returns lengths around those of vectors, of blocks and of earlier launches.
 fn short_counts(rank: &Rank) -> Vec<usize> {
     let most = if rank.n_ranks() == 2 { 1 << 24 } else { 1 << 18 };
     match rank.is_simulated() {
@@ -167,7 +168,7 @@ fn short_all_reduces_follow_each_other() {
     });
 }
 
-/// Ten lengths in a graph, which is replayed with other data each time.
+/// A graph of all-reduces of ten lengths is replayed with other data each time.
 #[test]
 fn ten_thousand_all_reduces_of_changing_data_are_right() {
     on_gpus("ten_thousand_all_reduces_of_changing_data_are_right", 2, |rank| {
@@ -179,10 +180,10 @@ fn ten_thousand_all_reduces_of_changing_data_are_right() {
             memory.push((comm.mem_alloc::<f32>(count)?.device_slice(), recv));
         }
         let fill = |replay| {
-            let of = |(send, recv): &(DeviceSlice<f32>, DeviceSlice<f32>)| {
+            let sent = |(send, recv): &(DeviceSlice<f32>, DeviceSlice<f32>)| {
                 Sent::new(rank, replay, send.clone(), Some(recv.clone()))
             };
-            memory.iter().map(of).collect::<Result<Vec<_>>>()
+            memory.iter().map(sent).collect::<Result<Vec<_>>>()
         };
         let (all, op) = (fill(0)?, ReduceOp::Sum);
         let graph = stream.capture(|| {
@@ -200,10 +201,10 @@ fn ten_thousand_all_reduces_of_changing_data_are_right() {
     });
 }
 
-/// Long all-reduces on windows, in and out of place, one after the other without a wait.
+/// Runs long all-reduces on windows, in and out of place, one after the other without a wait.
 fn long<T: Number>(rank: &Rank, op: ReduceOp) -> Result<()> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    // In one round, and in several.
+    // The lengths need one round, or several.
     let options = CollectivesOptions::new().lamport_bytes(16);
     let (options, counts) = match rank.is_simulated() {
         true => (options.push_blocks(1), vec![140, 200_003, 201, 164, 140_000]),
@@ -212,7 +213,7 @@ fn long<T: Number>(rank: &Rank, op: ReduceOp) -> Result<()> {
     let collectives = options.build(comm)?;
     let mut all = Vec::new();
     for (launch, &count) in counts.iter().enumerate() {
-        // At the start of windows, and after it.
+        // The first two are not at the start of their windows.
         let skip = if launch < 2 { 16 / size_of::<T>() } else { 0 };
         let window = |len: usize| comm.window::<T>(skip + len)?.slice(skip..);
         let (send, recv) = match launch % 2 {
@@ -224,7 +225,7 @@ fn long<T: Number>(rank: &Rank, op: ReduceOp) -> Result<()> {
     // Peers write to the windows from now on.
     rank.barrier()?;
     for sent in &all {
-        // No reduction is as large. This rank's stream orders it before what peers store there.
+        // No reduction is as large as 200. The stream orders the fill before the peers' stores.
         if let Some(recv) = &sent.recv {
             stream.fill(&recv.slice(..sent.send.len())?, T::of(200))?;
         }
@@ -256,7 +257,7 @@ fn zeros_of_either_sign_arrive() {
         let mut got = [f32::NAN; 8];
         data.copy_to_host(&mut got)?;
         assert_eq!(got, [0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0]);
-        // Two halves of a word that has the bits of an empty slot in one rank: both get the same.
+        // On one rank, a word of two elements has the bits of an empty slot: both ranks get zeros.
         let own = if rank.rank() == 0 { [0.0, -0.0] } else { [-0.0, -0.0] };
         let data = comm.mem_alloc::<bf16>(2)?;
         data.copy_from_host(&own.map(bf16::from_f32))?;
@@ -338,13 +339,14 @@ fn other_lengths_and_contexts_are_refused() {
     });
 }
 
-/// RMSNorm of the residual plus the sum over the ranks, as the definition says, in f64.
+/// Returns RMSNorm of a row as it is defined, computed in f64.
 fn normalised(sum: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
     let mean = sum.iter().map(|x| x * x).sum::<f64>() / sum.len() as f64;
     sum.iter().zip(weight).map(|(x, w)| x * w / (mean + eps).sqrt()).collect()
 }
 
-/// The operation of `tokens` rows, in the input's type twice in a row with the same residual.
+/// Checks all-reduces with RMSNorm of `tokens` rows: one with 8-bit results if there is a `scale`,
+/// else two in succession with the same residual.
 fn normalises<T: Number>(
     rank: &Rank,
     tokens: usize,
@@ -355,7 +357,7 @@ fn normalises<T: Number>(
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let collectives = Collectives::new(comm)?;
     let count = tokens * hidden;
-    let elements = |of: &dyn Fn(usize) -> i32| (0..count).map(|i| T::of(of(i))).collect::<Vec<_>>();
+    let elements = |x: &dyn Fn(usize) -> i32| (0..count).map(|i| T::of(x(i))).collect::<Vec<_>>();
     let buffer = |elements: &[T]| {
         let buffer = comm.mem_alloc::<T>(elements.len())?;
         buffer.copy_from_host(elements)?;
@@ -428,14 +430,14 @@ fn all_reduces_with_rmsnorm() {
             normalises::<f32>(rank, 3, 64, 4.0 * single, None)?;
             normalises::<f16>(rank, 2, 264, f16s * 1.01, None)?;
             normalises::<bf16>(rank, 2, 2056, bf16s * 1.01, None)?;
-            // Quantised: the largest saturate, or the smallest are subnormal.
+            // In 8-bit floats the largest results saturate, or the smallest are subnormal.
             normalises::<f32>(rank, 1, 20, 4.0 * single, Some(0.01))?;
             normalises::<f16>(rank, 3, 72, 4.0 * single, Some(37.0))?;
             normalises::<bf16>(rank, 2, 264, 4.0 * single, Some(0.01))?;
             if rank.is_simulated() {
                 return Ok(());
             }
-            // In one step, and more than the messages hold.
+            // The last of these has more tokens than the messages hold; the others need one step.
             for tokens in [64, 128, 256, 300] {
                 normalises::<bf16>(rank, tokens, 8192, bf16s * 1.01, None)?;
                 normalises::<bf16>(rank, tokens, 8192, 8.0 * single, Some(0.01))?;
@@ -450,8 +452,8 @@ fn more_tokens_than_resident_blocks_are_normalised() {
     for ranks in [2, 4] {
         let gpus = Gpus::from(Simulation::new(ranks).multiprocessors(2));
         gpus.run("more_tokens_than_resident_blocks_are_normalised", |rank| {
-            // The messages hold them, but the GPU does not have as many blocks at once. Blocks of
-            // two ranks have several rows; of more ranks RMSNorm follows the all-reduce.
+            // The messages hold all tokens, but the GPU does not have a block for each at once.
+            // With two ranks, blocks have several rows; with more, RMSNorm follows the all-reduce.
             let tokens = if rank.is_simulated() { 100 } else { 4500 };
             normalises::<f32>(rank, tokens, 4, 2f64.powi(-19), None)?;
             normalises::<bf16>(rank, 7, 2056, 2f64.powi(-7), None)
@@ -495,7 +497,7 @@ fn a_plan_that_is_set_is_used_where_it_can_be() {
     on_gpus("a_plan_that_is_set_is_used_where_it_can_be", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let collectives = Collectives::new(comm)?;
-        // By messages, by stores in rounds, by loads, or by NCCL.
+        // There are plans by messages, by stores in rounds, by loads, and by NCCL.
         let (send, recv) = (comm.window::<f32>(300)?, comm.window::<f32>(301)?);
         let recv_slice = recv.slice(..300)?;
         let call = Collective::all_reduce(&send, &recv_slice, ReduceOp::Sum);
@@ -517,8 +519,8 @@ fn a_plan_that_is_set_is_used_where_it_can_be() {
             stream.synchronize()?;
             sent.check(rank, launch, ReduceOp::Sum)?;
             // No kernel multiplies.
-            let of_product = Collective::all_reduce(&send, &send, ReduceOp::Prod);
-            assert_eq!(collectives.explain(&of_product)?.plan.algorithm, Algorithm::Nccl);
+            let product = Collective::all_reduce(&send, &send, ReduceOp::Prod);
+            assert_eq!(collectives.explain(&product)?.plan.algorithm, Algorithm::Nccl);
         }
         Ok(())
     });

@@ -1,4 +1,4 @@
-//! Numbers that are none, infinities and zeros of either sign, as `ReduceOp` documents them.
+//! Tests that reductions treat NaNs, infinities and zeros of either sign as `ReduceOp` documents.
 
 use devcomm::{
     Algorithm, Buffer, Collective, Collectives, CollectivesOptions, F8E4M3, Rank, ReduceOp, Result,
@@ -9,42 +9,42 @@ use half::{bf16, f16};
 
 use super::Number;
 
-/// What two ranks send, and the sum, product, maximum, minimum and average.
+/// Numbers that two ranks send, and their sum, product, maximum, minimum and average.
 const CASES: [([f32; 2], [f32; 5]); 9] = {
     const NAN: f32 = f32::NAN;
-    const MAX: f32 = f32::INFINITY;
+    const INF: f32 = f32::INFINITY;
     [
         ([NAN, 1.0], [NAN, NAN, 1.0, 1.0, NAN]),
         ([1.0, NAN], [NAN, NAN, 1.0, 1.0, NAN]),
-        ([NAN, -MAX], [NAN, NAN, -MAX, -MAX, NAN]),
+        ([NAN, -INF], [NAN, NAN, -INF, -INF, NAN]),
         ([NAN, NAN], [NAN; 5]),
-        ([MAX, -MAX], [NAN, -MAX, MAX, -MAX, NAN]),
-        ([MAX, MAX], [MAX; 5]),
-        ([MAX, 0.0], [MAX, NAN, MAX, 0.0, MAX]),
+        ([INF, -INF], [NAN, -INF, INF, -INF, NAN]),
+        ([INF, INF], [INF; 5]),
+        ([INF, 0.0], [INF, NAN, INF, 0.0, INF]),
         ([-0.0, -0.0], [0.0; 5]),
         ([-0.0, 1.0], [1.0, 0.0, 1.0, 0.0, 0.5]),
     ]
 };
 
-/// Equal, or both are NaN; zeros of both signs are equal.
+/// Returns whether the numbers are equal or both NaN; zeros of both signs are equal.
 fn same(got: f32, expected: f32) -> bool {
     got == expected || got.is_nan() && expected.is_nan()
 }
 
-/// Reduces `cases` by the plans that there are, and NCCL; all ranks get the same bits.
-fn reduce<T: Number>(rank: &Rank, cases: &[([f32; 2], [f32; 5])], of: fn(f32) -> T) -> Result<()> {
+/// Reduces `cases` by a plan of each algorithm; all ranks get the same bits.
+fn reduce<T: Number>(rank: &Rank, cases: &[([f32; 2], [f32; 5])], to: fn(f32) -> T) -> Result<()> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let collectives = CollectivesOptions::new().push_blocks(2).build(comm)?;
-    // Each case several times, so that some are in vectors and some in what is left.
+    // Each case occurs several times, in vectors and in the elements after the last vector.
     let all = || cases.iter().cycle().take(10 * cases.len() + 3);
-    let own: Vec<T> = all().map(|(sent, _)| of(sent[rank.rank()])).collect();
+    let own: Vec<T> = all().map(|(sent, _)| to(sent[rank.rank()])).collect();
     let (send, recv) = (comm.window::<T>(own.len())?, comm.window::<T>(own.len())?);
     send.copy_from_host(&own)?;
     for (index, op) in ReduceOp::ALL.into_iter().enumerate() {
         let mut plans = collectives.plans(&Collective::all_reduce(&send, &recv, op))?;
         let by_kernel = size_of::<T>() > 1 && op != ReduceOp::Prod;
         assert_eq!(plans.iter().any(|plan| plan.algorithm == Algorithm::Push), by_kernel);
-        // The first of each algorithm.
+        // The first plan of each algorithm is tested.
         plans.dedup_by_key(|plan| plan.algorithm);
         for plan in plans {
             collectives.set_plan(Some(plan));
@@ -58,7 +58,7 @@ fn reduce<T: Number>(rank: &Rank, cases: &[([f32; 2], [f32; 5])], of: fn(f32) ->
                 let (got, expected) = (got.value(), expected[index]);
                 assert!(same(got, expected), "{case}: {got} of {sent:?}");
             }
-            // As a NaN does not equal itself.
+            // Bits are compared, as a NaN does not equal itself.
             let bits: Vec<u32> = got.iter().map(|got| got.value().to_bits()).collect();
             let bits = rank.all_gather(&bits)?;
             assert_eq!(bits[0], bits[1], "{case}");
@@ -74,7 +74,7 @@ fn reductions_combine_nans_infinities_and_zeros_as_documented() {
         reduce::<f32>(rank, &CASES, |value| value)?;
         reduce::<f16>(rank, &CASES, f16::from_f32)?;
         reduce::<bf16>(rank, &CASES, bf16::from_f32)?;
-        // Without infinities: what is too large becomes the largest number.
+        // The type has no infinities: numbers that are too large become the largest one.
         let (nan, most) = (f32::NAN, 448.0);
         let cases = [
             ([nan, 1.0], [nan, nan, 1.0, 1.0, nan]),
@@ -88,8 +88,8 @@ fn reductions_combine_nans_infinities_and_zeros_as_documented() {
 }
 
 #[test]
-fn what_is_moved_keeps_its_bits() {
-    on_gpus("what_is_moved_keeps_its_bits", 2, |rank| {
+fn moved_elements_keep_their_bits() {
+    on_gpus("moved_elements_keep_their_bits", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let collectives = Collectives::new(comm)?;
         let patterns = [0x8000_0000_u32, 0, 0x7fc0_0001, 0xffff_ffff, 0x7f80_0001, 0xff80_0000];
@@ -117,7 +117,7 @@ fn what_is_moved_keeps_its_bits() {
     });
 }
 
-/// The test has four rows: what RMSNorm gives, with a weight of ones and no residual.
+/// The test has four rows, a weight of ones, and a residual of zeros.
 #[test]
 fn rows_with_nans_infinities_and_zeros_are_normalised_as_documented() {
     on_gpus("rows_with_nans_infinities_and_zeros_are_normalised_as_documented", 2, |rank| {
@@ -149,7 +149,7 @@ fn rows_with_nans_infinities_and_zeros_are_normalised_as_documented() {
         for (got, sent) in got.as_flattened().iter().zip(rows.as_flattened()) {
             assert!(same(*got, *sent), "{got}, not {sent}");
         }
-        // Quantised, NaNs stay NaNs, and what is too large becomes the largest number.
+        // In 8-bit floats NaNs stay NaNs, and numbers that are too large become the largest one.
         let (bytes, scale) = (comm.mem_alloc::<F8E4M3>(16)?, comm.mem_alloc::<f32>(1)?);
         residual.fill_bytes(0)?;
         x.copy_from_host(&own)?;

@@ -1,5 +1,5 @@
-//! Where no kernel communicates: on GPUs before Hopper, and with numbers of ranks other than 2, 4
-//! and 8, NCCL does each operation.
+//! Tests that NCCL does each operation where no kernel communicates: on GPUs before Hopper, and
+//! with numbers of ranks other than 2, 4 and 8.
 
 use devcomm::kernels::collectives::rmsnorm::QuantisedArgs;
 use devcomm::{
@@ -18,7 +18,7 @@ const UNREACHED: &str =
 /// Elements for each rank.
 const N: usize = 37;
 
-/// Collectives with the reason that NCCL does all they do.
+/// Collectives, and the reason for which NCCL does all of their operations.
 struct Operations<'a> {
     rank: &'a Rank,
     collectives: Collectives,
@@ -43,7 +43,7 @@ impl Operations<'_> {
         })
     }
 
-    /// Explains and does an operation, and compares what is received with what is wanted.
+    /// Explains and does an operation, and checks that element `i` of `recv` is `want(i)`.
     fn check<T: Number>(
         &self,
         call: Collective<'_>,
@@ -80,19 +80,20 @@ impl Operations<'_> {
 
     fn exchanges<T: Number>(&self, in_window: bool) -> Result<()> {
         let (rank, ranks, stream) = (self.rank.rank(), self.rank.n_ranks(), &self.stream);
-        let of = |rank, i| sent(rank, 0, i) as f32;
+        let element = |rank, i| sent(rank, 0, i) as f32;
         let send = self.sending::<T>(N * ranks, in_window)?;
         let recv = self.receiving::<T>(N * ranks, in_window)?;
         let (chunk, root) = (send.slice(..N)?, ranks - 1);
         let gather = |c: &Collectives| c.all_gather(&chunk, &recv, stream);
-        self.check(Collective::all_gather(&chunk, &recv), gather, &recv, |i| of(i / N, i % N))?;
+        let call = Collective::all_gather(&chunk, &recv);
+        self.check(call, gather, &recv, |i| element(i / N, i % N))?;
         let broadcast = |c: &Collectives| c.broadcast(Some(send.clone()), &recv, root, stream);
         let call = Collective::broadcast(Some(send.clone()), &recv, root);
-        self.check(call, broadcast, &recv, |i| of(root, i))?;
-        let mine = |i| of(i / N, rank * N + i % N);
+        self.check(call, broadcast, &recv, |i| element(root, i))?;
+        let mine = |i| element(i / N, rank * N + i % N);
         let call = Collective::all_to_all(&send, &recv);
         self.check(call, |c| c.all_to_all(&send, &recv, stream), &recv, mine)?;
-        // Rank `r` gets `r` elements fewer of each rank; the others stay as they are.
+        // Rank `r` gets `r` elements fewer from each rank, and the rest of its memory is unchanged.
         let counts: Vec<_> = (0..ranks).map(|to| N - to).collect();
         let offsets: Vec<_> = (0..ranks).map(|peer| peer * N).collect();
         let from_each = vec![N - rank; ranks];
@@ -128,10 +129,10 @@ fn is_older(context: &Context) -> bool {
     context.limits().compute_capability < (9, 0)
 }
 
-/// All operations, by NCCL.
+/// Checks that NCCL does all operations.
 fn all_operations(rank: &Rank) -> Result<()> {
     let is_older = is_older(rank.context());
-    // Of the GPUs of this system, these may be Hopper's.
+    // GPUs of this system may be Hopper's, on which kernels communicate.
     if !is_older && matches!(rank.n_ranks(), 2 | 4 | 8) {
         return Ok(());
     }
@@ -200,7 +201,7 @@ fn gpus_before_hopper_refuse_clusters_and_dependent_launches() {
         ] {
             let quantised = QuantisedArgs { output: 0_u64, scale: 0_u64 };
             let launch = Rows::args(x, residual, weight, x, quantised, 4, 1.0);
-            // SAFETY: the rows are there, aligned, until the stream's work has ended.
+            // SAFETY: `rows` keeps the memory of the aligned rows, and the launch is refused.
             let refused = unsafe { launch.config(config).launch(&stream) };
             let message = refused.err().map(|error| error.to_string()).unwrap_or_default();
             let why = format!("{what} needs a GPU of compute capability 9.0, but this one's is");

@@ -1,4 +1,4 @@
-//! All-reduces by loads from the peers: `Algorithm::Pull`.
+//! Tests of all-reduces by loads from the peers: `Algorithm::Pull`.
 
 use devcomm::{
     Algorithm, Buffer, Collective, CollectivePlan, Collectives, CollectivesOptions, Rank, ReduceOp,
@@ -9,7 +9,7 @@ use half::{bf16, f16};
 
 use super::{Number, Sent};
 
-/// Returns collectives by loads, where these can do it.
+/// Returns collectives that use loads wherever they can.
 fn by_loads(rank: &Rank) -> Result<Collectives> {
     let collectives = CollectivesOptions::new().build(rank.communicator()?)?;
     let multiprocessors = rank.context().limits().multiprocessors;
@@ -18,11 +18,12 @@ fn by_loads(rank: &Rank) -> Result<Collectives> {
     Ok(collectives)
 }
 
-/// Sums one after the other without a wait, in and out of place, by each launch of its own memory.
+/// Runs sums one after the other without a wait, in and out of place; each has its own memory.
 fn sums<T: Number>(rank: &Rank) -> Result<()> {
     let (comm, stream, op) = (rank.communicator()?, rank.stream()?, ReduceOp::Sum);
     let collectives = by_loads(rank)?;
-    // Less than a vector and a row, around them, and several rounds of the unrolled loop.
+    // The lengths are below and around those of a vector and of a row, or need several rounds of
+    // the unrolled loop.
     let counts = match rank.is_simulated() {
         true => &[1, 3, 7, 8, 1025, 1030, 9_001, 40_003][..],
         false => &[1, 7, 1025, 100_003, 1 << 18, 1 << 20, (1 << 20) + 5, 9 << 20],
@@ -31,7 +32,7 @@ fn sums<T: Number>(rank: &Rank) -> Result<()> {
     for (launch, &count) in [counts, counts].concat().iter().enumerate() {
         let window = |len| Ok::<_, devcomm::Error>(comm.window::<T>(len)?.device_slice());
         let recv = if launch < counts.len() { Some(window(count + 1)?) } else { None };
-        // Shorter than its window.
+        // The slice is shorter than its window.
         let send = comm.window::<T>(count + 9)?.slice(..count)?;
         all.push(Sent::new(rank, launch, send, recv)?);
     }
@@ -55,8 +56,8 @@ fn sums_by_loads_follow_each_other() {
     }
 }
 
-/// Each reads what the one before wrote, and writes what that read: kernels that wait for the
-/// previous one themselves, and the one that does not.
+/// Each sum reads the memory that the previous one wrote, and writes the memory that it read. Only
+/// some algorithms' kernels wait for the previous kernel themselves.
 #[test]
 fn graphs_of_sums_by_every_algorithm_are_replayed() {
     on_gpus("graphs_of_sums_by_every_algorithm_are_replayed", 4, |rank| {
@@ -91,8 +92,8 @@ fn graphs_of_sums_by_every_algorithm_are_replayed() {
 }
 
 #[test]
-fn only_sums_from_the_first_of_windows_on_are_loaded() {
-    on_gpus("only_sums_from_the_first_of_windows_on_are_loaded", 2, |rank| {
+fn only_sums_at_the_start_of_windows_are_loaded() {
+    on_gpus("only_sums_at_the_start_of_windows_are_loaded", 2, |rank| {
         let (comm, stream, sum) = (rank.communicator()?, rank.stream()?, ReduceOp::Sum);
         let collectives = by_loads(rank)?;
         let window = comm.window::<f32>(64)?;
@@ -106,7 +107,7 @@ fn only_sums_from_the_first_of_windows_on_are_loaded() {
             assert_eq!(how.plan.algorithm == Algorithm::Pull, is_offered, "{how}");
             Ok::<_, devcomm::Error>(is_offered)
         };
-        for (send, recv, is) in [
+        for (send, recv, expected) in [
             (&first, &other, true),
             (&first, &first, true),
             (&first, &second, false),
@@ -114,8 +115,8 @@ fn only_sums_from_the_first_of_windows_on_are_loaded() {
             (&plain, &other, false),
             (&other, &plain, false),
         ] {
-            assert_eq!(is_loaded(&Collective::all_reduce(send, recv, sum))?, is);
-            // Whatever does it instead is right.
+            assert_eq!(is_loaded(&Collective::all_reduce(send, recv, sum))?, expected);
+            // The algorithm that is used instead gives right sums.
             send.copy_from_host(&[1.0 + rank.rank() as f32; 32])?;
             rank.barrier()?;
             collectives.all_reduce(send, recv, sum, &stream)?;

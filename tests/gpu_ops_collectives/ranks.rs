@@ -1,5 +1,5 @@
-//! Tests that operations whose ranks have different options, or of which one rank fails, are an
-//! error on all ranks, after which these are in step.
+//! Tests that an operation whose ranks have different options, or whose call fails on one rank, is
+//! an error on all ranks, and that the ranks are in step afterwards.
 
 use std::num::NonZeroU32;
 
@@ -10,7 +10,7 @@ use devcomm::{
 };
 use devcomm_testing::machines::{Gpus, on_gpus};
 
-/// Runs it in a checked world and in one that is not.
+/// Runs `body` in a checked world and in an unchecked one.
 fn in_both_worlds(name: &str, body: fn(&Rank) -> Result<()>) {
     on_gpus(name, 2, body);
     Gpus::new(2).unchecked().run(name, body);
@@ -30,7 +30,7 @@ fn differs<T>(result: Result<T>, call: &str, option: &str, values: [&str; 2]) {
     }
 }
 
-/// Checks that the ranks are in step, and that kernels do this.
+/// Checks by an all-reduce that the ranks are in step.
 fn sum(comm: &Communicator, stream: &Stream) -> Result<()> {
     let collectives =
         CollectivesOptions::new().lamport_bytes(1 << 10).push_blocks(2).build(comm)?;
@@ -52,7 +52,7 @@ fn options_of_collectives_that_differ_are_named_on_all_ranks() {
         let call = "Collectives::new";
         let lamport = options.lamport_bytes([4096, 64][me]).push_blocks(2).build(comm);
         differs(lamport, call, "lamport_bytes", ["4096", "64"]);
-        // Plans of the one follow from measurements.
+        // The default size is not equal to the same size set: its plans follow from measurements.
         let default = if me == 0 { options } else { options.lamport_bytes(4 << 20) };
         differs(default.build(comm), call, "lamport_bytes", ["the default", "4194304"]);
         let blocks = options.lamport_bytes(64).push_blocks(2 + me as u32).build(comm);
@@ -88,7 +88,7 @@ fn options_of_products_and_experts_that_differ_are_named_on_all_ranks() {
     });
 }
 
-/// Makes something of all ranks.
+/// A function that makes an object of all ranks.
 type Make = fn(&Communicator, &Stream) -> Result<()>;
 
 const MAKE: [(&str, Make); 6] = [
@@ -104,8 +104,8 @@ const MAKE: [(&str, Make); 6] = [
     ("AllGatherGemm", |comm, stream| AllGatherGemm::new(comm, stream, 64, 64).map(drop)),
 ];
 
-/// Lets the `nth` call of a function fail on rank 1 while ranks make something; all ranks get an
-/// error, and a later try succeeds. Returns whether there was such a call.
+/// Makes the `nth` call of `function` fail on rank 1 while the ranks run `make`. Checks that all
+/// ranks get an error, and that a later try succeeds. Returns whether there was such a call.
 fn fails_on_rank_1(
     (name, make): (&str, Make),
     function: &'static str,
@@ -143,12 +143,12 @@ fn fails_on_rank_1(
 #[test]
 fn whatever_fails_on_one_rank_is_an_error_on_all_and_a_later_try_is_in_step() {
     for what in MAKE {
-        // The memory of rank 1, one after the other, in checked worlds and others in turn.
+        // Each allocation of rank 1 fails once; checked and unchecked worlds take turns.
         let fails =
             |nth: &usize| fails_on_rank_1(what, "ncclMemAlloc", *nth, nth.is_multiple_of(2));
         assert!((0..).take_while(fails).count() >= 3, "{}", what.0);
     }
-    // NCCL does not say how many LSA teams there are.
+    // This call would tell the number of LSA teams.
     for what in &MAKE[..4] {
         for checked in [false, true] {
             assert!(fails_on_rank_1(*what, "ncclCommQueryProperties", 0, checked), "{}", what.0);
@@ -194,18 +194,18 @@ fn a_revoked_communicator_launches_no_kernels() {
     });
 }
 
-/// Sends so many elements from rank 0 to rank 1, which expects others.
-fn send(rank: &Rank, team_size: usize, [sent, awaited]: [usize; 2]) -> Result<()> {
+/// Sends `sent` elements from rank 0 to rank 1, which expects another number.
+fn send(rank: &Rank, team_size: usize, [sent, expected]: [usize; 2]) -> Result<()> {
     let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
-    // GPUs are in the teams that they have.
+    // The machine decides the teams of real GPUs.
     assert!(!rank.is_simulated() || comm.properties()?.lsa_size() == team_size);
     let collectives = Collectives::new(comm)?;
     let (x, y) = (comm.mem_alloc::<f32>(2000)?, comm.mem_alloc::<f32>(2000)?);
-    let counts = if me == 0 { ([0, sent], [0, 0]) } else { ([0, 0], [awaited, 0]) };
+    let counts = if me == 0 { ([0, sent], [0, 0]) } else { ([0, 0], [expected, 0]) };
     let parts = |counts| Parts { counts, offsets: &[0, 0] };
     let result = collectives.all_to_all_v(&x, parts(&counts.0), &y, parts(&counts.1), &stream);
     let text = format!(
-        "all_to_all_v: rank 0 sends rank 1 {sent} elements, and rank 1 receives {awaited} from it"
+        "all_to_all_v: rank 0 sends rank 1 {sent} elements, and rank 1 receives {expected} from it"
     );
     assert_eq!(result.unwrap_err().to_string(), text);
     Ok(())
@@ -221,14 +221,14 @@ fn counts_that_do_not_match_are_an_error_in_a_checked_world() {
     }
 }
 
-/// Receives long messages at another place of each rank's window.
+/// Receives long messages at a different offset in each rank's window.
 fn receive(rank: &Rank, windows_differ: bool) -> Result<()> {
     const LONG: usize = 3000;
     let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
     let collectives = CollectivesOptions::new().lamport_bytes(256).push_blocks(2).build(comm)?;
     let send = comm.mem_alloc::<f32>(2 * LONG)?;
     send.copy_from_host(&[1.0; 2 * LONG])?;
-    // Rank 1 has more room, which only it knows of.
+    // Rank 1's window is longer, which rank 0 does not know.
     let small = comm.window::<f32>(2 * LONG)?;
     let large = comm.window::<f32>(2 * LONG + 100_000 * me)?;
     let recv = if windows_differ && me == 0 { &small } else { &large };

@@ -1,4 +1,4 @@
-//! Every collective, in a graph that is replayed with other data each time.
+//! Tests every collective in a graph that is replayed with other data each time.
 
 use devcomm::{
     Algorithm, Buffer, Collective, Collectives, CollectivesOptions, DeviceSlice, Rank, ReduceOp,
@@ -12,7 +12,7 @@ use super::{normalised, reduced, sent};
 const COUNT: usize = 1000;
 const EPS: f32 = 0.25;
 
-/// An operation of all ranks on what each of them sends, a message for every rank.
+/// An operation. Each rank's memory to send has a message for every rank.
 #[derive(Clone, Copy)]
 enum Operation {
     AllReduce(ReduceOp),
@@ -24,7 +24,7 @@ enum Operation {
 }
 use Operation::{AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter, RmsNorm};
 
-/// An operation with its memory: windows, and what a rank adds in RMSNorm.
+/// An operation with its memory: windows, and the residual and the weight of RMSNorm.
 struct Call {
     operation: Operation,
     send: DeviceSlice<f32>,
@@ -51,8 +51,8 @@ impl Call {
         }
     }
 
-    /// Returns the same, to ask about.
-    fn asked(&self, rank: usize) -> Result<Collective<'_>> {
+    /// Returns the operation as [`Collectives::explain`] takes it.
+    fn as_collective(&self, rank: usize) -> Result<Collective<'_>> {
         let Self { send, residual, weight, recv, .. } = self;
         Ok(match self.operation {
             AllReduce(op) => Collective::all_reduce(send, recv, op),
@@ -66,16 +66,16 @@ impl Call {
         })
     }
 
-    /// Returns the elements that a rank receives of those that all send.
+    /// Returns the elements that a rank receives.
     fn expected(&self, rank: usize, ranks: usize, replay: usize) -> Vec<f32> {
-        let of = |from, i| sent(from, replay, i);
-        let all = |op, i| reduced(op, (0..ranks).map(|from| of(from, i)));
+        let element = |from, i| sent(from, replay, i);
+        let all = |op, i| reduced(op, (0..ranks).map(|from| element(from, i)));
         let one = |i: usize| match self.operation {
             AllReduce(op) => all(op, i),
-            AllGather => of(i / COUNT, i % COUNT) as f32,
+            AllGather => element(i / COUNT, i % COUNT) as f32,
             ReduceScatter => all(ReduceOp::Sum, rank * COUNT + i),
-            AllToAll => of(i / COUNT, rank * COUNT + i % COUNT) as f32,
-            Broadcast(root) => of(root, i) as f32,
+            AllToAll => element(i / COUNT, rank * COUNT + i % COUNT) as f32,
+            Broadcast(root) => element(root, i) as f32,
             RmsNorm => all(ReduceOp::Sum, i) + 1.0,
         };
         let count = if matches!(self.operation, ReduceScatter) { COUNT } else { ranks * COUNT };
@@ -136,7 +136,7 @@ fn a_thousand_replays_of_every_collective_are_right() {
                 let (send, weight) = (send.clone(), weight.clone());
                 let (residual, recv) = (comm.mem_alloc::<f32>(len)?.slice(..)?, window()?);
                 let call = Call { operation, send, residual, weight, recv };
-                let how = collectives.explain(&call.asked(rank.rank())?)?;
+                let how = collectives.explain(&call.as_collective(rank.rank())?)?;
                 assert_eq!(how.plan.algorithm, by, "{how}");
                 calls.push((collectives, by, call));
             }
@@ -164,7 +164,7 @@ fn a_thousand_replays_of_every_collective_are_right() {
     });
 }
 
-/// The capture is as torch's, whose graphs are captured on a stream of their own.
+/// The operation is captured on another stream, as torch captures graphs on a stream of their own.
 #[test]
 fn an_operation_is_captured_after_one_on_another_stream() {
     on_gpus("an_operation_is_captured_after_one_on_another_stream", 2, |rank| {

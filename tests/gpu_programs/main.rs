@@ -1,5 +1,5 @@
-//! Programs of operations, copies, captures, replays, drops and groups on several streams, which
-//! are generated, against what they compute one step after the other.
+//! Tests that generated programs of operations, copies, captures, replays, drops and groups on
+//! several streams compute the same as their steps one after the other.
 
 mod program;
 
@@ -17,7 +17,7 @@ use self::program::{BUFFERS, FEATURES, OBJECTS, Program, STREAMS, Step, Value, W
 /// How many programs run; default 300.
 const PROGRAMS: &str = "DEVCOMM_PROGRAMS";
 
-/// What a rank has.
+/// The objects with which a rank runs programs.
 struct Run<'a> {
     rank: &'a Rank,
     streams: Vec<Stream>,
@@ -49,8 +49,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Runs a program, and fails if it computes something else. Streams and objects are those of
-    /// the program before.
+    /// Runs a program, and fails if it does not compute `expected`. Streams and objects are reused
+    /// from the previous program.
     fn run(&mut self, seed: u64, program: &Program) -> Result<(), Error> {
         let (rank, count) = (self.rank, program.count);
         let buffer = |buffer| {
@@ -107,7 +107,7 @@ impl<'a> Run<'a> {
                 Ok(())
             }
             Step::Renew(buffer) => {
-                // The old one is dropped before the allocation, which could be in its place.
+                // The old buffer is dropped first, so that the new one can be in its place.
                 self.buffers.remove(*buffer);
                 self.buffers.insert(*buffer, self.rank.context().alloc(self.count)?);
                 Ok(())
@@ -138,7 +138,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns the buffers that do not hold what they should, with what they hold.
+    /// Returns descriptions of the buffers whose content is wrong.
     fn wrong(&self, expected: &[Value; BUFFERS]) -> Result<Vec<String>, Error> {
         let mut wrong = Vec::new();
         self.streams.iter().try_for_each(Stream::synchronize)?;
@@ -197,7 +197,7 @@ fn generated_programs_compute_what_they_do_one_step_after_the_other() {
     }
 }
 
-/// All in one world: its streams, objects and communicators are used again.
+/// All programs run in one world, and reuse its streams, objects and communicators.
 #[test]
 fn generated_programs_compute_the_same_on_gpus() {
     let ran = Mutex::new(BTreeMap::new());

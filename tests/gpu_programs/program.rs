@@ -1,18 +1,20 @@
-//! Programs that are generated: what all ranks do, and what the buffers then hold.
+//! The generator of programs: the steps of all ranks, and the content that buffers then have.
 
 use std::collections::BTreeMap;
 
 use fastrand::Rng;
 
-/// Streams, objects with a workspace, and buffers of a program.
+/// Streams of a program.
 pub const STREAMS: usize = 4;
+/// Objects with a workspace: `Collectives`.
 pub const OBJECTS: usize = 3;
+/// Buffers of a program.
 pub const BUFFERS: usize = 6;
 
-/// What all ranks do.
+/// A step of all ranks.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// An operation on a stream.
+    /// Enqueues work to a stream.
     Do(Work, usize),
     /// Makes the second stream wait for the first.
     Follow(usize, usize),
@@ -32,13 +34,13 @@ pub enum Step {
     Renew(usize),
     /// Drops an object with a workspace, and makes another one in its place.
     RenewObject(usize),
-    /// An all-reduce by NCCL in a group, and then this work on the same stream, which is refused.
+    /// Enqueues an all-reduce by NCCL in a group, and then refused work on the same stream.
     Group {
         buffer: usize,
         refused: Work,
         stream: usize,
     },
-    /// All-reduces of two objects on two streams. Odd ranks call them in the other order.
+    /// Enqueues all-reduces of two objects to two streams, on odd ranks in the other order.
     Opposite([(usize, usize, usize); 2]),
 }
 
@@ -50,7 +52,7 @@ pub enum Work {
         object: usize,
         buffer: usize,
     },
-    /// The same by NCCL.
+    /// An all-reduce of a buffer in place, by NCCL.
     Nccl(usize),
     Copy {
         from: usize,
@@ -62,7 +64,7 @@ pub enum Work {
     },
 }
 
-/// What a program has of what is to be tested.
+/// A combination of steps that programs must cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Feature {
     /// An operation of an object on a third stream, after one on a first and a capture on a second.
@@ -83,27 +85,27 @@ pub const FEATURES: [Feature; 5] = [
     Feature::Opposite,
 ];
 
-/// A program and what it leads to.
+/// A program, and the results that it must have.
 #[derive(Debug)]
 pub struct Program {
     /// The elements of a buffer.
     pub count: usize,
     pub steps: Vec<Step>,
-    /// The content that the buffers of each rank have at the end, as factor and term: element `i`
-    /// is `factor * (1 + i % 3) + term`.
+    /// The content that the buffers of each rank have at the end.
     pub expected: Vec<[Value; BUFFERS]>,
     pub features: Vec<Feature>,
 }
 
-/// An element is the first times `1 + i % 3` plus the second.
+/// A buffer's content, as factor and term: element `i` is `factor * (1 + i % 3) + term`.
 pub type Value = [f32; 2];
 
-/// Returns what a buffer holds in the beginning.
+/// Returns the content that a buffer has at the beginning.
 pub fn initial(rank: usize, buffer: usize) -> Value {
     [(1 + rank + buffer) as f32, 0.0]
 }
 
-/// Memory as a graph refers to it: a buffer that was dropped is not the one in its place.
+/// The number of an allocation. A buffer that was dropped and the one in its place have different
+/// numbers.
 type Memory = usize;
 
 /// A captured graph.
@@ -113,17 +115,17 @@ struct Graph {
     stream: usize,
 }
 
-/// Generates a program, and runs it in the order of the host's calls.
+/// A program in the making, and the state of the memory after its steps one after the other.
 struct Generator {
     random: Rng,
     ranks: usize,
     steps: Vec<Step>,
     features: Vec<Feature>,
-    /// What each memory holds, for each rank.
+    /// The content of each allocation, for each rank.
     memory: Vec<Vec<Value>>,
     /// The memory of each buffer.
     buffers: [Memory; BUFFERS],
-    /// The stream that has last used a memory: the program orders its accesses.
+    /// The stream that has last used an allocation: the program orders its accesses.
     last: BTreeMap<Memory, usize>,
     graphs: [Option<Graph>; 2],
     /// The stream of an object's last operation, and of the last capture and replay since.
@@ -154,10 +156,10 @@ impl Program {
             generator.step();
         }
         let Generator { steps, mut features, memory, buffers, .. } = generator;
-        let of_rank = |rank: usize| buffers.map(|at| memory[at][rank]);
+        let content = |rank: usize| buffers.map(|at| memory[at][rank]);
         features.sort();
         features.dedup();
-        Self { count, steps, expected: (0..ranks).map(of_rank).collect(), features }
+        Self { count, steps, expected: (0..ranks).map(content).collect(), features }
     }
 }
 
@@ -176,7 +178,7 @@ impl Generator {
             13..=15 => self.replay(stream),
             16 => self.renew(),
             17 => self.group(stream),
-            // NCCL does the operations of three ranks, in one order.
+            // NCCL does the operations of three ranks, which must call them in one order.
             18 if self.ranks != 3 => self.opposite(),
             _ if self.random.bool() => {
                 let object = self.random.usize(..OBJECTS);
@@ -193,7 +195,7 @@ impl Generator {
         }
     }
 
-    /// Any work whose result stays small enough to be exact.
+    /// Returns random work whose result is small enough to be exact.
     fn work(&mut self) -> Work {
         let buffer = self.random.usize(..BUFFERS);
         let object = self.random.usize(..OBJECTS);
@@ -221,7 +223,7 @@ impl Generator {
         [self.buffers[from], self.buffers[to]]
     }
 
-    /// Makes `stream` wait for what was last done with the memory.
+    /// Makes `stream` wait for the last uses of the memory.
     fn order(&mut self, memory: &[Memory], stream: usize) {
         for memory in memory {
             if let Some(last) = self.last.insert(*memory, stream)
@@ -307,7 +309,7 @@ impl Generator {
         objects.iter().for_each(|object| self.replayed[*object] = Some(stream));
         self.steps.push(Step::Replay { graph, stream });
         self.graphs[graph] = Some(Graph { work, objects: objects.clone(), stream: captured });
-        // Often something else of the same object at once.
+        // In half of the cases, another operation of the same object follows at once.
         if let Some(object) = objects.first()
             && self.random.bool()
         {
@@ -320,7 +322,7 @@ impl Generator {
     }
 
     fn renew(&mut self) {
-        // Often one that a graph uses, which is then launched.
+        // If possible, this is a buffer that a graph uses, which is then launched.
         let graph = self.random.usize(..2);
         let used = self.graphs[graph].as_ref().map(|graph| graph.work[0].2);
         let used = used.and_then(|memory| self.buffers.iter().position(|own| *own == memory));
@@ -338,7 +340,7 @@ impl Generator {
     }
 
     fn replay_graph(&mut self, graph: usize, stream: usize) {
-        // The random choice of `replay`, made here.
+        // `replay` chooses a graph at random, until it finds this one: the others are hidden.
         let others: Vec<_> = (0..2).filter(|other| *other != graph).collect();
         let kept: Vec<_> = others.iter().map(|other| self.graphs[*other].take()).collect();
         if self.graphs[graph].is_some() {

@@ -26,7 +26,7 @@ fn cudarcs_memory_on_cudarcs_stream() {
         let slice = DeviceSlice::from_cudarc(rank.context(), &memory)?;
         assert_eq!(slice.len(), COUNT);
         comm.all_reduce(&slice, &slice, ReduceOp::Sum, &stream)?;
-        // In the same stream, after the all-reduce.
+        // This copy follows the all-reduce in the same stream.
         let sums = theirs.clone_dtoh(&*memory).unwrap();
         assert!(sums.iter().all(|&x| x == 3.0));
 
@@ -61,7 +61,7 @@ fn cudarcs_memory_on_cudarcs_stream() {
 fn another_librarys_stream_by_its_handle() {
     on_gpus("another_librarys_stream_by_its_handle", 2, |rank| {
         let (comm, owner) = (rank.communicator()?, rank.stream()?);
-        // SAFETY: a stream of this context, which outlives `borrowed`.
+        // SAFETY: `owner` is a stream of this context, and outlives `borrowed`.
         let borrowed = unsafe { Stream::from_raw(rank.context(), owner.as_raw()) };
         require_works(comm, &borrowed)?;
         require_kernels_work(rank, comm, &borrowed)?;

@@ -40,7 +40,7 @@ fn invalid<T: std::fmt::Debug>(result: Result<T, Error>, word: &str) {
 
 /// NCCL returns the same address of a peer's memory by LSA rank and by rank; the peer's data is at
 /// that address.
-fn addresses_lead_to_the_copies(rank: &Rank) -> Result<(), Error> {
+fn addresses_lead_to_peers_memory(rank: &Rank) -> Result<(), Error> {
     let (comm, me, n) = (rank.communicator()?, rank.rank(), rank.n_ranks());
     let window = comm.window::<u64>(COUNT)?;
     window.copy_from_host(&values(me, COUNT))?;
@@ -72,20 +72,20 @@ fn addresses_lead_to_the_copies(rank: &Rank) -> Result<(), Error> {
 }
 
 #[test]
-fn addresses_lead_to_the_copies_on_two_gpus() {
-    on_gpus("addresses_lead_to_the_copies_on_two_gpus", 2, addresses_lead_to_the_copies);
+fn addresses_lead_to_peers_memory_on_two_gpus() {
+    on_gpus("addresses_lead_to_peers_memory_on_two_gpus", 2, addresses_lead_to_peers_memory);
 }
 
 #[test]
-fn addresses_lead_to_the_copies_on_four_gpus() {
-    on_gpus("addresses_lead_to_the_copies_on_four_gpus", 4, addresses_lead_to_the_copies);
+fn addresses_lead_to_peers_memory_on_four_gpus() {
+    on_gpus("addresses_lead_to_peers_memory_on_four_gpus", 4, addresses_lead_to_peers_memory);
 }
 
 #[test]
 fn ranks_may_have_windows_of_different_lengths() {
     on_gpus("ranks_may_have_windows_of_different_lengths", 2, |rank| {
         let (comm, me) = (rank.communicator()?, rank.rank());
-        // Less than a page, and several of the largest pages.
+        // The lengths are less than a page, and several of the largest pages.
         let lens = [COUNT, 1 << 20];
         let window = comm.window::<u64>(lens[me])?;
         window.copy_from_host(&values(me, lens[me]))?;
@@ -105,8 +105,8 @@ fn ranks_may_have_windows_of_different_lengths() {
 }
 
 #[test]
-fn flags_are_kept_and_those_that_exclude_each_other_refused() {
-    on_gpus("flags_are_kept_and_those_that_exclude_each_other_refused", 2, |rank| {
+fn flags_are_kept_and_exclusive_ones_refused() {
+    on_gpus("flags_are_kept_and_exclusive_ones_refused", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let memory = comm.mem_alloc::<u32>(COUNT)?;
         for flags in [

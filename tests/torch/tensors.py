@@ -21,7 +21,7 @@ python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 python.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
 python.PyCapsule_New.restype = ctypes.py_object
 python.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-# Capsules refer to their names.
+# Capsules keep pointers to their names, which must therefore live as long.
 NAMES = {False: (b"dltensor", b"used_dltensor")}
 NAMES[True] = (b"dltensor_versioned", b"used_dltensor_versioned")
 
@@ -35,7 +35,7 @@ def capsule(tensor, versioned):
 
 
 def makes_versioned():
-    """Whether this torch knows tensors with a version."""
+    """Returns whether this torch knows tensors with a version."""
     try:
         return '"dltensor_versioned"' in repr(capsule(torch.zeros(1), True))
     except TypeError:
@@ -43,7 +43,7 @@ def makes_versioned():
 
 
 def all_reduce(tensors, versioned):
-    """None, or an error."""
+    """Sums the tensors in place, and returns None, or an error."""
     pointers = (ctypes.c_void_p * len(tensors))()
     name, used = NAMES[versioned]
     capsules = [capsule(tensor, versioned) for tensor in tensors]
@@ -61,7 +61,7 @@ def allocated():
 def torchs_tensors_are_reduced(versioned):
     for dtype in [torch.float32, torch.bfloat16, torch.int64, torch.uint8]:
         before = allocated()
-        # Two dimensions, and an offset from the allocation's beginning.
+        # The tensors have two dimensions, and an offset from the allocation's beginning.
         whole = [torch.full((3, LENGTH), 1 + gpu, dtype=dtype, device=gpu) for gpu in range(N)]
         torch.cuda.synchronize()
         error = all_reduce([tensor[1:] for tensor in whole], versioned)
@@ -74,7 +74,7 @@ def torchs_tensors_are_reduced(versioned):
         assert allocated() == before
 
 
-def others_are_refused():
+def onsupported_tensors_are_refused():
     before = allocated()
     for words, make in {
         "not contiguous": lambda gpu: torch.zeros(4, 4, device=gpu).t(),
@@ -96,18 +96,18 @@ def torch_takes_devcomms_memory(versioned):
         made = python.PyCapsule_New(pointer, NAMES[versioned][0], None)
         tensor = torch.utils.dlpack.from_dlpack(made)
         assert tensor.device.index == gpu and tensor.shape == (LENGTH,) and (tensor == 7).all()
-        # Calls the deleter.
+        # This calls the deleter.
         del tensor, made
         gc.collect()
 
 
 nccl = library.devcomm_nccl().decode()
-# torch was loaded first: its NCCL is the one.
+# Torch was loaded first, so that its NCCL must be the only one.
 with open("/proc/self/maps") as maps:
     loaded = {line.split()[-1] for line in maps if "libnccl.so" in line}
 assert loaded == {nccl}, (loaded, nccl)
 for versioned in [False, True] if makes_versioned() else [False]:
     torchs_tensors_are_reduced(versioned)
     torch_takes_devcomms_memory(versioned)
-others_are_refused()
+onsupported_tensors_are_refused()
 print("PASS")

@@ -43,7 +43,7 @@ const SOURCES: &str = "tests/cpp";
 
 /// Compiles the programs and returns their paths. Fetches NCCL and nvcc if they are missing.
 pub fn build() -> Result<Vec<PathBuf>> {
-    // Without reports of what is there already. These programs do not need ptxas.
+    // `setup` prints nothing about components that exist. These programs do not need ptxas.
     setup(true, Optional::Ptxas)?;
     let (nvcc, tree) = (nvcc::find_or_fetch()?, find_pinned_nccl()?);
     let folder = Project::open()?.target_folder().join("cpp");
@@ -88,7 +88,7 @@ mod tests {
             (nvcc, _) => {
                 let nvcc = nvcc.err().map(|error| error.to_string());
                 let reason = nvcc.unwrap_or_else(|| "NCCL is not set up".to_owned());
-                // Written to standard output, as the test harness would capture `println!`.
+                // This is written to stdout, as the test harness would capture `println!`.
                 let _ = writeln!(std::io::stdout(), "SKIPPED {name}: {reason}");
                 return;
             }

@@ -55,7 +55,7 @@ pub fn notices(manifest: &Path, packages: &[&str], tested: &[&str]) -> Result<St
     Ok(notices)
 }
 
-/// These packages and what they, or the tests of `tested`, are linked with.
+/// Returns these packages and the ones that they, or the tests of `tested`, are linked with.
 fn linked<'a>(
     metadata: &'a Metadata,
     packages: &[&str],

@@ -61,7 +61,7 @@ enum Task {
         /// Also run the slow originals in all of these schedules; otherwise in one of 20 or 50
         #[arg(long)]
         all: bool,
-        /// Only these programs as they are, no mutants; see tests/mutants/programs.rs
+        /// Only the originals of these programs, and no mutants; see tests/mutants/programs.rs
         #[arg(long, value_delimiter = ',')]
         programs: Vec<String>,
     },

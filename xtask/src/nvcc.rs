@@ -56,7 +56,7 @@ const VERSION: &str = PTXAS.version;
 /// prefix `find_ptxas` finds the wheel with ptxas.
 const FOLDER: &str = "cuda-compiler";
 
-/// The program in it.
+/// The path of nvcc in this folder.
 const IN_WHEEL: &str = "nvidia/cu13/bin/nvcc";
 
 /// The environment variable with the path of another nvcc.
@@ -108,7 +108,7 @@ pub fn find() -> Result<Nvcc> {
 pub fn find_or_fetch() -> Result<Nvcc> {
     let is_cached = || wheel().is_ok_and(|wheel| check_wheel(&wheel).is_ok());
     if std::env::var_os(VARIABLE).is_none_or(|value| value.is_empty()) && !is_cached() {
-        // Checked before the download, which is useless without a host compiler.
+        // This comes before the download, which is useless without a host compiler.
         ensure_host_compiler()?;
         fetch(FOLDER, VERSION, &PACKAGES, is_cached)?;
     }

@@ -12,7 +12,7 @@
 //! licences/        the project's, NCCL's, and those of the crates in the programs
 //! ```
 //!
-//! Each program contains the kernels' PTX and cubins, compressed; one archive has each only once.
+//! Each program contains the kernels' PTX and cubins; the archive's compression stores them once.
 //! Results of slow steps are kept in the target folder, so that packing again takes seconds.
 
 use std::collections::BTreeMap;
@@ -235,15 +235,15 @@ fn copy_programs(project: &Project, to: &Path) -> Result<PathBuf> {
     made.kernels.context("the build script of devcomm-ops made no kernels")
 }
 
-/// run.sh's environment for GIN without an RDMA card. run.sh sets `$programs` to the unpacked
-/// folder.
+/// Returns run.sh's environment for GIN without an RDMA card. run.sh sets `$programs` to the
+/// unpacked folder.
 fn network_sh() -> String {
     let plugin = Path::new("$programs/lib/libdevcomm_rma_loopback.so");
     let variables = devcomm_locate::gin_loopback_environment(plugin);
     variables.map(|(name, value)| format!("export {name}=\"{value}\"\n")).concat()
 }
 
-/// Outputs of builds besides programs.
+/// Outputs of builds other than programs.
 #[derive(Default)]
 struct BuildOutputs {
     /// The folder of the kernels.
@@ -355,8 +355,9 @@ fn copy_cpp(target: &Path) -> Result<()> {
 
 /// Returns NCCL's licence: next to the package in a wheel, in `*.dist-info`; inside other trees.
 fn nccl_licence(tree: &NcclTree) -> Option<PathBuf> {
-    let beside = tree.root.parent().and_then(Path::parent).and_then(|site| fs::read_dir(site).ok());
-    let infos = beside.into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| {
+    let siblings =
+        tree.root.parent().and_then(Path::parent).and_then(|site| fs::read_dir(site).ok());
+    let infos = siblings.into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         name.starts_with("nvidia_nccl") && name.ends_with(".dist-info")
     });
@@ -375,7 +376,7 @@ fn archive(folder: &Path) -> Result<PathBuf> {
     let (tar, new) = (folder.with_extension("tar"), folder.with_extension("tar.new"));
     let archive = folder.with_extension("tar.xz");
     let mut command = Command::new("tar");
-    // Reproducible: equal files give an equal archive.
+    // With these flags equal files give an equal archive.
     command.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"]);
     let status = command.arg("-C").arg(folder).arg("-cf").arg(&new).arg(".").status();
     let status = status.context("tar does not start")?;
@@ -431,7 +432,7 @@ fn version_of_library(path: &Path) -> Result<NcclVersion> {
 fn compress(file: &Path, target: &Path) -> Result<()> {
     // The dictionary of 64 MiB spans several programs, which contain the same kernels. With more
     // than one thread `xz` makes independent blocks, and each would have the kernels again. Preset
-    // 6 takes three times as long, for a tenth less.
+    // 6 takes three times as long, for an archive that is a tenth smaller.
     let lzma = "import lzma, shutil, sys; filters = [{'id': lzma.FILTER_LZMA2, 'preset': 3, \
                 'dict_size': 1 << 26}]; packed = lzma.open(sys.stdout.buffer, 'wb', \
                 filters=filters); shutil.copyfileobj(sys.stdin.buffer, packed, 1 << 20); \
@@ -448,7 +449,7 @@ fn compress(file: &Path, target: &Path) -> Result<()> {
         match status {
             Ok(status) if status.success() => return Ok(fs::rename(unfinished, target)?),
             Ok(status) => bail!("{program} ended with {status} on {}", file.display()),
-            // Not installed: try the next one.
+            // It is not installed: the next one is tried.
             Err(_) => {}
         }
     }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the programs that `cargo xtask pack` put beside this script, with the packed NCCL.
+# Runs the programs that `cargo xtask pack` put next to this script, with the packed NCCL.
 set -eu
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
@@ -30,7 +30,7 @@ shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer)'
     fi
 }
 
-# hash FILE: its SHA-256, or what else this system can tell different files by.
+# hash FILE: its SHA-256, or another checksum that this system has.
 hash() {
     if command -v sha256sum >/dev/null 2>&1; then
         sha256sum <"$1"
@@ -53,7 +53,7 @@ is_whole() {
 }
 
 # provide NAME FILE COMMAND: sets $folder to a folder in the user's cache, filled once by `COMMAND FILE FOLDER`, and
-# again if a file in it was cut or is missing. If the cache is not writable, $folder is a temporary folder, which is
+# again if a file in it is truncated or missing. If the cache is not writable, $folder is a temporary folder, which is
 # added to $scratch and removed at the end.
 cache="${DEVCOMM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/devcomm}/packed"
 scratch=
@@ -72,7 +72,7 @@ provide() {
     (cd "$partial" && find . -type f ! -name .sizes -exec wc -c {} \; >.sizes)
     case $partial in
     "$cache"/*)
-        # Renamed when complete; another process may have been first.
+        # It is renamed when it is complete; another process may have been first.
         is_whole "$folder" || rm -rf "$folder" 2>/dev/null || :
         mv -T "$partial" "$folder" 2>/dev/null || :
         ;;
@@ -224,7 +224,7 @@ python)
         provide_network
         ;;
     esac
-    # The words of --with.
+    # $with is not quoted, so that it becomes several words.
     [ -n "$scratch" ] || exec $with "$program" "$@"
     $with "$program" "$@" || code=$?
     ;;

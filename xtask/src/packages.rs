@@ -79,7 +79,7 @@ impl PackagedProject {
             }
             let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let name = name.rsplit_once('-').map_or("", |(name, _)| name);
-            // It is a program, on which no project depends; cargo warns of an unused patch.
+            // No project depends on this program, and cargo warns of an unused patch.
             if name != "devcomm-cli" {
                 patch += &format!("{name} = {{ path = {folder:?} }}\n");
             }
@@ -93,7 +93,7 @@ impl PackagedProject {
     ///
     /// # Errors
     ///
-    /// If they do not build, fail, or compute something else, or a crate is not a packaged one.
+    /// If they do not build, fail, or compute a wrong sum, or a crate is not a packaged one.
     pub fn runs_simulated(&self) -> Result<()> {
         // A minimal toolchain has no rustfmt.
         match cargo().args(["fmt", "--version"]).output() {
@@ -133,7 +133,7 @@ impl PackagedProject {
         }
         command.env_remove("CARGO_TARGET_DIR").env_remove("DEVCOMM_BUILD_SKIP");
         command.env("DEVCOMM_TEST_GPUS", "0");
-        // Tests have their own number of GPUs.
+        // Tests set their number of GPUs themselves.
         match arguments.first() {
             Some(&"run") => command.env("DEVCOMM_SIMULATE", "2"),
             _ => command.env_remove("DEVCOMM_SIMULATE"),
@@ -179,7 +179,7 @@ impl PackagedProject {
     }
 }
 
-/// Packages the published crates, and returns the files.
+/// Packages the crates that are published, and returns the files.
 fn package() -> Result<Vec<PathBuf>> {
     let project = Project::open()?;
     let names = project.published();

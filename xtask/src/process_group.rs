@@ -17,7 +17,7 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// A running process group, killed on drop.
 pub struct ProcessGroup {
-    /// The program, whose process id is also the group's; `None` once waited for.
+    /// The program, whose process id is also the group's; `None` after the wait for it.
     leader: Option<Child>,
     output: Receiver<io::Result<Chunk>>,
 }
@@ -111,13 +111,13 @@ impl Drop for ProcessGroup {
     }
 }
 
-/// Sends what comes out of a pipe.
+/// Sends the chunks that are read from a pipe.
 fn forward(
     mut pipe: impl Read + Send + 'static,
     is_error: bool,
     to: SyncSender<io::Result<Chunk>>,
 ) {
-    // Never joined: a process that left the group may keep the pipe open.
+    // The thread is never joined: a process that left the group may keep the pipe open.
     thread::spawn(move || {
         loop {
             let mut bytes = vec![0; 1 << 16];
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_group_outlives_its_time() {
+    fn no_process_of_a_group_outlives_the_deadline() {
         let mut output = String::new();
         let deadline = Instant::now() + Duration::from_millis(500);
         let take = |chunk: &Chunk| {

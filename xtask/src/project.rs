@@ -59,12 +59,12 @@ impl Project {
 
     /// Returns the packages with GPU integration tests, and those tests.
     pub fn gpu_tests(&self) -> Vec<(String, Vec<String>)> {
-        let of = |package: &Package| {
+        let with_tests = |package: &Package| {
             let mut tests = targets(package, &TargetKind::Test);
             tests.retain(|name| is_for_gpus(name));
             (package.name.to_string(), tests)
         };
-        self.0.packages.iter().map(of).filter(|(_, tests)| !tests.is_empty()).collect()
+        self.0.packages.iter().map(with_tests).filter(|(_, tests)| !tests.is_empty()).collect()
     }
 
     /// Returns the packages that are published.

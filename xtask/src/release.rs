@@ -51,7 +51,7 @@ pub fn release_check() -> Result<u8> {
     Ok(failed)
 }
 
-/// The version in the workspace's manifest.
+/// The minimum Rust version, from the workspace's manifest.
 const MSRV: &str = env!("CARGO_PKG_RUST_VERSION");
 
 /// Runs a command; `what` is its name in the error.
@@ -103,7 +103,7 @@ fn msrv() -> Result<Outcome> {
     command
         .args(["run", MSRV, "cargo", "check", "--workspace"])
         .current_dir(crate::project::root());
-    // Those of the toolchain that runs this program.
+    // These name the toolchain that runs this program.
     for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN"] {
         command.env_remove(variable);
     }
@@ -123,10 +123,10 @@ fn msrv() -> Result<Outcome> {
 }
 
 fn docs() -> Result<Outcome> {
-    let nothing = tempfile::tempdir().context("cannot create a temporary folder")?;
+    let empty = tempfile::tempdir().context("cannot create a temporary folder")?;
     let mut command = of_published(&["doc", "--no-deps", "--all-features"])?;
     command.env("DOCS_RS", "1").env("RUSTDOCFLAGS", "-D warnings");
-    command.env("DEVCOMM_NCCL_HOME", nothing.path()).env("DEVCOMM_CACHE", nothing.path());
+    command.env("DEVCOMM_NCCL_HOME", empty.path()).env("DEVCOMM_CACHE", empty.path());
     command.env_remove("DEVCOMM_REQUIRE_KERNELS").env_remove("NCCL_HOME").env_remove("VIRTUAL_ENV");
     run(command, "cargo doc")
 }

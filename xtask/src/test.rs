@@ -169,8 +169,8 @@ fn run(
     end.map(|_| ())
 }
 
-/// Returns the end of a program's line. What passing tests print, such as the histories of ranks
-/// that are lost on purpose, is for nobody.
+/// Returns the end of a program's line. The output of passing tests, such as the histories of ranks
+/// that are lost on purpose, is left out.
 fn ending(passed: bool, took: Duration, output: &[u8]) -> String {
     let seconds = took.as_secs_f64();
     match passed {
@@ -179,8 +179,8 @@ fn ending(passed: bool, took: Duration, output: &[u8]) -> String {
     }
 }
 
-/// Environment variables that enable GIN for GPU tests without an RDMA card: devcomm's plugin,
-/// unless `NCCL_RMA_PLUGIN` is set.
+/// Returns the environment variables that enable GIN for GPU tests without an RDMA card, by
+/// devcomm's plugin, unless `NCCL_RMA_PLUGIN` is set.
 fn network() -> Vec<(&'static str, String)> {
     if gin_support(None).has_rdma() || std::env::var_os("NCCL_RMA_PLUGIN").is_some() {
         return Vec::new();

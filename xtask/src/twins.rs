@@ -275,7 +275,7 @@ mod tests {
             (nvcc, tree) => {
                 let nccl = tree.err().map(|_| "NCCL is not set up".to_owned());
                 let reason = nvcc.err().map(|error| error.to_string()).or(nccl);
-                // Written to standard output, as the test harness would capture `println!`.
+                // This is written to standard output, as the test harness would capture `println!`.
                 let reason = reason.unwrap_or_default();
                 let _ = writeln!(std::io::stdout(), "SKIPPED {name}: {reason}");
                 return;

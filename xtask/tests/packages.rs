@@ -13,7 +13,7 @@ fn a_project_outside_of_the_checkout_builds_on_the_packages_alone_and_runs_witho
         project.runs_simulated()?;
         match find_pinned_nccl() {
             Ok(_) => project.builds_for_gpus(false)?,
-            // Written to standard output, as the test harness would capture `println!`.
+            // This is written to stdout, as the test harness would capture `println!`.
             Err(_) => writeln!(std::io::stdout(), "not built for GPUs: NCCL is not set up")?,
         }
         Ok(())

@@ -34,7 +34,8 @@ pub unsafe fn gin_put(
     let first = world.rank % 2 == 0;
     for round in 0..2 * rounds {
         if first == (round % 2 == 0) {
-            // SAFETY: the contract; a rank puts only after it has received the previous message.
+            // SAFETY: the caller passes windows of `bytes` bytes; a rank puts only after it has
+            // received the previous message.
             let put = unsafe { gin.put(world, peer, recv.at(0), send.at(0), bytes) };
             put.signal(arrived.inc().weak()).post(warp);
         } else {

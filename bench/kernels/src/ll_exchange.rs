@@ -57,7 +57,7 @@ pub unsafe fn ll_exchange(
 ///
 /// # Safety
 ///
-/// The contract is that of [`ll_exchange`]'s; `at` is below `count`.
+/// The contract of [`ll_exchange`] holds, and `at` is below `count`.
 unsafe fn exchange<const N: usize>(
     session: &LlA2a<'_, u64>,
     team: Team,
@@ -84,7 +84,7 @@ unsafe fn exchange<const N: usize>(
 ///
 /// # Safety
 ///
-/// The contract is that of [`exchange`]'s.
+/// The contract of [`exchange`] holds.
 unsafe fn exchange_with_many(
     session: &LlA2a<'_, u64>,
     team: Team,

@@ -1,4 +1,4 @@
-//! Barriers of the LSA team, one after the other.
+//! Kernels of barriers of the LSA team, one after the other.
 
 use cuda_std::prelude::*;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
@@ -44,18 +44,18 @@ pub unsafe fn lsa_barrier_checked(
     for round in 1..rounds + 1 {
         barrier.sync(MemoryOrder::AcqRel);
         if peer < team.n_ranks {
-            // SAFETY: the contract; the element is this rank's until the next barrier.
+            // SAFETY: the caller's table has the element, which is this rank's until the barrier.
             unsafe { table.lsa(peer).store(row + team.rank as usize, round) };
         }
         barrier.sync(MemoryOrder::AcqRel);
         if peer < team.n_ranks {
-            // SAFETY: the contract; the peer writes the element again only after the next barrier.
+            // SAFETY: the caller's table has the element, which is this rank's until a barrier.
             let seen = unsafe { table.local().load(row + peer as usize) };
             mismatches += u32::from(seen != round);
         }
     }
     if peer < team.n_ranks {
-        // SAFETY: the contract; only this thread uses the element.
+        // SAFETY: the caller's `wrong` has the element; only this thread uses it.
         unsafe { wrong.local().store(row + peer as usize, mismatches) };
     }
 }

@@ -36,10 +36,11 @@ pub unsafe fn lsa_put(
     let block = thread::block_idx_x() as usize;
     let (saved, mine) = (thread::grid_dim_x() as usize + block, flags.local());
     let first = team.rank % 2 == 0;
-    // SAFETY: the contract: only this block, and the same block of the peer, use these elements.
+    // SAFETY: the caller's windows have the elements; only this block, and the same block of the
+    // peer, use those below.
     unsafe {
         let arrived = Flag::new(&comm, flags, block);
-        // Messages received by earlier launches. The peer has received the same number.
+        // Earlier launches have received this number of messages, and so has the peer.
         let base = mine.load(saved);
         let mut message = base;
         for step in 0..2 * rounds {
@@ -63,7 +64,7 @@ pub unsafe fn lsa_put(
 ///
 /// # Safety
 ///
-/// Both have the bytes, aligned to 16, and nothing else accesses them meanwhile.
+/// Both pointers have `bytes` bytes, aligned to 16, and nothing else accesses them meanwhile.
 pub(crate) unsafe fn copy_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
     /// Vectors in flight per thread.
     const UNROLL: usize = 4;
@@ -74,8 +75,8 @@ pub(crate) unsafe fn copy_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
     let each = vectors.div_ceil(blocks.max(1));
     let end = ((block + 1) * each).min(vectors);
     let mut at = block * each + thread;
-    // SAFETY: the vectors and bytes lie below `bytes`, and one thread accesses each; the caller
-    // ensures the rest.
+    // SAFETY: the vectors and bytes lie below `bytes`, for which the caller's pointers have memory
+    // that nothing else accesses; one thread accesses each.
     unsafe {
         let mut loaded = [Vec16::<u8>::from_bits([0; 4]); UNROLL];
         while at + (UNROLL - 1) * row < end {

@@ -10,8 +10,8 @@ use nccl_device::{DevComm, Window};
 use super::lsa_put::copy_part;
 
 /// Copies the first `bytes` bytes of the peer's `send` to this rank's `recv` by loads if `reads`,
-/// otherwise this rank's `send` to the peer's `recv` by stores; `rounds` times. The peer of an even
-/// rank is the next one, and the reverse. A block's part has arrived before its next round begins.
+/// otherwise this rank's `send` to the peer's `recv` by stores; `rounds` times. The peer of rank
+/// `r` is `r ^ 1`. A block's part has arrived before its next round begins.
 ///
 /// Grid: any. Block: any, one-dimensional.
 ///
@@ -53,8 +53,8 @@ const STAGES: u32 = 6;
 type Tile = SharedTile<u8, TMA_ROWS>;
 
 /// Copies the matrix `from`, `rows` rows of [`TMA_ROW`] bytes, to `to`, `rounds` times, each in
-/// tiles of `tile_rows` rows. A block's stores have been issued and read their memory before its
-/// next round begins, but need not have arrived: times of short copies are those of issuing them.
+/// tiles of `tile_rows` rows. A block's stores have been issued and have read their memory before
+/// its next round begins, but need not have arrived: short copies show the time to issue them.
 ///
 /// Grid: any. Block: one warp, of which one thread works, with [`TMA_SHARED`] bytes.
 ///
@@ -77,8 +77,8 @@ pub unsafe fn p2p_tma(
     let memory = TileMemory::dynamic();
     let place = |state: PipelineState| -> Tile { memory.tile(state.stage * Tile::BYTES) };
     let tiles = rows.div_ceil(tile_rows);
-    // SAFETY: the contract; a place is stored from when it is full, and loaded to again when that
-    // store has read it.
+    // SAFETY: the caller passes maps of such tiles; a place is stored from when it is full, and
+    // loaded to again when that store has read it.
     unsafe {
         let pipeline = Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES);
         pipeline.init(1, 1);

@@ -33,8 +33,8 @@ pub unsafe fn reduce_copy<T: Accumulate>(
     let each = vectors.div_ceil((team.n_ranks as usize).max(1)) * Vec16::<T>::LANES;
     let first = (each * team.rank as usize).min(count);
     let n = each.min(count - first);
-    // SAFETY: the contract; the part lies below `count`, and only this rank accesses it between
-    // the barriers.
+    // SAFETY: the part lies below `count`, for which the caller's windows have elements, and only
+    // this rank accesses it between the barriers.
     unsafe { lsa_reduce_copy(Threads::grid(), Sum, send, first, recv, first, n, team) };
     barrier.sync(MemoryOrder::Release);
 }

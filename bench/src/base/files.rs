@@ -16,8 +16,8 @@ impl TwinFiles {
     /// `target/twins` for `target/release/devcomm-bench`, and likewise in a pack
     /// (`cargo xtask pack`).
     pub fn find(named: Option<&Path>) -> Result<Self> {
-        let of_variable = || std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
-        let folder = match named.map(Path::to_owned).or_else(|| of_variable().map(PathBuf::from)) {
+        let variable = || std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
+        let folder = match named.map(Path::to_owned).or_else(|| variable().map(PathBuf::from)) {
             Some(folder) => folder,
             None => {
                 let program = std::env::current_exe().context("this program has no path")?;

@@ -1,4 +1,4 @@
-//! What the driver says of a rank's GPU.
+//! Properties of a rank's GPU, as the driver reports them.
 
 use anyhow::{Result, ensure};
 use cudarc::driver::result::device;
@@ -8,7 +8,7 @@ use devcomm::Context;
 /// Returns the size of the L2 cache in bytes.
 pub fn l2_bytes(context: &Context) -> Result<usize> {
     let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
-    // SAFETY: the device is valid.
+    // SAFETY: the ordinal is a context's, so that the device exists.
     let bytes = unsafe { device::get_attribute(device::get(context.ordinal() as i32)?, attribute) };
     let bytes = usize::try_from(bytes?)?;
     ensure!(bytes > 0, "the driver does not tell the size of the L2 cache");

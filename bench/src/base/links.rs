@@ -11,12 +11,12 @@ pub fn between(ordinals: &[String]) -> Option<String> {
     let output = Command::new("nvidia-smi").args(["topo", "-m"]).output().ok()?;
     let matrix =
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())?;
-    of_matrix(&matrix, ordinals)
+    parse_matrix(&matrix, ordinals)
 }
 
 /// Parses the matrix of `nvidia-smi topo -m`. A GPU's row has its name and its links to GPU 0, 1
 /// and so on.
-fn of_matrix(matrix: &str, ordinals: &[String]) -> Option<String> {
+fn parse_matrix(matrix: &str, ordinals: &[String]) -> Option<String> {
     let ours: Vec<usize> = ordinals.iter().filter_map(|ordinal| ordinal.parse().ok()).collect();
     let mut links: Vec<&str> = Vec::new();
     for line in matrix.lines() {
@@ -37,7 +37,7 @@ fn of_matrix(matrix: &str, ordinals: &[String]) -> Option<String> {
 }
 
 /// Returns the GB/s from one GPU to the others, in one direction, as NVIDIA specifies it for `NVn`,
-/// that is n links of NVLink: 25 for each of NVLink 3 and 4, 50 of NVLink 5.
+/// that is n links of NVLink: 25 per link of NVLink 3 and 4, 50 per link of NVLink 5.
 pub fn bandwidth(gpu: &str, links: &str) -> Option<f64> {
     const PER_LINK: [(&str, f64); 5] =
         [("A100", 25.0), ("H100", 25.0), ("H200", 25.0), ("B200", 50.0), ("B300", 50.0)];
@@ -59,7 +59,10 @@ NIC0\tPXB\tPIX\tSYS\t X
 ";
 
     fn links(ordinals: &[&str]) -> Option<String> {
-        of_matrix(MATRIX, &ordinals.iter().map(|&ordinal| ordinal.to_owned()).collect::<Vec<_>>())
+        parse_matrix(
+            MATRIX,
+            &ordinals.iter().map(|&ordinal| ordinal.to_owned()).collect::<Vec<_>>(),
+        )
     }
 
     #[test]
@@ -67,7 +70,7 @@ NIC0\tPXB\tPIX\tSYS\t X
         assert_eq!(links(&["0", "1"]).as_deref(), Some("NV18"));
         assert_eq!(links(&["0", "1", "2"]).as_deref(), Some("NV18 and SYS"));
         assert_eq!(
-            of_matrix(&MATRIX.replace("\x1b[4m", ""), &["0".into(), "2".into()]).as_deref(),
+            parse_matrix(&MATRIX.replace("\x1b[4m", ""), &["0".into(), "2".into()]).as_deref(),
             Some("SYS")
         );
     }

@@ -81,8 +81,8 @@ impl GridOptions {
         Ok(())
     }
 
-    /// Blocks and threads for a rank's part of this many bytes: enough blocks, up to `max_blocks`,
-    /// to give each thread one vector of 16 bytes.
+    /// Returns the blocks and threads for a rank's part of `bytes` bytes: enough blocks, up to
+    /// `max_blocks`, to give each thread one vector of 16 bytes.
     pub fn grid(&self, bytes: usize, threads: u32, max_blocks: u32) -> (u32, u32) {
         let threads = self.threads.unwrap_or(threads);
         let wanted = bytes.div_ceil(16 * threads as usize).clamp(1, max_blocks as usize) as u32;
@@ -344,7 +344,8 @@ pub fn parse_bytes(text: &str) -> Result<usize, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is too large"))
 }
 
-/// Returns the words of a command line without these flags, separated by spaces, and their values.
+/// Returns the words of a command line without the flags in `flags`, which spaces separate, and
+/// without their values.
 pub fn without_flags<'a>(words: impl IntoIterator<Item = &'a str>, flags: &str) -> Vec<&'a str> {
     let mut is_kept = true;
     let keeps = |word: &&str| {

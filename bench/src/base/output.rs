@@ -30,8 +30,8 @@ impl OutputOptions {
     }
 }
 
-/// Fails if the file of a flag cannot be written. Its content stays, and one that was not there is
-/// not left.
+/// Fails if the file of a flag cannot be written. An existing file keeps its content, and a missing
+/// one is not created.
 pub fn validate_output(flag: &str, path: Option<&Path>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let opened = match File::create_new(path) {
@@ -50,7 +50,7 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
     let at_once = || -> io::Result<()> {
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if target.exists() && !target.is_file() {
-            // Such as /dev/stdout.
+            // This is a device, such as /dev/stdout.
             return fs::write(path, text);
         }
         let mut name = target.file_name().unwrap_or_default().to_owned();

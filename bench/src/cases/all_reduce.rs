@@ -11,7 +11,7 @@ use super::operation::Operation;
 use super::prelude::*;
 use crate::base::options::LARGEST;
 use crate::cases::workloads::{self, KernelInfo, Workload};
-use crate::contenders::{PeerOptions, Work};
+use crate::contenders::{PeerOptions, PeerWork};
 
 /// The flags of `all-reduce`.
 #[derive(Args, Clone, Debug)]
@@ -36,13 +36,13 @@ impl Benchmark for AllReduce {
         Some(&self.flags.peers)
     }
 
-    fn work(&self, options: &Options, _: usize) -> Result<Work> {
+    fn work(&self, options: &Options, _: usize) -> Result<PeerWork> {
         let largest = if options.simulate.is_some() { SIMULATED_LARGEST } else { LARGEST };
         let mut counts = BTreeMap::new();
         for_types!(self.flags.dtype, T in [f32, f16, bf16] => {
             counts.insert(T::NAME, self.flags.sizes.counts(largest, size_of::<T>())?);
         });
-        Ok(Work::Counts(counts))
+        Ok(PeerWork::Counts(counts))
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {

@@ -35,7 +35,7 @@ impl Benchmark for Barrier {
         for blocks in blocks {
             let threads = self.grid.threads.unwrap_or(THREADS);
             let workload = workloads::Barrier::new(harness, blocks, threads)?;
-            let mut contenders = workload.with(&compiled)?;
+            let mut contenders = workload.contenders(&compiled)?;
             contenders.extend(calls_of_nccl(job, &nccl, Operation::AllReduce, 1)?);
             job.compare(Case::NONE, &contenders)?;
         }

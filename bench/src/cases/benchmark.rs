@@ -12,7 +12,7 @@ use devcomm::{Error, Rank, World};
 use super::job::Job;
 use crate::base::options::{RankOptions, RunOptions};
 use crate::base::{OutputOptions, TwinFiles, ranks};
-use crate::contenders::{Contest, PeerOptions, Selection, Variant, Work};
+use crate::contenders::{Contest, PeerOptions, PeerWork, Selection, Variant};
 use crate::harness::Harness;
 use crate::report::row;
 
@@ -48,12 +48,12 @@ pub struct Options {
     output: OutputOptions,
 }
 
-/// How long a process of another program may take to start. It is ended if it prints nothing for
-/// this time and the time in which a rank waits for a GPU.
+/// How long a process of another program may take to start. It is killed if it prints nothing for
+/// this time plus the limit of a rank's wait for a GPU.
 const START: Duration = Duration::from_secs(120);
 
 impl Options {
-    /// Returns the GPUs that other programs use, and for how long these may print nothing.
+    /// Returns the number of GPUs that other programs use, and how long these may print nothing.
     fn for_others(&self) -> Result<(usize, Duration)> {
         ensure!(
             !World::is_launched() && !self.ranks.processes,
@@ -72,7 +72,7 @@ pub trait Benchmark: Args + Sync {
     /// nccl-tests' program for the same, if there is one.
     const NCCL_TESTS: Option<&'static str> = None;
 
-    /// Whether it compares with the C++ kernels that `cargo xtask twins` compiles.
+    /// Whether the benchmark needs the C++ kernels that `cargo xtask twins` compiles.
     const NEEDS_TWINS: bool = false;
 
     /// Validates its flags.
@@ -86,8 +86,8 @@ pub trait Benchmark: Args + Sync {
     }
 
     /// Returns what programs of others measure, on this number of GPUs.
-    fn work(&self, _options: &Options, _gpus: usize) -> Result<Work> {
-        Ok(Work::Counts(BTreeMap::new()))
+    fn work(&self, _options: &Options, _gpus: usize) -> Result<PeerWork> {
+        Ok(PeerWork::Counts(BTreeMap::new()))
     }
 
     /// Compares its variants.
@@ -127,7 +127,7 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     let contest = Contest::of(B::NAME).with_context(|| format!("{} has no contest", B::NAME))?;
     let mut selection = Selection::new(named, contest.variants, B::NAME)?;
     let no_peers = PeerOptions::default();
-    let (peers, mut foreign) = (benchmark.peers().unwrap_or(&no_peers), Vec::new());
+    let (peers, mut by_peers) = (benchmark.peers().unwrap_or(&no_peers), Vec::new());
     peers.select(&mut selection)?;
     let measured_by_peers = |selection: &mut Selection| -> Result<_> {
         let (gpus, patience) = options.for_others()?;
@@ -135,20 +135,20 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
         peers.run(&work, selection, &options.run, (gpus, patience))
     };
     if !peers.is_empty() {
-        foreign = measured_by_peers(&mut selection).map_err(advise)?;
+        by_peers = measured_by_peers(&mut selection).map_err(advise)?;
     }
     let timed_report = Mutex::new(None);
     let rank = |rank: &Rank| {
         let harness = Harness::new(rank, &options.ranks, &options.run)?;
         let files = (options.twins.as_deref(), &options.output);
-        let of_others = (&foreign[..], options.nccl_tests.and(B::NCCL_TESTS));
-        let mut job = Job::new(&harness, selection.clone(), contest, files, of_others);
+        let others = (&by_peers[..], options.nccl_tests.and(B::NCCL_TESTS));
+        let mut job = Job::new(&harness, selection.clone(), contest, files, others);
         let measured = benchmark.run(&mut job);
         job.finish(measured, &timed_report)
     };
     ranks::run(&options.ranks, options.simulate, rank).map_err(advise)?;
     let timed_report = timed_report.into_inner().ok().flatten();
-    if let Some(mut report) = timed_report.filter(|_| !foreign.is_empty()) {
+    if let Some(mut report) = timed_report.filter(|_| !by_peers.is_empty()) {
         // Other programs are measured before and after devcomm, to show changes of the machine.
         let again = measured_by_peers(&mut selection)?;
         println!("{}", row::join_again(&mut report.rows, &again));

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::benchmark::SIMULATED_LARGEST;
 use super::concurrent_product::ConcurrentProduct;
-use super::operation::{Call, Op, Operation, memory, of_nccl};
+use super::operation::{Call, Op, Operation, memory, nccl_variants};
 use super::prelude::*;
 use super::workloads::Workload;
 use crate::base::options::{Dtype, LARGEST, parse_bytes};
@@ -106,11 +106,12 @@ benchmarks! {
 pub struct Means<'a> {
     pub collectives: Collectives,
     pub nccl: Vec<Nccl<'a>>,
-    pub beside: Option<ConcurrentProduct<'a>>,
+    pub product: Option<ConcurrentProduct<'a>>,
 }
 
-/// Returns a workload for an operation of a number of elements, and who has compiled it.
-type More<'a> = (&'a dyn Fn(usize) -> Result<Box<dyn Workload + 'a>>, &'a [(Variant, Kernels)]);
+/// A function that makes a workload for a number of elements, and its compiled kernels by variant.
+type ByKernels<'a> =
+    (&'a dyn Fn(usize) -> Result<Box<dyn Workload + 'a>>, &'a [(Variant, Kernels)]);
 
 impl Flags {
     /// Returns whether a reduction is a sum.
@@ -127,21 +128,21 @@ impl Flags {
             options = options.push_blocks(blocks);
         }
         let collectives = options.build(job.harness.comm)?;
-        let is_beside = !self.beside.is_empty();
-        if !is_beside {
+        let has_product = !self.beside.is_empty();
+        if !has_product {
             job.selection.omit(Variant::RustGemm, "--beside M,N,K runs it")?;
         }
-        let beside =
-            is_beside.then(|| ConcurrentProduct::new(job.harness, &self.beside)).transpose()?;
-        Ok(Means { collectives, nccl: job.nccl()?, beside })
+        let product =
+            has_product.then(|| ConcurrentProduct::new(job.harness, &self.beside)).transpose()?;
+        Ok(Means { collectives, nccl: job.nccl()?, product })
     }
 
     pub fn run_type<T: Number>(
         &self,
         job: &mut Job<'_>,
         operation: Operation,
-        Means { collectives, nccl, beside }: &Means<'_>,
-        more: Option<More<'_>>,
+        Means { collectives, nccl, product }: &Means<'_>,
+        by_kernels: Option<ByKernels<'_>>,
     ) -> Result<()> {
         let (harness, ranks) = (job.harness, job.harness.rank.n_ranks());
         let [to_send, to_receive] = operation.chunks(ranks);
@@ -159,10 +160,10 @@ impl Flags {
         };
         let own = nccl.iter().map(own).collect::<Result<Vec<_>>>()?;
         for count in counts {
-            let workload = more.map(|(make, _)| make(count)).transpose()?;
+            let workload = by_kernels.map(|(make, _)| make(count)).transpose()?;
             let mut contenders = Vec::new();
-            if let (Some(workload), Some((_, compiled))) = (&workload, more) {
-                contenders.extend(workload.with(compiled)?);
+            if let (Some(workload), Some((_, compiled))) = (&workload, by_kernels) {
+                contenders.extend(workload.contenders(compiled)?);
             }
             for &in_place in job.places() {
                 // An all-to-all is not in place.
@@ -183,14 +184,14 @@ impl Flags {
                         })?,
                     );
                 }
-                for (variant, (i, nccl)) in of_nccl(&job.selection, nccl, reduces) {
+                for (variant, (i, nccl)) in nccl_variants(&job.selection, nccl, reduces) {
                     let buffers = if variant == Variant::Nccl { &plain } else { &own[i] };
                     contenders.push(call(buffers)?.by_nccl(variant, nccl));
                 }
             }
-            if let Some(beside) = beside {
-                contenders = contenders.into_iter().map(|c| beside.join(c)).collect();
-                contenders.extend(job.selection.has(Variant::RustGemm).then(|| beside.alone()));
+            if let Some(product) = product {
+                contenders = contenders.into_iter().map(|c| product.join(c)).collect();
+                contenders.extend(job.selection.has(Variant::RustGemm).then(|| product.alone()));
             }
             let case = Case {
                 size: chunks * count * size_of::<T>(),

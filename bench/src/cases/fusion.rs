@@ -12,12 +12,12 @@ use devcomm_testing::gemm::Problem;
 use half::bf16;
 
 use super::benchmark::Options;
-use super::operation::{By, Operation, buffer, of_nccl};
+use super::operation::{CollectiveLibrary, Operation, buffer, nccl_variants};
 use super::prelude::*;
 use super::product::{BF16_ROUNDING, Library, Matrices, Product, Sum, tune};
 use super::shapes::ShapeOptions;
 use crate::contenders::cublaslt::{Extras, Plan, Types};
-use crate::contenders::{PeerOptions, Selection, Work};
+use crate::contenders::{PeerOptions, PeerWork, Selection};
 
 /// A plan that was asked for.
 #[derive(Clone, Copy, Debug)]
@@ -48,8 +48,8 @@ impl<P: Display> Display for Requested<P> {
 }
 
 impl<P: Copy + PartialEq> Requested<P> {
-    /// Sets the plan: by `measure`, or by `set`, which says how the shape is done then, and so why
-    /// not by this plan.
+    /// Sets the plan by `measure`, or by `set`. Returns the reason that `set` gives if the shape is
+    /// done by another plan.
     pub fn set(
         &self,
         measure: impl FnOnce() -> devcomm::Result<P>,
@@ -102,7 +102,7 @@ pub trait Fusion: Args + Sync {
     /// Refuses a problem that this number of ranks does not have.
     fn require(problem: &Problem, ranks: usize) -> Result<()>;
 
-    /// Returns the operation for a shape, of which a plan is asked.
+    /// Returns the operation for a shape; `asked` is the plan that it will have.
     fn new(
         comm: &Communicator,
         stream: &Stream,
@@ -110,7 +110,7 @@ pub trait Fusion: Args + Sync {
         asked: Option<&Self::Requested>,
     ) -> Result<Self::Operation>;
 
-    /// Sets the plan; why not, if it does not do the shape. The buffers are those of the launches.
+    /// Sets the plan. Returns the reason if that cannot do the shape. The launches use the buffers.
     fn set(
         operation: &Self::Operation,
         asked: &Self::Requested,
@@ -141,12 +141,12 @@ impl<F: Fusion> Benchmark for F {
         Some(self.inputs().2)
     }
 
-    fn work(&self, options: &Options, gpus: usize) -> Result<Work> {
+    fn work(&self, options: &Options, gpus: usize) -> Result<PeerWork> {
         let [on_gpus, simulated] = F::defaults();
         let default = if options.simulate.is_some() { simulated } else { on_gpus };
         let problems = problems(self, default, gpus, options.run.seed)?;
         let (collective, cold) = (F::COLLECTIVE.name(), self.inputs().1 == L2::Cold);
-        Ok(Work::Product {
+        Ok(PeerWork::Product {
             collective,
             shapes: problems.iter().map(Problem::shape).collect(),
             cold,
@@ -180,7 +180,7 @@ fn problems<F: Fusion>(
     Ok(problems)
 }
 
-/// The libraries and kernels that the parts of an operation are done by.
+/// The libraries and kernels that do the parts of an operation.
 struct Means<'a> {
     collectives: Collectives,
     gemm: Gemm,
@@ -194,7 +194,7 @@ fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
     let types = Types::new(DataType::Bfloat16, DataType::Bfloat16);
     let library = Library::load(job, types, &OF_CUBLASLT)?;
     let collectives = Collectives::new(harness.comm)?;
-    // SAFETY: what writes B has ended before any launch.
+    // SAFETY: `Matrices` waits for its copies to B, which end before any launch.
     let gemm = unsafe { Gemm::new(&harness.stream)?.with_constant_b() };
     let nccl = if library.is_loaded() { job.nccl()? } else { Vec::new() };
     let means = Means { collectives, gemm, nccl };
@@ -239,7 +239,7 @@ fn leave_out(matrices: &Matrices<'_, bf16>, what: &dyn Display, why: &str) {
     }
 }
 
-/// Returns the operation of `devcomm` by each plan, and what it is made of.
+/// Returns the operation of `devcomm` by each plan, its product alone, and its parts in sequence.
 fn ours<'a, F: Fusion<Operation: 'a>>(
     fusion: &F,
     selection: &Selection,
@@ -280,9 +280,9 @@ fn ours<'a, F: Fusion<Operation: 'a>>(
         contenders.push(Contender::new(Variant::RustGemm, work, checked));
     }
     if selection.has(Variant::RustUnfused) {
-        let parts = (multiply(), By::Devcomm(&means.collectives));
+        let parts = (multiply(), CollectiveLibrary::Devcomm(&means.collectives));
         let on = (Variant::RustUnfused, data.harness.comm, &data.own);
-        contenders.push(data.in_two(on, c.device_slice(), parts)?);
+        contenders.push(data.in_sequence(on, c.device_slice(), parts)?);
     }
     Ok(contenders)
 }
@@ -297,18 +297,23 @@ fn by_cublaslt<'a>(
 ) -> Result<Vec<Contender<'a>>> {
     let (matrices, Harness { comm, stream, .. }) = (data.matrices, data.harness);
     let mut contenders = Vec::new();
-    let by_devcomm =
-        (Variant::CublasLtRust, By::Devcomm(&means.collectives), *comm, None, &data.own);
+    let by_devcomm = (
+        Variant::CublasLtRust,
+        CollectiveLibrary::Devcomm(&means.collectives),
+        *comm,
+        None,
+        &data.own,
+    );
     let mut on = Vec::from_iter(selection.has(Variant::CublasLtRust).then_some(by_devcomm));
-    for (variant, (i, nccl)) in of_nccl(selection, &means.nccl, data.collective.reduces()) {
+    for (variant, (i, nccl)) in nccl_variants(selection, &means.nccl, data.collective.reduces()) {
         let (comm, name) = (nccl.comm(), nccl.name.as_ref());
-        on.push((variant, By::Nccl(comm), comm, name, &data.of_nccl[i]));
+        on.push((variant, CollectiveLibrary::Nccl(comm), comm, name, &data.with_nccl[i]));
     }
     for (variant, by, comm, name, own) in on {
         let b = matrices.b_in_turn();
         let multiply = move |a: &DeviceSlice<bf16>, c: &DeviceSlice<bf16>| {
             let addresses = [a.device_address(), b().device_address(), c.device_address()];
-            // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
+            // SAFETY: the buffers are as large as the plan's shape needs, and only this stream uses
             // them.
             unsafe { plan.enqueue(addresses, stream) }
         };
@@ -316,23 +321,23 @@ fn by_cublaslt<'a>(
             Variant::CublasLtRust => c.device_slice(),
             _ => buffer(comm, variant, c.len())?,
         };
-        let contender = data.in_two((variant, comm, own), c, (multiply, by))?;
+        let contender = data.in_sequence((variant, comm, own), c, (multiply, by))?;
         contenders.push(contender.by_algorithm(plan.describe()).configured(name));
     }
     Ok(contenders)
 }
 
-/// What a rank has and gets of a problem.
+/// A rank's inputs and outputs of a problem.
 struct Data<'a> {
     collective: Operation,
     harness: &'a Harness<'a>,
     matrices: &'a Matrices<'a, bf16>,
     sum: Option<&'a Sum>,
-    /// The rank's elements of A: a window if others get them.
+    /// The rank's elements of A: a window if other ranks receive them.
     own: DeviceSlice<bf16>,
-    /// The same in a window of each communicator of NCCL.
-    of_nccl: Vec<DeviceSlice<bf16>>,
-    /// The same, within A.
+    /// The rank's elements of A in a window of each communicator of NCCL.
+    with_nccl: Vec<DeviceSlice<bf16>>,
+    /// The rank's elements of A, within the whole A.
     within: DeviceSlice<bf16>,
 }
 
@@ -344,23 +349,23 @@ impl<'a> Data<'a> {
     ) -> devcomm::Result<Self> {
         let (harness, collective) = (matrices.harness, F::COLLECTIVE);
         let all = matrices.a.device_slice();
-        let (own, of_nccl, within) = match collective {
+        let (own, with_nccl, within) = match collective {
             Operation::AllGather => {
                 let len = all.len() / harness.rank.n_ranks();
                 let first = harness.rank.rank() * len;
                 let within = all.slice(first..first + len)?;
                 let window = |comm: &Communicator| Ok(comm.window(len)?.device_slice());
-                let of_nccl = nccl.iter().map(|nccl| window(nccl.comm()));
-                (window(harness.comm)?, of_nccl.collect::<devcomm::Result<_>>()?, within)
+                let with_nccl = nccl.iter().map(|nccl| window(nccl.comm()));
+                (window(harness.comm)?, with_nccl.collect::<devcomm::Result<_>>()?, within)
             }
             _ => (all.clone(), vec![all.clone(); nccl.len()], all),
         };
-        let data = Self { collective, harness, matrices, sum, own, of_nccl, within };
+        let data = Self { collective, harness, matrices, sum, own, with_nccl, within };
         data.fill()?;
         Ok(data)
     }
 
-    /// Returns what a row of a variant is of.
+    /// Returns the case that the rows belong to.
     fn case(&self, l2: L2) -> Case {
         let shape @ [m, _, k] = self.matrices.problem.shape();
         let case = Case::product("bf16", size_of::<bf16>(), shape, Some(l2));
@@ -373,10 +378,10 @@ impl<'a> Data<'a> {
         Case { bus: self.collective.bus(self.harness.rank.n_ranks()), ..case }
     }
 
-    /// Copies the rank's elements of A to where the others get them.
+    /// Copies the rank's elements of A to the windows from which an all-gather sends them.
     fn fill(&self) -> devcomm::Result<()> {
         if self.collective == Operation::AllGather {
-            let mut all = self.of_nccl.iter().chain([&self.own]);
+            let mut all = self.with_nccl.iter().chain([&self.own]);
             all.try_for_each(|own| self.harness.stream.copy(&self.within, own))?;
             self.harness.stream.synchronize()?;
         }
@@ -408,13 +413,13 @@ impl<'a> Data<'a> {
     }
 
     /// Returns a product and a collective, one after the other.
-    fn in_two(
+    fn in_sequence(
         &self,
         (variant, comm, own): (Variant, &Communicator, &DeviceSlice<bf16>),
         c: DeviceSlice<bf16>,
         (multiply, by): (
             impl Fn(&DeviceSlice<bf16>, &DeviceSlice<bf16>) -> devcomm::Result<()> + 'a,
-            By<'a>,
+            CollectiveLibrary<'a>,
         ),
     ) -> Result<Contender<'a>> {
         let Problem { m, n, k, .. } = self.matrices.problem;

@@ -45,7 +45,7 @@ pub struct Gemm {
     #[arg(long, value_delimiter = ',', value_name = "A,B")]
     scales: Vec<f32>,
 
-    /// What follows the product: `bias` of each column, this and `gelu`, or this and a `residual`
+    /// What follows the product: `bias` of each column, that and `gelu`, or that and a `residual`
     #[arg(long, value_enum, default_value = "none", conflicts_with = "scales")]
     epilogue: Epilogue,
 
@@ -111,7 +111,7 @@ impl Factor for F8E5M2 {
 /// The variants of cuBLASLt.
 const OF_CUBLASLT: [Variant; 2] = [Variant::CublasLt, Variant::CublasLtRoundedParts];
 
-/// What rounded parts of sums lose, at most, of the largest sum.
+/// The most that rounding the parts of a sum loses, relative to the largest sum.
 const PARTS_ROUNDING: f64 = 16.0 * BF16_ROUNDING;
 
 impl Benchmark for Gemm {
@@ -160,16 +160,16 @@ impl Gemm {
         };
         let scales = [self.scale(0), self.scale(1)];
         let factor_of_c = scales[0] * scales[1];
-        let [of_a, of_b] = [harness.filled(&scales[..1])?, harness.filled(&scales[1..])?];
+        let [scale_a, scale_b] = [harness.filled(&scales[..1])?, harness.filled(&scales[1..])?];
         job.begin()?;
         let (mut ran, mut cached_b) = (0, None);
         for (problem, copies) in problems {
             let shape @ [m, n, k] = problem.shape();
             let matrices = Matrices::<T>::new(harness, problem, 0..1, copies, &mut cached_b)?;
-            let added = Added::<T::Output>::new(harness, self.epilogue, [m, n])?;
-            let of_both =
-                (size_of::<T>() == 1).then(|| [of_a.device_address(), of_b.device_address()]);
-            let extras = added.extras(of_both);
+            let operands = EpilogueOperands::<T::Output>::new(harness, self.epilogue, [m, n])?;
+            let both_scales =
+                (size_of::<T>() == 1).then(|| [scale_a.device_address(), scale_b.device_address()]);
+            let extras = operands.extras(both_scales);
             let mut theirs = Vec::new();
             for variant in OF_CUBLASLT.into_iter().filter(|variant| job.selection.has(*variant)) {
                 let rounds_parts = variant == Variant::CublasLtRoundedParts;
@@ -188,7 +188,7 @@ impl Gemm {
             let result = |c| Product { scale, epilogue, ..Product::new(&matrices, c, sum) };
             for gemm in &ours {
                 let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
-                let product = added.follow(T::scaled(gemm.product(shape), [&of_a, &of_b]));
+                let product = operands.apply(T::scaled(gemm.product(shape), [&scale_a, &scale_b]));
                 let algorithm = describe(product.plan()?);
                 println!("# rust {m}x{n}x{k}: {algorithm}");
                 let checked = result(c.device_slice());
@@ -218,7 +218,7 @@ impl Gemm {
     /// Returns the products in Rust: one by its own plans or those of a table, or one for each of
     /// `--plan`.
     fn kernels(&self, harness: &Harness<'_>, problems: &[(Problem, usize)]) -> Result<Vec<Kernel>> {
-        // SAFETY: what writes B has ended before any launch.
+        // SAFETY: `Matrices` waits for its copies to B, which end before any launch.
         let kernel = || Kernel::new(&harness.stream).map(|gemm| unsafe { gemm.with_constant_b() });
         if self.plans.is_empty() {
             let gemm = kernel()?;
@@ -267,16 +267,16 @@ impl Inputs {
 }
 
 /// The operands of an epilogue.
-struct Added<O: Element> {
+struct EpilogueOperands<O: Element> {
     epilogue: Epilogue,
     bias: Option<SymmetricBuffer<O>>,
     residual: Option<SymmetricBuffer<O>>,
 }
 
-impl<O: Number> Added<O> {
+impl<O: Number> EpilogueOperands<O> {
     fn new(harness: &Harness<'_>, epilogue: Epilogue, [m, n]: [usize; 2]) -> Result<Self> {
-        let filled = |len: usize, of: fn(usize) -> f32| {
-            harness.filled(&(0..len).map(|i| O::nearest(of(i))).collect::<Vec<O>>())
+        let filled = |len: usize, element: fn(usize) -> f32| {
+            harness.filled(&(0..len).map(|i| O::nearest(element(i))).collect::<Vec<O>>())
         };
         let bias = (epilogue != Epilogue::None).then(|| filled(n, Epilogue::bias));
         let residual = (epilogue == Epilogue::Residual).then(|| filled(m * n, Epilogue::residual));
@@ -295,7 +295,7 @@ impl<O: Number> Added<O> {
     }
 
     /// Returns the product with the epilogue.
-    fn follow<'g, T>(&self, mut product: devcomm::Product<'g, T, O>) -> devcomm::Product<'g, T, O>
+    fn apply<'g, T>(&self, mut product: devcomm::Product<'g, T, O>) -> devcomm::Product<'g, T, O>
     where
         T: GemmElement,
         O: GemmOutput<T>,
@@ -313,7 +313,7 @@ impl<O: Number> Added<O> {
     }
 }
 
-/// Returns a plan, and its tile, cluster and split of the sums, as those of cuBLASLt's algorithms.
+/// Returns a plan and its tile, cluster and split-K, in the format of cuBLASLt's algorithms.
 fn describe(plan: GemmPlan) -> String {
     let (rows, columns, blocks, split) = match plan {
         GemmPlan::Portable => (portable::TILE, portable::TILE, 1, None),

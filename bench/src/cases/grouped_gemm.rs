@@ -48,13 +48,13 @@ pub struct GroupedGemm {
 /// How rows are divided among groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Split {
-    /// The same number in each, up to one
+    /// All groups have the same number of rows, up to one
     Even,
-    /// Each row in any group
+    /// Each row belongs to a random group
     Random,
     /// The first groups have much more than others
     Skewed,
-    /// All in one
+    /// One group has all rows
     One,
 }
 
@@ -102,7 +102,7 @@ impl Benchmark for GroupedGemm {
         }
         let library = Library::load(job, types, &theirs)?;
         let kernel = Kernel::new(&harness.stream)?;
-        // SAFETY: what writes B has ended before any launch.
+        // SAFETY: `Weights` waits for its copies to B, which end before any launch.
         let gemm = unsafe { Gemm::new(&harness.stream)?.with_constant_b() };
         job.begin()?;
         let factor = Weights::new(harness, Problem { m: 1, n, k, seed: harness.run.seed }, groups)?;
@@ -134,14 +134,13 @@ impl Benchmark for GroupedGemm {
     }
 }
 
-/// The B of all groups: that of group `g` has the rows of the first one from row `g % n` on, and
-/// then those before.
+/// The B of all groups: the B of group `g` has the rows of the first B, rotated by `g % n`.
 struct Weights<'a> {
     harness: &'a Harness<'a>,
     problem: Problem,
     groups: usize,
     b: SymmetricBuffer<bf16>,
-    /// The elements that it has now: random ones for timing, or those of the problem.
+    /// Whether B now has random elements, for timing, and not those of the problem.
     is_noise: RefCell<Option<bool>>,
 }
 
@@ -204,13 +203,13 @@ impl<'a> Matrices<'a> {
     /// Returns the address of each group's A, B and C; `None` for a group without rows.
     fn addresses(&self, c: &DeviceSlice<bf16>) -> devcomm::Result<Vec<Option<[u64; 3]>>> {
         let Problem { n, k, .. } = self.problem;
-        let of = |(group, (size, first)): (usize, (&usize, usize))| {
+        let addresses = |(group, (size, first)): (usize, (&usize, usize))| {
             let a = self.a.slice(first * k..)?.device_address();
             let b = self.weights.b.slice(group * n * k..)?.device_address();
             let c = c.slice(first * n..)?.device_address();
             Ok((*size > 0).then_some([a, b, c]))
         };
-        self.sizes.iter().zip(offsets(&self.sizes)).enumerate().map(of).collect()
+        self.sizes.iter().zip(offsets(&self.sizes)).enumerate().map(addresses).collect()
     }
 
     /// Returns the product by one call of cuBLAS; `None` if that is not installed, or cannot be
@@ -219,16 +218,17 @@ impl<'a> Matrices<'a> {
         let (Problem { n, k, .. }, harness) = (self.problem, self.harness);
         let c = harness.comm.mem_alloc::<bf16>(self.problem.m * n)?.device_slice();
         let groups = self.sizes.iter().copied().zip(self.addresses(&c)?);
-        let groups: Vec<_> = groups.filter_map(|(rows, of)| Some((rows, of?))).collect();
+        let groups: Vec<_> =
+            groups.filter_map(|(rows, addresses)| Some((rows, addresses?))).collect();
         let Some(product) = GroupedProduct::new(harness.comm, &groups, [n, k])? else {
             println!("# left out: cublas-grouped: cuBLAS (libcublas.so) cannot be loaded");
             return Ok(None);
         };
         let outcome = Product { matrices: self, c, grouped: true };
         // SAFETY: the graphs of a comparison end before its contenders, which own or borrow the
-        // buffers; they have the elements.
+        // buffers; these are as large as the groups' shapes need.
         let work = move || unsafe { product.enqueue(&harness.stream) };
-        // It is not for every GPU and version.
+        // Not every GPU and version of cuBLAS has this operation.
         if let Err(why) = work().and_then(|()| harness.stream.synchronize()) {
             println!("# left out: cublas-grouped: {why}");
             return Ok(None);
@@ -246,12 +246,12 @@ impl<'a> Matrices<'a> {
         let c = self.harness.comm.mem_alloc::<bf16>(m * n)?.device_slice();
         let (a, b, addresses) = (&self.a, &self.weights.b, self.addresses(&c)?);
         let products =
-            || plans.iter().zip(&addresses).filter_map(|(p, of)| Some((p.as_ref()?, (*of)?)));
+            || plans.iter().zip(&addresses).filter_map(|(p, at)| Some((p.as_ref()?, (*at)?)));
         if variant == Variant::CublasLt {
-            for (plan, of) in products() {
-                // SAFETY: the buffers have the elements of the groups, and live until the stream is
+            for (plan, at) in products() {
+                // SAFETY: the buffers are as large as the groups need, and live until the stream is
                 // idle.
-                let enqueue = || unsafe { plan.enqueue(of, stream) };
+                let enqueue = || unsafe { plan.enqueue(at, stream) };
                 plan.choose(
                     || self.harness.try_out(&enqueue),
                     || self.harness.time_briefly(&enqueue),
@@ -264,12 +264,12 @@ impl<'a> Matrices<'a> {
         let products: Vec<_> = products().collect();
         let groups = format!("{} groups, up to {} rows", self.sizes.len(), most(&self.sizes));
         // SAFETY: the graphs of a comparison end before its contenders, which own or borrow these
-        // buffers; they have the elements.
+        // buffers; these are as large as the groups' shapes need.
         let work = move || unsafe {
             match variant {
                 Variant::Rust => kernel.launch(a, b, &c, &self.groups, shape, None),
                 Variant::RustGemm => gemm.launch(a, &b.slice(..n * k)?, &c, shape),
-                _ => products.iter().try_for_each(|(plan, of)| plan.enqueue(*of, stream)),
+                _ => products.iter().try_for_each(|(plan, at)| plan.enqueue(*at, stream)),
             }
         };
         Ok(Contender::new(variant, work, outcome).by_algorithm(groups))
@@ -286,7 +286,7 @@ fn most(sizes: &[usize]) -> usize {
     sizes.iter().copied().max().unwrap_or(0)
 }
 
-/// C.
+/// The product C.
 struct Product<'a> {
     matrices: &'a Matrices<'a>,
     c: DeviceSlice<bf16>,
@@ -307,8 +307,8 @@ impl Outcome for Product<'_> {
             sizes.iter().enumerate().flat_map(|(g, size)| std::iter::repeat_n(g, *size)).collect();
         let is_wrong = |(row, column): &(usize, usize)| {
             let group = if self.grouped { groups[*row] } else { 0 };
-            let of_b = (column + group) % problem.n;
-            let right = bf16::nearest(problem.exact(0..1, *row, of_b) as f32);
+            let row_of_b = (column + group) % problem.n;
+            let right = bf16::nearest(problem.exact(0..1, *row, row_of_b) as f32);
             c[row * problem.n + column] != right
         };
         Ok(match harness.rank.is_simulated() {

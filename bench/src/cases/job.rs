@@ -9,7 +9,7 @@ use devcomm::{KernelSet, Kernels};
 
 use crate::base::{OutputOptions, Spread, TwinFiles};
 use crate::contenders::peers;
-use crate::contenders::{Contender, Contest, Foreign, Role, Selection, Variant};
+use crate::contenders::{Contender, Contest, PeerResult, Role, Selection, Variant};
 use crate::harness::header::Header;
 use crate::harness::sensors::Reading;
 use crate::harness::{Harness, Nccl};
@@ -26,8 +26,8 @@ pub struct Job<'a> {
     /// The folder of the C++ kernels, if given.
     pub twins: Option<&'a Path>,
     output: &'a OutputOptions,
-    /// What others measured.
-    foreign: &'a [Foreign],
+    /// Results of other programs.
+    by_peers: &'a [PeerResult],
     /// The program of nccl-tests whose table is printed instead, and variants also run in place.
     nccl_tests: Option<&'static str>,
     order: fastrand::Rng,
@@ -35,17 +35,17 @@ pub struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Returns a job without rows, which adds `foreign` to the cases that they belong to. With a
+    /// Returns a job without rows, which adds `by_peers` to the cases that they belong to. With a
     /// program of nccl-tests it runs variants in place too, and prints the table of the program.
     pub fn new(
         harness: &'a Harness<'a>,
         selection: Selection,
         contest: &'static Contest,
         (twins, output): (Option<&'a Path>, &'a OutputOptions),
-        (foreign, nccl_tests): (&'a [Foreign], Option<&'static str>),
+        (by_peers, nccl_tests): (&'a [PeerResult], Option<&'static str>),
     ) -> Self {
         let (order, report) = (fastrand::Rng::with_seed(harness.run.seed), Report::new());
-        Self { harness, selection, contest, twins, output, foreign, nccl_tests, order, report }
+        Self { harness, selection, contest, twins, output, by_peers, nccl_tests, order, report }
     }
 
     /// Returns where the variants run: out of place, and perhaps in place.
@@ -77,7 +77,7 @@ impl<'a> Job<'a> {
         if self.selection.has(Variant::Cpp) {
             match twin() {
                 Ok(module) => {
-                    // SAFETY: the twin of the kernel, of the same build.
+                    // SAFETY: `cargo xtask twins` compiled kernels with these parameters.
                     let twin = unsafe { Kernels::load_files(rank.context(), &[module]) };
                     kernels.push((Variant::Cpp, twin.context("the C++ twin does not load")?));
                 }
@@ -100,7 +100,7 @@ impl<'a> Job<'a> {
                      percentile, of batches, in which a slow call is one of many; time/best: this \
                      row's time over that of the fastest competitor, median of the rounds"
                 );
-                if !self.foreign.is_empty() {
+                if !self.by_peers.is_empty() {
                     println!("# the rounds of other programs were not those of this one");
                 }
                 println!(
@@ -163,8 +163,8 @@ impl<'a> Job<'a> {
             }
         };
         let mut rows: Vec<Row> = results.map(row).collect();
-        for foreign in self.foreign.iter().filter(|foreign| case.has(foreign)) {
-            let Foreign { variant, wrong, ref algorithm, ref times_us, .. } = *foreign;
+        for result in self.by_peers.iter().filter(|result| case.has(result)) {
+            let PeerResult { variant, wrong, ref algorithm, ref times_us, .. } = *result;
             let (algorithm, asked) = (algorithm.clone(), algorithm.clone());
             rows.push(Row { wrong, algorithm, asked, ..case.row(variant) });
             for (round, us) in rounds.iter_mut().flatten().zip(times_us) {
@@ -173,12 +173,12 @@ impl<'a> Job<'a> {
         }
         let output = self.harness.rank.is_root().then_some(self.output);
         add_times(&mut rows, case.bus, &self.contest.with(Role::Theirs), rounds.as_ref());
-        let of_nccl_tests = self.nccl_tests.map(|program| nccl_tests::lines(program, &rows));
-        let as_peer = std::env::var(peers::LINES).ok();
+        let nccl_tests = self.nccl_tests.map(|program| nccl_tests::lines(program, &rows));
+        let as_peer = std::env::var(peers::AS_PEER).ok();
         let as_peer = as_peer.map(|name| row::lines_of_peer(&name, &rows, rounds.as_ref()));
         let lines = self.report.add(rows, output)?;
         if self.harness.rank.is_root() {
-            println!("{}", as_peer.or(of_nccl_tests).unwrap_or(lines));
+            println!("{}", as_peer.or(nccl_tests).unwrap_or(lines));
         }
         Ok(())
     }
@@ -225,7 +225,7 @@ mod tests {
 
     const CASE: Case = Case { size: 4, count: 1, dtype: "f32", redop: "sum", ..Case::NONE };
 
-    /// What a rank's contenders have done.
+    /// The calls of a rank's contenders.
     struct Log<'a> {
         done: RefCell<Vec<&'static str>>,
         /// The number of poisoned results of both ranks.
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    /// Writes its result only in every `every`th check.
+    /// Returns a contender that writes its result only in every `every`th check.
     fn lazy<'a>(variant: Variant, every: usize, log: &'a Log<'a>) -> Contender<'a> {
         let (result, times) = (Rc::new(Cell::new(7)), Cell::new(0_usize));
         let outcome = Seven(Rc::clone(&result), log);
@@ -280,14 +280,14 @@ mod tests {
         output: OutputOptions,
     }
 
-    /// A job of two simulated ranks.
+    /// Runs `test` with a job of two simulated ranks.
     fn simulated(args: &str, test: impl Fn(Job<'_>, &Log<'_>) -> Result<()> + Sync) {
         simulated_with(args, &[], test);
     }
 
     fn simulated_with(
         args: &str,
-        foreign: &[Foreign],
+        by_peers: &[PeerResult],
         test: impl Fn(Job<'_>, &Log<'_>) -> Result<()> + Sync,
     ) {
         let poisoned = AtomicUsize::new(0);
@@ -300,9 +300,9 @@ mod tests {
             // The times are meaningless, but taken as on GPUs.
             harness.is_timed = true;
             let contest = Contest::of("gemm-allreduce").unwrap();
-            let (files, of_others) = ((None, &cli.output), (foreign, None));
+            let (files, others) = ((None, &cli.output), (by_peers, None));
             let log = Log { done: RefCell::default(), poisoned: &poisoned };
-            test(Job::new(&harness, selection.clone(), contest, files, of_others), &log)
+            test(Job::new(&harness, selection.clone(), contest, files, others), &log)
         });
         ran.unwrap();
     }
@@ -328,13 +328,13 @@ mod tests {
 
     #[test]
     fn the_results_of_others_join_the_cases_that_they_belong_to() {
-        let foreign = |variant, dtype: &str, wrong| {
+        let result = |variant, dtype: &str, wrong| {
             let times_us = vec![2.0, 4.0, 3.0];
-            Foreign { times_us, wrong: Some(wrong), ..Foreign::new(variant, dtype, 4) }
+            PeerResult { times_us, wrong: Some(wrong), ..PeerResult::new(variant, dtype, 4) }
         };
-        let of_torch = [(Variant::TorchOneShot, "f32", 5), (Variant::TorchTwoShot, "bf16", 0)];
-        let foreign = of_torch.map(|(variant, dtype, wrong)| foreign(variant, dtype, wrong));
-        simulated_with("-n 1 -w 0 --rounds 3", &foreign, |mut job, log| {
+        let torch = [(Variant::TorchOneShot, "f32", 5), (Variant::TorchTwoShot, "bf16", 0)];
+        let by_peers = torch.map(|(variant, dtype, wrong)| result(variant, dtype, wrong));
+        simulated_with("-n 1 -w 0 --rounds 3", &by_peers, |mut job, log| {
             job.compare(CASE, &[lazy(Variant::Rust, 1, log)])?;
             let [rust, torch] = &job.report.rows[..] else { panic!("{:?}", job.report.rows) };
             assert_eq!((torch.variant, torch.wrong), (Variant::TorchOneShot, Some(5)));

@@ -1,4 +1,4 @@
-//! What launches take, with each set of attributes.
+//! The time of a launch, with each set of attributes.
 
 use devcomm::kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm::kernels::push_exchange;
@@ -15,7 +15,7 @@ impl Benchmark for Launch {
     const NAME: &'static str = "launch";
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
-        // A vector for each rank.
+        // Each rank gets a vector.
         const COUNT: usize = 4;
         let (harness, ranks) = (job.harness, job.harness.rank.n_ranks());
         let compiled = job.kernels(&KERNELS, "push_exchange")?;

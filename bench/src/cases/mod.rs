@@ -58,7 +58,7 @@ mod tests {
     use crate::cases::benchmark::Benchmark;
     use crate::contenders::{Contest, Role, Variant};
 
-    /// The roles of a benchmark's variants, each variant once.
+    /// Checks the roles of a benchmark's variants, and that each variant has one.
     fn has_roles<B: Benchmark>() {
         let contest = Contest::of(B::NAME).unwrap();
         let with = [Role::Ours, Role::Theirs, Role::Column].map(|role| contest.with(role));

@@ -23,6 +23,7 @@ pub enum Op {
 }
 
 impl Op {
+    /// Returns its name, its operator, and that of the check.
     pub fn parts(self) -> (&'static str, ReduceOp, Reduced) {
         match self {
             Self::Sum => ("sum", ReduceOp::Sum, Reduced::Sum),
@@ -41,7 +42,7 @@ pub enum Operation {
     ReduceScatter,
     Broadcast,
     AllToAll,
-    /// Half as much to every other rank as to the others.
+    /// An all-to-all with half a chunk for every second peer, and one and a half for the others.
     AllToAllV,
 }
 
@@ -61,7 +62,7 @@ impl Operation {
         }
     }
 
-    /// Returns whether its speed depends on the type.
+    /// Returns whether it reduces, so that its speed depends on the type.
     pub fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::ReduceScatter)
     }
@@ -89,7 +90,7 @@ impl Operation {
 
 /// The library that performs a collective.
 #[derive(Clone, Copy)]
-pub enum By<'a> {
+pub enum CollectiveLibrary<'a> {
     Devcomm(&'a Collectives),
     Nccl(&'a Communicator),
 }
@@ -98,7 +99,7 @@ impl Operation {
     /// Enqueues it on the harness's stream.
     pub fn enqueue<T: Number>(
         self,
-        by: By<'_>,
+        by: CollectiveLibrary<'_>,
         [send, recv]: [&DeviceSlice<T>; 2],
         op: ReduceOp,
         Harness { stream, rank, .. }: &Harness<'_>,
@@ -107,8 +108,8 @@ impl Operation {
         macro_rules! call {
             ($name:ident($($argument:expr),*)) => {
                 match by {
-                    By::Devcomm(by) => by.$name($($argument),*),
-                    By::Nccl(by) => by.$name($($argument),*),
+                    CollectiveLibrary::Devcomm(by) => by.$name($($argument),*),
+                    CollectiveLibrary::Nccl(by) => by.$name($($argument),*),
                 }
             };
         }
@@ -125,8 +126,10 @@ impl Operation {
                 let [counts, offsets] = &parts(rank.n_ranks(), rank.rank(), recv.len());
                 let parts = Parts { counts, offsets };
                 let comm = match by {
-                    By::Devcomm(by) => return by.all_to_all_v(send, parts, recv, parts, stream),
-                    By::Nccl(comm) => comm,
+                    CollectiveLibrary::Devcomm(by) => {
+                        return by.all_to_all_v(send, parts, recv, parts, stream);
+                    }
+                    CollectiveLibrary::Nccl(comm) => comm,
                 };
                 group(|_| {
                     for (peer, (count, first)) in counts.iter().zip(offsets).enumerate() {
@@ -145,7 +148,7 @@ pub const NCCL: [Variant; 2] = [Variant::Nccl, Variant::NcclSym];
 
 /// Returns NCCL's selected variants, each with the configurations that may matter to it and their
 /// numbers.
-pub fn of_nccl<'a, 'b>(
+pub fn nccl_variants<'a, 'b>(
     selection: &Selection,
     all: &'a [Nccl<'b>],
     reduces: bool,
@@ -170,7 +173,7 @@ pub fn calls_of_nccl<'a>(
         let buffers = memory::<f32>(nccl.comm(), variant, lens)?;
         Ok(Call::new(job.harness, operation, false, buffers)?.by_nccl(variant, nccl))
     };
-    of_nccl(&job.selection, nccl, operation.reduces()).map(call).collect()
+    nccl_variants(&job.selection, nccl, operation.reduces()).map(call).collect()
 }
 
 /// Returns buffers to send and to receive in, in the kind of memory that NCCL's variant uses.
@@ -211,8 +214,8 @@ pub struct Call<'a, T> {
 fn parts(ranks: usize, rank: usize, len: usize) -> [Vec<usize>; 2] {
     let count = len / Operation::AllToAllV.chunks(ranks)[1];
     let [less, more] = [count / 2, 2 * count - count / 2];
-    let of = |peer: usize| if (rank + peer).is_multiple_of(2) { less } else { more };
-    let counts: Vec<usize> = (0..ranks).map(of).collect();
+    let sent_to = |peer: usize| if (rank + peer).is_multiple_of(2) { less } else { more };
+    let counts: Vec<usize> = (0..ranks).map(sent_to).collect();
     let offsets = (0..ranks).map(|peer| counts[..peer].iter().sum()).collect();
     [counts, offsets]
 }
@@ -262,7 +265,7 @@ impl<'a, T: Number> Call<'a, T> {
     ) -> Result<Contender<'a>> {
         let (outcome, in_place) = (self.clone(), self.in_place);
         let plan = self.ask(|call| collectives.explain(call))?.plan;
-        let work = move || self.launch(By::Devcomm(collectives));
+        let work = move || self.launch(CollectiveLibrary::Devcomm(collectives));
         Ok(Contender { in_place, ..Contender::new(variant, work, outcome) }.by_plan(plan))
     }
 
@@ -271,7 +274,7 @@ impl<'a, T: Number> Call<'a, T> {
         Self { op, ..self }
     }
 
-    pub fn launch(&self, by: By<'_>) -> devcomm::Result<()> {
+    pub fn launch(&self, by: CollectiveLibrary<'_>) -> devcomm::Result<()> {
         self.operation.enqueue(by, [&self.send, &self.recv], self.op.parts().1, self.harness)
     }
 
@@ -299,7 +302,7 @@ impl<'a, T: Number> Call<'a, T> {
     /// Returns NCCL's host call, on a communicator of this configuration.
     pub fn by_nccl(self, variant: Variant, nccl: &'a Nccl<'_>) -> Contender<'a> {
         let (outcome, in_place) = (self.clone(), self.in_place);
-        let work = move || self.launch(By::Nccl(nccl.comm()));
+        let work = move || self.launch(CollectiveLibrary::Nccl(nccl.comm()));
         let contender = Contender { in_place, ..Contender::new(variant, work, outcome) };
         contender.configured(nccl.name.as_ref())
     }

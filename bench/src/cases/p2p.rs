@@ -115,8 +115,8 @@ impl<'a> Copies<'a> {
         peer.filter(|_| self.both || rank.rank().is_multiple_of(2))
     }
 
-    /// Returns the result between these buffers. A reading rank receives, and a rank to which one
-    /// writes.
+    /// Returns the result between these buffers. A rank receives if it reads, or if its peer writes
+    /// to it.
     fn message(
         &self,
         reads: bool,
@@ -160,7 +160,7 @@ impl<'a> Copies<'a> {
     fn by_tma(self, grid: &GridOptions) -> Result<Contender<'a>> {
         let Self { harness, compiled, windows: [send, recv], .. } = self;
         let rows = (send.len() / TMA_ROW as usize) as u32;
-        // A tile for each block, if they are not too small.
+        // A block has one tile, if tiles are not too small then.
         let tile_rows = rows.div_ceil(MAX_TMA_BLOCKS).clamp(FEWEST_ROWS, TMA_ROWS);
         let max_blocks = harness.choose(MAX_TMA_BLOCKS, SIMULATED_BLOCKS);
         let blocks = grid.blocks.unwrap_or(rows.div_ceil(tile_rows).min(max_blocks));

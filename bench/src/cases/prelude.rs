@@ -1,4 +1,4 @@
-//! What most benchmarks use.
+//! The items that most benchmarks use.
 
 pub use anyhow::{Context as _, Result, ensure};
 pub use clap::Args;

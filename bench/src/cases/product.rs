@@ -1,4 +1,4 @@
-//! What the benchmarks of matrix products share: the factors, cuBLASLt, and the check of C.
+//! Common parts of the benchmarks of matrix products: the factors, cuBLASLt, and the check of C.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -62,8 +62,8 @@ impl Library {
     }
 }
 
-/// Returns cuBLASLt's product as a contender, by the fastest of the plan's algorithms, with a C of
-/// its own, of which `result` is the check. *Collective*.
+/// Returns cuBLASLt's product as a contender, by the fastest of the plan's algorithms, with its own
+/// C, which `result` checks. *Collective*.
 pub fn by_cublaslt<'a, T: Number, O: Number>(
     variant: Variant,
     matrices: &'a Matrices<'_, T>,
@@ -77,7 +77,7 @@ pub fn by_cublaslt<'a, T: Number, O: Number>(
     let work = move || {
         let addresses = [a.device_address(), b().device_address(), c.device_address()];
         // SAFETY: the graphs of a comparison end before its contenders, which borrow A and B and
-        // own C; they have the elements of the plan's shape, and only this stream uses them.
+        // own C; all are as large as the plan's shape needs, and only this stream uses them.
         unsafe { plan.enqueue(addresses, &harness.stream) }
     };
     Ok(Contender::new(variant, work, checked).by_algorithm(plan.describe()))
@@ -88,7 +88,7 @@ pub fn by_cublaslt<'a, T: Number, O: Number>(
 pub fn tune<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>, c: u64) -> Result<()> {
     let harness = matrices.harness;
     let b = matrices.b_in_turn();
-    // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses them;
+    // SAFETY: the buffers are as large as the plan's shape needs, and only this stream uses them;
     // graphs end before the buffers.
     let enqueue = || unsafe {
         plan.enqueue([matrices.a.device_address(), b().device_address(), c], &harness.stream)
@@ -137,7 +137,7 @@ impl L2 {
 pub struct Matrices<'a, T: Element> {
     pub harness: &'a Harness<'a>,
     pub problem: Problem,
-    /// The ranks whose products C is the sum of.
+    /// The ranks whose products add up to C.
     ranks: Range<usize>,
     pub a: SymmetricBuffer<T>,
     b: Rc<Weights<T>>,
@@ -240,7 +240,7 @@ impl Sum {
         let Matrices { harness, problem, ranks: summed, a, b } = matrices;
         let (a, b) = (a.device_address(), b.copies[0].device_address());
         let sum: SymmetricBuffer<f32> = harness.comm.mem_alloc(problem.m * problem.n)?;
-        // SAFETY: the buffers have the elements of the plan's shape, and only this stream uses
+        // SAFETY: the buffers are as large as the plan's shape needs, and only this stream uses
         // them.
         unsafe { plan.enqueue([a, b, sum.device_address()], &harness.stream)? };
         harness.finish()?;
@@ -272,7 +272,7 @@ pub const BF16_ROUNDING: f64 = 1.0 / 256.0;
 pub struct Product<'a, O> {
     pub harness: &'a Harness<'a>,
     pub problem: Problem,
-    /// The ranks whose products C is the sum of.
+    /// The ranks whose products add up to C.
     pub ranks: Range<usize>,
     pub c: DeviceSlice<O>,
     /// The rows that this rank has; all rows if C is rounded once.
@@ -281,12 +281,12 @@ pub struct Product<'a, O> {
     /// The relative error of each rank's product, if products are rounded before they are added.
     /// `None` if C is rounded once, from an exact sum.
     pub product_rounding: Option<f64>,
-    /// What the sums were multiplied by: a power of two, so that the multiplication is exact.
+    /// The factor of the sums: a power of two, so that the multiplication is exact.
     pub scale: f32,
     pub epilogue: Epilogue,
 }
 
-/// What follows a product on one GPU. All but `None` add a bias first. Biases and residuals are
+/// The epilogue of a product on one GPU. All but `None` add a bias first. Biases and residuals are
 /// small integers, so that the sums stay exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Epilogue {
@@ -351,7 +351,7 @@ impl<O: Number> Outcome for Product<'_, O> {
             c = c.iter().map(sum).collect();
         }
         let n_ranks = ranks.len();
-        let some = || -> Box<dyn Iterator<Item = _>> {
+        let to_check = || -> Box<dyn Iterator<Item = _>> {
             match rank.is_simulated() {
                 true => Box::new(problem.all()),
                 false => Box::new(problem.samples(SAMPLES)),
@@ -379,9 +379,9 @@ impl<O: Number> Outcome for Product<'_, O> {
         let is_here = |(row, _): &(usize, usize)| rows.contains(row);
         Ok(match self.sum {
             None if self.product_rounding.is_none() && self.epilogue == Epilogue::None => {
-                problem.count_wrong(ranks.clone(), &c, some())
+                problem.count_wrong(ranks.clone(), &c, to_check())
             }
-            None => some().filter(is_here).filter(is_sample_wrong).count(),
+            None => to_check().filter(is_here).filter(is_sample_wrong).count(),
             Some(sum) => {
                 let is_wrong = |&(i, (&right, &got)): &(usize, (&f32, &O))| {
                     is_wrong(right, got, sum.largest, i)

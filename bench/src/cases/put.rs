@@ -58,7 +58,7 @@ impl Benchmark for Put {
                 .transpose()?;
             let mut contenders = Vec::new();
             if let Some(put) = &gin {
-                contenders.extend(put.with(&over_gin)?);
+                contenders.extend(put.contenders(&over_gin)?);
             }
             if let (Some(put), Some(kernels)) = (&nvlink, &over_nvlink) {
                 contenders.push(put.contender(Variant::RustLsa, kernels)?);
@@ -74,7 +74,7 @@ impl Benchmark for Put {
     }
 }
 
-/// Round trips per timed launch: enough to hide the launch, within a limit of bytes.
+/// Returns the round trips per timed launch: enough to hide the launch, within a limit of bytes.
 fn rounds(bytes: usize) -> u32 {
     ((16 << 20) / bytes).clamp(2, 50) as u32
 }

@@ -16,11 +16,11 @@ use half::{bf16, f16};
 
 use super::benchmark::Options;
 use super::collectives::{Means, for_types};
-use super::operation::{Operation, memory, of_nccl};
+use super::operation::{Operation, memory, nccl_variants};
 use super::prelude::*;
 use super::shapes::lists_or;
 use crate::base::options::Dtype;
-use crate::contenders::{PeerOptions, Work};
+use crate::contenders::{PeerOptions, PeerWork};
 
 /// The flags of `rmsnorm-allreduce`.
 #[derive(Args, Clone, Debug)]
@@ -74,23 +74,23 @@ impl Benchmark for RmsNormAllReduce {
         Some(&self.peers)
     }
 
-    fn work(&self, options: &Options, _: usize) -> Result<Work> {
+    fn work(&self, options: &Options, _: usize) -> Result<PeerWork> {
         let is_simulated = options.simulate.is_some();
         let [tokens, hidden] = self.lists(is_simulated);
-        let of =
+        let messages =
             |hidden: &usize| tokens.iter().map(|tokens| [*tokens, *hidden]).collect::<Vec<_>>();
         let mut all = BTreeMap::new();
         for_types!(self.dtype, T in [f32, f16, bf16] => {
-            all.insert(T::NAME, hidden.iter().flat_map(of).collect());
+            all.insert(T::NAME, hidden.iter().flat_map(messages).collect());
         });
-        // FlashInfer's quantised output is another operation of it.
-        Ok(Work::RmsNorm(if self.quantised { BTreeMap::new() } else { all }))
+        // FlashInfer has another operation for quantised output, which is not measured.
+        Ok(PeerWork::RmsNorm(if self.quantised { BTreeMap::new() } else { all }))
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         let collectives = harness.collectives().build(harness.comm)?;
-        let means = Means { collectives, nccl: job.nccl()?, beside: None };
+        let means = Means { collectives, nccl: job.nccl()?, product: None };
         let compiled = Kernels::load(harness.rank.context(), &KERNELS)?;
         job.begin()?;
         for &hidden in self.lists(harness.rank.is_simulated())[1] {
@@ -140,7 +140,7 @@ impl RmsNormAllReduce {
             if job.selection.has(Variant::RustOps) {
                 contenders.push(norm(harness.comm, Variant::RustOps)?.by_collectives(collectives));
             }
-            for (variant, (_, nccl)) in of_nccl(&job.selection, nccl, true) {
+            for (variant, (_, nccl)) in nccl_variants(&job.selection, nccl, true) {
                 contenders.push(norm(nccl.comm(), variant)?.by_nccl::<K>(compiled, nccl));
             }
             let case = Case {
@@ -252,7 +252,7 @@ impl<'a, T: Number> Norm<'a, T> {
             let [sum, residual, weight] =
                 [&output, &residual, &weight].map(|slice| slice.device_address());
             let norm = K::with_args((sum, residual, weight, sum, quantised, tokens, hidden, EPS));
-            // SAFETY: the buffers have the elements, aligned; dropping one waits for the stream.
+            // SAFETY: the buffers have aligned rows of this size; a drop waits for the stream.
             unsafe { norm.config(config).launch(&compiled.on(stream)) }
         };
         Contender::new(variant, work, outcome).configured(nccl.name.as_ref())
@@ -275,7 +275,7 @@ impl<T: Number> Outcome for Norm<'_, T> {
     fn count_wrong(&self) -> Result<usize> {
         let Harness { rank, run, .. } = self.harness;
         let (ranks, hidden) = (rank.n_ranks(), self.weight.len());
-        let (out, left) = (read(&self.output)?, read(&self.residual)?);
+        let (out, sum) = (read(&self.output)?, read(&self.residual)?);
         let small = self.quantised.as_ref().map_or(Ok(Vec::new()), |(output, _)| read(output))?;
         let residual = self.common(Self::RESIDUAL, self.residual.len());
         let weight = self.common(Self::WEIGHT, hidden);
@@ -296,10 +296,10 @@ impl<T: Number> Outcome for Norm<'_, T> {
                 })
                 .collect();
             let (at, scale) = (row * hidden..(row + 1) * hidden, f64::from(SCALE));
-            let left = &left[at.clone()];
+            let sum = &sum[at.clone()];
             wrong += match small.get(at.clone()) {
-                Some(small) => rmsnorm::count_wrong(&sums, &weight, EPS, (small, scale), left),
-                None => rmsnorm::count_wrong(&sums, &weight, EPS, (&out[at], 1.0), left),
+                Some(small) => rmsnorm::count_wrong(&sums, &weight, EPS, (small, scale), sum),
+                None => rmsnorm::count_wrong(&sums, &weight, EPS, (&out[at], 1.0), sum),
             };
         }
         Ok(wrong)

@@ -188,14 +188,14 @@ mod tests {
         assert_eq!(shapes("--set decode").len(), 7 * 5);
         assert_eq!(shapes("--set llama70b-tp2")[5], [4096, 5120, 8192]);
         let llama = parse("--set llama70b-tp2").unwrap().shapes;
-        let of = |gathers| {
+        let with_collective = |gathers| {
             let mut problems = llama.problems([&[]; 3], 2, 1, 0).unwrap();
             problems.retain(|problem| problem.m == 16 && llama.has_collective(problem, gathers));
             problems.iter().map(Problem::shape).collect::<Vec<_>>()
         };
         // The results of output and down are reduced, and rows gathered before QKV, gate and up.
-        assert_eq!(of(false), [[16, 8192, 4096], [16, 8192, 14336]]);
-        assert_eq!(of(true), [[16, 5120, 8192], [16, 28672, 8192]]);
+        assert_eq!(with_collective(false), [[16, 8192, 4096], [16, 8192, 14336]]);
+        assert_eq!(with_collective(true), [[16, 5120, 8192], [16, 28672, 8192]]);
         let refused = parse("--set odd --n 8").unwrap_err().to_string();
         assert!(refused.contains("--set") && refused.contains("--n"), "{refused}");
     }

@@ -15,8 +15,8 @@ use super::product::BF16_ROUNDING;
 use super::shapes::ShapeOptions;
 use crate::contenders::PeerOptions;
 
-/// Declares a benchmark: its plans, the two extents that the operation is made for, and what its
-/// products lose.
+/// Declares a benchmark: its plans, the two extents that the operation is made for, and the
+/// rounding of its products.
 macro_rules! benchmarks {
     ($($operation:ident $plan:ident $collective:ident $name:literal {
         plans: $plans:literal, extents: $first:literal $second:literal, rounding: $rounding:expr,

@@ -21,8 +21,8 @@ use crate::base::{Spread, date, ranks, validate_output};
 use crate::harness::Rounds;
 use crate::harness::header::Header;
 
-/// The flags of `tune gemm`. Its output is a table too: what is not an entry is a comment. This
-/// machine's cache folder keeps the plans.
+/// The flags of `tune gemm`. Its output can be used as a table: lines that are not entries are
+/// comments. This machine's cache folder keeps the plans.
 #[derive(Args, Clone, Debug)]
 pub struct Tune {
     #[command(flatten)]
@@ -32,7 +32,7 @@ pub struct Tune {
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
 
-    /// Only shapes of which the table has no plan: goes on with a run that was cut off
+    /// Only shapes that the table lacks, to continue a run that was cut off
     #[arg(long, requires = "table")]
     missing: bool,
 
@@ -72,7 +72,7 @@ impl Tune {
             self.inputs.dtype == Dtype::Bf16,
             "only products of bf16 have several plans, and tables of them: leave out --dtype"
         );
-        // Before any measurement: a file that is not a table, or cannot be written.
+        // A file that is not a table, or cannot be written, is an error before any measurement.
         self.read_table()?;
         validate_output("--table", self.table.as_deref())?;
         ranks::run(&self.ranks, None, |rank| self.run_on(rank))
@@ -88,7 +88,7 @@ impl Tune {
         }
         print_header(&harness)?;
         let gpu = rank.context().device_name()?;
-        // SAFETY: what writes B has ended before any launch.
+        // SAFETY: `Matrices` waits for its copies to B, which end before any launch.
         let gemm = unsafe { Kernel::new(&harness.stream)?.with_constant_b() };
         let mut order = fastrand::Rng::with_seed(self.run.seed);
         let mut cached_b = None;
@@ -101,7 +101,7 @@ impl Tune {
             let Timed { plan, seconds, .. } = choose(&finals).context("there is no plan")?;
             let line = line(shape, plan, seconds, self.inputs.l2);
             gemm.keep_plan(shape, plan)?;
-            Table::keep(self.table.as_deref(), key(shape), line, head(&gpu))?;
+            Table::record(self.table.as_deref(), key(shape), line, head(&gpu))?;
         }
         Ok(())
     }
@@ -125,13 +125,13 @@ pub fn print_header(harness: &Harness<'_>) -> Result<()> {
 }
 
 /// Prints the times of all plans and of the run-off, the fastest first.
-pub fn print_times<P: fmt::Display + Copy>(of: &str, all: &[Timed<P>], finals: &[Timed<P>]) {
+pub fn print_times<P: fmt::Display + Copy>(name: &str, all: &[Timed<P>], finals: &[Timed<P>]) {
     for (what, timed) in [("", all), ("run-off, ", finals)] {
         let mut sorted = timed.to_vec();
         sorted.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
         for Timed { plan, seconds, ratio } in sorted {
             let us = seconds * 1e6;
-            println!("# {of}: {what}{us:8.2} us, {ratio:.3} of the fastest, {plan}");
+            println!("# {name}: {what}{us:8.2} us, {ratio:.3} of the fastest, {plan}");
         }
     }
 }
@@ -188,15 +188,15 @@ pub fn run_off<'a, P: fmt::Display + Copy + PartialEq>(
         ensure!(wrong == 0, "{plan}: {wrong} of the checked elements are wrong");
     }
     refill()?;
-    let [of_all, of_finals] = rounds(harness.run);
-    let all = compare(plans, &harness.time(&contenders, order, of_all)?.0);
+    let [all_rounds, final_rounds] = rounds(harness.run);
+    let all = compare(plans, &harness.time(&contenders, order, all_rounds)?.0);
     let plans = finalists(&all);
     if plans.len() < 2 {
         let alone = all.iter().copied().filter(|timed| plans.contains(&timed.plan)).collect();
         return Ok([all, alone]);
     }
     let contenders: Vec<_> = plans.iter().map(contender).collect();
-    let finals = compare(&plans, &harness.time(&contenders, order, of_finals)?.0);
+    let finals = compare(&plans, &harness.time(&contenders, order, final_rounds)?.0);
     Ok([all, finals])
 }
 
@@ -238,7 +238,7 @@ fn head(gpu: &str) -> String {
     )
 }
 
-/// Returns the line of a table, of this day, for a plan that was measured so.
+/// Returns today's line of a table for a plan with this time.
 fn line(shape: [usize; 3], plan: GemmPlan, seconds: f64, l2: L2) -> String {
     let ([m, n, k], us) = (shape, seconds * 1e6);
     let l2 = format!("{l2:?}").to_lowercase();

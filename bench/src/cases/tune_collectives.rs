@@ -10,7 +10,7 @@ use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
 use super::collectives::for_types;
-use super::operation::{By, Call, Operation};
+use super::operation::{Call, CollectiveLibrary, Operation};
 use super::prelude::*;
 use super::tune::{Timed, choose, print_header, print_times, run_off};
 use super::tune_table::{Table, TableKey, number};
@@ -39,7 +39,7 @@ pub struct TuneCollective {
     run: RunOptions,
 }
 
-/// What an entry is for: operation, ranks, type, and the bytes of a message.
+/// The key of an entry: operation, ranks, type, and the bytes of a message.
 type Key = (String, usize, String, usize);
 
 impl TableKey for Key {
@@ -111,7 +111,7 @@ impl TuneCollective {
             let (us, today) = (seconds * 1e6, date(SystemTime::now()));
             let line = format!("{name} {ranks} {dtype} {bytes} {plan} # {us:.2} us, {today}");
             let key: Key = (name.to_owned(), ranks, dtype.to_owned(), bytes);
-            Table::keep(self.table.as_deref(), key, line, head(rank)?)?;
+            Table::record(self.table.as_deref(), key, line, head(rank)?)?;
         }
         Ok(())
     }
@@ -141,7 +141,7 @@ fn time<T: Number>(
             if current.replace(Some(plan)) != Some(plan) {
                 collectives.set_plan(Some(plan));
             }
-            call.launch(By::Devcomm(collectives))
+            call.launch(CollectiveLibrary::Devcomm(collectives))
         };
         Contender::new(Variant::RustOps, work, call.clone())
     };

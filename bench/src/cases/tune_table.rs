@@ -11,7 +11,7 @@ use devcomm::GemmPlan;
 
 use crate::base::output;
 
-/// `[n, k, m]`: tables are sorted so.
+/// The key of a shape, `[n, k, m]`, by which tables are sorted.
 pub type Key = [usize; 3];
 
 pub fn key([m, n, k]: [usize; 3]) -> Key {
@@ -20,7 +20,7 @@ pub fn key([m, n, k]: [usize; 3]) -> Key {
 
 /// The key of a table's entry, by which the table is sorted.
 pub trait TableKey: Ord + Sized {
-    /// Reads it and the plan after it.
+    /// Reads the key and the plan after it.
     fn parse(words: &[&str]) -> Result<Self>;
 }
 
@@ -36,8 +36,9 @@ pub fn number(word: &str) -> Result<usize> {
     word.parse().with_context(|| format!("`{word}` is not a number"))
 }
 
-/// A table of plans. A line is an entry, numbers or names and then a plan, or empty; after `#` is
-/// a comment. This program writes it, and `plan.rs` of the operation in `crates/ops/src` reads it.
+/// A table of plans. A line is empty or an entry, that is numbers or names and then a plan; a
+/// comment follows `#`. This program writes the table, and `plan.rs` of the operation in
+/// `crates/ops/src` reads it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Table<K> {
     /// The lines that are comments.
@@ -80,7 +81,7 @@ impl<K: TableKey> Table<K> {
     }
 
     /// Prints an entry, and adds it to the table in a file, if any, as by [`insert`](Self::insert).
-    pub fn keep(path: Option<&Path>, key: K, line: String, head: String) -> Result<()> {
+    pub fn record(path: Option<&Path>, key: K, line: String, head: String) -> Result<()> {
         println!("{line}");
         let Some(path) = path else { return Ok(()) };
         let mut table = Self::read(path)?;
@@ -88,12 +89,12 @@ impl<K: TableKey> Table<K> {
         output::write(path, &table.to_string())
     }
 
-    /// Returns whether there is a plan for this.
+    /// Returns whether the table has an entry with this key.
     pub fn has(&self, key: &K) -> bool {
         self.entries.contains_key(key)
     }
 
-    /// Adds an entry, or replaces the one for the same. A new table begins with `head`.
+    /// Adds an entry, or replaces the one with this key. A new table begins with `head`.
     pub fn insert(&mut self, key: K, line: String, head: String) {
         if self.comments.is_empty() {
             self.comments.push(head);

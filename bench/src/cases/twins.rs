@@ -66,7 +66,7 @@ impl Benchmark for Twins {
         if present.is_empty() {
             bail!("{folder} has none of the pairs {}", names(&missing).join(", "));
         }
-        // SAFETY: `cargo xtask twins` has made them of the kernels of these names.
+        // SAFETY: `cargo xtask twins` has compiled the modules from the kernels of these names.
         let load = |paths: Vec<PathBuf>| unsafe {
             Kernels::load_files(harness.rank.context(), &paths).context("the twins do not load")
         };
@@ -128,7 +128,8 @@ const PAIRS: [Pair; 5] = [
 
 /// Counts that divide neither into 16-byte vectors nor among two ranks: checked, not timed.
 const UNEVEN_COUNTS: [usize; 6] = [1, 7, 17, 1023, 4099, 65537];
-/// Bytes: the low-latency protocol is for short messages; longer puts measure only the network.
+/// The most bytes of low-latency exchanges, which are for short messages, and of puts, of which
+/// longer ones measure only the network.
 const LARGEST_MESSAGE: usize = 1 << 20;
 /// Round trips per launch.
 const ROUNDS: u32 = 50;
@@ -140,7 +141,7 @@ fn lsa_barrier(run: &mut Run<'_, '_>) -> Result<()> {
     for threads in threads {
         for &blocks in &blocks {
             let workload = Barrier::new(run.job.harness, blocks, threads)?;
-            run.row(("lsa_barrier", "-", 0), workload.with(run.compiled)?)?;
+            run.row(("lsa_barrier", "-", 0), workload.contenders(run.compiled)?)?;
         }
     }
     Ok(())
@@ -170,11 +171,11 @@ where
     let (harness, compiled, twins) = (run.job.harness, run.compiled, run.twins);
     let workload = |count| AllReduce::<T, K>::new(harness, &twins.grid, info, count);
     for count in twins.sizes.counts(LARGEST, size_of::<T>())? {
-        let of = (name, T::NAME, count * size_of::<T>());
-        run.row(of, workload(count)?.with(compiled)?)?;
+        let row = (name, T::NAME, count * size_of::<T>());
+        run.row(row, workload(count)?.contenders(compiled)?)?;
     }
     for count in UNEVEN_COUNTS {
-        let wrong = harness.check(&workload(count)?.with(compiled)?)?;
+        let wrong = harness.check(&workload(count)?.contenders(compiled)?)?;
         let [rust, cpp] = [0, 1].map(|i| wrong[i].unwrap_or_default());
         ensure!(
             rust == 0 && cpp == 0,
@@ -188,7 +189,7 @@ where
 fn ll_exchange(run: &mut Run<'_, '_>) -> Result<()> {
     for size in sizes(run) {
         let workload = LlExchange::new(run.job.harness, &run.twins.grid, size)?;
-        run.row(("ll_exchange", "u64", workload.bytes()), workload.with(run.compiled)?)?;
+        run.row(("ll_exchange", "u64", workload.bytes()), workload.contenders(run.compiled)?)?;
     }
     Ok(())
 }
@@ -208,7 +209,7 @@ fn gin_put(run: &mut Run<'_, '_>) -> Result<()> {
         let windows = [harness.comm.window(bytes)?, harness.comm.window(bytes)?];
         let message = Message::new(harness, &windows[0], &windows[1])?;
         let put = Put::over_gin(&message, &windows, ROUNDS)?;
-        run.row(("gin_put", "u8", bytes), put.with(run.compiled)?)?;
+        run.row(("gin_put", "u8", bytes), put.contenders(run.compiled)?)?;
     }
     Ok(())
 }

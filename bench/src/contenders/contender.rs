@@ -44,7 +44,7 @@ variants! {
     CopyEngine "copy-engine";
     /// The operation of `devcomm`, which chooses among kernels and NCCL
     RustOps "rust-ops";
-    /// The same on memory that is not registered
+    /// The operation of `rust-ops` on memory that is not registered
     RustOpsPlain "rust-ops-plain";
     /// The operation in several launches of `devcomm`
     RustUnfused "rust-unfused";
@@ -58,11 +58,11 @@ variants! {
     CublasLtRust "cublaslt-rust";
     /// The kernel of `rust` in CUDA C++, compiled by `cargo xtask twins`
     Cpp "cpp";
-    /// This kernel loaded a second time
+    /// The kernel of `cpp` loaded a second time
     CppAgain "cpp-again";
     /// cuBLASLt's matrix product
     CublasLt "cublaslt";
-    /// The same with parts of a sum added in the type of C
+    /// The product of `cublaslt` with parts of a sum added in the type of C
     CublasLtRoundedParts "cublaslt-rounded-parts";
     /// cuBLAS's products of groups, in one call
     CublasGrouped "cublas-grouped";
@@ -84,7 +84,7 @@ variants! {
     Vllm "vllm";
     /// nccl-tests' kernel that loads and stores over NVLink (`-D 1`)
     NcclTestsLsa "nccl-tests-lsa";
-    /// The same by vectors of 16 bytes (`-D 2`)
+    /// The kernel of `nccl-tests-lsa` by vectors of 16 bytes (`-D 2`)
     NcclTestsLsaVector "nccl-tests-lsa-vector";
     /// NCCL EP's algorithm for low latency
     NcclEpLl "nccl-ep-ll";
@@ -133,7 +133,7 @@ pub struct Contender<'a> {
 /// A function that enqueues work.
 pub type Work<'a> = Rc<dyn Fn() -> devcomm::Result<()> + 'a>;
 
-/// A result in this rank's memory; `()` is one that cannot be wrong.
+/// A result in this rank's memory; `()` is a result that cannot be wrong.
 pub trait Outcome {
     /// Fills it with wrong values, so that elements that a contender does not write count as wrong.
     fn poison(&self) -> Result<()> {
@@ -190,8 +190,8 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Returns a contender that launches `checked` rounds to check them, and `timed` rounds of this
-    /// many operations to time them.
+    /// Returns a contender that launches `checked` rounds to check them, and `timed` rounds, each
+    /// of `operations` operations, to time them.
     pub fn in_rounds(
         variant: Variant,
         launch: impl Fn(u32) -> devcomm::Result<()> + 'a,
@@ -205,7 +205,7 @@ impl<'a> Contender<'a> {
         contender.timed(operations * timed, move || launch(timed))
     }
 
-    /// Times `work`, with this many operations, instead of the checked work.
+    /// Times `work`, which does `operations` operations, instead of the checked work.
     pub fn timed(self, operations: u32, work: impl Fn() -> devcomm::Result<()> + 'a) -> Self {
         Self { operations, timed: Rc::new(work), ..self }
     }

@@ -1,5 +1,5 @@
-//! The variants of each benchmark: what they are, and whether they compete. The one place that
-//! decides what a ratio is.
+//! The variants of each benchmark: what they are, and whether they compete. Only these tables
+//! decide what a ratio is.
 
 use devcomm_gemm_ladder::Step;
 
@@ -29,12 +29,12 @@ impl VariantInfo {
     }
 }
 
-/// What a variant is in the ratio of a benchmark.
+/// The role of a variant in the ratios of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// What a program gets that chooses nothing; absent from a benchmark without a ratio.
+    /// devcomm's default; absent from a benchmark without a ratio.
     Ours,
-    /// What others offer for the same work. A ratio is the time of ours over that of the fastest.
+    /// A competitor with the same work. A ratio is the time of `Ours` over that of the fastest.
     Theirs,
     /// A variant in no ratio: another form of devcomm, a mix of theirs and devcomm's, or one that
     /// does less, such as a product without its communication or bare stores.
@@ -130,7 +130,7 @@ const CONTESTS: &[Contest] = &[
     contest!("twins":
         Ours Rust "a kernel in Rust, named in the column of reductions",
         Theirs Cpp "the same kernel in C++",
-        Column CppAgain "this one loaded a second time",
+        Column CppAgain "the kernel in C++ loaded a second time",
     ),
     contest!("p2p":
         Column Read "a kernel of the even rank loads from the odd one",
@@ -155,7 +155,7 @@ const CONTESTS: &[Contest] = &[
             "cuBLASLt, a product for each group that has rows, which the host knows; each by the \
              fastest algorithm of its heuristics",
         Theirs CublasGrouped "cublasGemmGroupedBatchedEx, of the groups that have rows",
-        Column RustGemm "devcomm::Gemm, one product of as many rows by one B",
+        Column RustGemm "devcomm::Gemm, one product of all rows and one B",
     ),
     contest!("gemm-allreduce":
         Ours Rust "one kernel, launched by devcomm::GemmAllReduce, C in a symmetric window",
@@ -206,15 +206,14 @@ const CONTESTS: &[Contest] = &[
         Column RustAllGather
             "devcomm::Collectives on the windows: all_gather of rows and routing, reduce_scatter \
              of results",
-        Column Write "plain stores of as many bytes to the other of two ranks, both at once",
+        Column Write "plain stores of as many bytes between two ranks, in both directions",
         Theirs Nccl
             "ncclAllGather of rows and routing in a group, ncclReduceScatter of results, on memory \
              of ncclMemAlloc that is not registered",
         Theirs NcclSym "the same on the windows",
         Theirs NcclAllToAll
-            "ncclAlltoAll on windows, of rows and routing in a group, and of results: without what \
-             puts rows in the order of the ranks and adds results up, and with chunks as long as \
-             the longest",
+            "ncclAlltoAll on windows, of rows and routing in a group, and of results; it neither \
+             orders rows by rank nor adds results up, and all chunks are as long as the longest",
         Theirs NcclEpLl "NCCL EP for low latency; in a layer its dispatch orders rows by expert",
         Theirs NcclEpHt "NCCL EP for high throughput; its combine applies no weights",
     ),

@@ -14,7 +14,7 @@ const SCRATCH: usize = 32 << 20;
 /// `C = A x B^T` in bf16 for each group of rows, with sums in f32, by `cublasGemmGroupedBatchedEx`.
 pub struct GroupedProduct {
     handle: sys::cublasHandle_t,
-    /// Rows of the groups that have some.
+    /// Rows of each group that has any.
     rows: Vec<c_int>,
     columns: Vec<c_int>,
     terms: Vec<c_int>,
@@ -58,27 +58,27 @@ impl GroupedProduct {
     ///
     /// # Safety
     ///
-    /// The buffers at the addresses have the elements, and nothing else uses them until the stream
-    /// has completed the products.
+    /// The buffers at the addresses are as large as the products need, and nothing else uses them
+    /// until the stream has completed the products.
     pub unsafe fn enqueue(&self, stream: &Stream) -> devcomm::Result<()> {
         let groups = self.rows.len();
         let [b, a, c] = self.addresses.each_ref().map(|all| all.device_address());
         // cuBLAS's matrices are column-major: it computes the transpose, B x A^T.
-        let (of_b, of_a) =
+        let (op_b, op_a) =
             (vec![Transposition::CUBLAS_OP_T; groups], vec![Transposition::CUBLAS_OP_N; groups]);
         let (one, zero, size) = (vec![1.0_f32; groups], vec![0.0_f32; groups], vec![1; groups]);
         let bf16 = cudaDataType::CUDA_R_16BF;
-        // SAFETY: the arrays have an element for each group; the rest is the caller's contract. A
-        // `CUstream` is also a `cudaStream_t`.
+        // SAFETY: the arrays have an element for each group, and the caller's buffers are as large
+        // as the products need. A `CUstream` is also a `cudaStream_t`.
         let done = unsafe {
             sys::cublasSetStream_v2(self.handle, stream.as_raw().cast()).result().and_then(|()| {
                 let workspace = self.scratch.device_address() as *mut _;
-                // A new stream resets it.
+                // A new stream resets the workspace.
                 sys::cublasSetWorkspace_v2(self.handle, workspace, SCRATCH).result()?;
                 sys::cublasGemmGroupedBatchedEx(
                     self.handle,
-                    of_b.as_ptr(),
-                    of_a.as_ptr(),
+                    op_b.as_ptr(),
+                    op_a.as_ptr(),
                     self.columns.as_ptr(),
                     self.rows.as_ptr(),
                     self.terms.as_ptr(),

@@ -1,5 +1,5 @@
-//! Programs of others that measure the same operations: they run before this program uses the GPUs,
-//! and their results join the rows of this program's variants.
+//! Processes of third-party programs that measure the same operations. Their results join the rows
+//! of this program's variants.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -18,7 +18,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// One variant's result in one case.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Foreign {
+pub struct PeerResult {
     pub variant: Variant,
     pub algorithm: Option<String>,
     #[serde(rename = "type")]
@@ -39,16 +39,16 @@ pub struct Foreign {
     pub left_out: Option<String>,
 }
 
-impl Foreign {
+impl PeerResult {
     #[cfg(test)]
     pub fn new(variant: Variant, dtype: &str, size: usize) -> Self {
-        let nothing = serde_json::json!({ "variant": variant, "type": dtype, "size": size });
-        serde_json::from_value(nothing).unwrap()
+        let row = serde_json::json!({ "variant": variant, "type": dtype, "size": size });
+        serde_json::from_value(row).unwrap()
     }
 }
 
 /// Runs the processes of `program`, each with its name, and passes the lines that the first one
-/// prints to `read`. All are ended if the first prints nothing for as long as `patience`.
+/// prints to `read`. All are killed if the first prints nothing for as long as `patience`.
 pub fn run(
     program: &str,
     commands: impl IntoIterator<Item = (String, Command)>,
@@ -75,7 +75,7 @@ pub fn run(
                 if have_ended(others)? && first {
                     return Ok(());
                 }
-                // Its output has ended, and the process is about to.
+                // Its output has ended, and the process is about to end.
                 thread::sleep(POLL_INTERVAL);
             }
             Err(RecvTimeoutError::Timeout) => {
@@ -95,7 +95,7 @@ struct Process {
 }
 
 impl Process {
-    /// Returns whether it has ended. An error, with the last line of its output, if it has failed.
+    /// Returns whether it has ended; an error, with the last line of its output, if it has failed.
     fn has_ended(&mut self, last_line: &str) -> Result<bool> {
         let Some(status) = self.child.try_wait()? else { return Ok(false) };
         if !status.success() {
@@ -110,7 +110,7 @@ impl Process {
     }
 }
 
-/// Returns whether all have ended. An error if one has failed.
+/// Returns whether all have ended; an error if one has failed.
 fn have_ended(processes: &mut [Process]) -> Result<bool> {
     processes.iter_mut().try_fold(true, |all, process| Ok(all & process.has_ended("")?))
 }
@@ -131,7 +131,7 @@ impl Processes {
             let errors = child.stderr.take().map(|mut errors| {
                 thread::spawn(move || {
                     let mut bytes = Vec::new();
-                    // Whatever it printed before an error is all that there is.
+                    // After an error the text ends early.
                     let _ = errors.read_to_end(&mut bytes);
                     String::from_utf8_lossy(&bytes).into_owned()
                 })
@@ -145,14 +145,14 @@ impl Processes {
 impl Drop for Processes {
     fn drop(&mut self) {
         for Process { child, .. } in &mut self.0 {
-            // One that has ended cannot be killed, and needs not.
+            // A process that has ended cannot be killed, and need not be.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// Tests' programs.
+/// Stand-ins for other programs, for tests.
 #[cfg(test)]
 pub mod fake {
     use std::path::PathBuf;
@@ -163,7 +163,7 @@ pub mod fake {
     pub fn program(name: &str, script: &str) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join(name);
-        // Written by another process: a file that this one has open cannot be run.
+        // Another process writes it, as a file that this one has open cannot be run.
         let write = "printf '#!/bin/sh\n%s\n' \"$1\" > \"$0\" && chmod +x \"$0\"";
         let mut command = Command::new("sh");
         assert!(command.args(["-c", write]).arg(&program).arg(script).status().unwrap().success());

@@ -11,6 +11,6 @@ mod selection;
 
 pub use contender::{Contender, Outcome, Variant};
 pub use contest::{Contest, Role};
-pub use foreign::Foreign;
-pub use peers::{PeerOptions, Work};
+pub use foreign::PeerResult;
+pub use peers::{PeerOptions, PeerWork};
 pub use selection::Selection;

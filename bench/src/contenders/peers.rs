@@ -1,5 +1,5 @@
-//! Peers: packages and programs of others that measure the same operations, as processes of their
-//! own for each GPU, before this program uses the GPUs and again after it.
+//! Peers: third-party packages and programs that measure the same operations. They run with a
+//! process for each GPU, before this program uses the GPUs and again after it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,21 +16,21 @@ use serde::Serialize;
 
 use crate::base::options::{RunOptions, without_flags};
 use crate::contenders::contender::Variant;
-use crate::contenders::foreign::{self, Foreign};
+use crate::contenders::foreign::{self, PeerResult};
 use crate::contenders::selection::Selection;
 
 /// A kind of peer.
 #[derive(Debug)]
 pub struct Kind {
     pub name: &'static str,
-    /// What is started unless the command line names another.
+    /// The program that is started unless the command line names another.
     program: &'static str,
-    /// Python that runs it, or that it runs.
+    /// The Python script that runs the program, or that the program, a Python, runs.
     script: Option<&'static str>,
     variants: &'static [Variant],
 }
 
-/// Every kind. A program gets a job as JSON, and the environment of torchrun; the first process
+/// All kinds. Each program gets a job as JSON, and the environment of torchrun; the first process
 /// prints a line of JSON for each result.
 const KINDS: [Kind; 5] = [
     Kind {
@@ -80,7 +80,7 @@ pub struct PeerOptions {
     peers: Vec<Peer>,
 }
 
-/// One of the flag.
+/// A peer that the flag names.
 #[derive(Clone, Debug)]
 struct Peer {
     kind: &'static Kind,
@@ -100,10 +100,10 @@ impl FromStr for Peer {
     }
 }
 
-/// What to measure: with more of [`Job`], the argument of a peer.
+/// What to measure: a part of [`Job`].
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Work {
+pub enum PeerWork {
     /// All-reduces of this number of elements, by type.
     Counts(BTreeMap<&'static str, Vec<usize>>),
     /// All-reduces with RMSNorm by type: numbers of tokens, and of elements of a token.
@@ -126,10 +126,11 @@ pub enum Work {
     },
 }
 
+/// The argument of a peer, as JSON.
 #[derive(Serialize)]
 struct Job<'a> {
     #[serde(flatten)]
-    work: &'a Work,
+    work: &'a PeerWork,
     variants: Vec<&'static str>,
     iters: usize,
     warmup: usize,
@@ -156,14 +157,14 @@ impl PeerOptions {
     }
 
     /// Runs the peers on `ranks` GPUs, each until it prints nothing for as long as `patience`. The
-    /// variants of one that fails are omitted.
+    /// variants of a peer that fails are omitted.
     pub fn run(
         &self,
-        work: &Work,
+        work: &PeerWork,
         selection: &mut Selection,
         run: &RunOptions,
         (ranks, patience): (usize, Duration),
-    ) -> Result<Vec<Foreign>> {
+    ) -> Result<Vec<PeerResult>> {
         let mut rows = Vec::new();
         for peer in &self.peers {
             let variants: Vec<_> =
@@ -185,17 +186,17 @@ impl PeerOptions {
 impl Peer {
     fn run(
         &self,
-        work: &Work,
+        work: &PeerWork,
         variants: &[Variant],
         run: &RunOptions,
         (ranks, patience): (usize, Duration),
-    ) -> Result<Vec<Foreign>> {
+    ) -> Result<Vec<PeerResult>> {
         let name = self.kind.name;
         let RunOptions { iters, warmup, check, graph, rounds, seed, .. } = *run;
         let names = variants.iter().map(|variant| variant.name()).collect();
         let job = Job { work, variants: names, iters, warmup, check, graph, rounds, seed };
         let job = serde_json::to_string(&job)?;
-        // Free now, and seldom taken until rank 0 listens.
+        // The port is free now, and seldom taken before rank 0 listens.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
         let ranks = if name == "nccl" { 1 } else { ranks };
         let commands = (0..ranks).map(|rank| {
@@ -216,7 +217,7 @@ impl Peer {
         let mut rows = Vec::new();
         foreign::run(name, commands, patience, |line| {
             eprintln!("{name}: {line}");
-            // A program's libraries may print, too; a script says how far it is.
+            // A program's libraries may print, too; a script prints its progress after `#`.
             let is_row = self.kind.script.is_some() && !line.starts_with('#');
             if is_row || line.starts_with('{') {
                 rows.extend(self.parse(line, variants, rounds)?);
@@ -227,9 +228,9 @@ impl Peer {
     }
 
     /// Returns a row, or none for a variant that was left out.
-    fn parse(&self, line: &str, variants: &[Variant], rounds: usize) -> Result<Option<Foreign>> {
+    fn parse(&self, line: &str, variants: &[Variant], rounds: usize) -> Result<Option<PeerResult>> {
         let none = || format!("{} printed no row: {line}", self.kind.name);
-        let row: Foreign = serde_json::from_str(line).with_context(none)?;
+        let row: PeerResult = serde_json::from_str(line).with_context(none)?;
         ensure!(variants.contains(&row.variant), none());
         if let Some(why) = row.left_out {
             println!("# left out: {} of {} B {:?}: {why}", row.variant, row.size, row.shape);
@@ -265,7 +266,7 @@ impl Peer {
             }
         };
         command.env("MASTER_ADDR", "127.0.0.1");
-        // Torch sets up multicast where NCCL must not, unless it is told.
+        // Where NCCL must not use multicast, torch would, without this variable.
         let is_set = |name| std::env::var_os(name).is_some();
         if std::env::var("NCCL_NVLS_ENABLE").is_ok_and(|value| value.trim() == "0")
             && !is_set("TORCH_SYMM_MEM_DISABLE_MULTICAST")
@@ -275,7 +276,7 @@ impl Peer {
         command
     }
 
-    /// This program, for NCCL on windows alone.
+    /// Returns the command of this program that measures only NCCL on windows.
     fn own_command(&self) -> Command {
         const REPLACED: &str = "--peers --json --csv --plot --compare --variants --nccl --between";
         let words: Vec<String> = std::env::args().skip(1).collect();
@@ -284,13 +285,13 @@ impl Peer {
         command.args(["--variants", "nccl-sym", "--nccl", "unmixed"]);
         let setting = self.program.to_string_lossy().into_owned();
         let (variable, value) = setting.split_once('=').unwrap_or((&setting, "1"));
-        command.env(variable, value).env(LINES, &setting);
+        command.env(variable, value).env(AS_PEER, &setting);
         command
     }
 }
 
-/// The variable with which this program prints its results as a peer: it has their algorithm.
-pub const LINES: &str = "DEVCOMM_BENCH_PEER";
+/// The variable that makes this program print its results as a peer; its value is their algorithm.
+pub const AS_PEER: &str = "DEVCOMM_BENCH_PEER";
 
 /// Returns the folders of libraries, with that of devcomm's NCCL first.
 fn library_path() -> Option<OsString> {
@@ -319,12 +320,12 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     /// Runs a shell script in a peer's place, on three ranks, for two rounds.
-    fn run(peer: &str, script: &str, patience: Duration) -> Result<Vec<Foreign>> {
+    fn run(peer: &str, script: &str, patience: Duration) -> Result<Vec<PeerResult>> {
         let (_folder, program) = fake::program("program", script);
         let peers = format!("{peer}={}", program.display());
         let args = ["bench", "--rounds", "2", "-G", "1", "--peers", &peers];
         let Cli { run, peers } = Cli::parse_from(args);
-        let work = Work::Counts([("bf16", vec![4])].into());
+        let work = PeerWork::Counts([("bf16", vec![4])].into());
         let Peer { kind, .. } = peers.peers[0];
         let infos: Vec<_> =
             kind.variants.iter().map(|variant| VariantInfo::column(*variant, "")).collect();
@@ -354,7 +355,7 @@ mod tests {
         "#;
         let row = |variant, dtype: &str, (size, shape), times: [f64; 2], wrong| {
             let times_us = times.to_vec();
-            Foreign { shape, times_us, wrong, ..Foreign::new(variant, dtype, size) }
+            PeerResult { shape, times_us, wrong, ..PeerResult::new(variant, dtype, size) }
         };
         let expected = [
             row(Variant::TorchOneShot, "bf16", (8, None), [2.0, 3.5], Some(0)),
@@ -363,19 +364,20 @@ mod tests {
         ];
         assert_eq!(run("torch", script, PATIENCE).unwrap(), expected);
         let rows = run("flashinfer", script, PATIENCE).unwrap();
-        let of = (rows[0].algorithm.as_deref(), rows[0].tokens, rows[0].hidden);
-        assert_eq!(of, (Some("one-shot"), Some(1), Some(4)));
+        let columns = (rows[0].algorithm.as_deref(), rows[0].tokens, rows[0].hidden);
+        assert_eq!(columns, (Some("one-shot"), Some(1), Some(4)));
     }
 
     #[test]
     fn work_is_passed_on_as_json() {
         let (shapes, cold) = (vec![[8, 16, 24]], true);
-        let work = Work::Product { collective: "reduce-scatter", shapes, cold };
+        let work = PeerWork::Product { collective: "reduce-scatter", shapes, cold };
         let product = serde_json::json!({
             "collective": "reduce-scatter", "shapes": [[8, 16, 24]], "cold": true
         });
         assert_eq!(serde_json::to_value(work).unwrap(), serde_json::json!({ "product": product }));
-        let work = serde_json::to_value(Work::RmsNorm([("bf16", vec![[1, 64]])].into())).unwrap();
+        let work =
+            serde_json::to_value(PeerWork::RmsNorm([("bf16", vec![[1, 64]])].into())).unwrap();
         assert_eq!(work, serde_json::json!({"rmsnorm": {"bf16": [[1, 64]]}}));
     }
 

@@ -11,16 +11,16 @@ use crate::contenders::contest::VariantInfo;
 #[derive(Clone, Debug)]
 pub struct Selection {
     wanted: Vec<VariantInfo>,
-    /// Whether they were named on the command line.
+    /// Whether the variants were named on the command line.
     named: bool,
     omitted: Vec<(Variant, String)>,
 }
 
 impl Selection {
     /// Returns the named variants, else all of the benchmark's.
-    pub fn new(named: &[Variant], of_benchmark: &[VariantInfo], benchmark: &str) -> Result<Self> {
+    pub fn new(named: &[Variant], infos: &[VariantInfo], benchmark: &str) -> Result<Self> {
         for variant in named {
-            let names: Vec<&str> = of_benchmark.iter().map(|info| info.variant.name()).collect();
+            let names: Vec<&str> = infos.iter().map(|info| info.variant.name()).collect();
             ensure!(
                 names.contains(&variant.name()),
                 "{benchmark} has no variant `{variant}`; it has: {}",
@@ -28,7 +28,7 @@ impl Selection {
             );
         }
         let wants = |info: &&VariantInfo| named.is_empty() || named.contains(&info.variant);
-        let wanted = of_benchmark.iter().filter(wants).copied().collect();
+        let wanted = infos.iter().filter(wants).copied().collect();
         Ok(Self { wanted, named: !named.is_empty(), omitted: Vec::new() })
     }
 
@@ -37,7 +37,7 @@ impl Selection {
         self.wanted.iter().any(|wanted| wanted.variant == variant)
     }
 
-    /// Returns what `make` makes, if the variant is selected.
+    /// Returns the result of `make`, if the variant is selected.
     pub fn make<T>(&self, variant: Variant, make: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
         self.has(variant).then(make).transpose()
     }

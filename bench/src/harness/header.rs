@@ -20,7 +20,7 @@ pub struct Header {
     pub date: Option<String>,
     /// The command line.
     pub command: Vec<String>,
-    /// Ranks.
+    /// The number of ranks.
     pub ranks: usize,
     /// Size of the LSA team.
     pub lsa_ranks: usize,
@@ -37,13 +37,13 @@ pub struct SystemInfo {
     pub state: Option<GpuState>,
     /// The links between the GPUs, as in `nvidia-smi topo -m`; `None` without it, and for one GPU.
     pub links: Option<String>,
-    /// Hosts.
+    /// The number of hosts.
     pub hosts: usize,
     /// Whether the ranks are threads of one process.
     pub threads: bool,
     /// The NCCL in use, with the CUDA that it was built for.
     pub nccl: String,
-    /// NCCL's variables in the environment, of paths the last part.
+    /// NCCL's environment variables; of a path only the last part.
     #[serde(default)]
     pub environment: Vec<String>,
     /// Whether NCCL uses multicast over NVLink (NVLS), or why not.
@@ -112,8 +112,8 @@ impl Header {
         self.value(["-G", "--cudagraph"]).is_some_and(|graphs| graphs != "0")
     }
 
-    /// Returns the flags of the command line, without these, separated by spaces, and without those
-    /// for files that it reads and writes.
+    /// Returns the flags of the command line, without those in `without`, which spaces separate,
+    /// and without those that name files.
     pub fn flags(&self, without: &str) -> String {
         const FILES: &str = "--json --csv --plot --compare --twins --table";
         let words = self.command.iter().skip(2).map(String::as_str);
@@ -233,10 +233,9 @@ fn nvls(multimem: bool) -> String {
 }
 
 fn environment(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
-    let of_nccl = variables.filter(|(name, _)| name.starts_with("NCCL_"));
+    let nccl = variables.filter(|(name, _)| name.starts_with("NCCL_"));
     let short = |value: String| value.rsplit('/').next().unwrap_or_default().to_owned();
-    let mut found: Vec<_> =
-        of_nccl.map(|(name, value)| format!("{name}={}", short(value))).collect();
+    let mut found: Vec<_> = nccl.map(|(name, value)| format!("{name}={}", short(value))).collect();
     found.sort();
     found
 }

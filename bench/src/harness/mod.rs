@@ -201,13 +201,14 @@ impl<'a> Harness<'a> {
             }
         }
         self.finish()?;
-        let mut time = |now: &dyn Fn(usize)| self.rounds(contenders, &graphs, order, rounds, now);
+        let mut time =
+            |begins: &dyn Fn(usize)| self.rounds(contenders, &graphs, order, rounds, begins);
         match &self.sensors {
             None => Ok((time(&|_| ())?, vec![Reading::default(); contenders.len()])),
             Some(sensors) => {
                 let body = |running: Sender<usize>| {
                     time(&|i| {
-                        // A sampler that has ended needs no news.
+                        // A sampler that has ended does not receive it.
                         let _ = running.send(i);
                     })
                 };
@@ -251,14 +252,14 @@ impl<'a> Harness<'a> {
         Ok(Some(times))
     }
 
-    /// Times this many rounds; calls `now` with the number of the contender that runs from then on.
+    /// Times `rounds` rounds; calls `begins` with the index of each contender before it runs.
     fn rounds(
         &self,
         contenders: &[Contender<'_>],
         graphs: &[Graph],
         order: &mut Rng,
         rounds: usize,
-        now: &dyn Fn(usize),
+        begins: &dyn Fn(usize),
     ) -> Result<Rounds> {
         let mut sequence: Vec<usize> = (0..contenders.len()).collect();
         let mut mine = Vec::new();
@@ -266,7 +267,7 @@ impl<'a> Harness<'a> {
             let mut times = vec![0.0; contenders.len()];
             order.shuffle(&mut sequence);
             for &i in &sequence {
-                now(i);
+                begins(i);
                 let contender @ Contender { timed, operations, .. } = &contenders[i];
                 let time = self.time_one(&**timed, self.calls(contender), graphs.get(i))?;
                 times[i] = time / f64::from(*operations);
@@ -291,7 +292,7 @@ impl<'a> Harness<'a> {
         Ok(graph)
     }
 
-    /// Seconds per launch of `work`, by a few launches: enough to leave out what is slow.
+    /// Returns the seconds per launch of `work` in a few launches: enough to reject a slow one.
     /// *Collective*.
     pub fn try_out(&self, work: Launches<'_>) -> Result<f64> {
         const CALLS: usize = 5;
@@ -299,7 +300,7 @@ impl<'a> Harness<'a> {
         self.time_one(work, CALLS, None)
     }
 
-    /// Seconds per launch of `work`: the median of a few batches. *Collective*.
+    /// Returns the seconds per launch of `work`: the median of a few batches. *Collective*.
     pub fn time_briefly(&self, work: Launches<'_>) -> Result<f64> {
         const BATCHES: usize = 3;
         // A library initialises on a first call, which cannot be captured.
@@ -320,7 +321,7 @@ impl<'a> Harness<'a> {
             Some(graph) => (run.graph, calls, &|| graph.launch(stream)),
             None => (calls, 1, work),
         };
-        // An untimed launch, which aligns the ranks' GPUs.
+        // An untimed launch aligns the ranks' GPUs.
         launch()?;
         stream.record(&self.events.0)?;
         let start = Instant::now();

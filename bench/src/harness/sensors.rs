@@ -8,7 +8,7 @@ use libloading::Library;
 
 use crate::base::Spread;
 
-/// Longest time between two samples; there is one as well when another contender begins.
+/// Longest time between two samples; another sample is taken when a contender begins.
 const PERIOD: Duration = Duration::from_millis(10);
 
 const NVML_FI_DEV_POWER_INSTANT: u32 = 186;
@@ -45,7 +45,7 @@ pub struct Sensors {
     library: Library,
 }
 
-/// What the sensors tell; `None` where they do not.
+/// The values of the sensors; `None` where the GPU has no such sensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Reading {
     /// Power of the GPU with its memory, in watts.
@@ -59,7 +59,7 @@ pub struct Reading {
 impl Sensors {
     /// Opens NVML for the GPU with this PCI bus ID, which ends with a zero; `None` without NVML.
     pub fn open(pci_bus_id: &[u8]) -> Option<Self> {
-        // SAFETY: the library's initialisers and functions, with the signatures of nvml.h.
+        // SAFETY: NVML may be initialised here, and the functions have the signatures of nvml.h.
         unsafe {
             let library = Library::new("libnvidia-ml.so.1").ok()?;
             let init = library.get::<unsafe extern "C" fn() -> i32>(c"nvmlInit_v2").ok()?;
@@ -80,14 +80,14 @@ impl Sensors {
         }
     }
 
-    /// Returns the sensors now.
+    /// Reads the sensors.
     pub fn read(&self) -> Reading {
         let mut power = Field { id: NVML_FI_DEV_POWER_INSTANT, ..Field::default() };
-        // SAFETY: the device is valid, and `power` is one field.
+        // SAFETY: `open` found the device, and `power` is one field.
         let status = unsafe { (self.fields)(self.device, 1, &raw mut power) };
         let number = |query: Query, selector| {
             let mut number = 0;
-            // SAFETY: the device is valid, and the function writes a `u32`.
+            // SAFETY: `open` found the device, and the function writes a `u32`.
             let status = unsafe { query(self.device, selector, &raw mut number) };
             (status == 0).then_some(f64::from(number))
         };
@@ -101,7 +101,7 @@ impl Sensors {
 
 impl Drop for Sensors {
     fn drop(&mut self) {
-        // SAFETY: it was initialised, and this is its counterpart.
+        // SAFETY: `open` initialised the library, and this is its counterpart.
         unsafe {
             if let Ok(shut_down) =
                 self.library.get::<unsafe extern "C" fn() -> i32>(c"nvmlShutdown")
@@ -112,8 +112,8 @@ impl Drop for Sensors {
     }
 }
 
-/// Runs `body`, and samples `read` in a thread meanwhile. `body` sends the number of the contender
-/// that runs from then on, of `contenders`. Returns each contender's medians, too.
+/// Runs `body`, and samples `read` in a thread meanwhile. `body` sends the index of a contender, of
+/// `contenders`, before that runs. Also returns each contender's medians.
 pub fn sample<R>(
     read: impl Fn() -> Reading + Send,
     contenders: usize,
@@ -126,7 +126,7 @@ pub fn sample<R>(
             let mut running = None;
             loop {
                 match receiver.recv_timeout(PERIOD) {
-                    // The last of several that ran during a sample.
+                    // If several contenders began during a sample, the last one runs now.
                     Ok(next) => running = receiver.try_iter().last().or(Some(next)),
                     Err(RecvTimeoutError::Timeout) => {}
                     // `body` has ended, or panicked.

@@ -3,8 +3,8 @@
 //! A time is the median of a run's rounds. Its standard error follows from their interquartile
 //! range, as for normally distributed times. A row became faster or slower if its times differ by
 //! more than three standard errors of the difference and by more than 3 %: two starts on one
-//! machine differ by up to that without a cause in the code. With three starts of both versions it
-//! did if all times of one are below all of the other.
+//! machine differ by up to that without a cause in the code. With three starts of both versions a
+//! row changed if all times of one version are below all of the other.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ pub fn starts(path: &Path) -> Result<Vec<Report<Row>>> {
 /// Standard errors that a difference exceeds.
 const ERRORS: f64 = 3.0;
 
-/// What became of a row.
+/// The result of the comparison of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Faster,

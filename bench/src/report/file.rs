@@ -20,7 +20,7 @@ pub struct File {
     /// The name, without folder.
     pub name: String,
     pub header: Header,
-    /// The element types; none of barriers.
+    /// The element types; empty for barriers.
     pub types: BTreeSet<String>,
     pub n_rows: usize,
     pub ratios: Vec<Ratio>,
@@ -57,7 +57,7 @@ impl File {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let types = report.rows.iter().map(|row| row.dtype.clone());
         let (n_rows, ratios) = (report.rows.len(), ratios(contest, &report.rows));
-        // What is compared is what a plot of twins would show twice.
+        // In a plot of twins each line would cover its twin's.
         let plot = if contest.benchmark == "twins" { None } else { plot::svg(&report) };
         let types = types.filter(|name| name != "-").collect();
         Ok(Self { name, header, types, n_rows, ratios, plot })
@@ -73,13 +73,13 @@ impl File {
         format!("{}.svg", self.stem())
     }
 
-    /// Adds another start of the same program on such a machine.
+    /// Adds another start of the same program on a machine of the same kind.
     pub fn join(&mut self, other: &Self) -> Result<()> {
         let run = |file: &Self| (file.header.flags(""), file.header.machine_name());
         ensure!(run(self) == run(other), "{} is of another command or machine", self.name);
         ensure!(self.ratios.len() == other.ratios.len(), "{} has other cases", self.name);
         for (ratio, same) in self.ratios.iter_mut().zip(&other.ratios) {
-            ensure!(ratio.is_of(same), "it has a ratio of {}, not of {}", same.of, ratio.of);
+            ensure!(ratio.is_of(same), "it has a ratio of {}, not of {}", same.case, ratio.case);
             ratio.join(same);
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! `report`: a page of ratios and plots from files of rows, as docs/measurements.md. `rows`: the
-//! rows of a file.
+//! The commands `report`, which writes a page of ratios and plots from files of rows, such as
+//! docs/measurements.md, and `rows`, which prints the rows of a file.
 
 pub mod compare;
 mod cost;
@@ -75,9 +75,9 @@ fn read(folder: &Path) -> Result<Vec<File>> {
         let file = File::read(&path)?;
         match file.stem().split_once("-start") {
             Some((first, _)) => {
-                let of = files.iter_mut().find(|other| other.stem() == first);
-                let of = of.with_context(|| format!("there is no {first}.json"));
-                of.and_then(|first| first.join(&file)).with_context(|| {
+                let found = files.iter_mut().find(|other| other.stem() == first);
+                let found = found.with_context(|| format!("there is no {first}.json"));
+                found.and_then(|first| first.join(&file)).with_context(|| {
                     format!("{} is no further start of the program", path.display())
                 })?;
             }

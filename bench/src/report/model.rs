@@ -80,7 +80,7 @@ struct Point {
     us: f64,
 }
 
-/// Returns the owner of a variant, of those that the model knows.
+/// Returns the library of a variant, if the model knows the variant.
 fn by(variant: Variant) -> Option<CollectiveBy> {
     match variant {
         Variant::RustOps => Some(CollectiveBy::Devcomm),
@@ -120,7 +120,7 @@ fn read(path: &Path) -> Result<Vec<Point>> {
 }
 
 impl Row {
-    /// Returns `None` for what the model was not fitted to.
+    /// Returns the row of a point; `None` if the model was not fitted to such cases.
     fn new(model: &CostModel, Point { case, row, us }: &Point) -> Option<Self> {
         let model_us = model.us(case)?;
         let on = |ranks| model.us(&CollectiveCase { ranks, ..*case });

@@ -19,7 +19,7 @@ pub fn head() -> String {
         + &line(["(B)", "(elements)", "", "", ""], ["(us)", "(GB/s)", "(GB/s)", ""])
 }
 
-/// Returns the lines of a variant's rows: one for a row out of place and that in place.
+/// Returns the lines of a variant's rows: one for each row out of place and its row in place.
 pub fn lines(program: &str, rows: &[Row]) -> String {
     let line = |row: &Row| {
         let dtype = type_name(&row.dtype);
@@ -30,8 +30,8 @@ pub fn lines(program: &str, rows: &[Row]) -> String {
         let same =
             |other: &&Row| other.in_place && (other.size, &other.dtype) == (row.size, &row.dtype);
         for row in [Some(row), rows.iter().find(same)] {
-            let number = |of: fn(&Row) -> Option<f64>, width| {
-                row.and_then(of).map_or("N/A".to_owned(), |number| fit(number, width))
+            let number = |value: fn(&Row) -> Option<f64>, width| {
+                row.and_then(value).map_or("N/A".to_owned(), |number| fit(number, width))
             };
             let wrong = row::wrong(row.and_then(|row| row.wrong));
             let (time, algbw) = (number(|row| row.time_us, 7), number(|row| row.algbw, 6));

@@ -1,4 +1,4 @@
-//! The page: for each operation a table of what the ratios of its runs come to, and a plot for each
+//! The page: for each operation a table that summarises the ratios of its runs, and a plot for each
 //! machine.
 
 use std::collections::BTreeSet;
@@ -68,8 +68,8 @@ const TITLES: &[(&str, &str)] = &[
 pub fn markdown(files: &[File], folder: &str) -> String {
     let mut page = INTRODUCTION.to_owned();
     for (benchmark, title) in TITLES {
-        let of = |file: &&File| file.header.subcommand() == *benchmark;
-        let files: Vec<&File> = files.iter().filter(of).collect();
+        let is_of = |file: &&File| file.header.subcommand() == *benchmark;
+        let files: Vec<&File> = files.iter().filter(is_of).collect();
         if !files.is_empty() {
             page += &section(title, &files, folder);
         }
@@ -96,7 +96,7 @@ fn section(title: &str, files: &[&File], folder: &str) -> String {
         let machine = file.header.machine_name();
         let here = files.iter().filter(|other| other.header.machine_name() == machine);
         let drawn = here.filter(|other| other.plot.is_some());
-        // The first of those with the same number of rows.
+        // Of files with the same number of rows, `rev` makes this the first.
         let largest = drawn.rev().max_by_key(|other| (other.header.in_graphs(), other.n_rows));
         if let (Some(file), false) = (largest, machines.contains(&machine)) {
             let caption = format!("{title}, {machine}, {}", file.stem());
@@ -119,8 +119,8 @@ fn line(file: &File, plan: &str, standing: Option<&Standing>, folder: &str) -> S
     let run = if flags.is_empty() { plan } else { format!("`{flags}`{plan}") };
     let figures = standing.map_or("- | - | - | - | -".to_owned(), |standing| {
         let Standing { cases, mean, worst, above, ties } = standing;
-        let (of, worst) = (&worst.of, worst.value());
-        format!("{cases} | {mean:.3} | {worst:.3} ({of}) | {above} | {ties}")
+        let (case, worst) = (&worst.case, worst.value());
+        format!("{cases} | {mean:.3} | {worst:.3} ({case}) | {above} | {ties}")
     });
     let mut links = format!("[rows]({folder}/{})", file.name);
     if file.plot.is_some() {

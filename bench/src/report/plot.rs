@@ -1,5 +1,5 @@
 //! Draws the rows of a comparison as SVG: latency and bandwidth by size where there are sizes to
-//! compare, or else a line of dots for each shape or, of many shapes, their ratios.
+//! compare; otherwise a line of dots for each shape or, for many shapes, their ratios.
 
 use std::fmt::Write as _;
 
@@ -31,12 +31,12 @@ struct Series<'a> {
     rows: Vec<&'a Row>,
 }
 
-/// Returns what a logarithmic axis has a place for.
+/// Returns the value if it is positive, so that a logarithmic axis has a place for it.
 fn positive(value: Option<f64>) -> Option<f64> {
     value.filter(|value| *value > 0.0)
 }
 
-/// Operations per second in 10^12 of a matrix product; files of earlier versions lack them.
+/// Returns the TFLOP/s of a matrix product, which files of earlier versions lack.
 fn rate(row: &Row) -> Option<f64> {
     row.tflops.or(Some(row.operations()? / (positive(row.time_us)? * 1e6)))
 }
@@ -89,7 +89,7 @@ struct Axis {
     high: f64,
     from: f64,
     to: f64,
-    /// Where it has labels.
+    /// The values that have labels.
     ticks: Vec<f64>,
 }
 
@@ -133,11 +133,11 @@ struct Picture(String);
 
 impl Picture {
     fn add(&mut self, element: std::fmt::Arguments<'_>) {
-        // A string takes everything.
+        // A write to a string does not fail.
         let _ = writeln!(self.0, "{element}");
     }
 
-    /// `anchor`: `start`, `middle` or `end`.
+    /// Draws text; `anchor` is `start`, `middle` or `end`.
     fn text(&mut self, x: f64, y: f64, anchor: &str, text: &str) {
         let text = text.replace('&', "&amp;").replace('<', "&lt;");
         self.add(format_args!(
@@ -206,7 +206,7 @@ const GRID: &str = r##"stroke="#dddddd""##;
 const DARK: &str = r##"stroke="#444444""##;
 const LIMIT: &str = r##"stroke="#444444" stroke-dasharray="6 4""##;
 
-/// Latency and bus bandwidth by size. `limit` is the links' bandwidth.
+/// Returns latency and bus bandwidth by size. `limit` is the links' bandwidth.
 fn panels(series: &[Series<'_>], limit: Option<f64>) -> String {
     const PLACES: [[f64; 2]; 2] = [[60.0, 430.0], [510.0, 880.0]];
     const TOP: f64 = 40.0;
@@ -258,7 +258,7 @@ fn panels(series: &[Series<'_>], limit: Option<f64>) -> String {
 fn draw_least_time(picture: &mut Picture, series: &[Series<'_>], limit: f64, x: &Axis, y: &Axis) {
     let bus = series[0].rows.iter().find_map(|row| Some(row.busbw? / row.algbw?));
     let Some(factor) = bus.filter(|bus| *bus > 0.0) else { return };
-    // Microseconds of a byte.
+    // The microseconds that a byte takes.
     let each = factor / (limit * 1e3);
     let first = (y.low / each).max(x.low);
     if first < x.high {
@@ -272,7 +272,7 @@ fn number(value: f64) -> String {
     format!("{value:.*}", (-value.log10().floor()).max(0.0) as usize)
 }
 
-/// Shapes that have a line each.
+/// The most shapes that have a line each.
 const MOST_LINES: usize = 48;
 
 /// Returns the ratios of many products over the rows of A.
@@ -327,9 +327,9 @@ fn dots(rows: &[&Row], series: &[Series<'_>]) -> Option<String> {
     let bottom = TOP + STEP * labels.len() as f64;
     let x = Axis::decimal(rows.iter().filter_map(|row| value(row)), LEFT, 870.0);
     let mut picture = Picture(String::new());
-    let of = if single { case(rows[0]) + ": " } else { String::new() };
+    let heading = if single { case(rows[0]) + ": " } else { String::new() };
     let unit = if rated { "TFLOP/s" } else { "time, us" };
-    picture.text(LEFT, 18.0, "start", &format!("{of}{unit}"));
+    picture.text(LEFT, 18.0, "start", &format!("{heading}{unit}"));
     for &tick in &x.ticks {
         picture.line([x.at(tick), TOP - 8.0, x.at(tick), bottom], GRID);
         picture.text(x.at(tick), TOP - 12.0, "middle", &number(tick));

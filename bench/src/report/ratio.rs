@@ -16,10 +16,10 @@ pub const STARTS: usize = 3;
 /// The default against the fastest competitor in one case.
 #[derive(Clone, Debug)]
 pub struct Ratio {
-    /// Which of the default's plans, if a run has several; else empty.
+    /// The default's plan, if a run has several; otherwise empty.
     pub plan: String,
     /// The size, shape or grid.
-    pub of: String,
+    pub case: String,
     /// The rows of A, if it is a matrix product.
     pub m: Option<usize>,
     /// The ratios, one for each start of the program: below 1 the default is faster.
@@ -33,9 +33,9 @@ pub fn ratios(contest: &Contest, rows: &[Row]) -> Vec<Ratio> {
     let mut ratios: Vec<Ratio> = Vec::new();
     let one_type = rows.iter().all(|row| row.dtype == rows[0].dtype);
     for case in cases(rows) {
-        let of_type = if one_type { String::new() } else { format!(" {}", case[0].dtype) };
-        let of_case = of_case(contest, case).into_iter();
-        ratios.extend(of_case.map(|ratio| Ratio { of: ratio.of + &of_type, ..ratio }));
+        let dtype = if one_type { String::new() } else { format!(" {}", case[0].dtype) };
+        let found = of_case(contest, case).into_iter();
+        ratios.extend(found.map(|ratio| Ratio { case: ratio.case + &dtype, ..ratio }));
     }
     ratios
 }
@@ -71,15 +71,15 @@ fn of_case(contest: &Contest, case: &[Row]) -> Vec<Ratio> {
             let value = us(row)? / us(best)?;
             let noise = row.noise_percent.unwrap_or(0.0).max(best.noise_percent.unwrap_or(0.0));
             let plan = if ours.len() > 1 { row.plan() } else { "" };
-            let (plan, of, m) = (format!("{plan}{after}").trim().to_owned(), row.label(), row.m);
-            Some(Ratio { plan, of, m, starts: vec![value], noise: noise / 100.0 })
+            let (plan, case, m) = (format!("{plan}{after}").trim().to_owned(), row.label(), row.m);
+            Some(Ratio { plan, case, m, starts: vec![value], noise: noise / 100.0 })
         };
         ours.iter().filter_map(ratio).collect()
     };
     [by(|row| row.time_us, ""), by(|row| row.between_us, BETWEEN)].concat()
 }
 
-/// What follows a plan where a kernel of another program ran before each call.
+/// The suffix of a plan's name for calls that each follow an unrelated kernel.
 const BETWEEN: &str = " after another kernel";
 
 impl Ratio {
@@ -109,11 +109,11 @@ impl Ratio {
 
     /// Returns whether it is the same case.
     pub fn is_of(&self, other: &Self) -> bool {
-        (&self.plan, &self.of) == (&other.plan, &other.of)
+        (&self.plan, &self.case) == (&other.plan, &other.case)
     }
 }
 
-/// What the ratios of a run come to.
+/// The summary of a run's ratios.
 #[derive(Clone, Debug)]
 pub struct Standing {
     pub cases: usize,
@@ -143,12 +143,12 @@ impl Standing {
 impl fmt::Display for Standing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { cases, mean, worst, above, ties } = self;
-        let of = format!("{} {}", worst.of, worst.plan);
-        let (worst, of) = (worst.value(), of.trim_end());
+        let case = format!("{} {}", worst.case, worst.plan);
+        let (worst, case) = (worst.value(), case.trim_end());
         write!(
             f,
-            "geometric mean {mean:.3} of {cases} cases, worst {worst:.3} ({of}), {above} above 1, \
-             {ties} ties"
+            "geometric mean {mean:.3} of {cases} cases, worst {worst:.3} ({case}), \
+             {above} above 1, {ties} ties"
         )
     }
 }
@@ -223,8 +223,8 @@ mod tests {
     use crate::report::row::{Case, add_times};
     use crate::report::table::Report;
 
-    /// Returns the standing of each plan in a kept file, as `mean worst above`.
-    fn kept(name: &str) -> Vec<String> {
+    /// Returns the standing of each plan in a file of docs/measurements, as `mean worst above`.
+    fn standings(name: &str) -> Vec<String> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/measurements");
         let report = Report::<Row>::read(&folder.join(format!("{name}.json"))).unwrap();
         let contest = Contest::of(report.header.as_ref().unwrap().subcommand()).unwrap();
@@ -239,12 +239,12 @@ mod tests {
     #[test]
     fn a_ratio_is_that_of_the_default_over_the_fastest_competitor() {
         for (name, expected) in [
-            // Neither the product without its all-gather, nor cuBLASLt with devcomm's.
+            // The product without its all-gather and cuBLASLt with devcomm's do not compete.
             ("allgather-gemm-2xh100-random-graph", &["0.717 0.976 0"][..]),
             ("allgather-gemm-4xh200-graph", &["0.967 0.993 0"]),
-            // Not the product of all rows by one B.
+            // The product of all rows and one B does not compete.
             ("grouped-gemm-h100-graph", &["0.767 0.865 0"]),
-            // Neither bare stores nor the form for many tokens.
+            // Bare stores and the form for many tokens do not compete.
             ("ep-2xh200-graph", &["0.653 1.002 1"]),
             ("ep-2xh100-graph", &["0.674 1.596 2"]),
             // Every plan has the competitors of the shape.
@@ -253,19 +253,19 @@ mod tests {
                 &["wide in bf16 0.639 0.692 0", "chunked:2 in bf16 0.909 0.976 0"],
             ),
             ("gemm-allreduce-2xh200-random-graph", &["0.590 1.015 1"]),
-            // Not another kernel that is faster than the default.
+            // Another kernel that is faster than the default is not the default.
             ("all-reduce-4xh200-f32-graph", &["0.709 1.014 2"]),
             ("gemm-h200-random", &["0.921 1.426 95"]),
         ] {
-            assert_eq!(kept(name), expected, "{name}");
+            assert_eq!(standings(name), expected, "{name}");
         }
     }
 
     #[test]
     fn a_difference_below_3_percent_is_a_tie_unless_three_starts_agree() {
         let ratio = |starts: &[f64], noise| {
-            let (plan, of, m, starts) = (String::new(), String::new(), None, starts.to_vec());
-            Ratio { plan, of, m, starts, noise }
+            let (plan, case, m, starts) = (String::new(), String::new(), None, starts.to_vec());
+            Ratio { plan, case, m, starts, noise }
         };
         for (starts, noise, is_tie) in [
             (&[0.975][..], 0.0, true),

@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::base::Spread;
-use crate::contenders::{Foreign, Variant};
+use crate::contenders::{PeerResult, Variant};
 use crate::harness::Rounds;
 use crate::report::table::{self, Column, number};
 
@@ -64,13 +64,13 @@ impl Case {
     }
 
     /// Returns whether a peer's result is of this case.
-    pub fn has(&self, peer: &Foreign) -> bool {
+    pub fn has(&self, peer: &PeerResult) -> bool {
         (self.size, self.dtype, self.shape) == (peer.size, &*peer.dtype, peer.shape)
             && (peer.hidden.is_none() || (self.tokens, self.hidden) == (peer.tokens, peer.hidden))
             && peer.operation.as_deref().is_none_or(|operation| operation == self.redop)
     }
 
-    /// Returns a row with right results, of which nothing else is known.
+    /// Returns a row without wrong elements and without measurements.
     pub fn row(&self, variant: Variant) -> Row {
         let [m, n, k] = self.shape.map_or([None; 3], |extents| extents.map(Some));
         let Self { size, count, l2, tokens, hidden, .. } = *self;
@@ -101,7 +101,7 @@ pub struct Row {
     pub tokens: Option<usize>,
     pub hidden: Option<usize>,
     pub variant: Variant,
-    /// Whether it sends and receives in one buffer.
+    /// Whether the variant sends and receives in one buffer.
     #[serde(default)]
     pub in_place: bool,
     pub blocks: Option<u32>,
@@ -134,14 +134,14 @@ pub struct Row {
     pub p99_us: Option<f64>,
     /// The longest minus the shortest round in percent of their median.
     pub spread_percent: Option<f64>,
-    /// Microseconds of a peer after this program, which ran before it, too.
+    /// Microseconds of a peer in its second run, after this program.
     pub again_us: Option<f64>,
     /// Microseconds after a kernel of another program, without that kernel's (--between).
     pub between_us: Option<f64>,
 }
 
-/// Adds what follows from the times to the rows of a case, and makes rows of a variant neighbours.
-/// `bus` is [`Case::bus`].
+/// Adds the columns that follow from the times to the rows of a case, and sorts the rows of a
+/// variant next to each other. `bus` is [`Case::bus`].
 pub fn add_times(rows: &mut [Row], bus: f64, competitors: &[Variant], rounds: Option<&Rounds>) {
     let spread = |time: &dyn Fn(&[f64]) -> f64| Spread::of(rounds?.iter().map(|round| time(round)));
     let median = |i: usize| spread(&|round| round[i]).map_or(f64::INFINITY, |time| time.median);
@@ -257,8 +257,7 @@ impl Row {
     }
 }
 
-/// Returns the rows of NCCL in a configuration, as a peer of another start of this program prints
-/// them.
+/// Returns the rows of NCCL as this program prints them when another start of it runs it as a peer.
 pub fn lines_of_peer(algorithm: &str, rows: &[Row], rounds: Option<&Rounds>) -> String {
     let line = |(i, row): (usize, &Row)| {
         let times = rounds.into_iter().flatten().map(|round| round[i] * 1e6);
@@ -273,9 +272,9 @@ pub fn lines_of_peer(algorithm: &str, rows: &[Row], rounds: Option<&Rounds>) -> 
     rows.iter().enumerate().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Adds what peers measured after this program to the rows from before it. Returns a line of how
-/// they differ.
-pub fn join_again(rows: &mut [Row], again: &[Foreign]) -> String {
+/// Adds the times of the peers' second run, after this program, to their rows. Returns a line that
+/// tells the difference.
+pub fn join_again(rows: &mut [Row], again: &[PeerResult]) -> String {
     let mut drifts = Vec::new();
     for peer in again {
         let is_same = |row: &&mut Row| {
@@ -358,13 +357,13 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_are_measured_again_tell_how_they_drift() {
+    fn peers_that_run_again_show_a_drift() {
         let mut rows = measured();
         rows[1].asked = Some("one-shot".to_owned());
-        let again = |algorithm: &str| Foreign {
+        let again = |algorithm: &str| PeerResult {
             algorithm: Some(algorithm.to_owned()),
             times_us: vec![6.6],
-            ..Foreign::new(Variant::NcclSym, "f32", 3000)
+            ..PeerResult::new(Variant::NcclSym, "f32", 3000)
         };
         let line = join_again(&mut rows, &[again("one-shot"), again("two-shot")]);
         assert!(line.ends_with("+10.0 % in the median of 1 rows, +10.0 % at most"), "{line}");

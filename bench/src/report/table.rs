@@ -18,7 +18,7 @@ pub struct Column<R> {
     least_width: usize,
     /// Returns a row's value; `None` for a dash.
     value: fn(&R) -> Option<String>,
-    /// Whether tables have it in which no row has a value.
+    /// Whether a table has the column even if no row has a value.
     is_always_shown: bool,
 }
 
@@ -33,7 +33,7 @@ impl<R> Column<R> {
         Self { name, unit, least_width, value, is_always_shown: true }
     }
 
-    /// Returns a column that tables have in which a row has a value: what a machine or a benchmark
+    /// Returns a column that a table has only if a row has a value: what a machine or a benchmark
     /// does not tell is left out.
     pub const fn if_any(
         name: &'static str,
@@ -111,8 +111,8 @@ impl<R: Row + Serialize> Report<R> {
         Ok(report)
     }
 
-    /// Adds rows, and writes the requested files, if any: what is measured is kept if a long run is
-    /// ended. Returns the rows' lines in the table.
+    /// Adds rows, and writes the requested files, if any, so that a long run that is interrupted
+    /// keeps its rows. Returns the rows' lines in the table.
     pub fn add(
         &mut self,
         rows: impl IntoIterator<Item = R>,
@@ -141,7 +141,7 @@ impl<R: Row + Serialize> Report<R> {
 /// The columns of a table whose rows come one after the other.
 #[derive(Debug, Default)]
 struct Layout {
-    /// Which are shown: those that a row had so far.
+    /// Which columns are shown: those in which a row had a value so far.
     shown: Vec<bool>,
     widths: Vec<usize>,
 }
@@ -157,9 +157,9 @@ impl Layout {
         let mut lines = Vec::new();
         self.widths.resize(shown.len(), 0);
         for (i, (column, width)) in R::COLUMNS.iter().zip(&mut self.widths).enumerate() {
-            let of_heading = column.least_width.max(column.name.len()).max(column.unit.len());
+            let heading = column.least_width.max(column.name.len()).max(column.unit.len());
             let longest = cells.iter().map(|row| row[i].len()).max().unwrap_or(0);
-            *width = (*width).max(of_heading).max(longest);
+            *width = (*width).max(heading).max(longest);
         }
         if shown != self.shown {
             self.shown = shown;

@@ -56,7 +56,7 @@ pub struct Kernel {
     pub file: String,
     /// The parameters, in order.
     pub params: Vec<Param>,
-    /// Whether it opens LSA barrier sessions: a launch then needs one barrier per block.
+    /// Whether the kernel opens LSA barrier sessions: a launch then needs one barrier per block.
     #[serde(default)]
     pub lsa_barriers: bool,
     /// The resources that `ptxas` reports; `None` without `ptxas`.

@@ -42,7 +42,7 @@ pub struct CudaBuilder {
 
 impl CudaBuilder {
     /// Returns a builder for the kernel package with this name, in the calling package's workspace,
-    /// among its path dependencies, or a dependency of its own from a registry.
+    /// among its path dependencies, or among its own dependencies from a registry.
     pub fn new(package: impl Into<String>) -> Self {
         Self {
             package: package.into(),
@@ -82,7 +82,7 @@ impl CudaBuilder {
     }
 
     /// Sets whether a kernel that panics prints the message, the file and line, rank, block and
-    /// thread before it traps, in kernels that are otherwise the same. It takes registers, stack
+    /// thread before it traps, in kernels that are otherwise the same. This takes registers, stack
     /// and a call of the driver's `vprintf` at each panic. Default: no; in a build script
     /// `DEVCOMM_PANIC_MESSAGES=1` asks for it.
     ///
@@ -101,7 +101,7 @@ impl CudaBuilder {
 
     /// Sets whether the build warns of every kernel that spills registers, uses the stack, has
     /// too many registers for its blocks, or whose `wgmma` instructions `ptxas` serialises.
-    /// Default: only of those that set `max_threads`. It is known only if `ptxas` was found.
+    /// Default: only of those that set `max_threads`. Without `ptxas` there are no such warnings.
     pub fn check_all(mut self, all: bool) -> Self {
         self.check_all = all;
         self
@@ -290,8 +290,8 @@ impl CudaBuilder {
         for report in artifacts.costly()? {
             let threads = declared.get(&*report.name).copied().flatten();
             if self.check_all || threads.is_some() {
-                let of_kernel = report.costs(threads.unwrap_or(0));
-                costs.extend(of_kernel.iter().map(|cost| format!("{}: {cost}", report.name)));
+                let kernel_costs = report.costs(threads.unwrap_or(0));
+                costs.extend(kernel_costs.iter().map(|cost| format!("{}: {cost}", report.name)));
             }
         }
         if !costs.is_empty() {
@@ -322,11 +322,11 @@ impl CudaBuilder {
             return folder.clone();
         }
         let workspace = artifact::sha256(package.workspace.as_os_str().as_encoded_bytes());
-        let of_script = match &self.out_dir {
+        let script_target = match &self.out_dir {
             Some(_) => None,
             None => env::var_os("OUT_DIR").and_then(|out| script::target_folder(Path::new(&out))),
         };
-        let target = of_script.unwrap_or_else(|| package.target.clone());
+        let target = script_target.unwrap_or_else(|| package.target.clone());
         target.join("devcomm-kernels").join(&workspace[..16])
     }
 

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::artifact;
 use crate::error::Error;
 
-/// The JSON file of an entry, written last, which lists the others: an entry that has it, and that
-/// has them as they are listed, is complete.
+/// The JSON file of an entry, written last, which lists the other files. An entry is complete if it
+/// has this file, and the files are as listed.
 const LIST: &str = "entry.json";
 
 /// An entry unused for this long is removed.
@@ -41,7 +41,7 @@ struct List<T> {
     files: BTreeMap<String, Contents>,
 }
 
-/// What a file has.
+/// The size and the hash of a file.
 #[derive(PartialEq, Serialize, Deserialize)]
 struct Contents {
     size: u64,
@@ -61,7 +61,7 @@ impl Entry {
         self.folder.join(LIST)
     }
 
-    /// Returns what the entry was made with, if its files are as they were made.
+    /// Returns the information that the entry was made with, if its files are unchanged.
     fn info<T: DeserializeOwned>(&self) -> Option<T> {
         let list: List<T> = serde_json::from_slice(&fs::read(self.list()).ok()?).ok()?;
         let is_whole = |(path, made): (&String, &Contents)| {
@@ -80,7 +80,7 @@ impl Contents {
     }
 }
 
-/// The files below a folder, and the folders, each after what is in it.
+/// Visits the files below a folder, and each folder after its content.
 fn walk(folder: &Path, visit: &mut impl FnMut(&Path) -> Result<(), Error>) -> Result<(), Error> {
     for entry in fs::read_dir(folder).map_err(Error::io("read", folder))? {
         let path = entry.map_err(Error::io("read", folder))?.path();
@@ -163,7 +163,7 @@ impl Cache {
         })?;
         let text = serde_json::to_string_pretty(&list).unwrap_or_default();
         fs::write(unpublished.list(), text).map_err(Error::io("write", &unpublished.list()))?;
-        // All of it, before it has its name: after a crash of the system a file might be cut.
+        // All of it is synchronised before the rename: a crash of the system might truncate a file.
         walk(&unpublished.folder, &mut |path| {
             let file = fs::File::open(path).and_then(|file| file.sync_all());
             file.map_err(Error::io("write", path))
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn builds_that_want_the_same_at_once_make_it_once() {
+    fn concurrent_builds_make_an_entry_once() {
         let folder = tempfile::tempdir().unwrap();
         let made = AtomicUsize::new(0);
         std::thread::scope(|scope| {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_whose_file_is_cut_changed_or_missing_is_made_again() {
+    fn an_entry_whose_file_is_truncated_changed_or_missing_is_made_again() {
         for hashes in [false, true] {
             let folder = tempfile::tempdir().unwrap();
             let cache = Cache { folder: folder.path().join("core"), hashes };
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_goes_when_no_build_has_used_it_for_long() {
+    fn an_entry_that_no_build_has_used_for_long_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache { folder: folder.path().to_owned(), hashes: true };
         let long_ago = SystemTime::now() - KEPT_FOR - Duration::from_secs(60);

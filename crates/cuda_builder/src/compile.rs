@@ -23,14 +23,14 @@ pub(crate) const TARGET: &str = "nvptx64-nvidia-cuda";
 /// root already enables are not added.
 const FEATURES: [&str; 2] = ["abi_ptx", "asm_experimental_arch"];
 
-/// What is compiled of a kernel's checks and panics.
+/// How a kernel's checks and panics are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Panics {
     /// A panic is a trap.
     Silent,
     /// A panic prints its message, and traps.
     Reported,
-    /// The reported profile, with debug assertions and checks of overflow.
+    /// A panic is [`Reported`](Self::Reported); debug assertions and overflow checks are on.
     Checked,
 }
 
@@ -96,7 +96,7 @@ impl Compile<'_> {
         let stderr = if self.quiet { Stdio::piped() } else { Stdio::inherit() };
         let output = command.stdin(Stdio::null()).stderr(stderr).output();
         let output = output.map_err(|e| self.failed(e.to_string()))?;
-        let cargos = String::from_utf8_lossy(&output.stderr);
+        let cargo_messages = String::from_utf8_lossy(&output.stderr);
         let (mut libraries, mut diagnostics) = (Vec::new(), Diagnostics::default());
         for message in Message::parse_stream(&output.stdout[..]) {
             match message.map_err(|e| self.failed(e.to_string()))? {
@@ -108,19 +108,19 @@ impl Compile<'_> {
             }
         }
         if output.status.success() || !diagnostics.begun {
-            eprint!("{}{cargos}", diagnostics.text);
+            eprint!("{}{cargo_messages}", diagnostics.text);
         }
         if output.status.success() {
             return Ok(libraries);
         }
         if !diagnostics.begun {
-            let (package, messages) = (self.package.name.clone(), cargos.trim().to_owned());
+            let (package, messages) = (self.package.name.clone(), cargo_messages.trim().to_owned());
             return Err(Error::NotBegun { package, messages });
         }
         let error = diagnostics.error(&self.package.name, &self.package.root_file);
-        // A dependency without `std` has an error for each of its uses: the first one says it all.
+        // A dependency has an error for each use of `std`, of which only the advice is printed.
         if !matches!(error, Error::NeedsStd { .. }) {
-            eprint!("{}{cargos}", diagnostics.text);
+            eprint!("{}{cargo_messages}", diagnostics.text);
         }
         Err(error)
     }
@@ -129,10 +129,10 @@ impl Compile<'_> {
     fn library(&self, artifact: &Artifact) -> Result<Option<Library>, Error> {
         let is_rlib = |kind: &CrateType| matches!(kind, CrateType::Lib | CrateType::RLib);
         let file = |extension: &str| {
-            let of_gpu = |name: &&Utf8PathBuf| {
+            let is_for_gpu = |name: &&Utf8PathBuf| {
                 name.as_str().contains(TARGET) && name.extension() == Some(extension)
             };
-            artifact.filenames.iter().find(of_gpu).map(|name| name.as_std_path())
+            artifact.filenames.iter().find(is_for_gpu).map(|name| name.as_std_path())
         };
         let Some(library) =
             file("rlib").filter(|_| artifact.target.crate_types.iter().any(is_rlib))
@@ -167,7 +167,7 @@ impl Compile<'_> {
         }
         command
             .env("RUSTC", &self.toolchain.rustc)
-            // Unstable features for this child only: kernels need them, and stable rustc has them.
+            // This process may use unstable features, which kernels need and stable rustc has.
             .env("RUSTC_BOOTSTRAP", "1")
             // An empty wrapper also overrides one in a configuration file.
             .env("RUSTC_WRAPPER", "")
@@ -197,7 +197,7 @@ impl Compile<'_> {
     pub(crate) fn rustflags(&self) -> Vec<String> {
         let checks = if self.panics == Panics::Checked { "on" } else { "off" };
         let mut flags = vec![
-            // They come after those of the profile, which may be for one package.
+            // These flags come after the profile's, which may be for one package.
             "-Copt-level=3".to_owned(),
             // Line tables for profilers. Full debug info marks the PTX `debug`: less optimisation.
             "-Cdebuginfo=line-directives-only".to_owned(),
@@ -213,7 +213,7 @@ impl Compile<'_> {
             // A failed check traps, without code for its message.
             Panics::Silent => flags
                 .extend(["-Zunstable-options".to_owned(), "-Cpanic=immediate-abort".to_owned()]),
-            // Read by the panic handler in `cuda_std`.
+            // The panic handler in `cuda_std` tests this condition.
             Panics::Reported => flags.push("--cfg=devcomm_panic_messages".to_owned()),
             Panics::Checked => {}
         }
@@ -226,7 +226,7 @@ impl Compile<'_> {
     }
 }
 
-/// Messages as JSON, with colours for a terminal.
+/// Returns the flag for messages as JSON, with colours for a terminal.
 fn message_format() -> &'static str {
     match std::io::stderr().is_terminal() {
         true => "--message-format=json,json-diagnostic-rendered-ansi",
@@ -234,7 +234,7 @@ fn message_format() -> &'static str {
     }
 }
 
-/// rustc writes the bitcode next to the metadata, under the crate's name without `lib`.
+/// Returns the bitcode, which rustc writes next to the metadata as the crate's name without `lib`.
 fn bitcode_of(artifact: &Path) -> Option<PathBuf> {
     let stem = artifact.file_stem()?.to_str()?.strip_prefix("lib")?;
     Some(artifact.with_file_name(format!("{stem}.bc"))).filter(|path| path.is_file())
@@ -253,8 +253,8 @@ fn is_build_setting(name: &OsStr) -> bool {
     ];
     const OTHERS: [&str; 6] = ["OUT_DIR", "TARGET", "HOST", "PROFILE", "DEBUG", "OPT_LEVEL"];
     let name = name.to_string_lossy();
-    let of_cargo = name.starts_with("CARGO_") && !KEPT.iter().any(|kept| name.starts_with(kept));
-    of_cargo
+    let is_cargo = name.starts_with("CARGO_") && !KEPT.iter().any(|kept| name.starts_with(kept));
+    is_cargo
         || name.starts_with("RUSTC")
         || name.starts_with("RUSTDOC")
         || name == "RUSTFLAGS"
@@ -280,12 +280,12 @@ mod tests {
     #[test]
     fn the_toolchain_has_every_unstable_flag() {
         let toolchain = Toolchain::find(None, None).unwrap();
-        let of_rustc = output(&toolchain.rustc, &["-Zhelp"]);
+        let flags = output(&toolchain.rustc, &["-Zhelp"]);
         for flag in ["crate-attr", "mir-enable-passes", "unstable-options"] {
-            assert!(of_rustc.contains(flag), "{} has no -Z{flag}", toolchain.version);
+            assert!(flags.contains(flag), "{} has no -Z{flag}", toolchain.version);
         }
-        let of_cargo = output(&toolchain.cargo, &["-Zhelp"]);
-        assert!(of_cargo.contains("build-std"), "the cargo beside it has no -Zbuild-std");
+        let flags = output(&toolchain.cargo, &["-Zhelp"]);
+        assert!(flags.contains("build-std"), "its cargo has no -Zbuild-std");
         output(&toolchain.rustc, &["--print=cfg", "-Zunstable-options", "-Cpanic=immediate-abort"]);
         output(&toolchain.rustc, &["--print=cfg", "-Cno-prepopulate-passes"]);
 

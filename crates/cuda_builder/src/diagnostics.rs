@@ -1,4 +1,4 @@
-//! rustc's messages of a kernel build, and what they do not say: which mistake causes them.
+//! rustc's messages of a kernel build, and advice on the mistakes that they do not explain.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::error::Error;
 /// The messages of a build.
 #[derive(Debug, Default)]
 pub(crate) struct Diagnostics {
-    /// All of them, as rustc prints them.
+    /// The text of all messages, as rustc prints it.
     pub(crate) text: String,
     /// Whether cargo has started to compile.
     pub(crate) begun: bool,
@@ -27,20 +27,20 @@ impl Diagnostics {
 
     /// Returns the error of a build of this package, with this root file, that has failed.
     pub(crate) fn error(&self, package: &str, root: &Path) -> Error {
-        let of_kernels = |message: &&CompilerMessage| message.target.src_path.as_std_path() == root;
+        let is_own = |message: &&CompilerMessage| message.target.src_path.as_std_path() == root;
         let lacks_std = |message: &&CompilerMessage| {
             let code = message.message.code.as_ref().map(|code| code.code.as_str());
             let names = ["`std`", "`alloc`"];
             code == Some("E0463") && names.iter().any(|name| message.message.message.contains(name))
         };
         let package = package.to_owned();
-        let of_others = self.errors.iter().find(|one| !of_kernels(one) && lacks_std(one));
-        if let Some(message) = of_others {
+        let elsewhere = self.errors.iter().find(|one| !is_own(one) && lacks_std(one));
+        if let Some(message) = elsewhere {
             let (dependency, version) = name_and_version(message);
             return Error::NeedsStd { package, dependency, version };
         }
         let mut advice = Vec::new();
-        for message in self.errors.iter().filter(of_kernels) {
+        for message in self.errors.iter().filter(is_own) {
             advice.extend(advice_for(&message.message.message));
         }
         advice.sort_unstable();

@@ -214,7 +214,7 @@ impl Error {
         )
     }
 
-    /// Keeps the PTX that `ptxas` has rejected in this folder, for readers of its message.
+    /// Copies the PTX that `ptxas` rejected to this folder, for readers of its message.
     pub(crate) fn with_ptx_in(mut self, folder: &Path) -> Self {
         if let Self::Ptxas { file, ptx, .. } = &mut self {
             let kept = folder.join(format!("{file}.ptx"));
@@ -236,7 +236,7 @@ impl fmt::Debug for Error {
     }
 }
 
-/// Returns each on a line of its own.
+/// Returns each advice on a line of its own.
 fn lines_of(advice: &[&str]) -> String {
     advice.iter().map(|advice| format!("\n  note: {advice}")).collect()
 }

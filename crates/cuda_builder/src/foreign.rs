@@ -80,13 +80,13 @@ mod tests {
         let kernel = &module.info.kernels[0];
         let sizes: Vec<usize> = kernel.params.iter().map(|param| param.size).collect();
         assert_eq!((kernel.name.as_str(), sizes), ("sum", vec![248, 8]));
-        // Only with a ptxas.
+        // Both need a ptxas.
         assert_eq!(module.cubin.is_some(), kernel.resources.is_some());
         assert!(module.cubin.is_none_or(|cubin| cubin.is_file()));
     }
 
     #[test]
-    fn what_is_no_ptx_is_refused_by_its_name() {
+    fn text_that_is_not_ptx_is_refused_with_its_name() {
         let folder = tempfile::tempdir().unwrap();
         let ptx = folder.path().join("sum.ptx");
         fs::write(&ptx, "hello").unwrap();

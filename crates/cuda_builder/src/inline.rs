@@ -51,7 +51,7 @@ pub(crate) fn mark_single_callers(module: &Module<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether a function is none of a kernel, `#[inline(never)]` and `#[cold]`.
+/// Returns whether a function is neither a kernel nor `#[inline(never)]` nor `#[cold]`.
 fn may_inline(context: &Context<'_>, function: Function<'_>) -> Result<bool> {
     let has = |name| {
         let attribute = context.attribute(name)?;
@@ -81,7 +81,7 @@ impl Calls {
 
 /// Returns the message for a shortest cycle of calls through a marked function, if there is one.
 fn cycle(mut calls: HashMap<String, Calls>, marked: &HashSet<String>) -> Option<String> {
-    // What calls no function that is left is in no cycle.
+    // A function that calls none of those that are left is in no cycle.
     loop {
         let left: HashSet<String> = calls.keys().cloned().collect();
         calls.retain(|_, calls| {

@@ -33,7 +33,7 @@ const OPTIMISE: &str = "default<O3>,default<O3>";
 /// How `ptxas` allocates registers depends on the order of the basic blocks that it gets: a kernel
 /// at its limit may spill with one order and not with another. LLVM orders, joins and copies blocks
 /// for a processor's branch predictor; from 23 on it can also invert the conditions of branches in
-/// PTX, and then 13 kernels of the collection spilled. Short kernels are faster in LLVM's order.
+/// PTX, and then 13 of devcomm's kernels spill. Short kernels are faster in LLVM's order.
 /// Loop strength reduction keeps a register for each address that a loop computes.
 pub(crate) const BACK_ENDS: [&[&str]; 3] = [
     &[],
@@ -91,7 +91,7 @@ pub(crate) struct Link {
     pub(crate) nccl: Option<PathBuf>,
     pub(crate) cpu: String,
     pub(crate) features: String,
-    /// Which of the [`BACK_ENDS`].
+    /// The index of the module's back end in [`BACK_ENDS`].
     pub(crate) back_end: usize,
     /// A folder for the module's IR before and after optimisation.
     pub(crate) dump: Option<PathBuf>,

@@ -172,7 +172,7 @@ impl Modules<'_> {
         let Linked { ptx: text, lsa_barriers } = self.workers.run(&source.file, &what, job)?;
         fs::write(ptx_path, &text).map_err(Error::io("write", ptx_path))?;
         let ptx = artifact::read_ptx(&source.file, &text)?;
-        // Code that would format a message has some, though none runs.
+        // Code that formats a message has indirect calls, though none of them runs.
         if ptx.call_prototypes > 0 && self.panics == Panics::Silent {
             return Err(artifact::indirect_calls(&source.file, &names, &text));
         }
@@ -206,9 +206,9 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// Returns what its kernels spill in bytes, as far as is known.
+    /// Returns the bytes that its kernels spill, as far as is known.
     fn spills(&self) -> u32 {
         let all = self.resources.iter().flatten();
-        all.map(|(_, of)| of.spill_stores + of.spill_loads).sum()
+        all.map(|(_, kernel)| kernel.spill_stores + kernel.spill_loads).sum()
     }
 }

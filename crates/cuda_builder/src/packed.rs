@@ -5,20 +5,20 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
-/// The best ratio is a few percent smaller and takes several times longer.
+/// zlib's level: the best one makes files a few percent smaller, and takes several times longer.
 const LEVEL: u8 = 6;
 
 /// Returns the compressed copy of a file, next to it: `sum.ptx.z`.
-pub(crate) fn path(of: &Path) -> PathBuf {
-    let mut path = of.as_os_str().to_owned();
+pub(crate) fn path(file: &Path) -> PathBuf {
+    let mut path = file.as_os_str().to_owned();
     path.push(".z");
     path.into()
 }
 
 /// Writes the compressed copy of a file.
-pub(crate) fn write(of: &Path) -> Result<(), Error> {
-    let bytes = fs::read(of).map_err(Error::io("read", of))?;
-    let to = path(of);
+pub(crate) fn write(file: &Path) -> Result<(), Error> {
+    let bytes = fs::read(file).map_err(Error::io("read", file))?;
+    let to = path(file);
     let packed = miniz_oxide::deflate::compress_to_vec_zlib(&bytes, LEVEL);
     fs::write(&to, packed).map_err(Error::io("write", &to))
 }

@@ -1,11 +1,11 @@
-//! Work on all processors.
+//! Maps items on all processors.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Returns what `work` makes of each item, in the order of the items: a thread per processor takes
-/// one item after the other.
+/// Returns the result of `work` for each item, in the order of the items. A thread per processor
+/// takes one item after the other.
 pub(crate) fn map<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let run = || {

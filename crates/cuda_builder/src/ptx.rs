@@ -28,7 +28,7 @@ pub(crate) struct Function {
     pub(crate) name: String,
     /// The target of each call: a function, or the register of an indirect call.
     pub(crate) calls: Vec<String>,
-    /// The local memory of its own, in bytes.
+    /// The function's own local memory, in bytes.
     pub(crate) stack: usize,
 }
 

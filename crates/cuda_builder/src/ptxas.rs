@@ -94,7 +94,7 @@ impl Ptxas {
 /// Parses the output of `ptxas -v`.
 fn read(text: &str) -> Vec<(String, Resources)> {
     let mut kernels: Vec<(String, Resources)> = Vec::new();
-    let mut of_entry = false;
+    let mut in_entry = false;
     let mut serialized = BTreeSet::new();
     for line in text.lines() {
         if let Some((_, rest)) = line.split_once("(C7510)") {
@@ -111,8 +111,8 @@ fn read(text: &str) -> Vec<(String, Resources)> {
         };
         if let Some((_, function)) = line.split_once("Function properties for ") {
             // `ptxas` also prints the properties of functions that are not inlined.
-            of_entry = function.trim() == name;
-        } else if line.contains("bytes stack frame") && of_entry {
+            in_entry = function.trim() == name;
+        } else if line.contains("bytes stack frame") && in_entry {
             resources.stack = number_before(line, " bytes stack frame");
             resources.spill_stores = number_before(line, " bytes spill stores");
             resources.spill_loads = number_before(line, " bytes spill loads");
@@ -144,7 +144,7 @@ fn reason(text: &str, lines: &Lines<'_>) -> String {
     text.lines().find(|line| line.contains("error")).unwrap_or(text.trim()).to_owned()
 }
 
-/// Returns `Entry function 'k' uses too much shared data (0x40000 bytes, 0xc000 max)`.
+/// Explains `Entry function 'k' uses too much shared data (0x40000 bytes, 0xc000 max)`.
 fn too_much_shared(line: &str, lines: &Lines<'_>) -> Option<String> {
     let (entry, numbers) = line.split_once(" uses too much shared data (0x")?;
     let kernel = entry.split('\'').nth(1)?;

@@ -84,8 +84,8 @@ impl KernelReport {
         self.callees.iter().any(|callee| callee.kind() == CalleeKind::GinOperation)
     }
 
-    /// Returns what the kernel costs for want of registers, with the numbers; nothing without
-    /// `ptxas`. `threads` is the block size that it must allow.
+    /// Returns what slows the kernel down (too many registers, stack, spills, serialised `wgmma`),
+    /// with the numbers; nothing without `ptxas`. `threads` is the block size that it must allow.
     pub fn costs(&self, threads: u32) -> Vec<String> {
         let Some(resources) = self.resources else { return Vec::new() };
         let mut costs = Vec::new();
@@ -117,24 +117,24 @@ impl Artifacts {
     ///
     /// [`Error::Io`] or [`Error::Ptx`] when the PTX on disk cannot be read.
     pub fn report(&self) -> Result<Vec<KernelReport>, Error> {
-        let of_module = |module| reports(module, |kernel| kernel.resources);
-        Ok(self.modules.iter().map(of_module).collect::<Result<Vec<_>, _>>()?.concat())
+        let module_reports = |module| reports(module, |kernel| kernel.resources);
+        Ok(self.modules.iter().map(module_reports).collect::<Result<Vec<_>, _>>()?.concat())
     }
 
     /// Reports on the kernels of those modules that `ptxas` says have stack, spills or serialised
     /// instructions.
     pub(crate) fn costly(&self) -> Result<Vec<KernelReport>, Error> {
         let is_costly = |kernel: &Kernel| {
-            kernel.resources.is_some_and(|of| of.stack + of.spill_stores > 0 || of.serialized)
+            kernel.resources.is_some_and(|it| it.stack + it.spill_stores > 0 || it.serialized)
         };
         let modules =
             self.modules.iter().filter(|module| module.info.kernels.iter().any(is_costly));
-        let of_module = |module| reports(module, |kernel| kernel.resources);
-        Ok(modules.map(of_module).collect::<Result<Vec<_>, _>>()?.concat())
+        let module_reports = |module| reports(module, |kernel| kernel.resources);
+        Ok(modules.map(module_reports).collect::<Result<Vec<_>, _>>()?.concat())
     }
 
     /// Returns the checks that can fail in a loop: by their place, `file:line:column`, the kernels
-    /// that have them. Each round of the loop computes them, and the compiler may not move what
+    /// that have them. Each iteration of the loop computes them, and the compiler may not move what
     /// follows a check in front of it.
     ///
     /// A check that is inlined from Rust's standard library has the place of the user's code that
@@ -271,12 +271,12 @@ mod tests {
     }
 
     #[test]
-    fn callees_are_those_of_callees_too_each_with_its_own_stack() {
+    fn indirect_callees_are_listed_too_each_with_its_own_stack() {
         let found = callees(&module(), "first");
-        let of: Vec<_> =
+        let calls: Vec<_> =
             found.iter().map(|callee| (callee.name(), callee.stack, callee.kind())).collect();
         let assertion = ("__assertfail", 0, CalleeKind::Assertion);
-        assert_eq!(of, [assertion, ("gin_put", 128, CalleeKind::GinOperation)]);
+        assert_eq!(calls, [assertion, ("gin_put", 128, CalleeKind::GinOperation)]);
         assert_eq!(callees(&module(), "second"), []);
     }
 

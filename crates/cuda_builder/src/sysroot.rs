@@ -30,12 +30,12 @@ pub(crate) struct Sysroot {
 
 /// Returns the sysroot for a compilation, cached or new.
 pub(crate) fn sysroot(compile: &Compile<'_>) -> Result<Sysroot, Error> {
-    // Without a cache, or one that can be written, it is in the target folder.
+    // Without a writable cache, the sysroot is in the target folder.
     let shared = cache_dir().ok().map(|cache| cache.join("core"));
     let folder = shared
         .filter(|shared| fs::create_dir_all(shared).is_ok())
         .unwrap_or_else(|| compile.target_dir.join("core"));
-    // By size only: it has 50 MB.
+    // Files are compared by size only, as they have 50 MB.
     let cache = Cache { folder, hashes: false };
     let key = key(compile);
     let (entry, names) = cache.find_or_make::<Vec<String>>(&key, |entry| make(compile, entry))?;

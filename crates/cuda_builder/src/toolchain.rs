@@ -191,9 +191,9 @@ fn check_rust_source(sysroot: &Path) -> Result<(), Error> {
 
 /// Returns the command that installs rust-src for the toolchain in `sysroot`.
 fn rust_source_command(sysroot: &Path) -> String {
-    let of_rustup = sysroot.parent().is_some_and(|parent| parent.ends_with("toolchains"));
+    let is_rustup = sysroot.parent().is_some_and(|parent| parent.ends_with("toolchains"));
     match sysroot.file_name() {
-        Some(name) if of_rustup => {
+        Some(name) if is_rustup => {
             format!("rustup component add rust-src --toolchain {}", name.to_string_lossy())
         }
         // A distribution's Rust, unknown to rustup.
@@ -273,28 +273,29 @@ mod tests {
     #[test]
     fn the_tuned_toolchain_compiles_kernels_where_it_is_complete() {
         let home = rustup(&[TUNED_TOOLCHAIN, "1.99.1"]);
-        let of = |wanted: &str, needs| chosen(wanted, Some(home.path().to_owned()), needs).unwrap();
+        let rustc =
+            |wanted: &str, needs| chosen(wanted, Some(home.path().to_owned()), needs).unwrap();
         let tuned = folder(home.path(), TUNED_TOOLCHAIN);
-        assert_eq!(of("", None), Some(tuned.join("bin/rustc")));
-        assert_eq!(of("", minor("1.95")), Some(tuned.join("bin/rustc")));
-        assert_eq!(of("", minor("1.96")), None, "the kernels need a newer one");
-        assert_eq!(of("user", None), None);
+        assert_eq!(rustc("", None), Some(tuned.join("bin/rustc")));
+        assert_eq!(rustc("", minor("1.95")), Some(tuned.join("bin/rustc")));
+        assert_eq!(rustc("", minor("1.96")), None, "the kernels need a newer one");
+        assert_eq!(rustc("user", None), None);
         fs::remove_dir_all(tuned.join("lib")).unwrap();
-        assert_eq!(of("", None), None, "without rust-src it cannot compile `core`");
+        assert_eq!(rustc("", None), None, "without rust-src it cannot compile `core`");
         assert_eq!(chosen("", None, None).unwrap(), None);
     }
 
     #[test]
     fn a_toolchain_is_named_as_rustup_does_or_by_its_folder() {
         let home = rustup(&[TUNED_TOOLCHAIN, "1.99.1"]);
-        let of = |wanted: &str| chosen(wanted, Some(home.path().to_owned()), None);
+        let rustc = |wanted: &str| chosen(wanted, Some(home.path().to_owned()), None);
         let newer = folder(home.path(), "1.99.1");
         let full = newer.file_name().unwrap().to_str().unwrap();
         for wanted in ["1.99.1", full, newer.to_str().unwrap()] {
-            assert_eq!(of(wanted).unwrap(), Some(newer.join("bin/rustc")), "{wanted}");
+            assert_eq!(rustc(wanted).unwrap(), Some(newer.join("bin/rustc")), "{wanted}");
         }
         for wanted in ["1.99", "1.98.0", "/no/such/folder"] {
-            let error = of(wanted).unwrap_err();
+            let error = rustc(wanted).unwrap_err();
             assert!(error.is_missing_part(), "{error}");
             let text = error.to_string();
             assert!(text.contains(wanted) && text.contains("rustup toolchain install"), "{text}");
@@ -303,7 +304,7 @@ mod tests {
 
     #[test]
     fn only_a_compiler_newer_than_those_tested_is_noticed() {
-        let of = |version: &str| Toolchain {
+        let toolchain = |version: &str| Toolchain {
             rustc: "rustc".into(),
             cargo: "cargo".into(),
             version: version.to_owned(),
@@ -313,9 +314,9 @@ mod tests {
         for version in
             ["rustc 1.95.0 (59807616e 2026-04-14)", "rustc 1.99.1", "rustc 1.97.0-nightly"]
         {
-            assert_eq!(of(version).notice(), None, "{version}");
+            assert_eq!(toolchain(version).notice(), None, "{version}");
         }
-        let notice = of("rustc 1.100.0-beta.1 (0 2026-11-01)").notice().unwrap();
+        let notice = toolchain("rustc 1.100.0-beta.1 (0 2026-11-01)").notice().unwrap();
         assert!(notice.contains("rustc 1.100.0-beta.1") && notice.lines().count() == 1, "{notice}");
     }
 

@@ -1,7 +1,7 @@
 //! Finds the checks of a kernel that can fail in a loop.
 //!
 //! A failed check ends in a block that traps, or reports and traps. Where a block of a loop
-//! branches to one, each round of the loop computes the check, and the compiler may not move what
+//! branches to one, each iteration computes the check, and the compiler may not move what
 //! follows it in front of it.
 
 use std::collections::{BTreeSet, HashMap};
@@ -13,9 +13,9 @@ use crate::lines::Lines;
 struct Block {
     /// The blocks that may follow, each with the line that goes there.
     next: Vec<(usize, usize)>,
-    /// Whether it traps.
+    /// Whether the block traps.
     traps: bool,
-    /// The lines where it traps under a condition.
+    /// The lines where the block traps under a condition.
     may_trap: Vec<usize>,
 }
 
@@ -46,7 +46,7 @@ fn blocks(lines: &[&str], entry: &str) -> Vec<Block> {
 
     let tables = branch_tables(&lines[body.clone()]);
     // A block starts at a label and after a branch.
-    let mut of_label = HashMap::new();
+    let mut block_at = HashMap::new();
     let (mut jumps, mut blocks) = (Vec::new(), vec![Block::default()]);
     // Whether control flows from the previous line to this one.
     let mut goes_on = true;
@@ -58,7 +58,7 @@ fn blocks(lines: &[&str], entry: &str) -> Vec<Block> {
             if goes_on {
                 blocks[last].next.push((last + 1, index));
             }
-            of_label.insert(label, last + 1);
+            block_at.insert(label, last + 1);
             goes_on = true;
             continue;
         }
@@ -91,7 +91,7 @@ fn blocks(lines: &[&str], entry: &str) -> Vec<Block> {
     for (from, line, target) in jumps {
         let one = [target];
         let targets = tables.get(target).map_or(&one[..], |table| &table[..]);
-        let to = targets.iter().filter_map(|target| of_label.get(target));
+        let to = targets.iter().filter_map(|target| block_at.get(target));
         blocks[from].next.extend(to.map(|to| (*to, line)));
     }
     blocks

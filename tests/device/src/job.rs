@@ -56,8 +56,8 @@ impl Setup {
     /// A word of the second window that was not written.
     pub const UNTOUCHED: u64 = u64::MAX;
 
-    /// Returns `grid` blocks of `block` threads, with an LSA barrier per block, and a word of `out`
-    /// per thread.
+    /// Returns a setup of `grid` blocks of `block` threads, with an LSA barrier per block, and a
+    /// word of `out` per thread.
     pub fn new(grid: u32, block: u32) -> Self {
         Self {
             grid,

@@ -148,10 +148,10 @@ impl<'a> TestWorld<'a> {
             };
             ns.iter().map(one).collect()
         };
-        let of_ranks = self.world.run(run);
-        let of_ranks = of_ranks.unwrap_or_else(|error| panic!("{:?}: {error}", self.simulation));
-        // Indexed by launch, then by rank.
-        let launch = |i: usize| of_ranks.iter().map(|launches| launches[i].clone()).collect();
+        let by_rank = self.world.run(run);
+        let by_rank = by_rank.unwrap_or_else(|error| panic!("{:?}: {error}", self.simulation));
+        // The results are indexed by launch, then by rank.
+        let launch = |i: usize| by_rank.iter().map(|launches| launches[i].clone()).collect();
         (0..ns.len()).map(launch).collect()
     }
 }

@@ -119,7 +119,7 @@ fn assembled(
     }
 }
 
-/// LLVM may turn a `match` into a table in global memory.
+/// Checks that no kernel loads a table from global memory, which LLVM may make of a `match`.
 fn load_no_tables(artifacts: &Artifacts) -> Result<(), Failed> {
     for module in &artifacts.modules {
         if ptx(module)?.contains("switch_$_table") {
@@ -129,7 +129,7 @@ fn load_no_tables(artifacts: &Artifacts) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The kernels stay in registers, and a block may have 512 threads.
+/// Checks that the kernels stay in registers, and that a block may have 512 threads.
 fn run_with_512_threads(reports: &[KernelReport]) -> Result<(), Failed> {
     stay_in_registers(reports)?;
     match reports.iter().find(|kernel| kernel.max_threads.is_none_or(|threads| threads < 512)) {
@@ -138,19 +138,19 @@ fn run_with_512_threads(reports: &[KernelReport]) -> Result<(), Failed> {
     }
 }
 
-/// No spills, no stack and no calls but those of GIN's operations, and `ptxas` does not serialise
-/// the `wgmma`s.
+/// Checks that kernels have no spills, no stack and no calls but those of GIN's operations, and
+/// that `ptxas` does not serialise the `wgmma`s.
 fn stay_in_registers(reports: &[KernelReport]) -> Result<(), Failed> {
     let good = |kernel: &KernelReport| {
         let calls_gin = kernel.uses_gin();
-        let of_ptxas = kernel.resources.is_some_and(|resources| {
+        let is_lean = kernel.resources.is_some_and(|resources| {
             // The stack that `ptxas` reports includes that of the operations.
             kernel.own_stack == 0
                 && (calls_gin || resources.stack == 0)
                 && resources.spill_stores + resources.spill_loads == 0
                 && !resources.serialized
         });
-        of_ptxas && (calls_gin || kernel.calls == 0)
+        is_lean && (calls_gin || kernel.calls == 0)
     };
     match !reports.is_empty() && reports.iter().all(good) {
         true => Ok(()),
@@ -158,7 +158,7 @@ fn stay_in_registers(reports: &[KernelReport]) -> Result<(), Failed> {
     }
 }
 
-/// Returns a test that lacks a component is skipped.
+/// Skips a test that lacks a component; any other error fails it.
 fn missing(error: &Error) -> Result<Completion, Failed> {
     match error.is_missing_part() {
         true => skip(error.to_string()),
@@ -181,8 +181,8 @@ fn body<'a>(ptx: &'a str, kernel: &str) -> Result<&'a str, Failed> {
     Ok(body)
 }
 
-/// The tile layer has the same barriers, copies and products as the code by hand, and no more
-/// instructions in all.
+/// Checks that the tile layer has the same barriers, copies and products as the code by hand, and
+/// no more instructions in all.
 fn folds_to_what_one_writes_by_hand(ptx: &str) -> Result<(), Failed> {
     let (tiles, hand) = (body(ptx, "pipeline_of_tiles")?, body(ptx, "pipeline_by_hand")?);
     for instruction in [
@@ -213,7 +213,7 @@ fn folds_to_what_one_writes_by_hand(ptx: &str) -> Result<(), Failed> {
 }
 
 /// Checks that the tile layer has no more machine instructions than the code by hand, and no more
-/// registers. Skipped without `ptxas`.
+/// registers. Without `ptxas` it is skipped.
 fn assembles_to_what_one_writes_by_hand(module: &ModuleArtifact) -> Result<Completion, Failed> {
     let Some(cubin) = &module.cubin else {
         return skip("there is no ptxas".to_owned());
@@ -241,7 +241,7 @@ fn is_instruction(line: &str) -> bool {
     line.ends_with(';') && !line.starts_with(['.', '/'])
 }
 
-/// The kernels of the package that has the body are not compiled.
+/// Checks that the kernels of the package that has the body are not compiled.
 fn check_own_entry_only(ptx: &str) -> Result<(), Failed> {
     let entries: Vec<&str> = ptx.lines().filter(|line| line.contains(".entry")).collect();
     let own = entries.len() == 1 && entries[0].contains("product_of_ones_own");
@@ -273,7 +273,7 @@ fn pushes_tiles(module: &ModuleArtifact) -> Result<Completion, Failed> {
     }
 }
 
-/// Whether a kernel has these instructions, in this order.
+/// Checks that a kernel has these instructions, in this order.
 fn check_order(ptx: &str, kernel: &str, instructions: &[&str]) -> Result<(), Failed> {
     let body = body(ptx, kernel)?;
     let mut rest = body;

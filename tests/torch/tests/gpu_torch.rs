@@ -1,5 +1,6 @@
-//! PyTorch's tensors by DLPack, and PyTorch's NCCL: a process of Python imports torch, and then
-//! loads this package's library. It needs GPUs, and `python3` with torch.
+//! Tests the exchange of PyTorch's tensors by DLPack, and the use of PyTorch's NCCL: a process of
+//! Python imports torch, and then loads this package's library. It needs GPUs, and `python3` with
+//! torch.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::process::Command;
 
 const SCRIPT: &str = include_str!("../tensors.py");
 
-/// This package's library: beside this program, as cargo leaves it, or in `lib`, as in a pack.
+/// Returns the path of this package's library: where cargo leaves it, or in a pack's `lib`.
 fn library() -> PathBuf {
     let program = std::env::current_exe().unwrap();
     let folder = program.parent().unwrap();
@@ -45,7 +46,7 @@ fn torchs_tensors_come_and_go_and_its_nccl_is_used() {
 
 fn run(library: &Path) {
     let mut python = Command::new("python3");
-    // Torch's NCCL is to be found because it is loaded, not by its name.
+    // The library must find torch's NCCL because it is loaded, not by its path.
     python.env_remove("DEVCOMM_NCCL_HOME").args(["-c", SCRIPT]).arg(library);
     let output = python.output().unwrap();
     let [stdout, stderr] = [&output.stdout, &output.stderr].map(|b| String::from_utf8_lossy(b));

@@ -1,4 +1,4 @@
-//! Two kernels of one name, which would be one entry point.
+//! Two kernels have one name, which would be one entry point.
 
 mod a {
     use cuda_std::prelude::*;

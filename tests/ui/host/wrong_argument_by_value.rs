@@ -1,4 +1,4 @@
-//! A window that is not passed by reference.
+//! A window is passed by reference.
 
 use devcomm_host::{DevCommResource, Stream, Window};
 use devcomm_kernels::lsa_allreduce;

@@ -1,5 +1,5 @@
-//! A buffer whose memory is freed with the slice, before an operation is enqueued: `Buffer` is
-//! unsafe to implement.
+//! `Buffer` is unsafe to implement: a buffer's memory could be freed with the slice, before an
+//! operation is enqueued.
 
 use devcomm_host::{Buffer, Context, DeviceSlice};
 

@@ -1,4 +1,4 @@
-//! An unsafe kernel under the name of a safe one: `Kernel` is unsafe to implement.
+//! `Kernel` is unsafe to implement: a type could declare an unsafe kernel safe.
 
 use devcomm_kernels::gin_put_signal;
 use devcomm_types::{HostBody, Kernel, Safe};

@@ -1,4 +1,4 @@
-//! A safe `impl` of the unsafe trait `IntoArg`, which makes a window longer than its buffer.
+//! `IntoArg` is unsafe to implement: an `impl` could make a window longer than its buffer.
 
 use devcomm_types::{IntoArg, Window};
 

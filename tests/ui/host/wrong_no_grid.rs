@@ -1,4 +1,4 @@
-//! A launch without a grid.
+//! A launch has a grid.
 
 use devcomm_host::{DevCommResource, Stream, Window};
 use devcomm_kernels::lsa_allreduce;

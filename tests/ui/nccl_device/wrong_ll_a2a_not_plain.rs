@@ -1,4 +1,4 @@
-//! What goes over the wire is plain bytes.
+//! An element that is sent consists of plain bytes.
 
 use nccl_device::{Coop, LlA2aBuffer};
 

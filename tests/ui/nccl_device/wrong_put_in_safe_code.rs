@@ -1,4 +1,4 @@
-//! What moves data is unsafe.
+//! Operations that move data are unsafe.
 
 use nccl_device::gin::GinBackend;
 use nccl_device::{Coop, DevComm, Window};

@@ -1,4 +1,4 @@
-//! Nor is a struct around it.
+//! A struct around a bare number is no signal either.
 
 use nccl_device::gin::SignalId;
 

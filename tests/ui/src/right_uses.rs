@@ -15,7 +15,7 @@ fn barrier(comm: &DevComm) -> u32 {
 }
 
 fn put<B: GinBackend>(comm: &DevComm, a: Window<f32>, b: Window<f32>, signals: SignalRange) {
-    // SAFETY: only compiled.
+    // SAFETY: this is compiled, and never run.
     unsafe {
         let signal = SignalId::of(comm, signals, 0).inc();
         comm.gin::<B>(0)

@@ -101,8 +101,8 @@ fn check_refusal(case: &Path, libraries: &[String]) -> Result<(), Failed> {
     Err(format!("expected:\n{expected}\nfound:\n{found}").into())
 }
 
-/// Returns the messages without what depends on the system or on other sources than the case: lines
-/// of the crates, and the folder of the standard library.
+/// Returns the messages without the parts that depend on the system or on other sources than the
+/// case: lines of the crates, and the folder of the standard library.
 fn portable(messages: &str, case: &str) -> String {
     let mut text = String::new();
     for line in messages.lines().take_while(|line| !line.starts_with("error: aborting due to ")) {

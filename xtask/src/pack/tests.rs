@@ -46,7 +46,7 @@ fn a_packed_program_runs_by_itself_or_under_a_tool() {
     };
     assert_eq!(run(&["list"]), "sums\ntests\nbench\n");
     assert_eq!(run(&["sums", "-b", "two words"]), "-b two words\n");
-    // A program may write next to itself; one that was cut is unpacked again.
+    // A program may write next to itself; a truncated program is unpacked again.
     let packed = folder.path().join("cache/packed");
     let unpacked = || {
         let mut all = fs::read_dir(&packed).unwrap().map(|entry| entry.unwrap().path());

@@ -96,7 +96,7 @@ fn without_comments(text: &str) -> String {
     code + rest
 }
 
-/// Returns the declarations: one ends at the semicolon, or at the body's brace, after the
+/// Returns where a declaration ends: at the semicolon, or at the body's brace, after the
 /// parameters' parenthesis.
 fn end_of_declaration(text: &str) -> Option<usize> {
     let mut depth = 0;

@@ -87,10 +87,10 @@ impl Files {
         let signatures = nccl.c_functions()?;
         let prototypes = headers::read(&nccl.include)?;
         let (mut functions, mut structs) = (Vec::new(), Vec::new());
-        // In the headers' order.
+        // The list is in the headers' order.
         for prototype in &prototypes {
             let Some(signature) = signatures.iter().find(|s| s.name == prototype.name) else {
-                // Host functions, or functions without a body.
+                // These are host functions, or functions without a body.
                 continue;
             };
             if types::is_struct(&signature.returns) {

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_that_returns_a_struct_needs_something_in_its_place() {
+    fn a_function_that_returns_a_struct_needs_a_replacement() {
         let version = NcclVersion::from_code(23203);
         let known: Vec<(&str, &str)> = NATIVE.iter().map(|(name, ..)| (*name, "ncclX")).collect();
         assert!(

@@ -61,15 +61,15 @@ const STRUCTS: [(&str, &str, usize); 9] = [
 /// pointer to a copy.
 pub fn rust_of_c(ty: &str) -> Option<String> {
     let scalar = |ty: &str| SCALARS.iter().find(|(c, _)| *c == ty).map(|(_, rust)| *rust);
-    let of_struct = |ty: &str| STRUCTS.iter().find(|(c, ..)| *c == ty).map(|(_, rust, _)| *rust);
-    let any = |ty: &str| scalar(ty).or_else(|| of_struct(ty));
+    let struct_type = |ty: &str| STRUCTS.iter().find(|(c, ..)| *c == ty).map(|(_, rust, _)| *rust);
+    let any = |ty: &str| scalar(ty).or_else(|| struct_type(ty));
     if let Some(pointee) = ty.strip_suffix(" const*").or_else(|| ty.strip_suffix(" const&")) {
         return any(pointee).map(|rust| format!("*const {rust}"));
     }
     if let Some(pointee) = ty.strip_suffix('*') {
         return any(pointee).map(|rust| format!("*mut {rust}"));
     }
-    of_struct(ty).map(|rust| format!("*const {rust}")).or_else(|| scalar(ty).map(str::to_owned))
+    struct_type(ty).map(|rust| format!("*const {rust}")).or_else(|| scalar(ty).map(str::to_owned))
 }
 
 /// Returns the LLVM type of a Rust type on the list.

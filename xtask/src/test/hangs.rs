@@ -15,7 +15,7 @@ pub struct HangDetector {
 }
 
 impl HangDetector {
-    /// Returns `limit` is the time per test; `running`: whether tests run from the start.
+    /// Returns a detector with a limit per test; `running` tells whether tests run from the start.
     pub fn new(limit: Duration, running: bool) -> Self {
         let deadline = running.then(|| Instant::now() + limit);
         Self { limit, deadline, named: Vec::new(), long: BTreeSet::new() }
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_begins_anew_when_a_test_ends() {
+    fn the_time_starts_again_when_a_test_ends() {
         let mut watch = watch("running 2 tests");
         let before = watch.deadline().unwrap();
         watch.read("some test's output");
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_tests_at_once_those_hang_that_the_harness_calls_long() {
+    fn of_concurrent_tests_those_hang_that_the_harness_reports_as_slow() {
         let text = "test a ... ok\ntest c has been running for over 60 seconds\n\
                     test b has been running for over 60 seconds\ntest b ... ok";
         assert_eq!(watch(text).unfinished(&names("a b c d e"), 2), ["c"]);

@@ -42,7 +42,7 @@ impl Tally {
         } else if let Some(name) = ignored(line) {
             self.ignored.push(name);
         } else if line == "failures:" {
-            // Printed twice: before the failures' output, then before the list of names.
+            // It is printed twice: before the failures' output, then before the list of names.
             self.listed.clear();
         } else if let Some(name) = line.strip_prefix("    ") {
             self.listed.push(name.to_owned());

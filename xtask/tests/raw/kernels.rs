@@ -22,7 +22,7 @@ use nccl_device::raw::*;
 /// The GIN back end that runs everywhere; others make NCCL's code longer.
 const PROXY: u32 = 1 << 2;
 
-/// False, which LLVM finds out only after linking.
+/// Returns false, which LLVM finds out only after linking.
 #[inline(never)]
 fn never() -> bool {
     false
@@ -66,7 +66,7 @@ const NCCL_STATE: [(&str, &str, &[&str]); 5] = [
 /// coop is unknown in them. (`nccl_device` has GIN barriers in Rust.)
 const NOT_INLINED: [&str; 2] = ["ncclGinBarrierSessionSync", "ncclBarrierSessionSync"];
 
-/// Returns `coop_any` of `CoopAny`.
+/// Returns the variable's name for a type, such as `coop_any` for `CoopAny`.
 fn variable(ty: &str) -> String {
     let mut name = String::new();
     for c in ty.chars() {
@@ -179,7 +179,7 @@ fn build(package: &str, functions: &[Function]) -> Result<Result<Artifacts, Erro
     }
     manifest += "\n[workspace]\n";
     write_if_changed(&folder.join("Cargo.toml"), &manifest);
-    // The workspace's locked versions.
+    // The package has the workspace's locked versions.
     write_if_changed(&folder.join("Cargo.lock"), &fs::read_to_string(root.join("Cargo.lock"))?);
     // The kernels are named after NCCL's functions.
     let mut lib = "#![no_std]\n#![allow(unused, non_snake_case)]\n".to_owned();
@@ -190,7 +190,7 @@ fn build(package: &str, functions: &[Function]) -> Result<Result<Artifacts, Erro
         writeln!(lib, "pub mod {file};")?;
     }
     write_if_changed(&folder.join("src/lib.rs"), &lib);
-    // Shared with cuda_builder's tests, so that common dependencies are compiled once.
+    // cuda_builder's tests share the folder, so that common dependencies are compiled once.
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("target");
     let builder =
         CudaBuilder::new(package).manifest_dir(&folder).target_dir(target).assemble(false);

@@ -77,7 +77,7 @@ fn every_function_is_accounted_for(nccl: &Nccl) -> Result<(), Failed> {
     ensure(counts.0 != "2.32.3" || (counts.1, counts.2) == (164, 13), || format!("{counts:?}"))
 }
 
-/// Changes to the real list that the comparison must detect.
+/// Changes the real list in ways that the comparison must detect.
 fn another_signature_is_found(nccl: &Nccl) -> Result<(), Failed> {
     let list = parse(&Files::checked_in(&root())?.list)?;
     let bitcode = listed(nccl.c_functions()?);

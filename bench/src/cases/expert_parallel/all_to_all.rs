@@ -35,15 +35,15 @@ impl<'a> AllToAll<'a> {
         let room = pairs.map(|(from, to)| batch.tokens_to(from, to).count()).max().unwrap_or(0);
         let rows = ranks * room.max(1);
         // The buffers are windows, with which NCCL is fastest.
-        let of_rows = || memory(nccl.comm(), Variant::NcclSym, [rows * batch.hidden; 2]);
+        let row_memory = || memory(nccl.comm(), Variant::NcclSym, [rows * batch.hidden; 2]);
         let routing_of_all = memory(nccl.comm(), Variant::NcclSym, [rows * 2 * batch.top_k; 2])?;
         let this = Self {
             layer: Rc::clone(layer),
             nccl,
             room: room.max(1),
-            rows: of_rows()?,
+            rows: row_memory()?,
             routing: routing_of_all,
-            results: of_rows()?,
+            results: row_memory()?,
         };
         for rank in 0..ranks {
             for (at, token) in batch.tokens_to(me, rank).enumerate() {

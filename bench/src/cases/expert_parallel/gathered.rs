@@ -1,4 +1,5 @@
-//! The same by collectives: all tokens to all ranks, and contributions to all tokens back.
+//! Dispatch and combine by collectives: an all-gather of all ranks' tokens, and a reduce-scatter of
+//! the experts' contributions to them.
 
 use std::rc::Rc;
 
@@ -10,8 +11,8 @@ use super::layer::{Layer, Operation, count_different, routing};
 use crate::cases::operation::memory;
 use crate::cases::prelude::*;
 
-/// The buffers of the same by collectives: rows and routing, those of all ranks, the contributions
-/// to all tokens and the results.
+/// Buffers of one kind of memory: this rank's rows and routing, those of all ranks, this rank's
+/// contributions to all tokens, and the results.
 struct Buffers {
     rows: DeviceSlice<bf16>,
     routing: DeviceSlice<u32>,
@@ -21,7 +22,7 @@ struct Buffers {
     results: DeviceSlice<bf16>,
 }
 
-/// All tokens to all ranks, and contributions to all tokens back.
+/// An all-gather and a reduce-scatter of a layer, with buffers of each kind of memory.
 pub struct Gathered<'a> {
     layer: Rc<Layer<'a>>,
     collectives: &'a Collectives,
@@ -114,7 +115,7 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// The result of collectives.
+/// The result of an operation of a [`Gathered`].
 struct ByCollectives<'a>(Rc<Gathered<'a>>, Operation, Variant);
 
 impl Outcome for ByCollectives<'_> {
@@ -136,8 +137,8 @@ impl Outcome for ByCollectives<'_> {
         let (batch, mut wrong) = (&layer.batch, 0);
         if operation.dispatches() {
             wrong += count_different(&read(&buffers.all_rows)?, &batch.inputs.concat());
-            let of = |rank: usize| routing(batch, rank, 0..batch.ids[rank].len());
-            let all: Vec<u32> = (0..batch.tokens.len()).flat_map(of).collect();
+            let routed = |rank: usize| routing(batch, rank, 0..batch.ids[rank].len());
+            let all: Vec<u32> = (0..batch.tokens.len()).flat_map(routed).collect();
             wrong += count_different(&read(&buffers.all_routing)?, &all);
         }
         if operation.combines() {

@@ -22,7 +22,7 @@ pub enum Operation {
     Group,
     /// Results return, and are added up
     Combine,
-    /// All three
+    /// These three operations
     Layer,
 }
 
@@ -91,7 +91,7 @@ impl<'a> Layer<'a> {
             batch: Rc::clone(batch),
             experts: Rc::new(experts),
         };
-        // So that any operation can be the first.
+        // After these, any operation can run.
         layer.launch(Operation::Dispatch)?;
         layer.launch(Operation::Group)?;
         Ok(Rc::new(layer))
@@ -171,7 +171,7 @@ pub fn count_different<T: PartialEq>(got: &[T], want: &[T]) -> usize {
     got.iter().zip(want).filter(|(got, want)| got != want).count()
 }
 
-/// Returns the experts and weights of these pairs of a rank, as words.
+/// Returns the experts and weights of these pairs of token and expert of a rank, as words.
 pub fn routing(batch: &Batch, rank: usize, pairs: Range<usize>) -> Vec<u32> {
     let ids = batch.ids[rank][pairs.clone()].iter().map(|id| *id as u32);
     ids.chain(batch.weights[rank][pairs].iter().map(|weight| weight.to_bits())).collect()

@@ -17,7 +17,7 @@ use self::layer::{Layer, Operation};
 use super::benchmark::{Options, SIMULATED_BLOCKS};
 use crate::cases::prelude::*;
 use crate::cases::workloads::Message;
-use crate::contenders::{PeerOptions, Work};
+use crate::contenders::{PeerOptions, PeerWork};
 
 /// The flags of `ep`. In the table of results the column of the reduction has the operation:
 /// `dispatch`, which ends when rows and counts are received; `group`, which puts the rows in the
@@ -77,11 +77,11 @@ impl Benchmark for Experts {
         Some(&self.peers)
     }
 
-    fn work(&self, options: &Options, _: usize) -> Result<Work> {
+    fn work(&self, options: &Options, _: usize) -> Result<PeerWork> {
         let (tokens, [hidden, experts, top_k]) = self.sizes(options.simulate.is_some());
         let (tokens, routing) = (tokens.to_vec(), self.routing.clone());
         let operations = self.operations.iter().map(|operation| operation.name()).collect();
-        Ok(Work::Experts { tokens, hidden, experts, top_k, routing, operations })
+        Ok(PeerWork::Experts { tokens, hidden, experts, top_k, routing, operations })
     }
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
@@ -106,9 +106,9 @@ impl Benchmark for Experts {
             // The gathered form is measured with NCCL's first configuration only, the all-to-all
             // also with the one that uses copy engines.
             let gathered = Gathered::new(&layer, &collectives, &nccl[0])?;
-            let of = nccl.iter().filter(|nccl| nccl.matters(Variant::NcclSym, false));
+            let differ = nccl.iter().filter(|nccl| nccl.matters(Variant::NcclSym, false));
             let exchanged =
-                of.map(|nccl| AllToAll::new(&layer, nccl)).collect::<Result<Vec<_>>>()?;
+                differ.map(|nccl| AllToAll::new(&layer, nccl)).collect::<Result<Vec<_>>>()?;
             for &operation in &self.operations {
                 self.compare(job, operation, &layers, (&gathered, &exchanged), &stores)?;
             }
@@ -118,7 +118,7 @@ impl Benchmark for Experts {
 }
 
 impl Experts {
-    /// Returns the numbers of tokens, the elements of one, the experts and those of a token.
+    /// Returns the numbers of tokens, and a token's elements, all experts and a token's experts.
     fn sizes(&self, is_simulated: bool) -> (&[usize], [usize; 3]) {
         let (tokens, default) = match is_simulated {
             true => (&SIMULATED_TOKENS[..], [264, 16, 3]),

@@ -78,7 +78,7 @@ pub struct Put<'a> {
     rounds: u32,
     config: LaunchConfig,
     dev_comm: DevCommResource,
-    /// Two per block; `None` over GIN.
+    /// Two flags per block; `None` over GIN.
     flags: Option<Window<u32>>,
 }
 

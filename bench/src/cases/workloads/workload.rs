@@ -1,4 +1,4 @@
-//! What all workloads do.
+//! The interface of all workloads.
 
 use anyhow::Result;
 use devcomm::Kernels;
@@ -11,7 +11,7 @@ pub trait Workload {
     fn contender<'a>(&'a self, variant: Variant, kernels: &'a Kernels) -> Result<Contender<'a>>;
 
     /// Returns a contender for each compiler's kernel.
-    fn with<'a>(&'a self, compiled: &'a [(Variant, Kernels)]) -> Result<Vec<Contender<'a>>> {
+    fn contenders<'a>(&'a self, compiled: &'a [(Variant, Kernels)]) -> Result<Vec<Contender<'a>>> {
         compiled.iter().map(|(variant, kernels)| self.contender(*variant, kernels)).collect()
     }
 }

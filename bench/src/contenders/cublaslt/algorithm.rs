@@ -1,4 +1,4 @@
-//! The names of what an algorithm of cuBLASLt is made of.
+//! Describes an algorithm of cuBLASLt: tile, stages, cluster and split-K.
 
 use std::fmt;
 
@@ -80,7 +80,7 @@ unsafe fn name<E: fmt::Debug>(id: Option<u32>, end: u32, missing: &[u32]) -> Str
     if id >= end || missing.contains(&id) {
         return id.to_string();
     }
-    // SAFETY: the number is an enumerator's by the caller's contract, represented as `u32`.
+    // SAFETY: the caller passes the numbers of all enumerators, which are represented as `u32`.
     let name = format!("{:?}", unsafe { std::mem::transmute_copy::<u32, E>(&id) });
     name.rsplit('_').next().unwrap_or_default().to_owned()
 }

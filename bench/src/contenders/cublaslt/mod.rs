@@ -18,7 +18,7 @@ const SCRATCH: usize = 32 << 20;
 /// How many algorithms the heuristics are asked for.
 const ASKED: usize = 256;
 
-/// How many of these are timed again, the fastest of a short try.
+/// How many of these, the fastest in a short trial, are timed again.
 const TIMED: usize = 8;
 
 /// A handle of the library, and a workspace on one GPU.
@@ -54,16 +54,16 @@ impl Types {
     }
 }
 
-/// What else is done with the sums, by the addresses of the operands.
+/// The scales and the epilogue of a product, by the addresses of their operands.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extras {
     /// The scales of A and B, by which the sums are multiplied.
     pub scales: Option<[u64; 2]>,
-    /// Added to each row.
+    /// The bias that is added to each row.
     pub bias: Option<u64>,
     /// Whether GELU follows the bias.
     pub gelu: bool,
-    /// Added to C.
+    /// The matrix that is added to C.
     pub residual: Option<u64>,
 }
 
@@ -129,7 +129,7 @@ impl CublasLt {
             true => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK,
             false => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
         };
-        // SAFETY: numbers, for which zeros are valid.
+        // SAFETY: the type consists of numbers, for which zeros are valid.
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; ASKED] =
             unsafe { std::mem::zeroed() };
         let mut count = 0;
@@ -175,7 +175,7 @@ impl Drop for CublasLt {
     }
 }
 
-/// A product's descriptors and algorithms, of which one is chosen: at first the first.
+/// A product's descriptors and algorithms, and the chosen algorithm: initially the first.
 pub struct Plan<'a> {
     library: &'a CublasLt,
     matmul: sys::cublasLtMatmulDesc_t,
@@ -189,7 +189,7 @@ pub struct Plan<'a> {
     residual: Option<u64>,
 }
 
-/// Returns a value as the library takes an attribute.
+/// Returns the address and the size of an attribute's value.
 fn addressed<T>(value: &T) -> (*const c_void, usize) {
     (ptr::from_ref(value).cast(), size_of::<T>())
 }
@@ -214,10 +214,10 @@ impl Plan<'_> {
         }
         set(CUBLASLT_MATMUL_DESC_EPILOGUE, addressed(&epilogue))?;
         // cuBLASLt's A is our B.
-        let [of_a, of_b] = extras.scales.map_or([None; 2], |scales| scales.map(Some));
+        let [scale_a, scale_b] = extras.scales.map_or([None; 2], |scales| scales.map(Some));
         for (attribute, address) in [
-            (CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_b),
-            (CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_a),
+            (CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scale_b),
+            (CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scale_a),
             (CUBLASLT_MATMUL_DESC_BIAS_POINTER, extras.bias),
         ] {
             address.map_or(Ok(()), |address| set(attribute, addressed(&address)))?;
@@ -226,8 +226,8 @@ impl Plan<'_> {
     }
 
     /// Chooses the fastest algorithm: tries each, and times those that were fastest again.
-    /// `slowest` makes of this rank's times those of the slowest rank, so that all ranks choose the
-    /// same.
+    /// `slowest` turns this rank's times into those of the slowest rank, so that all ranks choose
+    /// the same algorithm.
     pub fn choose(
         &self,
         try_one: impl Fn() -> Result<f64>,
@@ -262,15 +262,15 @@ impl Plan<'_> {
     ///
     /// # Safety
     ///
-    /// The buffers have the elements of the plan's shape and types, and nothing else uses them
+    /// The buffers are as large as the plan's shape and types need, and nothing else uses them
     /// until the stream has completed the product; the scales are still allocated.
     pub unsafe fn enqueue(&self, [a, b, c]: [u64; 3], stream: &Stream) -> devcomm::Result<()> {
         let (one, beta) = (1.0_f32, f32::from(u8::from(self.residual.is_some())));
         let added = self.residual.unwrap_or(c) as *const c_void;
         let c = c as *mut c_void;
         let algorithm = &raw const self.algorithms[self.chosen.get()].0;
-        // SAFETY: the descriptors are the plan's, the rest is the caller's contract. A `CUstream`
-        // is also a `cudaStream_t`.
+        // SAFETY: the descriptors are the plan's, and the caller's buffers are as large as its
+        // shape needs. A `CUstream` is also a `cudaStream_t`.
         let enqueued = unsafe {
             result::matmul(
                 self.library.handle,

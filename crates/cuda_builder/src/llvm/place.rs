@@ -74,7 +74,7 @@ impl Instruction<'_> {
         }
     }
 
-    /// Returns what GPUs have no code for in it: LLVM would abort.
+    /// Returns why GPUs have no code for the instruction, at which LLVM would abort.
     pub(crate) fn unsupported(self) -> Option<&'static str> {
         let operands = self.operands();
         let has = |test: fn(&Value<'_>) -> bool| test(&self) || operands.iter().any(test);
@@ -99,8 +99,8 @@ impl Value<'_> {
         let f = self.functions();
         // SAFETY: any value has a type, and an integer's has a width.
         unsafe {
-            let of = (f.LLVMTypeOf)(self.raw());
-            (f.LLVMGetTypeKind)(of) == INTEGER && (f.LLVMGetIntTypeWidth)(of) > 64
+            let ty = (f.LLVMTypeOf)(self.raw());
+            (f.LLVMGetTypeKind)(ty) == INTEGER && (f.LLVMGetIntTypeWidth)(ty) > 64
         }
     }
 }

@@ -23,7 +23,7 @@ impl<'l> TargetMachine<'l> {
         self.raw
     }
 
-    /// Returns `cpu` as in `sm_90`, `features` as in `+ptx86`.
+    /// Returns the code generator for a `cpu` such as `sm_90`, and `features` such as `+ptx86`.
     pub(crate) fn new(llvm: &'l Llvm, cpu: &str, features: &str) -> Result<Self> {
         let (cpu, features) = (c_string(cpu)?, c_string(features)?);
         let (mut target, mut message) = (null_mut(), null_mut());

@@ -31,7 +31,7 @@ pub(super) unsafe fn list<'m>(
     next: unsafe extern "C" fn(Ref) -> Ref,
 ) -> impl Iterator<Item = Value<'m>> {
     let some = |raw: Ref| (!raw.is_null()).then_some(raw);
-    // SAFETY: the caller's contract; null is not passed on.
+    // SAFETY: the caller passes live values, which `next` takes; null is not passed on.
     std::iter::successors(some(first), move |raw| some(unsafe { next(*raw) }))
         .map(move |raw| Value { raw, f, module: PhantomData })
 }
@@ -151,6 +151,8 @@ impl<'m> Value<'m> {
     }
 }
 
+/// Returns bytes that LLVM keeps; none for null.
+///
 /// # Safety
 ///
 /// `start` is null, or points to `length` live bytes.
@@ -186,7 +188,7 @@ impl<'m> Deref for Global<'m> {
 }
 
 impl<'m> Global<'m> {
-    /// Returns `value` comes from a module's list of variables or aliases.
+    /// Returns the global that `value` is. It comes from a module's list of variables or aliases.
     pub(super) fn new(value: Value<'m>) -> Self {
         Self(value)
     }
@@ -244,7 +246,7 @@ impl<'m> Deref for Function<'m> {
 }
 
 impl<'m> Function<'m> {
-    /// Returns `value` comes from a module's list of functions.
+    /// Returns the function that `value` is. It comes from a module's list of functions.
     pub(super) fn new(value: Value<'m>) -> Self {
         Self(Global(value))
     }
@@ -399,12 +401,12 @@ impl<'m> Instruction<'m> {
         }
         // SAFETY: the value is an address computation, as checked, so it has an element type.
         // Types are unique within a context, so comparing their handles is enough.
-        let of_bytes = unsafe {
+        let counts_bytes = unsafe {
             let element = (self.f.LLVMGetGEPSourceElementType)(self.raw);
             element == (self.f.LLVMInt8TypeInContext)((self.f.LLVMGetTypeContext)(element))
         };
         let bytes = operands[1].as_integer()?;
-        of_bytes.then_some((operands[0], bytes))
+        counts_bytes.then_some((operands[0], bytes))
     }
 
     /// Replaces `memcpy(to, from, ..)` of `words` 8-byte integers followed by a pointer by loads

@@ -31,7 +31,7 @@ fn stay_one(folder: &str, rustc: Option<&Path>) -> TestResult {
         let body = body(&artifacts, kernel);
         body.matches("bar.sync").count() + body.matches("barrier.").count()
     };
-    // As a call, as assembly, through a pointer, and by NCCL's coop.
+    // The barriers are a call, assembly, a call through a pointer, and NCCL's coop.
     for kernel in ["barrier_call", "barrier_asm", "barrier_indirect", "barrier_coop"] {
         let found = barriers(kernel);
         ensure(found == 1, format!("{kernel} has {found} barriers in place of one"))?;

@@ -12,7 +12,7 @@ use crate::support::{Package, TestResult, ensure, script, stderr, test};
 pub fn tests() -> Vec<Trial> {
     vec![
         test("a_change_of_one_kernel_file_links_one_module", &[RustSource, Nccl], one_module),
-        test("a_cached_module_that_was_cut_is_linked_again", &[RustSource], cut_module),
+        test("a_truncated_module_in_the_cache_is_linked_again", &[RustSource], truncated_module),
         test("core_is_compiled_once_for_all_workspaces", &[RustSource], one_core),
         test("profiles_of_packages_do_not_reach_kernels", &[RustSource], profiles),
     ]
@@ -39,7 +39,7 @@ fn one_module() -> TestResult {
     ensure(linked(&changed) == ["shared"], format!("one change links {:?}", linked(&changed)))
 }
 
-fn cut_module() -> TestResult {
+fn truncated_module() -> TestResult {
     let source =
         "#[unsafe(no_mangle)] pub unsafe extern \"ptx-kernel\" fn cut_module(p: *mut u32) {
             unsafe { *p = 1 }
@@ -55,14 +55,13 @@ fn cut_module() -> TestResult {
             fs::write(&file, &fs::read(&file)?[..kept])?;
         }
         let again = build()?;
-        ensure(again.modules[0].linked, format!("a cut {name} is not noticed"))?;
+        ensure(again.modules[0].linked, format!("a truncated {name} is not noticed"))?;
         ensure(fs::read(&again.modules[0].ptx)? == ptx, "another module was linked")?;
         ensure(!build()?.modules[0].linked, "a whole module is linked again")?;
     }
     Ok(())
 }
 
-/// Returns the second of two workspaces builds with a rustc that refuses to compile `core`.
 fn profiles() -> TestResult {
     let source = "#[unsafe(no_mangle)] pub unsafe extern \"ptx-kernel\" fn profiles(p: *mut u32) {
             let add = |sum: u32, i: usize| sum + unsafe { *p.add(i) };
@@ -81,10 +80,11 @@ fn profiles() -> TestResult {
         "[profile.release.package.profiles]\nopt-level = 0\ndebug = \"full\"\n\
          debug-assertions = true\noverflow-checks = true\n",
     );
-    let of_profile = ptx()?;
-    ensure(plain == of_profile, format!("{plain}\nwith a profile:\n{of_profile}"))
+    let profiled = ptx()?;
+    ensure(plain == profiled, format!("{plain}\nwith a profile:\n{profiled}"))
 }
 
+/// The second of two workspaces builds with a rustc that refuses to compile `core`.
 fn one_core() -> TestResult {
     let build = |name: &str, rustc: Option<&Path>| {
         let source = format!("#[unsafe(no_mangle)] pub extern \"ptx-kernel\" fn {name}() {{}}");

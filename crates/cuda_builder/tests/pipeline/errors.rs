@@ -127,7 +127,7 @@ fn with_feature(package: &Package, feature: &str) {
     package.write("src/lib.rs", &package.source().replacen("#![no_std]", &line, 1));
 }
 
-/// LLVM has no code for the power of f64, which nothing else looks for.
+/// LLVM has no code for the power of f64, and no check of the builder finds this earlier.
 fn llvm_abort() -> TestResult {
     let before = "unsafe extern \"C\" { #[link_name = \"llvm.pow.f64\"]\nsafe fn pow(x: f64, y: \
                   f64) -> f64; }";
@@ -141,7 +141,7 @@ fn indirect() -> TestResult {
     fails(&package, &["indirect.rs", ".callprototype", "/src/lib.rs:7:", "generic"])
 }
 
-/// 64 KiB of static shared memory.
+/// The kernel has 64 KiB of static shared memory.
 fn too_much_shared() -> TestResult {
     let before = "#[unsafe(link_section = \".shared\")]\nstatic mut TILE: \
                   core::mem::MaybeUninit<[u32; 16384]> = core::mem::MaybeUninit::uninit();";
@@ -193,7 +193,7 @@ fn uses_std() -> TestResult {
     contains_all(&stderr(&output), &["note: the kernel package begins with `#![no_std]`"])
 }
 
-/// Returns a dependency with an error for each use of `std`: only what to do is said.
+/// A dependency has an error for each use of `std`, of which only the advice is printed.
 fn dependency_with_std() -> TestResult {
     let package = kernel("needs_std", "pub use dependency::f;", "*p = 1");
     let manifest = "[package]\nname = \"dependency\"\nversion = \"2.7.1\"\nedition = \"2024\"\n";
@@ -221,7 +221,7 @@ fn shared_value() -> TestResult {
     fails(&package, &["COUNT", "initial value", "MaybeUninit"])
 }
 
-/// Kernels `first` and `second` of one file, with this metadata each.
+/// Returns kernels `first` and `second` of one file, with this metadata each.
 fn declared(name: &str, metadata: [&str; 2]) -> Package {
     let mut source = String::new();
     for (kernel, rest) in ["first", "second"].into_iter().zip(metadata) {
@@ -420,7 +420,7 @@ fn no_network() -> TestResult {
         command
             .env("CARGO_NET_OFFLINE", "true")
             .env("CARGO_HOME", package.folder.join("home"))
-            // A cache without the `core` of an earlier build.
+            // This cache has no `core` of an earlier build.
             .env("DEVCOMM_CACHE", package.folder.join("cache"));
     });
     ensure(output.status.success(), stderr(&output))?;

@@ -79,12 +79,12 @@ fn package() -> Package {
     );
     package.write("Cargo.toml", &manifest);
     package.write("src/lib.rs", SOURCE);
-    // So that the package has the dependencies' versions that the workspace has.
+    // The package has the workspace's versions of the dependencies.
     package.write("Cargo.lock", &fs::read_to_string(root.join("Cargo.lock")).unwrap());
     package
 }
 
-/// Built once: two builds into one folder would conflict.
+/// The artifacts, which are built once: two builds into one folder would conflict.
 static BUILT: LazyLock<Result<Artifacts, Error>> = LazyLock::new(|| package().builder().build());
 
 fn built() -> Result<&'static Artifacts, String> {
@@ -110,8 +110,8 @@ fn a_kernel_for_gin_has_an_entry_for_each_back_end() -> TestResult {
     let artifacts = built()?;
     let kernels = artifacts.modules.iter().flat_map(|module| &module.info.kernels);
     let names: Vec<&str> = kernels.clone().map(|kernel| kernel.name.as_str()).collect();
-    let wanted = ["ping_u32", "ping_u64", "tell"].into_iter().flat_map(|of| {
-        ["efa_gda", "gdaki", "gpi", "proxy"].map(|back_end| format!("{of}_{back_end}"))
+    let wanted = ["ping_u32", "ping_u64", "tell"].into_iter().flat_map(|kernel| {
+        ["efa_gda", "gdaki", "gpi", "proxy"].map(|back_end| format!("{kernel}_{back_end}"))
     });
     let wanted: Vec<String> = std::iter::once("handles".to_owned()).chain(wanted).collect();
     ensure(names == wanted, format!("{names:?}"))?;

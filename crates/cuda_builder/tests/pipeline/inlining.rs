@@ -21,7 +21,7 @@ pub fn tests() -> Vec<Trial> {
 const TWICE: &str = "#[unsafe(no_mangle)]\npub unsafe extern \"ptx-kernel\" fn twice(p: *mut u32) \
                      { unsafe { *p = f(*p) ^ f(*p.add(1)) } }\n";
 
-/// More than LLVM inlines of its own accord.
+/// Returns a kernel and a function too long for LLVM to inline it of its own accord.
 fn long(attribute: &str) -> String {
     let steps: String = (1..1500)
         .map(|i| format!("x = core::hint::black_box(x ^ {i}).wrapping_mul({});", 2 * i + 1))
@@ -37,7 +37,7 @@ fn calls(artifacts: &Artifacts) -> Result<usize, libtest_mimic::Failed> {
     Ok(body(artifacts, "twice").matches("call.uni").count())
 }
 
-/// Returns a function of the kernel package, and one of a dependency.
+/// Checks a function of the kernel package, and one of a dependency.
 fn all_inlined() -> TestResult {
     ensure(calls(&build("all_inlined", &long(""))?)? == 0, "a function is called")?;
     let package = Package::new("of_dependency", &format!("use dependency::f;\n{TWICE}"));
@@ -57,7 +57,8 @@ fn kept() -> TestResult {
     Ok(())
 }
 
-/// Returns `f` calls `g`, which calls `f` through a closure that the standard library calls.
+/// Returns a source where `f` calls `g`, and `g` passes a closure that calls `f` to the standard
+/// library.
 fn recursive(attribute: &str) -> String {
     format!(
         "{attribute}\nfn f(x: u32) -> u32 {{ if x < 2 {{ x }} else {{ g(x / 2) + 1 }} }}\nfn g(x: \

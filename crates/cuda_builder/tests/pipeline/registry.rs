@@ -14,8 +14,8 @@ pub fn tests() -> Vec<Trial> {
     )]
 }
 
-/// Names no path in the manifest: its patch stands for the registry, so that no network is
-/// needed.
+/// The dependency names no path. A patch in the manifest stands for the registry, so that no
+/// network is needed.
 fn dependency() -> TestResult {
     let source = "
 #[unsafe(no_mangle)]

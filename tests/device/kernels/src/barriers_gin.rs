@@ -19,7 +19,7 @@ fn fence(n: u32) -> FenceLevel {
     }
 }
 
-/// Returns `rounds` times: this rank puts a word to every rank of `team` and gets one from it,
+/// Repeats `rounds` times: this rank puts a word to every rank of `team` and gets one from it,
 /// alternating over the contexts that the barrier covers; calls `sync`; and checks the words whose
 /// arrival `fence` guarantees. Returns the number of errors. The coop's words in `mail` begin at
 /// index `first`: 4 rows, of one word per rank.
@@ -45,7 +45,7 @@ unsafe fn rounds<B: GinBackend>(
     let mut wrong = 0;
     // The words that peers get are written once, before the first barrier.
     for p in share(coop, ranks) {
-        // SAFETY: the rows of this coop.
+        // SAFETY: only this coop has these rows.
         unsafe {
             mail.local().store(served + p, value(comm.rank(), world(p), 999));
             mail.local().store(gets + p, 0);
@@ -105,9 +105,9 @@ unsafe fn rounds<B: GinBackend>(
 }
 
 /// Tests world barriers (`n & 0xc` = 0), rail barriers (4), or additional barriers that the host
-/// created (8), with fence `n & 3`, in `n >> 8` rounds. With `n & 16` over all contexts. With
-/// `n & 32` alternates between a sync with a timeout, arrive and wait, and arrive and wait with a
-/// timeout. One barrier per block.
+/// created (8), with fence `n & 3`, in `n >> 8` rounds. With `n & 16` barriers cover all contexts.
+/// With `n & 32` the kernel alternates between a sync with a timeout, arrive and wait, and arrive
+/// and wait with a timeout. Each block has one barrier.
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier<B: GinBackend>(
     comm: DevComm,
@@ -145,7 +145,7 @@ pub unsafe fn gin_barrier<B: GinBackend>(
 }
 
 /// Tests hybrid barriers with fence `n & 3` in `n >> 8` rounds, with puts and gets between the
-/// ranks of the rail (`n & 4`) or between all ranks. With `n & 32` alternates as `gin_barrier`.
+/// ranks of the rail (`n & 4`) or between all ranks. With `n & 32` it alternates as `gin_barrier`.
 #[kernel(B = gin)]
 pub unsafe fn hybrid_barrier<B: GinBackend>(
     comm: DevComm,
@@ -192,7 +192,7 @@ pub unsafe fn hybrid_parts<B: GinBackend>(
     let mut barrier = gin.hybrid_barrier(coop, BarrierIndex::this_block());
     for round in 0..u64::from(n) {
         if (t as i32) < lsa.n_ranks {
-            // SAFETY: one word per rank of the team, written between two barriers.
+            // SAFETY: each rank of the team has one word, which it writes between two barriers.
             unsafe { mail.lsa(t as i32).store(lsa.rank as usize, round) };
         }
         match round % 3 {
@@ -213,8 +213,8 @@ pub unsafe fn hybrid_parts<B: GinBackend>(
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Waits at GIN barriers, at which world rank 0 never arrives. The other ranks store which waits
-/// timed out, as bits, one word per thread.
+/// Waits at GIN barriers, at which world rank 0 never arrives. Each thread of other ranks stores a
+/// word, whose bits tell which waits timed out.
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier_never<B: GinBackend>(
     comm: DevComm,

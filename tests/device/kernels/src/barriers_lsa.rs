@@ -19,7 +19,7 @@ fn order(n: u32) -> MemoryOrder {
     }
 }
 
-/// Returns `rounds` times, each rank writes to every peer, calls `sync` (barrier `index` of
+/// Repeats `rounds` times: this rank writes to every peer, calls `sync` (barrier `index` of
 /// `coop`), and checks what the peers wrote. Returns the number of errors.
 fn exchange(
     comm: &DevComm,
@@ -39,8 +39,8 @@ fn exchange(
         let mut p = coop.thread_rank();
         while writes && p < l {
             let value = round * 100 + team.rank as u32;
-            // SAFETY: a row of `l` words for each barrier in use; a word has one writer, and the
-            // barriers order the accesses.
+            // SAFETY: the window has a row of `l` words for each barrier in use; a word has one
+            // writer, and the barriers order the accesses.
             unsafe { mail.lsa(p as i32).store(row + team.rank as usize, value.into()) };
             p += coop.size();
         }
@@ -180,7 +180,7 @@ pub unsafe fn lsa_with_raw(comm: DevComm, mail: Words, out: Words, extra: Extra,
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Sets the epochs of all barriers to `n` before they wrap around. Launched before the kernel that
+/// Sets the epochs of all barriers to `n` before they wrap around. It runs before the kernel that
 /// uses the barriers.
 #[kernel]
 pub unsafe fn lsa_near_the_end(comm: DevComm, _mail: Words, _out: Words, extra: Extra, n: u32) {
@@ -221,7 +221,7 @@ pub unsafe fn lsa_late(comm: DevComm, mail: Words, out: Words, _extra: Extra, n:
         timeouts += u64::from(barrier.sync_timeout(order, Timeout::millis(5)).is_err());
         coop.sync();
         if t == 0 {
-            // SAFETY: one word per rank.
+            // SAFETY: each rank has its own word.
             unsafe { mail_of_late.store_release(flags + team.rank as usize, 1) };
         }
     }
@@ -245,7 +245,7 @@ pub unsafe fn lsa_never(comm: DevComm, _mail: Words, out: Words, _extra: Extra, 
         let second = barrier.arrive(order).wait_timeout(order, Timeout::nanos(1)).is_err();
         // Whether all threads of the coop have timed out.
         let third = !coop.any(!first || !second);
-        // SAFETY: three words per thread.
+        // SAFETY: `out` has three words per thread.
         unsafe {
             out.local().store(3 * t as usize, first.into());
             out.local().store(3 * t as usize + 1, second.into());

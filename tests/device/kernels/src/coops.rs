@@ -29,8 +29,8 @@ pub unsafe fn coops(_comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u
     let t = thread::thread_idx_x() as usize;
     let (rank, size) = (coop.thread_rank(), coop.size());
     let own = out.local();
-    // SAFETY: one word per thread in `mail`, 6 in `out`; threads of a coop read each other's words,
-    // ordered by `sync` and `any`.
+    // SAFETY: a thread has one word in `mail` and 6 in `out`; threads of a coop read each other's
+    // words, ordered by `sync` and `any`.
     unsafe {
         own.store(6 * t, rank.into());
         own.store(6 * t + 1, size.into());

@@ -1,4 +1,4 @@
-//! A product with an epilogue of one's own, around the body of a shipped kernel.
+//! A product with a custom epilogue, around the body of a shipped kernel.
 
 use cuda_std::prelude::*;
 use devcomm_kernels::gemm::epilogue::{Epilogue, Fragment};
@@ -16,7 +16,7 @@ impl Epilogue for ScaledRelu {
     type Output = f16;
 
     fn apply<F: Fragment>(&self, sums: &mut F) {
-        // SAFETY: the kernel's contract: there is a number for each row of C.
+        // SAFETY: the kernel's caller passes a number for each row of C.
         sums.update_in_c(|sum, row, _| unsafe {
             sum.max(0.0) * mem::load(self.rows.add(row as usize))
         });
@@ -27,7 +27,7 @@ impl Epilogue for ScaledRelu {
 ///
 /// # Safety
 ///
-/// As for `gemm_mma`; `epilogue` has a number for each of the `m` rows.
+/// The contract is that of `gemm_mma`, and `epilogue` has a number for each of the `m` rows.
 #[kernel(arch = "sm_80", max_threads = 128)]
 pub unsafe fn product_of_ones_own(
     a: *const bf16,

@@ -67,7 +67,7 @@ pub(crate) fn share(coop: Coop, count: usize) -> impl Iterator<Item = usize> {
     (coop.thread_rank() as usize..count).step_by(coop.size() as usize)
 }
 
-// SAFETY: `Abi` is the same type.
+// SAFETY: `Abi` is this type.
 unsafe impl KernelParam for Extra {
     type Abi = Self;
 }

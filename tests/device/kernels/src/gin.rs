@@ -7,7 +7,7 @@ use nccl_device::{Coop, DevComm, MemoryOrder, Team, Window};
 
 use crate::extra::{Extra, Words, share};
 
-/// Word `i` of what rank `from` sends to rank `to`.
+/// Returns word `i` of the data that rank `from` sends to rank `to`.
 fn word(from: i32, to: i32, i: usize) -> u64 {
     (from as u64) << 40 | (to as u64) << 20 | i as u64
 }
@@ -17,13 +17,12 @@ fn word(from: i32, to: i32, i: usize) -> u64 {
 unsafe fn fill(comm: &DevComm, coop: Coop, team: Team, window: Words, first: usize, count: usize) {
     for i in share(coop, count * team.n_ranks as usize) {
         let to = team.to_world(comm.rank(), (i / count) as i32);
-        // SAFETY: the caller's contract: the words are in the window, and nothing else accesses
-        // them.
+        // SAFETY: the caller passes words that are in the window, and nothing else accesses them.
         unsafe { window.local().store(first + i, word(comm.rank(), to, i % count)) };
     }
 }
 
-/// Returns how many words differ from what the ranks of `team` send to this rank.
+/// Returns how many words differ from the words that the ranks of `team` send to this rank.
 unsafe fn count_wrong(
     comm: &DevComm,
     coop: Coop,
@@ -35,7 +34,7 @@ unsafe fn count_wrong(
     let mut wrong = 0;
     for i in share(coop, count * team.n_ranks as usize) {
         let from = team.to_world(comm.rank(), (i / count) as i32);
-        // SAFETY: the caller's contract: the words have arrived.
+        // SAFETY: the caller passes words that are in the window, and have arrived.
         let got = unsafe { window.local().load(first + i) };
         wrong += u64::from(got != word(from, comm.rank(), i % count));
     }
@@ -118,7 +117,7 @@ pub unsafe fn gin_put_value<B: GinBackend>(
     let (me, n_ranks) = (comm.rank() as usize, comm.n_ranks() as u64);
     for p in 0..world.n_ranks {
         let value = word(comm.rank(), p, 3);
-        // SAFETY: one word per sender in every rank, which is read after the signal.
+        // SAFETY: every rank has one word for each sender, and reads it after the signal.
         unsafe {
             gin.put_value(world, p, mail.at(me), value)
                 .signal(signal.add(10 + me as u64))
@@ -164,7 +163,7 @@ pub unsafe fn gin_value_sizes<B: GinBackend>(
     }
     wait_for(gin, coop, signal, before, 4, MemoryOrder::Acquire);
     for i in 0..4 {
-        // SAFETY: as above, after the signals.
+        // SAFETY: the signals have arrived, so that the peer's puts to `mail` have, too.
         unsafe { out.local().store(i, mail.local().load(i)) };
     }
     gin.flush(coop, MemoryOrder::Relaxed);
@@ -217,11 +216,11 @@ pub unsafe fn gin_strong<B: GinBackend>(
     let right = (world.rank + 1) % world.n_ranks;
     let left = (world.rank + world.n_ranks - 1) % world.n_ranks;
     for i in share(coop, n as usize) {
-        // SAFETY: the first `n` words of this rank.
+        // SAFETY: only this rank accesses its first `n` words.
         unsafe { mail.local().store(i, word(comm.rank(), right, i)) };
     }
     for i in 0..n as usize {
-        // SAFETY: the second `n` words of the neighbor, which it reads after the signal.
+        // SAFETY: the neighbor reads its second `n` words after the signal.
         unsafe { gin.put(world, right, mail.at(n as usize + i), mail.at(i), 1).post(coop) };
     }
     gin.signal(coop, world, right, signal.add(1 << 33).strong());
@@ -255,7 +254,7 @@ pub unsafe fn gin_weak_and_va<B: GinBackend>(
     // signals, and start at 0.
     let (by_one, by_more) =
         unsafe { (VaSignal::new(mail, 2 * ranks), VaSignal::new(mail, 2 * ranks + 1)) };
-    // SAFETY: one word per rank is written by this rank, one by each peer; read after the signals.
+    // SAFETY: this rank writes one word per rank, and each peer one, read after the signals.
     unsafe {
         if coop.thread_rank() == 0 {
             mail.local().store(me, word(comm.rank(), 0, 1));
@@ -360,8 +359,8 @@ pub unsafe fn gin_requests<B: GinBackend>(
     let t = thread::thread_idx_x() as usize;
     if t < ranks {
         for i in 0..n as usize {
-            // SAFETY: one source word per thread, overwritten after the flush; `n` target words per
-            // rank.
+            // SAFETY: a thread overwrites its source word after the flush; a rank has `n` target
+            // words.
             unsafe {
                 mail.local().store(t, word(comm.rank(), t as i32, i));
                 let target = mail.at(ranks + me * n as usize + i);

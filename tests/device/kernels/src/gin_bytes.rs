@@ -52,14 +52,14 @@ unsafe fn wrong_in(
     for i in 0..SLOT {
         let inside = i >= begin && i < begin + message.len;
         let expected = if inside { Message::byte(from, to, k, salt, i - begin) } else { 0 };
-        // SAFETY: the caller's contract: nothing writes the slot's bytes.
+        // SAFETY: the caller passes a slot in the window, which nothing writes.
         wrong += u64::from(unsafe { slot.load(first + i) } != expected);
     }
     wrong
 }
 
 /// Sends messages: every rank of a team has [`MESSAGES`] of them for every rank: it puts them, and
-/// the receiver gets them as well. One context per block. Bit 0 of `n` selects the team (0 the
+/// the receiver gets them as well. Each block uses a context. Bit 0 of `n` selects the team (0 the
 /// world, 1 the rail), the others vary the bytes. For each block `mail` has three areas, with one
 /// slot per message: sources, targets of puts, targets of gets.
 #[kernel(B = gin)]
@@ -102,7 +102,7 @@ pub unsafe fn gin_bytes<B: GinBackend>(
         let mut barrier = set.barrier(coop, BarrierIndex::this_block());
         barrier.sync(MemoryOrder::AcqRel, FenceLevel::None);
 
-        // One thread per message.
+        // One thread puts each message.
         for i in share(coop, slots) {
             let (rank, k) = ((i / MESSAGES) as i32, i % MESSAGES);
             let message = Message::of(me, world(rank), k);

@@ -1,5 +1,5 @@
-//! Clusters, dependent launches, transposed stores, added tiles: kernels with parameters of their
-//! own.
+//! Kernels that test clusters, dependent launches, transposed stores and added tiles. Each has its
+//! own parameters.
 
 use cuda_std::convert::Float;
 use cuda_std::prelude::*;
@@ -10,13 +10,13 @@ use devcomm_types::{GridConstant, TensorMap};
 /// Threads per block of these kernels.
 pub const THREADS: u32 = 32;
 
-/// Each thread sends four numbers to the next block of its cluster, and writes what it got.
+/// Sends four numbers per thread to the next block of its cluster, and writes the received ones.
 unsafe fn pass_on(out: *mut f32) {
     let (rank, size) = (cluster::rank(), cluster::size());
     let (block, t) = (thread::block_idx_x(), thread::thread_idx_x());
     let sent = [block, rank, size, t].map(|number| number as f32);
-    // SAFETY: a slot per thread, and four elements of `out`. The barriers order the store after
-    // the start of the receiver, and before its load.
+    // SAFETY: a thread has a slot, and the caller four elements of `out` for it. The barriers order
+    // the store after the start of the receiver, and before its load.
     unsafe {
         let slot = shared_array![[f32; 4]; 32].add(t as usize);
         cluster::sync();
@@ -32,19 +32,19 @@ unsafe fn pass_on(out: *mut f32) {
 /// Passes numbers on in clusters of the size that the launch gives.
 #[kernel]
 pub unsafe fn passes_on(out: *mut f32) {
-    // SAFETY: the test passes an element for each thread.
+    // SAFETY: the test passes four elements for each thread.
     unsafe { pass_on(out) }
 }
 
 /// Passes numbers on in clusters of two.
 #[kernel(cluster = 2)]
 pub unsafe fn pairs_pass_on(out: *mut f32) {
-    // SAFETY: the test passes an element for each thread.
+    // SAFETY: the test passes four elements for each thread.
     unsafe { pass_on(out) }
 }
 
 /// Sums `call` plus the index of each thread over the threads of its cluster, `calls` times; each
-/// thread writes what it got.
+/// thread writes the sums.
 #[kernel(max_threads = 512, min_blocks = 1)]
 pub unsafe fn sums_clusters(out: *mut f32, calls: u32) {
     let (i, threads) = (thread::index_1d(), thread::grid_dim_x() * thread::block_dim_x());
@@ -62,8 +62,7 @@ pub unsafe fn sums_clusters(out: *mut f32, calls: u32) {
     }
 }
 
-/// Lets the next kernel begin, and a good while later writes `value` plus its index to each
-/// element.
+/// Lets the next kernel begin, and some time later writes `value` plus its index to each element.
 #[kernel]
 pub unsafe fn writes_late(data: *mut u32, value: u32) {
     grid::launch_next();
@@ -74,18 +73,18 @@ pub unsafe fn writes_late(data: *mut u32, value: u32) {
     }
     thread::sync_threads();
     let i = thread::index_1d();
-    // SAFETY: an element per thread.
+    // SAFETY: `data` has an element per thread.
     unsafe { mem::store(data.add(i as usize), value + i) }
 }
 
-/// Adds `value` to what the previous kernel wrote; if not `waits`, maybe to what was there before.
+/// Adds `value` to what the previous kernel wrote, or, if not `waits`, maybe to older values.
 #[kernel]
 pub unsafe fn adds(data: *mut u32, value: u32, waits: bool) {
     grid::launch_next();
     if waits {
         grid::wait_for_previous();
     }
-    // SAFETY: an element per thread.
+    // SAFETY: `data` has an element per thread.
     unsafe {
         let element = data.add(thread::index_1d() as usize);
         mem::store(element, mem::load(element) + value);

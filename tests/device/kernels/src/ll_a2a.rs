@@ -44,7 +44,7 @@ const EACH: u32 = 3;
 
 /// Exchanges in `n & 0xff` epochs: each rank sends three elements to every peer and checks those
 /// that it receives. The mode is `n >> 8`: 0 send and receive, 1 broadcast, 2 broadcast by
-/// multicast, 3 `receive_each`. One session per block.
+/// multicast, 3 `receive_each`. Each block opens a session.
 #[kernel(T = [B1, B4, B6, B8, B12, B16, B29, B64])]
 pub unsafe fn ll_exchange<T: Pod>(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (team, coop, block) = (comm.lsa_team(), Coop::cta(), thread::block_idx_x());
@@ -119,7 +119,7 @@ pub unsafe fn ll_reduce(comm: DevComm, _mail: Words, out: Words, extra: Extra, n
     unsafe { out.local().store(thread::index_1d() as usize, sum) };
 }
 
-/// Sets each block's epoch to `n` before the last value. Launched before the kernel that opens
+/// Sets each block's epoch to `n` before the last value. It runs before the kernel that opens
 /// sessions.
 #[kernel]
 pub unsafe fn ll_near_the_end(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {

@@ -91,7 +91,7 @@ pub unsafe fn vectors(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n:
     // SAFETY: both windows have two elements per thread.
     unsafe { out.lsa(right).store_vec(2 * t, mail.local().load_vec(2 * t)) };
     barrier.sync(MemoryOrder::AcqRel);
-    // SAFETY: as above; the neighbor has written this rank's memory.
+    // SAFETY: both windows have two elements per thread, which the neighbor has written.
     unsafe {
         let got: Vec16<u64> = out.local().load_vec(2 * t);
         out.local().store(2 * t, got.lane(0) + 1);

@@ -35,7 +35,7 @@ pub unsafe fn peer_tiles_sum<O: Owners, const N: usize>(
     m: u32,
     n: u32,
 ) {
-    // SAFETY: the kernel's contract. The parts are one warp's to store and the other's to add.
+    // SAFETY: the kernel's contract. One warp stores the parts, and the other adds them.
     unsafe {
         let to = c.local().as_ptr();
         let peers = PeerTiles::<O, N>::new(&comm, &memory, to, [m, n]);
@@ -73,7 +73,7 @@ pub unsafe fn peer_tiles_sum<O: Owners, const N: usize>(
                         peers.send(row, column + 64 * i, part(i));
                     }
                     tma::commit_stores();
-                    // Before the parts are written again.
+                    // The parts are written again after this.
                     tma::wait_stores_read::<0>();
                     peers.stored(0, tile + 1);
                 }

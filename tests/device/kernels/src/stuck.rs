@@ -16,6 +16,8 @@ fn is_absent(comm: &DevComm) -> bool {
     comm.rank() == comm.n_ranks() - 1
 }
 
+/// Stores `step` to the thread's word.
+///
 /// # Safety
 ///
 /// `out` has one word per thread.

@@ -1,5 +1,5 @@
-//! A product fused with the sum over the ranks: a kernel of one's own on [`TileExchange`], for any
-//! number of ranks.
+//! A product fused with the sum over the ranks: a custom kernel on [`TileExchange`], for any number
+//! of ranks.
 //!
 //! A block rounds the sums of a tile to bf16, in the order in which its threads have them, and
 //! pushes them to all ranks. While they travel, it adds the ranks' parts of its previous tile. All

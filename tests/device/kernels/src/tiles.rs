@@ -224,12 +224,12 @@ unsafe fn multiply<T: mma::Factor, A: Layout<T>, B: Layout<T>>(
 /// Columns of [`combines_a_tile()`]'s tile, which has 16 rows.
 pub const REG_COLUMNS: u32 = 24;
 
-/// Stores to `out` three times `x`, less the largest element of the row, and the sum of the column.
-/// One warp.
+/// Stores to `out` three times `x`, minus the largest element of its row, plus the sum of its
+/// column. The block is one warp.
 #[kernel(max_threads = 32)]
 pub unsafe fn combines_a_tile(x: *const f32, out: *mut f32) {
     let at = |row, column| (row * REG_COLUMNS + column) as usize;
-    // SAFETY: `x` and `out` have an element for each of the tile; all lanes are here.
+    // SAFETY: `x` and `out` have an element for each of the tile's; all lanes take part.
     unsafe {
         let places = RegTile::<u8, { REG_COLUMNS as usize / 8 }>::filled(0);
         let tile = places.map_at(|row, column, _| mem::load(x.add(at(row, column))));

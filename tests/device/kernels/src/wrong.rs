@@ -22,7 +22,7 @@ pub unsafe fn reads_before_the_wait(
     let (team, t) = (comm.lsa_team(), thread::thread_idx_x());
     let mut wrong = 0;
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::new(0));
-    // SAFETY: one word per rank; the read is too early on purpose.
+    // SAFETY: each rank has one word; the read is too early on purpose.
     unsafe {
         if (t as i32) < team.n_ranks {
             mail.lsa(t as i32).store(team.rank as usize, 1);
@@ -49,7 +49,7 @@ pub unsafe fn reads_before_the_signal<B: GinBackend>(
     let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
     let signal = extra.signal(&comm, 0);
     let right = (world.rank + 1) % world.n_ranks;
-    // SAFETY: one word per put; the read is too early on purpose.
+    // SAFETY: each put has its own word; the read is too early on purpose.
     unsafe {
         if thread::thread_idx_x() == 0 {
             mail.local().store(0, 1);
@@ -106,10 +106,10 @@ pub unsafe fn breaks_a_rule<B: GinBackend>(
     }
 }
 
-/// NCCL's multicast functions take numbers of 16 bits in pairs, and sum no numbers of 8 bits.
+/// Violates rule `n` of NCCL's multicast functions: 16-bit numbers come in pairs, 8-bit sums trap.
 #[track_caller]
 fn breaks_a_rule_of_the_switch(all: *mut u64, own: *mut u64, n: u32) {
-    // Made here: LLVM resolves NCCL's calls through a coop only if it sees which coop it is.
+    // The coop is made here: LLVM resolves NCCL's calls through a coop only if it sees its kind.
     let coop = Coop::cta();
     let (all_f16, own_f16) = (all.cast::<f16>(), own.cast::<f16>());
     let (all_bf16, own_bf16) = (all.cast::<bf16>(), own.cast::<bf16>());

@@ -6,17 +6,17 @@ use super::require_all;
 use crate::job::Setup;
 use crate::world::TestWorld;
 
-/// Returns `blocks` blocks of `threads` threads, with room in `mail` for a row of words per warp.
+/// Returns a setup of `blocks` blocks of `threads` threads, with a row of words in `mail` per warp.
 fn setup(world: &TestWorld, blocks: u32, threads: u32) -> Setup {
     let rows = (blocks * threads.div_ceil(32)) as usize;
     Setup { mail: (rows * world.lsa_size()).max(128), ..Setup::new(blocks, threads) }
 }
 
-/// Checks that what was written before the barrier is visible after it, with memory orders that
-/// guarantee it, over several launches.
+/// Checks that stores before the barrier are visible after it, with memory orders that guarantee
+/// it, over several launches.
 pub fn lsa_orders(world: &TestWorld) {
     let setup = setup(world, 3, 40);
-    // Acquire-release and sequentially consistent, as `lsa_sync` numbers them.
+    // `lsa_sync` numbers acquire-release and sequentially consistent so.
     for order in [4, 5] {
         let n = order | 4 << 3;
         require_all("sync", &world.run::<kernels::lsa_sync>(&setup, &[n, n, n]), 0);
@@ -48,25 +48,25 @@ pub fn lsa_warps(world: &TestWorld) {
     require_all("warps", &world.run::<kernels::lsa_warps>(&setup, &[5, 5]), 0);
 }
 
-/// Barriers of coops of one thread, of lanes, and of a span of warps.
+/// Checks barriers of coops of one thread, of lanes, and of a span of warps.
 pub fn lsa_coops(world: &TestWorld) {
     let setup = Setup { lsa_barriers: 3, ..setup(world, 1, 96) };
     require_all("coops", &world.run::<kernels::lsa_coops>(&setup, &[5, 4]), 0);
 }
 
-/// Barriers by multicast stores.
+/// Checks barriers by multicast stores.
 pub fn lsa_multicast(world: &TestWorld) {
     let setup = Setup { multimem: true, more_lsa_barriers: 2, ..setup(world, 2, 40) };
     require_all("multicast", &world.run::<kernels::lsa_multicast>(&setup, &[5, 4]), 0);
 }
 
-/// Sessions of NCCL and of devcomm alternate on one barrier.
+/// Checks that sessions of NCCL and of devcomm alternate on one barrier.
 pub fn lsa_with_raw(world: &TestWorld) {
     let setup = Setup { more_lsa_barriers: 2, ..setup(world, 2, 40) };
     require_all("mixed", &world.run::<kernels::lsa_with_raw>(&setup, &[5, 4]), 0);
 }
 
-/// Epochs wrap around.
+/// Checks that epochs wrap around.
 pub fn lsa_wraps(world: &TestWorld) {
     let setup = Setup { more_lsa_barriers: 2, ..setup(world, 2, 40) };
     require_all(

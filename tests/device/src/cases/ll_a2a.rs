@@ -29,7 +29,7 @@ pub fn every_size(world: &TestWorld, mode: u32) {
     one::<kernels::ll_exchange<kernels::B64>>(world, 64, mode);
 }
 
-/// Epochs wrap around.
+/// Checks that epochs wrap around.
 pub fn wraps(world: &TestWorld) {
     let (setup, n) = (setup(world, 12), 5);
     for before in 0..5 {
@@ -42,7 +42,7 @@ pub fn wraps(world: &TestWorld) {
     }
 }
 
-/// Elements are reduced as they arrive.
+/// Checks that elements are reduced as they arrive.
 pub fn reduces(world: &TestWorld) {
     let l = world.lsa_size() as u64;
     let setup = Setup { ll: (2, 40 * l as u32, 4), ..Setup::new(2, 40) };

@@ -73,14 +73,14 @@ pub fn resources(world: &TestWorld) {
     }
 }
 
-/// Checks that multicast addresses reach every rank of the LSA team. At most 8 ranks.
+/// Checks that multicast addresses reach every rank of the LSA team, which has at most 8 ranks.
 pub fn multicast(world: &TestWorld) {
     let setup = Setup { buffer: 16, mail: 2, out: 4, multimem: true, ..Setup::new(1, 32) };
     let all = (0..world.lsa_size()).fold(0, |sum, rank| sum | 1 << (8 * rank));
     super::require_all("multicast", &world.run::<kernels::multicast>(&setup, &[0]), all);
 }
 
-/// Threads have the right rank and size in every kind of coop; `sync` and `any` work.
+/// Checks that threads have the right rank and size in every kind of coop, and `sync` and `any`.
 pub fn coops(world: &TestWorld) {
     let setup = Setup { mail: 96, out: 6 * 96, ..Setup::new(1, 96) };
     for kind in 0..6 {

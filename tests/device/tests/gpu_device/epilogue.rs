@@ -1,4 +1,4 @@
-//! A test of a product with an epilogue of one's own.
+//! A test of a product with a custom epilogue.
 
 use cuda_std::{bf16, f16};
 use devcomm::kernels::gemm::gemm_mma::{SHARED, THREADS};
@@ -15,7 +15,7 @@ fn a_kernel_with_an_epilogue_of_its_own_applies_it() {
     Gpus::from(Simulation::new(1)).with_kernels(&KERNELS).run(name, |rank| {
         rank.load(&KERNELS)?;
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
-        // Two tiles, and rows and columns outside C.
+        // There are two tiles, which have rows and columns outside C.
         let problem = Problem { m: 37, n: 131, k: 40, seed: 3 };
         let Problem { m, n, k, .. } = problem;
         let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
@@ -35,7 +35,7 @@ fn a_kernel_with_an_epilogue_of_its_own_applies_it() {
             ScaledReluArgs { rows: &rows },
         );
         let config = LaunchConfig::new(2, THREADS).with_dynamic_shared(SHARED);
-        // SAFETY: the matrices have the elements, and `rows` a number for each row of C.
+        // SAFETY: the matrices have the sizes of the shape, and `rows` a number for each row of C.
         unsafe { product.config(config).launch(&stream)? };
         stream.synchronize()?;
         let mut got = vec![f16::ZERO; m * n];

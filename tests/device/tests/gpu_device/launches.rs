@@ -147,7 +147,7 @@ const GRID: u32 = 8;
 /// Dependent launches in a row.
 const IN_A_ROW: u32 = 5;
 
-/// Launches a kernel that writes late, and dependent ones that add to what it wrote.
+/// Launches a kernel that writes late, and dependent ones that add to its results.
 fn chain(rank: &Rank, capture: bool, waits: bool) -> Result<Vec<u32>, Error> {
     let stream = rank.stream()?;
     let data = rank.communicator()?.mem_alloc::<u32>((GRID * THREADS) as usize)?;

@@ -14,9 +14,9 @@ macro_rules! tests {
     ($($name:ident: $kind:path, $seeds:literal, $case:path $(, $arg:expr)*;)*) => { $(
         #[test]
         fn $name() {
-            let of = |simulation| $kind(gpus(simulation, GinConnectionType::None));
+            let make_gpus = |simulation| $kind(gpus(simulation, GinConnectionType::None));
             let case = |world: &TestWorld| $case(world $(, $arg)*);
-            in_worlds(stringify!($name), WORLDS, $seeds, of, case);
+            in_worlds(stringify!($name), WORLDS, $seeds, make_gpus, case);
         }
     )* };
 }

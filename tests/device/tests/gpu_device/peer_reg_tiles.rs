@@ -10,10 +10,10 @@ use devcomm_device_tests::kernels::{
 };
 use devcomm_testing::machines::Gpus;
 
-/// Two tiles of one warp, and one of the other.
+/// Tiles: one warp has two, and the other one.
 const TILES: u32 = 3;
 
-/// Three sums in a row, as the banks of slots take turns, of all columns and of a part.
+/// Tests three successive sums, as the banks of slots take turns, of all columns and of some.
 macro_rules! test_of {
     ($name:ident, $ranks:literal) => {
         #[test]
@@ -33,7 +33,7 @@ macro_rules! test_of {
                         &dev, &sums, &memory, TILES, sent,
                     );
                     let config = LaunchConfig::new(1, 32 * WARPS);
-                    // SAFETY: the sums and the slots have the elements; all ranks launch the same.
+                    // SAFETY: the sums and the slots have room for all tiles; all ranks launch it.
                     unsafe { launch.config(config).launch(&stream)? };
                     stream.synchronize()?;
                     let mut got = vec![0.0; rows * columns];

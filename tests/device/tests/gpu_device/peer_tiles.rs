@@ -10,7 +10,7 @@ use devcomm_device_tests::kernels::{
 };
 use devcomm_testing::machines::Gpus;
 
-/// Columns of which the last part is cut off, in two tiles.
+/// Columns of two tiles; the last part of the second tile is cut off.
 const N: usize = 264;
 
 /// Returns the sum over the ranks of an element.
@@ -19,8 +19,8 @@ fn right(ranks: usize, row: usize, column: usize) -> bf16 {
     bf16::from_f32((0..ranks).map(rounded).sum())
 }
 
-/// Three sums of `rows` rows in a row, as the banks of slots take turns: a rank gets all rows, or
-/// its share if `scatters`.
+/// Tests three successive sums of `rows` rows, as the banks of slots take turns: a rank gets all
+/// rows, or its share if `scatters`.
 macro_rules! test_of {
     ($name:ident, $owners:ident, $ranks:literal, $rows:literal, $slots:expr, $scatters:literal) => {
         #[test]
@@ -41,7 +41,7 @@ macro_rules! test_of {
                         &dev, &own, &c, &memory, $rows, N as u32,
                     );
                     let config = LaunchConfig::new(1, THREADS).with_dynamic_shared(SHARED);
-                    // SAFETY: C and the slots have the elements; all ranks launch the same.
+                    // SAFETY: C and the slots have room for all tiles; all ranks launch the kernel.
                     unsafe { sum.config(config).launch(&stream)? };
                     stream.synchronize()?;
                     let mut got = vec![bf16::NAN; rows * N];

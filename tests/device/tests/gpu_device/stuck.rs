@@ -94,8 +94,8 @@ fn end_once<K: TestKernel>(
     assert!(rank.is_simulated() || took < DEADLINE + EXIT, "it took {took:?}");
     assert!(stuck.iter().all(|wait| right(wait, rank)), "{rank:?}: {stuck:?}");
     for block in 0..setup.grid {
-        let of_block = stuck.iter().filter(|wait| wait.block == block).count();
-        assert_eq!(of_block, reported, "block {block}: {stuck:?}");
+        let listed = stuck.iter().filter(|wait| wait.block == block).count();
+        assert_eq!(listed, reported, "block {block}: {stuck:?}");
     }
     assert!(text.contains(&format!("rank {}", rank.rank())) && text.contains("block"), "{text}");
     // No thread has returned from its wait: then it would have stored 3.

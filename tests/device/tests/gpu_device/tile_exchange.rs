@@ -18,7 +18,7 @@ fn rounded_twice(problem: Problem, ranks: usize, (row, column): (usize, usize)) 
     bf16::from_f32(products.reduce(|sum, product| sum + product).unwrap())
 }
 
-/// Returns three products in a row, of other elements each. The banks take turns.
+/// Checks three successive products of different elements: the banks of slots take turns.
 fn sums_products(rank: &Rank) -> Result<(), devcomm::Error> {
     let [m, n, k] = [130_usize, 134, 40];
     rank.load(&KERNELS)?;
@@ -46,7 +46,7 @@ fn sums_products(rank: &Rank) -> Result<(), devcomm::Error> {
             &dev_comm, a, b, c, &inbox, &flags, &state, rows, columns, terms,
         );
         let config = LaunchConfig::new(2, THREADS).with_dynamic_shared(SHARED);
-        // SAFETY: the matrices and the exchange have the elements; all ranks launch the same.
+        // SAFETY: the matrices and the exchange have room for all tiles; all ranks launch it.
         unsafe { launch.config(config).launch(&stream)? };
     }
     stream.synchronize()?;

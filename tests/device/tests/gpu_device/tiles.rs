@@ -16,7 +16,7 @@ fn transpose<T: Copy>(matrix: &[T], columns: usize) -> Vec<T> {
     (0..columns).flat_map(|column| matrix.iter().skip(column).step_by(columns).copied()).collect()
 }
 
-/// Threads and dynamic shared memory: three tiles, and what their alignment takes.
+/// Threads and dynamic shared memory: three tiles, and the padding that aligns them.
 const LAUNCH: (u32, u32) = (128, 3 * 64 * 128 + 1024);
 
 /// Multiplies matrices of 64 terms in every layout.
@@ -50,7 +50,7 @@ macro_rules! multiplies {
             let [transposed_a, transposed_b] = layouts;
             let product =
                 kernels::product_of_layouts::<$type>::args(a, b, &c, transposed_a, transposed_b);
-            // SAFETY: the maps and C have the elements.
+            // SAFETY: the maps' matrices and C have the sizes that the kernel expects.
             unsafe { product.config(config).launch(&stream)? };
             stream.synchronize()?;
             let wrong = problem.count_wrong(0..1, &read(&c)?, problem.all());
@@ -67,7 +67,7 @@ fn tensor_cores_multiply_factors_of_every_layout() {
         let (threads, shared) = LAUNCH;
         let context = rank.context();
         match context.resident_blocks::<kernels::product_of_layouts<bf16>>(threads, shared) {
-            // Not a GPU of the Hopper family.
+            // This is not a GPU of the Hopper family.
             Err(Error::Launch(LaunchError::WrongArch { .. })) => return Ok(()),
             resident => assert!(resident? > 0),
         }
@@ -87,7 +87,7 @@ fn a_tile_in_registers_knows_its_rows_and_columns() {
         let x: Vec<f32> = (0..count).map(|i| (i * 37 % 101) as f32 - 50.0).collect();
         let (input, out) = (comm.mem_alloc::<f32>(count)?, comm.mem_alloc::<f32>(count)?);
         input.copy_from_host(&x)?;
-        // SAFETY: both have an element for each of the tile.
+        // SAFETY: both have an element for each of the tile's.
         unsafe { kernels::combines_a_tile::args(&input, &out).grid(1).block(32).launch(&stream)? };
         stream.synchronize()?;
         for (i, got) in read(&out)?.into_iter().enumerate() {
