@@ -1,6 +1,6 @@
-//! All-reduce within the LSA team in one step, of elements of which every bit counts: integers,
-//! 64-bit and 8-bit floats. Every rank sends its input to all ranks, in messages that are their own
-//! flags, with marks as those of [`lamport_exchange`](super::lamport_exchange).
+//! All-reduce within the LSA team in one step, of elements that may have any bits: integers, 64-bit
+//! and 8-bit floats. Every rank sends its input to all ranks, in messages without separate flags
+//! (`Lamport`), with marks like those of [`lamport_exchange`](super::lamport_exchange).
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::Number;
@@ -66,7 +66,7 @@ struct Part<T> {
 }
 
 impl<T: Accumulate> Part<T> {
-    /// Returns the vector that a slot carries; `None` for marks.
+    /// Returns the index of the vector that a slot carries; `None` for marks.
     fn vector(slot: u32) -> Option<usize> {
         let (row, lane) = (slot / warp::WARP_SIZE, slot % warp::WARP_SIZE);
         (lane != MARKS).then_some((row * MARKS + lane) as usize)
@@ -123,7 +123,7 @@ impl<T: Accumulate> OneStep for Part<T> {
         // SAFETY: the kernel's caller guarantees the elements, and all lanes of a warp call this
         // together.
         unsafe {
-            // The input is loaded again: it would take registers.
+            // The input is loaded again, since it would take registers until now.
             let mine = self.payload(slot);
             let all = session.receive_all(slot, mine);
             for rank in 0..N {

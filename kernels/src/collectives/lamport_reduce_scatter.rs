@@ -1,6 +1,5 @@
 //! Reduce-scatter of short messages within the LSA team in one step: every rank sends to each peer
-//! the part that it reduces, in messages without separate flags
-//! (`Lamport`).
+//! the part that the peer reduces, in messages without separate flags (`Lamport`).
 
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
@@ -23,7 +22,7 @@ use super::reduction::Reduction;
 ///
 /// # Safety
 ///
-/// `output` has `count` elements, and `input` as many for each rank. Nothing else accesses them
+/// `output` has `count` elements, and `input` `count` for each rank. Nothing else accesses them
 /// until the kernel has ended. `memory` is as [`LamportSlots`] needs it.
 ///
 /// [`LamportSlots`]: nccl_device::LamportSlots

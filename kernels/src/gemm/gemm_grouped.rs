@@ -21,8 +21,8 @@ use super::stores::Stores;
 /// x k` elements for each group, one after the other. The epilogue's bias is that of all groups.
 ///
 /// The maps, the grid and the block are as for [`gemm_wgmma`](super::gemm_wgmma::gemm_wgmma()), B's
-/// map with the rows of all groups; C's is used if `n` is a multiple of 8, and its address for what
-/// is left. May be a dependent launch.
+/// map with the rows of all groups. C's map is used if `n` is a multiple of 8, and C's `address` is
+/// used where the map is not. May be a dependent launch.
 ///
 /// # Safety
 ///
@@ -42,7 +42,8 @@ pub unsafe fn gemm_grouped<T: GemmFactor>(
     k: u32,
     epilogue: Fused<<T as GemmFactor>::Output>,
 ) {
-    // Before the groups are counted, which waits for the previous kernels.
+    // The next kernel may begin before the groups are counted, which waits for the previous
+    // kernels.
     grid::launch_next();
     let grouped = Grouped { groups, m, n };
     let mut stores = Stores::new(&c, address, [m, n], &grouped);
@@ -53,7 +54,7 @@ pub unsafe fn gemm_grouped<T: GemmFactor>(
     unsafe { Product::<T, _, _>::new(factors, stores, k, epilogue).run() }
 }
 
-/// The order of the tiles.
+/// The hooks of the product, which has an order of tiles of its own.
 struct Grouped {
     groups: Groups,
     m: u32,
@@ -67,7 +68,7 @@ impl Hooks for Grouped {
 
     fn order(&self, _rows: u32, columns: u32) -> Order {
         grid::wait_for_previous();
-        // SAFETY: the kernel's contract; all threads of the block call this, once.
+        // SAFETY: the kernel's caller passes the groups; all threads of the block call this, once.
         Order::groups(unsafe { GroupTiles::new(self.groups, [self.m, self.n], columns) })
     }
 }

@@ -126,7 +126,8 @@ pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: 
     let (row, column) = (quotient(place, across), remainder(place, across));
     let rows = quotient(m.div_ceil(S::M) + down - 1, down);
     let columns = quotient(n.div_ceil(S::N) + across - 1, across);
-    // SAFETY: the kernel's contract. Only this block's barriers use the words.
+    // SAFETY: the caller guarantees the matrices, and shared memory for the stages. Only this
+    // block's barriers use the words.
     unsafe {
         let block = Block::<T, S, E> {
             memory: TileMemory::dynamic(),
@@ -156,12 +157,12 @@ pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: 
     }
 }
 
-/// A quotient by a power of two.
+/// Returns the quotient of a division by a power of two.
 fn quotient(number: u32, power: u32) -> u32 {
     number >> power.trailing_zeros()
 }
 
-/// The remainder.
+/// Returns the remainder of a division by a power of two.
 fn remainder(number: u32, power: u32) -> u32 {
     number & (power - 1)
 }
@@ -226,7 +227,7 @@ impl Scheduler for Sliced {
     }
 }
 
-/// More registers for the sums of tall tiles.
+/// The division of the registers, which gives more of them to the sums of tall tiles.
 struct Raised<S>(PhantomData<S>);
 
 impl<S: Shape> RegisterSplit for Raised<S> {
@@ -250,7 +251,7 @@ impl<S: Shape> RegisterSplit for Raised<S> {
 /// The rows of its factor that a loading warp loads, and their place in a stage.
 struct Source {
     row: u32,
-    /// The rows that another factor has before it in each stage, and its own.
+    /// Rows of the other factor before this one's in each stage, and rows of this factor there.
     skipped: u32,
     height: u32,
     share: Share,
@@ -262,7 +263,7 @@ struct Source {
 struct State<E> {
     epilogue: E,
     /// The first threads of a warpgroup release a stage, each to one of the blocks that load for
-    /// it: those in its row, then the others in its column.
+    /// this block: the blocks in its row, then the other blocks in its column.
     releasing: bool,
     releases: u32,
     /// The first row of B in a stage that is the warpgroup's.
@@ -395,7 +396,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         let (row, column) = self.block.origin(work.tile);
         let (_, before) = self.block.loaded_b(column);
         let warpgroup = group.index() * WARPGROUP_N;
-        // A warpgroup beyond C multiplies by any rows.
+        // A warpgroup whose columns are beyond C multiplies by any rows.
         state.first = (before + warpgroup) % S::N;
         state.origin = (row, column + warpgroup);
     }
@@ -469,7 +470,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     }
 
     fn loaded(&self) {
-        // SAFETY: all warps that load or idle call it; those that multiply do so in `send`.
+        // SAFETY: all warps that load or idle call this; those that multiply synchronise in `send`.
         unsafe {
             warp::sync();
             if self.block.division.sums == 0 && self.block.schedule.splits_any() {
@@ -478,8 +479,8 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         }
     }
 
-    /// The block has received all sums that others send to it: it may end before them, if no other
-    /// block loads for it or releases its stages.
+    /// Waits for the other blocks of the cluster if they load for this block or release its stages.
+    /// Otherwise it may end before them, as it has received all sums that they send to it.
     fn leave(&self) {
         let Division { across, down, .. } = self.block.division;
         if across * down > 1 {
