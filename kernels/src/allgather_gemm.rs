@@ -80,8 +80,7 @@ pub unsafe fn allgather_gemm(
     let (team, maps) = (comm.lsa_team(), [&*first, &*second]);
     let gather = Gather { comm: &comm, team, gathered: &gathered, maps, m, k };
     gather.prepare();
-    // SAFETY: the kernel's caller passes the matrices, windows and state. All threads of the block
-    // have ended their work at `end`.
+    // SAFETY: the kernel's caller passes the matrices and windows; all threads are done at `end`.
     unsafe {
         let (maps, epilogue) = ([&*own, &*b, &*c], Identity::<bf16>::new());
         product_with::<bf16, _>(maps, unaligned, [m, n, k], [false; 2], epilogue, &gather);

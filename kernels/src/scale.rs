@@ -22,7 +22,6 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    /// The scale 1.
     pub(crate) const ONE: Self = Self { exponent: 127 };
 
     /// Returns the scale of numbers whose largest magnitude, NaN left out, is `largest`.

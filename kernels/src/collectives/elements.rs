@@ -15,7 +15,6 @@ impl<T: Accumulate> Elements<T> {
         Self { address, count }
     }
 
-    /// Returns the number of vectors.
     pub(super) fn vectors(self) -> usize {
         self.count.div_ceil(Vec16::<T>::LANES)
     }

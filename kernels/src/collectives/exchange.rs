@@ -3,8 +3,7 @@
 
 use cuda_std::prelude::*;
 
-/// The messages of a collective: one from each rank, or from only one rank, to each rank, all of
-/// the same length.
+/// Messages of the same length: from each rank, or from only one rank, to each rank.
 ///
 /// The message to rank `p` begins `p * input_stride` bytes after the beginning of the input. The
 /// output is the messages in the order of the ranks that send.
@@ -70,14 +69,13 @@ impl Target {
     /// The number of bits of the offset in an offer.
     const BITS: u32 = 48;
 
-    /// Returns the offer by which a rank tells a peer where to store its message: from byte `at` of
-    /// the window `number` on.
+    /// Returns the word that offers a peer to store a message from byte `at` of window `number` on.
     #[must_use]
     pub const fn offer(number: usize, at: usize) -> usize {
         at & ((1 << Self::BITS) - 1) | number << Self::BITS
     }
 
-    /// Returns the byte of the window that a peer offers for a message of `bytes` bytes.
+    /// Returns the byte of the window that a peer's offer names for a message of `bytes` bytes.
     ///
     /// # Panics
     ///

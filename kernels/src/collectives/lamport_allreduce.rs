@@ -21,7 +21,7 @@ use super::wait_for_previous;
 /// `memory` has a slot for each vector of a message. `early` is that of [`wait_for_previous`].
 ///
 /// Grid: enough threads for the message's vectors, at [`ROWS`] for each thread. Block: any,
-/// one-dimensional. May be a dependent launch. `count` is in elements, the same in every rank.
+/// one-dimensional. Dependent launch: allowed. `count` is in elements, the same in every rank.
 ///
 /// # Safety
 ///
@@ -87,7 +87,7 @@ unsafe fn slots_of<'a, const N: usize>(
 /// The most vectors of a thread of [`lamport_allreduce()`]; more would take too many registers.
 pub const ROWS: usize = 2;
 
-/// The number of vectors that a thread of [`lamport_allreduce_two`] has sent and not received.
+/// The number of vectors by which a thread of [`lamport_allreduce_two`] sends ahead of receiving.
 const AHEAD: u32 = 2;
 
 struct Part<T> {
@@ -119,8 +119,8 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         }
     }
 
-    /// Reduces any number of vectors of a thread, which sends [`AHEAD`] vectors before it receives
-    /// the first one.
+    /// Reduces any number of vectors of a thread, which sends vectors while it waits for earlier
+    /// ones.
     unsafe fn reduce_by_two(&self, slots: LamportSlots<'_, 2>, early: bool) {
         let mut at = thread::index_1d();
         let mut next = at + threads();
@@ -135,8 +135,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             // The warp goes on as long as one of its lanes has a vector.
             while at - at % warp::WARP_SIZE < self.vectors {
                 if at < self.vectors {
-                    // This vector is loaded again, since it would take registers until now. The
-                    // load is in flight together with that of the next vector.
+                    // Loaded again, as it would take registers; in flight with the next vector.
                     let mine = self.input.load(at as usize);
                     self.send(&session, next, self.load::<1>(next));
                     self.receive(&session, at, mine);

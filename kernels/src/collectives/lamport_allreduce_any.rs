@@ -14,7 +14,7 @@ use super::one_step::{OneStep, exchange};
 use super::reduction::Reduction;
 
 /// Reduces `input` over the ranks: `output[i]` becomes the reduction of `input[i]`, for `i <
-/// count`, in every rank of the LSA team, which has 2, 4 or 8.
+/// count`, in every rank of the LSA team, which has 2, 4 or 8 ranks.
 ///
 /// `operator` is one of [`Reduction`]'s; the result is divided by `divisor`. 8-bit floats are
 /// reduced in f32 and rounded once; integers wrap around, and quotients are rounded towards zero.
@@ -22,8 +22,8 @@ use super::reduction::Reduction;
 ///
 /// The launch uses [`slots`] of the message's bytes. `early` is that of `wait_for_previous`.
 ///
-/// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent
-/// launch. `count` is in elements, the same in every rank.
+/// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. Dependent
+/// launch: allowed. `count` is in elements, the same in every rank.
 ///
 /// # Safety
 ///

@@ -15,13 +15,13 @@ use super::one_step::{OneStep, exchange};
 /// The lane that sends marks instead of payload.
 pub(super) const MARKS: u32 = warp::WARP_SIZE - 1;
 
-/// Sends messages between the ranks of the LSA team, which has 2, 4 or 8.
+/// Sends messages between the ranks of the LSA team, which has 2, 4 or 8 ranks.
 ///
 /// Messages are elements `T`, aligned to their size. A rank's message to itself is copied, unless
 /// it is already in its place. The launch uses [`slots`] of `memory`.
 ///
-/// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent
-/// launch. `messages` are the same in every rank.
+/// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. Dependent
+/// launch: allowed. `messages` are the same in every rank.
 ///
 /// # Safety
 ///
@@ -311,9 +311,8 @@ impl Place {
     }
 }
 
-/// Returns what a lane sends: its payload or, in the lane of the marks, a mask of the lanes for
-/// each word, which says where it is [`EMPTY`]. The lane of the marks has payload 0, so that its
-/// bit is never set, and no mark is [`EMPTY`].
+/// Returns what a lane sends: its payload or, for each word, a mask of the lanes where it is
+/// [`EMPTY`]. The lane of the marks has payload 0, so that its bit is never set in a mark.
 ///
 /// # Safety
 ///

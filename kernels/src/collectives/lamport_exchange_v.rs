@@ -27,7 +27,7 @@ const HEADER: usize = 16;
 /// and the length of that part.
 ///
 /// Grid: any; ranks may have different ones. Block: a multiple of 32 threads up to 512,
-/// one-dimensional. May be a dependent launch. What a rank sends is as long as what the peer
+/// one-dimensional. Dependent launch: allowed. What a rank sends is as long as what the peer
 /// receives; `longest` is the same in every rank.
 ///
 /// # Safety

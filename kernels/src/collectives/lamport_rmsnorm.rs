@@ -12,7 +12,7 @@ use super::wait_for_previous;
 
 /// Sums rows over the ranks, adds the residuals and normalises: for each token `t < tokens`, `sum`
 /// is `residual[t]` plus the sum of row `t` of `input` over the ranks of the LSA team, which has 2,
-/// 4 or 8; `residual[t]` becomes the sum, rounded, and `output[t]` becomes `sum * weight /
+/// 4 or 8 ranks; `residual[t]` becomes the sum, rounded, and `output[t]` becomes `sum * weight /
 /// sqrt(mean(sum^2) + eps)`.
 ///
 /// A row has `hidden` elements. f16 and bf16 are summed in f32, and each result is rounded once.
@@ -24,7 +24,7 @@ use super::wait_for_previous;
 /// Grid: clusters of 1, 2, 4 or 8 blocks, all resident; for two ranks any number of them, and
 /// otherwise one for each token. Block: a multiple of 32 threads up to 256, one-dimensional. A
 /// cluster has at least as many threads as a row has vectors of 16 bytes.
-/// May be a dependent launch. `tokens` and `hidden` are the same in every rank.
+/// Dependent launch: allowed. `tokens` and `hidden` are the same in every rank.
 ///
 /// # Safety
 ///

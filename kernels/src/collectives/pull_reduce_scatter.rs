@@ -13,13 +13,13 @@ use super::wait_for_previous;
 
 /// Reduces this rank's part: `output[i]` becomes the reduction over the ranks of `input[first +
 /// rank * count + i]`, where `rank` is this rank and `count` is `len` divided by the number of
-/// ranks, for `i < count`, in every rank of the LSA team, which has 2, 4 or 8.
+/// ranks, for `i < count`, in every rank of the LSA team, which has 2, 4 or 8 ranks.
 ///
 /// f16 and bf16 are reduced in f32 and rounded once. The output may be this rank's part of the
 /// input.
 ///
 /// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: at most
-/// 512 threads, one-dimensional. May be a dependent launch. `first` and `len` are in elements, the
+/// 512 threads, one-dimensional. Dependent launch: allowed. `first` and `len` are in elements, the
 /// same in every rank.
 ///
 /// # Safety

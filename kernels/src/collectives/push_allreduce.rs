@@ -29,7 +29,7 @@ pub const fn inbox(ranks: usize, blocks: u32, chunk: usize) -> usize {
 }
 
 /// Reduces `input` over the ranks: `output[first + i]` becomes the reduction of `input[i]`, for `i
-/// < count`, in every rank of the LSA team, which has 2, 4 or 8.
+/// < count`, in every rank of the LSA team, which has 2, 4 or 8 ranks.
 ///
 /// f16 and bf16 are reduced in f32 and rounded once. All ranks get the same bits. The elements of
 /// `output` may be those of `input`.
@@ -37,7 +37,7 @@ pub const fn inbox(ranks: usize, blocks: u32, chunk: usize) -> usize {
 /// `chunk` is in vectors of 16 bytes, and `inbox` has the number of words that [`inbox()`] returns.
 ///
 /// Grid: up to the device communicator's LSA barriers, all blocks resident, the same in every rank.
-/// Block: at most 512 threads, one-dimensional. May be a dependent launch.
+/// Block: at most 512 threads, one-dimensional. Dependent launch: allowed.
 /// `count` and `first` are in elements, the same in every rank.
 ///
 /// # Safety
@@ -136,7 +136,6 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         }
     }
 
-    /// Returns this rank.
     fn me(&self) -> usize {
         self.comm.lsa_team().rank as usize
     }

@@ -18,7 +18,7 @@ const UNROLL: usize = 4;
 /// is already in its place.
 ///
 /// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: at most
-/// 512 threads, one-dimensional. May be a dependent launch. `first` and `messages` are the same
+/// 512 threads, one-dimensional. Dependent launch: allowed. `first` and `messages` are the same
 /// in every rank.
 ///
 /// # Safety

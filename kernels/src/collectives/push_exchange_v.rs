@@ -20,8 +20,8 @@ use super::wait_for_previous;
 /// for the message of this rank, and for how many bytes. The kernel traps if the message has
 /// another length, or if the place is in another window or not within the peer's window.
 ///
-/// Grid: any, the same in every rank. Block: at most 512 threads, one-dimensional. May be a
-/// dependent launch. `longest` is the same in every rank.
+/// Grid: any, the same in every rank. Block: at most 512 threads, one-dimensional. Dependent
+/// launch: allowed. `longest` is the same in every rank.
 ///
 /// # Safety
 ///
@@ -60,8 +60,7 @@ pub unsafe fn push_exchange_v(
             let at = target.place(to as usize, at, bytes);
             let from = input.wrapping_add(sent.at[to as usize]);
             let transfer = Transfer { from, into: output.lsa(to).as_ptr().wrapping_add(at), bytes };
-            // SAFETY: the kernel's caller guarantees that nothing else accesses the message and its
-            // place, which is within the peer's window.
+            // SAFETY: nothing else accesses the message and its place, as the caller guarantees.
             unsafe { transfer.copy() };
             flag(team.rank).post(coop, to, 1);
         }
@@ -71,8 +70,7 @@ pub unsafe fn push_exchange_v(
         if received.bytes[source as usize] > longest {
             flag(source).wait_at_least(coop, 1);
             if coop.thread_rank() == 0 {
-                // The flag is reset for the next message. The peer sends that only after a header
-                // from this rank has arrived.
+                // For the peer's next message, which it sends only after a header from this rank.
                 // SAFETY: the kernel's caller guarantees an element of `flags` for each block and
                 // rank.
                 unsafe { flags.local().store_release(index(source), 0) };

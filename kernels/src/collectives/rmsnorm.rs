@@ -19,7 +19,7 @@ use half::{bf16, f16};
 ///
 /// Grid: a cluster of 1, 2, 4 or 8 blocks for each token. Block: a multiple of 32 threads up to
 /// 256, one-dimensional. A cluster has at least as many threads as a row has vectors of 16 bytes.
-/// May be a dependent launch.
+/// Dependent launch: allowed.
 ///
 /// # Safety
 ///

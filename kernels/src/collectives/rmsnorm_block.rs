@@ -110,9 +110,8 @@ unsafe fn store_quantised(output: *mut u32, lanes: &[f32]) {
     }
 }
 
-/// Returns the bits of the nearest 8-bit float: ties go to even, and numbers of a magnitude above
-/// 448 become 448 with their sign. The instruction for it (`cuda_std::convert::f32_to_f8e4m3x2`)
-/// needs `sm_89`.
+/// Returns the bits of the nearest 8-bit float: ties go to even, and magnitudes above 448 become
+/// 448. The instruction for it (`cuda_std::convert::f32_to_f8e4m3x2`) needs `sm_89`.
 fn to_f8e4m3(value: f32) -> u8 {
     const NAN: u32 = 0x7f;
     const LARGEST: u32 = 0x7e;

@@ -1,5 +1,4 @@
-//! The division of vectors of 16 bytes among warps: a warp takes strips of rows, and a row has a
-//! vector for each lane.
+//! The division of vectors among warps: a warp takes strips of rows, which have a vector per lane.
 
 use cuda_std::warp;
 

@@ -146,8 +146,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Returns the flag, in each rank's window, that tells which launch of `rank` has reached
-    /// `step`.
+    /// Returns the flag by which `rank` tells each rank that it has reached `step`.
     fn flag(&self, step: Step, rank: i32) -> Flag<'a> {
         let index = step as usize * self.comm.lsa_team().n_ranks as usize + rank as usize;
         // SAFETY: the caller of `new` guarantees the memory of the flags, and the index is in it.

@@ -18,14 +18,12 @@ const WARPS: usize = 16;
 pub(super) struct Words(pub(super) *mut u32);
 
 impl Words {
-    /// Loads a word.
     #[track_caller]
     pub(super) unsafe fn load(self, at: u32) -> u32 {
         // SAFETY: the word is allocated, as the caller guarantees.
         unsafe { mem::load(self.0.wrapping_add(at as usize)) }
     }
 
-    /// Stores a word.
     #[track_caller]
     pub(super) unsafe fn store(self, at: u32, word: u32) {
         // SAFETY: the word is allocated, as the caller guarantees.

@@ -15,9 +15,8 @@ use super::rows::{Payload, Rows};
 use super::shape::Shape;
 
 impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
-    /// Stores to this team's ranks a batch that the rank of `team` on this rail has sent. Returns
-    /// how many tokens that rank has. All threads of the block call this together, and the message
-    /// has arrived.
+    /// Stores to this team a batch from the rank of `team` on this rail. Returns how many tokens
+    /// that rank has. All threads of the block call this together, and the message has arrived.
     pub(super) unsafe fn pass_on<const VECTORS: usize>(
         &self,
         team: i32,

@@ -186,12 +186,10 @@ impl Combine<'_> {
         }
     }
 
-    /// Returns whether the launch sends.
     fn sends(&self) -> bool {
         self.steps & Steps::SEND != 0
     }
 
-    /// Returns whether the launch receives.
     fn receives(&self) -> bool {
         self.steps & Steps::RECEIVE != 0
     }

@@ -23,8 +23,7 @@ pub const fn message_vectors(shape: Shape, batch: u32) -> usize {
     (batch * shape.vectors) as usize
 }
 
-/// Returns the number of elements of each rank's `partials_of_team`, for `ranks` ranks in all
-/// teams.
+/// Returns the number of elements of a rank's `partials_of_team`, for `ranks` ranks in all teams.
 #[must_use]
 pub const fn partials(shape: Shape, ranks: usize) -> usize {
     8 * ranks * (shape.tokens * shape.vectors) as usize

@@ -68,7 +68,7 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 /// and [`numbered_slots`].
 ///
 /// Grid: any, of blocks that are resident together; ranks may have different ones. Block: a
-/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
+/// multiple of 32 threads up to 512, one-dimensional. Dependent launch: allowed.
 ///
 /// # Safety
 ///
@@ -162,8 +162,7 @@ impl<R: Rows> Dispatch<'_, R> {
                     }
                     round += step;
                 } else if receives {
-                    // The session ends while the rows are on their way; all threads have the
-                    // launch's number.
+                    // The rows are on their way, and all threads have the launch's number.
                     thread::sync_threads();
                     session.rows.end(Coop::cta());
                 }

@@ -40,10 +40,9 @@ const fn rows_at(shape: Shape, tokens: u32) -> usize {
 }
 
 /// Does what [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch) does, among the ranks of all LSA
-/// teams: up to [`GROUP`](super::rail::GROUP) teams, each with the same number of ranks. A token's
-/// row goes once to each team with one of its experts, to the rank there on this rank's rail, which
-/// stores it to the ranks of its team. Rows of [`F8E4M3`] are converted in the same way, with
-/// scales.
+/// teams: up to [`GROUP`](super::rail::GROUP) teams of the same size. A token's row goes once to
+/// each team with one of its experts, to the rank there on this rank's rail, which stores it to the
+/// ranks of its team. Rows of [`F8E4M3`] are converted in the same way, with scales.
 ///
 /// `received` has in each rank the memory of [`Received`], at [`Received::offsets`] for all ranks,
 /// in the order of the world. `mail` has room for messages of [`message_vectors`].
@@ -51,7 +50,7 @@ const fn rows_at(shape: Shape, tokens: u32) -> usize {
 /// A launch that only sends also stores this rank's rows to its own team.
 ///
 /// Grid: any, up to the LSA barriers and the batches of `shape.tokens`, the same in every rank.
-/// Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
+/// Block: a multiple of 32 threads up to 512, one-dimensional. Dependent launch: allowed.
 /// Connections: RAIL or FULL.
 ///
 /// # Safety
@@ -187,8 +186,8 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                 for team in 0..teams {
                     let routed = warp::ballot(routes >> team & 1 == 1);
                     if bits >> team & 1 == 1 {
-                        let message = self.rail.outgoing(team, batch);
-                        let [rows, scales] = self.rows(message, len, routed);
+                        let to = self.rail.outgoing(team, batch);
+                        let [rows, scales] = self.rows(to, len, routed);
                         part.store_payload::<T>(rows, scales, position(routed, token), &row);
                     }
                 }

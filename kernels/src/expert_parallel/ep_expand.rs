@@ -22,7 +22,7 @@ const VECTORS: usize = 4;
 /// `grouped.origins` gets for each row its token: the rank times the most tokens of a rank, plus
 /// the token's number.
 ///
-/// Grid: any. Block: a multiple of 32 threads up to 512. May be a dependent launch.
+/// Grid: any. Block: a multiple of 32 threads up to 512. Dependent launch: allowed.
 ///
 /// # Safety
 ///

@@ -70,7 +70,7 @@ impl Grouped {
 /// in `faults`. Rows between those of two experts, for alignment, are not written.
 ///
 /// `ranks` is the number of ranks whose tokens `received` has. Grid: any, best a block for each
-/// row. Block: a multiple of 32 threads up to 512. May be a dependent launch.
+/// row. Block: a multiple of 32 threads up to 512. Dependent launch: allowed.
 ///
 /// # Safety
 ///

@@ -3,9 +3,8 @@
 //! the experts' results return to the tokens' ranks, which add them up ([`ep_combine`]). Tokens go
 //! as they are, or as 8-bit floats with scales (`rows.rs`).
 //!
-//! All ranks have the same number of experts, rank 0 the first ones. A token has 1 to
-//! [`Shape::TOP_K`] of them, with a weight each; its row is sent once to each rank that has one or
-//! more of them.
+//! All ranks have equally many experts, rank 0 the first ones. A token has 1 to [`Shape::TOP_K`]
+//! experts, with a weight each; its row is sent once to each rank that has one or more of them.
 //!
 //! # The protocol
 //!
@@ -26,10 +25,9 @@
 //!
 //! Where memory and bandwidth matter more than latency, [`ep_dispatch_counted`] tells counts first,
 //! so that each row has an exact place in the order of the receiver's experts, which the sender
-//! knows (`places.rs`). Rows arrive there by plain stores; flags (`counted.rs`) say when all rows
-//! have arrived. [`ep_expand`] copies a row to the other experts that its token has in the rank,
-//! and [`ep_combine_counted`] returns the results. No buffer has room for the most tokens of each
-//! rank.
+//! knows (`places.rs`). Rows arrive there by plain stores, and flags (`counted.rs`) follow them.
+//! [`ep_expand`] copies a row to the other experts that its token has in the rank, and
+//! [`ep_combine_counted`] returns the results. No buffer has room for each rank's most tokens.
 //!
 //! # Several LSA teams
 //!

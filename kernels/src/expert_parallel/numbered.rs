@@ -4,8 +4,7 @@
 //!
 //! A slot of a numbered message is 16 bytes: a word, the number, the other word, the number, so
 //! that both halves say when they have arrived. Two banks of slots take turns, as in the session of
-//! Lamport messages, which gives the number, and whose order of launches lets a rank overwrite a
-//! bank.
+//! Lamport messages, which has the number, and whose order of launches allows to overwrite a bank.
 
 use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;

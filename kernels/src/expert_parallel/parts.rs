@@ -4,8 +4,8 @@ use cuda_std::prelude::*;
 use cuda_std::strided::Strided;
 use devcomm_types::Element;
 
-/// Rows that are divided into parts of [`WARP_SIZE`](warp::WARP_SIZE) `* VECTORS` vectors, each for
-/// a warp.
+/// Rows in parts of [`WARP_SIZE`](warp::WARP_SIZE) `* VECTORS` vectors; a warp has a part at a
+/// time.
 #[derive(Clone, Copy)]
 pub(super) struct Parts<const VECTORS: usize> {
     vectors: u32,
@@ -79,7 +79,6 @@ impl<const VECTORS: usize> Parts<VECTORS> {
         Strided::new(warp_index(), self.count(rows), warps()).map(move |index| self.at(index))
     }
 
-    /// Returns a part, by its index.
     pub(super) fn at(self, index: u32) -> Part<VECTORS> {
         let (row, part) = (index / self.per_row, index % self.per_row);
         let first = part * warp::WARP_SIZE * VECTORS as u32 + warp::lane_id();
@@ -147,7 +146,6 @@ pub(super) fn warp_index() -> u32 {
     thread::thread_idx_x() / warp::WARP_SIZE * thread::grid_dim_x() + thread::block_idx_x()
 }
 
-/// Returns the number of warps of the block.
 pub(super) fn block_warps() -> u32 {
     thread::block_dim_x() / warp::WARP_SIZE
 }

@@ -22,8 +22,7 @@ const COUNTERS: usize = Shape::EXPERTS + RANKS;
 /// The block's shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Shared {
-    /// Counters of the rows of each expert of all ranks, and then of the tokens that each rank
-    /// receives.
+    /// Counters of the rows of each expert of all ranks, and then of the tokens for each rank.
     pub(super) counters: Counters,
     /// The first row of each expert, with the rows of all ranks one after the other.
     pub(super) starts: Words,

@@ -12,7 +12,7 @@
 //!
 //! Messages are packed in one place, which is free again after the launch's flush, and arrive in
 //! two banks, which take turns: a rank that has a message of a launch knows that the launch before
-//! it has ended in the sender, and so the rank's next message overwrites what has been read.
+//! it has ended in the sender, and so the rank's next message overwrites only what has been read.
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{Gin, GinBackend, SignalId};

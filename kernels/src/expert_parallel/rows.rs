@@ -127,8 +127,7 @@ impl<const VECTORS: usize> Payload<VECTORS> {
     pub(super) unsafe fn of<R: Rows>(row: &[R::Loaded; VECTORS]) -> Self {
         let mut payload = Self::ZERO;
         for i in 0..VECTORS {
-            // SAFETY: the caller has all lanes of the warp here, with a part of a row; parts begin
-            // at multiples of a warp's vectors.
+            // SAFETY: the caller has all lanes here; parts begin at multiples of a warp's vectors.
             unsafe {
                 let (vector, scale) = R::vector(row[i]);
                 payload.row[i] = vector;

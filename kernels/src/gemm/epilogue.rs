@@ -39,8 +39,7 @@ pub trait Epilogue: Copy {
     /// [`gemm_swapped`](super::gemm_swapped) calls it.
     const SENDS_EARLY: bool = false;
 
-    /// Returns the epilogue of this launch. The threads that multiply call it before the first
-    /// product.
+    /// Begins a launch. The threads that multiply call it before the first product.
     #[must_use]
     fn begin(self) -> Self {
         self
@@ -50,8 +49,7 @@ pub trait Epilogue: Copy {
     /// tile before `apply` is called for any.
     fn send_early<F: Fragment>(&self, _sums: &mut F) {}
 
-    /// Ends a launch. The threads that multiply, of which a block has `threads`, call it after the
-    /// last tile.
+    /// Ends a launch. The block's `threads` that multiply call it after the last tile.
     fn end(&self, _threads: u32) {}
 
     /// Returns whether `apply` changes nothing. Kernels then skip its code once for each tile: that
@@ -179,7 +177,6 @@ impl<O: Float> Fused<O> {
         scale(self.scale_a) * scale(self.scale_b)
     }
 
-    /// Returns the activation of `x`.
     fn activation(&self, x: f32) -> f32 {
         x * math::sigmoid(x * math::fma(self.cubic, x * x, self.linear))
     }
@@ -200,8 +197,7 @@ impl<O: Float> Fused<O> {
         };
         let pairs = n.is_multiple_of(2) && from.addr().is_multiple_of(size_of::<O::Pair>());
         let mut j = 0;
-        // SAFETY: the caller passes a number for each column; a pair is in C if its first column
-        // is.
+        // SAFETY: the caller passes a number for each column; a pair is in C if its first one is.
         unsafe {
             if F::PAIRS && pairs {
                 while j < F::COLUMNS {

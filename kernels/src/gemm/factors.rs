@@ -108,8 +108,7 @@ impl<'a, T: GemmFactor> Factors<'a, T> {
         tma::prefetch_map(self.maps[1]);
     }
 
-    /// Loads a step's tile of A, and this block's half of the tile of B to both blocks of the
-    /// cluster.
+    /// Loads a step's tile of A, and half of its tile of B to both blocks of the cluster.
     pub(super) fn load(&self, source: &Source<'_>, term: u32, stage: &EmptyStage) {
         const HALF: u32 = TILE_N / CLUSTER;
         const CLUSTER_MASK: u16 = (1 << CLUSTER) - 1;

@@ -22,7 +22,7 @@ use super::stores::Stores;
 ///
 /// The maps, the grid and the block are as for [`gemm_wgmma`](super::gemm_wgmma::gemm_wgmma()), B's
 /// map with the rows of all groups. C's map is used if `n` is a multiple of 8, and C's `address` is
-/// used where the map is not. May be a dependent launch.
+/// used where the map is not. Dependent launch: allowed.
 ///
 /// # Safety
 ///
@@ -42,8 +42,7 @@ pub unsafe fn gemm_grouped<T: GemmFactor>(
     k: u32,
     epilogue: Fused<<T as GemmFactor>::Output>,
 ) {
-    // The next kernel may begin before the groups are counted, which waits for the previous
-    // kernels.
+    // This is before the groups are counted, which waits for the previous kernels.
     grid::launch_next();
     let grouped = Grouped { groups, m, n };
     let mut stores = Stores::new(&c, address, [m, n], &grouped);

@@ -135,8 +135,7 @@ impl<T: Factor> Factors<T> {
     ///
     /// # Safety
     ///
-    /// The matrices are as the kernel needs them, and all threads of the block call this.
-    /// `alignment` is [`row_alignment`](Self::row_alignment).
+    /// The kernel's contract, and all threads of the block call this, with the rows' `alignment`.
     pub(super) unsafe fn tile<E: Epilogue>(
         &self,
         c: *mut E::Output,

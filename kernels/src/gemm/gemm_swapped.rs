@@ -36,7 +36,7 @@ const TILE_K: u32 = SharedTile::<bf16, WARPGROUP_N>::COLUMNS;
 /// Grid: clusters of 1, 2, 4 or 8 blocks, all resident. Block: [`Shape::THREADS`] threads, with
 /// dynamic shared memory for the stages ([`Shape::STAGE`] each), the stores ([`Shape::STORE`]), the
 /// sums of split tiles ([`Shape::received`] with [`Division::sums`]) and [`TileMemory::PADDING`].
-/// May be a dependent launch.
+/// Dependent launch: allowed.
 ///
 /// # Safety
 ///
@@ -126,8 +126,7 @@ pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: 
     let (row, column) = (quotient(place, across), remainder(place, across));
     let rows = quotient(m.div_ceil(S::M) + down - 1, down);
     let columns = quotient(n.div_ceil(S::N) + across - 1, across);
-    // SAFETY: the caller guarantees the matrices, and shared memory for the stages. Only this
-    // block's barriers use the words.
+    // SAFETY: the caller guarantees the matrices. Only this block's barriers use the words.
     unsafe {
         let block = Block::<T, S, E> {
             memory: TileMemory::dynamic(),
@@ -480,7 +479,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     }
 
     /// Waits for the other blocks of the cluster if they load for this block or release its stages.
-    /// Otherwise it may end before them, as it has received all sums that they send to it.
+    /// Otherwise this block may end before them: it has received all sums that they send to it.
     fn leave(&self) {
         let Division { across, down, .. } = self.block.division;
         if across * down > 1 {

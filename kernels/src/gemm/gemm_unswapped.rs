@@ -28,7 +28,7 @@ use super::swapped_tiles::{Block, Sums, Target};
 /// `m`, `n` and `k` are those of the product. The maps, the grid and the block are those of
 /// [`gemm_swapped`](super::gemm_swapped::gemm_swapped()) for the product of B and A, of `n x m`
 /// elements: the tiles of `b` have [`Shape::M`] rows. `c` begins at a multiple of 16 bytes, and `n`
-/// is a multiple of 8. May be a dependent launch.
+/// is a multiple of 8. Dependent launch: allowed.
 ///
 /// # Safety
 ///
@@ -115,8 +115,7 @@ impl<C: Half + Element> Target for Rows<C> {
         let (row, group) = (row + 16 * warp + lane / 4, lane % 4);
         let column = column + 8 * (first + group);
         let store = |words, row: u32| {
-            // SAFETY: the caller has all lanes of the warp here, and C has the elements: eight
-            // columns are in C if the first is.
+            // SAFETY: the caller has all lanes here; eight columns are in C if the first is.
             unsafe {
                 let vector = transpose(words, group);
                 if row < m && column < end && group < eights {

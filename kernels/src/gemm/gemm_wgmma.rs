@@ -136,7 +136,7 @@ pub const THREADS: u32 = 384;
 /// instead of the map if rows of C do not begin at multiples of 16 bytes.
 ///
 /// Grid: a multiple of [`CLUSTER`] blocks, at most one per multiprocessor. Block: [`THREADS`]
-/// threads, with [`SHARED`] bytes. May be a dependent launch.
+/// threads, with [`SHARED`] bytes. Dependent launch: allowed.
 ///
 /// # Safety
 ///

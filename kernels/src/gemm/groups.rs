@@ -5,9 +5,8 @@ use cuda_std::tile::TileOrder;
 
 use super::order::{Group, Position};
 
-/// Parts into which the groups are divided; the rows of tiles before each are counted. Shared
-/// memory has room for this number in addition to the pipeline of
-/// [`gemm_grouped`](super::gemm_grouped).
+/// Parts of the groups, before each of which the rows of tiles are counted. Shared memory has room
+/// for this number and the pipeline of [`gemm_grouped`](super::gemm_grouped).
 const PARTS: u32 = 256;
 
 /// The most warps of a block.
@@ -90,8 +89,7 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
         let sums = shared_array![u32; WARPS];
         let before = Self::before();
         let parts = PARTS.div_ceil(thread::block_dim_x());
-        // SAFETY: the caller has all threads of the block here, with arrays that nothing writes.
-        // The arrays in shared memory have a word for each warp and each part.
+        // SAFETY: the caller has all threads here; shared memory has a word per warp and part.
         unsafe {
             let mut own = 0;
             let mut part = 0;
@@ -162,8 +160,7 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
         let row = number / self.columns.max(1);
         // The last part with no more rows before it: only empty parts or later rows come after it.
         let (mut part, mut distance) = (0, PARTS / 2);
-        // SAFETY: nothing writes the arrays, as the caller guarantees; the part and the group
-        // exist.
+        // SAFETY: nothing writes the arrays, as the caller guarantees; part and group exist.
         unsafe {
             while distance > 0 {
                 let before = Self::before().wrapping_add((part + distance) as usize);

@@ -142,8 +142,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         (S::M / 8).div_ceil(self.schedule.splits)
     }
 
-    /// Returns the offset of the four sums that block `from` sends to this thread for its
-    /// `eight`-th group.
+    /// Returns the offset of the four sums from block `from` for this thread's `eight`-th group.
     pub(super) fn slot(&self, from: u32, eight: u32) -> u32 {
         let group = from * self.share() + eight;
         self.division.sums + 16 * (group * 2 * S::N + thread::thread_idx_x())

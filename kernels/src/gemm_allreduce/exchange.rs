@@ -2,7 +2,7 @@
 //!
 //! Partial sums are exchanged as [`Partial`]s, in the layout of the tensor cores' results: in
 //! *fragments* of 16 rows and 8 columns, of which each lane of a warp has four elements. A vector
-//! has a lane's elements of one, two or four fragments in a row. So a warp stores 512 bytes at
+//! has a lane's elements of one, two or four neighbouring fragments. So a warp stores 512 bytes at
 //! once, without a shuffle. A lane of the owner loads what four lanes stored: all columns of these
 //! fragments in two rows.
 
@@ -100,7 +100,6 @@ impl<'a, W: Partial> Exchange<'a, W> {
         Self { comm, team, tiles, c, partials, flags, epoch, local_only, wire }
     }
 
-    /// Returns the rank that owns a strip.
     fn owner(&self, strip: Strip) -> i32 {
         (strip.number % self.team.n_ranks as u32) as i32
     }
@@ -225,15 +224,14 @@ impl<'a, W: Partial> Exchange<'a, W> {
         let slots = [0, 1].map(|source| self.slot(strip, source) * Self::SLOT);
         let stride = slots[1] - slots[0];
         let columns = WIDTH * W::FRAGMENTS as u32;
-        // A lane takes the columns of a vector's fragments in two rows, the next lane those of the
-        // next vector.
+        // A lane takes the columns of one vector's fragments in two rows.
         let mut item = warp::lane_id();
         while item < ROWS / 2 * Self::VECTORS {
             let (vector, row) = (item % Self::VECTORS, item / Self::VECTORS);
             let (j, column) = (vector * W::FRAGMENTS as u32, strip.column + vector * columns);
             if column < self.tiles.n {
-                // SAFETY: the sums of all ranks have arrived, as the caller guarantees, these among
-                // them, as some of their elements are in C.
+                // SAFETY: the sums of all ranks have arrived, as the caller guarantees: vectors
+                // with elements in C were stored.
                 unsafe {
                     let slot = self.partials.local().as_ptr().add(slots[0]);
                     let from = slot.add(Self::vector(i, j, 4 * row));
@@ -339,8 +337,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
             thread::exit();
         }
         self.comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block()).sync(MemoryOrder::AcqRel);
-        // SAFETY: the caller calls this once per launch. (It begins again, as the result of `begin`
-        // would take registers.)
+        // SAFETY: the caller ends once per launch. (The first `begin`'s result takes registers.)
         unsafe { Epoch::begin(self.flags.local().as_ptr()).end(Coop::cta()) };
     }
 }

@@ -82,8 +82,7 @@ pub unsafe fn gemm_allreduce_mma<W: Partial>(
     k: u32,
 ) {
     let tiles = Tiles { m, n };
-    // SAFETY: the kernel's caller passes the matrices and the workspace. All warps reach `reduce`
-    // and `finish`.
+    // SAFETY: the kernel's caller guarantees the windows. All warps reach `reduce` and `finish`.
     unsafe {
         let exchange = Exchange::<W>::new(&comm, tiles, c, partials, flags);
         thread::sync_threads();

@@ -100,8 +100,7 @@ impl<const N: usize> Exchange<'_, N> {
         if N == 0 { self.comm.lsa_team().n_ranks as usize } else { N }
     }
 
-    /// Returns the sum over the ranks, in their order, of the vectors of a slot. This rank's vector
-    /// is `mine`.
+    /// Returns the sum over the ranks, in their order, of a slot's vectors: this rank's is `mine`.
     ///
     /// # Safety
     ///

@@ -91,8 +91,7 @@ pub unsafe fn gemm_allreduce_wide_f8(
     n: u32,
     k: u32,
 ) {
-    // SAFETY: the caller of the kernel passes matrices, slots and workspace as the body needs them.
-    // No map is used for C.
+    // SAFETY: the caller of the kernel passes what the body needs. No map is used for C.
     unsafe {
         let peers = PeerTiles::new(&comm, &memory, c, [m, n]);
         let quantised = Quantised { peers, own, c, m, n };
@@ -131,9 +130,8 @@ pub unsafe fn gemm_allreduce_two_shot<const N: usize>(
 /// Computes a rank's rows of the sum over N ranks of `A x B^T` in bf16, with `m` a multiple of
 /// [`CLUSTER_M`] times the number of ranks.
 ///
-/// `map` and `product` are those of memory for this rank's product, `m x n` elements, that only
-/// this kernel uses; it is not used with more than two ranks. `c` has the `m / ranks x n` sums of
-/// this rank's rows.
+/// `map` and `product` are of memory for this rank's product of `m x n` elements, which only this
+/// kernel uses, and only for two ranks. `c` has the `m / ranks x n` sums of this rank's rows.
 ///
 /// # Safety
 ///
@@ -194,8 +192,7 @@ unsafe fn summed<O: Owners, const N: usize>(
     hooks: &impl Hooks,
 ) {
     peers.prepare();
-    // SAFETY: the caller passes what the product and the peers need. The product ends with a
-    // barrier.
+    // SAFETY: the caller passes what the product needs, which ends with a barrier.
     unsafe {
         product_with::<bf16, _>(maps, null_mut(), extents, [false; 2], epilogue, hooks);
         peers.end((MULTIPLYING_WARPS + IDLE_WARPS) * warp::WARP_SIZE);
@@ -245,8 +242,7 @@ impl<O: Ordered, const N: usize> Hooks for PeerTiles<'_, O, N> {
     }
 
     unsafe fn send_slice<T>(&self, row: u32, column: u32, tile: SharedTile<T, STORE_M>) {
-        // SAFETY: the caller is one lane, with a tile that was written before a fence. The launches
-        // before this one have ended.
+        // SAFETY: the caller is one lane with a stored tile; the launches before this have ended.
         unsafe { self.send(row, column, tile) };
     }
 

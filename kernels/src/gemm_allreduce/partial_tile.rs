@@ -26,8 +26,7 @@ pub(super) struct PartialTile<W> {
 impl<W: Partial> PartialTile<W> {
     /// Stores the lane's elements of `J` fragments: rows from `16 * i` on, columns from `8 * j` on.
     /// A lane has four elements of each: columns `2 * (lane % 4)` and the next, in rows `lane / 4`
-    /// and `lane / 4 + 8`. `J` is a multiple of the number of fragments in a vector, and of the
-    /// number of fragments that share scales.
+    /// and `lane / 4 + 8`. `J` is a multiple of the fragments in a vector, and of those per scale.
     ///
     /// # Safety
     ///
@@ -83,8 +82,7 @@ impl<W: Partial> PartialTile<W> {
         fragments: impl Fn(usize) -> Elements,
     ) {
         let (lane, mut scales) = (warp::lane_id(), [Scale::ONE; 2]);
-        // SAFETY: the caller's warp, with all lanes here, alone stores these fragments. The scales
-        // and vectors are in the strip's slot.
+        // SAFETY: the caller's warp, with all lanes here, alone stores to its part of the slot.
         unsafe {
             if W::HAS_SCALES {
                 scales = Self::scales_of(&fragments);

@@ -84,8 +84,7 @@ pub(super) struct Quantised<'a> {
 
 impl Quantised<'_> {
     fn session(&self) -> Lamport<'_, 2> {
-        // SAFETY: the kernel's caller guarantees the slots. The launches before this one have
-        // ended.
+        // SAFETY: the kernel's caller guarantees the slots; the launches before this have ended.
         unsafe { self.peers.join() }
     }
 
@@ -105,8 +104,7 @@ impl Quantised<'_> {
     ///
     /// # Safety
     ///
-    /// The slots and the workspace are as the kernel needs them. One warp calls this, after this
-    /// rank's part was stored to the workspace.
+    /// The kernel's contract, and one warp calls it, after this rank's part was stored in `own`.
     unsafe fn add(&self, session: &Lamport<'_, 2>, row: u32, column: u32) {
         let Self { m, n, .. } = *self;
         if row >= m {
@@ -192,8 +190,7 @@ impl Quantised<'_> {
                 let row = row + i as u32 + 8 * half as u32;
                 if row < m && column < n {
                     let to = c.wrapping_add(row as usize * n as usize + column as usize);
-                    // SAFETY: only this thread stores the elements, as the caller guarantees; rows
-                    // begin at multiples of 16 bytes.
+                    // SAFETY: only this thread stores the elements; rows are aligned to 16 bytes.
                     unsafe { mem::store_vec(to, bf16::narrow(sums[half])) };
                 }
                 half += 1;
@@ -251,8 +248,7 @@ impl Epilogue for Quantised<'_> {
         let (row, column) = (sums.row(0) - lane / 4, sums.column(0) - lane % 4 * 2);
         if lane < 4 && row < self.m {
             let slot = quantised_part(row, column, self.n) + PART_SCALES + lane;
-            // SAFETY: the kernel's caller guarantees the slots and the workspace; the slot is one
-            // of those used, and this lane's.
+            // SAFETY: the kernel's caller guarantees the slots, of which this one is this lane's.
             unsafe {
                 mem::store_vec(self.own_vector(slot).cast(), vector);
                 self.session().send(1, slot, vector);

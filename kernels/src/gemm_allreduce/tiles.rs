@@ -44,7 +44,6 @@ impl Tiles {
         (row * TILE_ROWS, column * COLUMNS)
     }
 
-    /// Returns the strip with this number.
     pub(super) fn strip(self, number: u32) -> Strip {
         let (row, column) = self.origin(number / STRIPS);
         Strip { number, row: row + number % STRIPS * STRIP_ROWS, column }
