@@ -260,7 +260,7 @@ impl Gather<'_> {
         }
     }
 
-    /// Returns whether rows of an own message are in tiles with rows of a peer.
+    /// Returns whether rows of this rank's message are in tiles with rows of a peer.
     fn is_shared(&self, message: u32) -> bool {
         let first = self.first() + message * ROWS;
         let last = (first + ROWS).min(self.first() + self.rows_per_rank()) - 1;

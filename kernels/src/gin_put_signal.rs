@@ -59,7 +59,7 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
             unsafe { mem::store(nanos.add(index), clock::globaltimer() - start) };
         }
         if !is_even {
-            // SAFETY: as above; the partner does not write these bytes again.
+            // SAFETY: the windows are as above; the partner does not write these bytes again.
             let put = unsafe { gin.put(world, partner, target, target, count) };
             put.signal(arrived.inc().weak()).post(coop);
         }

@@ -69,7 +69,7 @@ impl Target {
     /// The number of bits of the offset in an offer.
     const BITS: u32 = 48;
 
-    /// Returns the word that offers a peer to store a message from byte `at` of window `number` on.
+    /// Returns the offer that a peer stores its message from byte `at` of the window `number` on.
     #[must_use]
     pub const fn offer(number: usize, at: usize) -> usize {
         at & ((1 << Self::BITS) - 1) | number << Self::BITS

@@ -135,7 +135,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             // The warp goes on as long as one of its lanes has a vector.
             while at - at % warp::WARP_SIZE < self.vectors {
                 if at < self.vectors {
-                    // Loaded again, as it would take registers; in flight with the next vector.
+                    // This vector is loaded again: until now it would have taken registers.
                     let mine = self.input.load(at as usize);
                     self.send(&session, next, self.load::<1>(next));
                     self.receive(&session, at, mine);
@@ -214,7 +214,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         unsafe {
             let all = session.receive_all(at, self.reduction.scale(mine));
             // The peers have the vector as `message` returns it, and all ranks must reduce the same
-            // bits. Only now: during the wait, this rank's vector may still come from memory.
+            // bits. It is called here, since this vector may come from memory during the wait.
             let all = all.map(message);
             self.output.store(at as usize, self.reduction.reduce(all));
         }

@@ -20,7 +20,7 @@ const HEADER: usize = 16;
 /// Sends `sent` to the ranks of the LSA team, which has 2, 4 or 8, and receives `received`: the
 /// messages of at most `longest` bytes.
 ///
-/// Messages begin anywhere, best at a multiple of 16 bytes. A message to the own rank is copied.
+/// Messages begin anywhere, best at a multiple of 16 bytes. A rank's message to itself is copied.
 /// The launch uses `used` slots of `memory`: at least [`slots`] of the longest of these messages.
 /// `first` is the [`Target::offer`](super::exchange::Target::offer) of this rank's output. `offers`
 /// gets two numbers from each peer: the peer's `first` plus the offset of its part from this rank,

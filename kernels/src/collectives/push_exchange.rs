@@ -57,7 +57,7 @@ pub unsafe fn push_exchange(
     if messages.are_from(team.rank) {
         let mut distance = 1;
         while distance < team.n_ranks {
-            // The own message is copied while NVLink is busy with the first one.
+            // This rank's message is copied while NVLink is busy with the first one.
             // SAFETY: the kernel's caller guarantees the memory; each vector is copied by one
             // thread.
             unsafe { copy_both(message, own) };
@@ -76,7 +76,7 @@ pub(super) struct Transfer {
     pub(super) bytes: usize,
 }
 
-/// Copies two messages of the same length together, this thread's vectors of them.
+/// Copies this thread's vectors of two messages of the same length, which are in flight together.
 ///
 /// # Safety
 ///

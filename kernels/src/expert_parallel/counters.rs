@@ -61,7 +61,7 @@ impl Counters {
         }
     }
 
-    /// Counts a row of a token, which is before this block's tokens or not.
+    /// Counts a row of a token; `is_before` says whether the token is before this block's tokens.
     #[track_caller]
     pub(super) unsafe fn count(self, i: u32, is_before: bool) {
         // SAFETY: the counter exists, as the caller guarantees, and accesses are atomic.

@@ -137,7 +137,7 @@ impl Places<'_> {
         let Shared { counters: Counters { totals, next }, starts, .. } = self.shared;
         let (of_rank, alignment) = (self.shape.experts, self.grouped.alignment);
         let (offsets, sizes) = (Words(self.grouped.offsets), Words(self.grouped.sizes));
-        // SAFETY: the launch requires experts and an alignment. (Divisions would be checked.)
+        // SAFETY: the launch requires both to be above 0. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(of_rank > 0 && alignment > 0) };
         // SAFETY: all threads of the block are here, and barriers separate the steps.
         unsafe {

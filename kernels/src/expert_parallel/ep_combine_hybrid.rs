@@ -121,8 +121,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
         self.parts.of_block(batch.first(), batch.len(tokens))
     }
 
-    /// Returns the index of the partial sum of `rank`, of this team, for a token of the rank of
-    /// `team` on this rail.
+    /// Returns the index of the partial sum that `rank` of this team has for a token from `team`.
     fn partial(&self, rank: i32, team: i32, token: u32) -> usize {
         let of_rank = rank as usize * self.rail.teams.n_ranks as usize + team as usize;
         of_rank * self.local.shape.tokens as usize + token as usize
@@ -139,8 +138,8 @@ impl<B: GinBackend> Hybrid<'_, B> {
         unsafe { mem::load(words.wrapping_add((batch.first() + lane) as usize)) }
     }
 
-    /// Returns the words of the tokens of the rank of `team` on this rail: each has a bit for each
-    /// rank of this team.
+    /// Returns the words of the tokens from the rank of `team` on this rail: each word has a bit
+    /// for each rank of this team.
     fn ranks(&self, team: i32) -> *const u32 {
         self.relayed.ranks.wrapping_add((team as u32 * self.local.shape.tokens) as usize)
     }
@@ -169,8 +168,8 @@ impl<B: GinBackend> Hybrid<'_, B> {
         }
     }
 
-    /// Returns the sum over the ranks of this team for a token of the rank of `team` on this rail.
-    /// `bits` has a bit for each rank that has experts of it. The ranks have stored their sums.
+    /// Returns the sum over the ranks of this team for a token from `team`. `bits` has a bit for
+    /// each rank that has experts of it. The ranks have stored their sums.
     unsafe fn sum_team(&self, team: i32, bits: u32, part: Part<VECTORS>) -> Row<VECTORS> {
         let (from, mut sums) = (self.partials.local().as_ptr(), [[0.0; 8]; VECTORS]);
         for rank in 0..self.team.n_ranks {

@@ -139,7 +139,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
             if steps & Steps::SEND != 0 {
                 self.rail.each_batch(|batch| self.pack::<VECTORS>(batch));
                 // After this, no rank of the team uses what it received before. The barrier also
-                // releases, as the last launch has not told the team that it has read that.
+                // releases, as the last launch has not told the team that it has read this.
                 barrier.sync(MemoryOrder::AcqRel);
                 let me = self.rail.teams.rank;
                 self.rail.each_batch(|batch| {

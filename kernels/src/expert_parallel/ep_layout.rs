@@ -24,7 +24,7 @@ pub(super) const NONE: u32 = u32::MAX;
 /// The position of a row for which there was no room.
 pub(super) const DROPPED: u32 = u32::MAX - 1;
 
-/// Rows in the order of the experts. A row is there once for each of its experts in this rank;
+/// Rows in the order of the experts. A row appears once for each of its experts in this rank;
 /// within an expert, rows are in the order of the ranks and of their tokens.
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]

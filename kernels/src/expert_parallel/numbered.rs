@@ -1,10 +1,10 @@
 //! The messages of a session within the LSA team: [`Lamport`] messages for rows, and *numbered*
 //! ones, of two words that have the number of their launch in them: any number of threads may read
-//! them, and nobody empties them.
+//! them, and no thread empties them.
 //!
 //! A slot of a numbered message is 16 bytes: a word, the number, the other word, the number, so
 //! that both halves say when they have arrived. Two banks of slots take turns, as in the session of
-//! Lamport messages, which has the number, and whose order of launches allows to overwrite a bank.
+//! Lamport messages, which has the number, and whose order of launches lets ranks reuse a bank.
 
 use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;

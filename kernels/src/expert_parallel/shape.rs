@@ -81,8 +81,8 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Loads the id and the weight of the expert of a token that has this lane's number; -1 if
-    /// there is none. The kernel's caller guarantees the memory.
+    /// Loads the id and the weight of this lane's expert of a token; the id is -1 if there is none.
+    /// The kernel's caller guarantees the memory.
     #[track_caller]
     pub(super) unsafe fn expert(&self, shape: Shape, token: u32) -> (i32, f32) {
         if warp::lane_id() >= shape.top_k {

@@ -39,7 +39,7 @@ pub trait Epilogue: Copy {
     /// [`gemm_swapped`](super::gemm_swapped) calls it.
     const SENDS_EARLY: bool = false;
 
-    /// Begins a launch. The threads that multiply call it before the first product.
+    /// Returns the epilogue of a launch. Threads that multiply call it before the first product.
     #[must_use]
     fn begin(self) -> Self {
         self
@@ -152,7 +152,7 @@ pub struct Fused<O> {
     pub scale_b: *const f32,
     /// A number for each column of C.
     pub bias: *const O,
-    /// `m x n` numbers, row-major. May be C.
+    /// `m x n` numbers, row-major. It may be C.
     pub residual: *const O,
     /// See [`GELU`] and [`SILU`].
     pub linear: f32,

@@ -82,7 +82,7 @@ fn multiply_transposable<T: Factor + mma::Factor>(
     accumulate: bool,
 ) {
     // Each branch commits its group: after the branches `ptxas` would commit a second, empty one,
-    // and a wait for the stage before would be one for this stage too.
+    // and a wait for the previous stage's products would also wait for this stage's.
     let (a_t, b_t) = (a.transposed_factor(), b.transposed_factor());
     match transposed {
         [false, false] => group.multiply(sums, a, b, accumulate),

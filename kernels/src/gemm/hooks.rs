@@ -54,7 +54,7 @@ pub(crate) trait Hooks {
         word
     }
 
-    /// Stores a slice of a warp's part of a tile from shared memory: by default to C, by its map
+    /// Stores a slice of a warp's part of a tile from shared memory: by default to C by the map
     /// `c`.
     ///
     /// # Safety

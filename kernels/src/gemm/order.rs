@@ -9,7 +9,7 @@ use super::groups::GroupTiles;
 /// Rows of clusters' tiles that are computed at the same time.
 const GROUP: u32 = 8;
 
-/// The order of the tiles of clusters. A cluster's tile is that of its blocks, one below the other.
+/// The order of clusters' tiles. A cluster's tile has those of its blocks, one below the other.
 #[derive(Clone, Copy)]
 pub(crate) struct Order {
     /// The tiles of all rows, or of one part of the rows if clusters compute parts by turns.

@@ -45,7 +45,7 @@ impl<'a, const I: usize, const J: usize> Part<'a, I, J> {
                     let column = self.column(j);
                     let pair = [*self.sum(i, j), *self.sum(i, j + 1)];
                     let to = to.wrapping_add(column as usize);
-                    // SAFETY: the caller guarantees C, which has both columns if one and `aligned`.
+                    // SAFETY: the caller guarantees C. If `aligned`, C has both columns or none.
                     unsafe {
                         if aligned {
                             if column < n {

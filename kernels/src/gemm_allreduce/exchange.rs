@@ -176,7 +176,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
         loop {
             let mut item = 0;
             if warp::lane_id() == 0 {
-                // SAFETY: it is in shared memory; after the block's barrier only this changes it.
+                // SAFETY: after the block's barrier, the word in shared memory changes only here.
                 let next = unsafe { AtomicU32::from_ptr(next_group()) };
                 item = next.fetch_add(1, Order::Relaxed, Scope::Cta);
             }
@@ -195,7 +195,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
             }
         }
         if warp::lane_id() == 0 {
-            // SAFETY: it is in shared memory; after the block's barrier only this changes it.
+            // SAFETY: after the block's barrier, the word in shared memory changes only here.
             let warps_done = unsafe { AtomicU32::from_ptr(warps_done()) };
             warps_done.fetch_add(1, Order::Relaxed, Scope::Cta);
         }
@@ -337,7 +337,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
             thread::exit();
         }
         self.comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block()).sync(MemoryOrder::AcqRel);
-        // SAFETY: the caller ends once per launch. (The first `begin`'s result takes registers.)
+        // SAFETY: this is called once per launch. (A result kept since `new` takes registers.)
         unsafe { Epoch::begin(self.flags.local().as_ptr()).end(Coop::cta()) };
     }
 }

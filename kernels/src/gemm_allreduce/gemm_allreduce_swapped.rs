@@ -35,9 +35,8 @@ const BARRIER: u32 = 8;
 /// `N` is 2 for two ranks, and 0 for any other number.
 ///
 /// The grid, the block and the maps are those of
-/// [`gemm_swapped`](crate::gemm::gemm_swapped::gemm_swapped()). [`slots()`] of the slots of
-/// `memory` are used. Ranks launch with the same grid, `m`, `n`, `k` and `division`. -0 counts as
-/// +0.
+/// [`gemm_swapped`](crate::gemm::gemm_swapped::gemm_swapped()). It uses [`slots()`] slots of
+/// `memory`. Ranks launch with the same grid, `m`, `n`, `k` and `division`. -0 counts as +0.
 ///
 /// # Safety
 ///

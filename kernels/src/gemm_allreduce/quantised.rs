@@ -3,8 +3,8 @@
 //! The exchange is that of [`PeerTiles`], but a warp's part of a tile, 16 rows and 256 columns, is
 //! rounded to [`F8E4M3`] with a scale for [`SCALED`] elements of a row. The part goes as it lies in
 //! shared memory to the peer and to a workspace of this rank: both ranks add the same numbers. A
-//! vector has eight columns of two rows, eight apart; one of the part's four vectors of scales has
-//! the exponents of the rows' scales for [`SCALED`] columns, a byte for each.
+//! vector has eight columns of two rows that are eight apart; one of the part's four vectors of
+//! scales has the exponents of the rows' scales for [`SCALED`] columns, a byte for each.
 
 use cuda_std::atomic::Scope;
 use cuda_std::grid;
@@ -22,7 +22,7 @@ use crate::files::gemm::hooks::{Adding, Hooks};
 use crate::files::gemm::order::{Order, cluster, clusters};
 use crate::scale::Scale;
 
-/// Columns and slots of a tile that is sent: a warp's part has two.
+/// Columns and slots of a tile that is sent: a warp's part has two such tiles.
 const COLUMNS: u32 = SharedTile::<F8E4M3, STORE_M>::COLUMNS;
 const SLOTS: u32 = SharedTile::<F8E4M3, STORE_M>::BYTES / 16;
 /// Vectors of a lane in a part: one for each two rows.
