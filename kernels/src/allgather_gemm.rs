@@ -27,7 +27,7 @@ use nccl_device::{Coop, DevComm, Team, TileExchange, Window};
 use crate::files::gemm::epilogue::Identity;
 use crate::files::gemm::factors::origin;
 use crate::files::gemm::gemm_wgmma::{CLUSTER, TILE_M, product_with};
-use crate::files::gemm::hooks::{Copying, Hooks};
+use crate::files::gemm::hooks::{CopyingRegisters, Hooks};
 use crate::files::gemm::order::{Order, cluster, clusters};
 
 /// Rows that a warp pushes before it sets their flag.
@@ -269,7 +269,7 @@ impl Gather<'_> {
 }
 
 impl Hooks for Gather<'_> {
-    type Registers = Copying;
+    type Registers = CopyingRegisters;
 
     /// Returns the order that begins with the rank's own rows.
     fn order(&self, rows: u32, columns: u32) -> Order {

@@ -60,8 +60,8 @@ impl Counted {
     const STEPS: usize = 4;
 
     /// The words of an [`Epoch`], and one that counts blocks, for two kernels.
-    pub const STATE: usize = 2 * Self::KERNEL;
-    const KERNEL: usize = Epoch::WORDS + 1;
+    pub const STATE: usize = 2 * Self::KERNEL_WORDS;
+    const KERNEL_WORDS: usize = Epoch::WORDS + 1;
 
     /// Returns the number of words for the flags of `ranks` ranks.
     #[must_use]
@@ -132,7 +132,7 @@ impl<'a> Progress<'a> {
     /// and one launch at a time of this kernel uses it.
     #[track_caller]
     pub(super) unsafe fn new(comm: &'a DevComm, memory: &Counted, kernel: usize) -> Self {
-        let state = memory.state.wrapping_add(kernel * Counted::KERNEL);
+        let state = memory.state.wrapping_add(kernel * Counted::KERNEL_WORDS);
         // SAFETY: the memory is as `Counted` says, and no other launch uses it, as the caller
         // guarantees.
         unsafe {

@@ -27,7 +27,7 @@ pub const fn part_vectors(ranks: usize) -> u32 {
 pub(super) const TOGETHER: usize = 4;
 /// Results that are loaded together in a launch of one round, whose parts have a vector in each
 /// lane: most tokens have no more experts in a rank.
-const ALL: usize = 8;
+const TOGETHER_IN_ONE_ROUND: usize = 8;
 
 /// The most rounds of a launch in which rows are brought into the L2 cache ahead. In more rounds
 /// the memory is busy anyway, and loads ahead delay the loads for which warps wait.
@@ -120,18 +120,18 @@ impl Combine<'_> {
             if self.sends() && is_leader() {
                 self.tell_peers(&session);
             }
-            let (sent, own) = (small.count(peers.most) * others, small.count(self.own()));
+            let (sent, own) = (small.count(peers.most) * others, small.count(self.own_tokens()));
             if sent.max(own) > warps() {
                 return self.rounds::<N, VECTORS>(&session, &peers);
             }
             if first < sent {
-                self.send_to::<N, 1, ALL>(&session, to, small_part, outgoing);
+                self.send_to::<N, 1, TOGETHER_IN_ONE_ROUND>(&session, to, small_part, outgoing);
             }
             if self.receives() {
                 self.end(&session);
             }
             if first < own {
-                self.receive::<N, 1, ALL>(&session, small.at(first), incoming);
+                self.receive::<N, 1, TOGETHER_IN_ONE_ROUND>(&session, small.at(first), incoming);
             }
         }
     }
@@ -145,7 +145,7 @@ impl Combine<'_> {
     ) {
         let parts = Parts::<VECTORS>::new(self.shape.vectors);
         let (first, step) = (warp_index(), warps());
-        let (sent, own) = (parts.count(peers.most), parts.count(self.own()));
+        let (sent, own) = (parts.count(peers.most), parts.count(self.own_tokens()));
         // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread; all
         // lanes of a warp call these together.
         unsafe {
@@ -195,7 +195,7 @@ impl Combine<'_> {
     }
 
     /// Returns how many tokens of this rank the launch receives.
-    fn own(&self) -> u32 {
+    fn own_tokens(&self) -> u32 {
         if self.receives() { self.results.tokens } else { 0 }
     }
 

@@ -14,7 +14,7 @@ use super::counted::{Counted, Progress, Step};
 use super::counters::store_returns;
 use super::ep_layout::{Grouped, NONE};
 use super::parts::{Part, Parts};
-use super::places::{BATCH, Placed, Places, Shared};
+use super::places::{BATCH, Places, Shared, TokenPlaces};
 use super::rows::{self, Payload, Rows};
 use super::shape::{Shape, Steps, Tokens};
 
@@ -168,7 +168,7 @@ impl<T: Rows> Dispatch<'_, T> {
 
     /// Tells a rank which rows are those of a token, and where its result returns. All lanes of a
     /// warp call this together.
-    unsafe fn tell(&self, token: u32, placed: Placed, rank: u32, index: usize) {
+    unsafe fn tell(&self, token: u32, placed: TokenPlaces, rank: u32, index: usize) {
         let Places { team, memory, shape, .. } = &self.places;
         let (to, is_there) = (memory.tokens.lsa(rank as i32).as_ptr(), placed.rank == Some(rank));
         // SAFETY: `memory` of each rank has the words of the token, and only this warp tells it.

@@ -71,7 +71,7 @@ pub(super) struct Places<'a> {
 
 /// The places of a token of a batch.
 #[derive(Clone, Copy)]
-pub(super) struct Placed {
+pub(super) struct TokenPlaces {
     /// The rank of this lane's expert, if there is one.
     pub(super) rank: Option<u32>,
     /// The place of its row there; [`DROPPED`] if there is no room, and [`NONE`] without an expert.
@@ -98,12 +98,12 @@ impl Places<'_> {
     }
 
     /// Returns the places of a token of the batch, which has its places.
-    pub(super) unsafe fn placed(&self, token: u32) -> Placed {
+    pub(super) unsafe fn placed(&self, token: u32) -> TokenPlaces {
         let (entry, Shared { places, targets, returns, .. }) = (Self::entry(token), self.shared);
         // SAFETY: the batch has its places, as the caller guarantees.
         unsafe {
             let expert = self.expert(token);
-            Placed {
+            TokenPlaces {
                 rank: expert.and_then(|expert| self.rank_of(expert as i32)),
                 place: if expert.is_some() { places.load(entry) } else { NONE },
                 targets: mem::load(targets.wrapping_add(token as usize)),

@@ -14,7 +14,7 @@ use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap, TensorMapDesc};
 use super::epilogue::{Epilogue, Fused};
 use super::factors::{Factors, Source, origin};
 use super::gemm_wgmma::{CLUSTER, GemmFactor, STAGES, STORE_M, Sums, WARPGROUP_M};
-use super::hooks::{Hooks, Idle};
+use super::hooks::{Hooks, IdleRegisters};
 use super::order::Order;
 use super::stores::{Place, Stores};
 
@@ -130,7 +130,7 @@ struct State {
 // products.
 unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     type Schedule = Persistent<CLUSTER>;
-    type Registers = Idle;
+    type Registers = IdleRegisters;
     type Sums = Sums;
     type Source = Source<'a>;
     type State = State;

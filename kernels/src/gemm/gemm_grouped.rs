@@ -13,7 +13,7 @@ use super::epilogue::Fused;
 use super::factors::Factors;
 use super::gemm_wgmma::{GemmFactor, Product};
 use super::groups::{GroupTiles, Groups};
-use super::hooks::{Hooks, Idle};
+use super::hooks::{Hooks, IdleRegisters};
 use super::order::Order;
 use super::stores::Stores;
 
@@ -44,7 +44,7 @@ pub unsafe fn gemm_grouped<T: GemmFactor>(
 ) {
     // This is before the groups are counted, which waits for the previous kernels.
     grid::launch_next();
-    let grouped = Grouped { groups, m, n };
+    let grouped = GroupedHooks { groups, m, n };
     let mut stores = Stores::new(&c, address, [m, n], &grouped);
     stores.by_map = n.is_multiple_of(8);
     let factors = Factors::new([&a, &b], stores.shared, [false; 2]);
@@ -54,14 +54,14 @@ pub unsafe fn gemm_grouped<T: GemmFactor>(
 }
 
 /// The hooks of the product, which has an order of tiles of its own.
-struct Grouped {
+struct GroupedHooks {
     groups: Groups,
     m: u32,
     n: u32,
 }
 
-impl Hooks for Grouped {
-    type Registers = Idle;
+impl Hooks for GroupedHooks {
+    type Registers = IdleRegisters;
 
     const GROUPS: bool = true;
 

@@ -120,8 +120,8 @@ pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: 
         false => Division { across: 1, down: 1, ..division },
     };
     let Division { across, down, .. } = division;
-    let mates = across * down;
-    let splits = quotient(cluster::size(), mates);
+    let cluster_tiles = across * down;
+    let splits = quotient(cluster::size(), cluster_tiles);
     let place = quotient(cluster::rank(), splits);
     let (row, column) = (quotient(place, across), remainder(place, across));
     let rows = quotient(m.div_ceil(S::M) + down - 1, down);
@@ -181,9 +181,9 @@ impl Share {
     /// apart, a power of two.
     fn of(blocks: u32, index: u32, distance: u32) -> Self {
         // A `match` would be a table in global memory, which delays the first load.
-        let every = 0x01_11_55_ff_u32 >> (8 * distance.trailing_zeros()) & 0xff;
+        let pattern = 0x01_11_55_ff_u32 >> (8 * distance.trailing_zeros()) & 0xff;
         let first = cluster::rank() - index * distance;
-        let ranks = ((every & ((1 << (blocks * distance)) - 1)) << first) as u16;
+        let ranks = ((pattern & ((1 << (blocks * distance)) - 1)) << first) as u16;
         Self { blocks, index, ranks }
     }
 }
@@ -198,12 +198,12 @@ struct Product<'a, T, S, E, C> {
 
 /// The tiles of a [`Schedule`], or slices of their terms.
 #[derive(Clone, Copy)]
-struct Sliced {
+struct SlicedSchedule {
     schedule: Schedule,
     slices: Option<Slices>,
 }
 
-impl Scheduler for Sliced {
+impl Scheduler for SlicedSchedule {
     type Work = Work;
 
     fn first(&self) -> Option<Work> {
@@ -227,9 +227,9 @@ impl Scheduler for Sliced {
 }
 
 /// The division of the registers, which gives more of them to the sums of tall tiles.
-struct Raised<S>(PhantomData<S>);
+struct RaisedRegisters<S>(PhantomData<S>);
 
-impl<S: Shape> RegisterSplit for Raised<S> {
+impl<S: Shape> RegisterSplit for RaisedRegisters<S> {
     const REGISTERS: Option<[u32; 2]> = if S::M > 128 { Some([232, 40]) } else { None };
 
     unsafe fn raise() {
@@ -279,8 +279,8 @@ struct State<E> {
 unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     for Product<'_, T, S, E, C>
 {
-    type Schedule = Sliced;
-    type Registers = Raised<S>;
+    type Schedule = SlicedSchedule;
+    type Registers = RaisedRegisters<S>;
     type Sums = S::Sums;
     type Source = Source;
     type State = State<E>;
@@ -292,8 +292,8 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         self.block.division.stages
     }
 
-    fn schedule(&self) -> Sliced {
-        Sliced { schedule: self.block.schedule, slices: self.block.slices }
+    fn schedule(&self) -> SlicedSchedule {
+        SlicedSchedule { schedule: self.block.schedule, slices: self.block.slices }
     }
 
     fn arrivals(&self) -> u32 {

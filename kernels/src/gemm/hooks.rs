@@ -100,13 +100,13 @@ pub(crate) trait Hooks {
 }
 
 /// The division of the registers if the idle warps have nothing to do.
-pub(crate) type Idle = Registers<232, 40>;
+pub(crate) type IdleRegisters = Registers<232, 40>;
 /// The division of the registers if the idle warps copy.
-pub(crate) type Copying = Registers<208, 88>;
+pub(crate) type CopyingRegisters = Registers<208, 88>;
 /// The division of the registers if the idle warps add.
-pub(crate) type Adding = Registers<192, 120>;
+pub(crate) type AddingRegisters = Registers<192, 120>;
 
 /// A product without hooks.
 impl Hooks for () {
-    type Registers = Idle;
+    type Registers = IdleRegisters;
 }

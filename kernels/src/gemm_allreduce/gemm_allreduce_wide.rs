@@ -39,7 +39,7 @@ use crate::files::gemm::factors::origin;
 use crate::files::gemm::gemm_wgmma::{
     CLUSTER, IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_M, TILE_N, product_with,
 };
-use crate::files::gemm::hooks::{Adding, Hooks};
+use crate::files::gemm::hooks::{AddingRegisters, Hooks};
 use crate::files::gemm::order::{Order, cluster, clusters};
 
 /// Rows of a cluster's tile.
@@ -67,7 +67,7 @@ pub unsafe fn gemm_allreduce_wide(
     // SAFETY: the caller of the kernel passes matrices, slots and state as the body needs them.
     unsafe {
         let peers = PeerTiles::<Everyone, 2>::new(&comm, &memory, to, [m, n]);
-        summed([&a, &b, &c], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
+        compute_summed([&a, &b, &c], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
     }
 }
 
@@ -95,7 +95,7 @@ pub unsafe fn gemm_allreduce_wide_f8(
     unsafe {
         let peers = PeerTiles::new(&comm, &memory, c, [m, n]);
         let quantised = Quantised { peers, own, c, m, n };
-        summed([&a, &b, &a], [m, n, k], &peers, quantised, &quantised);
+        compute_summed([&a, &b, &a], [m, n, k], &peers, quantised, &quantised);
     }
 }
 
@@ -123,7 +123,7 @@ pub unsafe fn gemm_allreduce_two_shot<const N: usize>(
         let own = to.local().as_ptr();
         let peers = PeerTiles::<ClusterTileOwners, N>::new(&comm, &memory, own, [m, n]);
         let peers = peers.stored_in_all(&to);
-        summed([&a, &b, &c], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
+        compute_summed([&a, &b, &c], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
     }
 }
 
@@ -153,7 +153,7 @@ pub unsafe fn gemm_reduce_scatter_wide<const N: usize>(
     unsafe {
         let peers = PeerTiles::<RowOwners, N>::new(&comm, &memory, c, [m, n]);
         let peers = peers.kept_in(product);
-        summed([&a, &b, &map], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
+        compute_summed([&a, &b, &map], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
     }
 }
 
@@ -184,7 +184,7 @@ impl Ordered for RowOwners {
 ///
 /// As for [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()) of bf16, and as [`PeerTiles::new`]
 /// says. All threads of the block call it.
-unsafe fn summed<O: Owners, const N: usize>(
+unsafe fn compute_summed<O: Owners, const N: usize>(
     maps: [&TensorMap; 3],
     extents: [u32; 3],
     peers: &PeerTiles<'_, O, N>,
@@ -215,7 +215,7 @@ fn column<O: Owners, const N: usize>(
 }
 
 impl<O: Ordered, const N: usize> Hooks for PeerTiles<'_, O, N> {
-    type Registers = Adding;
+    type Registers = AddingRegisters;
 
     const SENDS: bool = true;
     const REPORTS: bool = N == 2;

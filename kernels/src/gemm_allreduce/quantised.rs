@@ -18,7 +18,7 @@ use super::partial::{Partial, SCALED};
 use crate::files::gemm::epilogue::{Epilogue, Fragment};
 use crate::files::gemm::factors::origin;
 use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_N};
-use crate::files::gemm::hooks::{Adding, Hooks};
+use crate::files::gemm::hooks::{AddingRegisters, Hooks};
 use crate::files::gemm::order::{Order, cluster, clusters};
 use crate::scale::Scale;
 
@@ -258,7 +258,7 @@ impl Epilogue for Quantised<'_> {
 }
 
 impl Hooks for Quantised<'_> {
-    type Registers = Adding;
+    type Registers = AddingRegisters;
 
     const SENDS: bool = true;
     const REPORTS: bool = true;
