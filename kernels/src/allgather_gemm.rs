@@ -5,13 +5,13 @@
 //! with a flag: as fast as the products need them, since faster pushes slow the products' loads.
 //! Another one waits for the flags of the rows that the block needs next, and lets the loading
 //! thread go on. A rank computes the tiles of its own rows first, then those of the next
-//! rank's, and so on, in the order in which the rows arrive: while it multiplies its own, most
-//! others come.
+//! rank's, and so on, in the order in which the rows arrive: while it multiplies its own rows, most
+//! of the peers' rows arrive.
 //!
 //! # Why it cannot deadlock
 //!
 //! A warp that pushes waits for nothing but the previous kernel of its stream, and a cooperative
-//! launch lets all of them run. Everything else waits for what they push, or within its block.
+//! launch lets all these warps run. Other threads wait for what they push, or within their block.
 //!
 //! # Why no row is overwritten while it is read
 //!
@@ -27,7 +27,7 @@ use nccl_device::{Coop, DevComm, Team, TileExchange, Window};
 use crate::files::gemm::epilogue::Identity;
 use crate::files::gemm::factors::origin;
 use crate::files::gemm::gemm_wgmma::{CLUSTER, TILE_M, product_with};
-use crate::files::gemm::hooks::{Copying, Hooks};
+use crate::files::gemm::hooks::{CopyingRegisters, Hooks};
 use crate::files::gemm::order::{Order, cluster, clusters};
 
 /// Rows that a warp pushes before it sets their flag.
@@ -35,15 +35,15 @@ const ROWS: u32 = 4;
 /// Rows of a cluster's tile.
 const CLUSTER_M: u32 = CLUSTER * TILE_M;
 
-/// Where the rows of A come from, and the memory that peers push theirs to.
+/// This rank's rows of A, and the memory to which the peers push theirs.
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]
 pub struct Gathered {
     /// This rank's `m / ranks` rows of A.
     pub rows: *const bf16,
-    /// Two banks with room for all of A, at the begin and in the middle of each rank's part.
+    /// Two banks with room for all of A, at the beginning and in the middle of the window.
     pub banks: Window<bf16>,
-    /// [`gather_flags()`] words.
+    /// The flags of a [`TileExchange`]: [`gather_flags()`] words.
     pub flags: Window<u32>,
     /// The state of a [`TileExchange`].
     pub state: *mut u32,
@@ -53,7 +53,7 @@ pub struct Gathered {
 /// of A.
 ///
 /// `own` is the map of this rank's rows, `first` and `second` are those of A in the two banks.
-/// They, `b`, `c`, `unaligned`, the block and the grid are as for
+/// These maps, `b`, `c`, `unaligned`, the block and the grid are as for
 /// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()), with `k` a multiple of 8 and no factor
 /// stored transposed. `n` may differ between the ranks.
 ///
@@ -80,7 +80,7 @@ pub unsafe fn allgather_gemm(
     let (team, maps) = (comm.lsa_team(), [&*first, &*second]);
     let gather = Gather { comm: &comm, team, gathered: &gathered, maps, m, k };
     gather.prepare();
-    // SAFETY: the kernel's contract. All threads of the block have ended their work at `end`.
+    // SAFETY: the kernel's caller passes the matrices and windows; all threads are done at `end`.
     unsafe {
         let (maps, epilogue) = ([&*own, &*b, &*c], Identity::<bf16>::new());
         product_with::<bf16, _>(maps, unaligned, [m, n, k], [false; 2], epilogue, &gather);
@@ -88,7 +88,7 @@ pub unsafe fn allgather_gemm(
     }
 }
 
-/// Returns the words of the flags' window, for up to `m` rows over this number of ranks.
+/// Returns how many words the window of the flags has, for up to `m` rows and this number of ranks.
 #[must_use]
 pub const fn gather_flags(m: usize, ranks: usize) -> usize {
     ranks * (m / ranks).div_ceil(ROWS as usize)
@@ -103,7 +103,7 @@ fn arrived() -> *mut u32 {
     shared_array![u32; 2]
 }
 
-/// The rows of A, of all ranks.
+/// The hooks of the product, which gather the rows of A of all ranks.
 #[derive(Clone, Copy)]
 struct Gather<'a> {
     comm: &'a DevComm,
@@ -125,7 +125,7 @@ impl Gather<'_> {
         thread::sync_threads();
     }
 
-    /// The exchange of this launch.
+    /// Returns the exchange of this launch.
     ///
     /// # Safety
     ///
@@ -150,29 +150,29 @@ impl Gather<'_> {
         }
     }
 
-    /// Rows of each rank.
-    fn each(&self) -> u32 {
+    /// Returns the number of rows of each rank.
+    fn rows_per_rank(&self) -> u32 {
         self.m / self.team.n_ranks as u32
     }
 
-    /// This rank's first row of A.
+    /// Returns this rank's first row of A.
     fn first(&self) -> u32 {
-        self.team.rank as u32 * self.each()
+        self.team.rank as u32 * self.rows_per_rank()
     }
 
-    /// Whether all rows of a block's tile, from `row` on, are this rank's.
+    /// Returns whether all rows of a block's tile, from `row` on, are this rank's.
     fn is_own(&self, row: u32) -> bool {
-        row >= self.first() && (row + TILE_M).min(self.m) <= self.first() + self.each()
+        row >= self.first() && (row + TILE_M).min(self.m) <= self.first() + self.rows_per_rank()
     }
 
-    /// Messages of each rank to each other one.
+    /// Returns the number of messages of each rank to each other rank.
     fn messages(&self) -> u32 {
-        self.each().div_ceil(ROWS)
+        self.rows_per_rank().div_ceil(ROWS)
     }
 
-    /// The message with a row, among those of all ranks.
+    /// Returns the number of the message that has a row, among those of all ranks.
     fn message(&self, row: u32) -> u32 {
-        row / self.each() * self.messages() + row % self.each() / ROWS
+        row / self.rows_per_rank() * self.messages() + row % self.rows_per_rank() / ROWS
     }
 
     /// Waits for the rows of the block's tiles, one tile after the other.
@@ -217,7 +217,7 @@ impl Gather<'_> {
         }
     }
 
-    /// Waits for a message; whether it has arrived, or else the host has aborted the wait.
+    /// Waits for a message. Returns whether it has arrived; if not, the host has aborted the wait.
     fn wait_for(&self, exchange: &TileExchange<'_, bf16>, message: u32) -> bool {
         let arrives = self.comm.wait_until_or_abort(|| {
             let has_arrived = exchange.has_arrived(message);
@@ -230,7 +230,7 @@ impl Gather<'_> {
         arrives.is_ok()
     }
 
-    /// Pushes the rank's rows to the peers; to itself only those in tiles with rows of a peer.
+    /// Pushes the rank's rows to the peers, and those in tiles with rows of a peer also to itself.
     ///
     /// # Safety
     ///
@@ -249,32 +249,32 @@ impl Gather<'_> {
                 let to = self.team.rotated((ranks - distance) as i32);
                 let row = message * ROWS;
                 let from = self.gathered.rows.wrapping_add(element(row));
-                let len = element((self.each() - row).min(ROWS));
+                let len = element((self.rows_per_rank() - row).min(ROWS));
                 let (tile, at) =
                     (self.team.rank as u32 * messages + message, element(self.first() + row));
-                // SAFETY: the kernel's contract: the rank has the rows, the bank has room for them,
-                // and nothing else accesses them before their flag is set.
+                // SAFETY: the kernel's caller guarantees the rank's rows and room for them in the
+                // bank, and nothing else accesses them before their flag is set.
                 unsafe { exchange.push(Coop::warp(), to, tile, at, from, len) };
             }
             item += thread::grid_dim_x();
         }
     }
 
-    /// Whether rows of an own message are in tiles with rows of a peer.
+    /// Returns whether rows of this rank's message are in tiles with rows of a peer.
     fn is_shared(&self, message: u32) -> bool {
         let first = self.first() + message * ROWS;
-        let last = (first + ROWS).min(self.first() + self.each()) - 1;
+        let last = (first + ROWS).min(self.first() + self.rows_per_rank()) - 1;
         !self.is_own(first / TILE_M * TILE_M) || !self.is_own(last / TILE_M * TILE_M)
     }
 }
 
 impl Hooks for Gather<'_> {
-    type Registers = Copying;
+    type Registers = CopyingRegisters;
 
     /// Returns the order that begins with the rank's own rows.
     fn order(&self, rows: u32, columns: u32) -> Order {
         let first = self.first().div_ceil(CLUSTER_M);
-        Order::parts(rows, columns, first % rows, (self.each() / CLUSTER_M).max(1))
+        Order::parts(rows, columns, first % rows, (self.rows_per_rank() / CLUSTER_M).max(1))
     }
 
     unsafe fn a_tile<'m>(&'m self, a: &'m TensorMap, tiles: u32, row: u32) -> (&'m TensorMap, u32) {
@@ -293,7 +293,7 @@ impl Hooks for Gather<'_> {
             return (a, 0);
         }
         tma::fence_async_global();
-        // SAFETY: it was stored before what was acquired.
+        // SAFETY: the bank was stored before the number of tiles was, which this thread acquired.
         let bank = unsafe { mem::load(arrived().add(1)) };
         (if bank == 0 { self.maps[0] } else { self.maps[1] }, row)
     }

@@ -48,7 +48,7 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
         let target = recv.at(index * count);
         let start = clock::globaltimer();
         if is_even {
-            // SAFETY: the kernel's contract; each put has its own bytes.
+            // SAFETY: the kernel's caller guarantees the windows; each put has its own bytes.
             let put = unsafe { gin.put(world, partner, target, send.at(index * count), count) };
             put.signal(arrived.inc().weak()).post(coop);
         }
@@ -59,7 +59,7 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
             unsafe { mem::store(nanos.add(index), clock::globaltimer() - start) };
         }
         if !is_even {
-            // SAFETY: as above; the partner does not write these bytes again.
+            // SAFETY: the windows are as above; the partner does not write these bytes again.
             let put = unsafe { gin.put(world, partner, target, target, count) };
             put.signal(arrived.inc().weak()).post(coop);
         }

@@ -91,7 +91,7 @@ unsafe fn sum_slice<T: Accumulate, const N: usize, const UNROLL: usize>(
             }
             at += UNROLL * row;
         }
-        // The remaining rows, fewer than UNROLL, also all in flight at once.
+        // The remaining rows, fewer than UNROLL, are also in flight together.
         for (u, parts) in loaded.iter_mut().enumerate() {
             if at + u * row < end {
                 load_each(&from, at + u * row, parts);

@@ -15,22 +15,21 @@ impl<T: Accumulate> Elements<T> {
         Self { address, count }
     }
 
-    /// The number of vectors.
     pub(super) fn vectors(self) -> usize {
         self.count.div_ceil(Vec16::<T>::LANES)
     }
 
-    /// The address of a vector, and whether it is whole and aligned.
+    /// Returns the address of a vector, and whether it is whole and aligned.
     fn vector(self, at: usize) -> (*mut T, bool) {
         let lanes = Vec16::<T>::LANES;
-        // Of the first address: vectors are as far apart as alignment asks for.
+        // All vectors are aligned if the first one is, as they are 16 bytes apart.
         let is_aligned = self.address.addr().is_multiple_of(16);
         (self.address.wrapping_add(at * lanes), at < self.count / lanes && is_aligned)
     }
 
-    /// Returns how many elements a vector has that is not whole.
+    /// Returns the number of elements from a vector on.
     fn left(self, at: usize) -> usize {
-        // Opaque: nothing of it is computed for whole vectors.
+        // Opaque to the compiler, which would otherwise compute this for whole vectors, too.
         self.count.saturating_sub(hint::opaque_usize(at) * Vec16::<T>::LANES)
     }
 
@@ -50,7 +49,7 @@ impl<T: Accumulate> Elements<T> {
     ///
     /// # Safety
     ///
-    /// The elements are allocated, and nothing writes these.
+    /// The elements are allocated, and nothing writes those of the vector.
     #[track_caller]
     pub(super) unsafe fn load(self, at: usize) -> Vec16<T> {
         let (address, is_plain) = self.vector(at);
@@ -67,11 +66,11 @@ impl<T: Accumulate> Elements<T> {
         }
     }
 
-    /// Stores the elements of a vector that there are.
+    /// Stores a vector, without the lanes after the last element.
     ///
     /// # Safety
     ///
-    /// The elements are allocated, and nothing else accesses these.
+    /// The elements are allocated, and nothing else accesses those of the vector.
     #[track_caller]
     pub(super) unsafe fn store(self, at: usize, vector: Vec16<T>) {
         let (address, is_plain) = self.vector(at);

@@ -1,9 +1,9 @@
-//! What ranks send to each other, as bytes: all-gather, broadcast, all-to-all, and this with a
-//! length for each pair of ranks.
+//! The arguments of the collectives that only move bytes: all-gather, broadcast, all-to-all, and
+//! all-to-all with a length for each pair of ranks.
 
 use cuda_std::prelude::*;
 
-/// A message of the same length from each rank, or only one, to each rank.
+/// Messages of the same length: from each rank, or from only one rank, to each rank.
 ///
 /// The message to rank `p` begins `p * input_stride` bytes after the beginning of the input. The
 /// output is the messages in the order of the ranks that send.
@@ -12,7 +12,7 @@ use cuda_std::prelude::*;
 pub struct Messages {
     /// The length of a message in bytes.
     pub bytes: usize,
-    /// Bytes between the messages to two ranks; 0 if they get the same.
+    /// Bytes between the messages to two ranks; 0 if all ranks get the same message.
     pub input_stride: usize,
     /// The length of the output in bytes.
     pub output_bytes: usize,
@@ -46,7 +46,7 @@ impl Messages {
 pub struct Parts {
     /// Where the part of each rank begins, in bytes.
     pub at: [usize; Self::RANKS],
-    /// How many bytes it has.
+    /// How many bytes the part of each rank has.
     pub bytes: [usize; Self::RANKS],
 }
 
@@ -66,16 +66,16 @@ pub struct Target {
 }
 
 impl Target {
-    /// The bits of an offset.
+    /// The number of bits of the offset in an offer.
     const BITS: u32 = 48;
 
-    /// Returns the offer for a message that goes to byte `at` of the window `number`.
+    /// Returns the offer that a peer stores its message from byte `at` of the window `number` on.
     #[must_use]
     pub const fn offer(number: usize, at: usize) -> usize {
         at & ((1 << Self::BITS) - 1) | number << Self::BITS
     }
 
-    /// Returns the byte of the window that a peer offers for a message of `bytes` bytes.
+    /// Returns the byte of the window that a peer's offer names for a message of `bytes` bytes.
     ///
     /// # Panics
     ///
@@ -90,12 +90,12 @@ impl Target {
     }
 }
 
-// SAFETY: `Abi` is the type itself.
+// SAFETY: `Abi` is the type itself, and all of its bytes are valid numbers.
 unsafe impl devcomm_types::KernelParam for Target {
     type Abi = Self;
 }
 
-// SAFETY: `Abi` is the type itself.
+// SAFETY: `Abi` is the type itself, and all of its bytes are valid numbers.
 unsafe impl devcomm_types::KernelParam for Parts {
     type Abi = Self;
 }

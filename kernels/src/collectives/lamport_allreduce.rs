@@ -1,6 +1,6 @@
 //! All-reduce within the LSA team in one step: every rank sends its input to all ranks, in messages
-//! without separate flags (`Lamport`), and reduces what it receives. For short messages, and for
-//! two ranks, where two steps would move as many bytes.
+//! without separate flags (`Lamport`), and reduces what it receives. This is for short messages,
+//! and for two ranks, between which an all-reduce in two steps would move no fewer bytes.
 
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
@@ -13,15 +13,15 @@ use super::reduction::Reduction;
 use super::wait_for_previous;
 
 /// Reduces `input` over the ranks: `output[i]` becomes the reduction of `input[i]`, for `i <
-/// count`, in every rank of the LSA team, which has `N`.
+/// count`, in every rank of the LSA team of `N` ranks.
 ///
 /// f16 and bf16 are reduced in f32 and rounded once. All ranks get the same bits. `output` may be
 /// `input`. -0 may count as +0.
 ///
 /// `memory` has a slot for each vector of a message. `early` is that of [`wait_for_previous`].
 ///
-/// Grid: any; [`ROWS`] vectors per thread are at least those of the message. Block: any,
-/// one-dimensional. May be a dependent launch. `count` is in elements, the same in every rank.
+/// Grid: enough threads for the message's vectors, at [`ROWS`] for each thread. Block: any,
+/// one-dimensional. Dependent launch: allowed. `count` is in elements, the same in every rank.
 ///
 /// # Safety
 ///
@@ -42,8 +42,8 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>, const N: usize>(
     unsafe { part.reduce::<N>(slots_of(&comm, &memory), early) }
 }
 
-/// Reduces as [`lamport_allreduce()`] does, for two ranks, and also more vectors than the threads
-/// have. A multiprocessor has room for the next launch's blocks beside those of this one.
+/// Reduces as [`lamport_allreduce()`] does, for two ranks, and any number of vectors. A
+/// multiprocessor has room for the next launch's blocks in addition to those of this one.
 ///
 /// Grid: any. Block: one-dimensional, whole warps, at most 512 threads.
 ///
@@ -70,9 +70,11 @@ pub unsafe fn lamport_allreduce_two<T: Accumulate<Acc = f32>>(
     unsafe { part.reduce_by_two(slots_of(&comm, &memory), early) }
 }
 
+/// Returns the slots of a team of `N` ranks.
+///
 /// # Safety
 ///
-/// As [`LamportSlots::new`]; but the team's ranks are counted here.
+/// As for [`LamportSlots::new`], except that this function checks the team's number of ranks.
 unsafe fn slots_of<'a, const N: usize>(
     comm: &'a DevComm,
     memory: &LamportMemory,
@@ -82,10 +84,10 @@ unsafe fn slots_of<'a, const N: usize>(
     unsafe { LamportSlots::new(comm, memory) }
 }
 
-/// The most vectors of a thread of [`lamport_allreduce()`]: others would need more registers.
+/// The most vectors of a thread of [`lamport_allreduce()`]; more would take too many registers.
 pub const ROWS: usize = 2;
 
-/// How many vectors ahead of the one that it receives a thread of [`lamport_allreduce_two`] sends.
+/// The number of vectors by which a thread of [`lamport_allreduce_two`] sends ahead of receiving.
 const AHEAD: u32 = 2;
 
 struct Part<T> {
@@ -117,8 +119,8 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         }
     }
 
-    /// Reduces any number of vectors of a thread. It sends the later ones while it receives those
-    /// before.
+    /// Reduces any number of vectors of a thread, which sends vectors while it waits for earlier
+    /// ones.
     unsafe fn reduce_by_two(&self, slots: LamportSlots<'_, 2>, early: bool) {
         let mut at = thread::index_1d();
         let mut next = at + threads();
@@ -130,16 +132,16 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
                 self.send(&session, next, self.load::<1>(next));
                 next += threads();
             }
-            // As long as a lane of the warp has a vector.
+            // The warp goes on as long as one of its lanes has a vector.
             while at - at % warp::WARP_SIZE < self.vectors {
                 if at < self.vectors {
-                    // Again: it would take registers. In flight together with the next one.
+                    // This vector is loaded again: until now it would have taken registers.
                     let mine = self.input.load(at as usize);
                     self.send(&session, next, self.load::<1>(next));
                     self.receive(&session, at, mine);
                 }
-                // Lanes whose messages came one by one go on together: what parts of a warp store
-                // are more packets to the peer, and shorter ones.
+                // Lanes whose messages came one by one go on together: stores of only some lanes
+                // would be more packets to the peer, and shorter ones.
                 warp::sync();
                 at += threads();
                 next += threads();
@@ -157,8 +159,8 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
         // elements.
         unsafe {
-            // Before the wait, so that the address is computed there. A longer message does not
-            // wait for its first load alone.
+            // This is before the wait, so that the address is computed there. It gains little for
+            // longer messages, which wait for more than their first load.
             if self.vectors <= threads() {
                 self.input.prefetch(first as usize);
             }
@@ -173,7 +175,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         }
     }
 
-    /// Loads vectors of a thread, from `first` on, of this rank.
+    /// Loads this rank's vectors of a thread, from `first` on.
     unsafe fn load<const ROWS: usize>(&self, first: u32) -> [Vec16<T>; ROWS] {
         let mut mine = [Vec16::from_bits([0; 4]); ROWS];
         for u in 0..ROWS {
@@ -211,15 +213,15 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         // elements.
         unsafe {
             let all = session.receive_all(at, self.reduction.scale(mine));
-            // As the peers have it, so that all ranks reduce the same: only here, as the own vector
-            // may still be on its way from memory while the others' are waited for.
+            // The peers have the vector as `message` returns it, and all ranks must reduce the same
+            // bits. It is called here, since this vector may come from memory during the wait.
             let all = all.map(message);
             self.output.store(at as usize, self.reduction.reduce(all));
         }
     }
 }
 
-/// Threads of the grid.
+/// Returns the number of threads of the grid.
 fn threads() -> u32 {
     thread::grid_dim_x() * thread::block_dim_x()
 }

@@ -1,6 +1,6 @@
-//! All-reduce within the LSA team in one step, of elements of which every bit counts: integers,
-//! 64-bit and 8-bit floats. Every rank sends its input to all ranks, in messages that are their own
-//! flags, with marks as those of [`lamport_exchange`](super::lamport_exchange).
+//! All-reduce within the LSA team in one step, of elements that may have any bits: integers, 64-bit
+//! and 8-bit floats. Every rank sends its input to all ranks, in messages without separate flags
+//! (`Lamport`), with marks like those of [`lamport_exchange`](super::lamport_exchange).
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::Number;
@@ -14,7 +14,7 @@ use super::one_step::{OneStep, exchange};
 use super::reduction::Reduction;
 
 /// Reduces `input` over the ranks: `output[i]` becomes the reduction of `input[i]`, for `i <
-/// count`, in every rank of the LSA team, which has 2, 4 or 8.
+/// count`, in every rank of the LSA team, which has 2, 4 or 8 ranks.
 ///
 /// `operator` is one of [`Reduction`]'s; the result is divided by `divisor`. 8-bit floats are
 /// reduced in f32 and rounded once; integers wrap around, and quotients are rounded towards zero.
@@ -22,8 +22,8 @@ use super::reduction::Reduction;
 ///
 /// The launch uses [`slots`] of the message's bytes. `early` is that of `wait_for_previous`.
 ///
-/// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent
-/// launch. `count` is in elements, the same in every rank.
+/// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. Dependent
+/// launch: allowed. `count` is in elements, the same in every rank.
 ///
 /// # Safety
 ///
@@ -66,7 +66,7 @@ struct Part<T> {
 }
 
 impl<T: Accumulate> Part<T> {
-    /// Returns the vector that a slot carries; `None` for marks.
+    /// Returns the index of the vector that a slot carries; `None` for marks.
     fn vector(slot: u32) -> Option<usize> {
         let (row, lane) = (slot / warp::WARP_SIZE, slot % warp::WARP_SIZE);
         (lane != MARKS).then_some((row * MARKS + lane) as usize)
@@ -123,7 +123,7 @@ impl<T: Accumulate> OneStep for Part<T> {
         // SAFETY: the kernel's caller guarantees the elements, and all lanes of a warp call this
         // together.
         unsafe {
-            // The input is loaded again: it would take registers.
+            // The input is loaded again, since it would take registers until now.
             let mine = self.payload(slot);
             let all = session.receive_all(slot, mine);
             for rank in 0..N {

@@ -2,7 +2,7 @@
 //! messages without separate flags (`Lamport`).
 //!
 //! A slot is empty while a word of it is [`EMPTY`], which may also be payload. So 31 lanes of a
-//! warp send 16 bytes each, and the last one sends which of their words were [`EMPTY`].
+//! warp send 16 bytes each, and the last one sends marks: which of those words were [`EMPTY`].
 
 use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
@@ -15,19 +15,19 @@ use super::one_step::{OneStep, exchange};
 /// The lane that sends marks instead of payload.
 pub(super) const MARKS: u32 = warp::WARP_SIZE - 1;
 
-/// Sends messages between the ranks of the LSA team, which has 2, 4 or 8.
+/// Sends messages between the ranks of the LSA team, which has 2, 4 or 8 ranks.
 ///
 /// Messages are elements `T`, aligned to their size. A rank's message to itself is copied, unless
 /// it is already in its place. The launch uses [`slots`] of `memory`.
 ///
-/// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent
-/// launch. `messages` are the same in every rank.
+/// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. Dependent
+/// launch: allowed. `messages` are the same in every rank.
 ///
 /// # Safety
 ///
-/// `input` has the messages, in ranks that send, and `output` its bytes. Nothing else accesses
-/// these until the kernel has ended, and they do not overlap, except that a rank's message to
-/// itself may be in its place. `memory` is as [`LamportSlots`] needs it.
+/// `input` has the messages, in ranks that send, and `output` has `messages.output_bytes`. Nothing
+/// else accesses these until the kernel has ended, and they do not overlap, except that a rank's
+/// message to itself may be in its place. `memory` is as [`LamportSlots`] needs it.
 ///
 /// [`LamportSlots`]: nccl_device::LamportSlots
 #[kernel(T = [Vector, u32, u8], max_threads = 512, min_blocks = 2)]
@@ -100,7 +100,7 @@ impl<T: Unit> OneStep for Part<'_, T> {
         for distance in 0..N {
             // SAFETY: the kernel's caller guarantees the messages, and only this thread has this
             // part of them.
-            unsafe { mem::prefetch(place.of(self.message(distance))) };
+            unsafe { mem::prefetch(place.address_in(self.message(distance))) };
         }
     }
 
@@ -128,9 +128,9 @@ impl<T: Unit> OneStep for Part<'_, T> {
             // SAFETY: all lanes of a warp call this together, and only this thread uses the slot.
             unsafe { session.send(distance, slot, marked(mine[distance])) };
         }
-        let is_there = self.input.wrapping_byte_add(self.messages.input(me)).addr()
+        let is_in_place = self.input.wrapping_byte_add(self.messages.input(me)).addr()
             == self.output.wrapping_byte_add(self.messages.output(me)).addr();
-        if !is_there {
+        if !is_in_place {
             // SAFETY: the kernel's caller guarantees the messages, and only this thread has this
             // part of them.
             unsafe { self.store(me, slot, mine[0]) };
@@ -176,13 +176,13 @@ impl<T: Unit> OneStep for Part<'_, T> {
     }
 }
 
-/// Returns the rank. For bytes it is opaque to the compiler: the addresses of all ranks' messages
-/// would take registers in the loop.
+/// Returns the rank. For messages of bytes it is opaque to the compiler: the addresses of all
+/// ranks' messages would take registers in the loop.
 fn opaque<T>(rank: i32) -> i32 {
     if size_of::<T>() == 1 { hint::opaque_usize(rank as usize) as i32 } else { rank }
 }
 
-/// What messages consist of, and are aligned to.
+/// A type of which messages consist, and to the size of which they are aligned.
 pub trait Unit: Copy + 'static {
     /// Loads a part of a message, 0 after its end.
     ///
@@ -202,7 +202,7 @@ pub trait Unit: Copy + 'static {
 /// A unit of messages whose length and alignment are multiples of 16 bytes.
 pub type Vector = Vec16<u32>;
 
-/// What a slot carries.
+/// The vector that a slot carries, without marks.
 pub type Payload = Vec16<u32>;
 
 impl Unit for Vector {
@@ -211,13 +211,13 @@ impl Unit for Vector {
             return Vec16::from_bits([0; 4]);
         }
         // SAFETY: the caller guarantees this part, which is all 16 bytes.
-        unsafe { mem::load_vec(place.of(message).cast()) }
+        unsafe { mem::load_vec(place.address_in(message).cast()) }
     }
 
     unsafe fn store(message: *mut Self, place: Place, payload: Payload) {
         if place.left > 0 {
             // SAFETY: the caller guarantees this part, which is all 16 bytes.
-            unsafe { mem::store_vec(place.of(message).cast_mut().cast(), payload) };
+            unsafe { mem::store_vec(place.address_in(message).cast_mut().cast(), payload) };
         }
     }
 }
@@ -244,7 +244,7 @@ units!(u32 u8);
 #[derive(Clone, Copy)]
 pub struct Place {
     at: usize,
-    /// How many bytes there are from there on.
+    /// How many bytes the message has from `at` on.
     left: usize,
 }
 
@@ -259,7 +259,7 @@ impl Place {
     }
 
     /// Returns the address of this part of a message.
-    pub(super) fn of<T>(self, message: *const T) -> *const T {
+    pub(super) fn address_in<T>(self, message: *const T) -> *const T {
         message.wrapping_byte_add(self.at)
     }
 
@@ -271,8 +271,9 @@ impl Place {
     pub(super) unsafe fn load<T: Element + Into<u128>>(self, message: *const T) -> Vec16<T> {
         let mut bits = 0;
         self.each::<T>(|i| {
+            let from = self.address_in(message).wrapping_add(i);
             // SAFETY: the caller guarantees this part of the message.
-            let element: u128 = unsafe { mem::load(self.of(message).wrapping_add(i)) }.into();
+            let element: u128 = unsafe { mem::load(from) }.into();
             bits |= element << (8 * size_of::<T>() * i);
         });
         Vec16::from_bits([0, 32, 64, 96].map(|shift: u32| (bits >> shift) as u32))
@@ -286,7 +287,7 @@ impl Place {
     pub(super) unsafe fn store<T: Element>(self, message: *mut T, payload: Vec16<T>) {
         // SAFETY: the caller guarantees this part of the message.
         self.each::<T>(|i| unsafe {
-            mem::store(self.of(message).wrapping_add(i).cast_mut(), payload.lane(i));
+            mem::store(self.address_in(message).wrapping_add(i).cast_mut(), payload.lane(i));
         });
     }
 
@@ -310,8 +311,8 @@ impl Place {
     }
 }
 
-/// Returns what a lane sends: its payload, or which words of the others' are [`EMPTY`]. The lane of
-/// the marks has payload 0, so that its bit is never set, and no mark is [`EMPTY`].
+/// Returns what a lane sends: its payload or, for each word, a mask of the lanes where it is
+/// [`EMPTY`]. The lane of the marks has payload 0, so that its bit is never set in a mark.
 ///
 /// # Safety
 ///
@@ -328,7 +329,7 @@ pub(super) unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
     }
 }
 
-/// Returns the payload that a lane has received.
+/// Returns the payload that a lane has received, with the words that are marked as [`EMPTY`].
 ///
 /// # Safety
 ///

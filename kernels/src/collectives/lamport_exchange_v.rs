@@ -1,5 +1,5 @@
-//! All-to-all with a length for each pair of ranks within the LSA team: short messages in one step,
-//! as those of `lamport_exchange`.
+//! All-to-all with a length for each pair of ranks within the LSA team: this kernel sends the short
+//! messages in one step, as `lamport_exchange` does.
 //!
 //! In front of its message a rank sends each peer a vector that says where the peer's message
 //! belongs. So every message has a slot, and `push_exchange_v` knows where long ones go.
@@ -20,14 +20,14 @@ const HEADER: usize = 16;
 /// Sends `sent` to the ranks of the LSA team, which has 2, 4 or 8, and receives `received`: the
 /// messages of at most `longest` bytes.
 ///
-/// Messages begin anywhere, best at a multiple of 16 bytes. A message to the own rank is copied.
+/// Messages begin anywhere, best at a multiple of 16 bytes. A rank's message to itself is copied.
 /// The launch uses `used` slots of `memory`: at least [`slots`] of the longest of these messages.
-/// `offers` gets two numbers from each peer: `first`, a
-/// [`Target::offer`](super::exchange::Target::offer), plus where its part from this rank begins,
+/// `first` is the [`Target::offer`](super::exchange::Target::offer) of this rank's output. `offers`
+/// gets two numbers from each peer: the peer's `first` plus the offset of its part from this rank,
 /// and the length of that part.
 ///
-/// Grid: any, also another one in each rank. Block: a multiple of 32 threads up to 512,
-/// one-dimensional. May be a dependent launch. What a rank sends is as long as what the peer
+/// Grid: any; ranks may have different ones. Block: a multiple of 32 threads up to 512,
+/// one-dimensional. Dependent launch: allowed. What a rank sends is as long as what the peer
 /// receives; `longest` is the same in every rank.
 ///
 /// # Safety
@@ -121,7 +121,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// Loads what a slot has of the message to a rank. The header comes first.
+    /// Loads the part of the message to a rank that a slot carries. The header comes first.
     unsafe fn load(&self, to: usize, slot: u32) -> Vec16<u8> {
         if slot == 0 {
             let at = self.first + self.received.at[to];
@@ -131,10 +131,10 @@ impl Exchange<'_> {
             return Vec16::from_bits([0; 4]);
         };
         let message = self.input.wrapping_byte_add(self.sent.at[to]);
-        // SAFETY: the kernel's caller guarantees the parts, and only this thread has this slot's.
+        // SAFETY: the kernel's caller guarantees the parts, and only this thread uses the slot.
         unsafe {
             match message.addr().is_multiple_of(16) && place.is_whole() {
-                true => mem::load_vec(place.of(message)),
+                true => mem::load_vec(place.address_in(message)),
                 false => place.load(message),
             }
         }
@@ -153,20 +153,20 @@ impl Exchange<'_> {
         }
     }
 
-    /// Stores what a slot has of the message from a rank.
+    /// Stores the part of the message from a rank that a slot carries.
     unsafe fn store(&self, from: usize, slot: u32, payload: Vec16<u8>) {
         let Some(place) = self.place(slot, self.received.bytes[from]) else { return };
         let message = self.output.wrapping_byte_add(self.received.at[from]);
-        // SAFETY: the kernel's caller guarantees the parts, and only this thread has this slot's.
+        // SAFETY: the kernel's caller guarantees the parts, and only this thread uses the slot.
         unsafe {
             match message.addr().is_multiple_of(16) && place.is_whole() {
-                true => mem::store_vec(place.of(message).cast_mut(), payload),
+                true => mem::store_vec(place.address_in(message).cast_mut(), payload),
                 false => place.store(message, payload),
             }
         }
     }
 
-    /// The bytes of a message that this launch sends.
+    /// Returns how many bytes of a message this launch sends: none of a long one.
     fn short(&self, bytes: usize) -> usize {
         if bytes > self.longest { 0 } else { bytes }
     }
@@ -186,7 +186,7 @@ impl Exchange<'_> {
     }
 }
 
-/// Returns two numbers as words, the lower ones first.
+/// Returns two numbers as words, the lower word of each first.
 fn words([a, b]: [usize; 2]) -> [u32; 4] {
     [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32]
 }

@@ -1,6 +1,5 @@
 //! Reduce-scatter of short messages within the LSA team in one step: every rank sends to each peer
-//! the part that it reduces, in messages without separate flags
-//! (`Lamport`).
+//! the part that the peer reduces, in messages without separate flags (`Lamport`).
 
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
@@ -13,17 +12,17 @@ use super::reduction::Reduction;
 
 /// Reduces this rank's part: `output[i]` becomes the reduction over the ranks of `input[rank *
 /// count + i]`, where `rank` is this rank, for `i < count`, in every rank of the LSA team, which
-/// has 2, 4 or 8.
+/// has 2, 4 or 8 ranks.
 ///
 /// f16 and bf16 are reduced in f32 and rounded once. `output` may be `input + rank * count`. -0
 /// may count as +0.
 ///
-/// Grid: any. Block: at most 512 threads, one-dimensional. May be a dependent launch. `count` is in
+/// Grid: any. Block: at most 512 threads, one-dimensional. Dependent launch: allowed. `count` is in
 /// elements, the same in every rank.
 ///
 /// # Safety
 ///
-/// `output` has `count` elements, and `input` as many for each rank. Nothing else accesses them
+/// `output` has `count` elements, and `input` `count` for each rank. Nothing else accesses them
 /// until the kernel has ended. `memory` is as [`LamportSlots`] needs it.
 ///
 /// [`LamportSlots`]: nccl_device::LamportSlots

@@ -1,5 +1,5 @@
 //! All-reduce, addition of the residual and RMSNorm in one kernel, by messages without separate
-//! flags (`Lamport`): what a tensor-parallel layer does between its products.
+//! flags (`Lamport`): what a tensor-parallel layer computes between its matrix products.
 
 use cuda_std::mem;
 use cuda_std::prelude::*;
@@ -7,12 +7,12 @@ use cuda_std::vector::{Accumulate, Vec16};
 use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
 
-use super::rmsnorm::{Place, Quantised, Row, vector};
+use super::rmsnorm::{Place, Quantised, Rows, vector};
 use super::wait_for_previous;
 
 /// Sums rows over the ranks, adds the residuals and normalises: for each token `t < tokens`, `sum`
 /// is `residual[t]` plus the sum of row `t` of `input` over the ranks of the LSA team, which has 2,
-/// 4 or 8; `residual[t]` becomes the sum, rounded, and `output[t]` becomes `sum * weight /
+/// 4 or 8 ranks; `residual[t]` becomes the sum, rounded, and `output[t]` becomes `sum * weight /
 /// sqrt(mean(sum^2) + eps)`.
 ///
 /// A row has `hidden` elements. f16 and bf16 are summed in f32, and each result is rounded once.
@@ -24,7 +24,7 @@ use super::wait_for_previous;
 /// Grid: clusters of 1, 2, 4 or 8 blocks, all resident; for two ranks any number of them, and
 /// otherwise one for each token. Block: a multiple of 32 threads up to 256, one-dimensional. A
 /// cluster has at least as many threads as a row has vectors of 16 bytes.
-/// May be a dependent launch. `tokens` and `hidden` are the same in every rank.
+/// Dependent launch: allowed. `tokens` and `hidden` are the same in every rank.
 ///
 /// # Safety
 ///
@@ -50,13 +50,13 @@ pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
     hidden: u32,
     eps: f32,
 ) {
-    let row = Row { input, residual, weight, output, quantised, tokens, hidden, eps };
+    let rows = Rows { input, residual, weight, output, quantised, tokens, hidden, eps };
     // SAFETY: the kernel's caller guarantees the rows and the memory of the slots.
     unsafe {
         match comm.lsa_team().n_ranks {
-            2 => reduce(&row, LamportSlots::<2>::new(&comm, &memory), early),
-            4 => reduce(&row, LamportSlots::<4>::new(&comm, &memory), early),
-            8 => reduce(&row, LamportSlots::<8>::new(&comm, &memory), early),
+            2 => reduce(&rows, LamportSlots::<2>::new(&comm, &memory), early),
+            4 => reduce(&rows, LamportSlots::<4>::new(&comm, &memory), early),
+            8 => reduce(&rows, LamportSlots::<8>::new(&comm, &memory), early),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
         }
     }
@@ -64,71 +64,71 @@ pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
 
 /// Computes this block's part of its cluster's rows.
 unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
-    row: &Row<T>,
+    rows: &Rows<T>,
     slots: LamportSlots<'_, N>,
     early: bool,
 ) {
     // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread.
     unsafe {
-        let (mut place, mut cluster) = (row.first(), ClusterSum::new());
-        let load = |place: Place| match row.has(place) {
-            true => row.load(row.index(place)),
+        let (mut place, mut cluster) = (rows.first(), ClusterSum::new());
+        let load = |place: Place| match rows.has(place) {
+            true => rows.load(rows.index(place)),
             false => Vec16::from_bits([0; 4]),
         };
         // Prefetched before the wait, so that the address is computed there too.
-        if row.has(place) {
-            mem::prefetch(vector(row.input, row.index(place)));
+        if rows.has(place) {
+            mem::prefetch(vector(rows.input, rows.index(place)));
         }
         wait_for_previous(early);
         let mine = load(place);
-        let session = slots.begin(row.tokens * row.vectors());
+        let session = slots.begin(rows.tokens * rows.vectors());
         let send = |place: Place, vector| {
             let mut distance = 1;
-            while distance < N && row.has(place) {
-                session.send(distance, row.index(place), vector);
+            while distance < N && rows.has(place) {
+                session.send(distance, rows.index(place), vector);
                 distance += 1;
             }
         };
         send(place, mine);
         let mut ahead = 1;
-        while N == 2 && ahead < AHEAD && row.after(place, ahead).row < row.tokens {
-            let next = row.after(place, ahead);
+        while N == 2 && ahead < AHEAD && rows.after(place, ahead).row < rows.tokens {
+            let next = rows.after(place, ahead);
             send(next, load(next));
             ahead += 1;
         }
-        // The session ends here since the messages are still on their way.
+        // The session ends while the messages are on their way, so that the next launch may begin.
         thread::sync_threads();
         session.end(Coop::cta());
-        while N == 2 && row.after(place, 1).row < row.tokens {
-            let second = row.after(place, 1);
+        while N == 2 && rows.after(place, 1).row < rows.tokens {
+            let second = rows.after(place, 1);
             let mut upcoming = [Vec16::from_bits([0; 4]); 2];
-            row.normalise([place, second], &mut cluster, |at| {
-                let sums = at.map(|at| receive(&session, row, at));
-                // Loaded only now, while the cluster adds up: earlier it would take registers.
-                upcoming = [0, 1].map(|i| load(row.after(place, AHEAD + i)));
+            rows.normalise([place, second], &mut cluster, |at| {
+                let sums = at.map(|at| receive(&session, rows, at));
+                // Loaded only now, while the cluster adds up: earlier they would take registers.
+                upcoming = [0, 1].map(|i| load(rows.after(place, AHEAD + i)));
                 sums
             });
-            send(row.after(place, AHEAD), upcoming[0]);
-            send(row.after(place, AHEAD + 1), upcoming[1]);
-            place = row.after(second, 1);
+            send(rows.after(place, AHEAD), upcoming[0]);
+            send(rows.after(place, AHEAD + 1), upcoming[1]);
+            place = rows.after(second, 1);
         }
-        if place.row < row.tokens {
-            row.normalise([place], &mut cluster, |[at]| [receive(&session, row, at)]);
+        if place.row < rows.tokens {
+            rows.normalise([place], &mut cluster, |[at]| [receive(&session, rows, at)]);
         }
     }
 }
 
 /// Waits for the peers' vectors, and adds them to this rank's vector, which is loaded a second
-/// time: kept from the first time, it would take registers.
+/// time: it would take registers from the first time on.
 unsafe fn receive<T: Accumulate<Acc = f32>, const N: usize>(
     session: &Lamport<'_, N>,
-    row: &Row<T>,
+    rows: &Rows<T>,
     at: u32,
 ) -> T::Wide {
     let mut sum = T::widen(Vec16::from_bits([0; 4]));
     // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread.
     unsafe {
-        session.receive_in_order(at, message(row.load(at)), |rank, vector| match rank {
+        session.receive_in_order(at, message(rows.load(at)), |rank, vector| match rank {
             0 => sum = T::widen(vector),
             _ => T::add(&mut sum, vector),
         });

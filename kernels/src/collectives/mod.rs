@@ -56,7 +56,7 @@ pub mod room {
     pub const PUSH_EXCHANGE: u32 = 1024;
     pub const PUSH_EXCHANGE_V: u32 = 1024;
 
-    /// All of them.
+    /// Each kernel's name and number of threads; a name is before any other that is its prefix.
     pub const ALL: [(&str, u32); 12] = [
         ("lamport_allreduce_two", LAMPORT_ALLREDUCE_TWO),
         ("lamport_allreduce_any", LAMPORT_ALLREDUCE_ANY),

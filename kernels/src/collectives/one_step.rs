@@ -24,8 +24,8 @@ pub(super) trait OneStep {
         true
     }
 
-    /// Prefetches what [`load`](Self::load) loads. Before the wait for the previous launch, this
-    /// also has the addresses computed there.
+    /// Prefetches what [`load`](Self::load) loads. It is called before the wait for the previous
+    /// launch, so that the addresses are computed there, too.
     unsafe fn prefetch<const N: usize>(&self, _slot: u32) {}
 
     /// Loads what this rank sends in a slot, in the order of the distances to the ranks that get
@@ -50,7 +50,7 @@ pub(super) trait OneStep {
     unsafe fn receive_nothing<const N: usize>(&self, _session: &Lamport<'_, N>) {}
 }
 
-/// Does a collective among the 2, 4 or 8 ranks of the LSA team. All threads of the grid call this.
+/// Runs a collective among the 2, 4 or 8 ranks of the LSA team. All threads of the grid call this.
 /// The memory is as [`LamportSlots`] needs it.
 pub(super) unsafe fn exchange(
     comm: &DevComm,
@@ -69,11 +69,11 @@ pub(super) unsafe fn exchange(
     }
 }
 
-/// [`exchange`] among `N` ranks.
+/// Runs a collective among the `N` ranks of the LSA team.
 ///
 /// # Safety
 ///
-/// The contract of [`exchange`].
+/// The memory is as [`LamportSlots`] needs it. All threads of the grid call this.
 unsafe fn exchange_of<C: OneStep, const N: usize>(
     slots: LamportSlots<'_, N>,
     early: bool,
@@ -89,7 +89,7 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
             collective.prefetch::<N>(first);
         }
         wait_for_previous(early);
-        // Loads before the first send, which waits for the number of the launch.
+        // These loads precede the first send, which waits for the number of the launch.
         let mut mine = [Vec16::from_bits([0; 4]); N];
         if sends {
             mine = collective.load(first);
@@ -102,7 +102,7 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
                 slot += threads;
                 mine = collective.load(slot);
             }
-            // While the messages are on their way.
+            // The session ends while the messages are on their way.
             thread::sync_threads();
             session.end(Coop::cta());
         } else if first == 0 {

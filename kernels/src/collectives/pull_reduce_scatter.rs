@@ -12,20 +12,20 @@ use super::strip::{self, ROW};
 use super::wait_for_previous;
 
 /// Reduces this rank's part: `output[i]` becomes the reduction over the ranks of `input[first +
-/// rank * count + i]`, where `rank` is this rank and `count` is `len` divided by the ranks, for `i
-/// < count`, in every rank of the LSA team, which has 2, 4 or 8.
+/// rank * count + i]`, where `rank` is this rank and `count` is `len` divided by the number of
+/// ranks, for `i < count`, in every rank of the LSA team, which has 2, 4 or 8 ranks.
 ///
 /// f16 and bf16 are reduced in f32 and rounded once. The output may be this rank's part of the
 /// input.
 ///
 /// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: at most
-/// 512 threads, one-dimensional. May be a dependent launch. `first` and `len` are in elements, the
+/// 512 threads, one-dimensional. Dependent launch: allowed. `first` and `len` are in elements, the
 /// same in every rank.
 ///
 /// # Safety
 ///
 /// `output` has `count` elements. It begins at a multiple of 16 bytes, as does the input, and
-/// `count` elements are a multiple of 16 bytes. Nothing else accesses the output and writes the
+/// `count` elements are a multiple of 16 bytes. Nothing else accesses the output or writes the
 /// input until the kernel has ended in every rank.
 #[kernel(
     T = [f32, f16, bf16],
@@ -75,7 +75,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         let vectors = self.len / Vec16::<T>::LANES / N;
         let first = self.first + team.rank as usize * vectors;
         let threads = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
-        // Before the wait and the barrier: addresses are loaded, too.
+        // This is before the wait and the barrier, as the windows' addresses are loaded.
         let mut parts = [input.local(); N];
         let mut distance = 1;
         while distance < N {
@@ -84,7 +84,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         }
         wait_for_previous(early);
         let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
-        // From here on all inputs are there.
+        // After this, the inputs of all ranks are complete.
         barrier.sync(MemoryOrder::Acquire);
         let mut at = strip::first::<UNROLL>(thread::index_1d());
         while at < vectors {
@@ -93,7 +93,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             // thread.
             unsafe {
                 for u in 0..UNROLL {
-                    // This rank's own last, which is nearest.
+                    // This rank's own vector is the last one, as it is nearest.
                     let mut i = 1;
                     while i <= N && at + u * ROW < vectors {
                         let distance = i % N;

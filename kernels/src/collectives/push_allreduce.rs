@@ -22,22 +22,22 @@ const PUSHED: usize = 4;
 /// Slots for the chunks that a block receives from a rank.
 const SLOTS: usize = 2;
 
-/// Returns the words of the window that receives chunks of up to `chunk` vectors of 16 bytes.
+/// Returns how many words the window has that receives chunks of up to `chunk` vectors of 16 bytes.
 #[must_use]
 pub const fn inbox(ranks: usize, blocks: u32, chunk: usize) -> usize {
     4 * (ranks - 1) * blocks as usize * SLOTS * chunk
 }
 
 /// Reduces `input` over the ranks: `output[first + i]` becomes the reduction of `input[i]`, for `i
-/// < count`, in every rank of the LSA team, which has 2, 4 or 8.
+/// < count`, in every rank of the LSA team, which has 2, 4 or 8 ranks.
 ///
 /// f16 and bf16 are reduced in f32 and rounded once. All ranks get the same bits. The elements of
-/// `output` may be where `input` is.
+/// `output` may be those of `input`.
 ///
-/// `chunk` is in vectors of 16 bytes, and `inbox` has the words that [`inbox()`] says.
+/// `chunk` is in vectors of 16 bytes, and `inbox` has the number of words that [`inbox()`] returns.
 ///
 /// Grid: up to the device communicator's LSA barriers, all blocks resident, the same in every rank.
-/// Block: at most 512 threads, one-dimensional. May be a dependent launch.
+/// Block: at most 512 threads, one-dimensional. Dependent launch: allowed.
 /// `count` and `first` are in elements, the same in every rank.
 ///
 /// # Safety
@@ -136,7 +136,6 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         }
     }
 
-    /// Returns this rank.
     fn me(&self) -> usize {
         self.comm.lsa_team().rank as usize
     }
@@ -168,7 +167,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     ///
     /// # Safety
     ///
-    /// As [`run`](Self::run); nothing else accesses the slots.
+    /// The kernel's contract, and nothing else accesses the slots of the round.
     unsafe fn push<const N: usize>(&self, round: usize) {
         // The loop over ranks is not unrolled.
         let (mut distance, ranks) = (1, hint::opaque_usize(N));
@@ -210,7 +209,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     ///
     /// # Safety
     ///
-    /// As [`run`](Self::run).
+    /// The kernel's contract, and nothing else accesses the slots of the round.
     unsafe fn reduce_chunk<const N: usize, const ROWS: usize>(&self, round: usize) {
         let me = self.me();
         let (chunk, inbox) = (self.chunk(me, round), self.inbox.local());
@@ -279,8 +278,8 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     }
 }
 
-/// Divides the whole vectors of a chunk among the threads of a block: calls `each` with up to
-/// `ROWS` of this thread's at a time.
+/// Divides the whole vectors of a chunk among the threads of a block: calls `each` with the indices
+/// of up to `ROWS` vectors of this thread at a time.
 fn in_rows<const ROWS: usize>(chunk: Chunk, each: impl Fn([Option<usize>; ROWS])) {
     let mut first = strip::first::<ROWS>(thread::thread_idx_x()) as u32;
     while first < chunk.len {

@@ -18,7 +18,7 @@ const UNROLL: usize = 4;
 /// is already in its place.
 ///
 /// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: at most
-/// 512 threads, one-dimensional. May be a dependent launch. `first` and `messages` are the same
+/// 512 threads, one-dimensional. Dependent launch: allowed. `first` and `messages` are the same
 /// in every rank.
 ///
 /// # Safety
@@ -44,20 +44,20 @@ pub unsafe fn push_exchange(
         let to = team.rotated(distance);
         let output = if distance == 0 { output.local() } else { output.lsa(to) };
         let into = output.as_ptr().wrapping_add(first + messages.output(team.rank));
-        Copy { from: input.wrapping_add(messages.input(to)), into, bytes: messages.bytes }
+        Transfer { from: input.wrapping_add(messages.input(to)), into, bytes: messages.bytes }
     };
-    // Before the wait and the barrier: addresses are loaded, too.
+    // This is before the wait and the barrier, as the windows' addresses are loaded.
     let (own, mut message) = (copy(0), copy(1));
-    // Unless it is in its place.
+    // The message to this rank is not copied if it is in its place.
     let mut own = (own.from != own.into).then_some(own);
     wait_for_previous(early);
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
-    // From here on no rank's stream accesses its output.
+    // After this, no other work of a rank's stream accesses its output.
     barrier.sync(MemoryOrder::Acquire);
     if messages.are_from(team.rank) {
         let mut distance = 1;
         while distance < team.n_ranks {
-            // The own message is copied while NVLink is busy with the first one.
+            // This rank's message is copied while NVLink is busy with the first one.
             // SAFETY: the kernel's caller guarantees the memory; each vector is copied by one
             // thread.
             unsafe { copy_both(message, own) };
@@ -68,21 +68,21 @@ pub unsafe fn push_exchange(
     barrier.sync(MemoryOrder::Release);
 }
 
-/// A message and its place.
+/// A message to copy, and its place.
 #[derive(Clone, Copy)]
-pub(super) struct Copy {
+pub(super) struct Transfer {
     pub(super) from: *const u8,
     pub(super) into: *mut u8,
     pub(super) bytes: usize,
 }
 
-/// Copies two messages of the same length together, this thread's vectors of them.
+/// Copies this thread's vectors of two messages of the same length, which are in flight together.
 ///
 /// # Safety
 ///
 /// Nothing else accesses these bytes. All threads of the grid call this.
-unsafe fn copy_both(message: Copy, own: Option<Copy>) {
-    let own = own.map(|own| Copy { bytes: message.bytes, ..own });
+unsafe fn copy_both(message: Transfer, own: Option<Transfer>) {
+    let own = own.map(|own| Transfer { bytes: message.bytes, ..own });
     let threads = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
     let mut at = strip::first::<UNROLL>(thread::index_1d());
     // SAFETY: nothing else accesses the bytes, as the caller guarantees.
@@ -104,13 +104,13 @@ unsafe fn copy_both(message: Copy, own: Option<Copy>) {
     }
 }
 
-impl Copy {
+impl Transfer {
     /// Copies this thread's part of the message, which begins anywhere.
     ///
     /// # Safety
     ///
     /// Nothing else accesses these bytes. All threads of the grid call this.
-    pub(super) unsafe fn all(self) {
+    pub(super) unsafe fn copy(self) {
         // SAFETY: nothing else accesses the bytes, as the caller guarantees.
         unsafe {
             if (self.from.addr() | self.into.addr()).is_multiple_of(16) {
@@ -143,14 +143,14 @@ impl Copy {
         for u in 0..UNROLL {
             let at = at + u * strip::ROW;
             if at < self.bytes / 16 {
-                // SAFETY: the caller's contract; the message is aligned.
+                // SAFETY: the caller guarantees the vectors of the message, which is aligned.
                 loaded[u] = unsafe { mem::load_vec(self.from.wrapping_add(16 * at)) };
             }
         }
         loaded
     }
 
-    /// Stores a strip's whole vectors of this thread, the first of which is `at`.
+    /// Stores this thread's whole vectors of a strip, the first of which is `at`.
     ///
     /// # Safety
     ///
@@ -159,7 +159,7 @@ impl Copy {
         for u in 0..UNROLL {
             let at = at + u * strip::ROW;
             if at < self.bytes / 16 {
-                // SAFETY: the caller's contract; the place is aligned.
+                // SAFETY: the caller guarantees the vectors of the place, which is aligned.
                 unsafe { mem::store_vec(self.into.wrapping_add(16 * at), loaded[u]) };
             }
         }

@@ -1,8 +1,8 @@
 //! The long messages of an all-to-all with a length for each pair of ranks: every rank stores them
 //! to the peers' windows.
 //!
-//! Only ranks that send or receive long messages launch this, after `lamport_exchange_v`: that
-//! tells where a message goes, and that the peer's memory may be written.
+//! Only ranks that send or receive long messages launch this kernel, after `lamport_exchange_v`,
+//! which tells them where a message goes and that the peer's memory may be written.
 
 use cuda_std::mem;
 use cuda_std::prelude::*;
@@ -10,25 +10,25 @@ use devcomm_types::GridConstant;
 use nccl_device::{Coop, DevComm, Flag, Window};
 
 use super::exchange::{Parts, Target};
-use super::push_exchange::Copy;
+use super::push_exchange::Transfer;
 use super::wait_for_previous;
 
 /// Stores the messages `sent` of this rank to the ranks of the LSA team, and waits for those that
 /// it receives: the messages of more than `longest` bytes, to other ranks.
 ///
 /// `offers` has what `lamport_exchange_v` left there: where in the window `target` a peer has room
-/// for the message of this rank, and for how many bytes. Traps if that is another length, another
-/// window, or not within the peer's window.
+/// for the message of this rank, and for how many bytes. The kernel traps if the message has
+/// another length, or if the place is in another window or not within the peer's window.
 ///
-/// Grid: any, the same in every rank. Block: at most 512 threads, one-dimensional. May be a
-/// dependent launch. `longest` is the same in every rank.
+/// Grid: any, the same in every rank. Block: at most 512 threads, one-dimensional. Dependent
+/// launch: allowed. `longest` is the same in every rank.
 ///
 /// # Safety
 ///
-/// `input` has the parts that are sent, and `offers` two numbers for each rank. `target` has what
-/// each rank has registered of the window `output`. Nothing else
-/// accesses these, and what is received, until the kernel has ended. `flags` has an element for
-/// each block and rank, 0 before the first launch; one launch at a time uses the window.
+/// `input` has the parts that are sent, and `offers` two numbers for each rank. `target` has the
+/// number of bytes that each rank has registered in the window `output`. Nothing else accesses
+/// these, or what is received, until the kernel has ended. `flags` has an element for each block
+/// and rank, 0 before the first launch; one launch at a time uses `flags`.
 #[kernel(max_threads = 512, min_blocks = 2)]
 pub unsafe fn push_exchange_v(
     comm: DevComm,
@@ -43,7 +43,7 @@ pub unsafe fn push_exchange_v(
     flags: Window<u32>,
 ) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());
-    // The flag of this block by which a rank says that its message is there.
+    // The flag of this block by which a rank tells that its message has arrived.
     let index =
         |source: i32| (source as u32 * thread::grid_dim_x() + thread::block_idx_x()) as usize;
     // SAFETY: the kernel's caller guarantees an element of `flags` for each block and rank.
@@ -53,15 +53,15 @@ pub unsafe fn push_exchange_v(
         let to = team.rotated(distance);
         let bytes = sent.bytes[to as usize];
         if bytes > longest {
-            // SAFETY: the kernel's caller guarantees an element of `flags` for each block and rank.
+            // SAFETY: the kernel's caller guarantees two numbers of `offers` for each rank.
             let [at, room] =
                 [0, 1].map(|i| unsafe { mem::load(offers.add(2 * to as usize + i)) } as usize);
             assert!(room == bytes, "a rank sends another length than the peer receives");
             let at = target.place(to as usize, at, bytes);
             let from = input.wrapping_add(sent.at[to as usize]);
-            let copy = Copy { from, into: output.lsa(to).as_ptr().wrapping_add(at), bytes };
-            // SAFETY: the kernel's caller guarantees an element of `flags` for each block and rank.
-            unsafe { copy.all() };
+            let transfer = Transfer { from, into: output.lsa(to).as_ptr().wrapping_add(at), bytes };
+            // SAFETY: nothing else accesses the message and its place, as the caller guarantees.
+            unsafe { transfer.copy() };
             flag(team.rank).post(coop, to, 1);
         }
     }
@@ -70,7 +70,7 @@ pub unsafe fn push_exchange_v(
         if received.bytes[source as usize] > longest {
             flag(source).wait_at_least(coop, 1);
             if coop.thread_rank() == 0 {
-                // For the next message, which the peer sends behind a header of this rank's.
+                // For the peer's next message, which it sends only after a header from this rank.
                 // SAFETY: the kernel's caller guarantees an element of `flags` for each block and
                 // rank.
                 unsafe { flags.local().store_release(index(source), 0) };

@@ -1,10 +1,10 @@
-//! What a reduction does with the elements of the ranks.
+//! The operators and factors of the collectives that reduce.
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::Number;
 use cuda_std::vector::{Accumulate, Vec16};
 
-/// What an all-reduce does with the elements of the ranks, in `f32`.
+/// The operator that reduces the elements of the ranks in `f32`, and factors before and after it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, KernelParam)]
 pub struct Reduction {
@@ -23,8 +23,8 @@ impl Reduction {
     pub const MAX: u32 = 1;
     /// The operator of smallest elements.
     pub const MIN: u32 = 2;
-    /// The operator of products, of
-    /// [`lamport_allreduce_any`](super::lamport_allreduce_any::lamport_allreduce_any()) only.
+    /// The operator of products, which only
+    /// [`lamport_allreduce_any`](super::lamport_allreduce_any::lamport_allreduce_any()) has.
     pub const PROD: u32 = 3;
 
     /// Returns this rank's contribution: the vector times the factor of the input.

@@ -19,7 +19,7 @@ use half::{bf16, f16};
 ///
 /// Grid: a cluster of 1, 2, 4 or 8 blocks for each token. Block: a multiple of 32 threads up to
 /// 256, one-dimensional. A cluster has at least as many threads as a row has vectors of 16 bytes.
-/// May be a dependent launch.
+/// Dependent launch: allowed.
 ///
 /// # Safety
 ///
@@ -41,13 +41,13 @@ pub unsafe fn rmsnorm<T: Accumulate<Acc = f32>>(
     hidden: u32,
     eps: f32,
 ) {
-    let row = Row { input, residual, weight, output, quantised, tokens, hidden, eps };
+    let rows = Rows { input, residual, weight, output, quantised, tokens, hidden, eps };
     // SAFETY: the kernel's caller guarantees the rows, and all threads of the cluster are here.
     unsafe {
-        let (place, mut cluster) = (row.first(), ClusterSum::new());
+        let (place, mut cluster) = (rows.first(), ClusterSum::new());
         grid::launch_next();
         grid::wait_for_previous();
-        row.normalise([place], &mut cluster, |[at]| [T::widen(row.load(at))]);
+        rows.normalise([place], &mut cluster, |[at]| [T::widen(rows.load(at))]);
     }
 }
 
@@ -81,9 +81,9 @@ pub(crate) struct Place {
     in_row: u32,
 }
 
-/// The kernel's rows: one for each token, in each of these arrays.
+/// The kernel's arrays, with a row for each token.
 #[derive(Clone, Copy)]
-pub(crate) struct Row<T> {
+pub(crate) struct Rows<T> {
     pub(crate) input: *const T,
     pub(crate) residual: *mut T,
     pub(crate) weight: *const T,
@@ -95,7 +95,7 @@ pub(crate) struct Row<T> {
     pub(crate) eps: f32,
 }
 
-impl<T: Accumulate<Acc = f32>> Row<T> {
+impl<T: Accumulate<Acc = f32>> Rows<T> {
     /// Returns how many vectors a row has.
     pub(crate) fn vectors(&self) -> u32 {
         self.hidden / Vec16::<T>::LANES as u32

@@ -110,12 +110,12 @@ unsafe fn store_quantised(output: *mut u32, lanes: &[f32]) {
     }
 }
 
-/// Returns the bits of the nearest 8-bit float: ties go to even, and numbers beyond 448 of either
-/// sign to that. The instruction for it (`cuda_std::convert::f32_to_f8e4m3x2`) needs `sm_89`.
+/// Returns the bits of the nearest 8-bit float: ties go to even, and magnitudes above 448 become
+/// 448. The instruction for it (`cuda_std::convert::f32_to_f8e4m3x2`) needs `sm_89`.
 fn to_f8e4m3(value: f32) -> u8 {
     const NAN: u32 = 0x7f;
     const LARGEST: u32 = 0x7e;
-    /// The number of which the last bit of an f32 counts as much as that of a subnormal result.
+    /// The f32 whose last bit is worth as much as the last bit of a subnormal result.
     const SUBNORMAL: f32 = 16384.0;
     /// Bits of an f32's mantissa that the result lacks.
     const CUT: u32 = 20;
@@ -126,7 +126,7 @@ fn to_f8e4m3(value: f32) -> u8 {
     } else if size >= 448_f32.to_bits() {
         LARGEST
     } else if size < 0.015625_f32.to_bits() {
-        // The addition rounds.
+        // The addition rounds to the bits of a subnormal result.
         (f32::from_bits(size) + SUBNORMAL).to_bits() - SUBNORMAL.to_bits()
     } else {
         let half = (1 << (CUT - 1)) - 1 + (size >> CUT & 1);

@@ -83,8 +83,8 @@ impl Combine<'_> {
     }
 
     /// Adds rows as [`add_rows_in_turn`](Self::add_rows_in_turn) does, with a vector in each lane.
-    /// It waits for the rows of `K` ranks together: those of more would take registers. All lanes
-    /// of a warp call this together.
+    /// It waits for the rows of `K` ranks together: rows of more ranks would take registers. All
+    /// lanes of a warp call this together.
     unsafe fn add_rows<const N: usize, const VECTORS: usize, const K: usize>(
         &self,
         sums: &mut [[f32; 8]; VECTORS],
@@ -101,8 +101,8 @@ impl Combine<'_> {
                 self.comm.wait_until(Coop::thread(), || {
                     let mut all = true;
                     for i in 0..K {
-                        // SAFETY: the kernel's caller guarantees the memory. No branch around it:
-                        // all are in flight together, also of slots to which nobody sends.
+                        // SAFETY: the kernel's caller guarantees the memory. (No branch is around
+                        // the loads, so that all are in flight together, also of unused slots.)
                         let row = unsafe { session.rows.peek(first + i, slot as u32) };
                         let sends = sends(first + i);
                         all &= row.is_some() || !sends;
@@ -150,8 +150,8 @@ impl Combine<'_> {
                 let mut all = true;
                 for distance in 1..ranks::<N>(self.comm) {
                     let source = self.rank(distance);
-                    // SAFETY: the kernel's caller guarantees the memory. No branch around it: all
-                    // are in flight together.
+                    // SAFETY: the kernel's caller guarantees the memory. (No branch is around the
+                    // loads, so that all are in flight together.)
                     let begun = unsafe { session.numbered.peek(source, 0) }.is_some();
                     all &= begun || session.absent.contains(source);
                 }
@@ -160,7 +160,7 @@ impl Combine<'_> {
         }
     }
 
-    /// Loads the entries of a token of a rank that has `tokens`.
+    /// Loads the entries of a token of a rank that has `tokens` tokens.
     pub(super) unsafe fn entries(&self, rank: usize, row: u32, tokens: u32) -> Entries {
         let mut entries = NONE;
         if row < self.shape.tokens {
@@ -170,7 +170,7 @@ impl Combine<'_> {
             // tokens.
             entries = unsafe { mem::load(self.returns.wrapping_add(from)) };
         }
-        // Not a condition of the load, which then would wait for `tokens`.
+        // This is not a condition of the load, which would then wait for `tokens`.
         if row < tokens { entries } else { NONE }
     }
 }

@@ -1,5 +1,5 @@
-//! The memory that the kernels of the form for high throughput share, and the flags by which ranks
-//! tell each other how far they are.
+//! The memory that the kernels for high throughput (`ep_dispatch_counted`, `ep_combine_counted`)
+//! share, and the flags by which ranks tell each other how far they are.
 
 use cuda_std::atomic::Order;
 use cuda_std::prelude::*;
@@ -15,18 +15,18 @@ use super::shape::Shape;
 const ORIGIN_WORDS: usize = 2;
 
 /// Words for a token of this rank: a bit for each rank that gets it, in two words, the index of
-/// the first of its results, and one that is not used.
+/// the first of its results, and an unused word.
 pub(super) const OWN_WORDS: usize = 4;
 
-/// The memory of the form for high throughput.
+/// The memory of the kernels for high throughput.
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]
 pub struct Counted {
-    /// [`Counted::flag_words`], 0 before the first launch.
+    /// [`Counted::flag_words`] words, 0 before the first launch.
     pub flags: Window<u32>,
-    /// [`Counted::count_words`].
+    /// [`Counted::count_words`] words.
     pub counts: Window<u32>,
-    /// The tokens that are received, in the order of the ranks: [`Counted::token_words`].
+    /// The tokens that are received, in the order of the ranks: [`Counted::token_words`] words.
     pub tokens: Window<u32>,
     /// [`Counted::own_words`] words of this GPU, aligned to 16 bytes.
     pub own: *mut u32,
@@ -60,35 +60,35 @@ impl Counted {
     const STEPS: usize = 4;
 
     /// The words of an [`Epoch`], and one that counts blocks, for two kernels.
-    pub const STATE: usize = 2 * Self::KERNEL;
-    const KERNEL: usize = Epoch::WORDS + 1;
+    pub const STATE: usize = 2 * Self::KERNEL_WORDS;
+    const KERNEL_WORDS: usize = Epoch::WORDS + 1;
 
-    /// Returns the words of the flags of `ranks` ranks.
+    /// Returns the number of words for the flags of `ranks` ranks.
     #[must_use]
     pub const fn flag_words(ranks: usize) -> usize {
         Self::STEPS * ranks
     }
 
     /// Returns how many counts a rank tells all others: how many rows each expert of all ranks gets
-    /// from it, and how many tokens each rank.
+    /// from it, and how many tokens each rank gets.
     #[must_use]
     pub const fn counters(shape: Shape, ranks: usize) -> usize {
         (shape.experts as usize + 1) * ranks
     }
 
-    /// Returns the words of the counts that `ranks` ranks tell.
+    /// Returns the number of words for the counts that `ranks` ranks tell.
     #[must_use]
     pub const fn count_words(shape: Shape, ranks: usize) -> usize {
         ranks * Self::counters(shape, ranks)
     }
 
-    /// Returns the words for `capacity` received tokens.
+    /// Returns the number of words for `capacity` received tokens.
     #[must_use]
     pub const fn token_words(capacity: usize) -> usize {
         capacity * (RETURN_WORDS + ORIGIN_WORDS)
     }
 
-    /// Returns the words for a rank's own tokens.
+    /// Returns the number of words for a rank's own tokens.
     #[must_use]
     pub const fn own_words(shape: Shape) -> usize {
         shape.tokens as usize * OWN_WORDS
@@ -122,7 +122,7 @@ pub(super) struct Progress<'a> {
     comm: &'a DevComm,
     flags: Window<u32>,
     epoch: Epoch,
-    /// Counts the blocks that have sent.
+    /// The number of blocks that have sent.
     blocks: *mut u32,
     pub(super) absent: Ranks,
 }
@@ -132,7 +132,7 @@ impl<'a> Progress<'a> {
     /// and one launch at a time of this kernel uses it.
     #[track_caller]
     pub(super) unsafe fn new(comm: &'a DevComm, memory: &Counted, kernel: usize) -> Self {
-        let state = memory.state.wrapping_add(kernel * Counted::KERNEL);
+        let state = memory.state.wrapping_add(kernel * Counted::KERNEL_WORDS);
         // SAFETY: the memory is as `Counted` says, and no other launch uses it, as the caller
         // guarantees.
         unsafe {
@@ -146,16 +146,16 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Returns the flag of a rank, in each rank.
+    /// Returns the flag by which `rank` tells each rank that it has reached `step`.
     fn flag(&self, step: Step, rank: i32) -> Flag<'a> {
         let index = step as usize * self.comm.lsa_team().n_ranks as usize + rank as usize;
-        // SAFETY: `new` has made sure of the memory of the flags, and the index is within it.
+        // SAFETY: the caller of `new` guarantees the memory of the flags, and the index is in it.
         unsafe { Flag::new(self.comm, self.flags, index) }
     }
 
     /// Tells all ranks, also this one, that this rank has reached `step`. All threads of one block
-    /// of the grid call this together, after a barrier: the others see what they had written by
-    /// then.
+    /// of the grid call this together, after a barrier: the other ranks see what these threads had
+    /// written by then.
     #[track_caller]
     pub(super) fn tell(&self, step: Step) {
         let team = self.comm.lsa_team();

@@ -1,4 +1,4 @@
-//! Counters of the rows of experts, and what says which rows a token has.
+//! Counters of the rows of experts, and the words that say which rows a token has.
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;
@@ -18,14 +18,12 @@ const WARPS: usize = 16;
 pub(super) struct Words(pub(super) *mut u32);
 
 impl Words {
-    /// Loads a word.
     #[track_caller]
     pub(super) unsafe fn load(self, at: u32) -> u32 {
         // SAFETY: the word is allocated, as the caller guarantees.
         unsafe { mem::load(self.0.wrapping_add(at as usize)) }
     }
 
-    /// Stores a word.
     #[track_caller]
     pub(super) unsafe fn store(self, at: u32, word: u32) {
         // SAFETY: the word is allocated, as the caller guarantees.
@@ -63,7 +61,7 @@ impl Counters {
         }
     }
 
-    /// Counts a row of a token, which is before this block's tokens or not.
+    /// Counts a row of a token; `is_before` says whether the token is before this block's tokens.
     #[track_caller]
     pub(super) unsafe fn count(self, i: u32, is_before: bool) {
         // SAFETY: the counter exists, as the caller guarantees, and accesses are atomic.
@@ -79,7 +77,7 @@ impl Counters {
     /// multiples of `alignment`, and then with `experts` and the end of all rows. All threads of
     /// the block call this together, after a barrier; `each` is called by one thread for an expert.
     #[track_caller]
-    pub(super) unsafe fn starts(self, experts: u32, alignment: u32, each: impl Fn(u32, u32)) {
+    pub(super) unsafe fn each_start(self, experts: u32, alignment: u32, each: impl Fn(u32, u32)) {
         let per_thread = experts.div_ceil(thread::block_dim_x());
         let first = thread::thread_idx_x() * per_thread;
         let end = (first + per_thread).min(experts);
@@ -126,7 +124,7 @@ impl Counters {
     }
 }
 
-/// Returns this thread's numbers below `end`, of which each thread of the block has some.
+/// Returns this thread's share of the numbers below `end`, which the block's threads divide.
 pub(super) fn strided(end: u32) -> impl Iterator<Item = u32> {
     nccl_device::Coop::cta().strided(end)
 }
@@ -157,7 +155,7 @@ unsafe fn sum_before(mine: u32) -> u32 {
     }
 }
 
-/// Stores the positions and weights of a token's rows: those of the lanes that have one, in their
+/// Stores the positions and weights of a token's rows: those of the lanes with `is_here`, in their
 /// order, and [`NONE`] after them. Returns the number of this lane's row among them. All lanes of a
 /// warp call this together, and `returns` has the words of the token.
 #[track_caller]

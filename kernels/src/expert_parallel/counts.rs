@@ -1,5 +1,5 @@
-//! The counts of the rows of all ranks, which they tell each other, and the places where the rows
-//! of each expert begin.
+//! The counts of rows, which all ranks tell each other, and the places where the rows of each
+//! expert begin.
 
 use core::hint;
 
@@ -30,8 +30,8 @@ impl Places<'_> {
         }
     }
 
-    /// Counts what this rank has, and what of it comes before the token `first`. All threads of the
-    /// block call this together.
+    /// Counts this rank's rows and tokens, and how many of them come before the token `first`. All
+    /// threads of the block call this together.
     unsafe fn count(&self, first: u32) {
         let Shared { counters, results, .. } = self.shared;
         // SAFETY: the shared memory has all counters, and accesses between barriers are atomic.
@@ -61,15 +61,15 @@ impl Places<'_> {
         }
     }
 
-    /// Returns where a rank's counters are in the memory of a rank.
+    /// Returns the counters of the rank `of` in the memory of the rank `at`.
     #[track_caller]
     fn counts(&self, of: u32, at: i32) -> Words {
         let counts = self.memory.counts.lsa(at).as_ptr();
         Words(counts.wrapping_add((of * self.counters()) as usize))
     }
 
-    /// Tells all others the counts of this rank. All threads of one block of the grid call this
-    /// together.
+    /// Tells all other ranks the counts of this rank. All threads of one block of the grid call
+    /// this together.
     unsafe fn tell_counts(&self) {
         for peer in self.team.others() {
             if self.progress.absent.contains(peer as usize) {
@@ -88,7 +88,7 @@ impl Places<'_> {
 
     /// Adds the counts of the other ranks; the first block notes where the tokens of each one begin
     /// among those that this rank receives. All threads of the block call this together, and all
-    /// have told.
+    /// ranks have told their counts.
     unsafe fn add_others(&self) {
         let Counters { totals, next } = self.shared.counters;
         let (ranks, me) = (self.team.n_ranks as u32, self.team.rank as u32);
@@ -137,12 +137,13 @@ impl Places<'_> {
         let Shared { counters: Counters { totals, next }, starts, .. } = self.shared;
         let (of_rank, alignment) = (self.shape.experts, self.grouped.alignment);
         let (offsets, sizes) = (Words(self.grouped.offsets), Words(self.grouped.sizes));
-        // SAFETY: the launch's conditions. (Otherwise divisions would be checked.)
+        // SAFETY: the launch requires both to be above 0. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(of_rank > 0 && alignment > 0) };
         // SAFETY: all threads of the block are here, and barriers separate the steps.
         unsafe {
             let experts = self.experts();
-            self.shared.counters.starts(experts, alignment, |expert, at| starts.store(expert, at));
+            let counters = self.shared.counters;
+            counters.each_start(experts, alignment, |expert, at| starts.store(expert, at));
             thread::sync_threads();
             let start = |expert| starts.load(expert) - starts.load(expert / of_rank * of_rank);
             for i in strided(experts) {

@@ -4,7 +4,7 @@ use cuda_std::mem;
 use cuda_std::prelude::*;
 use nccl_device::Coop;
 
-use super::ep_dispatch::{COMES, COUNT, Dispatch};
+use super::ep_dispatch::{COUNT, Dispatch, HAS_ROW};
 use super::numbered::Session;
 use super::parts::{Part, Parts, Share};
 use super::ranks::{ranks, rolled};
@@ -12,14 +12,14 @@ use super::rows::{Payload, Rows};
 use super::shape::{Received, Shape};
 
 impl<R: Rows> Dispatch<'_, R> {
-    /// Returns the rank to which this one is at a distance.
+    /// Returns the rank from which this one is at `distance`.
     fn source<const N: usize>(&self, distance: usize) -> usize {
         self.comm.lsa_team().rotated((ranks::<N>(self.comm) - distance) as i32) as usize
     }
 
     /// Receives this warp's share of the parts of a round, which begins with part `round`. Returns
-    /// the end of the parts of its ranks. All lanes of the warp call this together. The warp's
-    /// first part of the round is one of the most tokens.
+    /// the end of the parts of its ranks. All lanes of the warp call this together. There are slots
+    /// for the warp's first part of the round.
     pub(super) unsafe fn receive_round<const N: usize, const VECTORS: usize>(
         &self,
         session: &Session<'_, N>,
@@ -36,20 +36,20 @@ impl<R: Rows> Dispatch<'_, R> {
                 let tokens = unsafe { self.receive(session, distance, part) };
                 let end = parts.count(tokens);
                 most = most.max(end);
-                at += share.parts;
-                // Of one peer each warp has a part of a round: no loop.
-                if share.distances == 1 || at >= end.min(round + share.round) {
+                at += share.part_step;
+                // A warp of one peer has one part of a round, so there is no loop.
+                if share.distance_step == 1 || at >= end.min(round + share.round_len) {
                     break;
                 }
             }
-            distance += share.distances;
+            distance += share.distance_step;
         }
         most
     }
 
-    /// Receives a part of a row of the rank to which this one is at a distance, if there is such a
-    /// row and it comes. Returns how many tokens that rank has. All lanes of the warp call this
-    /// together.
+    /// Receives a part of a row of the rank from which this one is at `distance`, if there is such
+    /// a row and the rank sends it. Returns how many tokens that rank has. All lanes of the warp
+    /// call this together.
     unsafe fn receive<const N: usize, const VECTORS: usize>(
         &self,
         session: &Session<'_, N>,
@@ -57,11 +57,11 @@ impl<R: Rows> Dispatch<'_, R> {
         part: Part<VECTORS>,
     ) -> u32 {
         let (source, top_k) = (self.source::<N>(distance), self.shape.top_k);
-        // Every lane has a message that says whether the row comes.
+        // Every lane has a message that says whether the row is sent.
         let slot = COUNT + 1 + part.row * top_k + warp::lane_id() % top_k;
         let (mut payload, mut message) = (Payload::ZERO, [0; 2]);
         let mut tokens = 0;
-        // All that may be there is polled at once.
+        // All messages that may have arrived are polled at once.
         self.comm.wait_until(Coop::thread(), || {
             if session.absent.contains(source) {
                 return true;
@@ -91,11 +91,11 @@ impl<R: Rows> Dispatch<'_, R> {
                 return true;
             }
             message = told.unwrap_or(message);
-            told.is_some() && (all || message[0] & COMES == 0)
+            told.is_some() && (all || message[0] & HAS_ROW == 0)
         });
         // SAFETY: the kernel's caller guarantees the memory; the vectors have arrived.
         unsafe {
-            if part.row < tokens && message[0] & COMES != 0 {
+            if part.row < tokens && message[0] & HAS_ROW != 0 {
                 self.store_row(source, part, &payload);
                 for i in 0..VECTORS {
                     if let Some(at) = part.vector_of(part.row as usize, i) {
@@ -142,7 +142,7 @@ impl<R: Rows> Dispatch<'_, R> {
             // SAFETY: `received` has room for the token's experts, and only this warp has the
             // token.
             unsafe {
-                mem::store(self.received.experts.wrapping_add(at), word & !COMES);
+                mem::store(self.received.experts.wrapping_add(at), word & !HAS_ROW);
                 mem::store(self.received.weights.wrapping_add(at), f32::from_bits(weight));
             }
         }

@@ -15,8 +15,8 @@ use super::rows::{Payload, Rows};
 use super::shape::Shape;
 
 impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
-    /// Stores a batch of a team's rank of this rail to this team. Returns how many tokens that rank
-    /// has. All threads of the block call this together, and the message has arrived.
+    /// Stores to this team a batch from the rank of `team` on this rail. Returns how many tokens
+    /// that rank has. All threads of the block call this together, and the message has arrived.
     pub(super) unsafe fn pass_on<const VECTORS: usize>(
         &self,
         team: i32,
@@ -40,7 +40,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
             }
             let relayed =
                 self.relayed.ranks.wrapping_add((team as u32 * self.shape.tokens) as usize);
-            for token in Self::of_warp(len) {
+            for token in Self::tokens_of_warp(len) {
                 let place = of_source + (first + token) as usize;
                 let bits = self.tell_team(self.entry(message, token), place);
                 if warp::lane_id() == 0 {
@@ -50,15 +50,15 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
             }
             thread::sync_threads();
             let routes = self.route_of_lane(len);
-            let those = warp::ballot(routes != 0);
+            let routed = warp::ballot(routes != 0);
             for part in Parts::<VECTORS>::new(self.shape.vectors).of_block(first, len) {
                 let token = part.row - first;
                 let bits = warp::shuffle_idx(routes, token);
                 if bits == 0 {
                     continue;
                 }
-                let [rows, scales] = self.rows(message, len, those);
-                let (from, to) = (position(those, token), of_source + part.row as usize);
+                let [rows, scales] = self.rows(message, len, routed);
+                let (from, to) = (position(routed, token), of_source + part.row as usize);
                 let mut payload = Payload { row: part.load(rows, from), ..Payload::ZERO };
                 if let (true, Some(at)) = (T::HAS_SCALES, part.scales_of(from)) {
                     payload.scales = mem::load_vec(scales.wrapping_add(4 * at).cast_const());
@@ -71,18 +71,18 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                     }
                 }
             }
-            // All have read the routes.
+            // After this, all threads have read the routes.
             thread::sync_threads();
         }
         tokens
     }
 
     /// Tells each rank of the team which of its experts a token has, and returns a bit for each
-    /// rank with one. All lanes of a warp call this together.
+    /// rank with such an expert. All lanes of a warp call this together.
     unsafe fn tell_team(&self, entry: Words, place: usize) -> u32 {
         let (lane, Shape { top_k, experts, .. }) = (warp::lane_id(), self.shape);
         let [_, _, of_experts, of_weights, ..] = self.offsets();
-        // SAFETY: the launch's conditions.
+        // SAFETY: the launch requires experts. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(experts > 0) };
         let (mut word, mut weight, mut bits) = (0, 0, 0);
         // SAFETY: all lanes are here, and only this warp stores what the token's ranks are told.

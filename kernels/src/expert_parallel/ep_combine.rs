@@ -7,7 +7,7 @@ use nccl_device::{ANY_RANKS, DevComm};
 use super::combine_receive::is_leader;
 use super::ep_layout::NONE;
 use super::numbered::{Messages, Session};
-use super::parts::{Part, Parts, at, warp_index, warps};
+use super::parts::{Part, Parts, element, warp_index, warps};
 use super::ranks::{Ranks, ranks, rolled, with_ranks};
 use super::shape::{Received, Shape, Steps};
 use super::sums::{Entries, Results, prefetch, sum};
@@ -27,10 +27,10 @@ pub const fn part_vectors(ranks: usize) -> u32 {
 pub(super) const TOGETHER: usize = 4;
 /// Results that are loaded together in a launch of one round, whose parts have a vector in each
 /// lane: most tokens have no more experts in a rank.
-const ALL: usize = 8;
+const TOGETHER_IN_ONE_ROUND: usize = 8;
 
 /// The most rounds of a launch in which rows are brought into the L2 cache ahead. In more rounds
-/// the memory is busy anyway, and loads that nobody waits for yet delay those that somebody does.
+/// the memory is busy anyway, and loads ahead delay the loads for which warps wait.
 const ROUNDS: u32 = 4;
 
 /// The slots for numbered messages from each rank: one, which says that the rank has begun the
@@ -50,14 +50,14 @@ pub const NUMBERED_SLOTS: u32 = 1;
 /// stored. `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only
 /// receives, in this rank, before any other launch with the same memory.
 ///
-/// Many tokens take the time of the memory: each rank reads the rows of its experts, once. A warp
-/// sends and receives in turns, and loads entries and, in a launch of few rounds, rows ahead. Few
-/// tokens take one latency after another. If there are as many warps as small parts for all ranks,
-/// each warp sends one and receives one, in one round: entries are loaded together with the number
-/// of the launch, then the rows of all experts, and nothing else before the peers' rows are polled.
+/// With many tokens, reading memory takes the time: each rank reads its experts' rows, once. A warp
+/// sends and receives in turns, and loads entries and, in a launch of few rounds, rows ahead. With
+/// few tokens, one latency comes after another. If each small part for each rank has a warp, each
+/// warp sends one and receives one, in one round: entries are loaded together with the number of
+/// the launch, then the rows of all experts, and nothing else before the peers' rows are polled.
 ///
-/// `messages` has [`Shape::slots`] from each rank and [`NUMBERED_SLOTS`]: other memory than
-/// `ep_dispatch` has.
+/// `messages` has [`Shape::slots`] slots from each rank, and [`NUMBERED_SLOTS`]. It is other memory
+/// than that of `ep_dispatch`.
 ///
 /// Grid and block: as those of `ep_dispatch`.
 ///
@@ -93,7 +93,7 @@ pub(super) struct Combine<'a> {
 
 /// The peers' tokens, whose rows this rank returns.
 struct Peers<const N: usize> {
-    /// The number of tokens, by the distance to the peer; not of [`ANY_RANKS`].
+    /// The number of tokens, by the distance to the peer; not used for [`ANY_RANKS`].
     counts: [u32; N],
     /// The most tokens of a peer.
     most: u32,
@@ -112,7 +112,7 @@ impl Combine<'_> {
         // lanes of a warp call these together.
         unsafe {
             let peers = self.peers::<N>();
-            // For one round: warps that follow each other send to different ranks.
+            // In a launch of one round, successive warps send to different ranks.
             let (to, small_part) = (1 + (first % others) as usize, small.at(first / others));
             let outgoing = self.outgoing(&peers, to, small_part.row);
             let incoming = self.incoming(small.at(first).row, peers.absent);
@@ -120,18 +120,18 @@ impl Combine<'_> {
             if self.sends() && is_leader() {
                 self.tell_peers(&session);
             }
-            let (sent, own) = (small.count(peers.most) * others, small.count(self.own()));
+            let (sent, own) = (small.count(peers.most) * others, small.count(self.own_tokens()));
             if sent.max(own) > warps() {
                 return self.rounds::<N, VECTORS>(&session, &peers);
             }
             if first < sent {
-                self.send_to::<N, 1, ALL>(&session, to, small_part, outgoing);
+                self.send_to::<N, 1, TOGETHER_IN_ONE_ROUND>(&session, to, small_part, outgoing);
             }
             if self.receives() {
                 self.end(&session);
             }
             if first < own {
-                self.receive::<N, 1, ALL>(&session, small.at(first), incoming);
+                self.receive::<N, 1, TOGETHER_IN_ONE_ROUND>(&session, small.at(first), incoming);
             }
         }
     }
@@ -145,7 +145,7 @@ impl Combine<'_> {
     ) {
         let parts = Parts::<VECTORS>::new(self.shape.vectors);
         let (first, step) = (warp_index(), warps());
-        let (sent, own) = (parts.count(peers.most), parts.count(self.own()));
+        let (sent, own) = (parts.count(peers.most), parts.count(self.own_tokens()));
         // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread; all
         // lanes of a warp call these together.
         unsafe {
@@ -186,18 +186,16 @@ impl Combine<'_> {
         }
     }
 
-    /// Returns whether the launch sends.
     fn sends(&self) -> bool {
         self.steps & Steps::SEND != 0
     }
 
-    /// Returns whether the launch receives.
     fn receives(&self) -> bool {
         self.steps & Steps::RECEIVE != 0
     }
 
     /// Returns how many tokens of this rank the launch receives.
-    fn own(&self) -> u32 {
+    fn own_tokens(&self) -> u32 {
         if self.receives() { self.results.tokens } else { 0 }
     }
 
@@ -223,8 +221,8 @@ impl Combine<'_> {
         }
     }
 
-    /// Returns a part of a row to each rank that has such a token, with an expert here. The entries
-    /// for the next rank have been loaded. All lanes of a warp call this together.
+    /// Sends a part of a row back to each rank that has such a token, with an expert here. The
+    /// entries for the next rank have been loaded. All lanes of a warp call this together.
     unsafe fn send<const N: usize, const VECTORS: usize>(
         &self,
         session: &Session<'_, N>,
@@ -232,7 +230,7 @@ impl Combine<'_> {
         part: Part<VECTORS>,
         mut entries: Entries,
     ) {
-        // Not unrolled for many ranks: the sum is long.
+        // The loop is not unrolled for many ranks, as the code of the sum is long.
         for distance in 1..rolled::<N>(self.comm) {
             // SAFETY: only this warp has the part, and all of its lanes are here.
             unsafe {
@@ -244,7 +242,7 @@ impl Combine<'_> {
         }
     }
 
-    /// Returns a part of a row to the rank at a distance, if it has such a token, with an expert
+    /// Sends a part of a row back to the rank at a distance, if it has such a token, with an expert
     /// here. All lanes of a warp call this together.
     unsafe fn send_to<const N: usize, const VECTORS: usize, const TOGETHER: usize>(
         &self,
@@ -291,7 +289,7 @@ impl Combine<'_> {
         unsafe {
             let tokens = match N {
                 ANY_RANKS => self.tokens_of(to, peers.absent),
-                _ => at(&peers.counts, to),
+                _ => element(&peers.counts, to),
             };
             self.entries(self.rank(to), row, tokens)
         }

@@ -23,8 +23,8 @@ const VECTORS: usize = 2;
 /// Does what [`ep_combine`](fn@super::ep_combine::ep_combine) does, with the same bits, after an
 /// [`ep_dispatch_counted`](fn@super::ep_dispatch_counted::ep_dispatch_counted).
 ///
-/// `arrivals` has room for [`Counted::results`] rows in each rank, where those that return to it
-/// arrive: of each token one after the other, in the order of the ranks, and also this rank's own.
+/// `arrivals` has room for [`Counted::results`] rows in each rank, for the rows that return to it:
+/// those of each token one after the other, in the order of the ranks, with this rank's own.
 /// A launch that only sends waits until the peers have begun theirs.
 ///
 /// Grid and block: as those of [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch).
@@ -102,7 +102,7 @@ impl Combine<'_> {
             for rank in 0..ranks {
                 most = most.max(firsts.load(rank + 1) - firsts.load(rank));
             }
-            // The ranks take turns, so that results go to all at a time.
+            // The ranks take turns, so that results go to all ranks at the same time.
             for part in self.parts.of_grid(ranks * most) {
                 let rank = self.team.rotated((part.row % ranks) as i32) as u32;
                 let token = firsts.load(rank) + part.row / ranks;
@@ -128,7 +128,7 @@ impl Combine<'_> {
     }
 
     /// Adds up a part of the results of a token of this rank. All lanes of a warp call this
-    /// together, and the results are there.
+    /// together, and the results have arrived.
     unsafe fn receive(&self, part: Part<VECTORS>) {
         let lane = warp::lane_id();
         // SAFETY: the kernel's caller guarantees the memory, and the results have arrived.
@@ -136,7 +136,7 @@ impl Combine<'_> {
             let own = mem::load_vec(self.memory.own(part.row as usize).cast_const());
             let [low, high, mut result, _] = own.to_bits();
             let (mut targets, mut at) = (u64::from(low) | u64::from(high) << 32, 0);
-            // As if they were rows of experts with weights of 1.
+            // Results are added as if they were rows of experts with weights of 1.
             let mut entries = NONE;
             while targets != 0 {
                 if lane == at {

@@ -17,13 +17,13 @@ use super::sums::{Results, Row, add, sum};
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 2;
 
-/// Returns the vectors of a message with a whole batch.
+/// Returns the number of vectors of a message with a whole batch.
 #[must_use]
 pub const fn message_vectors(shape: Shape, batch: u32) -> usize {
     (batch * shape.vectors) as usize
 }
 
-/// Returns the elements of each rank's `partials`, of teams of `ranks` ranks.
+/// Returns the number of elements of a rank's `partials_of_team`, for `ranks` ranks in all teams.
 #[must_use]
 pub const fn partials(shape: Shape, ranks: usize) -> usize {
     8 * ranks * (shape.tokens * shape.vectors) as usize
@@ -88,8 +88,8 @@ pub unsafe fn ep_combine_hybrid<B: GinBackend>(
         let hybrid = Hybrid { local, rail, team, parts, partials: partials_of_team, relayed };
         if steps & Steps::SEND != 0 {
             let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
-            // After this no rank of the team reads the last launch's sums. A dependent launch has
-            // released nothing to the team yet: that it has read them.
+            // After this, no rank of the team reads the last launch's sums. The barrier also
+            // releases, as the last launch has not told the team that it has read them.
             barrier.sync(MemoryOrder::AcqRel);
             for source in comm.world_team().all_from_self() {
                 hybrid.sum_experts(source);
@@ -121,8 +121,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
         self.parts.of_block(batch.first(), batch.len(tokens))
     }
 
-    /// Returns the row of partial sums of a rank of this team for a token of a team's rank of this
-    /// rail.
+    /// Returns the index of the partial sum that `rank` of this team has for a token from `team`.
     fn partial(&self, rank: i32, team: i32, token: u32) -> usize {
         let of_rank = rank as usize * self.rail.teams.n_ranks as usize + team as usize;
         of_rank * self.local.shape.tokens as usize + token as usize
@@ -139,14 +138,14 @@ impl<B: GinBackend> Hybrid<'_, B> {
         unsafe { mem::load(words.wrapping_add((batch.first() + lane) as usize)) }
     }
 
-    /// Returns the words with a bit for each rank of this team, for each token of a team's rank of
-    /// this rail.
+    /// Returns the words of the tokens from the rank of `team` on this rail: each word has a bit
+    /// for each rank of this team.
     fn ranks(&self, team: i32) -> *const u32 {
         self.relayed.ranks.wrapping_add((team as u32 * self.local.shape.tokens) as usize)
     }
 
-    /// Stores the sums of this rank's experts for the tokens of a rank to the rank of this team
-    /// that is of its rail. All threads of the block call this together.
+    /// Stores the sums of this rank's experts for the tokens of the rank `source` to the rank of
+    /// this team on its rail. All threads of the block call this together.
     unsafe fn sum_experts(&self, source: i32) {
         // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(self.team.n_ranks > 0) };
@@ -169,8 +168,8 @@ impl<B: GinBackend> Hybrid<'_, B> {
         }
     }
 
-    /// Returns the sum over the ranks of this team for a token of a team's rank of this rail, given
-    /// a bit for each rank that has experts of it. The ranks have stored their sums.
+    /// Returns the sum over the ranks of this team for a token from `team`. `bits` has a bit for
+    /// each rank that has experts of it. The ranks have stored their sums.
     unsafe fn sum_team(&self, team: i32, bits: u32, part: Part<VECTORS>) -> Row<VECTORS> {
         let (from, mut sums) = (self.partials.local().as_ptr(), [[0.0; 8]; VECTORS]);
         for rank in 0..self.team.n_ranks {
@@ -184,8 +183,8 @@ impl<B: GinBackend> Hybrid<'_, B> {
         sums.map(bf16::narrow)
     }
 
-    /// Sends this team's sums to a team's rank of this rail. All threads of the block call this
-    /// together.
+    /// Sends this team's sums to the rank of `team` on this rail. All threads of the block call
+    /// this together.
     unsafe fn send(&self, team: i32) {
         let source = team * self.team.n_ranks + self.team.rank;
         // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
@@ -194,19 +193,19 @@ impl<B: GinBackend> Hybrid<'_, B> {
             let tokens = self.local.received.tokens_of(source as usize);
             self.rail.each_batch(|batch| {
                 let bits = Self::bits_of_lane(self.ranks(team), batch, tokens);
-                let those = warp::ballot(bits != 0);
+                let summed = warp::ballot(bits != 0);
                 for part in self.parts(batch, tokens) {
                     let token = part.row - batch.first();
                     let bits = warp::shuffle_idx(bits, token);
                     if bits != 0 {
                         let row = self.sum_team(team, bits, part);
                         let to = self.rail.outgoing(team, batch).cast();
-                        part.store(to, position(those, token), &row);
+                        part.store(to, position(summed, token), &row);
                     }
                 }
                 thread::sync_threads();
                 if thread::thread_idx_x() == 0 {
-                    let vectors = those.count_ones() * self.local.shape.vectors;
+                    let vectors = summed.count_ones() * self.local.shape.vectors;
                     self.rail.post(team, batch, vectors);
                 }
                 tokens
@@ -230,7 +229,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
                     let token = part.row - batch.first();
                     let (bits, mut sums) = (warp::shuffle_idx(of_lane, token), [[0.0; 8]; VECTORS]);
                     for team in 0..teams.n_ranks {
-                        let those = warp::ballot(of_lane >> team & 1 == 1);
+                        let from_team = warp::ballot(of_lane >> team & 1 == 1);
                         if bits >> team & 1 == 0 {
                             continue;
                         }
@@ -239,7 +238,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
                             self.sum_team(team, mem::load(ranks), part)
                         } else {
                             let from = self.rail.incoming(team, batch).cast();
-                            part.load(from, position(those, token))
+                            part.load(from, position(from_team, token))
                         };
                         add(&mut sums, &row, 1.0);
                     }

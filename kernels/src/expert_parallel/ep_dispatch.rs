@@ -23,8 +23,8 @@ const fn lane_vectors(ranks: usize) -> usize {
     }
 }
 
-/// Vectors of a part of 8-bit floats that each lane has: one of these is made from two of the
-/// input, so that they are half as many.
+/// Vectors of a part of 8-bit floats that each lane has: each is made from two vectors of the
+/// input, so there are half as many.
 const fn f8_lane_vectors(ranks: usize) -> usize {
     if ranks == 2 { 2 } else { 1 }
 }
@@ -32,18 +32,18 @@ const fn f8_lane_vectors(ranks: usize) -> usize {
 /// Vectors of the part of a row that a warp sends at a time.
 #[must_use]
 pub const fn part_vectors(ranks: usize, has_scales: bool) -> u32 {
-    let each = if has_scales { f8_lane_vectors(ranks) } else { lane_vectors(ranks) };
-    warp::WARP_SIZE * each as u32
+    let per_lane = if has_scales { f8_lane_vectors(ranks) } else { lane_vectors(ranks) };
+    warp::WARP_SIZE * per_lane as u32
 }
 
 /// The slot of the numbered message with a rank's number of tokens. The other slots are for each
 /// token and expert.
 pub(super) const COUNT: u32 = 0;
 
-/// The bit of a message that says that the row comes.
-pub(super) const COMES: u32 = 1 << 31;
+/// The bit of a numbered message that says that the token's row is sent, too.
+pub(super) const HAS_ROW: u32 = 1 << 31;
 
-/// Returns the slots for numbered messages from each rank.
+/// Returns the number of slots for numbered messages from each rank.
 #[must_use]
 pub const fn numbered_slots(shape: Shape) -> u32 {
     1 + shape.tokens * shape.top_k
@@ -55,27 +55,27 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 /// are 16-bit floats: -0 may count as +0.
 ///
 /// Rows of [`F8E4M3`] are converted before they are sent, with a scale for each 128 elements, and
-/// arrive so: an element of the input is about the received element times its scale. The scale is
-/// the least power of two, at least `2^-126`, times which 448 is no less than each of the 128
-/// elements. So an element divided by the scale is exact, and rounded once: to nearest, ties to
-/// even. Infinities become 448 times the scale; NaN stays, and does not count for the scale.
-/// `shape.vectors` is the size of a row in transit, in vectors of 16 elements.
+/// not converted back: an element of the input is about the received element times its scale. The
+/// scale is the least power of two, at least `2^-126`, such that none of the 128 elements is more
+/// than 448 times the scale. So an element divided by the scale is exact, and rounded once: to
+/// nearest, ties to even. Infinities become 448 times the scale; NaN stays, and does not count for
+/// the scale. `shape.vectors` is the size of a row in transit, in vectors of 16 elements.
 ///
 /// `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only receives,
 /// in this rank, before any other launch with the same memory.
 ///
-/// `messages` has [`Shape::slots`] from each rank, or [`Shape::scaled_slots`] with scales, and
-/// [`numbered_slots`].
+/// `messages` has [`Shape::slots`] slots from each rank, or [`Shape::scaled_slots`] with scales,
+/// and [`numbered_slots`].
 ///
-/// Grid: any, also another one in each rank, of blocks that are resident together. Block: a
-/// multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
+/// Grid: any, of blocks that are resident together; ranks may have different ones. Block: a
+/// multiple of 32 threads up to 512, one-dimensional. Dependent launch: allowed.
 ///
 /// # Safety
 ///
-/// `tokens` has the elements, `received` those for `shape.tokens` tokens of each rank, with scales
-/// also [`Shape::scale_vectors`] of these for each row, and `faults` [`Faults::WORDS`] words; rows
-/// are aligned to 16 bytes. Nothing else accesses these until the kernel has ended. `messages` is
-/// as [`Messages`] says.
+/// `tokens` has its elements, `received` has room for `shape.tokens` tokens of each rank, with
+/// scales also for [`Shape::scale_vectors`] vectors of each row, and `faults` has
+/// [`Faults::WORDS`] words; rows are aligned to 16 bytes. Nothing else accesses these until the
+/// kernel has ended. `messages` is as [`Messages`] says.
 #[kernel(
     T = [bf16, F8E4M3],
     max_threads = 512,
@@ -142,8 +142,8 @@ impl<R: Rows> Dispatch<'_, R> {
             if sends && thread::index_1d() == 0 {
                 self.send_count(&session);
             }
-            // The first round only sends; in each later one is received what the peers have sent in
-            // the one before. What is sent in the next round is loaded before the wait, if there
+            // The first round only sends; each later one also receives what the peers have sent in
+            // the round before. What is sent in the next round is loaded before the wait, if there
             // are registers for it.
             let share = Share::new(first, step, ranks::<N>(self.comm));
             let (mut round, mut ahead) = (0, first);
@@ -162,7 +162,7 @@ impl<R: Rows> Dispatch<'_, R> {
                     }
                     round += step;
                 } else if receives {
-                    // While the rows are on their way; all threads have the launch's number.
+                    // The rows are on their way, and all threads have the launch's number.
                     thread::sync_threads();
                     session.rows.end(Coop::cta());
                 }
@@ -240,17 +240,17 @@ impl<R: Rows> Dispatch<'_, R> {
             // A bit for each rank that gets the row.
             let mut targets = 0;
             for rank in 0..ranks::<N>(self.comm) as u32 {
-                let is_one = warp::any(expert.is_some_and(|(its, _)| its == rank));
-                targets |= u64::from(is_one) << rank;
+                let is_target = warp::any(expert.is_some_and(|(there, _)| there == rank));
+                targets |= u64::from(is_target) << rank;
             }
-            // What a rank is told of this lane's expert.
+            // The message to a rank about this lane's expert.
             let message = |to: u32| {
-                let comes = if targets >> to & 1 == 1 { COMES } else { 0 };
+                let has_row = if targets >> to & 1 == 1 { HAS_ROW } else { 0 };
                 let expert = match expert {
                     Some((rank, number)) if rank == to => number + 1,
                     _ => 0,
                 };
-                [comes | expert, outgoing.weight.to_bits()]
+                [has_row | expert, outgoing.weight.to_bits()]
             };
             if part.is_first && lane < top_k {
                 for distance in 1..rolled::<N>(self.comm) {

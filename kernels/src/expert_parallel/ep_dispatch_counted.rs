@@ -1,5 +1,5 @@
 //! Sends the rows of tokens to their places in the order of the experts, within the LSA team, after
-//! all ranks have told each other how many there are.
+//! all ranks have told each other how many rows there are.
 
 use core::ptr;
 
@@ -14,13 +14,13 @@ use super::counted::{Counted, Progress, Step};
 use super::counters::store_returns;
 use super::ep_layout::{Grouped, NONE};
 use super::parts::{Part, Parts};
-use super::places::{BATCH, Placed, Places, Shared};
+use super::places::{BATCH, Places, Shared, TokenPlaces};
 use super::rows::{self, Payload, Rows};
 use super::shape::{Shape, Steps, Tokens};
 
-/// Vectors of a part of a row that each lane has, as they are and of 8-bit floats: one of these is
-/// made from two.
+/// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 4;
+/// The same for 8-bit floats, of which a vector is made from two.
 const F8_VECTORS: usize = VECTORS / 2;
 
 /// Stores the rows of this rank's `tokens` in `rows` of the ranks of the LSA team that have
@@ -45,9 +45,9 @@ const F8_VECTORS: usize = VECTORS / 2;
 /// # Safety
 ///
 /// `tokens` and `faults` are as `ep_dispatch` needs them, `memory` is as [`Counted`] says, `rows`
-/// and `scales` have room for `memory.capacity`, and `grouped.offsets` and `grouped.sizes` have a
-/// word for each expert of a rank, the former one more. Nothing else accesses these until the
-/// kernel has ended. All ranks launch this with the same sizes.
+/// and `scales` have room for `memory.capacity` rows, and `grouped.offsets` and `grouped.sizes`
+/// have a word for each expert of a rank, the former one more. Nothing else accesses these until
+/// the kernel has ended. All ranks launch this with the same sizes.
 #[kernel(
     T = [bf16, F8E4M3],
     max_threads = 512,
@@ -88,7 +88,7 @@ pub unsafe fn ep_dispatch_counted<T: Rows>(
             progress.tell_by_last_block(Step::Sent);
         }
         if steps & Steps::RECEIVE != 0 {
-            // When the kernel has ended, all rows are there.
+            // The kernel ends only after all rows have arrived.
             if thread::block_idx_x() == 0 {
                 progress.wait(Step::Sent);
             }
@@ -122,7 +122,7 @@ impl<T: Rows> Dispatch<'_, T> {
                 for part in Parts::new(self.places.shape.vectors).of_block(0, batch) {
                     self.store::<VECTORS>(first, part);
                 }
-                // All have read the places.
+                // After this, all threads have read the places.
                 thread::sync_threads();
             }
         }
@@ -136,9 +136,9 @@ impl<T: Rows> Dispatch<'_, T> {
         // SAFETY: the token has its places, where only this warp stores the part.
         unsafe {
             let row = rows::load::<T, VECTORS>(tokens.input, part, token as usize);
-            let placed = self.places.of(part.row);
+            let placed = self.places.placed(part.row);
             let payload = Payload::of::<T>(&row);
-            // Each rank begins with itself, so that they store to different ones.
+            // Each rank begins with itself, so that the ranks store to different ones.
             let (me, targets) = (team.rank as u32, placed.targets);
             let mut rest = targets.rotate_right(me);
             while rest != 0 {
@@ -168,7 +168,7 @@ impl<T: Rows> Dispatch<'_, T> {
 
     /// Tells a rank which rows are those of a token, and where its result returns. All lanes of a
     /// warp call this together.
-    unsafe fn tell(&self, token: u32, placed: Placed, rank: u32, index: usize) {
+    unsafe fn tell(&self, token: u32, placed: TokenPlaces, rank: u32, index: usize) {
         let Places { team, memory, shape, .. } = &self.places;
         let (to, is_there) = (memory.tokens.lsa(rank as i32).as_ptr(), placed.rank == Some(rank));
         // SAFETY: `memory` of each rank has the words of the token, and only this warp tells it.

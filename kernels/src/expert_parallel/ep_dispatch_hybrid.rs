@@ -17,15 +17,15 @@ use super::rail::{BATCH, Batch, Mail, Rail, Relayed, position};
 use super::rows::{self, Payload, Rows};
 use super::shape::{Faults, Received, Shape, Steps, Tokens};
 
-/// Vectors of a part of a row that each lane has, as they are and of 8-bit floats: one of these is
-/// made from two.
+/// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 4;
+/// The same for 8-bit floats, of which a vector is made from two.
 const F8_VECTORS: usize = VECTORS / 2;
 
 /// Vectors of a message's header: a word with the number of the rank's tokens, and padding.
 const HEADER: usize = 1;
 
-/// Returns the vectors of a message with a whole batch.
+/// Returns the number of vectors of a message with a whole batch.
 #[must_use]
 pub const fn message_vectors(shape: Shape, batch: u32, has_scales: bool) -> usize {
     let row = shape.vectors + shape.scale_vectors_if(has_scales);
@@ -40,17 +40,17 @@ const fn rows_at(shape: Shape, tokens: u32) -> usize {
 }
 
 /// Does what [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch) does, among the ranks of all LSA
-/// teams: up to [`GROUP`](super::rail::GROUP) teams of as many ranks. A token's row goes once to
-/// each team with one of its experts, to the rank of this rank's rail, which stores it to the ranks
-/// of its team. Rows of [`F8E4M3`] are converted in the same way, with scales.
+/// teams: up to [`GROUP`](super::rail::GROUP) teams of the same size. A token's row goes once to
+/// each team with one of its experts, to the rank there on this rank's rail, which stores it to the
+/// ranks of its team. Rows of [`F8E4M3`] are converted in the same way, with scales.
 ///
 /// `received` has in each rank the memory of [`Received`], at [`Received::offsets`] for all ranks,
 /// in the order of the world. `mail` has room for messages of [`message_vectors`].
 ///
 /// A launch that only sends also stores this rank's rows to its own team.
 ///
-/// Grid: any, up to the LSA barriers and the batches of the most tokens, the same in every rank.
-/// Block: a multiple of 32 threads up to 512, one-dimensional. May be a dependent launch.
+/// Grid: any, up to the LSA barriers and the batches of `shape.tokens`, the same in every rank.
+/// Block: a multiple of 32 threads up to 512, one-dimensional. Dependent launch: allowed.
 /// Connections: RAIL or FULL.
 ///
 /// # Safety
@@ -138,8 +138,8 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         unsafe {
             if steps & Steps::SEND != 0 {
                 self.rail.each_batch(|batch| self.pack::<VECTORS>(batch));
-                // After this no rank of the team uses what it received before. A dependent launch
-                // has released nothing to the team yet: that it has read these.
+                // After this, no rank of the team uses what it received before. The barrier also
+                // releases, as the last launch has not told the team that it has read this.
                 barrier.sync(MemoryOrder::AcqRel);
                 let me = self.rail.teams.rank;
                 self.rail.each_batch(|batch| {
@@ -161,7 +161,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     }
 
     /// Returns this warp's tokens of a batch, by their numbers in the batch.
-    pub(super) fn of_warp(len: u32) -> Strided<u32> {
+    pub(super) fn tokens_of_warp(len: u32) -> Strided<u32> {
         Strided::new(warp::warp_id(), len, block_warps())
     }
 
@@ -173,7 +173,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
         // turns.
         unsafe {
-            for token in Self::of_warp(len) {
+            for token in Self::tokens_of_warp(len) {
                 self.route(batch, token);
             }
             thread::sync_threads();
@@ -184,10 +184,11 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                 let row = Payload::of::<T>(&row);
                 let bits = warp::shuffle_idx(routes, token);
                 for team in 0..teams {
-                    let those = warp::ballot(routes >> team & 1 == 1);
+                    let routed = warp::ballot(routes >> team & 1 == 1);
                     if bits >> team & 1 == 1 {
-                        let [rows, scales] = self.rows(self.rail.outgoing(team, batch), len, those);
-                        part.store_payload::<T>(rows, scales, position(those, token), &row);
+                        let to = self.rail.outgoing(team, batch);
+                        let [rows, scales] = self.rows(to, len, routed);
+                        part.store_payload::<T>(rows, scales, position(routed, token), &row);
                     }
                 }
             }
@@ -214,7 +215,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         let (lane, Shape { top_k, experts, .. }) = (warp::lane_id(), self.shape);
         let (all, of_team) = (experts * self.ranks as u32, experts * self.team.n_ranks as u32);
         let (row, mut bits) = (batch.first() + token, 0);
-        // SAFETY: the launch's conditions. (Otherwise divisions would be checked.)
+        // SAFETY: the launch requires experts. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(of_team > 0) };
         // SAFETY: the input has the token, and only this warp has it.
         unsafe {
@@ -245,14 +246,14 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         Words(message.wrapping_add(4 * HEADER + 2 * entry as usize))
     }
 
-    /// Returns the rows of a message with `len` tokens, and their scales; `those` are the tokens
-    /// that have rows.
-    pub(super) fn rows(&self, message: *mut u32, len: u32, those: u32) -> [*mut u32; 2] {
+    /// Returns the rows of a message with `len` tokens, and their scales; `routed` has a bit for
+    /// each token that has a row.
+    pub(super) fn rows(&self, message: *mut u32, len: u32, routed: u32) -> [*mut u32; 2] {
         let rows = message.wrapping_add(4 * rows_at(self.shape, len));
-        [rows, rows.wrapping_add((4 * those.count_ones() * self.shape.vectors) as usize)]
+        [rows, rows.wrapping_add((4 * routed.count_ones() * self.shape.vectors) as usize)]
     }
 
-    /// Loads the bits of the batch's token of this lane's number. A barrier of the block has
+    /// Loads the route of the batch's token with this lane's number. A barrier of the block has
     /// followed the stores.
     pub(super) unsafe fn route_of_lane(&self, len: u32) -> u32 {
         let lane = warp::lane_id();

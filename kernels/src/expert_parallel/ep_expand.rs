@@ -13,16 +13,16 @@ use super::shape::Shape;
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 4;
 
-/// Completes `grouped.rows` after an `ep_dispatch_counted`. That has stored each row of `ranks`
-/// ranks at the first of its places in `rows`, and this copies it to all others. If `grouped.rows`
-/// is `rows`, a row in its first place stays, and a token with one expert here is not read;
-/// otherwise rows go to all their places in `grouped.rows`. `scales` of 8-bit floats, a row of
-/// [`Shape::scale_vectors`] vectors each, become a column of `grouped.scales` each.
+/// Completes `grouped.rows` after an `ep_dispatch_counted`. The dispatch has stored each row of
+/// `ranks` ranks at the first of its places in `rows`, and this kernel copies it to the others. If
+/// `grouped.rows` is `rows`, a row in its first place stays, and a token with one expert here is
+/// not read; otherwise rows go to all their places in `grouped.rows`. The scales of a row of 8-bit
+/// floats, [`Shape::scale_vectors`] vectors in `scales`, become a column of `grouped.scales`.
 ///
 /// `grouped.origins` gets for each row its token: the rank times the most tokens of a rank, plus
 /// the token's number.
 ///
-/// Grid: any. Block: a multiple of 32 threads up to 512. May be a dependent launch.
+/// Grid: any. Block: a multiple of 32 threads up to 512. Dependent launch: allowed.
 ///
 /// # Safety
 ///
@@ -54,7 +54,7 @@ pub unsafe fn ep_expand(
             let others = if is_in_place { warp::ballot(has_place && word != from) } else { all };
             if others != 0 {
                 let row = part.load(rows, from as usize);
-                each(others, word, |to| part.store(grouped.rows, to as usize, &row));
+                each_place(others, word, |to| part.store(grouped.rows, to as usize, &row));
             }
             if part.is_first {
                 let origin = memory.origin(tokens, token).load(0);
@@ -62,7 +62,7 @@ pub unsafe fn ep_expand(
                     Words(grouped.origins).store(word, origin);
                 }
                 if !scales.is_null() {
-                    each(all, word, |to| grouped.copy_scales(shape, scales, from, to));
+                    each_place(all, word, |to| grouped.copy_scales(shape, scales, from, to));
                 }
             }
         }
@@ -70,7 +70,7 @@ pub unsafe fn ep_expand(
 }
 
 /// Calls `work` with the places that some lanes have. All lanes of a warp call this together.
-unsafe fn each(mut lanes: u32, place: u32, mut work: impl FnMut(u32)) {
+unsafe fn each_place(mut lanes: u32, place: u32, mut work: impl FnMut(u32)) {
     while lanes != 0 {
         // SAFETY: all lanes of the warp are here, as the caller guarantees.
         work(unsafe { warp::shuffle_idx(place, lanes.trailing_zeros()) });

@@ -11,18 +11,20 @@ use super::parts::Parts;
 use super::rows::{self, SCALED};
 use super::shape::{Faults, Received, Shape};
 
-/// Vectors of a part that each lane has, and the rows that a block handles at a time.
+/// Vectors of a part that each lane has.
 const VECTORS: usize = 4;
+/// The rows that a block handles at a time.
 const BATCH: u32 = 64;
 
 /// Words for a token in [`Grouped::returns`]: a position and a weight for each expert.
 pub const RETURN_WORDS: usize = 2 * Shape::TOP_K;
 
-/// The mark after a token's last position, and the position of a row for which there was no room.
+/// The mark after a token's last position.
 pub(super) const NONE: u32 = u32::MAX;
+/// The position of a row for which there was no room.
 pub(super) const DROPPED: u32 = u32::MAX - 1;
 
-/// Rows in the order of the experts. A row is there once for each of its experts in this rank;
+/// Rows in the order of the experts. A row appears once for each of its experts in this rank;
 /// within an expert, rows are in the order of the ranks and of their tokens.
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]
@@ -68,7 +70,7 @@ impl Grouped {
 /// in `faults`. Rows between those of two experts, for alignment, are not written.
 ///
 /// `ranks` is the number of ranks whose tokens `received` has. Grid: any, best a block for each
-/// row. Block: a multiple of 32 threads up to 512. May be a dependent launch.
+/// row. Block: a multiple of 32 threads up to 512. Dependent launch: allowed.
 ///
 /// # Safety
 ///
@@ -176,7 +178,7 @@ impl Layout {
                     (self.received.tokens_of(rank as usize), rank * tokens * top_k);
                 let ids = Words(self.received.experts.wrapping_add(of_rank as usize));
                 for at in Strided::new(thread::thread_idx_x(), count * top_k, UNROLL * threads) {
-                    // Several are in flight together.
+                    // Several loads are in flight together.
                     let mut loaded = [0; UNROLL as usize];
                     for u in 0..UNROLL {
                         let i = at + u * threads;
@@ -205,7 +207,7 @@ impl Layout {
         let (Counters { totals, next }, stores) = (self.counters, thread::block_idx_x() == 0);
         // SAFETY: all threads of the block are here, and each word is below its array's length.
         unsafe {
-            self.counters.starts(experts, self.grouped.alignment, |expert, start| {
+            self.counters.each_start(experts, self.grouped.alignment, |expert, start| {
                 if expert < experts {
                     next.store(expert, start + next.load(expert));
                 }

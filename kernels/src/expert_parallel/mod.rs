@@ -3,31 +3,31 @@
 //! the experts' results return to the tokens' ranks, which add them up ([`ep_combine`]). Tokens go
 //! as they are, or as 8-bit floats with scales (`rows.rs`).
 //!
-//! Each rank has as many experts, rank 0 the first ones. A token has 1 to [`Shape::TOP_K`] of them,
-//! with a weight each; its row is sent once to each rank that has one or more of them.
+//! All ranks have equally many experts, rank 0 the first ones. A token has 1 to [`Shape::TOP_K`]
+//! experts, with a weight each; its row is sent once to each rank that has one or more of them.
 //!
 //! # The protocol
 //!
 //! Rows need no flags ([`Lamport`](nccl_device::Lamport) messages): each vector has a slot of its
-//! own in the receiver's memory, given by the rank and the number of its token, so that nobody has
-//! to count before the first row leaves, and a row takes one-way latency. What says which rows are
-//! on their way has the number of the launch in it (`numbered.rs`), and is not emptied, since many
-//! warps read it: for each rank how many tokens it has, and for each token and expert whether the
-//! row comes, the expert and the weight. Counts also tell a rank that the peer's last launch has
-//! ended, as a session of Lamport messages needs.
+//! own in the receiver's memory, given by the rank and the number of its token, so that no rank has
+//! to count before the first row leaves, and a row takes one-way latency. Numbered messages say
+//! which rows are sent: how many tokens each rank has, and for each token and expert whether the
+//! row is sent, the expert and the weight. They have the number of the launch in them
+//! (`numbered.rs`), and are not emptied, since many warps read them. Counts also tell a rank that
+//! the peer's last launch has ended, as a session of Lamport messages needs.
 //!
 //! A warp sends a part of a row, and receives the same part of the peers' rows. It sends two parts
-//! ahead of the one that it waits for, so that short and long messages take the same way: of long
-//! ones as much is in flight as fills NVLink. A launch's blocks send before they wait for anything,
-//! so that they need not run at the same time, and grids may differ between ranks.
+//! ahead of the one that it waits for, so that one code serves short and long messages: enough of a
+//! long one is in flight to fill NVLink. A launch's blocks send before they wait for anything, so
+//! that they need not run at the same time, and grids may differ between ranks.
 //!
 //! # High throughput
 //!
 //! Where memory and bandwidth matter more than latency, [`ep_dispatch_counted`] tells counts first,
 //! so that each row has an exact place in the order of the receiver's experts, which the sender
-//! knows (`places.rs`). Rows arrive there by plain stores; flags (`counted.rs`) say when all have.
+//! knows (`places.rs`). Rows arrive there by plain stores, and flags (`counted.rs`) follow them.
 //! [`ep_expand`] copies a row to the other experts that its token has in the rank, and
-//! [`ep_combine_counted`] returns the results. Nothing has room for the most tokens of each rank.
+//! [`ep_combine_counted`] returns the results. No buffer has room for each rank's most tokens.
 //!
 //! # Several LSA teams
 //!

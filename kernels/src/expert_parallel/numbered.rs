@@ -1,10 +1,10 @@
 //! The messages of a session within the LSA team: [`Lamport`] messages for rows, and *numbered*
 //! ones, of two words that have the number of their launch in them: any number of threads may read
-//! them, and nobody empties them.
+//! them, and no thread empties them.
 //!
 //! A slot of a numbered message is 16 bytes: a word, the number, the other word, the number, so
-//! that both halves say when they have arrived. Two banks of slots take turns, as in a session of
-//! Lamport messages, whose number it is, and whose order of launches lets a rank overwrite a bank.
+//! that both halves say when they have arrived. Two banks of slots take turns, as in the session of
+//! Lamport messages, which has the number, and whose order of launches lets ranks reuse a bank.
 
 use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;
@@ -19,8 +19,8 @@ const BANKS: usize = 2;
 /// Words of a slot.
 const SLOT: usize = 4;
 
-/// Returns the words of a window with `capacity` slots for each of `ranks` ranks, all 0 before the
-/// first launch.
+/// Returns how many words a window has with `capacity` slots for each of `ranks` ranks, all 0
+/// before the first launch.
 #[must_use]
 pub const fn words(ranks: usize, capacity: usize) -> usize {
     BANKS * ranks * capacity * SLOT
@@ -32,7 +32,7 @@ pub const fn words(ranks: usize, capacity: usize) -> usize {
 pub struct Messages {
     /// The memory of [`Lamport`] messages.
     pub memory: LamportMemory,
-    /// The slots of numbered messages: [`words`].
+    /// The slots of numbered messages: [`words()`] words.
     pub numbered: Window<u32>,
 }
 
@@ -40,7 +40,7 @@ impl Messages {
     /// Makes the slots of a launch that uses `used` slots for rows and `capacity` numbered ones
     /// from each rank. Reads nothing that a kernel writes.
     ///
-    /// The team has `N` ranks, or that is [`ANY_RANKS`], and the memory has the slots.
+    /// The team has `N` ranks, or `N` is [`ANY_RANKS`], and the memory has the slots.
     #[track_caller]
     pub(super) unsafe fn slots<const N: usize>(
         self,
@@ -88,7 +88,7 @@ pub(super) struct Session<'a, const N: usize> {
 #[derive(Clone, Copy)]
 pub(super) struct Numbered<const N: usize> {
     window: Window<u32>,
-    /// The memory of this rank, and of the other one of two.
+    /// The memory of this rank, and of its peer in a team of two.
     local: LsaPtr<u32>,
     peer: Option<LsaPtr<u32>>,
     team: Team,
@@ -110,8 +110,8 @@ impl<const N: usize> Numbered<N> {
         part.as_ptr().wrapping_add(SLOT * (place + slot as usize))
     }
 
-    /// Sends two words to a slot of the rank that is `distance` after this one, modulo their
-    /// number. The distance is from 1 to that number less 1, the slot below the capacity, and no
+    /// Sends two words to a slot of the rank that is `distance` after this one, modulo the number
+    /// of ranks. The distance is below that number and not 0, the slot below the capacity, and no
     /// other thread sends to it.
     #[track_caller]
     pub(super) unsafe fn send(&self, distance: usize, slot: u32, [a, b]: [u32; 2]) {

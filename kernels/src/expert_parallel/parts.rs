@@ -1,45 +1,46 @@
-//! How rows are divided among the warps of a grid.
+//! The division of rows among the warps of a grid.
 
 use cuda_std::prelude::*;
 use cuda_std::strided::Strided;
 use devcomm_types::Element;
 
-/// Rows of vectors in parts of [`WARP_SIZE`](warp::WARP_SIZE) `* VECTORS`, for a warp each.
+/// Rows in parts of [`WARP_SIZE`](warp::WARP_SIZE) `* VECTORS` vectors; a warp has a part at a
+/// time.
 #[derive(Clone, Copy)]
 pub(super) struct Parts<const VECTORS: usize> {
     vectors: u32,
     per_row: u32,
 }
 
-/// The share of a warp of the parts that a round receives from all other ranks, one for each warp
-/// of the grid. The warps share the ranks first, so that none waits for one rank after another if
-/// there are few parts, and then the parts.
+/// A warp's share of the parts that a round receives: from each other rank as many as the grid has
+/// warps. The warps divide the ranks first, so that none waits for one rank after another if there
+/// are few parts, and then the parts.
 #[derive(Clone, Copy)]
 pub(super) struct Share {
-    /// The distance of the first rank, and how many there are from one to the next.
+    /// The distance of the warp's first rank, and the step from one rank to the next.
     pub(super) distance: usize,
-    pub(super) distances: usize,
-    /// The first part of a round, and how many there are from one to the next.
+    pub(super) distance_step: usize,
+    /// The warp's first part of a round, and the step from one part to the next.
     pub(super) part: u32,
-    pub(super) parts: u32,
-    /// All parts of a round.
-    pub(super) round: u32,
+    pub(super) part_step: u32,
+    /// The number of parts of a round.
+    pub(super) round_len: u32,
 }
 
 impl Share {
     /// Returns the share of warp `warp` of `warps`, among `ranks` ranks.
     pub(super) fn new(warp: u32, warps: u32, ranks: usize) -> Self {
-        let distances = (ranks as u32 - 1).min(warps).max(1);
-        let parts = warps / distances;
-        // The last warps may have none, but not if all have the same rank.
-        let has_part = distances == 1 || warp < parts * distances;
-        let distance = if has_part { 1 + warp % distances } else { ranks as u32 };
+        let distance_step = (ranks as u32 - 1).min(warps).max(1);
+        let part_step = warps / distance_step;
+        // The last warps may have no part, but not if all warps have the same rank.
+        let has_part = distance_step == 1 || warp < part_step * distance_step;
+        let distance = if has_part { 1 + warp % distance_step } else { ranks as u32 };
         Self {
             distance: distance as usize,
-            distances: distances as usize,
-            part: warp / distances,
-            parts,
-            round: warps,
+            distance_step: distance_step as usize,
+            part: warp / distance_step,
+            part_step,
+            round_len: warps,
         }
     }
 }
@@ -51,6 +52,7 @@ pub(super) struct Part<const VECTORS: usize> {
     pub(super) row: u32,
     /// Whether it is the row's first part.
     pub(super) is_first: bool,
+    /// The index in the row of this lane's first vector, and the number of vectors of the row.
     first: u32,
     end: u32,
 }
@@ -77,7 +79,6 @@ impl<const VECTORS: usize> Parts<VECTORS> {
         Strided::new(warp_index(), self.count(rows), warps()).map(move |index| self.at(index))
     }
 
-    /// Returns a part, by its index.
     pub(super) fn at(self, index: u32) -> Part<VECTORS> {
         let (row, part) = (index / self.per_row, index % self.per_row);
         let first = part * warp::WARP_SIZE * VECTORS as u32 + warp::lane_id();
@@ -140,12 +141,11 @@ impl<const VECTORS: usize> Part<VECTORS> {
 }
 
 /// Returns the index of this warp in its grid. Neighbouring warps are in different blocks, so that
-/// few parts are on many multiprocessors.
+/// few parts are spread over many multiprocessors.
 pub(super) fn warp_index() -> u32 {
     thread::thread_idx_x() / warp::WARP_SIZE * thread::grid_dim_x() + thread::block_idx_x()
 }
 
-/// Returns the number of warps of the block.
 pub(super) fn block_warps() -> u32 {
     thread::block_dim_x() / warp::WARP_SIZE
 }
@@ -157,7 +157,7 @@ pub(super) fn warps() -> u32 {
 
 /// Returns the element of an array at an index that varies, by comparisons: an access by address
 /// would put the array in memory.
-pub(super) fn at<const N: usize>(all: &[u32; N], index: usize) -> u32 {
+pub(super) fn element<const N: usize>(all: &[u32; N], index: usize) -> u32 {
     let mut element = 0;
     for i in 0..N {
         element = if i == index { all[i] } else { element };

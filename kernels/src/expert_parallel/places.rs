@@ -22,7 +22,7 @@ const COUNTERS: usize = Shape::EXPERTS + RANKS;
 /// The block's shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Shared {
-    /// The rows of each expert of all ranks, and then the tokens that each rank receives.
+    /// Counters of the rows of each expert of all ranks, and then of the tokens for each rank.
     pub(super) counters: Counters,
     /// The first row of each expert, with the rows of all ranks one after the other.
     pub(super) starts: Words,
@@ -71,21 +71,21 @@ pub(super) struct Places<'a> {
 
 /// The places of a token of a batch.
 #[derive(Clone, Copy)]
-pub(super) struct Placed {
+pub(super) struct TokenPlaces {
     /// The rank of this lane's expert, if there is one.
     pub(super) rank: Option<u32>,
     /// The place of its row there; [`DROPPED`] if there is no room, and [`NONE`] without an expert.
     pub(super) place: u32,
     /// A bit for each rank that gets the token.
     pub(super) targets: u64,
-    /// The index of its first result.
+    /// The index of the token's first result.
     pub(super) result: u32,
 }
 
 impl Places<'_> {
     /// Gives a batch of tokens, from `first` on, its places; `results` is how many results the
     /// tokens before it have. Returns that number for the next batch. All lanes of the block's
-    /// first warp call this together, and barriers separate it from what uses the places.
+    /// first warp call this together, and barriers separate it from the use of the places.
     pub(super) unsafe fn give(&self, first: u32, batch: u32, mut results: u32) -> u32 {
         // SAFETY: all lanes of the first warp are here, and `find` has found the starts.
         unsafe {
@@ -98,12 +98,12 @@ impl Places<'_> {
     }
 
     /// Returns the places of a token of the batch, which has its places.
-    pub(super) unsafe fn of(&self, token: u32) -> Placed {
+    pub(super) unsafe fn placed(&self, token: u32) -> TokenPlaces {
         let (entry, Shared { places, targets, returns, .. }) = (Self::entry(token), self.shared);
         // SAFETY: the batch has its places, as the caller guarantees.
         unsafe {
             let expert = self.expert(token);
-            Placed {
+            TokenPlaces {
                 rank: expert.and_then(|expert| self.rank_of(expert as i32)),
                 place: if expert.is_some() { places.load(entry) } else { NONE },
                 targets: mem::load(targets.wrapping_add(token as usize)),
@@ -136,7 +136,7 @@ impl Places<'_> {
 
     /// Returns the rank of an expert; `None` if it does not exist or is absent.
     pub(super) fn rank_of(&self, id: i32) -> Option<u32> {
-        // SAFETY: the launch's conditions. (Otherwise divisions would be checked.)
+        // SAFETY: the launch requires experts. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(self.shape.experts > 0) };
         let rank = id as u32 / self.shape.experts;
         let is_there =
@@ -144,8 +144,8 @@ impl Places<'_> {
         is_there.then_some(rank)
     }
 
-    /// Calls `each` with the experts of a token and their numbers; -1 after the last one. Several
-    /// are in flight together.
+    /// Calls `each` with the numbers of a token's experts and their ids; -1 after the last one.
+    /// Several loads are in flight together.
     pub(super) unsafe fn each_id(&self, token: u32, mut each: impl FnMut(u32, i32)) {
         for first in Strided::new(0, self.shape.top_k, UNROLL) {
             let mut ids = [-1; UNROLL as usize];
@@ -199,32 +199,32 @@ impl Places<'_> {
                 let place = if place < self.memory.capacity { place } else { DROPPED };
                 self.shared.places.store(Self::entry(token), place);
             }
-            let (gets, mut kept) = (mem::load(targets), 0);
-            // Without those that have no room for the token.
+            let (wanted, mut kept) = (mem::load(targets), 0);
+            // Ranks that have no room for the token are not in `kept`.
             for first in Strided::new(0, self.team.n_ranks as u32, warp::WARP_SIZE) {
                 let rank = first + lane;
-                let (is_one, mut index) = (rank < RANKS as u32 && gets >> rank & 1 == 1, 0);
-                if is_one {
+                let (is_target, mut index) = (rank < RANKS as u32 && wanted >> rank & 1 == 1, 0);
+                if is_target {
                     let counter = self.experts() + rank;
                     index = counters.next.load(counter);
                     counters.next.store(counter, index + 1);
                     received.store(token * RANKS as u32 + rank, index);
                 }
-                let has_room = warp::ballot(is_one && index < self.memory.capacity);
+                let has_room = warp::ballot(is_target && index < self.memory.capacity);
                 kept |= u64::from(has_room) << first;
             }
-            // All have read it.
+            // After this, all lanes have read the targets.
             warp::sync();
             if lane == 0 {
                 mem::store(targets, kept);
                 self.shared.returns.store(token, results);
             }
-            gets.count_ones()
+            wanted.count_ones()
         }
     }
 
-    /// Returns the expert of a token of a batch that has this lane's number, if there is one. The
-    /// batch has been staged.
+    /// Returns this lane's expert of a token of a batch, if there is one. The batch has been
+    /// staged.
     unsafe fn expert(&self, token: u32) -> Option<u32> {
         if warp::lane_id() >= self.shape.top_k {
             return None;

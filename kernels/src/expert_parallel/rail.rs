@@ -1,18 +1,18 @@
 //! Messages between the LSA teams: over the network, between the ranks of a rail.
 //!
-//! A rank's *rail* are the ranks with its number in every team. What a rank has for another team
-//! goes to the one of its rail there, which passes it on by load and store, so that nothing crosses
+//! A *rail* has the ranks with the same number in each team. What a rank has for another team goes
+//! to that team's rank on its rail, which passes it on by load and store, so that nothing crosses
 //! the network twice. Tokens go in *batches*: a message is one put with a batch's rows, packed.
 //!
-//! A block has the batches of its index, and of that plus the blocks of the grid, and so on, the
-//! same in every rank. Its first one it sends in every launch, also without a token; the others if
-//! the rank has so many tokens, which the first one says. Each batch of each team has a signal of
-//! its own, which counts its messages, and whose shadow says how many there have been: nothing is
+//! Block `b` of `n` blocks has the batches `b`, `b + n`, `b + 2 * n` and so on, the same in every
+//! rank. It sends its first batch in every launch, also without a token. This batch says how many
+//! tokens the rank has, and so which others follow. Each batch of each team has a signal of its
+//! own, which counts its messages, and whose shadow says how many there have been: nothing is
 //! reset. (A signal for several messages would not say which of them have arrived.)
 //!
 //! Messages are packed in one place, which is free again after the launch's flush, and arrive in
-//! two banks, which take turns: who has a message of a launch knows that the launch before it has
-//! ended in the sender, and so who sends again overwrites what has been read.
+//! two banks, which take turns: a rank that has a message of a launch knows that the launch before
+//! it has ended in the sender, and so the rank's next message overwrites only what has been read.
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{Gin, GinBackend, SignalId};
@@ -29,16 +29,16 @@ pub const GROUP: usize = 32;
 /// Words of a vector.
 const VECTOR: usize = 4;
 
-/// Where messages are packed, and the two banks where they arrive.
+/// Areas of the window: one where messages are packed, and two banks where they arrive.
 const AREAS: usize = 3;
 
 /// The memory of messages between teams, of one kernel.
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]
 pub struct Mail {
-    /// [`Mail::words`] in each rank.
+    /// [`Mail::words`] words in each rank.
     pub window: Window<u32>,
-    /// [`Mail::signals`].
+    /// [`Mail::signals`] signals.
     pub signals: SignalRange,
     /// [`Epoch::WORDS`] words of this GPU.
     pub epoch: *mut u32,
@@ -47,7 +47,7 @@ pub struct Mail {
 }
 
 impl Mail {
-    /// Returns the words of the window for messages of `vectors` vectors.
+    /// Returns the number of words of the window for messages of `vectors` vectors.
     #[must_use]
     pub const fn words(shape: Shape, teams: usize, batch: u32, vectors: usize) -> usize {
         AREAS * Self::signals(shape, teams, batch) * vectors * VECTOR
@@ -60,7 +60,7 @@ impl Mail {
     }
 }
 
-/// The routes that a rank has relayed in a dispatch, which say what comes back.
+/// The routes that a rank has relayed in a dispatch, which say from where results return.
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]
 pub struct Relayed {
@@ -104,8 +104,8 @@ impl<'a, B: GinBackend> Rail<'a, B> {
         }
     }
 
-    /// Calls `work` with this block's batches of a rank, as many tokens as it returns that the rank
-    /// has: always with the first one.
+    /// Calls `work` with this block's batches of a rank, always with the first one. `work` returns
+    /// how many tokens the rank has; batches after them are left out.
     pub(super) fn each_batch(&self, work: impl Fn(Batch) -> u32) {
         let mut batch = Batch { index: thread::block_idx_x(), tokens: self.mail.batch };
         loop {
@@ -151,7 +151,7 @@ impl<'a, B: GinBackend> Rail<'a, B> {
         let to = self.mail.window.at(self.place(bank, me, batch));
         let from = self.mail.window.at(self.place(0, team, batch));
         let words = vectors.max(1) as usize * VECTOR;
-        // SAFETY: the caller's contract. The peer has read what was in this bank.
+        // SAFETY: the caller has packed the message. The peer has read what was in this bank.
         let put = unsafe { self.gin.put(self.teams, team, to, from, words) };
         let arrived = self.signal(me, batch);
         put.signal(arrived.inc().weak()).post(Coop::thread());
@@ -167,8 +167,8 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     }
 
     /// Waits until the messages that this block has sent may be overwritten, and ends the launch's
-    /// epoch. All threads of the block call this together, once for each message that is received,
-    /// in a launch that receives and does not use the messages any more.
+    /// epoch. All threads of the block call this together, once, in a launch that has received all
+    /// messages and does not use them any more.
     pub(super) unsafe fn end(&self) {
         self.gin.flush(Coop::cta(), MemoryOrder::Relaxed);
         // SAFETY: the launch receives, and does not use the messages any more.
@@ -196,8 +196,8 @@ impl Batch {
     }
 }
 
-/// Returns the index of the row of a batch's token among the packed rows, given the tokens that
-/// have one.
-pub(super) fn position(those: u32, token: u32) -> usize {
-    (those & ((1 << token) - 1)).count_ones() as usize
+/// Returns the index of the row of a batch's token among the packed rows. `packed` has a bit for
+/// each token that has a row.
+pub(super) fn position(packed: u32, token: u32) -> usize {
+    (packed & ((1 << token) - 1)).count_ones() as usize
 }

@@ -11,12 +11,10 @@ pub const RANKS: usize = 64;
 pub(super) struct Ranks(pub(super) u64);
 
 impl Ranks {
-    /// Returns whether a rank is among them.
     pub(super) fn contains(self, rank: usize) -> bool {
         self.0 >> rank & 1 == 1
     }
 
-    /// Returns the ranks that are not among others.
     pub(super) fn without(self, others: Self) -> Self {
         Self(self.0 & !others.0)
     }

@@ -32,15 +32,15 @@ pub trait Rows: Element {
     ///
     /// # Safety
     ///
-    /// The input has it.
+    /// The input has this part.
     unsafe fn load(input: *const bf16, at: usize) -> Self::Loaded;
 
     /// Returns the vector, and the bits of its scale if there are scales.
     ///
     /// # Safety
     ///
-    /// All lanes of a warp call this together, with the vectors of a row that follow each other, of
-    /// which the first one is a multiple of 32.
+    /// All lanes of a warp call this together, with successive vectors of a row. The index of the
+    /// first one is a multiple of 32.
     unsafe fn vector(loaded: Self::Loaded) -> (Vec16<u32>, u32);
 }
 
@@ -127,7 +127,7 @@ impl<const VECTORS: usize> Payload<VECTORS> {
     pub(super) unsafe fn of<R: Rows>(row: &[R::Loaded; VECTORS]) -> Self {
         let mut payload = Self::ZERO;
         for i in 0..VECTORS {
-            // SAFETY: the caller's contract; parts begin at multiples of a warp's vectors.
+            // SAFETY: the caller has all lanes here; parts begin at multiples of a warp's vectors.
             unsafe {
                 let (vector, scale) = R::vector(row[i]);
                 payload.row[i] = vector;

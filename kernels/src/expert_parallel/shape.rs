@@ -27,13 +27,13 @@ impl Shape {
     /// The most experts of a rank.
     pub const EXPERTS: usize = 1024;
 
-    /// Returns the slots that a rank has for vectors from each rank.
+    /// Returns the number of slots that a rank has for vectors from each rank.
     #[must_use]
     pub const fn slots(self) -> u32 {
         self.tokens * self.vectors
     }
 
-    /// Returns the vectors of the scales of a row of 8-bit floats: one vector (four f32 scales) for
+    /// Returns how many vectors the scales of a row of 8-bit floats have: one (four f32 scales) for
     /// each 32 vectors of the row, so one scale for 128 floats.
     #[must_use]
     pub const fn scale_vectors(self) -> u32 {
@@ -46,8 +46,8 @@ impl Shape {
         if has_scales { self.scale_vectors() } else { 0 }
     }
 
-    /// Returns the slots for rows with scales: [`slots`](Self::slots), and one for each vector of
-    /// scales.
+    /// Returns the number of slots for rows with scales: [`slots`](Self::slots), and one for each
+    /// vector of scales.
     #[must_use]
     pub const fn scaled_slots(self) -> u32 {
         self.tokens * (self.vectors + self.scale_vectors())
@@ -81,8 +81,8 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Loads the id and the weight of the expert of a token that has this lane's number; -1 if
-    /// there is none. The kernel's caller guarantees the memory.
+    /// Loads the id and the weight of this lane's expert of a token; the id is -1 if there is none.
+    /// The kernel's caller guarantees the memory.
     #[track_caller]
     pub(super) unsafe fn expert(&self, shape: Shape, token: u32) -> (i32, f32) {
         if warp::lane_id() >= shape.top_k {
@@ -166,7 +166,7 @@ impl Faults {
 
     /// Records an expert id that is out of range, in [`WORDS`](Self::WORDS) words of this GPU.
     pub(super) unsafe fn record_id(words: *mut u32, index: u32, id: i32) {
-        // SAFETY: the caller's contract; all accesses are atomic.
+        // SAFETY: the caller passes all `WORDS` words; all accesses are atomic.
         unsafe {
             let word = |at| AtomicU32::from_ptr(words.wrapping_add(at));
             word(Self::IDS).fetch_add(1, Order::Relaxed, Scope::Gpu);
@@ -177,8 +177,8 @@ impl Faults {
         }
     }
 
-    /// Records that there is no room for `needed` rows of rank `of`, or of this one; of several
-    /// ranks, the one that needs most. Only this thread of the grid records rows.
+    /// Records that there is no room for `needed` rows in the rank `of`, or in this one if `None`;
+    /// of several ranks, the one that needs most. Only this thread of the grid records rows.
     pub(super) unsafe fn record_rows(words: *mut u32, needed: u32, of: Option<u32>) {
         let (rows, rank) = (words.wrapping_add(Self::ROWS), words.wrapping_add(Self::RANK));
         // SAFETY: `words` has both, and only this thread records rows.

@@ -20,7 +20,7 @@ use cuda_std::{math, mem};
 ///     type Output = bf16;
 ///
 ///     fn apply<F: Fragment>(&self, sums: &mut F) {
-///         // SAFETY: the contract of the kernel.
+///         // SAFETY: the kernel's caller passes a number for each row of C.
 ///         sums.update_in_c(|sum, row, _| unsafe {
 ///             sum.max(0.0) * mem::load(self.rows.add(row as usize))
 ///         });
@@ -39,7 +39,7 @@ pub trait Epilogue: Copy {
     /// [`gemm_swapped`](super::gemm_swapped) calls it.
     const SENDS_EARLY: bool = false;
 
-    /// The epilogue of this launch. The threads that multiply call it before the first product.
+    /// Returns the epilogue of a launch. Threads that multiply call it before the first product.
     #[must_use]
     fn begin(self) -> Self {
         self
@@ -49,17 +49,17 @@ pub trait Epilogue: Copy {
     /// tile before `apply` is called for any.
     fn send_early<F: Fragment>(&self, _sums: &mut F) {}
 
-    /// The threads that multiply, of this number in a block, call it after the last tile.
+    /// Ends a launch. The block's `threads` that multiply call it after the last tile.
     fn end(&self, _threads: u32) {}
 
-    /// Whether `apply` changes nothing. Kernels then skip its code once for each tile: that is one
-    /// miss of the instruction cache instead of one for each part.
+    /// Returns whether `apply` changes nothing. Kernels then skip its code once for each tile: that
+    /// is one miss of the instruction cache instead of one for each part.
     fn is_identity(&self) -> bool {
         false
     }
 }
 
-/// No epilogue, for C of `O`.
+/// The epilogue that changes nothing, for C with elements `O`.
 #[derive(Clone, Copy)]
 pub struct Identity<O>(PhantomData<O>);
 
@@ -87,23 +87,23 @@ impl<O: Float> Epilogue for Identity<O> {
     }
 }
 
-/// A thread's sums, of some rows and columns of C. Some may lie outside C: they
-/// have any values, and are not stored.
+/// A thread's sums, of some rows and columns of C. Sums outside C have any values, and are not
+/// stored.
 pub trait Fragment {
     /// The number of rows.
     const ROWS: u32;
     /// The number of columns.
     const COLUMNS: u32;
-    /// Whether columns `2 * j` and `2 * j + 1` are neighbours in C, the first an even one.
+    /// Whether columns `2 * j` and `2 * j + 1` are neighbours in C, the first of which is even.
     const PAIRS: bool;
 
-    /// The `i`-th row, in C.
+    /// Returns which row of C the `i`-th row is.
     fn row(&self, i: u32) -> u32;
-    /// The `j`-th column, in C.
+    /// Returns which column of C the `j`-th column is.
     fn column(&self, j: u32) -> u32;
-    /// The row at which the elements end that are stored, and the columns of C.
+    /// Returns the end of the rows that are stored, and the number of columns of C.
     fn end(&self) -> (u32, u32);
-    /// The sum of a row and a column.
+    /// Returns the sum in the `i`-th row and the `j`-th column.
     fn sum(&mut self, i: u32, j: u32) -> &mut f32;
 
     /// Replaces each sum, also those outside C.
@@ -152,7 +152,7 @@ pub struct Fused<O> {
     pub scale_b: *const f32,
     /// A number for each column of C.
     pub bias: *const O,
-    /// `m x n` numbers, row-major. May be C.
+    /// `m x n` numbers, row-major. It may be C.
     pub residual: *const O,
     /// See [`GELU`] and [`SILU`].
     pub linear: f32,
@@ -167,17 +167,16 @@ pub const GELU: [f32; 2] = [1.595_769, 0.071_354_814];
 pub const SILU: [f32; 2] = [1.0, 0.0];
 
 impl<O: Float> Fused<O> {
-    /// The product of the scales.
+    /// Returns the product of the scales.
     fn scale(&self) -> f32 {
         let scale = |from: *const f32| match from.is_null() {
             true => 1.0,
-            // SAFETY: the contract of the kernels with this parameter.
+            // SAFETY: the kernel's caller passes null or a scale that can be read.
             false => unsafe { mem::load(from) },
         };
         scale(self.scale_a) * scale(self.scale_b)
     }
 
-    /// The activation of `x`.
     fn activation(&self, x: f32) -> f32 {
         x * math::sigmoid(x * math::fma(self.cubic, x * x, self.linear))
     }
@@ -198,7 +197,7 @@ impl<O: Float> Fused<O> {
         };
         let pairs = n.is_multiple_of(2) && from.addr().is_multiple_of(size_of::<O::Pair>());
         let mut j = 0;
-        // SAFETY: the caller's contract; a pair is in C if its first column is.
+        // SAFETY: the caller passes a number for each column; a pair is in C if its first one is.
         unsafe {
             if F::PAIRS && pairs {
                 while j < F::COLUMNS {
@@ -233,14 +232,14 @@ impl<O: Float> Epilogue for Fused<O> {
         pointers | self.residual.addr() == 0 && self.linear == 0.0
     }
 
-    /// Tests each part once, not for each sum.
+    /// Applies one operation of the formula after the other, so that each is tested for once.
     fn apply<F: Fragment>(&self, sums: &mut F) {
         if !self.scale_a.is_null() || !self.scale_b.is_null() {
             let scale = self.scale();
             sums.update(|sum| scale * sum);
         }
         if !self.bias.is_null() {
-            // SAFETY: the contract of the kernels with this parameter.
+            // SAFETY: the kernel's caller passes a bias for each column of C.
             unsafe { Self::add(sums, self.bias, 0, F::ROWS) };
         }
         if self.linear != 0.0 {

@@ -16,9 +16,9 @@ use super::stores::{PARTS, Store};
 type A<T> = SharedTile<T, TILE_M>;
 type B<T> = SharedTile<T, TILE_N>;
 
-/// A tile has the same number of bytes for every type.
+/// Bytes of a stage, which are the same for every type.
 pub(super) const STAGE_BYTES: u32 = A::<bf16>::BYTES + B::<bf16>::BYTES;
-/// Tiles for the stores of each warp.
+/// Bytes of the tiles for the stores of all warps.
 pub(super) const STORE_BYTES: u32 = PARTS * MULTIPLYING_WARPS * Store::<bf16>::BYTES;
 /// A block's shared memory: the stages, and tiles for the stores of each warp.
 #[derive(Clone, Copy)]
@@ -43,7 +43,7 @@ impl<T: GemmFactor> Shared<T> {
         self.memory.tile(stage * STAGE_BYTES + A::<T>::BYTES)
     }
 
-    /// One of a warp's tiles for stores.
+    /// Returns one of a warp's tiles for stores.
     pub(super) fn store<O>(self, warp: u32, which: u32) -> Store<O> {
         self.memory.tile(STAGES * STAGE_BYTES + (PARTS * warp + which) * Store::<O>::BYTES)
     }
@@ -55,9 +55,9 @@ pub(super) struct Tile {
     /// The first row and column in C.
     pub(super) row: u32,
     pub(super) column: u32,
-    /// The row of B that is the first column's.
+    /// The row of B for the first column.
     b_row: u32,
-    /// The rows of its group end here.
+    /// The end of the rows of the tile's group.
     pub(super) end: u32,
 }
 
@@ -69,7 +69,7 @@ impl Tile {
     }
 }
 
-/// The row and column of C from which this block computes the tile.
+/// Returns the first row and column in C of this block's tile.
 pub(crate) fn origin(order: Order, number: u32) -> (u32, u32) {
     let Tile { row, column, .. } = Tile::at(order, number);
     (row, column)
@@ -97,7 +97,7 @@ impl<'a, T: GemmFactor> Factors<'a, T> {
         Self { shared, maps, transposed }
     }
 
-    /// Where the factors of one of this cluster's tiles are.
+    /// Returns where the factors of one of this cluster's tiles are.
     pub(super) fn source(&self, order: Order, number: u32) -> Source<'a> {
         let Tile { row, b_row, .. } = Tile::at(order, number);
         Source { a: self.maps[0], row, b_row }
@@ -108,7 +108,7 @@ impl<'a, T: GemmFactor> Factors<'a, T> {
         tma::prefetch_map(self.maps[1]);
     }
 
-    /// Loads a step's tile of A, and this block's half of B's to both blocks of the cluster.
+    /// Loads a step's tile of A, and half of its tile of B to both blocks of the cluster.
     pub(super) fn load(&self, source: &Source<'_>, term: u32, stage: &EmptyStage) {
         const HALF: u32 = TILE_N / CLUSTER;
         const CLUSTER_MASK: u16 = (1 << CLUSTER) - 1;

@@ -3,7 +3,7 @@
 //! Tiles, loads and stores are those of [`gemm_wgmma`](super::gemm_wgmma). The tensor cores sum
 //! only 128 terms, of 128 columns: these sums are multiplied by the scales and added in f32 by the
 //! threads, while the tensor cores multiply for the other warpgroup. So only 128 terms are added
-//! with the few bits of [`wgmma::multiply`] of 8-bit floats.
+//! with the low precision of [`wgmma::multiply`] of 8-bit floats.
 
 use cuda_std::prelude::*;
 use cuda_std::tile::{EmptyStage, Mainloop, Persistent, Turn, Warpgroup, store_rows};
@@ -14,7 +14,7 @@ use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap, TensorMapDesc};
 use super::epilogue::{Epilogue, Fused};
 use super::factors::{Factors, Source, origin};
 use super::gemm_wgmma::{CLUSTER, GemmFactor, STAGES, STORE_M, Sums, WARPGROUP_M};
-use super::hooks::{Hooks, Idle};
+use super::hooks::{Hooks, IdleRegisters};
 use super::order::Order;
 use super::stores::{Place, Stores};
 
@@ -32,8 +32,8 @@ pub const BLOCK: u32 = 128;
 ///
 /// # Safety
 ///
-/// As for [`gemm_wgmma`](super::gemm_wgmma::gemm_wgmma()). The scales have the elements, and no
-/// other kernel writes them, but those before a dependent launch.
+/// As for [`gemm_wgmma`](super::gemm_wgmma::gemm_wgmma()). The matrices of scales have these
+/// elements, and no other kernel writes them, but those before a dependent launch.
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, T = [F8E4M3, F8E5M2])]
 pub unsafe fn gemm_blocks<T: GemmFactor>(
     a: GridConstant<TensorMap>,
@@ -79,15 +79,15 @@ type Products = [f32; 64];
 ///
 /// # Safety
 ///
-/// A warpgroup calls this; [`wgmma::multiply`] says what else.
+/// A whole warpgroup calls this, with tiles as [`wgmma::multiply`] needs them.
 unsafe fn multiply_block<T: Factor>(
     products: &mut Products,
     [a, b]: [wgmma::Tile<T>; 2],
     row: u32,
 ) {
     let b = b.offset_bytes(row * TensorMapDesc::ROW_BYTES);
-    // SAFETY: the caller's contract. No other code accesses the products between the two operand
-    // fences.
+    // SAFETY: the caller is a warpgroup with tiles for `multiply`. No other code accesses the
+    // products between the two operand fences.
     unsafe {
         wgmma::fence_operand(products);
         wgmma::fence();
@@ -102,7 +102,7 @@ unsafe fn multiply_block<T: Factor>(
     }
 }
 
-/// What is this product's own in the main loop.
+/// The product's part of the main loop.
 struct Blocks<'a, T, E: Epilogue> {
     factors: Factors<'a, T>,
     stores: Stores<'a, T, E::Output, ()>,
@@ -117,7 +117,7 @@ impl<T: GemmFactor, E: Epilogue> Blocks<'_, T, E> {
     }
 }
 
-/// What a multiplying thread keeps.
+/// The state of a thread that multiplies.
 struct State {
     place: Place,
     scales: Scales,
@@ -126,11 +126,11 @@ struct State {
     block: u32,
 }
 
-// SAFETY: the tiles are those of a stage, and as many bytes are expected. `compute` waits for its
+// SAFETY: a stage's loads have as many bytes as `expect` announces, and `compute` waits for its
 // products.
 unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     type Schedule = Persistent<CLUSTER>;
-    type Registers = Idle;
+    type Registers = IdleRegisters;
     type Sums = Sums;
     type Source = Source<'a>;
     type State = State;
@@ -200,7 +200,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
                     *sum = math::fma(factors[half][i / 2 % 2], products[i], *sum);
                     i += 1;
                 }
-                // Before the next products, which come into the same registers.
+                // This is before the next products, which come into the same registers.
                 wgmma::fence_operand(sums);
                 half += 1;
             }
@@ -222,7 +222,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
 struct Scales {
     /// The lane's scale for the first block of terms.
     first: *const f32,
-    /// The distance to that for the next one.
+    /// Elements between its scales for two successive blocks of terms.
     stride: u32,
 }
 
@@ -249,7 +249,7 @@ impl Scales {
         }
     }
 
-    /// The lane's scale for a block of terms.
+    /// Loads the lane's scale for a block of terms.
     ///
     /// # Safety
     ///
@@ -259,16 +259,16 @@ impl Scales {
         unsafe { mem::load(self.first.add(block as usize * self.stride as usize)) }
     }
 
-    /// Returns the numbers that the products are multiplied by: two for each block of columns, one
-    /// for each row.
+    /// Returns the numbers by which the products are multiplied: for each block of columns, one for
+    /// each of the two rows.
     ///
     /// # Safety
     ///
     /// The lanes of a warp call this together, with what each of them loaded.
     unsafe fn factors(&self, scale: f32) -> [[f32; 2]; 2] {
         // SAFETY: the caller has all lanes of the warp here.
-        let of = |which| unsafe { warp::warp_shuffle_idx(warp::FULL_MASK, scale, which, 4).0 };
-        let rows = [of(0), of(1)];
-        [of(2), of(3)].map(|columns| rows.map(|row| row * columns))
+        let lane = |which| unsafe { warp::warp_shuffle_idx(warp::FULL_MASK, scale, which, 4).0 };
+        let rows = [lane(0), lane(1)];
+        [lane(2), lane(3)].map(|columns| rows.map(|row| row * columns))
     }
 }

@@ -13,7 +13,7 @@ use super::epilogue::Fused;
 use super::factors::Factors;
 use super::gemm_wgmma::{GemmFactor, Product};
 use super::groups::{GroupTiles, Groups};
-use super::hooks::{Hooks, Idle};
+use super::hooks::{Hooks, IdleRegisters};
 use super::order::Order;
 use super::stores::Stores;
 
@@ -21,8 +21,8 @@ use super::stores::Stores;
 /// x k` elements for each group, one after the other. The epilogue's bias is that of all groups.
 ///
 /// The maps, the grid and the block are as for [`gemm_wgmma`](super::gemm_wgmma::gemm_wgmma()), B's
-/// map with the rows of all groups; C's is used if `n` is a multiple of 8, and its address for what
-/// is left. May be a dependent launch.
+/// map with the rows of all groups. C's map is used if `n` is a multiple of 8, and C's `address` is
+/// used where the map is not. Dependent launch: allowed.
 ///
 /// # Safety
 ///
@@ -42,9 +42,9 @@ pub unsafe fn gemm_grouped<T: GemmFactor>(
     k: u32,
     epilogue: Fused<<T as GemmFactor>::Output>,
 ) {
-    // Before the groups are counted, which waits for the previous kernels.
+    // This is before the groups are counted, which waits for the previous kernels.
     grid::launch_next();
-    let grouped = Grouped { groups, m, n };
+    let grouped = GroupedHooks { groups, m, n };
     let mut stores = Stores::new(&c, address, [m, n], &grouped);
     stores.by_map = n.is_multiple_of(8);
     let factors = Factors::new([&a, &b], stores.shared, [false; 2]);
@@ -53,21 +53,21 @@ pub unsafe fn gemm_grouped<T: GemmFactor>(
     unsafe { Product::<T, _, _>::new(factors, stores, k, epilogue).run() }
 }
 
-/// The order of the tiles.
-struct Grouped {
+/// The hooks of the product, which has an order of tiles of its own.
+struct GroupedHooks {
     groups: Groups,
     m: u32,
     n: u32,
 }
 
-impl Hooks for Grouped {
-    type Registers = Idle;
+impl Hooks for GroupedHooks {
+    type Registers = IdleRegisters;
 
     const GROUPS: bool = true;
 
     fn order(&self, _rows: u32, columns: u32) -> Order {
         grid::wait_for_previous();
-        // SAFETY: the kernel's contract; all threads of the block call this, once.
+        // SAFETY: the kernel's caller passes the groups; all threads of the block call this, once.
         Order::groups(unsafe { GroupTiles::new(self.groups, [self.m, self.n], columns) })
     }
 }

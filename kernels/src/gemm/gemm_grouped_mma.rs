@@ -11,7 +11,7 @@ use super::groups::{GroupTiles, Groups};
 use super::order::Position;
 
 /// Computes what [`gemm_grouped`](super::gemm_grouped::gemm_grouped()) does, with the grid and the
-/// block of [`gemm_mma`](super::gemm_mma::gemm_mma()). Not for a dependent launch.
+/// block of [`gemm_mma`](super::gemm_mma::gemm_mma()). It cannot be a dependent launch.
 ///
 /// # Safety
 ///
@@ -30,7 +30,7 @@ pub unsafe fn gemm_grouped_mma<T: Factor + Float>(
     const PLAIN: [bool; 2] = [false; 2];
     let alignment = Factors { a, b, m, n, k }.row_alignment(PLAIN);
     let columns = n.div_ceil(TILE);
-    // SAFETY: the kernel's contract; all threads of the block are here.
+    // SAFETY: the kernel's caller passes matrices and groups; all threads of the block are here.
     unsafe {
         let tiles = GroupTiles::<TILE, { gemm_mma::GROUP }>::new(groups, [m, n], columns);
         let (rows, columns) = tiles.extent();

@@ -35,7 +35,7 @@ type Sums = [RegTile<f32, 8>; 4];
 ///
 /// `transposed_a` and `transposed_b` say that A is stored as `k x m`, or B as `k x n`. It is
 /// fastest if stored rows of A and B begin at multiples of 16 bytes, and slowest if they have an
-/// odd number of elements, or if those of a transposed matrix begin elsewhere.
+/// odd number of elements, or if rows of a transposed matrix do not begin at such multiples.
 ///
 /// Grid: any; a block has work if there is a tile of [`TILE`] x [`TILE`] elements for it. Block:
 /// [`THREADS`] threads, with [`SHARED`] bytes.
@@ -102,13 +102,13 @@ pub unsafe fn product<T: Factor, E: Epilogue>(
     while tile < order.count() {
         let (row, column) = order.position(tile);
         let origin = (row * TILE, column * TILE);
-        // SAFETY: the kernel's contract; all threads of the block are here.
+        // SAFETY: the caller passes the matrices; all threads of the block are here.
         unsafe { factors.tile(c, origin, alignment, transposed, epilogue) };
         tile += thread::grid_dim_x();
     }
 }
 
-/// Where the factors are, and their extents.
+/// The addresses of the factors, and the extents of the product.
 #[derive(Clone, Copy)]
 pub(super) struct Factors<T> {
     pub(super) a: *const T,
@@ -118,7 +118,7 @@ pub(super) struct Factors<T> {
     pub(super) k: u32,
 }
 
-/// A factor as it is stored.
+/// Returns a factor as it is stored.
 fn matrix<T>(address: *const T, rows: u32, k: u32, transposed: bool) -> Matrix<T> {
     let (rows, columns) = if transposed { (k, rows) } else { (rows, k) };
     Matrix { address, rows, columns }
@@ -135,7 +135,7 @@ impl<T: Factor> Factors<T> {
     ///
     /// # Safety
     ///
-    /// The kernel's contract, and all threads of the block call this. `alignment` is that of rows.
+    /// The kernel's contract, and all threads of the block call this, with the rows' `alignment`.
     pub(super) unsafe fn tile<E: Epilogue>(
         &self,
         c: *mut E::Output,
@@ -147,8 +147,8 @@ impl<T: Factor> Factors<T> {
         let Self { a, b, m, n, k } = *self;
         let warp = thread::thread_idx_x() / warp::WARP_SIZE;
         let part = (warp / 2 * WARP_TILE, warp % 2 * WARP_TILE);
-        // Opaque: so the values that one of the forms needs are not kept in registers during
-        // another.
+        // Opaque, so that values that only one of the variants needs are not kept in registers
+        // during another one.
         let factors = Self { a, b, m: hint::opaque(m), n: hint::opaque(n), k: hint::opaque(k) };
         // SAFETY: the caller has all threads of the block here; the alignment is that of the rows.
         unsafe {
@@ -170,11 +170,11 @@ impl<T: Factor> Factors<T> {
         }
     }
 
-    /// This warp's sums of a tile.
+    /// Returns this warp's sums of a tile.
     ///
     /// # Safety
     ///
-    /// The kernel's contract; [`MmaProduct`] says what the parameters mean.
+    /// As for [`tile`](Self::tile); [`MmaProduct`] says what the parameters mean.
     unsafe fn sums<const ALIGN: u32, const TA: bool, const TB: bool>(
         self,
         origin: (u32, u32),

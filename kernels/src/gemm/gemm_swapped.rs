@@ -36,7 +36,7 @@ const TILE_K: u32 = SharedTile::<bf16, WARPGROUP_N>::COLUMNS;
 /// Grid: clusters of 1, 2, 4 or 8 blocks, all resident. Block: [`Shape::THREADS`] threads, with
 /// dynamic shared memory for the stages ([`Shape::STAGE`] each), the stores ([`Shape::STORE`]), the
 /// sums of split tiles ([`Shape::received`] with [`Division::sums`]) and [`TileMemory::PADDING`].
-/// May be a dependent launch.
+/// Dependent launch: allowed.
 ///
 /// # Safety
 ///
@@ -120,13 +120,13 @@ pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: 
         false => Division { across: 1, down: 1, ..division },
     };
     let Division { across, down, .. } = division;
-    let mates = across * down;
-    let splits = quotient(cluster::size(), mates);
+    let cluster_tiles = across * down;
+    let splits = quotient(cluster::size(), cluster_tiles);
     let place = quotient(cluster::rank(), splits);
     let (row, column) = (quotient(place, across), remainder(place, across));
     let rows = quotient(m.div_ceil(S::M) + down - 1, down);
     let columns = quotient(n.div_ceil(S::N) + across - 1, across);
-    // SAFETY: the kernel's contract. Only this block's barriers use the words.
+    // SAFETY: the caller guarantees the matrices. Only this block's barriers use the words.
     unsafe {
         let block = Block::<T, S, E> {
             memory: TileMemory::dynamic(),
@@ -156,12 +156,12 @@ pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: 
     }
 }
 
-/// A quotient by a power of two.
+/// Returns the quotient of a division by a power of two.
 fn quotient(number: u32, power: u32) -> u32 {
     number >> power.trailing_zeros()
 }
 
-/// The remainder.
+/// Returns the remainder of a division by a power of two.
 fn remainder(number: u32, power: u32) -> u32 {
     number & (power - 1)
 }
@@ -181,9 +181,9 @@ impl Share {
     /// apart, a power of two.
     fn of(blocks: u32, index: u32, distance: u32) -> Self {
         // A `match` would be a table in global memory, which delays the first load.
-        let every = 0x01_11_55_ff_u32 >> (8 * distance.trailing_zeros()) & 0xff;
+        let pattern = 0x01_11_55_ff_u32 >> (8 * distance.trailing_zeros()) & 0xff;
         let first = cluster::rank() - index * distance;
-        let ranks = ((every & ((1 << (blocks * distance)) - 1)) << first) as u16;
+        let ranks = ((pattern & ((1 << (blocks * distance)) - 1)) << first) as u16;
         Self { blocks, index, ranks }
     }
 }
@@ -198,12 +198,12 @@ struct Product<'a, T, S, E, C> {
 
 /// The tiles of a [`Schedule`], or slices of their terms.
 #[derive(Clone, Copy)]
-struct Sliced {
+struct SlicedSchedule {
     schedule: Schedule,
     slices: Option<Slices>,
 }
 
-impl Scheduler for Sliced {
+impl Scheduler for SlicedSchedule {
     type Work = Work;
 
     fn first(&self) -> Option<Work> {
@@ -226,10 +226,10 @@ impl Scheduler for Sliced {
     }
 }
 
-/// More registers for the sums of tall tiles.
-struct Raised<S>(PhantomData<S>);
+/// The division of the registers, which gives more of them to the sums of tall tiles.
+struct RaisedRegisters<S>(PhantomData<S>);
 
-impl<S: Shape> RegisterSplit for Raised<S> {
+impl<S: Shape> RegisterSplit for RaisedRegisters<S> {
     const REGISTERS: Option<[u32; 2]> = if S::M > 128 { Some([232, 40]) } else { None };
 
     unsafe fn raise() {
@@ -250,7 +250,7 @@ impl<S: Shape> RegisterSplit for Raised<S> {
 /// The rows of its factor that a loading warp loads, and their place in a stage.
 struct Source {
     row: u32,
-    /// The rows that another factor has before it in each stage, and its own.
+    /// Rows of the other factor before this one's in each stage, and rows of this factor there.
     skipped: u32,
     height: u32,
     share: Share,
@@ -262,7 +262,7 @@ struct Source {
 struct State<E> {
     epilogue: E,
     /// The first threads of a warpgroup release a stage, each to one of the blocks that load for
-    /// it: those in its row, then the others in its column.
+    /// this block: the blocks in its row, then the other blocks in its column.
     releasing: bool,
     releases: u32,
     /// The first row of B in a stage that is the warpgroup's.
@@ -279,8 +279,8 @@ struct State<E> {
 unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     for Product<'_, T, S, E, C>
 {
-    type Schedule = Sliced;
-    type Registers = Raised<S>;
+    type Schedule = SlicedSchedule;
+    type Registers = RaisedRegisters<S>;
     type Sums = S::Sums;
     type Source = Source;
     type State = State<E>;
@@ -292,8 +292,8 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         self.block.division.stages
     }
 
-    fn schedule(&self) -> Sliced {
-        Sliced { schedule: self.block.schedule, slices: self.block.slices }
+    fn schedule(&self) -> SlicedSchedule {
+        SlicedSchedule { schedule: self.block.schedule, slices: self.block.slices }
     }
 
     fn arrivals(&self) -> u32 {
@@ -395,7 +395,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         let (row, column) = self.block.origin(work.tile);
         let (_, before) = self.block.loaded_b(column);
         let warpgroup = group.index() * WARPGROUP_N;
-        // A warpgroup beyond C multiplies by any rows.
+        // A warpgroup whose columns are beyond C multiplies by any rows.
         state.first = (before + warpgroup) % S::N;
         state.origin = (row, column + warpgroup);
     }
@@ -469,7 +469,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     }
 
     fn loaded(&self) {
-        // SAFETY: all warps that load or idle call it; those that multiply do so in `send`.
+        // SAFETY: all warps that load or idle call this; those that multiply synchronise in `send`.
         unsafe {
             warp::sync();
             if self.block.division.sums == 0 && self.block.schedule.splits_any() {
@@ -478,8 +478,8 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         }
     }
 
-    /// The block has received all sums that others send to it: it may end before them, if no other
-    /// block loads for it or releases its stages.
+    /// Waits for the other blocks of the cluster if they load for this block or release its stages.
+    /// Otherwise this block may end before them: it has received all sums that they send to it.
     fn leave(&self) {
         let Division { across, down, .. } = self.block.division;
         if across * down > 1 {

@@ -28,7 +28,7 @@ use super::swapped_tiles::{Block, Sums, Target};
 /// `m`, `n` and `k` are those of the product. The maps, the grid and the block are those of
 /// [`gemm_swapped`](super::gemm_swapped::gemm_swapped()) for the product of B and A, of `n x m`
 /// elements: the tiles of `b` have [`Shape::M`] rows. `c` begins at a multiple of 16 bytes, and `n`
-/// is a multiple of 8. May be a dependent launch.
+/// is a multiple of 8. Dependent launch: allowed.
 ///
 /// # Safety
 ///
@@ -77,7 +77,7 @@ pub unsafe fn gemm_unswapped_sliced<T: Half + Factor + Element, S: Shape>(
     unsafe { compute::<T, S, _, _>([&b, &a], Rows(c), [n, m, k], division, Some(slices), epilogue) }
 }
 
-/// Rows of C, which begin here.
+/// The address of C, as the target of a product that stores whole rows.
 #[derive(Clone, Copy)]
 struct Rows<T>(*mut T);
 
@@ -115,7 +115,7 @@ impl<C: Half + Element> Target for Rows<C> {
         let (row, group) = (row + 16 * warp + lane / 4, lane % 4);
         let column = column + 8 * (first + group);
         let store = |words, row: u32| {
-            // SAFETY: the caller's contract; eight columns are in C if the first is.
+            // SAFETY: the caller has all lanes here; eight columns are in C if the first is.
             unsafe {
                 let vector = transpose(words, group);
                 if row < m && column < end && group < eights {
@@ -143,7 +143,7 @@ unsafe fn transpose(words: [u32; 4], place: u32) -> [u32; 4] {
         let got = unsafe { warp::shuffle_xor(if upper { own } else { other }, distance) };
         if upper { [got, other] } else { [own, got] }
     };
-    // Two by two words, then the words of each two by two.
+    // Lanes exchange words with their neighbour, then with the other pair of lanes.
     let [a, b] = swap(a, b, 1, odd);
     let [c, d] = swap(c, d, 1, odd);
     let [a, c] = swap(a, c, 2, high);
@@ -172,7 +172,7 @@ impl<S: Shape> Fragment for Part<S> {
     }
 
     fn column(&self, j: u32) -> u32 {
-        // Columns of groups beyond the last one are other blocks'.
+        // Columns of groups after the thread's last one belong to other blocks.
         if j / 2 < self.eights { self.column + 8 * (j / 2) + j % 2 } else { self.end.1 }
     }
 

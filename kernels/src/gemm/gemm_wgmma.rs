@@ -3,9 +3,9 @@
 //! A block computes tiles of 128 x 256 elements of C, one after the other. One warp loads the
 //! factors by TMA into a pipeline of four stages; two warpgroups multiply, 64 rows each, and store
 //! their sums by TMA from shared memory. Between two tiles they only round the sums and write half
-//! of them there: the stores, and the other half, come after the first products of the next
-//! tile. The two blocks of a cluster compute tiles that are neighbours in a column: both need the
-//! same rows of B, of which each loads half for both.
+//! of them to shared memory: the stores, and the other half, come after the first products of the
+//! next tile. The two blocks of a cluster compute tiles that are neighbours in a column: both need
+//! the same rows of B, of which each loads half for both.
 
 use cuda_std::convert::Float;
 use cuda_std::prelude::*;
@@ -46,7 +46,7 @@ const SEND_COST_TERMS: u32 = 24 * 64;
 const STORE_COST_TERMS: u32 = 4 * 64;
 /// Rows of a warpgroup.
 pub(super) const WARPGROUP_M: u32 = 64;
-/// Terms that one load of a transposed factor has, and rows of A or B.
+/// Terms, and rows of A or B, that one load of a transposed factor has.
 pub const TRANSPOSED: u32 = 64;
 
 /// A warp's sums of its rows of a tile.
@@ -54,7 +54,7 @@ pub(super) type Sums = RegTile<f32, 32>;
 
 /// An element type of A and B.
 pub trait GemmFactor: Factor {
-    /// The element type of C, of [`gemm_wgmma()`].
+    /// The element type of C in [`gemm_wgmma()`].
     type Output: Float;
     /// Whether A and B may be stored transposed.
     const TRANSPOSABLE: bool = size_of::<Self>() == 2;
@@ -82,7 +82,7 @@ fn multiply_transposable<T: Factor + mma::Factor>(
     accumulate: bool,
 ) {
     // Each branch commits its group: after the branches `ptxas` would commit a second, empty one,
-    // and a wait for the stage before would be one for this stage too.
+    // and a wait for the previous stage's products would also wait for this stage's.
     let (a_t, b_t) = (a.transposed_factor(), b.transposed_factor());
     match transposed {
         [false, false] => group.multiply(sums, a, b, accumulate),
@@ -120,7 +120,7 @@ impl GemmFactor for F8E5M2 {
     type Output = bf16;
 }
 
-/// Dynamic shared memory in bytes, with what the alignment takes.
+/// Dynamic shared memory in bytes, with padding for the alignment.
 pub const SHARED: u32 = STAGES * STAGE_BYTES + STORE_BYTES + TileMemory::PADDING;
 /// Threads per block: two warpgroups that multiply, one that loads.
 pub const THREADS: u32 = 384;
@@ -131,12 +131,12 @@ pub const THREADS: u32 = 384;
 /// `transposed_a` and `transposed_b` say that A is stored as `k x m`, or B as `k x n`; not for
 /// 8-bit factors, which `wgmma` does not transpose.
 ///
-/// `a` and `b` are tensor maps with tiles of 128 rows, or of [`TRANSPOSED`] if stored so. `c` is a
-/// map with tiles of [`STORE_M`], which is used only if `unaligned` is null: C's address otherwise,
-/// for rows of C that do not begin at multiples of 16 bytes.
+/// `a` and `b` are tensor maps with tiles of 128 rows, or of [`TRANSPOSED`] if stored transposed.
+/// `c` is a map with tiles of [`STORE_M`] rows. `unaligned` is null, or C's address, which is used
+/// instead of the map if rows of C do not begin at multiples of 16 bytes.
 ///
 /// Grid: a multiple of [`CLUSTER`] blocks, at most one per multiprocessor. Block: [`THREADS`]
-/// threads, with [`SHARED`] bytes. May be a dependent launch.
+/// threads, with [`SHARED`] bytes. Dependent launch: allowed.
 ///
 /// # Safety
 ///
@@ -305,8 +305,8 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Mainloop for Product<'a, T
         T::multiply(group, sums, tiles, transposed, !first);
     }
 
-    /// The parts in registers are written after the first products. The ones after them are written
-    /// when the messages before have left, and reported when they are in C.
+    /// The previous tile's parts in registers are written after the first products. Its last parts
+    /// are written when the messages before them have left, and reported when they are in C.
     fn pause(&self, index: u32) -> u32 {
         let sent = if F::SENDS { SEND_COST_TERMS.min(self.k / 2) } else { Self::STEP };
         match index {

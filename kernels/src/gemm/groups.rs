@@ -5,8 +5,8 @@ use cuda_std::tile::TileOrder;
 
 use super::order::{Group, Position};
 
-/// Parts of the groups for which the rows of tiles before them are counted. Shared memory has room
-/// for this number besides the pipeline of [`gemm_grouped`](super::gemm_grouped).
+/// Parts of the groups, before each of which the rows of tiles are counted. Shared memory has room
+/// for this number and the pipeline of [`gemm_grouped`](super::gemm_grouped).
 const PARTS: u32 = 256;
 
 /// The most warps of a block.
@@ -18,18 +18,18 @@ const WARPS: usize = 12;
 pub struct Groups {
     /// The number of groups.
     pub count: u32,
-    /// The first row of each.
+    /// The first row of each group.
     pub offsets: *const u32,
-    /// The number of rows of each.
+    /// The number of rows of each group.
     pub sizes: *const u32,
 }
 
 impl Groups {
-    /// The first row of a group, and the end of its rows, of `m` rows.
+    /// Returns the first row of a group, and the end of its rows, at most `m`.
     ///
     /// # Safety
     ///
-    /// The group is one, and nothing writes the offsets and sizes.
+    /// The group is below the count, and nothing writes the offsets and sizes.
     unsafe fn rows(&self, group: u32, m: u32) -> (u32, u32) {
         // SAFETY: the caller passes a group below the count, and nothing writes the arrays.
         let (first, size) = unsafe {
@@ -40,8 +40,8 @@ impl Groups {
     }
 }
 
-/// The tiles of groups, of `HEIGHT` rows, one group after the other; those of a group in the order
-/// of [`TileOrder<GROUP>`].
+/// The tiles of groups, of `HEIGHT` rows, one group after the other. The tiles of a group are in
+/// the order of [`TileOrder<GROUP>`].
 #[derive(Clone, Copy)]
 pub(super) struct GroupTiles<const HEIGHT: u32, const GROUP: u32> {
     groups: Groups,
@@ -73,28 +73,28 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
         shared_array![u32; PARTS as usize]
     }
 
-    /// The groups of a part.
-    fn each(&self) -> u32 {
+    /// Returns the number of groups of a part.
+    fn part_len(&self) -> u32 {
         self.groups.count.div_ceil(PARTS)
     }
 
-    /// Counts the rows of tiles before each part, and all of them.
+    /// Counts the rows of tiles before each part, and returns the number of all.
     ///
     /// # Safety
     ///
-    /// As [`new`](Self::new).
+    /// As for [`new`](Self::new).
     unsafe fn count_rows(&self) -> u32 {
         let (thread, lane) = (thread::thread_idx_x(), warp::lane_id());
         let warps = thread::block_dim_x() / warp::WARP_SIZE;
         let sums = shared_array![u32; WARPS];
-        let (before, each) = (Self::before(), self.each());
+        let before = Self::before();
         let parts = PARTS.div_ceil(thread::block_dim_x());
-        // SAFETY: the caller's contract; there are as many words.
+        // SAFETY: the caller has all threads here; shared memory has a word per warp and part.
         unsafe {
             let mut own = 0;
             let mut part = 0;
             while part < parts {
-                own += self.rows_of_part(thread * parts + part, each);
+                own += self.rows_of_part(thread * parts + part);
                 part += 1;
             }
             let mut sum = own;
@@ -121,7 +121,7 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
                 if index < PARTS {
                     mem::store(before.wrapping_add(index as usize), at);
                 }
-                at += self.rows_of_part(index, each);
+                at += self.rows_of_part(index);
                 part += 1;
             }
             thread::sync_threads();
@@ -129,14 +129,14 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
         }
     }
 
-    /// The rows of tiles of a part, which may have no groups.
+    /// Returns how many rows of tiles a part has, which may have no groups.
     ///
     /// # Safety
     ///
-    /// As [`new`](Self::new).
-    unsafe fn rows_of_part(&self, part: u32, each: u32) -> u32 {
-        let (mut rows, mut group) = (0, part * each);
-        let end = (group + each).min(self.groups.count);
+    /// As for [`new`](Self::new).
+    unsafe fn rows_of_part(&self, part: u32) -> u32 {
+        let (mut rows, mut group) = (0, part * self.part_len());
+        let end = (group + self.part_len()).min(self.groups.count);
         while group < end {
             // SAFETY: the group is below the count, and the caller lets nothing write the arrays.
             let (first, end) = unsafe { self.groups.rows(group, self.m) };
@@ -146,21 +146,21 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
         rows
     }
 
-    /// All rows and columns of tiles.
+    /// Returns the numbers of rows and of columns of tiles.
     pub(super) fn extent(&self) -> (u32, u32) {
         (self.rows, self.columns)
     }
 
-    /// The position of a tile, whose number is below the product of the rows and columns.
+    /// Returns the position of a tile, whose number is below the product of the rows and columns.
     ///
     /// # Safety
     ///
-    /// As [`new`](Self::new), but any threads may call it.
+    /// As for [`new`](Self::new), but any threads may call it.
     pub(super) unsafe fn position(&self, number: u32) -> Position {
         let row = number / self.columns.max(1);
         // The last part with no more rows before it: only empty parts or later rows come after it.
         let (mut part, mut distance) = (0, PARTS / 2);
-        // SAFETY: the caller's contract; the part is one, and so is the group.
+        // SAFETY: nothing writes the arrays, as the caller guarantees; part and group exist.
         unsafe {
             while distance > 0 {
                 let before = Self::before().wrapping_add((part + distance) as usize);
@@ -168,7 +168,7 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
                 distance /= 2;
             }
             let mut before = mem::load(Self::before().wrapping_add(part as usize));
-            let mut group = part * self.each();
+            let mut group = part * self.part_len();
             loop {
                 let (first, end) = self.groups.rows(group, self.m);
                 let rows = (end - first).div_ceil(HEIGHT);

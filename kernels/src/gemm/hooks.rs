@@ -1,4 +1,4 @@
-//! Hooks into the product of large matrices: what a kernel does besides it.
+//! Hooks into the product of large matrices: what a kernel does in addition to it.
 
 use cuda_std::tile::{RegisterSplit, Registers, SharedTile};
 use devcomm_types::TensorMap;
@@ -54,8 +54,8 @@ pub(crate) trait Hooks {
         word
     }
 
-    /// Stores a slice of a warp's part of a tile from shared memory: by default to C, whose map
-    /// this is.
+    /// Stores a slice of a warp's part of a tile from shared memory: by default to C by the map
+    /// `c`.
     ///
     /// # Safety
     ///
@@ -72,7 +72,7 @@ pub(crate) trait Hooks {
         unsafe { tile.store(c, row, column) };
     }
 
-    /// Sends a slice of a warp's part of a tile from shared memory, in a bulk group after the one
+    /// Sends a slice of a warp's part of a tile from shared memory, in a bulk group after the group
     /// of the slices that are stored together.
     ///
     /// # Safety
@@ -80,7 +80,7 @@ pub(crate) trait Hooks {
     /// One lane calls it; the tile is as [`SharedTile::store`] needs it.
     unsafe fn send_slice<O>(&self, _row: u32, _column: u32, _tile: SharedTile<O, STORE_M>) {}
 
-    /// Learns that a multiplying warp has stored this many of its parts of tiles. With
+    /// Learns that a multiplying warp has stored its parts of this many tiles. With
     /// [`REPORTS`](Self::REPORTS) one lane calls it.
     fn on_stored(&self, _warp: u32, _tiles: u32) {}
 
@@ -99,12 +99,14 @@ pub(crate) trait Hooks {
     unsafe fn drain(&self, _order: Order, _warp: u32) {}
 }
 
-/// The division of the registers if the idle warps have nothing to do, copy, or add.
-pub(crate) type Idle = Registers<232, 40>;
-pub(crate) type Copying = Registers<208, 88>;
-pub(crate) type Adding = Registers<192, 120>;
+/// The division of the registers if the idle warps have nothing to do.
+pub(crate) type IdleRegisters = Registers<232, 40>;
+/// The division of the registers if the idle warps copy.
+pub(crate) type CopyingRegisters = Registers<208, 88>;
+/// The division of the registers if the idle warps add.
+pub(crate) type AddingRegisters = Registers<192, 120>;
 
 /// A product without hooks.
 impl Hooks for () {
-    type Registers = Idle;
+    type Registers = IdleRegisters;
 }

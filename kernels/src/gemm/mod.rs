@@ -1,14 +1,14 @@
 //! Matrix products, `C = A x B^T`: A has `m x k` elements, B `n x k` (as `nn.Linear` keeps its
 //! weights), C `m x n`, all row-major. [`gemm_wgmma`] and [`gemm_mma`] also take factors of 16 bits
 //! that are stored transposed, A as `k x m` and B as `k x n`. Sums are in f32; an [`epilogue`] adds
-//! to them, and they are rounded once. Elements are bf16; [`gemm_mma`] has f16 too, [`gemm_wgmma`]
-//! also 8-bit floats, and both have C in f32. [`gemm_blocks`] has 8-bit floats with scales per
-//! block.
+//! to them, and they are rounded once. Elements are bf16 or f16; [`gemm_wgmma`] also has 8-bit
+//! floats, and [`gemm_blocks`] has 8-bit floats with scales per block. [`gemm_wgmma`] and
+//! [`gemm_mma`] can also have C in f32.
 //!
-//! Five kernels: [`gemm_wgmma`], for few rows [`gemm_swapped`], for few columns [`gemm_unswapped`],
-//! and [`gemm_blocks`] for Hopper and rows that begin at multiples of 16 bytes; [`gemm_mma`] for
-//! every GPU since Ampere and any rows. [`gemm_grouped`] and [`gemm_grouped_mma`] have the products
-//! of groups of rows, by the tiles of the first and of the last one.
+//! [`gemm_wgmma`], for few rows [`gemm_swapped`], for few columns [`gemm_unswapped`], and
+//! [`gemm_blocks`] are for Hopper and rows that begin at multiples of 16 bytes; [`gemm_mma`] is for
+//! every GPU since Ampere and any rows. [`gemm_grouped`] and [`gemm_grouped_mma`] compute products
+//! of groups of rows, by the tiles of [`gemm_wgmma`] and of [`gemm_mma`].
 
 pub mod epilogue;
 pub(crate) mod factors;

@@ -9,10 +9,10 @@ use super::groups::GroupTiles;
 /// Rows of clusters' tiles that are computed at the same time.
 const GROUP: u32 = 8;
 
-/// The tiles of clusters: one of a cluster has those of its blocks, one below the other.
+/// The order of clusters' tiles. A cluster's tile has those of its blocks, one below the other.
 #[derive(Clone, Copy)]
 pub(crate) struct Order {
-    /// The tiles, or those of a part of the rows.
+    /// The tiles of all rows, or of one part of the rows if clusters compute parts by turns.
     tiles: TileOrder<GROUP>,
     division: Division,
 }
@@ -26,17 +26,17 @@ enum Division {
         first: u32,
         parts: u32,
     },
-    /// All clusters compute the tiles of as many rows, from the first on, before those of the next
-    /// ones; the last row is followed by row 0.
+    /// All clusters compute the tiles of `height` rows, from row `first` on, before those of the
+    /// next `height`; the last row is followed by row 0.
     Parts {
         first: u32,
         height: u32,
     },
-    /// The tiles of one group of rows behind those of another one.
+    /// The tiles of each group of rows come after those of the group before it.
     Groups(GroupTiles<{ CLUSTER * TILE_M }, GROUP>),
 }
 
-/// Where a tile is.
+/// The row and the column of a tile, and its group of rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Position {
     /// The row among those of its group, in tiles.
@@ -51,7 +51,7 @@ pub(crate) struct Position {
 pub(crate) struct Group {
     /// The first row.
     pub(super) first: u32,
-    /// The row behind the last one.
+    /// The row after the last one.
     pub(super) end: u32,
     /// The first row of the group's B.
     pub(super) b_row: u32,
@@ -68,15 +68,15 @@ impl Order {
         Self { tiles: TileOrder { rows, columns }, division: Division::None }
     }
 
-    /// A cluster computes the same tile of each of `parts` parts of the rows, of which there is a
-    /// multiple, by turns: from part `first` on, modulo their number.
+    /// Returns the order in which a cluster computes the same tile of each of `parts` parts of the
+    /// rows by turns, from part `first` on, modulo `parts`. `rows` is a multiple of `parts`.
     pub(crate) fn turns(rows: u32, columns: u32, first: u32, parts: u32) -> Self {
         let tiles = TileOrder { rows: rows / parts, columns };
         Self { tiles, division: Division::Turns { first, parts } }
     }
 
-    /// All clusters compute the tiles of `height` rows, from row `first` on, and then those of the
-    /// next ones; the last row is followed by row 0.
+    /// Returns the order in which all clusters compute the tiles of `height` rows, from row `first`
+    /// on, and then those of the next `height`; the last row is followed by row 0.
     pub(crate) fn parts(rows: u32, columns: u32, first: u32, height: u32) -> Self {
         Self { tiles: TileOrder { rows, columns }, division: Division::Parts { first, height } }
     }
@@ -87,13 +87,13 @@ impl Order {
         Self { tiles: TileOrder { rows, columns }, division: Division::Groups(groups) }
     }
 
-    /// The tiles of a part that this cluster computes.
+    /// Returns how many tiles of a part this cluster computes.
     fn in_part(self) -> u32 {
         self.tiles.count().saturating_sub(cluster()).div_ceil(clusters())
     }
 
-    /// The number behind those of this cluster's tiles: its first is that of the cluster, and the
-    /// others follow at distances of the number of clusters.
+    /// Returns the end of the numbers of this cluster's tiles. The first number is the cluster's,
+    /// and each of the others is more than the one before it by the number of clusters.
     pub(crate) fn count(self) -> u32 {
         match self.division {
             Division::Turns { parts, .. } => cluster() + parts * self.in_part() * clusters(),
@@ -101,7 +101,7 @@ impl Order {
         }
     }
 
-    /// The position of one of this cluster's tiles, in tiles of clusters.
+    /// Returns the position of one of this cluster's tiles, in tiles of clusters.
     pub(super) fn position(self, number: u32) -> Position {
         let (row, column) = match self.division {
             Division::None => self.tiles.position(number),
@@ -122,7 +122,7 @@ impl Order {
     }
 }
 
-/// The row and the column of a tile, of [`Division::Parts`].
+/// Returns the row and the column of a tile, for [`Division::Parts`].
 fn position_in_parts(tiles: TileOrder<GROUP>, first: u32, height: u32, number: u32) -> (u32, u32) {
     let TileOrder { rows, columns } = tiles;
     let in_part = (height * columns).max(1);
@@ -134,12 +134,12 @@ fn position_in_parts(tiles: TileOrder<GROUP>, first: u32, height: u32, number: u
     (if row < rows { row } else { row - rows }, column)
 }
 
-/// This cluster's number.
+/// Returns this cluster's number.
 pub(crate) fn cluster() -> u32 {
     thread::block_idx_x() / CLUSTER
 }
 
-/// The clusters of the grid.
+/// Returns the number of clusters of the grid.
 pub(crate) fn clusters() -> u32 {
     thread::grid_dim_x() / CLUSTER
 }

@@ -7,7 +7,7 @@ use cuda_std::tile::RegTile;
 
 use super::epilogue::Fragment;
 
-/// A thread's sums of `16 * I` rows and `8 * J` columns of C.
+/// A thread's part of a warp's sums of `16 * I` rows and `8 * J` columns of C.
 pub(crate) struct Part<'a, const I: usize, const J: usize> {
     sums: &'a mut [RegTile<f32, J>; I],
     row: u32,
@@ -31,7 +31,7 @@ impl<'a, const I: usize, const J: usize> Part<'a, I, J> {
     ///
     /// # Safety
     ///
-    /// `c` has the elements, and no other thread accesses these.
+    /// `c` has the elements of C, and no other thread accesses those of this part.
     pub(crate) unsafe fn store<O: Float>(mut self, c: *mut O) {
         let (m, n) = self.end;
         let aligned = n.is_multiple_of(2) && c.addr().is_multiple_of(size_of::<O::Pair>());
@@ -45,7 +45,7 @@ impl<'a, const I: usize, const J: usize> Part<'a, I, J> {
                     let column = self.column(j);
                     let pair = [*self.sum(i, j), *self.sum(i, j + 1)];
                     let to = to.wrapping_add(column as usize);
-                    // SAFETY: the caller's contract. Both columns are in C if one is and `aligned`.
+                    // SAFETY: the caller guarantees C. If `aligned`, C has both columns or none.
                     unsafe {
                         if aligned {
                             if column < n {

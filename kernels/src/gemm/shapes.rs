@@ -13,7 +13,7 @@ const TILE_K: u32 = SharedTile::<bf16, WARPGROUP_N>::COLUMNS;
 pub const STORE_M: u32 = 8;
 /// Groups of eight rows that a warpgroup stores together.
 pub(super) const STORE_EIGHTS: u32 = 4;
-/// The sums of a split tile in bytes above which they lie over the stages if they can.
+/// The number of bytes above which the sums of a split tile lie over the stages if they can.
 const LARGE_SUMS: u32 = 32 << 10;
 /// Threads that do not multiply: a warpgroup, of which two warps load.
 const LOADING: u32 = 128;
@@ -24,14 +24,14 @@ type Eight<O> = SharedTile<O, STORE_M>;
 pub trait Shape {
     /// A thread's sums: for each eight rows of C, four.
     type Sums: wgmma::Sums + AsRef<[f32]> + AsMut<[f32]>;
-    /// No sums yet.
+    /// Sums that are all 0.
     const ZERO: Self::Sums;
     /// Rows of C.
     const M: u32;
     /// Columns of C: [`WARPGROUP_N`] for each warpgroup.
     const N: u32;
-    /// Tiles of 64 terms in a stage: more for small tiles, of which a barrier is a large
-    /// part of the time.
+    /// Tiles of 64 terms in a stage: more for small tiles, for which barriers take a large part of
+    /// the time.
     const DEPTH: u32;
     /// Whether blocks of a cluster may share what they load. The code for it makes every launch
     /// longer.
@@ -53,7 +53,7 @@ pub trait Shape {
 
 macro_rules! shapes {
     ($($name:ident: $m:literal x $n:literal, $depth:literal, $shares:literal;)*) => {
-        /// Rows and columns of the shapes that there are.
+        /// Rows and columns of all shapes.
         pub const SHAPES: [(u32, u32); [$($m),*].len()] = [$(($m, $n)),*];
 
         /// Returns [`Shape::SHARES`] of the shape with these rows and columns.
@@ -63,7 +63,7 @@ macro_rules! shapes {
         }
 
         $(
-        #[doc = concat!(stringify!($m), " rows and ", stringify!($n), " columns.")]
+        #[doc = concat!("A tile of ", stringify!($m), " rows and ", stringify!($n), " columns.")]
         pub struct $name;
 
         impl Shape for $name {
@@ -137,7 +137,7 @@ pub struct Division {
     /// Tiles that one block computes, as [`Schedule::whole`].
     pub whole: u32,
     /// The offset of the sums of split tiles in dynamic shared memory, in bytes: after the stages
-    /// and the buffers for stores. Or 0, over the stages, if no cluster splits more than one tile.
+    /// and the buffers for stores, or 0, over the stages, if no cluster splits more than one tile.
     pub sums: u32,
     /// Whether no kernel before this one in the stream, which may still run, writes A. A dependent
     /// launch then reads A before it waits for those kernels.
@@ -149,7 +149,7 @@ pub struct Division {
 impl Division {
     /// Returns the division of a product among clusters, of which `clusters` are resident, with the
     /// number of clusters and the bytes of dynamic shared memory to launch with, at most `shared`.
-    /// Returns `None` if that is too little, if the shape shares no loads, or if there is no
+    /// Returns `None` if `shared` is too small, if the shape shares no loads, or if there is no
     /// cluster for each slice of each tile.
     #[must_use]
     pub fn of<S: Shape>(

@@ -1,5 +1,5 @@
-//! Sums of few terms each, by several blocks, added through the GPU's memory: blocks of a cluster
-//! can then share what they load, and any number of blocks can work on a tile.
+//! The division of a tile's terms among blocks that add their sums through the GPU's memory: blocks
+//! of a cluster can then share what they load, and any number of blocks can work on a tile.
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;
@@ -9,7 +9,7 @@ use cuda_std::{mem, thread};
 use super::shapes::{Shape, WARPGROUP_N};
 use super::swapped_tiles::{WARPGROUP_BARRIER, four};
 
-/// The blocks that compute a tile together, each a slice of the terms. The last one that has its
+/// The blocks that compute a tile together, each a slice of the terms. The last block to have its
 /// sums adds those of all, in the order of the slices, and stores them. No block waits for another.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, KernelParam)]
@@ -30,19 +30,19 @@ impl Slices {
     /// # Safety
     ///
     /// The memory is as the fields say, and no other kernel uses it. The multiplying warpgroups of
-    /// the blocks of all slices call it once for the tile, and a block for one tile.
+    /// the blocks of all slices call it once for the tile, and no block calls it for two tiles.
     pub(super) unsafe fn add<S: Shape>(self, tile: u32, slice: u32, sums: &mut S::Sums) -> bool {
         let (thread, warpgroups) = (thread::thread_idx_x(), S::N / WARPGROUP_N);
         let warpgroup = thread / 128;
-        // Of each eight rows a thread has a vector.
+        // A thread has a vector of each eight rows.
         let place = |slice: u32, eight: u32| {
             let group = (tile * self.count + slice) * (S::M / 8) + eight;
             self.sums.wrapping_add(4 * (group * 128 * warpgroups + thread) as usize)
         };
         let barrier = WARPGROUP_BARRIER + warpgroup;
-        // SAFETY: the caller's contract. A thread writes vectors of its own; the last block reads
-        // them after all have arrived. One thread writes a warpgroup's shared word, between the
-        // barriers.
+        // SAFETY: the caller guarantees the memory. A thread writes vectors of its own; the last
+        // block reads them after all have arrived. One thread writes a warpgroup's shared word,
+        // between the barriers.
         unsafe {
             let is_last = shared_array![u32; 2].add(warpgroup as usize);
             let mut eight = 0;

@@ -15,7 +15,7 @@ use super::part::Part;
 
 /// A part of a warp's rows, in shared memory.
 pub(super) type Store<O> = SharedTile<O, STORE_M>;
-/// Parts of a warp in shared memory.
+/// The number of parts of a warp's rows in shared memory.
 pub(super) const PARTS: u32 = 2;
 
 /// The place of a warp's rows of a tile.
@@ -23,7 +23,7 @@ pub(super) const PARTS: u32 = 2;
 pub(super) struct Place {
     pub(super) row: u32,
     pub(super) column: u32,
-    /// The rows of its group end here.
+    /// The end of the rows of its group.
     pub(super) end: u32,
 }
 
@@ -57,7 +57,7 @@ impl<'a, T: GemmFactor, O: Float, F: Hooks> Stores<'a, T, O, F> {
     }
 
     /// Calls `store` with the column and the memory of each part, from the tile's `first`-th on.
-    fn each(&self, group: &Warpgroup, column: u32, first: u32, store: impl Fn(u32, Store<O>)) {
+    fn each_part(&self, group: &Warpgroup, column: u32, first: u32, store: impl Fn(u32, Store<O>)) {
         let mut which = 0;
         while which < PARTS {
             store(column + (first + which) * Store::<O>::COLUMNS, self.part(group, which));
@@ -69,14 +69,14 @@ impl<'a, T: GemmFactor, O: Float, F: Hooks> Stores<'a, T, O, F> {
     ///
     /// # Safety
     ///
-    /// `address` is C's. The lanes of a warp call this together, and write the part again
+    /// `address` is C's. The lanes of a warp call this together, and write the part again only
     /// after a barrier.
     unsafe fn store_elements(&self, (row, end): (u32, u32), column: u32, part: Store<O>) {
         const ROWS: u32 = 4;
         let lane = warp::lane_id();
         let m = self.m.min(end);
         let halves = Store::<O>::COLUMNS / warp::WARP_SIZE;
-        // Not unrolled as a whole, which would take more registers than are left.
+        // Opaque, so that the loop is not unrolled as a whole, for which registers are too few.
         let end = hint::opaque(m.saturating_sub(row).min(STORE_M));
         let mut first = 0;
         while first < end {
@@ -86,7 +86,7 @@ impl<'a, T: GemmFactor, O: Float, F: Hooks> Stores<'a, T, O, F> {
                 let (row, column) = (row + r, column + c);
                 if row < m && column < self.n {
                     let at = row as usize * self.n as usize + column as usize;
-                    // SAFETY: the element lies in C.
+                    // SAFETY: the element lies in C, the address of which the caller guarantees.
                     unsafe {
                         let bits = part.bits(r, c);
                         match size_of::<O>() {
@@ -120,23 +120,23 @@ impl<T: GemmFactor, O: Float, F: Hooks> StoresRows for Stores<'_, T, O, F> {
         // A map would store the rows of the next group too.
         let is_cut = F::GROUPS && end.saturating_sub(row) < STORE_M;
         if is_cut || !self.by_map {
-            // SAFETY: the lanes of the warp call this together. C is as the kernel's contract says.
+            // SAFETY: the lanes of the warp call this together. The kernel's caller guarantees C.
             unsafe {
                 warp::sync();
-                self.each(group, column, first, |column, part| {
+                self.each_part(group, column, first, |column, part| {
                     self.store_elements((row, end), column, part);
                 });
             }
             return;
         }
-        // SAFETY: the kernel's contract. Each part is stored and sent once.
+        // SAFETY: the kernel's caller guarantees C. Each part is stored and sent once.
         group.store(|| unsafe {
-            self.each(group, column, first, |column, part| {
+            self.each_part(group, column, first, |column, part| {
                 self.hooks.store_slice(self.map, row, column, part);
             });
             if F::SENDS {
                 tma::commit_stores();
-                self.each(group, column, first, |column, part| {
+                self.each_part(group, column, first, |column, part| {
                     self.hooks.send_slice(row, column, part);
                 });
             }

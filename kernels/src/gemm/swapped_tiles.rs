@@ -27,7 +27,7 @@ pub(super) struct Block<T, S, E> {
     pub(super) memory: TileMemory,
     /// Completes when the other blocks' sums of a split tile have arrived.
     pub(super) received: MBarrier,
-    /// Completes when all blocks of the cluster have read them.
+    /// Completes when all blocks of the cluster have read those sums.
     pub(super) drained: MBarrier,
     pub(super) schedule: Schedule,
     /// The rank in the cluster of the first block of this block's tile.
@@ -48,18 +48,18 @@ pub(super) struct Block<T, S, E> {
     pub(super) shape: PhantomData<(T, S)>,
 }
 
-/// Where the sums of a tile go.
+/// The destination of the sums of a tile.
 pub(super) trait Target: Copy {
     /// Prefetches what a store needs.
     fn prefetch(self);
 
     /// Applies the epilogue to up to [`STORE_EIGHTS`] of `count` groups of eight rows, from the
-    /// `first` on, and stores them. `sums` are a thread's of these. The group 0 begins at `row` and
-    /// `column`, and rows from `end` on are not stored.
+    /// `first` on, and stores them. `sums` are a thread's sums of these groups. Group 0 begins at
+    /// `origin`, and rows from `end` on are not stored.
     ///
     /// # Safety
     ///
-    /// The kernel's contract, and a warpgroup calls it.
+    /// C is as the kernel needs it, and a whole warpgroup calls this.
     unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
         block: &Block<T, S, E>,
@@ -72,7 +72,7 @@ pub(super) trait Target: Copy {
 }
 
 impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
-    /// The tile of a cluster's work, and the slice of its terms.
+    /// Returns the tile of a cluster's work, and the slice of its terms.
     pub(super) fn tile_and_slice(&self, tile: u32) -> (u32, u32) {
         match self.slices {
             Some(Slices { count, .. }) => (tile / count, tile % count),
@@ -80,7 +80,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         }
     }
 
-    /// The first row and column of this block's tile of C.
+    /// Returns the first row and column of this block's tile of C.
     pub(super) fn origin(&self, tile: u32) -> (u32, u32) {
         let (tile, _) = self.tile_and_slice(tile);
         let (row, column) = match self.rows {
@@ -91,12 +91,12 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         ((row * down + self.row) * S::M, (column * across + self.column) * S::N)
     }
 
-    /// The first row of B that is loaded for a tile that begins with this column, and how many of
-    /// them are not the tile's.
+    /// Returns the first row of B that is loaded for a tile that begins with this column, and how
+    /// many of the loaded rows are not the tile's.
     ///
     /// TMA takes several times as long for a row beyond the end as for another row. So the last
-    /// tile is loaded with rows before its own, whole groups of eight. Beyond them, the rows of A
-    /// that come next in the stage are multiplied, into columns beyond C.
+    /// tile is loaded with rows before its own, whole groups of eight. After the rows of B, the
+    /// rows of A that come next in the stage are multiplied, into columns beyond C.
     pub(super) fn loaded_b(&self, column: u32) -> (u32, u32) {
         let n = self.end.1;
         let before = column.saturating_sub(n.saturating_sub(S::N)) / 8 * 8;
@@ -121,12 +121,12 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         self.memory.tile(stage * S::STAGE + 128 * rows)
     }
 
-    /// Whether these are a warpgroup's sums of all terms: the last block of a tile's slices gets
-    /// them.
+    /// Returns whether `sums` become a warpgroup's sums of all terms, as they do in the last block
+    /// of a tile's slices.
     ///
     /// # Safety
     ///
-    /// As [`Slices::add`].
+    /// As for [`Slices::add`].
     pub(super) unsafe fn has_all(&self, tile: u32, sums: &mut S::Sums) -> bool {
         let Some(slices) = self.slices else { return true };
         let (tile, slice) = self.tile_and_slice(tile);
@@ -137,12 +137,12 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         unsafe { slices.add::<S>(tile, slice, sums) }
     }
 
-    /// The groups of eight rows of a split tile of which each block adds the sums, at most.
+    /// Returns the largest number of groups of eight rows of a split tile that one block adds.
     pub(super) fn share(&self) -> u32 {
         (S::M / 8).div_ceil(self.schedule.splits)
     }
 
-    /// The offset of the four sums for this thread that block `from` sends of its `eight`-th group.
+    /// Returns the offset of the four sums from block `from` for this thread's `eight`-th group.
     pub(super) fn slot(&self, from: u32, eight: u32) -> u32 {
         let group = from * self.share() + eight;
         self.division.sums + 16 * (group * 2 * S::N + thread::thread_idx_x())
@@ -156,8 +156,8 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     /// [`store_received`](Self::store_received).
     pub(super) unsafe fn send(&self, sums: &[f32], split: u32) {
         if self.division.sums == 0 {
-            // All stages of all blocks have been read.
-            // SAFETY: the loading warps call it too.
+            // After this, all stages of all blocks have been read.
+            // SAFETY: all threads of the cluster call this, the loading warps in `loaded`.
             unsafe { cluster::sync_relaxed() };
         } else if split > 0 {
             self.drained.wait((split - 1) % 2);
@@ -184,28 +184,28 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     }
 
     /// Applies the epilogue to a tile of this origin, and stores it: its `sums`, or the block's
-    /// share of it if it is a split tile, the `received`-th one.
+    /// share of the `split`-th split tile.
     ///
     /// # Safety
     ///
-    /// As [`Target::store`], and for a split tile as [`store_received`](Self::store_received).
+    /// As for [`Target::store`], and for a split tile [`store_received`](Self::store_received).
     pub(super) unsafe fn store_tile<C: Target, P: Epilogue<Output: Half>>(
         &self,
         target: C,
         sums: &S::Sums,
-        received: Option<u32>,
+        split: Option<u32>,
         origin: (u32, u32),
         epilogue: P,
     ) {
         // SAFETY: the caller is a whole warpgroup, and a split tile's sums were sent before.
         unsafe {
-            if let Some(split) = received {
+            if let Some(split) = split {
                 return self.store_received(target, split, origin, epilogue);
             }
             if P::SENDS_EARLY {
                 let mut first = 0;
                 while first < S::M / 8 {
-                    let sums = from::<S>(sums, first);
+                    let sums = groups_from::<S>(sums, first);
                     epilogue.send_early(&mut self.part(
                         first,
                         origin,
@@ -215,7 +215,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
                     first += STORE_EIGHTS;
                 }
             }
-            // Written out: a loop of this length would not be unrolled.
+            // The calls are written out, as a loop of this length would not be unrolled.
             self.store_whole::<0, C>(target, sums, origin, epilogue);
             self.store_whole::<4, C>(target, sums, origin, epilogue);
             self.store_whole::<8, C>(target, sums, origin, epilogue);
@@ -227,12 +227,12 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         }
     }
 
-    /// Adds and stores the block's share of the `split`-th split tile. Ends with a barrier of the
-    /// warpgroup after its last read, if the block has a share.
+    /// Adds and stores the block's share of the `split`-th split tile. If the block has a share,
+    /// this ends with a barrier of the warpgroup after its last read.
     ///
     /// # Safety
     ///
-    /// As [`send`](Self::send), which was called before.
+    /// As for [`send`](Self::send), which was called before.
     pub(super) unsafe fn store_received<C: Target, P: Epilogue<Output: Half>>(
         &self,
         target: C,
@@ -257,7 +257,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         let mut first = 0;
         while P::SENDS_EARLY && first < count {
             // SAFETY: the slots were received.
-            let sums = unsafe { self.received(first, count) };
+            let sums = unsafe { self.add_received(first, count) };
             epilogue.send_early(&mut self.part(first, (row, column), end, sums));
             first += STORE_EIGHTS;
         }
@@ -265,20 +265,20 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         while first < count {
             // SAFETY: the caller is a whole warpgroup; the slots from `first` on were received.
             unsafe {
-                let sums = self.received(first, count);
+                let sums = self.add_received(first, count);
                 target.store(self, (first, count), (row, column), end, sums, epilogue);
             }
             first += STORE_EIGHTS;
         }
     }
 
-    /// This thread's sums of up to [`STORE_EIGHTS`] of `count` groups of eight rows of the block's
-    /// share, from the `first` on, over all blocks of the cluster.
+    /// Returns this thread's sums of up to [`STORE_EIGHTS`] of `count` groups of eight rows of the
+    /// block's share, from the `first` on, over all blocks of the cluster.
     ///
     /// # Safety
     ///
-    /// They were received.
-    unsafe fn received(&self, first: u32, count: u32) -> Sums {
+    /// The sums of all blocks for these groups were received.
+    unsafe fn add_received(&self, first: u32, count: u32) -> Sums {
         let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
         let mut eight = 0;
         while eight < STORE_EIGHTS {
@@ -303,7 +303,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     ///
     /// # Safety
     ///
-    /// As [`Target::store`].
+    /// As for [`Target::store`].
     unsafe fn store_whole<const FIRST: u32, C: Target>(
         &self,
         target: C,
@@ -312,7 +312,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         epilogue: impl Epilogue<Output: Half>,
     ) {
         if FIRST < S::M / 8 {
-            let (sums, end) = (from::<S>(all, FIRST), self.end_of_tile(origin));
+            let (sums, end) = (groups_from::<S>(all, FIRST), self.end_of_tile(origin));
             // SAFETY: the caller is a whole warpgroup, and the target's memory is C.
             unsafe { target.store(self, (FIRST, S::M / 8), origin, end, sums, epilogue) };
         }
@@ -321,12 +321,12 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     /// Returns the end of the rows of a whole tile of this origin that an epilogue may read or
     /// send: the rows after it belong to other blocks.
     fn end_of_tile(&self, (row, _): (u32, u32)) -> u32 {
-        let in_wholes = S::M < 8 * STORE_EIGHTS || S::M.is_multiple_of(8 * STORE_EIGHTS);
-        if in_wholes { self.end.0 } else { self.end.0.min(row + S::M) }
+        let ends_with_part = S::M < 8 * STORE_EIGHTS || S::M.is_multiple_of(8 * STORE_EIGHTS);
+        if ends_with_part { self.end.0 } else { self.end.0.min(row + S::M) }
     }
 
-    /// A thread's sums of groups of eight rows from the `first` on; the group 0 begins at `row` and
-    /// `column`, and rows from `end` on are not stored.
+    /// Returns a thread's sums of groups of eight rows from the `first` on. Group 0 begins at `row`
+    /// and `column`, and rows from `end` on are not stored.
     fn part(&self, first: u32, (row, column): (u32, u32), end: u32, sums: Sums) -> Part<S> {
         let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE % 4, warp::lane_id());
         Part {
@@ -339,7 +339,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     }
 }
 
-/// Rows of C by TMA.
+/// Rows of C, which TMA stores.
 impl Target for &TensorMap {
     fn prefetch(self) {
         tma::prefetch_map(self);
@@ -363,9 +363,9 @@ impl Target for &TensorMap {
         };
         let mut part = block.part(first, (row, column), end, sums);
         epilogue.apply(&mut part);
-        // SAFETY: the caller's contract. The buffer is written after its previous stores have read
-        // it, and read after it is written. The previous tile's last part may be in this buffer,
-        // the previous part of this tile is in the other one.
+        // SAFETY: the caller is a whole warpgroup, and guarantees C. The buffer is written after
+        // its previous stores have read it, and read after it is written. The previous tile's last
+        // part may be in this buffer, the previous part of this tile is in the other one.
         unsafe {
             if lane == 0 && first == 0 {
                 tma::wait_stores_read::<0>();
@@ -382,7 +382,7 @@ impl Target for &TensorMap {
             }
             tma::fence_async_shared();
             thread::named_barrier_sync(WARPGROUP_BARRIER + warpgroup, 128);
-            // Each warp stores one of them.
+            // Each warp stores one group.
             if lane == 0 {
                 if first + warp < count {
                     place(warp).store(self, row + 8 * (first + warp), column);
@@ -393,7 +393,7 @@ impl Target for &TensorMap {
     }
 }
 
-/// A thread's sums of a group of eight rows.
+/// Returns a thread's four sums of a group of eight rows.
 pub(super) fn four(sums: &[f32], eight: u32) -> [f32; 4] {
     let first = 4 * eight as usize;
     [sums[first], sums[first + 1], sums[first + 2], sums[first + 3]]
@@ -402,9 +402,9 @@ pub(super) fn four(sums: &[f32], eight: u32) -> [f32; 4] {
 /// A thread's sums that are stored together.
 pub(super) type Sums = [f32; 4 * STORE_EIGHTS as usize];
 
-/// A thread's sums of a whole tile that are stored together, of groups of eight rows from the
-/// `first` on.
-fn from<S: Shape>(all: &S::Sums, first: u32) -> Sums {
+/// Returns the part of a thread's sums of a whole tile that is stored together, from the `first`
+/// group of eight rows on.
+fn groups_from<S: Shape>(all: &S::Sums, first: u32) -> Sums {
     let (all, first) = (all.as_ref(), 4 * first as usize);
     let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
     let mut i = 0;
@@ -415,7 +415,7 @@ fn from<S: Shape>(all: &S::Sums, first: u32) -> Sums {
     sums
 }
 
-/// These sums, from `row` and `column` on.
+/// A thread's [`Sums`], from `row` and `column` on.
 struct Part<S> {
     sums: Sums,
     row: u32,

@@ -1,9 +1,9 @@
 //! The exchange of sums: partial sums to a strip's owner, results to all ranks.
 //!
 //! Partial sums are exchanged as [`Partial`]s, in the layout of the tensor cores' results: in
-//! *fragments* of 16 rows and 8 columns, of which each lane of a warp has four elements. Those of
-//! one, two or four neighbouring fragments are a lane's vector. So a warp stores 512 bytes at once,
-//! without a shuffle. A lane of the owner loads what four lanes stored: all columns of these
+//! *fragments* of 16 rows and 8 columns, of which each lane of a warp has four elements. A vector
+//! has a lane's elements of one, two or four neighbouring fragments. So a warp stores 512 bytes at
+//! once, without a shuffle. A lane of the owner loads what four lanes stored: all columns of these
 //! fragments in two rows.
 
 use core::marker::PhantomData;
@@ -24,17 +24,17 @@ pub(super) const FIRST_FLAG: usize = 32;
 /// Rows and columns of a fragment.
 pub(super) const ROWS: u32 = 16;
 pub(super) const WIDTH: u32 = 8;
-/// Fragments whose elements share scales, and the words of the scales of their 16 rows: of each row
-/// and the eighth after it, a pair.
+/// Fragments whose elements share scales.
 pub(super) const SCALED_FRAGMENTS: u32 = SCALED / WIDTH;
+/// Words of these fragments' scales: a pair for each row and the eighth row after it.
 const SCALES: u32 = ROWS / 2;
 
-/// The words of the elements of a strip, in its slot in the workspace. Scales follow.
+/// Returns the number of words of a strip's elements, which are before the scales in its slot.
 const fn element_words<W: Partial>() -> usize {
     (STRIP_ROWS * COLUMNS) as usize * size_of::<W>() / 4
 }
 
-/// The words of a strip's slot in the workspace: whole vectors.
+/// Returns the number of words of a strip's slot in the workspace: whole vectors.
 pub(super) const fn slot_words<W: Partial>() -> usize {
     let scales = (GROUPS * (COLUMNS / SCALED) * SCALES) as usize;
     element_words::<W>() + if W::HAS_SCALES { scales } else { 0 }
@@ -72,8 +72,8 @@ impl<'a, W: Partial> Exchange<'a, W> {
     const VECTORS: u32 = COLUMNS / WIDTH / W::FRAGMENTS as u32;
     const SLOT: usize = slot_words::<W>();
 
-    /// Every thread of the block calls it, then the block's barrier. A single rank exchanges
-    /// nothing.
+    /// Begins a launch. Every thread of the block calls it, then the block's barrier. A single rank
+    /// exchanges nothing.
     ///
     /// # Safety
     ///
@@ -100,39 +100,38 @@ impl<'a, W: Partial> Exchange<'a, W> {
         Self { comm, team, tiles, c, partials, flags, epoch, local_only, wire }
     }
 
-    /// The rank that owns a strip.
     fn owner(&self, strip: Strip) -> i32 {
         (strip.number % self.team.n_ranks as u32) as i32
     }
 
-    /// The slot of `source`'s sums of a strip, in the owner's workspace.
+    /// Returns the slot of `source`'s sums of a strip, in the owner's workspace.
     fn slot(&self, strip: Strip, source: i32) -> usize {
         let n_ranks = self.team.n_ranks as usize;
         let of_source = ((self.tiles.count() * STRIPS) as usize).div_ceil(n_ranks);
         source as usize * of_source + strip.number as usize / n_ranks
     }
 
-    /// The flag that `source` sets in the owner's workspace after its sums of a strip.
+    /// Returns the flag that `source` sets in the owner's workspace after its sums of a strip.
     fn flag(&self, strip: Strip, source: i32) -> Flag<'a> {
-        // SAFETY: it is in the window, after the epoch's words, and is used only as a flag.
+        // SAFETY: the flag is in the window, after the epoch's words, and is used only as a flag.
         unsafe { Flag::new(self.comm, self.flags, FIRST_FLAG + self.slot(strip, source)) }
     }
 
-    /// The word in a slot at which a lane's vector begins of the fragments with first row `16 * i`
-    /// and first column `8 * j`.
+    /// Returns the word in a slot at which a lane's vector begins, of the fragments with first row
+    /// `16 * i` and first column `8 * j`.
     pub(super) fn vector(i: u32, j: u32, lane: u32) -> usize {
         let number = i * Self::VECTORS + j / W::FRAGMENTS as u32;
         ((number * warp::WARP_SIZE + lane) * 4) as usize
     }
 
-    /// The word in a slot with the scales of the `row`-th row of these fragments, and of the eighth
-    /// after it.
+    /// Returns the word in a slot with the scales of the `row`-th row of these fragments, and of
+    /// the eighth row after it.
     pub(super) fn scales(i: u32, j: u32, row: u32) -> usize {
         let number = i * (COLUMNS / SCALED) + j / SCALED_FRAGMENTS;
         element_words::<W>() + (number * SCALES + row) as usize
     }
 
-    /// The destination of this rank's sums of a strip.
+    /// Returns the destination of this rank's sums of a strip.
     pub(super) fn partial_tile(&self, strip: Strip) -> PartialTile<W> {
         let slot = self.slot(strip, self.team.rank);
         // SAFETY: the slot is in the window.
@@ -177,7 +176,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
         loop {
             let mut item = 0;
             if warp::lane_id() == 0 {
-                // SAFETY: a word in shared memory; after the block's barrier only this changes it.
+                // SAFETY: after the block's barrier, the word in shared memory changes only here.
                 let next = unsafe { AtomicU32::from_ptr(next_group()) };
                 item = next.fetch_add(1, Order::Relaxed, Scope::Cta);
             }
@@ -196,7 +195,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
             }
         }
         if warp::lane_id() == 0 {
-            // SAFETY: a word in shared memory, which only this changes after the block's barrier.
+            // SAFETY: after the block's barrier, the word in shared memory changes only here.
             let warps_done = unsafe { AtomicU32::from_ptr(warps_done()) };
             warps_done.fetch_add(1, Order::Relaxed, Scope::Cta);
         }
@@ -225,14 +224,14 @@ impl<'a, W: Partial> Exchange<'a, W> {
         let slots = [0, 1].map(|source| self.slot(strip, source) * Self::SLOT);
         let stride = slots[1] - slots[0];
         let columns = WIDTH * W::FRAGMENTS as u32;
-        // A lane takes the columns of a vector's fragments in two rows, and the next lane the next.
+        // A lane takes the columns of one vector's fragments in two rows.
         let mut item = warp::lane_id();
         while item < ROWS / 2 * Self::VECTORS {
             let (vector, row) = (item % Self::VECTORS, item / Self::VECTORS);
             let (j, column) = (vector * W::FRAGMENTS as u32, strip.column + vector * columns);
             if column < self.tiles.n {
-                // SAFETY: the caller's contract; the vectors were stored, as some of their elements
-                // are in C.
+                // SAFETY: the sums of all ranks have arrived, as the caller guarantees: vectors
+                // with elements in C were stored.
                 unsafe {
                     let slot = self.partials.local().as_ptr().add(slots[0]);
                     let from = slot.add(Self::vector(i, j, 4 * row));
@@ -247,9 +246,9 @@ impl<'a, W: Partial> Exchange<'a, W> {
         }
     }
 
-    /// The sums over the ranks, in their order, of two rows of a vector's fragments, eight columns
-    /// each: four vectors at `from`, and for each further rank at the next multiple of `stride`, as
-    /// are the `scales`.
+    /// Returns the sums over the ranks, in their order, of two rows of a vector's fragments. The
+    /// first rank's four vectors are at `from`, and those of each next rank are `stride` words
+    /// after them, as are its `scales`.
     ///
     /// # Safety
     ///
@@ -270,7 +269,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
                 let part = W::unpack(part);
                 let mut i = 0;
                 while i < W::FRAGMENTS {
-                    // Two columns of the upper row, and of the lower.
+                    // Two columns of the upper row, and two of the lower row.
                     let [a, b, c, d] = part[i];
                     sums[0][i][2 * lane] += a * scales[0];
                     sums[0][i][2 * lane + 1] += b * scales[0];
@@ -302,8 +301,8 @@ impl<'a, W: Partial> Exchange<'a, W> {
             while i < W::FRAGMENTS {
                 let column = column + WIDTH * i as u32;
                 let at = row as usize * n as usize + column as usize;
-                // SAFETY: the caller's contract. If `n` is a multiple of 8, rows are 16-byte
-                // aligned whole vectors.
+                // SAFETY: only this thread stores the elements, as the caller guarantees. If `n` is
+                // a multiple of 8, rows are 16-byte aligned whole vectors.
                 unsafe {
                     if column >= n {
                         // Beyond C.
@@ -318,8 +317,8 @@ impl<'a, W: Partial> Exchange<'a, W> {
         }
     }
 
-    /// The end of a launch. On return, the strips that this block of each rank reduced are visible
-    /// in every rank. The last block ends the epoch. Every thread of the block calls it.
+    /// Ends a launch. On return, the strips that this block of each rank reduced are visible in
+    /// every rank. The last block ends the epoch. Every thread of the block calls it.
     ///
     /// A block exits here if one of its warps exited because the host aborted its wait. It must not
     /// arrive at the peers' barrier: they would take its strips of C for complete.
@@ -338,19 +337,19 @@ impl<'a, W: Partial> Exchange<'a, W> {
             thread::exit();
         }
         self.comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block()).sync(MemoryOrder::AcqRel);
-        // SAFETY: once per launch. (`begin` again, as keeping its result would take registers.)
+        // SAFETY: this is called once per launch. (A result kept since `new` takes registers.)
         unsafe { Epoch::begin(self.flags.local().as_ptr()).end(Coop::cta()) };
     }
 }
 
-/// A row of the fragments of a vector: those that there are.
+/// A row of the fragments of a vector; fragments that it does not have are 0.
 type Sums = [[f32; WIDTH as usize]; MOST_FRAGMENTS];
 
 /// Stores the first `len` of eight elements, or all eight.
 ///
 /// # Safety
 ///
-/// They are in the window, and only this thread stores them.
+/// The elements are in the window, and only this thread stores them.
 unsafe fn store_elements(c: LsaPtr<bf16>, at: usize, words: [u32; 4], len: u32) {
     let mut i = 0;
     while i < 8 {

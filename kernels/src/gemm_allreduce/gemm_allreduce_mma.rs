@@ -19,8 +19,9 @@ const COMPUTING: u32 = 128 * STRIPS;
 const REDUCING_WARPS: u32 = 4;
 /// Threads per block: exactly this number.
 pub const THREADS: u32 = COMPUTING + REDUCING_WARPS * warp::WARP_SIZE;
-/// Named barriers: of all computing threads, and the first of one for each strip's threads.
+/// The named barrier of all computing threads.
 const COMPUTE_BARRIER: u32 = 1;
+/// The named barrier of the first strip's threads; the next strip has the next one.
 const STRIP_BARRIER: u32 = 2;
 
 type Product = MmaProduct<bf16, TILE_ROWS, COLUMNS, STAGES, COMPUTING>;
@@ -35,8 +36,8 @@ pub struct GemmWorkspace {
     pub flags: usize,
 }
 
-/// Returns the number of tiles of an `m x n` matrix, beyond which more blocks have no work. `None`
-/// if it is too large for the kernel's 32-bit arithmetic.
+/// Returns the number of tiles of an `m x n` matrix, beyond which more blocks have no work, or
+/// `None` if it is too large for the kernel's 32-bit arithmetic.
 #[must_use]
 pub fn tiles(m: usize, n: usize) -> Option<u32> {
     let tiles = m.div_ceil(TILE_ROWS as usize).checked_mul(n.div_ceil(COLUMNS as usize))?;
@@ -45,7 +46,7 @@ pub fn tiles(m: usize, n: usize) -> Option<u32> {
 }
 
 /// Returns the workspace for an `m x n` matrix over `n_ranks` ranks that send partial sums as `W`.
-/// One for a larger matrix or for more ranks may be used too. `None` if a length overflows.
+/// One for a larger matrix or for more ranks may be used too. Returns `None` if a length overflows.
 #[must_use]
 pub fn workspace<W: Partial>(m: usize, n: usize, n_ranks: usize) -> Option<GemmWorkspace> {
     let strips = (tiles(m, n)? * STRIPS) as usize;
@@ -81,7 +82,7 @@ pub unsafe fn gemm_allreduce_mma<W: Partial>(
     k: u32,
 ) {
     let tiles = Tiles { m, n };
-    // SAFETY: the kernel's contract. All warps reach `reduce` and `finish`.
+    // SAFETY: the kernel's caller guarantees the windows. All warps reach `reduce` and `finish`.
     unsafe {
         let exchange = Exchange::<W>::new(&comm, tiles, c, partials, flags);
         thread::sync_threads();
@@ -142,7 +143,7 @@ mod tests {
         assert_eq!(square.flags, 2048 + FIRST_FLAG);
     }
 
-    /// Half of the bytes, and a quarter and two bytes for each 64 elements.
+    /// bf16 takes half of the bytes, and e4m3 a quarter and two bytes for each 64 elements.
     #[test]
     fn smaller_types_take_less_workspace() {
         let words = workspace::<bf16>(4096, 4096, 4).unwrap().partials;

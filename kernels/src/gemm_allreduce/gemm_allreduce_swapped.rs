@@ -1,9 +1,9 @@
 //! The product of few rows of A and its sum over the ranks, on Hopper.
 //!
 //! The product is that of [`gemm_swapped`](crate::gemm::gemm_swapped), with an epilogue that sends
-//! a thread's rounded sums to the same thread of each peer, and adds what those sent, before they
-//! are stored: all of a tile is sent before any of it is received. A vector has the sums as they
-//! lie in registers.
+//! a thread's rounded sums to the same thread of each peer, and adds what the peers sent, before
+//! the sums are stored: all of a tile is sent before any of it is received. A vector has the sums
+//! as they lie in registers.
 
 use cuda_std::grid;
 use cuda_std::prelude::*;
@@ -35,9 +35,8 @@ const BARRIER: u32 = 8;
 /// `N` is 2 for two ranks, and 0 for any other number.
 ///
 /// The grid, the block and the maps are those of
-/// [`gemm_swapped`](crate::gemm::gemm_swapped::gemm_swapped()). [`slots()`] of the slots of
-/// `memory` are used. Ranks launch with the same grid, `m`, `n`, `k` and `division`. -0 counts as
-/// +0.
+/// [`gemm_swapped`](crate::gemm::gemm_swapped::gemm_swapped()). It uses [`slots()`] slots of
+/// `memory`. Ranks launch with the same grid, `m`, `n`, `k` and `division`. -0 counts as +0.
 ///
 /// # Safety
 ///
@@ -66,14 +65,14 @@ pub unsafe fn gemm_allreduce_swapped<S: Shape, const N: usize>(
     unsafe { product::<bf16, S, _>([&a, &b, &c], [m, n, k], division, exchange) }
 }
 
-/// Returns the slots that a product of `m x n` elements uses, if 32 bits count them.
+/// Returns how many slots a product of `m x n` elements uses, if 32 bits count them.
 #[must_use]
 pub fn slots(m: usize, n: usize) -> Option<u32> {
     let blocks = m.div_ceil(8).checked_mul(n.div_ceil(WARPGROUP_N as usize))?;
     u32::try_from(blocks.checked_mul(SLOTS as usize)?).ok()
 }
 
-/// The epilogue.
+/// The epilogue that exchanges the sums.
 #[derive(Clone, Copy)]
 struct Exchange<'a, const N: usize> {
     comm: &'a DevComm,
@@ -85,7 +84,7 @@ struct Exchange<'a, const N: usize> {
 }
 
 impl<const N: usize> Exchange<'_, N> {
-    /// The slot of a thread's `i`-th vector, if some of its sums are stored.
+    /// Returns the slot of a thread's `i`-th vector, if some of its sums are stored.
     fn slot<F: Fragment>(&self, sums: &F, i: usize) -> Option<u32> {
         let (row, first) = (sums.row(0), ROWS * i as u32);
         let (end, n) = sums.end();
@@ -100,7 +99,7 @@ impl<const N: usize> Exchange<'_, N> {
         if N == 0 { self.comm.lsa_team().n_ranks as usize } else { N }
     }
 
-    /// The sum over the ranks, in their order, of the vectors of a slot, of which one is `mine`.
+    /// Returns the sum over the ranks, in their order, of a slot's vectors: this rank's is `mine`.
     ///
     /// # Safety
     ///
@@ -120,7 +119,7 @@ impl<const N: usize> Exchange<'_, N> {
             let theirs = unsafe { session.receive_each(nothing, sent, 0) };
             let mut i = 0;
             while i < self.at_once {
-                // Of no rank it is 0.
+                // The vector is 0 if there is no rank for it.
                 bf16::add(&mut sum, if first + i == own { mine } else { theirs[i] });
                 i += 1;
             }
@@ -141,12 +140,12 @@ impl<const N: usize> Exchange<'_, N> {
         }
     }
 
-    /// The row and the column of the sum in a lane of a thread's `i`-th vector.
+    /// Returns the row and the column of the sum in a lane of a thread's `i`-th vector.
     fn place(i: usize, lane: usize) -> (u32, u32) {
         (4 * i as u32 + (lane / 4 * 2 + lane % 2) as u32, (lane / 2 % 2) as u32)
     }
 
-    /// A thread's `i`-th vector, as peers receive it.
+    /// Returns a thread's `i`-th vector, as peers receive it.
     fn vector<F: Fragment>(sums: &mut F, i: usize) -> Vec16<bf16> {
         let mut wide = [0.0; 8];
         let mut lane = 0;

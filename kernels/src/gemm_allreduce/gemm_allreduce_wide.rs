@@ -3,8 +3,8 @@
 //! A warp that multiplies sends what it stores by [`PeerTiles`], from the same shared memory. The
 //! three warps that neither load nor multiply take the rows of the block's tiles in turn, and add
 //! what the ranks computed, in f32 and in the order of the ranks, while the next tiles are
-//! multiplied. Only of its last tile each multiplying warp adds its own rows. Each rank's product
-//! is rounded, and then the sum. All ranks get the same bits. -0 counts as +0.
+//! multiplied. The rows of the block's last tile are added by the multiplying warps, each its own.
+//! Each rank's product is rounded, and then the sum. All ranks get the same bits. -0 counts as +0.
 //!
 //! With two ranks, each rank adds all tiles. With more, each tile has an owner: all ranks send it
 //! their parts, the owner too, and it stores the sums to all ranks. Then the blocks of all ranks
@@ -39,7 +39,7 @@ use crate::files::gemm::factors::origin;
 use crate::files::gemm::gemm_wgmma::{
     CLUSTER, IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_M, TILE_N, product_with,
 };
-use crate::files::gemm::hooks::{Adding, Hooks};
+use crate::files::gemm::hooks::{AddingRegisters, Hooks};
 use crate::files::gemm::order::{Order, cluster, clusters};
 
 /// Rows of a cluster's tile.
@@ -67,7 +67,7 @@ pub unsafe fn gemm_allreduce_wide(
     // SAFETY: the caller of the kernel passes matrices, slots and state as the body needs them.
     unsafe {
         let peers = PeerTiles::<Everyone, 2>::new(&comm, &memory, to, [m, n]);
-        summed([&a, &b, &c], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
+        compute_summed([&a, &b, &c], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
     }
 }
 
@@ -91,11 +91,11 @@ pub unsafe fn gemm_allreduce_wide_f8(
     n: u32,
     k: u32,
 ) {
-    // SAFETY: the kernel's contract. No map is used for C.
+    // SAFETY: the caller of the kernel passes what the body needs. No map is used for C.
     unsafe {
         let peers = PeerTiles::new(&comm, &memory, c, [m, n]);
         let quantised = Quantised { peers, own, c, m, n };
-        summed([&a, &b, &a], [m, n, k], &peers, quantised, &quantised);
+        compute_summed([&a, &b, &a], [m, n, k], &peers, quantised, &quantised);
     }
 }
 
@@ -123,15 +123,15 @@ pub unsafe fn gemm_allreduce_two_shot<const N: usize>(
         let own = to.local().as_ptr();
         let peers = PeerTiles::<ClusterTileOwners, N>::new(&comm, &memory, own, [m, n]);
         let peers = peers.stored_in_all(&to);
-        summed([&a, &b, &c], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
+        compute_summed([&a, &b, &c], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
     }
 }
 
 /// Computes a rank's rows of the sum over N ranks of `A x B^T` in bf16, with `m` a multiple of
-/// [`CLUSTER_M`] times the ranks.
+/// [`CLUSTER_M`] times the number of ranks.
 ///
-/// `map` and `product` are of this rank's product, `m x n` elements that only this kernel uses, and
-/// nobody if there are more than two ranks; `c` has the `m / ranks x n` sums of this rank's rows.
+/// `map` and `product` are of memory for this rank's product of `m x n` elements, which only this
+/// kernel uses, and only for two ranks. `c` has the `m / ranks x n` sums of this rank's rows.
 ///
 /// # Safety
 ///
@@ -153,13 +153,13 @@ pub unsafe fn gemm_reduce_scatter_wide<const N: usize>(
     unsafe {
         let peers = PeerTiles::<RowOwners, N>::new(&comm, &memory, c, [m, n]);
         let peers = peers.kept_in(product);
-        summed([&a, &b, &map], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
+        compute_summed([&a, &b, &map], [m, n, k], &peers, Identity::<bf16>::new(), &peers);
     }
 }
 
 /// The order in which clusters compute the tiles.
 trait Ordered: Owners {
-    /// The order of the tiles of clusters, of this many rows and columns.
+    /// Returns the order of the tiles of clusters, of this many rows and columns.
     fn order<const N: usize>(_: &PeerMatrix<N>, rows: u32, columns: u32) -> Order {
         Order::whole(rows, columns)
     }
@@ -169,8 +169,8 @@ impl Ordered for Everyone {}
 
 impl Ordered for ClusterTileOwners {}
 
-/// A cluster computes the same tile of each rank's rows: of two ranks its own last; of more ranks
-/// each cluster begins with another one, so that all receive at any time.
+/// A cluster computes the same tile of each rank's rows: with two ranks, its own rank's tile last;
+/// with more ranks, each cluster begins with another rank, so that all ranks receive at any time.
 impl Ordered for RowOwners {
     fn order<const N: usize>(matrix: &PeerMatrix<N>, rows: u32, columns: u32) -> Order {
         let first = matrix.rank() + 1 + if N == 2 { 0 } else { cluster() };
@@ -184,7 +184,7 @@ impl Ordered for RowOwners {
 ///
 /// As for [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()) of bf16, and as [`PeerTiles::new`]
 /// says. All threads of the block call it.
-unsafe fn summed<O: Owners, const N: usize>(
+unsafe fn compute_summed<O: Owners, const N: usize>(
     maps: [&TensorMap; 3],
     extents: [u32; 3],
     peers: &PeerTiles<'_, O, N>,
@@ -192,19 +192,19 @@ unsafe fn summed<O: Owners, const N: usize>(
     hooks: &impl Hooks,
 ) {
     peers.prepare();
-    // SAFETY: the caller's contract. The product ends with a barrier.
+    // SAFETY: the caller passes what the product needs, which ends with a barrier.
     unsafe {
         product_with::<bf16, _>(maps, null_mut(), extents, [false; 2], epilogue, hooks);
         peers.end((MULTIPLYING_WARPS + IDLE_WARPS) * warp::WARP_SIZE);
     }
 }
 
-/// The tiles of this block.
+/// Returns the number of tiles of this block.
 pub(super) fn tiles(order: Order) -> u32 {
     order.count().saturating_sub(cluster()).div_ceil(clusters())
 }
 
-/// The lane's column of one of the block's tiles, if this rank adds it.
+/// Returns the lane's column of one of the block's tiles, if this rank adds it.
 fn column<O: Owners, const N: usize>(
     peers: &PeerTiles<'_, O, N>,
     order: Order,
@@ -215,7 +215,7 @@ fn column<O: Owners, const N: usize>(
 }
 
 impl<O: Ordered, const N: usize> Hooks for PeerTiles<'_, O, N> {
-    type Registers = Adding;
+    type Registers = AddingRegisters;
 
     const SENDS: bool = true;
     const REPORTS: bool = N == 2;
@@ -242,7 +242,7 @@ impl<O: Ordered, const N: usize> Hooks for PeerTiles<'_, O, N> {
     }
 
     unsafe fn send_slice<T>(&self, row: u32, column: u32, tile: SharedTile<T, STORE_M>) {
-        // SAFETY: the caller's contract. The launches before this one have ended.
+        // SAFETY: the caller is one lane with a stored tile; the launches before this have ended.
         unsafe { self.send(row, column, tile) };
     }
 
@@ -254,7 +254,7 @@ impl<O: Ordered, const N: usize> Hooks for PeerTiles<'_, O, N> {
         grid::wait_for_previous();
         self.meet(index == 0);
         let (mut tile, mut first) = (0, index * Self::AT_ONCE);
-        // SAFETY: the caller's contract. The rows are this warp's.
+        // SAFETY: the caller has all lanes of the warp here. The rows are this warp's.
         unsafe {
             let sums = self.sums();
             // Opaque: the number of tiles less one would take a register.
@@ -279,9 +279,9 @@ impl<O: Ordered, const N: usize> Hooks for PeerTiles<'_, O, N> {
         let last = tiles(order).checked_sub(1);
         if let Some(column) = last.and_then(|last| column(self, order, last)) {
             let mut row = warp * STORE_M;
-            // Not unrolled, which would take more registers.
+            // The loop is not unrolled: it would take more registers.
             let end = hint::opaque(row + STORE_M);
-            // SAFETY: the caller's contract. The rows are this warp's.
+            // SAFETY: the caller has all lanes of the warp here. The rows are this warp's.
             unsafe {
                 warp::sync();
                 self.meet(false);

@@ -6,15 +6,15 @@
 //! Every rank gets all `m x n` elements of C, row-major. Elements are bf16; sums are in f32, also
 //! over the ranks. All ranks get the same bits.
 //!
-//! Any `m` and `n`; `k` is a multiple of 8, so that rows are 16-byte aligned.
+//! `m` and `n` are any numbers; `k` is a multiple of 8, so that rows are 16-byte aligned.
 //!
 //! # Kernels
 //!
 //! [`gemm_allreduce_mma`](crate::gemm_allreduce_mma()) is for every GPU since Ampere, and sends
 //! partial sums as f32, bf16 or e4m3 ([`Partial`]).
 //!
-//! For Hopper GPUs there are [`gemm_allreduce_swapped`] and those of [`gemm_allreduce_wide`], which
-//! exchange products that are rounded. Their schedules are those of
+//! For Hopper GPUs there are [`gemm_allreduce_swapped`] and the kernels of [`gemm_allreduce_wide`],
+//! which exchange products that are rounded. Their schedules are those of
 //! [`gemm_swapped`](crate::gemm::gemm_swapped) and [`gemm_wgmma`](crate::gemm::gemm_wgmma); what
 //! follows is about `gemm_allreduce_mma`.
 //!

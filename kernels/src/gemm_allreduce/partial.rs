@@ -1,4 +1,4 @@
-//! What partial sums are on their way to the rank that adds them.
+//! The types in which partial sums are sent to the rank that adds them.
 
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
@@ -17,13 +17,13 @@ pub trait Partial: Accumulate<Acc = f32> {
     /// Whether there are scales.
     const HAS_SCALES: bool = false;
 
-    /// The fragments of which a lane has the elements in a vector.
+    /// The number of fragments of which a lane has the elements in a vector.
     const FRAGMENTS: usize = Vec16::<Self>::LANES / 4;
 
-    /// A vector of a lane's elements of fragments, each rounded to the nearest.
+    /// Returns a vector of a lane's elements of fragments, each rounded to the nearest.
     fn pack(fragment: impl Fn(usize) -> [f32; 4]) -> Vec16<Self>;
 
-    /// A lane's elements of the fragments of a vector, and zeros.
+    /// Returns a lane's elements of the fragments of a vector, and then zeros.
     fn unpack(vector: Vec16<Self>) -> [[f32; 4]; 4];
 }
 

@@ -1,4 +1,4 @@
-//! How the threads that compute a strip store its sums.
+//! The stores of a strip's sums by the threads that compute it.
 
 use core::marker::PhantomData;
 
@@ -26,7 +26,7 @@ pub(super) struct PartialTile<W> {
 impl<W: Partial> PartialTile<W> {
     /// Stores the lane's elements of `J` fragments: rows from `16 * i` on, columns from `8 * j` on.
     /// A lane has four elements of each: columns `2 * (lane % 4)` and the next, in rows `lane / 4`
-    /// and `lane / 4 + 8`. `J` is a multiple of those of a vector, and of those that share scales.
+    /// and `lane / 4 + 8`. `J` is a multiple of the fragments in a vector, and of those per scale.
     ///
     /// # Safety
     ///
@@ -56,7 +56,7 @@ impl<W: Partial> PartialTile<W> {
             };
             return;
         }
-        // Fragments that share scales, or those of a vector.
+        // The number of fragments that share scales, or of those in a vector.
         let block = if W::HAS_SCALES { SCALED_FRAGMENTS as usize } else { W::FRAGMENTS };
         let mut first = 0;
         while first < J {
@@ -73,7 +73,7 @@ impl<W: Partial> PartialTile<W> {
     ///
     /// # Safety
     ///
-    /// As [`store`](Self::store).
+    /// As for [`store`](Self::store).
     unsafe fn store_block(
         &self,
         i: u32,
@@ -82,7 +82,7 @@ impl<W: Partial> PartialTile<W> {
         fragments: impl Fn(usize) -> Elements,
     ) {
         let (lane, mut scales) = (warp::lane_id(), [Scale::ONE; 2]);
-        // SAFETY: the caller's contract. The scales and vectors are in the strip's slot.
+        // SAFETY: the caller's warp, with all lanes here, alone stores to its part of the slot.
         unsafe {
             if W::HAS_SCALES {
                 scales = Self::scales_of(&fragments);
@@ -105,7 +105,7 @@ impl<W: Partial> PartialTile<W> {
         }
     }
 
-    /// The scales of the lane's two rows, of fragments that share them.
+    /// Returns the scales of the lane's two rows, of fragments that share them.
     ///
     /// # Safety
     ///
@@ -151,8 +151,8 @@ impl<W: Partial> PartialTile<W> {
                     let sums = fragments(x);
                     f32_to_bf16x2([sums[2 * half], sums[2 * half + 1]])
                 };
-                // SAFETY: the caller's contract; if `n` is even, every pair is whole and 4-byte
-                // aligned.
+                // SAFETY: only this thread stores the elements, as the caller guarantees; if `n` is
+                // even, every pair is whole and 4-byte aligned.
                 unsafe {
                     if self.n.is_multiple_of(2) {
                         let mut x = 0;

@@ -1,10 +1,10 @@
 //! The exchange of a product's tiles between two ranks as 8-bit floats with scales.
 //!
-//! As [`PeerTiles`] with their parts, but a warp's part of a tile, 16 rows and 256 columns, is
-//! rounded to [`F8E4M3`] with a scale for [`SCALED`] elements of a row. It goes as it lies in
+//! The exchange is that of [`PeerTiles`], but a warp's part of a tile, 16 rows and 256 columns, is
+//! rounded to [`F8E4M3`] with a scale for [`SCALED`] elements of a row. The part goes as it lies in
 //! shared memory to the peer and to a workspace of this rank: both ranks add the same numbers. A
-//! vector has eight columns of two rows, eight apart; one of the part's four vectors of scales has
-//! the exponents of the rows' scales for [`SCALED`] columns, a byte for each.
+//! vector has eight columns of two rows that are eight apart; one of the part's four vectors of
+//! scales has the exponents of the rows' scales for [`SCALED`] columns, a byte for each.
 
 use cuda_std::atomic::Scope;
 use cuda_std::grid;
@@ -18,11 +18,11 @@ use super::partial::{Partial, SCALED};
 use crate::files::gemm::epilogue::{Epilogue, Fragment};
 use crate::files::gemm::factors::origin;
 use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_N};
-use crate::files::gemm::hooks::{Adding, Hooks};
+use crate::files::gemm::hooks::{AddingRegisters, Hooks};
 use crate::files::gemm::order::{Order, cluster, clusters};
 use crate::scale::Scale;
 
-/// Columns and slots of a tile that is sent: a warp's part has two.
+/// Columns and slots of a tile that is sent: a warp's part has two such tiles.
 const COLUMNS: u32 = SharedTile::<F8E4M3, STORE_M>::COLUMNS;
 const SLOTS: u32 = SharedTile::<F8E4M3, STORE_M>::BYTES / 16;
 /// Vectors of a lane in a part: one for each two rows.
@@ -32,11 +32,12 @@ const PAIRS: u32 = SCALED / 8;
 /// Lanes of the receiving warp whose columns share scales.
 const LANES: u32 = SCALED / 8;
 
-/// Slots of a part before those of its scales, and all.
+/// Slots of a part before those of its scales.
 const PART_SCALES: u32 = STORE_M * TILE_N / 16;
+/// All slots of a part.
 const PART_SLOTS: u32 = PART_SCALES + TILE_N / SCALED;
 
-/// The first slot of a part with this row and column.
+/// Returns the first slot of the part with this first row and column.
 fn quantised_part(row: u32, column: u32, columns: u32) -> u32 {
     (row / STORE_M * columns.div_ceil(TILE_N) + column / TILE_N) * PART_SLOTS
 }
@@ -46,7 +47,7 @@ fn quantised_part(row: u32, column: u32, columns: u32) -> u32 {
 pub struct QuantisedParts;
 
 impl QuantisedParts {
-    /// Returns the slots of an `m x n` matrix for the sending rank, if they fit in 32 bits.
+    /// Returns how many slots an `m x n` matrix has for the sending rank, if 32 bits count them.
     #[must_use]
     pub fn slots(m: usize, n: usize) -> Option<u32> {
         let parts = m.div_ceil(STORE_M as usize).checked_mul(n.div_ceil(TILE_N as usize))?;
@@ -83,16 +84,16 @@ pub(super) struct Quantised<'a> {
 
 impl Quantised<'_> {
     fn session(&self) -> Lamport<'_, 2> {
-        // SAFETY: the kernel's contract. The launches before this one have ended.
+        // SAFETY: the kernel's caller guarantees the slots; the launches before this have ended.
         unsafe { self.peers.join() }
     }
 
-    /// Where a slot's vector of this rank is kept.
-    fn kept(&self, slot: u32) -> *mut u32 {
+    /// Returns where this rank's workspace has the vector of a slot.
+    fn own_vector(&self, slot: u32) -> *mut u32 {
         self.own.wrapping_add(4 * slot as usize)
     }
 
-    /// The first slot of a tile, if there is a part of C in it.
+    /// Returns the first slot of a tile, if there is a part of C in it.
     fn tile(&self, row: u32, column: u32) -> Option<u32> {
         let Self { m, n, .. } = *self;
         let part = quantised_part(row, column, n);
@@ -103,7 +104,7 @@ impl Quantised<'_> {
     ///
     /// # Safety
     ///
-    /// The kernel's contract, and one warp calls it, when this rank's part is kept.
+    /// The kernel's contract, and one warp calls it, after this rank's part was stored in `own`.
     unsafe fn add(&self, session: &Lamport<'_, 2>, row: u32, column: u32) {
         let Self { m, n, .. } = *self;
         if row >= m {
@@ -120,26 +121,26 @@ impl Quantised<'_> {
         };
         let scales = quantised_part(row, column, n) + PART_SCALES + lane / LANES;
         let column = column + 8 * lane;
-        // SAFETY: the caller's contract. TMA and this block have stored what is kept.
+        // SAFETY: TMA and this block have stored this rank's part, as the caller guarantees.
         unsafe {
-            let keep = |slot| mem::load_vec_relaxed(self.kept(slot).cast(), Scope::Gpu);
+            let load = |slot| mem::load_vec_relaxed(self.own_vector(slot).cast(), Scope::Gpu);
             let mut ours = [Vec16::<F8E4M3>::from_bits([0; 4]); VECTORS];
             let mut i = 0;
             while i < VECTORS {
                 if let Some(slot) = vector(i) {
-                    ours[i] = keep(slot);
+                    ours[i] = load(slot);
                 }
                 i += 1;
             }
-            let our_scales = keep(scales).to_bits();
-            // The last one has the scales.
+            let our_scales = load(scales).to_bits();
+            // The last vector that is received has the scales.
             let is_first = lane.is_multiple_of(LANES);
             let slot = |i| if i < VECTORS { vector(i) } else { is_first.then_some(scales) };
             let pause = PeerTiles::<QuantisedParts, 2>::PAUSE;
             let theirs: [Vec16<F8E4M3>; VECTORS + 1] = session.receive_several(peer, slot, pause);
             let first = lane / LANES * LANES;
             let their_scales = theirs[VECTORS].to_bits().map(|word| warp::shuffle_idx(word, first));
-            // Written out: a loop of this length would not be unrolled.
+            // The arrays are written out, as a loop of this length would not be unrolled.
             let [a, b, c, d, e, f, g, h] = ours;
             let [s, t, u, v, w, x, y, z, _] = theirs;
             let halves = [[[a, b, c, d], [s, t, u, v]], [[e, f, g, h], [w, x, y, z]]];
@@ -189,7 +190,7 @@ impl Quantised<'_> {
                 let row = row + i as u32 + 8 * half as u32;
                 if row < m && column < n {
                     let to = c.wrapping_add(row as usize * n as usize + column as usize);
-                    // SAFETY: the caller's contract; rows begin at multiples of 16 bytes.
+                    // SAFETY: only this thread stores the elements; rows are aligned to 16 bytes.
                     unsafe { mem::store_vec(to, bf16::narrow(sums[half])) };
                 }
                 half += 1;
@@ -199,13 +200,13 @@ impl Quantised<'_> {
     }
 }
 
-/// Divides the sums by their scales, and sends and keeps these.
+/// Divides the sums by their scales, and stores the scales to the peer and to the workspace.
 impl Epilogue for Quantised<'_> {
     type Output = F8E4M3;
 
     fn apply<F: Fragment>(&self, sums: &mut F) {
         let lane = warp::lane_id();
-        // Of the lane's rows, for the columns of which it sends the scales.
+        // The scales of the lane's two rows, for the columns whose scales the lane sends.
         let mut mine = [0; 2];
         let mut block = 0;
         while block < F::COLUMNS / (2 * PAIRS) {
@@ -247,9 +248,9 @@ impl Epilogue for Quantised<'_> {
         let (row, column) = (sums.row(0) - lane / 4, sums.column(0) - lane % 4 * 2);
         if lane < 4 && row < self.m {
             let slot = quantised_part(row, column, self.n) + PART_SCALES + lane;
-            // SAFETY: the kernel's contract; the slot is one of those used, and this lane's.
+            // SAFETY: the kernel's caller guarantees the slots, of which this one is this lane's.
             unsafe {
-                mem::store_vec(self.kept(slot).cast(), vector);
+                mem::store_vec(self.own_vector(slot).cast(), vector);
                 self.session().send(1, slot, vector);
             }
         }
@@ -257,7 +258,7 @@ impl Epilogue for Quantised<'_> {
 }
 
 impl Hooks for Quantised<'_> {
-    type Registers = Adding;
+    type Registers = AddingRegisters;
 
     const SENDS: bool = true;
     const REPORTS: bool = true;
@@ -277,7 +278,7 @@ impl Hooks for Quantised<'_> {
     ) {
         if let Some(slot) = self.tile(row, column) {
             // SAFETY: one lane is here, with a tile after a fence; the slot is this warp's.
-            unsafe { tile.store_bulk(self.kept(slot)) };
+            unsafe { tile.store_bulk(self.own_vector(slot)) };
         }
     }
 
@@ -295,7 +296,7 @@ impl Hooks for Quantised<'_> {
 
     unsafe fn run_idle_warp(&self, order: Order, index: u32) {
         grid::wait_for_previous();
-        // SAFETY: the caller's contract. The parts are this warp's.
+        // SAFETY: the caller has all lanes of the warp here. The parts are this warp's.
         unsafe {
             let session = self.peers.begin();
             let end = tiles(order).saturating_sub(1);
@@ -317,7 +318,7 @@ impl Hooks for Quantised<'_> {
     unsafe fn drain(&self, order: Order, warp: u32) {
         if let Some(last) = tiles(order).checked_sub(1) {
             let (row, column) = origin(order, cluster() + last * clusters());
-            // SAFETY: the caller's contract. The part is this warp's.
+            // SAFETY: the caller has all lanes of the warp here. The part is this warp's.
             unsafe {
                 warp::sync();
                 self.add(&self.peers.begin(), row + warp * STORE_M, column);

@@ -38,13 +38,12 @@ impl Tiles {
         TileOrder { rows: self.m.div_ceil(TILE_ROWS), columns: self.n.div_ceil(COLUMNS) }
     }
 
-    /// The first row and column of tile `number`.
+    /// Returns the first row and column of tile `number`.
     pub(super) fn origin(self, number: u32) -> (u32, u32) {
         let (row, column) = self.order().position(number);
         (row * TILE_ROWS, column * COLUMNS)
     }
 
-    /// The strip with this number.
     pub(super) fn strip(self, number: u32) -> Strip {
         let (row, column) = self.origin(number / STRIPS);
         Strip { number, row: row + number % STRIPS * STRIP_ROWS, column }

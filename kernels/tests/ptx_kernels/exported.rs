@@ -27,7 +27,7 @@ fn of<K: Kernel>() -> Vec<Exported> {
     suffixes.map(|suffix| entry(format!("{}_{suffix}", K::NAME))).collect()
 }
 
-/// Every kernel.
+/// Functions that return the entry points of each exported kernel.
 const KERNELS: &[fn() -> Vec<Exported>] = &[
     of::<kernels::allgather_gemm>,
     of::<kernels::ep_combine>,

@@ -29,7 +29,7 @@ fn main() {
     cuda_builder::link_worker();
     let tests = vec![
         trial("ptx_has_exactly_the_exported_kernels", false, exported_alone),
-        trial("kernels_call_gins_operations_at_most", false, call_gin_at_most),
+        trial("kernels_call_only_gin_operations", false, call_only_gin),
         trial("kernels_load_no_tables", false, load_no_tables),
         trial("collectives_wait_before_they_let_the_next_begin", false, wait_before_they_launch),
         trial("kernels_keep_everything_in_registers", true, keep_registers),
@@ -93,8 +93,8 @@ fn exported_alone(artifacts: &Artifacts) -> Result<(), Failed> {
 
 /// A kernel that may run concurrently with those of other objects waits for the previous launch
 /// before it lets the next one begin, so that at most two launches of an object are on the GPU,
-/// unless its argument `early` is set: the earlier instruction stands after a branch. The kernel
-/// that does neither is launched when the previous one has ended.
+/// unless its argument `early` is set: a branch is before the instruction that lets the next one
+/// begin earlier. The kernel that does neither is launched when the previous one has ended.
 fn wait_before_they_launch(artifacts: &Artifacts) -> Result<(), Failed> {
     let mut checked = 0;
     for module in &artifacts.modules {
@@ -141,7 +141,7 @@ fn room_of(name: &str) -> Option<&'static (&'static str, u32)> {
 
 /// All functions are inlined in a kernel, except GIN operations, and the function that ends the
 /// kernel when an assertion in one of them fails.
-fn call_gin_at_most(artifacts: &Artifacts) -> Result<(), Failed> {
+fn call_only_gin(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, |kernel, gin| {
         let may_call = |callee: &Callee| match callee.kind() {
             CalleeKind::GinOperation => callee.stack <= DESCRIPTOR,
@@ -181,9 +181,9 @@ fn products_overlap(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, |kernel, _| kernel.resources.is_some_and(|r| !r.serialized))
 }
 
-/// A multiprocessor of sm_90 has four parts, each with 16384 registers, which a warp takes in
-/// eights for each thread; and 228 KiB of shared memory, of which a block takes 1 KiB more than it
-/// asks for.
+/// A multiprocessor of sm_90 has four parts, each with 16384 registers, of which a warp takes a
+/// multiple of 8 for each thread; and 228 KiB of shared memory, of which a block takes 1 KiB more
+/// than it asks for.
 fn have_room(artifacts: &Artifacts) -> Result<(), Failed> {
     /// Launches on the GPU at a time: of each of four objects, one that runs and one that waits.
     const LAUNCHES: u32 = 8;
