@@ -128,10 +128,8 @@ impl Gemm {
                 None
             }
         };
-        let slices = match &hopper {
-            Some(_) => Some(launches::slice_memory(&compiled, stream.context())?),
-            None => None,
-        };
+        let slices = || launches::slice_memory(&compiled, stream.context());
+        let slices = hopper.is_some().then(slices).transpose()?;
         let tuned = Mutex::new(Tuned::new(stream.context(), "gemm", 1)?);
         let (stream, plans) = (stream.clone(), Mutex::default());
         let order = StreamOrder::local(stream.context());

@@ -106,8 +106,8 @@ impl<T: Element> Exchange<T> {
         Self { pattern, send, recv: recv.device_slice() }
     }
 
-    /// Returns whether there is something to send, lengths match, and buffers overlap only in
-    /// place.
+    /// Returns whether there is something to send, lengths match, and only in place buffers
+    /// overlap.
     fn is_valid(&self, rank: usize, ranks: usize) -> bool {
         let (send, recv) = (self.send.as_ref().map(DeviceSlice::len), self.recv.len());
         let matches = match self.pattern {
@@ -181,10 +181,10 @@ impl<T: Element> Call<T> for Exchange<T> {
         let Workspace { dev_comm, memory, options, .. } = launch.workspace;
         let messages = self.messages(launch.collectives.communicator.n_ranks());
         let mut input = self.send.as_ref().map_or(0, DeviceSlice::device_address);
-        let (target, config) = (launch.target(), launch.config());
+        let (target, config, early) = (launch.target(), launch.config(), options.early());
         if launch.plan.algorithm == Algorithm::Lamport {
             let output = self.recv.device_address();
-            let args = (dev_comm, memory, options.early(), input, output, messages);
+            let args = (dev_comm, memory, early, input, output, messages);
             type Vector = lamport_exchange::Vector;
             // SAFETY: the caller keeps the buffers allocated and orders the launches;
             // `Workspace::new` allocates what the kernel needs.
@@ -201,16 +201,9 @@ impl<T: Element> Call<T> for Exchange<T> {
             launch.stream.copy(send, &self.recv)?;
             input = self.recv.device_address();
         }
-        let launch = kernels::push_exchange::args(
-            dev_comm,
-            options.early(),
-            input,
-            &output,
-            first,
-            messages,
-        );
+        let kernel = kernels::push_exchange::args(dev_comm, early, input, &output, first, messages);
         // SAFETY: the caller keeps the buffers allocated and orders the launches; `request` has
         // checked that messages are aligned, or the copy is.
-        unsafe { launch.config(config).launch(&target) }
+        unsafe { kernel.config(config).launch(&target) }
     }
 }

@@ -19,14 +19,12 @@ use crate::check::refuse;
 use crate::launch::LaunchWith;
 
 /// Returns the most vectors of 16 bytes that a block of `push_allreduce` pushes to each peer in a
-/// round: 128 KiB to all peers together. With half of it, barriers take 2 % of the time on two
-/// H200.
+/// round, 128 KiB to all peers. With 64 KiB, the barriers take 2 % of the time on two H200.
 pub(super) const fn most_pushed(ranks: usize) -> usize {
     (128 << 10) / 16 / ranks.saturating_sub(1).next_power_of_two()
 }
 
-/// The threads of a block of `lsa_allreduce`, if there is room for them: the number that was
-/// measured.
+/// The threads of a block of `lsa_allreduce`, if there is room: the number that was measured.
 const PULL_THREADS: u32 = 128;
 
 /// The longest message in bytes that is pushed by a dependent launch.
@@ -137,19 +135,13 @@ impl<'a, T: Element> Reduce<'a, T> {
     unsafe fn launch_any(&self, launch: &Launch<'_>, operator: u32, divisor: u32) -> Result<()> {
         let Workspace { dev_comm, memory, options, .. } = launch.workspace;
         let [input, output] = [self.send, self.recv].map(DeviceSlice::device_address);
-        let count = self.recv.len();
+        let (count, config, target) = (self.recv.len(), launch.config(), launch.target());
         let args = (dev_comm, memory, options.early(), input, output, count, operator, divisor);
         macro_rules! any {
             ($type:ty) => {
                 // SAFETY: the caller keeps the buffers allocated and orders the launches;
                 // `Workspace::new` allocates what the kernel needs.
-                unsafe {
-                    kernels::lamport_allreduce_any::<$type>::launch(
-                        args,
-                        launch.config(),
-                        &launch.target(),
-                    )
-                }
+                unsafe { kernels::lamport_allreduce_any::<$type>::launch(args, config, &target) }
             };
         }
         match T::DATA_TYPE {

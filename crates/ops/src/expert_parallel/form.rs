@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use devcomm_host::{LaunchConfig, Result, Stream, SymmetricBuffer, Window};
+use devcomm_host::{KernelsOn, Result, Stream, SymmetricBuffer, Window};
 use devcomm_kernels::expert_parallel::shape::TokensArgs;
 use devcomm_kernels::expert_parallel::sums::ResultsArgs;
 use devcomm_types::F8E4M3;
@@ -11,7 +11,6 @@ use half::bf16;
 
 use super::ExpertParallel;
 use crate::check::refuse;
-use crate::launch::LaunchWith;
 
 /// The addresses of tokens, of their experts and of their weights.
 pub(super) type Source = [u64; 3];
@@ -41,6 +40,12 @@ pub(super) struct Launch<'a> {
     /// The halves of the operation: bits of [`Steps`](devcomm_kernels::expert_parallel::Steps).
     pub(super) steps: u32,
     pub(super) stream: &'a Stream,
+}
+
+impl<'a> Launch<'a> {
+    pub(super) fn target(&self) -> KernelsOn<'a> {
+        self.experts.compiled.on(self.stream)
+    }
 }
 
 /// A form, which has the memory of its kernels, and launches them with arguments that
@@ -88,20 +93,5 @@ impl ExpertParallel {
     ) -> ResultsArgs<u64, u32, u64, u64> {
         let [output, residual] = outputs;
         ResultsArgs { rows, tokens: self.tokens.get() as u32, output, residual }
-    }
-
-    /// Launches a kernel.
-    ///
-    /// # Safety
-    ///
-    /// That of [`LaunchWith::launch`].
-    pub(super) unsafe fn launch<K: LaunchWith<A>, A>(
-        &self,
-        args: A,
-        config: LaunchConfig,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller passes arguments that the kernel may use until it has ended.
-        unsafe { K::launch(args, config, &self.compiled.on(stream)) }
     }
 }

@@ -12,6 +12,7 @@ use super::form::{Arrivals, RowsInOrder};
 use super::{ExpertParallel, MANY_THREADS, Stage, THREADS, shape_args};
 use crate::RowGroups;
 use crate::check::{address, refuse, refuse_if};
+use crate::launch::LaunchWith;
 
 const F8_ROWS: &str = "the tokens are 8-bit floats with scales: `group_f8`, `rows_f8`";
 const NO_F8_ROWS: &str = "the tokens are no 8-bit floats: `group`, `rows`";
@@ -185,7 +186,7 @@ impl ExpertParallel {
         let config = LaunchConfig::new(blocks, threads).with_dependent();
         // SAFETY: `enqueue_group` has checked the buffers and orders the launch; dropping a buffer
         // waits for the stream. The form allocates the memory that the kernel needs.
-        unsafe { self.launch::<kernels::ep_layout, _>(args, config, stream) }
+        unsafe { kernels::ep_layout::launch(args, config, &self.compiled.on(stream)) }
     }
 }
 

@@ -20,6 +20,7 @@ use nccl_device::Epoch;
 use super::form::{Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
 use super::{ExpertParallel, ExpertParallelOptions, shape_args};
 use crate::check::{refuse, refuse_if};
+use crate::launch::LaunchWith;
 
 /// The most blocks that send and receive by default: each sends messages of its own.
 const BLOCKS: usize = 32;
@@ -149,8 +150,7 @@ impl Hybrid {
             self.offsets.map(|at| base + (at * size_of::<u32>()) as u64);
         // The kernels know whether there are scales by this address.
         let scales = if scales == experts { 0 } else { scales };
-        // What the dispatch has relayed tells the results of this rank's tokens, in place of
-        // `targets`. No rank is absent.
+        // `relayed` says which results this rank's tokens get. No rank is absent.
         ReceivedArgs { rows, scales, experts, weights, counts, targets: 0, absent: 0 }
     }
 
@@ -165,7 +165,7 @@ impl Hybrid {
 
 impl Form for Hybrid {
     fn dispatch(&self, launch: Launch<'_>, source: Source, count: u32) -> Result<()> {
-        let Launch { experts, steps, stream } = launch;
+        let (Launch { experts, steps, .. }, target) = (launch, launch.target());
         let (sizes, tokens) = (shape_args(experts.sent), tokens_args(source, count));
         let (mail, to, relayed) = (self.mail(&self.dispatch), &self.received, self.relayed());
         let args = (&experts.dev_comm, mail, to, sizes, tokens, relayed, &experts.faults, steps);
@@ -174,12 +174,8 @@ impl Form for Hybrid {
         // buffer waits for the stream. `new` allocates the memory that the kernel needs.
         unsafe {
             match experts.options.f8 {
-                true => {
-                    experts.launch::<kernels::ep_dispatch_hybrid<F8E4M3>, _>(args, config, stream)
-                }
-                false => {
-                    experts.launch::<kernels::ep_dispatch_hybrid<bf16>, _>(args, config, stream)
-                }
+                true => kernels::ep_dispatch_hybrid::<F8E4M3>::launch(args, config, &target),
+                false => kernels::ep_dispatch_hybrid::<bf16>::launch(args, config, &target),
             }
         }
     }
@@ -189,19 +185,13 @@ impl Form for Hybrid {
     }
 
     fn combine(&self, launch: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
-        let Launch { experts, steps, stream } = launch;
+        let (Launch { experts, steps, .. }, config) = (launch, self.config(launch.experts.options));
         let (comm, mail, partials) = (&experts.dev_comm, self.mail(&self.combine), &self.partials);
         let (sizes, results) = (shape_args(experts.shape), experts.results_args(rows, outputs));
         let (at, from, relayed) = (&self.returns, self.received_args(), self.relayed());
         let args = (comm, mail, partials, sizes, results, at, from, relayed, steps);
         // SAFETY: as for `dispatch`.
-        unsafe {
-            experts.launch::<kernels::ep_combine_hybrid, _>(
-                args,
-                self.config(experts.options),
-                stream,
-            )
-        }
+        unsafe { kernels::ep_combine_hybrid::launch(args, config, &launch.target()) }
     }
 
     fn absent(&self) -> Result<&SymmetricBuffer<u64>> {

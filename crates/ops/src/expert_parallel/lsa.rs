@@ -14,6 +14,7 @@ use half::bf16;
 use super::form::{Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, THREADS, shape_args};
 use crate::lamport::LamportMemory;
+use crate::launch::LaunchWith;
 
 /// The memory of the messages of the dispatch or of the combine.
 struct Messages {
@@ -66,15 +67,13 @@ impl Lsa {
                 numbered: comm.window(numbered_words(ranks, numbered as usize))?,
             })
         };
+        let scales = || comm.mem_alloc(tokens * 4 * sent.scale_vectors() as usize);
         Ok(Self {
             dispatch: messages(options.sent_slots(sent), ep_dispatch::numbered_slots(shape))?,
             combine: messages(shape.slots(), ep_combine::NUMBERED_SLOTS)?,
             received: Received {
                 rows: comm.mem_alloc(tokens * 4 * sent.vectors as usize)?,
-                scales: match options.f8 {
-                    true => Some(comm.mem_alloc(tokens * 4 * sent.scale_vectors() as usize)?),
-                    false => None,
-                },
+                scales: options.f8.then(scales).transpose()?,
                 experts: comm.mem_alloc(tokens * top_k)?,
                 weights: comm.mem_alloc(tokens * top_k)?,
                 counts: comm.mem_alloc(ranks)?,
@@ -101,7 +100,7 @@ impl Lsa {
 
 impl Form for Lsa {
     fn dispatch(&self, launch: Launch<'_>, source: Source, count: u32) -> Result<()> {
-        let Launch { experts, steps, stream } = launch;
+        let (Launch { experts, steps, .. }, target) = (launch, launch.target());
         let (comm, sizes, tokens) =
             (&experts.dev_comm, shape_args(experts.sent), tokens_args(source, count));
         let (messages, to) = (self.dispatch.args(), self.received_args());
@@ -112,8 +111,8 @@ impl Form for Lsa {
         // buffer waits for the stream. `new` allocates the memory that the kernel needs.
         unsafe {
             match experts.options.f8 {
-                true => experts.launch::<kernels::ep_dispatch<F8E4M3>, _>(args, config, stream),
-                false => experts.launch::<kernels::ep_dispatch<bf16>, _>(args, config, stream),
+                true => kernels::ep_dispatch::<F8E4M3>::launch(args, config, &target),
+                false => kernels::ep_dispatch::<bf16>::launch(args, config, &target),
             }
         }
     }
@@ -123,7 +122,7 @@ impl Form for Lsa {
     }
 
     fn combine(&self, launch: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
-        let Launch { experts, steps, stream } = launch;
+        let Launch { experts, steps, .. } = launch;
         let (sizes, messages) = (shape_args(experts.shape), self.combine.args());
         let (results, received) = (experts.results_args(rows, outputs), self.received_args());
         let args = (&experts.dev_comm, messages, sizes, results, &self.returns, received, steps);
@@ -132,7 +131,7 @@ impl Form for Lsa {
         let is_long = parts > experts.multiprocessors() * (THREADS / 32);
         let config = experts.config(parts, if is_long { MANY_THREADS } else { THREADS });
         // SAFETY: as for `dispatch`.
-        unsafe { experts.launch::<kernels::ep_combine, _>(args, config, stream) }
+        unsafe { kernels::ep_combine::launch(args, config, &launch.target()) }
     }
 
     fn absent(&self) -> Result<&SymmetricBuffer<u64>> {

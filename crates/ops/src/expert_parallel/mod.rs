@@ -187,18 +187,16 @@ impl ExpertParallel {
         let call = options.call(comm.collective(NAME));
         let call = call.option("blocks of several LSA teams", or_default(blocks));
         let ((shape, division, compiled), _) = call.agree(own.map(|own| (own, ())))?;
-        let f8 = options.f8;
+
         let sent = options.sent(shape);
-        let (form, dev_comm): (Box<dyn Form>, _) = match division {
-            None => {
-                let form: Box<dyn Form> = match options.rows {
-                    None => Box::new(Lsa::new(comm, options, sent, shape)?),
-                    Some(_) => Box::new(Throughput::new(comm, options, sent, shape)?),
-                };
-                (form, comm.create_dev_comm(DevCommRequirements::new())?)
+        let create_dev_comm = || comm.create_dev_comm(DevCommRequirements::new());
+        let (form, dev_comm): (Box<dyn Form>, _) = match (division, options.rows) {
+            (None, None) => (Box::new(Lsa::new(comm, options, sent, shape)?), create_dev_comm()?),
+            (None, Some(_)) => {
+                (Box::new(Throughput::new(comm, options, sent, shape)?), create_dev_comm()?)
             }
-            Some(division) => {
-                let (hybrid, dev_comm) = Hybrid::new(comm, sent, f8, shape, division)?;
+            (Some(division), _) => {
+                let (hybrid, dev_comm) = Hybrid::new(comm, sent, options.f8, shape, division)?;
                 (Box::new(hybrid), dev_comm)
             }
         };

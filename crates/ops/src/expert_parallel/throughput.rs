@@ -11,6 +11,7 @@ use half::bf16;
 
 use super::form::{Arrivals, Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, shape_args};
+use crate::launch::LaunchWith;
 
 /// The memory of the form for high throughput.
 pub(super) struct Throughput {
@@ -80,7 +81,7 @@ impl Throughput {
 
 impl Form for Throughput {
     fn dispatch(&self, launch: Launch<'_>, source: Source, count: u32) -> Result<()> {
-        let Launch { experts, steps, stream } = launch;
+        let Launch { experts, steps, .. } = launch;
         let (comm, sizes, faults) = (&experts.dev_comm, shape_args(experts.sent), &experts.faults);
         let (scales, tokens) = (&self.scales, tokens_args(source, count));
         let groups = experts.grouped_args(RowsInOrder::NONE, 0);
@@ -93,8 +94,7 @@ impl Form for Throughput {
                 // dropping a buffer waits for the stream. `new` allocates the memory that the
                 // kernel needs.
                 unsafe {
-                    experts
-                        .launch::<kernels::ep_dispatch_counted<$element>, _>(args, config, stream)
+                    kernels::ep_dispatch_counted::<$element>::launch(args, config, &launch.target())
                 }
             }};
         }
@@ -113,16 +113,16 @@ impl Form for Throughput {
         let args = (self.memory(), sizes, ranks, arrived, scales, experts.grouped_args(rows, 0));
         let config = experts.config(experts.expected_tokens(), MANY_THREADS);
         // SAFETY: as for `dispatch`.
-        unsafe { experts.launch::<kernels::ep_expand, _>(args, config, stream) }
+        unsafe { kernels::ep_expand::launch(args, config, &experts.compiled.on(stream)) }
     }
 
     fn combine(&self, launch: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
-        let Launch { experts, steps, stream } = launch;
+        let Launch { experts, steps, .. } = launch;
         let (sizes, results) = (shape_args(experts.shape), experts.results_args(rows, outputs));
         let args = (&experts.dev_comm, self.memory(), &self.results, sizes, results, steps);
         let config = experts.config(experts.expected_tokens(), MANY_THREADS);
         // SAFETY: as for `dispatch`.
-        unsafe { experts.launch::<kernels::ep_combine_counted, _>(args, config, stream) }
+        unsafe { kernels::ep_combine_counted::launch(args, config, &launch.target()) }
     }
 
     fn absent(&self) -> Result<&SymmetricBuffer<u64>> {

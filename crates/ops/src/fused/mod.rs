@@ -85,9 +85,9 @@ impl<F: Fusion> Base<F> {
         })
     }
 
-    /// Prepares the plan that is not fused of an operation in which each rank has a part of the
-    /// rows. Also returns memory for the largest matrix, and whether all ranks have the kernels of
-    /// Hopper and reach each other. *Collective*.
+    /// Does what [`new`](Self::new) does, for an operation in which each rank has a part of the
+    /// rows, and prepares the plan that is not fused. Also returns memory for the largest matrix,
+    /// and whether all ranks have the kernels of Hopper and reach each other. *Collective*.
     pub(crate) fn of_rows(
         comm: &Communicator,
         stream: &Stream,
@@ -120,8 +120,7 @@ impl<F: Fusion> Base<F> {
             let name = format!("{}: the plan {}", F::NAME, F::UNFUSED);
             let (mut gemm, _) = self.comm.collective(&name).agree(own)?;
             gemm.constant_b = self.constant_b;
-            // As the fused plans, it may fill the GPU: `order` lets no other operation run
-            // meanwhile.
+            // As the fused plans, it may fill the GPU: `order` lets nothing run concurrently.
             let collectives = CollectivesOptions::new().concurrent(1).build(&self.comm)?;
             Ok(Unfused { gemm, collectives })
         })

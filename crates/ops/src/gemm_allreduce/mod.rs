@@ -64,9 +64,6 @@ pub type GemmAllReduce = FusedGemm<AllReduce>;
 
 /// The collective of [`GemmAllReduce`].
 pub struct AllReduce {
-    /// Whether the ranks can exchange rounded products, and whether they do so by default.
-    exchanges: bool,
-    exchanges_by_default: bool,
     strips: Strips,
     wide: Wide,
     swapped: OnceCell<Swapped>,
@@ -108,11 +105,9 @@ impl FusedGemm<AllReduce> {
         stream: &Stream,
         most: [usize; 2],
     ) -> Result<Self> {
-        let Agreed { exchanges, exchanges_by_default, wire, .. } = agreed;
+        let Agreed { exchanges_by_default, wire, .. } = agreed;
         let base = Base::new(comm, stream, most)?;
         let fusion = AllReduce {
-            exchanges,
-            exchanges_by_default,
             strips: Strips::new(agreed),
             wide: Wide::new(wire),
             swapped: OnceCell::new(),
@@ -155,7 +150,7 @@ impl FusedGemm<AllReduce> {
 
 impl AllReduce {
     fn wire(&self) -> Wire {
-        self.strips.wire()
+        self.strips.agreed.wire
     }
 
     /// Returns the plans for a shape, which end with those of `few_rows`.
@@ -165,7 +160,7 @@ impl AllReduce {
         if self.wire() == Wire::Bf16 {
             plans.push(Plan::Unfused);
         }
-        if self.exchanges && self.wide.fits(base, [m, n]) {
+        if self.strips.agreed.exchanges && self.wide.fits(base, [m, n]) {
             plans.push(Plan::Wide);
         }
         plans.extend(&few_rows.plans);
@@ -179,7 +174,8 @@ impl AllReduce {
         let usual = || ResidentClusters::usual(base.multiprocessors());
         let room = self.swapped.get().map_or_else(usual, Swapped::room);
         let candidates = Candidates::new(extents, room);
-        let has_plans = self.exchanges && self.wire() == Wire::Bf16 && swapped::is_for(extents);
+        let has_plans =
+            self.strips.agreed.exchanges && self.wire() == Wire::Bf16 && swapped::is_for(extents);
         let (mut measured, mut plans) = (None, Vec::new());
         if has_plans {
             measured = gemm::measured(&base.context().device_name()?, extents);
@@ -278,7 +274,7 @@ impl Fusion for AllReduce {
     fn choose(&self, base: &Base<Self>, extents: Extents) -> Explanation<Plan> {
         let how = |plan, reason| Explanation { plan, reason };
         let (wire, [m, n, _]) = (self.wire(), extents.lengths());
-        if !self.exchanges_by_default {
+        if !self.strips.agreed.exchanges_by_default {
             return how(Plan::Strips, wire.reason());
         }
         let wide = Plan::Wide;
@@ -311,7 +307,7 @@ impl Fusion for AllReduce {
             "the plan `{plan}` does not send partial sums in {wire}: set `strips`"
         );
         match plan {
-            Plan::Wide | Plan::Swapped(_) if !self.exchanges => refuse(format!(
+            Plan::Wide | Plan::Swapped(_) if !self.strips.agreed.exchanges => refuse(format!(
                 "the plan `{plan}` needs several ranks, all with Hopper GPUs, and there are {}: \
                  set `strips` or `unfused`",
                 base.comm.n_ranks()
@@ -330,6 +326,6 @@ impl Fusion for AllReduce {
     }
 
     fn describe(&self, _: &Base<Self>) -> String {
-        format!("{}, {} blocks", self.wire(), self.strips.blocks())
+        format!("{}, {} blocks", self.wire(), self.strips.agreed.blocks)
     }
 }

@@ -17,7 +17,7 @@ use crate::launch::LaunchWith;
 
 /// The plan: what the ranks agreed on, and its memory once it is prepared.
 pub(super) struct Strips {
-    agreed: Agreed,
+    pub(super) agreed: Agreed,
     memory: OnceCell<Memory>,
 }
 
@@ -30,14 +30,6 @@ struct Memory {
 impl Strips {
     pub(super) fn new(agreed: Agreed) -> Self {
         Self { agreed, memory: OnceCell::new() }
-    }
-
-    pub(super) fn wire(&self) -> Wire {
-        self.agreed.wire
-    }
-
-    pub(super) fn blocks(&self) -> u32 {
-        self.agreed.blocks
     }
 
     /// Returns the workspace, if a product of this size fits into it.
