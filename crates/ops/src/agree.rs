@@ -44,8 +44,7 @@ pub(crate) fn all_can(
     Ok(can)
 }
 
-/// Returns whether every rank reaches every other by load and store: `false` if NCCL is too old to
-/// tell.
+/// Returns whether all ranks reach each other by load and store; `false` if NCCL cannot tell.
 pub(crate) fn is_single_lsa_team(comm: &Communicator) -> Result<bool> {
     match comm.require_single_lsa_team() {
         Ok(()) => Ok(true),

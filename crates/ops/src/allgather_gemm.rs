@@ -97,8 +97,7 @@ impl FusedGemm<AllGather> {
         })
     }
 
-    /// Returns a product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is
-    /// added.
+    /// Returns a product of `[m, n, k]`, without additions that of [`launch`](Self::launch).
     pub fn product(&self, shape: [usize; 3]) -> GatheredProduct<'_> {
         Product::new(self, shape, Added::NOTHING)
     }

@@ -102,18 +102,17 @@ impl<P: Copy + FromStr + Display> Decisions<P> {
         self.set.get().is_some() || is_measured() || self.tuned.plan(extents).is_some()
     }
 
-    /// Sets a plan for all shapes, or none, and forgets all decisions. These depend on the plans
-    /// that were prepared at the time, and each rank may ask for one at another time: without this
-    /// the ranks' decisions could differ.
+    /// Sets a plan for all shapes, or none, and forgets all decisions. These depend on which plans
+    /// were prepared, and ranks ask for them at different times, so old decisions could differ.
     pub(crate) fn set(&self, plan: Option<P>) {
         self.set.set(plan);
         self.decided.borrow_mut().clear();
     }
 
-    /// Calls `find_fastest`, and makes its result the measured plan of a shape. `find_fastest` may
-    /// set plans: when it begins, no plan is set, or measured for the shape; when it has ended, the
-    /// plan that was set before is set again. After an error, which may be that other ranks ask for
-    /// another shape, the shape has the measured plan that it had before.
+    /// Makes the result of `find_fastest` the measured plan of a shape. `find_fastest` may set
+    /// plans: when it begins, none is set, or measured for the shape; then the plan that was set
+    /// before is set again. After an error, such as ranks with different shapes, the measured plan
+    /// is that before.
     pub(crate) fn measure(
         &self,
         extents: Option<Extents>,

@@ -46,10 +46,9 @@ use crate::tuned::Tuned;
 /// it is odd.
 ///
 /// 8-bit floats need Hopper, matrices at multiples of 16 bytes, and `k` that is a multiple of 16.
-/// Hopper adds their products with fewer bits than f32 has: about 13 after the binary point,
-/// relative to the largest of the products and the sum so far. With
-/// [`block_scales`](Product::block_scales) this holds for each 128 terms, whose sums are added in
-/// f32.
+/// Hopper adds their products with fewer bits than f32 has: about 13 after the binary point of the
+/// largest of them and the sum so far. With [`block_scales`](Product::block_scales) this holds for
+/// each 128 terms, whose sums are added in f32.
 ///
 /// How a shape of bf16 is computed, its [`GemmPlan`], comes from a table of measurements for this
 /// GPU, or from a model; [`measure`](Self::measure) finds the fastest. Products of f16 have the

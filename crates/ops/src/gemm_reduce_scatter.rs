@@ -40,8 +40,8 @@ pub enum GemmReduceScatterPlan {
     Unfused,
     /// One kernel, on 2, 4 or 8 Hopper GPUs, for large matrices: a rank computes tiles of all
     /// ranks' rows in turn, sends them while it multiplies, and adds what it receives. Its
-    /// workspace takes `2 * m * n` bytes for the largest product, or `4 * m * n` on more than two
-    /// ranks.
+    /// workspace takes `2 * m * n` bytes for the largest product; on more than two ranks, `4 * m *
+    /// n`.
     Wide,
 }
 

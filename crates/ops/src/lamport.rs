@@ -25,8 +25,7 @@ impl LamportMemory {
         comm.together("LamportMemory::new", || Self::allocate(comm, capacity))
     }
 
-    /// Does the same as [`new`](Self::new), except that the slots of other ranks may not be empty
-    /// yet when it returns.
+    /// Does the same as [`new`](Self::new), but other ranks' slots may not be empty yet.
     pub(crate) fn allocate(comm: &Communicator, capacity: u32) -> Result<Self> {
         let words = lamport_words(comm.n_ranks(), capacity as usize);
         let slots = comm.window::<u32>(words)?;
@@ -51,8 +50,7 @@ impl LamportMemory {
 
 type Abi = <nccl_device::LamportMemory as KernelParam>::Abi;
 
-// SAFETY: the bytes and `info` are those of `LamportMemoryArgs` for this window and buffer, whose
-// implementation keeps the promise for both.
+// SAFETY: the bytes and `info` are those of `LamportMemoryArgs` for this window and buffer.
 unsafe impl IntoArg<Abi> for &LamportMemory {
     fn into_arg(self) -> Abi {
         self.args().into_arg()

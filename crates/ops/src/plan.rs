@@ -18,9 +18,8 @@ impl<P: fmt::Display> fmt::Display for Explanation<P> {
     }
 }
 
-/// The name of the H100 with SXM5 and HBM3, on which plans were measured. Cards of the same chip
-/// with fewer multiprocessors, other clocks or another link have other names, and no measured
-/// plans.
+/// The name of the H100 with SXM5 and HBM3, on which plans were measured. Other cards of this chip,
+/// with fewer multiprocessors, other clocks or another link, have other names.
 pub(crate) const H100: &str = "NVIDIA H100 80GB HBM3";
 /// The name of the H200 with SXM5.
 pub(crate) const H200: &str = "NVIDIA H200";

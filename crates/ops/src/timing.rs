@@ -2,18 +2,16 @@
 
 use devcomm_host::{Communicator, Graph, Result, Stream};
 
-/// Returns the number of launches in the graph by which a plan is timed, and how often plans that
-/// are not much slower than the fastest are timed again. Both are 1 on simulated GPUs, whose times
-/// mean nothing.
+/// Returns the launches in the graph by which a plan is timed, and how often plans are timed again
+/// that are not much slower than the fastest. Once each on simulated GPUs: their times mean
+/// nothing.
 fn effort(stream: &Stream) -> (usize, usize) {
     if stream.context().is_simulated() { (1, 1) } else { (8, 3) }
 }
 
-/// A plan is timed again if it takes at most this many times as long as the fastest plan of the
-/// first round.
+/// A plan is timed again if it takes at most this many times the least time of the first round.
 const PROMISING: f32 = 1.2;
-/// The expected plan is kept if it takes at most this many times as long as the fastest: the noise
-/// of a few launches.
+/// The expected plan is kept if it takes at most this many times the least time: the noise.
 const NOISE: f32 = 1.02;
 
 /// Returns the plan whose launches take the least time, or the expected plan if it takes at most

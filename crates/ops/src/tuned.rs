@@ -16,8 +16,7 @@ use crate::extents::Extents;
 /// a compiled table, for the shapes for which `measure` was called. There is a file for each kind
 /// of GPU, number of ranks and version of devcomm.
 pub(crate) struct Tuned<P> {
-    /// `None` on simulated GPUs, whose times mean nothing, without a cache folder, and if
-    /// `DEVCOMM_KEPT_PLANS` is 0.
+    /// `None` on simulated GPUs, without a cache folder, and if `DEVCOMM_KEPT_PLANS` is 0.
     file: Option<PathBuf>,
     plans: RefCell<BTreeMap<[u32; 3], P>>,
 }

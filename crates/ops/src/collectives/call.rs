@@ -52,8 +52,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// Returns the window that a buffer is in, with elements `W`, and the index of the buffer's first
-/// element.
+/// Returns the window that a buffer is in, with elements `W`, and the buffer's first index there.
 pub(super) fn window<W: Element, T: Element>(
     what: &str,
     slice: &DeviceSlice<T>,

@@ -106,8 +106,7 @@ impl<T: Element> Exchange<T> {
         Self { pattern, send, recv: recv.device_slice() }
     }
 
-    /// Returns whether there is something to send, lengths match, and only in place buffers
-    /// overlap.
+    /// Returns whether the message is not empty, lengths match, and buffers overlap only in place.
     fn is_valid(&self, rank: usize, ranks: usize) -> bool {
         let (send, recv) = (self.send.as_ref().map(DeviceSlice::len), self.recv.len());
         let matches = match self.pattern {

@@ -1,5 +1,4 @@
-//! Collectives by load and store; NCCL's collectives where ranks cannot reach each other in this
-//! way.
+//! Collectives by load and store, or by NCCL where ranks cannot reach each other in this way.
 
 /// Evaluates an expression in which `$float` is the type of floats of 16 or 32 bits.
 macro_rules! of_floats {
@@ -212,8 +211,7 @@ impl CollectivesOptions {
         self.push_blocks.unwrap_or(PUSH_BLOCKS)
     }
 
-    /// Returns the most threads of a block of a kernel; a multiprocessor has room for `room` of its
-    /// threads.
+    /// Returns the most threads of a block of a kernel with room for `room` on a multiprocessor.
     ///
     /// If several objects run at a time, each may have two launches on the GPU: one that runs and,
     /// by dependent launch, the next one, which waits. A block of each of these launches fits on
@@ -256,6 +254,24 @@ impl CollectivesOptions {
         };
         self.lamport_bytes.unwrap_or(default) / 16
     }
+
+    /// Returns the shape of a dependent launch.
+    fn config(self, plan: CollectivePlan) -> LaunchConfig {
+        self.independent(plan).with_dependent()
+    }
+
+    /// Returns the shape of a launch that is not dependent.
+    ///
+    /// The blocks of Lamport messages need not run at the same time: each one sends before it
+    /// waits, and waits for the peers' blocks of its index. If several objects run at a time, all
+    /// blocks of a launch have room, and a cooperative launch would wait for that of another
+    /// object.
+    fn independent(self, plan: CollectivePlan) -> LaunchConfig {
+        let CollectivePlan { algorithm, blocks, threads } = plan;
+        let config = LaunchConfig::new(blocks, threads);
+        let is_cooperative = self.concurrent == 1 && algorithm != Algorithm::Lamport;
+        if is_cooperative { config } else { config.without_cooperation() }
+    }
 }
 
 impl Default for CollectivesOptions {
@@ -283,7 +299,7 @@ const FILES: &[&str] = &[
 const PORTABLE: &[&str] = &[kernels::rmsnorm_block::<f32>::FILE];
 
 /// The compute capability of Hopper, which the other kernels need.
-const HOPPER: (u32, u32) = (9, 0);
+pub(crate) const HOPPER: (u32, u32) = (9, 0);
 
 fn load(comm: &Communicator, is_older: bool) -> Result<Kernels> {
     Kernels::load(comm.context(), &KERNELS.only(if is_older { PORTABLE } else { FILES }))
@@ -394,8 +410,7 @@ impl Collectives {
 }
 
 impl Workspace {
-    /// Returns the grid of a kernel with a barrier for each block; a multiprocessor has room for
-    /// `room` of its threads.
+    /// Returns the grid of a kernel with barriers; a multiprocessor has room for `room` threads.
     fn grid(&self, room: u32) -> Grid {
         let blocks = self.options.blocks();
         Grid { blocks, threads: self.options.threads(room), allowed: [1, blocks] }
@@ -414,28 +429,6 @@ impl Workspace {
             offers: comm.mem_alloc(2 * ranks)?,
             arrived: comm.window(ranks * blocks as usize)?,
         })
-    }
-}
-
-impl CollectivesOptions {
-    /// Returns the shape of a dependent launch.
-    fn config(self, plan: CollectivePlan) -> LaunchConfig {
-        self.independent(plan).with_dependent()
-    }
-
-    /// Returns the shape of a launch that is not dependent.
-    ///
-    /// The blocks of Lamport messages need not run at the same time: each one sends before it
-    /// waits, and waits for the peers' blocks of its index. If several objects run at a time, all
-    /// blocks of a launch have room, and a cooperative launch would wait for that of another
-    /// object.
-    fn independent(self, plan: CollectivePlan) -> LaunchConfig {
-        let CollectivePlan { algorithm, blocks, threads } = plan;
-        let config = LaunchConfig::new(blocks, threads);
-        match (self.concurrent, algorithm) {
-            (1, Algorithm::Push | Algorithm::Pull | Algorithm::Nccl) => config,
-            _ => config.without_cooperation(),
-        }
     }
 }
 

@@ -205,8 +205,7 @@ impl Collectives {
         Ok((Request::fixed(plan), Rows { tokens, row, grid }))
     }
 
-    /// Enqueues the operation, quantised or not. If NCCL does the all-reduce, `output` gets its
-    /// sums too.
+    /// Enqueues the operation, quantised or not. `output` also gets the sums of NCCL's all-reduce.
     fn rmsnorm<T: Element>(
         &self,
         buffers: [DeviceSlice<T>; 3],
@@ -237,8 +236,7 @@ impl Collectives {
                 eps,
             );
             // SAFETY: `request_rmsnorm` has checked that the buffers have the elements, aligned;
-            // dropping one waits for the stream. `_turn` orders the launches that use the
-            // workspace.
+            // dropping one waits for the stream. `_turn` orders launches with the workspace.
             return of_floats!(T::DATA_TYPE, Float => unsafe {
                 kernels::lamport_rmsnorm::<Float>::launch(args, config, &target)
             });

@@ -69,7 +69,9 @@ pub(super) trait Form: Send {
     }
 
     /// Writes what `Debug` says after the number of ranks.
-    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
+    fn describe(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ok(())
+    }
 }
 
 /// The memory in which rows arrive, by their type.

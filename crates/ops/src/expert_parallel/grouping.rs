@@ -46,8 +46,7 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) in the other forms, and for
-    /// tokens that do not arrive as 8-bit floats.
+    /// As [`rows`](Self::rows), but for tokens of bf16.
     pub fn rows_f8(&self) -> Result<DeviceSlice<F8E4M3>> {
         match self.form.arrivals()? {
             Arrivals::Bf16(_) => refuse(NO_F8_ROWS),
@@ -55,15 +54,14 @@ impl ExpertParallel {
         }
     }
 
-    /// Returns for each expert of this rank the index of its first row, and the index after the
-    /// last row. [`group`](Self::group) writes them.
+    /// Returns the index of the first row of each expert of this rank, and the index after the last
+    /// row. [`group`](Self::group) writes them.
     #[must_use]
     pub fn offsets(&self) -> DeviceSlice<u32> {
         self.offsets.device_slice()
     }
 
-    /// Returns for each expert of this rank the number of its rows. [`group`](Self::group) writes
-    /// them.
+    /// Returns the number of rows of each expert of this rank. [`group`](Self::group) writes it.
     #[must_use]
     pub fn sizes(&self) -> DeviceSlice<u32> {
         self.sizes.device_slice()
@@ -112,8 +110,7 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// As [`group`](Self::group), but for tokens that do not arrive as 8-bit floats, and for too
-    /// few scales.
+    /// As [`group`](Self::group), but for tokens of bf16, and for too few scales.
     pub fn group_f8<R, S>(&self, rows: &R, scales: &S, stream: &Stream) -> Result<()>
     where
         R: Buffer<Element = F8E4M3>,

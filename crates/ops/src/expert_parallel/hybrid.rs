@@ -57,8 +57,8 @@ impl Division {
         Ok(Self { teams, blocks: blocks as u32, batch: batch as u32 })
     }
 
-    /// Returns the words of the messages of the dispatch, with tokens of the size `sent`, and of
-    /// the combine.
+    /// Returns the words of a dispatch's messages, with tokens of the size `sent`, and of a
+    /// combine's.
     pub(super) const fn words(self, sent: Shape, has_scales: bool, shape: Shape) -> [usize; 2] {
         let Self { teams, batch, .. } = self;
         let of_dispatch = ep_dispatch_hybrid::message_vectors(sent, batch, has_scales);
@@ -154,8 +154,8 @@ impl Hybrid {
         ReceivedArgs { rows, scales, experts, weights, counts, targets: 0, absent: 0 }
     }
 
-    /// Returns the shape of a launch: each multiprocessor has room for a block, so that all blocks
-    /// run at the same time.
+    /// Returns the shape of a launch. All its blocks are resident: a multiprocessor has room for
+    /// one.
     fn config(&self, options: ExpertParallelOptions) -> LaunchConfig {
         let threads = options.threads.unwrap_or(THREADS);
         let config = LaunchConfig::new(self.division.blocks, threads);

@@ -61,8 +61,7 @@ impl Drop for Sent<'_> {
 /// Results on their way, which [`ExpertParallel::start_combine`] has sent.
 ///
 /// If it is dropped before they are received, the next operation of the [`ExpertParallel`] receives
-/// them first and discards them, in memory that it allocates, which a stream capture does not
-/// allow.
+/// them first and discards them, in memory that it allocates: this cannot be captured.
 #[derive(Debug)]
 #[must_use = "results that are not received keep the next step from beginning"]
 pub struct Returning<'a> {

@@ -1,7 +1,5 @@
 //! The form for one LSA team and low latency: its memory, and its launches.
 
-use std::fmt;
-
 use devcomm_host::{Communicator, Error, Result, Stream, SymmetricBuffer, Window};
 use devcomm_kernels as kernels;
 use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
@@ -136,9 +134,5 @@ impl Form for Lsa {
 
     fn absent(&self) -> Result<&SymmetricBuffer<u64>> {
         Ok(&self.received.absent)
-    }
-
-    fn describe(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Ok(())
     }
 }

@@ -342,10 +342,7 @@ impl ExpertParallel {
         Ok(Returning { experts: self, number })
     }
 
-    fn check_results<R>(&self, rows: &R) -> Result<u64>
-    where
-        R: Buffer<Element = bf16>,
-    {
+    fn check_results(&self, rows: &impl Buffer<Element = bf16>) -> Result<u64> {
         self.end_flight()?;
         refuse_if!(
             self.stage.get() != Stage::Grouped,

@@ -31,8 +31,7 @@ pub(super) struct Throughput {
 }
 
 impl Throughput {
-    /// Allocates the memory, for tokens of the size `sent` on their way, and results of `shape`.
-    /// *Collective*.
+    /// Allocates memory for tokens of the size `sent` and for results of `shape`. *Collective*.
     pub(super) fn new(
         comm: &Communicator,
         options: ExpertParallelOptions,
@@ -91,8 +90,7 @@ impl Form for Throughput {
                 let memory = self.memory();
                 let args = (comm, memory, $rows, scales, sizes, tokens, groups, faults, steps);
                 // SAFETY: `ExpertParallel` has checked the buffers and orders the launches;
-                // dropping a buffer waits for the stream. `new` allocates the memory that the
-                // kernel needs.
+                // dropping a buffer waits for the stream. `new` allocates what the kernel needs.
                 unsafe {
                     kernels::ep_dispatch_counted::<$element>::launch(args, config, &launch.target())
                 }

@@ -22,6 +22,7 @@ use half::bf16;
 pub(crate) use self::wide::ExchangeKernels;
 use crate::agree::is_single_lsa_team;
 use crate::check::{address, are_aligned, check_len, refuse, refuse_if, require_context};
+use crate::collectives::HOPPER;
 use crate::decisions::Decisions;
 use crate::extents::Extents;
 use crate::gemm::{Added, Matrices};
@@ -63,9 +64,6 @@ pub struct Unfused {
 
 /// The environment variable by which the first product of a shape is measured.
 const MEASURE_FIRST: &str = "DEVCOMM_MEASURE_FIRST";
-
-/// The compute capability of GPUs with kernels that exchange rounded products.
-const HOPPER: (u32, u32) = (9, 0);
 
 impl<F: Fusion> Base<F> {
     /// Creates what all operations have. *Collective*.
@@ -297,8 +295,7 @@ impl<F: Fusion> FusedGemm<F> {
     /// Does all products by this plan if it can do them; `None` returns to the plans of the shapes.
     /// Every rank sets the same plan between the same products. *Collective*.
     ///
-    /// The first time that a plan is needed, its workspace is allocated: the plans say how large it
-    /// is.
+    /// The first time that a plan is needed, its workspace is allocated; the plans tell its size.
     ///
     /// # Errors
     ///

@@ -58,8 +58,8 @@ impl ExchangeKernels {
         })
     }
 
-    /// Returns the shape of a launch with tiles of `gemm_wgmma`, of which a cluster computes a pair
-    /// at a time.
+    /// Returns the shape of a launch whose clusters compute a pair of `gemm_wgmma`'s tiles at a
+    /// time.
     pub(crate) fn wide_config(&self, pairs: u64) -> LaunchConfig {
         wide_grid(self.resident[0][0] / CLUSTER, pairs)
     }

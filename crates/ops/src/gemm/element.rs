@@ -13,15 +13,12 @@ use crate::launch::LaunchWith;
 /// The arguments of `gemm_wgmma`: maps of A, B and C, C's address if its map is not used, the
 /// shape, and whether A and B are transposed.
 pub type WideArgs = (TensorMap, TensorMap, TensorMap, u64, u32, u32, u32, bool, bool, EpilogueArgs);
-/// The arguments of `gemm_mma`: the addresses of A, B and C, the shape, and whether A and B are
-/// transposed.
+/// The arguments of `gemm_mma`: the addresses of A, B and C, and the rest of [`WideArgs`].
 pub type PortableArgs = (u64, u64, u64, u32, u32, u32, bool, bool, EpilogueArgs);
-/// The arguments of `gemm_blocks`: maps and C's address as in [`WideArgs`], the shape, and the
-/// addresses of the scales of A and B.
+/// The arguments of `gemm_blocks`: those of [`WideArgs`], but for A and B addresses of scales.
 pub type BlocksArgs = (TensorMap, TensorMap, TensorMap, u64, u32, u32, u32, u64, u64, EpilogueArgs);
 
-/// A trait of this module's types only: launches rely on each type having the kernels of its
-/// elements.
+/// A sealed trait: launches rely on each type having the kernels of its elements.
 pub trait Sealed {}
 
 impl Sealed for f32 {}

@@ -119,8 +119,7 @@ pub(crate) fn wide_pairs(m: u32, n: u32) -> u64 {
     u64::from(m.div_ceil(wide::CLUSTER * wide::TILE_M)) * u64::from(n.div_ceil(wide::TILE_N))
 }
 
-/// Returns the shape of a launch with tiles of `gemm_wgmma`: a cluster for each pair, and at most
-/// `clusters`.
+/// Returns the shape of a launch with a cluster for each pair of tiles, and at most `clusters`.
 pub(crate) fn wide_grid(clusters: u32, pairs: u64) -> LaunchConfig {
     let blocks = u64::from(clusters).min(pairs) as u32 * wide::CLUSTER;
     LaunchConfig::new(blocks, wide::THREADS).with_dynamic_shared(wide::SHARED).with_dependent()
@@ -158,8 +157,7 @@ pub(crate) fn resident<S: Shape, K: Kernel>(
 }
 
 impl Prepared {
-    /// Enqueues the product. `constant_b`: see [`Division::constant_b`]. A plan with slices needs
-    /// their memory.
+    /// Enqueues the product. `constant_b` is as in [`Division`]. A plan with slices needs `memory`.
     ///
     /// # Safety
     ///

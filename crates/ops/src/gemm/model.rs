@@ -31,9 +31,8 @@ impl ResidentClusters {
     }
 }
 
-/// The rounds in which the clusters of `gemm_swapped` compute the tiles of a product: first whole
-/// tiles, as long as there are some for all blocks, and then the rest. The `across x down` tiles
-/// that share what they load count as one here.
+/// The rounds in which the clusters of `gemm_swapped` compute a product: first whole tiles, as long
+/// as there are some for all blocks. The `across x down` tiles that share loads count as one here.
 pub(super) struct Rounds {
     /// The tiles of the product.
     pub(super) tiles: f64,
@@ -64,9 +63,8 @@ impl Rounds {
     }
 }
 
-/// Returns the clocks in which the blocks of a plan of few rows exchange their sums with the peers:
-/// after a round of split tiles each block has a part of a tile. Fitted to all plans of 122 shapes
-/// on two H100.
+/// Returns the clocks in which the blocks of a plan of few rows exchange sums with the peers: after
+/// a round of split tiles each has a part of a tile. Fitted to all plans of 122 shapes on two H100.
 pub(super) fn exchange(plan: GemmPlan, [m, n, _]: [u32; 3], room: ResidentClusters) -> f64 {
     /// The cost of an element of C.
     const ELEMENT: f64 = 0.3;
@@ -121,8 +119,8 @@ fn in_flight(
     Some(division.stages * tile_kernels.depth)
 }
 
-/// Returns the bytes in a clock from the L2 cache. For each step, a row that begins within a line
-/// of 128 bytes takes parts of two lines; one that begins within a sector of 32 bytes, of five
+/// Returns the bytes in a clock from the L2 cache. A row that begins within a line of 128 bytes
+/// takes parts of two lines in a step; one that begins within a sector of 32 bytes, of five
 /// sectors.
 fn from_l2(k: u32) -> f64 {
     if k.is_multiple_of(STEP) {
@@ -134,8 +132,8 @@ fn from_l2(k: u32) -> f64 {
     }
 }
 
-/// Returns the clocks of a step from those of its limits: with a high power, little more than the
-/// largest.
+/// Returns the clocks of a step from its limits' clocks: little more than the largest, if `power`
+/// is high.
 fn combined(limits: &[f64], power: f64) -> f64 {
     limits.iter().map(|limit| limit.powf(power)).sum::<f64>().powf(power.recip())
 }
@@ -186,10 +184,10 @@ fn tiled(
     /// Bytes from the GPU's memory in a clock: for each multiprocessor if all read, and the most
     /// that one of them gets.
     const FROM_MEMORY: [f64; 2] = [18.7, 24.0];
-    /// The L2 cache sends once what neighbouring multiprocessors read at the same time. It sends
-    /// less of B to blocks that compute whole tiles of a column, for each doubling of a cluster's
-    /// blocks; it is slower for blocks that compute other terms than their neighbours, for each
-    /// doubling of a tile's parts.
+    /// The L2 cache sends once what neighbouring multiprocessors read at the same time: less of B
+    /// to blocks that compute whole tiles of a column, for each doubling of a cluster's blocks. It
+    /// is slower for blocks with other terms than their neighbours', for each doubling of a tile's
+    /// parts.
     const SAME_COLUMN: f64 = 0.077;
     const OTHER_TERMS: f64 = 0.051;
     const LAUNCH: f64 = 3236.0;

@@ -91,9 +91,11 @@ impl PlanText for GemmPlan {
 
     fn from_fields(name: &str, fields: &[Field]) -> Option<Self> {
         let &[(rows, Some(columns)), (splits, None), ref shares @ ..] = fields else {
-            let plain = [("portable", Self::Portable), ("wide", Self::Wide)].into_iter();
-            let mut plain = plain.filter(|_| fields.is_empty());
-            return plain.find(|(known, _)| *known == name).map(|(_, plan)| plan);
+            return match (name, fields) {
+                ("portable", []) => Some(Self::Portable),
+                ("wide", []) => Some(Self::Wide),
+                _ => None,
+            };
         };
         let (across, down, slices) = match *shares {
             [] => (1, 1, 1),

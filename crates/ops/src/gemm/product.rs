@@ -35,8 +35,7 @@ pub struct Product<'g, T, O, G = Gemm> {
 type LaunchBlocks = unsafe fn(&Gemm, Matrices, [u64; 2]) -> Result<()>;
 
 impl Gemm {
-    /// Returns a product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is
-    /// added.
+    /// Returns a product of `[m, n, k]`, without additions that of [`launch`](Self::launch).
     ///
     /// ```no_run
     /// # use devcomm::{Activation, DeviceSlice, Gemm, Result};
@@ -180,9 +179,8 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         let (shape, transposed) = (extents.array(), self.transposed());
         let matrices = Matrices { a, b, c, shape, transposed, epilogue };
         let _turn = self.operation.order.begin(&self.operation.stream)?;
-        // SAFETY: `address` has checked that the buffers have the elements; memory that is dropped
-        // is freed after the work of the streams, and after the graphs. `_turn` orders the
-        // products.
+        // SAFETY: `address` has checked the buffers' lengths; memory that is dropped is freed after
+        // the work of the streams, and after the graphs. `_turn` orders the products.
         unsafe {
             let Some(([scales_a, scales_b], launch)) = &self.block_scales else {
                 return self.operation.enqueue::<T, O>(extents, matrices);
@@ -194,8 +192,8 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         }
     }
 
-    /// Returns which factors are transposed. A factor of a single row or column is none: it is
-    /// stored the same way.
+    /// Returns which factors are transposed. A single row or column is none: it is stored the same
+    /// way.
     fn transposed(&self) -> [bool; 2] {
         let ([a, b], [m, n, k]) = (self.transposed, self.shape);
         [a && m > 1 && k > 1, b && n > 1 && k > 1]

@@ -41,9 +41,9 @@ type Plan = GemmAllReducePlan;
 /// [`GemmAllReducePlan::Strips`].
 ///
 /// Every rank rounds its product, with sums in f32, to bf16 and sends it; the sum of the products,
-/// in f32 too, is rounded to bf16. [`GemmOptions::wire`] selects another type to send: f32, by
-/// strips for every shape, or 8-bit floats, by tiles for products that fill two Hopper GPUs and by
-/// strips for others.
+/// in f32 too, is rounded to bf16. [`GemmOptions::wire`] selects another type to send: f32, always
+/// by strips, or 8-bit floats, by tiles for products that fill two Hopper GPUs and otherwise by
+/// strips.
 ///
 /// ```no_run
 /// use devcomm::{GemmAllReduce, World};
@@ -167,8 +167,8 @@ impl AllReduce {
         plans
     }
 
-    /// Returns the plans with tiles of few rows for a shape, the one that is expected to be the
-    /// fastest first.
+    /// Returns the plans with tiles of few rows for a shape, the one expected to be the fastest
+    /// first.
     fn few_rows(&self, base: &Base<Self>, extents: Extents) -> Result<FewRows> {
         // Both are the same in all ranks.
         let usual = || ResidentClusters::usual(base.multiprocessors());
@@ -196,9 +196,8 @@ fn exchanges_few_rows(base: &Base<AllReduce>) -> bool {
     base.comm.n_ranks() == 2
 }
 
-/// Returns whether tiles of a product of this size fill the GPU often enough. On two H100
-/// [`Wide`](GemmAllReducePlan::Wide) was faster than two kernels from 0.91 waves of tiles on, where
-/// [`Candidates::hides`] expects it.
+/// Returns whether tiles of a product of this size fill the GPU often enough. On two H100 `wide`
+/// was faster than two kernels from 0.91 waves of tiles on, where [`Candidates::hides`] expects it.
 fn fills(base: &Base<AllReduce>, size: [usize; 2]) -> bool {
     let least = if base.comm.n_ranks() == 2 { 0.9 } else { MIN_WAVES };
     waves(size, base.multiprocessors()) > least
@@ -214,10 +213,9 @@ struct FewRows {
 
 impl FewRows {
     /// Returns whether the tiles cost little time, compared with those of `Gemm`, which has more
-    /// kinds, and are split in at most two rounds: after each, blocks wait for the peers. Plans
-    /// with three and five rounds took 1.02 to 1.13 times as long as `unfused` on two H200: 1.07
-    /// times for 1 x 5120 x 8192, 1.13 times for 1 x 4560 x 9496. Each GPU sends `bytes` in an
-    /// all-reduce of C.
+    /// kinds, and are split in at most two rounds: after each, blocks wait for the peers. Three and
+    /// five rounds took 1.02 to 1.13 times as long as `unfused` on two H200: 1.07 for 1 x 5120 x
+    /// 8192, 1.13 for 1 x 4560 x 9496. An all-reduce of C sends `bytes` from each GPU.
     fn is_good(&self, plan: GemmAllReducePlan, bytes: f64) -> bool {
         const MOST_ROUNDS: f64 = 2.0;
         plan.product().is_some_and(|product| {

@@ -122,8 +122,7 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
             return refuse(format!("the plan `{plan}` does no product of this shape"));
         };
         let division = Division { constant_b: base.constant_b, ..division };
-        // SAFETY: the caller passes matrices of the extents that outlive the product, and orders
-        // the launches.
+        // SAFETY: the caller passes matrices that outlive the product, and orders the launches.
         unsafe {
             let launch = tile_kernels.kernels[swapped.kernel_index].launch;
             launch(swapped, &base.stream, operands.matrices(), division, config)
@@ -131,8 +130,7 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
     }
 }
 
-/// Returns whether products of this shape have few rows, and rows of C begin at multiples of 16
-/// bytes.
+/// Returns whether products of this shape have few rows, with rows of C aligned to 16 bytes.
 pub(super) fn is_for(extents: Extents) -> bool {
     let [m, n, _] = extents.lengths();
     m <= MOST_ROWS && n.is_multiple_of(8)
