@@ -97,7 +97,7 @@ impl FusedGemm<AllGather> {
         })
     }
 
-    /// Returns a product of `[m, n, k]`, without additions that of [`launch`](Self::launch).
+    /// Returns a product of `[m, n, k]`: that of [`launch`](Self::launch), until more is added.
     pub fn product(&self, shape: [usize; 3]) -> GatheredProduct<'_> {
         Product::new(self, shape, Added::NOTHING)
     }

@@ -74,7 +74,7 @@ impl<P: Copy + FromStr + Display> Decisions<P> {
 
     /// Returns the decision for a shape: the first of the plans that were chosen for which `can`
     /// is true, or the result of `choose`.
-    pub(crate) fn of(
+    pub(crate) fn decide(
         &self,
         extents: Extents,
         can: impl Fn(P) -> bool,
@@ -96,7 +96,7 @@ impl<P: Copy + FromStr + Display> Decisions<P> {
         })
     }
 
-    /// Whether a plan was set or measured for a shape.
+    /// Returns whether a plan was set or measured for a shape.
     pub(crate) fn has_choice(&self, extents: Extents) -> bool {
         let is_measured = || self.measured.borrow().contains_key(&extents);
         self.set.get().is_some() || is_measured() || self.tuned.plan(extents).is_some()
@@ -110,9 +110,9 @@ impl<P: Copy + FromStr + Display> Decisions<P> {
     }
 
     /// Makes the result of `find_fastest` the measured plan of a shape. `find_fastest` may set
-    /// plans: when it begins, none is set, or measured for the shape; then the plan that was set
-    /// before is set again. After an error, such as ranks with different shapes, the measured plan
-    /// is that before.
+    /// plans: when it begins, none is set, or measured for the shape; when it has ended, the plan
+    /// that was set before is set again. An error, such as for ranks with different shapes, leaves
+    /// the measured plan as it was.
     pub(crate) fn measure(
         &self,
         extents: Option<Extents>,
@@ -144,7 +144,7 @@ mod tests {
             plans.borrow_mut().push(plan);
             false
         };
-        decisions.of(extents, can, || Explanation { plan: '?', reason: "" });
+        decisions.decide(extents, can, || Explanation { plan: '?', reason: "" });
         decisions.decided.borrow_mut().clear();
         plans.into_inner()
     }
@@ -177,7 +177,7 @@ mod tests {
                 made.set(made.get() + 1);
                 Explanation { plan: m, reason: "" }
             };
-            assert_eq!(decisions.of(extents, |_| true, choose).plan, m);
+            assert_eq!(decisions.decide(extents, |_| true, choose).plan, m);
         };
         [1, 2, 1, 2, 2].into_iter().for_each(ask);
         assert_eq!(made.get(), 2);

@@ -48,7 +48,7 @@ pub(crate) trait PlanText: Sized {
     /// The forms of the text, for errors.
     const FORMS: &'static str;
 
-    /// The plan of this name with these fields, if there is one.
+    /// Returns the plan of this name with these fields, if there is one.
     fn from_fields(name: &str, fields: &[Field]) -> Option<Self>;
 
     /// Returns the plan's name and fields.

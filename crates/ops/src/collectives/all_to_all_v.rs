@@ -121,7 +121,7 @@ impl Collectives {
                 let threads = options.threads(room::PUSH_EXCHANGE_V);
                 let (algorithm, blocks) = (Algorithm::Push, options.blocks());
                 let config = options.config(CollectivePlan { algorithm, blocks, threads });
-                // SAFETY: as for the first launch.
+                // SAFETY: `sides` has checked the parts, and `_turn` orders the launches, as above.
                 unsafe { kernels::push_exchange_v::launch(args, config, &target) }
             }
         }

@@ -211,7 +211,7 @@ impl CollectivesOptions {
         self.push_blocks.unwrap_or(PUSH_BLOCKS)
     }
 
-    /// Returns the most threads of a block of a kernel with room for `room` on a multiprocessor.
+    /// Returns a block's most threads; a multiprocessor has room for `room` of the kernel's threads.
     ///
     /// If several objects run at a time, each may have two launches on the GPU: one that runs and,
     /// by dependent launch, the next one, which waits. A block of each of these launches fits on

@@ -190,7 +190,7 @@ impl Form for Hybrid {
         let (sizes, results) = (shape_args(experts.shape), experts.results_args(rows, outputs));
         let (at, from, relayed) = (&self.returns, self.received_args(), self.relayed());
         let args = (comm, mail, partials, sizes, results, at, from, relayed, steps);
-        // SAFETY: as for `dispatch`.
+        // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.
         unsafe { kernels::ep_combine_hybrid::launch(args, config, &launch.target()) }
     }
 

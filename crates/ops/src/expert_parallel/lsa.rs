@@ -128,7 +128,7 @@ impl Form for Lsa {
         let parts = experts.tokens.get() as u32 * experts.shape.vectors.div_ceil(part);
         let is_long = parts > experts.multiprocessors() * (THREADS / 32);
         let config = experts.config(parts, if is_long { MANY_THREADS } else { THREADS });
-        // SAFETY: as for `dispatch`.
+        // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.
         unsafe { kernels::ep_combine::launch(args, config, &launch.target()) }
     }
 

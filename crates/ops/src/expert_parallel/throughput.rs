@@ -110,7 +110,7 @@ impl Form for Throughput {
         let (sizes, ranks) = (shape_args(experts.sent), experts.communicator.n_ranks() as u32);
         let args = (self.memory(), sizes, ranks, arrived, scales, experts.grouped_args(rows, 0));
         let config = experts.config(experts.expected_tokens(), MANY_THREADS);
-        // SAFETY: as for `dispatch`.
+        // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.
         unsafe { kernels::ep_expand::launch(args, config, &experts.compiled.on(stream)) }
     }
 
@@ -119,7 +119,7 @@ impl Form for Throughput {
         let (sizes, results) = (shape_args(experts.shape), experts.results_args(rows, outputs));
         let args = (&experts.dev_comm, self.memory(), &self.results, sizes, results, steps);
         let config = experts.config(experts.expected_tokens(), MANY_THREADS);
-        // SAFETY: as for `dispatch`.
+        // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.
         unsafe { kernels::ep_combine_counted::launch(args, config, &launch.target()) }
     }
 

@@ -386,7 +386,7 @@ impl<F: Fusion> FusedGemm<F> {
             Some(strategy) => strategy.supports(&self.base, plan, key),
             None => self.base.unfused.get().is_some(),
         };
-        self.base.decisions.of(key, can, || self.fusion.choose(&self.base, key))
+        self.base.decisions.decide(key, can, || self.fusion.choose(&self.base, key))
     }
 
     /// Enqueues a product.

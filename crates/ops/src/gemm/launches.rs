@@ -33,7 +33,7 @@ pub struct Matrices {
 }
 
 impl Matrices {
-    /// Matrices at these addresses, without an epilogue.
+    /// Returns matrices at these addresses, without an epilogue.
     pub(crate) fn plain([a, b, c]: [u64; 3], extents: Extents) -> Self {
         let shape = extents.array();
         let epilogue =

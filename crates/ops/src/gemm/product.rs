@@ -35,7 +35,7 @@ pub struct Product<'g, T, O, G = Gemm> {
 type LaunchBlocks = unsafe fn(&Gemm, Matrices, [u64; 2]) -> Result<()>;
 
 impl Gemm {
-    /// Returns a product of `[m, n, k]`, without additions that of [`launch`](Self::launch).
+    /// Returns a product of `[m, n, k]`: that of [`launch`](Self::launch), until more is added.
     ///
     /// ```no_run
     /// # use devcomm::{Activation, DeviceSlice, Gemm, Result};

@@ -192,8 +192,8 @@ fn slower_tiles_cost_little_if_they_are_little_slower_or_much_is_sent() {
     assert!(!little("swapped:64x128:2", [161, 2392, 8224]));
 }
 
-/// On two H100 the fused product of the first shape took 142 us, and product and all-reduce by two
-/// kernels 125 us; for the second shape it was 664 and 699 us.
+/// Two H100 took 142 us for the fused product of the first shape, and 125 us for product and
+/// all-reduce by two kernels; for the second shape it was 664 and 699 us.
 #[test]
 fn tiles_that_do_not_fit_take_longer_than_the_collective() {
     let hidden = |shape @ [m, n, _]: [u32; 3]| on(ROOM, shape).hides(2.0 * f64::from(m * n));
