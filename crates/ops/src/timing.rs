@@ -2,9 +2,8 @@
 
 use devcomm_host::{Communicator, Graph, Result, Stream};
 
-/// Returns the launches in the graph by which a plan is timed, and how often plans are timed again
-/// that are not much slower than the fastest. Once each on simulated GPUs: their times mean
-/// nothing.
+/// Returns the launches in the graph by which a plan is timed, and how often likely plans are timed
+/// again. Both are 1 on simulated GPUs, whose times mean nothing.
 fn effort(stream: &Stream) -> (usize, usize) {
     if stream.context().is_simulated() { (1, 1) } else { (8, 3) }
 }

@@ -211,7 +211,7 @@ impl CollectivesOptions {
         self.push_blocks.unwrap_or(PUSH_BLOCKS)
     }
 
-    /// Returns a block's most threads; a multiprocessor has room for `room` of the kernel's threads.
+    /// Returns a block's most threads; a multiprocessor has room for `room` of such threads.
     ///
     /// If several objects run at a time, each may have two launches on the GPU: one that runs and,
     /// by dependent launch, the next one, which waits. A block of each of these launches fits on

@@ -94,7 +94,7 @@ pub(super) fn clocks(plan: GemmPlan, shape: [u32; 3], room: ResidentClusters) ->
     const UNSWAPPED: f64 = 1.028;
     let factor = if matches!(plan, GemmPlan::Unswapped(_)) { UNSWAPPED } else { 1.0 };
     match plan.swapped(shape) {
-        Some((tiling, shape)) => match in_flight(plan, tiling, shape, room) {
+        Some((tiling, shape)) => match steps(plan, tiling, shape, room) {
             Some(steps) => factor * tiled(tiling, shape, f64::from(steps), room),
             None => f64::INFINITY,
         },
@@ -104,12 +104,7 @@ pub(super) fn clocks(plan: GemmPlan, shape: [u32; 3], room: ResidentClusters) ->
 }
 
 /// Returns the steps that a block loads at the same time, if the plan is possible.
-fn in_flight(
-    plan: GemmPlan,
-    tiling: Tiling,
-    shape: [u32; 3],
-    room: ResidentClusters,
-) -> Option<u32> {
+fn steps(plan: GemmPlan, tiling: Tiling, shape: [u32; 3], room: ResidentClusters) -> Option<u32> {
     /// The dynamic shared memory of a block on Hopper.
     const SHARED: u32 = 226 << 10;
     let Tiling { rows, columns, cluster, slices } = tiling;
@@ -119,9 +114,8 @@ fn in_flight(
     Some(division.stages * tile_kernels.depth)
 }
 
-/// Returns the bytes in a clock from the L2 cache. A row that begins within a line of 128 bytes
-/// takes parts of two lines in a step; one that begins within a sector of 32 bytes, of five
-/// sectors.
+/// Returns the bytes in a clock from the L2 cache. For each step, a row that begins within a line
+/// of 128 bytes takes parts of two; one that begins within a sector of 32 bytes, of five sectors.
 fn from_l2(k: u32) -> f64 {
     if k.is_multiple_of(STEP) {
         7090.0
@@ -132,8 +126,7 @@ fn from_l2(k: u32) -> f64 {
     }
 }
 
-/// Returns the clocks of a step from its limits' clocks: little more than the largest, if `power`
-/// is high.
+/// Returns a step's clocks from its limits': little more than the largest if `power` is high.
 fn combined(limits: &[f64], power: f64) -> f64 {
     limits.iter().map(|limit| limit.powf(power)).sum::<f64>().powf(power.recip())
 }

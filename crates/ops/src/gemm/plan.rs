@@ -198,10 +198,10 @@ impl Candidates {
     /// relative to that time, or to that of an all-reduce in which each GPU sends `bytes`.
     ///
     /// On two H100, a fused product of 107 rows with tiles of 64 took 1.19 times as long as product
-    /// and all-reduce by two kernels (1.15 by the model, without the all-reduce), and one of 161 x
-    /// 2392 x 8224 took 1.38 times as long (1.09). On two H200, 128 x 28672 x 8192 took 132 us
-    /// fused and 143 us by two kernels: the model expects the fused tiles to take 7 us more than
-    /// the fastest ones, and the all-reduce 22 us.
+    /// and all-reduce by two kernels (1.15 by the model, without the all-reduce); for
+    /// 161 x 2392 x 8224 it was 1.38 times (1.09). On two H200, 128 x 28672 x 8192 took 132 us
+    /// fused and 143 by two kernels: the model expects these tiles to take 7 us more than the
+    /// fastest, and the all-reduce 22.
     pub(crate) fn costs_little(&self, plan: GemmPlan, bytes: f64) -> bool {
         const MOST: f64 = 1.06;
         const MOST_OF_SENT: f64 = 0.5;
@@ -279,7 +279,7 @@ fn add_tiled(plans: &mut Vec<GemmPlan>, shape: [u32; 3], room: ResidentClusters,
 
 /// The fewest terms of a slice.
 const SLICE: u32 = 512;
-/// The most rows of C for which all plans are swapped: unswapped tiles have at least 64 rows.
+/// The most rows of C for which no plan is unswapped: unswapped tiles have at least 64 rows.
 const FEW_ROWS: u32 = 64;
 
 /// Returns the plan that was measured for this shape on the GPU of this name, or for a shape with

@@ -74,8 +74,8 @@ impl FusedGemm<AllReduce> {
     /// kernels. *Collective*, with the same `m` and `n` on every rank.
     ///
     /// The workspace takes up to `2 * m * n` bytes on each GPU, rounded up to whole tiles. On
-    /// Hopper GPUs it takes up to `4 * m * n`, and that of [`Collectives`]; on two of them also `4
-    /// * m * n` for at most 256 rows.
+    /// Hopper GPUs it takes up to `4 * m * n`, and that of [`Collectives`]; on two of them also
+    /// `4 * m * n` for at most 256 rows.
     ///
     /// [`Collectives`]: crate::Collectives
     /// [`options`]: Self::options
@@ -214,8 +214,8 @@ struct FewRows {
 impl FewRows {
     /// Returns whether the tiles cost little time, compared with those of `Gemm`, which has more
     /// kinds, and are split in at most two rounds: after each, blocks wait for the peers. Three and
-    /// five rounds took 1.02 to 1.13 times as long as `unfused` on two H200: 1.07 for 1 x 5120 x
-    /// 8192, 1.13 for 1 x 4560 x 9496. An all-reduce of C sends `bytes` from each GPU.
+    /// five rounds took 1.02 to 1.13 times as long as `unfused` on two H200: 1.07 for
+    /// 1 x 5120 x 8192, 1.13 for 1 x 4560 x 9496. An all-reduce of C sends `bytes` from each GPU.
     fn is_good(&self, plan: GemmAllReducePlan, bytes: f64) -> bool {
         const MOST_ROUNDS: f64 = 2.0;
         plan.product().is_some_and(|product| {

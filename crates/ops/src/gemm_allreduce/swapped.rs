@@ -35,22 +35,18 @@ pub(super) struct Swapped {
     /// a block may have.
     resident: HashMap<Tile, [u32; 2]>,
     /// The index of the kernel for this number of ranks in each [`SwappedKernels`].
-    kernel_index: usize,
+    index: usize,
 }
 
 impl Swapped {
     /// Loads the kernels, and allocates slots for products of up to the largest. *Collective*.
     fn new(base: &Base<AllReduce>) -> Result<Self> {
-        let kernel_index = usize::from(base.comm.n_ranks() != 2);
+        let index = usize::from(base.comm.n_ranks() != 2);
         let load = || {
             let set = KERNELS.only(&[kernels::gemm_allreduce_swapped::<shapes::M8N64, 2>::FILE]);
             let compiled = Kernels::load(base.context(), &set)?;
             let resident = |((_, _, cluster), tile_kernels): (Tile, &SwappedKernels)| {
-                (tile_kernels.kernels[kernel_index].resident)(
-                    &compiled,
-                    base.context(),
-                    cluster.blocks(),
-                )
+                (tile_kernels.kernels[index].resident)(&compiled, base.context(), cluster.blocks())
             };
             let resident = tiles().map(resident).collect::<Result<_>>()?;
             Ok((compiled, resident))
@@ -58,7 +54,7 @@ impl Swapped {
         let slots = |[m, n]: [usize; 2]| slots(m.min(MOST_ROWS), n);
         let kernels = ExchangeKernels::new(base, "swapped", (&[], ""), slots, load, false)?;
         let resident = tiles().map(|(tile, _)| tile).zip(kernels.resident.iter().copied());
-        Ok(Self { resident: resident.collect(), kernels, kernel_index })
+        Ok(Self { resident: resident.collect(), kernels, index })
     }
 
     /// Returns the clusters that are resident on all GPUs.
@@ -124,7 +120,7 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
         let division = Division { constant_b: base.constant_b, ..division };
         // SAFETY: the caller passes matrices that outlive the product, and orders the launches.
         unsafe {
-            let launch = tile_kernels.kernels[swapped.kernel_index].launch;
+            let launch = tile_kernels.kernels[swapped.index].launch;
             launch(swapped, &base.stream, operands.matrices(), division, config)
         }
     }
