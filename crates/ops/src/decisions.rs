@@ -50,8 +50,7 @@ impl<K: Eq + Hash, V: Copy> Cache<K, V> {
     }
 
     fn clear(&mut self) {
-        self.values.clear();
-        self.others = 0;
+        *self = Self::default();
     }
 }
 

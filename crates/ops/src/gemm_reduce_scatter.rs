@@ -40,8 +40,7 @@ pub enum GemmReduceScatterPlan {
     Unfused,
     /// One kernel, on 2, 4 or 8 Hopper GPUs, for large matrices: a rank computes tiles of all
     /// ranks' rows in turn, sends them while it multiplies, and adds what it receives. Its
-    /// workspace takes `2 * m * n` bytes for the largest product; on more than two ranks, `4 * m *
-    /// n`.
+    /// workspace takes `2 * m * n` bytes for the largest product, twice that on 4 or 8 GPUs.
     Wide,
 }
 
@@ -166,9 +165,8 @@ impl Fusion for ReduceScatter {
 impl Strategy<Self> for ReduceScatter {
     fn supports(&self, base: &Base<Self>, _: Plan, extents: Extents) -> bool {
         let [m, n, k] = extents.lengths();
-        self.wide.get().is_some()
-            && m.is_multiple_of(row_multiple(base))
-            && (n | k).is_multiple_of(8)
+        let is_aligned = m.is_multiple_of(row_multiple(base)) && (n | k).is_multiple_of(8);
+        self.wide.get().is_some() && is_aligned
     }
 
     fn prepare(&self, base: &Base<Self>, _: Plan) -> Result<()> {

@@ -1,5 +1,7 @@
 //! Plans of collectives, and their choice by a table of measurements or by a model.
 
+use std::collections::HashSet;
+
 use devcomm_host::DataType;
 
 use crate::plan::{Field, H100, H200, PlanText, names, plan_text};
@@ -218,13 +220,8 @@ impl Request {
             }
         }
         plans.push(CollectivePlan::NCCL);
-        plans.retain(|plan| self.can(*plan));
-        let mut known = Vec::new();
-        plans.retain(|plan| {
-            let is_new = !known.contains(plan);
-            known.push(*plan);
-            is_new
-        });
+        let mut known = HashSet::new();
+        plans.retain(|plan| self.can(*plan) && known.insert(*plan));
         plans
     }
 }
