@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_was_set_comes_first_and_is_permanent_by_a_measurement() {
+    fn a_plan_that_was_set_comes_first_and_is_kept_by_a_measurement() {
         let decisions = Decisions::new(Tuned::without_file());
         let [shape, other] = [[1, 2, 3], [1, 2, 4]].map(|shape| Extents::new(shape).unwrap());
         [shape, other].into_iter().for_each(|shape| decisions.tuned.insert(shape, 't'));

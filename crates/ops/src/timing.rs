@@ -28,13 +28,13 @@ pub(crate) fn fastest<P: Copy + PartialEq>(
     slowest: impl Fn(Vec<f32>) -> Result<Vec<f32>>,
 ) -> Result<P> {
     let (launches, rounds) = effort(stream);
-    let several = || (0..launches).try_for_each(|_| launch());
+    let launch_all = || (0..launches).try_for_each(|_| launch());
     let (begin, end) = (stream.context().event()?, stream.context().event()?);
     let time = |plan, graph: Option<&Graph>| -> Result<f32> {
         if graph.is_none() {
             select(plan)?;
         }
-        let run = || graph.map_or_else(several, |graph| graph.launch(stream));
+        let run = || graph.map_or_else(launch_all, |graph| graph.launch(stream));
         // The first run waits for ranks that begin later, before the time begins.
         run()?;
         stream.record(&begin)?;
@@ -48,7 +48,7 @@ pub(crate) fn fastest<P: Copy + PartialEq>(
         select(plan)?;
         launch()?;
         // The default stream cannot be captured.
-        let graph = (!stream.is_default()).then(|| stream.capture(several)).transpose()?;
+        let graph = (!stream.is_default()).then(|| stream.capture(launch_all)).transpose()?;
         let time = time(plan, graph.as_ref());
         graphs.push(graph);
         time

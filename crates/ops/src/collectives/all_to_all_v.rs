@@ -278,10 +278,10 @@ impl<T: Element> Side<'_, T> {
             return Ok(());
         }
         let sent = parts(send);
-        let meets = |(from, to, _): &&(u64, u64, usize)| {
+        let overlapped = |(from, to, _): &&(u64, u64, usize)| {
             sent.iter().find(|(first, end, _)| first < to && from < end)
         };
-        match received.iter().find_map(|part| Some((part.2, meets(&part)?.2))) {
+        match received.iter().find_map(|part| Some((part.2, overlapped(&part)?.2))) {
             None => Ok(()),
             Some((from, to)) => refuse(format!(
                 "the part to receive from rank {from} in overlaps that to send to rank {to}"

@@ -28,7 +28,7 @@ const OVERLAP: &str = "the buffers of an all-reduce with RMSNorm overlap: each i
     own, but the output, which may be the input if it is not quantised";
 
 /// Why RMSNorm has a kernel of its own after the all-reduce.
-const LONG: &str = "as there are too many tokens for one step; RMSNorm follows an all-reduce";
+const TOO_LONG: &str = "as there are too many tokens for one step; RMSNorm follows an all-reduce";
 
 /// The rows of an operation.
 pub(super) struct Rows {
@@ -182,24 +182,24 @@ impl Collectives {
         );
         let tokens = (count / hidden) as u32;
         let ranks = self.communicator.n_ranks();
-        let alone = |reason| {
+        let rmsnorm_alone = |reason| {
             let grid = grid(row, tokens, |cluster, _| Ok(cluster * tokens))?;
             Ok((Request::by_nccl(None, reason), Rows { tokens, row, grid }))
         };
         if count == 0 {
-            return alone(INVALID);
+            return rmsnorm_alone(INVALID);
         }
         let Some(Workspace { options, .. }) = &self.workspace else {
-            return alone(self.unreached());
+            return rmsnorm_alone(self.unreached());
         };
         if count * data_type.size() > 16 * options.all_reduce_slots(ranks) {
-            return alone(LONG);
+            return rmsnorm_alone(TOO_LONG);
         }
         let most = |cluster, threads| self.most_blocks(data_type, cluster, threads);
         let grid @ (cluster, threads, blocks) = grid(row, tokens, most)?;
         // Two ranks' clusters may have several rows each.
         if !(ranks == 2 && blocks > 0 || blocks == cluster * tokens) {
-            return alone(LONG);
+            return rmsnorm_alone(TOO_LONG);
         }
         let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
         Ok((Request::fixed(plan), Rows { tokens, row, grid }))

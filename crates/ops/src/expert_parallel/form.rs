@@ -91,9 +91,8 @@ impl ExpertParallel {
     pub(super) fn results_args(
         &self,
         rows: u64,
-        outputs: Outputs,
+        [output, residual]: Outputs,
     ) -> ResultsArgs<u64, u32, u64, u64> {
-        let [output, residual] = outputs;
         ResultsArgs { rows, tokens: self.tokens.get() as u32, output, residual }
     }
 }

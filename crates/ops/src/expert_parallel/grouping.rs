@@ -158,7 +158,7 @@ impl ExpertParallel {
 
     /// Returns the memory of rows in the order of the experts as an argument; `returns` is the
     /// address of its last field.
-    pub(super) fn grouped_args(&self, rows: RowsInOrder, returns: u64) -> GroupedOf<'_> {
+    pub(super) fn grouped_args(&self, rows: RowsInOrder, returns: u64) -> GroupedRows<'_> {
         let RowsInOrder { rows, scales, capacity } = rows;
         let (offsets, sizes, origins) = (&self.offsets, &self.sizes, &self.origins);
         let alignment = self.options.alignment as u32;
@@ -188,7 +188,7 @@ impl ExpertParallel {
 }
 
 /// [`Grouped`](kernels::expert_parallel::ep_layout::Grouped) as an argument.
-type GroupedOf<'a> = GroupedArgs<
+type GroupedRows<'a> = GroupedArgs<
     u64,
     u64,
     u32,

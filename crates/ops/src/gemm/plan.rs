@@ -250,9 +250,9 @@ impl Candidates {
 
 /// Adds the plans with tiles, swapped or not, for a shape.
 fn add_tiled(plans: &mut Vec<GemmPlan>, shape: [u32; 3], room: ResidentClusters, is_swapped: bool) {
-    let alone = Cluster { splits: 1, across: 1, down: 1 };
+    let one_block = Cluster { splits: 1, across: 1, down: 1 };
     for tile @ (rows, columns) in gemm_swapped::SHAPES {
-        let plan = GemmPlan::of(is_swapped, tile, alone, 1);
+        let plan = GemmPlan::of(is_swapped, tile, one_block, 1);
         let Some((_, [m, n, k])) = plan.swapped(shape).filter(|_| plan.is_known()) else {
             continue;
         };

@@ -174,10 +174,9 @@ impl AllReduce {
         let usual = || ResidentClusters::usual(base.multiprocessors());
         let room = self.swapped.get().map_or_else(usual, Swapped::room);
         let candidates = Candidates::new(extents, room);
-        let has_plans =
-            self.strips.agreed.exchanges && self.wire() == Wire::Bf16 && swapped::is_for(extents);
+        let can_exchange = self.strips.agreed.exchanges && self.wire() == Wire::Bf16;
         let (mut measured, mut plans) = (None, Vec::new());
-        if has_plans {
+        if can_exchange && swapped::has_few_rows(extents) {
             measured = gemm::measured(&base.context().device_name()?, extents);
             let all = measured.into_iter().chain(candidates.exchanging());
             for plan in all.filter_map(Plan::of_few_rows) {
@@ -284,8 +283,8 @@ impl Fusion for AllReduce {
         let ranks = base.comm.n_ranks() as f64;
         let bytes = 2.0 * (ranks - 1.0) / ranks * m as f64 * n as f64 * size_of::<bf16>() as f64;
         if let Ok(few_rows) = self.few_rows(base, extents) {
-            let does = |plan: &&Plan| self.swapped.supports(base, **plan, extents);
-            let first = few_rows.plans.iter().find(does);
+            let is_possible = |plan: &&Plan| self.swapped.supports(base, **plan, extents);
+            let first = few_rows.plans.iter().find(is_possible);
             let hides = exchanges_few_rows(base) && hides_few_rows(extents);
             if let Some(plan) = first.filter(|plan| hides && few_rows.is_good(**plan, bytes)) {
                 return how(*plan, "as there are few rows");

@@ -45,7 +45,7 @@ impl GemmAllReducePlan {
     /// Returns the fused plan with the tiles of a plan of few rows.
     pub(super) fn of_few_rows(plan: GemmPlan) -> Option<Self> {
         match plan {
-            GemmPlan::Swapped(tiling) if swapped::has(tiling) => Some(Self::Swapped(tiling)),
+            GemmPlan::Swapped(tiling) if swapped::has_kernel(tiling) => Some(Self::Swapped(tiling)),
             _ => None,
         }
     }

@@ -69,7 +69,7 @@ impl Swapped {
     fn division(&self, tile: Tile, extents: Extents) -> Option<(Division, LaunchConfig)> {
         let [m, n, _] = extents.lengths();
         let fits = slots(m, n).is_some_and(|slots| slots <= self.kernels.memory.capacity());
-        let tile_kernels = kernels_of(tile).filter(|_| fits && is_for(extents))?;
+        let tile_kernels = kernels_of(tile).filter(|_| fits && has_few_rows(extents))?;
         let resident = *self.resident.get(&tile)?;
         let (division, config) = tile_kernels.divide(extents.array(), tile.2, 1, resident)?;
         Some((division, config.without_cooperation()))
@@ -127,13 +127,13 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
 }
 
 /// Returns whether products of this shape have few rows, with rows of C aligned to 16 bytes.
-pub(super) fn is_for(extents: Extents) -> bool {
+pub(super) fn has_few_rows(extents: Extents) -> bool {
     let [m, n, _] = extents.lengths();
     m <= MOST_ROWS && n.is_multiple_of(8)
 }
 
 /// Returns whether there is a kernel with these tiles.
-pub(super) fn has(Tiling { rows, columns, cluster, slices }: Tiling) -> bool {
+pub(super) fn has_kernel(Tiling { rows, columns, cluster, slices }: Tiling) -> bool {
     slices == 1 && kernels_of((rows, columns, cluster)).is_some()
 }
 

@@ -25,15 +25,15 @@ fn tables_have_nothing_but_entries_and_comments() {
 
 #[test]
 fn plans_are_read_as_they_are_written() {
-    let alone = Cluster { splits: 1, across: 1, down: 1 };
+    let one_block = Cluster { splits: 1, across: 1, down: 1 };
     let tiling = |rows, columns, cluster, slices| Tiling { rows, columns, cluster, slices };
     for plan in [
         GemmPlan::Portable,
         GemmPlan::Wide,
-        GemmPlan::Swapped(tiling(128, 64, Cluster { splits: 4, ..alone }, 1)),
-        GemmPlan::Swapped(tiling(128, 128, Cluster { across: 2, down: 2, ..alone }, 1)),
-        GemmPlan::Swapped(tiling(96, 128, alone, 2)),
-        GemmPlan::Unswapped(tiling(128, 208, Cluster { down: 2, ..alone }, 4)),
+        GemmPlan::Swapped(tiling(128, 64, Cluster { splits: 4, ..one_block }, 1)),
+        GemmPlan::Swapped(tiling(128, 128, Cluster { across: 2, down: 2, ..one_block }, 1)),
+        GemmPlan::Swapped(tiling(96, 128, one_block, 2)),
+        GemmPlan::Unswapped(tiling(128, 208, Cluster { down: 2, ..one_block }, 4)),
     ] {
         assert_eq!(plan.to_string().parse(), Ok(plan));
     }
