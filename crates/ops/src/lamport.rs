@@ -4,7 +4,7 @@ use devcomm_host::{Buffer, Communicator, Result, SymmetricBuffer, Window};
 use devcomm_types::{ArgInfo, IntoArg, KernelParam};
 use nccl_device::{ANY_RANKS, EMPTY, Lamport, LamportMemoryArgs, lamport_words};
 
-/// The memory of [`Lamport`](nccl_device::Lamport) messages within the LSA team of a communicator.
+/// The memory of [`Lamport`] messages within the LSA team of a communicator.
 /// A launch takes `&LamportMemory` for a kernel's parameter
 /// [`LamportMemory`](nccl_device::LamportMemory).
 #[derive(Debug)]

@@ -156,7 +156,7 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for sizes that the kernels do not
+    /// [`Error::InvalidInput`] for sizes that the kernels do not
     /// support; those of loading kernels, and of creating windows and a device communicator;
     /// [`WorldError::CallFailed`](devcomm_host::WorldError::CallFailed) if another rank fails;
     /// [`WorldError::OptionsDiffer`](devcomm_host::WorldError::OptionsDiffer) for ranks with
@@ -227,7 +227,7 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for more tokens than there is
+    /// [`Error::InvalidInput`] for more tokens than there is
     /// memory for, buffers that are too short, not aligned or of another context, and if what was
     /// sent has not been received; those of the launch.
     pub fn dispatch<X, I, W>(&self, tokens: Tokens<'_, X, I, W>, stream: &Stream) -> Result<()>
@@ -307,7 +307,7 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if there was no `group` since the
+    /// [`Error::InvalidInput`] if there was no `group` since the
     /// last dispatch, for buffers that are too short, not aligned or of another context; those of
     /// the launch.
     pub fn combine<R, O>(
@@ -380,7 +380,7 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) with what was wrong; those of the
+    /// [`Error::InvalidInput`] with what was wrong; those of the
     /// kernels.
     pub fn check(&self) -> Result<()> {
         let mut words = [0; Faults::WORDS];
@@ -418,7 +418,7 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a rank that does not exist,
+    /// [`Error::InvalidInput`] for a rank that does not exist,
     /// this one, while rows are on their way, and in several LSA teams; those of the stream.
     pub fn set_absent(&self, ranks: &[usize], stream: &Stream) -> Result<()> {
         let word = self.form.absent()?;
