@@ -1,31 +1,32 @@
-//! What the ranks of an operation find out of each other. *Collective*.
+//! Agreement of the ranks of an operation on values and plans. *Collective*.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use devcomm_host::{CollectiveCall, Communicator, DevCommError, Error, NcclError, Result};
 
-/// A hash, the same in all ranks for the same value.
+/// Returns a hash, which is the same in all ranks for the same value.
 pub(crate) fn hash(value: impl Hash) -> u64 {
     let mut hash = DefaultHasher::new();
     value.hash(&mut hash);
     hash.finish()
 }
 
-/// The value of an option.
+/// Returns the text of an option's value, which ranks compare.
 pub(crate) fn or_default(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "the default".to_owned(), |value| value.to_string())
 }
 
-/// Whether all ranks have the same.
+/// Returns this rank's `T`, and whether the value that it passes with it is the same in all ranks.
 pub(crate) fn is_same<T>(
     call: CollectiveCall<'_>,
     own: Result<(T, impl Hash)>,
 ) -> Result<(T, bool)> {
-    let (own, all) = call.agree(own.map(|(own, same)| (own, hash(same))))?;
+    let (own, all) = call.agree(own.map(|(own, compared)| (own, hash(compared))))?;
     Ok((own, all.iter().all(|hash| *hash == all[0])))
 }
 
-/// Returns for each of a list, as long in all ranks, whether it is so in all of them.
+/// Returns for each plan whether all ranks can do it. `own` says which plans this rank can do, and
+/// has the same length in all ranks.
 pub(crate) fn all_can(
     comm: &Communicator,
     call: &str,
@@ -43,7 +44,7 @@ pub(crate) fn all_can(
     Ok(can)
 }
 
-/// Whether every rank reaches every other by load and store; not, if NCCL is too old to say so.
+/// Returns whether all ranks reach each other by load and store; `false` if NCCL cannot tell.
 pub(crate) fn is_single_lsa_team(comm: &Communicator) -> Result<bool> {
     match comm.require_single_lsa_team() {
         Ok(()) => Ok(true),

@@ -61,11 +61,11 @@ pub struct AllGather {
     fused: OnceCell<Fused>,
 }
 
-/// Rows from which on the fused kernel does a product by default. Not a matter of columns, of which
-/// ranks may have different numbers.
+/// The rows from which on the fused kernel does a product by default. Columns do not matter, as
+/// ranks may have different numbers of them.
 const MANY_ROWS: usize = 4096;
 
-/// The kernel, and the memory that the rows of A arrive in.
+/// The kernel, and the memory in which the rows of A arrive.
 struct Fused {
     compiled: Kernels,
     dev_comm: DevCommResource,
@@ -97,8 +97,7 @@ impl FusedGemm<AllGather> {
         })
     }
 
-    /// Returns a product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is
-    /// added.
+    /// Returns a product of `[m, n, k]`: that of [`launch`](Self::launch), until more is added.
     pub fn product(&self, shape: [usize; 3]) -> GatheredProduct<'_> {
         Product::new(self, shape, Added::NOTHING)
     }
@@ -129,7 +128,7 @@ impl GatheredProduct<'_> {
     {
         let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
         let added = Some(&self.added).filter(|added| !added.is_nothing());
-        self.of.run(&self.of.operands([&a, &b], &c, added, self.shape)?)
+        self.operation.run(&self.operation.operands([&a, &b], &c, added, self.shape)?)
     }
 }
 
@@ -148,11 +147,11 @@ impl Fusion for AllGather {
     const UNFUSED: Plan = Plan::Unfused;
     const COLUMNS_DIFFER: bool = true;
 
-    fn rows(&self, on: &Base<Self>, extents: Extents) -> Result<[usize; 2]> {
+    fn rows(&self, base: &Base<Self>, extents: Extents) -> Result<[usize; 2]> {
         let [m, _, k] = extents.lengths();
-        let rows = rows_of_each(m, on.comm.n_ranks())?;
+        let rows = rows_of_each(m, base.comm.n_ranks())?;
         refuse_if!(
-            m > on.most[0] || m * k > self.gathered.len(),
+            m > base.most[0] || m * k > self.gathered.len(),
             "{m} x {k} elements of A need a larger workspace: make another AllGatherGemm for \
              them"
         );
@@ -165,25 +164,25 @@ impl Fusion for AllGather {
 
     fn launch_unfused(
         &self,
-        on: &Base<Self>,
+        base: &Base<Self>,
         Unfused { gemm, collectives }: &Unfused,
-        of: &Operands<'_, Self>,
+        operands: &Operands<'_, Self>,
     ) -> Result<()> {
-        let Operands { a, b, c, added, extents, .. } = of;
+        let Operands { a, b, c, added, extents, .. } = operands;
         let [m, n, k] = extents.lengths();
-        // Before the all-gather, which other ranks wait for.
+        // An error must come before the all-gather, for which other ranks wait.
         let added = added.cloned().unwrap_or(Added::NOTHING);
-        added.args(on.context(), [m, n])?;
+        added.args(base.context(), [m, n])?;
         let gathered = self.gathered.slice(..m * k)?;
-        let own = a.slice(..m / on.comm.n_ranks() * k)?;
-        collectives.all_gather(&own, &gathered, &on.stream)?;
+        let own = a.slice(..m / base.comm.n_ranks() * k)?;
+        collectives.all_gather(&own, &gathered, &base.stream)?;
         Product::new(gemm, extents.lengths(), added).launch_of(*extents, (&gathered, b, c))
     }
 
-    fn choose(&self, on: &Base<Self>, extents: Extents) -> Explanation<Plan> {
+    fn choose(&self, base: &Base<Self>, extents: Extents) -> Explanation<Plan> {
         let (plan, reason) = match self.fused.get() {
             None => (Plan::Unfused, "as no kernel was prepared"),
-            _ if !self.supports(on, Plan::Fused, extents) => {
+            _ if !self.supports(base, Plan::Fused, extents) => {
                 (Plan::Unfused, "as k is no multiple of 8")
             }
             _ if extents.lengths()[0] >= MANY_ROWS => (Plan::Fused, "as it has many rows"),
@@ -201,7 +200,7 @@ impl Fusion for AllGather {
 impl Fused {
     /// Allocates two banks for up to `m x k` elements. *Collective*.
     fn new(comm: &Communicator, [m, k]: [usize; 2]) -> Result<Self> {
-        /// A bank begins at a multiple of so many elements.
+        /// A bank begins at a multiple of this number of elements.
         const ALIGNMENT: usize = 128;
         let own = || {
             comm.require_single_lsa_team()?;
@@ -236,15 +235,20 @@ impl Strategy<Self> for AllGather {
         self.fused.get().is_some() && k.is_multiple_of(8)
     }
 
-    fn prepare(&self, on: &Base<Self>, _: Plan) -> Result<()> {
-        prepare_once(&self.fused, || Fused::new(&on.comm, on.most))
+    fn prepare(&self, base: &Base<Self>, _: Plan) -> Result<()> {
+        prepare_once(&self.fused, || Fused::new(&base.comm, base.most))
     }
 
-    unsafe fn launch(&self, on: &Base<Self>, _: Plan, of: &Operands<'_, Self>) -> Result<()> {
+    unsafe fn launch(
+        &self,
+        base: &Base<Self>,
+        _: Plan,
+        operands: &Operands<'_, Self>,
+    ) -> Result<()> {
         let Fused { compiled, dev_comm, banks, flags, state, clusters } = prepared(&self.fused)?;
-        let (stream, matrices) = (&on.stream, of.matrices());
+        let (stream, matrices) = (&base.stream, operands.matrices());
         let Matrices { a, shape: [m, n, k], .. } = matrices;
-        let rows = m / on.comm.n_ranks() as u32;
+        let rows = m / base.comm.n_ranks() as u32;
         let first = banks.device_address();
         let in_first = Matrices { a: first, ..matrices };
         let ([gathered, b, map_of_c], unaligned) = wide_maps::<bf16, bf16>(stream, in_first)?;
@@ -256,7 +260,8 @@ impl Strategy<Self> for AllGather {
         let launch = FusedKernel::args(
             dev_comm, memory, own, gathered, second, b, map_of_c, unaligned, m, n, k,
         );
-        // SAFETY: the caller's contract; the workspace is as the kernel needs it.
+        // SAFETY: the caller passes matrices that outlive the product, and orders the launches,
+        // which use the memory that `Fused::new` allocates for this kernel.
         unsafe { launch.config(config).launch(&compiled.on(stream)) }
     }
 }

@@ -21,8 +21,7 @@ pub(crate) fn check_len(name: &str, len: usize, rows: usize, columns: usize) -> 
     Ok(())
 }
 
-fn check_buffer(name: &str, address: u64, len: usize, rows: usize, columns: usize) -> Result<()> {
-    check_len(name, len, rows, columns)?;
+fn check_alignment(name: &str, address: u64) -> Result<()> {
     refuse_if!(
         !address.is_multiple_of(16),
         "{name} begins at {address:#x}, which is not a multiple of 16"
@@ -30,7 +29,7 @@ fn check_buffer(name: &str, address: u64, len: usize, rows: usize, columns: usiz
     Ok(())
 }
 
-/// The address of a buffer of this context with enough elements.
+/// Returns the address of a buffer of this context with enough elements.
 pub(crate) fn address<E>(
     context: &Context,
     name: &str,
@@ -43,7 +42,7 @@ pub(crate) fn address<E>(
     Ok(slice.device_address())
 }
 
-/// Returns [`address`], which is a multiple of 16.
+/// Returns what [`address`] does, if it is a multiple of 16.
 pub(crate) fn aligned<E>(
     context: &Context,
     name: &str,
@@ -51,23 +50,23 @@ pub(crate) fn aligned<E>(
     rows: usize,
     columns: usize,
 ) -> Result<u64> {
-    require_context(name, slice.context(), context)?;
-    check_buffer(name, slice.device_address(), slice.len(), rows, columns)?;
-    Ok(slice.device_address())
+    let address = address(context, name, slice, rows, columns)?;
+    check_alignment(name, address)?;
+    Ok(address)
 }
 
-/// The rows of each rank, if ranks share `m` of them equally.
+/// Returns the rows of each rank, if the ranks can share `m` rows equally.
 pub(crate) fn rows_of_each(m: usize, ranks: usize) -> Result<usize> {
     refuse_if!(!m.is_multiple_of(ranks), "m is {m}, and no multiple of the {ranks} ranks");
     Ok(m / ranks)
 }
 
-/// Whether TMA loads matrices at these addresses.
+/// Returns whether TMA can load matrices at these addresses.
 pub(crate) fn are_aligned(addresses: [u64; 3]) -> bool {
     addresses.iter().all(|address| address.is_multiple_of(16))
 }
 
-/// An [`Error::InvalidInput`] with this text.
+/// Returns an [`Error::InvalidInput`] with this text.
 pub(crate) fn refuse<T>(what: impl Into<String>) -> Result<T> {
     Err(Error::InvalidInput { what: what.into() })
 }
@@ -90,9 +89,9 @@ pub(crate) mod tests {
 
     #[test]
     fn a_matrix_that_is_too_short_or_not_aligned_is_refused_by_its_name() {
-        assert!(check_buffer("A", 0x100, 56, 7, 8).is_ok());
-        assert!(message(check_buffer("A", 0x100, 55, 7, 8)).contains("A has 55 elements"));
-        assert!(message(check_buffer("C", 0x108, 56, 7, 8)).contains("C begins at 0x108"));
-        assert!(message(check_buffer("B", 0, usize::MAX, usize::MAX, 2)).contains("B has"));
+        assert!(check_len("A", 56, 7, 8).is_ok() && check_alignment("A", 0x100).is_ok());
+        assert!(message(check_len("A", 55, 7, 8)).contains("A has 55 elements"));
+        assert!(message(check_alignment("C", 0x108)).contains("C begins at 0x108"));
+        assert!(message(check_len("B", usize::MAX, usize::MAX, 2)).contains("B has"));
     }
 }

@@ -4,12 +4,14 @@ use devcomm_host::Result;
 
 use crate::check::refuse_if;
 
-/// The shape `[m, n, k]` of a product with elements that 32-bit numbers count: what a shape is from
-/// where it enters an operation until it is an argument of kernels.
+/// The shape `[m, n, k]` of a product, validated: each extent is at least 1 and a 32-bit number. An
+/// operation validates a shape once, when it is passed, and uses the extents from there on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extents([u32; 3]);
 
 impl Extents {
+    /// Validates a shape.
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, or
@@ -39,18 +41,18 @@ impl Extents {
         Ok(extents)
     }
 
-    /// The same with one column, for choices that do not depend on the columns.
+    /// Returns these extents with one column, for choices that do not depend on the columns.
     pub(crate) fn without_columns(self) -> Self {
         let [m, _, k] = self.0;
         Self([m, 1, k])
     }
 
-    /// `m`, `n` and `k`, for kernels.
+    /// Returns `m`, `n` and `k`, for kernels.
     pub(crate) fn array(self) -> [u32; 3] {
         self.0
     }
 
-    /// `m`, `n` and `k`, for lengths of buffers.
+    /// Returns `m`, `n` and `k`, for lengths of buffers.
     pub(crate) fn lengths(self) -> [usize; 3] {
         self.0.map(|extent| extent as usize)
     }
@@ -63,11 +65,11 @@ mod tests {
 
     #[test]
     fn a_shape_that_the_kernel_cannot_do_is_refused_with_the_reason() {
-        let of = Extents::with_aligned_rows;
-        assert_eq!(of([1, 7, 8]).unwrap().array(), [1, 7, 8]);
-        assert!(message(of([0, 7, 8])).contains("nothing to do"));
-        assert!(message(of([1, 7, 0])).contains("nothing to do"));
-        assert!(message(of([1, 7, 12])).contains("k is 12"));
-        assert!(message(of([1, 1 << 32, 8])).contains("is the maximum"));
+        let new = Extents::with_aligned_rows;
+        assert_eq!(new([1, 7, 8]).unwrap().array(), [1, 7, 8]);
+        assert!(message(new([0, 7, 8])).contains("nothing to do"));
+        assert!(message(new([1, 7, 0])).contains("nothing to do"));
+        assert!(message(new([1, 7, 12])).contains("k is 12"));
+        assert!(message(new([1, 1 << 32, 8])).contains("is the maximum"));
     }
 }

@@ -18,10 +18,10 @@ pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElem
 pub use self::grouped::{GroupedElement, GroupedGemm, RowGroups};
 use self::launches::Prepared;
 pub(crate) use self::launches::{
-    DivisionArgs, Form, Matrices, TileKernel, division_args, map, resident, swapped_maps,
+    DivisionArgs, Matrices, TileKernel, TileKernels, division_args, map, resident, swapped_maps,
     wide_grid, wide_maps, wide_pairs,
 };
-pub(crate) use self::model::Room;
+pub(crate) use self::model::ResidentClusters;
 pub(crate) use self::plan::{Candidates, clusters, measured};
 pub use self::plan::{GemmPlan, Tiling};
 pub(crate) use self::product::Added;
@@ -33,7 +33,7 @@ use crate::extents::Extents;
 use crate::timing;
 use crate::tuned::Tuned;
 
-/// `C = A x B^T` on one GPU and one stream: owns the loaded kernel, and launches it.
+/// `C = A x B^T` on one GPU and one stream: owns the loaded kernels, and launches them.
 ///
 /// A has `m x k` elements, B `n x k` (as `nn.Linear` keeps its weights) and C `m x n`, all
 /// row-major. Sums are in f32 and rounded once. A and B are of bf16, f16 or 8-bit floats, C is of
@@ -46,16 +46,16 @@ use crate::tuned::Tuned;
 /// it is odd.
 ///
 /// 8-bit floats need Hopper, matrices at multiples of 16 bytes, and `k` that is a multiple of 16.
-/// Hopper adds their products with fewer bits than f32 has: about 13 behind the point, relative to
-/// the largest of them and the sum so far. With [`block_scales`](Product::block_scales) that holds
-/// for each 128 terms, whose sums are added in f32.
+/// Hopper adds their products with fewer bits than f32 has: about 13 after the binary point of the
+/// largest of them and the sum so far. With [`block_scales`](Product::block_scales) this holds for
+/// each 128 terms, whose sums are added in f32.
 ///
 /// How a shape of bf16 is computed, its [`GemmPlan`], comes from a table of measurements for this
 /// GPU, or from a model; [`measure`](Self::measure) finds the fastest. Products of f16 have the
 /// plans of bf16; products of 8-bit floats have one.
 ///
 /// Launches are *dependent*: a product may begin while the previous kernel of the stream still
-/// runs, if that one allows it, but waits for it before it reads A or B, or writes C.
+/// runs, if that kernel allows it, but waits for it before it reads A or B, or writes C.
 ///
 /// ```no_run
 /// use devcomm::{Gemm, World};
@@ -110,8 +110,8 @@ const FILES: &[&str] = &[
 ];
 
 impl Gemm {
-    /// Prepares products launched on `stream`. On Hopper it allocates 15 MB, for sums that several
-    /// blocks compute.
+    /// Prepares products launched on `stream`. On Hopper it allocates 15 MB, for sums of which
+    /// several blocks compute slices.
     ///
     /// # Errors
     ///
@@ -127,10 +127,8 @@ impl Gemm {
                 None
             }
         };
-        let slices = match &hopper {
-            Some(_) => Some(launches::slice_memory(&compiled, stream.context())?),
-            None => None,
-        };
+        let slices = || launches::slice_memory(&compiled, stream.context());
+        let slices = hopper.is_some().then(slices).transpose()?;
         let tuned = Mutex::new(Tuned::new(stream.context(), "gemm", 1)?);
         let (stream, plans) = (stream.clone(), Mutex::default());
         let order = StreamOrder::local(stream.context());
@@ -164,8 +162,8 @@ impl Gemm {
         Ok(self.prepare::<bf16, bf16>(extents, NOT_TRANSPOSED)?.0)
     }
 
-    /// Returns the plans for bf16 of this shape that there are on this GPU, the one expected to be
-    /// fastest first.
+    /// Returns the plans by which this GPU can compute products of bf16 of this shape, the one that
+    /// is expected to be the fastest first.
     ///
     /// # Errors
     ///
@@ -182,26 +180,26 @@ impl Gemm {
         Ok(plans)
     }
 
-    /// Computes products of bf16 in bf16 of this shape in this way from now on.
+    /// Computes products of bf16 in bf16 of this shape by this plan from now on.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a plan that is not one of
-    /// [`plans`](Self::plans); those of it.
+    /// [`plans`](Self::plans); the errors of `plans`.
     pub fn set_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
         self.set(shape, plan).map(drop)
     }
 
-    /// Sets the plan as [`set_plan`](Self::set_plan) does, and keeps the plan in the cache folder:
-    /// there it is that of a shape which is in no table, for every `Gemm` that is made later for a
-    /// GPU of this kind. On simulated GPUs nothing is kept.
+    /// Sets the plan as [`set_plan`](Self::set_plan) does, and keeps it in the cache folder: every
+    /// `Gemm` that is made later for a GPU of this kind uses it, if the shape is in no table. On
+    /// simulated GPUs nothing is kept.
     ///
     /// # Errors
     ///
     /// Those of [`set_plan`](Self::set_plan).
     pub fn keep_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
         let extents = self.set(shape, plan)?;
-        self.tuned().keep(extents, plan);
+        self.tuned().save(extents, plan);
         Ok(())
     }
 
@@ -215,13 +213,13 @@ impl Gemm {
         Ok(extents)
     }
 
-    /// Times those [`plans`](Self::plans) of this shape that the model expects to take at most half
-    /// as long again as its first, and the one of a table, and computes products of bf16 in bf16 of
-    /// the shape by the fastest from now on. Each is launched 17 times, and the promising ones 48
-    /// times more, as [`launch`](Self::launch) with these buffers, of which the L2 cache keeps what
-    /// it can. The expected plan is kept if none is faster by more than 2 %. Plans add in different
-    /// orders: the last bits of C may depend on the choice. The plan is kept in the cache folder:
-    /// it is that of shapes that are in no table, for every `Gemm` that is made later.
+    /// Times the plan of a table and those [`plans`](Self::plans) of this shape that the model
+    /// expects to take at most 1.5 times as long as its fastest, and computes products of bf16 in
+    /// bf16 of the shape by the fastest from now on. Each is launched 17 times, and the promising
+    /// ones 48 times more, as [`launch`](Self::launch) with these buffers, of which the L2 cache
+    /// keeps what it can. The expected plan is kept if none is faster by more than 2 %. Plans add
+    /// in different orders: the last bits of C may depend on the choice. The plan is kept in the
+    /// cache folder, as [`keep_plan`](Self::keep_plan) does.
     ///
     /// # Errors
     ///
@@ -250,10 +248,10 @@ impl Gemm {
             Ok,
         );
         self.select(extents, *chosen.as_ref().unwrap_or(&before))?;
-        chosen.inspect(|plan| self.tuned().keep(extents, *plan))
+        chosen.inspect(|plan| self.tuned().save(extents, *plan))
     }
 
-    /// The plans that may be the fastest, the expected one first.
+    /// Returns the plans that may be the fastest, the expected one first.
     pub(crate) fn likely(&self, extents: Extents) -> Result<Vec<GemmPlan>> {
         let [.., k] = extents.array();
         let Some(name) = self.hopper.as_deref().filter(|_| k.is_multiple_of(8)) else {
@@ -265,11 +263,12 @@ impl Gemm {
         Ok(measured.into_iter().chain(others).collect())
     }
 
-    /// Whether the GPU has room for the plan, or it is the portable one.
+    /// Computes products of bf16 of this shape by a plan from now on, and returns whether the GPU
+    /// has room for it. If not, they are computed by the portable kernel.
     pub(crate) fn select(&self, extents: Extents, plan: GemmPlan) -> Result<bool> {
         let prepared = self.prepare_plan::<bf16, bf16>(plan, extents)?;
         let problem = ([bf16::DATA_TYPE; 2], extents, NOT_TRANSPOSED);
-        self.planned().keep(problem, (plan, prepared));
+        self.planned().insert_permanent(problem, (plan, prepared));
         Ok(prepared.is_some() || plan == GemmPlan::Portable)
     }
 
@@ -290,7 +289,7 @@ impl Gemm {
         if let Some(prepared) = self.planned().get(&problem) {
             return Ok(prepared);
         }
-        let mut found = (GemmPlan::Portable, None);
+        let mut chosen = (GemmPlan::Portable, None);
         let unit = 16 / size_of::<T>() as u32;
         let [m, n, k] = extents.array();
         let [a, b] = transposed;
@@ -299,17 +298,17 @@ impl Gemm {
         let plans = self.expected(extents, aligned)?.into_iter();
         for plan in plans.filter(|plan| transposed == NOT_TRANSPOSED || plan.transposes()) {
             if let Some(prepared) = self.prepare_plan::<T, O>(plan, extents)? {
-                found = (plan, Some(prepared));
+                chosen = (plan, Some(prepared));
                 break;
             }
         }
-        self.planned().insert(problem, found);
-        Ok(found)
+        self.planned().insert(problem, chosen);
+        Ok(chosen)
     }
 
-    /// The plans for a shape on a Hopper GPU, if rows of A and B are aligned, the one expected to
-    /// be fastest first: one of a table or of a measurement on this machine, perhaps, and those of
-    /// the model.
+    /// Returns the plans for a shape on a Hopper GPU, if rows of A and B are aligned, the one that
+    /// is expected to be the fastest first: that of a table or of a measurement on this machine, if
+    /// there is one, and then those of the model.
     fn expected(&self, extents: Extents, is_aligned: bool) -> Result<Vec<GemmPlan>> {
         let Some(name) = self.hopper.as_deref().filter(|_| is_aligned) else {
             return Ok(Vec::new());
@@ -319,7 +318,7 @@ impl Gemm {
         Ok(measured.chain(self.candidates(extents)?.plans()).collect())
     }
 
-    /// The plans of the model, on a GPU of the Hopper family.
+    /// Returns the plans of the model, on a GPU of the Hopper family.
     fn candidates(&self, extents: Extents) -> Result<Candidates> {
         let room = launches::room(&self.compiled, self.stream.context())?;
         Ok(Candidates::new(extents, room))
@@ -358,7 +357,7 @@ impl Gemm {
     /// # Safety
     ///
     /// The matrices have the elements of the shape; all memory stays allocated until the product
-    /// has ended.
+    /// has ended. Products of this object are ordered.
     unsafe fn enqueue<T: GemmElement, O: GemmOutput<T>>(
         &self,
         extents: Extents,
@@ -368,7 +367,8 @@ impl Gemm {
         let aligned = (a | b | c).is_multiple_of(16);
         let prepared = if aligned { self.prepare::<T, O>(extents, transposed)?.1 } else { None };
         let (compiled, stream) = (&self.compiled, &self.stream);
-        // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
+        // SAFETY: the caller passes matrices of the prepared shape that outlive the product, and
+        // orders the products, which use the memory of the slices.
         unsafe {
             match prepared {
                 Some(prepared) => {

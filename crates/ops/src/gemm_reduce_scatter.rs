@@ -13,20 +13,20 @@ use nccl_device::RowOwners;
 use crate::check::{refuse_if, rows_of_each};
 use crate::extents::Extents;
 use crate::fused::{
-    Base, Exchanging, FusedGemm, Fusion, Operands, Output, Strategy, Unfused, prepare_once,
+    Base, ExchangeKernels, FusedGemm, Fusion, Operands, Output, Strategy, Unfused, prepare_once,
     prepared,
 };
 use crate::gemm::{Added, Matrices, wide_maps};
 use crate::gemm_allreduce::{MIN_WAVES, waves};
-use crate::launch::Takes;
+use crate::launch::LaunchWith;
 use crate::plan::plan_text;
 use crate::{Explanation, KERNELS, Product};
 
 type Plan = GemmReduceScatterPlan;
 
-type OfTwo = kernels::gemm_reduce_scatter_wide<2>;
-type OfFour = kernels::gemm_reduce_scatter_wide<4>;
-type OfEight = kernels::gemm_reduce_scatter_wide<8>;
+type Wide2 = kernels::gemm_reduce_scatter_wide<2>;
+type Wide4 = kernels::gemm_reduce_scatter_wide<4>;
+type Wide8 = kernels::gemm_reduce_scatter_wide<8>;
 
 /// Numbers of ranks that have a kernel, and their text.
 const RANKS: (&[usize], &str) = (&[2, 4, 8], "2, 4 or 8 ranks");
@@ -38,9 +38,9 @@ pub enum GemmReduceScatterPlan {
     /// A product by [`Gemm`](crate::Gemm), and then
     /// [`Collectives::reduce_scatter`](crate::Collectives::reduce_scatter).
     Unfused,
-    /// One kernel, on 2, 4 or 8 Hopper GPUs, for large matrices: a rank takes turns with all
-    /// ranks' rows, sends tiles while it multiplies, and adds what it receives. Its workspace takes
-    /// `2 * m * n` bytes for the largest product, of more than two ranks `4 * m * n`.
+    /// One kernel, on 2, 4 or 8 Hopper GPUs, for large matrices: a rank computes tiles of all
+    /// ranks' rows in turn, sends them while it multiplies, and adds what it receives. Its
+    /// workspace takes `2 * m * n` bytes for the largest product, twice that on 4 or 8 GPUs.
     Wide,
 }
 
@@ -63,7 +63,7 @@ pub struct ReduceScatter {
     exchanges: bool,
     /// This rank's product.
     product: Window<bf16>,
-    wide: OnceCell<Exchanging>,
+    wide: OnceCell<ExchangeKernels>,
 }
 
 impl FusedGemm<ReduceScatter> {
@@ -89,15 +89,15 @@ impl FusedGemm<ReduceScatter> {
     }
 }
 
-/// What `m` is a multiple of in the kernel.
-fn rows(on: &Base<ReduceScatter>) -> usize {
-    on.comm.n_ranks() * ROWS as usize
+/// Returns the number of which `m` is a multiple in the kernel.
+fn row_multiple(base: &Base<ReduceScatter>) -> usize {
+    base.comm.n_ranks() * ROWS as usize
 }
 
-/// Whether tiles of a product of this size are at least [`MIN_WAVES`], and a rank has more than one
-/// row of them.
-fn fills(on: &Base<ReduceScatter>, size: [usize; 2]) -> bool {
-    size[0] > rows(on) && waves(size, on.multiprocessors()) > MIN_WAVES
+/// Returns whether a product of this size has more than [`MIN_WAVES`] waves of tiles, and a rank
+/// more than one row of tiles.
+fn fills(base: &Base<ReduceScatter>, size: [usize; 2]) -> bool {
+    size[0] > row_multiple(base) && waves(size, base.multiprocessors()) > MIN_WAVES
 }
 
 impl<B: Buffer<Element = bf16>> Output<ReduceScatter> for B {
@@ -114,9 +114,9 @@ impl Fusion for ReduceScatter {
     const MOST: [&'static str; 2] = ["m", "n"];
     const UNFUSED: Plan = Plan::Unfused;
 
-    fn rows(&self, on: &Base<Self>, extents: Extents) -> Result<[usize; 2]> {
+    fn rows(&self, base: &Base<Self>, extents: Extents) -> Result<[usize; 2]> {
         let [m, n, _] = extents.lengths();
-        let rows = rows_of_each(m, on.comm.n_ranks())?;
+        let rows = rows_of_each(m, base.comm.n_ranks())?;
         refuse_if!(
             m * n > self.product.len(),
             "a product of {m} x {n} elements needs a larger workspace: make another \
@@ -131,26 +131,26 @@ impl Fusion for ReduceScatter {
 
     fn launch_unfused(
         &self,
-        on: &Base<Self>,
+        base: &Base<Self>,
         Unfused { gemm, collectives }: &Unfused,
-        of: &Operands<'_, Self>,
+        operands: &Operands<'_, Self>,
     ) -> Result<()> {
-        let (Operands { a, b, c, extents, .. }, [m, n, _]) = (of, of.extents.lengths());
+        let (Operands { a, b, c, extents, .. }, [m, n, _]) = (operands, operands.extents.lengths());
         let product = self.product.slice(..m * n)?;
         let multiply = Product::new(gemm, extents.lengths(), Added::NOTHING);
         multiply.launch_of(*extents, (a, b, &product))?;
-        let c = c.slice(..m / on.comm.n_ranks() * n)?;
-        collectives.reduce_scatter(&product, &c, ReduceOp::Sum, &on.stream)
+        let c = c.slice(..m / base.comm.n_ranks() * n)?;
+        collectives.reduce_scatter(&product, &c, ReduceOp::Sum, &base.stream)
     }
 
-    fn choose(&self, on: &Base<Self>, extents: Extents) -> Explanation<Plan> {
+    fn choose(&self, base: &Base<Self>, extents: Extents) -> Explanation<Plan> {
         let [m, n, _] = extents.lengths();
         let (plan, reason) = match self.wide.get() {
             None => (Plan::Unfused, "as no kernel was prepared"),
-            _ if !self.supports(on, Plan::Wide, extents) => {
+            _ if !self.supports(base, Plan::Wide, extents) => {
                 (Plan::Unfused, "as m is no multiple of 256 for each rank, or n or k none of 8")
             }
-            _ if fills(on, [m, n]) => (Plan::Wide, "as it has many tiles"),
+            _ if fills(base, [m, n]) => (Plan::Wide, "as it has many tiles"),
             _ => (Plan::Unfused, "as it has few tiles"),
         };
         Explanation { plan, reason }
@@ -163,44 +163,51 @@ impl Fusion for ReduceScatter {
 }
 
 impl Strategy<Self> for ReduceScatter {
-    fn supports(&self, on: &Base<Self>, _: Plan, extents: Extents) -> bool {
+    fn supports(&self, base: &Base<Self>, _: Plan, extents: Extents) -> bool {
         let [m, n, k] = extents.lengths();
-        self.wide.get().is_some() && m.is_multiple_of(rows(on)) && (n | k).is_multiple_of(8)
+        let is_aligned = m.is_multiple_of(row_multiple(base)) && (n | k).is_multiple_of(8);
+        self.wide.get().is_some() && is_aligned
     }
 
-    fn prepare(&self, on: &Base<Self>, _: Plan) -> Result<()> {
-        let ranks = on.comm.n_ranks();
+    fn prepare(&self, base: &Base<Self>, _: Plan) -> Result<()> {
+        let ranks = base.comm.n_ranks();
         let load = || {
-            let compiled = Kernels::load(on.context(), &KERNELS.only(&[OfTwo::FILE]))?;
+            let compiled = Kernels::load(base.context(), &KERNELS.only(&[Wide2::FILE]))?;
             let blocks = match ranks {
-                2 => compiled.resident_blocks::<OfTwo>(THREADS, SHARED)?,
-                4 => compiled.resident_blocks::<OfFour>(THREADS, SHARED)?,
-                _ => compiled.resident_blocks::<OfEight>(THREADS, SHARED)?,
+                2 => compiled.resident_blocks::<Wide2>(THREADS, SHARED)?,
+                4 => compiled.resident_blocks::<Wide4>(THREADS, SHARED)?,
+                _ => compiled.resident_blocks::<Wide8>(THREADS, SHARED)?,
             };
             Ok((compiled, vec![[blocks, 0]]))
         };
         let slots = |[m, n]: [usize; 2]| RowOwners::slots(m.div_ceil(ranks), n);
-        prepare_once(&self.wide, || Exchanging::new(on, "wide", RANKS, slots, load, false))
+        prepare_once(&self.wide, || ExchangeKernels::new(base, "wide", RANKS, slots, load, false))
     }
 
-    unsafe fn launch(&self, on: &Base<Self>, _: Plan, of: &Operands<'_, Self>) -> Result<()> {
-        let ([a, b, c], [m, n, k]) = (of.addresses, of.extents.array());
+    unsafe fn launch(
+        &self,
+        base: &Base<Self>,
+        _: Plan,
+        operands: &Operands<'_, Self>,
+    ) -> Result<()> {
+        let ([a, b, c], [m, n, k]) = (operands.addresses, operands.extents.array());
         let (wide, product, ranks) =
-            (prepared(&self.wide)?, self.product.device_address(), on.comm.n_ranks());
-        let matrices = Matrices::plain([a, b, product], of.extents);
-        let ([a, b, map], _) = wide_maps::<bf16, bf16>(&on.stream, matrices)?;
-        // A cluster computes as many tiles of each rank's rows.
+            (prepared(&self.wide)?, self.product.device_address(), base.comm.n_ranks());
+        let matrices = Matrices::plain([a, b, product], operands.extents);
+        let ([a, b, map], _) = wide_maps::<bf16, bf16>(&base.stream, matrices)?;
+        // A cluster computes the same number of tiles of each rank's rows.
         let tiles = u64::from(m / (ranks as u32 * ROWS)) * u64::from(n.div_ceil(TILE_N));
         let config = wide.wide_config(tiles).without_cooperation();
-        let Exchanging { compiled, dev_comm, memory, .. } = wide;
-        let target = compiled.on(&on.stream);
+        let ExchangeKernels { compiled, dev_comm, memory, .. } = wide;
+        let target = compiled.on(&base.stream);
         let args = (dev_comm, a, b, map, product, c, memory, m, n, k);
-        // SAFETY: the caller's contract; the workspace is as the kernels need it.
+        // SAFETY: the caller passes matrices that outlive the product, and orders the launches,
+        // which use the memory that `prepare` allocates for these kernels.
         unsafe {
             match ranks {
-                2 => OfTwo::launch(args, config, &target),
-                4 => OfFour::launch(args, config, &target),
-                _ => OfEight::launch(args, config, &target),
+                2 => Wide2::launch(args, config, &target),
+                4 => Wide4::launch(args, config, &target),
+                _ => Wide8::launch(args, config, &target),
             }
         }
     }

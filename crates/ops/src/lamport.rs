@@ -4,7 +4,7 @@ use devcomm_host::{Buffer, Communicator, Result, SymmetricBuffer, Window};
 use devcomm_types::{ArgInfo, IntoArg, KernelParam};
 use nccl_device::{ANY_RANKS, EMPTY, Lamport, LamportMemoryArgs, lamport_words};
 
-/// The memory of [`Lamport`](nccl_device::Lamport) messages within the LSA team of a communicator.
+/// The memory of [`Lamport`] messages within the LSA team of a communicator.
 /// A launch takes `&LamportMemory` for a kernel's parameter
 /// [`LamportMemory`](nccl_device::LamportMemory).
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl LamportMemory {
         comm.together("LamportMemory::new", || Self::allocate(comm, capacity))
     }
 
-    /// Does the same as [`new`](Self::new), but the slots of other ranks may not be empty yet.
+    /// Does the same as [`new`](Self::new), but other ranks' slots may not be empty yet.
     pub(crate) fn allocate(comm: &Communicator, capacity: u32) -> Result<Self> {
         let words = lamport_words(comm.n_ranks(), capacity as usize);
         let slots = comm.window::<u32>(words)?;
@@ -38,7 +38,7 @@ impl LamportMemory {
         Ok(Self { slots, state: comm.mem_alloc(Lamport::<ANY_RANKS>::STATE)?, capacity })
     }
 
-    /// Returns the slots for each rank that sends.
+    /// Returns the number of slots for each rank that sends.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
@@ -50,14 +50,14 @@ impl LamportMemory {
 
 type Abi = <nccl_device::LamportMemory as KernelParam>::Abi;
 
-// SAFETY: the argument is that of a window and a buffer, with what a launch checks of them.
+// SAFETY: the bytes and `info` are those of `LamportMemoryArgs` for this window and buffer.
 unsafe impl IntoArg<Abi> for &LamportMemory {
     fn into_arg(self) -> Abi {
         self.args().into_arg()
     }
 
     fn info(&self) -> ArgInfo<'_> {
-        // No device communicator, which would be borrowed.
+        // A device communicator would be borrowed from `args`; a window and a buffer have none.
         let args = self.args();
         let ArgInfo { dev_comm: _, closed, communicator, mixed, unchecked } =
             IntoArg::<Abi>::info(&args);

@@ -1,10 +1,10 @@
-//! Launches by code that is generic over kernels.
+//! The launch of a kernel by code that is generic over kernels.
 
 use devcomm_host::{KernelsOn, LaunchConfig, Result};
 use devcomm_types::{Kernel, LaunchArgs, LaunchTarget};
 
-/// A kernel that takes arguments of these types.
-pub trait Takes<A>: Kernel {
+/// A kernel that can be launched with arguments `A`.
+pub trait LaunchWith<A>: Kernel {
     /// Launches the kernel.
     ///
     /// # Safety
@@ -13,7 +13,7 @@ pub trait Takes<A>: Kernel {
     unsafe fn launch(args: A, config: LaunchConfig, target: &KernelsOn<'_>) -> Result<()>;
 }
 
-impl<K: Kernel, A: LaunchArgs<K::Args>> Takes<A> for K {
+impl<K: Kernel, A: LaunchArgs<K::Args>> LaunchWith<A> for K {
     unsafe fn launch(args: A, config: LaunchConfig, target: &KernelsOn<'_>) -> Result<()> {
         // SAFETY: the caller passes arguments that the kernel may use until it has ended.
         unsafe { target.launch_kernel::<K, A>(config, args, false) }

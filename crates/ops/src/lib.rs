@@ -1,5 +1,5 @@
 //! Operations for applications, built on devcomm's kernels: each checks its arguments before it
-//! launches. Also the compiled kernels, [`KERNELS`].
+//! launches a kernel. [`KERNELS`] are the compiled kernels.
 //!
 //! # Example
 //!

@@ -8,7 +8,7 @@ use std::fmt;
 pub struct Explanation<P = crate::CollectivePlan> {
     /// The plan.
     pub plan: P,
-    /// Why.
+    /// Why it was chosen: a clause such as `as the message is short`.
     pub reason: &'static str,
 }
 
@@ -18,14 +18,13 @@ impl<P: fmt::Display> fmt::Display for Explanation<P> {
     }
 }
 
-/// The names of GPUs that plans were measured on. Other cards of the same chip have other names:
-/// fewer multiprocessors, other clocks or another link between them. This is the H100 with SXM5 and
-/// HBM3.
+/// The name of the H100 with SXM5 and HBM3, on which plans were measured. Other cards of this chip,
+/// with fewer multiprocessors, other clocks or another link, have other names.
 pub(crate) const H100: &str = "NVIDIA H100 80GB HBM3";
-/// The H200 with SXM5.
+/// The name of the H200 with SXM5.
 pub(crate) const H200: &str = "NVIDIA H200";
 
-/// The text is not a plan's.
+/// The error for a text that is no plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no plan: {forms}")]
 pub struct ParsePlanError {
@@ -46,13 +45,13 @@ pub(crate) type Field = (u32, Option<u32>);
 /// The grammar of plans: a name, and fields after colons, such as `swapped:16x64:2`. A macro,
 /// [`plan_text`], implements `Display` and `FromStr` by it.
 pub(crate) trait PlanText: Sized {
-    /// The texts that there are, for errors.
+    /// The forms of the text, for errors.
     const FORMS: &'static str;
 
-    /// The plan of this name with these fields, if there is one.
+    /// Returns the plan of this name with these fields, if there is one.
     fn from_fields(name: &str, fields: &[Field]) -> Option<Self>;
 
-    /// Returns its name and its fields.
+    /// Returns the plan's name and fields.
     fn fields(&self) -> (&'static str, Vec<Field>);
 }
 
@@ -80,8 +79,8 @@ pub(crate) fn display(plan: &impl PlanText, f: &mut fmt::Formatter<'_>) -> fmt::
     })
 }
 
-/// Implements `Display` and `FromStr` for types with a [`PlanText`]. For a type whose plans have no
-/// fields, also that: from their names.
+/// Implements `Display` and `FromStr` for a type that implements [`PlanText`]. With the names of
+/// its variants it implements `PlanText` too, for a type whose plans have no fields.
 macro_rules! plan_text {
     ($plan:ident $forms:literal: $($variant:ident $name:literal)*) => {
         impl $crate::plan::PlanText for $plan {
@@ -126,7 +125,7 @@ pub(crate) use plan_text;
 macro_rules! names {
     ($type:ident: $($variant:ident $name:literal)*) => {
         impl $type {
-            /// Returns the one of this name, as `Display` writes it.
+            /// Returns the variant that `Display` writes as `name`.
             pub fn from_name(name: &str) -> Option<Self> {
                 match name {
                     $($name => Some(Self::$variant),)*

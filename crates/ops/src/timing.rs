@@ -1,24 +1,24 @@
-//! Which plan of an operation is the fastest, by a measurement.
+//! The measurement that finds the fastest plan of an operation.
 
 use devcomm_host::{Communicator, Graph, Result, Stream};
 
-/// Launches of a plan in a graph, which is timed, and how often it is timed again if its plan is
-/// not much slower than the fastest. Once each on simulated GPUs, whose times mean nothing.
+/// Returns the launches in the graph by which a plan is timed, and how often likely plans are timed
+/// again. Both are 1 on simulated GPUs, whose times mean nothing.
 fn effort(stream: &Stream) -> (usize, usize) {
     if stream.context().is_simulated() { (1, 1) } else { (8, 3) }
 }
 
-/// How much longer a plan may take in the first round to be timed again.
+/// A plan is timed again if it takes at most this many times the least time of the first round.
 const PROMISING: f32 = 1.2;
-/// How much longer the expected plan may take than the fastest to be kept: the noise of a few
-/// launches.
+/// The expected plan is kept if it takes at most this many times the least time: the noise.
 const NOISE: f32 = 1.02;
 
-/// The plan whose launches take the least time, or the expected one if that takes at most 2 % more.
-/// The stream has no other work.
+/// Returns the plan whose launches take the least time, or the expected plan if it takes at most
+/// 2 % more. The stream has no other work.
 ///
-/// `select` lets launches be by a plan, all of which can do the operation. `launch` enqueues it,
-/// perhaps in a capture. `slowest` turns the times of this rank into those of the slowest one.
+/// `select` sets the plan of later launches; all plans can do the operation. `launch` enqueues the
+/// operation, perhaps in a capture. `slowest` turns the times of this rank into those of the
+/// slowest one.
 pub(crate) fn fastest<P: Copy + PartialEq>(
     stream: &Stream,
     plans: &[P],
@@ -28,14 +28,14 @@ pub(crate) fn fastest<P: Copy + PartialEq>(
     slowest: impl Fn(Vec<f32>) -> Result<Vec<f32>>,
 ) -> Result<P> {
     let (launches, rounds) = effort(stream);
-    let several = || (0..launches).try_for_each(|_| launch());
+    let launch_all = || (0..launches).try_for_each(|_| launch());
     let (begin, end) = (stream.context().event()?, stream.context().event()?);
     let time = |plan, graph: Option<&Graph>| -> Result<f32> {
         if graph.is_none() {
             select(plan)?;
         }
-        let run = || graph.map_or_else(several, |graph| graph.launch(stream));
-        // Other ranks may come later: they are waited for before the time begins.
+        let run = || graph.map_or_else(launch_all, |graph| graph.launch(stream));
+        // The first run waits for ranks that begin later, before the time begins.
         run()?;
         stream.record(&begin)?;
         run()?;
@@ -48,7 +48,7 @@ pub(crate) fn fastest<P: Copy + PartialEq>(
         select(plan)?;
         launch()?;
         // The default stream cannot be captured.
-        let graph = (!stream.is_default()).then(|| stream.capture(several)).transpose()?;
+        let graph = (!stream.is_default()).then(|| stream.capture(launch_all)).transpose()?;
         let time = time(plan, graph.as_ref());
         graphs.push(graph);
         time

@@ -12,18 +12,17 @@ use devcomm_host::{CollectiveCall, Context, Result};
 use crate::agree::is_same;
 use crate::extents::Extents;
 
-/// The plans of an operation, and the file that keeps them for later processes: a table as those
-/// that are compiled, of the shapes for which `measure` was called. A file is for a kind of GPU, a
-/// number of ranks and a version of devcomm.
+/// The plans of an operation, and the file that keeps them for later processes. It has the lines of
+/// a compiled table, for the shapes for which `measure` was called. There is a file for each kind
+/// of GPU, number of ranks and version of devcomm.
 pub(crate) struct Tuned<P> {
-    /// `None` on simulated GPUs, whose times mean nothing, without a cache folder, and if the
-    /// process does not want it.
+    /// `None` on simulated GPUs, without a cache folder, and if `DEVCOMM_KEPT_PLANS` is 0.
     file: Option<PathBuf>,
     plans: RefCell<BTreeMap<[u32; 3], P>>,
 }
 
-/// A line of a table: `m n k plan`, and a comment after `#`. `devcomm-bench tune gemm` writes such
-/// lines too.
+/// Parses a line of a table: `m n k plan`, and a comment after `#`. `devcomm-bench tune gemm`
+/// writes such lines too.
 pub(crate) fn parse_entry<P: FromStr>(line: &str) -> Option<([u32; 3], P)> {
     let mut words = line.split('#').next()?.split_whitespace();
     let mut number = || words.next()?.parse().ok();
@@ -32,16 +31,16 @@ pub(crate) fn parse_entry<P: FromStr>(line: &str) -> Option<([u32; 3], P)> {
 }
 
 impl<P: Copy + FromStr + Display> Tuned<P> {
-    /// No plans, and no file for others.
-    pub(crate) fn nowhere() -> Self {
+    /// Returns a table without plans and without a file.
+    pub(crate) fn without_file() -> Self {
         Self { file: None, plans: RefCell::default() }
     }
 
-    /// The plans of an operation that `ranks` GPUs of this kind do.
+    /// Returns the plans of an operation that `ranks` GPUs of this kind do together.
     pub(crate) fn new(context: &Context, operation: &str, ranks: usize) -> Result<Self> {
         let is_off = std::env::var_os("DEVCOMM_KEPT_PLANS").is_some_and(|value| value == "0");
         if is_off || context.is_simulated() {
-            return Ok(Self::nowhere());
+            return Ok(Self::without_file());
         }
         let folder = devcomm_locate::cache_dir().ok().map(|cache| cache.join("plans"));
         Ok(Self::in_folder(folder.as_deref(), &context.device_name()?, operation, ranks))
@@ -70,19 +69,20 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
         self.plans.borrow().get(&extents.array()).copied()
     }
 
-    /// Keeps a plan for processes that begin later, if the cache folder can be written.
-    pub(crate) fn keep(&self, extents: Extents, plan: P) {
+    /// Writes a plan to the file, if there is one and the cache folder can be written.
+    pub(crate) fn save(&self, extents: Extents, plan: P) {
         let Some(file) = &self.file else { return };
-        self.remember(extents, plan);
-        // Another process may read it, or write the same. An error leaves the file as it was.
+        self.insert(extents, plan);
+        // Another process may read or write the file meanwhile: a renamed one is always whole. An
+        // error leaves the file as it was.
         let new = file.with_extension(format!("{}.new", std::process::id()));
         let written = file.parent().map_or(Ok(()), fs::create_dir_all);
         let written = written.and_then(|()| fs::write(&new, self.text()));
         let _ = written.and_then(|()| fs::rename(&new, file));
     }
 
-    /// Keeps a plan for this process.
-    pub(crate) fn remember(&self, extents: Extents, plan: P) {
+    /// Adds a plan for this process only.
+    pub(crate) fn insert(&self, extents: Extents, plan: P) {
         self.plans.borrow_mut().insert(extents.array(), plan);
     }
 
@@ -112,9 +112,9 @@ mod tests {
         let folder = cache.path().join("plans");
         let of = |gpu, ranks| Tuned::in_folder(Some(&folder), gpu, "gemm-allreduce", ranks);
         let first = of("NVIDIA H200", 2);
-        first.keep(extents(7), Plan::Unfused);
-        first.keep(extents(9), "swapped:16x64:2".parse().unwrap());
-        first.keep(extents(7), Plan::Wide);
+        first.save(extents(7), Plan::Unfused);
+        first.save(extents(9), "swapped:16x64:2".parse().unwrap());
+        first.save(extents(7), Plan::Wide);
         let later = of("NVIDIA H200", 2);
         assert_eq!(later.text(), "7 8 8 wide\n9 8 8 swapped:16x64:2\n");
         assert_eq!([later.plan(extents(7)), later.plan(extents(8))], [Some(Plan::Wide), None]);
@@ -122,12 +122,12 @@ mod tests {
             [of("NVIDIA H200", 4), of("NVIDIA H100", 2)].map(|other| other.text()),
             ["", ""]
         );
-        // What is no entry is none, and a folder that cannot be made leaves all as it was.
+        // Lines that are no entries are ignored. Without a folder a plan is kept for this process.
         let file = later.file.unwrap();
         fs::write(&file, "7 8 8 tall\n# comment\n9 8 8 strips # 3 us\n").unwrap();
         assert_eq!(of("NVIDIA H200", 2).text(), "9 8 8 strips\n");
         let nowhere = Tuned::in_folder(Some(&file), "GPU", "gemm", 1);
-        nowhere.keep(extents(1), Plan::Wide);
+        nowhere.save(extents(1), Plan::Wide);
         assert_eq!(nowhere.plan(extents(1)), Some(Plan::Wide));
     }
 
@@ -135,8 +135,8 @@ mod tests {
     fn ranks_whose_files_differ_use_none_of_them() {
         let caches = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let of = |rank: usize| Tuned::in_folder(Some(caches[rank].path()), "GPU", "gemm", 2);
-        caches.iter().enumerate().for_each(|(rank, _)| of(rank).keep(extents(1), Plan::Wide));
-        of(1).keep(extents(2), Plan::Strips);
+        caches.iter().enumerate().for_each(|(rank, _)| of(rank).save(extents(1), Plan::Wide));
+        of(1).save(extents(2), Plan::Strips);
         World::simulated(2)
             .unwrap()
             .run(|rank| {

@@ -6,20 +6,20 @@ use devcomm_kernels::collectives::{exchange, lamport_exchange_v, room};
 use devcomm_types::Element;
 
 use super::plan::threads;
-use super::{Algorithm, CollectivePlan, Collectives, PLAIN, Request, Workspace};
+use super::{Algorithm, CollectivePlan, Collectives, NOT_IN_WINDOW, Request, Workspace};
 use crate::check::{refuse, refuse_if};
-use crate::launch::Takes;
+use crate::launch::LaunchWith;
 
 /// The part of a buffer that belongs to each rank, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts<'a> {
-    /// How many elements, for each rank; any number, also 0.
+    /// The number of elements for each rank, which may be 0.
     pub counts: &'a [usize],
-    /// Where the first one is, for each rank.
+    /// The index of the first element for each rank.
     pub offsets: &'a [usize],
 }
 
-/// A buffer with its parts.
+/// The buffer to send, or that to receive in, with its parts.
 pub(super) struct Side<'a, T> {
     slice: DeviceSlice<T>,
     parts: Parts<'a>,
@@ -27,16 +27,16 @@ pub(super) struct Side<'a, T> {
 
 /// What is sent in one step.
 struct ShortMessages {
-    /// The longest of these messages, in bytes.
+    /// The most bytes of a message that is sent in one step.
     longest: usize,
-    /// The slots that one needs.
+    /// The slots that the longest of these messages needs.
     used: u32,
     plan: CollectivePlan,
 }
 
 impl Collectives {
     /// Sends every rank's part of `send` for rank `r` to `r`'s part of `recv` for that rank. Both
-    /// have the same count, which a checked world compares: elsewhere what arrives is cut, or
+    /// have the same count, which a checked world compares: in other worlds what arrives is cut or
     /// missing, or a kernel traps. The parts of `recv` do not overlap, with each other and with
     /// `send`. Not in place.
     ///
@@ -89,7 +89,7 @@ impl Collectives {
         let window = Window::<u8>::containing(&recv.slice);
         let number = window.as_ref().map(|(window, _)| window.number());
         self.compare_counts::<S::Element>([sent, received], number, longest)?;
-        let _turn = self.begin(stream)?;
+        let _turn = self.order.begin(stream)?;
         let Workspace { dev_comm: comm, options, memory, offers, arrived, .. } = workspace;
         let early = options.early();
         let [input, output] = [send, recv].map(|side| side.slice.device_address());
@@ -99,10 +99,11 @@ impl Collectives {
         };
         let (first, target) = (window.as_ref().map_or(0, offer), self.compiled.on(stream));
         let args = (comm, memory, early, used, longest, input, output, from, to, first, offers);
-        // The grid differs from the peers', whose blocks are therefore to run at the same time.
+        // Ranks may have different grids, so that a block may wait for any block of a peer: all
+        // blocks of a launch run at the same time, as those of `Push` do.
         let config = options.config(CollectivePlan { algorithm: Algorithm::Push, ..plan });
-        // SAFETY: the parts are within the buffers; dropping one waits for the stream. The
-        // workspace is as the kernel needs it, and the launches that use it are ordered.
+        // SAFETY: `sides` has checked that the parts are within the buffers; dropping a buffer
+        // waits for the stream. `_turn` orders the launches that use the workspace.
         unsafe { kernels::lamport_exchange_v::launch(args, config, &target) }?;
         if is_long(send.size(me)) {
             stream.copy(&send.part(me)?, &recv.part(me)?)?;
@@ -120,14 +121,13 @@ impl Collectives {
                 let threads = options.threads(room::PUSH_EXCHANGE_V);
                 let (algorithm, blocks) = (Algorithm::Push, options.blocks());
                 let config = options.config(CollectivePlan { algorithm, blocks, threads });
-                // SAFETY: the buffers have the elements that are sent and received, and outlive
-                // the launch.
+                // SAFETY: `sides` has checked the parts, and `_turn` orders the launches, as above.
                 unsafe { kernels::push_exchange_v::launch(args, config, &target) }
             }
         }
     }
 
-    /// Both buffers with their parts, checked.
+    /// Returns both buffers with their parts, checked.
     pub(super) fn sides<'a, T: Element>(
         &self,
         send: (DeviceSlice<T>, Parts<'a>),
@@ -154,7 +154,7 @@ impl Collectives {
         let has_long = sides.iter().flat_map(Side::sizes).any(|bytes| bytes > longest);
         match (has_long, Window::<u8>::containing(&sides[1].slice)) {
             (false, _) => Request::fixed(plan),
-            (true, None) => Request::by_nccl(None, PLAIN),
+            (true, None) => Request::by_nccl(None, NOT_IN_WINDOW),
             (true, Some(_)) => Request {
                 push: Some(workspace.grid(room::PUSH_EXCHANGE_V)),
                 ..Request::by_nccl(None, "")
@@ -162,7 +162,7 @@ impl Collectives {
         }
     }
 
-    /// Whether a message is short is known to its two ranks alone.
+    /// Returns what is sent in one step. Only the two ranks of a message know that it is short.
     fn short_messages<T: Element>(
         &self,
         Workspace { options, .. }: &Workspace,
@@ -209,7 +209,7 @@ impl Collectives {
         Ok(())
     }
 
-    /// Sends and receives by NCCL the messages that are wanted, by rank and bytes.
+    /// Sends and receives by NCCL the messages for whose peer and bytes `wanted` is true.
     fn send_by_nccl<T: Element>(
         &self,
         send: &Side<'_, T>,
@@ -278,10 +278,10 @@ impl<T: Element> Side<'_, T> {
             return Ok(());
         }
         let sent = parts(send);
-        let meets = |(from, to, _): &&(u64, u64, usize)| {
+        let overlapped = |(from, to, _): &&(u64, u64, usize)| {
             sent.iter().find(|(first, end, _)| first < to && from < end)
         };
-        match received.iter().find_map(|part| Some((part.2, meets(&part)?.2))) {
+        match received.iter().find_map(|part| Some((part.2, overlapped(&part)?.2))) {
             None => Ok(()),
             Some((from, to)) => refuse(format!(
                 "the part to receive from rank {from} in overlaps that to send to rank {to}"
@@ -289,12 +289,12 @@ impl<T: Element> Side<'_, T> {
         }
     }
 
-    /// The bytes of each part.
+    /// Returns the bytes of each part.
     fn sizes(&self) -> impl Iterator<Item = usize> {
         self.parts.counts.iter().map(|count| count * size_of::<T>())
     }
 
-    /// The bytes of a rank's part.
+    /// Returns the bytes of a rank's part.
     fn size(&self, rank: usize) -> usize {
         self.parts.counts[rank] * size_of::<T>()
     }
@@ -304,7 +304,7 @@ impl<T: Element> Side<'_, T> {
         self.slice.slice(offsets[rank]..offsets[rank] + counts[rank])
     }
 
-    /// The parts for kernels.
+    /// Returns the parts in bytes, for kernels.
     fn bytes(&self) -> exchange::Parts {
         let mut parts = exchange::Parts::default();
         let Parts { counts, offsets } = self.parts;

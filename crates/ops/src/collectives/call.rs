@@ -1,4 +1,4 @@
-//! Calls as values: to be asked about, and to be enqueued.
+//! Calls of collectives as values, which can be explained and enqueued.
 
 use devcomm_host::{
     Buffer, DeviceSlice, KernelsOn, LaunchConfig, ReduceOperator, Result, Stream, Window,
@@ -17,8 +17,8 @@ pub(super) trait Call<T> {
     /// Returns the buffer to send, if this rank sends, and that to receive in.
     fn buffers(&self) -> (Option<&DeviceSlice<T>>, &DeviceSlice<T>);
 
-    /// Returns what is asked for. NCCL also does what there is an error for.
-    fn request(&self, of: &Collectives) -> Request;
+    /// Returns what is asked for. An invalid call is for NCCL, whose function reports the error.
+    fn request(&self, collectives: &Collectives) -> Request;
 
     /// Returns what a checked world compares.
     fn terms(&self) -> String;
@@ -27,38 +27,38 @@ pub(super) trait Call<T> {
     ///
     /// # Safety
     ///
-    /// The plan does what was asked for, by buffers that stay allocated until the kernel has ended.
-    /// Launches are ordered.
-    unsafe fn launch(&self, on: &On<'_>) -> Result<()>;
+    /// The plan can do the [request](Self::request), and the buffers stay allocated until the
+    /// kernel has ended. Launches of the workspace's kernels are ordered.
+    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()>;
 }
 
 /// What the launch of a collective's kernel needs.
 #[derive(Clone, Copy)]
-pub(super) struct On<'a> {
-    pub(super) of: &'a Collectives,
+pub(super) struct Launch<'a> {
+    pub(super) collectives: &'a Collectives,
     pub(super) workspace: &'a Workspace,
     pub(super) plan: CollectivePlan,
     pub(super) stream: &'a Stream,
 }
 
-impl<'a> On<'a> {
-    /// The shape of a dependent launch.
+impl<'a> Launch<'a> {
+    /// Returns the shape of a dependent launch.
     pub(super) fn config(&self) -> LaunchConfig {
         self.workspace.options.config(self.plan)
     }
 
     pub(super) fn target(&self) -> KernelsOn<'a> {
-        self.of.compiled.on(self.stream)
+        self.collectives.compiled.on(self.stream)
     }
 }
 
-/// The window that a buffer is in, with elements `W`, and the index of its first element.
+/// Returns the window that a buffer is in, with elements `W`, and the buffer's first index there.
 pub(super) fn window<W: Element, T: Element>(
     what: &str,
     slice: &DeviceSlice<T>,
 ) -> Result<(Window<W>, usize)> {
     match Window::containing(slice) {
-        Some(found) => Ok(found),
+        Some(window) => Ok(window),
         None => refuse(format!("the buffer {what} is in no window")),
     }
 }
@@ -71,14 +71,15 @@ impl Collectives {
         let (send, recv) = call.buffers();
         self.require_own(send, recv, stream)?;
         self.compare(plan, || call.terms())?;
-        let _turn = self.begin(stream)?;
-        // SAFETY: the buffers have the elements; dropping one waits for the stream. `_turn` orders
-        // the launches, which use the workspace one after the other.
-        unsafe { call.launch(&On { of: self, workspace, plan, stream }) }.map(|()| true)
+        let _turn = self.order.begin(stream)?;
+        // SAFETY: `request` has checked the buffers and chosen the plan for them; dropping a buffer
+        // waits for the stream. `_turn` orders the launches that use the workspace.
+        unsafe { call.launch(&Launch { collectives: self, workspace, plan, stream }) }
+            .map(|()| true)
     }
 
-    /// The request of a message of `bytes` that is sent in one step if its `slots` are not too
-    /// many, by a kernel with `room` on a multiprocessor.
+    /// Returns the request of a message of `bytes` that is sent in one step if its `slots` are not
+    /// too many. A multiprocessor has room for `room` threads of the kernel.
     pub(super) fn in_one_step(
         &self,
         Workspace { options, .. }: &Workspace,
@@ -93,7 +94,7 @@ impl Collectives {
             slots: is_short.then_some(slots as u32),
             most_blocks: self.multiprocessors(),
             most_threads: options.threads(room),
-            ..Request::by_nccl(Some(kind), super::PLAIN)
+            ..Request::by_nccl(Some(kind), super::NOT_IN_WINDOW)
         }
     }
 }
@@ -101,7 +102,7 @@ impl Collectives {
 /// A call of a method of [`Collectives`], as a value, to ask about: how it would be done, and which
 /// plans can do it. Nothing is launched.
 ///
-/// Each of its functions is named as the method, and takes its arguments but the stream.
+/// Each of its functions has the name of a method, and its arguments except the stream.
 ///
 /// ```no_run
 /// # use devcomm::{Collective, Collectives, ReduceOp, Result, Window};
@@ -111,17 +112,17 @@ impl Collectives {
 /// # Ok(())
 /// # }
 /// ```
-pub struct Collective<'a>(Box<Ask<'a>>);
+pub struct Collective<'a>(Box<MakeRequest<'a>>);
 
-type Ask<'a> = dyn Fn(&Collectives) -> Result<Request> + 'a;
+type MakeRequest<'a> = dyn Fn(&Collectives) -> Result<Request> + 'a;
 
 impl<'a> Collective<'a> {
     fn new(request: impl Fn(&Collectives) -> Result<Request> + 'a) -> Self {
         Self(Box::new(request))
     }
 
-    pub(super) fn request(&self, of: &Collectives) -> Result<Request> {
-        (self.0)(of)
+    pub(super) fn request(&self, collectives: &Collectives) -> Result<Request> {
+        (self.0)(collectives)
     }
 
     /// Describes a call of [`Collectives::all_reduce`].
@@ -132,7 +133,9 @@ impl<'a> Collective<'a> {
         O: ReduceOperator<S::Element> + 'a,
     {
         let (send, recv) = (send.device_slice(), recv.device_slice());
-        Self::new(move |of| Ok(Reduce::new(of, AllReduce, [&send, &recv], &op)?.request(of)))
+        Self::new(move |collectives| {
+            Ok(Reduce::new(collectives, AllReduce, [&send, &recv], &op)?.request(collectives))
+        })
     }
 
     /// Describes a call of [`Collectives::reduce_scatter`].
@@ -143,7 +146,9 @@ impl<'a> Collective<'a> {
         O: ReduceOperator<S::Element> + 'a,
     {
         let (send, recv) = (send.device_slice(), recv.device_slice());
-        Self::new(move |of| Ok(Reduce::new(of, ReduceScatter, [&send, &recv], &op)?.request(of)))
+        Self::new(move |collectives| {
+            Ok(Reduce::new(collectives, ReduceScatter, [&send, &recv], &op)?.request(collectives))
+        })
     }
 
     /// Describes a call of [`Collectives::all_gather`].
@@ -161,9 +166,9 @@ impl<'a> Collective<'a> {
         R: Buffer<Element: Element>,
     {
         let recv = recv.device_slice();
-        Self::new(move |of| {
-            let send = send.clone().filter(|_| of.communicator.rank() == root);
-            Ok(Exchange::new(Pattern::Broadcast { root }, send, &recv).request(of))
+        Self::new(move |collectives| {
+            let send = send.clone().filter(|_| collectives.communicator.rank() == root);
+            Ok(Exchange::new(Pattern::Broadcast { root }, send, &recv).request(collectives))
         })
     }
 
@@ -177,7 +182,7 @@ impl<'a> Collective<'a> {
     }
 
     fn exchange<T: Element>(exchange: Exchange<T>) -> Self {
-        Self::new(move |of| Ok(exchange.request(of)))
+        Self::new(move |collectives| Ok(exchange.request(collectives)))
     }
 
     /// Describes a call of [`Collectives::all_to_all_v`].
@@ -187,14 +192,14 @@ impl<'a> Collective<'a> {
         R: Buffer<Element = S::Element>,
     {
         let (send, recv) = (send.device_slice(), recv.device_slice());
-        Self::new(move |of| {
-            let sides = of.sides((send.clone(), sent), (recv.clone(), received))?;
-            Ok(of.request_exchange_v(&sides))
+        Self::new(move |collectives| {
+            let sides = collectives.sides((send.clone(), sent), (recv.clone(), received))?;
+            Ok(collectives.request_exchange_v(&sides))
         })
     }
 
-    /// Describes a call of [`Collectives::all_reduce_rmsnorm`], or of its quantised form, which has
-    /// the same plans: with the input as the output.
+    /// Describes a call of [`Collectives::all_reduce_rmsnorm`]. With the input as the output, the
+    /// plans are also those of its quantised form.
     pub fn all_reduce_rmsnorm<I, R, W, O>(input: &I, residual: &R, weight: &W, output: &O) -> Self
     where
         I: Buffer<Element: Element>,
@@ -204,7 +209,7 @@ impl<'a> Collective<'a> {
     {
         let buffers = [input.device_slice(), residual.device_slice(), weight.device_slice()];
         let output = output.device_slice();
-        Self::new(move |of| Ok(of.request_rmsnorm(&buffers, &output)?.0))
+        Self::new(move |collectives| Ok(collectives.request_rmsnorm(&buffers, &output)?.0))
     }
 }
 

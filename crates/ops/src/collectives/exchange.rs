@@ -6,12 +6,12 @@ use devcomm_kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm_kernels::collectives::{lamport_exchange, room};
 use devcomm_types::Element;
 
-use super::call::{Call, On, window};
+use super::call::{Call, Launch, window};
 use super::{Algorithm, Collectives, INVALID, Request, Workspace};
 use crate::CollectiveKind;
-use crate::launch::Takes;
+use crate::launch::LaunchWith;
 
-/// The ranks that get a part, and which one.
+/// The ranks to which a rank sends, and the part of its buffer that each gets.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pattern {
     AllGather,
@@ -19,7 +19,7 @@ pub(super) enum Pattern {
     AllToAll,
 }
 
-/// An operation. A rank that does not send has no `send`.
+/// An operation with its buffers. A rank that does not send has no `send`.
 pub(super) struct Exchange<T> {
     pattern: Pattern,
     send: Option<DeviceSlice<T>>,
@@ -106,7 +106,7 @@ impl<T: Element> Exchange<T> {
         Self { pattern, send, recv: recv.device_slice() }
     }
 
-    /// Whether there is something to send, lengths match, and the buffers overlap in place only.
+    /// Returns whether the message is not empty, lengths match, and buffers overlap only in place.
     fn is_valid(&self, rank: usize, ranks: usize) -> bool {
         let (send, recv) = (self.send.as_ref().map(DeviceSlice::len), self.recv.len());
         let matches = match self.pattern {
@@ -134,8 +134,8 @@ impl<T: Element> Exchange<T> {
         MessagesArgs { bytes, input_stride, output_bytes, sender }
     }
 
-    /// Whether all messages of this many bytes begin at multiples of 16 bytes. That of a broadcast
-    /// is copied if it does not, as only the root knows.
+    /// Returns whether all messages, of `bytes` bytes, begin at multiples of 16 bytes. A
+    /// broadcast's message need not: only the root knows where it begins, and copies it.
     fn is_aligned(&self, bytes: usize) -> bool {
         let send = self.send.as_ref().map_or(0, DeviceSlice::device_address);
         let recv = self.recv.device_address();
@@ -155,10 +155,12 @@ impl<T: Element> Call<T> for Exchange<T> {
         format!("{:?} of {} {}", self.pattern, self.recv.len(), T::NAME)
     }
 
-    fn request(&self, of: &Collectives) -> Request {
-        let (ranks, rank) = (of.communicator.n_ranks(), of.communicator.rank());
+    fn request(&self, collectives: &Collectives) -> Request {
+        let (ranks, rank) = (collectives.communicator.n_ranks(), collectives.communicator.rank());
         let by_nccl = |reason| Request::by_nccl(Some(self.pattern.kind()), reason);
-        let Some(workspace) = &of.workspace else { return by_nccl(of.unreached()) };
+        let Some(workspace) = &collectives.workspace else {
+            return by_nccl(collectives.unreached());
+        };
         if !self.is_valid(rank, ranks) {
             return by_nccl(INVALID);
         }
@@ -170,20 +172,21 @@ impl<T: Element> Call<T> for Exchange<T> {
         let (slots, room) = (lamport_exchange::slots(bytes), room::LAMPORT_EXCHANGE);
         Request {
             push: pushes.then(|| workspace.grid(room::PUSH_EXCHANGE)),
-            ..of.in_one_step(workspace, kind, bytes, slots, room)
+            ..collectives.in_one_step(workspace, kind, bytes, slots, room)
         }
     }
 
-    unsafe fn launch(&self, on: &On<'_>) -> Result<()> {
-        let Workspace { dev_comm, memory, options, .. } = on.workspace;
-        let messages = self.messages(on.of.communicator.n_ranks());
+    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        let Workspace { dev_comm, memory, options, .. } = launch.workspace;
+        let messages = self.messages(launch.collectives.communicator.n_ranks());
         let mut input = self.send.as_ref().map_or(0, DeviceSlice::device_address);
-        let (target, config) = (on.target(), on.config());
-        if on.plan.algorithm == Algorithm::Lamport {
+        let (target, config, early) = (launch.target(), launch.config(), options.early());
+        if launch.plan.algorithm == Algorithm::Lamport {
             let output = self.recv.device_address();
-            let args = (dev_comm, memory, options.early(), input, output, messages);
+            let args = (dev_comm, memory, early, input, output, messages);
             type Vector = lamport_exchange::Vector;
-            // SAFETY: the caller's contract; the workspace is as the kernel needs it.
+            // SAFETY: the caller keeps the buffers allocated and orders the launches;
+            // `Workspace::new` allocates what the kernel needs.
             return unsafe {
                 match (input | output | messages.bytes as u64).trailing_zeros() {
                     4.. => kernels::lamport_exchange::<Vector>::launch(args, config, &target),
@@ -194,18 +197,12 @@ impl<T: Element> Call<T> for Exchange<T> {
         }
         let (output, first) = window::<u8, T>("to receive in", &self.recv)?;
         if let Some(send) = self.send.as_ref().filter(|_| !input.is_multiple_of(16)) {
-            on.stream.copy(send, &self.recv)?;
+            launch.stream.copy(send, &self.recv)?;
             input = self.recv.device_address();
         }
-        let launch = kernels::push_exchange::args(
-            dev_comm,
-            options.early(),
-            input,
-            &output,
-            first,
-            messages,
-        );
-        // SAFETY: the caller's contract; what is sent and received is aligned.
-        unsafe { launch.config(config).launch(&target) }
+        let kernel = kernels::push_exchange::args(dev_comm, early, input, &output, first, messages);
+        // SAFETY: the caller keeps the buffers allocated and orders the launches; `request` has
+        // checked that messages are aligned, or the copy is.
+        unsafe { kernel.config(config).launch(&target) }
     }
 }

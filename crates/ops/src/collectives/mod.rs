@@ -1,6 +1,6 @@
-//! Collectives by load and store; NCCL's collectives where ranks cannot reach each other so.
+//! Collectives by load and store, or by NCCL where ranks cannot reach each other in this way.
 
-/// Evaluates an expression for the type `$float` of floats.
+/// Evaluates an expression in which `$float` is the type of floats of 16 or 32 bits.
 macro_rules! of_floats {
     ($data_type:expr, $float:ident => $then:expr) => {
         match $data_type {
@@ -31,7 +31,7 @@ use std::cell::Cell;
 
 use devcomm_host::{
     CollectiveCall, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Kernels,
-    LaunchConfig, Result, Stream, StreamOrder, SymmetricBuffer, Turn, Window,
+    LaunchConfig, Result, Stream, StreamOrder, SymmetricBuffer, Window,
 };
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::push_allreduce;
@@ -54,8 +54,8 @@ use crate::{Explanation, KERNELS};
 /// ranks, or if any GPU is older (Ampere is the minimum), NCCL does all operations.
 ///
 /// As with a [`Communicator`], every rank calls the same operations in the same order, with buffers
-/// of the same lengths and types. On all ranks a buffer is at the same offset of the same window,
-/// or on none is it in a window; and it begins at a multiple of 16 bytes on all ranks or on none.
+/// of the same lengths and types. A buffer is at the same offset of the same window on all ranks,
+/// or in a window on none; it begins at a multiple of 16 bytes on all ranks or on none.
 /// Elements that are moved keep their bits, and [`ReduceOp`](devcomm_host::ReduceOp) says how NaNs
 /// and zeros are reduced. Kernels are launched with programmatic dependent launch. Only work on the
 /// operation's stream may access its buffers until the operation has ended.
@@ -88,7 +88,7 @@ pub struct Collectives {
     order: StreamOrder,
     /// Measured plans.
     table: Table,
-    /// The plan that was asked for.
+    /// The plan of [`set_plan`](Self::set_plan).
     plan: Cell<Option<CollectivePlan>>,
 }
 
@@ -103,7 +103,7 @@ struct Workspace {
     arrived: Window<u32>,
 }
 
-/// Blocks that push or load long messages, if all GPUs have as many multiprocessors.
+/// Blocks that push or load long messages. If a GPU has fewer multiprocessors, it is their number.
 const PUSH_BLOCKS: u32 = 128;
 
 /// Options of [`Collectives`], the same on every rank. With [`lamport_bytes`](Self::lamport_bytes)
@@ -122,9 +122,10 @@ impl CollectivesOptions {
         Self { lamport_bytes: None, push_blocks: None, concurrent: 2 }
     }
 
-    /// Sets the longest message in bytes that is sent in one step; an all-reduce of two ranks may
-    /// have sixteen times as many. The workspace has room for two of the longest messages from each
-    /// other rank. Default: 4 MiB for 2 ranks (a workspace of 128 MiB), 1 MiB for 4, 512 KiB for 8.
+    /// Sets the longest message in bytes that is sent in one step; that of an all-reduce of two
+    /// ranks may be sixteen times as long. The workspace has room for two of the longest messages
+    /// from each other rank. Default: 4 MiB for 2 ranks (a workspace of 128 MiB), 1 MiB for 4, 512
+    /// KiB for 8.
     pub const fn lamport_bytes(self, bytes: usize) -> Self {
         Self { lamport_bytes: Some(bytes), ..self }
     }
@@ -137,7 +138,7 @@ impl CollectivesOptions {
 
     /// Sets the number of `Collectives`, 1 to 4, whose operations may run on a GPU at the same
     /// time, on streams of their own and called in a different order on each rank. Each of them
-    /// uses at most that part of each multiprocessor; with 1, an operation may fill the GPU.
+    /// uses at most its share of each multiprocessor; with 1, an operation may fill the GPU.
     /// Operations of more `Collectives` wait for each other in the order of the host's calls, which
     /// then must be the same on all ranks. Default: 2.
     pub const fn concurrent(self, objects: u32) -> Self {
@@ -148,7 +149,7 @@ impl CollectivesOptions {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`Collectives::new`].
     pub fn build(self, comm: &Communicator) -> Result<Collectives> {
         comm.together(NAME, || self.build_on_all(comm))
     }
@@ -162,29 +163,29 @@ impl CollectivesOptions {
             let limits = comm.context().limits();
             let is_older = limits.compute_capability < HOPPER;
             let compiled = load(comm, is_older)?;
-            let reaches = matches!(comm.n_ranks(), 2 | 4 | 8) && is_single_lsa_team(comm)?;
+            let all_reach = matches!(comm.n_ranks(), 2 | 4 | 8) && is_single_lsa_team(comm)?;
             let name = comm.context().device_name()?;
             let gpu = [u64::from(limits.multiprocessors), hash(&name), is_older.into()];
-            Ok(((compiled, reaches, name), gpu))
+            Ok(((compiled, all_reach, name), gpu))
         };
-        let ((compiled, reaches, name), gpus) = match own() {
+        let ((compiled, all_reach, name), gpus) = match own() {
             Ok((own @ (_, false, _), gpu)) if !comm.has_peers() => (own, vec![gpu]),
             own => self.call(comm).agree(own)?,
         };
         // All ranks do the same, by the same kernels, if one of them has an older GPU.
         let is_older = gpus.iter().any(|[.., is_older]| *is_older == 1);
         let compiled = if is_older { load(comm, true)? } else { compiled };
-        let reaches = reaches && !is_older;
+        let all_reach = all_reach && !is_older;
         // A multiprocessor may have room for one block that pushes or loads long messages.
         let fewest = gpus.iter().map(|[multiprocessors, ..]| *multiprocessors as u32).min();
         let blocks = fewest.map_or(PUSH_BLOCKS, |fewest| fewest.min(PUSH_BLOCKS));
         let resolved = self.push_blocks(self.push_blocks.unwrap_or(blocks));
-        let workspace = reaches.then(|| Workspace::new(comm, resolved)).transpose()?;
+        let workspace = all_reach.then(|| Workspace::new(comm, resolved)).transpose()?;
         // GPUs of several kinds have different tables.
         let is_one_kind = gpus.iter().all(|[_, name, _]| *name == gpus[0][1]);
         let default = Self::new();
         let has_default_plans = Self { concurrent: default.concurrent, ..self } == default;
-        let is_measured = has_default_plans && reaches && is_one_kind;
+        let is_measured = has_default_plans && all_reach && is_one_kind;
         Ok(Collectives {
             communicator: comm.clone(),
             compiled,
@@ -196,7 +197,7 @@ impl CollectivesOptions {
         })
     }
 
-    /// The call of all ranks, with the options.
+    /// Returns the collective call with the options, which it compares between the ranks.
     fn call(self, comm: &Communicator) -> CollectiveCall<'_> {
         // Destructured, so that a new option cannot be forgotten here.
         let Self { lamport_bytes, push_blocks, concurrent } = self;
@@ -210,26 +211,25 @@ impl CollectivesOptions {
         self.push_blocks.unwrap_or(PUSH_BLOCKS)
     }
 
-    /// The most threads of a block of a kernel; a multiprocessor has room for `room` of its
-    /// threads.
+    /// Returns a block's most threads; a multiprocessor has room for `room` of such threads.
     ///
     /// If several objects run at a time, each may have two launches on the GPU: one that runs and,
     /// by dependent launch, the next one, which waits. A block of each of these launches fits on
     /// each multiprocessor, and a launch has at most as many blocks as there are multiprocessors:
-    /// so whichever blocks are there, there is room for the others.
+    /// so there is always room for the blocks that have not begun.
     pub(super) fn threads(self, room: u32) -> u32 {
         let launches = if self.concurrent == 1 { 1 } else { 2 * self.concurrent };
         (room / launches / 32 * 32).min(THREADS)
     }
 
-    /// The most blocks of a launch: so many for each multiprocessor, if operations may fill the
-    /// GPU, and otherwise one.
+    /// Returns the most blocks of a launch: `each` for each multiprocessor if operations may fill
+    /// the GPU, and otherwise one.
     fn most_blocks(self, each: u32, multiprocessors: u32) -> u32 {
         if self.concurrent == 1 { each * multiprocessors } else { multiprocessors }
     }
 
-    /// Whether a launch lets the next one begin before it waits for the previous one: then any
-    /// number of launches may take room that other objects' operations need.
+    /// Returns whether a launch lets the next one begin before it waits for the previous one. With
+    /// several objects it does not: any number of launches could take the room of other objects.
     fn early(self) -> bool {
         self.concurrent == 1
     }
@@ -240,12 +240,12 @@ impl CollectivesOptions {
         self.all_reduce_slots(ranks).max(32)
     }
 
-    /// The most vectors of an all-reduce that is done in one step.
+    /// Returns the most vectors of an all-reduce that is done in one step.
     fn all_reduce_slots(self, ranks: usize) -> usize {
         if ranks == 2 { 16 * self.slots(ranks) } else { self.slots(ranks) }
     }
 
-    /// The most vectors of a message that is sent in one step.
+    /// Returns the most vectors of a message that is sent in one step.
     fn slots(self, ranks: usize) -> usize {
         let default = match ranks {
             2 => 4 << 20,
@@ -253,6 +253,24 @@ impl CollectivesOptions {
             _ => 512 << 10,
         };
         self.lamport_bytes.unwrap_or(default) / 16
+    }
+
+    /// Returns the shape of a dependent launch.
+    fn config(self, plan: CollectivePlan) -> LaunchConfig {
+        self.independent(plan).with_dependent()
+    }
+
+    /// Returns the shape of a launch that is not dependent.
+    ///
+    /// The blocks of Lamport messages need not run at the same time: each one sends before it
+    /// waits, and waits for the peers' blocks of its index. If several objects run at a time, all
+    /// blocks of a launch have room, and a cooperative launch would wait for that of another
+    /// object.
+    fn independent(self, plan: CollectivePlan) -> LaunchConfig {
+        let CollectivePlan { algorithm, blocks, threads } = plan;
+        let config = LaunchConfig::new(blocks, threads);
+        let is_cooperative = self.concurrent == 1 && algorithm != Algorithm::Lamport;
+        if is_cooperative { config } else { config.without_cooperation() }
     }
 }
 
@@ -280,16 +298,16 @@ const FILES: &[&str] = &[
 /// The kernels for GPUs older than Hopper.
 const PORTABLE: &[&str] = &[kernels::rmsnorm_block::<f32>::FILE];
 
-/// The compute capability of Hopper, which the others need.
-const HOPPER: (u32, u32) = (9, 0);
+/// The compute capability of Hopper, which the other kernels need.
+pub(crate) const HOPPER: (u32, u32) = (9, 0);
 
 fn load(comm: &Communicator, is_older: bool) -> Result<Kernels> {
     Kernels::load(comm.context(), &KERNELS.only(if is_older { PORTABLE } else { FILES }))
 }
 
-/// The most threads of a block, if operations may fill the GPU. They leave room for one block that
-/// pushes long messages on a multiprocessor. With two blocks of 256 threads, the first blocks of
-/// the next launch would share multiprocessors, and take 10 % longer.
+/// The most threads of a block, if operations may fill the GPU: a multiprocessor has room for one
+/// block that pushes long messages. With two blocks of 256 threads, the first blocks of the next
+/// launch would share multiprocessors, and take 10 % longer.
 const THREADS: u32 = 512;
 
 /// Why NCCL does what no kernel can.
@@ -297,7 +315,7 @@ const UNREACHED: &str = "as there are not 2, 4 or 8 ranks that reach each other 
 const OLDER: &str = "as a rank's GPU is older than Hopper";
 const INVALID: &str = "as there is nothing to send, or the buffers do not match";
 const UNREDUCED: &str = "as no kernel reduces this type by this operator";
-const PLAIN: &str = "as the message is too long for one step, and not aligned in a window";
+const NOT_IN_WINDOW: &str = "as the message is too long for one step, and not aligned in a window";
 
 /// The call that all ranks make together.
 const NAME: &str = "Collectives::new";
@@ -310,7 +328,7 @@ impl Collectives {
     /// Those of loading kernels, such as
     /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) on a GPU before Ampere;
     /// those of creating windows and a device communicator;
-    /// [`WorldError::CallFailed`](devcomm_host::WorldError::CallFailed) if another rank has one;
+    /// [`WorldError::CallFailed`](devcomm_host::WorldError::CallFailed) if another rank fails;
     /// [`WorldError::OptionsDiffer`](devcomm_host::WorldError::OptionsDiffer) for ranks with
     /// different options.
     pub fn new(comm: &Communicator) -> Result<Self> {
@@ -326,8 +344,8 @@ impl Collectives {
         Ok(self.decide(&call.request(self)?))
     }
 
-    /// Returns the plans by which a call can be done, first the one that is taken if none is set.
-    /// For [`set_plan`](Self::set_plan).
+    /// Returns the plans by which a call can be done, for [`set_plan`](Self::set_plan). The first
+    /// one is taken if none is set.
     ///
     /// # Errors
     ///
@@ -344,7 +362,7 @@ impl Collectives {
         self.plan.set(plan);
     }
 
-    /// How an operation is done, and why.
+    /// Returns how an operation is done, and why.
     fn decide(&self, request: &Request) -> Explanation {
         let how = |reason| move |plan| Explanation { plan, reason };
         let set = self.plan.get().filter(|_| request.kind.is_some());
@@ -353,12 +371,12 @@ impl Collectives {
         set.or_else(measured).unwrap_or_else(|| request.model())
     }
 
-    /// Why there is no workspace.
+    /// Returns why there is no workspace.
     fn unreached(&self) -> &'static str {
         if self.is_older { OLDER } else { UNREACHED }
     }
 
-    /// The kernel's memory and plan, unless NCCL does the operation.
+    /// Returns the kernel's memory and plan, unless NCCL does the operation.
     fn kernel(&self, request: &Request) -> Option<(&Workspace, CollectivePlan)> {
         let plan = self.decide(request).plan;
         self.workspace.as_ref().filter(|_| plan.algorithm != Algorithm::Nccl).zip(Some(plan))
@@ -385,19 +403,14 @@ impl Collectives {
         require_context("the buffer to receive in", recv.context(), own)
     }
 
-    /// The multiprocessors of this rank's GPU.
+    /// Returns the multiprocessors of this rank's GPU.
     fn multiprocessors(&self) -> u32 {
         self.communicator.context().limits().multiprocessors
-    }
-
-    /// Orders the next launch after the last one, wherever that is.
-    fn begin(&self, stream: &Stream) -> Result<Turn<'_>> {
-        self.order.begin(stream)
     }
 }
 
 impl Workspace {
-    /// The grid of kernels with barriers for each block, which have `room` on a multiprocessor.
+    /// Returns the grid of a kernel with barriers; a multiprocessor has room for `room` threads.
     fn grid(&self, room: u32) -> Grid {
         let blocks = self.options.blocks();
         Grid { blocks, threads: self.options.threads(room), allowed: [1, blocks] }
@@ -416,29 +429,6 @@ impl Workspace {
             offers: comm.mem_alloc(2 * ranks)?,
             arrived: comm.window(ranks * blocks as usize)?,
         })
-    }
-}
-
-impl CollectivesOptions {
-    /// The shape of a dependent launch.
-    fn config(self, plan: CollectivePlan) -> LaunchConfig {
-        self.independent(plan).with_dependent()
-    }
-
-    /// The shape of a launch.
-    ///
-    /// The blocks of Lamport messages need not run at the same time: each one sends before it
-    /// waits, and waits for the peers' blocks of its index. If several objects run at a time, all
-    /// blocks of a launch have room, and a cooperative launch would wait for that of another
-    /// object.
-    fn independent(self, plan: CollectivePlan) -> LaunchConfig {
-        let CollectivePlan { algorithm, blocks, threads } = plan;
-        let config = LaunchConfig::new(blocks, threads);
-        match (self.concurrent, algorithm) {
-            (1, Algorithm::Lamport) => config.without_cooperation(),
-            (1, _) => config,
-            _ => config.without_cooperation(),
-        }
     }
 }
 

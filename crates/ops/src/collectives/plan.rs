@@ -1,4 +1,6 @@
-//! How a collective is done, and why: by a table of measurements, or by a model.
+//! Plans of collectives, and their choice by a table of measurements or by a model.
+
+use std::collections::HashSet;
 
 use devcomm_host::DataType;
 
@@ -90,16 +92,16 @@ pub(super) struct Request {
     pub(super) bytes: usize,
     /// The slots that a message uses, if it can be sent in one step.
     pub(super) slots: Option<u32>,
-    /// The vectors of a thread, at most: `None` for any number.
+    /// The most vectors of a thread; `None` for any number.
     pub(super) rows: Option<u32>,
     /// The most blocks in one step, and threads of a block.
     pub(super) most_blocks: u32,
     pub(super) most_threads: u32,
     /// Threads of a block in one step, if there is no choice.
     pub(super) threads: Option<u32>,
-    /// The grid of stores to the peers, if these can do it.
+    /// The grid of the kernel that stores to the peers, if it can do the operation.
     pub(super) push: Option<Grid>,
-    /// The same of loads from the peers.
+    /// The grid of the kernel that loads from the peers, if it can do the operation.
     pub(super) pull: Option<Grid>,
     /// Why NCCL does what no kernel can.
     pub(super) nccl: &'static str,
@@ -115,7 +117,7 @@ pub(super) struct Grid {
 }
 
 impl Request {
-    /// What only NCCL can do.
+    /// Returns the request of an operation that only NCCL can do.
     pub(super) fn by_nccl(kind: Option<CollectiveKind>, reason: &'static str) -> Self {
         Self {
             kind,
@@ -132,7 +134,7 @@ impl Request {
         }
     }
 
-    /// What has one plan besides NCCL.
+    /// Returns the request of an operation that only this plan and NCCL can do.
     pub(super) fn fixed(plan: CollectivePlan) -> Self {
         let CollectivePlan { blocks, threads, .. } = plan;
         Self {
@@ -144,7 +146,7 @@ impl Request {
         }
     }
 
-    /// The plan without measurements.
+    /// Returns the plan that is taken without measurements.
     pub(super) fn model(&self) -> Explanation {
         let long = |algorithm, Grid { blocks, threads, .. }, reason| {
             let plan = CollectivePlan { algorithm, blocks, threads };
@@ -167,14 +169,14 @@ impl Request {
         Explanation { plan: CollectivePlan::NCCL, reason: self.nccl }
     }
 
-    /// A thread for each slot, up to the most blocks.
+    /// Returns the plan in one step with a thread for each slot, up to the most blocks.
     fn in_one_step(&self, slots: u32, threads: u32) -> CollectivePlan {
         let threads = self.threads.unwrap_or(threads.min(self.most_threads));
         let blocks = slots.div_ceil(threads).min(self.most_blocks);
         CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads }
     }
 
-    /// Whether the plan does what is asked for.
+    /// Returns whether the plan does what is asked for.
     fn can(&self, plan: CollectivePlan) -> bool {
         let CollectivePlan { algorithm, blocks, threads } = plan;
         let fits = |grid: Option<Grid>| {
@@ -197,8 +199,8 @@ impl Request {
         }
     }
 
-    /// This plan with a grid for the request, if it does what is asked for: as many threads, in
-    /// blocks of another size if need be, up to the most that the request allows.
+    /// Returns this plan with a grid for the request, if it does what is asked for: the same number
+    /// of threads, in blocks of another size if need be, up to the most that the request allows.
     pub(super) fn adapt(&self, plan: CollectivePlan) -> Option<CollectivePlan> {
         let mut adapted = plan;
         match plan.algorithm {
@@ -219,8 +221,8 @@ impl Request {
         self.can(adapted).then_some(adapted)
     }
 
-    /// The plans that do what is asked for: the measured one first, if there is one, and then that
-    /// of the model.
+    /// Returns the plans that do what is asked for: first the measured one, if there is one, and
+    /// then that of the model.
     pub(super) fn candidates(&self, measured: Option<CollectivePlan>) -> Vec<CollectivePlan> {
         let mut plans: Vec<_> = measured.into_iter().chain([self.model().plan]).collect();
         let in_one_step = self.slots.into_iter().flat_map(|slots| {
@@ -237,18 +239,13 @@ impl Request {
             }
         }
         plans.push(CollectivePlan::NCCL);
-        plans.retain(|plan| self.can(*plan));
-        let mut known = Vec::new();
-        plans.retain(|plan| {
-            let is_new = !known.contains(plan);
-            known.push(*plan);
-            is_new
-        });
+        let mut known = HashSet::new();
+        plans.retain(|plan| self.can(*plan) && known.insert(*plan));
         plans
     }
 }
 
-/// Threads of a block for this many slots.
+/// Returns the threads of a block for this number of slots.
 pub(super) fn threads(slots: u32) -> u32 {
     match slots {
         0..=64 => 64,
@@ -262,12 +259,12 @@ pub(super) fn threads(slots: u32) -> u32 {
 const TABLES: [(&str, &str); 2] =
     [(H200, include_str!("plans/h200.txt")), (H100, include_str!("plans/h100.txt"))];
 
-/// The plans of a table for this many ranks.
+/// The plans of a table for one number of ranks.
 #[derive(Debug, Default)]
 pub(super) struct Table(Vec<Entry>);
 
-/// A line of a table: `operation ranks type bytes plan`, and a comment behind `#`: the plan for
-/// messages of at most so many bytes. `bench/src/cases/tune_collectives.rs` writes it.
+/// A line of a table: `operation ranks type bytes plan`, and a comment after `#`. The plan is for
+/// messages of at most `bytes` bytes. `bench/src/cases/tune_collectives.rs` writes it.
 #[derive(Debug)]
 struct Entry {
     kind: CollectiveKind,
@@ -297,7 +294,7 @@ impl Entry {
 }
 
 impl Table {
-    /// The table of GPUs of this name; empty if there is none.
+    /// Returns the table of GPUs of this name, which is empty if none were measured.
     pub(super) fn of(gpu: &str, ranks: usize) -> Self {
         let table = TABLES.iter().find(|(name, _)| gpu == *name);
         Self::parse(table.map_or("", |(_, text)| text), ranks)
@@ -310,13 +307,13 @@ impl Table {
         Self(entries)
     }
 
-    /// The plan of the next larger message that was measured.
+    /// Returns the plan of the next larger message that was measured.
     pub(super) fn find(&self, request: &Request) -> Option<CollectivePlan> {
         let Request { kind, data_type, bytes, .. } = *request;
-        let of = |entry: &&Entry| {
+        let is_for = |entry: &&Entry| {
             Some(entry.kind) == kind && entry.data_type == data_type && entry.bytes >= bytes
         };
-        self.0.iter().find(of).and_then(|entry| request.adapt(entry.plan))
+        self.0.iter().find(is_for).and_then(|entry| request.adapt(entry.plan))
     }
 }
 
@@ -327,7 +324,7 @@ mod tests {
     use super::*;
     use crate::CollectivesOptions;
 
-    /// A message of vectors, with kernels for long ones.
+    /// Returns the request of a message of `vectors`, which a kernel for long ones can push too.
     fn request(vectors: u32) -> Request {
         let grid = Grid { blocks: 48, threads: 512, allowed: [32, 64] };
         Request {
@@ -444,7 +441,7 @@ mod tests {
             };
             (Table::of(gpu, ranks).find(&request), request.model().plan)
         };
-        // Other sizes, machines and memory are done as without a table.
+        // For other sizes, machines and memory the plan is that of the model.
         for bytes in [4, 1024, 1040, 4096, 20_000, 262_144, 300_000, 640 << 10] {
             let (table, model) = by(H200, 4, bytes, true);
             assert_eq!(table, Some(model), "{bytes}");
@@ -468,7 +465,7 @@ mod tests {
         let find = |vectors| table.find(&request(vectors));
         assert_eq!(find(10), Some(plan("lamport:1x32")));
         assert_eq!(find(11), Some(plan("push:32x512")));
-        // No kernel loads, and no larger message was measured.
+        // No kernel does the plan `pull`, and no larger message was measured.
         assert_eq!((find(257), find(10_000)), (None, None));
     }
 }

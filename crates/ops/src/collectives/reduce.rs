@@ -12,19 +12,19 @@ use devcomm_kernels::collectives::{lamport_exchange, room};
 use devcomm_types::{Element, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-use super::call::{Call, On, window};
+use super::call::{Call, Launch, window};
 use super::{Algorithm, Collectives, Grid, INVALID, Request, UNREDUCED, Workspace};
 use crate::CollectiveKind::{self, AllReduce, ReduceScatter};
 use crate::check::refuse;
-use crate::launch::Takes;
+use crate::launch::LaunchWith;
 
-/// The most vectors of 16 bytes that a block of `push_allreduce` pushes to each peer in a round: to
-/// all together 128 KiB. With half as much, the barriers take 2 % of the time on two H200s.
+/// Returns the most vectors of 16 bytes that a block of `push_allreduce` pushes to each peer in a
+/// round, 128 KiB to all peers. With 64 KiB, the barriers take 2 % of the time on two H200.
 pub(super) const fn most_pushed(ranks: usize) -> usize {
     (128 << 10) / 16 / ranks.saturating_sub(1).next_power_of_two()
 }
 
-/// The threads of a block of `lsa_allreduce`, if there is room for them: as many as were measured.
+/// The threads of a block of `lsa_allreduce`, if there is room: the number that was measured.
 const PULL_THREADS: u32 = 128;
 
 /// The longest message in bytes that is pushed by a dependent launch.
@@ -32,8 +32,8 @@ const MOST_DEPENDENT: usize = 64 << 20;
 
 impl Collectives {
     /// Stores the reduction of all ranks' `send` to every rank's `recv`; both have the same length.
-    /// Elements of 8 bits and integers, and those of 64 bits, are sent in one step or by NCCL;
-    /// products of other floats, and scalars in device memory, are left to NCCL.
+    /// Integers, and floats of 8 and 64 bits, are sent in one step or by NCCL; products of other
+    /// floats, and scalars in device memory, are left to NCCL.
     ///
     /// # Errors
     ///
@@ -72,38 +72,38 @@ impl Collectives {
     }
 }
 
-/// An all-reduce or a reduce-scatter.
+/// An all-reduce or a reduce-scatter with its buffers.
 pub(super) struct Reduce<'a, T> {
     kind: CollectiveKind,
     send: &'a DeviceSlice<T>,
     recv: &'a DeviceSlice<T>,
     operator: ReduceOp,
-    reducing: Option<Reducing>,
+    by_kernel: Option<KernelReduction>,
 }
 
 impl<'a, T: Element> Reduce<'a, T> {
     pub(super) fn new(
-        of: &Collectives,
+        collectives: &Collectives,
         kind: CollectiveKind,
         [send, recv]: [&'a DeviceSlice<T>; 2],
         op: &impl ReduceOperator<T>,
     ) -> Result<Self> {
-        let (operator, scale) = op.parts(&of.communicator)?;
-        let reducing = Reducing::new(operator, scale, of.communicator.n_ranks());
-        Ok(Self { kind, send, recv, operator, reducing })
+        let (operator, scale) = op.parts(&collectives.communicator)?;
+        let by_kernel = KernelReduction::new(operator, scale, collectives.communicator.n_ranks());
+        Ok(Self { kind, send, recv, operator, by_kernel })
     }
 
-    /// An all-reduce of floats.
+    /// Returns the request of an all-reduce of floats of 16 or 32 bits.
     fn request_all_reduce(
         &self,
-        of: &Collectives,
+        collectives: &Collectives,
         workspace: &Workspace,
         short: Request,
         reduction: ReductionArgs<u32, f32, f32>,
     ) -> Request {
-        let (Self { send, recv, .. }, ranks) = (self, of.communicator.n_ranks());
+        let (Self { send, recv, .. }, ranks) = (self, collectives.communicator.n_ranks());
         let options = workspace.options;
-        let most_blocks = options.most_blocks(2, of.multiprocessors());
+        let most_blocks = options.most_blocks(2, collectives.multiprocessors());
         // Two ranks move as many bytes in one step as in two.
         let rows = (ranks > 2).then_some(ROWS as u32);
         let most =
@@ -117,7 +117,7 @@ impl<'a, T: Element> Reduce<'a, T> {
             slots: is_short.then_some(vectors as u32),
             rows,
             most_blocks,
-            // There are slots for each of these blocks.
+            // The inbox has slots for each block of this grid.
             push: pushes.then(|| workspace.grid(room::PUSH_ALLREDUCE)),
             pull: pulls.then(|| {
                 let grid = workspace.grid(room::LSA_ALLREDUCE);
@@ -132,17 +132,16 @@ impl<'a, T: Element> Reduce<'a, T> {
     /// # Safety
     ///
     /// As [`Call::launch`].
-    unsafe fn launch_any(&self, on: &On<'_>, operator: u32, divisor: u32) -> Result<()> {
-        let Workspace { dev_comm, memory, options, .. } = on.workspace;
+    unsafe fn launch_any(&self, launch: &Launch<'_>, operator: u32, divisor: u32) -> Result<()> {
+        let Workspace { dev_comm, memory, options, .. } = launch.workspace;
         let [input, output] = [self.send, self.recv].map(DeviceSlice::device_address);
-        let count = self.recv.len();
+        let (count, config, target) = (self.recv.len(), launch.config(), launch.target());
         let args = (dev_comm, memory, options.early(), input, output, count, operator, divisor);
         macro_rules! any {
             ($type:ty) => {
-                // SAFETY: the caller's contract; the workspace is as the kernel needs it.
-                unsafe {
-                    kernels::lamport_allreduce_any::<$type>::launch(args, on.config(), &on.target())
-                }
+                // SAFETY: the caller keeps the buffers allocated and orders the launches;
+                // `Workspace::new` allocates what the kernel needs.
+                unsafe { kernels::lamport_allreduce_any::<$type>::launch(args, config, &target) }
             };
         }
         match T::DATA_TYPE {
@@ -173,13 +172,15 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
         format!("{name} {} {}, {:?}", self.recv.len(), T::NAME, self.operator)
     }
 
-    fn request(&self, of: &Collectives) -> Request {
-        let Self { kind, send, recv, reducing, .. } = *self;
-        let ranks = of.communicator.n_ranks();
+    fn request(&self, collectives: &Collectives) -> Request {
+        let Self { kind, send, recv, by_kernel, .. } = *self;
+        let ranks = collectives.communicator.n_ranks();
         let by_nccl = |reason| Request::by_nccl(Some(kind), reason);
-        let Some(workspace) = &of.workspace else { return by_nccl(of.unreached()) };
+        let Some(workspace) = &collectives.workspace else {
+            return by_nccl(collectives.unreached());
+        };
         let (parts, place) = match kind {
-            ReduceScatter => (ranks, -((of.communicator.rank() * recv.len()) as isize)),
+            ReduceScatter => (ranks, -((collectives.communicator.rank() * recv.len()) as isize)),
             _ => (1, 0),
         };
         let fit = recv.len().checked_mul(parts) == Some(send.len());
@@ -189,10 +190,10 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
         let bytes = recv.byte_len();
         let short = |slots, room| Request {
             data_type: T::DATA_TYPE,
-            ..of.in_one_step(workspace, kind, bytes, slots, room)
+            ..collectives.in_one_step(workspace, kind, bytes, slots, room)
         };
-        match (reducing, kind) {
-            (Some(Reducing::Floats(_)), ReduceScatter) => {
+        match (by_kernel, kind) {
+            (Some(KernelReduction::Floats(_)), ReduceScatter) => {
                 let addresses = send.device_address() | recv.device_address();
                 let is_aligned = (addresses | bytes as u64).is_multiple_of(16);
                 let pulls = is_aligned && Window::<T>::index_of(send).is_some();
@@ -201,15 +202,15 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
                     ..short(bytes.div_ceil(16), room::LAMPORT_REDUCE_SCATTER)
                 }
             }
-            (Some(Reducing::Floats(reduction)), _) => {
+            (Some(KernelReduction::Floats(reduction)), _) => {
                 let room = match ranks {
                     2 => room::LAMPORT_ALLREDUCE_TWO,
                     _ => room::LAMPORT_ALLREDUCE,
                 };
                 let short = short(bytes.div_ceil(16), room);
-                self.request_all_reduce(of, workspace, short, reduction)
+                self.request_all_reduce(collectives, workspace, short, reduction)
             }
-            (Some(Reducing::Any { .. }), AllReduce) => Request {
+            (Some(KernelReduction::Any { .. }), AllReduce) => Request {
                 nccl: "as the message is too long for one step",
                 ..short(lamport_exchange::slots(bytes), room::LAMPORT_ALLREDUCE_ANY)
             },
@@ -217,24 +218,25 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
         }
     }
 
-    unsafe fn launch(&self, on: &On<'_>) -> Result<()> {
-        let On { of, workspace, plan, .. } = *on;
+    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        let Launch { collectives, workspace, plan, .. } = *launch;
         let Workspace { dev_comm, options, inbox, memory, .. } = workspace;
         let early = options.early();
-        let (Self { send, recv, .. }, target, config) = (self, on.target(), on.config());
+        let (Self { send, recv, .. }, target, config) = (self, launch.target(), launch.config());
         let (input, output, count) = (send.device_address(), recv.device_address(), recv.len());
-        let reduction = match self.reducing {
-            Some(Reducing::Floats(reduction)) => reduction,
-            // SAFETY: the caller passes buffers that outlive the kernel, in an ordered launch.
-            Some(Reducing::Any { operator, divisor }) => unsafe {
-                return self.launch_any(on, operator, divisor);
+        let reduction = match self.by_kernel {
+            Some(KernelReduction::Floats(reduction)) => reduction,
+            // SAFETY: the caller keeps the buffers allocated and orders the launches.
+            Some(KernelReduction::Any { operator, divisor }) => unsafe {
+                return self.launch_any(launch, operator, divisor);
             },
             None => return refuse(UNREDUCED),
         };
         let short = (dev_comm, memory, early, input, output, count, reduction);
-        let ranks = of.communicator.n_ranks();
-        // SAFETY: the caller's contract. The buffers have the elements, aligned for loads, and
-        // begin their windows where no place is passed; the workspace is as the kernels need it.
+        let ranks = collectives.communicator.n_ranks();
+        // SAFETY: the caller keeps the buffers allocated and orders the launches. `request` has
+        // checked that they have the elements, are aligned for the plan, and begin their windows
+        // where no index is passed. `Workspace::new` allocates what the kernels need.
         of_floats!(T::DATA_TYPE, Float => unsafe {
             match (self.kind, plan.algorithm, ranks) {
                 (ReduceScatter, Algorithm::Lamport, _) => {
@@ -257,8 +259,7 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
                 (_, Algorithm::Pull, _) => {
                     let (from, _) = window::<Float, T>("to send", send)?;
                     let (to, _) = window::<Float, T>("to receive in", recv)?;
-                    // The kernel does not wait for the previous one: it is launched when that has
-                    // ended.
+                    // The kernel does not wait for the previous one, so it is no dependent launch.
                     let (config, args) = (options.independent(plan), (dev_comm, &from, &to, count));
                     kernels::lsa_allreduce::<Float>::launch(args, config, &target)
                 }
@@ -270,37 +271,37 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
     }
 }
 
-/// Whether a pushed message is so long that its launch is no dependent one, whose blocks would be
-/// divided unevenly among the multiprocessors, which takes more time than the launch; and the
-/// vectors of a block in each of several rounds of equal length.
+/// Returns whether a pushed message is too long for a dependent launch, and the vectors of a block
+/// in each of several rounds of equal length. The blocks of a dependent launch may be divided
+/// unevenly among the multiprocessors, which takes a long message more time than it saves.
 fn pushed(bytes: usize, ranks: usize, blocks: u32) -> (bool, u32) {
     let each = bytes.div_ceil(16).div_ceil(ranks * blocks as usize);
     let rounds = each.div_ceil(most_pushed(ranks));
     (bytes > MOST_DEPENDENT, each.div_ceil(rounds).next_multiple_of(64) as u32)
 }
 
-/// Whether all elements are added as they are: `lsa_allreduce` has no other reduction.
+/// Returns whether elements are added without factors: `lsa_allreduce` has no other reduction.
 fn is_sum(ReductionArgs { operator, input, output }: ReductionArgs<u32, f32, f32>) -> bool {
     (operator, input, output) == (Reduction::SUM, 1.0, 1.0)
 }
 
-/// Whether a buffer begins where its window does: `lsa_allreduce` takes no offset.
+/// Returns whether a buffer begins where its window does: `lsa_allreduce` takes no offset.
 fn begins_a_window<T: Element>(buffer: &DeviceSlice<T>) -> bool {
     Window::<T>::index_of(buffer) == Some(0)
 }
 
-/// What kernels do with the elements of the ranks.
+/// How kernels reduce the elements of the ranks.
 #[derive(Clone, Copy)]
-pub(super) enum Reducing {
+pub(super) enum KernelReduction {
     /// Floats of 16 and 32 bits, reduced in `f32`.
     Floats(ReductionArgs<u32, f32, f32>),
     /// Other elements, by one of [`Reduction`]'s operators; results are divided.
     Any { operator: u32, divisor: u32 },
 }
 
-impl Reducing {
-    /// `None` for what no kernel does: products of floats of 16 and 32 bits, and scalars that are
-    /// not known or not of these.
+impl KernelReduction {
+    /// Returns `None` for what no kernel does: products of floats of 16 and 32 bits, scalars in
+    /// device memory, and scalars for other elements.
     pub(super) fn new<T: Element>(
         op: ReduceOp,
         scale: ReduceScale<T>,
@@ -328,7 +329,7 @@ impl Reducing {
     }
 }
 
-/// The value of a float of 16 or 32 bits.
+/// Returns the value of a float of 16 or 32 bits.
 fn as_f32(value: &dyn Any) -> Option<f32> {
     let of_f16 = || value.downcast_ref().copied().map(f16::to_f32);
     let of_bf16 = || value.downcast_ref().copied().map(bf16::to_f32);

@@ -1,4 +1,4 @@
-//! All-reduces with the residual and RMSNorm behind them.
+//! All-reduces, each followed by the addition of a residual and by RMSNorm, in one operation.
 
 use devcomm_host::{Buffer, DataType, DeviceSlice, LaunchConfig, ReduceOp, Result, Stream};
 use devcomm_kernels as kernels;
@@ -10,7 +10,7 @@ use super::{
     Algorithm, CollectivePlan, Collectives, CollectivesOptions, INVALID, Request, Workspace,
 };
 use crate::check::{address, aligned, refuse, refuse_if, require_context};
-use crate::launch::Takes;
+use crate::launch::LaunchWith;
 
 /// The most bytes of a row that a cluster keeps in registers.
 const MAX_ROW: usize = 16 * (MAX_THREADS * MAX_CLUSTER) as usize;
@@ -21,13 +21,14 @@ const MAX_THREADS: u32 = 256;
 /// The most blocks of a cluster.
 const MAX_CLUSTER: u32 = 8;
 
-const OVERLAP: &str = "the buffers of an all-reduce with RMSNorm overlap: each is memory of its \
-    own, but the output, which may be the input if it is not quantised";
-/// The most parts of a GPU (graphics processing clusters) in one of which a cluster runs.
+/// The most graphics processing clusters (GPCs) of a GPU; a cluster of blocks runs within one.
 const GPCS: u32 = 8;
 
-/// Why an all-reduce and RMSNorm follow each other.
-const LONG: &str = "as there are too many tokens for one step; RMSNorm follows an all-reduce";
+const OVERLAP: &str = "the buffers of an all-reduce with RMSNorm overlap: each is memory of its \
+    own, but the output, which may be the input if it is not quantised";
+
+/// Why RMSNorm has a kernel of its own after the all-reduce.
+const TOO_LONG: &str = "as there are too many tokens for one step; RMSNorm follows an all-reduce";
 
 /// The rows of an operation.
 pub(super) struct Rows {
@@ -38,12 +39,12 @@ pub(super) struct Rows {
     grid: (u32, u32, u32),
 }
 
-/// The output is of the input's type.
+/// No quantised output: the output has the input's type.
 const NOT_QUANTISED: QuantisedArgs<u64, u64> = QuantisedArgs { output: 0, scale: 0 };
 
 impl Collectives {
-    /// The most blocks of `lamport_rmsnorm`: those that are resident, as a block waits for that of
-    /// its row in the other ranks, or this object's part of the GPU.
+    /// Returns the most blocks of `lamport_rmsnorm`: those that are resident, as a block waits for
+    /// the block of its row in the other ranks, or this object's share of the GPU.
     fn most_blocks(&self, data_type: DataType, cluster: u32, threads: u32) -> Result<u32> {
         let resident = cluster
             * of_floats!(data_type, Float => {
@@ -54,8 +55,8 @@ impl Collectives {
         if options.concurrent == 1 {
             return Ok(resident);
         }
-        // A block takes the room of several if it is larger than one may be. In each part of the
-        // GPU there may be room for all but one block of a cluster.
+        // A block with more threads than this object's share takes the room of several blocks. In
+        // each GPC, room for all blocks of a cluster but one may stay unused.
         let each = threads.div_ceil(options.threads(room::LAMPORT_RMSNORM));
         let room = self.multiprocessors().saturating_sub(GPCS * (cluster - 1)) / each;
         Ok(room.min(resident))
@@ -67,8 +68,8 @@ impl Collectives {
     /// may be `input`; nothing else overlaps.
     ///
     /// A row whose sums have a NaN is normalised to NaNs. If the sum of squares is not finite in
-    /// f32, as of an infinity, the row becomes zeros, and NaN where the sum itself is infinite. A
-    /// zero may have either sign.
+    /// f32, as with an infinite sum, the row becomes zeros, and NaN where the sum itself is
+    /// infinite. A zero may have either sign.
     ///
     /// # Errors
     ///
@@ -97,14 +98,14 @@ impl Collectives {
     /// Does the same as [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), with a quantised output,
     /// for a product of 8-bit floats: `output` gets the normalised sum divided by the first element
     /// of `scale`, rounded once to the nearest, ties to even, and saturated at 448 of either sign;
-    /// a NaN stays one. The kernel reads the scale. It is the scale of vLLM's static quantisation
+    /// a NaN stays a NaN. The kernel reads the scale. It is the scale of vLLM's static quantisation
     /// per tensor, and of [`Product::scales`](crate::Product::scales).
     ///
     /// `input` may be overwritten: where NCCL reduces, it gets the sum. No buffers overlap.
     ///
     /// # Errors
     ///
-    /// As there, and for a `scale` without an element.
+    /// As [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), and for a `scale` without an element.
     pub fn all_reduce_rmsnorm_quantised<I, R, W, O, S>(
         &self,
         input: &I,
@@ -128,7 +129,7 @@ impl Collectives {
         self.rmsnorm(buffers, &sums, quantised, eps, stream)
     }
 
-    /// The quantised output, checked.
+    /// Checks the quantised output, and returns it as kernels take it.
     fn quantised<T: Element>(
         &self,
         [input, residual, weight]: &[DeviceSlice<T>; 3],
@@ -146,8 +147,8 @@ impl Collectives {
         Ok(QuantisedArgs { output: output_at, scale: scale_at })
     }
 
-    /// What is asked for, and its grid, once the buffers are checked. NCCL has the grid of RMSNorm
-    /// alone.
+    /// Checks the buffers, and returns what is asked for and its rows. If NCCL does the all-reduce,
+    /// their grid is that of RMSNorm alone.
     pub(super) fn request_rmsnorm<T: Element>(
         &self,
         [input, residual, weight]: &[DeviceSlice<T>; 3],
@@ -181,30 +182,30 @@ impl Collectives {
         );
         let tokens = (count / hidden) as u32;
         let ranks = self.communicator.n_ranks();
-        let alone = |reason| {
+        let rmsnorm_alone = |reason| {
             let grid = grid(row, tokens, |cluster, _| Ok(cluster * tokens))?;
             Ok((Request::by_nccl(None, reason), Rows { tokens, row, grid }))
         };
         if count == 0 {
-            return alone(INVALID);
+            return rmsnorm_alone(INVALID);
         }
         let Some(Workspace { options, .. }) = &self.workspace else {
-            return alone(self.unreached());
+            return rmsnorm_alone(self.unreached());
         };
         if count * data_type.size() > 16 * options.all_reduce_slots(ranks) {
-            return alone(LONG);
+            return rmsnorm_alone(TOO_LONG);
         }
         let most = |cluster, threads| self.most_blocks(data_type, cluster, threads);
         let grid @ (cluster, threads, blocks) = grid(row, tokens, most)?;
         // Two ranks' clusters may have several rows each.
         if !(ranks == 2 && blocks > 0 || blocks == cluster * tokens) {
-            return alone(LONG);
+            return rmsnorm_alone(TOO_LONG);
         }
         let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
         Ok((Request::fixed(plan), Rows { tokens, row, grid }))
     }
 
-    /// The operation, quantised or not. `output` also gets the sums of NCCL.
+    /// Enqueues the operation, quantised or not. `output` also gets the sums of NCCL's all-reduce.
     fn rmsnorm<T: Element>(
         &self,
         buffers: [DeviceSlice<T>; 3],
@@ -229,19 +230,20 @@ impl Collectives {
         if let Some((Workspace { dev_comm, memory, .. }, _)) = self.kernel(&request) {
             let what = || format!("all_reduce_rmsnorm of {count} {}, rows of {hidden}", T::NAME);
             self.compare(plan, what)?;
-            let _turn = self.begin(stream)?;
+            let _turn = self.order.begin(stream)?;
             let args = (
                 dev_comm, memory, early, input, residual, weight, to, quantised, tokens, hidden,
                 eps,
             );
-            // SAFETY: the buffers have the elements, aligned; dropping one waits for the stream.
-            // The workspace is as the kernel needs it, and the launches that use it are ordered.
+            // SAFETY: `request_rmsnorm` has checked that the buffers have the elements, aligned;
+            // dropping one waits for the stream. `_turn` orders launches with the workspace.
             return of_floats!(T::DATA_TYPE, Float => unsafe {
                 kernels::lamport_rmsnorm::<Float>::launch(args, config, &target)
             });
         }
         self.all_reduce(&buffers[0], output, ReduceOp::Sum, stream)?;
-        // SAFETY: the buffers have the elements, aligned; dropping one waits for the stream.
+        // SAFETY: `request_rmsnorm` has checked that the buffers have the elements, aligned;
+        // dropping one waits for the stream.
         of_floats!(T::DATA_TYPE, Float => unsafe {
             if self.is_older {
                 let args = (to, residual, weight, to, quantised, hidden, eps);
@@ -250,8 +252,8 @@ impl Collectives {
                 return kernels::rmsnorm_block::<Float>::launch(args, config, &target);
             }
             let args = (to, residual, weight, to, quantised, tokens, hidden, eps);
-            // A dependent launch of any number of blocks would take the room of others while it
-            // waits.
+            // A dependent launch of any number of blocks would take the room of other objects'
+            // operations while it waits.
             let config = match options.concurrent {
                 1 => config,
                 _ => options.independent(plan).with_cluster(cluster),
@@ -261,9 +263,9 @@ impl Collectives {
     }
 }
 
-/// The blocks of a cluster, the threads of a block, and the blocks for `tokens` rows of `row`
-/// bytes, a vector for each thread. There are at most as many blocks as `most` says of a cluster's
-/// blocks and their threads.
+/// Returns the blocks of a cluster, the threads of a block, and the blocks of the grid for `tokens`
+/// rows of `row` bytes; a thread has a vector of a row. `most` returns the most blocks of the grid
+/// for the blocks of a cluster and the threads of a block.
 ///
 /// A row takes the less time the more blocks it has, of at least 128 threads. Clusters that have
 /// several rows are small, as their blocks wait for each other.

@@ -1,8 +1,9 @@
-//! How rows reach other ranks: what differs between the forms of an [`ExpertParallel`].
+//! The forms of an [`ExpertParallel`], which differ in how rows reach other ranks: for low latency,
+//! for high throughput, and for several LSA teams.
 
 use std::fmt;
 
-use devcomm_host::{LaunchConfig, Result, Stream, SymmetricBuffer, Window};
+use devcomm_host::{KernelsOn, Result, Stream, SymmetricBuffer, Window};
 use devcomm_kernels::expert_parallel::shape::TokensArgs;
 use devcomm_kernels::expert_parallel::sums::ResultsArgs;
 use devcomm_types::F8E4M3;
@@ -10,7 +11,6 @@ use half::bf16;
 
 use super::ExpertParallel;
 use crate::check::refuse;
-use crate::launch::Takes;
 
 /// The addresses of tokens, of their experts and of their weights.
 pub(super) type Source = [u64; 3];
@@ -29,45 +29,54 @@ pub(super) struct RowsInOrder {
 }
 
 impl RowsInOrder {
-    /// Nowhere.
+    /// No memory.
     pub(super) const NONE: Self = Self { rows: 0, scales: 0, capacity: 0 };
 }
 
 /// The launch of a kernel that sends and receives.
 #[derive(Clone, Copy)]
 pub(super) struct Launch<'a> {
-    pub(super) of: &'a ExpertParallel,
-    /// Which of the two halves.
+    pub(super) experts: &'a ExpertParallel,
+    /// The halves of the operation: bits of [`Steps`](devcomm_kernels::expert_parallel::Steps).
     pub(super) steps: u32,
     pub(super) stream: &'a Stream,
 }
 
-/// A form: it has the memory of its kernels, and launches them with checked arguments.
+impl<'a> Launch<'a> {
+    pub(super) fn target(&self) -> KernelsOn<'a> {
+        self.experts.compiled.on(self.stream)
+    }
+}
+
+/// A form, which has the memory of its kernels, and launches them with arguments that
+/// [`ExpertParallel`] has checked, in order.
 pub(super) trait Form: Send {
     /// Sends and receives `count` tokens.
-    fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()>;
+    fn dispatch(&self, launch: Launch<'_>, source: Source, count: u32) -> Result<()>;
 
     /// Puts what was received in the order of the experts.
-    fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()>;
+    fn group(&self, experts: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()>;
 
     /// Sends and receives the results `rows`.
-    fn combine(&self, on: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()>;
+    fn combine(&self, launch: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()>;
 
-    /// The word with a bit for each rank that is absent.
+    /// Returns the word with a bit for each rank that is absent.
     fn absent(&self) -> Result<&SymmetricBuffer<u64>>;
 
-    /// Where rows arrive in the order of the experts.
+    /// Returns the memory in which rows arrive in the order of the experts.
     fn arrivals(&self) -> Result<&Arrivals> {
         refuse("rows arrive in no order: `throughput` gives the form in which they do")
     }
 
-    /// What is behind the number of ranks.
-    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
+    /// Writes what `Debug` says after the number of ranks.
+    fn describe(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ok(())
+    }
 }
 
-/// Rows where they arrive.
+/// The memory in which rows arrive, by their type.
 pub(super) enum Arrivals {
-    AsTheyAre(Window<bf16>),
+    Bf16(Window<bf16>),
     F8(Window<F8E4M3>),
 }
 
@@ -82,24 +91,8 @@ impl ExpertParallel {
     pub(super) fn results_args(
         &self,
         rows: u64,
-        outputs: Outputs,
+        [output, residual]: Outputs,
     ) -> ResultsArgs<u64, u32, u64, u64> {
-        let [output, residual] = outputs;
         ResultsArgs { rows, tokens: self.tokens.get() as u32, output, residual }
-    }
-
-    /// Launches a kernel.
-    ///
-    /// # Safety
-    ///
-    /// That of [`Takes::launch`].
-    pub(super) unsafe fn launch<K: Takes<A>, A>(
-        &self,
-        args: A,
-        config: LaunchConfig,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller passes arguments that the kernel may use until it has ended.
-        unsafe { K::launch(args, config, &self.compiled.on(stream)) }
     }
 }

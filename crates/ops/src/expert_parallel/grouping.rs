@@ -12,6 +12,7 @@ use super::form::{Arrivals, RowsInOrder};
 use super::{ExpertParallel, MANY_THREADS, Stage, THREADS, shape_args};
 use crate::RowGroups;
 use crate::check::{address, refuse, refuse_if};
+use crate::launch::LaunchWith;
 
 const F8_ROWS: &str = "the tokens are 8-bit floats with scales: `group_f8`, `rows_f8`";
 const NO_F8_ROWS: &str = "the tokens are no 8-bit floats: `group`, `rows`";
@@ -32,11 +33,11 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) in the other forms, and of 8-bit
-    /// floats.
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) in the other forms, and for
+    /// tokens that arrive as 8-bit floats.
     pub fn rows(&self) -> Result<DeviceSlice<bf16>> {
         match self.form.arrivals()? {
-            Arrivals::AsTheyAre(rows) => Ok(rows.device_slice()),
+            Arrivals::Bf16(rows) => Ok(rows.device_slice()),
             Arrivals::F8(_) => refuse(F8_ROWS),
         }
     }
@@ -45,37 +46,36 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// As there; of tokens that are no 8-bit floats.
+    /// As [`rows`](Self::rows), but for tokens of bf16.
     pub fn rows_f8(&self) -> Result<DeviceSlice<F8E4M3>> {
         match self.form.arrivals()? {
-            Arrivals::AsTheyAre(_) => refuse(NO_F8_ROWS),
+            Arrivals::Bf16(_) => refuse(NO_F8_ROWS),
             Arrivals::F8(rows) => Ok(rows.device_slice()),
         }
     }
 
-    /// Returns for each expert of this rank the index of its first row, and the index behind the
-    /// last row. Written by [`group`](Self::group).
+    /// Returns the index of the first row of each expert of this rank, and the index after the last
+    /// row. [`group`](Self::group) writes them.
     #[must_use]
     pub fn offsets(&self) -> DeviceSlice<u32> {
         self.offsets.device_slice()
     }
 
-    /// Returns for each expert of this rank the number of its rows. Written by
-    /// [`group`](Self::group).
+    /// Returns the number of rows of each expert of this rank. [`group`](Self::group) writes it.
     #[must_use]
     pub fn sizes(&self) -> DeviceSlice<u32> {
         self.sizes.device_slice()
     }
 
-    /// Returns the rows of each expert, for a [`GroupedGemm`](crate::GroupedGemm). Written by
-    /// [`group`](Self::group).
+    /// Returns which rows each expert has, for a [`GroupedGemm`](crate::GroupedGemm).
+    /// [`group`](Self::group) writes them.
     #[must_use]
     pub fn groups(&self) -> RowGroups {
         RowGroups { offsets: self.offsets(), sizes: self.sizes() }
     }
 
     /// Returns for each row in the order of the experts its token: the rank times the most tokens
-    /// of a rank, plus the number of the token there. Written by [`group`](Self::group).
+    /// of a rank, plus the number of the token there. [`group`](Self::group) writes them.
     #[must_use]
     pub fn origins(&self) -> DeviceSlice<u32> {
         self.origins.device_slice()
@@ -92,7 +92,7 @@ impl ExpertParallel {
     /// # Errors
     ///
     /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if nothing was received, for rows
-    /// that are not aligned to 16 bytes or of another context, and of tokens that arrive as 8-bit
+    /// that are not aligned to 16 bytes or of another context, and for tokens that arrive as 8-bit
     /// floats; those of the launch.
     pub fn group<R>(&self, rows: &R, stream: &Stream) -> Result<()>
     where
@@ -110,7 +110,7 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// As there, and for fewer scales.
+    /// As [`group`](Self::group), but for tokens of bf16, and for too few scales.
     pub fn group_f8<R, S>(&self, rows: &R, scales: &S, stream: &Stream) -> Result<()>
     where
         R: Buffer<Element = F8E4M3>,
@@ -150,14 +150,15 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// Tokens of all ranks. Of a peer's this rank knows nothing: as many as it has itself.
+    /// Returns an estimate of the tokens of all ranks, as if each had the number of this rank.
     pub(super) fn expected_tokens(&self) -> u32 {
         let ranks = self.communicator.n_ranks() as u32;
         (self.tokens.get().max(1) as u32).saturating_mul(ranks)
     }
 
-    /// What puts rows in order, as an argument; `returns` is its address.
-    pub(super) fn grouped_args(&self, rows: RowsInOrder, returns: u64) -> GroupedOf<'_> {
+    /// Returns the memory of rows in the order of the experts as an argument; `returns` is the
+    /// address of its last field.
+    pub(super) fn grouped_args(&self, rows: RowsInOrder, returns: u64) -> GroupedRows<'_> {
         let RowsInOrder { rows, scales, capacity } = rows;
         let (offsets, sizes, origins) = (&self.offsets, &self.sizes, &self.origins);
         let alignment = self.options.alignment as u32;
@@ -180,14 +181,14 @@ impl ExpertParallel {
         let threads = if tokens > blocks * (THREADS / 32) { MANY_THREADS } else { THREADS };
         let threads = self.options.threads.unwrap_or(threads);
         let config = LaunchConfig::new(blocks, threads).with_dependent();
-        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
-        // as the kernel needs it, and the launches that use it are ordered.
-        unsafe { self.launch::<kernels::ep_layout, _>(args, config, stream) }
+        // SAFETY: `enqueue_group` has checked the buffers and orders the launch; dropping a buffer
+        // waits for the stream. The form allocates the memory that the kernel needs.
+        unsafe { kernels::ep_layout::launch(args, config, &self.compiled.on(stream)) }
     }
 }
 
 /// [`Grouped`](kernels::expert_parallel::ep_layout::Grouped) as an argument.
-type GroupedOf<'a> = GroupedArgs<
+type GroupedRows<'a> = GroupedArgs<
     u64,
     u64,
     u32,

@@ -20,14 +20,15 @@ use nccl_device::Epoch;
 use super::form::{Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
 use super::{ExpertParallel, ExpertParallelOptions, shape_args};
 use crate::check::{refuse, refuse_if};
+use crate::launch::LaunchWith;
 
-/// Blocks that send and receive: each sends messages of its own.
+/// The most blocks that send and receive by default: each sends messages of its own.
 const BLOCKS: usize = 32;
 
 /// Threads of these blocks.
 const THREADS: u32 = 512;
 
-/// How tokens are divided, the same in every rank.
+/// How a rank's tokens are divided among blocks and messages, the same in every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Division {
     pub(super) teams: usize,
@@ -37,7 +38,7 @@ pub(super) struct Division {
 }
 
 impl Division {
-    /// Prepares the exchange of `teams` teams, on a GPU with so many multiprocessors.
+    /// Divides the tokens for `teams` LSA teams, on a GPU with this number of multiprocessors.
     pub(super) fn new(
         options: ExpertParallelOptions,
         teams: usize,
@@ -56,8 +57,8 @@ impl Division {
         Ok(Self { teams, blocks: blocks as u32, batch: batch as u32 })
     }
 
-    /// The words of the messages of the dispatch, of tokens of the size `sent` on their way, and of
-    /// the combine.
+    /// Returns the words of a dispatch's messages, with tokens of the size `sent`, and of a
+    /// combine's.
     pub(super) const fn words(self, sent: Shape, has_scales: bool, shape: Shape) -> [usize; 2] {
         let Self { teams, batch, .. } = self;
         let of_dispatch = ep_dispatch_hybrid::message_vectors(sent, batch, has_scales);
@@ -88,8 +89,8 @@ pub(super) struct Hybrid {
 }
 
 impl Hybrid {
-    /// Allocates it, for tokens of the size `sent` on their way and results of `shape`, and creates
-    /// the device communicator. *Collective*.
+    /// Allocates the memory, for tokens of the size `sent` on their way and results of `shape`, and
+    /// creates the device communicator. *Collective*.
     pub(super) fn new(
         comm: &Communicator,
         sent: Shape,
@@ -130,12 +131,12 @@ impl Hybrid {
         Ok((hybrid, dev_comm))
     }
 
-    /// Messages, as an argument.
+    /// Returns the memory of messages as an argument.
     fn mail<'a>(
         &self,
-        of: &'a Messages,
+        messages: &'a Messages,
     ) -> MailArgs<&'a Window<u32>, SignalRange, &'a SymmetricBuffer<u32>, u32> {
-        let Messages { window, signals, epoch } = of;
+        let Messages { window, signals, epoch } = messages;
         MailArgs { window, signals: *signals, epoch, batch: self.division.batch }
     }
 
@@ -149,11 +150,12 @@ impl Hybrid {
             self.offsets.map(|at| base + (at * size_of::<u32>()) as u64);
         // The kernels know whether there are scales by this address.
         let scales = if scales == experts { 0 } else { scales };
-        // What this rank's tokens get is in what the dispatch has relayed, and no rank is absent.
+        // `relayed` says which results this rank's tokens get. No rank is absent.
         ReceivedArgs { rows, scales, experts, weights, counts, targets: 0, absent: 0 }
     }
 
-    /// The shape of a launch: a multiprocessor has room for a block, so that all run at a time.
+    /// Returns the shape of a launch. All its blocks are resident: a multiprocessor has room for
+    /// one.
     fn config(&self, options: ExpertParallelOptions) -> LaunchConfig {
         let threads = options.threads.unwrap_or(THREADS);
         let config = LaunchConfig::new(self.division.blocks, threads);
@@ -162,34 +164,34 @@ impl Hybrid {
 }
 
 impl Form for Hybrid {
-    fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()> {
-        let Launch { of, steps, stream } = on;
-        let (sizes, tokens) = (shape_args(of.sent), tokens_args(source, count));
+    fn dispatch(&self, launch: Launch<'_>, source: Source, count: u32) -> Result<()> {
+        let (Launch { experts, steps, .. }, target) = (launch, launch.target());
+        let (sizes, tokens) = (shape_args(experts.sent), tokens_args(source, count));
         let (mail, to, relayed) = (self.mail(&self.dispatch), &self.received, self.relayed());
-        let args = (&of.dev_comm, mail, to, sizes, tokens, relayed, &of.faults, steps);
-        let config = self.config(of.options);
-        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
-        // as the kernel needs it, and the launches that use it are ordered.
+        let args = (&experts.dev_comm, mail, to, sizes, tokens, relayed, &experts.faults, steps);
+        let config = self.config(experts.options);
+        // SAFETY: `ExpertParallel` has checked the buffers and orders the launches; dropping a
+        // buffer waits for the stream. `new` allocates the memory that the kernel needs.
         unsafe {
-            match of.options.f8 {
-                true => of.launch::<kernels::ep_dispatch_hybrid<F8E4M3>, _>(args, config, stream),
-                false => of.launch::<kernels::ep_dispatch_hybrid<bf16>, _>(args, config, stream),
+            match experts.options.f8 {
+                true => kernels::ep_dispatch_hybrid::<F8E4M3>::launch(args, config, &target),
+                false => kernels::ep_dispatch_hybrid::<bf16>::launch(args, config, &target),
             }
         }
     }
 
-    fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
-        of.lay_out(self.received_args(), &self.returns, rows, stream)
+    fn group(&self, experts: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
+        experts.lay_out(self.received_args(), &self.returns, rows, stream)
     }
 
-    fn combine(&self, on: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
-        let Launch { of, steps, stream } = on;
-        let (comm, mail, partials) = (&of.dev_comm, self.mail(&self.combine), &self.partials);
-        let (sizes, results) = (shape_args(of.shape), of.results_args(rows, outputs));
+    fn combine(&self, launch: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
+        let (Launch { experts, steps, .. }, config) = (launch, self.config(launch.experts.options));
+        let (comm, mail, partials) = (&experts.dev_comm, self.mail(&self.combine), &self.partials);
+        let (sizes, results) = (shape_args(experts.shape), experts.results_args(rows, outputs));
         let (at, from, relayed) = (&self.returns, self.received_args(), self.relayed());
         let args = (comm, mail, partials, sizes, results, at, from, relayed, steps);
-        // SAFETY: the buffers have the rows of the shape, and launches of this object are ordered.
-        unsafe { of.launch::<kernels::ep_combine_hybrid, _>(args, self.config(of.options), stream) }
+        // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.
+        unsafe { kernels::ep_combine_hybrid::launch(args, config, &launch.target()) }
     }
 
     fn absent(&self) -> Result<&SymmetricBuffer<u64>> {

@@ -10,7 +10,7 @@ use crate::check::refuse;
 
 /// What has been sent and not been received.
 pub(super) struct InFlight {
-    /// The number of its half.
+    /// The number of the [`Sent`] or [`Returning`] that receives it.
     number: u64,
     /// The stream on which it was sent.
     stream: Stream,
@@ -18,7 +18,7 @@ pub(super) struct InFlight {
     results: Option<DeviceSlice<bf16>>,
     /// Whether the stream was captured, so that graphs send it.
     is_captured: bool,
-    /// Whether its half was dropped.
+    /// Whether the [`Sent`] or [`Returning`] was dropped.
     is_dropped: bool,
 }
 
@@ -28,7 +28,7 @@ impl InFlight {
     }
 }
 
-/// Tokens on their way: [`ExpertParallel::start_dispatch`].
+/// Tokens on their way, which [`ExpertParallel::start_dispatch`] has sent.
 ///
 /// If it is dropped before they are received, the next operation of the [`ExpertParallel`] receives
 /// them first.
@@ -54,14 +54,14 @@ impl Sent<'_> {
 
 impl Drop for Sent<'_> {
     fn drop(&mut self) {
-        self.experts.drop_half(self.number);
+        self.experts.mark_dropped(self.number);
     }
 }
 
-/// Results on their way: [`ExpertParallel::start_combine`].
+/// Results on their way, which [`ExpertParallel::start_combine`] has sent.
 ///
 /// If it is dropped before they are received, the next operation of the [`ExpertParallel`] receives
-/// them first and discards them, in memory that it allocates for that. Not in a stream capture.
+/// them first and discards them, in memory that it allocates: this cannot be captured.
 #[derive(Debug)]
 #[must_use = "results that are not received keep the next step from beginning"]
 pub struct Returning<'a> {
@@ -88,12 +88,12 @@ impl Returning<'_> {
 
 impl Drop for Returning<'_> {
     fn drop(&mut self) {
-        self.experts.drop_half(self.number);
+        self.experts.mark_dropped(self.number);
     }
 }
 
 impl ExpertParallel {
-    /// Records what has been sent: `results`, or tokens. Returns the number of its half.
+    /// Records what has been sent: `results`, or tokens. Returns its number.
     pub(super) fn begin_flight(
         &self,
         stream: &Stream,
@@ -107,19 +107,19 @@ impl ExpertParallel {
         Ok(number)
     }
 
-    fn drop_half(&self, number: u64) {
+    fn mark_dropped(&self, number: u64) {
         let mut in_flight = self.in_flight.borrow_mut();
         if let Some(in_flight) = in_flight.as_mut().filter(|one| one.number == number) {
             in_flight.is_dropped = true;
         }
     }
 
-    /// Receives what was sent by a half that was dropped.
+    /// Receives what was sent, if its [`Sent`] or [`Returning`] was dropped.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) while the half exists; those of
-    /// the launch, and of the memory for results.
+    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) while that exists; those of the
+    /// launch, and of the memory for results.
     pub(super) fn end_flight(&self) -> Result<()> {
         let (number, is_results, is_over) = match &*self.in_flight.borrow() {
             None => return Ok(()),

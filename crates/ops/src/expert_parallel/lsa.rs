@@ -1,7 +1,5 @@
 //! The form for one LSA team and low latency: its memory, and its launches.
 
-use std::fmt;
-
 use devcomm_host::{Communicator, Error, Result, Stream, SymmetricBuffer, Window};
 use devcomm_kernels as kernels;
 use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
@@ -14,8 +12,9 @@ use half::bf16;
 use super::form::{Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, THREADS, shape_args};
 use crate::lamport::LamportMemory;
+use crate::launch::LaunchWith;
 
-/// The memory of a session of messages.
+/// The memory of the messages of the dispatch or of the combine.
 struct Messages {
     memory: LamportMemory,
     numbered: Window<u32>,
@@ -49,7 +48,7 @@ pub(super) struct Lsa {
 }
 
 impl Lsa {
-    /// Allocates it, for tokens of the size `sent` on their way, and results of `shape`.
+    /// Allocates the memory, for tokens of the size `sent` on their way, and results of `shape`.
     /// *Collective*. No rank may send before all have done this.
     pub(super) fn new(
         comm: &Communicator,
@@ -66,15 +65,13 @@ impl Lsa {
                 numbered: comm.window(numbered_words(ranks, numbered as usize))?,
             })
         };
+        let scales = || comm.mem_alloc(tokens * 4 * sent.scale_vectors() as usize);
         Ok(Self {
             dispatch: messages(options.sent_slots(sent), ep_dispatch::numbered_slots(shape))?,
             combine: messages(shape.slots(), ep_combine::NUMBERED_SLOTS)?,
             received: Received {
                 rows: comm.mem_alloc(tokens * 4 * sent.vectors as usize)?,
-                scales: match options.f8 {
-                    true => Some(comm.mem_alloc(tokens * 4 * sent.scale_vectors() as usize)?),
-                    false => None,
-                },
+                scales: options.f8.then(scales).transpose()?,
                 experts: comm.mem_alloc(tokens * top_k)?,
                 weights: comm.mem_alloc(tokens * top_k)?,
                 counts: comm.mem_alloc(ranks)?,
@@ -100,45 +97,42 @@ impl Lsa {
 }
 
 impl Form for Lsa {
-    fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()> {
-        let Launch { of, steps, stream } = on;
-        let (comm, sizes, tokens) = (&of.dev_comm, shape_args(of.sent), tokens_args(source, count));
+    fn dispatch(&self, launch: Launch<'_>, source: Source, count: u32) -> Result<()> {
+        let (Launch { experts, steps, .. }, target) = (launch, launch.target());
+        let (comm, sizes, tokens) =
+            (&experts.dev_comm, shape_args(experts.sent), tokens_args(source, count));
         let (messages, to) = (self.dispatch.args(), self.received_args());
-        let args = (comm, messages, sizes, tokens, to, &of.faults, steps);
-        let part = ep_dispatch::part_vectors(of.communicator.n_ranks(), of.options.f8);
-        let config = of.config(count * of.sent.vectors.div_ceil(part), THREADS);
-        // SAFETY: the buffers have the elements; dropping one waits for the stream. The memory is
-        // as the kernel needs it, and the launches that use it are ordered.
+        let args = (comm, messages, sizes, tokens, to, &experts.faults, steps);
+        let part = ep_dispatch::part_vectors(experts.communicator.n_ranks(), experts.options.f8);
+        let config = experts.config(count * experts.sent.vectors.div_ceil(part), THREADS);
+        // SAFETY: `ExpertParallel` has checked the buffers and orders the launches; dropping a
+        // buffer waits for the stream. `new` allocates the memory that the kernel needs.
         unsafe {
-            match of.options.f8 {
-                true => of.launch::<kernels::ep_dispatch<F8E4M3>, _>(args, config, stream),
-                false => of.launch::<kernels::ep_dispatch<bf16>, _>(args, config, stream),
+            match experts.options.f8 {
+                true => kernels::ep_dispatch::<F8E4M3>::launch(args, config, &target),
+                false => kernels::ep_dispatch::<bf16>::launch(args, config, &target),
             }
         }
     }
 
-    fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
-        of.lay_out(self.received_args(), &self.returns, rows, stream)
+    fn group(&self, experts: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
+        experts.lay_out(self.received_args(), &self.returns, rows, stream)
     }
 
-    fn combine(&self, on: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
-        let Launch { of, steps, stream } = on;
-        let (sizes, messages) = (shape_args(of.shape), self.combine.args());
-        let (results, received) = (of.results_args(rows, outputs), self.received_args());
-        let args = (&of.dev_comm, messages, sizes, results, &self.returns, received, steps);
-        let part = ep_combine::part_vectors(of.communicator.n_ranks());
-        let parts = of.tokens.get() as u32 * of.shape.vectors.div_ceil(part);
-        let is_long = parts > of.multiprocessors() * (THREADS / 32);
-        let config = of.config(parts, if is_long { MANY_THREADS } else { THREADS });
-        // SAFETY: the buffers have the rows of the shape, and launches of this object are ordered.
-        unsafe { of.launch::<kernels::ep_combine, _>(args, config, stream) }
+    fn combine(&self, launch: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
+        let Launch { experts, steps, .. } = launch;
+        let (sizes, messages) = (shape_args(experts.shape), self.combine.args());
+        let (results, received) = (experts.results_args(rows, outputs), self.received_args());
+        let args = (&experts.dev_comm, messages, sizes, results, &self.returns, received, steps);
+        let part = ep_combine::part_vectors(experts.communicator.n_ranks());
+        let parts = experts.tokens.get() as u32 * experts.shape.vectors.div_ceil(part);
+        let is_long = parts > experts.multiprocessors() * (THREADS / 32);
+        let config = experts.config(parts, if is_long { MANY_THREADS } else { THREADS });
+        // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.
+        unsafe { kernels::ep_combine::launch(args, config, &launch.target()) }
     }
 
     fn absent(&self) -> Result<&SymmetricBuffer<u64>> {
         Ok(&self.received.absent)
-    }
-
-    fn describe(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Ok(())
     }
 }

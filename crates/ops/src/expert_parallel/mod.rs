@@ -1,4 +1,4 @@
-//! Expert parallelism: tokens to the ranks of their experts, and the experts' results back.
+//! Expert parallelism: tokens go to the ranks of their experts, and the experts' results return.
 
 mod form;
 mod grouping;
@@ -39,8 +39,8 @@ use crate::check::{address, aligned, refuse, refuse_if, require_context};
 /// Between LSA teams rows go over the network (GIN), once to each team with one of the token's
 /// experts, and each team returns one row.
 ///
-/// Each rank has as many experts, rank 0 the first ones, and tokens of its own, rows in bf16. A
-/// step of a layer is
+/// All ranks have the same number of experts, rank 0 the first ones, and tokens of their own, rows
+/// in bf16. A step of a layer is
 ///
 /// 1. [`dispatch`](Self::dispatch): each token's row goes once to each rank with one of its
 ///    experts;
@@ -49,12 +49,11 @@ use crate::check::{address, aligned, refuse, refuse_if, require_context};
 /// 3. [`combine`](Self::combine): the experts' rows return, times the token's weights, and are
 ///    added up in f32.
 ///
-/// Every rank calls the same operations in the same order; the number of tokens may be another one
-/// in each rank, also 0. Launches are dependent ones, use no memory of the host, and may be
-/// captured in graphs. Only work on the operation's stream may access its buffers until it has
-/// ended. All results are determined by the inputs. After an error between the halves of an
-/// operation, what is on its way is received by the same half, or once that is dropped by the next
-/// operation.
+/// Every rank calls the same operations in the same order; the number of tokens may differ between
+/// ranks, and be 0. Launches are dependent ones, use no memory of the host, and may be captured in
+/// graphs. Only work on the operation's stream may access its buffers until it has ended. All
+/// results are determined by the inputs. If the second half of an operation fails, it can be called
+/// again; if it is dropped, the next operation receives first what is on its way.
 ///
 /// ```no_run
 /// use devcomm::{Buffer, ExpertParallel, ExpertParallelOptions, Tokens, World};
@@ -94,12 +93,13 @@ pub struct ExpertParallel {
     order: StreamOrder,
     stage: Cell<Stage>,
     in_flight: RefCell<Option<InFlight>>,
+    /// The number of first halves so far.
     flights: Cell<u64>,
-    /// The ranks that are absent, a bit each.
+    /// The ranks that are absent, as bits.
     absent: Cell<u64>,
     /// The tokens of the last dispatch.
     tokens: Cell<usize>,
-    /// The rows of the last layout.
+    /// The rows for which the last `group` had room.
     grouped: Cell<usize>,
 }
 
@@ -114,12 +114,12 @@ enum Stage {
 /// Tokens of this rank, with their routing.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a, X, I, W> {
-    /// How many there are.
+    /// The number of tokens.
     pub count: usize,
     /// `count` rows, aligned to 16 bytes. Bits of zeros may change their sign on the way.
     pub input: &'a X,
-    /// The experts of each token, in any order: 0 up to their number, or -1 for none. Other numbers
-    /// count as -1, and are reported by [`ExpertParallel::check`].
+    /// The experts of each token, in any order: numbers from 0, or -1 for none. Numbers without an
+    /// expert count as -1, and are reported by [`ExpertParallel::check`].
     pub ids: &'a I,
     /// The weights of these experts.
     pub weights: &'a W,
@@ -144,7 +144,7 @@ const HYBRID_FILES: &[&str] = &[
 const THREADS: u32 = 256;
 /// The threads of a block where there are many rows.
 const MANY_THREADS: u32 = 512;
-/// Blocks that receive, at least, as a peer may have many tokens.
+/// The fewest blocks that receive, as a peer may have many tokens.
 const FEWEST_BLOCKS: u32 = 32;
 
 /// The call that all ranks make together.
@@ -156,9 +156,9 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for sizes that the kernels do not
+    /// [`Error::InvalidInput`] for sizes that the kernels do not
     /// support; those of loading kernels, and of creating windows and a device communicator;
-    /// [`WorldError::CallFailed`](devcomm_host::WorldError::CallFailed) if another rank has one;
+    /// [`WorldError::CallFailed`](devcomm_host::WorldError::CallFailed) if another rank fails;
     /// [`WorldError::OptionsDiffer`](devcomm_host::WorldError::OptionsDiffer) for ranks with
     /// different options.
     pub fn new(comm: &Communicator, options: ExpertParallelOptions) -> Result<Self> {
@@ -182,23 +182,21 @@ impl ExpertParallel {
             Ok::<_, Error>((shape, division, Kernels::load(comm.context(), &set)?))
         };
         let own = own();
-        // Blocks of several LSA teams send to those of the same number.
+        // In several LSA teams a block sends to the block with the same index in other ranks.
         let blocks = own.as_ref().ok().and_then(|own| own.1).map(|division| division.blocks);
         let call = options.call(comm.collective(NAME));
         let call = call.option("blocks of several LSA teams", or_default(blocks));
         let ((shape, division, compiled), _) = call.agree(own.map(|own| (own, ())))?;
-        let f8 = options.f8;
+
         let sent = options.sent(shape);
-        let (form, dev_comm): (Box<dyn Form>, _) = match division {
-            None => {
-                let form: Box<dyn Form> = match options.rows {
-                    None => Box::new(Lsa::new(comm, options, sent, shape)?),
-                    Some(_) => Box::new(Throughput::new(comm, options, sent, shape)?),
-                };
-                (form, comm.create_dev_comm(DevCommRequirements::new())?)
+        let create_dev_comm = || comm.create_dev_comm(DevCommRequirements::new());
+        let (form, dev_comm): (Box<dyn Form>, _) = match (division, options.rows) {
+            (None, None) => (Box::new(Lsa::new(comm, options, sent, shape)?), create_dev_comm()?),
+            (None, Some(_)) => {
+                (Box::new(Throughput::new(comm, options, sent, shape)?), create_dev_comm()?)
             }
-            Some(division) => {
-                let (hybrid, dev_comm) = Hybrid::new(comm, sent, f8, shape, division)?;
+            (Some(division), _) => {
+                let (hybrid, dev_comm) = Hybrid::new(comm, sent, options.f8, shape, division)?;
                 (Box::new(hybrid), dev_comm)
             }
         };
@@ -229,7 +227,7 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for more tokens than there is
+    /// [`Error::InvalidInput`] for more tokens than there is
     /// memory for, buffers that are too short, not aligned or of another context, and if what was
     /// sent has not been received; those of the launch.
     pub fn dispatch<X, I, W>(&self, tokens: Tokens<'_, X, I, W>, stream: &Stream) -> Result<()>
@@ -244,11 +242,11 @@ impl ExpertParallel {
     }
 
     /// Does the first half of [`dispatch`](Self::dispatch): sends the tokens. Work that is enqueued
-    /// before [`Sent::receive`] overlaps their way; other operations of this are refused.
+    /// before [`Sent::receive`] overlaps their way; other operations of this object are refused.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`dispatch`](Self::dispatch).
     pub fn start_dispatch<X, I, W>(
         &self,
         tokens: Tokens<'_, X, I, W>,
@@ -298,7 +296,7 @@ impl ExpertParallel {
     ) -> Result<()> {
         self.compare("dispatch to experts", steps)?;
         let _turn = self.begin(stream)?;
-        self.form.dispatch(Launch { of: self, steps, stream }, source, count as u32)
+        self.form.dispatch(Launch { experts: self, steps, stream }, source, count as u32)
     }
 
     /// Returns the experts' results to the tokens: `output` gets for each token of the last
@@ -309,7 +307,7 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if there was no `group` since the
+    /// [`Error::InvalidInput`] if there was no `group` since the
     /// last dispatch, for buffers that are too short, not aligned or of another context; those of
     /// the launch.
     pub fn combine<R, O>(
@@ -333,7 +331,7 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`combine`](Self::combine).
     pub fn start_combine<R>(&self, rows: &R, stream: &Stream) -> Result<Returning<'_>>
     where
         R: Buffer<Element = bf16>,
@@ -344,10 +342,7 @@ impl ExpertParallel {
         Ok(Returning { experts: self, number })
     }
 
-    fn check_results<R>(&self, rows: &R) -> Result<u64>
-    where
-        R: Buffer<Element = bf16>,
-    {
+    fn check_results(&self, rows: &impl Buffer<Element = bf16>) -> Result<u64> {
         self.end_flight()?;
         refuse_if!(
             self.stage.get() != Stage::Grouped,
@@ -375,17 +370,17 @@ impl ExpertParallel {
     ) -> Result<()> {
         self.compare("results of experts", steps)?;
         let _turn = self.begin(stream)?;
-        self.form.combine(Launch { of: self, steps, stream }, rows, outputs)
+        self.form.combine(Launch { experts: self, steps, stream }, rows, outputs)
     }
 
-    /// Waits for the last operation, and fails if the routing of any since the last check was
-    /// wrong: experts that do not exist, which count as none, or more rows than
-    /// [`group`](Self::group) had room for, which are missing; for high throughput in any rank. Not
-    /// for a stream capture.
+    /// Waits for the last operation, and fails if the routing of any operation since the last check
+    /// was wrong: experts that do not exist, which count as none, or more rows than
+    /// [`group`](Self::group) had room for, which are missing; in the form for high throughput, in
+    /// any rank. It cannot be captured.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) with what was wrong; those of the
+    /// [`Error::InvalidInput`] with what was wrong; those of the
     /// kernels.
     pub fn check(&self) -> Result<()> {
         let mut words = [0; Faults::WORDS];
@@ -411,19 +406,19 @@ impl ExpertParallel {
         refuse(format!("the experts of {whose} need {rows} rows, and there was room for {room}"))
     }
 
-    /// Says that from here on these ranks are absent, and no others, in the order of the stream:
-    /// nothing is sent to them and nothing awaited from them. Their tokens count as none, and so do
-    /// their experts, whose part of a result is left out. Not for a stream capture; graphs that
-    /// were captured before know it when they are launched.
+    /// Declares these ranks, and no others, absent for later work on the stream: nothing is sent to
+    /// them and nothing awaited from them. Their tokens count as none, and so do their experts,
+    /// whose part of a result is left out. It cannot be captured, but applies to later launches of
+    /// graphs that were captured before.
     ///
-    /// An absent rank has no need to run. If it comes back, all operations of all ranks have ended
-    /// before, and it has done as many dispatches and combines as the others, for whom it was
-    /// absent, and they for it. Of two ranks both count the other one as absent, or neither does;
-    /// for high throughput all ranks that do not, count the same ones as absent.
+    /// An absent rank need not run. Before it comes back, all operations of all ranks must have
+    /// ended, and it must have done the same number of dispatches and combines as the others, with
+    /// these ranks absent for it. Of two ranks each one is absent for the other, or neither is; in
+    /// the form for high throughput, the same ranks are absent for all ranks that are not absent.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a rank that does not exist,
+    /// [`Error::InvalidInput`] for a rank that does not exist,
     /// this one, while rows are on their way, and in several LSA teams; those of the stream.
     pub fn set_absent(&self, ranks: &[usize], stream: &Stream) -> Result<()> {
         let word = self.form.absent()?;
@@ -441,8 +436,7 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// Compares, in a checked world, an operation with those of the other ranks, which must be
-    /// there.
+    /// Compares, in a checked world, an operation with those of the other ranks, if none is absent.
     fn compare(&self, operation: &str, steps: u32) -> Result<()> {
         if self.absent.get() != 0 {
             return Ok(());
@@ -468,8 +462,8 @@ impl ExpertParallel {
         self.communicator.context().limits().multiprocessors
     }
 
-    /// The shape of a launch with so many parts to send, one for each warp. Its blocks need not run
-    /// at the same time as the peers', but as each other: one multiprocessor has room for one.
+    /// Returns the shape of a launch that sends `parts` parts, each by a warp. Its blocks run at
+    /// the same time, as each multiprocessor has room for one; the peers' blocks need not.
     fn config(&self, parts: u32, threads: u32) -> LaunchConfig {
         let multiprocessors = self.multiprocessors();
         let blocks = self.options.blocks.unwrap_or_else(|| parts.max(FEWEST_BLOCKS));

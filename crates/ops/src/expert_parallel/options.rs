@@ -64,9 +64,9 @@ impl ExpertParallelOptions {
         Self { alignment: rows, ..self }
     }
 
-    /// Tokens become `F8E4M3` with an `f32` scale for each 128 elements on their way to the
-    /// experts, where [`ExpertParallel::group_f8`] puts them in order: half of the bytes. Results
-    /// return in `bf16`. `hidden` is a multiple of 128.
+    /// Sends tokens to the experts as `F8E4M3` with an `f32` scale for each 128 elements, about
+    /// half of the bytes; [`ExpertParallel::group_f8`] puts them in order. Results return in
+    /// `bf16`. `hidden` is a multiple of 128.
     ///
     /// The scale is the least power of two, at least `2^-126`, times which 448 is no less than each
     /// of the 128 elements. So an element divided by it is exact, and rounded once: to nearest,
@@ -77,21 +77,23 @@ impl ExpertParallelOptions {
     }
 
     /// Takes the form for high throughput, of many tokens (prefill, training): ranks first tell
-    /// each other how many rows there are, which then arrive one behind the other in the order of
+    /// each other how many rows there are, which then arrive one after the other in the order of
     /// the experts ([`ExpertParallel::rows`]). A rank has room for `rows` of them from all ranks
-    /// together, with what alignment leaves free, but never for more than there can be. If one
-    /// needs more, what is behind them is left out, and [`ExpertParallel::check`] fails in every
+    /// together, including what alignment leaves free, but never for more than there can be. If a
+    /// rank needs more, further rows are left out, and [`ExpertParallel::check`] fails in every
     /// rank.
     ///
     /// By default the form is that for low latency, in which no rank waits before it sends, and
-    /// which has memory for the most tokens of each rank, several times. Not for several LSA teams.
+    /// which has memory for the most tokens of each rank, several times. Several LSA teams have no
+    /// form for high throughput.
     pub const fn throughput(self, rows: usize) -> Self {
         Self { rows: Some(rows), ..self }
     }
 
     /// Sets the most blocks of a kernel; those that send and receive are also at most the GPU's
-    /// multiprocessors. Default: as many as there is work for. In several LSA teams as many send
-    /// and receive in every rank, by default at most 32, as each sends messages of its own.
+    /// multiprocessors. Default: the number that there is work for. In several LSA teams every rank
+    /// has the same number that send and receive, by default at most 32, as each of them sends
+    /// messages of its own.
     pub const fn blocks(self, blocks: u32) -> Self {
         Self { blocks: Some(blocks), ..self }
     }
@@ -106,12 +108,12 @@ impl ExpertParallelOptions {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`ExpertParallel::new`].
     pub fn build(self, comm: &Communicator) -> Result<ExpertParallel> {
         ExpertParallel::new(comm, self)
     }
 
-    /// Returns what an [`ExpertParallel`] allocates on each GPU for so many ranks in one LSA team.
+    /// Returns what an [`ExpertParallel`] allocates on each GPU for `ranks` ranks in one LSA team.
     ///
     /// # Errors
     ///
@@ -160,7 +162,7 @@ impl ExpertParallelOptions {
         }
     }
 
-    /// Returns what it allocates for so many ranks in `teams` LSA teams, at least two.
+    /// Returns what it allocates for `ranks` ranks in `teams` LSA teams, at least two.
     ///
     /// # Errors
     ///
@@ -198,31 +200,31 @@ impl ExpertParallelOptions {
             .option("threads", or_default(threads))
     }
 
-    /// The sizes of tokens on their way to the experts, given those of results.
+    /// Returns the sizes of tokens on their way to the experts, given those of results.
     pub(super) fn sent(self, shape: Shape) -> Shape {
         let vectors = if self.f8 { shape.vectors / 2 } else { shape.vectors };
         Shape { vectors, ..shape }
     }
 
-    /// The slots that a rank has for tokens from each rank.
+    /// Returns the slots that a rank has for tokens from each rank.
     pub(super) fn sent_slots(self, sent: Shape) -> u32 {
         if self.f8 { sent.scaled_slots() } else { sent.slots() }
     }
 
-    /// The most rows in the order of a rank's experts: a token has no more experts in a rank than
-    /// it has.
+    /// Returns the most rows in the order of a rank's experts: those of tokens with all their
+    /// experts in this rank, or the limit for high throughput.
     pub(super) fn most_rows(self, ranks: usize) -> usize {
         let padding = self.local(ranks) * (self.alignment - 1);
         let all = ranks * self.tokens * self.top_k + padding;
         self.rows.map_or(all, |rows| rows.min(all))
     }
 
-    /// Experts of a rank.
+    /// Returns the number of experts of a rank.
     pub(super) fn local(self, ranks: usize) -> usize {
         self.experts / ranks
     }
 
-    /// The sizes for the kernels of one LSA team, if these support them.
+    /// Returns the shape of launches in one LSA team, if the kernels support it.
     pub(super) fn shape(self, ranks: usize) -> Result<Shape> {
         refuse_if!(
             ranks == 0 || ranks > RANKS,
@@ -231,7 +233,7 @@ impl ExpertParallelOptions {
         self.shape_of_any(ranks)
     }
 
-    /// Returns the shape of launches in several teams.
+    /// Returns the shape of launches in several LSA teams, if the kernels support it.
     pub(super) fn shape_in_teams(self, ranks: usize) -> Result<Shape> {
         refuse_if!(
             self.rows.is_some(),
@@ -292,13 +294,14 @@ impl ExpertParallelOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertParallelMemory {
     /// Where rows of tokens arrive: two banks, which take turns, with room for the most tokens of
-    /// each other rank (but with 2 ranks also of this one). Vectors need no flags, so there
-    /// is nothing else. In several LSA teams: three times the most tokens of a rank of each team,
-    /// one of them for what is sent, with their experts and weights. For high throughput nothing:
-    /// rows arrive where they stay.
+    /// each other rank (with 2 ranks, of this one too). In several LSA teams there is room for
+    /// three times the most tokens of a rank of each team, with their experts and weights: once for
+    /// what is sent, and twice for what arrives. It is 0 for high throughput: rows arrive where
+    /// they stay.
     pub dispatch_slots: usize,
-    /// Where results arrive: likewise; in several LSA teams also the most tokens of each rank. For
-    /// high throughput one of each expert of a token, or of each rank if these are fewer.
+    /// Where results arrive: the same for results; in several LSA teams also the most tokens of
+    /// each rank. For high throughput a token has a result of each of its experts, or of each rank
+    /// if there are fewer ranks.
     pub combine_slots: usize,
     /// Where numbers of tokens and experts with weights arrive: two banks of 16 bytes for each
     /// token and expert of each rank. For high throughput a word for each rank and expert.

@@ -11,6 +11,7 @@ use half::bf16;
 
 use super::form::{Arrivals, Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, shape_args};
+use crate::launch::LaunchWith;
 
 /// The memory of the form for high throughput.
 pub(super) struct Throughput {
@@ -30,8 +31,7 @@ pub(super) struct Throughput {
 }
 
 impl Throughput {
-    /// Allocates it, for tokens of the size `sent` on their way, and results of `shape`.
-    /// *Collective*.
+    /// Allocates memory for tokens of the size `sent` and for results of `shape`. *Collective*.
     pub(super) fn new(
         comm: &Communicator,
         options: ExpertParallelOptions,
@@ -44,7 +44,7 @@ impl Throughput {
         Ok(Self {
             rows: match options.f8 {
                 true => Arrivals::F8(comm.window(capacity * options.hidden)?),
-                false => Arrivals::AsTheyAre(comm.window(capacity * options.hidden)?),
+                false => Arrivals::Bf16(comm.window(capacity * options.hidden)?),
             },
             scales: comm.window(4 * scales)?,
             results: comm.window(Counted::results(shape, ranks) * options.hidden)?,
@@ -79,48 +79,48 @@ impl Throughput {
 }
 
 impl Form for Throughput {
-    fn dispatch(&self, on: Launch<'_>, source: Source, count: u32) -> Result<()> {
-        let Launch { of, steps, stream } = on;
-        let (comm, sizes, faults) = (&of.dev_comm, shape_args(of.sent), &of.faults);
+    fn dispatch(&self, launch: Launch<'_>, source: Source, count: u32) -> Result<()> {
+        let Launch { experts, steps, .. } = launch;
+        let (comm, sizes, faults) = (&experts.dev_comm, shape_args(experts.sent), &experts.faults);
         let (scales, tokens) = (&self.scales, tokens_args(source, count));
-        let groups = of.grouped_args(RowsInOrder::NONE, 0);
-        let config = of.config(count, MANY_THREADS);
+        let groups = experts.grouped_args(RowsInOrder::NONE, 0);
+        let config = experts.config(count, MANY_THREADS);
         macro_rules! launch {
             ($element:ty, $rows:expr) => {{
                 let memory = self.memory();
                 let args = (comm, memory, $rows, scales, sizes, tokens, groups, faults, steps);
-                // SAFETY: the buffers have the elements; dropping one waits for the stream. The
-                // memory is as the kernel needs it, and the launches that use it are ordered.
+                // SAFETY: `ExpertParallel` has checked the buffers and orders the launches;
+                // dropping a buffer waits for the stream. `new` allocates what the kernel needs.
                 unsafe {
-                    of.launch::<kernels::ep_dispatch_counted<$element>, _>(args, config, stream)
+                    kernels::ep_dispatch_counted::<$element>::launch(args, config, &launch.target())
                 }
             }};
         }
         match &self.rows {
-            Arrivals::AsTheyAre(rows) => launch!(bf16, rows),
+            Arrivals::Bf16(rows) => launch!(bf16, rows),
             Arrivals::F8(rows) => launch!(F8E4M3, rows),
         }
     }
 
-    fn group(&self, of: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
+    fn group(&self, experts: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
         let (arrived, scales) = match &self.rows {
-            Arrivals::AsTheyAre(rows) => (rows.device_address(), 0),
+            Arrivals::Bf16(rows) => (rows.device_address(), 0),
             Arrivals::F8(rows) => (rows.device_address(), self.scales.device_address()),
         };
-        let (sizes, ranks) = (shape_args(of.sent), of.communicator.n_ranks() as u32);
-        let args = (self.memory(), sizes, ranks, arrived, scales, of.grouped_args(rows, 0));
-        let config = of.config(of.expected_tokens(), MANY_THREADS);
-        // SAFETY: the buffers have the rows of the shape, and launches of this object are ordered.
-        unsafe { of.launch::<kernels::ep_expand, _>(args, config, stream) }
+        let (sizes, ranks) = (shape_args(experts.sent), experts.communicator.n_ranks() as u32);
+        let args = (self.memory(), sizes, ranks, arrived, scales, experts.grouped_args(rows, 0));
+        let config = experts.config(experts.expected_tokens(), MANY_THREADS);
+        // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.
+        unsafe { kernels::ep_expand::launch(args, config, &experts.compiled.on(stream)) }
     }
 
-    fn combine(&self, on: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
-        let Launch { of, steps, stream } = on;
-        let (sizes, results) = (shape_args(of.shape), of.results_args(rows, outputs));
-        let args = (&of.dev_comm, self.memory(), &self.results, sizes, results, steps);
-        let config = of.config(of.expected_tokens(), MANY_THREADS);
-        // SAFETY: the buffers have the rows of the shape, and launches of this object are ordered.
-        unsafe { of.launch::<kernels::ep_combine_counted, _>(args, config, stream) }
+    fn combine(&self, launch: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
+        let Launch { experts, steps, .. } = launch;
+        let (sizes, results) = (shape_args(experts.shape), experts.results_args(rows, outputs));
+        let args = (&experts.dev_comm, self.memory(), &self.results, sizes, results, steps);
+        let config = experts.config(experts.expected_tokens(), MANY_THREADS);
+        // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.
+        unsafe { kernels::ep_combine_counted::launch(args, config, &launch.target()) }
     }
 
     fn absent(&self) -> Result<&SymmetricBuffer<u64>> {

@@ -1,4 +1,4 @@
-//! The fastest plan of a shape, by a measurement.
+//! The measurement that finds the fastest plan of a shape.
 
 use devcomm_host::{Buffer, Result};
 use half::bf16;
@@ -40,14 +40,15 @@ impl<F: Fusion> FusedGemm<F> {
     }
 
     /// Measures a shape for which no plan was chosen, unless a stream is captured. *Collective*.
-    pub(super) fn measure_first(&self, of: &Operands<'_, F>) -> Result<()> {
-        let (base, key) = (&self.base, Self::key(of.extents));
+    pub(super) fn measure_first(&self, operands: &Operands<'_, F>) -> Result<()> {
+        let (base, key) = (&self.base, Self::key(operands.extents));
         let is_known = base.decisions.has_choice(key);
         if is_known || base.context().refuse_capturing("a plan is measured").is_err() {
             return Ok(());
         }
-        let of = Operands { a: of.a, b: of.b, c: of.c, ..*of };
-        self.find_fastest("the first product of a shape", of.extents.lengths(), Ok(of)).map(drop)
+        let operands = Operands { a: operands.a, b: operands.b, c: operands.c, ..*operands };
+        self.find_fastest("the first product of a shape", operands.extents.lengths(), Ok(operands))
+            .map(drop)
     }
 
     /// Times plans of a shape, and keeps the fastest. *Collective*.
@@ -66,7 +67,7 @@ impl<F: Fusion> FusedGemm<F> {
             Ok(((operands, plans, expected), ()))
         });
         let key = own.as_ref().ok().map(|((operands, ..), ())| Self::key(operands.extents));
-        base.decisions.find(key, || {
+        base.decisions.measure(key, || {
             let plans =
                 own.as_ref().map_or(String::new(), |((_, plans, _), ())| format!("{plans:?}"));
             let name = format!("{}::{call}", F::NAME);
@@ -79,13 +80,13 @@ impl<F: Fusion> FusedGemm<F> {
             if plans.contains(&F::UNFUSED) {
                 base.prepare_unfused()?;
             }
-            // Workspaces, before any rank can have an error of its own.
+            // This allocates the workspaces, before any rank can have an error of its own.
             plans.iter().try_for_each(|plan| self.set_plan(Some(*plan)))?;
             self.time(&operands, &plans, expected)
         })
     }
 
-    /// The fastest of these plans, the same in all ranks, of which the one that is not fused is
+    /// Returns the fastest of these plans, the same in all ranks. The plan that is not fused is
     /// timed with the likely plans of its product. Plans that not all ranks can do are left out. An
     /// error leaves the product's plan as it was. *Collective*.
     fn time(
@@ -106,14 +107,15 @@ impl<F: Fusion> FusedGemm<F> {
             self.set_plan(Some(plan))?;
             gemm.map_or(Ok(true), |gemm| gemm.select(extents, product))
         };
-        // Its workspace may be too small.
+        // A plan's workspace may be too small.
         let can = |plan| {
             let is_aligned = plan == F::UNFUSED || are_aligned(operands.addresses);
             is_aligned && self.decide(extents).plan == plan
         };
-        let each = |plan| if plan == F::UNFUSED { &products[..] } else { &products[..1] };
-        let pairs =
-            plans.iter().flat_map(|plan| each(*plan).iter().map(|product| (*plan, *product)));
+        let products_of = |plan| if plan == F::UNFUSED { &products[..] } else { &products[..1] };
+        let pairs = plans
+            .iter()
+            .flat_map(|plan| products_of(*plan).iter().map(|product| (*plan, *product)));
         let pairs: Vec<_> = pairs.collect();
         let chosen = || {
             let possible = pairs.iter().map(|pair| Ok(select(*pair)? && can(pair.0))).collect();
@@ -148,8 +150,7 @@ mod tests {
             [&a, &b].into_iter().try_for_each(|factor| stream.fill(factor, bf16::ONE))?;
             let mut product = GemmReduceScatter::new(comm, &stream, 6, 8)?;
             product.launch(&a, &b, &c, [6, 8, 16])?;
-            let reason = |shape| product.explain(shape).map(|how| how.reason);
-            assert_ne!(reason([6, 8, 16])?, "as it was measured");
+            assert_ne!(product.explain([6, 8, 16])?.reason, "as it was measured");
             product.base.measures_first = true;
             for _ in 0..2 {
                 product.launch(&a, &b, &c, [6, 8, 16])?;

@@ -3,7 +3,7 @@
 //!
 //! A shape is validated where it enters an operation, and is an [`Extents`] from there on.
 //! [`FusedGemm::decide`] makes the decision that both `explain` and a launch use: the plan that was
-//! set, that which was measured, that which this machine measured before, or that of
+//! set, the one that was measured, the one that this machine measured before, or the one of
 //! [`Fusion::choose`]. Decisions are kept. A plan is a [`Strategy`], or the product and the
 //! collective one after the other, [`Unfused`].
 
@@ -19,9 +19,10 @@ use devcomm_host::{
 };
 use half::bf16;
 
-pub(crate) use self::wide::Exchanging;
+pub(crate) use self::wide::ExchangeKernels;
 use crate::agree::is_single_lsa_team;
 use crate::check::{address, are_aligned, check_len, refuse, refuse_if, require_context};
+use crate::collectives::HOPPER;
 use crate::decisions::Decisions;
 use crate::extents::Extents;
 use crate::gemm::{Added, Matrices};
@@ -64,11 +65,8 @@ pub struct Unfused {
 /// The environment variable by which the first product of a shape is measured.
 const MEASURE_FIRST: &str = "DEVCOMM_MEASURE_FIRST";
 
-/// The GPUs whose kernels exchange rounded products.
-const HOPPER: (u32, u32) = (9, 0);
-
 impl<F: Fusion> Base<F> {
-    /// *Collective*.
+    /// Creates what all operations have. *Collective*.
     pub(crate) fn new(comm: &Communicator, stream: &Stream, most: [usize; 2]) -> Result<Self> {
         let tuned = Tuned::new(comm.context(), F::NAME, comm.n_ranks())?;
         let measures_first = std::env::var_os(MEASURE_FIRST).is_some_and(|value| value == "1");
@@ -85,9 +83,9 @@ impl<F: Fusion> Base<F> {
         })
     }
 
-    /// Prepares an operation of which each rank has a part of the rows, the plan that is not fused,
-    /// and memory for the largest matrix; also returns whether all ranks have the kernels of
-    /// Hopper and reach each other. *Collective*.
+    /// Does what [`new`](Self::new) does, for an operation in which each rank has a part of the
+    /// rows, and prepares the plan that is not fused. Also returns memory for the largest matrix,
+    /// and whether all ranks have the kernels of Hopper and reach each other. *Collective*.
     pub(crate) fn of_rows(
         comm: &Communicator,
         stream: &Stream,
@@ -120,19 +118,19 @@ impl<F: Fusion> Base<F> {
             let name = format!("{}: the plan {}", F::NAME, F::UNFUSED);
             let (mut gemm, _) = self.comm.collective(&name).agree(own)?;
             gemm.constant_b = self.constant_b;
-            // As the fused plans, it may fill the GPU: `order` lets nothing run beside it.
+            // As the fused plans, it may fill the GPU: `order` lets nothing run concurrently.
             let collectives = CollectivesOptions::new().concurrent(1).build(&self.comm)?;
             Ok(Unfused { gemm, collectives })
         })
     }
 
-    /// The product of the plan that is not fused, if it is prepared.
+    /// Returns the product of the plan that is not fused, if it is prepared.
     fn gemm(&self) -> Option<&Gemm> {
         self.unfused.get().map(|unfused| &unfused.gemm)
     }
 }
 
-/// The elements of the largest matrix, if this rank can prepare products of it.
+/// Returns the elements of the largest matrix, if this rank can prepare products of it.
 pub(crate) fn check_most<F: Fusion>(
     comm: &Communicator,
     stream: &Stream,
@@ -151,7 +149,7 @@ pub(crate) fn check_most<F: Fusion>(
     }
 }
 
-/// Whether this rank's GPU has the kernels that exchange rounded products.
+/// Returns whether this rank's GPU has the kernels that exchange rounded products.
 pub(crate) fn is_hopper(comm: &Communicator) -> bool {
     comm.context().limits().compute_capability == HOPPER
 }
@@ -161,15 +159,15 @@ pub struct Operands<'a, F: Fusion> {
     pub(crate) a: &'a DeviceSlice<bf16>,
     pub(crate) b: &'a DeviceSlice<bf16>,
     pub(crate) c: &'a F::C,
-    /// The buffers of A, B and C.
+    /// The addresses of A, B and C.
     pub(crate) addresses: [u64; 3],
-    /// What only the plan that is not fused adds to a product.
+    /// What is added to the product, by the plan that is not fused.
     pub(crate) added: Option<&'a Added<bf16>>,
     pub(crate) extents: Extents,
 }
 
 impl<F: Fusion> Operands<'_, F> {
-    /// The matrices as kernels take them.
+    /// Returns the matrices as kernels take them.
     pub(crate) fn matrices(&self) -> Matrices {
         Matrices::plain(self.addresses, self.extents)
     }
@@ -177,11 +175,11 @@ impl<F: Fusion> Operands<'_, F> {
 
 /// A way to do the product and the collective in one kernel, and its memory, once it is prepared.
 pub trait Strategy<F: Fusion> {
-    /// Whether it is prepared, and does products of this shape.
-    fn supports(&self, on: &Base<F>, plan: F::Plan, extents: Extents) -> bool;
+    /// Returns whether it is prepared, and does products of this shape.
+    fn supports(&self, base: &Base<F>, plan: F::Plan, extents: Extents) -> bool;
 
     /// Loads the kernels and allocates their memory, the first time. *Collective*.
-    fn prepare(&self, on: &Base<F>, plan: F::Plan) -> Result<()>;
+    fn prepare(&self, base: &Base<F>, plan: F::Plan) -> Result<()>;
 
     /// Enqueues a product.
     ///
@@ -190,7 +188,12 @@ pub trait Strategy<F: Fusion> {
     /// The plan [supports](Self::supports) the shape. The matrices begin at multiples of 16 bytes,
     /// and stay allocated until the product has ended. Launches are ordered, and the same in all
     /// ranks.
-    unsafe fn launch(&self, on: &Base<F>, plan: F::Plan, of: &Operands<'_, F>) -> Result<()>;
+    unsafe fn launch(
+        &self,
+        base: &Base<F>,
+        plan: F::Plan,
+        operands: &Operands<'_, F>,
+    ) -> Result<()>;
 }
 
 /// The collective of a [`FusedGemm`].
@@ -215,7 +218,7 @@ pub trait Fusion: Sized {
     }
 
     /// Returns the rows of A and of C that a rank has, if there is memory for a product.
-    fn rows(&self, on: &Base<Self>, extents: Extents) -> Result<[usize; 2]>;
+    fn rows(&self, base: &Base<Self>, extents: Extents) -> Result<[usize; 2]>;
 
     /// Returns the strategy that does a plan; `None` for the one that is not fused.
     fn strategy(&self, plan: Self::Plan) -> Option<&dyn Strategy<Self>>;
@@ -223,30 +226,30 @@ pub trait Fusion: Sized {
     /// Enqueues the product and the collective, one after the other.
     fn launch_unfused(
         &self,
-        on: &Base<Self>,
+        base: &Base<Self>,
         by: &Unfused,
         operands: &Operands<'_, Self>,
     ) -> Result<()>;
 
     /// Returns the plan of a shape for which none was chosen that can do it.
-    fn choose(&self, on: &Base<Self>, extents: Extents) -> Explanation<Self::Plan>;
+    fn choose(&self, base: &Base<Self>, extents: Extents) -> Explanation<Self::Plan>;
 
     /// Returns the plans that [`FusedGemm::measure`] times.
     fn to_measure(
         &self,
-        on: &Base<Self>,
+        base: &Base<Self>,
         extents: Extents,
         expected: Self::Plan,
     ) -> Result<Vec<Self::Plan>>;
 
-    /// Refuses a plan that the operation never has.
+    /// Refuses a plan that no shape can have on these GPUs.
     fn require(&self, _: &Base<Self>, _: Self::Plan) -> Result<()> {
         Ok(())
     }
 
     /// Returns what `Debug` says.
-    fn describe(&self, on: &Base<Self>) -> String {
-        format!("{} ranks", on.comm.n_ranks())
+    fn describe(&self, base: &Base<Self>) -> String {
+        format!("{} ranks", base.comm.n_ranks())
     }
 }
 
@@ -289,11 +292,10 @@ impl<F: Fusion> FusedGemm<F> {
         Ok(self.decide(F::extents(shape)?))
     }
 
-    /// Does all products that this plan can do by it, or by the plan of their shape again. Every
-    /// rank sets the same plan between the same products. *Collective*.
+    /// Does all products by this plan if it can do them; `None` returns to the plans of the shapes.
+    /// Every rank sets the same plan between the same products. *Collective*.
     ///
-    /// The first time that a plan is needed, its workspace is allocated: the plans say how large it
-    /// is.
+    /// The first time that a plan is needed, its workspace is allocated; the plans tell its size.
     ///
     /// # Errors
     ///
@@ -315,7 +317,7 @@ impl<F: Fusion> FusedGemm<F> {
         Ok(())
     }
 
-    /// Lets the plans with kernels for that read B before the previous kernels of the stream have
+    /// Lets plans whose kernels can do it read B before the previous kernels of the stream have
     /// ended: weights, for instance, which no kernel writes.
     ///
     /// # Safety
@@ -354,7 +356,7 @@ impl<F: Fusion> FusedGemm<F> {
         c.with(|c| self.run(&self.operands([&a, &b], c, None, shape)?))
     }
 
-    /// Checks the matrices.
+    /// Checks the matrices, and returns them.
     pub(crate) fn operands<'a>(
         &self,
         [a, b]: [&'a DeviceSlice<bf16>; 2],
@@ -363,28 +365,28 @@ impl<F: Fusion> FusedGemm<F> {
         shape: [usize; 3],
     ) -> Result<Operands<'a, F>> {
         let (extents, [_, n, k], context) = (F::extents(shape)?, shape, self.base.context());
-        let [of_a, of_c] = self.fusion.rows(&self.base, extents)?;
+        let [rows_a, rows_c] = self.fusion.rows(&self.base, extents)?;
         let addresses = [
-            address(context, "A", a, of_a, k)?,
+            address(context, "A", a, rows_a, k)?,
             address(context, "B", b, n, k)?,
-            c.address_of_c(&self.base.comm, of_c, n)?,
+            c.address_of_c(&self.base.comm, rows_c, n)?,
         ];
         Ok(Operands { a, b, c, addresses, added, extents })
     }
 
-    /// What the plan of a shape depends on, the same in all ranks.
+    /// Returns the extents on which the plan of a shape depends, the same in all ranks.
     fn key(extents: Extents) -> Extents {
         if F::COLUMNS_DIFFER { extents.without_columns() } else { extents }
     }
 
-    /// The plan of a shape, and why.
+    /// Returns the plan of a shape, and why.
     pub(crate) fn decide(&self, extents: Extents) -> Explanation<F::Plan> {
         let key = Self::key(extents);
         let can = |plan| match self.fusion.strategy(plan) {
             Some(strategy) => strategy.supports(&self.base, plan, key),
             None => self.base.unfused.get().is_some(),
         };
-        self.base.decisions.of(key, can, || self.fusion.choose(&self.base, key))
+        self.base.decisions.decide(key, can, || self.fusion.choose(&self.base, key))
     }
 
     /// Enqueues a product.
@@ -426,7 +428,7 @@ pub(crate) fn prepare_once<T>(cell: &OnceCell<T>, new: impl FnOnce() -> Result<T
     Ok(())
 }
 
-/// What was prepared.
+/// Returns what was prepared, or an error.
 pub(crate) fn prepared<T>(cell: &OnceCell<T>) -> Result<&T> {
     match cell.get() {
         Some(prepared) => Ok(prepared),

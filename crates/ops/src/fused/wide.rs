@@ -1,4 +1,4 @@
-//! What the kernels of large products, whose tiles are messages, have in common.
+//! The preparation of fused kernels whose tiles are messages.
 
 use devcomm_host::{DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Result};
 use devcomm_kernels::gemm::gemm_wgmma::CLUSTER;
@@ -9,7 +9,7 @@ use crate::gemm::wide_grid;
 use crate::lamport::LamportMemory;
 
 /// Kernels whose tiles are messages, and the memory of these.
-pub(crate) struct Exchanging {
+pub(crate) struct ExchangeKernels {
     pub(crate) compiled: Kernels,
     pub(crate) dev_comm: DevCommResource,
     pub(crate) memory: LamportMemory,
@@ -18,19 +18,20 @@ pub(crate) struct Exchanging {
     pub(crate) resident: Vec<[u32; 2]>,
 }
 
-impl Exchanging {
-    /// Prepares kernels for these numbers of ranks, and their text, with slots for the largest
-    /// product, unless that is too large. `load` returns the kernels and what is resident. If
-    /// `has_barriers`, each block of the first one has one. *Collective*.
+impl ExchangeKernels {
+    /// Prepares the kernels of a plan with slots for the largest product, unless that is too large.
+    /// They are for these numbers of ranks, which `which` describes; for any number without them.
+    /// `load` returns the kernels and what is resident. If `has_barriers`, each block of the first
+    /// kernel has an LSA barrier. *Collective*.
     pub(crate) fn new<F: Fusion>(
-        on: &Base<F>,
+        base: &Base<F>,
         name: &str,
         (ranks, which): (&[usize], &str),
         slots: impl FnOnce([usize; 2]) -> Option<u32>,
         load: impl FnOnce() -> Result<(Kernels, Vec<[u32; 2]>)>,
         has_barriers: bool,
     ) -> Result<Self> {
-        let (comm, [m, n]) = (&on.comm, on.most);
+        let (comm, [m, n]) = (&base.comm, base.most);
         let own = || {
             if !ranks.is_empty() && !ranks.contains(&comm.n_ranks()) {
                 let own = comm.n_ranks();
@@ -38,7 +39,7 @@ impl Exchanging {
             }
             comm.require_single_lsa_team()?;
             let (compiled, resident) = load()?;
-            let Some(capacity) = slots(on.most) else {
+            let Some(capacity) = slots(base.most) else {
                 return refuse(format!("a product of {m} x {n} elements is too large"));
             };
             Ok(((compiled, capacity), resident))
@@ -57,8 +58,8 @@ impl Exchanging {
         })
     }
 
-    /// A launch with tiles of `gemm_wgmma` for so many pairs of them, of which a cluster computes
-    /// one at a time.
+    /// Returns the shape of a launch whose clusters compute a pair of `gemm_wgmma`'s tiles at a
+    /// time.
     pub(crate) fn wide_config(&self, pairs: u64) -> LaunchConfig {
         wide_grid(self.resident[0][0] / CLUSTER, pairs)
     }

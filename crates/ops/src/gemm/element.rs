@@ -8,17 +8,17 @@ use half::{bf16, f16};
 use super::launches::Matrices;
 use super::product::EpilogueArgs;
 use crate::check::refuse;
-use crate::launch::Takes;
+use crate::launch::LaunchWith;
 
 /// The arguments of `gemm_wgmma`: maps of A, B and C, C's address if its map is not used, the
 /// shape, and whether A and B are transposed.
 pub type WideArgs = (TensorMap, TensorMap, TensorMap, u64, u32, u32, u32, bool, bool, EpilogueArgs);
-/// The arguments of `gemm_mma`: the addresses of A, B and C, and the same.
+/// The arguments of `gemm_mma`: the addresses of A, B and C, and the rest of [`WideArgs`].
 pub type PortableArgs = (u64, u64, u64, u32, u32, u32, bool, bool, EpilogueArgs);
-/// The arguments of `gemm_blocks`, with the addresses of the scales.
+/// The arguments of `gemm_blocks`: those of [`WideArgs`], but for A and B addresses of scales.
 pub type BlocksArgs = (TensorMap, TensorMap, TensorMap, u64, u32, u32, u32, u64, u64, EpilogueArgs);
 
-/// What launches trust: that a type has the kernels of its elements.
+/// A sealed trait: launches rely on each type having the kernels of its elements.
 pub trait Sealed {}
 
 impl Sealed for f32 {}
@@ -33,9 +33,9 @@ pub trait GemmElement: Element + Sealed {
 /// An element type of C, for A and B of `T`: [`GemmElement::Output`] or `f32`.
 pub trait GemmOutput<T>: Element + Sealed {
     #[doc(hidden)]
-    type Wide: Takes<WideArgs>;
+    type Wide: LaunchWith<WideArgs>;
     #[doc(hidden)]
-    type Portable: Takes<PortableArgs>;
+    type Portable: LaunchWith<PortableArgs>;
     #[doc(hidden)]
     const HAS_PORTABLE: bool;
 }
@@ -43,7 +43,7 @@ pub trait GemmOutput<T>: Element + Sealed {
 /// An element type of A and B whose matrices have scales: `F8E4M3` or `F8E5M2`.
 pub trait ScaledElement: GemmElement {
     #[doc(hidden)]
-    type Blocks: Takes<BlocksArgs>;
+    type Blocks: LaunchWith<BlocksArgs>;
 }
 
 /// An element type of A and B that may be stored transposed: `bf16` or `f16`. Hopper's tensor cores
@@ -65,8 +65,8 @@ impl ScaledElement for F8E5M2 {
     type Blocks = kernels::gemm_blocks<Self>;
 }
 
-/// Implements the traits for types of A and B, each with that of C, and the types of the portable
-/// kernel and whether it is for these.
+/// Implements the traits for types of A and B. Each has a type of C, and a type of the portable
+/// kernel with whether that kernel is for it: 8-bit floats have none.
 macro_rules! elements {
     ($($type:ident in $output:ident, $portable:ident $has_portable:literal;)*) => { $(
         impl Sealed for $type {}
@@ -96,7 +96,7 @@ elements! {
     F8E5M2 in bf16, bf16 false;
 }
 
-/// Says what the kernels of 8-bit floats need.
+/// Refuses a product of 8-bit floats, and says what their kernels need.
 pub(super) fn no_kernel<T: Element>(Matrices { shape: [.., k], .. }: Matrices) -> Result<()> {
     refuse(format!(
         "products of {} need a GPU of the Hopper family, A, B and C at multiples of 16 bytes, \
@@ -105,8 +105,8 @@ pub(super) fn no_kernel<T: Element>(Matrices { shape: [.., k], .. }: Matrices) -
     ))
 }
 
-/// Products that do not compile: C of another type than there is, scales of a type without them,
-/// and transposed 8-bit floats.
+/// Products that do not compile: with a type of C that has no kernel, with scales of 16-bit floats,
+/// and of transposed 8-bit floats.
 ///
 /// ```compile_fail,E0271
 /// # use devcomm::{DeviceSlice, F8E4M3, Gemm};

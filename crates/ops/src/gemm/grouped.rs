@@ -14,12 +14,12 @@ use super::product::{Activation, Added, EpilogueArgs};
 use crate::KERNELS;
 use crate::check::{address, refuse_if};
 use crate::extents::Extents;
-use crate::launch::Takes;
+use crate::launch::LaunchWith;
 
 /// `C = A x B^T` for each group of rows of A and C, with a B for each group, on one GPU and one
 /// stream: owns the loaded kernels, and launches them.
 ///
-/// A has `m x k` elements, C `m x n`, B `n x k` for each group, one behind the other, all row-major
+/// A has `m x k` elements, C `m x n`, B `n x k` for each group, one after the other, all row-major
 /// and of bf16 or f16. Sums are in f32 and rounded once. Where the groups are is read on the GPU,
 /// when the product runs: the host need not know how many rows there are, and a graph may be
 /// replayed with other ones. A group's rows begin anywhere; rows that are in no group are not
@@ -27,8 +27,8 @@ use crate::launch::Takes;
 ///
 /// On Hopper, products whose rows begin at multiples of 16 bytes (`k` is a multiple of 8) are by
 /// `wgmma` and TMA, fastest if `n` is a multiple of 8 too, with tiles of 256 x 256 elements: groups
-/// of a few rows take the time that their B takes from memory. All others, and those on any other
-/// GPU since Ampere, are by `mma.sync`.
+/// of a few rows take the time in which their B is read from memory. All others, and those on any
+/// other GPU since Ampere, are by `mma.sync`.
 ///
 /// Launches on Hopper are *dependent*, as those of [`Gemm`](super::Gemm).
 ///
@@ -56,8 +56,8 @@ pub struct GroupedGemm {
     is_hopper: bool,
 }
 
-/// Which rows are in which group, in memory of a GPU: as many groups as there are sizes. No row is
-/// in two groups.
+/// Which rows are in which group, in memory of a GPU. The number of groups is that of the sizes. No
+/// row is in two groups.
 #[derive(Clone, Debug)]
 pub struct RowGroups {
     /// The first row of each group. There may be more elements.
@@ -69,15 +69,15 @@ pub struct RowGroups {
 /// An element type of grouped products: `bf16` or `f16`.
 pub trait GroupedElement: TransposableElement {
     #[doc(hidden)]
-    type Wide: Takes<WideArgs>;
+    type Wide: LaunchWith<WideArgs>;
     #[doc(hidden)]
-    type Portable: Takes<PortableArgs>;
+    type Portable: LaunchWith<PortableArgs>;
 }
 
 type GroupArgs = GroupsArgs<u32, u64, u64>;
-/// The arguments of `gemm_grouped`: maps of A, B and C, C's address, and the shape.
+/// The arguments of `gemm_grouped`: maps of A, B and C, C's address, the groups, and the shape.
 type WideArgs = (TensorMap, TensorMap, TensorMap, u64, GroupArgs, u32, u32, u32, EpilogueArgs);
-/// The arguments of `gemm_grouped_mma`: the addresses of A, B and C, and the shape.
+/// The arguments of `gemm_grouped_mma`: the addresses of A, B and C, the groups, and the shape.
 type PortableArgs = (u64, u64, u64, GroupArgs, u32, u32, u32, EpilogueArgs);
 
 impl GroupedElement for bf16 {
@@ -128,8 +128,8 @@ impl GroupedGemm {
 
     /// Enqueues the products of all groups, of shape `[m, n, k]`: reads up to `m * k` elements of
     /// `a` and `n * k` of `b` for each group, and writes the rows of groups among the first `m * n`
-    /// elements of `c`, which overlaps neither. `m` is what there is room for: rows of groups
-    /// behind it are left out. The sums' `activation` is computed in f32.
+    /// elements of `c`, which overlaps neither. `m` is the number of rows that there is room for:
+    /// rows of groups after these are left out. The sums' `activation` is computed in f32.
     ///
     /// Only work on this stream may access `c`, or write the groups, until the products have ended.
     ///
@@ -155,7 +155,7 @@ impl GroupedGemm {
         let [m, n, k] = shape;
         let count = groups.sizes.len();
         refuse_if!(count == 0, "a grouped product without groups has nothing to do");
-        // The rows of all groups' B, if there are as many.
+        // The rows of all groups' B. A saturated number is refused as too large.
         let of_b = count.saturating_mul(n);
         Extents::new([m, of_b, k])?;
         let (extents, context) = (Extents::new(shape)?, self.stream.context());
@@ -175,8 +175,8 @@ impl GroupedGemm {
         let aligned = (addresses[0] | addresses[1] | addresses[2]).is_multiple_of(16);
         let Matrices { a, b, c, shape, epilogue, .. } = matrices;
         let ([m, n, k], count, target) = (shape, groups.count, self.compiled.on(&self.stream));
-        // SAFETY: the buffers have the elements; memory that is dropped is freed after the work of
-        // the streams, and after the graphs.
+        // SAFETY: `address` has checked that the buffers have the elements; memory that is dropped
+        // is freed after the work of the streams, and after the graphs.
         unsafe {
             if aligned && self.plan_of(extents) == GemmPlan::Wide {
                 const TILE: [u32; 3] = [wide::CLUSTER, wide::CLUSTER * wide::TILE_M, wide::TILE_N];
@@ -193,8 +193,8 @@ impl GroupedGemm {
         }
     }
 
-    /// A launch of `K`, whose blocks have `tile` in work at a time: clusters of so many blocks,
-    /// rows and columns of C.
+    /// Returns the shape of a launch of `K`, in clusters of `cluster` blocks, each of which
+    /// computes a tile of `rows x columns` elements of C at a time.
     fn config<K: Kernel>(
         &self,
         [threads, shared]: [u32; 2],

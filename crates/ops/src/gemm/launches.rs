@@ -1,4 +1,4 @@
-//! The launches of kernels.
+//! The launches of the kernels of products.
 
 use devcomm_host::{
     Context, DataType, Element, Kernels, LaunchConfig, Result, Stream, TensorMap, TensorMapDesc,
@@ -13,13 +13,13 @@ use devcomm_types::Kernel;
 use half::{bf16, f16};
 
 use super::element::{GemmElement, GemmOutput, ScaledElement, no_kernel};
-use super::model::Room;
+use super::model::ResidentClusters;
 use super::plan::{GemmPlan, Tiling};
 use super::product::EpilogueArgs;
 use super::{Gemm, SliceMemory};
 use crate::check::refuse;
 use crate::extents::Extents;
-use crate::launch::Takes;
+use crate::launch::LaunchWith;
 
 /// A launch's matrices, as their addresses, and its epilogue. A and B may be stored transposed.
 #[derive(Clone, Copy)]
@@ -33,7 +33,7 @@ pub struct Matrices {
 }
 
 impl Matrices {
-    /// Matrices at these addresses, without an epilogue.
+    /// Returns matrices at these addresses, without an epilogue.
     pub(crate) fn plain([a, b, c]: [u64; 3], extents: Extents) -> Self {
         let shape = extents.array();
         let epilogue =
@@ -42,7 +42,7 @@ impl Matrices {
     }
 }
 
-/// The map of a matrix of `T`.
+/// Returns the tensor map of a matrix of `T`.
 pub(crate) fn map<T: Element>(
     stream: &Stream,
     address: u64,
@@ -53,14 +53,14 @@ pub(crate) fn map<T: Element>(
     stream.context().tensor_map(&desc)
 }
 
-/// What a plan needs for a shape.
+/// The launch of a plan for a shape.
 #[derive(Clone, Copy)]
 pub(super) enum Prepared {
     Wide(LaunchConfig),
     Tiled(Tiled),
 }
 
-/// How many slices, and the addresses of their memory.
+/// The number of slices, and the addresses of their memory.
 type SlicesArgs = slices::SlicesArgs<u32, u64, u64>;
 
 pub(crate) type DivisionArgs = swapped::DivisionArgs<u32, u32, u32, u32, u32, bool, bool>;
@@ -79,7 +79,7 @@ pub(super) struct Tiled {
 type LaunchTiled =
     unsafe fn(&Kernels, &Stream, Matrices, LaunchConfig, Division, SlicesArgs) -> Result<()>;
 
-/// Prepares a plan; `None` if the GPU has no room for it, or the type no such kernel.
+/// Prepares a plan. Returns `None` if the GPU has no room for it, or the type has no such kernel.
 pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
     compiled: &Kernels,
     context: &Context,
@@ -93,18 +93,18 @@ pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
     let Some((Tiling { rows, columns, cluster, slices }, shape)) = swapped else {
         return Ok(None);
     };
-    let Some(form) = form(plan, (rows, columns)) else { return Ok(None) };
-    let kernel = form.kernels.iter().find(|kernel| kernel.of == T::DATA_TYPE);
+    let Some(tile_kernels) = kernels_of(plan, (rows, columns)) else { return Ok(None) };
+    let kernel = tile_kernels.kernels.iter().find(|kernel| kernel.key == T::DATA_TYPE);
     let Some(kernel) = kernel else { return Ok(None) };
     let resident = (kernel.resident)(compiled, context, cluster.blocks())?;
-    Ok(form.divide(shape, cluster, slices, resident).map(|(division, config)| {
+    Ok(tile_kernels.divide(shape, cluster, slices, resident).map(|(division, config)| {
         let is_swapped = matches!(plan, GemmPlan::Swapped(_));
         Prepared::Tiled(Tiled { config, is_swapped, division, slices, launch: kernel.launch })
     }))
 }
 
-/// How `gemm_wgmma` and `gemm_blocks` are launched, with at most the blocks that are resident;
-/// `None` if the GPU has no room.
+/// Returns the shape of launches of `gemm_wgmma` and `gemm_blocks`, with at most the blocks that
+/// are resident; `None` if the GPU has no room.
 pub(super) fn wide_config(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Option<LaunchConfig>> {
     let resident =
         compiled.resident_blocks::<kernels::gemm_wgmma<bf16>>(wide::THREADS, wide::SHARED)?;
@@ -114,38 +114,38 @@ pub(super) fn wide_config(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Opt
     Ok(possible.then(|| wide_grid(clusters, pairs)))
 }
 
-/// The pairs of tiles of `gemm_wgmma`, of which a cluster computes one at a time.
+/// Returns the number of pairs of `gemm_wgmma`'s tiles. A cluster computes a pair at a time.
 pub(crate) fn wide_pairs(m: u32, n: u32) -> u64 {
     u64::from(m.div_ceil(wide::CLUSTER * wide::TILE_M)) * u64::from(n.div_ceil(wide::TILE_N))
 }
 
-/// A launch with tiles of `gemm_wgmma`: at most these clusters, and one for each pair.
+/// Returns the shape of a launch with a cluster for each pair of tiles, and at most `clusters`.
 pub(crate) fn wide_grid(clusters: u32, pairs: u64) -> LaunchConfig {
     let blocks = u64::from(clusters).min(pairs) as u32 * wide::CLUSTER;
     LaunchConfig::new(blocks, wide::THREADS).with_dynamic_shared(wide::SHARED).with_dependent()
 }
 
-/// The clusters of `gemm_swapped` that are resident: those of each tile are as many.
-pub(super) fn room(compiled: &Kernels, context: &Context) -> Result<Room> {
+/// Returns how many clusters of `gemm_swapped` are resident, which is the same for all tiles.
+pub(super) fn room(compiled: &Kernels, context: &Context) -> Result<ResidentClusters> {
     type Tile = swapped::M128N128;
     let clusters = |blocks| {
         let resident =
             resident::<Tile, kernels::gemm_swapped<bf16, Tile>>(compiled, context, blocks);
         resident.map(|[clusters, _]| clusters)
     };
-    Ok(Room([clusters(1)?, clusters(2)?, clusters(4)?, clusters(8)?]))
+    Ok(ResidentClusters([clusters(1)?, clusters(2)?, clusters(4)?, clusters(8)?]))
 }
 
-/// Memory for the slices of all blocks that are resident.
+/// Allocates memory for the slices of all blocks that are resident.
 pub(super) fn slice_memory(compiled: &Kernels, context: &Context) -> Result<SliceMemory> {
-    let tiles = SWAPPED_SLICED.iter().chain(&UNSWAPPED_SLICED).map(|form| form.tile);
+    let tiles = SWAPPED_SLICED.iter().chain(&UNSWAPPED_SLICED).map(|kernels| kernels.tile);
     let largest = tiles.map(|(rows, columns)| (rows * columns) as usize).max().unwrap_or(1);
     let blocks = room(compiled, context)?.0[0].max(1) as usize;
     Ok(SliceMemory { sums: context.alloc(blocks * largest)?, arrived: context.alloc(blocks)? })
 }
 
-/// The clusters of so many blocks that are resident if a block has all the dynamic shared memory
-/// that it may have, and that memory in bytes.
+/// Returns how many clusters of `blocks` blocks are resident if a block has all the dynamic shared
+/// memory that it may have, and that memory in bytes.
 pub(crate) fn resident<S: Shape, K: Kernel>(
     compiled: &Kernels,
     context: &Context,
@@ -157,8 +157,7 @@ pub(crate) fn resident<S: Shape, K: Kernel>(
 }
 
 impl Prepared {
-    /// Enqueues the product. `constant_b`: see [`Division::constant_b`]. A plan with slices needs
-    /// their memory.
+    /// Enqueues the product. `constant_b` is as in [`Division`]. A plan with slices needs `memory`.
     ///
     /// # Safety
     ///
@@ -172,7 +171,8 @@ impl Prepared {
         constant_b: bool,
         memory: Option<&SliceMemory>,
     ) -> Result<()> {
-        // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
+        // SAFETY: the caller passes matrices of the prepared shape that outlive the product, and
+        // lets no other product use the memory of the slices.
         unsafe {
             match *self {
                 Self::Wide(config) => {
@@ -198,7 +198,8 @@ impl Prepared {
     }
 }
 
-/// The maps of A, B and C for these kernels, and C's address if its map is not used: it is A's.
+/// Returns the maps of A, B and C for tiles of `gemm_wgmma`, and C's address if its rows are not
+/// aligned: then A's map is in place of C's, which is not used.
 pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
     stream: &Stream,
     matrices: Matrices,
@@ -206,7 +207,7 @@ pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
     wide_maps_of_groups::<T, O>(stream, matrices, 1)
 }
 
-/// [`wide_maps`] with a B for each of these groups.
+/// Returns what [`wide_maps`] does, with a B for each group.
 pub(super) fn wide_maps_of_groups<T: GemmElement, O: GemmOutput<T>>(
     stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], transposed, .. }: Matrices,
@@ -225,8 +226,8 @@ pub(super) fn wide_maps_of_groups<T: GemmElement, O: GemmOutput<T>>(
     Ok(([a, b, map_of_c], unaligned))
 }
 
-/// The kernels for a shape of tiles, one of each kind.
-pub(crate) struct Form<K: 'static, L: 'static> {
+/// The kernels with tiles of one size: one for each value of `K`, with a launch `L`.
+pub(crate) struct TileKernels<K: 'static, L: 'static> {
     /// [`Shape::M`] and [`Shape::N`].
     pub(crate) tile: (u32, u32),
     /// [`Shape::DEPTH`].
@@ -236,24 +237,25 @@ pub(crate) struct Form<K: 'static, L: 'static> {
     pub(crate) kernels: &'static [TileKernel<K, L>],
 }
 
-/// A kernel for tiles, what it is of, and its launch.
+/// One of the [`TileKernels`].
 pub(crate) struct TileKernel<K, L> {
-    pub(crate) of: K,
+    /// The element type, or the number of ranks, for which the kernel is.
+    pub(crate) key: K,
     pub(crate) resident: fn(&Kernels, &Context, u32) -> Result<[u32; 2]>,
     pub(crate) launch: L,
 }
 
-/// [`Division::of`].
+/// The type of [`Division::of`].
 type Divide = fn([u32; 3], Cluster, u32, u32, u32) -> Option<(Division, u32, u32)>;
 
-impl<K, L> Form<K, L> {
+impl<K, L> TileKernels<K, L> {
     pub(crate) const fn new<S: Shape>(kernels: &'static [TileKernel<K, L>]) -> Self {
         let (tile, divide) = ((S::M, S::N), Division::of::<S>);
         Self { tile, depth: S::DEPTH, threads: S::THREADS, divide, kernels }
     }
 
-    /// How a product is divided among the clusters that are resident with this shared memory, and
-    /// its launch; `None` if they cannot do it.
+    /// Returns how a product is divided among the clusters that are resident with this shared
+    /// memory, and the shape of its launch; `None` if they cannot do it.
     pub(crate) fn divide(
         &self,
         shape: [u32; 3],
@@ -271,27 +273,27 @@ impl<K, L> Form<K, L> {
     }
 }
 
-/// The kernels of a `Gemm`, for types of A, B and C.
-type GemmForm = Form<DataType, LaunchTiled>;
+/// The kernels of a `Gemm` for a size of tiles, one for each type of A, B and C.
+type GemmKernels = TileKernels<DataType, LaunchTiled>;
 
-/// The kernel for plans like this one, of tiles of `gemm_swapped`.
-pub(super) fn form(plan: GemmPlan, tile: (u32, u32)) -> Option<&'static GemmForm> {
-    let forms: &[GemmForm] = match plan {
+/// Returns the kernels for plans like this one with a size of `gemm_swapped`'s tiles.
+pub(super) fn kernels_of(plan: GemmPlan, tile: (u32, u32)) -> Option<&'static GemmKernels> {
+    let by_tile: &[GemmKernels] = match plan {
         GemmPlan::Portable | GemmPlan::Wide => &[],
         GemmPlan::Swapped(Tiling { slices: 1, .. }) => &SWAPPED,
         GemmPlan::Swapped(_) => &SWAPPED_SLICED,
         GemmPlan::Unswapped(Tiling { slices: 1, .. }) => &UNSWAPPED,
         GemmPlan::Unswapped(_) => &UNSWAPPED_SLICED,
     };
-    forms.iter().find(|form| form.tile == tile)
+    by_tile.iter().find(|kernels| kernels.tile == tile)
 }
 
-macro_rules! forms {
-    ($forms:ident, $kernel:ident $types:tt, $maps:ident, $is_sliced:tt: $($shape:ident)*) => {
-        /// The kernels by their tiles.
-        static $forms: [GemmForm; [$(stringify!($shape)),*].len()] = [$({
+macro_rules! tile_kernels {
+    ($by_tile:ident, $kernel:ident $types:tt, $maps:ident, $is_sliced:tt: $($shape:ident)*) => {
+        /// The kernels for each size of tiles.
+        static $by_tile: [GemmKernels; [$(stringify!($shape)),*].len()] = [$({
             type Tile = swapped::$shape;
-            Form::new::<Tile>(forms!(@of_types $kernel $types, $maps, $is_sliced))
+            TileKernels::new::<Tile>(tile_kernels!(@of_types $kernel $types, $maps, $is_sliced))
         }),*];
     };
     (@of_types $kernel:ident [$($type:ident),*], $maps:ident, $is_sliced:tt) => {
@@ -309,7 +311,7 @@ macro_rules! forms {
                 let Matrices { shape: [m, n, k], epilogue, .. } = matrices;
                 let (a, b, c) = $maps::<$type, Tile>(stream, matrices, division)?;
                 let division = division_args(division);
-                let product = forms!(
+                let product = tile_kernels!(
                     @args $is_sliced, Kernel, [a, b, c, m, n, k, division], slices, epilogue
                 );
                 // SAFETY: the caller passes matrices of the prepared shape that outlive the
@@ -317,7 +319,7 @@ macro_rules! forms {
                 unsafe { product.config(config).launch(&compiled.on(stream)) }
             }
 
-            TileKernel { of: $type::DATA_TYPE, resident: resident::<Tile, Kernel>, launch }
+            TileKernel { key: $type::DATA_TYPE, resident: resident::<Tile, Kernel>, launch }
         }),*]
     };
     (@args true, $kernel:ty, [$($arg:expr),*], $slices:ident, $epilogue:ident) => {
@@ -329,37 +331,37 @@ macro_rules! forms {
     }};
 }
 
-forms! {
+tile_kernels! {
     SWAPPED, gemm_swapped [bf16, f16], swapped_maps, false:
     M8N64 M16N64 M32N64 M64N64 M96N64 M112N64 M128N64 M256N64 M8N128 M16N128 M32N128 M48N128
     M64N128 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128 M256N128
 }
 
-forms! {
+tile_kernels! {
     SWAPPED_SLICED, gemm_swapped_sliced [bf16, f16], swapped_maps, true:
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128
 }
 
-forms! {
+tile_kernels! {
     UNSWAPPED, gemm_unswapped [bf16, f16], unswapped_maps, false:
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128 M256N128
 }
 
-forms! {
+tile_kernels! {
     UNSWAPPED_SLICED, gemm_unswapped_sliced [bf16, f16], unswapped_maps, true:
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128
 }
 
-/// A division as kernels take it.
+/// Returns a division as kernels take it.
 pub(crate) fn division_args(division: Division) -> DivisionArgs {
     let Division { across, down, stages, whole, sums, constant_a, constant_b } = division;
     swapped::DivisionArgs { across, down, stages, whole, sums, constant_a, constant_b }
 }
 
-/// The maps of A, B and C.
+/// Returns the maps of A, B and C.
 pub(crate) fn swapped_maps<T: Element, S: Shape>(
     stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
@@ -373,7 +375,7 @@ pub(crate) fn swapped_maps<T: Element, S: Shape>(
     ))
 }
 
-/// The maps of A and B, and C's address.
+/// Returns the maps of A and B, and C's address.
 fn unswapped_maps<T: Element, S: Shape>(
     stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
@@ -383,7 +385,7 @@ fn unswapped_maps<T: Element, S: Shape>(
     Ok((map(a, [m, k, S::N / down])?, map(b, [n, k, S::M / across])?, c))
 }
 
-/// Enqueues a product: a block for each tile of C.
+/// Enqueues a product by the portable kernel: a block computes a tile of C.
 ///
 /// # Safety
 ///
@@ -398,17 +400,17 @@ pub(super) unsafe fn launch_portable<T: GemmElement, O: GemmOutput<T>>(
         return no_kernel::<T>(matrices);
     }
     let tiles = u64::from(m.div_ceil(portable::TILE)) * u64::from(n.div_ceil(portable::TILE));
-    // The largest grid.
+    // CUDA's limit for a grid.
     let Some(tiles) = u32::try_from(tiles).ok().filter(|tiles| *tiles <= i32::MAX as u32) else {
         return refuse(format!("a product of {m} x {n} elements is too large"));
     };
     let config = LaunchConfig::new(tiles, portable::THREADS).with_dynamic_shared(portable::SHARED);
     let args = (a, b, c, m, n, k, ta, tb, epilogue);
-    // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
+    // SAFETY: the caller passes matrices of the shape that outlive the product.
     unsafe { O::Portable::launch(args, config, &compiled.on(stream)) }
 }
 
-/// Enqueues a product, with the addresses of the matrices of scales.
+/// Enqueues a product whose A and B have matrices of scales at these addresses.
 ///
 /// # Safety
 ///
@@ -416,14 +418,14 @@ pub(super) unsafe fn launch_portable<T: GemmElement, O: GemmOutput<T>>(
 pub(super) unsafe fn launch_blocks<T: ScaledElement>(
     Gemm { compiled, stream, hopper, .. }: &Gemm,
     matrices: Matrices,
-    [of_a, of_b]: [u64; 2],
+    [scales_a, scales_b]: [u64; 2],
 ) -> Result<()> {
     let Matrices { a, b, c, shape: shape @ [m, n, k], epilogue, .. } = matrices;
     let possible = hopper.is_some() && (a | b | c | u64::from(k)).is_multiple_of(16);
     let config = if possible { wide_config(compiled, shape)? } else { None };
     let Some(config) = config else { return no_kernel::<T>(matrices) };
     let ([a, b, c], unaligned) = wide_maps::<T, T::Output>(stream, matrices)?;
-    let args = (a, b, c, unaligned, m, n, k, of_a, of_b, epilogue);
-    // SAFETY: the caller passes matrices and scales of the prepared shape that outlive the product.
+    let args = (a, b, c, unaligned, m, n, k, scales_a, scales_b, epilogue);
+    // SAFETY: the caller passes matrices and scales of the shape that outlive the product.
     unsafe { T::Blocks::launch(args, config, &compiled.on(stream)) }
 }

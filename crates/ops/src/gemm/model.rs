@@ -1,27 +1,27 @@
-//! How long a plan takes, by a model that was fitted to measurements.
+//! A model of the time that a plan takes, fitted to measurements.
 
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
 use devcomm_kernels::gemm::gemm_wgmma;
 
-use super::launches::form;
+use super::launches::kernels_of;
 use super::plan::{GemmPlan, Tiling};
 
 /// How many clusters of 1, 2, 4 and 8 blocks of `gemm_swapped` run on a GPU at the same time. A
-/// cluster runs within one part of the GPU: larger ones leave multiprocessors unused, and how many
-/// depends on the parts of this GPU.
+/// cluster runs within one graphics processing cluster (GPC): larger ones leave multiprocessors
+/// unused, and how many depends on the GPCs of this GPU.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room(pub(crate) [u32; 4]);
+pub(crate) struct ResidentClusters(pub(crate) [u32; 4]);
 
-impl Room {
-    /// What an H100 has, in proportion to its multiprocessors.
+impl ResidentClusters {
+    /// Returns the clusters of an H100, scaled to this number of multiprocessors.
     pub(crate) fn usual(multiprocessors: u32) -> Self {
         let of = |clusters: u64| (u64::from(multiprocessors) * clusters / 132) as u32;
         Self([multiprocessors, of(66), of(30), of(15)])
     }
 
-    pub(super) fn clusters(self, of_blocks: u32) -> f64 {
+    pub(super) fn clusters(self, blocks: u32) -> f64 {
         let [one, two, four, eight] = self.0;
-        let clusters = match of_blocks {
+        let clusters = match blocks {
             1 => one,
             2 => two,
             4 => four,
@@ -31,16 +31,17 @@ impl Room {
     }
 }
 
-/// The rounds in which the clusters of `gemm_swapped` compute what they compute together, of tiles
-/// that share what they load: first whole tiles, as long as there are some for all blocks.
+/// The rounds in which the clusters of `gemm_swapped` compute a product: first whole tiles, as long
+/// as there are some for all blocks. The `across x down` tiles that share loads count as one here.
 pub(super) struct Rounds {
-    /// The tiles, of all blocks of a cluster together.
+    /// The tiles of the product.
     pub(super) tiles: f64,
     /// The rounds of whole tiles.
     full: f64,
-    /// What is left for the last rounds.
+    /// The tiles that are left for the last rounds.
     rest: f64,
-    /// The rounds in which the rest is computed split, each `1 / splits` as long; 0 if it is not.
+    /// The rounds in which the rest is computed split, each `1 / splits` as long; 0 if the rest is
+    /// computed as whole tiles.
     pub(super) split: f64,
 }
 
@@ -49,7 +50,7 @@ impl Rounds {
         [rows, columns]: [u32; 2],
         cluster: Cluster,
         [m, n]: [f64; 2],
-        room: Room,
+        room: ResidentClusters,
     ) -> Self {
         let Cluster { splits, across, down } = cluster;
         let tiles = (m / f64::from(rows * down)).ceil() * (n / f64::from(columns * across)).ceil();
@@ -62,10 +63,9 @@ impl Rounds {
     }
 }
 
-/// The clocks in which the blocks of a plan of few rows exchange what they have summed with the
-/// peers: after a round of split tiles each block has a part of one. Fitted to all plans of 122
-/// shapes on two H100.
-pub(super) fn exchange(plan: GemmPlan, [m, n, _]: [u32; 3], room: Room) -> f64 {
+/// Returns the clocks in which the blocks of a plan of few rows exchange sums with the peers: after
+/// a round of split tiles each has a part of a tile. Fitted to all plans of 122 shapes on two H100.
+pub(super) fn exchange(plan: GemmPlan, [m, n, _]: [u32; 3], room: ResidentClusters) -> f64 {
     /// The cost of an element of C.
     const ELEMENT: f64 = 0.3;
     let GemmPlan::Swapped(Tiling { rows, columns, cluster, .. }) = plan else { return 0.0 };
@@ -82,19 +82,19 @@ const STEP: u32 = 64;
 const ROW: f64 = 2.0 * STEP as f64;
 /// Bytes that a block receives in a clock while it multiplies.
 const RECEIVED: f64 = 51.9;
-/// The clocks from a load to its data, while which other steps are loaded.
+/// The clocks from a load to its data, in which other steps are loaded.
 const LATENCY: f64 = 2725.0;
-/// The clocks of a round of tiles beside its steps.
+/// The clocks of a round of tiles in addition to its steps.
 const ROUND: f64 = 440.0;
 
-/// The expected time, in clocks of 1.9 GHz. The constants were fitted to 60 plans of each of 223
-/// shapes on two H200 and of 190 on an H100.
-pub(super) fn clocks(plan: GemmPlan, shape: [u32; 3], room: Room) -> f64 {
-    /// How many times as long as by its limits an unswapped product takes.
+/// Returns the expected time, in clocks of 1.9 GHz. The constants were fitted to 60 plans of each
+/// of 223 shapes on two H200 and of 190 on an H100.
+pub(super) fn clocks(plan: GemmPlan, shape: [u32; 3], room: ResidentClusters) -> f64 {
+    /// An unswapped product takes this many times as long as a swapped one with the same limits.
     const UNSWAPPED: f64 = 1.028;
     let factor = if matches!(plan, GemmPlan::Unswapped(_)) { UNSWAPPED } else { 1.0 };
     match plan.swapped(shape) {
-        Some((tiling, shape)) => match in_flight(plan, tiling, shape, room) {
+        Some((tiling, shape)) => match steps(plan, tiling, shape, room) {
             Some(steps) => factor * tiled(tiling, shape, f64::from(steps), room),
             None => f64::INFINITY,
         },
@@ -103,19 +103,19 @@ pub(super) fn clocks(plan: GemmPlan, shape: [u32; 3], room: Room) -> f64 {
     }
 }
 
-/// The steps that a block loads at the same time, if the plan is possible.
-fn in_flight(plan: GemmPlan, tiling: Tiling, shape: [u32; 3], room: Room) -> Option<u32> {
+/// Returns the steps that a block loads at the same time, if the plan is possible.
+fn steps(plan: GemmPlan, tiling: Tiling, shape: [u32; 3], room: ResidentClusters) -> Option<u32> {
     /// The dynamic shared memory of a block on Hopper.
     const SHARED: u32 = 226 << 10;
     let Tiling { rows, columns, cluster, slices } = tiling;
-    let form = form(plan, (rows, columns))?;
+    let tile_kernels = kernels_of(plan, (rows, columns))?;
     let clusters = room.clusters(cluster.blocks()) as u32;
-    let (division, _) = form.divide(shape, cluster, slices, [clusters, SHARED])?;
-    Some(division.stages * form.depth)
+    let (division, _) = tile_kernels.divide(shape, cluster, slices, [clusters, SHARED])?;
+    Some(division.stages * tile_kernels.depth)
 }
 
-/// Bytes in a clock from the L2 cache. Rows that begin amid its lines of 128 bytes take parts of
-/// two for each step, and those that begin amid their sectors of 32 bytes parts of five of these.
+/// Returns the bytes in a clock from the L2 cache. For each step, a row that begins within a line
+/// of 128 bytes takes parts of two; one that begins within a sector of 32 bytes, of five sectors.
 fn from_l2(k: u32) -> f64 {
     if k.is_multiple_of(STEP) {
         7090.0
@@ -126,22 +126,22 @@ fn from_l2(k: u32) -> f64 {
     }
 }
 
-/// The clocks of a step, of its limits: with a high power, little more than the largest.
-fn together(limits: &[f64], power: f64) -> f64 {
+/// Returns a step's clocks from its limits': little more than the largest if `power` is high.
+fn combined(limits: &[f64], power: f64) -> f64 {
     limits.iter().map(|limit| limit.powf(power)).sum::<f64>().powf(power.recip())
 }
 
-/// The power of [`together`], and that of the memory's limit with the others'.
+/// The powers of [`combined`]: for most limits, and for these together with that of the memory.
 const POWER: f64 = 12.0;
 const POWER_OF_MEMORY: f64 = 4.32;
 
 /// [`clocks`] of [`GemmPlan::Wide`].
-fn wide([m, n, k]: [u32; 3], room: Room) -> f64 {
+fn wide([m, n, k]: [u32; 3], room: ResidentClusters) -> f64 {
     /// Products of two terms by a multiprocessor in a clock: fewer than its 2,048, as a GPU that
     /// multiplies all the time lowers its clock.
     const MULTIPLIED: f64 = 2048.0 / 1.28;
     const LAUNCH: f64 = 4800.0;
-    /// The part of what the L2 cache sends to other tiles if rows begin amid its lines.
+    /// The L2 cache's rate for these tiles, relative to [`from_l2`], if rows begin within lines.
     const UNALIGNED: f64 = 0.963;
     let rows = f64::from(gemm_wgmma::CLUSTER * gemm_wgmma::TILE_M);
     let columns = f64::from(gemm_wgmma::TILE_N);
@@ -154,7 +154,7 @@ fn wide([m, n, k]: [u32; 3], room: Room) -> f64 {
         let receive = ROW * (rows / 2.0 + columns) / RECEIVED;
         let shared = ROW * (rows + columns) * tiles / sent;
         let limits = [multiply, receive, shared, LATENCY / f64::from(gemm_wgmma::STAGES)];
-        together(&limits, POWER) * f64::from(k.div_ceil(STEP)) + ROUND
+        combined(&limits, POWER) * f64::from(k.div_ceil(STEP)) + ROUND
     };
     let full_rounds = (tiles / clusters).floor();
     let rest = tiles - full_rounds * clusters;
@@ -162,35 +162,35 @@ fn wide([m, n, k]: [u32; 3], room: Room) -> f64 {
     full_rounds * round(clusters) + last + LAUNCH
 }
 
-/// [`clocks`] of plans with tiles of [`gemm_swapped`](devcomm_kernels::gemm::gemm_swapped), of
-/// which a block loads so many steps at the same time.
+/// [`clocks`] of plans with tiles of [`gemm_swapped`](devcomm_kernels::gemm::gemm_swapped). A block
+/// loads `in_flight` steps at the same time.
 fn tiled(
     Tiling { rows, columns, cluster, slices }: Tiling,
     [m, n, k]: [u32; 3],
     in_flight: f64,
-    room: Room,
+    room: ResidentClusters,
 ) -> f64 {
     /// Products of two terms by a multiprocessor in a clock.
     const MULTIPLIED: f64 = 2048.0 / 1.317;
-    /// Clocks that a row of A beyond its end takes a block besides.
+    /// Clocks that a block takes for each row of its tile beyond the end of A.
     const BEYOND: f64 = 1.135;
     /// Bytes from the GPU's memory in a clock: for each multiprocessor if all read, and the most
-    /// that one gets.
+    /// that one of them gets.
     const FROM_MEMORY: [f64; 2] = [18.7, 24.0];
-    /// The L2 cache sends once what multiprocessors next to each other read at the same time. For
-    /// each doubling of a cluster's blocks: how much less of B it sends to those that compute whole
-    /// tiles of a column; for each doubling of the parts of a tile: how much slower it is for those
-    /// that compute other terms than their neighbours.
-    const BESIDE: f64 = 0.077;
-    const APART: f64 = 0.051;
+    /// The L2 cache sends once what neighbouring multiprocessors read at the same time: less of B
+    /// to blocks that compute whole tiles of a column, for each doubling of a cluster's blocks. It
+    /// is slower for blocks with other terms than their neighbours', for each doubling of a tile's
+    /// parts.
+    const SAME_COLUMN: f64 = 0.077;
+    const OTHER_TERMS: f64 = 0.051;
     const LAUNCH: f64 = 3236.0;
-    /// The clocks for each block of a cluster, and until blocks that share rows have met.
+    /// The clocks for each further block of a cluster, and until blocks that share rows have met.
     const BLOCK: f64 = 31.8;
     const SHARE: f64 = 1123.0;
     /// The clocks of an exchange of sums, and of each sum that a block gets from others; and the
-    /// part of them that is seen where the next round's loads go on meanwhile.
+    /// part of them that the loads of the next round do not hide.
     const EXCHANGE: [f64; 2] = [1925.0, 0.457];
-    const SEEN: f64 = 0.2;
+    const NOT_HIDDEN: f64 = 0.2;
     /// The clocks of adding slices, and of each sum of a tile: once, and for each slice.
     const SLICES: [f64; 3] = [5874.0, 0.0854, 0.0983];
     let steps = f64::from(k.div_ceil(STEP));
@@ -204,19 +204,19 @@ fn tiled(
     let [splits, across, down] = [splits, across, down].map(f64::from);
     let [tile_rows, tile_columns] = [(m / rows).ceil(), (n / columns).ceil()];
     let beyond = (tile_rows * rows - m).min(rows / across);
-    // So many clusters multiply, receive their factors, and share the memory and the L2 cache.
-    // Blocks next to each other multiply so many `parts` of the terms.
+    // The clocks of a round in which `clusters` clusters multiply, receive their factors, and share
+    // the memory and the L2 cache. Neighbouring blocks multiply `parts` parts of the terms.
     let round = |clusters: f64, steps: f64, parts: f64| {
         let multiply = rows * columns * f64::from(STEP) / MULTIPLIED;
         let receive = ROW * (rows + columns) / RECEIVED + BEYOND * beyond;
         let all = clusters * blocks;
         let read = ROW * (columns / tile_rows + rows / tile_columns);
         let read = read * (all / multiprocessors / FROM_MEMORY[0]).max(FROM_MEMORY[1].recip());
-        let beside = if parts > 1.0 { 1.0 } else { 1.0 + BESIDE * splits.log2() };
-        let apart = 1.0 - APART * parts.log2();
-        let sent = ROW * (rows.min(m) / across + columns / down / beside) * all;
-        let limits = [multiply, receive, sent / (from_l2(k) * apart), LATENCY / in_flight];
-        together(&[together(&limits, POWER), read], POWER_OF_MEMORY) * steps + ROUND
+        let same_column = if parts > 1.0 { 1.0 } else { 1.0 + SAME_COLUMN * splits.log2() };
+        let other_terms = 1.0 - OTHER_TERMS * parts.log2();
+        let sent = ROW * (rows.min(m) / across + columns / down / same_column) * all;
+        let limits = [multiply, receive, sent / (from_l2(k) * other_terms), LATENCY / in_flight];
+        combined(&[combined(&limits, POWER), read], POWER_OF_MEMORY) * steps + ROUND
     };
     let launch = LAUNCH + BLOCK * (blocks - 1.0) + if shares { SHARE } else { 0.0 };
     if slices > 1 {
@@ -232,7 +232,7 @@ fn tiled(
         all += if rounds.split > 0.0 {
             // After each round the blocks exchange their sums: each gets its part of the tile.
             let exchange = EXCHANGE[0] + EXCHANGE[1] * rows * columns * (1.0 - splits.recip());
-            let exchanges = exchange * (1.0 + SEEN * (rounds.split - 1.0));
+            let exchanges = exchange * (1.0 + NOT_HIDDEN * (rounds.split - 1.0));
             rounds.split * round(clusters, (steps / splits).ceil(), splits) + exchanges
         } else {
             round(clusters, steps, 1.0)

@@ -3,8 +3,8 @@
 use devcomm_kernels::gemm::gemm_swapped;
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
 
-use super::launches::form;
-use super::model::{Room, Rounds, clocks, exchange};
+use super::launches::kernels_of;
+use super::model::{ResidentClusters, Rounds, clocks, exchange};
 use crate::extents::Extents;
 use crate::plan::{Field, H100, H200, PlanText, plan_text};
 use crate::tuned::parse_entry;
@@ -47,13 +47,13 @@ impl Tiling {
 }
 
 impl GemmPlan {
-    /// Whether A and B may be stored transposed.
+    /// Returns whether A and B may be stored transposed.
     pub(super) fn transposes(self) -> bool {
         matches!(self, Self::Portable | Self::Wide)
     }
 
-    /// What [`gemm_swapped`] is asked for, of this shape: of an unswapped product the transposed
-    /// one.
+    /// Returns the tiling and the shape of the product that [`gemm_swapped`]'s tiles compute: for
+    /// an unswapped plan the transposed ones.
     pub(super) fn swapped(self, [m, n, k]: [u32; 3]) -> Option<(Tiling, [u32; 3])> {
         match self {
             Self::Swapped(tiling) => Some((tiling, [m, n, k])),
@@ -62,18 +62,20 @@ impl GemmPlan {
         }
     }
 
-    /// The plan, swapped or not, for which [`gemm_swapped`] has these tiles.
+    /// Returns the plan, swapped or not, that is computed by these tiles of [`gemm_swapped`].
     fn of(is_swapped: bool, (rows, columns): (u32, u32), cluster: Cluster, slices: u32) -> Self {
         let tiling = Tiling { rows, columns, cluster, slices };
         if is_swapped { Self::Swapped(tiling) } else { Self::Unswapped(tiling.transposed()) }
     }
 
-    /// Whether there is a kernel for it, which has tiles.
+    /// Returns whether it is a plan with tiles for which there is a kernel.
     fn is_known(self) -> bool {
         self.swapped([1; 3]).is_some_and(|(Tiling { rows, columns, cluster, slices }, _)| {
             let tile = (rows, columns);
             let divides = slices == 1 || (2..=MOST_SLICES).contains(&slices) && cluster.splits == 1;
-            divides && form(self, tile).is_some() && clusters(tile).any(|known| known == cluster)
+            divides
+                && kernels_of(self, tile).is_some()
+                && clusters(tile).any(|known| known == cluster)
         })
     }
 }
@@ -89,9 +91,11 @@ impl PlanText for GemmPlan {
 
     fn from_fields(name: &str, fields: &[Field]) -> Option<Self> {
         let &[(rows, Some(columns)), (splits, None), ref shares @ ..] = fields else {
-            let plain = [("portable", Self::Portable), ("wide", Self::Wide)].into_iter();
-            let mut plain = plain.filter(|_| fields.is_empty());
-            return plain.find(|(known, _)| *known == name).map(|(_, plan)| plan);
+            return match (name, fields) {
+                ("portable", []) => Some(Self::Portable),
+                ("wide", []) => Some(Self::Wide),
+                _ => None,
+            };
         };
         let (across, down, slices) = match *shares {
             [] => (1, 1, 1),
@@ -128,7 +132,7 @@ impl PlanText for GemmPlan {
     }
 }
 
-/// The clusters of plans with tiles of these rows and columns: at most eight blocks.
+/// Returns the clusters of plans with tiles of these rows and columns, of at most eight blocks.
 pub(crate) fn clusters((rows, columns): (u32, u32)) -> impl Iterator<Item = Cluster> {
     let sizes = || [1, 2, 4, 8].into_iter();
     let all = sizes().flat_map(move |across| {
@@ -145,7 +149,7 @@ pub(crate) fn clusters((rows, columns): (u32, u32)) -> impl Iterator<Item = Clus
 /// All plans for a shape on Hopper with the clocks that the model expects, the least first.
 pub(crate) struct Candidates {
     extents: Extents,
-    room: Room,
+    room: ResidentClusters,
     plans: Vec<(f64, GemmPlan)>,
 }
 
@@ -153,10 +157,10 @@ pub(crate) struct Candidates {
 const SENT: f64 = 174.0;
 
 impl Candidates {
-    pub(crate) fn new(extents: Extents, room: Room) -> Self {
+    pub(crate) fn new(extents: Extents, room: ResidentClusters) -> Self {
         let shape @ [m, n, _] = extents.array();
         let mut plans = vec![GemmPlan::Wide];
-        // C's rows are stored by 16 bytes.
+        // These tiles are stored by TMA, in rows at multiples of 16 bytes.
         if n.is_multiple_of(8) {
             add_tiled(&mut plans, shape, room, true);
             if m > FEW_ROWS {
@@ -169,12 +173,12 @@ impl Candidates {
         Self { extents, room, plans }
     }
 
-    /// The plans, the one that is expected to be the fastest first.
+    /// Returns the plans, the one that is expected to be the fastest first.
     pub(crate) fn plans(&self) -> impl Iterator<Item = GemmPlan> {
         self.plans.iter().map(|(_, plan)| *plan)
     }
 
-    /// The clocks of the first one.
+    /// Returns the clocks of the first plan.
     fn fastest(&self) -> f64 {
         self.plans[0].0
     }
@@ -183,20 +187,21 @@ impl Candidates {
         clocks(plan, self.extents.array(), self.room)
     }
 
-    /// Returns those that are expected to take at most half as long again as the first: the model
-    /// has expected 1.39 times as long of the fastest plan of 569 x 1368 x 14720.
+    /// Returns the plans that are expected to take at most 1.5 times as long as the first one. The
+    /// plan that was the fastest for 569 x 1368 x 14720 was expected to take 1.39 times as long.
     pub(crate) fn likely(&self) -> impl Iterator<Item = GemmPlan> {
         let most = 1.5 * self.fastest();
         self.plans.iter().take_while(move |(clocks, _)| *clocks <= most).map(|(_, plan)| *plan)
     }
 
-    /// Whether a plan is expected to take little more time than the fastest one: little of that
-    /// time, or of what an all-reduce takes of which each GPU sends so many bytes.
+    /// Returns whether a plan is expected to take little more time than the fastest one: little
+    /// relative to that time, or to that of an all-reduce in which each GPU sends `bytes`.
     ///
-    /// On two H100, 107 rows by tiles of 64 took 1.19 times as long as two kernels, of which the
-    /// model expects the first to be 1.15 times as fast, and 161 x 2392 x 8224 1.38 times (1.09 by
-    /// the model). On two H200, 128 x 28672 x 8192 took 132 us and the two kernels 143; the model
-    /// expects its tiles to take 7 us more than the fastest ones, and the all-reduce 22.
+    /// On two H100, a fused product of 107 rows with tiles of 64 took 1.19 times as long as product
+    /// and all-reduce by two kernels (1.15 by the model, without the all-reduce); for
+    /// 161 x 2392 x 8224 it was 1.38 times (1.09). On two H200, 128 x 28672 x 8192 took 132 us
+    /// fused and 143 by two kernels: the model expects these tiles to take 7 us more than the
+    /// fastest, and the all-reduce 22.
     pub(crate) fn costs_little(&self, plan: GemmPlan, bytes: f64) -> bool {
         const MOST: f64 = 1.06;
         const MOST_OF_SENT: f64 = 0.5;
@@ -204,16 +209,16 @@ impl Candidates {
         plan <= MOST * fastest || plan - fastest <= MOST_OF_SENT * bytes / SENT
     }
 
-    /// Whether a product by [`GemmPlan::Wide`] is expected to take less time than the fastest one
-    /// and, after it, so many bytes that each GPU sends by NVLink.
+    /// Returns whether a product by [`GemmPlan::Wide`], during which each GPU sends `bytes` by
+    /// NVLink, is expected to take less time than the fastest product and the same bytes after it.
     pub(crate) fn hides(&self, bytes: f64) -> bool {
         let wide = self.clocks(GemmPlan::Wide);
         wide.max(bytes / SENT) < self.fastest() + bytes / SENT
     }
 
-    /// Plans of few rows for products that are exchanged with the peers, the one that is expected
-    /// to be fastest first. Those that split short sums, which takes longer than it saves, come
-    /// last.
+    /// Returns the plans of few rows for products that are exchanged with the peers, the one that
+    /// is expected to be the fastest first. Those that split short sums, which takes longer than it
+    /// saves, come last.
     pub(crate) fn exchanging(&self) -> Vec<GemmPlan> {
         /// The most terms that are not split.
         const SHORT: u32 = 512;
@@ -230,8 +235,8 @@ impl Candidates {
         all.into_iter().map(|(.., plan)| plan).collect()
     }
 
-    /// Returns in how many rounds a plan of few rows computes tiles split. After each a block has
-    /// sums, sooner than of a whole tile.
+    /// Returns in how many rounds a plan of few rows computes split tiles. A block has sums after
+    /// each round, sooner than after a whole tile.
     pub(crate) fn split_rounds(&self, plan: GemmPlan) -> f64 {
         let [m, n, _] = self.extents.array().map(f64::from);
         match plan {
@@ -244,23 +249,23 @@ impl Candidates {
 }
 
 /// Adds the plans with tiles, swapped or not, for a shape.
-fn add_tiled(plans: &mut Vec<GemmPlan>, shape: [u32; 3], room: Room, is_swapped: bool) {
-    let alone = Cluster { splits: 1, across: 1, down: 1 };
+fn add_tiled(plans: &mut Vec<GemmPlan>, shape: [u32; 3], room: ResidentClusters, is_swapped: bool) {
+    let one_block = Cluster { splits: 1, across: 1, down: 1 };
     for tile @ (rows, columns) in gemm_swapped::SHAPES {
-        let plan = GemmPlan::of(is_swapped, tile, alone, 1);
+        let plan = GemmPlan::of(is_swapped, tile, one_block, 1);
         let Some((_, [m, n, k])) = plan.swapped(shape).filter(|_| plan.is_known()) else {
             continue;
         };
-        // A smaller tile does, or a larger one reads B less often.
+        // If half of its rows are enough, a smaller tile is a candidate instead.
         let fits = rows == gemm_swapped::SHAPES[0].0 || rows / 2 < m;
-        // As many tiles of fewer rows do.
+        // The same number of smaller tiles is enough.
         let is_too_large = gemm_swapped::SHAPES.iter().any(|other| {
             other.1 == columns && other.0 < rows && m.div_ceil(other.0) == m.div_ceil(rows)
         });
         if !fits || is_too_large || rows < m.min(64) {
             continue;
         }
-        // Rows of B are shared by tiles that have rows of A.
+        // Only tiles that have rows of A share rows of B.
         for cluster in clusters(tile).filter(|cluster| (cluster.down - 1) * rows < m) {
             plans.push(GemmPlan::of(is_swapped, tile, cluster, 1));
             let rounds = Rounds::of([rows, columns], cluster, [m, n].map(f64::from), room);
@@ -274,12 +279,12 @@ fn add_tiled(plans: &mut Vec<GemmPlan>, shape: [u32; 3], room: Room, is_swapped:
 
 /// The fewest terms of a slice.
 const SLICE: u32 = 512;
-/// The most rows of C for which no tile of 64 rows is filled.
+/// The most rows of C for which no plan is unswapped: unswapped tiles have at least 64 rows.
 const FEW_ROWS: u32 = 64;
 
-/// The plan of a measurement for this shape on the GPU of this name: one of the same `n` and `k`,
-/// and as many groups of 8 rows, which all tiles consist of. Of more rows another plan may be twice
-/// as fast.
+/// Returns the plan that was measured for this shape on the GPU of this name, or for a shape with
+/// the same `n` and `k` and the same number of groups of 8 rows, of which all tiles consist. For
+/// more rows another plan may be twice as fast.
 pub(crate) fn measured(gpu: &str, extents: Extents) -> Option<GemmPlan> {
     let [m, n, k] = extents.array();
     let (_, table) = TABLES.iter().find(|(name, _)| gpu == *name)?;

@@ -1,4 +1,4 @@
-//! A product with everything that one can add to it.
+//! A product with what is added to it: scales, a bias, an activation and a residual.
 
 use std::marker::PhantomData;
 
@@ -13,9 +13,8 @@ use crate::check::{address, refuse_if};
 use crate::extents::Extents;
 
 /// A product of `[m, n, k]` that an operation `G`, [`Gemm`] or [`AllGatherGemm`], began:
-/// `C = activation(scale_a * scale_b * (A x B^T) + bias) + residual`, of which only the product
-/// itself is always there. All is computed in `f32`, and rounded once. A product can be launched
-/// several times.
+/// `C = activation(scale_a * scale_b * (A x B^T) + bias) + residual`, where all but `A x B^T` is
+/// optional. All is computed in `f32`, and rounded once. A product can be launched several times.
 ///
 /// [`AllGatherGemm`]: crate::AllGatherGemm
 ///
@@ -23,7 +22,7 @@ use crate::extents::Extents;
 /// type.
 #[must_use = "it is launched by `launch`"]
 pub struct Product<'g, T, O, G = Gemm> {
-    pub(crate) of: &'g G,
+    pub(crate) operation: &'g G,
     pub(crate) shape: [usize; 3],
     transposed: [bool; 2],
     scales: Option<[DeviceSlice<f32>; 2]>,
@@ -36,8 +35,7 @@ pub struct Product<'g, T, O, G = Gemm> {
 type LaunchBlocks = unsafe fn(&Gemm, Matrices, [u64; 2]) -> Result<()>;
 
 impl Gemm {
-    /// Returns a product of `[m, n, k]`, as [`launch`](Self::launch) computes it until more is
-    /// added.
+    /// Returns a product of `[m, n, k]`: that of [`launch`](Self::launch), until more is added.
     ///
     /// ```no_run
     /// # use devcomm::{Activation, DeviceSlice, Gemm, Result};
@@ -113,9 +111,9 @@ impl<T: TransposableElement, O: GemmOutput<T>> Product<'_, T, O> {
 }
 
 impl<'g, T: GemmElement, O: GemmOutput<T>, G> Product<'g, T, O, G> {
-    pub(crate) fn new(of: &'g G, shape: [usize; 3], added: Added<O>) -> Self {
+    pub(crate) fn new(operation: &'g G, shape: [usize; 3], added: Added<O>) -> Self {
         let (transposed, scales, block_scales) = ([false; 2], None, None);
-        Self { of, shape, transposed, scales, block_scales, added, factors: PhantomData }
+        Self { operation, shape, transposed, scales, block_scales, added, factors: PhantomData }
     }
 
     /// Adds the first `n` elements of `bias` to each row.
@@ -131,7 +129,7 @@ impl<'g, T: GemmElement, O: GemmOutput<T>, G> Product<'g, T, O, G> {
     }
 
     /// Adds the first `m * n` elements of `residual`, row-major, after the activation. It may be C:
-    /// the product is then added to what C is.
+    /// the product is then added to C.
     pub fn residual<R: Buffer<Element = O>>(mut self, residual: &R) -> Self {
         self.added.residual = Some(residual.device_slice());
         self
@@ -159,7 +157,7 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         self.launch_of(Extents::new(self.shape)?, slices)
     }
 
-    /// [`launch`](Self::launch) of a shape that was validated.
+    /// Does what [`launch`](Self::launch) does, with a shape that was validated.
     pub(crate) fn launch_of(
         &self,
         extents: Extents,
@@ -169,48 +167,49 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         let a = self.address("A", a, m, k)?;
         let b = self.address("B", b, n, k)?;
         let c = self.address("C", c, m, n)?;
-        let [of_a, of_b] =
+        let [scale_a, scale_b] =
             self.scales.as_ref().map_or([None; 2], |scales| scales.each_ref().map(Some));
         let scale =
             |name, scale: Option<_>| scale.map_or(Ok(0), |scale| self.address(name, scale, 1, 1));
         let epilogue = EpilogueArgs {
-            scale_a: scale("the scale of A", of_a)?,
-            scale_b: scale("the scale of B", of_b)?,
-            ..self.added.args(self.of.stream.context(), [m, n])?
+            scale_a: scale("the scale of A", scale_a)?,
+            scale_b: scale("the scale of B", scale_b)?,
+            ..self.added.args(self.operation.stream.context(), [m, n])?
         };
         let (shape, transposed) = (extents.array(), self.transposed());
         let matrices = Matrices { a, b, c, shape, transposed, epilogue };
-        let _turn = self.of.order.begin(&self.of.stream)?;
-        // SAFETY: the buffers have the elements; memory that is dropped is freed after the work of
-        // the streams, and after the graphs.
+        let _turn = self.operation.order.begin(&self.operation.stream)?;
+        // SAFETY: `address` has checked the buffers' lengths; memory that is dropped is freed after
+        // the work of the streams, and after the graphs. `_turn` orders the products.
         unsafe {
-            let Some(([of_a, of_b], launch)) = &self.block_scales else {
-                return self.of.enqueue::<T, O>(extents, matrices);
+            let Some(([scales_a, scales_b], launch)) = &self.block_scales else {
+                return self.operation.enqueue::<T, O>(extents, matrices);
             };
             let [n, k] = [n, k].map(|extent| extent.div_ceil(BLOCK as usize));
-            let of_a = self.address("the matrix of A's scales", of_a, k, m)?;
-            let of_b = self.address("the matrix of B's scales", of_b, n, k)?;
-            launch(self.of, matrices, [of_a, of_b])
+            let scales_a = self.address("the matrix of A's scales", scales_a, k, m)?;
+            let scales_b = self.address("the matrix of B's scales", scales_b, n, k)?;
+            launch(self.operation, matrices, [scales_a, scales_b])
         }
     }
 
-    /// Which factors are transposed; one of a single row or column is stored the same way.
+    /// Returns which factors are transposed. A single row or column is none: it is stored the same
+    /// way.
     fn transposed(&self) -> [bool; 2] {
         let ([a, b], [m, n, k]) = (self.transposed, self.shape);
         [a && m > 1 && k > 1, b && n > 1 && k > 1]
     }
 
-    /// Returns how it is computed, if the buffers are aligned to 16 bytes.
+    /// Returns how the product is computed, if the buffers are aligned to 16 bytes.
     ///
     /// # Errors
     ///
-    /// As [`Gemm::plan`], and for a product with scales per block, of which there is one form.
+    /// As [`Gemm::plan`], and for a product with scales per block, which has only one kernel.
     pub fn plan(&self) -> Result<GemmPlan> {
         refuse_if!(self.block_scales.is_some(), "a product with scales per block has no plans");
-        Ok(self.of.prepare::<T, O>(Extents::new(self.shape)?, self.transposed())?.0)
+        Ok(self.operation.prepare::<T, O>(Extents::new(self.shape)?, self.transposed())?.0)
     }
 
-    /// The address of a buffer of the `Gemm`'s context with enough elements.
+    /// Returns the address of a buffer of the `Gemm`'s context with enough elements.
     fn address<E>(
         &self,
         name: &str,
@@ -218,7 +217,7 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         rows: usize,
         columns: usize,
     ) -> Result<u64> {
-        address(self.of.stream.context(), name, slice, rows, columns)
+        address(self.operation.stream.context(), name, slice, rows, columns)
     }
 }
 
@@ -241,7 +240,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// The factors of `x` and `x^3` in the sigmoid's argument.
+    /// Returns the factors of `x` and `x^3` in the sigmoid's argument.
     fn factors(self) -> [f32; 2] {
         match self {
             Self::Gelu => epilogue::GELU,
@@ -250,7 +249,7 @@ impl Activation {
     }
 }
 
-/// The kernels' argument, of addresses.
+/// The epilogue as an argument of kernels, with addresses.
 pub(crate) type EpilogueArgs = FusedArgs<u64, u64, u64, u64, f32, f32>;
 
 /// Bias, activation and residual of a product, if it has them.
@@ -264,12 +263,12 @@ pub(crate) struct Added<O> {
 impl<O> Added<O> {
     pub(crate) const NOTHING: Self = Self { bias: None, activation: None, residual: None };
 
-    /// Whether nothing is added.
+    /// Returns whether nothing is added.
     pub(crate) fn is_nothing(&self) -> bool {
         self.bias.is_none() && self.activation.is_none() && self.residual.is_none()
     }
 
-    /// The argument for a product of `m x n` elements, without scales.
+    /// Returns the argument for a product of `m x n` elements, without scales.
     pub(crate) fn args(&self, context: &Context, [m, n]: [usize; 2]) -> Result<EpilogueArgs> {
         let address = |name, slice: &Option<_>, rows| {
             slice.as_ref().map_or(Ok(0), |slice| address(context, name, slice, rows, n))

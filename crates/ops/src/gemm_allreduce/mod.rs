@@ -24,7 +24,7 @@ pub use self::wire::{ParseWireError, Wire};
 use crate::check::{refuse, refuse_if};
 use crate::extents::Extents;
 use crate::fused::{Base, FusedGemm, Fusion, Operands, Output, Strategy, Unfused};
-use crate::gemm::{self, Added, Candidates, Room};
+use crate::gemm::{self, Added, Candidates, ResidentClusters};
 use crate::{Explanation, GemmPlan, Product};
 
 type Plan = GemmAllReducePlan;
@@ -35,14 +35,15 @@ type Plan = GemmAllReducePlan;
 /// is summed over; `k` is a multiple of 8. Every rank gets the `m x n` elements of C, row-major, at
 /// the beginning of a window.
 ///
-/// On Hopper GPUs the plan follows from the shape: products that fill 2, 4 or 8 of them, with tiles
-/// that fit, exchange these in the product's kernel, and of two most of up to 256 rows; others are
-/// followed by an all-reduce. Elsewhere that is [`GemmAllReducePlan::Strips`].
+/// On Hopper GPUs the plan follows from the shape. Products that fill 2, 4 or 8 GPUs with their
+/// tiles exchange these in the product's kernel; on two GPUs most products of up to 256 rows do so
+/// too. Others are followed by an all-reduce. On other GPUs the plan is
+/// [`GemmAllReducePlan::Strips`].
 ///
-/// Every rank's product, with sums in f32, is rounded to bf16 on its way, and so is the sum of the
-/// products, in f32 too. [`GemmOptions::wire`] selects another type for the way: f32 and with it
-/// strips for every shape, or 8-bit floats and with them strips or, of two Hopper GPUs and for
-/// products that fill these, tiles.
+/// Every rank rounds its product, with sums in f32, to bf16 and sends it; the sum of the products,
+/// in f32 too, is rounded to bf16. [`GemmOptions::wire`] selects another type to send: f32, always
+/// by strips, or 8-bit floats, by tiles for products that fill two Hopper GPUs and otherwise by
+/// strips.
 ///
 /// ```no_run
 /// use devcomm::{GemmAllReduce, World};
@@ -63,9 +64,6 @@ pub type GemmAllReduce = FusedGemm<AllReduce>;
 
 /// The collective of [`GemmAllReduce`].
 pub struct AllReduce {
-    /// Whether the ranks can exchange rounded products, and whether they do so by default.
-    exchanges: bool,
-    exchanges_by_default: bool,
     strips: Strips,
     wide: Wide,
     swapped: OnceCell<Swapped>,
@@ -75,9 +73,9 @@ impl FusedGemm<AllReduce> {
     /// Prepares products of up to `m x n` elements, launched on `stream`; [`options`] selects other
     /// kernels. *Collective*, with the same `m` and `n` on every rank.
     ///
-    /// The workspace takes up to `2 * m * n` bytes on each GPU, rounded up to whole tiles, and on
-    /// Hopper GPUs up to `4 * m * n`, that of [`Collectives`], and of two GPUs `4 * m * n` for at
-    /// most 256 rows.
+    /// The workspace takes up to `2 * m * n` bytes on each GPU, rounded up to whole tiles. On
+    /// Hopper GPUs it takes up to `4 * m * n`, and that of [`Collectives`]; on two of them also
+    /// `4 * m * n` for at most 256 rows.
     ///
     /// [`Collectives`]: crate::Collectives
     /// [`options`]: Self::options
@@ -107,11 +105,9 @@ impl FusedGemm<AllReduce> {
         stream: &Stream,
         most: [usize; 2],
     ) -> Result<Self> {
-        let Agreed { exchanges, exchanges_by_default, wire, .. } = agreed;
+        let Agreed { exchanges_by_default, wire, .. } = agreed;
         let base = Base::new(comm, stream, most)?;
         let fusion = AllReduce {
-            exchanges,
-            exchanges_by_default,
             strips: Strips::new(agreed),
             wide: Wide::new(wire),
             swapped: OnceCell::new(),
@@ -154,36 +150,34 @@ impl FusedGemm<AllReduce> {
 
 impl AllReduce {
     fn wire(&self) -> Wire {
-        self.strips.wire()
+        self.strips.agreed.wire
     }
 
-    /// The plans for a shape: those with tiles of few rows are given.
-    fn plans_of(&self, on: &Base<Self>, extents: Extents, few_rows: &FewRows) -> Vec<Plan> {
+    /// Returns the plans for a shape, which end with those of `few_rows`.
+    fn plans_of(&self, base: &Base<Self>, extents: Extents, few_rows: &FewRows) -> Vec<Plan> {
         let [m, n, _] = extents.lengths();
         let mut plans = vec![Plan::Strips];
         if self.wire() == Wire::Bf16 {
             plans.push(Plan::Unfused);
         }
-        if self.exchanges && self.wide.fits(on, [m, n]) {
+        if self.strips.agreed.exchanges && self.wide.fits(base, [m, n]) {
             plans.push(Plan::Wide);
         }
         plans.extend(&few_rows.plans);
         plans
     }
 
-    /// The plans with tiles of few rows for a shape, the one that is expected to be the fastest
+    /// Returns the plans with tiles of few rows for a shape, the one expected to be the fastest
     /// first.
-    fn few_rows(&self, on: &Base<Self>, extents: Extents) -> Result<FewRows> {
-        let room = self.swapped.get().map_or_else(
-            // The same in all ranks.
-            || Room::usual(on.multiprocessors()),
-            Swapped::room,
-        );
+    fn few_rows(&self, base: &Base<Self>, extents: Extents) -> Result<FewRows> {
+        // Both are the same in all ranks.
+        let usual = || ResidentClusters::usual(base.multiprocessors());
+        let room = self.swapped.get().map_or_else(usual, Swapped::room);
         let candidates = Candidates::new(extents, room);
-        let is_done = self.exchanges && self.wire() == Wire::Bf16 && swapped::is_for(extents);
+        let can_exchange = self.strips.agreed.exchanges && self.wire() == Wire::Bf16;
         let (mut measured, mut plans) = (None, Vec::new());
-        if is_done {
-            measured = gemm::measured(&on.context().device_name()?, extents);
+        if can_exchange && swapped::has_few_rows(extents) {
+            measured = gemm::measured(&base.context().device_name()?, extents);
             let all = measured.into_iter().chain(candidates.exchanging());
             for plan in all.filter_map(Plan::of_few_rows) {
                 if !plans.contains(&plan) {
@@ -195,18 +189,17 @@ impl AllReduce {
     }
 }
 
-/// Whether products of few rows are exchanged in their kernel by default. On four H200 the two
-/// kernels were up to 1.4 times as fast.
-fn exchanges_few_rows(on: &Base<AllReduce>) -> bool {
-    on.comm.n_ranks() == 2
+/// Returns whether products of few rows are exchanged in their kernel by default. On four H200
+/// product and all-reduce by two kernels were up to 1.4 times as fast.
+fn exchanges_few_rows(base: &Base<AllReduce>) -> bool {
+    base.comm.n_ranks() == 2
 }
 
-/// Whether tiles of a product of this size fill the GPU often enough. Where [`Candidates::hides`]
-/// expects it, two H100 were faster by [`Wide`](GemmAllReducePlan::Wide) than by the two kernels
-/// from 0.91 times on.
-fn fills(on: &Base<AllReduce>, size: [usize; 2]) -> bool {
-    let least = if on.comm.n_ranks() == 2 { 0.9 } else { MIN_WAVES };
-    waves(size, on.multiprocessors()) > least
+/// Returns whether tiles of a product of this size fill the GPU often enough. On two H100 `wide`
+/// was faster than two kernels from 0.91 waves of tiles on, where [`Candidates::hides`] expects it.
+fn fills(base: &Base<AllReduce>, size: [usize; 2]) -> bool {
+    let least = if base.comm.n_ranks() == 2 { 0.9 } else { MIN_WAVES };
+    waves(size, base.multiprocessors()) > least
 }
 
 /// What is known of a shape for tiles of few rows.
@@ -218,10 +211,10 @@ struct FewRows {
 }
 
 impl FewRows {
-    /// Whether the tiles cost little time, compared with those of `Gemm`, which has more kinds, and
-    /// are split in at most two rounds: after each, blocks wait for the peers. On two H200 it took
-    /// 1.02 to 1.13 times as long as `unfused` in three and five rounds, as 1 x 5120 x 8192 (1.07)
-    /// and 1 x 4560 x 9496 (1.13). Each GPU sends so many bytes of an all-reduce of C.
+    /// Returns whether the tiles cost little time, compared with those of `Gemm`, which has more
+    /// kinds, and are split in at most two rounds: after each, blocks wait for the peers. Three and
+    /// five rounds took 1.02 to 1.13 times as long as `unfused` on two H200: 1.07 for
+    /// 1 x 5120 x 8192, 1.13 for 1 x 4560 x 9496. An all-reduce of C sends `bytes` from each GPU.
     fn is_good(&self, plan: GemmAllReducePlan, bytes: f64) -> bool {
         const MOST_ROUNDS: f64 = 2.0;
         plan.product().is_some_and(|product| {
@@ -265,34 +258,34 @@ impl Fusion for AllReduce {
 
     fn launch_unfused(
         &self,
-        on: &Base<Self>,
+        base: &Base<Self>,
         Unfused { gemm, collectives }: &Unfused,
-        of: &Operands<'_, Self>,
+        operands: &Operands<'_, Self>,
     ) -> Result<()> {
-        let (Operands { a, b, c, extents, .. }, [m, n, _]) = (of, of.extents.lengths());
+        let (Operands { a, b, c, extents, .. }, [m, n, _]) = (operands, operands.extents.lengths());
         let c = c.slice(..m * n)?;
         Product::new(gemm, extents.lengths(), Added::NOTHING).launch_of(*extents, (a, b, &c))?;
-        collectives.all_reduce(&c, &c, ReduceOp::Sum, &on.stream)
+        collectives.all_reduce(&c, &c, ReduceOp::Sum, &base.stream)
     }
 
-    fn choose(&self, on: &Base<Self>, extents: Extents) -> Explanation<Plan> {
+    fn choose(&self, base: &Base<Self>, extents: Extents) -> Explanation<Plan> {
         let how = |plan, reason| Explanation { plan, reason };
         let (wire, [m, n, _]) = (self.wire(), extents.lengths());
-        if !self.exchanges_by_default {
+        if !self.strips.agreed.exchanges_by_default {
             return how(Plan::Strips, wire.reason());
         }
         let wide = Plan::Wide;
         // With few rows, most of a tile would be empty.
-        let fills = m > MOST_ROWS && fills(on, [m, n]) && self.wide.supports(on, wide, extents);
+        let fills = m > MOST_ROWS && fills(base, [m, n]) && self.wide.supports(base, wide, extents);
         if wire != Wire::Bf16 {
             return how(if fills { wide } else { Plan::Strips }, wire.reason());
         }
-        let ranks = on.comm.n_ranks() as f64;
+        let ranks = base.comm.n_ranks() as f64;
         let bytes = 2.0 * (ranks - 1.0) / ranks * m as f64 * n as f64 * size_of::<bf16>() as f64;
-        if let Ok(few_rows) = self.few_rows(on, extents) {
-            let does = |plan: &&Plan| self.swapped.supports(on, **plan, extents);
-            let first = few_rows.plans.iter().find(does);
-            let hides = exchanges_few_rows(on) && hides_few_rows(extents);
+        if let Ok(few_rows) = self.few_rows(base, extents) {
+            let is_possible = |plan: &&Plan| self.swapped.supports(base, **plan, extents);
+            let first = few_rows.plans.iter().find(is_possible);
+            let hides = exchanges_few_rows(base) && hides_few_rows(extents);
             if let Some(plan) = first.filter(|plan| hides && few_rows.is_good(**plan, bytes)) {
                 return how(*plan, "as there are few rows");
             }
@@ -304,32 +297,32 @@ impl Fusion for AllReduce {
         how(Plan::Unfused, reason)
     }
 
-    fn require(&self, on: &Base<Self>, plan: Plan) -> Result<()> {
+    fn require(&self, base: &Base<Self>, plan: Plan) -> Result<()> {
         let wire = self.wire();
         refuse_if!(
-            !wire.has(plan),
+            !wire.is_sent_by(plan),
             "the plan `{plan}` does not send partial sums in {wire}: set `strips`"
         );
         match plan {
-            Plan::Wide | Plan::Swapped(_) if !self.exchanges => refuse(format!(
+            Plan::Wide | Plan::Swapped(_) if !self.strips.agreed.exchanges => refuse(format!(
                 "the plan `{plan}` needs several ranks, all with Hopper GPUs, and there are {}: \
                  set `strips` or `unfused`",
-                on.comm.n_ranks()
+                base.comm.n_ranks()
             )),
             _ => Ok(()),
         }
     }
 
-    fn to_measure(&self, on: &Base<Self>, extents: Extents, expected: Plan) -> Result<Vec<Plan>> {
-        let few_rows = self.few_rows(on, extents)?;
+    fn to_measure(&self, base: &Base<Self>, extents: Extents, expected: Plan) -> Result<Vec<Plan>> {
+        let few_rows = self.few_rows(base, extents)?;
         let likely: Vec<_> = few_rows.candidates.likely().collect();
         let is_likely = |plan: Plan| plan.product().is_none_or(|product| likely.contains(&product));
-        let mut plans = self.plans_of(on, extents, &few_rows);
+        let mut plans = self.plans_of(base, extents, &few_rows);
         plans.retain(|plan| *plan == expected || is_likely(*plan));
         Ok(plans)
     }
 
     fn describe(&self, _: &Base<Self>) -> String {
-        format!("{}, {} blocks", self.wire(), self.strips.blocks())
+        format!("{}, {} blocks", self.wire(), self.strips.agreed.blocks)
     }
 }

@@ -37,16 +37,16 @@ impl GemmOptions {
         Self { max_blocks: None, wire: Wire::Bf16 }
     }
 
-    /// Launches at most that many blocks, which leaves multiprocessors to other kernels. Default:
+    /// Launches at most `blocks` blocks, which leaves multiprocessors to other kernels. Default:
     /// the number that can be resident on every rank's GPU.
     pub const fn max_blocks(mut self, blocks: NonZeroU32) -> Self {
         self.max_blocks = Some(blocks);
         self
     }
 
-    /// Selects the type in which partial sums travel. Default: [`Wire::Bf16`]. In others they do by
-    /// [`Strips`](crate::GemmAllReducePlan::Strips). In [`Wire::E4m3`] on two Hopper GPUs shapes
-    /// that fill the GPU have the plan [`Wide`](crate::GemmAllReducePlan::Wide).
+    /// Selects the type in which partial sums travel. Default: [`Wire::Bf16`]. In other types the
+    /// plan is [`Strips`](crate::GemmAllReducePlan::Strips), but in [`Wire::E4m3`] on two Hopper
+    /// GPUs it is [`Wide`](crate::GemmAllReducePlan::Wide) for shapes that fill the GPU.
     pub const fn wire(mut self, wire: Wire) -> Self {
         self.wire = wire;
         self
@@ -74,7 +74,7 @@ impl GemmOptions {
                     compiled.resident_blocks::<Strips>(THREADS, SHARED)?
                 });
                 let blocks = self.max_blocks.map_or(resident, |most| resident.min(most.get()));
-                // Tables have plans by the GPU's name.
+                // The plans of a table are for GPUs of one name.
                 let gpu = hash(comm.context().device_name()?);
                 Ok((compiled, [gpu, is_hopper(comm).into(), blocks.into()]))
             };
@@ -94,7 +94,7 @@ impl GemmOptions {
         })
     }
 
-    /// The call of all ranks, with the options.
+    /// Returns the collective call with the options, which it compares between the ranks.
     fn call(self, comm: &Communicator, m: usize, n: usize) -> CollectiveCall<'_> {
         // Destructured, so that a new option cannot be forgotten here.
         let Self { max_blocks, wire } = self;

@@ -34,7 +34,7 @@ pub enum GemmAllReducePlan {
 }
 
 impl GemmAllReducePlan {
-    /// The plan of `Gemm` with the same tiles, of a plan of few rows.
+    /// Returns the plan of `Gemm` with the same tiles, for a plan of few rows.
     pub(super) fn product(self) -> Option<GemmPlan> {
         match self {
             Self::Swapped(tiling) => Some(GemmPlan::Swapped(tiling)),
@@ -42,28 +42,28 @@ impl GemmAllReducePlan {
         }
     }
 
-    /// The fused form of a plan of few rows.
+    /// Returns the fused plan with the tiles of a plan of few rows.
     pub(super) fn of_few_rows(plan: GemmPlan) -> Option<Self> {
         match plan {
-            GemmPlan::Swapped(tiling) if swapped::has(tiling) => Some(Self::Swapped(tiling)),
+            GemmPlan::Swapped(tiling) if swapped::has_kernel(tiling) => Some(Self::Swapped(tiling)),
             _ => None,
         }
     }
 }
 
-/// Waves of tiles from which on most are exchanged while others are multiplied: fused products were
-/// measured to be faster from 1.7 waves on.
+/// The waves of tiles from which on most tiles are exchanged while others are multiplied. Fused
+/// products were measured to be faster from 1.7 waves on.
 pub(crate) const MIN_WAVES: f64 = 1.5;
 
-/// How many times the tiles of a product of `m x n` fill a GPU.
+/// Returns how many times the tiles of a product of `m x n` fill a GPU.
 pub(crate) fn waves([m, n]: [usize; 2], multiprocessors: u32) -> f64 {
     let [rows, columns] = [m.div_ceil((CLUSTER * TILE_M) as usize), n.div_ceil(TILE_N as usize)];
     rows as f64 * columns as f64 / f64::from(multiprocessors / CLUSTER)
 }
 
-/// Whether a product of few rows has terms enough to hide what its kernel exchanges. On two H100
-/// and two H200 the two kernels were up to 10 % faster where it has not: of one or two rows, and of
-/// a C that is so large that all multiprocessors should send it.
+/// Returns whether a product of few rows has enough terms to hide what its kernel exchanges. If
+/// not, product and all-reduce by two kernels were up to 10 % faster on two H100 and two H200: for
+/// one or two rows, and for a C that is so large that all multiprocessors should send it.
 pub(super) fn hides_few_rows(extents: Extents) -> bool {
     let [m, n, k] = extents.lengths();
     let bytes = m.saturating_mul(n).saturating_mul(size_of::<bf16>());
@@ -116,7 +116,7 @@ mod tests {
             let plan: GemmAllReducePlan = text.parse().unwrap();
             assert_eq!(plan.to_string(), text);
         }
-        // Of 256 rows there is no kernel.
+        // There is no kernel with tiles of 256 rows.
         for wrong in ["ring", "portable", "swapped:256x64:2", "chunked:4"] {
             let error = wrong.parse::<GemmAllReducePlan>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("`{wrong}` is no plan")), "{error}");

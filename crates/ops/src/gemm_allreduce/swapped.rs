@@ -13,12 +13,13 @@ use half::bf16;
 use super::{AllReduce, Plan};
 use crate::check::refuse;
 use crate::extents::Extents;
-use crate::fused::{Base, Exchanging, Operands, Strategy, prepare_once, prepared};
+use crate::fused::{Base, ExchangeKernels, Operands, Strategy, prepare_once, prepared};
 use crate::gemm::{
-    self, DivisionArgs, Form, Matrices, Room, TileKernel, clusters, division_args, swapped_maps,
+    self, DivisionArgs, Matrices, ResidentClusters, TileKernel, TileKernels, clusters,
+    division_args, swapped_maps,
 };
 use crate::lamport::LamportMemory;
-use crate::launch::Takes;
+use crate::launch::LaunchWith;
 use crate::{KERNELS, Tiling};
 
 /// The most rows of C.
@@ -29,58 +30,58 @@ type Tile = (u32, u32, Cluster);
 
 /// The kernels, and the memory of their messages.
 pub(super) struct Swapped {
-    kernels: Exchanging,
+    kernels: ExchangeKernels,
     /// The clusters that are resident on all GPUs for each tile, and the dynamic shared memory that
     /// a block may have.
     resident: HashMap<Tile, [u32; 2]>,
-    /// Which kernel of a [`TileForm`].
-    which: usize,
+    /// The index of the kernel for this number of ranks in each [`SwappedKernels`].
+    index: usize,
 }
 
 impl Swapped {
-    /// Makes slots for products of up to the largest. *Collective*.
-    fn new(on: &Base<AllReduce>) -> Result<Self> {
-        let which = usize::from(on.comm.n_ranks() != 2);
+    /// Loads the kernels, and allocates slots for products of up to the largest. *Collective*.
+    fn new(base: &Base<AllReduce>) -> Result<Self> {
+        let index = usize::from(base.comm.n_ranks() != 2);
         let load = || {
             let set = KERNELS.only(&[kernels::gemm_allreduce_swapped::<shapes::M8N64, 2>::FILE]);
-            let compiled = Kernels::load(on.context(), &set)?;
-            let resident = |((_, _, cluster), form): (Tile, &TileForm)| {
-                (form.kernels[which].resident)(&compiled, on.context(), cluster.blocks())
+            let compiled = Kernels::load(base.context(), &set)?;
+            let resident = |((_, _, cluster), tile_kernels): (Tile, &SwappedKernels)| {
+                (tile_kernels.kernels[index].resident)(&compiled, base.context(), cluster.blocks())
             };
             let resident = tiles().map(resident).collect::<Result<_>>()?;
             Ok((compiled, resident))
         };
         let slots = |[m, n]: [usize; 2]| slots(m.min(MOST_ROWS), n);
-        let kernels = Exchanging::new(on, "swapped", (&[], ""), slots, load, false)?;
+        let kernels = ExchangeKernels::new(base, "swapped", (&[], ""), slots, load, false)?;
         let resident = tiles().map(|(tile, _)| tile).zip(kernels.resident.iter().copied());
-        Ok(Self { resident: resident.collect(), kernels, which })
+        Ok(Self { resident: resident.collect(), kernels, index })
     }
 
-    /// The clusters that are resident on all GPUs.
-    pub(super) fn room(&self) -> Room {
-        Room([1, 2, 4, 8].map(|splits| {
+    /// Returns the clusters that are resident on all GPUs.
+    pub(super) fn room(&self) -> ResidentClusters {
+        ResidentClusters([1, 2, 4, 8].map(|splits| {
             let cluster = Cluster { splits, across: 1, down: 1 };
             self.resident.get(&(128, 128, cluster)).map_or(0, |[clusters, _]| *clusters)
         }))
     }
 
-    /// How a product is divided by a plan; `None` if it cannot do it.
+    /// Returns how a product is divided into these tiles; `None` if they cannot do it.
     fn division(&self, tile: Tile, extents: Extents) -> Option<(Division, LaunchConfig)> {
         let [m, n, _] = extents.lengths();
         let fits = slots(m, n).is_some_and(|slots| slots <= self.kernels.memory.capacity());
-        let form = form(tile).filter(|_| fits && is_for(extents))?;
+        let tile_kernels = kernels_of(tile).filter(|_| fits && has_few_rows(extents))?;
         let resident = *self.resident.get(&tile)?;
-        let (division, config) = form.divide(extents.array(), tile.2, 1, resident)?;
+        let (division, config) = tile_kernels.divide(extents.array(), tile.2, 1, resident)?;
         Some((division, config.without_cooperation()))
     }
 }
 
 /// Prepares the kernels of all tiles. *Collective*.
-pub(super) fn prepare(cell: &OnceCell<Swapped>, on: &Base<AllReduce>) -> Result<()> {
-    prepare_once(cell, || Swapped::new(on))
+pub(super) fn prepare(cell: &OnceCell<Swapped>, base: &Base<AllReduce>) -> Result<()> {
+    prepare_once(cell, || Swapped::new(base))
 }
 
-/// The tile of a plan that has one.
+/// Returns the tile of a plan that has one.
 fn tile(plan: Plan) -> Option<Tile> {
     match plan {
         Plan::Swapped(Tiling { rows, columns, cluster, slices: 1 }) => {
@@ -96,9 +97,9 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
         self.get().zip(tile(plan)).and_then(division).is_some()
     }
 
-    fn prepare(&self, on: &Base<AllReduce>, plan: Plan) -> Result<()> {
-        prepare(self, on)?;
-        match tile(plan).and_then(form) {
+    fn prepare(&self, base: &Base<AllReduce>, plan: Plan) -> Result<()> {
+        prepare(self, base)?;
+        match tile(plan).and_then(kernels_of) {
             Some(_) => Ok(()),
             None => refuse(format!("no kernel exchanges tiles as those of the plan `{plan}`")),
         }
@@ -106,50 +107,50 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
 
     unsafe fn launch(
         &self,
-        on: &Base<AllReduce>,
+        base: &Base<AllReduce>,
         plan: Plan,
-        of: &Operands<'_, AllReduce>,
+        operands: &Operands<'_, AllReduce>,
     ) -> Result<()> {
         let swapped = prepared(self)?;
-        let launch =
-            tile(plan).and_then(|tile| Some((form(tile)?, swapped.division(tile, of.extents)?)));
-        let Some((form, (division, config))) = launch else {
+        let launch = tile(plan)
+            .and_then(|tile| Some((kernels_of(tile)?, swapped.division(tile, operands.extents)?)));
+        let Some((tile_kernels, (division, config))) = launch else {
             return refuse(format!("the plan `{plan}` does no product of this shape"));
         };
-        let division = Division { constant_b: on.constant_b, ..division };
-        // SAFETY: the caller passes matrices of the extents that outlive the product.
+        let division = Division { constant_b: base.constant_b, ..division };
+        // SAFETY: the caller passes matrices that outlive the product, and orders the launches.
         unsafe {
-            let launch = form.kernels[swapped.which].launch;
-            launch(swapped, &on.stream, of.matrices(), division, config)
+            let launch = tile_kernels.kernels[swapped.index].launch;
+            launch(swapped, &base.stream, operands.matrices(), division, config)
         }
     }
 }
 
-/// Whether products of this shape have few rows, and rows of C begin at multiples of 16 bytes.
-pub(super) fn is_for(extents: Extents) -> bool {
+/// Returns whether products of this shape have few rows, with rows of C aligned to 16 bytes.
+pub(super) fn has_few_rows(extents: Extents) -> bool {
     let [m, n, _] = extents.lengths();
     m <= MOST_ROWS && n.is_multiple_of(8)
 }
 
-/// Whether there is a kernel with these tiles.
-pub(super) fn has(Tiling { rows, columns, cluster, slices }: Tiling) -> bool {
-    slices == 1 && form((rows, columns, cluster)).is_some()
+/// Returns whether there is a kernel with these tiles.
+pub(super) fn has_kernel(Tiling { rows, columns, cluster, slices }: Tiling) -> bool {
+    slices == 1 && kernels_of((rows, columns, cluster)).is_some()
 }
 
-/// All tiles, each with its kernel.
-fn tiles() -> impl Iterator<Item = (Tile, &'static TileForm)> {
-    FORMS.iter().flat_map(|form| {
-        let (rows, columns) = form.tile;
-        clusters(form.tile).map(move |cluster| ((rows, columns, cluster), form))
+/// Returns all tiles, each with its kernels.
+fn tiles() -> impl Iterator<Item = (Tile, &'static SwappedKernels)> {
+    KERNELS_BY_TILE.iter().flat_map(|tile_kernels| {
+        let (rows, columns) = tile_kernels.tile;
+        clusters(tile_kernels.tile).map(move |cluster| ((rows, columns, cluster), tile_kernels))
     })
 }
 
-fn form((rows, columns, _): Tile) -> Option<&'static TileForm> {
-    FORMS.iter().find(|form| form.tile == (rows, columns))
+fn kernels_of((rows, columns, _): Tile) -> Option<&'static SwappedKernels> {
+    KERNELS_BY_TILE.iter().find(|kernels| kernels.tile == (rows, columns))
 }
 
-/// The kernels of a shape of tiles: for two ranks, and for any number.
-type TileForm = Form<usize, Launch>;
+/// The kernels for a size of tiles: for two ranks, and for any number (0).
+type SwappedKernels = TileKernels<usize, Launch>;
 
 type Launch = unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>;
 
@@ -167,13 +168,13 @@ type Args<'a> = (
     DivisionArgs,
 );
 
-/// Launches a kernel.
+/// Launches the kernel `K`.
 ///
 /// # Safety
 ///
 /// That of [`Strategy::launch`].
-unsafe fn launch<S: Shape, K: for<'a> Takes<Args<'a>>>(
-    Swapped { kernels: Exchanging { compiled, dev_comm, memory, .. }, .. }: &Swapped,
+unsafe fn launch<S: Shape, K: for<'a> LaunchWith<Args<'a>>>(
+    Swapped { kernels: ExchangeKernels { compiled, dev_comm, memory, .. }, .. }: &Swapped,
     stream: &Stream,
     matrices: Matrices,
     division: Division,
@@ -183,15 +184,16 @@ unsafe fn launch<S: Shape, K: for<'a> Takes<Args<'a>>>(
     let [m, n, k] = matrices.shape;
     let division = division_args(division);
     let args = (dev_comm, a, b, c, memory, m, n, k, division);
-    // SAFETY: the caller's contract; the workspace is as the kernels need it.
+    // SAFETY: the caller passes matrices that outlive the product, and orders the launches, which
+    // use the memory that `Swapped::new` allocates for these kernels.
     unsafe { K::launch(args, config, &compiled.on(stream)) }
 }
 
-macro_rules! forms {
+macro_rules! tile_kernels {
     ($($shape:ident)*) => {
-        static FORMS: [TileForm; [$(stringify!($shape)),*].len()] = [$({
+        static KERNELS_BY_TILE: [SwappedKernels; [$(stringify!($shape)),*].len()] = [$({
             type Tiles = shapes::$shape;
-            Form::new::<Tiles>(&[
+            TileKernels::new::<Tiles>(&[
                 kernel::<Tiles, kernels::gemm_allreduce_swapped<Tiles, 2>>(2),
                 kernel::<Tiles, kernels::gemm_allreduce_swapped<Tiles, 0>>(0),
             ])
@@ -199,11 +201,13 @@ macro_rules! forms {
     };
 }
 
-const fn kernel<S: Shape, K: for<'a> Takes<Args<'a>>>(of: usize) -> TileKernel<usize, Launch> {
-    TileKernel { of, resident: gemm::resident::<S, K>, launch: launch::<S, K> }
+const fn kernel<S: Shape, K: for<'a> LaunchWith<Args<'a>>>(
+    key: usize,
+) -> TileKernel<usize, Launch> {
+    TileKernel { key, resident: gemm::resident::<S, K>, launch: launch::<S, K> }
 }
 
-forms! {
+tile_kernels! {
     M8N64 M16N64 M32N64 M64N64 M96N64 M128N64 M8N128 M16N128 M32N128 M48N128 M64N128 M80N128
     M128N128
 }

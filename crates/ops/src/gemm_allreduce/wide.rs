@@ -1,4 +1,4 @@
-//! The fused product of Hopper GPUs that exchange rounded products: its workspace and launch.
+//! The fused product of large matrices on Hopper GPUs: its workspace and launch.
 
 use std::cell::OnceCell;
 
@@ -14,25 +14,25 @@ use super::wire::Wire;
 use super::{AllReduce, Plan};
 use crate::KERNELS;
 use crate::extents::Extents;
-use crate::fused::{Base, Exchanging, Operands, Strategy, prepare_once, prepared};
+use crate::fused::{Base, ExchangeKernels, Operands, Strategy, prepare_once, prepared};
 use crate::gemm::{Matrices, wide_maps, wide_pairs};
-use crate::launch::Takes;
+use crate::launch::LaunchWith;
 
 type OneShot = kernels::gemm_allreduce_wide;
-type OfF8 = kernels::gemm_allreduce_wide_f8;
-type OfFour = kernels::gemm_allreduce_two_shot<4>;
-type OfEight = kernels::gemm_allreduce_two_shot<8>;
+type OneShotF8 = kernels::gemm_allreduce_wide_f8;
+type TwoShot4 = kernels::gemm_allreduce_two_shot<4>;
+type TwoShot8 = kernels::gemm_allreduce_two_shot<8>;
 
-/// The plan, whose partial sums travel in a type.
+/// The plan, with partial sums that travel in the type `wire`.
 pub(super) struct Wide {
     wire: Wire,
     prepared: OnceCell<Prepared>,
 }
 
-/// The kernel, and this rank's own partial sums, if they are 8-bit floats.
-type Prepared = (Exchanging, Option<SymmetricBuffer<u32>>);
+/// The kernels, and memory of this rank's own partial sums, if these are 8-bit floats.
+type Prepared = (ExchangeKernels, Option<SymmetricBuffer<u32>>);
 
-/// The slots of a product, if there is a kernel for so many ranks and the type.
+/// Returns the slots of a product, if there is a kernel for this number of ranks and this type.
 fn slots([m, n]: [usize; 2], ranks: usize, wire: Wire) -> Option<u32> {
     match (ranks, wire) {
         (2, Wire::Bf16) => Everyone::slots(m, n),
@@ -47,29 +47,29 @@ impl Wide {
         Self { wire, prepared: OnceCell::new() }
     }
 
-    /// Whether the ranks exchange products of this size so, with memory for the largest.
-    pub(super) fn fits(&self, on: &Base<AllReduce>, size: [usize; 2]) -> bool {
-        let slots = |size| slots(size, on.comm.n_ranks(), self.wire);
-        let capacity = slots(on.most);
+    /// Returns whether the ranks can exchange products of this size with memory for the largest.
+    pub(super) fn fits(&self, base: &Base<AllReduce>, size: [usize; 2]) -> bool {
+        let slots = |size| slots(size, base.comm.n_ranks(), self.wire);
+        let capacity = slots(base.most);
         size[1].is_multiple_of(8) && slots(size).is_some_and(|used| Some(used) <= capacity)
     }
 }
 
 impl Strategy<AllReduce> for Wide {
-    fn supports(&self, on: &Base<AllReduce>, _: Plan, extents: Extents) -> bool {
+    fn supports(&self, base: &Base<AllReduce>, _: Plan, extents: Extents) -> bool {
         let [m, n, _] = extents.lengths();
-        self.prepared.get().is_some() && self.fits(on, [m, n])
+        self.prepared.get().is_some() && self.fits(base, [m, n])
     }
 
-    fn prepare(&self, on: &Base<AllReduce>, _: Plan) -> Result<()> {
-        let (ranks, is_f8) = (on.comm.n_ranks(), self.wire == Wire::E4m3);
+    fn prepare(&self, base: &Base<AllReduce>, _: Plan) -> Result<()> {
+        let (ranks, is_f8) = (base.comm.n_ranks(), self.wire == Wire::E4m3);
         let load = || {
-            let compiled = Kernels::load(on.context(), &KERNELS.only(&[OneShot::FILE]))?;
+            let compiled = Kernels::load(base.context(), &KERNELS.only(&[OneShot::FILE]))?;
             let blocks = match ranks {
-                2 if is_f8 => compiled.resident_blocks::<OfF8>(THREADS, SHARED)?,
+                2 if is_f8 => compiled.resident_blocks::<OneShotF8>(THREADS, SHARED)?,
                 2 => compiled.resident_blocks::<OneShot>(THREADS, SHARED)?,
-                4 => compiled.resident_clusters::<OfFour>(CLUSTER, THREADS, SHARED)? * CLUSTER,
-                _ => compiled.resident_clusters::<OfEight>(CLUSTER, THREADS, SHARED)? * CLUSTER,
+                4 => compiled.resident_clusters::<TwoShot4>(CLUSTER, THREADS, SHARED)? * CLUSTER,
+                _ => compiled.resident_clusters::<TwoShot8>(CLUSTER, THREADS, SHARED)? * CLUSTER,
             };
             Ok((compiled, vec![[blocks, 0]]))
         };
@@ -79,43 +79,44 @@ impl Strategy<AllReduce> for Wide {
                 false => (&[2, 4, 8][..], "2, 4 or 8 ranks"),
             };
             let slots = |size| slots(size, ranks, self.wire);
-            let wide = Exchanging::new(on, "wide", for_ranks, slots, load, ranks > 2)?;
+            let wide = ExchangeKernels::new(base, "wide", for_ranks, slots, load, ranks > 2)?;
             let words = 4 * wide.memory.capacity() as usize;
-            let own = is_f8.then(|| on.comm.mem_alloc(words)).transpose()?;
+            let own = is_f8.then(|| base.comm.mem_alloc(words)).transpose()?;
             Ok((wide, own))
         };
         let name = "GemmAllReduce: the plan wide";
-        prepare_once(&self.prepared, || on.comm.together(name, new))
+        prepare_once(&self.prepared, || base.comm.together(name, new))
     }
 
     unsafe fn launch(
         &self,
-        on: &Base<AllReduce>,
+        base: &Base<AllReduce>,
         _: Plan,
-        of: &Operands<'_, AllReduce>,
+        operands: &Operands<'_, AllReduce>,
     ) -> Result<()> {
         let (wide, own) = prepared(&self.prepared)?;
-        let (matrices, window) = (of.matrices(), of.c);
+        let (matrices, window) = (operands.matrices(), operands.c);
         let Matrices { c, shape: [m, n, k], .. } = matrices;
-        let ([a, b, map], _) = wide_maps::<bf16, bf16>(&on.stream, matrices)?;
+        let ([a, b, map], _) = wide_maps::<bf16, bf16>(&base.stream, matrices)?;
         let config = wide.wide_config(wide_pairs(m, n));
-        let Exchanging { compiled, dev_comm, memory, .. } = wide;
-        let target = compiled.on(&on.stream);
+        let ExchangeKernels { compiled, dev_comm, memory, .. } = wide;
+        let target = compiled.on(&base.stream);
         let plain = config.without_cooperation();
-        // SAFETY: the caller's contract; the workspace is as the kernels need it.
+        // SAFETY: the caller passes matrices that outlive the product, and orders the launches,
+        // which use the memory that `prepare` allocates for these kernels.
         unsafe {
             if let Some(own) = own {
                 let args = (dev_comm, a, b, c, own, memory, m, n, k);
-                return OfF8::launch(args, plain, &target);
+                return OneShotF8::launch(args, plain, &target);
             }
             let args = (dev_comm, a, b, map, window, memory, m, n, k);
-            match on.comm.n_ranks() {
+            match base.comm.n_ranks() {
                 2 => {
                     let args = (dev_comm, a, b, map, c, memory, m, n, k);
                     OneShot::launch(args, plain, &target)
                 }
-                4 => OfFour::launch(args, config, &target),
-                _ => OfEight::launch(args, config, &target),
+                4 => TwoShot4::launch(args, config, &target),
+                _ => TwoShot8::launch(args, config, &target),
             }
         }
     }

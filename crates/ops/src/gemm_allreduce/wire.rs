@@ -33,8 +33,8 @@ impl Wire {
 
     /// Returns the largest error of a finite partial sum when it is added: half a unit in its last
     /// place. `largest` is the largest magnitude of the sums that share its scale. An element
-    /// of C is off by at most the sum of these, what f32 loses, and its own rounding to bf16,
-    /// `2^-8` of it.
+    /// of C is off by at most the sum of these errors, what f32 loses, and its own rounding to
+    /// bf16, `2^-8` of it.
     #[must_use]
     pub fn error_bound(self, partial: f32, largest: f32) -> f32 {
         let half_unit = |bits: i32| partial.abs() * 2_f32.powi(-bits);
@@ -47,8 +47,8 @@ impl Wire {
         }
     }
 
-    /// Whether a plan sends partial sums so.
-    pub(super) fn has(self, plan: GemmAllReducePlan) -> bool {
+    /// Returns whether a plan can send partial sums in this type.
+    pub(super) fn is_sent_by(self, plan: GemmAllReducePlan) -> bool {
         match plan {
             GemmAllReducePlan::Strips => true,
             GemmAllReducePlan::Wide => self != Self::F32,
@@ -56,7 +56,7 @@ impl Wire {
         }
     }
 
-    /// Why a plan was chosen, of which there are few.
+    /// Returns why a plan was chosen, of the few that there are for this type.
     pub(super) fn reason(self) -> &'static str {
         match self {
             Self::Bf16 => "as no other plan was set that can do it",
@@ -68,7 +68,7 @@ impl Wire {
 
 names!(Wire: Bf16 "bf16" F32 "f32" E4m3 "e4m3");
 
-/// Evaluates an expression for the type of partial sums.
+/// Evaluates an expression in which `$type` is the type of partial sums.
 macro_rules! by_wire {
     ($wire:expr, $type:ident => $then:expr) => {
         match $wire {
@@ -90,7 +90,7 @@ macro_rules! by_wire {
 
 pub(super) use by_wire;
 
-/// The text is no type of partial sums.
+/// The error for a text that is no type of partial sums.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no type of partial sums: bf16, f32 or e4m3")]
 pub struct ParseWireError(String);
@@ -120,7 +120,7 @@ mod tests {
     fn smaller_types_have_larger_errors() {
         let [bf16, f32, e4m3] = Wire::ALL.map(|wire| wire.error_bound(-1.0, 2.0));
         assert_eq!([f32, bf16, e4m3], [0.0, 1.0 / 256.0, 1.0 / 16.0]);
-        // Small ones beside large ones.
+        // A small sum that shares its scale with a large one.
         assert_eq!(Wire::E4m3.error_bound(1e-6, 131_072.0), 1.0);
     }
 }

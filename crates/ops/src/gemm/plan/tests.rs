@@ -2,10 +2,10 @@
 
 use super::*;
 
-/// An H100's.
-const ROOM: Room = Room([132, 66, 30, 15]);
+/// The clusters of an H100.
+const ROOM: ResidentClusters = ResidentClusters([132, 66, 30, 15]);
 
-fn on(room: Room, shape: [u32; 3]) -> Candidates {
+fn on(room: ResidentClusters, shape: [u32; 3]) -> Candidates {
     Candidates::new(Extents::new(shape.map(|extent| extent as usize)).unwrap(), room)
 }
 
@@ -25,15 +25,15 @@ fn tables_have_nothing_but_entries_and_comments() {
 
 #[test]
 fn plans_are_read_as_they_are_written() {
-    let alone = Cluster { splits: 1, across: 1, down: 1 };
+    let one_block = Cluster { splits: 1, across: 1, down: 1 };
     let tiling = |rows, columns, cluster, slices| Tiling { rows, columns, cluster, slices };
     for plan in [
         GemmPlan::Portable,
         GemmPlan::Wide,
-        GemmPlan::Swapped(tiling(128, 64, Cluster { splits: 4, ..alone }, 1)),
-        GemmPlan::Swapped(tiling(128, 128, Cluster { across: 2, down: 2, ..alone }, 1)),
-        GemmPlan::Swapped(tiling(96, 128, alone, 2)),
-        GemmPlan::Unswapped(tiling(128, 208, Cluster { down: 2, ..alone }, 4)),
+        GemmPlan::Swapped(tiling(128, 64, Cluster { splits: 4, ..one_block }, 1)),
+        GemmPlan::Swapped(tiling(128, 128, Cluster { across: 2, down: 2, ..one_block }, 1)),
+        GemmPlan::Swapped(tiling(96, 128, one_block, 2)),
+        GemmPlan::Unswapped(tiling(128, 208, Cluster { down: 2, ..one_block }, 4)),
     ] {
         assert_eq!(plan.to_string().parse(), Ok(plan));
     }
@@ -78,14 +78,14 @@ fn few_rows_are_swapped_and_many_are_not() {
     let even = most / 8 * 8;
     for shape in [[1, 8, 8], [most; 3], [most, 8, 8], [1, even, 1], [even; 3]] {
         for multiprocessors in [0, 1, 2, 132, u32::MAX] {
-            assert!(on(Room::usual(multiprocessors), shape).plans().next().is_some());
+            assert!(on(ResidentClusters::usual(multiprocessors), shape).plans().next().is_some());
         }
     }
 }
 
 #[test]
 fn the_model_has_most_measured_plans_among_its_first() {
-    // On an H100 it expects 74 % so, and more to be nearly as fast.
+    // For an H100 it has 74 % among them, and expects more to be nearly as fast.
     let (_, table) = TABLES[0];
     let (mut found, mut entries) = (0, 0);
     for (shape, plan) in table.lines().filter_map(parse_entry::<GemmPlan>) {
@@ -101,15 +101,15 @@ fn most_measured_plans_are_expected_to_be_nearly_the_fastest() {
     for (gpu, table) in TABLES {
         let (mut near, mut entries) = (0, 0);
         for (shape, plan) in table.lines().filter_map(parse_entry::<GemmPlan>) {
-            near += usize::from(over_the_first(plan, shape) <= 1.04);
+            near += usize::from(relative_to_first(plan, shape) <= 1.04);
             entries += 1;
         }
         assert!(5 * near >= 4 * entries, "{gpu}: {near} of {entries}");
     }
 }
 
-/// How many times as long as the first plan's the expected time of this one is.
-fn over_the_first(plan: GemmPlan, shape: [u32; 3]) -> f64 {
+/// Returns the expected time of a plan, relative to that of the first plan.
+fn relative_to_first(plan: GemmPlan, shape: [u32; 3]) -> f64 {
     clocks(plan, shape, ROOM) / on(ROOM, shape).fastest()
 }
 
@@ -128,14 +128,15 @@ fn the_first_plan_is_the_fastest_that_was_measured() {
     }
     // One with clusters of half the blocks is expected to be as fast.
     let plan = "unswapped:128x208:1:4x2".parse().unwrap();
-    let ratio = over_the_first(plan, [7051, 776, 2392]);
+    let ratio = relative_to_first(plan, [7051, 776, 2392]);
     assert!(ratio <= 1.002, "{ratio}");
 }
 
 #[test]
 fn the_rest_of_the_tiles_is_split() {
     let of = |plan: &str, shape| on(ROOM, shape).split_rounds(plan.parse().unwrap());
-    // 15 clusters of eight blocks compute 72 tiles; 30 of four 120 whole ones, and then 21.
+    // 15 clusters of eight blocks compute 72 tiles; 30 clusters of four compute 120 whole tiles,
+    // and then 21 split ones.
     assert_eq!(of("swapped:8x64:8", [1, 4560, 9496]), 5.0);
     assert_eq!(of("swapped:8x64:4", [4, 8968, 2312]), 1.0);
     // One more round would be as long as those of whole tiles.
@@ -155,22 +156,22 @@ fn short_sums_that_are_exchanged_are_not_split_and_large_parts_are() {
     ] {
         let plans = on(ROOM, shape).exchanging();
         assert_eq!(plans[0].to_string(), plan, "{shape:?}");
-        // None is missing.
+        // No plan that exchanges is missing.
         let all = candidates(shape);
         let exchanges =
             |plan: &GemmPlan| matches!(plan, GemmPlan::Swapped(Tiling { slices: 1, .. }));
         assert!(all.iter().filter(|plan| exchanges(plan)).all(|plan| plans.contains(plan)));
     }
-    // There are no rows of C that TMA stores.
+    // TMA cannot store rows of this C.
     assert_eq!(on(ROOM, [7, 1001, 64]).exchanging(), []);
 }
 
 #[test]
 fn a_plan_takes_longer_than_the_best_where_its_tiles_do_not_fit() {
-    // One tile of 176 rows does what two of 128 do.
+    // One tile of 176 rows is enough instead of two tiles of 128.
     let plan = "swapped:128x128:2:1x2".parse().unwrap();
-    assert!(over_the_first(plan, [161, 2392, 8224]) > 1.2);
-    // Nor is a tile a candidate where as many of fewer rows do.
+    assert!(relative_to_first(plan, [161, 2392, 8224]) > 1.2);
+    // A tile is no candidate where the same number of tiles with fewer rows is enough.
     let rows = |m| {
         candidates([m, 4512, 12384]).into_iter().filter_map(|plan| match plan {
             GemmPlan::Swapped(Tiling { rows, columns: 128, .. }) => Some(rows),
@@ -191,8 +192,8 @@ fn slower_tiles_cost_little_if_they_are_little_slower_or_much_is_sent() {
     assert!(!little("swapped:64x128:2", [161, 2392, 8224]));
 }
 
-/// Two H100: the fused product of the first shape took 142 us, the two kernels 125; of the
-/// second one 664 and 699.
+/// Two H100 took 142 us for the fused product of the first shape, and 125 us for product and
+/// all-reduce by two kernels; for the second shape it was 664 and 699 us.
 #[test]
 fn tiles_that_do_not_fit_take_longer_than_the_collective() {
     let hidden = |shape @ [m, n, _]: [u32; 3]| on(ROOM, shape).hides(2.0 * f64::from(m * n));
