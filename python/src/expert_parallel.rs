@@ -1,6 +1,6 @@
 //! Expert parallelism on arrays of Python.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use devcomm::{
     Activation, Buffer, Communicator, DataType, DeviceSlice, ExpertParallel, ExpertParallelOptions,
@@ -92,6 +92,12 @@ impl PyExpertParallel {
         let most_rows = inner.gemm.lock().parallel.most_rows();
         let local_experts = experts / inner.comm.communicator.n_ranks();
         Ok(Self { own, hidden, tokens, top_k, f8, local_experts, most_rows })
+    }
+
+    /// The communicator.
+    #[getter]
+    fn communicator(&self) -> PyResult<PyCommunicator> {
+        Ok(PyCommunicator::new(Arc::clone(&self.own.get()?.comm)))
     }
 
     /// Sends this rank's tokens to the ranks of their experts, and receives those of all ranks:

@@ -198,7 +198,8 @@ macro_rules! class {
                 stream: Option<&Bound<'_, PyAny>>,
             ) -> PyResult<String> {
                 let inner = self.own.get()?;
-                Ok(inner.on_arrays([a, b], Some(c), &Keywords::default(), stream, Fused::measure)?.1)
+                let added = Keywords::default();
+                Ok(inner.on_arrays([a, b], Some(c), &added, stream, Fused::measure)?.1)
             }
 
             /// Returns how a product of this shape, with all rows, is done, and why.
@@ -275,8 +276,8 @@ class! {
     keywords: [bias, activation, residual];
 
     /// Enqueues a product: a of shape (m / ranks, k), this rank's part of the rows, b of (n, k),
-    /// and c of (m, n). n may differ between the ranks. Returns c; without c a new tensor, if a is a
-    /// tensor of torch's.
+    /// and c of (m, n). n may differ between the ranks. Returns c; without c a new tensor, if a is
+    /// a tensor of torch's.
     ///
     /// c is `activation(a @ b.T + bias) + residual`: bias of shape (n,), activation "gelu" (its
     /// tanh approximation) or "silu", and residual of (m, n), which may be c. With one of them the

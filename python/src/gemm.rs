@@ -14,8 +14,8 @@ use crate::operand::{Operand, Use};
 use crate::own::Own;
 use crate::products::{Added, Keywords, Layout, Matrices, Products};
 
-/// The product `c = a @ b.T` on one GPU, with sums in float32: of bfloat16 or float16, and on Hopper
-/// GPUs of float8_e4m3fn or float8_e5m2.
+/// The product `c = a @ b.T` on one GPU, with sums in float32: of bfloat16 or float16, and on
+/// Hopper GPUs of float8_e4m3fn or float8_e5m2.
 ///
 /// stream: as for GemmAllReduce.
 #[pyclass(name = "Gemm", module = "devcomm", frozen)]

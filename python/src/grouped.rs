@@ -34,9 +34,9 @@ impl PyGroupedGemm {
     }
 
     /// Enqueues the products of all groups: a of shape (m, k), b of (groups, n, k), and c of
-    /// (m, n), or None. Group i has sizes[i] rows from offsets[i] on; both are of uint32 or int32, one
+    /// (m, n). Group i has sizes[i] rows from offsets[i] on; both are of uint32 or int32, one
     /// element for each group, and read on the GPU when the products run. Rows that are in no
-    /// group are not written, and those from m on are left out. Returns c; without c a new tensor,
+    /// group are not written, and those from m on are left out. Returns c; for None a new tensor,
     /// if a is a tensor of torch's, with zeros in the rows that are in no group.
     ///
     /// activation: "gelu" (its tanh approximation) or "silu", of the sums; None: none.

@@ -209,7 +209,8 @@ def test_a_product_of_8_bit_floats_has_scales(f8):
     product = a.double() @ b.double().T
     # Sums of few bits are exact.
     assert plain.dtype == torch.bfloat16 and torch.equal(plain, product.bfloat16())
-    assert torch.equal(scaled, (product / 8).bfloat16()) and torch.equal(wide, (product / 8).float())
+    assert torch.equal(scaled, (product / 8).bfloat16())
+    assert torch.equal(wide, (product / 8).float())
     of_a = blocks[0].double().repeat_interleave(128, 0)[:k].T
     of_b = blocks[1].double().repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
     right = (a.double() * of_a) @ (b.double() * of_b).T
