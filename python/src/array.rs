@@ -275,7 +275,7 @@ pub fn new_tensor<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = a.py();
     if !TENSOR.is_of(a)? {
-        return Err(invalid("without c the result is a new tensor of torch's, as a must be one"));
+        return Err(invalid("c is left out: a must then be a tensor of torch's"));
     }
     let options = PyDict::new(py);
     options.set_item("dtype", py.import("torch")?.getattr(name_of(data_type))?)?;

@@ -49,6 +49,8 @@ pub struct PyExpertParallel {
     #[pyo3(get)]
     tokens: usize,
     top_k: usize,
+    /// Whether tokens go to the experts as 8-bit floats.
+    #[pyo3(get)]
     f8: bool,
     /// The experts of each rank.
     #[pyo3(get)]

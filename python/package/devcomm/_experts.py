@@ -93,6 +93,8 @@ def _expert_dispatch_backward(grad, ids, name):
     experts, out = experts_of(name), _tokens_like(grad, ids)
     experts.step(out, ids, torch.ones_like(ids, dtype=torch.float32))
     experts.parallel.combine(grad.contiguous(), out)
+    # Its weights are those of no tokens.
+    experts.count = None
     return out
 
 
@@ -111,10 +113,9 @@ operator(
 def _expert_combine(rows, ids, weights, name, residual=None):
     experts = experts_of(name)
     experts.check(rows=rows, ids=ids, weights=weights, residual=residual)
-    if experts.count is not None and ids.shape[0] != experts.count:
-        raise devcomm.InvalidInput(
-            f"ids of {ids.shape[0]} tokens, and the last expert_dispatch was of {experts.count}"
-        )
+    if ids.shape[0] != experts.count:
+        last = f"is of {experts.count}" if experts.count is not None else "has ended, or is none"
+        raise devcomm.InvalidInput(f"ids of {ids.shape[0]} tokens, and the last step {last}")
     out = _tokens_like(rows, ids)
     residual = None if residual is None else residual.contiguous()
     experts.parallel.combine(rows.contiguous(), out, residual)
@@ -122,14 +123,14 @@ def _expert_combine(rows, ids, weights, name, residual=None):
 
 
 def _expert_combine_keep(ctx, inputs, output):
-    ctx.name = inputs[3]
+    ctx.name, ctx.has_residual = inputs[3], inputs[4] is not None
     ctx.save_for_backward(*inputs[:3])
 
 
 def _expert_combine_grads(ctx, grad):
     backward = _ops._expert_combine_backward
     rows, weights = backward(grad.contiguous(), *ctx.saved_tensors, ctx.name)
-    return rows, None, weights, None, grad if ctx.needs_input_grad[4] else None
+    return rows, None, weights, None, grad if ctx.has_residual else None
 
 
 operator(

@@ -66,6 +66,8 @@ class Experts(Group):
     """An object for experts, with its communicator."""
 
     def __init__(self, parallel):
+        if parallel.f8:
+            raise devcomm.InvalidInput("f8=True: operators send tokens to experts in bfloat16")
         super().__init__(parallel.communicator)
         self.parallel = parallel
         self.count = None

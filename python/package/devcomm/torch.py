@@ -16,41 +16,47 @@ Rows are the first dimension; `ranks` is the number of ranks, and `op` is "sum",
 | `all_gather(input, name)` | all ranks' rows, in rank order: ranks times as many |
 | `reduce_scatter(input, name, op="sum")` | this rank's part of the rows of the reduction |
 | `all_to_all(input, name)` | part r of the rows comes from rank r, whose part for this rank it is |
-| `all_to_all_v(input, send_counts, recv_counts, name)` | likewise, with parts of so many rows |
+| `all_to_all_v(input, send_counts, recv_counts, name)` | likewise, with so many rows in each part |
 | `gemm_all_reduce(a, b, name)` | the sum of all ranks' `a @ b.T`: (m, k), (n, k) -> (m, n) |
 | `gemm_reduce_scatter(a, b, name)` | this rank's rows of it: (m, k), (n, k) -> (m / ranks, n) |
 | `all_gather_gemm(a, b, name)` | all ranks' rows of a, `@ b.T`: (m / ranks, k), (n, k) -> (m, n) |
-| `grouped_gemm(a, b, offsets, sizes, name, activation=None)` | `a @ b[g].T` in the sizes[g] rows \
-from offsets[g] on, 0 in other rows: (m, k), (groups, n, k), (groups), (groups) -> (m, n) |
+| `grouped_gemm(a, b, offsets, sizes, name, activation=None)` | as GroupedGemm, in bfloat16 or \
+float16: (m, k), (groups, n, k) -> (m, n), with 0 in rows of no group |
 
 Each has one that writes into a tensor of the caller's, before the name: `all_gather_out(input, out,
 name)`; `all_reduce_(input, name, op="sum")` is in place. These have no derivative.
 
-| an all-reduce with RMSNorm, as `Collectives.all_reduce_rmsnorm` | its result |
+All-reduces with RMSNorm, as `Collectives.all_reduce_rmsnorm`, of (.., hidden):
+
+| operator | its result |
 |---|---|
-| `all_reduce_rmsnorm(input, residual, weight, name, eps=1e-6)` | the normalised sum, and the sum |
-| `all_reduce_rmsnorm_(input, residual, weight, name, eps=1e-6)` | none: input and residual get them |
+| `all_reduce_rmsnorm(input, residual, weight, name, eps=1e-6)` | the normalised sum, and the sum \
+of all ranks' input and the residual |
+| `all_reduce_rmsnorm_(input, residual, weight, name, eps=1e-6)` | none: input gets the first, \
+residual the second. No derivative |
 | `all_reduce_rmsnorm_quantised(input, residual, weight, scale, name, eps=1e-6)` | the normalised \
-sum in float8_e4m3fn; residual gets the sum, and input is overwritten. No derivative |
+sum, divided by the scale, in float8_e4m3fn; residual gets the sum, input is overwritten. No \
+derivative |
 
-Those of experts take the name of an `ExpertParallel`, which `register` gives it. One step is from
-`expert_dispatch` to `expert_combine`, with the same ids and weights, and no other of the same object
-is between them:
+Operators of experts take the name that `register` gives an `ExpertParallel`. A step is an
+`expert_dispatch` and an `expert_combine` with the same ids and weights; between the two the object
+has no other step. An expert is not twice among those of a token.
 
-| of experts | its result |
+| operator | its result |
 |---|---|
 | `expert_dispatch(input, ids, weights, name)` | rows (most_rows, hidden) in the order of the \
-experts here, 0 where no token is, and their offsets (local_experts + 1) and sizes (local_experts) |
-| `expert_combine(rows, ids, weights, name, residual=None)` | each token's sum of its experts' rows \
-times their weights, plus its row of residual |
-| `expert_layer(input, ids, weights, up, down, name, residual=None, activation="silu")` | a whole \
-step, as `ExpertParallel.layer`. No derivative: use the parts, with `grouped_gemm` |
+experts here, with 0 in rows of no token; offsets (local_experts + 1) and sizes (local_experts) |
+| `expert_combine(rows, ids, weights, name, residual=None)` | for each token the sum of its \
+experts' rows times their weights, plus its row of residual: (tokens, hidden) |
+| `expert_layer(input, ids, weights, up, down, name, residual=None, activation="silu")` | all of a \
+step, as `ExpertParallel.layer`. No derivative: the parts with `grouped_gemm` have one |
 
 The derivative is that of the sum of all ranks' losses. So the gradient of an all-reduce is the
 all-reduce of the gradients; those of an all-gather are reduced and scattered, those of a
 reduce-scatter gathered, and those of an all-to-all go back. Only "sum" and "avg" have one, and
-grouped products without an activation; that of their b reads the sizes on the host. The experts of a
-token differ from each other.
+grouped products without an activation, whose gradient of b reads the sizes on the host. The
+gradient of a dispatch is a step with weights of 1; that of a combine sends the gradients to the
+experts, and the products of rows and gradients, the weights' gradients, back.
 
 Products of bfloat16 are devcomm's fused ones, whose workspace is made by the first call and again
 by a larger one, so not in a captured graph. Of other types they are torch's product and the
@@ -160,7 +166,8 @@ def _parts(ranks, input, sent, received):
 
 def _all_to_all_v(group, input, sent, received, out):
     if sum(sent) != _rows(input):
-        raise devcomm.InvalidInput(f"send_counts {sent} of {sum(sent)} rows: input has {len(input)}")
+        rows = f"send_counts are of {sum(sent)} rows: input has {len(input)}"
+        raise devcomm.InvalidInput(rows)
     row = math.prod(input.shape[1:])
     sent, received = ([row * count for count in counts] for counts in (sent, received))
     group.collectives.all_to_all_v(input, sent, out, received)
@@ -259,7 +266,7 @@ def _all_reduce_rmsnorm(input, residual, weight, name, eps=1e-6):
 
 
 def _rmsnorm_keep(ctx, inputs, output):
-    ctx.name, ctx.eps = inputs[3], inputs[4]
+    ctx.name, ctx.eps = inputs[3:]
     ctx.save_for_backward(output[1], inputs[2])
 
 
