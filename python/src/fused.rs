@@ -1,8 +1,7 @@
 //! Matrix products with a collective, on arrays of Python.
 
 use devcomm::{
-    AllGatherGemm, Communicator, DataType, DeviceSlice, GemmAllReduce, GemmReduceScatter, Result,
-    Stream, Window, Wire,
+    AllGatherGemm, DataType, DeviceSlice, GemmAllReduce, GemmReduceScatter, Result, Window, Wire,
 };
 use half::bf16;
 use pyo3::prelude::*;
@@ -21,15 +20,6 @@ pub trait Fused: Send + Sized + 'static {
 
     /// The shapes of A, B and C.
     const SHAPES: &str;
-
-    /// Prepares products whose largest exchanged matrix has these extents. `wire` names the type
-    /// in which partial sums are sent, if there is a choice.
-    fn prepare(
-        comm: &Communicator,
-        stream: &Stream,
-        most: [usize; 2],
-        wire: Option<&str>,
-    ) -> Result<Self>;
 
     /// Returns the rows of the product and of C, for those of A.
     fn rows(rows_of_a: usize, ranks: usize) -> Option<[usize; 2]>;
@@ -95,24 +85,13 @@ macro_rules! class {
     (
         $(#[$doc:meta])* $name:literal $class:ident $gemm:ident
             ($m:ident, $most:ident $(, $option:ident)?) -> $c:ty;
-        rows: $rows:expr; shapes: $shapes:literal; new: $new:expr; launch: $launch:expr;
-        keywords: [$($keyword:ident),*]; $(#[$call:meta])*
+        rows: $rows:expr; shapes: $shapes:literal; new: |$comm:ident, $stream:ident| $new:expr;
+        launch: $launch:expr; keywords: [$($keyword:ident),*]; $(#[$call:meta])*
     ) => {
         impl Fused for $gemm {
             type C = $c;
 
             const SHAPES: &str = $shapes;
-
-            fn prepare(
-                comm: &Communicator,
-                stream: &Stream,
-                most: [usize; 2],
-                wire: Option<&str>,
-            ) -> Result<Self> {
-                type New = fn(&Communicator, &Stream, [usize; 2], Option<&str>) -> Result<$gemm>;
-                let new: New = $new;
-                new(comm, stream, most, wire)
-            }
 
             fn rows(rows_of_a: usize, ranks: usize) -> Option<[usize; 2]> {
                 let rows: fn(usize, usize) -> Option<[usize; 2]> = $rows;
@@ -164,8 +143,7 @@ macro_rules! class {
                 $($option: Option<&str>,)?
                 stream: Option<&Bound<'_, PyAny>>,
             ) -> PyResult<Self> {
-                let wire = None$(.or($option))?;
-                let make = |comm: &_, stream: &_| $gemm::prepare(comm, stream, [$m, $most], wire);
+                let make = |$comm: &_, $stream: &_| $new;
                 Ok(Self { own: Products::make(py, communicator, stream, make)? })
             }
 
@@ -228,10 +206,10 @@ class! {
     "GemmAllReduce" PyGemmAllReduce GemmAllReduce(m, n, wire) -> Window<bf16>;
     rows: |m, _| Some([m, m]);
     shapes: "(m, k), (n, k) and (m, n)";
-    new: |comm, stream, [m, n], wire| {
+    new: |comm, stream| {
         let wire = wire.map_or(Ok(Wire::Bf16), str::parse);
         let wire = wire.map_err(|error| invalid_input(error.to_string()))?;
-        Self::options().wire(wire).build(comm, stream, m, n)
+        GemmAllReduce::options().wire(wire).build(comm, stream, m, n)
     };
     launch: |gemm, [a, b], c, shape, _| gemm.launch(a, b, c, shape);
     keywords: [];
@@ -253,7 +231,7 @@ class! {
     "GemmReduceScatter" PyGemmReduceScatter GemmReduceScatter(m, n) -> DeviceSlice<bf16>;
     rows: |m, ranks| m.is_multiple_of(ranks).then_some([m, m / ranks]);
     shapes: "(m, k), (n, k) and (m / ranks, n)";
-    new: |comm, stream, [m, n], _| Self::new(comm, stream, m, n);
+    new: |comm, stream| GemmReduceScatter::new(comm, stream, m, n);
     launch: |gemm, [a, b], c, shape, _| gemm.launch(a, b, c, shape);
     keywords: [];
 
@@ -271,7 +249,7 @@ class! {
     "AllGatherGemm" PyAllGatherGemm AllGatherGemm(m, k) -> DeviceSlice<bf16>;
     rows: |part, ranks| part.checked_mul(ranks).map(|m| [m, m]);
     shapes: "(m / ranks, k), (n, k) and (m, n)";
-    new: |comm, stream, [m, k], _| Self::new(comm, stream, m, k);
+    new: |comm, stream| AllGatherGemm::new(comm, stream, m, k);
     launch: |gemm, [a, b], c, shape, added| added.to(gemm.product(shape)).launch(a, b, c);
     keywords: [bias, activation, residual];
 
