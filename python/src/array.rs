@@ -15,7 +15,7 @@ use crate::errors::{exception, invalid};
 use crate::own::detached;
 use crate::signals::waiting;
 use crate::stream::loaded;
-use crate::window::{PyWindow, Win};
+use crate::window::{PyWindow, Win, name_of};
 
 /// The memory of an array, whose elements are consecutive in row-major order.
 ///
@@ -260,6 +260,26 @@ impl Array {
             }
         }
     }
+}
+
+/// Returns a new tensor that `method`, `new_empty` or `new_zeros`, makes where the tensor `a` is.
+///
+/// # Errors
+///
+/// If `a` is no tensor of torch's.
+pub fn new_tensor<'py>(
+    a: &Bound<'py, PyAny>,
+    method: &str,
+    shape: [usize; 2],
+    data_type: DataType,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = a.py();
+    if !TENSOR.is_of(a)? {
+        return Err(invalid("c is left out: a must then be a tensor of torch's"));
+    }
+    let options = PyDict::new(py);
+    options.set_item("dtype", py.import("torch")?.getattr(name_of(data_type))?)?;
+    a.call_method(method, (shape,), Some(&options))
 }
 
 /// Returns the element type that `dtype` names: one of torch's or numpy's, or a name such as

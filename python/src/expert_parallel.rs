@@ -1,6 +1,6 @@
 //! Expert parallelism on arrays of Python.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use devcomm::{
     Activation, Buffer, Communicator, DataType, DeviceSlice, ExpertParallel, ExpertParallelOptions,
@@ -12,10 +12,10 @@ use pyo3::prelude::*;
 use crate::array::Array;
 use crate::communicator::{Comm, PyCommunicator};
 use crate::errors::{invalid, invalid_input};
-use crate::grouped::{activation_of, numbers_of};
+use crate::grouped::numbers_of;
 use crate::operand::{Operand, Use};
 use crate::own::Own;
-use crate::products::Products;
+use crate::products::{Products, activation_of};
 
 /// The operation, its sizes, and what a whole layer needs besides.
 struct Experts {
@@ -42,8 +42,15 @@ struct Experts {
 #[pyclass(name = "ExpertParallel", module = "devcomm", frozen)]
 pub struct PyExpertParallel {
     own: Own<Products<Experts>>,
+    /// The elements of a token.
+    #[pyo3(get)]
     hidden: usize,
+    /// The most tokens of a rank.
+    #[pyo3(get)]
+    tokens: usize,
     top_k: usize,
+    /// Whether tokens go to the experts as 8-bit floats.
+    #[pyo3(get)]
     f8: bool,
     /// The experts of each rank.
     #[pyo3(get)]
@@ -86,7 +93,13 @@ impl PyExpertParallel {
         let inner = own.get()?;
         let most_rows = inner.gemm.lock().parallel.most_rows();
         let local_experts = experts / inner.comm.communicator.n_ranks();
-        Ok(Self { own, hidden, top_k, f8, local_experts, most_rows })
+        Ok(Self { own, hidden, tokens, top_k, f8, local_experts, most_rows })
+    }
+
+    /// The communicator.
+    #[getter]
+    fn communicator(&self) -> PyResult<PyCommunicator> {
+        Ok(PyCommunicator::new(Arc::clone(&self.own.get()?.comm)))
     }
 
     /// Sends this rank's tokens to the ranks of their experts, and receives those of all ranks:
@@ -101,7 +114,7 @@ impl PyExpertParallel {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let (py, inner) = (input.py(), self.own.get()?);
-        let tokens = self.tokens(&inner.comm, [input, ids, weights])?;
+        let tokens = self.routed(&inner.comm, [input, ids, weights])?;
         inner.call(py, &tokens.each_ref(), stream, |of, stream| {
             of.dispatch(&inner.comm, &tokens, stream)
         })
@@ -113,14 +126,18 @@ impl PyExpertParallel {
     /// offsets, of local_experts + 1 elements, and sizes, of local_experts, both of int32 or
     /// uint32, get the first row of each expert and the index after the last one, and the number of
     /// each one's rows, as GroupedGemm takes them. With f8, rows are of float8_e4m3fn, and scales
-    /// of (hidden / 128, n) in float32 gets their scales.
-    #[pyo3(signature = (rows, offsets=None, sizes=None, *, scales=None, stream=None))]
+    /// of (hidden / 128, n) in float32 gets their scales. origins, of most_rows elements likewise,
+    /// gets each row's token: its rank times tokens plus the token's number there.
+    #[pyo3(signature = (
+        rows, offsets=None, sizes=None, *, scales=None, origins=None, stream=None
+    ))]
     fn group(
         &self,
         rows: &Bound<'_, PyAny>,
         offsets: Option<&Bound<'_, PyAny>>,
         sizes: Option<&Bound<'_, PyAny>>,
         scales: Option<&Bound<'_, PyAny>>,
+        origins: Option<&Bound<'_, PyAny>>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let (py, inner) = (rows.py(), self.own.get()?);
@@ -142,7 +159,8 @@ impl PyExpertParallel {
         };
         let offsets = numbers(offsets, self.local_experts + 1, "offsets")?;
         let sizes = numbers(sizes, self.local_experts, "sizes")?;
-        let others = [&scales, &offsets, &sizes].into_iter().flatten();
+        let origins = numbers(origins, self.most_rows, "origins")?;
+        let others = [&scales, &offsets, &sizes, &origins].into_iter().flatten();
         let arrays: Vec<_> = std::iter::once(&rows).chain(others).collect();
         inner.call(py, &arrays, stream, |Experts { parallel, .. }, stream| {
             match &scales {
@@ -159,8 +177,12 @@ impl PyExpertParallel {
                     scales.finish(stream)?;
                 }
             }
-            let groups = [(&offsets, parallel.offsets()), (&sizes, parallel.sizes())];
-            for (array, numbers) in groups {
+            let numbers = [
+                (&offsets, parallel.offsets()),
+                (&sizes, parallel.sizes()),
+                (&origins, parallel.origins()),
+            ];
+            for (array, numbers) in numbers {
                 let Some(array) = array else { continue };
                 let array = Operand::<u32>::new(comm, array, Use::Write, stream)?;
                 stream.copy(&numbers, &array.slice)?;
@@ -219,7 +241,7 @@ impl PyExpertParallel {
         let (py, inner) = (input.py(), self.own.get()?);
         let comm = &*inner.comm;
         let activation = activation.map(activation_of).transpose()?;
-        let tokens = self.tokens(comm, [input, ids, weights])?;
+        let tokens = self.routed(comm, [input, ids, weights])?;
         let (up, down) = (Array::of(comm, up, "up")?, Array::of(comm, down, "down")?);
         let wide = up.shape.get(1).copied().unwrap_or_default();
         let (experts, hidden) = (self.local_experts, self.hidden);
@@ -252,7 +274,7 @@ impl PyExpertParallel {
 
 impl PyExpertParallel {
     /// Returns the tokens' rows, experts and weights.
-    fn tokens(&self, comm: &Comm, all: [&Bound<'_, PyAny>; 3]) -> PyResult<[Array; 3]> {
+    fn routed(&self, comm: &Comm, all: [&Bound<'_, PyAny>; 3]) -> PyResult<[Array; 3]> {
         let [input, ids, weights] = all;
         let input = self.rows_of(comm, input, "input", DataType::Bfloat16)?;
         let routing = [input.shape[0], self.top_k];

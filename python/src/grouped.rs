@@ -4,12 +4,12 @@ use devcomm::{Activation, DataType, DeviceSlice, GroupedElement, GroupedGemm, Ro
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
-use crate::array::Array;
+use crate::array::{Array, new_tensor};
 use crate::communicator::{Comm, PyCommunicator};
 use crate::errors::invalid;
 use crate::operand::{Operand, Use};
 use crate::own::Own;
-use crate::products::{Products, arrays};
+use crate::products::{Products, activation_of};
 
 /// Products of groups of rows on one GPU, in bfloat16 or float16, with sums in float32: each group
 /// of rows of a is multiplied with a matrix of its own, as the tokens of an expert are.
@@ -36,23 +36,34 @@ impl PyGroupedGemm {
     /// Enqueues the products of all groups: a of shape (m, k), b of (groups, n, k), and c of
     /// (m, n). Group i has sizes[i] rows from offsets[i] on; both are of uint32 or int32, one
     /// element for each group, and read on the GPU when the products run. Rows that are in no
-    /// group are not written, and those from m on are left out.
+    /// group are not written, and those from m on are left out. Returns c; for None a new tensor,
+    /// if a is a tensor of torch's, with zeros in the rows that are in no group.
     ///
     /// activation: "gelu" (its tanh approximation) or "silu", of the sums; None: none.
     #[pyo3(signature = (a, b, c, offsets, sizes, *, activation=None, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
-    fn __call__(
+    fn __call__<'py>(
         &self,
-        a: &Bound<'_, PyAny>,
-        b: &Bound<'_, PyAny>,
-        c: &Bound<'_, PyAny>,
-        offsets: &Bound<'_, PyAny>,
-        sizes: &Bound<'_, PyAny>,
+        a: &Bound<'py, PyAny>,
+        b: &Bound<'py, PyAny>,
+        c: Option<&Bound<'py, PyAny>>,
+        offsets: &Bound<'py, PyAny>,
+        sizes: &Bound<'py, PyAny>,
         activation: Option<&str>,
-        stream: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
+        stream: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let (py, inner) = (a.py(), self.own.get()?);
-        let factors = arrays(&inner.comm, [a, b, c])?;
+        let like = a;
+        let array = |array, name| Array::of(&inner.comm, array, name);
+        let (a, b) = (array(a, "a")?, array(b, "b")?);
+        let c = match c {
+            Some(c) => c.clone(),
+            None => {
+                let extent = |array: &Array, i| array.shape.get(i).copied().unwrap_or_default();
+                new_tensor(like, "new_zeros", [extent(&a, 0), extent(&b, 1)], a.data_type)?
+            }
+        };
+        let factors = [a, b, array(&c, "c")?];
         let groups = [(offsets, "offsets"), (sizes, "sizes")];
         let [offsets, sizes] = groups.map(|(array, name)| numbers_of(&inner.comm, array, name));
         let groups = [offsets?, sizes?];
@@ -62,7 +73,8 @@ impl PyGroupedGemm {
             DataType::Float16 => launch::<f16>,
             other => return Err(invalid(format!("a product of {other:?}: it is of bf16 or f16"))),
         };
-        call(py, &inner, &factors, &groups, activation, stream)
+        call(py, &inner, &factors, &groups, activation, stream)?;
+        Ok(c)
     }
 
     /// Unloads its kernels, when its last product is done.
@@ -80,15 +92,6 @@ pub fn numbers_of(comm: &Comm, array: &Bound<'_, PyAny>, name: &str) -> PyResult
     // Torch has few operations of unsigned numbers; a group's are not negative.
     array.data_type = DataType::Uint32;
     Ok(array)
-}
-
-/// Returns the activation of this name.
-pub fn activation_of(name: &str) -> PyResult<Activation> {
-    match name {
-        "gelu" => Ok(Activation::Gelu),
-        "silu" => Ok(Activation::Silu),
-        _ => Err(invalid(format!("activation={name:?}: expected \"gelu\" or \"silu\""))),
-    }
 }
 
 fn launch<T: GroupedElement>(

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use devcomm::{DeviceSlice, Element, Result, Stream, Window};
+use devcomm::{
+    Activation, DataType, DeviceSlice, Element, Error, GemmElement, GemmOutput, Product, Result,
+    Stream, Window,
+};
 use half::bf16;
 use parking_lot::ReentrantMutex;
 use pyo3::prelude::*;
 
-use crate::array::{Array, Place};
+use crate::array::{Array, Place, new_tensor};
 use crate::communicator::{Comm, PyCommunicator};
 use crate::errors::{invalid, invalid_input};
 use crate::operand::{Operand, Use};
@@ -75,6 +78,9 @@ impl<G: Send + 'static> Products<G> {
 
 /// Memory that a product is written to.
 pub trait Written {
+    /// Whether C may be a new tensor.
+    const MAY_BE_NEW: bool = true;
+
     /// Calls `write` with the memory of an array.
     fn with<R>(
         comm: &Comm,
@@ -99,6 +105,8 @@ impl<T: Element> Written for DeviceSlice<T> {
 }
 
 impl Written for Window<bf16> {
+    const MAY_BE_NEW: bool = false;
+
     fn with<R>(
         comm: &Comm,
         array: &Array,
@@ -134,35 +142,150 @@ fn fork<R>(asked: &Stream, own: &Stream, work: impl FnOnce() -> Result<R>) -> Re
     done.and_then(|done| joined.map(|()| done))
 }
 
-/// Returns the memory of the matrices A, B and C.
-pub fn arrays(comm: &Comm, [a, b, c]: [&Bound<'_, PyAny>; 3]) -> PyResult<[Array; 3]> {
-    Ok([Array::of(comm, a, "a")?, Array::of(comm, b, "b")?, Array::of(comm, c, "c")?])
+/// How the matrices of a product fit together.
+pub struct Layout<R> {
+    /// Whether A and B are stored transposed.
+    pub transposed: [bool; 2],
+    /// Returns for the rows of A how many the product has, `m`, and how many C has.
+    pub rows: R,
+    /// The shapes of A, B and C, for messages.
+    pub expected: &'static str,
 }
 
-/// Returns the shape `[m, n, k]` of a product of A and B of two dimensions and the same number `k`
-/// of terms. `rows` says for those of A how many the product has, `m`, and how many C has. C has
-/// two dimensions, or at least as many elements.
-///
-/// # Errors
-///
-/// For other shapes, of which `expected` says how they fit.
-pub fn shape_of(
-    [a, b, c]: [&Array; 3],
-    rows: impl Fn(usize) -> Option<[usize; 2]>,
-    expected: &str,
-) -> PyResult<[usize; 3]> {
-    let found = match (&a.shape[..], &b.shape[..]) {
-        (&[rows_of_a, k], &[n, terms]) if terms == k => rows(rows_of_a).map(|rows| (rows, n, k)),
-        _ => None,
-    };
-    let found = found.filter(|([_, rows], n, _)| match &c.shape[..] {
-        [first, second] => [first, second] == [rows, n],
-        _ => rows.checked_mul(*n).is_some_and(|elements| c.len >= elements),
-    });
-    found.map(|([m, _], n, k)| [m, n, k]).ok_or_else(|| {
-        let (a, b, c) = (&a.shape, &b.shape, &c.shape);
-        invalid(format!(
-            "a of shape {a:?}, b of {b:?} and c of {c:?} do not fit together: expected {expected}"
-        ))
-    })
+/// The matrices of a product, whose shapes fit together.
+pub struct Matrices<'py> {
+    pub arrays: [Array; 3],
+    /// The numbers `[m, n, k]`.
+    pub shape: [usize; 3],
+    /// The rows of C.
+    pub rows: usize,
+    /// C, which the caller gave or which is a new tensor.
+    pub c: Bound<'py, PyAny>,
+}
+
+impl<'py> Matrices<'py> {
+    /// Returns the memory of A and B, which have two dimensions, and of C, which has two or at
+    /// least as many elements. Without `c`, C is a new tensor of torch's of the type `new`.
+    ///
+    /// # Errors
+    ///
+    /// For shapes that do not fit together.
+    pub fn new(
+        comm: &Comm,
+        [a, b]: [&Bound<'py, PyAny>; 2],
+        c: Option<&Bound<'py, PyAny>>,
+        layout: &Layout<impl Fn(usize) -> Option<[usize; 2]>>,
+        new: impl FnOnce(DataType) -> DataType,
+    ) -> PyResult<Self> {
+        let like = a;
+        let (a, b) = (Array::of(comm, a, "a")?, Array::of(comm, b, "b")?);
+        let given = c.map(|c| Array::of(comm, c, "c")).transpose()?;
+        let turned = |array: &Array, transposed| match array.shape[..] {
+            [columns, rows] if transposed => Some([rows, columns]),
+            [rows, columns] => Some([rows, columns]),
+            _ => None,
+        };
+        let [of_a, of_b] = layout.transposed;
+        let fits = || {
+            let ([rows, k], [n, terms]) = (turned(&a, of_a)?, turned(&b, of_b)?);
+            let [m, rows] = (layout.rows)(rows).filter(|_| k == terms)?;
+            let fits = given.as_ref().is_none_or(|c| match &c.shape[..] {
+                [first, second] => [first, second] == [&rows, &n],
+                _ => rows.checked_mul(n).is_some_and(|elements| c.len >= elements),
+            });
+            fits.then_some(([m, n, k], rows))
+        };
+        let Some((shape, rows)) = fits() else {
+            let of_c = given.map_or(String::new(), |c| format!(" and c of {:?}", c.shape));
+            let (a, b, expected) = (&a.shape, &b.shape, layout.expected);
+            return Err(invalid(format!(
+                "a of shape {a:?}, b of {b:?}{of_c} do not fit together: expected {expected}"
+            )));
+        };
+        let (c, array) = match (c, given) {
+            (Some(c), Some(array)) => (c.clone(), array),
+            _ => {
+                let c = new_tensor(like, "new_empty", [rows, shape[1]], new(a.data_type))?;
+                let array = Array::of(comm, &c, "c")?;
+                (c, array)
+            }
+        };
+        Ok(Self { arrays: [a, b, array], shape, rows, c })
+    }
+}
+
+/// What a product adds to the sums, as Python's keywords.
+#[derive(Default)]
+pub struct Keywords<'a, 'py> {
+    pub bias: Option<&'a Bound<'py, PyAny>>,
+    pub activation: Option<&'a Bound<'py, PyAny>>,
+    pub residual: Option<&'a Bound<'py, PyAny>>,
+}
+
+impl Keywords<'_, '_> {
+    /// Returns the arrays, of the type and for the `rows` and `n` columns of C.
+    pub fn read(&self, comm: &Comm, data_type: DataType, [rows, n]: [usize; 2]) -> PyResult<Added> {
+        let array = |array: Option<&Bound<'_, PyAny>>, shape: &[usize], name| {
+            let array = array.map(|array| Array::of(comm, array, name));
+            array.map(|array| array?.require(data_type, shape, name)).transpose()
+        };
+        let activation = |name: &Bound<'_, PyAny>| activation_of(name.extract()?);
+        Ok(Added {
+            bias: array(self.bias, &[n], "bias")?,
+            activation: self.activation.map(activation).transpose()?,
+            residual: array(self.residual, &[rows, n], "residual")?,
+        })
+    }
+}
+
+/// What a product adds to the sums: arrays of Python, or their memory on the GPU.
+pub struct Added<A = Array> {
+    bias: Option<A>,
+    activation: Option<Activation>,
+    residual: Option<A>,
+}
+
+impl Added {
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        self.bias.iter().chain(&self.residual)
+    }
+
+    /// Returns the memory on the GPU, of elements of this type.
+    pub fn slices<O: Element>(&self, comm: &Comm, own: &Stream) -> Result<Added<DeviceSlice<O>>> {
+        let slice = |array: &Option<Array>| {
+            let read = |array| Operand::new(comm, array, Use::Read, own);
+            Ok::<_, Error>(array.as_ref().map(read).transpose()?.map(|operand| operand.slice))
+        };
+        let (bias, residual) = (slice(&self.bias)?, slice(&self.residual)?);
+        Ok(Added { bias, activation: self.activation, residual })
+    }
+}
+
+impl<O: Element> Added<DeviceSlice<O>> {
+    /// Returns the product with all of it.
+    pub fn to<'g, T, G>(&self, mut product: Product<'g, T, O, G>) -> Product<'g, T, O, G>
+    where
+        T: GemmElement,
+        O: GemmOutput<T>,
+    {
+        if let Some(bias) = &self.bias {
+            product = product.bias(bias);
+        }
+        if let Some(activation) = self.activation {
+            product = product.activation(activation);
+        }
+        match &self.residual {
+            Some(residual) => product.residual(residual),
+            None => product,
+        }
+    }
+}
+
+/// Returns the activation of this name.
+pub fn activation_of(name: &str) -> PyResult<Activation> {
+    match name {
+        "gelu" => Ok(Activation::Gelu),
+        "silu" => Ok(Activation::Silu),
+        _ => Err(invalid(format!("activation={name:?}: expected \"gelu\" or \"silu\""))),
+    }
 }

@@ -22,7 +22,7 @@ def listings():
 def test_the_listings_for_simulated_gpus_run():
     simulated, _ = listings()
     with_torch = ["import torch" in code for code in simulated]
-    assert with_torch == [False] * 5 + [True] * 2
+    assert with_torch == [False] * 5 + [True] * 3
     names = {}
     for code, needs_torch in zip(simulated, with_torch, strict=True):
         if needs_torch:

@@ -7,6 +7,7 @@ import devcomm
 torch = pytest.importorskip("torch")
 
 import devcomm.torch  # noqa: E402
+from devcomm import _operators  # noqa: E402
 
 N = 2
 OPS = torch.ops.devcomm
@@ -36,10 +37,23 @@ OPERATORS = {
     "all_gather": ([(3, 4)], lambda x: [torch.cat(x)] * N),
     "reduce_scatter": ([(6, 4)], lambda x: sum(x).chunk(N)),
     "all_to_all": ([(6, 4)], lambda x: [torch.cat([y.chunk(N)[r] for y in x]) for r in range(N)]),
+    "all_to_all_v": (
+        [(5, 4)],
+        lambda x: [torch.cat([x[0][:3], x[1][:2]]), torch.cat([x[0][3:], x[1][2:]])],
+    ),
     "gemm_all_reduce": ([(6, 8), (5, 8)], lambda a, b: [products(a, b)] * N),
     "gemm_reduce_scatter": ([(6, 8), (5, 8)], lambda a, b: products(a, b).chunk(N)),
     "all_gather_gemm": ([(3, 8), (5, 8)], lambda a, b: [torch.cat(a) @ y.T for y in b]),
 }
+
+
+# What rank r sends to each rank, and so receives.
+COUNTS = [[3, 2], [2, 3]]
+
+
+def arguments(operator, rank, mine):
+    """The operator's arguments before the name."""
+    return (*mine, *[COUNTS[rank.rank]] * (2 if operator == "all_to_all_v" else 0))
 
 
 def products(a, b):
@@ -59,14 +73,14 @@ def test_an_operator_computes_what_its_table_says(operator, dtype):
 
     def run(rank, name):
         mine = [tensor[rank.rank] for tensor in tensors]
-        result = getattr(OPS, operator)(*mine, name)
+        result = getattr(OPS, operator)(*arguments(operator, rank, mine), name)
         out = torch.zeros_like(result)
         # A tensor may have other strides; a result may not.
-        strided = [tensor.t().contiguous().t() for tensor in mine]
+        strided = arguments(operator, rank, [tensor.t().contiguous().t() for tensor in mine])
         assert getattr(OPS, f"{operator}_out")(*strided, out, name) is None
         assert torch.equal(out, result)
         with pytest.raises(devcomm.InvalidInput, match="expected"):
-            getattr(OPS, f"{operator}_out")(*mine, out[:, 1:], name)
+            getattr(OPS, f"{operator}_out")(*strided, out[:, 1:], name)
         return result
 
     exact = OPERATORS[operator][1](*[[x.double() for x in tensor] for tensor in tensors])
@@ -90,11 +104,11 @@ def test_torchs_checks_of_an_operator_pass(operator):
     tensors = inputs(operator)
 
     def run(rank, name):
-        mine = [tensor[rank.rank].requires_grad_() for tensor in tensors]
-        torch.library.opcheck(getattr(OPS, operator).default, (*mine, name))
-        with torch.no_grad():
-            out = torch.zeros_like(getattr(OPS, operator)(*mine, name))
-        fixed = [tensor.detach() for tensor in mine]
+        mine = [tensor[rank.rank] for tensor in tensors]
+        fixed = arguments(operator, rank, mine)
+        out = torch.zeros_like(getattr(OPS, operator)(*fixed, name))
+        moving = arguments(operator, rank, [tensor.clone().requires_grad_() for tensor in mine])
+        torch.library.opcheck(getattr(OPS, operator).default, (*moving, name))
         torch.library.opcheck(getattr(OPS, f"{operator}_out").default, (*fixed, out, name))
 
     on_ranks(run)
@@ -145,6 +159,7 @@ def test_gradients_are_those_of_the_function_of_all_ranks_tensors(operator, op, 
     def run(rank, name):
         def function(*everything):
             mine = [OfAll.apply(rank, tensor) for tensor in everything]
+            mine = arguments(operator, rank, mine)
             return ToAll.apply(rank, getattr(OPS, operator)(*mine, name, *op))
 
         of_all = [tensor.clone().requires_grad_(i != fixed) for i, tensor in enumerate(tensors)]
@@ -156,12 +171,16 @@ def test_gradients_are_those_of_the_function_of_all_ranks_tensors(operator, op, 
 def test_tensors_that_do_not_fit_are_refused():
     def run(rank, name):
         row, square = torch.ones(3, dtype=torch.bfloat16), torch.ones(4, 4)
+        unequal = [1, 3]
         refused = [
             ("0 dimensions", lambda: OPS.all_gather(torch.tensor(1.0), name)),
             ("3 rows for 2 ranks", lambda: OPS.reduce_scatter(row, name)),
             ("3 rows for 2 ranks", lambda: OPS.all_to_all(row, name)),
             ("of one type", lambda: OPS.gemm_all_reduce(square, square.double(), name)),
             ("of one type", lambda: OPS.gemm_all_reduce(square, row, name)),
+            ("1 send_counts and 2", lambda: OPS.all_to_all_v(row, [3], [1, 1], name)),
+            ("of 2 rows: input has 3", lambda: OPS.all_to_all_v(row, [1, 1], [1, 1], name)),
+            ("itself", lambda: OPS.all_to_all_v(square, unequal, unequal[::-1], name)),
             ("xor", lambda: OPS.all_reduce(row, name, "xor")),
             ("not contiguous", lambda: OPS.all_reduce_(square.t()[1:], name)),
         ]
@@ -170,6 +189,44 @@ def test_tensors_that_do_not_fit_are_refused():
                 call()
 
     on_ranks(run)
+
+
+@pytest.mark.parametrize("rows", [(4, 6), (0, 0)])
+def test_ranks_exchange_different_numbers_of_rows(rows):
+    # Rank 0 keeps 1 row and sends the others; rank 1 sends 2 rows and keeps the others.
+    first, second = [min(1, rows[0]), max(rows[0] - 1, 0)], [min(2, rows[1]), max(rows[1] - 2, 0)]
+    x = [numbers(r, count, 3) for r, count in enumerate(rows)]
+
+    def run(rank, name):
+        received = [first[rank.rank], second[rank.rank]]
+        part = x[rank.rank].clone().requires_grad_()
+        y = OPS.all_to_all_v(part, (first, second)[rank.rank], received, name)
+        (y * y).sum().backward()
+        return y, part.grad
+
+    (low, of_low), (high, of_high) = on_ranks(run)
+    assert torch.equal(low, torch.cat([x[0][: first[0]], x[1][: second[0]]]))
+    assert torch.equal(high, torch.cat([x[0][first[0] :], x[1][second[0] :]]))
+    assert torch.equal(of_low, 2 * x[0]) and torch.equal(of_high, 2 * x[1])
+
+
+def test_a_tensor_that_is_not_where_the_gpu_is_is_refused_by_its_name():
+    class OnGpu:
+        n_ranks, device, is_simulated, is_open = N, 3, False, True
+
+    name, x = "on a GPU", torch.ones(4, 4)
+    _operators.groups[name] = _operators.Group(OnGpu())
+    try:
+        for message, call in [
+            ("input is on cpu, expected cuda:3", lambda: OPS.all_reduce(x, name)),
+            ("input is on cpu", lambda: OPS.all_reduce_(x, name)),
+            ("a is on cpu", lambda: OPS.gemm_all_reduce(x, x, name)),
+            ("input is on cpu", lambda: OPS.all_reduce_rmsnorm(x, x, x[0], name)),
+        ]:
+            with pytest.raises(devcomm.InvalidInput, match=message):
+                call()
+    finally:
+        devcomm.torch.unregister(name)
 
 
 def test_a_maximum_has_no_derivative():

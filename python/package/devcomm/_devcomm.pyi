@@ -180,9 +180,15 @@ class Collectives:
 
 class GemmAllReduce:
     def __new__(
-        cls, communicator: Communicator, m: int, n: int, *, stream: Stream = None
+        cls,
+        communicator: Communicator,
+        m: int,
+        n: int,
+        *,
+        wire: Literal["bf16", "f32", "e4m3"] | None = None,
+        stream: Stream = None,
     ) -> GemmAllReduce: ...
-    def __call__(self, a: Array, b: Array, c: Array, *, stream: Stream = None) -> None: ...
+    def __call__(self, a: Array, b: Array, c: Array, *, stream: Stream = None) -> Array: ...
     def measure(self, a: Array, b: Array, c: Array, *, stream: Stream = None) -> str: ...
     def explain(self, m: int, n: int, k: int) -> str: ...
     def close(self) -> None: ...
@@ -191,7 +197,9 @@ class GemmReduceScatter:
     def __new__(
         cls, communicator: Communicator, m: int, n: int, *, stream: Stream = None
     ) -> GemmReduceScatter: ...
-    def __call__(self, a: Array, b: Array, c: Array, *, stream: Stream = None) -> None: ...
+    def __call__(
+        self, a: Array, b: Array, c: Array | None = None, *, stream: Stream = None
+    ) -> Any: ...
     def measure(self, a: Array, b: Array, c: Array, *, stream: Stream = None) -> str: ...
     def explain(self, m: int, n: int, k: int) -> str: ...
     def close(self) -> None: ...
@@ -200,14 +208,38 @@ class AllGatherGemm:
     def __new__(
         cls, communicator: Communicator, m: int, k: int, *, stream: Stream = None
     ) -> AllGatherGemm: ...
-    def __call__(self, a: Array, b: Array, c: Array, *, stream: Stream = None) -> None: ...
+    def __call__(
+        self,
+        a: Array,
+        b: Array,
+        c: Array | None = None,
+        *,
+        bias: Array | None = None,
+        activation: Literal["gelu", "silu"] | None = None,
+        residual: Array | None = None,
+        stream: Stream = None,
+    ) -> Any: ...
     def measure(self, a: Array, b: Array, c: Array, *, stream: Stream = None) -> str: ...
     def explain(self, m: int, n: int, k: int) -> str: ...
     def close(self) -> None: ...
 
 class Gemm:
     def __new__(cls, communicator: Communicator, *, stream: Stream = None) -> Gemm: ...
-    def __call__(self, a: Array, b: Array, c: Array, *, stream: Stream = None) -> None: ...
+    def __call__(
+        self,
+        a: Array,
+        b: Array,
+        c: Array | None = None,
+        *,
+        bias: Array | None = None,
+        activation: Literal["gelu", "silu"] | None = None,
+        residual: Array | None = None,
+        scales: tuple[Array, Array] | None = None,
+        block_scales: tuple[Array, Array] | None = None,
+        transposed_a: bool = False,
+        transposed_b: bool = False,
+        stream: Stream = None,
+    ) -> Any: ...
     def close(self) -> None: ...
 
 class GroupedGemm:
@@ -216,13 +248,13 @@ class GroupedGemm:
         self,
         a: Array,
         b: Array,
-        c: Array,
+        c: Array | None,
         offsets: Array,
         sizes: Array,
         *,
-        activation: str | None = None,
+        activation: Literal["gelu", "silu"] | None = None,
         stream: Stream = None,
-    ) -> None: ...
+    ) -> Any: ...
     def close(self) -> None: ...
 
 class ExpertParallel:
@@ -240,6 +272,14 @@ class ExpertParallel:
         stream: Stream = None,
     ) -> ExpertParallel: ...
     @property
+    def communicator(self) -> Communicator: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def f8(self) -> bool: ...
+    @property
     def local_experts(self) -> int: ...
     @property
     def most_rows(self) -> int: ...
@@ -253,6 +293,7 @@ class ExpertParallel:
         sizes: Array | None = None,
         *,
         scales: Array | None = None,
+        origins: Array | None = None,
         stream: Stream = None,
     ) -> None: ...
     def combine(

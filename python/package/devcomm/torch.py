@@ -16,100 +16,62 @@ Rows are the first dimension; `ranks` is the number of ranks, and `op` is "sum",
 | `all_gather(input, name)` | all ranks' rows, in rank order: ranks times as many |
 | `reduce_scatter(input, name, op="sum")` | this rank's part of the rows of the reduction |
 | `all_to_all(input, name)` | part r of the rows comes from rank r, whose part for this rank it is |
+| `all_to_all_v(input, send_counts, recv_counts, name)` | likewise, with so many rows in each part |
 | `gemm_all_reduce(a, b, name)` | the sum of all ranks' `a @ b.T`: (m, k), (n, k) -> (m, n) |
 | `gemm_reduce_scatter(a, b, name)` | this rank's rows of it: (m, k), (n, k) -> (m / ranks, n) |
 | `all_gather_gemm(a, b, name)` | all ranks' rows of a, `@ b.T`: (m / ranks, k), (n, k) -> (m, n) |
+| `grouped_gemm(a, b, offsets, sizes, name, activation=None)` | as GroupedGemm, in bfloat16 or \
+float16: (m, k), (groups, n, k) -> (m, n), with 0 in rows of no group |
 
 Each has one that writes into a tensor of the caller's, before the name: `all_gather_out(input, out,
 name)`; `all_reduce_(input, name, op="sum")` is in place. These have no derivative.
 
+All-reduces with RMSNorm, as `Collectives.all_reduce_rmsnorm`, of (.., hidden):
+
+| operator | its result |
+|---|---|
+| `all_reduce_rmsnorm(input, residual, weight, name, eps=1e-6)` | the normalised sum, and the sum \
+of all ranks' input and the residual |
+| `all_reduce_rmsnorm_(input, residual, weight, name, eps=1e-6)` | none: input gets the first, \
+residual the second. No derivative |
+| `all_reduce_rmsnorm_quantised(input, residual, weight, scale, name, eps=1e-6)` | the normalised \
+sum, divided by the scale, in float8_e4m3fn; residual gets the sum, input is overwritten. No \
+derivative |
+
+Operators of experts take the name that `register` gives an `ExpertParallel`. A step is an
+`expert_dispatch` and an `expert_combine` with the same ids and weights; between the two the object
+has no other step. An expert is not twice among those of a token.
+
+| operator | its result |
+|---|---|
+| `expert_dispatch(input, ids, weights, name)` | rows (most_rows, hidden) in the order of the \
+experts here, with 0 in rows of no token; offsets (local_experts + 1) and sizes (local_experts) |
+| `expert_combine(rows, ids, weights, name, residual=None)` | for each token the sum of its \
+experts' rows times their weights, plus its row of residual: (tokens, hidden) |
+| `expert_layer(input, ids, weights, up, down, name, residual=None, activation="silu")` | all of a \
+step, as `ExpertParallel.layer`. No derivative: the parts with `grouped_gemm` have one |
+
 The derivative is that of the sum of all ranks' losses. So the gradient of an all-reduce is the
 all-reduce of the gradients; those of an all-gather are reduced and scattered, those of a
-reduce-scatter gathered, and those of an all-to-all go back. Only "sum" and "avg" have one.
+reduce-scatter gathered, and those of an all-to-all go back. Only "sum" and "avg" have one, and
+grouped products without an activation, whose gradient of b reads the sizes on the host. The
+gradient of a dispatch is a step with weights of 1; that of a combine sends the gradients to the
+experts, and the products of rows and gradients, the weights' gradients, back.
 
 Products of bfloat16 are devcomm's fused ones, whose workspace is made by the first call and again
 by a larger one, so not in a captured graph. Of other types they are torch's product and the
 collective.
 """
 
-import itertools
+import math
 
 import torch
 
 import devcomm
+from devcomm import _experts  # noqa: F401 -- defines the operators of experts
+from devcomm._operators import define, group_of, operator, register, unregister
 
-# Without a GPU, torch's first fake tensor sets a guard that ends with its thread, which torch goes
-# on to use: ranks that are threads would crash it. This thread, which imports, outlasts them.
-if hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
-    torch._C._ensureCUDADeviceGuardSet()
-
-
-class _Group:
-    """A communicator, and what its operators have made of it."""
-
-    def __init__(self, communicator):
-        self.communicator = communicator
-        self.n_ranks = communicator.n_ranks
-        self.collectives = devcomm.Collectives(communicator)
-        self._products = {}
-        self._window = self._tensor = None
-
-    def product(self, kind, m, columns):
-        """The object for products of up to m rows and so many columns that the ranks exchange."""
-        most, made = self._products.get(kind, ((0, 0), None))
-        if m > most[0] or columns > most[1]:
-            most = max(m, most[0]), max(columns, most[1])
-            made = kind(self.communicator, *most)
-            self._products[kind] = most, made
-        return made
-
-    def windowed(self, write, out):
-        """Calls write with a window of bfloat16, and copies what is there then to out."""
-        if self._window is None or len(self._window) < out.numel():
-            self._window = self.communicator.window(out.numel(), out.dtype)
-            if self.communicator.is_simulated:
-                self._tensor = torch.empty(out.numel(), dtype=out.dtype)
-            else:
-                self._tensor = torch.from_dlpack(self._window)
-        write(self._window)
-        if self.communicator.is_simulated:
-            self._window.copy_to(self._tensor)
-        out.copy_(self._tensor[: out.numel()].view_as(out))
-
-
-_groups = {}
-_numbers = itertools.count()
-
-
-def register(communicator: devcomm.Communicator, name: str | None = None) -> str:
-    """Lets operators use a communicator by a name, which this returns. Collective.
-
-    name: None: one that no other has, "devcomm0" the first in a process. torch.compile keeps the
-    name in what it compiles. Ranks that are threads of one process have names of their own.
-    """
-    name = f"devcomm{next(_numbers)}" if name is None else name
-    for known, group in list(_groups.items()):
-        if not group.communicator.is_open:
-            _groups.pop(known, None)
-    if name in _groups:
-        raise devcomm.InvalidInput(f"{name!r} is the name of another communicator: unregister it")
-    _groups[name] = _Group(communicator)
-    return name
-
-
-def unregister(name: str) -> None:
-    """Forgets a name, and drops what its operators have made. No compiled function uses it."""
-    if _groups.pop(name, None) is None:
-        raise devcomm.InvalidInput(f"no communicator has the name {name!r}")
-
-
-def _group(name):
-    try:
-        return _groups[name]
-    except KeyError:
-        raise devcomm.InvalidInput(
-            f"no communicator has the name {name!r}: devcomm.torch.register gives it one"
-        ) from None
+__all__ = ["register", "unregister"]
 
 
 def _rows(input):
@@ -153,70 +115,20 @@ def _all_gather_gemm(group, a, b, out):
     group.product(devcomm.AllGatherGemm, out.shape[0], a.shape[1])(a, b, out)
 
 
-def _define(operator, inputs, shape, run, backward, op=""):
-    """Defines an operator and that which writes into a tensor of the caller's.
-
-    inputs: the names of its tensors. shape: of the result, by the number of ranks and the tensors.
-    run: writes the result, given the group, the tensors and it. backward: the tensors' gradients,
-    given the context and the result's. op: the argument after the name.
-    """
-    count = len(inputs)
-    tensors = ", ".join(f"Tensor {name}" for name in inputs)
-
-    def allocate(*args):
-        return args[0].new_empty(shape(_group(args[count]).n_ranks, *args[:count]))
-
-    def call(*args):
-        out = allocate(*args)
-        write(*args[:count], out, *args[count:])
-        return out
-
-    def write(*args):
-        given, out, (name, *rest) = args[:count], args[count], args[count + 1 :]
-        group = _group(name)
-        if tuple(out.shape) != tuple(shape(group.n_ranks, *given)) or not out.is_contiguous():
-            wanted = list(shape(group.n_ranks, *given))
-            raise devcomm.InvalidInput(
-                f"out has the shape {list(out.shape)} and strides {out.stride()}: expected "
-                f"{wanted}, contiguous"
-            )
-        run(group, *(tensor.contiguous() for tensor in given), out, *rest)
-
-    def keep(ctx, inputs, output):
-        ctx.name, *rest = inputs[count:]
-        ctx.op, ctx.others = (rest or ["sum"])[0], len(inputs) - count
-        if ctx.op not in ("sum", "avg"):
-            raise NotImplementedError(f"{operator} has no derivative for op={ctx.op!r}")
-        # Of one tensor the result is linear.
-        ctx.save_for_backward(*inputs[: count if count > 1 else 0])
-
-    def gradients(ctx, grad):
-        return *backward(ctx, grad.contiguous()), *(None,) * ctx.others
-
-    define = torch.library.custom_op
-    schema = f"({tensors}, str name{op}) -> Tensor"
-    defined = define(f"devcomm::{operator}", call, mutates_args=(), schema=schema)
-    defined.register_fake(allocate)
-    defined.register_autograd(gradients, setup_context=keep)
-    schema = f"({tensors}, Tensor(a!) out, str name{op}) -> ()"
-    written = define(f"devcomm::{operator}_out", write, mutates_args={"out"}, schema=schema)
-    written.register_fake(lambda *args: None)
-
-
 _ops = torch.ops.devcomm
-_OP = ', str op="sum"'
+_OP = "op", ', str op="sum"', ["sum", "avg"]
 
-_define(
+define(
     "all_reduce",
-    ["input"],
+    "Tensor input",
     lambda ranks, input: input.shape,
     lambda group, input, out, op="sum": group.collectives.all_reduce(input, out, op),
-    lambda ctx, grad: (_ops.all_reduce(grad, ctx.name, ctx.op),),
-    op=_OP,
+    lambda ctx, grad: (_ops.all_reduce(grad, ctx.name, ctx.option),),
+    _OP,
 )
-_define(
+define(
     "all_gather",
-    ["input"],
+    "Tensor input",
     lambda ranks, input: (_rows(input) * ranks, *input.shape[1:]),
     lambda group, input, out: group.collectives.all_gather(input, out),
     lambda ctx, grad: (_ops.reduce_scatter(grad, ctx.name),),
@@ -225,23 +137,48 @@ _define(
 
 def _reduce_scatter_backward(ctx, grad):
     grad = _ops.all_gather(grad, ctx.name)
-    return (grad if ctx.op == "sum" else grad / _group(ctx.name).n_ranks,)
+    return (grad if ctx.option == "sum" else grad / group_of(ctx.name).n_ranks,)
 
 
-_define(
+define(
     "reduce_scatter",
-    ["input"],
+    "Tensor input",
     lambda ranks, input: (_part(_rows(input), ranks), *input.shape[1:]),
     lambda group, input, out, op="sum": group.collectives.reduce_scatter(input, out, op),
     _reduce_scatter_backward,
-    op=_OP,
+    _OP,
 )
-_define(
+define(
     "all_to_all",
-    ["input"],
+    "Tensor input",
     lambda ranks, input: (_part(_rows(input), ranks) * ranks, *input.shape[1:]),
     lambda group, input, out: group.collectives.all_to_all(input, out),
     lambda ctx, grad: (_ops.all_to_all(grad, ctx.name),),
+)
+
+
+def _parts(ranks, input, sent, received):
+    if len(sent) != ranks or len(received) != ranks:
+        found = f"{len(sent)} send_counts and {len(received)} recv_counts"
+        raise devcomm.InvalidInput(f"{found}: expected one for each of {ranks} ranks")
+    return (sum(received), *input.shape[1:])
+
+
+def _all_to_all_v(group, input, sent, received, out):
+    if sum(sent) != _rows(input):
+        rows = f"send_counts are of {sum(sent)} rows: input has {len(input)}"
+        raise devcomm.InvalidInput(rows)
+    row = math.prod(input.shape[1:])
+    sent, received = ([row * count for count in counts] for counts in (sent, received))
+    group.collectives.all_to_all_v(input, sent, out, received)
+
+
+define(
+    "all_to_all_v",
+    "Tensor input, SymInt[] send_counts, SymInt[] recv_counts",
+    _parts,
+    _all_to_all_v,
+    lambda ctx, grad: (_ops.all_to_all_v(grad, *ctx.numbers[::-1], ctx.name), None, None),
 )
 
 
@@ -271,23 +208,23 @@ def _all_gather_gemm_backward(ctx, grad):
     )
 
 
-_define(
+define(
     "gemm_all_reduce",
-    ["a", "b"],
+    "Tensor a, Tensor b",
     lambda ranks, a, b: _of_product(a, b, _rows(a)),
     _gemm_all_reduce,
     _gemm_all_reduce_backward,
 )
-_define(
+define(
     "gemm_reduce_scatter",
-    ["a", "b"],
+    "Tensor a, Tensor b",
     lambda ranks, a, b: _of_product(a, b, _part(_rows(a), ranks)),
     _gemm_reduce_scatter,
     _gemm_reduce_scatter_backward,
 )
-_define(
+define(
     "all_gather_gemm",
-    ["a", "b"],
+    "Tensor a, Tensor b",
     lambda ranks, a, b: _of_product(a, b, _rows(a) * ranks),
     _all_gather_gemm,
     _all_gather_gemm_backward,
@@ -295,12 +232,83 @@ _define(
 
 
 def _all_reduce_in_place(input, name, op="sum"):
-    _group(name).collectives.all_reduce(input, op=op)
+    group = group_of(name)
+    group.check(input=input)
+    group.collectives.all_reduce(input, op=op)
 
 
-torch.library.custom_op(
-    "devcomm::all_reduce_",
+operator(
+    "all_reduce_",
+    f"(Tensor(a!) input, str name{_OP[1]}) -> ()",
     _all_reduce_in_place,
-    mutates_args={"input"},
-    schema=f"(Tensor(a!) input, str name{_OP}) -> ()",
-).register_fake(lambda *args: None)
+    lambda *args: None,
+    {"input"},
+)
+
+
+def _rmsnorm(input, residual, weight, name, eps, out=None, scale=None):
+    group = group_of(name)
+    group.check(input=input, residual=residual, weight=weight, scale=scale)
+    if input.shape != residual.shape or input.shape[-1:] != weight.shape:
+        shapes = [list(tensor.shape) for tensor in (input, residual, weight)]
+        raise devcomm.InvalidInput(
+            "input of shape {}, residual of {} and weight of {}: expected (.., hidden), the same, "
+            "and (hidden,)".format(*shapes)
+        )
+    group.collectives.all_reduce_rmsnorm(input, residual, weight, out, eps=eps, scale=scale)
+    return out
+
+
+def _all_reduce_rmsnorm(input, residual, weight, name, eps=1e-6):
+    input, weight = input.contiguous(), weight.contiguous()
+    sums = residual.clone(memory_format=torch.contiguous_format)
+    return _rmsnorm(input, sums, weight, name, eps, torch.empty_like(input)), sums
+
+
+def _rmsnorm_keep(ctx, inputs, output):
+    ctx.name, ctx.eps = inputs[3:]
+    ctx.save_for_backward(output[1], inputs[2])
+
+
+def _rmsnorm_backward(ctx, grad, grad_of_sums):
+    sums, weight = ctx.saved_tensors
+    x, grad = sums.float(), grad.float()
+    factor = torch.rsqrt(x.square().mean(-1, keepdim=True) + ctx.eps)
+    x = x * factor
+    of_weight = (grad * x).flatten(0, -2).sum(0).to(weight.dtype)
+    grad = grad * weight.float()
+    grad = factor * (grad - x * (grad * x).mean(-1, keepdim=True)) + grad_of_sums.float()
+    grad = grad.to(sums.dtype)
+    return _ops.all_reduce(grad, ctx.name), grad, of_weight, None, None
+
+
+operator(
+    "all_reduce_rmsnorm",
+    "(Tensor input, Tensor residual, Tensor weight, str name, float eps=1e-6) -> (Tensor, Tensor)",
+    _all_reduce_rmsnorm,
+    lambda input, residual, *_: (
+        input.new_empty(input.shape),
+        residual.new_empty(residual.shape),
+    ),
+).register_autograd(_rmsnorm_backward, setup_context=_rmsnorm_keep)
+operator(
+    "all_reduce_rmsnorm_",
+    "(Tensor(a!) input, Tensor(b!) residual, Tensor weight, str name, float eps=1e-6) -> ()",
+    lambda input, residual, weight, name, eps=1e-6: _rmsnorm(input, residual, weight, name, eps),
+    lambda *args: None,
+    {"input", "residual"},
+)
+operator(
+    "all_reduce_rmsnorm_quantised",
+    "(Tensor(a!) input, Tensor(b!) residual, Tensor weight, Tensor scale, str name, "
+    "float eps=1e-6) -> Tensor",
+    lambda input, residual, weight, scale, name, eps=1e-6: _rmsnorm(
+        input, residual, weight, name, eps, _quantised(input), scale
+    ),
+    lambda input, *args: _quantised(input),
+    {"input", "residual"},
+)
+
+
+def _quantised(input):
+    return input.new_empty(input.shape, dtype=torch.float8_e4m3fn)
