@@ -45,8 +45,7 @@ impl Benchmark for Launch {
                 let (dev_comm, input) = (&dev_comm, call.send.device_address());
                 let (output, first) = Window::<u8>::containing(&call.recv).context("no window")?;
                 let work = move || {
-                    let launch =
-                        push_exchange::args(dev_comm, true, input, &output, first, messages);
+                    let launch = push_exchange::args(dev_comm, input, &output, first, messages);
                     // SAFETY: the windows have a vector for each rank, and outlive the launches,
                     // which are on one stream.
                     unsafe { launch.config(config).launch(&kernels.on(&harness.stream)) }

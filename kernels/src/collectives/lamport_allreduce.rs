@@ -4,13 +4,12 @@
 
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::warp;
+use cuda_std::{grid, warp};
 use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
 
 use super::elements::Elements;
 use super::reduction::Reduction;
-use super::wait_for_previous;
 
 /// Reduces `input` over the ranks: `output[i]` becomes the reduction of `input[i]`, for `i <
 /// count`, in every rank of the LSA team of `N` ranks.
@@ -18,7 +17,7 @@ use super::wait_for_previous;
 /// f16 and bf16 are reduced in f32 and rounded once. All ranks get the same bits. `output` may be
 /// `input`. -0 may count as +0.
 ///
-/// `memory` has a slot for each vector of a message. `early` is that of [`wait_for_previous`].
+/// `memory` has a slot for each vector of a message.
 ///
 /// Grid: enough threads for the message's vectors, at [`ROWS`] for each thread. Block: any,
 /// one-dimensional. Dependent launch: allowed. `count` is in elements, the same in every rank.
@@ -31,7 +30,6 @@ use super::wait_for_previous;
 pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>, const N: usize>(
     comm: DevComm,
     memory: LamportMemory,
-    early: bool,
     input: *const T,
     output: *mut T,
     count: usize,
@@ -39,7 +37,7 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>, const N: usize>(
 ) {
     let part = Part::new(input, output, count, reduction);
     // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
-    unsafe { part.reduce::<N>(slots_of(&comm, &memory), early) }
+    unsafe { part.reduce::<N>(slots_of(&comm, &memory)) }
 }
 
 /// Reduces as [`lamport_allreduce()`] does, for two ranks, and any number of vectors. A
@@ -59,7 +57,6 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>, const N: usize>(
 pub unsafe fn lamport_allreduce_two<T: Accumulate<Acc = f32>>(
     comm: DevComm,
     memory: LamportMemory,
-    early: bool,
     input: *const T,
     output: *mut T,
     count: usize,
@@ -67,7 +64,7 @@ pub unsafe fn lamport_allreduce_two<T: Accumulate<Acc = f32>>(
 ) {
     let part = Part::new(input, output, count, reduction);
     // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
-    unsafe { part.reduce_by_two(slots_of(&comm, &memory), early) }
+    unsafe { part.reduce_by_two(slots_of(&comm, &memory)) }
 }
 
 /// Returns the slots of a team of `N` ranks.
@@ -105,13 +102,13 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     }
 
     /// Reduces up to `ROWS` vectors of a thread.
-    unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>, early: bool) {
+    unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>) {
         assert!(self.vectors <= ROWS as u32 * threads(), "more vectors than threads have");
         let mut at = thread::index_1d();
         // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
         // elements.
         unsafe {
-            let session = self.begin::<N, ROWS>(slots, early);
+            let session = self.begin::<N, ROWS>(slots);
             while at < self.vectors {
                 self.receive(&session, at, self.input.load(at as usize));
                 at += threads();
@@ -121,13 +118,13 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
 
     /// Reduces any number of vectors of a thread, which sends vectors while it waits for earlier
     /// ones.
-    unsafe fn reduce_by_two(&self, slots: LamportSlots<'_, 2>, early: bool) {
+    unsafe fn reduce_by_two(&self, slots: LamportSlots<'_, 2>) {
         let mut at = thread::index_1d();
         let mut next = at + threads();
         // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
         // elements.
         unsafe {
-            let session = self.begin::<2, 1>(slots, early);
+            let session = self.begin::<2, 1>(slots);
             while next < at + AHEAD * threads() {
                 self.send(&session, next, self.load::<1>(next));
                 next += threads();
@@ -153,7 +150,6 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     unsafe fn begin<'a, const N: usize, const ROWS: usize>(
         &self,
         slots: LamportSlots<'a, N>,
-        early: bool,
     ) -> Lamport<'a, N> {
         let first = thread::index_1d();
         // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
@@ -164,11 +160,13 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             if self.vectors <= threads() {
                 self.input.prefetch(first as usize);
             }
-            wait_for_previous(early);
+            grid::wait_for_previous();
             // The bank's number and the first vectors are in flight together.
             let mine = self.load::<ROWS>(first);
             let session = slots.begin(self.vectors);
             self.send(&session, first, mine);
+            // Only now: the messages do not wait for this instruction.
+            grid::launch_next();
             thread::sync_threads();
             session.end(Coop::cta());
             session

@@ -20,7 +20,7 @@ use super::reduction::Reduction;
 /// reduced in f32 and rounded once; integers wrap around, and quotients are rounded towards zero.
 /// All ranks get the same bits. `output` may be `input`.
 ///
-/// The launch uses [`slots`] of the message's bytes. `early` is that of `wait_for_previous`.
+/// The launch uses [`slots`] of the message's bytes.
 ///
 /// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. Dependent
 /// launch: allowed. `count` is in elements, the same in every rank.
@@ -39,7 +39,6 @@ use super::reduction::Reduction;
 pub unsafe fn lamport_allreduce_any<T: Accumulate>(
     comm: DevComm,
     memory: LamportMemory,
-    early: bool,
     input: *const T,
     output: *mut T,
     count: usize,
@@ -54,7 +53,7 @@ pub unsafe fn lamport_allreduce_any<T: Accumulate>(
         divisor,
     };
     // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
-    unsafe { exchange(&comm, &memory, early, &part) }
+    unsafe { exchange(&comm, &memory, &part) }
 }
 
 struct Part<T> {

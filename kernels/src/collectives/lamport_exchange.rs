@@ -34,14 +34,13 @@ pub(super) const MARKS: u32 = warp::WARP_SIZE - 1;
 pub unsafe fn lamport_exchange<T: Unit>(
     comm: DevComm,
     memory: LamportMemory,
-    early: bool,
     input: *const T,
     output: *mut T,
     messages: Messages,
 ) {
     let part = Part { comm: &comm, input, output, messages };
     // SAFETY: the kernel's caller guarantees the messages and the memory of the slots.
-    unsafe { exchange(&comm, &memory, early, &part) }
+    unsafe { exchange(&comm, &memory, &part) }
 }
 
 /// Returns how many slots a message of `bytes` bytes uses.

@@ -4,15 +4,14 @@
 //! In front of its message a rank sends each peer a vector that says where the peer's message
 //! belongs. So every message has a slot, and `push_exchange_v` knows where long ones go.
 
-use cuda_std::mem;
 use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
+use cuda_std::{grid, mem};
 use devcomm_types::GridConstant;
 use nccl_device::{ANY_RANKS, Coop, DevComm, Lamport, LamportMemory, LamportSlots};
 
 use super::exchange::Parts;
 use super::lamport_exchange::{MARKS, Place, marked, unmarked};
-use super::wait_for_previous;
 
 /// The bytes in front of a message.
 const HEADER: usize = 16;
@@ -39,7 +38,6 @@ const HEADER: usize = 16;
 pub unsafe fn lamport_exchange_v(
     comm: DevComm,
     memory: LamportMemory,
-    early: bool,
     used: u32,
     longest: usize,
     input: *const u8,
@@ -53,7 +51,7 @@ pub unsafe fn lamport_exchange_v(
     let exchange =
         Exchange { comm: &comm, used, longest, input, output, sent, received, first, offers };
     // SAFETY: the kernel's caller guarantees the parts and the memory of the slots.
-    unsafe { exchange.run(LamportSlots::new(&comm, &memory), early) };
+    unsafe { exchange.run(LamportSlots::new(&comm, &memory)) };
 }
 
 /// Returns the length in bytes of the longest message that uses at most `slots` slots.
@@ -81,11 +79,11 @@ struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    unsafe fn run(&self, slots: LamportSlots<'_, ANY_RANKS>, early: bool) {
+    unsafe fn run(&self, slots: LamportSlots<'_, ANY_RANKS>) {
         let team = self.comm.lsa_team();
         let (me, ranks) = (team.rank as usize, team.n_ranks as usize);
         let threads = thread::grid_dim_x() * thread::block_dim_x();
-        wait_for_previous(early);
+        grid::wait_for_previous();
         // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread, and
         // all lanes of a warp use those of a row together: a message has whole rows.
         unsafe {
@@ -105,6 +103,7 @@ impl Exchange<'_> {
                 }
                 slot += threads;
             }
+            grid::launch_next();
             let mut slot = thread::index_1d();
             while slot < self.used {
                 let mut source = 0;

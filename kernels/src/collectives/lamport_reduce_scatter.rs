@@ -30,7 +30,6 @@ use super::reduction::Reduction;
 pub unsafe fn lamport_reduce_scatter<T: Accumulate<Acc = f32>>(
     comm: DevComm,
     memory: LamportMemory,
-    early: bool,
     input: *const T,
     output: *mut T,
     count: usize,
@@ -39,7 +38,7 @@ pub unsafe fn lamport_reduce_scatter<T: Accumulate<Acc = f32>>(
     let output = Elements::new(output, count);
     let part = Part { comm: &comm, input, output, count, reduction };
     // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
-    unsafe { exchange(&comm, &memory, early, &part) }
+    unsafe { exchange(&comm, &memory, &part) }
 }
 
 struct Part<'a, T> {

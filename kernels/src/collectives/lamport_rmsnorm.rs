@@ -1,14 +1,13 @@
 //! All-reduce, addition of the residual and RMSNorm in one kernel, by messages without separate
 //! flags (`Lamport`): what a tensor-parallel layer computes between its matrix products.
 
-use cuda_std::mem;
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
+use cuda_std::{grid, mem};
 use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
 
 use super::rmsnorm::{Place, Quantised, Rows, vector};
-use super::wait_for_previous;
 
 /// Sums rows over the ranks, adds the residuals and normalises: for each token `t < tokens`, `sum`
 /// is `residual[t]` plus the sum of row `t` of `input` over the ranks of the LSA team, which has 2,
@@ -40,7 +39,6 @@ use super::wait_for_previous;
 pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
     comm: DevComm,
     memory: LamportMemory,
-    early: bool,
     input: *const T,
     residual: *mut T,
     weight: *const T,
@@ -54,9 +52,9 @@ pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
     // SAFETY: the kernel's caller guarantees the rows and the memory of the slots.
     unsafe {
         match comm.lsa_team().n_ranks {
-            2 => reduce(&rows, LamportSlots::<2>::new(&comm, &memory), early),
-            4 => reduce(&rows, LamportSlots::<4>::new(&comm, &memory), early),
-            8 => reduce(&rows, LamportSlots::<8>::new(&comm, &memory), early),
+            2 => reduce(&rows, LamportSlots::<2>::new(&comm, &memory)),
+            4 => reduce(&rows, LamportSlots::<4>::new(&comm, &memory)),
+            8 => reduce(&rows, LamportSlots::<8>::new(&comm, &memory)),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
         }
     }
@@ -66,7 +64,6 @@ pub unsafe fn lamport_rmsnorm<T: Accumulate<Acc = f32>>(
 unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
     rows: &Rows<T>,
     slots: LamportSlots<'_, N>,
-    early: bool,
 ) {
     // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread.
     unsafe {
@@ -79,7 +76,7 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
         if rows.has(place) {
             mem::prefetch(vector(rows.input, rows.index(place)));
         }
-        wait_for_previous(early);
+        grid::wait_for_previous();
         let mine = load(place);
         let session = slots.begin(rows.tokens * rows.vectors());
         let send = |place: Place, vector| {
@@ -97,6 +94,7 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
             ahead += 1;
         }
         // The session ends while the messages are on their way, so that the next launch may begin.
+        grid::launch_next();
         thread::sync_threads();
         session.end(Coop::cta());
         while N == 2 && rows.after(place, 1).row < rows.tokens {

@@ -23,21 +23,6 @@ pub mod rmsnorm;
 pub mod rmsnorm_block;
 mod strip;
 
-use cuda_std::grid;
-
-/// Waits for the previous kernel of the stream, and lets the next one begin: then at most two
-/// launches of a stream are on the GPU. With `early` the next one begins before the wait, so that
-/// any number of launches may be there, which is faster by a launch's latency. The launches of
-/// another stream, for which a peer may wait, must not need the room that these take.
-#[track_caller]
-fn wait_for_previous(early: bool) {
-    if early {
-        grid::launch_next();
-    }
-    grid::wait_for_previous();
-    grid::launch_next();
-}
-
 /// Threads of each kernel that a multiprocessor of sm_90 has room for, by its registers. A kernel
 /// is named without its types.
 pub mod room {

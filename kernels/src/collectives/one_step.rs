@@ -4,11 +4,10 @@
 //! number of the launch is on its way, and sends all of its slots. While the messages are on their
 //! way, the block ends its session, so that the next launch may begin. Then it receives its slots.
 
+use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
 use nccl_device::{Coop, DevComm, Element, Lamport, LamportMemory, LamportSlots};
-
-use super::wait_for_previous;
 
 /// What a collective sends and receives. All lanes of a warp call a method together, with
 /// neighbouring slots; each slot is used by one thread.
@@ -52,18 +51,13 @@ pub(super) trait OneStep {
 
 /// Runs a collective among the 2, 4 or 8 ranks of the LSA team. All threads of the grid call this.
 /// The memory is as [`LamportSlots`] needs it.
-pub(super) unsafe fn exchange(
-    comm: &DevComm,
-    memory: &LamportMemory,
-    early: bool,
-    collective: &impl OneStep,
-) {
+pub(super) unsafe fn exchange(comm: &DevComm, memory: &LamportMemory, collective: &impl OneStep) {
     // SAFETY: the caller guarantees the memory, and the team has the ranks that the slots are for.
     unsafe {
         match comm.lsa_team().n_ranks {
-            2 => exchange_of(LamportSlots::<2>::new(comm, memory), early, collective),
-            4 => exchange_of(LamportSlots::<4>::new(comm, memory), early, collective),
-            8 => exchange_of(LamportSlots::<8>::new(comm, memory), early, collective),
+            2 => exchange_of(LamportSlots::<2>::new(comm, memory), collective),
+            4 => exchange_of(LamportSlots::<4>::new(comm, memory), collective),
+            8 => exchange_of(LamportSlots::<8>::new(comm, memory), collective),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
         }
     }
@@ -74,11 +68,7 @@ pub(super) unsafe fn exchange(
 /// # Safety
 ///
 /// The memory is as [`LamportSlots`] needs it. All threads of the grid call this.
-unsafe fn exchange_of<C: OneStep, const N: usize>(
-    slots: LamportSlots<'_, N>,
-    early: bool,
-    collective: &C,
-) {
+unsafe fn exchange_of<C: OneStep, const N: usize>(slots: LamportSlots<'_, N>, collective: &C) {
     let (used, sends) = (collective.used(), collective.sends());
     let threads = thread::grid_dim_x() * thread::block_dim_x();
     let first = thread::index_1d();
@@ -88,7 +78,7 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
         if sends {
             collective.prefetch::<N>(first);
         }
-        wait_for_previous(early);
+        grid::wait_for_previous();
         // These loads precede the first send, which waits for the number of the launch.
         let mut mine = [Vec16::from_bits([0; 4]); N];
         if sends {
@@ -102,11 +92,14 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
                 slot += threads;
                 mine = collective.load(slot);
             }
+        } else if first == 0 {
+            collective.send_nothing(&session);
+        }
+        grid::launch_next();
+        if sends {
             // The session ends while the messages are on their way.
             thread::sync_threads();
             session.end(Coop::cta());
-        } else if first == 0 {
-            collective.send_nothing(&session);
         }
         let mut slot = first;
         while slot < used {

@@ -1,15 +1,14 @@
 //! Reduce-scatter of long messages within the LSA team: every rank loads its part of the peers'
 //! inputs, between two barriers.
 
-use cuda_std::mem;
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
+use cuda_std::{grid, mem};
 use half::{bf16, f16};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
 
 use super::reduction::Reduction;
 use super::strip::{self, ROW};
-use super::wait_for_previous;
 
 /// Reduces this rank's part: `output[i]` becomes the reduction over the ranks of `input[first +
 /// rank * count + i]`, where `rank` is this rank and `count` is `len` divided by the number of
@@ -35,7 +34,6 @@ use super::wait_for_previous;
 )]
 pub unsafe fn pull_reduce_scatter<T: Accumulate<Acc = f32>>(
     comm: DevComm,
-    early: bool,
     input: Window<T>,
     first: usize,
     len: usize,
@@ -48,9 +46,9 @@ pub unsafe fn pull_reduce_scatter<T: Accumulate<Acc = f32>>(
     // SAFETY: the kernel's caller guarantees the alignment and the elements of the output.
     unsafe {
         match team.n_ranks {
-            2 => part.reduce::<2, 4>(&comm, early),
-            4 => part.reduce::<4, 2>(&comm, early),
-            8 => part.reduce::<8, 1>(&comm, early),
+            2 => part.reduce::<2, 4>(&comm),
+            4 => part.reduce::<4, 2>(&comm),
+            8 => part.reduce::<8, 1>(&comm),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
         }
     }
@@ -70,7 +68,7 @@ struct Part<T> {
 impl<T: Accumulate<Acc = f32>> Part<T> {
     /// Reduces this thread's vectors, with `UNROLL` of each rank in flight. The team has `N` ranks.
     /// All threads of the grid call this.
-    unsafe fn reduce<const N: usize, const UNROLL: usize>(&self, comm: &DevComm, early: bool) {
+    unsafe fn reduce<const N: usize, const UNROLL: usize>(&self, comm: &DevComm) {
         let Self { team, input, .. } = *self;
         let vectors = self.len / Vec16::<T>::LANES / N;
         let first = self.first + team.rank as usize * vectors;
@@ -82,7 +80,8 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             parts[distance] = input.lsa(team.rotated(distance as i32));
             distance += 1;
         }
-        wait_for_previous(early);
+        grid::wait_for_previous();
+        grid::launch_next();
         let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
         // After this, the inputs of all ranks are complete.
         barrier.sync(MemoryOrder::Acquire);

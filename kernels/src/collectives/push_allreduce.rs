@@ -8,14 +8,13 @@
 
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{hint, mem};
+use cuda_std::{grid, hint, mem};
 use half::{bf16, f16};
 use nccl_device::{BarrierIndex, Coop, DevComm, LsaPtr, MemoryOrder, Window};
 
 use super::elements::Elements;
 use super::reduction::Reduction;
 use super::strip::{self, ROW};
-use super::wait_for_previous;
 
 /// Vectors that a thread pushes at a time.
 const PUSHED: usize = 4;
@@ -54,7 +53,6 @@ pub const fn inbox(ranks: usize, blocks: u32, chunk: usize) -> usize {
 )]
 pub unsafe fn push_allreduce<T: Accumulate<Acc = f32>>(
     comm: DevComm,
-    early: bool,
     input: *const T,
     output: Window<T>,
     first: usize,
@@ -79,9 +77,9 @@ pub unsafe fn push_allreduce<T: Accumulate<Acc = f32>>(
     // SAFETY: the kernel's caller guarantees the elements, their alignment and the inbox.
     unsafe {
         match n_ranks {
-            2 => block.run::<2, 4>(early),
-            4 => block.run::<4, 2>(early),
-            8 => block.run::<8, 1>(early),
+            2 => block.run::<2, 4>(),
+            4 => block.run::<4, 2>(),
+            8 => block.run::<8, 1>(),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
         }
     }
@@ -115,9 +113,10 @@ struct Chunk {
 
 impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     /// Reduces this block's chunks, among `N` ranks. A thread reduces `ROWS` vectors at a time.
-    unsafe fn run<const N: usize, const ROWS: usize>(&self, early: bool) {
+    unsafe fn run<const N: usize, const ROWS: usize>(&self) {
         let rounds = self.part.div_ceil(self.size * thread::grid_dim_x() as usize);
-        wait_for_previous(early);
+        grid::wait_for_previous();
+        grid::launch_next();
         let mut barrier = self.comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
         let mut round = 0;
         while round <= rounds {

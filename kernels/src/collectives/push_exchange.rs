@@ -1,13 +1,13 @@
 //! All-gather, broadcast and all-to-all of long messages within the LSA team: every rank stores its
 //! messages to the peers' windows, between two barriers.
 
-use cuda_std::mem;
 use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
+use cuda_std::{grid, mem};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 use super::exchange::Messages;
-use super::{strip, wait_for_previous};
+use super::strip;
 
 /// Vectors that a thread has in flight.
 const UNROLL: usize = 4;
@@ -33,7 +33,6 @@ const UNROLL: usize = 4;
 )]
 pub unsafe fn push_exchange(
     comm: DevComm,
-    early: bool,
     input: *const u8,
     output: Window<u8>,
     first: usize,
@@ -50,7 +49,8 @@ pub unsafe fn push_exchange(
     let (own, mut message) = (copy(0), copy(1));
     // The message to this rank is not copied if it is in its place.
     let mut own = (own.from != own.into).then_some(own);
-    wait_for_previous(early);
+    grid::wait_for_previous();
+    grid::launch_next();
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     // After this, no other work of a rank's stream accesses its output.
     barrier.sync(MemoryOrder::Acquire);

@@ -4,14 +4,13 @@
 //! Only ranks that send or receive long messages launch this kernel, after `lamport_exchange_v`,
 //! which tells them where a message goes and that the peer's memory may be written.
 
-use cuda_std::mem;
 use cuda_std::prelude::*;
+use cuda_std::{grid, mem};
 use devcomm_types::GridConstant;
 use nccl_device::{Coop, DevComm, Flag, Window};
 
 use super::exchange::{Parts, Target};
 use super::push_exchange::Transfer;
-use super::wait_for_previous;
 
 /// Stores the messages `sent` of this rank to the ranks of the LSA team, and waits for those that
 /// it receives: the messages of more than `longest` bytes, to other ranks.
@@ -32,7 +31,6 @@ use super::wait_for_previous;
 #[kernel(max_threads = 512, min_blocks = 2)]
 pub unsafe fn push_exchange_v(
     comm: DevComm,
-    early: bool,
     input: *const u8,
     output: Window<u8>,
     target: GridConstant<Target>,
@@ -48,7 +46,8 @@ pub unsafe fn push_exchange_v(
         |source: i32| (source as u32 * thread::grid_dim_x() + thread::block_idx_x()) as usize;
     // SAFETY: the kernel's caller guarantees an element of `flags` for each block and rank.
     let flag = |source| unsafe { Flag::new(&comm, flags, index(source)) };
-    wait_for_previous(early);
+    grid::wait_for_previous();
+    grid::launch_next();
     for distance in 1..team.n_ranks {
         let to = team.rotated(distance);
         let bytes = sent.bytes[to as usize];

@@ -92,9 +92,8 @@ fn exported_alone(artifacts: &Artifacts) -> Result<(), Failed> {
 }
 
 /// A kernel that may run concurrently with those of other objects waits for the previous launch
-/// before it lets the next one begin, so that at most two launches of an object are on the GPU,
-/// unless its argument `early` is set: a branch is before the instruction that lets the next one
-/// begin earlier. The kernel that does neither is launched when the previous one has ended.
+/// before it lets the next one begin, so that at most two launches of an object are on the GPU. The
+/// kernel that does neither is launched when the previous one has ended.
 fn wait_before_they_launch(artifacts: &Artifacts) -> Result<(), Failed> {
     let mut checked = 0;
     for module in &artifacts.modules {
@@ -104,31 +103,15 @@ fn wait_before_they_launch(artifacts: &Artifacts) -> Result<(), Failed> {
             let at = |what| entry.find(what);
             if let Some((kernel, _)) = room_of(name) {
                 let is_apart = *kernel == "lsa_allreduce" && at("griddepcontrol").is_none();
-                let waits =
-                    entry.split_once("griddepcontrol.wait;").is_some_and(|(first, then)| {
-                        let early = first.split_once("griddepcontrol.launch_dependents;");
-                        let is_optional = early.is_none_or(|(before, _)| follows_branch(before));
-                        is_optional && then.contains("griddepcontrol.launch_dependents;")
-                    });
-                ensure(is_apart || waits, || {
-                    format!("{name} lets the next launch begin before it waits")
+                let order = at("griddepcontrol.wait").zip(at("griddepcontrol.launch_dependents"));
+                ensure(is_apart || order.is_some_and(|(wait, launch)| wait < launch), || {
+                    format!("{name} lets the next launch begin before it waits: {order:?}")
                 })?;
                 checked += 1;
             }
         }
     }
     ensure(checked >= kernels::collectives::room::ALL.len(), || format!("{checked} kernels"))
-}
-
-/// Returns whether the last instructions of this part of a kernel are branches, of which the first
-/// is conditional.
-fn follows_branch(ptx: &str) -> bool {
-    let lines = ptx.lines().rev().map(str::trim);
-    let mut instructions = lines.filter(|line| {
-        !line.is_empty() && !["//", ".loc", "$"].iter().any(|other| line.starts_with(other))
-    });
-    let branch = instructions.find(|line| !line.starts_with("bra.uni"));
-    branch.is_some_and(|line| line.starts_with('@') && line.contains("bra"))
 }
 
 /// Returns the kernel that this one is an instance of, and its room on a multiprocessor.

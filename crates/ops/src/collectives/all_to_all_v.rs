@@ -91,14 +91,13 @@ impl Collectives {
         self.compare_counts::<S::Element>([sent, received], number, longest)?;
         let _turn = self.order.begin(stream)?;
         let Workspace { dev_comm: comm, options, memory, offers, arrived, .. } = workspace;
-        let early = options.early();
         let [input, output] = [send, recv].map(|side| side.slice.device_address());
         let [from, to] = [send, recv].map(Side::bytes);
         let offer = |(window, at): &(Window<u8>, usize)| {
             exchange::Target::offer(window.number() as usize, *at)
         };
         let (first, target) = (window.as_ref().map_or(0, offer), self.compiled.on(stream));
-        let args = (comm, memory, early, used, longest, input, output, from, to, first, offers);
+        let args = (comm, memory, used, longest, input, output, from, to, first, offers);
         // Ranks may have different grids, so that a block may wait for any block of a peer: all
         // blocks of a launch run at the same time, as those of `Push` do.
         let config = options.config(CollectivePlan { algorithm: Algorithm::Push, ..plan });
@@ -117,7 +116,7 @@ impl Collectives {
             Some((output, _)) => {
                 let bytes = std::array::from_fn(|rank| output.len_of(rank).unwrap_or(0));
                 let room = exchange::Target { number: output.number() as usize, bytes };
-                let args = (comm, early, input, &output, room, longest, from, to, offers, arrived);
+                let args = (comm, input, &output, room, longest, from, to, offers, arrived);
                 let threads = options.threads(room::PUSH_EXCHANGE_V);
                 let (algorithm, blocks) = (Algorithm::Push, options.blocks());
                 let config = options.config(CollectivePlan { algorithm, blocks, threads });

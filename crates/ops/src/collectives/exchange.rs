@@ -180,10 +180,10 @@ impl<T: Element> Call<T> for Exchange<T> {
         let Workspace { dev_comm, memory, options, .. } = launch.workspace;
         let messages = self.messages(launch.collectives.communicator.n_ranks());
         let mut input = self.send.as_ref().map_or(0, DeviceSlice::device_address);
-        let (target, config, early) = (launch.target(), launch.config(), options.early());
+        let (target, config) = (launch.target(), launch.config());
         if launch.plan.algorithm == Algorithm::Lamport {
             let output = self.recv.device_address();
-            let args = (dev_comm, memory, early, input, output, messages);
+            let args = (dev_comm, memory, input, output, messages);
             type Vector = lamport_exchange::Vector;
             // SAFETY: the caller keeps the buffers allocated and orders the launches;
             // `Workspace::new` allocates what the kernel needs.
@@ -200,7 +200,7 @@ impl<T: Element> Call<T> for Exchange<T> {
             launch.stream.copy(send, &self.recv)?;
             input = self.recv.device_address();
         }
-        let kernel = kernels::push_exchange::args(dev_comm, early, input, &output, first, messages);
+        let kernel = kernels::push_exchange::args(dev_comm, input, &output, first, messages);
         // SAFETY: the caller keeps the buffers allocated and orders the launches; `request` has
         // checked that messages are aligned, or the copy is.
         unsafe { kernel.config(config).launch(&target) }

@@ -228,12 +228,6 @@ impl CollectivesOptions {
         if self.concurrent == 1 { each * multiprocessors } else { multiprocessors }
     }
 
-    /// Returns whether a launch lets the next one begin before it waits for the previous one. With
-    /// several objects it does not: any number of launches could take the room of other objects.
-    fn early(self) -> bool {
-        self.concurrent == 1
-    }
-
     /// Returns the slots for vectors from each rank: those of a one-step all-reduce, and at least
     /// one for each lane of a warp.
     fn capacity(self, ranks: usize) -> usize {

@@ -136,7 +136,7 @@ impl<'a, T: Element> Reduce<'a, T> {
         let Workspace { dev_comm, memory, options, .. } = launch.workspace;
         let [input, output] = [self.send, self.recv].map(DeviceSlice::device_address);
         let (count, config, target) = (self.recv.len(), launch.config(), launch.target());
-        let args = (dev_comm, memory, options.early(), input, output, count, operator, divisor);
+        let args = (dev_comm, memory, input, output, count, operator, divisor);
         macro_rules! any {
             ($type:ty) => {
                 // SAFETY: the caller keeps the buffers allocated and orders the launches;
@@ -221,7 +221,6 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         let Launch { collectives, workspace, plan, .. } = *launch;
         let Workspace { dev_comm, options, inbox, memory, .. } = workspace;
-        let early = options.early();
         let (Self { send, recv, .. }, target, config) = (self, launch.target(), launch.config());
         let (input, output, count) = (send.device_address(), recv.device_address(), recv.len());
         let reduction = match self.by_kernel {
@@ -232,7 +231,7 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
             },
             None => return refuse(UNREDUCED),
         };
-        let short = (dev_comm, memory, early, input, output, count, reduction);
+        let short = (dev_comm, memory, input, output, count, reduction);
         let ranks = collectives.communicator.n_ranks();
         // SAFETY: the caller keeps the buffers allocated and orders the launches. `request` has
         // checked that they have the elements, are aligned for the plan, and begin their windows
@@ -244,7 +243,7 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
                 }
                 (ReduceScatter, ..) => {
                     let (window, first) = window::<Float, T>("to send", send)?;
-                    let args = (dev_comm, early, &window, first, send.len(), output, reduction);
+                    let args = (dev_comm, &window, first, send.len(), output, reduction);
                     kernels::pull_reduce_scatter::<Float>::launch(args, config, &target)
                 }
                 (_, Algorithm::Push, _) => {
@@ -252,7 +251,7 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
                     let (is_long, chunk) = pushed(send.byte_len(), ranks, plan.blocks);
                     let config = if is_long { options.independent(plan) } else { config };
                     let args = (
-                        dev_comm, early, input, &window, first, count, inbox, chunk, reduction,
+                        dev_comm, input, &window, first, count, inbox, chunk, reduction,
                     );
                     kernels::push_allreduce::<Float>::launch(args, config, &target)
                 }

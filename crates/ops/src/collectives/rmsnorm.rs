@@ -223,7 +223,7 @@ impl Collectives {
         }
         let options = self.workspace.as_ref().map_or(CollectivesOptions::new(), |own| own.options);
         let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
-        let (config, early) = (options.config(plan).with_cluster(cluster), options.early());
+        let config = options.config(plan).with_cluster(cluster);
         let [input, residual, weight] = buffers.each_ref().map(DeviceSlice::device_address);
         let (to, hidden, target) =
             (output.device_address(), hidden as u32, self.compiled.on(stream));
@@ -231,10 +231,8 @@ impl Collectives {
             let what = || format!("all_reduce_rmsnorm of {count} {}, rows of {hidden}", T::NAME);
             self.compare(plan, what)?;
             let _turn = self.order.begin(stream)?;
-            let args = (
-                dev_comm, memory, early, input, residual, weight, to, quantised, tokens, hidden,
-                eps,
-            );
+            let args =
+                (dev_comm, memory, input, residual, weight, to, quantised, tokens, hidden, eps);
             // SAFETY: `request_rmsnorm` has checked that the buffers have the elements, aligned;
             // dropping one waits for the stream. `_turn` orders launches with the workspace.
             return of_floats!(T::DATA_TYPE, Float => unsafe {
