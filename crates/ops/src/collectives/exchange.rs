@@ -177,7 +177,7 @@ impl<T: Element> Call<T> for Exchange<T> {
     }
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        let Workspace { dev_comm, memory, options, .. } = launch.workspace;
+        let Workspace { dev_comm, memory, .. } = launch.workspace;
         let messages = self.messages(launch.collectives.communicator.n_ranks());
         let mut input = self.send.as_ref().map_or(0, DeviceSlice::device_address);
         let (target, config) = (launch.target(), launch.config());

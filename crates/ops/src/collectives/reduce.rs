@@ -133,7 +133,7 @@ impl<'a, T: Element> Reduce<'a, T> {
     ///
     /// As [`Call::launch`].
     unsafe fn launch_any(&self, launch: &Launch<'_>, operator: u32, divisor: u32) -> Result<()> {
-        let Workspace { dev_comm, memory, options, .. } = launch.workspace;
+        let Workspace { dev_comm, memory, .. } = launch.workspace;
         let [input, output] = [self.send, self.recv].map(DeviceSlice::device_address);
         let (count, config, target) = (self.recv.len(), launch.config(), launch.target());
         let args = (dev_comm, memory, input, output, count, operator, divisor);
