@@ -74,6 +74,16 @@ pub unsafe fn warp_reduce<T: WarpShuffleValue>(mine: T, op: impl Fn(T, T) -> T) 
     unsafe { segment_reduce::<32, T>(mine, op) }
 }
 
+/// Returns the least of the warp's values, in every lane, by one instruction. PTX: `redux.sync.min`.
+///
+/// # Safety
+///
+/// All 32 lanes call this together.
+#[track_caller]
+pub unsafe fn warp_min(mine: u32) -> u32 {
+    arch::warp_min(mine)
+}
+
 /// Does the same as [`warp_reduce`], for each segment of `WIDTH` neighbouring lanes by itself.
 /// `WIDTH` is a power of two up to 32.
 ///

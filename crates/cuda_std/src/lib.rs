@@ -96,7 +96,9 @@ pub use math::GpuFloat;
 /// Without [`print!`] and [`println!`], which a glob import would make ambiguous with the standard
 /// library's: write `cuda_std::println!`.
 pub mod prelude {
-    pub use crate::collective::{ClusterSum, block_reduce, block_sum, warp_reduce, warp_sum};
+    pub use crate::collective::{
+        ClusterSum, block_reduce, block_sum, warp_min, warp_reduce, warp_sum,
+    };
     pub use crate::math::GpuFloat;
     pub use crate::reduce::ReduceOp;
     pub use crate::vector::{Accumulate, Vec16};

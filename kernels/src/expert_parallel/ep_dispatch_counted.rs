@@ -145,7 +145,7 @@ impl<T: Rows> Dispatch<'_, T> {
                 let rank = (me + rest.trailing_zeros()) % u64::BITS;
                 rest &= rest - 1;
                 let is_there = placed.rank == Some(rank);
-                let to = warp_reduce(if is_there { placed.place } else { NONE }, u32::min);
+                let to = warp_min(if is_there { placed.place } else { NONE });
                 if to < memory.capacity {
                     let rows = self.rows.lsa(rank as i32).as_ptr();
                     let scales = match T::HAS_SCALES {

@@ -49,7 +49,7 @@ pub unsafe fn ep_expand(
             let (token, lane) = (part.row as usize, warp::lane_id());
             let word = memory.returns(tokens, token).load(lane);
             let has_place = lane.is_multiple_of(2) && word < DROPPED;
-            let from = warp_reduce(if has_place { word } else { DROPPED }, u32::min);
+            let from = warp_min(if has_place { word } else { DROPPED });
             let all = warp::ballot(has_place);
             let others = if is_in_place { warp::ballot(has_place && word != from) } else { all };
             if others != 0 {

@@ -128,6 +128,13 @@ pub(crate) fn shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u3
     (context.ops.shuffle)(thread, mask, mode, value, lane, width, Location::caller())
 }
 
+#[track_caller]
+pub(crate) fn warp_min(value: u32) -> u32 {
+    let exchanged =
+        |least: u32, distance| least.min(shuffle(u32::MAX, Shuffle::Xor, least, distance, 32).0);
+    [16, 8, 4, 2, 1].into_iter().fold(value, exchanged)
+}
+
 #[inline]
 #[track_caller]
 pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {

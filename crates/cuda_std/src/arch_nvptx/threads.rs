@@ -150,6 +150,20 @@ pub(crate) fn shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u3
     }
 }
 
+pub(crate) fn warp_min(value: u32) -> u32 {
+    let least;
+    // SAFETY: only registers are exchanged; the caller ensures that all lanes are here.
+    unsafe {
+        asm!(
+            "redux.sync.min.u32 {least}, {value}, 0xffffffff;",
+            least = out(reg32) least,
+            value = in(reg32) value,
+            options(nomem, nostack),
+        );
+    }
+    least
+}
+
 pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
     let lanes;
     // SAFETY: only registers are exchanged; the caller ensures that all lanes of the mask are here.
