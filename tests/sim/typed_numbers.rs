@@ -27,7 +27,8 @@ fn warps_and_blocks_reduce_by_any_operator() {
                 let of_four: f32 = x[i / 4 * 4..][..4].iter().sum();
                 assert_eq!(got[..4], [18.0, 18.0, place, 18.0], "thread {i} of {threads}");
                 assert!((got[4] / sum - 1.0).abs() < 1e-5, "{} is not {sum}", got[4]);
-                assert_eq!(got[5..], [warp.iter().sum(), least, of_four], "thread {i}");
+                let last = (i / 32 * 32 + 31) as f32;
+                assert_eq!(got[5..], [warp.iter().sum(), least, of_four, last], "thread {i}");
             }
             Ok(())
         });

@@ -6,10 +6,11 @@ use cuda_std::reduce::{SoftmaxSum, arg_max};
 use nccl_device::{Coop, DevComm, LlA2aBuffer, LlA2aHandle, Window};
 
 /// What [`reduce_numbers()`] stores for each thread.
-pub const RESULTS: usize = 8;
+pub const RESULTS: usize = 9;
 
 /// Reduces each thread's element of `x` over the block and the warp: maximum and its index, the
-/// denominator of the softmax, the warp's sum and minimum, and the sum of four lanes. One block.
+/// denominator of the softmax, the warp's sum and minimum, the sum of four lanes, and the largest
+/// thread number of the warp. One block.
 #[kernel]
 pub unsafe fn reduce_numbers(x: *const f32, out: *mut f32) {
     let thread = thread::thread_idx_x();
@@ -23,7 +24,9 @@ pub unsafe fn reduce_numbers(x: *const f32, out: *mut f32) {
         let both = |a: [f32; 2], b: [f32; 2]| [a[0] + b[0], a[1].min(b[1])];
         let [of_warp, least] = warp_reduce([mine, mine], both);
         let of_four = segment_reduce::<4, f32>(mine, |a, b| a + b);
-        let results = [largest, again, place as f32, max, sum, of_warp, least, of_four];
+        let last = warp_min(u32::MAX - thread);
+        let last = (u32::MAX - last) as f32;
+        let results = [largest, again, place as f32, max, sum, of_warp, least, of_four, last];
         let mut i = 0;
         while i < RESULTS {
             mem::store(out.add(thread as usize * RESULTS + i), results[i]);
