@@ -194,8 +194,8 @@ fn without_comments(source: &str) -> String {
 /// Returns the names that C++ code uses: those with NCCL's prefix, and those that are called or
 /// declared as functions.
 fn names_in(code: &str) -> BTreeSet<&str> {
-    const KEYWORDS: [&str; 8] =
-        ["alignas", "asm", "decltype", "for", "if", "return", "sizeof", "while"];
+    const KEYWORDS: [&str; 9] =
+        ["alignas", "asm", "decltype", "for", "if", "return", "sizeof", "volatile", "while"];
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut names = BTreeSet::new();
     let mut rest = code;

@@ -17,11 +17,11 @@ use crate::operand::{Operand, Use};
 use crate::own::Own;
 use crate::products::{Products, activation_of};
 
-/// The operation, its sizes, and what a whole layer needs besides.
+/// The operation, and the memory that `layer` needs in addition, made by its first call.
 struct Experts {
     parallel: ExpertParallel,
     gemm: OnceLock<GroupedGemm>,
-    /// What the experts' first product writes, for so many elements of a row.
+    /// The elements of a row that the experts' first product writes, and the rows.
     inner: OnceLock<(usize, SymmetricBuffer<bf16>)>,
     rows: OnceLock<SymmetricBuffer<bf16>>,
 }
@@ -30,12 +30,12 @@ struct Experts {
 /// experts' results return. Collective, with the same numbers on every rank.
 ///
 /// hidden: the elements of a token, a multiple of 8 up to 8192. tokens: the most tokens of a rank.
-/// experts: those of all ranks, of which each has as many, rank 0 the first. top_k: the experts of
-///     a token.
-/// alignment: the rows of which an expert's first row is a multiple. f8: whether tokens go to the
-///     experts as float8_e4m3fn with a scale for each 128 elements. rows: the most rows of a rank
-///     in the form for many tokens (prefill, training), which arrive in the order of the experts;
-///     None: the form for low latency. stream: as for GemmAllReduce.
+/// experts: the experts of all ranks together; each rank has the same number, rank 0 the first
+///     ones. top_k: the experts of a token.
+/// alignment: the index of each expert's first row is a multiple of this. f8: whether tokens go to
+///     the experts as float8_e4m3fn with a scale for each 128 elements. rows: None for low latency;
+///     for high throughput (prefill, training), in which rows arrive in the order of the experts,
+///     the most rows that a rank receives. stream: as for GemmAllReduce.
 ///
 /// A step is `dispatch`, `group`, the experts' work on the rows, and `combine`; or `layer`, which
 /// is all of them. The number of tokens may differ between the ranks, and be 0.
@@ -103,8 +103,8 @@ impl PyExpertParallel {
     }
 
     /// Sends this rank's tokens to the ranks of their experts, and receives those of all ranks:
-    /// input of shape (tokens, hidden) in bfloat16, ids of (tokens, top_k) in int32, the experts of
-    /// each token or -1 for none, and weights of (tokens, top_k) in float32.
+    /// input of shape (n, hidden) in bfloat16, n up to `tokens`; ids of (n, top_k) in int32, the
+    /// experts of each token or -1 for none; and weights of (n, top_k) in float32.
     #[pyo3(signature = (input, ids, weights, *, stream=None))]
     fn dispatch(
         &self,
@@ -121,13 +121,14 @@ impl PyExpertParallel {
     }
 
     /// Puts the rows that were received in the order of this rank's experts, one for each token and
-    /// expert: rows of shape (n, hidden) in bfloat16, n up to most_rows (exactly, with rows=).
+    /// expert: rows of shape (n, hidden) in bfloat16, n up to most_rows; it is most_rows
+    /// if the object was made with rows=.
     ///
     /// offsets, of local_experts + 1 elements, and sizes, of local_experts, both of int32 or
     /// uint32, get the first row of each expert and the index after the last one, and the number of
     /// each one's rows, as GroupedGemm takes them. With f8, rows are of float8_e4m3fn, and scales
-    /// of (hidden / 128, n) in float32 gets their scales. origins, of most_rows elements likewise,
-    /// gets each row's token: its rank times tokens plus the token's number there.
+    /// of (hidden / 128, n) in float32 gets their scales. origins, of most_rows elements in
+    /// int32 or uint32, gets `rank * tokens + i` for a row of token i of that rank.
     #[pyo3(signature = (
         rows, offsets=None, sizes=None, *, scales=None, origins=None, stream=None
     ))]
@@ -143,8 +144,11 @@ impl PyExpertParallel {
         let (py, inner) = (rows.py(), self.own.get()?);
         let comm = &*inner.comm;
         if scales.is_some() != self.f8 {
-            let is = if self.f8 { "is" } else { "is not" };
-            return Err(invalid(format!("scales= goes with f8=True, which this {is}")));
+            let text = match self.f8 {
+                true => "scales= is missing: this object was made with f8=True",
+                false => "scales= is for objects that were made with f8=True",
+            };
+            return Err(invalid(text));
         }
         let data_type = if self.f8 { DataType::Float8e4m3 } else { DataType::Bfloat16 };
         let rows = self.rows_of(comm, rows, "rows", data_type)?;

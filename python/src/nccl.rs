@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 use crate::signals::waiting;
 
 /// Loads an NCCL that devcomm's kernels can use, and returns its version and path. It is needed
-/// where torch's own is too old and cannot be replaced (pip install nvidia-nccl-cu13==2.32.3
-/// replaces it): called before `import torch`, it makes torch use the same library. Sets
-/// DEVCOMM_NCCL_HOME to its folder.
+/// where torch's own is too old, unless pip install nvidia-nccl-cu13==2.32.3 replaces that. Called
+/// before `import torch`, it makes torch use the same library. Sets DEVCOMM_NCCL_HOME to its
+/// folder.
 ///
 /// path: the root of an NCCL installation, or the folder of its library. None: the first one that
 /// is new enough, of DEVCOMM_NCCL_HOME, NCCL_HOME, this Python's packages, devcomm's cache and the
@@ -21,10 +21,10 @@ use crate::signals::waiting;
 pub fn load_nccl(py: Python<'_>, path: Option<PathBuf>) -> PyResult<(String, String)> {
     let library = waiting(py, || Library::open(path.as_deref()))?;
     let path = library.path();
-    // For all: torch finds these functions before those of the library that it loads by its path.
+    // Global symbols: torch finds these functions before those of the library that it loads.
     let ctypes = py.import("ctypes")?;
     ctypes.call_method1("CDLL", (path.to_str(), ctypes.getattr("RTLD_GLOBAL")?))?;
-    // What is opened later is this one, and not the first that is new enough for it.
+    // A later `Library::open` finds this library, and not another one that is new enough for it.
     let variables = py.import("os")?.getattr("environ")?;
     let folder = path.parent().unwrap_or(path).display().to_string();
     variables.set_item("DEVCOMM_NCCL_HOME", folder)?;

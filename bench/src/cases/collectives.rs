@@ -28,7 +28,7 @@ pub struct Flags {
     op: Op,
 
     /// Longest message in bytes that devcomm sends in one step (suffixes K, M, G) [default: 4M for
-    /// 2 ranks]
+    /// 2 ranks, 1M for 4, 512K for 8]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     lamport_bytes: Option<usize>,
 
@@ -45,7 +45,7 @@ pub struct Flags {
     pub peers: PeerOptions,
 }
 
-/// Runs an expression for each of these types that is asked for, or of all types.
+/// Runs an expression for each of these types, or of all types, that is asked for.
 macro_rules! for_types {
     ($dtype:expr, $name:ident in [$($type:ty),*] => $body:expr) => { $(
         if $dtype.includes(<$type as devcomm::Element>::NAME) {
@@ -154,6 +154,7 @@ impl Flags {
         let lens = [to_send, to_receive].map(|chunks| chunks * most);
         let plain = memory::<T>(harness.comm, Variant::Nccl, lens)?;
         let windows = memory::<T>(harness.comm, Variant::RustOps, lens)?;
+        // Windows of each configuration's communicator, where the configuration can matter.
         let own = |nccl: &Nccl<'_>| match nccl.matters(Variant::NcclSym, reduces) {
             true => memory::<T>(nccl.comm(), Variant::NcclSym, lens),
             false => Ok(plain.clone()),

@@ -1,5 +1,6 @@
-//! The commands `report`, which writes a page of ratios and plots from files of rows, such as
-//! docs/measurements.md, and `rows`, which prints the rows of a file.
+//! The commands `report`, which writes a page of ratios and plots (docs/measurements.md) from files
+//! of rows, and `rows`, which prints such a file. A row is one measured case: an operation and a
+//! size by one variant.
 
 pub mod compare;
 mod cost;
@@ -24,8 +25,8 @@ use file::File;
 /// The flags of `report`.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Folder with files of rows (--json of the comparisons); NAME-start2.json is another start of
-    /// the program of NAME.json
+    /// Folder with files of rows, which the benchmarks write with --json; NAME-start2.json has the
+    /// rows of NAME.json, measured again by a new process
     #[arg(long, value_name = "FOLDER", default_value = "docs/measurements")]
     from: PathBuf,
 
@@ -52,7 +53,7 @@ pub fn run(options: &Options) -> Result<()> {
 /// The flags of `rows`.
 #[derive(Args, Clone, Debug)]
 pub struct RowsOptions {
-    /// Files of rows (--json of the comparisons), such as those of docs/measurements
+    /// Files of rows, which the benchmarks write with --json, such as those of docs/measurements
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 }
@@ -62,7 +63,7 @@ pub fn rows(options: &RowsOptions) -> Result<()> {
     options.files.iter().try_for_each(|path| file::print(path))
 }
 
-/// Returns the files of a folder, by name, each with its further starts.
+/// Returns the files of a folder, by name, each with the repetitions of its measurement.
 fn read(folder: &Path) -> Result<Vec<File>> {
     let entries = fs::read_dir(folder).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
     let entries = entries.with_context(|| format!("cannot read {}", folder.display()))?;
@@ -78,7 +79,7 @@ fn read(folder: &Path) -> Result<Vec<File>> {
                 let found = files.iter_mut().find(|other| other.stem() == first);
                 let found = found.with_context(|| format!("there is no {first}.json"));
                 found.and_then(|first| first.join(&file)).with_context(|| {
-                    format!("{} is no further start of the program", path.display())
+                    format!("{} does not repeat the measurement", path.display())
                 })?;
             }
             None => files.push(file),
@@ -87,7 +88,7 @@ fn read(folder: &Path) -> Result<Vec<File>> {
     Ok(files)
 }
 
-/// Returns the folder as links of the page name it.
+/// Returns the path by which links on the page name the folder.
 fn link(folder: &Path, page: &Path) -> String {
     let relative = page.parent().and_then(|parent| folder.strip_prefix(parent).ok());
     relative.unwrap_or(folder).display().to_string()

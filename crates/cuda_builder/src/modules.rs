@@ -21,7 +21,9 @@ use crate::worker::{Job, Workers};
 /// NCCL's device code, ready to link.
 #[derive(Debug)]
 pub(crate) struct Nccl {
+    /// NCCL's bitcode.
     pub(crate) source: PathBuf,
+    /// The same in the form that is linked.
     pub(crate) prepared: PathBuf,
     pub(crate) code: NcclCode,
 }
@@ -76,6 +78,7 @@ impl Modules<'_> {
         let cubin = assembled.then_some(cubin);
         let module =
             ModuleArtifact { file: source.file.clone(), ptx, sidecar, cubin, info, linked };
+        // The compressed copies, which the program includes.
         let packed = [entry.ptx(), entry.cubin()].map(|path| packed::path(&path));
         for (from, to) in packed.into_iter().zip(module.packed()) {
             copy_if_changed(&from, &to)?;
@@ -129,7 +132,8 @@ impl Modules<'_> {
                 packed::write(cubin)?;
                 Some(artifact::sha256_of(cubin)?)
             }
-            // The host writes the rank into the PTX.
+            // Without `ptxas` there is no cubin. With messages, the host writes the rank into the
+            // PTX, which the driver then compiles.
             _ => None,
         };
         Ok(Sidecar {
@@ -150,7 +154,7 @@ impl Modules<'_> {
         })
     }
 
-    /// Links and assembles a file by one of LLVM's back ends.
+    /// Links and assembles a file with one of the sets of options of LLVM's back end.
     fn attempt(&self, back_end: usize, module: &Module<'_>) -> Result<Attempt, Error> {
         let Module { source, arch, nccl, entry, folder } = module;
         let (ptx_path, cubin) = (&entry.ptx(), &entry.cubin());
@@ -172,7 +176,7 @@ impl Modules<'_> {
         let Linked { ptx: text, lsa_barriers } = self.workers.run(&source.file, &what, job)?;
         fs::write(ptx_path, &text).map_err(Error::io("write", ptx_path))?;
         let ptx = artifact::read_ptx(&source.file, &text)?;
-        // Code that formats a message has indirect calls, though none of them runs.
+        // `core::fmt`, which formats the messages of panics, has indirect calls; none of them runs.
         if ptx.call_prototypes > 0 && self.panics == Panics::Silent {
             return Err(artifact::indirect_calls(&source.file, &names, &text));
         }
@@ -195,10 +199,11 @@ struct Module<'a> {
     folder: &'a Path,
 }
 
-/// A module as one of LLVM's back ends makes it.
+/// A module as the back end makes it with one set of options.
 struct Attempt {
     text: String,
     ptx: Ptx,
+    /// The kernels that open LSA barrier sessions.
     lsa_barriers: Vec<String>,
     resources: Option<Vec<(String, Resources)>>,
     /// The cubin.

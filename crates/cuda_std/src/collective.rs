@@ -74,7 +74,8 @@ pub unsafe fn warp_reduce<T: WarpShuffleValue>(mine: T, op: impl Fn(T, T) -> T) 
     unsafe { segment_reduce::<32, T>(mine, op) }
 }
 
-/// Returns the least of the warp's values, in every lane, by one instruction. PTX: `redux.sync.min`.
+/// Returns the least of the warp's values, in every lane, by one instruction. PTX:
+/// `redux.sync.min`.
 ///
 /// # Safety
 ///

@@ -1,7 +1,9 @@
 //! A transfer: one operation into a rank. It has data and an optional signal.
 //!
 //! The data is copied by operations of a stream, one for each transfer; words and signals are
-//! written after the copies of a whole [`Group`] of transfers.
+//! written after the copies of a whole [`Group`] of transfers. All operations into a rank go
+//! through its *inbound* queue to one stream. A *mark* is a number that this stream writes when it
+//! gets there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +37,7 @@ impl Source {
     }
 }
 
-/// Target of data.
+/// A place of data: the target, or what a [`Source`] is made of.
 #[derive(Clone, Copy)]
 pub(crate) enum Buffer {
     /// Memory of the inbound stream's device.
@@ -84,7 +86,8 @@ impl Data {
     }
 }
 
-/// The host's copies of a region's words, which only the plugin writes, and the index of a word.
+/// The values that the words of a region have, as only the plugin writes them, and the index of a
+/// word: so the host knows a sum without a read of the device.
 pub(crate) type Shadow = (Arc<[AtomicU64]>, usize);
 
 /// An addition to a word of 64 bits.
@@ -104,14 +107,14 @@ pub(crate) struct Transfer {
 // operation is complete.
 unsafe impl Send for Transfer {}
 
-/// A step that the host executes when the stream has passed the mark before it. The stream is idle
-/// then.
+/// A step that the host executes when the stream has passed the mark that was enqueued before it.
+/// The stream is idle then.
 pub(crate) enum HostStep {
     /// Copy to host memory.
     Copy { from: *const u8, to: *mut u8, bytes: usize, slot: Option<usize> },
     /// Add to a word of host memory.
     AddOnHost { word: *mut u64, add: u64 },
-    /// Write the sum of the value read and `add`.
+    /// Write to `word` the sum of `add` and its value, which the stream has copied to the host.
     WriteSum { word: Address, add: u64 },
 }
 
@@ -130,7 +133,8 @@ pub(crate) enum IssueResult {
 
 impl Transfer {
     /// Enqueues as much as possible on `stream`, whose context is current: copies at once, words
-    /// and signals with `group`. A host step needs the stream idle, and so enqueues the group.
+    /// and signals with `group`. If a host step follows, the group is enqueued too, as the step
+    /// needs an idle stream.
     pub(crate) fn issue(
         &mut self,
         stream: &Arc<TrackedStream>,

@@ -16,8 +16,8 @@ const POISON_WORD: u128 = {
 /// Length of the canary after an array, in 16-byte words.
 const CANARY: usize = 8;
 
-/// Arrays start one word after a multiple of this, so that the same offset is aligned in the same
-/// way in every block, and a kernel that needs more than 16 bytes has to align.
+/// Arrays start 16 bytes after a multiple of this: an offset has the same alignment in every block,
+/// and a kernel that relies on more than 16 bytes fails unless it aligns the address itself.
 const ALIGN: usize = 1024;
 
 /// Maximum static shared memory of a block in bytes.
@@ -88,8 +88,8 @@ impl SharedArray {
         name(self.bytes, self.at)
     }
 
-    /// Returns the distance of an address that is not in the array, or whose access exceeds it, and
-    /// where that is.
+    /// Returns the distance in bytes of an address from the array, and a text that says where it
+    /// is. The distance is 0 for an access that begins in the array and exceeds it.
     fn distance(&self, address: usize) -> (usize, String) {
         let start = self.start().addr();
         match address.checked_sub(start) {
@@ -173,7 +173,8 @@ impl SharedMemory {
         Some(Place { key: array.key, bytes: array.bytes, at: array.at, offset })
     }
 
-    /// Returns the address of a location of another block; `None` if its static does not fit here.
+    /// Returns the address in this block of a location that was found in another block; `None` if
+    /// this block has no room for its static.
     pub(crate) fn address_of(&mut self, Place { key, bytes, at, offset }: Place) -> Option<usize> {
         let start = if key == 0 { self.dynamic().0 } else { self.of_static(key, bytes, at)? };
         Some(start.expose_provenance() + offset)

@@ -81,8 +81,8 @@ impl AbortFlag {
         }
     }
 
-    /// Returns whether an abort has ended kernels while they waited for other ranks, for which they
-    /// had perhaps arrived already.
+    /// Returns whether an abort has ended kernels while they waited for other ranks. They may have
+    /// signalled their own arrival, so that other ranks still access this rank's memory.
     fn has_ended_waits(&self) -> bool {
         self.cause().is_some() && !self.stuck().is_empty()
     }
@@ -153,8 +153,8 @@ impl AbortFlags {
         known.iter().rev().filter_map(Weak::upgrade).find(|flag| flag.device_flag == device_flag)
     }
 
-    /// Takes the blocks away from flags that were not closed, before their context is destroyed,
-    /// which may free the memory.
+    /// Takes the blocks of memory away from the flags that are still open, before their context is
+    /// destroyed: that may free the memory.
     pub(crate) fn detach(&self) {
         for flag in self.known().iter().filter_map(Weak::upgrade) {
             let _leaked = flag.detach();

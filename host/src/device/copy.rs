@@ -132,7 +132,8 @@ impl Stream {
         let event = self.context().event_without_timing()?;
         copy(handle)?;
         let recorded = self.record(&event);
-        // Without the event, only a wait for the stream ensures that the copy is done.
+        // Without the event, only a wait for the stream ensures that the copy is done. If that
+        // fails, too, the end of the copy is unknown, which `pinned` remembers.
         if recorded.is_ok() || handle.synchronize().is_err() {
             pinned.add_copy(event, recorded.is_ok());
         }
@@ -193,8 +194,8 @@ impl Stream {
         unsafe { handle.fill(buffer.device_address(), value, buffer.len()) }
     }
 
-    /// Waits for the stream's work; returns its handle and the guard of this call. Makes the
-    /// context current.
+    /// Waits for the stream's work; returns its handle and a guard: while it lives, no other thread
+    /// begins a capture. Makes the context current.
     fn idle_handle<T>(&self, memory: &DeviceSlice<T>) -> Result<(&StreamHandle, Enqueue<'_>)> {
         self.require_same_context(memory)?;
         self.context().refuse_capturing("host memory is copied")?;

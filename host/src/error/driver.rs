@@ -53,7 +53,7 @@ pub enum DriverError {
         /// The driver's text about it.
         text: String,
     },
-    /// A simulated machine does not support this: it runs kernels with a body in Rust only, and
+    /// A simulated machine does not support this: it runs only kernels whose body is in Rust, and
     /// takes no streams or contexts of other libraries.
     #[error("{what} cannot be simulated; run it on GPUs, without DEVCOMM_SIMULATE")]
     NotSimulated {

@@ -14,7 +14,8 @@ use super::ranks::{ranks, rolled, with_ranks};
 use super::rows::{self, Payload, Rows};
 use super::shape::{Faults, Received, Shape, Steps, Tokens};
 
-/// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
+/// Vectors of 16 bytes that each lane has of a part of a row, which a warp sends at a time. With
+/// more ranks there are fewer, as their addresses take registers.
 const fn lane_vectors(ranks: usize) -> usize {
     match ranks {
         2 => 4,
@@ -36,8 +37,8 @@ pub const fn part_vectors(ranks: usize, has_scales: bool) -> u32 {
     warp::WARP_SIZE * per_lane as u32
 }
 
-/// The slot of the numbered message with a rank's number of tokens. The other slots are for each
-/// token and expert.
+/// The slot of the message (a [numbered](super::numbered) one, which many threads may read) that
+/// tells how many tokens a rank has. The other slots are for each token and expert.
 pub(super) const COUNT: u32 = 0;
 
 /// The bit of a numbered message that says that the token's row is sent, too.
@@ -51,8 +52,9 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 
 /// Sends the rows of this rank's `tokens` to the ranks of the LSA team that have one of their
 /// experts, and receives the rows of all ranks that have experts here. The team has up to
-/// [`RANKS`](super::RANKS). Ids that are no expert's count as -1, and are counted in `faults`. Rows
-/// are 16-bit floats: -0 may count as +0.
+/// [`RANKS`](super::RANKS). An id of -1 means no expert; another id that is no expert's
+/// is treated so, and recorded in `faults`. A -0 may arrive as +0. The mask in `received` names
+/// absent ranks: nothing is sent to them or awaited from them, and their experts are ignored.
 ///
 /// Rows of [`F8E4M3`] are converted before they are sent, with a scale for each 128 elements, and
 /// not converted back: an element of the input is about the received element times its scale. The
@@ -72,10 +74,10 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 ///
 /// # Safety
 ///
-/// `tokens` has its elements, `received` has room for `shape.tokens` tokens of each rank, with
-/// scales also for [`Shape::scale_vectors`] vectors of each row, and `faults` has
-/// [`Faults::WORDS`] words; rows are aligned to 16 bytes. Nothing else accesses these until the
-/// kernel has ended. `messages` is as [`Messages`] says.
+/// `tokens` has the rows, ids and weights of its tokens, `received` has room for `shape.tokens`
+/// tokens of each rank, with scales also for [`Shape::scale_vectors`] vectors of each row, and
+/// `faults` has [`Faults::WORDS`] words; rows are aligned to 16 bytes. Nothing else accesses these
+/// until the kernel has ended. `messages` is as [`Messages`] says.
 #[kernel(
     T = [bf16, F8E4M3],
     max_threads = 512,
@@ -134,7 +136,7 @@ impl<R: Rows> Dispatch<'_, R> {
         // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread; all
         // lanes of a warp call these together.
         unsafe {
-            // The launch's number and the first row are in flight together.
+            // `begin` waits for the launch's number, whose load follows those of the first row.
             let absent = self.received.absent();
             let load = |at| (at < own).then(|| self.load(parts.at(at)));
             let mut outgoing: Option<Outgoing<R, VECTORS>> = load(first);
@@ -162,7 +164,8 @@ impl<R: Rows> Dispatch<'_, R> {
                     }
                     round += step;
                 } else if receives {
-                    // The rows are on their way, and all threads have the launch's number.
+                    // The session may end before its last message is sent: all threads have the
+                    // launch's number, and no thread waits for this.
                     thread::sync_threads();
                     session.rows.end(Coop::cta());
                 }
@@ -204,8 +207,8 @@ impl<R: Rows> Dispatch<'_, R> {
         at.map(|at| self.shape.slots() + at as u32)
     }
 
-    /// Returns the rank of this lane's expert, and the expert's index there; `None` if it does not
-    /// exist or is absent.
+    /// Returns the rank of this lane's expert, and the expert's index there; `None` if there is no
+    /// such expert, or its rank is absent.
     unsafe fn expert<const N: usize, const VECTORS: usize>(
         &self,
         session: &Session<'_, N>,

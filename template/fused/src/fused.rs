@@ -2,8 +2,8 @@
 
 use devcomm::device::Everyone;
 use devcomm::{
-    DevCommRequirements, DevCommResource, Element, Error, LamportMemory, LaunchConfig, Rank, Stream,
-    SymmetricBuffer, TensorMap, TensorMapDesc,
+    DevCommRequirements, DevCommResource, Element, Error, LamportMemory, LaunchConfig, Rank,
+    Stream, SymmetricBuffer, TensorMap, TensorMapDesc,
 };
 use half::bf16;
 use kernels::fused::{CLUSTER, HALF, Memory, STORE_M, THREADS, TILE, product_all_reduce_wide};
@@ -77,9 +77,7 @@ impl FusedProduct {
     pub fn launch(&self, stream: &Stream) -> Result<(), Error> {
         let ([a, b, c], [m, n, k]) = (self.maps, self.shape);
         let Self { dev, memory, .. } = self;
-        let launch = product_all_reduce_wide::<RANKS>::args(
-            dev, a, b, c, &self.c, memory, m, n, k,
-        );
+        let launch = product_all_reduce_wide::<RANKS>::args(dev, a, b, c, &self.c, memory, m, n, k);
         let config = LaunchConfig::new(self.blocks, THREADS).with_dynamic_shared(Memory::BYTES);
         // SAFETY: the maps and the slots are those of the shape, by `new`; every rank launches the
         // same, and has a multiprocessor for each block.

@@ -78,7 +78,7 @@ pub fn gemm_allreduce_e4m3(gpu: &Gpu<'_>) -> Result<()> {
 }
 
 fn wide_gemm_allreduces(gpu: &Gpu<'_>, wire: Wire) -> Result<()> {
-    // There are two tiles, and the second one has more steps left when the first one is sent.
+    // There are two tiles: while the first one is sent, steps of the second one are left.
     let shape = [9, 264, 392];
     let [m, n, k] = shape;
     let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);

@@ -209,7 +209,7 @@ pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 
 /// Stores `src[i]` to every copy of `dst[i]`, for `i < count`.
 ///
-/// NCCL: `ncclMultimemCopy`, without `i8` and `u8`, and without odd counts of `f16` and `bf16`.
+/// NCCL: `ncclMultimemCopy`, which takes no `i8` or `u8`, and no odd counts of `f16` and `bf16`.
 ///
 /// # Safety
 ///
@@ -262,8 +262,8 @@ pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     unsafe { Plan::new(threads, &from, &to, count).all::<T, 8>(from, to) }
 }
 
-/// Stores `op over the ranks of team of src[src_index + i]` to every copy of `dst[i]`, for
-/// `i < count`.
+/// Reduces `src[src_index + i]` over the ranks of `team` by `op`, and stores the result to every
+/// copy of `dst[i]`, for `i < count`.
 ///
 /// NCCL, in C++ and for sums only: `ncclLsaReduceSumMultimemCopy`.
 ///

@@ -74,8 +74,8 @@ impl FusedGemm<AllReduce> {
     /// kernels. *Collective*, with the same `m` and `n` on every rank.
     ///
     /// The workspace takes up to `2 * m * n` bytes on each GPU, rounded up to whole tiles. On
-    /// Hopper GPUs it takes up to `4 * m * n`, and that of [`Collectives`]; on two of them also
-    /// `4 * m * n` for at most 256 rows.
+    /// Hopper GPUs it takes up to `4 * m * n` bytes instead, plus the workspace of [`Collectives`],
+    /// and on two GPUs another `4 * min(m, 256) * n` bytes for products of few rows.
     ///
     /// [`Collectives`]: crate::Collectives
     /// [`options`]: Self::options
@@ -170,7 +170,8 @@ impl AllReduce {
     /// Returns the plans with tiles of few rows for a shape, the one expected to be the fastest
     /// first.
     fn few_rows(&self, base: &Base<Self>, extents: Extents) -> Result<FewRows> {
-        // Both are the same in all ranks.
+        // All ranks have the same numbers of resident clusters: the ones that `swapped` agreed on
+        // or, before it is prepared, estimates. So all choose the same plan.
         let usual = || ResidentClusters::usual(base.multiprocessors());
         let room = self.swapped.get().map_or_else(usual, Swapped::room);
         let candidates = Candidates::new(extents, room);
@@ -195,8 +196,9 @@ fn exchanges_few_rows(base: &Base<AllReduce>) -> bool {
     base.comm.n_ranks() == 2
 }
 
-/// Returns whether tiles of a product of this size fill the GPU often enough. On two H100 `wide`
-/// was faster than two kernels from 0.91 waves of tiles on, where [`Candidates::hides`] expects it.
+/// Returns whether tiles of a product of this size fill the GPU often enough. On two H100, among
+/// the shapes for which [`Candidates::hides`] expects a gain, `wide` was faster than a product and
+/// an all-reduce from 0.91 waves of tiles on.
 fn fills(base: &Base<AllReduce>, size: [usize; 2]) -> bool {
     let least = if base.comm.n_ranks() == 2 { 0.9 } else { MIN_WAVES };
     waves(size, base.multiprocessors()) > least
@@ -205,16 +207,17 @@ fn fills(base: &Base<AllReduce>, size: [usize; 2]) -> bool {
 /// What is known of a shape for tiles of few rows.
 struct FewRows {
     plans: Vec<GemmAllReducePlan>,
-    /// The plan of `Gemm` that a table has.
+    /// The plan of `Gemm` for this shape in the table of this GPU, if there is one.
     measured: Option<GemmPlan>,
     candidates: Candidates,
 }
 
 impl FewRows {
-    /// Returns whether the tiles cost little time, compared with those of `Gemm`, which has more
-    /// kinds, and are split in at most two rounds: after each, blocks wait for the peers. Three and
-    /// five rounds took 1.02 to 1.13 times as long as `unfused` on two H200: 1.07 for
-    /// 1 x 5120 x 8192, 1.13 for 1 x 4560 x 9496. An all-reduce of C sends `bytes` from each GPU.
+    /// Returns whether the tiles of a fused plan cost little time, compared with those of `Gemm`,
+    /// which has more shapes of tiles, and with an all-reduce of C that sends `bytes` from each
+    /// GPU; and whether the blocks compute parts of sums, for which they then wait for the other
+    /// GPUs, in at most two rounds. Three and five rounds took 1.02 to 1.13 times as long as
+    /// `unfused` on two H200: 1.07 for 1 x 5120 x 8192, 1.13 for 1 x 4560 x 9496.
     fn is_good(&self, plan: GemmAllReducePlan, bytes: f64) -> bool {
         const MOST_ROUNDS: f64 = 2.0;
         plan.product().is_some_and(|product| {
@@ -293,7 +296,8 @@ impl Fusion for AllReduce {
                 return how(wide, "as its tiles fill the GPU");
             }
         }
-        let reason = "as there is little to hide behind the product, or no kernel does it";
+        let reason =
+            "as the product hides too little of the exchange, or no fused kernel does this shape";
         how(Plan::Unfused, reason)
     }
 

@@ -107,8 +107,8 @@ pub fn ok(status: Status) {
     assert_eq!(status, SUCCESS);
 }
 
-/// Calls an operation of the interface in the given version, with `opt_flags` from 15 on; returns
-/// its status and request.
+/// Calls an operation of the interface in the given version, with `opt_flags` from 15 on, which
+/// the plugin ignores; returns its status and request.
 macro_rules! call_version {
     ($version:expr, $name:ident($($argument:expr),*)) => {{
         let mut request = null_mut();
@@ -244,8 +244,9 @@ impl Rank {
         call_version!(self.version, iput(at, c, s, from.0, bytes, d, to.0, rank))
     }
 
-    /// Does the same as [`Rank::try_put`], and then makes progress until the put is enqueued, also
-    /// if its target is in another process and makes no progress. Returns the first error.
+    /// Does the same as [`Rank::try_put`], and then makes progress so often (more than the
+    /// `PATIENCE` of `inbound`) that the put is enqueued, also if its target is in another process
+    /// and makes no progress. Returns the first error.
     pub fn try_put_now(
         &self,
         from: RegionOffset,

@@ -144,7 +144,7 @@ impl ResourceAllocator {
         let (first_signal, first_counter) = (self.signals(signals)?, self.counters);
         self.counters = check("counters", first_counter.saturating_add(counters))?;
         if signals > 0 {
-            // The signals may be those of GIN barriers, for a team of unknown size.
+            // NCCL also makes GIN barriers of other teams from such signals: the size is unknown.
             self.barriers.push(BarrierSet { signal0: first_signal, signals, ranks: None });
         }
         Ok(AllocatedResource { buffer, first_signal, first_counter })
@@ -187,7 +187,7 @@ impl Plan {
         let hybrid_rail_gin_barrier = allocator.gin_barriers(config.barriers, rail_ranks)?;
         let rail_gin_barrier = allocator.gin_barriers(config.rail_gin_barriers, rail_ranks)?;
         let world_gin_barrier = allocator.gin_barriers(config.world_gin_barriers, ranks as u32)?;
-        // All ranks that GIN connects: every `stride`-th.
+        // NCCL's `dense` barriers are for all ranks that GIN connects: every `stride`-th.
         let dense_ranks = ranks as u32 / stride.unwrap_or(1);
         let hybrid_dense_gin_barrier = allocator.gin_barriers(config.barriers, dense_ranks)?;
         let gin = match stride {

@@ -168,6 +168,7 @@ impl CollectiveConfig {
     /// configuration, [`Error::InvalidInput`] for an invalid setting.
     pub(crate) fn lower(&self, library: Loaded<'_>) -> Result<LoweredCollectiveConfig> {
         let what = "a collective with a configuration (ncclCollConfig_t)";
+        // All structs of this crate have the layout of this version.
         library.require(what, DEV_COMM_VERSION)?;
         self.check()?;
         let mut raw = CollConfig::new();

@@ -37,9 +37,9 @@ fn a_job_of_several_hosts_listens_on_the_address_that_it_uses() {
         let local = SocketAddr::new(outer, 1);
         assert_eq!(addresses(listen_at_any_port("rank-0.invalid", local)), [outer]);
     }
-    // This host has no such address, as when it is behind another one.
+    // This host has no such address, as when rank 0 is behind a gateway: it listens on all.
     assert!(addresses(listen_at("192.0.2.1", 0))[0].is_unspecified());
-    // A host's own name may be one of the loopback address, which other hosts cannot reach.
+    // A host's own name may resolve to a loopback address, which other hosts cannot reach.
     assert!(!addresses(listen_at(&host_name(), 0)).iter().all(IpAddr::is_loopback));
 }
 
@@ -56,7 +56,7 @@ fn all_addresses_of_a_name_that_are_this_hosts_are_listened_at_with_one_port() {
     let own: Vec<IpAddr> = own.iter().filter(has).copied().collect();
     assert_eq!(addresses(listeners.at_any_port()), own);
     assert_eq!(addresses(Ok(listeners)), own);
-    // Two addresses, of which another process has one.
+    // Two addresses, on one of which the port is taken.
     let two = [[127, 0, 0, 1], [127, 0, 0, 2]].map(|ip| SocketAddr::from((ip, 0)));
     let taken = TcpListener::bind(two[1]).unwrap();
     let port = taken.local_addr().unwrap().port();
@@ -116,11 +116,12 @@ fn processes_outside_a_local_job_cannot_reach_its_ranks() {
     const TEST: &str =
         "world::rendezvous::tests::addresses::processes_outside_a_local_job_cannot_reach_its_ranks";
     if let Some(config) = as_rank(TEST) {
-        // These include sockets that libraries of the parent process have left open.
+        // The launcher's listener for rank 0, and sockets that libraries of the parent process left
+        // open.
         let inherited = sockets();
         let opened = || sockets().difference(&inherited).cloned().collect::<HashSet<_>>();
         let world = config.join().unwrap();
-        // The remaining ranks would connect there after a loss.
+        // Each rank has a listener, to which the other ranks would connect if rank 0 were lost.
         let own = found(&opened(), |_| true);
         assert!(own.iter().all(|address| address.starts_with("0100007F:")), "{own:?}");
         // Nothing is read there, nor answered.
