@@ -85,19 +85,18 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(slots: LamportSlots<'_, N>, co
             mine = collective.load(first);
         }
         let session = slots.begin(used);
-        if sends && first < used {
-            collective.send(&session, first, &mine);
-        } else if !sends && first == 0 {
+        if sends {
+            let mut slot = first;
+            while slot < used {
+                collective.send(&session, slot, &mine);
+                slot += threads;
+                mine = collective.load(slot);
+            }
+        } else if first == 0 {
             collective.send_nothing(&session);
         }
         grid::launch_next();
         if sends {
-            let mut slot = first + threads;
-            while slot < used {
-                mine = collective.load(slot);
-                collective.send(&session, slot, &mine);
-                slot += threads;
-            }
             // The session ends while the messages are on their way.
             thread::sync_threads();
             session.end(Coop::cta());
