@@ -99,14 +99,14 @@ fn operations_of_objects_that_fill_the_gpu_follow_each_other() {
     for (ranks, seed) in [(2, 1), (4, 2)] {
         let simulation = Simulation::new(ranks).multiprocessors(2).seed(seed);
         Gpus::from(simulation).run("operations_of_objects_that_fill_the_gpu", |rank| {
-            let (most, n_ranks) = (if rank.is_simulated() { 2048 } else { 32 << 20 }, ranks);
+            let most = if rank.is_simulated() { 2048 } else { 32 << 20 };
             let lanes = [Lane::new(rank, most, 1)?, Lane::new(rank, most, 1)?];
             for count in [64, most] {
                 for _ in 0..3 {
-                    lanes.iter().try_for_each(|lane| lane.enqueue(count, n_ranks))?;
-                    lanes[0].enqueue(count, n_ranks)?;
+                    lanes.iter().try_for_each(|lane| lane.enqueue(count, ranks))?;
+                    lanes[0].enqueue(count, ranks)?;
                 }
-                lanes.iter().try_for_each(|lane| lane.require_sums(count, n_ranks))?;
+                lanes.iter().try_for_each(|lane| lane.require_sums(count, ranks))?;
                 rank.barrier()?;
             }
             Ok(())

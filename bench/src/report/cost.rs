@@ -174,8 +174,8 @@ impl Costs {
         self.byte * wire + self.floor * one + self.ramp * doublings
     }
 
-    /// The costs with the least sum of squares of relative errors, none negative, of the terms that
-    /// the points tell apart.
+    /// Returns the costs with the least sum of squares of relative errors, none negative, of the
+    /// terms that the points tell apart.
     fn fit(points: &[(f64, f64)]) -> Self {
         let mut used = std::array::from_fn(|term| term < points.len());
         loop {
@@ -196,7 +196,7 @@ impl Costs {
     }
 }
 
-/// Solves for the costs of the terms that are used, and 0 for others, by Gaussian elimination of
+/// Returns the costs of the terms that are used, and 0 for others, by Gaussian elimination of
 /// the normal equations; `None` if the points do not tell the terms apart.
 fn least_squares(points: &[(f64, f64)], used: [bool; 3]) -> Option<[f64; 3]> {
     let mut matrix = [[0.0; 4]; 3];
@@ -238,7 +238,8 @@ struct Fitted {
 }
 
 impl Fitted {
-    /// `may_change`: whether there may be another algorithm for long messages.
+    /// Fits one set of costs, or two if `may_change`: there may be another algorithm for long
+    /// messages.
     fn new(mut points: Vec<(f64, f64)>, may_change: bool) -> Self {
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         let least = points.first().map_or(0.0, |point| point.0);
@@ -255,7 +256,7 @@ impl Fitted {
         best
     }
 
-    /// The sum of the squares of the relative errors.
+    /// Returns the sum of the squares of the relative errors.
     fn errors(&self, points: &[(f64, f64)]) -> f64 {
         points.iter().map(|(wire, us)| (self.us(*wire) / us - 1.0).powi(2)).sum()
     }

@@ -96,7 +96,7 @@ fn section(title: &str, files: &[&File], folder: &str) -> String {
         let machine = file.header.machine_name();
         let here = files.iter().filter(|other| other.header.machine_name() == machine);
         let drawn = here.filter(|other| other.plot.is_some());
-        // Of files with the same number of rows, `rev` makes this the first.
+        // `rev` makes this the first of the files with the same number of rows.
         let largest = drawn.rev().max_by_key(|other| (other.header.in_graphs(), other.n_rows));
         if let (Some(file), false) = (largest, machines.contains(&machine)) {
             let caption = format!("{title}, {machine}, {}", file.stem());
