@@ -59,6 +59,7 @@ impl Mutant {
         // A bug in shared code is reported at a line of a kernel that calls it.
         let kernels: &[&str] = match self.file {
             table::MAINLOOP | table::WARPGROUP => &table::USERS_OF_MAINLOOP,
+            table::SWAPPED => &[table::SWAPPED_TILES],
             table::STORES => &[table::LAST_ROWS],
             table::LAST_ROWS => &[table::STORES, table::GUIDE_WIDE],
             table::ONE_STEP => &table::USERS_OF_ONE_STEP,

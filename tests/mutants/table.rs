@@ -44,8 +44,8 @@ pub const WARPGROUP: &str = "crates/cuda_std/src/tile/warpgroup.rs";
 pub const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
 pub const STORES: &str = "kernels/src/gemm/stores.rs";
 pub const LAST_ROWS: &str = "crates/cuda_std/src/tile/last_rows.rs";
-const SWAPPED_TILES: &str = "kernels/src/gemm/swapped_tiles.rs";
-const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
+pub const SWAPPED_TILES: &str = "kernels/src/gemm/swapped_tiles.rs";
+pub const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
 /// The kernels that use the code in `MAINLOOP`.
 pub const USERS_OF_MAINLOOP: [&str; 5] = [WGMMA, LAST_ROWS, BLOCKS, SWAPPED, SWAPPED_TILES];
 const SLICES: &str = "kernels/src/gemm/slices.rs";
@@ -57,6 +57,7 @@ const FEW: &str = "docs/guide/kernels/src/few.rs";
 pub const GUIDE_WIDE: &str = "docs/guide/kernels/src/wide.rs";
 
 // Texts of lines with the operations that mutants change, or with the accesses that are wrong then.
+const SPLIT: [&str; 2] = ["self.memory.send(", "let sent = "];
 const ADD_IN_REGISTERS: &str = "peers.add(";
 const STORE_TRANSPOSED: &str = "group.store_transposed(";
 const ENTRY: &str = "barrier.sync(MemoryOrder::Acquire";
@@ -293,13 +294,7 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_wgmma", STORES, ("group.store(", 0), Remove, &[STAGED]),
     mutant("gemm_swapped", MAINLOOP, (FULL, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_swapped", MAINLOOP, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
-    mutant(
-        "gemm_swapped",
-        SWAPPED_TILES,
-        ("self.received.wait(", 0),
-        NoWait,
-        &["self.memory.send(", "let sent = "],
-    ),
+    mutant("gemm_swapped", SWAPPED_TILES, ("self.received.wait(", 0), NoWait, &SPLIT),
     mutant("gemm_swapped", MAINLOOP, (SUMS, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_swapped", SWAPPED_TILES, (READ, 0), NoWait, &["store_transposed("]),
     mutant("gemm_swapped", SWAPPED_TILES, (FENCE, 0), Remove, &["store_transposed("]),
@@ -310,6 +305,8 @@ pub const MUTANTS: &[Mutant] = &[
         Remove,
         &["store_transposed("],
     ),
+    mutant("gemm_unswapped", SWAPPED, ("named_barrier_sync(", 0), Remove, &SPLIT),
+    mutant("gemm_unswapped", SWAPPED_TILES, ("self.drained.wait(", 0), NoWait, &SPLIT),
     mutant("gemm_sliced", SLICES, ("named_barrier_sync(", 0), Remove, &[SLICE]),
     mutant("gemm_sliced", SLICES, ("named_barrier_sync(", 1), Remove, &["mem::load(is_last"]),
     mutant("gemm_sliced", SLICES, (ARRIVED, 0), Relax, &[SLICE]),

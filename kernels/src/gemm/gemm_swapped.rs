@@ -23,7 +23,7 @@ use devcomm_types::{GridConstant, TensorMap};
 use super::epilogue::{Epilogue, Fused, Identity};
 pub use super::shapes::*;
 use super::slices::Slices;
-use super::swapped_tiles::{Block, Target};
+use super::swapped_tiles::{Block, Target, WARPGROUP_BARRIER};
 
 /// Terms of the sums that a tile in shared memory has.
 const TILE_K: u32 = SharedTile::<bf16, WARPGROUP_N>::COLUMNS;
@@ -451,8 +451,12 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
             state.split += 1;
             let thread = group.thread();
             // Nothing is sent to a block that may have ended.
-            if block.schedule.next(work).is_some() && thread < block.schedule.splits {
-                block.drained.arrive_in(block.first_split + thread);
+            if block.schedule.next(work).is_some() {
+                // All warps have read the slots, which are written again after this.
+                thread::named_barrier_sync(WARPGROUP_BARRIER + group.index(), 128);
+                if thread < block.schedule.splits {
+                    block.drained.arrive_in(block.first_split + thread);
+                }
             }
         }
     }

@@ -27,7 +27,8 @@ pub(super) struct Block<T, S, E> {
     pub(super) memory: TileMemory,
     /// Completes when the other blocks' sums of a split tile have arrived.
     pub(super) received: MBarrier,
-    /// Completes when all blocks of the cluster have read those sums.
+    /// Completes when the blocks of this tile have read the sums of a split tile, which this block
+    /// may then send again. A thread of each of their warpgroups arrives.
     pub(super) drained: MBarrier,
     pub(super) schedule: Schedule,
     /// The rank in the cluster of the first block of this block's tile.
@@ -227,8 +228,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         }
     }
 
-    /// Adds and stores the block's share of the `split`-th split tile. If the block has a share,
-    /// this ends with a barrier of the warpgroup after its last read.
+    /// Adds and stores the block's share of the `split`-th split tile.
     ///
     /// # Safety
     ///
