@@ -135,6 +135,9 @@ def test_a_window_is_a_tensor_by_dlpack(comm, coll, size):
 def test_memory_of_a_window_is_freed_after_the_work_of_torch(comm, last):
     window = comm.window(1 << 20, torch.float32)
     x = torch.from_dlpack(window)
+    # The driver loads a kernel at its first launch, and may wait for the GPU meanwhile.
+    x.fill_(0)
+    torch.cuda.synchronize()
     # A stream that devcomm does not know, where a kernel runs for some tenths of a second.
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):

@@ -150,6 +150,37 @@ fn an_abort_from_another_thread_ends_the_wait() {
     });
 }
 
+/// Rank 1 never joins. Rank 0's wait ends at its deadline, and both ranks continue with a new
+/// communicator.
+#[test]
+fn a_new_communicator_works_after_a_missed_deadline() {
+    let name = "a_new_communicator_works_after_a_missed_deadline";
+    Gpus::new(2).unchecked().run(name, |rank| {
+        let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
+        require_works(&comm, &stream)?;
+        let memory = comm.mem_alloc::<f32>(1 << 16)?;
+        if rank.is_root() {
+            comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)?;
+            let missed = stream.synchronize_within(Duration::from_millis(200));
+            assert!(
+                matches!(missed, Err(Error::State(StateError::DeadlinePassed { .. }))),
+                "{missed:?}"
+            );
+        }
+        comm.abort()?;
+        let fresh = rank.new_communicator(&CommConfig::new())?;
+        require_works(&fresh, &stream)?;
+        memory.copy_from_host(&[2.0; 8])?;
+        let mut copied = [0.0; 8];
+        memory.copy_to_host(&mut copied)?;
+        assert_eq!(copied, [2.0; 8]);
+        fresh.destroy()?;
+        comm.destroy()?;
+        stream.synchronize()?;
+        require_works(rank.communicator()?, &stream)
+    });
+}
+
 #[test]
 fn a_revoked_communicator_can_be_split_and_destroyed() {
     Gpus::new(2).unchecked().run("a_revoked_communicator_can_be_split_and_destroyed", |rank| {
