@@ -14,7 +14,7 @@ use crate::{check_report, explore};
 unsafe fn swap_by_lamport(comm: DevComm, slots: Window<u32>, state: *mut u32, launch: u32) {
     // SAFETY: the window and the state are for one slot.
     let received = unsafe {
-        let memory = LamportMemory { slots, state, capacity: 1 };
+        let memory = LamportMemory { slots, state, capacity: 1, alone: false };
         let session = LamportSlots::<2>::new(&comm, &memory).begin(1);
         let mine = Vec16::from_bits([launch; 4]);
         session.send(1, 0, mine);

@@ -242,7 +242,7 @@ fn a_grid_larger_than_its_barriers_is_reported_where_a_launch_does_not_know() {
 /// Asks for something that is not there.
 #[kernel]
 unsafe fn asks_for(comm: DevComm, words: Window<u32>, state: *mut u32, which: u32) {
-    let memory = LamportMemory { slots: words, state, capacity: 1 };
+    let memory = LamportMemory { slots: words, state, capacity: 1, alone: false };
     // SAFETY: the window has two flags, or the slots of two ranks, and the state its words.
     unsafe {
         match which {

@@ -308,7 +308,7 @@ unsafe fn waits_for_a_message(comm: DevComm, slots: Window<u32>, state: *mut u32
     if comm.rank() == 0 {
         // SAFETY: the window and the state are for one slot.
         unsafe {
-            let memory = LamportMemory { slots, state, capacity: 1 };
+            let memory = LamportMemory { slots, state, capacity: 1, alone: false };
             let session = LamportSlots::<2>::new(&comm, &memory).begin(1);
             session.receive_all::<f32>(0, Vec16::from_bits([1; 4]));
         }

@@ -121,7 +121,8 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     /// The team has `N` ranks, and the memory is for them, of this capacity in each rank.
     #[track_caller]
     pub unsafe fn new(comm: &'a DevComm, memory: &LamportMemory) -> Self {
-        let (team, LamportMemory { slots: window, state, capacity }) = (comm.lsa_team(), *memory);
+        let (team, LamportMemory { slots: window, state, capacity, .. }) =
+            (comm.lsa_team(), *memory);
         let mut parts = [window.local(); N];
         let mut distance = 1;
         while distance < N {

@@ -12,6 +12,7 @@ pub struct LamportMemory {
     slots: Window<u32>,
     state: SymmetricBuffer<u32>,
     capacity: u32,
+    alone: bool,
 }
 
 impl LamportMemory {
@@ -35,7 +36,13 @@ impl LamportMemory {
             part.copy_from_host(&empty[..part.len()])?;
         }
         // New memory is zeroed, as the state must be.
-        Ok(Self { slots, state: comm.mem_alloc(Lamport::<ANY_RANKS>::STATE)?, capacity })
+        let state = comm.mem_alloc(Lamport::<ANY_RANKS>::STATE)?;
+        Ok(Self { slots, state, capacity, alone: false })
+    }
+
+    /// Sets whether nothing beside the launches with this memory needs room on the GPU.
+    pub(crate) fn alone(self, alone: bool) -> Self {
+        Self { alone, ..self }
     }
 
     /// Returns the number of slots for each rank that sends.
@@ -43,8 +50,9 @@ impl LamportMemory {
         self.capacity
     }
 
-    fn args(&self) -> LamportMemoryArgs<&Window<u32>, &SymmetricBuffer<u32>, u32> {
-        LamportMemoryArgs { slots: &self.slots, state: &self.state, capacity: self.capacity }
+    fn args(&self) -> LamportMemoryArgs<&Window<u32>, &SymmetricBuffer<u32>, u32, bool> {
+        let Self { slots, state, capacity, alone } = self;
+        LamportMemoryArgs { slots, state, capacity: *capacity, alone: *alone }
     }
 }
 

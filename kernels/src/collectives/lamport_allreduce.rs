@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
 
 use super::elements::Elements;
+use super::one_step::{threads, wait_for_previous};
 use super::reduction::Reduction;
 
 /// Reduces `input` over the ranks: `output[i]` becomes the reduction of `input[i]`, for `i <
@@ -37,7 +38,7 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>, const N: usize>(
 ) {
     let part = Part::new(input, output, count, reduction);
     // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
-    unsafe { part.reduce::<N>(slots_of(&comm, &memory)) }
+    unsafe { part.reduce::<N>(&comm, &memory) }
 }
 
 /// Reduces as [`lamport_allreduce()`] does, for two ranks, and any number of vectors. A
@@ -64,7 +65,7 @@ pub unsafe fn lamport_allreduce_two<T: Accumulate<Acc = f32>>(
 ) {
     let part = Part::new(input, output, count, reduction);
     // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
-    unsafe { part.reduce_by_two(slots_of(&comm, &memory)) }
+    unsafe { part.reduce_by_two(&comm, &memory) }
 }
 
 /// Returns the slots of a team of `N` ranks.
@@ -102,13 +103,13 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     }
 
     /// Reduces up to `ROWS` vectors of a thread.
-    unsafe fn reduce<const N: usize>(&self, slots: LamportSlots<'_, N>) {
+    unsafe fn reduce<const N: usize>(&self, comm: &DevComm, memory: &LamportMemory) {
         assert!(self.vectors <= ROWS as u32 * threads(), "more vectors than threads have");
         let mut at = thread::index_1d();
         // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
         // elements.
         unsafe {
-            let session = self.begin::<N, ROWS>(slots);
+            let session = self.begin::<N, ROWS>(comm, memory);
             while at < self.vectors {
                 self.receive(&session, at, self.input.load(at as usize));
                 at += threads();
@@ -118,13 +119,13 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
 
     /// Reduces any number of vectors of a thread, which sends vectors while it waits for earlier
     /// ones.
-    unsafe fn reduce_by_two(&self, slots: LamportSlots<'_, 2>) {
+    unsafe fn reduce_by_two(&self, comm: &DevComm, memory: &LamportMemory) {
         let mut at = thread::index_1d();
         let mut next = at + threads();
         // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
         // elements.
         unsafe {
-            let session = self.begin::<2, 1>(slots);
+            let session = self.begin::<2, 1>(comm, memory);
             while next < at + AHEAD * threads() {
                 self.send(&session, next, self.load::<1>(next));
                 next += threads();
@@ -149,7 +150,8 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     /// Begins a launch, and sends the first vectors of a thread. Each slot is used by one thread.
     unsafe fn begin<'a, const N: usize, const ROWS: usize>(
         &self,
-        slots: LamportSlots<'a, N>,
+        comm: &'a DevComm,
+        memory: &LamportMemory,
     ) -> Lamport<'a, N> {
         let first = thread::index_1d();
         // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
@@ -160,7 +162,8 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             if self.vectors <= threads() {
                 self.input.prefetch(first as usize);
             }
-            grid::wait_for_previous();
+            let slots = slots_of::<N>(comm, memory);
+            wait_for_previous(memory, self.vectors);
             // The bank's number and the first vectors are in flight together.
             let mine = self.load::<ROWS>(first);
             let session = slots.begin(self.vectors);
@@ -217,9 +220,4 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             self.output.store(at as usize, self.reduction.reduce(all));
         }
     }
-}
-
-/// Returns the number of threads of the grid.
-fn threads() -> u32 {
-    thread::grid_dim_x() * thread::block_dim_x()
 }

@@ -162,6 +162,20 @@ impl<T: Unit> OneStep for Part<'_, T> {
         }
     }
 
+    unsafe fn receive_two<const N: usize>(&self, session: &Lamport<'_, N>, slots: [u32; 2]) {
+        let peer = 1 - self.comm.lsa_team().rank;
+        // SAFETY: the session has begun, only this thread uses the slots, and all lanes call this
+        // together.
+        unsafe {
+            if self.messages.are_from(peer) {
+                let received: [Payload; 2] =
+                    session.receive_several(peer as usize, |i| Some(slots[i]), 0);
+                self.store(peer, slots[0], unmarked(received[0]));
+                self.store(peer, slots[1], unmarked(received[1]));
+            }
+        }
+    }
+
     unsafe fn receive_nothing<const N: usize>(&self, session: &Lamport<'_, N>) {
         let (me, sender) = (self.comm.lsa_team().rank as usize, self.messages.sender);
         let mut source = 0;

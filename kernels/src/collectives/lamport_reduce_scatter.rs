@@ -105,4 +105,20 @@ impl<T: Accumulate<Acc = f32>> OneStep for Part<'_, T> {
             self.output.store(slot as usize, self.reduction.finish(result));
         }
     }
+
+    unsafe fn receive_two<const N: usize>(&self, session: &Lamport<'_, N>, slots: [u32; 2]) {
+        let (me, own) = (self.comm.lsa_team().rank as usize, self.part(0));
+        // SAFETY: only this thread uses the slots; the kernel's caller guarantees the elements.
+        unsafe {
+            let mine = [own.load(slots[0] as usize), own.load(slots[1] as usize)];
+            let theirs = session.receive_several::<T, 2>(1 - me, |i| Some(slots[i]), 0);
+            for i in 0..2 {
+                let mine = self.reduction.scale(mine[i]);
+                let [first, second] = if me == 0 { [mine, theirs[i]] } else { [theirs[i], mine] };
+                let mut result = T::widen(first);
+                self.reduction.combine(&mut result, second);
+                self.output.store(slots[i] as usize, self.reduction.finish(result));
+            }
+        }
+    }
 }

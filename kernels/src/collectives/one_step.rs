@@ -45,6 +45,15 @@ pub(super) trait OneStep {
     /// Receives a slot from the ranks that send, and stores the result.
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32);
 
+    /// Receives two slots, from two ranks.
+    unsafe fn receive_two<const N: usize>(&self, session: &Lamport<'_, N>, slots: [u32; 2]) {
+        // SAFETY: the contract of this function is that of `receive`, for both slots.
+        unsafe {
+            self.receive(session, slots[0]);
+            self.receive(session, slots[1]);
+        }
+    }
+
     /// Receives from the ranks that send [nothing](Self::send_nothing), as one thread.
     unsafe fn receive_nothing<const N: usize>(&self, _session: &Lamport<'_, N>) {}
 }
@@ -55,9 +64,9 @@ pub(super) unsafe fn exchange(comm: &DevComm, memory: &LamportMemory, collective
     // SAFETY: the caller guarantees the memory, and the team has the ranks that the slots are for.
     unsafe {
         match comm.lsa_team().n_ranks {
-            2 => exchange_of(LamportSlots::<2>::new(comm, memory), collective),
-            4 => exchange_of(LamportSlots::<4>::new(comm, memory), collective),
-            8 => exchange_of(LamportSlots::<8>::new(comm, memory), collective),
+            2 => exchange_of::<_, 2>(comm, memory, collective),
+            4 => exchange_of::<_, 4>(comm, memory, collective),
+            8 => exchange_of::<_, 8>(comm, memory, collective),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
         }
     }
@@ -68,17 +77,21 @@ pub(super) unsafe fn exchange(comm: &DevComm, memory: &LamportMemory, collective
 /// # Safety
 ///
 /// The memory is as [`LamportSlots`] needs it. All threads of the grid call this.
-unsafe fn exchange_of<C: OneStep, const N: usize>(slots: LamportSlots<'_, N>, collective: &C) {
+unsafe fn exchange_of<C: OneStep, const N: usize>(
+    comm: &DevComm,
+    memory: &LamportMemory,
+    collective: &C,
+) {
     let (used, sends) = (collective.used(), collective.sends());
-    let threads = thread::grid_dim_x() * thread::block_dim_x();
-    let first = thread::index_1d();
+    let (first, threads, is_long) = (thread::index_1d(), threads(), is_long(used));
     // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread, and all
     // lanes of a warp use those of a row together.
     unsafe {
         if sends {
             collective.prefetch::<N>(first);
         }
-        grid::wait_for_previous();
+        let slots = LamportSlots::<N>::new(comm, memory);
+        wait_for_previous(memory, used);
         // These loads precede the first send, which waits for the number of the launch.
         let mut mine = [Vec16::from_bits([0; 4]); N];
         if sends {
@@ -87,6 +100,13 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(slots: LamportSlots<'_, N>, co
         let session = slots.begin(used);
         if sends {
             let mut slot = first;
+            // Two ranks have the registers for two slots in flight.
+            while N == 2 && is_long && slot < used {
+                let next = collective.load(slot + threads);
+                collective.send(&session, slot, &mine);
+                slot += threads;
+                mine = next;
+            }
             while slot < used {
                 collective.send(&session, slot, &mine);
                 slot += threads;
@@ -102,6 +122,10 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(slots: LamportSlots<'_, N>, co
             session.end(Coop::cta());
         }
         let mut slot = first;
+        while N == 2 && is_long && slot + threads < used {
+            collective.receive_two(&session, [slot, slot + threads]);
+            slot += 2 * threads;
+        }
         while slot < used {
             collective.receive(&session, slot);
             slot += threads;
@@ -114,4 +138,25 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(slots: LamportSlots<'_, N>, co
             session.end(Coop::cta());
         }
     }
+}
+
+/// Waits for the previous launch. If the message is [long](is_long), and the launches are alone on
+/// the GPU, the next one may begin before the wait: its blocks take the room that blocks of this one
+/// leave. For a short message it would only delay the first loads.
+#[track_caller]
+pub(super) fn wait_for_previous(memory: &LamportMemory, used: u32) {
+    if memory.alone && is_long(used) {
+        grid::launch_next();
+    }
+    grid::wait_for_previous();
+}
+
+/// Returns whether at least half of the threads of the grid have several of the `used` slots.
+fn is_long(used: u32) -> bool {
+    2 * used >= 3 * threads()
+}
+
+/// Returns the number of threads of the grid.
+pub(super) fn threads() -> u32 {
+    thread::grid_dim_x() * thread::block_dim_x()
 }

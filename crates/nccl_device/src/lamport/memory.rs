@@ -24,4 +24,7 @@ pub struct LamportMemory {
     pub state: *mut u32,
     /// The number of slots for a source rank in a bank.
     pub capacity: u32,
+    /// Whether nothing beside the launches with this memory needs room on the GPU, so that any
+    /// number of these may have begun at a time.
+    pub alone: bool,
 }

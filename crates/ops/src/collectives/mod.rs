@@ -412,7 +412,8 @@ impl Workspace {
 
     fn new(comm: &Communicator, options: CollectivesOptions) -> Result<Self> {
         let (ranks, blocks) = (comm.n_ranks(), options.blocks());
-        let memory = LamportMemory::allocate(comm, options.capacity(ranks) as u32)?;
+        let memory = LamportMemory::allocate(comm, options.capacity(ranks) as u32)?
+            .alone(options.concurrent == 1);
         // New windows are zeroed, as `arrived` must be. No rank sends before the slots of all are
         // empty: the ranks meet at the end of `Collectives::new`.
         Ok(Self {
