@@ -293,7 +293,7 @@ impl Gemm {
             return Ok(prepared);
         }
         let mut chosen = (GemmPlan::Portable, None);
-        // The elements of 16 bytes, of which TMA needs rows to have whole ones.
+        // TMA needs stored rows of a multiple of 16 bytes: of this number of elements.
         let unit = 16 / size_of::<T>() as u32;
         let [m, n, k] = extents.array();
         let [a, b] = transposed;

@@ -76,7 +76,7 @@ impl Collectives {
         S: Buffer<Element: Element>,
         R: Buffer<Element = S::Element>,
     {
-        let (ranks, me) = (self.communicator.n_ranks(), self.communicator.rank());
+        let me = self.communicator.rank();
         let sides = self.sides((send.device_slice(), sent), (recv.device_slice(), received))?;
         let [send, recv] = &sides;
         self.require_own(Some(&send.slice), &recv.slice, stream)?;
@@ -95,7 +95,7 @@ impl Collectives {
         let [from, to] = [send, recv].map(Side::bytes);
         // In front of its message, which may be empty, the first kernel tells each peer where in
         // this rank's `recv` the peer's message goes. It does so after earlier work of the stream,
-        // so the peer may then store there without a barrier. Without a window none stores.
+        // so the peer may then store there without a barrier. Without a window NCCL sends instead.
         let offer = |(window, at): &(Window<u8>, usize)| {
             exchange::Target::offer(window.number() as usize, *at)
         };
@@ -111,9 +111,8 @@ impl Collectives {
         if is_long(send.size(me)) {
             stream.copy(&send.part(me)?, &recv.part(me)?)?;
         }
-        let is_long_of = |rank| is_long(send.size(rank)) || is_long(recv.size(rank));
         match window {
-            _ if !(0..ranks).any(|rank| rank != me && is_long_of(rank)) => Ok(()),
+            _ if !self.has_long(&sides, longest) => Ok(()),
             None => {
                 self.send_by_nccl(send, recv, stream, |peer, bytes| peer != me && is_long(bytes))
             }
@@ -150,15 +149,14 @@ impl Collectives {
         Ok([send, recv])
     }
 
-    /// Returns what is asked for, to explain it: the long messages, or the short ones if this rank
-    /// has no long ones.
+    /// Returns the request, for `explain`: that of the long messages, or of the short ones if this
+    /// rank sends and receives no long ones.
     pub(super) fn request_exchange_v<T: Element>(&self, sides: &[Side<'_, T>; 2]) -> Request {
         let Some(workspace) = &self.workspace else {
             return Request::by_nccl(None, self.unreached());
         };
         let ShortMessages { longest, plan, .. } = self.short_messages(workspace, sides);
-        let has_long = sides.iter().flat_map(Side::sizes).any(|bytes| bytes > longest);
-        match (has_long, Window::<u8>::containing(&sides[1].slice)) {
+        match (self.has_long(sides, longest), Window::<u8>::containing(&sides[1].slice)) {
             (false, _) => Request::fixed(plan),
             (true, None) => Request::by_nccl(None, NOT_IN_WINDOW),
             (true, Some(_)) => Request {
@@ -166,6 +164,13 @@ impl Collectives {
                 ..Request::by_nccl(None, NOT_BY_NCCL)
             },
         }
+    }
+
+    /// Returns whether a message of this rank to another, or to it from another, is long.
+    fn has_long<T: Element>(&self, sides: &[Side<'_, T>; 2], longest: usize) -> bool {
+        let me = self.communicator.rank();
+        let is_long = |(rank, bytes)| rank != me && bytes > longest;
+        sides.iter().any(|side| side.sizes().enumerate().any(is_long))
     }
 
     /// Returns how short messages are sent. Ranks know the lengths of their own messages only, so
@@ -322,5 +327,57 @@ impl<T: Element> Side<'_, T> {
             parts.bytes[rank] = count * size_of::<T>();
         }
         parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use devcomm_host::{Rank, Simulation, World};
+
+    use super::*;
+    use crate::{Collective, CollectivesOptions};
+
+    #[test]
+    fn a_long_part_for_the_rank_itself_is_no_long_message() {
+        let run = |rank: &Rank| {
+            let (comm, stream) = (rank.communicator()?, rank.stream()?);
+            let collectives = CollectivesOptions::new().lamport_bytes(1024).build(comm)?;
+            let (send, recv) = (comm.mem_alloc::<f32>(4000)?, comm.mem_alloc::<f32>(4000)?);
+            let how = |own: usize, other: usize| {
+                let mut counts = [other; 2];
+                counts[rank.rank()] = own;
+                let parts = Parts { counts: &counts, offsets: &[0, 2000] };
+                let call = Collective::all_to_all_v(&send, parts, &recv, parts);
+                collectives.all_to_all_v(&send, parts, &recv, parts, &stream)?;
+                collectives.explain(&call).map(|how| how.plan.algorithm)
+            };
+            assert_eq!(how(2000, 3)?, Algorithm::Lamport);
+            assert_eq!(how(3, 2000)?, Algorithm::Nccl);
+            stream.synchronize()
+        };
+        World::simulated(2).unwrap().run(run).unwrap();
+    }
+
+    #[test]
+    fn in_an_unchecked_world_wrong_counts_cut_a_message_or_wait_for_ever() {
+        let exchange = |sent: usize, received: usize| {
+            let run = |rank: &Rank| {
+                let (comm, stream) = (rank.communicator()?, rank.stream()?);
+                let collectives = CollectivesOptions::new().lamport_bytes(8192).build(comm)?;
+                let (send, recv) = (comm.mem_alloc::<f32>(1000)?, comm.mem_alloc::<f32>(1000)?);
+                let [to, from] = match rank.rank() {
+                    0 => [[0, sent], [0; 2]],
+                    _ => [[0; 2], [received, 0]],
+                };
+                let [to, from] = [&to, &from].map(|counts| Parts { counts, offsets: &[0; 2] });
+                collectives.all_to_all_v(&send, to, &recv, from, &stream)?;
+                stream.synchronize()
+            };
+            let world = World::builder().checked(false).simulate(Simulation::new(2));
+            world.from_env().unwrap().run(run).map_err(|error| error.to_string())
+        };
+        exchange(1000, 10).unwrap();
+        let error = exchange(10, 1000).unwrap_err();
+        assert!(error.contains("of a Lamport session"), "{error}");
     }
 }

@@ -137,7 +137,7 @@ impl<T: Element> Exchange<T> {
 
     /// Returns whether all messages, of `bytes` bytes, begin at multiples of 16 bytes. A
     /// broadcast's message need not: only the root knows where it begins, and copies it. A rank
-    /// that does not send knows no address, which 0 stands for.
+    /// that does not send counts as aligned.
     fn is_aligned(&self, bytes: usize) -> bool {
         let send = self.send.as_ref().map_or(0, DeviceSlice::device_address);
         let recv = self.recv.device_address();

@@ -157,7 +157,7 @@ impl Request {
         };
         if let Some(slots) = self.slots {
             let plan = self.in_one_step(slots, threads(slots));
-            // Where a thread has at most `rows` vectors, these may need more threads.
+            // If a thread has at most `rows` vectors, the usual threads may be too few for all.
             let plan = match self.can(plan) {
                 true => plan,
                 false => self.in_one_step(slots, self.most_threads),

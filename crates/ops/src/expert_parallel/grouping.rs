@@ -161,7 +161,8 @@ impl ExpertParallel {
     }
 
     /// Returns the memory of rows in the order of the experts as an argument. `returns` is the
-    /// address of the table of which results a token gets, or 0 for kernels that have it elsewhere.
+    /// address of [`Grouped::returns`](kernels::expert_parallel::ep_layout::Grouped::returns), or 0
+    /// in the form for high throughput, whose kernels have these words in `Counted`.
     pub(super) fn grouped_args(&self, rows: RowsInOrder, returns: u64) -> GroupedRows<'_> {
         let RowsInOrder { rows, scales, capacity } = rows;
         let (offsets, sizes, origins) = (&self.offsets, &self.sizes, &self.origins);

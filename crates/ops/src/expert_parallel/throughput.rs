@@ -111,7 +111,6 @@ impl Form for Throughput {
             Arrivals::F8(rows) => (rows.device_address(), self.scales.device_address()),
         };
         let (sizes, ranks) = (shape_args(experts.sent), experts.communicator.n_ranks() as u32);
-        // `Counted` has the returns.
         let groups = experts.grouped_args(rows, 0);
         let args = (self.memory(), sizes, ranks, arrived, scales, groups);
         let config = experts.config(experts.expected_tokens(), MANY_THREADS);

@@ -98,7 +98,7 @@ impl<F: Fusion> FusedGemm<F> {
         let (comm, extents, gemm) = (&self.base.comm, operands.extents, self.base.gemm());
         let own = || match gemm {
             Some(gemm) => Ok((gemm.plan_of(extents)?, gemm.likely(extents)?)),
-            // No plan has a product of its own: the plan of one is not used.
+            // Without the plan of two kernels there is no product whose plan matters.
             None => Ok((GemmPlan::Portable, Vec::new())),
         };
         let products = comm.collective("measure: the products");

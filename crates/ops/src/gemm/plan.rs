@@ -17,10 +17,10 @@ pub enum GemmPlan {
     Portable,
     /// `gemm_wgmma`: on Hopper, tiles of 128 x 256.
     Wide,
-    /// `gemm_swapped`: on Hopper, for few rows. Rows of B are the 64 rows of a `wgmma`, and rows of
-    /// A its columns.
+    /// `gemm_swapped`: on Hopper, for few rows. The factors change places: rows of B are the 64
+    /// rows of a `wgmma`, and rows of A its columns.
     Swapped(Tiling),
-    /// `gemm_unswapped`: on Hopper, for few columns, by the same tiles with A as A.
+    /// `gemm_unswapped`: on Hopper, for few columns, by the same tiles without this exchange.
     Unswapped(Tiling),
 }
 

@@ -274,7 +274,7 @@ impl<O> Added<O> {
         let address = |name, slice: &Option<_>, rows| {
             slice.as_ref().map_or(Ok(0), |slice| address(context, name, slice, rows, n))
         };
-        // Kernels add and scale nothing by an address of 0; a `linear` of 0 is no activation.
+        // An address of 0 stands for no such buffer, a `linear` of 0 for no activation.
         let [linear, cubic] = self.activation.map_or([0.0; 2], Activation::factors);
         Ok(FusedArgs {
             scale_a: 0,
