@@ -112,7 +112,7 @@ enum Stage {
     Begin,
     /// Tokens were received, and are in no order.
     Received,
-    /// They are in the order of the experts: their results can return.
+    /// Tokens are in the order of the experts: their results can return.
     Grouped,
 }
 
