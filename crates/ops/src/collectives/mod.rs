@@ -100,8 +100,10 @@ struct Workspace {
     memory: LamportMemory,
     /// Where `push_allreduce` receives.
     inbox: Window<u32>,
-    /// The flags of `all_to_all_v`: where long messages go, and which have arrived.
+    /// Two numbers of each peer in an `all_to_all_v`: where this rank's long message goes, and its
+    /// length.
     offers: SymmetricBuffer<u64>,
+    /// A flag for each rank and block: whether the rank's long message has arrived.
     arrived: Window<u32>,
 }
 

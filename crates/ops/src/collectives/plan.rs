@@ -141,6 +141,7 @@ impl Request {
     pub(super) fn fixed(plan: CollectivePlan) -> Self {
         let CollectivePlan { blocks, threads, .. } = plan;
         Self {
+            // A slot for each thread, of which `in_one_step` makes this plan.
             slots: Some(blocks * threads),
             most_blocks: blocks,
             most_threads: threads,
