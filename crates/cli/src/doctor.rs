@@ -167,7 +167,8 @@ fn print_networks(networks: &[Network]) {
 }
 
 fn examine(machine: &Result<cuda::DriverInfo, String>, setup: &str) -> Vec<Component> {
-    let mut all = vec![rust_tool("rustc", "RUSTC"), rust_tool("cargo", "CARGO"), kernel_compiler()];
+    let mut all = vec![rust_tool("rustc", "RUSTC"), rust_tool("cargo", "CARGO")];
+    all.push(kernel_compiler(setup));
     all.push(nccl("NCCL library", NcclPart::Library, NeededFor::Extra, setup, |tree| {
         tree.library.clone()
     }));
@@ -206,7 +207,7 @@ fn parts(version: &str) -> Vec<u32> {
 }
 
 /// Returns the compiler of kernels, which need not be the one of the host's code.
-fn kernel_compiler() -> Component {
+fn kernel_compiler(setup: &str) -> Component {
     const NAME: &str = "kernel rustc";
     match cuda_builder::kernel_compiler() {
         Ok(compiler) => Component {
@@ -220,7 +221,7 @@ fn kernel_compiler() -> Component {
             )),
             ..Component::new(NAME, NeededFor::Build)
         },
-        Err(error) => Component::missing(NAME, NeededFor::Build, error, "devcomm setup"),
+        Err(error) => Component::missing(NAME, NeededFor::Build, error, setup),
     }
 }
 

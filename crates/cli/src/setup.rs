@@ -99,6 +99,7 @@ pub fn setup(quiet: bool, optional: Optional) -> Result<()> {
     let KernelCompiler { version, llvm_version, rustc, .. } = compiler_with_source()?;
     report("rustc", &format!("{version}, LLVM {llvm_version} ({})", rustc.display()));
 
+    // With `quiet` builds call this again and again: hashes take a second.
     let tree = match find_pinned_nccl() {
         Ok(tree) if quiet || is_whole(&tree.root) => tree,
         _ => {
@@ -155,7 +156,7 @@ fn compiler_with_source() -> Result<KernelCompiler> {
     match kernel_compiler() {
         Err(cuda_builder::Error::NoRustSource { fix, .. }) => {
             eprintln!("adding rust-src to the toolchain ...");
-            // For a compiler that is not rustup's, `fix` names a distribution's package too.
+            // `fix` is a command of rustup's, or advice for a compiler that is not rustup's.
             let arguments = fix.strip_prefix("rustup ").unwrap_or("component add rust-src");
             rustup(&arguments.split(' ').collect::<Vec<_>>())?;
             Ok(kernel_compiler()?)

@@ -68,6 +68,7 @@ impl Folder {
         }
     }
 
+    /// Creates a folder that is in a shared one, for this user only, unless it exists.
     fn make(&self) -> Result<(), NoCache> {
         if !self.is_shared {
             return Ok(());
@@ -138,7 +139,7 @@ fn name_of(path: &Path) -> String {
 }
 
 /// Returns the numbers of the last dash-separated segment of `name`, so that 2.9.1 sorts below
-/// 2.32.3.
+/// 2.32.3. A part that is no number, such as that of a pre-release, counts as 0.
 fn version_key(name: &str) -> Vec<u32> {
     let version = name.rsplit('-').next().unwrap_or_default();
     version.split('.').map(|part| part.parse().unwrap_or(0)).collect()

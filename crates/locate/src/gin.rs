@@ -197,6 +197,7 @@ impl GinSupport {
         if let Some(first) = self.hindered_by.first() {
             return Err(format!("{first} disables GIN in NCCL"));
         }
+        // A negative number, NCCL's default, leaves the choice to NCCL.
         if let Some(value) = &self.gin_type
             && value.parse().is_ok_and(|number: i32| number >= 0 && number != route.gin_type())
         {
@@ -283,12 +284,14 @@ impl GinSupport {
         Ok(format!("{} through {by}", list(accepted)))
     }
 
-    /// Returns why this process does not use a route that looks possible; `None` if it may.
+    /// Returns why this process does not use a route that looks possible; `None` if it may. Only
+    /// devcomm's plugin, which NCCL does not find by itself, must be enabled.
     fn why_disabled(&self, route: GinRoute) -> Option<String> {
         let plugin = self.loopback.as_ref().ok().filter(|_| route == GinRoute::ProxyLoopback)?;
+        // Either path may be a link to the file.
         match &self.rma_plugin {
             None => Some("it is not enabled: NCCL_RMA_PLUGIN is not set".to_owned()),
-            Some(other) if fs::canonicalize(other).ok().as_ref() != Some(plugin) => {
+            Some(other) if fs::canonicalize(other).ok() != fs::canonicalize(plugin).ok() => {
                 Some(format!("NCCL_RMA_PLUGIN is {other}"))
             }
             Some(_) => None,

@@ -173,13 +173,14 @@ fn check(
         }
         .to_owned());
     }
+    // The root is <wheel>/nvidia/nccl.
     if let (FoundBy::Cache, Some(wheel)) = (tree.found_by, tree.root.ancestors().nth(2)) {
         check_wheel(wheel)?;
     }
     accept(&tree).map(|()| tree)
 }
 
-/// A step of the search: its candidate roots, and the reason if it has none.
+/// A step of the search: its candidate roots, and what is reported if it has none.
 type Step<'a> = Box<dyn FnOnce() -> (Attempt, Vec<PathBuf>) + 'a>;
 
 fn steps<'a>(env: &'a Env, explicit: Option<&'a Path>) -> Vec<(FoundBy, Step<'a>)> {
@@ -190,6 +191,7 @@ fn steps<'a>(env: &'a Env, explicit: Option<&'a Path>) -> Vec<(FoundBy, Step<'a>
     };
     let mut steps: Vec<(FoundBy, Step<'a>)> = Vec::new();
     if let Some(path) = explicit {
+        // There is a root, so the attempt is not reported.
         let given = move || (attempt("the given path", "empty"), vec![path.to_owned()]);
         steps.push((FoundBy::Explicit, Box::new(given)));
     }

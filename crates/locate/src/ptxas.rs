@@ -42,6 +42,7 @@ fn find_ptxas_in(env: &Env) -> Result<PathBuf, NotFound> {
             tried.push(Attempt { place: place.to_owned(), reason });
         }
         for path in candidates {
+            // Both paths `IN_WHEEL` have four components.
             let complete = match (place, path.ancestors().nth(4)) {
                 (CACHE, Some(wheel)) => check_wheel(wheel),
                 _ => Ok(()),

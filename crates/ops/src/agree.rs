@@ -36,6 +36,7 @@ pub(crate) fn all_can(
         let sent = can.iter().copied().map(u8::from).collect::<Vec<_>>();
         (can, sent)
     });
+    // A rank with an error has no length, but all ranks get the error before lengths are compared.
     let len = own.as_ref().map_or(0, |(can, _)| can.len());
     let (mut can, all) = comm.collective(call).option("plans", len).exchange(own)?;
     for others in &all {

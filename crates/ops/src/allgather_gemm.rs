@@ -69,9 +69,11 @@ const MANY_ROWS: usize = 4096;
 struct Fused {
     compiled: Kernels,
     dev_comm: DevCommResource,
+    /// Two banks for all of A, of which launches use one in turn.
     banks: Window<bf16>,
     flags: Window<u32>,
     state: SymmetricBuffer<u32>,
+    /// How many clusters are resident on this rank's GPU.
     clusters: u32,
 }
 
@@ -211,20 +213,19 @@ impl Fused {
             Ok(((compiled, clusters), ()))
         };
         const NAME: &str = "AllGatherGemm: the plan fused";
-        // No kernel sets a flag before those of all ranks are zeroed, as new windows are.
+        // No kernel sets a flag before those of all ranks are zeroed, as new memory is.
         comm.together(NAME, || {
             let call = comm.collective(NAME).option("m", m).option("k", k);
             let ((compiled, clusters), _) = call.agree(own())?;
-            let fused = Self {
+            Ok(Self {
                 compiled,
                 dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
                 banks: comm.window(2 * (m * k).next_multiple_of(ALIGNMENT))?,
+                // Fewer rows than ranks have no flags, but no window is empty.
                 flags: comm.window(gather_flags(m, comm.n_ranks()).max(1))?,
                 state: comm.mem_alloc(TileExchange::<bf16>::STATE)?,
                 clusters,
-            };
-            fused.state.fill_bytes(0)?;
-            Ok(fused)
+            })
         })
     }
 }
@@ -249,6 +250,7 @@ impl Strategy<Self> for AllGather {
         let (stream, matrices) = (&base.stream, operands.matrices());
         let Matrices { a, shape: [m, n, k], .. } = matrices;
         let rows = m / base.comm.n_ranks() as u32;
+        // A's maps are those of the two banks, and of this rank's own rows.
         let first = banks.device_address();
         let in_first = Matrices { a: first, ..matrices };
         let ([gathered, b, map_of_c], unaligned) = wide_maps::<bf16, bf16>(stream, in_first)?;

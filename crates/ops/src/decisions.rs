@@ -16,6 +16,7 @@ use crate::tuned::Tuned;
 pub(crate) struct Cache<K, V> {
     /// The values, each with whether it is permanent.
     values: HashMap<K, (V, bool)>,
+    /// How many others were inserted since they were last removed.
     others: usize,
 }
 
@@ -111,7 +112,7 @@ impl<P: Copy + FromStr + Display> Decisions<P> {
     /// Makes the result of `find_fastest` the measured plan of a shape. `find_fastest` may set
     /// plans: when it begins, none is set, or measured for the shape; when it has ended, the plan
     /// that was set before is set again. An error, such as for ranks with different shapes, leaves
-    /// the measured plan as it was.
+    /// the measured plan as it was. `extents` is `None` in a rank whose shape is not valid.
     pub(crate) fn measure(
         &self,
         extents: Option<Extents>,

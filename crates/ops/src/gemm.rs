@@ -238,6 +238,7 @@ impl Gemm {
                 plans.push(plan);
             }
         }
+        // There are none if the portable kernel is the only one: it is `before`, and stays.
         let expected = plans.first().copied().unwrap_or(before);
         let chosen = timing::fastest(
             &self.stream,
@@ -280,6 +281,8 @@ impl Gemm {
         self.tuned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the first of the [`expected`](Self::expected) plans that can be prepared, or the
+    /// portable one, and keeps it.
     fn prepare<T, O>(&self, extents: Extents, transposed: [bool; 2]) -> Result<Planned>
     where
         T: GemmElement,
@@ -290,6 +293,7 @@ impl Gemm {
             return Ok(prepared);
         }
         let mut chosen = (GemmPlan::Portable, None);
+        // TMA needs stored rows of a multiple of 16 bytes: of this number of elements.
         let unit = 16 / size_of::<T>() as u32;
         let [m, n, k] = extents.array();
         let [a, b] = transposed;
@@ -324,6 +328,7 @@ impl Gemm {
         Ok(Candidates::new(extents, room))
     }
 
+    /// Prepares a plan; `None` for the portable one, and if the GPU has no room for it.
     fn prepare_plan<T: GemmElement, O: GemmOutput<T>>(
         &self,
         plan: GemmPlan,

@@ -181,7 +181,10 @@ impl Strategy<Self> for ReduceScatter {
             Ok((compiled, vec![[blocks, 0]]))
         };
         let slots = |[m, n]: [usize; 2]| RowOwners::slots(m.div_ceil(ranks), n);
-        prepare_once(&self.wide, || ExchangeKernels::new(base, "wide", RANKS, slots, load, false))
+        let has_barriers = false;
+        prepare_once(&self.wide, || {
+            ExchangeKernels::new(base, "wide", RANKS, slots, load, has_barriers)
+        })
     }
 
     unsafe fn launch(
@@ -197,6 +200,7 @@ impl Strategy<Self> for ReduceScatter {
         let ([a, b, map], _) = wide_maps::<bf16, bf16>(&base.stream, matrices)?;
         // A cluster computes the same number of tiles of each rank's rows.
         let tiles = u64::from(m / (ranks as u32 * ROWS)) * u64::from(n.div_ceil(TILE_N));
+        // A block waits only for what the peers' blocks of its index send before they wait.
         let config = wide.wide_config(tiles).without_cooperation();
         let ExchangeKernels { compiled, dev_comm, memory, .. } = wide;
         let target = compiled.on(&base.stream);

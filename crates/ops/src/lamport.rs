@@ -30,6 +30,7 @@ impl LamportMemory {
     pub(crate) fn allocate(comm: &Communicator, capacity: u32) -> Result<Self> {
         let words = lamport_words(comm.n_ranks(), capacity as usize);
         let slots = comm.window::<u32>(words)?;
+        // Copied 1 MiB at a time, so that the host's memory for it is small.
         let empty = vec![EMPTY; words.min(1 << 18)];
         for first in (0..words).step_by(empty.len()) {
             let part = slots.slice(first..words.min(first + empty.len()))?;

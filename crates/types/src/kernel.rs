@@ -148,6 +148,7 @@ pub unsafe trait KernelParam: Copy {
     /// Fails to compile when the layouts of the type and of `Abi` differ, or when the type has no
     /// bytes (PTX would drop the parameter and shift those after it).
     const LAYOUT: () = {
+        // A `KEPT` parameter is a reference to its Abi.
         assert!(
             Self::ENTRY == KEPT || size_of::<Self>() == size_of::<Self::Abi>(),
             "a parameter and its Abi have one size"

@@ -158,6 +158,7 @@ impl Team {
         // The members between two consecutive members of the subset: in one gap, in all gaps.
         let gap = step.wrapping_sub(1);
         let between = subset.n_ranks.wrapping_sub(1).wrapping_mul(gap);
+        // The member is before the subset, in one of its gaps, or after it.
         if past < 0 {
             index
         } else if past < between {

@@ -1,11 +1,12 @@
-//! All-to-all with a length for each pair of ranks.
+//! All-to-all with a length for each pair of ranks. One kernel sends the *short* messages, those
+//! that fit into the slots of Lamport messages. Long ones follow by a second kernel or by NCCL.
 
 use devcomm_host::{Buffer, DeviceSlice, Result, Stream, Window, group};
 use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::{exchange, lamport_exchange_v, room};
 use devcomm_types::Element;
 
-use super::plan::threads;
+use super::plan::{NOT_BY_NCCL, threads};
 use super::{Algorithm, CollectivePlan, Collectives, NOT_IN_WINDOW, Request, Workspace};
 use crate::check::{refuse, refuse_if};
 use crate::launch::LaunchWith;
@@ -25,20 +26,20 @@ pub(super) struct Side<'a, T> {
     parts: Parts<'a>,
 }
 
-/// What is sent in one step.
+/// How the short messages are sent: in one step.
 struct ShortMessages {
     /// The most bytes of a message that is sent in one step.
     longest: usize,
-    /// The slots that the longest of these messages needs.
+    /// The slots that the longest of this rank's messages needs, of those of at most `longest`.
     used: u32,
     plan: CollectivePlan,
 }
 
 impl Collectives {
     /// Sends every rank's part of `send` for rank `r` to `r`'s part of `recv` for that rank. Both
-    /// have the same count, which a checked world compares: in other worlds what arrives is cut or
-    /// missing, or a kernel traps. The parts of `recv` do not overlap, with each other and with
-    /// `send`. Not in place.
+    /// have the same count, which a checked world compares: in other worlds elements are wrong, in
+    /// this call or a later one, or a kernel traps or never ends. The parts of `recv` overlap
+    /// neither each other nor those of `send`. Not in place.
     ///
     /// Short messages are sent in one step; long ones are stored to the peers if `recv` is in a
     /// window, in every rank in the same one or in none, and otherwise sent by NCCL.
@@ -75,7 +76,7 @@ impl Collectives {
         S: Buffer<Element: Element>,
         R: Buffer<Element = S::Element>,
     {
-        let (ranks, me) = (self.communicator.n_ranks(), self.communicator.rank());
+        let me = self.communicator.rank();
         let sides = self.sides((send.device_slice(), sent), (recv.device_slice(), received))?;
         let [send, recv] = &sides;
         self.require_own(Some(&send.slice), &recv.slice, stream)?;
@@ -83,8 +84,7 @@ impl Collectives {
             self.compare_counts::<S::Element>([sent, received], None, usize::MAX)?;
             return self.send_by_nccl(send, recv, stream, |_, _| true);
         };
-        let (ShortMessages { longest, used, plan }, counts) =
-            (self.short_messages(workspace, &sides), || sides.iter().flat_map(Side::sizes));
+        let ShortMessages { longest, used, plan } = self.short_messages(workspace, &sides);
         let is_long = |bytes: usize| bytes > longest;
         let window = Window::<u8>::containing(&recv.slice);
         let number = window.as_ref().map(|(window, _)| window.number());
@@ -93,30 +93,34 @@ impl Collectives {
         let Workspace { dev_comm: comm, options, memory, offers, arrived, .. } = workspace;
         let [input, output] = [send, recv].map(|side| side.slice.device_address());
         let [from, to] = [send, recv].map(Side::bytes);
+        // In front of its message, which may be empty, the first kernel tells each peer where in
+        // this rank's `recv` the peer's message goes. It does so after earlier work of the stream,
+        // so the peer may then store there without a barrier. Without a window NCCL sends instead.
         let offer = |(window, at): &(Window<u8>, usize)| {
             exchange::Target::offer(window.number() as usize, *at)
         };
         let (first, target) = (window.as_ref().map_or(0, offer), self.compiled.on(stream));
         let args = (comm, memory, used, longest, input, output, from, to, first, offers);
         // Ranks may have different grids, so that a block may wait for any block of a peer: all
-        // blocks of a launch run at the same time, as those of `Push` do.
+        // blocks of a launch must run at the same time. `config` sees to it for `Push` only.
         let config = options.config(CollectivePlan { algorithm: Algorithm::Push, ..plan });
         // SAFETY: `sides` has checked that the parts are within the buffers; dropping a buffer
         // waits for the stream. `_turn` orders the launches that use the workspace.
         unsafe { kernels::lamport_exchange_v::launch(args, config, &target) }?;
+        // The kernel has copied a short message of this rank to itself.
         if is_long(send.size(me)) {
             stream.copy(&send.part(me)?, &recv.part(me)?)?;
         }
-        let others = |(i, bytes): (usize, usize)| i % ranks != me && is_long(bytes);
         match window {
-            _ if !counts().enumerate().any(others) => Ok(()),
+            _ if !self.has_long(&sides, longest) => Ok(()),
             None => {
                 self.send_by_nccl(send, recv, stream, |peer, bytes| peer != me && is_long(bytes))
             }
             Some((output, _)) => {
+                // 0 beyond the last rank: where there is a workspace, each rank knows all lengths.
                 let bytes = std::array::from_fn(|rank| output.len_of(rank).unwrap_or(0));
-                let room = exchange::Target { number: output.number() as usize, bytes };
-                let args = (comm, input, &output, room, longest, from, to, offers, arrived);
+                let destination = exchange::Target { number: output.number() as usize, bytes };
+                let args = (comm, input, &output, destination, longest, from, to, offers, arrived);
                 let threads = options.threads(room::PUSH_EXCHANGE_V);
                 let (algorithm, blocks) = (Algorithm::Push, options.blocks());
                 let config = options.config(CollectivePlan { algorithm, blocks, threads });
@@ -145,23 +149,32 @@ impl Collectives {
         Ok([send, recv])
     }
 
+    /// Returns the request, for `explain`: that of the long messages, or of the short ones if this
+    /// rank sends and receives no long ones.
     pub(super) fn request_exchange_v<T: Element>(&self, sides: &[Side<'_, T>; 2]) -> Request {
         let Some(workspace) = &self.workspace else {
             return Request::by_nccl(None, self.unreached());
         };
         let ShortMessages { longest, plan, .. } = self.short_messages(workspace, sides);
-        let has_long = sides.iter().flat_map(Side::sizes).any(|bytes| bytes > longest);
-        match (has_long, Window::<u8>::containing(&sides[1].slice)) {
+        match (self.has_long(sides, longest), Window::<u8>::containing(&sides[1].slice)) {
             (false, _) => Request::fixed(plan),
             (true, None) => Request::by_nccl(None, NOT_IN_WINDOW),
             (true, Some(_)) => Request {
                 push: Some(workspace.grid(room::PUSH_EXCHANGE_V)),
-                ..Request::by_nccl(None, "")
+                ..Request::by_nccl(None, NOT_BY_NCCL)
             },
         }
     }
 
-    /// Returns what is sent in one step. Only the two ranks of a message know that it is short.
+    /// Returns whether a message of this rank to another, or to it from another, is long.
+    fn has_long<T: Element>(&self, sides: &[Side<'_, T>; 2], longest: usize) -> bool {
+        let me = self.communicator.rank();
+        let is_long = |(rank, bytes)| rank != me && bytes > longest;
+        sides.iter().any(|side| side.sizes().enumerate().any(is_long))
+    }
+
+    /// Returns how short messages are sent. Ranks know the lengths of their own messages only, so
+    /// `used` and the grid may differ between ranks.
     fn short_messages<T: Element>(
         &self,
         Workspace { options, .. }: &Workspace,
@@ -171,13 +184,15 @@ impl Collectives {
         let sizes = sides.iter().flat_map(Side::sizes).filter(|bytes| *bytes <= longest);
         let used = lamport_exchange_v::slots(sizes.max().unwrap_or(0)) as u32;
         let threads = threads(used).min(options.threads(room::LAMPORT_EXCHANGE_V));
+        // At most a block for each multiprocessor, for which there is room: all run together.
         let blocks = used.div_ceil(threads).min(self.multiprocessors());
         let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
         ShortMessages { longest, used, plan }
     }
 
     /// Fails, in a checked world, on all ranks unless the counts match, and messages of more than
-    /// `longest` bytes are received in one window or in none.
+    /// `longest` bytes are received in one window or in none. `window` is the number of the window
+    /// in which this rank receives; numbers begin at 1.
     fn compare_counts<T: Element>(
         &self,
         [sent, received]: [Parts<'_>; 2],
@@ -303,7 +318,7 @@ impl<T: Element> Side<'_, T> {
         self.slice.slice(offsets[rank]..offsets[rank] + counts[rank])
     }
 
-    /// Returns the parts in bytes, for kernels.
+    /// Returns the parts in bytes, for kernels, which need a workspace: there are at most 8 ranks.
     fn bytes(&self) -> exchange::Parts {
         let mut parts = exchange::Parts::default();
         let Parts { counts, offsets } = self.parts;
@@ -312,5 +327,57 @@ impl<T: Element> Side<'_, T> {
             parts.bytes[rank] = count * size_of::<T>();
         }
         parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use devcomm_host::{Rank, Simulation, World};
+
+    use super::*;
+    use crate::{Collective, CollectivesOptions};
+
+    #[test]
+    fn a_long_part_for_the_rank_itself_is_no_long_message() {
+        let run = |rank: &Rank| {
+            let (comm, stream) = (rank.communicator()?, rank.stream()?);
+            let collectives = CollectivesOptions::new().lamport_bytes(1024).build(comm)?;
+            let (send, recv) = (comm.mem_alloc::<f32>(4000)?, comm.mem_alloc::<f32>(4000)?);
+            let how = |own: usize, other: usize| {
+                let mut counts = [other; 2];
+                counts[rank.rank()] = own;
+                let parts = Parts { counts: &counts, offsets: &[0, 2000] };
+                let call = Collective::all_to_all_v(&send, parts, &recv, parts);
+                collectives.all_to_all_v(&send, parts, &recv, parts, &stream)?;
+                collectives.explain(&call).map(|how| how.plan.algorithm)
+            };
+            assert_eq!(how(2000, 3)?, Algorithm::Lamport);
+            assert_eq!(how(3, 2000)?, Algorithm::Nccl);
+            stream.synchronize()
+        };
+        World::simulated(2).unwrap().run(run).unwrap();
+    }
+
+    #[test]
+    fn in_an_unchecked_world_wrong_counts_cut_a_message_or_wait_for_ever() {
+        let exchange = |sent: usize, received: usize| {
+            let run = |rank: &Rank| {
+                let (comm, stream) = (rank.communicator()?, rank.stream()?);
+                let collectives = CollectivesOptions::new().lamport_bytes(8192).build(comm)?;
+                let (send, recv) = (comm.mem_alloc::<f32>(1000)?, comm.mem_alloc::<f32>(1000)?);
+                let [to, from] = match rank.rank() {
+                    0 => [[0, sent], [0; 2]],
+                    _ => [[0; 2], [received, 0]],
+                };
+                let [to, from] = [&to, &from].map(|counts| Parts { counts, offsets: &[0; 2] });
+                collectives.all_to_all_v(&send, to, &recv, from, &stream)?;
+                stream.synchronize()
+            };
+            let world = World::builder().checked(false).simulate(Simulation::new(2));
+            world.from_env().unwrap().run(run).map_err(|error| error.to_string())
+        };
+        exchange(1000, 10).unwrap();
+        let error = exchange(10, 1000).unwrap_err();
+        assert!(error.contains("of a Lamport session"), "{error}");
     }
 }

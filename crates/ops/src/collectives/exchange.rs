@@ -114,6 +114,7 @@ impl<T: Element> Exchange<T> {
             Pattern::Broadcast { root } => root < ranks && (rank != root || send == Some(recv)),
             Pattern::AllToAll => send == Some(recv) && recv.is_multiple_of(ranks),
         };
+        // The element of `recv` at which `send` begins in place.
         let place = match self.pattern {
             Pattern::AllGather => Some((rank * (recv / ranks)) as isize),
             Pattern::Broadcast { .. } => Some(0),
@@ -135,7 +136,8 @@ impl<T: Element> Exchange<T> {
     }
 
     /// Returns whether all messages, of `bytes` bytes, begin at multiples of 16 bytes. A
-    /// broadcast's message need not: only the root knows where it begins, and copies it.
+    /// broadcast's message need not: only the root knows where it begins, and copies it. A rank
+    /// that does not send counts as aligned.
     fn is_aligned(&self, bytes: usize) -> bool {
         let send = self.send.as_ref().map_or(0, DeviceSlice::device_address);
         let recv = self.recv.device_address();
@@ -184,6 +186,7 @@ impl<T: Element> Call<T> for Exchange<T> {
         if launch.plan.algorithm == Algorithm::Lamport {
             let output = self.recv.device_address();
             let args = (dev_comm, memory, input, output, messages);
+            // Ranks may take different types: a slot has the same bytes with each of them.
             type Vector = lamport_exchange::Vector;
             // SAFETY: the caller keeps the buffers allocated and orders the launches;
             // `Workspace::new` allocates what the kernel needs.
@@ -196,6 +199,7 @@ impl<T: Element> Call<T> for Exchange<T> {
             };
         }
         let (output, first) = window::<u8, T>("to receive in", &self.recv)?;
+        // Only the root of a broadcast gets here with such an input, and sends its output instead.
         if let Some(send) = self.send.as_ref().filter(|_| !input.is_multiple_of(16)) {
             launch.stream.copy(send, &self.recv)?;
             input = self.recv.device_address();

@@ -1,6 +1,7 @@
 //! Collectives by load and store, or by NCCL where ranks cannot reach each other in this way.
 
-/// Evaluates an expression in which `$float` is the type of floats of 16 or 32 bits.
+/// Evaluates an expression in which `$float` is the type of `$data_type`, which the caller has
+/// checked to be that of floats of 16 or 32 bits.
 macro_rules! of_floats {
     ($data_type:expr, $float:ident => $then:expr) => {
         match $data_type {
@@ -97,9 +98,12 @@ struct Workspace {
     dev_comm: DevCommResource,
     options: CollectivesOptions,
     memory: LamportMemory,
+    /// Where `push_allreduce` receives.
     inbox: Window<u32>,
-    /// The flags of `all_to_all_v`: where long messages go, and which have arrived.
+    /// Two numbers of each peer in an `all_to_all_v`: where this rank's long message goes, and its
+    /// length.
     offers: SymmetricBuffer<u64>,
+    /// A flag for each rank and block: whether the rank's long message has arrived.
     arrived: Window<u32>,
 }
 
@@ -169,6 +173,7 @@ impl CollectivesOptions {
             Ok(((compiled, all_reach, name), gpu))
         };
         let ((compiled, all_reach, name), gpus) = match own() {
+            // NCCL does everything: ranks that cannot exchange on the host need not agree.
             Ok((own @ (_, false, _), gpu)) if !comm.has_peers() => (own, vec![gpu]),
             own => self.call(comm).agree(own)?,
         };
@@ -207,6 +212,7 @@ impl CollectivesOptions {
             .option("concurrent", concurrent)
     }
 
+    /// Returns the blocks that push or load, which `build` has set in a workspace's options.
     fn blocks(self) -> u32 {
         self.push_blocks.unwrap_or(PUSH_BLOCKS)
     }
@@ -229,7 +235,7 @@ impl CollectivesOptions {
     }
 
     /// Returns the slots for vectors from each rank: those of a one-step all-reduce, and at least
-    /// one for each lane of a warp.
+    /// one for each lane of a warp, which even an empty message of `all_to_all_v` uses.
     fn capacity(self, ranks: usize) -> usize {
         self.all_reduce_slots(ranks).max(32)
     }

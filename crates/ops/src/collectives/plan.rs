@@ -103,9 +103,12 @@ pub(super) struct Request {
     pub(super) push: Option<Grid>,
     /// The grid of the kernel that loads from the peers, if it can do the operation.
     pub(super) pull: Option<Grid>,
-    /// Why NCCL does what no kernel can.
+    /// Why NCCL does what no kernel can, or [`NOT_BY_NCCL`].
     pub(super) nccl: &'static str,
 }
+
+/// The reason of a request that a kernel can do: [`Request::model`] does not return it.
+pub(super) const NOT_BY_NCCL: &str = "";
 
 /// Blocks and threads.
 #[derive(Clone, Copy, Debug)]
@@ -138,11 +141,12 @@ impl Request {
     pub(super) fn fixed(plan: CollectivePlan) -> Self {
         let CollectivePlan { blocks, threads, .. } = plan;
         Self {
+            // A slot for each thread, of which `in_one_step` makes this plan.
             slots: Some(blocks * threads),
             most_blocks: blocks,
             most_threads: threads,
             threads: Some(threads),
-            ..Self::by_nccl(None, "")
+            ..Self::by_nccl(None, NOT_BY_NCCL)
         }
     }
 
@@ -154,6 +158,7 @@ impl Request {
         };
         if let Some(slots) = self.slots {
             let plan = self.in_one_step(slots, threads(slots));
+            // If a thread has at most `rows` vectors, the usual threads may be too few for all.
             let plan = match self.can(plan) {
                 true => plan,
                 false => self.in_one_step(slots, self.most_threads),
@@ -186,7 +191,8 @@ impl Request {
         };
         match algorithm {
             Algorithm::Lamport => self.slots.is_some_and(|slots| {
-                let most = self.rows.unwrap_or(u32::MAX).saturating_mul(blocks * threads);
+                let all_threads = blocks.saturating_mul(threads);
+                let most = self.rows.unwrap_or(u32::MAX).saturating_mul(all_threads);
                 self.threads.unwrap_or(threads) == threads
                     && threads <= self.most_threads
                     && threads.is_multiple_of(32)
@@ -204,11 +210,14 @@ impl Request {
     pub(super) fn adapt(&self, plan: CollectivePlan) -> Option<CollectivePlan> {
         let mut adapted = plan;
         match plan.algorithm {
+            // A plan that a caller of `set_plan` made may have any numbers.
+            Algorithm::Lamport if plan.threads == 0 => return None,
             Algorithm::Lamport => {
                 let slots = self.slots?;
                 if plan.blocks > self.most_blocks || plan.threads > self.most_threads {
-                    let all = plan.blocks * plan.threads;
-                    let each = all.div_ceil(self.most_blocks).next_multiple_of(32);
+                    let all = plan.blocks.saturating_mul(plan.threads);
+                    let each = all.div_ceil(self.most_blocks).min(self.most_threads);
+                    let each = each.next_multiple_of(32);
                     adapted.threads = each.max(plan.threads).min(self.most_threads);
                     adapted.blocks = all.div_ceil(adapted.threads).min(self.most_blocks);
                 }
@@ -467,5 +476,17 @@ mod tests {
         assert_eq!(find(11), Some(plan("push:32x512")));
         // No kernel does the plan `pull`, and no larger message was measured.
         assert_eq!((find(257), find(10_000)), (None, None));
+    }
+
+    #[test]
+    fn a_plan_with_any_numbers_is_adapted_or_refused() {
+        let adapt = |blocks, threads| {
+            request(1000).adapt(CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads })
+        };
+        assert_eq!(adapt(u32::MAX, u32::MAX), Some(plan("lamport:2x512")));
+        assert_eq!(
+            [(0, 0), (0, 64), (1, 0)].map(|(blocks, threads)| adapt(blocks, threads)),
+            [None; 3]
+        );
     }
 }

@@ -46,19 +46,21 @@ impl Collectives {
     /// Returns the most blocks of `lamport_rmsnorm`: those that are resident, as a block waits for
     /// the block of its row in the other ranks, or this object's share of the GPU.
     fn most_blocks(&self, data_type: DataType, cluster: u32, threads: u32) -> Result<u32> {
+        let dynamic_shared = 0;
         let resident = cluster
             * of_floats!(data_type, Float => {
                 type Kernel = kernels::lamport_rmsnorm<Float>;
-                self.compiled.resident_clusters::<Kernel>(cluster, threads, 0)?
+                self.compiled.resident_clusters::<Kernel>(cluster, threads, dynamic_shared)?
             });
         let Some(Workspace { options, .. }) = &self.workspace else { return Ok(resident) };
         if options.concurrent == 1 {
             return Ok(resident);
         }
-        // A block with more threads than this object's share takes the room of several blocks. In
-        // each GPC, room for all blocks of a cluster but one may stay unused.
-        let each = threads.div_ceil(options.threads(room::LAMPORT_RMSNORM));
-        let room = self.multiprocessors().saturating_sub(GPCS * (cluster - 1)) / each;
+        // This object's share of a multiprocessor is room for `threads` of the options; a block
+        // with more threads takes several shares. In each GPC, room for all blocks of a cluster but
+        // one may stay unused: on a small GPU there may be no room for a cluster.
+        let shares = threads.div_ceil(options.threads(room::LAMPORT_RMSNORM));
+        let room = self.multiprocessors().saturating_sub(GPCS * (cluster - 1)) / shares;
         Ok(room.min(resident))
     }
 
@@ -197,7 +199,7 @@ impl Collectives {
         }
         let most = |cluster, threads| self.most_blocks(data_type, cluster, threads);
         let grid @ (cluster, threads, blocks) = grid(row, tokens, most)?;
-        // Two ranks' clusters may have several rows each.
+        // Two ranks' clusters may have several rows each. Without room there are 0 blocks.
         if !(ranks == 2 && blocks > 0 || blocks == cluster * tokens) {
             return rmsnorm_alone(TOO_LONG);
         }

@@ -21,15 +21,16 @@ pub(super) type Outputs = [u64; 2];
 /// Where rows are put in the order of the experts.
 #[derive(Clone, Copy)]
 pub(super) struct RowsInOrder {
+    /// The address.
     pub(super) rows: u64,
-    /// 0 without scales.
+    /// The address of the scales, or 0 without them.
     pub(super) scales: u64,
     /// The rows that there is room for.
     pub(super) capacity: u32,
 }
 
 impl RowsInOrder {
-    /// No memory.
+    /// No memory, for a kernel that stores elsewhere.
     pub(super) const NONE: Self = Self { rows: 0, scales: 0, capacity: 0 };
 }
 

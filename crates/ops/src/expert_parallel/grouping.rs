@@ -18,9 +18,10 @@ const F8_ROWS: &str = "the tokens are 8-bit floats with scales: `group_f8`, `row
 const NO_F8_ROWS: &str = "the tokens are no 8-bit floats: `group`, `rows`";
 
 impl ExpertParallel {
-    /// Returns the most rows in the order of a rank's experts: if all ranks have the most tokens,
-    /// which have all the experts that they can in this rank; or the limit of
-    /// [`ExpertParallelOptions::throughput`](super::ExpertParallelOptions::throughput).
+    /// Returns the most rows in the order of a rank's experts: one for each expert of each token,
+    /// as if all ranks had the most tokens and this rank all their experts, and those that
+    /// alignment leaves free; or the limit of
+    /// [`ExpertParallelOptions::throughput`](super::ExpertParallelOptions::throughput), if less.
     #[must_use]
     pub fn most_rows(&self) -> usize {
         self.options.most_rows(self.communicator.n_ranks())
@@ -29,7 +30,7 @@ impl ExpertParallel {
     /// Returns where rows arrive in the form for high throughput, in the order of this rank's
     /// experts, with room for [`most_rows`](Self::most_rows). Of a token with several experts here
     /// one row arrives, at the first of its places; [`group`](Self::group) into this memory copies
-    /// it to the others, and does nothing else with rows. The next dispatch writes here.
+    /// it to the others, and does nothing else with rows. The next dispatch overwrites them.
     ///
     /// # Errors
     ///
@@ -86,8 +87,8 @@ impl ExpertParallel {
     /// [`most_rows`](Self::most_rows) are enough if the routing is known to be even; rows for which
     /// there is no room are left out, and reported by [`check`](Self::check).
     ///
-    /// In the form for high throughput `rows` has room for all of them, and may be those of
-    /// [`rows`](Self::rows).
+    /// In the form for high throughput `rows` has room for [`most_rows`](Self::most_rows), and may
+    /// be those of [`rows`](Self::rows).
     ///
     /// # Errors
     ///
@@ -105,8 +106,9 @@ impl ExpertParallel {
 
     /// Does what [`group`](Self::group) does, for tokens that arrive as 8-bit floats
     /// ([`f8`](super::ExpertParallelOptions::f8)). `scales` gets their scales, in the form of
-    /// [`Product::block_scales`](crate::Product::block_scales): a row-major matrix with a column
-    /// for each of `rows`, and a row for each 128 elements.
+    /// [`Product::block_scales`](crate::Product::block_scales): a row-major matrix with a row for
+    /// each 128 elements, and a column for each row that there is room for. Those are as many as
+    /// `rows` holds, but not more than [`most_rows`](Self::most_rows).
     ///
     /// # Errors
     ///
@@ -134,6 +136,7 @@ impl ExpertParallel {
         );
         let (hidden, most) = (self.options.hidden, self.most_rows());
         let capacity = match self.options.rows {
+            // High throughput: rows have their places already.
             Some(_) => most,
             None => (rows.len() / hidden).min(most),
         };
@@ -150,14 +153,16 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// Returns an estimate of the tokens of all ranks, as if each had the number of this rank.
+    /// Returns an estimate of the tokens of all ranks, as if each had the number of this rank: it
+    /// chooses the grid of kernels that work with any.
     pub(super) fn expected_tokens(&self) -> u32 {
         let ranks = self.communicator.n_ranks() as u32;
         (self.tokens.get().max(1) as u32).saturating_mul(ranks)
     }
 
-    /// Returns the memory of rows in the order of the experts as an argument; `returns` is the
-    /// address of its last field.
+    /// Returns the memory of rows in the order of the experts as an argument. `returns` is the
+    /// address of [`Grouped::returns`](kernels::expert_parallel::ep_layout::Grouped::returns), or 0
+    /// in the form for high throughput, whose kernels have these words in `Counted`.
     pub(super) fn grouped_args(&self, rows: RowsInOrder, returns: u64) -> GroupedRows<'_> {
         let RowsInOrder { rows, scales, capacity } = rows;
         let (offsets, sizes, origins) = (&self.offsets, &self.sizes, &self.origins);
@@ -178,6 +183,7 @@ impl ExpertParallel {
         let args = (sizes, ranks, received, groups, &self.faults);
         let tokens = self.expected_tokens();
         let blocks = tokens.min(self.options.blocks.unwrap_or(2 * self.multiprocessors()));
+        // More warps if tokens are more than these blocks have warps.
         let threads = if tokens > blocks * (THREADS / 32) { MANY_THREADS } else { THREADS };
         let threads = self.options.threads.unwrap_or(threads);
         let config = LaunchConfig::new(blocks, threads).with_dependent();

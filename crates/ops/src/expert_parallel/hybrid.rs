@@ -1,4 +1,5 @@
-//! The form for several LSA teams: its memory, and its launches.
+//! The form for several LSA teams: its memory, and its launches. A rank's *rail* has the ranks with
+//! its number in the other teams; only they exchange over the network.
 
 use std::fmt;
 
@@ -38,22 +39,23 @@ pub(super) struct Division {
 }
 
 impl Division {
-    /// Divides the tokens for `teams` LSA teams, on a GPU with this number of multiprocessors.
+    /// Divides the tokens for `teams` LSA teams, at least two, on a GPU with this number of
+    /// multiprocessors. The kernels support the shape.
     pub(super) fn new(
         options: ExpertParallelOptions,
         teams: usize,
         ranks: usize,
         multiprocessors: u32,
     ) -> Result<Self> {
-        let team = ranks / teams.max(1);
+        let team = ranks / teams;
         refuse_if!(
             teams > GROUP || team > GROUP,
             "expert parallelism among {teams} LSA teams of {team} ranks: up to {GROUP} of each"
         );
         let most = options.blocks.map_or(BLOCKS, |blocks| blocks as usize);
-        let most = most.min(multiprocessors as usize).max(1);
-        let batch = options.tokens.div_ceil(most).clamp(1, BATCH as usize);
-        let blocks = options.tokens.div_ceil(batch).clamp(1, most);
+        let most = most.min(multiprocessors as usize);
+        let batch = options.tokens.div_ceil(most).min(BATCH as usize);
+        let blocks = options.tokens.div_ceil(batch).min(most);
         Ok(Self { teams, blocks: blocks as u32, batch: batch as u32 })
     }
 
@@ -71,6 +73,7 @@ impl Division {
 struct Messages {
     window: Window<u32>,
     signals: SignalRange,
+    /// The words of an [`Epoch`].
     epoch: SymmetricBuffer<u32>,
 }
 
@@ -79,12 +82,15 @@ pub(super) struct Hybrid {
     division: Division,
     dispatch: Messages,
     combine: Messages,
+    /// The sums that the ranks of this team store here, for the tokens that this rank relays.
     partials: Window<bf16>,
+    /// What the kernels' `Received` has, one part after the other.
     received: Window<u32>,
+    /// The fields of the kernels' `Relayed`.
     ranks: SymmetricBuffer<u32>,
     teams: SymmetricBuffer<u32>,
     returns: SymmetricBuffer<u32>,
-    /// Where what is received begins in its window, in words.
+    /// Where in `received`, in words, rows, scales, experts, weights and counts begin, and the end.
     offsets: [usize; 6],
 }
 
@@ -116,13 +122,13 @@ impl Hybrid {
         };
         let [of_dispatch, of_combine] = signals;
         let [first, second] = division.words(sent, has_scales, shape);
-        let offsets = Received::offsets(sent, ranks, has_scales);
+        let offsets @ [.., words] = Received::offsets(sent, ranks, has_scales);
         let hybrid = Self {
             division,
             dispatch: messages(of_dispatch, first)?,
             combine: messages(of_combine, second)?,
             partials: comm.window(ep_combine_hybrid::partials(shape, ranks))?,
-            received: comm.window(offsets[5])?,
+            received: comm.window(words)?,
             ranks: comm.mem_alloc(division.teams * tokens)?,
             teams: comm.mem_alloc(tokens)?,
             returns: comm.mem_alloc(ranks * tokens * RETURN_WORDS)?,
@@ -148,14 +154,15 @@ impl Hybrid {
         let base = self.received.device_slice().device_address();
         let [rows, scales, experts, weights, counts, _] =
             self.offsets.map(|at| base + (at * size_of::<u32>()) as u64);
-        // The kernels know whether there are scales by this address.
+        // The kernels know whether there are scales by this address. Without them nothing lies
+        // between the two.
         let scales = if scales == experts { 0 } else { scales };
         // `relayed` says which results this rank's tokens get. No rank is absent.
         ReceivedArgs { rows, scales, experts, weights, counts, targets: 0, absent: 0 }
     }
 
     /// Returns the shape of a launch. All its blocks are resident: a multiprocessor has room for
-    /// one.
+    /// one, and `Division` has no more blocks than multiprocessors.
     fn config(&self, options: ExpertParallelOptions) -> LaunchConfig {
         let threads = options.threads.unwrap_or(THREADS);
         let config = LaunchConfig::new(self.division.blocks, threads);

@@ -140,7 +140,7 @@ impl ExpertParallel {
             return self.receive(number, [0; 2]);
         }
         let elements = self.tokens.get().max(1) * self.options.hidden;
-        // Freed when the stream is idle.
+        // Freed when the stream is idle. At least one element: an allocation is not empty.
         let discarded = self.communicator.context().alloc::<bf16>(elements)?;
         self.receive(number, [discarded.device_address(), 0])
     }
@@ -156,7 +156,9 @@ impl ExpertParallel {
                 self.enqueue_combine(rows.device_address(), outputs, Steps::RECEIVE, &stream)?;
             }
             None => {
-                self.enqueue_dispatch([0; 3], self.tokens.get(), Steps::RECEIVE, &stream)?;
+                // The second half reads no tokens of this rank.
+                let no_source = [0; 3];
+                self.enqueue_dispatch(no_source, self.tokens.get(), Steps::RECEIVE, &stream)?;
                 self.stage.set(Stage::Received);
             }
         }

@@ -14,7 +14,8 @@ use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, THREADS, shape_
 use crate::lamport::LamportMemory;
 use crate::launch::LaunchWith;
 
-/// The memory of the messages of the dispatch or of the combine.
+/// The memory of the messages of the dispatch or of the combine: of rows, and of the numbered
+/// messages that say which rows these are.
 struct Messages {
     memory: LamportMemory,
     numbered: Window<u32>,
@@ -27,7 +28,7 @@ impl Messages {
     }
 }
 
-/// What a rank keeps of all tokens.
+/// What a rank keeps of all tokens, as the kernels' `Received` says.
 struct Received {
     rows: SymmetricBuffer<u32>,
     /// The scales of 8-bit floats.
@@ -65,6 +66,7 @@ impl Lsa {
                 numbered: comm.window(numbered_words(ranks, numbered as usize))?,
             })
         };
+        // A vector of 16 bytes has 4 words.
         let scales = || comm.mem_alloc(tokens * 4 * sent.scale_vectors() as usize);
         Ok(Self {
             dispatch: messages(options.sent_slots(sent), ep_dispatch::numbered_slots(shape))?,
@@ -126,6 +128,7 @@ impl Form for Lsa {
         let args = (&experts.dev_comm, messages, sizes, results, &self.returns, received, steps);
         let part = ep_combine::part_vectors(experts.communicator.n_ranks());
         let parts = experts.tokens.get() as u32 * experts.shape.vectors.div_ceil(part);
+        // More warps if parts are more than a block for each multiprocessor has warps.
         let is_long = parts > experts.multiprocessors() * (THREADS / 32);
         let config = experts.config(parts, if is_long { MANY_THREADS } else { THREADS });
         // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.

@@ -86,9 +86,11 @@ pub struct ExpertParallel {
     /// The shape of launches that return results.
     shape: Shape,
     form: Box<dyn Form>,
+    /// What `group` writes, beside rows.
     offsets: SymmetricBuffer<u32>,
     sizes: SymmetricBuffer<u32>,
     origins: SymmetricBuffer<u32>,
+    /// The words of [`Faults`], which kernels write and `check` reads.
     faults: SymmetricBuffer<u32>,
     order: StreamOrder,
     stage: Cell<Stage>,
@@ -106,8 +108,11 @@ pub struct ExpertParallel {
 /// What has been done of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
+    /// No tokens were received yet.
     Begin,
+    /// Tokens were received, and are in no order.
     Received,
+    /// Tokens are in the order of the experts: their results can return.
     Grouped,
 }
 
@@ -391,7 +396,8 @@ impl ExpertParallel {
         self.faults.fill_bytes(0)?;
         let (ids, id, rows) = (words[Faults::IDS], words[Faults::ID] as i32, words[Faults::ROWS]);
         if ids > 0 {
-            let (index, top_k) = (words[Faults::INDEX].saturating_sub(1), self.shape.top_k);
+            // Not 0: the kernels write 1 + an index with the first of the ids.
+            let (index, top_k) = (words[Faults::INDEX] - 1, self.shape.top_k);
             let (token, k) = (index / top_k, index % top_k);
             return refuse(format!(
                 "{ids} experts of tokens do not exist: among them {id}, number {k} of token \
@@ -462,8 +468,9 @@ impl ExpertParallel {
         self.communicator.context().limits().multiprocessors
     }
 
-    /// Returns the shape of a launch that sends `parts` parts, each by a warp. Its blocks run at
-    /// the same time, as each multiprocessor has room for one; the peers' blocks need not.
+    /// Returns the shape of a launch that sends `parts` parts, each by a warp: with a block for
+    /// each part, up to the multiprocessors. Its blocks run at the same time, as each
+    /// multiprocessor has room for one; the peers' blocks need not.
     fn config(&self, parts: u32, threads: u32) -> LaunchConfig {
         let multiprocessors = self.multiprocessors();
         let blocks = self.options.blocks.unwrap_or_else(|| parts.max(FEWEST_BLOCKS));

@@ -26,6 +26,7 @@ pub struct ExpertParallelOptions {
     pub(super) experts: usize,
     /// Experts of a token.
     pub(super) top_k: usize,
+    /// The rows of which each expert's first row is a multiple.
     pub(super) alignment: usize,
     /// Whether tokens go to the experts as 8-bit floats.
     pub(super) f8: bool,
@@ -129,8 +130,10 @@ impl ExpertParallelOptions {
         let slots = |slots: u32| word * lamport_words(ranks, slots as usize);
         let numbered = ep_dispatch::numbered_slots(shape) + ep_combine::NUMBERED_SLOTS;
         let all = ranks * self.tokens;
+        // In words: experts, weights and returns of each token.
         let per_token = 2 * self.top_k + ep_layout::RETURN_WORDS;
         let states = 2 * Lamport::<1>::STATE + Faults::WORDS;
+        // Also counts, targets and the absent ranks of two words each, offsets and sizes.
         let routing =
             all * per_token + ranks + 2 * (self.tokens + 1) + states + 2 * self.local(ranks) + 1;
         Ok(ExpertParallelMemory {
@@ -145,6 +148,7 @@ impl ExpertParallelOptions {
     fn memory_for_throughput(self, shape: Shape, ranks: usize) -> ExpertParallelMemory {
         let (word, sent, rows) = (size_of::<u32>(), self.sent(shape), self.most_rows(ranks));
         let scales = if self.f8 { rows * sent.scale_vectors() as usize } else { 1 };
+        // The sum of words has `firsts`, two words for the absent ranks, and offsets and sizes.
         let routing = Counted::token_words(rows)
             + Counted::own_words(shape)
             + Counted::STATE
@@ -170,11 +174,13 @@ impl ExpertParallelOptions {
     pub fn memory_in_teams(self, ranks: usize, teams: usize) -> Result<ExpertParallelMemory> {
         refuse_if!(teams < 2 || !ranks.is_multiple_of(teams), "{ranks} ranks in {teams} LSA teams");
         let shape = self.shape_in_teams(ranks)?;
+        // The GPU is not known: its multiprocessors are no limit.
         let division = Division::new(self, teams, ranks, u32::MAX)?;
         let (word, all) = (size_of::<u32>(), ranks * self.tokens);
         let sent = self.sent(shape);
         let [dispatch, combine] = division.words(sent, self.f8, shape);
         let [_, _, experts, .., end] = Received::offsets(sent, ranks, self.f8);
+        // Words for each token of each rank of the rail, and of this rank.
         let relayed = (teams + 1) * self.tokens;
         let words = 2 * Epoch::WORDS + Faults::WORDS + 2 * self.local(ranks) + 1;
         Ok(ExpertParallelMemory {
@@ -211,8 +217,7 @@ impl ExpertParallelOptions {
         if self.f8 { sent.scaled_slots() } else { sent.slots() }
     }
 
-    /// Returns the most rows in the order of a rank's experts: those of tokens with all their
-    /// experts in this rank, or the limit for high throughput.
+    /// Returns [`ExpertParallel::most_rows`].
     pub(super) fn most_rows(self, ranks: usize) -> usize {
         let padding = self.local(ranks) * (self.alignment - 1);
         let all = ranks * self.tokens * self.top_k + padding;

@@ -13,11 +13,12 @@ use super::form::{Arrivals, Form, Launch, Outputs, RowsInOrder, Source, tokens_a
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, shape_args};
 use crate::launch::LaunchWith;
 
-/// The memory of the form for high throughput.
+/// The memory of the form for high throughput; from `flags` on, that of the kernels' [`Counted`].
 pub(super) struct Throughput {
     rows: Arrivals,
     /// The scales of 8-bit floats.
     scales: Window<f32>,
+    /// Where results arrive.
     results: Window<bf16>,
     flags: Window<u32>,
     counts: Window<u32>,
@@ -39,6 +40,7 @@ impl Throughput {
         shape: Shape,
     ) -> Result<Self> {
         let (ranks, capacity) = (comm.n_ranks(), options.most_rows(comm.n_ranks()));
+        // A window is not empty, also without scales.
         let scales = if options.f8 { capacity * sent.scale_vectors() as usize } else { 1 };
         // New windows and buffers are zeroed, as some of these must be.
         Ok(Self {
@@ -83,6 +85,7 @@ impl Form for Throughput {
         let Launch { experts, steps, .. } = launch;
         let (comm, sizes, faults) = (&experts.dev_comm, shape_args(experts.sent), &experts.faults);
         let (scales, tokens) = (&self.scales, tokens_args(source, count));
+        // The dispatch writes only offsets and sizes of these, and rows to `self.rows`.
         let groups = experts.grouped_args(RowsInOrder::NONE, 0);
         let config = experts.config(count, MANY_THREADS);
         macro_rules! launch {
@@ -108,7 +111,8 @@ impl Form for Throughput {
             Arrivals::F8(rows) => (rows.device_address(), self.scales.device_address()),
         };
         let (sizes, ranks) = (shape_args(experts.sent), experts.communicator.n_ranks() as u32);
-        let args = (self.memory(), sizes, ranks, arrived, scales, experts.grouped_args(rows, 0));
+        let groups = experts.grouped_args(rows, 0);
+        let args = (self.memory(), sizes, ranks, arrived, scales, groups);
         let config = experts.config(experts.expected_tokens(), MANY_THREADS);
         // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.
         unsafe { kernels::ep_expand::launch(args, config, &experts.compiled.on(stream)) }

@@ -98,6 +98,7 @@ impl<F: Fusion> FusedGemm<F> {
         let (comm, extents, gemm) = (&self.base.comm, operands.extents, self.base.gemm());
         let own = || match gemm {
             Some(gemm) => Ok((gemm.plan_of(extents)?, gemm.likely(extents)?)),
+            // Without the plan of two kernels there is no product whose plan matters.
             None => Ok((GemmPlan::Portable, Vec::new())),
         };
         let products = comm.collective("measure: the products");
@@ -107,7 +108,7 @@ impl<F: Fusion> FusedGemm<F> {
             self.set_plan(Some(plan))?;
             gemm.map_or(Ok(true), |gemm| gemm.select(extents, product))
         };
-        // A plan's workspace may be too small.
+        // A plan's workspace may be too small: then the decision is another plan than that set.
         let can = |plan| {
             let is_aligned = plan == F::UNFUSED || are_aligned(operands.addresses);
             is_aligned && self.decide(extents).plan == plan

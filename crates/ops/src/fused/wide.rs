@@ -48,9 +48,10 @@ impl ExchangeKernels {
         comm.together(&name, || {
             let call = comm.collective(&name).option("m", m).option("n", n);
             let ((compiled, capacity), all) = call.exchange(own())?;
-            let least = |i: usize, what: usize| all.iter().map(|own| own[i][what]).min();
-            let least = |i| [0, 1].map(|what| least(i, what).unwrap_or(0));
-            let resident: Vec<_> = (0..all.first().map_or(0, Vec::len)).map(least).collect();
+            // All ranks have the same kernels. A rank's numbers are blocks and shared memory.
+            let least = |[a, b]: [u32; 2], [c, d]: &[u32; 2]| [a.min(*c), b.min(*d)];
+            let of_kernel = |i: usize| all.iter().map(|own| &own[i]).fold([u32::MAX; 2], least);
+            let resident: Vec<_> = (0..all[0].len()).map(of_kernel).collect();
             let memory = LamportMemory::allocate(comm, capacity)?;
             let barriers = if has_barriers { resident[0][0] } else { 0 };
             let requirements = DevCommRequirements::new().lsa_barriers(barriers);

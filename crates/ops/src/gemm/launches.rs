@@ -109,7 +109,7 @@ pub(super) fn wide_config(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Opt
     let resident =
         compiled.resident_blocks::<kernels::gemm_wgmma<bf16>>(wide::THREADS, wide::SHARED)?;
     let (clusters, pairs) = (resident / wide::CLUSTER, wide_pairs(m, n));
-    // The kernel counts tiles in 32 bits.
+    // The kernel counts tiles in 32 bits, beyond the last one by up to the size of the grid.
     let possible = clusters > 0 && pairs <= u64::from(u32::MAX - resident);
     Ok(possible.then(|| wide_grid(clusters, pairs)))
 }
@@ -136,10 +136,11 @@ pub(super) fn room(compiled: &Kernels, context: &Context) -> Result<ResidentClus
     Ok(ResidentClusters([clusters(1)?, clusters(2)?, clusters(4)?, clusters(8)?]))
 }
 
-/// Allocates memory for the slices of all blocks that are resident.
+/// Allocates memory for the slices of all blocks that are resident, zeroed, as `arrived` must be.
 pub(super) fn slice_memory(compiled: &Kernels, context: &Context) -> Result<SliceMemory> {
     let tiles = SWAPPED_SLICED.iter().chain(&UNSWAPPED_SLICED).map(|kernels| kernels.tile);
     let largest = tiles.map(|(rows, columns)| (rows * columns) as usize).max().unwrap_or(1);
+    // An allocation is not empty, also on a GPU without room, which has no plan with slices.
     let blocks = room(compiled, context)?.0[0].max(1) as usize;
     Ok(SliceMemory { sums: context.alloc(blocks * largest)?, arrived: context.alloc(blocks)? })
 }
@@ -183,10 +184,12 @@ impl Prepared {
                     O::Wide::launch(args, config, &compiled.on(stream))
                 }
                 Self::Tiled(Tiled { config, is_swapped, division, slices, launch }) => {
+                    // The A of `gemm_unswapped`'s tiles is B.
                     let division = match is_swapped {
                         true => Division { constant_b, ..division },
                         false => Division { constant_a: constant_b, ..division },
                     };
+                    // On Hopper, where tiled plans are, there is memory.
                     let [sums, arrived] = memory.map_or([0; 2], |SliceMemory { sums, arrived }| {
                         [sums.device_address(), arrived.device_address()]
                     });
@@ -241,6 +244,7 @@ pub(crate) struct TileKernels<K: 'static, L: 'static> {
 pub(crate) struct TileKernel<K, L> {
     /// The element type, or the number of ranks, for which the kernel is.
     pub(crate) key: K,
+    /// [`resident`] for clusters of this number of blocks.
     pub(crate) resident: fn(&Kernels, &Context, u32) -> Result<[u32; 2]>,
     pub(crate) launch: L,
 }

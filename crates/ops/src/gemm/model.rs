@@ -19,6 +19,8 @@ impl ResidentClusters {
         Self([multiprocessors, of(66), of(30), of(15)])
     }
 
+    /// Returns how many clusters of this number of blocks are resident: at least one, as times are
+    /// divided by it.
     pub(super) fn clusters(self, blocks: u32) -> f64 {
         let [one, two, four, eight] = self.0;
         let clusters = match blocks {
@@ -105,7 +107,7 @@ pub(super) fn clocks(plan: GemmPlan, shape: [u32; 3], room: ResidentClusters) ->
 
 /// Returns the steps that a block loads at the same time, if the plan is possible.
 fn steps(plan: GemmPlan, tiling: Tiling, shape: [u32; 3], room: ResidentClusters) -> Option<u32> {
-    /// The dynamic shared memory of a block on Hopper.
+    /// The least dynamic shared memory that a block of these kernels may have on Hopper.
     const SHARED: u32 = 226 << 10;
     let Tiling { rows, columns, cluster, slices } = tiling;
     let tile_kernels = kernels_of(plan, (rows, columns))?;

@@ -17,9 +17,10 @@ pub enum GemmPlan {
     Portable,
     /// `gemm_wgmma`: on Hopper, tiles of 128 x 256.
     Wide,
-    /// `gemm_swapped`: on Hopper, for few rows.
+    /// `gemm_swapped`: on Hopper, for few rows. The factors change places: rows of B are the 64
+    /// rows of a `wgmma`, and rows of A its columns.
     Swapped(Tiling),
-    /// `gemm_unswapped`: on Hopper, for few columns.
+    /// `gemm_unswapped`: on Hopper, for few columns, by the same tiles without this exchange.
     Unswapped(Tiling),
 }
 
@@ -256,12 +257,14 @@ fn add_tiled(plans: &mut Vec<GemmPlan>, shape: [u32; 3], room: ResidentClusters,
         let Some((_, [m, n, k])) = plan.swapped(shape).filter(|_| plan.is_known()) else {
             continue;
         };
-        // If half of its rows are enough, a smaller tile is a candidate instead.
+        // From here on the rows are those of the swapped product. If half of a tile's rows are
+        // enough, a smaller tile is a candidate instead.
         let fits = rows == gemm_swapped::SHAPES[0].0 || rows / 2 < m;
         // The same number of smaller tiles is enough.
         let is_too_large = gemm_swapped::SHAPES.iter().any(|other| {
             other.1 == columns && other.0 < rows && m.div_ceil(other.0) == m.div_ceil(rows)
         });
+        // Tiles of fewer than 64 rows are for products of fewer rows.
         if !fits || is_too_large || rows < m.min(64) {
             continue;
         }
@@ -269,6 +272,7 @@ fn add_tiled(plans: &mut Vec<GemmPlan>, shape: [u32; 3], room: ResidentClusters,
         for cluster in clusters(tile).filter(|cluster| (cluster.down - 1) * rows < m) {
             plans.push(GemmPlan::of(is_swapped, tile, cluster, 1));
             let rounds = Rounds::of([rows, columns], cluster, [m, n].map(f64::from), room);
+            // All slices of all tiles are computed at the same time.
             let most = (room.clusters(cluster.blocks()) / rounds.tiles) as u32;
             let most = most.min(k / SLICE).min(MOST_SLICES);
             let sliced = (2..=most).map(|slices| GemmPlan::of(is_swapped, tile, cluster, slices));

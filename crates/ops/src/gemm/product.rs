@@ -261,6 +261,7 @@ pub(crate) struct Added<O> {
 }
 
 impl<O> Added<O> {
+    /// The product alone.
     pub(crate) const NOTHING: Self = Self { bias: None, activation: None, residual: None };
 
     /// Returns whether nothing is added.
@@ -273,6 +274,7 @@ impl<O> Added<O> {
         let address = |name, slice: &Option<_>, rows| {
             slice.as_ref().map_or(Ok(0), |slice| address(context, name, slice, rows, n))
         };
+        // An address of 0 stands for no such buffer, a `linear` of 0 for no activation.
         let [linear, cubic] = self.activation.map_or([0.0; 2], Activation::factors);
         Ok(FusedArgs {
             scale_a: 0,

@@ -283,6 +283,7 @@ impl Fusion for AllReduce {
         if wire != Wire::Bf16 {
             return how(if fills { wide } else { Plan::Strips }, wire.reason());
         }
+        // What each GPU sends in an all-reduce of C.
         let ranks = base.comm.n_ranks() as f64;
         let bytes = 2.0 * (ranks - 1.0) / ranks * m as f64 * n as f64 * size_of::<bf16>() as f64;
         if let Ok(few_rows) = self.few_rows(base, extents) {

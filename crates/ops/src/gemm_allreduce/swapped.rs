@@ -52,12 +52,13 @@ impl Swapped {
             Ok((compiled, resident))
         };
         let slots = |[m, n]: [usize; 2]| slots(m.min(MOST_ROWS), n);
-        let kernels = ExchangeKernels::new(base, "swapped", (&[], ""), slots, load, false)?;
+        let (any_ranks, has_barriers) = ((&[][..], ""), false);
+        let kernels = ExchangeKernels::new(base, "swapped", any_ranks, slots, load, has_barriers)?;
         let resident = tiles().map(|(tile, _)| tile).zip(kernels.resident.iter().copied());
         Ok(Self { resident: resident.collect(), kernels, index })
     }
 
-    /// Returns the clusters that are resident on all GPUs.
+    /// Returns the clusters that are resident on all GPUs, which are the same for all tiles.
     pub(super) fn room(&self) -> ResidentClusters {
         ResidentClusters([1, 2, 4, 8].map(|splits| {
             let cluster = Cluster { splits, across: 1, down: 1 };
@@ -71,7 +72,9 @@ impl Swapped {
         let fits = slots(m, n).is_some_and(|slots| slots <= self.kernels.memory.capacity());
         let tile_kernels = kernels_of(tile).filter(|_| fits && has_few_rows(extents))?;
         let resident = *self.resident.get(&tile)?;
-        let (division, config) = tile_kernels.divide(extents.array(), tile.2, 1, resident)?;
+        let ((.., cluster), slices) = (tile, 1);
+        let (division, config) = tile_kernels.divide(extents.array(), cluster, slices, resident)?;
+        // A block waits only for what the peers' blocks of its index send before they wait.
         Some((division, config.without_cooperation()))
     }
 }

@@ -79,7 +79,9 @@ impl Strategy<AllReduce> for Wide {
                 false => (&[2, 4, 8][..], "2, 4 or 8 ranks"),
             };
             let slots = |size| slots(size, ranks, self.wire);
-            let wide = ExchangeKernels::new(base, "wide", for_ranks, slots, load, ranks > 2)?;
+            let has_barriers = ranks > 2;
+            let wide = ExchangeKernels::new(base, "wide", for_ranks, slots, load, has_barriers)?;
+            // As many slots of 16 bytes as the messages have.
             let words = 4 * wide.memory.capacity() as usize;
             let own = is_f8.then(|| base.comm.mem_alloc(words)).transpose()?;
             Ok((wide, own))
@@ -101,6 +103,8 @@ impl Strategy<AllReduce> for Wide {
         let config = wide.wide_config(wide_pairs(m, n));
         let ExchangeKernels { compiled, dev_comm, memory, .. } = wide;
         let target = compiled.on(&base.stream);
+        // With two ranks a block waits only for what the peer's block of its index sends before it
+        // waits. With more, blocks of all ranks meet at barriers: all must run at the same time.
         let plain = config.without_cooperation();
         // SAFETY: the caller passes matrices that outlive the product, and orders the launches,
         // which use the memory that `prepare` allocates for these kernels.
