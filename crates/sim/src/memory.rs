@@ -156,6 +156,7 @@ impl Range {
     }
 }
 
+/// The number of entries in the cache of lookups is 2 to the power of this.
 const CACHE_BITS: u32 = 8;
 
 /// The registry of live memory, with a small cache of recent lookups.
@@ -303,7 +304,8 @@ impl Memory {
     /// live or freed.
     pub(crate) fn distance(&self, address: usize) -> Option<usize> {
         let far = |start: usize, end: usize| {
-            if address < start { start - address } else { (address + 1).saturating_sub(end) }
+            // The last byte of all addresses has no next one. No memory ends at 0.
+            if address < start { start - address } else { address.saturating_sub(end - 1) }
         };
         let (live, freed) = (self.live.borrow(), self.freed.borrow());
         let live = live.iter().map(|(start, live)| far(*start, live.end));
@@ -423,7 +425,7 @@ impl Allocation {
         let refused = |source| Error::Memory { bytes, ranks: 1, source };
         let (mapping, open) = Mapping::with_guard_pages(bytes).map_err(refused)?;
         mapping.protect(page, open, true).map_err(refused)?;
-        let start = page + open - bytes.next_multiple_of(BUFFER_ALIGN).min(open);
+        let start = page + open - bytes.next_multiple_of(BUFFER_ALIGN);
         let part = mapping.base().wrapping_add(start);
         memory.insert(part, bytes, gpus, owner);
         let memory = Rc::clone(memory);

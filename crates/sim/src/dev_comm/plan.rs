@@ -74,7 +74,9 @@ pub(super) struct GinPlan {
     pub(super) contexts: u32,
     pub(super) signals: u32,
     pub(super) counters: u32,
+    /// The depth of a queue, in operations.
     pub(super) depth: usize,
+    /// The buffer of the signals' shadows, those of context 0 first.
     pub(super) shadows: ResourceHandle,
     pub(super) barriers: Vec<BarrierSet>,
 }
@@ -207,13 +209,21 @@ impl Plan {
                 if contexts == 0 {
                     return refuse("a GIN connection without contexts");
                 }
-                let shadows = (contexts as usize).saturating_mul(allocator.signals as usize);
+                let (signals, counters) = (allocator.signals, allocator.counters);
+                // Kernels and the simulator number those of all contexts by 32 bits.
+                if contexts.checked_mul(signals.max(counters)).is_none() {
+                    return refuse(format!(
+                        "{contexts} GIN contexts with {signals} signals and {counters} counters \
+                        each"
+                    ));
+                }
+                let shadows = (contexts * signals) as usize;
                 let depth = config.gin_queue_depth;
                 Some(GinPlan {
                     stride,
                     contexts,
-                    signals: allocator.signals,
-                    counters: allocator.counters,
+                    signals,
+                    counters,
                     depth: if depth == 0 { QUEUE_DEPTH } else { depth } as usize,
                     shadows: allocator
                         .buffer(shadows.saturating_mul(size_of::<u64>()), RESOURCE_UNIT)?,

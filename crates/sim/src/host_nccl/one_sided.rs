@@ -77,7 +77,12 @@ impl Comm {
     pub(super) fn take_signals(&self, core: &Core, waits: &[SignalWait]) -> Option<Clock> {
         let mut signals = self.signals.borrow_mut();
         let arrived = |wait: &SignalWait| signals.get(&wait.signal).map_or(0, |state| state.count);
-        if waits.iter().any(|wait| arrived(wait) < wait.count) {
+        // A list may have several waits for one signal.
+        let needed = |wait: &SignalWait| -> u64 {
+            let alike = waits.iter().filter(|other| other.signal == wait.signal);
+            alike.map(|other| other.count).sum()
+        };
+        if waits.iter().any(|wait| arrived(wait) < needed(wait)) {
             return None;
         }
         let mut known = Clock::default();
