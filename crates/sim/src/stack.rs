@@ -83,6 +83,7 @@ impl Slab {
 
     /// Protects the lowest page of stacks, within the limit; gives the other stacks a canary.
     fn protect(&mut self, page: usize, max_protected: usize) -> io::Result<()> {
+        // The counter is all that threads share here, so `Relaxed` suffices.
         let taken = PROTECTED.fetch_add(self.stacks, Ordering::Relaxed);
         let allowed = max_protected.saturating_sub(taken).min(self.stacks);
         PROTECTED.fetch_sub(self.stacks - allowed, Ordering::Relaxed);

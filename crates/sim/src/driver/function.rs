@@ -301,7 +301,7 @@ impl Params {
         words.map(|&word| u64::from_ne_bytes(word) as usize)
     }
 
-    /// Returns the word at byte `offset` of parameter `index`.
+    /// Returns the word at byte `offset` of parameter `index`; 0 after the last parameter.
     fn word(&self, index: usize, offset: usize) -> usize {
         let bytes = self.bytes[self.starts[index]..].iter();
         let mut words = bytes.flat_map(|Aligned(bytes)| bytes.as_chunks().0);

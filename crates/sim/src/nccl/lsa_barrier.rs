@@ -179,6 +179,7 @@ impl Session {
                     seen: 0,
                 };
                 waits::until(thread, until, acquire_half(order), what, None, at);
+                // The other threads' epochs are not used: the first thread also closes.
                 self.epoch = target;
             }
             return coop.sync(thread, Some(self.call()), at);
@@ -257,7 +258,7 @@ pub(super) fn acquire_half(order: i32) -> Order {
     }
 }
 
-/// Returns whether a C++ memory order is release or stronger.
+/// Returns whether a C++ memory order is release or stronger: release, acq_rel or seq_cst.
 pub(super) fn releases(order: i32) -> bool {
     matches!(order, 3..=5)
 }

@@ -51,6 +51,9 @@ pub(crate) struct Sequence {
     ended: Option<EndedChains>,
 }
 
+/// The time of all accesses of an operation that is not a kernel.
+const OP_TIME: u32 = 1;
+
 /// The chains of sequences that have been dropped, with the number of the last operation.
 pub(super) type EndedChains = Rc<RefCell<Vec<(Chain, u32)>>>;
 
@@ -199,7 +202,7 @@ impl Races {
         }
         let agent = Agent::of_op(*op);
         let kind = Kind { writes, scope: None, is_async: false };
-        let stamp = Stamp::new(agent, 1, Default::default(), kind);
+        let stamp = Stamp::new(agent, OP_TIME, Default::default(), kind);
         let who = Accessor { clock, own: agent, all: 0, space: Space::Global, memo: None };
         let touched = self.touch_range(memory, address, bytes, stamp, &who);
         touched.map_err(|found| {
@@ -246,7 +249,8 @@ impl Races {
         self.new_op(sequence.chain, number as u32 + 1, info)
     }
 
-    /// Returns what is known after transfer `number` of a sequence and all before it.
+    /// Returns what is known after transfer `number` of a sequence and all before it; `u64::MAX`
+    /// stands for none.
     pub(crate) fn after(&self, clock: &Clock, sequence: &Sequence, number: u64) -> Clock {
         let mut clock = clock.clone();
         self.joins.end(&mut clock, sequence.chain, (number as u32).wrapping_add(1));
@@ -256,7 +260,7 @@ impl Races {
     /// Returns what is known after a transfer.
     pub(crate) fn after_op(&self, clock: &Clock, op: OpId) -> Clock {
         let mut clock = clock.clone();
-        clock.add(Agent::of_op(op), 1, &self.joins.places);
+        clock.add(Agent::of_op(op), OP_TIME, &self.joins.places);
         clock
     }
 
@@ -393,7 +397,7 @@ impl Races {
         let (op, mut start) = self.current(kernel);
         // The start of a kernel orders all that is known before accesses of all kinds, by all.
         start.fence_all();
-        // The operations that it knows have ended, so `passed` names them by chains, not by blocks.
+        // All that it knows has ended. `seen` names it by chains, so `passed` needs no blocks.
         let known = start.clone();
         self.joins.pass(&mut start, &known);
         if let Some(info) = self.ops.borrow_mut().get_mut(op.index()) {

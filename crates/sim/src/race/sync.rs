@@ -99,6 +99,7 @@ impl Races {
         }
     }
 
+    /// Records that a thread reads a word atomically.
     pub(super) fn read_word(
         &self,
         thread: &mut ThreadClock,
@@ -137,6 +138,7 @@ impl Races {
         }
     }
 
+    /// Records that a thread writes a word atomically: which releases the word carries from now on.
     pub(super) fn write_word(
         &self,
         thread: &mut ThreadClock,
@@ -194,6 +196,7 @@ impl Races {
             if scope == Scope::Sys {
                 self.joins.make_visible(&mut thread.clock, &clock);
             }
+            // An earlier fence is superseded, unless its scope is wider.
             thread.released.retain(|(other, _)| narrower(*other, scope) != *other);
             thread.released.push((scope, clock));
             thread.time += 1;

@@ -200,6 +200,7 @@ impl Queue {
             let known = match strong {
                 true => races.after(&operation.known, sequence, *number),
                 false => {
+                    // Number 0 minus 1 stands for no operation.
                     let flushed = races.after(&operation.known, sequence, flushed.wrapping_sub(1));
                     races.after_op(&flushed, op)
                 }
@@ -209,8 +210,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Returns the indices of the sent operations that may be delivered now: the first one, and the
-    /// first one with a signal if that signal is weak.
+    /// Returns the indices of the sent operations, of which there is one, that may be delivered
+    /// now: the first one, and the first one with a signal if that signal is weak.
     fn deliverable(&self) -> Vec<usize> {
         let unsignaled = self.sent.iter().take_while(|f| f.operation.signal.is_none()).count();
         let overtakes = self.sent.get(unsignaled).is_some_and(|flight| {
