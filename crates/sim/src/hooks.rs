@@ -115,6 +115,7 @@ impl Thread {
             gpus.traffic.access(&gpus.memory, gpu as usize, (address, bytes), access);
         }
         if self.updating.replace(false) {
+            // The update did change memory: the thread has not called `spin` since.
             gpus.progress();
         }
         // A thread that polls yields in `spin`.

@@ -370,7 +370,7 @@ impl Allocation {
         owner: impl Fn(usize) -> Owner,
     ) -> Result<Self> {
         let lens = gpus.iter().map(|_| bytes).collect();
-        let open = |mapping: &Mapping, _, offset, len| mapping.protect(offset, len, true);
+        let open = |mapping: &Mapping, _, offset, len| mapping.open(offset, len);
         Self::lay_out(memory, gpus, team, lens, owner, open, |_| None)
     }
 
@@ -424,7 +424,7 @@ impl Allocation {
         let page = page_size();
         let refused = |source| Error::Memory { bytes, ranks: 1, source };
         let (mapping, open) = Mapping::with_guard_pages(bytes).map_err(refused)?;
-        mapping.protect(page, open, true).map_err(refused)?;
+        mapping.open(page, open).map_err(refused)?;
         let start = page + open - bytes.next_multiple_of(BUFFER_ALIGN);
         let part = mapping.base().wrapping_add(start);
         memory.insert(part, bytes, gpus, owner);

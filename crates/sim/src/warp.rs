@@ -67,8 +67,8 @@ pub(crate) struct Warp {
     /// Lanes that have not ended.
     live: Cell<u32>,
     barriers: RefCell<Vec<WarpBarrier>>,
-    /// The words of the last complete exchange, which lanes may still read, and those that lanes
-    /// have given to the next one.
+    /// The words of the last complete exchange, which each lane reads before it takes part in the
+    /// next one, and the words that lanes have given to the next one.
     exchanged: Cell<Words>,
     words: Cell<Words>,
 }

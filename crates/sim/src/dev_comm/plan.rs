@@ -9,7 +9,8 @@ use crate::nccl::{BarrierSet, RESOURCE_UNIT, barrier_words};
 
 /// Upper bound on barriers, contexts, signals and counters.
 const MAX_COUNT: u32 = 1 << 20;
-/// Upper bound on a rank's resources, in bytes.
+/// Upper bound on a rank's resources, in bytes. In [`RESOURCE_UNIT`]s it fits in a handle, of 32
+/// bits.
 const MAX_BYTES: usize = 1 << 38;
 /// Default depth of a GIN queue, in operations.
 const QUEUE_DEPTH: u32 = 512;
@@ -71,6 +72,7 @@ pub(super) struct Plan {
 pub(super) struct GinPlan {
     /// Distance between connected ranks.
     pub(super) stride: u32,
+    /// The contexts, and the signals and counters of each. The products fit in 32 bits.
     pub(super) contexts: u32,
     pub(super) signals: u32,
     pub(super) counters: u32,

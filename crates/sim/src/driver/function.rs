@@ -203,7 +203,8 @@ impl Attributes {
         all
     }
 
-    /// Returns the blocks per cluster in a launch of `body`. Clusters extend in x only.
+    /// Returns the blocks per cluster in a launch of `body`: at most 8, CUDA's portable limit.
+    /// Clusters extend in x only.
     fn cluster_for(&self, body: &HostBody) -> CudaResult<u32> {
         match (self.cluster, body.cluster()) {
             (None, fixed) => Ok(fixed),
@@ -404,6 +405,7 @@ impl StreamOp for Kernel {
     fn poll(&mut self, core: &Core) -> Poll<()> {
         self.start(core, None);
         let Some(grid) = self.started else { return Poll::Pending };
+        // `is_done` forgets a grid that has ended.
         let clock = core.gpus.clock_of(grid);
         if !core.gpus.is_done(grid) {
             return Poll::Pending;

@@ -57,8 +57,9 @@ unsafe fn gpus_of<'a>(comm: *const DevComm) -> &'a Rc<[u32]> {
     &unsafe { view((*comm).resource_window) }.gpus
 }
 
-/// Returns the number of 32-bit words of `n` barriers for a team of `ranks`. A barrier has an epoch
-/// and an inbox for multimem, an epoch without multimem, and an inbox per rank.
+/// Returns the number of 32-bit words of `n` barriers for a team of `ranks`: first the epoch for
+/// multimem of each barrier, then the epoch without multimem of each, then the inbox for multimem
+/// of each, and last an inbox per rank of each.
 pub(crate) fn barrier_words(n: usize, ranks: usize) -> usize {
     3 * n + n * ranks
 }

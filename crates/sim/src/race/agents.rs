@@ -95,7 +95,8 @@ impl Barrier {
 
 impl Races {
     /// Returns the agent that performs the thread's next access, its time, and whether it uses the
-    /// asynchronous proxy.
+    /// asynchronous proxy. The time of an asynchronous access is the number, from 1, of the group
+    /// or of the `mbarrier`'s phase that it ends with.
     pub(super) fn performer(&self, thread: &ThreadClock, writes: bool) -> (Agent, u32, bool) {
         match thread.engine {
             Engine::Thread => (thread.here.agent, thread.time, false),

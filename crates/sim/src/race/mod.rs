@@ -44,7 +44,7 @@ pub(crate) use self::host::HostEvent;
 use self::host::Hosts;
 use self::memo::Memo;
 use self::ops::{EndedChains, OpInfo};
-pub(crate) use self::ops::{GridClock, Run, Sequence, Transfer};
+pub(crate) use self::ops::{GridClock, OpAccess, Run, Sequence, Transfer};
 pub use self::report::{Race, RaceAccess};
 use self::shadow::{Kind, NO_STAMP, NumberMap, PAGE, Shadow, Sites, Stamp, Word};
 use self::sync::{AtomicWord, Position, includes, releases};

@@ -54,6 +54,13 @@ pub(crate) struct Sequence {
 /// The time of all accesses of an operation that is not a kernel.
 const OP_TIME: u32 = 1;
 
+/// An access of an operation that is not a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OpAccess {
+    Read,
+    Write,
+}
+
 /// The chains of sequences that have been dropped, with the number of the last operation.
 pub(super) type EndedChains = Rc<RefCell<Vec<(Chain, u32)>>>;
 
@@ -195,12 +202,12 @@ impl Races {
         (op, clock): &(OpId, Clock),
         address: usize,
         bytes: usize,
-        writes: bool,
+        access: OpAccess,
     ) -> Result<(), Error> {
         if !self.on {
             return Ok(());
         }
-        let agent = Agent::of_op(*op);
+        let (agent, writes) = (Agent::of_op(*op), access == OpAccess::Write);
         let kind = Kind { writes, scope: None, is_async: false };
         let stamp = Stamp::new(agent, OP_TIME, Default::default(), kind);
         let who = Accessor { clock, own: agent, all: 0, space: Space::Global, memo: None };

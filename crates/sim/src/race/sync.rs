@@ -233,6 +233,7 @@ impl Races {
                 joined.add_all(thread.borrow().here.agent, last);
             }
         }
+        // The threads go on with equal times, so that one time stands for a block's.
         for thread in threads() {
             let mut thread = thread.borrow_mut();
             thread.all = joined.seen.all(thread.here.agent);
@@ -262,6 +263,7 @@ impl Races {
             self.joins.pass(&mut all, clock);
         }
         if is_known {
+            // The threads have met with the same clocks before.
             return;
         }
         for thread in threads() {
