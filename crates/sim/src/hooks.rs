@@ -108,14 +108,12 @@ impl Thread {
             }
         }
         if access == Access::ReadByOther {
-            // The other thread's `Read` of the same bytes is checked for races.
             return address;
         }
         if is_global {
             gpus.traffic.access(&gpus.memory, gpu as usize, (address, bytes), access);
         }
         if self.updating.replace(false) {
-            // The update did change memory: the thread has not called `spin` since.
             gpus.progress();
         }
         // A thread that polls yields in `spin`.

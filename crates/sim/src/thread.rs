@@ -79,7 +79,8 @@ pub(crate) struct Thread {
     pub(crate) wait: Cell<Wait>,
     /// Result of the last warp operation: a value, and whether a shuffle's source was in range.
     pub(crate) result: Cell<(u32, bool)>,
-    /// Whether the last access is a read-modify-write that may have changed memory.
+    /// Whether the last access is a read-modify-write that may have changed memory. (A thread whose
+    /// update changes nothing calls `spin` before its next access.)
     pub(crate) updating: Cell<bool>,
     /// Whether the thread is in a [named wait](crate::waits): [`state`](Self::state) describes it.
     pub(crate) waits: Cell<bool>,
