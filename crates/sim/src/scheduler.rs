@@ -72,6 +72,7 @@ struct BusyPeriod {
     /// Switches and processor time at the start.
     switches: u64,
     started: Duration,
+    /// The work, in steps, after which the time limit is checked next.
     next_check: u64,
     _watchdog: Watchdog,
 }

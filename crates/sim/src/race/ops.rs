@@ -45,6 +45,7 @@ pub(crate) enum Transfer {
 /// A sequence of operations that end in order, such as a stream, and the clock of its end.
 pub(crate) struct Sequence {
     chain: Chain,
+    /// The number of the last operation that has started.
     last: Cell<u32>,
     pub(crate) clock: RefCell<Clock>,
     /// The list that gets the chain when the sequence is dropped, if another one may continue it.
