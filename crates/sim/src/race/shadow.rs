@@ -42,7 +42,7 @@ const AGENT_BITS: u32 = 13;
 impl Stamp {
     #[inline]
     pub(super) fn new(agent: Agent, time: u32, site: SiteId, kind: Kind) -> Self {
-        // Blocks of very large grids share numbers.
+        // Blocks that are 2^20 apart share a number: races between them are not found.
         let block = u64::from(agent.block) & ((1 << BLOCK_BITS) - 1);
         let scope = match kind.scope {
             None => 0,

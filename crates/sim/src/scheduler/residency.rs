@@ -353,7 +353,8 @@ impl Scheduler {
 
     /// Frees the resources of a block whose last thread has ended.
     pub(super) fn end_block(&mut self, gpus: &Gpus, slot: usize) {
-        // No other reference is left: a cluster's are weak, and dropped before threads run.
+        // No other reference is left: a cluster has weak ones, and those made of them are dropped
+        // before threads run.
         let Some(Ok(block)) = self.blocks[slot].take().map(Rc::try_unwrap) else { return };
         if gpus.timeline.is_on() {
             gpus.timeline.extend(block.spans(gpus.timeline.now()));
